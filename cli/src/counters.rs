@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
-use farmem_protocol::counters::{self, MAGIC, NEAR_PROGRAMS, NearProgram, PROCESSES, percentile};
+use farmem_protocol::counters::{self, MAGIC, NEAR_PROGRAMS, NearProgram, PROCESSES, ROSTER_WORDS, percentile};
 use serde::Serialize;
 
 /// Declares the plain form of [`counters::Process`]: its counters, by their own names.
@@ -115,6 +115,8 @@ plain_counters! {
     runtime_bytes,
     /// Far memory with one copy where two were asked for, now.
     single_bytes,
+    /// Far memory of which both copies are in one failure domain, now.
+    together_bytes,
 }
 
 impl Counts {
@@ -334,8 +336,8 @@ pub fn hand_over(path: &Path, supervisor: u32) -> io::Result<()> {
 /// The file cannot be mapped, or the list is too long for it.
 pub fn tell_roster(path: &Path, nodes: &str) -> io::Result<()> {
     let file = fs::OpenOptions::new().read(true).write(true).open(path)?;
-    if nodes.len() > size_of::<[AtomicU64; 128]>() {
-        return Err(io::Error::other("the list is longer than 1024 bytes"));
+    if nodes.len() > size_of::<[AtomicU64; ROSTER_WORDS]>() {
+        return Err(io::Error::other("the list is longer than 4096 bytes"));
     }
     // Processes that look meanwhile find an odd number. The only writer is the run's supervisor.
     let mut word = [0; 8];
@@ -343,7 +345,7 @@ pub fn tell_roster(path: &Path, nodes: &str) -> io::Result<()> {
     let before = u64::from_le_bytes(word);
     let change = |now: u64| file.write_all_at(&now.to_le_bytes(), offset_of!(counters::File, roster_changes) as u64);
     change(before + 1)?;
-    let mut text = [0; size_of::<[AtomicU64; 128]>()];
+    let mut text = [0; size_of::<[AtomicU64; ROSTER_WORDS]>()];
     text[..nodes.len()].copy_from_slice(nodes.as_bytes());
     file.write_all_at(&text, offset_of!(counters::File, roster) as u64)?;
     change(before + 2)

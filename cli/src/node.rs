@@ -218,6 +218,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         rdma: options.rdma.clone(),
         quota: options.quota.map(|quota| quota.bytes(ram)),
         compute: options.compute,
+        domain: options.rack.domain.unwrap_or_default(),
         // systemd gives a service a directory of its own. Where there is none the node works all
         // the same, and top does not show it.
         status_dir: std::env::var_os("RUNTIME_DIRECTORY").map(PathBuf::from).or_else(|| runtime_dir::own().ok()),

@@ -69,8 +69,24 @@ pub struct Want {
 /// The nodes of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Given {
-    /// Where they are reached.
-    pub nodes: Vec<String>,
+    /// In the order in which they were given.
+    pub nodes: Vec<GivenNode>,
+}
+
+impl Given {
+    /// Where the nodes are reached.
+    pub fn addresses(&self) -> Vec<&str> {
+        self.nodes.iter().map(|node| node.at.as_str()).collect()
+    }
+}
+
+/// A node that a run is given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenNode {
+    /// Where it is reached.
+    pub at: String,
+    /// Its failure domain.
+    pub domain: String,
 }
 
 /// The rack as a whole.
@@ -118,6 +134,8 @@ pub struct RunView {
     pub host: String,
     /// The names of its nodes.
     pub nodes: Vec<String>,
+    /// It wants its memory in several failure domains, and its nodes are in fewer.
+    pub crowded: bool,
 }
 
 /// Something that happened.

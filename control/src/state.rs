@@ -16,7 +16,7 @@
 //! A node that is down is given to no run. Runs that have it keep it until they find out by
 //! themselves: the host process has the last word about its bytes.
 
-use crate::api::{Beat, EventView, Given, LONGEST, MOST, NodeView, Orders, Rack, RunView, Want};
+use crate::api::{Beat, EventView, Given, GivenNode, LONGEST, MOST, NodeView, Orders, Rack, RunView, Want};
 use farmem_protocol::placement::Weights;
 use farmem_protocol::random::Random;
 use serde::{Deserialize, Serialize};
@@ -175,6 +175,8 @@ impl Node {
 
 struct Run {
     host: String,
+    /// Failure domains that it wants.
+    domains: u32,
     nodes: Vec<String>,
     asked: Duration,
 }
@@ -269,7 +271,7 @@ impl State {
     /// [`Refusal::Malformed`], [`Refusal::NameTaken`].
     pub fn beat(&mut self, now: Duration, beat: Beat, actions: &mut Vec<Action>) -> Result<Orders, Refusal> {
         name_is_good("name", &beat.name)?;
-        name_is_good("domain", &beat.domain)?;
+        farmem_protocol::node::domain(&beat.domain).map_err(|e| Refusal::Malformed(e.to_string()))?;
         let address = beat.listen.first().filter(|at| is_text(at)).cloned();
         let Some(address) = address.filter(|_| beat.listen.len() <= MOST) else {
             return Err(Refusal::Malformed("a node needs an address that other machines reach it by".into()));
@@ -366,12 +368,13 @@ impl State {
     }
 
     /// Nodes for a run: those that it has and may keep, then others until they lie in as many
-    /// domains as it wants and have [`HEADROOM`] free together, as far as there are such nodes.
-    /// `random` is drawn anew for each call.
+    /// domains as it wants and have [`HEADROOM`] free together, as far as there are such nodes. A
+    /// run that goes on while too few domains are left is given as many nodes of one instead: two
+    /// copies in one domain are better than one. `random` is drawn anew for each call.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`]; [`Refusal::NoNode`] where not one can be given, or fewer domains
-    /// than are wanted.
+    /// [`Refusal::Malformed`]; [`Refusal::NoNode`] where not one can be given, or, to a run that
+    /// begins, fewer domains than are wanted.
     pub fn want(&mut self, now: Duration, want: &Want, random: u64) -> Result<Given, Refusal> {
         name_is_good("run", &want.run)?;
         name_is_good("host", &want.host)?;
@@ -385,27 +388,43 @@ impl State {
         }
         let mut free: u64 = chosen.iter().map(|name| self.nodes[name].free()).sum();
         let mut random = Random::new(random);
+        let goes_on = !want.held.is_empty();
         while chosen.len() < MOST {
-            let domains: BTreeSet<&str> = chosen.iter().map(|name| self.nodes[name].domain.as_str()).collect();
+            let domains = self.domains_of(&chosen);
             let lacks_domains = domains.len() < want.domains as usize;
             if !lacks_domains && !chosen.is_empty() && free >= HEADROOM {
                 break;
             }
             let avoided = if lacks_domains { domains } else { BTreeSet::new() };
             let may = |name: &String| !chosen.contains(name) && !avoided.contains(self.nodes[name].domain.as_str());
-            let Some(name) = self.drawn(&mut random, may) else { break };
+            let mut drawn = self.drawn(&mut random, may);
+            if drawn.is_none() && goes_on && lacks_domains && (chosen.len() < want.domains as usize || free < HEADROOM)
+            {
+                drawn = self.drawn(&mut random, |name| !chosen.contains(name));
+            }
+            let Some(name) = drawn else { break };
             let node = self.nodes.get_mut(&name).expect("drawn from the nodes");
             free += node.free();
             node.placed = node.placed.saturating_add(HEADROOM);
             chosen.push(name);
         }
-        let domains: BTreeSet<&str> = chosen.iter().map(|name| self.nodes[name].domain.as_str()).collect();
-        if chosen.is_empty() || domains.len() < want.domains as usize {
+        let domains = self.domains_of(&chosen);
+        if chosen.is_empty() || domains.len() < want.domains as usize && !goes_on {
             return Err(Refusal::NoNode(self.why_none(domains.len(), want.domains)));
         }
-        let nodes = chosen.iter().map(|name| self.nodes[name].address.clone()).collect();
-        self.runs.insert(want.run.clone(), Run { host: want.host.clone(), nodes: chosen, asked: now });
+        let given = |name: &String| {
+            let node = &self.nodes[name];
+            GivenNode { at: node.address.clone(), domain: node.domain.clone() }
+        };
+        let nodes = chosen.iter().map(given).collect();
+        let run = Run { host: want.host.clone(), domains: want.domains, nodes: chosen, asked: now };
+        self.runs.insert(want.run.clone(), run);
         Ok(Given { nodes })
+    }
+
+    /// The failure domains of nodes, of those that the rack still has.
+    fn domains_of(&self, names: &[String]) -> BTreeSet<&str> {
+        names.iter().filter_map(|name| self.nodes.get(name)).map(|node| node.domain.as_str()).collect()
     }
 
     /// A node with room, by the rule of two draws, that `may` be given.
@@ -486,8 +505,12 @@ impl State {
             write_rate: node.rates.1,
             heard_ms: node.heard.map(|heard| now.saturating_sub(heard).as_millis() as u64),
         };
-        let run =
-            |(run, of): (&String, &Run)| RunView { run: run.clone(), host: of.host.clone(), nodes: of.nodes.clone() };
+        let run = |(run, of): (&String, &Run)| RunView {
+            run: run.clone(),
+            host: of.host.clone(),
+            nodes: of.nodes.clone(),
+            crowded: self.domains_of(&of.nodes).len() < of.domains as usize,
+        };
         let event = |(when, what): &(Duration, String)| EventView {
             ago_s: now.saturating_sub(*when).as_secs(),
             what: what.clone(),

@@ -39,7 +39,7 @@ mod verbs;
 pub mod words;
 
 pub use error::{ConnectError, GrantError, Lost, Refusal, RegionError, WindowError};
-pub use farmem_protocol::node::{BadAddress, NodeAddr};
+pub use farmem_protocol::node::{BadAddress, BadDomain, BadNode, NodeAddr, RunNode};
 pub use fork::ForkTicket;
 pub use queue::{Bind, Completion, QueuePair, Waiter, any_away};
 pub use session::{ConnectOptions, Identity, Region, RunId, Session, Slab, Transport, Trust};

@@ -33,6 +33,7 @@ use farmem_nic::{MAX_CONNECTIONS, Nic};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::place::BLOCK_BYTES;
 use farmem_protocol::nbd;
+use farmem_protocol::node::Domain;
 use farmem_protocol::units::bytes;
 use farmem_sys::group::Groups;
 use farmem_sys::process;
@@ -73,6 +74,8 @@ pub struct Config {
     pub quota: Option<u64>,
     /// Functions near memory that may run at a time; 0: none, each is refused.
     pub compute: usize,
+    /// The failure domain that members are told. Empty: none.
+    pub domain: Domain,
     /// A private directory for the status file by which `farmem top` finds the node, and for a Unix socket by which
     /// programs on this machine map its memory where [`listen`](Config::listen) names none.
     pub status_dir: Option<PathBuf>,
@@ -93,6 +96,7 @@ impl Config {
             rdma: Rdma::Off,
             quota: None,
             compute: 0,
+            domain: Domain::EMPTY,
             status_dir: None,
         }
     }
@@ -217,6 +221,7 @@ impl Node {
             secret
         });
         let mut nic = nic.over(card);
+        nic.domain = config.domain;
         // The rest is for slabs, and what members on this machine map.
         let most = usize::try_from(descriptors / 2).unwrap_or(usize::MAX);
         nic.connections = Table::new(most.clamp(FEW_CONNECTIONS, MAX_CONNECTIONS));

@@ -11,9 +11,11 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a counters file: `farmem` and the layout's version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x09");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x0a");
 /// Process slots in a counters file.
 pub const PROCESSES: usize = 64;
+/// Words of the text of a run's nodes: room for 64 with domains of 40 bytes.
+pub const ROSTER_WORDS: usize = 512;
 /// Near programs that a counters file names; others are counted together.
 pub const NEAR_PROGRAMS: usize = 16;
 
@@ -35,8 +37,9 @@ pub struct File {
     pub nodes: [AtomicU64; 16],
     /// Changes of the run's nodes since it began, twice; odd while `roster` is being written.
     pub roster_changes: AtomicU64,
-    /// The nodes since the last change, as addresses that need no resolver, comma separated.
-    pub roster: [AtomicU64; 128],
+    /// The nodes since the last change, as addresses that need no resolver with their failure domains, comma
+    /// separated.
+    pub roster: [AtomicU64; ROSTER_WORDS],
     /// How the run ended when the runtime ended it: the one line that was printed, zero padded.
     pub last_words: [AtomicU64; 64],
     /// Programs of the run that have no far memory.
@@ -226,6 +229,8 @@ pub struct Process {
     pub runtime_bytes: AtomicU64,
     /// Level: far memory that has one copy where two were asked for, in whole slabs, bytes.
     pub single_bytes: AtomicU64,
+    /// Level: far memory of which both copies are in one failure domain, in whole slabs, bytes.
+    pub together_bytes: AtomicU64,
     /// Latency of demand faults, in ns.
     pub latency: Histogram,
 }

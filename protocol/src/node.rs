@@ -1,7 +1,8 @@
 //! How bytes get to a node, and where it listens, as people write it: `host:7411`, `[::1]:7411`,
 //! `unix:/run/farmem.sock`.
+//! A run may name the failure domain, too: `host:7411@rack7/shelf2`.
 
-use crate::wire::MAX_PATH;
+use crate::wire::{MAX_PATH, Text};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -67,6 +68,81 @@ fn is_host(host: &str) -> bool {
     }
 }
 
+/// A failure domain: nodes of one domain may be lost together. Empty: not named.
+pub type Domain = Text<64>;
+
+/// Why a text is not the name of a failure domain.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "{0:?} is no name of a failure domain: write 1 to 64 bytes without spaces, commas, semicolons and @, as rack7/shelf2"
+)]
+pub struct BadDomain(pub String);
+
+/// Reads the name of a failure domain.
+///
+/// # Errors
+/// It is empty or too long, or contains what separates names in lists.
+pub fn domain(text: &str) -> Result<Domain, BadDomain> {
+    let plain = !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || ",;@".contains(c));
+    Text::exact(text).filter(|_| plain).ok_or_else(|| BadDomain(text.into()))
+}
+
+/// A node as a run names it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RunNode {
+    /// Where it is reached.
+    pub at: NodeAddr,
+    /// Its failure domain, as the run was told it. Empty: as the node itself says.
+    pub domain: Domain,
+}
+
+impl RunNode {
+    /// The address and the domain in a text of the form `ADDRESS@DOMAIN`. A path may contain an @.
+    pub fn split(text: &str) -> (&str, Option<&str>) {
+        match text.split_once('@').filter(|_| !text.starts_with("unix:")) {
+            Some((at, domain)) => (at, Some(domain)),
+            None => (text, None),
+        }
+    }
+}
+
+impl From<NodeAddr> for RunNode {
+    fn from(at: NodeAddr) -> RunNode {
+        RunNode { at, domain: Domain::EMPTY }
+    }
+}
+
+/// Why a text does not name a node.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BadNode {
+    /// Its address.
+    #[error("{0}")]
+    Address(#[from] BadAddress),
+    /// Its failure domain.
+    #[error("{0}")]
+    Domain(#[from] BadDomain),
+}
+
+impl FromStr for RunNode {
+    type Err = BadNode;
+
+    fn from_str(text: &str) -> Result<Self, BadNode> {
+        let (at, named) = RunNode::split(text);
+        let named = named.map(domain).transpose()?.unwrap_or(Domain::EMPTY);
+        Ok(RunNode { at: at.parse()?, domain: named })
+    }
+}
+
+impl fmt::Display for RunNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.at)?;
+        if !self.domain.is_empty() {
+            write!(f, "@{}", self.domain)?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for NodeAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -79,6 +155,18 @@ impl fmt::Display for NodeAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_domain_stands_behind_the_address() {
+        for good in ["h:1", "h:1@rack7/shelf2", "[::1]:7411@a", "unix:/run/a@b"] {
+            assert_eq!(good.parse::<RunNode>().unwrap().to_string(), good);
+        }
+        assert!("unix:/run/a@b".parse::<RunNode>().unwrap().domain.is_empty());
+        let long = format!("h:1@{}", "x".repeat(65));
+        for bad in ["h:1@", "h@d", "h:1@a@b", "h:1@a b", "h:1@a;b", "h:1@a\nb", &long] {
+            assert!(bad.parse::<RunNode>().is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn addresses_read_back() {

@@ -14,6 +14,6 @@ pub mod mask;
 pub mod spec;
 
 pub use choice::{Choice, Dirty, Faults, Prefetch, Protect};
-pub use farmem_protocol::node::{NodeAddr, Transport};
+pub use farmem_protocol::node::{NodeAddr, RunNode, Transport};
 pub use mask::{Feature, Mask};
 pub use spec::{BadSpec, RunSpec, Unwritable};

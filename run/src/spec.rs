@@ -11,7 +11,7 @@
 
 use crate::choice::{Choice, Dirty, Faults, Prefetch, Protect};
 use crate::mask::Mask;
-use farmem_protocol::node::{NodeAddr, Transport};
+use farmem_protocol::node::{BadNode, RunNode, Transport};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub struct RunSpec {
     /// The limit on each process's resident far memory, bytes.
     pub local: u64,
     /// Its nodes.
-    pub nodes: Vec<NodeAddr>,
+    pub nodes: Vec<RunNode>,
     /// Something relays between this host and a node.
     pub relayed: bool,
     /// Its nodes may change: the counters file has them.
@@ -246,15 +246,15 @@ fn name(value: &str) -> Option<[u8; 16]> {
     u128::from_str_radix(value, 16).ok().filter(|_| is_name).map(u128::to_be_bytes)
 }
 
-fn nodes_text(nodes: &[NodeAddr]) -> Result<String, Unwritable> {
-    let each: Vec<String> = nodes.iter().map(NodeAddr::to_string).collect();
+fn nodes_text(nodes: &[RunNode]) -> Result<String, Unwritable> {
+    let each: Vec<String> = nodes.iter().map(RunNode::to_string).collect();
     match each.iter().find(|node| node.contains(',')) {
         Some(node) => Err(Unwritable { key: "node", value: node.clone() }),
         None => Ok(each.join(",")),
     }
 }
 
-fn nodes(value: &str) -> Result<Vec<NodeAddr>, farmem_protocol::node::BadAddress> {
+fn nodes(value: &str) -> Result<Vec<RunNode>, BadNode> {
     match value {
         "" => Ok(Vec::new()),
         list => list.split(',').map(str::parse).collect(),

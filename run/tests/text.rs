@@ -1,6 +1,8 @@
 //! Every run's settings are read as they were written, and nothing else is read, or ends badly.
 
-use farmem_run::{Choice, Dirty, Faults, Feature, Mask, NodeAddr, Prefetch, Protect, RunSpec, Transport, Unwritable};
+use farmem_run::{
+    Choice, Dirty, Faults, Feature, Mask, NodeAddr, Prefetch, Protect, RunNode, RunSpec, Transport, Unwritable,
+};
 use proptest::prelude::*;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,12 +24,19 @@ fn node() -> impl Strategy<Value = NodeAddr> {
     ]
 }
 
+fn run_node() -> impl Strategy<Value = RunNode> {
+    (node(), "([a-z0-9/-]{1,20})?").prop_map(|(at, domain)| match at {
+        NodeAddr::Tcp(_) => RunNode { at, domain: farmem_protocol::wire::Text::new(&domain) },
+        NodeAddr::Shm(_) => at.into(),
+    })
+}
+
 fn path() -> impl Strategy<Value = Option<String>> {
     proptest::option::of("/[^;\\x00]{0,30}")
 }
 
 fn spec() -> impl Strategy<Value = RunSpec> {
-    let nodes = proptest::collection::vec(node(), 0..4);
+    let nodes = proptest::collection::vec(run_node(), 0..4);
     let numbers = (any::<[u8; 16]>(), any::<u64>(), any::<u64>(), any::<Option<u64>>());
     let choices = (choice::<Transport>(), choice::<Faults>(), choice::<Prefetch>(), choice::<Dirty>(), mask());
     (numbers, nodes, choices, any::<[bool; 4]>(), choice::<Protect>(), [path(), path(), path(), path()]).prop_map(
@@ -138,7 +147,7 @@ fn each_mistake_has_its_own_words() {
 #[test]
 fn what_separates_settings_is_not_carried() {
     let with = |node: &str, trace: &str| RunSpec {
-        nodes: vec![NodeAddr::Shm(node.into())],
+        nodes: vec![NodeAddr::Shm(node.into()).into()],
         trace: Some(trace.into()),
         ..RunSpec::default()
     };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use farmem_tests::compile;
-use farmem_tests::farmem::{Node, binary, free_port};
+use farmem_tests::farmem::{Node, binary, counter, free_port, split_stats};
 use farmem_tests::process::{self, Running, TempDir, eventually};
 use serde_json::Value;
 
@@ -79,11 +79,30 @@ impl Controller {
 
     /// A program that checks and rewrites its memory until SIGUSR1.
     fn work(&self) -> Result<Running> {
-        let mut command = Command::new(binary());
-        command.args(["run", "--no-settings", "--local", "8M", "--stats", "none", "--controller", &self.at, "--"]);
-        command.arg(compile::c("keeps_checking", &[])?).args(["48", "2"]);
-        process::spawn(command)
+        working(&["--stats", "none", "--controller", &self.at])
     }
+}
+
+/// Such a program, run so.
+fn working(options: &[&str]) -> Result<Running> {
+    let mut command = Command::new(binary());
+    command.args(["run", "--no-settings", "--local", "8M"]).args(options).arg("--");
+    command.arg(compile::c("keeps_checking", &[])?).args(["48", "2"]);
+    process::spawn(command)
+}
+
+fn is_ready(work: &Running) -> Result<()> {
+    let ready = || String::from_utf8_lossy(&work.stdout()).contains("ready");
+    ensure!(eventually(LIMIT, ready), "{}", work.stderr());
+    Ok(())
+}
+
+/// Ends it; what it said on standard error.
+fn ends_sound(work: Running) -> Result<String> {
+    work.signal(libc::SIGUSR1);
+    let outcome = work.wait(LIMIT)?.success()?;
+    ensure!(outcome.stdout_tail().contains("sound"), "{outcome:?}");
+    Ok(outcome.stderr)
 }
 
 #[test]
@@ -91,8 +110,7 @@ fn a_node_is_drained_while_a_program_works_and_its_controller_dies() -> Result<(
     let mut rack = Controller::start()?;
     let (first, second) = (rack.node("first", "shelf1")?, rack.node("second", "shelf2")?);
     let work = rack.work()?;
-    let ready = || String::from_utf8_lossy(&work.stdout()).contains("ready");
-    ensure!(eventually(LIMIT, ready), "{}", work.stderr());
+    is_ready(&work)?;
     let lent = |rack: &Controller, name: &str| rack.of(name, "lent").is_ok_and(|lent| lent.as_u64() > Some(0));
     ensure!(eventually(LIMIT, || lent(&rack, "first") || lent(&rack, "second")), "{}", work.stderr());
     let (full, other) = if lent(&rack, "first") { ("first", "second") } else { ("second", "first") };
@@ -101,12 +119,62 @@ fn a_node_is_drained_while_a_program_works_and_its_controller_dies() -> Result<(
     rack.again()?;
     rack.until(full, "empty")?;
     ensure!(lent(&rack, other) && work.alive(), "{}", rack.rack()?);
-    work.signal(libc::SIGUSR1);
-    let outcome = work.wait(LIMIT)?.success()?;
-    ensure!(outcome.stdout_tail().contains("sound"), "{outcome:?}");
+    ends_sound(work)?;
     rack.farmem(&["undrain", full])?.success()?;
     rack.until(full, "up")?;
     drop((first, second));
+    Ok(())
+}
+
+/// Copies are never in one failure domain while another has room. When the last node of the other domain goes they are
+/// made there all the same, which is said; they move apart when it is back.
+#[test]
+fn a_mirror_keeps_to_two_failure_domains() -> Result<()> {
+    let rack = Controller::start()?;
+    let _shelf1 = (rack.node("first", "shelf1")?, rack.node("second", "shelf1")?);
+    let _shelf2 = rack.node("third", "shelf2")?;
+    let work = working(&["--stats", "none", "--transport", "tcp", "--protect", "mirror", "--controller", &rack.at])?;
+    is_ready(&work)?;
+    let lent = |name: &str| rack.of(name, "lent").map(|lent| lent.as_u64().unwrap_or(0));
+    let apart = || Ok::<_, anyhow::Error>(lent("third")? > 0 && lent("first")? + lent("second")? == lent("third")?);
+    ensure!(eventually(LIMIT, || apart().unwrap_or(false)), "{}", rack.rack()?);
+    let says = |text: &str| eventually(LIMIT, || work.stderr().contains(text));
+    rack.farmem(&["drain", "third"])?.success()?;
+    ensure!(says("are in failure domain shelf1: no node of another has room"), "{}", work.stderr());
+    let shown = rack.farmem(&["status"])?.success()?;
+    ensure!(shown.stdout_tail().contains("(in one failure domain"), "{shown:?}");
+    rack.farmem(&["undrain", "third"])?.success()?;
+    ensure!(says("are in two failure domains again"), "{}", work.stderr());
+    ensure!(eventually(LIMIT, || apart().unwrap_or(false)), "{}", rack.rack()?);
+    ends_sound(work)?;
+    Ok(())
+}
+
+/// Without a controller nodes say their domains themselves; what the run says outweighs that.
+#[test]
+fn nodes_say_their_failure_domains_and_runs_know_better() -> Result<()> {
+    let domains = ["shelf1", "shelf1", "shelf2"];
+    let nodes = domains.iter().map(|domain| Node::start("256M", &["--domain", domain])).collect::<Result<Vec<_>>>()?;
+    for (named, together) in [("", false), ("@rack7", true)] {
+        let mut options = vec!["--stats".into(), "json".into(), "--transport".into(), "tcp".into()];
+        options.extend(["--protect".into(), "mirror".into()]);
+        for node in &nodes {
+            options.extend(["--node".into(), format!("{}{named}", node.by_tcp())]);
+        }
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        let work = working(&options)?;
+        is_ready(&work)?;
+        let told = || work.stderr().contains("are in failure domain rack7");
+        if together {
+            ensure!(eventually(LIMIT, told), "{}", work.stderr());
+        }
+        // A level is published once a second.
+        std::thread::sleep(Duration::from_millis(1500));
+        ensure!(told() == together, "{}", work.stderr());
+        let (stats, said) = split_stats(&ends_sound(work)?);
+        let bytes = counter(&stats.context("no figures")?, "together_bytes");
+        ensure!((bytes > 0) == together, "{bytes}: {said}");
+    }
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use farmem_control::client::Client;
 use farmem_fabric::NodeAddr;
 use farmem_memory::Node;
 use farmem_nic::Nic;
+use farmem_protocol::node::Domain;
 use farmem_sys::process;
 
 use crate::failure::Failure;
@@ -23,9 +24,10 @@ pub struct Rack {
     #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
     pub controller: Option<String>,
 
-    /// What can be lost together with this node, as rack7/shelf2: copies lie in different ones [default: the host]
-    #[arg(long, value_name = "DOMAIN", requires = "controller")]
-    pub domain: Option<String>,
+    /// What can be lost together with this node, as rack7/shelf2: copies lie in different ones. Programs are told it, too
+    /// [default in a rack: the host]
+    #[arg(long, value_name = "DOMAIN", value_parser = farmem_protocol::node::domain)]
+    pub domain: Option<Domain>,
 
     /// What the rack calls this node [default: the host's name]
     #[arg(long, value_name = "NAME", requires = "controller")]
@@ -55,7 +57,7 @@ impl Rack {
         let about = Beat {
             name: self.name.clone().unwrap_or_else(|| host.clone()),
             incarnation: super::random()?,
-            domain: self.domain.clone().unwrap_or(host),
+            domain: self.domain.unwrap_or_else(|| Domain::new(&host)).to_string(),
             listen,
             lends: 0,
             lent: 0,

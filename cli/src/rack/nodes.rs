@@ -4,13 +4,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use farmem_control::api::Want;
+use farmem_control::api::{GivenNode, Want};
 use farmem_control::client::{AskError, Client};
-use farmem_fabric::NodeAddr;
+use farmem_fabric::{NodeAddr, RunNode};
 use farmem_sys::process;
 
 use crate::failure::Failure;
-use crate::run::{RunName, node_named};
+use crate::run::{RunName, run_node};
 
 /// How often a run asks.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -33,20 +33,22 @@ impl Asker {
     ///
     /// # Errors
     /// No controller, or it has none to give.
-    pub fn first(&mut self) -> Result<Vec<NodeAddr>, Failure> {
+    pub fn first(&mut self) -> Result<Vec<RunNode>, Failure> {
         self.ask().map_err(|e| Failure::no_node(format!("--controller: {e}")))?.ok_or_else(|| {
             Failure::no_node(format!("--controller {}: it gave no address that can be used", self.client.address()))
         })
     }
 
     /// Asks, and gives the nodes as they are now. None: an answer that makes no sense.
-    fn ask(&mut self) -> Result<Option<Vec<NodeAddr>>, AskError> {
+    fn ask(&mut self) -> Result<Option<Vec<RunNode>>, AskError> {
         let given = self.client.want(&self.want)?.nodes;
-        let nodes: Result<Vec<_>, _> = given.iter().map(|at| node_named(at)).collect();
-        let nodes =
-            nodes.ok().filter(|nodes| !nodes.is_empty() && nodes.iter().all(|at| matches!(at, NodeAddr::Tcp(_))));
+        let node =
+            |given: &GivenNode| run_node(&format!("{}@{}", given.at, given.domain)).or_else(|_| run_node(&given.at));
+        let nodes: Result<Vec<_>, _> = given.iter().map(node).collect();
+        let by_tcp = |node: &RunNode| matches!(node.at, NodeAddr::Tcp(_));
+        let nodes = nodes.ok().filter(|nodes| !nodes.is_empty() && nodes.iter().all(by_tcp));
         if nodes.is_some() {
-            self.want.held = given;
+            self.want.held = given.into_iter().map(|node| node.at).collect();
         }
         Ok(nodes)
     }
@@ -60,7 +62,7 @@ impl Asker {
         Followed { latest }
     }
 
-    fn keep_asking(mut self, latest: &Mutex<Option<Vec<NodeAddr>>>) {
+    fn keep_asking(mut self, latest: &Mutex<Option<Vec<RunNode>>>) {
         let mut trouble = None::<String>;
         loop {
             std::thread::sleep(ASK_EVERY);
@@ -89,12 +91,12 @@ impl Asker {
 
 /// What the controller says while the run goes on.
 pub struct Followed {
-    latest: Arc<Mutex<Option<Vec<NodeAddr>>>>,
+    latest: Arc<Mutex<Option<Vec<RunNode>>>>,
 }
 
 impl Followed {
     /// The nodes, if they have changed since the last look.
-    pub fn changed(&self) -> Option<Vec<NodeAddr>> {
+    pub fn changed(&self) -> Option<Vec<RunNode>> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }

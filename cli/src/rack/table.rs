@@ -37,7 +37,8 @@ fn text(rack: &Rack) -> String {
     }
     let mut out = units::aligned(&rows);
     for run in &rack.runs {
-        out += &format!("run {} on {}: {}\n", run.run, run.host, run.nodes.join(", "));
+        let crowded = if run.crowded { " (in one failure domain: no node of another has room)" } else { "" };
+        out += &format!("run {} on {}: {}{crowded}\n", run.run, run.host, run.nodes.join(", "));
     }
     out
 }

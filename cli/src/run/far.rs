@@ -14,7 +14,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use farmem_fabric::session::names_of;
-use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport, Trust};
+use farmem_fabric::{ConnectOptions, NodeAddr, RunNode, Session, Transport, Trust};
 
 use crate::failure::Failure;
 
@@ -33,9 +33,16 @@ pub fn node(text: &str) -> Result<NodeAddr, String> {
     }
 }
 
-/// Addresses as the counters file has them.
-pub fn list(nodes: &[NodeAddr]) -> String {
-    let each: Vec<String> = nodes.iter().map(NodeAddr::to_string).collect();
+/// Reads a node for a run, with its failure domain if it has one: `HOST:PORT@DOMAIN`.
+pub fn run_node(text: &str) -> Result<RunNode, String> {
+    let (at, domain) = RunNode::split(text);
+    let domain = domain.map(farmem_protocol::node::domain).transpose().map_err(|e| e.to_string())?;
+    Ok(RunNode { at: node(at)?, domain: domain.unwrap_or_default() })
+}
+
+/// Nodes as the counters file has them.
+pub fn list(nodes: &[RunNode]) -> String {
+    let each: Vec<String> = nodes.iter().map(|node| node.at.to_string()).collect();
     each.join(",")
 }
 
@@ -81,7 +88,7 @@ impl FromStr for RunName {
 /// A run's nodes, reached.
 pub struct Far {
     options: ConnectOptions,
-    nodes: Vec<NodeAddr>,
+    nodes: Vec<RunNode>,
     sessions: Vec<Session>,
 }
 
@@ -89,7 +96,7 @@ impl Far {
     /// Reaches every node, or says which one cannot be used and why. `program`: its command, of
     /// which nodes are told the name alone.
     pub fn connect(
-        nodes: &[NodeAddr],
+        nodes: &[RunNode],
         run: RunName,
         transport: Transport,
         grace: Duration,
@@ -106,26 +113,26 @@ impl Far {
             names: names_of(&name),
             trust,
         };
-        let sessions = nodes.iter().map(|node| Session::connect(node, &options).map_err(Failure::no_node));
+        let sessions = nodes.iter().map(|node| Session::connect(&node.at, &options).map_err(Failure::no_node));
         let sessions = sessions.collect::<Result<_, _>>()?;
         Ok(Far { options, nodes: nodes.to_vec(), sessions })
     }
 
     /// Reaches one more, and says how the run's processes are to call it: by an address that needs
     /// no resolver.
-    pub fn join(&mut self, node: &NodeAddr) -> Result<String, Failure> {
-        let told = match node {
+    pub fn join(&mut self, node: &RunNode) -> Result<String, Failure> {
+        let told = match &node.at {
             NodeAddr::Tcp(host) => host.to_socket_addrs().ok().and_then(|mut at| at.next()).map(|at| at.to_string()),
             NodeAddr::Shm(_) => None,
         };
-        let told = told.unwrap_or_else(|| node.to_string());
+        let told = told.unwrap_or_else(|| node.at.to_string());
         let at = told.parse::<NodeAddr>().map_err(Failure::usage)?;
         self.sessions.push(Session::connect(&at, &self.options).map_err(Failure::no_node)?);
-        Ok(told)
+        Ok(RunNode { at, domain: node.domain }.to_string())
     }
 
     /// Their addresses.
-    pub fn nodes(&self) -> &[NodeAddr] {
+    pub fn nodes(&self) -> &[RunNode] {
         &self.nodes
     }
 
@@ -156,7 +163,7 @@ impl Far {
         match (0..self.sessions.len()).find_map(|at| same(at).map(|other| (other, at))) {
             Some((one, other)) => Err(Failure::usage(format!(
                 "{} and {} are the same node: --protect mirror needs two",
-                self.nodes[one], self.nodes[other]
+                self.nodes[one].at, self.nodes[other].at
             ))),
             None => Ok(()),
         }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use farmem_fabric::{NodeAddr, Transport, Trust};
+use farmem_fabric::{NodeAddr, RunNode, Transport, Trust};
 use farmem_protocol::counters::PROCESSES;
 use farmem_sys::process;
 
@@ -85,7 +85,7 @@ fn has_mapped(pid: u32, file: &Path) -> bool {
 /// Starts the keeper of a run.
 pub fn start(
     run: RunName,
-    nodes: &[NodeAddr],
+    nodes: &[RunNode],
     counters: &Path,
     token: Option<&Path>,
     processes: &[u32],
@@ -94,7 +94,7 @@ pub fn start(
     let mut command = Command::new("/proc/self/exe");
     command.arg0("farmem").arg("keep").args(["--run", &run.to_string()]).arg("--counters").arg(counters);
     for node in nodes {
-        command.args(["--node", &node.to_string()]);
+        command.args(["--node", &node.at.to_string()]);
     }
     if let Some(token) = token {
         command.arg("--token").arg(token);
@@ -121,8 +121,9 @@ pub fn start(
 pub fn keep(options: &Options) -> Result<(), Failure> {
     // Encrypted, whatever the run's own bytes are: it says one thing, once.
     let token = options.token.as_deref().and_then(|path| crate::token::key(path).ok());
+    let nodes: Vec<RunNode> = options.node.iter().cloned().map(RunNode::from).collect();
     let trust = Trust { token, plain: false };
-    let far = Far::connect(&options.node, options.run, Transport::Auto, Duration::ZERO, Path::new("farmem"), trust);
+    let far = Far::connect(&nodes, options.run, Transport::Auto, Duration::ZERO, Path::new("farmem"), trust);
     while let Ok(sample) = Sample::read(&options.counters) {
         // A number of the list that is reused keeps the run longer than need be, at worst.
         if !options.process.iter().any(|&pid| process::exists(pid)) && living(&options.counters, &sample).is_empty() {

@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use farmem_fabric::NodeAddr;
+use farmem_fabric::RunNode;
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_run::{Dirty, Faults, Mask, Prefetch, Protect, Transport};
 use farmem_sys::probe;
@@ -49,7 +49,7 @@ pub use plan::{Nodes, Plan};
 pub use summary::Outcome;
 
 use crate::rack::nodes::Asker;
-pub use far::{RunName, node as node_named};
+pub use far::{RunName, run_node};
 use roster::Roster;
 pub use summary::Stats;
 pub use watch::Ending;
@@ -66,8 +66,9 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub local: Option<Size>,
 
-    /// A node that lends memory: HOST:PORT or unix:PATH. Several: repeat the flag, or separate them
-    /// by commas. With none, a node is started on this machine for this run alone [default: none]
+    /// A node that lends memory: HOST:PORT, HOST:PORT@DOMAIN or unix:PATH. Several: repeat the
+    /// flag, or separate them by commas. With none, a node is started on this machine for this run
+    /// alone [default: none]
     #[arg(long, value_name = "ADDR")]
     pub node: Vec<Nodes>,
 
@@ -248,7 +249,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
 
 /// The nodes of a run, joined.
 struct Joined {
-    nodes: Vec<NodeAddr>,
+    nodes: Vec<RunNode>,
     /// Asks the controller for nodes, if the run has one.
     asker: Option<Asker>,
     /// The node that was started for this run, if none was named.
@@ -275,7 +276,7 @@ fn join(
     let embedded = if nodes.is_empty() {
         forbidden::check(&[probe::NODE])?;
         let node = Embedded::start(dir, run, lend, plan.spec.transport, signals)?;
-        nodes.push(node.node().clone());
+        nodes.push(node.node().clone().into());
         Some(node)
     } else {
         None
@@ -386,7 +387,7 @@ fn begin_counters(
     run: RunName,
     options: &Options,
     plan: &Plan,
-    nodes: &[NodeAddr],
+    nodes: &[RunNode],
 ) -> Result<Scratch, Failure> {
     let counters = Scratch::new(dir.join(format!("run-{run}.counters")));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

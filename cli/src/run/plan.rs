@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use farmem_fabric::Trust;
-use farmem_run::{Choice, NodeAddr, Protect, RunSpec, Transport};
+use farmem_run::{Choice, Protect, RunNode, RunSpec, Transport};
 
 use super::summary::Stats;
 use super::{Options, far, roster};
@@ -24,7 +24,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Nodes as one flag, variable or file names them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Nodes(pub Vec<NodeAddr>);
+pub struct Nodes(pub Vec<RunNode>);
 
 impl FromStr for Nodes {
     type Err = String;
@@ -33,7 +33,7 @@ impl FromStr for Nodes {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.trim() {
             "none" => Ok(Nodes(Vec::new())),
-            list => list.split(',').map(|each| far::node(each.trim())).collect::<Result<_, _>>().map(Nodes),
+            list => list.split(',').map(|each| far::run_node(each.trim())).collect::<Result<_, _>>().map(Nodes),
         }
     }
 }
@@ -152,9 +152,9 @@ mod tests {
     fn nodes_are_listed_by_commas() {
         let nodes = |text: &str| text.parse::<Nodes>().map(|nodes| nodes.0.len());
         assert_eq!(nodes("a:1"), Ok(1));
-        assert_eq!(nodes("a:1, b:2,unix:/s"), Ok(3));
+        assert_eq!(nodes("a:1@rack7, b:2,unix:/s"), Ok(3));
         assert_eq!(nodes("none"), Ok(0));
-        for bad in ["", "a:1,", "a:1,none", "a:1;b:2"] {
+        for bad in ["", "a:1,", "a:1,none", "a:1;b:2", "a:1@", "a:1@b c"] {
             assert!(nodes(bad).is_err(), "{bad}");
         }
     }

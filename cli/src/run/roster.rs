@@ -3,7 +3,7 @@
 //!
 //! The file:
 //!
-//! One address a line; empty lines and those that begin with `#` are passed over. When the file has
+//! One address a line, with its failure domain if that is known (`a:7411@rack7`); empty lines and those that begin with `#` are passed over. When the file has
 //! changed, nodes that are new are reached first, here, so that what is wrong is said once and not
 //! by every process. Then the run's processes are told the list, by the run's file of counters.
 
@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use farmem_fabric::NodeAddr;
+use farmem_fabric::{NodeAddr, RunNode};
 
 use super::far::{self, Far};
 use crate::counters;
@@ -22,10 +22,10 @@ use crate::rack::nodes::Followed;
 ///
 /// # Errors
 /// A line that says what is wrong.
-pub fn read(file: &Path) -> Result<Vec<NodeAddr>, String> {
+pub fn read(file: &Path) -> Result<Vec<RunNode>, String> {
     let text = fs::read_to_string(file).map_err(|e| format!("--node-file {}: {e}", file.display()))?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let nodes = lines.map(far::node).collect::<Result<Vec<_>, _>>();
+    let nodes = lines.map(far::run_node).collect::<Result<Vec<_>, _>>();
     let nodes = nodes.map_err(|e| format!("--node-file {}: {e}", file.display()))?;
     if nodes.is_empty() {
         return Err(format!("--node-file {}: it names no node", file.display()));
@@ -52,7 +52,7 @@ impl Source {
     }
 
     /// The nodes, if they have changed since the last look.
-    fn changed(&mut self) -> Option<Result<Vec<NodeAddr>, String>> {
+    fn changed(&mut self) -> Option<Result<Vec<RunNode>, String>> {
         match self {
             Source::File(file, read_at) => {
                 let now = age(file);
@@ -78,7 +78,7 @@ pub struct Roster {
 impl Roster {
     /// As the run begins with it.
     pub fn begin(source: Source, counters: &Path, far: &Far) -> Roster {
-        let told = far.nodes().iter().map(|node| (node.clone(), node.to_string())).collect();
+        let told = far.nodes().iter().map(|node| (node.at.clone(), node.to_string())).collect();
         Roster { source, counters: counters.to_owned(), told }
     }
 
@@ -91,14 +91,14 @@ impl Roster {
         }
     }
 
-    fn change(&mut self, nodes: &[NodeAddr], far: &mut Far) -> Result<(), String> {
+    fn change(&mut self, nodes: &[RunNode], far: &mut Far) -> Result<(), String> {
         for node in nodes {
-            if !self.told.contains_key(node) {
+            if !self.told.contains_key(&node.at) {
                 let told = far.join(node).map_err(|e| e.line)?;
-                self.told.insert(node.clone(), told);
+                self.told.insert(node.at.clone(), told);
             }
         }
-        let list: Vec<&str> = nodes.iter().filter_map(|node| self.told.get(node)).map(String::as_str).collect();
+        let list: Vec<&str> = nodes.iter().filter_map(|node| self.told.get(&node.at)).map(String::as_str).collect();
         counters::tell_roster(&self.counters, &list.join(",")).map_err(|e| format!("the nodes cannot be told: {e}"))
     }
 }
@@ -112,9 +112,9 @@ mod tests {
         let file = std::env::temp_dir().join(format!("farmem-roster-{}", std::process::id()));
         let reads = |text: &str| {
             fs::write(&file, text).unwrap();
-            read(&file).map(|nodes| nodes.iter().map(NodeAddr::to_string).collect::<Vec<_>>())
+            read(&file).map(|nodes| nodes.iter().map(RunNode::to_string).collect::<Vec<_>>())
         };
-        assert_eq!(reads("# mine\n a:1 \n\nunix:/s\n"), Ok(vec!["a:1".to_owned(), "unix:/s".to_owned()]));
+        assert_eq!(reads("# mine\n a:1@rack7 \n\nunix:/s\n"), Ok(vec!["a:1@rack7".to_owned(), "unix:/s".to_owned()]));
         for bad in ["", "# none\n", "a:1,b:2\n", "a\n"] {
             assert!(reads(bad).is_err(), "{bad:?}");
         }

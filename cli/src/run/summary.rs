@@ -239,6 +239,10 @@ fn rows(sample: &Sample, peaks: &Peaks) -> Vec<Line> {
         let more = "had one copy at the end, where two were asked for";
         rows.push(("one copy", units::bytes(counts.single_bytes), more.to_owned()));
     }
+    if counts.together_bytes > 0 {
+        let more = "had both copies in one failure domain at the end";
+        rows.push(("one domain", units::bytes(counts.together_bytes), more.to_owned()));
+    }
     if counts.syscalls_unknown > 0 {
         let more = "with far pointers, of numbers farmem does not know";
         rows.push(("system calls", units::count(counts.syscalls_unknown), more.to_owned()));

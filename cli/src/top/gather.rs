@@ -37,6 +37,8 @@ pub struct Run {
     pub far: u64,
     /// … of which one copy is left, where two were asked for.
     pub single: u64,
+    /// Bytes of which both copies are in one failure domain.
+    pub together: u64,
     /// Times one of its processes lost a node and went on.
     pub nodes_lost: u64,
     /// Far memory mapped.
@@ -190,6 +192,7 @@ fn as_run(name: &str, sample: &Sample, before: Option<(Duration, &Counts, &[u64;
         local_limit: sample.local_limit,
         far: total.far_bytes,
         single: total.single_bytes,
+        together: total.together_bytes,
         nodes_lost: total.nodes_lost,
         mapped: total.mapped_bytes,
         runtime: total.runtime_bytes,

@@ -391,6 +391,7 @@ mod tests {
             local_limit: 64 << 20,
             far: 300 << 20,
             single: 0,
+            together: 0,
             nodes_lost: 0,
             mapped: 400 << 20,
             runtime: 1 << 20,

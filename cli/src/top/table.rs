@@ -5,10 +5,14 @@ use crate::units;
 
 /// The losses of a run, for the end of a line. Empty if there were none.
 pub fn losses(run: &Run) -> String {
-    match (run.nodes_lost, run.single) {
+    let lost = match (run.nodes_lost, run.single) {
         (0, 0) => String::new(),
         (lost, 0) => format!("; {lost} lost"),
         (lost, single) => format!("; {lost} lost, {} with one copy", units::bytes(single)),
+    };
+    match run.together {
+        0 => lost,
+        bytes => format!("{lost}; {} in one failure domain", units::bytes(bytes)),
     }
 }
 

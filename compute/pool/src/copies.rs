@@ -17,12 +17,12 @@ use std::sync::atomic::Ordering;
 /// A record and a home that no word names any more.
 pub(crate) struct Dropped {
     /// A record that is free, if it is to be.
-    record: Option<u32>,
-    home: Option<Home>,
+    pub record: Option<u32>,
+    pub home: Option<Home>,
 }
 
 impl Slabs {
-    fn drop_later(&mut self, dropped: Dropped) {
+    pub(crate) fn drop_later(&mut self, dropped: Dropped) {
         self.drops += 1;
         self.dropped.push_back((self.drops, dropped));
     }
@@ -44,7 +44,7 @@ impl Pool {
             only.map(|nth| (word, self.extents.home(word, nth)))
         };
         let (_, first) = only(self.extents.word(index)).ok_or_else(gone)?;
-        let second = self.granted(&[first.node])?;
+        let second = self.granted(Some(first.node))?;
         let changing = self.changing.lock();
         let node = &self.nodes.all()[second.node as usize];
         let mut slabs = self.slabs.lock();

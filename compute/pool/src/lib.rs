@@ -41,7 +41,7 @@ pub use farmem_run::Protect;
 pub use fork::ForkShare;
 pub use lane::{Done, Lane};
 pub use nodes::{Loss, MAX_NODES, NoPlace, Standing};
-pub use protect::Lacks;
+pub use protect::{Lacks, Place};
 pub use questions::By;
 
 use extent::{Extents, HOMES, Home, State, Word};
@@ -163,18 +163,23 @@ impl Pool {
 
     /// One more slab.
     fn grow(&self) -> Result<(), NoRoom> {
-        let first = self.granted(&[])?;
+        let first = self.granted(None)?;
         let second = self.second_for(first)?;
         self.adopt([first, second])
     }
 
-    /// A slab that a node grants, of one whose number is not among `but`. No lock is held while
-    /// nodes are asked.
-    fn granted(&self, but: &[u32]) -> Result<Home, NoRoom> {
+    /// A slab that a node grants; `beside`: a copy of one that this node has, in another failure domain if one
+    /// is to be had. No lock is held while nodes are asked.
+    fn granted(&self, beside: Option<u32>) -> Result<Home, NoRoom> {
         let mut asked = Vec::new();
-        self.to_ask(but, &mut asked);
+        self.to_ask(beside, &mut asked);
+        self.first_grant(&asked)
+    }
+
+    /// A slab of the first of these nodes that grants one.
+    fn first_grant(&self, asked: &[usize]) -> Result<Home, NoRoom> {
         let mut refusal = None;
-        for node in asked {
+        for &node in asked {
             match self.nodes.all()[node].session().grant() {
                 Ok(slab) => {
                     let base = slab.base.map_or(0, |at| at.as_ptr() as usize);

@@ -46,12 +46,14 @@ pub(crate) struct Node {
     standing: AtomicU32,
     /// Slabs of this process there.
     pub held: AtomicU32,
+    /// The number of the first node that has its failure domain.
+    domain: AtomicU32,
 }
 
 impl Node {
     fn empty() -> Node {
         let session = AtomicPtr::new(std::ptr::null_mut());
-        Node { session, standing: AtomicU32::new(0), held: AtomicU32::new(0) }
+        Node { session, standing: AtomicU32::new(0), held: AtomicU32::new(0), domain: AtomicU32::new(0) }
     }
 
     pub fn session(&self) -> &'static Session {
@@ -129,6 +131,10 @@ impl Nodes {
     fn add(&self, session: Session) -> Result<usize, NoPlace> {
         let number = self.count.load(Ordering::Relaxed);
         let node = self.list.get(number).ok_or(NoPlace::TooMany)?;
+        let domain = session.domain();
+        let shares = |other: &Node| !domain.is_empty() && other.session().domain() == domain;
+        let first = self.all().iter().position(shares).unwrap_or(number);
+        node.domain.store(first as u32, Ordering::Relaxed);
         node.renew(session);
         node.set(Standing::In);
         self.count.store(number + 1, Ordering::Release);
@@ -345,17 +351,31 @@ impl Pool {
         sessions().find_map(Session::loss).unwrap_or_else(unsaid)
     }
 
-    /// The order in which to ask nodes for a slab, but those of these numbers.
-    pub(crate) fn to_ask(&self, but: &[u32], asked: &mut Vec<usize>) {
+    /// A node's failure domain, as a number: that of the first node that has it. A node of no known domain is
+    /// one by itself.
+    pub(crate) fn domain(&self, node: usize) -> u32 {
+        self.nodes.all()[node].domain.load(Ordering::Relaxed)
+    }
+
+    /// The order in which to ask nodes for a slab; `beside`: for another copy of one that this node has. Nodes
+    /// of other failure domains come first then, those of its own last.
+    pub(crate) fn to_ask(&self, beside: Option<u32>, asked: &mut Vec<usize>) {
         let candidate = |(number, node): (usize, &Node)| Candidate {
             lends: 0,
             used: u64::from(node.held.load(Ordering::Relaxed)),
-            domain: number as u32,
-            open: node.standing() == Standing::In,
+            domain: self.domain(number),
+            open: node.standing() == Standing::In && beside != Some(number as u32),
         };
-        let candidates: Vec<Candidate> = self.nodes.all().iter().enumerate().map(candidate).collect();
+        let mut candidates: Vec<Candidate> = self.nodes.all().iter().enumerate().map(candidate).collect();
         let random = hash(self.drawn.fetch_add(1, Ordering::Relaxed));
-        placement::order(&candidates, but, random, asked);
+        let Some(domain) = beside.map(|node| self.domain(node as usize)) else {
+            return placement::order(&candidates, &[], random, asked);
+        };
+        placement::order(&candidates, &[domain], random, asked);
+        let mut near = Vec::new();
+        candidates.iter_mut().for_each(|node| node.open &= node.domain == domain);
+        placement::order(&candidates, &[], random, &mut near);
+        asked.append(&mut near);
     }
 
     /// A queue pair to a node, for one thread.

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{all_done, alloc, fill, leave_once, mirror, node, page, pool, read, repaired, write};
+use common::{all_done, alloc, fill, leave_once, mirror, node_in, page, pool, read, repaired, write};
 use farmem_pool::extent::State;
 use farmem_pool::{By, Lane, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
@@ -318,7 +318,8 @@ impl Model {
                 leave_once(self.pool);
             }
             Step::AddNode if self.networks.len() < 8 => {
-                let (network, session) = node(self.networks.len() as u64 + 1, 2);
+                let number = self.networks.len();
+                let (network, session) = node_in(number as u64 + 1, 2, ["a", "b"][number % 2]);
                 assert_eq!(self.pool.add_node(session).unwrap(), self.networks.len());
                 self.networks.push(network);
                 self.dead.push(false);

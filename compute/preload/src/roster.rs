@@ -1,7 +1,7 @@
 //! The nodes of a run that change while it goes on.
 //!
 //! The supervisor writes the list into the run's file of counters ([`File::roster`]), as addresses
-//! that need no resolver. The background thread of each process looks four times a second. It joins
+//! that need no resolver, with their failure domains. The background thread of each process looks four times a second. It joins
 //! nodes that are new, one after the other, and takes those out that are gone from the list. A
 //! program that the run starts later begins with the list as it is then.
 //!
@@ -9,7 +9,7 @@
 //! program.
 
 use crate::process;
-use farmem_fabric::{ConnectOptions, NodeAddr, Session};
+use farmem_fabric::{ConnectOptions, RunNode, Session};
 use farmem_pager::House;
 use farmem_pager::ending::say;
 use farmem_pool::Protect;
@@ -45,20 +45,26 @@ const LATE_NS: u64 = 60_000_000_000;
 const SEEK_WITHIN: Duration = Duration::from_millis(300);
 
 /// Keeps what joining takes. The nodes to begin with, if they have changed since the run began.
-pub fn begin(run: &RunSpec, join: &ConnectOptions, file: Option<&File>) -> Option<Vec<NodeAddr>> {
+pub fn begin(run: &RunSpec, join: &ConnectOptions, file: Option<&File>) -> Option<Vec<RunNode>> {
     let options = ConnectOptions { timeout: ANSWER_WITHIN, ..join.clone() };
     let _ = JOIN.set((options, run.shape));
     if run.protect != Protect::None {
-        let nodes: Vec<String> = run.nodes.iter().map(NodeAddr::to_string).collect();
+        let nodes: Vec<String> = run.nodes.iter().map(RunNode::to_string).collect();
         let _ = PROTECTED.set(nodes.join(","));
     }
     let (change, nodes) = file.filter(|_| run.changes)?.roster(0)?;
     SEEN.store(change, Ordering::Relaxed);
-    Some(addresses(&nodes).filter_map(|node| node.parse().ok()).collect())
+    Some(entries(&nodes).filter_map(|node| node.parse().ok()).collect())
 }
 
-fn addresses(nodes: &str) -> impl Iterator<Item = &str> {
+/// The nodes of a list, each as [`RunNode`] reads it.
+fn entries(nodes: &str) -> impl Iterator<Item = &str> {
     nodes.split(',').filter(|node| !node.is_empty())
+}
+
+/// A node's address alone, by which the pager knows it.
+fn address(node: &str) -> &str {
+    RunNode::split(node).0
 }
 
 /// Carries out a change of the nodes, if there is one. The next look tries failed parts again.
@@ -67,17 +73,17 @@ pub fn look(house: &House) {
     let Some((change, nodes)) = process::run_file().and_then(|file| file.roster(SEEN.load(Ordering::Relaxed))) else {
         return;
     };
-    for address in addresses(&nodes).filter(|address| !house.has_node(address)) {
-        if let Err(why) = join(house, address, ANSWER_WITHIN) {
+    for node in entries(&nodes).filter(|node| !house.has_node(address(node))) {
+        if let Err(why) = join(house, node, ANSWER_WITHIN) {
             if TOLD.swap(change, Ordering::Relaxed) != change {
                 say(&format!("{why}; tried again until it joins or is taken from the list"));
             }
             return;
         }
     }
-    for address in house.nodes_in() {
-        if !addresses(&nodes).any(|node| node == address) {
-            house.take_out(&address);
+    for joined in house.nodes_in() {
+        if !entries(&nodes).any(|node| address(node) == joined) {
+            house.take_out(&joined);
         }
     }
     SEEN.store(change, Ordering::Relaxed);
@@ -92,21 +98,21 @@ fn seek(house: &House) {
     }
     let listed = process::run_file().and_then(|file| file.roster(0)).map(|(_, nodes)| nodes);
     let nodes = listed.as_ref().unwrap_or(first);
-    let lost: Vec<&str> = addresses(nodes).filter(|address| house.has_lost(address)).collect();
+    let lost: Vec<&str> = entries(nodes).filter(|node| house.has_lost(address(node))).collect();
     // Of several, each in its turn.
     let Some(lost) = lost.get(SOUGHT.fetch_add(1, Ordering::Relaxed) % lost.len().max(1)) else { return };
     let wait = SEEK_NS.load(Ordering::Relaxed);
     SEEK_NS.store((2 * wait).min(LATE_NS), Ordering::Relaxed);
     if join(house, lost, SEEK_WITHIN).is_ok() {
-        say(&format!("memory node {lost} is back, and used again"));
+        say(&format!("memory node {} is back, and used again", address(lost)));
     }
     SEEK_AT_NS.store(now_ns() + wait, Ordering::Relaxed);
 }
 
-fn join(house: &House, address: &str, within: Duration) -> Result<(), String> {
-    let node = address.parse::<NodeAddr>().map_err(|e| e.to_string())?;
+fn join(house: &House, node: &str, within: Duration) -> Result<(), String> {
+    let RunNode { at, domain } = node.parse::<RunNode>().map_err(|e| e.to_string())?;
     let Some((options, shape)) = JOIN.get() else { return Ok(()) };
     let options = ConnectOptions { pid: getpid(), timeout: within, ..options.clone() };
-    let session = Session::connect_at_rate(&node, &options, *shape).map_err(|e| e.to_string())?;
-    house.add_node(session).map_err(|e| format!("node {address}: cannot join: {e}"))
+    let session = Session::connect_at_rate(&at, &options, *shape).map_err(|e| e.to_string())?;
+    house.add_node(session.in_domain(domain)).map_err(|e| format!("node {at}: cannot join: {e}"))
 }

@@ -134,8 +134,8 @@ fn join_nodes(run: &RunSpec, join: &ConnectOptions, is_first: bool) -> Result<Op
     let mut sessions = Vec::new();
     let mut lost = None;
     for node in &run.nodes {
-        match reach(node, run, join) {
-            Ok(session) => sessions.push(session),
+        match reach(&node.at, run, join) {
+            Ok(session) => sessions.push(session.in_domain(node.domain)),
             Err(failure) if is_anothers(&failure) => {
                 stays_near::note_self(Near::User);
                 stays_near::say_another_user();
@@ -163,7 +163,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     sandbox::will_need(sandbox::Needs {
         network: run.changes
             || run.protect != Protect::None
-            || !run.nodes.iter().all(|node| matches!(node, NodeAddr::Shm(_))),
+            || !run.nodes.iter().all(|node| matches!(node.at, NodeAddr::Shm(_))),
         records: run.trace.is_some(),
     });
     if let Err(reason) = gate::build() {
@@ -204,7 +204,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
     threads::create::resolve();
     exec::carry(variables);
-    stays_near::begin(run.nodes.iter().filter_map(|node| match node {
+    stays_near::begin(run.nodes.iter().filter_map(|node| match &node.at {
         NodeAddr::Shm(path) => Some(path.as_path()),
         NodeAddr::Tcp(_) => None,
     }));

@@ -215,6 +215,7 @@ fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, 
         owner: welcome.owner,
         grace: options.grace,
         pass: Pass::of(options, &reach),
+        domain: welcome.domain,
         direct: matches!(reach, Reach::Inside(_))
             || dialled == Some(SocketAddr::new(canonical(own_end.ip()), own_end.port())),
         mapped,

@@ -8,6 +8,7 @@ use crate::Lost;
 use crate::link::{Carrier, Link, Reach};
 use crate::verbs::Card;
 use farmem_protocol::addr::SlabId;
+use farmem_protocol::node::Domain;
 use farmem_protocol::wire::{Ask, Known, Purpose, Refused, Reply, Request, Secret, Verdict};
 use farmem_sys::mapping::Mapping;
 use farmem_sys::raw::{self, Errno, SignalsBlocked};
@@ -61,6 +62,8 @@ pub(crate) struct Membership {
     pub grace: Duration,
     /// By which it and the node know each other.
     pub pass: Option<Pass>,
+    /// Its failure domain; empty: not known.
+    pub domain: Domain,
     /// No middlebox was between when the member joined.
     pub direct: bool,
     /// Slabs are mapped rather than reached by frames.
@@ -118,6 +121,7 @@ impl Membership {
             owner,
             grace: self.grace,
             pass: self.pass,
+            domain: self.domain,
             direct: self.direct,
             mapped: self.mapped,
             process: self.process,

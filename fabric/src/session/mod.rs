@@ -44,7 +44,7 @@ pub(crate) use spare::{STEP_NS, Standstill};
 use crate::{GrantError, Lost, QueuePair, WindowError};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
-pub use farmem_protocol::node::Transport;
+pub use farmem_protocol::node::{Domain, Transport};
 use farmem_protocol::wire::control::Range;
 use farmem_protocol::wire::{Ask, Figure, Names, Refused, Reply, Request, Secret, Status, Text, Who};
 use farmem_sys::descriptors;
@@ -179,6 +179,19 @@ impl Session {
     /// The node's address, as given.
     pub fn node(&self) -> &str {
         &self.member.node
+    }
+
+    /// The node's failure domain, as the caller named it or else as the node says. Empty: not known.
+    pub fn domain(&self) -> Domain {
+        self.member.domain
+    }
+
+    /// The session, with the failure domain that the caller knows. An empty one leaves what the node said.
+    pub fn in_domain(mut self, domain: Domain) -> Session {
+        if let Some(member) = Arc::get_mut(&mut self.member).filter(|_| !domain.is_empty()) {
+            member.domain = domain;
+        }
+        self
     }
 
     /// Whether the member was found to be lost, by whichever call.

@@ -45,6 +45,7 @@ use epochs::Epochs;
 use events::{Event, Leaving};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
+use farmem_protocol::node::Domain;
 use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::control::Range;
 use farmem_protocol::wire::{Figure, MAX_BACKED, Refused, Secret, Status};
@@ -81,6 +82,8 @@ pub struct Nic {
     pub tally: Tally,
     /// Drawn at start; see [`farmem_protocol::wire::Welcome`].
     pub incarnation: u64,
+    /// Its failure domain, which every member is told. Empty: not known.
+    pub domain: Domain,
     /// Windows bound and unbound.
     pub windows: Windows,
     /// The memory that is owned unit by unit.
@@ -137,6 +140,7 @@ impl Nic {
             runs: Lock::new(BTreeMap::new()),
             tally: Tally::default(),
             incarnation: incarnation.max(1),
+            domain: Domain::EMPTY,
             windows: Windows::default(),
             computed: service::Computed::default(),
             service: OnceLock::new(),

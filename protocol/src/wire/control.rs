@@ -320,6 +320,8 @@ pub struct Welcome {
     pub offers: u8,
     /// A Unix socket at which the same node serves the same host through shared memory; empty: none.
     pub path: Path,
+    /// The failure domain that the node says it is in; empty: it says none.
+    pub domain: Text<64>,
     /// The node's own proof that it knows the token that the host has proven; zeros where none was named.
     pub proof: [u8; 32],
 }

@@ -44,6 +44,8 @@ pub(crate) struct Repair {
     look_ns: u64,
     /// A refusal was told.
     told: bool,
+    /// It was told that copies lie in one failure domain.
+    together: bool,
 }
 
 impl House {
@@ -59,6 +61,7 @@ impl House {
             return None;
         }
         repair.look_ns = begun + LOOK_NS;
+        self.tell_together(repair);
         while self.repair_step(repair) {
             let spent = now_ns() - begun;
             if spent > SPELL_NS {
@@ -101,6 +104,7 @@ impl House {
                 repair.filling = Some((index, 0));
                 true
             }
+            Some(Lacks::Domain(index)) => self.move_apart(repair, index),
             Some(Lacks::Way(index, home)) => {
                 let inside = self.base.threads.enter();
                 let mut evictor = self.out.evictor.lock();
@@ -112,6 +116,30 @@ impl House {
                 dropped && self.free_dropped()
             }
         }
+    }
+
+    /// Moves one of two copies to another failure domain; whether it can be filled at once.
+    fn move_apart(&self, repair: &mut Repair, index: u32) -> bool {
+        let pool = &self.base.pool;
+        let place = {
+            let _inside = self.base.threads.enter();
+            pool.place_apart(index)
+        };
+        // The refusal needs no line of its own: one says already that copies lie together.
+        let Ok(place) = place else {
+            repair.look_ns = now_ns() + REFUSED_NS;
+            return false;
+        };
+        if repair.begun_ns == 0 {
+            repair.begun_ns = now_ns();
+        }
+        let _inside = self.base.threads.enter();
+        let mut evictor = self.out.evictor.lock();
+        self.nothing_under_way(&mut evictor);
+        let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
+        let moved = pool.move_home(&mut thread.lane, index, place);
+        repair.filling = moved.then_some((index, 0));
+        moved
     }
 
     /// Copies a chunk; whether more can follow at once.
@@ -146,6 +174,23 @@ impl House {
         while evictor.writes_in_flight() > 0 {
             self.out.collect_writes(evictor, Duration::from_secs(1));
         }
+    }
+
+    /// Says when copies begin to lie in one failure domain, and when none does any more.
+    fn tell_together(&self, repair: &mut Repair) {
+        let together = if self.base.pool.protection() == Protect::None { 0 } else { self.base.pool.together_bytes() };
+        match (repair.together, together) {
+            (false, 1..) => {
+                let domain = self.base.pool.crowded_domain().unwrap_or_default();
+                say(&format!(
+                    "both copies of {} are in failure domain {domain}: no node of another has room; they move when one has",
+                    bytes(together)
+                ));
+            }
+            (true, 0) => say("the copies of every page are in two failure domains again"),
+            _ => {}
+        }
+        repair.together = together > 0;
     }
 
     fn tell_repaired(&self, repair: &mut Repair) {

@@ -140,6 +140,7 @@ impl Local {
         counters.far_bytes.store(far, Ordering::Relaxed);
         counters.far_peak.fetch_max(far, Ordering::Relaxed);
         counters.single_bytes.store(self.base.pool.single_bytes(), Ordering::Relaxed);
+        counters.together_bytes.store(self.base.pool.together_bytes(), Ordering::Relaxed);
         self.publish_runtime();
     }
 }

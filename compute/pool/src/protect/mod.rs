@@ -8,6 +8,9 @@
 //!                               the program runs on            repair, behind it  (`repair`)
 //! ```
 //!
+//! *Failure domains.* The two nodes are of different domains, as long as one of another domain grants
+//! (`domains`).
+//!
 //! A slab that is mapped here needs no second copy: its memory outlives its node's process.
 //!
 //! *Giving a node up.* The session of a node asks at the first sign of a loss whether this pool can do
@@ -15,8 +18,10 @@
 //! home elsewhere. The decision and the change of the words are one step under the pool's locks, so that of
 //! two nodes that fail together the second one is kept, and waited for like the only one.
 
+mod domains;
 mod repair;
 
+pub use domains::Place;
 pub use repair::Lacks;
 
 use crate::extent::{HOMES, Home, State};
@@ -65,7 +70,7 @@ impl Pool {
         if self.protection() == Protect::None || first.base != 0 {
             return Ok(Home::NONE);
         }
-        match self.granted(&[first.node]) {
+        match self.granted(Some(first.node)) {
             Ok(second) => Ok(second),
             // A program that could go on with one copy does not end because there is no second.
             Err(_) if self.is_degraded() => Ok(Home::NONE),

@@ -5,6 +5,7 @@
 //!  lacks ─► Home(index)      add_home; every thread leaves once
 //!        ─► Bytes(index)     fill, chunk by chunk; end_filling
 //!        ─► Way(index, nth)  drop_home: the other has all
+//!        ─► Domain(index)    place_apart, move_home; then as after add_home
 //! ```
 //!
 //! A slab that a fork has made another process's too is left alone: a WRITE of the one process could arrive
@@ -22,6 +23,8 @@ pub enum Lacks {
     Bytes(u32),
     /// Nothing but to leave the home of this number ([`Pool::drop_home`]).
     Way(u32, usize),
+    /// A second failure domain ([`Pool::place_apart`], [`Pool::move_home`]).
+    Domain(u32),
 }
 
 impl Pool {
@@ -34,8 +37,10 @@ impl Pool {
     pub fn lacks(&self) -> Option<Lacks> {
         let slabs = self.slabs.lock();
         let all = || 0..slabs.list.len() as u32;
-        let filling = all().find_map(|index| self.lacks_of(&slabs, index).filter(|l| !matches!(l, Lacks::Home(_))));
-        filling.or_else(|| all().find_map(|index| self.lacks_of(&slabs, index)))
+        let first = |urgent: fn(&Lacks) -> bool| all().find_map(|index| self.lacks_of(&slabs, index).filter(urgent));
+        let under_way = first(|lacks| matches!(lacks, Lacks::Bytes(_) | Lacks::Way(..)));
+        let copies = under_way.or_else(|| first(|lacks| matches!(lacks, Lacks::Home(_))));
+        copies.or_else(|| all().find(|&index| self.lacks_domain(&slabs, index)).map(Lacks::Domain))
     }
 
     fn lacks_of(&self, slabs: &Slabs, index: u32) -> Option<Lacks> {

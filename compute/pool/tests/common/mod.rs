@@ -27,6 +27,12 @@ pub fn node(seed: u64, slabs: u64) -> (Arc<Network>, Session) {
     (network, session)
 }
 
+/// A simulated node that lends so many slabs, in a failure domain.
+pub fn node_in(seed: u64, slabs: u64, domain: &str) -> (Arc<Network>, Session) {
+    let (network, session) = node(seed, slabs);
+    (network, session.in_domain(farmem_protocol::node::domain(domain).unwrap()))
+}
+
 /// A pool over simulated nodes that lend so many slabs each.
 pub fn pool(slabs: &[u64]) -> (Vec<Arc<Network>>, Pool) {
     let (networks, sessions) = slabs.iter().enumerate().map(|(i, &slabs)| node(i as u64 + 1, slabs)).unzip();
@@ -115,6 +121,13 @@ pub fn repaired(pool: &Pool, lane: &mut Lane) -> bool {
             None => return true,
             Some(Lacks::Home(index)) if pool.add_home(index).is_err() => return false,
             Some(Lacks::Home(_)) => leave_once(pool),
+            Some(Lacks::Domain(index)) => match pool.place_apart(index) {
+                Ok(place) => {
+                    assert!(pool.move_home(lane, index, place));
+                    leave_once(pool);
+                }
+                Err(_) => return false,
+            },
             Some(Lacks::Bytes(index)) => drop(fill(pool, lane, index)),
             Some(Lacks::Way(index, home)) => {
                 assert!(pool.drop_home(lane, index, home));

@@ -5,7 +5,9 @@
 
 use crate::gate::NotBuilt;
 use farmem_fabric::words::WordsError;
-use farmem_fabric::{BadAddress, ConnectError, GrantError, Lost, NodeAddr, Refusal, RegionError, WindowError};
+use farmem_fabric::{
+    BadAddress, BadDomain, BadNode, ConnectError, GrantError, Lost, NodeAddr, Refusal, RegionError, WindowError,
+};
 use farmem_pager::{NotJoined, StartError};
 use farmem_pool::{NoPlace, NoRoom};
 use farmem_protocol::extent::geometry::BadGeometry;
@@ -97,6 +99,10 @@ fn of_connections(list: &mut Vec<Box<dyn Shown>>) {
         ConnectError::NotTcp(_) => ConnectError::NotTcp(node()),
         ConnectError::NoRdma { .. } => ConnectError::NoRdma { node: node(), reason: node() },
     );
+    every!(list, BadDomain: BadDomain(_) => BadDomain(node()));
+    every!(list, BadNode:
+        BadNode::Address(_) => BadNode::Address(BadAddress::Path(node())),
+        BadNode::Domain(_) => BadNode::Domain(BadDomain(node())));
     every!(list, BadAddress:
         BadAddress::Form(_) => BadAddress::Form("a\nb".into()),
         BadAddress::Path(_) => BadAddress::Path(node()),

@@ -555,6 +555,7 @@ impl Engine {
             port,
             offers: if nic.card.is_some() { OFFERS_RDMA } else { 0 },
             path: Path::new(&self.about.path).unwrap_or_default(),
+            domain: nic.domain,
             proof: [0; 32],
         };
         let mut ends = None;

@@ -97,6 +97,7 @@ fn all_greetings() -> Vec<Greeting> {
         port: u16::MAX,
         offers: u8::MAX,
         path: Path::new(&[b'/'; MAX_PATH]).unwrap(),
+        domain: Text::new(&"d".repeat(64)),
         proof: [0xFF; 32],
     };
     use Verdict::*;
