@@ -34,6 +34,7 @@ mpirun:openmpi-bin
 mpicc:libopenmpi-dev
 ip:iproute2
 chromium-headless-shell:chromium-headless-shell
+etcd:etcd-server
 iptables:iptables
 /usr/bin/python3:python3
 "

@@ -7,7 +7,8 @@
 //! | `POST /v1/nodes/NAME/drain`, `…/undrain`, `…/forget` | – | [`Rack`] |
 //! | `GET /v1/rack` | – | [`Rack`] |
 //!
-//! A refusal has a status of 4xx and a body of [`Refused`].
+//! A refusal has a status of 4xx and a body of [`Refused`]. So has an answer of 503: another controller leads, or this one
+//! has just begun to. Whoever knows several asks the next one then, or the same again.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,42 @@ pub const ORDER_HEADER: &str = "x-farmem-order";
 pub const LONGEST: usize = 200;
 /// The most addresses that a node listens at, and the most nodes of a run.
 pub const MOST: usize = 64;
+
+/// The time of one leader of a rack. Orders of an earlier one are refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Term {
+    /// The rack, by a random number. Terms of different racks are not compared.
+    pub rack: u64,
+    /// Greater for each leader.
+    pub epoch: u64,
+}
+
+impl Term {
+    /// Whether it is over, as one who has seen another knows.
+    pub fn is_before(self, seen: Term) -> bool {
+        self.rack == seen.rack && self.epoch < seen.epoch
+    }
+}
+
+/// The latest term that a node or a run knows of.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms(Option<Term>);
+
+impl Terms {
+    /// Whether an order of this term may take effect. Those of a later one alone do, after that.
+    pub fn takes(&mut self, term: Term) -> bool {
+        let is_late = self.0.is_some_and(|seen| term.is_before(seen));
+        if !is_late {
+            self.0 = Some(term);
+        }
+        !is_late
+    }
+
+    /// The latest.
+    pub fn latest(&self) -> Option<Term> {
+        self.0
+    }
+}
 
 /// A node says that it is there, and what it lends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +79,8 @@ pub struct Beat {
     pub bytes_written: u64,
     /// It is going down, and waits for its members to leave.
     pub leaving: bool,
+    /// The latest term that it knows of.
+    pub seen: Option<Term>,
 }
 
 /// What the controller answers a node.
@@ -51,6 +90,8 @@ pub struct Orders {
     pub drain: bool,
     /// When to say the next beat.
     pub next_ms: u64,
+    /// Whose orders these are.
+    pub term: Term,
 }
 
 /// A run asks for nodes: at its start, and each second again.
@@ -64,6 +105,8 @@ pub struct Want {
     pub domains: u32,
     /// The addresses that it has. Those that can stay are given again.
     pub held: Vec<String>,
+    /// The latest term that it knows of.
+    pub seen: Option<Term>,
 }
 
 /// The nodes of a run.
@@ -71,6 +114,8 @@ pub struct Want {
 pub struct Given {
     /// In the order in which they were given.
     pub nodes: Vec<GivenNode>,
+    /// Who has given them.
+    pub term: Term,
 }
 
 impl Given {
@@ -98,6 +143,8 @@ pub struct Rack {
     pub runs: Vec<RunView>,
     /// The last things that happened, newest first.
     pub events: Vec<EventView>,
+    /// Whose view it is.
+    pub term: Term,
 }
 
 /// A node, as an operator sees it.

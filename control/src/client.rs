@@ -1,12 +1,20 @@
 //! What nodes, runs and operators say to a controller. Each call waits for its answer.
 
-use crate::api::{Beat, Given, ORDER_HEADER, Orders, Rack, Refused, Want};
+use crate::api::{Beat, Given, ORDER_HEADER, Orders, Rack, Refused, Term, Terms, Want};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-/// How long a controller may take to answer.
+/// How long a controller may take to answer, if it is the only one …
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// … or one of several.
+const ONE_WITHIN: Duration = Duration::from_millis(700);
+/// How long to look for one of several that leads: as long as another may take to take over.
+const LEADER_WITHIN: Duration = Duration::from_secs(4);
+/// Between two rounds.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why there is no answer that helps.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +25,14 @@ pub enum AskError {
         /// Where.
         at: String,
         /// What the system says.
+        why: String,
+    },
+    /// It does not lead, or does so no longer.
+    #[error("the controller at {at} has no answer: {why}")]
+    NotNow {
+        /// Where.
+        at: String,
+        /// What it says.
         why: String,
     },
     /// It was reached, and says no.
@@ -32,29 +48,41 @@ pub enum AskError {
     },
 }
 
-/// A controller, by its address `HOST:PORT`.
+/// A rack's controller, or several of which one leads, by their addresses: `HOST:PORT[,HOST:PORT…]`.
+///
+/// It keeps the latest term that it was answered in. What an earlier leader answers after that is passed over.
 #[derive(Clone, Debug)]
 pub struct Client {
-    at: String,
+    named: String,
+    at: Vec<String>,
     agent: ureq::Agent,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// The one that answered last.
+    last: AtomicUsize,
+    seen: Mutex<Terms>,
 }
 
 impl Client {
     /// Nothing is sent yet.
-    pub fn new(at: &str) -> Client {
+    pub fn new(named: &str) -> Client {
+        let at: Vec<String> = named.split(',').map(String::from).collect();
         let config = ureq::Agent::config_builder()
-            .timeout_global(Some(ANSWER_WITHIN))
+            .timeout_global(Some(if at.len() > 1 { ONE_WITHIN } else { ANSWER_WITHIN }))
             .http_status_as_error(false)
             // A controller is in the rack: what the environment names is for other networks.
             .proxy(None)
             .max_redirects(0)
             .build();
-        Client { at: at.to_owned(), agent: config.into() }
+        Client { named: named.to_owned(), at, agent: config.into(), shared: Arc::default() }
     }
 
-    /// Its address.
+    /// Its address, or those of all.
     pub fn address(&self) -> &str {
-        &self.at
+        &self.named
     }
 
     /// A node's beat.
@@ -62,7 +90,10 @@ impl Client {
     /// # Errors
     /// See [`AskError`].
     pub fn beat(&self, beat: &Beat) -> Result<Orders, AskError> {
-        self.post("/v1/beat", beat)
+        self.ask(|at| {
+            let beat = Beat { seen: self.seen(), ..beat.clone() };
+            self.is_current(at, self.post(at, "/v1/beat", &beat)?, |orders: &Orders| orders.term)
+        })
     }
 
     /// Nodes for a run.
@@ -70,7 +101,10 @@ impl Client {
     /// # Errors
     /// See [`AskError`].
     pub fn want(&self, want: &Want) -> Result<Given, AskError> {
-        self.post("/v1/want", want)
+        self.ask(|at| {
+            let want = Want { seen: self.seen(), ..want.clone() };
+            self.is_current(at, self.post(at, "/v1/want", &want)?, |given: &Given| given.term)
+        })
     }
 
     /// The rack.
@@ -78,7 +112,10 @@ impl Client {
     /// # Errors
     /// See [`AskError`].
     pub fn rack(&self) -> Result<Rack, AskError> {
-        self.answered(self.agent.get(self.url("/v1/rack")).call())
+        self.ask(|at| {
+            let rack = answered(at, self.agent.get(url(at, "/v1/rack")).call())?;
+            self.is_current(at, rack, |rack: &Rack| rack.term)
+        })
     }
 
     /// `drain`, `undrain` or `forget` a node.
@@ -87,34 +124,75 @@ impl Client {
     /// See [`AskError`].
     pub fn order(&self, node: &str, order: &str) -> Result<Rack, AskError> {
         let name: String = node.bytes().map(|b| encoded(b).unwrap_or_else(|| char::from(b).to_string())).collect();
-        self.answered(
-            self.agent.post(self.url(&format!("/v1/nodes/{name}/{order}"))).header(ORDER_HEADER, "1").send_empty(),
-        )
+        let path = format!("/v1/nodes/{name}/{order}");
+        self.ask(|at| answered(at, self.agent.post(url(at, &path)).header(ORDER_HEADER, "1").send_empty()))
     }
 
-    fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.at)
+    fn seen(&self) -> Option<Term> {
+        self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner).latest()
     }
 
-    fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, AskError> {
-        self.answered(self.agent.post(self.url(path)).send_json(body))
-    }
-
-    fn answered<T: DeserializeOwned>(
-        &self,
-        answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
-    ) -> Result<T, AskError> {
-        let stranger = |why: String| AskError::Stranger { at: self.at.clone(), why };
-        let mut answer = answer.map_err(|e| AskError::Away { at: self.at.clone(), why: e.to_string() })?;
-        let status = answer.status();
-        let text = answer.body_mut().read_to_string().map_err(|e| stranger(e.to_string()))?;
-        if status.is_success() {
-            return serde_json::from_str(&text).map_err(|e| stranger(e.to_string()));
+    /// The answer, if it is not one of a leader whose time is over.
+    fn is_current<T>(&self, at: &str, answer: T, term: impl Fn(&T) -> Term) -> Result<T, AskError> {
+        let mut seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match seen.takes(term(&answer)) {
+            true => Ok(answer),
+            false => Err(AskError::NotNow { at: at.to_owned(), why: "another leads the rack by now".to_owned() }),
         }
-        match serde_json::from_str::<Refused>(&text) {
-            Ok(refused) => Err(AskError::Refused(refused.why)),
-            Err(_) => Err(stranger(format!("status {}", status.as_u16()))),
+    }
+
+    /// Asks the controller that answered last, then the others, until one that leads has answered.
+    fn ask<T>(&self, call: impl Fn(&str) -> Result<T, AskError>) -> Result<T, AskError> {
+        let (until, count) = (Instant::now() + LEADER_WITHIN, self.at.len());
+        loop {
+            let (first, mut failed) = (self.shared.last.load(Ordering::Relaxed), None);
+            for step in 0..count {
+                let at = (first + step) % count;
+                match call(&self.at[at]) {
+                    // What one knows of itself says more than that another is away.
+                    Err(e @ AskError::NotNow { .. }) => failed = Some(e),
+                    Err(e @ (AskError::Away { .. } | AskError::Stranger { .. })) => {
+                        failed.get_or_insert(e);
+                    }
+                    answer => {
+                        self.shared.last.store(at, Ordering::Relaxed);
+                        return answer;
+                    }
+                }
+            }
+            let Some(failed) = failed else { unreachable!("a controller was asked") };
+            let may_come = count > 1 || matches!(failed, AskError::NotNow { .. });
+            if !may_come || Instant::now() + PAUSE > until {
+                return Err(failed);
+            }
+            std::thread::sleep(PAUSE);
         }
+    }
+
+    fn post<T: DeserializeOwned>(&self, at: &str, path: &str, body: &impl Serialize) -> Result<T, AskError> {
+        answered(at, self.agent.post(url(at, path)).send_json(body))
+    }
+}
+
+fn url(at: &str, path: &str) -> String {
+    format!("http://{at}{path}")
+}
+
+fn answered<T: DeserializeOwned>(
+    at: &str,
+    answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+) -> Result<T, AskError> {
+    let stranger = |why: String| AskError::Stranger { at: at.to_owned(), why };
+    let mut answer = answer.map_err(|e| AskError::Away { at: at.to_owned(), why: e.to_string() })?;
+    let status = answer.status();
+    let text = answer.body_mut().read_to_string().map_err(|e| stranger(e.to_string()))?;
+    if status.is_success() {
+        return serde_json::from_str(&text).map_err(|e| stranger(e.to_string()));
+    }
+    match serde_json::from_str::<Refused>(&text) {
+        Ok(Refused { why }) if status == 503 => Err(AskError::NotNow { at: at.to_owned(), why }),
+        Ok(refused) => Err(AskError::Refused(refused.why)),
+        Err(_) => Err(stranger(format!("status {}", status.as_u16()))),
     }
 }
 

@@ -4,13 +4,14 @@
 //! node ──beat, twice a second──► ┌────────────┐ ◄──want, each second── run's supervisor
 //!                                │ serve      │
 //! operator ──drain, undrain────► │  └► state  │ ──intent──► store (redb)
-//! browser ───page, /v1/rack────► └────────────┘
+//! browser ───page, /v1/rack────► └────────────┘            or etcd, with standbys
 //! ```
 //!
 //! * [`state`]: what is known and what follows from it. Pure: events in, actions out, time and
 //!   randomness as arguments.
 //! * [`store`]: what must outlive the process, and nothing else: members and drains.
-//! * [`serve`]: HTTP in front of the two.
+//! * [`etcd`], [`election`]: several controllers, of which one leads.
+//! * [`serve`]: HTTP in front of these; [`metrics`].
 //! * [`client`]: what nodes, runs and operators say to it. Blocking.
 //! * [`api`]: the messages.
 //!
@@ -21,6 +22,9 @@
 
 pub mod api;
 pub mod client;
+pub mod election;
+pub mod etcd;
+pub mod metrics;
 pub mod serve;
 pub mod state;
 pub mod store;

@@ -1,11 +1,14 @@
 //! HTTP in front of the state: the messages of [`crate::api`], a page, and metrics.
 //!
-//! Each request takes the state's lock, is carried out, has its intents kept, and is answered.
-//! Nothing waits for another host with the lock held.
+//! Each request takes the state's lock, is carried out, leaves the lock, has its intents kept, and is answered. Of several
+//! controllers only the one that leads answers.
 
-use crate::api::{Beat, Given, NodeView, ORDER_HEADER, Orders, Rack, Refused, Want};
+use crate::api::{Beat, Given, ORDER_HEADER, Orders, Rack, Refused, Term, Want};
+use crate::election::{self, CONFIRMED_FOR};
+use crate::etcd::{Etcd, EtcdError};
+use crate::metrics;
 use crate::state::{Action, Intent, Refusal, State};
-use crate::store::{Store, StoreError};
+use crate::store::{Kept, Store, StoreError};
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, State as With};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
@@ -13,7 +16,8 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use farmem_protocol::random::Random;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The most bytes of a request.
@@ -21,52 +25,163 @@ const LONGEST_REQUEST: usize = 64 << 10;
 /// How often time goes by for the state.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A controller that is not served yet.
-pub struct Controller {
+/// How long a new leader waits for the beats of nodes that it knows of, before it gives runs nodes.
+const BEATS_WITHIN: Duration = Duration::from_millis(1200);
+
+/// What a controller is to the rack just now.
+enum Role {
+    /// It leads; of several, since it last made sure.
+    Leads(Option<Instant>),
+    /// It does not, for this reason.
+    Stands(String),
+}
+
+/// What a controller knows.
+struct Controller {
     state: State,
-    store: Store,
+    role: Role,
     /// Intents that the state has and the store has not: a disk was full. Each later change, and
     /// each tick, tries again, so that an order that failed is not lost when it is repeated.
     unsaved: Vec<Intent>,
     random: Random,
+    /// When it began to lead.
     begun: Instant,
     log: fn(&str),
 }
 
-impl Controller {
-    /// With what a store held. `seed` is random: it decides which nodes are drawn. `log` takes a
-    /// line for each thing that happens.
-    pub fn new(store: Store, kept: Vec<Intent>, seed: u64, log: fn(&str)) -> Controller {
-        Controller {
-            state: State::of(kept),
-            store,
-            unsaved: Vec::new(),
-            random: Random::new(seed),
-            begun: Instant::now(),
-            log,
+/// A controller that is not served yet.
+pub struct Served {
+    controller: Mutex<Controller>,
+    store: Store,
+    /// Held while intents are being kept: one after the other, in the order in which the state took them.
+    keeping: tokio::sync::Mutex<()>,
+}
+
+impl Served {
+    fn of(store: Store, state: State, role: Role, seed: u64, log: fn(&str)) -> Arc<Served> {
+        let (unsaved, random, begun) = (Vec::new(), Random::new(seed), Instant::now());
+        let controller = Mutex::new(Controller { state, role, unsaved, random, begun, log });
+        Arc::new(Served { controller, store, keeping: tokio::sync::Mutex::new(()) })
+    }
+
+    /// The only one of its rack, with what a store held. `seed` is random: it decides which nodes are drawn. `log`
+    /// takes a line for each thing that happens.
+    pub fn alone(store: Store, kept: Kept, seed: u64, log: fn(&str)) -> Arc<Served> {
+        Served::of(store, State::of(kept.intents).led_in(kept.term), Role::Leads(None), seed, log)
+    }
+
+    /// One of several that share an etcd, reached at this address by nodes, runs and the others. It stands by, and takes
+    /// part in the election in a thread of its own for as long as the process lives.
+    ///
+    /// # Errors
+    /// The system has no thread.
+    pub fn of_several(etcd: Etcd, address: &str, seed: u64, log: fn(&str)) -> std::io::Result<Arc<Served>> {
+        let etcd = Arc::new(etcd);
+        let store = Store::Etcd(Arc::clone(&etcd), AtomicU64::new(0));
+        let role = Role::Stands("this controller has just begun: ask again".to_owned());
+        let served = Served::of(store, State::default(), role, seed, log);
+        let (one, address) = (Arc::clone(&served), address.to_owned());
+        std::thread::Builder::new()
+            .name("election".into())
+            .spawn(move || election::take_part(&*one, &etcd, &address, seed))?;
+        Ok(served)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Controller> {
+        // A handler that panicked left the state as its last whole change did: each is made at once.
+        self.controller.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The controller, if it leads.
+    fn led(&self) -> Result<MutexGuard<'_, Controller>, No> {
+        let controller = self.lock();
+        match &controller.role {
+            Role::Leads(sure) if sure.is_none_or(|sure| sure.elapsed() < CONFIRMED_FOR) => Ok(controller),
+            Role::Leads(_) => Err(No::not_now("this controller does not reach etcd and may lead no longer".into())),
+            Role::Stands(why) => Err(No::not_now(why.clone())),
         }
     }
 
+    /// Keeps what the state has and the store has not. The controller is not locked meanwhile.
+    async fn keep(self: &Arc<Self>) -> Result<(), StoreError> {
+        let _one = self.keeping.lock().await;
+        let (intents, epoch) = {
+            let controller = self.lock();
+            (controller.unsaved.clone(), controller.state.term())
+        };
+        if intents.is_empty() {
+            return Ok(());
+        }
+        let (served, of) = (Arc::clone(self), intents.len());
+        let kept = tokio::task::spawn_blocking(move || served.store.keep(&intents)).await;
+        kept.map_err(|e| StoreError::Panicked(e.to_string()))??;
+        let mut controller = self.lock();
+        // Those of another term are gone already.
+        if controller.state.term() == epoch {
+            controller.unsaved.drain(..of);
+        }
+        Ok(())
+    }
+}
+
+/// What an election asks of the controller.
+impl election::Led for Served {
+    fn leads(&self, term: Term, revision: u64, kept: Kept, sure: Instant) {
+        if let Store::Etcd(_, at) = &self.store {
+            at.store(revision, Ordering::Release);
+        }
+        let mut controller = self.lock();
+        controller.state = State::of(kept.intents).led_in(term);
+        controller.unsaved.clear();
+        controller.begun = Instant::now();
+        controller.role = Role::Leads(Some(sure));
+        (controller.log)(&format!("this controller leads the rack from here on (epoch {})", term.epoch));
+    }
+
+    fn is_sure(&self, at: Instant) {
+        if let Role::Leads(sure) = &mut self.lock().role {
+            *sure = Some(at);
+        }
+    }
+
+    fn stands(&self, why: String) {
+        let mut controller = self.lock();
+        if !matches!(&controller.role, Role::Stands(was) if *was == why) {
+            (controller.log)(&why);
+            controller.role = Role::Stands(why);
+        }
+    }
+
+    fn say(&self, line: &str) {
+        (self.lock().log)(line);
+    }
+}
+
+impl Controller {
     fn now(&self) -> Duration {
         self.begun.elapsed()
     }
 
-    /// Carries out what follows from a change. What cannot be kept is an error for whoever asked.
-    fn carry_out(&mut self, actions: Vec<Action>) -> Result<(), StoreError> {
+    /// Carries out what follows from a change, but for keeping: [`Served::keep`].
+    fn carry_out(&mut self, actions: Vec<Action>) {
         for action in actions {
             match action {
                 Action::Keep(intent) => self.unsaved.push(intent),
                 Action::Say(line) => (self.log)(&line),
             }
         }
-        self.store.keep(&self.unsaved)?;
-        self.unsaved.clear();
-        Ok(())
     }
 }
 
 /// What a handler answers when it cannot.
 struct No(StatusCode, String);
+
+impl No {
+    /// Another controller may have the answer, or this one in a moment.
+    fn not_now(why: String) -> No {
+        No(StatusCode::SERVICE_UNAVAILABLE, why)
+    }
+}
 
 impl IntoResponse for No {
     fn into_response(self) -> Response {
@@ -80,6 +195,7 @@ impl From<Refusal> for No {
             Refusal::Malformed(_) => StatusCode::BAD_REQUEST,
             Refusal::Unknown(_) => StatusCode::NOT_FOUND,
             Refusal::NameTaken(_) | Refusal::IsUp(_) | Refusal::NoNode(_) => StatusCode::CONFLICT,
+            Refusal::Deposed => StatusCode::SERVICE_UNAVAILABLE,
         };
         No(status, refusal.to_string())
     }
@@ -87,30 +203,34 @@ impl From<Refusal> for No {
 
 impl From<StoreError> for No {
     fn from(error: StoreError) -> No {
-        No(StatusCode::INTERNAL_SERVER_ERROR, format!("the controller's store: {error}"))
+        let status = match error {
+            StoreError::Etcd(EtcdError::Deposed) => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        No(status, format!("the controller's store: {error}"))
     }
 }
 
-type Shared = Arc<Mutex<Controller>>;
+type Shared = Arc<Served>;
 
 /// Serves until the process ends.
 ///
 /// # Errors
 /// The socket failed.
-pub async fn serve(listener: std::net::TcpListener, controller: Controller) -> std::io::Result<()> {
+pub async fn serve(listener: std::net::TcpListener, served: Arc<Served>) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let shared: Shared = Arc::new(Mutex::new(controller));
-    tokio::spawn(tick(Arc::clone(&shared)));
+    tokio::spawn(tick(Arc::clone(&served)));
     let router = Router::new()
         .route("/", get(|| async { Html(include_str!("page.html")) }))
+        .route("/v1/leads", get(leads))
         .route("/v1/beat", post(beat))
         .route("/v1/want", post(want))
         .route("/v1/rack", get(rack))
         .route("/v1/nodes/{name}/{order}", post(order))
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(counters))
         .layer(DefaultBodyLimit::max(LONGEST_REQUEST))
-        .with_state(shared);
+        .with_state(served);
     axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>()).await
 }
 
@@ -119,17 +239,21 @@ async fn tick(shared: Shared) {
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         every.tick().await;
-        let mut controller = lock(&shared);
-        let (now, mut actions) = (controller.now(), Vec::new());
-        controller.state.tick(now, &mut actions);
+        if let Ok(mut controller) = shared.led() {
+            let (now, mut actions) = (controller.now(), Vec::new());
+            controller.state.tick(now, &mut actions);
+            controller.carry_out(actions);
+        } else {
+            continue;
+        }
         // Time alone changes no intent. Whoever gave an order was told that it could not be kept.
-        let _ = controller.carry_out(actions);
+        let _ = shared.keep().await;
     }
 }
 
-fn lock(shared: &Shared) -> std::sync::MutexGuard<'_, Controller> {
-    // A handler that panicked left the state as its last whole change did: each is made at once.
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
+/// For standbys: that this controller leads.
+async fn leads(With(shared): With<Shared>) -> Result<Json<Term>, No> {
+    Ok(Json(shared.led()?.state.term()))
 }
 
 async fn beat(
@@ -138,10 +262,14 @@ async fn beat(
     Json(mut beat): Json<Beat>,
 ) -> Result<Json<Orders>, No> {
     beat.listen = beat.listen.iter().map(|at| completed(at, from.ip())).collect();
-    let mut controller = lock(&shared);
-    let (now, mut actions) = (controller.now(), Vec::new());
-    let orders = controller.state.beat(now, beat, &mut actions)?;
-    controller.carry_out(actions)?;
+    let orders = {
+        let mut controller = shared.led()?;
+        let (now, mut actions) = (controller.now(), Vec::new());
+        let orders = controller.state.beat(now, beat, &mut actions)?;
+        controller.carry_out(actions);
+        orders
+    };
+    shared.keep().await?;
     Ok(Json(orders))
 }
 
@@ -154,14 +282,18 @@ fn completed(at: &str, from: IpAddr) -> String {
 }
 
 async fn want(With(shared): With<Shared>, Json(want): Json<Want>) -> Result<Json<Given>, No> {
-    let mut controller = lock(&shared);
+    let mut controller = shared.led()?;
+    // A leader that has just begun would take nodes for down that have not said yet that they are up.
+    if controller.now() < BEATS_WITHIN && controller.state.awaits_beats() {
+        return Err(No::not_now("this controller has just begun to lead: ask again".into()));
+    }
     let (now, random) = (controller.now(), controller.random.bits());
     Ok(Json(controller.state.want(now, &want, random)?))
 }
 
-async fn rack(With(shared): With<Shared>) -> Json<Rack> {
-    let controller = lock(&shared);
-    Json(controller.state.view(controller.now()))
+async fn rack(With(shared): With<Shared>) -> Result<Json<Rack>, No> {
+    let controller = shared.led()?;
+    Ok(Json(controller.state.view(controller.now())))
 }
 
 async fn order(
@@ -173,54 +305,26 @@ async fn order(
     if !headers.contains_key(ORDER_HEADER) {
         return Err(No(StatusCode::FORBIDDEN, format!("an order has the header {ORDER_HEADER}")));
     }
-    let mut controller = lock(&shared);
-    let (now, mut actions) = (controller.now(), Vec::new());
-    match order.as_str() {
-        "drain" => controller.state.drain(now, &name, true, &mut actions)?,
-        "undrain" => controller.state.drain(now, &name, false, &mut actions)?,
-        "forget" => controller.state.forget(now, &name, &mut actions)?,
-        _ => return Err(No(StatusCode::NOT_FOUND, format!("no such order: {order}"))),
-    }
-    controller.carry_out(actions)?;
-    Ok(Json(controller.state.view(now)))
-}
-
-async fn metrics(With(shared): With<Shared>) -> impl IntoResponse {
-    let rack = {
-        let controller = lock(&shared);
-        controller.state.view(controller.now())
-    };
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], exposition(&rack))
-}
-
-/// Prometheus' text format.
-fn exposition(rack: &Rack) -> String {
-    type Value = fn(&NodeView) -> u64;
-    let gauges: [(&str, &str, Value); 5] = [
-        ("farmem_rack_node_up", "Whether the node was heard of within a second.", |node| {
-            u64::from(!matches!(node.standing.as_str(), "down" | "suspect"))
-        }),
-        ("farmem_rack_node_lends_bytes", "Bytes that the node lends at most.", |node| node.lends),
-        ("farmem_rack_node_lent_bytes", "Bytes that the node has lent.", |node| node.lent),
-        ("farmem_rack_node_members", "Processes that borrow from the node.", |node| node.members),
-        ("farmem_rack_node_draining", "Whether the node is to be emptied, or goes down.", |node| {
-            u64::from(matches!(node.standing.as_str(), "draining" | "empty" | "leaving"))
-        }),
-    ];
-    let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"");
-    let mut text = String::new();
-    for (name, help, value) in gauges {
-        text += &format!("# HELP {name} {help}\n# TYPE {name} gauge\n");
-        for node in &rack.nodes {
-            let (of, domain) = (escaped(&node.name), escaped(&node.domain));
-            text += &format!("{name}{{node=\"{of}\",domain=\"{domain}\"}} {}\n", value(node));
+    let view = {
+        let mut controller = shared.led()?;
+        let (now, mut actions) = (controller.now(), Vec::new());
+        match order.as_str() {
+            "drain" => controller.state.drain(now, &name, true, &mut actions)?,
+            "undrain" => controller.state.drain(now, &name, false, &mut actions)?,
+            "forget" => controller.state.forget(now, &name, &mut actions)?,
+            _ => return Err(No(StatusCode::NOT_FOUND, format!("no such order: {order}"))),
         }
-    }
-    let runs = "farmem_rack_runs";
-    text + &format!(
-        "# HELP {runs} Runs that asked for nodes lately.\n# TYPE {runs} gauge\n{runs} {}\n",
-        rack.runs.len()
-    )
+        controller.carry_out(actions);
+        controller.state.view(now)
+    };
+    shared.keep().await?;
+    Ok(Json(view))
+}
+
+async fn counters(With(shared): With<Shared>) -> impl IntoResponse {
+    // A standby knows nothing but that it is one.
+    let rack = shared.led().ok().map(|controller| controller.state.view(controller.now()));
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::exposition(rack.as_ref()))
 }
 
 #[cfg(test)]
@@ -234,26 +338,5 @@ mod tests {
         assert_eq!(completed("[::]:7411", "::ffff:10.0.0.7".parse().unwrap()), "10.0.0.7:7411");
         assert_eq!(completed("10.1.1.1:7411", from), "10.1.1.1:7411");
         assert_eq!(completed("shelf:7411", from), "shelf:7411");
-    }
-
-    #[test]
-    fn metrics_are_escaped() {
-        let mut state = State::default();
-        let beat = Beat {
-            name: "a\"b".into(),
-            incarnation: 1,
-            domain: "d".into(),
-            listen: vec!["a:1".into()],
-            lends: 5,
-            lent: 3,
-            members: 1,
-            bytes_read: 0,
-            bytes_written: 0,
-            leaving: false,
-        };
-        state.beat(Duration::ZERO, beat, &mut Vec::new()).unwrap();
-        let text = exposition(&state.view(Duration::ZERO));
-        assert!(text.contains("farmem_rack_node_lent_bytes{node=\"a\\\"b\",domain=\"d\"} 3\n"), "{text}");
-        assert!(text.contains("farmem_rack_runs 0\n"));
     }
 }

@@ -16,7 +16,7 @@
 //! A node that is down is given to no run. Runs that have it keep it until they find out by
 //! themselves: the host process has the last word about its bytes.
 
-use crate::api::{Beat, EventView, Given, GivenNode, LONGEST, MOST, NodeView, Orders, Rack, RunView, Want};
+use crate::api::{Beat, EventView, Given, GivenNode, LONGEST, MOST, NodeView, Orders, Rack, RunView, Term, Want};
 use farmem_protocol::placement::Weights;
 use farmem_protocol::random::Random;
 use serde::{Deserialize, Serialize};
@@ -94,6 +94,9 @@ pub enum Refusal {
     /// Nothing to give.
     #[error("{0}")]
     NoNode(String),
+    /// Whoever asks has heard of a later leader.
+    #[error("another controller leads the rack by now")]
+    Deposed,
 }
 
 struct Node {
@@ -184,6 +187,7 @@ struct Run {
 /// The rack.
 #[derive(Default)]
 pub struct State {
+    term: Term,
     nodes: BTreeMap<String, Node>,
     /// Node names by their seats. A seat that is empty has no weight, and is taken again.
     seats: Vec<Option<String>>,
@@ -214,6 +218,25 @@ impl State {
             }
         }
         state
+    }
+
+    /// The same, led in a term.
+    pub fn led_in(self, term: Term) -> State {
+        State { term, ..self }
+    }
+
+    /// Whose time it is.
+    pub fn term(&self) -> Term {
+        self.term
+    }
+
+    /// Whether some member was not heard of yet: news is still to come.
+    pub fn awaits_beats(&self) -> bool {
+        self.nodes.values().any(|node| node.heard.is_none())
+    }
+
+    fn not_deposed(&self, seen: Option<Term>) -> Result<(), Refusal> {
+        if seen.is_some_and(|seen| self.term.is_before(seen)) { Err(Refusal::Deposed) } else { Ok(()) }
     }
 
     /// The intents of now: what [`State::of`] needs to know the same.
@@ -268,8 +291,9 @@ impl State {
     /// A node's beat. Its addresses are complete.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`], [`Refusal::NameTaken`].
+    /// [`Refusal::Malformed`], [`Refusal::NameTaken`], [`Refusal::Deposed`].
     pub fn beat(&mut self, now: Duration, beat: Beat, actions: &mut Vec<Action>) -> Result<Orders, Refusal> {
+        self.not_deposed(beat.seen)?;
         name_is_good("name", &beat.name)?;
         farmem_protocol::node::domain(&beat.domain).map_err(|e| Refusal::Malformed(e.to_string()))?;
         let address = beat.listen.first().filter(|at| is_text(at)).cloned();
@@ -333,7 +357,7 @@ impl State {
         if is_emptied {
             self.say(now, format!("{name} is empty"), actions);
         }
-        Ok(Orders { drain, next_ms: BEAT_EVERY.as_millis() as u64 })
+        Ok(Orders { drain, next_ms: BEAT_EVERY.as_millis() as u64, term: self.term })
     }
 
     /// Time goes by: nodes that are not heard of are suspect, then down; runs that do not ask are
@@ -373,9 +397,10 @@ impl State {
     /// copies in one domain are better than one. `random` is drawn anew for each call.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`]; [`Refusal::NoNode`] where not one can be given, or, to a run that
+    /// [`Refusal::Malformed`]; [`Refusal::Deposed`]; [`Refusal::NoNode`] where not one can be given, or, to a run that
     /// begins, fewer domains than are wanted.
     pub fn want(&mut self, now: Duration, want: &Want, random: u64) -> Result<Given, Refusal> {
+        self.not_deposed(want.seen)?;
         name_is_good("run", &want.run)?;
         name_is_good("host", &want.host)?;
         if want.held.len() > MOST || want.domains == 0 || want.domains > 2 {
@@ -419,7 +444,7 @@ impl State {
         let nodes = chosen.iter().map(given).collect();
         let run = Run { host: want.host.clone(), domains: want.domains, nodes: chosen, asked: now };
         self.runs.insert(want.run.clone(), run);
-        Ok(Given { nodes })
+        Ok(Given { nodes, term: self.term })
     }
 
     /// The failure domains of nodes, of those that the rack still has.
@@ -519,6 +544,7 @@ impl State {
             nodes: self.nodes.iter().map(node).collect(),
             runs: self.runs.iter().map(run).collect(),
             events: self.events.iter().map(event).collect(),
+            term: self.term,
         }
     }
 }

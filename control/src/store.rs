@@ -1,15 +1,21 @@
-//! Where a controller keeps what must outlive it: a file of `redb`, or memory alone.
+//! Where a controller keeps what must outlive it: a file of `redb`, an etcd cluster, or memory alone.
 //!
-//! One table: an intent's name to the intent, as JSON. A later intent about the same thing takes
+//! One table of intents: an intent's name to the intent, as JSON. A later intent about the same thing takes
 //! the place of the former. Each change is one transaction, on disk before it is answered; a crash
 //! leaves the file as it was before or after it.
 
+use crate::api::Term;
+use crate::etcd::{Etcd, EtcdError};
 use crate::state::Intent;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const INTENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("intents");
+/// The rack's number, and how often the file was opened: its epoch.
+const TERM: TableDefinition<'_, &str, u64> = TableDefinition::new("term");
 
 /// Why the store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +26,12 @@ pub enum StoreError {
     /// A row is not an intent: a newer controller has written it.
     #[error("it holds something that this version does not know: {0}")]
     Unknown(#[from] serde_json::Error),
+    /// The thread that kept it has panicked.
+    #[error("{0}")]
+    Panicked(String),
+    /// etcd does not answer, or another controller leads.
+    #[error("{0}")]
+    Etcd(#[from] EtcdError),
 }
 
 /// The store.
@@ -28,25 +40,65 @@ pub enum Store {
     Memory,
     /// A file.
     File(Database),
+    /// A cluster that several controllers share, and the revision of the leader key by which this one leads.
+    Etcd(Arc<Etcd>, AtomicU64),
 }
 
-/// What an intent is about: the former one about the same is replaced.
-fn key(intent: &Intent) -> String {
-    match intent {
-        Intent::Member { name, .. } | Intent::Forgotten { name } => format!("member/{name}"),
-        Intent::Drain { name, .. } => format!("drain/{name}"),
-    }
+/// What a store held when it was opened.
+pub struct Kept {
+    /// The term that begins.
+    pub term: Term,
+    /// Intents, members first.
+    pub intents: Vec<Intent>,
+}
+
+/// Rows that an intent changes: a key, and what it has then. `None`: nothing. A later intent about the same thing has the
+/// same key.
+fn rows(intent: &Intent) -> Result<Vec<(String, Option<String>)>, serde_json::Error> {
+    let value = Some(serde_json::to_string(intent)?);
+    Ok(match intent {
+        Intent::Member { name, .. } => vec![(format!("member/{name}"), value)],
+        Intent::Forgotten { name } => vec![(format!("member/{name}"), None), (format!("drain/{name}"), None)],
+        Intent::Drain { name, wanted } => vec![(format!("drain/{name}"), value.filter(|_| *wanted))],
+    })
+}
+
+/// The intents of rows in the order of their keys. "drain/…" sorts before "member/…", and who is to be drained must be
+/// known first.
+fn ordered(rows: impl IntoIterator<Item = Intent>) -> Vec<Intent> {
+    let (drains, members): (Vec<_>, Vec<_>) =
+        rows.into_iter().partition(|intent| matches!(intent, Intent::Drain { .. }));
+    members.into_iter().chain(drains).collect()
+}
+
+/// What a cluster holds. `rack`: its number, if it has none yet.
+///
+/// # Errors
+/// See [`StoreError`].
+pub fn kept_in(etcd: &Etcd, epoch: u64, rack: u64) -> Result<Kept, StoreError> {
+    let term = Term { rack: etcd.rack(rack)?, epoch };
+    let intents: Result<Vec<Intent>, _> =
+        etcd.intents()?.iter().map(|(_, value)| serde_json::from_str(value)).collect();
+    Ok(Kept { term, intents: ordered(intents?) })
 }
 
 impl Store {
-    /// Opens the file, or makes it; gives what it holds, members first.
+    /// Opens the file, or makes it; gives what it holds. `rack`: its number, if it has none yet.
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub fn open(file: &Path) -> Result<(Store, Vec<Intent>), StoreError> {
+    pub fn open(file: &Path, rack: u64) -> Result<(Store, Kept), StoreError> {
         let database = Database::create(file).map_err(redb::Error::from)?;
         let write = database.begin_write().map_err(redb::Error::from)?;
         write.open_table(INTENTS).map_err(redb::Error::from)?;
+        let term = {
+            let mut table = write.open_table(TERM).map_err(redb::Error::from)?;
+            let get = |key| Ok::<_, redb::Error>(table.get(key)?.map(|value| value.value()));
+            let term = Term { rack: get("rack")?.unwrap_or(rack), epoch: get("epoch")?.unwrap_or(0) + 1 };
+            table.insert("rack", term.rack).map_err(redb::Error::from)?;
+            table.insert("epoch", term.epoch).map_err(redb::Error::from)?;
+            term
+        };
         write.commit().map_err(redb::Error::from)?;
         let mut rows = BTreeMap::new();
         {
@@ -57,43 +109,39 @@ impl Store {
                 rows.insert(key.value().to_owned(), serde_json::from_slice::<Intent>(value.value())?);
             }
         }
-        // "drain/…" sorts before "member/…": what is to be drained must be known first.
-        let (drains, members): (Vec<_>, Vec<_>) =
-            rows.into_values().partition(|intent| matches!(intent, Intent::Drain { .. }));
-        Ok((Store::File(database), members.into_iter().chain(drains).collect()))
+        Ok((Store::File(database), Kept { term, intents: ordered(rows.into_values()) }))
     }
 
-    /// Keeps intents: all of them, or none. On disk when it returns.
+    /// Keeps intents: all of them, or none (of etcd's, by the hundred). On disk when it returns.
     ///
     /// # Errors
     /// See [`StoreError`].
     pub fn keep(&self, intents: &[Intent]) -> Result<(), StoreError> {
-        let Store::File(database) = self else { return Ok(()) };
         if intents.is_empty() {
             return Ok(());
         }
-        let write = database.begin_write().map_err(redb::Error::from)?;
-        {
-            let mut table = write.open_table(INTENTS).map_err(redb::Error::from)?;
-            for intent in intents {
-                let value = serde_json::to_vec(intent)?;
-                match intent {
-                    Intent::Forgotten { name } => {
-                        table.remove(key(intent).as_str()).map_err(redb::Error::from)?;
-                        table.remove(format!("drain/{name}").as_str()).map_err(redb::Error::from)?;
-                    }
-                    Intent::Drain { wanted: false, .. } => {
-                        table.remove(key(intent).as_str()).map_err(redb::Error::from)?;
-                    }
-                    _ => {
-                        table.insert(key(intent).as_str(), value.as_slice()).map_err(redb::Error::from)?;
-                    }
-                }
+        let rows = intents.iter().map(rows).collect::<Result<Vec<_>, _>>()?.concat();
+        match self {
+            Store::Memory => Ok(()),
+            Store::File(database) => keep_in_file(database, &rows),
+            Store::Etcd(etcd, revision) => Ok(etcd.keep(revision.load(Ordering::Acquire), &rows)?),
+        }
+    }
+}
+
+fn keep_in_file(database: &Database, rows: &[(String, Option<String>)]) -> Result<(), StoreError> {
+    let write = database.begin_write().map_err(redb::Error::from)?;
+    {
+        let mut table = write.open_table(INTENTS).map_err(redb::Error::from)?;
+        for (key, value) in rows {
+            match value {
+                Some(value) => table.insert(key.as_str(), value.as_bytes()).map(drop).map_err(redb::Error::from)?,
+                None => table.remove(key.as_str()).map(drop).map_err(redb::Error::from)?,
             }
         }
-        write.commit().map_err(redb::Error::from)?;
-        Ok(())
     }
+    write.commit().map_err(redb::Error::from)?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -114,15 +162,16 @@ mod tests {
             vec![Intent::Forgotten { name: "c".into() }],
         ];
         let mut all = Vec::new();
-        for step in steps {
-            let (store, before) = Store::open(&file).unwrap();
+        for (step, epoch) in steps.into_iter().zip(1..) {
+            let (store, Kept { term, intents: before }) = Store::open(&file, epoch + 40).unwrap();
+            assert_eq!(term, Term { rack: 41, epoch });
             assert_eq!(State::of(before).intents(), State::of(all.clone()).intents());
             store.keep(&step).unwrap();
             all.extend(step);
         }
-        let (_open, kept) = Store::open(&file).unwrap();
-        assert_eq!(kept, [member("a"), member("b"), drain("a", true)]);
-        assert!(Store::open(&file).is_err(), "two controllers have one file");
+        let (_open, kept) = Store::open(&file, 0).unwrap();
+        assert_eq!(kept.intents, [member("a"), member("b"), drain("a", true)]);
+        assert!(Store::open(&file, 0).is_err(), "two controllers have one file");
         std::fs::remove_file(&file).unwrap();
     }
 
@@ -130,7 +179,7 @@ mod tests {
     fn a_file_that_is_none_is_refused() {
         let file = std::env::temp_dir().join(format!("farmem-no-store-{}", std::process::id()));
         std::fs::write(&file, "[tokens]\n").unwrap();
-        assert!(Store::open(&file).is_err());
+        assert!(Store::open(&file, 0).is_err());
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "[tokens]\n");
         std::fs::remove_file(&file).unwrap();
     }

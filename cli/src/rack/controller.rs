@@ -3,8 +3,10 @@
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 
-use farmem_control::serve::{Controller, serve};
-use farmem_control::store::Store;
+use farmem_control::api::Term;
+use farmem_control::etcd::Etcd;
+use farmem_control::serve::{Served, serve};
+use farmem_control::store::{Kept, Store};
 
 use crate::failure::Failure;
 
@@ -21,9 +23,14 @@ pub struct Options {
     pub listen: String,
 
     /// A file that keeps which nodes there are and which are to be drained; without it, a restart
-    /// knows the nodes again by their beats, and no drain
-    #[arg(long, value_name = "FILE")]
+    /// knows the nodes again by their beats, and no drain. Or etcd://HOST:PORT[,HOST:PORT...]: several controllers
+    /// share it, one leads, and another takes over when that one fails
+    #[arg(long, value_name = "FILE|ETCD")]
     pub store: Option<PathBuf>,
+
+    /// Where nodes, runs and the other controllers reach this one, if not where it listens
+    #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
+    pub advertise: Option<String>,
 
     /// Listen off loopback although whoever reaches the port may give orders
     #[arg(long)]
@@ -34,6 +41,11 @@ const EXAMPLES: &str = "\
 Examples:
   farmem controller --store rack.redb --listen 10.0.0.5:7400 --open
       The rack's controller. Its page is http://10.0.0.5:7400/
+
+  farmem controller --store etcd://e1:2379,e2:2379,e3:2379 \\
+      --listen 10.0.0.5:7400 --open
+      One of several controllers; the others run elsewhere, with the same
+      --store. Nodes and runs: --controller 10.0.0.5:7400,10.0.0.6:7400
 
   farmem node --lend 32G --listen 0.0.0.0:7411 --open \\
       --controller 10.0.0.5:7400 --domain rack7/shelf2
@@ -61,15 +73,35 @@ fn listen(text: &str, open: bool) -> Result<TcpListener, Failure> {
 
 /// Serves until it is told to end.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let (store, kept) = match &options.store {
-        None => (Store::Memory, Vec::new()),
-        Some(file) => Store::open(file).map_err(|e| Failure::usage(format!("--store {}: {e}", file.display())))?,
-    };
+    let seed = super::random().map_err(Failure::usage)?;
     let listener = listen(&options.listen, options.open)?;
     let at = listener.local_addr().map_err(Failure::usage)?;
     eprintln!("farmem: the rack's controller is at {at}; its page: http://{at}/");
-    let seed = super::random().map_err(Failure::usage)?;
-    let controller = Controller::new(store, kept, seed, |line| eprintln!("farmem: {line}"));
+    let log: fn(&str) = |line| eprintln!("farmem: {line}");
+    let wrong = |e: &dyn std::fmt::Display| {
+        Failure::usage(format!("--store {}: {e}", options.store.clone().unwrap_or_default().display()))
+    };
+    let several = options.store.as_ref().and_then(|store| store.to_str()).filter(|store| store.starts_with("etcd:"));
+    let controller = match (several, &options.store) {
+        (Some(named), _) => {
+            let etcd = Etcd::named(named).map_err(|e| wrong(&e))?;
+            let own = options.advertise.clone().unwrap_or_else(|| at.to_string());
+            if options.advertise.is_none() && at.ip().is_unspecified() {
+                return Err(Failure::usage(format!(
+                    "--listen {at} is no address to be reached at: add --advertise HOST:PORT"
+                )));
+            }
+            Served::of_several(etcd, &own, seed, log).map_err(Failure::usage)?
+        }
+        (None, Some(file)) => {
+            let (store, kept) = Store::open(file, seed).map_err(|e| wrong(&e))?;
+            Served::alone(store, kept, seed, log)
+        }
+        (None, None) => {
+            let kept = Kept { term: Term { rack: seed, epoch: 1 }, intents: Vec::new() };
+            Served::alone(Store::Memory, kept, seed, log)
+        }
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.map_err(Failure::usage)?.block_on(serve(listener, controller)).map_err(Failure::usage)
 }

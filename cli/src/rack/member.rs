@@ -20,7 +20,7 @@ use crate::failure::Failure;
 /// Where a node belongs.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Rack {
-    /// The controller of the rack that this node belongs to
+    /// The controller of the rack that this node belongs to; several by commas
     #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
     pub controller: Option<String>,
 
@@ -65,6 +65,7 @@ impl Rack {
             bytes_read: 0,
             bytes_written: 0,
             leaving: false,
+            seen: None,
         };
         let (client, nic) = (Client::new(controller), Arc::clone(node.shared_nic()));
         std::thread::Builder::new().name("beats".into()).spawn(move || say(&client, &nic, about))?;

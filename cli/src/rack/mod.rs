@@ -22,15 +22,19 @@ fn random() -> std::io::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Reads the address of a controller: `HOST:PORT`.
+/// Reads the address of a controller, or of several of which one leads: `HOST:PORT[,HOST:PORT…]`.
 pub fn address(text: &str) -> Result<String, String> {
-    let wrong = || format!("'{text}' is no address of a controller: write HOST:PORT, as rack:7400");
-    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-    let is_host = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
-    if host.is_empty() || !host.chars().all(is_host) || port.parse::<u16>().is_err() {
-        return Err(wrong());
+    let is_one = |text: &str| {
+        let (host, port) = text.rsplit_once(':').unwrap_or_default();
+        let is_host = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
+        !host.is_empty() && host.chars().all(is_host) && port.parse::<u16>().is_ok()
+    };
+    match text.split(',').all(is_one) {
+        true => Ok(text.to_owned()),
+        false => {
+            Err(format!("'{text}' is no address of a controller: write HOST:PORT, as rack:7400; several by commas"))
+        }
     }
-    Ok(text.to_owned())
 }
 
 #[cfg(test)]
@@ -39,10 +43,22 @@ mod tests {
 
     #[test]
     fn a_controller_is_a_host_and_a_port() {
-        for good in ["rack:7400", "10.0.0.1:1", "[::1]:7400"] {
+        for good in ["rack:7400", "10.0.0.1:1", "[::1]:7400", "a:1,b:2"] {
             assert_eq!(address(good), Ok(good.to_owned()));
         }
-        for bad in ["", "rack", ":7400", "rack:", "rack:70000", "http://rack:7400", "a b:1", "a/b:1", "u@h:1"] {
+        for bad in [
+            "",
+            "a:1,",
+            "a:1,,b:2",
+            "rack",
+            ":7400",
+            "rack:",
+            "rack:70000",
+            "http://rack:7400",
+            "a b:1",
+            "a/b:1",
+            "u@h:1",
+        ] {
             assert!(address(bad).is_err(), "{bad}");
         }
     }

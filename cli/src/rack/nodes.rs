@@ -26,7 +26,7 @@ impl Asker {
     /// For a run that wants its memory in so many failure domains.
     pub fn new(controller: &str, run: RunName, domains: u32) -> Asker {
         let (run, host) = (format!("{:016x}", run.id()), process::host_name());
-        Asker { client: Client::new(controller), want: Want { run, host, domains, held: Vec::new() } }
+        Asker { client: Client::new(controller), want: Want { run, host, domains, held: Vec::new(), seen: None } }
     }
 
     /// The run's first nodes.

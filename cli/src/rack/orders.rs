@@ -71,7 +71,7 @@ fn controller(flag: &Option<String>) -> Result<Client, Failure> {
 fn failed(e: AskError) -> Failure {
     match e {
         AskError::Refused(_) => Failure::usage(e),
-        AskError::Away { .. } | AskError::Stranger { .. } => Failure::no_node(e),
+        AskError::Away { .. } | AskError::NotNow { .. } | AskError::Stranger { .. } => Failure::no_node(e),
     }
 }
 

@@ -15,11 +15,12 @@ fn beat(name: &str, domain: &str, lends: u64, lent: u64) -> Beat {
         bytes_read: 0,
         bytes_written: 0,
         leaving: false,
+        seen: None,
     }
 }
 
 fn want(run: &str, domains: u32, held: &[&str]) -> Want {
-    Want { run: run.into(), host: "h".into(), domains, held: held.iter().map(|&at| at.into()).collect() }
+    Want { run: run.into(), host: "h".into(), domains, held: held.iter().map(|&at| at.into()).collect(), seen: None }
 }
 
 const fn s(tenths: u64) -> Duration {
@@ -139,6 +140,22 @@ fn two_nodes_of_one_name_are_not_taken_for_one() {
     state.tick(s(40), &mut Vec::new());
     state.forget(s(40), "a", &mut Vec::new()).unwrap();
     assert!(state.view(s(40)).nodes.is_empty() && state.intents().is_empty());
+}
+
+/// A leader of an old term does nothing for those who know a later one; terms of another rack are none.
+#[test]
+fn an_old_leader_is_told_so() {
+    let mut state = rack(&[("a", "1")]).led_in(Term { rack: 5, epoch: 7 });
+    let seen = |rack, epoch| Some(Term { rack, epoch });
+    for (seen, refused) in
+        [(seen(5, 8), true), (seen(5, 7), false), (seen(5, 6), false), (seen(4, 9), false), (None, false)]
+    {
+        let asks = Want { seen, ..want("r", 1, &[]) };
+        assert_eq!(state.want(s(1), &asks, 1) == Err(Refusal::Deposed), refused, "{seen:?}");
+        let says = Beat { seen, ..beat("a", "1", 8 * GIB, GIB) };
+        assert_eq!(state.beat(s(1), says, &mut Vec::new()) == Err(Refusal::Deposed), refused, "{seen:?}");
+    }
+    assert_eq!(state.want(s(1), &want("r", 1, &[]), 1).unwrap().term, Term { rack: 5, epoch: 7 });
 }
 
 #[test]

@@ -245,6 +245,8 @@ pub struct Known {
 }
 
 /// The node's first words.
+// No box: encoding and decoding allocate nothing.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Greeting {
     /// Come in.

@@ -1,0 +1,81 @@
+//! The rack's counters as Prometheus reads them.
+
+use crate::api::{NodeView, Rack};
+
+/// A gauge of each node: its name, what it tells, its value.
+type Gauge = (&'static str, &'static str, fn(&NodeView) -> u64);
+
+/// The gauges of each node. `docs/grafana/rack.json` shows them.
+const OF_NODES: [Gauge; 8] = [
+    ("farmem_rack_node_up", "Whether the node was heard of within a second.", |node| {
+        u64::from(!matches!(node.standing.as_str(), "down" | "suspect"))
+    }),
+    ("farmem_rack_node_lends_bytes", "Bytes that the node lends at most.", |node| node.lends),
+    ("farmem_rack_node_lent_bytes", "Bytes that the node has lent.", |node| node.lent),
+    ("farmem_rack_node_members", "Processes that borrow from the node.", |node| node.members),
+    ("farmem_rack_node_draining", "Whether the node is to be emptied, or goes down.", |node| {
+        u64::from(matches!(node.standing.as_str(), "draining" | "empty" | "leaving"))
+    }),
+    ("farmem_rack_node_read_bytes_per_second", "Bytes read from the node, by its last two beats.", |node| {
+        node.read_rate
+    }),
+    ("farmem_rack_node_written_bytes_per_second", "Bytes written to the node, by its last two beats.", |node| {
+        node.write_rate
+    }),
+    ("farmem_rack_node_silent_ms", "Milliseconds since the node's last beat.", |node| node.heard_ms.unwrap_or(0)),
+];
+
+fn gauge(text: &mut String, name: &str, help: &str, value: u64) {
+    *text += &format!("# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}\n");
+}
+
+/// Prometheus' text format. `None`: this controller does not lead.
+pub fn exposition(rack: Option<&Rack>) -> String {
+    let mut text = String::new();
+    gauge(&mut text, "farmem_rack_leads", "Whether this controller leads the rack.", u64::from(rack.is_some()));
+    let Some(rack) = rack else { return text };
+    let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"");
+    for (name, help, value) in OF_NODES {
+        text += &format!("# HELP {name} {help}\n# TYPE {name} gauge\n");
+        for node in &rack.nodes {
+            let (of, domain) = (escaped(&node.name), escaped(&node.domain));
+            text += &format!("{name}{{node=\"{of}\",domain=\"{domain}\"}} {}\n", value(node));
+        }
+    }
+    gauge(&mut text, "farmem_rack_runs", "Runs that asked for nodes lately.", rack.runs.len() as u64);
+    let crowded = rack.runs.iter().filter(|run| run.crowded).count() as u64;
+    gauge(&mut text, "farmem_rack_crowded_runs", "Runs that lie in fewer failure domains than they want.", crowded);
+    gauge(&mut text, "farmem_rack_epoch", "The epoch of the controller that leads.", rack.term.epoch);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::Beat;
+    use crate::state::State;
+    use std::time::Duration;
+
+    #[test]
+    fn metrics_are_escaped() {
+        let mut state = State::default();
+        let beat = Beat {
+            name: "a\"b".into(),
+            incarnation: 1,
+            domain: "d".into(),
+            listen: vec!["a:1".into()],
+            lends: 5,
+            lent: 3,
+            members: 1,
+            bytes_read: 0,
+            bytes_written: 0,
+            leaving: false,
+            seen: None,
+        };
+        state.beat(Duration::ZERO, beat, &mut Vec::new()).unwrap();
+        let text = exposition(Some(&state.view(Duration::ZERO)));
+        assert!(text.contains("farmem_rack_node_lent_bytes{node=\"a\\\"b\",domain=\"d\"} 3\n"), "{text}");
+        assert!(text.contains("farmem_rack_runs 0\n") && text.contains("farmem_rack_leads 1\n"));
+        assert!(exposition(None).ends_with("farmem_rack_leads 0\n"));
+    }
+}
