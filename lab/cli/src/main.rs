@@ -9,6 +9,7 @@
 //! | `farmem-lab replay`: which cache policy would have done how well | lab/replay |
 //! | `farmem-lab placement`: how evenly slabs lie on the nodes of a rack | lab/placement |
 //! | `farmem-lab swap-cluster`: a cluster that swaps to far memory, by how that is granted | lab/swap |
+//! | `farmem-lab rack`: a rack in virtual time, seed by seed | lab/racksim |
 //! | `farmem-lab up`, `fault`: a rack on one machine, and what happens to it | lab/up |
 //!
 //! It has the commands of `farmem` too, hidden: benchmarks start runs, nodes and agents of this very
@@ -81,6 +82,7 @@ enum Command {
     Replay(farmem_replay::Replay),
     Placement(farmem_placement::Placement),
     SwapCluster(farmem_swap_lab::Swap),
+    Rack(farmem_racksim::Rack),
     Up(farmem_up::Up),
     Fault(farmem_up::Happen),
     #[command(flatten)]
@@ -140,6 +142,7 @@ impl Program for Lab {
             Command::SwapCluster(swap) => swap.run()?,
             Command::Up(up) => std::process::exit(up.run(myself()?)?),
             Command::Fault(fault) => fault.run()?,
+            Command::Rack(rack) => rack.run()?,
             Command::Product(command) => command.execute()?,
         }
         Ok(())

@@ -17,7 +17,7 @@ use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
 use farmem_sys::sync::Lock;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// What the network is like.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +43,8 @@ impl Default for Weather {
 pub struct Network {
     weather: Weather,
     state: Lock<State>,
+    /// Networks whose time is the same.
+    beside: Lock<Vec<Weak<Network>>>,
 }
 
 struct State {
@@ -59,6 +61,8 @@ struct State {
     /// never.
     cuts: VecDeque<(u64, Option<u64>)>,
     wires: Vec<Wire>,
+    /// What the node says until then takes so much longer.
+    slow: (u64, u64),
 }
 
 /// One connection.
@@ -94,10 +98,26 @@ impl Network {
                 connecting: Ok(()),
                 cuts: VecDeque::new(),
                 wires: Vec::new(),
+                slow: (0, 0),
             }),
+            beside: Lock::new(Vec::new()),
         };
         network.start_node(lend);
         Arc::new(network)
+    }
+
+    /// From now on these have one clock: where one's time goes by, that of all does. Before anything has happened.
+    pub fn share_clock(networks: &[Arc<Network>]) {
+        for network in networks {
+            let others = networks.iter().filter(|other| !Arc::ptr_eq(other, network));
+            *network.beside.lock() = others.map(Arc::downgrade).collect();
+        }
+    }
+
+    /// For `ns` from now on whatever the node says takes `longer_ns` longer.
+    pub fn slow_down(&self, ns: u64, longer_ns: u64) {
+        let mut state = self.state.lock();
+        state.slow = (state.now_ns + ns, longer_ns);
     }
 
     /// Starts a node anew: nothing of the one before is left.
@@ -199,8 +219,18 @@ impl Network {
 
     /// Lets time pass.
     pub fn pass(&self, ns: u64) {
+        let until = self.now_ns() + ns;
+        self.pass_until(until);
+        self.beside.lock().iter().filter_map(Weak::upgrade).for_each(|other| other.pass_until(until));
+    }
+
+    /// When something next arrives at the node or at a host, or connections are cut.
+    fn next_event(&self) -> Option<u64> {
+        self.state.lock().next_event()
+    }
+
+    fn pass_until(&self, until: u64) {
         let mut state = self.state.lock();
-        let until = state.now_ns + ns;
         while let Some(at) = state.next_event().filter(|at| *at <= until) {
             state.now_ns = state.now_ns.max(at);
             if let Some((_, late)) = state.cuts.pop_front_if(|(cut, _)| *cut <= at) {
@@ -281,11 +311,12 @@ impl State {
 
     /// The node takes what has arrived.
     fn run_node(&mut self, weather: &Weather) {
-        let State { now_ns, random, nic, stopped_until_ns, wires, .. } = self;
+        let State { now_ns, random, nic, stopped_until_ns, wires, slow, .. } = self;
         let (Some(nic), now) = (nic, *now_ns) else { return };
         if now < *stopped_until_ns {
             return;
         }
+        let longer = if now < slow.0 { slow.1 } else { 0 };
         for wire in wires.iter_mut() {
             let Wire { engine: slot, to_node, to_host, cut, host_closed, .. } = wire;
             let Some(engine) = slot else { continue };
@@ -294,7 +325,7 @@ impl State {
                 let pulled = engine.pull(nic, now, |parts| to_node.take(now, parts));
                 goodbye = pulled.err();
                 let pushed = engine.push(nic, |parts, _| match *cut {
-                    false => Ok(to_host.put(now, weather, random, parts)),
+                    false => Ok(to_host.put(now + longer, weather, random, parts)),
                     true => Ok(parts.iter().map(Part::len).sum()),
                 });
                 goodbye = goodbye.or(pushed.err());
@@ -418,9 +449,10 @@ impl Stream {
 
     /// Lets time pass until something arrives anywhere, at most `timeout_ns`.
     pub fn wait(&self, timeout_ns: u64) {
-        let state = self.network.state.lock();
-        let until = state.next_event().unwrap_or(u64::MAX).saturating_sub(state.now_ns);
-        drop(state);
+        let now = self.network.now_ns();
+        let others: Vec<Arc<Network>> = self.network.beside.lock().iter().filter_map(Weak::upgrade).collect();
+        let next = others.iter().map(|other| other.next_event()).chain([self.network.next_event()]).flatten().min();
+        let until = next.unwrap_or(u64::MAX).saturating_sub(now);
         self.network.pass(until.min(timeout_ns));
     }
 }

@@ -1,0 +1,123 @@
+//! The controllers of the rack: the real state, a store that several share, and messages that come late.
+//!
+//! A leader that was deposed goes on answering for a while, as one does that was stopped. What it says may arrive long
+//! after what its successor has said.
+
+use crate::Mistake;
+use crate::judge::Judge;
+use farmem_control::api::{Beat, Given, Orders, Term, Want};
+use farmem_control::state::{Action, Intent, State};
+use farmem_protocol::random::Random;
+use std::time::Duration;
+
+const RACK: u64 = 7;
+
+/// One controller that leads, or believes it does.
+struct Leader {
+    state: State,
+    epoch: u64,
+    begun_ns: u64,
+}
+
+impl Leader {
+    fn now(&self, now_ns: u64) -> Duration {
+        Duration::from_nanos(now_ns - self.begun_ns)
+    }
+}
+
+/// All of them.
+pub struct Control {
+    /// What the store has, in its order.
+    kept: Vec<Intent>,
+    /// The revision of the leader key.
+    revision: u64,
+    leaders: Vec<Leader>,
+    mistake: Option<Mistake>,
+}
+
+impl Control {
+    /// One that leads a rack without nodes.
+    pub fn new(mistake: Option<Mistake>) -> Control {
+        let mut control = Control { kept: Vec::new(), revision: 0, leaders: Vec::new(), mistake };
+        control.take_over(1);
+        control
+    }
+
+    /// Another takes the leader key. The one before does not know it yet.
+    pub fn take_over(&mut self, now_ns: u64) {
+        self.revision += 1;
+        let term = Term { rack: RACK, epoch: self.revision };
+        let state = State::of(self.kept.clone()).led_in(term);
+        self.leaders.push(Leader { state, epoch: self.revision, begun_ns: now_ns });
+        let over = self.leaders.len().saturating_sub(2);
+        self.leaders.drain(..over);
+    }
+
+    /// Mostly the leader; now and then the one before.
+    fn any(&self, random: &mut Random) -> usize {
+        let last = self.leaders.len() - 1;
+        if random.index(5) == 0 { last.saturating_sub(1) } else { last }
+    }
+
+    /// Has intents kept. False: the store refuses, because another leads.
+    fn keep(&mut self, at: usize, actions: Vec<Action>) -> bool {
+        let intents = actions.into_iter().filter_map(|action| match action {
+            Action::Keep(intent) => Some(intent),
+            Action::Say(_) => None,
+        });
+        let intents: Vec<Intent> = intents.collect();
+        let leads = self.leaders[at].epoch == self.revision || self.mistake == Some(Mistake::KeptWithoutCompare);
+        if leads {
+            self.kept.extend(intents.iter().cloned());
+        }
+        leads || intents.is_empty()
+    }
+
+    /// Time goes by for all.
+    pub fn tick(&mut self, now_ns: u64) {
+        for leader in &mut self.leaders {
+            let now = leader.now(now_ns);
+            leader.state.tick(now, &mut Vec::new());
+        }
+    }
+
+    /// A beat, to any of them. None: it is refused, or what follows cannot be kept.
+    pub fn beat(&mut self, now_ns: u64, beat: Beat, random: &mut Random) -> Option<Orders> {
+        let (at, mut actions) = (self.any(random), Vec::new());
+        let leader = &mut self.leaders[at];
+        let now = leader.now(now_ns);
+        let orders = leader.state.beat(now, beat, &mut actions).ok()?;
+        self.keep(at, actions).then_some(orders)
+    }
+
+    /// A run's question, to any of them.
+    pub fn want(&mut self, now_ns: u64, want: &Want, random: &mut Random) -> Option<Given> {
+        let (at, drawn) = (self.any(random), random.bits());
+        let leader = &mut self.leaders[at];
+        let now = leader.now(now_ns);
+        leader.state.want(now, want, drawn).ok()
+    }
+
+    /// An operator's order, to any of them. What is confirmed goes on record.
+    pub fn drain(&mut self, now_ns: u64, node: &str, wanted: bool, random: &mut Random, judge: &mut Judge) {
+        let (at, mut actions) = (self.any(random), Vec::new());
+        let leader = &mut self.leaders[at];
+        let now = leader.now(now_ns);
+        if leader.state.drain(now, node, wanted, &mut actions).is_ok() && !actions.is_empty() && self.keep(at, actions)
+        {
+            judge.ordered(node, wanted);
+        }
+    }
+
+    /// Whether the leader knows that a node is to be drained.
+    pub fn leader_drains(&self, node: &str) -> bool {
+        let about = |intent: Intent| matches!(intent, Intent::Drain { name, wanted: true } if name == node);
+        self.leaders.last().is_some_and(|leader| leader.state.intents().into_iter().any(about))
+    }
+
+    /// Whether the store says that a node is to be drained.
+    pub fn is_drained(&self, node: &str) -> bool {
+        let about = |intent: &&Intent| matches!(intent, Intent::Drain { name, .. } if name == node);
+        self.kept.iter().rev().find(about).is_some_and(|intent| matches!(intent, Intent::Drain { wanted: true, .. }))
+    }
+}

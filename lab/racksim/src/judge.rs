@@ -1,0 +1,95 @@
+//! What must hold, by records of its own: no code of what is judged is in here.
+
+use std::collections::BTreeMap;
+
+/// A rule that was broken, in one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken(pub String);
+
+/// What a rule says of a moment.
+pub type Verdict = Result<(), Broken>;
+
+/// The longest that an operation of a host with two copies may take. Two nodes may be given up one after the other.
+const MIRRORED_NS: u64 = 1_000_000_000;
+/// … and of one with one copy, whose node is stopped for 2 s at most.
+const SINGLE_NS: u64 = 8_000_000_000;
+
+/// The records.
+#[derive(Default)]
+pub struct Judge {
+    /// What was written last: by host, page.
+    written: BTreeMap<(usize, u64), u64>,
+    /// Writes so far: no two have the same value.
+    writes: u64,
+    /// The greatest epoch of which an order took effect, by receiver.
+    epochs: BTreeMap<String, u64>,
+    /// Drains as they were confirmed last.
+    drains: BTreeMap<String, bool>,
+}
+
+/// Breaks a rule unless it holds.
+pub fn holds(is: bool, what: impl FnOnce() -> String) -> Verdict {
+    if is { Ok(()) } else { Err(Broken(what())) }
+}
+
+impl Judge {
+    /// A value that no other page ever had. It names its host.
+    pub fn value(&mut self, host: usize) -> u64 {
+        self.writes += 1;
+        (host as u64 + 1) << 48 | self.writes
+    }
+
+    /// A page has this value from now on.
+    pub fn wrote(&mut self, host: usize, page: u64, value: u64) {
+        self.written.insert((host, page), value);
+    }
+
+    /// A page is no more.
+    pub fn dropped(&mut self, host: usize, page: u64) {
+        self.written.remove(&(host, page));
+    }
+
+    /// The last write wins.
+    pub fn read(&self, host: usize, page: u64, found: u64) -> Verdict {
+        let expected = self.written.get(&(host, page)).copied();
+        holds(expected == Some(found), || {
+            format!("host {host} page {page}: {found:#x} was read, {expected:x?} was written last")
+        })
+    }
+
+    /// Nothing that was freed is read by another.
+    pub fn fresh(&self, host: usize, found: u64) -> Verdict {
+        let of = found >> 48;
+        holds(found == 0 || of == host as u64 + 1, || format!("host {host} finds a page of another: {found:#x}"))
+    }
+
+    /// Every wait ends.
+    pub fn took(&self, host: usize, mirrored: bool, ns: u64) -> Verdict {
+        let most = if mirrored { MIRRORED_NS } else { SINGLE_NS };
+        holds(ns <= most, || format!("host {host} waited for {} ms", ns / 1_000_000))
+    }
+
+    /// No order of an old epoch takes effect.
+    pub fn took_effect(&mut self, receiver: &str, epoch: u64) -> Verdict {
+        let latest = self.epochs.entry(receiver.to_owned()).or_default();
+        let before = *latest;
+        *latest = before.max(epoch);
+        holds(epoch >= before, || format!("{receiver} does what epoch {epoch} says, and has heard of epoch {before}"))
+    }
+
+    /// An order to drain a node, or to open it, was confirmed.
+    pub fn ordered(&mut self, node: &str, drain: bool) {
+        self.drains.insert(node.to_owned(), drain);
+    }
+
+    /// What was confirmed is known.
+    pub fn knows(&self, node: &str, drain: bool) -> Verdict {
+        let wanted = self.drains.get(node).copied().unwrap_or(false);
+        holds(wanted == drain, || format!("{node} is to be drained: {wanted} was confirmed, {drain} is known"))
+    }
+
+    /// Nobody holds more than his quota at a node.
+    pub fn within(&self, host: usize, node: &str, slabs: u64, quota: u64) -> Verdict {
+        holds(slabs <= quota, || format!("host {host} holds {slabs} slabs at {node}, its quota is {quota}"))
+    }
+}

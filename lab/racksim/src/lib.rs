@@ -1,0 +1,120 @@
+//! A rack in virtual time: three hosts, five nodes and the controllers under one seed.
+//!
+//! ```text
+//!  seed ─► steps: pages are written, read, dropped; nodes die, stop, are cut, slow, started anew;
+//!          leaders are replaced; drains; messages come late
+//!            hosts (real pool: mirror, repair, moves) ─► networks, one clock ─► nodes (real engine and memory)
+//!            controllers (real state), a store that compares
+//!  judge: what must hold, by records of its own
+//! ```
+//!
+//! Hosts 0 and 1 keep two copies, host 2 keeps one. Faults are drawn so that no page loses all its copies: that one must
+//! be waited for, or moved. A seed always gives the same run. A failure prints the line that repeats it.
+//!
+//! What is not here: the pager, forks, shared memory, RDMA. `farmem_pool`'s and the fabric's own tests have these.
+
+pub mod control;
+pub mod host;
+pub mod judge;
+mod world;
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use judge::Broken;
+pub use world::run;
+
+/// Something that is done wrong on purpose: the judge must find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mistake {
+    /// Hosts that are to keep two copies keep one.
+    OneCopy,
+    /// A page that is live is given back.
+    FreedTwice,
+    /// Orders of an earlier leader are carried out.
+    OldTermTaken,
+    /// The store takes what a deposed leader writes.
+    KeptWithoutCompare,
+    /// The pool does not know failure domains.
+    NoDomains,
+}
+
+/// Run a rack in virtual time, seed by seed
+///
+/// Three hosts, five nodes and the controllers, of the code that is shipped, with faults. Checks that the last write
+/// wins, that nothing freed is read, that waits end, that copies lie apart, that old orders do nothing.
+#[derive(clap::Args, Debug)]
+pub struct Rack {
+    /// How many seeds
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub seeds: u64,
+    /// The first of them
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    pub from: u64,
+    /// Steps of each
+    #[arg(long, value_name = "N", default_value_t = STEPS)]
+    pub steps: usize,
+    /// Do something wrong on purpose; a failure is expected then
+    #[arg(long, value_enum)]
+    pub mistake: Option<Mistake>,
+    /// Run these seeds in this process, and say nothing unless one fails
+    #[arg(long, hide = true)]
+    pub inside: bool,
+}
+
+/// Steps of a seed.
+pub const STEPS: usize = 120;
+/// Seeds of one process: pools and their address space are never given back.
+const SEEDS_INSIDE: u64 = 200;
+
+impl Rack {
+    /// Runs them.
+    ///
+    /// # Errors
+    /// A rule was broken, or processes cannot be started.
+    pub fn run(&self) -> Result<()> {
+        if self.inside || self.seeds <= SEEDS_INSIDE {
+            let begun = Instant::now();
+            for seed in self.from..self.from + self.seeds {
+                run(seed, self.steps, self.mistake).map_err(|broken| anyhow::anyhow!(told(seed, self, &broken)))?;
+            }
+            if !self.inside {
+                println!("{} seeds in {:.1?}: every rule held", self.seeds, begun.elapsed());
+            }
+            return Ok(());
+        }
+        self.in_processes()
+    }
+
+    /// A process for each few seeds, as many at a time as there are cores.
+    fn in_processes(&self) -> Result<()> {
+        let (begun, cores) = (Instant::now(), std::thread::available_parallelism().map_or(1, usize::from));
+        let own = std::env::current_exe().context("this program has no name")?;
+        let mut firsts = (self.from..self.from + self.seeds).step_by(SEEDS_INSIDE as usize);
+        loop {
+            let mut running = Vec::new();
+            for from in firsts.by_ref().take(cores) {
+                let seeds = SEEDS_INSIDE.min(self.from + self.seeds - from);
+                let mut command = Command::new(&own);
+                command.args(["rack", "--inside", "--from", &from.to_string(), "--seeds", &seeds.to_string()]);
+                command.args(["--steps", &self.steps.to_string()]);
+                running.push(command.spawn().context("cannot start a process")?);
+            }
+            if running.is_empty() {
+                break;
+            }
+            for mut process in running {
+                ensure!(process.wait()?.success(), "a seed has failed: see above");
+            }
+        }
+        println!("{} seeds in {:.1?}: every rule held", self.seeds, begun.elapsed());
+        Ok(())
+    }
+}
+
+/// A failure, and the line that repeats it.
+fn told(seed: u64, how: &Rack, Broken(what): &Broken) -> String {
+    let steps = if how.steps == STEPS { String::new() } else { format!(" --steps {}", how.steps) };
+    format!("seed {seed}: {what}\nagain by: farmem-lab rack --from {seed} --seeds 1{steps}")
+}

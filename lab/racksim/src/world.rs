@@ -1,0 +1,380 @@
+//! One seed: the rack, its steps and its end.
+
+use crate::Mistake;
+use crate::control::Control;
+use crate::host::Host;
+use crate::judge::{Broken, Judge, Verdict, holds};
+use farmem_control::api::{Beat, Given, Orders, Terms, Want};
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::random::Random;
+use farmem_sim::{Network, Weather};
+use std::sync::Arc;
+
+const MS: u64 = 1_000_000;
+const HOSTS: usize = 3;
+/// The failure domains of the nodes.
+const DOMAINS: [&str; 5] = ["shelf1", "shelf1", "shelf2", "shelf2", "shelf3"];
+/// Slabs that a node lends, and of these what one run may have.
+const LENDS: u64 = 7;
+const QUOTA: u64 = 6;
+
+/// A node of the rack.
+struct Node {
+    name: String,
+    network: Arc<Network>,
+    alive: bool,
+    /// Differs between two of its lives.
+    life: u64,
+    /// It does nothing, or is slow, until then.
+    hampered_ns: u64,
+    /// It was told to be emptied.
+    drained: bool,
+    terms: Terms,
+}
+
+/// What is under way to somebody.
+enum Message {
+    Orders(usize, u64, Orders),
+    Given(usize, Given),
+}
+
+struct World {
+    random: Random,
+    nodes: Vec<Node>,
+    hosts: Vec<Host>,
+    control: Control,
+    judge: Judge,
+    /// When each arrives.
+    messages: Vec<(u64, Message)>,
+    mistake: Option<Mistake>,
+    /// No more faults: what is lacking must end.
+    calm: bool,
+}
+
+/// Runs a seed.
+///
+/// # Errors
+/// The rule that was broken.
+pub fn run(seed: u64, steps: usize, mistake: Option<Mistake>) -> Result<(), Broken> {
+    let mut world = World::new(seed, mistake);
+    let ran = (0..steps).try_for_each(|_| world.step()).and_then(|()| world.end());
+    // Their memory goes back, although pools are never freed.
+    world.nodes.iter().for_each(|node| node.network.kill_node());
+    ran
+}
+
+impl World {
+    fn new(seed: u64, mistake: Option<Mistake>) -> World {
+        let mut random = Random::new(seed);
+        let node = |at: usize| {
+            let weather = Weather { seed: seed * 8 + at as u64, ..Weather::default() };
+            let network = Network::new(weather, LENDS * SLAB_BYTES);
+            Node {
+                name: format!("n{at}"),
+                network,
+                alive: true,
+                life: 1,
+                hampered_ns: 0,
+                drained: false,
+                terms: Terms::default(),
+            }
+        };
+        let nodes: Vec<Node> = (0..DOMAINS.len()).map(node).collect();
+        Network::share_clock(&nodes.iter().map(|node| Arc::clone(&node.network)).collect::<Vec<_>>());
+        nodes.iter().for_each(Node::limit);
+        // Each begins with some of the nodes, of two domains.
+        let host = |number: usize, first: usize| {
+            let with = [first % 5, (first + 2) % 5, (first + 3) % 5];
+            let with = with.map(|at| (at, 1, &nodes[at].network, DOMAINS[at]));
+            Host::new(number, &with, mistake)
+        };
+        let hosts = (0..HOSTS).map(|number| host(number, random.index(5))).collect();
+        let (control, judge) = (Control::new(mistake), Judge::default());
+        World { random, nodes, hosts, control, judge, messages: Vec::new(), mistake, calm: false }
+    }
+
+    fn now(&self) -> u64 {
+        self.nodes[0].network.now_ns()
+    }
+
+    fn step(&mut self) -> Verdict {
+        let host = self.random.index(HOSTS);
+        match self.random.index(100) {
+            0..8 => self.timed(host, |host, random, judge| {
+                host.grow(1 + random.index(8), [1, 700, 3000][random.index(3)], judge)
+            })?,
+            8..34 => self.timed(host, Host::rewrite)?,
+            34..56 => self.timed(host, |host, random, judge| host.look(random, judge))?,
+            56..60 => {
+                let most = if self.random.index(4) == 0 { usize::MAX } else { 4 };
+                self.hosts[host].drop_pages(most, &mut self.random, &mut self.judge);
+            }
+            60..76 => {
+                for _ in 0..1 + self.random.index(12) {
+                    self.hosts[host].repair();
+                }
+            }
+            76..86 => {
+                let ns = 1 + self.random.below(400 * MS);
+                self.pass(ns)?;
+            }
+            86..89 => self.kill_or_start()?,
+            89..95 => self.hamper(),
+            95..97 => {
+                let now = self.now();
+                self.control.take_over(now);
+            }
+            _ => {
+                let (node, wanted) = (self.random.index(self.nodes.len()), self.random.index(3) == 0);
+                let now = self.now();
+                let name = self.nodes[node].name.clone();
+                self.control.drain(now, &name, wanted, &mut self.random, &mut self.judge);
+            }
+        }
+        let ns = 1 + self.random.below(60 * MS);
+        self.pass(ns)?;
+        self.quotas()
+    }
+
+    /// Something that a host does, and may wait for.
+    fn timed(&mut self, host: usize, does: impl Fn(&mut Host, &mut Random, &mut Judge) -> Verdict) -> Verdict {
+        let begun = self.now();
+        does(&mut self.hosts[host], &mut self.random, &mut self.judge)?;
+        self.judge.took(host, self.hosts[host].mirrored, self.now() - begun)
+    }
+
+    /// Time goes by: beats, questions, messages, housekeeping.
+    fn pass(&mut self, ns: u64) -> Verdict {
+        self.nodes[0].network.pass(ns);
+        let now = self.now();
+        self.control.tick(now);
+        for at in 0..self.nodes.len() {
+            self.beat(at);
+        }
+        for host in 0..HOSTS {
+            self.ask(host);
+            let begun = self.now();
+            self.hosts[host].keep_house()?;
+            self.judge.took(host, false, self.now() - begun)?;
+        }
+        self.deliver()
+    }
+
+    fn lateness(&mut self) -> u64 {
+        let most = if self.random.index(8) == 0 && !self.calm { 3_000 * MS } else { 5 * MS };
+        self.now() + self.random.below(most)
+    }
+
+    fn beat(&mut self, at: usize) {
+        let now = self.now();
+        let node = &self.nodes[at];
+        if !node.alive || node.hampered_ns > now {
+            return;
+        }
+        let beat = Beat {
+            name: node.name.clone(),
+            incarnation: node.life,
+            domain: DOMAINS[at].into(),
+            listen: vec![format!("{}:1", node.name)],
+            lends: LENDS * SLAB_BYTES,
+            lent: node.network.lent(),
+            members: 1,
+            bytes_read: 0,
+            bytes_written: 0,
+            leaving: false,
+            seen: node.terms.latest(),
+        };
+        let life = node.life;
+        if let Some(orders) = self.control.beat(now, beat, &mut self.random) {
+            let due = self.lateness();
+            self.messages.push((due, Message::Orders(at, life, orders)));
+        }
+    }
+
+    fn ask(&mut self, number: usize) {
+        let (now, host) = (self.now(), &self.hosts[number]);
+        let want = Want {
+            run: format!("r{number}"),
+            host: format!("h{number}"),
+            domains: if host.mirrored { 2 } else { 1 },
+            held: host.held.clone(),
+            seen: host.terms.latest(),
+        };
+        if let Some(given) = self.control.want(now, &want, &mut self.random) {
+            let due = self.lateness();
+            self.messages.push((due, Message::Given(number, given)));
+        }
+    }
+
+    /// Messages arrive, the earlier due first.
+    fn deliver(&mut self) -> Verdict {
+        let now = self.now();
+        self.messages.sort_by_key(|(due, _)| *due);
+        let due = self.messages.iter().take_while(|(due, _)| *due <= now).count();
+        let arrived: Vec<Message> = self.messages.drain(..due).map(|(_, message)| message).collect();
+        let takes_old = self.mistake == Some(Mistake::OldTermTaken);
+        for message in arrived {
+            match message {
+                Message::Orders(at, life, orders) => {
+                    let node = &mut self.nodes[at];
+                    if node.alive && node.life == life && (node.terms.takes(orders.term) || takes_old) {
+                        self.judge.took_effect(&format!("{} in life {life}", node.name), orders.term.epoch)?;
+                        node.drained = orders.drain;
+                    }
+                }
+                Message::Given(number, given) => {
+                    let host = &mut self.hosts[number];
+                    if host.terms.takes(given.term) || takes_old {
+                        self.judge.took_effect(&format!("host {number}"), given.term.epoch)?;
+                        self.follow(number, &given);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A host has the nodes that it was given: new ones first.
+    fn follow(&mut self, number: usize, given: &Given) {
+        let nodes: Vec<usize> = given.nodes.iter().filter_map(|node| node.at[1..2].parse().ok()).collect();
+        for &at in &nodes {
+            let Node { life, alive, network, hampered_ns, .. } = &self.nodes[at];
+            if *alive && *hampered_ns <= network.now_ns() {
+                self.hosts[number].join(at, *life, network, DOMAINS[at]);
+            }
+        }
+        let has = |at: &usize| self.hosts[number].is_in(*at, self.nodes[*at].life);
+        if nodes.iter().any(has) {
+            self.hosts[number].keep_only(&nodes);
+        }
+        self.hosts[number].held = given.nodes.iter().map(|node| node.at.clone()).collect();
+    }
+
+    /// Whether another fault harms only what it is to harm: nobody is hampered, and everybody knows who is dead.
+    fn is_quiet(&self) -> bool {
+        let now = self.now();
+        let known = |(at, node): (usize, &Node)| {
+            let over = |life: u64| self.hosts.iter().all(|host| host.knows_over(at, life));
+            node.hampered_ns + 500 * MS <= now && (1..node.life).all(over) && (node.alive || over(node.life))
+        };
+        self.nodes.iter().enumerate().all(known)
+    }
+
+    fn kill_or_start(&mut self) -> Verdict {
+        let at = self.random.index(self.nodes.len());
+        if !self.nodes[at].alive {
+            self.start(at);
+            return Ok(());
+        }
+        let lives = |other: usize, life: u64| self.nodes[other].alive && self.nodes[other].life == life;
+        let careless = self.mistake == Some(Mistake::OneCopy);
+        let spares = |host: &Host| careless && host.mirrored || host.can_do_without(at, lives);
+        if self.is_quiet() && self.hosts.iter().all(spares) {
+            self.nodes[at].network.kill_node();
+            self.nodes[at].alive = false;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        node.network.start_node(LENDS * SLAB_BYTES);
+        (node.alive, node.drained, node.terms) = (true, false, Terms::default());
+        node.life += 1;
+        node.limit();
+    }
+
+    /// A node is stopped, slow, cut off or unheard for a while. One whose pages nobody else has, for a shorter one.
+    fn hamper(&mut self) {
+        let at = self.random.index(self.nodes.len());
+        if !self.nodes[at].alive || !self.is_quiet() {
+            return;
+        }
+        let ns = (1 + self.random.below(1_900)) * MS;
+        let (how, now) = (self.random.index(4), self.now());
+        let node = &mut self.nodes[at];
+        match how {
+            0 => node.network.cut_and_lose(),
+            1 => node.network.stop_node(ns),
+            2 => node.network.go_silent(ns / 2),
+            _ => node.network.slow_down(ns, 30 * MS),
+        }
+        node.hampered_ns = if how == 0 { 0 } else { now + ns };
+    }
+
+    /// Nobody has more than his quota.
+    fn quotas(&self) -> Verdict {
+        for (number, host) in self.hosts.iter().enumerate() {
+            let homes = host.homes();
+            for (at, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
+                let slabs = homes.iter().flatten().filter(|home| **home == Some(at)).count() as u64;
+                self.judge.within(number, &node.name, slabs, QUOTA)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything heals: what is lacking ends, every page is there, and in the end nothing is held.
+    fn end(&mut self) -> Verdict {
+        self.calm = true;
+        for at in 0..self.nodes.len() {
+            if !self.nodes[at].alive {
+                self.start(at);
+            }
+            let name = self.nodes[at].name.clone();
+            self.judge.knows(&name, self.control.is_drained(&name))?;
+            self.judge.knows(&name, self.control.leader_drains(&name))?;
+        }
+        let now = self.now();
+        self.control.take_over(now);
+        for at in 0..self.nodes.len() {
+            let (now, name) = (self.now(), self.nodes[at].name.clone());
+            self.control.drain(now, &name, false, &mut self.random, &mut self.judge);
+        }
+        for _ in 0..12 {
+            self.pass(500 * MS)?;
+        }
+        for number in 0..HOSTS {
+            let mut steps = 0;
+            while self.hosts[number].repair() {
+                steps += 1;
+                holds(steps < 20_000, || format!("host {number}: repair does not end"))?;
+            }
+            self.lies_apart(number)?;
+            self.hosts[number].look_at_all(&self.judge)?;
+        }
+        for number in 0..HOSTS {
+            self.hosts[number].drop_pages(usize::MAX, &mut self.random, &mut self.judge);
+        }
+        for _ in 0..12 {
+            self.pass(500 * MS)?;
+        }
+        for node in &self.nodes {
+            let lent = node.network.lent();
+            holds(lent == 0, || format!("{} has lent {lent} bytes for good", node.name))?;
+        }
+        Ok(())
+    }
+
+    /// With all nodes there, every page of a host that mirrors has two copies, in two failure domains.
+    fn lies_apart(&self, number: usize) -> Verdict {
+        for homes in self.hosts[number].homes().iter().filter(|_| self.hosts[number].mirrored) {
+            let [Some(a), Some(b)] = *homes else {
+                return Err(Broken(format!("host {number}: a slab has one copy, at {homes:?}")));
+            };
+            let domains = |&at: &usize| self.hosts[number].is_in(at, self.nodes[at].life);
+            let mut there: Vec<&str> = (0..DOMAINS.len()).filter(domains).map(|at| DOMAINS[at]).collect();
+            there.dedup();
+            let apart = DOMAINS[a] != DOMAINS[b] || there.len() < 2;
+            holds(apart, || format!("host {number}: both copies of a slab are in {}", DOMAINS[a]))?;
+        }
+        Ok(())
+    }
+}
+
+impl Node {
+    /// What one run may have of it.
+    fn limit(&self) {
+        self.network.with_nic(|nic| nic.units.set_quota(QUOTA * SLAB_BYTES));
+    }
+}
