@@ -5,7 +5,7 @@ use crate::api::{NodeView, Rack};
 /// A gauge of each node: its name, what it tells, its value.
 type Gauge = (&'static str, &'static str, fn(&NodeView) -> u64);
 
-/// The gauges of each node. `docs/grafana/rack.json` shows them.
+/// The gauges of each node.
 const OF_NODES: [Gauge; 8] = [
     ("farmem_rack_node_up", "Whether the node was heard of within a second.", |node| {
         u64::from(!matches!(node.standing.as_str(), "down" | "suspect"))
