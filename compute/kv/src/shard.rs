@@ -18,7 +18,7 @@ pub enum Trouble {
     /// The node has no memory left for it.
     #[error("OOM the store's memory is used up: delete keys, raise --maxmemory, or lend more")]
     Full,
-    /// The object is larger than [`object::len`] may be.
+    /// The object is larger than [`crate::object::len`] may be.
     #[error("ERR the value is too large: key and value may have 2097048 bytes together")]
     TooLarge,
     /// An object does not match its checksum.
