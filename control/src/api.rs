@@ -94,6 +94,31 @@ pub struct Orders {
     pub term: Term,
 }
 
+/// How a run is doing, by its own counters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Figures {
+    /// The program's name, perhaps cut.
+    pub program: String,
+    /// Bytes at nodes.
+    pub far: u64,
+    /// Bytes a second from nodes.
+    pub read_rate: u64,
+    /// Bytes a second to nodes.
+    pub write_rate: u64,
+    /// Half of the fetches took at most so long, in nanoseconds.
+    pub p50_ns: u64,
+    /// 99 of 100 did.
+    pub p99_ns: u64,
+    /// 999 of 1000 did.
+    pub p999_ns: u64,
+    /// Bytes that have one copy where two were asked for.
+    pub single: u64,
+    /// Bytes of which both copies are in one failure domain.
+    pub together: u64,
+    /// Times that one of its processes lost a node and went on.
+    pub nodes_lost: u64,
+}
+
 /// A run asks for nodes: at its start, and each second again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Want {
@@ -107,6 +132,8 @@ pub struct Want {
     pub held: Vec<String>,
     /// The latest term that it knows of.
     pub seen: Option<Term>,
+    /// How it is doing, once it runs.
+    pub figures: Option<Figures>,
 }
 
 /// The nodes of a run.
@@ -162,6 +189,8 @@ pub struct NodeView {
     pub lends: u64,
     /// Bytes.
     pub lent: u64,
+    /// Bytes that it had lent when it was to be emptied. 0: it is not to be.
+    pub drain_from: u64,
     /// Processes that borrow.
     pub members: u64,
     /// Bytes a second, by the last two beats.
@@ -183,6 +212,8 @@ pub struct RunView {
     pub nodes: Vec<String>,
     /// It wants its memory in several failure domains, and its nodes are in fewer.
     pub crowded: bool,
+    /// How it is doing, as it said last.
+    pub figures: Option<Figures>,
 }
 
 /// Something that happened.

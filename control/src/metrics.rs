@@ -1,12 +1,12 @@
 //! The rack's counters as Prometheus reads them.
 
-use crate::api::{NodeView, Rack};
+use crate::api::{Figures, NodeView, Rack};
 
 /// A gauge of each node: its name, what it tells, its value.
 type Gauge = (&'static str, &'static str, fn(&NodeView) -> u64);
 
-/// The gauges of each node.
-const OF_NODES: [Gauge; 8] = [
+/// The gauges of each node. `docs/grafana/rack.json` shows them.
+const OF_NODES: [Gauge; 9] = [
     ("farmem_rack_node_up", "Whether the node was heard of within a second.", |node| {
         u64::from(!matches!(node.standing.as_str(), "down" | "suspect"))
     }),
@@ -22,7 +22,26 @@ const OF_NODES: [Gauge; 8] = [
     ("farmem_rack_node_written_bytes_per_second", "Bytes written to the node, by its last two beats.", |node| {
         node.write_rate
     }),
+    ("farmem_rack_node_drain_from_bytes", "Bytes that the node had lent when it was to be emptied.", |node| {
+        node.drain_from
+    }),
     ("farmem_rack_node_silent_ms", "Milliseconds since the node's last beat.", |node| node.heard_ms.unwrap_or(0)),
+];
+
+/// A gauge of each run: its name, what it tells, its value.
+type RunGauge = (&'static str, &'static str, fn(&Figures) -> u64);
+
+/// The gauges of each run.
+const OF_RUNS: [RunGauge; 9] = [
+    ("farmem_rack_run_far_bytes", "Bytes that the run has at nodes.", |run| run.far),
+    ("farmem_rack_run_read_bytes_per_second", "Bytes that the run reads from nodes.", |run| run.read_rate),
+    ("farmem_rack_run_written_bytes_per_second", "Bytes that the run writes to nodes.", |run| run.write_rate),
+    ("farmem_rack_run_fetch_p50_ns", "Half of the run's fetches took at most so long.", |run| run.p50_ns),
+    ("farmem_rack_run_fetch_p99_ns", "99 of 100 of the run's fetches took at most so long.", |run| run.p99_ns),
+    ("farmem_rack_run_fetch_p999_ns", "999 of 1000 of the run's fetches took at most so long.", |run| run.p999_ns),
+    ("farmem_rack_run_single_bytes", "Bytes with one copy where two were asked for.", |run| run.single),
+    ("farmem_rack_run_together_bytes", "Bytes with both copies in one failure domain.", |run| run.together),
+    ("farmem_rack_run_nodes_lost", "Times that a process of the run lost a node and went on.", |run| run.nodes_lost),
 ];
 
 fn gauge(text: &mut String, name: &str, help: &str, value: u64) {
@@ -40,6 +59,13 @@ pub fn exposition(rack: Option<&Rack>) -> String {
         for node in &rack.nodes {
             let (of, domain) = (escaped(&node.name), escaped(&node.domain));
             text += &format!("{name}{{node=\"{of}\",domain=\"{domain}\"}} {}\n", value(node));
+        }
+    }
+    for (name, help, value) in OF_RUNS {
+        text += &format!("# HELP {name} {help}\n# TYPE {name} gauge\n");
+        for (run, figures) in rack.runs.iter().filter_map(|run| Some((run, run.figures.as_ref()?))) {
+            let (of, host, program) = (escaped(&run.run), escaped(&run.host), escaped(&figures.program));
+            text += &format!("{name}{{run=\"{of}\",host=\"{host}\",program=\"{program}\"}} {}\n", value(figures));
         }
     }
     gauge(&mut text, "farmem_rack_runs", "Runs that asked for nodes lately.", rack.runs.len() as u64);

@@ -16,7 +16,7 @@
 //! A node that is down is given to no run. Runs that have it keep it until they find out by
 //! themselves: the host process has the last word about its bytes.
 
-use crate::api::{Beat, EventView, Given, GivenNode, LONGEST, MOST, NodeView, Orders, Rack, RunView, Term, Want};
+use crate::api::{Beat, Figures, Given, GivenNode, LONGEST, MOST, Orders, Term, Want};
 use farmem_protocol::placement::Weights;
 use farmem_protocol::random::Random;
 use serde::{Deserialize, Serialize};
@@ -113,6 +113,8 @@ struct Node {
     rates: (u64, u64),
     leaving: bool,
     drain: bool,
+    /// Bytes that it had lent when it was to be emptied, at most.
+    drain_from: u64,
     /// Whether it was said that it is empty.
     told_empty: bool,
     /// Bytes that runs may take since they were given it after its last beat. A guess: it decides
@@ -143,6 +145,7 @@ impl Node {
             rates: (0, 0),
             leaving: false,
             drain: false,
+            drain_from: 0,
             told_empty: false,
             placed: 0,
             heard: None,
@@ -181,6 +184,7 @@ struct Run {
     /// Failure domains that it wants.
     domains: u32,
     nodes: Vec<String>,
+    figures: Option<Figures>,
     asked: Duration,
 }
 
@@ -283,9 +287,13 @@ impl State {
     }
 
     fn say(&mut self, now: Duration, line: String, actions: &mut Vec<Action>) {
-        self.events.push_front((now, line.clone()));
-        self.events.truncate(EVENTS);
+        self.note(now, line.clone());
         actions.push(Action::Say(line));
+    }
+
+    fn note(&mut self, now: Duration, line: String) {
+        self.events.push_front((now, line));
+        self.events.truncate(EVENTS);
     }
 
     /// A node's beat. Its addresses are complete.
@@ -332,6 +340,7 @@ impl State {
         }
         (node.lends, node.lent, node.members) = (beat.lends, beat.lent, beat.members);
         node.placed = 0;
+        node.drain_from = if node.drain { node.drain_from.max(node.lent) } else { 0 };
         node.standing = Standing::Up;
         node.heard = Some(now);
         let begins_to_leave = beat.leaving && !node.leaving;
@@ -403,6 +412,9 @@ impl State {
         self.not_deposed(want.seen)?;
         name_is_good("run", &want.run)?;
         name_is_good("host", &want.host)?;
+        if want.figures.as_ref().is_some_and(|figures| !is_text(&figures.program)) {
+            return Err(Refusal::Malformed(format!("a program's name is 1 to {LONGEST} plain characters")));
+        }
         if want.held.len() > MOST || want.domains == 0 || want.domains > 2 {
             return Err(Refusal::Malformed("a run has at most 64 nodes, in 1 or 2 domains".into()));
         }
@@ -442,7 +454,9 @@ impl State {
             GivenNode { at: node.address.clone(), domain: node.domain.clone() }
         };
         let nodes = chosen.iter().map(given).collect();
-        let run = Run { host: want.host.clone(), domains: want.domains, nodes: chosen, asked: now };
+        self.compare(now, want);
+        let figures = want.figures.clone();
+        let run = Run { host: want.host.clone(), domains: want.domains, nodes: chosen, figures, asked: now };
         self.runs.insert(want.run.clone(), run);
         Ok(Given { nodes, term: self.term })
     }
@@ -493,6 +507,7 @@ impl State {
         let node = self.nodes.get_mut(name).ok_or_else(|| Refusal::Unknown(name.into()))?;
         if node.drain != wanted {
             (node.drain, node.told_empty) = (wanted, false);
+            node.drain_from = if wanted { node.lent } else { 0 };
             self.weigh(name);
             actions.push(Action::Keep(Intent::Drain { name: name.into(), wanted }));
             let line = if wanted { "is to be emptied" } else { "is open again" };
@@ -515,38 +530,6 @@ impl State {
         self.say(now, format!("{name} is forgotten"), actions);
         Ok(())
     }
-
-    /// The rack as an operator sees it.
-    pub fn view(&self, now: Duration) -> Rack {
-        let node = |(name, node): (&String, &Node)| NodeView {
-            name: name.clone(),
-            domain: node.domain.clone(),
-            address: node.address.clone(),
-            standing: node.shown().into(),
-            lends: node.lends,
-            lent: node.lent,
-            members: node.members,
-            read_rate: node.rates.0,
-            write_rate: node.rates.1,
-            heard_ms: node.heard.map(|heard| now.saturating_sub(heard).as_millis() as u64),
-        };
-        let run = |(run, of): (&String, &Run)| RunView {
-            run: run.clone(),
-            host: of.host.clone(),
-            nodes: of.nodes.clone(),
-            crowded: self.domains_of(&of.nodes).len() < of.domains as usize,
-        };
-        let event = |(when, what): &(Duration, String)| EventView {
-            ago_s: now.saturating_sub(*when).as_secs(),
-            what: what.clone(),
-        };
-        Rack {
-            nodes: self.nodes.iter().map(node).collect(),
-            runs: self.runs.iter().map(run).collect(),
-            events: self.events.iter().map(event).collect(),
-            term: self.term,
-        }
-    }
 }
 
 /// Printable, and neither empty nor too long.
@@ -562,6 +545,8 @@ fn name_is_good(what: &str, text: &str) -> Result<(), Refusal> {
         "a {what} is 1 to {LONGEST} characters, without spaces, commas and control characters"
     )))
 }
+
+mod view;
 
 #[cfg(test)]
 mod tests;

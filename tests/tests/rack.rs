@@ -2,6 +2,9 @@
 //!
 //! Real processes, a real kill, and the page in a real browser.
 
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -229,6 +232,46 @@ fn a_controller_takes_orders_from_the_network_only_if_told() -> Result<()> {
         ensure!(refused.code() == 72 && refused.stderr.contains(why), "{at}: {refused:?}");
         ensure!(refused.stderr.lines().count() == 1, "{refused:?}");
     }
+    Ok(())
+}
+
+/// What Prometheus reads at an address.
+fn metrics(at: &str) -> Result<String> {
+    let mut stream = TcpStream::connect(at)?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said)?;
+    Ok(said)
+}
+
+/// Every metric that the dashboard shows is told by a controller or a node; and a run's figures are in `top`.
+#[test]
+fn the_dashboard_and_top_show_what_is_told() -> Result<()> {
+    let rack = Controller::start()?;
+    let node = rack.node("first", "shelf1")?;
+    let work = rack.work()?;
+    is_ready(&work)?;
+    let told = || metrics(&rack.at).is_ok_and(|told| told.contains("farmem_rack_run_fetch_p99_ns{"));
+    ensure!(eventually(LIMIT, told), "{}", metrics(&rack.at)?);
+    let all = metrics(&rack.at)? + &metrics(&node.metrics_address())?;
+    let names: BTreeSet<&str> = all.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
+    let board: Value = serde_json::from_str(include_str!("../../docs/grafana/rack.json"))?;
+    let targets = board["panels"].as_array().context("no panels")?.iter().flat_map(|panel| panel["targets"].as_array());
+    let mut shown = 0;
+    for target in targets.flatten() {
+        let asks = target["expr"].as_str().context("a target asks nothing")?;
+        let words = asks.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        for name in words.filter(|word| word.starts_with("farmem_")) {
+            ensure!(names.contains(name), "nobody tells {name}");
+            shown += 1;
+        }
+    }
+    ensure!(shown >= 20, "{shown}");
+    let top = rack.farmem(&["top", "--rack", "--once"])?.success()?;
+    for text in ["first", "p99.9", "keeps_checking", "whole", "joins, in shelf1"] {
+        ensure!(top.stdout_tail().contains(text), "{text}: {top:?}");
+    }
+    ends_sound(work)?;
     Ok(())
 }
 

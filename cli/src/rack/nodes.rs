@@ -1,16 +1,19 @@
 //! The nodes of a run as the rack's controller gives them: asked for at the start, and each second
 //! again, because nodes come and go.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use farmem_control::api::{GivenNode, Want};
+use farmem_control::api::{Figures, GivenNode, Want};
 use farmem_control::client::{AskError, Client};
 use farmem_fabric::{NodeAddr, RunNode};
 use farmem_sys::process;
 
+use crate::counters::{Counts, Sample};
 use crate::failure::Failure;
 use crate::run::{RunName, run_node};
+use crate::top::{as_run, short_program};
 
 /// How often a run asks.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -26,7 +29,10 @@ impl Asker {
     /// For a run that wants its memory in so many failure domains.
     pub fn new(controller: &str, run: RunName, domains: u32) -> Asker {
         let (run, host) = (format!("{:016x}", run.id()), process::host_name());
-        Asker { client: Client::new(controller), want: Want { run, host, domains, held: Vec::new(), seen: None } }
+        Asker {
+            client: Client::new(controller),
+            want: Want { run, host, domains, held: Vec::new(), seen: None, figures: None },
+        }
     }
 
     /// The run's first nodes.
@@ -54,18 +60,19 @@ impl Asker {
     }
 
     /// Asks on, in a thread of its own.
-    pub fn follow(self) -> Followed {
+    pub fn follow(self, counters: &Path) -> Followed {
         let latest = Arc::new(Mutex::new(None));
-        let list = Arc::clone(&latest);
+        let (list, counters) = (Arc::clone(&latest), counters.to_owned());
         // Without the thread the run goes on with what it has.
-        let _ = std::thread::Builder::new().name("rack".into()).spawn(move || self.keep_asking(&list));
+        let _ = std::thread::Builder::new().name("rack".into()).spawn(move || self.keep_asking(&list, &counters));
         Followed { latest }
     }
 
-    fn keep_asking(mut self, latest: &Mutex<Option<Vec<RunNode>>>) {
-        let mut trouble = None::<String>;
+    fn keep_asking(mut self, latest: &Mutex<Option<Vec<RunNode>>>, counters: &Path) {
+        let (mut trouble, mut counted) = (None::<String>, None);
         loop {
             std::thread::sleep(ASK_EVERY);
+            self.want.figures = figures(counters, &mut counted);
             let before = self.want.held.clone();
             match self.ask() {
                 Ok(Some(nodes)) => {
@@ -87,6 +94,30 @@ impl Asker {
             }
         }
     }
+}
+
+/// What a run counted, and when.
+type Counted = Option<(Instant, Counts, [u64; 160])>;
+
+/// How the run is doing, by its counters and by what they said before.
+fn figures(counters: &Path, before: &mut Counted) -> Option<Figures> {
+    let sample = Sample::read(counters).ok()?;
+    let (now, counts, latency) = (Instant::now(), sample.total(), sample.latency());
+    let run = as_run("", &sample, before.as_ref().map(|(at, counts, latency)| (now - *at, counts, latency)));
+    *before = Some((now, counts, latency));
+    let program: String = short_program(&run.program, 40).chars().map(|c| if c == ',' { ' ' } else { c }).collect();
+    Some(Figures {
+        program: if program.is_empty() { "-".to_owned() } else { program },
+        far: run.far,
+        read_rate: run.in_per_s as u64,
+        write_rate: run.out_per_s as u64,
+        p50_ns: run.fetch_latency_ns.p50,
+        p99_ns: run.fetch_latency_ns.p99,
+        p999_ns: run.fetch_latency_ns.p999,
+        single: run.single,
+        together: run.together,
+        nodes_lost: run.nodes_lost,
+    })
 }
 
 /// What the controller says while the run goes on.

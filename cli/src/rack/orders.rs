@@ -62,7 +62,7 @@ pub struct Forget {
 }
 
 /// The controller that a flag, a variable or a file names.
-fn controller(flag: &Option<String>) -> Result<Client, Failure> {
+pub fn controller(flag: &Option<String>) -> Result<Client, Failure> {
     let named = Settings::load()?.choose("controller", flag.clone(), super::address)?;
     let (at, _) = named.ok_or_else(|| Failure::usage("which rack? Name its --controller HOST:PORT"))?;
     Ok(Client::new(&at))

@@ -342,7 +342,7 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
     })?;
     let source = match (&options.node_file, asker) {
         (Some(file), _) => Some(roster::Source::file(file)),
-        (None, Some(asker)) => Some(roster::Source::Rack(asker.follow())),
+        (None, Some(asker)) => Some(roster::Source::Rack(asker.follow(&counters))),
         (None, None) => None,
     };
     let mut roster = source.map(|source| Roster::begin(source, &counters, &far));

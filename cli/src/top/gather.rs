@@ -169,7 +169,8 @@ impl Gatherer {
     }
 }
 
-fn as_run(name: &str, sample: &Sample, before: Option<(Duration, &Counts, &[u64; 160])>) -> Run {
+/// A run, from what its counters say now and said before.
+pub fn as_run(name: &str, sample: &Sample, before: Option<(Duration, &Counts, &[u64; 160])>) -> Run {
     let total = sample.total();
     let latency = sample.latency();
     let zero = (Duration::from_secs(1), &total, &latency);

@@ -2,10 +2,11 @@
 //!
 //! Reads the counters files that runs share and the status files that nodes and
 //! agents write ([`gather`]); asks nobody and stops nobody. On a terminal it draws
-//! ([`screen`]); with `--once` it prints one sample as a table ([`table`]), with
+//! ([`screen`]); `--rack` asks a controller instead ([`rack`]). With `--once` it prints one sample as a table ([`table`]), with
 //! `--json` as an object.
 
 mod gather;
+mod rack;
 mod screen;
 mod table;
 
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use crate::failure::Failure;
 use gather::Gatherer;
-pub use gather::short_program;
+pub use gather::{as_run, short_program};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,6 +46,14 @@ pub struct Options {
     #[arg(long)]
     pub json: bool,
 
+    /// Watch a rack in place of this machine: its nodes, its runs, what happened
+    #[arg(long)]
+    pub rack: bool,
+
+    /// The rack's controller; several by commas
+    #[arg(long, value_name = "HOST:PORT", requires = "rack", value_parser = crate::rack::address)]
+    pub controller: Option<String>,
+
     /// Time between samples
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::time::parse)]
     pub interval: Duration,
@@ -53,6 +62,9 @@ pub struct Options {
 /// Shows what there is until the user has seen enough.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let interval = options.interval.max(Duration::from_millis(100));
+    if options.rack {
+        return rack::run(options, interval);
+    }
     let mut gatherer = Gatherer::default();
     if !(options.once || options.json) {
         let shown = match std::env::var_os("TERM") {

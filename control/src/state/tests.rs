@@ -20,7 +20,14 @@ fn beat(name: &str, domain: &str, lends: u64, lent: u64) -> Beat {
 }
 
 fn want(run: &str, domains: u32, held: &[&str]) -> Want {
-    Want { run: run.into(), host: "h".into(), domains, held: held.iter().map(|&at| at.into()).collect(), seen: None }
+    Want {
+        run: run.into(),
+        host: "h".into(),
+        domains,
+        held: held.iter().map(|&at| at.into()).collect(),
+        seen: None,
+        figures: None,
+    }
 }
 
 const fn s(tenths: u64) -> Duration {
@@ -156,6 +163,33 @@ fn an_old_leader_is_told_so() {
         assert_eq!(state.beat(s(1), says, &mut Vec::new()) == Err(Refusal::Deposed), refused, "{seen:?}");
     }
     assert_eq!(state.want(s(1), &want("r", 1, &[]), 1).unwrap().term, Term { rack: 5, epoch: 7 });
+}
+
+/// What becomes of a run's copies is among the events, and how far a drain has come is in the view.
+#[test]
+fn repairs_and_drains_are_told() {
+    let mut state = rack(&[("a", "1"), ("b", "2")]);
+    let figures = |single, together, nodes_lost| {
+        Some(Figures { program: "job".into(), single, together, nodes_lost, p99_ns: 7, ..Figures::default() })
+    };
+    for (single, together, lost) in [(0, 0, 0), (64 << 20, 0, 1), (0, 64 << 20, 1), (0, 0, 1)] {
+        let asks = Want { figures: figures(single, together, lost), ..want("r", 2, &[]) };
+        state.want(s(1), &asks, 5).unwrap();
+    }
+    let view = state.view(s(1));
+    let told: Vec<&str> =
+        view.events.iter().map(|event| event.what.as_str()).filter(|what| what.contains("job")).collect();
+    let lines =
+        ["two failure domains again", "64 MiB are in one failure domain", "two copies again", "64 MiB have one copy"];
+    assert!(told.len() == 4 && told.iter().zip(lines).all(|(told, line)| told.contains(line)), "{told:?}");
+    assert_eq!(view.runs[0].figures, figures(0, 0, 1));
+    state.beat(s(1), beat("a", "1", 8 * GIB, 4 * GIB), &mut Vec::new()).unwrap();
+    state.drain(s(1), "a", true, &mut Vec::new()).unwrap();
+    state.beat(s(2), beat("a", "1", 8 * GIB, GIB), &mut Vec::new()).unwrap();
+    let node = state.view(s(2)).nodes.remove(0);
+    assert_eq!((node.lent, node.drain_from), (GIB, 4 * GIB));
+    let bad = Want { figures: Some(Figures::default()), ..want("r", 1, &[]) };
+    assert!(matches!(state.want(s(2), &bad, 1), Err(Refusal::Malformed(_))));
 }
 
 #[test]

@@ -199,6 +199,7 @@ impl World {
             domains: if host.mirrored { 2 } else { 1 },
             held: host.held.clone(),
             seen: host.terms.latest(),
+            figures: None,
         };
         if let Some(given) = self.control.want(now, &want, &mut self.random) {
             let due = self.lateness();

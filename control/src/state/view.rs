@@ -1,0 +1,62 @@
+//! What an operator is shown of the rack, and what is noted of runs' copies.
+
+use super::{Node, Run, State};
+use crate::api::{EventView, NodeView, Rack, RunView, Want};
+use std::time::Duration;
+
+impl State {
+    /// Notes what has become of a run's copies since it asked last.
+    pub(super) fn compare(&mut self, now: Duration, want: &Want) {
+        let Some(is) = &want.figures else { return };
+        let was = self.runs.get(&want.run).and_then(|run| run.figures.clone()).unwrap_or_default();
+        let who = format!("run {} on {} ({})", want.run, want.host, is.program);
+        let mib = |bytes: u64| bytes >> 20;
+        if is.nodes_lost > was.nodes_lost {
+            self.note(now, format!("{who} has lost a node: {} MiB have one copy", mib(is.single)));
+        }
+        if is.single == 0 && was.single > 0 {
+            self.note(now, format!("{who}: every page has two copies again"));
+        }
+        match (was.together, is.together) {
+            (0, 1..) => {
+                self.note(now, format!("{who}: both copies of {} MiB are in one failure domain", mib(is.together)))
+            }
+            (1.., 0) => self.note(now, format!("{who}: copies are in two failure domains again")),
+            _ => {}
+        }
+    }
+
+    /// The rack as an operator sees it.
+    pub fn view(&self, now: Duration) -> Rack {
+        let node = |(name, node): (&String, &Node)| NodeView {
+            name: name.clone(),
+            domain: node.domain.clone(),
+            address: node.address.clone(),
+            standing: node.shown().into(),
+            lends: node.lends,
+            lent: node.lent,
+            drain_from: node.drain_from,
+            members: node.members,
+            read_rate: node.rates.0,
+            write_rate: node.rates.1,
+            heard_ms: node.heard.map(|heard| now.saturating_sub(heard).as_millis() as u64),
+        };
+        let run = |(run, of): (&String, &Run)| RunView {
+            run: run.clone(),
+            host: of.host.clone(),
+            nodes: of.nodes.clone(),
+            figures: of.figures.clone(),
+            crowded: self.domains_of(&of.nodes).len() < of.domains as usize,
+        };
+        let event = |(when, what): &(Duration, String)| EventView {
+            ago_s: now.saturating_sub(*when).as_secs(),
+            what: what.clone(),
+        };
+        Rack {
+            nodes: self.nodes.iter().map(node).collect(),
+            runs: self.runs.iter().map(run).collect(),
+            events: self.events.iter().map(event).collect(),
+            term: self.term,
+        }
+    }
+}
