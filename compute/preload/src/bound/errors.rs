@@ -6,7 +6,8 @@
 use crate::gate::NotBuilt;
 use farmem_fabric::words::WordsError;
 use farmem_fabric::{
-    BadAddress, BadDomain, BadNode, ConnectError, GrantError, Lost, NodeAddr, Refusal, RegionError, WindowError,
+    BadAddress, BadDomain, BadNode, ConnectError, GrantError, Lost, NodeAddr, Refusal, RegionError, RunNode,
+    WindowError,
 };
 use farmem_pager::{NotJoined, StartError};
 use farmem_pool::{NoPlace, NoRoom};
@@ -107,6 +108,7 @@ fn of_connections(list: &mut Vec<Box<dyn Shown>>) {
         BadAddress::Form(_) => BadAddress::Form("a\nb".into()),
         BadAddress::Path(_) => BadAddress::Path(node()),
     );
+    every!(list, RunNode: _ => "n:1@shelf".parse::<RunNode>().expect("an address and a domain"));
     every!(list, NodeAddr:
         NodeAddr::Tcp(_) => NodeAddr::Tcp(node()),
         NodeAddr::Shm(_) => NodeAddr::Shm("/run/x".into()),
