@@ -90,6 +90,20 @@ killed() {
     farmem swap --off >>/tmp/swap.log 2>&1 && has_swap 0
 }
 
+# A memory group of version 2, without swap: a program that its limit kills goes on under farmem run, with a node outside
+# of the group. A --local beyond the limit is refused.
+grouped() {
+    within 24 pages 48 200 >/tmp/native 2>&1
+    native=$?
+    [ $native = 137 ] || { echo "  natively it ended with $native"; return 1; }
+    within 24 farmem run --local 6M --transport tcp --node "$node" --stats none -- far-pages 48 200 || return 1
+    echo "  $(awk '{ print int($1 / 1024) }' /cg/small/memory.peak 2>/dev/null || echo "?") KiB in the group at most"
+    within 24 farmem run --local 23M --transport tcp --node "$node" --stats none -- far-pages 48 200 >/tmp/ended 2>&1
+    [ $? = 137 ] && grep 'the kernel ended it' /tmp/ended | sed 's/^/  /' || { cat /tmp/ended; return 1; }
+    within 24 farmem run --local 30M --transport tcp --node "$node" -- far-pages 48 200 >/tmp/refused 2>&1
+    [ $? = 64 ] && grep 'memory group' /tmp/refused | sed 's/^/  /'
+}
+
 # figure NAME   Of the volume, in KiB, as the node says.
 figure() { farmem status --json "$node" | grep -A8 '"volumes"' | sed -n "s/.*\"$1\": *\([0-9]*\).*/\1/p" | awk '{ sum += $1 } END { print int(sum / 1024) }'; }
 
@@ -217,6 +231,7 @@ lost() {
 
 check refused short refused
 check verified short verified
+check grouped short grouped
 check cut_off short cut_off
 check killed short killed
 check freed short freed
