@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
-use farmem_protocol::counters::{self, MAGIC, NEAR_PROGRAMS, NearProgram, PROCESSES, ROSTER_WORDS, percentile};
+use farmem_run::counters::{self, MAGIC, NEAR_PROGRAMS, NearProgram, PROCESSES, ROSTER_WORDS, percentile};
 use serde::Serialize;
 
 /// Declares the plain form of [`counters::Process`]: its counters, by their own names.

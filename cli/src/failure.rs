@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use farmem_protocol::exit;
+use farmem_run::exit;
 
 /// The end of a command that could not do what it was asked.
 #[derive(Debug)]

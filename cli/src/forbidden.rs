@@ -6,7 +6,7 @@
 // A constructor: Rust's library makes three calls before `main`, and aborts where they fail.
 #![allow(unsafe_code)]
 
-use farmem_protocol::exit;
+use farmem_run::exit;
 use farmem_sys::probe::{self, Call, Refused};
 use farmem_sys::raw::write_all;
 

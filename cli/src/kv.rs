@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
 use farmem_kv::serve::{self, Clients, Config, Failed};
-use farmem_protocol::exit;
 use farmem_run::Transport;
+use farmem_run::exit;
 
 use crate::failure::Failure;
 use crate::run::names;

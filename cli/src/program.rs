@@ -50,7 +50,7 @@ impl Unusable {
         match self {
             Unusable::NotFound(_) => 127,
             Unusable::NotExecutable(_) => 126,
-            _ => farmem_protocol::exit::USAGE,
+            _ => farmem_run::exit::USAGE,
         }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! | file | of |
 //! |---|---|
-//! | `run-ID.counters` | a run ([`farmem_protocol::counters::File`]) |
+//! | `run-ID.counters` | a run ([`farmem_run::counters::File`]) |
 //! | `run-ID.sock` | the embedded node of a run |
 //! | `node-PID.json` | a node on this machine ([`crate::node::Status`]) |
 //! | `node-PID.sock` | the same, if it was told to listen on TCP alone: by it programs here map its memory |

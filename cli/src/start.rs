@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
-use farmem_protocol::exit;
+use farmem_run::exit;
 
 use crate::failure::Failure;
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
-use farmem_protocol::exit;
+use farmem_run::exit;
 use farmem_swap::Error;
 use farmem_swap::swap::{self, MAX_DEVICES, Over, Plan};
 use farmem_sys::process::{self, Signals};

@@ -58,7 +58,7 @@ fn a_region_is_listed_counted_and_removed() {
     assert_eq!(status, Some(1));
     assert!(complaint.contains("has no region sessions"), "{complaint}");
     let (status, ..) = outcome(place.farmem(["region", "rm", &at, "no name"]));
-    assert_eq!(status, Some(farmem_protocol::exit::USAGE));
+    assert_eq!(status, Some(farmem_run::exit::USAGE));
     let (status, ..) = outcome(place.farmem(["region", "ls", "unix:/nowhere"]));
-    assert_eq!(status, Some(farmem_protocol::exit::NODE_UNUSABLE));
+    assert_eq!(status, Some(farmem_run::exit::NODE_UNUSABLE));
 }

@@ -144,7 +144,7 @@ fn a_run_ends_when_its_token_is_revoked() {
     said(&["revoke", "analytics"]);
     let ended = run.wait_with_output().unwrap();
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-    assert_eq!(ended.status.code(), Some(farmem_protocol::exit::NODE_LOST), "{}", text(&ended.stderr));
+    assert_eq!(ended.status.code(), Some(farmem_run::exit::NODE_LOST), "{}", text(&ended.stderr));
     assert!(text(&ended.stderr).contains("was revoked"), "{}", text(&ended.stderr));
     assert!(said(&["list"]).contains("revoked"));
     refused(here.run(Some("analytics.token"), PROGRAM), "was revoked");

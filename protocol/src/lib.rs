@@ -3,7 +3,6 @@
 //! * [`addr`]: pages of a program, slabs and slots of a node's memory.
 //! * [`key`]: by what right a verb reaches memory.
 //! * [`wire`]: the frames between a host and a node.
-//! * [`counters`]: the counters page that a run shares with `farmem run` and `farmem top`.
 //! * [`lines`]: records of the eviction log, which carry changed lines of many pages.
 //! * [`extent`]: the words by which a node's memory is claimed, given back and recovered.
 //! * [`fairness`]: how much of a bounded table one peer may take.
@@ -11,15 +10,11 @@
 //! * [`near`]: functions that a node does with its callers' memory.
 //! * [`node`]: addresses of nodes, and how bytes move to them.
 //! * [`placement`]: which node to ask for memory.
-//! * [`exit`]: the exit statuses by which a run says how it ended.
-//! * [`waits`]: where in their code the programs of a run wait.
 //! * [`random`]: numbers that follow from a seed, the same for everybody who draws any.
 
 #![forbid(unsafe_code)]
 
 pub mod addr;
-pub mod counters;
-pub mod exit;
 pub mod extent;
 pub mod fairness;
 pub mod key;
@@ -31,5 +26,4 @@ pub mod placement;
 pub mod random;
 pub mod region;
 pub mod units;
-pub mod waits;
 pub mod wire;

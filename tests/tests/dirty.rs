@@ -102,7 +102,7 @@ fn removed_policies_are_refused_in_a_line() -> Result<()> {
         command.args(["run", "--dirty", removed, "--", "true"]);
         let outcome = process::run(command, LIMIT)?;
         let said = outcome.stderr.trim();
-        ensure!(outcome.code() == farmem_protocol::exit::USAGE, "{}: {said}", outcome.status);
+        ensure!(outcome.code() == farmem_run::exit::USAGE, "{}: {said}", outcome.status);
         ensure!(said.lines().count() == 1 && said.contains(removed) && said.contains(instead), "{said}");
     }
     Ok(())

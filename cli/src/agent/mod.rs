@@ -21,7 +21,7 @@ use farmem_agent::serve::End;
 use farmem_agent::stock::Quotas;
 use farmem_fabric::{ConnectError, NodeAddr, Transport};
 use farmem_protocol::addr::SLAB_BYTES;
-use farmem_protocol::exit;
+use farmem_run::exit;
 use farmem_sys::probe;
 use farmem_sys::process::Signals;
 

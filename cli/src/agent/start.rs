@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use farmem_agent::host;
-use farmem_protocol::exit;
+use farmem_run::exit;
 
 use super::report::Agent;
 use crate::failure::Failure;

@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use farmem_fabric::{NodeAddr, RunNode, Transport, Trust};
-use farmem_protocol::counters::PROCESSES;
+use farmem_run::counters::PROCESSES;
 use farmem_sys::process;
 
 use super::embedded::Embedded;

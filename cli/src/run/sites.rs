@@ -1,6 +1,6 @@
 //! `farmem run --sites`: which functions of the program wait most for pages.
 //!
-//! The runtime counts by instruction ([`farmem_protocol::waits`]). Here instructions get names:
+//! The runtime counts by instruction ([`farmem_run::waits`]). Here instructions get names:
 //! function, file and line from debugging information, else the function from the symbol table,
 //! else file and offset.
 
@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use addr2line::Loader;
-use farmem_protocol::waits::{Code, Counted, File, MAGIC};
+use farmem_run::waits::{Code, Counted, File, MAGIC};
 use serde::Serialize;
 
 use crate::units;

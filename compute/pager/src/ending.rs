@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // System calls that end the process.
 
 use farmem_fabric::Lost;
-use farmem_protocol::{counters, exit};
+use farmem_run::{counters, exit};
 use farmem_sys::raw::{Errno, sleep_ns, syscall, write_all};
 use farmem_sys::{descriptors, socket};
 use std::sync::OnceLock;

@@ -25,7 +25,7 @@ use farmem_cache::prefetch::longest_for;
 use farmem_cache::sample::{Rate, Sampled};
 use farmem_pool::{By, Pool};
 use farmem_protocol::addr::PAGE_BYTES;
-use farmem_protocol::counters;
+use farmem_run::counters;
 use farmem_run::{Dirty, Faults, Feature, Prefetch, RunSpec};
 use farmem_sys::clock;
 use farmem_sys::lines::WHOLE_TOP;

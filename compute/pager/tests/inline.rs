@@ -12,8 +12,8 @@ use farmem_fabric::{NodeAddr, Session, Transport};
 use farmem_pager::Pager;
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
-use farmem_protocol::counters::Process;
 use farmem_protocol::random::Random;
+use farmem_run::counters::Process;
 use farmem_run::{Dirty, Faults, Feature, Mask, Prefetch, RunSpec};
 use std::sync::atomic::Ordering;
 

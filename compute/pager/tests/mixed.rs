@@ -10,8 +10,8 @@ use farmem_memory::Node;
 use farmem_pager::Pager;
 use farmem_pool::Pool;
 use farmem_protocol::addr::{PAGE_BYTES, SLOTS_PER_SLAB};
-use farmem_protocol::counters::Process;
 use farmem_protocol::random::Random;
+use farmem_run::counters::Process;
 use std::sync::atomic::Ordering;
 
 /// A slab of each node, full.

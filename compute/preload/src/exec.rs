@@ -13,7 +13,7 @@ use crate::start::{Pointers, variable};
 use crate::stays_near::{self, Note};
 use crate::{confined, threads};
 use farmem_protocol::addr::is_far;
-use farmem_protocol::counters::Near;
+use farmem_run::counters::Near;
 use farmem_sys::holdings::{reserve, strike};
 use farmem_sys::raw::syscall;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};

@@ -5,7 +5,7 @@
 //! their environment. Static and set-user-ID programs ignore it by themselves; they are only noted,
 //! for the run's summary.
 
-use farmem_protocol::counters::Near;
+use farmem_run::counters::Near;
 use farmem_sys::raw::checked;
 
 /// Scripts may name scripts as their interpreters; the kernel follows five.

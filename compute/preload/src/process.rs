@@ -1,7 +1,7 @@
 //! This process on far memory: its pager, and its counters in the run's file.
 
 use farmem_pager::{Pager, ending};
-use farmem_protocol::counters;
+use farmem_run::counters;
 use farmem_sys::members;
 use farmem_sys::raw::checked;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

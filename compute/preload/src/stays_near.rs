@@ -9,7 +9,7 @@
 
 use crate::{exec, image, process};
 use farmem_pager::ending::say;
-use farmem_protocol::counters::Near;
+use farmem_run::counters::Near;
 use farmem_sys::descriptors::{self, OPEN_MEM_FLAGS};
 use farmem_sys::hold::PIPE_FLAGS;
 use farmem_sys::raw::{Errno, checked};

@@ -22,7 +22,7 @@ use notes::Held;
 use crate::near;
 use crate::process::pager;
 use farmem_pager::ending;
-use farmem_protocol::exit;
+use farmem_run::exit;
 use farmem_sys::members;
 use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::sync::Lock;

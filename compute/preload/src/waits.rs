@@ -2,10 +2,10 @@
 //!
 //! Each fault looks its instruction up in a small table of this process. An instruction that is not
 //! there is found by `/proc/self/maps`, once for a mapping: file and offset, which all processes of
-//! a program share. Everything is counted in the run's file ([`farmem_protocol::waits`]).
+//! a program share. Everything is counted in the run's file ([`farmem_run::waits`]).
 
 use farmem_protocol::addr::PageId;
-use farmem_protocol::waits::{Code, File, MAGIC};
+use farmem_run::waits::{Code, File, MAGIC};
 use farmem_sys::clock;
 use farmem_sys::raw::{now_ns, read_file};
 use farmem_sys::sync::Lock;

@@ -1,13 +1,13 @@
 //! farmem's own counters of a run, while it runs.
 //!
-//! A run shares them in a file ([`farmem_protocol::counters`]) in its user's runtime directory; a run that is given
+//! A run shares them in a file ([`farmem_run::counters`]) in its user's runtime directory; a run that is given
 //! a directory of its own has the only such file there.
 
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use farmem_protocol::counters::{File, MAGIC, PROCESSES, Process};
+use farmem_run::counters::{File, MAGIC, PROCESSES, Process};
 use serde::Serialize;
 
 /// Some of [`Process`]'s, summed over a run's processes.

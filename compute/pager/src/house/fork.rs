@@ -21,7 +21,7 @@ use crate::thread::Inside;
 use crate::word::State;
 use farmem_pool::ForkShare;
 use farmem_protocol::addr::{PAGE_BYTES, PageId};
-use farmem_protocol::exit;
+use farmem_run::exit;
 use farmem_sys::raw::SignalsBlocked;
 use std::sync::atomic::Ordering;
 
@@ -55,7 +55,7 @@ impl House {
     }
 
     /// In the child, before any code of the program runs.
-    pub fn fork_child(&self, mut fork: Fork<'_>, counters: &'static farmem_protocol::counters::Process) {
+    pub fn fork_child(&self, mut fork: Fork<'_>, counters: &'static farmem_run::counters::Process) {
         self.base.counters.switch(counters);
         self.pins.forget_claims();
         // Closed first: the child may have no descriptors left for both.

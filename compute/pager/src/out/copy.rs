@@ -23,8 +23,8 @@ use crate::page::{Bytes, Target};
 use crate::word::{State, Word};
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
-use farmem_protocol::exit;
 use farmem_protocol::lines::LINE_BYTES;
+use farmem_run::exit;
 use farmem_sys::memory::{prefetch, prefetch_second};
 use std::time::Duration;
 

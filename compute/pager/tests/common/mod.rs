@@ -3,8 +3,8 @@
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_memory::Node;
 use farmem_pager::Pager;
-use farmem_protocol::counters::Process;
 use farmem_run::RunSpec;
+use farmem_run::counters::Process;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -11,8 +11,8 @@ use std::fs::File;
 use std::mem::{offset_of, size_of};
 use std::os::unix::fs::FileExt;
 
-use farmem_protocol::counters::{self, MAGIC, PROCESSES};
 use farmem_run::RunSpec;
+use farmem_run::counters::{self, MAGIC, PROCESSES};
 use serde::{Deserialize, Serialize};
 
 /// Counts, of a process so far or between two moments.

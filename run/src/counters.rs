@@ -189,7 +189,7 @@ pub struct Process {
     pub bytes_in: AtomicU64,
     /// Bytes written to nodes.
     pub bytes_out: AtomicU64,
-    /// Lines found changed on pages that left, where the policy tells lines ([`crate::lines`]).
+    /// Lines found changed on pages that left, where the policy tells lines ([`farmem_protocol::lines`]).
     pub lines_changed: AtomicU64,
     /// Lines that went to their slots one by one.
     pub lines_sent: AtomicU64,
