@@ -1,6 +1,5 @@
 //! Connections that say what no library of ours would, frame by frame.
 
-// Each test binary uses some of it.
 #![allow(dead_code)] // Each test file is a program of its own, and uses a part.
 
 use farmem_protocol::wire::{

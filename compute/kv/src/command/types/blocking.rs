@@ -4,7 +4,7 @@
 //! element may come from any front end, and nobody tells. It does not wait in a transaction. While it
 //! waits it holds nothing, and its connection may end it.
 
-use super::super::args::parse_float;
+use super::super::args::{is, parse_float};
 use super::super::{Answered, Call, Fail};
 use super::count;
 use crate::resp::Reply;
@@ -122,4 +122,16 @@ pub fn numbered(call: &Call, at: usize) -> Result<(&[Vec<u8>], usize), Fail> {
     }
     let end = at.checked_add(1 + keys).filter(|&end| end <= call.count()).ok_or_else(Fail::syntax)?;
     Ok((&call.args[at + 1..end], end))
+}
+
+/// How many elements a command takes at most, by its last arguments: `COUNT n`, or one.
+pub fn most(args: &[Vec<u8>]) -> Result<usize, Fail> {
+    match args {
+        [] => Ok(1),
+        [word, number] if is(word, "count") => {
+            let wrong = || Fail::new("count should be greater than 0");
+            count(number).ok().filter(|&count| count > 0).ok_or_else(wrong)
+        }
+        _ => Err(Fail::syntax()),
+    }
 }

@@ -1,9 +1,9 @@
 //! ZUNION, ZINTER, ZDIFF, what stores them, and commands that pop from the first of several sorted sets.
 
-use super::blocking::{numbered, timeout, wait};
+use super::blocking::{most, numbered, timeout, wait};
 use super::sets::limit;
 use super::sorted::{Member, flat, members, pop_from, shown, sort};
-use super::{count, decode, put_at};
+use super::{decode, put_at};
 use crate::command::args::{is, parse_float, parse_int};
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
@@ -172,15 +172,7 @@ impl<'a> Popped<'a> {
             arg if is(arg, "min") => false,
             _ => return Err(Fail::syntax()),
         };
-        let most = match &call.args[at + 1..] {
-            [] => 1,
-            [word, number] if is(word, "count") => {
-                let wrong = || Fail::new("count should be greater than 0");
-                count(number).ok().filter(|&count| count > 0).ok_or_else(wrong)?
-            }
-            _ => return Err(Fail::syntax()),
-        };
-        Ok(Popped(keys, largest, most))
+        Ok(Popped(keys, largest, most(&call.args[at + 1..])?))
     }
 
     async fn pop(&self, call: &Call) -> Result<Option<Reply>, Fail> {

@@ -1,7 +1,7 @@
 //! Commands that move elements between lists, take them from the first of several, or look for them.
 
-use super::blocking::{numbered, timeout, wait};
-use super::{Items, bulks, change_at, count, decode, read};
+use super::blocking::{most, numbered, timeout, wait};
+use super::{Items, bulks, change_at, decode, read};
 use crate::command::args::{is, parse_int};
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
@@ -92,15 +92,7 @@ impl<'a> Popped<'a> {
     fn parse(call: &'a Call, at: usize) -> Result<Popped<'a>, Fail> {
         let (keys, at) = numbered(call, at)?;
         let front = front(call.arg(at))?;
-        let most = match &call.args[at + 1..] {
-            [] => 1,
-            [word, number] if is(word, "count") => {
-                let wrong = || Fail::new("count should be greater than 0");
-                count(number).ok().filter(|&count| count > 0).ok_or_else(wrong)?
-            }
-            _ => return Err(Fail::syntax()),
-        };
-        Ok(Popped(keys, front, most))
+        Ok(Popped(keys, front, most(&call.args[at + 1..])?))
     }
 
     async fn pop(&self, call: &Call) -> Result<Option<Reply>, Fail> {
