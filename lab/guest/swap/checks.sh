@@ -107,8 +107,22 @@ grouped() {
 # figure NAME   Of the volume, in KiB, as the node says.
 figure() { farmem status --json "$node" | grep -A8 '"volumes"' | sed -n "s/.*\"$1\": *\([0-9]*\).*/\1/p" | awk '{ sum += $1 } END { print int(sum / 1024) }'; }
 
-# A program gives back three of four pages at random: a second later the node holds little more than what is live, as the
-# kernel counts it. When the program has ended, the node has its memory back, but for what the kernel keeps of freed slots.
+# The node holds at most so many KiB. Says what it held, and what was live, each time that it is asked in vain.
+holds_at_most() {
+    held=$(figure held)
+    [ "$held" -le "$1" ] || { echo "  $(cut -d' ' -f1 /proc/uptime): $held KiB held, $(figure live) KiB live"; return 1; }
+}
+
+# Slots in use are at least nine tenths of what the node holds, as the kernel counts them.
+well_used() {
+    used=$(awk '/nbd/ { print $4 }' /proc/swaps)
+    holds_at_most $((used * 10 / 9))
+}
+
+# A program gives back three of four pages at random: the node holds little more than what is live. When the program has
+# ended, the node has its memory back but for two blocks: the kernel keeps 64 freed slots for each processor, and trims no
+# cluster that has one; what was freed there sooner after its write than the watcher took its next mark stays as well. On a
+# machine that does nothing else a second is enough for each, and one block is left. The gate compiles meanwhile.
 freed() {
     on || return 1
     grep 'come back' /tmp/swap.log | tail -1
@@ -118,16 +132,15 @@ freed() {
     program=$!
     await 200 [ -e /tmp/given ] || return 1
     sleep 1
-    held=$(figure held)
-    used=$(awk '/nbd/ { print $4 }' /proc/swaps)
+    await 5 well_used || return 1
     farmem status "$node" | grep -A1 'swap volume of'
-    echo "  a second after giving back: $used KiB of slots in use, $held KiB held, $((used * 100 / held)) %"
+    echo "  after giving back: $used KiB of slots in use, $held KiB held, $((used * 100 / held)) %"
     rm /tmp/given
     wait $program || return 1
     sleep 1
-    left=$(figure held)
-    echo "  a second after its end: $left KiB held"
-    [ $((used * 100)) -ge $((held * 90)) ] && [ "$left" -le 2048 ] && off && [ ! -e /sys/kernel/tracing/instances/farmem_swap ]
+    await 5 holds_at_most 4096 || return 1
+    echo "  after its end: $held KiB held"
+    off && [ ! -e /sys/kernel/tracing/instances/farmem_swap ]
 }
 
 # What arrives at the node is the plain page, and with --crypt it is not. Swapping is verified, freed pages come back, and
