@@ -179,7 +179,7 @@ impl Flag {
         named.map(std::path::absolute).transpose().map_err(Failure::usage)
     }
 
-    /// What it proves, and whether what is said is encrypted then.
+    /// The key of the token, and whether connections are encrypted.
     pub fn trust(&self) -> Result<Trust, Failure> {
         let token = self.file(&Settings::load()?)?.as_deref().map(key).transpose()?;
         Ok(trust(token, self.plain))
@@ -194,7 +194,7 @@ pub fn trust(token: Option<Key>, plain: bool) -> Trust {
     Trust { token, plain }
 }
 
-/// What a token's file proves.
+/// The key of the token in a file.
 pub fn key(path: &Path) -> Result<Key, Failure> {
     farmem_trust::file::token(path).map_err(|e| Failure::usage(format!("--token {e}")))
 }

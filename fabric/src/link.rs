@@ -1,5 +1,5 @@
-//! A stream of bytes to a node, and the clock it lives by: a socket, or a stream of a [`Network`] in this process.
-//! What goes over it may go in records ([`Sealed`]).
+//! A stream of bytes to a node, with its clock: a socket and the system's clock, or a stream of a
+//! [`Network`] in this process. The bytes may be sealed in records ([`Sealed`]).
 
 // Passing on parts that the callers vouch for.
 #![allow(unsafe_code)]
@@ -67,7 +67,7 @@ impl From<Carrier> for Link {
     }
 }
 
-/// What is not about the bytes themselves is the carrier's.
+/// Everything but the transfer of bytes is the carrier's.
 impl Deref for Link {
     type Target = Carrier;
 
@@ -125,7 +125,7 @@ impl Link {
     }
 }
 
-/// What carries a stream's bytes.
+/// The transport of a stream's bytes.
 pub(crate) enum Carrier {
     Socket(i32),
     /// A socket whose traffic is held to a rate.

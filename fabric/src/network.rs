@@ -1,6 +1,8 @@
-//! A network that lives in this process and has a clock of its own, in place of sockets and the system's clock.
+//! A network within this process, with a clock of its own, in place of sockets and the system's
+//! clock.
 //!
-//! A simulator offers one. The rest of the crate is the same as over sockets: identities, cuts, graces, frames.
+//! A simulator offers one. The rest of the crate runs as it does over sockets: identities, cuts,
+//! graces, frames.
 
 // The parts of a transfer are raw memory that callers vouch for.
 #![allow(unsafe_code)]

@@ -1,17 +1,19 @@
-//! A stream whose bytes go in records ([`farmem_trust::record`]).
+//! A stream whose bytes are sealed in records ([`farmem_trust::record`]).
 //!
 //! ```text
 //! send     parts ── copy ─► room: record, record … ── seal ─► carrier
 //! receive  carrier ─► room ── open in place ─► copy ─► parts
 //! ```
 //!
-//! To its user it is a stream like any other. Two rules make it so:
-//! * What [`Sealed::send`] has sealed it offers to the carrier until all of it is taken, and only then says how many
-//!   bytes it has sent. Until then it says EAGAIN, and the caller offers the same bytes again, as it would anyhow.
-//! * [`Sealed::receive`] fills fewer bytes than it could only when no whole record is left in its room.
+//! Its user sees an ordinary stream. Two rules make it so:
+//! * [`Sealed::send`] offers its sealed bytes to the carrier until the carrier has taken all of
+//!   them. Only then does it report bytes as sent. Before that it returns EAGAIN, and the caller
+//!   offers the same bytes again, as it does on any stream.
+//! * [`Sealed::receive`] fills less than the caller's buffers only when its room holds no whole
+//!   record.
 //!
-//! One copy a byte is made each way, in the cache. Without it a page would have to lie between the head and the tag of its
-//! record, and so would the caller's buffers.
+//! Each byte is copied once in each direction, within the cache. Without the copy every buffer of
+//! a caller would have to lie between the head and the tag of a record.
 
 // The parts of a transfer are raw memory that callers vouch for.
 #![allow(unsafe_code)]
@@ -100,7 +102,7 @@ impl Sealed {
             let room = &mut into.room[end..];
             // SAFETY: as above.
             match unsafe { carrier.receive(&[Part::new(room.as_mut_ptr(), room.len())]) } {
-                // What came before the end, first.
+                // Bytes that came before the end are returned first.
                 Ok(0) if to.filled == 0 => return Ok(0),
                 Ok(0) | Err(Errno(libc::EAGAIN)) => break,
                 Ok(n) => {
@@ -145,11 +147,11 @@ impl Out {
         Ok(())
     }
 
-    /// Seals the record from `begun` that carries bytes up to `end`. Where the next one begins.
+    /// Seals the record from `begun` that carries bytes up to `end`. Returns where the next begins.
     fn close(&mut self, begun: usize, end: usize) -> Result<usize, Errno> {
         self.to = end + (OVERHEAD - HEAD);
         self.carried += end - begun - HEAD;
-        // The connection is made anew, with another key.
+        // On this error the caller makes another connection, which has another key.
         self.sealer.seal(&mut self.room[begun..self.to]).map_err(|_| Errno(libc::EKEYEXPIRED))?;
         Ok(self.to)
     }
@@ -232,7 +234,7 @@ mod tests {
     /// 0: not done yet; 1: it went as it should; 2: it did not.
     static WENT: AtomicU32 = AtomicU32::new(0);
 
-    /// What a connection that is restored in a fault takes: a proof, keys, records each way.
+    /// The work of a connection that is restored in a fault: a proof, keys, records in each direction.
     fn proves_seals_and_opens(key: &Key) -> bool {
         let (ours, theirs) = ([1; 32], [2; 32]);
         let proven = same(&key.of_host(&theirs, b"hello"), &key.of_host(&theirs, b"hello"));

@@ -1,4 +1,5 @@
-//! Functions near memory ([`farmem_protocol::near`]): what `farmem node --compute N` serves.
+//! The service of `farmem node --compute N`: runs functions near memory
+//! ([`farmem_protocol::near`]).
 //!
 //! A call runs on the worker that received it, within that worker's section, so no right can end
 //! under it. Each call is bounded (some 100 µs), and at most N run at a time. A further one is
@@ -15,7 +16,7 @@ use farmem_protocol::wire::{Op, Status};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Serves calls, at most so many at a time.
+/// Serves calls, at most `most` at a time.
 pub struct Compute {
     most: usize,
     running: AtomicUsize,
@@ -42,7 +43,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// What a call was admitted to.
+/// The ranges that a call was admitted to.
 struct Admitted {
     source: Grip,
     list: Option<Grip>,

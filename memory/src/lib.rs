@@ -9,10 +9,10 @@
 //! * `worker`: connections and their sockets; when to spin and when to sleep.
 //! * `listen`: where the node listens.
 //! * `compute`: functions near memory.
-//! * `metrics`, `status`, [`log`]: what the operator sees.
+//! * `metrics`, `status`, [`log`]: counters, status and log lines for the operator.
 //! * [`run()`]: the daemon from start to SIGTERM; [`Node`]: the same inside another process.
 //!
-//! What a verb or a request does is not here but in [`farmem_nic`].
+//! Verbs and requests are carried out by [`farmem_nic`].
 
 mod compute;
 mod hot;
@@ -49,7 +49,7 @@ use worker::Workers;
 /// Connections that a node has in any case, however few descriptors it may have.
 const FEW_CONNECTIONS: usize = 16;
 
-/// What a node is to be.
+/// The settings of a node.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Bytes to lend, at most; whole slabs of 64 MiB are lent.
@@ -64,7 +64,7 @@ pub struct Config {
     pub huge: bool,
     /// Log every connection and slab, too, and not only joins, leaves and refusals.
     pub verbose: bool,
-    /// The store of the tokens that are asked for; `None`: whoever reaches the node may borrow.
+    /// The store of the tokens that permit borrowing. `None`: every host that reaches the node may.
     pub tokens: Option<PathBuf>,
     /// Started for one run: says nothing, and ends when its standard input does.
     pub embedded: bool,
@@ -76,13 +76,15 @@ pub struct Config {
     pub compute: usize,
     /// The failure domain that members are told. Empty: none.
     pub domain: Domain,
-    /// A private directory for the status file by which `farmem top` finds the node, and for a Unix socket by which
-    /// programs on this machine map its memory where [`listen`](Config::listen) names none.
+    /// A private directory. It gets the status file by which `farmem top` finds the node. If
+    /// [`listen`](Config::listen) names no Unix socket, it also gets one through which programs on
+    /// this machine map the node's memory.
     pub status_dir: Option<PathBuf>,
 }
 
 impl Config {
-    /// A node that lends so much there, and nothing else: no counters told, no huge pages, no card, no quota.
+    /// A node that lends this many bytes at these addresses, with everything optional off: counters,
+    /// huge pages, the card, quotas.
     pub fn new(lend: u64, listen: Vec<NodeAddr>) -> Config {
         Config {
             lend,
@@ -103,8 +105,9 @@ impl Config {
 }
 
 impl Config {
-    /// The socket that nobody asked for: whoever comes by TCP from this machine is told of it, and maps the node's memory
-    /// if the directory lets them in. A node of one run is reached as that run wants it.
+    /// The Unix socket that the node opens unasked. A peer on this machine that comes by TCP is told of
+    /// it, and maps the node's memory if the directory's mode lets it in. The node of a single run has
+    /// none: the run chooses how to reach it.
     fn own_socket(&self) -> Option<NodeAddr> {
         let has_one = self.listen.iter().any(|at| matches!(at, NodeAddr::Shm(_)));
         let dir = self.status_dir.as_ref().filter(|_| !has_one && !self.embedded)?;
@@ -160,7 +163,8 @@ pub enum StartError {
     /// The system refused threads, descriptors or randomness.
     #[error("the system refused what a node needs: {0}")]
     System(std::io::Error),
-    /// What is lent is files without a name (memfd), one for each slab and one of words.
+    /// The limit on file sizes is too low: a node lends files without a name (memfd), one for each
+    /// slab and one of words.
     #[error("files may have {0} KiB at most (ulimit -f), and what a node lends is such files: allow {1} MiB or more")]
     Files(u64, u64),
     /// The RDMA card that was named cannot be used.
@@ -234,7 +238,7 @@ impl Node {
         nic.units.set_descriptors(descriptors);
         // Before anybody can reach it.
         let tokens = config.tokens.as_deref().map(|path| Followed::begin(path, &nic)).transpose()?.map(Mutex::new);
-        // First: whoever can reach the node can ask for its counters.
+        // First, so that the counters can be asked for as soon as the node can be reached.
         let metrics = config.metrics.map(metrics::bind).transpose()?;
         let mut listeners = config.listen.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;
         let addresses = listeners.iter().map(Listener::address).collect();
@@ -270,8 +274,8 @@ impl Node {
         self.metrics
     }
 
-    /// Its connections: those that stand, and those that ended while their peers had a descriptor to take, which are on
-    /// its account until they have, or have closed their ends.
+    /// Its connections. An ended connection counts until its peer has taken the descriptors that it
+    /// was sent, or has closed its end.
     pub fn connections(&self) -> usize {
         self.workers.connections()
     }
@@ -281,13 +285,13 @@ impl Node {
         &self.nic
     }
 
-    /// Its state, for a thread that outlives the borrow.
+    /// Its state, shared, so that a thread can outlive the borrow.
     pub fn shared_nic(&self) -> &Arc<Nic> {
         &self.nic
     }
 
-    /// Takes no new runs, and waits at most `grace` for members that hold something or are connected. Returns how
-    /// many of these are left.
+    /// Stops taking new runs, and waits at most `grace` for members that hold something or are
+    /// connected. Returns how many of these are left.
     pub fn drain(&self, grace: Duration) -> usize {
         self.nic.drain();
         let until = Instant::now() + grace;

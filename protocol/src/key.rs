@@ -1,11 +1,11 @@
-//! Keys: by what right a verb reaches memory.
+//! Keys: the right by which a verb reaches memory.
 //!
 //! ```text
 //!  63 62  61  60 59                32 31                       0
-//!  | 00 | 0 |                slab's number                     |   a slab: held by the member, from grant to release
-//!  | 00 | 1 | 0 |  index, 28 bits   |      generation          |   a window: bound to a range, for somebody
+//!  | 00 | 0 |                slab's number                     |   a slab: its holder's, until released
+//!  | 00 | 1 | 0 |  index, 28 bits   |      generation          |   a window: bound to a range
 //!  | 00 | 1 | 1 |        0          |        service           |   a service of the node's own
-//!  | 01 |       index, 30 bits      |      generation          |   a chunk, a block (10), a giant (11):
+//!  | 01 |       index, 30 bits      |      generation          |   a unit (01), a block (10), a giant (11):
 //!                                                                 its descriptor word is the right
 //! ```
 //!

@@ -88,8 +88,7 @@ pub struct Report {
     pub flags: U64,
 }
 
-/// [`Report::machine`], of the text that the kernel calls its boot id. 0: there is none, and it is
-/// nobody's.
+/// [`Report::machine`], a hash of the kernel's boot id. 0 if there is no boot id.
 pub fn machine(boot_id: &[u8]) -> u64 {
     let mix = |sum: u64, &byte: &u8| (sum ^ byte as u64).wrapping_mul(0x100_0000_01B3);
     if boot_id.is_empty() { 0 } else { boot_id.iter().fold(0xCBF2_9CE4_8422_2325, mix) | 1 }
@@ -115,12 +114,13 @@ pub enum Command {
     Zero,
     /// farmem's: how the volume is doing.
     Report,
-    /// farmem's: the volume is no longer needed. Its memory is the node's again.
+    /// farmem's: the volume is no longer needed. The node frees its memory.
     Free,
-    /// farmem's: a number for this moment, big-endian, after the reply. Pages written later are told apart by it.
+    /// farmem's: asks for a mark, a number for this moment. It follows the reply, big-endian. The node
+    /// knows of each page whether it was written before the mark or after it.
     Mark,
-    /// farmem's: the kernel has freed slots, each after the host had learned the mark in `offset`. `length` bytes of
-    /// [`Slots`] follow. A slot that was written after the mark stays.
+    /// farmem's: the kernel has freed slots, each after the host had learned the mark in `offset`.
+    /// `length` bytes of [`Slots`] follow. The node keeps a slot that was written after the mark.
     Freed,
 }
 
@@ -229,7 +229,7 @@ impl Asked {
         Ok(Some(Asked { command, cookie: request.cookie.get(), offset: request.offset.get(), length }))
     }
 
-    /// The request's bytes, for a sender.
+    /// The bytes of a request without its payload.
     pub fn frame(command: Command, cookie: u64, offset: u64, length: u32) -> Request {
         Request {
             magic: REQUEST_MAGIC.into(),

@@ -2,8 +2,8 @@
 //!
 //! `farmem run` creates one [`File`] per run. The runtime in each process of the run claims one
 //! [`Process`] slot by writing its pid into it (CAS from 0), and counts there with relaxed atomics.
-//! `farmem run` (summary), `farmem top` and `--stats json` read. Nobody waits: a reader sees
-//! counters that are each correct and together nearly so.
+//! `farmem run` (summary), `farmem top` and `--stats json` read. Readers and writers do not wait
+//! for each other: a reader sees counters that are each correct, but not of exactly one moment.
 //!
 //! A slot outlives its process, so that the summary counts children that have
 //! ended; a slot is reused only when none is free, by folding it into the last.
@@ -62,7 +62,7 @@ pub enum Near {
     Machine = 3,
     /// Another C library's loader loads it.
     Loader = 4,
-    /// It runs as another user, who may not open the run's library or its node's socket.
+    /// It runs as another user, and may not open the run's library or its node's socket.
     User = 5,
     /// Something between it and the kernel keeps userfaultfd from it: an emulator, a sandbox.
     Kernel = 6,

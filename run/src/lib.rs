@@ -1,5 +1,5 @@
-//! What `farmem run` and the processes of a run agree on: settings, the files that they share, and
-//! how they end. Pure: no I/O, no clock, no unsafe.
+//! The agreements between `farmem run` and the processes of a run: settings, shared files, and exit
+//! statuses. Pure: no I/O, no clock, no unsafe.
 //!
 //! * [`spec`]: a run's settings, and the text by which they reach its processes.
 //! * [`choice`]: settings that are one of several names.

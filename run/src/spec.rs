@@ -1,8 +1,9 @@
-//! A run's settings, complete, and the text by which they reach its processes: the variable
+//! All settings of a run, and the text that carries them to its processes in the variable
 //! `FARMEM_RUN`.
 //!
 //! ```text
-//!  farmem run: flags, variables, files ─► RunSpec ─► to_text ─► FARMEM_RUN ─► parse ─► RunSpec: runtime, pager
+//!  farmem run: flags, variables, files ─► RunSpec ─► to_text ─► FARMEM_RUN
+//!                                  runtime, pager ◄─ RunSpec ◄─ parse ◄┘
 //! ```
 //!
 //! The text is `key=value` pairs separated by `;`. Both ends are of one build, for `farmem run`

@@ -1,11 +1,11 @@
-//! Where in their code the programs of a run wait for pages (`farmem run --sites`), in a file that
-//! they share.
+//! The places in their code at which the programs of a run wait for pages (`farmem run --sites`), in
+//! a file that they share.
 //!
 //! A *place* is one instruction that faults, named by its file and its offset there: processes of
 //! one program share its places, wherever they are mapped. Code that no file holds (compiled at run
 //! time) is named by its address.
 //!
-//! Places and files are claimed by one CAS and never freed. Counts are relaxed; nobody waits.
+//! Places and files are claimed by one CAS and never freed. Counts are relaxed, without locks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::FromBytes;

@@ -40,14 +40,14 @@ pub fn secret(path: &Path) -> Result<String, FileError> {
     Ok(text)
 }
 
-/// Whether a file's mode keeps a secret: nobody but its owner has a right to it. A group may read
-/// it if root owns it: so Kubernetes and systemd hand secrets to a service, in a group of its own.
+/// Whether a file's mode keeps a secret: only its owner has rights. If root owns the file, a group
+/// may read it: Kubernetes and systemd hand secrets to a service in a group of its own.
 fn is_private(mode: u32, owner: u32) -> bool {
     let group = if owner == 0 { 0o040 } else { 0 };
     mode & 0o077 & !group == 0
 }
 
-/// What the token in a file proves.
+/// The key of the token in a file.
 ///
 /// # Errors
 /// As [`secret`], and [`FileError::Content`].
@@ -56,7 +56,7 @@ pub fn token(path: &Path) -> Result<Key, FileError> {
     token.map(|token| token.key()).map_err(|e| FileError::Content(path.to_owned(), e))
 }
 
-/// What the token proves that [`VARIABLE`] names. `None`: it names none.
+/// The key of the token in the file that [`VARIABLE`] names. `None`: the variable is not set.
 ///
 /// # Errors
 /// As [`token`].

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! token file   farmem-token-1.analytics.<id>.<secret>         32 random bytes, with the tenant's user alone
-//! key          SHA-256 of the secret                          what a node's store has; what proofs are made with
+//! key          SHA-256 of the secret                          in a node's store; proofs are made with it
 //!
 //! host                                         node
 //!  │── Hello {…, tenant, id, host's nonce} ────►│
@@ -19,7 +19,7 @@
 //! anything here allocates or uses a thread-local; reading and writing tokens as text does, and
 //! happens at start.
 //!
-//! After the proofs, what is said goes in [`record`]s.
+//! After the proofs all bytes are sealed in [`record`]s.
 
 #![forbid(unsafe_code)]
 
@@ -39,7 +39,7 @@ const FORM: &str = "farmem-token-1";
 pub type Tenant = Text<64>;
 /// The public name of a token.
 pub type TokenId = [u8; 8];
-/// Drawn by each end, for each connection.
+/// Random bits, drawn by each end for each connection.
 pub type Nonce = [u8; 32];
 /// HMAC-SHA256.
 pub type Mac = [u8; 32];
@@ -124,7 +124,7 @@ impl Key {
         Key { tenant, id, bytes }
     }
 
-    /// The hash, for a store.
+    /// The hash, as a store keeps it.
     pub fn bytes(&self) -> &[u8; 32] {
         &self.bytes
     }
@@ -152,13 +152,12 @@ impl Key {
     }
 }
 
-/// By what a host and a node know each other, and whether others on the path are kept out.
+/// The token by which a host and a node know each other, and whether connections are encrypted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trust {
-    /// The token by which the host may borrow, where the node asks for one. What goes over TCP is
-    /// encrypted then.
+    /// The token by which the host borrows. With a token, TCP is encrypted.
     pub token: Option<Key>,
-    /// With a token, too, what goes over TCP goes as it is: it can be read and changed on its way.
+    /// Leaves TCP unencrypted although there is a token: bytes can be read and changed on their way.
     pub plain: bool,
 }
 

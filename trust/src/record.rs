@@ -1,5 +1,4 @@
-//! Records: what protects the bytes of one direction of a connection, once both ends have proven a
-//! token.
+//! Records: protect the bytes of one direction of a connection, after both ends have proven a token.
 //!
 //! ```text
 //! 0        4                                4 + length     + 16
@@ -29,9 +28,8 @@ pub const OVERHEAD: usize = HEAD + 16;
 pub const MOST: usize = 16 << 10;
 /// Bytes after which a sender closes a record: a receiver can open a page before the next has come.
 pub const ENOUGH: usize = 4 << 10;
-/// Records under one key, at most. A connection that has sent as many is made anew, with other
-/// keys. With records of [`MOST`] these are 2^46 blocks, of which AES-GCM loses 2^-36 of its
-/// strength.
+/// The most records under one key. Then a new connection is made, with other keys. With records of
+/// [`MOST`] bytes these are 2^46 blocks, of which AES-GCM loses 2^-36 of its strength.
 const LIMIT: u64 = 1 << 36;
 
 /// A record does not open, or there must be none: the connection is of no more use.
@@ -161,11 +159,11 @@ impl Opener {
         }
     }
 
-    /// Opens the record that lies at `from` and ends with `room`. What it carries is at the front
-    /// of `room` then.
+    /// Opens the record that lies at `from` and ends with `room`. Moves its content to the front of
+    /// `room`.
     ///
     /// # Errors
-    /// [`BadRecord::Changed`]. What `room` holds then is of no meaning, and nothing more can be
+    /// [`BadRecord::Changed`]. The bytes in `room` are meaningless then, and no further record can be
     /// opened.
     pub fn open(&mut self, room: &mut [u8], from: usize) -> Result<usize, BadRecord> {
         let head = room.get(from..).and_then(|record| record.first_chunk::<HEAD>()).ok_or(BadRecord::Changed)?;

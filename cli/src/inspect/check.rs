@@ -6,7 +6,7 @@ use super::snapshot::{Reader, lasting};
 use crate::failure::Failure;
 use crate::units;
 
-/// Recount a node's memory: who owns every 4 KiB, and whether that can be
+/// Recount a node's memory: the owner of every 4 KiB, and whether the records agree
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {

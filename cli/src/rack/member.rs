@@ -1,7 +1,7 @@
-//! A node of a rack: it says that it is there, twice a second, and what it lends.
+//! A node of a rack: twice a second it sends the controller a beat, with what it lends.
 //!
-//! A controller that is away costs the node nothing. What it says then is said once, and once more
-//! when the controller is back.
+//! A node goes on without its controller. It prints one line when the controller is away, and one
+//! when it is back.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,12 +24,12 @@ pub struct Rack {
     #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
     pub controller: Option<String>,
 
-    /// What can be lost together with this node, as rack7/shelf2: copies lie in different ones. Programs are told it, too
+    /// The failure domain of this node, as rack7/shelf2. Copies lie in different domains. Programs learn it, too
     /// [default in a rack: the host]
     #[arg(long, value_name = "DOMAIN", value_parser = farmem_protocol::node::domain)]
     pub domain: Option<Domain>,
 
-    /// What the rack calls this node [default: the host's name]
+    /// The node's name in the rack [default: the host's name]
     #[arg(long, value_name = "NAME", requires = "controller")]
     pub name: Option<String>,
 

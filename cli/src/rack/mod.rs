@@ -1,12 +1,12 @@
 //! A rack with a controller: `farmem controller`, `farmem drain`, `farmem undrain`, `farmem forget`,
-//! and what `farmem node`, `farmem run` and `farmem status` say to it.
+//! and the controller's clients in `farmem node`, `farmem run` and `farmem status`.
 //!
 //! The controller itself is [`farmem_control`]. Here are:
 //!
 //! * [`controller`]: the command that serves it.
 //! * [`member`]: a node's beats.
 //! * [`nodes`]: a run's nodes, as the controller gives them.
-//! * [`orders`]: what an operator tells it.
+//! * [`orders`]: an operator's orders.
 //! * [`table`]: the rack as `farmem status --controller` prints it.
 
 pub mod controller;

@@ -26,7 +26,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// For a run that wants its memory in so many failure domains.
+    /// For a run that wants its memory in `domains` failure domains.
     pub fn new(controller: &str, run: RunName, domains: u32) -> Asker {
         let (run, host) = (format!("{:016x}", run.id()), process::host_name());
         Asker {
@@ -96,7 +96,7 @@ impl Asker {
     }
 }
 
-/// What a run counted, and when.
+/// The counts of a run, and their time.
 type Counted = Option<(Instant, Counts, [u64; 160])>;
 
 /// How the run is doing, by its counters and by what they said before.
@@ -120,7 +120,7 @@ fn figures(counters: &Path, before: &mut Counted) -> Option<Figures> {
     })
 }
 
-/// What the controller says while the run goes on.
+/// The controller's latest answer while the run goes on.
 pub struct Followed {
     latest: Arc<Mutex<Option<Vec<RunNode>>>>,
 }

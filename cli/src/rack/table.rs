@@ -17,8 +17,8 @@ pub fn show(controller: &str, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What `farmem top --rack` shows: nodes with the progress of their drains, runs with their latencies and copies, and what
-/// happened last.
+/// The text of `farmem top --rack`: nodes with the progress of their drains, runs with their
+/// latencies and copies, and the latest events.
 pub fn screen(rack: &Rack) -> String {
     let mut out = text(&Rack { runs: Vec::new(), ..rack.clone() });
     if !rack.runs.is_empty() {

@@ -1,8 +1,8 @@
 //! `farmem run`: one program on far memory, from its start to its end.
 //!
 //! ```text
-//! find the program ─► reach the nodes ─► start it with the library ─► watch ─► tell how it went, end as it ended
-//!  (program.rs)        (far.rs; none         (environment.rs)       (watch.rs)   (summary.rs)
+//! find the program ─► reach the nodes ─► start it with the library ─► watch ─► summary, its status
+//!  (program.rs)        (far.rs; none         (environment.rs)       (watch.rs)  (summary.rs)
 //!                       named: embedded.rs)
 //! ```
 //!

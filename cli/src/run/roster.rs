@@ -3,9 +3,10 @@
 //!
 //! The file:
 //!
-//! One address a line, with its failure domain if that is known (`a:7411@rack7`); empty lines and those that begin with `#` are passed over. When the file has
-//! changed, nodes that are new are reached first, here, so that what is wrong is said once and not
-//! by every process. Then the run's processes are told the list, by the run's file of counters.
+//! One address a line, with its failure domain if that is known (`a:7411@rack7`). Empty lines, and
+//! lines that begin with `#`, are ignored. When the file has changed, the supervisor reaches new
+//! nodes first, so that an error is reported once and not by every process. Then it writes the list
+//! into the run's file of counters, where the run's processes read it.
 
 use std::collections::HashMap;
 use std::fs;

@@ -2,9 +2,9 @@
 //! page uses.
 //!
 //! ```text
-//! trace of a process ─► last rate: pages of the sample ─┬─► cache as small as the sample, for --local A ─► returns × 1/rate
-//!                                                       ├─► …                              for --local B
-//!                                                       └─► most pages in use at once × 1/rate = the peak
+//! trace ─► last rate: pages of the sample ─┬─► cache as small as the sample, --local A ─► returns × 1/rate
+//!                                          ├─► …                              --local B
+//!                                          └─► most pages in use at once × 1/rate = the peak
 //! ```
 //!
 //! The caches run the policy that the pager runs ([`farmem_cache::recommended`]). They cannot run

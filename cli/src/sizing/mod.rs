@@ -1,8 +1,8 @@
 //! `farmem size`: how much local memory a program needs, from one run of it.
 //!
 //! ```text
-//! run with plenty ─► the pager records a sample of page uses ─► returns by local memory ─► × what a fetch took ─► table
-//!                    (farmem_cache::sample)                      (estimate.rs)               (report.rs)
+//! run with plenty ─► the pager records a sample of page uses ─► returns by local memory ─► table
+//!                    (farmem_cache::sample)                     × time of a fetch (estimate.rs)  (report.rs)
 //! ```
 
 mod estimate;

@@ -1,9 +1,9 @@
 //! `farmem top`: the present activity of every run, node and agent on this machine.
 //!
-//! Reads the counters files that runs share and the status files that nodes and
-//! agents write ([`gather`]); asks nobody and stops nobody. On a terminal it draws
-//! ([`screen`]); `--rack` asks a controller instead ([`rack`]). With `--once` it prints one sample as a table ([`table`]), with
-//! `--json` as an object.
+//! Reads the counters files that runs share and the status files that nodes and agents write
+//! ([`gather`]), and does not disturb them. On a terminal it draws ([`screen`]). `--once` prints one
+//! sample as a table ([`table`]), `--json` as an object. `--rack` asks a controller instead
+//! ([`rack`]).
 
 mod gather;
 mod rack;
@@ -31,10 +31,10 @@ Examples:
 ///
 /// Keys: ? helps, q quits, s sorts by the next column, p pauses, up and down choose a run.
 ///
-/// Under "local" stands what all of a run's processes have local, under "limit" what each may have. "Waiting" is a share
-/// of one thread's time: two threads that wait all the time are 200 %.
+/// "local" is the local memory of all of a run's processes together, "limit" the most that each may have. "waiting" is a
+/// share of one thread's time: two threads that wait all the time are 200 %.
 ///
-/// Root sees the devices of `farmem swap` too: pages that come in and go out, what a read takes, what the node holds.
+/// Root also sees the devices of `farmem swap`: pages in and out, the time of a read, the memory at the node.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
@@ -46,7 +46,7 @@ pub struct Options {
     #[arg(long)]
     pub json: bool,
 
-    /// Watch a rack in place of this machine: its nodes, its runs, what happened
+    /// Watch a rack in place of this machine: its nodes, its runs, recent events
     #[arg(long)]
     pub rack: bool,
 

@@ -1,4 +1,4 @@
-//! `farmem top --rack`: what a rack's controller knows, again and again.
+//! `farmem top --rack`: shows the state of a rack's controller, and refreshes it.
 
 use std::io;
 use std::time::{Duration, Instant};

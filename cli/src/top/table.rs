@@ -3,7 +3,7 @@
 use super::gather::{self, Agent, Node, Run, Swap, View};
 use crate::units;
 
-/// The losses of a run, for the end of a line. Empty if there were none.
+/// The losses of a run, as the end of a line. Empty if there were none.
 pub fn losses(run: &Run) -> String {
     let lost = match (run.nodes_lost, run.single) {
         (0, 0) => String::new(),

@@ -126,7 +126,7 @@ impl Blocks {
         Blocks::of(session, ledger)
     }
 
-    /// Joins a node as a new member that ends with this process: nobody takes over what it holds.
+    /// Joins a node as a new member that ends with this process. Its memory is not taken over.
     pub fn join_alone(node: &NodeAddr, options: &ConnectOptions, ledger: Arc<Ledger>) -> Result<Blocks, JoinError> {
         Blocks::of(Session::connect(node, options)?, ledger)
     }
@@ -281,8 +281,8 @@ impl Blocks {
         }
     }
 
-    /// Blocks and runs that nobody uses any more. Their memory goes back to the system at once, and
-    /// what they were reached by ends before.
+    /// Gives back blocks and runs that are no longer used. Their windows end first; then their memory
+    /// goes back to the system at once.
     pub fn release(&mut self, blocks: &[BlockId]) {
         // Of a node that is lost nothing is left to give back.
         if let Some(windows) = &mut self.windows {
@@ -305,7 +305,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// The memory of a block or run, for the application that has it; the same every time.
+    /// The memory of a block or run, as its application reaches it. The same every time.
     pub fn memory(&mut self, block: BlockId, user: User) -> Result<Memory, Refusal> {
         let grants = self.held.get(&block).ok_or(Refusal::Tables)?;
         if let Some(windows) = &mut self.windows {

@@ -1,7 +1,8 @@
 //! The memory that an application and the agent share: two rings, and a last word.
 //!
 //! ```text
-//! byte 0      agent's       0 head of up   64 tail of down   128 the agent sleeps   192 verdict   256 recalls
+//! byte 0      agent's       0 head of up   64 tail of down   128 the agent sleeps
+//!                         192 verdict     256 recalls
 //!      4096   application's 0 tail of up   64 head of down   128 the application sleeps
 //!      8192   up: 512 entries            application → agent
 //!      12288  down: 512 entries          agent → application

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! application                                  agent
-//!   │── Hello [, Declaration…] ──────────────────►│   anew, or again with its token and what it holds
+//!   │── Hello [, Declaration…] ──────────────────►│   first time, or again with its token and holdings
 //!   │◄────────────────────── Welcome + the desk ──│
 //!   │     … the rest is said in the ring …        │
 //!   │◄─────────────── Mapped + a block's memfd ───│   for each MAP, where memory is on this machine
@@ -85,7 +85,7 @@ pub enum Entry {
     Malformed = 1,
     /// It serves as many applications as it can, in all or of this user.
     Full = 2,
-    /// The token is unknown: what the application held is lost.
+    /// The token is unknown: the application's memory is lost.
     Unknown = 3,
     /// The declaration does not agree with the record.
     NotHeld = 4,
@@ -109,7 +109,7 @@ pub struct Mapped {
     pub offset: u64,
 }
 
-/// The way to a block, or to the blocks of a run, for an application. Keys of windows follow, 8
+/// Tells an application how to reach a block, or the blocks of a run. Keys of windows follow, 8
 /// bytes each, one for each block.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]

@@ -4,7 +4,7 @@
 //! byte 0        header    magic, the membership at the node, the next block's name
 //!      4096     applications, 256 × 128 bytes     token, user, process, job
 //!      36864    blocks, 65536 × 128 bytes         owner, name, place at the node, map of chunks
-//!      8425472  windows, 65536 × 16 bytes         key, what it is bound to
+//!      8425472  windows, 65536 × 16 bytes         key, and the block that it is bound to
 //! ```
 //! (All numbers are words of 8 bytes, of this machine's order: the file never leaves it.)
 //!

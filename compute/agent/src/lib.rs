@@ -21,8 +21,8 @@
 //! | [`serve`], [`host`] | the agent at work; as a process |
 //! | [`client`] | an application's side; an agent within the application |
 //!
-//! `docs/design/agent.md` says which parts trust each other, what a lie costs, and what each crash
-//! leaves.
+//! `docs/design/agent.md` describes which parts trust each other, the cost of a lie, and the state
+//! that each crash leaves.
 
 pub mod chunks;
 pub mod desk;

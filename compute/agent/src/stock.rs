@@ -179,7 +179,7 @@ impl Stock {
         self.applications().find(|&app| self.ledger.app(app).is_some_and(|who| who.token == *token && who.uid == uid))
     }
 
-    /// The tenant for whom an application's memory is isolated.
+    /// The tenant of an application. Memory of one tenant is isolated from that of others.
     pub fn tenant(&self, app: usize) -> Option<&Tenant> {
         self.apps.get(app)?.as_ref().map(|app| &app.tenant)
     }

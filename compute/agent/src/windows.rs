@@ -1,14 +1,14 @@
-//! By what programs reach blocks of a node on another machine: windows of the agent's, one for each
-//! block.
+//! Windows of the agent's, one for each block. Programs reach blocks of a node on another machine by
+//! them.
 //!
 //! ```text
-//!  spare ── BIND: a block, for the program's member ──► bound ── INVALIDATE ──► spare
+//!  spare ── BIND: a block, the program's member ──► bound ── INVALIDATE ──► spare
 //!    └──────────── in doubt (a cut connection, a program that gave it up itself): dropped ◄──┘
 //! ```
 //!
-//! A window is bound when the program that has the block first asks by what it is reached, and
-//! unbound before the block's word is given back: from then on its key works for nobody, and never
-//! will again.
+//! A window is bound when the program that has the block first asks how to reach it. It is unbound
+//! before the block's word is given back. From then on its key works for no member, and never will
+//! again.
 //!
 //! The ledger records a window as bound when the node has said so, and strikes that out before it
 //! is unbound. So what an agent finds recorded as bound is bound; anything else it drops. (A window
@@ -107,8 +107,8 @@ impl Windows {
         if let Some((_, bound)) = self.bound.get(&block) {
             return Ok(bound.iter().map(|(_, key)| *key).collect());
         }
-        // Nobody has more windows than are left. So the next user finds half of what there was
-        // before, however greedy others are.
+        // No user may have more windows than are left. So each next user finds at least half of
+        // the windows that the user before found.
         let has = self.of_user.get(&user.uid).copied().unwrap_or(0);
         if !may_have(has, grants.len(), self.empty.len() + self.spare.len()) {
             return Err(Refusal::Tables);

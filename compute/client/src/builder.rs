@@ -99,14 +99,15 @@ impl Builder {
         self
     }
 
-    /// Borrows by the token in a file, which nobody but its owner may read. Without: by the file that the variable
-    /// `FARMEM_TOKEN` names, if it names one. What goes over TCP is encrypted then.
+    /// Borrows by the token in a file, which only its owner may read. Without this, the variable
+    /// `FARMEM_TOKEN` may name the file. With a token, TCP is encrypted.
     pub fn token(mut self, file: impl Into<PathBuf>) -> Builder {
         self.token = Some(file.into());
         self
     }
 
-    /// Whether what goes over TCP goes as it is also with a token: it can be read and changed on its way. Usually not.
+    /// Leaves TCP unencrypted although a token is named: bytes can be read and changed on their way.
+    /// Default: false.
     pub fn plain(mut self, plain: bool) -> Builder {
         self.plain = plain;
         self

@@ -3,7 +3,7 @@
 //! ```text
 //!  read, write, …        one operation, one round trip
 //!  batch() … run()       many operations, one round trip to each node; buffers are borrowed
-//!  post_… ring … wait    many operations under way while the thread does something else; buffers are moved in
+//!  post_… ring … wait    many operations under way while the thread works; buffers are moved in
 //! ```
 
 // Buffers are handed to verbs as raw memory; each method says how it is kept alive.
@@ -18,8 +18,8 @@ use std::time::Duration;
 
 /// A thread's own connections to the nodes of a [`Memory`]. One for each thread at a time.
 ///
-/// Operations on one node take effect in the order in which they were posted, but a read may see
-/// what was posted behind it. Operations on different nodes are not ordered.
+/// Operations on one node take effect in the order in which they were posted. The exception: a read
+/// may see the effect of operations posted behind it. Operations on different nodes are not ordered.
 ///
 /// A lane over tcp has a connection to each node that it has used; 8192 lanes of a process can have
 /// one to a node.

@@ -73,10 +73,10 @@
 //!
 //! # Functions near memory
 //!
-//! Some work is done best where the bytes are. [`Lane::scan`] counts, sums, and finds extremes of records that pass a
-//! test; [`Lane::gather`] brings many small pieces at once; [`Lane::copy`], [`Lane::fill`] and [`Lane::chase`] need no
-//! bytes here at all. A node that was started with `--compute` does them, at 64 bytes a call. Any other leaves them to
-//! this library, with the same result.
+//! Some work is cheaper at the node. [`Lane::scan`] counts, sums, and finds extremes of records that
+//! pass a test. [`Lane::gather`] brings many small pieces at once. [`Lane::copy`], [`Lane::fill`] and
+//! [`Lane::chase`] bring no bytes here at all. A node that was started with `--compute` runs them, at
+//! 64 bytes a call. For other nodes this library does the work, with the same result.
 //!
 //! # By the host's agent
 //!

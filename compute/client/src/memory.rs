@@ -251,18 +251,19 @@ impl Memory {
         self.with_lane(|lane| lane.store(at, value))
     }
 
-    /// A number by which the openers of a region tell one another apart, the same at all nodes. It is drawn when they
-    /// connect, from 2^32.
+    /// A random number of 32 bits by which the openers of a region tell one another apart. It is drawn
+    /// when a process connects, and is the same at all nodes.
     pub fn tag(&self) -> u32 {
         self.inner.tag
     }
 
-    /// Takes all rights at a node from other processes that have this memory's region open, those whose
-    /// [`Memory::tag`] this is. For protocols that declare a silent process dead: after `true` no operation of theirs
-    /// takes effect at that node, whenever it was posted. Their operations fail with [`Error::Lost`].
+    /// Takes all rights at a node from the other processes with this [`Memory::tag`] that have this
+    /// memory's region open. Protocols that declare a silent process dead need it: after `true` none
+    /// of its operations takes effect at that node, however early it was posted. They fail with
+    /// [`Error::Lost`].
     ///
-    /// False: one of them has the node's memory mapped (shared memory), and its process still lives. Nothing but its end
-    /// keeps it from writing. Ask again later.
+    /// False: one of them has the node's memory mapped (shared memory), and its process still lives.
+    /// Only its end keeps it from writing. Ask again later.
     ///
     /// # Errors
     /// [`Error::Lost`] if the node is lost.

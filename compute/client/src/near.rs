@@ -1,5 +1,5 @@
-//! Functions near memory: done by the node where it computes (`farmem node --compute`), else here
-//! by verbs.
+//! Functions near memory. A node that computes (`farmem node --compute`) runs them; for other nodes
+//! this library runs them on the bytes that it reads.
 //!
 //! ```text
 //!                       ┌─ node computes, not mapped ──► SENDs, one round trip for many ──► replies
@@ -7,9 +7,8 @@
 //!                       └─ refused, busy, or mapped ───► READs ──► the same function here
 //! ```
 //!
-//! What a node answers is checked for what it could have been ([`Reply::parse`]). A node that lies
-//! can make a sum wrong, as it can the bytes of a READ; an answer that is impossible counts as a
-//! refusal.
+//! A node's answer is checked for being possible ([`Reply::parse`]); an impossible answer counts as a
+//! refusal. So a node that lies can make a sum wrong, as it can the bytes of a READ, and no more.
 
 // Calls and replies are handed to verbs as raw memory; each place says how it is kept alive.
 #![allow(unsafe_code)]
@@ -25,7 +24,7 @@ use std::sync::atomic::Ordering;
 
 pub use farmem_protocol::near::{Found, Kind, Scan};
 
-/// Calls that are under way together: more would hold up others at the node.
+/// Calls under way together. More would delay other members at the node.
 const TOGETHER: usize = 16;
 
 /// Where a chase ended.
@@ -39,7 +38,7 @@ pub struct Chased {
     pub found: bool,
 }
 
-/// What a chase follows, in objects of its range.
+/// The parameters of a chase through the objects of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chase {
     /// The offset of the first object.
@@ -48,18 +47,18 @@ pub struct Chase {
     pub next: u16,
     /// Where an object has the field that is compared.
     pub field: u16,
-    /// What the field of the wanted object is.
+    /// The value of the field in the wanted object.
     pub wanted: u64,
     /// Links to follow, at most.
     pub hops: u32,
 }
 
 impl Lane {
-    /// What [`Scan`] says of the records of these ranges. A range holds whole records, and lies
-    /// within one piece.
+    /// Runs a [`Scan`] over the records of these ranges. A range holds whole records, and lies within
+    /// one piece.
     ///
-    /// Sums of `f64` are taken by parts of 256 KiB and then in the order of the parts, wherever
-    /// that is done.
+    /// Sums of `f64` are taken in parts of 256 KiB, and then in the order of the parts, at the node
+    /// and here alike.
     ///
     /// # Errors
     /// As [`Lane::read`]; [`Error::Size`] where a range does not hold whole records, or a field
@@ -289,7 +288,7 @@ impl Lane {
         Ok(reply)
     }
 
-    /// What a node made of a call.
+    /// A node's reply to a call, if it is a possible one.
     fn judged(&self, (node, call): &(usize, Call), reply: &[u8; FRAME], done: Result<u64>) -> Result<Option<Reply>> {
         match done {
             Ok(_) => Ok(Reply::parse(reply, call)),

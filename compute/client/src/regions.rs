@@ -49,8 +49,8 @@ impl Builder {
         Ok(all)
     }
 
-    /// Removes the region of this name from the nodes. Processes that have it open keep it; the memory is free when the
-    /// last of them has left. False: there is none.
+    /// Removes the region of this name from the nodes. Processes that have it open keep it; the memory
+    /// is free when the last of them has left. False: there is no such region.
     ///
     /// # Errors
     /// As [`Builder::regions`].

@@ -1,8 +1,8 @@
 //! One thread's queue pairs to the nodes of a memory, and the operations under way on them.
 //!
 //! ```text
-//!  start(operation) ─► verbs of at most 1 MiB on the node's queue pair ── ring ─► completions ─► the operation has ended
-//!                                └─ the node is lost: its queue pair is dropped; all of its operations end so
+//!  start(operation) ─► verbs of at most 1 MiB on the node's queue pair ── ring ─► completions ─► ended
+//!                      └─ the node is lost: its queue pair is dropped, and its operations end with it
 //! ```
 //! An operation goes to one node. It has ended when each of its verbs has, or when the node's queue
 //! pair is gone: from then on nobody touches its buffer. Starting and ringing cannot fail; the

@@ -1,8 +1,8 @@
-//! The table that `farmem.h` and its like find by the symbol `farmem_v1`: where the page words are,
-//! and which functions to call for pages that are away.
+//! The symbol `farmem_v1`: a table with the address of the page words, and with functions to call
+//! for pages that are far. `farmem.h` and the other bindings find it.
 //!
-//! A caller looks at the page's word itself and calls nothing while the page is local. Layout and
-//! meaning are `bindings/c/farmem.h`'s, and stay: programs are compiled against them.
+//! A caller reads the page's word itself and calls nothing while the page is local. Programs are
+//! compiled against the layout in `bindings/c/farmem.h`, so it never changes.
 
 use crate::near;
 use crate::process::{pager, started};

@@ -1,12 +1,12 @@
 //! The nodes of a run that change while it goes on.
 //!
 //! The supervisor writes the list into the run's file of counters ([`File::roster`]), as addresses
-//! that need no resolver, with their failure domains. The background thread of each process looks four times a second. It joins
-//! nodes that are new, one after the other, and takes those out that are gone from the list. A
-//! program that the run starts later begins with the list as it is then.
+//! that need no resolver, with their failure domains. The background thread of each process reads
+//! it four times a second. It joins new nodes, one after the other, and takes out nodes that have
+//! left the list. A program that the run starts later begins with the list of that moment.
 //!
-//! No lock of the program's and nothing of libc's that could take one: this runs beside the
-//! program.
+//! This runs beside the program, so it takes no lock of the program's, and calls nothing of libc
+//! that could take one.
 
 use crate::process;
 use farmem_fabric::{ConnectOptions, RunNode, Session};

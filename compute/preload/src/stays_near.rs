@@ -1,4 +1,4 @@
-//! Programs of the run that have no far memory are noted in the run's file, for its summary.
+//! Notes programs of the run that have no far memory in the run's file. Its summary names them.
 //!
 //! Most are noted by the process that executes them, because they do not load this library: static
 //! programs, set-user-ID ones, those of another user ([`crate::image`], [`User`](Near::User)). A

@@ -1,7 +1,8 @@
-//! Queue pairs: verbs posted by one thread, completions polled by the same.
+//! Queue pairs: one thread posts verbs and polls their completions.
 //!
 //! ```text
-//! read, write, lines, cas, faa, bind, invalidate, send ─► posted ── doorbell ─► under way ── completion ─► poll, wait
+//! read, write, lines, cas, faa, ─► posted ── doorbell ─► under way ── completion ─► poll, wait
+//! bind, invalidate, send
 //! ```
 //!
 //! The contract of every back end:
@@ -9,18 +10,17 @@
 //!   may see what later WRITEs of the same queue pair leave.
 //! * Completions come in the order posted. One verb, one completion.
 //! * A buffer handed to READ or WRITE belongs to the verb until its completion.
-//! * A connection that is cut is restored inside `doorbell`, `poll` and `wait`, and what had no
-//!   completion is done again: that changes nothing for READ, WRITE and LINES (of LINES_IF, that
-//!   pages are refused which were not), unless another acts in between on what a CAS told him that
-//!   was posted behind: await WRITEs before it. Any other verb that was on its way completes with
-//!   [`Refusal::Unknown`], in its place among the others.
-//!
-//! Verbs go by *keys* ([`farmem_protocol::key`]): a slab that the member holds, a window that was
-//! bound for it, a unit of the pool that it owns. A verb without a right by its key is refused with
-//! [`Refusal::Access`], and the queue pair goes on.
+//! * `doorbell`, `poll` and `wait` restore a connection that was cut. READ, WRITE and LINES
+//!   without a completion are then repeated, which changes nothing (a repeated LINES_IF may refuse
+//!   a page that the first one took). There is one exception: another member may learn of a CAS
+//!   posted behind a WRITE, and write there before the repetition. So await a WRITE before such a
+//!   CAS. Every other verb under way completes with [`Refusal::Unknown`], in its order.
+//! * A verb names its right by a *key* ([`farmem_protocol::key`]): a slab that the member holds, a
+//!   window bound for it, a unit that it owns. A verb without the right is refused with
+//!   [`Refusal::Access`], and the queue pair goes on.
 //! * [`Lost`] is final, for this queue pair and all of its member.
 //!
-//! Three ways: [`mapped`] (shm), [`framed`] (tcp, sim), [`crate::verbs`] (RDMA).
+//! Three back ends: [`mapped`] (shm), [`framed`] (tcp, sim), [`crate::verbs`] (RDMA).
 
 // The buffers of READ and WRITE are the caller's raw memory.
 #![allow(unsafe_code)]

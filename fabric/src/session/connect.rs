@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock};
 /// The time that a first connection is given, however short the grace.
 const LEAST_CONNECT_NS: u64 = 1_000_000_000;
 
-/// The session, the node's Unix path, and what else it offers.
+/// The session, the node's Unix path, and the node's offers (`Welcome::offers`).
 type Joined = (Session, Option<PathBuf>, u8);
 
 impl Session {
@@ -34,7 +34,8 @@ impl Session {
         Session::connect_at_rate(addr, options, None)
     }
 
-    /// [`Session::connect`], with what goes over TCP held to so many bits a second each way ([`crate::shape`]).
+    /// [`Session::connect`] with a limit in bits a second for TCP, in each direction
+    /// ([`crate::shape`]).
     pub fn connect_at_rate(
         addr: &NodeAddr,
         options: &ConnectOptions,
@@ -73,15 +74,16 @@ impl Session {
         }
     }
 
-    /// Joins a node as a member that outlives its process: when the connection ends without a farewell the node
-    /// keeps what the member holds for the grace, and [`Session::resume`] has it again. Of a node on this machine,
-    /// by its Unix socket, memory can be mapped; any other is reached in frames.
+    /// Joins a node as a member that outlives its process. When its connection ends without a
+    /// farewell, the node keeps the member's memory for the grace, and [`Session::resume`] takes it up
+    /// again. Memory of a node on this machine can be mapped, through its Unix socket; other nodes are
+    /// reached in frames.
     pub fn connect_lasting(node: &NodeAddr, options: &ConnectOptions) -> Result<Session, ConnectError> {
         first_of(node, |reach| Session::join_as(reach, node.to_string(), options, true).map(|(session, ..)| session))
     }
 
-    /// The member again, in another process: what the last one said [`Session::identity`] was. It holds
-    /// the slabs that it held; none is mapped here.
+    /// Takes up a member of an ended process, by the [`Session::identity`] that it had. The member
+    /// still holds its slabs. None is mapped here.
     pub fn resume(node: &NodeAddr, options: &ConnectOptions, identity: &Identity) -> Result<Session, ConnectError> {
         let Identity { secret, incarnation, number } = *identity;
         let purpose = Purpose::Rejoin(Known { secret, incarnation });
@@ -163,7 +165,7 @@ impl Session {
         let sealed = self.is_sealed();
         let works = match transport {
             Transport::Tcp | Transport::Shm => return Ok(self),
-            // What a card moves nobody seals.
+            // A card's transfers cannot be sealed.
             Transport::Auto if sealed => return Ok(self),
             Transport::Verbs if sealed => Err("what goes by it cannot be encrypted: add --plain".into()),
             Transport::Auto if offers & OFFERS_RDMA == 0 => return Ok(self),
@@ -203,7 +205,7 @@ fn at_start(failure: NoDial, reach: &Reach, node: &str) -> ConnectError {
     }
 }
 
-/// What is known of a member from its Welcome. Without a control connection yet.
+/// The membership that a Welcome describes. It has no control connection yet.
 fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, welcome: &Welcome) -> Membership {
     let own_end = SocketAddr::new(IpAddr::V6(Ipv6Addr::from(welcome.address)), welcome.port);
     let dialled = link.peer_address().map(|at| SocketAddr::new(canonical(at.ip()), at.port()));

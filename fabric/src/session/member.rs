@@ -1,5 +1,5 @@
-//! What a session and its queue pairs share, and how a connection of theirs that was cut is restored: the
-//! rules at the top of [`super`].
+//! The state that a session shares with its queue pairs, and the restoring of cut connections by
+//! the rules at the top of [`super`].
 
 use super::dial::{Broken, NoDial, Pass, Patience, dial, exchange, greet, token_refused};
 use super::silence::{DOUBT_NS, Ear, Heard, KEEP_S, Outage};
@@ -51,7 +51,7 @@ const LEAVE_NS: u64 = 4_000_000_000;
 /// How long a node may take to answer that a run is over.
 pub const FAREWELL_NS: u64 = 1_000_000_000;
 
-/// What a session and its queue pairs share.
+/// The state that a session shares with its queue pairs.
 pub(crate) struct Membership {
     pub node: String,
     pub reach: Reach,
@@ -209,7 +209,8 @@ impl Membership {
 
     /// Sends a request and waits for its answer, over as many connections as it takes.
     pub fn ask(&self, ask: Ask) -> Result<(Result<Reply, Refused>, Option<i32>), Lost> {
-        // Where the caller's are open, in a fault over shm, one would end the wait early, and that looks like a cut.
+        // In a fault over shm the program's signals are open. A signal would end the wait early, and
+        // that would look like a cut.
         let _signals = SignalsBlocked::new();
         self.check()?;
         let mut control = self.control.lock();
@@ -290,8 +291,8 @@ impl Membership {
         self.give_up(format!("it has not answered for {} s", SILENT_NS / 1_000_000_000))
     }
 
-    /// The control connection of the member of this secret, over a connection that its node has passed. `None` where
-    /// that has come to nothing.
+    /// Makes a connection that the node has passed the control connection of the member of this
+    /// secret. `None` if the node does not welcome it.
     pub fn present(&self, passed: i32, secret: Secret) -> Option<(Link, u16)> {
         let purpose = Purpose::Rejoin(Known { secret, ..self.known() });
         let link = Carrier::Socket(passed).into();

@@ -2,18 +2,18 @@
 //!
 //! A session has one connection for control (grants, releases, tickets) and
 //! lends its identity, a secret, to queue pairs with connections of their own.
-//! Any of these may be cut; each is restored by whoever next needs it:
+//! Any of these may be cut. The next thread that needs a connection restores it:
 //!
 //! ```text
 //!  cut ─► dial again, with secret and incarnation
 //!          ├─ welcome ──────────────────────────► go on; repeat what had no answer
 //!          ├─ unknown, other incarnation ───────► Lost: the memory is gone
-//!          ├─ refused, no middlebox between ────► Lost after REFUSED_NS: nobody listens
+//!          ├─ refused, no middlebox between ────► Lost after REFUSED_NS: no process listens
 //!          ├─ refused by a middlebox, unreachable, closed at once ─► again, until grace is over
 //!          └─ connected, silent ────────────────► wait: a stopped node answers when it continues
 //! ```
 //!
-//! A connection whose peer's machine is not heard any more counts as cut, too: [`silence`].
+//! A connection also counts as cut when the peer's machine has gone silent: [`silence`].
 //!
 //! Whether a middlebox is between is known from the first Welcome: the node says
 //! which address of its own the connection came in at. The reasoning behind these
@@ -60,8 +60,8 @@ use std::time::Duration;
 /// The name of a run: 128 bits that only its members know.
 pub type RunId = Secret;
 
-/// What a member is, and what it wants. By default it waits for nothing and has the run of all zeros: name at
-/// least these.
+/// A new member's names and wishes. The defaults are no waiting time and the run of all zeros, so
+/// set at least `timeout`, `grace` and `run`.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectOptions {
     /// How long the first connection may take.
@@ -70,18 +70,18 @@ pub struct ConnectOptions {
     pub grace: Duration,
     /// The run it belongs to.
     pub run: RunId,
-    /// Its process, for the node's records.
+    /// Its process. Only the node's records use it.
     pub pid: u32,
     /// How bytes are to move.
     pub transport: Transport,
-    /// Who it is, for the node's records.
+    /// The member's names. Only the node's records use them.
     pub names: Names,
-    /// By what it and the node know each other.
+    /// The token by which member and node know each other.
     pub trust: Trust,
 }
 
-/// This process's machine and user, and the program that it says it runs. For processes that may use the standard
-/// library: it reads files.
+/// The names of this process: its machine and user, and the program's name as given. It reads
+/// files by the standard library, so the runtime must not call it.
 pub fn names_of(program: &str) -> Names {
     Names {
         host: Text::new(&process::host_name()),
@@ -99,7 +99,7 @@ pub struct Slab {
     pub base: Option<NonNull<u8>>,
 }
 
-/// What a member is known by at its node; see [`Session::resume`].
+/// A member's identity at its node; see [`Session::resume`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Its secret.
@@ -120,26 +120,27 @@ pub struct Session {
 }
 
 impl Session {
-    /// What [`Session::resume`] needs to know.
+    /// The identity for a later [`Session::resume`].
     pub fn identity(&self) -> Identity {
         let number = self.member.control.lock().number;
         Identity { secret: self.member.secret, incarnation: self.member.incarnation, number }
     }
 
-    /// Another descriptor of a slab that is held, for a process to map that the caller answers for. The
-    /// caller closes it. `None`: the slab is not held, or not shared.
+    /// Another descriptor of a held slab. The caller may pass it to a process that it trusts, and
+    /// closes it. `None`: the slab is not held, or not shared.
     pub fn descriptor(&self, id: SlabId) -> Result<Option<i32>, Lost> {
         self.member.ask(Ask::Again(id)).map(|(_, passed)| passed)
     }
 
-    /// The memory of `blocks` neighbouring blocks (of 2 MiB, 1 to 32) that this member claimed through the
-    /// node's words, in giants that are open, the first by this key: a descriptor of just these, for processes
-    /// on this machine to map. The same memory every time, and what verbs by the blocks' keys reach. The caller
-    /// closes it.
+    /// A descriptor of neighbouring blocks' memory, for processes on this machine to map. `first` is
+    /// the first block's key, `blocks` their number: 1 to 32, of 2 MiB each. This member must have
+    /// claimed them through the node's words, in open giants. The memory is the one that verbs reach
+    /// by the blocks' keys. The caller closes the descriptor.
     ///
     /// # Errors
-    /// [`GrantError::System`], too, when the blocks are not this member's, the node is not on this machine, or
-    /// has no descriptors left for this member's files (of which it may have half, EMFILE): give some blocks back.
+    /// [`GrantError::System`] also when the blocks are not this member's, when the node is not on this
+    /// machine, and when this member's files use half of the node's descriptors (EMFILE): give some
+    /// blocks back.
     pub fn unit(&self, first: Key, blocks: u32) -> Result<i32, GrantError> {
         let (answer, passed) = self.member.ask(Ask::Unit(first, blocks))?;
         let system = |reason| Err(GrantError::System { node: self.member.node.clone(), reason });
@@ -170,8 +171,8 @@ impl Session {
         self.member.mapped
     }
 
-    /// Whether nothing relays between this host and the node: who refuses a connection is the node's own
-    /// machine.
+    /// Whether no relay stands between this host and the node. A refused connection was then refused by
+    /// the node's own machine.
     pub fn is_direct(&self) -> bool {
         self.member.direct || self.member.mapped
     }
@@ -212,7 +213,7 @@ impl Session {
         }
     }
 
-    /// Who has an owner id at the node now; `None`: nobody.
+    /// The present holder of an owner id at the node. `None`: the id is free.
     pub fn who(&self, owner: u16) -> Result<Option<Who>, Lost> {
         match self.member.ask(Ask::Who(owner))? {
             (Ok(Reply::Who(who)), _) => Ok(Some(who)),
@@ -293,10 +294,11 @@ impl Session {
     }
 
     /// Gives the memory of a range of a slab back to the node's system: it reads as zero from now on.
-    /// The slab stays held. False when that cannot be, for a fork has made it another member's too.
+    /// The slab stays held. False if a fork has made the slab another member's too; then nothing is
+    /// done.
     ///
-    /// No verb on the range may be under way. Where slabs are mapped nobody is asked, and it is for the
-    /// caller to know that the slab is not shared.
+    /// No verb on the range may be under way. Over shared memory the node is not asked, so the caller
+    /// must know that the slab is not shared.
     pub fn discard(&self, id: SlabId, offset: u64, len: u64) -> Result<bool, Lost> {
         if self.member.mapped {
             return Ok(self.member.slabs.lock().get(&id).is_some_and(|mapping| mapping.discard(offset, len)));
@@ -369,8 +371,8 @@ impl Session {
         }
     }
 
-    /// In a forked child, which inherited its parent's session: closes the descriptors and says
-    /// nothing on them. Mappings of slabs stay, for the child's own session owns them now.
+    /// In a forked child, which inherited its parent's session: closes the descriptors without a
+    /// farewell. Mappings of slabs stay, because the child's own session owns them now.
     pub fn forget_in_child(self) {
         self.close_in_child();
         std::mem::forget(self);

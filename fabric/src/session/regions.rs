@@ -55,9 +55,10 @@ impl Session {
         self.granted(answer, passed)
     }
 
-    /// Ends the other processes of this [tag](farmem_protocol::wire::tag) that have a region open, as this one has. After
-    /// `true` no verb of theirs takes effect at this node. False: one of them has the memory mapped and is still there, or
-    /// this member does not have the region open.
+    /// Ends the rights of the other processes of this [tag](farmem_protocol::wire::tag) that have a
+    /// region open. This member must have it open. After `true` none of their verbs takes effect at
+    /// this node. False: one of them has the memory mapped and is alive, or this member does not have
+    /// the region open.
     pub fn expel(&self, name: RegionName, tag: u32) -> Result<bool, Lost> {
         Ok(self.member.ask(Ask::RegionExpel(name, tag))?.0.is_ok())
     }

@@ -1,7 +1,7 @@
 //! The simulator's network for tests inside this crate.
 //!
-//! The simulator is built on the crate as it ships. To the crate under test that one's [`Network`] is another trait,
-//! hence this adapter.
+//! The simulator is built on the crate as it ships, whose [`Network`] is another trait than that
+//! of the crate under test. Hence this adapter.
 
 // Passing on parts that the callers vouch for.
 #![allow(unsafe_code)]

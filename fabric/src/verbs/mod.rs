@@ -1,13 +1,13 @@
-//! The host's half of RDMA: verbs that go past both processors.
+//! The host's half of RDMA: the cards carry out the verbs, without the node's processor.
 //!
 //! * [`host`]: this process's card: domain, keys of slabs, buffers it may touch.
-//! * [`bounce`]: where bytes lie whose own place the card may not touch.
-//! * [`queue`]: queue pairs. [`prepare`]: one verb made a work request. [`connect`]: a queue pair
-//!   and the node's.
-//! * [`windows`]: memory that others lend by the card.
+//! * [`bounce`]: buffers for bytes whose own memory the card may not touch.
+//! * [`queue`]: queue pairs. [`prepare`]: makes one verb a work request. [`connect`]: connects a
+//!   queue pair with the node's.
+//! * [`windows`]: memory windows that other members lend.
 //!
-//! `docs/design/verbs.md` says how ends find each other, what isolates members, and what a lost
-//! connection is.
+//! `docs/design/verbs.md` describes how the ends find each other, how members are isolated, and
+//! when a connection counts as lost.
 
 pub(crate) mod bounce;
 pub(crate) mod connect;

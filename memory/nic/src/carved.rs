@@ -1,8 +1,8 @@
-//! A window on the card: for a user who came by RDMA.
+//! A memory window on the card, for a user that is connected by RDMA.
 //!
 //! ```text
-//!  BIND         the software's windows say who may do what; the card knows of nothing
-//!  first use    the user's queue pair asks: region of the range ─► window of type 2B ─► BIND_MW, for its peer
+//!  BIND         recorded in the software's windows alone; the card is not asked
+//!  first use    the user's queue pair asks: region of the range ─► window (type 2B) ─► BIND_MW
 //!  INVALIDATE   generation on ─► LOCAL_INV ─► window gone ─► region gone ─► the answer
 //!                                                             └─ after a while: the queue pair is broken
 //! ```
@@ -17,9 +17,9 @@
 //! that was begun under it, of which a part may have come and the rest may never. So the region is
 //! taken back by a thread of its own, and when that has not ended after [`PATIENCE_NS`] the user's
 //! queue pair is broken, which lets go of the message. (Verbs have no way to ask whether one is
-//! under way.) All this is outside of any section of [`super::epochs`] and without the window's
-//! lock: it holds up whoever asked for this end, and nobody else. Whichever comes first ends it,
-//! the binding or the queue pair, and the other waits for that.
+//! under way.) All this happens outside of any section of [`super::epochs`] and without the
+//! window's lock, so it delays only the caller that asked for this end. The binding and the queue
+//! pair may end at the same time: the first does the work, and the other waits for it.
 
 // Regions of slabs: memory that stays mapped as long as the region.
 #![allow(unsafe_code)]
@@ -63,8 +63,8 @@ pub fn patience() -> u64 {
 }
 
 impl Carved {
-    /// Puts `len` bytes of a slab, from `start`, on the card, for the peer of `queue`. `None`: the
-    /// card cannot, or must not.
+    /// Makes `len` bytes of a slab, from `start`, reachable through the card by the peer of `queue`.
+    /// `None`: the card cannot, or must not.
     pub fn new(
         domain: &Arc<Domain>,
         queue: &Arc<Lock<RcQueue>>,
@@ -148,7 +148,8 @@ impl Carved {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Takes it off the card. When this returns, nothing is under way by its key, whoever ended it.
+    /// Takes it off the card. When this returns, no verb is under way by its key, even if another
+    /// thread ended it.
     /// Verbs under way at `until_ns` are broken off.
     pub fn end(&self, until_ns: u64) {
         let mut on_card = self.on_card.lock();

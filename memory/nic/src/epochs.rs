@@ -17,8 +17,8 @@
 //! began after the change sees what was revoked before it.
 //!
 //! Sections are short: one transfer to or from a socket, or the verbs that it brought. Bytes that
-//! wait for a slow peer are in none; their right is looked at again before they go on. Nor is
-//! whoever waits for what a card has under way, which is a peer's to end
+//! wait for a slow peer are in none; their right is checked again before they go on. A thread that
+//! waits for verbs on a card is in none either, because a peer decides when those end
 //! ([`Section::renew_after`]).
 //!
 //! Every order in which two or three threads can go through it is tried out by

@@ -261,7 +261,7 @@ impl Member {
         self.holds.lock().gone
     }
 
-    /// [`Member::is_gone`] for a section: once it is true here, the member has touched memory for the last time when
+    /// [`Member::is_gone`] for use in a section. Once this is true, the member touches no memory after
     /// the sections of that moment have ended.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
@@ -598,7 +598,7 @@ impl Nic {
     pub(super) fn end_run(&self, asks: &Member, run: &Secret) {
         let of_it = |member: &&Arc<Member>| member.run == *run && member.is_of(&asks.holder());
         for member in self.members().iter().filter(of_it) {
-            // A Unix socket that stands is a process that lives, whatever its supervisor believes.
+            // An open Unix socket means that the process lives, even if its supervisor believes otherwise.
             // Its memory is mapped there, and is free again as soon as the process ends.
             if !(member.local && member.presence.lock().connections > 0) {
                 self.part(member, Leaving::Run);

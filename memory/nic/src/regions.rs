@@ -165,11 +165,13 @@ impl Nic {
         Refused { status, value }
     }
 
-    /// Ends the members of a tag that have a region open, as `asks` has. After [`Status::Done`] none of their verbs is
-    /// under way, and none will take effect. Called outside of sections.
+    /// Ends the other members of a tag that have a region open. The member `asks` must have it open.
+    /// After [`Status::Done`] none of their verbs is under way, and none will take effect. Called
+    /// outside of sections.
     ///
-    /// [`Status::NotHeld`]: `asks` has no such region open. [`Status::Shared`]: one of them has the memory mapped, and
-    /// its process is there. Nothing but its end keeps it from writing, so it stays a member.
+    /// [`Status::NotHeld`]: `asks` has no such region open. [`Status::Shared`]: one of them has the
+    /// memory mapped, and its process lives. Only its end would keep it from writing, so it stays a
+    /// member.
     pub(super) fn expel(&self, asks: &Member, name: RegionName, tag: u32) -> Status {
         let opened = |member: &Member| member.holds.lock().shared.opened.get(&name).cloned();
         let Some(region) = opened(asks) else { return Status::NotHeld };
@@ -181,7 +183,7 @@ impl Nic {
         }
         for member in &found {
             self.part(member, Leaving::Expelled);
-            // If another thread ends it, too: what it had on the card is gone by now.
+            // Another thread may be ending it too. Either way its card's keys are gone after this.
             drop(member.wires.lock().end());
         }
         self.drained();

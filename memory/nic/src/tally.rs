@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The counts of a node, for its operator.
+/// The counts of a node, as its operator sees them.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Tally {

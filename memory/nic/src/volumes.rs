@@ -1,27 +1,30 @@
-//! Swap volumes: what a host's kernel swaps to.
+//! Swap volumes: a host's kernel swaps to them.
 //!
 //! ```text
 //!  stream ── WRITE slot ─► Volume::write ─► repeated word? ─► nothing is stored
-//!                                    └────► chunk of a block ─► claimed from the word table when there is no room
+//!                                    └────► chunk of a block ─► no room: claimed from the word table
 //!  stream ── TRIM ───────► Volume::trim ──► block empty? ─► quarantine, scrubbed, free       units::blocks
 //!  Nic::keep ────────────► Volume::tidy ──► pages of sparse blocks move together
 //! ```
 //!
-//! A volume is named by an id that its host has drawn, which is the right to it. It belongs to no process: it stays while
-//! any stream of it stands, and for its grace after the last. It ends when its host frees it, or with its grace. It is an
-//! owner in the word table as any member is, with the node's quota.
+//! A volume's host draws its id, and knowing the id is the right to the volume. A volume belongs to
+//! no process: it stays while any stream of it stands, and for its grace after the last. Its host
+//! may free it earlier. It is an owner in the word table as any member is, with the node's quota.
 //!
-//! Everything about a volume's pages happens under its lock: a page is copied in or out there, so it is nowhere else
-//! while it moves, and what is freed is not read any more.
+//! Pages are copied in and out, moved and freed under the volume's lock. So no page can be seen
+//! while it moves, and no page is read after it was freed.
 //!
-//! *One stream moves pages*, the one that came last. A request that was cut off may come again on the next stream, and
-//! what is left of it on the one before must not be carried out after that: it would put an old page over a new one.
+//! *One stream moves pages*, the newest. The kernel may repeat a request on it that an older stream
+//! had cut off. The rest of the older copy must not be carried out after that: it would put an old
+//! page over a new one.
 //!
-//! *Freed slots.* A kernel tells of them by clusters (TRIM). `farmem swap` tells of single ones where it can, with a mark that
-//! it had asked for before: a slot that was written after the mark stays. No clock is compared.
+//! *Freed slots.* A kernel reports them by clusters (TRIM). `farmem swap` reports single slots where
+//! it can, with a mark that it asked for earlier. A slot that was written after the mark stays. No
+//! clocks are compared.
 //!
-//! *Promises.* A volume whose size the node could not store is refused, unless its host asks for more on purpose. The sum
-//! of what volumes may still take is kept from everybody else ([`Units::promised`]).
+//! *Promises.* A volume that is larger than the node can store is refused, unless its host asks for
+//! overcommitment. Other owners cannot claim memory that volumes were promised
+//! ([`Units::promised`]).
 
 use super::Nic;
 use super::events::{Event, VolumeEvent};
@@ -44,10 +47,10 @@ const BLOCK: u64 = BLOCK_CHUNKS as u64 * PAGE;
 const MAX_VOLUMES: usize = 256;
 /// Streams of one volume, at most.
 const MAX_STREAMS: u32 = 16;
-/// Of what a node lends, one part in so many is promised to no volume: memory that is being cleaned, and what members
-/// claim piece by piece.
+/// One part in `RESERVE` of a node's memory is promised to no volume. It is for memory that is
+/// being cleaned, and for members' claims of small units.
 const RESERVE: u64 = 32;
-/// A volume that is larger than what the node can promise has at most so many times what it lends.
+/// An overcommitted volume may have at most this many times the memory that the node lends.
 const OVERCOMMIT: u64 = 4;
 /// Pages that one call of [`Volume::tidy`] moves.
 const MOVES: u32 = 64;
@@ -209,7 +212,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Forgets some thousand pages. With a mark: those that were not written after it. Where to go on; `None`: done.
+    /// Forgets pages, some thousand in one call. With a mark: only pages not written after it.
+    /// Returns the slot at which to go on; `None`: done.
     pub(super) fn trim(
         &self,
         nic: &Nic,
@@ -234,7 +238,8 @@ impl Volume {
         Ok((trimmed == AT_ONCE).then_some(at))
     }
 
-    /// A number for this moment ([`farmem_volume::Volume::mark`]). The host tells of single slots from now on.
+    /// A number for this moment ([`farmem_volume::Volume::mark`]). From now on the volume counts as one
+    /// whose host reports single slots.
     pub(super) fn mark(&self) -> Result<u64, Superseded> {
         let mut state = self.state(None)?;
         state.told = true;

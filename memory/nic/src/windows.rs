@@ -166,9 +166,8 @@ impl Windows {
         Ok(Key::window(index, generation + 1))
     }
 
-    /// Waits until bindings of this window that have ended are off the card, whoever ended them:
-    /// until `until_ns`, and then as long as it takes to break whatever holds it up. Outside of
-    /// sections.
+    /// Waits until ended bindings of this window are off the card, also those that another thread
+    /// ended. Verbs under way have until `until_ns`; then they are broken off. Outside of sections.
     pub fn settle(&self, index: u32, until_ns: u64) {
         let Some(entry) = self.entry(index) else { return };
         let ending = entry.what.lock().ending.clone();
@@ -280,7 +279,7 @@ impl Windows {
         Ok(carved)
     }
 
-    /// Windows made, and how many of them are bound, for the operator.
+    /// The number of windows, and how many of them are bound. Shown to the operator.
     pub fn count(&self) -> (u64, u64) {
         let (mut made, mut bound) = (0, 0);
         for entry in self.chunks.iter().filter_map(OnceLock::get).flat_map(|chunk| chunk.iter()) {

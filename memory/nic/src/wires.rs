@@ -2,7 +2,7 @@
 //!
 //! Each member has a protection domain of its own: its queue pairs, and a region for each slab that
 //! it asked to expose. The card refuses a key in any other domain, so that a member reaches only
-//! its own slabs, whatever keys it makes up. Everything ends on the card first:
+//! its own slabs, even by invented keys. Everything ends on the card first:
 //!
 //! ```text
 //! release      windows, region taken back ─► slab let go

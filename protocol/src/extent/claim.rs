@@ -11,7 +11,7 @@
 //!   a run of n chunks:           CAS of the first ─► took ─► n-1 CAS, 64 under way at most
 //!                                        └─► lost: to another run, nothing to give back
 //!   one of a run fails: no more are posted, those that took are given back (QUARANTINE)
-//!   over quota after a lost answer: the CAS is kept, and given again before the next claim looks for anything
+//!   over quota after a lost answer: the CAS is kept, and repeated first thing in the next claim
 //! ```
 //!
 //! *Why the first chunk of a run alone*: runs of chunks lie at multiples of their length, so that

@@ -1,6 +1,5 @@
-//! A merge and a split lose answers while others claim. Whichever answers are lost or late, nobody
-//! loses a claimed unit. (`lab/extents` explores every history of small worlds. This is a random
-//! test beside the code.)
+//! Random test: a merge and a split lose answers while others claim. No claimed unit may be lost,
+//! whichever answers are lost or late. (`lab/extents` explores every history of small worlds.)
 
 use super::check::recount;
 use super::guard::Words;

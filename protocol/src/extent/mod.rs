@@ -9,8 +9,8 @@
 //! verb costs.
 //!
 //! * [`word`], [`place`], [`owner`], [`key`], [`geometry`]: the layout in memory and on the wire.
-//! * [`guard`]: what an untrusted queue pair may do to these words, and which data verbs they
-//!   admit.
+//! * [`guard`]: decides which changes of these words an untrusted queue pair may make, and which
+//!   data verbs the words admit.
 //! * [`step`]: how operations, which do no I/O, get their verbs carried out.
 //! * [`want`], [`claim`], [`release`]: taking and giving back; [`block`]: the part without verbs.
 //! * [`reclaim`]: the node's work before a unit is FREE again; [`hints`].

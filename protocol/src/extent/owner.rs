@@ -15,9 +15,9 @@
 //! ```
 //!
 //! ```text
-//!         register              lease expired            its verbs have ended       no word names it
-//!  VACANT ────────► LIVE(k) ─────────────────► FENCED(k) ────────────────► DEAD(k) ────────────────► VACANT(k+1)
-//!                     └── goodbye ───────────────┘                           recovery, by anybody
+//!         register            lease expired           its verbs have ended      no word names it
+//!  VACANT ────────► LIVE(k) ───────────────► FENCED(k) ─────────────► DEAD(k) ───────────► VACANT(k+1)
+//!                     └── goodbye ─────────────┘                        any member recovers
 //! ```
 //!
 //! The node makes all of these transitions. From FENCED on, no verb of a queue pair bound to

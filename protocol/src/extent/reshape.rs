@@ -1,7 +1,8 @@
 //! Opening and closing a unit: publish, split, merge, and finishing what a dead owner began.
 //!
 //! ```text
-//!  publish  OWNED(self)              READ children ─► CAS each: in use ABSENT→OWNED(self), else ABSENT→QUARANTINE
+//!  publish  OWNED(self)              READ children ─► CAS each: in use  ABSENT→OWNED(self),
+//!                                                               else    ABSENT→QUARANTINE
 //!                                    ─► CAS OWNED→SHARED, which is the commit
 //!  split    FREE ─► SPLITTING(self)  READ children ─► CAS each ABSENT→FREE ─► CAS SPLITTING→SHARED
 //!  merge    SHARED ─► MERGING(self)  CAS each FREE→ABSENT ─► CAS MERGING→FREE
@@ -320,8 +321,8 @@ impl Reshape {
             }
             // Another actor claimed a thawed child before the answer came: as it should be.
             (Ok(Swapped::Moved(_)), Phase::Undo) => {}
-            // A child that was to be frozen and is now another's was never frozen: nobody but us
-            // moves a frozen one. One that was split off may be anybody's: `wanted` knows.
+            // A child that another owner holds now was never frozen: only this operation moves a
+            // frozen one. A child that was split off may have any owner: `wanted` decides.
             (Ok(Swapped::Failed(found) | Swapped::Moved(found)), Phase::Change) => {
                 self.children.found(place, found);
                 let child = (place.index - self.children.first.index) as usize;

@@ -12,8 +12,8 @@
 //! next.) Words that were read are kept and claimed from until they are used up: the next claim
 //! usually begins with its CAS.
 //!
-//! Hints are never trusted. A bit that is wrongly set costs a READ. One that is wrongly clear hides
-//! a unit until no hint leads anywhere: then every line is read once, whatever its hint.
+//! Hints are never trusted. A bit that is wrongly set costs a READ. A bit that is wrongly clear
+//! hides a unit for a while: when no hint leads anywhere, every line is read once.
 
 use super::geometry::{Geometry, Hint, LINE, Target};
 use super::place::{Level, Place};
@@ -233,7 +233,7 @@ impl Route {
         Advance::Hints(Verb::Read { at, words: self.lines_here() as u16 })
     }
 
-    /// The next place that hints lead to, for a later claim.
+    /// The next place that hints lead to. A later claim will use it.
     pub fn ahead(&mut self) -> Option<Advance> {
         let may = self.hinted && (self.mask != 0 || self.left > 0);
         may.then(|| self.advance(1))

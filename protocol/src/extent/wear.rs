@@ -1,5 +1,5 @@
-//! Words near the end of their generations: no value comes back, and nobody's worn words stop
-//! somebody else's operations.
+//! Tests of words near the end of their generations: no value comes back, and worn words of one
+//! owner do not stop another owner's operations.
 
 use super::guard::{Words, permits};
 use super::*;

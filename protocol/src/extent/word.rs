@@ -269,8 +269,8 @@ impl Word {
         self.is(State::Owned) && self.owner().0 == owner.0
     }
 
-    /// Whether every field that the state does not use is zero. Because of it, words that name
-    /// nobody are predictable: an owner that gives a unit back knows its word once it is FREE.
+    /// Whether every field that the state does not use is zero. So words without an owner are
+    /// predictable: an owner that gives a unit back knows the word that it will have once FREE.
     pub const fn is_canonical(self) -> bool {
         let state = self.state();
         if self.0 >> STATE_SHIFT != state as u64 {

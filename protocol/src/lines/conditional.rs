@@ -75,7 +75,8 @@ impl<'a> Conditional<'a> {
 ///
 /// ```text
 ///  63       48       32       16       0
-///  | fourth | third  | second | first  |     1 + number of the page in the record; 0: none. All ones: more than four
+///  | fourth | third  | second | first  |     1 + number of the page in the record; 0: none
+///                                            all ones: more than four
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Refused(pub u64);

@@ -1,8 +1,8 @@
-//! Functions near memory: what a host can ask a node to do with the host's own memory there.
+//! Functions near memory: a host asks a node to work on the memory that it holds there.
 //!
 //! A call is a SEND of 64 bytes to [`Key::COMPUTE`], and the reply has 64 bytes. Longer parameters
 //! and results lie in the caller's memory, named by a key and an offset. The node checks each range
-//! as it checks verbs'. So a function has no right that its caller lacks.
+//! as it checks a verb's range. So a function has no right that its caller lacks.
 //!
 //! | function | does | bounded by |
 //! |---|---|---|
@@ -13,11 +13,11 @@
 //! | [`Function::Scan`] | sums a field of records whose other field is within bounds | [`MAX_BYTES`] |
 //! | [`Function::Chase`] | follows links until a field has a value | [`MAX_HOPS`] |
 //!
-//! [`Call::run`] does it, on any [`Bytes`]: the node on its slabs, a host on what it has read. So
-//! each function is its own twin: a host whose node refuses it gets the same bytes.
+//! [`Call::run`] runs a function on any [`Bytes`]: a node's slabs, or a host's copy of them. A host
+//! whose node refuses a call runs the same code on its copy, and gets the same bytes.
 //!
-//! Nothing is trusted: [`Call::parse`] refuses what makes no sense. Lists lie in memory that others
-//! may be writing, so they are copied before they are looked at.
+//! [`Call::parse`] refuses malformed calls. Lists lie in memory that others may be writing, so they
+//! are copied before they are checked.
 
 pub mod scan;
 
@@ -40,7 +40,7 @@ const STEP: usize = 16 << 10;
 /// A range of the caller's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
-    /// By what right.
+    /// The right to it.
     pub key: Key,
     /// Its first byte there.
     pub at: u64,
@@ -48,7 +48,7 @@ pub struct Range {
     pub len: u64,
 }
 
-/// What is to be done.
+/// A function and its parameters.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Function {
     /// `list` has `count` offsets of 32 bits into `source`. Behind them, at the next multiple of 8,
@@ -59,16 +59,16 @@ pub enum Function {
         /// Bytes of one.
         each: u32,
     },
-    /// … from there they are laid to their offsets, in the order of the list.
+    /// The reverse of `Gather`: copies the pieces behind the list to their offsets, in list order.
     Scatter {
         /// Pieces.
         count: u32,
         /// Bytes of one.
         each: u32,
     },
-    /// `source` to `list`, which is as long. They do not overlap.
+    /// Copies `source` to `list`. Both have the same length, and they do not overlap.
     Copy,
-    /// The word, over and over, into `source`.
+    /// Fills `source` with the word, repeated.
     Fill(u64),
     /// Looks at the records of `source`.
     Scan(Scan),
@@ -81,7 +81,7 @@ pub enum Function {
         next: u16,
         /// Where it has the field.
         field: u16,
-        /// What is looked for.
+        /// The value to find.
         wanted: u64,
         /// Objects, at most.
         hops: u32,
@@ -91,11 +91,11 @@ pub enum Function {
 /// A call.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Call {
-    /// What it is about.
+    /// The range that it works on.
     pub source: Range,
     /// Its list and result; empty where it has none.
     pub list: Range,
-    /// What it does.
+    /// The function to run.
     pub function: Function,
 }
 
@@ -126,7 +126,8 @@ const _: () = assert!(size_of::<Wire>() == FRAME);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Nonsense;
 
-/// Memory that functions work on. A range was admitted before; what leaves it is `None`.
+/// Memory that functions work on. The caller has checked the ranges; an access outside of one
+/// returns `None`.
 pub trait Bytes {
     /// Copies out, from an offset of the range on.
     fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()>;
@@ -263,12 +264,12 @@ impl Call {
         };
         let call = Call { source, list, function };
         call.check()?;
-        // One call has one frame: what is beside it is nonsense, too.
+        // A call has exactly one encoding: anything else in the frame is refused.
         if call.frame() == frame { Ok(call) } else { Err(Nonsense) }
     }
 
-    /// Does it. `None`: an offset of a list, or a link, leaves the source; what was written before
-    /// that stays.
+    /// Runs the call. Returns `None` if an offset of a list, or a link, leaves the source. Bytes
+    /// written before that stay.
     pub fn run(&self, memory: &mut impl Bytes) -> Option<Reply> {
         match self.function {
             Function::Gather { count, each } => self.pieces(memory, count, each, true),
@@ -362,7 +363,7 @@ pub fn laid(count: u32) -> u64 {
     (4 * u64::from(count)).next_multiple_of(8)
 }
 
-/// What a function found.
+/// The result of a function.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Reply {
     /// Bytes that were moved.
@@ -394,7 +395,7 @@ impl Reply {
         frame
     }
 
-    /// The reply to this call. `None`: it cannot be one, whatever the memory holds; the node lies.
+    /// Decodes the reply to this call. `None` if no memory could have given it: the node lies.
     pub fn parse(frame: &[u8; FRAME], to: &Call) -> Option<Reply> {
         let mut words = [0u64; 8];
         for (word, bytes) in words.iter_mut().zip(frame.chunks_exact(8)) {

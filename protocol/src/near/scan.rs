@@ -1,6 +1,6 @@
 //! SCAN: aggregates of one field of the records whose other field is within bounds.
 
-/// What a field is. Little-endian.
+/// The type of a field. All are little-endian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -27,8 +27,8 @@ impl Kind {
     }
 }
 
-/// What to look for, and what to say of it. Bounds are included, and are bits of a word of the
-/// tested field's widened kind: integers of 32 bits as such of 64.
+/// The fields of a scan and its bounds. Bounds are inclusive. Each holds the bits of the tested
+/// field's kind, widened to 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scan {
     /// From one record to the next.

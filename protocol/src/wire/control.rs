@@ -43,8 +43,8 @@ pub struct Frame<const N: usize> {
 }
 
 impl<const N: usize> Frame<N> {
-    /// `head`, the body's length, the body. Every type here fits its frame, whatever is in it
-    /// (`the_longest_of_everything_fits`).
+    /// Encodes `head`, the body's length and the body. Every type of this module fits its frame with
+    /// any values (`the_longest_of_everything_fits`).
     fn encode(head: &[u8], body: &impl Serialize) -> Frame<N> {
         let mut frame = Frame { len: head.len(), bytes: [0; N] };
         frame.bytes[..head.len()].copy_from_slice(head);
@@ -55,14 +55,14 @@ impl<const N: usize> Frame<N> {
         frame
     }
 
-    /// What goes over the stream.
+    /// The encoded bytes, as the stream carries them.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
 
-/// The body of a frame whose length stands at the front of `input`, and the bytes of both; `None`: it has
-/// not come whole.
+/// Decodes a length and its body from the front of `input`. Returns the body and the bytes read;
+/// `None` if more bytes must come first.
 fn decode<'de, T: Deserialize<'de>>(input: &'de [u8], most: usize) -> Result<Option<(T, usize)>, Broken> {
     let Some((length, rest)) = input.split_first_chunk::<LENGTH>() else { return Ok(None) };
     let length = u16::from_le_bytes(*length) as usize;
@@ -111,9 +111,9 @@ fn first_frame<'de, T: Deserialize<'de>>(input: &'de [u8]) -> Result<Option<(T, 
 /// The host's first words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// What the connection is for.
+    /// The connection's purpose.
     pub purpose: Purpose,
-    /// For whom the memory is; empty: nobody in particular.
+    /// The tenant that the memory is counted to. Empty: none.
     pub tenant: Text<64>,
     /// The token that the host will prove it has; `None`: it names none.
     pub credential: Option<Credential>,
@@ -138,15 +138,15 @@ impl Hello {
     }
 }
 
-/// The token that a host says it has. What proves it: [`Proof`].
+/// The token that a host claims to have. A [`Proof`] follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Credential {
     /// The public name of the token.
     pub id: [u8; 8],
-    /// Random bits, anew for each connection.
+    /// Random bits, drawn for each connection.
     pub nonce: [u8; 32],
-    /// How all that follows the Welcome is protected, both ways. The host says, and the node does so. The proofs are
-    /// over this, too: nobody between them makes it weaker.
+    /// The protection of all bytes after the Welcome, in both directions. The host chooses it. Both
+    /// proofs cover it, so a relay cannot weaken it.
     pub cipher: Cipher,
 }
 
@@ -180,7 +180,7 @@ impl Proof {
     }
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Purpose {
     /// A new member of a run. The Welcome carries its secret.
@@ -188,17 +188,18 @@ pub enum Purpose {
     /// A member again, after its control connection was lost, or a forked child that an
     /// [`Ask::Ticket`] announced.
     Rejoin(Known),
-    /// One queue pair of a member, by a number of the member's choice. The same number again takes the place of the
-    /// connection before: nothing of what is still under way there will be carried out.
+    /// One queue pair of a member, by a number of the member's choice. A connection of the same
+    /// number replaces the earlier one: the node carries out nothing more of that one.
     Attach(Known, u64),
-    /// One queue pair of a member over RDMA: two [`super::Endpoint`]s are exchanged, after which the stream is
-    /// silent, and the queue pair lives as long as it stands. The same number again takes the place of the
-    /// one before, as with Attach; the two kinds are counted apart.
+    /// One queue pair of a member over RDMA. The two sides exchange [`super::Endpoint`]s; after that
+    /// the stream is silent, and the queue pair lives as long as the stream. A connection of the same
+    /// number replaces the earlier one, as with Attach. The two kinds have separate numbers.
     Wire(Known, u64),
-    /// A new swap volume, and a stream to ask by how it is doing ([`crate::nbd`]).
+    /// A new swap volume, with a stream for questions about it ([`crate::nbd`]).
     NewVolume(NewVolume),
-    /// A stream of a swap volume, whose id is the secret. `true`: one by which pages move. It takes the place of the one
-    /// before: nothing of what is still under way there will be carried out. `false`: one to ask by.
+    /// A stream of a swap volume, whose id is the secret. `true`: a stream that moves pages. It
+    /// replaces the earlier one: the node carries out nothing more of that one. `false`: a stream for
+    /// questions.
     Volume(Known, bool),
 }
 
@@ -213,9 +214,9 @@ pub struct NewVolume {
     pub kept_ms: u64,
     /// It may be larger than what the node can promise.
     pub overcommit: bool,
-    /// The host's process, for the node's records only.
+    /// The host's process. Only the node's records use it.
     pub pid: u32,
-    /// Whose it is, for the node's records only.
+    /// The volume's owner. Only the node's records use it.
     pub names: Names,
 }
 
@@ -224,14 +225,14 @@ pub struct NewVolume {
 pub struct Join {
     /// The run that it belongs to.
     pub run: Secret,
-    /// The host's process, for the node's records only.
+    /// The host's process. Only the node's records use it.
     pub pid: u32,
     /// How long the node keeps the member's memory while no connection stands, in milliseconds.
     pub grace_ms: u64,
     /// The member outlives its process, and its memory is kept for `grace_ms` even if it joined through a
     /// Unix socket. For a service that is started again: the agent of a host.
     pub lasting: bool,
-    /// Who it is, for the node's records only.
+    /// The member's names. Only the node's records use them.
     pub names: Names,
 }
 
@@ -253,7 +254,8 @@ pub enum Greeting {
     Welcome(Welcome),
     /// Why not.
     Refused(Verdict),
-    /// Random bits: the host is to prove that it has the token that it named. Then the node welcomes or refuses it.
+    /// Random bits. The host must prove that it has the token it named; then the node welcomes or
+    /// refuses it.
     Challenge([u8; 32]),
 }
 
@@ -278,13 +280,13 @@ pub enum Verdict {
     Draining,
     /// No such member: its time was over, or its run.
     Unknown,
-    /// The node was started anew since; what it held is gone.
+    /// The node was restarted since, and has lost what it held.
     Incarnation,
     /// The node serves as many connections or members as it can.
     Full,
     /// The Hello made no sense.
     Malformed,
-    /// The node cannot promise so much memory. It can promise so many bytes.
+    /// The node cannot promise that much memory. The number of bytes that it can promise.
     NoRoom(u64),
     /// The node serves holders of tokens alone, and none was named.
     NoToken,
@@ -377,7 +379,7 @@ pub struct Request {
     pub number: u64,
     /// The configuration of the pool that the host knows; 0 where there is no controller.
     pub epoch: u64,
-    /// What it asks.
+    /// The request itself.
     pub ask: Ask,
 }
 
@@ -398,7 +400,7 @@ impl Request {
     }
 }
 
-/// What a member asks on its control connection.
+/// A member's request on its control connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Ask {
     /// Are you there?
@@ -419,43 +421,49 @@ pub enum Ask {
     /// the memory group of the process that touches it first.
     Back(Range),
     /// A member for a child about to be forked, holding every slab that this one holds.
-    /// Answer: [`Reply::Child`]. Over a Unix socket it carries a connection, on which that member may say hello: one
-    /// that has given up the rights to the socket's file, or cannot see it any more, forks all the same.
+    /// Answer: [`Reply::Child`]. Over a Unix socket the answer carries a connection on which the child
+    /// may say hello. So a process can fork that has no right to the socket's file any more, or
+    /// cannot see it.
     Ticket,
     /// Every member of the run is gone. Knowing the run's name is the right to end it.
     EndRun(Secret),
-    /// The memory of so many (1 to 32) neighbouring blocks that this member has claimed, the first by its key: over a
-    /// Unix socket the answer carries a memfd of just these, the same one every time.
+    /// The memory of neighbouring blocks that this member has claimed: the first block's key, and
+    /// their number, 1 to 32. Over a Unix socket the answer carries a memfd of just these blocks, the
+    /// same one every time.
     Unit(Key, u32),
     /// A window, unbound. Answer: [`Reply::Window`], the key by which a BIND names it.
     Window,
     /// The window with this key, bound or not, is no longer needed: it ceases to be.
     DropWindow(Key),
-    /// Who has this owner id? Answer: [`Reply::Who`]. Not held: nobody.
+    /// Asks for the holder of this owner id. Answer: [`Reply::Who`]. Not held: the id is free.
     Who(u16),
     /// A figure of the node. Answer: [`Reply::Figure`].
     Figure(Figure),
-    /// A slab that is held is to be reached by RDMA. Answer: [`Reply::Exposed`], the key of its memory, for this
-    /// member's queue pairs; offsets count from its first byte.
+    /// Makes a held slab reachable by RDMA. Answer: [`Reply::Exposed`], the key of its memory for this
+    /// member's queue pairs. Offsets count from its first byte.
     Expose(SlabId),
-    /// A window bound for this member is to be used by RDMA, through the queue pair of this number. Answer:
-    /// [`Reply::Exposed`]. Any refusal: the window's verbs go in frames.
+    /// Makes a window that is bound for this member usable by RDMA, through the queue pair of this
+    /// number. Answer: [`Reply::Exposed`]. After a refusal the window's verbs go in frames.
     ExposeWindow(Key, u64),
     /// Opens a region for this member; `true`: it is made if there is none. Answer: [`Reply::Slabs`].
     Region(RegionName, bool),
-    /// This member is to hold the slab of this number, from 0, of a region that it has opened. Answer:
-    /// [`Reply::Slab`]; over a Unix socket it carries the memfd. Not held: the region has no such slab.
+    /// Has this member hold a slab of a region that it has opened, by the slab's number from 0.
+    /// Answer: [`Reply::Slab`]; over a Unix socket it carries the memfd. Not held: the region has no
+    /// such slab.
     RegionSlab(RegionName, u64),
     /// As RegionSlab; the region gets one more slab if the number is the next.
     RegionGrow(RegionName, u64),
     /// The name names no region any more. The memory is free when no member has the region open.
     RegionRemove(RegionName),
-    /// The region of this place in the order of names. Answer: [`Reply::Region`]. Not held: there are not so many.
+    /// The region at this index in the order of names. Answer: [`Reply::Region`]. Not held: there are
+    /// fewer regions.
     RegionAt(u64),
-    /// The swap volume of this place in an order of the node's. Answer: [`Reply::Volume`]. Not held: there are not so many.
+    /// The swap volume at this index in an order of the node's. Answer: [`Reply::Volume`]. Not held:
+    /// there are fewer volumes.
     VolumeAt(u64),
-    /// The processes of this tag that have the region open may reach no memory of this node any more ([`super::tag`]).
-    /// Done: no verb of theirs takes effect from now on. Shared: one has the memory mapped, and is still there.
+    /// Takes all rights at this node from the processes of this tag that have the region open
+    /// ([`super::tag`]). Done: none of their verbs takes effect from now on. Shared: one of them has
+    /// the memory mapped and is still alive.
     RegionExpel(RegionName, u32),
 }
 
@@ -466,7 +474,7 @@ pub struct Range {
     pub slab: SlabId,
     /// From this byte.
     pub offset: u64,
-    /// So many.
+    /// This number of bytes.
     pub len: u64,
 }
 
@@ -496,7 +504,7 @@ pub struct Answer {
     pub number: u64,
     /// The configuration of the pool that the node knows; 0 where there is no controller.
     pub epoch: u64,
-    /// What was done, or why not.
+    /// The reply, or the reason for a refusal.
     pub result: Result<Reply, Refused>,
 }
 
@@ -512,10 +520,10 @@ impl Answer {
     }
 }
 
-/// What was done.
+/// The result of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Reply {
-    /// What was asked, and there is nothing to say of it.
+    /// The request was carried out, and has no further result.
     Done,
     /// The slab's id.
     Slab(SlabId),
@@ -523,7 +531,7 @@ pub enum Reply {
     Child(Secret),
     /// The window's key.
     Window(Key),
-    /// Who has the owner id.
+    /// The holder of the owner id.
     Who(Who),
     /// The figure.
     Figure(u64),
@@ -537,24 +545,24 @@ pub enum Reply {
     Volume(VolumeInfo),
 }
 
-/// What a node tells of a swap volume. Bytes, unless it says otherwise.
+/// A swap volume, as its node describes it. Sizes are bytes unless stated otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VolumeInfo {
     /// The owner id by which descriptor words name it.
     pub owner: u16,
-    /// What it may hold at most.
+    /// The most that it may hold.
     pub size: u64,
     /// Pages that are stored.
     pub live: u64,
     /// Pages that are one repeated word, and take no memory.
     pub filled: u64,
-    /// The host tells of each slot that its kernel frees. Else only whole clusters come back.
+    /// The host reports each slot that its kernel frees. Otherwise only whole clusters are freed.
     pub told: bool,
     /// The machine that swaps to it, as it said itself.
     pub host: Text<64>,
 }
 
-/// Who has an owner id.
+/// The holder of an owner id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Who {
     /// The process; 0: a run, which holds slabs.
@@ -572,8 +580,8 @@ pub struct Who {
 pub struct Refused {
     /// Never [`Status::Done`].
     pub status: Status,
-    /// Exhausted: bytes that the node lends in all. Quota: bytes that one owner may hold. System: the system's
-    /// number. Zero otherwise.
+    /// Exhausted: bytes that the node lends in all. Quota: bytes that one owner may hold. System: the
+    /// errno. Zero otherwise.
     pub value: u64,
 }
 

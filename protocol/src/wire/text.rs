@@ -98,8 +98,8 @@ impl<'de, const N: usize> Deserialize<'de> for Text<N> {
     }
 }
 
-/// The names of a member, for the node's records and for `farmem status`. Nothing is decided by
-/// them: a peer may say what it likes.
+/// The names of a member, as it gave them. The node shows them in its records and in
+/// `farmem status`, and decides nothing by them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Names {
     /// Its machine.

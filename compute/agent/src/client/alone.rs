@@ -1,7 +1,8 @@
-//! An agent within the program, for it alone, where no other agent is needed.
+//! An agent within one program, which serves only that program.
 //!
 //! ```text
-//!  this process:  client ── ring, a socket pair ──► clerk (a thread) ── stock, blocks ──► node, as a member of its own
+//!  this process:  client ── ring, socket pair ──► clerk (a thread) ── stock, blocks ──► node
+//!                                                                     (a member of its own)
 //! ```
 //!
 //! The same clerk, stock and blocks as in [`crate::host`], with one program, and without the means
@@ -89,8 +90,8 @@ impl Drop for Alone {
     fn drop(&mut self) {
         let Some(service) = self.service.take() else { return };
         service.stop();
-        // Nobody watches sockets any more, and a clerk that does not learn of the end would keep
-        // everything.
+        // No thread watches sockets any more. A clerk that does not learn of the end would keep
+        // all memory.
         service.end_seats();
         // The program's memory is given back, and the node is told goodbye, before this returns and
         // the program may end: otherwise a node elsewhere would wait for it. The wait is limited,

@@ -217,8 +217,8 @@ fn receive(stream: &UnixStream, into: &mut [u8], until: u64) -> Result<Option<i3
     Ok(passed)
 }
 
-/// Connects, for the first time or again, for as long as the options say. An agent is started once
-/// if there is none.
+/// Connects, the first time or again, and tries as long as the options say. If there is no agent,
+/// it starts one, once.
 fn reach(
     (options, alone): (&Options, &Option<Arc<Alone>>),
     owner: u16,

@@ -1,8 +1,8 @@
-//! Reading and writing pieces, wherever they are.
+//! Reading and writing pieces, on this machine and elsewhere.
 //!
 //! ```text
 //!  here       a load, a store                      the piece is mapped
-//!  elsewhere  READ, WRITE, CAS, FAA ── this thread's own queue pair ──► the node looks at the window, and does it
+//!  elsewhere  READ, WRITE, CAS, FAA ── this thread's queue pair ──► the node checks the window
 //! ```
 //! A program whose agent serves a node on another machine is a member of that node itself: its
 //! bytes do not pass through the agent. Each thread has a queue pair of its own

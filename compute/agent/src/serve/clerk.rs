@@ -92,8 +92,8 @@ impl Service {
             return self.stock.lock().keeps(app);
         }
         *beaten_ns = now;
-        // Before the beat, and let go of at once (`release` takes it again): while a node is silent
-        // whoever asks it keeps this lock, and this program's own words need not wait for that.
+        // Tried before the beat, and let go of at once (`release` takes it again). While a node is
+        // silent, a thread that asks it keeps this lock. This program's own words need not wait.
         if self.blocks.try_lock().is_none() {
             return self.stock.lock().keeps(app);
         }

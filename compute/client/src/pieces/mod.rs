@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  alloc:  take in the copy ─► CAS each word ─┬─ all done ─► a piece
-//!                                             └─ not all ──► swap back those done; note what was found; again
+//!                                             └─ not all ──► swap back those done; note the words; again
 //!          nothing is free in any copy ─► read all tables again ─► nothing ─► one more slab
 //!  free:   READ the words ─► the piece's end ─► CAS each word
 //! ```

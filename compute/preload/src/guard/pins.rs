@@ -41,7 +41,7 @@ impl<'a> Pins<'a> {
         got == len
     }
 
-    /// Pins the far pages of a range, for an access that needs no right to them.
+    /// Pins the far pages of a range. The access that follows needs no right to them.
     pub(super) fn add_forced(&mut self, addr: usize, len: usize, write: bool) {
         let end = addr.saturating_add(len);
         let mut at = addr;

@@ -148,8 +148,8 @@ const LOOK_NS: u64 = 50_000;
 /// waits here.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Waits for the turn of a write of `len` bytes that is to be made as one; `None`: it is to go in
-/// pieces. `buffers`: in so many, which need not begin and end with pages.
+/// Waits for the turn of a write of `len` bytes that must be one call. `None`: it may go in pieces.
+/// `buffers`: the number of its buffers, which need not begin and end with pages.
 pub fn one(pager: &'static Pager, call: &Call, how: How, len: usize, buffers: usize) -> Option<One> {
     let pages = (len / PAGE_BYTES + 2 * buffers) as u64;
     if how.kind != Kind::File || pages > pager.pins.most_pins() {

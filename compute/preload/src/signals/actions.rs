@@ -125,8 +125,8 @@ pub fn kept(signal: i32) -> KernelAction {
     program()[signal as usize]
 }
 
-/// Tells the kernel that the program wants the default, if that is so still; false if not, or if
-/// what is kept is the parent's. All signals are blocked.
+/// Tells the kernel that the program wants the default action. False, and nothing is done, if the
+/// program no longer wants it, or if the table is still the parent's. All signals are blocked.
 pub fn set_default(signal: i32) -> bool {
     let program = program();
     is_own()

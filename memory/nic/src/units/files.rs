@@ -5,11 +5,12 @@
 //! as one. It is made when it is first asked for, and is never another's:
 //!
 //! ```text
-//!  arena, as the node maps it     │ D0 │ D1 │ D2 │ D3 │ D4 │ D5 │        verbs by key go here, whatever lies behind
+//!  arena, as the node maps it     │ D0 │ D1 │ D2 │ D3 │ D4 │ D5 │        verbs by key use this mapping
 //!                                   │    └────┬──┘    │    │    │
 //!  behind it                   the arena's   file    the arena's memfd
 //!                                 memfd     (D1 D2)
-//!  claimed ──► asked for: a file is put beneath ──► given back ──► scrub: the arena's own is put back, the file let go
+//!  claimed ──► asked for: a file is put beneath ──► given back ──► scrub: the arena's memfd is put
+//!                                                                  back, the file is closed
 //! ```
 //!
 //! The file is put in place, and taken away, under one lock, under which the words

@@ -6,10 +6,10 @@
 //!  extents ──┘  a host claims units itself, by CAS; their bytes are in the arena, one memfd
 //! ```
 //!
-//! Both draw on the same words, so that one table says who owns what, and the sum never exceeds
-//! what the node lends. Half of its giants begin in one piece, for extents of a GiB and more; slabs
-//! split them when the others are used up. The arena's place beneath a slab stays untouched, and
-//! takes no memory.
+//! Both draw on the same words. So one table names every owner, and the sum never exceeds the
+//! memory that the node lends. Half of its giants begin in one piece, for extents of a GiB and more;
+//! slabs split them when the others are used up. The arena's addresses beneath a slab stay
+//! untouched, and take no memory.
 //!
 //! * This file: verbs on words, and on the memory that the words stand for.
 //! * [`leases`]: the owners.
@@ -235,8 +235,7 @@ impl Units {
         });
     }
 
-    /// An unguarded CAS of a descriptor word, for the node's own use. Returns the word that it
-    /// found.
+    /// An unguarded CAS of a descriptor word by the node itself. Returns the word that it found.
     fn swap(&self, place: Place, old: Word, new: Word) -> u64 {
         let word = self.at(self.word_at(place));
         match word.compare_exchange(old.0, new.0, Ordering::SeqCst, Ordering::SeqCst) {

@@ -67,8 +67,8 @@ fn is_readable(word: usize) -> bool {
     said == -(libc::EINVAL as isize)
 }
 
-/// Whether the kernel can write a word: it adds nothing to it, as one atomic operation, and wakes
-/// nobody.
+/// Whether the kernel can write a word. The probe is one atomic addition of zero by FUTEX_WAKE_OP,
+/// which wakes no thread.
 fn is_writable(word: usize) -> bool {
     const ADD_NOTHING: usize = (libc::FUTEX_OP_ADD as usize) << 28;
     let none = AtomicU32::new(0);

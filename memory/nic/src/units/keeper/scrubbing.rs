@@ -4,7 +4,8 @@
 //! scrub*:
 //!
 //! ```text
-//!  under the lock   nobody scrubs the unit? ─► its word is the quarantine that was drained? ─► written down as being scrubbed
+//!  under the lock   no thread scrubs the unit, its word is the quarantine that was drained
+//!                   ─► written down as being scrubbed
 //!  outside          its memory emptied ─► CAS QUARANTINE(g) → FREE(g) ─► struck out
 //! ```
 //!
@@ -24,8 +25,7 @@ use farmem_protocol::extent::{Answer, Operation};
 use farmem_sys::sync::Lock;
 use std::sync::atomic::Ordering;
 
-/// Units that some thread scrubs. Added to by whoever holds the lock on what is at work, and by
-/// nobody else.
+/// Units that threads are scrubbing. Only the holder of the lock on the keeper's work adds to it.
 pub struct Scrubbing(pub Lock<Vec<Scrubbed>>);
 
 pub struct Scrubbed {
