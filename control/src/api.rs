@@ -1,4 +1,4 @@
-//! What is said to a controller and what it answers: JSON over HTTP/1.1.
+//! The messages to a controller and its answers: JSON over HTTP/1.1.
 //!
 //! | request | body | answer |
 //! |---|---|---|
@@ -7,8 +7,9 @@
 //! | `POST /v1/nodes/NAME/drain`, `…/undrain`, `…/forget` | – | [`Rack`] |
 //! | `GET /v1/rack` | – | [`Rack`] |
 //!
-//! A refusal has a status of 4xx and a body of [`Refused`]. So has an answer of 503: another controller leads, or this one
-//! has just begun to. Whoever knows several asks the next one then, or the same again.
+//! A refusal has a status of 4xx and a body of [`Refused`]. An answer of 503 has that body, too:
+//! another controller leads, or this one has just begun to. A client then asks the next
+//! controller, or the same one again.
 
 use serde::{Deserialize, Serialize};
 
@@ -58,7 +59,7 @@ impl Terms {
 /// A node says that it is there, and what it lends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beat {
-    /// What operators call it. One node of a rack has it.
+    /// The node's name. It is unique in the rack.
     pub name: String,
     /// Differs between two processes of the same name.
     pub incarnation: u64,
@@ -83,7 +84,7 @@ pub struct Beat {
     pub seen: Option<Term>,
 }
 
-/// What the controller answers a node.
+/// The controller's answer to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Orders {
     /// It is to be emptied.
@@ -141,7 +142,7 @@ pub struct Want {
 pub struct Given {
     /// In the order in which they were given.
     pub nodes: Vec<GivenNode>,
-    /// Who has given them.
+    /// The term of the controller that gave them.
     pub term: Term,
 }
 
@@ -177,9 +178,9 @@ pub struct Rack {
 /// A node, as an operator sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeView {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Where it can be lost together with others.
+    /// Its failure domain: the nodes that can be lost together.
     pub domain: String,
     /// Where programs reach it.
     pub address: String,
@@ -221,7 +222,7 @@ pub struct RunView {
 pub struct EventView {
     /// Seconds ago.
     pub ago_s: u64,
-    /// What, in one line.
+    /// The event, in one line.
     pub what: String,
 }
 

@@ -1,4 +1,4 @@
-//! What nodes, runs and operators say to a controller. Each call waits for its answer.
+//! The client of a controller, for nodes, runs and operators. Each call waits for its answer.
 
 use crate::api::{Beat, Given, ORDER_HEADER, Orders, Rack, Refused, Term, Terms, Want};
 use serde::Serialize;
@@ -50,7 +50,7 @@ pub enum AskError {
 
 /// A rack's controller, or several of which one leads, by their addresses: `HOST:PORT[,HOST:PORT…]`.
 ///
-/// It keeps the latest term that it was answered in. What an earlier leader answers after that is passed over.
+/// It remembers the latest term of an answer, and ignores answers of earlier leaders after that.
 #[derive(Clone, Debug)]
 pub struct Client {
     named: String,
@@ -149,7 +149,7 @@ impl Client {
             for step in 0..count {
                 let at = (first + step) % count;
                 match call(&self.at[at]) {
-                    // What one knows of itself says more than that another is away.
+                    // A controller's own reason says more than that another one is away.
                     Err(e @ AskError::NotNow { .. }) => failed = Some(e),
                     Err(e @ (AskError::Away { .. } | AskError::Stranger { .. })) => {
                         failed.get_or_insert(e);

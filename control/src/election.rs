@@ -1,4 +1,5 @@
-//! Which of several controllers leads. A decision is pure: what etcd said, and whether the leader answers.
+//! Decides which of several controllers leads. A decision is pure: it takes etcd's answers, and
+//! whether the leader answers.
 //!
 //! ```text
 //!   stands by ──take (absent key, late lease, or a leader that answered and does so no longer)──► leads
@@ -6,13 +7,14 @@
 //!       └──── the key is another's, or nothing was heard of etcd for CONFIRMED_FOR ────────────────┘
 //! ```
 //!
-//! *Safety* is not in here: two controllers may take themselves for the leader for a moment. What the old one
-//! writes is refused by etcd, because the leader key has another revision. What it answers is refused by nodes and runs
-//! that know a later epoch.
+//! *Safety* does not depend on it: two controllers may believe for a moment that they lead. etcd
+//! refuses the old leader's writes, because the leader key has another revision. Nodes and runs
+//! that know a later epoch refuse its answers.
 //!
-//! *Taking over early.* The lease of a killed leader ends late, and later still when etcd's own leader dies with it, because
-//! leases start anew then. So a standby asks the leader itself, too. It takes the key from a leader that it has reached
-//! before and reaches no longer. One that it never reached, it leaves alone: two controllers that are cut off from each other
+//! *Taking over early.* The lease of a killed leader ends late. It ends even later when etcd's own
+//! leader dies with it, because etcd then starts leases again. So a standby also asks the leader
+//! itself. It takes the key from a leader that it has reached before and reaches no longer. It
+//! leaves a leader alone that it never reached: two controllers that are cut off from each other
 //! would take the key from each other in turn.
 
 use crate::api::Term;
@@ -24,14 +26,14 @@ use std::time::{Duration, Instant};
 pub const LEASE_S: u64 = 5;
 /// How often a leader renews its lease, and a standby looks.
 pub const LOOK_EVERY: Duration = Duration::from_millis(300);
-/// A leader that could not confirm its place for so long answers nobody.
+/// A leader that could not confirm its place for this long answers no request.
 pub const CONFIRMED_FOR: Duration = Duration::from_millis(1500);
-/// A lease of which so many whole seconds are gone has not been renewed for one second at least.
+/// A lease of which this many whole seconds are gone was last renewed at least one second ago.
 const LATE_S: u64 = 2;
 /// Questions to a leader, one after the other, that have no answer when it counts as gone.
 const UNANSWERED: u32 = 2;
 
-/// What a look at etcd has shown.
+/// The result of a look at etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// The leader key.
@@ -42,7 +44,7 @@ pub struct Seen {
     pub answers: bool,
 }
 
-/// What follows.
+/// A decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// This controller leads, with this epoch.
@@ -62,7 +64,7 @@ pub struct Election {
 }
 
 impl Election {
-    /// What follows from a look. `own`: the lease that this controller's key would hang on.
+    /// Decides after a look. `own`: the lease to which this controller's key is tied.
     pub fn step(&mut self, own: &str, seen: &Seen) -> Step {
         let Some(leader) = &seen.leader else { return Step::Take(None) };
         if leader.lease == own {
@@ -122,7 +124,8 @@ pub fn take_part(controller: &impl Led, etcd: &Etcd, address: &str, rack: u64) {
     }
 }
 
-/// Renews the own lease, looks who leads, and takes the key if that is due. [`Step::Take`]: another was first.
+/// Renews the own lease, reads the leader key, and takes it if that is due. [`Step::Take`]: another
+/// controller was first.
 fn look(
     etcd: &Etcd,
     own: &mut Option<String>,

@@ -7,18 +7,18 @@
 //! browser ───page, /v1/rack────► └────────────┘            or etcd, with standbys
 //! ```
 //!
-//! * [`state`]: what is known and what follows from it. Pure: events in, actions out, time and
-//!   randomness as arguments.
-//! * [`store`]: what must outlive the process, and nothing else: members and drains.
+//! * [`state`]: the rack's state and its rules. Pure: events in, actions out, time and randomness
+//!   as arguments.
+//! * [`store`]: the part that must outlive the process: members and drains.
 //! * [`etcd`], [`election`]: several controllers, of which one leads.
 //! * [`serve`]: HTTP in front of these; [`metrics`].
-//! * [`client`]: what nodes, runs and operators say to it. Blocking.
+//! * [`client`]: the blocking client of nodes, runs and operators.
 //! * [`api`]: the messages.
 //!
-//! The controller is not on the way of any page. It never says which bytes are right, and no run
-//! ends because it is away: a run keeps the nodes that it has, and only what needs a new node
-//! waits. Nodes are the truth about what they lend. So a controller that starts anew knows
-//! everything again after one beat of each.
+//! The controller is not on the path of any page. It never decides which bytes are right, and no
+//! run ends because it is away: a run keeps the nodes that it has, and waits only when it needs a
+//! new one. The nodes' own records of what they lend are the truth. So a controller that was
+//! restarted knows everything again after one beat of each node.
 
 pub mod api;
 pub mod client;

@@ -2,7 +2,7 @@
 
 use crate::api::{Figures, NodeView, Rack};
 
-/// A gauge of each node: its name, what it tells, its value.
+/// A gauge of each node: its name, its description, its value.
 type Gauge = (&'static str, &'static str, fn(&NodeView) -> u64);
 
 /// The gauges of each node. `docs/grafana/rack.json` shows them.
@@ -28,7 +28,7 @@ const OF_NODES: [Gauge; 9] = [
     ("farmem_rack_node_silent_ms", "Milliseconds since the node's last beat.", |node| node.heard_ms.unwrap_or(0)),
 ];
 
-/// A gauge of each run: its name, what it tells, its value.
+/// A gauge of each run: its name, its description, its value.
 type RunGauge = (&'static str, &'static str, fn(&Figures) -> u64);
 
 /// The gauges of each run.

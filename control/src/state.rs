@@ -1,4 +1,4 @@
-//! What a controller knows, and what follows from it. Pure: time and randomness are arguments.
+//! A controller's state and rules. Pure: time and randomness are arguments.
 //!
 //! ```text
 //!            beat                  1 s without a beat        2 s
@@ -9,9 +9,9 @@
 //!                     runs that have it are given others in its place. Empty when nothing is lent.
 //! ```
 //!
-//! What a node lends and to whom is known by its beats alone. What outlives the controller is
-//! [`Intent`]: that a node is a member, and that it is to be drained. An action to keep an intent
-//! is carried out before the answer is given.
+//! Beats alone tell what a node lends and to which runs. Only an [`Intent`] outlives the controller:
+//! that a node is a member, and that it is to be drained. An action to keep an intent is carried
+//! out before the answer is given.
 //!
 //! A node that is down is given to no run. Runs that have it keep it until they find out by
 //! themselves: the host process has the last word about its bytes.
@@ -31,8 +31,8 @@ pub const SUSPECT_AFTER: Duration = Duration::from_secs(1);
 pub const DOWN_AFTER: Duration = Duration::from_secs(2);
 /// A run that has not asked for so long is over, as far as is known.
 const RUN_LASTS: Duration = Duration::from_secs(10);
-/// What a run's nodes have free together, at least, where the rack has it: before a run needs more
-/// it has one more node.
+/// Bytes that a run's nodes have free together, at least, if the rack has them. So a run gets one
+/// more node before it needs it.
 pub const HEADROOM: u64 = 1 << 30;
 /// A node with less is full: nothing smaller than a slab is lent to a run.
 pub const LEAST_FREE: u64 = farmem_protocol::addr::SLAB_BYTES;
@@ -43,31 +43,31 @@ const EVENTS: usize = 100;
 /// Members that a rack has at most.
 const MOST_NODES: usize = 20_000;
 
-/// What outlives the controller.
+/// A part of the state that outlives the controller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Intent {
     /// A node belongs to the rack, in this failure domain.
     Member {
-        /// What it is called.
+        /// Its name.
         name: String,
         /// Its failure domain.
         domain: String,
     },
     /// It belongs to it no longer.
     Forgotten {
-        /// What it was called.
+        /// The name that it had.
         name: String,
     },
     /// It is to be emptied, or no longer.
     Drain {
-        /// What it is called.
+        /// Its name.
         name: String,
-        /// Whether it is to be.
+        /// Whether it is to be emptied.
         wanted: bool,
     },
 }
 
-/// What is to be done.
+/// Work that the caller must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// To be kept before the answer is given.
@@ -76,7 +76,7 @@ pub enum Action {
     Say(String),
 }
 
-/// Why a request is refused: one line for whoever asked.
+/// Why a request is refused, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Something in the request cannot be.
@@ -94,7 +94,7 @@ pub enum Refusal {
     /// Nothing to give.
     #[error("{0}")]
     NoNode(String),
-    /// Whoever asks has heard of a later leader.
+    /// The request names a later leader.
     #[error("another controller leads the rack by now")]
     Deposed,
 }
@@ -162,7 +162,7 @@ impl Node {
         self.standing == Standing::Up && !self.drain && !self.leaving
     }
 
-    /// Whether a run may be given it anew.
+    /// Whether it may be given to a run that does not have it yet.
     fn has_room(&self) -> bool {
         self.is_open() && self.free() >= LEAST_FREE
     }
@@ -195,7 +195,7 @@ pub struct State {
     nodes: BTreeMap<String, Node>,
     /// Node names by their seats. A seat that is empty has no weight, and is taken again.
     seats: Vec<Option<String>>,
-    /// What the nodes lend that a run may be given for the room in them; by seat.
+    /// By seat: the memory that a node lends, if its room may be given to runs.
     open: Weights,
     /// Names by addresses.
     at: BTreeMap<String, String>,
@@ -243,7 +243,7 @@ impl State {
         if seen.is_some_and(|seen| self.term.is_before(seen)) { Err(Refusal::Deposed) } else { Ok(()) }
     }
 
-    /// The intents of now: what [`State::of`] needs to know the same.
+    /// The present intents, from which [`State::of`] makes the same state.
     pub fn intents(&self) -> Vec<Intent> {
         let member = |(name, node): (&String, &Node)| {
             let of = Intent::Member { name: name.clone(), domain: node.domain.clone() };
@@ -403,11 +403,11 @@ impl State {
     /// Nodes for a run: those that it has and may keep, then others until they lie in as many
     /// domains as it wants and have [`HEADROOM`] free together, as far as there are such nodes. A
     /// run that goes on while too few domains are left is given as many nodes of one instead: two
-    /// copies in one domain are better than one. `random` is drawn anew for each call.
+    /// copies in one domain are better than one. Draw another `random` for each call.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`]; [`Refusal::Deposed`]; [`Refusal::NoNode`] where not one can be given, or, to a run that
-    /// begins, fewer domains than are wanted.
+    /// [`Refusal::Malformed`]; [`Refusal::Deposed`]; [`Refusal::NoNode`] if no node can be given, or if
+    /// a run that begins would get fewer domains than it wants.
     pub fn want(&mut self, now: Duration, want: &Want, random: u64) -> Result<Given, Refusal> {
         self.not_deposed(want.seen)?;
         name_is_good("run", &want.run)?;

@@ -44,7 +44,7 @@ pub enum Store {
     Etcd(Arc<Etcd>, AtomicU64),
 }
 
-/// What a store held when it was opened.
+/// The content of a store when it was opened.
 pub struct Kept {
     /// The term that begins.
     pub term: Term,
@@ -52,8 +52,8 @@ pub struct Kept {
     pub intents: Vec<Intent>,
 }
 
-/// Rows that an intent changes: a key, and what it has then. `None`: nothing. A later intent about the same thing has the
-/// same key.
+/// The rows that an intent changes: a key and its new value, or `None` to delete it. A later intent
+/// about the same thing has the same key.
 fn rows(intent: &Intent) -> Result<Vec<(String, Option<String>)>, serde_json::Error> {
     let value = Some(serde_json::to_string(intent)?);
     Ok(match intent {
@@ -63,15 +63,15 @@ fn rows(intent: &Intent) -> Result<Vec<(String, Option<String>)>, serde_json::Er
     })
 }
 
-/// The intents of rows in the order of their keys. "drain/…" sorts before "member/…", and who is to be drained must be
-/// known first.
+/// The intents of rows that are in the order of their keys. "drain/…" sorts before "member/…", but a
+/// member must be known before its drain.
 fn ordered(rows: impl IntoIterator<Item = Intent>) -> Vec<Intent> {
     let (drains, members): (Vec<_>, Vec<_>) =
         rows.into_iter().partition(|intent| matches!(intent, Intent::Drain { .. }));
     members.into_iter().chain(drains).collect()
 }
 
-/// What a cluster holds. `rack`: its number, if it has none yet.
+/// The content of an etcd cluster. `rack`: the number to give it, if it has none yet.
 ///
 /// # Errors
 /// See [`StoreError`].

@@ -1,13 +1,13 @@
-//! Encryption of what is swapped out: dm-crypt between the kernel's swap and its NBD client, with a random key that nobody
-//! keeps.
+//! Encryption of swapped pages: dm-crypt between the kernel's swap and its NBD client, with a random
+//! key that is never stored.
 //!
 //! ```text
 //!  kernel: swap ── /dev/dm-N (farmem-nbdI) ── encrypts ── /dev/nbdI ── TCP ──► node
 //! ```
 //!
-//! The device mapper is asked by its ioctls; no program is needed. The key is in the kernel alone, and gone with the device.
-//! Slots lie at the node where they do without encryption, and TRIM passes through. So the node learns which slots are
-//! in use, and nothing of their bytes.
+//! The device mapper's ioctls make the device; no program is needed. The key is in the kernel alone,
+//! and gone with the device. Slots keep their numbers, and TRIM passes through. So the node learns
+//! which slots are in use, and nothing of their bytes.
 
 use crate::mapper::{HEAD, Mapper};
 use farmem_protocol::nbd::PAGE;
@@ -46,12 +46,12 @@ pub fn find(index: u32) -> Option<PathBuf> {
     Some(PathBuf::from("/dev").join(device.file_name()))
 }
 
-/// Makes the device that encrypts for `/dev/nbdN` of so many bytes, with a new key.
+/// Makes the device that encrypts for `/dev/nbdN`, of `size` bytes, with a new key.
 ///
 /// # Errors
 /// The kernel has no dm-crypt, or refuses.
 pub fn begin(index: u32, size: u64) -> io::Result<PathBuf> {
-    // Best effort: what comes next says what is missing.
+    // Best effort: the next call's error names a missing module.
     let _ = Command::new("modprobe").args(["-a", "dm_crypt", "xts", "ecb"]).output();
     let mapper = Mapper::open()?;
     mapper.ask(CREATE, &mut message(index, 0, None))?;
@@ -91,13 +91,14 @@ fn key() -> io::Result<[u8; KEY_BYTES]> {
     Ok(key)
 }
 
-/// What dm-crypt is told: cipher, key, offset of the first sector's number, device, its offset, and options.
+/// dm-crypt's parameters: cipher, key, offset of the first sector's number, device, its offset, and
+/// options.
 fn parameters(index: u32, key: &[u8; KEY_BYTES]) -> String {
     let digits: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("aes-xts-plain64 {digits} 0 /dev/nbd{index} 0 2 allow_discards sector_size:{PAGE}")
 }
 
-/// A message of the device mapper about the device; with a table of one target of so many sectors.
+/// A message to the device mapper about the device. `table`: one target, its sectors and parameters.
 ///
 /// ```text
 ///  0        12     16      20        28      40    48      176    312      320       336     352

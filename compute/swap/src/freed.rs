@@ -1,15 +1,17 @@
-//! Word of each swap slot that the kernel frees.
+//! Events of each swap slot that the kernel frees.
 //!
-//! A device is told of whole clusters only (TRIM). A kprobe on a function that runs for each freed slot tells of single
-//! ones. It is made through tracefs, in an instance of its own, so that nobody else's tracing is touched.
+//! The kernel tells a device of whole clusters only (TRIM). A kprobe on a function that runs for each
+//! freed slot reports single ones. It is made through tracefs, in an instance of its own, so that
+//! other users' tracing is not touched.
 //!
 //! ```text
 //!  kernel: slot freed ─► probe `freed` ─► ring buffer ─► Probe::read ─► Event: type, slots, time
 //!          swapon     ─► probe `on`    ───────────────► Probe::kind: the type of our device
 //! ```
 //!
-//! The function runs under the lock that a new use of the slot has to take, so an event comes before that use. Events may
-//! be lost when the buffer is full. Then pages stay at the node until their cluster is free.
+//! The function runs under the lock that a new use of the slot has to take, so an event comes before
+//! that use. Events are lost when the buffer is full. Then pages stay at the node until their cluster
+//! is free.
 //!
 //! This file: the probe. [`parse`] is pure.
 
@@ -24,7 +26,7 @@ use std::time::Duration;
 const TRACING: &str = "/sys/kernel/tracing";
 /// The group of our probes, and the name of our instance.
 const OURS: &str = "farmem_swap";
-/// Kernel memory for events, for each CPU, in KiB.
+/// Kernel memory that holds events, in KiB a CPU.
 const BUFFER_KIB: u32 = 1024;
 /// Times that the probe is tried: a watcher whose devices were undone may still have it open.
 const TRIES: u32 = 20;
@@ -59,7 +61,7 @@ pub struct Event {
     pub kind: u32,
     /// When: CLOCK_MONOTONIC, to within a microsecond.
     pub at_ns: u64,
-    /// What.
+    /// The event itself.
     pub what: What,
 }
 
@@ -134,7 +136,7 @@ impl Probe {
     fn begin(site: &Site) -> io::Result<Probe> {
         let instance = instance();
         match fs::create_dir(&instance) {
-            // What a watcher before has left.
+            // A watcher that was killed has left its instance.
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
         }
@@ -179,7 +181,7 @@ impl Probe {
     }
 }
 
-/// Removes the probe, whoever made it.
+/// Removes the probe, also one that another process made.
 pub fn close() {
     let instance = instance();
     for event in ["freed", "on"] {

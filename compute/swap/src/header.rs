@@ -2,7 +2,7 @@
 
 use farmem_protocol::nbd::PAGE;
 
-/// Pages that a device has at least, for the kernel to take it.
+/// The fewest pages of a device that the kernel takes.
 pub const LEAST_PAGES: u64 = 10;
 
 /// The header of a device of `pages` pages, with this id and a label for people.

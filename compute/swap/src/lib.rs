@@ -3,17 +3,17 @@
 //! ```text
 //!  kernel: swap ── /dev/nbdN ── one TCP stream ────────────────► node: a volume
 //!             ▲ the stream's socket, by netlink                      ▲
-//!  farmem swap: sets up, watches ── a stream of its own ─────────────┘  how is the volume; it is no longer needed
+//!  farmem swap: sets up, watches ── a stream of its own ─────────────┘  questions, the volume's end
 //! ```
 //!
-//! No process is in the way of a page. The kernel's own NBD client speaks to the node, and its sockets may use the
-//! kernel's reserves, so it goes on when no memory is left. A server in user space below a swap device may not, and hangs
-//! the machine. This crate only makes connections and hands them to the kernel. It may be killed at any instant: another
-//! one finds what there is in [`state`].
+//! No process is on the path of a page. The kernel's own NBD client speaks to the node, and its
+//! sockets may use the kernel's reserves, so it goes on when no memory is left. A server in user space
+//! below a swap device has no such reserve, and hangs the machine. This crate only makes connections
+//! and hands them to the kernel. It may be killed at any instant: the next one reads [`state`].
 //!
-//! A device has one stream. With two, the kernel would send a request again on the second when the first fails, while
-//! bytes of the first may still be on their way: an old page could overwrite a new one. Several connections are therefore
-//! several devices of equal priority, between which the kernel distributes its pages.
+//! A device has one stream. With two, the kernel would repeat a failed request on the second, while
+//! bytes of the first may still be on their way: an old page could overwrite a new one. So several
+//! connections are several devices of equal priority, between which the kernel distributes its pages.
 //!
 //! * [`genl`]: messages of generic netlink. [`nbd`]: the kernel's NBD client by them.
 //! * [`stream`]: a stream of a volume, up to where the kernel takes over.

@@ -1,6 +1,7 @@
-//! What a look at this machine's swap devices shows: for `farmem top`, which asks nobody.
+//! The figures of this machine's swap devices. `farmem top` shows them.
 //!
-//! The watcher writes what the node last said into a file beside the device's state. What the kernel has moved is in sysfs.
+//! No process is asked: the watcher writes the node's last report into a file beside the device's
+//! state, and the kernel's counts are in sysfs.
 
 use crate::state::{self, State};
 use crate::{crypt, device};
@@ -9,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What a node last said of a volume. Bytes.
+/// A node's last report of a volume. Bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Said {
     /// Of pages that take memory there.
     pub live: u64,
-    /// What the volume holds.
+    /// Memory that the volume holds.
     pub held: u64,
 }
 
@@ -29,13 +30,13 @@ pub struct Look {
     pub size: u64,
     /// Bytes that the kernel has there.
     pub used: u64,
-    /// What the node last said.
+    /// The node's last report.
     pub said: Said,
     /// Since the device began.
     pub moved: Moved,
 }
 
-/// What a device has done since it began.
+/// The transfers of a device since it began.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Moved {
     /// Reads that ended.

@@ -1,7 +1,8 @@
-//! What is to be known of a device to watch it and to undo it: one file for each, in a directory that only root reads.
+//! The facts that are needed to watch a device and to undo it: one file for each, in a directory that
+//! only root reads.
 //!
-//! The file is written before the kernel is told anything, and removed last. Whoever watches a device holds a lock on its
-//! file, which ends with the process.
+//! The file is written before the kernel is told anything, and removed last. The watcher of a device
+//! holds a lock on its file, which ends with the process.
 
 use crate::{Error, report};
 use serde::{Deserialize, Serialize};
@@ -36,7 +37,7 @@ pub struct State {
 /// A device that this process watches.
 #[derive(Debug)]
 pub struct Held {
-    /// What is known of it.
+    /// The content of its file.
     pub state: State,
     path: PathBuf,
     locked: File,
@@ -72,7 +73,7 @@ pub fn keep_kind(directory: &Path, index: u32, kind: u32) -> io::Result<()> {
     fs::write(kind_file(directory, index), kind.to_string())
 }
 
-/// What [`keep_kind`] was told.
+/// The number that [`keep_kind`] stored.
 pub fn kind(directory: &Path, index: u32) -> Option<u32> {
     fs::read_to_string(kind_file(directory, index)).ok()?.parse().ok()
 }
@@ -108,7 +109,7 @@ pub fn is_known(directory: &Path, index: u32) -> bool {
     file(directory, index).exists()
 }
 
-/// Takes over the watch of a device, if nobody has it. `None`: somebody has.
+/// Takes over the watch of a device. `None`: another process watches it.
 pub fn adopt(directory: &Path, state: &State) -> Result<Option<Held>, Error> {
     let path = file(directory, state.index);
     let failed = |e| Error::File(path.display().to_string(), e);
@@ -128,7 +129,8 @@ pub fn remove(directory: &Path, index: u32) {
 }
 
 impl Held {
-    /// Whether the file is still there: if not, somebody has undone the device. Another of the same name is another's.
+    /// Whether the file is still there. If not, another process has undone the device. A new file of
+    /// the same name belongs to a new device.
     pub fn stands(&self) -> bool {
         let inode = |about: &fs::Metadata| (about.dev(), about.ino());
         matches!((fs::metadata(&self.path), self.locked.metadata()), (Ok(a), Ok(b)) if inode(&a) == inode(&b))

@@ -1,17 +1,17 @@
-//! Passes word of freed slots on to the node, in a thread of its own beside the watcher.
+//! Reports freed slots to the node, in a thread of its own beside the watcher.
 //!
-//! Such word comes late. Meanwhile the slot may be in use again, and its new page may lie at the node. So the node is
-//! asked for *marks* beforehand. A slot that was freed here after a mark was known, and was not written at the node after
-//! that mark, holds nothing that anybody needs.
+//! A report comes late: the slot may be in use again, and its new page may lie at the node. So this
+//! thread asks the node for *marks* beforehand. A slot that was freed here after a mark was known, and
+//! was not written at the node after that mark, holds a page that is no longer needed.
 //!
 //! ```text
 //!  node    writes … │ mark 7      writes of other slots …            │ frees: slot 5, mark 7
 //!  here             └──► known ──────────► slot 5 freed ─► event ────┘
 //! ```
 //!
-//! The only times that are compared are this machine's: when the mark was known, and when the slot was freed. Nothing goes
-//! wrong when either machine is paused or its clock is set. A mark that is old, and an event that is lost, keep a page at
-//! the node that nobody needs, until its slot is written again or its cluster is free.
+//! Only times of this machine are compared: when the mark was known, and when the slot was freed. So a
+//! paused machine or a changed clock does no harm. An old mark or a lost event keeps an unneeded page
+//! at the node, until its slot is written again or its cluster is free.
 
 use crate::freed::{Event, Probe, What};
 use crate::state::{self, State};
@@ -25,7 +25,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the thread sleeps while slots are written or freed. A slot that lives shorter than this may be kept.
+/// How long the thread sleeps while slots are written or freed. A slot that lives shorter than this
+/// may be kept.
 const BUSY: Duration = Duration::from_millis(20);
 /// How long it sleeps otherwise.
 const IDLE: Duration = Duration::from_millis(250);
@@ -42,7 +43,7 @@ const READS: u32 = 64;
 
 /// A device whose frees are told.
 pub struct Device {
-    /// What is known of it.
+    /// The facts about it.
     pub state: State,
     /// The kernel's number of it.
     pub kind: u32,
@@ -67,7 +68,7 @@ pub struct Teller {
 
 impl Marks {
     fn learn(&mut self, mark: u64, now_ns: u64) {
-        // The same mark again is worth no more: what it says holds since it was known first.
+        // The same mark again adds nothing: it holds since it was first known.
         if self.0.back().is_none_or(|&(last, _)| last != mark) {
             self.0.push_back((mark, now_ns));
             if self.0.len() > MARKS {
@@ -83,7 +84,7 @@ impl Marks {
     }
 }
 
-/// What is to be told of a device: by mark, its slots in runs.
+/// The slots of a device to report, by mark, in runs.
 fn sorted(events: &[Event], kind: u32, slots: u32, marks: &Marks) -> BTreeMap<u64, Vec<Slots>> {
     let mut told: BTreeMap<u64, Vec<Slots>> = BTreeMap::new();
     for event in events.iter().filter(|event| event.kind == kind) {
@@ -118,7 +119,7 @@ impl Told {
         let slots = (self.device.state.size / PAGE) as u32;
         for (mark, runs) in sorted(events, self.device.kind, slots, &self.marks) {
             for some in runs.chunks(MAX_FREED_BYTES as usize / size_of::<Slots>()) {
-                // What cannot be told now is not told later: it would only be older.
+                // A report that fails now is not repeated later: it would only be older.
                 self.with(silent, |stream| stream.freed(mark, some));
             }
         }
@@ -159,7 +160,7 @@ impl Drop for Teller {
 fn pass_on(mut probe: Probe, told: &mut [Told], silent: Duration, over: &AtomicBool) {
     let mut events = Vec::new();
     let (mut swapped, mut busy) = (None, Instant::now());
-    // Whoever has undone all devices cannot remove a probe that is open here.
+    // A process that has undone all devices cannot remove a probe that is open here.
     let any_stands =
         |told: &[Told]| told.iter().any(|told| state::is_known(Path::new(state::DIRECTORY), told.device.state.index));
     while !over.load(Ordering::Acquire) && any_stands(told) {
@@ -167,7 +168,7 @@ fn pass_on(mut probe: Probe, told: &mut [Told], silent: Duration, over: &AtomicB
             match probe.read(&mut events) {
                 Ok(true) => {}
                 Ok(false) => break,
-                // Somebody has removed it.
+                // Another process has removed it.
                 Err(_) => return,
             }
         }

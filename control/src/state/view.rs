@@ -1,4 +1,4 @@
-//! What an operator is shown of the rack, and what is noted of runs' copies.
+//! The operator's view of the rack, and events about runs' copies.
 
 use super::{Node, Run, State};
 use crate::api::{EventView, NodeView, Rack, RunView, Want};
