@@ -1,5 +1,5 @@
-//! The memory group (cgroup) of this process: its limit, what is left of it, and which processes
-//! the kernel killed because of it.
+//! The memory group (cgroup) of this process: its limit, its free part, and the processes that the
+//! kernel killed because of it.
 //!
 //! ```text
 //!  /proc/self/cgroup     0::/app.slice/run            the group's path (v2; v1: 4:memory:/...)

@@ -109,9 +109,9 @@ pub unsafe fn syscall_for_program(nr: i64, args: [usize; 6]) -> isize {
 #[inline(always)]
 unsafe fn syscall_by(gate: usize, nr: i64, args: [usize; 6]) -> isize {
     let ret: isize;
-    // SAFETY: at `gate` is `syscall; ret` (set_gate's contract, or our own above); rcx and r11 are
-    // what the instruction clobbers; the call pushes a return address, which is why this block
-    // does not claim `nostack`.
+    // SAFETY: at `gate` is `syscall; ret` (set_gate's contract, or our own above). The instruction
+    // clobbers rcx and r11. The call pushes a return address, so this block does not claim
+    // `nostack`.
     unsafe {
         core::arch::asm!(
             "call {gate}",
@@ -302,7 +302,7 @@ pub fn read_file(path: &std::ffi::CStr) -> Result<Vec<u8>, Errno> {
 }
 
 /// Reads `len` bytes at `from` through a descriptor of
-/// [`open_self_mem`](crate::descriptors::open_self_mem), whatever protection they have.
+/// [`open_self_mem`](crate::descriptors::open_self_mem). Works under any protection of the pages.
 ///
 /// # Errors
 /// EIO when the range is not all present.
@@ -334,7 +334,7 @@ impl SignalsBlocked {
         Self::of(u64::MAX)
     }
 
-    /// The mask from before, for a call that waits with it.
+    /// The mask before this. A call may wait with it.
     pub fn before(&self) -> u64 {
         self.before
     }

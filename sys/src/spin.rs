@@ -1,11 +1,12 @@
 //! How often a polling thread offers its CPU to others.
 //!
 //! ```text
-//! look, look, offer ─┬─ it came back at once: nobody wanted it ─► twice as many looks before the next, up to MOST
-//!                    ├─ it took a while: somebody else ran ─────► LEAST, from now on
-//!                    └─ it took a slice, as did the last: the CPU
-//!                       is crowded ─────────────────────────────► the next waits sleep at once, 16 of them, or
-//!                                                                 twice as many as the last time, up to 1024
+//! look, look, offer ─┬─ returned at once: no thread wanted it ─► twice as many looks before the next,
+//!                    │                                           up to MOST
+//!                    ├─ took a while: another thread ran ──────► LEAST, from now on
+//!                    └─ took a slice, as did the last: the CPU
+//!                       is crowded ────────────────────────────► the next waits sleep at once, 16 of them,
+//!                                                                or twice as many as last time, up to 1024
 //! ```
 //!
 //! The thread that will answer may share this CPU, and must then get it. But an offer that nobody

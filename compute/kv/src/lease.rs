@@ -57,7 +57,7 @@ impl Lease {
         self.until_ms.set(begun_ms + STALE_MS);
     }
 
-    /// Somebody else is there.
+    /// Ends the lease: another front end is there.
     pub fn end(&self) {
         self.until_ms.set(0);
     }
@@ -80,7 +80,7 @@ impl Default for Writes {
     }
 }
 
-/// What was known of a key's changes when a read of it began.
+/// The known changes of a key when a read of it began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Quiet(u32, u32);
 

@@ -15,7 +15,7 @@
 //! * [`task`]: operations as steps that ask for verbs.
 //! * [`layout`], [`object`]: the words and bytes of the store.
 //! * [`shard`], [`index`], [`heap`], [`member`], [`recover`]: the protocol on one node's memory.
-//! * [`lease`]: what the near cache may answer by itself.
+//! * [`lease`]: decides when the near cache may answer without a verb.
 //! * [`store`]: the shards of all nodes as one store.
 //! * [`resp`]: the redis protocol. [`command`]: the commands.
 //! * [`drive`]: verbs on a region of the nodes' memory. [`serve`]: the event loop.

@@ -29,7 +29,7 @@ pub const LEASE_MS: u64 = 5000;
 /// A front end that could not show itself for so long must do that before anything else.
 pub const STALE_MS: u64 = 2000;
 
-/// What a front end saw of another's line last.
+/// The last look of a front end at another's line.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Watched {
     state: u64,
@@ -177,7 +177,7 @@ pub(crate) fn is_there(bytes: &[u8], member: Member) -> bool {
     line < MEMBERS && state(bytes, line).is_alive() && state(bytes, line).incarnation() == member.incarnation
 }
 
-/// What a tick found.
+/// The result of a tick.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ticked {
     /// A member was there before and is no longer: its pieces can be taken over.
@@ -276,7 +276,7 @@ impl Shard {
         }
         let mut held_up = false;
         for (line, state) in silent {
-            // Before its end is known to anyone: what it held is used again from then on.
+            // Before its end is made known: its memory is used again from then on.
             let expel = Verb::Expel { node: self.node, tag: state.tag() };
             if !self.rules.broken(Bug::DeclareUnfenced) && io.verb(expel).await != Answer::Expelled(true) {
                 held_up = true;
@@ -288,7 +288,7 @@ impl Shard {
         (deaths, held_up)
     }
 
-    /// Leaves the store: what it holds is another's to take over.
+    /// Leaves the store. Another front end may take over its pieces.
     pub async fn leave(&self, io: &Io) {
         let state = State::alive(self.tag, self.me.incarnation);
         let at = member_at(self.root, usize::from(self.me.line));

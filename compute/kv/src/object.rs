@@ -15,7 +15,7 @@ use std::rc::Rc;
 /// Bytes before the key.
 pub const HEADER: usize = 40;
 
-/// What a value is.
+/// The type of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Type {
@@ -38,10 +38,10 @@ impl Type {
     }
 }
 
-/// What is to be stored.
+/// A value to store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Value {
-    /// What it is.
+    /// Its type.
     pub kind: Type,
     /// When it ends, in ms since 1970.
     pub expiry: Option<u64>,
@@ -67,7 +67,7 @@ pub struct Object {
     value: usize,
 }
 
-/// What an object's first bytes say.
+/// An object's first bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     /// The key's hash.
@@ -140,7 +140,7 @@ impl Object {
         word(&self.bytes, 0)
     }
 
-    /// What the value is.
+    /// The value's type.
     pub fn kind(&self) -> Type {
         self.kind
     }

@@ -1,8 +1,9 @@
-//! What dead front ends have left, and what others have made garbage.
+//! Reuse of memory that dead front ends have left, and of objects that other front ends have
+//! replaced or deleted.
 //!
 //! An object is live exactly when the index refers to it. So a piece whose owner is gone is *adopted*:
-//! one CAS of its owner word, then each of its objects is looked up. What nothing refers to is reused
-//! after the grace, whether it was never linked, or taken out of the index by whomever.
+//! one CAS of its owner word, then each of its objects is looked up. An object to which nothing refers
+//! is reused after the grace. It was never linked, or some front end took it out of the index.
 //!
 //! The same lookup tells an owner which of its objects others have replaced or deleted: *scavenging*.
 
@@ -100,7 +101,7 @@ impl Shard {
                 None => {
                     let first = self.suspects.borrow().get(&at).copied().unwrap_or(now_ms);
                     strange.insert(at, first);
-                    // Nobody takes that long from taking a piece to writing whose it is.
+                    // A live front end needs less time from taking a piece to writing its owner.
                     if now_ms.saturating_sub(first) > 2 * LEASE_MS {
                         self.verbs(io, vec![Verb::Free { at }]).await;
                         strange.remove(&at);
@@ -182,7 +183,8 @@ impl Shard {
         Ok(true)
     }
 
-    /// Counts the shard. While others write to it, what is said wrong may only have changed under the look.
+    /// Counts the shard. While others write to it, a reported problem may only be a change during the
+    /// count.
     pub async fn count(self: &Rc<Shard>, io: &Io) -> Count {
         let mut count = Count::default();
         let members = self.read(io, self.root, HEAD_BYTES as u32).await;
@@ -258,7 +260,7 @@ impl Shard {
     }
 }
 
-/// What a shard has.
+/// The content of a shard.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Count {
     /// Keys, expired ones too.
@@ -271,6 +273,6 @@ pub struct Count {
     pub live: u64,
     /// Bytes of the index beyond its first tables.
     pub index: u64,
-    /// What cannot be.
+    /// Records that contradict each other.
     pub problems: Vec<String>,
 }

@@ -23,9 +23,9 @@ pub enum Bug {
     DeclareUnfenced,
     /// A front end that joins changes the store before the others know of it.
     JoinAtOnce,
-    /// What was cached before others served the store is believed after they have left.
+    /// Entries cached before others served the store are believed after those have left.
     TrustOldEra,
-    /// What was read while its key was being changed is kept.
+    /// An object that was read while its key was being changed is kept.
     KeepUnderWrite,
 }
 

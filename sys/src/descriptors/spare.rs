@@ -52,7 +52,7 @@ pub fn keep() {
         if spare < 0 || (spare as u64) < limit.rlim_cur {
             continue;
         }
-        // Takes the entry out and closes it, whatever it is by now.
+        // Takes the entry out and closes the descriptor that it names by now.
         match place.swap(NONE, Ordering::Relaxed) {
             taken if taken < 0 => {}
             taken => close(taken),

@@ -73,7 +73,7 @@ unsafe fn differing_by_sse2(a: *const u8, b: *const u8) -> u64 {
 /// Copies some lines of a page to the same place in another.
 ///
 /// # Safety
-/// As [`differing`]; nobody else may be touching the target.
+/// As [`differing`]; and no other thread may touch the target.
 #[inline]
 pub unsafe fn copy_lines(from: *const u8, to: *mut u8, mut lines: u64) {
     while lines != 0 {

@@ -101,7 +101,7 @@ pub enum Work<'a> {
         /// By right of.
         rkey: u32,
     },
-    /// Binds a window to a range of a local region, for the peer of this queue pair.
+    /// Binds a window to a range of a local region. The peer of this queue pair may then use it.
     Bind {
         /// The window; not bound now.
         window: &'a Window,
@@ -205,7 +205,7 @@ impl RcQueue {
         Ok(queue)
     }
 
-    /// This end, for the peer.
+    /// This end, as the peer needs it to connect.
     pub fn endpoint(&self) -> Endpoint {
         let port = &self.domain.device.open.port;
         // SAFETY: live.

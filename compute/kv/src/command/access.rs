@@ -22,7 +22,7 @@ impl Call {
         }
     }
 
-    /// Stores a value, whatever is there.
+    /// Stores a value, in place of any other.
     pub(super) async fn put(&self, key: &[u8], value: &Value) -> Result<(), Trouble> {
         match &self.copy {
             Some(copy) => {

@@ -150,7 +150,7 @@ async fn combine(call: &Call) -> Answered {
     Ok(Reply::Int(len as i64))
 }
 
-/// What becomes of a field whose new number does not fit.
+/// The rule for a field whose new number does not fit.
 #[derive(Clone, Copy)]
 enum Overflow {
     Wrap,

@@ -133,13 +133,13 @@ pub struct Front {
     pub most_clients: usize,
     /// Connections that were refused.
     pub rejected: Cell<u64>,
-    /// What clients must give first.
+    /// The password that clients must give first.
     pub password: Option<Vec<u8>>,
     /// Bytes of replies that clients have not read.
     pub unread: Rc<Cell<usize>>,
     /// Connections to be closed.
     pub killed: RefCell<Vec<u64>>,
-    /// What commands cost.
+    /// The costs of commands.
     pub stats: Stats,
 }
 

@@ -1,7 +1,7 @@
 //! MULTI, EXEC, DISCARD, WATCH and UNWATCH.
 //!
-//! A connection collects the commands of a transaction; EXEC carries them out. What is promised
-//! depends on the keys that the transaction names, those that it watches included:
+//! A connection collects the commands of a transaction; EXEC carries them out. The promise depends on
+//! the keys that the transaction names, including those that it watches:
 //!
 //! * **One key.** The commands run on a copy of the key's value, and one CAS puts the result in place of
 //!   the value that was copied. The transaction takes effect at one moment, for every front end, or
@@ -27,7 +27,7 @@ use std::task::{Context, Poll, Waker};
 /// Bytes of the commands that one transaction may collect.
 const COLLECTED: usize = 64 << 20;
 
-/// What a key was when it was watched: its slot and its object's checksum; `None`: absent.
+/// A key's state when it was watched: its slot and its object's checksum. `None`: absent.
 type Seen = Option<(u64, u64)>;
 
 /// A key that is watched.
@@ -37,7 +37,7 @@ fn seen(found: Option<&Found>) -> Seen {
     found.map(|found| (found.slot.0, found.object.checksum()))
 }
 
-/// What a connection has collected since MULTI.
+/// The commands that a connection has collected since MULTI.
 #[derive(Debug, Default)]
 pub struct Multi {
     commands: Vec<(&'static Command, Rc<Request>)>,
@@ -223,7 +223,7 @@ pub struct Copy {
     key: Vec<u8>,
     /// As the commands left it; `None`: absent.
     object: RefCell<Option<Object>>,
-    /// What is to be written; `None`: nothing was changed.
+    /// The value to write. `None`: nothing was changed.
     change: RefCell<Option<Option<Value>>>,
 }
 

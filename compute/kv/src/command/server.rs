@@ -74,7 +74,7 @@ fn admit(call: &Call, user: &[u8], given: &[u8]) -> Result<(), Fail> {
         }
         return if user == b"default" { Ok(()) } else { Err(wrong_password()) };
     };
-    // As long for every password of this length: what was right of it is not told by the time.
+    // Takes the same time for every password of this length, so the time reveals no correct part.
     let differs = given.iter().zip(password).fold(0, |differs, (one, other)| differs | (one ^ other));
     if user != b"default" || given.len() != password.len() || differs != 0 {
         return Err(wrong_password());

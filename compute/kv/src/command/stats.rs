@@ -1,4 +1,4 @@
-//! What commands cost: counts and times by command, the slow ones, and SLOWLOG and LATENCY about them.
+//! The costs of commands: counts and times by command, and the slow ones. SLOWLOG and LATENCY.
 
 use super::args::{int, is};
 use super::{Answered, COMMANDS, Call, Command, Fail};
@@ -12,7 +12,7 @@ const SLOW_MOST: usize = 1024;
 /// Of a slow command: arguments, and bytes of each.
 const SHOWN: (usize, usize) = (32, 128);
 
-/// What one command cost.
+/// The cost of one command.
 #[derive(Clone, Debug, Default)]
 pub struct Cost {
     /// How often it was carried out.
@@ -42,7 +42,7 @@ pub struct Stats {
     costs: RefCell<Vec<Cost>>,
     slow: RefCell<VecDeque<Slow>>,
     next: Cell<u64>,
-    /// Commands that take at least so many µs are slow; negative: none is.
+    /// Commands that take at least this many µs are slow. Negative: none is.
     pub threshold_us: Cell<i64>,
     /// Slow commands that are remembered.
     pub most: Cell<usize>,

@@ -43,7 +43,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// Whether it takes so many words, its name among them.
+    /// Whether it takes this number of words, its name among them.
     pub fn takes(&self, words: usize) -> bool {
         let (given, wanted) = (words as i64, i64::from(self.arity));
         if wanted > 0 { given == wanted } else { given >= -wanted }

@@ -10,7 +10,7 @@
 //! are its ghost queue. Bounded by bytes: a tenth for *small*, at most a quarter for *bare*.
 //!
 //! Keys are kept in full: two keys of one hash must not be taken for each other by a CAS that does not look.
-//! What may be answered from here without a verb is decided by [`crate::lease`].
+//! [`crate::lease`] decides which entries may be answered without a verb.
 
 use crate::fast::Map;
 use crate::layout::{At, Hash, Slot};
@@ -91,7 +91,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Takes so many bytes at most.
+    /// A cache of at most `budget` bytes.
     pub fn new(budget: u64) -> Cache {
         Cache {
             budget,

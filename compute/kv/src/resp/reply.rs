@@ -1,6 +1,6 @@
 //! Replies, in either version of the protocol.
 
-/// What a client is answered.
+/// A reply to a client.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Reply {
     /// `+OK`.

@@ -1,6 +1,6 @@
 //! Requests: arrays of bulk strings, or lines.
 
-/// What a client may send.
+/// The limits of a client's requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bytes of one argument.
@@ -86,7 +86,7 @@ impl Parser {
     /// The next request that has come in full.
     ///
     /// # Errors
-    /// What the client is told before its connection is closed.
+    /// The text that the client is sent before its connection is closed.
     pub fn next(&mut self, limits: &Limits) -> Result<Option<Request>, String> {
         loop {
             if let Some((left, request)) = &mut self.open {

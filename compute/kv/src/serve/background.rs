@@ -1,5 +1,5 @@
-//! What a front end does beside commands: it shows that it is alive, lets the epoch go on, takes over
-//! what dead front ends have left, finds what others have made garbage, and looks for ended keys.
+//! A front end's work beside commands: it shows that it is alive, advances the epoch, takes over the
+//! pieces of dead front ends, finds objects that others have replaced, and looks for expired keys.
 
 use super::schedule::Schedule;
 use crate::member::{LEASE_MS, STALE_MS, Ticked};

@@ -44,7 +44,7 @@ pub struct Connection {
     pub begun: VecDeque<Begun>,
     /// The request that comes next, if it had to wait.
     pub next: Option<Request>,
-    /// What epoll was asked for.
+    /// The events that epoll watches: reading, writing.
     pub watched: (bool, bool),
     parser: Parser,
     out: Vec<u8>,
@@ -56,7 +56,7 @@ pub struct Connection {
     counted: usize,
     /// Since when nothing was read although as much is kept as may be.
     stuck: Option<Instant>,
-    /// Nothing more is read: what is to be answered is, then it is closed.
+    /// Nothing more is read. The connection closes after the replies to earlier requests.
     ended: bool,
     /// The socket is of no more use.
     pub broken: bool,
@@ -179,8 +179,8 @@ impl Connection {
         }
     }
 
-    /// What a request concerns: the key of the transaction that it ends; the hash of its own or the
-    /// transaction's only key, and whether that is changed.
+    /// The key of the transaction that a request ends; the hash of its own or the transaction's only
+    /// key; and whether it changes that key.
     pub fn concerns(&self, request: &Request) -> (Option<Vec<u8>>, (Option<u64>, bool)) {
         if request[0].eq_ignore_ascii_case(b"exec") && self.client.collects() {
             let only = self.client.only_key();
@@ -190,7 +190,7 @@ impl Connection {
         (
             None,
             match find(&request[0]) {
-                // What is collected only waits for what came before.
+                // A collected command waits only for earlier requests.
                 Some(_) if self.client.collects() => (None, false),
                 Some(command) if command.keys == (1, 1, 1) && request.len() > 1 => {
                     (Some(Hash::of(&request[1]).0), command.writes)
@@ -243,7 +243,7 @@ impl Connection {
         self.count();
     }
 
-    /// Answers what is under way by an error, for the front end can do nothing more for it.
+    /// Answers the requests under way by an error: the front end can no longer carry them out.
     pub fn dismiss(&mut self) {
         for begun in &mut self.begun {
             begun.reply.get_or_insert_with(|| Reply::Error(Trouble::ShutOut.to_string()));
@@ -278,7 +278,7 @@ impl Connection {
         self.count();
     }
 
-    /// What epoll is to watch: reading, writing.
+    /// The events that epoll should watch: reading, writing.
     pub fn wants(&self) -> (bool, bool) {
         let reads = !self.is_full() && !self.ended && self.begun.len() < AT_ONCE && self.next.is_none();
         (reads, self.unread() > 0)

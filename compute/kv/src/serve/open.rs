@@ -1,4 +1,4 @@
-//! What a front end is told, how it opens a store, and why it ends.
+//! A front end's settings, how it opens a store, and why it ends.
 
 use super::snapshot::Wrong;
 use crate::drive::Drive;
@@ -21,7 +21,7 @@ const FIRST: Duration = Duration::from_secs(5);
 /// How long they may take when it is in doubt whether one is lost.
 const DOUBT: Duration = Duration::from_secs(2);
 
-/// What to serve.
+/// The settings of a front end.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The store's name.
@@ -32,21 +32,21 @@ pub struct Config {
     pub transport: Transport,
     /// How long a node may be away.
     pub grace: Duration,
-    /// By what its nodes and it know each other.
+    /// The token by which its nodes and it know each other.
     pub trust: Trust,
     /// Where to listen.
     pub listen: Vec<SocketAddr>,
-    /// Bytes for what is remembered of keys.
+    /// Bytes of the near cache.
     pub local: u64,
     /// Bytes that all front ends together hold at most; keys are evicted beyond.
     pub maxmemory: Option<u64>,
-    /// What clients may do.
+    /// The limits of clients.
     pub clients: Clients,
     /// Where counters are served over HTTP.
     pub metrics: Option<SocketAddr>,
 }
 
-/// What clients may do.
+/// The limits of clients.
 #[derive(Clone, Debug)]
 pub struct Clients {
     /// Connections at a time.
@@ -84,7 +84,7 @@ pub enum Failed {
     Listen {
         /// Where.
         at: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         reason: std::io::Error,
     },
     /// A snapshot cannot be written or restored.
@@ -95,7 +95,7 @@ pub enum Failed {
         /// Why.
         reason: Wrong,
     },
-    /// It was silent for too long, and could not join anew.
+    /// It was silent for too long, and could not join again.
     #[error("this front end was silent for more than 5 s, and the others have shut it out: start it again")]
     ShutOut,
     /// An operation of the library was not carried out, or it is not known whether it was.
@@ -107,9 +107,9 @@ pub enum Failed {
     /// The system refused something.
     #[error("the system refused {what}: {reason}")]
     System {
-        /// What.
+        /// The refused call or resource.
         what: &'static str,
-        /// What it said.
+        /// The system's error.
         reason: String,
     },
 }
@@ -175,7 +175,7 @@ pub(crate) fn join(config: &Config) -> Result<Opened, Failed> {
     open(config, true, connect(config, true, FIRST)?)
 }
 
-/// Joins a store anew that this front end was shut out of. `None`: the store is not that one any more.
+/// Joins a store again that has shut this front end out. `None`: it is another store by now.
 pub(crate) fn join_anew(config: &Config, before: &[Rc<Shard>]) -> Option<Opened> {
     let (_, seen) = open(config, false, connect(config, false, DOUBT).ok()?).ok()?;
     let same = |(old, new): (&Rc<Shard>, &Rc<Shard>)| old.secret == new.secret && old.root == new.root;
@@ -235,7 +235,7 @@ pub fn check(config: &Config) -> Result<Vec<(String, Count)>, Failed> {
     let mut counts = Vec::new();
     for shard in &shards {
         let mut last: Option<Count> = None;
-        // What is wrong in earnest is wrong twice.
+        // A real problem shows in two counts in a row.
         let count = loop {
             let looked = Rc::clone(shard);
             let mut count = alone(&mut drive, |io| async move { looked.count(&io).await })?;

@@ -68,7 +68,8 @@ struct Server<'a> {
 /// Serves the store until SIGTERM or SIGINT. Calls `ready` with the addresses when it listens.
 /// Call it before any other thread exists.
 ///
-/// A front end that the others have shut out closes its clients' connections, joins anew and goes on.
+/// A front end that the others have shut out closes its clients' connections, joins again and goes
+/// on.
 ///
 /// # Errors
 /// It could not begin, or a node was lost.
@@ -250,7 +251,7 @@ impl<'a> Server<'a> {
             for (_, ended) in ended {
                 self.background.ended(ended, now).map_err(|_: Trouble| Failed::ShutOut)?;
             }
-            // Who was away for long might have been taken for dead.
+            // After a long pause the others may have declared this front end dead.
             if !self.background.is_stale(now) {
                 let mut ended = Vec::new();
                 self.commands.step(&mut self.drive, &mut ended)?;
@@ -388,7 +389,7 @@ impl<'a> Server<'a> {
     fn have_alone(&mut self, id: u64) -> bool {
         self.alone.connection = Some(id);
         self.front.alone.set(true);
-        // What waits for an element is not in the way, and goes on only afterwards.
+        // Commands that wait for an element do no harm: they go on only afterwards.
         self.running.len() as u64 == self.front.blocked.get()
     }
 
@@ -428,7 +429,7 @@ impl<'a> Server<'a> {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.flush();
         if connection.is_lost() && connection.client.blocked.get() {
-            // Nobody is there to be given an element.
+            // The client that waited for an element is gone.
             for begun in connection.begun.drain(..) {
                 self.commands.cancel(begun.task);
                 self.running.remove(&begun.task);

@@ -1,4 +1,5 @@
-//! ZUNION, ZINTER, ZDIFF, what stores them, and commands that pop from the first of several sorted sets.
+//! ZUNION, ZINTER and ZDIFF, their storing forms, and commands that pop from the first of several
+//! sorted sets.
 
 use super::blocking::{most, numbered, timeout, wait};
 use super::sets::limit;
@@ -56,7 +57,7 @@ fn counted<'a>(call: &'a Call, name: &str, at: usize) -> Result<(&'a [Vec<u8>], 
     Ok((&call.args[at + 1..end], end))
 }
 
-/// What becomes of two scores of one member.
+/// The rule for two scores of one member.
 #[derive(Clone, Copy)]
 enum Sum {
     Add,
@@ -161,7 +162,7 @@ async fn first(call: &Call, keys: &[Vec<u8>], largest: bool) -> Result<Option<Re
     Ok(None)
 }
 
-/// What ZMPOP asks for: keys, the largest, members at most.
+/// The arguments of ZMPOP: keys, whether the largest, members at most.
 struct Popped<'a>(&'a [Vec<u8>], bool, usize);
 
 impl<'a> Popped<'a> {

@@ -90,7 +90,7 @@ async fn change_at(
     call.update(key, change).await
 }
 
-/// Stores items, whatever is there; without items the key is gone.
+/// Stores items in place of any other value. Without items the key is deleted.
 async fn put_at(call: &Call, key: &[u8], kind: Type, items: &Items) -> Result<(), Fail> {
     if items.is_empty() {
         call.remove(key).await?;

@@ -85,7 +85,7 @@ async fn first(call: &Call, keys: &[Vec<u8>], front: bool) -> Result<Option<Repl
     Ok(None)
 }
 
-/// What LMPOP asks for: keys, from the front, elements at most.
+/// The arguments of LMPOP: keys, whether from the front, elements at most.
 struct Popped<'a>(&'a [Vec<u8>], bool, usize);
 
 impl<'a> Popped<'a> {

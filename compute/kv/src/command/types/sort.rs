@@ -7,7 +7,7 @@ use crate::object::Type;
 use crate::resp::Reply;
 use std::cmp::Ordering;
 
-/// What the arguments ask for.
+/// The arguments of SORT.
 #[derive(Default)]
 struct Wanted<'a> {
     by: Option<&'a [u8]>,
@@ -51,7 +51,7 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// What an element is ordered by.
+/// The sort key of an element.
 enum Weight {
     Number(f64),
     Text(Option<Vec<u8>>),
@@ -133,7 +133,7 @@ async fn ordered(call: &Call, wanted: &Wanted<'_>, items: Items) -> Result<Items
     Ok(weighted.into_iter().map(|(_, item)| item).collect())
 }
 
-/// What a pattern names: `#` the element itself, `key_*` a string, `key_*->field` a field of a hash.
+/// Looks up a pattern: `#` is the element itself, `key_*` a string, `key_*->field` a field of a hash.
 async fn looked_up(call: &Call, pattern: &[u8], item: &[u8]) -> Result<Option<Vec<u8>>, Fail> {
     if pattern == b"#" {
         return Ok(Some(item.to_vec()));
