@@ -22,8 +22,9 @@ cache=$target/guest
 unpack "$cache" "linux-image-$release" || true
 new=$(mktemp -d)
 node=
+second=
 beside=
-trap 'kill $node $beside 2>/dev/null || true; rm -rf "$new" "$new.img"' EXIT
+trap 'kill $node $second $beside 2>/dev/null || true; rm -rf "$new" "$new.img"' EXIT
 
 root=$new/root
 base "$root"
@@ -40,16 +41,26 @@ install lab/guest/swap/init.sh "$root/init"
 install lab/guest/swap/checks.sh "$root/checks.sh"
 echo "$@" >"$root/wanted"
 
-# The node is outside of the guest, which sees this machine's loopback at 10.0.2.2.
-RUNTIME_DIRECTORY=$new "$target/$profile/farmem" node --lend 512M --listen 127.0.0.1:0 >"$new/node.log" 2>&1 &
+# The nodes are outside of the guest, which sees this machine's loopback at 10.0.2.2. The second one asks for a token.
+farmem=$target/$profile/farmem
+"$farmem" token create --tenant guest --quota 224M --store "$new/tokens" >"$root/token" 2>"$new/token.log" || { cat "$new/token.log" >&2; exit 1; }
+chmod 600 "$root/token"
+RUNTIME_DIRECTORY=$new "$farmem" node --lend 512M --listen 127.0.0.1:0 >"$new/node.log" 2>&1 &
 node=$!
+mkdir "$new/second"
+RUNTIME_DIRECTORY=$new/second "$farmem" node --lend 512M --listen 127.0.0.1:0 --tokens "$new/tokens" >"$new/second.log" 2>&1 &
+second=$!
+# The port that a node says it has.
+port() { sed -n 's/.* at 127.0.0.1:\([0-9]*\)$/\1/p' "$1"; }
 tries=0
-until port=$(sed -n 's/.* at 127.0.0.1:\([0-9]*\)$/\1/p' "$new/node.log") && [ -n "$port" ] || [ $tries -ge 100 ]; do
+until [ -n "$(port "$new/node.log")" ] && [ -n "$(port "$new/second.log")" ]; do
     tries=$((tries + 1))
+    [ $tries -lt 600 ] || { cat "$new/node.log" "$new/second.log" >&2; exit 1; }
     sleep 0.1
 done
-[ -n "$port" ] || { cat "$new/node.log" >&2; exit 1; }
+port=$(port "$new/node.log")
 echo "$port" >"$root/port"
+port "$new/second.log" >"$root/guarded"
 # Beside it, if it is wanted and there, a server that others wrote.
 : >"$root/nbdkit"
 case " $* " in *" faults "*)
@@ -71,15 +82,20 @@ seek() {
     echo nothing
 }
 
-# What the guest asks of this side, by lines of its console.
+# What the guest asks of this side, by lines of its console. It is answered by files, which it gets by TFTP.
+mkdir "$new/answers"
 host() {
     local line
     while IFS= read -r line; do
         echo "$line"
         case $line in
-            "HOST stop") (kill -STOP $node; sleep 14; kill -CONT $node) & ;;
+            "HOST stop") kill -STOP $node ;;
+            "HOST go") kill -CONT $node ;;
             "HOST kill") kill -9 $node ;;
-            "HOST seek "*) echo "GUEST sought ${line#HOST seek }: $(seek)" ;;
+            "HOST seek "*)
+                echo "GUEST sought ${line#HOST seek }: $(seek)"
+                : >"$new/answers/${line#HOST seek }"
+                ;;
         esac
     done
 }
@@ -88,7 +104,7 @@ echo "guest: $release by $(accelerator), image $(($(stat -c %s "$new.img") >> 20
 status=0
 # A file system of half of the memory would not hold what is under test.
 APPEND=rootfstype=ramfs boot "${FARMEM_GUEST_LIMIT:-300}" "${FARMEM_GUEST_MEMORY:-224}" "$cache/tree/boot/vmlinuz-$release" "$new.img" \
-    -netdev user,id=n -device virtio-net-pci,netdev=n,romfile= |
+    -netdev "user,id=n,tftp=$new/answers" -device virtio-net-pci,netdev=n,romfile= |
     host | tee "$cache/console" || status=$?
 echo "guest: $((SECONDS - begun)) s in all; the node said:"
 sed 's/^/    /' "$new/node.log"
