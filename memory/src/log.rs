@@ -233,7 +233,7 @@ fn said(event: Event<'_>) -> (Kind, impl FnOnce() -> String) {
         Event::Left(..) => Kind::Left,
         Event::Refused(..) => Kind::Refused,
         Event::Volume(_, VolumeEvent::Made) => Kind::Joined,
-        Event::Volume(_, VolumeEvent::Freed | VolumeEvent::Forgotten) => Kind::Left,
+        Event::Volume(_, VolumeEvent::Freed | VolumeEvent::Forgotten | VolumeEvent::Revoked) => Kind::Left,
         Event::Volume(..) => Kind::Other,
         Event::Attached(_) | Event::Cut(..) | Event::Granted(..) | Event::Released(_) => Kind::Other,
     };
@@ -267,6 +267,7 @@ fn line(event: Event<'_>) -> String {
                 VolumeEvent::Attached => format!("connected: {name}"),
                 VolumeEvent::Cut(kept_ms) => format!("cut off: {name}: kept for {} s", kept_ms / 1000),
                 VolumeEvent::Freed => format!("swap ended: {name}"),
+                VolumeEvent::Revoked => format!("swap ended: {name}: its token was revoked, or has expired"),
                 VolumeEvent::Forgotten => format!("swap forgotten: {name}: no connection came back within its grace"),
             }
         }

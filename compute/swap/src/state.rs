@@ -10,6 +10,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Where the files are.
 pub const DIRECTORY: &str = "/run/farmem-swap";
@@ -52,6 +53,11 @@ impl State {
             *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
         }
         (digits.len() == 32).then_some(id)
+    }
+
+    /// When the token's file was changed last. `None`: there is none.
+    pub fn token_changed(&self) -> Option<SystemTime> {
+        fs::metadata(self.token.as_ref()?).ok()?.modified().ok()
     }
 }
 

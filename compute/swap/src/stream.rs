@@ -166,8 +166,8 @@ fn greeting(socket: &mut TcpStream) -> io::Result<Result<Greeting, NoHello>> {
 fn why(verdict: Verdict) -> String {
     match verdict {
         Verdict::NoRoom(bytes) => format!(
-            "cannot promise that much: {} are left beside its reserve and what it has promised to others; ask for \
-             less, or for more than it can promise with --overcommit",
+            "cannot promise that much: {} are left, of its memory or of the token's quota; ask for less, or for more \
+             than it can promise with --overcommit",
             farmem_protocol::units::bytes(bytes)
         ),
         Verdict::Draining => "is going down".into(),

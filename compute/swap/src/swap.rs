@@ -15,7 +15,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Devices of one node, at most: the kernel has room for 23 swap devices of all kinds.
 pub const MAX_DEVICES: u32 = 16;
@@ -61,6 +61,8 @@ struct Watched {
     /// The kernel's stream is dead.
     dead: bool,
     tried: Option<Instant>,
+    /// When the token's file was changed last, as far as `asked` knows.
+    token: Option<SystemTime>,
     /// Was told already.
     warned: bool,
 }
@@ -108,28 +110,27 @@ pub fn on(plan: &Plan) -> Result<Watch, Error> {
     if !known.is_empty() {
         return adopt(client, plan, &known);
     }
-    let mut probe = open_probe();
+    let mut opened = Probe::open();
     let mut devices = Vec::new();
     let each = plan.size / u64::from(plan.devices) / PAGE * PAGE;
     for _ in 0..plan.devices {
-        match begin(&mut client, plan, each, &mut probe) {
+        match begin(&mut client, plan, each, opened.as_mut().ok()) {
             Ok(watched) => devices.push(watched),
             Err(e) => {
                 for begun in devices {
                     let _ = end(&mut client, &begun.held.state);
                 }
-                drop(probe);
+                drop(opened);
                 freed::close();
                 return Err(e);
             }
         }
     }
-    Ok(Watch { client, devices, timeout: plan.timeout, probe })
+    Ok(Watch { client, devices, timeout: plan.timeout, probe: said(opened) })
 }
 
-/// Has the kernel tell of each slot that it frees, if it does. Says which it is.
-fn open_probe() -> Option<Probe> {
-    let opened = Probe::open();
+/// Says whether the kernel tells of each slot that it frees.
+fn said(opened: Result<Probe, String>) -> Option<Probe> {
     match &opened {
         Ok(probe) => say(format_args!("freed pages come back one by one: a probe on {}", probe.function)),
         Err(why) => say(format_args!("freed pages come back by clusters of 512: {why}")),
@@ -150,9 +151,9 @@ fn adopt(client: Client, plan: &Plan, known: &[State]) -> Result<Watch, Error> {
         })?;
         say(format_args!("watches {} on, {} at {}", path(state), bytes(state.size), state.node));
         // Whatever has happened to the kernel's stream meanwhile: a new one shows.
-        devices.push(Watched { held, asked: None, dead: true, tried: None, warned: false });
+        devices.push(Watched { held, asked: None, dead: true, tried: None, token: None, warned: false });
     }
-    Ok(Watch { client, devices, timeout: plan.timeout, probe: open_probe() })
+    Ok(Watch { client, devices, timeout: plan.timeout, probe: said(Probe::open()) })
 }
 
 fn path(state: &State) -> String {
@@ -160,7 +161,7 @@ fn path(state: &State) -> String {
 }
 
 /// One more device.
-fn begin(client: &mut Client, plan: &Plan, size: u64, probe: &mut Option<Probe>) -> Result<Watched, Error> {
+fn begin(client: &mut Client, plan: &Plan, size: u64, probe: Option<&mut Probe>) -> Result<Watched, Error> {
     let mut id = [0; 16];
     process::random_bytes(&mut id).map_err(|e| Error::Kernel("random bytes", e))?;
     let host = process::host_name();
@@ -180,10 +181,11 @@ fn begin(client: &mut Client, plan: &Plan, size: u64, probe: &mut Option<Probe>)
     let begun = connect(client, plan, &mut state, id, &host, &mut asked);
     if begun.is_err() {
         let _ = asked.free();
-    } else if let Some(kind) = probe.as_mut().and_then(Probe::kind) {
+    } else if let Some(kind) = probe.and_then(Probe::kind) {
         let _ = state::keep_kind(Path::new(state::DIRECTORY), state.index, kind);
     }
-    Ok(Watched { held: begun?, asked: Some(asked), dead: false, tried: None, warned: false })
+    let token = state.token_changed();
+    Ok(Watched { held: begun?, asked: Some(asked), dead: false, tried: None, token, warned: false })
 }
 
 fn connect(
@@ -368,6 +370,12 @@ impl Watched {
     /// How the volume is doing. True: its node is going down.
     fn look(&mut self, silent: Duration) -> bool {
         let state = &self.held.state;
+        // The node ends a volume with the token that it was last asked by: it is asked by a new one before the old one
+        // is revoked.
+        let token = state.token_changed();
+        if std::mem::replace(&mut self.token, token) != token {
+            self.asked = None;
+        }
         if self.asked.is_none() && !self.dead {
             let host = process::host_name();
             self.asked = state.id().and_then(|id| dial(&Wanted::of(state, id, &host, false), silent).ok());

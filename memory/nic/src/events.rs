@@ -44,6 +44,8 @@ pub enum VolumeEvent {
     Freed,
     /// It had no stream for as long as it is kept.
     Forgotten,
+    /// Its token was revoked, or has expired.
+    Revoked,
 }
 
 /// Why a member is gone.

@@ -1,5 +1,6 @@
 //! Tenants of this node: their tokens, and how much all programs of a tenant hold together.
 
+use crate::events::VolumeEvent;
 use crate::{Leaving, Nic};
 use farmem_sys::sync::Lock;
 use farmem_trust::{Key, TokenId};
@@ -98,7 +99,7 @@ impl Tenants {
 }
 
 impl Nic {
-    /// From now on serves holders of these tokens alone. Members whose token can be used no more
+    /// From now on serves holders of these tokens alone. Members and volumes whose token can be used no more
     /// are gone at once.
     pub fn set_tokens(&self, tokens: Vec<Known>) {
         for known in &tokens {
@@ -107,9 +108,14 @@ impl Nic {
         let good: BTreeMap<TokenId, Known> = tokens.into_iter().map(|known| (known.key.id, known)).collect();
         let is_good = |id: &TokenId| good.get(id).is_some_and(|known| known.standing == Standing::Good);
         let ended: Vec<_> = self.members().into_iter().filter(|m| m.token().is_some_and(|id| !is_good(id))).collect();
+        let mut volumes = self.volumes.all();
+        volumes.retain(|volume| volume.token().is_some_and(|id| !is_good(&id)));
         *self.tenants.tokens.lock() = Some(good);
         for member in ended {
             self.part(&member, Leaving::Revoked);
+        }
+        for volume in volumes {
+            self.free_volume(&volume, VolumeEvent::Revoked);
         }
     }
 }

@@ -25,9 +25,14 @@
 //! *Promises.* A volume that is larger than the node can store is refused, unless its host asks for
 //! overcommitment. Other owners cannot claim memory that volumes were promised
 //! ([`Units::promised`]).
+//!
+//! *Tokens.* A volume is its tenant's: streams of other tenants do not find it. A promise counts to
+//! the tenant's quota from the beginning, so that no other program of the tenant can take what was
+//! promised. The volume ends when the token of its newest stream is revoked.
 
 use super::Nic;
 use super::events::{Event, VolumeEvent};
+use super::members::Holder;
 use super::shares::{Peer, Place, Table};
 use super::tally::count;
 use super::tenants::Tenant;
@@ -36,6 +41,7 @@ use super::units::leases::Lease;
 use farmem_protocol::nbd::{GOING_DOWN, PAGE, Refusal, Report};
 use farmem_protocol::wire::{Known, Names, NewVolume, Secret, Verdict, VolumeInfo, run_id};
 use farmem_sys::sync::{Held, Lock};
+use farmem_trust::TokenId;
 use farmem_volume::{BLOCK_CHUNKS, Chunk, Content, MAX_SLOTS, Usage, repeated};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -68,6 +74,7 @@ pub struct Volume {
     peer: Peer,
     kept_ns: u64,
     promised: bool,
+    tenant: Option<Arc<Tenant>>,
     lease: Lease,
     slots: u32,
     state: Lock<State>,
@@ -83,6 +90,8 @@ struct State {
     /// The host tells of single slots that it frees.
     told: bool,
     place: Option<Place>,
+    /// By which the last stream came.
+    token: Option<TokenId>,
 }
 
 /// All volumes of a node.
@@ -149,6 +158,16 @@ impl Volume {
     /// Where it came from.
     pub fn peer(&self) -> Peer {
         self.peer
+    }
+
+    /// The tenant that its memory is for.
+    pub fn tenant(&self) -> Option<&Arc<Tenant>> {
+        self.tenant.as_ref()
+    }
+
+    /// The token by which its last stream came.
+    pub(super) fn token(&self) -> Option<TokenId> {
+        self.state.lock().token
     }
 
     /// Whether its time is over.
@@ -341,16 +360,23 @@ impl Nic {
         })
     }
 
-    /// The volume that a host names.
-    pub(super) fn volume(&self, known: &Known) -> Result<Arc<Volume>, Verdict> {
+    /// The volume that a host names. Another tenant's is none.
+    pub(super) fn volume(&self, known: &Known, holder: &Holder) -> Result<Arc<Volume>, Verdict> {
         if known.incarnation != self.incarnation {
             return Err(Verdict::Incarnation);
         }
-        self.volumes.all.lock().get(&known.secret).cloned().ok_or(Verdict::Unknown)
+        let asks = holder.as_ref().map(|(tenant, _)| tenant.name);
+        let is_theirs = |volume: &Arc<Volume>| volume.tenant().map(|tenant| tenant.name) == asks;
+        self.volumes.all.lock().get(&known.secret).filter(|volume| is_theirs(volume)).cloned().ok_or(Verdict::Unknown)
     }
 
-    /// One more stream of a volume. `data`: pages move by it, and by no other from now on.
-    pub(super) fn attach_volume(&self, volume: Arc<Volume>, data: bool) -> Result<Attached, Verdict> {
+    /// One more stream of a volume, by this token. `data`: pages move by it, and by no other from now on.
+    pub(super) fn attach_volume(
+        &self,
+        volume: Arc<Volume>,
+        data: bool,
+        token: Option<TokenId>,
+    ) -> Result<Attached, Verdict> {
         let mut state = volume.state.lock();
         if state.gone {
             return Err(Verdict::Unknown);
@@ -358,7 +384,7 @@ impl Nic {
         if state.streams == MAX_STREAMS {
             return Err(Verdict::Full);
         }
-        state.streams += 1;
+        (state.streams, state.token) = (state.streams + 1, token);
         let turn = data.then(|| {
             state.turn += 1;
             state.turn
@@ -373,9 +399,10 @@ impl Nic {
         &self,
         new: &NewVolume,
         peer: Peer,
-        tenant: Option<Arc<Tenant>>,
+        holder: Holder,
         now_ns: u64,
     ) -> Result<Arc<Volume>, Verdict> {
+        let (tenant, token) = holder.unzip();
         let size = new.size;
         if size == 0 || !size.is_multiple_of(PAGE) || size / PAGE > MAX_SLOTS as u64 {
             return Err(Verdict::Malformed);
@@ -395,9 +422,14 @@ impl Nic {
             return Err(Verdict::NoRoom(self.promisable()));
         }
         let place = self.volumes.places.take(peer).map_err(|_| Verdict::Full)?;
-        let lease = Lease::of(&self.units, tenant).ok_or(Verdict::Full)?;
+        // What is promised counts to the tenant here, and not again as it is claimed.
+        let charged = if promised { None } else { tenant.clone() };
+        let lease = Lease::of(&self.units, charged).ok_or(Verdict::Full)?;
         if promised && needed > self.units.quota_of(lease.owner()) {
             return Err(Verdict::NoRoom(self.units.quota_of(lease.owner())));
+        }
+        if let Some(tenant) = tenant.as_ref().filter(|tenant| promised && !tenant.charge(needed as i64)) {
+            return Err(Verdict::NoRoom(tenant.quota().saturating_sub(tenant.held())));
         }
         if promised {
             self.units.promise(needed as i64);
@@ -411,6 +443,7 @@ impl Nic {
             turn: 0,
             told: false,
             place: Some(place),
+            token,
         };
         let volume = Arc::new(Volume {
             id: new.id,
@@ -419,6 +452,7 @@ impl Nic {
             peer,
             kept_ns: new.kept_ms.min(MAX_KEPT_MS) * 1_000_000,
             promised,
+            tenant,
             lease,
             slots,
             state: Lock::new(state),
@@ -461,8 +495,11 @@ impl Nic {
         state.map = farmem_volume::Volume::new(0);
         drop(state);
         if volume.promised {
-            let left = (volume.slots as u64 * PAGE).next_multiple_of(BLOCK).saturating_sub(blocks * BLOCK);
-            self.units.promise(-(left as i64));
+            let needed = (volume.slots as u64 * PAGE).next_multiple_of(BLOCK);
+            self.units.promise(-(needed.saturating_sub(blocks * BLOCK) as i64));
+            if let Some(tenant) = volume.tenant() {
+                tenant.charge(-(needed as i64));
+            }
         }
         // Its words are found by a scan, as those of a member that was killed.
         volume.lease.end();

@@ -9,11 +9,13 @@ mod wire;
 
 use farmem_nic::Nic;
 use farmem_nic::engine::Goodbye;
+use farmem_nic::tenants::{Known as Issued, Standing};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::check::recount;
 use farmem_protocol::nbd::{Asked, Command, MAX_BYTES, Report};
 use farmem_protocol::random::Random;
-use farmem_protocol::wire::{Greeting, Hello, Known, NewVolume, Purpose, Verdict};
+use farmem_protocol::wire::{Cipher, Credential, Greeting, Hello, Known, NewVolume, Proof, Purpose, Verdict};
+use farmem_trust::{Key, Token};
 use wire::{Wire, nic, secret};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -60,6 +62,23 @@ fn stream<'a>(nic: &'a Nic, hello: &[u8]) -> Wire<'a> {
     assert!(matches!(Greeting::read(&wire.said), Ok(Some((Greeting::Welcome(_), used))) if used == wire.said.len()));
     wire.said.clear();
     wire
+}
+
+/// What a node answers to a Hello by a token, and the connection.
+fn by_token<'a>(nic: &'a Nic, purpose: Purpose, key: &Key) -> (Greeting, Wire<'a>) {
+    let credential = Credential { id: key.id, nonce: [9; 32], cipher: Cipher::Plain };
+    let hello = Hello { tenant: key.tenant, credential: Some(credential), ..Hello::new(purpose) }.frame();
+    let mut wire = Wire::new(nic);
+    wire.feed(hello.as_bytes(), 1000, 1);
+    let greeting = |said: &[u8]| Greeting::read(said).unwrap().expect("a whole greeting").0;
+    let mut said = greeting(&wire.said);
+    if let Greeting::Challenge(nonce) = said {
+        wire.said.clear();
+        wire.feed(Proof { mac: key.of_host(&nonce, hello.as_bytes()) }.frame().as_bytes(), 1000, 1);
+        said = greeting(&wire.said);
+        wire.said.clear();
+    }
+    (said, wire)
 }
 
 fn request(command: Command, offset: u64, length: u32) -> Vec<u8> {
@@ -353,4 +372,48 @@ fn nonsense_ends_its_own_stream_or_is_refused() {
     }
     assert_eq!(ask(&mut victim, Command::Read, 0, 4096, &[]).0, 0);
     victim.close(Goodbye::Cut, 1);
+}
+
+/// Tokens say who may make a volume, whose it is, and how much its tenant may be promised.
+#[test]
+fn a_volume_is_its_tenants() {
+    let nic = nic();
+    let [first, second, other] = [("analytics", 1), ("analytics", 2), ("web", 3)]
+        .map(|(tenant, seed)| Token::new(tenant, &[seed; 40]).unwrap().key());
+    let issue = |keys: &[(Key, Standing)]| {
+        let issued = |&(key, standing)| Issued { key, standing, quota: 64 * MIB };
+        nic.set_tokens(keys.iter().map(issued).collect());
+    };
+    let new = |id, size| Purpose::NewVolume(NewVolume { id: secret(id), size, kept_ms: 1000, ..NewVolume::default() });
+    let of = |data| Purpose::Volume(Known { secret: secret(ID), incarnation: nic.incarnation }, data);
+    let verdict = |purpose, key: &Key| match by_token(&nic, purpose, key).0 {
+        Greeting::Refused(verdict) => verdict,
+        said => panic!("{said:?}"),
+    };
+    issue(&[(first, Standing::Good), (other, Standing::Good)]);
+    assert_eq!(refused(&nic, &made(MIB, false)), Verdict::NoToken);
+    assert_eq!(verdict(new(ID, MIB), &second), Verdict::WrongToken);
+    let (Greeting::Welcome(_), mut asks) = by_token(&nic, new(ID, 48 * MIB), &first) else { panic!("not let in") };
+    // What is promised is the tenant's, from the beginning.
+    assert_eq!(verdict(new(ID + 1, 32 * MIB), &first), Verdict::NoRoom(16 * MIB));
+    assert_eq!(verdict(of(true), &other), Verdict::Unknown);
+    assert_eq!(refused(&nic, &known(nic.incarnation, true)), Verdict::NoToken);
+    // A second token of the tenant takes over; the first is revoked.
+    issue(&[(first, Standing::Good), (second, Standing::Good), (other, Standing::Good)]);
+    let (Greeting::Welcome(_), mut moves) = by_token(&nic, of(true), &second) else { panic!("not let in") };
+    issue(&[(first, Standing::Revoked), (second, Standing::Good), (other, Standing::Good)]);
+    let bytes = pages(&mut Random::new(4), 512);
+    for at in (0..48 * MIB).step_by(2 * MIB as usize) {
+        assert_eq!(ask(&mut moves, Command::Write, at, 2 * MIB as u32, &bytes).0, 0, "what was promised is there");
+    }
+    assert_eq!(report(&mut asks).held.get(), 48 * MIB);
+    issue(&[(second, Standing::Expired), (other, Standing::Good)]);
+    moves.feed(&request(Command::Read, 0, 4096), 1000, 1);
+    assert!(moves.engine.is_none() && nic.volumes.is_empty());
+    assert_eq!(verdict(of(true), &second), Verdict::Expired);
+    asks.close(Goodbye::Cut, 1);
+    keep(&nic);
+    assert_eq!((nic.lent(), nic.units.promised()), (0, 0));
+    let (Greeting::Welcome(_), mut theirs) = by_token(&nic, new(ID, 64 * MIB), &other) else { panic!("not let in") };
+    theirs.close(Goodbye::Cut, 1);
 }

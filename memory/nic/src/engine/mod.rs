@@ -483,13 +483,15 @@ impl Engine {
                 (member, Phase::Wire(wire))
             }),
             Purpose::NewVolume(new) => {
-                let tenant = holder.map(|(tenant, _)| tenant);
-                let made = nic.make_volume(new, self.about.peer, tenant, now_ns);
-                let attached = made.and_then(|volume| nic.attach_volume(volume, false));
+                let token = holder.as_ref().map(|(_, token)| *token);
+                let made = nic.make_volume(new, self.about.peer, holder, now_ns);
+                let attached = made.and_then(|volume| nic.attach_volume(volume, false, token));
                 return self.enter_volume(nic, attached, hello, proven);
             }
             Purpose::Volume(known, data) => {
-                let attached = nic.volume(known).and_then(|volume| nic.attach_volume(volume, *data));
+                let token = holder.as_ref().map(|(_, token)| *token);
+                let found = nic.volume(known, &holder);
+                let attached = found.and_then(|volume| nic.attach_volume(volume, *data, token));
                 return self.enter_volume(nic, attached, hello, proven);
             }
         };
