@@ -6,7 +6,7 @@ set -eu
 cd "$(dirname "$0")/.."
 into=$(realpath "${1:-.}")
 
-cargo build --release -p farmem-cli
+cargo build --release -p farmem-cli -p farmem-store
 target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 binary=$target/release/farmem
 version=$("$binary" --version | cut -d' ' -f2)
@@ -20,8 +20,14 @@ install -Dm755 "$binary" "$tree/usr/bin/farmem"
 strip "$tree/usr/bin/farmem" 2>/dev/null || true
 # The same bytes as in the binary, which then writes no copy of its own.
 install -Dm644 "$target/release/deps/libfarmem_preload.so" "$tree/usr/lib/farmem/libfarmem_preload.so"
-install -Dm644 bindings/c/farmem.h "$tree/usr/include/farmem.h"
-install -Dm644 bindings/python/farmem/hints.py "$tree/usr/lib/python3/dist-packages/farmem/hints.py"
+install -Dm644 "$target/release/libfarmem_store.so" "$tree/usr/lib/farmem/libfarmem_store.so"
+strip --strip-unneeded "$tree/usr/lib/farmem/libfarmem_store.so" 2>/dev/null || true
+for header in farmem farmem_store; do
+    install -Dm644 "bindings/c/$header.h" "$tree/usr/include/$header.h"
+done
+for module in bindings/python/farmem/*.py; do
+    install -Dm644 "$module" "$tree/usr/lib/python3/dist-packages/farmem/$(basename "$module")"
+done
 install -Dm644 packaging/farmem-node.service "$tree/lib/systemd/system/farmem-node.service"
 install -Dm644 packaging/farmem-node.default "$tree/etc/default/farmem-node"
 install -Dm644 packaging/farmem-controller.service "$tree/lib/systemd/system/farmem-controller.service"

@@ -50,6 +50,7 @@ missing_packages() {
     printf '#include <mpi.h>\nint main(void){return 0;}\n' |
         mpicc -x c -o /dev/null - 2>/dev/null || echo libopenmpi-dev openmpi-bin
     /usr/bin/python3 -c 'import numpy' 2>/dev/null || echo python3-numpy
+    /usr/bin/python3 -c 'import pip' 2>/dev/null || echo python3-pip
 }
 
 wanted=$(missing_packages | sort -u | tr '\n' ' ')

@@ -37,7 +37,14 @@ const WAIT: Duration = Duration::from_millis(100);
 
 /// A key's value: refers to the near cache's bytes, which never change.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Bytes(Object);
+pub struct Bytes(pub(crate) Object);
+
+impl Bytes {
+    /// When the key ends, in milliseconds since 1970, if it does.
+    pub fn expiry(&self) -> Option<u64> {
+        self.0.expiry()
+    }
+}
 
 impl Deref for Bytes {
     type Target = [u8];
@@ -58,7 +65,7 @@ impl AsRef<[u8]> for Bytes {
 pub struct Store {
     config: Config,
     drive: Drive,
-    inner: Rc<store::Store>,
+    pub(crate) inner: Rc<store::Store>,
     background: Background,
     /// From which its clock counts.
     start: Instant,
@@ -225,7 +232,7 @@ impl Store {
     }
 
     /// Carries out an operation, and meanwhile what is due beside it.
-    fn run<T: 'static, F: Future<Output = Result<T, Trouble>> + 'static>(
+    pub(crate) fn run<T: 'static, F: Future<Output = Result<T, Trouble>> + 'static>(
         &mut self,
         operation: impl FnOnce(Rc<store::Store>, Io) -> F,
     ) -> Result<T, Failed> {

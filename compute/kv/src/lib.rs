@@ -22,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+mod batch;
 pub mod command;
 pub mod drive;
 mod embedded;
@@ -40,5 +41,7 @@ pub mod shard;
 pub mod store;
 pub mod task;
 
+pub use batch::{Act, Op, Outcome};
 pub use embedded::{Bytes, Store};
-pub use serve::{Config, Failed};
+pub use serve::{Clients, Config, Failed};
+pub use shard::Trouble;

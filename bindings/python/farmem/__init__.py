@@ -1,0 +1,28 @@
+"""farmem for Python programs.
+
+    import farmem
+    store = farmem.Store("sessions", nodes=["bighost:7411"])     # a key-value store in the memory of nodes
+    store["greeting"] = b"hello"
+
+    from farmem import hints                                     # what a program says about its memory under `farmem run`
+
+The store's library is loaded when `farmem.Store` is first used. Hints need none.
+"""
+
+_OF_STORE = (
+    "Store", "Error", "Lost", "Unreached", "Full", "TooLarge", "Unsure", "WrongType", "Forked", "Closed",
+)
+__all__ = ["hints", *_OF_STORE]
+
+
+def __getattr__(name):
+    from importlib import import_module
+    if name in _OF_STORE:
+        return getattr(import_module("farmem.store"), name)
+    if name in ("hints", "store"):
+        return import_module(f"farmem.{name}")
+    raise AttributeError(f"module 'farmem' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,353 @@
+"""A key-value store in the memory of nodes, within the program.
+
+    import farmem
+    store = farmem.Store("sessions", nodes=["a:7411", "b:7411"])
+    store["user:17"] = b"..."                  # bytes or anything with the buffer protocol; keys are bytes or str
+    store.put("user:18", b"...", ttl=60)       # ends after a minute
+    store.get("user:17"), "user:17" in store, len(store)
+    values = store.get_many(["user:17", "user:18"])      # the round trips of one
+    del store["user:17"]
+
+The program is one front end of the store, beside others and beside `farmem kv`, whose redis clients see the same keys. Each
+operation on one key is linearizable among all of them. Any number of threads may use a store. A thread of the library
+shows the others that this front end is alive, so a program may do something else for any time.
+"""
+
+import ctypes
+import os
+import time
+import weakref
+from collections.abc import MutableMapping
+
+from farmem import _native
+from farmem._native import Held, Op
+
+__all__ = ["Store", "Error", "Lost", "Unreached", "Full", "TooLarge", "Unsure", "WrongType", "Forked", "Closed"]
+
+
+class Error(Exception):
+    """The store did not do what it was asked for. The text says why, and what to do."""
+
+
+class Unreached(Error):
+    """The store cannot be opened: its nodes cannot be reached, want a token, or hold something else."""
+
+
+class Lost(Error):
+    """A node is lost, and its keys with it. Close the store, and open it anew when the node is back."""
+
+
+class Full(Error):
+    """The nodes have no memory left for it."""
+
+
+class TooLarge(Error, ValueError):
+    """The value is too large."""
+
+
+class Unsure(Error):
+    """The operation may have taken effect, or not."""
+
+
+class WrongType(Error, TypeError):
+    """The key holds a list, a hash, a set or a sorted set of redis clients'."""
+
+
+class Forked(Error):
+    """The store was opened before a fork. Open one in the child."""
+
+
+class Closed(Error, ValueError):
+    """The store was closed."""
+
+
+_ERRORS = {-1: ValueError, -2: Unreached, -3: Lost, -4: Full, -5: TooLarge, -6: Unsure, -7: WrongType, -8: Forked, -9: Closed}
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _raised(code, text):
+    return _ERRORS.get(code, Error)(text)
+
+
+def _failed(why):
+    return _raised(why.code, why.text.decode("utf-8", "replace"))
+
+
+def _key(key):
+    if isinstance(key, str):
+        return key.encode()
+    if isinstance(key, bytes):
+        return key
+    try:
+        return bytes(memoryview(key))
+    except TypeError:
+        raise TypeError(f"a key is bytes or str, not {type(key).__name__}") from None
+
+
+def _value(value):
+    if isinstance(value, str):
+        raise TypeError("a value is bytes, not str: use text.encode()")
+    try:
+        return Held(value, False)
+    except TypeError:
+        if hasattr(value, "data_ptr"):
+            raise
+        raise TypeError(f"a value is bytes or has the buffer protocol; {type(value).__name__} has not") from None
+
+
+def _size(size):
+    """Bytes of 64M and the like."""
+    if isinstance(size, int):
+        return size
+    digits = size.rstrip("KMGTkmgt")
+    unit = size[len(digits):].upper()
+    if not digits.isdigit() or unit not in _UNITS:
+        raise ValueError(f"{size!r} is not a size: write bytes, or 64M, 2G")
+    return int(digits) * _UNITS[unit]
+
+
+def _expires(ttl):
+    if ttl is None:
+        return 0
+    if ttl <= 0:
+        raise ValueError(f"ttl is {ttl}: seconds above 0, or None")
+    return time.time_ns() // 1_000_000 + max(1, round(ttl * 1000))
+
+
+def _leave(handle):
+    _native.library.farmem_store_leave(handle, None)
+
+
+class Store(MutableMapping):
+    """One front end of a store. See the module."""
+
+    def __init__(self, name, nodes, *, token=None, local="64M", maxmemory=None, transport="auto", grace=5.0):
+        """Opens the store of this name at these nodes, or makes it.
+
+        nodes       "HOST:PORT" or "unix:PATH" each; every front end names the same ones
+        token       the file of a token, if the nodes want one; else what FARMEM_TOKEN names
+        local       memory for the near cache, as 64M
+        maxmemory   what all front ends may take from the nodes; beyond, keys are evicted
+        transport   "auto", "shm", "tcp" or "verbs"
+        grace       seconds for which a node may be out of reach
+        """
+        if isinstance(nodes, (str, bytes)):
+            nodes = [nodes]
+        addresses = [node.encode() if isinstance(node, str) else node for node in nodes]
+        options = _native.Options(
+            ctypes.sizeof(_native.Options), _size(local), _size(maxmemory or 0),
+            os.fsencode(token) if token is not None else None, transport.encode(), max(1, int(grace * 1000)), 0,
+        )
+        why = _native.Error()
+        listed = (ctypes.c_char_p * len(addresses))(*addresses)
+        handle = _native.library.farmem_store_open(name.encode(), listed, len(addresses), ctypes.byref(options), why)
+        if not handle:
+            raise _failed(why)
+        self.name, self._handle = name, handle
+        # At the program's end threads may still be within calls: the store is left then, and not freed.
+        self._leaves = weakref.finalize(self, _leave, handle)
+
+    _handle = None
+
+    def __del__(self):
+        if self._handle:
+            self._leaves.detach()
+            _native.library.farmem_store_close(self._handle, None)
+
+    def _do(self, ops, n):
+        why = _native.Error()
+        if _native.library.farmem_store_do(self._handle, ops, n, why) != 0:
+            raise _failed(why)
+        return why
+
+    def _one(self, what, key, value=None, room=0, expires=0):
+        key = _key(key)
+        op = Op(what, 0, key, len(key), value, room, 0, expires)
+        why = self._do(ctypes.byref(op), 1)
+        if op.status < 0:
+            raise _failed(why)
+        return op
+
+    def _many(self, what, keys, expires=0):
+        keys = [_key(key) for key in keys]
+        ops = (Op * len(keys))()
+        for op, key in zip(ops, keys):
+            op.what, op.key, op.key_bytes, op.expires_ms = what, key, len(key), expires
+        return ops
+
+    def _checked(self, ops):
+        """Carries out many; raises the first one's error."""
+        why = self._do(ops, len(ops))
+        if any(op.status < 0 for op in ops):
+            _freed(ops)
+            raise _failed(why)
+        return ops
+
+    # A mapping.
+
+    def __getitem__(self, key):
+        value = _taken(self._one(_native.GET, key))
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key, value):
+        self.put(key, value)
+
+    def __delitem__(self, key):
+        if not self.remove(key):
+            raise KeyError(key)
+
+    def __contains__(self, key):
+        return self._one(_native.LOOK, key).status == _native.OK
+
+    def __len__(self):
+        keys, why = ctypes.c_uint64(), _native.Error()
+        if _native.library.farmem_store_size(self._handle, ctypes.byref(keys), why) != 0:
+            raise _failed(why)
+        return keys.value
+
+    def __iter__(self):
+        """Keys, as bytes. A key that is there all the time comes once; one that comes or goes meanwhile may be missed."""
+        seen, place = set(), 0
+        while True:
+            place, keys = self.scan(place)
+            for key in keys:
+                if key not in seen:
+                    seen.add(key)
+                    yield key
+            if place == 0:
+                return
+
+    def __eq__(self, other):
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __repr__(self):
+        return f"<farmem.Store {self.name!r}{'' if self._leaves.alive else ', closed'}>"
+
+    def get(self, key, default=None):
+        """A key's value, as bytes."""
+        value = _taken(self._one(_native.GET, key))
+        return default if value is None else value
+
+    def pop(self, key, *default):
+        """A key's value, and takes the key out. Not one step: another front end may write the key in between."""
+        value = self.get(key)
+        if value is not None and self.remove(key):
+            return value
+        if default:
+            return default[0]
+        raise KeyError(key)
+
+    def setdefault(self, key, default):
+        """A key's value, which is set if there is none."""
+        while True:
+            if self.put_new(key, default):
+                with _value(default) as held:
+                    return ctypes.string_at(held.address, held.length) if held.length else b""
+            value = self.get(key)
+            if value is not None:
+                return value
+
+    # Beyond a mapping.
+
+    def put(self, key, value, ttl=None):
+        """Stores a value, whatever the key is; it ends after `ttl` seconds."""
+        with _value(value) as held:
+            self._one(_native.PUT, key, held.address, held.length, _expires(ttl))
+
+    def put_new(self, key, value, ttl=None):
+        """Stores a value if there is no such key; whether it was stored."""
+        with _value(value) as held:
+            return self._one(_native.PUT_NEW, key, held.address, held.length, _expires(ttl)).status == _native.OK
+
+    def remove(self, key):
+        """Takes a key out; whether it was there."""
+        return self._one(_native.REMOVE, key).status == _native.OK
+
+    def get_into(self, key, buffer):
+        """Copies a value to the start of a writable buffer. Returns its bytes; None if there is no such key."""
+        with Held(buffer, True) as held:
+            op = self._one(_native.GET, key, held.address or None, held.length)
+            if op.value != (held.address or None):
+                _taken(op)
+            if op.status == _native.SMALL or op.found_bytes > held.length:
+                raise ValueError(f"the value has {op.found_bytes} bytes, the buffer {held.length}")
+            return op.found_bytes if op.status == _native.OK else None
+
+    def ttl(self, key):
+        """Seconds until a key ends; None if it does not. KeyError if there is none."""
+        op = self._one(_native.LOOK, key)
+        if op.status != _native.OK:
+            raise KeyError(key)
+        return max(0.0, op.expires_ms / 1000 - time.time()) if op.expires_ms else None
+
+    def expire(self, key, ttl):
+        """Changes when a key ends: after `ttl` seconds, or never (None). Whether there is such a key."""
+        return self._one(_native.EXPIRE, key, expires=_expires(ttl)).status == _native.OK
+
+    def get_many(self, keys):
+        """Values of keys, None for one that is not there. All are fetched at once."""
+        return [_taken(op) for op in self._checked(self._many(_native.GET, keys))]
+
+    def put_many(self, items, ttl=None):
+        """Stores a mapping, or pairs, key by key and all at once."""
+        pairs = list(items.items() if hasattr(items, "items") else items)
+        ops = self._many(_native.PUT, [key for key, _ in pairs], _expires(ttl))
+        held = []
+        try:
+            for op, (_, value) in zip(ops, pairs):
+                held.append(_value(value))
+                op.value, op.value_bytes = held[-1].address, held[-1].length
+            self._checked(ops)
+        finally:
+            for one in held:
+                one.__exit__()
+
+    def remove_many(self, keys):
+        """Takes keys out; how many were there."""
+        return sum(op.status == _native.OK for op in self._checked(self._many(_native.REMOVE, keys)))
+
+    def scan(self, place=0, count=256):
+        """About `count` keys from a place on: (the next place, keys). 0 is the start, and the end."""
+        at, keys, length, why = ctypes.c_uint64(place), ctypes.c_void_p(), ctypes.c_size_t(), _native.Error()
+        code = _native.library.farmem_store_scan(
+            self._handle, ctypes.byref(at), count, ctypes.byref(keys), ctypes.byref(length), why
+        )
+        if code != 0:
+            raise _failed(why)
+        packed = ctypes.string_at(keys, length.value)
+        _native.library.farmem_store_free(keys)
+        found, begin = [], 0
+        while begin < len(packed):
+            end = begin + 4 + int.from_bytes(packed[begin:begin + 4], "little")
+            found.append(packed[begin + 4:end])
+            begin = end
+        return at.value, found
+
+    def close(self):
+        """Leaves the store when the calls of other threads have ended: what it held is the others' at once."""
+        self._leaves()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def _taken(op):
+    """The bytes of a value that the library allocated; None if there is none."""
+    if op.status != _native.OK or not op.value:
+        return None
+    value = ctypes.string_at(op.value, op.found_bytes)
+    _native.library.farmem_store_free(op.value)
+    return value
+
+
+def _freed(ops):
+    for op in ops:
+        if op.what == _native.GET and op.status == _native.OK:
+            _native.library.farmem_store_free(op.value)

@@ -1,0 +1,147 @@
+//! A store that many threads use, and that stays a member of its store while the program does
+//! something else.
+//!
+//! One lock guards the store. A thread of the library's own tends it four times a second, so that
+//! the other front ends do not take a program for dead that makes no call. After a loss no call
+//! waits for the lost node again: the handle answers by the same error until it is closed.
+
+use farmem_kv::{Config, Failed, Store};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Between looks after the store, while the program makes no call.
+const TEND: Duration = Duration::from_millis(250);
+
+/// Why a call was not carried out.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// As the store says.
+    Failed(Failed),
+    /// A node was lost in an earlier call.
+    Lost(String),
+    /// It was closed.
+    Closed,
+    /// This is a forked child of the process that opened it.
+    Forked,
+}
+
+/// The store, to be moved to the thread that holds the lock.
+struct Owned(Store);
+
+#[allow(unsafe_code)]
+// SAFETY: `Store` is not `Send` because its parts share `Rc`s. All clones of these are within the
+// store, or in a value that `Handle::with` drops before it gives the lock up: its closure returns
+// data without `Rc`s (`T: Send`). The store uses no thread-local variables. The lock orders the
+// threads' accesses.
+unsafe impl Send for Owned {}
+
+enum State {
+    Open(Box<Owned>),
+    Lost(String),
+    Closed,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    closed: Condvar,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic under the lock leaves the store in an unknown state: `with` sees to it that it is
+        // not used again.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// See the module.
+pub struct Handle {
+    shared: Arc<Shared>,
+    tends: Mutex<Option<JoinHandle<()>>>,
+    process: u32,
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Handle")
+    }
+}
+
+impl Handle {
+    pub(crate) fn open(config: &Config) -> Result<Handle, Failed> {
+        let state = Mutex::new(State::Open(Box::new(Owned(Store::open_as(config)?))));
+        let shared = Arc::new(Shared { state, closed: Condvar::new() });
+        let tended = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("farmem-store".into()).spawn(move || tend(&tended));
+        let thread = thread.map_err(|e| Failed::System { what: "a thread", reason: e.to_string() })?;
+        Ok(Handle { shared, tends: Mutex::new(Some(thread)), process: std::process::id() })
+    }
+
+    /// Calls `act` with the store. No two threads do so at a time.
+    pub(crate) fn with<T: Send>(&self, act: impl FnOnce(&mut Store) -> Result<T, Failed>) -> Result<T, Refused> {
+        // Before the lock: another thread of the parent may have held it at the fork.
+        if self.is_forked() {
+            return Err(Refused::Forked);
+        }
+        let mut state = self.shared.state();
+        match std::mem::replace(&mut *state, State::Lost("an earlier call ended in the middle".into())) {
+            State::Open(mut store) => {
+                let outcome = act(&mut store.0);
+                *state = after(store, outcome.as_ref().err());
+                outcome.map_err(Refused::Failed)
+            }
+            State::Lost(why) => {
+                *state = State::Lost(why.clone());
+                Err(Refused::Lost(why))
+            }
+            State::Closed => {
+                *state = State::Closed;
+                Err(Refused::Closed)
+            }
+        }
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Leaves the store. In a forked child nothing happens.
+    pub(crate) fn close(&self) -> Result<(), Failed> {
+        if self.is_forked() {
+            return Ok(());
+        }
+        let before = std::mem::replace(&mut *self.shared.state(), State::Closed);
+        self.shared.closed.notify_all();
+        let thread = self.tends.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+        match before {
+            State::Open(store) => store.0.close(),
+            State::Lost(_) | State::Closed => Ok(()),
+        }
+    }
+}
+
+/// The state after a call. A loss is final: what the node held is gone.
+fn after(store: Box<Owned>, failed: Option<&Failed>) -> State {
+    match failed.filter(|failed| failed.is_loss() || matches!(failed, Failed::ShutOut)) {
+        None => State::Open(store),
+        Some(failed) => State::Lost(failed.to_string()),
+    }
+}
+
+fn tend(shared: &Shared) {
+    let mut state = shared.state();
+    loop {
+        state = shared.closed.wait_timeout(state, TEND).unwrap_or_else(PoisonError::into_inner).0;
+        let State::Open(store) = &mut *state else { return };
+        if let Err(failed) = store.0.tend()
+            && (failed.is_loss() || matches!(failed, Failed::ShutOut))
+        {
+            *state = State::Lost(failed.to_string());
+            return;
+        }
+    }
+}

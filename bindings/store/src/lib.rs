@@ -1,0 +1,295 @@
+//! The key-value store for programs in C and Python: `bindings/c/farmem_store.h` says what each
+//! function does.
+//!
+//! A panic does not cross into the caller: it becomes [`code::FAILED`].
+
+#![allow(unsafe_code)] // C hands over pointers. Each function names what its caller upholds.
+
+mod error;
+mod handle;
+mod ops;
+
+pub use error::{Error, code};
+pub use handle::Handle;
+pub use ops::RawOp;
+
+use error::Problem;
+use farmem::Transport;
+use farmem_kv::{Clients, Config};
+use farmem_trust::file;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::time::Duration;
+
+/// `struct farmem_store_options`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct RawOptions {
+    bytes: usize,
+    local: u64,
+    maxmemory: u64,
+    token: *const c_char,
+    transport: *const c_char,
+    grace_ms: u32,
+    reserved: u32,
+}
+
+/// Carries out a call. Its error is described in `why`, and a panic is one.
+///
+/// # Safety
+/// `why` is null or points to memory for an error that nobody else uses meanwhile.
+unsafe fn call(why: *mut Error, act: impl FnOnce() -> Result<c_int, Problem>) -> c_int {
+    let outcome = std::panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|_| Err(Problem::panicked()));
+    match outcome {
+        Ok(code) => code,
+        Err(problem) => {
+            let code = problem.code;
+            // SAFETY: as this function's caller promises.
+            unsafe { error::describe(why, &problem) };
+            code
+        }
+    }
+}
+
+/// A text of the caller's; `None` if it is null.
+///
+/// # Safety
+/// `text` is null or ends with a 0, and stays as it is for `'a`.
+unsafe fn text<'a>(what: &str, text: *const c_char) -> Result<Option<&'a str>, Problem> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: as this function's caller promises.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map(Some).map_err(|_| Problem::invalid(format!("{what} is not UTF-8")))
+}
+
+fn transport(name: &str) -> Result<Transport, Problem> {
+    Ok(match name {
+        "auto" => Transport::Auto,
+        "shm" => Transport::Shm,
+        "tcp" => Transport::Tcp,
+        "verbs" => Transport::Verbs,
+        other => {
+            return Err(Problem::invalid(format!("the transport is {other:?}; it can be auto, shm, tcp or verbs")));
+        }
+    })
+}
+
+/// # Safety
+/// As `farmem_store_open`.
+unsafe fn config(
+    name: *const c_char,
+    nodes: *const *const c_char,
+    n_nodes: usize,
+    options: *const RawOptions,
+) -> Result<Config, Problem> {
+    let missing = |what: &str| Problem::invalid(format!("{what} is missing"));
+    // SAFETY: the caller's texts and arrays are as the header wants them; `bytes` says which
+    // version the options have.
+    unsafe {
+        let name = text("the store's name", name)?.ok_or_else(|| missing("the store's name"))?;
+        if nodes.is_null() || n_nodes == 0 {
+            return Err(Problem::invalid("name the store's nodes: [\"HOST:PORT\", …]".into()));
+        }
+        let mut named = Vec::new();
+        for n in 0..n_nodes {
+            named.push(text("a node's address", *nodes.add(n))?.ok_or_else(|| missing("a node's address"))?.to_owned());
+        }
+        let mut config = Config {
+            name: name.to_owned(),
+            nodes: named,
+            transport: Transport::Auto,
+            trust: farmem::Trust::default(),
+            grace: Duration::from_secs(5),
+            listen: Vec::new(),
+            local: 64 << 20,
+            maxmemory: None,
+            clients: Clients::default(),
+            metrics: None,
+        };
+        let mut token = None;
+        if let Some(options) = options.as_ref() {
+            if options.bytes != size_of::<RawOptions>() {
+                return Err(Problem::invalid("options.bytes is not the options' size".into()));
+            }
+            token = text("the token's file", options.token)?;
+            if let Some(transport) = text("the transport", options.transport)? {
+                config.transport = self::transport(transport)?;
+            }
+            config.maxmemory = Some(options.maxmemory).filter(|&most| most > 0);
+            if options.local > 0 {
+                config.local = options.local;
+            }
+            if options.grace_ms > 0 {
+                config.grace = Duration::from_millis(u64::from(options.grace_ms));
+            }
+        }
+        let key = match token {
+            Some(path) => file::token(Path::new(path)).map(Some),
+            None => file::of_environment(),
+        };
+        config.trust = key.map_err(|e| Problem::unreached(format!("token {e}")))?.into();
+        Ok(config)
+    }
+}
+
+/// Opens a store; null after an error.
+///
+/// # Safety
+/// `name` and the `n_nodes` texts at `nodes` end with a 0. `options` is null or points to options
+/// whose `bytes` is set. `why` is null or points to an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farmem_store_open(
+    name: *const c_char,
+    nodes: *const *const c_char,
+    n_nodes: usize,
+    options: *const RawOptions,
+    why: *mut Error,
+) -> *mut Handle {
+    let mut opened = std::ptr::null_mut();
+    // SAFETY: the caller upholds what `call` and `config` want.
+    unsafe {
+        call(why, || {
+            let handle = Handle::open(&config(name, nodes, n_nodes, options)?).map_err(Problem::not_opened)?;
+            opened = Box::into_raw(Box::new(handle));
+            Ok(code::OK)
+        });
+    }
+    opened
+}
+
+/// Leaves a store: later calls say that it is closed.
+///
+/// # Safety
+/// `store` is open. `why` is null or points to an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farmem_store_leave(store: *const Handle, why: *mut Error) -> c_int {
+    // SAFETY: the caller upholds what is used here.
+    unsafe { call(why, || handle(store)?.close().map(|()| code::OK).map_err(|failed| Problem::of(&failed))) }
+}
+
+/// Leaves a store and frees it.
+///
+/// # Safety
+/// `store` is null or of [`farmem_store_open`], and used by no other call, now or later. `why` is
+/// null or points to an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farmem_store_close(store: *mut Handle, why: *mut Error) -> c_int {
+    // SAFETY: the caller gives the handle up, so this is its only owner.
+    unsafe {
+        call(why, || {
+            if store.is_null() {
+                return Ok(code::OK);
+            }
+            let handle = Box::from_raw(store);
+            if handle.is_forked() {
+                // The parent's connections: to end them is the parent's.
+                std::mem::forget(handle);
+                return Ok(code::OK);
+            }
+            handle.close().map(|()| code::OK).map_err(|failed| Problem::of(&failed))
+        })
+    }
+}
+
+/// The caller's store.
+///
+/// # Safety
+/// `store` is null or of [`farmem_store_open`], and not closed for `'a`.
+unsafe fn handle<'a>(store: *const Handle) -> Result<&'a Handle, Problem> {
+    // SAFETY: as this function's caller promises. A handle may be used by several threads.
+    unsafe { store.as_ref() }.ok_or_else(|| Problem::invalid("the store is NULL".into()))
+}
+
+/// Carries out operations side by side.
+///
+/// # Safety
+/// `store` is open. `ops` points to `n` operations that nobody else uses meanwhile, whose keys and
+/// values are as long as they say, and whose values can be written to where something is read.
+/// `why` is null or points to an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farmem_store_do(store: *const Handle, ops: *mut RawOp, n: usize, why: *mut Error) -> c_int {
+    // SAFETY: the caller upholds what is used here.
+    unsafe {
+        call(why, || {
+            let handle = handle(store)?;
+            if n == 0 {
+                return Ok(code::OK);
+            }
+            if ops.is_null() {
+                return Err(Problem::invalid("the operations are NULL".into()));
+            }
+            let first = ops::carry_out(handle, std::slice::from_raw_parts_mut(ops, n))?;
+            if let Some(problem) = first {
+                error::describe(why, &problem);
+            }
+            Ok(code::OK)
+        })
+    }
+}
+
+/// Some keys from a place on.
+///
+/// # Safety
+/// `store` is open. `place`, `keys` and `bytes` can be written to. `why` is null or points to an
+/// error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farmem_store_scan(
+    store: *const Handle,
+    place: *mut u64,
+    count: usize,
+    keys: *mut *mut c_void,
+    bytes: *mut usize,
+    why: *mut Error,
+) -> c_int {
+    // SAFETY: the caller upholds what is used here.
+    unsafe {
+        call(why, || {
+            let handle = handle(store)?;
+            if place.is_null() || keys.is_null() || bytes.is_null() {
+                return Err(Problem::invalid("place, keys and bytes must not be NULL".into()));
+            }
+            let from = *place;
+            let (found, next) = handle.with(|store| store.scan(from, count.clamp(1, 1 << 20)))?;
+            let mut packed = Vec::new();
+            for key in found {
+                packed.extend_from_slice(&(key.len() as u32).to_ne_bytes());
+                packed.extend_from_slice(&key);
+            }
+            *keys = ops::copied(&[&packed])?;
+            (*bytes, *place) = (packed.len(), next);
+            Ok(code::OK)
+        })
+    }
+}
+
+/// Number of keys.
+///
+/// # Safety
+/// `store` is open. `keys` can be written to. `why` is null or points to an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farmem_store_size(store: *const Handle, keys: *mut u64, why: *mut Error) -> c_int {
+    // SAFETY: the caller upholds what is used here.
+    unsafe {
+        call(why, || {
+            let handle = handle(store)?;
+            if keys.is_null() {
+                return Err(Problem::invalid("keys must not be NULL".into()));
+            }
+            *keys = handle.with(|store| store.size())?;
+            Ok(code::OK)
+        })
+    }
+}
+
+/// Gives memory back.
+///
+/// # Safety
+/// `memory` is null or came from a function of this library, and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farmem_store_free(memory: *mut c_void) {
+    // SAFETY: `ops::copied` takes memory from malloc.
+    unsafe { libc::free(memory) }
+}

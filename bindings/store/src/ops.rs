@@ -1,0 +1,156 @@
+//! A batch of operations: from C's to the store's, and its outcomes back.
+
+use crate::error::{Problem, code};
+use crate::handle::Handle;
+use farmem_kv::{Act, Failed, Op, Outcome};
+use std::ffi::{c_int, c_void};
+
+/// `struct farmem_store_op`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct RawOp {
+    what: c_int,
+    status: c_int,
+    key: *const c_void,
+    key_bytes: usize,
+    value: *mut c_void,
+    value_bytes: usize,
+    found_bytes: usize,
+    expires_ms: u64,
+}
+
+const GET: c_int = 1;
+const PUT: c_int = 2;
+const PUT_NEW: c_int = 3;
+const REMOVE: c_int = 4;
+const LOOK: c_int = 5;
+const EXPIRE: c_int = 6;
+
+/// The caller's bytes.
+///
+/// # Safety
+/// `len` bytes at `at` can be read and do not change for `'a`.
+unsafe fn bytes<'a>(what: &str, at: *const c_void, len: usize) -> Result<&'a [u8], Problem> {
+    match (at.is_null(), len) {
+        (_, 0) => Ok(&[]),
+        (true, _) => Err(Problem::invalid(format!("{what} is NULL, and has {len} bytes"))),
+        // SAFETY: as this function's caller promises.
+        (false, _) => Ok(unsafe { std::slice::from_raw_parts(at.cast(), len) }),
+    }
+}
+
+/// Memory of malloc's with these parts in a row.
+pub(crate) fn copied(parts: &[&[u8]]) -> Result<*mut c_void, Problem> {
+    let len: usize = parts.iter().map(|part| part.len()).sum();
+    // SAFETY: malloc has no preconditions. One byte at least: what it returns for none may be null.
+    let memory = unsafe { libc::malloc(len.max(1)) };
+    if memory.is_null() {
+        return Err(Problem::no_memory(len));
+    }
+    // SAFETY: `memory` has `len` bytes and belongs to nobody else yet.
+    unsafe { fill(memory.cast(), parts) };
+    Ok(memory)
+}
+
+/// # Safety
+/// `to` has room for all parts, and nobody else uses it meanwhile.
+unsafe fn fill(to: *mut u8, parts: &[&[u8]]) {
+    let mut at = to;
+    for part in parts {
+        // SAFETY: as this function's caller promises. The parts are the store's own memory: nothing
+        // overlaps.
+        unsafe {
+            at.copy_from_nonoverlapping(part.as_ptr(), part.len());
+            at = at.add(part.len());
+        }
+    }
+}
+
+impl RawOp {
+    /// # Safety
+    /// Its key, and its value if it stores one, can be read.
+    unsafe fn op(&self) -> Result<Op, Problem> {
+        let expiry = Some(self.expires_ms).filter(|&at| at > 0);
+        // SAFETY: as this function's caller promises.
+        let (key, value) = unsafe {
+            let value = || bytes("a value", self.value, self.value_bytes).map(<[u8]>::to_vec);
+            (bytes("a key", self.key, self.key_bytes)?.to_vec(), value)
+        };
+        let act = match self.what {
+            GET => Act::Get,
+            PUT => Act::Put { value: value()?, expiry },
+            PUT_NEW => Act::PutNew { value: value()?, expiry },
+            REMOVE => Act::Remove,
+            LOOK => Act::Look,
+            EXPIRE => Act::Expire { expiry },
+            other => return Err(Problem::invalid(format!("there is no operation {other}"))),
+        };
+        Ok(Op { key, act })
+    }
+
+    /// Takes a value that was found.
+    ///
+    /// # Safety
+    /// Of a GET with a buffer: `value_bytes` can be written at `value`.
+    unsafe fn take(&mut self, parts: &[&[u8]], expiry: Option<u64>) -> Result<c_int, Problem> {
+        self.found_bytes = parts.iter().map(|part| part.len()).sum();
+        self.expires_ms = expiry.unwrap_or(0);
+        if self.what == LOOK {
+            return Ok(code::OK);
+        }
+        if self.value.is_null() {
+            self.value = copied(parts)?;
+        } else if self.found_bytes > self.value_bytes {
+            return Ok(code::SMALL);
+        } else {
+            // SAFETY: there is room for as much, as this function's caller promises.
+            unsafe { fill(self.value.cast(), parts) };
+        }
+        Ok(code::OK)
+    }
+
+    /// # Safety
+    /// As [`RawOp::take`].
+    unsafe fn end(&mut self, outcome: Result<Outcome, Failed>) -> Result<c_int, Problem> {
+        match outcome.map_err(|failed| Problem::of(&failed))? {
+            // SAFETY: as this function's caller promises.
+            Outcome::Found(found) => unsafe { self.take(&[&found], found.expiry()) },
+            Outcome::Done => Ok(code::OK),
+            Outcome::Absent => Ok(code::ABSENT),
+            Outcome::Present => Ok(code::PRESENT),
+        }
+    }
+}
+
+/// The caller's operations, which only the thread in the call uses, whichever lock it takes.
+struct Ops<'a>(&'a mut [RawOp]);
+
+// SAFETY: the pointers within belong to the caller, who gives them to this call until it ends.
+unsafe impl Send for Ops<'_> {}
+
+/// Carries out the caller's operations and writes down how each ended. Returns the first one's
+/// error, if one failed.
+///
+/// # Safety
+/// Keys and values of all of them are as `farmem_store_do` wants them.
+pub(crate) unsafe fn carry_out(handle: &Handle, ops: &mut [RawOp]) -> Result<Option<Problem>, Problem> {
+    ops.iter_mut().for_each(|op| (op.status, op.found_bytes) = (code::FAILED, 0));
+    // SAFETY: as this function's caller promises.
+    let wanted = ops.iter().map(|op| unsafe { op.op() }).collect::<Result<Vec<Op>, Problem>>()?;
+    let raw = Ops(ops);
+    let first = handle.with(move |store| {
+        let Ops(ops) = { raw };
+        let mut first = None;
+        // Copied under the lock: the near cache shares the bytes that the store returns.
+        for (op, outcome) in ops.iter_mut().zip(store.batch(wanted)?) {
+            // SAFETY: as this function's caller promises.
+            op.status = unsafe { op.end(outcome) }.unwrap_or_else(|problem| {
+                let code = problem.code;
+                first.get_or_insert(problem);
+                code
+            });
+        }
+        Ok(first)
+    })?;
+    Ok(first)
+}

@@ -1,0 +1,144 @@
+"""A store as a Python program uses it. Arguments: a node's address, and where the tests of one kind are named."""
+
+import array
+import os
+import sys
+import threading
+import time
+
+import farmem
+
+assert "farmem.store" not in sys.modules, "hints must not need the library"
+from farmem import hints  # noqa: E402
+
+hints.read(b"nothing happens")
+assert "farmem._native" not in sys.modules
+
+
+def refused(kind, act, *words):
+    try:
+        act()
+    except kind as error:
+        for word in words:
+            assert word in str(error), f"{word!r} is not in {error}"
+        return
+    raise AssertionError(f"nothing was refused by {kind}")
+
+
+def mapping(s):
+    s["k"] = b"v"
+    assert s["k"] == b"v" and s[b"k"] == b"v" and "k" in s and "none" not in s
+    refused(KeyError, lambda: s["none"])
+    del s["k"]
+    refused(KeyError, lambda: s.__delitem__("k"))
+    assert s.get("k") is None and s.get("k", 7) == 7 and not s.remove("k")
+    s.update({"a": b"1", "b": memoryview(b"22"), "c": array.array("H", [3, 3])})
+    assert sorted(s) == [b"a", b"b", b"c"] and len(s) == 3 and s["c"] == b"\3\0\3\0"
+    assert s.pop("c") == b"\3\0\3\0" and s.pop("c", None) is None
+    assert s.setdefault("a", b"x") == b"1" and s.setdefault("n", b"x") == b"x"
+    s["empty"] = b""
+    assert s["empty"] == b"" and s.get_into("empty", bytearray()) == 0
+    assert s.put_new("once", b"1") and not s.put_new("once", b"2") and s["once"] == b"1"
+    assert s.get_many(["a", "none", b"b"]) == [b"1", None, b"22"]
+    s.put_many({f"many {n}": b"%d" % n for n in range(1000)})
+    assert s.get_many(f"many {n}" for n in range(1000)) == [b"%d" % n for n in range(1000)]
+    assert s.remove_many(f"many {n}" for n in range(2000)) == 1000
+    assert sorted(s.keys()) == [b"a", b"b", b"empty", b"n", b"once"], sorted(s)
+    big = bytes(range(256)) * 8000
+    s["big"] = big
+    into = bytearray(len(big) + 1)
+    assert s.get_into("big", into) == len(big) and into[:-1] == big and s["big"] == big
+    refused(ValueError, lambda: s.get_into("big", bytearray(7)), "2048000", "7")
+    assert s.get_into("none", into) is None
+    refused(BufferError, lambda: s.get_into("big", b"read only"))
+
+
+def time_to_live(s):
+    s.put("short", b"x", ttl=0.05)
+    assert 0 < s.ttl("short") <= 0.06
+    s.put("long", b"x", ttl=100)
+    assert 99 < s.ttl("long") <= 100 and s.expire("long", None) and s.ttl("long") is None and s["long"] == b"x"
+    assert not s.expire("none", 1)
+    refused(KeyError, lambda: s.ttl("none"))
+    refused(ValueError, lambda: s.put("k", b"v", ttl=0), "ttl is 0")
+    time.sleep(0.2)
+    assert "short" not in s
+
+
+def refusals(s, node):
+    refused(TypeError, lambda: s.put("k", "text"), "encode()")
+    refused(TypeError, lambda: s.put("k", 7), "int")
+    refused(TypeError, lambda: s.put(7, b"v"), "int")
+    refused(farmem.TooLarge, lambda: s.put("k", bytes(3 << 20)), "2097048")
+    refused(farmem.Unreached, lambda: farmem.Store("bad name", [node]), "bad name")
+    refused(farmem.Unreached, lambda: farmem.Store("s", ["127.0.0.1:1"]), "127.0.0.1:1")
+    refused(farmem.Unreached, lambda: farmem.Store("s", [node], token="/no/token"), "/no/token")
+    refused(ValueError, lambda: farmem.Store("s", []), "HOST:PORT")
+    refused(ValueError, lambda: farmem.Store("s", [node], transport="pigeon"), "verbs")
+    refused(ValueError, lambda: farmem.Store("s", [node], local="lots"), "64M")
+
+
+def threads(s):
+    failures = []
+
+    def work(number):
+        try:
+            for n in range(100):
+                s[f"{number}/{n}"] = b"%d" % n
+                assert s[f"{number}/{n}"] == b"%d" % n
+        except BaseException as error:
+            failures.append(error)
+
+    at_work = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in at_work:
+        thread.start()
+    for thread in at_work:
+        thread.join()
+    assert not failures, failures
+
+
+def forks(s, node):
+    s["before"] = b"fork"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            refused(farmem.Forked, lambda: s["before"], "in the child")
+            s.close()
+            with farmem.Store("python", [node]) as own:
+                own["of child"] = own["before"]
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert s["of child"] == b"fork"
+
+
+def beside_another(s, node):
+    """A program that makes no call for longer than a silent front end is spared stays a member."""
+    with farmem.Store("python", [node], local="1M", grace=2) as other:
+        other["k"] = b"of the other"
+        assert s["k"] == b"of the other"
+    refused(farmem.Closed, lambda: other["k"])
+    assert "closed" in repr(other)
+    del other
+
+
+node = sys.argv[1]
+with farmem.Store("python", nodes=[node]) as s:
+    mapping(s)
+    time_to_live(s)
+    refusals(s, node)
+    threads(s)
+    forks(s, node)
+    beside_another(s, node)
+    try:
+        import numpy
+    except ImportError:
+        print("without numpy")
+    else:
+        s["array"] = numpy.arange(1000, dtype=numpy.float32)
+        array_ = numpy.zeros(1000, dtype=numpy.float32)
+        assert s.get_into("array", array_) == 4000 and (array_ == numpy.arange(1000)).all()
+        refused((ValueError, BufferError), lambda: s.put("k", numpy.zeros((4, 4))[:, 0]))
+print("all of it")
