@@ -228,5 +228,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         leftovers::sweep(dir);
     }
     options.rack.check(&config.listen)?;
-    farmem_memory::run_with(config, |node| options.rack.begin(node)).map_err(Failure::usage)
+    let key = options.rack.key()?;
+    farmem_memory::run_with(config, |node| options.rack.begin(node, key)).map_err(Failure::usage)
 }

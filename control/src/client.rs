@@ -1,6 +1,8 @@
 //! The client of a controller, for nodes, runs and operators. Each call waits for its answer.
 
 use crate::api::{Beat, Given, ORDER_HEADER, Orders, Rack, Refused, Term, Terms, Want};
+use crate::guard::{self, Asked};
+use farmem_trust::{Key, Nonce, drawn};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -56,6 +58,8 @@ pub struct Client {
     named: String,
     at: Vec<String>,
     agent: ureq::Agent,
+    /// The token to prove, and to have proven.
+    key: Option<Key>,
     shared: Arc<Shared>,
 }
 
@@ -76,8 +80,15 @@ impl Client {
             // A controller is in the rack: what the environment names is for other networks.
             .proxy(None)
             .max_redirects(0)
+            // A controller closes what is idle for longer.
+            .max_idle_age(crate::door::HEAD_WITHIN / 2)
             .build();
-        Client { named: named.to_owned(), at, agent: config.into(), shared: Arc::default() }
+        Client { named: named.to_owned(), at, agent: config.into(), key: None, shared: Arc::default() }
+    }
+
+    /// The same, which proves a token. It takes no answer but from a controller that knows the token too.
+    pub fn by(self, key: Option<Key>) -> Client {
+        Client { key, ..self }
     }
 
     /// Its address, or those of all.
@@ -113,7 +124,7 @@ impl Client {
     /// See [`AskError`].
     pub fn rack(&self) -> Result<Rack, AskError> {
         self.ask(|at| {
-            let rack = answered(at, self.agent.get(url(at, "/v1/rack")).call())?;
+            let rack = self.send(at, Asked { method: "GET", path: "/v1/rack", body: b"" })?;
             self.is_current(at, rack, |rack: &Rack| rack.term)
         })
     }
@@ -125,7 +136,7 @@ impl Client {
     pub fn order(&self, node: &str, order: &str) -> Result<Rack, AskError> {
         let name: String = node.bytes().map(|b| encoded(b).unwrap_or_else(|| char::from(b).to_string())).collect();
         let path = format!("/v1/nodes/{name}/{order}");
-        self.ask(|at| answered(at, self.agent.post(url(at, &path)).header(ORDER_HEADER, "1").send_empty()))
+        self.ask(|at| self.send(at, Asked { method: "POST", path: &path, body: b"" }))
     }
 
     fn seen(&self) -> Option<Term> {
@@ -170,29 +181,70 @@ impl Client {
     }
 
     fn post<T: DeserializeOwned>(&self, at: &str, path: &str, body: &impl Serialize) -> Result<T, AskError> {
-        answered(at, self.agent.post(url(at, path)).send_json(body))
+        let body = serde_json::to_vec(body).map_err(|e| AskError::Refused(e.to_string()))?;
+        self.send(at, Asked { method: "POST", path, body: &body })
+    }
+
+    /// Sends a request, and once more with a proof if the controller asks for one.
+    fn send<T: DeserializeOwned>(&self, at: &str, asked: Asked<'_>) -> Result<T, AskError> {
+        let Some(key) = &self.key else { return read(at, self.once(at, asked, None)?) };
+        let nonce: Nonce = drawn().ok_or_else(|| AskError::Refused("the system has no randomness".to_owned()))?;
+        let mut answer = self.once(at, asked, Some(&guard::token(key, &nonce, None, asked)))?;
+        if let (401, Some(challenge)) = (answer.status, &answer.challenge) {
+            answer = self.once(at, asked, Some(&guard::token(key, &nonce, Some(challenge), asked)))?;
+        }
+        let proof = answer.proof.as_deref().unwrap_or_default();
+        if !guard::is_proven(proof, key, &nonce, asked, answer.status, answer.text.as_bytes()) {
+            // What refuses may say why, whoever it is.
+            let why = if answer.is_success() { None } else { read::<()>(at, answer).err() };
+            let unproven = "it does not prove that it knows the token: has it --tokens with this one?";
+            return Err(why.unwrap_or_else(|| AskError::Stranger { at: at.to_owned(), why: unproven.to_owned() }));
+        }
+        read(at, answer)
+    }
+
+    fn once(&self, at: &str, asked: Asked<'_>, token: Option<&str>) -> Result<Answer, AskError> {
+        let url = format!("http://{at}{}", asked.path);
+        let token = token.map(|token| (guard::TOKEN, token));
+        let sent = match asked.method {
+            "GET" => token.into_iter().fold(self.agent.get(url), |get, (name, value)| get.header(name, value)).call(),
+            _ => {
+                let headers = [("content-type", "application/json"), (ORDER_HEADER, "1")].into_iter().chain(token);
+                headers.fold(self.agent.post(url), |post, (name, value)| post.header(name, value)).send(asked.body)
+            }
+        };
+        let mut answer = sent.map_err(|e| AskError::Away { at: at.to_owned(), why: e.to_string() })?;
+        let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let (challenge, proof) = (header(guard::CHALLENGE), header(guard::ANSWER));
+        let text = answer.body_mut().read_to_string();
+        let text = text.map_err(|e| AskError::Stranger { at: at.to_owned(), why: e.to_string() })?;
+        Ok(Answer { status: answer.status().as_u16(), challenge, proof, text })
     }
 }
 
-fn url(at: &str, path: &str) -> String {
-    format!("http://{at}{path}")
+/// What a controller answered.
+struct Answer {
+    status: u16,
+    challenge: Option<String>,
+    proof: Option<String>,
+    text: String,
 }
 
-fn answered<T: DeserializeOwned>(
-    at: &str,
-    answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
-) -> Result<T, AskError> {
+impl Answer {
+    fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+}
+
+fn read<T: DeserializeOwned>(at: &str, answer: Answer) -> Result<T, AskError> {
     let stranger = |why: String| AskError::Stranger { at: at.to_owned(), why };
-    let mut answer = answer.map_err(|e| AskError::Away { at: at.to_owned(), why: e.to_string() })?;
-    let status = answer.status();
-    let text = answer.body_mut().read_to_string().map_err(|e| stranger(e.to_string()))?;
-    if status.is_success() {
-        return serde_json::from_str(&text).map_err(|e| stranger(e.to_string()));
+    if answer.is_success() {
+        return serde_json::from_str(&answer.text).map_err(|e| stranger(e.to_string()));
     }
-    match serde_json::from_str::<Refused>(&text) {
-        Ok(Refused { why }) if status == 503 => Err(AskError::NotNow { at: at.to_owned(), why }),
+    match serde_json::from_str::<Refused>(&answer.text) {
+        Ok(Refused { why }) if answer.status == 503 => Err(AskError::NotNow { at: at.to_owned(), why }),
         Ok(refused) => Err(AskError::Refused(refused.why)),
-        Err(_) => Err(stranger(format!("status {}", status.as_u16()))),
+        Err(_) => Err(stranger(format!("status {}", answer.status))),
     }
 }
 

@@ -12,6 +12,7 @@
 //! * [`store`]: the part that must outlive the process: members and drains.
 //! * [`etcd`], [`election`]: several controllers, of which one leads.
 //! * [`serve`]: HTTP in front of these; [`metrics`].
+//! * [`guard`]: tokens and challenges; [`door`]: bounds on connections.
 //! * [`client`]: the blocking client of nodes, runs and operators.
 //! * [`api`]: the messages.
 //!
@@ -22,8 +23,10 @@
 
 pub mod api;
 pub mod client;
+pub mod door;
 pub mod election;
 pub mod etcd;
+pub mod guard;
 pub mod metrics;
 pub mod serve;
 pub mod state;

@@ -4,13 +4,16 @@
 //! controllers only the one that leads answers.
 
 use crate::api::{Beat, Given, ORDER_HEADER, Orders, Rack, Refused, Term, Want};
+use crate::door;
 use crate::election::{self, CONFIRMED_FOR};
 use crate::etcd::{Etcd, EtcdError};
+use crate::guard::{self, Guard};
 use crate::metrics;
 use crate::state::{Action, Intent, Refusal, State};
 use crate::store::{Kept, Store, StoreError};
-use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, State as With};
+use axum::extract::{ConnectInfo, Path, State as With};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -20,8 +23,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The most bytes of a request.
-const LONGEST_REQUEST: usize = 64 << 10;
 /// How often time goes by for the state.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -213,11 +214,11 @@ impl From<StoreError> for No {
 
 type Shared = Arc<Served>;
 
-/// Serves until the process ends.
+/// Serves until the process ends. The guard says who may change the rack.
 ///
 /// # Errors
 /// The socket failed.
-pub async fn serve(listener: std::net::TcpListener, served: Arc<Served>) -> std::io::Result<()> {
+pub async fn serve(listener: std::net::TcpListener, served: Arc<Served>, guard: Guard) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     tokio::spawn(tick(Arc::clone(&served)));
@@ -229,9 +230,10 @@ pub async fn serve(listener: std::net::TcpListener, served: Arc<Served>) -> std:
         .route("/v1/rack", get(rack))
         .route("/v1/nodes/{name}/{order}", post(order))
         .route("/metrics", get(counters))
-        .layer(DefaultBodyLimit::max(LONGEST_REQUEST))
+        .layer(from_fn_with_state(Arc::new(guard), guard::check))
         .with_state(served);
-    axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>()).await
+    door::serve(listener, router).await;
+    Ok(())
 }
 
 async fn tick(shared: Shared) {

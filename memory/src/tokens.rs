@@ -27,6 +27,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Why a store, or a token's file, cannot be used.
@@ -160,50 +161,95 @@ impl Store {
         self.tokens.iter().filter_map(known).collect()
     }
 
+    /// The keys of the tokens that can be used now.
+    fn good(&self) -> BTreeMap<TokenId, Key> {
+        let good = self.known().into_iter().filter(|known| known.standing == Standing::Good);
+        good.map(|known| (known.key.id, known.key)).collect()
+    }
+
     /// When the next token's time is over.
     fn next_end(&self) -> Option<u64> {
         self.tokens.iter().filter_map(|entry| entry.expires).filter(|&end| end > now()).min()
     }
 }
 
-/// A store that a node follows.
-pub struct Followed {
+/// A store's file, read again when it changes or a token's time is over.
+struct Watched {
     path: PathBuf,
     /// Of the file, when it was read last.
     seen: Option<(u64, i64, i64, u64)>,
     next_end: Option<u64>,
 }
 
-impl Followed {
-    /// Reads the store, and has the node serve holders of its tokens alone.
-    pub fn begin(path: &Path, nic: &Nic) -> Result<Followed, StoreError> {
-        let mut followed = Followed { path: path.to_owned(), seen: None, next_end: None };
-        followed.read(nic)?;
-        Ok(followed)
+impl Watched {
+    fn new(path: &Path) -> Watched {
+        Watched { path: path.to_owned(), seen: None, next_end: None }
     }
 
-    /// Reads the store again, if it has changed or a token's time is over. An error is returned
-    /// once, and the node goes on with the tokens that it had.
-    pub fn look(&mut self, nic: &Nic) -> Option<StoreError> {
+    /// The store, if there is something new in it. An error is returned once.
+    fn look(&mut self) -> Option<Result<Store, StoreError>> {
         let ended = self.next_end.is_some_and(|end| end <= now());
-        if !ended && self.about() == self.seen {
-            return None;
-        }
-        self.read(nic).err()
+        (ended || self.about() != self.seen).then(|| self.read())
     }
 
-    fn read(&mut self, nic: &Nic) -> Result<(), StoreError> {
+    fn read(&mut self) -> Result<Store, StoreError> {
         // Before its content, so that later changes are read again.
         self.seen = self.about();
         self.next_end = None;
         let store = Store::read(&self.path)?;
         self.next_end = store.next_end();
-        nic.set_tokens(store.known());
-        Ok(())
+        Ok(store)
     }
 
     fn about(&self) -> Option<(u64, i64, i64, u64)> {
         let about = fs::metadata(&self.path).ok()?;
         Some((about.ino(), about.mtime(), about.mtime_nsec(), about.len()))
+    }
+}
+
+/// A store that a node follows.
+pub struct Followed(Watched);
+
+impl Followed {
+    /// Reads the store, and has the node serve holders of its tokens alone.
+    pub fn begin(path: &Path, nic: &Nic) -> Result<Followed, StoreError> {
+        let mut watched = Watched::new(path);
+        nic.set_tokens(watched.read()?.known());
+        Ok(Followed(watched))
+    }
+
+    /// Reads the store again, if it has changed or a token's time is over. An error is returned
+    /// once, and the node goes on with the tokens that it had.
+    pub fn look(&mut self, nic: &Nic) -> Option<StoreError> {
+        match self.0.look()? {
+            Ok(store) => nic.set_tokens(store.known()),
+            Err(e) => return Some(e),
+        }
+        None
+    }
+}
+
+/// The tokens of a store, for a service that is not a node.
+pub struct Keys(Mutex<(Watched, BTreeMap<TokenId, Key>)>);
+
+impl Keys {
+    /// Reads the store.
+    pub fn read(path: &Path) -> Result<Keys, StoreError> {
+        let mut watched = Watched::new(path);
+        let keys = watched.read()?.good();
+        Ok(Keys(Mutex::new((watched, keys))))
+    }
+
+    /// The key of a token that can be used now. The store is read again if it has changed. If that fails, `say` is told
+    /// once, and the tokens that it had are good.
+    pub fn find(&self, id: &TokenId, say: impl FnOnce(&StoreError)) -> Option<Key> {
+        let mut within = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (watched, keys) = &mut *within;
+        match watched.look() {
+            Some(Ok(store)) => *keys = store.good(),
+            Some(Err(e)) => say(&e),
+            None => {}
+        }
+        keys.get(id).copied()
     }
 }

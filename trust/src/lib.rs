@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 use farmem_protocol::wire::Text;
+use ring::rand::{SecureRandom, SystemRandom};
 use ring::{digest, hmac};
 use std::fmt;
 use std::hint::black_box;
@@ -131,17 +132,27 @@ impl Key {
 
     /// The host's proof for a Hello, as it went over the stream.
     pub fn of_host(&self, nonce: &Nonce, hello: &[u8]) -> Mac {
-        self.mac(&[b"farmem 5 host", nonce, hello])
+        self.mac(b"farmem 5 host", &[nonce, hello])
     }
 
     /// The node's proof for a Hello and the Welcome that answers it, whose own proof is zeros.
     pub fn of_node(&self, nonce: &Nonce, hello: &[u8], welcome: &[u8]) -> Mac {
-        self.mac(&[b"farmem 5 node", nonce, hello, welcome])
+        self.mac(b"farmem 5 node", &[nonce, hello, welcome])
     }
 
-    fn mac(&self, parts: &[&[u8]]) -> Mac {
+    /// The proof for a request that is not of a node's connection, as a controller's.
+    pub fn of_request(&self, parts: &[&[u8]]) -> Mac {
+        self.mac(b"farmem 5 request", parts)
+    }
+
+    /// The proof for the answer to such a request.
+    pub fn of_answer(&self, parts: &[&[u8]]) -> Mac {
+        self.mac(b"farmem 5 answer", parts)
+    }
+
+    fn mac(&self, label: &[u8], parts: &[&[u8]]) -> Mac {
         let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, &self.bytes));
-        for part in parts {
+        for part in [label].iter().chain(parts) {
             // Lengths first: no two lists of parts are the same bytes.
             context.update(&(part.len() as u64).to_le_bytes());
             context.update(part);
@@ -176,6 +187,12 @@ impl From<Option<Key>> for Trust {
 /// Whether two proofs are the same, in a time that does not depend on where they differ.
 pub fn same(a: &Mac, b: &Mac) -> bool {
     black_box(a.iter().zip(b).fold(0, |differs, (x, y)| black_box(differs | (x ^ y)))) == 0
+}
+
+/// Bytes that nobody can guess. `None`: the system has no randomness.
+pub fn drawn<const N: usize>() -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    SystemRandom::new().fill(&mut bytes).is_ok().then_some(bytes)
 }
 
 /// Bytes as hexadecimal digits.

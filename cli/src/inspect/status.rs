@@ -159,7 +159,7 @@ fn runs_here() -> BTreeMap<u64, About> {
 /// Shows it.
 pub fn run(options: &Options) -> Result<(), Failure> {
     if let Some(controller) = &options.controller {
-        return crate::rack::table::show(controller, options.json);
+        return crate::rack::table::show(controller, options.token.trust()?.token, options.json);
     }
     let (views, failed) = match &options.node {
         Some(node) => (vec![view(node, options.token.trust()?)?], None),

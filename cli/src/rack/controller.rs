@@ -1,12 +1,14 @@
 //! `farmem controller`: knows the rack's nodes and gives runs some of them.
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use farmem_control::api::Term;
 use farmem_control::etcd::Etcd;
+use farmem_control::guard::{Find, Guard};
 use farmem_control::serve::{Served, serve};
 use farmem_control::store::{Kept, Store};
+use farmem_memory::tokens::Keys;
 
 use crate::failure::Failure;
 
@@ -32,6 +34,11 @@ pub struct Options {
     #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
     pub advertise: Option<String>,
 
+    /// The store of the tokens by which runs ask for nodes, as `farmem token` makes it. Nodes and
+    /// orders need a token of the tenant rack
+    #[arg(long, value_name = "FILE", conflicts_with = "open")]
+    pub tokens: Option<PathBuf>,
+
     /// Listen off loopback although whoever reaches the port may give orders
     #[arg(long)]
     pub open: bool,
@@ -39,42 +46,55 @@ pub struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  farmem controller --store rack.redb --listen 10.0.0.5:7400 --open
+  farmem token create --tenant rack --store tokens.toml > rack.token
+  farmem controller --store rack.redb --listen 10.0.0.5:7400 \\
+      --tokens tokens.toml
       The rack's controller. Its page is http://10.0.0.5:7400/
 
   farmem controller --store etcd://e1:2379,e2:2379,e3:2379 \\
-      --listen 10.0.0.5:7400 --open
+      --listen 10.0.0.5:7400 --tokens tokens.toml
       One of several controllers; the others run elsewhere, with the same
       --store. Nodes and runs: --controller 10.0.0.5:7400,10.0.0.6:7400
 
-  farmem node --lend 32G --listen 0.0.0.0:7411 --open \\
-      --controller 10.0.0.5:7400 --domain rack7/shelf2
+  farmem node --lend 32G --listen 0.0.0.0:7411 --tokens tokens.toml \\
+      --controller 10.0.0.5:7400 --token rack.token --domain rack7/shelf2
       A node of the rack, on each machine with RAM to spare.
 
-  farmem run --local 4G --controller 10.0.0.5:7400 -- ./job
+  farmem run --local 4G --controller 10.0.0.5:7400 --token me.token -- ./job
       A run that names no node.
 
   farmem status --controller 10.0.0.5:7400
-  farmem drain bighost --controller 10.0.0.5:7400
+  farmem drain bighost --controller 10.0.0.5:7400 --token rack.token
 
-It asks nobody who they are: keep its port in a trusted network. Prometheus reads /metrics.";
+Without --tokens it asks nobody who they are: keep its port in a trusted network.
+Prometheus reads /metrics.";
 
 fn listen(text: &str, open: bool) -> Result<TcpListener, Failure> {
     let wrong = |e: &dyn std::fmt::Display| Failure::usage(format!("--listen {text}: {e}"));
     let all: Vec<SocketAddr> = text.to_socket_addrs().map_err(|e| wrong(&e))?.collect();
     if !open && all.iter().any(|at| !at.ip().is_loopback()) {
         return Err(wrong(
-            &"other machines could give orders, and the controller asks nobody who they are: add --open if the \
-              network is trusted",
+            &"other machines could give orders: name a store of tokens by --tokens FILE (farmem token create makes \
+              one), or say --open if the network is trusted",
         ));
     }
     TcpListener::bind(&all[..]).map_err(|e| wrong(&e))
 }
 
+/// Asks for tokens of a store, if there is one.
+fn guard(store: Option<&Path>) -> Result<Guard, Failure> {
+    let keys = store.map(Keys::read).transpose().map_err(|e| Failure::usage(format!("--tokens {e}")))?;
+    let find = keys.map(|keys| -> Find {
+        Box::new(move |id| keys.find(id, |e| eprintln!("farmem: {e}; the tokens that were known are good still")))
+    });
+    Guard::new(find).map_err(Failure::usage)
+}
+
 /// Serves until it is told to end.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let seed = super::random().map_err(Failure::usage)?;
-    let listener = listen(&options.listen, options.open)?;
+    let guard = guard(options.tokens.as_deref())?;
+    let listener = listen(&options.listen, options.open || options.tokens.is_some())?;
     let at = listener.local_addr().map_err(Failure::usage)?;
     eprintln!("farmem: the rack's controller is at {at}; its page: http://{at}/");
     let log: fn(&str) = |line| eprintln!("farmem: {line}");
@@ -103,5 +123,5 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         }
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.map_err(Failure::usage)?.block_on(serve(listener, controller)).map_err(Failure::usage)
+    runtime.map_err(Failure::usage)?.block_on(serve(listener, controller, guard)).map_err(Failure::usage)
 }

@@ -3,6 +3,7 @@
 //! A node goes on without its controller. It prints one line when the controller is away, and one
 //! when it is back.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use farmem_memory::Node;
 use farmem_nic::Nic;
 use farmem_protocol::node::Domain;
 use farmem_sys::process;
+use farmem_trust::Key;
 
 use crate::failure::Failure;
 
@@ -36,6 +38,10 @@ pub struct Rack {
     /// Where other machines reach this node, if not where it listens
     #[arg(long, value_name = "HOST:PORT", requires = "controller", value_parser = super::address)]
     pub advertise: Option<String>,
+
+    /// The file of a token of the tenant rack, by which this node is of the rack [default: FARMEM_TOKEN]
+    #[arg(long, value_name = "FILE", requires = "controller")]
+    pub token: Option<PathBuf>,
 }
 
 impl Rack {
@@ -48,8 +54,17 @@ impl Rack {
         }
     }
 
+    /// The key that the node proves to the controller.
+    pub fn key(&self) -> Result<Option<Key>, Failure> {
+        match &self.token {
+            _ if self.controller.is_none() => Ok(None),
+            Some(file) => crate::token::key(file).map(Some),
+            None => farmem_trust::file::of_environment().map_err(|e| Failure::usage(format!("FARMEM_TOKEN: {e}"))),
+        }
+    }
+
     /// Begins to say that the node is there, for as long as the process lives.
-    pub fn begin(&self, node: &Node) -> std::io::Result<()> {
+    pub fn begin(&self, node: &Node, key: Option<Key>) -> std::io::Result<()> {
         let Some(controller) = &self.controller else { return Ok(()) };
         let tcp = node.addresses().iter().filter(|at| matches!(at, NodeAddr::Tcp(_))).map(ToString::to_string);
         let listen = self.advertise.clone().map_or_else(|| tcp.collect(), |at| vec![at]);
@@ -67,7 +82,7 @@ impl Rack {
             leaving: false,
             seen: None,
         };
-        let (client, nic) = (Client::new(controller), Arc::clone(node.shared_nic()));
+        let (client, nic) = (Client::new(controller).by(key), Arc::clone(node.shared_nic()));
         std::thread::Builder::new().name("beats".into()).spawn(move || say(&client, &nic, about))?;
         Ok(())
     }

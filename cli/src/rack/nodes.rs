@@ -9,6 +9,7 @@ use farmem_control::api::{Figures, GivenNode, Want};
 use farmem_control::client::{AskError, Client};
 use farmem_fabric::{NodeAddr, RunNode};
 use farmem_sys::process;
+use farmem_trust::Key;
 
 use crate::counters::{Counts, Sample};
 use crate::failure::Failure;
@@ -26,11 +27,12 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// For a run that wants its memory in `domains` failure domains.
-    pub fn new(controller: &str, run: RunName, domains: u32) -> Asker {
+    /// For a run that wants its memory in `domains` failure domains. The token is proven to the
+    /// controller.
+    pub fn new(controller: &str, run: RunName, domains: u32, token: Option<Key>) -> Asker {
         let (run, host) = (format!("{:016x}", run.id()), process::host_name());
         Asker {
-            client: Client::new(controller),
+            client: Client::new(controller).by(token),
             want: Want { run, host, domains, held: Vec::new(), seen: None, figures: None },
         }
     }

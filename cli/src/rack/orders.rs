@@ -1,6 +1,7 @@
 //! `farmem drain`, `farmem undrain`, `farmem forget`.
 
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use farmem_control::api::{NodeView, Rack};
@@ -8,6 +9,7 @@ use farmem_control::client::{AskError, Client};
 
 use crate::failure::Failure;
 use crate::settings::Settings;
+use crate::token::Flag;
 use crate::units;
 
 const DRAIN: &str = "\
@@ -17,6 +19,19 @@ Examples:
       farmem undrain bighost --controller rack:7400
 
 The order stands until undrain, also if this command is interrupted.";
+
+/// The rack that an order is for.
+#[derive(clap::Args, Debug)]
+pub struct Which {
+    /// The rack's controller [default: FARMEM_CONTROLLER, or the configuration file's]
+    #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
+    pub controller: Option<String>,
+
+    /// The file of a token of the tenant rack, where the controller asks for one [default:
+    /// FARMEM_TOKEN, or the configuration file's]
+    #[arg(long, value_name = "FILE")]
+    pub token: Option<PathBuf>,
+}
 
 /// Empty a node of a rack while programs run
 ///
@@ -28,9 +43,8 @@ pub struct Drain {
     /// The node's name, as farmem status --controller shows it
     pub node: String,
 
-    /// The rack's controller [default: FARMEM_CONTROLLER, or the configuration file's]
-    #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
-    pub controller: Option<String>,
+    #[command(flatten)]
+    pub rack: Which,
 
     /// Give the order, and do not wait
     #[arg(long)]
@@ -43,9 +57,8 @@ pub struct Undrain {
     /// The node's name, as farmem status --controller shows it
     pub node: String,
 
-    /// The rack's controller [default: FARMEM_CONTROLLER, or the configuration file's]
-    #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
-    pub controller: Option<String>,
+    #[command(flatten)]
+    pub rack: Which,
 }
 
 /// Forget a node of a rack that will not come back
@@ -56,16 +69,22 @@ pub struct Forget {
     /// The node's name, as farmem status --controller shows it
     pub node: String,
 
-    /// The rack's controller [default: FARMEM_CONTROLLER, or the configuration file's]
-    #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
-    pub controller: Option<String>,
+    #[command(flatten)]
+    pub rack: Which,
 }
 
-/// The controller that a flag, a variable or a file names.
-pub fn controller(flag: &Option<String>) -> Result<Client, Failure> {
-    let named = Settings::load()?.choose("controller", flag.clone(), super::address)?;
+/// The controller that flags, a variable or a file name, and the token to prove to it.
+pub fn controller(controller: &Option<String>, token: &Option<PathBuf>) -> Result<Client, Failure> {
+    let named = Settings::load()?.choose("controller", controller.clone(), super::address)?;
     let (at, _) = named.ok_or_else(|| Failure::usage("which rack? Name its --controller HOST:PORT"))?;
-    Ok(Client::new(&at))
+    let token = Flag { token: token.clone(), plain: false }.trust()?.token;
+    Ok(Client::new(&at).by(token))
+}
+
+impl Which {
+    fn client(&self) -> Result<Client, Failure> {
+        controller(&self.controller, &self.token)
+    }
 }
 
 fn failed(e: AskError) -> Failure {
@@ -82,7 +101,7 @@ fn find<'a>(rack: &'a Rack, node: &str) -> Result<&'a NodeView, Failure> {
 
 /// Gives the order and waits until the node is empty.
 pub fn drain(options: &Drain) -> Result<(), Failure> {
-    let client = controller(&options.controller)?;
+    let client = options.rack.client()?;
     let rack = client.order(&options.node, "drain").map_err(failed)?;
     let had = find(&rack, &options.node)?.lent;
     if options.no_wait {
@@ -122,14 +141,14 @@ pub fn drain(options: &Drain) -> Result<(), Failure> {
 
 /// Opens it again.
 pub fn undrain(options: &Undrain) -> Result<(), Failure> {
-    controller(&options.controller)?.order(&options.node, "undrain").map_err(failed)?;
+    options.rack.client()?.order(&options.node, "undrain").map_err(failed)?;
     println!("{} is open again", options.node);
     Ok(())
 }
 
 /// Forgets it.
 pub fn forget(options: &Forget) -> Result<(), Failure> {
-    controller(&options.controller)?.order(&options.node, "forget").map_err(failed)?;
+    options.rack.client()?.order(&options.node, "forget").map_err(failed)?;
     println!("{} is forgotten", options.node);
     Ok(())
 }

@@ -2,13 +2,14 @@
 
 use farmem_control::api::{NodeView, Rack, RunView};
 use farmem_control::client::Client;
+use farmem_trust::Key;
 
 use crate::failure::Failure;
 use crate::units;
 
 /// Prints it.
-pub fn show(controller: &str, json: bool) -> Result<(), Failure> {
-    let rack = Client::new(controller).rack().map_err(Failure::no_node)?;
+pub fn show(controller: &str, token: Option<Key>, json: bool) -> Result<(), Failure> {
+    let rack = Client::new(controller).by(token).rack().map_err(Failure::no_node)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&rack).map_err(Failure::usage)?);
     } else {

@@ -266,10 +266,10 @@ fn join(
     lend: u64,
     signals: &Signals,
 ) -> Result<Joined, Failure> {
-    let mut nodes = plan.spec.nodes.clone();
+    let (mut nodes, trust) = (plan.spec.nodes.clone(), plan.trust()?);
     // Two copies in two failure domains.
     let domains = if plan.spec.protect == Protect::Mirror { 2 } else { 1 };
-    let mut asker = plan.controller.as_deref().map(|at| Asker::new(at, run, domains));
+    let mut asker = plan.controller.as_deref().map(|at| Asker::new(at, run, domains, trust.token));
     if let Some(asker) = &mut asker {
         nodes = asker.first()?;
     }
@@ -281,8 +281,7 @@ fn join(
     } else {
         None
     };
-    let far =
-        Far::connect(&nodes, run, plan.spec.transport, plan.spec.grace, Path::new(&options.command[0]), plan.trust()?)?;
+    let far = Far::connect(&nodes, run, plan.spec.transport, plan.spec.grace, Path::new(&options.command[0]), trust)?;
     if plan.spec.protect == Protect::Mirror {
         if nodes.len() < 2 {
             return Err(Failure::no_node("--protect mirror needs two nodes, and the controller has given one"));

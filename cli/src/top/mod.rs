@@ -10,6 +10,7 @@ mod rack;
 mod screen;
 mod table;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::failure::Failure;
@@ -53,6 +54,10 @@ pub struct Options {
     /// The rack's controller; several by commas
     #[arg(long, value_name = "HOST:PORT", requires = "rack", value_parser = crate::rack::address)]
     pub controller: Option<String>,
+
+    /// The file of a token, by which the controller proves what it says
+    #[arg(long, value_name = "FILE", requires = "rack")]
+    pub token: Option<PathBuf>,
 
     /// Time between samples
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::time::parse)]

@@ -13,7 +13,7 @@ use crate::rack::{orders, table};
 
 /// Shows the rack until the user has seen enough.
 pub fn run(options: &Options, interval: Duration) -> Result<(), Failure> {
-    let client = orders::controller(&options.controller)?;
+    let client = orders::controller(&options.controller, &options.token)?;
     if options.json || options.once {
         let rack = client.rack().map_err(Failure::no_node)?;
         let json = || serde_json::to_string_pretty(&rack).map(|json| json + "\n").unwrap_or_default();

@@ -1,0 +1,316 @@
+//! Who may change the rack: holders of tokens, where the controller knows tokens.
+//!
+//! ```text
+//! host                                                controller
+//!  │── POST …, x-farmem-token: id h ───────────────────►│
+//!  │◄──────────────── 401, x-farmem-challenge: n ───────│
+//!  │── POST …, x-farmem-token: id h n mac ─────────────►│  mac = HMAC(key, "request" n h method path body)
+//!  │◄── answer, x-farmem-answer: mac ───────────────────│  mac = HMAC(key, "answer" h method path status body)
+//! ```
+//!
+//! Any token may ask for a run's nodes. A node's beat and an operator's order take a token of the tenant [`OPERATOR`].
+//! Whoever reaches the port may look at the rack. A holder of a token has the answer proven also then.
+//!
+//! A challenge can be answered once, and for [`GOOD_FOR`]. It carries its time and a seal that only this controller can
+//! make. So the controller keeps nothing of challenges that nobody answers.
+
+use crate::api::Refused;
+use axum::Json;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use farmem_trust::{Key, Mac, Nonce, TokenId, drawn, hex, same, unhex};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The header by which a host names its token and proves it.
+pub const TOKEN: &str = "x-farmem-token";
+/// The header of the challenge in a refusal.
+pub const CHALLENGE: &str = "x-farmem-challenge";
+/// The header of the controller's proof for its answer.
+pub const ANSWER: &str = "x-farmem-answer";
+/// The tenant whose tokens are for nodes and operators.
+pub const OPERATOR: &str = "rack";
+/// The most bytes of a request's body.
+pub const LONGEST_REQUEST: usize = 64 << 10;
+
+/// How long a challenge can be answered.
+const GOOD_FOR: Duration = Duration::from_secs(10);
+/// Answered challenges that are remembered. More than these in [`GOOD_FOR`] are refused.
+const MOST_ANSWERED: usize = 1 << 17;
+/// How long a request's body may be on its way.
+const BODY_WITHIN: Duration = Duration::from_secs(5);
+/// Bodies that are received at the same time. Others wait.
+const MOST_BODIES: usize = 256;
+
+/// The time in milliseconds, the later the greater; 16 random bytes; 16 bytes of the seal.
+type Challenge = [u8; 40];
+
+/// Finds the key of a token that can be used now, by its public name.
+pub type Find = Box<dyn Fn(&TokenId) -> Option<Key> + Send + Sync>;
+
+/// What a proof is about.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    /// The request's method, in capitals.
+    pub method: &'a str,
+    /// Its path.
+    pub path: &'a str,
+    /// Its body.
+    pub body: &'a [u8],
+}
+
+/// What a host says of its token: before it was challenged, or in answer to a challenge.
+pub fn token(key: &Key, nonce: &Nonce, challenge: Option<&str>, asked: Asked<'_>) -> String {
+    let named = format!("{} {}", hex(&key.id), hex(nonce));
+    match challenge {
+        None => named,
+        Some(challenge) => {
+            format!("{named} {challenge} {}", hex(&of_request(key, challenge.as_bytes(), nonce, asked)))
+        }
+    }
+}
+
+/// Whether a controller that knows the token has given this answer to this request.
+pub fn is_proven(answer: &str, key: &Key, nonce: &Nonce, asked: Asked<'_>, status: u16, body: &[u8]) -> bool {
+    unhex(answer).is_some_and(|shown| same(&shown, &of_answer(key, nonce, asked, status, body)))
+}
+
+fn of_request(key: &Key, challenge: &[u8], nonce: &Nonce, asked: Asked<'_>) -> Mac {
+    key.of_request(&[challenge, nonce, asked.method.as_bytes(), asked.path.as_bytes(), asked.body])
+}
+
+fn of_answer(key: &Key, nonce: &Nonce, asked: Asked<'_>, status: u16, body: &[u8]) -> Mac {
+    // The request's body is in the request's proof; a GET has none.
+    key.of_answer(&[nonce, asked.method.as_bytes(), asked.path.as_bytes(), &status.to_le_bytes(), body])
+}
+
+/// What a controller knows of those who ask.
+pub struct Guard {
+    /// `None`: it serves whoever can reach it.
+    find: Option<Find>,
+    seal: Key,
+    begun: Instant,
+    /// Challenges that were answered in the last [`GOOD_FOR`], the oldest first.
+    answered: Mutex<BTreeSet<Challenge>>,
+    bodies: tokio::sync::Semaphore,
+    body_within: Duration,
+}
+
+/// A token that a request names, and whether it is proven.
+struct Named {
+    key: Key,
+    nonce: Nonce,
+    proven: bool,
+}
+
+impl Guard {
+    /// A guard that knows tokens by `find`, or one that lets everybody in.
+    ///
+    /// # Errors
+    /// The system has no randomness.
+    pub fn new(find: Option<Find>) -> std::io::Result<Guard> {
+        let seal = drawn().ok_or_else(|| std::io::Error::other("the system has no randomness"))?;
+        let seal = Key::stored(Default::default(), [0; 8], seal);
+        let bodies = tokio::sync::Semaphore::new(MOST_BODIES);
+        let (begun, answered) = (Instant::now(), Mutex::default());
+        Ok(Guard { find, seal, begun, answered, bodies, body_within: BODY_WITHIN })
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.begun.elapsed().as_millis() as u64
+    }
+
+    fn challenge(&self) -> Option<Challenge> {
+        let mut challenge = [0; 40];
+        challenge[..8].copy_from_slice(&self.now_ms().to_be_bytes());
+        challenge[8..24].copy_from_slice(&drawn::<16>()?);
+        let seal = self.seal.of_request(&[&challenge[..24]]);
+        challenge[24..].copy_from_slice(&seal[..16]);
+        Some(challenge)
+    }
+
+    /// Whether a challenge is this controller's, not too old, and answered for the first time.
+    fn takes(&self, challenge: &Challenge) -> bool {
+        let time = |challenge: &Challenge| challenge[..8].iter().fold(0u64, |at, &byte| at << 8 | u64::from(byte));
+        let (mut sealed, mut shown) = (self.seal.of_request(&[&challenge[..24]]), [0; 32]);
+        shown[..16].copy_from_slice(&challenge[24..]);
+        sealed[16..].fill(0);
+        let (now, good) = (self.now_ms(), GOOD_FOR.as_millis() as u64);
+        let is_old = |challenge: &Challenge| now.saturating_sub(time(challenge)) > good;
+        if !same(&sealed, &shown) || is_old(challenge) {
+            return false;
+        }
+        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        while answered.first().is_some_and(is_old) {
+            answered.pop_first();
+        }
+        answered.len() < MOST_ANSWERED && answered.insert(*challenge)
+    }
+
+    /// The token that a request names, if the controller knows it.
+    fn named(&self, find: &Find, headers: &HeaderMap, asked: Asked<'_>) -> Option<Named> {
+        let mut words = headers.get(TOKEN)?.to_str().ok()?.split(' ');
+        let (key, nonce) = (find(&unhex(words.next()?)?)?, unhex(words.next()?)?);
+        let proven = match (words.next(), words.next(), words.next()) {
+            (Some(challenge), Some(mac), None) => {
+                let shown =
+                    unhex(mac).is_some_and(|mac| same(&mac, &of_request(&key, challenge.as_bytes(), &nonce, asked)));
+                shown && unhex(challenge).is_some_and(|challenge| self.takes(&challenge))
+            }
+            _ => false,
+        };
+        Some(Named { key, nonce, proven })
+    }
+
+    /// The same, which waits so long for bodies.
+    #[cfg(test)]
+    pub(crate) fn waits(self, body_within: Duration) -> Guard {
+        Guard { body_within, ..self }
+    }
+
+    /// A refusal, unless the request may be carried out.
+    fn refusal(&self, named: Option<&Named>, headers: &HeaderMap, asked: Asked<'_>) -> Option<Response> {
+        if asked.method != Method::POST.as_str() {
+            return None;
+        }
+        let why = match named {
+            Some(Named { key, proven: true, .. }) if key.tenant.as_str() == OPERATOR => return None,
+            Some(Named { proven: true, .. }) if asked.path == "/v1/want" => return None,
+            Some(Named { proven: true, .. }) => {
+                let why = "nodes and orders need a token of the tenant rack: name it by --token FILE";
+                return Some(refused(StatusCode::FORBIDDEN, why));
+            }
+            Some(Named { proven: false, .. }) => "the token was not proven: answer the challenge",
+            None if headers.contains_key(TOKEN) => {
+                "the controller does not know this token: it was revoked, has expired, or is of another store"
+            }
+            None => "the controller serves holders of tokens alone: name yours by --token FILE",
+        };
+        let mut refused = refused(StatusCode::UNAUTHORIZED, why);
+        if let Some(challenge) = self.challenge().and_then(|challenge| HeaderValue::from_str(&hex(&challenge)).ok()) {
+            refused.headers_mut().insert(CHALLENGE, challenge);
+        }
+        Some(refused)
+    }
+}
+
+/// Receives a request's body within bounds, and lets a request by that may come by.
+pub async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    let received = tokio::time::timeout(guard.body_within, async {
+        let _one = guard.bodies.acquire().await;
+        to_bytes(body, LONGEST_REQUEST).await
+    });
+    let body = match received.await {
+        Ok(Ok(body)) => body,
+        Ok(Err(_)) => return refused(StatusCode::PAYLOAD_TOO_LARGE, "the request is too long, or was cut off"),
+        Err(_) => return refused(StatusCode::REQUEST_TIMEOUT, "the request was too slow"),
+    };
+    let whole = body.clone();
+    let (method, path) = (head.method.clone(), head.uri.path().to_owned());
+    let asked = Asked { method: method.as_str(), path: &path, body: &whole };
+    let Some(find) = &guard.find else {
+        return next.run(Request::from_parts(head, Body::from(body))).await;
+    };
+    let named = guard.named(find, &head.headers, asked);
+    let answer = match guard.refusal(named.as_ref(), &head.headers, asked) {
+        Some(refusal) => refusal,
+        None => next.run(Request::from_parts(head, Body::from(body))).await,
+    };
+    match named {
+        Some(Named { key, nonce, .. }) => proven(answer, &key, &nonce, asked).await,
+        None => answer,
+    }
+}
+
+/// The answer with the controller's proof.
+async fn proven(answer: Response, key: &Key, nonce: &Nonce, asked: Asked<'_>) -> Response {
+    let (mut head, body) = answer.into_parts();
+    // The controller's own, and whole already.
+    let Ok(body) = to_bytes(body, usize::MAX).await else {
+        return refused(StatusCode::INTERNAL_SERVER_ERROR, "the answer was lost");
+    };
+    let mac = hex(&of_answer(key, nonce, asked, head.status.as_u16(), &body));
+    if let Ok(mac) = HeaderValue::from_str(&mac) {
+        head.headers.insert(ANSWER, mac);
+    }
+    Response::from_parts(head, Body::from(body))
+}
+
+fn refused(status: StatusCode, why: &str) -> Response {
+    (status, Json(Refused { why: why.to_owned() })).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farmem_trust::Token;
+
+    fn guard(key: Key) -> Guard {
+        Guard::new(Some(Box::new(move |id| (*id == key.id).then_some(key)))).unwrap()
+    }
+
+    fn named(guard: &Guard, shown: &str, asked: Asked<'_>) -> Option<Named> {
+        let mut headers = HeaderMap::new();
+        headers.insert(TOKEN, shown.parse().unwrap());
+        guard.named(guard.find.as_ref().unwrap(), &headers, asked)
+    }
+
+    fn is_proven_by(guard: &Guard, shown: &str, asked: Asked<'_>) -> bool {
+        named(guard, shown, asked).is_some_and(|named| named.proven)
+    }
+
+    #[test]
+    fn a_proof_is_good_for_one_request_and_once() {
+        let key = Token::new("lab", &[7; 40]).unwrap().key();
+        let (guard, nonce) = (guard(key), [3; 32]);
+        let challenge = hex(&guard.challenge().unwrap());
+        let asked = Asked { method: "POST", path: "/v1/want", body: b"{}" };
+        let good = token(&key, &nonce, Some(&challenge), asked);
+        assert!(!is_proven_by(&guard, &good, Asked { body: b"{ }", ..asked }), "another body");
+        assert!(!is_proven_by(&guard, &good, Asked { path: "/v1/beat", ..asked }), "another path");
+        assert!(!is_proven_by(&guard, &good, Asked { method: "GET", ..asked }), "another method");
+        assert!(!is_proven_by(&guard, &good.replace(&hex(&nonce), &hex(&[4; 32])), asked), "another nonce");
+        assert!(!is_proven_by(&guard, &token(&key, &nonce, None, asked), asked), "no proof");
+        let other = Key::stored(key.tenant, key.id, [1; 32]);
+        assert!(!is_proven_by(&guard, &token(&other, &nonce, Some(&challenge), asked), asked), "another token");
+        assert!(is_proven_by(&guard, &good, asked));
+        assert!(!is_proven_by(&guard, &good, asked), "a second time");
+        let made_up = ["00".repeat(40), challenge.replacen(&challenge[30..34], "0bad", 1), challenge[..60].to_owned()];
+        for made_up in made_up {
+            assert!(!is_proven_by(&guard, &token(&key, &nonce, Some(&made_up), asked), asked), "{made_up}");
+        }
+        for shown in ["", " ", "00", "x y z w", "é", &format!("{good} {good}")] {
+            assert!(named(&guard, shown, asked).is_none_or(|named| !named.proven), "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_challenge_of_another_controller_or_of_long_ago_is_of_no_use() {
+        let key = Token::new("lab", &[7; 40]).unwrap().key();
+        let (one, mut other) = (guard(key), guard(key));
+        assert!(!other.takes(&one.challenge().unwrap()));
+        let old = other.challenge().unwrap();
+        // As if the controller had begun that much earlier.
+        other.begun -= GOOD_FOR + Duration::from_millis(2);
+        assert!(!other.takes(&old) && other.takes(&other.challenge().unwrap()));
+        assert_eq!(other.answered.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn an_answer_is_proven_for_one_request_one_status_and_one_body() {
+        let key = Token::new("lab", &[7; 40]).unwrap().key();
+        let asked = Asked { method: "GET", path: "/v1/rack", body: b"" };
+        let shown = hex(&of_answer(&key, &[1; 32], asked, 200, b"{}"));
+        assert!(is_proven(&shown, &key, &[1; 32], asked, 200, b"{}"));
+        assert!(!is_proven(&shown, &key, &[2; 32], asked, 200, b"{}"));
+        assert!(!is_proven(&shown, &key, &[1; 32], asked, 404, b"{}"));
+        assert!(!is_proven(&shown, &key, &[1; 32], asked, 200, b"[]"));
+        assert!(!is_proven(&shown, &key, &[1; 32], Asked { method: "POST", ..asked }, 200, b"{}"));
+        assert!(!is_proven("", &key, &[1; 32], asked, 200, b"{}"));
+    }
+}
