@@ -26,8 +26,8 @@ pub enum Error {
     /// All of the heap's local memory is held by open scopes.
     #[error("open scopes hold all of {0} local bytes: end a scope sooner, or give the heap more local memory")]
     ScopeFull(usize),
-    /// A thread's heaps have as much as they can name: 1 TiB.
-    #[error("the heaps of a thread hold 1 TiB at most: use another thread's")]
+    /// A thread's heaps have as much as they can name: 512 GiB.
+    #[error("the heaps of a thread hold 512 GiB at most: use another thread's")]
     HeapFull,
     /// The system refused a range of addresses.
     #[error("the system refused {gib} GiB of addresses for frames (error {0}): raise ulimit -v, or allow overcommit", gib = crate::class::ARENA >> 30)]

@@ -17,8 +17,9 @@
 //! dirty victims travel behind the read of a miss, by the same round trip.
 
 use crate::class::{CLASSES, Class, SEGMENT};
-use crate::frames::{ARRIVING, Arena, At, DIRTY, Move, SEEN, STAMP, Word};
+use crate::frames::{ARRIVING, Arena, At, Frames, Move, SEEN, STAMP, Word};
 use crate::homes::Homes;
+use crate::rooms::Room;
 use crate::{Error, Result};
 use farmem::near::{Found, Scan};
 use farmem::{Addr, Completion, Lane};
@@ -34,21 +35,6 @@ const LOOK: usize = 4 << 20;
 const TOGETHER: u64 = 2 << 20;
 /// The longest sleep in which nothing arrives, between two looks whether the node is lost.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Frames of one class.
-#[derive(Default)]
-struct Room {
-    segments: Vec<usize>,
-    /// Segments that were given back.
-    spare: Vec<usize>,
-    /// Segments that it ever had.
-    next: usize,
-    free: Vec<At>,
-    /// Where the hand is: a place in `segments`, and a frame.
-    hand: (usize, usize),
-    /// Bytes that left since the last look.
-    gone: usize,
-}
 
 /// The amounts moved since the heap was built.
 #[derive(Clone, Copy, Default, Debug)]
@@ -83,7 +69,7 @@ impl Evictor {
     pub fn new(local: usize, lane: Lane) -> Evictor {
         let most = local / SEGMENT;
         Evictor {
-            rooms: std::array::from_fn(|_| Room::default()),
+            rooms: Room::of_all(),
             left: most,
             most,
             leaving: Vec::new(),
@@ -109,33 +95,45 @@ impl Evictor {
 
     /// Whether an arrival of this class would push something out.
     fn is_short(&self, class: Class) -> bool {
-        self.left == 0 && self.rooms[class.index].free.len() < LOW
+        self.left == 0 && self.rooms[class.index].free() < LOW
     }
 
     /// The frame is free: its object was dropped, or is of no more use here.
-    pub fn free(&mut self, class: Class, at: At) {
-        self.rooms[class.index].free.push(at);
+    pub fn free(&mut self, arena: &Arena, class: Class, at: At) {
+        self.rooms[class.index].give(arena.place(class, at));
     }
 
-    /// `n` free frames of a class. `oldest`: the stamp of the oldest open scope.
+    /// A free frame of a class. `oldest`: the stamp of the oldest open scope.
+    ///
+    /// # Errors
+    /// As [`Evictor::provide`].
+    #[inline]
+    fn frame(&mut self, arena: &Arena, class: Class, oldest: u64) -> Result<At> {
+        if self.rooms[class.index].free() < LOW || self.gone >= LOOK {
+            self.provide(arena, class, 1, oldest)?;
+        }
+        let taken = self.rooms[class.index].take();
+        taken.map(|(segment, number)| arena.frame(class, segment, number)).ok_or(Error::ScopeFull(self.most()))
+    }
+
+    /// Sees to it that a class has `n` free frames, and chooses victims when it has few. `oldest`:
+    /// the stamp of the oldest open scope.
     ///
     /// # Errors
     /// [`Error::ScopeFull`]: open scopes hold the rest. [`Error::Memory`]: what should leave
     /// cannot.
-    fn frames(&mut self, arena: &Arena, class: Class, n: usize, oldest: u64) -> Result<Vec<At>> {
+    fn provide(&mut self, arena: &Arena, class: Class, n: usize, oldest: u64) -> Result<()> {
         if self.gone >= LOOK {
             // Now, while no frame is taken and not yet given to a box.
             self.share_out(arena, oldest);
         }
-        while self.rooms[class.index].free.len() < n {
-            if self.left > 0 && self.rooms[class.index].segments.len() < class.segments() {
-                self.left -= 1;
-                self.add_segment(arena, class);
+        while self.rooms[class.index].free() < n {
+            if self.widen(arena, class) {
                 continue;
             }
-            let missing = n - self.rooms[class.index].free.len();
+            let missing = n - self.rooms[class.index].free();
             let came = self.choose(arena, class, missing.max(BATCH), oldest);
-            if self.rooms[class.index].free.len() >= n {
+            if self.rooms[class.index].free() >= n {
                 break;
             }
             if !self.leaving.is_empty() {
@@ -144,23 +142,35 @@ impl Evictor {
                 return Err(Error::ScopeFull(self.most()));
             }
         }
-        let free = &mut self.rooms[class.index].free;
-        let taken = free.split_off(free.len() - n);
-        if self.is_short(class) {
+        if self.is_short(class) && !self.widen(arena, class) {
             self.choose(arena, class, BATCH, oldest);
         }
-        Ok(taken)
+        Ok(())
     }
 
-    fn add_segment(&mut self, arena: &Arena, class: Class) {
+    /// One segment more for a class, if nothing has to leave for it: one that no class has, or one
+    /// that is empty.
+    fn widen(&mut self, arena: &Arena, class: Class) -> bool {
+        if self.rooms[class.index].len() == class.segments() {
+            return false;
+        }
+        if self.left == 0 {
+            let others = (0..CLASSES).filter(|&other| other != class.index);
+            let empty = others.into_iter().find_map(|other| Some((other, self.rooms[other].spare_segment()?)));
+            let Some((other, nth)) = empty else { return false };
+            self.take_away(arena, Class::new(other), nth);
+        }
+        self.left -= 1;
+        self.rooms[class.index].add();
+        true
+    }
+
+    /// A class has one segment less. Nothing is in it.
+    fn take_away(&mut self, arena: &Arena, class: Class, nth: usize) {
         let room = &mut self.rooms[class.index];
-        let segment = room.spare.pop().unwrap_or_else(|| {
-            room.next += 1;
-            room.next - 1
-        });
-        room.segments.push(segment);
-        // The lowest is taken first.
-        room.free.extend((0..class.frames()).rev().map(|number| arena.frame(class, segment, number)));
+        arena.discard(class, room.segment(nth));
+        room.remove(nth);
+        self.left += 1;
     }
 
     /// Has the hand choose victims: clean ones are free at once, dirty ones are among `leaving`.
@@ -168,28 +178,23 @@ impl Evictor {
     fn choose(&mut self, arena: &Arena, class: Class, want: usize, oldest: u64) -> usize {
         let room = &mut self.rooms[class.index];
         let mut chosen = 0;
-        for _ in 0..2 * room.segments.len() * class.frames() {
+        for _ in 0..2 * room.len() * class.frames() {
             if chosen == want || self.leaving.len() >= BATCH {
                 break;
             }
-            let (segment, number) = room.hand;
-            room.hand = match number + 1 < class.frames() {
-                true => (segment, number + 1),
-                false if segment + 1 < room.segments.len() => (segment + 1, 0),
-                false => (0, 0),
-            };
-            let at = arena.frame(class, room.segments[segment], number);
+            let (segment, number) = room.step();
+            let at = arena.frame(class, segment, number);
             let meta = arena.meta(at);
             if arena.word(at) == 0 || meta & ARRIVING != 0 || meta >> STAMP >= oldest {
                 continue;
             }
             if meta & SEEN == 0 {
-                arena.set_bits(at, meta | SEEN);
+                arena.set_seen(at);
                 continue;
             }
-            if meta & DIRTY == 0 {
+            if !arena.is_dirty(at) {
                 arena.empty(at, oldest);
-                room.free.push(at);
+                room.give((segment, number));
             } else if !self.leaving.contains(&at) {
                 self.leaving.push(at);
             } else {
@@ -205,12 +210,12 @@ impl Evictor {
     /// Takes a segment from the class with the most that can give one.
     fn steal(&mut self, arena: &Arena, class: Class, oldest: u64) -> Result<bool> {
         let mut others: Vec<usize> = (0..CLASSES).filter(|&other| other != class.index).collect();
-        others.sort_by_key(|&other| std::cmp::Reverse(self.rooms[other].segments.len()));
+        others.sort_by_key(|&other| std::cmp::Reverse(self.rooms[other].len()));
         for other in others {
-            for nth in 0..self.rooms[other].segments.len() {
+            for nth in 0..self.rooms[other].len() {
                 if self.give_up(arena, Class::new(other), nth, oldest)? {
                     self.left -= 1;
-                    self.add_segment(arena, class);
+                    self.rooms[class.index].add();
                     return Ok(true);
                 }
             }
@@ -220,33 +225,29 @@ impl Evictor {
 
     /// Empties a segment of a class, unless a scope holds something of it.
     fn give_up(&mut self, arena: &Arena, class: Class, nth: usize, oldest: u64) -> Result<bool> {
-        let segment = self.rooms[class.index].segments[nth];
-        let frames: Vec<At> = (0..class.frames()).map(|number| arena.frame(class, segment, number)).collect();
-        let is_held =
-            |&at: &At| arena.word(at) != 0 && (arena.meta(at) & ARRIVING != 0 || arena.meta(at) >> STAMP >= oldest);
-        if frames.iter().any(is_held) {
+        let segment = self.rooms[class.index].segment(nth);
+        let frames = (0..class.frames()).map(|number| arena.frame(class, segment, number));
+        let used: Vec<At> = frames.filter(|&at| arena.word(at) != 0).collect();
+        let is_held = |&at: &At| arena.meta(at) & ARRIVING != 0 || arena.meta(at) >> STAMP >= oldest;
+        if used.iter().any(is_held) {
             return Ok(false);
         }
-        self.leaving.retain(|at| !frames.contains(at));
+        self.leaving.retain(|at| !used.contains(at));
         let kept = std::mem::take(&mut self.leaving);
-        self.leaving =
-            frames.iter().copied().filter(|&at| arena.word(at) != 0 && arena.meta(at) & DIRTY != 0).collect();
-        self.leaving.iter().for_each(|&at| arena.set_bits(at, arena.meta(at) | SEEN));
+        self.leaving = used.iter().copied().filter(|&at| arena.is_dirty(at)).collect();
+        self.leaving.iter().for_each(|&at| arena.set_seen(at));
         let written = self.run(arena, &[], oldest);
         self.leaving = kept;
         written?;
         // Those that could not leave keep the segment; the clean ones stay with them.
-        if frames.iter().any(|&at| arena.word(at) != 0 && arena.meta(at) & DIRTY != 0) {
+        if used.iter().any(|&at| arena.word(at) != 0 && arena.is_dirty(at)) {
             return Ok(false);
         }
-        frames.iter().filter(|&&at| arena.word(at) != 0).for_each(|&at| arena.empty(at, oldest));
-        let room = &mut self.rooms[class.index];
-        room.free.retain(|at| !frames.contains(at));
-        room.segments.swap_remove(nth);
-        room.spare.push(segment);
-        room.hand = (0, 0);
-        arena.discard(class, segment);
-        self.left += 1;
+        for at in used.into_iter().filter(|&at| arena.word(at) != 0) {
+            arena.empty(at, oldest);
+            self.free(arena, class, at);
+        }
+        self.take_away(arena, class, nth);
         Ok(true)
     }
 
@@ -254,18 +255,18 @@ impl Evictor {
     /// most.
     fn share_out(&mut self, arena: &Arena, oldest: u64) {
         self.gone = 0;
-        let density = |room: &Room| room.gone / room.segments.len().max(1);
-        let with_some = (0..CLASSES).filter(|&index| self.rooms[index].segments.len() > 1);
+        let density = |room: &Room| room.gone / room.len().max(1);
+        let with_some = (0..CLASSES).filter(|&index| self.rooms[index].len() > 1);
         let idle = with_some.min_by_key(|&index| density(&self.rooms[index]));
         let busy = (0..CLASSES).max_by_key(|&index| density(&self.rooms[index]));
         if let (Some(idle), Some(busy)) = (idle, busy)
             && density(&self.rooms[busy]) > 2 * density(&self.rooms[idle])
         {
             // A class whose objects cannot leave now keeps its segment.
-            let nth = self.rooms[idle].segments.len() - 1;
+            let nth = self.rooms[idle].len() - 1;
             if let Ok(true) = self.give_up(arena, Class::new(idle), nth, oldest) {
                 self.left -= 1;
-                self.add_segment(arena, Class::new(busy));
+                self.rooms[busy].add();
             }
         }
         self.rooms.iter_mut().for_each(|room| room.gone /= 2);
@@ -280,30 +281,28 @@ impl Evictor {
         // Some were used, or dropped, since they were chosen.
         let goes = |&at: &At| {
             let meta = arena.meta(at);
-            arena.word(at) != 0 && meta & (DIRTY | SEEN | ARRIVING) == DIRTY | SEEN && meta >> STAMP < oldest
+            let word = Word(arena.word(at));
+            word.0 != 0 && meta & (SEEN | ARRIVING) == SEEN && word.is_dirty() && meta >> STAMP < oldest
         };
         let home = |at: At| Some((at, self.homes.addr(Word(arena.word(at)).home())?));
         let writes: Vec<Move> = self.leaving.drain(..).filter(goes).filter_map(home).collect();
         let results = match (reads, &writes[..]) {
             (&[], &[]) => return Ok(()),
-            (&[one], &[]) => vec![arena.arrive(&mut self.lane, one).map(|()| 0)],
+            (&[one], &[]) => {
+                let came = arena.arrive(&mut self.lane, one);
+                self.came(arena, one.0, came.is_ok());
+                return came.map_err(Error::from);
+            }
             _ => arena.transfer(&mut self.lane, reads, &writes, oldest),
         };
         let mut ended = Ok(());
         for (n, result) in results.into_iter().enumerate() {
             match (reads.get(n), &result) {
-                (Some(&(at, _)), Ok(_)) => {
-                    arena.arrived(at);
-                    self.moved.fetched += 1;
-                }
-                (Some(&(at, _)), Err(_)) => {
-                    arena.missed(at);
-                    self.free(arena.class(at), at);
-                }
+                (Some(&(at, _)), result) => self.came(arena, at, result.is_ok()),
                 (None, Ok(_)) => {
                     let (at, _) = writes[n - reads.len()];
                     arena.empty(at, oldest);
-                    self.free(arena.class(at), at);
+                    self.free(arena, arena.class(at), at);
                     self.moved.written += 1;
                 }
                 (None, Err(_)) => {}
@@ -319,6 +318,27 @@ impl Evictor {
         ended
     }
 
+    /// An object has come to its frame, or has not.
+    fn came(&mut self, arena: &Arena, at: At, is_there: bool) {
+        if is_there {
+            arena.arrived(at);
+            self.moved.fetched += 1;
+        } else {
+            arena.missed(at);
+            self.free(arena, arena.class(at), at);
+        }
+    }
+
+    /// Brings one object in. Its word from now on.
+    pub fn fetch_one(&mut self, arena: &Arena, (class, mark, oldest): (Class, u64, u64), word: Word) -> Result<Word> {
+        let home = self.homes.addr(word.home()).ok_or(Error::OtherHeap)?;
+        let at = self.frame(arena, class, oldest)?;
+        let word = Word::new(class, at, word.home());
+        arena.give(at, word, mark | SEEN);
+        self.run(arena, &[(at, home)], oldest)?;
+        Ok(word)
+    }
+
     /// Brings objects of a class in, by one round trip to each node; all of them or none. Tells
     /// each one's new word.
     pub fn fetch(
@@ -330,9 +350,11 @@ impl Evictor {
     ) -> Result<()> {
         let homes: Option<Vec<_>> = away.iter().map(|word| self.homes.addr(word.home())).collect();
         let homes = homes.ok_or(Error::OtherHeap)?;
-        let frames = self.frames(arena, class, away.len(), oldest)?;
+        self.provide(arena, class, away.len(), oldest)?;
         let mut reads = Vec::with_capacity(away.len());
-        for (n, (&at, home)) in frames.iter().zip(homes).enumerate() {
+        for (n, home) in homes.into_iter().enumerate() {
+            let (segment, number) = self.rooms[class.index].take().ok_or(Error::ScopeFull(self.most()))?;
+            let at = arena.frame(class, segment, number);
             let word = Word::new(class, at, away[n].home());
             arena.give(at, word, mark | SEEN);
             tell(n, word);
@@ -340,11 +362,7 @@ impl Evictor {
         }
         self.run(arena, &reads, oldest).inspect_err(|_| {
             // Those that came are let go of: none is of use without the others.
-            for &(at, _) in &reads {
-                if arena.word(at) != 0 {
-                    arena.set_bits(at, SEEN);
-                }
-            }
+            reads.iter().filter(|&&(at, _)| arena.word(at) != 0).for_each(|&(at, _)| arena.set_seen(at));
         })
     }
 
@@ -355,16 +373,15 @@ impl Evictor {
         (class, mark, oldest): (Class, u64, u64),
         home: impl FnOnce(&mut Homes) -> Result<crate::homes::Home>,
     ) -> Result<(At, Word)> {
-        let frames = self.frames(arena, class, 1, oldest)?;
-        let at = frames[0];
+        let at = self.frame(arena, class, oldest)?;
         match home(&mut self.homes) {
             Ok(home) => {
-                let word = Word::new(class, at, home);
-                arena.give(at, word, mark | SEEN | DIRTY);
+                let word = Word::new(class, at, home).dirty();
+                arena.give(at, word, mark | SEEN);
                 Ok((at, word))
             }
             Err(e) => {
-                self.free(class, at);
+                self.free(arena, class, at);
                 Err(e)
             }
         }
@@ -381,14 +398,14 @@ impl Evictor {
     ) {
         for (n, word) in away.iter().enumerate() {
             let Some(home) = self.homes.addr(word.home()) else { continue };
-            let Ok(frames) = self.frames(arena, class, 1, oldest) else { break };
-            let word = Word::new(class, frames[0], word.home());
+            let Ok(at) = self.frame(arena, class, oldest) else { break };
+            let word = Word::new(class, at, word.home());
             // It gets one round of the hand: it has not been used yet.
-            arena.give(frames[0], word, mark);
+            arena.give(at, word, mark);
             tell(n, word);
             let mut buffer = self.buffers.pop().unwrap_or_default();
             buffer.resize(class.payload, 0);
-            self.lane.post_read(Arena::tag(frames[0]), home, buffer);
+            self.lane.post_read(Frames::tag(at), home, buffer);
             self.posted += 1;
         }
         self.lane.ring();
@@ -412,18 +429,11 @@ impl Evictor {
         for Completion { tag, result, buffer, .. } in done.drain(..) {
             self.posted -= 1;
             let Some(at) = arena.of_tag(tag) else { continue };
-            match result {
-                Ok(_) => {
-                    arena.fill(at, &buffer);
-                    arena.arrived(at);
-                    self.moved.fetched += 1;
-                }
-                // The next use asks again, and is told.
-                Err(_) => {
-                    arena.missed(at);
-                    self.free(arena.class(at), at);
-                }
+            // Of one that has not come, the next use asks again, and is told.
+            if result.is_ok() {
+                arena.fill(at, &buffer);
             }
+            self.came(arena, at, result.is_ok());
             self.buffers.push(buffer);
         }
         self.done = done;
@@ -433,15 +443,15 @@ impl Evictor {
     /// and no open scope holds it. Else it leaves with the next that the hand meets.
     pub fn seen(&mut self, arena: &Arena, class: Class, word: Word, oldest: u64) {
         let at = arena.of_word(class, word);
-        if arena.word(at) != word.0 {
+        if self.left > 0 || arena.word(at) != word.0 {
             return;
         }
         let meta = arena.meta(at);
-        if self.is_short(class) && meta & DIRTY == 0 && meta >> STAMP < oldest {
+        if self.is_short(class) && !word.is_dirty() && meta >> STAMP < oldest {
             arena.empty(at, oldest);
-            self.free(class, at);
+            self.free(arena, class, at);
         } else {
-            arena.set_bits(at, meta | SEEN);
+            arena.set_seen(at);
         }
     }
 

@@ -1,9 +1,12 @@
 //! Frames: where objects are while they are local. The one file with unsafe code.
 //!
 //! ```text
-//! FarBox ── word: place 28 | home 36 ─► frame: word | meta: stamp, arriving, seen, dirty | payload
-//!                                              └─ another word by now? then the object is away
+//! FarBox ── word: place 28 | dirty 1 | home 35 ─► frame: word | meta: stamp, arriving, seen | payload
+//!                                                        └─ another word? then the object is away
 //! ```
+//!
+//! A write sets the dirty bit in the box's word and in the frame's. So a use of either kind changes
+//! one word of the header at most, and only once a scope.
 //!
 //! A place is validated, not patched: a frame has the word of the box that it serves. So nobody has
 //! to find a box when its frame is taken. A box's place always names a header of its class
@@ -27,25 +30,26 @@
 
 #![allow(unsafe_code)] // Lends payloads beyond the borrow of the arena; see above.
 
-use crate::class::{ARENA, Class};
-use crate::heap::{Inner, Scope};
+use crate::class::{ARENA, Class, SEGMENT};
+use crate::heap::Inner;
 use crate::homes::{self, HOME_BITS, Home};
-use crate::{Error, Far, Result};
+use crate::{Error, Far, Heap, Result};
 use farmem::{Addr, Lane};
 use farmem_sys::memory;
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::rc::Rc;
 
-/// Written to since it came.
-pub const DIRTY: u64 = 1;
 /// The hand has come by since its last use.
-pub const SEEN: u64 = 2;
+pub const SEEN: u64 = 1;
 /// Its payload is on its way: it is nobody's to look at. Its word is the complement of its box's.
-pub const ARRIVING: u64 = 4;
+pub const ARRIVING: u64 = 2;
 /// Bits of `meta` below the stamp.
-pub const STAMP: u32 = 3;
+pub const STAMP: u32 = 2;
+/// Bits of a word below the place.
+const PLACE: u32 = HOME_BITS + 1;
 
 /// Two words before each payload. In larger classes the header is padded to the payload's
 /// alignment.
@@ -66,38 +70,100 @@ pub struct Word(pub u64);
 
 impl Word {
     pub fn new(class: Class, at: At, home: Home) -> Word {
-        Word(((at.0 - class.from) >> class.unit << HOME_BITS) as u64 | home.0)
+        Word(((at.0 - class.from) >> class.unit << PLACE) as u64 | home.0)
     }
 
     pub fn home(self) -> Home {
         Home(self.0 & ((1 << HOME_BITS) - 1))
+    }
+
+    /// Written to since it came.
+    pub fn is_dirty(self) -> bool {
+        self.0 & 1 << HOME_BITS != 0
+    }
+
+    #[inline]
+    pub fn dirty(self) -> Word {
+        Word(self.0 | 1 << HOME_BITS)
     }
 }
 
 /// One arrival or departure of [`Arena::transfer`].
 pub type Move = (At, Addr);
 
-/// All frames of a heap.
-pub struct Arena {
+/// All frames of a heap. Unmapped with it.
+pub struct Arena(Frames);
+
+/// All frames of a heap, for those that keep its [`Arena`].
+pub struct Frames {
     base: NonNull<u8>,
+}
+
+impl std::ops::Deref for Arena {
+    type Target = Frames;
+
+    #[inline]
+    fn deref(&self) -> &Frames {
+        &self.0
+    }
 }
 
 impl Arena {
     pub fn new() -> Result<Arena> {
         let base = memory::reserve(ARENA).map_err(|e| Error::NoAddresses(e.0))?;
-        NonNull::new(base).map(|base| Arena { base }).ok_or(Error::NoAddresses(12))
+        NonNull::new(base).map(|base| Arena(Frames { base })).ok_or(Error::NoAddresses(12))
+    }
+}
+
+/// Keeps local what is reached by it.
+pub struct Scope {
+    inner: Rc<Inner>,
+    /// Those of `inner`, which it keeps: a use finds them without a step more.
+    arena: Frames,
+    /// Its stamp, in the place where frames have theirs.
+    mark: u64,
+}
+
+impl Scope {
+    #[inline]
+    pub(crate) fn new(inner: Rc<Inner>, mark: u64) -> Scope {
+        Scope { arena: Frames { base: inner.arena.base }, inner, mark }
     }
 
+    pub(crate) fn is_of(&self, heap: &Heap) -> Result<()> {
+        if Rc::ptr_eq(&self.inner, &heap.inner) { Ok(()) } else { Err(Error::OtherHeap) }
+    }
+
+    #[inline]
+    pub(crate) fn mark(&self) -> u64 {
+        self.mark
+    }
+}
+
+impl Drop for Scope {
+    #[inline]
+    fn drop(&mut self) {
+        self.inner.end(self.mark);
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scope").field("stamp", &(self.mark >> STAMP)).finish_non_exhaustive()
+    }
+}
+
+impl Frames {
     /// The frame of this number in a segment of a class.
     pub fn frame(&self, class: Class, segment: usize, number: usize) -> At {
         assert!(segment < class.segments() && number < class.frames());
-        At(class.from + segment * crate::class::SEGMENT + number * class.stride)
+        At(class.from + segment * SEGMENT + number * class.stride)
     }
 
     /// Where a box of this class says that its object is.
     #[inline]
     pub fn of_word(&self, class: Class, word: Word) -> At {
-        At(class.from + ((word.0 >> HOME_BITS) << class.unit) as usize)
+        At(class.from + ((word.0 >> PLACE) << class.unit) as usize)
     }
 
     #[inline]
@@ -105,6 +171,12 @@ impl Arena {
         // SAFETY: an `At` is a header's offset in the arena, which is readable, writable, and zero
         // at first: two words. Nobody has a unique reference to a header.
         unsafe { self.base.byte_add(at.0).cast().as_ref() }
+    }
+
+    /// Has the CPU fetch a header soon.
+    #[inline]
+    pub fn touch(&self, at: At) {
+        memory::prefetch(self.base.as_ptr() as usize + at.0);
     }
 
     /// The word of the box whose object it has, or the complement of one that awaits its object
@@ -137,26 +209,38 @@ impl Arena {
         Class::at(at.0)
     }
 
+    /// The segment of a frame, and its number there.
+    pub fn place(&self, class: Class, at: At) -> (usize, usize) {
+        let offset = at.0 - class.from;
+        (offset / SEGMENT, ((offset % SEGMENT) as u32 / class.stride as u32) as usize)
+    }
+
     #[inline]
     pub fn meta(&self, at: At) -> u64 {
         self.header(at).meta.get()
     }
 
-    /// The hand comes by, or the object has left: changes no stamp.
-    pub fn set_bits(&self, at: At, bits: u64) {
-        let meta = self.header(at);
-        meta.meta.set(meta.meta.get() >> STAMP << STAMP | bits & (DIRTY | SEEN));
+    /// Whether the object was written to since it came.
+    pub fn is_dirty(&self, at: At) -> bool {
+        Word(self.word(at)).is_dirty()
     }
 
-    /// Notes a use by a scope with this mark.
+    /// The hand comes by: changes no stamp.
+    pub fn set_seen(&self, at: At) {
+        let Header { meta, .. } = self.header(at);
+        meta.set(meta.get() | SEEN);
+    }
+
+    /// Notes a use by a scope with this mark. The hand sees it.
     #[inline]
     pub fn stamp(&self, at: At, mark: u64) {
         let meta = &self.header(at).meta;
         if meta.get() < mark {
-            meta.set(mark | meta.get() & DIRTY);
+            meta.set(mark);
         }
     }
 
+    #[inline]
     fn payload(&self, at: At, class: Class) -> NonNull<u8> {
         // SAFETY: the payload follows the header in the arena.
         unsafe { self.base.byte_add(at.0 + class.header) }
@@ -224,7 +308,7 @@ impl Arena {
         let at = self.frame(class, segment, 0);
         // SAFETY: within the arena; no payload of it is lent. Zero is the header of a frame that is
         // nobody's.
-        unsafe { memory::discard(self.base.byte_add(at.0).as_ptr(), crate::class::SEGMENT) };
+        unsafe { memory::discard(self.base.byte_add(at.0).as_ptr(), SEGMENT) };
     }
 
     /// The tag by which a posted arrival names its frame, and back.
@@ -235,7 +319,7 @@ impl Arena {
     pub fn of_tag(&self, tag: u64) -> Option<At> {
         let at = usize::try_from(tag).ok().filter(|&at| at < ARENA)?;
         let class = Class::at(at);
-        let within = (at - class.from) % crate::class::SEGMENT;
+        let within = (at - class.from) % SEGMENT;
         (within.is_multiple_of(class.stride) && within / class.stride < class.frames()).then_some(At(at))
     }
 }
@@ -243,7 +327,7 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         // SAFETY: all that could refer to it had the heap, which is gone.
-        unsafe { memory::unmap(self.base.as_ptr(), ARENA) };
+        unsafe { memory::unmap(self.0.base.as_ptr(), ARENA) };
     }
 }
 
@@ -284,21 +368,21 @@ impl<T: Far> FarBox<T> {
     /// The frame with the value, held by the scope.
     #[inline]
     fn hold(&self, scope: &Scope) -> Result<At> {
-        let inner = scope.inner();
-        let at = inner.arena.of_word(Self::CLASS, self.word());
-        if inner.arena.word(at) != self.word.get() {
+        let arena = &scope.arena;
+        let at = arena.of_word(Self::CLASS, self.word());
+        if arena.word(at) != self.word.get() {
             return self.load(scope);
         }
-        inner.arena.stamp(at, scope.mark());
+        arena.stamp(at, scope.mark);
         Ok(at)
     }
 
     #[cold]
     #[inline(never)]
     fn load(&self, scope: &Scope) -> Result<At> {
-        let word = scope.inner().load(Self::CLASS, self.word(), scope.mark())?;
+        let word = scope.inner.load(Self::CLASS, self.word(), scope.mark)?;
         self.set_word(word);
-        Ok(scope.inner().arena.of_word(Self::CLASS, word))
+        Ok(scope.arena.of_word(Self::CLASS, word))
     }
 
     /// The value.
@@ -310,7 +394,7 @@ impl<T: Far> FarBox<T> {
         let at = self.hold(scope)?;
         // SAFETY: the frame has this box's value: `size_of::<T>()` bytes, aligned, any of which are
         // a T. The scope holds it for 'a, and writing needs an exclusive borrow of this box.
-        Ok(unsafe { scope.inner().arena.payload(at, Self::CLASS).cast().as_ref() })
+        Ok(unsafe { scope.arena.payload(at, Self::CLASS).cast().as_ref() })
     }
 
     /// The value, to write to.
@@ -320,9 +404,10 @@ impl<T: Far> FarBox<T> {
     #[inline]
     pub fn get_mut<'a>(&'a mut self, scope: &'a Scope) -> Result<&'a mut T> {
         let at = self.hold(scope)?;
-        let arena = &scope.inner().arena;
-        let meta = &arena.header(at).meta;
-        meta.set(meta.get() | DIRTY);
+        let arena = &scope.arena;
+        let word = self.word().dirty();
+        self.word.set(word.0);
+        arena.header(at).word.set(word.0);
         // SAFETY: as in `get`; the borrow is exclusive, and a box is the only way to its value.
         Ok(unsafe { arena.payload(at, Self::CLASS).cast().as_mut() })
     }
@@ -346,7 +431,7 @@ impl<T: Far> FarBox<T> {
         Ok(())
     }
 
-    fn heap(&self) -> Result<std::rc::Rc<Inner>> {
+    fn heap(&self) -> Result<Rc<Inner>> {
         homes::owner(self.word().home()).ok_or(Error::OtherHeap)
     }
 

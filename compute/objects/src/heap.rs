@@ -2,7 +2,7 @@
 
 use crate::class::{Class, SEGMENT};
 use crate::evict::{Evictor, Moved};
-use crate::frames::{Arena, At, STAMP, Word};
+use crate::frames::{Arena, At, STAMP, Scope, Word};
 use crate::homes::Home;
 use crate::{CHUNK, Error, Far, FarBox, FarHashMap, FarQueue, FarVec, Result};
 use farmem::near::{Found, Scan};
@@ -16,6 +16,8 @@ use std::time::Duration;
 const LEAST: usize = 64;
 /// Local memory where nothing else is said, bytes.
 const USUAL: usize = 64 << 20;
+/// Later than all stamps.
+const NO_SCOPE: u64 = u64::MAX >> STAMP;
 
 pub(crate) struct Inner {
     /// Before the arena: transfers that are under way end with its lane.
@@ -26,35 +28,54 @@ pub(crate) struct Inner {
     is_mapped: bool,
     /// Rises with each scope.
     clock: Cell<u64>,
-    /// The stamps of open scopes, ascending.
-    open: RefCell<Vec<u64>>,
+    /// The stamp of the oldest open scope, or [`NO_SCOPE`].
+    oldest: Cell<u64>,
+    /// The stamps of the other open scopes, ascending.
+    younger: RefCell<Vec<u64>>,
     itself: Weak<Inner>,
 }
 
 impl Inner {
     /// The stamp of the oldest open scope. A frame whose stamp is not older stays.
+    #[inline]
     fn oldest(&self) -> u64 {
-        self.open.borrow().first().copied().unwrap_or(u64::MAX >> STAMP)
+        self.oldest.get()
     }
 
+    #[inline]
     fn begin(&self) -> u64 {
         let stamp = self.clock.get() + 1;
         self.clock.set(stamp);
-        self.open.borrow_mut().push(stamp);
+        if self.oldest.get() == NO_SCOPE {
+            self.oldest.set(stamp);
+        } else {
+            self.younger.borrow_mut().push(stamp);
+        }
         stamp << STAMP
     }
 
-    fn end(&self, mark: u64) {
-        let (mut open, stamp) = (self.open.borrow_mut(), mark >> STAMP);
-        match open.last() {
-            Some(&last) if last == stamp => _ = open.pop(),
-            _ => open.retain(|&one| one != stamp),
+    #[inline]
+    pub fn end(&self, mark: u64) {
+        let mut younger = self.younger.borrow_mut();
+        if younger.is_empty() {
+            self.oldest.set(NO_SCOPE);
+            return;
+        }
+        let stamp = mark >> STAMP;
+        if stamp == self.oldest.get() {
+            self.oldest.set(younger.remove(0));
+        } else if younger.last() == Some(&stamp) {
+            younger.pop();
+        } else {
+            younger.retain(|&one| one != stamp);
         }
     }
 
     /// A scope of this heap.
+    #[inline]
     pub fn scope_of(self: Rc<Inner>) -> Scope {
-        Scope { mark: self.begin(), inner: self }
+        let mark = self.begin();
+        Scope::new(self, mark)
     }
 
     /// A frame and a home for a fresh object. The frame awaits its bytes.
@@ -73,9 +94,7 @@ impl Inner {
             self.arena.stamp(at, mark);
             return Ok(word);
         }
-        let mut now = word;
-        evictor.fetch(&self.arena, (class, mark, self.oldest()), &[word], |_, word| now = word)?;
-        Ok(now)
+        evictor.fetch_one(&self.arena, (class, mark, self.oldest()), word)
     }
 
     /// Brings objects in, by one round trip to each node for those that are away. The scope holds
@@ -83,6 +102,7 @@ impl Inner {
     pub fn load_all<T: Far>(&self, boxes: &[&FarBox<T>], mark: u64) -> Result<()> {
         let class = FarBox::<T>::CLASS;
         let mut away = Vec::new();
+        boxes.iter().for_each(|one| self.arena.touch(self.arena.of_word(class, one.word())));
         for one in boxes {
             let at = self.arena.of_word(class, one.word());
             self.settle(at, one.word());
@@ -140,7 +160,7 @@ impl Inner {
     pub fn dropped(&self, class: Class, home: Home, at: Option<At>) {
         let evictor = &mut *self.evictor.borrow_mut();
         if let Some(at) = at {
-            evictor.free(class, at);
+            evictor.free(&self.arena, class, at);
         }
         evictor.homes.give(home, &self.memory);
     }
@@ -227,7 +247,8 @@ impl Builder {
                 is_mapped: (0..memory.nodes()).all(|node| memory.is_mapped(node)),
                 memory,
                 clock: Cell::new(1),
-                open: RefCell::default(),
+                oldest: Cell::new(NO_SCOPE),
+                younger: RefCell::default(),
                 itself: itself.clone(),
             }),
         })
@@ -241,6 +262,7 @@ impl Heap {
     }
 
     /// A scope: references that are taken by it are good as long as it lives.
+    #[inline]
     pub fn scope(&self) -> Scope {
         Rc::clone(&self.inner).scope_of()
     }
@@ -275,7 +297,7 @@ impl Heap {
     /// As [`FarBox::get`].
     pub fn get_many<'a, T: Far>(&self, boxes: &[&'a FarBox<T>], scope: &'a Scope) -> Result<Vec<&'a T>> {
         scope.is_of(self)?;
-        self.inner.load_all(boxes, scope.mark)?;
+        self.inner.load_all(boxes, scope.mark())?;
         boxes.iter().map(|one| one.get(scope)).collect()
     }
 
@@ -306,40 +328,5 @@ impl Heap {
 impl std::fmt::Debug for Heap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Heap").field("local", &self.local().1).finish_non_exhaustive()
-    }
-}
-
-/// Keeps local what is reached by it.
-pub struct Scope {
-    inner: Rc<Inner>,
-    /// Its stamp, in the place where frames have theirs.
-    mark: u64,
-}
-
-impl Scope {
-    pub(crate) fn is_of(&self, heap: &Heap) -> Result<()> {
-        if Rc::ptr_eq(&self.inner, &heap.inner) { Ok(()) } else { Err(Error::OtherHeap) }
-    }
-
-    #[inline]
-    pub(crate) fn inner(&self) -> &Inner {
-        &self.inner
-    }
-
-    #[inline]
-    pub(crate) fn mark(&self) -> u64 {
-        self.mark
-    }
-}
-
-impl Drop for Scope {
-    fn drop(&mut self) {
-        self.inner.end(self.mark);
-    }
-}
-
-impl std::fmt::Debug for Scope {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scope").field("stamp", &(self.mark >> STAMP)).finish_non_exhaustive()
     }
 }

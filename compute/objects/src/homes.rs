@@ -1,7 +1,7 @@
 //! Homes: the slots of nodes' memory in which objects lie while they are away. Safe code.
 //!
 //! ```text
-//! home:  | block: 19 bits | place: 17 bits |     a block: 2 MiB, slots of one class
+//! home:  | block: 18 bits | place: 17 bits |     a block: 2 MiB, slots of one class
 //! ```
 //!
 //! The number of a block is its own among all heaps of its thread ([`owners`]). So a word names at
@@ -16,11 +16,11 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
 /// Bits of a home.
-pub const HOME_BITS: u32 = 36;
+pub const HOME_BITS: u32 = 35;
 const PLACE_BITS: u32 = 17;
 /// Bytes of a block.
 const BLOCK: u64 = 2 << 20;
-/// Blocks of a thread's heaps, at most: 1 TiB.
+/// Blocks of a thread's heaps, at most: 512 GiB.
 const BLOCKS: usize = 1 << (HOME_BITS - PLACE_BITS);
 
 /// A home: where an object lies, as a number of [`HOME_BITS`] bits. Never 0.

@@ -117,11 +117,11 @@
 //!
 //! # Limits
 //!
-//! * One thread uses a heap. Other threads build heaps of their own. A thread's heaps have 1 TiB
-//!   far at most.
+//! * One thread uses a heap. Other threads build heaps of their own. A thread's heaps have
+//!   512 GiB far at most.
 //! * A boxed value is at most 4 KiB, an element of a vector or queue too. Elements do not cross
 //!   chunks of [`CHUNK`].
-//! * An entry of a map has 116 bytes at most, key and value together.
+//! * An entry of a map has 120 bytes at most: key, value and what aligns them.
 //! * Local memory of one size of objects: 4 GiB, of objects larger than 1 KiB 16 GiB.
 //! * A scope that reaches more than the heap's local memory gets [`Error::ScopeFull`]: open scopes
 //!   in loops.
@@ -136,13 +136,14 @@ mod heap;
 mod homes;
 mod map;
 mod queue;
+mod rooms;
 mod select;
 mod vec;
 
 pub use error::{Error, Result};
 pub use farmem::Transport;
-pub use frames::FarBox;
-pub use heap::{Builder, Heap, Scope};
+pub use frames::{FarBox, Scope};
+pub use heap::{Builder, Heap};
 pub use map::FarHashMap;
 pub use queue::FarQueue;
 pub use select::{Field, Filter, Filtered, Number, Summary};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! hash: | directory index: top bits | … | tag: 7 bits |
-//! directory ─► bucket: far, 512 bytes: | 32 tags | keys | values |    tag 0: free
+//! directory ─► bucket: far, 512 bytes: | 32 tags | entry: key, value | entry | …    tag 0: free
 //! ```
 //!
 //! *Extendible hashing* (Fagin and others, 1979). A bucket that is full is split in two by one more
@@ -39,8 +39,8 @@ const NONE: u32 = u32::MAX;
 #[repr(C, align(16))]
 struct Bytes([u8; BUCKET]);
 
-struct Bucket {
-    bytes: FarBox<Bytes>,
+/// What is known of a bucket here. A lookup that finds its key does without it.
+struct Note {
     /// Bits of the hash that all its entries share.
     bits: u8,
     /// Entries.
@@ -56,7 +56,9 @@ struct Bucket {
 pub struct FarHashMap<K: Far + Eq + Hash, V: Far, S = RandomState> {
     directory: Vec<u32>,
     bits: u32,
-    buckets: Vec<Bucket>,
+    buckets: Vec<FarBox<Bytes>>,
+    /// Of each bucket.
+    notes: Vec<Note>,
     len: usize,
     heap: Heap,
     hasher: S,
@@ -79,16 +81,30 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         let (key, value) = (size_of::<K>(), size_of::<V>());
         assert!(key > 0 && value > 0, "keys and values of a FarHashMap have at least one byte");
         assert!(align_of::<K>() <= 16 && align_of::<V>() <= 16);
-        let fit = (BUCKET - TAGS - 16) / (key + value);
-        assert!(fit >= 4, "an entry of a FarHashMap has 116 bytes at most: keep larger values in a FarVec");
+        let fit = (BUCKET - TAGS) / Self::ENTRY;
+        assert!(fit >= 4, "an entry of a FarHashMap has 120 bytes at most: keep larger values in a FarVec");
         if fit < TAGS { fit } else { TAGS }
     };
-    /// Where the values begin.
-    const VALUES: usize = (TAGS + Self::SLOTS * size_of::<K>()).next_multiple_of(align_of::<V>());
+    /// Where an entry's value begins.
+    const VALUE: usize = size_of::<K>().next_multiple_of(align_of::<V>());
+    /// Bytes of an entry. Its key and its value mostly share a line of the CPU's cache.
+    const ENTRY: usize = {
+        let align = if align_of::<K>() > align_of::<V>() { align_of::<K>() } else { align_of::<V>() };
+        (Self::VALUE + size_of::<V>()).next_multiple_of(align)
+    };
 
     /// An empty map with another way of hashing.
     pub fn with_hasher(heap: Heap, hasher: S) -> FarHashMap<K, V, S> {
-        FarHashMap { directory: Vec::new(), bits: 0, buckets: Vec::new(), len: 0, heap, hasher, entries: PhantomData }
+        FarHashMap {
+            directory: Vec::new(),
+            bits: 0,
+            buckets: Vec::new(),
+            notes: Vec::new(),
+            len: 0,
+            heap,
+            hasher,
+            entries: PhantomData,
+        }
     }
 
     /// Entries.
@@ -102,13 +118,30 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     }
 
     #[inline]
-    fn keys(bytes: &Bytes) -> &[K] {
-        slice(&bytes.0[TAGS..TAGS + Self::SLOTS * size_of::<K>()])
+    fn key(bytes: &Bytes, slot: usize) -> &K {
+        let at = TAGS + slot * Self::ENTRY;
+        &slice(&bytes.0[at..at + size_of::<K>()])[0]
     }
 
     #[inline]
-    fn values(bytes: &Bytes) -> &[V] {
-        slice(&bytes.0[Self::VALUES..Self::VALUES + Self::SLOTS * size_of::<V>()])
+    fn value(bytes: &Bytes, slot: usize) -> &V {
+        let at = TAGS + slot * Self::ENTRY + Self::VALUE;
+        &slice(&bytes.0[at..at + size_of::<V>()])[0]
+    }
+
+    #[inline]
+    fn value_mut(bytes: &mut Bytes, slot: usize) -> &mut V {
+        let at = TAGS + slot * Self::ENTRY + Self::VALUE;
+        &mut slice_mut(&mut bytes.0[at..at + size_of::<V>()])[0]
+    }
+
+    /// Puts an entry into the first free slot, of which there is one.
+    fn place(bytes: &mut Bytes, hash: u64, key: &K, value: V) {
+        let Some(slot) = bytes.0[..TAGS].iter().position(|&tag| tag == 0) else { return };
+        let at = TAGS + slot * Self::ENTRY;
+        bytes.0[at..at + size_of::<K>()].copy_from_slice(key.as_bytes());
+        *Self::value_mut(bytes, slot) = value;
+        bytes.0[slot] = tag(hash);
     }
 
     /// The first bucket for a hash. `None`: there is no bucket yet.
@@ -120,7 +153,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     /// The slot of a key in a bucket.
     #[inline]
     fn slot(bytes: &Bytes, hash: u64, key: &K) -> Option<usize> {
-        let (wanted, keys) = (u64::from(tag(hash)) * LOW, Self::keys(bytes));
+        let wanted = u64::from(tag(hash)) * LOW;
         for (nth, eight) in bytes.0[..TAGS].chunks_exact(8).enumerate() {
             let differs = u64::from_le_bytes(eight.try_into().unwrap_or_default()) ^ wanted;
             // A bit for each byte that is zero, and at times for one behind such a byte: the key
@@ -128,7 +161,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
             let mut alike = differs.wrapping_sub(LOW) & !differs & (LOW << 7);
             while alike != 0 {
                 let slot = 8 * nth + alike.trailing_zeros() as usize / 8;
-                if bytes.0[slot] == tag(hash) && keys.get(slot) == Some(key) {
+                if bytes.0[slot] == tag(hash) && slot < Self::SLOTS && Self::key(bytes, slot) == key {
                     return Some(slot);
                 }
                 alike &= alike - 1;
@@ -141,7 +174,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     fn find(&self, hash: u64, key: &K, scope: &Scope) -> Result<Option<Slot>> {
         let mut at = self.first(hash);
         while let Some(bucket) = at {
-            if let Some(slot) = Self::slot(self.buckets[bucket].bytes.get(scope)?, hash, key) {
+            if let Some(slot) = Self::slot(self.buckets[bucket].get(scope)?, hash, key) {
                 return Ok(Some((bucket, slot)));
             }
             at = self.after(bucket);
@@ -151,7 +184,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
 
     #[inline]
     fn after(&self, bucket: usize) -> Option<usize> {
-        let next = self.buckets[bucket].next;
+        let next = self.notes[bucket].next;
         (next != NONE).then_some(next as usize)
     }
 
@@ -168,9 +201,9 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     fn get_hashed<'a>(&'a self, hash: u64, key: &K, scope: &'a Scope) -> Result<Option<&'a V>> {
         let mut at = self.first(hash);
         while let Some(bucket) = at {
-            let bytes = self.buckets[bucket].bytes.get(scope)?;
+            let bytes = self.buckets[bucket].get(scope)?;
             if let Some(slot) = Self::slot(bytes, hash, key) {
-                return Ok(Some(&Self::values(bytes)[slot]));
+                return Ok(Some(Self::value(bytes, slot)));
             }
             at = self.after(bucket);
         }
@@ -184,8 +217,8 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     pub fn get_mut<'a>(&'a mut self, key: &K, scope: &'a Scope) -> Result<Option<&'a mut V>> {
         let hash = self.hasher.hash_one(key);
         let Some((bucket, slot)) = self.find(hash, key, scope)? else { return Ok(None) };
-        let bytes = self.buckets[bucket].bytes.get_mut(scope)?;
-        Ok(Some(value_mut::<V>(bytes, Self::VALUES, slot)))
+        let bytes = self.buckets[bucket].get_mut(scope)?;
+        Ok(Some(Self::value_mut(bytes, slot)))
     }
 
     /// Whether a key is there.
@@ -206,7 +239,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         scope.is_of(&self.heap)?;
         let hashes: Vec<u64> = keys.iter().map(|key| self.hasher.hash_one(key)).collect();
         let first = hashes.iter().filter_map(|&hash| self.first(hash));
-        let boxes: Vec<&FarBox<Bytes>> = first.map(|bucket| &self.buckets[bucket].bytes).collect();
+        let boxes: Vec<&FarBox<Bytes>> = first.map(|bucket| &self.buckets[bucket]).collect();
         self.heap.inner.load_all(&boxes, scope.mark())?;
         keys.iter().zip(hashes).map(|(key, hash)| self.get_hashed(hash, key, scope)).collect()
     }
@@ -221,11 +254,11 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         loop {
             let scope = heap.scope();
             if let Some((bucket, slot)) = self.find(hash, &key, &scope)? {
-                let old = value_mut::<V>(self.buckets[bucket].bytes.get_mut(&scope)?, Self::VALUES, slot);
+                let old = Self::value_mut(self.buckets[bucket].get_mut(&scope)?, slot);
                 return Ok(Some(std::mem::replace(old, value)));
             }
             let mut at = self.first(hash);
-            while let Some(bucket) = at.filter(|&bucket| self.buckets[bucket].len as usize == Self::SLOTS) {
+            while let Some(bucket) = at.filter(|&bucket| self.notes[bucket].len as usize == Self::SLOTS) {
                 at = self.after(bucket);
             }
             if let Some(bucket) = at {
@@ -240,21 +273,26 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
 
     /// Puts an entry into a bucket with room.
     fn put(&mut self, bucket: usize, hash: u64, key: K, value: V, scope: &Scope) -> Result<()> {
-        let bytes = self.buckets[bucket].bytes.get_mut(scope)?;
-        place(bytes, Self::VALUES, hash, key, value);
-        self.buckets[bucket].len += 1;
+        let bytes = self.buckets[bucket].get_mut(scope)?;
+        Self::place(bytes, hash, &key, value);
+        self.notes[bucket].len += 1;
         Ok(())
+    }
+
+    fn add(&mut self, bytes: FarBox<Bytes>, bits: u8, len: u8) {
+        self.buckets.push(bytes);
+        self.notes.push(Note { bits, len, next: NONE });
     }
 
     /// Makes room for one more entry with this hash, or comes nearer to that.
     fn grow(&mut self, hash: u64) -> Result<()> {
         let Some(first) = self.first(hash) else {
             let bytes = self.heap.alloc(&Bytes([0; BUCKET]))?;
-            self.buckets.push(Bucket { bytes, bits: 0, len: 0, next: NONE });
+            self.add(bytes, 0, 0);
             self.directory = vec![0];
             return Ok(());
         };
-        let bits = u32::from(self.buckets[first].bits);
+        let bits = u32::from(self.notes[first].bits);
         let most = (self.buckets.len().ilog2() + SPREAD).min(MOST_BITS);
         if self.after(first).is_none() && bits < most {
             return self.split(first, hash, bits);
@@ -264,26 +302,26 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         while let Some(next) = self.after(last) {
             last = next;
         }
-        self.buckets[last].next = self.buckets.len() as u32;
-        self.buckets.push(Bucket { bytes, bits: bits as u8, len: 0, next: NONE });
+        self.notes[last].next = self.buckets.len() as u32;
+        self.add(bytes, bits as u8, 0);
         Ok(())
     }
 
     /// Splits a bucket by one more bit of the hash.
     fn split(&mut self, bucket: usize, hash: u64, bits: u32) -> Result<()> {
-        let old = self.buckets[bucket].bytes.read()?;
+        let old = self.buckets[bucket].read()?;
         let mut halves = [Bytes([0; BUCKET]), Bytes([0; BUCKET])];
         let mut lens = [0u8; 2];
         for slot in (0..Self::SLOTS).filter(|&slot| old.0[slot] != 0) {
-            let (key, value) = (copied::<K>(Self::keys(&old)[slot].as_bytes()), &Self::values(&old)[slot]);
-            let of_it = self.hasher.hash_one(&key);
+            let (key, value) = (Self::key(&old, slot), Self::value(&old, slot));
+            let of_it = self.hasher.hash_one(key);
             let half = (of_it >> (63 - bits) & 1) as usize;
-            place(&mut halves[half], Self::VALUES, of_it, key, copied::<V>(value.as_bytes()));
+            Self::place(&mut halves[half], of_it, key, copied::<V>(value.as_bytes()));
             lens[half] += 1;
         }
         let [low, high] = halves;
         let fresh = self.heap.alloc(&high)?;
-        self.buckets[bucket].bytes.set(&low)?;
+        self.buckets[bucket].set(&low)?;
         if bits == self.bits {
             self.directory = self.directory.iter().flat_map(|&bucket| [bucket; 2]).collect();
             self.bits += 1;
@@ -293,8 +331,8 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         let from = index(hash, bits) * entries;
         self.directory[from + entries / 2..from + entries].fill(number);
         let bits = bits as u8 + 1;
-        (self.buckets[bucket].bits, self.buckets[bucket].len) = (bits, lens[0]);
-        self.buckets.push(Bucket { bytes: fresh, bits, len: lens[1], next: NONE });
+        (self.notes[bucket].bits, self.notes[bucket].len) = (bits, lens[0]);
+        self.add(fresh, bits, lens[1]);
         Ok(())
     }
 
@@ -305,10 +343,10 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     pub fn remove(&mut self, key: &K) -> Result<Option<V>> {
         let (hash, scope) = (self.hasher.hash_one(key), self.heap.scope());
         let Some((bucket, slot)) = self.find(hash, key, &scope)? else { return Ok(None) };
-        let bytes = self.buckets[bucket].bytes.get_mut(&scope)?;
+        let bytes = self.buckets[bucket].get_mut(&scope)?;
         bytes.0[slot] = 0;
-        let value = copied(Self::values(bytes)[slot].as_bytes());
-        self.buckets[bucket].len -= 1;
+        let value = copied(Self::value(bytes, slot).as_bytes());
+        self.notes[bucket].len -= 1;
         self.len -= 1;
         Ok(Some(value))
     }
@@ -317,6 +355,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     pub fn clear(&mut self) {
         self.directory.clear();
         self.buckets.clear();
+        self.notes.clear();
         (self.bits, self.len) = (0, 0);
     }
 
@@ -327,14 +366,14 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     pub fn scan(&self, mut visit: impl FnMut(&K, &V)) -> Result<()> {
         let mut ahead = Ahead::new(&self.heap, AHEAD);
         for (number, bucket) in self.buckets.iter().enumerate() {
-            ahead.go(number, self.buckets.len(), |n| &self.buckets[n].bytes);
+            ahead.go(number, self.buckets.len(), |n| &self.buckets[n]);
             let scope = self.heap.scope();
-            let bytes = bucket.bytes.get(&scope)?;
+            let bytes = bucket.get(&scope)?;
             for slot in (0..Self::SLOTS).filter(|&slot| bytes.0[slot] != 0) {
-                visit(&Self::keys(bytes)[slot], &Self::values(bytes)[slot]);
+                visit(Self::key(bytes, slot), Self::value(bytes, slot));
             }
             drop(scope);
-            ahead.seen(&bucket.bytes);
+            ahead.seen(bucket);
         }
         Ok(())
     }
@@ -343,14 +382,14 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     pub fn iter(&self) -> impl Iterator<Item = Result<(K, V)>> {
         let mut ahead = Ahead::new(&self.heap, AHEAD);
         (0..self.buckets.len()).flat_map(move |number| {
-            ahead.go(number, self.buckets.len(), |n| &self.buckets[n].bytes);
-            let read = self.buckets[number].bytes.read();
-            ahead.seen(&self.buckets[number].bytes);
+            ahead.go(number, self.buckets.len(), |n| &self.buckets[n]);
+            let read = self.buckets[number].read();
+            ahead.seen(&self.buckets[number]);
             match read {
                 Ok(bytes) => {
                     let used = (0..Self::SLOTS).filter(|&slot| bytes.0[slot] != 0);
                     let entry = |slot: usize| {
-                        let (key, value) = (&Self::keys(&bytes)[slot], &Self::values(&bytes)[slot]);
+                        let (key, value) = (Self::key(&bytes, slot), Self::value(&bytes, slot));
                         Ok((copied(key.as_bytes()), copied(value.as_bytes())))
                     };
                     used.map(entry).collect::<Vec<_>>()
@@ -372,21 +411,6 @@ fn tag(hash: u64) -> u8 {
 #[inline]
 fn index(hash: u64, bits: u32) -> usize {
     (hash >> 1 >> (63 - bits)) as usize
-}
-
-#[inline]
-fn value_mut<V: Far>(bytes: &mut Bytes, values: usize, slot: usize) -> &mut V {
-    let at = values + slot * size_of::<V>();
-    &mut slice_mut(&mut bytes.0[at..at + size_of::<V>()])[0]
-}
-
-/// Puts an entry into the first free slot, of which there is one.
-fn place<K: Far, V: Far>(bytes: &mut Bytes, values: usize, hash: u64, key: K, value: V) {
-    let Some(slot) = bytes.0[..TAGS].iter().position(|&tag| tag == 0) else { return };
-    let at = TAGS + slot * size_of::<K>();
-    bytes.0[at..at + size_of::<K>()].copy_from_slice(key.as_bytes());
-    *value_mut(bytes, values, slot) = value;
-    bytes.0[slot] = tag(hash);
 }
 
 impl<K: Far + Eq + Hash, V: Far, S> std::fmt::Debug for FarHashMap<K, V, S> {

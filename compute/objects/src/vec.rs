@@ -181,9 +181,10 @@ impl<'a> Ahead<'a> {
     /// The reader comes to object `now` of `len`. Objects are asked for by the half of what may be
     /// under way.
     pub fn go<T: Far>(&mut self, now: usize, len: usize, of: impl Fn(usize) -> &'a FarBox<T>) {
-        let most = self.heap.inner.ahead(FarBox::<T>::CLASS, self.most);
         self.asked = self.asked.max(now);
-        if self.asked < len && self.asked - now <= most / 2 {
+        if self.asked < len && self.asked - now <= self.most / 2 {
+            let most = self.heap.inner.ahead(FarBox::<T>::CLASS, self.most);
+            self.most = most;
             let until = len.min(now + most);
             let boxes: Vec<&FarBox<T>> = (self.asked..until).map(of).collect();
             self.heap.prefetch(&boxes);

@@ -1,0 +1,174 @@
+//! The free frames of each size class, by segments. Pure.
+//!
+//! A class takes frames from the segment that it took from last. A segment of which all frames are
+//! free is known at once: another class may have it.
+
+use crate::class::{CLASSES, Class};
+
+/// Frames of one class.
+pub struct Room {
+    class: Class,
+    /// By number: free frames of a segment, of which the last is taken first. `None`: it was given
+    /// back.
+    segments: Vec<Option<Vec<u16>>>,
+    /// Numbers of its segments, in the order in which the hand goes.
+    order: Vec<usize>,
+    /// Numbers of segments with a free frame.
+    roomy: Vec<usize>,
+    /// Numbers that were given back.
+    spare: Vec<usize>,
+    free: usize,
+    /// Segments of which all frames are free.
+    empty: usize,
+    /// Where the hand is: a place in `order`, and a frame.
+    hand: (usize, usize),
+    /// Bytes that left since the last look.
+    pub gone: usize,
+}
+
+impl Room {
+    fn new(class: Class) -> Room {
+        Room {
+            class,
+            segments: Vec::new(),
+            order: Vec::new(),
+            roomy: Vec::new(),
+            spare: Vec::new(),
+            free: 0,
+            empty: 0,
+            hand: (0, 0),
+            gone: 0,
+        }
+    }
+
+    pub fn of_all() -> [Room; CLASSES] {
+        std::array::from_fn(|index| Room::new(Class::new(index)))
+    }
+
+    /// Free frames.
+    pub fn free(&self) -> usize {
+        self.free
+    }
+
+    /// Segments.
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// The number of its nth segment.
+    pub fn segment(&self, nth: usize) -> usize {
+        self.order[nth]
+    }
+
+    /// A segment with nothing in it, if there is one beside the last segment.
+    pub fn spare_segment(&self) -> Option<usize> {
+        if self.empty == 0 || self.order.len() < 2 {
+            return None;
+        }
+        let is_empty = |&nth: &usize| {
+            let free = self.segments[self.order[nth]].as_ref().map_or(0, Vec::len);
+            free == self.class.frames()
+        };
+        (0..self.order.len()).rev().find(is_empty)
+    }
+
+    /// Takes a free frame: its segment and its number there.
+    #[inline]
+    pub fn take(&mut self) -> Option<(usize, usize)> {
+        let number = *self.roomy.last()?;
+        let segment = self.segments[number].as_mut()?;
+        self.empty -= usize::from(segment.len() == self.class.frames());
+        let frame = segment.pop()?;
+        if segment.is_empty() {
+            self.roomy.pop();
+        }
+        self.free -= 1;
+        Some((number, usize::from(frame)))
+    }
+
+    /// A frame is free.
+    #[inline]
+    pub fn give(&mut self, (number, frame): (usize, usize)) {
+        let Some(segment) = &mut self.segments[number] else { return };
+        if segment.is_empty() {
+            self.roomy.push(number);
+        }
+        segment.push(frame as u16);
+        self.free += 1;
+        self.empty += usize::from(segment.len() == self.class.frames());
+    }
+
+    /// One segment more.
+    pub fn add(&mut self) {
+        let number = self.spare.pop().unwrap_or(self.segments.len());
+        self.segments.resize_with(self.segments.len().max(number + 1), || None);
+        // The lowest is taken first.
+        let free: Vec<u16> = (0..self.class.frames() as u16).rev().collect();
+        self.free += free.len();
+        self.empty += 1;
+        self.segments[number] = Some(free);
+        self.order.push(number);
+        self.roomy.push(number);
+    }
+
+    /// Its nth segment goes. Nothing is in it.
+    pub fn remove(&mut self, nth: usize) {
+        let number = self.order.swap_remove(nth);
+        if let Some(segment) = self.segments[number].take() {
+            self.free -= segment.len();
+            self.empty -= usize::from(segment.len() == self.class.frames());
+        }
+        self.roomy.retain(|&other| other != number);
+        self.spare.push(number);
+        self.hand = (0, 0);
+    }
+
+    /// The frame to which the hand comes next: its segment, and its number there.
+    #[inline]
+    pub fn step(&mut self) -> (usize, usize) {
+        let (nth, frame) = self.hand;
+        self.hand = match frame + 1 < self.class.frames() {
+            true => (nth, frame + 1),
+            false if nth + 1 < self.order.len() => (nth + 1, 0),
+            false => (0, 0),
+        };
+        (self.order[nth], frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_of_which_all_is_free_are_known() {
+        let class = Class::of(4096);
+        let mut room = Room::new(class);
+        (0..3).for_each(|_| room.add());
+        assert_eq!((room.len(), room.free(), room.spare_segment()), (3, 3 * class.frames(), Some(2)));
+        let taken: Vec<_> = std::iter::from_fn(|| room.take()).collect();
+        assert_eq!((taken.len(), room.spare_segment(), room.take()), (3 * class.frames(), None, None));
+        let (some, rest): (Vec<_>, Vec<_>) = taken.into_iter().partition(|&(segment, _)| segment == 1);
+        some.into_iter().for_each(|at| room.give(at));
+        assert_eq!((room.spare_segment(), room.free()), (Some(1), class.frames()));
+        room.remove(1);
+        assert_eq!((room.len(), room.free(), room.take()), (2, 0, None));
+        rest.into_iter().for_each(|at| room.give(at));
+        assert_eq!(room.free(), 2 * class.frames());
+        room.add();
+        assert_eq!((room.len(), room.segment(2), room.free()), (3, 1, 3 * class.frames()));
+        // The last segment is kept.
+        (0..2).for_each(|_| room.remove(0));
+        assert_eq!((room.len(), room.spare_segment()), (1, None));
+    }
+
+    #[test]
+    fn the_hand_comes_to_each_frame() {
+        let mut room = Room::new(Class::of(1024));
+        (0..2).for_each(|_| room.add());
+        let each = Class::of(1024).frames();
+        let steps: Vec<_> = (0..2 * each).map(|_| room.step()).collect();
+        assert_eq!((steps[0], steps[each], steps[2 * each - 1]), ((0, 0), (1, 0), (1, each - 1)));
+        assert_eq!(room.step(), (0, 0));
+    }
+}
