@@ -9,7 +9,7 @@
  *
  * The program is one front end of the store, beside others and beside `farmem kv`. Each operation on one
  * key is linearizable among all of them. Keys and values are bytes. A key and its value have 2 097 048 bytes
- * together at most.
+ * together at most. A block has 256 MiB, and its key 4096 bytes.
  *
  * Any number of threads may use a store at once. A child of fork opens a store of its own.
  * Functions return FARMEM_STORE_OK or an error, and describe an error in `why`, which may be NULL.
@@ -78,7 +78,13 @@ enum {
     FARMEM_STORE_PUT_NEW = 3, /* … if there is no such key */
     FARMEM_STORE_REMOVE = 4,
     FARMEM_STORE_LOOK = 5,    /* whether there is such a key; its bytes and its end */
-    FARMEM_STORE_EXPIRE = 6   /* changes its end */
+    FARMEM_STORE_EXPIRE = 6,  /* changes its end */
+    /* Blocks: large values that are written once. Their keys are apart from the others. */
+    FARMEM_STORE_GET_BLOCK = 7,
+    FARMEM_STORE_PUT_BLOCK = 8, /* if there is no such block */
+    FARMEM_STORE_REMOVE_BLOCK = 9,
+    FARMEM_STORE_LOOK_BLOCK = 10,
+    FARMEM_STORE_PIN_BLOCK = 11 /* keeps it from being evicted until expires_ms; 0: no longer */
 };
 
 struct farmem_store_op {
@@ -89,7 +95,7 @@ struct farmem_store_op {
     void *value; /* of PUTs only read */
     size_t value_bytes;
     size_t found_bytes;  /* set by GET, LOOK: bytes of the value */
-    uint64_t expires_ms; /* milliseconds since 1970, 0: never. Given to PUT, EXPIRE; set by GET, LOOK */
+    uint64_t expires_ms; /* milliseconds since 1970, 0: never. Given to PUT, EXPIRE, PIN; set by GET, LOOK */
 };
 
 /* Carries out n operations side by side, in the time of one; those on one key in any order. An error of one of them is in

@@ -7,6 +7,7 @@ from farmem.hints import _Buffer
 
 OK, ABSENT, PRESENT, SMALL = 0, 1, 2, 3
 GET, PUT, PUT_NEW, REMOVE, LOOK, EXPIRE = 1, 2, 3, 4, 5, 6
+GET_BLOCK, PUT_BLOCK, REMOVE_BLOCK, LOOK_BLOCK, PIN_BLOCK = 7, 8, 9, 10, 11
 
 
 class Error(ctypes.Structure):

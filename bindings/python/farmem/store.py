@@ -175,11 +175,13 @@ class Store(MutableMapping):
             op.what, op.key, op.key_bytes, op.expires_ms = what, key, len(key), expires
         return ops
 
-    def _checked(self, ops):
-        """Carries out many; raises the first one's error."""
+    def _checked(self, ops, allocated=False):
+        """Carries out many; raises the first one's error. `allocated`: values that are found are the library's memory."""
         why = self._do(ops, len(ops))
         if any(op.status < 0 for op in ops):
-            _freed(ops)
+            if allocated:
+                for op in ops:
+                    _taken(op)
             raise _failed(why)
         return ops
 
@@ -270,10 +272,8 @@ class Store(MutableMapping):
     def get_into(self, key, buffer):
         """Copies a value to the start of a writable buffer. Returns its bytes; None if there is no such key."""
         with Held(buffer, True) as held:
-            op = self._one(_native.GET, key, held.address or None, held.length)
-            if op.value != (held.address or None):
-                _taken(op)
-            if op.status == _native.SMALL or op.found_bytes > held.length:
+            op = self._one(_native.GET, key, held.address or 1, held.length)
+            if op.status == _native.SMALL:
                 raise ValueError(f"the value has {op.found_bytes} bytes, the buffer {held.length}")
             return op.found_bytes if op.status == _native.OK else None
 
@@ -290,18 +290,23 @@ class Store(MutableMapping):
 
     def get_many(self, keys):
         """Values of keys, None for one that is not there. All are fetched at once."""
-        return [_taken(op) for op in self._checked(self._many(_native.GET, keys))]
+        return [_taken(op) for op in self._checked(self._many(_native.GET, keys), True)]
 
     def put_many(self, items, ttl=None):
         """Stores a mapping, or pairs, key by key and all at once."""
         pairs = list(items.items() if hasattr(items, "items") else items)
-        ops = self._many(_native.PUT, [key for key, _ in pairs], _expires(ttl))
+        self._with_values(_native.PUT, pairs, _expires(ttl), False)
+
+    def _with_values(self, what, pairs, expires, writable):
+        """Carries out many whose values are buffers of the caller's."""
+        ops = self._many(what, [key for key, _ in pairs], expires)
         held = []
         try:
             for op, (_, value) in zip(ops, pairs):
-                held.append(_value(value))
-                op.value, op.value_bytes = held[-1].address, held[-1].length
-            self._checked(ops)
+                held.append(Held(value, True) if writable else _value(value))
+                # An empty buffer has no address; any but 0 says that there is one.
+                op.value, op.value_bytes = held[-1].address or 1, held[-1].length
+            return self._checked(ops)
         finally:
             for one in held:
                 one.__exit__()
@@ -309,6 +314,45 @@ class Store(MutableMapping):
     def remove_many(self, keys):
         """Takes keys out; how many were there."""
         return sum(op.status == _native.OK for op in self._checked(self._many(_native.REMOVE, keys)))
+
+    # Blocks: large values that are written once. Their keys are apart from those of the mapping.
+
+    def put_blocks(self, blocks, ttl=None):
+        """Stores each block of a mapping, or of pairs, if there is none of its key. Returns for each whether it was
+        stored. A block has 256 MiB at most."""
+        pairs = list(blocks.items() if hasattr(blocks, "items") else blocks)
+        ops = self._with_values(_native.PUT_BLOCK, pairs, _expires(ttl), False)
+        return [op.status == _native.OK for op in ops]
+
+    def get_blocks_into(self, buffers):
+        """Copies blocks to the start of writable buffers: a mapping of keys to buffers, or pairs. Returns the bytes of
+        each, None for one that is not there."""
+        pairs = list(buffers.items() if hasattr(buffers, "items") else buffers)
+        ops = self._with_values(_native.GET_BLOCK, pairs, 0, True)
+        for op, (key, _) in zip(ops, pairs):
+            if op.status == _native.SMALL:
+                raise ValueError(f"block {key!r} has {op.found_bytes} bytes, its buffer {op.value_bytes}")
+        return [op.found_bytes if op.status == _native.OK else None for op in ops]
+
+    def get_blocks(self, keys):
+        """Blocks, each as bytes; None for one that is not there."""
+        return [_taken(op) for op in self._checked(self._many(_native.GET_BLOCK, keys), True)]
+
+    def has_blocks(self, keys):
+        """The bytes of each block; None for one that is not there. Reads none of them: one of which a part has been
+        evicted is told only when it is read."""
+        ops = self._checked(self._many(_native.LOOK_BLOCK, keys))
+        return [op.found_bytes if op.status == _native.OK else None for op in ops]
+
+    def remove_blocks(self, keys):
+        """Takes blocks out; how many were there."""
+        return sum(op.status == _native.OK for op in self._checked(self._many(_native.REMOVE_BLOCK, keys)))
+
+    def pin_blocks(self, keys, seconds):
+        """Keeps blocks from being evicted for so long, by any front end; 0: no longer. Returns for each whether it is
+        there, or was pinned. A pin takes the place of the one before."""
+        ops = self._many(_native.PIN_BLOCK, keys, _expires(seconds) if seconds else 0)
+        return [op.status == _native.OK for op in self._checked(ops)]
 
     def scan(self, place=0, count=256):
         """About `count` keys from a place on: (the next place, keys). 0 is the start, and the end."""
@@ -345,9 +389,3 @@ def _taken(op):
     value = ctypes.string_at(op.value, op.found_bytes)
     _native.library.farmem_store_free(op.value)
     return value
-
-
-def _freed(ops):
-    for op in ops:
-        if op.what == _native.GET and op.status == _native.OK:
-            _native.library.farmem_store_free(op.value)

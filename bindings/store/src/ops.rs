@@ -25,6 +25,11 @@ const PUT_NEW: c_int = 3;
 const REMOVE: c_int = 4;
 const LOOK: c_int = 5;
 const EXPIRE: c_int = 6;
+const GET_BLOCK: c_int = 7;
+const PUT_BLOCK: c_int = 8;
+const REMOVE_BLOCK: c_int = 9;
+const LOOK_BLOCK: c_int = 10;
+const PIN_BLOCK: c_int = 11;
 
 /// The caller's bytes.
 ///
@@ -83,6 +88,11 @@ impl RawOp {
             REMOVE => Act::Remove,
             LOOK => Act::Look,
             EXPIRE => Act::Expire { expiry },
+            GET_BLOCK => Act::GetBlock,
+            PUT_BLOCK => Act::PutBlock { block: value()?, expiry },
+            REMOVE_BLOCK => Act::RemoveBlock,
+            LOOK_BLOCK => Act::LookBlock,
+            PIN_BLOCK => Act::PinBlock { until: expiry },
             other => return Err(Problem::invalid(format!("there is no operation {other}"))),
         };
         Ok(Op { key, act })
@@ -115,6 +125,12 @@ impl RawOp {
         match outcome.map_err(|failed| Problem::of(&failed))? {
             // SAFETY: as this function's caller promises.
             Outcome::Found(found) => unsafe { self.take(&[&found], found.expiry()) },
+            // SAFETY: as this function's caller promises.
+            Outcome::Block(block) => unsafe { self.take(&block.parts().collect::<Vec<_>>(), block.expiry()) },
+            Outcome::Length(bytes, expiry) => {
+                (self.found_bytes, self.expires_ms) = (bytes as usize, expiry.unwrap_or(0));
+                Ok(code::OK)
+            }
             Outcome::Done => Ok(code::OK),
             Outcome::Absent => Ok(code::ABSENT),
             Outcome::Present => Ok(code::PRESENT),

@@ -72,6 +72,19 @@ fn a_python_program_has_a_store() {
     }
 }
 
+#[test]
+fn python_puts_blocks_and_lmcache_misses_in_place_of_errors() {
+    let node = node("blocks");
+    let mut python = Command::new("/usr/bin/python3");
+    python
+        .env("PYTHONPATH", here("../python"))
+        .env("FARMEM_STORE_LIBRARY", library())
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    python.arg(here("tests/sources/blocks.py")).arg(node.addresses()[0].to_string());
+    let said = ran(python.arg("127.0.0.1:1"));
+    assert!(said.ends_with("all of it\n"), "{said}");
+}
+
 /// As users install it: pip makes a wheel from the tree, and the program of the front page runs.
 #[test]
 fn pip_installs_it() {

@@ -1,6 +1,7 @@
 //! Many operations of the library at once: their verbs travel together, so a batch takes the round
 //! trips of one.
 
+use crate::blocks::{self, Block};
 use crate::embedded::{Bytes, Store};
 use crate::object::{Object, Type, Value};
 use crate::serve::Failed;
@@ -53,6 +54,24 @@ pub enum Act {
         /// In milliseconds since 1970; `None`: never.
         expiry: Option<u64>,
     },
+    /// Reads a block: [`Outcome::Block`] or [`Outcome::Absent`].
+    GetBlock,
+    /// Stores a block if there is none of this key: [`Outcome::Done`] or [`Outcome::Present`].
+    PutBlock {
+        /// The bytes.
+        block: Vec<u8>,
+        /// When it ends, in milliseconds since 1970.
+        expiry: Option<u64>,
+    },
+    /// Takes a block out: [`Outcome::Done`] or [`Outcome::Absent`].
+    RemoveBlock,
+    /// Whether there is such a block: [`Outcome::Length`] or [`Outcome::Absent`].
+    LookBlock,
+    /// Keeps a block from being evicted: [`Outcome::Done`] or [`Outcome::Absent`].
+    PinBlock {
+        /// Until then, in milliseconds since 1970; `None`: no longer.
+        until: Option<u64>,
+    },
 }
 
 /// What became of an operation.
@@ -66,6 +85,10 @@ pub enum Outcome {
     Absent,
     /// There is such a key already.
     Present,
+    /// The block.
+    Block(Block),
+    /// A block's bytes, and when it ends.
+    Length(u64, Option<u64>),
 }
 
 /// How an operation ends, when it is carried out among others.
@@ -141,10 +164,13 @@ impl Act {
     fn bytes(&self) -> usize {
         match self {
             Act::Put { value, .. } | Act::PutNew { value, .. } => value.len(),
+            Act::PutBlock { block, .. } => block.len(),
+            // As large as blocks usually are at most.
+            Act::GetBlock => 8 << 20,
             // How much comes is not known: half a piece, so that gets of large values are not all
             // under way at once.
             Act::Get | Act::Look => 1 << 18,
-            Act::Remove | Act::Expire { .. } => 0,
+            Act::Remove | Act::Expire { .. } | Act::RemoveBlock | Act::LookBlock | Act::PinBlock { .. } => 0,
         }
     }
 }
@@ -177,6 +203,11 @@ async fn carried_out(store: Rc<store::Store>, io: Io, Op { key, act }: Op) -> En
             };
             store.update(&io, &key, change).await
         }
+        Act::GetBlock => blocks::find(&store, &io, &key).await,
+        Act::PutBlock { block, expiry } => blocks::put(&store, &io, &key, block, expiry).await,
+        Act::RemoveBlock => blocks::remove(&store, &io, &key).await,
+        Act::LookBlock => blocks::look(&store, &io, &key).await,
+        Act::PinBlock { until } => blocks::pin(&store, &io, &key, until).await,
     })
 }
 

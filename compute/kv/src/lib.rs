@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+pub mod blocks;
 pub mod command;
 pub mod drive;
 mod embedded;

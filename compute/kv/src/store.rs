@@ -1,5 +1,6 @@
 //! The shards of all nodes as one store, with keys that end.
 
+use crate::blocks;
 use crate::index::{Found, Inserted, Removed, Trie};
 use crate::layout::{Hash, MAX_DEPTH, ROOT_BITS, SLOTS, Slot, UNIT, word};
 use crate::object::{Object, Type, Value};
@@ -177,6 +178,17 @@ impl Store {
             Removed::Unseen => true,
             Removed::Was(found) => !self.has_ended(&found.object),
         })
+    }
+
+    /// Takes a key out if its object is the one meant; whether it was there. Needs no memory.
+    pub async fn remove_if(&self, io: &Io, key: &[u8], meant: impl Fn(&Object) -> bool) -> Result<bool, Trouble> {
+        let shard = self.shard(key);
+        loop {
+            let Some(found) = shard.find(io, key).await?.filter(|found| meant(&found.object)) else { return Ok(false) };
+            if shard.replace(io, key, &found, None).await? {
+                return Ok(true);
+            }
+        }
     }
 
     /// Changes a key by what it is, as often as it takes for nobody to come between.
@@ -382,14 +394,24 @@ impl Store {
             let sampled = self.sample(io, shard).await?;
             let hot = |object: &Object| shard.cache.borrow().is_hot(object.key(), object.hash());
             let oldest = |object: &&Object| (!self.has_ended(object), hot(object), object.written_s());
-            let Some(victim) = sampled.iter().min_by_key(oldest) else { break };
-            // A sample of nothing but keys in use tells of no idle one: look elsewhere first.
-            if look < SAMPLES / 2 && !self.has_ended(victim) && hot(victim) {
-                continue;
+            let mut sampled: Vec<&Object> = sampled.iter().collect();
+            sampled.sort_by_key(oldest);
+            if sampled.is_empty() {
+                break;
             }
-            if !matches!(shard.remove(io, victim.key()).await?, Removed::Absent) {
-                Store::count(&self.figures.evicted);
-                evicted += 1;
+            for victim in sampled {
+                // A sample of nothing but keys in use tells of no idle one: look elsewhere first.
+                if look < SAMPLES / 2 && !self.has_ended(victim) && hot(victim) {
+                    break;
+                }
+                if blocks::is_pinned(self, io, victim.key()).await? {
+                    continue;
+                }
+                if blocks::evict(self, io, victim.key()).await? {
+                    Store::count(&self.figures.evicted);
+                    evicted += 1;
+                }
+                break;
             }
             if evicted >= 8 {
                 break;

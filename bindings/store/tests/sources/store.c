@@ -63,6 +63,28 @@ static void many_at_once(void) {
     WANT(look.found_bytes == 1 && look.expires_ms == 99999999999999u);
 }
 
+static void blocks(void) {
+    size_t bytes = 3 << 20;
+    char *block = malloc(bytes), *back = calloc(1, bytes);
+    for (size_t n = 0; n < bytes; n++) block[n] = n * 31 + n / 256;
+    struct farmem_store_op put = {FARMEM_STORE_PUT_BLOCK, 0, "b", 1, block, bytes, 0, 0};
+    WANT(farmem_store_do(store, &put, 1, &why) == 0 && put.status == FARMEM_STORE_OK);
+    WANT(farmem_store_do(store, &put, 1, &why) == 0 && put.status == FARMEM_STORE_PRESENT);
+    struct farmem_store_op ops[] = {
+        {FARMEM_STORE_GET_BLOCK, 0, "b", 1, back, bytes, 0, 0},
+        {FARMEM_STORE_GET_BLOCK, 0, "b", 1, NULL, 0, 0, 0},
+        {FARMEM_STORE_LOOK_BLOCK, 0, "b", 1, NULL, 0, 0, 0},
+        {FARMEM_STORE_GET_BLOCK, 0, "none", 4, NULL, 0, 0, 0},
+    };
+    WANT(farmem_store_do(store, ops, 4, &why) == 0 && ops[0].status == 0 && ops[1].status == 0);
+    WANT(memcmp(back, block, bytes) == 0 && memcmp(ops[1].value, block, bytes) == 0);
+    WANT(ops[2].found_bytes == bytes && ops[3].status == FARMEM_STORE_ABSENT && ops[3].value == NULL);
+    farmem_store_free(ops[1].value);
+    free(back), free(block);
+    struct farmem_store_op remove = {FARMEM_STORE_REMOVE_BLOCK, 0, "b", 1, NULL, 0, 0, 0};
+    WANT(farmem_store_do(store, &remove, 1, &why) == 0 && remove.status == 0);
+}
+
 static void refusals(const char *const *nodes) {
     struct farmem_store_op wrong = {99, 0, "k", 1, NULL, 0, 0, 0};
     WANT(farmem_store_do(store, &wrong, 1, &why) == FARMEM_STORE_INVALID && why.code == FARMEM_STORE_INVALID);
@@ -86,6 +108,7 @@ int main(int argc, char **argv) {
     WANT(store != NULL);
     one_at_a_time();
     many_at_once();
+    blocks();
     refusals(nodes);
     pthread_t threads[4];
     int numbers[] = {0, 1, 2, 3};

@@ -1,0 +1,143 @@
+//! Blocks: large values that are written once, in parts; pins and eviction; a lost part.
+
+use farmem_fabric::NodeAddr;
+use farmem_kv::blocks::MAX_BLOCK;
+use farmem_kv::{Act, Clients, Config, Failed, Op, Outcome, Store, Trouble};
+use farmem_memory::Node;
+use std::time::Duration;
+
+fn node(name: &str) -> (Node, String) {
+    let socket = std::env::temp_dir().join(format!("farmem-blocks-{name}-{}.sock", std::process::id()));
+    let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(socket)];
+    let node = Node::start(&farmem_memory::Config::new(4 * (64 << 20), listen)).expect("a node");
+    let address = node.addresses()[0].to_string();
+    (node, address)
+}
+
+fn one(store: &mut Store, key: &str, act: Act) -> Outcome {
+    let op = Op { key: key.as_bytes().to_vec(), act };
+    store.batch(vec![op]).expect("carried out").remove(0).expect("no trouble")
+}
+
+fn put(store: &mut Store, key: &str, block: &[u8]) -> Outcome {
+    one(store, key, Act::PutBlock { block: block.to_vec(), expiry: None })
+}
+
+fn get(store: &mut Store, key: &str) -> Option<Vec<u8>> {
+    match one(store, key, Act::GetBlock) {
+        Outcome::Block(block) => {
+            let bytes: Vec<u8> = block.parts().flatten().copied().collect();
+            assert_eq!(bytes.len(), block.len());
+            Some(bytes)
+        }
+        Outcome::Absent => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn block(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|n| (n * 31 + n / 256 * 7 + seed) as u8).collect()
+}
+
+#[test]
+fn blocks_are_written_once_and_read_whole() {
+    let (_node, address) = node("whole");
+    let mut store = Store::open("blocks", &[&address]).expect("a store");
+    for len in [0, 1, 4096, 4097, 40_000, 64 << 10, 100_000, (1 << 21) - 1, 1 << 21, 5_000_000] {
+        let bytes = block(len, len);
+        let key = format!("of {len}");
+        assert_eq!(one(&mut store, &key, Act::LookBlock), Outcome::Absent);
+        assert_eq!(put(&mut store, &key, &bytes), Outcome::Done, "{len}");
+        assert_eq!(put(&mut store, &key, b"another"), Outcome::Present, "{len}");
+        assert_eq!(one(&mut store, &key, Act::LookBlock), Outcome::Length(len as u64, None));
+        assert!(get(&mut store, &key).is_some_and(|found| found == bytes), "{len}");
+        assert_eq!(one(&mut store, &key, Act::RemoveBlock), Outcome::Done);
+        assert_eq!((get(&mut store, &key), one(&mut store, &key, Act::RemoveBlock)), (None, Outcome::Absent));
+        assert_eq!(store.size().expect("a size"), 0, "{len}: something is left");
+    }
+    let too_large = Op { key: b"k".to_vec(), act: Act::PutBlock { block: vec![0; MAX_BLOCK + 1], expiry: None } };
+    let refused = store.batch(vec![too_large]).expect("carried out").remove(0);
+    assert!(matches!(refused, Err(Failed::Refused(Trouble::TooLarge))), "{refused:?}");
+    // A block that ends, with all of its parts.
+    let ends = Act::PutBlock { block: block(100_000, 1), expiry: Some(1) };
+    assert_eq!((one(&mut store, "ends", ends), get(&mut store, "ends")), (Outcome::Done, None));
+}
+
+#[test]
+fn a_block_without_a_part_is_absent_and_can_be_put_again() {
+    let (_node, address) = node("part");
+    let mut store = Store::open("blocks", &[&address]).expect("a store");
+    let bytes = block(3_000_000, 3);
+    assert_eq!(put(&mut store, "k", &bytes), Outcome::Done);
+    let (keys, _) = store.scan(0, 1000).expect("keys");
+    let part = keys.iter().find(|key| key.starts_with(b"farmem:part:")).expect("a part");
+    assert!(store.remove(part).expect("removed"));
+    assert_eq!((get(&mut store, "k"), store.size().expect("a size")), (None, 0));
+    assert_eq!(put(&mut store, "k", &bytes), Outcome::Done);
+    assert!(get(&mut store, "k").is_some_and(|found| found == bytes));
+    // A client that knows nothing of blocks writes to its key.
+    store.put(b"farmem:block:k", b"nonsense").expect("stored");
+    let found = store.batch(vec![Op { key: b"k".to_vec(), act: Act::GetBlock }]).expect("carried out").remove(0);
+    assert!(matches!(found, Err(Failed::Refused(Trouble::Corrupt))), "{found:?}");
+}
+
+#[test]
+fn of_two_writers_one_wins_and_the_other_leaves_nothing() {
+    let (_node, address) = node("writers");
+    let writes = |seed: usize| {
+        let address = address.clone();
+        move || {
+            let mut store = Store::open("blocks", &[&address]).expect("a store");
+            let won: Vec<bool> =
+                (0..20).map(|n| put(&mut store, &n.to_string(), &block(70_000, seed)) == Outcome::Done).collect();
+            store.close().expect("closed");
+            won
+        }
+    };
+    let [one, two] = [0, 1].map(|seed| std::thread::spawn(writes(seed))).map(|thread| thread.join().expect("written"));
+    let mut store = Store::open("blocks", &[&address]).expect("a store");
+    for n in 0..20 {
+        assert!(one[n] != two[n], "block {n}: {} {}", one[n], two[n]);
+        assert!(get(&mut store, &n.to_string()).is_some_and(|found| found == block(70_000, usize::from(two[n]))));
+        assert_eq!(one_removed(&mut store, n), Outcome::Done);
+    }
+    assert_eq!(store.size().expect("a size"), 0);
+}
+
+fn one_removed(store: &mut Store, n: usize) -> Outcome {
+    one(store, &n.to_string(), Act::RemoveBlock)
+}
+
+#[test]
+fn pinned_blocks_outlast_eviction() {
+    let (_node, address) = node("pins");
+    let config = Config {
+        name: "blocks".into(),
+        nodes: vec![address],
+        transport: farmem::Transport::Auto,
+        trust: farmem::Trust::default(),
+        grace: Duration::from_secs(5),
+        listen: Vec::new(),
+        local: 1 << 20,
+        maxmemory: Some(16 << 20),
+        clients: Clients::default(),
+        metrics: None,
+    };
+    let mut store = Store::open_as(&config).expect("a store");
+    let forever = Act::PinBlock { until: Some(u64::MAX >> 1) };
+    assert_eq!(one(&mut store, "pinned", forever.clone()), Outcome::Absent);
+    assert_eq!(put(&mut store, "pinned", &block(500_000, 0)), Outcome::Done);
+    assert_eq!(one(&mut store, "pinned", forever), Outcome::Done);
+    for n in 0..60 {
+        assert_eq!(put(&mut store, &n.to_string(), &block(500_000, n)), Outcome::Done, "block {n}");
+    }
+    assert!(get(&mut store, "pinned").is_some_and(|found| found == block(500_000, 0)));
+    let left: Vec<usize> =
+        (0..60).filter(|n| one(&mut store, &n.to_string(), Act::LookBlock) != Outcome::Absent).collect();
+    assert!((8..40).contains(&left.len()), "{left:?}");
+    for &n in &left {
+        assert!(get(&mut store, &n.to_string()).is_some_and(|found| found == block(500_000, n)), "half of block {n}");
+    }
+    assert_eq!(one(&mut store, "pinned", Act::PinBlock { until: None }), Outcome::Done);
+    assert_eq!(one(&mut store, "pinned", Act::PinBlock { until: None }), Outcome::Absent);
+}
