@@ -170,6 +170,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         ..config(&name, &options.store)?
     };
     let nodes = config.nodes.join(", ");
+    crate::confined::begin();
     let ready = |at: &[SocketAddr]| {
         for at in at {
             eprintln!("farmem: store {name} on {nodes} is served at {at}");

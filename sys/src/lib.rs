@@ -1,6 +1,7 @@
 //! The unsafe floor of farmem: the kernel's interfaces as typed calls.
 //!
 //! * [`clock`]: time without system calls.
+//! * [`confine`]: a service gives up calls and rights that it does not need.
 //! * [`descriptors`]: descriptors of the runtime's own, beside the program's.
 //! * [`epoll`]: waiting for many descriptors.
 //! * [`errno`]: the meanings of the kernel's error numbers.
@@ -36,6 +37,7 @@
 #[cfg(not(loom))]
 pub mod arena;
 pub mod clock;
+pub mod confine;
 pub mod descriptors;
 pub mod epoll;
 pub mod errno;
