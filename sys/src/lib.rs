@@ -5,6 +5,7 @@
 //! * [`descriptors`]: descriptors of the runtime's own, beside the program's.
 //! * [`epoll`]: waiting for many descriptors.
 //! * [`errno`]: the meanings of the kernel's error numbers.
+//! * [`gcm`]: seals and opens whole pages.
 //! * [`group`]: the memory group (cgroup) of this process.
 //! * [`holdings`]: the memory that a runtime holds for itself, and how much of it is resident.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
@@ -41,6 +42,7 @@ pub mod confine;
 pub mod descriptors;
 pub mod epoll;
 pub mod errno;
+pub mod gcm;
 pub mod group;
 pub mod hold;
 pub mod holdings;
