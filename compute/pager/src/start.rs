@@ -23,7 +23,7 @@ use crate::wake::Background;
 use farmem_cache::Policy;
 use farmem_cache::prefetch::longest_for;
 use farmem_cache::sample::{Rate, Sampled};
-use farmem_pool::{By, Pool};
+use farmem_pool::{By, NoSeal, Pool};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_run::counters;
 use farmem_run::{Dirty, Faults, Feature, Prefetch, RunSpec};
@@ -53,6 +53,9 @@ pub enum StartError {
     /// No usable userfaultfd.
     #[error("{0}")]
     Userfaultfd(OpenError),
+    /// Pages cannot be sealed.
+    #[error("{0}")]
+    Seal(NoSeal),
     /// The kernel refuses the pager's own tables.
     #[error(
         "no address space for the runtime's tables ({0}): they reserve 128 GiB of addresses and take no memory before they are used; raise the limit (ulimit -v, ulimit -d)"
@@ -101,7 +104,7 @@ impl Shares {
 
     /// Pages of the ring that may go by their lines.
     fn logged(&self, spec: &RunSpec) -> usize {
-        if keeps_hashes(spec.dirty) { self.staged as usize } else { 0 }
+        if keeps_hashes(spec.dirty) && !spec.seal { self.staged as usize } else { 0 }
     }
 }
 
@@ -129,6 +132,9 @@ impl Ground {
         let records_all = recorder.is_some() && rate.is_none();
         if records_all {
             spec.dirty = Dirty::Exact;
+        }
+        if spec.seal {
+            pool.begin_sealing().map_err(StartError::Seal)?;
         }
         let uffd = Uffd::open(features(spec.faults)).map_err(StartError::Userfaultfd)?;
         let shares = Shares::of(&spec, &pool);

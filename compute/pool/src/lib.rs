@@ -23,6 +23,8 @@
 //! *Locks.* `changing` is held while nodes change or a slab is published, `slabs` inside it or
 //! alone, and neither while a node is asked for anything. Faults take none.
 //!
+//! *Sealed* (`seal.rs`): pages can leave encrypted, for nodes that are not trusted.
+//!
 //! *Fork* (`fork.rs`): slots that a parent and its child can both reach belong to neither while the
 //! other lives. `docs/design/pool.md` has the reasons.
 
@@ -34,6 +36,7 @@ mod nodes;
 mod paces;
 mod protect;
 mod questions;
+mod seal;
 mod slab;
 
 pub use extent::MAX_SLABS;
@@ -43,6 +46,7 @@ pub use lane::{Done, Lane};
 pub use nodes::{Loss, MAX_NODES, NoPlace, Standing};
 pub use protect::{Lacks, Place};
 pub use questions::By;
+pub use seal::{Altered, NoSeal};
 
 use extent::{Extents, HOMES, Home, State, Word};
 use farmem_fabric::{GrantError, Lost, Session};
@@ -79,6 +83,7 @@ pub struct Pool {
     /// Of random numbers.
     drawn: AtomicU64,
     protection: protect::Protection,
+    sealed: seal::Sealed,
 }
 
 /// What changes with the nodes.
@@ -136,6 +141,7 @@ impl Pool {
             used: AtomicU64::new(0),
             drawn: AtomicU64::new(0),
             protection: Default::default(),
+            sealed: Default::default(),
         };
         for session in sessions {
             pool.add_node(session).unwrap_or_else(|e| panic!("{e}"));
@@ -400,6 +406,7 @@ impl Pool {
         let homes = std::array::from_fn(|home| if there(home) { self.extents.home(word, home) } else { Home::NONE });
         self.extents.publish(index as u32, Word::FREE);
         self.extents.free(word.number());
+        self.forget_marks(index);
         Some(homes)
     }
 
