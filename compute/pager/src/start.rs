@@ -16,6 +16,7 @@ use crate::pins::Pins;
 use crate::record;
 use crate::record::Recorder;
 use crate::room::Room;
+use crate::share::Share;
 use crate::space::Space;
 use crate::table::Table;
 use crate::thread::{Threads, WINDOW};
@@ -199,9 +200,10 @@ fn assemble(&Ground { base, local, changes, out }: &Ground) -> Result<Pager, Err
     let incoming = for_good(Incoming::new(base, local, changes, out, room)?);
     let pins = for_good(Pins::new(base, local, incoming));
     let hints = for_good(Hints::new(base, local, out, room, incoming));
+    let share = for_good(Share::new(base, local, room));
     let space = for_good(Space::new(crate::space::Parts { base, local, changes, out, incoming, pins, hints }));
     let house = for_good(House::new(Parts { base, local, out, incoming, pins, space }));
-    Ok(Pager { base, local, incoming, pins, hints, space, house })
+    Ok(Pager { base, local, incoming, pins, hints, share, space, house })
 }
 
 /// Parts for tests of parts: on a node in this very process.
