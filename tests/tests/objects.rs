@@ -23,7 +23,7 @@ fn objects_and_pages_share_one_limit() -> Result<()> {
     let program = Command::new(orders()?);
     let mut lines = Vec::new();
     for (local, way) in [(4 << 20, "shm"), (4 << 20, "tcp"), (64 << 20, "shm")] {
-        let far = Far::local(&format!("{local}")).with(&["--transport", way]);
+        let far = Far::local(local).with(&["--transport", way]);
         let (said, stats) = far_run(&program, &far, LIMIT)?;
         let said = said.success()?;
         ensure!(said.stdout.starts_with(b"1000000 orders, 125000 by number, "), "{said:?}");
