@@ -30,6 +30,7 @@ pub(crate) const IDENTITY: u64 = 4096;
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) inner: Arc<Inner>,
+    pub(crate) numbers: Option<Arc<[usize]>>,
 }
 
 pub(crate) struct Inner {
@@ -276,6 +277,48 @@ impl Memory {
         }
         let Some(region) = self.inner.region else { panic!("only a region has other openers") };
         Ok(self.inner.shards[node].session().expel(region, tag)?)
+    }
+
+    /// [`Memory::pieces`] of one node, by its number.
+    ///
+    /// # Errors
+    /// As there; [`Error::Nodes`] when there is no such node.
+    pub fn pieces_on(&self, node: usize) -> Result<Vec<Piece>> {
+        self.with_lane(|lane| lane.pieces_on(node))
+    }
+
+    /// Takes the piece of `bytes` bytes at this very place, for protocols that keep one layout at several nodes of a region.
+    /// The node is made larger as far as need be.
+    ///
+    /// # Errors
+    /// [`Error::NotAPiece`]: part of it is taken, or no piece of this size can begin there. Else as
+    /// [`Memory::alloc`].
+    pub fn alloc_at(&self, at: Addr, bytes: u64) -> Result<()> {
+        self.with_lane(|lane| lane.alloc_at(at, bytes))
+    }
+
+    /// Whether a node is there, by its number.
+    ///
+    /// # Errors
+    /// [`Error::Lost`]
+    pub fn check_node(&self, number: usize) -> Result<()> {
+        match self.inner.shards.get(number) {
+            _ if self.inner.is_forked() => Err(Error::Forked),
+            Some(shard) => Ok(shard.session().tend()?),
+            None => Err(Error::Nodes(number)),
+        }
+    }
+
+    /// After [`Error::Lost`]: whether the node's process has certainly ended. Another process may still reach a node that
+    /// was lost by its silence.
+    pub fn has_ended(&self, number: usize) -> bool {
+        self.inner.shards.get(number).is_some_and(|shard| shard.session().has_ended())
+    }
+
+    /// The numbers that the nodes have in their region: not one behind the other if [`Builder::partial`] has left some
+    /// out.
+    pub fn numbers(&self) -> &[usize] {
+        self.numbers.as_deref().map_or(&[], |numbers| numbers)
     }
 
     /// Number of nodes.
