@@ -108,8 +108,8 @@ impl Builder {
         self
     }
 
-    /// Leaves TCP unencrypted although a token is named: bytes can be read and changed on their way.
-    /// Default: false.
+    /// Leaves TCP unencrypted although a token is named: bytes can be read and changed on their
+    /// way. Default: false.
     pub fn plain(mut self, plain: bool) -> Builder {
         self.plain = plain;
         self
@@ -122,8 +122,8 @@ impl Builder {
         self
     }
 
-    /// Whether nodes may be left out that are not there, or do not have the region. Usually not. The region is not made
-    /// then. [`Memory::numbers`] tells which nodes were found.
+    /// Whether nodes may be left out that are not there, or do not have the region. Usually not.
+    /// The region is not made then. [`Memory::numbers`] tells which nodes were found.
     pub fn partial(mut self, partial: bool) -> Builder {
         self.partial = partial;
         self

@@ -252,19 +252,19 @@ impl Memory {
         self.with_lane(|lane| lane.store(at, value))
     }
 
-    /// A random number of 32 bits by which the openers of a region tell one another apart. It is drawn
-    /// when a process connects, and is the same at all nodes.
+    /// A random number of 32 bits by which the openers of a region tell one another apart. It is
+    /// drawn when a process connects, and is the same at all nodes.
     pub fn tag(&self) -> u32 {
         self.inner.tag
     }
 
     /// Takes all rights at a node from the other processes with this [`Memory::tag`] that have this
-    /// memory's region open. Protocols that declare a silent process dead need it: after `true` none
-    /// of its operations takes effect at that node, however early it was posted. They fail with
-    /// [`Error::Lost`].
+    /// memory's region open. Protocols that declare a silent process dead need it: after `true`
+    /// none of its operations takes effect at that node, however early it was posted. They fail
+    /// with [`Error::Lost`].
     ///
-    /// False: one of them has the node's memory mapped (shared memory), and its process still lives.
-    /// Only its end keeps it from writing. Ask again later.
+    /// False: one of them has the node's memory mapped (shared memory), and its process still
+    /// lives. Only its end keeps it from writing. Ask again later.
     ///
     /// # Errors
     /// [`Error::Lost`] if the node is lost.
@@ -287,8 +287,8 @@ impl Memory {
         self.with_lane(|lane| lane.pieces_on(node))
     }
 
-    /// Takes the piece of `bytes` bytes at this very place, for protocols that keep one layout at several nodes of a region.
-    /// The node is made larger as far as need be.
+    /// Takes the piece of `bytes` bytes at this very place, for protocols that keep one layout at
+    /// several nodes of a region. The node is made larger as far as need be.
     ///
     /// # Errors
     /// [`Error::NotAPiece`]: part of it is taken, or no piece of this size can begin there. Else as
@@ -309,14 +309,14 @@ impl Memory {
         }
     }
 
-    /// After [`Error::Lost`]: whether the node's process has certainly ended. Another process may still reach a node that
-    /// was lost by its silence.
+    /// After [`Error::Lost`]: whether the node's process has certainly ended. Another process may
+    /// still reach a node that was lost by its silence.
     pub fn has_ended(&self, number: usize) -> bool {
         self.inner.shards.get(number).is_some_and(|shard| shard.session().has_ended())
     }
 
-    /// The numbers that the nodes have in their region: not one behind the other if [`Builder::partial`] has left some
-    /// out.
+    /// The numbers that the nodes have in their region: not one behind the other if
+    /// [`Builder::partial`] has left some out.
     pub fn numbers(&self) -> &[usize] {
         self.numbers.as_deref().map_or(&[], |numbers| numbers)
     }
@@ -331,8 +331,8 @@ impl Memory {
         self.inner.shards.get(number).map(|shard| shard.session().node())
     }
 
-    /// Whether a node's memory is mapped here: a read or write there is a copy, and posting it early
-    /// gains nothing.
+    /// Whether a node's memory is mapped here: a read or write there is a copy, and posting it
+    /// early gains nothing.
     pub fn is_mapped(&self, number: usize) -> bool {
         self.inner.shards.get(number).is_some_and(|shard| shard.session().is_mapped())
     }

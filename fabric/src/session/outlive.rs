@@ -34,7 +34,8 @@ impl Session {
         self.member.check().err()
     }
 
-    /// After a loss: whether the node's process has certainly ended. A silent node may come back, and others may reach it.
+    /// After a loss: whether the node's process has certainly ended. A silent node may come back,
+    /// and others may reach it.
     pub fn has_ended(&self) -> bool {
         self.member.is_lost.load(Ordering::Acquire) && self.member.ended.load(Ordering::Acquire)
     }
