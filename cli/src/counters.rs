@@ -105,10 +105,6 @@ plain_counters! {
     local_bytes,
     /// … at most.
     local_peak,
-    /// … of far objects.
-    objects_bytes,
-    /// … at most.
-    objects_peak,
     /// Bytes in far slots now.
     far_bytes,
     /// … at most.
@@ -121,6 +117,10 @@ plain_counters! {
     single_bytes,
     /// Far memory of which both copies are in one failure domain, now.
     together_bytes,
+    /// Bytes copied by repair.
+    repaired_bytes,
+    /// Processes whose repair is slowed down, now.
+    repair_slowed,
 }
 
 impl Counts {

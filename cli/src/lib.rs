@@ -24,7 +24,6 @@
 //! it was built with.
 
 mod agent;
-mod confined;
 mod counters;
 mod demo;
 pub mod failure;

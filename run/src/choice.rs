@@ -88,12 +88,15 @@ pub enum Protect {
     None,
     /// Two copies, at different nodes.
     Mirror,
+    /// A copy in a file on this host.
+    Disk,
 }
 
 impl Choice for Protect {
     const ALL: &'static [(Protect, &'static str, &'static str)] = &[
         (Protect::None, "none", "One copy of each page"),
         (Protect::Mirror, "mirror", "Two copies, at different nodes"),
+        (Protect::Disk, "disk", "A copy in a file on this host: disk=DIR says where"),
     ];
 }
 

@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a counters file: `farmem` and the layout's version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x0b");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x0a");
 /// Process slots in a counters file.
 pub const PROCESSES: usize = 64;
 /// Words of the text of a run's nodes: room for 64 with domains of 40 bytes.
@@ -219,10 +219,6 @@ pub struct Process {
     pub local_bytes: AtomicU64,
     /// Peak of `local_bytes`.
     pub local_peak: AtomicU64,
-    /// Level: of `local_bytes`, what far objects of the program hold.
-    pub objects_bytes: AtomicU64,
-    /// Peak of `objects_bytes`.
-    pub objects_peak: AtomicU64,
     /// Level: bytes held in far slots.
     pub far_bytes: AtomicU64,
     /// Peak of `far_bytes`.
@@ -235,6 +231,10 @@ pub struct Process {
     pub single_bytes: AtomicU64,
     /// Level: far memory of which both copies are in one failure domain, in whole slabs, bytes.
     pub together_bytes: AtomicU64,
+    /// Bytes that repair has copied.
+    pub repaired_bytes: AtomicU64,
+    /// Level: 1 while repair copies slower than it could, because fetches take longer.
+    pub repair_slowed: AtomicU64,
     /// Latency of demand faults, in ns.
     pub latency: Histogram,
 }
@@ -243,6 +243,13 @@ pub struct Process {
 #[repr(C)]
 pub struct Histogram {
     buckets: [AtomicU64; 160],
+}
+
+impl Default for Histogram {
+    /// Nothing was counted.
+    fn default() -> Histogram {
+        Histogram { buckets: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
 }
 
 impl Histogram {

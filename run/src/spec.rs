@@ -37,6 +37,8 @@ pub struct RunSpec {
     pub changes: bool,
     /// How its far memory is protected.
     pub protect: Protect,
+    /// Where the file is that has copies of pages, if one has: a directory.
+    pub disk: Option<String>,
     /// How bytes move.
     pub transport: Transport,
     /// How long a cut connection may take to come back. Whole milliseconds.
@@ -59,8 +61,6 @@ pub struct RunSpec {
     pub token: Option<String>,
     /// With a token, too, its bytes go over TCP as they are.
     pub plain: bool,
-    /// Its nodes are not trusted: pages leave sealed.
-    pub seal: bool,
     /// Where faults are counted by place, if they are.
     pub sites: Option<String>,
     /// Record a sample of the pages only, and keep all others local.
@@ -78,6 +78,7 @@ impl Default for RunSpec {
             relayed: false,
             changes: false,
             protect: Protect::None,
+            disk: None,
             transport: Transport::Auto,
             grace: Duration::from_secs(5),
             shape: None,
@@ -89,7 +90,6 @@ impl Default for RunSpec {
             trace: None,
             token: None,
             plain: false,
-            seal: false,
             sites: None,
             sample: false,
         }
@@ -150,8 +150,8 @@ impl RunSpec {
             ("mask", self.mask.to_string()),
             ("sample", flag(self.sample)),
             ("plain", flag(self.plain)),
-            ("seal", flag(self.seal)),
         ];
+        pairs.extend(self.disk.clone().map(|path| ("disk", path)));
         pairs.extend(self.shape.map(|rate| ("shape", rate.to_string())));
         pairs.extend(self.counters.clone().map(|path| ("counters", path)));
         pairs.extend(self.trace.clone().map(|path| ("trace", path)));
@@ -195,7 +195,8 @@ impl RunSpec {
             "node" => self.nodes = nodes(value).map_err(|e| bad(e.to_string()))?,
             "relayed" => self.relayed = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
             "changes" => self.changes = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
-            "protect" => self.protect = Choice::named(value).ok_or_else(|| wrong("not none or mirror"))?,
+            "protect" => self.protect = Choice::named(value).ok_or_else(|| wrong("not none, mirror or disk"))?,
+            "disk" => self.disk = Some(value.to_owned()),
             "transport" => self.transport = Choice::named(value).ok_or_else(|| wrong("no transport"))?,
             "grace_ms" => {
                 self.grace = Duration::from_millis(number(value).ok_or_else(|| wrong("not a number"))?);
@@ -209,7 +210,6 @@ impl RunSpec {
             "trace" => self.trace = Some(value.to_owned()),
             "token" => self.token = Some(value.to_owned()),
             "plain" => self.plain = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
-            "seal" => self.seal = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
             "sites" => self.sites = Some(value.to_owned()),
             "sample" => self.sample = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
             _ => return Err(bad(format!("{} is not a setting", quoted(key)))),

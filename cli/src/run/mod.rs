@@ -45,7 +45,7 @@ use crate::{agent, forbidden, leftovers, library, program, rack, units};
 use embedded::Embedded;
 pub use environment::names;
 use far::Far;
-pub use plan::{Nodes, Plan};
+pub use plan::{Nodes, Plan, Protection};
 pub use summary::Outcome;
 
 use crate::rack::nodes::Asker;
@@ -86,9 +86,10 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub far: Option<Size>,
 
-    /// Copies of far memory, so that a node may be lost [default: none]
-    #[arg(long, value_parser = names::<Protect>())]
-    pub protect: Option<Protect>,
+    /// Copies of far memory, so that a node may be lost: none, mirror (at another node) or disk[=DIR]
+    /// (in a file on this machine) [default: none]
+    #[arg(long, value_name = "HOW")]
+    pub protect: Option<Protection>,
 
     /// Who serves page faults
     #[arg(long, value_parser = names::<Faults>(), default_value = "inline")]
@@ -122,11 +123,6 @@ pub struct Options {
 
     #[command(flatten)]
     pub token: token::Flag,
-
-    /// Do not trust the nodes: pages leave encrypted, and one that comes back changed or old ends
-    /// the program. Pages go whole, and over tcp to nodes on this machine, too
-    #[arg(long)]
-    pub seal: bool,
 
     /// The summary at the end: text, json, json:FILE or none [default: text]
     #[arg(long, value_name = "FORM")]
@@ -176,7 +172,6 @@ impl Options {
             agent: false,
             grace: None,
             token: token::Flag::default(),
-            seal: false,
             stats: None,
             trace: None,
             sites: false,
@@ -201,6 +196,9 @@ Examples:
   farmem run --local 1G --node a:7411 --node b:7411 --protect mirror -- ./job
       Every page is on both nodes: the job goes on when one is lost.
 
+  farmem run --local 1G --node a:7411 --protect disk=/var/tmp -- ./job
+      Every page is in a file here, too: the job goes on without its node.
+
   farmem run --local 25% --stats json:stats.json -- sort -S 8G big.txt
       A quarter of this machine's RAM local; figures for a script.
 
@@ -223,7 +221,7 @@ or in farmem top.
 Sizes: 64k, 512M, 1.5G (powers of 1024), or 25%. Times: 500ms, 5s, 2m.
 
 Exit status: the program's own, and its signals. 64 usage, 70 node lost, 71 far memory \
-exhausted, 72 no usable node, 73 farmem broken, 74 a page altered at a node, 126 and 127 as in a shell.";
+exhausted, 72 no usable node, 73 farmem broken, 126 and 127 as in a shell.";
 
 /// The bytes that a node lends which is started for the run. Errors are said in the words of
 /// `farmem run`, whose user knows of no node.

@@ -1,11 +1,14 @@
 //! The plan of a run: its flags, completed by variables, files and defaults ([`crate::settings`]),
 //! and checked.
 
+use std::ffi::CString;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use farmem_fabric::Trust;
-use farmem_run::{Choice, Dirty, NodeAddr, Protect, RunNode, RunSpec, Transport};
+use farmem_run::{Choice, Protect, RunNode, RunSpec, Transport};
+use farmem_sys::disk::PageFile;
 
 use super::summary::Stats;
 use super::{Options, far, roster};
@@ -36,6 +39,43 @@ impl FromStr for Nodes {
             list => list.split(',').map(|each| far::run_node(each.trim())).collect::<Result<_, _>>().map(Nodes),
         }
     }
+}
+
+/// How far memory is protected, and where the file is, if one is named.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Protection {
+    how: Protect,
+    dir: Option<PathBuf>,
+}
+
+impl FromStr for Protection {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('=') {
+            Some(("disk", dir)) if !dir.is_empty() => Ok(Protection { how: Protect::Disk, dir: Some(dir.into()) }),
+            Some(_) => Err("not none, mirror, disk or disk=DIR"),
+            None => match Protect::named(text) {
+                Some(how) => Ok(Protection { how, dir: None }),
+                None => Err("not none, mirror, disk or disk=DIR"),
+            },
+        }
+    }
+}
+
+/// Where copies of pages are kept without a word: a directory that is on a disk.
+const DISK_DIR: &str = "/var/tmp";
+
+/// The directory for a file of pages, in which one can be made.
+fn disk_of(dir: Option<PathBuf>) -> Result<String, Failure> {
+    let dir = dir.unwrap_or_else(|| DISK_DIR.into());
+    let dir = std::path::absolute(&dir).map_err(Failure::usage)?.display().to_string();
+    let path =
+        CString::new(dir.as_str()).map_err(|_| Failure::usage(format!("--protect disk: {dir:?} has a zero byte")))?;
+    PageFile::new_in(&path).map_err(|e| {
+        Failure::usage(format!("--protect disk: no file can be made in {dir}: {e}; name another directory"))
+    })?;
+    Ok(dir)
 }
 
 /// A run's settings, complete.
@@ -85,9 +125,9 @@ impl Plan {
             Some((Nodes(nodes), _)) if options.far.is_none() && controller.is_none() => nodes,
             _ => Vec::new(),
         };
-        let protect = |text: &str| Protect::named(text).ok_or("not none or mirror");
-        let protect = settings.choose("protect", options.protect, protect)?;
-        let protect = protect.map_or(Protect::None, |(protect, _)| protect);
+        let protect = settings.choose("protect", options.protect.clone(), str::parse::<Protection>)?;
+        let Protection { how: protect, dir } = protect.map_or_else(Protection::default, |(protect, _)| protect);
+        let disk = if protect == Protect::Disk { Some(disk_of(dir)?) } else { None };
         if protect == Protect::Mirror && nodes.len() < 2 && controller.is_none() {
             return Err(Failure::usage(format!(
                 "--protect mirror keeps two copies at different nodes: name at least two with --node ({} named)",
@@ -97,7 +137,6 @@ impl Plan {
         let transport = |text: &str| Transport::named(text).ok_or("not auto, shm, tcp or verbs");
         let transport = settings.choose("transport", options.transport, transport)?;
         let transport = transport.map_or(Transport::Auto, |(transport, _)| transport);
-        let transport = if options.seal { sealed(options, transport, &nodes)? } else { transport };
         if options.shape.is_some() && transport != Transport::Tcp {
             return Err(Failure::usage("--shape holds tcp to a rate: add --transport tcp"));
         }
@@ -112,6 +151,7 @@ impl Plan {
             local,
             nodes,
             protect,
+            disk,
             changes: options.node_file.is_some() || controller.is_some(),
             transport,
             grace,
@@ -123,35 +163,9 @@ impl Plan {
             trace: trace.map(|trace| trace.display().to_string()),
             token: token.map(|token| token.display().to_string()),
             plain: options.token.plain,
-            seal: options.seal,
             ..RunSpec::default()
         };
         Ok(Plan { spec, local_from, controller, stats, ram })
-    }
-}
-
-/// How the bytes of a sealed run move: not by shared memory, where its nodes could read pages as the
-/// program uses them. Says what is not as without `--seal`.
-fn sealed(options: &Options, transport: Transport, nodes: &[RunNode]) -> Result<Transport, Failure> {
-    if !farmem_sys::gcm::can() {
-        return Err(Failure::usage("--seal needs a CPU with AES and PCLMULQDQ instructions"));
-    }
-    if let Some(node) = nodes.iter().find(|node| matches!(node.at, NodeAddr::Shm(_))) {
-        return Err(Failure::usage(format!(
-            "--seal: a node at a Unix socket reads memory as it is used: name {} by HOST:PORT",
-            node.at
-        )));
-    }
-    if options.dirty == Dirty::Lines {
-        eprintln!("farmem: --seal: pages go whole; --dirty lines only tells which have not changed");
-    }
-    if options.agent {
-        eprintln!("farmem: --seal: pieces that the program asks of the agent are not sealed");
-    }
-    match transport {
-        Transport::Shm => Err(Failure::usage("--seal: with --transport shm nodes read memory as it is used: use tcp")),
-        Transport::Auto => Ok(Transport::Tcp),
-        chosen => Ok(chosen),
     }
 }
 
@@ -174,6 +188,18 @@ fn local(flag: Option<Size>, settings: &Settings, ram: Ram) -> Result<(u64, Orig
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_are_nowhere_at_a_node_or_in_a_directory() {
+        let how = |text: &str| text.parse::<Protection>().ok().map(|Protection { how, dir }| (how, dir));
+        assert_eq!(how("mirror"), Some((Protect::Mirror, None)));
+        assert_eq!(how("disk"), Some((Protect::Disk, None)));
+        assert_eq!(how("disk=/a b"), Some((Protect::Disk, Some("/a b".into()))));
+        for bad in ["", "disk=", "mirror=/tmp", "tape"] {
+            assert_eq!(how(bad), None, "{bad}");
+        }
+        assert!(disk_of(Some("/no/such/directory".into())).is_err());
+    }
 
     #[test]
     fn nodes_are_listed_by_commas() {

@@ -39,6 +39,10 @@ pub struct Run {
     pub single: u64,
     /// Bytes of which both copies are in one failure domain.
     pub together: u64,
+    /// Bytes a second that repair copies.
+    pub repair_per_s: f64,
+    /// Processes whose repair is slowed down because their fetches take longer.
+    pub repair_slowed: u64,
     /// Times one of its processes lost a node and went on.
     pub nodes_lost: u64,
     /// Far memory mapped.
@@ -194,6 +198,8 @@ pub fn as_run(name: &str, sample: &Sample, before: Option<(Duration, &Counts, &[
         far: total.far_bytes,
         single: total.single_bytes,
         together: total.together_bytes,
+        repair_per_s: since.repaired_bytes as f64 / seconds,
+        repair_slowed: total.repair_slowed,
         nodes_lost: total.nodes_lost,
         mapped: total.mapped_bytes,
         runtime: total.runtime_bytes,

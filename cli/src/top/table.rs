@@ -10,9 +10,14 @@ pub fn losses(run: &Run) -> String {
         (lost, 0) => format!("; {lost} lost"),
         (lost, single) => format!("; {lost} lost, {} with one copy", units::bytes(single)),
     };
-    match run.together {
+    let together = match run.together {
         0 => lost,
         bytes => format!("{lost}; {} in one failure domain", units::bytes(bytes)),
+    };
+    let slowed = if run.repair_slowed > 0 { ", slowed for fetches" } else { "" };
+    match run.repair_per_s as u64 {
+        0 => together,
+        rate => format!("{together}; {}/s copied{slowed}", units::bytes(rate)),
     }
 }
 

@@ -10,7 +10,9 @@
 //! [`Pool::all_have_left`]).
 
 use crate::extent::{HOMES, Home, State, Word};
-use crate::{Lane, NoRoom, Pool, Slabs, Standing};
+use crate::protect::disk::DISK;
+use crate::slab::SlabSlots;
+use crate::{Lane, NoRoom, Pool, Protect, Slabs, Standing};
 use farmem_protocol::addr::FarSlot;
 use std::sync::atomic::Ordering;
 
@@ -44,18 +46,23 @@ impl Pool {
             only.map(|nth| (word, self.extents.home(word, nth)))
         };
         let (_, first) = only(self.extents.word(index)).ok_or_else(gone)?;
-        let second = self.granted(Some(first.node))?;
+        let second = match self.wants_disk(first) {
+            true => self.place_on_disk(self.slabs.lock().list[index as usize].as_ref().map_or(0, SlabSlots::warm))?,
+            false => self.granted(Some(first.node))?,
+        };
         let changing = self.changing.lock();
-        let node = &self.nodes.all()[second.node as usize];
+        let node = self.nodes.all().get(second.node as usize);
         let mut slabs = self.slabs.lock();
-        let found = only(self.extents.word(index)).filter(|_| node.standing() == Standing::In);
+        let is_in = node.map_or(self.disk_in().is_some(), |node| node.standing() == Standing::In);
+        let found = only(self.extents.word(index)).filter(|_| is_in);
         let slab = slabs.list.get(index as usize).and_then(Option::as_ref);
         let added = found.zip(slab).and_then(|((word, first), slab)| {
-            // The one that is whole comes first, where questions look first.
-            let record = self.extents.record([first, second])?;
-            let next = word.with_number(record).with_state(0, State::Whole).with_state(1, State::Filling);
+            // The one that is whole comes first, where questions look first; but a disk comes last.
+            let (whole, filling) = if first.node == DISK { (1, 0) } else { (0, 1) };
+            let record = self.extents.record(if whole == 0 { [first, second] } else { [second, first] })?;
+            let next = word.with_number(record).with_state(whole, State::Whole).with_state(filling, State::Filling);
             slab.taken().for_each(|place| {
-                self.extents.set_stale(next, 1, place, true);
+                self.extents.set_stale(next, filling, place, true);
             });
             // Another thread may be cut off from the first just now, and take it out of the word.
             let swapped = self.extents.update(index, |seen| (seen == word).then_some(next));
@@ -66,7 +73,9 @@ impl Pool {
         });
         match added {
             Some(dropped) => {
-                node.held.fetch_add(1, Ordering::Relaxed);
+                if let Some(node) = node {
+                    node.held.fetch_add(1, Ordering::Relaxed);
+                }
                 slabs.drop_later(dropped);
                 Ok(())
             }
@@ -77,6 +86,13 @@ impl Pool {
                 Err(gone())
             }
         }
+    }
+
+    /// Whether the home that a slab lacks beside this one is the disk. A node that is being left needs another node.
+    fn wants_disk(&self, first: Home) -> bool {
+        let leaves = |node: &crate::nodes::Node| node.standing() == Standing::Leaving;
+        let node = self.nodes.all().get(first.node as usize);
+        self.protection() == Protect::Disk && node.is_some_and(|node| !leaves(node))
     }
 
     /// Takes one of two whole homes of a slab away; false where that is not what it has. The home
@@ -98,7 +114,8 @@ impl Pool {
         let stays = self.extents.home(seen, 1 - home);
         let Some(record) = self.extents.record([stays, Home::NONE]) else { return false };
         // Pages may be overwritten again, unless the node of this one is being left, too.
-        let left = self.nodes.all()[stays.node as usize].standing() == Standing::Leaving;
+        let stays_at = self.nodes.all().get(stays.node as usize);
+        let left = stays_at.is_some_and(|node| node.standing() == Standing::Leaving);
         let single = |word: Word| {
             let word = word.with_number(record).with_leaving(word.is_leaving() && left);
             word.with_state(0, State::Whole).with_state(1, State::Absent)

@@ -20,7 +20,7 @@
 //! child      └──── shared ──── exec or exit┘
 //! ```
 
-use crate::{Pool, SlabSlots, Slabs};
+use crate::{Disk, Pool, SlabSlots, Slabs};
 use farmem_fabric::{ForkTicket, Lost, Session};
 use farmem_sys::descriptors;
 use farmem_sys::raw;
@@ -67,7 +67,6 @@ impl Pool {
             }
             tickets.push(ticket.and_then(Result::ok));
         }
-        self.seals_fork();
         farmem_sys::verbs::before_fork();
         // Without a socket pair (no descriptors left) neither side ever learns that the other is
         // gone, and what is shared stays shared: more far memory is used, nothing is lost. Nor
@@ -116,11 +115,9 @@ impl Pool {
             // Not dropped: it names the mappings that the child's own session has now.
             inherited.close_in_child();
         }
+        self.disk().into_iter().for_each(Disk::forget_in_child);
+        self.slabs.lock().leave_places();
         self.share(share.child_fd);
-        if !self.seals_in_child() {
-            let reason = "a chain of 65 535 forks ends here: there are no more keys for --seal".to_owned();
-            return Err(Lost { node: "this process".to_owned(), reason });
-        }
         self.anything_lost()
     }
 

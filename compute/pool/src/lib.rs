@@ -23,8 +23,6 @@
 //! *Locks.* `changing` is held while nodes change or a slab is published, `slabs` inside it or
 //! alone, and neither while a node is asked for anything. Faults take none.
 //!
-//! *Sealed* (`seal.rs`): pages can leave encrypted, for nodes that are not trusted.
-//!
 //! *Fork* (`fork.rs`): slots that a parent and its child can both reach belong to neither while the
 //! other lives. `docs/design/pool.md` has the reasons.
 
@@ -36,7 +34,6 @@ mod nodes;
 mod paces;
 mod protect;
 mod questions;
-mod seal;
 mod slab;
 
 pub use extent::MAX_SLABS;
@@ -44,9 +41,8 @@ pub use farmem_run::Protect;
 pub use fork::ForkShare;
 pub use lane::{Done, Lane};
 pub use nodes::{Loss, MAX_NODES, NoPlace, Standing};
-pub use protect::{Lacks, Place};
+pub use protect::{Disk, Lacks, Place};
 pub use questions::By;
-pub use seal::{Altered, NoSeal};
 
 use extent::{Extents, HOMES, Home, State, Word};
 use farmem_fabric::{GrantError, Lost, Session};
@@ -55,6 +51,7 @@ use farmem_protocol::wire::MAX_BACKED;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use nodes::Nodes;
+use protect::disk::DISK;
 use slab::{SlabSlots, each_of};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -83,7 +80,6 @@ pub struct Pool {
     /// Of random numbers.
     drawn: AtomicU64,
     protection: protect::Protection,
-    sealed: seal::Sealed,
 }
 
 /// What changes with the nodes.
@@ -141,7 +137,6 @@ impl Pool {
             used: AtomicU64::new(0),
             drawn: AtomicU64::new(0),
             protection: Default::default(),
-            sealed: Default::default(),
         };
         for session in sessions {
             pool.add_node(session).unwrap_or_else(|e| panic!("{e}"));
@@ -169,9 +164,15 @@ impl Pool {
 
     /// One more slab.
     fn grow(&self) -> Result<(), NoRoom> {
-        let first = self.granted(None)?;
-        let second = self.second_for(first)?;
-        self.adopt([first, second])
+        let homes = match self.granted(None) {
+            Ok(first) => [first, self.second_for(first)?],
+            // The disk is no room of its own but while there is no node.
+            Err(_) if self.disk_in().is_some() && self.without_nodes().is_some() => {
+                [Home::NONE, self.place_on_disk(0)?]
+            }
+            Err(why) => return Err(why),
+        };
+        self.adopt(homes)
     }
 
     /// A slab that a node grants; `beside`: a copy of one that this node has, in another failure domain if one
@@ -221,7 +222,10 @@ impl Pool {
         let nodes = self.nodes.all();
         let there = || (0..HOMES).filter(|&nth| homes[nth] != Home::NONE);
         // Lost or taken out since they answered: to be asked again, of others.
-        let is_in = there().all(|nth| nodes[homes[nth].node as usize].standing() == Standing::In);
+        let is_in = there().all(|nth| match homes[nth].node {
+            DISK => self.disk_in().is_some(),
+            node => nodes[node as usize].standing() == Standing::In,
+        });
         let mut slabs = self.slabs.lock();
         let hole = slabs.list.iter().position(Option::is_none);
         let index = hole.or_else(|| (slabs.list.len() < MAX_SLABS).then_some(slabs.list.len())).filter(|_| is_in);
@@ -243,10 +247,11 @@ impl Pool {
             Some(hole) => *hole = slab,
             None => slabs.list.push(slab),
         }
-        there().for_each(|nth| {
+        there().filter(|&nth| homes[nth].node != DISK).for_each(|nth| {
             nodes[homes[nth].node as usize].held.fetch_add(1, Ordering::Relaxed);
         });
-        let word = there().fold(Word::of(record), |word, nth| word.with_state(nth, State::Whole));
+        let none = Word::of(record).with_state(0, State::Absent);
+        let word = there().fold(none, |word, nth| word.with_state(nth, State::Whole));
         self.extents.publish(index as u32, word);
         self.capacity.fetch_add(SLAB_BYTES, Ordering::Relaxed);
         Ok(())
@@ -254,7 +259,10 @@ impl Pool {
 
     /// Gives a slab that was granted, and is nobody's yet, back to its node.
     fn decline(&self, home: Home) {
-        let _ = self.nodes.all()[home.node as usize].session().release(home.slab);
+        match self.nodes.all().get(home.node as usize) {
+            Some(node) => drop(node.session().release(home.slab)),
+            None => self.disk().into_iter().for_each(|disk| disk.give_up(home.slab)),
+        }
     }
 
     /// Appends `n` free slots to `out`; all or none.
@@ -332,7 +340,10 @@ impl Pool {
     fn back(&self, index: u32, blocks: u32) -> Result<(), NoRoom> {
         let word = self.extents.word(index);
         for home in (0..HOMES).filter(|&home| word.takes_pages(home)).map(|home| self.extents.home(word, home)) {
-            let node = &self.nodes.all()[home.node as usize];
+            let Some(node) = self.nodes.all().get(home.node as usize) else {
+                self.back_on_disk(index, home, blocks)?;
+                continue;
+            };
             // Of a node that has ended what is mapped is this process's to pay for.
             let mapped = home.base != 0 && node.is_there();
             for block in each_of(blocks).filter(|_| mapped) {
@@ -402,11 +413,13 @@ impl Pool {
             self.capacity.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
         }
         let word = self.extents.word(index as u32);
-        let there = |home: usize| word.state(home) != State::Absent;
-        let homes = std::array::from_fn(|home| if there(home) { self.extents.home(word, home) } else { Home::NONE });
+        // Others read a shared slab's place on the disk; the last of them gives it up.
+        let stays = |home: Home| home.node == DISK && slab.sharers > 0;
+        let there = |home: &usize| word.state(*home) != State::Absent;
+        let home = |home: usize| Some(home).filter(there).map(|home| self.extents.home(word, home));
+        let homes = std::array::from_fn(|nth| home(nth).filter(|home| !stays(*home)).unwrap_or(Home::NONE));
         self.extents.publish(index as u32, Word::FREE);
         self.extents.free(word.number());
-        self.forget_marks(index);
         Some(homes)
     }
 
@@ -414,7 +427,10 @@ impl Pool {
     fn release(&self, homes: [Home; HOMES]) {
         for home in homes.into_iter().filter(|home| *home != Home::NONE) {
             let number = home.node as usize;
-            let node = &self.nodes.all()[number];
+            let Some(node) = self.nodes.all().get(number) else {
+                self.decline(home);
+                continue;
+            };
             let released = node.session().release(home.slab);
             node.held.fetch_sub(1, Ordering::Relaxed);
             if let Err(lost) = released {
@@ -459,7 +475,10 @@ impl Pool {
         let homes = (0..HOMES).filter(|&home| word.state(home) != State::Absent);
         homes.fold(true, |all, home| {
             let home = self.extents.home(word, home);
-            match self.nodes.all()[home.node as usize].session().discard(home.slab, offset, len) {
+            let Some(node) = self.nodes.all().get(home.node as usize) else {
+                return all & self.disk().is_some_and(|disk| disk.punch(home.slab, offset, len));
+            };
+            match node.session().discard(home.slab, offset, len) {
                 Ok(given) => all & given,
                 Err(lost) => {
                     self.lose(home.node as usize, &lost);

@@ -15,7 +15,8 @@
 #![allow(unsafe_code)]
 
 use crate::extent::{HOMES, State, Word};
-use crate::{Changing, Pool, Slabs};
+use crate::protect::disk::DISK;
+use crate::{Changing, Disk, Pool, Slabs};
 use farmem_fabric::{Lost, QueuePair, Session};
 use farmem_protocol::placement::{self, Candidate};
 use farmem_protocol::random::hash;
@@ -110,9 +111,6 @@ pub enum NoPlace {
     /// The table of nodes is full.
     #[error("this process has had {MAX_NODES} nodes, which is the limit: start it anew")]
     TooMany,
-    /// Pages are sealed, and its memory is mapped.
-    #[error("--seal: its memory is mapped here, where it reads what is used: name it by HOST:PORT")]
-    Mapped,
 }
 
 /// All nodes, by their numbers.
@@ -154,9 +152,6 @@ impl Pool {
     /// # Errors
     /// [`NoPlace`]; the session is dropped.
     pub fn add_node(&self, session: Session) -> Result<usize, NoPlace> {
-        if self.seals() && session.is_mapped() {
-            return Err(NoPlace::Mapped);
-        }
         let changing = self.changing.lock();
         for &(at, len) in &changing.arenas {
             // SAFETY: `Pool::arena` has the promise that its memory is never unmapped.
@@ -322,7 +317,7 @@ impl Pool {
             let gone = homes.fold(word, |word, home| word.with_state(home, State::Absent));
             (gone != word).then_some(gone)
         });
-        if gone.is_some() {
+        if gone.is_some() && node != DISK as usize {
             self.nodes.all()[node].held.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -348,19 +343,21 @@ impl Pool {
 
     /// Why the homes that a word's record names are of no use.
     pub(crate) fn why_lost(&self, word: Word) -> Lost {
-        let sessions =
-            || (0..HOMES).map(|home| self.nodes.all()[self.extents.home(word, home).node as usize].session());
+        let at = (0..HOMES).map(|home| self.extents.home(word, home).node);
+        // A disk that has failed is told before: the loss of the node is why the page is gone.
+        let sessions = || at.clone().filter_map(|node| self.nodes.all().get(node as usize)).map(Node::session);
         let unsaid = || {
             let node = sessions().next().map_or_else(String::new, |session| session.node().to_owned());
             Lost { node, reason: "it has not kept a page that it was given".to_owned() }
         };
-        sessions().find_map(Session::loss).unwrap_or_else(unsaid)
+        let disk = || self.disk().filter(|disk| !disk.is_in()).map(Disk::lost);
+        sessions().find_map(Session::loss).or_else(disk).unwrap_or_else(unsaid)
     }
 
     /// A node's failure domain, as a number: that of the first node that has it. A node of no known domain is
     /// one by itself.
     pub(crate) fn domain(&self, node: usize) -> u32 {
-        self.nodes.all()[node].domain.load(Ordering::Relaxed)
+        self.nodes.all().get(node).map_or(DISK, |node| node.domain.load(Ordering::Relaxed))
     }
 
     /// The order in which to ask nodes for a slab; `beside`: for another copy of one that this node has. Nodes

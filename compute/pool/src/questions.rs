@@ -3,6 +3,7 @@
 
 use crate::Pool;
 use crate::extent::{HOMES, Home, State, Word};
+use crate::protect::disk::DISK;
 use farmem_protocol::addr::FarSlot;
 
 /// How changed lines of a page travel.
@@ -57,10 +58,12 @@ impl Pool {
     #[inline]
     pub fn takes_lines(&self, slot: FarSlot) -> Option<By> {
         let word = self.extents.word(slot.slab_index());
-        let taking = || (0..HOMES).filter(|&home| word.takes_pages(home));
+        // The disk gets whole pages beside the nodes' lines.
+        let on_disk = |home: usize| self.extents.home(word, home).node == DISK;
+        let taking = || (0..HOMES).filter(|&home| word.takes_pages(home) && !on_disk(home));
         let has = |home| word.reads(home, || self.extents.is_stale(word, home, slot.place()));
         let records = |home| self.nodes.all()[self.extents.home(word, home).node as usize].takes_records();
-        match taking().all(has) {
+        match taking().all(has) && taking().next().is_some() {
             true if taking().all(records) => Some(By::Records),
             true => Some(By::Writes),
             false => None,
@@ -69,7 +72,9 @@ impl Pool {
 
     /// Homes that a record of lines of this slot's slab may go to.
     pub fn copies(&self, slot: FarSlot) -> usize {
-        self.extents.word(slot.slab_index()).homes()
+        let word = self.extents.word(slot.slab_index());
+        let takes = |home: &usize| word.state(*home) != State::Absent && self.extents.home(word, *home).node != DISK;
+        (0..HOMES).filter(takes).count()
     }
 
     /// The homes of a slab, each by its node, as they are now.

@@ -86,6 +86,11 @@ impl SlabSlots {
         self.warm & !were_warm
     }
 
+    /// Blocks that may have taken memory, bit k for block k.
+    pub fn warm(&self) -> u32 {
+        self.warm
+    }
+
     /// Places of slots that are taken.
     pub fn taken(&self) -> impl Iterator<Item = u32> {
         let words = self.taken.iter().enumerate();

@@ -161,7 +161,7 @@ fn lines_reach_every_home() {
     // SAFETY: the buffers outlive the operation, which is awaited.
     unsafe {
         let at = buffers.as_mut_ptr();
-        lane.lines(&pool, 3, slots[1..3].iter().copied(), false, |slab| {
+        lane.lines(&pool, 3, slots[1..3].iter().map(|&slot| (slot, line.as_ptr().cast())), false, |slab| {
             let buffer = &mut *at.add(made);
             made += 1;
             let len = lines::encode(slab, &entries, buffer, |_| bytes)?;

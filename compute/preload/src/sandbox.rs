@@ -42,6 +42,9 @@ use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// … and what it makes beside them where pages go to a file.
+const DISK_CALLS: [i64; 4] = [libc::SYS_pwrite64, libc::SYS_fallocate, libc::SYS_sync_file_range, libc::SYS_fadvise64];
+
 /// The calls that the runtime makes after its start, its threads and children included.
 const OWN: [i64; 50] = [
     // Faults and evictions.
@@ -138,15 +141,19 @@ pub struct Needs {
     pub network: bool,
     /// Pages' numbers are recorded, in a file for each process.
     pub records: bool,
+    /// Pages go to a file, too.
+    pub disk: bool,
 }
 
 static NETWORK: AtomicBool = AtomicBool::new(true);
 static RECORDS: AtomicBool = AtomicBool::new(true);
+static DISK: AtomicBool = AtomicBool::new(true);
 
 /// Tells the runtime's needs of the system, before the program runs.
 pub fn will_need(needs: Needs) {
     NETWORK.store(needs.network, Ordering::Relaxed);
     RECORDS.store(needs.records, Ordering::Relaxed);
+    DISK.store(needs.disk, Ordering::Relaxed);
 }
 
 /// Whether this process may be refused its end by a filter that it has installed in this image.
@@ -336,7 +343,11 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
 }
 
 fn needs() -> Needs {
-    Needs { network: NETWORK.load(Ordering::Relaxed), records: RECORDS.load(Ordering::Relaxed) }
+    Needs {
+        network: NETWORK.load(Ordering::Relaxed),
+        records: RECORDS.load(Ordering::Relaxed),
+        disk: DISK.load(Ordering::Relaxed),
+    }
 }
 
 /// The instructions before the program's filter. `has_marked`: some of the program's calls are
@@ -359,7 +370,8 @@ fn allowances(has_marked: bool, needs: Needs) -> Vec<libc::sock_filter> {
         op(GO, ELSEWHERE, 0, 0),
         op(LOAD, NUMBER, 0, 0),
     ];
-    for nr in OWN {
+    let on_disk = DISK_CALLS.iter().filter(|_| needs.disk);
+    for &nr in OWN.iter().chain(on_disk) {
         let conditions = conditions(nr, needs);
         p.push(op(EQUAL, nr as u32, 0, conditions.len() as u8 + 1));
         p.extend(conditions);
@@ -390,7 +402,7 @@ mod tests {
     use crate::bpf::run as verdict;
 
     const KILL: u32 = 0;
-    const SHM: Needs = Needs { network: false, records: false };
+    const SHM: Needs = Needs { network: false, records: false, disk: false };
 
     fn whole(has_marked: bool, needs: Needs) -> Vec<libc::sock_filter> {
         let mut filter = allowances(has_marked, needs);
@@ -447,7 +459,7 @@ mod tests {
 
     #[test]
     fn what_the_runtime_does_not_do_is_for_the_programs_filter() {
-        let tcp = Needs { network: true, records: true };
+        let tcp = Needs { network: true, records: true, disk: true };
         let cases: [(i64, [u64; 6], bool, bool); 22] = [
             (libc::SYS_ioctl, [0, libc::FIONREAD, 0, 0, 0, 0], true, true),
             (libc::SYS_ioctl, [3, 0xc018_aa3f, 0, 0, 0, 0], true, true),

@@ -21,7 +21,7 @@ use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Session};
 use farmem_pager::ending::{die, say};
 use farmem_pager::{Pager, StartError, ending};
-use farmem_pool::Pool;
+use farmem_pool::{Disk, Pool};
 use farmem_protocol::addr::{FAR_END, FAR_START};
 use farmem_run::counters::Near;
 use farmem_run::{Faults, Feature, Protect, RunSpec};
@@ -165,6 +165,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
             || run.protect != Protect::None
             || !run.nodes.iter().all(|node| matches!(node.at, NodeAddr::Shm(_))),
         records: run.trace.is_some(),
+        disk: run.protect == Protect::Disk,
     });
     if let Err(reason) = gate::build() {
         return without_gate(reason, &run);
@@ -190,7 +191,11 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
         }
         Err(e) => return Err(e.to_string()),
     };
-    pager.house.keep_copies(run.protect);
+    match run.disk.as_deref().filter(|_| run.protect == Protect::Disk).map(Disk::open) {
+        Some(Ok(disk)) => pager.house.keep_on_disk(disk),
+        Some(Err(why)) => say(&format!("{why}; the program goes on with one copy of its pages")),
+        None => pager.house.keep_copies(run.protect),
+    }
     if run.changes || run.protect != Protect::None {
         pager.house.before_waiting(signals::open::end);
         pager.house.each_tick(roster::look);

@@ -38,7 +38,7 @@ pub struct Host {
     pages: Vec<Page>,
     next_page: u64,
     /// The slab that is being filled, and where to go on.
-    filling: Option<(u32, u32)>,
+    filling: Option<(u32, usize, u32)>,
     /// The nodes that it has joined: the rack's number and incarnation, and the pool's number.
     pub joined: Vec<(usize, u64, usize)>,
     /// The nodes that the controller gave it.
@@ -215,7 +215,7 @@ impl Host {
         }
         let Some(lacks) = self.pool.may_lack().then(|| self.pool.lacks()).flatten() else { return false };
         match lacks {
-            Lacks::Bytes(index) => self.filling = Some((index, 0)),
+            Lacks::Bytes(index, nth) => self.filling = Some((index, nth, 0)),
             Lacks::Home(index) => {
                 if self.pool.add_home(index).is_err() {
                     return false;
@@ -241,14 +241,14 @@ impl Host {
     }
 
     fn fill_some(&mut self) {
-        let Some((index, from)) = self.filling else { return };
+        let Some((index, nth, from)) = self.filling else { return };
         let mut buffers = vec![0u8; CHUNK as usize * PAGE_BYTES];
         // SAFETY: the buffers live until the call returns; nothing is under way on the lane.
-        let next = unsafe { self.writes.fill(self.pool, index, 1, from, buffers.as_mut_ptr(), CHUNK) };
+        let next = unsafe { self.writes.fill(self.pool, index, nth, from, buffers.as_mut_ptr(), CHUNK) };
         if next.is_none() {
-            self.pool.end_filling(index, 1);
+            self.pool.end_filling(index, nth);
         }
-        self.filling = next.map(|next| (index, next));
+        self.filling = next.map(|next| (index, nth, next));
     }
 
     /// Housekeeping.

@@ -9,9 +9,11 @@
 //! It starts at the first eviction, not at start. A child that forks and execs has none, nor has a
 //! program that fits.
 
-use super::House;
 use super::repair::Repair;
+use super::{House, the_house};
 use crate::ending::{exit_group, or_end};
+use crate::wake::start_thread;
+use farmem_pool::Protect;
 use farmem_sys::raw::now_ns;
 use farmem_sys::thread;
 use std::time::Duration;
@@ -82,6 +84,9 @@ impl House {
 
     pub(super) fn run_background(&self) -> ! {
         self.also.get().iter().for_each(|also| also());
+        if self.base.pool.protection() == Protect::Disk {
+            start_thread(|_| the_house().run_disk());
+        }
         let now = now_ns();
         let mut rounds = Rounds {
             acknowledgements: (TEND_NS, 0),

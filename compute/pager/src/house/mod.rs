@@ -7,6 +7,7 @@
 //! | [`repair`] | copies slabs that lack a copy, and empties nodes that are taken out |
 //! | [`nodes`] | nodes that join and leave while the program runs |
 //! | [`fork`] | lets parent and child both go on |
+//! | [`throttle`] | how fast they are copied |
 //! | [`handler`] | serves faults by events, where SIGBUS cannot be had |
 
 pub(crate) mod background;
@@ -14,6 +15,7 @@ pub(crate) mod fork;
 mod handler;
 pub(crate) mod nodes;
 mod repair;
+mod throttle;
 
 use crate::base::Base;
 use crate::incoming::Incoming;

@@ -5,27 +5,30 @@
 //!                                                                     │ it was to leave a node: drop_home
 //! ```
 //!
-//! By the background thread, a little at a time: a chunk under the evictor's lock, then a pause of the
-//! same length. A fault waits for none of it but an eviction that comes during a chunk, for one round trip
-//! to each node. Nothing is kept between chunks but where to go on, so that a fork, a loss and the end of the
+//! By the background thread, a little at a time: chunks under the evictor's lock, then a pause of the
+//! same length, or longer while fetches take longer than usual ([`super::throttle`]). A fault waits for
+//! none of it but an eviction that comes during a spell of a millisecond. Nothing is kept between chunks but where to go on, so that a fork, a loss and the end of the
 //! process may come at any time. The slabs' words and stale bits have all that must be known.
 
 #![allow(unsafe_code)] // Copies through buffers.
 
 use super::House;
+use super::throttle::Throttle;
 use crate::ending::say;
 use crate::page::Frames;
 use crate::thread::Thread;
-use farmem_pool::{Lacks, Protect};
+use farmem_pool::{Disk, Lacks, Protect};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::units::bytes;
-use farmem_sys::raw::now_ns;
+use farmem_sys::raw::{now_ns, sleep_ns};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Pages copied under the evictor's lock at a time.
 const CHUNK: u32 = 32;
-/// The longest that is copied without a pause.
-const SPELL_NS: u64 = 5_000_000;
+/// The longest that is copied without a pause. An eviction may wait as long: the lock goes to whoever
+/// is first, and that is the thread that has just let it go.
+const SPELL_NS: u64 = 1_000_000;
 /// Between looks for a slab that lacks something, and for a node that takes it.
 const LOOK_NS: u64 = 250_000_000;
 const REFUSED_NS: u64 = 2_000_000_000;
@@ -35,8 +38,8 @@ const REFUSED_NS: u64 = 2_000_000_000;
 pub(crate) struct Repair {
     /// [`CHUNK`] pages of near memory, once there was something to copy.
     buffers: Option<Frames>,
-    /// The slab that is being filled, and the place to go on from.
-    filling: Option<(u32, u32)>,
+    /// The slab and its home that are being filled, and the place to go on from.
+    filling: Option<(u32, usize, u32)>,
     /// Pages copied since nothing was lacking, and when that was.
     pages: u64,
     begun_ns: u64,
@@ -44,6 +47,9 @@ pub(crate) struct Repair {
     look_ns: u64,
     /// A refusal was told.
     told: bool,
+    throttle: Throttle,
+    /// When copying goes on.
+    resume_ns: u64,
     /// It was told that copies lie in one failure domain.
     together: bool,
 }
@@ -54,36 +60,64 @@ impl House {
         self.base.pool.protect(how);
     }
 
+    /// From now on slabs that are not mapped here have a copy in this file.
+    pub fn keep_on_disk(&'static self, disk: Disk) {
+        self.base.pool.protect_by(disk);
+    }
+
+    /// The disk's thread.
+    pub(super) fn run_disk(&self) -> ! {
+        self.base.pool.run_disk(|| self.base.threads.enter());
+        loop {
+            sleep_ns(u64::MAX / 4);
+        }
+    }
+
     /// Does some of what is to be done. How long to pause, if there is more.
     pub(crate) fn repair(&self, repair: &mut Repair) -> Option<u64> {
         let begun = now_ns();
         if repair.filling.is_none() && begun < repair.look_ns {
             return None;
         }
+        // The background thread may be woken for other things meanwhile.
+        if begun < repair.resume_ns {
+            return Some(repair.resume_ns - begun);
+        }
         repair.look_ns = begun + LOOK_NS;
         self.tell_together(repair);
         while self.repair_step(repair) {
             let spent = now_ns() - begun;
             if spent > SPELL_NS {
-                return Some(spent);
+                return Some(self.pause(repair, spent));
             }
         }
         // Threads may not have left yet.
         repair.filling.map(|_| 1_000_000)
     }
 
+    /// How long to pause after a spell of copying.
+    fn pause(&self, repair: &mut Repair, spent: u64) -> u64 {
+        let counters = &self.base.counters;
+        let pause = repair.throttle.pause(&counters.latency, now_ns(), spent);
+        repair.resume_ns = now_ns() + pause;
+        counters.repair_slowed.store(u64::from(repair.throttle.is_slow()), Ordering::Relaxed);
+        pause
+    }
+
     /// One step; whether another can follow at once.
     fn repair_step(&self, repair: &mut Repair) -> bool {
-        if let Some((index, from)) = repair.filling {
-            return self.free_dropped() && self.fill_some(repair, index, from);
+        if let Some(filling) = repair.filling {
+            return self.free_dropped() && self.fill_some(repair, filling);
         }
         match self.base.pool.may_lack().then(|| self.base.pool.lacks()).flatten() {
             None => {
                 self.tell_repaired(repair);
+                repair.throttle.rests(&self.base.counters.latency, now_ns());
+                self.base.counters.repair_slowed.store(0, Ordering::Relaxed);
                 false
             }
-            Some(Lacks::Bytes(index)) => {
-                repair.filling = Some((index, 0));
+            Some(Lacks::Bytes(index, nth)) => {
+                repair.filling = Some((index, nth, 0));
                 true
             }
             Some(Lacks::Home(index)) => {
@@ -101,8 +135,8 @@ impl House {
                 if repair.begun_ns == 0 {
                     repair.begun_ns = now_ns();
                 }
-                repair.filling = Some((index, 0));
-                true
+                // What it lacks, the next look says.
+                self.free_dropped()
             }
             Some(Lacks::Domain(index)) => self.move_apart(repair, index),
             Some(Lacks::Way(index, home)) => {
@@ -138,12 +172,12 @@ impl House {
         self.nothing_under_way(&mut evictor);
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
         let moved = pool.move_home(&mut thread.lane, index, place);
-        repair.filling = moved.then_some((index, 0));
+        repair.filling = moved.then_some((index, 1, 0));
         moved
     }
 
     /// Copies a chunk; whether more can follow at once.
-    fn fill_some(&self, repair: &mut Repair, index: u32, from: u32) -> bool {
+    fn fill_some(&self, repair: &mut Repair, (index, nth, from): (u32, usize, u32)) -> bool {
         let Some(buffers) = repair.buffers.or_else(|| self.repair_buffers()) else { return false };
         repair.buffers = Some(buffers);
         let _inside = self.base.threads.enter();
@@ -151,14 +185,15 @@ impl House {
         self.nothing_under_way(&mut evictor);
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
         // SAFETY: the buffers are this thread's, and nothing is under way on the lane.
-        let next = unsafe { thread.lane.fill(&self.base.pool, index, 1, from, buffers.at(0), CHUNK) };
+        let next = unsafe { thread.lane.fill(&self.base.pool, index, nth, from, buffers.at(0), CHUNK) };
         self.base.count(&self.base.counters.wire_out, thread.lane.take_sent());
         if next.is_some() {
             repair.pages += u64::from(CHUNK);
+            self.base.count(&self.base.counters.repaired_bytes, u64::from(CHUNK) * PAGE_BYTES as u64);
         } else {
-            self.base.pool.end_filling(index, 1);
+            self.base.pool.end_filling(index, nth);
         }
-        repair.filling = next.map(|next| (index, next));
+        repair.filling = next.map(|next| (index, nth, next));
         true
     }
 
@@ -202,6 +237,7 @@ impl House {
         let (copied, ms) = (bytes(pages * PAGE_BYTES as u64), (now_ns() - begun) / 1_000_000);
         let whole = match self.base.pool.protection() {
             Protect::Mirror => "every page has two copies again",
+            Protect::Disk => "every page is at a node and on disk again",
             Protect::None => "what was on nodes taken out is elsewhere",
         };
         say(&format!("{whole}: {copied} copied in {ms} ms"));

@@ -100,12 +100,10 @@ impl Incoming {
             return 0;
         }
         let claimed = std::mem::take(&mut thread.claimed);
-        let (mut installed, mut from, mut awaited) = (0, 0, false);
+        let (mut installed, mut from) = (0, 0);
         while from < claimed.len() {
-            if !claimed[from].in_place && !awaited {
+            if !claimed[from].in_place {
                 self.await_window(thread);
-                self.open_window(thread, &claimed, from);
-                awaited = true;
             }
             let (wanted, done) = self.install_neighbours(&claimed[from..], why);
             installed += done;

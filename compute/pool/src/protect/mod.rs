@@ -18,9 +18,11 @@
 //! home elsewhere. The decision and the change of the words are one step under the pool's locks, so that of
 //! two nodes that fail together the second one is kept, and waited for like the only one.
 
+pub(crate) mod disk;
 mod domains;
 mod repair;
 
+pub use disk::Disk;
 pub use domains::Place;
 pub use repair::Lacks;
 
@@ -36,6 +38,8 @@ use std::sync::OnceLock;
 pub(crate) struct Protection {
     /// The pool itself, once slabs are to have two copies.
     mirrored: OnceLock<&'static Pool>,
+    /// The second home of slabs, in place of another node.
+    pub disk: OnceLock<Disk>,
 }
 
 impl Pool {
@@ -52,7 +56,11 @@ impl Pool {
 
     /// How slabs are protected.
     pub fn protection(&self) -> Protect {
-        if self.protection.mirrored.get().is_some() { Protect::Mirror } else { Protect::None }
+        match self.protection.mirrored.get() {
+            None => Protect::None,
+            Some(_) if self.protection.disk.get().is_some() => Protect::Disk,
+            Some(_) => Protect::Mirror,
+        }
     }
 
     /// Has a node's session ask before it waits long.
@@ -69,6 +77,10 @@ impl Pool {
     pub(crate) fn second_for(&self, first: Home) -> Result<Home, NoRoom> {
         if self.protection() == Protect::None || first.base != 0 {
             return Ok(Home::NONE);
+        }
+        if self.protection() == Protect::Disk {
+            // Repair says what is lacking, and asks again.
+            return Ok(self.place_on_disk(0).unwrap_or(Home::NONE));
         }
         match self.granted(Some(first.node)) {
             Ok(second) => Ok(second),
@@ -100,7 +112,8 @@ impl Spare for Pool {
             return true;
         }
         // Pages that leave need another node.
-        if !nodes.iter().enumerate().any(|(other, node)| other != number && node.standing() == Standing::In) {
+        let other = |(other, node): (usize, &crate::nodes::Node)| other != number && node.standing() == Standing::In;
+        if !nodes.iter().enumerate().any(other) && self.disk_in().is_none() {
             return false;
         }
         // Held until the words are changed: no slot is taken meanwhile.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  lacks ─► Home(index)      add_home; every thread leaves once
-//!        ─► Bytes(index)     fill, chunk by chunk; end_filling
+//!        ─► Bytes(index, nth) fill, chunk by chunk; end_filling
 //!        ─► Way(index, nth)  drop_home: the other has all
 //!        ─► Domain(index)    place_apart, move_home; then as after add_home
 //! ```
@@ -11,6 +11,7 @@
 //! A slab that a fork has made another process's too is left alone: a WRITE of the one process could arrive
 //! after the other has made the slab its own again, and has overwritten the slot.
 
+use super::disk::{DISK, Disk};
 use crate::extent::{HOMES, State, Word};
 use crate::{Pool, Protect, Slabs, Standing};
 
@@ -19,8 +20,8 @@ use crate::{Pool, Protect, Slabs, Standing};
 pub enum Lacks {
     /// A home ([`Pool::add_home`]).
     Home(u32),
-    /// Bytes at the second home ([`crate::Lane::fill`], [`Pool::end_filling`]).
-    Bytes(u32),
+    /// Bytes at the home of this number ([`crate::Lane::fill`], [`Pool::end_filling`]).
+    Bytes(u32, usize),
     /// Nothing but to leave the home of this number ([`Pool::drop_home`]).
     Way(u32, usize),
     /// A second failure domain ([`Pool::place_apart`], [`Pool::move_home`]).
@@ -38,7 +39,7 @@ impl Pool {
         let slabs = self.slabs.lock();
         let all = || 0..slabs.list.len() as u32;
         let first = |urgent: fn(&Lacks) -> bool| all().find_map(|index| self.lacks_of(&slabs, index).filter(urgent));
-        let under_way = first(|lacks| matches!(lacks, Lacks::Bytes(_) | Lacks::Way(..)));
+        let under_way = first(|lacks| matches!(lacks, Lacks::Bytes(..) | Lacks::Way(..)));
         let copies = under_way.or_else(|| first(|lacks| matches!(lacks, Lacks::Home(_))));
         copies.or_else(|| all().find(|&index| self.lacks_domain(&slabs, index)).map(Lacks::Domain))
     }
@@ -48,15 +49,21 @@ impl Pool {
         let word = self.extents.word(index);
         let whole = |nth: usize| word.state(nth) == State::Whole;
         let leaving = |nth: usize| word.state(nth) != State::Absent && self.is_left(word, nth);
-        if word.state(0) == State::Whole && word.state(1) == State::Filling {
-            return Some(Lacks::Bytes(index));
+        let on_disk = |nth: usize| self.extents.home(word, nth).node == DISK;
+        let filling = |nth: &usize| whole(1 - nth) && word.state(*nth) == State::Filling;
+        if let Some(nth) = (0..HOMES).find(filling) {
+            let may = !on_disk(nth) || self.disk().is_some_and(Disk::may_fill);
+            return may.then_some(Lacks::Bytes(index, nth));
         }
         let way = (0..HOMES).find(|&nth| leaving(nth) && whole(nth) && whole(1 - nth));
         if let Some(nth) = way {
             return Some(Lacks::Way(index, nth));
         }
         let only = (0..HOMES).find(|&nth| whole(nth)).filter(|_| word.homes() == 1)?;
-        let protects = self.protection() == Protect::Mirror && self.extents.home(word, only).base == 0;
+        let protects = self.protection() != Protect::None && self.extents.home(word, only).base == 0;
+        if protects && !leaving(only) && self.protection() == Protect::Disk && !on_disk(only) {
+            return self.disk_in().map(|_| Lacks::Home(index));
+        }
         // An empty one of a node that is left goes back by itself.
         let moves = leaving(only) && !slab.is_idle();
         let elsewhere = |(number, standing): (usize, Standing)| {
@@ -67,7 +74,8 @@ impl Pool {
     }
 
     fn is_left(&self, word: Word, nth: usize) -> bool {
-        self.nodes.all()[self.extents.home(word, nth).node as usize].standing() == Standing::Leaving
+        let home = self.extents.home(word, nth);
+        home.node != DISK && self.nodes.all()[home.node as usize].standing() == Standing::Leaving
     }
 
     /// Bytes of slabs with live slots that have one copy where there should be two.

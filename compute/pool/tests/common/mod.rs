@@ -97,14 +97,18 @@ pub fn mirror(pool: &Pool, lane: &mut Lane, index: u32) -> bool {
 }
 
 pub fn fill(pool: &Pool, lane: &mut Lane, index: u32) -> bool {
+    fill_home(pool, lane, index, 1)
+}
+
+pub fn fill_home(pool: &Pool, lane: &mut Lane, index: u32, nth: usize) -> bool {
     const PAGES: u32 = 8;
     let mut buffers = vec![0u8; PAGES as usize * PAGE_BYTES];
     let mut from = 0;
     // SAFETY: the buffers live until the call returns, with nothing under way.
-    while let Some(next) = unsafe { lane.fill(pool, index, 1, from, buffers.as_mut_ptr(), PAGES) } {
+    while let Some(next) = unsafe { lane.fill(pool, index, nth, from, buffers.as_mut_ptr(), PAGES) } {
         from = next;
     }
-    pool.end_filling(index, 1)
+    pool.end_filling(index, nth)
 }
 
 /// The one thread there is has left the consumer.
@@ -128,7 +132,7 @@ pub fn repaired(pool: &Pool, lane: &mut Lane) -> bool {
                 }
                 Err(_) => return false,
             },
-            Some(Lacks::Bytes(index)) => drop(fill(pool, lane, index)),
+            Some(Lacks::Bytes(index, nth)) => drop(fill_home(pool, lane, index, nth)),
             Some(Lacks::Way(index, home)) => {
                 assert!(pool.drop_home(lane, index, home));
                 leave_once(pool);

@@ -70,9 +70,9 @@ impl Out {
         };
         let tag = RECORD_TAG | u64::from(taken.number);
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
-        let slots = pages.iter().map(|page| page.slot);
-        // SAFETY: the buffers stay as they are until the record is acknowledged.
-        unsafe { thread.lane.lines(&self.base.pool, tag, slots, true, encode) };
+        let whole = pages.iter().map(|page| (page.slot, self.staging.at(page.copy as usize)));
+        // SAFETY: the buffers and the copies stay as they are until the record is acknowledged.
+        unsafe { thread.lane.lines(&self.base.pool, tag, whole, true, encode) };
         self.base.count(&self.base.counters.records, 1);
     }
 }

@@ -24,13 +24,18 @@
 // Buffers are the caller's raw memory, and mapped homes are copied to.
 #![allow(unsafe_code)]
 
-use crate::Pool;
+mod disk;
+
 use crate::extent::{HOMES, Home, State, Word};
 use crate::paces::Paces;
+use crate::protect::disk::DISK;
+use crate::{Disk, Pool};
+use disk::OnDisk;
 use farmem_fabric::{Lost, QueuePair, Waiter};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SlabId};
 use farmem_sys::clock;
 use farmem_sys::memory::copy_bytes;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How an operation ended.
@@ -61,6 +66,12 @@ struct Operation {
     at: [Option<u32>; HOMES],
     /// Homes that have done it.
     done: u32,
+    /// Pages of it on their way to the disk.
+    on_disk: u32,
+    /// It copies what another home has.
+    fills: bool,
+    /// Some page of it is not there.
+    disk_failed: bool,
     value: u64,
     /// Of a READ: homes that refused it.
     refused: [bool; HOMES],
@@ -82,7 +93,11 @@ pub struct Lane {
     under_way: usize,
     waiter: Waiter,
     paces: Paces,
+    disk: OnDisk,
 }
+
+/// Lanes so far.
+static LANES: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: the pointers are buffers of operations under way, which the caller leaves to the lane
 // wherever it goes.
@@ -103,6 +118,7 @@ impl Lane {
             under_way: 0,
             waiter: Waiter::new(),
             paces: Paces::default(),
+            disk: OnDisk { lane: LANES.fetch_add(1, Ordering::Relaxed), ..OnDisk::default() },
         }
     }
 
@@ -143,6 +159,7 @@ impl Lane {
         self.idle.clear();
         self.ready.clear();
         self.under_way = 0;
+        (self.disk.under_way, self.disk.posted) = (0, false);
     }
 
     /// Posts a READ of a part of a slot.
@@ -178,7 +195,9 @@ impl Lane {
                 pool.extents.set_stale(word, nth, slot.place(), false);
             }
             let home = pool.extents.home(word, nth);
-            if home.base != 0 {
+            if home.node == DISK {
+                self.post_to_disk(pool, number, (nth, home), (slot, from), (bytes, len));
+            } else if home.base != 0 {
                 // SAFETY: a slab of ours, mapped, of a slot that this process writes by this lane
                 // alone; the source is the caller's promise.
                 unsafe { copy_bytes(bytes, in_place(&home, slot, from), len as usize) };
@@ -198,19 +217,21 @@ impl Lane {
     /// Posts a record of changed lines of slots of one slab, to each home that takes pages and has
     /// all of them; a home that does not lacks them from now on. `encode` makes the record for the
     /// slab of a name, and is asked for each home; `None`: it has no room, and that home lacks the
-    /// slots. `conditional`: as [`QueuePair::lines_if`].
+    /// slots. A disk gets the `pages`, each with its slot, whole. `conditional`: as
+    /// [`QueuePair::lines_if`].
     ///
     /// # Safety
-    /// The result of `encode` must be readable for its length, near, and stay as it is until the
-    /// operation is done, or the lane dropped.
+    /// The pages, and the result of `encode` for its length, must be readable, near, and stay as they
+    /// are until the operation is done, or the lane dropped.
     pub unsafe fn lines(
         &mut self,
         pool: &Pool,
         tag: u64,
-        slots: impl Iterator<Item = FarSlot> + Clone,
+        pages: impl Iterator<Item = (FarSlot, *const u8)> + Clone,
         conditional: bool,
         mut encode: impl FnMut(SlabId) -> Option<(*const u8, u32)>,
     ) {
+        let slots = pages.clone().map(|(slot, _)| slot);
         let Some(first) = slots.clone().next() else { return };
         let number = self.begin(tag, first, 0, 0, Verb::Lines);
         let word = pool.extents.word(first.slab_index());
@@ -221,6 +242,15 @@ impl Lane {
             }
             let stale = |slot: FarSlot| pool.extents.is_stale(word, nth, slot.place());
             let home = pool.extents.home(word, nth);
+            if home.node == DISK && taken {
+                for (slot, bytes) in pages.clone() {
+                    if word.state(nth) == State::Filling {
+                        pool.extents.set_stale(word, nth, slot.place(), false);
+                    }
+                    self.post_to_disk(pool, number, (nth, home), (slot, 0), (bytes, PAGE_BYTES as u32));
+                }
+                continue;
+            }
             let has_all = taken && (word.state(nth) == State::Whole || !slots.clone().any(stale));
             let takes = has_all && pool.nodes.all()[home.node as usize].takes_records();
             let record = if takes { encode(home.slab) } else { None };
@@ -308,7 +338,10 @@ impl Lane {
         done.drain(..).for_each(|done| had[done.tag as usize] = done.result.is_ok());
         for (i, &slot) in slots.iter().enumerate().filter(|(i, _)| had[*i]) {
             let number = self.begin(i as u64, slot, 0, PAGE_BYTES as u32, Verb::Write);
-            if home.base != 0 {
+            self.operations[number as usize].fills = true;
+            if home.node == DISK {
+                self.post_to_disk(pool, number, (nth, home), (slot, 0), (buffer(i), PAGE_BYTES as u32));
+            } else if home.base != 0 {
                 // SAFETY: a slab of ours, mapped; nobody reads the slot there, for its bit is set.
                 unsafe { copy_bytes(buffer(i), in_place(&home, slot, 0), PAGE_BYTES) };
                 self.operations[number as usize].done += 1;
@@ -347,6 +380,9 @@ impl Lane {
             verb,
             at: [None; HOMES],
             done: 0,
+            on_disk: 0,
+            fills: false,
+            disk_failed: false,
             value: 0,
             refused: [false; HOMES],
             begun: 0,
@@ -385,6 +421,13 @@ impl Lane {
             };
             if other.is_some() {
                 self.operations[number as usize].begun = clock::ticks();
+            }
+            if home.node == DISK {
+                // SAFETY: the buffer is the operation's until it is done (contract of `read`).
+                if unsafe { self.read_from_disk(pool, number, (nth, home), into) } {
+                    return self.end_if_done(pool, number);
+                }
+                continue;
             }
             if home.base != 0 {
                 // SAFETY: a slab of ours, mapped; the target is the verb's.
@@ -436,6 +479,9 @@ impl Lane {
     /// Sends off what was posted.
     #[inline]
     pub fn doorbell(&mut self, pool: &Pool) {
+        if std::mem::take(&mut self.disk.posted) {
+            pool.disk().into_iter().for_each(Disk::wake);
+        }
         loop {
             let rung = self.links.iter_mut().enumerate().try_for_each(|(node, link)| match link {
                 Some(link) if link.in_flight() > 0 => link.doorbell().map_err(|lost| (node, lost)),
@@ -452,6 +498,10 @@ impl Lane {
     /// Appends what is done; how many. Does not wait.
     pub fn poll(&mut self, pool: &Pool, done: &mut Vec<Done>) -> usize {
         let before = done.len();
+        if self.disk.under_way > 0 {
+            pool.disk().into_iter().for_each(Disk::write_if_alone);
+            self.take_written(pool);
+        }
         let polled = self.waiter.poll(&mut self.links);
         self.take_in(pool, polled, done);
         done.len() - before
@@ -462,6 +512,9 @@ impl Lane {
     pub fn wait(&mut self, pool: &Pool, done: &mut Vec<Done>, limit: Duration) -> usize {
         let before = done.len();
         done.append(&mut self.ready);
+        if self.disk.under_way > 0 {
+            return self.wait_with_disk(pool, done, limit);
+        }
         while done.len() == before && self.under_way > 0 {
             let waited = self.waiter.wait(&mut self.links, limit);
             let over = waited.is_ok() && self.waiter.came.is_empty();

@@ -1,0 +1,102 @@
+//! How fast repair copies: slower while the program's fetches take longer than they did before.
+//!
+//! ```text
+//!  nothing is copied ─► the median of the fetches is the usual one
+//!  copying ─► every LOOK_NS: median > usual × 1.25 ─► pauses twice as long, at most MOST times the work
+//!                            else                  ─► half as long, down to the work's own length
+//! ```
+//!
+//! A program that fetches little feels nothing, and repair goes on at its full pace. It never stops for good.
+
+use farmem_run::counters::{Histogram, percentile};
+
+/// Between looks while something is copied.
+const LOOK_NS: u64 = 100_000_000;
+/// Fetches without which nothing is known of how long they take.
+const FEW: u64 = 16;
+/// The longest pause, as a multiple of the work before it.
+pub const MOST: u64 = 64;
+
+/// See the module.
+pub(crate) struct Throttle {
+    seen: [u64; 160],
+    looked_ns: u64,
+    /// The median while nothing was copied; 0: not known.
+    usual_ns: u64,
+    /// The pause, as a multiple of the work.
+    factor: u64,
+}
+
+impl Default for Throttle {
+    fn default() -> Throttle {
+        Throttle { seen: [0; 160], looked_ns: 0, usual_ns: 0, factor: 1 }
+    }
+}
+
+impl Throttle {
+    /// The median of the fetches since the last look, if there were enough; each look forgets those before.
+    fn median(&mut self, fetches: &Histogram, now_ns: u64) -> Option<u64> {
+        let now = fetches.snapshot();
+        let since: [u64; 160] = std::array::from_fn(|i| now[i].saturating_sub(self.seen[i]));
+        (self.seen, self.looked_ns) = (now, now_ns);
+        (since.iter().sum::<u64>() >= FEW).then(|| percentile(&since, 0.5))
+    }
+
+    /// Nothing is copied now: fetches take as long as they usually do.
+    pub fn rests(&mut self, fetches: &Histogram, now_ns: u64) {
+        self.factor = 1;
+        if let Some(median) = self.median(fetches, now_ns) {
+            self.usual_ns = median;
+        }
+    }
+
+    /// How long to pause after `spent` of copying.
+    pub fn pause(&mut self, fetches: &Histogram, now_ns: u64, spent_ns: u64) -> u64 {
+        if now_ns.saturating_sub(self.looked_ns) >= LOOK_NS {
+            let median = self.median(fetches, now_ns);
+            let slow = median.is_some_and(|median| self.usual_ns > 0 && median > self.usual_ns + self.usual_ns / 4);
+            self.factor = if slow { (self.factor * 2).min(MOST) } else { (self.factor / 2).max(1) };
+        }
+        spent_ns * self.factor
+    }
+
+    /// Whether it is slower than it could be.
+    pub fn is_slow(&self) -> bool {
+        self.factor > 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fetches of so many microseconds each.
+    fn fetch(fetches: &Histogram, n: usize, us: u64) {
+        (0..n).for_each(|_| fetches.record(us * 1000));
+    }
+
+    #[test]
+    fn copying_slows_down_when_fetches_do_and_recovers() {
+        let (fetches, mut throttle) = (Histogram::default(), Throttle::default());
+        fetch(&fetches, 100, 20);
+        throttle.rests(&fetches, 0);
+        let mut now = 0;
+        let mut after = |n, us| {
+            now += LOOK_NS;
+            fetch(&fetches, n, us);
+            throttle.pause(&fetches, now, 10)
+        };
+        assert_eq!([20, 20].map(|us| after(50, us)), [10, 10], "nothing is felt");
+        assert_eq!([40, 40, 40].map(|us| after(50, us)), [20, 40, 80], "twice as slow each time");
+        assert_eq!(after(3, 900), 40, "few fetches say nothing");
+        assert_eq!((0..10).map(|_| after(50, 90)).last(), Some(10 * MOST), "it never stops");
+        assert_eq!((0..10).map(|_| after(50, 20)).last(), Some(10));
+    }
+
+    #[test]
+    fn without_anything_to_compare_with_it_copies_for_half_of_the_time() {
+        let (fetches, mut throttle) = (Histogram::default(), Throttle::default());
+        fetch(&fetches, 100, 900);
+        assert_eq!((throttle.pause(&fetches, LOOK_NS, 7), throttle.is_slow()), (7, false));
+    }
+}

@@ -1,0 +1,152 @@
+//! A lane's pages on their way to the disk, and back.
+//!
+//! READs are done at once, by the thread that asks. WRITEs are queued for the disk's thread
+//! ([`crate::protect::disk`]), and done when it has written them, or when they have waited too long
+//! and a node has them.
+
+#![allow(unsafe_code)] // Buffers of operations.
+
+use super::{Done, Lane};
+use crate::Pool;
+use crate::extent::{HOMES, Home};
+use crate::protect::disk::{DISK, Disk, Job, SLOW_NS};
+use farmem_protocol::addr::FarSlot;
+use farmem_sys::raw::{Errno, now_ns};
+use std::time::Duration;
+
+/// Between looks at the one while there is something to come from both disk and nodes.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What a lane knows of its pages on their way.
+#[derive(Default)]
+pub(super) struct OnDisk {
+    /// The lane's name there: of no other lane.
+    pub lane: u64,
+    pub under_way: usize,
+    /// Some were posted since the last doorbell.
+    pub posted: bool,
+    pub written: Vec<(Job, Result<(), Errno>)>,
+    pub forgotten: Vec<Job>,
+}
+
+impl Lane {
+    /// Queues a part of a slot for the disk.
+    pub(super) fn post_to_disk(
+        &mut self,
+        pool: &Pool,
+        number: u32,
+        (nth, home): (usize, Home),
+        (slot, from): (FarSlot, u32),
+        (bytes, len): (*const u8, u32),
+    ) {
+        let Some(disk) = pool.disk_in() else { return pool.forsake(slot.slab_index(), DISK as usize) };
+        disk.post((self.disk.lane, number), home.slab, slot, from, bytes, len);
+        let operation = &mut self.operations[number as usize];
+        operation.at[nth] = Some(DISK);
+        operation.on_disk += 1;
+        self.disk.under_way += 1;
+        self.disk.posted = true;
+    }
+
+    /// Reads an operation's part of a slot. False: that home cannot give it.
+    ///
+    /// # Safety
+    /// `into` must be writable for the operation's length, and near.
+    pub(super) unsafe fn read_from_disk(
+        &mut self,
+        pool: &Pool,
+        number: u32,
+        (nth, home): (usize, Home),
+        into: *mut u8,
+    ) -> bool {
+        let operation = &mut self.operations[number as usize];
+        let Some(disk) = pool.disk() else { return false };
+        // SAFETY: the caller's promise.
+        match unsafe { disk.read(home.slab, operation.slot, operation.from, into, operation.len) } {
+            Ok(()) => operation.done += 1,
+            Err(e) => {
+                operation.refused[nth] = true;
+                pool.disk_failed(e);
+                operation.reason = Some(disk.lost());
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Takes in what the disk has done, and lets go of what it has not taken for too long.
+    pub(super) fn take_written(&mut self, pool: &Pool) {
+        let Some(disk) = pool.disk().filter(|_| self.disk.under_way > 0) else { return };
+        disk.help();
+        let mut written = std::mem::take(&mut self.disk.written);
+        disk.take_written(self.disk.lane, &mut written);
+        for (job, result) in written.drain(..) {
+            if let Err(e) = result {
+                let index = job.slot.slab_index();
+                let is_full = matches!(e, Errno(libc::ENOSPC | libc::EDQUOT | libc::EFBIG));
+                if !(is_full && pool.leave_disk(index)) {
+                    pool.disk_failed(e);
+                }
+                self.operations[job.number as usize].disk_failed = true;
+            }
+            self.left_disk(pool, job.number);
+        }
+        self.disk.written = written;
+        self.forget_slow(pool, disk);
+    }
+
+    /// Pages that their nodes have, and that the disk has not taken for [`SLOW_NS`].
+    fn forget_slow(&mut self, pool: &Pool, disk: &Disk) {
+        let mut forgotten = std::mem::take(&mut self.disk.forgotten);
+        let operations = &self.operations;
+        let may = |job: &Job| {
+            let operation = &operations[job.number as usize];
+            (operation.done > 0 || operation.fills) && pool.has_node(pool.extents.word(job.slot.slab_index()))
+        };
+        disk.forget(self.disk.lane, now_ns().saturating_sub(SLOW_NS), may, &mut forgotten);
+        for job in forgotten.drain(..) {
+            // Where its node is lost just now the page is lost, and a READ says so.
+            pool.disk_misses(job.slot);
+            self.operations[job.number as usize].disk_failed = true;
+            self.left_disk(pool, job.number);
+        }
+        self.disk.forgotten = forgotten;
+    }
+
+    /// A page of an operation's is not on its way to the disk any more.
+    fn left_disk(&mut self, pool: &Pool, number: u32) {
+        self.disk.under_way -= 1;
+        let operation = &mut self.operations[number as usize];
+        operation.on_disk -= 1;
+        if operation.on_disk > 0 {
+            return;
+        }
+        if let Some(nth) = (0..HOMES).find(|&nth| operation.at[nth] == Some(DISK)) {
+            operation.at[nth] = None;
+            operation.done += u32::from(!operation.disk_failed);
+        }
+        self.end_if_done(pool, number);
+    }
+
+    /// [`Lane::wait`] while pages are on their way to the disk.
+    pub(super) fn wait_with_disk(&mut self, pool: &Pool, done: &mut Vec<Done>, limit: Duration) -> usize {
+        let (before, begun) = (done.len(), now_ns());
+        let Some(disk) = pool.disk() else { return 0 };
+        while done.len() == before && self.under_way > 0 {
+            let at_nodes = self.links.iter().flatten().any(|link| link.in_flight() > 0);
+            if at_nodes {
+                disk.write_if_alone();
+                let waited = self.waiter.wait(&mut self.links, LOOK.min(limit));
+                self.take_in(pool, waited, done);
+            } else {
+                disk.wait(LOOK.as_nanos() as u64);
+            }
+            self.take_written(pool);
+            done.append(&mut self.ready);
+            if now_ns() - begun > limit.as_nanos() as u64 {
+                break;
+            }
+        }
+        done.len() - before
+    }
+}

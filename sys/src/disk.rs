@@ -1,0 +1,208 @@
+//! A file without a name, for pages: the runtime's own, beside a program that has limits on files.
+//!
+//! A forked child has the same file. Places in it are handed out by a counter that both share.
+
+use crate::descriptors::{close, own_fd, spare};
+use crate::raw::{Errno, checked, syscall};
+use std::ffi::CStr;
+use std::sync::atomic::AtomicU64;
+
+/// The file. It is gone when the last process that has it has ended.
+#[derive(Debug)]
+pub struct PageFile {
+    fd: i32,
+    /// In memory that forked children share.
+    pub next: &'static AtomicU64,
+}
+
+impl PageFile {
+    /// A new file in a directory, of no length.
+    ///
+    /// # Errors
+    /// The error of open(2).
+    pub fn new_in(dir: &CStr) -> Result<PageFile, Errno> {
+        let next = shared_word()?;
+        let open = |path: &CStr, flags: i32| {
+            let flags = (flags | libc::O_RDWR | libc::O_CLOEXEC) as usize;
+            // SAFETY: a live path.
+            unsafe {
+                spare::made(libc::SYS_openat, [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags, 0o600, 0, 0])
+            }
+        };
+        let fd = match open(dir, libc::O_TMPFILE) {
+            // File systems without O_TMPFILE say one of these.
+            Err(Errno(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => {
+                let path = named(dir)?;
+                let fd = open(&path, libc::O_CREAT | libc::O_EXCL)?;
+                // SAFETY: a live path.
+                unsafe { syscall(libc::SYS_unlink, [path.as_ptr() as usize, 0, 0, 0, 0, 0]) };
+                fd
+            }
+            other => other?,
+        };
+        Ok(PageFile { fd: own_fd(fd as i32)?, next })
+    }
+
+    /// Reads `len` bytes at an offset. What was never written reads as zero.
+    ///
+    /// # Safety
+    /// `into` must be writable for `len` bytes, and near.
+    ///
+    /// # Errors
+    /// The error of pread(2).
+    pub unsafe fn read(&self, offset: u64, into: *mut u8, len: usize) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let read = self.all(libc::SYS_pread64, offset, into as usize, len)?;
+            std::ptr::write_bytes(into.add(read), 0, len - read);
+        }
+        Ok(())
+    }
+
+    /// Writes `len` bytes at an offset.
+    ///
+    /// # Safety
+    /// `bytes` must be readable for `len` bytes, and near.
+    ///
+    /// # Errors
+    /// The error of pwrite(2).
+    pub unsafe fn write(&self, offset: u64, bytes: *const u8, len: usize) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        let written = unsafe { self.all(libc::SYS_pwrite64, offset, bytes as usize, len)? };
+        if written == len { Ok(()) } else { Err(Errno(libc::EIO)) }
+    }
+
+    /// As many of the bytes as there are.
+    unsafe fn all(&self, nr: i64, offset: u64, at: usize, len: usize) -> Result<usize, Errno> {
+        let mut done = 0;
+        while done < len {
+            // SAFETY: the caller's promise.
+            match unsafe { checked(nr, [self.fd as usize, at + done, len - done, offset as usize + done, 0, 0]) } {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(Errno(libc::EINTR)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Sets room on the disk apart for a range, which can then be written without running out of it. A
+    /// file system that cannot promise that is not asked to.
+    ///
+    /// # Errors
+    /// ENOSPC, EDQUOT: there is no room. EFBIG: the process may not write so long a file.
+    pub fn reserve(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        // Beyond the limit the kernel would send the program SIGXFSZ.
+        if file_limit() < offset + len {
+            return Err(Errno(libc::EFBIG));
+        }
+        match self.allocate(0, offset, len) {
+            Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS)) => self.lengthen(offset + len),
+            other => other,
+        }
+    }
+
+    /// Gives the room of a range back. It reads as zero until it is written.
+    pub fn punch(&self, offset: u64, len: u64) -> bool {
+        self.allocate(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, len).is_ok()
+    }
+
+    fn allocate(&self, mode: i32, offset: u64, len: u64) -> Result<(), Errno> {
+        loop {
+            let args = [self.fd as usize, mode as usize, offset as usize, len as usize, 0, 0];
+            // SAFETY: no pointers.
+            match unsafe { checked(libc::SYS_fallocate, args) } {
+                Err(Errno(libc::EINTR)) => {}
+                other => return other.map(|_| ()),
+            }
+        }
+    }
+
+    /// The file is at least this long. Two processes may ask for it at once: it never gets shorter.
+    fn lengthen(&self, len: u64) -> Result<(), Errno> {
+        let zero = [0u8];
+        // SAFETY: a live byte; beyond the range's last page nobody writes.
+        unsafe { self.write(len, zero.as_ptr(), 1) }
+    }
+
+    /// Has the system write back what was written so far, and drop from its cache what is written
+    /// back. Does not wait.
+    ///
+    /// # Errors
+    /// The disk has failed to take something since this was last asked.
+    pub fn write_back(&self) -> Result<(), Errno> {
+        let flags = (libc::SYNC_FILE_RANGE_WRITE) as usize;
+        // SAFETY: no pointers.
+        let begun = unsafe { checked(libc::SYS_sync_file_range, [self.fd as usize, 0, 0, flags, 0, 0]) };
+        // SAFETY: no pointers.
+        unsafe {
+            let fd = self.fd as usize;
+            syscall(libc::SYS_fadvise64, [fd, 0, 0, libc::POSIX_FADV_DONTNEED as usize, 0, 0]);
+        }
+        match begun {
+            Err(e @ Errno(libc::EIO | libc::ENOSPC | libc::EDQUOT)) => Err(e),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for PageFile {
+    fn drop(&mut self) {
+        close(self.fd);
+    }
+}
+
+/// The longest file that this process may write, bytes.
+fn file_limit() -> u64 {
+    let mut limit = [u64::MAX; 2];
+    let at = limit.as_mut_ptr() as usize;
+    // SAFETY: the kernel fills two live words.
+    unsafe { syscall(libc::SYS_prlimit64, [0, libc::RLIMIT_FSIZE as usize, 0, at, 0, 0]) };
+    limit[0]
+}
+
+/// A name in a directory that no other process of this machine uses now.
+fn named(dir: &CStr) -> Result<std::ffi::CString, Errno> {
+    let mut path = dir.to_bytes().to_vec();
+    path.extend_from_slice(format!("/.farmem-{}-{}", crate::raw::getpid(), crate::raw::now_ns()).as_bytes());
+    std::ffi::CString::new(path).map_err(|_| Errno(libc::EINVAL))
+}
+
+/// A word, zero, that this process and its forked children share for good.
+fn shared_word() -> Result<&'static AtomicU64, Errno> {
+    let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
+    // SAFETY: a new mapping at an address of the kernel's choice, never unmapped.
+    unsafe {
+        let at = checked(libc::SYS_mmap, [0, 4096, prot, flags, usize::MAX, 0])?;
+        Ok(&*(at as *const AtomicU64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_come_back_and_holes_are_zero() {
+        let file = PageFile::new_in(c"/tmp").unwrap();
+        let (page, mut found) = ([7u8; 4096], [1u8; 4096]);
+        file.reserve(0, 1 << 20).unwrap();
+        // SAFETY: live pages.
+        unsafe {
+            file.write(8192, page.as_ptr(), 4096).unwrap();
+            file.read(8192, found.as_mut_ptr(), 4096).unwrap();
+            assert_eq!(found, page);
+            file.read(0, found.as_mut_ptr(), 4096).unwrap();
+            assert_eq!(found, [0; 4096]);
+            found = page;
+            file.read(4 << 20, found.as_mut_ptr(), 4096).unwrap();
+            assert_eq!(found, [0; 4096]);
+            assert!(file.punch(8192, 4096));
+            file.read(8192, found.as_mut_ptr(), 4096).unwrap();
+        }
+        assert_eq!((found, file.write_back()), ([0; 4096], Ok(())));
+        assert!(PageFile::new_in(c"/no/such/directory").is_err());
+    }
+}
