@@ -29,6 +29,11 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub lend: Size,
 
+    /// Memory to leave to this machine, 4G or a share of its RAM, 20%: while less is available, less is
+    /// lent
+    #[arg(long, value_name = "SIZE")]
+    pub reserve: Option<Size>,
+
     /// Where to listen: HOST:PORT or unix:PATH; may be repeated
     #[arg(long, value_name = "ADDR", required = true)]
     pub listen: Vec<NodeAddr>,
@@ -124,6 +129,9 @@ pub struct Status {
     pub metrics: Option<String>,
     /// Bytes it lends at most.
     pub lend: u64,
+    /// … of these, not lent now, because its machine needs them.
+    #[serde(default)]
+    pub held_back: u64,
     /// Bytes it has lent now.
     pub lent: u64,
     /// Processes that borrow now, and are there.
@@ -131,9 +139,6 @@ pub struct Status {
     /// Processes that are not: their memory is kept for their grace.
     #[serde(default)]
     pub absent: u64,
-    /// What it has given up.
-    #[serde(default)]
-    pub confined: Option<String>,
     /// Whether it is going down.
     pub draining: bool,
     /// Bytes read by members since its start; over shared memory it sees none.
@@ -211,6 +216,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let ram = size::ram().map_err(Failure::usage)?.total;
     let config = Config {
         lend: options.lend.bytes(ram),
+        reserve: options.reserve.map_or(0, |reserve| reserve.bytes(ram)),
         listen: options.listen.iter().map(absolute).collect::<Result<_, _>>()?,
         metrics: options.metrics,
         grace: options.grace,
@@ -221,7 +227,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         rdma: options.rdma.clone(),
         quota: options.quota.map(|quota| quota.bytes(ram)),
         compute: options.compute,
-        confined: true,
         domain: options.rack.domain.unwrap_or_default(),
         // systemd gives a service a directory of its own. Where there is none the node works all
         // the same, and top does not show it.

@@ -1,6 +1,7 @@
 //! The daemon, from its start to SIGTERM.
 
 use crate::log::{Log, name, programs, volume_name};
+use crate::reserve::Reserve;
 use crate::status::{StatusFile, available_ram};
 use crate::{Config, Node, StartError};
 use farmem_nic::Member;
@@ -43,10 +44,13 @@ pub fn run_with(config: Config, begun: impl FnOnce(&Node) -> io::Result<()>) -> 
         Some(Log::start(node.shared_nic(), config.verbose, Box::new(std::io::stderr())).map_err(StartError::System)?)
     };
 
+    let mut reserve = (config.reserve > 0).then(|| Reserve::new(config.reserve));
+    keep(&mut reserve, &node);
     begun(&node).map_err(StartError::System)?;
     let mut ends: Option<Instant> = None;
     loop {
         let signal = signals.next(if ends.is_some() { Duration::from_millis(50) } else { STATUS_EVERY });
+        keep(&mut reserve, &node);
         if let Some(status) = &mut status {
             // A full or vanished directory costs the view in `farmem top`, no more.
             let _ = status.update(&node);
@@ -79,6 +83,13 @@ pub fn run_with(config: Config, begun: impl FnOnce(&Node) -> io::Result<()>) -> 
     }
 }
 
+/// Lends what the machine can spare now.
+fn keep(reserve: &mut Option<Reserve>, node: &Node) {
+    if let Some(line) = reserve.as_mut().and_then(|reserve| reserve.look(node)) {
+        eprintln!("farmem: {line}");
+    }
+}
+
 /// A thread that waits for the end of standard input and wakes the main thread with a signal.
 fn end_with_stdin(orphaned: &Arc<AtomicBool>) -> Result<(), StartError> {
     let orphaned = Arc::clone(orphaned);
@@ -96,9 +107,6 @@ fn announce(config: &Config, node: &Node) {
     let lend = node.nic().lending.limit();
     for at in node.addresses() {
         eprintln!("farmem: node lends {} at {at}", bytes(lend));
-    }
-    if let Some(confined) = node.confined().filter(|confined| config.verbose || !confined.is_whole()) {
-        eprintln!("farmem: the node is confined: {confined}");
     }
     if let Some(why) = node.unshared() {
         eprintln!("farmem: programs on this machine are served over tcp, which is slower than mapped memory: {why}");

@@ -57,13 +57,13 @@ fn text(node: &Node) -> String {
         "listen": node.addresses().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "metrics": node.metrics().map(|at| at.to_string()),
         "lend": nic.lending.limit(),
+        "held_back": nic.lending.limit() - nic.lending.most(),
         "lent": nic.lent(),
         "used": nic.in_use(),
         "clients": members.len() - absent,
         "absent": absent,
         "bytes_read": moved(&nic.tally.read_bytes),
         "bytes_written": moved(&nic.tally.write_bytes) + moved(&nic.tally.record_bytes),
-        "confined": node.confined().map(|confined| confined.to_string()),
         "draining": nic.is_draining(),
     });
     format!("{status}\n")

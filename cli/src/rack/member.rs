@@ -92,7 +92,7 @@ fn say(client: &Client, nic: &Arc<Nic>, mut about: Beat) {
     let (mut trouble, mut drain, mut is_known) = (None::<String>, false, false);
     loop {
         let moved = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        about.lends = nic.lending.limit();
+        about.lends = nic.lending.most();
         about.lent = nic.lent();
         about.members = nic.members().len() as u64;
         about.bytes_read = moved(&nic.tally.read_bytes);

@@ -417,6 +417,7 @@ mod tests {
             listen: vec![listen.into()],
             metrics: None,
             lend: 1 << 30,
+            held_back: 0,
             lent: 512 << 20,
             clients: 2,
             absent: 0,

@@ -108,7 +108,7 @@ pub fn node_cells(node: &Node, runs: &[Run]) -> [String; 7] {
         node.status.listen.join(" "),
         node.status.pid.to_string(),
         units::bytes(node.status.lent),
-        units::bytes(node.status.lend),
+        units::bytes(node.status.lend - node.status.held_back.min(node.status.lend)),
         match node.status.absent {
             0 => node.status.clients.to_string(),
             // Their memory is still lent, until they are back or their grace is over.

@@ -29,6 +29,8 @@ pub enum Backing {
 #[derive(Debug)]
 pub struct Lending {
     units: Arc<Units>,
+    /// Bytes that it lends now, at most: less than the limit while the machine needs them.
+    most: AtomicU64,
     lent: AtomicU64,
     peak: AtomicU64,
     next: AtomicU64,
@@ -53,6 +55,7 @@ impl Lending {
     pub fn new(limit: u64, backing: Backing) -> Lending {
         Lending {
             units: Arc::new(Units::new(limit, backing == Backing::Huge)),
+            most: AtomicU64::new(u64::MAX),
             lent: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             next: AtomicU64::new(1),
@@ -72,6 +75,16 @@ impl Lending {
     /// Bytes it lends, in all.
     pub fn limit(&self) -> u64 {
         self.units.bytes()
+    }
+
+    /// Bytes it lends now, at most.
+    pub fn most(&self) -> u64 {
+        self.limit().min(self.most.load(Ordering::Relaxed))
+    }
+
+    /// Lends no more slabs than make this many bytes. What is lent stays so.
+    pub fn set_most(&self, bytes: u64) {
+        self.most.store(bytes, Ordering::Relaxed);
     }
 
     /// The words that say who owns what.
@@ -96,6 +109,9 @@ impl Lending {
 
     /// A fresh slab, zero, in an owner's name.
     pub fn grant(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Arc<Slab>, NoSlab> {
+        if self.lent() + SLAB_BYTES > self.most() {
+            return Err(NoSlab::Exhausted);
+        }
         let first = self.units.claim_slab(lease.owner())?;
         let (memfd, mapping) = self.memory().map_err(|e| {
             self.units.free_slab(first);

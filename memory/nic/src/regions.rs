@@ -156,7 +156,7 @@ impl Nic {
         let (status, value, told) = match why {
             NoSlab::Exhausted => {
                 count(&self.tally.exhausted, 1);
-                (Status::Exhausted, self.lending.limit(), "all is lent")
+                (Status::Exhausted, self.lending.most(), "all is lent")
             }
             NoSlab::Quota(bytes) => (Status::Quota, *bytes, "its owner has its quota"),
             NoSlab::System(e) => (Status::System, e.0 as u64, "this machine has no memory or descriptors left"),

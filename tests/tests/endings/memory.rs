@@ -26,6 +26,21 @@ fn a_node_that_has_nothing_left_at_start() -> Result<()> {
     Ok(())
 }
 
+/// A machine that needs all of its memory: nothing is lent, and whoever asks is told.
+#[test]
+fn a_node_leaves_its_machine_what_it_reserves() -> Result<()> {
+    let node = Node::start("128M", &["--reserve", "100%"])?;
+    ensure!(node.metric("farmem_node_held_back_bytes")? == f64::from(128 << 20), "{}", node.metrics()?);
+    let far = By::Tcp.far("4M", &node.by_tcp());
+    let refused = process::run(far.command(&checker(&["32", "2"])?), LIMIT)?;
+    let said = String::from_utf8_lossy(&refused.stdout).into_owned();
+    ensure!(refused.code() == 1 && said.contains("map != MAP_FAILED: errno 12"), "{refused:?}");
+    let node = Node::start("128M", &["--reserve", "1M"])?;
+    let work = Work::start(&By::Tcp.far("4M", &node.by_tcp()), &["32", "2"])?;
+    ensure!(node.metric("farmem_node_held_back_bytes")? == 0.0, "{}", node.metrics()?);
+    work.sound().map(|_| ())
+}
+
 #[test]
 fn a_program_that_asks_for_more_than_there_is() -> Result<()> {
     for (by, lend) in [(By::Shm, 128), (By::Tcp, 256), (By::Shm, 256)] {
