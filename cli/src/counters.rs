@@ -105,6 +105,10 @@ plain_counters! {
     local_bytes,
     /// … at most.
     local_peak,
+    /// … of far objects.
+    objects_bytes,
+    /// … at most.
+    objects_peak,
     /// Bytes in far slots now.
     far_bytes,
     /// … at most.

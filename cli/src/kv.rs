@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
 use farmem_kv::serve::{self, Clients, Config, Failed};
-use farmem_run::Transport;
-use farmem_run::exit;
+use farmem_run::{Protect, Transport, exit};
 
 use crate::failure::Failure;
 use crate::run::names;
@@ -38,8 +37,8 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     local: Size,
 
-    /// What all front ends of the store may take from the nodes. Beyond it, keys are evicted. Without it, a store takes
-    /// what the nodes lend, and then refuses to write
+    /// What all front ends of the store may take from the nodes. Beyond it, keys are evicted.
+    /// Without it, a store takes what the nodes lend, and then refuses to write
     #[arg(long, value_name = "SIZE")]
     maxmemory: Option<Size>,
 
@@ -63,13 +62,19 @@ pub struct Options {
 /// Which store.
 #[derive(clap::Args, Debug)]
 struct Store {
-    /// A node that holds a part of the store: HOST:PORT or unix:PATH; may be repeated, or separated by commas
+    /// A node that holds a part of the store: HOST:PORT or unix:PATH; may be repeated, or separated
+    /// by commas
     #[arg(long, value_name = "ADDR", required = true, value_delimiter = ',')]
     node: Vec<NodeAddr>,
 
     /// How bytes move
     #[arg(long, value_parser = names::<Transport>(), value_name = "HOW", default_value = "auto")]
     transport: Transport,
+
+    /// Whether each key is kept at two nodes, so that the end of one loses nothing. Nodes form
+    /// pairs in the order in which they are named first
+    #[arg(long, value_parser = names::<Protect>(), value_name = "HOW", default_value = "none")]
+    protect: Protect,
 
     #[command(flatten)]
     token: crate::token::Flag,
@@ -79,6 +84,17 @@ struct Store {
 enum Sub {
     /// Recount a store: whether every object and every piece of memory is accounted for
     Check {
+        /// The store
+        #[arg(value_name = "NAME")]
+        name: String,
+
+        #[command(flatten)]
+        store: Store,
+    },
+
+    /// Say that a node of a mirrored store has ended for good, so that the other may go on without
+    /// it. Needed only if no front end ran when it ended
+    Alone {
         /// The store
         #[arg(value_name = "NAME")]
         name: String,
@@ -120,6 +136,9 @@ Examples:
   farmem kv --name cache --node a:7411,b:7411 --maxmemory 4G
       Keys are spread over two nodes, and evicted when 4 GiB are used.
 
+  farmem kv --name orders --node a:7411,b:7411 --protect mirror
+      Each key is kept at both nodes. If one ends, the other goes on.
+
   farmem kv check sessions --node bighost:7411
       Looks whether all of it adds up, while it is served.
 
@@ -134,6 +153,14 @@ Whoever can reach the port can read and write: keep it in a trusted network.";
 pub fn run(options: &Options) -> Result<(), Failure> {
     match &options.sub {
         Some(Sub::Check { name, store }) => return check(name, store),
+        Some(Sub::Alone { name, store }) => {
+            let nodes = serve::go_alone(&config(name, store)?).map_err(refusal)?;
+            match nodes.is_empty() {
+                true => println!("store {name}: all of its nodes are there"),
+                false => println!("store {name}: {} goes on with the only copy", nodes.join(", ")),
+            }
+            return Ok(());
+        }
         Some(Sub::Save(of)) => {
             let keys = serve::save(&config(&of.name, &of.store)?, &of.file).map_err(refusal)?;
             println!("store {}: {keys} keys are in {}", of.name, of.file.display());
@@ -170,6 +197,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         ..config(&name, &options.store)?
     };
     let nodes = config.nodes.join(", ");
+    crate::confined::begin();
     let ready = |at: &[SocketAddr]| {
         for at in at {
             eprintln!("farmem: store {name} on {nodes} is served at {at}");
@@ -182,6 +210,7 @@ fn config(name: &str, store: &Store) -> Result<Config, Failure> {
     Ok(Config {
         name: name.to_owned(),
         nodes: store.node.iter().map(ToString::to_string).collect(),
+        mirror: store.protect == Protect::Mirror,
         transport: store.transport,
         grace: Duration::from_secs(5),
         listen: Vec::new(),

@@ -139,6 +139,9 @@ pub struct Status {
     /// Processes that are not: their memory is kept for their grace.
     #[serde(default)]
     pub absent: u64,
+    /// What it has given up.
+    #[serde(default)]
+    pub confined: Option<String>,
     /// Whether it is going down.
     pub draining: bool,
     /// Bytes read by members since its start; over shared memory it sees none.
@@ -227,6 +230,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         rdma: options.rdma.clone(),
         quota: options.quota.map(|quota| quota.bytes(ram)),
         compute: options.compute,
+        confined: true,
         domain: options.rack.domain.unwrap_or_default(),
         // systemd gives a service a directory of its own. Where there is none the node works all
         // the same, and top does not show it.

@@ -36,12 +36,13 @@ use farmem_protocol::extent::place::BLOCK_BYTES;
 use farmem_protocol::nbd;
 use farmem_protocol::node::Domain;
 use farmem_protocol::units::bytes;
+use farmem_sys::confine::{Confined, SERVICE, confine};
 use farmem_sys::group::Groups;
 use farmem_sys::process;
 use farmem_sys::verbs::{Absent, Device};
 use listen::Listener;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokens::{Followed, StoreError};
@@ -79,6 +80,9 @@ pub struct Config {
     pub compute: usize,
     /// The failure domain that members are told. Empty: none.
     pub domain: Domain,
+    /// Whether the node gives up what it does not need before it serves ([`farmem_sys::confine`]).
+    /// Its process must have one thread then.
+    pub confined: bool,
     /// A private directory. It gets the status file by which `farmem top` finds the node. If
     /// [`listen`](Config::listen) names no Unix socket, it also gets one through which programs on
     /// this machine map the node's memory.
@@ -103,6 +107,7 @@ impl Config {
             quota: None,
             compute: 0,
             domain: Domain::EMPTY,
+            confined: false,
             status_dir: None,
         }
     }
@@ -174,6 +179,9 @@ pub enum StartError {
     /// The RDMA card that was named cannot be used.
     #[error("{0}")]
     Rdma(Absent),
+    /// The store of tokens is another user's.
+    #[error("--tokens {0}: its owner is another user, and the node gives up root's right to read it: chown root {0}")]
+    OthersTokens(PathBuf),
     /// The store of tokens cannot be used.
     #[error("--tokens {0}")]
     Tokens(#[from] tokens::StoreError),
@@ -196,6 +204,7 @@ pub struct Node {
     metrics: Option<SocketAddr>,
     unshared: Option<StartError>,
     tokens: Option<Mutex<Followed>>,
+    confined: Option<Confined>,
 }
 
 impl Node {
@@ -222,6 +231,10 @@ impl Node {
         process::random_bytes(&mut probe).map_err(StartError::System)?;
         let backing = if config.huge { Backing::Huge } else { Backing::Small };
         let card = config.rdma.open(&config.listen)?;
+        if card.is_some() && config.confined {
+            // The right to lock more than the limit is given up below.
+            process::raise_lock_limit();
+        }
         let nic = Nic::new(Lending::new(config.lend, backing), || {
             let mut secret = [0; 16];
             // It worked at start, and the kernel's generator does not stop.
@@ -240,8 +253,6 @@ impl Node {
         nic.volumes.set_machine(nbd::machine(&std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()));
         nic.units.set_quota(config.quota.unwrap_or(u64::MAX));
         nic.units.set_descriptors(descriptors);
-        // Before anybody can reach it.
-        let tokens = config.tokens.as_deref().map(|path| Followed::begin(path, &nic)).transpose()?.map(Mutex::new);
         // First, so that the counters can be asked for as soon as the node can be reached.
         let metrics = config.metrics.map(metrics::bind).transpose()?;
         let mut listeners = config.listen.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;
@@ -252,9 +263,14 @@ impl Node {
             None => (None, None),
         };
         listeners.extend(own_socket);
+        // What takes a right of root's is done, and no other thread has begun.
+        let confined = config.confined.then(|| confine(&[SERVICE]));
+        // Before any host is let in. With the rights that the node has left, because it reads the
+        // store again later.
+        let tokens = config.tokens.as_deref().map(|path| followed(path, &nic)).transpose()?.map(Mutex::new);
         let metrics = metrics.map(|listener| metrics::serve(listener, &nic)).transpose()?;
         let workers = Workers::start(&nic, listeners)?;
-        Ok(Node { nic, addresses, workers, metrics, unshared, tokens })
+        Ok(Node { nic, addresses, workers, metrics, unshared, tokens, confined })
     }
 
     /// Where it listens: as configured, with the port that was given where 0 was asked for.
@@ -271,6 +287,11 @@ impl Node {
     pub fn look_at_tokens(&self) -> Option<StoreError> {
         let mut followed = self.tokens.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         followed.look(&self.nic)
+    }
+
+    /// What it has given up.
+    pub fn confined(&self) -> Option<Confined> {
+        self.confined
     }
 
     /// Where it tells its counters.
@@ -307,6 +328,14 @@ impl Node {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// Reads the store of tokens.
+fn followed(path: &Path, nic: &Nic) -> Result<Followed, StartError> {
+    Followed::begin(path, nic).map_err(|e| match e.forbidden() && process::user() == 0 {
+        true => StartError::OthersTokens(path.to_owned()),
+        false => e.into(),
+    })
 }
 
 impl Drop for Node {

@@ -108,6 +108,9 @@ fn announce(config: &Config, node: &Node) {
     for at in node.addresses() {
         eprintln!("farmem: node lends {} at {at}", bytes(lend));
     }
+    if let Some(confined) = node.confined().filter(|confined| config.verbose || !confined.is_whole()) {
+        eprintln!("farmem: the node is confined: {confined}");
+    }
     if let Some(why) = node.unshared() {
         eprintln!("farmem: programs on this machine are served over tcp, which is slower than mapped memory: {why}");
     }

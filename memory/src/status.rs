@@ -64,6 +64,7 @@ fn text(node: &Node) -> String {
         "absent": absent,
         "bytes_read": moved(&nic.tally.read_bytes),
         "bytes_written": moved(&nic.tally.write_bytes) + moved(&nic.tally.record_bytes),
+        "confined": node.confined().map(|confined| confined.to_string()),
         "draining": nic.is_draining(),
     });
     format!("{status}\n")

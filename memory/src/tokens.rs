@@ -47,6 +47,13 @@ pub enum StoreError {
     Busy(PathBuf, PathBuf),
 }
 
+impl StoreError {
+    /// Whether the system lets this process not read it.
+    pub fn forbidden(&self) -> bool {
+        matches!(self, StoreError::Secret(FileError::File(_, e)) if e.kind() == io::ErrorKind::PermissionDenied)
+    }
+}
+
 /// The content of a store.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a counters file: `farmem` and the layout's version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x0a");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmem\x00\x0b");
 /// Process slots in a counters file.
 pub const PROCESSES: usize = 64;
 /// Words of the text of a run's nodes: room for 64 with domains of 40 bytes.
@@ -219,6 +219,10 @@ pub struct Process {
     pub local_bytes: AtomicU64,
     /// Peak of `local_bytes`.
     pub local_peak: AtomicU64,
+    /// Level: of `local_bytes`, what far objects of the program hold.
+    pub objects_bytes: AtomicU64,
+    /// Peak of `objects_bytes`.
+    pub objects_peak: AtomicU64,
     /// Level: bytes held in far slots.
     pub far_bytes: AtomicU64,
     /// Peak of `far_bytes`.

@@ -61,6 +61,8 @@ pub struct RunSpec {
     pub token: Option<String>,
     /// With a token, too, its bytes go over TCP as they are.
     pub plain: bool,
+    /// Its nodes are not trusted: pages leave sealed.
+    pub seal: bool,
     /// Where faults are counted by place, if they are.
     pub sites: Option<String>,
     /// Record a sample of the pages only, and keep all others local.
@@ -90,6 +92,7 @@ impl Default for RunSpec {
             trace: None,
             token: None,
             plain: false,
+            seal: false,
             sites: None,
             sample: false,
         }
@@ -150,6 +153,7 @@ impl RunSpec {
             ("mask", self.mask.to_string()),
             ("sample", flag(self.sample)),
             ("plain", flag(self.plain)),
+            ("seal", flag(self.seal)),
         ];
         pairs.extend(self.disk.clone().map(|path| ("disk", path)));
         pairs.extend(self.shape.map(|rate| ("shape", rate.to_string())));
@@ -210,6 +214,7 @@ impl RunSpec {
             "trace" => self.trace = Some(value.to_owned()),
             "token" => self.token = Some(value.to_owned()),
             "plain" => self.plain = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
+            "seal" => self.seal = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
             "sites" => self.sites = Some(value.to_owned()),
             "sample" => self.sample = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
             _ => return Err(bad(format!("{} is not a setting", quoted(key)))),

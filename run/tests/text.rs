@@ -39,9 +39,16 @@ fn spec() -> impl Strategy<Value = RunSpec> {
     let nodes = proptest::collection::vec(run_node(), 0..4);
     let numbers = (any::<[u8; 16]>(), any::<u64>(), any::<u64>(), any::<Option<u64>>());
     let choices = (choice::<Transport>(), choice::<Faults>(), choice::<Prefetch>(), choice::<Dirty>(), mask());
-    (numbers, nodes, choices, any::<[bool; 4]>(), choice::<Protect>(), [path(), path(), path(), path(), path()])
+    (numbers, nodes, choices, any::<[bool; 5]>(), choice::<Protect>(), [path(), path(), path(), path(), path()])
         .prop_map(
-            |((run, local, grace_ms, shape), nodes, choices, [relayed, changes, sample, plain], protect, paths)| {
+            |(
+                (run, local, grace_ms, shape),
+                nodes,
+                choices,
+                [relayed, changes, sample, plain, seal],
+                protect,
+                paths,
+            )| {
                 let [counters, trace, token, sites, disk] = paths;
                 let (transport, faults, prefetch, dirty, mask) = choices;
                 let grace = Duration::from_millis(grace_ms);
@@ -66,6 +73,7 @@ fn spec() -> impl Strategy<Value = RunSpec> {
                     sites,
                     sample,
                     plain,
+                    seal,
                 }
             },
         )

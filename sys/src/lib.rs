@@ -1,10 +1,12 @@
 //! The unsafe floor of farmem: the kernel's interfaces as typed calls.
 //!
 //! * [`clock`]: time without system calls.
+//! * [`confine`]: a service gives up calls and rights that it does not need.
 //! * [`descriptors`]: descriptors of the runtime's own, beside the program's.
 //! * [`disk`]: a file of pages.
 //! * [`epoll`]: waiting for many descriptors.
 //! * [`errno`]: the meanings of the kernel's error numbers.
+//! * [`gcm`]: seals and opens whole pages.
 //! * [`group`]: the memory group (cgroup) of this process.
 //! * [`holdings`]: the memory that a runtime holds for itself, and how much of it is resident.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
@@ -37,10 +39,12 @@
 #[cfg(not(loom))]
 pub mod arena;
 pub mod clock;
+pub mod confine;
 pub mod descriptors;
 pub mod disk;
 pub mod epoll;
 pub mod errno;
+pub mod gcm;
 pub mod group;
 pub mod hold;
 pub mod holdings;

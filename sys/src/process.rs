@@ -280,6 +280,12 @@ pub fn raise_file_limit() -> u64 {
     raised(libc::RLIMIT_FSIZE, true)
 }
 
+/// Lets this process lock as much memory as may be, as RDMA cards do with what they reach; without any
+/// limit, where it has the privilege.
+pub fn raise_lock_limit() -> u64 {
+    raised(libc::RLIMIT_MEMLOCK, true)
+}
+
 fn raised(resource: libc::__rlimit_resource_t, beyond: bool) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: live structures for all calls.

@@ -28,6 +28,7 @@ struct Table {
     use_range: unsafe extern "C" fn(usize, usize, i32),
     use_each: unsafe extern "C" fn(*const usize, usize, i32),
     advise: unsafe extern "C" fn(usize, usize, i32),
+    objects: unsafe extern "C" fn(isize) -> usize,
 }
 
 const PAGE: usize = 4096;
@@ -95,6 +96,16 @@ impl Table {
 #[inline]
 pub fn runs() -> bool {
     table().is_some()
+}
+
+/// Local memory for far objects, for the crate `farmem-objects`: takes that many pages of the run's
+/// share, or gives them back if negative. 0 asks how many there can be. The answer is 0 where the
+/// program does not run on far memory, or the share has no room.
+#[doc(hidden)]
+pub fn objects(pages: isize) -> usize {
+    let has_it = |table: &&Table| table.bytes >= size_of::<Table>();
+    // SAFETY: it counts pages, and touches none.
+    table().filter(has_it).map_or(0, |table| unsafe { (table.objects)(pages) })
 }
 
 /// Whether the page where a value begins is local, or not far at all. It may leave a moment later.

@@ -100,6 +100,7 @@ unsafe fn config(
         let mut config = Config {
             name: name.to_owned(),
             nodes: named,
+            mirror: false,
             transport: Transport::Auto,
             trust: farmem::Trust::default(),
             grace: Duration::from_secs(5),

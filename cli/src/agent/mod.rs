@@ -122,6 +122,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     // Before any thread, so that signals come to the one that waits for them.
     let signals = Signals::take().map_err(|e| Failure::usage(format!("cannot take over signals: {e}")))?;
     let node = node_of(options, &dir)?;
+    // The node was a process of its own to start; from here on nothing is.
+    crate::confined::begin();
     let transport = match &node {
         NodeAddr::Shm(_) => Transport::Shm,
         // Windows of blocks are not on RDMA cards: their verbs would go in frames all the same.

@@ -29,7 +29,11 @@ pub struct Options {
 
 /// Lends memory until nobody has held any for a while.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let config = Config { embedded: true, ..Config::new(options.lend, vec![NodeAddr::Shm(options.listen.clone())]) };
+    let config = Config {
+        embedded: true,
+        confined: true,
+        ..Config::new(options.lend, vec![NodeAddr::Shm(options.listen.clone())])
+    };
     let node = Node::start(&config).map_err(Failure::usage)?;
     let mut last_held = Instant::now();
     while last_held.elapsed() < IDLE {

@@ -72,6 +72,8 @@ struct View {
     drain_cpu_ns: u64,
     scrub_cpu_ns: u64,
     scrubbed: u64,
+    /// What its process has given up, if it is on this machine and says so.
+    confined: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -197,6 +199,10 @@ fn all(nodes: Vec<(u32, NodeAddr)>) -> (Vec<View>, Option<Failure>) {
 
 /// The nodes that have a status file in the runtime directory.
 fn here() -> Vec<(u32, NodeAddr)> {
+    known_here().filter_map(|status| Some((status.pid, status.listen.first()?.parse().ok()?))).collect()
+}
+
+fn known_here() -> impl Iterator<Item = NodeStatus> {
     let dir = runtime_dir::own().ok();
     if let Some(dir) = &dir {
         leftovers::sweep(dir);
@@ -204,8 +210,7 @@ fn here() -> Vec<(u32, NodeAddr)> {
     let files = dir.and_then(|dir| std::fs::read_dir(dir).ok());
     let paths = files.into_iter().flatten().flatten().map(|file| file.path());
     let nodes = paths.filter(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("node-")));
-    let known = nodes.filter_map(|path| NodeStatus::read_living(&path));
-    known.filter_map(|status| Some((status.pid, status.listen.first()?.parse().ok()?))).collect()
+    nodes.filter_map(|path| NodeStatus::read_living(&path))
 }
 
 fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
@@ -252,6 +257,9 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
         drain_cpu_ns: figure(Figure::DrainNs)?,
         scrub_cpu_ns: figure(Figure::ScrubNs)?,
         scrubbed: figure(Figure::ScrubbedBytes)?,
+        confined: known_here()
+            .find(|status| status.listen.contains(&node.to_string()))
+            .and_then(|status| status.confined),
     })
 }
 
@@ -281,6 +289,7 @@ fn text(view: &View) -> String {
         row("shared blocks", units::count(view.shared_blocks)),
         row("windows", format!("{} ({} bound)", units::count(view.windows), units::count(view.windows_bound))),
         row("scrubbed", format!("{} in {} of CPU", size(view.scrubbed), units::nanos(view.scrub_cpu_ns))),
+        row("confined", view.confined.clone().unwrap_or_else(|| "-".to_owned())),
         row("drained", format!("in {} of CPU", units::nanos(view.drain_cpu_ns))),
     ]);
     if !view.free_runs.is_empty() {

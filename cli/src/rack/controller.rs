@@ -93,8 +93,10 @@ fn guard(store: Option<&Path>) -> Result<Guard, Failure> {
 /// Serves until it is told to end.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let seed = super::random().map_err(Failure::usage)?;
-    let guard = guard(options.tokens.as_deref())?;
     let listener = listen(&options.listen, options.open || options.tokens.is_some())?;
+    // Files are opened after that, as they will be opened again.
+    crate::confined::begin();
+    let guard = guard(options.tokens.as_deref())?;
     let at = listener.local_addr().map_err(Failure::usage)?;
     eprintln!("farmem: the rack's controller is at {at}; its page: http://{at}/");
     let log: fn(&str) = |line| eprintln!("farmem: {line}");

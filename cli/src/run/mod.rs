@@ -124,6 +124,11 @@ pub struct Options {
     #[command(flatten)]
     pub token: token::Flag,
 
+    /// Do not trust the nodes: pages leave encrypted, and one that comes back changed or old ends
+    /// the program. Pages go whole, and over tcp to nodes on this machine, too
+    #[arg(long)]
+    pub seal: bool,
+
     /// The summary at the end: text, json, json:FILE or none [default: text]
     #[arg(long, value_name = "FORM")]
     pub stats: Option<Stats>,
@@ -172,6 +177,7 @@ impl Options {
             agent: false,
             grace: None,
             token: token::Flag::default(),
+            seal: false,
             stats: None,
             trace: None,
             sites: false,
@@ -221,7 +227,7 @@ or in farmem top.
 Sizes: 64k, 512M, 1.5G (powers of 1024), or 25%. Times: 500ms, 5s, 2m.
 
 Exit status: the program's own, and its signals. 64 usage, 70 node lost, 71 far memory \
-exhausted, 72 no usable node, 73 farmem broken, 126 and 127 as in a shell.";
+exhausted, 72 no usable node, 73 farmem broken, 74 a page altered at a node, 126 and 127 as in a shell.";
 
 /// The bytes that a node lends which is started for the run. Errors are said in the words of
 /// `farmem run`, whose user knows of no node.

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use farmem_fabric::Trust;
-use farmem_run::{Choice, Protect, RunNode, RunSpec, Transport};
+use farmem_run::{Choice, Dirty, NodeAddr, Protect, RunNode, RunSpec, Transport};
 use farmem_sys::disk::PageFile;
 
 use super::summary::Stats;
@@ -137,6 +137,7 @@ impl Plan {
         let transport = |text: &str| Transport::named(text).ok_or("not auto, shm, tcp or verbs");
         let transport = settings.choose("transport", options.transport, transport)?;
         let transport = transport.map_or(Transport::Auto, |(transport, _)| transport);
+        let transport = if options.seal { sealed(options, transport, &nodes)? } else { transport };
         if options.shape.is_some() && transport != Transport::Tcp {
             return Err(Failure::usage("--shape holds tcp to a rate: add --transport tcp"));
         }
@@ -163,9 +164,35 @@ impl Plan {
             trace: trace.map(|trace| trace.display().to_string()),
             token: token.map(|token| token.display().to_string()),
             plain: options.token.plain,
+            seal: options.seal,
             ..RunSpec::default()
         };
         Ok(Plan { spec, local_from, controller, stats, ram })
+    }
+}
+
+/// How the bytes of a sealed run move: not by shared memory, where its nodes could read pages as the
+/// program uses them. Says what is not as without `--seal`.
+fn sealed(options: &Options, transport: Transport, nodes: &[RunNode]) -> Result<Transport, Failure> {
+    if !farmem_sys::gcm::can() {
+        return Err(Failure::usage("--seal needs a CPU with AES and PCLMULQDQ instructions"));
+    }
+    if let Some(node) = nodes.iter().find(|node| matches!(node.at, NodeAddr::Shm(_))) {
+        return Err(Failure::usage(format!(
+            "--seal: a node at a Unix socket reads memory as it is used: name {} by HOST:PORT",
+            node.at
+        )));
+    }
+    if options.dirty == Dirty::Lines {
+        eprintln!("farmem: --seal: pages go whole; --dirty lines only tells which have not changed");
+    }
+    if options.agent {
+        eprintln!("farmem: --seal: pieces that the program asks of the agent are not sealed");
+    }
+    match transport {
+        Transport::Shm => Err(Failure::usage("--seal: with --transport shm nodes read memory as it is used: use tcp")),
+        Transport::Auto => Ok(Transport::Tcp),
+        chosen => Ok(chosen),
     }
 }
 

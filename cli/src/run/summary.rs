@@ -211,6 +211,10 @@ fn rows(sample: &Sample, peaks: &Peaks) -> Vec<Line> {
         let more = format!("pages came in ahead, {} left, as the program said", units::count(counts.paged_out));
         rows.push(("hints", units::count(counts.hinted), more));
     }
+    if counts.objects_peak > 0 {
+        let more = "of local memory had far objects of the program's, at most".to_owned();
+        rows.push(("objects", units::bytes(counts.objects_peak), more));
+    }
     if counts.evicted > 0 {
         let clean = units::share(counts.evicted_clean, counts.evicted);
         let (came, went) = (units::bytes(counts.bytes_in), units::bytes(counts.bytes_out));

@@ -421,6 +421,7 @@ mod tests {
             lent: 512 << 20,
             clients: 2,
             absent: 0,
+            confined: None,
             draining: false,
             bytes_read: 0,
             bytes_written: 0,

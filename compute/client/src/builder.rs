@@ -37,6 +37,7 @@ pub struct Builder {
     token: Option<PathBuf>,
     trust: Option<Trust>,
     plain: bool,
+    partial: bool,
 }
 
 impl Default for Builder {
@@ -51,6 +52,7 @@ impl Default for Builder {
             token: None,
             trust: None,
             plain: false,
+            partial: false,
         }
     }
 }
@@ -106,8 +108,8 @@ impl Builder {
         self
     }
 
-    /// Leaves TCP unencrypted although a token is named: bytes can be read and changed on their way.
-    /// Default: false.
+    /// Leaves TCP unencrypted although a token is named: bytes can be read and changed on their
+    /// way. Default: false.
     pub fn plain(mut self, plain: bool) -> Builder {
         self.plain = plain;
         self
@@ -117,6 +119,13 @@ impl Builder {
     #[doc(hidden)]
     pub fn trust(mut self, trust: Trust) -> Builder {
         self.trust = Some(trust);
+        self
+    }
+
+    /// Whether nodes may be left out that are not there, or do not have the region. Usually not.
+    /// The region is not made then. [`Memory::numbers`] tells which nodes were found.
+    pub fn partial(mut self, partial: bool) -> Builder {
+        self.partial = partial;
         self
     }
 
@@ -133,10 +142,24 @@ impl Builder {
         let mut run = [0; 16];
         process::random_bytes(&mut run).map_err(|e| Error::System(e.to_string()))?;
         let here = shared::wiped_on_fork().map_err(|e| Error::System(e.to_string()))?;
-        let shards = self.nodes.iter().map(|node| self.shard(node, region, run)).collect::<Result<Vec<_>>>()?;
-        let memory = Memory { inner: Arc::new(Inner::new(shards, region, tag(&run), here)) };
+        let mut kept = Builder { nodes: Vec::new(), ..self.clone() };
+        let (mut shards, mut failed) = (Vec::new(), None);
+        for node in &self.nodes {
+            match self.shard(node, region, run) {
+                Ok(shard) => {
+                    shards.push(shard);
+                    kept.nodes.push(node.clone());
+                }
+                Err(e @ (Error::Connect(_) | Error::Region(_))) if self.partial => failed = Some(e),
+                Err(e) => return Err(e),
+            }
+        }
+        if let Some(failed) = failed.filter(|_| shards.is_empty()) {
+            return Err(failed);
+        }
+        let memory = Memory { inner: Arc::new(Inner::new(shards, region, tag(&run), here)), numbers: None };
         match region {
-            Some(name) => self.identified(memory, name, run),
+            Some(name) => kept.identified(memory, name, run),
             None => Ok(memory),
         }
     }
@@ -144,7 +167,7 @@ impl Builder {
     fn shard(&self, node: &str, region: Option<RegionName>, run: [u8; 16]) -> Result<Shard> {
         let session = self.session(node, run)?;
         if let Some(name) = region {
-            session.open_region(name, self.create)?;
+            session.open_region(name, self.create && !self.partial)?;
         }
         let shard = Shard::new(session, region);
         if region.is_some() && shard.up_to(1)?.is_empty() && self.create {
@@ -180,7 +203,7 @@ impl Builder {
     }
 
     /// The memory with its nodes in the order that the region has, made if need be.
-    fn identified(&self, memory: Memory, name: RegionName, run: [u8; 16]) -> Result<Memory> {
+    fn identified(&self, mut memory: Memory, name: RegionName, run: [u8; 16]) -> Result<Memory> {
         let nodes = memory.nodes();
         let random = run.iter().take(6).fold(0u64, |word, &byte| word << 8 | byte as u64) | 1;
         let mut words = Vec::new();
@@ -205,17 +228,22 @@ impl Builder {
                 let reason = "it is another region of the same name: remove one of them, or choose another name";
                 return foreign(at, reason.into());
             }
-            if count != nodes {
+            if count != nodes && !(self.partial && nodes < count) {
                 return foreign(at, format!("it lies on {count} nodes, and {nodes} are named: name just these"));
             }
+            order.resize(order.len().max(count), None);
             match order.get_mut(number) {
                 Some(place @ None) => *place = Some(at),
                 _ => return foreign(at, "it is named twice".into()),
             }
         }
+        let numbers = (0..order.len()).filter(|&number| order[number].is_some()).collect();
         let order: Vec<usize> = order.into_iter().flatten().collect();
         match order.is_sorted() {
-            true => Ok(memory),
+            true => {
+                memory.numbers = Some(numbers);
+                Ok(memory)
+            }
             false => {
                 let in_order =
                     Builder { nodes: order.iter().map(|&at| self.nodes[at].clone()).collect(), ..self.clone() };

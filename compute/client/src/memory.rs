@@ -30,6 +30,7 @@ pub(crate) const IDENTITY: u64 = 4096;
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) inner: Arc<Inner>,
+    pub(crate) numbers: Option<Arc<[usize]>>,
 }
 
 pub(crate) struct Inner {
@@ -251,19 +252,19 @@ impl Memory {
         self.with_lane(|lane| lane.store(at, value))
     }
 
-    /// A random number of 32 bits by which the openers of a region tell one another apart. It is drawn
-    /// when a process connects, and is the same at all nodes.
+    /// A random number of 32 bits by which the openers of a region tell one another apart. It is
+    /// drawn when a process connects, and is the same at all nodes.
     pub fn tag(&self) -> u32 {
         self.inner.tag
     }
 
     /// Takes all rights at a node from the other processes with this [`Memory::tag`] that have this
-    /// memory's region open. Protocols that declare a silent process dead need it: after `true` none
-    /// of its operations takes effect at that node, however early it was posted. They fail with
-    /// [`Error::Lost`].
+    /// memory's region open. Protocols that declare a silent process dead need it: after `true`
+    /// none of its operations takes effect at that node, however early it was posted. They fail
+    /// with [`Error::Lost`].
     ///
-    /// False: one of them has the node's memory mapped (shared memory), and its process still lives.
-    /// Only its end keeps it from writing. Ask again later.
+    /// False: one of them has the node's memory mapped (shared memory), and its process still
+    /// lives. Only its end keeps it from writing. Ask again later.
     ///
     /// # Errors
     /// [`Error::Lost`] if the node is lost.
@@ -278,6 +279,48 @@ impl Memory {
         Ok(self.inner.shards[node].session().expel(region, tag)?)
     }
 
+    /// [`Memory::pieces`] of one node, by its number.
+    ///
+    /// # Errors
+    /// As there; [`Error::Nodes`] when there is no such node.
+    pub fn pieces_on(&self, node: usize) -> Result<Vec<Piece>> {
+        self.with_lane(|lane| lane.pieces_on(node))
+    }
+
+    /// Takes the piece of `bytes` bytes at this very place, for protocols that keep one layout at
+    /// several nodes of a region. The node is made larger as far as need be.
+    ///
+    /// # Errors
+    /// [`Error::NotAPiece`]: part of it is taken, or no piece of this size can begin there. Else as
+    /// [`Memory::alloc`].
+    pub fn alloc_at(&self, at: Addr, bytes: u64) -> Result<()> {
+        self.with_lane(|lane| lane.alloc_at(at, bytes))
+    }
+
+    /// Whether a node is there, by its number.
+    ///
+    /// # Errors
+    /// [`Error::Lost`]
+    pub fn check_node(&self, number: usize) -> Result<()> {
+        match self.inner.shards.get(number) {
+            _ if self.inner.is_forked() => Err(Error::Forked),
+            Some(shard) => Ok(shard.session().tend()?),
+            None => Err(Error::Nodes(number)),
+        }
+    }
+
+    /// After [`Error::Lost`]: whether the node's process has certainly ended. Another process may
+    /// still reach a node that was lost by its silence.
+    pub fn has_ended(&self, number: usize) -> bool {
+        self.inner.shards.get(number).is_some_and(|shard| shard.session().has_ended())
+    }
+
+    /// The numbers that the nodes have in their region: not one behind the other if
+    /// [`Builder::partial`] has left some out.
+    pub fn numbers(&self) -> &[usize] {
+        self.numbers.as_deref().map_or(&[], |numbers| numbers)
+    }
+
     /// Number of nodes.
     pub fn nodes(&self) -> usize {
         self.inner.shards.len()
@@ -288,8 +331,8 @@ impl Memory {
         self.inner.shards.get(number).map(|shard| shard.session().node())
     }
 
-    /// Whether a node's memory is mapped here: a read or write there is a copy, and posting it early
-    /// gains nothing.
+    /// Whether a node's memory is mapped here: a read or write there is a copy, and posting it
+    /// early gains nothing.
     pub fn is_mapped(&self, number: usize) -> bool {
         self.inner.shards.get(number).is_some_and(|shard| shard.session().is_mapped())
     }

@@ -1,12 +1,21 @@
 //! Carries out verbs on a named region of the nodes' memory.
 //!
-//! One lane, one thread. Verbs are posted as tasks ask for them and sent together, so that commands of
-//! many clients share a round trip. Pieces are rare enough to be taken and given back at once.
+//! One lane, one thread. Verbs are posted as tasks ask for them and sent together, so that commands
+//! of many clients share a round trip. Pieces are rare enough to be taken and given back at once.
+//!
+//! A store that keeps two copies goes on when a node's process has ended: its verbs are answered by
+//! [`Answer::Lost`]. The memory of an ended node on this machine stays mapped. So the nodes are
+//! looked at before verbs are posted, if they were not within [`LOOK`]: a verb that begins
+//! [`crate::copies`]' gate later finds the end.
 
 use crate::fast::Map;
+use crate::layout::NODE_SHIFT;
 use crate::task::{Answer, Verb};
 use farmem::{Addr, Completion, Error, Lane, Memory};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Between looks at the nodes of a store with two copies, at most, while verbs are posted.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A batch under way: verbs without an answer, and the answers.
 #[derive(Debug)]
@@ -20,24 +29,36 @@ struct Batch {
 pub struct Drive {
     memory: Memory,
     lane: Lane,
+    /// Two copies are kept.
+    copied: bool,
+    /// By their numbers in the region: where the memory has them; `None`: it does not.
+    nodes: Vec<Option<usize>>,
+    looked: Instant,
     batches: Map<u64, Batch>,
-    /// Batch and place of each verb under way, by tag.
-    tags: Vec<(u64, u32)>,
+    /// Batch, place and node of each verb under way, by tag.
+    tags: Vec<(u64, u32, u8)>,
     idle: Vec<usize>,
     ended: Vec<(u64, Vec<Answer>)>,
     completions: Vec<Completion>,
 }
 
 impl Drive {
-    /// On a region.
+    /// On a region; `named` is the number of nodes that the user has named.
     ///
     /// # Errors
     /// No lane can be had.
-    pub fn new(memory: Memory) -> Result<Drive, Error> {
+    pub fn new(memory: Memory, copied: bool, named: usize) -> Result<Drive, Error> {
         let lane = memory.lane()?;
+        let found = memory.numbers().iter().max().map_or(0, |last| last + 1);
+        let count = if copied { found.max(named).next_multiple_of(2) } else { found };
+        let mut nodes = vec![None; count];
+        memory.numbers().iter().enumerate().for_each(|(at, &number)| nodes[number] = Some(at));
         Ok(Drive {
             memory,
             lane,
+            copied,
+            nodes,
+            looked: Instant::now(),
             batches: Map::default(),
             tags: Vec::new(),
             idle: Vec::new(),
@@ -46,9 +67,18 @@ impl Drive {
         })
     }
 
-    /// Where the word is from which a shard is found.
+    /// Where the word is from which a shard is found: at the region's first node, or with two
+    /// copies at each of its two.
     pub fn root_word(&self, shard: usize) -> u64 {
-        self.memory.root(shard).bits()
+        match self.copied {
+            false => self.memory.root(shard).bits(),
+            true => self.memory.root(0).bits() | (2 * shard as u64) << NODE_SHIFT,
+        }
+    }
+
+    /// Whether the node of this number is there.
+    pub fn has_node(&self, number: usize) -> bool {
+        self.nodes.get(number).is_some_and(Option::is_some)
     }
 
     /// By which nodes tell this process from others that have the region open.
@@ -58,17 +88,23 @@ impl Drive {
 
     /// Nodes of the region.
     pub fn nodes(&self) -> usize {
-        self.memory.nodes()
+        self.nodes.len()
     }
 
-    fn tag(&mut self, batch: u64, place: u32) -> u64 {
+    /// The address of the node of this number, as it was given.
+    pub fn node(&self, number: u8) -> &str {
+        let at = self.nodes.get(usize::from(number)).copied().flatten();
+        at.and_then(|at| self.memory.node(at)).unwrap_or_default()
+    }
+
+    fn tag(&mut self, batch: u64, place: u32, node: u8) -> u64 {
         match self.idle.pop() {
             Some(tag) => {
-                self.tags[tag] = (batch, place);
+                self.tags[tag] = (batch, place, node);
                 tag as u64
             }
             None => {
-                self.tags.push((batch, place));
+                self.tags.push((batch, place, node));
                 self.tags.len() as u64 - 1
             }
         }
@@ -79,33 +115,24 @@ impl Drive {
     /// # Errors
     /// A node is lost.
     pub fn post(&mut self, id: u64, verbs: Vec<Verb>) -> Result<(), Error> {
-        // Inserted before its verbs: a FREE waits for those before it. `left` counts one more than the verbs.
+        if self.copied {
+            self.look()?;
+        }
+        // Inserted before its verbs: a FREE waits for those before it. `left` counts one more than
+        // the verbs.
         self.batches.insert(id, Batch { left: 1, answers: vec![Answer::Done; verbs.len()] });
         for (place, verb) in verbs.into_iter().enumerate() {
-            let answer = match verb {
-                Verb::Alloc { node, bytes } => match self.memory.alloc_on(usize::from(node), u64::from(bytes)) {
-                    Ok(at) => Answer::Word(at.bits()),
-                    Err(Error::Full(_)) => Answer::Full,
-                    Err(e) => return Err(e),
-                },
-                // Earlier verbs must have taken effect before another can take the piece.
-                Verb::Free { at } => {
-                    self.settle()?;
-                    match self.memory.free(address(at)) {
-                        Ok(()) | Err(Error::NotAPiece(_)) => Answer::Done,
-                        Err(e) => return Err(e),
-                    }
-                }
-                Verb::Pieces { node } => {
-                    let pieces = self.memory.pieces()?;
-                    let of_node = pieces.iter().filter(|piece| piece.at.node() == usize::from(node));
-                    Answer::Pieces(of_node.map(|piece| (piece.at.bits(), piece.bytes as u32)).collect())
-                }
-                Verb::Expel { node, tag } => Answer::Expelled(self.memory.expel(usize::from(node), tag)?),
-                posted => {
-                    self.post_one(id, place as u32, posted);
+            let node = node_of(&verb);
+            let answer = match self.nodes.get(usize::from(node)).copied().flatten() {
+                None => Answer::Lost,
+                Some(at) if is_posted(&verb) => {
+                    self.post_one(id, place as u32, node, at, verb);
                     continue;
                 }
+                Some(at) => match self.carry_out(at, verb) {
+                    Ok(answer) => answer,
+                    Err(e) => self.is_survived(node, e)?,
+                },
             };
             if let Some(batch) = self.batches.get_mut(&id) {
                 batch.answers[place] = answer;
@@ -115,16 +142,67 @@ impl Drive {
         Ok(())
     }
 
-    fn post_one(&mut self, id: u64, place: u32, verb: Verb) {
-        let tag = self.tag(id, place);
+    /// Looks whether the nodes are there, if that was not done lately.
+    fn look(&mut self) -> Result<(), Error> {
+        if self.looked.elapsed() < LOOK {
+            return Ok(());
+        }
+        self.looked = Instant::now();
+        self.check()
+    }
+
+    /// The answer to a verb of a node that is lost, if the store goes on without it.
+    fn is_survived(&self, node: u8, e: Error) -> Result<Answer, Error> {
+        let at = self.nodes.get(usize::from(node)).copied().flatten();
+        let ended = at.is_some_and(|at| self.memory.has_ended(at));
+        let other = self.nodes.get(usize::from(node ^ 1)).copied().flatten();
+        let stays = other.is_some_and(|other| !self.memory.has_ended(other));
+        match e {
+            Error::Lost { .. } if self.copied && ended && stays => Ok(Answer::Lost),
+            e => Err(e),
+        }
+    }
+
+    fn carry_out(&mut self, node: usize, verb: Verb) -> Result<Answer, Error> {
+        Ok(match verb {
+            Verb::Alloc { node: number, bytes } => match self.memory.alloc_on(node, u64::from(bytes)) {
+                Ok(at) => Answer::Place(moved(at.bits(), usize::from(number))),
+                Err(Error::Full(_)) => Answer::Full,
+                Err(e) => return Err(e),
+            },
+            Verb::Claim { at, bytes } => match self.memory.alloc_at(address(at, node), u64::from(bytes)) {
+                Ok(()) => Answer::Done,
+                Err(Error::Full(_) | Error::NotAPiece(_)) => Answer::Full,
+                Err(e) => return Err(e),
+            },
+            // Earlier verbs must have taken effect before another can take the piece.
+            Verb::Free { at } => {
+                self.settle()?;
+                match self.memory.free(address(at, node)) {
+                    Ok(()) | Err(Error::NotAPiece(_)) => Answer::Done,
+                    Err(e) => return Err(e),
+                }
+            }
+            Verb::Pieces { node: number } => {
+                let pieces = self.memory.pieces_on(node)?;
+                let place = |at: Addr| moved(at.bits(), usize::from(number));
+                Answer::Pieces(pieces.iter().map(|piece| (place(piece.at), piece.bytes as u32)).collect())
+            }
+            Verb::Expel { tag, .. } => Answer::Expelled(self.memory.expel(node, tag)?),
+            Verb::Read { .. } | Verb::Write { .. } | Verb::Cas { .. } => Answer::Done,
+        })
+    }
+
+    fn post_one(&mut self, id: u64, place: u32, number: u8, node: usize, verb: Verb) {
+        let tag = self.tag(id, place, number);
         if let Some(batch) = self.batches.get_mut(&id) {
             batch.left += 1;
         }
         match verb {
-            Verb::Read { at, len } => self.lane.post_read(tag, address(at), vec![0; len as usize]),
-            Verb::Write { at, bytes } => self.lane.post_write(tag, address(at), bytes.to_vec()),
-            Verb::Cas { at, old, new } => self.lane.post_compare_swap(tag, address(at), old, new),
-            Verb::Alloc { .. } | Verb::Free { .. } | Verb::Pieces { .. } | Verb::Expel { .. } => {}
+            Verb::Read { at, len } => self.lane.post_read(tag, address(at, node), vec![0; len as usize]),
+            Verb::Write { at, bytes } => self.lane.post_write(tag, address(at, node), bytes.to_vec()),
+            Verb::Cas { at, old, new } => self.lane.post_compare_swap(tag, address(at, node), old, new),
+            _ => {}
         }
     }
 
@@ -169,17 +247,17 @@ impl Drive {
     fn tell(&mut self, completions: &mut Vec<Completion>) -> Result<(), Error> {
         for Completion { tag, result, buffer, .. } in completions.drain(..) {
             let tag = tag as usize;
-            let (id, place) = self.tags[tag];
+            let (id, place, node) = self.tags[tag];
             self.idle.push(tag);
-            let Some(batch) = self.batches.get_mut(&id) else { continue };
-            let answer = &mut batch.answers[place as usize];
-            *answer = match (result, buffer.is_empty()) {
+            let answer = match (result, buffer.is_empty()) {
                 // A WRITE's buffer comes back, too, and is of no more use.
                 (Ok(0), false) => Answer::Bytes(buffer),
                 (Ok(word), _) => Answer::Word(word),
                 (Err(Error::Unknown), _) => Answer::Unknown,
-                (Err(e), _) => return Err(e),
+                (Err(e), _) => self.is_survived(node, e)?,
             };
+            let Some(batch) = self.batches.get_mut(&id) else { continue };
+            batch.answers[place as usize] = answer;
             self.answered(id);
         }
         Ok(())
@@ -195,10 +273,38 @@ impl Drive {
     /// # Errors
     /// A node is lost.
     pub fn check(&self) -> Result<(), Error> {
-        self.memory.check()
+        for (number, at) in self.nodes.iter().enumerate() {
+            if let Some(at) = *at
+                && let Err(e) = self.memory.check_node(at)
+            {
+                self.is_survived(number as u8, e)?;
+            }
+        }
+        Ok(())
     }
 }
 
-fn address(at: u64) -> Addr {
-    Addr::from_bits(at).unwrap_or(Addr::NULL)
+/// The number of the node that a verb goes to.
+fn node_of(verb: &Verb) -> u8 {
+    match *verb {
+        Verb::Read { at, .. }
+        | Verb::Write { at, .. }
+        | Verb::Cas { at, .. }
+        | Verb::Claim { at, .. }
+        | Verb::Free { at } => (at >> NODE_SHIFT) as u8,
+        Verb::Alloc { node, .. } | Verb::Pieces { node } | Verb::Expel { node, .. } => node,
+    }
+}
+
+fn is_posted(verb: &Verb) -> bool {
+    matches!(verb, Verb::Read { .. } | Verb::Write { .. } | Verb::Cas { .. })
+}
+
+/// The same place at another node.
+fn moved(at: u64, node: usize) -> u64 {
+    (node as u64) << NODE_SHIFT | at & ((1 << NODE_SHIFT) - 1)
+}
+
+fn address(at: u64, node: usize) -> Addr {
+    Addr::from_bits(moved(at, node)).unwrap_or(Addr::NULL)
 }

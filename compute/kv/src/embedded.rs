@@ -81,6 +81,7 @@ impl Store {
         Store::open_as(&Config {
             name: name.to_owned(),
             nodes: nodes.iter().map(|&node| node.to_owned()).collect(),
+            mirror: false,
             transport: Transport::Auto,
             trust: farmem::Trust::default(),
             grace: Duration::from_secs(5),

@@ -232,6 +232,8 @@ pub mod head {
     pub const EPOCH: u64 = 80;
     /// Secret of the store, by which pieces' headers are told from data.
     pub const SECRET: u64 = 88;
+    /// Not 0: the shard's other node has ended, and this one goes on alone.
+    pub const ALONE: u64 = 96;
     /// One unit a member: state, heartbeat, epoch, bytes held.
     pub const MEMBERS: u64 = 128;
 }

@@ -17,6 +17,7 @@
 //! * [`shard`], [`index`], [`heap`], [`member`], [`recover`]: the protocol on one node's memory.
 //! * [`lease`]: decides when the near cache may answer without a verb.
 //! * [`store`]: the shards of all nodes as one store.
+//! * [`copies`]: one node beneath a shard, or two.
 //! * [`resp`]: the redis protocol. [`command`]: the commands.
 //! * [`drive`]: verbs on a region of the nodes' memory. [`serve`]: the event loop.
 
@@ -25,6 +26,7 @@
 mod batch;
 pub mod blocks;
 pub mod command;
+pub mod copies;
 pub mod drive;
 mod embedded;
 mod fast;

@@ -1,25 +1,27 @@
 //! Front ends of a store: how one joins, shows that it is alive, and lets the epoch go on.
 //!
 //! Each has a line in the root piece: *state*, *heartbeat*, *epoch*, *bytes held*. Only its owner
-//! writes to it, but anyone may CAS the state of a member from alive to dead, when its heartbeat has
-//! stood still for [`LEASE_MS`]. A front end that finds itself dead stops.
+//! writes to it, but anyone may CAS the state of a member from alive to dead, when its heartbeat
+//! has stood still for [`LEASE_MS`]. A front end that finds itself dead stops.
 //!
-//! *Fencing.* A front end that was stopped may have verbs to come. So its node is told to *expel* it before it is
-//! declared dead: no verb of its takes effect from then on, and what it held can be used again. A front end that has the
-//! node's memory mapped cannot be expelled while its process lives. Until that ends or goes on, it stays alive here, and
-//! the epoch waits for it.
+//! *Fencing.* A front end that was stopped may have verbs to come. So its node is told to *expel*
+//! it before it is declared dead: no verb of its takes effect from then on, and what it held can be
+//! used again. A front end that has the node's memory mapped cannot be expelled while its process
+//! lives. Until that ends or goes on, it stays alive here, and the epoch waits for it.
 //!
 //! *Epochs* say when a place may be used again. The store's epoch goes on by one when every member
 //! that is alive has published it. A member publishes an epoch when all of its operations under way
-//! began in it or later. Hence, while an operation that began in epoch *e* is under way, the store's
-//! epoch is at most *e* + 1. An object that was retired in epoch *r* was seen only by operations that
-//! began in *r* or earlier. [`crate::heap::GRACE`] is one more than is needed for that: a slot that
-//! was verified in epoch *e* still refers to the same object for an operation that began in *e* + 1.
+//! began in it or later. Hence, while an operation that began in epoch *e* is under way, the
+//! store's epoch is at most *e* + 1. An object that was retired in epoch *r* was seen only by
+//! operations that began in *r* or earlier. [`crate::heap::GRACE`] is one more than is needed for
+//! that: a slot that was verified in epoch *e* still refers to the same object for an operation
+//! that began in *e* + 1.
 
+use crate::copies::{Copies, Mode};
 use crate::layout::{
     At, Geometry, HEAD_BYTES, Kind, MAGIC, MEMBERS, Member, Owner, PIECE_HEADER, ROOT_BITS, State, UNIT, head, word,
 };
-use crate::rules::Bug;
+use crate::rules::{Bug, Rules};
 use crate::shard::{Shard, Trouble};
 use crate::task::{Answer, Io, Verb};
 use std::rc::Rc;
@@ -44,8 +46,20 @@ pub enum NotOpened {
     #[error("the region holds no store of this version of farmem: use the same farmem everywhere, or another name")]
     Foreign,
     /// Another number of nodes, or of buckets.
-    #[error("the store is spread over another number of nodes: name the nodes that it was made with")]
+    #[error(
+        "the store is spread over another number of nodes, or kept in another number of copies: name the nodes that \
+         it was made with, and --protect as then"
+    )]
     Shape,
+    /// Two nodes each are to keep the same keys.
+    #[error("--protect mirror keeps each key at two nodes: name an even number of nodes")]
+    Odd,
+    /// One of two nodes has no copy.
+    #[error(
+        "one of the two nodes that hold it does not have it, and the other does not know that it has ended: wait for it, \
+         or, if it has ended for good, say so by `farmem kv alone`"
+    )]
+    Halved,
     /// No memory for its root.
     #[error("the node has no memory left for the store's root: lend more")]
     Full,
@@ -57,8 +71,12 @@ pub enum NotOpened {
 /// Where a shard is, and what it is to be.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
-    /// Its node's number in the region, and the shard's.
+    /// The number in the region of the node that its addresses carry.
     pub node: u8,
+    /// The shard's number.
+    pub number: u8,
+    /// The nodes that have it.
+    pub mode: Mode,
     /// Shards of the store.
     pub shards: u8,
     /// The word that every opener finds.
@@ -75,7 +93,8 @@ pub struct Opening {
 
 impl Opening {
     fn shape(&self) -> u64 {
-        u64::from(self.geometry.buckets) << 16 | u64::from(self.shards) << 8 | u64::from(self.node)
+        let copied = u64::from(self.mode != Mode::Single);
+        copied << 32 | u64::from(self.geometry.buckets) << 16 | u64::from(self.shards) << 8 | u64::from(self.number)
     }
 
     /// Opens a shard, or makes it, and joins it.
@@ -83,9 +102,10 @@ impl Opening {
     /// # Errors
     /// It is another's, or has no room.
     pub async fn join(self, io: Io) -> Result<Shard, NotOpened> {
-        let (root, secret) = self.find(&io, true).await?;
-        let me = self.line(&io, root).await?;
-        Ok(Shard::new(root, secret, self.geometry, me, self.tag, self.local))
+        let way = Way { io, copies: Copies::new(self.node, self.mode) };
+        let (root, secret) = self.find(&way, true).await?;
+        let me = self.line(&way, root).await?;
+        Ok(Shard::new(root, secret, way.copies, self.geometry, me, self.tag, self.local))
     }
 
     /// Opens a shard to look at it, without joining. It must be there.
@@ -93,19 +113,41 @@ impl Opening {
     /// # Errors
     /// There is no store, or it is another's.
     pub async fn look(self, io: Io) -> Result<Shard, NotOpened> {
-        let (root, secret) = self.find(&io, false).await?;
-        Ok(Shard::new(root, secret, self.geometry, Member { line: u16::MAX, incarnation: 0 }, 0, 0))
+        let way = Way { io, copies: Copies::new(self.node, self.mode) };
+        let (root, secret) = self.find(&way, false).await?;
+        let nobody = Member { line: u16::MAX, incarnation: 0 };
+        Ok(Shard::new(root, secret, way.copies, self.geometry, nobody, 0, 0))
     }
 
-    async fn find(&self, io: &Io, make: bool) -> Result<(At, u64), NotOpened> {
-        let mut root = word(&io.read(self.root_word, 8).await, 0);
-        if root == 0 && make {
-            root = self.make(io).await?;
-        }
-        if root == 0 {
+    /// Marks a node of a pair as the only one that has the shard. Only whoever knows that the other
+    /// has ended may say so.
+    ///
+    /// # Errors
+    /// There is no such shard.
+    pub async fn go_alone(self, io: Io) -> Result<(), NotOpened> {
+        let way = Way { io, copies: Copies::new(self.node, self.mode) };
+        let root = word(&way.read(self.root_word, 8).await, 0);
+        let bytes = way.read(root, HEAD_BYTES as u32).await;
+        let at = |offset: u64| word(&bytes, offset as usize / 8);
+        if root == 0 || at(head::MAGIC) != MAGIC {
             return Err(NotOpened::Foreign);
         }
-        let bytes = io.read(root, HEAD_BYTES as u32).await;
+        if at(head::SHAPE) != self.shape() {
+            return Err(NotOpened::Shape);
+        }
+        way.verb(Verb::Write { at: root + head::ALONE, bytes: Rc::new(1u64.to_le_bytes().to_vec()) }).await;
+        Ok(())
+    }
+
+    async fn find(&self, way: &Way, make: bool) -> Result<(At, u64), NotOpened> {
+        let mut root = word(&way.read(self.root_word, 8).await, 0);
+        if root == 0 && make && !matches!(self.mode, Mode::Alone(_)) {
+            root = self.make(way).await?;
+        }
+        if root == 0 {
+            return Err(if matches!(self.mode, Mode::Alone(_)) { NotOpened::Halved } else { NotOpened::Foreign });
+        }
+        let bytes = way.read(root, HEAD_BYTES as u32).await;
         let at = |offset: u64| word(&bytes, offset as usize / 8);
         if at(head::MAGIC) != MAGIC {
             return Err(NotOpened::Foreign);
@@ -113,13 +155,22 @@ impl Opening {
         if at(head::SHAPE) != self.shape() {
             return Err(NotOpened::Shape);
         }
+        if let Mode::Both(_) = self.mode
+            && !way.copies.agree(&way.io, &[self.root_word, root + head::MAGIC, root + head::SECRET]).await
+        {
+            return Err(NotOpened::Halved);
+        }
+        if (at(head::ALONE) != 0) != matches!(self.mode, Mode::Alone(_)) {
+            return Err(NotOpened::Halved);
+        }
+        way.copies.found(root);
         Ok((root, at(head::SECRET)))
     }
 
     /// A new root piece; another's, if that came first.
-    async fn make(&self, io: &Io) -> Result<At, NotOpened> {
+    async fn make(&self, way: &Way) -> Result<At, NotOpened> {
         let (node, bytes) = (self.node, self.geometry.root_bytes());
-        let Answer::Word(at) = io.verb(Verb::Alloc { node, bytes }).await else { return Err(NotOpened::Full) };
+        let Answer::Place(at) = way.verb(Verb::Alloc { node, bytes }).await else { return Err(NotOpened::Full) };
         let used = self.geometry.first(0, (1 << (31 - ROOT_BITS)) * ((1 << ROOT_BITS) - 1)) + self.geometry.table();
         let mut zero = vec![0u8; used as usize];
         let owner = Owner { kind: Kind::Root, class: 0, member: Member::default() };
@@ -127,13 +178,13 @@ impl Opening {
         zero[..16].copy_from_slice(words.map(u64::to_le_bytes).as_flattened());
         let words = [MAGIC, self.shape(), 1, self.secret];
         zero[PIECE_HEADER as usize..][..32].copy_from_slice(words.map(u64::to_le_bytes).as_flattened());
-        io.verb(Verb::Write { at, bytes: Rc::new(zero) }).await;
+        way.verb(Verb::Write { at, bytes: Rc::new(zero) }).await;
         loop {
-            match io.verb(Verb::Cas { at: self.root_word, old: 0, new: at }).await {
+            match way.verb(Verb::Cas { at: self.root_word, old: 0, new: at }).await {
                 Answer::Word(0) => return Ok(at),
                 Answer::Word(found) if found == at => return Ok(at),
                 Answer::Word(found) => {
-                    io.verbs(vec![Verb::Write { at, bytes: Rc::new(vec![0; 16]) }, Verb::Free { at }]).await;
+                    way.verbs(vec![Verb::Write { at, bytes: Rc::new(vec![0; 16]) }, Verb::Free { at }]).await;
                     return Ok(found);
                 }
                 _ => {}
@@ -142,18 +193,47 @@ impl Opening {
     }
 
     /// Takes a line that nobody has.
-    async fn line(&self, io: &Io, root: At) -> Result<Member, NotOpened> {
+    async fn line(&self, way: &Way, root: At) -> Result<Member, NotOpened> {
         loop {
-            let bytes = io.read(root, HEAD_BYTES as u32).await;
+            let bytes = way.read(root, HEAD_BYTES as u32).await;
             let free = |line: &usize| !state(&bytes, *line).is_alive();
             let unused = (0..MEMBERS).find(|line| state(&bytes, *line).0 == 0);
             let line = unused.or_else(|| (0..MEMBERS).find(free)).ok_or(NotOpened::Crowded)?;
             let (old, at) = (state(&bytes, line), member_at(root, line));
             let incarnation = old.incarnation().wrapping_add(1);
             let new = State::alive(self.tag, incarnation).0;
-            if io.verb(Verb::Cas { at, old: old.0, new }).await == Answer::Word(old.0) {
+            let mut taken = way.verb(Verb::Cas { at, old: old.0, new }).await;
+            while taken == Answer::Unknown {
+                // The same CAS again: it finds its own value, or not. Only this process writes its
+                // tag.
+                taken = way.verb(Verb::Cas { at, old: old.0, new }).await;
+            }
+            if taken == Answer::Word(old.0) || taken == Answer::Word(new) {
                 return Ok(Member { line: line as u16, incarnation });
             }
+        }
+    }
+}
+
+/// The way to a shard that is not open yet.
+struct Way {
+    io: Io,
+    copies: Copies,
+}
+
+impl Way {
+    async fn verbs(&self, verbs: Vec<Verb>) -> Vec<Answer> {
+        self.copies.verbs(&self.io, Rules::SOUND, verbs).await
+    }
+
+    async fn verb(&self, verb: Verb) -> Answer {
+        self.verbs(vec![verb]).await.pop().unwrap_or(Answer::Unknown)
+    }
+
+    async fn read(&self, at: At, len: u32) -> Vec<u8> {
+        match self.verb(Verb::Read { at, len }).await {
+            Answer::Bytes(bytes) => bytes,
+            _ => Vec::new(),
         }
     }
 }
@@ -250,7 +330,8 @@ impl Shard {
         Ok((0..MEMBERS).any(|line| line != me && state(&bytes, line).is_alive()))
     }
 
-    /// Looks after the others: whether one is gone, and whether one is silent and cannot be expelled.
+    /// Looks after the others: whether one is gone, and whether one is silent and cannot be
+    /// expelled.
     async fn watch(&self, io: &Io, bytes: &[u8], now_ms: u64) -> (bool, bool) {
         let mut silent = Vec::new();
         let mut deaths = false;
@@ -278,7 +359,9 @@ impl Shard {
         for (line, state) in silent {
             // Before its end is made known: its memory is used again from then on.
             let expel = Verb::Expel { node: self.node, tag: state.tag() };
-            if !self.rules.broken(Bug::DeclareUnfenced) && io.verb(expel).await != Answer::Expelled(true) {
+            let fenced = self.rules.broken(Bug::DeclareUnfenced)
+                || self.verbs(io, vec![expel]).await.pop() == Some(Answer::Expelled(true));
+            if !fenced {
                 held_up = true;
                 continue;
             }

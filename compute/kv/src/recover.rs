@@ -27,6 +27,8 @@ impl Shard {
         loop {
             let table = self.trie.borrow().table(hash);
             let buckets = hash.buckets(self.geometry.buckets).map(|bucket| self.geometry.bucket(table, bucket));
+            // Decisions of front ends that have died show after this.
+            self.copies.settle_ranges(io, self.rules, &buckets.map(|at| (at, UNIT as u32))).await;
             let mut verbs: Vec<Verb> = buckets.map(|at| Verb::Read { at, len: UNIT as u32 }).into();
             // Behind the slots: if the table does not forward, they were the truth.
             verbs.push(Verb::Read { at: table, len: 8 });
@@ -122,7 +124,8 @@ impl Shard {
 
     /// The node's pieces, but for those that begin before the root: first byte, length, owner, third word.
     async fn pieces(&self, io: &Io) -> Vec<(At, u32, Option<Owner>, u64)> {
-        let Answer::Pieces(pieces) = io.verb(Verb::Pieces { node: self.node }).await else { return Vec::new() };
+        let verb = Verb::Pieces { node: self.node };
+        let Some(Answer::Pieces(pieces)) = self.verbs(io, vec![verb]).await.pop() else { return Vec::new() };
         let mut all = Vec::with_capacity(pieces.len());
         for some in pieces.chunks(256) {
             let reads = some.iter().map(|&(at, _)| Verb::Read { at, len: 24 }).collect();

@@ -27,10 +27,22 @@ pub enum Bug {
     TrustOldEra,
     /// An object that was read while its key was being changed is kept.
     KeepUnderWrite,
+    /// A WRITE goes to one node of two.
+    CopyNothing,
+    /// A CAS is decided at the node that shows it.
+    FirstDecides,
+    /// A CAS that fails leaves what it met half-way.
+    LeaveBehind,
+    /// A CAS is answered before it shows.
+    AnswerEarly,
+    /// A helper reads the deciding node first.
+    HelpBackwards,
+    /// Whether an object is live is judged by what shows, not by what is decided.
+    JudgeByFirst,
 }
 
 /// All of the above, for tests.
-pub const BUGS: [Bug; 12] = [
+pub const BUGS: [Bug; 18] = [
     Bug::CommitUnchecked,
     Bug::SparePending,
     Bug::CopyPending,
@@ -43,6 +55,12 @@ pub const BUGS: [Bug; 12] = [
     Bug::JoinAtOnce,
     Bug::TrustOldEra,
     Bug::KeepUnderWrite,
+    Bug::CopyNothing,
+    Bug::FirstDecides,
+    Bug::LeaveBehind,
+    Bug::AnswerEarly,
+    Bug::HelpBackwards,
+    Bug::JudgeByFirst,
 ];
 
 /// The rules in force.

@@ -1,5 +1,6 @@
 //! What a front end knows of one node's shard.
 
+use crate::copies::Copies;
 use crate::heap::{Heap, Held};
 use crate::index::{Cache, Trie};
 use crate::layout::{At, Geometry, Hash, Kind, Member, Owner, Slot, class_of};
@@ -91,6 +92,10 @@ pub struct Shard {
     pub others: Cell<u64>,
     /// Whether this front end was found to be taken for dead.
     pub shut_out: Cell<bool>,
+    /// The nodes that have it.
+    pub copies: Copies,
+    /// Their addresses, the first one's and the other's.
+    pub nodes: RefCell<[String; 2]>,
     /// Counters.
     pub counters: Counters,
     pub(crate) heap: RefCell<Heap>,
@@ -129,7 +134,7 @@ impl Drop for Section {
 
 impl Shard {
     /// Knows nothing yet but where it is and whose.
-    pub fn new(root: At, secret: u64, geometry: Geometry, me: Member, tag: u32, local: u64) -> Shard {
+    pub fn new(root: At, secret: u64, copies: Copies, geometry: Geometry, me: Member, tag: u32, local: u64) -> Shard {
         Shard {
             node: (root >> crate::layout::NODE_SHIFT) as u8,
             root,
@@ -142,6 +147,8 @@ impl Shard {
             limit: Cell::new(u64::MAX),
             others: Cell::new(0),
             shut_out: Cell::new(false),
+            copies,
+            nodes: RefCell::default(),
             counters: Counters::default(),
             heap: RefCell::default(),
             trie: RefCell::new(Trie::new(root, geometry)),
@@ -167,7 +174,7 @@ impl Shard {
     pub(crate) async fn verbs(&self, io: &Io, verbs: Vec<Verb>) -> Vec<Answer> {
         self.counters.trips.set(self.counters.trips.get() + 1);
         self.counters.verbs.set(self.counters.verbs.get() + verbs.len() as u64);
-        io.verbs(verbs).await
+        self.copies.verbs(io, self.rules, verbs).await
     }
 
     pub(crate) async fn read(&self, io: &Io, at: At, len: u32) -> Vec<u8> {
@@ -198,7 +205,8 @@ impl Shard {
         loop {
             match answer {
                 Answer::Word(found) if found == old => return Ok(Ok(())),
-                Answer::Word(found) if lost && found == new => return Ok(Ok(())),
+                // A slot's new value is this operation's alone, but an empty slot may be another's doing.
+                Answer::Word(found) if lost && found == new && new != 0 => return Ok(Ok(())),
                 Answer::Word(_) if lost => return Err(Trouble::Unsettled),
                 Answer::Word(found) => return Ok(Err(found)),
                 _ => {
@@ -240,7 +248,7 @@ impl Shard {
             return None;
         }
         let node = self.node;
-        let Some(Answer::Word(at)) = self.verbs(io, vec![Verb::Alloc { node, bytes }]).await.pop() else {
+        let Some(Answer::Place(at)) = self.verbs(io, vec![Verb::Alloc { node, bytes }]).await.pop() else {
             return None;
         };
         let words = [self.owner(kind, class).word(self.secret, at), Owner::second(self.secret, at)];

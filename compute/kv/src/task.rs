@@ -56,6 +56,13 @@ pub enum Verb {
         /// Bytes.
         bytes: u32,
     },
+    /// Takes the piece at this very place, which is free.
+    Claim {
+        /// Its first byte.
+        at: u64,
+        /// Bytes.
+        bytes: u32,
+    },
     /// Gives a piece back.
     Free {
         /// Its first byte.
@@ -80,8 +87,10 @@ pub enum Verb {
 pub enum Answer {
     /// A READ's bytes.
     Bytes(Vec<u8>),
-    /// What a CAS found, or where an ALLOC's piece begins.
+    /// What a CAS found.
     Word(u64),
+    /// Where an ALLOC's piece begins.
+    Place(u64),
     /// Carried out.
     Done,
     /// The node has no such piece left.
@@ -90,6 +99,8 @@ pub enum Answer {
     Pieces(Vec<(u64, u32)>),
     /// Whether the front end was expelled: no verb of its takes effect any more.
     Expelled(bool),
+    /// The node's process has ended, for certain, and its memory with it.
+    Lost,
     /// The connection broke: a CAS may have taken effect, may do so later, or never. The same CAS,
     /// given again, settles which.
     Unknown,

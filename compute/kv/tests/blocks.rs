@@ -112,6 +112,7 @@ fn one_removed(store: &mut Store, n: usize) -> Outcome {
 fn pinned_blocks_outlast_eviction() {
     let (_node, address) = node("pins");
     let config = Config {
+        mirror: false,
         name: "blocks".into(),
         nodes: vec![address],
         transport: farmem::Transport::Auto,

@@ -3,6 +3,7 @@
 
 use farmem::{Error, Memory, Transport};
 use farmem_fabric::NodeAddr;
+use farmem_kv::copies::Mode;
 use farmem_kv::drive::Drive;
 use farmem_kv::layout::Geometry;
 use farmem_kv::member::Opening;
@@ -25,10 +26,19 @@ impl Front {
         let at = node.addresses()[usize::from(way == Transport::Shm)].to_string();
         let memory =
             Memory::builder().node(at).transport(way).grace(Duration::from_secs(1)).region("fence").create(true);
-        let mut drive = Drive::new(memory.connect().unwrap()).unwrap();
+        let mut drive = Drive::new(memory.connect().unwrap(), false, 1).unwrap();
         let (root_word, tag) = (drive.root_word(0), drive.member_tag());
-        let opening =
-            Opening { node: 0, shards: 1, root_word, secret: 77, geometry: Geometry::STORE, local: 1 << 20, tag };
+        let opening = Opening {
+            node: 0,
+            number: 0,
+            mode: Mode::Single,
+            shards: 1,
+            root_word,
+            secret: 77,
+            geometry: Geometry::STORE,
+            local: 1 << 20,
+            tag,
+        };
         let mut shard = run(&mut drive, Task::new(|io| opening.join(io))).unwrap();
         shard.rules = rules;
         Front { drive, shard: Rc::new(shard) }

@@ -5,12 +5,12 @@ mod world;
 
 use farmem::Transport;
 use farmem_kv::serve::check;
-use farmem_protocol::random::Random;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use world::linear::{Call, Register, Step, check as linearizable};
+use world::load::{KEYS, clients};
 use world::process::{Process, config};
 
 #[test]
@@ -120,45 +120,6 @@ fn clients_are_served() {
     let counts = check(&config("words", &nodes)).unwrap();
     assert!(counts.iter().all(|(_, count)| count.keys == 0 && count.problems.is_empty()), "{counts:?}");
 }
-
-/// What a client did, until its front end was gone.
-fn clients(front: &Process, seed: u64, moment: &Arc<AtomicU64>, stop: &Arc<AtomicBool>) -> Vec<(usize, Call<Step>)> {
-    let (mut client, mut numbers, mut calls) = (front.client(), Random::new(seed), Vec::new());
-    let now = || moment.fetch_add(1, Ordering::SeqCst);
-    while !stop.load(Ordering::Relaxed) {
-        let (key, unique) = (numbers.index(KEYS), now());
-        let name = format!("k{key}");
-        let begun = now();
-        let (words, guess): (Vec<String>, Step) = match numbers.below(10) {
-            0..4 => (vec!["GET".into(), name], Step::Get(None)),
-            4..7 => (vec!["SET".into(), name, unique.to_string()], Step::Set(unique)),
-            7 => (vec!["SETNX".into(), name, unique.to_string()], Step::SetIfAbsent(unique, true)),
-            8 => (vec!["DEL".into(), name], Step::Delete(None)),
-            _ => (vec!["INCRBY".into(), name, "3".into()], Step::Add(3, None)),
-        };
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let said = client.send(&words).ok().and_then(|()| client.reply());
-        let Some(said) = said else {
-            if !matches!(guess, Step::Get(_)) {
-                calls.push((key, Call { operation: guess, begun, ended: None }));
-            }
-            return calls;
-        };
-        let number = said.trim_start_matches(':').parse::<u64>().ok();
-        let operation = match guess {
-            Step::Get(_) => Step::Get(number),
-            Step::SetIfAbsent(unique, _) => Step::SetIfAbsent(unique, said == ":1"),
-            Step::Delete(_) => Step::Delete(Some(said == ":1")),
-            Step::Add(by, _) => Step::Add(by, number),
-            set => set,
-        };
-        assert!(!said.starts_with('-'), "{words:?}: {said}");
-        calls.push((key, Call { operation, begun, ended: Some(now()) }));
-    }
-    calls
-}
-
-const KEYS: usize = 6;
 
 /// Two front ends under load, one of which is killed in the middle.
 fn histories(way: Transport, seed: u64) {

@@ -2,86 +2,13 @@
 
 mod world;
 
-use farmem_kv::index::{Inserted, Removed};
-use farmem_kv::layout::Geometry;
-use farmem_kv::object::Value;
 use farmem_kv::rules::{Bug, Rules};
-use farmem_kv::shard::{Shard, Trouble};
-use farmem_kv::task::{Io, Task};
+use farmem_kv::shard::Shard;
+use farmem_kv::task::Task;
 use std::rc::Rc;
-use world::linear::{Call, Register, Step, check};
-use world::{Chooser, Ended, Every, Memory, Random, interleave};
-
-/// Two buckets a table: every key may be in both.
-const TINY: Geometry = Geometry { buckets: 2 };
-
-#[derive(Clone, Copy, Debug)]
-enum Op {
-    Get,
-    Set(u64),
-    SetIfAbsent(u64),
-    Delete,
-    Add,
-}
-
-fn value(n: u64) -> Value {
-    Value::string(n.to_le_bytes())
-}
-
-fn number(bytes: &[u8]) -> u64 {
-    u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
-}
-
-async fn perform(shard: Rc<Shard>, io: Io, key: Vec<u8>, op: Op) -> Result<Step, Trouble> {
-    Ok(match op {
-        Op::Get => Step::Get(shard.find(&io, &key).await?.map(|found| number(found.object.value()))),
-        Op::Set(n) => {
-            shard.put(&io, &key, &value(n)).await?;
-            Step::Set(n)
-        }
-        Op::SetIfAbsent(n) => Step::SetIfAbsent(n, matches!(shard.insert(&io, &key, &value(n)).await?, Inserted::Done)),
-        Op::Delete => Step::Delete(Some(!matches!(shard.remove(&io, &key).await?, Removed::Absent))),
-        Op::Add => loop {
-            let found = shard.find(&io, &key).await?;
-            let sum = found.as_ref().map_or(0, |found| number(found.object.value())) + 1;
-            let done = match found {
-                Some(found) => shard.replace(&io, &key, &found, Some(&value(sum))).await?,
-                None => matches!(shard.insert(&io, &key, &value(sum)).await?, Inserted::Done),
-            };
-            if done {
-                break Step::Add(1, Some(sum));
-            }
-        },
-    })
-}
-
-fn task(shard: &Rc<Shard>, key: &[u8], op: Op) -> Task<Result<Step, Trouble>> {
-    let (shard, key) = (Rc::clone(shard), key.to_vec());
-    Task::new(|io| perform(shard, io, key, op))
-}
-
-/// What operations did, as a history; those without an outcome as they might have.
-fn history(ops: &[Op], ended: &[Ended<Result<Step, Trouble>>]) -> Vec<Call<Step>> {
-    let call = |(op, one): (&Op, &Ended<Result<Step, Trouble>>)| {
-        let guess = match *op {
-            Op::Get => return one.outcome.clone().map(|step| (step.expect("sound"), one.ended)),
-            Op::Set(n) => Step::Set(n),
-            Op::SetIfAbsent(n) => Step::SetIfAbsent(n, true),
-            Op::Delete => Step::Delete(None),
-            Op::Add => Step::Add(1, None),
-        };
-        Some((one.outcome.clone().map_or(guess, |step| step.expect("sound")), one.ended))
-    };
-    let calls = ops.iter().zip(ended).filter_map(|pair| call(pair).map(|step| (step, pair.1)));
-    let calls = calls.filter(|(_, one)| one.begun != usize::MAX);
-    calls
-        .map(|((operation, ended), one)| Call {
-            operation,
-            begun: one.begun as u64 * 2,
-            ended: ended.map(|at| at as u64 * 2 + 1),
-        })
-        .collect()
-}
+use world::linear::{Call, Register, check};
+use world::ops::{KEY, OPS, Op, TINY, history, pairs, sibling, task};
+use world::{Chooser, Every, Memory, Random, interleave};
 
 /// A store in which each of `fronts` front ends may know the key.
 struct Scene {
@@ -89,8 +16,6 @@ struct Scene {
     fronts: Vec<Rc<Shard>>,
     start: Option<u64>,
 }
-
-const KEY: &[u8] = b"key";
 
 fn scene(rules: Rules, fronts: usize, present: bool, fill: usize) -> Scene {
     let mut memory = Memory::default();
@@ -124,14 +49,6 @@ fn alone(rules: Rules, present: bool, near: bool) -> Scene {
     scene
 }
 
-/// The `n`th key of the key's first table.
-fn sibling(n: usize) -> Vec<u8> {
-    use farmem_kv::layout::{Hash, MAX_DEPTH};
-    let first = |hash: Hash| hash.path() >> MAX_DEPTH;
-    let wanted = first(Hash::of(KEY));
-    (0..).map(|n: u32| format!("s{n}").into_bytes()).filter(|key| first(Hash::of(key)) == wanted).nth(n).expect("some")
-}
-
 /// Runs the operations in one order, looks at the key, and says whether that is sound.
 fn sound(scene: Scene, ops: &[Op], chooser: &mut dyn Chooser) -> bool {
     let Scene { mut memory, fronts, start } = scene;
@@ -157,8 +74,6 @@ fn sound(scene: Scene, ops: &[Op], chooser: &mut dyn Chooser) -> bool {
     check::<Register>(start, &calls) && !doubled
 }
 
-const OPS: [Op; 5] = [Op::Get, Op::Set(1), Op::SetIfAbsent(2), Op::Delete, Op::Add];
-
 /// Every order of two operations; the number of orders, or the first that is not sound.
 fn every_order(rules: Rules, present: bool, fill: usize, switches: usize, pairs: &[[Op; 2]]) -> Result<usize, String> {
     let mut orders = 0;
@@ -175,10 +90,6 @@ fn every_order(rules: Rules, present: bool, fill: usize, switches: usize, pairs:
         }
     }
     Ok(orders)
-}
-
-fn pairs() -> Vec<[Op; 2]> {
-    OPS.iter().flat_map(|&one| OPS.iter().map(move |&other| [one, other])).collect()
 }
 
 #[test]

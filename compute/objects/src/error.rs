@@ -35,6 +35,15 @@ pub enum Error {
     /// The scope is of another heap.
     #[error("a scope of another heap holds nothing here: take one from the collection's own heap")]
     OtherHeap,
+    /// The program does not run under `farmem run`, or not on far memory.
+    #[error("this program does not run on far memory: start it by farmem run, or name a node by Heap::builder()")]
+    NoRun,
+    /// Other heaps have the run's share.
+    #[error("other heaps of this process hold the half of --local that objects can have: drop one, or raise --local")]
+    ShareFull,
+    /// A text that is no size.
+    #[error("{0:?} is not a size: write digits, and K, M, G or T behind them")]
+    NotASize(String),
     /// Too little local memory was given.
     #[error("a heap of {0} bytes local is too small: give it at least {least} (64 chunks)", least = 64 * crate::CHUNK)]
     TooLittleLocal(usize),

@@ -20,9 +20,11 @@ use crate::class::{CLASSES, Class, SEGMENT};
 use crate::frames::{ARRIVING, Arena, At, Frames, Move, SEEN, STAMP, Word};
 use crate::homes::Homes;
 use crate::rooms::Room;
+use crate::share::Share;
 use crate::{Error, Result};
 use farmem::near::{Found, Scan};
 use farmem::{Addr, Completion, Lane};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Victims that are chosen together.
@@ -52,6 +54,7 @@ pub struct Evictor {
     rooms: [Room; CLASSES],
     /// Segments that no class has.
     left: usize,
+    share: Rc<Share>,
     most: usize,
     /// Dirty victims that are still in their frames.
     leaving: Vec<At>,
@@ -66,11 +69,12 @@ pub struct Evictor {
 }
 
 impl Evictor {
-    pub fn new(local: usize, lane: Lane) -> Evictor {
-        let most = local / SEGMENT;
+    /// `most`: segments.
+    pub fn new(most: usize, share: Rc<Share>, lane: Lane) -> Evictor {
         Evictor {
             rooms: Room::of_all(),
             left: most,
+            share,
             most,
             leaving: Vec::new(),
             posted: 0,
@@ -153,6 +157,10 @@ impl Evictor {
     fn widen(&mut self, arena: &Arena, class: Class) -> bool {
         if self.rooms[class.index].len() == class.segments() {
             return false;
+        }
+        if self.left > 0 && !self.share.has(self.most - self.left + 1) {
+            // Other heaps have the rest of the run's share. It is not asked for again and again.
+            (self.most, self.left) = (self.most - self.left, 0);
         }
         if self.left == 0 {
             let others = (0..CLASSES).filter(|&other| other != class.index);

@@ -4,6 +4,7 @@ use crate::class::{Class, SEGMENT};
 use crate::evict::{Evictor, Moved};
 use crate::frames::{Arena, At, STAMP, Scope, Word};
 use crate::homes::Home;
+use crate::share::{Local, Share};
 use crate::{CHUNK, Error, Far, FarBox, FarHashMap, FarQueue, FarVec, Result};
 use farmem::near::{Found, Scan};
 use farmem::{Memory, Transport};
@@ -23,6 +24,8 @@ pub(crate) struct Inner {
     /// Before the arena: transfers that are under way end with its lane.
     evictor: RefCell<Evictor>,
     pub arena: Arena,
+    /// Behind the arena: what it gives back is not used any more.
+    _share: Rc<Share>,
     memory: Memory,
     /// All nodes' memory is mapped here.
     is_mapped: bool,
@@ -200,14 +203,25 @@ pub struct Heap {
 /// Settings of a [`Heap`].
 #[derive(Debug)]
 pub struct Builder {
-    local: usize,
+    local: Local,
+    is_of_run: bool,
     memory: farmem::Builder,
 }
 
 impl Builder {
-    /// Local memory at most, bytes. Usually 64 MiB.
-    pub fn local(mut self, bytes: usize) -> Builder {
-        self.local = bytes;
+    /// Local memory at most: bytes, or a text such as `"512M"`. Usually 64 MiB.
+    pub fn local(mut self, most: impl Into<Local>) -> Builder {
+        self.local = most.into();
+        self
+    }
+
+    /// Local memory is a part of the run's.
+    pub(crate) fn of_run(mut self, token: Option<String>, plain: bool) -> Builder {
+        self.is_of_run = true;
+        self.memory = self.memory.plain(plain);
+        if let Some(token) = token {
+            self.memory = self.memory.token(token);
+        }
         self
     }
 
@@ -233,17 +247,22 @@ impl Builder {
     /// Connects.
     ///
     /// # Errors
-    /// [`Error::TooLittleLocal`], [`Error::NoAddresses`], [`Error::Memory`] with what to do.
+    /// [`Error::TooLittleLocal`], [`Error::NotASize`], [`Error::NoAddresses`], [`Error::Memory`]
+    /// with what to do.
     pub fn build(self) -> Result<Heap> {
-        if self.local < LEAST * CHUNK {
-            return Err(Error::TooLittleLocal(self.local));
+        let local = self.local.bytes()?;
+        if local < LEAST * CHUNK {
+            return Err(Error::TooLittleLocal(local));
         }
+        let share = if self.is_of_run { Share::of_run(LEAST * CHUNK / SEGMENT)? } else { Share::own() };
+        let share = Rc::new(share);
         let memory = self.memory.connect()?;
         let (lane, arena) = (memory.lane()?, Arena::new()?);
         Ok(Heap {
             inner: Rc::new_cyclic(|itself| Inner {
-                evictor: RefCell::new(Evictor::new(self.local / SEGMENT * SEGMENT, lane)),
+                evictor: RefCell::new(Evictor::new(local / SEGMENT, Rc::clone(&share), lane)),
                 arena,
+                _share: share,
                 is_mapped: (0..memory.nodes()).all(|node| memory.is_mapped(node)),
                 memory,
                 clock: Cell::new(1),
@@ -258,7 +277,7 @@ impl Builder {
 impl Heap {
     /// For a heap.
     pub fn builder() -> Builder {
-        Builder { local: USUAL, memory: Memory::builder() }
+        Builder { local: USUAL.into(), is_of_run: false, memory: Memory::builder() }
     }
 
     /// A scope: references that are taken by it are good as long as it lives.

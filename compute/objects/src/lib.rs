@@ -7,7 +7,7 @@
 //! use farmem_objects::{FarVec, Heap};
 //!
 //! # fn main() -> farmem_objects::Result<()> {
-//! let heap = Heap::builder().local(512 << 20).node("a:7411").build()?;
+//! let heap = Heap::builder().local("512M").node("a:7411").build()?;
 //! let mut prices: FarVec<u64> = heap.vec();
 //! for day in 0..1_000_000 {
 //!     prices.push(day * 7)?;
@@ -138,6 +138,7 @@ mod map;
 mod queue;
 mod rooms;
 mod select;
+mod share;
 mod vec;
 
 pub use error::{Error, Result};
@@ -147,6 +148,7 @@ pub use heap::{Builder, Heap};
 pub use map::FarHashMap;
 pub use queue::FarQueue;
 pub use select::{Field, Filter, Filtered, Number, Summary};
+pub use share::Local;
 pub use vec::{FarVec, Iter};
 
 /// Bytes of a vector or queue that come and go together.

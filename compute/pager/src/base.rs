@@ -98,6 +98,23 @@ impl Base {
         self.pool.writable_in_place(slot).map(|at| unsafe { Target::at(at) })
     }
 
+    /// Seals a page that leaves for its slot. Both are the caller's, and `from` does not change any more.
+    pub fn seal(&self, slot: FarSlot, from: Bytes<'_>, mut to: Target<'_>) {
+        // SAFETY: both are mapped, by their types.
+        if !unsafe { self.pool.seal(slot, from.as_ptr(), to.as_ptr()) } {
+            broken("a page is sealed, and there is no key");
+        }
+    }
+
+    /// Opens a page that came from its slot, or from the staging ring. Ends the process if it is not what
+    /// was sealed: none of its bytes reach the program.
+    pub fn open(&self, slot: FarSlot, from: Bytes<'_>, mut to: Target<'_>) {
+        // SAFETY: both are mapped, by their types; the slot's page is the caller's.
+        if let Err(altered) = unsafe { self.pool.open(slot, from.as_ptr(), to.as_ptr()) } {
+            die(exit::ALTERED, &altered.to_string());
+        }
+    }
+
     /// One round of waiting for a page that another thread owns. The owner may need this CPU.
     pub fn wait_for_owner(&self, rounds: u32) {
         match rounds {

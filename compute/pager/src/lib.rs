@@ -12,6 +12,7 @@
 //! | [`incoming`] | faults: pages come in. Start reading here |
 //! | [`pins`] | pages that a system call is using |
 //! | [`hints`] | what the program says of its pages |
+//! | [`share`] | local memory for the program's far objects |
 //! | [`space`] | mmap and its kin |
 //! | [`house`] | the background thread; nodes that join, leave and are lost; fork |
 //!
@@ -39,6 +40,7 @@ mod page;
 mod pins;
 mod record;
 mod room;
+mod share;
 mod space;
 mod start;
 pub mod table;
@@ -54,6 +56,7 @@ pub use maps::Mapped;
 pub use out::log;
 pub use pins::Pins;
 pub use record::RECORD_FLAGS;
+pub use share::Share;
 pub use space::Space;
 pub use start::{MIN_LOCAL, StartError, start};
 
@@ -70,6 +73,8 @@ pub struct Pager {
     pub pins: &'static Pins,
     /// Hints of the program about its pages.
     pub hints: &'static Hints,
+    /// Local memory of the program's far objects.
+    pub share: &'static Share,
     /// The program's far mappings.
     pub space: &'static Space,
     /// Nodes, forks, and the runtime's own threads.

@@ -16,6 +16,7 @@ use crate::pins::Pins;
 use crate::record;
 use crate::record::Recorder;
 use crate::room::Room;
+use crate::share::Share;
 use crate::space::Space;
 use crate::table::Table;
 use crate::thread::{Threads, WINDOW};
@@ -23,7 +24,7 @@ use crate::wake::Background;
 use farmem_cache::Policy;
 use farmem_cache::prefetch::longest_for;
 use farmem_cache::sample::{Rate, Sampled};
-use farmem_pool::{By, Pool};
+use farmem_pool::{By, NoSeal, Pool};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_run::counters;
 use farmem_run::{Dirty, Faults, Feature, Prefetch, RunSpec};
@@ -53,6 +54,9 @@ pub enum StartError {
     /// No usable userfaultfd.
     #[error("{0}")]
     Userfaultfd(OpenError),
+    /// Pages cannot be sealed.
+    #[error("{0}")]
+    Seal(NoSeal),
     /// The kernel refuses the pager's own tables.
     #[error(
         "no address space for the runtime's tables ({0}): they reserve 128 GiB of addresses and take no memory before they are used; raise the limit (ulimit -v, ulimit -d)"
@@ -101,7 +105,7 @@ impl Shares {
 
     /// Pages of the ring that may go by their lines.
     fn logged(&self, spec: &RunSpec) -> usize {
-        if keeps_hashes(spec.dirty) { self.staged as usize } else { 0 }
+        if keeps_hashes(spec.dirty) && !spec.seal { self.staged as usize } else { 0 }
     }
 }
 
@@ -129,6 +133,9 @@ impl Ground {
         let records_all = recorder.is_some() && rate.is_none();
         if records_all {
             spec.dirty = Dirty::Exact;
+        }
+        if spec.seal {
+            pool.begin_sealing().map_err(StartError::Seal)?;
         }
         let uffd = Uffd::open(features(spec.faults)).map_err(StartError::Userfaultfd)?;
         let shares = Shares::of(&spec, &pool);
@@ -193,9 +200,10 @@ fn assemble(&Ground { base, local, changes, out }: &Ground) -> Result<Pager, Err
     let incoming = for_good(Incoming::new(base, local, changes, out, room)?);
     let pins = for_good(Pins::new(base, local, incoming));
     let hints = for_good(Hints::new(base, local, out, room, incoming));
+    let share = for_good(Share::new(base, local, room));
     let space = for_good(Space::new(crate::space::Parts { base, local, changes, out, incoming, pins, hints }));
     let house = for_good(House::new(Parts { base, local, out, incoming, pins, space }));
-    Ok(Pager { base, local, incoming, pins, hints, space, house })
+    Ok(Pager { base, local, incoming, pins, hints, share, space, house })
 }
 
 /// Parts for tests of parts: on a node in this very process.

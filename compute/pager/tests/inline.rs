@@ -31,6 +31,7 @@ struct Way {
     prefetch: Prefetch,
     mask: Mask,
     dirty: Dirty,
+    seal: bool,
 }
 
 impl Way {
@@ -40,9 +41,16 @@ impl Way {
     }
 }
 
-const PLAIN: Way =
-    Way { mapped: true, faults: Faults::Inline, prefetch: Prefetch::On, mask: Mask::NONE, dirty: Dirty::Auto };
+const PLAIN: Way = Way {
+    mapped: true,
+    faults: Faults::Inline,
+    prefetch: Prefetch::On,
+    mask: Mask::NONE,
+    dirty: Dirty::Auto,
+    seal: false,
+};
 const TCP: Way = Way { mapped: false, ..PLAIN };
+const SEALED: Way = Way { seal: true, ..TCP };
 const TCP_LINES: Way = Way { dirty: Dirty::Lines, ..TCP };
 const WAYS: &[(&str, Way)] = &[
     ("shm", PLAIN),
@@ -61,6 +69,9 @@ const WAYS: &[(&str, Way)] = &[
     ("tcp-exact", Way { dirty: Dirty::Exact, ..TCP }),
     ("shm-none", Way { dirty: Dirty::None, ..PLAIN }),
     ("tcp-none", Way { dirty: Dirty::None, ..TCP }),
+    ("sealed", SEALED),
+    ("sealed-exact", Way { dirty: Dirty::Exact, ..SEALED }),
+    ("sealed-none-thread", Way { dirty: Dirty::None, faults: Faults::Thread, ..SEALED }),
     ("tcp-one-by-one", Way { prefetch: Prefetch::Off, ..TCP }.without(Feature::ProcessMadvise)),
 ];
 
@@ -140,6 +151,12 @@ fn by_pages_and_not_at_all() {
     ["tcp-exact", "shm-none", "tcp-none"].iter().for_each(|way| in_its_own_process(way));
 }
 
+/// For a node that is not trusted.
+#[test]
+fn sealed() {
+    ["sealed", "sealed-exact", "sealed-none-thread"].iter().for_each(|way| in_its_own_process(way));
+}
+
 /// What the tests above run; nothing by itself.
 #[test]
 fn child() {
@@ -155,6 +172,7 @@ fn child() {
     let as_told =
         if !way.mask.has(Feature::Hold) { held > 100 && protecting < held / 2 } else { protecting > 100 && held == 0 };
     assert!(as_told, "{name}: {held} pages held, {protecting} calls");
+    assert!(!way.seal || counters.lines_sent.load(Ordering::Relaxed) == 0, "{name}: a sealed page went by lines");
     let refused = counters.pages_refused.load(Ordering::Relaxed);
     // (One line in 4096 is overlooked anyhow.)
     assert!(!way.mask.has(Feature::Changes) || refused > 100, "{name}: {refused} pages were refused");
@@ -168,8 +186,8 @@ const PAGES: usize = 8192;
 const LOCAL: u64 = 4 << 20;
 
 fn start(way: &Way, counters: &'static Process) -> &'static Pager {
-    let Way { faults, prefetch, mask, dirty, .. } = *way;
-    let spec = RunSpec { faults, prefetch, mask, dirty, ..common::spec(LOCAL) };
+    let Way { faults, prefetch, mask, dirty, seal, .. } = *way;
+    let spec = RunSpec { faults, prefetch, mask, dirty, seal, ..common::spec(LOCAL) };
     let pool = Pool::new(vec![session(way.mapped)]).unwrap();
     let pager = farmem_pager::start(spec, pool, counters).unwrap();
     common::serve_faults(pager);

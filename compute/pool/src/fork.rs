@@ -67,6 +67,7 @@ impl Pool {
             }
             tickets.push(ticket.and_then(Result::ok));
         }
+        self.seals_fork();
         farmem_sys::verbs::before_fork();
         // Without a socket pair (no descriptors left) neither side ever learns that the other is
         // gone, and what is shared stays shared: more far memory is used, nothing is lost. Nor
@@ -118,6 +119,10 @@ impl Pool {
         self.disk().into_iter().for_each(Disk::forget_in_child);
         self.slabs.lock().leave_places();
         self.share(share.child_fd);
+        if !self.seals_in_child() {
+            let reason = "a chain of 65 535 forks ends here: there are no more keys for --seal".to_owned();
+            return Err(Lost { node: "this process".to_owned(), reason });
+        }
         self.anything_lost()
     }
 

@@ -23,6 +23,8 @@
 //! *Locks.* `changing` is held while nodes change or a slab is published, `slabs` inside it or
 //! alone, and neither while a node is asked for anything. Faults take none.
 //!
+//! *Sealed* (`seal.rs`): pages can leave encrypted, for nodes that are not trusted.
+//!
 //! *Fork* (`fork.rs`): slots that a parent and its child can both reach belong to neither while the
 //! other lives. `docs/design/pool.md` has the reasons.
 
@@ -34,6 +36,7 @@ mod nodes;
 mod paces;
 mod protect;
 mod questions;
+mod seal;
 mod slab;
 
 pub use extent::MAX_SLABS;
@@ -43,6 +46,7 @@ pub use lane::{Done, Lane};
 pub use nodes::{Loss, MAX_NODES, NoPlace, Standing};
 pub use protect::{Disk, Lacks, Place};
 pub use questions::By;
+pub use seal::{Altered, NoSeal};
 
 use extent::{Extents, HOMES, Home, State, Word};
 use farmem_fabric::{GrantError, Lost, Session};
@@ -80,6 +84,7 @@ pub struct Pool {
     /// Of random numbers.
     drawn: AtomicU64,
     protection: protect::Protection,
+    sealed: seal::Sealed,
 }
 
 /// What changes with the nodes.
@@ -137,6 +142,7 @@ impl Pool {
             used: AtomicU64::new(0),
             drawn: AtomicU64::new(0),
             protection: Default::default(),
+            sealed: Default::default(),
         };
         for session in sessions {
             pool.add_node(session).unwrap_or_else(|e| panic!("{e}"));
@@ -420,6 +426,7 @@ impl Pool {
         let homes = std::array::from_fn(|nth| home(nth).filter(|home| !stays(*home)).unwrap_or(Home::NONE));
         self.extents.publish(index as u32, Word::FREE);
         self.extents.free(word.number());
+        self.forget_marks(index);
         Some(homes)
     }
 

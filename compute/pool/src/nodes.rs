@@ -111,6 +111,9 @@ pub enum NoPlace {
     /// The table of nodes is full.
     #[error("this process has had {MAX_NODES} nodes, which is the limit: start it anew")]
     TooMany,
+    /// Pages are sealed, and its memory is mapped.
+    #[error("--seal: its memory is mapped here, where it reads what is used: name it by HOST:PORT")]
+    Mapped,
 }
 
 /// All nodes, by their numbers.
@@ -152,6 +155,9 @@ impl Pool {
     /// # Errors
     /// [`NoPlace`]; the session is dropped.
     pub fn add_node(&self, session: Session) -> Result<usize, NoPlace> {
+        if self.seals() && session.is_mapped() {
+            return Err(NoPlace::Mapped);
+        }
         let changing = self.changing.lock();
         for &(at, len) in &changing.arenas {
             // SAFETY: `Pool::arena` has the promise that its memory is never unmapped.

@@ -28,6 +28,9 @@ pub struct Hints {
     use_each: extern "C" fn(*const usize, usize, i32),
     /// `madvise` of whole pages.
     advise: extern "C" fn(usize, usize, i32),
+    /// Local memory for far objects, pages: takes them (1: done), gives them back if negative, and
+    /// tells for 0 how many there can be.
+    objects: extern "C" fn(isize) -> usize,
 }
 
 /// Named for its version.
@@ -41,6 +44,7 @@ pub static farmem_v1: Hints = Hints {
     use_range,
     use_each,
     advise,
+    objects,
 };
 
 /// The process is on far memory.
@@ -74,6 +78,27 @@ extern "C" fn advise(addr: usize, len: usize, advice: i32) {
     if started() && farmem_protocol::addr::is_far(addr) {
         near::call(decided, &mut Range { addr, len, how: advice });
     }
+}
+
+struct Objects {
+    pages: isize,
+    result: usize,
+}
+
+extern "C" fn objects(pages: isize) -> usize {
+    extern "C" fn decided(asked: &mut Objects) {
+        let (share, pages) = (pager().share, asked.pages.unsigned_abs() as u64);
+        asked.result = match asked.pages {
+            0 => share.most() as usize,
+            1.. => usize::from(share.take(pages)),
+            _ => usize::from(share.give(pages)),
+        };
+    }
+    let mut asked = Objects { pages, result: 0 };
+    if started() {
+        near::call(decided, &mut asked);
+    }
+    asked.result
 }
 
 struct Each {

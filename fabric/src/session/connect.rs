@@ -232,6 +232,7 @@ fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, 
         spare: OnceLock::new(),
         lost: Lock::new(None),
         is_lost: AtomicBool::new(false),
+        ended: AtomicBool::new(false),
         reach,
     }
 }

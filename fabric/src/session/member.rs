@@ -86,6 +86,8 @@ pub(crate) struct Membership {
     /// Once lost, lost for all that belongs to the member.
     pub lost: Lock<Option<Lost>>,
     pub is_lost: AtomicBool,
+    /// The loss was found by the end of the node's process.
+    pub ended: AtomicBool,
 }
 
 pub(crate) struct Control {
@@ -135,6 +137,7 @@ impl Membership {
             spare: OnceLock::new(),
             lost: Lock::new(None),
             is_lost: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
         }
     }
 
@@ -159,6 +162,12 @@ impl Membership {
         let lost = lost.get_or_insert_with(|| self.lost_because(reason)).clone();
         self.is_lost.store(true, Ordering::Release);
         lost
+    }
+
+    /// [`Membership::give_up`] of a node whose process has certainly ended, and its memory with it.
+    fn end(&self, reason: &str) -> Lost {
+        self.ended.store(true, Ordering::Release);
+        self.give_up(reason.into())
     }
 
     /// Whether the member may be given up early.
@@ -393,7 +402,7 @@ impl Membership {
         let refused = matches!(failure, NoDial::System(Errno(libc::ECONNREFUSED | libc::ENOENT)));
         match failure {
             NoDial::Verdict(Verdict::Incarnation) => {
-                return Err(self.give_up("it was started anew and no longer has this program's memory".into()));
+                return Err(self.end("it was started anew and no longer has this program's memory"));
             }
             NoDial::Verdict(Verdict::Unknown) => {
                 return Err(self
@@ -417,13 +426,13 @@ impl Membership {
             NoDial::System(Errno(libc::EACCES)) if self.mapped => {
                 return Err(self.give_up("this process has given up the rights to reach its socket".into()));
             }
-            _ if self.mapped => return Err(self.give_up("its process has ended".into())),
+            _ if self.mapped => return Err(self.end("its process has ended")),
             NoDial::System(_) | NoDial::Silent | NoDial::Closed | NoDial::Verdict(..) => {}
         }
         if refused {
             let since = *outage.refused_ns.get_or_insert(now);
             if self.direct && now - since >= REFUSED_NS {
-                return Err(self.give_up("its process has ended: nobody listens at its address any more".into()));
+                return Err(self.end("its process has ended: nobody listens at its address any more"));
             }
         } else {
             outage.refused_ns = None;

@@ -34,6 +34,12 @@ impl Session {
         self.member.check().err()
     }
 
+    /// After a loss: whether the node's process has certainly ended. A silent node may come back,
+    /// and others may reach it.
+    pub fn has_ended(&self) -> bool {
+        self.member.is_lost.load(Ordering::Acquire) && self.member.ended.load(Ordering::Acquire)
+    }
+
     /// Leaves the node for good: says goodbye, and every queue pair is lost from here on. The node
     /// takes back what the member still holds.
     pub fn leave(&self) {

@@ -10,6 +10,7 @@
 //! | `beside.rs` | a process that shares the program's memory is killed |
 //! | `nodes.rs` | the node's own ends, its other clients, its idleness |
 //! | `mirror.rs` | two copies of far memory, of which one is lost |
+//! | `sealed.rs` | nodes that are not trusted |
 //!
 //! The program is `programs/keeps_checking.c`, which knows what every word of its
 //! memory must be and looks all the time. Endings that take their time run side by
@@ -24,6 +25,7 @@ mod mirror;
 mod nodes;
 mod programs;
 mod proxy;
+mod sealed;
 mod silent;
 mod start;
 

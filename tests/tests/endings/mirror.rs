@@ -16,26 +16,26 @@ use crate::silent::{self, HERE, Pair, Silence};
 use crate::{BUSY, By, FORKED, IDLE, LIMIT, Work, checker, scenario, together};
 
 /// The longest that a thread may stand still for a copy whose node was killed …
-pub const KILLED: Duration = Duration::from_millis(50);
+pub(crate) const KILLED: Duration = Duration::from_millis(50);
 /// … or has fallen silent.
 const SILENT: Duration = Duration::from_millis(250);
 
-fn nodes(n: usize) -> Result<Vec<Node>> {
+pub(crate) fn nodes(n: usize) -> Result<Vec<Node>> {
     (0..n).map(|_| Node::start("512M", &[])).collect()
 }
 
-fn mirrored(local: &str, addresses: &[String]) -> Far {
+pub(crate) fn mirrored(local: &str, addresses: &[String]) -> Far {
     let far = Far::local(local).with(&["--transport", "tcp", "--protect", "mirror"]);
     addresses.iter().fold(far, |far, address| far.on(address))
 }
 
-fn by_tcp(nodes: &[Node]) -> Vec<String> {
+pub(crate) fn by_tcp(nodes: &[Node]) -> Vec<String> {
     nodes.iter().map(Node::by_tcp).collect()
 }
 
 /// Lets the program finish. Fails unless all of its memory is as it was written. Fails, too, if a thread
 /// stood still for longer than `most`, or a process did not say in one line that it goes on.
-pub fn sound_with_one(work: Work, node: &str, most: Duration, lost: &mut Lost) -> Result<()> {
+pub(crate) fn sound_with_one(work: Work, node: &str, most: Duration, lost: &mut Lost) -> Result<()> {
     let processes = 1 + (work.child != 0) as usize;
     let told = || work.run.stderr().matches("the program goes on").count() == processes || !work.run.alive();
     ensure!(eventually(LIMIT, told), "nobody says that the node is gone: {}", work.run.stderr());
@@ -236,7 +236,7 @@ fn value(key: usize, generation: usize) -> String {
 
 /// Redis at a quarter of its memory; a node is killed while a client sets and gets. The longest wait for an
 /// answer, and how long redis was without a CPU.
-pub fn redis_loses(far: &Far, killed: &Node, says: &str) -> Result<(Duration, Duration)> {
+pub(crate) fn redis_loses(far: &Far, killed: &Node, says: &str) -> Result<(Duration, Duration)> {
     const KEYS: usize = 30_000;
     let (at, dir) = (free_port()?, TempDir::new("redis")?);
     let mut redis = Command::new("redis-server");

@@ -158,17 +158,62 @@ impl Lane {
     pub fn pieces(&mut self) -> Result<Vec<Piece>> {
         let mut pieces = Vec::new();
         for node in 0..self.inner().shards.len() {
-            if self.inner().region.is_some() {
-                self.read_tables(node)?;
-            }
-            let reserved = if self.inner().region.is_some() { RESERVED } else { 0 };
-            let of = self.inner().pieces.nodes[node].lock();
-            for (slab, table) in of.tables.iter().enumerate() {
-                let piece = |span: Span| Piece { at: at(node, slab, span), bytes: span.bytes() };
-                pieces.extend(table.pieces().filter(|span| span.first >= reserved).map(piece));
-            }
+            pieces.extend(self.pieces_on(node)?);
         }
         Ok(pieces)
+    }
+
+    /// See [`crate::Memory::pieces_on`].
+    pub fn pieces_on(&mut self, node: usize) -> Result<Vec<Piece>> {
+        if node >= self.inner().shards.len() {
+            return Err(Error::Nodes(node));
+        }
+        if self.inner().region.is_some() {
+            self.read_tables(node)?;
+        }
+        let mut pieces = Vec::new();
+        let reserved = if self.inner().region.is_some() { RESERVED } else { 0 };
+        let of = self.inner().pieces.nodes[node].lock();
+        for (slab, table) in of.tables.iter().enumerate() {
+            let piece = |span: Span| Piece { at: at(node, slab, span), bytes: span.bytes() };
+            pieces.extend(table.pieces().filter(|span| span.first >= reserved).map(piece));
+        }
+        Ok(pieces)
+    }
+
+    /// See [`crate::Memory::alloc_at`].
+    pub fn alloc_at(&mut self, piece: Addr, bytes: u64) -> Result<()> {
+        let order = table::order_of(bytes).ok_or(Error::Size(bytes))?;
+        let (node, first) = (piece.node(), (piece.offset() / CHUNK) as usize);
+        let span = Span { first, order };
+        let known = node < self.inner().shards.len() && self.inner().region.is_some();
+        let aligned = piece.offset().is_multiple_of(span.bytes()) && first >= RESERVED;
+        let slab = piece.slab().checked_sub(1).filter(|_| known && aligned).ok_or(Error::NotAPiece(piece))?;
+        loop {
+            let slabs = self.inner().pieces.nodes[node].lock().tables.len();
+            if slabs > slab {
+                break;
+            }
+            let grown = self.inner().shards[node].grow(slabs)?.len();
+            if grown <= slabs {
+                return Err(Error::Size(bytes));
+            }
+            self.add_tables(node, grown)?;
+        }
+        loop {
+            let mut found = vec![0; 8 * span.words().len()];
+            self.read(word_at(node, slab, span.words().start), &mut found)?;
+            let found = words_of(&found);
+            if span.words().zip(&found).any(|(word, was)| was & span.bits(word).0 != 0) {
+                return Err(Error::NotAPiece(piece));
+            }
+            let mut of = self.inner().pieces.nodes[node].lock();
+            span.words().zip(&found).for_each(|(word, was)| of.tables[slab].set(word, was | span.bits(word).1));
+            drop(of);
+            if self.claim(node, slab, span, &found)? {
+                return Ok(());
+            }
+        }
     }
 
     fn inner(&self) -> &Inner {

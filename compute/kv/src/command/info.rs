@@ -114,6 +114,7 @@ fn section(front: &Front, name: &str) -> Lines {
         "farmem" => vec![
             ("store", store.name.clone()),
             ("nodes", store.shards.len().to_string()),
+            ("mirrored", store.shards.iter().filter(|shard| shard.copies.is_double()).count().to_string()),
             ("verbs", all(front, |shard| shard.counters.verbs.get()).to_string()),
             ("round_trips", all(front, |shard| shard.counters.trips.get()).to_string()),
             ("lookups_warm", all(front, |shard| shard.counters.warm.get()).to_string()),

@@ -56,7 +56,7 @@ impl Shard {
         }
         // Memory first: a front end that has none must not leave a table frozen.
         let (node, size) = (self.node, self.geometry.pair_bytes());
-        let Some(Answer::Word(pair)) = self.verbs(io, vec![Verb::Alloc { node, bytes: size }]).await.pop() else {
+        let Some(Answer::Place(pair)) = self.verbs(io, vec![Verb::Alloc { node, bytes: size }]).await.pop() else {
             return Err(Trouble::Full);
         };
         let frozen = match self.freeze(io, table, slots(&bytes)).await {

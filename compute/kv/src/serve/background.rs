@@ -2,6 +2,7 @@
 //! pieces of dead front ends, finds objects that others have replaced, and looks for expired keys.
 
 use super::schedule::Schedule;
+use crate::copies::Mode;
 use crate::member::{LEASE_MS, STALE_MS, Ticked};
 use crate::shard::{Shard, Trouble};
 use crate::store::{Cursor, Store};
@@ -49,6 +50,24 @@ struct State {
     company: bool,
     /// Bytes held after the last search for garbage.
     searched: u64,
+    /// It was said that one node goes on without the other.
+    alone: bool,
+}
+
+impl State {
+    /// A shard that had two nodes and has one.
+    fn goes_on_alone(&mut self, store: &str, node: u8) {
+        self.alone = true;
+        // Decisions that did not show before have made objects garbage.
+        (self.company, self.searched) = (true, 0);
+        let nodes = self.shard.nodes.borrow();
+        let [stays, ended] = if node == self.shard.node { [&nodes[0], &nodes[1]] } else { [&nodes[1], &nodes[0]] };
+        let ended = match &ended[..] {
+            "" => "its other node is not there".to_owned(),
+            ended => format!("node {ended} has ended"),
+        };
+        eprintln!("farmem: store {store}: {ended}; node {stays} goes on alone, with the only copy of its keys");
+    }
 }
 
 /// See the module.
@@ -80,6 +99,7 @@ impl Background {
             told: false,
             company: false,
             searched: 1 << 20,
+            alone: false,
         };
         Background {
             store: Rc::clone(store),
@@ -157,6 +177,11 @@ impl Background {
                 let ticked = ticked?;
                 let state = &mut self.shards[n];
                 (state.ticking, state.renewed) = (false, state.begun);
+                if let Mode::Alone(node) = state.shard.copies.mode()
+                    && !state.alone
+                {
+                    state.goes_on_alone(&self.store.name, node);
+                }
                 if !ticked.company {
                     let since = |at: Instant| at.duration_since(self.start).as_millis() as u64;
                     state.shard.lease.renew(since(state.begun), since(now));

@@ -19,6 +19,6 @@ mod run;
 mod schedule;
 mod snapshot;
 
-pub use open::{Clients, Config, Failed, check};
+pub use open::{Clients, Config, Failed, check, go_alone};
 pub use run::run;
 pub use snapshot::{Wrong, restore, save};

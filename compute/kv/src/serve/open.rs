@@ -1,8 +1,9 @@
 //! A front end's settings, how it opens a store, and why it ends.
 
 use super::snapshot::Wrong;
+use crate::copies::Mode;
 use crate::drive::Drive;
-use crate::layout::Geometry;
+use crate::layout::{Geometry, NODE_SHIFT, word};
 use crate::member::{NotOpened, Opening};
 use crate::recover::Count;
 use crate::shard::{Shard, Trouble};
@@ -28,6 +29,8 @@ pub struct Config {
     pub name: String,
     /// Its nodes.
     pub nodes: Vec<String>,
+    /// Whether two nodes each keep the same keys.
+    pub mirror: bool,
     /// How bytes move.
     pub transport: Transport,
     /// How long a node may be away.
@@ -120,7 +123,8 @@ impl Failed {
         matches!(self, Failed::Memory(farmem::Error::Lost { .. } | farmem::Error::Refused(_)))
     }
 
-    /// Whether the others may have shut this front end out: its node then refuses it as one that it does not know.
+    /// Whether the others may have shut this front end out: its node then refuses it as one that it
+    /// does not know.
     pub(crate) fn may_be_a_shutting_out(&self) -> bool {
         matches!(self, Failed::ShutOut) || self.is_loss()
     }
@@ -188,29 +192,71 @@ pub(crate) fn join_anew(config: &Config, before: &[Rc<Shard>]) -> Option<Opened>
 fn connect(config: &Config, create: bool, timeout: Duration) -> Result<Drive, Failed> {
     let builder = config.nodes.iter().fold(Memory::builder(), |builder, node| builder.node(node));
     let builder = builder.transport(config.transport).timeout(timeout).grace(config.grace).trust(config.trust);
-    Ok(Drive::new(builder.region(&config.name).create(create).connect()?)?)
+    let (builder, named) = (builder.region(&config.name), config.nodes.len());
+    if !config.mirror {
+        return Ok(Drive::new(builder.create(create).connect()?, false, named)?);
+    }
+    // A node that has ended is no obstacle to a store that is there.
+    let there = builder.clone().partial(true).connect().and_then(|memory| Drive::new(memory, true, named));
+    let there = match there {
+        Ok(mut drive) => {
+            if !create || (0..drive.nodes()).all(|node| drive.has_node(node)) || is_made(&mut drive)? {
+                return Ok(drive);
+            }
+            Ok(())
+        }
+        Err(e) => Err(e),
+    };
+    match there {
+        Err(e) if !create => Err(e.into()),
+        _ if named % 2 == 1 => Err(Failed::Store { name: config.name.clone(), reason: NotOpened::Odd }),
+        _ => Ok(Drive::new(builder.create(true).connect()?, true, named)?),
+    }
+}
+
+/// Whether a node that is there has a shard of a store with two copies.
+fn is_made(drive: &mut Drive) -> Result<bool, Failed> {
+    let there: Vec<usize> = (0..drive.nodes()).filter(|&node| drive.has_node(node)).collect();
+    for node in there {
+        let at = drive.root_word(node / 2) | (node as u64 & 1) << NODE_SHIFT;
+        if word(&alone(drive, |io| async move { io.read(at, 8).await })?, 0) != 0 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The nodes of a shard: the one that addresses carry, and how many copies there are. `None`: none
+/// is there.
+fn placed(config: &Config, drive: &Drive, shard: usize) -> Option<(u8, Mode)> {
+    if !config.mirror {
+        return Some((shard as u8, Mode::Single));
+    }
+    let (first, second) = (2 * shard, 2 * shard + 1);
+    let mode = match (drive.has_node(first), drive.has_node(second)) {
+        (true, true) => Mode::Both(second as u8),
+        (true, false) => Mode::Alone(first as u8),
+        (false, true) => Mode::Alone(second as u8),
+        (false, false) => return None,
+    };
+    Some((first as u8, mode))
 }
 
 /// The store's shards, joined or only looked at.
 fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed> {
-    let nodes = drive.nodes();
+    let count = drive.nodes() / if config.mirror { 2 } else { 1 };
+    let refused = |reason| Failed::Store { name: config.name.clone(), reason };
     let mut shards = Vec::new();
-    for node in 0..nodes {
-        let opening = Opening {
-            node: node as u8,
-            shards: nodes as u8,
-            root_word: drive.root_word(node),
-            secret: random()? | 1,
-            geometry: Geometry::STORE,
-            local: config.local / nodes as u64,
-            tag: drive.member_tag(),
-        };
+    for number in 0..count {
+        let opening = opening(config, &drive, number, count)?;
+        let node = opening.node;
         let opened = match join {
             true => alone(&mut drive, |io| opening.join(io))?,
             false => alone(&mut drive, |io| opening.look(io))?,
         };
-        let shard = opened.map_err(|reason| Failed::Store { name: config.name.clone(), reason })?;
-        shard.limit.set(config.maxmemory.map_or(u64::MAX, |most| most / nodes as u64));
+        let shard = opened.map_err(refused)?;
+        shard.nodes.replace([node, node ^ 1].map(|node| drive.node(node).to_owned()));
+        shard.limit.set(config.maxmemory.map_or(u64::MAX, |most| most / count as u64));
         shards.push(Rc::new(shard));
     }
     if join {
@@ -224,6 +270,51 @@ fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed>
         awaited.into_iter().collect::<Result<Vec<()>, _>>().map_err(|_| Failed::ShutOut)?;
     }
     Ok((drive, shards))
+}
+
+fn opening(config: &Config, drive: &Drive, number: usize, count: usize) -> Result<Opening, Failed> {
+    let refused = |reason| Failed::Store { name: config.name.clone(), reason };
+    let (node, mode) = placed(config, drive, number).ok_or_else(|| refused(NotOpened::Halved))?;
+    Ok(Opening {
+        node,
+        number: number as u8,
+        mode,
+        shards: count as u8,
+        root_word: drive.root_word(number),
+        secret: random()? | 1,
+        geometry: Geometry::STORE,
+        local: config.local / count as u64,
+        tag: drive.member_tag(),
+    })
+}
+
+/// Has a store with two copies go on without the nodes that are not there. Only whoever knows that
+/// these have ended for good may ask for it. Returns the addresses of those that go on.
+///
+/// # Errors
+/// There is no such store, or both nodes of a pair are gone.
+pub fn go_alone(config: &Config) -> Result<Vec<String>, Failed> {
+    let mut drive = connect(&Config { mirror: true, ..config.clone() }, false, FIRST)?;
+    let count = drive.nodes() / 2;
+    let mut alone_now = Vec::new();
+    for number in 0..count {
+        let opening = opening(&Config { mirror: true, ..config.clone() }, &drive, number, count)?;
+        if let Mode::Alone(node) = opening.mode {
+            let marked = alone(&mut drive, |io| opening.go_alone(io))?;
+            marked.map_err(|reason| Failed::Store { name: config.name.clone(), reason })?;
+            alone_now.push(drive.node(node).to_owned());
+        }
+    }
+    Ok(alone_now)
+}
+
+/// The addresses of the nodes that have a shard.
+pub(crate) fn nodes_of(drive: &Drive, shard: &Shard) -> String {
+    match shard.copies.mode() {
+        Mode::Single => drive.node(shard.node).to_owned(),
+        Mode::Alone(node) => drive.node(node).to_owned(),
+        Mode::Both(second) => format!("{} and {}", drive.node(shard.node), drive.node(second)),
+    }
 }
 
 /// Counts a store, live or not: each node's shard.
@@ -249,7 +340,7 @@ pub fn check(config: &Config) -> Result<Vec<(String, Count)>, Failed> {
             }
             std::thread::sleep(Duration::from_millis(300));
         };
-        counts.push((config.nodes.get(usize::from(shard.node)).cloned().unwrap_or_default(), count));
+        counts.push((nodes_of(&drive, shard), count));
     }
     Ok(counts)
 }

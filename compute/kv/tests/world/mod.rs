@@ -3,8 +3,11 @@
 #![allow(dead_code)] // Each test file is a program of its own, and uses a part.
 
 pub mod linear;
+pub mod load;
+pub mod ops;
 pub mod process;
 
+use farmem_kv::copies::Mode;
 use farmem_kv::layout::{Geometry, NODE_SHIFT};
 use farmem_kv::member::Opening;
 use farmem_kv::rules::Rules;
@@ -32,9 +35,18 @@ pub struct Memory {
     fronts: u32,
     /// Tags of those that have no rights any more.
     pub expelled: BTreeSet<u32>,
+    /// Two nodes keep what there is.
+    pub copied: bool,
+    /// The node that ends, and how many verbs it takes until then.
+    pub ends: Option<(u8, u64)>,
 }
 
 impl Memory {
+    /// Two nodes that keep the same.
+    pub fn copied() -> Memory {
+        Memory { copied: true, ..Memory::default() }
+    }
+
     pub fn word(&self, at: u64) -> u64 {
         self.words.get(&at).copied().unwrap_or(0)
     }
@@ -55,6 +67,9 @@ impl Memory {
 
     pub fn execute(&mut self, verb: &Verb) -> Answer {
         self.verbs += 1;
+        if self.has_ended(node_of(verb)) {
+            return Answer::Lost;
+        }
         match verb {
             Verb::Read { at, len } => Answer::Bytes(self.bytes(*at, u64::from(*len))),
             Verb::Write { at, bytes } => {
@@ -91,10 +106,24 @@ impl Memory {
                     }
                 };
                 self.pieces.insert(at, *bytes);
-                Answer::Word(at)
+                Answer::Place(at)
+            }
+            Verb::Claim { at, bytes } => {
+                self.free.entry(*bytes).or_default().retain(|free| free != at);
+                let next = &mut self.next[usize::from(node_of(verb))];
+                *next = (*next).max((at & ((1 << NODE_SHIFT) - 1)) + u64::from(*bytes));
+                let taken = self.pieces.range(..at + u64::from(*bytes)).next_back();
+                if taken.is_some_and(|(&first, &len)| first + u64::from(len) > *at) {
+                    return Answer::Full;
+                }
+                self.pieces.insert(*at, *bytes);
+                Answer::Done
             }
             Verb::Free { at } => {
-                let bytes = self.pieces.remove(at).expect("a piece that is there");
+                let Some(bytes) = self.pieces.remove(at) else {
+                    assert!(self.copied, "a piece that is there");
+                    return Answer::Done;
+                };
                 self.free.entry(bytes).or_default().push(*at);
                 Answer::Done
             }
@@ -107,6 +136,11 @@ impl Memory {
                 Answer::Pieces(self.pieces.iter().filter(|(at, _)| of(at)).map(|(&at, &len)| (at, len)).collect())
             }
         }
+    }
+
+    /// Whether a node is gone.
+    pub fn has_ended(&self, node: u8) -> bool {
+        self.ends.is_some_and(|(ended, after)| ended == node && self.verbs > after)
     }
 
     /// Carries out a task alone.
@@ -139,11 +173,27 @@ impl Memory {
     pub fn join(&mut self, geometry: Geometry, rules: Rules, local: u64) -> Rc<Shard> {
         self.fronts += 1;
         let tag = self.fronts;
-        let opening = Opening { node: 0, shards: 1, root_word: ROOT_WORDS, secret: 77, geometry, local, tag };
-        let shard = self.run(Task::new(|io| opening.join(io))).expect("a store");
-        let mut shard = shard;
+        let mode = match [0, 1].map(|node| self.has_ended(node)) {
+            _ if !self.copied => Mode::Single,
+            [false, false] => Mode::Both(1),
+            [ended, _] => Mode::Alone(u8::from(ended)),
+        };
+        let (shards, root_word, secret) = (1, ROOT_WORDS, 77);
+        let opening = Opening { node: 0, number: 0, mode, shards, root_word, secret, geometry, local, tag };
+        let mut shard = self.run(Task::new(|io| opening.join(io))).expect("a store");
         shard.rules = rules;
         Rc::new(shard)
+    }
+}
+
+fn node_of(verb: &Verb) -> u8 {
+    match *verb {
+        Verb::Alloc { node, .. } | Verb::Pieces { node } | Verb::Expel { node, .. } => node,
+        Verb::Read { at, .. }
+        | Verb::Write { at, .. }
+        | Verb::Cas { at, .. }
+        | Verb::Claim { at, .. }
+        | Verb::Free { at } => (at >> NODE_SHIFT) as u8,
     }
 }
 

@@ -137,7 +137,7 @@ impl Incoming {
                     self.out.hear_of_write(page, seen);
                     if let Some(busy) = Busy::take(table, page, seen) {
                         base.record(inside.thread, page, Kind::Fault);
-                        return self.rescue(busy, write);
+                        return self.rescue(inside.thread, busy, write);
                     }
                     self.local.unreserve(1);
                 }
@@ -190,7 +190,7 @@ impl Incoming {
         // Should the policy name the page at once, it is Busy and stays.
         self.local.arrived(page, Arrival::Demand);
         // A slot's bytes change only by our own write-backs, which need the page resident.
-        let source = in_place.unwrap_or_else(|| self.await_demand(thread));
+        let source = in_place.unwrap_or_else(|| self.await_demand(thread, slot));
         let comes = if tracker.keep_later(page, mapped, comes, thread.number) {
             thread.unkept = Some(page);
             comes
@@ -232,12 +232,12 @@ impl Incoming {
     }
 
     /// A page whose bytes are still in the staging ring. Room is reserved.
-    fn rescue(&self, busy: Busy, write: bool) -> Served {
+    fn rescue(&self, thread: &mut Thread, busy: Busy, write: bool) -> Served {
         let (page, seen, tracker) = (busy.page(), busy.seen(), &self.changes.tracker);
         let index = seen.staged();
         let taken = self.out.staging.take(index, page);
         // The copy is this call's until it is released.
-        let source = self.out.staging.page(index);
+        let source = self.opened_copy(thread, seen, self.out.staging.page(index));
         // Is it not in its slot yet? Then it is dirty, and takes another slot later (staging, *Orphan*).
         let comes = if taken.written {
             let comes = tracker.comes(false, write, || self.changes.rewrites.likely(seen));
@@ -261,6 +261,19 @@ impl Incoming {
         self.base.count(&self.base.counters.rescued, 1);
         self.room.reserve_kept();
         Served::Here
+    }
+
+    /// The bytes of a page that were staged: themselves, or opened where the thread's next demand page
+    /// will land. What is still to be kept of the last one stays at the other end.
+    #[inline]
+    fn opened_copy(&self, thread: &mut Thread, seen: Word, staged: Bytes<'static>) -> Bytes<'static> {
+        if !self.base.spec.seal {
+            return staged;
+        }
+        let Some(slot) = seen.slot() else { broken("a staged page without a far slot") };
+        let at = thread.demand(thread.lands_last != thread.unkept.is_some());
+        self.base.open(slot, staged, thread.landing.target(at));
+        thread.landing.page(at)
     }
 
     /// The first write to a page that is resident and clean.

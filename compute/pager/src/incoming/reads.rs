@@ -15,7 +15,7 @@
 use super::Incoming;
 use crate::ending::or_end;
 use crate::page::Bytes;
-use crate::thread::Thread;
+use crate::thread::{Claimed, Thread};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use std::time::Duration;
 
@@ -33,8 +33,8 @@ impl Incoming {
     }
 
     /// Waits for the demand page. Meanwhile keeps what was put off of the last one. Returns the bytes,
-    /// which stay until the thread's next READ.
-    pub(super) fn await_demand(&self, thread: &mut Thread) -> Bytes<'static> {
+    /// which stay until the thread's next READ. They are those of the slot, opened if they were sealed.
+    pub(super) fn await_demand(&self, thread: &mut Thread, slot: FarSlot) -> Bytes<'static> {
         if let Some(page) = thread.unkept.take() {
             // The READ that was posted goes to the other end: no other came here since the page did.
             let landed = thread.landing.page(thread.demand(!thread.lands_last));
@@ -42,7 +42,17 @@ impl Incoming {
         }
         self.out.send_on();
         self.await_read(thread, |tag| tag == DEMAND);
-        thread.landing.page(thread.demand(thread.lands_last))
+        let at = thread.demand(thread.lands_last);
+        self.open_landed(thread, slot, at);
+        thread.landing.page(at)
+    }
+
+    /// Opens a page of the landing buffer that was sealed for its slot.
+    #[inline]
+    fn open_landed(&self, thread: &Thread, slot: FarSlot, at: usize) {
+        if self.base.spec.seal {
+            self.base.open(slot, thread.landing.page(at), thread.landing.target(at));
+        }
     }
 
     /// Finds where the pages of the planned window are, and sends the READs of those that are not
@@ -69,6 +79,13 @@ impl Incoming {
     pub(super) fn await_window(&self, thread: &mut Thread) {
         while thread.lane.in_flight() > 0 {
             self.await_read(thread, |_| true);
+        }
+    }
+
+    /// Opens the pages of the window from one on that have come in. None is under way any more.
+    pub(super) fn open_window(&self, thread: &Thread, claimed: &[Claimed], from: usize) {
+        for (i, one) in claimed.iter().enumerate().skip(from).filter(|(_, one)| !one.in_place) {
+            self.open_landed(thread, one.slot, 1 + i);
         }
     }
 

@@ -100,10 +100,12 @@ impl Incoming {
             return 0;
         }
         let claimed = std::mem::take(&mut thread.claimed);
-        let (mut installed, mut from) = (0, 0);
+        let (mut installed, mut from, mut awaited) = (0, 0, false);
         while from < claimed.len() {
-            if !claimed[from].in_place {
+            if !claimed[from].in_place && !awaited {
                 self.await_window(thread);
+                self.open_window(thread, &claimed, from);
+                awaited = true;
             }
             let (wanted, done) = self.install_neighbours(&claimed[from..], why);
             installed += done;

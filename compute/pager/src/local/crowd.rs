@@ -69,6 +69,11 @@ impl Crowd {
         self.kept.fetch_add(pages, Ordering::Relaxed);
     }
 
+    /// Pages that were kept are free again.
+    pub fn unkeep(&self, pages: u64) {
+        self.kept.fetch_sub(pages, Ordering::Relaxed);
+    }
+
     /// Pages that cannot leave.
     fn taken(&self) -> u64 {
         self.pinned.load(Ordering::Relaxed).max(0) as u64 + self.kept.load(Ordering::Relaxed)

@@ -151,7 +151,9 @@ impl Out {
         let in_place = self.base.writable_slot(slot);
         // Lines are laid onto what the slot holds: only where that is what the page came in with.
         let few = changed.filter(|c| Some(slot) == l.from.slot() && evictor.log.takes(c.lines));
-        let few = few.filter(|_| in_place.is_some() || evictor.log.goes_to(self.base.pool.takes_lines(slot)));
+        // (What is sealed differs everywhere from what was sealed before: it goes whole.)
+        let goes = |evictor: &Evictor| !self.base.spec.seal && evictor.log.goes_to(self.base.pool.takes_lines(slot));
+        let few = few.filter(|_| in_place.is_some() || goes(evictor));
         evictor.tally.goes(few.map(|few| few.lines));
         let gone = match (in_place, few) {
             (Some(target), Some(few)) => {
@@ -164,7 +166,7 @@ impl Out {
             }
             (None, few) => {
                 let index = self.claim_staged(evictor, l.page(), slot);
-                self.staging.target(index).fill(bytes);
+                self.stage(index, slot, bytes);
                 self.send_staged(evictor, index, slot, few)
             }
         };
@@ -193,10 +195,23 @@ impl Out {
             None => {
                 let index = self.claim_staged(evictor, l.page(), slot);
                 read(evictor, self.staging.target(index));
+                if self.base.spec.seal {
+                    self.base.seal(slot, self.staging.page(index), self.staging.target(index));
+                }
                 self.send_staged(evictor, index, slot, None)
             }
         };
         gone.with_slot(Some(slot)).with_written(true)
+    }
+
+    /// Lays a page down in its place in the staging ring, sealed if nodes are not trusted. This is the last
+    /// that is done to its bytes before they leave, and it takes the place of the copy.
+    #[inline]
+    fn stage(&self, index: usize, slot: FarSlot, bytes: Bytes<'_>) {
+        match self.base.spec.seal {
+            true => self.base.seal(slot, bytes, self.staging.target(index)),
+            false => self.staging.target(index).fill(bytes),
+        }
     }
 
     /// Sends a page that was copied to the staging ring to its slot: by some lines, or whole. Returns

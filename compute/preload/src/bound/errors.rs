@@ -10,7 +10,8 @@ use farmem_fabric::{
     WindowError,
 };
 use farmem_pager::{NotJoined, StartError};
-use farmem_pool::{NoPlace, NoRoom};
+use farmem_pool::{Altered, NoPlace, NoRoom, NoSeal};
+use farmem_protocol::addr::FarSlot;
 use farmem_protocol::extent::geometry::BadGeometry;
 use farmem_protocol::region::{BadName, RegionName};
 use farmem_protocol::wire::{Broken, Text};
@@ -172,7 +173,14 @@ fn of_memory(list: &mut Vec<Box<dyn Shown>>) {
         NoRoom::Exhausted(_) => NoRoom::Exhausted(node()),
         NoRoom::Lost(_) => NoRoom::Lost(lost()),
     );
-    every!(list, NoPlace: NoPlace::TooMany => NoPlace::TooMany);
+    every!(list, NoPlace: NoPlace::TooMany => NoPlace::TooMany, NoPlace::Mapped => NoPlace::Mapped);
+    every!(list, NoSeal:
+        NoSeal::Cpu => NoSeal::Cpu,
+        NoSeal::Memory(_) => NoSeal::Memory(Errno(libc::ENOMEM)),
+        NoSeal::Mapped(_) => NoSeal::Mapped(node()),
+        NoSeal::Random => NoSeal::Random,
+    );
+    every!(list, Altered: Altered { .. } => Altered { nodes: node(), slot: FarSlot::new(3, 4) });
     every!(list, NotJoined:
         NotJoined::NoRing => NotJoined::NoRing,
         NotJoined::Busy => NotJoined::Busy,
@@ -185,6 +193,7 @@ fn of_start(list: &mut Vec<Box<dyn Shown>>) {
     every!(list, StartError:
         StartError::TooLittleLocal(_) => StartError::TooLittleLocal(1),
         StartError::Userfaultfd(_) => StartError::Userfaultfd(OpenError::Refused(refused())),
+        StartError::Seal(_) => StartError::Seal(NoSeal::Cpu),
         StartError::Memory(_) => StartError::Memory(refused()),
     );
     every!(list, OpenError:

@@ -1,0 +1,134 @@
+//! Two nodes as processes that keep the same keys, one of which is killed under load: nothing is
+//! lost, histories stay linearizable, the store goes on with one copy, and front ends can still
+//! come.
+
+mod world;
+
+use farmem::Transport;
+use farmem_kv::Config;
+use farmem_kv::serve::check;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use world::linear::{Call, Register, Step, check as linearizable};
+use world::load::{KEYS, clients};
+use world::process::{Process, config};
+
+#[test]
+fn another_process() {
+    world::process::another_process();
+}
+
+fn mirrored(name: &str, nodes: &str) -> Config {
+    Config { mirror: true, ..config(name, nodes) }
+}
+
+fn front(name: &str, nodes: &str) -> Process {
+    Process::start(&format!("front {name} {nodes} mirror=yes"))
+}
+
+/// Waits until nothing is wrong with a store.
+fn is_sound(name: &str, nodes: &str) {
+    let begun = Instant::now();
+    loop {
+        let counts = check(&mirrored(name, nodes)).unwrap();
+        if counts.iter().all(|(_, count)| count.problems.is_empty() && count.pending == 0) {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "after 30 s: {counts:?}");
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
+/// Two front ends under load, and one of the two nodes is killed: `killed` says which.
+fn a_node_is_killed(way: Transport, killed: usize, seed: u64) {
+    let mut pair = [Process::node(way), Process::node(way)];
+    let nodes = format!("{},{}", pair[0].at, pair[1].at);
+    let fronts = [front("pair", &nodes), front("pair", &nodes)];
+    let mut client = fronts[0].client();
+    for n in 0..500 {
+        assert_eq!(client.ask(&format!("SET before{n} {n}")), "+OK");
+    }
+    let (moment, stop) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicBool::new(false)));
+    let calls: Vec<(usize, Call<Step>)> = std::thread::scope(|scope| {
+        let (moment, stop) = (&moment, &stop);
+        let threads: Vec<_> = (0..4)
+            .map(|n| {
+                let front = &fronts[n % 2];
+                scope.spawn(move || clients(front, seed + n as u64, moment, stop))
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(700));
+        pair[killed].kill();
+        let begun = Instant::now();
+        assert_eq!(client.ask("SET after 1"), "+OK");
+        eprintln!("{way:?}, node {killed}: a SET behind the end took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(4));
+        std::thread::sleep(Duration::from_millis(700));
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(calls.len() > 300, "{} calls", calls.len());
+    for key in 0..KEYS {
+        let of_key: Vec<Call<Step>> =
+            calls.iter().filter(|(which, _)| *which == key).map(|(_, call)| call.clone()).collect();
+        assert!(linearizable::<Register>(None, &of_key), "seed {seed}, key {key}: {of_key:?}");
+    }
+    for n in 0..500 {
+        assert_eq!(client.ask(&format!("GET before{n}")), n.to_string());
+    }
+    // One that comes now finds the store with its only copy, whether it is told of the other node
+    // or not.
+    let late = [front("pair", &nodes), front("pair", &pair[1 - killed].at)];
+    for front in &late {
+        assert_eq!(front.client().ask("GET after"), "1");
+    }
+    assert_eq!(late[0].client().ask("INCRBY after 4"), ":5");
+    assert_eq!(client.ask("GET after"), "5");
+    is_sound("pair", &nodes);
+}
+
+#[test]
+fn the_first_node_is_killed_over_tcp() {
+    a_node_is_killed(Transport::Tcp, 0, 300);
+}
+
+#[test]
+fn the_second_node_is_killed_over_tcp() {
+    a_node_is_killed(Transport::Tcp, 1, 400);
+}
+
+#[test]
+fn the_first_node_is_killed_over_shm() {
+    a_node_is_killed(Transport::Shm, 0, 500);
+}
+
+#[test]
+fn the_second_node_is_killed_over_shm() {
+    a_node_is_killed(Transport::Shm, 1, 600);
+}
+
+#[test]
+fn a_node_that_was_started_anew_is_no_copy() {
+    let mut pair = [Process::node(Transport::Tcp), Process::node(Transport::Tcp)];
+    let nodes = format!("{},{}", pair[0].at, pair[1].at);
+    {
+        let front = front("anew", &nodes);
+        assert_eq!(front.client().ask("SET key value"), "+OK");
+    }
+    // Nobody serves the store when the node ends, so the other does not know of its end.
+    let at = pair[1].at.clone();
+    pair[1].kill();
+    pair[1] = Process::start(&format!("node {at}"));
+    let refused = farmem_kv::Store::open_as(&mirrored("anew", &nodes)).map(drop).expect_err("half a store").to_string();
+    assert!(refused.contains("one of the two nodes"), "{refused}");
+    pair[1].kill();
+    assert_eq!(farmem_kv::serve::go_alone(&config("anew", &nodes)).unwrap(), [pair[0].at.clone()]);
+    let mut store = farmem_kv::Store::open_as(&mirrored("anew", &nodes)).unwrap();
+    assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    let other =
+        farmem_kv::Store::open_as(&config("anew", &pair[0].at)).map(drop).expect_err("half a store").to_string();
+    assert!(other.contains("lies on 2 nodes"), "{other}");
+    let odd = farmem_kv::Store::open_as(&mirrored("odd", &pair[0].at)).map(drop).expect_err("one node").to_string();
+    assert!(odd.contains("even number"), "{odd}");
+}

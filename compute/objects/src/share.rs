@@ -1,0 +1,135 @@
+//! How much local memory a heap may have: a limit of its own, or a share of its run's `--local`.
+
+use crate::class::SEGMENT;
+use crate::{Error, Heap, Result};
+use farmem_run::RunSpec;
+use std::cell::Cell;
+
+/// Pages of a segment.
+const PAGES: isize = (SEGMENT / 4096) as isize;
+
+/// Local memory at most, in bytes or as text: `512 << 20`, `"512M"`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Local(std::result::Result<usize, String>);
+
+impl Local {
+    pub(crate) fn bytes(self) -> Result<usize> {
+        self.0.map_err(Error::NotASize)
+    }
+}
+
+impl From<usize> for Local {
+    fn from(bytes: usize) -> Local {
+        Local(Ok(bytes))
+    }
+}
+
+impl From<i32> for Local {
+    fn from(bytes: i32) -> Local {
+        Local(Ok(bytes.max(0) as usize))
+    }
+}
+
+impl From<&str> for Local {
+    /// Digits, and `K`, `M`, `G` or `T` for powers of 1024.
+    fn from(text: &str) -> Local {
+        let digits = text.trim_end_matches(['K', 'M', 'G', 'T', 'k', 'm', 'g', 't']);
+        let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
+            "" => Some(0),
+            "K" => Some(10),
+            "M" => Some(20),
+            "G" => Some(30),
+            "T" => Some(40),
+            _ => None,
+        };
+        let number = digits.parse::<usize>().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
+        let bytes = number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift));
+        Local(bytes.ok_or_else(|| text.chars().take(40).collect()))
+    }
+}
+
+/// Segments that a heap has of its limit. Its end gives them back: after the frames are gone.
+pub struct Share {
+    is_of_run: bool,
+    /// Segments taken from the run.
+    taken: Cell<usize>,
+}
+
+impl Share {
+    /// A limit of the heap's own.
+    pub fn own() -> Share {
+        Share { is_of_run: false, taken: Cell::new(0) }
+    }
+
+    /// A share of the run's, with `first` segments at once.
+    ///
+    /// # Errors
+    /// [`Error::ShareFull`]: the process's other heaps have the rest.
+    pub fn of_run(first: usize) -> Result<Share> {
+        let share = Share { is_of_run: true, taken: Cell::new(0) };
+        match share.has(first) {
+            true => Ok(share),
+            false => Err(Error::ShareFull),
+        }
+    }
+
+    /// Whether the heap may have this many segments. They are the run's until then: its pages leave
+    /// for them.
+    pub fn has(&self, segments: usize) -> bool {
+        while self.is_of_run && self.taken.get() < segments {
+            if farmem_hints::objects(PAGES) == 0 {
+                return false;
+            }
+            self.taken.set(self.taken.get() + 1);
+        }
+        true
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.taken.get() > 0 {
+            farmem_hints::objects(-PAGES * self.taken.get() as isize);
+        }
+    }
+}
+
+impl Heap {
+    /// A heap on the nodes of this program's `farmem run`. Its local memory is a part of the run's
+    /// `--local`: half of it at most, taken as the heap grows. The process's pages have the rest.
+    ///
+    /// Nodes that join or leave the run later change nothing for the heap. It has one copy of each
+    /// object, also where the run mirrors pages.
+    ///
+    /// # Errors
+    /// [`Error::NoRun`] where the program does not run on far memory: use [`Heap::builder`].
+    /// [`Error::ShareFull`]; and as [`crate::Builder::build`].
+    pub fn of_run() -> Result<Heap> {
+        let text = std::env::var("FARMEM_RUN").map_err(|_| Error::NoRun)?;
+        let spec = RunSpec::parse(&text).map_err(|_| Error::NoRun)?;
+        let most = farmem_hints::objects(0) * 4096;
+        if most == 0 {
+            return Err(Error::NoRun);
+        }
+        let mut builder = Heap::builder().local(most).transport(spec.transport).grace(spec.grace);
+        for node in &spec.nodes {
+            builder = builder.node(node.at.to_string());
+        }
+        builder.of_run(spec.token, spec.plain).build()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_flags_are() {
+        for (text, bytes) in [("512M", 512 << 20), ("4096", 4096), ("3g", 3 << 30), ("1T", 1 << 40), ("7K", 7168)] {
+            assert_eq!(Local::from(text).bytes().unwrap(), bytes);
+        }
+        for text in ["", "M", "-1M", "+1", "1MB", "1.5G", "99999999999999T", "éM"] {
+            assert!(matches!(Local::from(text).bytes(), Err(Error::NotASize(said)) if said == text), "{text}");
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! `--seal`: nodes that are not trusted. A real node serves; this test is its root, and reads and writes the
+//! memory that it lends: it alters, empties, swaps, keeps old pages, and gives a program another's. Each is
+//! noticed by the program, which ends with one line before it has used a byte. Beside it: what a node can
+//! read; two copies, repair and the loss of nodes; real programs, byte for byte.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use farmem_tests::farmem::{Far, Node, same_as_native, split_stats};
+use farmem_tests::lost::Lost;
+use farmem_tests::process::{self, TempDir, eventually};
+
+use crate::mirror::{KILLED, by_tcp, mirrored, nodes, redis_loses, sound_with_one};
+use crate::{BUSY, FORKED, LIMIT, Scenario, Work, scenario, together};
+
+const PAGE: usize = 4096;
+/// Of a program that stands still until it is told to look at all of its memory.
+const WAITING: &[&str] = &["32", "1", "idle"];
+const ALTERED: i32 = farmem_run::exit::ALTERED;
+
+/// A node whose root is hostile.
+struct Hostile {
+    node: Node,
+    memory: File,
+}
+
+/// Pages that are not empty, by their addresses in the node.
+type Pages = BTreeMap<u64, Vec<u8>>;
+
+impl Hostile {
+    fn start() -> Result<Hostile> {
+        let node = Node::start("192M", &["--rdma", "off"])?;
+        let memory = format!("/proc/{}/mem", node.running.pid());
+        let memory = OpenOptions::new().read(true).write(true).open(memory).context("the node's memory")?;
+        Ok(Hostile { node, memory })
+    }
+
+    fn sealed(&self) -> Far {
+        Far::local("4M").with(&["--seal"]).on(&self.node.by_tcp())
+    }
+
+    /// All that it holds.
+    fn pages(&self) -> Result<Pages> {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.node.running.pid()))?;
+        let mut pages = Pages::new();
+        for line in maps.lines().filter(|line| line.contains("farmem-slab") && line.contains("rw")) {
+            let (from, to) = line.split(' ').next().and_then(|range| range.split_once('-')).context("a range")?;
+            let (from, to) = (u64::from_str_radix(from, 16)?, u64::from_str_radix(to, 16)?);
+            // Its own tables are smaller.
+            if to - from < farmem_protocol::addr::SLAB_BYTES {
+                continue;
+            }
+            let mut bytes = vec![0; (to - from) as usize];
+            self.memory.read_exact_at(&mut bytes, from)?;
+            let each = bytes.chunks(PAGE).enumerate().filter(|(_, page)| page.iter().any(|byte| *byte != 0));
+            pages.extend(each.map(|(at, page)| (from + (at * PAGE) as u64, page.to_vec())));
+        }
+        Ok(pages)
+    }
+
+    fn put(&self, pages: &Pages) -> Result<()> {
+        pages.iter().try_for_each(|(at, page)| Ok(self.memory.write_all_at(page, *at)?))
+    }
+}
+
+/// What a hostile node makes of the pages that it holds now, of those that it held earlier, and of another
+/// program's.
+type Attack = fn(now: &Pages, earlier: &Pages, others: &Pages) -> Pages;
+
+fn each(pages: &Pages, change: impl Fn(&mut Vec<u8>)) -> Pages {
+    let mut pages = pages.clone();
+    pages.values_mut().for_each(change);
+    pages
+}
+
+/// Pages in each other's places.
+fn placed(at: impl Iterator<Item = u64>, pages: impl Iterator<Item = Vec<u8>>) -> Pages {
+    at.zip(pages).collect()
+}
+
+const ATTACKS: &[(&str, Attack)] = &[
+    ("a bit is altered", |now, _, _| each(now, |page| page[1234] ^= 4)),
+    ("all is zero", |now, _, _| each(now, |page| page.fill(0))),
+    ("a tail is cut off", |now, _, _| each(now, |page| page[PAGE - 16..].fill(0))),
+    ("slots are swapped", |now, _, _| placed(now.keys().copied(), now.values().skip(1).cloned())),
+    ("old pages come back", |now, earlier, _| {
+        earlier.iter().filter(|(at, _)| now.contains_key(at)).map(|(at, page)| (*at, page.clone())).collect()
+    }),
+    ("another program's pages", |now, _, others| placed(now.keys().copied(), others.values().cloned().cycle())),
+];
+
+/// A program that has written all of its memory twice, so that its node holds new pages and has seen old ones,
+/// stands still while the node's root does as it likes. Then it looks at its memory.
+fn attacked(attack: Attack, sealed: bool) -> Result<()> {
+    let hostile = Hostile::start()?;
+    let far = if sealed {
+        hostile.sealed()
+    } else {
+        Far::local("4M").with(&["--transport", "tcp"]).on(&hostile.node.by_tcp())
+    };
+    // Another member's memory, which ends with it: it is remembered.
+    let other = Work::start(&far, WAITING)?;
+    let others = hostile.pages()?;
+    other.sound()?;
+    let work = Work::start(&far, &["32", "1"])?;
+    let earlier = hostile.pages()?;
+    std::thread::sleep(Duration::from_millis(400));
+    process::send(work.program, libc::SIGSTOP);
+    // A thread that is stopped may have posted a page, which the node still takes in.
+    std::thread::sleep(Duration::from_millis(100));
+    hostile.put(&attack(&hostile.pages()?, &earlier, &others))?;
+    process::send(work.program, libc::SIGCONT);
+    let outcome = work.run.wait(LIMIT)?;
+    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    let (_, rest) = split_stats(&outcome.stderr);
+    if !sealed {
+        ensure!(outcome.code() == 99 && said.contains("WRONG"), "the attack does nothing: {outcome:?}");
+        return Ok(());
+    }
+    ensure!(outcome.code() == ALTERED && !said.contains("WRONG") && !said.contains("sound"), "{outcome:?}");
+    let told = rest.contains(&hostile.node.by_tcp()) && rest.contains("altered or old") && rest.contains(", slot ");
+    ensure!(rest.lines().count() == 1 && told, "{rest}");
+    Ok(())
+}
+
+#[test]
+fn whatever_a_hostile_node_does_is_noticed() -> Result<()> {
+    let scenarios = |sealed: bool| -> Vec<Scenario> {
+        ATTACKS
+            .iter()
+            .map(|(name, attack)| scenario(format!("{name}, {sealed}"), move || attacked(*attack, sealed)))
+            .collect()
+    };
+    together(scenarios(true))?;
+    // Without the option each of them does harm: they are attacks.
+    together(scenarios(false))
+}
+
+/// A node that keeps all that it ever saw of a program has none of its bytes, nor two pages that are alike.
+#[test]
+fn a_node_that_records_learns_nothing() -> Result<()> {
+    const PROGRAM: &str = "import sys,time\nb=bytearray(b'In plain sight: sixteen words. ' * 500000)\n\
+        [b.__setitem__(i, b[i]) for i in range(0, len(b), 4096)]\nprint(sum(b[::4096]), flush=True)\nsys.stdin.read()";
+    let plain = |pages: &Pages| pages.values().filter(|page| page.windows(9).any(|seen| seen == b"In plain ")).count();
+    let holds = |sealed: bool| -> Result<Pages> {
+        let hostile = Hostile::start()?;
+        let far = if sealed {
+            hostile.sealed()
+        } else {
+            Far::local("4M").with(&["--transport", "tcp"]).on(&hostile.node.by_tcp())
+        };
+        let mut program = Command::new("/usr/bin/python3");
+        program.args(["-c", PROGRAM]);
+        let mut command = far.command(&program);
+        command.stdin(Stdio::piped());
+        let run = process::spawn(command)?;
+        ensure!(eventually(LIMIT, || run.stdout().contains(&b'\n') || !run.alive()), "{}", run.stderr());
+        hostile.pages()
+    };
+    let (open, sealed) = (holds(false)?, holds(true)?);
+    ensure!(open.len() > 1000 && plain(&open) > 1000, "{} of {} pages can be read", plain(&open), open.len());
+    ensure!(sealed.len() > 1000 && plain(&sealed) == 0, "{} of {} pages can be read", plain(&sealed), sealed.len());
+    let ones: u64 = sealed.values().flatten().map(|byte| u64::from(byte.count_ones())).sum();
+    let share = ones as f64 / (sealed.len() * PAGE * 8) as f64;
+    ensure!((share - 0.5).abs() < 0.001, "it does not look random: {share} of the bits are set");
+    let different: std::collections::BTreeSet<&[u8]> = sealed.values().map(|page| &page[..16]).collect();
+    ensure!(different.len() == sealed.len(), "equal pages are sealed alike");
+    Ok(())
+}
+
+/// Two copies: one is lost and made again elsewhere, from sealed bytes; then the other of the first two is lost.
+#[test]
+fn sealed_copies_are_lost_and_made_again() -> Result<()> {
+    let goes_on = |arguments: &'static [&'static str]| {
+        scenario(format!("{arguments:?}"), move || {
+            let nodes = nodes(2)?;
+            let work = Work::start(&mirrored("4M", &by_tcp(&nodes)).with(&["--seal"]), arguments)?;
+            std::thread::sleep(Duration::from_millis(300));
+            let mut lost = Lost::by(&[work.program, nodes[1].running.pid()]);
+            nodes[0].running.signal(libc::SIGKILL);
+            sound_with_one(work, &nodes[0].by_tcp(), KILLED, &mut lost)
+        })
+    };
+    let again = scenario("repair", || {
+        let mut nodes = nodes(3)?;
+        let work = Work::start(&mirrored("4M", &by_tcp(&nodes)).with(&["--seal"]), &["100", "2"])?;
+        let lent = |node: &Node| node.metric("farmem_node_lent_bytes");
+        let first = nodes.iter().position(|node| lent(node).is_ok_and(|lent| lent > 0.0)).context("nothing is lent")?;
+        nodes.remove(first).running.signal(libc::SIGKILL);
+        let again = || work.run.stderr().contains("every page has two copies again") || !work.run.alive();
+        ensure!(eventually(LIMIT, again), "the copies are not made again: {}", work.run.stderr());
+        nodes.remove(0).running.signal(libc::SIGKILL);
+        std::thread::sleep(Duration::from_millis(500));
+        process::send(work.program, libc::SIGUSR1);
+        let outcome = work.run.wait(LIMIT)?;
+        ensure!(outcome.code() == 0 && outcome.stderr.contains("goes on with one copy"), "{outcome:?}");
+        Ok(())
+    });
+    together(vec![goes_on(BUSY), goes_on(FORKED)])?;
+    together(vec![again])
+}
+
+/// A node is taken out of the run's list: its slabs move to the other one as they are.
+#[test]
+fn sealed_pages_are_drained() -> Result<()> {
+    let (nodes, dir) = (nodes(2)?, TempDir::new("sealed")?);
+    let (list, at) = (dir.path().join("nodes"), by_tcp(&nodes));
+    std::fs::write(&list, format!("{}\n{}\n", at[0], at[1]))?;
+    let far = Far::local("4M").with(&["--seal", "--node-file"]);
+    let far = far.with(&[list.to_str().context("a path")?]);
+    let work = Work::start(&far, FORKED)?;
+    // The child ends first: slabs that a fork has shared stay where they are.
+    process::send(work.child, libc::SIGUSR1);
+    std::fs::write(&list, format!("{}\n", at[1]))?;
+    let empty = || nodes[0].metric("farmem_node_lent_bytes").is_ok_and(|lent| lent == 0.0) || !work.run.alive();
+    ensure!(eventually(LIMIT, empty), "it holds something still: {}", work.run.stderr());
+    nodes[0].running.signal(libc::SIGKILL);
+    process::send(work.program, libc::SIGUSR1);
+    let outcome = work.run.wait(LIMIT)?;
+    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    ensure!(outcome.code() == 0 && said.contains("\nsound "), "{outcome:?}");
+    Ok(())
+}
+
+/// Forks of forks, which all write to what they share, and read what others wrote before.
+const FORKS: &str = "
+import os,sys,hashlib,random
+n=12<<20
+b=bytearray((bytes(range(251))*(n//251+1))[:n])
+def work(seed,depth):
+    r=random.Random(seed)
+    out=[]
+    for round in range(2):
+        for i in range(1500): b[r.randrange(n)]=r.randrange(256)
+        if depth:
+            rd,wr=os.pipe()
+            pid=os.fork()
+            if pid==0:
+                os.write(wr,work(seed*7+round,depth-1).encode())
+                os._exit(0)
+            for i in range(1500): b[r.randrange(n)]=r.randrange(256)
+            os.close(wr)
+            told=b''
+            while True:
+                more=os.read(rd,4096)
+                if not more: break
+                told+=more
+            out.append(told.decode())
+            assert os.waitpid(pid,0)[1]==0
+            os.close(rd)
+    out.append(hashlib.sha256(b).hexdigest()[:16])
+    return ' '.join(out)
+print(work(1,2))
+";
+
+#[test]
+fn programs_give_the_same_sealed() -> Result<()> {
+    let dir = TempDir::new("sealed")?;
+    let lines: String = (0..300_000_u64).map(|i| format!("{:016x}\n", i.wrapping_mul(0x9E37_79B9_7F4A_7C15))).collect();
+    std::fs::write(dir.path().join("lines"), lines)?;
+    let mut sort = Command::new("sort");
+    sort.args(["-S", "64M", "--parallel=2"]).arg(dir.path().join("lines")).env("LC_ALL", "C");
+    let mut python = Command::new("/usr/bin/python3");
+    python.args(["-c", FORKS]);
+    for (program, local) in [(sort, "6M"), (python, "6M")] {
+        let (.., stats) = same_as_native(&program, &Far::local(local).with(&["--seal"]), LIMIT)?;
+        let out = farmem_tests::farmem::counter(&stats, "pages_whole");
+        ensure!(out > 500, "{program:?}: {out} pages left");
+    }
+    Ok(())
+}
+
+#[test]
+fn redis_goes_on_sealed_with_one_of_two_copies() -> Result<()> {
+    let nodes = nodes(2)?;
+    let far = mirrored("16M", &by_tcp(&nodes)).with(&["--seal"]);
+    redis_loses(&far, &nodes[1], "goes on with one copy of ").map(|_| ())
+}
+
+#[test]
+fn what_cannot_be_sealed_is_refused() -> Result<()> {
+    let refused = |options: &[&str], says: &str| -> Result<()> {
+        let far = Far::local("4M").with(&["--seal"]).with(options);
+        let outcome = process::run(far.command(&Command::new("true")), LIMIT)?;
+        ensure!(outcome.code() == 64 && outcome.stderr.lines().count() == 1, "{outcome:?}");
+        ensure!(outcome.stderr.contains(says), "{outcome:?}");
+        Ok(())
+    };
+    refused(&["--transport", "shm"], "with --transport shm nodes read memory as it is used")?;
+    refused(&["--node", "unix:/run/nobody.sock"], "name unix:/run/nobody.sock by HOST:PORT")?;
+    Ok(())
+}
