@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use farmem_tests::farmem::{Far, Node, same_as_native, split_stats};
+use farmem_tests::long;
 use farmem_tests::lost::Lost;
 use farmem_tests::process::{self, TempDir, eventually};
 
@@ -19,7 +20,7 @@ use crate::{BUSY, FORKED, LIMIT, Scenario, Work, scenario, together};
 
 const PAGE: usize = 4096;
 /// Of a program that stands still until it is told to look at all of its memory.
-const WAITING: &[&str] = &["32", "1", "idle"];
+const WAITING: &[&str] = &["16", "1", "idle"];
 const ALTERED: i32 = farmem_run::exit::ALTERED;
 
 /// A node whose root is hostile.
@@ -82,6 +83,8 @@ fn placed(at: impl Iterator<Item = u64>, pages: impl Iterator<Item = Vec<u8>>) -
     at.zip(pages).collect()
 }
 
+const OTHERS: &str = "another program's pages";
+
 const ATTACKS: &[(&str, Attack)] = &[
     ("a bit is altered", |now, _, _| each(now, |page| page[1234] ^= 4)),
     ("all is zero", |now, _, _| each(now, |page| page.fill(0))),
@@ -90,12 +93,12 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("old pages come back", |now, earlier, _| {
         earlier.iter().filter(|(at, _)| now.contains_key(at)).map(|(at, page)| (*at, page.clone())).collect()
     }),
-    ("another program's pages", |now, _, others| placed(now.keys().copied(), others.values().cloned().cycle())),
+    (OTHERS, |now, _, others| placed(now.keys().copied(), others.values().cloned().cycle())),
 ];
 
 /// A program that has written all of its memory twice, so that its node holds new pages and has seen old ones,
 /// stands still while the node's root does as it likes. Then it looks at its memory.
-fn attacked(attack: Attack, sealed: bool) -> Result<()> {
+fn attacked(attack: Attack, needs_others: bool, sealed: bool) -> Result<()> {
     let hostile = Hostile::start()?;
     let far = if sealed {
         hostile.sealed()
@@ -103,10 +106,13 @@ fn attacked(attack: Attack, sealed: bool) -> Result<()> {
         Far::local("4M").with(&["--transport", "tcp"]).on(&hostile.node.by_tcp())
     };
     // Another member's memory, which ends with it: it is remembered.
-    let other = Work::start(&far, WAITING)?;
-    let others = hostile.pages()?;
-    other.sound()?;
-    let work = Work::start(&far, &["32", "1"])?;
+    let mut others = Pages::new();
+    if needs_others {
+        let other = Work::start(&far, WAITING)?;
+        others = hostile.pages()?;
+        other.sound()?;
+    }
+    let work = Work::start(&far, &["16", "1"])?;
     let earlier = hostile.pages()?;
     std::thread::sleep(Duration::from_millis(400));
     process::send(work.program, libc::SIGSTOP);
@@ -129,15 +135,15 @@ fn attacked(attack: Attack, sealed: bool) -> Result<()> {
 
 #[test]
 fn whatever_a_hostile_node_does_is_noticed() -> Result<()> {
-    let scenarios = |sealed: bool| -> Vec<Scenario> {
-        ATTACKS
-            .iter()
-            .map(|(name, attack)| scenario(format!("{name}, {sealed}"), move || attacked(*attack, sealed)))
-            .collect()
+    let scenarios = |attacks: &'static [(&'static str, Attack)], sealed: bool| -> Vec<Scenario> {
+        let one = |(name, attack): &'static (&'static str, Attack)| {
+            scenario(format!("{name}, {sealed}"), move || attacked(*attack, *name == OTHERS, sealed))
+        };
+        attacks.iter().map(one).collect()
     };
-    together(scenarios(true))?;
+    together(scenarios(ATTACKS, true))?;
     // Without the option each of them does harm: they are attacks.
-    together(scenarios(false))
+    together(scenarios(if long() { ATTACKS } else { &ATTACKS[..1] }, false))
 }
 
 /// A node that keeps all that it ever saw of a program has none of its bytes, nor two pages that are alike.
@@ -187,7 +193,7 @@ fn sealed_copies_are_lost_and_made_again() -> Result<()> {
     };
     let again = scenario("repair", || {
         let mut nodes = nodes(3)?;
-        let work = Work::start(&mirrored("4M", &by_tcp(&nodes)).with(&["--seal"]), &["100", "2"])?;
+        let work = Work::start(&mirrored("4M", &by_tcp(&nodes)).with(&["--seal"]), &["24", "2"])?;
         let lent = |node: &Node| node.metric("farmem_node_lent_bytes");
         let first = nodes.iter().position(|node| lent(node).is_ok_and(|lent| lent > 0.0)).context("nothing is lent")?;
         nodes.remove(first).running.signal(libc::SIGKILL);
@@ -200,8 +206,8 @@ fn sealed_copies_are_lost_and_made_again() -> Result<()> {
         ensure!(outcome.code() == 0 && outcome.stderr.contains("goes on with one copy"), "{outcome:?}");
         Ok(())
     });
-    together(vec![goes_on(BUSY), goes_on(FORKED)])?;
-    together(vec![again])
+    together(vec![goes_on(FORKED), again])?;
+    if long() { together(vec![goes_on(BUSY)]) } else { Ok(()) }
 }
 
 /// A node is taken out of the run's list: its slabs move to the other one as they are.
@@ -276,6 +282,9 @@ fn programs_give_the_same_sealed() -> Result<()> {
 
 #[test]
 fn redis_goes_on_sealed_with_one_of_two_copies() -> Result<()> {
+    if !long() {
+        return Ok(());
+    }
     let nodes = nodes(2)?;
     let far = mirrored("16M", &by_tcp(&nodes)).with(&["--seal"]);
     redis_loses(&far, &nodes[1], "goes on with one copy of ").map(|_| ())
