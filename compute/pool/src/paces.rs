@@ -3,17 +3,29 @@
 //! A home is as good as the other until one of its READs has taken [`SLOW`] times as long as the other's
 //! usually do. Then its node is avoided, for [`REST`] times as long as that READ took. So a node that is
 //! slow for good costs a sixty-fourth of a lane's time, and one that had a hiccup is asked again soon.
+//! A READ that is late is sent to the other home ([`super::lane`]). So a node that has stopped costs a few
+//! milliseconds.
+//!
 //! Which of two good homes is asked is the order in their record, which the placement draws.
 
 use crate::extent::Home;
 use farmem_sys::clock;
 
 const SLOW: u64 = 4;
+/// A READ that takes this many times as long as its node's usually do, and [`LEAST_NS`], goes to the other node.
+const LATE: u64 = 8;
+const LEAST_NS: u64 = 5_000_000;
+/// Between two times that a lane turns away from a node.
+const TURN_NS: u64 = 250_000_000;
 const REST: u64 = 64;
 
 /// How long READs take, by node, in ticks, as one lane has seen.
 #[derive(Default)]
-pub(crate) struct Paces(Vec<Pace>);
+pub(crate) struct Paces {
+    nodes: Vec<Pace>,
+    /// When the lane turned away from a node last.
+    turned: u64,
+}
 
 #[derive(Clone, Default)]
 struct Pace {
@@ -30,8 +42,31 @@ impl Paces {
             return if first.1.base != 0 { first } else { other };
         }
         let now = clock::ticks();
-        let avoided = |home: &Home| self.0.get(home.node as usize).is_some_and(|pace| pace.avoided_until > now);
-        if avoided(&first.1) && !avoided(&other.1) { other } else { first }
+        let avoided = |home: &Home| self.nodes.get(home.node as usize).map_or(now, |pace| pace.avoided_until.max(now));
+        // Of two that are avoided, the one that was less slow.
+        if avoided(&first.1) > avoided(&other.1) { other } else { first }
+    }
+
+    /// How long from now a READ from a node that began at `begun` is late, ns; `None`: the lane has turned away too
+    /// recently for that to matter.
+    pub fn late_in(&self, node: usize, begun: u64) -> Option<u64> {
+        let now = clock::ticks();
+        let since = |then: u64| clock::ns(now.saturating_sub(then));
+        if self.turned != 0 && since(self.turned) < TURN_NS {
+            return None;
+        }
+        let usual = self.nodes.get(node).map_or(0, |pace| pace.usual);
+        Some(clock::ns(LATE * usual).max(LEAST_NS).saturating_sub(since(begun)))
+    }
+
+    /// The lane turns away from a node, of which a READ that began at `begun` is late.
+    pub fn turn(&mut self, node: usize, begun: u64) {
+        let now = clock::ticks();
+        if self.nodes.len() <= node {
+            self.nodes.resize(node + 1, Pace::default());
+        }
+        self.turned = now;
+        self.nodes[node].avoided_until = now + REST * now.saturating_sub(begun);
     }
 
     /// A READ that began at `begun` is done.
@@ -41,12 +76,12 @@ impl Paces {
 
     fn note(&mut self, node: usize, begun: u64, now: u64) {
         let took = now.saturating_sub(begun).max(1);
-        if self.0.len() <= node {
-            self.0.resize(node + 1, Pace::default());
+        if self.nodes.len() <= node {
+            self.nodes.resize(node + 1, Pace::default());
         }
-        let others = self.0.iter().enumerate().filter(|(other, pace)| *other != node && pace.usual != 0);
+        let others = self.nodes.iter().enumerate().filter(|(other, pace)| *other != node && pace.usual != 0);
         let least = others.map(|(_, pace)| pace.usual).min();
-        let pace = &mut self.0[node];
+        let pace = &mut self.nodes[node];
         pace.usual = if pace.usual == 0 { took } else { pace.usual - pace.usual / 8 + took / 8 };
         if least.is_some_and(|least| took > SLOW * least) {
             pace.avoided_until = now + REST * took;
@@ -73,7 +108,7 @@ mod tests {
         paces.note(3, now, now + long);
         assert_eq!((paces.quicker(a, b).0, paces.quicker(b, a).0), (1, 1));
         assert_eq!(paces.quicker((0, home(3, 4096)), b).0, 0, "a mapped one is never slow");
-        paces.0[3].avoided_until = now;
+        paces.nodes[3].avoided_until = now;
         assert_eq!(paces.quicker(a, b).0, 0, "asked again");
     }
 }

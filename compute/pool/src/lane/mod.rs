@@ -25,6 +25,7 @@
 #![allow(unsafe_code)]
 
 mod disk;
+mod late;
 
 use crate::extent::{HOMES, Home, State, Word};
 use crate::paces::Paces;
@@ -93,6 +94,8 @@ pub struct Lane {
     under_way: usize,
     waiter: Waiter,
     paces: Paces,
+    /// A READ under way, or one before, could have gone elsewhere.
+    has_choice: bool,
     disk: OnDisk,
 }
 
@@ -118,6 +121,7 @@ impl Lane {
             under_way: 0,
             waiter: Waiter::new(),
             paces: Paces::default(),
+            has_choice: false,
             disk: OnDisk { lane: LANES.fetch_add(1, Ordering::Relaxed), ..OnDisk::default() },
         }
     }
@@ -419,9 +423,8 @@ impl Lane {
             let Some((nth, home)) = chosen else {
                 return self.end_if_done(pool, number);
             };
-            if other.is_some() {
-                self.operations[number as usize].begun = clock::ticks();
-            }
+            self.operations[number as usize].begun = if other.is_some() { clock::ticks() } else { 0 };
+            self.has_choice |= other.is_some();
             if home.node == DISK {
                 // SAFETY: the buffer is the operation's until it is done (contract of `read`).
                 if unsafe { self.read_from_disk(pool, number, (nth, home), into) } {
@@ -516,10 +519,13 @@ impl Lane {
             return self.wait_with_disk(pool, done, limit);
         }
         while done.len() == before && self.under_way > 0 {
-            let waited = self.waiter.wait(&mut self.links, limit);
+            let late = self.late();
+            let step = late.map_or(limit, |late| late.within.min(limit));
+            let waited = self.waiter.wait(&mut self.links, step);
             let over = waited.is_ok() && self.waiter.came.is_empty();
             self.take_in(pool, waited, done);
-            if over {
+            let again = over && late.is_some_and(|late| self.turn_away(pool, late));
+            if over && !again && step == limit {
                 break;
             }
         }
