@@ -7,7 +7,7 @@ use crate::judge::{Broken, Judge, Verdict, holds};
 use farmem_control::api::Terms;
 use farmem_fabric::{ConnectOptions, Session};
 use farmem_pool::extent::State;
-use farmem_pool::{Lacks, Lane, Pool, Protect, Standing};
+use farmem_pool::{Disk, Lacks, Lane, MAX_NODES, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_protocol::random::Random;
 use farmem_sim::Network;
@@ -65,7 +65,13 @@ fn bytes(value: u64) -> Box<[u64; PAGE_BYTES / 8]> {
 
 impl Host {
     /// One with these nodes: number in the rack, incarnation, network, domain.
-    pub fn new(number: usize, nodes: &[(usize, u64, &Arc<Network>, &str)], mistake: Option<Mistake>) -> Host {
+    /// `disk`: where it keeps no two copies at nodes, it keeps one in a file.
+    pub fn new(
+        number: usize,
+        nodes: &[(usize, u64, &Arc<Network>, &str)],
+        disk: bool,
+        mistake: Option<Mistake>,
+    ) -> Host {
         let mirrored = number != 2;
         let session = |(_, _, network, domain): &(usize, u64, &Arc<Network>, &str)| {
             in_domain(Session::simulated(network, &options(number)).expect("the node is there"), domain, mistake)
@@ -73,7 +79,10 @@ impl Host {
         let pool: &'static Pool =
             Box::leak(Box::new(Pool::new(nodes.iter().map(session).collect()).expect("memory for a pool")));
         let protects = mirrored && mistake != Some(Mistake::OneCopy);
-        pool.protect(if protects { Protect::Mirror } else { Protect::None });
+        match disk && !mirrored {
+            true => pool.protect_by(Disk::open("/tmp").expect("a file in /tmp")),
+            false => pool.protect(if protects { Protect::Mirror } else { Protect::None }),
+        }
         Host {
             number,
             pool,
@@ -287,6 +296,10 @@ impl Host {
     /// Whether it needs nothing that this node alone has.
     pub fn can_do_without(&self, node: usize, lives: impl Fn(usize, u64) -> bool) -> bool {
         let is_other = |number: usize| {
+            if number == MAX_NODES {
+                // The file.
+                return true;
+            }
             let of = self.joined.iter().find(|(_, _, at)| *at == number);
             of.is_some_and(|(at, life, _)| *at != node && lives(*at, *life))
         };

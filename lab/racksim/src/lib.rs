@@ -8,7 +8,7 @@
 //!  judge: what must hold, by records of its own
 //! ```
 //!
-//! Hosts 0 and 1 keep two copies, host 2 keeps one. Faults are drawn so that no page loses all its copies: that one must
+//! Hosts 0 and 1 keep two copies. Host 2 keeps one, in every other seed with a copy in a file. Faults are drawn so that no page loses all its copies: that one must
 //! be waited for, or moved. A seed always gives the same run. A failure prints the line that repeats it.
 //!
 //! What is not here: the pager, forks, shared memory, RDMA. `farmem_pool`'s and the fabric's own tests have these.

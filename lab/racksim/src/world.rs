@@ -86,7 +86,7 @@ impl World {
         let host = |number: usize, first: usize| {
             let with = [first % 5, (first + 2) % 5, (first + 3) % 5];
             let with = with.map(|at| (at, 1, &nodes[at].network, DOMAINS[at]));
-            Host::new(number, &with, mistake)
+            Host::new(number, &with, seed.is_multiple_of(2), mistake)
         };
         let hosts = (0..HOSTS).map(|number| host(number, random.index(5))).collect();
         let (control, judge) = (Control::new(mistake), Judge::default());
