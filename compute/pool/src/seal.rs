@@ -207,7 +207,8 @@ impl Pool {
     #[cold]
     fn altered(&self, slot: FarSlot) -> Altered {
         let homes = self.homes(slot.slab_index()).into_iter().flatten().filter(|(_, state)| *state != State::Behind);
-        let names: Vec<&str> = homes.map(|(node, _)| self.nodes.all()[node].session().node()).collect();
+        let name = |node: usize| self.nodes.all().get(node).map_or("the copy on disk", |node| node.session().node());
+        let names: Vec<&str> = homes.map(|(node, _)| name(node)).collect();
         Altered { nodes: if names.is_empty() { "a node".into() } else { names.join(" or ") }, slot }
     }
 

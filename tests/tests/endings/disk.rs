@@ -13,11 +13,11 @@ use farmem_tests::process::{self, TempDir, eventually};
 use crate::mirror::{KILLED, redis_loses, sound_with_one};
 use crate::{BUSY, FORKED, IDLE, LIMIT, Work, scenario, together};
 
-fn node() -> Result<Node> {
+pub(crate) fn node() -> Result<Node> {
     Node::start("512M", &[])
 }
 
-fn on_disk(local: &str, dir: &TempDir, nodes: &[&Node]) -> Far {
+pub(crate) fn on_disk(local: &str, dir: &TempDir, nodes: &[&Node]) -> Far {
     let far = Far::local(local).with(&["--transport", "tcp", "--protect"]);
     let far = far.with(&[&format!("disk={}", dir.path().display())]);
     nodes.iter().fold(far, |far, node| far.on(&node.by_tcp()))

@@ -15,6 +15,7 @@ use farmem_tests::long;
 use farmem_tests::lost::Lost;
 use farmem_tests::process::{self, TempDir, eventually};
 
+use crate::disk;
 use crate::mirror::{KILLED, by_tcp, mirrored, nodes, redis_loses, sound_with_one};
 use crate::{BUSY, FORKED, LIMIT, Scenario, Work, scenario, together};
 
@@ -178,6 +179,20 @@ fn a_node_that_records_learns_nothing() -> Result<()> {
     Ok(())
 }
 
+/// A copy that is good does not help: the first page that does not open is the last.
+#[test]
+fn an_altered_page_ends_a_program_with_a_copy_too() -> Result<()> {
+    let (hostile, dir) = (Hostile::start()?, TempDir::new("sealed")?);
+    let far = hostile.sealed().with(&["--protect", &format!("disk={}", dir.path().display())]);
+    let work = Work::start(&far, WAITING)?;
+    hostile.put(&each(&hostile.pages()?, |page| page[0] ^= 1))?;
+    process::send(work.program, libc::SIGUSR1);
+    let outcome = work.run.wait(LIMIT)?;
+    let (_, rest) = split_stats(&outcome.stderr);
+    ensure!(outcome.code() == ALTERED && rest.contains(" or the copy on disk altered or old"), "{outcome:?}");
+    Ok(())
+}
+
 /// Two copies: one is lost and made again elsewhere, from sealed bytes; then the other of the first two is lost.
 #[test]
 fn sealed_copies_are_lost_and_made_again() -> Result<()> {
@@ -206,7 +221,15 @@ fn sealed_copies_are_lost_and_made_again() -> Result<()> {
         ensure!(outcome.code() == 0 && outcome.stderr.contains("goes on with one copy"), "{outcome:?}");
         Ok(())
     });
-    together(vec![goes_on(FORKED), again])?;
+    let file = scenario("disk", || {
+        let (node, dir) = (disk::node()?, TempDir::new("sealed")?);
+        let work = Work::start(&disk::on_disk("4M", &dir, &[&node]).with(&["--seal"]), FORKED)?;
+        std::thread::sleep(Duration::from_millis(300));
+        let mut lost = Lost::by(&[work.program]);
+        node.running.signal(libc::SIGKILL);
+        sound_with_one(work, &node.by_tcp(), KILLED, &mut lost)
+    });
+    together(vec![goes_on(FORKED), again, file])?;
     if long() { together(vec![goes_on(BUSY)]) } else { Ok(()) }
 }
 
