@@ -4,12 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
-use farmem_run::exit;
+use farmem_run::{Protect, exit};
 use farmem_swap::Error;
-use farmem_swap::swap::{self, MAX_DEVICES, Over, Plan};
+use farmem_swap::swap::{self, MAX_DEVICES, Plan};
+use farmem_swap::watch::Over;
 use farmem_sys::process::{self, Signals};
 
 use crate::failure::Failure;
+use crate::run::names;
 use crate::settings::Settings;
 use crate::size::{self, Size};
 use crate::time;
@@ -23,9 +25,14 @@ pub struct Options {
     #[arg(long, required_unless_present = "off")]
     pub size: Option<Size>,
 
-    /// The node: HOST:PORT, on another machine
+    /// The node: HOST:PORT, on another machine. With --protect mirror: two of them, then those that may take the place of
+    /// one that is lost
     #[arg(long, value_name = "HOST:PORT", required_unless_present = "off")]
-    pub node: Option<NodeAddr>,
+    pub node: Vec<NodeAddr>,
+
+    /// mirror: keep every page at two nodes, of which one may be lost; none: at one
+    #[arg(long, value_parser = names::<Protect>(), default_value = "none", hide_possible_values = true)]
+    pub protect: Protect,
 
     /// Connections to the node, each with a swap device of its own; 1 to 16
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_DEVICES as i64))]
@@ -39,9 +46,9 @@ pub struct Options {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time::parse)]
     pub timeout: Duration,
 
-    /// How long pages are waited for when the node cannot be reached
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time::parse)]
-    pub grace: Duration,
+    /// How long pages are waited for when the node cannot be reached: 60s, and 5s with --protect mirror
+    #[arg(long, value_name = "TIME", value_parser = time::parse)]
+    pub grace: Option<Duration>,
 
     /// Take more than the node can promise: pages that find no room there stay here
     #[arg(long)]
@@ -63,12 +70,18 @@ pub struct Options {
     /// Swap to a node on this machine, which may hang it: for tests below a memory group's limit
     #[arg(long, hide = true)]
     pub same_machine_may_hang: bool,
+
+    /// Do not ask the kernel to report freed slots: for tests
+    #[arg(long, hide = true)]
+    pub without_probe: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   farmem swap --size 32G --node bighost:7411
       A swap device of 32 GiB, until Ctrl-C. Every program may be swapped to it.
+  farmem swap --size 32G --node a:7411 --node b:7411 --protect mirror
+      Every page at two nodes. One of them may be lost.
   farmem swap --off
       Swap no longer, whoever began it.
 
@@ -79,6 +92,11 @@ A program that needs a page of a node that is lost gets SIGBUS. Without --crypt 
 they are: use a network that you trust.
 
 Without root, and faster for one program: farmem run";
+
+/// How long pages are waited for where there is one copy.
+const GRACE: Duration = Duration::from_secs(60);
+/// How long they are waited for where there is another.
+const GRACE_OF_TWO: Duration = Duration::from_secs(5);
 
 /// The lowest size that is of any use.
 const LEAST: u64 = 1 << 20;
@@ -94,36 +112,63 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             _ => Ok(()),
         };
     }
-    let (Some(size), Some(node)) = (options.size, &options.node) else { return Ok(()) };
-    let NodeAddr::Tcp(node) = node else {
-        return Err(failed(Error::SameMachine(node.to_string())));
-    };
+    let Some(size) = options.size else { return Ok(()) };
+    let nodes = nodes(options)?;
+    let mirror = options.protect == Protect::Mirror;
     let size = size.bytes(size::ram().map_err(Failure::usage)?.total);
     if size / u64::from(options.connections) < LEAST {
         return Err(Failure::usage("--size is below 1 MiB for each connection"));
     }
     let plan = Plan {
-        node: node.clone(),
+        nodes,
+        mirror,
         size,
         devices: options.connections,
         priority: options.priority,
         timeout: options.timeout,
-        grace: options.grace,
+        grace: options.grace.unwrap_or(if mirror { GRACE_OF_TWO } else { GRACE }),
         overcommit: options.overcommit,
         crypt: options.crypt,
         token: Flag { token: options.token.clone(), plain: true }.file(&Settings::load()?)?,
         same_machine: options.same_machine_may_hang,
+        probe: !options.without_probe,
     };
     let signals = Signals::take().map_err(Failure::usage)?;
     let mut watch = swap::on(&plan).map_err(failed)?;
     let over = watch.run(&signals).map_err(failed)?;
     match over {
         Over::Undone => return Ok(()),
-        Over::NodeGoes => eprintln!("farmem: {node} is going down: bringing back what is swapped to it"),
-        Over::Asked => eprintln!("farmem: bringing back what is swapped to {node}"),
+        Over::NodeGoes => eprintln!("farmem: {} is going down: bringing back what is swapped to it", plan.nodes[0]),
+        Over::Asked => eprintln!("farmem: bringing back what is swapped to {}", plan.nodes.join(" and ")),
     }
     drop(watch);
     swap::off().map(drop).map_err(failed)
+}
+
+/// The nodes, if they go with the other options.
+fn nodes(options: &Options) -> Result<Vec<String>, Failure> {
+    let mirror = options.protect == Protect::Mirror;
+    let mut nodes: Vec<String> = Vec::new();
+    for node in &options.node {
+        let NodeAddr::Tcp(node) = node else {
+            return Err(failed(Error::SameMachine(node.to_string())));
+        };
+        if nodes.contains(node) {
+            return Err(Failure::usage(format!("--node {node} is named twice")));
+        }
+        nodes.push(node.clone());
+    }
+    let wrong = match (mirror, nodes.len()) {
+        _ if options.protect == Protect::Disk => {
+            "--protect disk is for farmem run: have the kernel swap to a disk of this machine by swapon"
+        }
+        (false, 2..) => "several nodes need --protect mirror: without it, name one with --node",
+        (true, ..2) => "--protect mirror keeps two copies at different nodes: name at least two with --node",
+        (true, _) if options.connections > 1 => "--connections goes with one node, not with --protect mirror",
+        (true, _) if options.overcommit => "--overcommit does not go with --protect mirror: a full node would be lost",
+        _ => return Ok(nodes),
+    };
+    Err(Failure::usage(wrong))
 }
 
 fn failed(error: Error) -> Failure {

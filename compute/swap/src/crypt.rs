@@ -9,6 +9,7 @@
 //! and gone with the device. Slots keep their numbers, and TRIM passes through. So the node learns
 //! which slots are in use, and nothing of their bytes.
 
+use crate::device::Device;
 use crate::mapper::{HEAD, Mapper};
 use farmem_protocol::nbd::PAGE;
 use farmem_sys::process;
@@ -32,51 +33,51 @@ const REMOVE: u8 = 4;
 const RESUME: u8 = 6;
 const LOAD: u8 = 9;
 
-fn name(index: u32) -> String {
-    format!("farmem-nbd{index}")
+fn name(device: Device) -> String {
+    format!("farmem-{}", device.name())
 }
 
-/// The device that encrypts for `/dev/nbdN`, if there is one.
-pub fn find(index: u32) -> Option<PathBuf> {
+/// The device that encrypts for this one, if there is one.
+pub fn find(device: Device) -> Option<PathBuf> {
     let devices = fs::read_dir("/sys/block").ok()?.flatten();
-    let ours = |device: &fs::DirEntry| {
-        fs::read_to_string(device.path().join("dm/name")).is_ok_and(|found| found.trim_end() == name(index))
+    let ours = |entry: &fs::DirEntry| {
+        fs::read_to_string(entry.path().join("dm/name")).is_ok_and(|found| found.trim_end() == name(device))
     };
-    let device = devices.into_iter().find(ours)?;
-    Some(PathBuf::from("/dev").join(device.file_name()))
+    let found = devices.into_iter().find(ours)?;
+    Some(PathBuf::from("/dev").join(found.file_name()))
 }
 
 /// Makes the device that encrypts for `/dev/nbdN`, of `size` bytes, with a new key.
 ///
 /// # Errors
 /// The kernel has no dm-crypt, or refuses.
-pub fn begin(index: u32, size: u64) -> io::Result<PathBuf> {
+pub fn begin(device: Device, size: u64) -> io::Result<PathBuf> {
     // Best effort: the next call's error names a missing module.
     let _ = Command::new("modprobe").args(["-a", "dm_crypt", "xts", "ecb"]).output();
     let mapper = Mapper::open()?;
-    mapper.ask(CREATE, &mut message(index, 0, None))?;
+    mapper.ask(CREATE, &mut message(device, 0, None))?;
     let made = key().and_then(|key| {
-        let mut load = message(index, SECRET, Some((size / SECTOR, &parameters(index, &key))));
+        let mut load = message(device, SECRET, Some((size / SECTOR, &parameters(device, &key))));
         let loaded = mapper.ask(LOAD, &mut load);
         load.fill(0);
         loaded
     });
-    let made = made.and_then(|()| mapper.ask(RESUME, &mut message(index, 0, None)));
-    let made = made.and_then(|()| find(index).ok_or_else(|| io::ErrorKind::NotFound.into()));
+    let made = made.and_then(|()| mapper.ask(RESUME, &mut message(device, 0, None)));
+    let made = made.and_then(|()| find(device).ok_or_else(|| io::ErrorKind::NotFound.into()));
     made.inspect_err(|_| {
-        let _ = mapper.ask(REMOVE, &mut message(index, 0, None));
+        let _ = mapper.ask(REMOVE, &mut message(device, 0, None));
     })
 }
 
 /// Removes the device, and the key with it.
-pub fn end(index: u32) -> io::Result<()> {
-    if find(index).is_none() {
+pub fn end(device: Device) -> io::Result<()> {
+    if find(device).is_none() {
         return Ok(());
     }
     let mapper = Mapper::open()?;
     let mut removed = Ok(());
     for _ in 0..TRIES {
-        removed = mapper.ask(REMOVE, &mut message(index, 0, None));
+        removed = mapper.ask(REMOVE, &mut message(device, 0, None));
         match &removed {
             Err(e) if e.raw_os_error() == Some(libc::EBUSY) => std::thread::sleep(Duration::from_millis(20)),
             _ => break,
@@ -93,9 +94,9 @@ fn key() -> io::Result<[u8; KEY_BYTES]> {
 
 /// dm-crypt's parameters: cipher, key, offset of the first sector's number, device, its offset, and
 /// options.
-fn parameters(index: u32, key: &[u8; KEY_BYTES]) -> String {
+fn parameters(device: Device, key: &[u8; KEY_BYTES]) -> String {
     let digits: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("aes-xts-plain64 {digits} 0 /dev/nbd{index} 0 2 allow_discards sector_size:{PAGE}")
+    format!("aes-xts-plain64 {digits} 0 {} 0 2 allow_discards sector_size:{PAGE}", device.path().display())
 }
 
 /// A message to the device mapper about the device. `table`: one target, its sectors and parameters.
@@ -104,12 +105,12 @@ fn parameters(index: u32, key: &[u8; KEY_BYTES]) -> String {
 ///  0        12     16      20        28      40    48      176    312      320       336     352
 ///  | 4.0.0 | size | start | targets | flags | dev | name | uuid | sector, length | next | crypt | parameters, 0, to 8 |
 /// ```
-fn message(index: u32, flags: u32, table: Option<(u64, &str)>) -> Vec<u8> {
+fn message(device: Device, flags: u32, table: Option<(u64, &str)>) -> Vec<u8> {
     let mut bytes = vec![0; HEAD];
     bytes[..4].copy_from_slice(&4u32.to_ne_bytes());
     bytes[16..20].copy_from_slice(&(HEAD as u32).to_ne_bytes());
     bytes[28..32].copy_from_slice(&flags.to_ne_bytes());
-    let name = name(index);
+    let name = name(device);
     bytes[48..48 + name.len()].copy_from_slice(name.as_bytes());
     if let Some((sectors, parameters)) = table {
         bytes[20..24].copy_from_slice(&1u32.to_ne_bytes());
@@ -135,14 +136,14 @@ mod tests {
     #[test]
     fn a_message_is_laid_out_as_the_kernel_reads_it() {
         let number = |bytes: &[u8], at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
-        let plain = message(3, 0, None);
+        let plain = message(Device::Nbd(3), 0, None);
         assert_eq!((plain.len(), number(&plain, 0), number(&plain, 12), number(&plain, 20)), (312, 4, 312, 0));
         assert!(plain[48..].starts_with(b"farmem-nbd3\0"));
         let key = std::array::from_fn(|i| i as u8);
-        let parameters = parameters(3, &key);
+        let parameters = parameters(Device::Nbd(3), &key);
         assert!(parameters.starts_with("aes-xts-plain64 000102030405"), "{parameters}");
         assert_eq!(parameters.split(' ').nth(1).map(str::len), Some(2 * KEY_BYTES));
-        let table = message(3, SECRET, Some((77, &parameters)));
+        let table = message(Device::Nbd(3), SECRET, Some((77, &parameters)));
         assert_eq!((number(&table, 12) as usize, number(&table, 16), number(&table, 20)), (table.len(), 312, 1));
         assert_eq!((number(&table, 28), number(&table, 320), table.len() % 8), (SECRET, 77, 0));
         assert_eq!(number(&table, 332) as usize, table.len() - 312);

@@ -1,11 +1,36 @@
 //! A device's files in sysfs and procfs.
 
+use crate::{crypt, mirror};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// `/dev/nbdN`.
-pub fn path(index: u32) -> PathBuf {
-    PathBuf::from(format!("/dev/nbd{index}"))
+/// A device of ours that holds slots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Device {
+    /// `/dev/nbdN`.
+    Nbd(u32),
+    /// Two of them, each with all pages.
+    Mirror,
+}
+
+impl Device {
+    /// Its name, in sysfs and in `/dev`.
+    pub fn name(self) -> String {
+        match self {
+            Device::Nbd(index) => format!("nbd{index}"),
+            Device::Mirror => mirror::NAME.to_owned(),
+        }
+    }
+
+    /// Its file.
+    pub fn path(self) -> PathBuf {
+        PathBuf::from("/dev").join(self.name())
+    }
+
+    /// The device that the kernel swaps to: this one, or the one that encrypts for it.
+    pub fn area(self) -> PathBuf {
+        crypt::find(self).unwrap_or_else(|| self.path())
+    }
 }
 
 /// Whether the kernel has a stream for it, or waits for one.
@@ -61,6 +86,6 @@ mod tests {
                     /dev/nbd0                               partition\t131068\t\t1024\t\t10\n\
                     nonsense\n";
         let all = parse(text);
-        assert_eq!(all, [Swap { path: path(0), size: 131_068 << 10, used: 1 << 20 }]);
+        assert_eq!(all, [Swap { path: Device::Nbd(0).path(), size: 131_068 << 10, used: 1 << 20 }]);
     }
 }

@@ -23,7 +23,8 @@
 //! * [`freed`]: word of each slot that the kernel frees. [`tell`]: passes it on to the node.
 //! * [`state`]: the facts that are needed to undo it, in a file for each device.
 //! * [`report`]: the state of devices, for `farmem top`.
-//! * [`swap`]: the whole of it, on, watched, off.
+//! * [`mirror`]: two copies of each page, by the kernel's RAID 1.
+//! * [`swap`]: the whole of it, on and off. [`watch`]: what is between. [`pair`]: the watch over a mirror.
 
 pub mod crypt;
 pub mod device;
@@ -31,12 +32,15 @@ pub mod freed;
 pub mod genl;
 pub mod header;
 pub mod mapper;
+pub mod mirror;
 pub mod nbd;
+pub mod pair;
 pub mod report;
 pub mod state;
 pub mod stream;
 pub mod swap;
 pub mod tell;
+pub mod watch;
 
 use std::io;
 
@@ -49,6 +53,12 @@ pub enum Error {
          linux-image-amd64, on Ubuntu linux-modules-extra-$(uname -r)"
     )]
     NoClient(String),
+    /// The kernel has no RAID 1.
+    #[error(
+        "this kernel has no RAID 1, by which pages are mirrored (modprobe raid1: {0}): install the kernel package that has \
+         the module raid1, or leave --protect mirror out"
+    )]
+    NoMirror(String),
     /// The kernel refused.
     #[error("{0}: {1}")]
     Kernel(&'static str, io::Error),

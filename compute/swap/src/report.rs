@@ -3,8 +3,9 @@
 //! No process is asked: the watcher writes the node's last report into a file beside the device's
 //! state, and the kernel's counts are in sysfs.
 
+use crate::device;
+use crate::mirror::{self, Standing};
 use crate::state::{self, State};
-use crate::{crypt, device};
 use farmem_protocol::nbd::Report;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -71,21 +72,35 @@ pub fn remove(directory: &Path, index: u32) {
 /// The swap devices of this machine. Their directory is root's: others see none.
 pub fn looks() -> Vec<Look> {
     let swaps = device::swaps();
-    let look = |state: State| {
-        let path = crypt::find(state.index).unwrap_or_else(|| device::path(state.index));
+    let states = state::all(Path::new(state::DIRECTORY));
+    // Two that mirror each other are one device: the one that has all pages stands for both.
+    let stands = |state: &&State| !state.mirrored || mirror::standing(state.index) == Standing::Whole;
+    let mut whole: Vec<&State> = states.iter().filter(stands).collect();
+    let nodes: Vec<&str> = whole.iter().filter(|state| state.mirrored).map(|state| state.node.as_str()).collect();
+    whole.dedup_by_key(|state| state.device());
+    let look = |state: &State| {
+        let path = state.device().area();
         let used = swaps.iter().find(|swap| swap.path == path)?.used;
         let said = fs::read(file(Path::new(state::DIRECTORY), state.index)).unwrap_or_default();
-        let stat = fs::read_to_string(format!("/sys/block/nbd{}/stat", state.index)).unwrap_or_default();
+        let stat = fs::read_to_string(format!("/sys/block/{}/stat", state.device().name())).unwrap_or_default();
         Some(Look {
             device: path,
-            node: state.node,
+            node: if state.mirrored { both(&nodes) } else { state.node.clone() },
             size: state.size,
             used,
             said: serde_json::from_slice(&said).unwrap_or_default(),
             moved: moved(&stat),
         })
     };
-    state::all(Path::new(state::DIRECTORY)).into_iter().filter_map(look).collect()
+    whole.into_iter().filter_map(look).collect()
+}
+
+/// The nodes of a mirror that have all pages.
+fn both(nodes: &[&str]) -> String {
+    match nodes {
+        [alone] => format!("{alone} (one copy is left)"),
+        _ => nodes.join(" and "),
+    }
 }
 
 /// A `stat` file of a block device: reads, merged, sectors, ms; writes, merged, sectors, ms; …
@@ -105,6 +120,12 @@ mod tests {
             "     120        3     1024       77       50        0      800       90        0      100      167\n";
         assert_eq!(moved(text), Moved { reads: 120, bytes_in: 1024 << 9, read_ms: 77, bytes_out: 800 << 9 });
         assert_eq!(moved(""), Moved::default());
+    }
+
+    #[test]
+    fn a_mirror_says_how_many_copies_are_left() {
+        assert_eq!(both(&["a:1", "b:2"]), "a:1 and b:2");
+        assert_eq!(both(&["b:2"]), "b:2 (one copy is left)");
     }
 
     #[test]

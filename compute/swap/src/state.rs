@@ -4,6 +4,7 @@
 //! The file is written before the kernel is told anything, and removed last. The watcher of a device
 //! holds a lock on its file, which ends with the process.
 
+use crate::device::Device;
 use crate::{Error, report};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -33,6 +34,9 @@ pub struct State {
     /// The file of the token by which the node is asked, if it wants one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<PathBuf>,
+    /// It is one of two that mirror each other.
+    #[serde(default)]
+    pub mirrored: bool,
 }
 
 /// A device that this process watches.
@@ -45,6 +49,11 @@ pub struct Held {
 }
 
 impl State {
+    /// The device by which the kernel reaches its slots.
+    pub fn device(&self) -> Device {
+        if self.mirrored { Device::Mirror } else { Device::Nbd(self.index) }
+    }
+
     /// The volume's id.
     pub fn id(&self) -> Option<[u8; 16]> {
         let digits = self.volume.as_bytes();
@@ -159,6 +168,7 @@ mod tests {
             size: 1 << 30,
             grace_s: 60,
             token: None,
+            mirrored: false,
         };
         assert_eq!(state.id(), Some(id));
         let held = create(&directory, state.clone()).unwrap();

@@ -1,38 +1,40 @@
-//! Swapping to a node: on, watched, off.
+//! Swapping to a node: on, and off again. [`crate::watch`] is what is between.
 
+use crate::device::{self, Device};
 use crate::freed::{self, Probe};
-use crate::nbd::{Client, Deaths, Settings};
+use crate::nbd::{Client, Settings};
 use crate::state::{self, Held, State};
 use crate::stream::{KEPT_LONGER, Stream, Wanted, dial};
-use crate::tell::{self, Teller};
-use crate::{Error, crypt, device, header, report};
-use farmem_protocol::nbd::{GOING_DOWN, PAGE, Report};
+use crate::watch::{Watch, Watched};
+use crate::{Error, crypt, header, mirror};
+use farmem_protocol::nbd::PAGE;
 use farmem_protocol::units::bytes;
-use farmem_sys::process::{self, Signals};
+use farmem_sys::process;
 use farmem_sys::swap;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 /// Devices of one node, at most: the kernel has room for 23 swap devices of all kinds.
 pub const MAX_DEVICES: u32 = 16;
 /// Indexes that are looked at for a device.
 const INDEXES: u32 = 64;
-/// How often the watcher asks how the volumes are doing.
-const LOOKS_EVERY: Duration = Duration::from_secs(5);
-/// How often it tries to reach a node that it has lost.
-const TRIES_EVERY: Duration = Duration::from_secs(1);
-/// A volume that holds more of its size than this, where the node has less than that left for it, is near its end.
-const LITTLE: u64 = 64 << 20;
+/// Devices that take the place of one where the kernel does not report freed slots.
+const SMALL_DEVICES: u64 = 8;
+/// The least that such a device has.
+const LEAST_SMALL: u64 = 16 << 20;
+/// The highest priority of a swap device.
+const MAX_PRIORITY: u16 = 32767;
 
 /// What the user asks for.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// `HOST:PORT`.
-    pub node: String,
+    /// `HOST:PORT`. For a mirror: two, then those that may take the place of one that is lost. Else one.
+    pub nodes: Vec<String>,
+    /// Every page is kept at two nodes.
+    pub mirror: bool,
     /// Bytes, of all devices together.
     pub size: u64,
     /// How many.
@@ -51,44 +53,12 @@ pub struct Plan {
     pub token: Option<PathBuf>,
     /// The node may be on this machine: for tests below a memory group's limit.
     pub same_machine: bool,
-}
-
-/// A device under watch.
-struct Watched {
-    held: Held,
-    /// To ask by. `None`: it was lost.
-    asked: Option<Stream>,
-    /// The kernel's stream is dead.
-    dead: bool,
-    tried: Option<Instant>,
-    /// When the token's file was changed last, as far as `asked` knows.
-    token: Option<SystemTime>,
-    /// Was told already.
-    warned: bool,
-}
-
-/// The watch over all devices of this machine.
-pub struct Watch {
-    client: Client,
-    devices: Vec<Watched>,
-    timeout: Duration,
-    /// Word of freed slots, until [`Watch::run`] passes it on.
-    probe: Option<Probe>,
-}
-
-/// Why the watch is over.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Over {
-    /// A signal asks for it.
-    Asked,
-    /// A node is going down.
-    NodeGoes,
-    /// Somebody else has undone all of it.
-    Undone,
+    /// The kernel is asked to report freed slots. Tests do without.
+    pub probe: bool,
 }
 
 /// Says a line to the user.
-fn say(line: impl std::fmt::Display) {
+pub(crate) fn say(line: impl std::fmt::Display) {
     eprintln!("farmem: {line}");
 }
 
@@ -105,44 +75,55 @@ pub fn on(plan: &Plan) -> Result<Watch, Error> {
         say(format_args!("the watcher's own memory may be swapped out: {e}"));
     }
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
-    let directory = Path::new(state::DIRECTORY);
-    let known = state::all(directory);
+    let known = state::all(Path::new(state::DIRECTORY));
     if !known.is_empty() {
-        return adopt(client, plan, &known);
+        let devices = adopt(plan, &known)?;
+        return Ok(Watch::new(client, plan, devices, said(plan, open_probe(plan))));
     }
-    let mut opened = Probe::open();
-    let mut devices = Vec::new();
-    let each = plan.size / u64::from(plan.devices) / PAGE * PAGE;
-    for _ in 0..plan.devices {
-        match begin(&mut client, plan, each, opened.as_mut().ok()) {
-            Ok(watched) => devices.push(watched),
-            Err(e) => {
-                for begun in devices {
-                    let _ = end(&mut client, &begun.held.state);
-                }
-                drop(opened);
-                freed::close();
-                return Err(e);
-            }
+    let mut opened = open_probe(plan);
+    let probe = opened.as_mut().ok();
+    let begun =
+        if plan.mirror { begin_mirror(&mut client, plan, probe) } else { begin_plain(&mut client, plan, probe) };
+    match begun {
+        Ok(devices) => Ok(Watch::new(client, plan, devices, said(plan, opened))),
+        Err(e) => {
+            drop(opened);
+            freed::close();
+            Err(e)
         }
     }
-    Ok(Watch { client, devices, timeout: plan.timeout, probe: said(opened) })
 }
 
-/// Says whether the kernel tells of each slot that it frees.
-fn said(opened: Result<Probe, String>) -> Option<Probe> {
+fn open_probe(plan: &Plan) -> Result<Probe, String> {
+    if plan.probe { Probe::open() } else { Err("it is switched off".into()) }
+}
+
+/// Says whether the kernel reports each slot that it frees.
+fn said(plan: &Plan, opened: Result<Probe, String>) -> Option<Probe> {
     match &opened {
         Ok(probe) => say(format_args!("freed pages come back one by one: a probe on {}", probe.function)),
-        Err(why) => say(format_args!("freed pages come back by clusters of 512: {why}")),
+        Err(why) => {
+            let small = parts(plan, false).len();
+            let how =
+                if small > 1 { format!(", from {small} small devices that are filled in turn") } else { String::new() };
+            say(format_args!("freed pages come back by clusters of 512{how}: {why}"));
+        }
     }
     opened.ok()
 }
 
 /// Takes over what is there.
-fn adopt(client: Client, plan: &Plan, known: &[State]) -> Result<Watch, Error> {
-    if let Some(other) = known.iter().find(|state| state.node != plan.node) {
+fn adopt(plan: &Plan, known: &[State]) -> Result<Vec<Watched>, Error> {
+    if let Some(other) = known.iter().find(|state| !plan.nodes.contains(&state.node)) {
         let already = format!("this machine swaps to {} already: first farmem swap --off", other.node);
         return Err(Error::Already(already));
+    }
+    if known.iter().any(|state| state.mirrored != plan.mirror) {
+        let already = "this machine swaps already, with another --protect: first farmem swap --off";
+        return Err(Error::Already(already.into()));
+    }
+    if plan.mirror && !device::is_swap(&Device::Mirror.area()) {
+        return Err(Error::Already("a mirror was begun and is not swapped to: first farmem swap --off".into()));
     }
     let mut devices = Vec::new();
     for state in known {
@@ -150,42 +131,123 @@ fn adopt(client: Client, plan: &Plan, known: &[State]) -> Result<Watch, Error> {
             Error::Already(format!("another farmem swap watches {}: farmem swap --off undoes it", path(state)))
         })?;
         say(format_args!("watches {} on, {} at {}", path(state), bytes(state.size), state.node));
-        // Whatever has happened to the kernel's stream meanwhile: a new one shows.
-        devices.push(Watched { held, asked: None, dead: true, tried: None, token: None, warned: false });
+        devices.push(Watched::found(held));
     }
-    Ok(Watch { client, devices, timeout: plan.timeout, probe: said(Probe::open()) })
+    Ok(devices)
 }
 
-fn path(state: &State) -> String {
-    device::path(state.index).display().to_string()
+/// The file of a volume's NBD device.
+pub(crate) fn path(state: &State) -> String {
+    Device::Nbd(state.index).path().display().to_string()
 }
 
-/// One more device.
-fn begin(client: &mut Client, plan: &Plan, size: u64, probe: Option<&mut Probe>) -> Result<Watched, Error> {
+/// Bytes and priority of each device.
+///
+/// Without reports of freed slots a node learns of whole free clusters only, and the kernel spreads pages over all clusters
+/// of a device. So there are several small ones: the kernel fills one before it takes the next, of lower priority.
+fn parts(plan: &Plan, told: bool) -> Vec<(u64, u16)> {
+    let small = plan.devices == 1 && !told && !plan.mirror;
+    let n = if small { (plan.size / LEAST_SMALL).clamp(1, SMALL_DEVICES) as u16 } else { plan.devices as u16 };
+    let lowest = if small { plan.priority.min(MAX_PRIORITY - (n - 1)) } else { plan.priority };
+    let part = |at: u16| (plan.size / u64::from(n) / PAGE * PAGE, lowest + if small { n - 1 - at } else { 0 });
+    (0..n).map(part).collect()
+}
+
+/// Devices that each have a copy of their own.
+fn begin_plain(client: &mut Client, plan: &Plan, mut probe: Option<&mut Probe>) -> Result<Vec<Watched>, Error> {
+    let mut devices: Vec<Watched> = Vec::new();
+    for (size, priority) in parts(plan, probe.is_some()) {
+        let begun = begin(client, plan, &plan.nodes[0], size).and_then(|watched| {
+            let state = &watched.held.state;
+            match swap_to(state, &state.node, priority, plan.crypt) {
+                Ok(()) => Ok(watched),
+                Err(e) => {
+                    let _ = end_device(client, state);
+                    Err(e)
+                }
+            }
+        });
+        match begun {
+            Ok(watched) => {
+                keep_kind(&watched.held.state, probe.as_deref_mut());
+                devices.push(watched);
+            }
+            Err(e) => {
+                for Watched { held: Held { state, .. }, .. } in &devices {
+                    let _ = end_area(state.device()).and_then(|()| end_device(client, state));
+                }
+                return Err(e);
+            }
+        }
+    }
+    Ok(devices)
+}
+
+/// Two devices with the same pages, at the first two nodes.
+fn begin_mirror(client: &mut Client, plan: &Plan, mut probe: Option<&mut Probe>) -> Result<Vec<Watched>, Error> {
+    let size = plan.size / PAGE * PAGE;
+    let first = begin(client, plan, &plan.nodes[0], size)?;
+    let second = begin(client, plan, &plan.nodes[1], size).inspect_err(|_| {
+        let _ = end_device(client, &first.held.state);
+    })?;
+    let devices = vec![first, second];
+    let [a, b] = [&devices[0].held.state, &devices[1].held.state];
+    let both = format!("{} and {}", a.node, b.node);
+    let made = if a.incarnation == b.incarnation {
+        Err(Error::Already(format!("{both} are the same node: --protect mirror needs two")))
+    } else {
+        mirror::make([a.index, b.index], size)
+    };
+    let made = made.and_then(|()| swap_to(a, &both, plan.priority, plan.crypt));
+    if let Err(e) = made {
+        let _ = mirror::end();
+        for Watched { held: Held { state, .. }, .. } in &devices {
+            let _ = end_device(client, state);
+        }
+        return Err(e);
+    }
+    let kind = probe.as_mut().and_then(|probe| probe.kind());
+    for index in [a.index, b.index] {
+        if let Some(kind) = kind {
+            let _ = state::keep_kind(Path::new(state::DIRECTORY), index, kind);
+        }
+    }
+    Ok(devices)
+}
+
+/// Notes by which number the kernel names the device that it swaps to since now.
+fn keep_kind(state: &State, probe: Option<&mut Probe>) {
+    if let Some(kind) = probe.and_then(Probe::kind) {
+        let _ = state::keep_kind(Path::new(state::DIRECTORY), state.index, kind);
+    }
+}
+
+/// One more volume, and an NBD device for it.
+pub(crate) fn begin(client: &mut Client, plan: &Plan, node: &str, size: u64) -> Result<Watched, Error> {
     let mut id = [0; 16];
     process::random_bytes(&mut id).map_err(|e| Error::Kernel("random bytes", e))?;
     let host = process::host_name();
     let mut state = State {
         index: 0,
-        node: plan.node.clone(),
+        node: node.to_owned(),
         volume: state::digits(&id),
         incarnation: 0,
         size,
         grace_s: plan.grace.as_secs().max(1),
         token: plan.token.clone(),
+        mirrored: plan.mirror,
     };
     // A stream to ask by makes the volume: nothing is the kernel's yet.
     let first = Wanted { overcommit: plan.overcommit, ..Wanted::of(&state, id, &host, false) };
     let mut asked = dial(&first, plan.timeout)?;
     state.incarnation = asked.incarnation;
-    let begun = connect(client, plan, &mut state, id, &host, &mut asked);
-    if begun.is_err() {
-        let _ = asked.free();
-    } else if let Some(kind) = probe.and_then(Probe::kind) {
-        let _ = state::keep_kind(Path::new(state::DIRECTORY), state.index, kind);
+    match connect(client, plan, &mut state, id, &host, &mut asked) {
+        Ok(held) => Ok(Watched::begun(held, asked)),
+        Err(e) => {
+            let _ = asked.free();
+            Err(e)
+        }
     }
-    let token = state.token_changed();
-    Ok(Watched { held: begun?, asked: Some(asked), dead: false, tried: None, token, warned: false })
 }
 
 fn connect(
@@ -199,7 +261,7 @@ fn connect(
     let report = asked.report()?;
     let near = asked.is_near || report.machine == machine();
     if near && !plan.same_machine {
-        return Err(Error::SameMachine(plan.node.clone()));
+        return Err(Error::SameMachine(state.node.clone()));
     }
     let data = dial(&Wanted::of(state, id, host, true), plan.timeout)?;
     let mut last = io::Error::from(io::ErrorKind::NotFound);
@@ -213,11 +275,8 @@ fn connect(
         let settings = Settings { index, size: state.size, timeout: plan.timeout, grace: plan.grace };
         match client.connect(&settings, data.fd()) {
             Ok(()) => {
-                return swap_to(state, id, plan).map(|()| held).inspect_err(|_| {
-                    let _ = crypt::end(index);
-                    let _ = client.disconnect(index);
-                    state::remove(Path::new(state::DIRECTORY), index);
-                });
+                device::tune(index);
+                return Ok(held);
             }
             Err(e) => {
                 state::remove(Path::new(state::DIRECTORY), index);
@@ -232,196 +291,60 @@ fn connect(
     Err(Error::Kernel("the kernel's NBD client", last))
 }
 
-/// Writes the header, and has the kernel swap.
-fn swap_to(state: &State, id: [u8; 16], plan: &Plan) -> Result<(), Error> {
-    let priority = plan.priority;
-    device::tune(state.index);
-    let device = match plan.crypt {
-        true => crypt::begin(state.index, state.size).map_err(|e| Error::Kernel("encryption by dm-crypt", e))?,
-        false => device::path(state.index),
+/// Writes the header, and has the kernel swap. What encrypts is undone if that fails.
+fn swap_to(state: &State, nodes: &str, priority: u16, encrypts: bool) -> Result<(), Error> {
+    let below = state.device();
+    let device = match encrypts {
+        true => crypt::begin(below, state.size).map_err(|e| Error::Kernel("encryption by dm-crypt", e))?,
+        false => below.path(),
     };
-    let failed = |e| Error::File(device.display().to_string(), e);
     // The id is the right to the volume, and a header can be read by more people.
+    let id = state.id().unwrap_or_default();
     let uuid = std::array::from_fn(|i| id[i] ^ id[(i + 7) % 16].rotate_left(3));
     let page = header::page((state.size / PAGE) as u32, uuid, "farmem");
-    let file = OpenOptions::new().read(true).write(true).open(&device).map_err(failed)?;
-    file.write_all_at(&page, 0).and_then(|()| file.sync_all()).map_err(failed)?;
-    drop(file);
-    swap::swapon(&device, priority).map_err(|e| Error::Kernel("swapon", e))?;
-    let (size, how, device) = (bytes(state.size), if plan.crypt { ", encrypted" } else { "" }, device.display());
-    say(format_args!("swaps to {}: {size} at {device}, priority {priority}{how}", state.node));
+    let written = || {
+        let file = OpenOptions::new().read(true).write(true).open(&device)?;
+        file.write_all_at(&page, 0).and_then(|()| file.sync_all())
+    };
+    let begun = written().map_err(|e| Error::File(device.display().to_string(), e));
+    let begun = begun.and_then(|()| swap::swapon(&device, priority).map_err(|e| Error::Kernel("swapon", e)));
+    begun.inspect_err(|_| {
+        let _ = crypt::end(below);
+    })?;
+    let (size, how, device) = (bytes(state.size), if encrypts { ", encrypted" } else { "" }, device.display());
+    say(format_args!("swaps to {nodes}: {size} at {device}, priority {priority}{how}"));
     Ok(())
-}
-
-impl Watch {
-    /// Watches until it is to end. `signals` were taken before any thread existed.
-    pub fn run(&mut self, signals: &Signals) -> Result<Over, Error> {
-        let mut deaths = self.client.deaths().map_err(|e| Error::Kernel("netlink", e))?;
-        let (tell, died) = std::sync::mpsc::channel();
-        let listen = move || hear(&mut deaths, &tell);
-        std::thread::Builder::new().name("deaths".into()).spawn(listen).map_err(|e| Error::Kernel("a thread", e))?;
-        let teller = self.tell();
-        let over = self.watch(signals, &died);
-        drop(teller);
-        if over == Over::Undone && state::all(Path::new(state::DIRECTORY)).is_empty() {
-            // `--off` could not remove the probe while this process had it open. A new watcher has its own.
-            freed::close();
-        }
-        Ok(over)
-    }
-
-    /// Begins to tell nodes of freed slots.
-    fn tell(&mut self) -> Option<Teller> {
-        let probe = self.probe.take()?;
-        let known = |watched: &Watched| {
-            let state = watched.held.state.clone();
-            let kind = state::kind(Path::new(state::DIRECTORY), state.index);
-            if kind.is_none() {
-                say(format_args!("{}: freed pages come back by clusters of 512: its type is not known", path(&state)));
-            }
-            Some(tell::Device { kind: kind?, state })
-        };
-        let devices: Vec<tell::Device> = self.devices.iter().filter_map(known).collect();
-        let started = Teller::start(probe, devices, self.timeout);
-        started.inspect_err(|e| say(format_args!("freed pages come back by clusters of 512: {e}"))).ok()
-    }
-
-    fn watch(&mut self, signals: &Signals, died: &Receiver<u32>) -> Over {
-        let mut looked: Option<Instant> = None;
-        loop {
-            for index in died.try_iter() {
-                let told = |watched: &&mut Watched| index == u32::MAX || watched.held.state.index == index;
-                self.devices.iter_mut().filter(told).for_each(|watched| watched.dead = true);
-            }
-            self.devices.retain(|watched| watched.held.stands());
-            if self.devices.is_empty() {
-                return Over::Undone;
-            }
-            let looks = looked.is_none_or(|at| at.elapsed() >= LOOKS_EVERY);
-            for watched in &mut self.devices {
-                if watched.dead && watched.tried.is_none_or(|at| at.elapsed() >= TRIES_EVERY) {
-                    watched.tried = Some(Instant::now());
-                    watched.revive(&mut self.client, self.timeout);
-                }
-                if looks && watched.look(self.timeout) {
-                    return Over::NodeGoes;
-                }
-            }
-            if looks {
-                looked = Some(Instant::now());
-            }
-            let dead = self.devices.iter().any(|watched| watched.dead);
-            let next = signals.next(if dead { TRIES_EVERY } else { LOOKS_EVERY });
-            if next.is_some_and(|arrived| signals.asks_to_end(arrived)) {
-                return Over::Asked;
-            }
-        }
-    }
-}
-
-/// Hears of streams that have died, and wakes the watcher.
-fn hear(deaths: &mut Deaths, tell: &std::sync::mpsc::Sender<u32>) {
-    while let Ok(index) = deaths.wait() {
-        if tell.send(index).is_err() {
-            return;
-        }
-        let _ = process::send(std::process::id(), libc::SIGUSR1);
-    }
-}
-
-impl Watched {
-    /// Gives the kernel another stream.
-    fn revive(&mut self, client: &mut Client, silent: Duration) {
-        let state = &self.held.state;
-        let Some(id) = state.id() else { return };
-        let host = process::host_name();
-        let dialled = dial(&Wanted::of(state, id, &host, true), silent);
-        let done = dialled.and_then(|stream| {
-            // The node ends the stream before this one; the kernel may need a moment to see that.
-            let until = Instant::now() + TRIES_EVERY;
-            loop {
-                match client.reconfigure(state.index, stream.fd()) {
-                    Err(e) if e.raw_os_error() == Some(libc::ENOSPC) && Instant::now() < until => {
-                        std::thread::sleep(Duration::from_millis(20));
-                    }
-                    done => return done.map_err(|e| Error::Kernel("the kernel's NBD client", e)),
-                }
-            }
-        });
-        match done {
-            Ok(()) => {
-                if self.warned {
-                    say(format_args!("{}: {} is back", path(state), state.node));
-                }
-                (self.dead, self.warned, self.asked) = (false, false, None);
-            }
-            Err(e) if !self.warned => {
-                self.warned = true;
-                let until = state.grace_s;
-                say(format_args!(
-                    "{}: {e}; pages are waited for up to {until} s, then who needs them gets SIGBUS",
-                    path(state)
-                ));
-            }
-            Err(_) => {}
-        }
-    }
-
-    /// How the volume is doing. True: its node is going down.
-    fn look(&mut self, silent: Duration) -> bool {
-        let state = &self.held.state;
-        // The node ends a volume with the token that it was last asked by: it is asked by a new one before the old one
-        // is revoked.
-        let token = state.token_changed();
-        if std::mem::replace(&mut self.token, token) != token {
-            self.asked = None;
-        }
-        if self.asked.is_none() && !self.dead {
-            let host = process::host_name();
-            self.asked = state.id().and_then(|id| dial(&Wanted::of(state, id, &host, false), silent).ok());
-        }
-        let Some(report) = self.asked.as_mut().map(Stream::report) else { return false };
-        let Ok(report) = report else {
-            self.asked = None;
-            return false;
-        };
-        report::keep(Path::new(state::DIRECTORY), state.index, &report);
-        if is_near_end(&report) && !std::mem::replace(&mut self.warned, true) {
-            let free = bytes(report.free.get());
-            say(format_args!(
-                "{}: {} has {free} left: pages that find no room there stay here",
-                path(state),
-                state.node
-            ));
-        }
-        report.flags.get() & GOING_DOWN != 0
-    }
-}
-
-/// Whether the node may soon have to refuse pages.
-fn is_near_end(report: &Report) -> bool {
-    let missing = report.size.get().saturating_sub(report.held.get());
-    report.free.get() < missing.min(LITTLE)
 }
 
 /// Undoes all that there is. Says what could not be.
 pub fn off() -> Result<u32, Error> {
     let states = state::all(Path::new(state::DIRECTORY));
     let mut client = if states.is_empty() { return Ok(0) } else { Client::open()? };
+    if states.iter().any(|state| state.mirrored) {
+        end_area(Device::Mirror)?;
+        mirror::end().map_err(|e| Error::Kernel("the kernel's RAID 1", e))?;
+    }
     for state in &states {
-        end(&mut client, state)?;
+        if !state.mirrored {
+            end_area(state.device())?;
+        }
+        end_device(&mut client, state)?;
     }
     freed::close();
     Ok(states.len() as u32)
 }
 
-/// Brings back what is on a device, ends it, and frees its volume.
-fn end(client: &mut Client, state: &State) -> Result<(), Error> {
-    let device = crypt::find(state.index).unwrap_or_else(|| device::path(state.index));
-    if device::is_swap(&device) {
-        swap::swapoff(&device).map_err(|e| Error::Kernel("swapoff", e))?;
+/// Brings back what is on a device. The kernel does not swap to it any more.
+fn end_area(device: Device) -> Result<(), Error> {
+    let area = device.area();
+    if device::is_swap(&area) {
+        swap::swapoff(&area).map_err(|e| Error::Kernel("swapoff", e))?;
     }
-    crypt::end(state.index).map_err(|e| Error::Kernel("the device mapper", e))?;
+    crypt::end(device).map_err(|e| Error::Kernel("the device mapper", e))
+}
+
+/// Ends a device that nobody uses, and frees its volume.
+pub(crate) fn end_device(client: &mut Client, state: &State) -> Result<(), Error> {
     // Before the device ends, so that a watcher does not take that for a cut.
     state::remove(Path::new(state::DIRECTORY), state.index);
     if device::is_connected(state.index) {
@@ -434,4 +357,34 @@ fn end(client: &mut Client, state: &State) -> Result<(), Error> {
         _ => say(format_args!("{}: swaps no longer to {}", path(state), state.node)),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_reports_of_freed_slots_devices_are_small_and_filled_in_turn() {
+        let plan = |size: u64, devices, priority, mirror| Plan {
+            nodes: vec!["a:1".into()],
+            mirror,
+            size,
+            devices,
+            priority,
+            timeout: Duration::from_secs(1),
+            grace: Duration::from_secs(1),
+            overcommit: false,
+            crypt: false,
+            token: None,
+            same_machine: false,
+            probe: true,
+        };
+        assert_eq!(parts(&plan(1 << 30, 1, 10, false), true), [(1 << 30, 10)]);
+        assert_eq!(parts(&plan(1 << 30, 2, 10, false), false), [(1 << 29, 10); 2]);
+        assert_eq!(parts(&plan(1 << 30, 1, 10, true), false), [(1 << 30, 10)]);
+        assert_eq!(parts(&plan(1 << 20, 1, 10, false), false), [(1 << 20, 10)]);
+        let small = parts(&plan(1 << 30, 1, 10, false), false);
+        assert!(small.iter().copied().eq((10..18).rev().map(|priority| (1 << 27, priority))), "{small:?}");
+        assert_eq!(parts(&plan(48 << 20, 1, 32_767, false), false).first(), Some(&(16 << 20, 32_767)));
+    }
 }

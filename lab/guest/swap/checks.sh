@@ -6,6 +6,8 @@ wanted=$(cat /wanted 2>/dev/null)
 node=10.0.2.2:$(cat /port)
 # It asks for a token; its tenant's quota is 224 MiB.
 guarded=10.0.2.2:$(cat /guarded)
+# One more.
+third=10.0.2.2:$(cat /third)
 
 check() {
     name=$1
@@ -180,6 +182,20 @@ crypted() {
     [ -z "$(tail -n +2 /proc/swaps)" ] && [ -z "$(ls -d /sys/block/dm-* 2>/dev/null)" ]
 }
 
+# Where the kernel reports no freed slots there are small devices, which it fills one after the other.
+small() {
+    devices=8
+    on --without-probe
+    begun=$?
+    devices=1
+    [ $begun = 0 ] && said 'from 8 small devices' || return 1
+    within 8 pages 20 200 || return 1
+    # A header is less than that.
+    awk '$7 > 64 { print "  " FILENAME, $7 / 2048, "MiB out"; used++ } END { exit used != 1 }' /sys/block/nbd[0-7]/stat || return 1
+    farmem status "$node" | grep -c 'clusters$' | grep -qx 8 || { farmem status "$node"; return 1; }
+    off
+}
+
 # Two connections are two devices.
 several() {
     farmem swap --size 192M --node "$node" --connections 2 >>/tmp/swap.log 2>&1 &
@@ -218,6 +234,32 @@ tokens() {
     await 60 has_swap || return 1
     within 8 pages 16 200 || return 1
     off
+}
+
+# Two nodes have every page. One is killed while a program swaps; it is started anew, and gets all pages again; then the
+# other one is killed. Every word is right, of a program that goes on and of one that waits.
+mirrored() {
+    rm -f /tmp/given
+    farmem swap --size 48M --node "$guarded" --node "$third" --protect mirror --token /token --timeout 3s --grace 2s "$@" >>/tmp/swap.log 2>&1 &
+    watcher=$!
+    await 60 has_swap || return 1
+    within 8 give 24 /tmp/given &
+    waits=$!
+    await 120 [ -e /tmp/given ] || return 1
+    within 8 pages 12 400 "HOST kill third" &
+    program=$!
+    await 120 said "one copy is left, at $guarded" || return 1
+    farmem top --once | grep 'one copy is left' | sed 's/^/  /' | grep . || return 1
+    wait $program || return 1
+    echo "HOST again third"
+    await 120 said 'two copies again' || return 1
+    echo "HOST kill second"
+    within 8 pages 12 300 || return 1
+    await 120 said "one copy is left, at $third" || return 1
+    rm /tmp/given
+    wait $waits || return 1
+    grep -E 'cop(y|ies)' /tmp/swap.log | sed 's/^/  /'
+    off && [ ! -e /sys/block/md_farmem0 ] && [ -z "$(ls /run/farmem-swap)" ]
 }
 
 # The machine has no memory left, and no other swap: it must neither hang nor lose a word. By so many connections.
@@ -262,7 +304,7 @@ lost() {
     farmem swap --size 192M --node "$node" --timeout 2s --grace 3s >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 60 has_swap || return 1
-    within 8 pages 40 2000 "HOST kill" &
+    within 8 pages 40 2000 "HOST kill node" &
     program=$!
     wait $program
     status=$?
@@ -281,6 +323,8 @@ check killed short killed
 check freed short freed
 check crypted short crypted
 check several short several
+check small short small
+check mirrored short mirrored
 check pressure short pressure 1
 check pressure_by_four long pressure 4
 check faults long faulted

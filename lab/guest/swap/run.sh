@@ -21,14 +21,12 @@ profile=${FARMEM_GUEST_PROFILE:-debug}
 cache=$target/guest
 unpack "$cache" "linux-image-$release" || true
 new=$(mktemp -d)
-node=
-second=
 beside=
-trap 'kill $node $second $beside 2>/dev/null || true; rm -rf "$new" "$new.img"' EXIT
+trap 'kill $beside $(cat "$new"/*.pid) 2>/dev/null || true; rm -rf "$new" "$new.img"' EXIT
 
 root=$new/root
 base "$root"
-modules "$cache/tree" "$release" "$root" virtio_pci virtio_net nbd dm_crypt xts ecb aes_generic
+modules "$cache/tree" "$release" "$root" virtio_pci virtio_net nbd dm_crypt xts ecb aes_generic raid1
 strip --strip-debug -o "$new/farmem" "$target/$profile/farmem"
 put "$new/libraries" "$target/$profile/farmem"
 rm -rf "$new/libraries$target"
@@ -41,26 +39,37 @@ install lab/guest/swap/init.sh "$root/init"
 install lab/guest/swap/checks.sh "$root/checks.sh"
 echo "$@" >"$root/wanted"
 
-# The nodes are outside of the guest, which sees this machine's loopback at 10.0.2.2. The second one asks for a token.
+# The nodes are outside of the guest, which sees this machine's loopback at 10.0.2.2. All but the first ask for a token.
 farmem=$target/$profile/farmem
 "$farmem" token create --tenant guest --quota 224M --store "$new/tokens" >"$root/token" 2>"$new/token.log" || { cat "$new/token.log" >&2; exit 1; }
 chmod 600 "$root/token"
-RUNTIME_DIRECTORY=$new "$farmem" node --lend 512M --listen 127.0.0.1:0 >"$new/node.log" 2>&1 &
-node=$!
-mkdir "$new/second"
-RUNTIME_DIRECTORY=$new/second "$farmem" node --lend 512M --listen 127.0.0.1:0 --tokens "$new/tokens" >"$new/second.log" 2>&1 &
-second=$!
+
+# start NAME PORT [OPTION...]   Starts a node.
+start() {
+    local name=$1 port=$2
+    shift 2
+    mkdir -p "$new/$name"
+    RUNTIME_DIRECTORY=$new/$name "$farmem" node --lend 512M --listen "127.0.0.1:$port" "$@" >"$new/$name.log" 2>&1 &
+    echo $! >"$new/$name.pid"
+}
+
 # The port that a node says it has.
-port() { sed -n 's/.* at 127.0.0.1:\([0-9]*\)$/\1/p' "$1"; }
+port() { sed -n 's/.* at 127.0.0.1:\([0-9]*\)$/\1/p' "$new/$1.log"; }
+
+start node 0
+start second 0 --tokens "$new/tokens"
+start third 0 --tokens "$new/tokens"
 tries=0
-until [ -n "$(port "$new/node.log")" ] && [ -n "$(port "$new/second.log")" ]; do
+until [ -n "$(port node)" ] && [ -n "$(port second)" ] && [ -n "$(port third)" ]; do
     tries=$((tries + 1))
-    [ $tries -lt 600 ] || { cat "$new/node.log" "$new/second.log" >&2; exit 1; }
+    [ $tries -lt 600 ] || { cat "$new"/*.log >&2; exit 1; }
     sleep 0.1
 done
-port=$(port "$new/node.log")
+node=$(cat "$new/node.pid")
+port=$(port node)
 echo "$port" >"$root/port"
-port "$new/second.log" >"$root/guarded"
+port second >"$root/guarded"
+port third >"$root/third"
 # Beside it, if it is wanted and there, a server that others wrote.
 : >"$root/nbdkit"
 case " $* " in *" faults "*)
@@ -91,7 +100,8 @@ host() {
         case $line in
             "HOST stop") kill -STOP $node ;;
             "HOST go") kill -CONT $node ;;
-            "HOST kill") kill -9 $node ;;
+            "HOST kill "*) kill -9 "$(cat "$new/${line#HOST kill }.pid")" ;;
+            "HOST again third") start third "$(cat "$root/third")" --tokens "$new/tokens" ;;
             "HOST seek "*)
                 echo "GUEST sought ${line#HOST seek }: $(seek)"
                 : >"$new/answers/${line#HOST seek }"

@@ -1,0 +1,115 @@
+//! The watch over a mirror: a device that has failed is removed, and another node gets a copy.
+//!
+//! ```text
+//!  whole ──► a node is lost ──► one copy ──► a node is found ──► copying ──► whole
+//! ```
+//!
+//! The kernel goes on with one copy by itself. What is done here is not urgent, and may stop at any step: a device that
+//! has a file and is not in the array is removed by the next look.
+
+use crate::mirror::{self, Standing};
+use crate::state;
+use crate::swap::{begin, end_device, say};
+use crate::watch::Watch;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How often a node is looked for that may get a copy.
+const LOOKS_FOR_NODE_EVERY: Duration = Duration::from_secs(5);
+
+/// What the watcher knows of its mirror.
+#[derive(Debug, Default)]
+pub(crate) struct Pair {
+    /// There are two copies, as far as was seen last.
+    pub(crate) is_whole: bool,
+    /// It was said that there is one.
+    told: bool,
+    tried: Option<Instant>,
+    /// Which of the named nodes is tried next.
+    turn: usize,
+}
+
+impl Watch {
+    /// Sees how the devices stand in the array, and does the next step towards two copies.
+    pub(crate) fn tend(&mut self) {
+        if !mirror::exists() {
+            return;
+        }
+        self.drop_failed();
+        let standings: Vec<Standing> =
+            self.devices.iter().map(|watched| mirror::standing(watched.held.state.index)).collect();
+        self.pair.is_whole = standings == [Standing::Whole; 2];
+        if self.pair.is_whole && std::mem::replace(&mut self.pair.told, false) {
+            say(format_args!("two copies again, at {}", self.nodes()));
+        }
+        let waited = self.pair.tried.is_none_or(|at| at.elapsed() >= LOOKS_FOR_NODE_EVERY);
+        if standings == [Standing::Whole] && waited {
+            self.replace();
+            self.pair.tried = Some(Instant::now());
+        }
+    }
+
+    /// Whether the array can go on without a device, and does so now.
+    pub(crate) fn does_without(&mut self, index: u32) -> bool {
+        let others = self.devices.iter().map(|watched| watched.held.state.index).filter(|&other| other != index);
+        let can = self.plan.mirror && others.into_iter().any(|other| mirror::standing(other) == Standing::Whole);
+        can && mirror::fail(index).is_ok()
+    }
+
+    fn nodes(&self) -> String {
+        let nodes: Vec<&str> = self.devices.iter().map(|watched| watched.held.state.node.as_str()).collect();
+        nodes.join(" and ")
+    }
+
+    /// Removes devices that the kernel uses no more.
+    fn drop_failed(&mut self) {
+        let stands = |index| matches!(mirror::standing(index), Standing::Whole | Standing::Copying);
+        let failed = |watched: &crate::watch::Watched| !stands(watched.held.state.index);
+        let Some(at) = self.devices.iter().position(failed) else { return };
+        let state = self.devices[at].held.state.clone();
+        // Requests may still be under way: then it is tried again.
+        if self.devices.len() < 2 || mirror::remove(state.index).is_err() {
+            return;
+        }
+        self.devices.remove(at);
+        say(format_args!("one copy is left, at {}: {} is lost or goes", self.nodes(), state.node));
+        self.pair.told = true;
+        // What of the volume can still be reached is freed.
+        if let Err(e) = end_device(&mut self.client, &state) {
+            say(format_args!("{}: {e}", state.node));
+        }
+        self.tell_anew();
+    }
+
+    /// Gives another node a copy: any of those that were named, but the one that has the other copy.
+    fn replace(&mut self) {
+        let left = self.devices[0].held.state.clone();
+        let others: Vec<&String> = self.plan.nodes.iter().filter(|node| **node != left.node).collect();
+        if others.is_empty() {
+            return;
+        }
+        let node = others[self.pair.turn % others.len()].clone();
+        self.pair.turn += 1;
+        // A node that cannot be reached, or refuses: others have their turn.
+        let Ok(begun) = begin(&mut self.client, &self.plan, &node, left.size) else { return };
+        let state = &begun.held.state;
+        let added = if state.incarnation == left.incarnation {
+            Ok(false)
+        } else {
+            mirror::add(state.index, state.size).map(|()| true)
+        };
+        if let Ok(true) = added {
+            say(format_args!("copies pages to {node}: one copy is left until that is done"));
+            self.pair.told = true;
+            let directory = Path::new(state::DIRECTORY);
+            if let Some(kind) = state::kind(directory, left.index) {
+                let _ = state::keep_kind(directory, state.index, kind);
+            }
+            self.devices.push(begun);
+            self.tell_anew();
+        } else {
+            let _ = mirror::fail(state.index).and_then(|()| mirror::remove(state.index));
+            let _ = end_device(&mut self.client, state);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The watch over devices that the kernel swaps to: new streams for those that were cut, and how their volumes are doing.
+
+use crate::freed::{self, Probe};
+use crate::nbd::{Client, Deaths};
+use crate::pair::Pair;
+use crate::state::{self, Held};
+use crate::stream::{Stream, Wanted, dial};
+use crate::swap::{Plan, path, say};
+use crate::tell::{self, Teller};
+use crate::{Error, report};
+use farmem_protocol::nbd::{GOING_DOWN, Report};
+use farmem_protocol::units::bytes;
+use farmem_sys::process::{self, Signals};
+use std::path::Path;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant, SystemTime};
+
+/// How often the watcher asks how the volumes are doing.
+const LOOKS_EVERY: Duration = Duration::from_secs(5);
+/// How often it tries to reach a node that it has lost.
+const TRIES_EVERY: Duration = Duration::from_secs(1);
+/// A volume that holds more of its size than this, where the node has less than that left for it, is near its end.
+const LITTLE: u64 = 64 << 20;
+
+/// A device under watch.
+pub(crate) struct Watched {
+    pub(crate) held: Held,
+    /// To ask by. `None`: it was lost.
+    asked: Option<Stream>,
+    /// The kernel's stream is dead.
+    dead: bool,
+    tried: Option<Instant>,
+    /// When the token's file was changed last, as far as `asked` knows.
+    token: Option<SystemTime>,
+    /// Was told already.
+    warned: bool,
+}
+
+/// The watch over all devices of this machine.
+pub struct Watch {
+    pub(crate) client: Client,
+    pub(crate) devices: Vec<Watched>,
+    pub(crate) plan: Plan,
+    /// Reports freed slots, until [`Watch::run`] passes it on.
+    probe: Option<Probe>,
+    teller: Option<Teller>,
+    pub(crate) pair: Pair,
+}
+
+/// Why the watch is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Over {
+    /// A signal asks for it.
+    Asked,
+    /// A node is going down.
+    NodeGoes,
+    /// Somebody else has undone all of it.
+    Undone,
+}
+
+impl Watch {
+    pub(crate) fn new(client: Client, plan: &Plan, devices: Vec<Watched>, probe: Option<Probe>) -> Watch {
+        Watch { client, devices, plan: plan.clone(), probe, teller: None, pair: Pair::default() }
+    }
+
+    /// Watches until it is to end. `signals` were taken before any thread existed.
+    pub fn run(&mut self, signals: &Signals) -> Result<Over, Error> {
+        let mut deaths = self.client.deaths().map_err(|e| Error::Kernel("netlink", e))?;
+        let (tell, died) = std::sync::mpsc::channel();
+        let listen = move || hear(&mut deaths, &tell);
+        std::thread::Builder::new().name("deaths".into()).spawn(listen).map_err(|e| Error::Kernel("a thread", e))?;
+        self.teller = self.tell();
+        let over = self.watch(signals, &died);
+        self.teller = None;
+        if over == Over::Undone && state::all(Path::new(state::DIRECTORY)).is_empty() {
+            // `--off` could not remove the probe while this process had it open. A new watcher has its own.
+            freed::close();
+        }
+        Ok(over)
+    }
+
+    /// Begins to tell nodes of freed slots.
+    fn tell(&mut self) -> Option<Teller> {
+        let probe = self.probe.take()?;
+        let known = |watched: &Watched| {
+            let state = watched.held.state.clone();
+            let kind = state::kind(Path::new(state::DIRECTORY), state.index);
+            if kind.is_none() {
+                say(format_args!("{}: freed pages come back by clusters of 512: its type is not known", path(&state)));
+            }
+            Some(tell::Device { kind: kind?, state })
+        };
+        let devices: Vec<tell::Device> = self.devices.iter().filter_map(known).collect();
+        let started = Teller::start(probe, devices, self.plan.timeout);
+        started.inspect_err(|e| say(format_args!("freed pages come back by clusters of 512: {e}"))).ok()
+    }
+
+    /// Tells the nodes of the devices that there are now.
+    pub(crate) fn tell_anew(&mut self) {
+        if self.teller.take().is_some() {
+            self.probe = Probe::open().ok();
+            self.teller = self.tell();
+        }
+    }
+
+    fn watch(&mut self, signals: &Signals, died: &Receiver<u32>) -> Over {
+        let mut looked: Option<Instant> = None;
+        loop {
+            for index in died.try_iter() {
+                let told = |watched: &&mut Watched| index == u32::MAX || watched.held.state.index == index;
+                self.devices.iter_mut().filter(told).for_each(|watched| watched.dead = true);
+            }
+            self.devices.retain(|watched| watched.held.stands());
+            if self.devices.is_empty() {
+                return Over::Undone;
+            }
+            if self.plan.mirror {
+                self.tend();
+            }
+            let looks = looked.is_none_or(|at| at.elapsed() >= LOOKS_EVERY);
+            let mut going = Vec::new();
+            for watched in &mut self.devices {
+                if watched.dead && watched.tried.is_none_or(|at| at.elapsed() >= TRIES_EVERY) {
+                    watched.tried = Some(Instant::now());
+                    watched.revive(&mut self.client, self.plan.timeout);
+                }
+                if looks && watched.look(self.plan.timeout) {
+                    going.push(watched.held.state.index);
+                }
+            }
+            if going.into_iter().any(|index| !self.does_without(index)) {
+                return Over::NodeGoes;
+            }
+            if looks {
+                looked = Some(Instant::now());
+            }
+            let dead = self.devices.iter().any(|watched| watched.dead);
+            let soon = dead || (self.plan.mirror && !self.pair.is_whole);
+            let next = signals.next(if soon { TRIES_EVERY } else { LOOKS_EVERY });
+            if next.is_some_and(|arrived| signals.asks_to_end(arrived)) {
+                return Over::Asked;
+            }
+        }
+    }
+}
+
+/// Hears of streams that have died, and wakes the watcher.
+fn hear(deaths: &mut Deaths, tell: &std::sync::mpsc::Sender<u32>) {
+    while let Ok(index) = deaths.wait() {
+        if tell.send(index).is_err() {
+            return;
+        }
+        let _ = process::send(std::process::id(), libc::SIGUSR1);
+    }
+}
+
+impl Watched {
+    /// A device that was just made.
+    pub(crate) fn begun(held: Held, asked: Stream) -> Watched {
+        let token = held.state.token_changed();
+        Watched { held, asked: Some(asked), dead: false, tried: None, token, warned: false }
+    }
+
+    /// A device that another watcher made. Its stream may have died meanwhile: it is given a new one.
+    pub(crate) fn found(held: Held) -> Watched {
+        Watched { held, asked: None, dead: true, tried: None, token: None, warned: false }
+    }
+
+    /// Gives the kernel another stream.
+    fn revive(&mut self, client: &mut Client, silent: Duration) {
+        let state = &self.held.state;
+        let Some(id) = state.id() else { return };
+        let host = process::host_name();
+        let dialled = dial(&Wanted::of(state, id, &host, true), silent);
+        let done = dialled.and_then(|stream| {
+            // The node ends the stream before this one; the kernel may need a moment to see that.
+            let until = Instant::now() + TRIES_EVERY;
+            loop {
+                match client.reconfigure(state.index, stream.fd()) {
+                    Err(e) if e.raw_os_error() == Some(libc::ENOSPC) && Instant::now() < until => {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    done => return done.map_err(|e| Error::Kernel("the kernel's NBD client", e)),
+                }
+            }
+        });
+        match done {
+            Ok(()) => {
+                if self.warned {
+                    say(format_args!("{}: {} is back", path(state), state.node));
+                }
+                (self.dead, self.warned, self.asked) = (false, false, None);
+            }
+            Err(e) if !self.warned => {
+                self.warned = true;
+                let until = state.grace_s;
+                let then = match state.mirrored {
+                    true => "the other copy is used alone",
+                    false => "programs that need them get SIGBUS",
+                };
+                say(format_args!("{}: {e}; pages are waited for up to {until} s, then {then}", path(state)));
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// How the volume is doing. True: its node is going down.
+    fn look(&mut self, silent: Duration) -> bool {
+        let state = &self.held.state;
+        // The node ends a volume with the token that it was last asked by: it is asked by a new one before the old one
+        // is revoked.
+        let token = state.token_changed();
+        if std::mem::replace(&mut self.token, token) != token {
+            self.asked = None;
+        }
+        if self.asked.is_none() && !self.dead {
+            let host = process::host_name();
+            self.asked = state.id().and_then(|id| dial(&Wanted::of(state, id, &host, false), silent).ok());
+        }
+        let Some(report) = self.asked.as_mut().map(Stream::report) else { return false };
+        let Ok(report) = report else {
+            self.asked = None;
+            return false;
+        };
+        report::keep(Path::new(state::DIRECTORY), state.index, &report);
+        if is_near_end(&report) && !std::mem::replace(&mut self.warned, true) {
+            let free = bytes(report.free.get());
+            say(format_args!(
+                "{}: {} has {free} left: pages that find no room there stay here",
+                path(state),
+                state.node
+            ));
+        }
+        report.flags.get() & GOING_DOWN != 0
+    }
+}
+
+/// Whether the node may soon have to refuse pages.
+fn is_near_end(report: &Report) -> bool {
+    let missing = report.size.get().saturating_sub(report.held.get());
+    report.free.get() < missing.min(LITTLE)
+}
