@@ -24,6 +24,7 @@
 //! a key of its own. Both keys come from a secret that only derives, by numbers that the parent counts on
 //! before each fork. So parent and child write the same slot numbers by different keys, and no fork needs
 //! random bits. An image that is executed has nothing of this, and begins with a random key.
+//! `docs/design/seal.md` has the argument.
 
 #![allow(unsafe_code)] // Pages are the caller's raw memory.
 
