@@ -1,6 +1,6 @@
 //! What a front end knows of one node's shard.
 
-use crate::copies::Copies;
+use crate::copies::{Copies, Mode};
 use crate::heap::{Heap, Held};
 use crate::index::{Cache, Trie};
 use crate::layout::{At, Geometry, Hash, Kind, Member, Owner, Slot, class_of};
@@ -174,7 +174,10 @@ impl Shard {
     pub(crate) async fn verbs(&self, io: &Io, verbs: Vec<Verb>) -> Vec<Answer> {
         self.counters.trips.set(self.counters.trips.get() + 1);
         self.counters.verbs.set(self.counters.verbs.get() + verbs.len() as u64);
-        self.copies.verbs(io, self.rules, verbs).await
+        match self.copies.mode() {
+            Mode::Single => io.verbs(verbs).await,
+            _ => Box::pin(self.copies.verbs(io, self.rules, verbs)).await,
+        }
     }
 
     pub(crate) async fn read(&self, io: &Io, at: At, len: u32) -> Vec<u8> {
@@ -211,7 +214,8 @@ impl Shard {
                 Answer::Word(found) => return Ok(Err(found)),
                 _ => {
                     lost = true;
-                    answer = self.verbs(io, vec![Verb::Cas { at, old, new }]).await.pop().unwrap_or(Answer::Unknown);
+                    let again = vec![Verb::Cas { at, old, new }];
+                    answer = Box::pin(self.verbs(io, again)).await.pop().unwrap_or(Answer::Unknown);
                 }
             }
         }
@@ -224,6 +228,14 @@ impl Shard {
         }
         let class = class_of(bytes);
         self.heap.borrow_mut().reap(self.epochs.borrow().now);
+        if let Some(held) = self.heap.borrow_mut().take(class, bytes) {
+            return Ok(held);
+        }
+        Box::pin(self.hold_more(io, class, bytes)).await
+    }
+
+    /// [`Shard::hold`] when no place is free.
+    async fn hold_more(&self, io: &Io, class: u8, bytes: u64) -> Result<Held, Trouble> {
         loop {
             if let Some(held) = self.heap.borrow_mut().take(class, bytes) {
                 return Ok(held);

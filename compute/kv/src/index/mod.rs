@@ -28,7 +28,7 @@ pub use cache::{Cache, Known};
 pub use trie::Trie;
 
 use crate::layout::{At, Hash, LARGE, LARGE_FIRST, SLOTS, Slot, UNIT, class_bytes, word};
-use crate::lease::Writing;
+use crate::lease::{Quiet, Writing};
 use crate::object::{self, Header, Object, Value};
 use crate::rules::Bug;
 use crate::shard::{ATTEMPTS, Section, Shard, Trouble};
@@ -179,6 +179,18 @@ impl Shard {
             self.cache.borrow_mut().forget(key, hash);
         }
         self.counters.cold.set(self.counters.cold.get() + 1);
+        Box::pin(self.search(io, key, hash, section, (era, quiet))).await
+    }
+
+    /// [`Shard::find`] of a key whose slot is not known.
+    async fn search(
+        self: &Rc<Shard>,
+        io: &Io,
+        key: &[u8],
+        hash: Hash,
+        section: Section,
+        (era, quiet): (u32, Option<Quiet>),
+    ) -> Result<Option<Found>, Trouble> {
         for attempt in 0..ATTEMPTS {
             let table = self.trie.borrow().table(hash);
             let answers = self.verbs(io, self.bucket_verbs(table, hash).into()).await;
@@ -215,7 +227,7 @@ impl Shard {
         let held = self.hold(io, object::len(key, &value.bytes)).await?;
         let (object, slot) = self.made(hash, key, value, &held);
         let made = Made { object: &object, at: held.at, slot, writing: &writing };
-        let ended = self.insert_slot(io, key, hash, made, section).await;
+        let ended = Box::pin(self.insert_slot(io, key, hash, made, section)).await;
         match ended {
             Ok(Inserted::Done) => self.heap.borrow_mut().linked(held.at, hash.0),
             // Whether the slot is there is not known: the place stays held.
@@ -404,7 +416,7 @@ impl Shard {
                     self.heap.borrow_mut().give_back(held.at);
                 }
                 if Slot(found).is_frozen() {
-                    self.split(io, table, hash).await?;
+                    Box::pin(self.split(io, table, hash)).await?;
                 }
                 Ok(false)
             }
@@ -430,6 +442,11 @@ impl Shard {
         {
             return Ok(());
         }
+        Box::pin(self.put_seen(io, key, hash, value)).await
+    }
+
+    /// [`Shard::put`] of a key whose slot must be looked at first.
+    async fn put_seen(self: &Rc<Shard>, io: &Io, key: &[u8], hash: Hash, value: &Value) -> Result<(), Trouble> {
         for attempt in 0..ATTEMPTS {
             self.hesitate(io, attempt).await?;
             if self.cache.borrow_mut().get(key, hash).is_some()
@@ -458,6 +475,11 @@ impl Shard {
         {
             return Ok(Removed::Unseen);
         }
+        Box::pin(self.remove_seen(io, key)).await
+    }
+
+    /// [`Shard::remove`] of a key whose slot must be looked at first.
+    async fn remove_seen(self: &Rc<Shard>, io: &Io, key: &[u8]) -> Result<Removed, Trouble> {
         for attempt in 0..ATTEMPTS {
             self.hesitate(io, attempt).await?;
             let Some(found) = self.find(io, key).await? else { return Ok(Removed::Absent) };

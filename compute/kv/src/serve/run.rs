@@ -371,7 +371,7 @@ impl<'a> Server<'a> {
                 let call = Call::new(&front, &client, io, request);
                 async move {
                     match transaction {
-                        Some(transaction) => exec(call, transaction, only).await,
+                        Some(transaction) => Box::pin(exec(call, transaction, only)).await,
                         None => execute(call).await,
                     }
                 }
