@@ -8,6 +8,7 @@
 //!
 //! * `worker`: connections and their sockets; when to spin and when to sleep.
 //! * `listen`: where the node listens.
+//! * `turns`: fair shares of a worker's time between tenants.
 //! * `compute`: functions near memory.
 //! * `metrics`, `status`, [`log`]: counters, status and log lines for the operator.
 //! * [`run()`]: the daemon from start to SIGTERM; [`Node`]: the same inside another process.
@@ -23,6 +24,7 @@ mod reserve;
 mod run;
 mod status;
 pub mod tokens;
+mod turns;
 mod worker;
 
 pub use run::{run, run_with};

@@ -18,6 +18,7 @@
 use crate::StartError;
 use crate::hot::Hot;
 use crate::listen::Listener;
+use crate::turns::Turns;
 use farmem_nic::Nic;
 use farmem_nic::engine::{Circumstances, Engine, Goodbye};
 use farmem_nic::events::{self, Refused};
@@ -62,6 +63,8 @@ const STRANGERS: usize = 256;
 const WAITING: usize = 256;
 /// Connections that are taken from a listener before others are served.
 const TOGETHER: usize = 64;
+/// Bytes that a connection is answered in one turn, while several tenants are there.
+const TURN_BYTES: usize = 32 << 10;
 /// A TCP peer that is silent on the wire for so long, in milliseconds, has no connection any more.
 const SILENT_MS: u32 = 15_000;
 /// How long a TCP connection may be idle before the kernel asks whether its peer is there, in
@@ -145,6 +148,8 @@ struct Connection {
     /// The peer has not taken a descriptor yet. The socket does not tell when it has: epoll says
     /// that there is room, because there is.
     held_up: bool,
+    /// In the worker's turns, once it is no stranger.
+    class: Option<usize>,
     /// Input that was taken waited for output to go, and it has gone. Nothing of the socket's tells
     /// of that either.
     goes_on: bool,
@@ -162,6 +167,7 @@ struct Worker {
     /// By token. Holes are reused.
     connections: Vec<Option<Connection>>,
     hot: Hot,
+    turns: Turns,
     /// Tokens of connections to be served without an event: whose peers have a descriptor to take
     /// before they are sent more, or whose input goes on.
     unasked: Vec<usize>,
@@ -192,6 +198,7 @@ impl Worker {
             path,
             connections,
             hot: Hot::default(),
+            turns: Turns::default(),
             unasked,
             lingering,
             strangers,
@@ -210,18 +217,21 @@ impl Worker {
             let mut now = now_ns();
             let spinning = spin.looks_on(now.saturating_sub(active_ns));
             let mut came = false;
-            if spinning {
+            // Several tenants that ask are served in turns alone.
+            let crowded = self.turns.crowded(now);
+            if spinning && !crowded {
                 came = self.look_at_hot(now);
             }
             // Also while something comes at every look: connections that are not hot wait for this.
-            if !spinning || now.saturating_sub(asked_ns) > ASK_NS {
+            if crowded || !spinning || now.saturating_sub(asked_ns) > ASK_NS {
                 asked_ns = now;
                 // Worker 0 looks after absent members, whichever others are there.
                 let minds = self.connections.iter().any(Option::is_some) || !self.lingering.is_empty();
                 let idle = if self.index == 0 || minds { SWEEP_MS } else { -1 };
                 let idle = if self.unasked.is_empty() { idle } else { PASS_MS };
                 let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
-                if self.epoll.wait(&mut events, if spinning || goes_on { 0 } else { idle }).is_err() {
+                let at_once = spinning || goes_on || !self.turns.is_empty();
+                if self.epoll.wait(&mut events, if at_once { 0 } else { idle }).is_err() {
                     // Nothing a retry would cure, but nothing to lose a whole node's memory for
                     // either.
                     std::thread::sleep(std::time::Duration::from_millis(10));
@@ -231,8 +241,9 @@ impl Worker {
                     came |= self.on(event, now);
                 }
                 for token in std::mem::take(&mut self.unasked) {
-                    came |= self.serve(token, now);
+                    came |= self.serve_in_turn(token, now);
                 }
+                came |= self.take_turns(now);
                 if now.saturating_sub(swept_ns) > SWEEP_MS as u64 * 1_000_000 {
                     swept_ns = now;
                     self.sweep(now);
@@ -298,8 +309,7 @@ impl Worker {
                 true
             }
             token => {
-                let token = token as usize;
-                self.serve(token, now);
+                self.serve_in_turn(token as usize, now);
                 true
             }
         }
@@ -357,6 +367,7 @@ impl Worker {
             watched: (true, false),
             passed: false,
             held_up: false,
+            class: None,
             goes_on: false,
         };
         if self.epoll.add(connection.socket.as_raw_fd(), token as u64, true, false).is_ok() {
@@ -396,18 +407,49 @@ impl Worker {
         if !is_one && let Some(at) = self.strangers.iter().position(|&other| other == token) {
             self.strangers.remove(at);
             self.shared.strangers.fetch_sub(1, Ordering::Relaxed);
+            if let Some(connection) = &mut self.connections[token] {
+                connection.class = Some(self.turns.join(connection.engine.tenant()));
+            }
         }
+    }
+
+    /// Serves a connection, now or in its tenant's turn. Returns whether anything came.
+    fn serve_in_turn(&mut self, token: usize, now: u64) -> bool {
+        let class = self.connections.get(token).and_then(|connection| connection.as_ref()?.class);
+        match class {
+            Some(class) if self.turns.shared() => {
+                self.turns.ready(class, token);
+                false
+            }
+            _ => self.serve(token, now),
+        }
+    }
+
+    /// Serves those that wait for their turns, until it is time to ask epoll for others.
+    fn take_turns(&mut self, now: u64) -> bool {
+        let (mut came, mut at) = (false, now);
+        while at.saturating_sub(now) < ASK_NS
+            && let Some((class, token)) = self.turns.next()
+        {
+            came |= self.serve(token, at);
+            let after = now_ns();
+            self.turns.took(class, after.saturating_sub(at));
+            at = after;
+        }
+        came
     }
 
     /// Takes what a connection has, answers what it can. Returns whether anything came.
     fn serve(&mut self, token: usize, now: u64) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(token) else { return false };
         let was_stranger = connection.engine.is_stranger();
+        let shared = self.turns.shared();
+        connection.engine.set_turn(if shared { TURN_BYTES } else { usize::MAX });
         let mut served = connection.serve(&self.shared.nic, now);
         // A long answer goes on while the socket takes it: nothing of the socket's would call us
         // again.
         for _ in 0..IN_PIECES {
-            if !connection.goes_on {
+            if !connection.goes_on || shared {
                 break;
             }
             served = served.and_then(|came| connection.serve(&self.shared.nic, now).map(|more| came || more));
@@ -416,8 +458,11 @@ impl Worker {
         let came = match served {
             Ok(came) => {
                 let wants = (!connection.engine.is_backed_up(), connection.engine.has_output() && !connection.held_up);
-                if (connection.held_up || connection.goes_on) && !self.unasked.contains(&token) {
-                    self.unasked.push(token);
+                match connection.class {
+                    // Behind other tenants, and without a pause.
+                    Some(class) if shared && connection.goes_on => self.turns.ready(class, token),
+                    _ if !(connection.held_up || connection.goes_on) || self.unasked.contains(&token) => {}
+                    _ => self.unasked.push(token),
                 }
                 if wants != connection.watched {
                     connection.watched = wants;
@@ -425,6 +470,9 @@ impl Worker {
                 }
                 if came {
                     self.hot.came(token);
+                    if let Some(class) = connection.class {
+                        self.turns.asked(class, now);
+                    }
                 }
                 came || connection.goes_on
             }
@@ -445,7 +493,10 @@ impl Worker {
 
     fn close(&mut self, token: usize, why: Goodbye, now: u64) {
         self.hot.forget(token);
-        let Some(Connection { socket, engine, passed, .. }) = self.connections[token].take() else { return };
+        let Some(Connection { socket, engine, passed, class, .. }) = self.connections[token].take() else { return };
+        if let Some(class) = class {
+            self.turns.leave(class, token);
+        }
         self.forget_strangers(token);
         let place = engine.close(&self.shared.nic, why, now);
         if passed && socket::untaken(socket.as_raw_fd()) > 0 {

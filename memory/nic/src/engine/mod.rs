@@ -137,6 +137,8 @@ pub struct Engine {
     start: usize,
     end: usize,
     output: Output,
+    /// Bytes that it may answer, or take for one WRITE, before others are served.
+    turn: usize,
     /// What is said after the Welcome goes in records.
     sealed: Option<Box<Sealed>>,
     opened: Vec<UnixStream>,
@@ -157,6 +159,7 @@ impl Engine {
             start: 0,
             end: 0,
             output: Output::default(),
+            turn: usize::MAX,
             sealed: None,
             opened: Vec::new(),
             place: None,
@@ -168,6 +171,23 @@ impl Engine {
     /// them as accepted from that peer. The peer's ends are sent with the output.
     pub fn take_opened(&mut self) -> Vec<(UnixStream, Peer)> {
         self.opened.drain(..).map(|stream| (stream, self.about.peer)).collect()
+    }
+
+    /// The tenant that it is for, once it is known. `None`: it has none.
+    pub fn tenant(&self) -> Option<farmem_trust::Tenant> {
+        let tenant = match &self.phase {
+            Phase::Hello | Phase::Proving(_) | Phase::Closing => None,
+            Phase::Control(control) => control.member.tenant(),
+            Phase::Queue(serving) => serving.member.tenant(),
+            Phase::Wire(wire) => wire.member.tenant(),
+            Phase::Volume(stream) => stream.attached.volume.tenant(),
+        };
+        tenant.map(|tenant| tenant.name)
+    }
+
+    /// From now on it answers about this much, and then waits to be served again.
+    pub fn set_turn(&mut self, bytes: usize) {
+        self.turn = bytes;
     }
 
     /// Where it comes from.
@@ -198,7 +218,7 @@ impl Engine {
 
     /// Whether input waits until output has gone.
     pub fn is_backed_up(&self) -> bool {
-        self.output.is_backed_up(self.roomy.is_some())
+        self.output.backlog >= self.turn || self.output.is_backed_up(self.roomy.is_some())
     }
 
     /// Whether input must wait now. A connection whose output exceeds [`output::SMALL`] takes one
@@ -300,6 +320,7 @@ impl Engine {
             && self.start == self.end
             && let Some(straight) = serving.straight(nic)
         {
+            let straight = straight.shortened(self.turn);
             let n = receive(&[straight, room])?;
             let direct = n.min(straight.len());
             serving.went_straight(direct);

@@ -1,0 +1,215 @@
+//! Which connection a worker serves next, when several tenants ask it: deficit round robin.
+//!
+//! ```text
+//!  tenant a   ▓▓▓▓▓▓▓▓▓▓  many connections are ready     each turn adds TURN_NS to its allowance;
+//!  tenant b   ▓           one is                         what serving took is taken off
+//!             └─► a, b, a, b, …
+//! ```
+//!
+//! The measure is a worker's time, which pays for bytes and for verbs alike. A tenant that took
+//! longer than its allowance waits until later turns have paid for that. One whose connections have
+//! nothing to be served keeps no allowance.
+//!
+//! While one tenant alone is there, nothing is shared ([`Turns::shared`] is false): a worker serves
+//! connections as their events come. While one alone has asked of late ([`Turns::crowded`] is
+//! false), the worker still looks at its hot connections first.
+
+use farmem_trust::Tenant;
+use std::collections::VecDeque;
+
+/// A tenant's part of each round, ns.
+const TURN_NS: i64 = 20_000;
+/// How long a tenant counts that has asked, ns.
+const LATELY_NS: u64 = 1_000_000_000;
+
+/// The connections of one tenant, or those of none.
+#[derive(Debug, Default)]
+struct Class {
+    tenant: Option<Tenant>,
+    connections: usize,
+    ready: VecDeque<usize>,
+    allowance_ns: i64,
+}
+
+/// Connections that are ready, by their tenants.
+#[derive(Debug, Default)]
+pub struct Turns {
+    /// Those without connections are used again.
+    classes: Vec<Class>,
+    at: usize,
+    /// Classes that have connections.
+    there: usize,
+    /// The class that asked last, and when.
+    last: (usize, u64),
+    crowded_until_ns: u64,
+}
+
+impl Turns {
+    /// A connection of a tenant is there. Returns its class.
+    pub fn join(&mut self, tenant: Option<Tenant>) -> usize {
+        let known = self.classes.iter().position(|class| class.connections > 0 && class.tenant == tenant);
+        let class = known.or_else(|| self.classes.iter().position(|class| class.connections == 0));
+        let class = class.unwrap_or_else(|| {
+            self.classes.push(Class::default());
+            self.classes.len() - 1
+        });
+        self.there += usize::from(self.classes[class].connections == 0);
+        self.classes[class].tenant = tenant;
+        self.classes[class].connections += 1;
+        class
+    }
+
+    /// A connection of a class is gone.
+    pub fn leave(&mut self, class: usize, token: usize) {
+        let of = &mut self.classes[class];
+        of.connections -= 1;
+        of.ready.retain(|&ready| ready != token);
+        if of.connections == 0 {
+            of.allowance_ns = 0;
+            self.there -= 1;
+        }
+    }
+
+    /// Something came from a connection of a class.
+    #[inline]
+    pub fn asked(&mut self, class: usize, now_ns: u64) {
+        let (last, at_ns) = self.last;
+        if last != class && now_ns.saturating_sub(at_ns) < LATELY_NS {
+            self.crowded_until_ns = now_ns + LATELY_NS;
+        }
+        self.last = (class, now_ns);
+    }
+
+    /// Whether several classes are there.
+    #[inline]
+    pub fn shared(&self) -> bool {
+        self.there > 1
+    }
+
+    /// Whether several classes have asked of late.
+    #[inline]
+    pub fn crowded(&self, now_ns: u64) -> bool {
+        now_ns < self.crowded_until_ns
+    }
+
+    /// A connection is to be served, in its class's turn.
+    pub fn ready(&mut self, class: usize, token: usize) {
+        let ready = &mut self.classes[class].ready;
+        if !ready.contains(&token) {
+            ready.push_back(token);
+        }
+    }
+
+    /// Whether none waits for its turn.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.classes.iter().all(|class| class.ready.is_empty())
+    }
+
+    /// The next connection, with its class, which [`Turns::took`] is told of.
+    pub fn next(&mut self) -> Option<(usize, usize)> {
+        let mut waiting = self.classes.iter().enumerate().filter(|(_, class)| !class.ready.is_empty());
+        let (first, others) = (waiting.next()?.0, waiting.next().is_some());
+        if !others {
+            self.at = first;
+        }
+        loop {
+            let (at, count) = (self.at, self.classes.len());
+            let class = &mut self.classes[at];
+            if class.ready.is_empty() {
+                class.allowance_ns = class.allowance_ns.min(0);
+            } else if class.allowance_ns > 0 || !others {
+                return class.ready.pop_front().map(|token| (at, token));
+            }
+            self.at = (at + 1) % count;
+            let next = &mut self.classes[self.at];
+            if !next.ready.is_empty() {
+                next.allowance_ns = (next.allowance_ns + TURN_NS).min(TURN_NS);
+            }
+        }
+    }
+
+    /// Serving a class took so long, ns.
+    pub fn took(&mut self, class: usize, ns: u64) {
+        // No longer debt than some dozens of turns: it is to be paid while the tenant still asks.
+        let least = -50 * TURN_NS;
+        let class = &mut self.classes[class];
+        class.allowance_ns = class.allowance_ns.saturating_sub(ns as i64).max(least);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farmem_protocol::wire::Text;
+
+    fn two() -> (Turns, usize, usize) {
+        let mut turns = Turns::default();
+        let (loud, quiet) = (turns.join(Some(Text::new("loud"))), turns.join(Some(Text::new("quiet"))));
+        (1..64).for_each(|_| assert_eq!(turns.join(Some(Text::new("loud"))), loud));
+        (turns, loud, quiet)
+    }
+
+    #[test]
+    fn a_tenant_with_many_connections_gets_no_more_time_than_one_with_one() {
+        let (mut turns, loud, quiet) = two();
+        let mut took = [0, 0];
+        for _ in 0..10_000 {
+            (0..64).for_each(|token| turns.ready(loud, token));
+            turns.ready(quiet, 64);
+            let (class, token) = turns.next().unwrap();
+            assert_eq!(class == quiet, token == 64);
+            // A connection of the loud one takes long each time.
+            let ns = if class == loud { 70_000 } else { 3_000 };
+            turns.took(class, ns);
+            took[class] += ns;
+        }
+        assert!(took[loud].abs_diff(took[quiet]) < 200_000, "{took:?}");
+    }
+
+    #[test]
+    fn one_that_asks_seldom_is_served_next_and_saves_nothing_up() {
+        let (mut turns, loud, quiet) = two();
+        for round in 0..1000 {
+            (0..64).for_each(|token| turns.ready(loud, token));
+            let (class, _) = turns.next().unwrap();
+            assert_eq!(class, loud);
+            turns.took(loud, 30_000);
+            if round % 10 == 9 {
+                turns.ready(quiet, 64);
+                // At most one of the loud one's is before it.
+                let before = turns.next().unwrap();
+                if before.0 == loud {
+                    turns.took(loud, 30_000);
+                    assert_eq!(turns.next(), Some((quiet, 64)));
+                }
+                turns.took(quiet, 3_000);
+            }
+        }
+        assert!(turns.classes[quiet].allowance_ns <= TURN_NS);
+    }
+
+    #[test]
+    fn it_is_crowded_while_several_ask_and_not_before() {
+        let (mut turns, loud, quiet) = two();
+        (0..100).for_each(|at| turns.asked(loud, at * 1000));
+        assert!(!turns.crowded(100_000));
+        assert!(turns.shared());
+        turns.asked(quiet, 100_000);
+        assert!(turns.crowded(101_000) && !turns.crowded(100_000 + LATELY_NS));
+        // Hours later it is alone.
+        turns.asked(loud, 1 << 40);
+        assert!(!turns.crowded(1 << 40));
+    }
+
+    #[test]
+    fn connections_that_end_leave_nothing() {
+        let (mut turns, loud, quiet) = two();
+        (0..64).for_each(|token| turns.ready(loud, token));
+        turns.ready(quiet, 64);
+        (0..64).for_each(|token| turns.leave(loud, token));
+        assert_eq!((turns.next(), turns.next()), (Some((quiet, 64)), None));
+        assert!(turns.is_empty() && !turns.shared());
+        assert_eq!(turns.join(None), loud);
+    }
+}

@@ -1,0 +1,204 @@
+//! A tenant that asks seldom is served beside one whose many connections leave the node no pause. Prints how long it waits.
+
+mod common;
+
+use common::{ask, greeted, receive};
+use farmem_contract::get;
+use farmem_fabric::{ConnectOptions, NodeAddr, QueuePair, Session, Transport, Trust};
+use farmem_memory::tokens::{Entry, Store};
+use farmem_memory::{Config, Node};
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::wire::{
+    Ask, Batch, Cipher, Credential, Greeting, Hello, Join, Known, MAX_VERBS, Op, Proof, Purpose, Reply, Verb, Welcome,
+};
+use farmem_trust::{Key, Token};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// Connections of the loud tenant.
+const LOUD: usize = 64;
+/// Bytes of each of its READs.
+const LONG: u32 = 4096;
+/// READs of the quiet tenant, and the time between two of them.
+const READS: usize = 100;
+/// How long they may take together, on a machine that is busy with other things.
+const WITHIN: Duration = Duration::from_secs(60);
+const THINKS: Duration = Duration::from_micros(300);
+
+fn key(store: &Path, tenant: &str, seed: u8) -> Key {
+    let token = Token::new(tenant, &[seed; 40]).unwrap();
+    let add = |store: &mut Store| {
+        store.tokens.push(Entry::new(&token, None));
+        Ok(())
+    };
+    Store::change(store, add).unwrap();
+    token.key()
+}
+
+fn join(node: &Node, run: u8, token: Key) -> Session {
+    let options = ConnectOptions {
+        timeout: Duration::from_secs(30),
+        grace: Duration::from_secs(5),
+        run: [run; 16],
+        pid: std::process::id(),
+        transport: Transport::Tcp,
+        // The node's time goes to moving bytes alone then.
+        trust: Trust { token: Some(token), plain: true },
+        ..ConnectOptions::default()
+    };
+    Session::connect(&node.addresses()[0], &options).unwrap()
+}
+
+/// Says hello and proves a token; nothing is encrypted.
+fn prove(stream: &mut TcpStream, purpose: Purpose, key: &Key) -> Welcome {
+    let credential = Credential { id: key.id, nonce: [9; 32], cipher: Cipher::Plain };
+    let hello = Hello { tenant: key.tenant, credential: Some(credential), ..Hello::new(purpose) };
+    let Some(Greeting::Challenge(nonce)) = greeted(stream, &hello) else { panic!("no challenge") };
+    let proof = Proof { mac: key.of_host(&nonce, hello.frame().as_bytes()) };
+    stream.write_all(proof.frame().as_bytes()).unwrap();
+    let Some(Greeting::Welcome(welcome)) = receive(stream, Greeting::read) else { panic!("no welcome") };
+    welcome
+}
+
+/// READs without an end: as many as the sockets hold. The library's queue pairs wait for their answers.
+struct Stream {
+    socket: TcpStream,
+    verbs: Vec<u8>,
+    batches: u64,
+    /// Of the batches that were begun, what has not gone.
+    going: Vec<u8>,
+}
+
+impl Stream {
+    fn goes_on(&mut self, answers: &mut [u8]) {
+        if self.going.is_empty() {
+            let first = (self.batches * MAX_VERBS as u64).into();
+            let head = Batch { count: (MAX_VERBS as u16).into(), zero: 0.into(), bytes: 0.into(), first };
+            self.going.extend(head.as_bytes());
+            self.going.extend(&self.verbs);
+            self.batches += 1;
+        }
+        let done = |done: std::io::Result<usize>| match done {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => 0,
+            done => done.unwrap(),
+        };
+        self.going.drain(..done(self.socket.write(&self.going)));
+        done(self.socket.read(answers));
+    }
+}
+
+/// The loud tenant's connections, and that by which it has joined.
+fn loud_streams(node: &Node, key: &Key) -> (TcpStream, Vec<Stream>) {
+    let at = node.addresses()[0].to_string();
+    let mut control = TcpStream::connect(&at).unwrap();
+    let join = Join { run: [2; 16], pid: 4711, grace_ms: 1000, ..Join::default() };
+    let welcome = prove(&mut control, Purpose::Join(join), key);
+    let Ok(Reply::Slab(slab)) = ask(&mut control, 2, Ask::Grant) else { panic!("no slab") };
+    let known = Known { secret: welcome.secret, incarnation: welcome.incarnation };
+    let verb = Verb {
+        op: Op::Read as u8,
+        zero: [0; 3],
+        len: LONG.into(),
+        key: farmem_protocol::key::Key::from(slab).0.into(),
+        offset: 0.into(),
+    };
+    let stream = |queue: usize| {
+        let mut socket = TcpStream::connect(&at).unwrap();
+        prove(&mut socket, Purpose::Attach(known, queue as u64), key);
+        socket.set_nonblocking(true).unwrap();
+        Stream { socket, verbs: verb.as_bytes().repeat(MAX_VERBS), batches: 0, going: Vec::new() }
+    };
+    let streams = (0..LOUD).map(stream).collect();
+    (control, streams)
+}
+
+/// A member with a slab, ready to read from it.
+struct Reader {
+    slab: SlabId,
+    queue: QueuePair,
+    _session: Session,
+}
+
+impl Reader {
+    fn new(node: &Node, run: u8, token: Key) -> Reader {
+        let session = join(node, run, token);
+        Reader { slab: session.grant().unwrap().id, queue: session.queue_pair().unwrap(), _session: session }
+    }
+}
+
+/// Of READs of a page, sorted: how long each took, and how many of others the node served meanwhile.
+struct Waits {
+    us: Vec<u128>,
+    others: Vec<u64>,
+}
+
+impl Waits {
+    fn of(node: &Node, reader: &mut Reader) -> Waits {
+        let Reader { slab, queue, .. } = reader;
+        let served = || node.nic().tally.reads.load(Ordering::Relaxed);
+        let (mut us, mut others) = (Vec::new(), Vec::new());
+        let end = Instant::now() + WITHIN;
+        while us.len() < READS && Instant::now() < end {
+            std::thread::sleep(THINKS);
+            let (begun, before) = (Instant::now(), served());
+            assert_eq!(get(queue, *slab, 0, 4096), Ok(vec![0; 4096]));
+            us.push(begun.elapsed().as_micros());
+            others.push(served() - before);
+        }
+        us.sort_unstable();
+        others.sort_unstable();
+        Waits { us, others }
+    }
+
+    fn text(&self) -> String {
+        let at = |of: usize| self.us.len() * of / 100;
+        let (us, others) = (&self.us, &self.others);
+        format!(
+            "{} {} {} µs, {} {} {} others' READs",
+            us[at(50)],
+            us[at(90)],
+            us[at(99)],
+            others[at(50)],
+            others[at(90)],
+            others[at(99)]
+        )
+    }
+}
+
+#[test]
+fn a_quiet_tenant_is_served_beside_a_flooding_one() {
+    let store = std::env::temp_dir().join(format!("farmem-fair-{}.toml", std::process::id()));
+    let (loud, quiet) = (key(&store, "loud", 1), key(&store, "quiet", 2));
+    let mut config = Config::new(8 * SLAB_BYTES, vec![NodeAddr::Tcp("127.0.0.1:0".into())]);
+    config.tokens = Some(store.clone());
+    let node = Node::start(&config).unwrap();
+    std::fs::remove_file(&store).unwrap();
+
+    let (mut member, mut other) = (Reader::new(&node, 1, loud), Reader::new(&node, 3, quiet));
+    let alone = Waits::of(&node, &mut other);
+    let (_control, mut streams) = loud_streams(&node, &loud);
+    let stop = AtomicBool::new(false);
+    let (same, own) = std::thread::scope(|scope| {
+        let stop = &stop;
+        scope.spawn(move || {
+            let mut answers = vec![0; 1 << 20];
+            while !stop.load(Ordering::Relaxed) {
+                streams.iter_mut().for_each(|stream| stream.goes_on(&mut answers));
+            }
+        });
+        // Of the loud tenant itself: its connections are served as their events come.
+        let same = Waits::of(&node, &mut member);
+        let own = Waits::of(&node, &mut other);
+        stop.store(true, Ordering::Relaxed);
+        (same, own)
+    });
+    let all =
+        format!("50, 90, 99 %: alone {}; of the loud tenant {}; of its own {}", alone.text(), same.text(), own.text());
+    println!("{all}");
+    // How long that takes says little on a machine that is busy with other things. The order of turns is tested by itself.
+    assert!(own.us.len() == READS && same.us.len() == READS, "{all}");
+}
