@@ -7,6 +7,7 @@
 //! * [`epoll`]: waiting for many descriptors.
 //! * [`errno`]: the meanings of the kernel's error numbers.
 //! * [`gcm`]: seals and opens whole pages.
+//! * [`gf`]: sums and products of bytes, for erasure codes.
 //! * [`group`]: the memory group (cgroup) of this process.
 //! * [`holdings`]: the memory that a runtime holds for itself, and how much of it is resident.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
@@ -45,6 +46,7 @@ pub mod disk;
 pub mod epoll;
 pub mod errno;
 pub mod gcm;
+pub mod gf;
 pub mod group;
 pub mod hold;
 pub mod holdings;
