@@ -90,6 +90,24 @@ pub enum Protect {
     Mirror,
     /// A copy in a file on this host.
     Disk,
+    /// Parity over groups of slabs at different nodes.
+    Ec {
+        /// Slabs of a group with pages.
+        data: u8,
+        /// Slabs of a group that may be lost.
+        parity: u8,
+    },
+}
+
+impl Protect {
+    /// Nodes that it needs.
+    pub fn nodes(self) -> usize {
+        match self {
+            Protect::None | Protect::Disk => 1,
+            Protect::Mirror => 2,
+            Protect::Ec { data, parity } => data as usize + parity as usize,
+        }
+    }
 }
 
 impl Choice for Protect {
@@ -97,6 +115,13 @@ impl Choice for Protect {
         (Protect::None, "none", "One copy of each page"),
         (Protect::Mirror, "mirror", "Two copies, at different nodes"),
         (Protect::Disk, "disk", "A copy in a file on this host: disk=DIR says where"),
+        (Protect::Ec { data: 2, parity: 1 }, "ec:2+1", "Parity: 1.5 times the memory, on 3 nodes; one may be lost"),
+        (Protect::Ec { data: 4, parity: 1 }, "ec:4+1", "1.25 times the memory, on 5 nodes; one may be lost"),
+        (Protect::Ec { data: 8, parity: 1 }, "ec:8+1", "1.13 times the memory, on 9 nodes; one may be lost"),
+        (Protect::Ec { data: 2, parity: 2 }, "ec:2+2", "Twice the memory, on 4 nodes; two may be lost"),
+        (Protect::Ec { data: 4, parity: 2 }, "ec:4+2", "1.5 times the memory, on 6 nodes; two may be lost"),
+        (Protect::Ec { data: 8, parity: 2 }, "ec:8+2", "1.25 times the memory, on 10 nodes; two may be lost"),
+        (Protect::Ec { data: 8, parity: 3 }, "ec:8+3", "1.38 times the memory, on 11 nodes; three may be lost"),
     ];
 }
 

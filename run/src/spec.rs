@@ -199,7 +199,9 @@ impl RunSpec {
             "node" => self.nodes = nodes(value).map_err(|e| bad(e.to_string()))?,
             "relayed" => self.relayed = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
             "changes" => self.changes = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
-            "protect" => self.protect = Choice::named(value).ok_or_else(|| wrong("not none, mirror or disk"))?,
+            "protect" => {
+                self.protect = Choice::named(value).ok_or_else(|| wrong("not none, mirror, disk or ec:K+M"))?
+            }
             "disk" => self.disk = Some(value.to_owned()),
             "transport" => self.transport = Choice::named(value).ok_or_else(|| wrong("no transport"))?,
             "grace_ms" => {

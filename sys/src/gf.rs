@@ -4,9 +4,9 @@
 //! to[i] ^= factor · from[i]        factor 1 is XOR; 0 changes nothing
 //! ```
 //!
-//! The field is GF(2)[x] modulo x⁸ + x⁴ + x³ + x² + 1. A product by a constant is linear in the byte's
-//! two halves. So it is the XOR of two looks into tables of 16, which AVX2 does for 32 bytes at once.
-//! The tables of all 256 factors are made at compile time.
+//! The field is GF(2)[x] modulo x⁸ + x⁴ + x³ + x² + 1. A product by a constant is linear in the
+//! byte's two halves. So it is the XOR of two looks into tables of 16, which AVX2 does for 32 bytes
+//! at once. The tables of all 256 factors are made at compile time.
 
 use std::arch::x86_64::{
     __m256i, _mm_loadu_si128, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_loadu_si256, _mm256_set1_epi8,
@@ -81,7 +81,8 @@ pub fn add_scaled(unit: Unit, to: &mut [u8], from: &[u8], factor: u8) {
         (_, Unit::Scalar) => scalar(to, from, factor),
         (_, Unit::Avx2) => {
             let wide = to.len() / 32 * 32;
-            // SAFETY: the CPU has AVX2 (contract of the unit); both have `wide` bytes, a multiple of 32.
+            // SAFETY: the CPU has AVX2 (contract of the unit); both have `wide` bytes, a multiple
+            // of 32.
             unsafe { avx2(&mut to[..wide], &from[..wide], factor) };
             scalar(&mut to[wide..], &from[wide..], factor);
         }
@@ -132,7 +133,7 @@ mod tests {
 
     #[test]
     fn every_unit_adds_alike() {
-        let from: Vec<u8> = (0..300u32).map(|at| (at * 167 >> 3) as u8 ^ at as u8).collect();
+        let from: Vec<u8> = (0..300u32).map(|at| ((at * 167) >> 3) as u8 ^ at as u8).collect();
         for factor in 0..=255u8 {
             for len in [0, 1, 31, 32, 33, 256, 300] {
                 let expected: Vec<u8> = (0..len).map(|at| at as u8 ^ product(factor, from[at])).collect();

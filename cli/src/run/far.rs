@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use farmem_fabric::session::names_of;
 use farmem_fabric::{ConnectOptions, NodeAddr, RunNode, Session, Transport, Trust};
+use farmem_run::{Choice, Protect};
 
 use crate::failure::Failure;
 
@@ -155,15 +156,22 @@ impl Far {
     }
 
     /// Refuses two addresses of the same node.
-    pub fn are_different(&self) -> Result<(), Failure> {
+    pub fn are_different(&self, protect: Protect) -> Result<(), Failure> {
         let same = |at: usize| {
             (0..at)
                 .find(|&other| self.sessions[other].identity().incarnation == self.sessions[at].identity().incarnation)
         };
         match (0..self.sessions.len()).find_map(|at| same(at).map(|other| (other, at))) {
             Some((one, other)) => Err(Failure::usage(format!(
-                "{} and {} are the same node: --protect mirror needs two",
-                self.nodes[one].at, self.nodes[other].at
+                "{} and {} are the same node: --protect {} needs {}",
+                self.nodes[one].at,
+                self.nodes[other].at,
+                protect.name(),
+                if protect == Protect::Mirror {
+                    "two".to_owned()
+                } else {
+                    format!("{} different ones", protect.nodes())
+                },
             ))),
             None => Ok(()),
         }

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use farmem_fabric::RunNode;
 use farmem_protocol::addr::SLAB_BYTES;
-use farmem_run::{Dirty, Faults, Mask, Prefetch, Protect, Transport};
+use farmem_run::{Choice, Dirty, Faults, Mask, Prefetch, Transport};
 use farmem_sys::probe;
 use farmem_sys::process::{self, Signals};
 
@@ -86,8 +86,9 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub far: Option<Size>,
 
-    /// Copies of far memory, so that a node may be lost: none, mirror (at another node) or disk[=DIR]
-    /// (in a file on this machine) [default: none]
+    /// Copies of far memory, so that a node may be lost: none, mirror (at another node), disk[=DIR]
+    /// (in a file on this machine) or ec:K+M (parity over K + M nodes; K+M is 2+1, 4+1, 8+1, 2+2,
+    /// 4+2, 8+2 or 8+3) [default: none]
     #[arg(long, value_name = "HOW")]
     pub protect: Option<Protection>,
 
@@ -276,9 +277,9 @@ fn join(
     lend: u64,
     signals: &Signals,
 ) -> Result<Joined, Failure> {
-    let (mut nodes, trust) = (plan.spec.nodes.clone(), plan.trust()?);
-    // Two copies in two failure domains.
-    let domains = if plan.spec.protect == Protect::Mirror { 2 } else { 1 };
+    let (mut nodes, trust, protect) = (plan.spec.nodes.clone(), plan.trust()?, plan.spec.protect);
+    // What may be lost together is to be in failure domains of its own.
+    let domains = if protect.nodes() > 1 { 2 } else { 1 };
     let mut asker = plan.controller.as_deref().map(|at| Asker::new(at, run, domains, trust.token));
     if let Some(asker) = &mut asker {
         nodes = asker.first()?;
@@ -292,11 +293,16 @@ fn join(
         None
     };
     let far = Far::connect(&nodes, run, plan.spec.transport, plan.spec.grace, Path::new(&options.command[0]), trust)?;
-    if plan.spec.protect == Protect::Mirror {
-        if nodes.len() < 2 {
-            return Err(Failure::no_node("--protect mirror needs two nodes, and the controller has given one"));
+    if protect.nodes() > 1 {
+        if nodes.len() < protect.nodes() {
+            return Err(Failure::no_node(format!(
+                "--protect {} needs {} nodes, and the controller has given {}",
+                protect.name(),
+                protect.nodes(),
+                nodes.len()
+            )));
         }
-        far.are_different()?;
+        far.are_different(protect)?;
     }
     Ok(Joined { nodes, asker, embedded, far })
 }

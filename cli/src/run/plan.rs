@@ -54,10 +54,10 @@ impl FromStr for Protection {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.split_once('=') {
             Some(("disk", dir)) if !dir.is_empty() => Ok(Protection { how: Protect::Disk, dir: Some(dir.into()) }),
-            Some(_) => Err("not none, mirror, disk or disk=DIR"),
+            Some(_) => Err("not none, mirror, disk, disk=DIR or ec:K+M"),
             None => match Protect::named(text) {
                 Some(how) => Ok(Protection { how, dir: None }),
-                None => Err("not none, mirror, disk or disk=DIR"),
+                None => Err("not none, mirror, disk, disk=DIR or ec:K+M"),
             },
         }
     }
@@ -128,11 +128,19 @@ impl Plan {
         let protect = settings.choose("protect", options.protect.clone(), str::parse::<Protection>)?;
         let Protection { how: protect, dir } = protect.map_or_else(Protection::default, |(protect, _)| protect);
         let disk = if protect == Protect::Disk { Some(disk_of(dir)?) } else { None };
-        if protect == Protect::Mirror && nodes.len() < 2 && controller.is_none() {
-            return Err(Failure::usage(format!(
-                "--protect mirror keeps two copies at different nodes: name at least two with --node ({} named)",
-                nodes.len()
-            )));
+        if nodes.len() < protect.nodes() && protect.nodes() > 1 && controller.is_none() {
+            return Err(Failure::usage(match protect {
+                Protect::Ec { .. } => format!(
+                    "--protect {} needs {} different nodes: name them with --node ({} named)",
+                    protect.name(),
+                    protect.nodes(),
+                    nodes.len()
+                ),
+                _ => format!(
+                    "--protect mirror keeps two copies at different nodes: name at least two with --node ({} named)",
+                    nodes.len()
+                ),
+            }));
         }
         let transport = |text: &str| Transport::named(text).ok_or("not auto, shm, tcp or verbs");
         let transport = settings.choose("transport", options.transport, transport)?;

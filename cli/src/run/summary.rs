@@ -240,7 +240,7 @@ fn rows(sample: &Sample, peaks: &Peaks) -> Vec<Line> {
         rows.push(("nodes lost", units::count(counts.nodes_lost), more.to_owned()));
     }
     if counts.single_bytes > 0 {
-        let more = "had one copy at the end, where two were asked for";
+        let more = "lacked a copy, or parity, at the end";
         rows.push(("one copy", units::bytes(counts.single_bytes), more.to_owned()));
     }
     if counts.together_bytes > 0 {

@@ -14,7 +14,7 @@ use crate::table::Table;
 use crate::thread::{LOOK_ROUNDS, Threads};
 use crate::wake::Background;
 use crate::word::Word;
-use farmem_pool::{Loss, Pool};
+use farmem_pool::{Loss, Pool, Protect};
 use farmem_protocol::addr::{FarSlot, PageId, SLAB_BYTES};
 use farmem_protocol::units::bytes;
 use farmem_run::RunSpec;
@@ -164,7 +164,10 @@ impl Base {
                 )),
                 (_, false) if single > 0 => {
                     let left = bytes(u64::from(single) * SLAB_BYTES);
-                    say(&format!("{lost}; the program goes on with one copy of {left}"));
+                    match self.pool.protection() {
+                        Protect::Ec { .. } => say(&format!("{lost}; the program goes on: parity stands in for {left}")),
+                        _ => say(&format!("{lost}; the program goes on with one copy of {left}")),
+                    }
                 }
                 (_, false) => say(&format!("{lost}; the program goes on: no page was there alone")),
             }

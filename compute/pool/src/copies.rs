@@ -11,7 +11,7 @@
 
 use crate::extent::{HOMES, Home, State, Word};
 use crate::protect::disk::DISK;
-use crate::slab::SlabSlots;
+use crate::slab::{Seat, SlabSlots};
 use crate::{Lane, NoRoom, Pool, Protect, Slabs, Standing};
 use farmem_protocol::addr::FarSlot;
 use std::sync::atomic::Ordering;
@@ -40,6 +40,9 @@ impl Pool {
     /// # Errors
     /// No other node grants a slab; or the slab has gone, or has two homes.
     pub fn add_home(&self, index: u32) -> Result<(), NoRoom> {
+        if self.extents.word(index).is_striped() && self.extents.word(index).homes() == 0 {
+            return self.replace_home(index);
+        }
         let gone = || NoRoom::Exhausted("the slab has gone, or has two homes".to_owned());
         let only = |word: Word| {
             let only = (0..HOMES).find(|&nth| word.state(nth) == State::Whole).filter(|_| word.homes() == 1);
@@ -48,20 +51,20 @@ impl Pool {
         let (_, first) = only(self.extents.word(index)).ok_or_else(gone)?;
         let second = match self.wants_disk(first) {
             true => self.place_on_disk(self.slabs.lock().list[index as usize].as_ref().map_or(0, SlabSlots::warm))?,
-            false => self.granted(Some(first.node))?,
+            false => self.granted(&self.nodes_beside(index))?,
         };
         let changing = self.changing.lock();
         let node = self.nodes.all().get(second.node as usize);
         let mut slabs = self.slabs.lock();
         let is_in = node.map_or(self.disk_in().is_some(), |node| node.standing() == Standing::In);
         let found = only(self.extents.word(index)).filter(|_| is_in);
-        let slab = slabs.list.get(index as usize).and_then(Option::as_ref);
-        let added = found.zip(slab).and_then(|((word, first), slab)| {
+        let found = found.filter(|_| slabs.list.get(index as usize).is_some_and(Option::is_some));
+        let added = found.and_then(|(word, first)| {
             // The one that is whole comes first, where questions look first; but a disk comes last.
             let (whole, filling) = if first.node == DISK { (1, 0) } else { (0, 1) };
             let record = self.extents.record(if whole == 0 { [first, second] } else { [second, first] })?;
             let next = word.with_number(record).with_state(whole, State::Whole).with_state(filling, State::Filling);
-            slab.taken().for_each(|place| {
+            self.lacking(&slabs, index).into_iter().for_each(|place| {
                 self.extents.set_stale(next, filling, place, true);
             });
             // Another thread may be cut off from the first just now, and take it out of the word.
@@ -126,12 +129,21 @@ impl Pool {
             self.extents.free(record);
             return false;
         }
-        if let Some(slab) = slabs.list[index as usize].as_mut().filter(|slab| slab.closed && !left) {
-            slab.closed = false;
-            self.capacity.fetch_add(farmem_protocol::addr::SLAB_BYTES, Ordering::Relaxed);
+        if !left {
+            self.reopen(&mut slabs, index);
         }
         slabs.drop_later(Dropped { record: Some(seen.number()), home: Some(self.extents.home(seen, home)) });
         true
+    }
+
+    /// A slab takes new pages again.
+    pub(crate) fn reopen(&self, slabs: &mut Slabs, index: u32) {
+        if let Some(slab) = slabs.list[index as usize].as_mut().filter(|slab| slab.closed) {
+            slab.closed = false;
+            if slab.seat != Seat::Parity {
+                self.capacity.fetch_add(farmem_protocol::addr::SLAB_BYTES, Ordering::Relaxed);
+            }
+        }
     }
 
     /// A filling home that lacks nothing any more is whole; whether it is now.

@@ -2,9 +2,12 @@
 //! records.
 //!
 //! ```text
-//! 63 62          55 54  53 52   31         0
-//! S  L           home 1 home 0  number          S  shared with another process since a fork    nothing is overwritten
-//!                 └─ states ─┘                  L  a home's node is being left                 nothing is overwritten
+//! 63 62  56  55 54  53 52  31         0
+//! S  L   P   home 1 home 0  number
+//!             └─ states ─┘
+//! S  shared with another process since a fork: nothing is overwritten
+//! L  a home's node is being left: nothing is overwritten
+//! P  of a group with parity
 //! ```
 //!
 //! The *number* names a record: two homes, each a node, the slab's name there, and its address if
@@ -33,6 +36,7 @@ const NUMBER: u64 = u32::MAX as u64;
 const STATE_SHIFT: u32 = 52;
 const LEAVING: u64 = 1 << 62;
 const SHARED: u64 = 1 << 63;
+const STRIPED: u64 = 1 << 56;
 
 /// How far one home has a slab's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -147,6 +151,18 @@ impl Word {
     /// The same, shared or not.
     pub fn with_shared(self, on: bool) -> Word {
         Word(if on { self.0 | SHARED } else { self.0 & !SHARED })
+    }
+
+    /// Whether it is of a group with parity ([`crate::stripes`]): its pages are written by stripes, and
+    /// follow from others where no home has them.
+    #[inline(always)]
+    pub fn is_striped(self) -> bool {
+        self.0 & STRIPED != 0
+    }
+
+    /// The same, of a group.
+    pub fn with_striped(self) -> Word {
+        Word(self.0 | STRIPED)
     }
 
     /// The same, with a node of its homes being left or not.

@@ -38,6 +38,7 @@ mod protect;
 mod questions;
 mod seal;
 mod slab;
+pub mod stripes;
 
 pub use extent::MAX_SLABS;
 pub use farmem_run::Protect;
@@ -56,7 +57,7 @@ use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use nodes::Nodes;
 use protect::disk::DISK;
-use slab::{SlabSlots, each_of};
+use slab::{Seat, SlabSlots, each_of};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why no far memory can be had.
@@ -170,7 +171,10 @@ impl Pool {
 
     /// One more slab.
     fn grow(&self) -> Result<(), NoRoom> {
-        let homes = match self.granted(None) {
+        if let Some(shape) = self.shape() {
+            return self.grow_group(shape);
+        }
+        let homes = match self.granted(&[]) {
             Ok(first) => [first, self.second_for(first)?],
             // The disk is no room of its own but while there is no node.
             Err(_) if self.disk_in().is_some() && self.without_nodes().is_some() => {
@@ -181,9 +185,9 @@ impl Pool {
         self.adopt(homes)
     }
 
-    /// A slab that a node grants; `beside`: a copy of one that this node has, in another failure domain if one
-    /// is to be had. No lock is held while nodes are asked.
-    fn granted(&self, beside: Option<u32>) -> Result<Home, NoRoom> {
+    /// A slab that a node grants; `beside`: to go with those that these nodes have, in another failure domain if
+    /// one is to be had. No lock is held while nodes are asked.
+    fn granted(&self, beside: &[u32]) -> Result<Home, NoRoom> {
         let mut asked = Vec::new();
         self.to_ask(beside, &mut asked);
         self.first_grant(&asked)
@@ -294,15 +298,19 @@ impl Pool {
         let mut held = self.slabs.lock();
         loop {
             let slabs = &mut *held;
-            let (count, from) = (slabs.list.len(), slabs.cursor);
-            for step in 0..count {
-                let index = (from + step) % count;
+            let (count, mut passed) = (slabs.list.len(), 0);
+            while passed < count {
+                let index = (slabs.cursor + passed) % count;
+                passed += 1;
                 if let Some(slots) = &mut slabs.list[index]
                     && slots.may_allocate()
                     && !self.extents.word(index as u32).is_lost()
                 {
-                    let blocks = slots.take(index as u32, n - (out.len() - before), out);
-                    slabs.cursor = index;
+                    let (had, left) = (out.len(), n - (out.len() - before));
+                    let row = if slots.seat == Seat::Data { slots.row_left() } else { left };
+                    let blocks = slots.take(index as u32, left.min(row), out);
+                    let took = out.len() - had;
+                    slabs.cursor = if took == row { self.next_in_row(index) } else { index };
                     if blocks != 0 {
                         cold.push((index as u32, blocks));
                     }
@@ -310,6 +318,7 @@ impl Pool {
                         self.used.fetch_add(n as u64, Ordering::Relaxed);
                         return Ok(());
                     }
+                    passed = if took > 0 { 0 } else { passed };
                 }
             }
             // A child that has ended leaves its parent's slabs to the parent: now, and not at the
@@ -320,7 +329,7 @@ impl Pool {
             // What is on its way back to a node is free again in a moment; the node may have no
             // more.
             let soon = slabs.returning > 0;
-            let left = if soon { None } else { self.leave_shared(slabs) };
+            let left = if soon { Vec::new() } else { self.leave_shared(slabs) };
             drop(held);
             if soon {
                 self.pause(50_000);
@@ -391,9 +400,10 @@ impl Pool {
         let mut released = Vec::new();
         let mut slabs = self.slabs.lock();
         for index in (0..slabs.list.len()).rev() {
-            let Some(slab) = slabs.list[index].as_ref().filter(|slab| slab.is_idle()) else { continue };
-            if slab.closed || self.capacity() >= keep + SLAB_BYTES {
-                released.extend(self.remove(&mut slabs, index));
+            let idle = self.idle_with(&slabs, index);
+            let (closed, less) = slabs.takes(&idle);
+            if closed || self.capacity() >= keep + less {
+                released.extend(self.remove_all(&mut slabs, &idle));
             }
         }
         drop(slabs);
@@ -405,17 +415,26 @@ impl Pool {
     /// to be asked for. It takes no pages while they live, so that a program that forks often and
     /// rewrites its memory in between would otherwise take a slab for each fork. (One for one: what
     /// was promised to the program stays promised.)
-    fn leave_shared(&self, slabs: &mut Slabs) -> Option<[Home; HOMES]> {
+    fn leave_shared(&self, slabs: &mut Slabs) -> Vec<[Home; HOMES]> {
         let left = |slab: &SlabSlots| slab.is_idle() && !slab.may_allocate();
-        let index = slabs.list.iter().position(|slab| slab.as_ref().is_some_and(left))?;
-        self.remove(slabs, index)
+        let is_left = |index: &usize| slabs.list[*index].as_ref().is_some_and(left);
+        let all = (0..slabs.list.len()).filter(is_left).map(|index| self.idle_with(slabs, index));
+        let idle = all.into_iter().find(|idle| !idle.is_empty()).unwrap_or_default();
+        self.remove_all(slabs, &idle)
+    }
+
+    /// Forgets slabs without a live slot that go together.
+    fn remove_all(&self, slabs: &mut Slabs, indices: &[usize]) -> Vec<[Home; HOMES]> {
+        let homes = indices.iter().filter_map(|&index| self.remove(slabs, index)).collect();
+        indices.first().into_iter().for_each(|&index| self.part(index as u32));
+        homes
     }
 
     /// Forgets a slab without a live slot: nobody can hold what its record says. Its homes are the
     /// caller's to release, without the lock.
     fn remove(&self, slabs: &mut Slabs, index: usize) -> Option<[Home; HOMES]> {
         let slab = slabs.list[index].take()?;
-        if !slab.closed {
+        if !slab.closed && slab.seat != Seat::Parity {
             self.capacity.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
         }
         let word = self.extents.word(index as u32);

@@ -16,6 +16,7 @@
 
 use crate::extent::{HOMES, State, Word};
 use crate::protect::disk::DISK;
+use crate::slab::Seat;
 use crate::{Changing, Disk, Pool, Slabs};
 use farmem_fabric::{Lost, QueuePair, Session};
 use farmem_protocol::placement::{self, Candidate};
@@ -188,7 +189,9 @@ impl Pool {
                 .any(|home| word.state(home) != State::Absent && self.extents.home(word, home).node as usize == node);
             if let Some(slab) = slabs.list[index as usize].as_mut().filter(|slab| there && !slab.closed) {
                 slab.closed = true;
-                self.capacity.fetch_sub(farmem_protocol::addr::SLAB_BYTES, Ordering::Relaxed);
+                if slab.seat != Seat::Parity {
+                    self.capacity.fetch_sub(farmem_protocol::addr::SLAB_BYTES, Ordering::Relaxed);
+                }
                 self.extents.update(index, |word| Some(word.with_leaving(true)));
             }
         }
@@ -306,7 +309,8 @@ impl Pool {
             for index in 0..slabs.list.len() as u32 {
                 let word = self.extents.word(index);
                 self.forsake(index, number);
-                single += (word != self.extents.word(index) && !self.extents.word(index).is_lost()) as u32;
+                let left = self.extents.word(index);
+                single += (word != left && (!left.is_lost() || self.follows(index))) as u32;
             }
         }
         changing.losses.push(Loss { lost: lost.clone(), slabs: held, kept, single });
@@ -338,8 +342,12 @@ impl Pool {
         for index in 0..slabs.list.len() {
             let word = self.extents.word(index as u32);
             let Some(slab) = slabs.list[index].as_ref().filter(|_| word.is_lost()) else { continue };
-            if !slab.is_idle() {
+            if !slab.is_idle() && !self.follows(index as u32) {
                 return Err(self.why_lost(word));
+            }
+            // It goes with its group, or gets another home.
+            if slab.seat != Seat::None {
+                continue;
             }
             // No home is there to be given back.
             let _ = self.remove(&mut slabs, index);
@@ -366,23 +374,24 @@ impl Pool {
         self.nodes.all().get(node).map_or(DISK, |node| node.domain.load(Ordering::Relaxed))
     }
 
-    /// The order in which to ask nodes for a slab; `beside`: for another copy of one that this node has. Nodes
-    /// of other failure domains come first then, those of its own last.
-    pub(crate) fn to_ask(&self, beside: Option<u32>, asked: &mut Vec<usize>) {
+    /// The order in which to ask nodes for a slab; `beside`: for one beside those that these nodes have. Nodes
+    /// of other failure domains come first then, those of theirs last.
+    pub(crate) fn to_ask(&self, beside: &[u32], asked: &mut Vec<usize>) {
         let candidate = |(number, node): (usize, &Node)| Candidate {
             lends: 0,
             used: u64::from(node.held.load(Ordering::Relaxed)),
             domain: self.domain(number),
-            open: node.standing() == Standing::In && beside != Some(number as u32),
+            open: node.standing() == Standing::In && !beside.contains(&(number as u32)),
         };
         let mut candidates: Vec<Candidate> = self.nodes.all().iter().enumerate().map(candidate).collect();
         let random = hash(self.drawn.fetch_add(1, Ordering::Relaxed));
-        let Some(domain) = beside.map(|node| self.domain(node as usize)) else {
-            return placement::order(&candidates, &[], random, asked);
-        };
-        placement::order(&candidates, &[domain], random, asked);
+        let domains: Vec<u32> = beside.iter().map(|&node| self.domain(node as usize)).collect();
+        placement::order(&candidates, &domains, random, asked);
+        if domains.is_empty() {
+            return;
+        }
         let mut near = Vec::new();
-        candidates.iter_mut().for_each(|node| node.open &= node.domain == domain);
+        candidates.iter_mut().for_each(|node| node.open &= domains.contains(&node.domain));
         placement::order(&candidates, &[], random, &mut near);
         asked.append(&mut near);
     }

@@ -58,6 +58,9 @@ impl Pool {
     #[inline]
     pub fn takes_lines(&self, slot: FarSlot) -> Option<By> {
         let word = self.extents.word(slot.slab_index());
+        if word.is_striped() {
+            return None;
+        }
         // The disk gets whole pages beside the nodes' lines.
         let on_disk = |home: usize| self.extents.home(word, home).node == DISK;
         let taking = || (0..HOMES).filter(|&home| word.takes_pages(home) && !on_disk(home));

@@ -14,6 +14,20 @@ const BLOCKS: usize = SLOTS_PER_SLAB as usize / BLOCK_SLOTS;
 /// Words of the bitmap that are one block's.
 const BLOCK_WORDS: usize = BLOCK_SLOTS / 64;
 
+/// A slab's part in a group with parity ([`crate::stripes`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Seat {
+    /// It is in none.
+    None,
+    /// It has pages.
+    Data,
+    /// It has what pages follow from, and no slot of its own.
+    Parity,
+}
+
+/// Slots of a row: half a word.
+const ROW: usize = 32;
+
 /// One slab's slots, as this process sees them.
 pub(crate) struct SlabSlots {
     /// Of no other slab that this process has had.
@@ -22,6 +36,7 @@ pub(crate) struct SlabSlots {
     pub sharers: u32,
     /// A node of its homes is being left: it takes no new pages.
     pub closed: bool,
+    pub seat: Seat,
     /// Bit set: taken by this process.
     taken: [u64; WORDS],
     live: u32,
@@ -41,6 +56,7 @@ impl SlabSlots {
             serial,
             sharers: 0,
             closed: false,
+            seat: Seat::None,
             taken: [0; WORDS],
             live: 0,
             block_live: [0; BLOCKS],
@@ -50,9 +66,15 @@ impl SlabSlots {
         }
     }
 
+    /// The same slab, in a group.
+    pub fn in_group(mut self, seat: Seat) -> Self {
+        self.seat = seat;
+        self
+    }
+
     /// A shared slab takes no new pages and lets none be overwritten.
     pub fn may_allocate(&self) -> bool {
-        self.sharers == 0 && !self.closed
+        self.sharers == 0 && !self.closed && self.seat != Seat::Parity
     }
 
     /// Nothing of ours is in it. Others that share it hold it themselves.
@@ -91,6 +113,11 @@ impl SlabSlots {
         self.warm
     }
 
+    /// Slots up to the end of the row in which the next one is taken: neighbours that stay together.
+    pub fn row_left(&self) -> usize {
+        ROW - self.taken[self.cursor].trailing_ones() as usize % ROW
+    }
+
     /// Places of slots that are taken.
     pub fn taken(&self) -> impl Iterator<Item = u32> {
         let words = self.taken.iter().enumerate();
@@ -117,7 +144,8 @@ impl SlabSlots {
     /// frees and takes again at once stays where it is. Takes the slots of a run of such blocks, so
     /// that nothing gets them meanwhile. Returns the run, in blocks.
     pub fn take_idle(&mut self) -> Option<Range<u32>> {
-        if self.sharers > 0 {
+        // A stripe's parity is of the bytes of free slots, too.
+        if self.sharers > 0 || self.seat != Seat::None {
             return None;
         }
         let due = self.idle() & self.was_idle;

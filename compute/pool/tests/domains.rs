@@ -108,7 +108,7 @@ fn a_copy_that_moves_takes_what_is_written() {
     assert!(pool.move_home(&mut lane, index, place));
     assert_eq!(write(pool, &mut lane, slots[1], 77), Ok(0));
     common::leave_once(pool);
-    assert!(common::fill(pool, &mut lane, index));
+    assert!(common::fill(pool, &mut lane, index, 1));
     assert_eq!((networks[before[1]].lent(), other.lent()), (0, SLAB_BYTES));
     networks[before[0]].kill_node();
     assert_eq!((read(pool, &mut lane, slots[0]), read(pool, &mut lane, slots[1])), (Ok(1), Ok(77)));

@@ -132,7 +132,7 @@ fn a_filling_home_has_what_was_written_since() {
     assert_eq!(pool.next_stale(index, 1, 0), Some(slots[10]));
     assert!(!pool.end_filling(index, 1) && !pool.drop_home(&mut lane, index, 0));
     leave_once(&pool);
-    assert!(fill(&pool, &mut lane, index));
+    assert!(fill(&pool, &mut lane, index, 1));
     assert!(pool.drop_home(&mut lane, index, 0));
     assert_eq!((pool.homes(index), networks[first].lent()), ([Some((1 - first, State::Whole)), None], SLAB_BYTES));
     leave_once(&pool);

@@ -11,6 +11,7 @@
 //! | `nodes.rs` | the node's own ends, its other clients, its idleness |
 //! | `mirror.rs` | two copies of far memory, of which one is lost |
 //! | `sealed.rs` | nodes that are not trusted |
+//! | `parity.rs` | parity over several nodes, of which one or two are lost |
 //!
 //! The program is `programs/keeps_checking.c`, which knows what every word of its
 //! memory must be and looks all the time. Endings that take their time run side by
@@ -23,6 +24,7 @@ mod lost;
 mod memory;
 mod mirror;
 mod nodes;
+mod parity;
 mod programs;
 mod proxy;
 mod sealed;

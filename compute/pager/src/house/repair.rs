@@ -14,12 +14,13 @@
 
 use super::House;
 use super::throttle::Throttle;
-use crate::ending::say;
+use crate::ending::{die, say};
 use crate::page::Frames;
 use crate::thread::Thread;
 use farmem_pool::{Disk, Lacks, Protect};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::units::bytes;
+use farmem_run::{Choice, exit};
 use farmem_sys::raw::{now_ns, sleep_ns};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -55,9 +56,11 @@ pub(crate) struct Repair {
 }
 
 impl House {
-    /// From now on slabs have as many copies as this says.
+    /// From now on slabs have copies or parity, as this says.
     pub fn keep_copies(&'static self, how: Protect) {
-        self.base.pool.protect(how);
+        if let Err(e) = self.base.pool.protect_by_parity(how) {
+            die(exit::BROKEN, &format!("no addresses for the tables of --protect {}: {e}", how.name()));
+        }
     }
 
     /// From now on slabs that are not mapped here have a copy in this file.
@@ -238,6 +241,7 @@ impl House {
         let whole = match self.base.pool.protection() {
             Protect::Mirror => "every page has two copies again",
             Protect::Disk => "every page is at a node and on disk again",
+            Protect::Ec { .. } => "every page has its parity again",
             Protect::None => "what was on nodes taken out is elsewhere",
         };
         say(&format!("{whole}: {copied} copied in {ms} ms"));

@@ -26,6 +26,7 @@
 
 mod disk;
 mod late;
+mod striped;
 
 use crate::extent::{HOMES, Home, State, Word};
 use crate::paces::Paces;
@@ -38,6 +39,7 @@ use farmem_sys::clock;
 use farmem_sys::memory::copy_bytes;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use striped::{Striped, Whose};
 
 /// How an operation ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +61,7 @@ enum Verb {
 /// An operation that has no [`Done`] yet.
 struct Operation {
     tag: u64,
+    whose: Whose,
     slot: FarSlot,
     from: u32,
     len: u32,
@@ -97,6 +100,7 @@ pub struct Lane {
     /// A READ under way, or one before, could have gone elsewhere.
     has_choice: bool,
     disk: OnDisk,
+    striped: Striped,
 }
 
 /// Lanes so far.
@@ -123,6 +127,7 @@ impl Lane {
             paces: Paces::default(),
             has_choice: false,
             disk: OnDisk { lane: LANES.fetch_add(1, Ordering::Relaxed), ..OnDisk::default() },
+            striped: Striped::default(),
         }
     }
 
@@ -164,6 +169,7 @@ impl Lane {
         self.ready.clear();
         self.under_way = 0;
         (self.disk.under_way, self.disk.posted) = (0, false);
+        self.forget_stripes();
     }
 
     /// Posts a READ of a part of a slot.
@@ -183,7 +189,21 @@ impl Lane {
     /// `bytes` must be readable for `len` bytes, near, and stay so until the operation is done, or
     /// the lane dropped.
     pub unsafe fn write(&mut self, pool: &Pool, tag: u64, slot: FarSlot, from: u32, bytes: *const u8, len: u32) {
+        if pool.extents.word(slot.slab_index()).is_striped() {
+            assert!(len as usize == PAGE_BYTES, "a stripe is written by whole pages");
+            return self.note(pool, tag, slot, bytes);
+        }
         let number = self.begin(tag, slot, from, len, Verb::Write);
+        // SAFETY: the caller's promise.
+        unsafe { self.send_write(pool, number, bytes) };
+    }
+
+    /// Sends an operation's WRITE to each home that takes pages.
+    ///
+    /// # Safety
+    /// As [`Lane::write`], until the operation is done.
+    unsafe fn send_write(&mut self, pool: &Pool, number: u32, bytes: *const u8) {
+        let Operation { slot, from, len, .. } = self.operations[number as usize];
         let word = pool.extents.word(slot.slab_index());
         let whole = len as usize == PAGE_BYTES;
         for nth in 0..HOMES {
@@ -378,6 +398,7 @@ impl Lane {
         self.under_way += 1;
         let begun = Operation {
             tag,
+            whose: Whose::Caller,
             slot,
             from,
             len,
@@ -421,6 +442,9 @@ impl Lane {
                 _ => first,
             };
             let Some((nth, home)) = chosen else {
+                if word.is_striped() && self.read_others(pool, number) {
+                    return;
+                }
                 return self.end_if_done(pool, number);
             };
             self.operations[number as usize].begun = if other.is_some() { clock::ticks() } else { 0 };
@@ -485,6 +509,9 @@ impl Lane {
         if std::mem::take(&mut self.disk.posted) {
             pool.disk().into_iter().for_each(Disk::wake);
         }
+        if self.striped.has_noted() {
+            self.update_stripes(pool);
+        }
         loop {
             let rung = self.links.iter_mut().enumerate().try_for_each(|(node, link)| match link {
                 Some(link) if link.in_flight() > 0 => link.doorbell().map_err(|lost| (node, lost)),
@@ -505,6 +532,9 @@ impl Lane {
             pool.disk().into_iter().for_each(Disk::write_if_alone);
             self.take_written(pool);
         }
+        if self.striped.has_parked() {
+            self.unpark(pool, false);
+        }
         let polled = self.waiter.poll(&mut self.links);
         self.take_in(pool, polled, done);
         done.len() - before
@@ -519,6 +549,9 @@ impl Lane {
             return self.wait_with_disk(pool, done, limit);
         }
         while done.len() == before && self.under_way > 0 {
+            if self.striped.has_parked() {
+                self.unpark(pool, true);
+            }
             let late = self.late();
             let step = late.map_or(limit, |late| late.within.min(limit));
             let waited = self.waiter.wait(&mut self.links, step);
@@ -556,6 +589,9 @@ impl Lane {
             self.fail(pool, node, lost);
             self.doorbell(pool);
         }
+        if std::mem::take(&mut self.striped.rings) {
+            self.doorbell(pool);
+        }
         done.append(&mut self.ready);
     }
 
@@ -571,7 +607,12 @@ impl Lane {
         operation.reason = Some(Lost { node: address, reason: format!("it refused to {what}: {refusal}") });
         operation.refused[nth] = true;
         let index = operation.slot.slab_index();
-        if let Verb::Read { .. } = operation.verb {
+        if let Whose::Part(_) = operation.whose {
+            // Or it would be asked again.
+            pool.forsake(index, node);
+            self.send_read(pool, number);
+            self.doorbell(pool);
+        } else if let Verb::Read { .. } = operation.verb {
             self.send_read(pool, number);
             self.doorbell(pool);
         } else {
@@ -621,9 +662,13 @@ impl Lane {
             return;
         }
         let result = if operation.done > 0 { Ok(operation.value) } else { Err(self.why(pool, number)) };
-        self.ready.push(Done { tag: self.operations[number as usize].tag, result });
+        let Operation { tag, whose, .. } = self.operations[number as usize];
         self.idle.push(number);
         self.under_way -= 1;
+        match whose {
+            Whose::Caller => self.ready.push(Done { tag, result }),
+            whose => self.own_done(pool, whose, result),
+        }
     }
 
     #[cold]

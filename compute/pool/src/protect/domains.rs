@@ -42,7 +42,7 @@ impl Pool {
     /// Nodes that are in, of other domains than this one, in the order in which to ask them.
     fn others_of(&self, node: u32) -> Vec<usize> {
         let (domain, mut asked) = (self.domain(node as usize), Vec::new());
-        self.to_ask(Some(node), &mut asked);
+        self.to_ask(&[node], &mut asked);
         asked.retain(|&other| self.domain(other) != domain);
         asked
     }

@@ -27,26 +27,30 @@ pub use domains::Place;
 pub use repair::Lacks;
 
 use crate::extent::{HOMES, Home, State};
+use crate::stripes::{self, Stripes};
 use crate::{NoRoom, Pool, Standing};
 use farmem_fabric::Lost;
 use farmem_fabric::session::Spare;
 use farmem_run::Protect;
+use farmem_sys::raw::Errno;
 use std::sync::OnceLock;
 
 /// A pool's state for it.
 #[derive(Default)]
 pub(crate) struct Protection {
-    /// The pool itself, once slabs are to have two copies.
-    mirrored: OnceLock<&'static Pool>,
+    /// The pool itself, and how, once slabs are to be protected.
+    pool: OnceLock<(&'static Pool, Protect)>,
     /// The second home of slabs, in place of another node.
     pub disk: OnceLock<Disk>,
+    /// Groups with parity, where that is how.
+    pub stripes: OnceLock<Stripes>,
 }
 
 impl Pool {
-    /// From now on slabs that are not mapped here have two copies, and a node that fails is given up as soon
-    /// as that can be.
+    /// From now on slabs that are not mapped here are protected, and a node that fails is given up as soon as that
+    /// can be. With parity: [`Pool::protect_by_parity`].
     pub fn protect(&'static self, how: Protect) {
-        if how == Protect::None || self.protection.mirrored.set(self).is_err() {
+        if how == Protect::None || self.protection.pool.set((self, how)).is_err() {
             return;
         }
         // A node that joins meanwhile sees to it itself.
@@ -54,18 +58,30 @@ impl Pool {
         (0..self.nodes.all().len()).for_each(|number| self.watch_over(number));
     }
 
+    /// [`Pool::protect`], with the tables of parity if that is how.
+    ///
+    /// # Errors
+    /// There are no addresses for the tables.
+    pub fn protect_by_parity(&'static self, how: Protect) -> Result<(), Errno> {
+        if let Some(shape) = stripes::shape_of(how) {
+            let _ = self.protection.stripes.set(Stripes::new(shape)?);
+        }
+        self.protect(how);
+        Ok(())
+    }
+
     /// How slabs are protected.
     pub fn protection(&self) -> Protect {
-        match self.protection.mirrored.get() {
+        match self.protection.pool.get() {
             None => Protect::None,
             Some(_) if self.protection.disk.get().is_some() => Protect::Disk,
-            Some(_) => Protect::Mirror,
+            Some((_, how)) => *how,
         }
     }
 
     /// Has a node's session ask before it waits long.
     pub(crate) fn watch_over(&self, number: usize) {
-        if let Some(pool) = self.protection.mirrored.get() {
+        if let Some((pool, _)) = self.protection.pool.get() {
             self.nodes.all()[number].session().held_by(*pool, number);
         }
     }
@@ -82,7 +98,7 @@ impl Pool {
             // Repair says what is lacking, and asks again.
             return Ok(self.place_on_disk(0).unwrap_or(Home::NONE));
         }
-        match self.granted(Some(first.node)) {
+        match self.granted(&[first.node]) {
             Ok(second) => Ok(second),
             // A program that could go on with one copy does not end because there is no second.
             Err(_) if self.is_degraded() => Ok(Home::NONE),
@@ -119,6 +135,9 @@ impl Spare for Pool {
         // Held until the words are changed: no slot is taken meanwhile.
         let slabs = self.slabs.lock();
         let elsewhere = |index: usize| {
+            if self.seat(index as u32).is_some() {
+                return self.follows_without(index as u32, number);
+            }
             let word = self.extents.word(index as u32);
             let at = |nth: usize| self.extents.home(word, nth).node as usize;
             let there = |nth: usize| word.state(nth) != State::Absent && at(nth) == number;

@@ -13,6 +13,8 @@
 
 use super::disk::{DISK, Disk};
 use crate::extent::{HOMES, State, Word};
+use crate::nodes::Node;
+use crate::slab::Seat;
 use crate::{Pool, Protect, Slabs, Standing};
 
 /// A slab's next step.
@@ -49,6 +51,18 @@ impl Pool {
         let word = self.extents.word(index);
         let whole = |nth: usize| word.state(nth) == State::Whole;
         let leaving = |nth: usize| word.state(nth) != State::Absent && self.is_left(word, nth);
+        let striped = (0..HOMES).find(|&nth| word.state(nth) == State::Filling).filter(|_| word.is_striped());
+        if let Some(nth) = striped {
+            return Some(Lacks::Bytes(index, nth));
+        }
+        if word.is_striped() && word.homes() == 0 {
+            let beside = self.nodes_beside(index);
+            let apart = |(number, node): (usize, &Node)| {
+                node.standing() == Standing::In && !beside.contains(&(number as u32)) && !node.session().is_mapped()
+            };
+            let any = self.follows(index) && self.nodes.all().iter().enumerate().any(apart);
+            return any.then_some(Lacks::Home(index));
+        }
         let on_disk = |nth: usize| self.extents.home(word, nth).node == DISK;
         let filling = |nth: &usize| whole(1 - nth) && word.state(*nth) == State::Filling;
         if let Some(nth) = (0..HOMES).find(filling) {
@@ -60,15 +74,16 @@ impl Pool {
             return Some(Lacks::Way(index, nth));
         }
         let only = (0..HOMES).find(|&nth| whole(nth)).filter(|_| word.homes() == 1)?;
-        let protects = self.protection() != Protect::None && self.extents.home(word, only).base == 0;
+        let copies = matches!(self.protection(), Protect::Mirror | Protect::Disk);
+        let protects = copies && self.extents.home(word, only).base == 0;
         if protects && !leaving(only) && self.protection() == Protect::Disk && !on_disk(only) {
             return self.disk_in().map(|_| Lacks::Home(index));
         }
         // An empty one of a node that is left goes back by itself.
-        let moves = leaving(only) && !slab.is_idle();
-        let elsewhere = |(number, standing): (usize, Standing)| {
-            standing == Standing::In && number as u32 != self.extents.home(word, only).node
-        };
+        let moves = leaving(only) && (!slab.is_idle() || slab.seat == Seat::Parity);
+        let beside = self.nodes_beside(index);
+        let elsewhere =
+            |(number, standing): (usize, Standing)| standing == Standing::In && !beside.contains(&(number as u32));
         let nodes = self.nodes.all().iter().map(|node| node.standing()).enumerate();
         ((protects && !leaving(only) || moves) && nodes.into_iter().any(elsewhere)).then_some(Lacks::Home(index))
     }
@@ -78,7 +93,8 @@ impl Pool {
         home.node != DISK && self.nodes.all()[home.node as usize].standing() == Standing::Leaving
     }
 
-    /// Bytes of slabs with live slots that have one copy where there should be two.
+    /// Bytes of slabs with live slots that have one copy where there should be two, and of slabs of groups, parity or
+    /// not, whose bytes follow from others alone.
     pub fn single_bytes(&self) -> u64 {
         if self.protection() == Protect::None {
             return 0;
@@ -86,6 +102,9 @@ impl Pool {
         let slabs = self.slabs.lock();
         let single = |index: &u32| {
             let word = self.extents.word(*index);
+            if word.is_striped() {
+                return word.state(0) != State::Whole && word.state(1) != State::Whole;
+            }
             let whole = (0..HOMES).filter(|&nth| word.state(nth) == State::Whole);
             let mapped = || whole.clone().any(|nth| self.extents.home(word, nth).base != 0);
             slabs.list[*index as usize].as_ref().is_some_and(|slab| !slab.is_idle())

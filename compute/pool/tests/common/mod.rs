@@ -93,14 +93,10 @@ pub fn mirror(pool: &Pool, lane: &mut Lane, index: u32) -> bool {
         return false;
     }
     leave_once(pool);
-    fill(pool, lane, index)
+    fill(pool, lane, index, 1)
 }
 
-pub fn fill(pool: &Pool, lane: &mut Lane, index: u32) -> bool {
-    fill_home(pool, lane, index, 1)
-}
-
-pub fn fill_home(pool: &Pool, lane: &mut Lane, index: u32, nth: usize) -> bool {
+pub fn fill(pool: &Pool, lane: &mut Lane, index: u32, nth: usize) -> bool {
     const PAGES: u32 = 8;
     let mut buffers = vec![0u8; PAGES as usize * PAGE_BYTES];
     let mut from = 0;
@@ -120,7 +116,7 @@ pub fn leave_once(pool: &Pool) {
 
 /// Does what slabs lack, as a background thread does; whether nothing is left to do.
 pub fn repaired(pool: &Pool, lane: &mut Lane) -> bool {
-    for _ in 0..100 {
+    for _ in 0..1000 {
         match pool.lacks() {
             None => return true,
             Some(Lacks::Home(index)) if pool.add_home(index).is_err() => return false,
@@ -132,7 +128,7 @@ pub fn repaired(pool: &Pool, lane: &mut Lane) -> bool {
                 }
                 Err(_) => return false,
             },
-            Some(Lacks::Bytes(index, nth)) => drop(fill_home(pool, lane, index, nth)),
+            Some(Lacks::Bytes(index, nth)) => drop(fill(pool, lane, index, nth)),
             Some(Lacks::Way(index, home)) => {
                 assert!(pool.drop_home(lane, index, home));
                 leave_once(pool);

@@ -1,0 +1,425 @@
+//! Pages of slabs with parity: how they are written, stripe by stripe, and how one follows from
+//! others where no home has it. [`crate::stripes`] has the rules.
+//!
+//! ```text
+//!  write ─► noted ─► doorbell ─► READ the stripe's other data   (none if all of it is new)
+//!                            ─► version odd ─► WRITE pages and parity ─► all done ─► version even
+//!  read, no home ─► version even? ─► READ `data` other seats ─► the same version? ─► the page
+//! ```
+//!
+//! A write is done when the doorbell returns: it waits for two round trips for each [`STRIPES`]
+//! stripes. So no two updates of a stripe overlap, and a reader that meets one waits for those
+//! only.
+
+use super::{Done, Lane, Verb};
+use crate::extent::HOMES;
+use crate::stripes::code::MAX_SEATS;
+use crate::stripes::{Stripes, is_under_way};
+use crate::{LOOK_ROUNDS, Pool};
+use farmem_fabric::Lost;
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
+use farmem_sys::gf;
+use std::ops::Range;
+use std::time::Duration;
+
+/// Stripes that are updated at once. Their buffers take a page for each seat but one.
+const STRIPES: usize = 32;
+/// Between looks of a reader whether an update has ended.
+const PAUSE_NS: u64 = 20_000;
+
+/// Whose an operation is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// The caller's: its end is told.
+    Caller,
+    /// Of the update at hand: its number there.
+    Update(u32),
+    /// A READ of another seat, for this page that follows from others.
+    Part(u32),
+}
+
+/// A page that waits for the doorbell.
+struct Noted {
+    tag: u64,
+    group: u32,
+    seat: usize,
+    place: u32,
+    bytes: *const u8,
+}
+
+/// A READ of a page that follows from others.
+struct Job {
+    /// The caller's operation.
+    parent: u32,
+    group: u32,
+    seat: usize,
+    place: u32,
+    version: u32,
+    others: [u8; MAX_SEATS],
+    /// READs under way, and one more while they are being posted.
+    pending: usize,
+    failed: bool,
+    /// The bytes of the others, one after the other.
+    bytes: Vec<u8>,
+}
+
+/// A lane's state for it.
+#[derive(Default)]
+pub(super) struct Striped {
+    noted: Vec<Noted>,
+    jobs: Vec<Option<Job>>,
+    /// READs that wait until an update has ended.
+    parked: Vec<u32>,
+    rounds: u32,
+    /// Something was posted that the caller does not know of.
+    pub rings: bool,
+    /// Of the update at hand: operations under way, and how each ended.
+    pending: usize,
+    ended: Vec<Result<u64, Lost>>,
+    /// Pages that the update reads, and parity that it writes.
+    buffer: Vec<u8>,
+}
+
+/// The pages of one stripe that are new, by seat.
+type New = [Option<*const u8>; MAX_SEATS];
+
+/// Stripes that are updated at once.
+struct Update<'a> {
+    stripes: &'a Stripes,
+    noted: &'a [Noted],
+    /// The pages of each stripe, among those noted.
+    ranges: &'a [Range<usize>],
+}
+
+impl Update<'_> {
+    /// Bytes of a stripe in the buffer.
+    fn each(&self) -> usize {
+        self.stripes.shape.seats() * PAGE_BYTES
+    }
+
+    fn new_pages(&self, range: &Range<usize>) -> New {
+        self.noted[range.clone()].iter().fold([None; MAX_SEATS], |mut new: New, page| {
+            new[page.seat] = Some(page.bytes);
+            new
+        })
+    }
+
+    /// Stripes of which all data is known.
+    fn sound(&self, lost: &[Option<Lost>]) -> impl Iterator<Item = (usize, &Range<usize>)> {
+        self.ranges.iter().enumerate().filter(|(at, _)| lost[*at].is_none())
+    }
+
+    /// Computes the parity of a stripe from its new pages and the old data in the buffer.
+    fn encode(&self, range: &Range<usize>, buffer: &mut [u8]) {
+        let (shape, new) = (self.stripes.shape, self.new_pages(range));
+        let (data, parity) = buffer.split_at_mut(shape.data * PAGE_BYTES);
+        let page = |seat: usize| match new[seat] {
+            // SAFETY: the caller leaves the page as it is until it is done (contract of `write`).
+            Some(bytes) => unsafe { std::slice::from_raw_parts(bytes, PAGE_BYTES) },
+            None => &data[seat * PAGE_BYTES..][..PAGE_BYTES],
+        };
+        for (nth, into) in parity.chunks_exact_mut(PAGE_BYTES).enumerate() {
+            shape.encode(self.stripes.unit, shape.data + nth, page, into);
+        }
+    }
+
+    /// The update of a stripe begins, or ends.
+    fn turn(&self, range: &Range<usize>) {
+        let Noted { group, place, .. } = &self.noted[range.start];
+        self.stripes.turn(*group, *place);
+    }
+}
+
+impl Striped {
+    pub fn has_noted(&self) -> bool {
+        !self.noted.is_empty()
+    }
+
+    pub fn has_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+}
+
+impl Lane {
+    /// A page of a group leaves: at the doorbell, with all that leaves then.
+    #[cold]
+    pub(super) fn note(&mut self, pool: &Pool, tag: u64, slot: FarSlot, bytes: *const u8) {
+        let Some((_, group, seat)) = pool.seat(slot.slab_index()) else { return };
+        self.under_way += 1;
+        self.striped.noted.push(Noted { tag, group, seat, place: slot.place(), bytes });
+    }
+
+    /// Writes what was noted, and the parity.
+    #[cold]
+    pub(super) fn update_stripes(&mut self, pool: &Pool) {
+        let Some(stripes) = pool.stripes() else { return };
+        let mut noted = std::mem::take(&mut self.striped.noted);
+        // Of one slot the last comes last.
+        noted.sort_by_key(|page| (page.group, page.place));
+        let (mut foreign, mut from) = (Vec::new(), 0);
+        while from < noted.len() {
+            let mut ranges: Vec<Range<usize>> = Vec::with_capacity(STRIPES);
+            while ranges.len() < STRIPES && from < noted.len() {
+                let same = |page: &Noted| (page.group, page.place) == (noted[from].group, noted[from].place);
+                let end = from + noted[from..].iter().take_while(|page| same(page)).count();
+                ranges.push(from..end);
+                from = end;
+            }
+            self.update(pool, &Update { stripes, noted: &noted, ranges: &ranges }, &mut foreign);
+        }
+        noted.clear();
+        self.striped.noted = noted;
+        self.ready.append(&mut foreign);
+    }
+
+    /// Updates some stripes.
+    fn update(&mut self, pool: &Pool, update: &Update<'_>, foreign: &mut Vec<Done>) {
+        let mut buffer = std::mem::take(&mut self.striped.buffer);
+        buffer.resize(buffer.len().max(STRIPES * update.each()), 0);
+        let lost = self.read_beside(pool, update, &mut buffer, foreign);
+        for (at, range) in update.sound(&lost) {
+            update.encode(range, &mut buffer[at * update.each()..][..update.each()]);
+        }
+        let writes = self.write_seats(pool, update, &lost, &buffer);
+        self.await_update(pool, foreign);
+        for (at, range) in update.ranges.iter().enumerate() {
+            if lost[at].is_none() {
+                update.turn(range);
+            }
+            for page in &update.noted[range.clone()] {
+                let written = writes[at][page.seat].map(|number| self.striped.ended[number].clone());
+                let result = match (&lost[at], written) {
+                    (Some(why), _) => Err(why.clone()),
+                    (None, Some(Err(why))) if !self.follows(pool, update.stripes, page) => Err(why),
+                    _ => Ok(0),
+                };
+                self.ready.push(Done { tag: page.tag, result });
+                self.under_way -= 1;
+            }
+        }
+        self.striped.buffer = buffer;
+    }
+
+    /// READs the old data beside the new pages, where parity is to be computed. Returns the losses,
+    /// by stripe: a page follows from too few seats.
+    fn read_beside(
+        &mut self,
+        pool: &Pool,
+        update: &Update<'_>,
+        buffer: &mut [u8],
+        foreign: &mut Vec<Done>,
+    ) -> Vec<Option<Lost>> {
+        let stripes = update.stripes;
+        let mut reads: Vec<(usize, usize)> = Vec::new();
+        self.striped.ended.clear();
+        for (at, range) in update.ranges.iter().enumerate() {
+            let (Noted { group, place, .. }, new) = (&update.noted[range.start], update.new_pages(range));
+            let zeros = stripes.version(*group, *place) == 0;
+            for seat in (0..stripes.shape.data).filter(|&seat| new[seat].is_none()) {
+                let into = &mut buffer[at * update.each() + seat * PAGE_BYTES..][..PAGE_BYTES];
+                if zeros {
+                    into.fill(0);
+                } else if self.has_parity(pool, stripes, *group) {
+                    let verb = Verb::Read { into: into.as_mut_ptr() };
+                    let number = self.begin_own(Pool::slot_in(stripes, *group, seat, *place), verb);
+                    reads.push((at, self.striped.ended.len() - 1));
+                    self.send_read(pool, number);
+                }
+            }
+        }
+        self.await_update(pool, foreign);
+        let mut lost = vec![None; update.ranges.len()];
+        for (at, number) in reads {
+            if let Err(why) = &self.striped.ended[number] {
+                lost[at] = Some(why.clone());
+            }
+        }
+        lost
+    }
+
+    /// Posts all of it. From the first WRITE on nobody puts together what the stripe has. Returns
+    /// the number of each WRITE, by stripe and seat.
+    fn write_seats(
+        &mut self,
+        pool: &Pool,
+        update: &Update<'_>,
+        lost: &[Option<Lost>],
+        buffer: &[u8],
+    ) -> Vec<[Option<usize>; MAX_SEATS]> {
+        let (stripes, shape) = (update.stripes, update.stripes.shape);
+        self.striped.ended.clear();
+        let mut writes = vec![[None; MAX_SEATS]; update.ranges.len()];
+        for (at, range) in update.sound(lost) {
+            let (Noted { group, place, .. }, new) = (&update.noted[range.start], update.new_pages(range));
+            update.turn(range);
+            for seat in 0..shape.seats() {
+                let parity = || buffer[at * update.each() + seat * PAGE_BYTES..].as_ptr();
+                let bytes = if seat < shape.data { new[seat] } else { Some(parity()) };
+                let Some(bytes) = bytes else { continue };
+                let number = self.begin_own(Pool::slot_in(stripes, *group, seat, *place), Verb::Write);
+                writes[at][seat] = Some(self.striped.ended.len() - 1);
+                // SAFETY: the caller leaves the page as it is until it is done (contract of `write`),
+                // and the buffer is `update`'s until all is done.
+                unsafe { self.send_write(pool, number, bytes) };
+            }
+        }
+        writes
+    }
+
+    /// Whether some parity of a group is to be written.
+    fn has_parity(&self, pool: &Pool, stripes: &Stripes, group: u32) -> bool {
+        let takes = |index: u32| {
+            let word = pool.extents.word(index);
+            (0..HOMES).any(|nth| word.takes_pages(nth))
+        };
+        stripes.members(group).skip(stripes.shape.data).any(takes)
+    }
+
+    /// Whether a page that its own home has not taken follows from others.
+    fn follows(&self, pool: &Pool, stripes: &Stripes, page: &Noted) -> bool {
+        let (shape, mut others) = (stripes.shape, [0; MAX_SEATS]);
+        self.others(pool, stripes, (page.group, page.seat, page.place), &mut others) >= shape.data
+    }
+
+    /// An operation of the update at hand.
+    fn begin_own(&mut self, slot: FarSlot, verb: Verb) -> u32 {
+        let number = self.begin(0, slot, 0, PAGE_BYTES as u32, verb);
+        self.operations[number as usize].whose = Whose::Update(self.striped.ended.len() as u32);
+        self.striped.ended.push(Ok(0));
+        self.striped.pending += 1;
+        number
+    }
+
+    fn await_update(&mut self, pool: &Pool, foreign: &mut Vec<Done>) {
+        self.doorbell(pool);
+        while self.striped.pending > 0 {
+            let waited = self.waiter.wait(&mut self.links, Duration::from_secs(1));
+            self.take_in(pool, waited, foreign);
+        }
+    }
+
+    /// Other seats of a stripe that this lane can READ, up to as many as make a page follow; how
+    /// many.
+    fn others(
+        &self,
+        pool: &Pool,
+        stripes: &Stripes,
+        (group, seat, place): (u32, usize, u32),
+        into: &mut [u8; MAX_SEATS],
+    ) -> usize {
+        let barred = |node: u32| self.barred.get(node as usize).is_some_and(Option::is_some);
+        let has = |other: &usize| {
+            let word = pool.extents.word(stripes.member(group, *other));
+            (0..HOMES).any(|nth| {
+                word.reads(nth, || pool.extents.is_stale(word, nth, place))
+                    && !barred(pool.extents.home(word, nth).node)
+            })
+        };
+        let seats = (0..stripes.shape.seats()).filter(|&other| other != seat).filter(has).take(stripes.shape.data);
+        seats.zip(into.iter_mut()).map(|(other, into)| *into = other as u8).count()
+    }
+
+    /// No home has what an operation reads: READs other seats of its stripe. False where too few
+    /// are left.
+    #[cold]
+    pub(super) fn read_others(&mut self, pool: &Pool, parent: u32) -> bool {
+        let operation = &self.operations[parent as usize];
+        let (slot, from, len) = (operation.slot, operation.from, operation.len);
+        if let Whose::Part(_) = operation.whose {
+            return false;
+        }
+        let Some((stripes, group, seat)) = pool.seat(slot.slab_index()) else { return false };
+        let place = slot.place();
+        let version = stripes.version(group, place);
+        if is_under_way(version) {
+            self.striped.parked.push(parent);
+            return true;
+        }
+        let (data, mut others) = (stripes.shape.data, [0; MAX_SEATS]);
+        if self.others(pool, stripes, (group, seat, place), &mut others) < data {
+            return false;
+        }
+        let bytes = vec![0; data * len as usize];
+        let job = Job { parent, group, seat, place, version, others, pending: data + 1, failed: false, bytes };
+        let hole = self.striped.jobs.iter().position(Option::is_none);
+        let number = hole.unwrap_or_else(|| {
+            self.striped.jobs.push(None);
+            self.striped.jobs.len() - 1
+        });
+        let into = self.striped.jobs[number].insert(job).bytes.as_mut_ptr();
+        for (nth, &other) in others[..data].iter().enumerate() {
+            let slot = Pool::slot_in(stripes, group, other as usize, place);
+            // Of the job's bytes, which stay where they are until no READ is under way.
+            let verb = Verb::Read { into: into.wrapping_add(nth * len as usize) };
+            let part = self.begin(0, slot, from, len, verb);
+            self.operations[part as usize].whose = Whose::Part(number as u32);
+            self.send_read(pool, part);
+        }
+        self.striped.rings = true;
+        self.part_done(pool, number as u32, true);
+        true
+    }
+
+    /// An operation that is not the caller's is done.
+    pub(super) fn own_done(&mut self, pool: &Pool, whose: Whose, result: Result<u64, Lost>) {
+        match whose {
+            Whose::Caller => {}
+            Whose::Update(number) => {
+                self.striped.ended[number as usize] = result;
+                self.striped.pending -= 1;
+            }
+            Whose::Part(job) => self.part_done(pool, job, result.is_ok()),
+        }
+    }
+
+    fn part_done(&mut self, pool: &Pool, number: u32, ok: bool) {
+        let Some(job) = &mut self.striped.jobs[number as usize] else { return };
+        job.pending -= 1;
+        job.failed |= !ok;
+        if job.pending > 0 {
+            return;
+        }
+        let Some(job) = self.striped.jobs[number as usize].take() else { return };
+        let Some(stripes) = pool.stripes() else { return };
+        let parent = &mut self.operations[job.parent as usize];
+        let Verb::Read { into } = parent.verb else { return };
+        if job.failed || stripes.version(job.group, job.place) != job.version {
+            self.send_read(pool, job.parent);
+            return;
+        }
+        let len = parent.len as usize;
+        // SAFETY: the caller's buffer until the operation is done (contract of `read`).
+        let page = unsafe { std::slice::from_raw_parts_mut(into, len) };
+        let factors = stripes.shape.from_others(job.seat, &job.others[..stripes.shape.data]);
+        page.fill(0);
+        for (bytes, factor) in job.bytes.chunks_exact(len).zip(factors) {
+            gf::add_scaled(stripes.unit, page, bytes, factor);
+        }
+        parent.done += 1;
+        self.end_if_done(pool, job.parent);
+    }
+
+    /// READs that waited for an update go on, if it has ended. `pauses`: waits a little before.
+    #[cold]
+    pub(super) fn unpark(&mut self, pool: &Pool, pauses: bool) {
+        if pauses {
+            pool.pause(PAUSE_NS);
+            // The thread that updates may be gone.
+            self.striped.rounds += 1;
+            if self.striped.rounds.is_multiple_of(LOOK_ROUNDS) {
+                farmem_sys::members::look();
+            }
+        }
+        for parent in std::mem::take(&mut self.striped.parked) {
+            self.send_read(pool, parent);
+        }
+        if std::mem::take(&mut self.striped.rings) {
+            self.doorbell(pool);
+        }
+    }
+
+    /// In a forked child: nothing is under way.
+    pub(super) fn forget_stripes(&mut self) {
+        self.striped = Striped::default();
+    }
+}

@@ -1,0 +1,403 @@
+//! Parity: pages that are lost with a node follow from pages of other nodes.
+//!
+//! ```text
+//!  group   slab a ┬ slab b ┬ … ┬ parity p ┬ parity q      each at another node; an index of the host's table each
+//!  stripe   page n│  page n│   │   page n │   page n      the same place of each: any `data` of them give the rest
+//! ```
+//!
+//! A group is made at once and stays together: its slabs come and go as one. Each has one home, so
+//! that the rules of homes hold for data and parity alike; a lost home is made anew at another node
+//! and filled from the other seats.
+//!
+//! *Who writes.* One lane, all write-back's, and one stripe update at a time ([`crate::Lane`]): the
+//! new pages and the parity that is computed from all data of the stripe, whole pages both, so that
+//! a repeated WRITE changes nothing. An update ends when every home that is there has all of it.
+//! Its pages stay in the staging ring until then.
+//!
+//! *Who reads.* Any thread reads a page from its home. If that is lost, it reads other seats. Their
+//! bytes belong together only if no update of the stripe is under way: the stripe's *version* is
+//! odd during one. A reader takes the version before and after, as of a sequence lock. Version 0
+//! says that all bytes of the stripe are zeros.
+//!
+//! *What is not done.* No block of a group goes back while the group stays: zeros in one seat would
+//! contradict the parity. A slab that a fork shares is not written, and nor is its parity then.
+//! `docs/design/parity.md` has the argument, `tests/stripes.rs` the model.
+
+pub mod code;
+
+use crate::extent::{HOMES, Home, MAX_SLABS, State, Word};
+use crate::slab::{Seat, SlabSlots};
+use crate::{NoRoom, Pool, Protect, Slabs, Standing};
+use code::{MAX_SEATS, Shape};
+use farmem_protocol::addr::{FarSlot, SLAB_BYTES, SLOTS_PER_SLAB};
+use farmem_sys::gf::Unit;
+use farmem_sys::memory::SparseArray;
+use farmem_sys::raw::Errno;
+use farmem_sys::sync::Lock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Groups that one process can hold: the smallest has two slabs.
+const MAX_GROUPS: usize = MAX_SLABS / 2;
+const PLACES: usize = SLOTS_PER_SLAB as usize;
+
+/// Whether an update of a stripe with this version is under way.
+pub fn is_under_way(version: u32) -> bool {
+    version & 1 != 0
+}
+
+/// The version behind this one: of an update that begins, or ends. Never 0 again.
+pub fn next_version(version: u32) -> u32 {
+    match version.wrapping_add(1) {
+        0 => 2,
+        next => next,
+    }
+}
+
+/// The groups of a process, and its stripes' versions.
+pub(crate) struct Stripes {
+    pub shape: Shape,
+    pub unit: Unit,
+    /// By slab index: group + 1, and in the lowest byte the seat; 0: it has none.
+    seats: SparseArray<AtomicU64>,
+    /// By group and seat: the slab index.
+    members: SparseArray<AtomicU32>,
+    /// By group and place.
+    versions: SparseArray<AtomicU32>,
+    /// Groups that are free: the first that was never used, and others.
+    free: Lock<(u32, Vec<u32>)>,
+}
+
+impl Stripes {
+    pub fn new(shape: Shape) -> Result<Stripes, Errno> {
+        assert!(shape.data > 0 && shape.parity > 0 && shape.seats() <= MAX_SEATS);
+        Ok(Stripes {
+            shape,
+            unit: Unit::best(),
+            seats: SparseArray::new(MAX_SLABS)?,
+            members: SparseArray::new(MAX_GROUPS * MAX_SEATS)?,
+            versions: SparseArray::new(MAX_GROUPS * PLACES)?,
+            free: Lock::new((0, Vec::new())),
+        })
+    }
+
+    /// The group and the seat of a slab that has one.
+    pub fn seat(&self, index: u32) -> Option<(u32, usize)> {
+        let seat = self.seats[index as usize].load(Ordering::Acquire);
+        (seat != 0).then(|| ((seat >> 8) as u32 - 1, (seat & 0xFF) as usize))
+    }
+
+    /// The slab in a seat of a group.
+    pub fn member(&self, group: u32, seat: usize) -> u32 {
+        self.members[group as usize * MAX_SEATS + seat].load(Ordering::Acquire)
+    }
+
+    /// The slabs of a group, data first.
+    pub fn members(&self, group: u32) -> impl Iterator<Item = u32> {
+        (0..self.shape.seats()).map(move |seat| self.member(group, seat))
+    }
+
+    fn at(&self, group: u32, place: u32) -> &AtomicU32 {
+        &self.versions[group as usize * PLACES + place as usize]
+    }
+
+    pub fn version(&self, group: u32, place: u32) -> u32 {
+        self.at(group, place).load(Ordering::SeqCst)
+    }
+
+    /// An update begins or ends. By the owner of the lane of all write-back.
+    pub fn turn(&self, group: u32, place: u32) {
+        let version = self.at(group, place);
+        version.store(next_version(version.load(Ordering::Relaxed)), Ordering::SeqCst);
+    }
+
+    /// Makes a group of slabs, before their words are published.
+    fn join(&self, indices: &[u32]) -> u32 {
+        let mut free = self.free.lock();
+        let group = free.1.pop().unwrap_or_else(|| {
+            free.0 += 1;
+            free.0 - 1
+        });
+        drop(free);
+        for (seat, &index) in indices.iter().enumerate() {
+            self.members[group as usize * MAX_SEATS + seat].store(index, Ordering::Release);
+            self.seats[index as usize].store(u64::from(group + 1) << 8 | seat as u64, Ordering::Release);
+        }
+        group
+    }
+
+    /// A group has gone, with all its slabs.
+    fn part(&self, group: u32) {
+        self.members(group).for_each(|index| self.seats[index as usize].store(0, Ordering::Release));
+        self.versions.clear(group as usize * PLACES, (group as usize + 1) * PLACES);
+        self.free.lock().1.push(group);
+    }
+}
+
+impl Slabs {
+    /// Whether one of these slabs is closed, and the bytes of those that take pages.
+    pub(crate) fn takes(&self, indices: &[usize]) -> (bool, u64) {
+        let all = || indices.iter().filter_map(|&index| self.list[index].as_ref());
+        let takes = |slab: &&SlabSlots| !slab.closed && slab.seat != Seat::Parity;
+        (all().any(|slab| slab.closed), all().filter(takes).count() as u64 * SLAB_BYTES)
+    }
+}
+
+impl Pool {
+    /// The groups, if slabs are protected by parity.
+    #[inline]
+    pub(crate) fn stripes(&self) -> Option<&Stripes> {
+        self.protection.stripes.get()
+    }
+
+    /// The group and the seat of a slab that has one.
+    pub(crate) fn seat(&self, index: u32) -> Option<(&Stripes, u32, usize)> {
+        let stripes = self.stripes()?;
+        stripes.seat(index).map(|(group, seat)| (stripes, group, seat))
+    }
+
+    /// Seats of a group that have or take pages, but at a node.
+    fn seats_apart(&self, stripes: &Stripes, group: u32, node: Option<usize>, filling: bool) -> usize {
+        let counts = |index: u32| {
+            let word = self.extents.word(index);
+            (0..HOMES).any(|nth| {
+                let state = word.state(nth);
+                let away = node.is_none_or(|node| self.extents.home(word, nth).node as usize != node);
+                away && (state == State::Whole || filling && state == State::Filling)
+            })
+        };
+        stripes.members(group).filter(|&index| counts(index)).count()
+    }
+
+    /// Whether the pages of a slab without a home follow from others.
+    pub(crate) fn follows(&self, index: u32) -> bool {
+        let Some((stripes, group, _)) = self.seat(index) else { return false };
+        self.seats_apart(stripes, group, None, true) >= stripes.shape.data
+    }
+
+    /// Whether the pages of a slab would be there, or would follow from others, without a node.
+    pub(crate) fn follows_without(&self, index: u32, node: usize) -> bool {
+        let Some((stripes, group, _)) = self.seat(index) else { return false };
+        self.seats_apart(stripes, group, Some(node), false) >= stripes.shape.data
+    }
+
+    /// The slab that takes slots when a row of this one is full: the next seat, so that pages that
+    /// leave together fill stripes.
+    pub(crate) fn next_in_row(&self, index: usize) -> usize {
+        match self.seat(index as u32) {
+            Some((stripes, group, seat)) => stripes.member(group, (seat + 1) % stripes.shape.data) as usize,
+            None => index,
+        }
+    }
+
+    /// Slabs that go with this one, itself among them; none if one holds a live slot, or if another
+    /// of them is to be asked.
+    pub(crate) fn idle_with(&self, slabs: &Slabs, index: usize) -> Vec<usize> {
+        let is_idle = |index: usize| slabs.list[index].as_ref().is_some_and(SlabSlots::is_idle);
+        let all: Vec<usize> = match self.seat(index as u32) {
+            None => vec![index],
+            Some((stripes, group, 0)) => stripes.members(group).map(|index| index as usize).collect(),
+            Some(_) => Vec::new(),
+        };
+        if all.iter().all(|&index| is_idle(index)) { all } else { Vec::new() }
+    }
+
+    /// A slab of a group has been forgotten, and so have all others, or will be at once.
+    pub(crate) fn part(&self, index: u32) {
+        if let Some((stripes, group, 0)) = self.seat(index) {
+            stripes.part(group);
+        }
+    }
+
+    /// Places of a slab whose bytes a new home of it lacks. The caller holds the lock of the slabs
+    /// until the home is in the word.
+    ///
+    /// Of a group these are two kinds. The stripe was written: even a slot that is free now counts,
+    /// because the parity is of its bytes. A slot of the stripe is taken: its first update may be
+    /// deciding by the old word just now.
+    pub(crate) fn lacking(&self, slabs: &Slabs, index: u32) -> Vec<u32> {
+        let slots = |index: u32| slabs.list[index as usize].as_ref();
+        let Some((stripes, group, _)) = self.seat(index) else {
+            return slots(index).into_iter().flat_map(SlabSlots::taken).collect();
+        };
+        let mut lacks = vec![false; PLACES];
+        stripes.members(group).filter_map(slots).flat_map(SlabSlots::taken).for_each(|at| lacks[at as usize] = true);
+        let lacks = |at: &u32| lacks[*at as usize] || stripes.version(group, *at) != 0;
+        (0..SLOTS_PER_SLAB).filter(lacks).collect()
+    }
+
+    /// Nodes that hold slabs of this one's group, this one's own among them.
+    pub(crate) fn nodes_beside(&self, index: u32) -> Vec<u32> {
+        let indices: Vec<u32> = match self.seat(index) {
+            Some((stripes, group, _)) => stripes.members(group).collect(),
+            None => vec![index],
+        };
+        let homes = |index: u32| {
+            let word = self.extents.word(index);
+            let there = (0..HOMES).filter(move |&nth| word.state(nth) != State::Absent);
+            there.map(move |nth| self.extents.home(word, nth).node)
+        };
+        indices.into_iter().flat_map(homes).collect()
+    }
+
+    /// One more group, or a slab that is mapped here and needs none.
+    pub(crate) fn grow_group(&self, shape: Shape) -> Result<(), NoRoom> {
+        let first = self.granted(&[])?;
+        if first.base != 0 {
+            return self.adopt([first, Home::NONE]);
+        }
+        if self.is_wired(first.node) {
+            self.decline(first);
+            return Err(NoRoom::Exhausted("parity is not kept over RDMA: add --transport tcp".to_owned()));
+        }
+        let mut homes = vec![first];
+        let mut refused = None;
+        while homes.len() < shape.seats() && refused.is_none() {
+            let beside: Vec<u32> = homes.iter().map(|home| home.node).collect();
+            match self.granted_unmapped(&beside) {
+                Ok(home) => homes.push(home),
+                Err(why) => refused = Some(why),
+            }
+        }
+        match refused {
+            None => {}
+            // A program that could go on does not end because parity has no place: repair looks for
+            // one.
+            Some(_) if self.has_lost_nodes() && homes.len() >= shape.data => homes.resize(shape.seats(), Home::NONE),
+            Some(why) => {
+                homes.into_iter().for_each(|home| self.decline(home));
+                return Err(match why {
+                    NoRoom::Exhausted(why) => {
+                        NoRoom::Exhausted(format!("no {} nodes for a group of slabs: {why}", shape.seats()))
+                    }
+                    lost => lost,
+                });
+            }
+        }
+        self.adopt_group(shape, &homes)
+    }
+
+    /// A slab of a node that is not mapped here, and is none of these.
+    fn granted_unmapped(&self, beside: &[u32]) -> Result<Home, NoRoom> {
+        let mut asked = Vec::new();
+        self.to_ask(beside, &mut asked);
+        asked.retain(|&node| !self.nodes.all()[node].session().is_mapped() && !self.is_wired(node as u32));
+        self.first_grant(&asked)
+    }
+
+    fn is_wired(&self, node: u32) -> bool {
+        self.nodes.all()[node as usize].session().is_wired()
+    }
+
+    fn has_lost_nodes(&self) -> bool {
+        self.nodes.all().iter().any(|node| node.standing() == Standing::Lost)
+    }
+
+    /// Makes slabs that were granted one group of ours.
+    fn adopt_group(&self, shape: Shape, homes: &[Home]) -> Result<(), NoRoom> {
+        let Some(stripes) = self.stripes() else { return Ok(()) };
+        let changing = self.changing.lock();
+        let nodes = self.nodes.all();
+        let there = || homes.iter().filter(|home| **home != Home::NONE);
+        // Lost or taken out since they answered: to be asked again, of others.
+        let are_in = there().all(|home| nodes[home.node as usize].standing() == Standing::In);
+        let mut slabs = self.slabs.lock();
+        let holes = (0..slabs.list.len()).filter(|&index| slabs.list[index].is_none());
+        let holes = holes.chain(slabs.list.len()..MAX_SLABS).take(homes.len());
+        let indices: Vec<u32> = holes.map(|index| index as u32).collect();
+        let mut records = Vec::new();
+        if are_in && indices.len() == homes.len() {
+            records.extend(homes.iter().map_while(|&home| self.extents.record([home, Home::NONE])));
+        }
+        if records.len() < homes.len() {
+            records.into_iter().for_each(|record| self.extents.free(record));
+            drop(slabs);
+            drop(changing);
+            there().for_each(|&home| self.decline(home));
+            return match are_in {
+                false => Ok(()),
+                true => Err(NoRoom::Exhausted(format!(
+                    "this process holds {MAX_SLABS} slabs of 64 MiB, which is the limit"
+                ))),
+            };
+        }
+        stripes.join(&indices);
+        for (seat, (&index, &record)) in indices.iter().zip(&records).enumerate() {
+            slabs.serial += 1;
+            let seat_of = if seat < shape.data { Seat::Data } else { Seat::Parity };
+            let slab = Some(SlabSlots::new(slabs.serial).in_group(seat_of));
+            match slabs.list.get_mut(index as usize) {
+                Some(hole) => *hole = slab,
+                None => slabs.list.push(slab),
+            }
+            let state = if homes[seat] == Home::NONE { State::Absent } else { State::Whole };
+            self.extents.publish(index, Word::of(record).with_striped().with_state(0, state));
+        }
+        there().for_each(|home| {
+            nodes[home.node as usize].held.fetch_add(1, Ordering::Relaxed);
+        });
+        self.capacity.fetch_add(shape.data as u64 * SLAB_BYTES, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives a slab of a group that has lost its home another one, at a node that holds none of the
+    /// group. It lacks all that was written.
+    pub(crate) fn replace_home(&self, index: u32) -> Result<(), NoRoom> {
+        let gone = || NoRoom::Exhausted("the slab has gone, or has a home".to_owned());
+        let lost = |word: Word| word.is_lost() && word.homes() == 0 && self.follows(index);
+        if !lost(self.extents.word(index)) {
+            return Err(gone());
+        }
+        let home = self.granted_unmapped(&self.nodes_beside(index))?;
+        let changing = self.changing.lock();
+        let node = &self.nodes.all()[home.node as usize];
+        let mut slabs = self.slabs.lock();
+        let seen = self.extents.word(index);
+        let mut replaced = None;
+        let own = slabs.list.get(index as usize).and_then(Option::as_ref).is_some_and(|slab| slab.sharers == 0);
+        if own && lost(seen) && node.standing() == Standing::In {
+            replaced = self.extents.record([home, Home::NONE]).and_then(|record| {
+                let next = seen.with_number(record).with_state(0, State::Filling).with_leaving(false);
+                self.lacking(&slabs, index).into_iter().for_each(|at| {
+                    self.extents.set_stale(next, 0, at, true);
+                });
+                let swapped = self.extents.update(index, |word| (word == seen).then_some(next));
+                swapped.map(|_| seen.number()).or_else(|| {
+                    self.extents.free(record);
+                    None
+                })
+            });
+        }
+        match replaced {
+            Some(record) => {
+                node.held.fetch_add(1, Ordering::Relaxed);
+                slabs.drop_later(crate::copies::Dropped { record: Some(record), home: None });
+                self.reopen(&mut slabs, index);
+                Ok(())
+            }
+            None => {
+                drop(slabs);
+                drop(changing);
+                self.decline(home);
+                Err(gone())
+            }
+        }
+    }
+
+    /// How slabs are protected, if by parity.
+    pub(crate) fn shape(&self) -> Option<Shape> {
+        self.stripes().map(|stripes| stripes.shape)
+    }
+
+    /// The slot of another seat of a slot's stripe.
+    pub(crate) fn slot_in(stripes: &Stripes, group: u32, seat: usize, place: u32) -> FarSlot {
+        FarSlot::new(stripes.member(group, seat), place)
+    }
+}
+
+/// The shape that a protection names.
+pub(crate) fn shape_of(how: Protect) -> Option<Shape> {
+    match how {
+        Protect::Ec { data, parity } => Some(Shape { data: data as usize, parity: parity as usize }),
+        _ => None,
+    }
+}

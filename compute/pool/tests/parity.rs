@@ -1,0 +1,258 @@
+//! Slabs with parity, over simulated nodes that are killed, silent, and replaced.
+
+#![allow(unsafe_code)] // Buffers of reads and writes.
+
+mod common;
+
+use common::{all_done, alloc, node, page, read, repaired};
+use farmem_pool::{Lane, Pool, Protect, Standing};
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
+use farmem_sim::Network;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const MS: u64 = 1_000_000;
+
+/// A pool with parity, over simulated nodes that lend this many slabs each.
+fn pool(data: u8, parity: u8, slabs: &[u64]) -> (Vec<Arc<Network>>, &'static Pool) {
+    let (networks, pool) = common::pool(slabs);
+    let pool: &'static Pool = Box::leak(Box::new(pool));
+    pool.protect_by_parity(Protect::Ec { data, parity }).unwrap();
+    (networks, pool)
+}
+
+/// Writes many slots at once: the evictor's batch.
+fn write_all(pool: &Pool, lane: &mut Lane, values: &[(FarSlot, u64)]) {
+    let pages: Vec<_> = values.iter().map(|(_, value)| page(*value)).collect();
+    for (tag, ((slot, _), page)) in values.iter().zip(&pages).enumerate() {
+        // SAFETY: the pages outlive the operations, which are awaited.
+        unsafe { lane.write(pool, tag as u64, *slot, 0, page.as_ptr().cast(), PAGE_BYTES as u32) };
+    }
+    let mut done = all_done(pool, lane);
+    done.sort_by_key(|(tag, _)| *tag);
+    assert_eq!(done, (0..values.len()).map(|tag| (tag as u64, Ok(0))).collect::<Vec<_>>());
+}
+
+fn written(pool: &Pool, lane: &mut Lane, n: usize) -> Vec<(FarSlot, u64)> {
+    let values: Vec<_> = alloc(pool, n).into_iter().zip(1..).collect();
+    write_all(pool, lane, &values);
+    values
+}
+
+fn all_there(pool: &Pool, lane: &mut Lane, values: &[(FarSlot, u64)]) {
+    values.iter().for_each(|(slot, value)| assert_eq!(read(pool, lane, *slot), Ok(*value), "{slot:?}"));
+}
+
+/// Which node has a slot's home.
+fn node_of(pool: &Pool, slot: FarSlot) -> usize {
+    pool.homes(slot.slab_index())[0].unwrap().0
+}
+
+#[test]
+fn a_group_takes_a_node_for_each_seat() {
+    let (networks, pool) = pool(4, 2, &[2, 1, 1, 1, 1, 1]);
+    let mut lane = Lane::new();
+    let values = written(pool, &mut lane, 256);
+    assert!(networks.iter().all(|network| network.lent() == SLAB_BYTES));
+    assert_eq!((pool.capacity(), pool.single_bytes(), pool.lacks()), (4 * SLAB_BYTES, 0, None));
+    // Pages that leave together fill stripes, and neighbours stay together.
+    let places = |n: usize| (values[n].0.slab_index(), values[n].0.place());
+    assert_eq!([0, 31, 32, 127, 128].map(places), [(0, 0), (0, 31), (1, 0), (3, 31), (0, 32)]);
+    let refused = pool.ensure(5 * SLAB_BYTES).unwrap_err().to_string();
+    assert!(refused.contains("no 6 nodes for a group"), "{refused}");
+    assert!(networks.iter().all(|network| network.lent() == SLAB_BYTES), "what was granted is given back");
+    pool.free(&values.iter().map(|(slot, _)| *slot).collect::<Vec<_>>());
+    pool.shrink(0);
+    assert!(networks.iter().all(|network| network.lent() == 0) && pool.capacity() == 0);
+    // What comes next begins with zeros.
+    let slots = alloc(pool, 8);
+    assert_eq!(read(pool, &mut lane, slots[7]), Ok(0));
+}
+
+#[test]
+fn pages_of_lost_nodes_follow_from_others() {
+    for (data, parity) in [(2, 1), (4, 1), (4, 2), (8, 3)] {
+        let nodes = (data + parity) as usize;
+        let (networks, pool) = pool(data, parity, &vec![2; nodes]);
+        let (mut writes, mut reads) = (Lane::new(), Lane::new());
+        // A stripe that is full, one that is not, and single pages.
+        let mut values = written(pool, &mut writes, 32 * data as usize + 5);
+        values[3].1 = 1000;
+        write_all(pool, &mut writes, &values[3..4]);
+        for lost in 0..parity as usize {
+            let gone = node_of(pool, values[32 * (lost % data as usize)].0);
+            networks[gone].kill_node();
+            all_there(pool, &mut reads, &values);
+            assert_eq!((pool.tend(), pool.standing(gone)), (Ok(()), Some(Standing::Lost)));
+            // Pages that leave for a lost home are kept by parity alone.
+            for (at, value) in [(1, 2001), (40, 2002), (60, 2003)] {
+                values[at].1 = value + lost as u64;
+            }
+            write_all(pool, &mut writes, &[values[1], values[40], values[60]]);
+            all_there(pool, &mut reads, &values);
+        }
+        let gone = (0..nodes).find(|&node| pool.standing(node) == Some(Standing::In)).unwrap();
+        networks[gone].kill_node();
+        let read = values.iter().map(|(slot, _)| read(pool, &mut reads, *slot)).find(Result::is_err);
+        assert!(read.is_some() && pool.tend().is_err(), "{data}+{parity}: one more than parity bears");
+    }
+}
+
+#[test]
+fn a_silent_node_is_given_up_soon() {
+    let (networks, pool) = pool(2, 1, &[2; 3]);
+    let mut lane = Lane::new();
+    let mut values = written(pool, &mut lane, 70);
+    let silent = node_of(pool, values[0].0);
+    networks[silent].stop_node(60_000 * MS);
+    values[0].1 = 77;
+    write_all(pool, &mut lane, &values[..1]);
+    all_there(pool, &mut lane, &values);
+    assert_eq!(pool.standing(silent), Some(Standing::Lost));
+    // Without it no other can be spared: it is waited for.
+    let other = node_of(pool, values[32].0);
+    networks[other].stop_node(1_000 * MS);
+    all_there(pool, &mut lane, &values);
+    assert_eq!(pool.standing(other), Some(Standing::In));
+}
+
+/// Lost homes are made anew, of data and of parity; then others may go.
+#[test]
+fn a_lost_seat_is_filled_elsewhere() {
+    let (mut networks, pool) = pool(2, 1, &[2; 3]);
+    let mut lane = Lane::new();
+    let mut values = written(pool, &mut lane, 100);
+    // A slot that is free, and was written: its stripe's parity is of it.
+    let freed: Vec<_> = values.drain(10..20).map(|(slot, _)| slot).collect();
+    pool.free(&freed);
+    for round in 0..5u64 {
+        // The nodes in turn: data, data, parity, and those that took their places.
+        networks[round as usize].kill_node();
+        assert_eq!(pool.tend(), Ok(()));
+        all_there(pool, &mut lane, &values);
+        assert!(pool.single_bytes() >= SLAB_BYTES);
+        let (network, session) = node(10 + round, 2);
+        networks.push(network);
+        pool.add_node(session).unwrap();
+        values[(round * 13) as usize].1 = 500 + round;
+        write_all(pool, &mut lane, &values[(round * 13) as usize..][..1]);
+        assert!(repaired(pool, &mut lane));
+        assert_eq!(pool.single_bytes(), 0);
+        all_there(pool, &mut lane, &values);
+    }
+}
+
+/// Nodes that are left give their seats to others.
+#[test]
+fn a_seat_moves_from_a_node_that_is_taken_out() {
+    let (networks, pool) = pool(2, 1, &[2; 4]);
+    let mut lane = Lane::new();
+    let mut values = written(pool, &mut lane, 100);
+    let free = (0..4).find(|&node| networks[node].lent() == 0).unwrap();
+    for node in (0..4).filter(|&node| node != free).take(1) {
+        assert!(pool.take_out(node));
+        values[50].1 = 9;
+        if pool.is_own(values[50].0) {
+            write_all(pool, &mut lane, &values[50..51]);
+        } else {
+            values[50].1 = 51;
+        }
+        assert!(repaired(pool, &mut lane));
+        pool.shrink(3 * SLAB_BYTES);
+        assert_eq!((pool.standing(node), networks[node].lent()), (Some(Standing::Left), 0));
+        all_there(pool, &mut lane, &values);
+    }
+    networks[free].kill_node();
+    all_there(pool, &mut lane, &values);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(Vec<u8>),
+    Overwrite(Vec<u8>),
+    Free(Vec<u8>),
+    Kill(u8),
+    Join,
+    Repair,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let some = || prop::collection::vec(any::<u8>(), 1..40);
+    prop_oneof![
+        3 => some().prop_map(Step::Write),
+        4 => some().prop_map(Step::Overwrite),
+        1 => some().prop_map(Step::Free),
+        1 => any::<u8>().prop_map(Step::Kill),
+        2 => Just(Step::Join),
+        3 => Just(Step::Repair),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whatever is written, freed, lost and repaired, every page is as it was written, while no
+    /// more nodes are lost at once than parity bears.
+    #[test]
+    fn every_page_is_as_it_was_written(steps in prop::collection::vec(step(), 1..40), two in any::<bool>()) {
+        let (data, parity) = if two { (3, 2) } else { (2, 1) };
+        let seats = data as usize + parity as usize;
+        let (mut networks, pool) = pool(data, parity, &vec![8; seats]);
+        let (mut writes, mut reads) = (Lane::new(), Lane::new());
+        let mut held: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut next = 1;
+        for step in steps {
+            match step {
+                Step::Write(all) => {
+                    let mut slots = Vec::new();
+                    if pool.alloc(all.len(), &mut slots).is_ok() {
+                        let values: Vec<_> = slots.into_iter().zip(next..).collect();
+                        next += 1000;
+                        write_all(pool, &mut writes, &values);
+                        held.extend(values.iter().map(|(slot, value)| (slot.bits(), *value)));
+                    }
+                }
+                Step::Overwrite(which) if !held.is_empty() => {
+                    let slots: Vec<u64> = held.keys().copied().collect();
+                    let mut values: BTreeMap<u64, u64> = BTreeMap::new();
+                    values.extend(which.iter().map(|&at| (slots[at as usize % slots.len()], next + at as u64)));
+                    next += 1000;
+                    let all: Vec<_> = values.iter().map(|(slot, value)| (FarSlot::from_bits(*slot), *value)).collect();
+                    write_all(pool, &mut writes, &all);
+                    held.extend(values);
+                }
+                Step::Free(which) if !held.is_empty() => {
+                    let slots: Vec<u64> = held.keys().copied().collect();
+                    for at in which {
+                        let slot = slots[at as usize % slots.len()];
+                        if held.remove(&slot).is_some() {
+                            pool.free(&[FarSlot::from_bits(slot)]);
+                        }
+                    }
+                }
+                Step::Kill(which) => {
+                    let alive: Vec<usize> =
+                        (0..networks.len()).filter(|&node| pool.standing(node) == Some(Standing::In)).collect();
+                    let slabs = || (0..64).filter(|&index| pool.homes(index)[0].is_some());
+                    // A group that lacks seats, and has begun to fill others, bears less.
+                    let lacking = pool.single_bytes() / SLAB_BYTES + (pool.lacks().is_some()) as u64;
+                    if alive.len() > data as usize && lacking == 0 && slabs().count() > 0 {
+                        networks[alive[which as usize % alive.len()]].kill_node();
+                        prop_assert_eq!(pool.tend(), Ok(()));
+                    }
+                }
+                Step::Join if networks.len() < 40 => {
+                    let (network, session) = node(networks.len() as u64 + 1, 8);
+                    networks.push(network);
+                    pool.add_node(session).unwrap();
+                }
+                Step::Repair => drop(repaired(pool, &mut writes)),
+                _ => {}
+            }
+            for (slot, value) in &held {
+                prop_assert_eq!(read(pool, &mut reads, FarSlot::from_bits(*slot)), Ok(*value));
+            }
+        }
+    }
+}
