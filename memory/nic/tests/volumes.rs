@@ -417,3 +417,54 @@ fn a_volume_is_its_tenants() {
     let (Greeting::Welcome(_), mut theirs) = by_token(&nic, new(ID, 64 * MIB), &other) else { panic!("not let in") };
     theirs.close(Goodbye::Cut, 1);
 }
+
+/// How much longer a WRITE takes that claims a block. By turns: a volume is filled, so that one WRITE in 512 claims, and
+/// written again, so that none does. What is freed goes back to the system, so the filling WRITEs bring memory in, too:
+/// those of them that do not claim are what the others are to be compared with. Prints the figures.
+#[test]
+#[ignore = "a measurement: --ignored --nocapture"]
+fn claiming_writes_against_plain_ones() {
+    const SIZE: u64 = 192 * MIB;
+    let nic = nic();
+    let mut wire = volume(&nic, SIZE, false);
+    let page = pages(&mut Random::new(6), 1);
+    let mut fill = |times: &mut Vec<u64>| {
+        for at in (0..SIZE).step_by(4096) {
+            let frame = [&request(Command::Write, at, 4096), page.as_slice()].concat();
+            wire.said.clear();
+            let begun = std::time::Instant::now();
+            wire.feed(&frame, 8192, 1);
+            times.push(begun.elapsed().as_nanos() as u64);
+        }
+    };
+    let [mut filled, mut plain, mut claims, mut again] = [const { Vec::new() }; 4];
+    let mut other = stream(&nic, &known(nic.incarnation, false));
+    for round in 0..12 {
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        fill(&mut first);
+        fill(&mut second);
+        // In the first round the arena itself was made.
+        if round > 0 {
+            claims.extend(first.iter().copied().step_by(512));
+            plain.extend((0..).zip(&first).filter(|(at, _)| at % 512 != 0).map(|(_, time)| *time));
+            filled.append(&mut first);
+            again.append(&mut second);
+        }
+        let freed = [0u32.to_be_bytes(), ((SIZE / 4096) as u32).to_be_bytes()].concat();
+        let mark = u64::from_be_bytes(ask(&mut other, Command::Mark, 0, 0, &[]).1.try_into().unwrap());
+        assert_eq!(ask(&mut other, Command::Freed, mark, freed.len() as u32, &freed).0, 0);
+        keep(&nic);
+        assert_eq!(report(&mut other).held.get(), 0);
+    }
+    let rows = [
+        ("memory is there, none claims", &mut again),
+        ("memory is new, none claims", &mut plain),
+        ("memory is new, one in 512 claims", &mut filled),
+        ("memory is new, every one claims", &mut claims),
+    ];
+    for (name, times) in rows {
+        times.sort_unstable();
+        let at = |share: usize| times[times.len() * share / 1000];
+        println!("{name}: {} writes, p50 {} p99 {} p99.9 {} ns", times.len(), at(500), at(990), at(999));
+    }
+}
