@@ -23,6 +23,12 @@ pub enum Error {
         /// Bytes of an element.
         size: usize,
     },
+    /// Bytes that are no text, or a place within a character.
+    #[error("no character begins at byte {at}")]
+    Text {
+        /// Where.
+        at: usize,
+    },
     /// All of the heap's local memory is held by open scopes.
     #[error("open scopes hold all of {0} local bytes: end a scope sooner, or give the heap more local memory")]
     ScopeFull(usize),

@@ -15,8 +15,8 @@
 //!
 //! *Why a reference stays good.* It is tied to the box's borrow and to a scope. [`FarBox::get`]
 //! leaves in the frame a stamp that is not older than the scope's. A frame whose stamp is not older
-//! than the oldest open scope's is neither emptied nor filled: [`Arena::transfer`] and
-//! [`Arena::empty`] assert that. The arena is unmapped with the last owner of the heap, which each
+//! than the oldest open scope's is neither emptied nor filled: [`Frames::transfer`] and
+//! [`Frames::empty`] assert that. The arena is unmapped with the last owner of the heap, which each
 //! scope is.
 //!
 //! *Why nobody writes beside a reference.* A payload is written through an exclusive borrow of its
@@ -59,8 +59,8 @@ struct Header {
     meta: Cell<u64>,
 }
 
-/// The place of a frame: always a header within its arena. Made by [`Arena::frame`] and
-/// [`Arena::of_word`] alone.
+/// The place of a frame: always a header within its arena. Made by [`Frames::frame`] and
+/// [`Frames::of_word`] alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct At(usize);
 
@@ -88,7 +88,7 @@ impl Word {
     }
 }
 
-/// One arrival or departure of [`Arena::transfer`].
+/// One arrival or departure of [`Frames::transfer`].
 pub type Move = (At, Addr);
 
 /// All frames of a heap. Unmapped with it.

@@ -5,7 +5,7 @@ use crate::evict::{Evictor, Moved};
 use crate::frames::{Arena, At, STAMP, Scope, Word};
 use crate::homes::Home;
 use crate::share::{Local, Share};
-use crate::{CHUNK, Error, Far, FarBox, FarHashMap, FarQueue, FarVec, Result};
+use crate::{CHUNK, Error, Far, FarBTree, FarBox, FarCache, FarHashMap, FarList, FarQueue, FarString, FarVec, Result};
 use farmem::near::{Found, Scan};
 use farmem::{Memory, Transport};
 use std::cell::{Cell, RefCell};
@@ -307,6 +307,26 @@ impl Heap {
     /// An empty map.
     pub fn map<K: Far + Eq + Hash, V: Far>(&self) -> FarHashMap<K, V> {
         FarHashMap::new(self.clone())
+    }
+
+    /// An empty sorted map.
+    pub fn btree<K: Far + Ord, V: Far>(&self) -> FarBTree<K, V> {
+        FarBTree::new(self.clone())
+    }
+
+    /// An empty list.
+    pub fn list<T: Far>(&self) -> FarList<T> {
+        FarList::new(self.clone())
+    }
+
+    /// An empty text.
+    pub fn string(&self) -> FarString {
+        FarString::new(self.clone())
+    }
+
+    /// An empty cache, of at most this many entries.
+    pub fn cache<K: Eq + Hash + Clone, V: Far>(&self, most: usize) -> FarCache<K, V> {
+        FarCache::new(self.clone(), most)
     }
 
     /// Many boxes' values, in the order of the boxes. Those that are away come by one round trip to

@@ -122,33 +122,42 @@
 //! * A boxed value is at most 4 KiB, an element of a vector or queue too. Elements do not cross
 //!   chunks of [`CHUNK`].
 //! * An entry of a map has 120 bytes at most: key, value and what aligns them.
+//! * An entry of a sorted map has 252 bytes at most, an element of a list 2 KiB.
 //! * Local memory of one size of objects: 4 GiB, of objects larger than 1 KiB 16 GiB.
 //! * A scope that reaches more than the heap's local memory gets [`Error::ScopeFull`]: open scopes
 //!   in loops.
 //! * A scope that is leaked (`std::mem::forget`) keeps what it reached local for ever.
 //! * A lost node is an error of the call that needs it, and never ends the process.
 
+mod btree;
+mod cache;
 mod class;
 mod error;
 mod evict;
 mod frames;
 mod heap;
 mod homes;
+mod list;
 mod map;
 mod queue;
 mod rooms;
 mod select;
 mod share;
+mod text;
 mod vec;
 
+pub use btree::FarBTree;
+pub use cache::FarCache;
 pub use error::{Error, Result};
 pub use farmem::Transport;
 pub use frames::{FarBox, Scope};
 pub use heap::{Builder, Heap};
+pub use list::FarList;
 pub use map::FarHashMap;
 pub use queue::FarQueue;
 pub use select::{Field, Filter, Filtered, Number, Summary};
 pub use share::Local;
+pub use text::FarString;
 pub use vec::{FarVec, Iter};
 
 /// Bytes of a vector or queue that come and go together.

@@ -3,6 +3,8 @@
 use crate::frames::{copied, slice, slice_mut};
 use crate::{CHUNK, Chunk, Error, Far, FarBox, Heap, Result, Scope};
 use std::marker::PhantomData;
+use std::ops::Range;
+use zerocopy::IntoBytes;
 
 /// Chunks that a scan has under way.
 const AHEAD: usize = 32;
@@ -115,6 +117,52 @@ impl<T: Far> FarVec<T> {
         }
         self.len += 1;
         self.set(self.len - 1, value).inspect_err(|_| self.len -= 1)
+    }
+
+    /// Appends elements.
+    ///
+    /// # Errors
+    /// As [`FarVec::push`]. The first of them may be there then.
+    pub fn extend_from_slice(&mut self, elements: &[T]) -> Result<()> {
+        let (size, mut left) = (size_of::<T>(), elements);
+        while !left.is_empty() {
+            if self.len == self.chunks.len() * Self::EACH {
+                self.chunks.push(self.heap.alloc(&Chunk::ZERO)?);
+            }
+            let at = self.len % Self::EACH;
+            let (now, rest) = left.split_at(left.len().min(Self::EACH - at));
+            let scope = self.heap.scope();
+            let chunk = self.chunks[self.len / Self::EACH].get_mut(&scope)?;
+            chunk.0[at * size..(at + now.len()) * size].copy_from_slice(now.as_bytes());
+            self.len += now.len();
+            left = rest;
+        }
+        Ok(())
+    }
+
+    /// Copies of the elements of a range. The next ones are under way meanwhile.
+    ///
+    /// # Errors
+    /// As [`FarVec::get`].
+    pub fn get_range(&self, range: Range<usize>) -> Result<Vec<T>> {
+        let (mut next, until) = (range.start, range.end);
+        if next > until || until > self.len {
+            return Err(Error::Index { index: until.max(next), len: self.len });
+        }
+        let mut elements = Vec::with_capacity(until - next);
+        let mut ahead = Ahead::new(&self.heap, AHEAD);
+        while next < until {
+            let number = next / Self::EACH;
+            ahead.go(number, until.div_ceil(Self::EACH), |n| &self.chunks[n]);
+            let (from, end) = (next % Self::EACH, Self::EACH.min(until - number * Self::EACH));
+            let scope = self.heap.scope();
+            let chunk = slice::<T>(&self.chunks[number].get(&scope)?.0);
+            elements.extend(chunk[from..end].iter().map(|one| copied::<T>(one.as_bytes())));
+            drop(scope);
+            ahead.seen(&self.chunks[number]);
+            next += end - from;
+        }
+        Ok(elements)
     }
 
     /// Takes the last element.
