@@ -159,8 +159,8 @@ fn nodes(options: &Options) -> Result<Vec<String>, Failure> {
         nodes.push(node.clone());
     }
     let wrong = match (mirror, nodes.len()) {
-        _ if options.protect == Protect::Disk => {
-            "--protect disk is for farmem run: have the kernel swap to a disk of this machine by swapon"
+        _ if !matches!(options.protect, Protect::None | Protect::Mirror) => {
+            "farmem swap has --protect none and mirror; disk and ec:K+M are for farmem run"
         }
         (false, 2..) => "several nodes need --protect mirror: without it, name one with --node",
         (true, ..2) => "--protect mirror keeps two copies at different nodes: name at least two with --node",
