@@ -57,7 +57,7 @@ struct farmem_store_options {
     const char *token;     /* the file of a token: the one that FARMEM_TOKEN names, if any */
     const char *transport; /* "auto", "shm", "tcp" or "verbs" */
     uint32_t grace_ms;     /* how long a node may be out of reach: 5 s */
-    uint32_t reserved;     /* 0 */
+    uint32_t mirror;       /* 1: every key at two nodes, as by `farmem kv --protect mirror`; 0: at one */
 };
 
 /* Opens a store, or makes it. `nodes` are "HOST:PORT" or "unix:PATH". NULL: see `why`. */

@@ -26,7 +26,7 @@ class Options(ctypes.Structure):
         ("token", ctypes.c_char_p),
         ("transport", ctypes.c_char_p),
         ("grace_ms", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("mirror", ctypes.c_uint32),
     ]
 
 

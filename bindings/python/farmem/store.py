@@ -121,7 +121,8 @@ def _leave(handle):
 class Store(MutableMapping):
     """One front end of a store. See the module."""
 
-    def __init__(self, name, nodes, *, token=None, local="64M", maxmemory=None, transport="auto", grace=5.0):
+    def __init__(self, name, nodes, *, token=None, local="64M", maxmemory=None, transport="auto", grace=5.0,
+                 protect=None):
         """Opens the store of this name at these nodes, or makes it.
 
         nodes       "HOST:PORT" or "unix:PATH" each; every front end names the same ones
@@ -130,13 +131,16 @@ class Store(MutableMapping):
         maxmemory   what all front ends may take from the nodes; beyond, keys are evicted
         transport   "auto", "shm", "tcp" or "verbs"
         grace       seconds for which a node may be out of reach
+        protect     "mirror": every key lies at two nodes; every front end says the same
         """
         if isinstance(nodes, (str, bytes)):
             nodes = [nodes]
+        if protect not in (None, "mirror"):
+            raise ValueError(f'protect is {protect!r}; it can be None or "mirror"')
         addresses = [node.encode() if isinstance(node, str) else node for node in nodes]
         options = _native.Options(
             ctypes.sizeof(_native.Options), _size(local), _size(maxmemory or 0),
-            os.fsencode(token) if token is not None else None, transport.encode(), max(1, int(grace * 1000)), 0,
+            os.fsencode(token) if token is not None else None, transport.encode(), max(1, int(grace * 1000)), int(protect is not None),
         )
         why = _native.Error()
         listed = (ctypes.c_char_p * len(addresses))(*addresses)

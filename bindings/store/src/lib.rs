@@ -15,7 +15,7 @@ pub use ops::RawOp;
 
 use error::Problem;
 use farmem::Transport;
-use farmem_kv::{Clients, Config};
+use farmem_kv::Config;
 use farmem_trust::file;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::AssertUnwindSafe;
@@ -32,7 +32,7 @@ pub struct RawOptions {
     token: *const c_char,
     transport: *const c_char,
     grace_ms: u32,
-    reserved: u32,
+    mirror: u32,
 }
 
 /// Carries out a call. Its error is described in `why`, and a panic is one.
@@ -95,21 +95,9 @@ unsafe fn config(
         }
         let mut named = Vec::new();
         for n in 0..n_nodes {
-            named.push(text("a node's address", *nodes.add(n))?.ok_or_else(|| missing("a node's address"))?.to_owned());
+            named.push(text("a node's address", *nodes.add(n))?.ok_or_else(|| missing("a node's address"))?);
         }
-        let mut config = Config {
-            name: name.to_owned(),
-            nodes: named,
-            mirror: false,
-            transport: Transport::Auto,
-            trust: farmem::Trust::default(),
-            grace: Duration::from_secs(5),
-            listen: Vec::new(),
-            local: 64 << 20,
-            maxmemory: None,
-            clients: Clients::default(),
-            metrics: None,
-        };
+        let mut config = Config::of(name, &named);
         let mut token = None;
         if let Some(options) = options.as_ref() {
             if options.bytes != size_of::<RawOptions>() {
@@ -119,6 +107,7 @@ unsafe fn config(
             if let Some(transport) = text("the transport", options.transport)? {
                 config.transport = self::transport(transport)?;
             }
+            config.mirror = options.mirror != 0;
             config.maxmemory = Some(options.maxmemory).filter(|&most| most > 0);
             if options.local > 0 {
                 config.local = options.local;

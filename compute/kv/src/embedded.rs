@@ -72,13 +72,10 @@ pub struct Store {
     tended: Instant,
 }
 
-impl Store {
-    /// Opens the store of this name at these nodes, or makes it, and joins it.
-    ///
-    /// # Errors
-    /// As `farmem kv`: the nodes cannot be reached, or hold something else of this name.
-    pub fn open(name: &str, nodes: &[&str]) -> Result<Store, Failed> {
-        Store::open_as(&Config {
+impl Config {
+    /// The usual settings of a store within a program.
+    pub fn of(name: &str, nodes: &[&str]) -> Config {
+        Config {
             name: name.to_owned(),
             nodes: nodes.iter().map(|&node| node.to_owned()).collect(),
             mirror: false,
@@ -90,7 +87,17 @@ impl Store {
             maxmemory: None,
             clients: Clients::default(),
             metrics: None,
-        })
+        }
+    }
+}
+
+impl Store {
+    /// Opens the store of this name at these nodes, or makes it, and joins it.
+    ///
+    /// # Errors
+    /// As `farmem kv`: the nodes cannot be reached, or hold something else of this name.
+    pub fn open(name: &str, nodes: &[&str]) -> Result<Store, Failed> {
+        Store::open_as(&Config::of(name, nodes))
     }
 
     /// [`Store::open`] with other settings than the usual ones.

@@ -2,9 +2,8 @@
 
 use farmem_fabric::NodeAddr;
 use farmem_kv::blocks::MAX_BLOCK;
-use farmem_kv::{Act, Clients, Config, Failed, Op, Outcome, Store, Trouble};
+use farmem_kv::{Act, Config, Failed, Op, Outcome, Store, Trouble};
 use farmem_memory::Node;
-use std::time::Duration;
 
 fn node(name: &str) -> (Node, String) {
     let socket = std::env::temp_dir().join(format!("farmem-blocks-{name}-{}.sock", std::process::id()));
@@ -111,19 +110,7 @@ fn one_removed(store: &mut Store, n: usize) -> Outcome {
 #[test]
 fn pinned_blocks_outlast_eviction() {
     let (_node, address) = node("pins");
-    let config = Config {
-        mirror: false,
-        name: "blocks".into(),
-        nodes: vec![address],
-        transport: farmem::Transport::Auto,
-        trust: farmem::Trust::default(),
-        grace: Duration::from_secs(5),
-        listen: Vec::new(),
-        local: 1 << 20,
-        maxmemory: Some(16 << 20),
-        clients: Clients::default(),
-        metrics: None,
-    };
+    let config = Config { local: 1 << 20, maxmemory: Some(16 << 20), ..Config::of("blocks", &[&address]) };
     let mut store = Store::open_as(&config).expect("a store");
     let forever = Act::PinBlock { until: Some(u64::MAX >> 1) };
     assert_eq!(one(&mut store, "pinned", forever.clone()), Outcome::Absent);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `farmem-lab bench`: what far memory costs, against its floor and against swap | lab/bench, lab/alloc |
 //! | `farmem-lab malloc-bench`: an allocator on pieces of far memory | lab/malloc |
+//! | `farmem-lab bench kv`: the store beside redis and memcached | lab/kv |
 //! | `farmem-lab objects`: far objects against paging and near memory | lab/objects |
 //! | `farmem-lab torture`: everything programs do to memory, verified | lab/torture |
 //! | `farmem-lab replay`: which cache policy would have done how well | lab/replay |
@@ -96,6 +97,8 @@ enum Bench {
     Measured(farmem_bench::Bench),
     #[allow(missing_docs)] // Said once, above its options: clap shows that.
     Alloc(farmem_alloc::command::Options),
+    #[allow(missing_docs)] // As above.
+    Kv(farmem_lab_kv::Options),
 }
 
 /// [`Arguments`], with the product's commands hidden: `farmem --help` shows them.
@@ -133,6 +136,7 @@ impl Program for Lab {
             Command::BenchAllocChild(options) => farmem_alloc::real::child::run(&options)?,
             Command::MallocBench(options) => options.run(&myself()?)?,
             Command::MallocChild(options) => farmem_malloc::child::run(&options)?,
+            Command::Bench(Bench::Kv(options)) => options.run(&myself()?)?,
             Command::Objects(options) => options.run(&myself()?)?,
             Command::ObjectsChild(options) => farmem_lab_objects::child::run(&options)?,
             Command::Torture(torture) => std::process::exit(torture.run()?),

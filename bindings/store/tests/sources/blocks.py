@@ -183,6 +183,24 @@ async def connector(node, nobody):
     assert not await c.exists(keys[3]) and await c.get(keys[3]) is None and not c.exists_sync(keys[3])
     await c.put(keys[3], objects[3])
 
+    # A node is lost in the middle: misses from then on, and the store is not asked again before its time.
+    class Broken:
+        calls = 0
+
+        def __getattr__(self, name):
+            def raises(*_):
+                Broken.calls += 1
+                raise farmem.Lost("a:7411 is lost")
+            return raises
+
+    c = lmcache.FarmemAdapter().create_connector(Context(f"farmem://{node}/lm", memory))
+    c._far.call(lambda store: store.close(), None)
+    c._far._store = Broken()
+    assert not await c.exists(keys[3]) and await c.batched_get(keys[:2]) == [None, None]
+    await c.put(keys[3], objects[3])
+    assert Broken.calls == 1 and await c.list() == [] and not c.remove_sync(keys[3])
+    await c.close()
+
     # No node at all: misses, at once.
     c = lmcache.FarmemAdapter().create_connector(Context(f"farmem://{nobody}/lm", memory))
     begun = time.monotonic()

@@ -76,6 +76,8 @@ def refusals(s, node):
     refused(ValueError, lambda: farmem.Store("s", []), "HOST:PORT")
     refused(ValueError, lambda: farmem.Store("s", [node], transport="pigeon"), "verbs")
     refused(ValueError, lambda: farmem.Store("s", [node], local="lots"), "64M")
+    refused(ValueError, lambda: farmem.Store("s", [node], protect="all"), "mirror")
+    refused(farmem.Unreached, lambda: farmem.Store("s", [node], protect="mirror"), "store s")
 
 
 def threads(s):

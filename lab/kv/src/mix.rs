@@ -1,0 +1,217 @@
+//! Requests: the mixes of YCSB (Cooper et al., SoCC 2010), and the choice of keys.
+
+use farmem_protocol::random::{self, Random};
+use serde::Serialize;
+
+/// Shares of operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+pub enum Mix {
+    /// Half reads, half updates
+    A,
+    /// 95 % reads, 5 % updates
+    B,
+    /// Reads
+    C,
+    /// 95 % reads of what was inserted lately, 5 % inserts
+    D,
+    /// Half reads, half reads with an update behind
+    F,
+    /// Updates
+    U,
+}
+
+impl Mix {
+    /// All of them.
+    pub const ALL: [Mix; 6] = [Mix::A, Mix::B, Mix::C, Mix::D, Mix::F, Mix::U];
+
+    /// Heads a row.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mix::A => "A: half updates",
+            Mix::B => "B: 5 % updates",
+            Mix::C => "C: reads",
+            Mix::D => "D: latest",
+            Mix::F => "F: read, then update",
+            Mix::U => "updates",
+        }
+    }
+}
+
+/// How keys are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+pub enum Keys {
+    /// Some much more often than others (0.99, as YCSB)
+    Zipfian,
+    /// All alike
+    Uniform,
+}
+
+impl Keys {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Keys::Zipfian => "zipfian",
+            Keys::Uniform => "uniform",
+        }
+    }
+}
+
+/// Draws ranks, 0 the most frequent: the rejection-free approximation of Gray et al. (SIGMOD 1994).
+#[derive(Clone, Copy, Debug)]
+pub struct Zipf {
+    items: f64,
+    zeta: f64,
+    alpha: f64,
+    eta: f64,
+    second: f64,
+}
+
+const THETA: f64 = 0.99;
+
+impl Zipf {
+    /// Over this number of items.
+    pub fn new(items: u64) -> Zipf {
+        let zeta = |n: u64| (1..=n).map(|rank| (rank as f64).powf(-THETA)).sum::<f64>();
+        let all = zeta(items);
+        let eta = (1.0 - (2.0 / items as f64).powf(1.0 - THETA)) / (1.0 - zeta(2) / all);
+        Zipf { items: items as f64, zeta: all, alpha: 1.0 / (1.0 - THETA), eta, second: 0.5f64.powf(THETA) }
+    }
+
+    /// A rank.
+    pub fn draw(&self, random: &mut Random) -> u64 {
+        let u = random.bits() as f64 / u64::MAX as f64;
+        let scaled = u * self.zeta;
+        if scaled < 1.0 {
+            0
+        } else if scaled < 1.0 + self.second {
+            1
+        } else {
+            let rank = self.items * (self.eta * u - self.eta + 1.0).powf(self.alpha);
+            (rank as u64).min(self.items as u64 - 1)
+        }
+    }
+}
+
+/// One request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// The value of a key that is there.
+    Read(u64),
+    /// Another value for a key.
+    Write(u64),
+}
+
+impl Ask {
+    /// Its key.
+    pub fn key(self) -> u64 {
+        match self {
+            Ask::Read(key) | Ask::Write(key) => key,
+        }
+    }
+}
+
+/// A stream of requests on a store of `records` keys, 0 to `records` - 1.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    mix: Mix,
+    keys: Keys,
+    zipf: Zipf,
+    random: Random,
+    /// Keys that are there: all below.
+    records: u64,
+    /// The next key that is inserted.
+    next: u64,
+    /// The second half of an operation that has two.
+    behind: Option<Ask>,
+}
+
+impl Stream {
+    /// See the type.
+    pub fn new(mix: Mix, keys: Keys, records: u64, seed: u64) -> Stream {
+        let random = Random::new(seed);
+        Stream { mix, keys, zipf: Zipf::new(records), random, records, next: records, behind: None }
+    }
+
+    /// Keys that are there.
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// Tells that all requests before now were answered: keys that were inserted are there.
+    pub fn answered(&mut self) {
+        self.records = self.next;
+    }
+
+    /// The next request. Operations that have two requests end before [`Stream::answered`] only if
+    /// both were taken.
+    pub fn ask(&mut self) -> Ask {
+        if let Some(behind) = self.behind.take() {
+            return behind;
+        }
+        let percent = self.random.below(100);
+        let updates = match self.mix {
+            Mix::A | Mix::F => 50,
+            Mix::B | Mix::D => 5,
+            Mix::C => 0,
+            Mix::U => 100,
+        };
+        if self.mix == Mix::D {
+            if percent < updates {
+                self.next += 1;
+                return Ask::Write(self.next - 1);
+            }
+            return Ask::Read(self.records - 1 - self.zipf.draw(&mut self.random).min(self.records - 1));
+        }
+        let key = match self.keys {
+            Keys::Uniform => self.random.below(self.records),
+            // Frequent keys lie anywhere.
+            Keys::Zipfian => random::hash(self.zipf.draw(&mut self.random)) % self.records,
+        };
+        if self.mix == Mix::F && percent < updates {
+            self.behind = Some(Ask::Write(key));
+            return Ask::Read(key);
+        }
+        if percent < updates { Ask::Write(key) } else { Ask::Read(key) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(mix: Mix, keys: Keys) -> Vec<Ask> {
+        let mut stream = Stream::new(mix, keys, 1000, 7);
+        (0..20_000)
+            .map(|_| {
+                let ask = stream.ask();
+                stream.answered();
+                ask
+            })
+            .collect()
+    }
+
+    #[test]
+    fn mixes_have_their_shares() {
+        for (mix, least, most) in
+            [(Mix::A, 48, 52), (Mix::B, 4, 6), (Mix::C, 0, 0), (Mix::D, 4, 6), (Mix::F, 31, 35), (Mix::U, 100, 100)]
+        {
+            let asked = asked(mix, Keys::Uniform);
+            let writes = asked.iter().filter(|ask| matches!(ask, Ask::Write(_))).count() * 100 / asked.len();
+            assert!((least..=most).contains(&writes), "{mix:?}: {writes} %");
+        }
+        let latest = asked(Mix::D, Keys::Uniform);
+        assert!(latest.iter().map(|ask| ask.key()).max() > Some(1900));
+    }
+
+    #[test]
+    fn some_keys_are_frequent_and_others_alike() {
+        let most = |keys| {
+            let mut counts = [0u32; 1000];
+            asked(Mix::C, keys).iter().for_each(|ask| counts[ask.key() as usize] += 1);
+            counts.into_iter().max().unwrap_or(0)
+        };
+        // The first of 1000 ranks has 1 / 7.9 of all draws.
+        assert!((2000..3200).contains(&most(Keys::Zipfian)), "{}", most(Keys::Zipfian));
+        assert!(most(Keys::Uniform) < 60, "{}", most(Keys::Uniform));
+    }
+}
