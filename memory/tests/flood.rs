@@ -1,0 +1,63 @@
+//! Very many hostile connections, one after the other and some at a time, leave nothing behind in the node.
+//!
+//! FARMEM_TEST_LONG makes it a million.
+
+mod common;
+
+use common::{hello, within};
+use farmem_memory::{Config, Node};
+use farmem_protocol::addr::SLAB_BYTES;
+use std::collections::VecDeque;
+use std::io::Write;
+use std::net::TcpStream;
+
+/// Connections that stand at a time: more than a node lets strangers have.
+const AT_ONCE: usize = 300;
+/// Bytes by which the process may grow: less than four for each of a million.
+const GROWTH: u64 = 3 << 20;
+
+/// Resident memory of this process, which is the node's, too.
+fn resident() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+/// One connection of a stranger: silent, cut in the midst of a Hello, nonsense, or a member that breaks the rules.
+fn hostile(at: &str, n: usize) -> TcpStream {
+    let mut stream = TcpStream::connect(at).unwrap();
+    let run = (n as u128 | 1 << 127).to_le_bytes();
+    let whole = hello(run, 0).frame().as_bytes().to_vec();
+    let said = match n % 4 {
+        0 => Vec::new(),
+        1 => whole[..n % whole.len()].to_vec(),
+        2 => (0..n % 4096).map(|i| (i * 31 + n) as u8).collect(),
+        _ => [whole, vec![0xff; 64]].concat(),
+    };
+    // The node may have closed it already.
+    let _ = stream.write_all(&said);
+    stream
+}
+
+#[test]
+fn a_flood_of_hostile_connections_leaves_nothing_behind() {
+    let count = if std::env::var_os("FARMEM_TEST_LONG").is_some() { 1_000_000 } else { 4_000 };
+    let listen = vec![farmem_fabric::NodeAddr::Tcp("127.0.0.1:0".into())];
+    let node = Node::start(&Config::new(SLAB_BYTES, listen)).unwrap();
+    let at = node.addresses()[0].to_string();
+    let mut open = VecDeque::new();
+    let mut flood = |from: usize, to: usize| {
+        for n in from..to {
+            open.push_back(hostile(&at, n));
+            if open.len() > AT_ONCE {
+                open.pop_front();
+            }
+        }
+        open.clear();
+        within("all connections are closed", || node.connections() == 0);
+    };
+    flood(0, 1000);
+    let before = resident();
+    flood(1000, 1000 + count);
+    let after = resident();
+    assert!(after < before + GROWTH, "{} KiB before, {} KiB after {count}", before >> 10, after >> 10);
+}
