@@ -2,6 +2,8 @@
 //!
 //! The store itself is [`farmem_kv`]; here are its flags and what it says.
 
+pub mod status;
+
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -203,7 +205,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             eprintln!("farmem: store {name} on {nodes} is served at {at}");
         }
     };
-    serve::run(&config, ready).map_err(refusal)
+    let tell = status::tell(&config.name, &config.listen, &config.nodes);
+    serve::run(&config, ready, tell).map_err(refusal)
 }
 
 fn config(name: &str, store: &Store) -> Result<Config, Failure> {

@@ -7,6 +7,7 @@
 //! | the same of another build, whose layout is not known | nobody has it mapped, and it is a day old |
 //! | `run-ID.sock` or `.log` without counters | a minute old, and the socket does not answer |
 //! | `node-PID.json`, `.json.new`, `.sock` | that process is gone, and the socket does not answer |
+//! | `kv-PID.json`, `.json.new` | that process is gone |
 //! | `agent.json`, `agent-PID.log` | that process is gone |
 //!
 //! A file that stays would do harm: a new node may get the old one's pid, and a reader would take
@@ -38,6 +39,8 @@ pub fn sweep(dir: &Path) -> bool {
             sweep_node(&path, &name);
         } else if name.starts_with("run-") {
             under_way |= sweep_run(&path);
+        } else if name.starts_with("kv-") && pid_in(&name, "kv-").is_some_and(|pid| process::began(pid).is_none()) {
+            let _ = fs::remove_file(&path);
         } else if name.starts_with("agent") {
             sweep_agent(dir, &path, &name);
         }

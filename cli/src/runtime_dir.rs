@@ -11,6 +11,7 @@
 //! | `run-ID.sock` | the embedded node of a run |
 //! | `node-PID.json` | a node on this machine ([`crate::node::Status`]) |
 //! | `node-PID.sock` | the same, if it was told to listen on TCP alone: by it programs here map its memory |
+//! | `kv-PID.json` | a front end of a store ([`crate::kv::status::Status`]) |
 //! | `libfarmem_preload-HASH.so` | the library, as this binary carries it |
 
 use std::fs;

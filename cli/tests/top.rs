@@ -3,6 +3,7 @@
 #[allow(dead_code)] // Each test file uses a part.
 mod common;
 
+use std::io::{Read, Write};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -131,4 +132,40 @@ fn a_terminal_that_cannot_be_drawn_on_is_a_line() {
     let (status, out, said) = common::outcome(command);
     assert_eq!((status, out.as_str()), (Some(1), ""));
     assert!(said.starts_with("farmem: no terminal to draw on (TERM is dumb)") && said.contains("--once"), "{said}");
+}
+
+#[test]
+fn a_store_is_shown_while_its_front_end_lives() {
+    let place = Place::new();
+    let socket = place.path().join("node.sock");
+    let address = format!("unix:{}", socket.display());
+    let mut node = place.farmem(["node", "--lend", "256M", "--listen", &address]).spawn().unwrap();
+    eventually("the node listens", || socket.exists());
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let listen = format!("127.0.0.1:{port}");
+    let mut front = place.farmem(["kv", "--name", "shown", "--node", &address, "--listen", &listen]).spawn().unwrap();
+    eventually("the front end listens", || std::net::TcpStream::connect(&listen).is_ok());
+    let mut client = std::net::TcpStream::connect(&listen).unwrap();
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    client.write_all(b"SET k v\r\nGET k\r\nGET k\r\nGET k\r\nGET none\r\n").unwrap();
+    client.read_exact(&mut [0; 31]).unwrap();
+    let pid = front.id();
+    let mine = || {
+        let (_, out, _) = outcome(place.farmem(["top", "--json", "--interval", "100ms"]));
+        let view = serde_json::from_str::<serde_json::Value>(&out).unwrap();
+        view["stores"].as_array().unwrap().iter().find(|store| store["pid"] == pid).cloned()
+    };
+    eventually("its reads are counted", || mine().is_some_and(|store| store["hit_rate"] == 0.75));
+    let seen = mine().unwrap();
+    assert_eq!((&seen["store"], &seen["listen"][0]), (&"shown".into(), &listen.as_str().into()), "{seen}");
+    assert!(seen["verbs_per_command"].as_f64() > Some(0.0) && seen["held"].as_u64() > Some(0), "{seen}");
+    let (_, table, _) = outcome(place.farmem(["top", "--once", "--interval", "100ms"]));
+    assert!(table.contains("requests/s") && table.contains("75 %"), "{table}");
+    let file = place.path().join(format!("farmem/kv-{pid}.json"));
+    assert!(file.exists());
+    front.kill().unwrap();
+    front.wait().unwrap();
+    eventually("a killed one is not shown", || mine().is_none() && !file.exists());
+    node.kill().unwrap();
+    node.wait().unwrap();
 }

@@ -1,4 +1,4 @@
-//! The data on the screen: one look at the files of runs, nodes and agents, and the rates between
+//! The data on the screen: one look at the files of runs, nodes, agents and stores, and the rates between
 //! two looks.
 
 use std::collections::HashMap;
@@ -10,6 +10,7 @@ use farmem_swap::report::{Look, Moved};
 use serde::Serialize;
 
 use crate::counters::{Counts, Latency, Sample};
+use crate::kv::status::Status as KvStatus;
 use crate::leftovers;
 use crate::node::Status;
 use crate::runtime_dir;
@@ -82,6 +83,20 @@ pub struct Node {
     pub written_per_s: f64,
 }
 
+/// A front end of a store on this machine, with rates since the look before.
+#[derive(Clone, Serialize)]
+pub struct Store {
+    /// Its own status.
+    #[serde(flatten)]
+    pub status: KvStatus,
+    /// Commands a second.
+    pub commands_per_s: f64,
+    /// Reads that found their key, 0–1, since the look before, or since its start if nothing was read.
+    pub hit_rate: Option<f64>,
+    /// Verbs for each command, over the same time.
+    pub verbs_per_command: Option<f64>,
+}
+
 /// A swap device of this machine on a node, with rates since the look before.
 #[derive(Clone, Serialize)]
 pub struct Swap {
@@ -117,6 +132,8 @@ pub struct View {
     pub nodes: Vec<Node>,
     /// Agents, in no order.
     pub agents: Vec<Agent>,
+    /// Front ends of stores, in no order.
+    pub stores: Vec<Store>,
     /// Swap devices on nodes, by their number; only root sees any.
     pub swaps: Vec<Swap>,
 }
@@ -126,16 +143,18 @@ pub struct View {
 pub struct Gatherer {
     runs: HashMap<PathBuf, (Instant, Counts, [u64; 160])>,
     nodes: HashMap<PathBuf, (Instant, Status)>,
+    stores: HashMap<PathBuf, (Instant, KvStatus)>,
     swaps: HashMap<PathBuf, (Instant, Moved)>,
 }
 
 impl Gatherer {
-    /// Looks at every run, node and agent that this user may see. Rates are zero at a run's first
+    /// Looks at every run, node, agent and store that this user may see. Rates are zero at a run's first
     /// look.
     pub fn look(&mut self) -> View {
         let mut view = View::default();
         let mut runs = HashMap::new();
         let mut nodes = HashMap::new();
+        let mut stores = HashMap::new();
         for dir in runtime_dir::visible() {
             leftovers::sweep(&dir);
             view.agents.extend(Agent::living(&dir));
@@ -160,10 +179,17 @@ impl Gatherer {
                     let before = self.nodes.get(&path);
                     view.nodes.push(as_node(&status, before.map(|(at, status)| (now - *at, status))));
                     nodes.insert(path, (now, status));
+                } else if name.starts_with("kv-")
+                    && name.ends_with(".json")
+                    && let Some(status) = KvStatus::read_living(&path)
+                {
+                    let before = self.stores.get(&path);
+                    view.stores.push(as_store(&status, before.map(|(at, status)| (now - *at, status))));
+                    stores.insert(path, (now, status));
                 }
             }
         }
-        (self.runs, self.nodes) = (runs, nodes);
+        (self.runs, self.nodes, self.stores) = (runs, nodes, stores);
         let now = Instant::now();
         let looks = farmem_swap::report::looks();
         let before = |look: &Look| self.swaps.get(&look.device).map(|(at, moved)| (now - *at, *moved));
@@ -221,6 +247,24 @@ fn as_node(status: &Status, before: Option<(Duration, &Status)>) -> Node {
         None => 0.0,
     };
     Node { status: status.clone(), read_per_s: rate(|s| s.bytes_read), written_per_s: rate(|s| s.bytes_written) }
+}
+
+fn as_store(status: &KvStatus, before: Option<(Duration, &KvStatus)>) -> Store {
+    let none = KvStatus::default();
+    let (time, earlier) = before.unwrap_or((Duration::from_secs(1), status));
+    let since = |of: fn(&KvStatus) -> u64, earlier: &KvStatus| of(status).saturating_sub(of(earlier)) as f64;
+    // A quiet interval says nothing: then all since the start speaks.
+    let rated = |of: fn(&KvStatus) -> u64| if since(of, earlier) > 0.0 { earlier } else { &none };
+    let share = |part: fn(&KvStatus) -> u64, whole: fn(&KvStatus) -> u64| {
+        let from = rated(whole);
+        Some(since(whole, from)).filter(|&whole| whole > 0.0).map(|whole| since(part, from) / whole)
+    };
+    Store {
+        status: status.clone(),
+        commands_per_s: since(|s| s.commands, earlier) / time.as_secs_f64().max(0.001),
+        hit_rate: share(|s| s.hits, |s| s.hits + s.misses),
+        verbs_per_command: share(|s| s.verbs, |s| s.commands),
+    }
 }
 
 fn as_swap(look: &Look, before: Option<(Duration, Moved)>) -> Swap {
@@ -286,6 +330,18 @@ mod tests {
         assert_eq!((run.faults_per_s, run.in_per_s, run.hit_rate), (100.0, 0.0, Some(0.5)));
         let first = as_run("x", &sample, None);
         assert_eq!(first.faults_per_s, 0.0);
+    }
+
+    #[test]
+    fn a_stores_rates_are_of_the_interval_and_shares_of_its_life_when_it_was_quiet() {
+        let earlier = KvStatus { commands: 100, hits: 50, misses: 50, verbs: 300, ..KvStatus::default() };
+        let now = KvStatus { commands: 300, hits: 230, misses: 70, verbs: 500, ..KvStatus::default() };
+        let store = as_store(&now, Some((Duration::from_secs(2), &earlier)));
+        assert_eq!((store.commands_per_s, store.hit_rate, store.verbs_per_command), (100.0, Some(0.9), Some(1.0)));
+        let quiet = as_store(&now, Some((Duration::from_secs(2), &now)));
+        assert_eq!((quiet.commands_per_s, quiet.hit_rate), (0.0, Some(230.0 / 300.0)));
+        let new = as_store(&KvStatus::default(), None);
+        assert_eq!((new.commands_per_s, new.hit_rate, new.verbs_per_command), (0.0, None, None));
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! `farmem top`: the present activity of every run, node and agent on this machine.
+//! `farmem top`: the present activity of every run, node, agent and store on this machine.
 //!
-//! Reads the counters files that runs share and the status files that nodes and agents write
+//! Reads the counters files that runs share and the status files that nodes, agents and stores write
 //! ([`gather`]), and does not disturb them. On a terminal it draws ([`screen`]). `--once` prints one
 //! sample as a table ([`table`]), `--json` as an object. `--rack` asks a controller instead
 //! ([`rack`]).
@@ -28,12 +28,14 @@ Examples:
   farmem top --json | jq '.runs[].local'
       The same for a script.";
 
-/// Watch runs, nodes and agents on this machine
+/// Watch runs, nodes, agents and stores on this machine
 ///
 /// Keys: ? helps, q quits, s sorts by the next column, p pauses, up and down choose a run.
 ///
 /// "local" is the local memory of all of a run's processes together, "limit" the most that each may have. "waiting" is a
 /// share of one thread's time: two threads that wait all the time are 200 %.
+///
+/// A store's "verbs" are for each request.
 ///
 /// Root also sees the devices of `farmem swap`: pages in and out, the time of a read, the memory at the node.
 #[derive(clap::Args, Debug)]

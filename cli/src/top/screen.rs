@@ -17,8 +17,8 @@ use ratatui::widgets::{Paragraph, Row, Sparkline, Table};
 
 use super::gather::{Gatherer, Run, View};
 use super::table::{
-    self, AGENT_COLUMNS, NODE_COLUMNS, RUN_COLUMNS, SWAP_COLUMNS, agent_cells, hint, node_cells, run_cells, swap_cells,
-    total_cells,
+    self, AGENT_COLUMNS, NODE_COLUMNS, RUN_COLUMNS, STORE_COLUMNS, SWAP_COLUMNS, agent_cells, hint, node_cells,
+    run_cells, store_cells, swap_cells, total_cells,
 };
 use crate::units;
 
@@ -161,6 +161,7 @@ impl Screen {
         let area = frame.area();
         let nodes = (self.view.nodes.len() as u16 + 2).min(area.height / 3);
         let agents = if self.view.agents.is_empty() { 0 } else { self.view.agents.len() as u16 + 1 };
+        let stores = if self.view.stores.is_empty() { 0 } else { self.view.stores.len() as u16 + 1 };
         let swaps = if self.view.swaps.is_empty() { 0 } else { self.view.swaps.len() as u16 + 1 };
         let detail = if area.height >= 20 && !self.view.runs.is_empty() { 8 } else { 0 };
         let rows = Layout::vertical([
@@ -170,6 +171,7 @@ impl Screen {
             Constraint::Length(nodes),
             Constraint::Length(agents.min(area.height / 4)),
             Constraint::Length(swaps.min(area.height / 4)),
+            Constraint::Length(stores.min(area.height / 4)),
             Constraint::Length(1),
         ])
         .split(area);
@@ -190,9 +192,12 @@ impl Screen {
         if swaps > 0 {
             self.draw_swaps(frame, rows[5]);
         }
+        if stores > 0 {
+            self.draw_stores(frame, rows[6]);
+        }
         let keys =
             Line::from(" q quit   s sort   p pause   up/down choose   ? help").style(Style::new().fg(Color::DarkGray));
-        frame.render_widget(keys, rows[6]);
+        frame.render_widget(keys, rows[7]);
     }
 
     fn headline(&self) -> Line<'_> {
@@ -258,6 +263,20 @@ impl Screen {
         };
         let rows: Vec<Row<'_>> = self.view.agents.iter().map(|agent| row(agent_cells(agent))).collect();
         let header = row(AGENT_COLUMNS.map(String::from)).style(Style::new().fg(Color::Cyan));
+        frame.render_widget(Table::new(rows, widths).header(header).column_spacing(1), area);
+    }
+
+    fn draw_stores(&self, frame: &mut Frame<'_>, area: Rect) {
+        let widths = [18, 8, 8, 11, 7, 6, 9].map(Constraint::Length).into_iter().chain([Constraint::Min(12)]);
+        let row = |cells: [String; 8]| {
+            let line = |(at, cell): (usize, String)| match at {
+                0 | 7 => Line::from(format!(" {cell}")),
+                _ => Line::from(cell).right_aligned(),
+            };
+            Row::new(cells.into_iter().enumerate().map(line).collect::<Vec<Line<'static>>>())
+        };
+        let rows: Vec<Row<'_>> = self.view.stores.iter().map(|store| row(store_cells(store))).collect();
+        let header = row(STORE_COLUMNS.map(String::from)).style(Style::new().fg(Color::Cyan));
         frame.render_widget(Table::new(rows, widths).header(header).column_spacing(1), area);
     }
 

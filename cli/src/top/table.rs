@@ -1,6 +1,6 @@
 //! One sample as plain text; the columns, which the screen uses too.
 
-use super::gather::{self, Agent, Node, Run, Swap, View};
+use super::gather::{self, Agent, Node, Run, Store, Swap, View};
 use crate::units;
 
 /// The losses of a run, as the end of a line. Empty if there were none.
@@ -133,6 +133,24 @@ pub fn agent_cells(agent: &Agent) -> [String; 5] {
     ]
 }
 
+/// Columns of a store's front end, its store first.
+pub const STORE_COLUMNS: [&str; 8] = ["store", "pid", "clients", "requests/s", "hits", "verbs", "held", "listens at"];
+
+/// A front end in those columns.
+pub fn store_cells(store: &Store) -> [String; 8] {
+    [
+        store.status.store.clone(),
+        store.status.pid.to_string(),
+        store.status.clients.to_string(),
+        units::count(store.commands_per_s as u64),
+        share(store.hit_rate),
+        // For each request.
+        store.verbs_per_command.map_or("-".into(), |verbs| format!("{verbs:.1}")),
+        units::bytes(store.status.held),
+        store.status.listen.join(" "),
+    ]
+}
+
 /// Columns of a swap device, its node last.
 pub const SWAP_COLUMNS: [&str; 9] = ["swap", "size", "used", "live", "held", "ins/s", "outs/s", "read", "node"];
 
@@ -175,6 +193,12 @@ pub fn text(view: &View) -> String {
         out.push('\n');
         let mut rows = vec![AGENT_COLUMNS.map(String::from)];
         rows.extend(view.agents.iter().map(agent_cells));
+        out += &units::aligned(&rows);
+    }
+    if !view.stores.is_empty() {
+        out.push('\n');
+        let mut rows = vec![STORE_COLUMNS.map(String::from)];
+        rows.extend(view.stores.iter().map(store_cells));
         out += &units::aligned(&rows);
     }
     if !view.swaps.is_empty() {

@@ -161,7 +161,8 @@ fn a_store_that_does_not_fit_is_refused() {
     let both = format!("{},{}", nodes[0].at, nodes[1].at);
     let front = Process::front("shape", &both);
     assert_eq!(front.client().ask("SET k v"), "+OK");
-    let refused = |nodes: &str| match run(&config("shape", nodes), |_| panic!("it is served")) {
+    let refused = |nodes: &str| match run(&config("shape", nodes), |_| panic!("it is served"), std::rc::Rc::new(|_| {}))
+    {
         Err(failed) => failed.to_string(),
         Ok(()) => panic!("it ended"),
     };
@@ -180,7 +181,7 @@ fn a_store_that_does_not_fit_is_refused() {
     let memory = farmem::Memory::builder().node(&elsewhere.at).region("other").create(true).connect().unwrap();
     let piece = memory.alloc_on(0, 1 << 20).unwrap();
     memory.compare_swap(memory.root(0), 0, piece.bits()).unwrap();
-    match run(&config("other", &elsewhere.at), |_| panic!("it is served")) {
+    match run(&config("other", &elsewhere.at), |_| panic!("it is served"), std::rc::Rc::new(|_| {})) {
         Err(Failed::Store { reason, .. }) => assert!(reason.to_string().contains("no store of this version")),
         other => panic!("{other:?}"),
     }

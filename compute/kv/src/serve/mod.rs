@@ -18,7 +18,9 @@ pub(crate) mod open;
 mod run;
 mod schedule;
 mod snapshot;
+mod tell;
 
 pub use open::{Clients, Config, Failed, check, go_alone};
 pub use run::run;
 pub use snapshot::{Wrong, restore, save};
+pub use tell::{Counters, Tell};

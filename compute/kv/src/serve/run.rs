@@ -5,6 +5,7 @@ use super::connection::{AT_ONCE, Begun, Connection};
 use super::metrics::{self, Shown};
 use super::open::{self, Clients, Config, Failed, Opened, alone, random, system, wall_ms};
 use super::schedule::Schedule;
+use super::tell::{Tell, counters};
 use crate::command::{Call, Client, Front, Stats, exec, execute, metrics as metrics_of};
 use crate::drive::Drive;
 use crate::fast::{Map, Set};
@@ -59,13 +60,15 @@ struct Server<'a> {
     clients: Clients,
     /// Where metrics are shown, if they are.
     shown: Option<Shown>,
+    tell: Tell,
     /// When rates were last taken, and the commands until then.
     counted: (Instant, u64),
     /// From which its clock counts.
     start: Instant,
 }
 
-/// Serves the store until SIGTERM or SIGINT. Calls `ready` with the addresses when it listens.
+/// Serves the store until SIGTERM or SIGINT. Calls `ready` with the addresses when it listens, and `tell` with the
+/// counters once a second.
 /// Call it before any other thread exists.
 ///
 /// A front end that the others have shut out closes its clients' connections, joins again and goes
@@ -73,7 +76,7 @@ struct Server<'a> {
 ///
 /// # Errors
 /// It could not begin, or a node was lost.
-pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr])) -> Result<(), Failed> {
+pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr]), tell: Tell) -> Result<(), Failed> {
     let signals = Signals::take().map_err(|e| Failed::System { what: "signals", reason: e.to_string() })?;
     process::raise_descriptor_limit();
     let listeners = config.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
@@ -91,7 +94,7 @@ pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr])) -> Result<(), Fai
     };
     loop {
         let shards = opened.1.clone();
-        let mut server = Server::new(config, &listeners, opened)?;
+        let mut server = Server::new(config, &listeners, opened, Rc::clone(&tell))?;
         server.shown.clone_from(&shown);
         if let Some(ready) = ready.take() {
             ready(&at);
@@ -117,7 +120,12 @@ fn listen(at: &SocketAddr) -> Result<TcpListener, Failed> {
 }
 
 impl<'a> Server<'a> {
-    fn new(config: &Config, listeners: &'a [TcpListener], (drive, shards): Opened) -> Result<Server<'a>, Failed> {
+    fn new(
+        config: &Config,
+        listeners: &'a [TcpListener],
+        (drive, shards): Opened,
+        tell: Tell,
+    ) -> Result<Server<'a>, Failed> {
         let (start, now_ms) = (Instant::now(), wall_ms());
         shards.iter().for_each(|shard| shard.now_ms.set(now_ms));
         let store = Rc::new(Store::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
@@ -158,6 +166,7 @@ impl<'a> Server<'a> {
             start,
             clients: config.clients.clone(),
             shown: None,
+            tell,
             counted: (Instant::now(), 0),
         })
     }
@@ -227,6 +236,7 @@ impl<'a> Server<'a> {
             let commands = self.front.store.figures.commands.get();
             self.front.stats.lately.set(u128::from(commands - before).saturating_mul(1000).div_euclid(passed) as u64);
             self.counted = (now, commands);
+            (self.tell)(&counters(&self.front));
             if let Some(shown) = &self.shown {
                 shown.set(metrics_of(&self.front));
             }

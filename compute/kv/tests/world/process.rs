@@ -111,7 +111,7 @@ pub fn another_process() {
                     _ => config.listen = vec![option.parse().unwrap()],
                 }
             }
-            let served = run(&config, |at| println!("ready at {}", at[0]));
+            let served = run(&config, |at| println!("ready at {}", at[0]), std::rc::Rc::new(|_| ()));
             eprintln!("{served:?}");
         }
         _ => panic!("{role}"),
