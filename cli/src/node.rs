@@ -29,8 +29,8 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub lend: Size,
 
-    /// Memory to leave to this machine, 4G or a share of its RAM, 20%: while less is available, less is
-    /// lent
+    /// Memory to leave to this machine, 4G or a share of its RAM, 20%: while less is available,
+    /// less is lent
     #[arg(long, value_name = "SIZE")]
     pub reserve: Option<Size>,
 

@@ -25,8 +25,8 @@ pub struct Options {
     #[arg(long, required_unless_present = "off")]
     pub size: Option<Size>,
 
-    /// The node: HOST:PORT, on another machine. With --protect mirror: two of them, then those that may take the place of
-    /// one that is lost
+    /// The node: HOST:PORT, on another machine. With --protect mirror: two of them, then those that
+    /// may take the place of one that is lost
     #[arg(long, value_name = "HOST:PORT", required_unless_present = "off")]
     pub node: Vec<NodeAddr>,
 
@@ -46,7 +46,8 @@ pub struct Options {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time::parse)]
     pub timeout: Duration,
 
-    /// How long pages are waited for when the node cannot be reached: 60s, and 5s with --protect mirror
+    /// How long pages are waited for when the node cannot be reached: 60s, and 5s with --protect
+    /// mirror
     #[arg(long, value_name = "TIME", value_parser = time::parse)]
     pub grace: Option<Duration>,
 
@@ -58,8 +59,8 @@ pub struct Options {
     #[arg(long)]
     pub crypt: bool,
 
-    /// The file of the token by which to borrow, where the node asks for one. It says who asks. The bytes that the kernel
-    /// moves are encrypted by --crypt alone
+    /// The file of the token by which to borrow, where the node asks for one. It says who asks. The
+    /// bytes that the kernel moves are encrypted by --crypt alone
     #[arg(long, value_name = "FILE")]
     pub token: Option<PathBuf>,
 

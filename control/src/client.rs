@@ -50,7 +50,8 @@ pub enum AskError {
     },
 }
 
-/// A rack's controller, or several of which one leads, by their addresses: `HOST:PORT[,HOST:PORT…]`.
+/// A rack's controller, or several of which one leads, by their addresses:
+/// `HOST:PORT[,HOST:PORT…]`.
 ///
 /// It remembers the latest term of an answer, and ignores answers of earlier leaders after that.
 #[derive(Clone, Debug)]
@@ -86,7 +87,8 @@ impl Client {
         Client { named: named.to_owned(), at, agent: config.into(), key: None, shared: Arc::default() }
     }
 
-    /// The same, which proves a token. It takes no answer but from a controller that knows the token too.
+    /// The same, which proves a token. It takes no answer but from a controller that knows the
+    /// token too.
     pub fn by(self, key: Option<Key>) -> Client {
         Client { key, ..self }
     }

@@ -93,7 +93,8 @@ pub trait Led {
     fn say(&self, line: &str);
 }
 
-/// A controller's part in the election. Never returns. `rack`: the rack's number, if it has none yet.
+/// A controller's part in the election. Never returns. `rack`: the rack's number, if it has none
+/// yet.
 pub fn take_part(controller: &impl Led, etcd: &Etcd, address: &str, rack: u64) {
     let (mut own, mut leads, mut trouble) = (None::<String>, 0, false);
     let (mut election, asker) = (Election::default(), asker());

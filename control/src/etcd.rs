@@ -6,9 +6,9 @@
 //! | `farmem/rack` | a random number: epochs of different racks are not compared |
 //! | `farmem/intent/…` | an [`Intent`](crate::state::Intent) as JSON |
 //!
-//! The gateway has keys and values in base64, and 64-bit numbers as strings. Each call goes to the member that answered
-//! last, and to the others if it does not. A call that is not answered may have been carried out all the same: callers
-//! repeat it, and each may be carried out twice.
+//! The gateway has keys and values in base64, and 64-bit numbers as strings. Each call goes to the
+//! member that answered last, and to the others if it does not. A call that is not answered may
+//! have been carried out all the same: callers repeat it, and each may be carried out twice.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -163,8 +163,8 @@ impl Etcd {
         Ok(Some(held))
     }
 
-    /// Takes the leader key, if it is as it was seen: of that revision, or absent. The revision that it has then; `None`:
-    /// another was first.
+    /// Takes the leader key, if it is as it was seen: of that revision, or absent. The revision
+    /// that it has then; `None`: another was first.
     ///
     /// # Errors
     /// See [`EtcdError`].
@@ -214,10 +214,12 @@ impl Etcd {
         rows.iter().map(|each| row(each).ok_or_else(|| strange(each))).collect()
     }
 
-    /// Writes intents (`None`: deletes what has the key) in their order, as long as the leader key has this revision.
+    /// Writes intents (`None`: deletes what has the key) in their order, as long as the leader key
+    /// has this revision.
     ///
     /// # Errors
-    /// [`EtcdError::Deposed`], and nothing of the last hundred is written; the others, and it may be.
+    /// [`EtcdError::Deposed`], and nothing of the last hundred is written; the others, and it may
+    /// be.
     pub fn keep(&self, revision: u64, rows: &[(String, Option<String>)]) -> Result<(), EtcdError> {
         let operation = |(key, value): &(String, Option<String>)| {
             let key = coded(&format!("{INTENTS}{key}"));

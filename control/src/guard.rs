@@ -8,11 +8,12 @@
 //!  │◄── answer, x-farmem-answer: mac ───────────────────│  mac = HMAC(key, "answer" h method path status body)
 //! ```
 //!
-//! Any token may ask for a run's nodes. A node's beat and an operator's order take a token of the tenant [`OPERATOR`].
-//! Whoever reaches the port may look at the rack. A holder of a token has the answer proven also then.
+//! Any token may ask for a run's nodes. A node's beat and an operator's order take a token of the
+//! tenant [`OPERATOR`]. Whoever reaches the port may look at the rack. A holder of a token has the
+//! answer proven also then.
 //!
-//! A challenge can be answered once, and for [`GOOD_FOR`]. It carries its time and a seal that only this controller can
-//! make. So the controller keeps nothing of challenges that nobody answers.
+//! A challenge can be answered once, and for [`GOOD_FOR`]. It carries its time and a seal that only
+//! this controller can make. So the controller keeps nothing of challenges that nobody answers.
 
 use crate::api::Refused;
 use axum::Json;

@@ -1,7 +1,7 @@
 //! HTTP in front of the state: the messages of [`crate::api`], a page, and metrics.
 //!
-//! Each request takes the state's lock, is carried out, leaves the lock, has its intents kept, and is answered. Of several
-//! controllers only the one that leads answers.
+//! Each request takes the state's lock, is carried out, leaves the lock, has its intents kept, and
+//! is answered. Of several controllers only the one that leads answers.
 
 use crate::api::{Beat, Given, ORDER_HEADER, Orders, Rack, Refused, Term, Want};
 use crate::door;
@@ -54,7 +54,8 @@ struct Controller {
 pub struct Served {
     controller: Mutex<Controller>,
     store: Store,
-    /// Held while intents are being kept: one after the other, in the order in which the state took them.
+    /// Held while intents are being kept: one after the other, in the order in which the state took
+    /// them.
     keeping: tokio::sync::Mutex<()>,
 }
 
@@ -65,14 +66,15 @@ impl Served {
         Arc::new(Served { controller, store, keeping: tokio::sync::Mutex::new(()) })
     }
 
-    /// The only one of its rack, with what a store held. `seed` is random: it decides which nodes are drawn. `log`
-    /// takes a line for each thing that happens.
+    /// The only one of its rack, with what a store held. `seed` is random: it decides which nodes
+    /// are drawn. `log` takes a line for each thing that happens.
     pub fn alone(store: Store, kept: Kept, seed: u64, log: fn(&str)) -> Arc<Served> {
         Served::of(store, State::of(kept.intents).led_in(kept.term), Role::Leads(None), seed, log)
     }
 
-    /// One of several that share an etcd, reached at this address by nodes, runs and the others. It stands by, and takes
-    /// part in the election in a thread of its own for as long as the process lives.
+    /// One of several that share an etcd, reached at this address by nodes, runs and the others. It
+    /// stands by, and takes part in the election in a thread of its own for as long as the process
+    /// lives.
     ///
     /// # Errors
     /// The system has no thread.
@@ -89,7 +91,8 @@ impl Served {
     }
 
     fn lock(&self) -> MutexGuard<'_, Controller> {
-        // A handler that panicked left the state as its last whole change did: each is made at once.
+        // A handler that panicked left the state as its last whole change did: each is made at
+        // once.
         self.controller.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -285,7 +288,8 @@ fn completed(at: &str, from: IpAddr) -> String {
 
 async fn want(With(shared): With<Shared>, Json(want): Json<Want>) -> Result<Json<Given>, No> {
     let mut controller = shared.led()?;
-    // A leader that has just begun would take nodes for down that have not said yet that they are up.
+    // A leader that has just begun would take nodes for down that have not said yet that they are
+    // up.
     if controller.now() < BEATS_WITHIN && controller.state.awaits_beats() {
         return Err(No::not_now("this controller has just begun to lead: ask again".into()));
     }

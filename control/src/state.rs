@@ -9,9 +9,9 @@
 //!                     runs that have it are given others in its place. Empty when nothing is lent.
 //! ```
 //!
-//! Beats alone tell what a node lends and to which runs. Only an [`Intent`] outlives the controller:
-//! that a node is a member, and that it is to be drained. An action to keep an intent is carried
-//! out before the answer is given.
+//! Beats alone tell what a node lends and to which runs. Only an [`Intent`] outlives the
+//! controller: that a node is a member, and that it is to be drained. An action to keep an intent
+//! is carried out before the answer is given.
 //!
 //! A node that is down is given to no run. Runs that have it keep it until they find out by
 //! themselves: the host process has the last word about its bytes.
@@ -406,8 +406,8 @@ impl State {
     /// copies in one domain are better than one. Draw another `random` for each call.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`]; [`Refusal::Deposed`]; [`Refusal::NoNode`] if no node can be given, or if
-    /// a run that begins would get fewer domains than it wants.
+    /// [`Refusal::Malformed`]; [`Refusal::Deposed`]; [`Refusal::NoNode`] if no node can be given,
+    /// or if a run that begins would get fewer domains than it wants.
     pub fn want(&mut self, now: Duration, want: &Want, random: u64) -> Result<Given, Refusal> {
         self.not_deposed(want.seen)?;
         name_is_good("run", &want.run)?;

@@ -1,8 +1,9 @@
-//! Where a controller keeps what must outlive it: a file of `redb`, an etcd cluster, or memory alone.
+//! Where a controller keeps what must outlive it: a file of `redb`, an etcd cluster, or memory
+//! alone.
 //!
-//! One table of intents: an intent's name to the intent, as JSON. A later intent about the same thing takes
-//! the place of the former. Each change is one transaction, on disk before it is answered; a crash
-//! leaves the file as it was before or after it.
+//! One table of intents: an intent's name to the intent, as JSON. A later intent about the same
+//! thing takes the place of the former. Each change is one transaction, on disk before it is
+//! answered; a crash leaves the file as it was before or after it.
 
 use crate::api::Term;
 use crate::etcd::{Etcd, EtcdError};
@@ -40,7 +41,8 @@ pub enum Store {
     Memory,
     /// A file.
     File(Database),
-    /// A cluster that several controllers share, and the revision of the leader key by which this one leads.
+    /// A cluster that several controllers share, and the revision of the leader key by which this
+    /// one leads.
     Etcd(Arc<Etcd>, AtomicU64),
 }
 
@@ -63,8 +65,8 @@ fn rows(intent: &Intent) -> Result<Vec<(String, Option<String>)>, serde_json::Er
     })
 }
 
-/// The intents of rows that are in the order of their keys. "drain/…" sorts before "member/…", but a
-/// member must be known before its drain.
+/// The intents of rows that are in the order of their keys. "drain/…" sorts before "member/…", but
+/// a member must be known before its drain.
 fn ordered(rows: impl IntoIterator<Item = Intent>) -> Vec<Intent> {
     let (drains, members): (Vec<_>, Vec<_>) =
         rows.into_iter().partition(|intent| matches!(intent, Intent::Drain { .. }));

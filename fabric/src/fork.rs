@@ -46,7 +46,8 @@ impl Session {
             return Err(self.member.give_up("it takes no more programs, and so no forked child".into()));
         };
         let slabs = self.member.slabs.lock().iter().map(|(id, mapping)| (*id, mapping.extent())).collect();
-        // A node on this machine passes the connection: its socket's file may be out of reach by now.
+        // A node on this machine passes the connection: its socket's file may be out of reach by
+        // now.
         let (link, owner) = match passed.and_then(|fd| self.member.present(fd, secret)) {
             Some(present) => present,
             None => self.member.restore_as(secret)?,

@@ -237,7 +237,8 @@ impl Carrier {
         }
     }
 
-    /// The process at the other end of a Unix socket; 0 where that is in no namespace of this one's.
+    /// The process at the other end of a Unix socket; 0 where that is in no namespace of this
+    /// one's.
     pub fn peer_process(&self) -> u32 {
         match self {
             Carrier::Socket(fd) => farmem_sys::shared::peer_of(*fd).map_or(0, |peer| peer.pid),

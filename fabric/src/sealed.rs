@@ -234,7 +234,8 @@ mod tests {
     /// 0: not done yet; 1: it went as it should; 2: it did not.
     static WENT: AtomicU32 = AtomicU32::new(0);
 
-    /// The work of a connection that is restored in a fault: a proof, keys, records in each direction.
+    /// The work of a connection that is restored in a fault: a proof, keys, records in each
+    /// direction.
     fn proves_seals_and_opens(key: &Key) -> bool {
         let (ours, theirs) = ([1; 32], [2; 32]);
         let proven = same(&key.of_host(&theirs, b"hello"), &key.of_host(&theirs, b"hello"));
@@ -302,7 +303,8 @@ mod tests {
         fn wait(&self, _: u64) {}
     }
 
-    /// However little the carrier takes and gives at a time, and wherever the parts of both ends are cut.
+    /// However little the carrier takes and gives at a time, and wherever the parts of both ends
+    /// are cut.
     #[test]
     fn a_stream_is_the_same_through_any_carrier() {
         let key = Key::stored(Default::default(), [1; 8], [3; 32]);

@@ -1,6 +1,8 @@
-//! What encryption costs a READ over TCP: the same READs, encrypted and plain, alternating in one run.
+//! What encryption costs a READ over TCP: the same READs, encrypted and plain, alternating in one
+//! run.
 //!
-//! Time is what a reader waits. CPU time is that of both processes, which a busy machine changes less.
+//! Time is what a reader waits. CPU time is that of both processes, which a busy machine changes
+//! less.
 //!
 //! `cargo run --release -p farmem-memory --example sealed [ROUNDS]`
 

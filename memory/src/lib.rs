@@ -58,7 +58,8 @@ const FEW_CONNECTIONS: usize = 16;
 pub struct Config {
     /// Bytes to lend, at most; whole slabs of 64 MiB are lent.
     pub lend: u64,
-    /// Bytes that it leaves to its machine: it lends less while that has less available. 0: it does not look.
+    /// Bytes that it leaves to its machine: it lends less while that has less available. 0: it does
+    /// not look.
     pub reserve: u64,
     /// Where to listen; at least one.
     pub listen: Vec<NodeAddr>,
@@ -76,7 +77,8 @@ pub struct Config {
     pub embedded: bool,
     /// Whether members may reach their memory by RDMA.
     pub rdma: Rdma,
-    /// Bytes that one owner may hold, a run or a process that claims by itself; `None`: all there is.
+    /// Bytes that one owner may hold, a run or a process that claims by itself; `None`: all there
+    /// is.
     pub quota: Option<u64>,
     /// Functions near memory that may run at a time; 0: none, each is refused.
     pub compute: usize,
@@ -92,8 +94,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// A node that lends this many bytes at these addresses, with everything optional off: counters,
-    /// huge pages, the card, quotas.
+    /// A node that lends this many bytes at these addresses, with everything optional off:
+    /// counters, huge pages, the card, quotas.
     pub fn new(lend: u64, listen: Vec<NodeAddr>) -> Config {
         Config {
             lend,
@@ -116,9 +118,9 @@ impl Config {
 }
 
 impl Config {
-    /// The Unix socket that the node opens unasked. A peer on this machine that comes by TCP is told of
-    /// it, and maps the node's memory if the directory's mode lets it in. The node of a single run has
-    /// none: the run chooses how to reach it.
+    /// The Unix socket that the node opens unasked. A peer on this machine that comes by TCP is
+    /// told of it, and maps the node's memory if the directory's mode lets it in. The node of a
+    /// single run has none: the run chooses how to reach it.
     fn own_socket(&self) -> Option<NodeAddr> {
         let has_one = self.listen.iter().any(|at| matches!(at, NodeAddr::Shm(_)));
         let dir = self.status_dir.as_ref().filter(|_| !has_one && !self.embedded)?;

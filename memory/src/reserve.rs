@@ -6,8 +6,9 @@
 //!  most      = lent + (available - promised - reserve), whole slabs, between 0 and --lend
 //! ```
 //!
-//! What is lent stays lent, because its holders' bytes are in it. Slabs that come back are not lent again before
-//! the machine has its reserve. A controller hears of it by the node's beats, and gives runs other nodes.
+//! What is lent stays lent, because its holders' bytes are in it. Slabs that come back are not lent
+//! again before the machine has its reserve. A controller hears of it by the node's beats, and
+//! gives runs other nodes.
 
 use crate::Node;
 use crate::status::available_ram;

@@ -247,8 +247,8 @@ impl Keys {
         Ok(Keys(Mutex::new((watched, keys))))
     }
 
-    /// The key of a token that can be used now. The store is read again if it has changed. If that fails, `say` is told
-    /// once, and the tokens that it had are good.
+    /// The key of a token that can be used now. The store is read again if it has changed. If that
+    /// fails, `say` is told once, and the tokens that it had are good.
     pub fn find(&self, id: &TokenId, say: impl FnOnce(&StoreError)) -> Option<Key> {
         let mut within = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (watched, keys) = &mut *within;

@@ -116,8 +116,8 @@ pub enum Command {
     Report,
     /// farmem's: the volume is no longer needed. The node frees its memory.
     Free,
-    /// farmem's: asks for a mark, a number for this moment. It follows the reply, big-endian. The node
-    /// knows of each page whether it was written before the mark or after it.
+    /// farmem's: asks for a mark, a number for this moment. It follows the reply, big-endian. The
+    /// node knows of each page whether it was written before the mark or after it.
     Mark,
     /// farmem's: the kernel has freed slots, each after the host had learned the mark in `offset`.
     /// `length` bytes of [`Slots`] follow. The node keeps a slot that was written after the mark.

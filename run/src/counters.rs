@@ -37,8 +37,8 @@ pub struct File {
     pub nodes: [AtomicU64; 16],
     /// Changes of the run's nodes since it began, twice; odd while `roster` is being written.
     pub roster_changes: AtomicU64,
-    /// The nodes since the last change, as addresses that need no resolver with their failure domains, comma
-    /// separated.
+    /// The nodes since the last change, as addresses that need no resolver with their failure
+    /// domains, comma separated.
     pub roster: [AtomicU64; ROSTER_WORDS],
     /// How the run ended when the runtime ended it: the one line that was printed, zero padded.
     pub last_words: [AtomicU64; 64],
@@ -189,7 +189,8 @@ pub struct Process {
     pub bytes_in: AtomicU64,
     /// Bytes written to nodes.
     pub bytes_out: AtomicU64,
-    /// Lines found changed on pages that left, where the policy tells lines ([`farmem_protocol::lines`]).
+    /// Lines found changed on pages that left, where the policy tells lines
+    /// ([`farmem_protocol::lines`]).
     pub lines_changed: AtomicU64,
     /// Lines that went to their slots one by one.
     pub lines_sent: AtomicU64,

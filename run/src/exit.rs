@@ -13,6 +13,6 @@ pub const FAR_EXHAUSTED: i32 = 71;
 pub const NODE_UNUSABLE: i32 = 72;
 /// The runtime found its own state broken and stopped before touching the program's bytes.
 pub const BROKEN: i32 = 73;
-/// A page that came back from a node is not what was sealed: the node, or one on the way, has changed
-/// it or kept an old one. Nothing of it has reached the program.
+/// A page that came back from a node is not what was sealed: the node, or one on the way, has
+/// changed it or kept an old one. Nothing of it has reached the program.
 pub const ALTERED: i32 = 74;

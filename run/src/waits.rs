@@ -1,5 +1,5 @@
-//! The places in their code at which the programs of a run wait for pages (`farmem run --sites`), in
-//! a file that they share.
+//! The places in their code at which the programs of a run wait for pages (`farmem run --sites`),
+//! in a file that they share.
 //!
 //! A *place* is one instruction that faults, named by its file and its offset there: processes of
 //! one program share its places, wherever they are mapped. Code that no file holds (compiled at run

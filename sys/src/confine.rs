@@ -271,7 +271,8 @@ impl std::fmt::Display for Confined {
 
 /// Confines this thread, and all that it begins later, to these calls.
 pub fn confine(allowed: &[&[Calls]]) -> Confined {
-    // SAFETY: takes rights away and touches no memory. A filter needs it where there is no privilege.
+    // SAFETY: takes rights away and touches no memory. A filter needs it where there is no
+    // privilege.
     let no_new = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } == 0;
     let no_capabilities = drop_capabilities().is_ok();
     Confined { filter: no_new && install(&filter(allowed)).is_ok(), no_capabilities }
@@ -349,7 +350,8 @@ const fn no_such_call() -> u32 {
     libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32
 }
 
-/// What is done with one call. It always returns, so that the accumulator holds the number after it.
+/// What is done with one call. It always returns, so that the accumulator holds the number after
+/// it.
 fn body(when: When) -> Vec<sock_filter> {
     // Its arguments begin at 16, with 64 bits each, the low ones first.
     let load = |argument: u32| op(LOAD, 16 + 8 * argument);
@@ -393,7 +395,8 @@ mod tests {
             assert_eq!(how, Confined { filter: true, no_capabilities: true });
             let run = Command::new("/bin/true").spawn();
             assert_eq!(run.err().and_then(|e| e.raw_os_error()), Some(libc::EPERM));
-            // SAFETY: calls that the filter refuses, and would otherwise be refused by the kernel, or harmless.
+            // SAFETY: calls that the filter refuses, and would otherwise be refused by the kernel,
+            // or harmless.
             unsafe {
                 let none = std::ptr::null::<libc::c_char>();
                 refused(libc::syscall(libc::SYS_execve, c"/bin/true".as_ptr(), none, none));

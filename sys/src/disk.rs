@@ -87,8 +87,8 @@ impl PageFile {
         Ok(done)
     }
 
-    /// Sets room on the disk apart for a range, which can then be written without running out of it. A
-    /// file system that cannot promise that is not asked to.
+    /// Sets room on the disk apart for a range, which can then be written without running out of
+    /// it. A file system that cannot promise that is not asked to.
     ///
     /// # Errors
     /// ENOSPC, EDQUOT: there is no room. EFBIG: the process may not write so long a file.

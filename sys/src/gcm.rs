@@ -4,21 +4,22 @@
 //! counter blocks ─► AES ─► ⊕ page ─► ciphertext ─► GHASH, 32 blocks a reduction ─► ⊕ AES(counter 1) ─► tag
 //! ```
 //!
-//! `ring` seals no page in this form: it opens only what has all 128 bits of its tag, and the table of
-//! tags has to stay small ([`Key::open`] says what 64 bits are worth). The function is the standard's
-//! (NIST SP 800-38D, no associated data). Tests compare every page with `ring`'s.
+//! `ring` seals no page in this form: it opens only what has all 128 bits of its tag, and the table
+//! of tags has to stay small ([`Key::open`] says what 64 bits are worth). The function is the
+//! standard's (NIST SP 800-38D, no associated data). Tests compare every page with `ring`'s.
 //!
-//! Everything takes the same time whatever the key and the bytes are: no tables, no branches on them.
-//! It works on the stack and on the caller's pages, in faults too.
+//! Everything takes the same time whatever the key and the bytes are: no tables, no branches on
+//! them. It works on the stack and on the caller's pages, in faults too.
 //!
-//! GHASH is computed as POLYVAL of the reversed blocks (RFC 8452, appendix A): one multiplication needs
-//! no shift then, and sums of products are reduced together.
+//! GHASH is computed as POLYVAL of the reversed blocks (RFC 8452, appendix A): one multiplication
+//! needs no shift then, and sums of products are reduced together.
 
 use std::arch::x86_64::*;
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
-/// Blocks whose products are summed before they are reduced, and powers of the hash key that there are.
+/// Blocks whose products are summed before they are reduced, and powers of the hash key that there
+/// are.
 const POWERS: usize = 32;
 /// The reduction polynomial's upper half.
 const POLY: i64 = 0xC200_0000_0000_0000_u64 as i64;
@@ -62,7 +63,8 @@ impl Key {
     /// Seals the page at `from` into the page at `to`; both may be the same. Returns the tag.
     ///
     /// # Safety
-    /// A nonce is used once with a key. Both are pages, the caller's, `from` readable and `to` writable.
+    /// A nonce is used once with a key. Both are pages, the caller's, `from` readable and `to`
+    /// writable.
     pub unsafe fn seal(&self, nonce: u64, from: *const u8, to: *mut u8) -> u64 {
         // SAFETY: passed on to the caller; a key exists only where the CPU can ([`Key::new`]).
         unsafe {
@@ -72,8 +74,8 @@ impl Key {
 
     /// Opens the page at `from` into the page at `to`; both may be the same.
     ///
-    /// A forger who may try once succeeds with a probability of 2^-55: 64 bits of tag, and 256 blocks. So
-    /// the caller ends at the first page that does not open.
+    /// A forger who may try once succeeds with a probability of 2^-55: 64 bits of tag, and 256
+    /// blocks. So the caller ends at the first page that does not open.
     ///
     /// # Errors
     /// [`Altered`]: what is at `to` then is of no meaning.
@@ -88,8 +90,8 @@ impl Key {
         if found ^ tag == 0 { Ok(()) } else { Err(Altered) }
     }
 
-    /// Two more keys, by a number that is used once with this key: one to seal with, one to derive from. A
-    /// key that derives is to do nothing else.
+    /// Two more keys, by a number that is used once with this key: one to seal with, one to derive
+    /// from. A key that derives is to do nothing else.
     pub fn derive(&self, number: u64) -> [[u8; 16]; 2] {
         let block = |which: u64| u128::from(number) << 64 | u128::from(which);
         // SAFETY: a key exists only where the CPU can.
@@ -146,7 +148,8 @@ fn number(of: __m128i) -> u128 {
     unsafe { std::mem::transmute(of) }
 }
 
-/// Block 1, whose cipher covers the tag; the page's own begin at 2. As a number, so that counting is adding.
+/// Block 1, whose cipher covers the tag; the page's own begin at 2. As a number, so that counting
+/// is adding.
 fn first_counter(nonce: u64) -> u128 {
     u128::from(nonce) << 32 | 1
 }
@@ -399,8 +402,9 @@ mod tests {
 
     /// `cargo test --release -p farmem-sys --lib gcm -- --ignored --nocapture`
     ///
-    /// Pages as the pager moves them: from the program's memory, which is in no cache or in the nearest,
-    /// into a ring of 2 MiB, and from there to a page that is used next; with a table of marks.
+    /// Pages as the pager moves them: from the program's memory, which is in no cache or in the
+    /// nearest, into a ring of 2 MiB, and from there to a page that is used next; with a table of
+    /// marks.
     #[test]
     #[ignore = "a measurement"]
     fn what_a_page_costs() {

@@ -103,8 +103,8 @@ pub fn strike(at: usize, len: usize) {
     }
 }
 
-/// Bytes of all entered mappings that are resident. Takes some 2 µs a resident mebibyte, and less for
-/// others.
+/// Bytes of all entered mappings that are resident. Takes some 2 µs a resident mebibyte, and less
+/// for others.
 pub fn resident() -> u64 {
     let mut bytes = BEYOND.load(Ordering::Relaxed);
     for entry in &HELD {

@@ -2,8 +2,8 @@
 //!
 //! Threads of one process end together. A process that shares the memory of another can be killed
 //! alone: a companion (`CLONE_VM` without `CLONE_THREAD`) or a vfork child. A lock that it held, or
-//! a page that it was bringing in, would then be held for ever. So each holder leaves a *name* in the
-//! lock or page, and a waiter that has waited long asks whether that name is gone.
+//! a page that it was bringing in, would then be held for ever. So each holder leaves a *name* in
+//! the lock or page, and a waiter that has waited long asks whether that name is gone.
 //!
 //! A name is a thread's number. Asking the kernel for it costs a system call, so it is asked for
 //! only while other processes may share this memory. Otherwise the name is [`UNNAMED`], which

@@ -280,8 +280,8 @@ pub fn raise_file_limit() -> u64 {
     raised(libc::RLIMIT_FSIZE, true)
 }
 
-/// Lets this process lock as much memory as may be, as RDMA cards do with what they reach; without any
-/// limit, where it has the privilege.
+/// Lets this process lock as much memory as may be, as RDMA cards do with what they reach; without
+/// any limit, where it has the privilege.
 pub fn raise_lock_limit() -> u64 {
     raised(libc::RLIMIT_MEMLOCK, true)
 }

@@ -52,7 +52,8 @@ impl Part {
         if self.len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.at, self.len) } }
     }
 
-    /// Copies what lies `from` bytes into the part to all of `into`. Others may write to the part meanwhile.
+    /// Copies what lies `from` bytes into the part to all of `into`. Others may write to the part
+    /// meanwhile.
     ///
     /// # Safety
     /// As [`send`]; and the part is that long.

@@ -168,7 +168,8 @@ impl Key {
 pub struct Trust {
     /// The token by which the host borrows. With a token, TCP is encrypted.
     pub token: Option<Key>,
-    /// Leaves TCP unencrypted although there is a token: bytes can be read and changed on their way.
+    /// Leaves TCP unencrypted although there is a token: bytes can be read and changed on their
+    /// way.
     pub plain: bool,
 }
 

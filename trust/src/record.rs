@@ -1,4 +1,5 @@
-//! Records: protect the bytes of one direction of a connection, after both ends have proven a token.
+//! Records: protect the bytes of one direction of a connection, after both ends have proven a
+//! token.
 //!
 //! ```text
 //! 0        4                                4 + length     + 16
@@ -163,8 +164,8 @@ impl Opener {
     /// `room`.
     ///
     /// # Errors
-    /// [`BadRecord::Changed`]. The bytes in `room` are meaningless then, and no further record can be
-    /// opened.
+    /// [`BadRecord::Changed`]. The bytes in `room` are meaningless then, and no further record can
+    /// be opened.
     pub fn open(&mut self, room: &mut [u8], from: usize) -> Result<usize, BadRecord> {
         let head = room.get(from..).and_then(|record| record.first_chunk::<HEAD>()).ok_or(BadRecord::Changed)?;
         let head = *head;

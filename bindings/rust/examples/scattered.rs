@@ -1,4 +1,5 @@
-//! Reads records all over a large vector, sixteen known ahead, with hints. Prints the same wherever it runs.
+//! Reads records all over a large vector, sixteen known ahead, with hints. Prints the same wherever
+//! it runs.
 
 const RECORDS: usize = 1 << 18;
 

@@ -54,7 +54,8 @@ fn table() -> Option<&'static Table> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     {
         let table: *const Table;
-        // SAFETY: reads an entry of the global offset table, which is null where nothing defines the symbol.
+        // SAFETY: reads an entry of the global offset table, which is null where nothing defines
+        // the symbol.
         unsafe {
             core::arch::asm!(
                 ".weak farmem_v1",
@@ -78,7 +79,8 @@ impl Table {
         if page >= self.far_pages.load(Ordering::Relaxed) {
             return false;
         }
-        // SAFETY: the runtime has a word for each page of the far range, for the life of the process.
+        // SAFETY: the runtime has a word for each page of the far range, for the life of the
+        // process.
         let word = unsafe { (*self.words.add(page)).load(Ordering::Relaxed) };
         if write { word >> 59 & 15 != 5 } else { word >> 60 & 7 != 2 }
     }

@@ -25,8 +25,8 @@ pub struct Options {
     pub listen: String,
 
     /// A file that keeps which nodes there are and which are to be drained; without it, a restart
-    /// knows the nodes again by their beats, and no drain. Or etcd://HOST:PORT[,HOST:PORT...]: several controllers
-    /// share it, one leads, and another takes over when that one fails
+    /// knows the nodes again by their beats, and no drain. Or etcd://HOST:PORT[,HOST:PORT...]:
+    /// several controllers share it, one leads, and another takes over when that one fails
     #[arg(long, value_name = "FILE|ETCD")]
     pub store: Option<PathBuf>,
 

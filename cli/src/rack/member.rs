@@ -26,8 +26,8 @@ pub struct Rack {
     #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
     pub controller: Option<String>,
 
-    /// The failure domain of this node, as rack7/shelf2. Copies lie in different domains. Programs learn it, too
-    /// [default in a rack: the host]
+    /// The failure domain of this node, as rack7/shelf2. Copies lie in different domains. Programs
+    /// learn it, too [default in a rack: the host]
     #[arg(long, value_name = "DOMAIN", value_parser = farmem_protocol::node::domain)]
     pub domain: Option<Domain>,
 
@@ -39,7 +39,8 @@ pub struct Rack {
     #[arg(long, value_name = "HOST:PORT", requires = "controller", value_parser = super::address)]
     pub advertise: Option<String>,
 
-    /// The file of a token of the tenant rack, by which this node is of the rack [default: FARMEM_TOKEN]
+    /// The file of a token of the tenant rack, by which this node is of the rack [default:
+    /// FARMEM_TOKEN]
     #[arg(long, value_name = "FILE", requires = "controller")]
     pub token: Option<PathBuf>,
 }

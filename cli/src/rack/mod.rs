@@ -1,5 +1,5 @@
-//! A rack with a controller: `farmem controller`, `farmem drain`, `farmem undrain`, `farmem forget`,
-//! and the controller's clients in `farmem node`, `farmem run` and `farmem status`.
+//! A rack with a controller: `farmem controller`, `farmem drain`, `farmem undrain`, `farmem
+//! forget`, and the controller's clients in `farmem node`, `farmem run` and `farmem status`.
 //!
 //! The controller itself is [`farmem_control`]. Here are:
 //!

@@ -179,8 +179,8 @@ impl Plan {
     }
 }
 
-/// How the bytes of a sealed run move: not by shared memory, where its nodes could read pages as the
-/// program uses them. Says what is not as without `--seal`.
+/// How the bytes of a sealed run move: not by shared memory, where its nodes could read pages as
+/// the program uses them. Says what is not as without `--seal`.
 fn sealed(options: &Options, transport: Transport, nodes: &[RunNode]) -> Result<Transport, Failure> {
     if !farmem_sys::gcm::can() {
         return Err(Failure::usage("--seal needs a CPU with AES and PCLMULQDQ instructions"));

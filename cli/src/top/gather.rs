@@ -1,5 +1,5 @@
-//! The data on the screen: one look at the files of runs, nodes, agents and stores, and the rates between
-//! two looks.
+//! The data on the screen: one look at the files of runs, nodes, agents and stores, and the rates
+//! between two looks.
 
 use std::collections::HashMap;
 use std::fs;
@@ -91,7 +91,8 @@ pub struct Store {
     pub status: KvStatus,
     /// Commands a second.
     pub commands_per_s: f64,
-    /// Reads that found their key, 0–1, since the look before, or since its start if nothing was read.
+    /// Reads that found their key, 0–1, since the look before, or since its start if nothing was
+    /// read.
     pub hit_rate: Option<f64>,
     /// Verbs for each command, over the same time.
     pub verbs_per_command: Option<f64>,
@@ -148,8 +149,8 @@ pub struct Gatherer {
 }
 
 impl Gatherer {
-    /// Looks at every run, node, agent and store that this user may see. Rates are zero at a run's first
-    /// look.
+    /// Looks at every run, node, agent and store that this user may see. Rates are zero at a run's
+    /// first look.
     pub fn look(&mut self) -> View {
         let mut view = View::default();
         let mut runs = HashMap::new();

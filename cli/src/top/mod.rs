@@ -1,9 +1,9 @@
 //! `farmem top`: the present activity of every run, node, agent and store on this machine.
 //!
-//! Reads the counters files that runs share and the status files that nodes, agents and stores write
-//! ([`gather`]), and does not disturb them. On a terminal it draws ([`screen`]). `--once` prints one
-//! sample as a table ([`table`]), `--json` as an object. `--rack` asks a controller instead
-//! ([`rack`]).
+//! Reads the counters files that runs share and the status files that nodes, agents and stores
+//! write ([`gather`]), and does not disturb them. On a terminal it draws ([`screen`]). `--once`
+//! prints one sample as a table ([`table`]), `--json` as an object. `--rack` asks a controller
+//! instead ([`rack`]).
 
 mod gather;
 mod rack;
@@ -32,12 +32,13 @@ Examples:
 ///
 /// Keys: ? helps, q quits, s sorts by the next column, p pauses, up and down choose a run.
 ///
-/// "local" is the local memory of all of a run's processes together, "limit" the most that each may have. "waiting" is a
-/// share of one thread's time: two threads that wait all the time are 200 %.
+/// "local" is the local memory of all of a run's processes together, "limit" the most that each may
+/// have. "waiting" is a share of one thread's time: two threads that wait all the time are 200 %.
 ///
 /// A store's "verbs" are for each request.
 ///
-/// Root also sees the devices of `farmem swap`: pages in and out, the time of a read, the memory at the node.
+/// Root also sees the devices of `farmem swap`: pages in and out, the time of a read, the memory at
+/// the node.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {

@@ -26,7 +26,8 @@ pub fn run(options: &Options, interval: Duration) -> Result<(), Failure> {
     })
 }
 
-/// Draws until the user quits. A controller that is away for a while is said, and what it said last stays.
+/// Draws until the user quits. A controller that is away for a while is said, and what it said last
+/// stays.
 fn watch(client: &Client, interval: Duration) -> io::Result<()> {
     let mut terminal = ratatui::try_init()?;
     let mut last = String::new();

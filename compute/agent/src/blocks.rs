@@ -281,8 +281,8 @@ impl Blocks {
         }
     }
 
-    /// Gives back blocks and runs that are no longer used. Their windows end first; then their memory
-    /// goes back to the system at once.
+    /// Gives back blocks and runs that are no longer used. Their windows end first; then their
+    /// memory goes back to the system at once.
     pub fn release(&mut self, blocks: &[BlockId]) {
         // Of a node that is lost nothing is left to give back.
         if let Some(windows) = &mut self.windows {

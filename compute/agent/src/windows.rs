@@ -1,5 +1,5 @@
-//! Windows of the agent's, one for each block. Programs reach blocks of a node on another machine by
-//! them.
+//! Windows of the agent's, one for each block. Programs reach blocks of a node on another machine
+//! by them.
 //!
 //! ```text
 //!  spare ── BIND: a block, the program's member ──► bound ── INVALIDATE ──► spare

@@ -19,7 +19,8 @@ use std::time::Duration;
 /// A thread's own connections to the nodes of a [`Memory`]. One for each thread at a time.
 ///
 /// Operations on one node take effect in the order in which they were posted. The exception: a read
-/// may see the effect of operations posted behind it. Operations on different nodes are not ordered.
+/// may see the effect of operations posted behind it. Operations on different nodes are not
+/// ordered.
 ///
 /// A lane over tcp has a connection to each node that it has used; 8192 lanes of a process can have
 /// one to a node.

@@ -7,8 +7,8 @@
 //!                       └─ refused, busy, or mapped ───► READs ──► the same function here
 //! ```
 //!
-//! A node's answer is checked for being possible ([`Reply::parse`]); an impossible answer counts as a
-//! refusal. So a node that lies can make a sum wrong, as it can the bytes of a READ, and no more.
+//! A node's answer is checked for being possible ([`Reply::parse`]); an impossible answer counts as
+//! a refusal. So a node that lies can make a sum wrong, as it can the bytes of a READ, and no more.
 
 // Calls and replies are handed to verbs as raw memory; each place says how it is kept alive.
 #![allow(unsafe_code)]
@@ -54,8 +54,8 @@ pub struct Chase {
 }
 
 impl Lane {
-    /// Runs a [`Scan`] over the records of these ranges. A range holds whole records, and lies within
-    /// one piece.
+    /// Runs a [`Scan`] over the records of these ranges. A range holds whole records, and lies
+    /// within one piece.
     ///
     /// Sums of `f64` are taken in parts of 256 KiB, and then in the order of the parts, at the node
     /// and here alike.

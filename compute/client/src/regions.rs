@@ -33,7 +33,8 @@ pub fn remove_region(node: &str, name: &str) -> Result<bool> {
 }
 
 impl Builder {
-    /// The regions of the nodes, in the order of their names. With several nodes: one after the other.
+    /// The regions of the nodes, in the order of their names. With several nodes: one after the
+    /// other.
     ///
     /// # Errors
     /// [`Error::Connect`], [`Error::Lost`], [`Error::Token`]
@@ -49,8 +50,8 @@ impl Builder {
         Ok(all)
     }
 
-    /// Removes the region of this name from the nodes. Processes that have it open keep it; the memory
-    /// is free when the last of them has left. False: there is no such region.
+    /// Removes the region of this name from the nodes. Processes that have it open keep it; the
+    /// memory is free when the last of them has left. False: there is no such region.
     ///
     /// # Errors
     /// As [`Builder::regions`].

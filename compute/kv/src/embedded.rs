@@ -11,9 +11,10 @@
 //! # }
 //! ```
 //!
-//! The program is one front end of the store, beside others and beside `farmem kv`. Keys, values and guarantees are theirs.
-//! What a front end does beside commands is done within the calls: call one, or [`Store::tend`], twice a second. A program
-//! that makes no call for 5 s is shut out by the others, and joins anew by itself at its next call.
+//! The program is one front end of the store, beside others and beside `farmem kv`. Keys, values
+//! and guarantees are theirs. What a front end does beside commands is done within the calls: call
+//! one, or [`Store::tend`], twice a second. A program that makes no call for 5 s is shut out by the
+//! others, and joins anew by itself at its next call.
 
 use crate::drive::Drive;
 use crate::object::{Object, Type, Value};
@@ -153,7 +154,8 @@ impl Store {
         self.run(|store, io| async move { store.put(&io, &key, &value).await })
     }
 
-    /// Stores a string if there is no such key; whether it was stored. For blocks that are written once.
+    /// Stores a string if there is no such key; whether it was stored. For blocks that are written
+    /// once.
     ///
     /// # Errors
     /// As [`Store::put`].

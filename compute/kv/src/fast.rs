@@ -1,4 +1,5 @@
-//! Maps whose keys are hashes or counters of ours: no client chooses them, so they are not hashed with a secret.
+//! Maps whose keys are hashes or counters of ours: no client chooses them, so they are not hashed
+//! with a secret.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};

@@ -1,7 +1,7 @@
 //! The pieces that a front end holds at one node, and which places of them are free.
 //!
-//! Only a piece's owner places objects into it. Anyone may make one garbage, by the CAS that takes it
-//! out of the index. The owner learns of that from its own CAS, or by looking the object up
+//! Only a piece's owner places objects into it. Anyone may make one garbage, by the CAS that takes
+//! it out of the index. The owner learns of that from its own CAS, or by looking the object up
 //! ([`crate::recover`]). An object is live exactly when the index refers to it, so no list of free
 //! places is kept at the node, and a crash cannot lose one.
 //!
@@ -205,8 +205,8 @@ impl Heap {
         }
     }
 
-    /// Takes a piece of which nothing is used out of the heap, to be given back to the node: a large
-    /// object's always, of the others those beyond a class's need.
+    /// Takes a piece of which nothing is used out of the heap, to be given back to the node: a
+    /// large object's always, of the others those beyond a class's need.
     pub fn spare(&mut self) -> Option<(At, u32)> {
         let mut found = None;
         for (&at, piece) in &self.pieces {

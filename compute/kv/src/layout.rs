@@ -1,7 +1,7 @@
 //! The words of a store, bit by bit.
 //!
-//! Each node holds a *shard*: the keys whose hash falls to it, with their index and objects. A shard
-//! consists of *pieces* of the node's memory:
+//! Each node holds a *shard*: the keys whose hash falls to it, with their index and objects. A
+//! shard consists of *pieces* of the node's memory:
 //!
 //! ```text
 //!  root word of the region ─► root piece: head, members, first tables
@@ -156,7 +156,8 @@ impl Hash {
         (((self.0 & 0xffff_ffff) * shards as u64) >> 32) as usize
     }
 
-    /// Its path through the tables, 31 bits: [`ROOT_BITS`] for the first table, then one for each split.
+    /// Its path through the tables, 31 bits: [`ROOT_BITS`] for the first table, then one for each
+    /// split.
     pub fn path(self) -> u32 {
         (self.0 >> 33) as u32
     }

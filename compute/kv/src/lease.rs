@@ -5,17 +5,19 @@
 //!  alone, by a lease        none
 //! ```
 //!
-//! *The lease.* A tick that finds no other member alive gives this front end a lease of [`STALE_MS`] from when the tick
-//! began. A front end that joins changes nothing before every member that it found has shown itself twice, or a lease
-//! would be over ([`Shard::await_others`]). A member's second sign comes after a tick that saw the newcomer, and that tick
-//! ended the lease. So nobody else changes the store under a lease. A hit takes effect when the clock was read that
+//! *The lease.* A tick that finds no other member alive gives this front end a lease of
+//! [`STALE_MS`] from when the tick began. A front end that joins changes nothing before every
+//! member that it found has shown itself twice, or a lease would be over ([`Shard::await_others`]).
+//! A member's second sign comes after a tick that saw the newcomer, and that tick ended the lease.
+//! So nobody else changes the store under a lease. A hit takes effect when the clock was read that
 //! found the lease in force, which is after the request came.
 //!
-//! *Eras.* A lease that follows another without a gap goes on with its era; else a new era begins. An entry of an older
-//! era is looked after by one READ before it counts again.
+//! *Eras.* A lease that follows another without a gap goes on with its era; else a new era begins.
+//! An entry of an older era is looked after by one READ before it counts again.
 //!
-//! *Its own writes.* A change that is under way may have taken effect at the node and not be known here. Until it has
-//! ended its key is not answered from here, and what was read meanwhile is not kept ([`Writes`]).
+//! *Its own writes.* A change that is under way may have taken effect at the node and not be known
+//! here. Until it has ended its key is not answered from here, and what was read meanwhile is not
+//! kept ([`Writes`]).
 
 use crate::index::Known;
 use crate::layout::{HEAD_BYTES, Hash, MEMBERS, Slot, word};
@@ -169,8 +171,8 @@ impl Shard {
         }
     }
 
-    /// The object of a slot that is known, if the slot is what it was. `cached` is believed then: the slot's version
-    /// would have to have come round for it to be another's.
+    /// The object of a slot that is known, if the slot is what it was. `cached` is believed then:
+    /// the slot's version would have to have come round for it to be another's.
     pub(crate) async fn verify(&self, io: &Io, key: &[u8], known: Known, cached: Option<Object>) -> Option<Object> {
         let slot = Verb::Read { at: known.slot_at, len: 8 };
         if let Some(object) = cached {

@@ -9,8 +9,9 @@
 //!                                       farmem node, unaware of keys
 //! ```
 //!
-//! Any number of front ends serve one store. None is its owner, and one that dies takes nothing along.
-//! `docs/design/store.md` has the protocol, each operation by its verbs, and what a crash leaves.
+//! Any number of front ends serve one store. None is its owner, and one that dies takes nothing
+//! along. `docs/design/store.md` has the protocol, each operation by its verbs, and what a crash
+//! leaves.
 //!
 //! * [`task`]: operations as steps that ask for verbs.
 //! * [`layout`], [`object`]: the words and bytes of the store.

@@ -1,11 +1,13 @@
 //! Reuse of memory that dead front ends have left, and of objects that other front ends have
 //! replaced or deleted.
 //!
-//! An object is live exactly when the index refers to it. So a piece whose owner is gone is *adopted*:
-//! one CAS of its owner word, then each of its objects is looked up. An object to which nothing refers
-//! is reused after the grace. It was never linked, or some front end took it out of the index.
+//! An object is live exactly when the index refers to it. So a piece whose owner is gone is
+//! *adopted*: one CAS of its owner word, then each of its objects is looked up. An object to which
+//! nothing refers is reused after the grace. It was never linked, or some front end took it out of
+//! the index.
 //!
-//! The same lookup tells an owner which of its objects others have replaced or deleted: *scavenging*.
+//! The same lookup tells an owner which of its objects others have replaced or deleted:
+//! *scavenging*.
 
 use crate::heap::{Place, Use};
 use crate::index::Trie;
@@ -92,7 +94,8 @@ impl Shard {
         found
     }
 
-    /// Takes over the pieces of front ends that are gone; how many. `now_ms` is of a clock that never goes back.
+    /// Takes over the pieces of front ends that are gone; how many. `now_ms` is of a clock that
+    /// never goes back.
     pub async fn adopt(self: &Rc<Shard>, io: &Io, now_ms: u64) -> Result<usize, Trouble> {
         let members = self.read(io, self.root, HEAD_BYTES as u32).await;
         let (mut adopted, mut strange) = (0, BTreeMap::new());
@@ -122,7 +125,8 @@ impl Shard {
         !self.suspects.borrow().is_empty()
     }
 
-    /// The node's pieces, but for those that begin before the root: first byte, length, owner, third word.
+    /// The node's pieces, but for those that begin before the root: first byte, length, owner,
+    /// third word.
     async fn pieces(&self, io: &Io) -> Vec<(At, u32, Option<Owner>, u64)> {
         let verb = Verb::Pieces { node: self.node };
         let Some(Answer::Pieces(pieces)) = self.verbs(io, vec![verb]).await.pop() else { return Vec::new() };
@@ -186,8 +190,8 @@ impl Shard {
         Ok(true)
     }
 
-    /// Counts the shard. While others write to it, a reported problem may only be a change during the
-    /// count.
+    /// Counts the shard. While others write to it, a reported problem may only be a change during
+    /// the count.
     pub async fn count(self: &Rc<Shard>, io: &Io) -> Count {
         let mut count = Count::default();
         let members = self.read(io, self.root, HEAD_BYTES as u32).await;

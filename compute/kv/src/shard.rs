@@ -193,8 +193,8 @@ impl Shard {
         self.settle(io, at, old, new, answer.unwrap_or(Answer::Unknown)).await
     }
 
-    /// What became of a CAS. One whose answer was lost is given again until it is answered: either copy succeeds
-    /// once, and the other finds `new`.
+    /// What became of a CAS. One whose answer was lost is given again until it is answered: either
+    /// copy succeeds once, and the other finds `new`.
     pub(crate) async fn settle(
         &self,
         io: &Io,
@@ -208,7 +208,8 @@ impl Shard {
         loop {
             match answer {
                 Answer::Word(found) if found == old => return Ok(Ok(())),
-                // A slot's new value is this operation's alone, but an empty slot may be another's doing.
+                // A slot's new value is this operation's alone, but an empty slot may be another's
+                // doing.
                 Answer::Word(found) if lost && found == new && new != 0 => return Ok(Ok(())),
                 Answer::Word(_) if lost => return Err(Trouble::Unsettled),
                 Answer::Word(found) => return Ok(Err(found)),
@@ -272,7 +273,8 @@ impl Shard {
         Owner { kind, class, member: self.me }
     }
 
-    /// Gives a piece back to the node. Its header goes first, so that nobody takes it for one any more.
+    /// Gives a piece back to the node. Its header goes first, so that nobody takes it for one any
+    /// more.
     pub(crate) async fn release(&self, io: &Io, at: At) {
         self.verbs(io, vec![Verb::Write { at, bytes: Rc::new(vec![0; 16]) }, Verb::Free { at }]).await;
     }

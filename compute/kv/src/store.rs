@@ -103,8 +103,8 @@ impl Store {
         self.shards.iter().for_each(|shard| shard.now_ms.set(now_ms));
     }
 
-    /// Tells the time of a clock that never goes back, in milliseconds. Requests that come after this may take effect at
-    /// that time no more.
+    /// Tells the time of a clock that never goes back, in milliseconds. Requests that come after
+    /// this may take effect at that time no more.
     pub fn set_clock_ms(&self, clock_ms: u64) {
         self.shards.iter().for_each(|shard| shard.lease.now_ms.set(clock_ms));
     }
@@ -295,8 +295,8 @@ impl Store {
         }
     }
 
-    /// About `count` keys from a place on, and where to go on; `None` at the end. A key that is there from the first
-    /// call to the last is among them.
+    /// About `count` keys from a place on, and where to go on; `None` at the end. A key that is
+    /// there from the first call to the last is among them.
     pub async fn scan(&self, io: &Io, from: Cursor, count: usize) -> Result<(Vec<Object>, Option<Cursor>), Trouble> {
         let (mut found, mut at) = (Vec::new(), Some(from));
         let mut looks = 0;
@@ -373,8 +373,8 @@ impl Store {
         Ok(())
     }
 
-    /// Takes keys out until there is room again: of each sample those that have ended, else the one that was written
-    /// longest ago and was not used here lately.
+    /// Takes keys out until there is room again: of each sample those that have ended, else the one
+    /// that was written longest ago and was not used here lately.
     async fn make_room(&self, io: &Io, shard: &Rc<Shard>) -> Result<(), Trouble> {
         if shard.heap.borrow().retired_bytes() > 0 {
             // Memory is on its way back: the epoch has to go on.
@@ -420,7 +420,8 @@ impl Store {
         if evicted == 0 { Err(Trouble::Full) } else { Ok(()) }
     }
 
-    /// Removes ended keys among some, from a place on. Returns where to go on, and whether there were any.
+    /// Removes ended keys among some, from a place on. Returns where to go on, and whether there
+    /// were any.
     pub async fn sweep(&self, io: &Io, from: Cursor, looks: usize) -> Result<(Cursor, bool), Trouble> {
         let (mut at, mut any) = (from, false);
         for _ in 0..looks {

@@ -158,7 +158,8 @@ impl<K: Far + Ord, V: Far> FarBTree<K, V> {
         }
     }
 
-    /// Sees to it that there is a leaf for a key: the first leaf takes keys that are lower than all.
+    /// Sees to it that there is a leaf for a key: the first leaf takes keys that are lower than
+    /// all.
     fn lower(&mut self, key: &K) -> Result<()> {
         if self.leaf(key).is_some() {
             return Ok(());

@@ -77,8 +77,8 @@ impl Base {
         counter.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// The bytes of a slot, if this process can read them there. The caller is in the pager, and the
-    /// slab stays until it leaves.
+    /// The bytes of a slot, if this process can read them there. The caller is in the pager, and
+    /// the slab stays until it leaves.
     #[inline]
     pub fn readable_slot(&self, slot: FarSlot) -> Option<Bytes<'_>> {
         // SAFETY: the pool says that it is mapped. It stays until every thread has left once.
@@ -98,7 +98,8 @@ impl Base {
         self.pool.writable_in_place(slot).map(|at| unsafe { Target::at(at) })
     }
 
-    /// Seals a page that leaves for its slot. Both are the caller's, and `from` does not change any more.
+    /// Seals a page that leaves for its slot. Both are the caller's, and `from` does not change any
+    /// more.
     pub fn seal(&self, slot: FarSlot, from: Bytes<'_>, mut to: Target<'_>) {
         // SAFETY: both are mapped, by their types.
         if !unsafe { self.pool.seal(slot, from.as_ptr(), to.as_ptr()) } {
@@ -106,8 +107,8 @@ impl Base {
         }
     }
 
-    /// Opens a page that came from its slot, or from the staging ring. Ends the process if it is not what
-    /// was sealed: none of its bytes reach the program.
+    /// Opens a page that came from its slot, or from the staging ring. Ends the process if it is
+    /// not what was sealed: none of its bytes reach the program.
     pub fn open(&self, slot: FarSlot, from: Bytes<'_>, mut to: Target<'_>) {
         // SAFETY: both are mapped, by their types; the slot's page is the caller's.
         if let Err(altered) = unsafe { self.pool.open(slot, from.as_ptr(), to.as_ptr()) } {
@@ -147,7 +148,8 @@ impl Base {
         self.pool.farewell();
     }
 
-    /// Prints a line for each node that was lost without ending the process, and for a disk that fails.
+    /// Prints a line for each node that was lost without ending the process, and for a disk that
+    /// fails.
     pub fn tell_losses(&self) {
         self.pool.disk_news().iter().for_each(|line| say(line));
         for Loss { lost, slabs, kept, single } in self.pool.losses() {

@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 static STDERR: AtomicI32 = AtomicI32::new(2);
-/// The process that is ending. Not a flag: a vfork child that ends shares this word with its parent.
+/// The process that is ending. Not a flag: a vfork child that ends shares this word with its
+/// parent.
 static ENDING: AtomicI32 = AtomicI32::new(0);
 /// … and its status.
 static STATUS: AtomicI32 = AtomicI32::new(0);
@@ -60,9 +61,9 @@ pub(crate) fn exit_group(status: i32) -> ! {
     }
 }
 
-/// Ends this process because another one that shares its memory has ended inside the runtime. Things
-/// that it held stay as they are for ever, and a thread here waits for it. The status is that of the
-/// other process, if the runtime ended it.
+/// Ends this process because another one that shares its memory has ended inside the runtime.
+/// Things that it held stay as they are for ever, and a thread here waits for it. The status is
+/// that of the other process, if the runtime ended it.
 pub fn member_gone(process: u32) {
     let died = ENDING.load(Ordering::Relaxed) == process as i32;
     let status = if died { STATUS.load(Ordering::Relaxed) } else { exit::BROKEN };

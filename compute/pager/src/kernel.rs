@@ -1,8 +1,8 @@
 //! The kernel's side of far mappings: the system calls that lay, change and drop them.
 //!
-//! They are safe to call for far addresses. No object of the runtime lies there, and what the program
-//! has there is the program's own to lose: these calls are made at its request, or for pages that the
-//! pager owns. Every function refuses other addresses.
+//! They are safe to call for far addresses. No object of the runtime lies there, and what the
+//! program has there is the program's own to lose: these calls are made at its request, or for
+//! pages that the pager owns. Every function refuses other addresses.
 
 #![allow(unsafe_code)] // System calls on far mappings.
 

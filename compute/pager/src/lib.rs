@@ -19,12 +19,12 @@
 //! Beside them: [`ending`], the ends that a load cannot report, and [`wake`], which wakes the
 //! background thread.
 //!
-//! **Trap discipline.** A fault is a trap: it can interrupt only code that touches far memory. In user
-//! mode this crate touches no far memory but pages that it owns and that are present. So it may take
-//! its own locks in a fault, provided that no other signal handler of the program runs while one is
-//! held. The SIGBUS handler therefore blocks all signals, or keeps those that come. Every other entry
-//! blocks them itself ([`farmem_sys::raw::SignalsBlocked`]). This crate uses no thread-local, no
-//! allocator of the program's, and no libc call that could.
+//! **Trap discipline.** A fault is a trap: it can interrupt only code that touches far memory. In
+//! user mode this crate touches no far memory but pages that it owns and that are present. So it
+//! may take its own locks in a fault, provided that no other signal handler of the program runs
+//! while one is held. The SIGBUS handler therefore blocks all signals, or keeps those that come.
+//! Every other entry blocks them itself ([`farmem_sys::raw::SignalsBlocked`]). This crate uses no
+//! thread-local, no allocator of the program's, and no libc call that could.
 
 mod base;
 pub mod dirty;
@@ -89,8 +89,8 @@ impl Pager {
         self.incoming.fault(addr, write)
     }
 
-    /// Whether a fault waits for nothing but the kernel and other threads here: all nodes' memory is
-    /// mapped, and no trace is written.
+    /// Whether a fault waits for nothing but the kernel and other threads here: all nodes' memory
+    /// is mapped, and no trace is written.
     pub fn waits_for_nobody(&self) -> bool {
         self.base.pool.all_mapped() && self.base.recorder.is_none()
     }

@@ -42,12 +42,12 @@ impl<'a> Bytes<'a> {
         Bytes { at, of: PhantomData }
     }
 
-    /// The bytes of a far page that is Busy or Leaving, in its place. `None` if the program may have
-    /// no right to read them.
+    /// The bytes of a far page that is Busy or Leaving, in its place. `None` if the program may
+    /// have no right to read them.
     ///
     /// # Safety
-    /// The page must be present and the caller's for `'a`. The caller must hold the lock of those who
-    /// read pages: a call that takes the right away takes it too.
+    /// The page must be present and the caller's for `'a`. The caller must hold the lock of those
+    /// who read pages: a call that takes the right away takes it too.
     #[inline]
     pub unsafe fn in_place(table: &Table, page: PageId) -> Option<Bytes<'a>> {
         // SAFETY: passed on to the caller.
@@ -153,8 +153,8 @@ impl Frames {
         Ok(Frames { at: farmem_sys::holdings::reserve(pages * PAGE_BYTES)?, pages })
     }
 
-    /// Pages that are only read. The kernel's one page of zeros stands behind all of them: they take no
-    /// memory, and are left out of what the runtime counts as its own.
+    /// Pages that are only read. The kernel's one page of zeros stands behind all of them: they
+    /// take no memory, and are left out of what the runtime counts as its own.
     ///
     /// # Errors
     /// There are no addresses.
@@ -211,8 +211,8 @@ impl Frames {
     }
 }
 
-/// Proof that a far page is Busy and the holder's. It ends when the holder leaves the page in another
-/// state, by [`Busy::settle`] or [`Busy::give_up`].
+/// Proof that a far page is Busy and the holder's. It ends when the holder leaves the page in
+/// another state, by [`Busy::settle`] or [`Busy::give_up`].
 #[must_use = "other threads wait for the page"]
 #[derive(Clone, Copy)]
 pub(crate) struct Busy {
@@ -295,8 +295,8 @@ impl Run {
         Run { first: PageId(self.first.0 + part.start as u64), pages: part.len() }
     }
 
-    /// Installs bytes for all of the pages, write-protected if asked. Returns how many were installed:
-    /// fewer where a page was there already.
+    /// Installs bytes for all of the pages, write-protected if asked. Returns how many were
+    /// installed: fewer where a page was there already.
     ///
     /// # Errors
     /// Not one was: the run leaves its mapping, for one.

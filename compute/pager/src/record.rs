@@ -93,7 +93,8 @@ impl Sink {
         }
     }
 
-    /// Whether sampled pages' faults, of which one more took so long, take more than half of the time.
+    /// Whether sampled pages' faults, of which one more took so long, take more than half of the
+    /// time.
     fn is_slow(&mut self, ticks: u64) -> bool {
         self.spent += ticks;
         self.faults += 1;

@@ -8,10 +8,10 @@
 //!                    └─ none     evicts a batch, or sleeps while another thread does
 //! ```
 //!
-//! *The thread that needs room makes it*, over every transport. Over TCP the READ of the wanted page
-//! has left before, so part of a batch costs nothing. A background thread that evicts ahead of need
-//! was rejected: it takes a CPU from the program or the node, frees frames in another CPU's cache,
-//! and keeps local memory empty (`docs/design/pager.md`).
+//! *The thread that needs room makes it*, over every transport. Over TCP the READ of the wanted
+//! page has left before, so part of a batch costs nothing. A background thread that evicts ahead of
+//! need was rejected: it takes a CPU from the program or the node, frees frames in another CPU's
+//! cache, and keeps local memory empty (`docs/design/pager.md`).
 //!
 //! A thread that finds less than [`LITTLE`] pages free evicts a batch early, so that other threads
 //! do not have to sleep. Batches are larger where threads have slept. A single-threaded program
@@ -45,8 +45,8 @@ impl Room {
 
     /// Reserves room for `n` pages, evicting where it must.
     ///
-    /// The limit holds at every instant, with two exceptions: where pins leave next to nothing of it
-    /// ([`crate::local::crowd`]), and where [`FRUITLESS`] batches could evict nothing.
+    /// The limit holds at every instant, with two exceptions: where pins leave next to nothing of
+    /// it ([`crate::local::crowd`]), and where [`FRUITLESS`] batches could evict nothing.
     pub fn reserve(&self, n: u64) {
         let local = self.local;
         let mut fruitless = 0;
@@ -65,8 +65,9 @@ impl Room {
             }
             local.unreserve(n);
             if let Some(0) = self.evict_for(n, fruitless) {
-                // One batch that saw only pages which cannot leave says little. The others are looked
-                // at next, at once. Where that look finds them pinned, the next round goes ahead.
+                // One batch that saw only pages which cannot leave says little. The others are
+                // looked at next, at once. Where that look finds them pinned, the next round goes
+                // ahead.
                 if fruitless > 1 {
                     yield_cpu();
                 }
@@ -122,8 +123,8 @@ impl Room {
         }
     }
 
-    /// Reserves room for up to `n` pages ahead of need, and leaves some for faults. Returns the pages
-    /// reserved.
+    /// Reserves room for up to `n` pages ahead of need, and leaves some for faults. Returns the
+    /// pages reserved.
     ///
     /// It evicts a batch if there is too little room and no other thread is evicting: windows that
     /// are cut short cost more than they spare.
@@ -152,8 +153,8 @@ impl Room {
         }
     }
 
-    /// Reserves what the tracker has begun to use of local memory for good. Called after a page came
-    /// in, for which a page of entries may have been begun.
+    /// Reserves what the tracker has begun to use of local memory for good. Called after a page
+    /// came in, for which a page of entries may have been begun.
     #[inline]
     pub fn reserve_kept(&self) {
         let grown = self.changes.tracker.grown();

@@ -1,4 +1,5 @@
-//! A share of local memory for the program's far objects (`farmem-objects`): one `--local` for both.
+//! A share of local memory for the program's far objects (`farmem-objects`): one `--local` for
+//! both.
 //!
 //! Objects take their pages here before they touch them. The pages count as resident, so the limit
 //! holds at every instant over both, and pages of the program leave where that is needed. Objects

@@ -40,8 +40,8 @@ pub const MIN_LOCAL: u64 = 1 << 20;
 
 /// The staging ring takes one part in this many of local memory, where slots are not mapped.
 const STAGED: u64 = 16;
-/// The same where line hashes are kept in brief, which take a fortieth: both together are a sixteenth.
-/// Pages found clean pass the ring by and are many there, so what is in it stays as long
+/// The same where line hashes are kept in brief, which take a fortieth: both together are a
+/// sixteenth. Pages found clean pass the ring by and are many there, so what is in it stays as long
 /// (`docs/design/lines.md`).
 const STAGED_BESIDE_HASHES: u64 = 27;
 

@@ -13,13 +13,16 @@ pub const BLOCK_PAGES: u64 = 512;
 // The table is released by whole blocks. A first touch in a block that stays must not own words of
 // a block that goes.
 const _: () = assert!(BLOCK_PAGES == farmem_cache::prefetch::FIRST_TOUCH_BLOCK);
-/// In a block's count: some page of it may not be readable by the program (see [`Table::mark_unreadable`]).
+/// In a block's count: some page of it may not be readable by the program (see
+/// [`Table::mark_unreadable`]).
 const UNREADABLE: u32 = 1 << 31;
-/// In a block's count: the table's own page with the block's words is resident (512 words are one page).
+/// In a block's count: the table's own page with the block's words is resident (512 words are one
+/// page).
 const TABLED: u32 = 1 << 30;
 /// In a block's count: the right to read part of it was taken away while nothing of it was in use.
 const TAKEN: u32 = 1 << 29;
-/// In a block's count: the program has said that it uses its pages in no order ([`Pattern::Random`]).
+/// In a block's count: the program has said that it uses its pages in no order
+/// ([`Pattern::Random`]).
 const RANDOM: u32 = 1 << 28;
 /// In a block's count: … in ascending order ([`Pattern::InOrder`]).
 const IN_ORDER: u32 = 1 << 27;
@@ -103,7 +106,8 @@ impl Table {
     }
 
     /// Remembers that the program took its right to read away from part of the pages `from..to`
-    /// (forgotten only when they are unmapped: the slower way of reading such a page is correct for all).
+    /// (forgotten only when they are unmapped: the slower way of reading such a page is correct for
+    /// all).
     ///
     /// A block that is not in use is not marked. Before one of its pages can become resident the
     /// program must make it readable again, and most blocks are never slow. But an access may be
@@ -199,8 +203,8 @@ impl Table {
         }
     }
 
-    /// Gives the table's own memory for the pages `from..to` back. All their words are zero and stay
-    /// so: the range is unmapped and not yet handed out again.
+    /// Gives the table's own memory for the pages `from..to` back. All their words are zero and
+    /// stay so: the range is unmapped and not yet handed out again.
     pub fn release(&self, from: PageId, to: PageId) {
         let (first, last) = (from.0.div_ceil(BLOCK_PAGES), to.0 / BLOCK_PAGES);
         if first < last {

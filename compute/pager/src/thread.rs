@@ -48,8 +48,8 @@ pub const WINDOW: usize = 64;
 pub(crate) struct Claimed {
     pub busy: Busy,
     pub slot: FarSlot,
-    /// Its bytes, once they are there: in the slot, or in the landing buffer. Asked once, because the
-    /// slab may move meanwhile.
+    /// Its bytes, once they are there: in the slot, or in the landing buffer. Asked once, because
+    /// the slab may move meanwhile.
     pub source: Option<Bytes<'static>>,
     /// They are in the slot.
     pub in_place: bool,
@@ -71,8 +71,8 @@ pub struct Thread {
     pub window: Window,
     /// Pages of the window that were claimed, with their slots.
     pub(crate) claimed: Vec<Claimed>,
-    /// The page that a read brought in last, protected, with its word before: whether the next fault is the
-    /// write to it is the soonest that is heard of it ([`crate::dirty::guess`]).
+    /// The page that a read brought in last, protected, with its word before: whether the next
+    /// fault is the write to it is the soonest that is heard of it ([`crate::dirty::guess`]).
     pub watched: Option<(PageId, Word)>,
     /// Guesses made.
     pub guesses: u32,
@@ -82,7 +82,8 @@ pub struct Thread {
     pub number: u32,
     /// Where tcp READs land: [`LANDING`] pages.
     pub(crate) landing: Frames,
-    /// Whether the demand page's landed in the last of them when it was last used, and not in the first.
+    /// Whether the demand page's landed in the last of them when it was last used, and not in the
+    /// first.
     pub lands_last: bool,
     /// The demand page that landed last, if bytes are still to be kept of it from where it landed
     /// ([`crate::dirty`]).
@@ -241,7 +242,8 @@ impl Threads {
             let mut free = None;
             for context in self.places(tp) {
                 let owner = context.owner.load(Ordering::Relaxed);
-                // Ours and yet busy: two raw clones share a thread pointer. The other takes the next.
+                // Ours and yet busy: two raw clones share a thread pointer. The other takes the
+                // next.
                 if owner == tp && self.try_enter(context) {
                     return self.admitted(context);
                 }
@@ -360,7 +362,8 @@ impl Threads {
         }
     }
 
-    /// Ends the process if a thread that is in the pager, or has closed it, is gone with its process.
+    /// Ends the process if a thread that is in the pager, or has closed it, is gone with its
+    /// process.
     #[cold]
     pub fn look(&self) {
         for context in &self.contexts {
@@ -381,7 +384,8 @@ impl Threads {
     pub fn all_leave_once(&self, within_ns: u64) -> bool {
         let until = now_ns() + within_ns;
         self.contexts.iter().all(|context| {
-            // SeqCst: a thread that enters after this look sees all that the caller published before.
+            // SeqCst: a thread that enters after this look sees all that the caller published
+            // before.
             let seen = context.inside.load(Ordering::SeqCst);
             loop {
                 if !is_in(seen) || context.inside.load(Ordering::SeqCst) != seen {

@@ -68,8 +68,8 @@ impl Background {
         }
     }
 
-    /// Starts the thread if there is none. From the first eviction on there must be one: the loss of
-    /// a node must be noticed even if the program only sleeps.
+    /// Starts the thread if there is none. From the first eviction on there must be one: the loss
+    /// of a node must be noticed even if the program only sleeps.
     #[inline]
     pub fn begin(&self) {
         if !self.started.load(Ordering::Relaxed)

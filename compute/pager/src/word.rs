@@ -206,8 +206,9 @@ impl AtomicWord {
         AtomicWord(AtomicU64::new(word.0))
     }
 
-    /// The value now. Pairs with the Release of the transition that made it. SeqCst, as [`AtomicWord::shift`]
-    /// is, for [`crate::local::crowd`]; on x86-64 neither costs more than Acquire would.
+    /// The value now. Pairs with the Release of the transition that made it. SeqCst, as
+    /// [`AtomicWord::shift`] is, for [`crate::local::crowd`]; on x86-64 neither costs more than
+    /// Acquire would.
     #[inline(always)]
     pub fn load(&self) -> Word {
         Word(self.0.load(Ordering::SeqCst))

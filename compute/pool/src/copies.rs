@@ -91,7 +91,8 @@ impl Pool {
         }
     }
 
-    /// Whether the home that a slab lacks beside this one is the disk. A node that is being left needs another node.
+    /// Whether the home that a slab lacks beside this one is the disk. A node that is being left
+    /// needs another node.
     fn wants_disk(&self, first: Home) -> bool {
         let leaves = |node: &crate::nodes::Node| node.standing() == Standing::Leaving;
         let node = self.nodes.all().get(first.node as usize);

@@ -153,8 +153,8 @@ impl Word {
         Word(if on { self.0 | SHARED } else { self.0 & !SHARED })
     }
 
-    /// Whether it is of a group with parity ([`crate::stripes`]): its pages are written by stripes, and
-    /// follow from others where no home has them.
+    /// Whether it is of a group with parity ([`crate::stripes`]): its pages are written by stripes,
+    /// and follow from others where no home has them.
     #[inline(always)]
     pub fn is_striped(self) -> bool {
         self.0 & STRIPED != 0

@@ -185,8 +185,8 @@ impl Pool {
         self.adopt(homes)
     }
 
-    /// A slab that a node grants; `beside`: to go with those that these nodes have, in another failure domain if
-    /// one is to be had. No lock is held while nodes are asked.
+    /// A slab that a node grants; `beside`: to go with those that these nodes have, in another
+    /// failure domain if one is to be had. No lock is held while nodes are asked.
     fn granted(&self, beside: &[u32]) -> Result<Home, NoRoom> {
         let mut asked = Vec::new();
         self.to_ask(beside, &mut asked);

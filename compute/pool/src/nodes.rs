@@ -368,14 +368,14 @@ impl Pool {
         sessions().find_map(Session::loss).or_else(disk).unwrap_or_else(unsaid)
     }
 
-    /// A node's failure domain, as a number: that of the first node that has it. A node of no known domain is
-    /// one by itself.
+    /// A node's failure domain, as a number: that of the first node that has it. A node of no known
+    /// domain is one by itself.
     pub(crate) fn domain(&self, node: usize) -> u32 {
         self.nodes.all().get(node).map_or(DISK, |node| node.domain.load(Ordering::Relaxed))
     }
 
-    /// The order in which to ask nodes for a slab; `beside`: for one beside those that these nodes have. Nodes
-    /// of other failure domains come first then, those of theirs last.
+    /// The order in which to ask nodes for a slab; `beside`: for one beside those that these nodes
+    /// have. Nodes of other failure domains come first then, those of theirs last.
     pub(crate) fn to_ask(&self, beside: &[u32], asked: &mut Vec<usize>) {
         let candidate = |(number, node): (usize, &Node)| Candidate {
             lends: 0,

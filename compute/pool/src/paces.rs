@@ -1,10 +1,10 @@
 //! Which of two copies a READ goes to.
 //!
-//! A home is as good as the other until one of its READs has taken [`SLOW`] times as long as the other's
-//! usually do. Then its node is avoided, for [`REST`] times as long as that READ took. So a node that is
-//! slow for good costs a sixty-fourth of a lane's time, and one that had a hiccup is asked again soon.
-//! A READ that is late is sent to the other home ([`super::lane`]). So a node that has stopped costs a few
-//! milliseconds.
+//! A home is as good as the other until one of its READs has taken [`SLOW`] times as long as the
+//! other's usually do. Then its node is avoided, for [`REST`] times as long as that READ took. So a
+//! node that is slow for good costs a sixty-fourth of a lane's time, and one that had a hiccup is
+//! asked again soon. A READ that is late is sent to the other home ([`super::lane`]). So a node
+//! that has stopped costs a few milliseconds.
 //!
 //! Which of two good homes is asked is the order in their record, which the placement draws.
 
@@ -12,7 +12,8 @@ use crate::extent::Home;
 use farmem_sys::clock;
 
 const SLOW: u64 = 4;
-/// A READ that takes this many times as long as its node's usually do, and [`LEAST_NS`], goes to the other node.
+/// A READ that takes this many times as long as its node's usually do, and [`LEAST_NS`], goes to
+/// the other node.
 const LATE: u64 = 8;
 const LEAST_NS: u64 = 5_000_000;
 /// Between two times that a lane turns away from a node.
@@ -47,8 +48,8 @@ impl Paces {
         if avoided(&first.1) > avoided(&other.1) { other } else { first }
     }
 
-    /// How long from now a READ from a node that began at `begun` is late, ns; `None`: the lane has turned away too
-    /// recently for that to matter.
+    /// How long from now a READ from a node that began at `begun` is late, ns; `None`: the lane has
+    /// turned away too recently for that to matter.
     pub fn late_in(&self, node: usize, begun: u64) -> Option<u64> {
         let now = clock::ticks();
         let since = |then: u64| clock::ns(now.saturating_sub(then));

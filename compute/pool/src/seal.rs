@@ -6,12 +6,12 @@
 //!             └──────────► mark of the slot: nonce, tag (16 bytes, here) ──────────┘
 //! ```
 //!
-//! A page opens only by the mark of its slot, which this process wrote when it sealed it last. So a page
-//! that was altered, swapped, kept from earlier or taken from another process does not open.
+//! A page opens only by the mark of its slot, which this process wrote when it sealed it last. So a
+//! page that was altered, swapped, kept from earlier or taken from another process does not open.
 //!
-//! *Marks* need no lock. The owner of a page writes its slot's mark before it publishes the page's word,
-//! and the next owner reads the mark after that word. Pages that move between homes (mirror, repair,
-//! drain) move as they are: a mark is by the host's slot, and no node is named in it.
+//! *Marks* need no lock. The owner of a page writes its slot's mark before it publishes the page's
+//! word, and the next owner reads the mark after that word. Pages that move between homes (mirror,
+//! repair, drain) move as they are: a mark is by the host's slot, and no node is named in it.
 //!
 //! *Nonces* never repeat. A nonce is the number of a key and a count under that key:
 //!
@@ -20,11 +20,11 @@
 //! │ key    │ pages sealed by it        │      at most 2^36 by a key, then the next one
 //! ```
 //!
-//! *Forks.* A child inherits the marks and the keys, because it reads what its parent sealed. It seals by
-//! a key of its own. Both keys come from a secret that only derives, by numbers that the parent counts on
-//! before each fork. So parent and child write the same slot numbers by different keys, and no fork needs
-//! random bits. An image that is executed has nothing of this, and begins with a random key.
-//! `docs/design/seal.md` has the argument.
+//! *Forks.* A child inherits the marks and the keys, because it reads what its parent sealed. It
+//! seals by a key of its own. Both keys come from a secret that only derives, by numbers that the
+//! parent counts on before each fork. So parent and child write the same slot numbers by different
+//! keys, and no fork needs random bits. An image that is executed has nothing of this, and begins
+//! with a random key. `docs/design/seal.md` has the argument.
 
 #![allow(unsafe_code)] // Pages are the caller's raw memory.
 
@@ -168,8 +168,9 @@ impl Pool {
         self.sealed.get().is_some()
     }
 
-    /// Seals the page at `from` into the page at `to`, for a slot that is the caller's; both may be the
-    /// same. False: this process is the 65 536th in a chain of forks, and there are no more keys.
+    /// Seals the page at `from` into the page at `to`, for a slot that is the caller's; both may be
+    /// the same. False: this process is the 65 536th in a chain of forks, and there are no more
+    /// keys.
     ///
     /// # Safety
     /// Both are pages, the caller's, `from` readable and `to` writable, and `from` does not change
@@ -271,7 +272,8 @@ mod tests {
     /// Any tree of forks, in which processes also use their keys up: no key is any two processes'.
     #[test]
     fn no_two_processes_of_a_tree_have_a_key_together() {
-        // A process as its parent left it: the keys that come are the secret's and the count's alone.
+        // A process as its parent left it: the keys that come are the secret's and the count's
+        // alone.
         struct Process {
             root: [u8; 16],
             derived: u64,
@@ -304,8 +306,8 @@ mod tests {
     /// All that a fault and an eviction do to a page, where a read of any thread-local faults.
     fn without_a_thread_pointer(sealing: usize) -> ! {
         const ARCH_SET_FS: usize = 0x1002;
-        // SAFETY: the thread reads no thread-local from here on, or faults: that is the test. What it was
-        // given is leaked.
+        // SAFETY: the thread reads no thread-local from here on, or faults: that is the test. What
+        // it was given is leaked.
         let sealing = unsafe {
             syscall(libc::SYS_arch_prctl, [ARCH_SET_FS, 0, 0, 0, 0, 0]);
             &*(sealing as *const Sealing)

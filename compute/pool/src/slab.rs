@@ -1,8 +1,9 @@
 //! The slots of one slab: a bitmap, and who else can reach them.
 //!
-//! Its 32 *blocks* of 2 MiB are what goes back to the node's system when a program frees memory: a block
-//! is *warm* from the first slot taken in it until it is given back, and *idle* while it has no live slot.
-//! Before a block that becomes warm is used the node backs it with memory ([`crate::Pool::alloc`]).
+//! Its 32 *blocks* of 2 MiB are what goes back to the node's system when a program frees memory: a
+//! block is *warm* from the first slot taken in it until it is given back, and *idle* while it has
+//! no live slot. Before a block that becomes warm is used the node backs it with memory
+//! ([`crate::Pool::alloc`]).
 
 use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB};
 use std::ops::Range;
@@ -82,7 +83,8 @@ impl SlabSlots {
         self.live == 0
     }
 
-    /// Takes up to `n` free slots. Returns the blocks that have become warm by it, bit k for block k.
+    /// Takes up to `n` free slots. Returns the blocks that have become warm by it, bit k for block
+    /// k.
     pub fn take(&mut self, index: u32, n: usize, out: &mut Vec<FarSlot>) -> u32 {
         let were_warm = self.warm;
         let mut left = n.min((SLOTS_PER_SLAB - self.live) as usize);
@@ -113,7 +115,8 @@ impl SlabSlots {
         self.warm
     }
 
-    /// Slots up to the end of the row in which the next one is taken: neighbours that stay together.
+    /// Slots up to the end of the row in which the next one is taken: neighbours that stay
+    /// together.
     pub fn row_left(&self) -> usize {
         ROW - self.taken[self.cursor].trailing_ones() as usize % ROW
     }
@@ -130,8 +133,8 @@ impl SlabSlots {
     pub fn give_back(&mut self, place: u32) -> bool {
         let (word, bit) = (place as usize / 64, 1u64 << (place % 64));
         let was = self.taken[word] & bit != 0;
-        // A branch, and not `live -= was as u32`: rustc 1.95 drops that subtraction when this function is
-        // inlined into a caller that branches on the result (docs/design/compiler.md).
+        // A branch, and not `live -= was as u32`: rustc 1.95 drops that subtraction when this
+        // function is inlined into a caller that branches on the result (docs/design/compiler.md).
         if was {
             self.taken[word] ^= bit;
             self.live -= 1;
@@ -159,7 +162,8 @@ impl SlabSlots {
         Some(run)
     }
 
-    /// Ends what [`SlabSlots::take_idle`] began: the blocks are free again, and without memory if `given_back`.
+    /// Ends what [`SlabSlots::take_idle`] began: the blocks are free again, and without memory if
+    /// `given_back`.
     pub fn end_idle(&mut self, run: Range<u32>, given_back: bool) {
         for block in run {
             self.taken[block as usize * BLOCK_WORDS..][..BLOCK_WORDS].fill(0);

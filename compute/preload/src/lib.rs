@@ -1,7 +1,7 @@
 //! The library that `farmem run` loads into a program.
 //!
-//! It makes the program's large anonymous memory far, and handles the system calls that would fail on
-//! far memory:
+//! It makes the program's large anonymous memory far, and handles the system calls that would fail
+//! on far memory:
 //!
 //! ```text
 //! program ── load/store ─► SIGBUS ─► signals::on_bus ─► pager.fault

@@ -1,13 +1,13 @@
-//! Encryption of swapped pages: dm-crypt between the kernel's swap and its NBD client, with a random
-//! key that is never stored.
+//! Encryption of swapped pages: dm-crypt between the kernel's swap and its NBD client, with a
+//! random key that is never stored.
 //!
 //! ```text
 //!  kernel: swap ── /dev/dm-N (farmem-nbdI) ── encrypts ── /dev/nbdI ── TCP ──► node
 //! ```
 //!
-//! The device mapper's ioctls make the device; no program is needed. The key is in the kernel alone,
-//! and gone with the device. Slots keep their numbers, and TRIM passes through. So the node learns
-//! which slots are in use, and nothing of their bytes.
+//! The device mapper's ioctls make the device; no program is needed. The key is in the kernel
+//! alone, and gone with the device. Slots keep their numbers, and TRIM passes through. So the node
+//! learns which slots are in use, and nothing of their bytes.
 
 use crate::device::Device;
 use crate::mapper::{HEAD, Mapper};
@@ -99,7 +99,8 @@ fn parameters(device: Device, key: &[u8; KEY_BYTES]) -> String {
     format!("aes-xts-plain64 {digits} 0 {} 0 2 allow_discards sector_size:{PAGE}", device.path().display())
 }
 
-/// A message to the device mapper about the device. `table`: one target, its sectors and parameters.
+/// A message to the device mapper about the device. `table`: one target, its sectors and
+/// parameters.
 ///
 /// ```text
 ///  0        12     16      20        28      40    48      176    312      320       336     352

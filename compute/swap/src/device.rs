@@ -38,7 +38,8 @@ pub fn is_connected(index: u32) -> bool {
     fs::metadata(format!("/sys/block/nbd{index}/pid")).is_ok()
 }
 
-/// Sets it up for pages: few at a time, in no order, without a scheduler that would wait for more. Best effort.
+/// Sets it up for pages: few at a time, in no order, without a scheduler that would wait for more.
+/// Best effort.
 pub fn tune(index: u32) {
     for (name, value) in [("scheduler", "none"), ("max_sectors_kb", "128"), ("rotational", "0"), ("add_random", "0")] {
         let _ = fs::write(format!("/sys/block/nbd{index}/queue/{name}"), value);

@@ -1,17 +1,17 @@
 //! Events of each swap slot that the kernel frees.
 //!
-//! The kernel tells a device of whole clusters only (TRIM). A kprobe on a function that runs for each
-//! freed slot reports single ones. It is made through tracefs, in an instance of its own, so that
-//! other users' tracing is not touched.
+//! The kernel tells a device of whole clusters only (TRIM). A kprobe on a function that runs for
+//! each freed slot reports single ones. It is made through tracefs, in an instance of its own, so
+//! that other users' tracing is not touched.
 //!
 //! ```text
 //!  kernel: slot freed ─► probe `freed` ─► ring buffer ─► Probe::read ─► Event: type, slots, time
 //!          swapon     ─► probe `on`    ───────────────► Probe::kind: the type of our device
 //! ```
 //!
-//! The function runs under the lock that a new use of the slot has to take, so an event comes before
-//! that use. Events are lost when the buffer is full. Then pages stay at the node until their cluster
-//! is free.
+//! The function runs under the lock that a new use of the slot has to take, so an event comes
+//! before that use. Events are lost when the buffer is full. Then pages stay at the node until
+//! their cluster is free.
 //!
 //! This file: the probe. [`parse`] is pure.
 

@@ -7,13 +7,15 @@
 //! ```
 //!
 //! No process is on the path of a page. The kernel's own NBD client speaks to the node, and its
-//! sockets may use the kernel's reserves, so it goes on when no memory is left. A server in user space
-//! below a swap device has no such reserve, and hangs the machine. This crate only makes connections
-//! and hands them to the kernel. It may be killed at any instant: the next one reads [`state`].
+//! sockets may use the kernel's reserves, so it goes on when no memory is left. A server in user
+//! space below a swap device has no such reserve, and hangs the machine. This crate only makes
+//! connections and hands them to the kernel. It may be killed at any instant: the next one reads
+//! [`state`].
 //!
 //! A device has one stream. With two, the kernel would repeat a failed request on the second, while
 //! bytes of the first may still be on their way: an old page could overwrite a new one. So several
-//! connections are several devices of equal priority, between which the kernel distributes its pages.
+//! connections are several devices of equal priority, between which the kernel distributes its
+//! pages.
 //!
 //! * [`genl`]: messages of generic netlink. [`nbd`]: the kernel's NBD client by them.
 //! * [`stream`]: a stream of a volume, up to where the kernel takes over.
@@ -24,7 +26,8 @@
 //! * [`state`]: the facts that are needed to undo it, in a file for each device.
 //! * [`report`]: the state of devices, for `farmem top`.
 //! * [`mirror`]: two copies of each page, by the kernel's RAID 1.
-//! * [`swap`]: the whole of it, on and off. [`watch`]: what is between. [`pair`]: the watch over a mirror.
+//! * [`swap`]: the whole of it, on and off. [`watch`]: what is between. [`pair`]: the watch over a
+//!   mirror.
 
 pub mod crypt;
 pub mod device;

@@ -32,7 +32,8 @@ impl Mapper {
         }
         // An ioctl of type 0xfd that reads and writes a head.
         let number = 3 << 30 | (HEAD as libc::c_ulong) << 16 | 0xfd << 8 | libc::c_ulong::from(order);
-        // SAFETY: the kernel reads and writes at most as many bytes as the head says, and the message has them.
+        // SAFETY: the kernel reads and writes at most as many bytes as the head says, and the
+        // message has them.
         match unsafe { libc::ioctl(self.0.as_raw_fd(), number, message.as_mut_ptr()) } {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(()),

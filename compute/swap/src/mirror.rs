@@ -5,10 +5,10 @@
 //!                                                 └─ /dev/nbd1 ──► volume at another
 //! ```
 //!
-//! The array is made by its files in sysfs. It has no superblock, so slots lie at the volumes where they lie on the
-//! array, and both nodes can be told of the same freed slots. The kernel waits for no process: it goes on with one
-//! copy by itself when a device fails. It never reads from a device that has failed, and not from a new one before all
-//! of it was copied.
+//! The array is made by its files in sysfs. It has no superblock, so slots lie at the volumes where
+//! they lie on the array, and both nodes can be told of the same freed slots. The kernel waits for
+//! no process: it goes on with one copy by itself when a device fails. It never reads from a device
+//! that has failed, and not from a new one before all of it was copied.
 
 use crate::Error;
 use std::fs;
@@ -21,7 +21,8 @@ use std::time::Duration;
 pub const NAME: &str = "md_farmem0";
 /// Where the kernel is asked for an array.
 const NEW: &str = "/sys/module/md_mod/parameters/new_array";
-/// The least speed of copying to a new device, in KiB/s: the kernel's own default of 1000 would take hours.
+/// The least speed of copying to a new device, in KiB/s: the kernel's own default of 1000 would
+/// take hours.
 const LEAST_SPEED: &str = "65536";
 /// Times that a step is tried while requests are under way, or udev looks at the device.
 const TRIES: u32 = 100;

@@ -4,8 +4,8 @@
 //!  whole ──► a node is lost ──► one copy ──► a node is found ──► copying ──► whole
 //! ```
 //!
-//! The kernel goes on with one copy by itself. What is done here is not urgent, and may stop at any step: a device that
-//! has a file and is not in the array is removed by the next look.
+//! The kernel goes on with one copy by itself. What is done here is not urgent, and may stop at any
+//! step: a device that has a file and is not in the array is removed by the next look.
 
 use crate::mirror::{self, Standing};
 use crate::state;
@@ -81,7 +81,8 @@ impl Watch {
         self.tell_anew();
     }
 
-    /// Gives another node a copy: any of those that were named, but the one that has the other copy.
+    /// Gives another node a copy: any of those that were named, but the one that has the other
+    /// copy.
     fn replace(&mut self) {
         let left = self.devices[0].held.state.clone();
         let others: Vec<&String> = self.plan.nodes.iter().filter(|node| **node != left.node).collect();

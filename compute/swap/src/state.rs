@@ -1,8 +1,8 @@
-//! The facts that are needed to watch a device and to undo it: one file for each, in a directory that
-//! only root reads.
+//! The facts that are needed to watch a device and to undo it: one file for each, in a directory
+//! that only root reads.
 //!
-//! The file is written before the kernel is told anything, and removed last. The watcher of a device
-//! holds a lock on its file, which ends with the process.
+//! The file is written before the kernel is told anything, and removed last. The watcher of a
+//! device holds a lock on its file, which ends with the process.
 
 use crate::device::Device;
 use crate::{Error, report};
@@ -83,7 +83,8 @@ fn kind_file(directory: &Path, index: u32) -> PathBuf {
     directory.join(format!("nbd{index}.type"))
 }
 
-/// Keeps the kernel's number of the swap device, by which its probes name it, for whoever watches next.
+/// Keeps the kernel's number of the swap device, by which its probes name it, for whoever watches
+/// next.
 pub fn keep_kind(directory: &Path, index: u32, kind: u32) -> io::Result<()> {
     fs::write(kind_file(directory, index), kind.to_string())
 }
@@ -144,8 +145,8 @@ pub fn remove(directory: &Path, index: u32) {
 }
 
 impl Held {
-    /// Whether the file is still there. If not, another process has undone the device. A new file of
-    /// the same name belongs to a new device.
+    /// Whether the file is still there. If not, another process has undone the device. A new file
+    /// of the same name belongs to a new device.
     pub fn stands(&self) -> bool {
         let inode = |about: &fs::Metadata| (about.dev(), about.ino());
         matches!((fs::metadata(&self.path), self.locked.metadata()), (Ok(a), Ok(b)) if inode(&a) == inode(&b))

@@ -1,5 +1,5 @@
-//! A stream of a volume: dialled here, up to where NBD begins. Then the kernel has it, or this process asks by it how the
-//! volume is doing.
+//! A stream of a volume: dialled here, up to where NBD begins. Then the kernel has it, or this
+//! process asks by it how the volume is doing.
 
 use crate::Error;
 use crate::state::State;
@@ -45,7 +45,8 @@ pub struct Wanted<'a> {
     pub data: bool,
     /// A name of this machine, for the node's operator.
     pub host: &'a str,
-    /// The file of the token by which it is asked for. It says who, and no more: what the kernel sends is not encrypted.
+    /// The file of the token by which it is asked for. It says who, and no more: what the kernel
+    /// sends is not encrypted.
     pub token: Option<&'a Path>,
 }
 
@@ -210,7 +211,8 @@ impl Stream {
         Ok(u64::from_be_bytes(mark))
     }
 
-    /// The kernel freed slots after this mark was known. At most [`MAX_FREED_BYTES`](farmem_protocol::nbd::MAX_FREED_BYTES) of them.
+    /// The kernel freed slots after this mark was known. At most
+    /// [`MAX_FREED_BYTES`](farmem_protocol::nbd::MAX_FREED_BYTES) of them.
     pub fn freed(&mut self, mark: u64, slots: &[Slots]) -> Result<(), Error> {
         self.ask(Command::Freed, mark, slots.as_bytes())
     }

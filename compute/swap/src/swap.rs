@@ -31,7 +31,8 @@ const MAX_PRIORITY: u16 = 32767;
 /// What the user asks for.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// `HOST:PORT`. For a mirror: two, then those that may take the place of one that is lost. Else one.
+    /// `HOST:PORT`. For a mirror: two, then those that may take the place of one that is lost. Else
+    /// one.
     pub nodes: Vec<String>,
     /// Every page is kept at two nodes.
     pub mirror: bool,
@@ -143,8 +144,9 @@ pub(crate) fn path(state: &State) -> String {
 
 /// Bytes and priority of each device.
 ///
-/// Without reports of freed slots a node learns of whole free clusters only, and the kernel spreads pages over all clusters
-/// of a device. So there are several small ones: the kernel fills one before it takes the next, of lower priority.
+/// Without reports of freed slots a node learns of whole free clusters only, and the kernel spreads
+/// pages over all clusters of a device. So there are several small ones: the kernel fills one
+/// before it takes the next, of lower priority.
 fn parts(plan: &Plan, told: bool) -> Vec<(u64, u16)> {
     let small = plan.devices == 1 && !told && !plan.mirror;
     let n = if small { (plan.size / LEAST_SMALL).clamp(1, SMALL_DEVICES) as u16 } else { plan.devices as u16 };

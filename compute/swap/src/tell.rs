@@ -1,17 +1,17 @@
 //! Reports freed slots to the node, in a thread of its own beside the watcher.
 //!
 //! A report comes late: the slot may be in use again, and its new page may lie at the node. So this
-//! thread asks the node for *marks* beforehand. A slot that was freed here after a mark was known, and
-//! was not written at the node after that mark, holds a page that is no longer needed.
+//! thread asks the node for *marks* beforehand. A slot that was freed here after a mark was known,
+//! and was not written at the node after that mark, holds a page that is no longer needed.
 //!
 //! ```text
 //!  node    writes … │ mark 7      writes of other slots …            │ frees: slot 5, mark 7
 //!  here             └──► known ──────────► slot 5 freed ─► event ────┘
 //! ```
 //!
-//! Only times of this machine are compared: when the mark was known, and when the slot was freed. So a
-//! paused machine or a changed clock does no harm. An old mark or a lost event keeps an unneeded page
-//! at the node, until its slot is written again or its cluster is free.
+//! Only times of this machine are compared: when the mark was known, and when the slot was freed.
+//! So a paused machine or a changed clock does no harm. An old mark or a lost event keeps an
+//! unneeded page at the node, until its slot is written again or its cluster is free.
 
 use crate::freed::{Event, Probe, What};
 use crate::state::{self, State};

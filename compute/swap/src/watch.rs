@@ -1,4 +1,5 @@
-//! The watch over devices that the kernel swaps to: new streams for those that were cut, and how their volumes are doing.
+//! The watch over devices that the kernel swaps to: new streams for those that were cut, and how
+//! their volumes are doing.
 
 use crate::freed::{self, Probe};
 use crate::nbd::{Client, Deaths};
@@ -19,7 +20,8 @@ use std::time::{Duration, Instant, SystemTime};
 const LOOKS_EVERY: Duration = Duration::from_secs(5);
 /// How often it tries to reach a node that it has lost.
 const TRIES_EVERY: Duration = Duration::from_secs(1);
-/// A volume that holds more of its size than this, where the node has less than that left for it, is near its end.
+/// A volume that holds more of its size than this, where the node has less than that left for it,
+/// is near its end.
 const LITTLE: u64 = 64 << 20;
 
 /// A device under watch.
@@ -73,7 +75,8 @@ impl Watch {
         let over = self.watch(signals, &died);
         self.teller = None;
         if over == Over::Undone && state::all(Path::new(state::DIRECTORY)).is_empty() {
-            // `--off` could not remove the probe while this process had it open. A new watcher has its own.
+            // `--off` could not remove the probe while this process had it open. A new watcher has
+            // its own.
             freed::close();
         }
         Ok(over)
@@ -161,7 +164,8 @@ impl Watched {
         Watched { held, asked: Some(asked), dead: false, tried: None, token, warned: false }
     }
 
-    /// A device that another watcher made. Its stream may have died meanwhile: it is given a new one.
+    /// A device that another watcher made. Its stream may have died meanwhile: it is given a new
+    /// one.
     pub(crate) fn found(held: Held) -> Watched {
         Watched { held, asked: None, dead: true, tried: None, token: None, warned: false }
     }
@@ -207,8 +211,8 @@ impl Watched {
     /// How the volume is doing. True: its node is going down.
     fn look(&mut self, silent: Duration) -> bool {
         let state = &self.held.state;
-        // The node ends a volume with the token that it was last asked by: it is asked by a new one before the old one
-        // is revoked.
+        // The node ends a volume with the token that it was last asked by: it is asked by a new one
+        // before the old one is revoked.
         let token = state.token_changed();
         if std::mem::replace(&mut self.token, token) != token {
             self.asked = None;

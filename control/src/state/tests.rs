@@ -73,7 +73,8 @@ fn a_mirror_lies_in_two_domains_or_is_refused() {
     assert!(refused.contains("2 failure domains, and 1"), "{refused}");
 }
 
-/// A run that goes on is given two nodes of the domain that is left, and one of another as soon as there is one.
+/// A run that goes on is given two nodes of the domain that is left, and one of another as soon as
+/// there is one.
 #[test]
 fn a_mirror_goes_on_in_the_one_domain_that_is_left() {
     let mut state = rack(&[("a", "1"), ("b", "1"), ("c", "2")]);
@@ -149,7 +150,8 @@ fn two_nodes_of_one_name_are_not_taken_for_one() {
     assert!(state.view(s(40)).nodes.is_empty() && state.intents().is_empty());
 }
 
-/// A leader of an old term does nothing for those who know a later one; terms of another rack are none.
+/// A leader of an old term does nothing for those who know a later one; terms of another rack are
+/// none.
 #[test]
 fn an_old_leader_is_told_so() {
     let mut state = rack(&[("a", "1")]).led_in(Term { rack: 5, epoch: 7 });

@@ -384,8 +384,8 @@ impl Framed {
         }
     }
 
-    /// The socket that brings the next completion, and whether bytes wait to be sent on it. A wait over
-    /// several queue pairs polls it. `None`: no connection, or one with a clock of its own.
+    /// The socket that brings the next completion, and whether bytes wait to be sent on it. A wait
+    /// over several queue pairs polls it. `None`: no connection, or one with a clock of its own.
     pub fn descriptor(&self) -> Option<(i32, bool)> {
         match **self.link.as_ref()? {
             Carrier::Socket(fd) => Some((fd, !self.outgoing.is_empty())),

@@ -75,9 +75,9 @@ impl Session {
     }
 
     /// Joins a node as a member that outlives its process. When its connection ends without a
-    /// farewell, the node keeps the member's memory for the grace, and [`Session::resume`] takes it up
-    /// again. Memory of a node on this machine can be mapped, through its Unix socket; other nodes are
-    /// reached in frames.
+    /// farewell, the node keeps the member's memory for the grace, and [`Session::resume`] takes it
+    /// up again. Memory of a node on this machine can be mapped, through its Unix socket; other
+    /// nodes are reached in frames.
     pub fn connect_lasting(node: &NodeAddr, options: &ConnectOptions) -> Result<Session, ConnectError> {
         first_of(node, |reach| Session::join_as(reach, node.to_string(), options, true).map(|(session, ..)| session))
     }
@@ -130,7 +130,8 @@ impl Session {
         Ok((Session { member: Arc::new(member) }, path, welcome.offers))
     }
 
-    /// A node on this machine may have told a Unix path: goes over to it, if the same node answers there.
+    /// A node on this machine may have told a Unix path: goes over to it, if the same node answers
+    /// there.
     fn shared_if_possible(
         self,
         path: Option<PathBuf>,

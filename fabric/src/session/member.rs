@@ -18,8 +18,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long a connection that stands may be silent while an answer is due, before its node counts as
-/// lost. A stopped node (SIGSTOP, a suspended machine) is waited for this long.
+/// How long a connection that stands may be silent while an answer is due, before its node counts
+/// as lost. A stopped node (SIGSTOP, a suspended machine) is waited for this long.
 pub const SILENT_NS: u64 = 30_000_000_000;
 /// How long nobody may listen at a node's own address before it counts as dead: long enough for one
 /// refusal to be an accident (a firewall being loaded), short enough to end a program within two
@@ -218,8 +218,8 @@ impl Membership {
 
     /// Sends a request and waits for its answer, over as many connections as it takes.
     pub fn ask(&self, ask: Ask) -> Result<(Result<Reply, Refused>, Option<i32>), Lost> {
-        // In a fault over shm the program's signals are open. A signal would end the wait early, and
-        // that would look like a cut.
+        // In a fault over shm the program's signals are open. A signal would end the wait early,
+        // and that would look like a cut.
         let _signals = SignalsBlocked::new();
         self.check()?;
         let mut control = self.control.lock();
@@ -232,7 +232,8 @@ impl Membership {
                 let within_ns = if hasty { SLOW_NS } else { SILENT_NS };
                 match exchange(self.ear(), link, request.as_bytes(), within_ns) {
                     Ok((answer, passed)) if answer.number == number => {
-                        // A vfork child's descriptor is nothing to the process whose memory this is.
+                        // A vfork child's descriptor is nothing to the process whose memory this
+                        // is.
                         if restored && raw::is_away() {
                             control.link = None;
                         }

@@ -106,8 +106,8 @@ pub struct Identity {
     pub secret: Secret,
     /// The node's incarnation.
     pub incarnation: u64,
-    /// Number of its last request. A request under the number of the one before is answered as that one
-    /// was, and not carried out again.
+    /// Number of its last request. A request under the number of the one before is answered as that
+    /// one was, and not carried out again.
     pub number: u64,
 }
 
@@ -132,15 +132,15 @@ impl Session {
         self.member.ask(Ask::Again(id)).map(|(_, passed)| passed)
     }
 
-    /// A descriptor of neighbouring blocks' memory, for processes on this machine to map. `first` is
-    /// the first block's key, `blocks` their number: 1 to 32, of 2 MiB each. This member must have
-    /// claimed them through the node's words, in open giants. The memory is the one that verbs reach
-    /// by the blocks' keys. The caller closes the descriptor.
+    /// A descriptor of neighbouring blocks' memory, for processes on this machine to map. `first`
+    /// is the first block's key, `blocks` their number: 1 to 32, of 2 MiB each. This member must
+    /// have claimed them through the node's words, in open giants. The memory is the one that verbs
+    /// reach by the blocks' keys. The caller closes the descriptor.
     ///
     /// # Errors
-    /// [`GrantError::System`] also when the blocks are not this member's, when the node is not on this
-    /// machine, and when this member's files use half of the node's descriptors (EMFILE): give some
-    /// blocks back.
+    /// [`GrantError::System`] also when the blocks are not this member's, when the node is not on
+    /// this machine, and when this member's files use half of the node's descriptors (EMFILE): give
+    /// some blocks back.
     pub fn unit(&self, first: Key, blocks: u32) -> Result<i32, GrantError> {
         let (answer, passed) = self.member.ask(Ask::Unit(first, blocks))?;
         let system = |reason| Err(GrantError::System { node: self.member.node.clone(), reason });
@@ -171,8 +171,8 @@ impl Session {
         self.member.mapped
     }
 
-    /// Whether no relay stands between this host and the node. A refused connection was then refused by
-    /// the node's own machine.
+    /// Whether no relay stands between this host and the node. A refused connection was then
+    /// refused by the node's own machine.
     pub fn is_direct(&self) -> bool {
         self.member.direct || self.member.mapped
     }
@@ -182,12 +182,14 @@ impl Session {
         &self.member.node
     }
 
-    /// The node's failure domain, as the caller named it or else as the node says. Empty: not known.
+    /// The node's failure domain, as the caller named it or else as the node says. Empty: not
+    /// known.
     pub fn domain(&self) -> Domain {
         self.member.domain
     }
 
-    /// The session, with the failure domain that the caller knows. An empty one leaves what the node said.
+    /// The session, with the failure domain that the caller knows. An empty one leaves what the
+    /// node said.
     pub fn in_domain(mut self, domain: Domain) -> Session {
         if let Some(member) = Arc::get_mut(&mut self.member).filter(|_| !domain.is_empty()) {
             member.domain = domain;
@@ -293,12 +295,12 @@ impl Session {
         self.member.ask(Ask::Release(id)).map(|_| ())
     }
 
-    /// Gives the memory of a range of a slab back to the node's system: it reads as zero from now on.
-    /// The slab stays held. False if a fork has made the slab another member's too; then nothing is
-    /// done.
+    /// Gives the memory of a range of a slab back to the node's system: it reads as zero from now
+    /// on. The slab stays held. False if a fork has made the slab another member's too; then
+    /// nothing is done.
     ///
-    /// No verb on the range may be under way. Over shared memory the node is not asked, so the caller
-    /// must know that the slab is not shared.
+    /// No verb on the range may be under way. Over shared memory the node is not asked, so the
+    /// caller must know that the slab is not shared.
     pub fn discard(&self, id: SlabId, offset: u64, len: u64) -> Result<bool, Lost> {
         if self.member.mapped {
             return Ok(self.member.slabs.lock().get(&id).is_some_and(|mapping| mapping.discard(offset, len)));
@@ -353,16 +355,17 @@ impl Session {
 
     /// The run is over: its members' slabs are free now. For the run's supervisor.
     ///
-    /// The run's end waits for this, and the node can do without it (it sees the members go, and waits
-    /// for their graces): a connection that was cut is dialled once, and a node that does not answer
-    /// within [`FAREWELL_NS`] finds the request when it looks.
+    /// The run's end waits for this, and the node can do without it (it sees the members go, and
+    /// waits for their graces): a connection that was cut is dialled once, and a node that does not
+    /// answer within [`FAREWELL_NS`] finds the request when it looks.
     pub fn end_run(&self, run: RunId) -> Result<(), Lost> {
         self.member.say_over(run)
     }
 
-    /// This process is about to end: over framed transports says goodbye, so that the node need not wait
-    /// for a member that might come back. Waits for nobody. Verbs of other threads are refused from here
-    /// on. Where slabs are mapped the node sees the end itself, and must not know of it before.
+    /// This process is about to end: over framed transports says goodbye, so that the node need not
+    /// wait for a member that might come back. Waits for nobody. Verbs of other threads are refused
+    /// from here on. Where slabs are mapped the node sees the end itself, and must not know of it
+    /// before.
     pub fn farewell(&self) {
         if !self.member.mapped
             && let Some(mut control) = self.member.control.try_lock()

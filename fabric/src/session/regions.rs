@@ -57,13 +57,14 @@ impl Session {
 
     /// Ends the rights of the other processes of this [tag](farmem_protocol::wire::tag) that have a
     /// region open. This member must have it open. After `true` none of their verbs takes effect at
-    /// this node. False: one of them has the memory mapped and is alive, or this member does not have
-    /// the region open.
+    /// this node. False: one of them has the memory mapped and is alive, or this member does not
+    /// have the region open.
     pub fn expel(&self, name: RegionName, tag: u32) -> Result<bool, Lost> {
         Ok(self.member.ask(Ask::RegionExpel(name, tag))?.0.is_ok())
     }
 
-    /// Takes a region's name away. Its memory is free when no member has it open. False: there is none.
+    /// Takes a region's name away. Its memory is free when no member has it open. False: there is
+    /// none.
     pub fn remove_region(&self, name: RegionName) -> Result<bool, Lost> {
         Ok(self.member.ask(Ask::RegionRemove(name))?.0.is_ok())
     }

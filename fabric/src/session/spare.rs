@@ -1,17 +1,17 @@
 //! A member whose bytes have another copy is given up early.
 //!
-//! A cut connection is restored within a grace, and a silent node is waited for: that is right for the only
-//! copy of a page. Where there is another copy, waiting is the worse choice. So a holder of such members
-//! ([`Spare`]) is asked, at the first of these:
+//! A cut connection is restored within a grace, and a silent node is waited for: that is right for
+//! the only copy of a page. Where there is another copy, waiting is the worse choice. So a holder
+//! of such members ([`Spare`]) is asked, at the first of these:
 //!
-//! * A connection was cut, and one attempt to restore it has failed. (Of a node that was killed: within a
-//!   millisecond.)
+//! * A connection was cut, and one attempt to restore it has failed. (Of a node that was killed:
+//!   within a millisecond.)
 //! * An answer is due, and for [`SLOW_NS`] of waiting no byte has gone or come on the connection.
 //! * A request on the control connection has had no answer for [`SLOW_NS`].
 //!
-//! If the holder can do without the member it says so, and already does when it answers. The member is lost
-//! then, for good: nothing of it is sent again, and its node is told to forget it. If not, the member is
-//! waited for as long as one without a holder.
+//! If the holder can do without the member it says so, and already does when it answers. The member
+//! is lost then, for good: nothing of it is sent again, and its node is told to forget it. If not,
+//! the member is waited for as long as one without a holder.
 //!
 //! A thread that the system kept from running has not waited: each look adds [`STEP_NS`] at most.
 
@@ -25,24 +25,24 @@ pub(crate) const STEP_NS: u64 = 20_000_000;
 
 /// Holds members, and knows which it can do without.
 pub trait Spare: Sync {
-    /// Whether the holder can do without a member from now on. If so, it does when this returns: nothing
-    /// is read from or written to the member that another copy would miss.
+    /// Whether the holder can do without a member from now on. If so, it does when this returns:
+    /// nothing is read from or written to the member that another copy would miss.
     ///
     /// Called by any thread that waits for the member's node, with locks of the session held.
     fn can_spare(&self, number: usize, lost: &Lost) -> bool;
 }
 
 impl Session {
-    /// From now on the holder, which knows this session by a number, is asked whether it can do without it.
-    /// Not where slabs are mapped: a mapping does not go silent.
+    /// From now on the holder, which knows this session by a number, is asked whether it can do
+    /// without it. Not where slabs are mapped: a mapping does not go silent.
     pub fn held_by(&self, holder: &'static dyn Spare, number: usize) {
         if !self.member.mapped {
             let _ = self.member.spare.set((holder, number));
         }
     }
 
-    /// Of a member that is lost: says goodbye if the connection still stands, so that the node keeps nothing
-    /// for it. Waits for nobody.
+    /// Of a member that is lost: says goodbye if the connection still stands, so that the node
+    /// keeps nothing for it. Waits for nobody.
     pub fn hang_up(&self) {
         if let Some(mut control) = self.member.control.try_lock() {
             say_bye(&mut control);
@@ -65,8 +65,8 @@ impl Standstill {
         *self = Standstill::default();
     }
 
-    /// Counts time that was spent waiting; whether it is too long. `moved`: the bytes that have gone and come
-    /// on the connection, asked each [`STEP_NS`].
+    /// Counts time that was spent waiting; whether it is too long. `moved`: the bytes that have
+    /// gone and come on the connection, asked each [`STEP_NS`].
     pub fn note(&mut self, waited_ns: u64, moved: impl FnOnce() -> u64) -> bool {
         self.lasted_ns += waited_ns.min(STEP_NS);
         if self.lasted_ns < self.looked_ns + STEP_NS {

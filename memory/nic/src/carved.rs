@@ -63,8 +63,8 @@ pub fn patience() -> u64 {
 }
 
 impl Carved {
-    /// Makes `len` bytes of a slab, from `start`, reachable through the card by the peer of `queue`.
-    /// `None`: the card cannot, or must not.
+    /// Makes `len` bytes of a slab, from `start`, reachable through the card by the peer of
+    /// `queue`. `None`: the card cannot, or must not.
     pub fn new(
         domain: &Arc<Domain>,
         queue: &Arc<Lock<RcQueue>>,

@@ -261,8 +261,8 @@ impl Member {
         self.holds.lock().gone
     }
 
-    /// [`Member::is_gone`] for use in a section. Once this is true, the member touches no memory after
-    /// the sections of that moment have ended.
+    /// [`Member::is_gone`] for use in a section. Once this is true, the member touches no memory
+    /// after the sections of that moment have ended.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
@@ -598,8 +598,8 @@ impl Nic {
     pub(super) fn end_run(&self, asks: &Member, run: &Secret) {
         let of_it = |member: &&Arc<Member>| member.run == *run && member.is_of(&asks.holder());
         for member in self.members().iter().filter(of_it) {
-            // An open Unix socket means that the process lives, even if its supervisor believes otherwise.
-            // Its memory is mapped there, and is free again as soon as the process ends.
+            // An open Unix socket means that the process lives, even if its supervisor believes
+            // otherwise. Its memory is mapped there, and is free again as soon as the process ends.
             if !(member.local && member.presence.lock().connections > 0) {
                 self.part(member, Leaving::Run);
             }

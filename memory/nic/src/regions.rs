@@ -165,9 +165,9 @@ impl Nic {
         Refused { status, value }
     }
 
-    /// Ends the other members of a tag that have a region open. The member `asks` must have it open.
-    /// After [`Status::Done`] none of their verbs is under way, and none will take effect. Called
-    /// outside of sections.
+    /// Ends the other members of a tag that have a region open. The member `asks` must have it
+    /// open. After [`Status::Done`] none of their verbs is under way, and none will take effect.
+    /// Called outside of sections.
     ///
     /// [`Status::NotHeld`]: `asks` has no such region open. [`Status::Shared`]: one of them has the
     /// memory mapped, and its process lives. Only its end would keep it from writing, so it stays a

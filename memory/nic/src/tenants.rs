@@ -99,8 +99,8 @@ impl Tenants {
 }
 
 impl Nic {
-    /// From now on serves holders of these tokens alone. Members and volumes whose token can be used no more
-    /// are gone at once.
+    /// From now on serves holders of these tokens alone. Members and volumes whose token can be
+    /// used no more are gone at once.
     pub fn set_tokens(&self, tokens: Vec<Known>) {
         for known in &tokens {
             self.tenants.of(known).quota.store(known.quota, Ordering::Relaxed);

@@ -18,9 +18,9 @@
 //! had cut off. The rest of the older copy must not be carried out after that: it would put an old
 //! page over a new one.
 //!
-//! *Freed slots.* A kernel reports them by clusters (TRIM). `farmem swap` reports single slots where
-//! it can, with a mark that it asked for earlier. A slot that was written after the mark stays. No
-//! clocks are compared.
+//! *Freed slots.* A kernel reports them by clusters (TRIM). `farmem swap` reports single slots
+//! where it can, with a mark that it asked for earlier. A slot that was written after the mark
+//! stays. No clocks are compared.
 //!
 //! *Promises.* A volume that is larger than the node can store is refused, unless its host asks for
 //! overcommitment. Other owners cannot claim memory that volumes were promised
@@ -257,8 +257,8 @@ impl Volume {
         Ok((trimmed == AT_ONCE).then_some(at))
     }
 
-    /// A number for this moment ([`farmem_volume::Volume::mark`]). From now on the volume counts as one
-    /// whose host reports single slots.
+    /// A number for this moment ([`farmem_volume::Volume::mark`]). From now on the volume counts as
+    /// one whose host reports single slots.
     pub(super) fn mark(&self) -> Result<u64, Superseded> {
         let mut state = self.state(None)?;
         state.told = true;
@@ -370,7 +370,8 @@ impl Nic {
         self.volumes.all.lock().get(&known.secret).filter(|volume| is_theirs(volume)).cloned().ok_or(Verdict::Unknown)
     }
 
-    /// One more stream of a volume, by this token. `data`: pages move by it, and by no other from now on.
+    /// One more stream of a volume, by this token. `data`: pages move by it, and by no other from
+    /// now on.
     pub(super) fn attach_volume(
         &self,
         volume: Arc<Volume>,

@@ -15,8 +15,8 @@
 //! * When more than a twentieth of the blocks could be spared, pages of the sparsest block move to
 //!   the fullest ([`Volume::compact`]).
 //!
-//! A host may tell of single slots that it has freed ([`Volume::freed`]). The message comes late, and
-//! the slot may be in use again. So the host first asks for a [`Volume::mark`]. A slot that was
+//! A host may tell of single slots that it has freed ([`Volume::freed`]). The message comes late,
+//! and the slot may be in use again. So the host first asks for a [`Volume::mark`]. A slot that was
 //! written after the mark is kept.
 //!
 //! The caller holds the memory. It claims a block when [`Volume::place`] asks for one, copies what
@@ -183,15 +183,16 @@ impl Volume {
         self.era - 1
     }
 
-    /// The host freed the slot after it had learned this mark. The slot holds nothing any more, unless
-    /// it was written after the mark: then its bytes may be those of its next use. True: it holds
-    /// nothing.
+    /// The host freed the slot after it had learned this mark. The slot holds nothing any more,
+    /// unless it was written after the mark: then its bytes may be those of its next use. True: it
+    /// holds nothing.
     ///
     /// A mark that this volume never gave forgets nothing.
     pub fn freed(&mut self, slot: u32, mark: u64) -> bool {
         let leaf = self.leaves.get(slot as usize / LEAF).and_then(Option::as_ref);
         let Some(leaf) = leaf.filter(|_| self.entry(slot) != 0) else { return true };
-        // Eras are told apart by 16 bits. A longer age looks shorter than it is, and keeps the page.
+        // Eras are told apart by 16 bits. A longer age looks shorter than it is, and keeps the
+        // page.
         let age = (self.era as u16).wrapping_sub(leaf.written[slot as usize % LEAF]);
         let old = self.era.checked_sub(mark).is_some_and(|since| since > 0 && u64::from(age) >= since);
         if old {

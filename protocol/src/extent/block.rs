@@ -59,8 +59,8 @@ pub const fn order_for(bytes: u64) -> Option<u8> {
     if order > MAX_ORDER as u32 { None } else { Some(order as u8) }
 }
 
-/// The first chunk of the first free run of 2^`order` chunks, aligned to its length, in a block whose
-/// taken chunks are the bits of `used`.
+/// The first chunk of the first free run of 2^`order` chunks, aligned to its length, in a block
+/// whose taken chunks are the bits of `used`.
 #[inline]
 pub fn first_free(used: &[u64; WORDS], order: u8) -> Option<u32> {
     if order <= 6 {

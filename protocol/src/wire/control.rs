@@ -1,4 +1,5 @@
-//! Control frames: Hello and Greeting begin every connection; Request and Answer go over a member's own.
+//! Control frames: Hello and Greeting begin every connection; Request and Answer go over a member's
+//! own.
 //!
 //! ```text
 //!            0               6         8        10
@@ -11,12 +12,14 @@
 //!            └────────┴───────────────────────────┘
 //! ```
 //!
-//! A body is what `postcard` makes of the type of that name here: fields in their order, numbers of more
-//! than 8 bits as varints, a variant as its place in its enum, a text as its length and its bytes. So the
-//! order of fields and variants here *is* the format: new variants go to the end of an enum, and nothing is
-//! reordered without another version. A body must be decoded to its last byte.
+//! A body is what `postcard` makes of the type of that name here: fields in their order, numbers of
+//! more than 8 bits as varints, a variant as its place in its enum, a text as its length and its
+//! bytes. So the order of fields and variants here *is* the format: new variants go to the end of
+//! an enum, and nothing is reordered without another version. A body must be decoded to its last
+//! byte.
 //!
-//! Encoding and decoding allocate nothing and use no thread-local: the runtime does both in a fault.
+//! Encoding and decoding allocate nothing and use no thread-local: the runtime does both in a
+//! fault.
 
 use super::{Broken, MAGIC, MAX_PATH, Names, Secret, Status, Text, VERSION};
 use crate::addr::SlabId;
@@ -43,8 +46,8 @@ pub struct Frame<const N: usize> {
 }
 
 impl<const N: usize> Frame<N> {
-    /// Encodes `head`, the body's length and the body. Every type of this module fits its frame with
-    /// any values (`the_longest_of_everything_fits`).
+    /// Encodes `head`, the body's length and the body. Every type of this module fits its frame
+    /// with any values (`the_longest_of_everything_fits`).
     fn encode(head: &[u8], body: &impl Serialize) -> Frame<N> {
         let mut frame = Frame { len: head.len(), bytes: [0; N] };
         frame.bytes[..head.len()].copy_from_slice(head);
@@ -191,15 +194,16 @@ pub enum Purpose {
     /// One queue pair of a member, by a number of the member's choice. A connection of the same
     /// number replaces the earlier one: the node carries out nothing more of that one.
     Attach(Known, u64),
-    /// One queue pair of a member over RDMA. The two sides exchange [`super::Endpoint`]s; after that
-    /// the stream is silent, and the queue pair lives as long as the stream. A connection of the same
-    /// number replaces the earlier one, as with Attach. The two kinds have separate numbers.
+    /// One queue pair of a member over RDMA. The two sides exchange [`super::Endpoint`]s; after
+    /// that the stream is silent, and the queue pair lives as long as the stream. A connection of
+    /// the same number replaces the earlier one, as with Attach. The two kinds have separate
+    /// numbers.
     Wire(Known, u64),
     /// A new swap volume, with a stream for questions about it ([`crate::nbd`]).
     NewVolume(NewVolume),
     /// A stream of a swap volume, whose id is the secret. `true`: a stream that moves pages. It
-    /// replaces the earlier one: the node carries out nothing more of that one. `false`: a stream for
-    /// questions.
+    /// replaces the earlier one: the node carries out nothing more of that one. `false`: a stream
+    /// for questions.
     Volume(Known, bool),
 }
 
@@ -229,8 +233,8 @@ pub struct Join {
     pub pid: u32,
     /// How long the node keeps the member's memory while no connection stands, in milliseconds.
     pub grace_ms: u64,
-    /// The member outlives its process, and its memory is kept for `grace_ms` even if it joined through a
-    /// Unix socket. For a service that is started again: the agent of a host.
+    /// The member outlives its process, and its memory is kept for `grace_ms` even if it joined
+    /// through a Unix socket. For a service that is started again: the agent of a host.
     pub lasting: bool,
     /// The member's names. Only the node's records use them.
     pub names: Names,
@@ -322,11 +326,13 @@ pub struct Welcome {
     pub port: u16,
     /// Ways to reach memory beside this connection: [`super::OFFERS_RDMA`].
     pub offers: u8,
-    /// A Unix socket at which the same node serves the same host through shared memory; empty: none.
+    /// A Unix socket at which the same node serves the same host through shared memory; empty:
+    /// none.
     pub path: Path,
     /// The failure domain that the node says it is in; empty: it says none.
     pub domain: Text<64>,
-    /// The node's own proof that it knows the token that the host has proven; zeros where none was named.
+    /// The node's own proof that it knows the token that the host has proven; zeros where none was
+    /// named.
     pub proof: [u8; 32],
 }
 
@@ -416,20 +422,20 @@ pub enum Ask {
     /// A range of a slab is of no more use: its memory goes back to the node's system, and reads as
     /// zero from now on. The slab stays held. Only its sole holder may.
     Discard(Range),
-    /// The node takes the memory of a range of a slab from its system now, [`super::MAX_BACKED`] bytes at
-    /// most. Bytes in the range stay. For a member that maps the slab: the kernel charges a page to
-    /// the memory group of the process that touches it first.
+    /// The node takes the memory of a range of a slab from its system now, [`super::MAX_BACKED`]
+    /// bytes at most. Bytes in the range stay. For a member that maps the slab: the kernel charges
+    /// a page to the memory group of the process that touches it first.
     Back(Range),
-    /// A member for a child about to be forked, holding every slab that this one holds.
-    /// Answer: [`Reply::Child`]. Over a Unix socket the answer carries a connection on which the child
-    /// may say hello. So a process can fork that has no right to the socket's file any more, or
-    /// cannot see it.
+    /// A member for a child about to be forked, holding every slab that this one holds. Answer:
+    /// [`Reply::Child`]. Over a Unix socket the answer carries a connection on which the child may
+    /// say hello. So a process can fork that has no right to the socket's file any more, or cannot
+    /// see it.
     Ticket,
     /// Every member of the run is gone. Knowing the run's name is the right to end it.
     EndRun(Secret),
     /// The memory of neighbouring blocks that this member has claimed: the first block's key, and
-    /// their number, 1 to 32. Over a Unix socket the answer carries a memfd of just these blocks, the
-    /// same one every time.
+    /// their number, 1 to 32. Over a Unix socket the answer carries a memfd of just these blocks,
+    /// the same one every time.
     Unit(Key, u32),
     /// A window, unbound. Answer: [`Reply::Window`], the key by which a BIND names it.
     Window,
@@ -439,31 +445,32 @@ pub enum Ask {
     Who(u16),
     /// A figure of the node. Answer: [`Reply::Figure`].
     Figure(Figure),
-    /// Makes a held slab reachable by RDMA. Answer: [`Reply::Exposed`], the key of its memory for this
-    /// member's queue pairs. Offsets count from its first byte.
+    /// Makes a held slab reachable by RDMA. Answer: [`Reply::Exposed`], the key of its memory for
+    /// this member's queue pairs. Offsets count from its first byte.
     Expose(SlabId),
     /// Makes a window that is bound for this member usable by RDMA, through the queue pair of this
     /// number. Answer: [`Reply::Exposed`]. After a refusal the window's verbs go in frames.
     ExposeWindow(Key, u64),
-    /// Opens a region for this member; `true`: it is made if there is none. Answer: [`Reply::Slabs`].
+    /// Opens a region for this member; `true`: it is made if there is none. Answer:
+    /// [`Reply::Slabs`].
     Region(RegionName, bool),
     /// Has this member hold a slab of a region that it has opened, by the slab's number from 0.
-    /// Answer: [`Reply::Slab`]; over a Unix socket it carries the memfd. Not held: the region has no
-    /// such slab.
+    /// Answer: [`Reply::Slab`]; over a Unix socket it carries the memfd. Not held: the region has
+    /// no such slab.
     RegionSlab(RegionName, u64),
     /// As RegionSlab; the region gets one more slab if the number is the next.
     RegionGrow(RegionName, u64),
     /// The name names no region any more. The memory is free when no member has the region open.
     RegionRemove(RegionName),
-    /// The region at this index in the order of names. Answer: [`Reply::Region`]. Not held: there are
-    /// fewer regions.
+    /// The region at this index in the order of names. Answer: [`Reply::Region`]. Not held: there
+    /// are fewer regions.
     RegionAt(u64),
-    /// The swap volume at this index in an order of the node's. Answer: [`Reply::Volume`]. Not held:
-    /// there are fewer volumes.
+    /// The swap volume at this index in an order of the node's. Answer: [`Reply::Volume`]. Not
+    /// held: there are fewer volumes.
     VolumeAt(u64),
     /// Takes all rights at this node from the processes of this tag that have the region open
-    /// ([`super::tag`]). Done: none of their verbs takes effect from now on. Shared: one of them has
-    /// the memory mapped and is still alive.
+    /// ([`super::tag`]). Done: none of their verbs takes effect from now on. Shared: one of them
+    /// has the memory mapped and is still alive.
     RegionExpel(RegionName, u32),
 }
 
@@ -580,8 +587,8 @@ pub struct Who {
 pub struct Refused {
     /// Never [`Status::Done`].
     pub status: Status,
-    /// Exhausted: bytes that the node lends in all. Quota: bytes that one owner may hold. System: the
-    /// errno. Zero otherwise.
+    /// Exhausted: bytes that the node lends in all. Quota: bytes that one owner may hold. System:
+    /// the errno. Zero otherwise.
     pub value: u64,
 }
 

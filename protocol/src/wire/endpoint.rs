@@ -4,7 +4,8 @@ use super::Status;
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// [`super::Welcome::offers`]: memory can be reached by RDMA, over connections of [`super::Purpose::Wire`].
+/// [`super::Welcome::offers`]: memory can be reached by RDMA, over connections of
+/// [`super::Purpose::Wire`].
 pub const OFFERS_RDMA: u8 = 1;
 
 /// One end of a reliable connection: the host's goes first, the node answers with its own.

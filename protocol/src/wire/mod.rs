@@ -86,7 +86,8 @@ pub fn run_id(run: &Secret) -> u64 {
     mixed
 }
 
-/// A short public name of a run, by which the openers of a region tell one another apart. Two may share one.
+/// A short public name of a run, by which the openers of a region tell one another apart. Two may
+/// share one.
 pub fn tag(run: &Secret) -> u32 {
     (run_id(run) >> 32) as u32
 }

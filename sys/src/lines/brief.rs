@@ -8,9 +8,9 @@
 //!
 //! Lines whose top, these twelve bits, differs have changed. One changed line in 4096 has its old
 //! top; then the sum is another. If no top differs that is seen at once. If some do, their old
-//! hashes are not known, and neither is the right sum over the other lines. But the old sum over the
-//! changed lines is known, if no others have changed ([`Found::Lines`]). A caller that has their old
-//! bytes confirms it.
+//! hashes are not known, and neither is the right sum over the other lines. But the old sum over
+//! the changed lines is known, if no others have changed ([`Found::Lines`]). A caller that has
+//! their old bytes confirms it.
 
 use super::{Hasher, Hashes, LINES};
 use core::arch::x86_64::*;

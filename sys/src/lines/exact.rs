@@ -4,13 +4,15 @@ use super::{LINE_BYTES, LINES, Unit};
 use crate::memory::{prefetch, prefetch_second};
 use core::arch::x86_64::*;
 
-/// The addresses of two pages that are compared next, or of one page twice. They need not be mapped.
+/// The addresses of two pages that are compared next, or of one page twice. They need not be
+/// mapped.
 pub type Next = [*const u8; 2];
 
 /// Bit k: line k differs. `next`, if any: see [`super::asks_along`].
 ///
 /// # Safety
-/// Both pages must be mapped, and stay as they are. `unit` must be one that this CPU has, as [`Unit::best`] is.
+/// Both pages must be mapped, and stay as they are. `unit` must be one that this CPU has, as
+/// [`Unit::best`] is.
 #[inline]
 pub unsafe fn differing(unit: Unit, a: *const u8, b: *const u8, next: Option<Next>) -> u64 {
     match (unit, next) {
@@ -25,8 +27,8 @@ pub unsafe fn differing(unit: Unit, a: *const u8, b: *const u8, next: Option<Nex
     }
 }
 
-/// Half as many instructions as by SSE2, so that the CPU sees twice as many lines ahead. That counts
-/// where both pages are in memory (`farmem-lab bench evict`, last table).
+/// Half as many instructions as by SSE2, so that the CPU sees twice as many lines ahead. That
+/// counts where both pages are in memory (`farmem-lab bench evict`, last table).
 ///
 /// # Safety
 /// Both pages must be mapped, and stay as they are; the CPU must have AVX2.

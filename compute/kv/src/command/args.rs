@@ -87,7 +87,8 @@ pub fn expiry(call: &Call, command: &str, arg: &[u8], unit: Unit) -> Result<u64,
     u64::try_from(ms).ok().filter(|&ms| ms > 0).ok_or_else(invalid)
 }
 
-/// A range of indices from the first to the last, both counted from the end if negative; `None` if empty.
+/// A range of indices from the first to the last, both counted from the end if negative; `None` if
+/// empty.
 pub fn range(first: i64, last: i64, len: usize) -> Option<(usize, usize)> {
     let len = len as i64;
     let from = if first < 0 { (len + first).max(0) } else { first };

@@ -1,4 +1,5 @@
-//! INFO: a front end's state in sections, as tools for redis parse them. And the same for Prometheus.
+//! INFO: a front end's state in sections, as tools for redis parse them. And the same for
+//! Prometheus.
 
 use super::{Answered, Call, Fail, Front};
 use crate::resp::Reply;

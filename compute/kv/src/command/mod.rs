@@ -121,7 +121,8 @@ pub struct Front {
     pub clients: RefCell<BTreeMap<u64, Rc<Client>>>,
     /// Commands that wait for an element.
     pub blocked: Cell<u64>,
-    /// Those clients in the order in which they began to wait: whether for sorted sets, and of which keys.
+    /// Those clients in the order in which they began to wait: whether for sorted sets, and of
+    /// which keys.
     pub waiters: RefCell<BTreeMap<u64, (bool, Request)>>,
     /// A transaction runs alone, or is about to.
     pub alone: Cell<bool>,
@@ -195,7 +196,8 @@ async fn dispatch(command: &Command, call: &Call) -> Reply {
     let figures = &call.front.store.figures;
     figures.commands.set(figures.commands.get() + 1);
     let begun = Instant::now();
-    // A command's future is as large as that of its largest part. Strings are the common case and need little.
+    // A command's future is as large as that of its largest part. Strings are the common case and
+    // need little.
     let answered = match command.group {
         Group::Strings => strings::run(command.name, call).await,
         Group::Bits => Box::pin(bits::run(command.name, call)).await,

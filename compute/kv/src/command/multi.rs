@@ -1,11 +1,12 @@
 //! MULTI, EXEC, DISCARD, WATCH and UNWATCH.
 //!
-//! A connection collects the commands of a transaction; EXEC carries them out. The promise depends on
-//! the keys that the transaction names, including those that it watches:
+//! A connection collects the commands of a transaction; EXEC carries them out. The promise depends
+//! on the keys that the transaction names, including those that it watches:
 //!
-//! * **One key.** The commands run on a copy of the key's value, and one CAS puts the result in place of
-//!   the value that was copied. The transaction takes effect at one moment, for every front end, or
-//!   not at all. If another client was faster it runs again, or fails if it watches the key.
+//! * **One key.** The commands run on a copy of the key's value, and one CAS puts the result in
+//!   place of the value that was copied. The transaction takes effect at one moment, for every
+//!   front end, or not at all. If another client was faster it runs again, or fails if it watches
+//!   the key.
 //! * **Several keys.** The event loop lets nothing of this front end's other clients run meanwhile.
 //!   Other front ends' commands may come in between. So a transaction that watches keys is refused
 //!   while other front ends are alive.
@@ -70,7 +71,8 @@ impl Client {
         self.watched.borrow_mut().clear();
     }
 
-    /// The reply to a request that MULTI, DISCARD or a transaction under way answers at once; `None`: it is to be run.
+    /// The reply to a request that MULTI, DISCARD or a transaction under way answers at once;
+    /// `None`: it is to be run.
     pub fn collect(&self, request: &Request) -> Option<Reply> {
         let name = request[0].to_ascii_lowercase();
         if !self.authenticated.get() && !matches!(name.as_slice(), b"auth" | b"hello" | b"quit" | b"reset") {

@@ -6,11 +6,12 @@
 //!                                           └─ put with an object ─► main
 //! ```
 //!
-//! Objects are kept by S3-FIFO (Yang et al., SOSP 2023): two queues and no list to relink on a hit. The bare entries
-//! are its ghost queue. Bounded by bytes: a tenth for *small*, at most a quarter for *bare*.
+//! Objects are kept by S3-FIFO (Yang et al., SOSP 2023): two queues and no list to relink on a hit.
+//! The bare entries are its ghost queue. Bounded by bytes: a tenth for *small*, at most a quarter
+//! for *bare*.
 //!
-//! Keys are kept in full: two keys of one hash must not be taken for each other by a CAS that does not look.
-//! [`crate::lease`] decides which entries may be answered without a verb.
+//! Keys are kept in full: two keys of one hash must not be taken for each other by a CAS that does
+//! not look. [`crate::lease`] decides which entries may be answered without a verb.
 
 use crate::fast::Map;
 use crate::layout::{At, Hash, Slot};

@@ -12,12 +12,13 @@
 //! * GET reads the slot, then the object. The object is immutable, so the GET takes effect when the
 //!   slot is read.
 //! * UPDATE and DELETE replace the very slot that they saw.
-//! * INSERT must not make a key's second slot. It CASes a *pending* slot, which readers pass over, and
-//!   reads both buckets again behind it. If no other insert of the key is there it makes its slot plain.
-//!   Of two inserts, the one whose pending slot came second sees the other, and undoes or yields to it.
+//! * INSERT must not make a key's second slot. It CASes a *pending* slot, which readers pass over,
+//!   and reads both buckets again behind it. If no other insert of the key is there it makes its
+//!   slot plain. Of two inserts, the one whose pending slot came second sees the other, and undoes
+//!   or yields to it.
 //!
-//! The buckets hold nothing but slots. A front end that knows a key's slot and finds it unchanged needs
-//! no bucket: [`Cache`]. A front end that knows an outdated table finds it frozen: [`split`].
+//! The buckets hold nothing but slots. A front end that knows a key's slot and finds it unchanged
+//! needs no bucket: [`Cache`]. A front end that knows an outdated table finds it frozen: [`split`].
 
 mod cache;
 mod split;
@@ -35,8 +36,9 @@ use crate::shard::{ATTEMPTS, Section, Shard, Trouble};
 use crate::task::{Answer, Io, Verb};
 use std::rc::Rc;
 
-/// Epochs for which an unchanged slot means an unchanged object. A place is used again [`crate::heap::GRACE`] epochs after
-/// the last time at the earliest, and its version comes round after 4096 times.
+/// Epochs for which an unchanged slot means an unchanged object. A place is used again
+/// [`crate::heap::GRACE`] epochs after the last time at the earliest, and its version comes round
+/// after 4096 times.
 const TRUSTED: u64 = 4096;
 
 /// A key's object and the slot that referred to it.
@@ -159,7 +161,8 @@ impl Shard {
         Seen::Absent(alike)
     }
 
-    /// The key's object: no verb if this front end is alone and has it, one round trip if its slot is known, else two.
+    /// The key's object: no verb if this front end is alone and has it, one round trip if its slot
+    /// is known, else two.
     pub async fn find(self: &Rc<Shard>, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
         let (hash, section) = (Hash::of(key), self.section());
         if let Some((Known { table, slot_at, slot, .. }, object)) = self.near(key, hash) {
@@ -353,7 +356,8 @@ impl Shard {
         }
     }
 
-    /// Replaces what was found by a value, or by nothing; false if it is not there any more. One round trip.
+    /// Replaces what was found by a value, or by nothing; false if it is not there any more. One
+    /// round trip.
     pub async fn replace(
         self: &Rc<Shard>,
         io: &Io,
@@ -424,8 +428,8 @@ impl Shard {
         }
     }
 
-    /// A key's slot as it is known here, if it may be replaced unseen: it was verified so lately that its object's
-    /// place cannot have been used for another since.
+    /// A key's slot as it is known here, if it may be replaced unseen: it was verified so lately
+    /// that its object's place cannot have been used for another since.
     fn fresh(&self, key: &[u8], hash: Hash, section: &Section) -> Option<Known> {
         let known = self.known(key, hash)?.0;
         let era = self.lease.era();

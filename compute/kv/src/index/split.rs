@@ -7,9 +7,10 @@
 //!  CAS table's forward word 0 ─► pair            the split takes effect
 //! ```
 //!
-//! Any front end that meets a frozen slot may finish the split: every step can be repeated. Two that
-//! do it at once each write a pair, and the CAS decides. So a front end that dies in the middle delays
-//! no other. Readers go on: a frozen slot is the truth as long as the table does not forward.
+//! Any front end that meets a frozen slot may finish the split: every step can be repeated. Two
+//! that do it at once each write a pair, and the CAS decides. So a front end that dies in the
+//! middle delays no other. Readers go on: a frozen slot is the truth as long as the table does not
+//! forward.
 
 use crate::layout::{At, Hash, Kind, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, word};
 use crate::object::Header;

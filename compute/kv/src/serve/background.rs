@@ -1,5 +1,6 @@
-//! A front end's work beside commands: it shows that it is alive, advances the epoch, takes over the
-//! pieces of dead front ends, finds objects that others have replaced, and looks for expired keys.
+//! A front end's work beside commands: it shows that it is alive, advances the epoch, takes over
+//! the pieces of dead front ends, finds objects that others have replaced, and looks for expired
+//! keys.
 
 use super::schedule::Schedule;
 use crate::copies::Mode;

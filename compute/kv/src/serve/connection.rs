@@ -105,7 +105,8 @@ impl Connection {
         self.counted = unread;
     }
 
-    /// Whether the client has left its replies unread for too long. Its connection is of no more use then.
+    /// Whether the client has left its replies unread for too long. Its connection is of no more
+    /// use then.
     pub fn gives_up(&mut self, now: Instant, patience: Duration) -> bool {
         if !self.is_full() || self.broken {
             self.stuck = None;
@@ -115,8 +116,8 @@ impl Connection {
         self.broken
     }
 
-    /// Answers GETs of keys whose values are here, as long as such come next and nothing before them is unanswered.
-    /// `clock` tells the time, in ms, after their bytes have come.
+    /// Answers GETs of keys whose values are here, as long as such come next and nothing before
+    /// them is unanswered. `clock` tells the time, in ms, after their bytes have come.
     pub fn answer_near(&mut self, front: &Front, clock: impl Fn() -> u64) {
         let (client, store) = (&self.client, &front.store);
         let held_up = self.next.is_some() || !self.begun.is_empty() || client.collects() || !client.authenticated.get();
@@ -179,8 +180,8 @@ impl Connection {
         }
     }
 
-    /// The key of the transaction that a request ends; the hash of its own or the transaction's only
-    /// key; and whether it changes that key.
+    /// The key of the transaction that a request ends; the hash of its own or the transaction's
+    /// only key; and whether it changes that key.
     pub fn concerns(&self, request: &Request) -> (Option<Vec<u8>>, (Option<u64>, bool)) {
         if request[0].eq_ignore_ascii_case(b"exec") && self.client.collects() {
             let only = self.client.only_key();

@@ -1,7 +1,7 @@
 //! Counters over HTTP, as Prometheus reads them: `GET /metrics`.
 //!
-//! A thread of its own answers from a text that the event loop writes once a second, so a slow asker
-//! delays no client. Askers are served one after the other, each within [`PATIENCE`].
+//! A thread of its own answers from a text that the event loop writes once a second, so a slow
+//! asker delays no client. Askers are served one after the other, each within [`PATIENCE`].
 
 use super::open::Failed;
 use std::io::{Read, Write};

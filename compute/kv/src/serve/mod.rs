@@ -6,10 +6,10 @@
 //!             └───── write ◄── replies in order ◄─┘◄──────────── answers ◄─────────┘
 //! ```
 //!
-//! Commands of one connection are answered in their order. Those on different keys run side by side,
-//! so that a pipeline costs few round trips. Two commands that change one key do not run side by
-//! side here: one would undo the other's work. A connection whose replies are not read is not read
-//! either.
+//! Commands of one connection are answered in their order. Those on different keys run side by
+//! side, so that a pipeline costs few round trips. Two commands that change one key do not run side
+//! by side here: one would undo the other's work. A connection whose replies are not read is not
+//! read either.
 
 pub(crate) mod background;
 mod connection;

@@ -67,9 +67,8 @@ struct Server<'a> {
     start: Instant,
 }
 
-/// Serves the store until SIGTERM or SIGINT. Calls `ready` with the addresses when it listens, and `tell` with the
-/// counters once a second.
-/// Call it before any other thread exists.
+/// Serves the store until SIGTERM or SIGINT. Calls `ready` with the addresses when it listens, and
+/// `tell` with the counters once a second. Call it before any other thread exists.
 ///
 /// A front end that the others have shut out closes its clients' connections, joins again and goes
 /// on.
@@ -395,7 +394,8 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Has a connection's transaction run alone: others begin nothing more. Whether nothing of theirs is under way.
+    /// Has a connection's transaction run alone: others begin nothing more. Whether nothing of
+    /// theirs is under way.
     fn have_alone(&mut self, id: u64) -> bool {
         self.alone.connection = Some(id);
         self.front.alone.set(true);

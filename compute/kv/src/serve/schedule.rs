@@ -48,7 +48,8 @@ impl<T> Schedule<T> {
         self.pauses.retain(|_, (task, _)| *task != id);
     }
 
-    /// Moves tasks on as far as they go, and posts what they ask for. Those that have ended are told.
+    /// Moves tasks on as far as they go, and posts what they ask for. Those that have ended are
+    /// told.
     ///
     /// # Errors
     /// A node is lost.

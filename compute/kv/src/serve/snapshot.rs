@@ -5,10 +5,10 @@
 //! entry:  type (1) │ expiry (8) │ bytes of the key (4) │ of the value (4) │ key │ value
 //! ```
 //!
-//! A snapshot is written beside its name, synced, and renamed: under its name there is a whole one or
-//! the one before. Each key is as it was at some moment of the saving; clients that write meanwhile
-//! are not stopped. A file is read to its end and compared with its checksum before any of it is
-//! restored.
+//! A snapshot is written beside its name, synced, and renamed: under its name there is a whole one
+//! or the one before. Each key is as it was at some moment of the saving; clients that write
+//! meanwhile are not stopped. A file is read to its end and compared with its checksum before any
+//! of it is restored.
 
 use super::open::{Config, Failed, alone, join as joined, wall_ms};
 use crate::object::{Object, Type, Value};

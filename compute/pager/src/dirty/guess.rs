@@ -39,8 +39,8 @@
 //! is the share of protected pages that were stored to, but not at once. Samples are ignored while
 //! it is high.
 //!
-//! A page that comes in by a write is no guess. Where it is compared when it leaves, it teaches like
-//! the others.
+//! A page that comes in by a write is no guess. Where it is compared when it leaves, it teaches
+//! like the others.
 
 use crate::word::Word;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -216,7 +216,8 @@ impl Rewrites {
         }
     }
 
-    /// The first store to a page that came in protected; `at_once`: it was the next fault of its thread.
+    /// The first store to a page that came in protected; `at_once`: it was the next fault of its
+    /// thread.
     #[inline]
     pub fn saw_upgrade(&self, page: Word, at_once: bool) {
         let learned = self.of(page);
@@ -283,7 +284,8 @@ mod tests {
         }
     }
 
-    /// A tree is searched downwards and changed upwards: pages are written, but never as the very next thing.
+    /// A tree is searched downwards and changed upwards: pages are written, but never as the very
+    /// next thing.
     #[test]
     fn pages_that_are_written_later_stay_likely() {
         let rewrites = Rewrites::new();

@@ -211,8 +211,8 @@ impl Kept {
         if number < PROMISED { number.checked_sub(1) } else { None }
     }
 
-    /// Gives the index's memory for the pages `from..to` back, none of which has an entry or will have one
-    /// before this returns.
+    /// Gives the index's memory for the pages `from..to` back, none of which has an entry or will
+    /// have one before this returns.
     pub fn forget(&self, from: PageId, to: PageId) {
         self.index.clear(from.0 as usize, to.0 as usize);
     }

@@ -13,16 +13,16 @@
 //!   none      writable            nothing                   all of every page
 //! ```
 //!
-//! A page with G in its word ([`crate::word`]) is *compared*: its slot holds the bytes that it came in
-//! with, and what is kept here tells which of its lines differ from them. That is looked at when the
-//! page is Leaving and nothing can write to it any more ([`crate::out::settle`]), never before: a page
-//! that can still change says nothing.
+//! A page with G in its word ([`crate::word`]) is *compared*: its slot holds the bytes that it came
+//! in with, and what is kept here tells which of its lines differ from them. That is looked at when
+//! the page is Leaving and nothing can write to it any more ([`crate::out::settle`]), never before:
+//! a page that can still change says nothing.
 //!
-//! *Hashes* are for `lines` and `auto`, and for slots that are not mapped ([`farmem_sys::lines`]). They
-//! are wrong with a probability that `docs/design/lines.md` works out. Everything else is exact. Hashes
-//! are kept *in brief*, 12 bits a line and 64 for the page, where the other end confirms what is said of
-//! changed lines (a node's software NIC). Where lines go to a card they have 64 bits a line. When
-//! nothing more can be kept, a page comes in as `exact` has it.
+//! *Hashes* are for `lines` and `auto`, and for slots that are not mapped ([`farmem_sys::lines`]).
+//! They are wrong with a probability that `docs/design/lines.md` works out. Everything else is
+//! exact. Hashes are kept *in brief*, 12 bits a line and 64 for the page, where the other end
+//! confirms what is said of changed lines (a node's software NIC). Where lines go to a card they
+//! have 64 bits a line. When nothing more can be kept, a page comes in as `exact` has it.
 //!
 //! *When*: before a page is installed. A demand page whose slot is not mapped is hashed later, from
 //! where its bytes landed, while the thread's next fault waits for its answer
@@ -55,8 +55,8 @@ pub(crate) fn keeps_hashes(dirty: Dirty) -> bool {
 pub(crate) struct Changes {
     pub tracker: Tracker,
     pub rewrites: Rewrites,
-    /// Held by upgrades that read pages, and by calls that make pages unreadable. Evictions hold the
-    /// evictor's lock instead.
+    /// Held by upgrades that read pages, and by calls that make pages unreadable. Evictions hold
+    /// the evictor's lock instead.
     pub reading: Lock<()>,
 }
 
@@ -171,7 +171,8 @@ impl Tracker {
         }
     }
 
-    /// How a page is to come in. `likely`: whether one that is read will be written, if that is asked.
+    /// How a page is to come in. `likely`: whether one that is read will be written, if that is
+    /// asked.
     #[inline]
     pub fn comes(&self, mapped: bool, write: bool, likely: impl FnOnce() -> bool) -> Comes {
         match self.policy {
@@ -191,9 +192,9 @@ impl Tracker {
         }
     }
 
-    /// Keeps what `comes` needs of a page that comes in with the bytes of `source`, those of its slot.
-    /// The caller owns the page. Returns how it comes in after all: otherwise, when nothing more can be
-    /// kept. Twice is once.
+    /// Keeps what `comes` needs of a page that comes in with the bytes of `source`, those of its
+    /// slot. The caller owns the page. Returns how it comes in after all: otherwise, when nothing
+    /// more can be kept. Twice is once.
     #[inline]
     pub fn keep(&self, page: PageId, source: Bytes<'_>, mapped: bool, write: bool, comes: Comes) -> Comes {
         if comes != Comes::Compared || mapped {
@@ -257,8 +258,8 @@ impl Tracker {
         self.policy != Policy::None
     }
 
-    /// Keeps a page at its first write: one that came in protected, is still as it came, and whose slot
-    /// is not mapped. The caller owns it. Whether it is compared from now on.
+    /// Keeps a page at its first write: one that came in protected, is still as it came, and whose
+    /// slot is not mapped. The caller owns it. Whether it is compared from now on.
     pub fn keep_late(&self, page: PageId, bytes: Bytes<'_>) -> bool {
         self.keep(page, bytes, false, true, Comes::Compared) == Comes::Compared
     }

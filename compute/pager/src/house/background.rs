@@ -24,13 +24,13 @@ const TEND_NS: u64 = 250_000_000;
 /// Between looks while a node is out of reach. The process is to end soon after the grace is over.
 const SEEK_NS: u64 = 50_000_000;
 
-/// Until the first look for acknowledgements after an eviction. Each look that finds none is followed
-/// by a sleep twice as long. A page that comes back before its acknowledgement leaves whole, and cards
-/// go on only when somebody looks.
+/// Until the first look for acknowledgements after an eviction. Each look that finds none is
+/// followed by a sleep twice as long. A page that comes back before its acknowledgement leaves
+/// whole, and cards go on only when somebody looks.
 const LOOK_NS: u64 = 1_000_000;
 
-/// Between looks for the program's last thread, soon after the end of another. Later its end is seen
-/// within [`TEND_NS`].
+/// Between looks for the program's last thread, soon after the end of another. Later its end is
+/// seen within [`TEND_NS`].
 const WATCH_NS: u64 = 10_000_000;
 
 /// Between rounds of housekeeping.

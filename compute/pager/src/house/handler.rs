@@ -1,8 +1,8 @@
 //! `--fault thread`: faults by events.
 //!
-//! A fault puts the thread to sleep in the kernel. A handler thread reads the event, serves it by the
-//! same code as the inline way, and wakes the sleeper. It is ten times slower, because an idle core is
-//! woken twice. It is for systems where faults cannot be had by SIGBUS.
+//! A fault puts the thread to sleep in the kernel. A handler thread reads the event, serves it by
+//! the same code as the inline way, and wakes the sleeper. It is ten times slower, because an idle
+//! core is woken twice. It is for systems where faults cannot be had by SIGBUS.
 
 use super::House;
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
@@ -24,8 +24,8 @@ impl House {
             let mut inside = self.base.threads.enter();
             self.incoming.serve(&mut inside, page, event.write, clock::ticks());
             drop(inside);
-            // An install wakes the sleeper by itself. A page that was there already does not, nor one
-            // that is no longer mapped.
+            // An install wakes the sleeper by itself. A page that was there already does not, nor
+            // one that is no longer mapped.
             let _ = self.base.uffd.wake(page.addr(), PAGE_BYTES);
             self.base.count(&self.base.counters.wait_ns, clock::ns(clock::ticks() - begun));
         }

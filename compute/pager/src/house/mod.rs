@@ -1,5 +1,5 @@
-//! Housekeeping: everything that must happen while no fault does, and what concerns the process as a
-//! whole.
+//! Housekeeping: everything that must happen while no fault does, and what concerns the process as
+//! a whole.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -76,8 +76,8 @@ impl House {
         }
     }
 
-    /// Has the background thread call `also` when it begins, which is at the first eviction, and then
-    /// once a second.
+    /// Has the background thread call `also` when it begins, which is at the first eviction, and
+    /// then once a second.
     pub fn each_second(&self, also: fn()) {
         let _ = self.also.set(also);
     }

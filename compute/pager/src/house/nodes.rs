@@ -113,8 +113,8 @@ impl House {
     }
 
     /// Frees what no word of a slab names any more, once every thread has left the pager, and what
-    /// was posted is done; whether nothing is left to be freed. By the background thread, which is not
-    /// in it.
+    /// was posted is done; whether nothing is left to be freed. By the background thread, which is
+    /// not in it.
     pub(crate) fn free_dropped(&self) -> bool {
         let Some(dropped) = self.base.pool.dropped() else { return true };
         if !self.base.threads.all_leave_once(1_000_000) {

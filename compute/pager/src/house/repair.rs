@@ -5,10 +5,11 @@
 //!                                                                     │ it was to leave a node: drop_home
 //! ```
 //!
-//! By the background thread, a little at a time: chunks under the evictor's lock, then a pause of the
-//! same length, or longer while fetches take longer than usual ([`super::throttle`]). A fault waits for
-//! none of it but an eviction that comes during a spell of a millisecond. Nothing is kept between chunks but where to go on, so that a fork, a loss and the end of the
-//! process may come at any time. The slabs' words and stale bits have all that must be known.
+//! By the background thread, a little at a time: chunks under the evictor's lock, then a pause of
+//! the same length, or longer while fetches take longer than usual ([`super::throttle`]). A fault
+//! waits for none of it but an eviction that comes during a spell of a millisecond. Nothing is kept
+//! between chunks but where to go on, so that a fork, a loss and the end of the process may come at
+//! any time. The slabs' words and stale bits have all that must be known.
 
 #![allow(unsafe_code)] // Copies through buffers.
 
@@ -27,8 +28,8 @@ use std::time::Duration;
 
 /// Pages copied under the evictor's lock at a time.
 const CHUNK: u32 = 32;
-/// The longest that is copied without a pause. An eviction may wait as long: the lock goes to whoever
-/// is first, and that is the thread that has just let it go.
+/// The longest that is copied without a pause. An eviction may wait as long: the lock goes to
+/// whoever is first, and that is the thread that has just let it go.
 const SPELL_NS: u64 = 1_000_000;
 /// Between looks for a slab that lacks something, and for a node that takes it.
 const LOOK_NS: u64 = 250_000_000;

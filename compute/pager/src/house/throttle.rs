@@ -6,8 +6,8 @@
 //!                            else                  ─► half as long, down to the work's own length
 //! ```
 //!
-//! A program that fetches little feels nothing, and repair goes on at its full pace. It keeps a ninth of the time,
-//! because a slab without its copy is what a second loss ends the program for.
+//! A program that fetches little feels nothing, and repair goes on at its full pace. It keeps a
+//! ninth of the time, because a slab without its copy is what a second loss ends the program for.
 
 use farmem_run::counters::{Histogram, percentile};
 
@@ -35,7 +35,8 @@ impl Default for Throttle {
 }
 
 impl Throttle {
-    /// The median of the fetches since the last look, if there were enough; each look forgets those before.
+    /// The median of the fetches since the last look, if there were enough; each look forgets those
+    /// before.
     fn median(&mut self, fetches: &Histogram, now_ns: u64) -> Option<u64> {
         let now = fetches.snapshot();
         let since: [u64; 160] = std::array::from_fn(|i| now[i].saturating_sub(self.seen[i]));

@@ -1,12 +1,13 @@
-//! Fresh memory: a page that was never touched comes in as zeros, and with it the next ones, if touches
-//! are in order.
+//! Fresh memory: a page that was never touched comes in as zeros, and with it the next ones, if
+//! touches are in order.
 //!
 //! ```text
 //! touch ─► reserve ─► claim untouched neighbours: Busy ─► zeros, by one call ─┬─► Resident, dirty
 //!                                       (by halves where their mapping ends)  └─► beyond it: Untouched
 //! ```
 //!
-//! The commonest fault of all. 64 pages together cost less each than the kernel's own one at a time.
+//! The commonest fault of all. 64 pages together cost less each than the kernel's own one at a
+//! time.
 
 use super::{Incoming, Served};
 use crate::base::not_installed;
@@ -67,13 +68,13 @@ impl Incoming {
     /// Fills a run of pages with zeros. The touched one is the first or the last. Bit i: page i is
     /// here.
     ///
-    /// A run that leaves its mapping is refused whole. Heaps grow by a few dozen pages at a time, and a
-    /// run meets their ends all the time. So the end is searched for from the touched page on, by
-    /// halves: a refusal costs a tenth of a fault.
+    /// A run that leaves its mapping is refused whole. Heaps grow by a few dozen pages at a time,
+    /// and a run meets their ends all the time. So the end is searched for from the touched page
+    /// on, by halves: a refusal costs a tenth of a fault.
     ///
     /// A part that begins where the mapping ends would be taken by its neighbour. That may be a
-    /// reservation, which nobody can read, eviction neither. So a part goes with a page that is here,
-    /// which lies in the mapping for sure.
+    /// reservation, which nobody can read, eviction neither. So a part goes with a page that is
+    /// here, which lies in the mapping for sure.
     fn install_zeros(&self, run: Run, touched: usize) -> u64 {
         let n = run.pages();
         // `done` pages are filled, and `beyond` cannot be.
@@ -84,7 +85,8 @@ impl Incoming {
             let installed = if done == 0 {
                 self.zeros(run, from..from + pages)
             } else if touched == 0 {
-                // The kernel looks at the mapping of the whole range, then finds its first page there.
+                // The kernel looks at the mapping of the whole range, then finds its first page
+                // there.
                 match self.zeros(run, from - 1..from + pages) {
                     Err(Errno(libc::EEXIST)) => self.zeros(run, from..from + pages),
                     refused => refused.and(Err(Errno(libc::ENOENT))),
@@ -142,8 +144,8 @@ impl Incoming {
         while more < room {
             let step = if upwards { more as i64 + 1 } else { -(more as i64) - 1 };
             let next = PageId(page.0.wrapping_add_signed(step));
-            // Whether it can be read need not be asked: it comes in with the touched page's mapping, or
-            // not at all.
+            // Whether it can be read need not be asked: it comes in with the touched page's
+            // mapping, or not at all.
             table.touched(next);
             let free = !self.base.samples(next);
             let Some(next) = free.then(|| Busy::take(table, next, Word::UNTOUCHED)).flatten() else {

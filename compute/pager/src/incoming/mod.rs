@@ -9,8 +9,9 @@
 //!                   Busy, Leaving: wait      another thread owns the page
 //! ```
 //!
-//! It runs in the SIGBUS handler of the faulting thread, or in [`crate::pins`] on behalf of a system
-//! call. Room for a page is reserved before the page is installed, so the limit holds at every instant.
+//! It runs in the SIGBUS handler of the faulting thread, or in [`crate::pins`] on behalf of a
+//! system call. Room for a page is reserved before the page is installed, so the limit holds at
+//! every instant.
 
 #![allow(unsafe_code)] // A look at a page that is Busy.
 
@@ -131,8 +132,8 @@ impl Incoming {
                     }
                 }
                 State::Staged => {
-                    // Room first: making it may need the place in the ring that this page holds, and a
-                    // page held Busy does not give it up.
+                    // Room first: making it may need the place in the ring that this page holds,
+                    // and a page held Busy does not give it up.
                     self.room.reserve(1);
                     self.out.hear_of_write(page, seen);
                     if let Some(busy) = Busy::take(table, page, seen) {
@@ -162,8 +163,8 @@ impl Incoming {
     }
 
     /// A fault on a page that is there. Another thread has just brought it in, and the access will
-    /// succeed. If it faults again and again, the page was taken away behind the pager's back, and the
-    /// program would fault for ever.
+    /// succeed. If it faults again and again, the page was taken away behind the pager's back, and
+    /// the program would fault for ever.
     fn expect_present(&self, thread: &mut Thread, page: PageId) {
         let (last, times) = thread.groundless;
         thread.groundless = (page, if last == page { times + 1 } else { 0 });
@@ -238,7 +239,8 @@ impl Incoming {
         let taken = self.out.staging.take(index, page);
         // The copy is this call's until it is released.
         let source = self.opened_copy(thread, seen, self.out.staging.page(index));
-        // Is it not in its slot yet? Then it is dirty, and takes another slot later (staging, *Orphan*).
+        // Is it not in its slot yet? Then it is dirty, and takes another slot later (staging,
+        // *Orphan*).
         let comes = if taken.written {
             let comes = tracker.comes(false, write, || self.changes.rewrites.likely(seen));
             tracker.keep(page, source, false, write, comes)
@@ -263,8 +265,8 @@ impl Incoming {
         Served::Here
     }
 
-    /// The bytes of a page that were staged: themselves, or opened where the thread's next demand page
-    /// will land. What is still to be kept of the last one stays at the other end.
+    /// The bytes of a page that were staged: themselves, or opened where the thread's next demand
+    /// page will land. What is still to be kept of the last one stays at the other end.
     #[inline]
     fn opened_copy(&self, thread: &mut Thread, seen: Word, staged: Bytes<'static>) -> Bytes<'static> {
         if !self.base.spec.seal {

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Demand pages land at either end in turn, where something is still to be kept of the one before
-//! ([`crate::dirty`]). Hashing a page takes a fifth to one µs of a fault. It takes none while the next
-//! fault waits for its answer.
+//! ([`crate::dirty`]). Hashing a page takes a fifth to one µs of a fault. It takes none while the
+//! next fault waits for its answer.
 
 #![allow(unsafe_code)] // READs into the landing buffer.
 
@@ -32,11 +32,13 @@ impl Incoming {
         thread.lane.doorbell(&self.base.pool);
     }
 
-    /// Waits for the demand page. Meanwhile keeps what was put off of the last one. Returns the bytes,
-    /// which stay until the thread's next READ. They are those of the slot, opened if they were sealed.
+    /// Waits for the demand page. Meanwhile keeps what was put off of the last one. Returns the
+    /// bytes, which stay until the thread's next READ. They are those of the slot, opened if they
+    /// were sealed.
     pub(super) fn await_demand(&self, thread: &mut Thread, slot: FarSlot) -> Bytes<'static> {
         if let Some(page) = thread.unkept.take() {
-            // The READ that was posted goes to the other end: no other came here since the page did.
+            // The READ that was posted goes to the other end: no other came here since the page
+            // did.
             let landed = thread.landing.page(thread.demand(!thread.lands_last));
             self.changes.tracker.keep_now(page, thread.number, landed);
         }
@@ -96,8 +98,8 @@ impl Incoming {
             thread.is_told = true;
         }
         let into = thread.landing.at(into);
-        // SAFETY: within the landing buffer, which outlives the operation: no thread leaves the pager
-        // before all its READs are complete.
+        // SAFETY: within the landing buffer, which outlives the operation: no thread leaves the
+        // pager before all its READs are complete.
         unsafe { thread.lane.read(&self.base.pool, tag, slot, 0, into, PAGE_BYTES as u32) };
     }
 

@@ -25,7 +25,8 @@ use farmem_sys::raw::Errno;
 pub(crate) enum Why {
     /// The program's faults suggest that it goes on there.
     Guessed,
-    /// The program has said that it will use them ([`crate::hints`]). The policy takes that for a use.
+    /// The program has said that it will use them ([`crate::hints`]). The policy takes that for a
+    /// use.
     Hinted { write: bool },
 }
 
@@ -124,8 +125,8 @@ impl Incoming {
         installed
     }
 
-    /// Installs the first of these pages, and by the same call those that are its neighbours in both
-    /// memories and come in alike. How many were tried, and how many are here.
+    /// Installs the first of these pages, and by the same call those that are its neighbours in
+    /// both memories and come in alike. How many were tried, and how many are here.
     fn install_neighbours(&self, claimed: &[Claimed], why: Why) -> (usize, usize) {
         let (how, write) = match why {
             Why::Guessed => (Arrival::Prefetch, false),
@@ -151,8 +152,8 @@ impl Incoming {
         let done = loop {
             match run.part(0..wanted).install(&self.base.uffd, bytes, comes == Comes::Protected) {
                 Ok(done) => break done,
-                // They lie in two mappings (a part of an array may have another protection): refused
-                // whole.
+                // They lie in two mappings (a part of an array may have another protection):
+                // refused whole.
                 Err(Errno(libc::ENOENT)) if wanted > 1 => wanted /= 2,
                 Err(e) => break not_installed(run.first(), e),
             }

@@ -1,10 +1,10 @@
 //! Pages that have come in and that the policy has not heard of yet.
 //!
 //! For a page that arrives the policy looks up three things, each in a table larger than a CPU's
-//! cache: where the page's node would be, the node that is there, and its ghost. A fault that told the
-//! policy at once would wait for the three, one after another. So a fault leaves a note. The next
-//! caller that asks or tells the policy anything first hands over all notes together, and their
-//! lookups do not wait for one another. That caller is mostly an eviction.
+//! cache: where the page's node would be, the node that is there, and its ghost. A fault that told
+//! the policy at once would wait for the three, one after another. So a fault leaves a note. The
+//! next caller that asks or tells the policy anything first hands over all notes together, and
+//! their lookups do not wait for one another. That caller is mostly an eviction.
 //!
 //! Nothing is known later than it is asked for: [`Local::policy`] is the only way to the policy.
 

@@ -1,5 +1,5 @@
-//! Local memory that calls in progress have pinned, when that is nearly all of it. A few threads that
-//! wait in calls with large buffers are enough.
+//! Local memory that calls in progress have pinned, when that is nearly all of it. A few threads
+//! that wait in calls with large buffers are enough.
 //!
 //! Then no page can leave, and others must still come in, or nothing would go on. This is the one
 //! exception to the limit. Eviction finds it by looking at every local page once ([`Reach`]) and
@@ -9,8 +9,8 @@
 //! single page, two pages that are copied to one another would push each other out for ever.
 //!
 //! *The count never exceeds the pinned pages*, or the limit would be exceeded for nothing. A thread
-//! that takes a page's last pin back subtracts it while pages are counted. A thread that pins a page
-//! adds nothing: the next look does.
+//! that takes a page's last pin back subtracts it while pages are counted. A thread that pins a
+//! page adds nothing: the next look does.
 //!
 //! ```text
 //!  look                              unpin
@@ -32,8 +32,9 @@ use super::Local;
 use crate::word::Word;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
-/// The fewest pages that pins must leave to others. If they leave less, others have room beside them.
-/// An instruction that gathers words from far memory uses up to 32 pages at once, and two of stack.
+/// The fewest pages that pins must leave to others. If they leave less, others have room beside
+/// them. An instruction that gathers words from far memory uses up to 32 pages at once, and two of
+/// stack.
 const FEWEST: u64 = 34;
 /// The least room beside the pins, pages.
 const LEAST_ROOM: u64 = 2 * FEWEST;

@@ -113,8 +113,8 @@ impl Leaving {
     /// them. They can still change, unless the page is settled ([`super::settle`]).
     #[inline]
     pub fn bytes(&self, table: &Table) -> Option<Bytes<'_>> {
-        // SAFETY: a page that is Leaving stays present until its holder drops it. All of this is under
-        // the evictor's lock.
+        // SAFETY: a page that is Leaving stays present until its holder drops it. All of this is
+        // under the evictor's lock.
         unsafe { Bytes::in_place(table, self.page) }
     }
 
@@ -149,8 +149,8 @@ impl Evictor {
         }
     }
 
-    /// Reads a resident page whatever its protection. The page is the caller's, and about to be dropped:
-    /// afterwards it may be gone.
+    /// Reads a resident page whatever its protection. The page is the caller's, and about to be
+    /// dropped: afterwards it may be gone.
     pub fn read_leaving(&mut self, page: PageId, mut to: Target<'_>) -> Result<(), Errno> {
         if self.mem_fd >= 0 {
             return farmem_sys::raw::read_mem(self.mem_fd, page.addr(), to.as_ptr(), PAGE_BYTES);
@@ -158,17 +158,18 @@ impl Evictor {
         self.read_moved(page, to)
     }
 
-    /// Moves a page's memory out of its mapping, which stays as it is, and reads it. For processes that
-    /// cannot have `/proc/self/mem`: a child that was forked after its parent gave up its user or its
-    /// root directory. Other threads of the program never see the page with another protection.
+    /// Moves a page's memory out of its mapping, which stays as it is, and reads it. For processes
+    /// that cannot have `/proc/self/mem`: a child that was forked after its parent gave up its user
+    /// or its root directory. Other threads of the program never see the page with another
+    /// protection.
     ///
     /// # Errors
     /// The memory is where it was.
     #[cold]
     fn read_moved(&mut self, page: PageId, to: Target<'_>) -> Result<(), Errno> {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
-        // SAFETY: a page of our mappings that is the caller's. The move flushes what CPUs know of the
-        // old place. From then on nobody else knows where its memory is.
+        // SAFETY: a page of our mappings that is the caller's. The move flushes what CPUs know of
+        // the old place. From then on nobody else knows where its memory is.
         unsafe {
             let at = checked(libc::SYS_mremap, [page.addr(), PAGE_BYTES, PAGE_BYTES, flags as usize, 0, 0])?;
             let readable = checked(libc::SYS_mprotect, [at, PAGE_BYTES, libc::PROT_READ as usize, 0, 0, 0]);
@@ -179,8 +180,9 @@ impl Evictor {
         Ok(())
     }
 
-    /// Whether a page that the program may not read holds zeros, as far as can be told without moving
-    /// it. A program that reads a whole reservation by `/proc/self/mem` must not fill far memory.
+    /// Whether a page that the program may not read holds zeros, as far as can be told without
+    /// moving it. A program that reads a whole reservation by `/proc/self/mem` must not fill far
+    /// memory.
     #[cold]
     pub fn is_barred_zero(&mut self, page: PageId) -> bool {
         let Some(bench) = self.bench.as_ref().filter(|_| self.mem_fd >= 0) else { return false };

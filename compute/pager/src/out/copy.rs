@@ -115,8 +115,8 @@ impl Out {
         evictor.slots.reverse();
     }
 
-    /// The slot that a dirty page goes to: its own, or one that was allocated for it. A slot that it
-    /// shares with a child is given up.
+    /// The slot that a dirty page goes to: its own, or one that was allocated for it. A slot that
+    /// it shares with a child is given up.
     fn slot_of(&self, evictor: &mut Evictor, from: Word) -> FarSlot {
         match from.slot() {
             Some(own) if self.base.pool.is_own(own) => own,
@@ -204,8 +204,8 @@ impl Out {
         gone.with_slot(Some(slot)).with_written(true)
     }
 
-    /// Lays a page down in its place in the staging ring, sealed if nodes are not trusted. This is the last
-    /// that is done to its bytes before they leave, and it takes the place of the copy.
+    /// Lays a page down in its place in the staging ring, sealed if nodes are not trusted. This is
+    /// the last that is done to its bytes before they leave, and it takes the place of the copy.
     #[inline]
     fn stage(&self, index: usize, slot: FarSlot, bytes: Bytes<'_>) {
         match self.base.spec.seal {
@@ -214,8 +214,8 @@ impl Out {
         }
     }
 
-    /// Sends a page that was copied to the staging ring to its slot: by some lines, or whole. Returns
-    /// its next word, without the slot.
+    /// Sends a page that was copied to the staging ring to its slot: by some lines, or whole.
+    /// Returns its next word, without the slot.
     fn send_staged(&self, evictor: &mut Evictor, index: usize, slot: FarSlot, few: Option<Changed>) -> Word {
         match few {
             Some(few) => self.log_lines(evictor, index, slot, (few.lines, few.was)),
@@ -251,8 +251,8 @@ impl Out {
         }
     }
 
-    /// The addresses of a compared page and of its slot, if that is mapped. A held page is read into
-    /// the cache anyway: of it, the slot alone.
+    /// The addresses of a compared page and of its slot, if that is mapped. A held page is read
+    /// into the cache anyway: of it, the slot alone.
     fn compared_next(&self, l: &Leaving) -> Option<Next> {
         let page = l.page().addr() as *const u8;
         l.from.guessed().then(|| {

@@ -9,9 +9,9 @@
 //!                    (shared memory: a copy)    └─ writes go to what is held ─┘
 //! ```
 //!
-//! *Why no write is lost.* Until the flush of the drop, writes go to the page's memory, to which the
-//! pipe has a reference. After it they fault, find the page Leaving, and wait. The page is read after
-//! the flush. This holds if the memory is the mapping's alone from before `take` to the drop:
+//! *Why no write is lost.* Until the flush of the drop, writes go to the page's memory, to which
+//! the pipe has a reference. After it they fault, find the page Leaving, and wait. The page is read
+//! after the flush. This holds if the memory is the mapping's alone from before `take` to the drop:
 //!
 //! | it could be shared with | and is not, because |
 //! |---|---|
@@ -22,7 +22,8 @@
 //!
 //! Pages that cannot be made own (the program may not write there) or referred to are protected
 //! ([`super::settle`]). So are all pages where a trial shows that writes do not go to what is held
-//! (kernels before 5.19). Before Linux 6.13 pages are made own, and dropped, by a call for each range.
+//! (kernels before 5.19). Before Linux 6.13 pages are made own, and dropped, by a call for each
+//! range.
 
 #![allow(unsafe_code)] // Pipes that hold pages.
 
@@ -31,8 +32,8 @@ use crate::page::{Bytes, Frames};
 use farmem_sys::hold::Hold;
 use farmem_sys::raw::is_away;
 
-/// Pages that are read by one call: as many as stay in the CPU's first cache until they are copied or
-/// compared.
+/// Pages that are read by one call: as many as stay in the CPU's first cache until they are copied
+/// or compared.
 pub(crate) const PIECE: usize = 4;
 
 /// A batch's held pages.
@@ -86,9 +87,9 @@ impl Held {
         pipe.zip(self.piece.as_ref()).is_some_and(|(pipe, piece)| unsafe { pipe.take(ranges, piece.at(0)) })
     }
 
-    /// Refers to all pages of these ranges, which are about to be made own, until [`Held::unguard`].
-    /// Whether it does. (The pipe stays. A new one for each batch would now and then have the number
-    /// that the program expects of a descriptor of its own.)
+    /// Refers to all pages of these ranges, which are about to be made own, until
+    /// [`Held::unguard`]. Whether it does. (The pipe stays. A new one for each batch would now and
+    /// then have the number that the program expects of a descriptor of its own.)
     pub fn guard(&mut self, ranges: &[libc::iovec]) -> bool {
         if self.guard.is_none() && !is_away() {
             self.guard = Hold::open(self.most).ok();

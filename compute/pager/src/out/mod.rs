@@ -8,9 +8,9 @@
 //!  5 done     words become Remote, Staged, or Untouched (all zero); room is given back
 //! ```
 //!
-//! *Why no write is lost.* A clean page is write-protected from its arrival on. A write to it faults,
-//! finds the page Leaving, and waits until step 5. A dirty page is read when nothing can write to it
-//! but through a fault, and faults wait. There are three ways:
+//! *Why no write is lost.* A clean page is write-protected from its arrival on. A write to it
+//! faults, finds the page Leaving, and waits until step 5. A dirty page is read when nothing can
+//! write to it but through a fault, and faults wait. There are three ways:
 //!
 //! * The program's only thread evicts ([`still`]): the page is read at once.
 //! * The page is held ([`held`]): it is read after the flush of step 4, which ends every earlier
@@ -20,8 +20,8 @@
 //! The pager never decides by looking at a page that can still change.
 //!
 //! *Rejected.* `UFFDIO_MOVE` unmaps and keeps the bytes in one step, but flushes for each run of
-//! adjacent pages. `WP_ASYNC` spares the first write's signal, but leaves no moment at which a page is
-//! known to be clean and cannot change (`docs/design/lines.md`).
+//! adjacent pages. `WP_ASYNC` spares the first write's signal, but leaves no moment at which a page
+//! is known to be clean and cannot change (`docs/design/lines.md`).
 //!
 //! When, and by which thread: [`crate::room`].
 
@@ -99,8 +99,8 @@ impl Out {
         self.evict_chosen(evictor)
     }
 
-    /// Steps 2 to 5, for pages that are Leaving and that the policy takes for gone. Returns how many
-    /// left.
+    /// Steps 2 to 5, for pages that are Leaving and that the policy takes for gone. Returns how
+    /// many left.
     pub fn evict_chosen(&self, evictor: &mut Evictor) -> usize {
         if evictor.leaving.is_empty() {
             return 0;
@@ -147,8 +147,8 @@ impl Out {
         self.base.recorder.iter().for_each(|recorder| recorder.took(took));
     }
 
-    /// Step 1. Pages that cannot leave go back to the policy at the end. If they went back earlier it
-    /// would name them again instead of others.
+    /// Step 1. Pages that cannot leave go back to the policy at the end. If they went back earlier
+    /// it would name them again instead of others.
     fn choose(&self, evictor: &mut Evictor, n: usize, reach: Reach) {
         evictor.victims.clear();
         evictor.leaving.clear();
@@ -179,8 +179,8 @@ impl Out {
         }
     }
 
-    /// Makes victims from the one at `from` on Leaving, up to `n` in all. Only those that stay remain
-    /// among the victims. Returns how many of these are pinned.
+    /// Makes victims from the one at `from` on Leaving, up to `n` in all. Only those that stay
+    /// remain among the victims. Returns how many of these are pinned.
     fn choose_among(&self, evictor: &mut Evictor, from: usize, n: usize) -> u64 {
         let table = &self.base.table;
         evictor.victims[from..].iter().for_each(|&page| table.prefetch(page));
@@ -249,8 +249,8 @@ impl Out {
         for range in &evictor.ranges {
             let start = range.iov_base as usize;
             let dropped = kernel::discard(start, range.iov_len);
-            // Pages that are not held were read, and stay as they were. A held page can be written to
-            // until it has gone.
+            // Pages that are not held were read, and stay as they were. A held page can be written
+            // to until it has gone.
             let within = start..start + range.iov_len;
             if let Err(e) = dropped
                 && evictor.leaving.iter().any(|l| l.held && within.contains(&l.page().addr()))

@@ -53,8 +53,8 @@ pub struct Taken {
 pub struct Staging {
     /// A page for each copy that there can be.
     bytes: Frames,
-    /// Copies that there are: `most`, or none while it is closed. Without the lock: the caller may be
-    /// beside a fork, whose child must not find it held.
+    /// Copies that there are: `most`, or none while it is closed. Without the lock: the caller may
+    /// be beside a fork, whose child must not find it held.
     len: AtomicUsize,
     ring: Lock<Ring>,
 }
@@ -121,8 +121,8 @@ impl Staging {
         self.bytes.tell(pool);
     }
 
-    /// Claims an entry for a page that is leaving to `slot`. `evicted` is asked to turn an old copy's
-    /// page from Staged to Remote, and says whether it could. `None`: every copy is in use.
+    /// Claims an entry for a page that is leaving to `slot`. `evicted` is asked to turn an old
+    /// copy's page from Staged to Remote, and says whether it could. `None`: every copy is in use.
     pub fn claim(
         &self,
         page: PageId,
@@ -191,8 +191,8 @@ impl Staging {
         }
     }
 
-    /// Ends the use of a taken copy. `keep_slot`: the page keeps the slot (only if `taken.written`).
-    /// Returns a slot that is free at once.
+    /// Ends the use of a taken copy. `keep_slot`: the page keeps the slot (only if
+    /// `taken.written`). Returns a slot that is free at once.
     pub fn release(&self, index: usize, keep_slot: bool) -> Option<FarSlot> {
         let entry = &mut self.ring.lock().entries[index];
         match entry.state {

@@ -5,8 +5,8 @@
 //!                                                  (a doorbell a batch; for a card, more)
 //! ```
 //!
-//! (Pages of which few lines changed go another way: [`crate::out::log`].) A place in the ring is held
-//! until its acknowledgement has come ([`crate::out::staging`]).
+//! (Pages of which few lines changed go another way: [`crate::out::log`].) A place in the ring is
+//! held until its acknowledgement has come ([`crate::out::staging`]).
 
 #![allow(unsafe_code)] // WRITEs from staged copies.
 

@@ -113,8 +113,8 @@ impl Space {
         let mut maps = self.base.maps.lock();
         let regions = maps.regions(start);
         let whole = regions.covers(start, end);
-        // Either of the two is lifted by its own opposite only. Where both are set there is nothing to
-        // wipe.
+        // Either of the two is lifted by its own opposite only. Where both are set there is nothing
+        // to wipe.
         regions.change(start, end, |region| {
             region.on_fork = match (advice, region.on_fork) {
                 (libc::MADV_DONTFORK, _) => OnFork::Nothing,

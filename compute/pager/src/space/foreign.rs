@@ -1,6 +1,6 @@
 //! Mappings that are not ours at far addresses: files, shared memory, and near memory that the
-//! program has moved there. The kernel keeps what is in them; here is kept only that their addresses
-//! are taken, under the same lock as our own mappings.
+//! program has moved there. The kernel keeps what is in them; here is kept only that their
+//! addresses are taken, under the same lock as our own mappings.
 
 use super::Space;
 use crate::kernel;
@@ -14,8 +14,9 @@ fn region(end: usize, prot: i32) -> Region {
 }
 
 impl Space {
-    /// The range is about to be replaced by a mapping that is not ours (a file, shared memory), which
-    /// the caller makes next with `MAP_FIXED`. Its addresses stay taken until they are unmapped.
+    /// The range is about to be replaced by a mapping that is not ours (a file, shared memory),
+    /// which the caller makes next with `MAP_FIXED`. Its addresses stay taken until they are
+    /// unmapped.
     pub fn forget_range(&self, addr: usize, len: usize, prot: i32) -> isize {
         self.empty(addr, len, |space, end| space.regions(addr).insert(addr, region(end, prot)))
     }

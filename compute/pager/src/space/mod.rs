@@ -225,7 +225,8 @@ impl Space {
         let reading = evictor.is_some().then(|| self.changes.reading.lock());
         let ret = kernel::protect(addr, len, prot);
         if ret < 0 && evictor.is_some() {
-            // The kernel has gone as far as it could, and does not say how far: the regions do not tell.
+            // The kernel has gone as far as it could, and does not say how far: the regions do not
+            // tell.
             self.base.table.mark_unreadable_untouched(first, last);
         }
         drop((reading, evictor));

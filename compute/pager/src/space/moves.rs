@@ -86,8 +86,8 @@ impl Space {
             self.take_away(&mut space, old + kept, old + old_len);
         }
         kind.end = to + new_len;
-        // Not registered yet: a first touch next door may reach beyond its mapping (its batch finds out only
-        // from the kernel), and must not get zeros in where pages are about to come.
+        // Not registered yet: a first touch next door may reach beyond its mapping (its batch finds
+        // out only from the kernel), and must not get zeros in where pages are about to come.
         if let Err(e) = self.give(&mut space, to, kind, map_flags, Watched::Later) {
             return e;
         }
@@ -101,8 +101,8 @@ impl Space {
         to as isize
     }
 
-    /// Moves what is in the mapping at `from` into the one at `to`, both ours, `len` bytes; the latter
-    /// was made with `prot` and `flags`.
+    /// Moves what is in the mapping at `from` into the one at `to`, both ours, `len` bytes; the
+    /// latter was made with `prot` and `flags`.
     fn move_pages(&self, from: usize, to: usize, len: usize, prot: i32, flags: i32) {
         let (first, last) = pages(from, from + len);
         let target = |page: PageId| PageId(page.0 - first.0 + PageId::of(to).0);
@@ -160,8 +160,9 @@ impl Space {
         }
     }
 
-    /// Lets the kernel move a mapping with its pages, onto fresh mapping of ours. False when it sees
-    /// several mappings in what the program made as one; then nothing may be left at the target.
+    /// Lets the kernel move a mapping with its pages, onto fresh mapping of ours. False when it
+    /// sees several mappings in what the program made as one; then nothing may be left at the
+    /// target.
     ///
     /// The kernel leaves userfaultfd behind, and the write protections or not, by its version. It
     /// also joins the moved mapping to similar neighbours, and then the *neighbours* have lost
@@ -194,9 +195,10 @@ impl Space {
         }
     }
 
-    /// [`Space::own`] for who will keep many pages for a while: a staged page gives its place in the
-    /// ring up, once its WRITE is acknowledged, and is Remote. Pages held with their places would
-    /// leave the evictor none, while their holder waits for a page that the evictor is taking out.
+    /// [`Space::own`] for who will keep many pages for a while: a staged page gives its place in
+    /// the ring up, once its WRITE is acknowledged, and is Remote. Pages held with their places
+    /// would leave the evictor none, while their holder waits for a page that the evictor is taking
+    /// out.
     fn own_unstaged(&self, page: PageId, word: &AtomicWord) -> Option<Word> {
         let mut rounds = 0;
         loop {

@@ -9,7 +9,8 @@ use crate::word::{AtomicWord, State, Word};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use std::sync::atomic::Ordering;
 
-/// Whether the pager serves a fresh mapping's faults from the start. Otherwise the caller registers it.
+/// Whether the pager serves a fresh mapping's faults from the start. Otherwise the caller registers
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Watched {
     AtOnce,
@@ -41,9 +42,9 @@ impl Space {
         if let e @ ..0 = kernel::lay(at, len, prot, flags) {
             return Err(e);
         }
-        // A child that the runtime does not know of finds no far memory. No huge pages: a part of one
-        // that is dropped frees nothing, and its zeros would become the kernel's one page of zeros,
-        // which is nobody's own ([`crate::out::held`]).
+        // A child that the runtime does not know of finds no far memory. No huge pages: a part of
+        // one that is dropped frees nothing, and its zeros would become the kernel's one page of
+        // zeros, which is nobody's own ([`crate::out::held`]).
         for advice in [libc::MADV_DONTFORK, libc::MADV_NOHUGEPAGE] {
             kernel::advise(at, len, advice);
         }

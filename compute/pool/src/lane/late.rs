@@ -5,14 +5,15 @@
 //!       ─► the queue pair to that node is dropped, and all of its READs are sent to their other homes
 //! ```
 //!
-//! *Budget.* A lane does so at most once in 250 ms, and sends again no more than what is under way to one node.
-//! A node that was turned away from is avoided for 64 times as long as its READ took.
+//! *Budget.* A lane does so at most once in 250 ms, and sends again no more than what is under way
+//! to one node. A node that was turned away from is avoided for 64 times as long as its READ took.
 //!
-//! *Buffers.* A late answer could land in a buffer that is the caller's again. So the queue pair is dropped before
-//! the READ is sent elsewhere: nothing of it lands any more. The lane makes another when it next needs one.
+//! *Buffers.* A late answer could land in a buffer that is the caller's again. So the queue pair is
+//! dropped before the READ is sent elsewhere: nothing of it lands any more. The lane makes another
+//! when it next needs one.
 //!
-//! *Writes* are never turned away: whether a home has one must be known. A node that answers none is given up by
-//! its session.
+//! *Writes* are never turned away: whether a home has one must be known. A node that answers none
+//! is given up by its session.
 
 use super::{Lane, Verb};
 use crate::Pool;
@@ -46,7 +47,8 @@ impl Lane {
         Some(Late { node, begun, within: Duration::from_nanos(ns.max(LEAST_WAIT_NS)) })
     }
 
-    /// Sends the READs under way at a node elsewhere, if one is late and all can go. Whether it did.
+    /// Sends the READs under way at a node elsewhere, if one is late and all can go. Whether it
+    /// did.
     #[cold]
     pub(super) fn turn_away(&mut self, pool: &Pool, late: Late) -> bool {
         let here = |at: &[Option<u32>]| at.contains(&Some(late.node));

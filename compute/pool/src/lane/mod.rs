@@ -245,8 +245,8 @@ impl Lane {
     /// [`QueuePair::lines_if`].
     ///
     /// # Safety
-    /// The pages, and the result of `encode` for its length, must be readable, near, and stay as they
-    /// are until the operation is done, or the lane dropped.
+    /// The pages, and the result of `encode` for its length, must be readable, near, and stay as
+    /// they are until the operation is done, or the lane dropped.
     pub unsafe fn lines(
         &mut self,
         pool: &Pool,

@@ -258,8 +258,8 @@ impl Lane {
                 let Some(bytes) = bytes else { continue };
                 let number = self.begin_own(Pool::slot_in(stripes, *group, seat, *place), Verb::Write);
                 writes[at][seat] = Some(self.striped.ended.len() - 1);
-                // SAFETY: the caller leaves the page as it is until it is done (contract of `write`),
-                // and the buffer is `update`'s until all is done.
+                // SAFETY: the caller leaves the page as it is until it is done (contract of
+                // `write`), and the buffer is `update`'s until all is done.
                 unsafe { self.send_write(pool, number, bytes) };
             }
         }

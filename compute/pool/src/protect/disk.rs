@@ -6,22 +6,27 @@
 //!                         └───► queue ─► the disk's thread ─► pwrite          (`write_one`)
 //! ```
 //!
-//! The file is a home of the node number [`DISK`]; a *place* of the file, 64 MiB, is the slab there. So a loss, a
-//! repair and a drain are what they are with a mirror. Nodes come first in a slab's record, and READs go there.
+//! The file is a home of the node number [`DISK`]; a *place* of the file, 64 MiB, is the slab
+//! there. So a loss, a repair and a drain are what they are with a mirror. Nodes come first in a
+//! slab's record, and READs go there.
 //!
-//! *When a write is done.* When the page is in the kernel's cache of the file. The disk guards against the loss of
-//! a node, not of the host.
+//! *When a write is done.* When the page is in the kernel's cache of the file. The disk guards
+//! against the loss of a node, not of the host.
 //!
-//! *Room.* A block of 2 MiB has its room set apart before the first page goes there, so that a full disk is seen by
-//! who needs a block, and not by a page that has nowhere to go. Blocks that are idle are punched out.
+//! *Room.* A block of 2 MiB has its room set apart before the first page goes there, so that a full
+//! disk is seen by who needs a block, and not by a page that has nowhere to go. Blocks that are
+//! idle are punched out.
 //!
-//! *A disk that is slow.* A page that the node has and that the disk has not taken for [`SLOW_NS`] counts as
-//! done, if a write is under way (else the thread has no CPU, and who waits for the page writes it): its stale bit is set first, and repair copies it later. The bytes of a write under way may be overwritten
-//! then: nobody reads the slot there, and its next write comes behind, for one thread writes at a time.
+//! *A disk that is slow.* A page that the node has and that the disk has not taken for [`SLOW_NS`]
+//! counts as done, if a write is under way (else the thread has no CPU, and who waits for the page
+//! writes it): its stale bit is set first, and repair copies it later. The bytes of a write under
+//! way may be overwritten then: nobody reads the slot there, and its next write comes behind, for
+//! one thread writes at a time.
 //!
 //! *A disk that fails* is a node that is lost: its homes are taken out of the words.
 //!
-//! *Forks.* Parent and child have one file. A place that both can reach is punched by neither while the other lives.
+//! *Forks.* Parent and child have one file. A place that both can reach is punched by neither while
+//! the other lives.
 
 #![allow(unsafe_code)] // Pages of the caller's, between posting and the end of the operation.
 
@@ -64,7 +69,8 @@ pub struct Job {
     pub posted_ns: u64,
 }
 
-// SAFETY: the bytes are the operation's until its end, and the disk's memory for good (see the module).
+// SAFETY: the bytes are the operation's until its end, and the disk's memory for good (see the
+// module).
 unsafe impl Send for Job {}
 
 #[derive(Default)]
@@ -187,7 +193,8 @@ impl Disk {
         unsafe { self.file.read(at(place, slot, from), into, len as usize) }
     }
 
-    /// A part of a slot is to be written. Who posts it wakes the thread afterwards ([`Disk::wake`]).
+    /// A part of a slot is to be written. Who posts it wakes the thread afterwards
+    /// ([`Disk::wake`]).
     pub fn post(
         &self,
         (lane, number): (u64, u32),
@@ -225,7 +232,8 @@ impl Disk {
         }) else {
             return false;
         };
-        // SAFETY: the bytes are the operation's, or memory of the consumer's that is never unmapped.
+        // SAFETY: the bytes are the operation's, or memory of the consumer's that is never
+        // unmapped.
         let result = unsafe { self.file.write(job.offset, job.bytes, job.len as usize) };
         let mut queue = self.queue.lock();
         queue.writes = false;
@@ -336,8 +344,8 @@ impl Pool {
         }
     }
 
-    /// What the disk's thread runs. `enter` is asked before each round, and what it gives is dropped behind it: a
-    /// fork finds the thread outside.
+    /// What the disk's thread runs. `enter` is asked before each round, and what it gives is
+    /// dropped behind it: a fork finds the thread outside.
     pub fn run_disk<T>(&self, enter: impl Fn() -> T) {
         let Some(disk) = self.disk() else { return };
         disk.has_thread.store(true, Ordering::Relaxed);
@@ -374,14 +382,16 @@ impl Pool {
         self.disk().map_or_else(Vec::new, |disk| std::mem::take(&mut disk.news.lock()))
     }
 
-    /// Room in the file for blocks of a slab that become warm. A slab that has a node goes on without the file.
+    /// Room in the file for blocks of a slab that become warm. A slab that has a node goes on
+    /// without the file.
     pub(crate) fn back_on_disk(&self, index: u32, home: Home, blocks: u32) -> Result<(), NoRoom> {
         let Some(disk) = self.disk_in() else { return Ok(()) };
         let backed = disk.reserve(home.slab, blocks);
         if backed.is_ok() || !self.leave_disk(index) { backed } else { Ok(()) }
     }
 
-    /// The disk is full: a slab that a node has does without it, until repair finds room. False where no node has it.
+    /// The disk is full: a slab that a node has does without it, until repair finds room. False
+    /// where no node has it.
     pub(crate) fn leave_disk(&self, index: u32) -> bool {
         let mut slabs = self.slabs.lock();
         let word = self.extents.word(index);

@@ -7,8 +7,8 @@
 //!    ─► fill, end_filling     [whole, whole]
 //! ```
 //!
-//! While the copy is filled the slab has one whole copy. Its two copies shared a domain until then, so that what
-//! is risked is the loss of one node in that time, not of the domain.
+//! While the copy is filled the slab has one whole copy. Its two copies shared a domain until then,
+//! so that what is risked is the loss of one node in that time, not of the domain.
 
 use crate::copies::Dropped;
 use crate::extent::{HOMES, Home, State, Word};
@@ -22,7 +22,8 @@ use std::sync::atomic::Ordering;
 pub struct Place(Home);
 
 impl Pool {
-    /// Whether both copies of a slab are whole and lie in one failure domain. Not one that leaves a node anyway.
+    /// Whether both copies of a slab are whole and lie in one failure domain. Not one that leaves a
+    /// node anyway.
     fn lies_together(&self, index: u32) -> bool {
         let word = self.extents.word(index);
         let home = |nth| self.extents.home(word, nth);
@@ -47,7 +48,8 @@ impl Pool {
         asked
     }
 
-    /// A place in another failure domain for a slab whose copies lie in one. No lock is held while nodes are asked.
+    /// A place in another failure domain for a slab whose copies lie in one. No lock is held while
+    /// nodes are asked.
     ///
     /// # Errors
     /// No node of another domain grants a slab.
@@ -56,11 +58,12 @@ impl Pool {
         self.first_grant(&self.others_of(first.node)).map(Place)
     }
 
-    /// Moves a copy of a slab, whose copies lie in one failure domain, to a place in another: it lacks all live
-    /// slots there. False, and the place goes back, if the slab or the nodes have changed since.
+    /// Moves a copy of a slab, whose copies lie in one failure domain, to a place in another: it
+    /// lacks all live slots there. False, and the place goes back, if the slab or the nodes have
+    /// changed since.
     ///
-    /// By the owner of the lane of all write-back, as [`Pool::drop_home`]. Every thread is to leave once before a slot
-    /// is filled.
+    /// By the owner of the lane of all write-back, as [`Pool::drop_home`]. Every thread is to leave
+    /// once before a slot is filled.
     pub fn move_home(&self, writes: &mut Lane, index: u32, Place(place): Place) -> bool {
         let moved = writes.in_flight() == 0 && self.moved(index, place);
         if !moved {

@@ -8,15 +8,16 @@
 //!                               the program runs on            repair, behind it  (`repair`)
 //! ```
 //!
-//! *Failure domains.* The two nodes are of different domains, as long as one of another domain grants
-//! (`domains`).
+//! *Failure domains.* The two nodes are of different domains, as long as one of another domain
+//! grants (`domains`).
 //!
 //! A slab that is mapped here needs no second copy: its memory outlives its node's process.
 //!
-//! *Giving a node up.* The session of a node asks at the first sign of a loss whether this pool can do
-//! without it ([`farmem_fabric::session::Spare`]). It can if every slab with a live slot there has a whole
-//! home elsewhere. The decision and the change of the words are one step under the pool's locks, so that of
-//! two nodes that fail together the second one is kept, and waited for like the only one.
+//! *Giving a node up.* The session of a node asks at the first sign of a loss whether this pool can
+//! do without it ([`farmem_fabric::session::Spare`]). It can if every slab with a live slot there
+//! has a whole home elsewhere. The decision and the change of the words are one step under the
+//! pool's locks, so that of two nodes that fail together the second one is kept, and waited for
+//! like the only one.
 
 pub(crate) mod disk;
 mod domains;
@@ -47,8 +48,8 @@ pub(crate) struct Protection {
 }
 
 impl Pool {
-    /// From now on slabs that are not mapped here are protected, and a node that fails is given up as soon as that
-    /// can be. With parity: [`Pool::protect_by_parity`].
+    /// From now on slabs that are not mapped here are protected, and a node that fails is given up
+    /// as soon as that can be. With parity: [`Pool::protect_by_parity`].
     pub fn protect(&'static self, how: Protect) {
         if how == Protect::None || self.protection.pool.set((self, how)).is_err() {
             return;

@@ -1,5 +1,6 @@
-//! The steps of a repair and of a move. A slab that lost a copy gets another one. A slab whose node is
-//! being left gets another node. A background thread takes the steps; any of them may be the last.
+//! The steps of a repair and of a move. A slab that lost a copy gets another one. A slab whose node
+//! is being left gets another node. A background thread takes the steps; any of them may be the
+//! last.
 //!
 //! ```text
 //!  lacks ─► Home(index)      add_home; every thread leaves once
@@ -8,8 +9,8 @@
 //!        ─► Domain(index)    place_apart, move_home; then as after add_home
 //! ```
 //!
-//! A slab that a fork has made another process's too is left alone: a WRITE of the one process could arrive
-//! after the other has made the slab its own again, and has overwritten the slot.
+//! A slab that a fork has made another process's too is left alone: a WRITE of the one process
+//! could arrive after the other has made the slab its own again, and has overwritten the slot.
 
 use super::disk::{DISK, Disk};
 use crate::extent::{HOMES, State, Word};
@@ -93,8 +94,8 @@ impl Pool {
         home.node != DISK && self.nodes.all()[home.node as usize].standing() == Standing::Leaving
     }
 
-    /// Bytes of slabs with live slots that have one copy where there should be two, and of slabs of groups, parity or
-    /// not, whose bytes follow from others alone.
+    /// Bytes of slabs with live slots that have one copy where there should be two, and of slabs of
+    /// groups, parity or not, whose bytes follow from others alone.
     pub fn single_bytes(&self) -> u64 {
         if self.protection() == Protect::None {
             return 0;

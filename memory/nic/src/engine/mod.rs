@@ -259,8 +259,8 @@ impl Engine {
             // turn, whose holder may wait for the end of all sections, as a request does: so they
             // are in none.
             let mut section = verbs.then(|| nic.epochs.enter(self.shard));
-            // Looked at within the section: a region's slab outlives its members, so a WRITE whose bytes are still coming
-            // must not go on for one that was expelled.
+            // Looked at within the section: a region's slab outlives its members, so a WRITE whose
+            // bytes are still coming must not go on for one that was expelled.
             if let Phase::Queue(serving) = &self.phase
                 && serving.member.is_over()
             {
@@ -349,7 +349,8 @@ impl Engine {
         }
         let n = receive(&[Part::new(room.as_mut_ptr(), room.len())])?;
         sealed.raw.1 += n;
-        // What is open and not used yet takes half of the input at most, so that such a record comes whole.
+        // What is open and not used yet takes half of the input at most, so that such a record
+        // comes whole.
         let most = self.input.len() / 2;
         self.end = sealed.open(&mut self.input, self.end, most).map_err(|_| Errno(libc::EBADMSG))?;
         Ok(n)

@@ -5,8 +5,9 @@
 //! output   pieces ── copied while their rights stand ─► bounce, sealed ─► socket
 //! ```
 //!
-//! So bytes that nobody vouches for are in the input buffer alone, and never in memory that is lent. A READ's bytes are as
-//! they were when they were copied: like bytes that a socket has taken, they may arrive after their right has ended.
+//! So bytes that nobody vouches for are in the input buffer alone, and never in memory that is
+//! lent. A READ's bytes are as they were when they were copied: like bytes that a socket has taken,
+//! they may arrive after their right has ended.
 
 use super::output::{NotSent, Output};
 use crate::Nic;
@@ -43,7 +44,8 @@ impl Sealed {
         self.gone < self.bounce.len()
     }
 
-    /// Opens what has come whole. `end`: of what is open; returns where it is now. No record is longer than `most`.
+    /// Opens what has come whole. `end`: of what is open; returns where it is now. No record is
+    /// longer than `most`.
     pub fn open(&mut self, input: &mut [u8], mut end: usize, most: usize) -> Result<usize, BadRecord> {
         while let Some(len) = Opener::length(&input[self.raw.0..self.raw.1])? {
             if len > most {
@@ -98,7 +100,8 @@ impl Sealed {
         self.gone = 0;
     }
 
-    /// Makes records of the first bytes of the parts, as many as may wait. Returns how many bytes these carry.
+    /// Makes records of the first bytes of the parts, as many as may wait. Returns how many bytes
+    /// these carry.
     fn seal(&mut self, parts: &[Part]) -> Result<usize, Errno> {
         let (mut begun, mut carried) = (0, 0);
         self.bounce.reserve((parts.iter().map(Part::len).sum::<usize>() + KEPT).min(BOUNCE));
@@ -114,7 +117,8 @@ impl Sealed {
                 let at = self.bounce.len();
                 let n = (part.len() - done).min(begun + HEAD + MOST - at).min(BOUNCE - (OVERHEAD - HEAD) - at);
                 self.bounce.resize(at + n, 0);
-                // SAFETY: inside the part: the engine's own memory, or lent memory that is admitted as long as the section.
+                // SAFETY: inside the part: the engine's own memory, or lent memory that is admitted
+                // as long as the section.
                 unsafe { part.copy_out(done, &mut self.bounce[at..]) };
                 (done, carried) = (done + n, carried + n);
                 if at + n - begun >= HEAD + ENOUGH {

@@ -60,7 +60,8 @@ enum Doing {
         at: u32,
         end: u32,
     },
-    /// Bytes of records that are still to come, and what is left of the last one. `asked.offset` is the mark.
+    /// Bytes of records that are still to come, and what is left of the last one. `asked.offset` is
+    /// the mark.
     Freeing {
         asked: Asked,
         left: u32,

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Both draw on the same words. So one table names every owner, and the sum never exceeds the
-//! memory that the node lends. Half of its giants begin in one piece, for extents of a GiB and more;
-//! slabs split them when the others are used up. The arena's addresses beneath a slab stay
+//! memory that the node lends. Half of its giants begin in one piece, for extents of a GiB and
+//! more; slabs split them when the others are used up. The arena's addresses beneath a slab stay
 //! untouched, and take no memory.
 //!
 //! * This file: verbs on words, and on the memory that the words stand for.

@@ -254,7 +254,8 @@ fn another_version_is_named_and_nothing_behind_it_is_read() {
 }
 
 proptest! {
-    /// Nothing that anybody can send makes a reader panic; and what is read, encoded anew, says the same.
+    /// Nothing that anybody can send makes a reader panic; and what is read, encoded anew, says the
+    /// same.
     #[test]
     fn no_bytes_make_a_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         if let Ok(Some((request, _))) = Request::read(&bytes) {

@@ -1,8 +1,8 @@
 //! Commands that wait for an element: BLPOP, BZPOPMIN and their relatives.
 //!
-//! A command that finds nothing looks again after a pause, which grows from 1 ms to [`LONGEST`]: the
-//! element may come from any front end, and nobody tells. It does not wait in a transaction. While it
-//! waits it holds nothing, and its connection may end it.
+//! A command that finds nothing looks again after a pause, which grows from 1 ms to [`LONGEST`]:
+//! the element may come from any front end, and nobody tells. It does not wait in a transaction.
+//! While it waits it holds nothing, and its connection may end it.
 
 use super::super::args::{is, parse_float};
 use super::super::{Answered, Call, Fail};
@@ -52,7 +52,8 @@ pub async fn wait(
             }
             call.io.pause(pause).await;
             pause = (pause + 1).min(LONGEST);
-            // A transaction on several keys must not be disturbed, and the first that waits is served first.
+            // A transaction on several keys must not be disturbed, and the first that waits is
+            // served first.
             if !call.front.alone.get() && waiter.is_first() {
                 break;
             }

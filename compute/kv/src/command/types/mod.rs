@@ -1,8 +1,8 @@
 //! Commands on lists, hashes, sets and sorted sets.
 //!
-//! A value of these types is one object that holds all of its items: a change reads it and writes a new
-//! one. So every command on one key takes effect at one moment, as it does for strings, and costs as
-//! many bytes as the value has. A value has 2 MiB at most.
+//! A value of these types is one object that holds all of its items: a change reads it and writes a
+//! new one. So every command on one key takes effect at one moment, as it does for strings, and
+//! costs as many bytes as the value has. A value has 2 MiB at most.
 
 mod blocking;
 mod combine;
@@ -29,7 +29,8 @@ use crate::object::{Object, Type, Value};
 use crate::resp::{Reply, matches};
 use crate::store::Change;
 
-/// The items of a value, in order. Of a hash fields and values in turn, of a sorted set scores and members.
+/// The items of a value, in order. Of a hash fields and values in turn, of a sorted set scores and
+/// members.
 pub type Items = Vec<Vec<u8>>;
 
 /// The items of an object.
@@ -99,7 +100,8 @@ async fn put_at(call: &Call, key: &[u8], kind: Type, items: &Items) -> Result<()
     Ok(call.put(key, &Value { kind, expiry: None, bytes: encode(items) }).await?)
 }
 
-/// Places of `wanted` items of `len`: each at most once, or, if the number is negative, any of them again.
+/// Places of `wanted` items of `len`: each at most once, or, if the number is negative, any of them
+/// again.
 fn random_places(call: &Call, len: usize, wanted: i64) -> Vec<usize> {
     let random = |bound: usize| call.store().random(bound);
     if len == 0 {

@@ -1,4 +1,5 @@
-//! Commands that move elements between lists, take them from the first of several, or look for them.
+//! Commands that move elements between lists, take them from the first of several, or look for
+//! them.
 
 use super::blocking::{most, numbered, timeout, wait};
 use super::{Items, bulks, change_at, decode, read};

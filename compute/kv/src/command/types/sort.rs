@@ -133,7 +133,8 @@ async fn ordered(call: &Call, wanted: &Wanted<'_>, items: Items) -> Result<Items
     Ok(weighted.into_iter().map(|(_, item)| item).collect())
 }
 
-/// Looks up a pattern: `#` is the element itself, `key_*` a string, `key_*->field` a field of a hash.
+/// Looks up a pattern: `#` is the element itself, `key_*` a string, `key_*->field` a field of a
+/// hash.
 async fn looked_up(call: &Call, pattern: &[u8], item: &[u8]) -> Result<Option<Vec<u8>>, Fail> {
     if pattern == b"#" {
         return Ok(Some(item.to_vec()));

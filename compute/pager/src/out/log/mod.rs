@@ -176,8 +176,8 @@ impl Log {
         }
     }
 
-    /// Whether lines may go to a slot that takes them in this way. Brief hashes must be confirmed, and
-    /// a card does not confirm: a page compared by these goes to it whole.
+    /// Whether lines may go to a slot that takes them in this way. Brief hashes must be confirmed,
+    /// and a card does not confirm: a page compared by these goes to it whole.
     pub fn goes_to(&self, taken: Option<By>) -> bool {
         match (self.by, taken) {
             (_, None) => false,

@@ -59,7 +59,8 @@ impl Out {
         let encode = |slab| {
             let into = buffers.next()?;
             let len = lines::encode(slab, entries, into, |i| {
-                // SAFETY: the copy stays as it is until its acknowledgement. A rescuer only reads it.
+                // SAFETY: the copy stays as it is until its acknowledgement. A rescuer only reads
+                // it.
                 unsafe { &*self.staging.at(pages[i].copy as usize).cast::<[u8; PAGE_BYTES]>() }
             });
             let len = len.zip(seed.as_ref());
