@@ -4,7 +4,7 @@
 //! to[i] ^= factor · from[i]        factor 1 is XOR; 0 changes nothing
 //! ```
 //!
-//! The field is GF(2)[x] modulo x⁸ + x⁴ + x³ + x² + 1. A product by a constant is linear in the
+//! The field is `GF(2)[x]` modulo x⁸ + x⁴ + x³ + x² + 1. A product by a constant is linear in the
 //! byte's two halves. So it is the XOR of two looks into tables of 16, which AVX2 does for 32 bytes
 //! at once. The tables of all 256 factors are made at compile time.
 
