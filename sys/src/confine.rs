@@ -176,6 +176,7 @@ pub const SERVICE: &[Calls] = &[
             libc::SYS_tgkill,
         ],
     ),
+    always("the end of a peer on this machine: its descriptor is readable then", &[libc::SYS_pidfd_open]),
     Calls {
         why: "signals to itself, and the question whether a process is there",
         when: When::OneIs(&[(0, OWN_PID), (1, 0)]),

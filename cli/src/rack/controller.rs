@@ -66,7 +66,7 @@ Examples:
   farmem status --controller 10.0.0.5:7400
   farmem drain bighost --controller 10.0.0.5:7400 --token rack.token
 
-Without --tokens it asks nobody who they are: keep its port in a trusted network.
+Without --tokens anybody may change the rack: use it in a trusted network only.
 Prometheus reads /metrics.";
 
 fn listen(text: &str, open: bool) -> Result<TcpListener, Failure> {

@@ -263,7 +263,7 @@ fn every_error_is_formatted_without_a_thread_pointer() {
 }
 
 /// Types that are errors and are not the runtime's, or are tested where they can be named.
-const ELSEWHERE: [&str; 10] = [
+const ELSEWHERE: [&str; 11] = [
     "FileError",   // read at start, by commands, agents and libraries
     "Unwritable",  // farmem run's
     "Token",       // shown to whoever made it, by farmem token
@@ -274,6 +274,7 @@ const ELSEWHERE: [&str; 10] = [
     "Failed",      // the agent's
     "Problem",     // the model of extents
     "Refused",     // what the commands try at start
+    "Confined",    // the services', and no error
 ];
 
 #[test]
