@@ -406,7 +406,7 @@ mod tests {
     /// nearest, into a ring of 2 MiB, and from there to a page that is used next; with a table of
     /// marks.
     #[test]
-    #[ignore = "a measurement"]
+    #[ignore = "prints times, judges nothing: cargo test --release -p farmem-sys gcm -- --ignored --nocapture"]
     fn what_a_page_costs() {
         const RING: usize = 512;
         for (key, pages) in keys(&[1; 16]).iter().flat_map(|key| [(key, 1), (key, 16384)]) {

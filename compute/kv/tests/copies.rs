@@ -164,7 +164,7 @@ fn a_crash_or_an_end_at_each_verb() {
 }
 
 #[test]
-#[ignore = "takes a minute: cargo test -p farmem-kv --test copies -- --ignored"]
+#[ignore = "takes a minute: .ci/long copies runs it"]
 fn a_crash_or_an_end_at_each_verb_of_all_pairs() {
     let orders = every_accident(Rules::SOUND, 1, &pairs(), 1).expect("linearizable");
     assert!(orders > 50_000, "{orders}");

@@ -422,7 +422,7 @@ fn a_volume_is_its_tenants() {
 /// written again, so that none does. What is freed goes back to the system, so the filling WRITEs bring memory in, too:
 /// those of them that do not claim are what the others are to be compared with. Prints the figures.
 #[test]
-#[ignore = "a measurement: --ignored --nocapture"]
+#[ignore = "prints times, judges nothing: cargo test -p farmem-nic --test volumes -- --ignored --nocapture"]
 fn claiming_writes_against_plain_ones() {
     const SIZE: u64 = 192 * MIB;
     let nic = nic();
