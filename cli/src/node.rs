@@ -139,7 +139,7 @@ pub struct Status {
     /// Processes that are not: their memory is kept for their grace.
     #[serde(default)]
     pub absent: u64,
-    /// What it has given up.
+    /// How it is confined.
     #[serde(default)]
     pub confined: Option<String>,
     /// Whether it is going down.

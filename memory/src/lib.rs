@@ -267,7 +267,7 @@ impl Node {
             None => (None, None),
         };
         listeners.extend(own_socket);
-        // What takes a right of root's is done, and no other thread has begun.
+        // All work that needs root's rights is done, and no other thread has begun.
         let confined = config.confined.then(|| confine(&[SERVICE]));
         // Before any host is let in. With the rights that the node has left, because it reads the
         // store again later.
@@ -293,7 +293,7 @@ impl Node {
         followed.look(&self.nic)
     }
 
-    /// What it has given up.
+    /// How it is confined.
     pub fn confined(&self) -> Option<Confined> {
         self.confined
     }

@@ -1,4 +1,5 @@
-//! What a node leaves to its machine (`--reserve`): it lends less while other programs need memory.
+//! The memory that a node leaves to its machine (`--reserve`): it lends less while other programs
+//! need memory.
 //!
 //! ```text
 //!  available = what the machine, or the node's memory group, has left now
@@ -6,9 +7,9 @@
 //!  most      = lent + (available - promised - reserve), whole slabs, between 0 and --lend
 //! ```
 //!
-//! What is lent stays lent, because its holders' bytes are in it. Slabs that come back are not lent
-//! again before the machine has its reserve. A controller hears of it by the node's beats, and
-//! gives runs other nodes.
+//! A slab that is lent stays lent, because its holder's bytes are in it. Slabs that come back are not
+//! lent again before the machine has its reserve. A controller learns the smaller limit from the
+//! node's beats, and gives runs other nodes.
 
 use crate::Node;
 use crate::status::available_ram;
@@ -53,7 +54,7 @@ impl Reserve {
     }
 }
 
-/// What a node that lends at most `limit` lends now, in whole slabs.
+/// The memory that a node with a limit of `limit` bytes lends now, in whole slabs.
 fn most(limit: u64, (lent, used): (u64, u64), available: u64, reserve: u64) -> u64 {
     let promised = lent.saturating_sub(used);
     let most = (lent + available).saturating_sub(promised).saturating_sub(reserve);

@@ -124,7 +124,7 @@ impl Handle {
     }
 }
 
-/// The state after a call. A loss is final: what the node held is gone.
+/// The state after a call. A loss is final: the node's part of the keys is gone.
 fn after(store: Box<Owned>, failed: Option<&Failed>) -> State {
     match failed.filter(|failed| failed.is_loss() || matches!(failed, Failed::ShutOut)) {
         None => State::Open(store),

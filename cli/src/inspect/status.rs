@@ -72,7 +72,7 @@ struct View {
     drain_cpu_ns: u64,
     scrub_cpu_ns: u64,
     scrubbed: u64,
-    /// What its process has given up, if it is on this machine and says so.
+    /// How its process is confined, if it is on this machine and says so.
     confined: Option<String>,
 }
 

@@ -278,7 +278,7 @@ fn join(
     signals: &Signals,
 ) -> Result<Joined, Failure> {
     let (mut nodes, trust, protect) = (plan.spec.nodes.clone(), plan.trust()?, plan.spec.protect);
-    // What may be lost together is to be in failure domains of its own.
+    // Copies must lie in different failure domains.
     let domains = if protect.nodes() > 1 { 2 } else { 1 };
     let mut asker = plan.controller.as_deref().map(|at| Asker::new(at, run, domains, trust.token));
     if let Some(asker) = &mut asker {

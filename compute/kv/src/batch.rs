@@ -22,7 +22,7 @@ const BYTES: usize = 32 << 20;
 pub struct Op {
     /// The key.
     pub key: Vec<u8>,
-    /// What is done.
+    /// The operation on it.
     pub act: Act,
 }
 

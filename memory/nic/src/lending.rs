@@ -82,7 +82,7 @@ impl Lending {
         self.limit().min(self.most.load(Ordering::Relaxed))
     }
 
-    /// Lends no more slabs than make this many bytes. What is lent stays so.
+    /// Limits the lent slabs to this many bytes. Slabs that are lent already stay lent.
     pub fn set_most(&self, bytes: u64) {
         self.most.store(bytes, Ordering::Relaxed);
     }

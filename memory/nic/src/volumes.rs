@@ -423,7 +423,7 @@ impl Nic {
             return Err(Verdict::NoRoom(self.promisable()));
         }
         let place = self.volumes.places.take(peer).map_err(|_| Verdict::Full)?;
-        // What is promised counts to the tenant here, and not again as it is claimed.
+        // A promise counts to the tenant here, and not again when its memory is claimed.
         let charged = if promised { None } else { tenant.clone() };
         let lease = Lease::of(&self.units, charged).ok_or(Verdict::Full)?;
         if promised && needed > self.units.quota_of(lease.owner()) {
