@@ -203,6 +203,8 @@ mod tests {
 
     #[test]
     fn without_mappings_there_is_spare_memory_again_and_again() {
+        // The spare mapping is entered in the account.
+        let _one = holdings::ONE_TEST.lock();
         let mut lists = Lists::NONE;
         let none = |_| 0;
         for round in 0..100 {
