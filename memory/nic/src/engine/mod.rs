@@ -12,16 +12,19 @@
 //! Bounded: the input buffer has a fixed size for each purpose. When the output backs up
 //! (`output` says how far), input waits, and through TCP so does the host. The memory of one
 //! connection in all: docs/design/tables.md.
-
-//! * This file: the connection's peer, and its requests. `sealed`: bytes that go in records.
-//! * `serving`: verbs. `output`: bytes on their way out.
+//!
+//! * This file: the connection, and its input. `entry`: who the peer is, and whether it may come in.
+//! * `requests`: what a member asks. `serving`: verbs. `volume`: a swap volume's stream.
+//! * `output`: bytes on their way out. `sealed`: bytes that go in records.
 //!
 //! Transfers of queue pairs, and all that is decided with them, are sections of [`super::epochs`].
 
 // Naming the bytes of slabs and buffers for scattered transfers.
 #![allow(unsafe_code)]
 
+mod entry;
 mod output;
+mod requests;
 mod sealed;
 mod serving;
 #[cfg(all(test, not(loom)))]
@@ -29,24 +32,19 @@ mod tests;
 mod volume;
 
 use super::epochs::Section;
-use super::events::{Event, Leaving, Refused};
+use super::events::{Event, Refused};
 use super::shares::{Peer, Place};
-use super::tenants::{Known, Standing};
-use super::volumes::Attached;
 use super::{Member, Nic, count};
+use entry::Proving;
 use farmem_protocol::lines::MAX_RECORD_BYTES;
-use farmem_protocol::wire::control::{MAX_HELLO, MAX_REQUEST, Path};
-use farmem_protocol::wire::{
-    self, Answer, Ask, Broken, Endpoint, Greeting, Hello, NoHello, OFFERS_RDMA, Proof, Purpose, Reply, Request, Secret,
-    Status, Verdict, Welcome,
-};
+use farmem_protocol::wire::control::{MAX_HELLO, MAX_REQUEST};
+use farmem_protocol::wire::{Broken, Endpoint};
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
-use farmem_trust::Nonce;
-use output::{NotSent, Output, Passed};
+use output::{NotSent, Output};
 use sealed::Sealed;
 use serving::Serving;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -103,14 +101,6 @@ enum Phase {
     Wire(Wire),
     Volume(Box<volume::Stream>),
     Closing,
-}
-
-/// The Hello that came before a proof.
-struct Proving {
-    hello: Hello,
-    /// The node's part of the challenge.
-    nonce: Nonce,
-    known: Known,
 }
 
 /// A member's requests.
@@ -412,301 +402,6 @@ impl Engine {
         (self.input, self.start, self.end) = (input, 0, unused);
     }
 
-    fn greet(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
-        let hello = match Hello::read(&self.input[self.start..self.end]) {
-            Ok(Some((hello, used))) => {
-                self.start += used;
-                hello
-            }
-            Ok(None) => return Ok(false),
-            Err(NoHello::Magic) => return Err(Goodbye::Broken(Broken::Magic)),
-            Err(NoHello::Version(theirs)) => {
-                return self.refuse(nic, Verdict::Version, Refused::Version(theirs));
-            }
-            Err(NoHello::Malformed) => return self.turn_away(nic, Verdict::Malformed),
-        };
-        let (asked, known) = match &hello.credential {
-            Some(credential) => nic.tenants.token(&credential.id),
-            None => (nic.tenants.are_asked(), None),
-        };
-        match (asked, &hello.credential, known) {
-            (false, Some(_), _) => self.turn_away(nic, Verdict::NoTokens),
-            (true, Some(_), Some(known)) => self.challenge(nic, hello, known),
-            (true, Some(_), None) => self.turn_away(nic, Verdict::WrongToken),
-            // The node's own user can read its memory anyhow.
-            (true, None, _) if !self.is_own() => self.turn_away(nic, Verdict::NoToken),
-            (_, None, _) => self.enter(nic, &hello, None, now_ns),
-        }
-    }
-
-    /// Whether the peer is of the node's user, or root, through a Unix socket.
-    fn is_own(&self) -> bool {
-        self.about.local
-            && (self.about.peer == Peer::User(0) || self.about.peer == Peer::User(farmem_sys::process::user()))
-    }
-
-    fn challenge(&mut self, nic: &Nic, hello: Hello, known: Known) -> Result<bool, Goodbye> {
-        let mut nonce = [0; 32];
-        nonce[..16].copy_from_slice(&(nic.draw)());
-        nonce[16..].copy_from_slice(&(nic.draw)());
-        self.output.bytes(Greeting::Challenge(nonce).frame().as_bytes());
-        self.phase = Phase::Proving(Box::new(Proving { hello, nonce, known }));
-        Ok(true)
-    }
-
-    /// Looks at a proof, and lets the peer in or not.
-    fn prove(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
-        let proof = match Proof::read(&self.input[self.start..self.end]) {
-            Ok(Some((proof, used))) => {
-                self.start += used;
-                proof
-            }
-            Ok(None) => return Ok(false),
-            Err(rule) => return Err(Goodbye::Broken(rule)),
-        };
-        let Phase::Proving(proving) = std::mem::replace(&mut self.phase, Phase::Hello) else { return Ok(false) };
-        let Proving { hello, nonce, known } = *proving;
-        let right = known.key.of_host(&nonce, hello.frame().as_bytes());
-        if !farmem_trust::same(&proof.mac, &right) || hello.tenant != known.key.tenant {
-            return self.turn_away(nic, Verdict::WrongToken);
-        }
-        // As it stands now: it may have been revoked since the challenge.
-        match nic.tenants.token(&known.key.id).1.map(|known| known.standing) {
-            Some(Standing::Good) => {}
-            Some(Standing::Expired) => return self.turn_away(nic, Verdict::Expired),
-            Some(Standing::Revoked) | None => return self.turn_away(nic, Verdict::Revoked),
-        }
-        self.enter(nic, &hello, Some((known, nonce)), now_ns)
-    }
-
-    /// Lets a peer in that may come in. `proven`: its token, and the challenge.
-    fn enter(
-        &mut self,
-        nic: &Nic,
-        hello: &Hello,
-        proven: Option<(Known, Nonce)>,
-        now_ns: u64,
-    ) -> Result<bool, Goodbye> {
-        let Ok(place) = nic.connections.take(self.about.peer) else { return self.turn_away(nic, Verdict::Full) };
-        let holder = proven.as_ref().map(|(known, _)| (nic.tenants.of(known), known.key.id));
-        self.place = Some(place);
-        let from = (self.about.peer, self.about.local);
-        let control =
-            |(member, ours): (Arc<Member>, u64)| (Arc::clone(&member), Phase::Control(Control { member, ours }));
-        let entered = match &hello.purpose {
-            Purpose::Join(join) => nic.join(join, from, holder, now_ns).map(control),
-            Purpose::Rejoin(known) => nic.rejoin(known, &holder).map(control),
-            Purpose::Attach(known, queue) => nic.attach(known, *queue, &holder).map(|(member, turn, ours)| {
-                let serving = Serving::new(Arc::clone(&member), *queue, turn, ours);
-                (member, Phase::Queue(Box::new(serving)))
-            }),
-            Purpose::Wire(known, queue) => nic.attach_wire(known, *queue, &holder).map(|(member, ours)| {
-                let wire = Wire { member: Arc::clone(&member), queue: *queue, ours, connected: false };
-                (member, Phase::Wire(wire))
-            }),
-            Purpose::NewVolume(new) => {
-                let token = holder.as_ref().map(|(_, token)| *token);
-                let made = nic.make_volume(new, self.about.peer, holder, now_ns);
-                let attached = made.and_then(|volume| nic.attach_volume(volume, false, token));
-                return self.enter_volume(nic, attached, hello, proven);
-            }
-            Purpose::Volume(known, data) => {
-                let token = holder.as_ref().map(|(_, token)| *token);
-                let found = nic.volume(known, &holder);
-                let attached = found.and_then(|volume| nic.attach_volume(volume, *data, token));
-                return self.enter_volume(nic, attached, hello, proven);
-            }
-        };
-        match entered {
-            Ok((member, phase)) => {
-                if !matches!(hello.purpose, Purpose::Join(_)) {
-                    count(&nic.tally.rejoined, 1);
-                    nic.tell(Event::Attached(&member));
-                }
-                self.phase = phase;
-                self.widen(if let Phase::Queue(_) = self.phase { INPUT } else { CONTROL_INPUT });
-                self.welcome(nic, (member.owner(), member.secret), hello, proven);
-                Ok(true)
-            }
-            Err(verdict) => self.turn_away(nic, verdict),
-        }
-    }
-
-    fn enter_volume(
-        &mut self,
-        nic: &Nic,
-        attached: Result<Attached, Verdict>,
-        hello: &Hello,
-        proven: Option<(Known, Nonce)>,
-    ) -> Result<bool, Goodbye> {
-        match attached {
-            Ok(attached) => {
-                let owner = attached.volume.owner();
-                self.phase = Phase::Volume(Box::new(volume::Stream::new(attached)));
-                self.widen(INPUT);
-                self.welcome(nic, (owner, [0; 16]), hello, proven);
-                Ok(true)
-            }
-            Err(verdict) => self.turn_away(nic, verdict),
-        }
-    }
-
-    fn turn_away(&mut self, nic: &Nic, verdict: Verdict) -> Result<bool, Goodbye> {
-        self.refuse(nic, verdict, Refused::Verdict(verdict))
-    }
-
-    fn refuse(&mut self, nic: &Nic, verdict: Verdict, why: Refused) -> Result<bool, Goodbye> {
-        count(&nic.tally.refused_hellos, 1);
-        nic.tell(Event::Refused(self.about.peer, why));
-        self.output.bytes(Greeting::Refused(verdict).frame().as_bytes());
-        self.phase = Phase::Closing;
-        Ok(false)
-    }
-
-    fn welcome(&mut self, nic: &Nic, (owner, secret): (u16, Secret), hello: &Hello, proven: Option<(Known, Nonce)>) {
-        let (address, port) = match self.about.own_end {
-            Some(end) => (ipv6_octets(end.ip()), end.port()),
-            None => ([0; 16], 0),
-        };
-        let mut welcome = Welcome {
-            owner,
-            secret,
-            incarnation: nic.incarnation,
-            epoch: 0,
-            lend: nic.lending.limit(),
-            free: nic.lending.limit() - nic.lending.lent().min(nic.lending.limit()),
-            address,
-            port,
-            offers: if nic.card.is_some() { OFFERS_RDMA } else { 0 },
-            path: Path::new(&self.about.path).unwrap_or_default(),
-            domain: nic.domain,
-            proof: [0; 32],
-        };
-        let mut ends = None;
-        if let Some((known, nonce)) = proven {
-            let said = Greeting::Welcome(welcome).frame();
-            welcome.proof = known.key.of_node(&nonce, hello.frame().as_bytes(), said.as_bytes());
-            ends = hello.credential.and_then(|host| known.key.node_ends(host.cipher, &host.nonce, &nonce));
-        }
-        self.output.bytes(Greeting::Welcome(welcome).frame().as_bytes());
-        if let Some(ends) = ends {
-            // What came behind the proof is a record already.
-            let raw = (self.start, self.end);
-            self.end = self.start;
-            self.sealed = Some(Box::new(Sealed::new(ends, raw, self.output.backlog)));
-        }
-    }
-
-    fn answer(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
-        let Phase::Control(control) = &self.phase else { return Ok(false) };
-        let member = Arc::clone(&control.member);
-        let request = match Request::read(&self.input[self.start..self.end]) {
-            Ok(Some((request, used))) => {
-                self.start += used;
-                request
-            }
-            Ok(None) => return Ok(false),
-            Err(rule) => return Err(Goodbye::Broken(rule)),
-        };
-        // The host dials again, and is told why.
-        if member.is_gone() {
-            return Err(Goodbye::Done);
-        }
-        if let Some((number, said)) = &member.presence.lock().answered
-            && *number == request.number
-        {
-            self.output.bytes(said);
-            return Ok(true);
-        }
-        if let Ask::Bye = request.ask {
-            nic.part(&member, Leaving::Farewell);
-            return Err(Goodbye::Done);
-        }
-        let mut passed = None;
-        let result = self.carry_out(nic, &member, &request.ask, &mut passed, now_ns);
-        let answer = Answer { number: request.number, epoch: 0, result }.frame();
-        member.presence.lock().answered = Some((request.number, answer.as_bytes().into()));
-        match passed {
-            Some(passed) => self.output.passing(answer.as_bytes(), passed),
-            None => self.output.bytes(answer.as_bytes()),
-        }
-        Ok(true)
-    }
-
-    /// Does what a member asks. `passed`: the descriptor that goes with the answer.
-    fn carry_out(
-        &mut self,
-        nic: &Nic,
-        member: &Arc<Member>,
-        ask: &Ask,
-        passed: &mut Option<Passed>,
-        now_ns: u64,
-    ) -> Result<Reply, wire::Refused> {
-        let done = |status: Status| if status == Status::Done { Ok(Reply::Done) } else { Err(status.into()) };
-        let local = self.about.local;
-        match *ask {
-            Ask::Ping | Ask::Bye => Ok(Reply::Done),
-            Ask::Grant => {
-                let slab = nic.grant(member)?;
-                let id = slab.id;
-                *passed = local.then_some(Passed::Slab(slab));
-                Ok(Reply::Slab(id))
-            }
-            Ask::Release(slab) => done(nic.release(member, slab)),
-            Ask::Again(slab) => {
-                let slab = member.slab(slab).ok_or(Status::NotHeld)?;
-                *passed = local.then_some(Passed::Slab(slab));
-                Ok(Reply::Done)
-            }
-            Ask::Discard(range) => done(nic.discard(member, range)),
-            Ask::Back(range) => nic.back(member, range).map(|()| Reply::Done),
-            Ask::Ticket => {
-                let secret = nic.ticket(member, now_ns)?;
-                *passed = self.open().map(Passed::Stream);
-                Ok(Reply::Child(secret))
-            }
-            Ask::EndRun(run) => {
-                nic.end_run(member, &run);
-                Ok(Reply::Done)
-            }
-            Ask::Unit(first, blocks) => {
-                *passed = Some(Passed::Unit(nic.unit(member, first, blocks, local)?));
-                Ok(Reply::Done)
-            }
-            Ask::Window => Ok(nic.make_window(member).map(Reply::Window)?),
-            Ask::DropWindow(key) => {
-                let status = nic.drop_window(member, key);
-                nic.drained();
-                done(status)
-            }
-            Ask::Who(owner) => Ok(nic.who(owner).map(Reply::Who).ok_or(Status::NotHeld)?),
-            Ask::Figure(figure) => Ok(Reply::Figure(nic.figure(figure))),
-            Ask::Expose(slab) => nic.expose(member, slab).map(|rkey| Reply::Exposed(rkey, 0)),
-            Ask::ExposeWindow(key, queue) => Ok(nic.expose_window(member, key, queue)?),
-            Ask::Region(name, make) => Ok(nic.open_region(member, name, make).map(Reply::Slabs)?),
-            Ask::RegionSlab(name, number) | Ask::RegionGrow(name, number) => {
-                let slab = nic.region_slab(member, name, number, matches!(ask, Ask::RegionGrow(..)))?;
-                let id = slab.id;
-                *passed = local.then_some(Passed::Slab(slab));
-                Ok(Reply::Slab(id))
-            }
-            Ask::RegionExpel(name, tag) => done(nic.expel(member, name, tag)),
-            Ask::RegionRemove(name) => done(if nic.remove_region(name) { Status::Done } else { Status::NotHeld }),
-            Ask::VolumeAt(place) => Ok(nic.volume_at(place).map(Reply::Volume).ok_or(Status::NotHeld)?),
-            Ask::RegionAt(place) => {
-                let region = nic.region_at(place).ok_or(Status::NotHeld)?;
-                Ok(Reply::Region(region.name, region.slabs, region.owner))
-            }
-        }
-    }
-
-    /// One more connection to a peer on this machine; its end. `None` where none can be had.
-    fn open(&mut self) -> Option<UnixStream> {
-        let (ours, theirs) = self.about.local.then(UnixStream::pair)?.ok()?;
-        self.opened.push(ours);
-        Some(theirs)
-    }
-
     /// Gives output to `send`, until there is none or it takes no more. `send` gets the parts and
     /// the descriptor to pass along the first of them, if any, and says how many bytes it took.
     ///
@@ -760,12 +455,5 @@ impl Engine {
             Phase::Hello | Phase::Proving(_) | Phase::Closing => {}
         }
         self.place
-    }
-}
-
-fn ipv6_octets(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
     }
 }

@@ -7,7 +7,10 @@ use crate::lending::{Backing, Lending};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::{Key, KeyKind};
 use farmem_protocol::wire::control::{Figure, Range};
-use farmem_protocol::wire::{Batch, Completion, Join, Known, Op, Verb};
+use farmem_protocol::wire::{
+    self, Answer, Ask, Batch, Completion, Greeting, Hello, Join, Known, Op, Purpose, Reply, Request, Status, Verb,
+    Verdict, Welcome,
+};
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::time::{Duration, Instant};

@@ -1,0 +1,231 @@
+//! Who a peer is, and whether it may come in: Hello, challenge and proof, Welcome.
+//!
+//! ```text
+//! Hello ─┬─ no token is asked, or the peer is the node's own user ──────────────────┬─► enter ─► Welcome
+//!        ├─ a token of this node ─► Challenge ─► Proof ─► good, and still stands ────┘      └─► Refused
+//!        └─ else ─► Refused
+//! ```
+//!
+//! A peer that is refused has its answer, and then its connection closes.
+
+use super::sealed::Sealed;
+use super::serving::Serving;
+use super::{CONTROL_INPUT, Control, Engine, Goodbye, INPUT, Phase, Wire, volume};
+use crate::events::{Event, Refused};
+use crate::shares::Peer;
+use crate::tenants::{Known, Standing};
+use crate::volumes::Attached;
+use crate::{Member, Nic, count};
+use farmem_protocol::wire::control::Path;
+use farmem_protocol::wire::{Broken, Greeting, Hello, NoHello, OFFERS_RDMA, Proof, Purpose, Secret, Verdict, Welcome};
+use farmem_trust::Nonce;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// The Hello that came before a proof.
+pub(super) struct Proving {
+    hello: Hello,
+    /// The node's part of the challenge.
+    nonce: Nonce,
+    known: Known,
+}
+
+impl Engine {
+    /// Takes a Hello: lets its peer in, challenges it, or refuses it.
+    pub(super) fn greet(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
+        let hello = match Hello::read(&self.input[self.start..self.end]) {
+            Ok(Some((hello, used))) => {
+                self.start += used;
+                hello
+            }
+            Ok(None) => return Ok(false),
+            Err(NoHello::Magic) => return Err(Goodbye::Broken(Broken::Magic)),
+            Err(NoHello::Version(theirs)) => {
+                return self.refuse(nic, Verdict::Version, Refused::Version(theirs));
+            }
+            Err(NoHello::Malformed) => return self.turn_away(nic, Verdict::Malformed),
+        };
+        let (asked, known) = match &hello.credential {
+            Some(credential) => nic.tenants.token(&credential.id),
+            None => (nic.tenants.are_asked(), None),
+        };
+        match (asked, &hello.credential, known) {
+            (false, Some(_), _) => self.turn_away(nic, Verdict::NoTokens),
+            (true, Some(_), Some(known)) => self.challenge(nic, hello, known),
+            (true, Some(_), None) => self.turn_away(nic, Verdict::WrongToken),
+            // The node's own user can read its memory anyhow.
+            (true, None, _) if !self.is_own() => self.turn_away(nic, Verdict::NoToken),
+            (_, None, _) => self.enter(nic, &hello, None, now_ns),
+        }
+    }
+
+    /// Whether the peer is of the node's user, or root, through a Unix socket.
+    fn is_own(&self) -> bool {
+        self.about.local
+            && (self.about.peer == Peer::User(0) || self.about.peer == Peer::User(farmem_sys::process::user()))
+    }
+
+    /// Has the peer prove that it has the token that its Hello names.
+    fn challenge(&mut self, nic: &Nic, hello: Hello, known: Known) -> Result<bool, Goodbye> {
+        let mut nonce = [0; 32];
+        nonce[..16].copy_from_slice(&(nic.draw)());
+        nonce[16..].copy_from_slice(&(nic.draw)());
+        self.output.bytes(Greeting::Challenge(nonce).frame().as_bytes());
+        self.phase = Phase::Proving(Box::new(Proving { hello, nonce, known }));
+        Ok(true)
+    }
+
+    /// Looks at a proof, and lets the peer in or not.
+    pub(super) fn prove(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
+        let proof = match Proof::read(&self.input[self.start..self.end]) {
+            Ok(Some((proof, used))) => {
+                self.start += used;
+                proof
+            }
+            Ok(None) => return Ok(false),
+            Err(rule) => return Err(Goodbye::Broken(rule)),
+        };
+        let Phase::Proving(proving) = std::mem::replace(&mut self.phase, Phase::Hello) else { return Ok(false) };
+        let Proving { hello, nonce, known } = *proving;
+        let right = known.key.of_host(&nonce, hello.frame().as_bytes());
+        if !farmem_trust::same(&proof.mac, &right) || hello.tenant != known.key.tenant {
+            return self.turn_away(nic, Verdict::WrongToken);
+        }
+        // As it stands now: it may have been revoked since the challenge.
+        match nic.tenants.token(&known.key.id).1.map(|known| known.standing) {
+            Some(Standing::Good) => {}
+            Some(Standing::Expired) => return self.turn_away(nic, Verdict::Expired),
+            Some(Standing::Revoked) | None => return self.turn_away(nic, Verdict::Revoked),
+        }
+        self.enter(nic, &hello, Some((known, nonce)), now_ns)
+    }
+
+    /// Lets a peer in that may come in. `proven`: its token, and the challenge.
+    fn enter(
+        &mut self,
+        nic: &Nic,
+        hello: &Hello,
+        proven: Option<(Known, Nonce)>,
+        now_ns: u64,
+    ) -> Result<bool, Goodbye> {
+        let Ok(place) = nic.connections.take(self.about.peer) else { return self.turn_away(nic, Verdict::Full) };
+        let holder = proven.as_ref().map(|(known, _)| (nic.tenants.of(known), known.key.id));
+        self.place = Some(place);
+        let from = (self.about.peer, self.about.local);
+        let control =
+            |(member, ours): (Arc<Member>, u64)| (Arc::clone(&member), Phase::Control(Control { member, ours }));
+        let entered = match &hello.purpose {
+            Purpose::Join(join) => nic.join(join, from, holder, now_ns).map(control),
+            Purpose::Rejoin(known) => nic.rejoin(known, &holder).map(control),
+            Purpose::Attach(known, queue) => nic.attach(known, *queue, &holder).map(|(member, turn, ours)| {
+                let serving = Serving::new(Arc::clone(&member), *queue, turn, ours);
+                (member, Phase::Queue(Box::new(serving)))
+            }),
+            Purpose::Wire(known, queue) => nic.attach_wire(known, *queue, &holder).map(|(member, ours)| {
+                let wire = Wire { member: Arc::clone(&member), queue: *queue, ours, connected: false };
+                (member, Phase::Wire(wire))
+            }),
+            Purpose::NewVolume(new) => {
+                let token = holder.as_ref().map(|(_, token)| *token);
+                let made = nic.make_volume(new, self.about.peer, holder, now_ns);
+                let attached = made.and_then(|volume| nic.attach_volume(volume, false, token));
+                return self.enter_volume(nic, attached, hello, proven);
+            }
+            Purpose::Volume(known, data) => {
+                let token = holder.as_ref().map(|(_, token)| *token);
+                let found = nic.volume(known, &holder);
+                let attached = found.and_then(|volume| nic.attach_volume(volume, *data, token));
+                return self.enter_volume(nic, attached, hello, proven);
+            }
+        };
+        match entered {
+            Ok((member, phase)) => {
+                if !matches!(hello.purpose, Purpose::Join(_)) {
+                    count(&nic.tally.rejoined, 1);
+                    nic.tell(Event::Attached(&member));
+                }
+                self.phase = phase;
+                self.widen(if let Phase::Queue(_) = self.phase { INPUT } else { CONTROL_INPUT });
+                self.welcome(nic, (member.owner(), member.secret), hello, proven);
+                Ok(true)
+            }
+            Err(verdict) => self.turn_away(nic, verdict),
+        }
+    }
+
+    /// [`Engine::enter`] for the stream of a volume.
+    fn enter_volume(
+        &mut self,
+        nic: &Nic,
+        attached: Result<Attached, Verdict>,
+        hello: &Hello,
+        proven: Option<(Known, Nonce)>,
+    ) -> Result<bool, Goodbye> {
+        match attached {
+            Ok(attached) => {
+                let owner = attached.volume.owner();
+                self.phase = Phase::Volume(Box::new(volume::Stream::new(attached)));
+                self.widen(INPUT);
+                self.welcome(nic, (owner, [0; 16]), hello, proven);
+                Ok(true)
+            }
+            Err(verdict) => self.turn_away(nic, verdict),
+        }
+    }
+
+    /// Refuses a peer for the reason that it is told.
+    fn turn_away(&mut self, nic: &Nic, verdict: Verdict) -> Result<bool, Goodbye> {
+        self.refuse(nic, verdict, Refused::Verdict(verdict))
+    }
+
+    /// Refuses a peer: `verdict` goes to it, `why` to the node's operator.
+    fn refuse(&mut self, nic: &Nic, verdict: Verdict, why: Refused) -> Result<bool, Goodbye> {
+        count(&nic.tally.refused_hellos, 1);
+        nic.tell(Event::Refused(self.about.peer, why));
+        self.output.bytes(Greeting::Refused(verdict).frame().as_bytes());
+        self.phase = Phase::Closing;
+        Ok(false)
+    }
+
+    /// Says what the peer is here. With a proof, what follows goes in records.
+    fn welcome(&mut self, nic: &Nic, (owner, secret): (u16, Secret), hello: &Hello, proven: Option<(Known, Nonce)>) {
+        let (address, port) = match self.about.own_end {
+            Some(end) => (ipv6_octets(end.ip()), end.port()),
+            None => ([0; 16], 0),
+        };
+        let mut welcome = Welcome {
+            owner,
+            secret,
+            incarnation: nic.incarnation,
+            epoch: 0,
+            lend: nic.lending.limit(),
+            free: nic.lending.limit() - nic.lending.lent().min(nic.lending.limit()),
+            address,
+            port,
+            offers: if nic.card.is_some() { OFFERS_RDMA } else { 0 },
+            path: Path::new(&self.about.path).unwrap_or_default(),
+            domain: nic.domain,
+            proof: [0; 32],
+        };
+        let mut ends = None;
+        if let Some((known, nonce)) = proven {
+            let said = Greeting::Welcome(welcome).frame();
+            welcome.proof = known.key.of_node(&nonce, hello.frame().as_bytes(), said.as_bytes());
+            ends = hello.credential.and_then(|host| known.key.node_ends(host.cipher, &host.nonce, &nonce));
+        }
+        self.output.bytes(Greeting::Welcome(welcome).frame().as_bytes());
+        if let Some(ends) = ends {
+            // What came behind the proof is a record already.
+            let raw = (self.start, self.end);
+            self.end = self.start;
+            self.sealed = Some(Box::new(Sealed::new(ends, raw, self.output.backlog)));
+        }
+    }
+}
+
+fn ipv6_octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}

@@ -1,0 +1,123 @@
+//! Requests of a member: slabs, windows, regions, tickets, and what a node is asked about itself.
+
+use super::output::Passed;
+use super::{Engine, Goodbye, Phase};
+use crate::events::Leaving;
+use crate::{Member, Nic};
+use farmem_protocol::wire::{self, Answer, Ask, Reply, Request, Status};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+impl Engine {
+    /// Takes a request, and answers it. One that was answered already gets the same answer again:
+    /// its host did not see the first.
+    pub(super) fn answer(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
+        let Phase::Control(control) = &self.phase else { return Ok(false) };
+        let member = Arc::clone(&control.member);
+        let request = match Request::read(&self.input[self.start..self.end]) {
+            Ok(Some((request, used))) => {
+                self.start += used;
+                request
+            }
+            Ok(None) => return Ok(false),
+            Err(rule) => return Err(Goodbye::Broken(rule)),
+        };
+        // The host dials again, and is told why.
+        if member.is_gone() {
+            return Err(Goodbye::Done);
+        }
+        if let Some((number, said)) = &member.presence.lock().answered
+            && *number == request.number
+        {
+            self.output.bytes(said);
+            return Ok(true);
+        }
+        if let Ask::Bye = request.ask {
+            nic.part(&member, Leaving::Farewell);
+            return Err(Goodbye::Done);
+        }
+        let mut passed = None;
+        let result = self.carry_out(nic, &member, &request.ask, &mut passed, now_ns);
+        let answer = Answer { number: request.number, epoch: 0, result }.frame();
+        member.presence.lock().answered = Some((request.number, answer.as_bytes().into()));
+        match passed {
+            Some(passed) => self.output.passing(answer.as_bytes(), passed),
+            None => self.output.bytes(answer.as_bytes()),
+        }
+        Ok(true)
+    }
+
+    /// Does what a member asks. `passed`: the descriptor that goes with the answer.
+    fn carry_out(
+        &mut self,
+        nic: &Nic,
+        member: &Arc<Member>,
+        ask: &Ask,
+        passed: &mut Option<Passed>,
+        now_ns: u64,
+    ) -> Result<Reply, wire::Refused> {
+        let done = |status: Status| if status == Status::Done { Ok(Reply::Done) } else { Err(status.into()) };
+        let local = self.about.local;
+        match *ask {
+            Ask::Ping | Ask::Bye => Ok(Reply::Done),
+            Ask::Grant => {
+                let slab = nic.grant(member)?;
+                let id = slab.id;
+                *passed = local.then_some(Passed::Slab(slab));
+                Ok(Reply::Slab(id))
+            }
+            Ask::Release(slab) => done(nic.release(member, slab)),
+            Ask::Again(slab) => {
+                let slab = member.slab(slab).ok_or(Status::NotHeld)?;
+                *passed = local.then_some(Passed::Slab(slab));
+                Ok(Reply::Done)
+            }
+            Ask::Discard(range) => done(nic.discard(member, range)),
+            Ask::Back(range) => nic.back(member, range).map(|()| Reply::Done),
+            Ask::Ticket => {
+                let secret = nic.ticket(member, now_ns)?;
+                *passed = self.open().map(Passed::Stream);
+                Ok(Reply::Child(secret))
+            }
+            Ask::EndRun(run) => {
+                nic.end_run(member, &run);
+                Ok(Reply::Done)
+            }
+            Ask::Unit(first, blocks) => {
+                *passed = Some(Passed::Unit(nic.unit(member, first, blocks, local)?));
+                Ok(Reply::Done)
+            }
+            Ask::Window => Ok(nic.make_window(member).map(Reply::Window)?),
+            Ask::DropWindow(key) => {
+                let status = nic.drop_window(member, key);
+                nic.drained();
+                done(status)
+            }
+            Ask::Who(owner) => Ok(nic.who(owner).map(Reply::Who).ok_or(Status::NotHeld)?),
+            Ask::Figure(figure) => Ok(Reply::Figure(nic.figure(figure))),
+            Ask::Expose(slab) => nic.expose(member, slab).map(|rkey| Reply::Exposed(rkey, 0)),
+            Ask::ExposeWindow(key, queue) => Ok(nic.expose_window(member, key, queue)?),
+            Ask::Region(name, make) => Ok(nic.open_region(member, name, make).map(Reply::Slabs)?),
+            Ask::RegionSlab(name, number) | Ask::RegionGrow(name, number) => {
+                let slab = nic.region_slab(member, name, number, matches!(ask, Ask::RegionGrow(..)))?;
+                let id = slab.id;
+                *passed = local.then_some(Passed::Slab(slab));
+                Ok(Reply::Slab(id))
+            }
+            Ask::RegionExpel(name, tag) => done(nic.expel(member, name, tag)),
+            Ask::RegionRemove(name) => done(if nic.remove_region(name) { Status::Done } else { Status::NotHeld }),
+            Ask::VolumeAt(place) => Ok(nic.volume_at(place).map(Reply::Volume).ok_or(Status::NotHeld)?),
+            Ask::RegionAt(place) => {
+                let region = nic.region_at(place).ok_or(Status::NotHeld)?;
+                Ok(Reply::Region(region.name, region.slabs, region.owner))
+            }
+        }
+    }
+
+    /// One more connection to a peer on this machine; its end. `None` where none can be had.
+    fn open(&mut self) -> Option<UnixStream> {
+        let (ours, theirs) = self.about.local.then(UnixStream::pair)?.ok()?;
+        self.opened.push(ours);
+        Some(theirs)
+    }
+}
