@@ -34,7 +34,7 @@ pub const LINES: usize = PAGE_BYTES / LINE_BYTES;
 pub const MAX_RECORD_BYTES: usize = 32 << 10;
 
 /// From this many changed lines on, a page is sent whole. Beyond, gathering, taking apart and two
-/// checksums cost about as much as the bytes that are spared (`docs/design/lines.md`, by
+/// checksums cost about as much as the bytes that are spared (`docs/design/lines-record.md`, by
 /// `farmem-lab bench evict`).
 pub const WHOLE_FROM: u32 = 32;
 

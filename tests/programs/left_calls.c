@@ -188,7 +188,7 @@ int main(void) {
     makecontext(&coroutine_at, coroutine, 0);
     stack_t other = {.ss_sp = malloc(256 << 10), .ss_size = 256 << 10};
     MUST(sigaltstack(&other, NULL) == 0);
-    /* (A trapped call's handler that switches to a coroutine is known to go wrong: docs/design/limits.md.) */
+    /* (A trapped call's handler that switches to a coroutine is known to go wrong: docs/design/limits-processes.md.) */
     for (int round = 0; round < 18; round++) {
         how = round / 2 % 5;
         own = round >= 10;

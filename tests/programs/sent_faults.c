@@ -36,7 +36,7 @@ static void *send(void *signal) {
     for (uint64_t n = 0; !stop; n++) {
         const uint64_t before = came;
         pthread_kill(faulting, (int)(intptr_t)signal);
-        /* Not faster than they are handled; and one may be lost beside a fault's own SIGBUS (docs/design/limits.md). */
+        /* Not faster than they are handled; and one may be lost beside a fault's own SIGBUS (docs/design/limits-processes.md). */
         for (int i = 0; i < 2000 && came == before && !stop; i++) sched_yield();
         wait_a_little(n);
     }

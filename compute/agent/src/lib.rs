@@ -21,7 +21,7 @@
 //! | [`serve`], [`host`] | the agent at work; as a process |
 //! | [`client`] | an application's side; an agent within the application |
 //!
-//! `docs/design/agent.md` describes which parts trust each other, the cost of a lie, and the state
+//! `docs/design/agent-crashes.md` describes which parts trust each other, the cost of a lie, and the state
 //! that each crash leaves.
 
 pub mod chunks;

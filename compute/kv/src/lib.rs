@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Any number of front ends serve one store. None is its owner, and one that dies takes nothing
-//! along. `docs/design/store.md` has the protocol, each operation by its verbs, and what a crash
-//! leaves.
+//! along. `docs/design/store.md` has the protocol and each operation by its verbs,
+//! `docs/design/store-recovery.md` the state after each crash.
 //!
 //! * [`task`]: operations as steps that ask for verbs.
 //! * [`layout`], [`object`]: the words and bytes of the store.

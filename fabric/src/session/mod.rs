@@ -17,7 +17,7 @@
 //!
 //! Whether a middlebox is between is known from the first Welcome: the node says
 //! which address of its own the connection came in at. The reasoning behind these
-//! rules is in `docs/design/fabric.md`.
+//! rules is in `docs/design/loss.md`.
 //!
 //! Over shared memory there is no path to be cut: a closed Unix socket is a dead node.
 

@@ -9,7 +9,7 @@
 //! * [`request`]: work requests in memory. [`machine`]: runs them, as a card does. [`chains`]: the two that take a chunk
 //!   and give it back, as OneSidedMW has them, and mended.
 //!
-//! `docs/design/offload.md` has the chains drawn, and how a card would run them.
+//! `docs/design/offload.md` draws the chains, and `offload-mlx5.md` says how a card would run them.
 
 pub mod chains;
 pub mod host;

@@ -15,7 +15,7 @@
 //! | WAIT | completion queue `<< 32 \|` count | | | |
 //! | ENABLE | work queue `<< 32 \|` index | | | |
 //!
-//! The fields stand as those of mlx5 that `docs/design/offload.md` names stand to one
+//! The fields stand as those of mlx5 that `docs/design/offload-mlx5.md` names stand to one
 //! another: a BIND's key and start are neighbours, so that one part of a READ fills
 //! both. All numbers are little-endian here; a card's requests are big-endian.
 

@@ -11,7 +11,7 @@
 //! are blocked, or kept to the fault's end, so no handler of the program runs in between. The
 //! kernel writes for the program only into pinned pages. (Another process that writes by
 //! `process_vm_writev` to a page on its way out writes in vain either way:
-//! `docs/design/limits.md`.)
+//! `docs/design/limits-processes.md`.)
 
 use super::Out;
 use crate::out::batch::Evictor;
