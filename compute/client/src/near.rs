@@ -22,10 +22,13 @@ use farmem_protocol::key::Key;
 use farmem_protocol::near::{Bytes, Call, FRAME, Function, MAX_BYTES, MAX_HOPS, MAX_PIECE, Range, Reply, Which, laid};
 use std::sync::atomic::Ordering;
 
-pub use farmem_protocol::near::{Found, Kind, Scan};
+pub use farmem_protocol::near::{Columns, Found, Kind, Scan};
 
 /// Calls under way together. More would delay other members at the node.
 const TOGETHER: usize = 16;
+
+/// Two ranges of a [`Lane::scan_columns`], each by its address and its bytes.
+pub type Pair = ((Addr, u64), (Addr, u64));
 
 /// Where a chase ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +102,49 @@ impl Lane {
         let mut found = Found::none(scan.value);
         scan.run(&bytes, &mut found);
         Ok(found)
+    }
+
+    /// Runs [`Columns`] over pairs of ranges: the tested elements, and those to be summed. One result
+    /// for each pair, whose sums are taken in order. Both ranges of a pair lie within one piece
+    /// each, and have 256 KiB together at most.
+    ///
+    /// # Errors
+    /// As [`Lane::read`]; [`Error::Size`] where the ranges of a pair do not have as many elements,
+    /// or too many.
+    pub fn scan_columns(&mut self, pairs: &[Pair], columns: &Columns) -> Result<Vec<Found>> {
+        let mut all = Vec::with_capacity(pairs.len());
+        for some in pairs.chunks(TOGETHER) {
+            let calls = some.iter().map(|&((at, len), (values, bytes))| {
+                let (source, list) = (self.range(at, len)?, self.range(values, bytes)?);
+                let call = Call { source, list, function: Function::Columns(*columns) };
+                call.check().map_err(|_| Error::Size(len))?;
+                Ok((at.node(), call))
+            });
+            let calls = calls.collect::<Result<Vec<(usize, Call)>>>()?;
+            let alike = some.iter().all(|((at, _), (values, _))| at.node() == values.node());
+            let replies = if alike { self.compute(&calls)? } else { vec![None; calls.len()] };
+            for (&((at, len), (values, bytes)), reply) in some.iter().zip(replies) {
+                all.push(match reply {
+                    Some(Reply::Found(found)) => found,
+                    _ => {
+                        let (mut tests, mut summed) = (vec![0; len as usize], vec![0; bytes as usize]);
+                        let mut batch = self.batch();
+                        batch.read(at, &mut tests).read(values, &mut summed);
+                        batch.run().into_iter().try_for_each(|done| done.map(drop))?;
+                        let mut found = Found::none(columns.value);
+                        columns.run(&tests, &summed, &mut found);
+                        found
+                    }
+                });
+            }
+        }
+        Ok(all)
+    }
+
+    /// Whether functions on memory of this node are carried out there: it has not refused any, and
+    /// its memory is not mapped here.
+    pub fn computes(&self, node: usize) -> bool {
+        self.is_computed(node)
     }
 
     /// The pieces of `each` bytes (1 to 4096) at these places, one behind the other in their order.

@@ -6,7 +6,7 @@
 mod common;
 
 use common::SLAB;
-use farmem::near::{Chase, Found, Kind, Scan};
+use farmem::near::{Chase, Columns, Found, Kind, Scan};
 use farmem::{Addr, Error, Lane, Memory, Transport};
 use farmem_fabric::NodeAddr;
 use farmem_memory::{Config, Node};
@@ -45,6 +45,13 @@ fn outcome(lane: &mut Lane, seed: u64, count: usize) -> Vec<Vec<u8>> {
     let found = lane.scan(&ranges, &scan).unwrap();
     assert!(found.count > 5000);
     told.push(format!("{found:?}").into_bytes());
+    let columns = Columns { test: Kind::I32, least: 0, most: 1 << 30, value: Kind::F64 };
+    let pair = |n: u64| ((piece + n * 30_000, 4 * 5000), (piece + 1_000_000 + n, 8 * 5000));
+    let found = lane.scan_columns(&(0..20).map(pair).collect::<Vec<_>>(), &columns).unwrap();
+    assert!(found.len() == 20 && found[0].count > 500);
+    told.push(format!("{found:?}").into_bytes());
+    let uneven = ((piece, 4 * 5000), (piece, 8 * 5001));
+    assert!(matches!(lane.scan_columns(&[uneven], &columns), Err(Error::Size(20_000))));
     let places: Vec<Addr> = (0..count as u64).map(|n| piece + (n.wrapping_mul(seed | 1) % ((2 << 20) - 64))).collect();
     told.push(lane.gather(&places, 64).unwrap());
     lane.copy(piece + 7, other + 9, 700_000).unwrap();
@@ -78,7 +85,7 @@ fn it_is_all_the_same_where_it_is_done() {
         .run(&(any::<u64>(), 1..9000usize), |(seed, count)| {
             let [there, here, mapped] = lanes.borrow_mut().each_mut().map(|lane| outcome(lane, seed, count));
             prop_assert!(there == here && here == mapped);
-            let found = String::from_utf8_lossy(&there[4]).into_owned();
+            let found = String::from_utf8_lossy(&there[5]).into_owned();
             prop_assert!(found.contains("hops: 2776") && found.contains("found: true"), "{}", found);
             Ok(())
         })

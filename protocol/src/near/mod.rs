@@ -11,6 +11,7 @@
 //! | [`Function::Copy`] | a range to another | [`MAX_BYTES`] |
 //! | [`Function::Fill`] | a word, over and over | [`MAX_BYTES`] |
 //! | [`Function::Scan`] | sums a field of records whose other field is within bounds | [`MAX_BYTES`] |
+//! | [`Function::Columns`] | sums a column where another is within bounds | [`MAX_BYTES`] |
 //! | [`Function::Chase`] | follows links until a field has a value | [`MAX_HOPS`] |
 //!
 //! [`Call::run`] runs a function on any [`Bytes`]: a node's slabs, or a host's copy of them. A host
@@ -19,9 +20,11 @@
 //! [`Call::parse`] refuses malformed calls. Lists lie in memory that others may be writing, so they
 //! are copied before they are checked.
 
+pub mod columns;
 pub mod scan;
 
 use crate::key::Key;
+pub use columns::Columns;
 pub use scan::{Found, Kind, Scan};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -72,6 +75,8 @@ pub enum Function {
     Fill(u64),
     /// Looks at the records of `source`.
     Scan(Scan),
+    /// Looks at two dense columns: tests elements of `source`, and sums those of `list`.
+    Columns(Columns),
     /// From the object at offset `from` of `source`: a word at its byte `next` has the offset of
     /// the next one, or 0. Stops at an object whose word at byte `field` is `wanted`.
     Chase {
@@ -150,7 +155,7 @@ impl Call {
         match self.function {
             Function::Gather { .. } | Function::Copy => which == Which::List,
             Function::Scatter { .. } | Function::Fill(_) => which == Which::Source,
-            Function::Scan(_) | Function::Chase { .. } => false,
+            Function::Scan(_) | Function::Columns(_) | Function::Chase { .. } => false,
         }
     }
 
@@ -178,6 +183,12 @@ impl Call {
             }
             Function::Fill(_) => (1..=MAX_BYTES).contains(&source.len) && list.len == 0,
             Function::Scan(scan) => (1..=MAX_BYTES).contains(&source.len) && list.len == 0 && scan.is_sound(),
+            Function::Columns(columns) => {
+                let bytes = columns.bytes_of_values(source.len);
+                source.len > 0
+                    && bytes == Some(list.len)
+                    && source.len.checked_add(list.len).is_some_and(|both| both <= MAX_BYTES)
+            }
             Function::Chase { hops, .. } => hops <= MAX_HOPS && list.len == 0 && source.len <= 1 << 32,
         };
         if bounded && fits(source) && fits(list) { Ok(()) } else { Err(Nonsense) }
@@ -208,6 +219,11 @@ impl Call {
                 let fields = Fields { stride, test, value, zero: 0.into() };
                 wire.list[0] = U64::read_from_bytes(fields.as_bytes()).unwrap_or_default();
                 wire.words = [scan.least, scan.most].map(U64::new);
+            }
+            Function::Columns(columns) => {
+                wire.function = 12;
+                wire.kinds = [columns.test as u8, columns.value as u8];
+                wire.words = [columns.least, columns.most].map(U64::new);
             }
             Function::Chase { from, next, field, wanted, hops } => {
                 wire.function = 6;
@@ -260,6 +276,11 @@ impl Call {
                 let (next, field) = (second as u16, (second >> 16) as u16);
                 (none, Function::Chase { from, next, field, wanted: words[0], hops: count })
             }
+            12 => {
+                let [Some(test), Some(value)] = wire.kinds.map(Kind::of) else { return Err(Nonsense) };
+                let columns = Columns { test, least: words[0], most: words[1], value };
+                (run(columns.bytes_of_values(len).ok_or(Nonsense)?), Function::Columns(columns))
+            }
             _ => return Err(Nonsense),
         };
         let call = Call { source, list, function };
@@ -294,6 +315,20 @@ impl Call {
                     memory.read(Which::Source, at, &mut bytes[..len])?;
                     scan.run(&bytes[..len], &mut found);
                     at += len as u64;
+                }
+                Some(Reply::Found(found))
+            }
+            Function::Columns(columns) => {
+                let (test, value) = (usize::from(columns.test.bytes()), usize::from(columns.value.bytes()));
+                let mut found = Found::none(columns.value);
+                let (mut tests, mut values) = ([0; STEP / 2], [0; STEP / 2]);
+                let (all, step) = (self.source.len / test as u64, STEP / 2 / test.max(value));
+                for first in (0..all).step_by(step) {
+                    let rows = (all - first).min(step as u64) as usize;
+                    let (tests, values) = (&mut tests[..rows * test], &mut values[..rows * value]);
+                    memory.read(Which::Source, first * test as u64, tests)?;
+                    memory.read(Which::List, first * value as u64, values)?;
+                    columns.run(tests, values, &mut found);
                 }
                 Some(Reply::Found(found))
             }
@@ -410,6 +445,11 @@ impl Reply {
                 let [_, count, sum, least, most, ..] = words;
                 let found = Found { kind: scan.value, count, sum, least, most };
                 (count <= to.source.len / u64::from(scan.stride)).then_some(Reply::Found(found))
+            }
+            (Function::Columns(columns), 2) => {
+                let [_, count, sum, least, most, ..] = words;
+                let found = Found { kind: columns.value, count, sum, least, most };
+                (count <= to.source.len / u64::from(columns.test.bytes())).then_some(Reply::Found(found))
             }
             (Function::Chase { hops, .. }, 3) => {
                 let possible = words[1] < to.source.len && words[2] <= u64::from(hops) && words[3] <= 1;

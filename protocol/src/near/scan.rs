@@ -63,7 +63,7 @@ pub struct Found {
 }
 
 /// A field, widened to 64 bits.
-trait Field: Copy + PartialOrd {
+pub(super) trait Field: Copy + PartialOrd {
     const LEAST: Self;
     const MOST: Self;
     fn plus(self, other: Self) -> Self;
@@ -114,12 +114,12 @@ impl Field for f64 {
 }
 
 #[inline]
-fn four(record: &[u8], at: usize) -> u32 {
+pub(super) fn four(record: &[u8], at: usize) -> u32 {
     record.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes)
 }
 
 #[inline]
-fn eight(record: &[u8], at: usize) -> u64 {
+pub(super) fn eight(record: &[u8], at: usize) -> u64 {
     record.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
