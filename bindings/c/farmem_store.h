@@ -8,8 +8,8 @@
  *     farmem_store_close(store);
  *
  * The program is one front end of the store, beside others and beside `farmem kv`. Each operation on one
- * key is linearizable among all of them. Keys and values are bytes. A key and its value have 2 097 048 bytes
- * together at most. A block has 256 MiB, and its key 4096 bytes.
+ * key is linearizable among all of them. Keys and values are bytes. A value has 512 MiB at most, and is read
+ * as a whole. A block has 256 MiB, and its key 4096 bytes.
  *
  * Any number of threads may use a store at once. A child of fork opens a store of its own.
  * Functions return FARMEM_STORE_OK or an error, and describe an error in `why`, which may be NULL.

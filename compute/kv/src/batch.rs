@@ -188,6 +188,7 @@ async fn carried_out(store: Rc<store::Store>, io: Io, Op { key, act }: Op) -> En
         Act::PutNew { value, expiry } => put_new(&store, &io, &key, value, expiry).await,
         Act::Remove => store.remove(&io, &key).await.map(|there| if there { Outcome::Done } else { Outcome::Absent }),
         Act::Look => {
+            // Of a long value, the list of its pieces: nothing more is asked than whether it is there.
             let found = store.find(&io, &key).await;
             found.map(|found| found.map_or(Outcome::Absent, |found| Outcome::Found(Bytes(found.object))))
         }
@@ -214,8 +215,11 @@ async fn carried_out(store: Rc<store::Store>, io: Io, Op { key, act }: Op) -> En
 /// The key's object, from the near cache if that is allowed.
 pub(crate) async fn get(store: &store::Store, io: &Io, key: &[u8]) -> Result<Option<Object>, Trouble> {
     match store.near(key) {
-        Some(object) => Ok(Some(object)),
-        None => Ok(store.get(io, key).await?.map(|found| found.object)),
+        Some(object) if object.kind() != Type::Long => Ok(Some(object)),
+        _ => match store.get(io, key).await? {
+            Some(found) => Box::pin(store.entire(io, found)).await.map(Some),
+            None => Ok(None),
+        },
     }
 }
 

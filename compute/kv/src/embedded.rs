@@ -129,10 +129,15 @@ impl Store {
             return Ok(Some(Bytes(object)));
         }
         let key = key.to_vec();
-        let found = self.run(|store, io| async move { store.get(&io, &key).await })?;
+        let found = self.run(|store, io| async move {
+            match store.get(&io, &key).await? {
+                Some(found) => Ok(Some(Box::pin(store.entire(&io, found)).await?)),
+                None => Ok(None),
+            }
+        })?;
         match found {
-            Some(found) if found.object.kind() != Type::String => Err(Failed::WrongType),
-            found => Ok(found.map(|found| Bytes(found.object))),
+            Some(object) if object.kind() != Type::String => Err(Failed::WrongType),
+            found => Ok(found.map(Bytes)),
         }
     }
 

@@ -10,8 +10,8 @@
 //!           └── never linked ──────────────────────────────────────────────────────────────────┘
 //! ```
 
-use crate::layout::{At, LARGE, PIECE_HEADER, PIECES, class_bytes};
-use std::collections::{BTreeMap, VecDeque};
+use crate::layout::{At, EXTENT, LARGE, PIECE_HEADER, PIECES, class_bytes, is_whole};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Epochs between an object's retirement and its place's reuse. See [`crate::member`].
 pub const GRACE: u64 = 3;
@@ -75,19 +75,43 @@ pub struct Heap {
     retired: VecDeque<(u64, At)>,
     retired_bytes: u64,
     bytes: u64,
+    /// Long values of which this front end has extents, by their numbers.
+    longs: HashMap<u64, Extents>,
+    /// Own objects that list extents, and the number of the long value.
+    heads: HashMap<At, u64>,
+}
+
+/// The extents of a long value that this front end has.
+#[derive(Debug, Default)]
+struct Extents {
+    /// The key's hash.
+    hash: u64,
+    places: Vec<At>,
+    /// Own objects that list them and are in the index, or may come there.
+    heads: u32,
+    /// The index referred to the value when this was last known.
+    linked: bool,
 }
 
 impl Default for Heap {
     fn default() -> Heap {
         let classes = (0..=LARGE).map(|_| Class::default()).collect();
-        Heap { classes, pieces: BTreeMap::new(), retired: VecDeque::new(), retired_bytes: 0, bytes: 0 }
+        Heap {
+            classes,
+            pieces: BTreeMap::new(),
+            retired: VecDeque::new(),
+            retired_bytes: 0,
+            bytes: 0,
+            longs: HashMap::new(),
+            heads: HashMap::new(),
+        }
     }
 }
 
 impl Heap {
     /// Takes a free place of the class that holds `bytes`.
     pub fn take(&mut self, class: u8, bytes: u64) -> Option<Held> {
-        let at = if class == LARGE {
+        let at = if is_whole(class) {
             let wanted = self.piece_for(class, bytes);
             let free = &self.classes[usize::from(class)].free;
             let fits = |at: &At| self.pieces.get(&(at - PIECE_HEADER)).is_some_and(|piece| piece.bytes == wanted);
@@ -108,9 +132,9 @@ impl Heap {
 
     /// Bytes of the piece to allocate when the class has no free place that holds `bytes`.
     pub fn piece_for(&self, class: u8, bytes: u64) -> u32 {
-        let least = (bytes.max(if class == LARGE { 0 } else { class_bytes(class) }) + PIECE_HEADER) as u32;
+        let least = (bytes.max(if is_whole(class) { 0 } else { class_bytes(class) }) + PIECE_HEADER) as u32;
         let least = least.next_power_of_two().max(*PIECES.start());
-        if class == LARGE {
+        if is_whole(class) {
             return least;
         }
         let grown = (self.classes[usize::from(class)].bytes / 4) as u32;
@@ -124,7 +148,7 @@ impl Heap {
 
     /// Adds a piece with what is known of its places; others are free.
     pub fn adopt(&mut self, at: At, bytes: u32, class: u8, known: Vec<Place>) {
-        let step = if class == LARGE { u64::from(bytes) - PIECE_HEADER } else { class_bytes(class) };
+        let step = if is_whole(class) { u64::from(bytes) - PIECE_HEADER } else { class_bytes(class) };
         let count = (u64::from(bytes) - PIECE_HEADER) / step;
         let free = Place { used: Use::Free, version: 0, hash: 0 };
         let mut places = known;
@@ -150,7 +174,7 @@ impl Heap {
 
     fn place(&mut self, at: At) -> Option<&mut Place> {
         let (first, piece) = self.piece_of(at)?;
-        let step = if piece.class == LARGE { u64::from(piece.bytes) } else { class_bytes(piece.class) };
+        let step = if is_whole(piece.class) { u64::from(piece.bytes) } else { class_bytes(piece.class) };
         piece.places.get_mut(((at - first - PIECE_HEADER) / step) as usize)
     }
 
@@ -163,16 +187,20 @@ impl Heap {
     }
 
     /// Records that the object left the index in or before this epoch. Ignores places of others.
-    pub fn retire(&mut self, at: At, epoch: u64) {
+    /// Returns the number of the long value whose extents the object lists, if it does: they are
+    /// not retired with it.
+    pub fn retire(&mut self, at: At, epoch: u64) -> Option<u64> {
         let linked = |place: &&mut Place| matches!(place.used, Use::Linked | Use::Held);
-        let Some(place) = self.place(at).filter(linked) else { return };
+        let place = self.place(at).filter(linked)?;
         place.used = Use::Retired;
         self.retired_bytes += self.place_bytes(at);
         self.retired.push_back((epoch, at));
+        self.forget_head(at)
     }
 
     /// The place was never linked.
     pub fn give_back(&mut self, at: At) {
+        self.forget_head(at);
         if self.place(at).is_some_and(|place| place.used == Use::Held) {
             self.free(at);
         }
@@ -180,7 +208,7 @@ impl Heap {
 
     fn place_bytes(&mut self, at: At) -> u64 {
         self.piece_of(at).map_or(0, |(_, piece)| {
-            if piece.class == LARGE { u64::from(piece.bytes) } else { class_bytes(piece.class) }
+            if is_whole(piece.class) { u64::from(piece.bytes) } else { class_bytes(piece.class) }
         })
     }
 
@@ -212,7 +240,7 @@ impl Heap {
         for (&at, piece) in &self.pieces {
             let class = &self.classes[usize::from(piece.class)];
             let places = piece.places.len();
-            let keep = piece.class != LARGE && class.free.len() < places * 2;
+            let keep = !is_whole(piece.class) && class.free.len() < places * 2;
             if piece.used == 0 && !keep {
                 found = Some((at, piece.bytes));
                 break;
@@ -225,6 +253,64 @@ impl Heap {
         class.bytes -= u64::from(bytes);
         self.bytes -= u64::from(bytes);
         Some((at, bytes))
+    }
+
+    /// The object at `head`, which is about to be linked, lists the extents of a long value.
+    pub fn lists(&mut self, head: At, number: u64, hash: u64, extents: impl Iterator<Item = At>) {
+        self.heads.insert(head, number);
+        let own: Vec<At> = extents.filter(|&at| self.place(at).is_some()).collect();
+        let known = self.longs.entry(number).or_default();
+        known.heads += 1;
+        (known.hash, known.places) = (hash, own);
+    }
+
+    /// The object at `head` was linked, and with it the extents that it lists.
+    pub fn linked_list(&mut self, head: At) {
+        let Some(known) = self.heads.get(&head).and_then(|number| self.longs.get_mut(number)) else { return };
+        known.linked = true;
+        let (hash, places) = (known.hash, known.places.clone());
+        places.into_iter().for_each(|at| self.linked(at, hash));
+    }
+
+    fn forget_head(&mut self, head: At) -> Option<u64> {
+        let number = self.heads.remove(&head)?;
+        if let Some(known) = self.longs.get_mut(&number) {
+            known.heads -= 1;
+        }
+        Some(number)
+    }
+
+    /// Records that a long value left the index in or before this epoch.
+    pub fn retire_long(&mut self, number: u64, epoch: u64) {
+        for at in self.longs.remove(&number).map_or(Vec::new(), |known| known.places) {
+            self.retire(at, epoch);
+        }
+    }
+
+    /// A long value was written, and is not needed any more: if no object lists it, its places are
+    /// free.
+    pub fn abandon(&mut self, number: u64, held: &[Held]) {
+        if self.longs.get(&number).is_some_and(|known| known.linked || known.heads > 0) {
+            return;
+        }
+        self.longs.remove(&number);
+        for held in held {
+            if self.place(held.at).is_some_and(|place| place.used == Use::Held && place.version == held.version) {
+                self.free(held.at);
+            }
+        }
+    }
+
+    /// An extent was taken over, to whose value the index refers.
+    pub fn adopt_extent(&mut self, at: At, number: u64, hash: u64) {
+        let known = self.longs.entry(number).or_default();
+        (known.hash, known.linked) = (hash, true);
+        known.places.push(at);
+    }
+
+    /// Long values to which the index referred when this was last known: numbers and hashes.
+    pub fn all_longs(&self) -> Vec<(u64, u64)> {
+        self.longs.iter().filter(|(_, known)| known.linked).map(|(&number, known)| (number, known.hash)).collect()
     }
 
     /// Bytes that wait for readers.
@@ -245,8 +331,8 @@ impl Heap {
     /// Linked places, with their keys' hashes.
     pub fn all_linked(&self) -> Vec<(At, u64)> {
         let mut linked = Vec::new();
-        for (&at, piece) in &self.pieces {
-            let step = if piece.class == LARGE { 0 } else { class_bytes(piece.class) };
+        for (&at, piece) in self.pieces.iter().filter(|(_, piece)| piece.class != EXTENT) {
+            let step = if is_whole(piece.class) { 0 } else { class_bytes(piece.class) };
             for (n, place) in piece.places.iter().enumerate().filter(|(_, place)| place.used == Use::Linked) {
                 linked.push((at + PIECE_HEADER + n as u64 * step, place.hash));
             }

@@ -8,6 +8,7 @@
 //!                                            │ slot                │ forward
 //!                                            ▼                     ▼
 //!  piece: header │ object │ object │ …       object               pair of tables
+//!  piece of an extent: header with the long value's number and its key's hash │ bytes
 //!
 //!  slot     63 frozen │ 62 pending │ 61..54 fingerprint │ 53..48 class │ 47..36 version │ 35..0 unit
 //!  owner    63..48 check │ 47..40 kind │ 39..32 class │ 31..16 incarnation │ 15..0 member
@@ -39,8 +40,15 @@ const SIZES: [u16; 32] = [
 ];
 /// The class of objects that have a piece for themselves.
 pub const LARGE: u8 = 63;
+/// The class of the extents of long values ([`crate::long`]), which have a piece each.
+pub const EXTENT: u8 = 62;
 /// Bytes that are read of a [`LARGE`] object before its length is known.
 pub const LARGE_FIRST: u32 = 32 << 10;
+
+/// Whether what has this class fills a piece of its own.
+pub fn is_whole(class: u8) -> bool {
+    matches!(class, LARGE | EXTENT)
+}
 
 /// The class of an object of `bytes`.
 pub fn class_of(bytes: u64) -> u8 {
@@ -244,7 +252,7 @@ const FIRST_TABLES: u64 = 8192;
 const _: () = assert!(HEAD_BYTES <= FIRST_TABLES);
 
 /// Says that this is a store, and of which version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x02\0");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x03\0");
 
 /// The use of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -252,7 +260,8 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x02\0");
 pub enum Kind {
     /// A shard's root.
     Root = 1,
-    /// Objects of one class.
+    /// Objects of one class. In a piece of the class [`EXTENT`], the third word is the number of
+    /// the long value, and the fourth its key's hash.
     Objects = 2,
     /// Two tables of the index. The third word of the header is their parent's address.
     Tables = 3,

@@ -15,6 +15,7 @@
 //!
 //! * [`task`]: operations as steps that ask for verbs.
 //! * [`layout`], [`object`]: the words and bytes of the store.
+//! * [`long`]: strings in several pieces.
 //! * [`shard`], [`index`], [`heap`], [`member`], [`recover`]: the protocol on one node's memory.
 //! * [`lease`]: decides when the near cache may answer without a verb.
 //! * [`store`]: the shards of all nodes as one store.
@@ -35,6 +36,7 @@ pub mod heap;
 pub mod index;
 pub mod layout;
 pub mod lease;
+pub mod long;
 pub mod member;
 pub mod object;
 pub mod recover;

@@ -29,12 +29,14 @@ pub enum Type {
     Hash = 4,
     /// A sorted set.
     SortedSet = 5,
+    /// A string in several pieces. The object has the list of its extents ([`crate::long`]).
+    Long = 6,
 }
 
 impl Type {
     pub(crate) fn of(byte: u8) -> Option<Type> {
-        use Type::{Hash, List, Set, SortedSet, String};
-        [String, List, Set, Hash, SortedSet].into_iter().find(|kind| *kind as u8 == byte)
+        use Type::{Hash, List, Long, Set, SortedSet, String};
+        [String, List, Set, Hash, SortedSet, Long].into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 

@@ -11,9 +11,12 @@
 
 use crate::heap::{Place, Use};
 use crate::index::Trie;
-use crate::layout::{At, HEAD_BYTES, Hash, Kind, LARGE, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, class_bytes, word};
+use crate::layout::{
+    At, EXTENT, HEAD_BYTES, Hash, Kind, LARGE, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, class_bytes, word,
+};
+use crate::long::{self, List};
 use crate::member::{LEASE_MS, is_there};
-use crate::object::{Header, Object};
+use crate::object::{Header, Object, Type};
 use crate::shard::{Shard, Trouble};
 use crate::task::{Answer, Io, Verb, join};
 use std::collections::{BTreeMap, HashMap};
@@ -24,8 +27,8 @@ use std::rc::Rc;
 const AT_ONCE: usize = 64;
 
 impl Shard {
-    /// The slot that refers to the object at `at`, plain or pending.
-    async fn referrer(&self, io: &Io, hash: Hash, at: At) -> Option<(At, Slot)> {
+    /// The slots of a hash's two buckets, once what was decided shows and no split is under way.
+    async fn judged(&self, io: &Io, hash: Hash) -> Vec<(At, Slot)> {
         loop {
             let table = self.trie.borrow().table(hash);
             let buckets = hash.buckets(self.geometry.buckets).map(|bucket| self.geometry.bucket(table, bucket));
@@ -49,7 +52,33 @@ impl Shard {
                     continue;
                 }
             }
-            return slots.into_iter().find(|(_, slot)| slot.is_used() && slot.at(self.node) == at);
+            return slots;
+        }
+    }
+
+    /// The slot that refers to the object at `at`, plain or pending.
+    async fn referrer(&self, io: &Io, hash: Hash, at: At) -> Option<(At, Slot)> {
+        let slots = self.judged(io, hash).await;
+        slots.into_iter().find(|(_, slot)| slot.is_used() && slot.at(self.node) == at)
+    }
+
+    /// Whether the index refers to a long value. An insert that is not decided is a dead front
+    /// end's and stays undecided, because the number is its own.
+    async fn refers_to_long(self: &Rc<Shard>, io: &Io, hash: Hash, number: u64) -> bool {
+        // Objects that are read are not reused meanwhile.
+        let _section = self.section();
+        loop {
+            let slots = self.judged(io, hash).await;
+            let alike = |slot: &Slot| slot.is_used() && !slot.is_pending() && slot.fingerprint() == hash.fingerprint();
+            let alike: Vec<Slot> = slots.into_iter().map(|(_, slot)| slot.thawed()).filter(alike).collect();
+            let objects = self.objects(io, &alike).await;
+            if let Some(objects) = objects.into_iter().collect::<Option<Vec<Object>>>() {
+                return objects.iter().any(|object| long::number(object) == Some(number));
+            }
+            if self.shut_out.get() {
+                return true;
+            }
+            io.pause(1).await;
         }
     }
 
@@ -75,9 +104,22 @@ impl Shard {
         join(objects.iter().map(look).collect()).await
     }
 
+    /// Finds own extents whose long value others took out of the index; how many values.
+    async fn scavenge_longs(self: &Rc<Shard>, io: &Io) -> usize {
+        let (longs, mut found) = (self.heap.borrow().all_longs(), 0);
+        for (number, hash) in longs {
+            if !self.refers_to_long(io, Hash(hash), number).await {
+                let epoch = self.epoch() + 1;
+                self.heap.borrow_mut().retire_long(number, epoch);
+                found += 1;
+            }
+        }
+        found
+    }
+
     /// Finds own objects that others took out of the index; how many.
     pub async fn scavenge(self: &Rc<Shard>, io: &Io) -> usize {
-        let mut found = 0;
+        let mut found = self.scavenge_longs(io).await;
         let linked = self.heap.borrow().all_linked();
         for some in linked.chunks(AT_ONCE) {
             // While it lives no place is used again, so what was looked up is what is retired.
@@ -162,19 +204,37 @@ impl Shard {
             self.release(io, at).await;
             return Ok(true);
         }
+        if owner.class == EXTENT {
+            let header = self.read(io, at, 32).await;
+            let (number, hash) = (word(&header, 2), word(&header, 3));
+            let live = self.refers_to_long(io, Hash(hash), number).await;
+            let (place, epoch) = (at + PIECE_HEADER, self.epoch() + 1);
+            let mut heap = self.heap.borrow_mut();
+            heap.adopt(at, bytes, EXTENT, vec![Place { used: Use::Linked, version: 0, hash }]);
+            match live {
+                true => heap.adopt_extent(place, number, hash),
+                false => {
+                    heap.retire(place, epoch);
+                }
+            }
+            return Ok(true);
+        }
         let step = if owner.class == LARGE { u64::from(bytes) - PIECE_HEADER } else { class_bytes(owner.class) };
         let content = self.read(io, at, bytes).await;
         let count = (u64::from(bytes) - PIECE_HEADER) / step;
         let place_at = |n: u64| at + PIECE_HEADER + n * step;
         let mut places = Vec::new();
-        let mut sound = Vec::new();
+        let (mut sound, mut lists) = (Vec::new(), Vec::new());
         for n in 0..count {
             let start = (PIECE_HEADER + n * step) as usize;
             let object = content.get(start..start + step as usize).unwrap_or_default();
             let header = Header::peek(object);
             let version = header.map_or(0, |header| header.version);
-            let hash = Object::decode(object.to_vec()).map(|object| object.hash().0);
+            let object = Object::decode(object.to_vec());
+            let hash = object.as_ref().map(|object| object.hash().0);
             sound.extend(hash.map(|hash| (place_at(n), hash)));
+            let list = object.filter(|object| object.kind() == Type::Long);
+            lists.extend(list.and_then(|list| Some((place_at(n), List::decode(list.value(), self.node)?))));
             places.push(Place { used: Use::Linked, version, hash: hash.unwrap_or(0) });
         }
         let mut live = HashMap::new();
@@ -185,8 +245,15 @@ impl Shard {
         let epoch = self.epoch() + 1;
         let mut heap = self.heap.borrow_mut();
         heap.adopt(at, bytes, owner.class, places);
+        for (at, list) in lists.into_iter().filter(|(at, _)| live.get(at) == Some(&true)) {
+            let hash = sound.iter().find(|(sound, _)| *sound == at).map_or(0, |(_, hash)| *hash);
+            heap.lists(at, list.number, hash, list.extents.iter().map(|extent| extent.at));
+            heap.linked_list(at);
+        }
         // Others may still read what nothing refers to.
-        (0..count).map(place_at).filter(|at| live.get(at) != Some(&true)).for_each(|at| heap.retire(at, epoch));
+        for at in (0..count).map(place_at).filter(|at| live.get(at) != Some(&true)) {
+            heap.retire(at, epoch);
+        }
         Ok(true)
     }
 
@@ -195,7 +262,9 @@ impl Shard {
     pub async fn count(self: &Rc<Shard>, io: &Io) -> Count {
         let mut count = Count::default();
         let members = self.read(io, self.root, HEAD_BYTES as u32).await;
-        let referred = self.count_index(io, &mut count).await;
+        let mut extents = BTreeMap::new();
+        let mut referred = self.count_index(io, &mut count, &mut extents).await;
+        referred.extend(extents.iter().map(|(&at, &(_, len))| (at, len)));
         for (at, bytes, owner, third) in self.pieces(io).await {
             count.bytes += u64::from(bytes);
             let Some(owner) = owner else {
@@ -215,17 +284,32 @@ impl Shard {
                 Kind::Objects => {
                     let live: u64 = referred.range(at..at + u64::from(bytes)).map(|(_, len)| u64::from(*len)).sum();
                     count.live += live;
+                    if owner.class == EXTENT
+                        && let Some((number, _)) = extents.remove(&(at + PIECE_HEADER))
+                        && number != third
+                    {
+                        count.problems.push(format!("the extent at {at:#x} is another value's"));
+                    }
                     if !there {
                         count.problems.push(format!("the piece at {at:#x} was a front end's that is gone"));
                     }
                 }
             }
         }
+        for (at, _) in extents {
+            count.problems.push(format!("there is no piece for the extent at {at:#x}"));
+        }
         count
     }
 
-    /// Objects that the index refers to, with their lengths.
-    async fn count_index(self: &Rc<Shard>, io: &Io, count: &mut Count) -> BTreeMap<At, u32> {
+    /// Objects that the index refers to, with their lengths. `extents`: those of long values, with
+    /// the values' numbers.
+    async fn count_index(
+        self: &Rc<Shard>,
+        io: &Io,
+        count: &mut Count,
+        extents: &mut BTreeMap<At, (u64, u32)>,
+    ) -> BTreeMap<At, u32> {
         let mut referred: BTreeMap<At, u32> = BTreeMap::new();
         let mut keys = HashMap::new();
         let mut path = Some(0);
@@ -250,6 +334,9 @@ impl Shard {
                         continue;
                     };
                     count.keys += 1;
+                    if object.kind() == Type::Long {
+                        self.count_long(io, at, &object, count, extents).await;
+                    }
                     let misplaced = self.trie.borrow().leaf(object.hash().path()).table != leaf.table;
                     if misplaced || object.hash() != Hash::of(object.key()) {
                         count.problems.push(format!("the object at {at:#x} is in a table that is not its key's"));
@@ -264,6 +351,31 @@ impl Shard {
             }
         }
         referred
+    }
+}
+
+impl Shard {
+    /// Counts the extents of a long value, whose object is at `at`.
+    async fn count_long(
+        &self,
+        io: &Io,
+        at: At,
+        object: &Object,
+        count: &mut Count,
+        extents: &mut BTreeMap<At, (u64, u32)>,
+    ) {
+        let Some(list) = List::decode(object.value(), self.node) else {
+            count.problems.push(format!("the long value at {at:#x} is none"));
+            return;
+        };
+        for extent in &list.extents {
+            if self.extent(io, extent).await.is_err() {
+                count.problems.push(format!("the extent at {:#x} does not match its checksum", extent.at));
+            }
+            if extents.insert(extent.at, (list.number, extent.len)).is_some() {
+                count.problems.push(format!("two values have the extent at {:#x}", extent.at));
+            }
+        }
     }
 }
 

@@ -3,10 +3,11 @@
 use crate::copies::{Copies, Mode};
 use crate::heap::{Heap, Held};
 use crate::index::{Cache, Trie};
-use crate::layout::{At, Geometry, Hash, Kind, Member, Owner, Slot, class_of};
+use crate::layout::{At, Geometry, Hash, Kind, MAX_OBJECT, Member, Owner, Slot, class_of};
 use crate::lease::{Lease, Writes};
+use crate::long::List;
 use crate::member::Watched;
-use crate::object::{Object, Value};
+use crate::object::{Object, Type, Value};
 use crate::rules::{Bug, Rules};
 use crate::task::{Answer, Io, Verb};
 use std::cell::{Cell, RefCell};
@@ -20,7 +21,7 @@ pub enum Trouble {
     #[error("OOM the store's memory is used up: delete keys, raise --maxmemory, or lend more")]
     Full,
     /// The object is larger than [`crate::object::len`] may be.
-    #[error("ERR the value is too large: key and value may have 2097048 bytes together")]
+    #[error("ERR the value is too large: a string may have 512 MiB, any other value 2097048 bytes with its key")]
     TooLarge,
     /// An object does not match its checksum.
     #[error("IOERR an object in remote memory does not match its checksum")]
@@ -90,6 +91,8 @@ pub struct Shard {
     pub limit: Cell<u64>,
     /// Bytes of pieces that the others held when they last said so.
     pub others: Cell<u64>,
+    /// Bytes of an object at most, and of an extent. Longer strings are long values.
+    pub longest: Cell<u64>,
     /// Whether this front end was found to be taken for dead.
     pub shut_out: Cell<bool>,
     /// The nodes that have it.
@@ -146,6 +149,7 @@ impl Shard {
             now_ms: Cell::new(0),
             limit: Cell::new(u64::MAX),
             others: Cell::new(0),
+            longest: Cell::new(MAX_OBJECT),
             shut_out: Cell::new(false),
             copies,
             nodes: RefCell::default(),
@@ -224,10 +228,14 @@ impl Shard {
 
     /// Holds a place for an object of `bytes`.
     pub(crate) async fn hold(&self, io: &Io, bytes: u64) -> Result<Held, Trouble> {
-        if bytes > crate::layout::MAX_OBJECT {
+        if bytes > MAX_OBJECT {
             return Err(Trouble::TooLarge);
         }
-        let class = class_of(bytes);
+        self.hold_class(io, class_of(bytes), bytes).await
+    }
+
+    /// Holds a place of this class.
+    pub(crate) async fn hold_class(&self, io: &Io, class: u8, bytes: u64) -> Result<Held, Trouble> {
         self.heap.borrow_mut().reap(self.epochs.borrow().now);
         if let Some(held) = self.heap.borrow_mut().take(class, bytes) {
             return Ok(held);
@@ -291,15 +299,39 @@ impl Shard {
     /// The object for a value, and its slot.
     pub(crate) fn made(&self, hash: Hash, key: &[u8], value: &Value, held: &Held) -> (Object, Slot) {
         let object = Object::new(hash, key, value, held.version, (self.now_ms.get() / 1000) as u32);
+        if value.kind == Type::Long
+            && let Some(list) = List::decode(&value.bytes, self.node)
+        {
+            let extents = list.extents.iter().map(|extent| extent.at);
+            self.heap.borrow_mut().lists(held.at, list.number, hash.0, extents);
+        }
         (object, Slot::new(hash.fingerprint(), held.class, held.version, held.at))
+    }
+
+    /// The object is in the index now.
+    pub(crate) fn linked(&self, at: At, hash: Hash, value: &Value) {
+        let mut heap = self.heap.borrow_mut();
+        heap.linked(at, hash.0);
+        if value.kind == Type::Long {
+            heap.linked_list(at);
+        }
     }
 
     /// The slot's object is not in the index any more.
     pub(crate) fn retire(&self, slot: Slot) {
+        self.retire_for(slot, None, None);
+    }
+
+    /// [`Shard::retire`] of an object that `new` has replaced. Of a long value the extents go, too,
+    /// unless `new` lists the same. `old`: the long value's number, if the caller knows it.
+    pub(crate) fn retire_for(&self, slot: Slot, old: Option<u64>, new: Option<u64>) {
         // The store's epoch may be one ahead of what was read.
         let epoch = self.epochs.borrow().now + 1;
         let mut heap = self.heap.borrow_mut();
-        heap.retire(slot.at(self.node), epoch);
+        let listed = heap.retire(slot.at(self.node), epoch).or(old);
+        if let Some(number) = listed.filter(|_| listed != new) {
+            heap.retire_long(number, epoch);
+        }
         if self.rules.broken(Bug::ReuseAtOnce) {
             heap.reap(u64::MAX);
         }

@@ -127,7 +127,7 @@ impl Store {
         self.random.borrow_mut().index(bound.max(1))
     }
 
-    fn shard(&self, key: &[u8]) -> &Rc<Shard> {
+    pub(crate) fn shard(&self, key: &[u8]) -> &Rc<Shard> {
         &self.shards[Hash::of(key).shard(self.shards.len())]
     }
 
@@ -163,6 +163,10 @@ impl Store {
 
     /// Stores a value, whatever is there.
     pub async fn put(&self, io: &Io, key: &[u8], value: &Value) -> Result<(), Trouble> {
+        if self.is_long(key, value) {
+            let long = Box::pin(self.lengthen(io, key, &value.bytes)).await?;
+            return Box::pin(self.put(io, key, &long.head(value.expiry))).await;
+        }
         loop {
             match self.shard(key).put(io, key, value).await {
                 Err(Trouble::Full) => self.make_room(io, self.shard(key)).await?,
@@ -224,6 +228,20 @@ impl Store {
                 Change::Put(value, outcome) => (Some(value), outcome),
                 Change::Delete(outcome) => (None, outcome),
             };
+            let (mut found, mut value, mut long) = (found, value, None);
+            if let Some(whole) = value.as_ref().filter(|value| self.is_long(key, value)) {
+                // While a section is held, retired memory does not come back: not while extents are
+                // written. Their key may be changed meanwhile.
+                let seen = found.as_ref().map(|found| (found.slot, found.object.checksum()));
+                drop(found);
+                let written = Box::pin(self.lengthen(io, key, &whole.bytes)).await?;
+                found = shard.find(io, key).await?;
+                if seen != found.as_ref().map(|found| (found.slot, found.object.checksum())) {
+                    continue;
+                }
+                value = Some(written.head(whole.expiry));
+                long = Some(written);
+            }
             let done = match (&found, &value) {
                 (Some(found), value) => shard.replace(io, key, found, value.as_ref()).await,
                 (None, Some(value)) => {
@@ -231,6 +249,8 @@ impl Store {
                 }
                 (None, None) => Ok(true),
             };
+            // Once a head is linked, or may be, it keeps the extents.
+            drop(long);
             match done {
                 Ok(true) => return Ok(outcome),
                 Ok(false) => {
@@ -375,7 +395,7 @@ impl Store {
 
     /// Takes keys out until there is room again: of each sample those that have ended, else the one
     /// that was written longest ago and was not used here lately.
-    async fn make_room(&self, io: &Io, shard: &Rc<Shard>) -> Result<(), Trouble> {
+    pub(crate) async fn make_room(&self, io: &Io, shard: &Rc<Shard>) -> Result<(), Trouble> {
         if shard.heap.borrow().retired_bytes() > 0 {
             // Memory is on its way back: the epoch has to go on.
             let before = shard.heap.borrow().retired_bytes();
@@ -486,7 +506,7 @@ impl Shard {
 /// The name of a type.
 pub fn name(kind: Type) -> &'static str {
     match kind {
-        Type::String => "string",
+        Type::String | Type::Long => "string",
         Type::List => "list",
         Type::Set => "set",
         Type::Hash => "hash",

@@ -104,12 +104,14 @@ fn clients_are_served() {
         }
     }
     assert_eq!(found.len(), 2000);
-    // Large values, and too large ones.
-    let large = "v".repeat(2_000_000);
-    a.send(&["SET", "large", &large]).unwrap();
-    assert_eq!(a.reply().as_deref(), Some("+OK"));
-    assert!(b.ask("GET large") == large);
-    a.send(&["SET", "large", &"v".repeat(3_000_000)]).unwrap();
+    // Large values, and one that is too large for its type.
+    for len in [2_000_000, 3_000_000] {
+        let large = "v".repeat(len);
+        a.send(&["SET", "large", &large]).unwrap();
+        assert_eq!(a.reply().as_deref(), Some("+OK"));
+        assert!(b.ask("GET large") == large);
+    }
+    a.send(&["RPUSH", "list", &"v".repeat(3_000_000)]).unwrap();
     assert!(a.reply().unwrap().contains("too large"), "the value is refused, and all goes on");
     // Nonsense costs its sender the connection, and nobody else.
     let mut nonsense = fronts[0].client();

@@ -69,7 +69,10 @@ def refusals(s, node):
     refused(TypeError, lambda: s.put("k", "text"), "encode()")
     refused(TypeError, lambda: s.put("k", 7), "int")
     refused(TypeError, lambda: s.put(7, b"v"), "int")
-    refused(farmem.TooLarge, lambda: s.put("k", bytes(3 << 20)), "2097048")
+    s.put("long", bytes(3 << 20) + b"end")
+    assert s["long"] == bytes(3 << 20) + b"end" and len(s["long"]) == (3 << 20) + 3
+    del s["long"]
+    refused(farmem.TooLarge, lambda: s.put("k", bytes((512 << 20) + 1)), "512 MiB")
     refused(farmem.Unreached, lambda: farmem.Store("bad name", [node]), "bad name")
     refused(farmem.Unreached, lambda: farmem.Store("s", ["127.0.0.1:1"]), "127.0.0.1:1")
     refused(farmem.Unreached, lambda: farmem.Store("s", [node], token="/no/token"), "/no/token")

@@ -2,7 +2,7 @@
 
 use super::args::{self, Unit, int, is};
 use super::{Answered, Call, Fail};
-use crate::object::{Object, Value};
+use crate::object::{Object, Type, Value};
 use crate::resp::{Reply, matches};
 use crate::store::{Change, Cursor, name};
 
@@ -176,16 +176,26 @@ async fn rename(call: &Call, if_absent: bool) -> Answered {
     if from == to {
         return Ok(if if_absent { Reply::Int(0) } else { Reply::Ok });
     }
-    let value = ending(&found, found.expiry());
-    if !put_at(call, to, &value, if_absent).await? {
+    if !give(call, &found, to, if_absent).await? {
         return Ok(Reply::Int(0));
     }
     call.remove(from).await?;
     Ok(if if_absent { Reply::Int(1) } else { Reply::Ok })
 }
 
+/// Gives a key the value of an object; not if something is there and that is not wanted.
+async fn give(call: &Call, object: &Object, to: &[u8], if_absent: bool) -> Result<bool, Fail> {
+    if object.kind() != Type::Long {
+        return put_at(call, to, &ending(object, object.expiry()), if_absent).await;
+    }
+    let found = call.store().find(&call.io, object.key()).await?;
+    let found = found.filter(|found| found.object.checksum() == object.checksum());
+    let changed = || Fail::new("the key was changed meanwhile: repeat the command");
+    Box::pin(super::long::copy(call, &found.ok_or_else(changed)?, to, if_absent)).await
+}
+
 /// Stores a value; not if something is there and that is not wanted.
-async fn put_at(call: &Call, key: &[u8], value: &Value, if_absent: bool) -> Result<bool, Fail> {
+pub(super) async fn put_at(call: &Call, key: &[u8], value: &Value, if_absent: bool) -> Result<bool, Fail> {
     let change = |there: Option<&Object>| -> Result<Change<bool>, Fail> {
         Ok(if if_absent && there.is_some() { Change::Keep(false) } else { Change::Put(value.clone(), true) })
     };
@@ -212,8 +222,7 @@ async fn copy(call: &Call) -> Answered {
         return Err(Fail::new("source and destination objects are the same"));
     }
     let Some(found) = call.find(call.arg(1)).await? else { return Ok(Reply::Int(0)) };
-    let value = ending(&found, found.expiry());
-    Ok(Reply::Int(i64::from(put_at(call, call.arg(2), &value, !replace).await?)))
+    Ok(Reply::Int(i64::from(give(call, &found, call.arg(2), !replace).await?)))
 }
 
 async fn object(call: &Call) -> Answered {
@@ -227,6 +236,7 @@ async fn object(call: &Call) -> Answered {
     let Some(found) = call.find(call.arg(2)).await? else { return Ok(Reply::Null) };
     match what.as_slice() {
         b"encoding" => Ok(Reply::bulk(match name(found.kind()) {
+            "string" if found.kind() == Type::Long => "raw",
             "string" if args::parse_int(found.value()).is_some() => "int",
             "string" if found.value().len() <= 44 => "embstr",
             "string" => "raw",
@@ -242,6 +252,9 @@ async fn memory(call: &Call) -> Answered {
     if is(call.arg(1), "usage") && call.count() >= 3 {
         let found = call.find(call.arg(2)).await?;
         let bytes = |found: Object| {
+            if found.kind() == Type::Long {
+                return crate::long::len(&found) as i64;
+            }
             let len = u64::from(found.len());
             match crate::layout::class_of(len) {
                 crate::layout::LARGE => (len + 64).next_power_of_two() as i64,

@@ -9,6 +9,7 @@ mod args;
 mod bits;
 mod info;
 mod keys;
+pub mod long;
 mod multi;
 mod server;
 mod stats;
@@ -157,6 +158,8 @@ pub struct Call {
     pub args: Rc<Request>,
     /// The copy on which it runs in a transaction on one key.
     pub copy: Option<Rc<Copy>>,
+    /// The argument that was written as it came, if there is one. Its bytes are not in `args`.
+    pub given: Option<long::Given>,
     /// Whether EXEC runs it, so that it must not wait.
     pub in_exec: bool,
 }
@@ -165,7 +168,7 @@ impl Call {
     /// A request of a client.
     pub fn new(front: &Rc<Front>, client: &Rc<Client>, io: Io, args: Request) -> Call {
         let (front, client) = (Rc::clone(front), Rc::clone(client));
-        Call { front, client, io, args: Rc::new(args), copy: None, in_exec: false }
+        Call { front, client, io, args: Rc::new(args), copy: None, given: None, in_exec: false }
     }
 
     fn store(&self) -> &Store {
@@ -185,6 +188,9 @@ impl Call {
 pub async fn execute(call: Call) -> Reply {
     let Some(command) = find(call.arg(0)) else { return unknown(&call.args) };
     call.client.last.set(command.name);
+    if let Some((_, Err(trouble))) = &call.given {
+        return Reply::Error(trouble.to_string());
+    }
     if !command.takes(call.count()) {
         return wrong_number(command.name);
     }

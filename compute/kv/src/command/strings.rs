@@ -1,7 +1,9 @@
 //! Commands on strings.
 
 use super::args::{self, Unit, float, int, is, parse_float, parse_int};
+use super::long::MOST_WHOLE;
 use super::{Answered, Call, Fail};
+use crate::long;
 use crate::object::{Object, Type, Value};
 use crate::resp::Reply;
 use crate::store::Change;
@@ -9,7 +11,7 @@ use crate::task::join;
 use std::future::Future;
 use std::pin::Pin;
 
-/// Bytes of a string, at most.
+/// Bytes of a string in one piece, at most.
 pub const MAX_STRING: usize = crate::layout::MAX_OBJECT as usize - crate::object::HEADER;
 
 pub async fn run(name: &str, call: &Call) -> Answered {
@@ -20,7 +22,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             let by = int(call.arg(2))?.checked_neg().ok_or_else(|| Fail::new("decrement would overflow"))?;
             add(call, by).await
         }
-        "get" => Ok(Reply::maybe(string(call, call.arg(1)).await?)),
+        "get" => get(call).await,
         "getdel" => getdel(call).await,
         "getex" => getex(call).await,
         "getrange" | "substr" => getrange(call).await,
@@ -36,19 +38,52 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "setex" => setex(call, "setex", Unit::Seconds).await,
         "setnx" => setnx(call).await,
         "setrange" => setrange(call).await,
-        _ => Ok(Reply::Int(string(call, call.arg(1)).await?.map_or(0, |bytes| bytes.len() as i64))),
+        _ => strlen(call).await,
     }
+}
+
+async fn get(call: &Call) -> Answered {
+    if call.copy.is_some() {
+        return Ok(Reply::maybe(string(call, call.arg(1)).await?));
+    }
+    match call.store().get(&call.io, call.arg(1)).await? {
+        Some(found) if found.object.kind() == Type::Long => {
+            let len = long::len(&found.object);
+            call.stream(found, 0, len)
+        }
+        Some(found) => Ok(Reply::bulk(text(&found.object)?)),
+        None => Ok(Reply::Null),
+    }
+}
+
+async fn strlen(call: &Call) -> Answered {
+    let Some(object) = call.get(call.arg(1)).await? else { return Ok(Reply::Int(0)) };
+    if object.kind() != Type::Long {
+        text(&object)?;
+    }
+    Ok(Reply::Int(long::len(&object) as i64))
 }
 
 /// The string in an object, if it is one.
 pub(super) fn text(object: &Object) -> Result<&[u8], Fail> {
-    if object.kind() == Type::String { Ok(object.value()) } else { Err(Fail::wrong_type()) }
+    match object.kind() {
+        Type::String => Ok(object.value()),
+        Type::Long => Err(super::long::too_long()),
+        _ => Err(Fail::wrong_type()),
+    }
 }
 
 /// A key's string.
 pub(super) async fn string(call: &Call, key: &[u8]) -> Result<Option<Vec<u8>>, Fail> {
-    let found = call.get(key).await?;
-    found.map(|found| text(&found).map(<[u8]>::to_vec)).transpose()
+    if call.copy.is_some() {
+        return call.get(key).await?.map(|object| text(&object).map(<[u8]>::to_vec)).transpose();
+    }
+    let Some(found) = call.store().get(&call.io, key).await? else { return Ok(None) };
+    if found.object.kind() != Type::Long {
+        return Ok(Some(text(&found.object)?.to_vec()));
+    }
+    let whole = Box::pin(call.store().whole(&call.io, key, &found, MOST_WHOLE)).await?;
+    Ok(Some(whole.ok_or_else(super::long::too_long)?))
 }
 
 pub(super) fn like(object: Option<&Object>, bytes: Vec<u8>) -> Value {
@@ -83,7 +118,7 @@ async fn set(call: &Call) -> Answered {
         }
         n += 1;
     }
-    let value = Value { kind: Type::String, expiry: options.expiry, bytes: call.arg(2).to_vec() };
+    let value = call.value(2, options.expiry);
     if !options.if_absent && !options.if_there && !options.get && !options.keep {
         call.put(call.arg(1), &value).await?;
         return Ok(Reply::Ok);
@@ -107,7 +142,7 @@ async fn set(call: &Call) -> Answered {
 
 async fn setex(call: &Call, command: &str, unit: Unit) -> Answered {
     let expiry = args::expiry(call, command, call.arg(2), unit)?;
-    let value = Value { kind: Type::String, expiry: Some(expiry), bytes: call.arg(3).to_vec() };
+    let value = call.value(3, Some(expiry));
     call.put(call.arg(1), &value).await?;
     Ok(Reply::Ok)
 }
@@ -116,7 +151,7 @@ async fn setnx(call: &Call) -> Answered {
     let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
         Ok(match there {
             Some(_) => Change::Keep(Reply::Int(0)),
-            None => Change::Put(Value::string(call.arg(2)), Reply::Int(1)),
+            None => Change::Put(call.value(2, None), Reply::Int(1)),
         })
     };
     call.update(call.arg(1), change).await
@@ -125,7 +160,7 @@ async fn setnx(call: &Call) -> Answered {
 async fn getset(call: &Call) -> Answered {
     let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
         let old = there.map(text).transpose()?;
-        Ok(Change::Put(Value::string(call.arg(2)), Reply::maybe(old)))
+        Ok(Change::Put(call.value(2, None), Reply::maybe(old)))
     };
     call.update(call.arg(1), change).await
 }
@@ -210,17 +245,29 @@ async fn mset(call: &Call, if_absent: bool) -> Answered {
     Ok(if if_absent { Reply::Int(1) } else { Reply::Ok })
 }
 
-fn too_long() -> Fail {
+pub(super) fn too_long() -> Fail {
     Fail::new("string exceeds maximum allowed size (proto-max-bulk-len)")
 }
 
+/// Whether a command that writes an argument into a string is to go by the pieces of a long value.
+async fn is_spliced(call: &Call, at: u64, n: usize) -> Result<bool, Fail> {
+    if call.copy.is_some() {
+        return Ok(false);
+    }
+    if at.saturating_add(call.arg_len(n)) > MAX_STRING as u64 {
+        return Ok(true);
+    }
+    let found = call.find(call.arg(1)).await?;
+    Ok(found.is_some_and(|object| object.kind() == Type::Long))
+}
+
 async fn append(call: &Call) -> Answered {
+    if is_spliced(call, 0, 2).await? {
+        return Box::pin(super::long::splice(call, None, 2)).await;
+    }
     let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
         let mut bytes = there.map(text).transpose()?.unwrap_or_default().to_vec();
         bytes.extend_from_slice(call.arg(2));
-        if bytes.len() > MAX_STRING {
-            return Err(too_long());
-        }
         let len = bytes.len() as i64;
         Ok(Change::Put(like(there, bytes), Reply::Int(len)))
     };
@@ -229,17 +276,35 @@ async fn append(call: &Call) -> Answered {
 
 async fn getrange(call: &Call) -> Answered {
     let (first, last) = (int(call.arg(2))?, int(call.arg(3))?);
+    if call.copy.is_none()
+        && let Some(found) = call.store().find(&call.io, call.arg(1)).await?
+        && found.object.kind() == Type::Long
+    {
+        let len = long::len(&found.object) as usize;
+        return match part(first, last, len) {
+            Some((from, to)) => call.stream(found, from as u64, to as u64),
+            None => Ok(Reply::bulk("")),
+        };
+    }
     let bytes = string(call, call.arg(1)).await?.unwrap_or_default();
+    Ok(Reply::bulk(part(first, last, bytes.len()).map_or(&[][..], |(from, to)| &bytes[from..to])))
+}
+
+/// The bytes that GETRANGE means.
+fn part(first: i64, last: i64, len: usize) -> Option<(usize, usize)> {
     if first < 0 && last < 0 && first > last {
-        return Ok(Reply::bulk(""));
+        return None;
     }
     // An end before the first byte is the first byte's, as in redis.
-    let last = if last < 0 { (bytes.len() as i64 + last).max(0) } else { last };
-    Ok(Reply::bulk(args::range(first, last, bytes.len()).map_or(&[][..], |(from, to)| &bytes[from..to])))
+    let last = if last < 0 { (len as i64 + last).max(0) } else { last };
+    args::range(first, last, len)
 }
 
 async fn setrange(call: &Call) -> Answered {
     let offset = usize::try_from(int(call.arg(2))?).map_err(|_| Fail::new("offset is out of range"))?;
+    if is_spliced(call, offset as u64, 3).await? {
+        return Box::pin(super::long::splice(call, Some(offset as u64), 3)).await;
+    }
     let new = call.arg(3);
     let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
         let mut bytes = there.map(text).transpose()?.unwrap_or_default().to_vec();

@@ -30,6 +30,7 @@ pub use trie::Trie;
 
 use crate::layout::{At, Hash, LARGE, LARGE_FIRST, SLOTS, Slot, UNIT, class_bytes, word};
 use crate::lease::{Quiet, Writing};
+use crate::long;
 use crate::object::{self, Header, Object, Value};
 use crate::rules::Bug;
 use crate::shard::{ATTEMPTS, Section, Shard, Trouble};
@@ -232,7 +233,7 @@ impl Shard {
         let made = Made { object: &object, at: held.at, slot, writing: &writing };
         let ended = Box::pin(self.insert_slot(io, key, hash, made, section)).await;
         match ended {
-            Ok(Inserted::Done) => self.heap.borrow_mut().linked(held.at, hash.0),
+            Ok(Inserted::Done) => self.linked(held.at, hash, value),
             // Whether the slot is there is not known: the place stays held.
             Err(Trouble::Unsettled) => {}
             Ok(Inserted::Exists(_)) | Err(_) => self.heap.borrow_mut().give_back(held.at),
@@ -376,9 +377,10 @@ impl Shard {
             epoch,
             era: 0,
         };
-        self.exchange(io, key, hash, known, value).await
+        self.exchange(io, key, hash, known, value, long::number(&found.object)).await
     }
 
+    /// `long`: the number of the long value that is replaced, if it is known to be one.
     async fn exchange(
         self: &Rc<Shard>,
         io: &Io,
@@ -386,6 +388,7 @@ impl Shard {
         hash: Hash,
         known: Known,
         value: Option<&Value>,
+        long: Option<u64>,
     ) -> Result<bool, Trouble> {
         let (section, writing, era) = (self.section(), self.writing(Some(hash)), self.lease.era());
         let Known { slot_at: at, slot: old, table, .. } = known;
@@ -406,9 +409,9 @@ impl Shard {
         }
         match ended {
             Ok(Ok(())) => {
-                self.retire(old);
-                if let Some((held, object, slot)) = made {
-                    self.heap.borrow_mut().linked(held.at, hash.0);
+                self.retire_for(old, long, made.as_ref().and_then(|(_, object, _)| long::number(object)));
+                if let (Some((held, object, slot)), Some(value)) = (made, value) {
+                    self.linked(held.at, hash, value);
                     let (len, expiry) = (object.len(), object.expiry().unwrap_or(0));
                     let known = Known { table, slot_at: at, slot, len, expiry, epoch: section.epoch, era };
                     self.remember_written(key, hash, known, Some(&object), &writing);
@@ -442,7 +445,7 @@ impl Shard {
     pub async fn put(self: &Rc<Shard>, io: &Io, key: &[u8], value: &Value) -> Result<(), Trouble> {
         let (hash, section) = (Hash::of(key), self.section());
         if let Some(known) = self.fresh(key, hash, &section)
-            && self.exchange(io, key, hash, known, Some(value)).await?
+            && self.exchange(io, key, hash, known, Some(value), None).await?
         {
             return Ok(());
         }
@@ -475,7 +478,7 @@ impl Shard {
     pub async fn remove(self: &Rc<Shard>, io: &Io, key: &[u8]) -> Result<Removed, Trouble> {
         let (hash, section) = (Hash::of(key), self.section());
         if let Some(known) = self.fresh(key, hash, &section)
-            && self.exchange(io, key, hash, known, None).await?
+            && self.exchange(io, key, hash, known, None, None).await?
         {
             return Ok(Removed::Unseen);
         }

@@ -1,5 +1,8 @@
 //! Replies, in either version of the protocol.
 
+use crate::command::long::Outlet;
+use std::rc::Rc;
+
 /// A reply to a client.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Reply {
@@ -27,6 +30,8 @@ pub enum Reply {
     Double(f64),
     /// Text; bytes in RESP2.
     Text(String),
+    /// Bytes that stream out. Only their length is written here.
+    Long(Rc<Outlet>),
     /// No reply at all.
     Silence,
 }
@@ -78,6 +83,7 @@ impl Reply {
                 out.extend_from_slice(format!("txt:{text}\r\n").as_bytes());
             }
             Reply::Text(text) => Reply::bulk(text.as_bytes()).write(version, out),
+            Reply::Long(outlet) => line(out, b'$', &outlet.len().to_string()),
             Reply::Silence => {}
         }
     }

@@ -1,5 +1,7 @@
 //! Requests: arrays of bulk strings, or lines.
 
+use crate::command::long::{STREAMED, streams as streamed};
+
 /// The limits of a client's requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -9,14 +11,19 @@ pub struct Limits {
     pub arguments: usize,
     /// Bytes of one command.
     pub command: usize,
+    /// Bytes of an argument that streams in; 0: none does.
+    pub streamed: usize,
 }
 
 impl Limits {
     /// As redis has them, but for the size of an argument.
-    pub const STORE: Limits = Limits { argument: 16 << 20, arguments: 1 << 20, command: 64 << 20 };
+    pub const STORE: Limits = Limits { argument: 16 << 20, arguments: 1 << 20, command: 64 << 20, streamed: 512 << 20 };
+
+    /// While a transaction is collected, in which nothing streams.
+    pub const COLLECTED: Limits = Limits { streamed: 0, ..Limits::STORE };
 
     /// Before a client has given the password.
-    pub const GUEST: Limits = Limits { argument: 16 << 10, arguments: 10, command: 64 << 10 };
+    pub const GUEST: Limits = Limits { argument: 16 << 10, arguments: 10, command: 64 << 10, streamed: 0 };
 }
 
 /// Bytes of a line, and of the count in front of an argument.
@@ -34,6 +41,8 @@ pub struct Parser {
     /// The request that is being read: arguments to come, and those that are there.
     open: Option<(usize, Request)>,
     size: usize,
+    /// Bytes to come of an argument that streams in.
+    streams: Option<usize>,
 }
 
 impl Parser {
@@ -83,6 +92,22 @@ impl Parser {
         self.bytes.len() - self.at
     }
 
+    /// The command so far, and the bytes of its next argument, which streams in. Then
+    /// [`Parser::next`] finds nothing until [`Parser::take`] has taken them all.
+    pub fn streams(&self) -> Option<(&Request, usize)> {
+        Some((&self.open.as_ref()?.1, self.streams?))
+    }
+
+    /// Takes bytes of an argument that streams in. At its end its place is an empty argument.
+    pub fn take(&mut self) -> Vec<u8> {
+        let Some(left) = self.streams else { return Vec::new() };
+        let now = self.waiting().min(left);
+        let bytes = self.bytes[self.at..self.at + now].to_vec();
+        self.at += now;
+        self.streams = Some(left - now);
+        bytes
+    }
+
     /// The next request that has come in full.
     ///
     /// # Errors
@@ -95,6 +120,15 @@ impl Parser {
                     (self.open, self.size) = (None, 0);
                     return Ok(Some(request));
                 }
+                if let Some(streams) = self.streams {
+                    if streams > 0 || self.bytes.len() < self.at + 2 {
+                        return Ok(None);
+                    }
+                    (self.streams, self.at) = (None, self.at + 2);
+                    request.push(Vec::new());
+                    *left -= 1;
+                    continue;
+                }
                 let Some((line, after)) = line(&self.bytes, self.at, "too big bulk count string")? else {
                     return Ok(None);
                 };
@@ -102,8 +136,15 @@ impl Parser {
                     let got = line.first().map_or(' ', |&byte| char::from(byte));
                     return Err(format!("Protocol error: expected '$', got '{got}'"));
                 }
-                let len = number(&line[1..]).filter(|&len| len >= 0 && len as usize <= limits.argument);
+                let streams =
+                    limits.streamed > 0 && request.first().is_some_and(|name| streamed(name) == Some(request.len()));
+                let most = if streams { limits.streamed } else { limits.argument };
+                let len = number(&line[1..]).filter(|&len| len >= 0 && len as usize <= most);
                 let len = len.ok_or("Protocol error: invalid bulk length")? as usize;
+                if streams && len >= STREAMED {
+                    (self.streams, self.at) = (Some(len), after);
+                    return Ok(None);
+                }
                 if self.size + len > limits.command {
                     return Err("Protocol error: the command is too long".into());
                 }

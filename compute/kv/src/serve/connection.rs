@@ -1,5 +1,6 @@
 //! A client's connection: bytes in, requests, replies in order, bytes out.
 
+use crate::command::long::{Given, Inlet, streams};
 use crate::command::{Client, Front, find};
 use crate::layout::Hash;
 use crate::object::Type;
@@ -44,6 +45,10 @@ pub struct Connection {
     pub begun: VecDeque<Begun>,
     /// The request that comes next, if it had to wait.
     pub next: Option<Request>,
+    /// The argument of that request, or of the next one, that was written as it came.
+    pub given: Option<Given>,
+    /// An argument that streams in.
+    inlet: Option<Rc<Inlet>>,
     /// The events that epoll watches: reading, writing.
     pub watched: (bool, bool),
     parser: Parser,
@@ -75,6 +80,8 @@ impl Connection {
             stream,
             begun: VecDeque::new(),
             next: None,
+            given: None,
+            inlet: None,
             watched: (true, false),
             parser: Parser::default(),
             out: Vec::new(),
@@ -96,7 +103,8 @@ impl Connection {
 
     /// Whether as much is kept for the client as may be.
     fn is_full(&self) -> bool {
-        self.unread() > if self.all.get() > ALL { UNREAD } else { self.kept }
+        let streams = matches!(self.begun.front(), Some(Begun { reply: Some(Reply::Long(_)), .. }));
+        self.unread() > if streams || self.all.get() > ALL { UNREAD } else { self.kept }
     }
 
     fn count(&mut self) {
@@ -161,10 +169,22 @@ impl Connection {
             if self.broken {
                 return None;
             }
-            let limits = if self.client.authenticated.get() { &Limits::STORE } else { &Limits::GUEST };
+            if self.inlet.is_some() && !self.stream_in() {
+                return None;
+            }
+            let limits = match (self.client.authenticated.get(), self.client.collects()) {
+                (false, _) => &Limits::GUEST,
+                (true, true) => &Limits::COLLECTED,
+                (true, false) => &Limits::STORE,
+            };
             match self.parser.next(limits) {
                 Ok(Some(request)) => return Some(request),
-                Ok(None) => {}
+                Ok(None) => {
+                    if let Some((request, len)) = self.parser.streams().filter(|(_, len)| *len > 0) {
+                        self.inlet = Some(Rc::new(Inlet::new(&request[1], len)));
+                        return None;
+                    }
+                }
                 Err(wrong) => {
                     // After what was asked before.
                     let reply = Some(Reply::Error(format!("ERR {wrong}")));
@@ -178,6 +198,47 @@ impl Connection {
             }
             self.fill();
         }
+    }
+
+    /// The argument that streams in, if its task is to begin.
+    pub fn inlet(&self) -> Option<Rc<Inlet>> {
+        self.inlet.as_ref().filter(|inlet| Rc::strong_count(inlet) == 1 && inlet.is_new()).cloned()
+    }
+
+    /// Whether something streams in or out.
+    pub fn streams(&self) -> bool {
+        self.inlet.is_some() || self.begun.iter().any(|begun| matches!(begun.reply, Some(Reply::Long(_))))
+    }
+
+    /// Whether an argument that streams in can go on.
+    pub fn can_go_on(&self) -> bool {
+        let held_up = self.is_full() || self.next.is_some() || self.begun.len() >= AT_ONCE;
+        !held_up && self.inlet.as_ref().is_some_and(|inlet| inlet.is_ready() && (self.readable || inlet.left() == 0))
+    }
+
+    /// Hands on bytes of an argument that streams in; whether all are there and written.
+    fn stream_in(&mut self) -> bool {
+        while let Some(inlet) = &self.inlet {
+            if let Some(written) = inlet.take() {
+                let place = self.parser.streams().and_then(|(request, _)| streams(&request[0]));
+                self.given = Some((place.unwrap_or(0), written));
+                self.inlet = None;
+                return true;
+            }
+            if inlet.left() == 0 || inlet.is_full() {
+                return false;
+            }
+            let bytes = self.parser.take();
+            if !bytes.is_empty() {
+                inlet.push(bytes);
+                continue;
+            }
+            if !self.readable || self.ended || self.broken {
+                return false;
+            }
+            self.fill();
+        }
+        true
     }
 
     /// The key of the transaction that a request ends; the hash of its own or the transaction's
@@ -237,11 +298,37 @@ impl Connection {
     pub fn collect(&mut self) {
         let version = self.client.version.get();
         while self.begun.front().is_some_and(|begun| begun.reply.is_some()) {
+            if !self.stream_out() {
+                break;
+            }
             if let Some(reply) = self.begun.pop_front().and_then(|begun| begun.reply) {
                 reply.write(version, &mut self.out);
             }
         }
         self.count();
+    }
+
+    /// Moves what is there of a reply that streams out; whether that is all, or it is no such one.
+    fn stream_out(&mut self) -> bool {
+        let Some(Begun { reply: Some(Reply::Long(outlet)), .. }) = self.begun.front() else { return true };
+        let outlet = Rc::clone(outlet);
+        if outlet.begins() {
+            Reply::Long(Rc::clone(&outlet)).write(self.client.version.get(), &mut self.out);
+        }
+        while self.out.len() - self.sent < UNREAD
+            && let Some(bytes) = outlet.take()
+        {
+            self.out.extend_from_slice(&bytes);
+        }
+        self.broken |= outlet.has_failed();
+        if outlet.is_over() {
+            self.out.extend_from_slice(b"\r\n");
+        }
+        let over = outlet.is_over() || self.broken;
+        if over && let Some(begun) = self.begun.front_mut() {
+            begun.reply = Some(Reply::Silence);
+        }
+        over
     }
 
     /// Answers the requests under way by an error: the front end can no longer carry them out.
@@ -281,7 +368,8 @@ impl Connection {
 
     /// The events that epoll should watch: reading, writing.
     pub fn wants(&self) -> (bool, bool) {
-        let reads = !self.is_full() && !self.ended && self.begun.len() < AT_ONCE && self.next.is_none();
+        let full = self.inlet.as_ref().is_some_and(|inlet| inlet.is_full() || inlet.left() == 0);
+        let reads = !full && !self.is_full() && !self.ended && self.begun.len() < AT_ONCE && self.next.is_none();
         (reads, self.unread() > 0)
     }
 

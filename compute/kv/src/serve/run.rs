@@ -6,6 +6,7 @@ use super::metrics::{self, Shown};
 use super::open::{self, Clients, Config, Failed, Opened, alone, random, system, wall_ms};
 use super::schedule::Schedule;
 use super::tell::{Tell, counters};
+use crate::command::long::{Inlet, Outlet};
 use crate::command::{Call, Client, Front, Stats, exec, execute, metrics as metrics_of};
 use crate::drive::Drive;
 use crate::fast::{Map, Set};
@@ -54,6 +55,8 @@ struct Server<'a> {
     waiting: Map<u64, VecDeque<u64>>,
     /// Connections that may go on.
     active: Vec<u64>,
+    /// Connections of which an argument streams in, or a reply out.
+    streaming: Set<u64>,
     /// A transaction on several keys, beside which no other client's command runs.
     alone: Alone,
     background: Background,
@@ -160,6 +163,7 @@ impl<'a> Server<'a> {
             writing: Set::default(),
             waiting: Map::default(),
             active: Vec::new(),
+            streaming: Set::default(),
             alone: Alone::default(),
             background: Background::new(&store, start),
             start,
@@ -246,6 +250,7 @@ impl<'a> Server<'a> {
     fn work(&mut self) -> Result<(), Failed> {
         let mut touched = Set::default();
         for round in 0..ROUNDS {
+            self.stream(&mut touched);
             let mut active = std::mem::take(&mut self.active);
             let last = self.alone.last;
             active.sort_unstable_by_key(|&id| (id == last, id));
@@ -277,6 +282,7 @@ impl<'a> Server<'a> {
                 break;
             }
         }
+        self.stream(&mut touched);
         touched.extend(self.active.iter().copied());
         touched.into_iter().for_each(|id| self.flush(id));
         Ok(())
@@ -343,6 +349,14 @@ impl<'a> Server<'a> {
             if std::mem::take(&mut connection.filled) {
                 self.front.store.set_clock_ms(clock());
             }
+            if let Some(inlet) = connection.inlet() {
+                self.streaming.insert(id);
+                let front = Rc::clone(&self.front);
+                self.commands.begin(|io| async move {
+                    Inlet::run(inlet, io, front).await;
+                    Reply::Silence
+                });
+            }
             let Some(request) = request else {
                 connection.collect();
                 let runs = connection.begun.iter().any(|begun| begun.reply.is_none());
@@ -366,7 +380,7 @@ impl<'a> Server<'a> {
                 connection.begun.push_back(Begun { task: u64::MAX, key: None, writes: false, reply: Some(reply) });
                 continue;
             }
-            let client = Rc::clone(&connection.client);
+            let (client, given) = (Rc::clone(&connection.client), connection.given.take());
             let transaction = request[0].eq_ignore_ascii_case(b"exec") && client.collects();
             if transaction && only.is_none() && !self.have_alone(id) {
                 if let Some(connection) = self.connections.get_mut(&id) {
@@ -377,7 +391,7 @@ impl<'a> Server<'a> {
             let transaction = if transaction { client.take_transaction() } else { None };
             let front = Rc::clone(&self.front);
             let task = self.commands.begin(|io| {
-                let call = Call::new(&front, &client, io, request);
+                let call = Call { given, ..Call::new(&front, &client, io, request) };
                 async move {
                     match transaction {
                         Some(transaction) => Box::pin(exec(call, transaction, only)).await,
@@ -429,10 +443,34 @@ impl<'a> Server<'a> {
                 }
             }
         }
+        if let Reply::Long(outlet) = &reply {
+            self.streaming.insert(id);
+            let (outlet, front) = (Rc::clone(outlet), Rc::clone(&self.front));
+            self.commands.begin(|io| async move {
+                Outlet::run(outlet, io, front).await;
+                Reply::Silence
+            });
+        }
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.answer(task, reply);
             self.active.push(id);
         }
+    }
+
+    /// Connections of which something streams and can go on.
+    fn stream(&mut self, touched: &mut Set<u64>) {
+        let (connections, active) = (&mut self.connections, &mut self.active);
+        self.streaming.retain(|id| {
+            let Some(connection) = connections.get_mut(id).filter(|connection| connection.streams()) else {
+                return false;
+            };
+            connection.collect();
+            touched.insert(*id);
+            if connection.can_go_on() || connection.broken || !connection.streams() {
+                active.push(*id);
+            }
+            true
+        });
     }
 
     fn flush(&mut self, id: u64) {

@@ -11,6 +11,8 @@
 //! of it is restored.
 
 use super::open::{Config, Failed, alone, join as joined, wall_ms};
+use crate::index::Found;
+use crate::long::Reader as Extents;
 use crate::object::{Object, Type, Value};
 use crate::shard::Trouble;
 use crate::store::{Cursor, Store};
@@ -31,6 +33,8 @@ const VERSION: u64 = 1;
 const TICK: Duration = Duration::from_millis(500);
 /// Keys that are restored side by side.
 const AT_ONCE: usize = 64;
+/// Bytes of them, at most, or one key.
+const TOGETHER: usize = 16 << 20;
 
 /// Why a snapshot cannot be written or used.
 #[derive(Debug, thiserror::Error)]
@@ -151,10 +155,29 @@ async fn each(io: &Io, store: &Store, mut see: impl FnMut(&Object) -> Result<(),
     while let Some(cursor) = at {
         alive.show(io, store).await?;
         let (objects, next) = store.scan(io, cursor, 64).await?;
-        objects.iter().try_for_each(&mut see)?;
+        for object in objects {
+            if object.kind() != Type::Long {
+                see(&object)?;
+            } else if let Some(found) = store.find(io, object.key()).await? {
+                // It may have been changed since the scan.
+                see(&entire(io, store, found, &alive).await?)?;
+            }
+        }
         at = next;
     }
     Ok(())
+}
+
+/// All of a long value, which may take longer to read than a front end may be silent.
+async fn entire(io: &Io, store: &Store, found: Found, alive: &Alive) -> Result<Object, Trouble> {
+    let key = found.object.key().to_vec();
+    let mut value = Value { kind: Type::String, expiry: found.object.expiry(), bytes: Vec::new() };
+    let mut reader = Extents::new(Rc::clone(store.shard(&key)), &found, 0, u64::MAX)?;
+    while let Some(bytes) = reader.next(io).await? {
+        value.bytes.extend_from_slice(&bytes);
+        alive.show(io, store).await?;
+    }
+    if found.object.kind() == Type::Long { Ok(Object::of(&key, &value)) } else { Ok(found.object) }
 }
 
 async fn fill(io: &Io, store: &Rc<Store>, mut reader: Reader) -> Result<u64, Wrong> {
@@ -162,9 +185,13 @@ async fn fill(io: &Io, store: &Rc<Store>, mut reader: Reader) -> Result<u64, Wro
     let mut ended = false;
     while !ended {
         let mut some = Vec::new();
-        while some.len() < AT_ONCE && !ended {
+        let mut bytes = 0;
+        while some.len() < AT_ONCE && bytes < TOGETHER && !ended {
             match reader.entry()? {
-                Some(entry) => some.push(entry),
+                Some(entry) => {
+                    bytes += entry.1.bytes.len();
+                    some.push(entry);
+                }
                 None => ended = true,
             }
         }
