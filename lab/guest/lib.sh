@@ -26,12 +26,28 @@ need() {
     fi
 }
 
+# Options of apt by which it knows the suite of Debian that FARMEM_GUEST_KERNEL names. "bookworm-backports" has a newer
+# kernel than Debian 12. Without it, apt as it is. Nothing of the system's apt is changed.
+apt_options() {
+    local own=$target/guest-apt suite=${FARMEM_GUEST_KERNEL:-} mirror
+    [ -n "$suite" ] || return 0
+    mirror=$(apt-get indextargets --format '$(REPO_URI) $(SUITE)' 'Created-By: Packages' 2>/dev/null |
+        awk '$2 !~ /-security/ { print $1; exit }')
+    [ -n "$mirror" ] || skip "apt knows no mirror"
+    mkdir -p "$own"/{lists,archives}/partial
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >"$own/sources.list"
+    APT=(-o "Dir::Etc::SourceList=$own/sources.list" -o Dir::Etc::SourceParts=/dev/null
+        -o "Dir::State::Lists=$own/lists" -o "Dir::Cache=$own")
+    apt-get "${APT[@]}" update -qq >"$own/log" 2>&1 || { tail -3 "$own/log" >&2; skip "apt cannot be told of $suite"; }
+}
+APT=()
+
 # The release of the kernel that Debian's linux-image-amd64 stands for.
 kernel_release() {
     [ "$(uname -m)" = x86_64 ] || skip "the guest is x86-64"
     local image
-    image=$(apt-cache depends linux-image-amd64 2>/dev/null |
-        sed -n 's/.*Depends: \(linux-image-[0-9.]*-[0-9]*-amd64\)$/\1/p' | head -1)
+    image=$(apt-cache "${APT[@]}" depends linux-image-amd64 2>/dev/null |
+        sed -n 's/.*Depends: \(linux-image-[0-9][^ ]*-amd64\)$/\1/p' | head -1)
     [ -n "$image" ] || skip "apt knows no linux-image-amd64: not a Debian machine"
     echo "${image#linux-image-}"
 }
@@ -43,7 +59,7 @@ unpack() {
     [ "$(cat "$cache/packages" 2>/dev/null)" != "$*" ] || return 1
     rm -rf "$cache"
     mkdir -p "$cache/debs" "$cache/tree"
-    (cd "$cache/debs" && apt-get download -qq "$@") >"$cache/log" 2>&1 ||
+    (cd "$cache/debs" && apt-get "${APT[@]}" download -qq "$@") >"$cache/log" 2>&1 ||
         { tail -3 "$cache/log" >&2; skip "the guest's packages cannot be downloaded"; }
     for package in "$cache"/debs/*.deb; do dpkg-deb --extract "$package" "$cache/tree"; done
     echo "$*" >"$cache/packages"

@@ -13,6 +13,8 @@ const PRIORITY_MASK: u32 = 0x7fff;
 const PREFER: u32 = 0x8000;
 const DISCARD: u32 = 0x1_0000;
 const DISCARD_PAGES: u32 = 0x4_0000;
+/// libc has no name for it.
+const PR_SET_IO_FLUSHER: i32 = 57;
 
 fn call(number: i64, path: &Path, flags: u32) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
@@ -38,6 +40,24 @@ pub fn stay_resident() -> io::Result<()> {
     let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
     // SAFETY: no pointers.
     let done = unsafe { checked(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) };
+    done.map(drop).map_err(|Errno(e)| io::Error::from_raw_os_error(e))
+}
+
+/// This thread, and those that it starts, allocate without waiting for pages to leave: for one on
+/// whom the way of those pages depends.
+pub fn wait_for_no_page() -> io::Result<()> {
+    // SAFETY: no pointers.
+    let done = unsafe { checked(libc::SYS_prctl, [PR_SET_IO_FLUSHER as usize, 1, 0, 0, 0, 0]) };
+    done.map(drop).map_err(|Errno(e)| io::Error::from_raw_os_error(e))
+}
+
+/// This thread, but none that it starts, runs before others, and may allocate from a part of what
+/// the kernel keeps back when memory is out. It must sleep nearly always.
+pub fn come_first() -> io::Result<()> {
+    let (class, lowest) = (libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1i32);
+    let parameters = std::ptr::from_ref(&lowest) as usize;
+    // SAFETY: the kernel reads a `sched_param`, which is one number.
+    let done = unsafe { checked(libc::SYS_sched_setscheduler, [0, class as usize, parameters, 0, 0, 0]) };
     done.map(drop).map_err(|Errno(e)| io::Error::from_raw_os_error(e))
 }
 

@@ -75,6 +75,11 @@ pub fn on(plan: &Plan) -> Result<Watch, Error> {
     if let Err(e) = swap::stay_resident() {
         say(format_args!("the watcher's own memory may be swapped out: {e}"));
     }
+    // A new stream takes memory. When none is left, and a cut stream is what pages wait for, the
+    // watcher must not wait for these pages, and gets memory from what the kernel keeps back.
+    if let Err(e) = swap::wait_for_no_page().and_then(|()| swap::come_first()) {
+        say(format_args!("the watcher may be late when memory is out: {e}"));
+    }
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     let known = state::all(Path::new(state::DIRECTORY));
     if !known.is_empty() {

@@ -12,6 +12,7 @@ use crate::{Error, report};
 use farmem_protocol::nbd::{GOING_DOWN, Report};
 use farmem_protocol::units::bytes;
 use farmem_sys::process::{self, Signals};
+use farmem_sys::swap;
 use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant, SystemTime};
@@ -149,6 +150,8 @@ impl Watch {
 
 /// Hears of streams that have died, and wakes the watcher.
 fn hear(deaths: &mut Deaths, tell: &std::sync::mpsc::Sender<u32>) {
+    // Best effort: the watcher has said so if it cannot.
+    let _ = swap::come_first();
     while let Ok(index) = deaths.wait() {
         if tell.send(index).is_err() {
             return;

@@ -263,11 +263,8 @@ mirrored() {
     off && [ ! -e /sys/block/md_farmem0 ] && [ -z "$(ls /run/farmem-swap)" ]
 }
 
-# The machine has no memory left, and no other swap: it must neither hang nor lose a word. By so many connections.
-pressure() {
-    devices=$1
-    on --connections "$1" || return 1
-    devices=1
+# The machine has no memory left, and no other swap: it must neither hang nor lose a word.
+pressed() {
     # A machine that hangs shows where.
     (sleep 60; echo 8 >/proc/sys/kernel/printk; echo w >/proc/sysrq-trigger; echo l >/proc/sysrq-trigger) &
     watchdog=$!
@@ -276,28 +273,44 @@ pressure() {
     pages $((free + 32)) 200
     held=$?
     kill $watchdog 2>/dev/null
-    [ $held -eq 0 ] && off
+    return $held
 }
 
-# What a fault takes, by turns: a node, and nbdkit with its memory plugin on the same side. Both by one connection.
-faulted() {
-    [ -n "$(cat /nbdkit)" ] || { echo "  no nbdkit"; return 1; }
-    echo 0 >/proc/sys/vm/page-cluster
-    for round in 1 2 3; do
-        on || return 1
-        within 6 faults 32 1500 farmem || return 1
-        off || return 1
-        nbd-client 10.0.2.2 "$(cat /nbdkit)" /dev/nbd0 -b 4096 -nofork >/tmp/nbd.log 2>&1 &
-        client=$!
-        await 60 sh -c '[ "$(cat /sys/block/nbd0/size)" -gt 0 ]' || { cat /tmp/nbd.log; return 1; }
-        for set in scheduler=none max_sectors_kb=128 rotational=0; do echo ${set#*=} >/sys/block/nbd0/queue/${set%=*}; done
-        mkswap /dev/nbd0 >/dev/null 2>&1
-        swapon -d /dev/nbd0 || return 1
-        within 6 faults 32 1500 nbdkit || return 1
-        swapoff /dev/nbd0
-        nbd-client -d /dev/nbd0 >/dev/null 2>&1
-        wait $client
-    done
+# By so many connections, and with these options.
+pressure() {
+    devices=$1
+    shift
+    on --connections "$devices" "$@" || return 1
+    devices=1
+    pressed && off
+}
+
+# The connection is cut while there is no memory left: the watcher needs some for another, and gets it.
+pressure_cut() {
+    on || return 1
+    before=$(dmesg | grep -c 'reconnected socket')
+    (await 60 is_used && echo "HOST pause 12") &
+    pressed || return 1
+    [ "$(dmesg | grep -c 'reconnected socket')" -gt "$before" ] || { echo "  the watcher did not have to come back"; return 1; }
+    off
+}
+
+# With two copies.
+pressure_on_mirror() {
+    farmem swap --size 96M --node "$guarded" --node "$third" --protect mirror --token /token --timeout 3s --grace 30s >>/tmp/swap.log 2>&1 &
+    watcher=$!
+    await 60 has_swap || return 1
+    pressed && off
+}
+
+# Nothing waits for the watcher, least of all then: it is killed when pages leave.
+pressure_unwatched() {
+    on || return 1
+    (await 60 is_used && kill -9 $watcher && echo "  the watcher is killed") &
+    pressed || return 1
+    wait $watcher 2>/dev/null
+    [ $? = 137 ] || { echo "  the watcher was not killed"; return 1; }
+    farmem swap --off >>/tmp/swap.log 2>&1 && has_swap 0
 }
 
 # The node is gone for good: who needs its pages ends by SIGBUS within the grace, and the machine lives.
@@ -315,6 +328,9 @@ lost() {
     has_swap 0
 }
 
+. /faults.sh
+. /record.sh
+
 check refused short refused
 check tokens short tokens
 check verified short verified
@@ -328,7 +344,12 @@ check small long small
 check mirrored short mirrored
 check pressure short pressure 1
 check pressure_by_four long pressure 4
+check pressure_cut long pressure_cut
+check pressure_on_mirror long pressure_on_mirror
+check pressure_crypted long pressure 1 --crypt
+check pressure_unwatched long pressure_unwatched
 check faults long faulted
+check recorded long recorded
 check lost short lost
 
 echo "GUEST failed: $failed"

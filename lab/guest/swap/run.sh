@@ -6,28 +6,32 @@
 #
 # As lab/rxe/run.sh: nothing is installed and no privilege is needed, but for a first time without QEMU. Ends with 77,
 # naming the reason, where the machine lacks what it takes. FARMEM_GUEST_MEMORY: the machine's, in MiB.
+# FARMEM_GUEST_KERNEL: the suite of Debian whose kernel it boots, as bookworm-backports (6.12); else this system's.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 begun=$SECONDS
 . lab/guest/lib.sh
 
 need qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod apt-get:apt dpkg-deb:dpkg cc:gcc
-release=$(kernel_release)
 target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+apt_options
+release=$(kernel_release)
 profile=${FARMEM_GUEST_PROFILE:-debug}
 [ -n "${FARMEM_GUEST_BUILT:-}" ] ||
     cargo build --locked --quiet -p farmem-cli $([ "$profile" = debug ] || echo "--$profile")
 
-cache=$target/guest
+cache=$target/guest${FARMEM_GUEST_KERNEL:+-$FARMEM_GUEST_KERNEL}
 unpack "$cache" "linux-image-$release" || true
 new=$(mktemp -d)
 beside=
-trap 'kill $beside $(cat "$new"/*.pid) 2>/dev/null || true; rm -rf "$new" "$new.img"' EXIT
+trap 'kill $beside ${collector:-} $(cat "$new"/*.pid) 2>/dev/null || true; rm -rf "$new" "$new.img"' EXIT
 
 root=$new/root
 base "$root"
-modules "$cache/tree" "$release" "$root" virtio_pci virtio_net nbd dm_crypt xts ecb aes_generic raid1
-strip --strip-debug -o "$new/farmem" "$target/$profile/farmem"
+modules "$cache/tree" "$release" "$root" virtio_pci virtio_net nbd dm_crypt xts ecb aes_generic raid1 \
+    $(case " $* " in *" faults "*) echo zram brd lz4 lz4hc ;; esac)
+# Its file takes memory that the machine is to be short of.
+strip --strip-all -o "$new/farmem" "$target/$profile/farmem"
 put "$new/libraries" "$target/$profile/farmem"
 rm -rf "$new/libraries$target"
 cp -a "$new/libraries/." "$root/"
@@ -36,7 +40,7 @@ for program in pages give faults; do cc -O2 -Wall -static -o "$root/usr/bin/$pro
 # The same program with a dynamic loader, for farmem run.
 cc -O2 -Wall -o "$root/usr/bin/far-pages" lab/guest/swap/pages.c
 install lab/guest/swap/init.sh "$root/init"
-install lab/guest/swap/checks.sh "$root/checks.sh"
+install lab/guest/swap/{checks,faults,record}.sh "$root/"
 echo "$@" >"$root/wanted"
 
 # The nodes are outside of the guest, which sees this machine's loopback at 10.0.2.2. All but the first ask for a token.
@@ -70,14 +74,40 @@ port=$(port node)
 echo "$port" >"$root/port"
 port second >"$root/guarded"
 port third >"$root/third"
-# Beside it, if it is wanted and there, a server that others wrote.
-: >"$root/nbdkit"
+# Beside it, if that is wanted, a server that others wrote, and the plainest there can be.
 case " $* " in *" faults "*)
     need nbdkit:nbdkit nbd-client:nbd-client
     echo $((port + 1)) >"$root/nbdkit"
+    echo $((port + 3)) >"$root/bare"
+    cc -O2 -Wall -pthread -o "$new/bare" lab/guest/swap/bare.c
     nbdkit --foreground --ipaddr 127.0.0.1 --port $((port + 1)) memory 192M >"$new/nbdkit.log" 2>&1 &
     beside=$!
+    "$new/bare" $((port + 3)) 192 &
+    beside="$beside $!"
     put "$root" "$(command -v nbd-client)"
+    ;;
+esac
+# Real programs, to be recorded, and where what is recorded goes: FARMEM_GUEST_RECORD names some of them.
+collector=
+case " $* " in *" recorded "*)
+    need redis-server:redis-server redis-cli:redis-tools sqlite3:sqlite3 gcc:gcc python3.11:python3
+    echo "${FARMEM_GUEST_RECORD:-redis python sqlite sort gcc}" >"$root/collected"
+    mkdir "$root/record"
+    cp lab/guest/swap/record/* "$root/record/"
+    awk -v COUNT=60 -f lab/guest/swap/record/functions.awk >"$root/record/functions.c"
+    awk 'BEGIN { srand(7); for (i = 0; i < 600000; i++) printf "%.9f %d %.9f\n", rand(), i, rand() }' >"$root/record/lines"
+    cc -O2 -Wall -static -o "$root/usr/bin/slots" lab/guest/swap/record/slots.c
+    cp "$(gcc -print-prog-name=cc1)" "$root/record/cc1"
+    put "$new/programs" /usr/bin/python3.11 "$(command -v redis-server)" "$(command -v redis-cli)" \
+        "$(command -v sqlite3)" /usr/bin/sort "$root/record/cc1"
+    rm -rf "$new/programs$root"
+    cp -a "$new/programs/." "$root/"
+    rm -rf "$new/programs"
+    mkdir -p "$root/usr/lib/python3.11"
+    (cd /usr/lib/python3.11 && find . -maxdepth 2 -name '*.py' ! -path './test/*' -print0 | cpio --null -pdm --quiet "$root/usr/lib/python3.11")
+    echo $((port + 2)) >"$root/collect"
+    (while busybox nc -l -p $((port + 2)) < <(sleep 9999) >"$new/recorded"; do [ ! -s "$new/recorded" ] || tar -C "$cache" -xf "$new/recorded"; done) &
+    collector=$!
     ;;
 esac
 pack "$root" >"$new.img"
@@ -100,6 +130,11 @@ host() {
         case $line in
             "HOST stop") kill -STOP $node ;;
             "HOST go") kill -CONT $node ;;
+            "HOST pause "*)
+                kill -STOP $node
+                sleep "${line#HOST pause }"
+                kill -CONT $node
+                ;;
             "HOST kill "*) kill -9 "$(cat "$new/${line#HOST kill }.pid")" ;;
             "HOST again third") start third "$(cat "$root/third")" --tokens "$new/tokens" ;;
             "HOST seek "*)
@@ -115,10 +150,10 @@ status=0
 # A file system of half of the memory would not hold what is under test.
 APPEND=rootfstype=ramfs boot "${FARMEM_GUEST_LIMIT:-300}" "${FARMEM_GUEST_MEMORY:-224}" "$cache/tree/boot/vmlinuz-$release" "$new.img" \
     -netdev "user,id=n,tftp=$new/answers" -device virtio-net-pci,netdev=n,romfile= |
-    host | tee "$cache/console" || status=$?
+    host | tee "$new/console" || status=$?
 echo "guest: $((SECONDS - begun)) s in all; the node said:"
 sed 's/^/    /' "$new/node.log"
 [ $status -eq 0 ] || { echo "the virtual machine did not end by itself (status $status)" >&2; exit 1; }
-! grep -qE '^GUEST sought (plain: nothing|crypt: found)$' "$cache/console" ||
+! grep -qE '^GUEST sought (plain: nothing|crypt: found)$' "$new/console" ||
     { echo "the node has the wrong bytes: see the lines GUEST sought" >&2; exit 1; }
-grep -q '^GUEST failed: 0$' "$cache/console" || { echo "checks failed, or did not all run" >&2; exit 1; }
+grep -q '^GUEST failed: 0$' "$new/console" || { echo "checks failed, or did not all run" >&2; exit 1; }

@@ -1,0 +1,64 @@
+# Records what the kernel does to the slots of real programs that swap. Sourced by checks.sh. The programs are in /record;
+# what is recorded goes to the host, to the port in /collect.
+
+# program NAME   Runs it. Its own output is of no interest.
+program() {
+    case $1 in
+        redis) sh /record/redis.sh ;;
+        python) python3.11 /record/python.py ;;
+        sqlite) sqlite3 :memory: </record/sqlite.sql ;;
+        sort) LC_ALL=C /usr/bin/sort -S 90M --parallel=1 -T /record -o /dev/null /record/lines ;;
+        gcc) for unit in 1 2 3 4; do /record/cc1 -O2 -quiet /record/functions.c -o /dev/null; done ;;
+    esac >/dev/null 2>/tmp/program.log
+}
+
+# bounded NAME KIB   Runs a program in a group of its own with so much memory. Sets most: the group's most, in KiB.
+bounded() {
+    mkdir -p /cg/bounded
+    echo "$2" | awk '{ print $1 * 1024 }' >/cg/bounded/memory.max
+    begun=$(cut -d' ' -f1 /proc/uptime)
+    (echo 0 >/cg/bounded/cgroup.procs; program "$1")
+    ended=$?
+    most=$(($(cat /cg/bounded/memory.peak) / 1024))
+    echo "  $1 with $2 KiB: ended with $ended after $(cut -d' ' -f1 /proc/uptime | awk -v b="$begun" '{ print $1 - b }') s, $most KiB at most"
+    await 20 rmdir /cg/bounded 2>/dev/null
+    return $ended
+}
+
+# Events of the swap device, and of freed slots by the probe of the watcher.
+tracing=/sys/kernel/tracing/instances/record
+trace_on() {
+    mkdir -p $tracing
+    echo mono >$tracing/trace_clock
+    echo 8192 >$tracing/buffer_size_kb
+    # 43: the kernel's NBD devices.
+    echo 'dev >= 45088768 && dev < 46137344' >$tracing/events/block/block_bio_queue/filter
+    echo 1 >$tracing/events/block/block_bio_queue/enable
+    echo 1 >$tracing/events/farmem_swap/freed/enable
+    slots "$1" <$tracing/trace_pipe &
+    tracer=$!
+}
+
+# Fails if events were lost.
+trace_off() {
+    sleep 1
+    echo 0 >$tracing/events/enable
+    kill $tracer
+    wait $tracer
+    ! cat $tracing/per_cpu/cpu*/stats | grep -E 'overrun|dropped' | grep -v ': 0$' || return 1
+    rmdir $tracing
+}
+
+recorded() {
+    mkdir -p /tmp/traces
+    for one in $(cat /collected); do
+        on || return 1
+        bounded "$one" 900000 || { tail -3 /tmp/program.log; return 1; }
+        trace_on "/tmp/traces/$one"
+        bounded "$one" $((most * 3 / 10)) || { tail -3 /tmp/program.log; return 1; }
+        trace_off || return 1
+        off || return 1
+        ls -l "/tmp/traces/$one"
+        tar -C /tmp -c traces | nc 10.0.2.2 "$(cat /collect)"
+    done
+}
