@@ -72,7 +72,7 @@ impl Process {
         advanced.gone.iter().for_each(|range| self.snapshot.forget(range));
         for (there, pages) in moved {
             self.snapshot.put(there.start, pages);
-            if watch.one_in > 1 {
+            if !watch.all() {
                 // Where it was, not all of it was watched.
                 self.lose_unseen(look.pages.iter().map(|page| page.address).filter(|at| there.contains(at)));
             }

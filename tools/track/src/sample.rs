@@ -75,7 +75,8 @@ impl Seen {
 /// The watched part of a program, within its limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    one_in: u64,
+    /// The last place that is watched ([`Watch`]).
+    upto: u64,
     /// Nanoseconds that a look may take.
     limit: u64,
     /// Bytes that may be recorded.
@@ -87,17 +88,17 @@ pub struct Sample {
 impl Sample {
     /// Of everything, for now.
     pub fn new(max_pause: Duration, max_memory: u64) -> Sample {
-        Sample { one_in: 1, limit: max_pause.as_nanos().max(1) as u64, memory: max_memory.max(1), cuts: 0 }
+        Sample { upto: u64::MAX, limit: max_pause.as_nanos().max(1) as u64, memory: max_memory.max(1), cuts: 0 }
     }
 
-    /// One block in this many is watched.
+    /// One block in about this many is watched.
     pub fn one_in(&self) -> u64 {
-        self.one_in
+        self.of(0).one_in()
     }
 
     /// The watched part of a process.
     pub fn of(&self, process: u32) -> Watch {
-        Watch { one_in: self.one_in, process }
+        Watch { upto: self.upto, process }
     }
 
     /// Begins with a process of `resident` resident pages. `read`: all of it has to be read in each
@@ -105,7 +106,7 @@ impl Sample {
     pub fn begin(&mut self, resident: u64, read: bool) {
         let cost = resident * if read { READ_NS } else { 2 * FIND_NS };
         let fits = cost.div_ceil(self.limit).min(resident / AT_FIRST);
-        self.narrow_to(fits.max((resident * PAGE as u64).div_ceil(self.memory)));
+        self.narrow_to(u64::MAX / fits.max((resident * PAGE as u64).div_ceil(self.memory)).max(1));
     }
 
     /// The first look at a process, before which nothing was known of it, was cut short.
@@ -118,7 +119,7 @@ impl Sample {
     /// Watches less where a look took too long, or what is recorded, bytes, is too much. Returns
     /// whether it does.
     pub fn fit(&mut self, seen: &Seen, recorded: u64) -> bool {
-        let before = self.one_in;
+        let before = self.upto;
         let [present, wanted] = [&seen.present, &seen.wanted].map(|by_place| by_place.values().sum::<u64>());
         let (finding, reading) = (present * FIND_NS, wanted * READ_NS);
         self.cuts = if seen.cut { self.cuts + 1 } else { 0 };
@@ -140,12 +141,14 @@ impl Sample {
             self.narrow_by(2, by_place);
         }
         // Recorded is what was watched until now.
-        self.narrow_to(recorded.saturating_mul(before).div_ceil(self.memory));
-        self.one_in != before
+        if recorded > self.memory {
+            self.narrow_to((u128::from(before) * u128::from(self.memory) / u128::from(recorded)) as u64);
+        }
+        self.upto != before
     }
 
-    fn narrow_to(&mut self, one_in: u64) {
-        self.one_in = self.one_in.max(one_in).min(NARROWEST);
+    fn narrow_to(&mut self, upto: u64) {
+        self.upto = self.upto.min(upto.max(u64::MAX / NARROWEST));
     }
 
     /// Watches one block in `factor` of those watched, but keeps [`LEAST`] of these pages.
@@ -157,8 +160,7 @@ impl Sample {
         });
         let Some((&last, _)) = last else { return };
         // This block is watched still.
-        let most = u64::MAX / last.max(1);
-        self.narrow_to(self.one_in.saturating_mul(factor).min(most.max(self.one_in)));
+        self.narrow_to((self.upto / factor).max(last));
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0 ─────────── a block's place: Fibonacci hashing of its number and process ─────────── 2^64
-//! ├── watched ──┤ 2^64 / one_in
+//! ├── watched ──┤ upto
 //! ```
 
 use crate::cover::Range;
@@ -12,15 +12,25 @@ use crate::snapshot::BLOCK;
 /// array's stride nor its place decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watch {
-    /// One block in about this many; of neighbours, to within one or two.
-    pub one_in: u64,
+    /// The last place that is watched.
+    pub(crate) upto: u64,
     /// Other blocks in each process: a child has its parent's addresses.
     pub(crate) process: u32,
 }
 
 impl Watch {
     /// Everything.
-    pub const ALL: Watch = Watch { one_in: 1, process: 0 };
+    pub const ALL: Watch = Watch { upto: u64::MAX, process: 0 };
+
+    /// One block in about this many is watched; of neighbours, to within one or two. 1: all are.
+    pub fn one_in(self) -> u64 {
+        if self.all() { 1 } else { ((u64::MAX as f64 / self.upto.max(1) as f64).round() as u64).max(2) }
+    }
+
+    /// Whether every block is watched.
+    pub fn all(self) -> bool {
+        self.upto == u64::MAX
+    }
 
     /// Where a block lies between 0 and 2^64.
     pub(crate) fn place(self, block: u64) -> u64 {
@@ -30,12 +40,12 @@ impl Watch {
 
     /// Whether a block, by its number, is watched.
     pub fn watches(self, block: u64) -> bool {
-        self.place(block) <= u64::MAX / self.one_in
+        self.place(block) <= self.upto
     }
 
     /// Cuts a range into what of it is watched.
     pub fn cut(self, range: &Range) -> Vec<Range> {
-        if self.one_in == 1 {
+        if self.all() {
             return vec![range.clone()];
         }
         let blocks = (range.start / BLOCK..range.end.div_ceil(BLOCK)).filter(|&block| self.watches(block));

@@ -31,7 +31,7 @@ fn array() -> impl Strategy<Value = BTreeMap<u64, u64>> {
 
 #[test]
 fn about_one_block_in_so_many_is_watched() {
-    let watch = Watch { one_in: 8, ..Watch::ALL };
+    let watch = Watch { upto: u64::MAX / 8, ..Watch::ALL };
     let watched = (0..8000).filter(|&block| watch.watches(block)).count();
     assert!((900..1100).contains(&watched), "{watched}");
     let cut = watch.cut(&(3 * BLOCK + 4096..90 * BLOCK + 4096));
@@ -60,12 +60,12 @@ proptest! {
             let seen_look;
             (seen_look, wanted) = look(sample.of(7), &blocks, most);
             prop_assert!(wanted >= LEAST.min(all), "{wanted} of {all} at one in {}", sample.one_in());
-            let before = sample.one_in();
+            let before = sample.of(7).upto;
             let mut seen = Seen::default();
             seen.add(sample.of(7), &seen_look, &Took { finding, cut: wanted > most, ..Took::default() });
             let narrower = sample.fit(&seen, 0);
-            prop_assert_eq!(narrower, sample.one_in() != before);
-            prop_assert!(sample.one_in() >= before, "it never widens");
+            prop_assert_eq!(narrower, sample.of(7).upto != before);
+            prop_assert!(sample.of(7).upto <= before, "it never widens");
         }
         let always_slow = costs.iter().all(|&(finding, _)| finding > limit_us);
         prop_assert!(!always_slow || wanted <= LEAST_AT_MOST.max(limit_us * 1000 / READ_NS), "{wanted}");
@@ -89,6 +89,21 @@ proptest! {
         let last_cut = cuts.collect::<Vec<_>>().iter().rposition(|&cut| cut);
         prop_assert!(last_cut < Some(40), "{last_cut:?}, one in {}", sample.one_in());
     }
+}
+
+/// All of what there is to read lies in the upper half of the places.
+#[test]
+fn places_far_up_are_told_apart() {
+    let blocks: BTreeMap<u64, u64> = [(0, 13), (1, 29), (2, 8), (56_468_471, 462), (56_468_472, 512)].into();
+    let mut sample = Sample::new(Duration::from_millis(2), u64::MAX);
+    for _ in 0..4 {
+        let (seen_look, wanted) = look(sample.of(7), &blocks, LEAST_AT_MOST);
+        let mut seen = Seen::default();
+        seen.add(sample.of(7), &seen_look, &Took { cut: wanted > LEAST_AT_MOST, ..Took::default() });
+        sample.fit(&seen, 0);
+    }
+    let wanted = look(sample.of(7), &blocks, LEAST_AT_MOST).1;
+    assert!((LEAST..=LEAST_AT_MOST).contains(&wanted), "{wanted}");
 }
 
 #[test]
