@@ -85,6 +85,32 @@ pages() {
             --references 1 2>&1 | grep 'a miss'
 }
 
+# Swap by ublk, whose pages go to a node by RDMA: a program has more memory than its group, every word of it is right, and
+# blocks come back when they are trimmed.
+swapped() {
+    [ -e /dev/ublk-control ] || { echo "  skipped: this kernel has no ublk"; return 0; }
+    start_node || return 1
+    farmem-rxe swap 127.0.0.1:7411 128 >/tmp/swap.log 2>&1 &
+    server=$!
+    tries=0
+    until grep -q ready /tmp/swap.log || ! kill -0 $server 2>/dev/null || [ $tries -ge 300 ]; do
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+    mkswap /dev/ublkb0 >/dev/null && swapon -d /dev/ublkb0 || { cat /tmp/swap.log; return 1; }
+    mkdir -p /cg && mount -t cgroup2 cgroup2 /cg && echo +memory >/cg/cgroup.subtree_control && mkdir -p /cg/small || return 1
+    echo 8M >/cg/small/memory.max
+    sh -c 'echo $$ >/cg/small/cgroup.procs; exec words 20 600'
+    held=$?
+    swapoff /dev/ublkb0 || held=1
+    kill $server
+    wait $server
+    sed 's/^/  /' /tmp/swap.log
+    kill $node
+    wait $node
+    return $held
+}
+
 check windows farmem-rxe windows
 check contract farmem-rxe contract
 check evict farmem-rxe evict
@@ -93,6 +119,7 @@ check sort sorts
 check held held
 check pages pages
 check node_dies node_dies
+check swap swapped
 
 echo "GUEST failed: $failed"
 exit $failed

@@ -15,6 +15,8 @@ echo 0 >/proc/sys/kernel/printk
 for module in crc32_generic veth ib_uverbs rdma_rxe; do
     modprobe "$module" || echo "GUEST modprobe $module failed"
 done
+# Not every kernel has it.
+modprobe ublk_drv 2>/dev/null
 ip-link link set lo up
 ip-link link add v0 type veth peer name v1
 ip-link address add 10.9.0.1/24 dev v0

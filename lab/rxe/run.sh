@@ -8,7 +8,7 @@
 # Nothing is installed and no privilege is needed, but for a first time without QEMU
 # (CI installs it). Debian packages of the guest are downloaded once and kept in the
 # target directory. Ends with 77, naming the reason, where the machine lacks what it
-# takes.
+# takes. FARMEM_GUEST_KERNEL as for lab/guest/swap/run.sh: the check "swap" needs bookworm-backports.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 begun=$SECONDS
@@ -16,19 +16,23 @@ begun=$SECONDS
 
 need qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod ip:iproute2 rdma:iproute2 \
     apt-get:apt dpkg-deb:dpkg
+target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+apt_options
 release=$(kernel_release)
 
-target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 profile=${FARMEM_RXE_PROFILE:-debug}
 programs=(farmem farmem-rxe)
 # Only the check that measures needs the lab's binary.
 case " ${*:-pages} " in *" pages "*) programs+=(farmem-lab) ;; esac
-cargo build --locked --quiet -p farmem-rxe -p farmem-cli -p farmem-lab $([ "$profile" = debug ] || echo "--$profile")
+[ -n "${FARMEM_GUEST_BUILT:-}" ] ||
+    cargo build --locked --quiet -p farmem-rxe -p farmem-cli -p farmem-lab $([ "$profile" = debug ] || echo "--$profile")
 
 # The guest's own packages: a kernel with its modules, and rdma-core's libraries.
-cache=$target/rxe
-unpack "$cache" "linux-image-$release" libibverbs1 ibverbs-providers libnl-3-200 libnl-route-3-200 || true
-LIBRARIES=$cache/tree/usr/lib/x86_64-linux-gnu
+cache=$target/rxe${FARMEM_GUEST_KERNEL:+-$FARMEM_GUEST_KERNEL}
+unpack "$cache" "linux-image-$release" || true
+APT=()
+unpack "$target/rxe-libraries" libibverbs1 ibverbs-providers libnl-3-200 libnl-route-3-200 || true
+LIBRARIES=$target/rxe-libraries/tree/usr/lib/x86_64-linux-gnu
 
 # The scripts themselves are part of what the base is made by.
 if [ ! -e "$cache/base.cpio" ] || [ lab/rxe/run.sh -nt "$cache/base.cpio" ] || [ lab/guest/lib.sh -nt "$cache/base.cpio" ]; then
@@ -39,12 +43,15 @@ if [ ! -e "$cache/base.cpio" ] || [ lab/rxe/run.sh -nt "$cache/base.cpio" ] || [
     ln -s "$(command -v ip)" "$root/usr/bin/ip-link"
     # The dynamic linker where a second link namespace looks for it.
     install -D /lib64/ld-linux-x86-64.so.2 "$root/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
-    modules "$cache/tree" "$release" "$root" crc32_generic veth ib_uverbs rdma_rxe
+    # Debian's 6.1 has no ublk.
+    ublk=
+    [ -z "$(find "$cache/tree/lib/modules" -name 'ublk_drv.ko*')" ] || ublk=ublk_drv
+    modules "$cache/tree" "$release" "$root" crc32_generic veth ib_uverbs rdma_rxe $ublk
     libraries=usr/lib/x86_64-linux-gnu
-    find "$cache/tree" \( -name 'libibverbs.so.*' -o -name 'libnl-*.so.*' \) -exec cp -a {} "$root/$libraries/" \;
+    find "$target/rxe-libraries/tree" \( -name 'libibverbs.so.*' -o -name 'libnl-*.so.*' \) -exec cp -a {} "$root/$libraries/" \;
     mkdir -p "$root/$libraries/libibverbs" "$root/etc/libibverbs.d"
-    cp "$cache/tree/$libraries"/libibverbs/librxe-* "$root/$libraries/libibverbs/"
-    cp "$cache/tree/etc/libibverbs.d/rxe.driver" "$root/etc/libibverbs.d/"
+    cp "$LIBRARIES"/libibverbs/librxe-* "$root/$libraries/libibverbs/"
+    cp "$target/rxe-libraries/tree/etc/libibverbs.d/rxe.driver" "$root/etc/libibverbs.d/"
     pack "$root" >"$cache/base.cpio.new"
     mv "$cache/base.cpio.new" "$cache/base.cpio"
 fi
@@ -58,6 +65,7 @@ for program in "${programs[@]}"; do
     put "$new/libraries" "$target/$profile/$program"
 done
 cc -O1 -w -D_GNU_SOURCE -pthread -Itests/programs -o "$new/usr/bin/held_pages" tests/programs/held_pages.c
+cc -O2 -static -o "$new/usr/bin/words" lab/guest/swap/pages.c
 put "$new/libraries" "$(command -v sort)" "$(command -v xz)" "$(command -v cmp)"
 rm -rf "$new/libraries$target"
 cp -a "$new/libraries/." "$new/"

@@ -29,6 +29,8 @@
 //! * [`swap`]: for swapping: swapon, swapoff, the kernel's netlink.
 //! * [`sync`]: a lock for code that runs in signal handlers.
 //! * [`thread`]: threads that libc does not know of.
+//! * [`ublk`]: block devices that this process serves.
+//! * [`uring`]: io_uring, for commands to drivers.
 //! * [`vdso`]: the clock that the kernel maps into each process.
 //! * [`verbs`]: RDMA by libibverbs, if it is there.
 //!
@@ -66,6 +68,8 @@ pub mod spin;
 pub mod swap;
 pub mod sync;
 pub mod thread;
+pub mod ublk;
 pub mod uffd;
+pub mod uring;
 pub mod vdso;
 pub mod verbs;

@@ -26,9 +26,22 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps the first `len` bytes of a descriptor.
     pub fn new(fd: i32, len: usize) -> Result<Mapping, Errno> {
-        let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        Mapping::at_offset(fd, 0, len)
+    }
+
+    /// Maps `len` bytes of a descriptor from `offset` on, to be read and written.
+    pub fn at_offset(fd: i32, offset: usize, len: usize) -> Result<Mapping, Errno> {
+        Mapping::with((libc::PROT_READ | libc::PROT_WRITE) as usize, fd, offset, len)
+    }
+
+    /// Maps `len` bytes of a descriptor from `offset` on. Writing to them is the end of this process.
+    pub fn read_only(fd: i32, offset: usize, len: usize) -> Result<Mapping, Errno> {
+        Mapping::with(libc::PROT_READ as usize, fd, offset, len)
+    }
+
+    fn with(prot: usize, fd: i32, offset: usize, len: usize) -> Result<Mapping, Errno> {
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe { checked(libc::SYS_mmap, [0, len, prot, libc::MAP_SHARED as usize, fd as usize, 0])? };
+        let at = unsafe { checked(libc::SYS_mmap, [0, len, prot, libc::MAP_SHARED as usize, fd as usize, offset])? };
         // SAFETY: advice about the mapping just made: others' bytes are not for our core dumps.
         unsafe { syscall(libc::SYS_madvise, [at, len, libc::MADV_DONTDUMP as usize, 0, 0, 0]) };
         match NonNull::new(at as *mut u8) {

@@ -7,6 +7,7 @@
 //! farmem-rxe contract    the fabric's contract suite
 //! farmem-rxe evict       changed lines by WRITEs, pages whole, records in frames: what they take
 //! farmem-rxe soft-dirty  farmem track by soft-dirty bits, of: farmem-rxe writes K
+//! farmem-rxe swap NODE MIB  a swap device by ublk, whose pages go to the node by RDMA
 //! farmem-rxe lines N     N lines in no order, the same every time: input for programs under test
 //! ```
 
@@ -19,6 +20,7 @@ mod evict;
 mod half;
 mod revoked;
 mod soft_dirty;
+mod swap;
 mod windows;
 
 fn main() -> ExitCode {
@@ -33,8 +35,11 @@ fn main() -> ExitCode {
             Err(why) => Err(why),
         },
         Some("contract") => contract::hold(),
+        Some("swap") => swap(),
         Some("lines") => lines(),
-        _ => Err("usage: farmem-rxe devices | windows | contract | evict | soft-dirty | lines N".into()),
+        _ => {
+            Err("usage: farmem-rxe devices | windows | contract | evict | soft-dirty | swap NODE MIB | lines N".into())
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -47,6 +52,12 @@ fn main() -> ExitCode {
 
 fn number() -> Result<u64, String> {
     std::env::args().nth(2).and_then(|n| n.parse().ok()).ok_or_else(|| "how many?".into())
+}
+
+fn swap() -> Result<(), String> {
+    let node = std::env::args().nth(2).ok_or("which node?")?;
+    let mib = std::env::args().nth(3).and_then(|n| n.parse().ok()).ok_or("how many MiB?")?;
+    swap::serve(&node, mib)
 }
 
 fn lines() -> Result<(), String> {
