@@ -94,7 +94,7 @@ case " $* " in *" recorded "*)
     echo "${FARMEM_GUEST_RECORD:-redis python sqlite sort gcc}" >"$root/collected"
     mkdir "$root/record"
     cp lab/guest/swap/record/* "$root/record/"
-    awk -v COUNT=60 -f lab/guest/swap/record/functions.awk >"$root/record/functions.c"
+    awk -v COUNT=40 -f lab/guest/swap/record/functions.awk >"$root/record/functions.c"
     awk 'BEGIN { srand(7); for (i = 0; i < 600000; i++) printf "%.9f %d %.9f\n", rand(), i, rand() }' >"$root/record/lines"
     cc -O2 -Wall -static -o "$root/usr/bin/slots" lab/guest/swap/record/slots.c
     cp "$(gcc -print-prog-name=cc1)" "$root/record/cc1"

@@ -2,11 +2,12 @@
  * block_bio_queue and freed (compute/swap/src/freed.rs), until they end or SIGTERM comes. lab/swap/src/recorded.rs reads
  * the file:
  *
- *   W first length    pages leave to slots       numbers are base 128, low digits first; first is the distance from the
+ *   W first length    slots are in use now       numbers are base 128, low digits first; first is the distance from the
  *   F first length    slots are freed            end of the last run of the same kind, folded: 0, -1, 1, -2, 2…
  *   T first length    slots are trimmed
  *   M milliseconds    time goes on
- */
+ *
+ * A page that leaves to a slot in use is left out: it changes nothing of what is held. */
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -39,6 +40,19 @@ static void event(char of, int64_t at, int64_t length) {
     after = at + length;
 }
 
+#define SLOTS (1 << 20)
+static unsigned char used[SLOTS / 8];
+
+/* Of each slot, if it was not so before. */
+static void mark(char of, int64_t at, int64_t length) {
+    for (int64_t slot = at; slot < at + length && slot < SLOTS; slot++) {
+        unsigned char bit = (unsigned char)(1 << slot % 8), *byte = used + slot / 8;
+        if ((of == 'W') == !!(*byte & bit)) continue;
+        *byte ^= bit;
+        event(of, slot, 1);
+    }
+}
+
 static void time_goes_on(double now) {
     static double last;
     if (!last) last = now;
@@ -64,10 +78,14 @@ int main(int n, char **argument) {
         while (name > line && name[-1] != ' ') name--;
         time_goes_on(atof(name));
         if (bio && sscanf(bio, ": block_bio_queue: %*d,%*d %15s %lu + %lu", how, &at, &length) == 3) {
-            if (strchr(how, 'D')) event('T', (int64_t)at / 8, (int64_t)length / 8);
-            else if (strchr(how, 'W') && length) event('W', (int64_t)at / 8, (int64_t)length / 8);
+            if (strchr(how, 'D')) {
+                mark('F', (int64_t)at / 8, (int64_t)length / 8);
+                event('T', (int64_t)at / 8, (int64_t)length / 8);
+            } else if (strchr(how, 'W')) {
+                mark('W', (int64_t)at / 8, (int64_t)length / 8);
+            }
         } else if (freed && (freed = strstr(freed, "first=")) && sscanf(freed, "first=%lu last=%lu", &at, &last) == 2) {
-            event('F', (int64_t)at, (int64_t)(last - at + 1));
+            mark('F', (int64_t)at, (int64_t)(last - at + 1));
         }
     }
     run();
