@@ -23,6 +23,22 @@ pub enum Error {
         /// Bytes of an element.
         size: usize,
     },
+    /// A frame or table has no such column.
+    #[error("there is no column {name:?}: there are {has}")]
+    NoColumn {
+        /// The name.
+        name: String,
+        /// Those that there are.
+        has: String,
+    },
+    /// A column is not fit for an operation.
+    #[error("column {name:?} {why}")]
+    Column {
+        /// Its name.
+        name: String,
+        /// Why not.
+        why: String,
+    },
     /// Bytes that are no text, or a place within a character.
     #[error("no character begins at byte {at}")]
     Text {
@@ -53,6 +69,17 @@ pub enum Error {
     /// Too little local memory was given.
     #[error("a heap of {0} bytes local is too small: give it at least {least} (64 chunks)", least = 64 * crate::CHUNK)]
     TooLittleLocal(usize),
+}
+
+impl Error {
+    pub(crate) fn column(name: &str, why: impl Into<String>) -> Error {
+        Error::Column { name: name.to_owned(), why: why.into() }
+    }
+
+    pub(crate) fn no_column<'a>(name: &str, has: impl Iterator<Item = &'a str>) -> Error {
+        let has: Vec<&str> = has.collect();
+        Error::NoColumn { name: name.to_owned(), has: if has.is_empty() { "none".into() } else { has.join(", ") } }
+    }
 }
 
 /// A result of this library.

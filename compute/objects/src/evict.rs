@@ -102,6 +102,12 @@ impl Evictor {
         self.left == 0 && self.rooms[class.index].free() < LOW
     }
 
+    /// Arrivals of this class that push nothing out.
+    pub fn room(&self, class: Class) -> usize {
+        let fresh = if self.rooms[class.index].len() < class.segments() { self.left * class.frames() } else { 0 };
+        fresh + self.rooms[class.index].free()
+    }
+
     /// The frame is free: its object was dropped, or is of no more use here.
     pub fn free(&mut self, arena: &Arena, class: Class, at: At) {
         self.rooms[class.index].give(arena.place(class, at));

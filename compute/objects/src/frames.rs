@@ -356,6 +356,13 @@ impl<T: Far> FarBox<T> {
         Ok(FarBox { word: Cell::new(word.0), value: PhantomData })
     }
 
+    /// A box of a fresh frame, with these bytes and zeros behind them.
+    pub(crate) fn filled(inner: &Inner, at: At, word: Word, bytes: &[u8]) -> FarBox<T> {
+        inner.arena.fill(at, &[bytes, &vec![0; size_of::<T>() - bytes.len()]].concat());
+        inner.arena.arrived(at);
+        FarBox { word: Cell::new(word.0), value: PhantomData }
+    }
+
     pub(crate) fn word(&self) -> Word {
         Word(self.word.get())
     }

@@ -5,9 +5,11 @@ use crate::evict::{Evictor, Moved};
 use crate::frames::{Arena, At, STAMP, Scope, Word};
 use crate::homes::Home;
 use crate::share::{Local, Share};
-use crate::{CHUNK, Error, Far, FarBTree, FarBox, FarCache, FarHashMap, FarList, FarQueue, FarString, FarVec, Result};
+use crate::{
+    CHUNK, Chunk, Error, Far, FarBTree, FarBox, FarCache, FarHashMap, FarList, FarQueue, FarString, FarVec, Result,
+};
 use farmem::near::{Found, Scan};
-use farmem::{Memory, Transport};
+use farmem::{Addr, Lane, Memory, Transport};
 use std::cell::{Cell, RefCell};
 use std::hash::Hash;
 use std::rc::{Rc, Weak};
@@ -186,6 +188,46 @@ impl Inner {
     /// Bytes of objects that are away, from an offset of each.
     pub fn gather_away(&self, away: &[(Word, u64)], each: u32) -> Result<Vec<u8>> {
         self.evictor.borrow_mut().gather_away(away, each)
+    }
+
+    /// A lane of its own, for bytes that come past the frames.
+    pub fn lane(&self) -> Result<Lane> {
+        Ok(self.memory.lane()?)
+    }
+
+    /// Where an object lies while it is away.
+    pub fn home(&self, word: Word) -> Option<Addr> {
+        self.evictor.borrow().homes.addr(word.home())
+    }
+
+    /// Chunks that can come without pushing anything out.
+    pub fn room(&self) -> usize {
+        self.evictor.borrow().room(FarBox::<Chunk>::CLASS)
+    }
+
+    /// Fresh chunks of these bytes, a chunk's at most in each. Their homes are neighbours, if there
+    /// are so many in a row.
+    pub fn fresh_run(&self, bytes: &[u8]) -> Result<Vec<FarBox<Chunk>>> {
+        let class = FarBox::<Chunk>::CLASS;
+        let n = bytes.len().div_ceil(CHUNK);
+        let mut homes = {
+            let evictor = &mut *self.evictor.borrow_mut();
+            evictor.homes.take_run(class, n, &self.memory, &self.itself)?.into_iter()
+        };
+        let mut chunks = Vec::with_capacity(n);
+        for part in bytes.chunks(CHUNK) {
+            let Some(home) = homes.next() else { break };
+            let evictor = &mut *self.evictor.borrow_mut();
+            let when = (class, self.clock.get() << STAMP, self.oldest());
+            match evictor.fresh(&self.arena, when, |_| Ok(home)) {
+                Ok((at, word)) => chunks.push(FarBox::filled(self, at, word, part)),
+                Err(e) => {
+                    [home].into_iter().chain(homes).for_each(|home| evictor.homes.give(home, &self.memory));
+                    return Err(e);
+                }
+            }
+        }
+        Ok(chunks)
     }
 
     /// Objects that may be fetched ahead.

@@ -82,17 +82,7 @@ impl Homes {
     pub fn take(&mut self, class: Class, memory: &Memory, owner: &Weak<Inner>) -> Result<Home> {
         let number = match self.roomy[class.index].last() {
             Some(&number) => number,
-            None => {
-                let at = memory.alloc(BLOCK)?;
-                let Some(number) = owners::enter(owner) else {
-                    let _ = memory.free(at);
-                    return Err(Error::HeapFull);
-                };
-                self.blocks.resize_with(self.blocks.len().max(number + 1), || None);
-                self.blocks[number] = Some(Block::new(at, class));
-                self.roomy[class.index].push(number);
-                number
-            }
+            None => self.widen(class, memory, owner)?,
         };
         let Some(block) = &mut self.blocks[number] else { return Err(Error::HeapFull) };
         let word = block.from + block.free[block.from..].iter().position(|&word| word != 0).unwrap_or_default();
@@ -105,6 +95,64 @@ impl Homes {
         }
         let offset = (64 * word + bit) * class.payload;
         Ok(Home((number as u64) << PLACE_BITS | offset as u64 >> 4))
+    }
+
+    /// Free slots: neighbours, where `n` are a power of two and at most 64. A block that has not so
+    /// many in a row is left to others.
+    ///
+    /// # Errors
+    /// As [`Homes::take`].
+    pub fn take_run(&mut self, class: Class, n: usize, memory: &Memory, owner: &Weak<Inner>) -> Result<Vec<Home>> {
+        let group = u64::MAX.checked_shr(64u32.saturating_sub(n as u32)).unwrap_or_default();
+        let is_group = |word: u64, at: usize| word >> at & group == group;
+        let find = |block: &Block| {
+            let words = block.free.iter().enumerate();
+            words.filter(|(_, word)| **word != 0).find_map(|(number, &word)| {
+                (0..64).step_by(n).find(|&at| is_group(word, at)).map(|at| 64 * number + at)
+            })
+        };
+        if n.is_power_of_two() && n <= 64 {
+            for _ in 0..2 {
+                let number = self.roomy[class.index].last().copied();
+                let block = number.and_then(|number| Some((number, self.blocks[number].as_mut()?)));
+                if let Some((number, block)) = block
+                    && let Some(first) = find(block)
+                {
+                    block.free[first / 64] &= !(group << (first % 64));
+                    block.used += n;
+                    if block.is_full() {
+                        self.roomy[class.index].pop();
+                    }
+                    let home = |slot: usize| Home((number as u64) << PLACE_BITS | (slot * class.payload) as u64 >> 4);
+                    return Ok((first..first + n).map(home).collect());
+                }
+                self.widen(class, memory, owner)?;
+            }
+        }
+        let mut homes = Vec::with_capacity(n);
+        for _ in 0..n {
+            match self.take(class, memory, owner) {
+                Ok(home) => homes.push(home),
+                Err(e) => {
+                    homes.into_iter().for_each(|home| self.give(home, memory));
+                    return Err(e);
+                }
+            }
+        }
+        Ok(homes)
+    }
+
+    /// One block more for a class. Its number.
+    fn widen(&mut self, class: Class, memory: &Memory, owner: &Weak<Inner>) -> Result<usize> {
+        let at = memory.alloc(BLOCK)?;
+        let Some(number) = owners::enter(owner) else {
+            let _ = memory.free(at);
+            return Err(Error::HeapFull);
+        };
+        self.blocks.resize_with(self.blocks.len().max(number + 1), || None);
+        self.blocks[number] = Some(Block::new(at, class));
+        self.roomy[class.index].push(number);
+        Ok(number)
     }
 
     /// Gives a slot back. A block in which all is free goes back to its node, unless it is the

@@ -134,6 +134,7 @@ mod cache;
 mod class;
 mod error;
 mod evict;
+mod frame;
 mod frames;
 mod heap;
 mod homes;
@@ -150,6 +151,9 @@ pub use btree::FarBTree;
 pub use cache::FarCache;
 pub use error::{Error, Result};
 pub use farmem::Transport;
+pub use frame::{
+    Agg, Col, Expr, FarFrame, Groups, Join, Order, Selected, Series, Table, Totals, Type, Value, Writer, col,
+};
 pub use frames::{FarBox, Scope};
 pub use heap::{Builder, Heap};
 pub use list::FarList;

@@ -140,6 +140,17 @@ impl<T: Far> FarVec<T> {
         Ok(())
     }
 
+    /// Appends elements that begin a chunk; others as [`FarVec::extend_from_slice`] does. Their
+    /// chunks are neighbours at home, if there are so many in a row.
+    pub(crate) fn append_run(&mut self, elements: &[T]) -> Result<()> {
+        if self.len != self.chunks.len() * Self::EACH || !CHUNK.is_multiple_of(size_of::<T>()) {
+            return self.extend_from_slice(elements);
+        }
+        self.chunks.extend(self.heap.inner.fresh_run(elements.as_bytes())?);
+        self.len += elements.len();
+        Ok(())
+    }
+
     /// Copies of the elements of a range. The next ones are under way meanwhile.
     ///
     /// # Errors

@@ -1,0 +1,241 @@
+//! Groups of rows that have the same values in some columns.
+//!
+//! The table of groups is near: some 100 bytes a group and aggregate. Groups are in the order in
+//! which their first rows come. Nulls are a group of their own.
+
+use super::expr::place;
+use super::selected::{Acc, each};
+use super::{FarFrame, Selected, Series, Steps, Table, Type, Value, View, position};
+use crate::{Error, Result};
+use std::collections::HashMap;
+
+/// What is said of each group.
+#[derive(Clone, Debug)]
+pub struct Agg {
+    how: How,
+    column: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum How {
+    Sum,
+    Min,
+    Max,
+    Mean,
+    Count,
+    Rows,
+}
+
+impl Agg {
+    fn new(how: How, column: impl Into<String>) -> Agg {
+        Agg { how, column: column.into() }
+    }
+
+    /// The sum of a column, named `column_sum`. Floats are added in the order of the rows.
+    pub fn sum(column: impl Into<String>) -> Agg {
+        Agg::new(How::Sum, column)
+    }
+
+    /// The least value, named `column_min`.
+    pub fn min(column: impl Into<String>) -> Agg {
+        Agg::new(How::Min, column)
+    }
+
+    /// The greatest value, named `column_max`.
+    pub fn max(column: impl Into<String>) -> Agg {
+        Agg::new(How::Max, column)
+    }
+
+    /// The mean, named `column_mean`.
+    pub fn mean(column: impl Into<String>) -> Agg {
+        Agg::new(How::Mean, column)
+    }
+
+    /// Values that are not null, named `column_count`.
+    pub fn count(column: impl Into<String>) -> Agg {
+        Agg::new(How::Count, column)
+    }
+
+    /// Rows, named `rows`.
+    pub fn rows() -> Agg {
+        Agg::new(How::Rows, "")
+    }
+
+    fn name(&self) -> String {
+        let how = match self.how {
+            How::Sum => "sum",
+            How::Min => "min",
+            How::Max => "max",
+            How::Mean => "mean",
+            How::Count => "count",
+            How::Rows => return "rows".into(),
+        };
+        format!("{}_{how}", self.column)
+    }
+
+    /// The type of its column in the result.
+    fn kind(&self, of: Type) -> Type {
+        match (self.how, of) {
+            (How::Count | How::Rows, _) => Type::U64,
+            (How::Mean, _) | (How::Sum, Type::F64) => Type::F64,
+            (How::Sum, Type::U64 | Type::Bool) => Type::U64,
+            (How::Sum, _) => Type::I64,
+            (How::Min | How::Max, kind) => kind,
+        }
+    }
+
+    fn value(&self, acc: &Acc, kind: Type) -> Result<Value> {
+        Ok(match self.how {
+            How::Sum => acc.sum(&self.column, kind)?,
+            How::Min => acc.min(kind),
+            How::Max => acc.max(kind),
+            How::Mean => acc.mean(kind),
+            How::Count | How::Rows => Value::U64(acc.count),
+        })
+    }
+}
+
+/// Groups of a frame's rows ([`FarFrame::group`]).
+#[derive(Clone, Debug)]
+pub struct Groups<'a> {
+    of: Selected<'a>,
+    keys: Vec<String>,
+}
+
+/// The numbers of groups.
+enum Numbers {
+    /// By one key of a fixed width, and of rows where it is null.
+    Words(HashMap<u64, usize>, Option<usize>),
+    /// By all keys, one behind the other.
+    Bytes(HashMap<Vec<u8>, usize>, Vec<u8>),
+}
+
+impl Numbers {
+    /// The number of a row's group. `new`: the number of one that comes first here.
+    #[inline]
+    fn of(&mut self, keys: &[&View<'_>], row: usize, new: usize) -> usize {
+        match self {
+            Numbers::Words(_, null) if !keys[0].is_valid(row) => *null.get_or_insert(new),
+            Numbers::Words(words, _) => *words.entry(keys[0].word(row)).or_insert(new),
+            Numbers::Bytes(known, bytes) => {
+                bytes.clear();
+                keys.iter().for_each(|key| key.append_to(row, bytes));
+                match known.get(bytes) {
+                    Some(&number) => number,
+                    None => {
+                        known.insert(bytes.clone(), new);
+                        new
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl View<'_> {
+    /// The bits of a value of fixed width.
+    #[inline]
+    pub(super) fn word(&self, row: usize) -> u64 {
+        match self.kind {
+            Type::I32 => u32::from_le_bytes(self.fours()[row]).into(),
+            Type::Bool => super::series::bit(self.values, row).into(),
+            _ => u64::from_le_bytes(self.eights()[row]),
+        }
+    }
+
+    /// A value as bytes that no other value of its column has, and that tell where they end.
+    pub(super) fn append_to(&self, row: usize, bytes: &mut Vec<u8>) {
+        if !self.is_valid(row) {
+            return bytes.push(0);
+        }
+        bytes.push(1);
+        if self.kind == Type::Text {
+            let text = self.text(row);
+            bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(text);
+        } else {
+            bytes.extend_from_slice(&self.word(row).to_le_bytes());
+        }
+    }
+}
+
+/// The place of a key column, which floats cannot be.
+pub(super) fn key(frame: &FarFrame, name: &str) -> Result<usize> {
+    let at = position(&frame.columns, name)?;
+    match frame.columns[at].kind {
+        Type::F64 => Err(Error::column(name, "is f64: rows are put together by integers, bools and texts")),
+        _ => Ok(at),
+    }
+}
+
+impl<'a> Groups<'a> {
+    pub(super) fn new(of: Selected<'a>, keys: &[&str]) -> Groups<'a> {
+        Groups { of, keys: keys.iter().map(|&key| key.to_owned()).collect() }
+    }
+
+    /// A row for each group: its keys, and what is said of it.
+    ///
+    /// # Errors
+    /// [`Error::NoColumn`], [`Error::Column`], [`Error::Memory`].
+    pub fn of(&self, aggs: &[Agg]) -> Result<Table> {
+        let frame = self.of.frame;
+        let (mut used, test) = self.of.compiled()?;
+        let mut keys = Vec::new();
+        for name in &self.keys {
+            keys.push(place(&mut used, key(frame, name)?));
+        }
+        if keys.is_empty() {
+            return Err(Error::column("", "is no key: name the columns whose values make a group"));
+        }
+        let mut values = Vec::new();
+        for agg in aggs {
+            let at = if agg.how == How::Rows { used[keys[0]] } else { position(&frame.columns, &agg.column)? };
+            let kind = frame.columns[at].kind;
+            if kind == Type::Text && !matches!(agg.how, How::Rows | How::Count) {
+                return Err(Error::column(&agg.column, "is text: numbers and bools are summed"));
+            }
+            values.push((place(&mut used, at), kind));
+        }
+        let is_word = keys.len() == 1 && frame.columns[used[keys[0]]].kind != Type::Text;
+        let mut numbers = match is_word {
+            true => Numbers::Words(HashMap::new(), None),
+            false => Numbers::Bytes(HashMap::new(), Vec::new()),
+        };
+        let of = |&key: &usize| (frame.columns[used[key]].name.clone(), Series::new(frame.columns[used[key]].kind));
+        let mut table: Vec<(String, Series)> = keys.iter().map(of).collect();
+        let (mut accs, mut groups) = (Vec::new(), 0);
+        Steps::new(frame, &used)?.visit(
+            0..frame.rows,
+            |_| true,
+            |_, views| {
+                let rows = Selected::passing(test.as_ref(), views, views[0].rows);
+                let keys: Vec<&View<'_>> = keys.iter().map(|&key| &views[key]).collect();
+                each(&rows, |row| {
+                    let number = numbers.of(&keys, row, groups);
+                    if number == groups {
+                        groups += 1;
+                        accs.resize(groups * aggs.len(), Acc::NONE);
+                        table.iter_mut().zip(&keys).for_each(|((_, near), key)| near.push_of(key, row));
+                    }
+                    let accs = &mut accs[number * aggs.len()..][..aggs.len()];
+                    for ((agg, &(at, _)), acc) in aggs.iter().zip(&values).zip(accs) {
+                        if agg.how == How::Rows {
+                            acc.count += 1;
+                        } else if views[at].is_valid(row) {
+                            acc.add(&views[at], row);
+                        }
+                    }
+                });
+                Ok(())
+            },
+        )?;
+        for (n, (agg, &(_, kind))) in aggs.iter().zip(&values).enumerate() {
+            let mut near = Series::new(agg.kind(kind));
+            for acc in accs.iter().skip(n).step_by(aggs.len()) {
+                near.push(agg.value(acc, kind)?);
+            }
+            table.push((agg.name(), near));
+        }
+        Table::new(table)
+    }
+}
