@@ -14,7 +14,7 @@
 //! Nothing is lost in trust: a stray write of the program may harm its own agent, hence itself; the
 //! node lets that agent change the words of its own blocks and no others.
 
-use super::ConnectError;
+use super::{ConnectError, member_options};
 use crate::blocks::Blocks;
 use crate::ledger::{self, Ledger};
 use crate::serve::Service;
@@ -43,8 +43,6 @@ impl Alone {
     /// Joins the node and begins to serve.
     pub(super) fn start(node: &NodeAddr, patience: Duration) -> Result<Alone, ConnectError> {
         let system = |e: Errno| ConnectError::System(e.to_string());
-        let mut run = [0; 16];
-        process::random_bytes(&mut run).map_err(|e| ConnectError::System(e.to_string()))?;
         let fd = shared::memory(c"farmem-ledger", ledger::BYTES as u64).map_err(system)?;
         let ledger = Ledger::fresh(fd);
         descriptors::close(fd);
@@ -53,15 +51,7 @@ impl Alone {
             NodeAddr::Shm(_) => (Transport::Shm, None),
             NodeAddr::Tcp(at) => (Transport::Tcp, Some(format!("tcp {at}"))),
         };
-        let options = ConnectOptions {
-            timeout: patience,
-            grace: GRACE,
-            run,
-            pid: std::process::id(),
-            transport,
-            trust: farmem_trust::file::of_environment().map_err(|e| ConnectError::Node(e.to_string()))?.into(),
-            ..ConnectOptions::default()
-        };
+        let options = member_options(patience, GRACE, transport)?;
         let blocks = Blocks::join_alone(node, &options, Arc::clone(&ledger));
         let blocks = blocks.map_err(|e| ConnectError::Node(e.to_string()))?;
         let stock = Stock::open(Arc::clone(&ledger), Quotas::default());

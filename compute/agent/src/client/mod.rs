@@ -29,7 +29,7 @@ pub use reach::{Reach, ReachError};
 use crate::chunks;
 use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, CHUNK_BYTES, MAX_RUN, Piece, Refusal, Up};
 use alone::Alone;
-use farmem_fabric::NodeAddr;
+use farmem_fabric::{ConnectOptions, NodeAddr, Transport};
 use farmem_protocol::key::Key;
 use farmem_sys::shared;
 use farmem_sys::sync::Lock;
@@ -64,6 +64,23 @@ const MANY: u64 = 7;
 /// enough for a program that takes and frees one alternately. A second would be a block more that
 /// an idle program keeps from all others.
 const FULL: [usize; BLOCK_ORDER as usize + 1] = full();
+
+/// How this process joins a node as a member of its own: in a run of its own, by the token that the
+/// environment names.
+fn member_options(patience: Duration, grace: Duration, transport: Transport) -> Result<ConnectOptions, ConnectError> {
+    let mut run = [0; 16];
+    farmem_sys::process::random_bytes(&mut run).map_err(|e| ConnectError::System(e.to_string()))?;
+    let trust = farmem_trust::file::of_environment().map_err(|e| ConnectError::Node(e.to_string()))?;
+    Ok(ConnectOptions {
+        timeout: patience,
+        grace,
+        run,
+        pid: std::process::id(),
+        transport,
+        trust: trust.into(),
+        ..ConnectOptions::default()
+    })
+}
 
 const fn full() -> [usize; BLOCK_ORDER as usize + 1] {
     let mut full = [CACHE; BLOCK_ORDER as usize + 1];

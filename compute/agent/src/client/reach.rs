@@ -11,9 +11,9 @@
 // Loads and stores, and verbs whose buffers are slices.
 #![allow(unsafe_code)]
 
-use super::{Chunk, Client, ConnectError};
+use super::{Chunk, Client, ConnectError, member_options};
 use crate::word::BLOCK_BYTES;
-use farmem_fabric::{Completion, ConnectOptions, Lost, NodeAddr, QueuePair, Refusal, Session, Transport};
+use farmem_fabric::{Completion, Lost, NodeAddr, QueuePair, Refusal, Session, Transport};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::MAX_VERB_BYTES;
 use farmem_sys::sync::Lock;
@@ -79,18 +79,7 @@ impl Member {
             _ => return Err(nonsense()),
         };
         let node: NodeAddr = at.parse().map_err(|_| nonsense())?;
-        let mut run = [0; 16];
-        farmem_sys::process::random_bytes(&mut run).map_err(|e| ConnectError::System(e.to_string()))?;
-        let options = ConnectOptions {
-            timeout: patience,
-            grace: GRACE,
-            run,
-            pid: std::process::id(),
-            transport,
-            trust: farmem_trust::file::of_environment().map_err(|e| ConnectError::Node(e.to_string()))?.into(),
-            ..ConnectOptions::default()
-        };
-        let session = Session::connect(&node, &options).map_err(|e| ConnectError::Node(e.to_string()))?;
+        let session = Session::connect(&node, &member_options(patience, GRACE, transport)?).map_err(|e| ConnectError::Node(e.to_string()))?;
         Ok(Member { idle: Some(Lock::new(Vec::new())), session: Some(session) })
     }
 
