@@ -366,16 +366,21 @@ impl Drop for SignalsBlocked {
     }
 }
 
-/// Writes as much of `bytes` as the descriptor takes, best effort; for last words.
-pub fn write_all(fd: i32, mut bytes: &[u8]) {
+/// Writes all of `bytes`.
+///
+/// # Errors
+/// The error of write(2). A part of the bytes may have been written.
+pub fn write_all(fd: i32, mut bytes: &[u8]) -> Result<(), Errno> {
     while !bytes.is_empty() {
         // SAFETY: the slice is live and near.
         match unsafe { checked(libc::SYS_write, [fd as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0]) } {
-            Ok(n) if n > 0 => bytes = &bytes[n..],
+            Ok(0) => return Err(Errno(libc::EIO)),
+            Ok(n) => bytes = &bytes[n..],
             Err(Errno(libc::EINTR)) => {}
-            _ => return,
+            Err(e) => return Err(e),
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -389,6 +394,18 @@ mod tests {
         let own = std::env::current_exe().unwrap();
         assert!(read_file(c"/proc/self/exe").unwrap() == std::fs::read(own).unwrap());
         assert!(read_file(c"/proc/self/status").unwrap().starts_with(b"Name:"));
+    }
+
+    #[test]
+    fn all_is_written_or_an_error_is_told() {
+        let (from, to) = crate::descriptors::socket_pair().unwrap();
+        write_all(to, b"all of it").unwrap();
+        let mut into = [0; 16];
+        assert_eq!(recv_nowait(from, &mut into), Ok(9));
+        assert_eq!(&into[..9], b"all of it");
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        assert_eq!(write_all(std::os::fd::AsRawFd::as_raw_fd(&full), b"x"), Err(Errno(libc::ENOSPC)));
+        [from, to].into_iter().for_each(crate::descriptors::close);
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub fn prepare(file: Option<&'static counters::File>) {
 
 /// Prints one line on standard error.
 pub fn say(line: &str) {
-    write_all(STDERR.load(Ordering::Relaxed), format!("farmem: {line}\n").as_bytes());
+    let _ = write_all(STDERR.load(Ordering::Relaxed), format!("farmem: {line}\n").as_bytes());
 }
 
 /// Ends the process with a line and a status from [`exit`]. When threads find out together, the

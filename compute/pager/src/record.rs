@@ -28,7 +28,7 @@ use farmem_cache::trace::{Encoder, HEADER, Kind, RECORD_BYTES, Record, SAMPLED_H
 use farmem_protocol::addr::PageId;
 use farmem_sys::clock;
 use farmem_sys::descriptors;
-use farmem_sys::raw::{Errno, checked};
+use farmem_sys::raw::{Errno, checked, write_all};
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -179,10 +179,11 @@ impl Recorder {
                 let held = std::mem::take(held);
                 create(&self.file, !self.forked.load(Ordering::Relaxed)).and_then(|fd| {
                     *state = State::Open(fd);
-                    append(fd, &held)
+                    write_all(fd, &held)
                 })
             }
-            State::Open(fd) => append(*fd, &bytes[..n]),
+            // A full disk may take a part of a record; readers stop before it.
+            State::Open(fd) => write_all(*fd, &bytes[..n]),
             State::Failed => return,
         };
         if let Err(e) = written {
@@ -221,19 +222,6 @@ fn create(file: &str, first: bool) -> Result<i32, Errno> {
         }
     }
     Err(Errno(libc::EEXIST))
-}
-
-/// Writes all of it. A full disk may take a part of a record; readers stop before it.
-fn append(fd: i32, mut bytes: &[u8]) -> Result<(), Errno> {
-    while !bytes.is_empty() {
-        // SAFETY: a live slice in near memory.
-        match unsafe { checked(libc::SYS_write, [fd as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0]) } {
-            Ok(n) => bytes = &bytes[n..],
-            Err(Errno(libc::EINTR)) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
 }
 
 impl Base {

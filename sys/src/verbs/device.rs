@@ -363,7 +363,7 @@ impl Drop for Region {
         if left != 0 {
             // Windows are bound to it, or the card is broken: lent memory stays reachable. Only the
             // end of the process, with which the kernel takes everything back, is safe now.
-            raw::write_all(2, b"farmem: an RDMA region could not be taken back\n");
+            let _ = raw::write_all(2, b"farmem: an RDMA region could not be taken back\n");
             std::process::abort();
         }
     }

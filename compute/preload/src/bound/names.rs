@@ -42,7 +42,7 @@ bind! {
 /// else to tell.
 unsafe extern "C" fn write(fd: i32, from: *const u8, len: usize) -> isize {
     // SAFETY: std's bytes.
-    unsafe { farmem_sys::raw::write_all(fd, std::slice::from_raw_parts(from, len)) };
+    let _ = unsafe { farmem_sys::raw::write_all(fd, std::slice::from_raw_parts(from, len)) };
     len as isize
 }
 
