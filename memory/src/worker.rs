@@ -15,20 +15,22 @@
 // The parts that engines name are passed to the sockets.
 #![allow(unsafe_code)]
 
+mod newcomers;
+
 use crate::StartError;
 use crate::hot::Hot;
 use crate::listen::Listener;
 use crate::turns::Turns;
 use farmem_nic::Nic;
 use farmem_nic::engine::{Circumstances, Engine, Goodbye};
-use farmem_nic::events::{self, Refused};
+use farmem_nic::events::Refused;
 use farmem_nic::shares::Place;
 use farmem_sys::epoll::{Epoll, Event, Waker};
 use farmem_sys::raw::{Errno, now_ns, thread_cpu_ns, yield_cpu};
 use farmem_sys::socket;
 use farmem_sys::spin::Spin;
 use farmem_sys::sync::Lock;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -311,104 +313,6 @@ impl Worker {
             token => {
                 self.serve_in_turn(token as usize, now);
                 true
-            }
-        }
-    }
-
-    /// Takes connections that wait at a listener; epoll tells again if there are more.
-    fn accept(&mut self, listener: usize) {
-        for _ in 0..TOGETHER {
-            match self.listeners.get(listener).map(|l| l.accept(self.path.as_ref())) {
-                Some(Ok((socket, about))) => self.deal_out(socket, about),
-                // Epoll would tell of who waits again and again.
-                Some(Err(e)) if lacks(&e) => return self.watch(listener, false),
-                Some(Err(_)) | None => return,
-            }
-        }
-    }
-
-    fn watch(&mut self, listener: usize, whether: bool) {
-        let token = LISTENERS + listener as u64;
-        let done = self.epoll.change(self.listeners[listener].as_raw_fd(), token, whether, false).is_ok();
-        // Also one that could not be watched again: it is tried at the next sweep.
-        if done != whether {
-            self.deaf.push(listener);
-        }
-    }
-
-    /// Gives connections to the workers in turn.
-    fn deal_out(&mut self, socket: OwnedFd, about: Circumstances) {
-        let inbox = &self.shared.inboxes[self.next_worker];
-        let mut accepted = inbox.accepted.lock();
-        let overdue = if accepted.len() == WAITING { accepted.pop_front() } else { None };
-        accepted.push_back((socket, about));
-        drop(accepted);
-        drop(overdue);
-        inbox.waker.wake();
-        self.next_worker = (self.next_worker + 1) % self.shared.inboxes.len();
-    }
-
-    fn admit(&mut self, socket: OwnedFd, about: Circumstances, now: u64) {
-        if !about.local {
-            socket::notice_silence(socket.as_raw_fd(), IDLE_S, SILENT_MS);
-        }
-        self.make_room_for_a_stranger(now);
-        let token = match self.connections.iter().position(Option::is_none) {
-            Some(hole) => hole,
-            None => {
-                self.connections.push(None);
-                self.connections.len() - 1
-            }
-        };
-        let connection = Connection {
-            socket,
-            engine: Engine::new(about),
-            since_ns: now,
-            watched: (true, false),
-            passed: false,
-            held_up: false,
-            class: None,
-            goes_on: false,
-        };
-        if self.epoll.add(connection.socket.as_raw_fd(), token as u64, true, false).is_ok() {
-            self.connections[token] = Some(connection);
-            self.strangers.push(token);
-            self.shared.strangers.fetch_add(1, Ordering::Relaxed);
-            self.serve(token, now);
-        }
-    }
-
-    /// Closes a stranger if this worker has as many as it may: the oldest of the peer that has
-    /// most. So a peer that opens connections and says nothing closes its own.
-    fn make_room_for_a_stranger(&mut self, now: u64) {
-        if self.strangers.len() < (STRANGERS / self.shared.inboxes.len()).max(1) {
-            return;
-        }
-        let peer_of = |token: &usize| self.connections[*token].as_ref().map(|connection| connection.engine.peer());
-        let mut by = BTreeMap::new();
-        self.strangers.iter().for_each(|token| *by.entry(peer_of(token)).or_insert(0) += 1);
-        let most = by.into_iter().max_by_key(|(_, count)| *count).map(|(peer, _)| peer);
-        let oldest = self.strangers.iter().copied().find(|token| Some(peer_of(token)) == most);
-        if let Some(token) = oldest {
-            self.tell_refused(token, Refused::Crowded);
-            self.close(token, Goodbye::Done, now);
-        }
-    }
-
-    fn tell_refused(&self, token: usize, why: Refused) {
-        if let Some(connection) = &self.connections[token] {
-            self.shared.nic.tell(events::Event::Refused(connection.engine.peer(), why));
-        }
-    }
-
-    /// Takes a connection off the list of strangers if it has said who it is, or is gone.
-    fn forget_strangers(&mut self, token: usize) {
-        let is_one = self.connections[token].as_ref().is_some_and(|connection| connection.engine.is_stranger());
-        if !is_one && let Some(at) = self.strangers.iter().position(|&other| other == token) {
-            self.strangers.remove(at);
-            self.shared.strangers.fetch_sub(1, Ordering::Relaxed);
-            if let Some(connection) = &mut self.connections[token] {
-                connection.class = Some(self.turns.join(connection.engine.tenant()));
             }
         }
     }

@@ -45,7 +45,7 @@ use crate::{GrantError, Lost, QueuePair, WindowError};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
 pub use farmem_protocol::node::{Domain, Transport};
-use farmem_protocol::wire::control::Range;
+use farmem_protocol::wire::Range;
 use farmem_protocol::wire::{Ask, Figure, Names, Refused, Reply, Request, Secret, Status, Text, Who};
 use farmem_sys::descriptors;
 use farmem_sys::mapping::Mapping;

@@ -47,7 +47,7 @@ use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::node::Domain;
 use farmem_protocol::region::RegionName;
-use farmem_protocol::wire::control::Range;
+use farmem_protocol::wire::Range;
 use farmem_protocol::wire::{Figure, MAX_BACKED, Refused, Secret, Status};
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;

@@ -40,14 +40,15 @@
 
 pub mod control;
 mod endpoint;
+mod request;
 pub mod text;
 mod verb;
 
 pub use control::{
-    Answer, Ask, Cipher, Credential, Figure, Frame, Greeting, Hello, Join, Known, NewVolume, NoHello, Proof, Purpose,
-    Refused, Reply, Request, Verdict, VolumeInfo, Welcome, Who,
+    Cipher, Credential, Frame, Greeting, Hello, Join, Known, NewVolume, NoHello, Proof, Purpose, Verdict, Welcome,
 };
 pub use endpoint::{Endpoint, OFFERS_RDMA};
+pub use request::{Answer, Ask, Figure, Range, Refused, Reply, Request, VolumeInfo, Who};
 pub use text::{Names, Text};
 pub use verb::{
     ANY_QUEUE, Batch, Binding, Completion, MAX_SEND_BYTES, MAX_VERB_BYTES, MAX_VERBS, Op, REPLY_BYTES, Verb,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::random::Random;
-use farmem_protocol::wire::control::Range;
+use farmem_protocol::wire::Range;
 use farmem_protocol::wire::{Ask, Batch, Greeting, Hello, Join, Known, Purpose, Request, Verb, Welcome};
 use zerocopy::{FromZeros, IntoBytes};
 

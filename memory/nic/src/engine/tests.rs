@@ -6,11 +6,11 @@ use super::*;
 use crate::lending::{Backing, Lending};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::{Key, KeyKind};
-use farmem_protocol::wire::control::{Figure, Range};
 use farmem_protocol::wire::{
     self, Answer, Ask, Batch, Completion, Greeting, Hello, Join, Known, Op, Purpose, Reply, Request, Status, Verb,
     Verdict, Welcome,
 };
+use farmem_protocol::wire::{Figure, Range};
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::time::{Duration, Instant};

@@ -6,7 +6,7 @@ use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::extent::{Claimant, Generation, Geometry, Owner, Place, State, Target, Word};
 use farmem_protocol::key::{Key, Rights};
 use farmem_protocol::nbd::{Asked, Command};
-use farmem_protocol::wire::control::Range;
+use farmem_protocol::wire::Range;
 use farmem_protocol::wire::{ANY_QUEUE, Ask, Binding, Figure, MAGIC, MAX_VERB_BYTES, NewVolume, Op, Purpose, VERSION};
 use zerocopy::IntoBytes;
 

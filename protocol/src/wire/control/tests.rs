@@ -1,4 +1,9 @@
+use super::super::Status;
+use super::super::request::*;
 use super::*;
+use crate::addr::SlabId;
+use crate::key::Key;
+use crate::region::RegionName;
 use proptest::prelude::*;
 
 /// The longest of a text: `N` bytes.

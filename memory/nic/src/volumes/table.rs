@@ -1,0 +1,243 @@
+//! The volumes of a node: made, found, left by their streams, ended.
+
+use super::{Attached, BLOCK, MAX_KEPT_MS, MAX_STREAMS, OVERCOMMIT, RESERVE, State, Volume, Volumes};
+use crate::Nic;
+use crate::events::{Event, VolumeEvent};
+use crate::members::Holder;
+use crate::shares::Peer;
+use crate::units::leases::Lease;
+use farmem_protocol::nbd::PAGE;
+use farmem_protocol::wire::{Known, NewVolume, Verdict, VolumeInfo};
+use farmem_sys::sync::Lock;
+use farmem_trust::TokenId;
+use farmem_volume::MAX_SLOTS;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Volumes {
+    /// The kernel beneath this node, by [`farmem_protocol::nbd::machine`].
+    pub fn set_machine(&self, machine: u64) {
+        self.machine.store(machine, Ordering::Relaxed);
+    }
+
+    /// All that there are.
+    pub fn all(&self) -> Vec<Arc<Volume>> {
+        self.all.lock().values().cloned().collect()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.all.lock().is_empty()
+    }
+
+    /// Whether blocks wait to be put together.
+    #[inline]
+    pub(crate) fn are_sparse(&self) -> bool {
+        self.sparse.load(Ordering::Acquire)
+    }
+}
+
+impl Nic {
+    /// The volume that has an owner id now.
+    pub fn volume_of(&self, owner: u16) -> Option<Arc<Volume>> {
+        self.volumes.all.lock().values().find(|volume| volume.owner() == owner).cloned()
+    }
+
+    /// The volume at a place in the order of ids, which nobody learns.
+    pub(crate) fn volume_at(&self, place: u64) -> Option<VolumeInfo> {
+        let place = usize::try_from(place).ok()?;
+        let volume = self.volumes.all.lock().values().nth(place).cloned()?;
+        let (usage, bytes) = (volume.usage(), |pages: u32| u64::from(pages) * PAGE);
+        Some(VolumeInfo {
+            owner: volume.owner(),
+            size: bytes(volume.slots),
+            live: bytes(usage.live),
+            filled: bytes(usage.filled),
+            told: volume.is_told(),
+            host: volume.names.host,
+        })
+    }
+
+    /// The volume that a host names. Another tenant's is none.
+    pub(crate) fn volume(&self, known: &Known, holder: &Holder) -> Result<Arc<Volume>, Verdict> {
+        if known.incarnation != self.incarnation {
+            return Err(Verdict::Incarnation);
+        }
+        let asks = holder.as_ref().map(|(tenant, _)| tenant.name);
+        let is_theirs = |volume: &Arc<Volume>| volume.tenant().map(|tenant| tenant.name) == asks;
+        self.volumes.all.lock().get(&known.secret).filter(|volume| is_theirs(volume)).cloned().ok_or(Verdict::Unknown)
+    }
+
+    /// One more stream of a volume, by this token. `data`: pages move by it, and by no other from
+    /// now on.
+    pub(crate) fn attach_volume(
+        &self,
+        volume: Arc<Volume>,
+        data: bool,
+        token: Option<TokenId>,
+    ) -> Result<Attached, Verdict> {
+        let mut state = volume.state.lock();
+        if state.gone {
+            return Err(Verdict::Unknown);
+        }
+        if state.streams == MAX_STREAMS {
+            return Err(Verdict::Full);
+        }
+        (state.streams, state.token) = (state.streams + 1, token);
+        let turn = data.then(|| {
+            state.turn += 1;
+            state.turn
+        });
+        drop(state);
+        self.tell(Event::Volume(&volume, VolumeEvent::Attached));
+        Ok(Attached { volume, turn })
+    }
+
+    /// A new volume, without a stream.
+    pub(crate) fn make_volume(
+        &self,
+        new: &NewVolume,
+        peer: Peer,
+        holder: Holder,
+        now_ns: u64,
+    ) -> Result<Arc<Volume>, Verdict> {
+        let (tenant, token) = holder.unzip();
+        let size = new.size;
+        if size == 0 || !size.is_multiple_of(PAGE) || size / PAGE > MAX_SLOTS as u64 {
+            return Err(Verdict::Malformed);
+        }
+        if self.is_draining() {
+            return Err(Verdict::Draining);
+        }
+        // Held until the volume is there: two that come together are promised one after the other.
+        let mut all = self.volumes.all.lock();
+        if all.contains_key(&new.id) {
+            return Err(Verdict::Malformed);
+        }
+        let promised = !new.overcommit;
+        let needed = size.next_multiple_of(BLOCK);
+        let too_much = if promised { needed > self.promisable() } else { size / OVERCOMMIT > self.lending.limit() };
+        if too_much {
+            return Err(Verdict::NoRoom(self.promisable()));
+        }
+        let place = self.volumes.places.take(peer).map_err(|_| Verdict::Full)?;
+        // A promise counts to the tenant here, and not again when its memory is claimed.
+        let charged = if promised { None } else { tenant.clone() };
+        let lease = Lease::of(&self.units, charged).ok_or(Verdict::Full)?;
+        if promised && needed > self.units.quota_of(lease.owner()) {
+            return Err(Verdict::NoRoom(self.units.quota_of(lease.owner())));
+        }
+        if let Some(tenant) = tenant.as_ref().filter(|tenant| promised && !tenant.charge(needed as i64)) {
+            return Err(Verdict::NoRoom(tenant.quota().saturating_sub(tenant.held())));
+        }
+        if promised {
+            self.units.promise(needed as i64);
+        }
+        let slots = (size / PAGE) as u32;
+        let state = State {
+            map: farmem_volume::Volume::new(slots),
+            gone: false,
+            streams: 0,
+            absent_since: now_ns,
+            turn: 0,
+            told: false,
+            place: Some(place),
+            token,
+        };
+        let volume = Arc::new(Volume {
+            id: new.id,
+            pid: new.pid,
+            names: new.names,
+            peer,
+            kept_ns: new.kept_ms.min(MAX_KEPT_MS) * 1_000_000,
+            promised,
+            tenant,
+            lease,
+            slots,
+            state: Lock::new(state),
+        });
+        all.insert(new.id, Arc::clone(&volume));
+        drop(all);
+        self.tell(Event::Volume(&volume, VolumeEvent::Made));
+        Ok(volume)
+    }
+
+    /// Bytes that could be promised to one more volume.
+    pub fn promisable(&self) -> u64 {
+        let reserve = (self.lending.limit() / RESERVE).max(BLOCK);
+        self.units.free_bytes().saturating_sub(self.units.promised() + reserve)
+    }
+
+    /// A stream of a volume has closed.
+    pub(crate) fn left_volume(&self, attached: &Attached, now_ns: u64) {
+        let Attached { volume, turn } = attached;
+        let mut state = volume.state.lock();
+        // If another stream tells of slots, its next mark says so.
+        state.told &= turn.is_some();
+        state.streams -= 1;
+        state.absent_since = now_ns;
+        let is_cut = state.streams == 0 && !state.gone;
+        drop(state);
+        if is_cut {
+            self.tell(Event::Volume(volume, VolumeEvent::Cut(volume.kept_ns / 1_000_000)));
+        }
+    }
+
+    /// Ends a volume: nothing of it can be reached any more, and its memory is made clean.
+    pub(crate) fn free_volume(&self, volume: &Arc<Volume>, why: VolumeEvent) {
+        let mut state = volume.state.lock();
+        if std::mem::replace(&mut state.gone, true) {
+            return;
+        }
+        let blocks = state.map.usage().blocks as u64;
+        let place = state.place.take();
+        state.map = farmem_volume::Volume::new(0);
+        drop(state);
+        if volume.promised {
+            let needed = (volume.slots as u64 * PAGE).next_multiple_of(BLOCK);
+            self.units.promise(-(needed.saturating_sub(blocks * BLOCK) as i64));
+            if let Some(tenant) = volume.tenant() {
+                tenant.charge(-(needed as i64));
+            }
+        }
+        // Its words are found by a scan, as those of a member that was killed.
+        volume.lease.end();
+        self.volumes.all.lock().remove(&volume.id);
+        drop(place);
+        self.tell(Event::Volume(volume, why));
+    }
+
+    /// Ends volumes whose grace is over. When to look again, if any has no stream.
+    pub(crate) fn expire_volumes(&self, now_ns: u64) -> Option<u64> {
+        let mut next: Option<u64> = None;
+        for volume in self.volumes.all() {
+            let state = volume.state.lock();
+            let until = state.absent_since + volume.kept_ns;
+            if state.streams > 0 {
+                continue;
+            }
+            drop(state);
+            if until <= now_ns {
+                self.free_volume(&volume, VolumeEvent::Forgotten);
+            } else {
+                next = Some(next.map_or(until, |next| next.min(until)));
+            }
+        }
+        next
+    }
+
+    /// Moves some pages of sparse volumes. False when there was nothing to do.
+    pub(crate) fn tidy_volumes(&self) -> bool {
+        if !self.volumes.sparse.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let mut more = false;
+        for volume in self.volumes.all() {
+            more |= volume.tidy(self);
+        }
+        if more {
+            self.volumes.sparse.store(true, Ordering::Release);
+        }
+        true
+    }
+}
