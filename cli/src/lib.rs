@@ -6,7 +6,7 @@
 //! | `farmem size`: how much local memory a program needs | `sizing/` |
 //! | `farmem node`: lend this machine's memory | `node.rs` |
 //! | `farmem agent`: far memory in pieces, for this user's programs | `agent/` |
-//! | `farmem kv`: a key-value store for redis clients | `kv.rs` |
+//! | `farmem kv`: a key-value store for redis clients | `kv/` |
 //! | `farmem track`: which lines a running program dirties | tools/track |
 //! | `farmem swap`: the kernel swaps to a node | `swap.rs` |
 //! | `farmem amat`: how long a program's accesses take on far memory | tools/amat |

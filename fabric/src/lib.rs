@@ -2,8 +2,8 @@
 //!
 //! The model is RDMA's, because that is the hardware to come: a member of a run
 //! holds *slabs* of a node's memory, makes *queue pairs*, posts READ, WRITE, CAS
-//! and FAA to them and polls for completions. Nothing at the node decides
-//! anything on this path but whether the member holds the slab.
+//! and FAA to them and polls for completions. On this path the node decides one
+//! thing only: whether the member holds the slab.
 //!
 //! ```text
 //!            Session ── grant, release, fork_ticket ──► node   one connection, for control

@@ -1,15 +1,15 @@
-//! Which connections a worker looks at without asking epoll: those that something came from of
-//! late.
+//! The *hot* connections: the worker reads from them first, without asking epoll.
 //!
 //! ```text
-//!  something came ─► hot ── COLD times something came from others, nothing from it ──► epoll's alone
-//!                     ▲                                                                   │
-//!                     └────────────────────── something came, epoll says ─────────────────┘
+//!  bytes came ─► hot ── COLD times bytes came from others, and none from it ──► left to epoll
+//!                 ▲                                                               │
+//!                 └──────────────── epoll says that bytes came ───────────────────┘
 //! ```
 //!
-//! Each look is a system call, and a READ that comes while the worker looks elsewhere waits. A host
-//! has three connections, of which a program that only reads uses one. The measure is what came
-//! from others, not time: a lone connection stays hot while its host thinks.
+//! Each look is a system call, and a READ that comes while the worker looks elsewhere waits. So few
+//! connections are hot. A host has three connections, of which a program that only reads uses one.
+//! A connection cools by what came from others, not by time: a lone connection stays hot while its
+//! host thinks.
 
 /// Connections that are hot at once, at most.
 const HOT: usize = 4;

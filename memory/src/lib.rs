@@ -9,6 +9,9 @@
 //! * `worker`: connections and their sockets; when to spin and when to sleep.
 //! * `listen`: where the node listens.
 //! * `turns`: fair shares of a worker's time between tenants.
+//! * `hot`: the connections served last, which a worker looks at first.
+//! * `tokens`: the store of tokens, read again when it changes. `reserve`: memory that is kept for the
+//!   machine's own programs.
 //! * `compute`: functions near memory.
 //! * `metrics`, `status`, [`log`]: counters, status and log lines for the operator.
 //! * [`run()`]: the daemon from start to SIGTERM; [`Node`]: the same inside another process.

@@ -1,5 +1,6 @@
 //! The unsafe floor of farmem: the kernel's interfaces as typed calls.
 //!
+//! * [`arena`]: the runtime's own memory, in place of the program's malloc.
 //! * [`clock`]: time without system calls.
 //! * [`confine`]: a service gives up calls and rights that it does not need.
 //! * [`descriptors`]: descriptors of the runtime's own, beside the program's.
@@ -12,18 +13,18 @@
 //! * [`holdings`]: the memory that a runtime holds for itself, and how much of it is resident.
 //! * [`raw`]: system calls that no hook, filter or errno gets in the way of.
 //! * [`uffd`]: userfaultfd, with what the headers of old distributions lack.
-//! * [`hold`]: pages whose memory stays while their mapping goes.
+//! * [`hold`]: keeps the memory of pages by a pipe while their mapping is dropped.
 //! * [`lines`]: keyed hashes of a page's lines.
-//! * [`mapping`]: memory that two processes map, and files of it.
-//! * [`members`]: processes that share this memory, and whether one has ended in the midst of
-//!   something.
+//! * [`mapping`]: slabs of a node: files of memory that node and host map.
+//! * [`members`]: processes that share this memory, and whether one has ended while it held a lock
+//!   or a page.
 //! * [`memory`]: reservations, vectored madvise, copies of raced bytes.
 //! * [`notes`]: many threads leave notes for one, without waiting for it.
 //! * [`pagemap`]: which pages a process has, and which were written.
-//! * [`probe`]: which system calls are forbidden from outside.
+//! * [`probe`]: the system calls that a container or a sandbox forbids.
 //! * [`process`]: for supervisors: signals as values, children, the process's own end.
 //! * [`ptrace`]: another process: stopped, looked into, let go.
-//! * [`shared`]: memory that two processes map, and sleeping on its words.
+//! * [`shared`]: words that an application and its agent share, and sleeping on them.
 //! * [`socket`]: stream sockets that never block.
 //! * [`spin`]: how often a thread that spins offers its CPU to others.
 //! * [`swap`]: for swapping: swapon, swapoff, the kernel's netlink.

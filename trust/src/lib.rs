@@ -15,9 +15,9 @@
 //! every byte of the Hello: a recorded Hello is of no use later, and a changed one is refused. The
 //! host believes a node only after the node's proof.
 //!
-//! The runtime makes proofs in faults. HMAC-SHA256 of `ring` works on the stack, and neither it nor
-//! anything here allocates or uses a thread-local; reading and writing tokens as text does, and
-//! happens at start.
+//! The runtime makes proofs in faults. HMAC-SHA256 of `ring` works on the stack, and proofs neither
+//! allocate nor use a thread-local. Reading and writing tokens as text allocates, and happens at
+//! start.
 //!
 //! After the proofs all bytes are sealed in [`record`]s.
 

@@ -15,14 +15,14 @@
 //! | [`ring`], [`word`], [`desk`] | the shared memory: positions, words, layout |
 //! | [`hello`] | the socket: handshake, descriptors |
 //! | [`chunks`], [`stock`] | the allocator: no I/O |
-//! | [`ledger`] | the record |
+//! | [`ledger`] | who has which chunk, in a file that survives the agent |
 //! | [`blocks`] | claiming blocks at a node |
 //! | [`windows`] | the keys to blocks of a node elsewhere |
-//! | [`serve`], [`host`] | the agent at work; as a process |
-//! | [`client`] | an application's side; an agent within the application |
+//! | [`serve`], [`host`] | the agent's threads; the agent as a process, with its files |
+//! | [`client`] | the library of applications, and an agent that runs within one |
 //!
-//! `docs/design/agent-crashes.md` describes which parts trust each other, the cost of a lie, and the state
-//! that each crash leaves.
+//! `docs/design/agent-crashes.md` describes which parts trust each other, the cost of a lie, and the
+//! state that each crash leaves.
 
 pub mod chunks;
 pub mod desk;

@@ -1,8 +1,7 @@
 //! The agent's allocator: it records which application holds what. No I/O, no clock, no locks.
 //!
-//! A block belongs to one application as long as it holds any chunk of it, so
-//! that whose a chunk is follows from two things that are looked up: the block's
-//! owner, and the chunk's bit. Blocks come from outside ([`Need::Block`],
+//! A block belongs to one application as long as that holds any chunk of it. So the owner of a chunk
+//! follows from two things: the block's owner, and the chunk's bit. Blocks come from outside ([`Need::Block`],
 //! [`Stock::supply`]) and go back there when they are empty.
 //!
 //! ```text
@@ -11,16 +10,15 @@
 //!  free ──► owner and bits are looked at ──► bits cleared, recorded ──► block empty: kept, or given back
 //! ```
 //!
-//! *Quotas* count blocks, not chunks: a block that an application holds a single
-//! chunk of is a block that others cannot have. A tenant is a user; a job within
-//! a user has an account of its own beside the user's, and what its members hold
-//! is charged to both.
+//! *Quotas* count blocks, not chunks: if an application holds a single chunk of a block, others
+//! cannot have the block. A tenant is a user. A job within a user has an account of its own, and
+//! the blocks of its members are charged to both.
 //!
-//! *Hysteresis*: an application keeps one empty block, and one more for every
-//! eight that it holds ([`policy::kept_empty`]), so that one who frees and takes at
-//! a block's edge does not move it to and fro; for some heartbeats ([`Stock::beat`]).
-//! When memory runs out, none ([`Stock::take_empty`]), nor for those whom a former
-//! agent kept them for: they may never come back, and nobody beats for them meanwhile.
+//! *Hysteresis*: an application keeps one empty block, and one more for every eight that it holds
+//! ([`policy::kept_empty`]), for some heartbeats ([`Stock::beat`]). Otherwise a program that frees
+//! and takes alternately at a block's edge would move the block to and fro. When memory runs out,
+//! kept blocks are taken ([`Stock::take_empty`]). An application that was known to a former agent
+//! keeps none until it comes back: it may never come back.
 
 use crate::chunks::{self, EMPTY, Map};
 use crate::ledger::{Identity, Ledger, MAX_APPS, MAX_ENTRIES, Owned, Token};

@@ -8,11 +8,11 @@
 //! * *Which pages come along with a fault?* [`prefetch::Prefetcher`].
 //! * *How much fresh memory to fill at once?* [`prefetch::FirstTouch`].
 //!
-//! User space has no access bits. A policy hears of a page when it arrives and
-//! when it leaves, and of its uses in between nothing. Its one piece of
-//! evidence is a page that comes back soon after it left: such a page was in
-//! use all along. So every policy here that is more than a queue remembers for
-//! a while which pages it has let go ([`ghosts`]), and judges by the distance.
+//! User space has no access bits. A policy learns when a page arrives and when it leaves, and
+//! nothing of its uses in between. Its one piece of evidence is a page that comes back soon after it
+//! left: such a page was in use all along. So every policy here that is more than a queue remembers
+//! for a while the pages that have left ([`ghosts`]). It judges a page by the number of others that
+//! left before the page came back.
 //! `docs/design/cache.md` has the figures by which the default was chosen.
 //!
 //! Everything is allocated at construction, in proportion to local memory

@@ -1,4 +1,4 @@
-//! Probation, protection, and the memory of those who left.
+//! The policy that programs run with: two queues of local pages, and ghosts of pages that left.
 //!
 //! ```text
 //!  arrival ─┬─ unknown, or away too long ─► [ probation ] ─front─► leaves ─► ghost
@@ -7,31 +7,30 @@
 //!                                                └── one credit ─┘
 //! ```
 //!
-//! 2Q (Johnson and Shasha, VLDB '94) and S3-FIFO (SOSP '23) are this picture
-//! with different sizes, once the evidence is reduced to faults: where they ask
-//! "was it touched while on probation?", here only "did it come back soon
-//! after it left?" can be asked. [`Shape`] holds the sizes, so that they
+//! 2Q (Johnson and Shasha, VLDB '94) and S3-FIFO (SOSP '23) have the same picture with other sizes.
+//! They ask whether a page was touched while on probation. A pager that sees faults alone can only
+//! ask whether the page came back soon after it left. [`Shape`] holds the sizes, so that policies
 //! are compared as data and not as code.
 //!
 //! *Scans.* A page touched once passes through probation and leaves no trace in
-//! the protected queue. Victims come from probation while that has more than
-//! its share, and what is protected is worth it:
+//! the protected queue. Victims come from probation while it has more than its
+//! share, and while the protected pages are worth their place (*Balance*).
 //!
-//! *Balance.* A program that goes on to other pages leaves the protected queue full of what it
-//! needs no more. Hits of protected pages are unseen, so nothing would ever tell: the new pages
-//! push each other out of their small share of memory for ever. Therefore one victim in
-//! [`Shape::look`] is a protected page all the same, and it is counted, of both queues' victims,
-//! how many come back before all of local memory has been replaced. Where protected pages do so
-//! less than a third as often as those on probation, victims are protected pages. (ARC, FAST '03,
-//! weighs its queues by such returns too, but would hear nothing of protected pages here.)
+//! *Balance.* A program that goes on to other pages leaves the protected queue full of pages that it
+//! no longer needs. Hits of protected pages are unseen, so the new pages would push each other out
+//! of their small share for ever. Therefore one victim in [`Shape::look`] is a protected page. For
+//! the victims of each queue the policy counts how many come back before all of local memory has
+//! been replaced. If protected pages do so less than a third as often as those on probation,
+//! victims are protected pages. (ARC, FAST '03, weighs its queues by such returns, too. Here it
+//! would learn nothing of protected pages.)
 //!
 //! *Cold.* Pages that the program has called cold wait in a queue of their own, which victims come
 //! from first. They leave no ghost: their leaving says nothing about the other queues.
 //!
-//! *Credit.* A protected page that keeps coming back soon is in steady use: each
+//! *Credit.* A protected page that keeps coming back soon is in steady use. Each
 //! return earns it one more round in the protected queue than the last, up to
-//! [`Shape::credit`], and it leaves only when it has spent them. It is what
-//! reference bits do in CLOCK, paid for by the faults it already cost.
+//! [`Shape::credit`], and it leaves only when it has spent them. Reference bits do
+//! the same in CLOCK; here the evidence is faults that happened anyway.
 
 use crate::ghosts::{Ghost, Ghosts};
 use crate::pages::Pages;

@@ -1,8 +1,8 @@
 //! Remote memory for programs: RAM of other machines, by address.
 //!
 //! `farmem node` lends the memory of a machine. This library connects to one or more of these
-//! nodes, takes pieces of their memory, and reads, writes and swaps them, past the processes at the
-//! other end.
+//! nodes, takes pieces of their memory, and reads, writes and compares-and-swaps them. Nodes
+//! know nothing of what the bytes mean.
 //!
 //! ```no_run
 //! use farmem::Memory;

@@ -11,9 +11,9 @@
 //! | [`room`] | room for a page is reserved before it comes in |
 //! | [`incoming`] | faults: pages come in. Start reading here |
 //! | [`pins`] | pages that a system call is using |
-//! | [`hints`] | what the program says of its pages |
+//! | [`hints`] | the program's hints about its pages |
 //! | [`share`] | local memory for the program's far objects |
-//! | [`space`] | mmap and its kin |
+//! | [`space`] | mmap, munmap, mremap, mprotect, madvise of far memory |
 //! | [`house`] | the background thread; nodes that join, leave and are lost; fork |
 //!
 //! Beside them: [`ending`], the ends that a load cannot report, and [`wake`], which wakes the

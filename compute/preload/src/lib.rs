@@ -6,7 +6,7 @@
 //! ```text
 //! program ── load/store ─► SIGBUS ─► signals::on_bus ─► pager.fault
 //!        ├─ libc call ────► sites (patched libc) ─┐
-//!        └─ raw syscall ──► net (seccomp, SIGSYS) ┴─► dispatch ─► mappings   mmap and its kin ─► pager
+//!        └─ raw syscall ──► net (seccomp, SIGSYS) ┴─► dispatch ─► mappings   mmap, munmap, … ─► pager
 //!                                                              ├► guard      pin what the call uses ─► gate
 //!                                                              └► signals, descriptors
 //! ```
@@ -22,7 +22,7 @@
 //! | `net`, `filter` | the seccomp filter for all other calls, and how filters are built |
 //! | `go` | the calls of Go programs that the filter looks for besides |
 //! | `call`, `dispatch` | one system call, and how it is handled |
-//! | `mappings` | calls that change mappings: far, near, or both in parts |
+//! | `mappings` | calls that change mappings, of far memory, near memory, or both |
 //! | `guard` | which memory each system call uses |
 //! | `signals` | SIGBUS and SIGSYS, which the runtime uses without the program's notice |
 //! | `threads` | the record that is kept for each thread |

@@ -26,8 +26,8 @@
 //! * [`state`]: the facts that are needed to undo it, in a file for each device.
 //! * [`report`]: the state of devices, for `farmem top`.
 //! * [`mirror`]: two copies of each page, by the kernel's RAID 1.
-//! * [`swap`]: the whole of it, on and off. [`watch`]: what is between. [`pair`]: the watch over a
-//!   mirror.
+//! * [`swap`]: switches swapping on and off. [`watch`]: watches a device in between. [`pair`]: watches
+//!   a mirror.
 
 pub mod crypt;
 pub mod device;

@@ -1,4 +1,4 @@
-//! Swapping to a node: on, and off again. [`crate::watch`] is what is between.
+//! Switches swapping to a node on and off. [`crate::watch`] watches it in between.
 
 use crate::device::{self, Device};
 use crate::freed::{self, Probe};

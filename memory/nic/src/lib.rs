@@ -7,8 +7,9 @@
 //! * [`admit`]: from a key to memory, or a refusal. [`grip`]: admitted memory. [`windows`]: keys
 //!   for parts of it.
 //! * [`units`]: the words that say who owns each unit.
-//! * `wires`: memory that members reach by an RDMA card, past all this. `carved`: windows there.
-//!   `budget`: their limit.
+//! * `wires`: memory that members reach by an RDMA card, without the node's processor. `carved`:
+//!   memory windows on the card. `budget`: how much of the card they may take.
+//! * [`tenants`]: tokens, and the quotas of their tenants.
 //! * [`tally`]: figures for operators. [`events`]: events for their log.
 //! * [`regions`]: memory with a name, which outlives its members.
 //! * [`service`]: a hook for services that members ask by SEND.
