@@ -17,8 +17,8 @@
 //! *Hysteresis*: an application keeps one empty block, and one more for every eight that it holds
 //! ([`policy::kept_empty`]), for some heartbeats ([`Stock::beat`]). Otherwise a program that frees
 //! and takes alternately at a block's edge would move the block to and fro. When memory runs out,
-//! kept blocks are taken ([`Stock::take_empty`]). An application that was known to a former agent
-//! keeps none until it comes back: it may never come back.
+//! all kept blocks are taken ([`Stock::take_empty`]), also those of applications that a former agent
+//! served. These may never come back, and no heartbeat passes for them meanwhile.
 
 use crate::chunks::{self, EMPTY, Map};
 use crate::ledger::{Identity, Ledger, MAX_APPS, MAX_ENTRIES, Owned, Token};
