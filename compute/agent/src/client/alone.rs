@@ -19,7 +19,7 @@ use crate::blocks::Blocks;
 use crate::ledger::{self, Ledger};
 use crate::serve::Service;
 use crate::stock::{Quotas, Stock};
-use farmem_fabric::{ConnectOptions, NodeAddr, Transport};
+use farmem_fabric::{NodeAddr, Transport};
 use farmem_sys::descriptors;
 use farmem_sys::raw::{self, Errno};
 use farmem_sys::{process, shared};
