@@ -26,7 +26,7 @@ pub enum AskError {
     Away {
         /// Where.
         at: String,
-        /// What the system says.
+        /// The error of the system.
         why: String,
     },
     /// It does not lead, or does so no longer.
@@ -45,7 +45,7 @@ pub enum AskError {
     Stranger {
         /// Where.
         at: String,
-        /// What it answered.
+        /// The text of its answer.
         why: String,
     },
 }
@@ -78,7 +78,7 @@ impl Client {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(if at.len() > 1 { ONE_WITHIN } else { ANSWER_WITHIN }))
             .http_status_as_error(false)
-            // A controller is in the rack: what the environment names is for other networks.
+            // A controller is in the rack. Proxies that the environment names are for other networks.
             .proxy(None)
             .max_redirects(0)
             // A controller closes what is idle for longer.
@@ -197,7 +197,7 @@ impl Client {
         }
         let proof = answer.proof.as_deref().unwrap_or_default();
         if !guard::is_proven(proof, key, &nonce, asked, answer.status, answer.text.as_bytes()) {
-            // What refuses may say why, whoever it is.
+            // A refusal may give its reason without a proof.
             let why = if answer.is_success() { None } else { read::<()>(at, answer).err() };
             let unproven = "it does not prove that it knows the token: has it --tokens with this one?";
             return Err(why.unwrap_or_else(|| AskError::Stranger { at: at.to_owned(), why: unproven.to_owned() }));
@@ -224,7 +224,7 @@ impl Client {
     }
 }
 
-/// What a controller answered.
+/// A controller's answer.
 struct Answer {
     status: u16,
     challenge: Option<String>,

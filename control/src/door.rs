@@ -7,7 +7,7 @@
 //! | a request's body | [`crate::guard::LONGEST_REQUEST`], within 5 s; 256 bodies at a time |
 //! | a connection | is asked to end after 60 s, and cut 10 s later, also if its peer does not read |
 //!
-//! What strangers can make the controller hold is at most 4096 heads and 256 bodies: 80 MiB.
+//! So strangers can make the controller hold at most 4096 heads and 256 bodies: 80 MiB.
 
 use axum::Router;
 use axum::extract::ConnectInfo;
@@ -158,7 +158,7 @@ mod tests {
         stream
     }
 
-    /// What is answered until the end of the connection.
+    /// The bytes that are answered until the end of the connection.
     fn heard(mut stream: std::net::TcpStream) -> String {
         let mut answer = Vec::new();
         // A reset is an end as well.

@@ -1,4 +1,4 @@
-//! etcd by its JSON gateway: what a controller with a standby needs of it, over HTTP/1.1.
+//! The part of etcd that a controller with a standby needs, by its JSON gateway over HTTP/1.1.
 //!
 //! | key | what |
 //! |---|---|
@@ -109,7 +109,7 @@ impl Etcd {
         Err(EtcdError::Away(why))
     }
 
-    /// A lease of so many seconds, or as few as etcd grants; its id.
+    /// Grants a lease of that many seconds, or of the least that etcd grants. Returns its id.
     ///
     /// # Errors
     /// See [`EtcdError`].
@@ -148,7 +148,7 @@ impl Etcd {
         self.call("/v3/lease/revoke", &json!({ "ID": lease })).map(drop)
     }
 
-    /// Who leads.
+    /// The name of the leader.
     ///
     /// # Errors
     /// See [`EtcdError`].

@@ -1,4 +1,4 @@
-//! Who may change the rack: holders of tokens, where the controller knows tokens.
+//! The right to change the rack: a token, if the controller has a store of tokens.
 //!
 //! ```text
 //! host                                                controller
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Any token may ask for a run's nodes. A node's beat and an operator's order take a token of the
-//! tenant [`OPERATOR`]. Whoever reaches the port may look at the rack. A holder of a token has the
-//! answer proven also then.
+//! tenant [`OPERATOR`]. Anybody who reaches the port may look at the rack. A holder of a
+//! token gets a proof with that answer, too.
 //!
 //! A challenge can be answered once, and for [`GOOD_FOR`]. It carries its time and a seal that only
 //! this controller can make. So the controller keeps nothing of challenges that nobody answers.
@@ -53,7 +53,7 @@ type Challenge = [u8; 40];
 /// Finds the key of a token that can be used now, by its public name.
 pub type Find = Box<dyn Fn(&TokenId) -> Option<Key> + Send + Sync>;
 
-/// What a proof is about.
+/// The request that a proof is for.
 #[derive(Clone, Copy)]
 pub struct Asked<'a> {
     /// The request's method, in capitals.
@@ -64,7 +64,7 @@ pub struct Asked<'a> {
     pub body: &'a [u8],
 }
 
-/// What a host says of its token: before it was challenged, or in answer to a challenge.
+/// The text by which a host names its token, or proves it in answer to a challenge.
 pub fn token(key: &Key, nonce: &Nonce, challenge: Option<&str>, asked: Asked<'_>) -> String {
     let named = format!("{} {}", hex(&key.id), hex(nonce));
     match challenge {
@@ -89,7 +89,7 @@ fn of_answer(key: &Key, nonce: &Nonce, asked: Asked<'_>, status: u16, body: &[u8
     key.of_answer(&[nonce, asked.method.as_bytes(), asked.path.as_bytes(), &status.to_le_bytes(), body])
 }
 
-/// What a controller knows of those who ask.
+/// A controller's tokens and open challenges.
 pub struct Guard {
     /// `None`: it serves whoever can reach it.
     find: Option<Find>,

@@ -29,7 +29,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// How long a new leader waits for the beats of nodes that it knows of, before it gives runs nodes.
 const BEATS_WITHIN: Duration = Duration::from_millis(1200);
 
-/// What a controller is to the rack just now.
+/// The part that a controller has in the rack now.
 enum Role {
     /// It leads; of several, since it last made sure.
     Leads(Option<Instant>),
@@ -37,7 +37,7 @@ enum Role {
     Stands(String),
 }
 
-/// What a controller knows.
+/// A controller's state, shared by its requests.
 struct Controller {
     state: State,
     role: Role,
@@ -128,7 +128,7 @@ impl Served {
     }
 }
 
-/// What an election asks of the controller.
+/// The controller's side of an election.
 impl election::Led for Served {
     fn leads(&self, term: Term, revision: u64, kept: Kept, sure: Instant) {
         if let Store::Etcd(_, at) = &self.store {
@@ -177,7 +177,7 @@ impl Controller {
     }
 }
 
-/// What a handler answers when it cannot.
+/// The refusal of a handler: a status and a reason.
 struct No(StatusCode, String);
 
 impl No {
@@ -251,7 +251,7 @@ async fn tick(shared: Shared) {
         } else {
             continue;
         }
-        // Time alone changes no intent. Whoever gave an order was told that it could not be kept.
+        // Time alone changes no intent. The operator whose order could not be kept was told so.
         let _ = shared.keep().await;
     }
 }

@@ -7,7 +7,7 @@
 //! [`LARGEST`] is a mapping of its own. When the process may have no more mappings, both kinds come
 //! from a spare mapping that was made at the start ([`SPARE`]).
 //!
-//! The pager's tests use it as the runtime does, for the same reasons.
+//! The pager's tests allocate by it, as the runtime does.
 
 use crate::holdings;
 use crate::memory::try_discard;

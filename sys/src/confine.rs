@@ -23,7 +23,7 @@ pub type Nr = i64;
 /// When a call is allowed. Values are compared with an argument's low 32 bits.
 #[derive(Clone, Copy, Debug)]
 pub enum When {
-    /// Whatever its arguments are.
+    /// With any arguments.
     Always,
     /// If one of these arguments has this value. [`OWN_PID`] stands for the caller's.
     OneIs(&'static [(u32, u32)]),
@@ -380,7 +380,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::process::Command;
 
-    /// What is done in a thread that is confined. The other threads of the process are not.
+    /// Runs `work` in a thread that is confined. The other threads of the process are not.
     fn confined(work: impl FnOnce(Confined) + Send + 'static) {
         std::thread::spawn(|| work(confine(&[SERVICE]))).join().unwrap();
     }

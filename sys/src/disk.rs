@@ -43,7 +43,7 @@ impl PageFile {
         Ok(PageFile { fd: own_fd(fd as i32)?, next })
     }
 
-    /// Reads `len` bytes at an offset. What was never written reads as zero.
+    /// Reads `len` bytes at an offset. Bytes that were never written read as zero.
     ///
     /// # Safety
     /// `into` must be writable for `len` bytes, and near.

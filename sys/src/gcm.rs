@@ -78,7 +78,7 @@ impl Key {
     /// blocks. So the caller ends at the first page that does not open.
     ///
     /// # Errors
-    /// [`Altered`]: what is at `to` then is of no meaning.
+    /// [`Altered`]: the bytes at `to` then have no meaning.
     ///
     /// # Safety
     /// Both are pages, the caller's, `from` readable and `to` writable.

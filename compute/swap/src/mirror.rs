@@ -118,7 +118,7 @@ pub fn remove(index: u32) -> io::Result<()> {
     again(|| set(&format!("dev-nbd{index}/state"), "remove"))
 }
 
-/// Ends the array; nobody uses it.
+/// Ends the array, which must not be in use.
 pub fn end() -> io::Result<()> {
     if !exists() {
         return Ok(());

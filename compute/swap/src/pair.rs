@@ -4,7 +4,7 @@
 //!  whole ──► a node is lost ──► one copy ──► a node is found ──► copying ──► whole
 //! ```
 //!
-//! The kernel goes on with one copy by itself. What is done here is not urgent, and may stop at any
+//! The kernel goes on with one copy by itself. So the work here is not urgent, and may stop at any
 //! step: a device that has a file and is not in the array is removed by the next look.
 
 use crate::mirror::{self, Standing};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// How often a node is looked for that may get a copy.
 const LOOKS_FOR_NODE_EVERY: Duration = Duration::from_secs(5);
 
-/// What the watcher knows of its mirror.
+/// The watcher's knowledge of its mirror.
 #[derive(Debug, Default)]
 pub(crate) struct Pair {
     /// There are two copies, as far as was seen last.
@@ -74,7 +74,7 @@ impl Watch {
         self.devices.remove(at);
         say(format_args!("one copy is left, at {}: {} is lost or goes", self.nodes(), state.node));
         self.pair.told = true;
-        // What of the volume can still be reached is freed.
+        // The part of the volume that can still be reached is freed.
         if let Err(e) = end_device(&mut self.client, &state) {
             say(format_args!("{}: {e}", state.node));
         }

@@ -28,8 +28,8 @@ use std::time::Duration;
 
 /// Pages copied under the evictor's lock at a time.
 const CHUNK: u32 = 32;
-/// The longest that is copied without a pause. An eviction may wait as long: the lock goes to
-/// whoever is first, and that is the thread that has just let it go.
+/// The longest that is copied without a pause. An eviction may wait as long: the thread that has
+/// just let the lock go is usually the first to get it again.
 const SPELL_NS: u64 = 1_000_000;
 /// Between looks for a slab that lacks something, and for a node that takes it.
 const LOOK_NS: u64 = 250_000_000;
@@ -139,7 +139,7 @@ impl House {
                 if repair.begun_ns == 0 {
                     repair.begun_ns = now_ns();
                 }
-                // What it lacks, the next look says.
+                // The next look says what it lacks.
                 self.free_dropped()
             }
             Some(Lacks::Domain(index)) => self.move_apart(repair, index),

@@ -1,4 +1,4 @@
-//! Who a peer is, and whether it may come in: Hello, challenge and proof, Welcome.
+//! A peer's identity and admission: Hello, challenge and proof, Welcome.
 //!
 //! ```text
 //! Hello ─┬─ no token is asked, or the peer is the node's own user ──────────────────┬─► enter ─► Welcome
@@ -187,7 +187,7 @@ impl Engine {
         Ok(false)
     }
 
-    /// Says what the peer is here. With a proof, what follows goes in records.
+    /// Sends the Welcome: the peer's id and secret at this node. With a proof, records follow it.
     fn welcome(&mut self, nic: &Nic, (owner, secret): (u16, Secret), hello: &Hello, proven: Option<(Known, Nonce)>) {
         let (address, port) = match self.about.own_end {
             Some(end) => (ipv6_octets(end.ip()), end.port()),
@@ -215,7 +215,7 @@ impl Engine {
         }
         self.output.bytes(Greeting::Welcome(welcome).frame().as_bytes());
         if let Some(ends) = ends {
-            // What came behind the proof is a record already.
+            // Bytes that came behind the proof are a record already.
             let raw = (self.start, self.end);
             self.end = self.start;
             self.sealed = Some(Box::new(Sealed::new(ends, raw, self.output.backlog)));

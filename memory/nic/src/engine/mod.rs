@@ -13,8 +13,8 @@
 //! (`output` says how far), input waits, and through TCP so does the host. The memory of one
 //! connection in all: docs/design/tables.md.
 //!
-//! * This file: the connection, and its input. `entry`: who the peer is, and whether it may come in.
-//! * `requests`: what a member asks. `serving`: verbs. `volume`: a swap volume's stream.
+//! * This file: the connection, and its input. `entry`: the peer's identity and admission.
+//! * `requests`: a member's requests. `serving`: verbs. `volume`: a swap volume's stream.
 //! * `output`: bytes on their way out. `sealed`: bytes that go in records.
 //!
 //! Transfers of queue pairs, and all that is decided with them, are sections of [`super::epochs`].
@@ -129,7 +129,7 @@ pub struct Engine {
     output: Output,
     /// Bytes that it may answer, or take for one WRITE, before others are served.
     turn: usize,
-    /// What is said after the Welcome goes in records.
+    /// Bytes behind the Welcome go in records.
     sealed: Option<Box<Sealed>>,
     opened: Vec<UnixStream>,
     /// Its part of the table of connections, once it has said who it is.
@@ -339,8 +339,8 @@ impl Engine {
         }
         let n = receive(&[Part::new(room.as_mut_ptr(), room.len())])?;
         sealed.raw.1 += n;
-        // What is open and not used yet takes half of the input at most, so that such a record
-        // comes whole.
+        // Opened bytes that are not used yet take half of the input at most, so that the largest
+        // record has room.
         let most = self.input.len() / 2;
         self.end = sealed.open(&mut self.input, self.end, most).map_err(|_| Errno(libc::EBADMSG))?;
         Ok(n)

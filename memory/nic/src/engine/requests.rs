@@ -1,4 +1,4 @@
-//! Requests of a member: slabs, windows, regions, tickets, and what a node is asked about itself.
+//! Requests of a member: slabs, windows, regions, tickets, and questions about the node itself.
 
 use super::output::Passed;
 use super::{Engine, Goodbye, Phase};

@@ -17,7 +17,7 @@ use farmem_trust::record::{BadRecord, ENOUGH, Ends, HEAD, MOST, OVERHEAD, Opener
 
 /// Bytes of records that wait for the socket, at most.
 const BOUNCE: usize = 64 << 10;
-/// What a connection keeps of that while nothing waits.
+/// Bytes of that room which a connection keeps while nothing waits.
 const KEPT: usize = 8 << 10;
 
 pub(super) struct Sealed {
@@ -74,7 +74,7 @@ impl Sealed {
         if self.before > 0 {
             let before = &mut self.before;
             return output.send_once(nic, &mut |parts: &[Part], descriptor| {
-                // The Welcome is one piece; what is behind it waits for its record.
+                // The Welcome is one piece; bytes behind it wait for their record.
                 let first = parts.first().map_or(Part::new(std::ptr::null_mut(), 0), |part| part.shortened(*before));
                 let sent = send(&[first], descriptor)?;
                 *before -= sent;
@@ -134,7 +134,7 @@ impl Sealed {
 
     fn close(&mut self, begun: usize) -> Result<usize, Errno> {
         self.bounce.resize(self.bounce.len() + (OVERHEAD - HEAD), 0);
-        // The host dials anew, and there is another key.
+        // The host dials again, and there is another key.
         self.sealer.seal(&mut self.bounce[begun..]).map_err(|_| Errno(libc::EKEYEXPIRED))?;
         Ok(self.bounce.len())
     }
