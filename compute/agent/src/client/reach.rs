@@ -79,7 +79,8 @@ impl Member {
             _ => return Err(nonsense()),
         };
         let node: NodeAddr = at.parse().map_err(|_| nonsense())?;
-        let session = Session::connect(&node, &member_options(patience, GRACE, transport)?).map_err(|e| ConnectError::Node(e.to_string()))?;
+        let session = Session::connect(&node, &member_options(patience, GRACE, transport)?)
+            .map_err(|e| ConnectError::Node(e.to_string()))?;
         Ok(Member { idle: Some(Lock::new(Vec::new())), session: Some(session) })
     }
 
