@@ -9,9 +9,12 @@
 //! [`crate::copies`]' gate later finds the end.
 
 use crate::fast::Map;
+use crate::index::Mapped;
 use crate::layout::NODE_SHIFT;
-use crate::task::{Answer, Verb};
+use crate::task::{Answer, AtOnce, Verb};
 use farmem::{Addr, Completion, Error, Lane, Memory};
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Between looks at the nodes of a store with two copies, at most, while verbs are posted.
@@ -33,6 +36,8 @@ pub struct Drive {
     copied: bool,
     /// By their numbers in the region: where the memory has them; `None`: it does not.
     nodes: Vec<Option<usize>>,
+    /// The same of nodes whose memory is mapped here, in a store with one copy.
+    direct: Vec<Option<usize>>,
     looked: Instant,
     batches: Map<u64, Batch>,
     /// Batch, place and node of each verb under way, by tag.
@@ -53,7 +58,10 @@ impl Drive {
         let count = if copied { found.max(named).next_multiple_of(2) } else { found };
         let mut nodes = vec![None; count];
         memory.numbers().iter().enumerate().for_each(|(at, &number)| nodes[number] = Some(at));
+        let mapped = |at: &usize| !copied && memory.is_mapped(*at);
+        let direct = nodes.iter().map(|at| at.filter(mapped)).collect();
         Ok(Drive {
+            direct,
             memory,
             lane,
             copied,
@@ -217,6 +225,40 @@ impl Drive {
         }
     }
 
+    /// Carries out reads and changes of mapped memory, one answer for each. `None`: they must be
+    /// posted, all of them.
+    fn at_once(&mut self, verbs: &[Verb]) -> Option<Vec<Answer>> {
+        if !verbs.iter().all(|verb| is_posted(verb) && self.has(node_of(verb))) {
+            return None;
+        }
+        let mut answers = Vec::with_capacity(verbs.len());
+        for verb in verbs {
+            // After a loss they are posted, which tells of it. A WRITE or CAS that was carried out
+            // does no harm then: its memory is gone.
+            answers.push(match verb {
+                Verb::Read { at, len } => {
+                    let mut bytes = vec![0; *len as usize];
+                    let at = self.direct(*at)?;
+                    self.lane.read(at, &mut bytes).ok()?;
+                    Answer::Bytes(bytes)
+                }
+                Verb::Write { at, bytes } => {
+                    self.write(*at, bytes).ok()?;
+                    Answer::Done
+                }
+                Verb::Cas { at, old, new } => Answer::Word(self.swap(*at, *old, *new).ok()?),
+                _ => return None,
+            });
+        }
+        Some(answers)
+    }
+
+    /// An address as its node knows it, if that node's memory is mapped here.
+    fn direct(&self, at: u64) -> Option<Addr> {
+        let node = self.direct.get((at >> NODE_SHIFT) as usize).copied().flatten()?;
+        Some(address(at, node))
+    }
+
     /// Rings, and appends the batches that are answered. Waits for one at most `limit`.
     ///
     /// # Errors
@@ -281,6 +323,38 @@ impl Drive {
             }
         }
         Ok(())
+    }
+}
+
+impl Mapped for Drive {
+    type Lost = Error;
+
+    fn has(&self, node: u8) -> bool {
+        self.direct.get(usize::from(node)).is_some_and(Option::is_some)
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), Error> {
+        match self.direct(at) {
+            Some(at) => self.lane.write(at, bytes),
+            None => Err(Error::Nodes((at >> NODE_SHIFT) as usize)),
+        }
+    }
+
+    fn swap(&mut self, at: u64, old: u64, new: u64) -> Result<u64, Error> {
+        match self.direct(at) {
+            Some(at) => self.lane.compare_swap(at, old, new),
+            None => Err(Error::Nodes((at >> NODE_SHIFT) as usize)),
+        }
+    }
+}
+
+/// A drive that tasks reach, for verbs that need no wait.
+#[derive(Debug)]
+pub(crate) struct Direct(pub(crate) Rc<RefCell<Drive>>);
+
+impl AtOnce for Direct {
+    fn carry_out(&self, verbs: &[Verb]) -> Option<Vec<Answer>> {
+        self.0.try_borrow_mut().ok()?.at_once(verbs)
     }
 }
 

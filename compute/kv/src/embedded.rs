@@ -16,14 +16,15 @@
 //! one, or [`Store::tend`], twice a second. A program that makes no call for 5 s is shut out by the
 //! others, and joins anew by itself at its next call.
 
-use crate::drive::Drive;
+use crate::drive::{Direct, Drive};
 use crate::object::{Object, Type, Value};
 use crate::serve::background::Background;
 use crate::serve::open::{self, Clients, Config, Failed, Opened, random, wall_ms};
 use crate::shard::Trouble;
 use crate::store::{self, Change};
-use crate::task::{Ask, Io, Task};
+use crate::task::{Ask, AtOnce, Io, Task};
 use farmem::Transport;
+use std::cell::RefCell;
 use std::future::Future;
 use std::ops::Deref;
 use std::rc::Rc;
@@ -65,7 +66,8 @@ impl AsRef<[u8]> for Bytes {
 #[derive(Debug)]
 pub struct Store {
     config: Config,
-    drive: Drive,
+    drive: Rc<RefCell<Drive>>,
+    at_once: Rc<dyn AtOnce>,
     pub(crate) inner: Rc<store::Store>,
     background: Background,
     /// From which its clock counts.
@@ -114,7 +116,9 @@ impl Store {
         let inner = Rc::new(store::Store::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
         inner.set_now_ms(now_ms);
         let background = Background::new(&inner, start);
-        let mut opened = Store { config: config.clone(), drive, inner, background, start, tended: start };
+        let drive = Rc::new(RefCell::new(drive));
+        let at_once = Rc::new(Direct(Rc::clone(&drive)));
+        let mut opened = Store { config: config.clone(), drive, at_once, inner, background, start, tended: start };
         opened.look(start)?;
         Ok(opened)
     }
@@ -155,8 +159,19 @@ impl Store {
     /// As there.
     pub fn put_until(&mut self, key: &[u8], value: &[u8], expiry: Option<u64>) -> Result<(), Failed> {
         self.tend()?;
+        if expiry.is_none() && !self.background.is_stale(self.tended) && self.put_at_once(key, value)? {
+            return Ok(());
+        }
         let (key, value) = (key.to_vec(), Value { kind: Type::String, expiry, bytes: value.to_vec() });
         self.run(|store, io| async move { store.put(&io, &key, &value).await })
+    }
+
+    fn put_at_once(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Failed> {
+        let stored = self.inner.put_at_once(&mut *self.drive.borrow_mut(), key, value);
+        stored.or_else(|lost| {
+            self.or_joined_anew(Err(lost.into()))?;
+            Err(Failed::Refused(Trouble::ShutOut))
+        })
     }
 
     /// Stores a string if there is no such key; whether it was stored. For blocks that are written
@@ -210,9 +225,9 @@ impl Store {
     ///
     /// # Errors
     /// A node is lost.
-    pub fn close(mut self) -> Result<(), Failed> {
+    pub fn close(self) -> Result<(), Failed> {
         for shard in self.inner.shards.clone() {
-            open::alone(&mut self.drive, |io| async move { shard.leave(&io).await })?;
+            open::alone(&mut self.drive.borrow_mut(), |io| async move { shard.leave(&io).await })?;
         }
         Ok(())
     }
@@ -232,12 +247,12 @@ impl Store {
             let now = Instant::now();
             self.background.begin(now);
             let mut ended = Vec::new();
-            self.background.tasks.step(&mut self.drive, &mut ended)?;
+            self.background.tasks.step(&self.drive, &mut ended)?;
             for (_, ended) in ended {
                 self.background.ended(ended, Instant::now()).map_err(|_: Trouble| Failed::ShutOut)?;
             }
             let (mut answers, limit) = (Vec::new(), if wait { WAIT } else { Duration::ZERO });
-            self.drive.advance(limit, &mut answers)?;
+            self.drive.borrow_mut().advance(limit, &mut answers)?;
             let told = !answers.is_empty();
             self.background.tasks.take(&mut answers);
             if !(told || wait && self.background.is_stale(Instant::now())) {
@@ -252,7 +267,7 @@ impl Store {
         operation: impl FnOnce(Rc<store::Store>, Io) -> F,
     ) -> Result<T, Failed> {
         let store = Rc::clone(&self.inner);
-        let outcome = self.carry_out(Task::new(|io| operation(store, io)));
+        let outcome = self.carry_out(Task::with(Some(Rc::clone(&self.at_once)), |io| operation(store, io)));
         match outcome {
             Ok(outcome) => outcome.map_err(Failed::Refused),
             Err(failed) => {
@@ -271,20 +286,20 @@ impl Store {
             }
             for (id, ask) in task.asks() {
                 match ask {
-                    Ask::Verbs(verbs) => self.drive.post(u64::from(id), verbs)?,
+                    Ask::Verbs(verbs) => self.drive.borrow_mut().post(u64::from(id), verbs)?,
                     Ask::Pause(ms) => pauses.push((Instant::now() + Duration::from_millis(u64::from(ms)), id)),
                 }
             }
             self.background.begin(Instant::now());
             let mut ended = Vec::new();
-            self.background.tasks.step(&mut self.drive, &mut ended)?;
+            self.background.tasks.step(&self.drive, &mut ended)?;
             for (_, ended) in ended {
                 self.background.ended(ended, Instant::now()).map_err(|_: Trouble| Failed::ShutOut)?;
             }
             let mut answers = Vec::new();
             let limit = if pauses.is_empty() { WAIT } else { Duration::from_micros(200) };
-            self.drive.advance(limit, &mut answers)?;
-            if answers.is_empty() && self.drive.under_way() == 0 {
+            self.drive.borrow_mut().advance(limit, &mut answers)?;
+            if answers.is_empty() && self.drive.borrow().under_way() == 0 {
                 std::thread::sleep(Duration::from_micros(200));
             }
             self.background.tasks.take(&mut answers);

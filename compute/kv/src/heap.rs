@@ -61,6 +61,13 @@ struct Piece {
     places: Vec<Place>,
 }
 
+impl Piece {
+    /// Bytes of each of its places.
+    fn place_bytes(&self) -> u64 {
+        if is_whole(self.class) { u64::from(self.bytes) } else { class_bytes(self.class) }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Class {
     free: Vec<At>,
@@ -120,14 +127,12 @@ impl Heap {
         } else {
             self.classes[usize::from(class)].free.pop()?
         };
-        let place = self.place(at)?;
+        let (piece, place) = self.located(at)?;
+        piece.used += 1;
+        let place = &mut piece.places[place];
         place.used = Use::Held;
         place.version = place.version.wrapping_add(1) & 0xfff;
-        let version = place.version;
-        if let Some((_, piece)) = self.piece_of(at) {
-            piece.used += 1;
-        }
-        Some(Held { at, class, version })
+        Some(Held { at, class, version: place.version })
     }
 
     /// Bytes of the piece to allocate when the class has no free place that holds `bytes`.
@@ -172,10 +177,16 @@ impl Heap {
         (at < first + u64::from(piece.bytes)).then_some((first, piece))
     }
 
-    fn place(&mut self, at: At) -> Option<&mut Place> {
+    /// The piece that has a place, and the place's number in it.
+    fn located(&mut self, at: At) -> Option<(&mut Piece, usize)> {
         let (first, piece) = self.piece_of(at)?;
-        let step = if is_whole(piece.class) { u64::from(piece.bytes) } else { class_bytes(piece.class) };
-        piece.places.get_mut(((at - first - PIECE_HEADER) / step) as usize)
+        let number = (at.checked_sub(first + PIECE_HEADER)? / piece.place_bytes()) as usize;
+        (number < piece.places.len()).then_some((piece, number))
+    }
+
+    fn place(&mut self, at: At) -> Option<&mut Place> {
+        let (piece, number) = self.located(at)?;
+        Some(&mut piece.places[number])
     }
 
     /// The object was linked.
@@ -190,10 +201,13 @@ impl Heap {
     /// Returns the number of the long value whose extents the object lists, if it does: they are
     /// not retired with it.
     pub fn retire(&mut self, at: At, epoch: u64) -> Option<u64> {
-        let linked = |place: &&mut Place| matches!(place.used, Use::Linked | Use::Held);
-        let place = self.place(at).filter(linked)?;
-        place.used = Use::Retired;
-        self.retired_bytes += self.place_bytes(at);
+        let (piece, number) = self.located(at)?;
+        let used = &mut piece.places[number].used;
+        if !matches!(used, Use::Linked | Use::Held) {
+            return None;
+        }
+        *used = Use::Retired;
+        self.retired_bytes += piece.place_bytes();
         self.retired.push_back((epoch, at));
         self.forget_head(at)
     }
@@ -206,19 +220,14 @@ impl Heap {
         }
     }
 
-    fn place_bytes(&mut self, at: At) -> u64 {
-        self.piece_of(at).map_or(0, |(_, piece)| {
-            if is_whole(piece.class) { u64::from(piece.bytes) } else { class_bytes(piece.class) }
-        })
-    }
-
-    fn free(&mut self, at: At) {
-        let Some(place) = self.place(at) else { return };
-        place.used = Use::Free;
-        let Some((_, piece)) = self.piece_of(at) else { return };
+    /// Frees a place; its bytes.
+    fn free(&mut self, at: At) -> u64 {
+        let Some((piece, number)) = self.located(at) else { return 0 };
+        piece.places[number].used = Use::Free;
         piece.used -= 1;
-        let class = piece.class;
+        let (class, bytes) = (piece.class, piece.place_bytes());
         self.classes[usize::from(class)].free.push(at);
+        bytes
     }
 
     /// Frees what was retired early enough. `now` is the store's epoch as last read.
@@ -228,8 +237,7 @@ impl Heap {
                 break;
             }
             self.retired.pop_front();
-            self.retired_bytes -= self.place_bytes(at);
-            self.free(at);
+            self.retired_bytes -= self.free(at);
         }
     }
 

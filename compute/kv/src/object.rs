@@ -95,6 +95,29 @@ pub fn len(key: &[u8], value: &[u8]) -> u64 {
     (HEADER + key.len() + value.len()) as u64
 }
 
+/// Lays an object out in an empty buffer.
+fn lay(
+    bytes: &mut Vec<u8>,
+    (hash, key): (Hash, &[u8]),
+    (kind, expiry, value): (Type, Option<u64>, &[u8]),
+    version: u16,
+    now_s: u32,
+) {
+    let mut head = [0; HEADER];
+    head[8..16].copy_from_slice(&hash.0.to_le_bytes());
+    head[16..24].copy_from_slice(&expiry.unwrap_or(0).to_le_bytes());
+    head[24..28].copy_from_slice(&(key.len() as u32).to_le_bytes());
+    head[28..32].copy_from_slice(&(value.len() as u32).to_le_bytes());
+    head[32] = kind as u8;
+    head[34..36].copy_from_slice(&version.to_le_bytes());
+    head[36..40].copy_from_slice(&now_s.to_le_bytes());
+    bytes.extend_from_slice(&head);
+    bytes.extend_from_slice(key);
+    bytes.extend_from_slice(value);
+    let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[8..]);
+    bytes[..8].copy_from_slice(&checksum.to_le_bytes());
+}
+
 impl Object {
     /// The object at the start of `bytes`, if it is whole and sound.
     pub fn decode(mut bytes: Vec<u8>) -> Option<Object> {
@@ -112,19 +135,29 @@ impl Object {
     /// The object for a key and its value, to be written to a place that was used `version` times.
     pub fn new(hash: Hash, key: &[u8], value: &Value, version: u16, now_s: u32) -> Object {
         let mut bytes = Vec::with_capacity(HEADER + key.len() + value.bytes.len());
-        bytes.extend_from_slice(&[0; 8]);
-        bytes.extend_from_slice(&hash.0.to_le_bytes());
-        bytes.extend_from_slice(&value.expiry.unwrap_or(0).to_le_bytes());
-        bytes.extend_from_slice(&(key.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&(value.bytes.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&[value.kind as u8, 0]);
-        bytes.extend_from_slice(&version.to_le_bytes());
-        bytes.extend_from_slice(&now_s.to_le_bytes());
-        bytes.extend_from_slice(key);
-        bytes.extend_from_slice(&value.bytes);
-        let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[8..]);
-        bytes[..8].copy_from_slice(&checksum.to_le_bytes());
+        lay(&mut bytes, (hash, key), (value.kind, value.expiry, &value.bytes), version, now_s);
         Object { bytes: Rc::new(bytes), kind: value.kind, key: key.len(), value: value.bytes.len() }
+    }
+
+    /// The object for a key and a string without an end. Uses the memory of `old` if nobody else
+    /// does.
+    pub(crate) fn string(
+        old: Option<Object>,
+        (hash, key): (Hash, &[u8]),
+        value: &[u8],
+        version: u16,
+        now_s: u32,
+    ) -> Object {
+        let len = HEADER + key.len() + value.len();
+        // A cache counts an object's bytes, not the room behind them.
+        let fits = |bytes: &Rc<Vec<u8>>| Rc::strong_count(bytes) == 1 && (len..=2 * len).contains(&bytes.capacity());
+        let kept = old.map(|old| old.bytes).filter(fits);
+        let mut bytes = kept.unwrap_or_else(|| Rc::new(Vec::with_capacity(len)));
+        if let Some(bytes) = Rc::get_mut(&mut bytes) {
+            bytes.clear();
+            lay(bytes, (hash, key), (Type::String, None, value), version, now_s);
+        }
+        Object { bytes, kind: Type::String, key: key.len(), value: value.len() }
     }
 
     /// The object of a value that is not stored yet.

@@ -115,8 +115,21 @@ pub enum Ask {
     Pause(u32),
 }
 
+/// Carries out verbs that need no wait.
+pub trait AtOnce: std::fmt::Debug {
+    /// One answer for each; `None`: they are to be asked for.
+    fn carry_out(&self, verbs: &[Verb]) -> Option<Vec<Answer>>;
+}
+
+/// Batches that one step of a task has carried out at once, at most: then others have their turn.
+const AT_ONCE: u32 = 64;
+
 #[derive(Default)]
 struct Mail {
+    /// For batches that need no wait.
+    at_once: Option<Rc<dyn AtOnce>>,
+    /// Those of this step.
+    carried: u32,
     next: u32,
     asks: Vec<(u32, Ask)>,
     answers: Vec<(u32, Vec<Answer>)>,
@@ -171,6 +184,13 @@ impl Future for Asked {
         let this = &mut *self;
         let mut mail = this.io.0.borrow_mut();
         if let Some(ask) = this.ask.take() {
+            if let Ask::Verbs(verbs) = &ask
+                && mail.carried < AT_ONCE
+                && let Some(answers) = mail.at_once.as_ref().and_then(|at_once| at_once.carry_out(verbs))
+            {
+                mail.carried += 1;
+                return Poll::Ready(answers);
+            }
             this.id = mail.next;
             mail.next += 1;
             mail.asks.push((this.id, ask));
@@ -198,12 +218,21 @@ impl<T> std::fmt::Debug for Task<T> {
 impl<T> Task<T> {
     /// Begins the operation that `start` makes.
     pub fn new<F: Future<Output = T> + 'static>(start: impl FnOnce(Io) -> F) -> Task<T> {
-        let io = Io::default();
+        Task::with(None, start)
+    }
+
+    /// [`Task::new`] whose verbs are carried out at once where they need no wait.
+    pub fn with<F: Future<Output = T> + 'static>(
+        at_once: Option<Rc<dyn AtOnce>>,
+        start: impl FnOnce(Io) -> F,
+    ) -> Task<T> {
+        let io = Io(Rc::new(RefCell::new(Mail { at_once, ..Mail::default() })));
         Task { future: Box::pin(start(io.clone())), io }
     }
 
     /// Moves it on as far as it goes without a further answer; its outcome when it has ended.
     pub fn step(&mut self) -> Option<T> {
+        self.io.0.borrow_mut().carried = 0;
         match self.future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(outcome) => Some(outcome),
             Poll::Pending => None,

@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Instant;
 
+pub(crate) use args::parse_int;
 pub use info::metrics;
 pub use multi::{Copy, Multi, Transaction, exec};
 pub use stats::Stats;
@@ -137,8 +138,6 @@ pub struct Front {
     pub rejected: Cell<u64>,
     /// The password that clients must give first.
     pub password: Option<Vec<u8>>,
-    /// Bytes of replies that clients have not read.
-    pub unread: Rc<Cell<usize>>,
     /// Connections to be closed.
     pub killed: RefCell<Vec<u64>>,
     /// The costs of commands.

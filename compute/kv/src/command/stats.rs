@@ -77,12 +77,15 @@ impl Stats {
         }
     }
 
-    /// Some commands were answered at once, each in less than a microsecond.
-    pub fn record_near(&self, name: &str, count: u64) {
+    /// Some commands were answered at once, each in about this time.
+    pub fn record_all(&self, name: &str, count: u64, each: Duration) {
         let Ok(place) = COMMANDS.binary_search_by(|known| known.name.cmp(name)) else { return };
         let cost = &mut self.costs.borrow_mut()[place];
         cost.calls += count;
-        cost.histogram[0] = cost.histogram[0].wrapping_add(count as u32);
+        let (us, all) = (each.as_micros() as u64, each.saturating_mul(count as u32));
+        cost.us += all.as_micros() as u64;
+        let place = &mut cost.histogram[us.max(1).ilog2().min(31) as usize];
+        *place = place.wrapping_add(count as u32);
     }
 
     fn remember(&self, call: &Call, us: u64) {

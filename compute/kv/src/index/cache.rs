@@ -121,6 +121,45 @@ impl Cache {
         Some((entry.known, entry.object.as_ref()))
     }
 
+    /// The place of a key's entry, which stays it until the cache is changed otherwise than by
+    /// [`Cache::lend`], and what is known of the key.
+    pub fn place(&mut self, key: &[u8], hash: Hash) -> Option<(u32, Known)> {
+        let at = *self.map.get(&hash.0)?;
+        let entry = self.entries[at as usize].as_ref().filter(|entry| *entry.key == *key)?;
+        Some((at, entry.known))
+    }
+
+    /// The object of an entry.
+    pub fn object(&self, place: u32) -> Option<&Object> {
+        self.entries[place as usize].as_ref()?.object.as_ref()
+    }
+
+    /// Takes an entry's object, whose memory the next one may use: [`Cache::renew`].
+    pub fn lend(&mut self, place: u32) -> Option<Object> {
+        let entry = self.entries[place as usize].as_mut()?;
+        let (before, queue) = (entry.bytes(), entry.queue);
+        let object = entry.object.take();
+        let after = entry.bytes();
+        self.count(queue, after, before);
+        object
+    }
+
+    /// Gives an entry whose object was lent its new one.
+    pub fn renew(&mut self, place: u32, known: Known, object: Object) {
+        let fits = u64::from(object.len()) <= self.budget / 32;
+        let Some(entry) = self.entries[place as usize].as_mut() else { return };
+        if entry.queue == Queue::Bare || !fits {
+            let Some(entry) = self.remove(place) else { return };
+            let (again, object) = (entry.queue == Queue::Bare, Some(&object).filter(|_| fits));
+            return self.add(&entry.key, Hash(entry.hash), known, object, again);
+        }
+        let before = entry.bytes();
+        (entry.known, entry.object, entry.used) = (known, Some(object), (entry.used + 1).min(3));
+        let (after, queue) = (entry.bytes(), entry.queue);
+        self.count(queue, after, before);
+        self.shrink();
+    }
+
     /// Remembers a key's slot, and its object.
     pub fn put(&mut self, key: &[u8], hash: Hash, known: Known, object: Option<&Object>) {
         // A large object would push out hundreds of others.

@@ -20,11 +20,13 @@
 //! The buckets hold nothing but slots. A front end that knows a key's slot and finds it unchanged
 //! needs no bucket: [`Cache`]. A front end that knows an outdated table finds it frozen: [`split`].
 
+mod at_once;
 mod cache;
 mod split;
 pub(crate) use split::slots;
 mod trie;
 
+pub use at_once::Mapped;
 pub use cache::{Cache, Known};
 pub use trie::Trie;
 

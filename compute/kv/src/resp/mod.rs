@@ -6,4 +6,4 @@ mod request;
 
 pub use glob::matches;
 pub use reply::{Reply, bulk, double};
-pub use request::{Limits, Parser, Request};
+pub use request::{Limits, Parser, Request, SHORT, Short};

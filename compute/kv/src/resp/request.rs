@@ -32,6 +32,25 @@ const LINE: usize = 64 << 10;
 /// A command and its arguments.
 pub type Request = Vec<Vec<u8>>;
 
+/// Arguments of a request that [`Parser::short`] shows.
+pub const SHORT: usize = 3;
+
+/// A request where it lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Short<'a> {
+    args: [&'a [u8]; SHORT],
+    count: usize,
+    /// Where it ends.
+    pub end: usize,
+}
+
+impl<'a> Short<'a> {
+    /// The command's name and its arguments.
+    pub fn args(&self) -> &[&'a [u8]] {
+        &self.args[..self.count]
+    }
+}
+
 /// Takes requests out of a stream of bytes.
 #[derive(Debug, Default)]
 pub struct Parser {
@@ -55,34 +74,25 @@ impl Parser {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// If a GET that has come in full is next: its key, and where it ends.
-    pub fn get(&self) -> Option<(&[u8], usize)> {
-        const HEAD: &[u8] = b"*2\r\n$3\r\nGET\r\n$";
+    /// If a request of up to [`SHORT`] arguments is next and has come in full, as arrays of bulk
+    /// strings: its arguments, where they lie.
+    pub fn short(&self) -> Option<Short<'_>> {
         if self.open.is_some() {
             return None;
         }
-        let rest = self.bytes.get(self.at..)?;
-        let (head, mut tail) = rest.split_at_checked(HEAD.len())?;
-        if !head.eq_ignore_ascii_case(HEAD) {
-            return None;
+        let mut rest = self.bytes.get(self.at..)?;
+        let count = length(&mut rest, b'*')?;
+        let mut args = [&[][..]; SHORT];
+        for arg in args.get_mut(..count)? {
+            let len = length(&mut rest, b'$')?;
+            let after;
+            (*arg, after) = rest.split_at_checked(len)?;
+            rest = after.strip_prefix(b"\r\n")?;
         }
-        let mut len = 0;
-        // As many digits as the longest key has that an object can have.
-        for digits in 0..8 {
-            match tail {
-                [digit @ b'0'..=b'9', more @ ..] => (len, tail) = (len * 10 + usize::from(digit - b'0'), more),
-                [b'\r', b'\n', more @ ..] if digits > 0 => {
-                    let (key, after) = more.split_at_checked(len)?;
-                    let end = self.at + (rest.len() - after.len()) + 2;
-                    return after.starts_with(b"\r\n").then_some((key, end));
-                }
-                _ => return None,
-            }
-        }
-        None
+        Some(Short { args, count, end: self.bytes.len() - rest.len() })
     }
 
-    /// Takes what ends there, as [`Parser::get`] said.
+    /// Takes what ends there, as [`Parser::short`] said.
     pub fn skip(&mut self, end: usize) {
         self.at = end;
     }
@@ -174,6 +184,23 @@ impl Parser {
             }
         }
     }
+}
+
+/// Takes a count of up to eight digits behind `sign`, and the end of its line.
+fn length(rest: &mut &[u8], sign: u8) -> Option<usize> {
+    let mut tail = rest.strip_prefix(&[sign])?;
+    let mut len = 0;
+    for digits in 0..9 {
+        match tail {
+            [digit @ b'0'..=b'9', more @ ..] => (len, tail) = (len * 10 + usize::from(digit - b'0'), more),
+            [b'\r', b'\n', more @ ..] if digits > 0 => {
+                *rest = more;
+                return Some(len);
+            }
+            _ => return None,
+        }
+    }
+    None
 }
 
 /// The line that begins at `at`, and where the next begins.
@@ -286,6 +313,31 @@ mod tests {
         let argument = [&b"*1\r\n$9000000\r\n"[..], &vec![b'v'; 9_000_000], b"\r\n"].concat();
         let (requests, wrong) = all(&argument, 16 << 10);
         assert_eq!((requests.len(), wrong), (1, None));
+    }
+
+    #[test]
+    fn a_short_request_is_seen_where_it_lies() {
+        let stream = b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$4\r\n\r\nbc\r\n*2\r\n$3\r\nGET\r\n$0\r\n\r\n";
+        let whole = [30, stream.len()];
+        for end in 0..=stream.len() {
+            let mut parser = Parser::default();
+            parser.feed(&stream[..end]);
+            let seen = parser.short().map(|short| (short.args().concat(), short.end));
+            assert_eq!(seen, (end >= whole[0]).then(|| (b"SETa\r\nbc".to_vec(), whole[0])), "{end}");
+            if let Some((_, end)) = seen {
+                parser.skip(end);
+                let seen = parser.short().map(|short| short.args().concat());
+                assert_eq!(seen, (parser.bytes.len() == whole[1]).then(|| b"GET".to_vec()));
+            }
+        }
+        for other in
+            [&b"PING\r\n"[..], b"*4\r\n", b"*0\r\n", b"*1\r\n$x\r\n", b"*1\r\n$1\r\nabc", b"*2\r\n$99999999999\r\n"]
+        {
+            let mut parser = Parser::default();
+            parser.feed(other);
+            let seen = parser.short().map(|short| short.args().len());
+            assert!(seen.is_none_or(|args| args == 0), "{other:?}");
+        }
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! A client's connection: bytes in, requests, replies in order, bytes out.
 
+mod at_once;
+pub use at_once::{Means, Run};
+
 use crate::command::long::{Given, Inlet, streams};
-use crate::command::{Client, Front, find};
+use crate::command::{Client, find};
 use crate::layout::Hash;
-use crate::object::Type;
-use crate::resp::{Limits, Parser, Reply, Request, bulk};
+use crate::resp::{Limits, Parser, Reply, Request};
 use crate::shard::Trouble;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -20,6 +22,15 @@ const ALL: usize = 1 << 30;
 pub const AT_ONCE: usize = 128;
 /// Bytes that are read at once.
 const READ: usize = 64 << 10;
+
+/// The state that all connections share.
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// Bytes of replies that clients have not read.
+    pub unread: Rc<Cell<usize>>,
+    /// Into which a socket's bytes are read first.
+    scratch: RefCell<Vec<u8>>,
+}
 
 /// A command that was begun: its keys' hash, and its reply.
 #[derive(Debug)]
@@ -56,8 +67,8 @@ pub struct Connection {
     sent: usize,
     /// Bytes of replies that the client may leave unread before its requests wait.
     kept: usize,
-    /// Unread bytes of all connections, and those of this one among them.
-    all: Rc<Cell<usize>>,
+    shared: Rc<Shared>,
+    /// Its unread bytes, as they are counted among those of all.
     counted: usize,
     /// Since when nothing was read although as much is kept as may be.
     stuck: Option<Instant>,
@@ -73,8 +84,7 @@ pub struct Connection {
 
 impl Connection {
     /// With a client that has just come.
-    /// `all` counts what all clients have left unread.
-    pub fn new(client: Rc<Client>, stream: TcpStream, kept: usize, all: Rc<Cell<usize>>) -> Connection {
+    pub fn new(client: Rc<Client>, stream: TcpStream, kept: usize, shared: Rc<Shared>) -> Connection {
         Connection {
             client,
             stream,
@@ -87,7 +97,7 @@ impl Connection {
             out: Vec::new(),
             sent: 0,
             kept,
-            all,
+            shared,
             counted: 0,
             stuck: None,
             ended: false,
@@ -104,12 +114,12 @@ impl Connection {
     /// Whether as much is kept for the client as may be.
     fn is_full(&self) -> bool {
         let streams = matches!(self.begun.front(), Some(Begun { reply: Some(Reply::Long(_)), .. }));
-        self.unread() > if streams || self.all.get() > ALL { UNREAD } else { self.kept }
+        self.unread() > if streams || self.shared.unread.get() > ALL { UNREAD } else { self.kept }
     }
 
     fn count(&mut self) {
         let unread = self.unread();
-        self.all.set(self.all.get() - self.counted + unread);
+        self.shared.unread.set(self.shared.unread.get() - self.counted + unread);
         self.counted = unread;
     }
 
@@ -122,39 +132,6 @@ impl Connection {
         }
         self.broken = now.duration_since(*self.stuck.get_or_insert(now)) >= patience;
         self.broken
-    }
-
-    /// Answers GETs of keys whose values are here, as long as such come next and nothing before
-    /// them is unanswered. `clock` tells the time, in ms, after their bytes have come.
-    pub fn answer_near(&mut self, front: &Front, clock: impl Fn() -> u64) {
-        let (client, store) = (&self.client, &front.store);
-        let held_up = self.next.is_some() || !self.begun.is_empty() || client.collects() || !client.authenticated.get();
-        // With a threshold of 0 every command is to be logged.
-        if held_up || client.closing.get() || self.broken || front.stats.threshold_us.get() == 0 {
-            return;
-        }
-        if self.parser.waiting() == 0 && self.readable && !self.ended {
-            self.fill();
-        }
-        if !std::mem::take(&mut self.filled) && self.parser.waiting() == 0 {
-            return;
-        }
-        store.set_clock_ms(clock());
-        let mut answered = 0;
-        while !self.is_full()
-            && let Some((key, end)) = self.parser.get()
-            && let Some(object) = store.near(key).filter(|object| object.kind() == Type::String)
-        {
-            self.parser.skip(end);
-            bulk(&mut self.out, object.value());
-            answered += 1;
-        }
-        if answered > 0 {
-            self.client.last.set("get");
-            store.figures.commands.set(store.figures.commands.get() + answered);
-            front.stats.record_near("get", answered);
-            self.count();
-        }
     }
 
     /// The next request. Reads from the socket if need be.
@@ -273,7 +250,8 @@ impl Connection {
     }
 
     fn fill(&mut self) {
-        let mut bytes = [0; READ];
+        let mut bytes = self.shared.scratch.borrow_mut();
+        bytes.resize(READ, 0);
         match self.stream.read(&mut bytes) {
             Ok(0) => (self.ended, self.readable) = (true, false),
             Ok(n) => {
@@ -388,6 +366,6 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.all.set(self.all.get() - self.counted);
+        self.shared.unread.set(self.shared.unread.get() - self.counted);
     }
 }

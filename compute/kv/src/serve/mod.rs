@@ -6,6 +6,9 @@
 //!             └───── write ◄── replies in order ◄─┘◄──────────── answers ◄─────────┘
 //! ```
 //!
+//! Where a node's memory is mapped here, verbs are carried out at once: most commands end with their
+//! first step, and plain reads and changes of known strings need no task.
+//!
 //! Commands of one connection are answered in their order. Those on different keys run side by
 //! side, so that a pipeline costs few round trips. Two commands that change one key do not run side
 //! by side here: one would undo the other's work. A connection whose replies are not read is not

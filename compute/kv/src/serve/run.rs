@@ -1,21 +1,24 @@
 //! Opens a store, serves it until told to end, and leaves it.
 
+mod begin;
+
 use super::background::Background;
-use super::connection::{AT_ONCE, Begun, Connection};
+use super::connection::{Connection, Shared};
 use super::metrics::{self, Shown};
 use super::open::{self, Clients, Config, Failed, Opened, alone, random, system, wall_ms};
 use super::schedule::Schedule;
 use super::tell::{Tell, counters};
-use crate::command::long::{Inlet, Outlet};
-use crate::command::{Call, Client, Front, Stats, exec, execute, metrics as metrics_of};
-use crate::drive::Drive;
+use crate::command::{Client, Front, Stats, metrics as metrics_of};
+use crate::drive::{Direct, Drive};
 use crate::fast::{Map, Set};
 use crate::resp::Reply;
 use crate::shard::Trouble;
 use crate::store::Store;
+use crate::task::AtOnce;
 use farmem_sys::epoll::{Epoll, Event};
 use farmem_sys::process::{self, Signals};
 use farmem_sys::socket::send_at_once;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
@@ -40,11 +43,18 @@ struct Alone {
 }
 
 struct Server<'a> {
-    drive: Drive,
+    drive: Rc<RefCell<Drive>>,
+    /// Carries out verbs of commands that need no wait.
+    at_once: Rc<dyn AtOnce>,
     front: Rc<Front>,
     epoll: Epoll,
     listeners: &'a [TcpListener],
     connections: Map<u64, Connection>,
+    shared: Rc<Shared>,
+    /// Room for a new value.
+    buffer: Vec<u8>,
+    /// This front end must show that it is alive before it changes anything.
+    stale: bool,
     next_client: u64,
     commands: Schedule<Reply>,
     /// Connection and key of each command under way; the key only of one that writes.
@@ -143,7 +153,6 @@ impl<'a> Server<'a> {
             most_clients: config.clients.most,
             rejected: 0.into(),
             password: config.clients.password.clone(),
-            unread: Rc::default(),
             killed: Vec::new().into(),
             stats: Stats::default(),
         };
@@ -151,13 +160,18 @@ impl<'a> Server<'a> {
         for (n, listener) in listeners.iter().enumerate() {
             epoll.add(listener.as_raw_fd(), n as u64, true, false).map_err(system("epoll"))?;
         }
+        let drive = Rc::new(RefCell::new(drive));
         Ok(Server {
+            at_once: Rc::new(Direct(Rc::clone(&drive))),
             drive,
             front: Rc::new(front),
             epoll,
             next_client: listeners.len() as u64,
             listeners,
             connections: Map::default(),
+            shared: Rc::default(),
+            buffer: Vec::new(),
+            stale: true,
             commands: Schedule::new(0),
             running: Map::default(),
             writing: Set::default(),
@@ -175,9 +189,9 @@ impl<'a> Server<'a> {
     }
 
     /// Leaves the store in good order.
-    fn leave(mut self) -> Result<(), Failed> {
+    fn leave(self) -> Result<(), Failed> {
         for shard in self.front.store.shards.clone() {
-            alone(&mut self.drive, |io| async move { shard.leave(&io).await })?;
+            alone(&mut self.drive.borrow_mut(), |io| async move { shard.leave(&io).await })?;
         }
         Ok(())
     }
@@ -204,13 +218,13 @@ impl<'a> Server<'a> {
                 }
                 self.active.extend(self.waiting.drain().flat_map(|(_, connections)| connections));
                 self.look(now);
-                if self.drive.under_way() == 0 {
-                    self.drive.check()?;
+                if self.drive.borrow().under_way() == 0 {
+                    self.drive.borrow().check()?;
                 }
             }
             self.background.begin(now);
             self.work()?;
-            let busy = self.drive.under_way() > 0 || self.commands.is_ready() || !self.active.is_empty();
+            let busy = self.drive.borrow().under_way() > 0 || self.commands.is_ready() || !self.active.is_empty();
             let until = self.background.wakes().min(looked + LOOK);
             let until = self.commands.wakes().map_or(until, |wakes| until.min(wakes));
             let idle = until.saturating_duration_since(Instant::now());
@@ -255,30 +269,31 @@ impl<'a> Server<'a> {
             let last = self.alone.last;
             active.sort_unstable_by_key(|&id| (id == last, id));
             active.dedup();
+            let now = Instant::now();
+            // After a long pause the others may have declared this front end dead.
+            self.stale = self.background.is_stale(now);
             for id in active {
                 touched.insert(id);
-                self.begin_commands(id);
+                self.begin_commands(id)?;
             }
-            let now = Instant::now();
             let mut ended = Vec::new();
-            self.background.tasks.step(&mut self.drive, &mut ended)?;
+            self.background.tasks.step(&self.drive, &mut ended)?;
             for (_, ended) in ended {
                 self.background.ended(ended, now).map_err(|_: Trouble| Failed::ShutOut)?;
             }
-            // After a long pause the others may have declared this front end dead.
-            if !self.background.is_stale(now) {
+            if !self.stale {
                 let mut ended = Vec::new();
-                self.commands.step(&mut self.drive, &mut ended)?;
+                self.commands.step(&self.drive, &mut ended)?;
                 ended.into_iter().for_each(|(task, reply)| self.ended(task, reply));
             }
             let rest = self.active.is_empty() && !self.commands.is_ready() && !self.background.tasks.is_ready();
             let mut answers = Vec::new();
             let limit = if rest && round > 0 { GLANCE } else { Duration::ZERO };
-            self.drive.advance(limit, &mut answers)?;
+            self.drive.borrow_mut().advance(limit, &mut answers)?;
             let told = !answers.is_empty();
             self.commands.take(&mut answers);
             self.background.tasks.take(&mut answers);
-            if rest && !told && (round > 0 || self.drive.under_way() == 0) {
+            if rest && !told && (round > 0 || self.drive.borrow().under_way() == 0) {
                 break;
             }
         }
@@ -325,87 +340,8 @@ impl<'a> Server<'a> {
         self.front.clients.borrow_mut().insert(id, Rc::clone(&client));
         let figures = &self.front.store.figures;
         figures.connections.set(figures.connections.get() + 1);
-        self.connections.insert(id, Connection::new(client, stream, self.clients.kept, Rc::clone(&self.front.unread)));
+        self.connections.insert(id, Connection::new(client, stream, self.clients.kept, Rc::clone(&self.shared)));
         self.active.push(id);
-    }
-
-    /// Begins what a connection asks for, as far as it can run beside what is under way.
-    fn begin_commands(&mut self, id: u64) {
-        loop {
-            if self.alone.connection.is_some_and(|alone| alone != id) {
-                self.alone.held.push(id);
-                return;
-            }
-            let Some(connection) = self.connections.get_mut(&id) else { return };
-            if connection.begun.len() >= AT_ONCE {
-                connection.collect();
-                if connection.begun.len() >= AT_ONCE {
-                    return;
-                }
-            }
-            let clock = || self.start.elapsed().as_millis() as u64;
-            connection.answer_near(&self.front, clock);
-            let request = connection.request();
-            if std::mem::take(&mut connection.filled) {
-                self.front.store.set_clock_ms(clock());
-            }
-            if let Some(inlet) = connection.inlet() {
-                self.streaming.insert(id);
-                let front = Rc::clone(&self.front);
-                self.commands.begin(|io| async move {
-                    Inlet::run(inlet, io, front).await;
-                    Reply::Silence
-                });
-            }
-            let Some(request) = request else {
-                connection.collect();
-                let runs = connection.begun.iter().any(|begun| begun.reply.is_none());
-                if self.alone.connection == Some(id) && !runs {
-                    // It does not read its replies: the others must not wait for that.
-                    self.end_alone();
-                }
-                return;
-            };
-            let (only, (key, writes)) = connection.concerns(&request);
-            let taken = key.filter(|key| writes && self.writing.contains(key));
-            let clashes = connection.clashes(key, writes);
-            if clashes || taken.is_some() {
-                connection.next = Some(request);
-                if let Some(key) = taken.filter(|_| !clashes) {
-                    self.waiting.entry(key).or_default().push_back(id);
-                }
-                return;
-            }
-            if let Some(reply) = connection.client.collect(&request) {
-                connection.begun.push_back(Begun { task: u64::MAX, key: None, writes: false, reply: Some(reply) });
-                continue;
-            }
-            let (client, given) = (Rc::clone(&connection.client), connection.given.take());
-            let transaction = request[0].eq_ignore_ascii_case(b"exec") && client.collects();
-            if transaction && only.is_none() && !self.have_alone(id) {
-                if let Some(connection) = self.connections.get_mut(&id) {
-                    connection.next = Some(request);
-                }
-                return;
-            }
-            let transaction = if transaction { client.take_transaction() } else { None };
-            let front = Rc::clone(&self.front);
-            let task = self.commands.begin(|io| {
-                let call = Call { given, ..Call::new(&front, &client, io, request) };
-                async move {
-                    match transaction {
-                        Some(transaction) => Box::pin(exec(call, transaction, only)).await,
-                        None => execute(call).await,
-                    }
-                }
-            });
-            if let Some(connection) = self.connections.get_mut(&id) {
-                connection.begun.push_back(Begun { task, key, writes, reply: None });
-            }
-            let writes = key.filter(|_| writes);
-            self.writing.extend(writes);
-            self.running.insert(task, (id, writes));
-        }
     }
 
     /// Has a connection's transaction run alone: others begin nothing more. Whether nothing of
@@ -443,14 +379,7 @@ impl<'a> Server<'a> {
                 }
             }
         }
-        if let Reply::Long(outlet) = &reply {
-            self.streaming.insert(id);
-            let (outlet, front) = (Rc::clone(outlet), Rc::clone(&self.front));
-            self.commands.begin(|io| async move {
-                Outlet::run(outlet, io, front).await;
-                Reply::Silence
-            });
-        }
+        self.stream_reply(id, &reply);
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.answer(task, reply);
             self.active.push(id);

@@ -4,6 +4,7 @@ use crate::drive::Drive;
 use crate::fast::Map;
 use crate::task::{Answer, Ask, Io, Task};
 use farmem::Error;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -35,9 +36,14 @@ impl<T> Schedule<T> {
 
     /// Begins a task; its number.
     pub fn begin<F: Future<Output = T> + 'static>(&mut self, start: impl FnOnce(Io) -> F) -> u64 {
+        self.hold(Task::new(start))
+    }
+
+    /// Goes on with a task that was begun elsewhere; its number.
+    pub fn hold(&mut self, task: Task<T>) -> u64 {
         let id = self.next;
         self.next += 1;
-        self.tasks.insert(id, Task::new(start));
+        self.tasks.insert(id, task);
         self.ready.push(id);
         id
     }
@@ -53,7 +59,7 @@ impl<T> Schedule<T> {
     ///
     /// # Errors
     /// A node is lost.
-    pub fn step(&mut self, drive: &mut Drive, ended: &mut Vec<(u64, T)>) -> Result<(), Error> {
+    pub fn step(&mut self, drive: &RefCell<Drive>, ended: &mut Vec<(u64, T)>) -> Result<(), Error> {
         if !self.pauses.is_empty() {
             let now = Instant::now();
             while let Some((&(until, batch), &(task, ask))) = self.pauses.first_key_value()
@@ -76,7 +82,7 @@ impl<T> Schedule<T> {
                 match wanted {
                     Ask::Verbs(verbs) => {
                         self.asked.insert(batch, (id, ask));
-                        drive.post(batch, verbs)?;
+                        drive.borrow_mut().post(batch, verbs)?;
                     }
                     Ask::Pause(ms) => {
                         let until = Instant::now() + Duration::from_millis(u64::from(ms));

@@ -1,0 +1,144 @@
+//! How commands begin: at once, with a first step that may be their last, or as tasks.
+
+use super::Server;
+use crate::command::long::{Inlet, Outlet};
+use crate::command::{Call, exec, execute};
+use crate::resp::{Reply, Request};
+use crate::serve::connection::{AT_ONCE, Begun, Means, Run};
+use crate::serve::open::Failed;
+use crate::task::Task;
+use std::rc::Rc;
+
+/// Commands that end with their first step, before other connections have their turn.
+const RUN: u32 = 256;
+
+impl Server<'_> {
+    /// Begins what a connection asks for, as far as it can run beside what is under way.
+    pub(super) fn begin_commands(&mut self, id: u64) -> Result<(), Failed> {
+        let mut ended = 0;
+        loop {
+            if self.alone.connection.is_some_and(|alone| alone != id) {
+                self.alone.held.push(id);
+                return Ok(());
+            }
+            let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+            if connection.begun.len() >= AT_ONCE {
+                connection.collect();
+                if connection.begun.len() >= AT_ONCE {
+                    return Ok(());
+                }
+            }
+            if self.answer_at_once(id)? == Run::Paused || ended > RUN {
+                self.active.push(id);
+                return Ok(());
+            }
+            let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+            let request = connection.request();
+            if std::mem::take(&mut connection.filled) {
+                self.front.store.set_clock_ms(self.start.elapsed().as_millis() as u64);
+            }
+            if let Some(inlet) = connection.inlet() {
+                self.streaming.insert(id);
+                let front = Rc::clone(&self.front);
+                self.commands.begin(|io| async move {
+                    Inlet::run(inlet, io, front).await;
+                    Reply::Silence
+                });
+            }
+            let Some(request) = request else {
+                connection.collect();
+                let runs = connection.begun.iter().any(|begun| begun.reply.is_none());
+                if self.alone.connection == Some(id) && !runs {
+                    // It does not read its replies: the others must not wait for that.
+                    self.end_alone();
+                }
+                return Ok(());
+            };
+            let (only, (key, writes)) = connection.concerns(&request);
+            let taken = key.filter(|key| writes && self.writing.contains(key));
+            let clashes = connection.clashes(key, writes);
+            if clashes || taken.is_some() {
+                connection.next = Some(request);
+                if let Some(key) = taken.filter(|_| !clashes) {
+                    self.waiting.entry(key).or_default().push_back(id);
+                }
+                return Ok(());
+            }
+            if let Some(reply) = connection.client.collect(&request) {
+                connection.begun.push_back(Begun { task: u64::MAX, key: None, writes: false, reply: Some(reply) });
+                continue;
+            }
+            let transaction = request[0].eq_ignore_ascii_case(b"exec") && connection.client.collects();
+            if transaction && only.is_none() && !self.have_alone(id) {
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    connection.next = Some(request);
+                }
+                return Ok(());
+            }
+            ended += u32::from(self.begin(id, request, transaction.then_some(only), (key, writes)));
+        }
+    }
+
+    /// Answers what a connection asks for and needs no task.
+    fn answer_at_once(&mut self, id: u64) -> Result<Run, Failed> {
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(Run::Ended) };
+        let mut drive = self.drive.borrow_mut();
+        Ok(connection.answer_at_once(&mut Means {
+            front: &self.front,
+            drive: Some(&mut *drive).filter(|_| !self.stale),
+            writing: &self.writing,
+            start: self.start,
+            buffer: &mut self.buffer,
+        })?)
+    }
+
+    /// Begins a command, or the transaction that it ends, which may have only one key. Whether it
+    /// has ended already: most do in a first step that waits for nothing.
+    fn begin(
+        &mut self,
+        id: u64,
+        request: Request,
+        ends: Option<Option<Vec<u8>>>,
+        (key, writes): (Option<u64>, bool),
+    ) -> bool {
+        let Some(connection) = self.connections.get_mut(&id) else { return false };
+        let (client, front, given) = (Rc::clone(&connection.client), Rc::clone(&self.front), connection.given.take());
+        let transaction = ends.and_then(|only| Some((client.take_transaction()?, only)));
+        let waits = transaction.is_some() || self.stale;
+        let at_once = Some(Rc::clone(&self.at_once)).filter(|_| !self.stale);
+        let mut task = Task::with(at_once, |io| {
+            let call = Call { given, ..Call::new(&front, &client, io, request) };
+            async move {
+                match transaction {
+                    Some((transaction, only)) => Box::pin(exec(call, transaction, only)).await,
+                    None => execute(call).await,
+                }
+            }
+        });
+        if !waits && let Some(reply) = task.step() {
+            self.stream_reply(id, &reply);
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.begun.push_back(Begun { task: u64::MAX, key: None, writes: false, reply: Some(reply) });
+                connection.collect();
+            }
+            return true;
+        }
+        let task = self.commands.hold(task);
+        connection.begun.push_back(Begun { task, key, writes, reply: None });
+        let writes = key.filter(|_| writes);
+        self.writing.extend(writes);
+        self.running.insert(task, (id, writes));
+        false
+    }
+
+    /// Begins to read a reply that streams out.
+    pub(super) fn stream_reply(&mut self, id: u64, reply: &Reply) {
+        let Reply::Long(outlet) = reply else { return };
+        self.streaming.insert(id);
+        let (outlet, front) = (Rc::clone(outlet), Rc::clone(&self.front));
+        self.commands.begin(|io| async move {
+            Outlet::run(outlet, io, front).await;
+            Reply::Silence
+        });
+    }
+}
