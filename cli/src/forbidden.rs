@@ -18,7 +18,7 @@ static EARLY: extern "C" fn() = before_main;
 
 extern "C" fn before_main() {
     if let Some(refused) = probe::first_failed(probe::EARLY) {
-        write_all(libc::STDERR_FILENO, format!("farmem: {}\n", line(refused)).as_bytes());
+        let _ = write_all(libc::STDERR_FILENO, format!("farmem: {}\n", line(refused)).as_bytes());
         // SAFETY: ends the process.
         unsafe { libc::_exit(exit::USAGE) };
     }
