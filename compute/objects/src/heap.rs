@@ -200,6 +200,11 @@ impl Inner {
         self.evictor.borrow().homes.addr(word.home())
     }
 
+    /// Objects were read past the frames.
+    pub fn passed(&self, objects: usize) {
+        self.evictor.borrow_mut().moved.fetched += objects as u64;
+    }
+
     /// Chunks that can come without pushing anything out.
     pub fn room(&self) -> usize {
         self.evictor.borrow().room(FarBox::<Chunk>::CLASS)

@@ -152,7 +152,8 @@ pub use cache::FarCache;
 pub use error::{Error, Result};
 pub use farmem::Transport;
 pub use frame::{
-    Agg, Col, Expr, FarFrame, Groups, Join, Order, Selected, Series, Table, Totals, Type, Value, Writer, col,
+    Agg, ArrowArray, ArrowSchema, Col, Expr, FarFrame, Groups, Join, Order, Selected, Series, Table, Totals, Type,
+    Value, Writer, col,
 };
 pub use frames::{FarBox, Scope};
 pub use heap::{Builder, Heap};

@@ -107,6 +107,27 @@ impl<T: Far> FarVec<T> {
         Ok(())
     }
 
+    /// Replaces elements, from an index on.
+    ///
+    /// # Errors
+    /// As [`FarVec::get`]. The first of them may be replaced then.
+    pub fn set_range(&mut self, index: usize, elements: &[T]) -> Result<()> {
+        let end = index.saturating_add(elements.len());
+        if end > self.len {
+            return Err(Error::Index { index: end, len: self.len });
+        }
+        let (size, mut next, mut left) = (size_of::<T>(), index, elements);
+        while !left.is_empty() {
+            let at = next % Self::EACH;
+            let (now, rest) = left.split_at(left.len().min(Self::EACH - at));
+            let scope = self.heap.scope();
+            let chunk = self.chunks[next / Self::EACH].get_mut(&scope)?;
+            chunk.0[at * size..(at + now.len()) * size].copy_from_slice(now.as_bytes());
+            (next, left) = (next + now.len(), rest);
+        }
+        Ok(())
+    }
+
     /// Appends an element.
     ///
     /// # Errors

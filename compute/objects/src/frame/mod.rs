@@ -13,6 +13,7 @@
 //! | `steps` | streams of rows, and pieces at many places |
 //! | `selected` | rows that pass a condition: counted, summed, collected |
 //! | `group`, `order` | groups; rows by number, sorts, joins |
+//! | `arrow` | in and out by Arrow's C data interface |
 //!
 //! A frame does not change. Each operation reads far memory in parts, and writes its result to a new
 //! frame, or to a near table where the result is small.
@@ -21,6 +22,7 @@
 //! added in order, beginning with +0.0; then the parts' sums are added in order. Groups add their
 //! values in the order of the rows.
 
+mod arrow;
 mod expr;
 mod group;
 mod order;
@@ -30,6 +32,7 @@ mod steps;
 
 use crate::frames::copied;
 use crate::{CHUNK, Error, FarVec, Heap, Result};
+pub use arrow::{ArrowArray, ArrowSchema};
 pub use expr::{Col, Expr, col};
 pub use group::{Agg, Groups};
 pub use order::{Join, Order};

@@ -426,6 +426,10 @@ impl Table {
         &self.columns
     }
 
+    pub(crate) fn into_columns(self) -> impl ExactSizeIterator<Item = Series> {
+        self.columns.into_iter().map(|(_, series)| series)
+    }
+
     pub(crate) fn columns_mut(&mut self) -> impl Iterator<Item = &mut Series> {
         self.columns.iter_mut().map(|(_, series)| series)
     }

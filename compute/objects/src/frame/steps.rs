@@ -193,6 +193,7 @@ impl<'a> Steps<'a> {
                 part.missing += 1;
             }
             self.lane.ring();
+            inner.passed(part.missing);
         }
         self.parts.push_back(part);
     }
