@@ -70,6 +70,11 @@ if [ -n "$wanted" ]; then
     DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $wanted >&2
 fi
 
+# Arrow for Python is no package of Debian 12, and newer ones want another numpy. Its tests skip without it.
+/usr/bin/python3 -c 'import pyarrow' 2>/dev/null ||
+    /usr/bin/python3 -m pip install -q --break-system-packages --root-user-action=ignore 'pyarrow<19' >&2 ||
+    echo "peers.sh: no pyarrow: the tests of frames in Python will skip" >&2
+
 left=$(missing_packages | sort -u | tr '\n' ' ')
 if [ -n "$left" ]; then
     echo "peers.sh: could not be had: $left" >&2

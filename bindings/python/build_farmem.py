@@ -50,7 +50,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     files["farmem/libfarmem_store.so"] = _library().read_bytes()
     files[f"{about}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: farmem\nVersion: {version}\n"
-        "Summary: farmem for Python: a key-value store in other machines' memory, and hints\n"
+        "Summary: farmem for Python: a key-value store, vectors and tables in other machines' memory, and hints\n"
         "License: MIT OR Apache-2.0\nRequires-Python: >=3.8\n"
     ).encode()
     files[f"{about}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: farmem\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()

@@ -7,10 +7,12 @@
 
 mod error;
 mod handle;
+mod objects;
 mod ops;
 
 pub use error::{Error, code};
 pub use handle::Handle;
+pub use objects::HeapHandle;
 pub use ops::RawOp;
 
 use error::Problem;

@@ -58,6 +58,37 @@ fn a_c_program_has_a_store() {
 }
 
 #[test]
+fn a_c_program_has_far_vectors() {
+    let node = node("objects-c");
+    let program = std::env::temp_dir().join(format!("farmem-objects-c-{}", std::process::id()));
+    let library = library();
+    let mut command = Command::new("gcc");
+    command.args(["-std=gnu99", "-Wpedantic", "-Wall", "-Wextra", "-Werror", "-pthread"]);
+    command.arg(format!("-I{}", here("../c").display())).arg(here("tests/sources/objects.c"));
+    command.arg("-o").arg(&program).args(["-x", "none"]).arg(&library);
+    ran(command.arg(format!("-Wl,-rpath,{}", library.parent().unwrap_or(Path::new("/")).display())));
+    for address in node.addresses() {
+        assert_eq!(ran(Command::new(&program).arg(address.to_string())), "all of it\n");
+    }
+    let _ = std::fs::remove_file(&program);
+}
+
+#[test]
+fn a_python_program_has_frames() {
+    let node = node("objects-python");
+    for address in node.addresses() {
+        let mut python = Command::new("/usr/bin/python3");
+        python
+            .env("PYTHONPATH", here("../python"))
+            .env("FARMEM_STORE_LIBRARY", library())
+            .env("PYTHONDONTWRITEBYTECODE", "1");
+        let said = ran(python.arg(here("tests/sources/objects.py")).arg(address.to_string()));
+        said.lines().filter(|line| line.starts_with("skipped")).for_each(|line| println!("{line}"));
+        assert!(said.ends_with("all of it\n"), "{said}");
+    }
+}
+
+#[test]
 fn a_python_program_has_a_store() {
     let node = node("python");
     for address in node.addresses() {

@@ -1,0 +1,48 @@
+/* Vectors of bytes in far memory, from C. Argument: a node. */
+#include <assert.h>
+#include <farmem_objects.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MANY (3 << 20)
+
+static unsigned char byte_of(size_t at) { return (unsigned char)(at * 2654435761u >> 24); }
+
+int main(int argc, char **argv) {
+    if (argc != 2) return 2;
+    struct farmem_store_error why;
+    const char *nodes[] = {argv[1]};
+    assert(!farmem_heap_open(nodes, 0, 0, NULL, &why) && why.code == FARMEM_STORE_INVALID);
+    assert(!farmem_heap_open(nodes, 1, 4096, NULL, &why) && why.text[0]);
+    /* A quarter of the bytes is local. */
+    struct farmem_heap *heap = farmem_heap_open(nodes, 1, MANY / 4, NULL, &why);
+    if (!heap) return fprintf(stderr, "%s\n", why.text), 1;
+    uint64_t vec = 0, n = 0;
+    assert(farmem_vec_new(heap, &vec, &why) == FARMEM_STORE_OK && vec);
+    unsigned char *bytes = malloc(MANY);
+    for (size_t at = 0; at < MANY; at++) bytes[at] = byte_of(at);
+    for (size_t at = 0; at < MANY; at += MANY / 8)
+        assert(farmem_vec_append(heap, vec, bytes + at, MANY / 8, &why) == FARMEM_STORE_OK);
+    assert(farmem_vec_len(heap, vec, &n, &why) == FARMEM_STORE_OK && n == MANY);
+    assert(farmem_vec_write(heap, vec, 100001, "far", 3, &why) == FARMEM_STORE_OK);
+    memcpy(bytes + 100001, "far", 3);
+    unsigned char *back = malloc(MANY);
+    assert(farmem_vec_read(heap, vec, 0, back, MANY, &why) == FARMEM_STORE_OK && !memcmp(bytes, back, MANY));
+    assert(farmem_vec_read(heap, vec, MANY - 1, back, 2, &why) == FARMEM_STORE_INVALID && why.text[0]);
+    assert(farmem_vec_write(heap, vec, MANY, "x", 1, NULL) == FARMEM_STORE_INVALID);
+    assert(farmem_vec_read(heap, 99, 0, back, 1, &why) == FARMEM_STORE_INVALID);
+    pid_t child = fork();
+    if (!child) _exit(farmem_vec_len(heap, vec, &n, &why) == FARMEM_STORE_FORKED ? 0 : 1);
+    int status = 1;
+    assert(waitpid(child, &status, 0) == child && status == 0);
+    assert(farmem_object_drop(heap, vec, &why) == FARMEM_STORE_OK);
+    assert(farmem_object_drop(heap, vec, &why) == FARMEM_STORE_INVALID);
+    farmem_heap_close(heap);
+    free(bytes);
+    free(back);
+    puts("all of it");
+    return 0;
+}
