@@ -3,6 +3,9 @@
 //! A store holds objects of 64 bytes, a column of words and a table of pairs: near, or as far
 //! objects. Under `farmem run` the near store is what is paged.
 
+#[path = "frame.rs"]
+mod frame;
+
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::time::Instant;
@@ -35,11 +38,14 @@ pub enum Work {
     Scan,
     /// Random lookups in a hash map of words
     Map,
+    /// A table of trips: a filtered sum, a filtered mean by day, the sum of a column
+    Frame,
 }
 
 impl Work {
     /// All of them.
-    pub const ALL: [Work; 6] = [Work::Deref, Work::Random, Work::Together, Work::Writes, Work::Scan, Work::Map];
+    pub const ALL: [Work; 7] =
+        [Work::Deref, Work::Random, Work::Together, Work::Writes, Work::Scan, Work::Map, Work::Frame];
 }
 
 /// Where objects lie.
@@ -245,6 +251,7 @@ fn near(options: &Options, work: Work) -> Result<Found> {
                 Ok(keys.iter().fold(0, |sum: u64, key| sum.wrapping_add(map.get(key).copied().unwrap_or_default())))
             })?
         }
+        Work::Frame => frame::near(options.objects)?,
         _ => random(&mut Near((0..options.objects as u64).map(object).collect()), options, work)?,
     };
     Ok(Found { work, ns, sum, fetched: 0 })
@@ -295,6 +302,7 @@ fn far(options: &Options, heap: &Heap, work: Work) -> Result<Found> {
                 Ok(sum)
             })?
         }
+        Work::Frame => frame::far(heap, options.objects)?,
         _ => {
             let boxes = (0..options.objects as u64).map(|n| heap.alloc(&object(n)));
             let boxes = boxes.collect::<farmem_objects::Result<Vec<FarBox<Object>>>>()?;

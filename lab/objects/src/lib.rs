@@ -150,7 +150,7 @@ impl Options {
             let ratio = gain(System::RunTcp, System::Tcp, Work::Together);
             targets.push(Target::new("16 in flight, tcp, against paging", Bound::AtLeast(12.0, 16.0), ratio));
         }
-        for work in [Work::Random, Work::Scan, Work::Map].into_iter().filter(|&work| has(work)) {
+        for work in [Work::Random, Work::Scan, Work::Map, Work::Frame].into_iter().filter(|&work| has(work)) {
             let what = format!("{}, all local, against near memory", text(work));
             targets.push(Target::new(what, Bound::AtMost(1.1, 1.0), gain(System::Fits, System::Near, work)));
         }
@@ -191,5 +191,6 @@ fn text(work: Work) -> &'static str {
         Work::Writes => "half writes",
         Work::Scan => "scan, a word",
         Work::Map => "map lookup",
+        Work::Frame => "table, a row",
     }
 }

@@ -69,7 +69,7 @@ impl<'a> Bench<'a> {
         let shm = format!("unix:{}", socket.display());
         let mut command = Command::new(farmem);
         let lend = (6 * bytes + (512 << 20)).to_string();
-        command.args(["node", "--lend", &lend, "--listen", &tcp, "--listen", &shm]);
+        command.args(["node", "--lend", &lend, "--compute", "1", "--listen", &tcp, "--listen", &shm]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut node = affinity::inherited(&[last], || supervise::Group::start(&mut command))?;
         let until = Instant::now() + Duration::from_secs(5);
