@@ -60,7 +60,7 @@ impl System {
     }
 
     /// Words of metadata that it needs.
-    fn words(self, load: &Load) -> usize {
+    pub fn words(self, load: &Load) -> usize {
         match self {
             System::Farmem => Extent::words(load.chunks, load.hosts()),
             System::Finemem => FineMem::words(load.chunks),
@@ -87,7 +87,12 @@ impl System {
 
     /// Makes a pool of this system with its clients, and does `what` with it.
     pub fn with<W: With>(self, load: Load, costs: &Costs, what: W) -> W::Output {
-        let node = Node::new(World::new(), costs.clone(), self.words(&load), load.seed);
+        self.with_words(load, costs, 0, what)
+    }
+
+    /// [`System::with`], where the node has `more` words behind the allocator's, for its user.
+    pub fn with_words<W: With>(self, load: Load, costs: &Costs, more: usize, what: W) -> W::Output {
+        let node = Node::new(World::new(), costs.clone(), self.words(&load) + more, load.seed);
         let rpc = |kind| Rpc::new(&node, kind, load.chunks);
         match self {
             System::Farmem => {

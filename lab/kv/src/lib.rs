@@ -14,8 +14,10 @@
 //! | [`load`] | the generator |
 //! | [`systems`] | what is measured |
 //! | [`trace`] | blocks of an inference service |
+//! | [`allocators`] | the store on simulated network cards, with one allocator after the other |
 //! | this file | rounds, tables, targets, the chart |
 
+pub mod allocators;
 pub mod load;
 pub mod mix;
 pub mod systems;
@@ -84,6 +86,9 @@ pub struct Options {
     /// Replay the blocks of a trace of Mooncake's (JSON lines) instead
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Swap the allocator under the store, on simulated network cards, instead
+    #[arg(long, conflicts_with = "trace")]
+    allocators: bool,
     /// MiB of memory for the blocks of a trace [default: half of what they take]
     #[arg(long, value_name = "MIB")]
     memory: Option<u64>,
@@ -102,7 +107,9 @@ Examples:
   farmem-lab bench kv --values 64,1024,16384 --svg kv.svg
       Small and large values, in rounds.
   farmem-lab bench kv --trace lab/kv/traces/mooncake.jsonl
-      The blocks of an inference service's cache, beside redis.";
+      The blocks of an inference service's cache, beside redis.
+  farmem-lab bench kv --allocators
+      Updates and inserts of 1 to 512 clients, by allocator, in virtual time.";
 
 /// The smallest local memory: a run needs some.
 const LOCAL: u64 = 8 << 20;
@@ -136,6 +143,12 @@ impl Options {
         report::can_be_written([&self.json, &self.svg])?;
         let rounds = self.rounds.unwrap_or(if self.quick { 1 } else { 5 });
         ensure!(rounds > 0, "--rounds must be more than 0");
+        if self.allocators {
+            ensure!(self.svg.is_none(), "--svg draws mixes, and no allocators");
+            let report = allocators::report(self.quick)?;
+            let json = || Ok(report.json()? + "\n");
+            return report::tell(&report, &[(&self.json, &json)]);
+        }
         let _alone = Alone::take()?;
         supervise::note_interrupts();
         let missing = systems::missing(&self.systems);

@@ -347,6 +347,19 @@ impl Link {
         self.verb(cost, occupancy, 8 * count, |words| words[at..at + count].to_vec()).await
     }
 
+    /// READ or WRITE of bytes that are no metadata. They occupy the NIC for as long as its line
+    /// takes to carry them.
+    pub async fn data(&self, write: bool, bytes: usize) {
+        let costs = &self.node.costs;
+        let (verbs, cost) = match write {
+            true => (Verbs { write: 1, ..Verbs::default() }, costs.verb.write),
+            false => (Verbs { read: 1, ..Verbs::default() }, costs.verb.read),
+        };
+        self.count(verbs);
+        let occupancy = costs.nic.verb_occupancy.max(bytes as f64 / costs.verb.bytes_per_us);
+        self.verb(cost, occupancy, bytes, |_| ()).await;
+    }
+
     /// WRITE of one word.
     pub async fn write(&self, at: At, word: u64) {
         self.count(Verbs { write: 1, ..Verbs::default() });
