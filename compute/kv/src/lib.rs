@@ -27,6 +27,7 @@
 
 mod batch;
 pub mod blocks;
+mod brief;
 pub mod command;
 pub mod copies;
 pub mod drive;

@@ -281,13 +281,15 @@ impl Store {
         Ok(false)
     }
 
-    /// Keys of the shard from a place on, about `count`, and where to go on.
+    /// Keys of the shard from a place on, about `count`, and where to go on. `whole`: with their
+    /// values.
     async fn some(
         &self,
         io: &Io,
         shard: &Rc<Shard>,
         from: (u32, u8),
         count: usize,
+        whole: bool,
     ) -> Result<(Vec<Object>, Option<(u32, u8)>), Trouble> {
         loop {
             let leaf = shard.trie.borrow().leaf(from.0);
@@ -307,8 +309,11 @@ impl Store {
                 }
             }
             let plain: Vec<Slot> = slots.into_iter().filter(|slot| slot.is_used() && !slot.is_pending()).collect();
-            let objects = shard.objects(io, &plain).await.into_iter().collect::<Option<Vec<Object>>>();
-            let objects = objects.ok_or(Trouble::Corrupt)?;
+            let objects = match whole {
+                true => shard.objects(io, &plain).await,
+                false => shard.briefs(io, &plain).await,
+            };
+            let objects = objects.into_iter().collect::<Option<Vec<Object>>>().ok_or(Trouble::Corrupt)?;
             let next = first + buckets;
             let next = if next < all { Some((leaf.path, next)) } else { Trie::after(leaf).map(|path| (path, 0)) };
             return Ok((objects, next));
@@ -323,7 +328,7 @@ impl Store {
         while let Some(cursor) = at.filter(|_| found.len() < count && looks < 10 * count.max(10)) {
             let Some(shard) = self.shards.get(usize::from(cursor.shard)) else { return Ok((found, None)) };
             looks += 1;
-            let (objects, next) = self.some(io, shard, (cursor.path, cursor.bucket), count - found.len()).await?;
+            let (objects, next) = self.some(io, shard, (cursor.path, cursor.bucket), count - found.len(), true).await?;
             found.extend(objects.into_iter().filter(|object| !self.has_ended(object)));
             at = match next {
                 Some((path, bucket)) => Some(Cursor { path, bucket, ..cursor }),
@@ -336,18 +341,18 @@ impl Store {
         Ok((found, at))
     }
 
-    /// Some keys from any place.
+    /// Some keys from any place, without their values.
     pub async fn sample(&self, io: &Io, shard: &Rc<Shard>) -> Result<Vec<Object>, Trouble> {
         for _ in 0..64 {
             let path = self.random(1 << PATH_BITS) as u32;
             let leaf = shard.trie.borrow().leaf(path);
             let bucket = self.random(usize::from(shard.geometry.buckets)) as u8;
-            let (objects, _) = self.some(io, shard, (leaf.path, bucket), 16).await?;
+            let (objects, _) = self.some(io, shard, (leaf.path, bucket), 16, false).await?;
             if !objects.is_empty() {
                 return Ok(objects);
             }
         }
-        let (objects, _) = self.some(io, shard, (0, 0), 16).await?;
+        let (objects, _) = self.some(io, shard, (0, 0), 16, false).await?;
         Ok(objects)
     }
 
@@ -446,7 +451,7 @@ impl Store {
         let (mut at, mut any) = (from, false);
         for _ in 0..looks {
             let Some(shard) = self.shards.get(usize::from(at.shard)) else { return Ok((Cursor::default(), any)) };
-            let (objects, next) = self.some(io, shard, (at.path, at.bucket), 64).await?;
+            let (objects, next) = self.some(io, shard, (at.path, at.bucket), 64, false).await?;
             for object in objects.iter().filter(|object| self.has_ended(object)) {
                 any = true;
                 self.find(io, object.key()).await?;

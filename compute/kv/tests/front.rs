@@ -123,8 +123,8 @@ fn clients_are_served() {
     assert!(counts.iter().all(|(_, count)| count.keys == 0 && count.problems.is_empty()), "{counts:?}");
 }
 
-/// Two front ends under load, one of which is killed in the middle.
-fn histories(way: Transport, seed: u64) {
+/// Two front ends under load, one of which is killed after a time. How many calls were judged.
+fn histories(way: Transport, seed: u64, killed_after: Duration) -> usize {
     let node = Process::node(way);
     let mut victim = Process::front("load", &node.at);
     let stays = Process::front("load", &node.at);
@@ -135,7 +135,7 @@ fn histories(way: Transport, seed: u64) {
         let threads: Vec<_> = [(&victim, 1), (&stays, 2), (&victim, 3), (&stays, 4), (&victim, 5)]
             .map(|(front, n)| begin(front, n))
             .into();
-        std::thread::sleep(Duration::from_millis(900));
+        std::thread::sleep(killed_after);
         farmem_sys::process::send(victim.child.id(), 9).unwrap();
         std::thread::sleep(Duration::from_millis(600));
         stop.store(true, Ordering::Relaxed);
@@ -154,7 +154,7 @@ fn histories(way: Transport, seed: u64) {
     loop {
         let counts = check(&config("load", &node.at)).unwrap();
         if counts.iter().all(|(_, count)| count.problems.is_empty() && count.pending == 0) {
-            break;
+            return calls.len();
         }
         assert!(begun.elapsed() < Duration::from_secs(30), "after 30 s: {counts:?}");
         std::thread::sleep(Duration::from_millis(300));
@@ -163,10 +163,25 @@ fn histories(way: Transport, seed: u64) {
 
 #[test]
 fn histories_with_a_kill_are_linearizable_over_tcp() {
-    histories(Transport::Tcp, 100);
+    histories(Transport::Tcp, 100, Duration::from_millis(900));
 }
 
 #[test]
 fn histories_with_a_kill_are_linearizable_over_shm() {
-    histories(Transport::Shm, 200);
+    histories(Transport::Shm, 200, Duration::from_millis(900));
+}
+
+/// FARMEM_OPERATIONS says how many there are to be instead. `tests/steps.rs` and `tests/long.rs` drop
+/// a front end at each verb; here the moment of the kill is any.
+#[test]
+#[ignore = "takes minutes: .ci/long runs it"]
+fn a_million_operations_with_kills_are_linearizable() {
+    let wanted = std::env::var("FARMEM_OPERATIONS").ok().and_then(|text| text.parse().ok()).unwrap_or(1_000_000);
+    let (mut calls, mut round) = (0, 0u64);
+    while calls < wanted {
+        let way = if round.is_multiple_of(2) { Transport::Tcp } else { Transport::Shm };
+        calls += histories(way, 1000 + 10 * round, Duration::from_millis(100 + round * 379 % 4000));
+        round += 1;
+        eprintln!("{calls} of {wanted} operations, {round} kills");
+    }
 }

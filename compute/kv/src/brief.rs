@@ -1,0 +1,63 @@
+//! Objects without their values, for those who look for keys: an evictor, and the sweep for ended
+//! ones. A block of 64 KiB costs as little as a small value then.
+
+use crate::layout::{Hash, Slot, class_bytes, word};
+use crate::object::{HEADER, Object, Type, Value};
+use crate::shard::Shard;
+use crate::task::{Answer, Io, Verb};
+
+/// Bytes that are read of an object at first. Few keys are longer.
+const FIRST: u64 = 512;
+
+/// An object with its key and no value. `None`: the bytes do not have all of the key. The key's hash
+/// stands in for the checksum, which covers the value.
+fn of(bytes: &[u8]) -> Option<Object> {
+    let kind = Type::of(*bytes.get(32)?)?;
+    let key = bytes.get(HEADER..HEADER + word(bytes, 3) as u32 as usize)?;
+    let hash = Hash::of(key);
+    let value = Value { kind, expiry: Some(word(bytes, 2)).filter(|&at| at != 0), bytes: Vec::new() };
+    let written_s = (word(bytes, 4) >> 32) as u32;
+    (hash.0 == word(bytes, 1)).then(|| Object::new(hash, key, &value, 0, written_s))
+}
+
+impl Shard {
+    /// Objects by their slots, without their values. `None`: an object is not what its slot refers
+    /// to.
+    pub(crate) async fn briefs(&self, io: &Io, slots: &[Slot]) -> Vec<Option<Object>> {
+        if slots.is_empty() {
+            return Vec::new();
+        }
+        let first =
+            |slot: &Slot| Verb::Read { at: slot.at(self.node), len: class_bytes(slot.class()).min(FIRST) as u32 };
+        let answers = self.verbs(io, slots.iter().map(first).collect()).await;
+        let mut objects = Vec::with_capacity(slots.len());
+        for (slot, answer) in slots.iter().zip(answers) {
+            let brief = if let Answer::Bytes(bytes) = answer { of(&bytes) } else { None };
+            objects.push(match brief {
+                Some(brief) => Some(brief),
+                None => self.objects(io, &[*slot]).await.pop().flatten(),
+            });
+        }
+        objects
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_known_by_its_beginning() {
+        let value = Value { kind: Type::List, expiry: Some(5), bytes: vec![1; 1000] };
+        let object = Object::new(Hash::of(b"key"), b"key", &value, 3, 77);
+        let brief = of(&object.bytes()[..100]).expect("all of the key is there");
+        let about = |object: &Object| {
+            (object.key().to_vec(), object.kind(), object.expiry(), object.written_s(), object.hash())
+        };
+        assert_eq!((about(&brief), brief.value()), (about(&object), &[][..]));
+        assert_eq!(of(&object.bytes()[..42]), None);
+        let mut other = object.bytes()[..100].to_vec();
+        other[41] ^= 1;
+        assert_eq!(of(&other), None);
+    }
+}
