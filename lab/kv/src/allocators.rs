@@ -16,7 +16,7 @@
 //!   again, as this one does.
 //! * [`Places::Static`]: each client has memory for all that it will write from the start.
 //!
-//! What the model leaves out: splits of tables, the owners' search for objects that others have
+//! The model leaves out splits of tables, the owners' search for objects that others have
 //! replaced but for its READs, and the near cache.
 
 use std::cell::{Cell, RefCell};
@@ -88,7 +88,7 @@ pub struct Case {
     pub reclaims: bool,
 }
 
-/// What came of it.
+/// The figures of a run.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Came {
     /// Operations a second.
@@ -251,7 +251,7 @@ impl<A: Allocator> Store<A> {
         let mut old = self.bench.node.peek(slot);
         let mut found = link.together(link.data(true, bytes), link.cas(slot, old, new)).await.1;
         while found != old {
-            // Another was faster: the slot and its object are read anew.
+            // The slot has changed: it and its object are read again.
             let (read, ()) = link.together(link.read::<1>(slot), link.data(false, bytes)).await;
             old = read[0];
             found = link.cas(slot, old, new).await;
@@ -319,7 +319,7 @@ impl<A: Allocator> Store<A> {
 /// Runs one case on one system.
 ///
 /// # Errors
-/// The ledger's.
+/// As [`report`].
 pub fn run(system: System, case: Case, costs: &Costs) -> Result<Came> {
     let operations = case.clients * case.operations;
     let objects = case.keys + operations;
@@ -367,7 +367,7 @@ fn million(rate: f64) -> String {
 /// Runs it all.
 ///
 /// # Errors
-/// What an allocator's ledger found.
+/// An allocator gave memory to two clients, or refused.
 pub fn report(quick: bool) -> Result<Report<Raw>> {
     let costs = Costs::shipped();
     let clients: &[u32] = if quick { &[1, 64] } else { &[1, 8, 32, 128, 512] };
