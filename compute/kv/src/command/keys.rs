@@ -11,6 +11,8 @@ pub async fn run(command: &str, call: &Call) -> Answered {
         "copy" => copy(call).await,
         "dbsize" => Ok(Reply::Int(call.store().size(&call.io).await? as i64)),
         "del" | "unlink" => del(call).await,
+        "dump" => super::dump::dump(call).await,
+        "restore" => super::dump::restore(call).await,
         "exists" | "touch" => exists(call).await,
         "expire" => expire(call, "expire", Unit::Seconds).await,
         "expireat" => expire(call, "expireat", Unit::AtSeconds).await,
@@ -227,7 +229,7 @@ async fn copy(call: &Call) -> Answered {
 
 async fn object(call: &Call) -> Answered {
     if call.count() == 2 && is(call.arg(1), "help") {
-        return Ok(Reply::Array(vec![Reply::Line("OBJECT ENCODING|REFCOUNT|IDLETIME key".into())]));
+        return Ok(Reply::Array(vec![Reply::Line("OBJECT ENCODING|REFCOUNT|IDLETIME|FREQ key".into())]));
     }
     let what = call.arg(1).to_ascii_lowercase();
     if call.count() != 3 {

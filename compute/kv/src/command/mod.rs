@@ -7,6 +7,8 @@
 mod access;
 mod args;
 mod bits;
+mod clients;
+mod dump;
 mod info;
 mod keys;
 pub mod long;
@@ -27,6 +29,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 pub(crate) use args::parse_int;
+pub use clients::{Pause, Replies};
 pub use info::metrics;
 pub use multi::{Copy, Multi, Transaction, exec};
 pub use stats::Stats;
@@ -69,6 +72,8 @@ pub struct Client {
     pub id: u64,
     /// Where it comes from.
     pub address: String,
+    /// Where it has connected to.
+    pub local: String,
     /// When it came, in ms since 1970.
     pub since_ms: u64,
     /// Version of the protocol that it speaks.
@@ -79,6 +84,8 @@ pub struct Client {
     pub library: RefCell<[Vec<u8>; 2]>,
     /// Its last command.
     pub last: Cell<&'static str>,
+    /// Which replies it is sent.
+    pub replies: Cell<Replies>,
     /// To be closed when it has been answered.
     pub closing: Cell<bool>,
     /// Whether it may give commands.
@@ -95,15 +102,17 @@ pub struct Client {
 
 impl Client {
     /// One that has just come.
-    pub fn new(id: u64, address: String, since_ms: u64) -> Client {
+    pub fn new(id: u64, [address, local]: [String; 2], since_ms: u64) -> Client {
         Client {
             id,
             address,
+            local,
             since_ms,
             version: Cell::new(2),
             name: RefCell::default(),
             library: RefCell::default(),
             last: Cell::new("NULL"),
+            replies: Cell::default(),
             closing: Cell::new(false),
             authenticated: Cell::new(true),
             blocked: Cell::new(false),
@@ -128,6 +137,8 @@ pub struct Front {
     pub waiters: RefCell<BTreeMap<u64, (bool, Request)>>,
     /// A transaction runs alone, or is about to.
     pub alone: Cell<bool>,
+    /// A pause of clients' commands.
+    pub pause: Cell<Pause>,
     /// Where it listens.
     pub port: u16,
     /// Bytes of front ends' pieces at most, as given.
@@ -142,6 +153,17 @@ pub struct Front {
     pub killed: RefCell<Vec<u64>>,
     /// The costs of commands.
     pub stats: Stats,
+}
+
+impl Front {
+    /// Whether a request has to wait for the end of a pause. CLIENT does not: it ends one.
+    pub fn is_paused(&self, request: &Request) -> bool {
+        let pause = self.pause.get();
+        if pause.until_ms <= self.store.now_ms() || request[0].eq_ignore_ascii_case(b"client") {
+            return false;
+        }
+        !pause.spares_reads || find(&request[0]).is_some_and(|command| command.writes)
+    }
 }
 
 /// A command with all that it may use.
@@ -225,6 +247,15 @@ fn wrong_number(name: &str) -> Reply {
     Reply::error(format!("wrong number of arguments for '{name}' command"))
 }
 
+/// Parts of redis that a store does not have, by their commands' names.
+const MISSING: [(&[&str], &str); 5] = [
+    (&["eval", "eval_ro", "evalsha", "evalsha_ro", "script", "fcall", "fcall_ro"], "runs no scripts"),
+    (&["publish", "subscribe", "psubscribe", "pubsub", "spublish", "ssubscribe"], "has no channels"),
+    (&["xadd", "xread", "xrange", "xrevrange", "xlen", "xgroup", "xreadgroup", "xack", "xdel"], "has no streams"),
+    (&["save", "bgsave", "bgrewriteaof", "lastsave"], "is saved by farmem kv save"),
+    (&["shutdown"], "is served until its front ends get SIGTERM"),
+];
+
 /// The error for a command that is not supported. It names the command.
 fn unknown(args: &Request) -> Reply {
     let text = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(128)]).into_owned();
@@ -235,5 +266,9 @@ fn unknown(args: &Request) -> Reply {
         }
         beginning += &format!("'{}' ", text(arg));
     }
-    Reply::error(format!("unknown command '{}', with args beginning with: {beginning}", text(&args[0])))
+    let name = text(&args[0]);
+    if let Some((_, why)) = MISSING.iter().find(|(names, _)| names.contains(&name.to_ascii_lowercase().as_str())) {
+        return Reply::error(format!("unknown command '{name}': a farmem store {why}"));
+    }
+    Reply::error(format!("unknown command '{name}', with args beginning with: {beginning}"))
 }

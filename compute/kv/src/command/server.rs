@@ -3,7 +3,7 @@
 use super::args::{float, int, is, parse_int};
 use super::info::REDIS_VERSION;
 use super::table::COMMANDS;
-use super::{Answered, Call, Client, Command, Fail};
+use super::{Answered, Call, Command, Fail};
 use crate::resp::{Reply, matches};
 
 pub async fn run(name: &str, call: &Call) -> Answered {
@@ -13,7 +13,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             3 => admit(call, call.arg(1), call.arg(2)).map(|()| Reply::Ok),
             _ => Err(Fail::syntax()),
         },
-        "client" => client(call),
+        "client" => super::clients::run(call),
         "command" => Ok(command(call)),
         "config" => config(call),
         "debug" => debug(call).await,
@@ -36,8 +36,10 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             call.client.discard();
             call.client.authenticated.set(call.front.password.is_none());
             call.client.name.borrow_mut().clear();
+            call.client.replies.set(super::Replies::On);
             Ok(Reply::Line("RESET".into()))
         }
+        "role" => Ok(Reply::Array(vec![Reply::bulk("master"), Reply::Int(0), Reply::Array(Vec::new())])),
         "select" => match int(call.arg(1)) {
             Ok(0) => Ok(Reply::Ok),
             Ok(_) => Err(Fail::new("DB index is out of range")),
@@ -58,7 +60,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     }
 }
 
-fn unknown(call: &Call, of: &str) -> Fail {
+pub(super) fn unknown(call: &Call, of: &str) -> Fail {
     let what = String::from_utf8_lossy(call.arg(1)).into_owned();
     Fail::new(format!("unknown subcommand '{what}'. farmem kv does not support it for '{of}'"))
 }
@@ -100,7 +102,7 @@ fn hello(call: &Call) -> Answered {
     }
     while n < call.count() {
         if is(call.arg(n), "setname") && n + 1 < call.count() {
-            name = Some(named(call.arg(n + 1))?);
+            name = Some(super::clients::named(call.arg(n + 1))?);
             n += 2;
         } else if is(call.arg(n), "auth") && n + 2 < call.count() {
             admit(call, call.arg(n + 1), call.arg(n + 2))?;
@@ -131,73 +133,6 @@ fn hello(call: &Call) -> Answered {
         pair("role", Reply::bulk("master")),
         pair("modules", Reply::Array(Vec::new())),
     ]))
-}
-
-fn named(name: &[u8]) -> Result<Vec<u8>, Fail> {
-    if name.iter().all(|byte| (b'!'..=b'~').contains(byte)) {
-        return Ok(name.to_vec());
-    }
-    Err(Fail::new("Client names cannot contain spaces, newlines or special characters."))
-}
-
-fn line(client: &Client, now_ms: u64) -> String {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let library = client.library.borrow();
-    format!(
-        "id={} addr={} laddr= fd=0 name={} age={} idle=0 flags=N db=0 sub=0 psub=0 multi={} cmd={} user=default \
-         resp={} lib-name={} lib-ver={}\n",
-        client.id,
-        client.address,
-        text(&client.name.borrow()),
-        now_ms.saturating_sub(client.since_ms) / 1000,
-        client.collected(),
-        client.last.get(),
-        client.version.get(),
-        text(&library[0]),
-        text(&library[1]),
-    )
-}
-
-fn client(call: &Call) -> Answered {
-    let clients = call.front.clients.borrow();
-    let now = call.store().now_ms();
-    match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
-        (b"id", 2) => Ok(Reply::Int(call.client.id as i64)),
-        (b"getname", 2) => Ok(Reply::maybe(Some(call.client.name.borrow().clone()).filter(|name| !name.is_empty()))),
-        (b"setname", 3) => {
-            *call.client.name.borrow_mut() = named(call.arg(2))?;
-            Ok(Reply::Ok)
-        }
-        (b"setinfo", 4) => {
-            let place = usize::from(is(call.arg(2), "lib-ver"));
-            if place == 0 && !is(call.arg(2), "lib-name") {
-                return Err(Fail::new(format!("Unrecognized option '{}'", String::from_utf8_lossy(call.arg(2)))));
-            }
-            call.client.library.borrow_mut()[place] = named(call.arg(3))?;
-            Ok(Reply::Ok)
-        }
-        (b"info", 2) => Ok(Reply::Text(line(&call.client, now))),
-        (b"list", _) => Ok(Reply::Text(clients.values().map(|client| line(client, now)).collect())),
-        (b"kill", 4) if is(call.arg(2), "id") => {
-            let id = int(call.arg(3))? as u64;
-            clients.get(&id).inspect(|client| client.closing.set(true));
-            call.front.killed.borrow_mut().push(id);
-            Ok(Reply::Int(i64::from(clients.contains_key(&id))))
-        }
-        (b"unblock", 3 | 4) => {
-            let error = match call.arg(3).to_ascii_lowercase().as_slice() {
-                b"" | b"timeout" => false,
-                b"error" => true,
-                _ => return Err(Fail::new("CLIENT UNBLOCK reason should be TIMEOUT or ERROR")),
-            };
-            let id = int(call.arg(2))? as u64;
-            let blocked = clients.get(&id).filter(|client| client.blocked.get());
-            blocked.inspect(|client| client.unblocked.set(Some(error)));
-            Ok(Reply::Int(i64::from(blocked.is_some())))
-        }
-        (b"no-evict" | b"no-touch", 3) => Ok(Reply::Ok),
-        _ => Err(unknown(call, "client")),
-    }
 }
 
 fn described(command: &Command) -> Reply {

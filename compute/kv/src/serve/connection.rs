@@ -4,7 +4,7 @@ mod at_once;
 pub use at_once::{Means, Run};
 
 use crate::command::long::{Given, Inlet, streams};
-use crate::command::{Client, find};
+use crate::command::{Client, Replies, find};
 use crate::layout::Hash;
 use crate::resp::{Limits, Parser, Reply, Request};
 use crate::shard::Trouble;
@@ -275,11 +275,18 @@ impl Connection {
     /// Moves replies that are next in order to what is sent.
     pub fn collect(&mut self) {
         let version = self.client.version.get();
-        while self.begun.front().is_some_and(|begun| begun.reply.is_some()) {
+        while let Some(Begun { reply: Some(reply), .. }) = self.begun.front_mut() {
+            if self.client.replies.get() != Replies::On && matches!(reply, Reply::Long(_)) {
+                // It is not read any further.
+                *reply = Reply::Silence;
+            }
             if !self.stream_out() {
                 break;
             }
-            if let Some(reply) = self.begun.pop_front().and_then(|begun| begun.reply) {
+            let Some(reply) = self.begun.pop_front().and_then(|begun| begun.reply) else { continue };
+            let (sent, next) = self.client.replies.get().next();
+            self.client.replies.set(next);
+            if sent {
                 reply.write(version, &mut self.out);
             }
         }

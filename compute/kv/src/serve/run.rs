@@ -67,6 +67,8 @@ struct Server<'a> {
     active: Vec<u64>,
     /// Connections of which an argument streams in, or a reply out.
     streaming: Set<u64>,
+    /// Connections whose next command waits for the end of a pause.
+    paused: Vec<u64>,
     /// A transaction on several keys, beside which no other client's command runs.
     alone: Alone,
     background: Background,
@@ -148,6 +150,7 @@ impl<'a> Server<'a> {
             blocked: 0.into(),
             waiters: BTreeMap::new().into(),
             alone: false.into(),
+            pause: Default::default(),
             port: first.map_or(0, |at| at.port()),
             maxmemory: config.maxmemory.unwrap_or(0),
             most_clients: config.clients.most,
@@ -178,6 +181,7 @@ impl<'a> Server<'a> {
             waiting: Map::default(),
             active: Vec::new(),
             streaming: Set::default(),
+            paused: Vec::new(),
             alone: Alone::default(),
             background: Background::new(&store, start),
             start,
@@ -222,13 +226,14 @@ impl<'a> Server<'a> {
                     self.drive.borrow().check()?;
                 }
             }
+            self.end_pause();
             self.background.begin(now);
             self.work()?;
             let busy = self.drive.borrow().under_way() > 0 || self.commands.is_ready() || !self.active.is_empty();
             let until = self.background.wakes().min(looked + LOOK);
             let until = self.commands.wakes().map_or(until, |wakes| until.min(wakes));
-            let idle = until.saturating_duration_since(Instant::now());
-            let timeout = if busy { 0 } else { idle.as_micros().div_ceil(1000) as i32 };
+            let idle = until.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000);
+            let timeout = if busy { 0 } else { idle.min(self.paused_ms()) as i32 };
             self.epoll.wait(&mut events, timeout).map_err(system("epoll"))?;
             for event in events.drain(..) {
                 self.happened(event);
@@ -334,7 +339,8 @@ impl<'a> Server<'a> {
         if self.epoll.add(stream.as_raw_fd(), id, true, false).is_err() {
             return;
         }
-        let client = Client::new(id, from.to_string(), self.front.store.now_ms());
+        let to = stream.local_addr().map_or(String::new(), |at| at.to_string());
+        let client = Client::new(id, [from.to_string(), to], self.front.store.now_ms());
         client.authenticated.set(self.front.password.is_none());
         let client = Rc::new(client);
         self.front.clients.borrow_mut().insert(id, Rc::clone(&client));

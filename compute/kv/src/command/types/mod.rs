@@ -48,6 +48,46 @@ fn decode(object: &Object, kind: Type) -> Result<Items, Fail> {
     Ok(items)
 }
 
+/// Whether no name comes twice.
+fn unique<'a>(mut names: impl Iterator<Item = &'a &'a [u8]>) -> bool {
+    let mut seen = std::collections::HashSet::new();
+    names.all(|name| seen.insert(*name))
+}
+
+/// Whether bytes have the form that the commands on this type rely on.
+pub fn is_sound(kind: Type, bytes: &[u8]) -> bool {
+    if kind == Type::String {
+        return true;
+    }
+    let (mut items, mut rest) = (Vec::new(), bytes);
+    while !rest.is_empty() {
+        let Some((len, after)) = rest.split_first_chunk::<4>() else { return false };
+        let Some((item, after)) = after.split_at_checked(u32::from_le_bytes(*len) as usize) else { return false };
+        items.push(item);
+        rest = after;
+    }
+    match kind {
+        // Its extents are this store's alone.
+        Type::Long => false,
+        Type::String | Type::List => !items.is_empty(),
+        Type::Set => !items.is_empty() && unique(items.iter()),
+        Type::Hash => !items.is_empty() && items.len().is_multiple_of(2) && unique(items.iter().step_by(2)),
+        Type::SortedSet => {
+            let score = |pair: &[&[u8]]| pair[0].try_into().map(f64::from_le_bytes).ok();
+            let pairs: Vec<Option<f64>> = items.chunks_exact(2).map(score).collect();
+            let ordered = items.chunks_exact(2).zip(items.chunks_exact(2).skip(1)).all(|(one, next)| {
+                let order = score(one).zip(score(next)).map(|(one, next)| one.total_cmp(&next));
+                order.is_some_and(|order| order.then_with(|| one[1].cmp(next[1])).is_lt())
+            });
+            !items.is_empty()
+                && items.len().is_multiple_of(2)
+                && pairs.iter().all(|score| score.is_some_and(|score| !score.is_nan()))
+                && unique(items.iter().skip(1).step_by(2))
+                && ordered
+        }
+    }
+}
+
 fn encode(items: &Items) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(items.iter().map(|item| item.len() + 4).sum());
     for item in items {

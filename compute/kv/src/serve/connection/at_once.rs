@@ -8,7 +8,7 @@
 //! The first that needs more ends the run; it begins as others do.
 
 use super::Connection;
-use crate::command::{Front, parse_int};
+use crate::command::{Front, Replies, parse_int};
 use crate::drive::Drive;
 use crate::fast::Set;
 use crate::layout::Hash;
@@ -55,7 +55,9 @@ impl Connection {
         let (client, stats) = (&self.client, &means.front.stats);
         let held_up = self.next.is_some() || !self.begun.is_empty() || client.collects() || !client.authenticated.get();
         // With a threshold of 0 every command is to be logged.
-        if held_up || client.closing.get() || self.broken || stats.threshold_us.get() == 0 {
+        let paused = means.front.pause.get().until_ms > means.front.store.now_ms();
+        let silent = client.replies.get() != Replies::On;
+        if held_up || paused || silent || client.closing.get() || self.broken || stats.threshold_us.get() == 0 {
             return Ok(Run::Ended);
         }
         if self.parser.waiting() == 0 && self.readable && !self.ended {

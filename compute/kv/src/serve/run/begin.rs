@@ -5,7 +5,7 @@ use crate::command::long::{Inlet, Outlet};
 use crate::command::{Call, exec, execute};
 use crate::resp::{Reply, Request};
 use crate::serve::connection::{AT_ONCE, Begun, Means, Run};
-use crate::serve::open::Failed;
+use crate::serve::open::{Failed, wall_ms};
 use crate::task::Task;
 use std::rc::Rc;
 
@@ -54,6 +54,11 @@ impl Server<'_> {
                 }
                 return Ok(());
             };
+            if self.front.is_paused(&request) {
+                connection.next = Some(request);
+                self.paused.push(id);
+                return Ok(());
+            }
             let (only, (key, writes)) = connection.concerns(&request);
             let taken = key.filter(|key| writes && self.writing.contains(key));
             let clashes = connection.clashes(key, writes);
@@ -77,6 +82,21 @@ impl Server<'_> {
             }
             ended += u32::from(self.begin(id, request, transaction.then_some(only), (key, writes)));
         }
+    }
+
+    /// Lets those go on that a pause has held up, when it is over.
+    pub(super) fn end_pause(&mut self) {
+        if !self.paused.is_empty() && self.paused_ms() == 0 {
+            self.active.append(&mut self.paused);
+        }
+    }
+
+    /// For how long clients that wait for the end of a pause must do so.
+    pub(super) fn paused_ms(&self) -> u128 {
+        if self.paused.is_empty() {
+            return u128::MAX;
+        }
+        u128::from(self.front.pause.get().until_ms.saturating_sub(wall_ms()))
     }
 
     /// Answers what a connection asks for and needs no task.
