@@ -12,11 +12,12 @@
 use crate::extent::{HOMES, Home, State, Word};
 use crate::protect::disk::DISK;
 use crate::slab::{Seat, SlabSlots};
-use crate::{Lane, NoRoom, Pool, Protect, Slabs, Standing};
+use crate::{Lane, NoRoom, Pool, Protect, Slabs, Slip, Standing};
 use farmem_protocol::addr::FarSlot;
 use std::sync::atomic::Ordering;
 
 /// A record and a home that no word names any more.
+#[derive(Clone)]
 pub(crate) struct Dropped {
     /// A record that is free, if it is to be.
     pub record: Option<u32>,
@@ -64,9 +65,11 @@ impl Pool {
             let (whole, filling) = if first.node == DISK { (1, 0) } else { (0, 1) };
             let record = self.extents.record(if whole == 0 { [first, second] } else { [second, first] })?;
             let next = word.with_number(record).with_state(whole, State::Whole).with_state(filling, State::Filling);
-            self.lacking(&slabs, index).into_iter().for_each(|place| {
-                self.extents.set_stale(next, filling, place, true);
-            });
+            if !self.slips(Slip::BitsAfterWord) {
+                self.lacking(&slabs, index).into_iter().for_each(|place| {
+                    self.extents.set_stale(next, filling, place, true);
+                });
+            }
             // Another thread may be cut off from the first just now, and take it out of the word.
             let swapped = self.extents.update(index, |seen| (seen == word).then_some(next));
             swapped.map(|_| Dropped { record: Some(word.number()), home: None }).or_else(|| {
@@ -155,10 +158,12 @@ impl Pool {
         self.extents.update(index, |word| full(word).then(|| word.with_state(home, State::Whole))).is_some()
     }
 
-    /// The slots of a slab that a home lacks, from a place on: the next.
+    /// The slots of a slab that a home lacks, from a place on: the next. None, while a fork shares
+    /// the slab: a late WRITE of one side could land on what the other has written since.
     pub fn next_stale(&self, index: u32, home: usize, from: u32) -> Option<FarSlot> {
         let word = self.extents.word(index);
-        let stale = (word.state(home) == State::Filling).then(|| self.extents.next_stale(word, home, from))?;
+        let stale = (word.state(home) == State::Filling && !word.is_shared())
+            .then(|| self.extents.next_stale(word, home, from))?;
         stale.map(|place| FarSlot::new(index, place))
     }
 

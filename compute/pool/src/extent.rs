@@ -148,6 +148,11 @@ impl Word {
         self.0 & LEAVING != 0
     }
 
+    /// Whether a fork has made its slots another process's, too.
+    pub fn is_shared(self) -> bool {
+        self.0 & SHARED != 0
+    }
+
     /// The same, shared or not.
     pub fn with_shared(self, on: bool) -> Word {
         Word(if on { self.0 | SHARED } else { self.0 & !SHARED })
@@ -211,6 +216,22 @@ struct Free {
 }
 
 impl Extents {
+    /// The same, as a forked child has it: of slab indices below `slabs`.
+    #[cfg(feature = "lab")]
+    pub fn twin(&self, slabs: usize) -> Result<Extents, Errno> {
+        let twin = Extents::new()?;
+        let free = self.free.lock();
+        let records = free.next as usize;
+        let copy = |from: &SparseArray<AtomicU64>, to: &SparseArray<AtomicU64>, n: usize| {
+            (0..n).for_each(|at| to[at].store(from[at].load(Ordering::Relaxed), Ordering::Relaxed));
+        };
+        copy(&self.words, &twin.words, slabs);
+        copy(&self.records, &twin.records, records * RECORD_WORDS);
+        copy(&self.stale, &twin.stale, records * HOMES * STALE_WORDS);
+        *twin.free.lock() = Free { next: free.next, again: free.again.clone() };
+        Ok(twin)
+    }
+
     pub fn new() -> Result<Extents, Errno> {
         Ok(Extents {
             words: SparseArray::new(MAX_SLABS)?,

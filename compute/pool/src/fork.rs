@@ -27,7 +27,7 @@ use farmem_sys::raw;
 
 /// One fork's sharing, as one of its sides keeps it.
 pub(crate) struct Share {
-    fd: i32,
+    pub fd: i32,
     /// The slabs shared: their indices, and serial numbers. One that was given back meanwhile has
     /// left its index to another.
     slabs: Vec<(u32, u64)>,
@@ -43,9 +43,9 @@ impl Share {
 pub struct ForkShare {
     /// By node; none for those that are lost or left. Of a lost one whose memory is mapped the
     /// child inherits the mappings, and needs no more.
-    tickets: Vec<Option<ForkTicket>>,
-    parent_fd: i32,
-    child_fd: i32,
+    pub(crate) tickets: Vec<Option<ForkTicket>>,
+    pub(crate) parent_fd: i32,
+    pub(crate) child_fd: i32,
 }
 
 impl Pool {
@@ -99,6 +99,18 @@ impl Pool {
     pub fn fork_child(&self, share: ForkShare) -> Result<(), Lost> {
         farmem_sys::verbs::after_fork();
         descriptors::close(share.parent_fd);
+        self.become_child(share, Session::close_in_child)
+    }
+
+    /// [`Pool::fork_child`] where parent and child are one process.
+    #[cfg(feature = "lab")]
+    pub(crate) fn fork_child_in_place(&self, share: ForkShare) -> Result<(), Lost> {
+        self.become_child(share, |_| ())
+    }
+
+    /// Makes sessions of the child's own by its tickets, and shares all slabs. `leaves` is called
+    /// for each of the parent's sessions.
+    fn become_child(&self, share: ForkShare, leaves: impl Fn(&Session)) -> Result<(), Lost> {
         for (number, ticket) in share.tickets.into_iter().enumerate() {
             let Some(ticket) = ticket else { continue };
             let node = &self.nodes.all()[number];
@@ -114,7 +126,7 @@ impl Pool {
                 }
             }
             // Not dropped: it names the mappings that the child's own session has now.
-            inherited.close_in_child();
+            leaves(inherited);
         }
         self.disk().into_iter().for_each(Disk::forget_in_child);
         self.slabs.lock().leave_places();

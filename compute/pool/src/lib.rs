@@ -38,16 +38,20 @@ mod protect;
 mod questions;
 mod seal;
 mod slab;
+mod slips;
 pub mod stripes;
+#[cfg(feature = "lab")]
+mod twin;
 
 pub use extent::MAX_SLABS;
 pub use farmem_run::Protect;
 pub use fork::ForkShare;
-pub use lane::{Done, Lane};
+pub use lane::{Done, Lane, Met};
 pub use nodes::{Loss, MAX_NODES, NoPlace, Standing};
 pub use protect::{Disk, Lacks, Place};
 pub use questions::By;
 pub use seal::{Altered, NoSeal};
+pub use slips::Slip;
 
 use extent::{Extents, HOMES, Home, State, Word};
 use farmem_fabric::{GrantError, Lost, Session};
@@ -84,11 +88,16 @@ pub struct Pool {
     used: AtomicU64,
     /// Of random numbers.
     drawn: AtomicU64,
+    /// Its nodes are a simulator's, and so is its time.
+    simulated: bool,
     protection: protect::Protection,
     sealed: seal::Sealed,
+    #[cfg(feature = "lab")]
+    slip: slips::Slips,
 }
 
 /// What changes with the nodes.
+#[derive(Default)]
 struct Changing {
     losses: Vec<Loss>,
     /// Memory of consumers that cards will reach.
@@ -125,10 +134,11 @@ impl Pool {
     /// If there are more, or none.
     pub fn new(sessions: Vec<Session>) -> Result<Pool, Errno> {
         assert!(!sessions.is_empty());
+        let simulated = sessions[0].is_simulated();
         let pool = Pool {
             nodes: Nodes::new(),
             extents: Extents::new()?,
-            changing: Lock::new(Changing { losses: Vec::new(), arenas: Vec::new() }),
+            changing: Lock::new(Changing::default()),
             untold: AtomicU64::new(0),
             slabs: Lock::new(Slabs {
                 list: Vec::new(),
@@ -142,8 +152,11 @@ impl Pool {
             capacity: AtomicU64::new(0),
             used: AtomicU64::new(0),
             drawn: AtomicU64::new(0),
+            simulated,
             protection: Default::default(),
             sealed: Default::default(),
+            #[cfg(feature = "lab")]
+            slip: Default::default(),
         };
         for session in sessions {
             pool.add_node(session).unwrap_or_else(|e| panic!("{e}"));

@@ -21,6 +21,7 @@ use crate::{Changing, Disk, Pool, Slabs};
 use farmem_fabric::{Lost, QueuePair, Session};
 use farmem_protocol::placement::{self, Candidate};
 use farmem_protocol::random::hash;
+use farmem_sys::clock;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// Nodes that a pool can have over the life of its process.
@@ -93,6 +94,21 @@ impl Node {
     }
 }
 
+/// A moment, by the clock of the pool's nodes.
+#[derive(Clone, Copy)]
+pub(crate) struct Moment {
+    /// Of the time stamp counter; a simulator's are nanoseconds.
+    pub ticks: u64,
+    pub simulated: bool,
+}
+
+impl Moment {
+    /// Ticks of this clock in nanoseconds.
+    pub fn ns(self, ticks: u64) -> u64 {
+        if self.simulated { ticks } else { clock::ns(ticks) }
+    }
+}
+
 /// A node that was lost, and what that means.
 #[derive(Clone, Debug)]
 pub struct Loss {
@@ -130,6 +146,20 @@ impl Nodes {
 
     pub fn all(&self) -> &[Node] {
         &self.list[..self.count.load(Ordering::Acquire)]
+    }
+
+    /// The same, as a forked child has them: by the parent's sessions.
+    #[cfg(feature = "lab")]
+    pub fn twin(&self) -> Nodes {
+        let twin = Nodes::new();
+        for (to, from) in twin.list.iter().zip(self.all()) {
+            to.session.store(from.session.load(Ordering::Acquire), Ordering::Release);
+            to.standing.store(from.standing.load(Ordering::Acquire), Ordering::Release);
+            to.held.store(from.held.load(Ordering::Relaxed), Ordering::Relaxed);
+            to.domain.store(from.domain.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        twin.count.store(self.all().len(), Ordering::Release);
+        twin
     }
 
     /// Who adds holds the pool's lock of nodes.
@@ -399,6 +429,17 @@ impl Pool {
     /// A queue pair to a node, for one thread.
     pub(crate) fn queue_pair(&self, node: usize) -> Result<QueuePair, Lost> {
         self.nodes.all()[node].session().queue_pair()
+    }
+
+    /// The time, of the counter that costs no system call, or of the simulator.
+    #[inline]
+    pub(crate) fn moment(&self) -> Moment {
+        if self.simulated { self.simulated_moment() } else { Moment { ticks: clock::ticks(), simulated: false } }
+    }
+
+    #[cold]
+    fn simulated_moment(&self) -> Moment {
+        Moment { ticks: self.nodes.all().first().map_or(0, |node| node.session().now_ns()), simulated: true }
     }
 
     /// Lets time pass: the simulator's where the first node is.

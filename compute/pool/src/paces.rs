@@ -9,7 +9,7 @@
 //! Which of two good homes is asked is the order in their record, which the placement draws.
 
 use crate::extent::Home;
-use farmem_sys::clock;
+use crate::nodes::Moment;
 
 const SLOW: u64 = 4;
 /// A READ that takes this many times as long as its node's usually do, and [`LEAST_NS`], goes to
@@ -38,11 +38,11 @@ struct Pace {
 
 impl Paces {
     /// The better of two homes, each with its number in the record.
-    pub fn quicker(&self, first: (usize, Home), other: (usize, Home)) -> (usize, Home) {
+    pub fn quicker(&self, now: Moment, first: (usize, Home), other: (usize, Home)) -> (usize, Home) {
         if first.1.base != 0 || other.1.base != 0 {
             return if first.1.base != 0 { first } else { other };
         }
-        let now = clock::ticks();
+        let now = now.ticks;
         let avoided = |home: &Home| self.nodes.get(home.node as usize).map_or(now, |pace| pace.avoided_until.max(now));
         // Of two that are avoided, the one that was less slow.
         if avoided(&first.1) > avoided(&other.1) { other } else { first }
@@ -50,19 +50,18 @@ impl Paces {
 
     /// How long from now a READ from a node that began at `begun` is late, ns; `None`: the lane has
     /// turned away too recently for that to matter.
-    pub fn late_in(&self, node: usize, begun: u64) -> Option<u64> {
-        let now = clock::ticks();
-        let since = |then: u64| clock::ns(now.saturating_sub(then));
+    pub fn late_in(&self, now: Moment, node: usize, begun: u64) -> Option<u64> {
+        let since = |then: u64| now.ns(now.ticks.saturating_sub(then));
         if self.turned != 0 && since(self.turned) < TURN_NS {
             return None;
         }
         let usual = self.nodes.get(node).map_or(0, |pace| pace.usual);
-        Some(clock::ns(LATE * usual).max(LEAST_NS).saturating_sub(since(begun)))
+        Some(now.ns(LATE * usual).max(LEAST_NS).saturating_sub(since(begun)))
     }
 
     /// The lane turns away from a node, of which a READ that began at `begun` is late.
-    pub fn turn(&mut self, node: usize, begun: u64) {
-        let now = clock::ticks();
+    pub fn turn(&mut self, now: Moment, node: usize, begun: u64) {
+        let now = now.ticks;
         if self.nodes.len() <= node {
             self.nodes.resize(node + 1, Pace::default());
         }
@@ -71,8 +70,8 @@ impl Paces {
     }
 
     /// A READ that began at `begun` is done.
-    pub fn took(&mut self, node: usize, begun: u64) {
-        self.note(node, begun, clock::ticks());
+    pub fn took(&mut self, now: Moment, node: usize, begun: u64) {
+        self.note(node, begun, now.ticks);
     }
 
     fn note(&mut self, node: usize, begun: u64, now: u64) {
@@ -100,16 +99,17 @@ mod tests {
         let home = |node, base| Home { node, slab: SlabId(1), base };
         let (a, b) = ((0, home(3, 0)), (1, home(5, 0)));
         let mut paces = Paces::default();
-        let now = clock::ticks();
-        assert_eq!(paces.quicker(a, b).0, 0);
+        let now = farmem_sys::clock::ticks();
+        let quicker = |paces: &Paces, a, b| paces.quicker(Moment { ticks: now, simulated: false }, a, b);
+        assert_eq!(quicker(&paces, a, b).0, 0);
         paces.note(3, now, now + 1000);
         paces.note(5, now, now + 1200);
-        assert_eq!((paces.quicker(a, b).0, paces.quicker(b, a).0), (0, 1), "both are good");
+        assert_eq!((quicker(&paces, a, b).0, quicker(&paces, b, a).0), (0, 1), "both are good");
         let long = 1 << 40;
         paces.note(3, now, now + long);
-        assert_eq!((paces.quicker(a, b).0, paces.quicker(b, a).0), (1, 1));
-        assert_eq!(paces.quicker((0, home(3, 4096)), b).0, 0, "a mapped one is never slow");
+        assert_eq!((quicker(&paces, a, b).0, quicker(&paces, b, a).0), (1, 1));
+        assert_eq!(quicker(&paces, (0, home(3, 4096)), b).0, 0, "a mapped one is never slow");
         paces.nodes[3].avoided_until = now;
-        assert_eq!(paces.quicker(a, b).0, 0, "asked again");
+        assert_eq!(quicker(&paces, a, b).0, 0, "asked again");
     }
 }

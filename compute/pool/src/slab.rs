@@ -30,6 +30,7 @@ pub(crate) enum Seat {
 const ROW: usize = 32;
 
 /// One slab's slots, as this process sees them.
+#[derive(Clone)]
 pub(crate) struct SlabSlots {
     /// Of no other slab that this process has had.
     pub serial: u64,

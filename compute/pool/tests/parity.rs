@@ -5,6 +5,7 @@
 mod common;
 
 use common::{all_done, alloc, node, page, read, repaired};
+use farmem_fabric::Session;
 use farmem_pool::{Lane, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
 use farmem_sim::Network;
@@ -164,6 +165,23 @@ fn a_seat_moves_from_a_node_that_is_taken_out() {
         all_there(pool, &mut lane, &values);
     }
     networks[free].kill_node();
+    all_there(pool, &mut lane, &values);
+}
+
+/// A node that was taken out and joins again is one node: no second seat of a group goes there.
+#[test]
+fn a_node_that_joins_again_takes_no_second_seat() {
+    let (networks, pool) = pool(2, 1, &[3; 3]);
+    let mut lane = Lane::new();
+    let values = written(pool, &mut lane, 100);
+    let (again, gone) = (node_of(pool, values[0].0), node_of(pool, values[32].0));
+    assert!(pool.take_out(again));
+    pool.add_node(Session::simulated(&networks[again], &common::options()).unwrap()).unwrap();
+    networks[gone].kill_node();
+    assert_eq!(pool.tend(), Ok(()));
+    // Its first seat may move there, but the lost one may not.
+    repaired(pool, &mut lane);
+    assert_eq!(pool.single_bytes(), SLAB_BYTES, "there is no place for the lost seat");
     all_there(pool, &mut lane, &values);
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Session, say_bye};
 use crate::Lost;
+use crate::link::Reach;
 use farmem_sys::descriptors;
 use farmem_sys::raw::Errno;
 use farmem_sys::socket;
@@ -50,6 +51,16 @@ impl Session {
     /// The time, in nanoseconds: the simulator's where the node is.
     pub fn now_ns(&self) -> u64 {
         self.member.reach.now_ns()
+    }
+
+    /// Whether another session is with the same life of the same node.
+    pub fn is_beside(&self, other: &Session) -> bool {
+        self.member.incarnation == other.member.incarnation
+    }
+
+    /// Whether the node is a simulator's, whose time is not the system's.
+    pub fn is_simulated(&self) -> bool {
+        matches!(self.member.reach, Reach::Inside(_))
     }
 
     /// Sleeps, or lets the simulator's time pass.

@@ -2,12 +2,14 @@
 
 #![allow(unsafe_code)] // Buffers of reads and writes.
 
+mod forks;
+
 use crate::Mistake;
 use crate::judge::{Broken, Judge, Verdict, holds};
 use farmem_control::api::Terms;
 use farmem_fabric::{ConnectOptions, Session};
 use farmem_pool::extent::State;
-use farmem_pool::{Disk, Lacks, Lane, MAX_NODES, Pool, Protect, Standing};
+use farmem_pool::{Disk, Lacks, Lane, MAX_NODES, Met, Pool, Protect, Slip, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_protocol::random::Random;
 use farmem_sim::Network;
@@ -31,14 +33,21 @@ pub struct Host {
     /// Its number.
     pub number: usize,
     pool: &'static Pool,
-    /// Whether it keeps two copies.
-    pub mirrored: bool,
+    /// Of the program that it was forked from, else its own number: names its values and its run.
+    pub family: usize,
+    /// How it keeps its pages.
+    pub protect: Protect,
     writes: Lane,
     reads: Lane,
+    /// Where READs land, and pages that are copied: as long as the lanes, whatever comes late.
+    landing: Box<[u64; PAGE_BYTES / 8]>,
+    copied: Vec<u8>,
     pages: Vec<Page>,
     next_page: u64,
     /// The slab that is being filled, and where to go on.
     filling: Option<(u32, usize, u32)>,
+    /// Of [`Mistake::FilledOutsideLock`]: pages that were read for a filling home, and are written later.
+    late_fills: Vec<(FarSlot, u64)>,
     /// The nodes that it has joined: the rack's number and incarnation, and the pool's number.
     pub joined: Vec<(usize, u64, usize)>,
     /// The nodes that the controller gave it.
@@ -63,35 +72,51 @@ fn bytes(value: u64) -> Box<[u64; PAGE_BYTES / 8]> {
     Box::new(std::array::from_fn(|at| value ^ at as u64))
 }
 
+impl Mistake {
+    /// What the pool itself does wrong.
+    fn slip(self) -> Option<Slip> {
+        match self {
+            Mistake::KeptLateLink => Some(Slip::KeptLateLink),
+            Mistake::BitsAfterWord => Some(Slip::BitsAfterWord),
+            Mistake::ParityWithoutOthers => Some(Slip::ParityWithoutOthers),
+            _ => None,
+        }
+    }
+}
+
 impl Host {
     /// One with these nodes: number in the rack, incarnation, network, domain.
-    /// `disk`: where it keeps no two copies at nodes, it keeps one in a file.
     pub fn new(
         number: usize,
         nodes: &[(usize, u64, &Arc<Network>, &str)],
-        disk: bool,
+        protect: Protect,
         mistake: Option<Mistake>,
     ) -> Host {
-        let mirrored = number != 2;
         let session = |(_, _, network, domain): &(usize, u64, &Arc<Network>, &str)| {
             in_domain(Session::simulated(network, &options(number)).expect("the node is there"), domain, mistake)
         };
         let pool: &'static Pool =
             Box::leak(Box::new(Pool::new(nodes.iter().map(session).collect()).expect("memory for a pool")));
-        let protects = mirrored && mistake != Some(Mistake::OneCopy);
-        match disk && !mirrored {
-            true => pool.protect_by(Disk::open("/tmp").expect("a file in /tmp")),
-            false => pool.protect(if protects { Protect::Mirror } else { Protect::None }),
+        let protects = mistake != Some(Mistake::OneCopy) || protect == Protect::Disk;
+        match protect {
+            Protect::Disk => pool.protect_by(Disk::open("/tmp").expect("a file in /tmp")),
+            how if protects => pool.protect_by_parity(how).expect("addresses for parity"),
+            _ => {}
         }
+        mistake.and_then(Mistake::slip).into_iter().for_each(|slip| pool.slip(slip));
         Host {
             number,
+            family: number,
             pool,
-            mirrored,
+            protect,
             writes: Lane::new(),
             reads: Lane::new(),
+            landing: bytes(0),
+            copied: vec![0; CHUNK as usize * PAGE_BYTES],
             pages: Vec::new(),
             next_page: 0,
             filling: None,
+            late_fills: Vec::new(),
             joined: nodes.iter().enumerate().map(|(at, (node, life, ..))| (*node, *life, at)).collect(),
             held: Vec::new(),
             terms: Terms::default(),
@@ -126,7 +151,7 @@ impl Host {
         self.pool.free(&spare.into_iter().map(|(_, slot)| slot).collect::<Vec<_>>());
         for (_, slot) in used {
             let found = self.value_at(slot)?;
-            judge.fresh(self.number, found)?;
+            judge.fresh(self.number, self.family, found)?;
             self.next_page += 1;
             self.pages.push(Page { number: self.next_page, slot });
         }
@@ -138,9 +163,11 @@ impl Host {
     fn write(&mut self, which: Vec<usize>, judge: &mut Judge) -> Verdict {
         let mut buffers = Vec::new();
         let mut left = Vec::new();
+        let mut written = Vec::new();
         for at in which {
             let mut page = self.pages[at];
-            if !self.pool.is_own(page.slot) {
+            let shares = self.mistake == Some(Mistake::OverwroteShared) && self.pool.shares();
+            if !self.pool.is_own(page.slot) && !shares {
                 let mut other = Vec::new();
                 if self.pool.alloc(1, &mut other).is_err() {
                     continue;
@@ -148,12 +175,24 @@ impl Host {
                 left.push(std::mem::replace(&mut page.slot, other[0]));
                 self.pages[at] = page;
             }
-            let value = judge.value(self.number);
+            let value = judge.value(self.family);
             buffers.push(bytes(value));
             let buffer = buffers[buffers.len() - 1].as_ptr().cast();
             // SAFETY: the buffer outlives the operation, which is awaited below.
             unsafe { self.writes.write(self.pool, at as u64, page.slot, 0, buffer, PAGE_BYTES as u32) };
             judge.wrote(self.number, page.number, value);
+            written.push(at);
+        }
+        match self.mistake {
+            Some(Mistake::ReusedBeforeDone) => {
+                self.writes.doorbell(self.pool);
+                buffers.iter_mut().for_each(|buffer| buffer.fill(u64::MAX));
+            }
+            Some(Mistake::ReadBeforeDone) => {
+                self.writes.doorbell(self.pool);
+                self.look_at(written.last().copied().unwrap_or_default(), judge)?;
+            }
+            _ => {}
         }
         self.all_done(false)?;
         self.pool.free(&left);
@@ -172,10 +211,12 @@ impl Host {
     }
 
     fn value_at(&mut self, slot: FarSlot) -> Result<u64, Broken> {
-        let mut found = bytes(u64::MAX);
-        // SAFETY: the buffer outlives the operation, which is awaited.
-        unsafe { self.reads.read(self.pool, 1, slot, 0, found.as_mut_ptr().cast(), PAGE_BYTES as u32) };
+        self.landing.fill(u64::MAX);
+        let into = self.landing.as_mut_ptr().cast();
+        // SAFETY: the buffer outlives the lane.
+        unsafe { self.reads.read(self.pool, 1, slot, 0, into, PAGE_BYTES as u32) };
         self.all_done(true)?;
+        let found = self.landing.clone();
         let value = found[0];
         let zero = found.iter().all(|word| *word == 0);
         holds(zero || found == bytes(value), || format!("host {}: a page of several writes", self.number))?;
@@ -234,12 +275,30 @@ impl Host {
                 let Ok(place) = self.pool.place_apart(index) else { return false };
                 self.pool.move_home(&mut self.writes, index, place);
             }
+            Lacks::Way(index, _) if self.mistake == Some(Mistake::ReleasedUnderRead) => {
+                self.release_under_read(lacks, index);
+            }
             Lacks::Way(index, home) => {
                 self.pool.drop_home(&mut self.writes, index, home);
             }
         }
         self.leave();
         true
+    }
+
+    /// Posts READs, and gives a home back before they are answered.
+    fn release_under_read(&mut self, lacks: Lacks, index: u32) {
+        let into = self.landing.as_mut_ptr().cast();
+        let slot = self.pages.iter().map(|page| page.slot).find(|slot| slot.slab_index() == index);
+        if let Some(slot) = slot {
+            // SAFETY: the buffer outlives the lane.
+            unsafe { self.reads.read(self.pool, 1, slot, 0, into, PAGE_BYTES as u32) };
+        }
+        if let Lacks::Way(index, home) = lacks {
+            self.pool.drop_home(&mut self.writes, index, home);
+        }
+        self.leave();
+        let _ = self.all_done(true);
     }
 
     /// No operation is under way: the program's only thread has left.
@@ -251,22 +310,79 @@ impl Host {
 
     fn fill_some(&mut self) {
         let Some((index, nth, from)) = self.filling else { return };
-        let mut buffers = vec![0u8; CHUNK as usize * PAGE_BYTES];
-        // SAFETY: the buffers live until the call returns; nothing is under way on the lane.
-        let next = unsafe { self.writes.fill(self.pool, index, nth, from, buffers.as_mut_ptr(), CHUNK) };
+        if self.mistake == Some(Mistake::FilledOutsideLock) {
+            self.fill_late(index);
+        }
+        // SAFETY: the buffers outlive the lane; nothing is under way on it.
+        let next = unsafe { self.writes.fill(self.pool, index, nth, from, self.copied.as_mut_ptr(), CHUNK) };
         if next.is_none() {
             self.pool.end_filling(index, nth);
         }
         self.filling = next.map(|next| (index, nth, next));
     }
 
+    /// What a filler does that does not own the lane of all write-back: it reads pages now, and writes them when
+    /// others may have left meanwhile.
+    fn fill_late(&mut self, index: u32) {
+        let late = std::mem::take(&mut self.late_fills);
+        let buffers: Vec<_> = late.iter().map(|(_, value)| bytes(*value)).collect();
+        for ((slot, _), buffer) in late.iter().zip(&buffers) {
+            // SAFETY: the buffers outlive the operations, which are awaited.
+            unsafe { self.writes.write(self.pool, 0, *slot, 0, buffer.as_ptr().cast(), PAGE_BYTES as u32) };
+        }
+        let _ = self.all_done(false);
+        let slots: Vec<FarSlot> =
+            self.pages.iter().map(|page| page.slot).filter(|slot| slot.slab_index() == index).collect();
+        for slot in slots.into_iter().filter(|slot| self.pool.is_own(*slot)) {
+            if let Ok(value) = self.value_at(slot) {
+                self.late_fills.push((slot, value));
+            }
+        }
+    }
+
+    /// What both lanes have met.
+    pub fn met(&self) -> [Met; 2] {
+        [self.writes.met(), self.reads.met()]
+    }
+
+    /// Whether every page has what it is to have, as far as there are nodes, at different ones.
+    pub fn lacks(&self, domain: impl Fn(usize) -> &'static str, (there, nodes): (usize, usize)) -> Verdict {
+        for slab in self.slabs() {
+            let homes = |index: u32| self.pool.homes(index).into_iter().flatten();
+            let whole = |(_, state): &(usize, State)| *state == State::Whole;
+            let of: Vec<Option<usize>> =
+                self.pool.beside(slab).into_iter().flat_map(homes).filter(whole).map(|(at, _)| self.node(at)).collect();
+            let (needs, domains) = match self.protect {
+                Protect::Ec { data, parity } => (data as usize + parity as usize, 1),
+                Protect::Mirror => (2, 2),
+                _ => (1, 1),
+            };
+            let mut apart = of.clone();
+            apart.sort_unstable();
+            apart.dedup();
+            let room = nodes >= needs;
+            holds(!room || of.len() >= needs && apart.len() == of.len(), || {
+                format!("host {}: a slab has {} of {needs} copies, at {of:?}", self.number, apart.len())
+            })?;
+            let mut shelves: Vec<_> = apart.into_iter().flatten().map(&domain).collect();
+            shelves.sort_unstable();
+            shelves.dedup();
+            holds(shelves.len() >= domains.min(there), || {
+                format!("host {}: both copies of a slab are in {shelves:?}", self.number)
+            })?;
+        }
+        Ok(())
+    }
+
     /// Housekeeping.
     pub fn keep_house(&mut self) -> Verdict {
         self.pool.tend().map_err(|lost| Broken(format!("host {}: {lost}", self.number)))?;
+        self.pool.end_shares();
         self.leave();
         self.pool.shrink(0);
         self.pool.losses();
-        Ok(())
+        let refused: u64 = self.met().iter().map(|met| met.refused).sum();
+        holds(refused == 0, || format!("host {} asks a node for what it has given back", self.number))
     }
 
     /// Joins a node, unless it has.
@@ -303,11 +419,19 @@ impl Host {
             let of = self.joined.iter().find(|(_, _, at)| *at == number);
             of.is_some_and(|(at, life, _)| *at != node && lives(*at, *life))
         };
-        let whole = |page: &Page| {
-            let homes = self.pool.homes(page.slot.slab_index());
-            homes.iter().flatten().any(|(at, state)| *state == State::Whole && is_other(*at))
+        let needs = if let Protect::Ec { data, .. } = self.protect { data as usize } else { 1 };
+        let whole = |slab: &u32| {
+            let homes = self.pool.beside(*slab).into_iter().flat_map(|index| self.pool.homes(index));
+            homes.flatten().filter(|(at, state)| *state == State::Whole && is_other(*at)).count() >= needs
         };
-        self.pages.iter().all(whole)
+        self.slabs().iter().all(whole)
+    }
+
+    /// Whether every page has two copies: it waits for no single node.
+    pub fn is_doubled(&self) -> bool {
+        let whole =
+            |slab: u32| self.pool.homes(slab).iter().flatten().filter(|(_, state)| *state == State::Whole).count();
+        self.protect == Protect::Mirror && self.slabs().into_iter().all(|slab| whole(slab) == 2)
     }
 
     /// Whether it has noticed that a life of a node is over.
@@ -318,12 +442,24 @@ impl Host {
 
     /// Slabs with live pages that it has at a node: nodes of both homes, by their numbers in the rack.
     pub fn homes(&self) -> Vec<[Option<usize>; 2]> {
+        let of = |slab: u32| self.pool.homes(slab).map(|home| home.and_then(|(number, _)| self.node(number)));
+        let mut all: Vec<u32> = self.slabs().into_iter().flat_map(|slab| self.pool.beside(slab)).collect();
+        all.sort_unstable();
+        all.dedup();
+        all.into_iter().map(of).collect()
+    }
+
+    /// Slabs with live pages.
+    fn slabs(&self) -> Vec<u32> {
         let mut slabs: Vec<u32> = self.pages.iter().map(|page| page.slot.slab_index()).collect();
         slabs.sort_unstable();
         slabs.dedup();
-        let node = |number: usize| self.joined.iter().find(|(_, _, at)| *at == number).map(|(node, ..)| *node);
-        let of = |slab: u32| self.pool.homes(slab).map(|home| home.and_then(|(number, _)| node(number)));
-        slabs.into_iter().map(of).collect()
+        slabs
+    }
+
+    /// The rack's number of a node of the pool's.
+    fn node(&self, number: usize) -> Option<usize> {
+        self.joined.iter().find(|(_, _, at)| *at == number).map(|(node, ..)| *node)
     }
 
     /// Whether a node grants slabs to it, as far as it knows.

@@ -9,9 +9,9 @@ pub struct Broken(pub String);
 /// What a rule says of a moment.
 pub type Verdict = Result<(), Broken>;
 
-/// The longest that an operation of a host with two copies may take. Two nodes may be given up one after the other.
+/// The longest that an operation of a host may take that has two copies of every page. Two nodes may be given up one after the other.
 const MIRRORED_NS: u64 = 1_000_000_000;
-/// … and of one with one copy, whose node is stopped for 2 s at most.
+/// … and of another, whose only node is stopped for 2 s at most.
 const SINGLE_NS: u64 = 8_000_000_000;
 
 /// The records.
@@ -33,15 +33,22 @@ pub fn holds(is: bool, what: impl FnOnce() -> String) -> Verdict {
 }
 
 impl Judge {
-    /// A value that no other page ever had. It names its host.
-    pub fn value(&mut self, host: usize) -> u64 {
+    /// A value that no other page ever had. It names the program, and those that are forked from it.
+    pub fn value(&mut self, family: usize) -> u64 {
         self.writes += 1;
-        (host as u64 + 1) << 48 | self.writes
+        (family as u64 + 1) << 48 | self.writes
     }
 
     /// A page has this value from now on.
     pub fn wrote(&mut self, host: usize, page: u64, value: u64) {
         self.written.insert((host, page), value);
+    }
+
+    /// A forked process has a page as its parent has it.
+    pub fn inherited(&mut self, parent: usize, child: usize, page: u64) {
+        if let Some(&value) = self.written.get(&(parent, page)) {
+            self.written.insert((child, page), value);
+        }
     }
 
     /// A page is no more.
@@ -58,14 +65,14 @@ impl Judge {
     }
 
     /// Nothing that was freed is read by another.
-    pub fn fresh(&self, host: usize, found: u64) -> Verdict {
+    pub fn fresh(&self, host: usize, family: usize, found: u64) -> Verdict {
         let of = found >> 48;
-        holds(found == 0 || of == host as u64 + 1, || format!("host {host} finds a page of another: {found:#x}"))
+        holds(found == 0 || of == family as u64 + 1, || format!("host {host} finds a page of another: {found:#x}"))
     }
 
     /// Every wait ends.
-    pub fn took(&self, host: usize, mirrored: bool, ns: u64) -> Verdict {
-        let most = if mirrored { MIRRORED_NS } else { SINGLE_NS };
+    pub fn took(&self, host: usize, doubled: bool, ns: u64) -> Verdict {
+        let most = if doubled { MIRRORED_NS } else { SINGLE_NS };
         holds(ns <= most, || format!("host {host} waited for {} ms", ns / 1_000_000))
     }
 

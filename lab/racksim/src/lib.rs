@@ -8,10 +8,15 @@
 //!  judge: what must hold, by records of its own
 //! ```
 //!
-//! Hosts 0 and 1 keep two copies. Host 2 keeps one, in every other seed with a copy in a file. Faults are drawn so that no page loses all its copies: that one must
-//! be waited for, or moved. A seed always gives the same run. A failure prints the line that repeats it.
+//! Host 0 keeps two copies. So does host 1, but in two of three seeds it keeps parity. Host 2 keeps one copy, in every
+//! other seed with another in a file. Faults are drawn so that no page loses all its copies: that one must be waited
+//! for, or moved. A seed always gives the same run. A failure prints the line that repeats it.
 //!
-//! What is not here: the pager, forks, shared memory, RDMA. `farmem_pool`'s and the fabric's own tests have these.
+//! A host forks now and then: the child is a copy of its pool, with sessions of its own. Both write, until the child
+//! ends with all that it holds. A READ that is late goes to the other copy, by the clock of the network.
+//!
+//! What is not here: the pager, shared memory, RDMA, and two threads of one process at one instant. `farmem_pool`'s
+//! models walk every interleaving (`tests/two_homes.rs`, `tests/stripes.rs`).
 
 pub mod control;
 pub mod host;
@@ -23,7 +28,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use judge::Broken;
-pub use world::run;
+pub use world::{Reached, run};
 
 /// Something that is done wrong on purpose: the judge must find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -38,12 +43,36 @@ pub enum Mistake {
     KeptWithoutCompare,
     /// The pool does not know failure domains.
     NoDomains,
+    /// A page's bytes are used again before every home has it.
+    ReusedBeforeDone,
+    /// A page is read from far memory before every home has it.
+    ReadBeforeDone,
+    /// A home that is being filled is published before the bits of what it lacks.
+    BitsAfterWord,
+    /// A queue pair is used further after its node was given up for a late answer.
+    KeptLateLink,
+    /// A home is filled by a lane that is not the one of all write-back.
+    FilledOutsideLock,
+    /// A home goes back to its node while a READ from it is under way.
+    ReleasedUnderRead,
+    /// Parity is computed without the pages that are not new.
+    ParityWithoutOthers,
+    /// A forked process overwrites what its parent can reach.
+    OverwroteShared,
+}
+
+impl Mistake {
+    /// As the command line has it.
+    fn name(self) -> String {
+        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
+    }
 }
 
 /// Run a rack in virtual time, seed by seed
 ///
-/// Three hosts, five nodes and the controllers, of the code that is shipped, with faults. Checks that the last write
-/// wins, that nothing freed is read, that waits end, that copies lie apart, that old orders do nothing.
+/// Three hosts, five nodes and the controllers, of the code that is shipped, with faults and forks. Checks that the
+/// last write wins, that nothing freed is read, that waits end, that copies lie apart, that any one node may go in
+/// the end, and that old orders do nothing.
 #[derive(clap::Args, Debug)]
 pub struct Rack {
     /// How many seeds
@@ -99,6 +128,7 @@ impl Rack {
                 let mut command = Command::new(&own);
                 command.args(["rack", "--inside", "--from", &from.to_string(), "--seeds", &seeds.to_string()]);
                 command.args(["--steps", &self.steps.to_string()]);
+                command.args(self.mistake.map(|mistake| format!("--mistake={}", mistake.name())));
                 running.push(command.spawn().context("cannot start a process")?);
             }
             if running.is_empty() {
@@ -116,5 +146,6 @@ impl Rack {
 /// A failure, and the line that repeats it.
 fn told(seed: u64, how: &Rack, Broken(what): &Broken) -> String {
     let steps = if how.steps == STEPS { String::new() } else { format!(" --steps {}", how.steps) };
-    format!("seed {seed}: {what}\nagain by: farmem-lab rack --from {seed} --seeds 1{steps}")
+    let mistake = how.mistake.map_or_else(String::new, |mistake| format!(" --mistake {}", mistake.name()));
+    format!("seed {seed}: {what}\nagain by: farmem-lab rack --from {seed} --seeds 1{steps}{mistake}")
 }

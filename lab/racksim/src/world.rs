@@ -5,6 +5,7 @@ use crate::control::Control;
 use crate::host::Host;
 use crate::judge::{Broken, Judge, Verdict, holds};
 use farmem_control::api::{Beat, Given, Orders, Terms, Want};
+use farmem_pool::{Met, Protect};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::random::Random;
 use farmem_sim::{Network, Weather};
@@ -17,6 +18,9 @@ const DOMAINS: [&str; 5] = ["shelf1", "shelf1", "shelf2", "shelf2", "shelf3"];
 /// Slabs that a node lends, and of these what one run may have.
 const LENDS: u64 = 7;
 const QUOTA: u64 = 6;
+
+/// Slots between two new pages: neighbours, pages of one stripe, and pages of several slabs.
+const STRIDES: [usize; 4] = [1, 32, 700, 3000];
 
 /// A node of the rack.
 struct Node {
@@ -38,12 +42,29 @@ enum Message {
     Given(usize, Given),
 }
 
+/// How often a seed came to what is rare.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// Forks.
+    pub forks: u64,
+    /// Times that a host turned away from a node, because a READ was late.
+    pub turned: u64,
+    /// READs that were answered by other seats of a stripe.
+    pub followed: u64,
+    /// Nodes that died.
+    pub killed: u64,
+}
+
 struct World {
     random: Random,
     nodes: Vec<Node>,
+    /// Those of the rack; a forked process comes behind them.
     hosts: Vec<Host>,
     control: Control,
     judge: Judge,
+    /// Processes so far, forked ones among them.
+    processes: usize,
+    reached: Reached,
     /// When each arrives.
     messages: Vec<(u64, Message)>,
     mistake: Option<Mistake>,
@@ -55,12 +76,12 @@ struct World {
 ///
 /// # Errors
 /// The rule that was broken.
-pub fn run(seed: u64, steps: usize, mistake: Option<Mistake>) -> Result<(), Broken> {
+pub fn run(seed: u64, steps: usize, mistake: Option<Mistake>) -> Result<Reached, Broken> {
     let mut world = World::new(seed, mistake);
     let ran = (0..steps).try_for_each(|_| world.step()).and_then(|()| world.end());
     // Their memory goes back, although pools are never freed.
     world.nodes.iter().for_each(|node| node.network.kill_node());
-    ran
+    ran.map(|()| world.reached)
 }
 
 impl World {
@@ -86,11 +107,28 @@ impl World {
         let host = |number: usize, first: usize| {
             let with = [first % 5, (first + 2) % 5, (first + 3) % 5];
             let with = with.map(|at| (at, 1, &nodes[at].network, DOMAINS[at]));
-            Host::new(number, &with, seed.is_multiple_of(2), mistake)
+            let protect = match (number, seed % 2, seed % 3) {
+                (0, ..) | (1, _, 0) => Protect::Mirror,
+                (1, ..) => Protect::Ec { data: 2, parity: 1 },
+                (_, 0, _) => Protect::Disk,
+                _ => Protect::None,
+            };
+            Host::new(number, &with, protect, mistake)
         };
         let hosts = (0..HOSTS).map(|number| host(number, random.index(5))).collect();
         let (control, judge) = (Control::new(mistake), Judge::default());
-        World { random, nodes, hosts, control, judge, messages: Vec::new(), mistake, calm: false }
+        World {
+            random,
+            nodes,
+            hosts,
+            control,
+            judge,
+            processes: HOSTS,
+            reached: Reached::default(),
+            messages: Vec::new(),
+            mistake,
+            calm: false,
+        }
     }
 
     fn now(&self) -> u64 {
@@ -98,10 +136,10 @@ impl World {
     }
 
     fn step(&mut self) -> Verdict {
-        let host = self.random.index(HOSTS);
-        match self.random.index(100) {
+        let host = self.random.index(self.hosts.len());
+        match self.random.index(103) {
             0..8 => self.timed(host, |host, random, judge| {
-                host.grow(1 + random.index(8), [1, 700, 3000][random.index(3)], judge)
+                host.grow(1 + random.index(8), STRIDES[random.index(STRIDES.len())], judge)
             })?,
             8..34 => self.timed(host, Host::rewrite)?,
             34..56 => self.timed(host, |host, random, judge| host.look(random, judge))?,
@@ -124,6 +162,7 @@ impl World {
                 let now = self.now();
                 self.control.take_over(now);
             }
+            100.. => self.fork_or_end()?,
             _ => {
                 let (node, wanted) = (self.random.index(self.nodes.len()), self.random.index(3) == 0);
                 let now = self.now();
@@ -138,9 +177,32 @@ impl World {
 
     /// Something that a host does, and may wait for.
     fn timed(&mut self, host: usize, does: impl Fn(&mut Host, &mut Random, &mut Judge) -> Verdict) -> Verdict {
-        let begun = self.now();
+        let (begun, spared) = (self.now(), self.hosts[host].is_doubled());
         does(&mut self.hosts[host], &mut self.random, &mut self.judge)?;
-        self.judge.took(host, self.hosts[host].mirrored, self.now() - begun)
+        self.judge.took(host, spared, self.now() - begun)
+    }
+
+    /// A host forks, or the process that it has forked ends.
+    fn fork_or_end(&mut self) -> Verdict {
+        if self.hosts.len() > HOSTS {
+            self.end_forked();
+            return Ok(());
+        }
+        let host = self.random.index(HOSTS);
+        if self.hosts[host].may_fork() {
+            let child = self.hosts[host].fork(self.processes, &mut self.judge)?;
+            self.processes += 1;
+            self.reached.forks += 1;
+            self.hosts.push(child);
+        }
+        Ok(())
+    }
+
+    fn end_forked(&mut self) {
+        for child in self.hosts.split_off(HOSTS) {
+            self.reached.count(child.met());
+            child.end(&mut self.judge);
+        }
     }
 
     /// Time goes by: beats, questions, messages, housekeeping.
@@ -151,8 +213,10 @@ impl World {
         for at in 0..self.nodes.len() {
             self.beat(at);
         }
-        for host in 0..HOSTS {
-            self.ask(host);
+        for host in 0..self.hosts.len() {
+            if host < HOSTS {
+                self.ask(host);
+            }
             let begun = self.now();
             self.hosts[host].keep_house()?;
             self.judge.took(host, false, self.now() - begun)?;
@@ -196,7 +260,7 @@ impl World {
         let want = Want {
             run: format!("r{number}"),
             host: format!("h{number}"),
-            domains: if host.mirrored { 2 } else { 1 },
+            domains: if matches!(host.protect, Protect::Mirror | Protect::Ec { .. }) { 2 } else { 1 },
             held: host.held.clone(),
             seen: host.terms.latest(),
             figures: None,
@@ -269,12 +333,18 @@ impl World {
         }
         let lives = |other: usize, life: u64| self.nodes[other].alive && self.nodes[other].life == life;
         let careless = self.mistake == Some(Mistake::OneCopy);
-        let spares = |host: &Host| careless && host.mirrored || host.can_do_without(at, lives);
+        let protected = |host: &Host| !matches!(host.protect, Protect::None | Protect::Disk);
+        let spares = |host: &Host| careless && protected(host) || host.can_do_without(at, lives);
         if self.is_quiet() && self.hosts.iter().all(spares) {
-            self.nodes[at].network.kill_node();
-            self.nodes[at].alive = false;
+            self.kill(at);
         }
         Ok(())
+    }
+
+    fn kill(&mut self, at: usize) {
+        self.nodes[at].network.kill_node();
+        self.nodes[at].alive = false;
+        self.reached.killed += 1;
     }
 
     fn start(&mut self, at: usize) {
@@ -318,6 +388,7 @@ impl World {
     /// Everything heals: what is lacking ends, every page is there, and in the end nothing is held.
     fn end(&mut self) -> Verdict {
         self.calm = true;
+        self.end_forked();
         for at in 0..self.nodes.len() {
             if !self.nodes[at].alive {
                 self.start(at);
@@ -341,9 +412,14 @@ impl World {
                 steps += 1;
                 holds(steps < 20_000, || format!("host {number}: repair does not end"))?;
             }
-            self.lies_apart(number)?;
+            let there = |&at: &usize| self.hosts[number].is_in(at, self.nodes[at].life);
+            let mut shelves: Vec<&str> = (0..DOMAINS.len()).filter(there).map(|at| DOMAINS[at]).collect();
+            let nodes = shelves.len();
+            shelves.dedup();
+            self.hosts[number].lacks(|at| DOMAINS[at], (shelves.len(), nodes))?;
             self.hosts[number].look_at_all(&self.judge)?;
         }
+        self.any_one_may_go()?;
         for number in 0..HOSTS {
             self.hosts[number].drop_pages(usize::MAX, &mut self.random, &mut self.judge);
         }
@@ -357,19 +433,29 @@ impl World {
         Ok(())
     }
 
-    /// With all nodes there, every page of a host that mirrors has two copies, in two failure domains.
-    fn lies_apart(&self, number: usize) -> Verdict {
-        for homes in self.hosts[number].homes().iter().filter(|_| self.hosts[number].mirrored) {
-            let [Some(a), Some(b)] = *homes else {
-                return Err(Broken(format!("host {number}: a slab has one copy, at {homes:?}")));
-            };
-            let domains = |&at: &usize| self.hosts[number].is_in(at, self.nodes[at].life);
-            let mut there: Vec<&str> = (0..DOMAINS.len()).filter(domains).map(|at| DOMAINS[at]).collect();
-            there.dedup();
-            let apart = DOMAINS[a] != DOMAINS[b] || there.len() < 2;
-            holds(apart, || format!("host {number}: both copies of a slab are in {}", DOMAINS[a]))?;
+    /// With everything repaired, any one node may die: every page of a protected host is there.
+    fn any_one_may_go(&mut self) -> Verdict {
+        let bare = |host: &Host| host.protect == Protect::None;
+        for host in self.hosts.iter_mut().filter(|host| bare(host)) {
+            host.drop_pages(usize::MAX, &mut self.random, &mut self.judge);
+        }
+        let at = self.random.index(self.nodes.len());
+        self.kill(at);
+        for host in 0..HOSTS {
+            self.timed(host, |host, _, judge| host.look_at_all(judge))?;
+            let met = self.hosts[host].met();
+            self.reached.count(met);
         }
         Ok(())
+    }
+}
+
+impl Reached {
+    fn count(&mut self, lanes: [Met; 2]) {
+        for met in lanes {
+            self.turned += met.turned;
+            self.followed += met.followed;
+        }
     }
 }
 

@@ -16,7 +16,7 @@
 //! is given up by its session.
 
 use super::{Lane, Verb};
-use crate::Pool;
+use crate::{Pool, Slip};
 use std::time::Duration;
 
 /// A wait ends a little late rather than too early, again and again.
@@ -34,15 +34,17 @@ pub(super) struct Late {
 impl Lane {
     /// The READ that will be late first, of those that could go elsewhere.
     #[inline]
-    pub(super) fn late(&self) -> Option<Late> {
-        if self.has_choice { self.first_late() } else { None }
+    pub(super) fn late(&self, pool: &Pool) -> Option<Late> {
+        if self.has_choice { self.first_late(pool) } else { None }
     }
 
     #[cold]
-    fn first_late(&self) -> Option<Late> {
+    fn first_late(&self, pool: &Pool) -> Option<Late> {
+        let now = pool.moment();
         let reads = self.operations.iter().filter(|operation| operation.begun != 0);
         let under_way = reads.filter_map(|read| Some((read.at.iter().flatten().next().copied()?, read.begun)));
-        let late = under_way.filter_map(|(node, begun)| Some((self.paces.late_in(node as usize, begun)?, node, begun)));
+        let late =
+            under_way.filter_map(|(node, begun)| Some((self.paces.late_in(now, node as usize, begun)?, node, begun)));
         let (ns, node, begun) = late.min()?;
         Some(Late { node, begun, within: Duration::from_nanos(ns.max(LEAST_WAIT_NS)) })
     }
@@ -53,11 +55,15 @@ impl Lane {
     pub(super) fn turn_away(&mut self, pool: &Pool, late: Late) -> bool {
         let here = |at: &[Option<u32>]| at.contains(&Some(late.node));
         let can_go = self.operations.iter().filter(|one| here(&one.at)).all(|one| one.begun != 0);
-        if self.paces.late_in(late.node as usize, late.begun) != Some(0) || !can_go {
+        let now = pool.moment();
+        if self.paces.late_in(now, late.node as usize, late.begun) != Some(0) || !can_go {
             return false;
         }
-        self.paces.turn(late.node as usize, late.begun);
-        self.links[late.node as usize] = None;
+        self.met.turned += 1;
+        self.paces.turn(now, late.node as usize, late.begun);
+        if !pool.slips(Slip::KeptLateLink) {
+            self.links[late.node as usize] = None;
+        }
         for number in 0..self.operations.len() as u32 {
             let operation = &mut self.operations[number as usize];
             if here(&operation.at) && matches!(operation.verb, Verb::Read { .. }) {

@@ -36,7 +36,6 @@ use crate::{Disk, Pool};
 use disk::OnDisk;
 use farmem_fabric::{Lost, QueuePair, Waiter};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
-use farmem_sys::clock;
 use farmem_sys::memory::copy_bytes;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -102,6 +101,18 @@ pub struct Lane {
     has_choice: bool,
     disk: OnDisk,
     striped: Striped,
+    met: Met,
+}
+
+/// Rare events that a lane has met so far.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Met {
+    /// Times that it turned away from a node, because a READ was late.
+    pub turned: u64,
+    /// READs that were answered by other seats of their stripe.
+    pub followed: u64,
+    /// Verbs that a node refused.
+    pub refused: u64,
 }
 
 /// Lanes so far.
@@ -129,7 +140,13 @@ impl Lane {
             has_choice: false,
             disk: OnDisk { lane: LANES.fetch_add(1, Ordering::Relaxed), ..OnDisk::default() },
             striped: Striped::default(),
+            met: Met::default(),
         }
+    }
+
+    /// Rare events so far.
+    pub fn met(&self) -> Met {
+        self.met
     }
 
     /// Operations without a [`Done`].
@@ -229,7 +246,7 @@ impl Lane {
             let mut homes = homes.filter(usable);
             let (first, other) = (homes.next(), homes.next());
             let chosen = match (first, other) {
-                (Some(first), Some(other)) => Some(self.paces.quicker(first, other)),
+                (Some(first), Some(other)) => Some(self.paces.quicker(pool.moment(), first, other)),
                 _ => first,
             };
             let Some((nth, home)) = chosen else {
@@ -238,7 +255,7 @@ impl Lane {
                 }
                 return self.end_if_done(pool, number);
             };
-            self.operations[number as usize].begun = if other.is_some() { clock::ticks() } else { 0 };
+            self.operations[number as usize].begun = if other.is_some() { pool.moment().ticks } else { 0 };
             self.has_choice |= other.is_some();
             if home.node == DISK {
                 // SAFETY: the buffer is the operation's until it is done (contract of `read`).
@@ -343,7 +360,7 @@ impl Lane {
             if self.striped.has_parked() {
                 self.unpark(pool, true);
             }
-            let late = self.late();
+            let late = self.late(pool);
             let step = late.map_or(limit, |late| late.within.min(limit));
             let waited = self.waiter.wait(&mut self.links, step);
             let over = waited.is_ok() && self.waiter.came.is_empty();
@@ -368,7 +385,7 @@ impl Lane {
                     operation.done += 1;
                     operation.value |= value;
                     if operation.begun != 0 {
-                        self.paces.took(node, operation.begun);
+                        self.paces.took(pool.moment(), node, operation.begun);
                     }
                     self.end_if_done(pool, number);
                 }
@@ -389,6 +406,7 @@ impl Lane {
     /// A node has refused a verb on a slab that it granted: it does not have what it should.
     #[cold]
     fn refused(&mut self, pool: &Pool, number: u32, nth: usize, node: usize, refusal: &dyn std::fmt::Display) {
+        self.met.refused += 1;
         let operation = &mut self.operations[number as usize];
         let address = pool.nodes.all()[node].session().node().to_owned();
         let what = match operation.verb {

@@ -15,7 +15,7 @@ use super::{Done, Lane, Verb};
 use crate::extent::HOMES;
 use crate::stripes::code::MAX_SEATS;
 use crate::stripes::{Stripes, is_under_way};
-use crate::{LOOK_ROUNDS, Pool};
+use crate::{LOOK_ROUNDS, Pool, Slip};
 use farmem_fabric::Lost;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_sys::gf;
@@ -217,7 +217,7 @@ impl Lane {
             let zeros = stripes.version(*group, *place) == 0;
             for seat in (0..stripes.shape.data).filter(|&seat| new[seat].is_none()) {
                 let into = &mut buffer[at * update.each() + seat * PAGE_BYTES..][..PAGE_BYTES];
-                if zeros {
+                if zeros || pool.slips(Slip::ParityWithoutOthers) {
                     into.fill(0);
                 } else if self.has_parity(pool, stripes, *group) {
                     let verb = Verb::Read { into: into.as_mut_ptr() };
@@ -391,6 +391,7 @@ impl Lane {
         // SAFETY: the caller's buffer until the operation is done (contract of `read`).
         let page = unsafe { std::slice::from_raw_parts_mut(into, len) };
         let factors = stripes.shape.from_others(job.seat, &job.others[..stripes.shape.data]);
+        self.met.followed += 1;
         page.fill(0);
         for (bytes, factor) in job.bytes.chunks_exact(len).zip(factors) {
             gf::add_scaled(stripes.unit, page, bytes, factor);

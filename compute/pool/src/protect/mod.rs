@@ -40,7 +40,7 @@ use std::sync::OnceLock;
 #[derive(Default)]
 pub(crate) struct Protection {
     /// The pool itself, and how, once slabs are to be protected.
-    pool: OnceLock<(&'static Pool, Protect)>,
+    pub(crate) pool: OnceLock<(&'static Pool, Protect)>,
     /// The second home of slabs, in place of another node.
     pub disk: OnceLock<Disk>,
     /// Groups with parity, where that is how.

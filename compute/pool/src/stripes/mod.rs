@@ -80,6 +80,22 @@ impl Stripes {
         })
     }
 
+    /// The same, as a forked child has them: of slab indices below `slabs`.
+    #[cfg(feature = "lab")]
+    pub fn twin(&self, slabs: usize) -> Result<Stripes, Errno> {
+        let twin = Stripes::new(self.shape)?;
+        let free = self.free.lock();
+        let groups = free.0 as usize;
+        let copy = |from: &SparseArray<AtomicU32>, to: &SparseArray<AtomicU32>, n: usize| {
+            (0..n).for_each(|at| to[at].store(from[at].load(Ordering::Relaxed), Ordering::Relaxed));
+        };
+        (0..slabs).for_each(|at| twin.seats[at].store(self.seats[at].load(Ordering::Relaxed), Ordering::Relaxed));
+        copy(&self.members, &twin.members, groups * MAX_SEATS);
+        copy(&self.versions, &twin.versions, groups * PLACES);
+        *twin.free.lock() = (free.0, free.1.clone());
+        Ok(twin)
+    }
+
     /// The group and the seat of a slab that has one.
     pub fn seat(&self, index: u32) -> Option<(u32, usize)> {
         let seat = self.seats[index as usize].load(Ordering::Acquire);
@@ -155,6 +171,14 @@ impl Pool {
         stripes.seat(index).map(|(group, seat)| (stripes, group, seat))
     }
 
+    /// Slabs that go with this one, itself among them: those of its group with parity.
+    pub fn beside(&self, index: u32) -> Vec<u32> {
+        match self.seat(index) {
+            Some((stripes, group, _)) => stripes.members(group).collect(),
+            None => vec![index],
+        }
+    }
+
     /// Seats of a group that have or take pages, but at a node.
     fn seats_apart(&self, stripes: &Stripes, group: u32, node: Option<usize>, filling: bool) -> usize {
         let counts = |index: u32| {
@@ -225,18 +249,25 @@ impl Pool {
         (0..SLOTS_PER_SLAB).filter(lacks).collect()
     }
 
-    /// Nodes that hold slabs of this one's group, this one's own among them.
+    /// Nodes that hold slabs of this one's group, this one's own among them, by all their numbers: a
+    /// node that was taken out and has joined again has two. Of a home that is being left the
+    /// number alone counts: it may move to the same node.
     pub(crate) fn nodes_beside(&self, index: u32) -> Vec<u32> {
-        let indices: Vec<u32> = match self.seat(index) {
-            Some((stripes, group, _)) => stripes.members(group).collect(),
-            None => vec![index],
-        };
-        let homes = |index: u32| {
-            let word = self.extents.word(index);
-            let there = (0..HOMES).filter(move |&nth| word.state(nth) != State::Absent);
-            there.map(move |nth| self.extents.home(word, nth).node)
-        };
-        indices.into_iter().flat_map(homes).collect()
+        let nodes = self.nodes.all();
+        let mut beside = Vec::new();
+        for other in self.beside(index) {
+            let word = self.extents.word(other);
+            for home in (0..HOMES).filter(|&nth| word.state(nth) != State::Absent) {
+                let number = self.extents.home(word, home).node;
+                beside.push(number);
+                let Some(node) = nodes.get(number as usize) else { continue };
+                if other != index || node.standing() != Standing::Leaving {
+                    let same = |at: &u32| nodes[*at as usize].session().is_beside(node.session());
+                    beside.extend((0..nodes.len() as u32).filter(|at| *at != number).filter(same));
+                }
+            }
+        }
+        beside
     }
 
     /// One more group, or a slab that is mapped here and needs none.

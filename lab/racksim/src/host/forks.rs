@@ -1,0 +1,44 @@
+//! A host that forks, and the process that it has forked.
+
+use super::Host;
+use crate::judge::{Broken, Judge};
+use farmem_control::api::Terms;
+use farmem_pool::{Lane, Protect};
+
+impl Host {
+    /// Forks: the child has all pages as they are.
+    pub fn fork(&self, number: usize, judge: &mut Judge) -> Result<Host, Broken> {
+        let forked = self.pool.fork_in_place();
+        let pool = forked.map_err(|lost| Broken(format!("host {}: a fork finds a loss: {lost}", self.number)))?;
+        self.pages.iter().for_each(|page| judge.inherited(self.number, number, page.number));
+        Ok(Host {
+            number,
+            family: self.family,
+            pool,
+            protect: self.protect,
+            writes: Lane::new(),
+            reads: Lane::new(),
+            landing: super::bytes(0),
+            copied: vec![0; super::CHUNK as usize * super::PAGE_BYTES],
+            pages: self.pages.clone(),
+            next_page: self.next_page,
+            filling: None,
+            late_fills: Vec::new(),
+            joined: self.joined.clone(),
+            held: Vec::new(),
+            terms: Terms::default(),
+            mistake: self.mistake,
+        })
+    }
+
+    /// Whether it can fork: it shares nothing already, and has no file.
+    pub fn may_fork(&self) -> bool {
+        self.protect != Protect::Disk && !self.pool.shares()
+    }
+
+    /// The process ends at once, with all that it holds.
+    pub fn end(self, judge: &mut Judge) {
+        self.pages.iter().for_each(|page| judge.dropped(self.number, page.number));
+        self.pool.end_in_place();
+    }
+}
