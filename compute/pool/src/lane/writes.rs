@@ -72,7 +72,7 @@ impl Lane {
     /// all of them; a home that does not lacks them from now on. `encode` makes the record for the
     /// slab of a name, and is asked for each home; `None`: it has no room, and that home lacks the
     /// slots. A disk gets the `pages`, each with its slot, whole. `conditional`: as
-    /// [`QueuePair::lines_if`].
+    /// [`farmem_fabric::QueuePair::lines_if`].
     ///
     /// # Safety
     /// The pages, and the result of `encode` for its length, must be readable, near, and stay as
