@@ -61,11 +61,12 @@ pub(super) fn run(call: &Call) -> Answered {
         (b"info", 2) => Ok(Reply::Text(line(&call.client, now))),
         (b"list", _) => {
             let wanted = listed(call)?;
-            Ok(Reply::Text(clients.values().filter(|client| wanted(client)).map(|client| line(client, now)).collect()))
+            let there = clients.values().filter(|client| !client.closing.get() && wanted(client));
+            Ok(Reply::Text(there.map(|client| line(client, now)).collect()))
         }
         (b"kill", 3) => {
             let address = call.arg(2);
-            match clients.values().find(|client| client.address.as_bytes() == address) {
+            match clients.values().find(|client| !client.closing.get() && client.address.as_bytes() == address) {
                 Some(client) => {
                     kill(call, client);
                     Ok(Reply::Ok)
@@ -176,6 +177,7 @@ impl Filters {
                 wanted.as_ref().is_none_or(|wanted| *wanted == address.as_bytes())
             };
             self.any
+                && !client.closing.get()
                 && self.id.is_none_or(|id| id == client.id)
                 && is(&self.address, &client.address)
                 && is(&self.local, &client.local)

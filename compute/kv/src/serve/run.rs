@@ -229,6 +229,8 @@ impl<'a> Server<'a> {
             self.end_pause();
             self.background.begin(now);
             self.work()?;
+            let killed = self.front.killed.take();
+            killed.into_iter().for_each(|id| self.flush(id));
             let busy = self.drive.borrow().under_way() > 0 || self.commands.is_ready() || !self.active.is_empty();
             let until = self.background.wakes().min(looked + LOOK);
             let until = self.commands.wakes().map_or(until, |wakes| until.min(wakes));
