@@ -86,7 +86,7 @@ pub struct Options {
     /// Replay the blocks of a trace of Mooncake's (JSON lines) instead
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Swap the allocator under the store, on simulated network cards, instead
+    /// Swap the allocator under a store, on simulated network cards
     #[arg(long, conflicts_with = "trace")]
     allocators: bool,
     /// MiB of memory for the blocks of a trace [default: half of what they take]
