@@ -4,13 +4,15 @@
 
 use crate::descriptors::{close, own_fd, spare};
 use crate::raw::{Errno, checked, syscall};
+use crate::sync::Lock;
 use std::ffi::CStr;
 use std::sync::atomic::AtomicU64;
 
 /// The file. It is gone when the last process that has it has ended.
-#[derive(Debug)]
 pub struct PageFile {
     fd: i32,
+    /// Why the disk did not take something, once it has not.
+    failed: Lock<Option<Errno>>,
     /// In memory that forked children share.
     pub next: &'static AtomicU64,
 }
@@ -40,23 +42,25 @@ impl PageFile {
             }
             other => other?,
         };
-        Ok(PageFile { fd: own_fd(fd as i32)?, next })
+        Ok(PageFile { fd: own_fd(fd as i32)?, failed: Lock::new(None), next })
     }
 
-    /// Reads `len` bytes at an offset. Bytes that were never written read as zero.
+    /// Reads `len` bytes at an offset. Bytes that were never written read as zero. So do bytes that
+    /// the disk has failed to take, once they have left the system's cache: behind each read the
+    /// disk is asked whether it has failed.
     ///
     /// # Safety
     /// `into` must be writable for `len` bytes, and near.
     ///
     /// # Errors
-    /// The error of pread(2).
+    /// The error of pread(2), or of the system's own write-back.
     pub unsafe fn read(&self, offset: u64, into: *mut u8, len: usize) -> Result<(), Errno> {
         // SAFETY: the caller's promise.
         unsafe {
             let read = self.all(libc::SYS_pread64, offset, into as usize, len)?;
             std::ptr::write_bytes(into.add(read), 0, len - read);
         }
-        Ok(())
+        self.check()
     }
 
     /// Writes `len` bytes at an offset.
@@ -127,23 +131,32 @@ impl PageFile {
     }
 
     /// Has the system write back what was written so far, and drop from its cache what is written
-    /// back. Does not wait.
+    /// back. Does not wait for it.
     ///
     /// # Errors
-    /// The disk has failed to take something since this was last asked.
+    /// The disk has failed to take something, now or before.
     pub fn write_back(&self) -> Result<(), Errno> {
-        let flags = (libc::SYNC_FILE_RANGE_WRITE) as usize;
-        // SAFETY: no pointers.
-        let begun = unsafe { checked(libc::SYS_sync_file_range, [self.fd as usize, 0, 0, flags, 0, 0]) };
         // SAFETY: no pointers.
         unsafe {
-            let fd = self.fd as usize;
+            let (fd, flags) = (self.fd as usize, libc::SYNC_FILE_RANGE_WRITE as usize);
+            syscall(libc::SYS_sync_file_range, [fd, 0, 0, flags, 0, 0]);
             syscall(libc::SYS_fadvise64, [fd, 0, 0, libc::POSIX_FADV_DONTNEED as usize, 0, 0]);
         }
-        match begun {
-            Err(e @ Errno(libc::EIO | libc::ENOSPC | libc::EDQUOT)) => Err(e),
-            _ => Ok(()),
+        self.check()
+    }
+
+    /// Whether the disk has failed to take something, now or before. The kernel names an error to
+    /// those alone that wait, and once: so this waits, for the file's first page, and the error is
+    /// kept. Errors are the whole file's.
+    fn check(&self) -> Result<(), Errno> {
+        let mut failed = self.failed.lock();
+        let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE as usize;
+        // SAFETY: no pointers.
+        let waited = unsafe { checked(libc::SYS_sync_file_range, [self.fd as usize, 0, 4096, flags, 0, 0]) };
+        if let Err(e @ Errno(libc::EIO | libc::ENOSPC | libc::EDQUOT)) = waited {
+            failed.get_or_insert(e);
         }
+        failed.map_or(Ok(()), Err)
     }
 }
 

@@ -134,3 +134,96 @@ fn a_file_that_is_full_costs_the_copy_and_no_page() {
     all_there(pool, &mut lane, &slots);
     all_there(pool, &mut lane, &more);
 }
+
+/// A file system on a loop device whose own file system is full: what it promised room for cannot be written.
+struct Failing {
+    dir: std::path::PathBuf,
+}
+
+impl Failing {
+    /// None: nothing can be mounted here.
+    fn mounted() -> Option<Failing> {
+        let dir = std::env::temp_dir().join(format!("farmem-failing-{}", std::process::id()));
+        let failing = Failing { dir };
+        let (ground, above) = (failing.dir.join("ground"), failing.dir.join("above"));
+        std::fs::create_dir_all(&ground).and_then(|()| std::fs::create_dir_all(&above)).ok()?;
+        let done = |program: &str, words: &[&str]| {
+            let ran = std::process::Command::new(program).args(words).output();
+            ran.is_ok_and(|ran| ran.status.success()).then_some(())
+        };
+        let image = ground.join("image");
+        let (ground, above, image) = (ground.to_str()?, above.to_str()?, image.to_str()?);
+        done("mount", &["-t", "tmpfs", "-o", "size=24M", "tmpfs", ground])?;
+        std::fs::File::create(image).and_then(|file| file.set_len(256 << 20)).ok()?;
+        done("mkfs.ext4", &["-q", "-O", "^has_journal", image])?;
+        done("mount", &["-o", "loop", image, above])?;
+        Some(failing)
+    }
+}
+
+impl Drop for Failing {
+    fn drop(&mut self) {
+        for part in ["above", "ground"] {
+            let _ = std::process::Command::new("umount").arg("-l").arg(self.dir.join(part)).output();
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A device that fails after the kernel has taken the pages: the node has every one, and the program is told.
+#[test]
+fn a_device_that_fails_costs_the_copies_and_no_page() {
+    let _alone = ALONE.lock();
+    let Some(failing) = Failing::mounted() else {
+        println!("skipped: a_device_that_fails_costs_the_copies_and_no_page: no loop device can be mounted here");
+        return;
+    };
+    let (_networks, pool) = common::pool(&[4]);
+    let pool: &'static Pool = Box::leak(Box::new(pool));
+    pool.protect_by(Disk::open(failing.dir.join("above").to_str().unwrap()).unwrap());
+    std::thread::spawn(|| pool.run_disk(|| ()));
+    let mut lane = Lane::new();
+    let mut slots = Vec::new();
+    let in_file = |slots: &[FarSlot]| {
+        slots.iter().any(|slot| pool.homes(slot.slab_index()).iter().flatten().any(|home| home.0 == DISK))
+    };
+    for round in 0..60u64 {
+        for (at, slot) in alloc(pool, 1024).into_iter().enumerate() {
+            let value = round * 1024 + at as u64 + 1;
+            assert_eq!(write(pool, &mut lane, slot, value), Ok(0));
+            slots.push(slot);
+        }
+        if !in_file(&slots) {
+            break;
+        }
+    }
+    assert!(!in_file(&slots), "the device's errors are not seen");
+    println!("{} pages: {:?}", slots.len(), pool.disk_news());
+    all_there(pool, &mut lane, &slots);
+}
+
+/// The device has failed and nobody has noticed when the node is lost: no page is read that might be wrong.
+#[test]
+fn a_device_that_has_failed_gives_no_page() {
+    let _alone = ALONE.lock();
+    let Some(failing) = Failing::mounted() else {
+        println!("skipped: a_device_that_has_failed_gives_no_page: no loop device can be mounted here");
+        return;
+    };
+    let (networks, pool) = common::pool(&[2]);
+    let pool: &'static Pool = Box::leak(Box::new(pool));
+    let above = failing.dir.join("above");
+    pool.protect_by(Disk::open(above.to_str().unwrap()).unwrap());
+    let mut lane = Lane::new();
+    let slots = written(pool, &mut lane, 10_000);
+    let _ = std::process::Command::new("sync").arg("-f").arg(&above).output();
+    networks[0].kill_node();
+    let refused = slots.iter().enumerate().filter(|(at, slot)| match read(pool, &mut lane, **slot) {
+        Ok(value) => {
+            assert_eq!(value, *at as u64 + 1);
+            false
+        }
+        Err(_) => true,
+    });
+    assert!(refused.count() > 0, "the device has failed, and every page is read");
+}
