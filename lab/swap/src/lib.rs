@@ -2,23 +2,25 @@
 //! swap: `farmem-lab swap-cluster`.
 //!
 //! ```text
-//!  kinds of programs ─► traces: what each holds over its life, by grain ─► cluster: jobs, hosts, a policy ─► report
+//!  recorded: slots of real programs ─► traces: what each holds, by grain ─► cluster: jobs, hosts, a policy ─► report
 //! ```
 //!
-//! * [`device`]: a swap device as the kernel allocates on it. [`traces`]: what is live and held of it, by the production
-//!   allocator and others. [`cluster`]: jobs on hosts. [`report`]: table, JSON, chart.
+//! * [`recorded`]: what the kernel did to slots. [`traces`]: what is live and held of them, by the production allocator
+//!   and others. [`cluster`]: jobs on hosts; [`calendar`]: what is booked for them. [`report`]: table, JSON, chart.
 
 #![forbid(unsafe_code)]
 
+pub mod calendar;
 pub mod cluster;
-pub mod device;
+pub mod recorded;
 pub mod report;
 pub mod traces;
 
 use anyhow::{Context, Result, ensure};
 use cluster::{Outcome, Policy};
+use recorded::Program;
 use std::path::PathBuf;
-use traces::{Kind, Life};
+use traces::Life;
 
 /// Simulate a cluster that swaps to far memory, by how that is granted
 ///
@@ -48,22 +50,31 @@ Examples:
   farmem-lab swap-cluster --svg swap.svg
       500 clusters.
 
-Use is far memory that is live, of all there is; of held: of what is granted. Jobs are compared
-within a seed.";
+The programs were recorded while they swapped. Use is far memory that is live, of all there is;
+of held: of what is granted. Jobs are compared within a seed, with static shares by the same rule.";
 
 /// What every policy did with every seed's jobs.
 pub struct Outcomes {
     /// Hosts of a cluster.
     pub hosts: usize,
+    /// What runs there.
+    pub programs: Vec<Program>,
+    /// What each holds.
+    pub lives: Vec<Life>,
     /// By policy, then by seed.
     pub by_policy: Vec<(Policy, Vec<Outcome>)>,
 }
 
 /// Simulates as many clusters.
-pub fn simulate(seeds: u64, hosts: usize) -> Outcomes {
-    let lives: Vec<Life> = Kind::ALL.iter().map(|&kind| Life::of(kind, 1)).collect();
-    let all = |policy| (1..=seeds).map(|seed| cluster::simulate(policy, &lives, hosts, seed)).collect();
-    Outcomes { hosts, by_policy: Policy::ALL.iter().map(|&policy| (policy, all(policy))).collect() }
+///
+/// # Errors
+/// A file of the repository's is damaged.
+pub fn simulate(seeds: u64, hosts: usize) -> Result<Outcomes> {
+    let programs = Program::all()?;
+    let lives: Vec<Life> = programs.iter().map(|program| Life::of(&program.events)).collect();
+    let all = |policy| (1..=seeds).map(|seed| cluster::simulate(policy, &programs, &lives, hosts, seed)).collect();
+    let by_policy = Policy::ALL.iter().map(|&policy| (policy, all(policy))).collect();
+    Ok(Outcomes { hosts, programs, lives, by_policy })
 }
 
 impl Swap {
@@ -73,7 +84,7 @@ impl Swap {
     /// A chart that cannot be written.
     pub fn run(self) -> Result<()> {
         ensure!(self.hosts > 0, "--hosts: a cluster has one host at least");
-        let outcomes = simulate(self.seeds, self.hosts as usize);
+        let outcomes = simulate(self.seeds, self.hosts as usize)?;
         let rows = report::rows(&outcomes);
         if let Some(file) = &self.svg {
             std::fs::write(file, report::chart(&rows)).with_context(|| format!("{}", file.display()))?;

@@ -1,52 +1,27 @@
-//! What programs of some kinds hold of far memory while they run, when it is granted by different grains.
+//! What a recorded program holds of far memory while it runs, when it is granted by different grains.
 //!
 //! ```text
-//!  program ─► writes and frees of pages ─► Device (the kernel) ─► slots written, freed; clusters trimmed
-//!                                                ├─► blocks of 4 MiB, freed when empty       FineMem's
-//!                                                ├─► Volume, told of clusters                farmem without a probe
-//!                                                └─► Volume, told of slots, with compaction  farmem
+//!  recorded slots ──┬─► extents: the most that was ever in use
+//!                   ├─► blocks of 4 MiB, freed when empty       FineMem's
+//!                   ├─► Volume, told of clusters                farmem without a probe
+//!                   └─► Volume, told of slots, with compaction  farmem
 //! ```
 //!
-//! [`Volume`] is the production allocator. The programs are made up; each is an extreme of how memory is given back.
+//! [`Volume`] is the production allocator. The kernel chose the slots when the program was recorded.
 
-use crate::device::{CLUSTER, Device};
-use farmem_protocol::random::Random;
+use crate::recorded::{Event, slots};
 use farmem_volume::{BLOCK_CHUNKS, Volume};
 
 /// Samples of a program's life.
-pub const SAMPLES: usize = 64;
-/// Pages of a program: 256 MiB.
-const PAGES: u32 = 1 << 16;
-/// Clusters of its device: twice what it needs.
-const CLUSTERS: u32 = 2 * PAGES / CLUSTER;
+pub const SAMPLES: usize = 128;
 /// Slots of a block of 4 MiB.
 const BLOCK: u32 = 1024;
-/// Pages that are rewritten between two samples.
-const REWRITES: u32 = PAGES / 32;
-
-/// How a program uses its memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// Fills it, rewrites pages at random, ends.
-    Steady,
-    /// Gives back three of four pages at random, after two fifths of its time.
-    Thins,
-    /// Gives back three of four runs of 16 pages.
-    Shrinks,
-    /// Copies what lives from one half to the other, again and again.
-    Collects,
-    /// One process after the other, each with half.
-    Waves,
-}
-
-impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 5] = [Kind::Steady, Kind::Thins, Kind::Shrinks, Kind::Collects, Kind::Waves];
-}
 
 /// How far memory is granted and given back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Grain {
+    /// As a disk: what is live, slot by slot.
+    Slots,
     /// By extents, which stay until the program has ended.
     Extents,
     /// By blocks of 4 MiB at their places on the device, each given back when its last slot is freed.
@@ -59,37 +34,48 @@ pub enum Grain {
 
 impl Grain {
     /// All of them.
-    pub const ALL: [Grain; 4] = [Grain::Extents, Grain::Blocks, Grain::Clusters, Grain::Pieces];
+    pub const ALL: [Grain; 5] = [Grain::Slots, Grain::Extents, Grain::Blocks, Grain::Clusters, Grain::Pieces];
 }
 
-/// A program's life, in parts of the pages it has at most.
+/// A program's life, in parts of the slots that it has in use at most.
 #[derive(Clone, Debug)]
 pub struct Life {
-    /// Slots in use, at each sample.
-    pub live: Vec<f64>,
-    /// Memory held, by grain.
-    held: [Vec<f64>; 4],
-    /// The most that is held from a sample on, by grain; of what is live, last.
+    /// The most that is held within each sample, by grain.
+    held: [Vec<f64>; 5],
+    /// The most that is held from a sample on, by grain.
     most: [Vec<f64>; 5],
 }
 
 impl Life {
-    /// Simulates a program of this kind.
-    pub fn of(kind: Kind, seed: u64) -> Life {
-        let mut world = World::new();
-        let mut random = Random::nth(seed, kind as u64);
-        for sample in 0..SAMPLES {
-            step(&mut world, kind, sample, &mut random);
-            world.look();
+    /// Replays what was recorded.
+    ///
+    /// # Panics
+    /// Of a record without a slot in use.
+    pub fn of(events: &[Event]) -> Life {
+        let length = |event: &Event| if let Event::Passed(ms) = event { u64::from(*ms) } else { 0 };
+        let (all, mut passed) = (events.iter().map(length).sum::<u64>().max(1), 0);
+        let (mut world, mut held) = (World::new(slots(events)), [[0u32; 5]; SAMPLES]);
+        let mut peak = 0;
+        for event in events {
+            world.happens(event);
+            let Event::Passed(ms) = event else { continue };
+            let now = world.held();
+            peak = peak.max(now[0]);
+            // A long event reaches over several samples.
+            let sample = |at: u64| ((at * SAMPLES as u64 / all) as usize).min(SAMPLES - 1);
+            for most in &mut held[sample(passed)..=sample(passed + u64::from(*ms))] {
+                most.iter_mut().zip(now).for_each(|(most, now)| *most = now.max(*most));
+            }
+            passed += u64::from(*ms);
         }
-        let most = |values: &Vec<f64>| {
-            let mut most = values.clone();
+        assert!(peak > 0, "a program that was recorded has slots in use");
+        let part = |slots: u32| f64::from(slots) / f64::from(peak);
+        let held: [Vec<f64>; 5] = std::array::from_fn(|grain| held.iter().map(|held| part(held[grain])).collect());
+        let most = held.clone().map(|mut most| {
             (0..SAMPLES - 1).rev().for_each(|at| most[at] = most[at].max(most[at + 1]));
             most
-        };
-        let [a, b, c, d] = &world.held;
-        let most = [a, b, c, d, &world.live].map(most);
-        Life { live: world.live, held: world.held, most }
+        });
+        Life { held, most }
     }
 
     fn sample(progress: f64) -> usize {
@@ -98,7 +84,7 @@ impl Life {
 
     /// What is live.
     pub fn live(&self, progress: f64) -> f64 {
-        self.live[Life::sample(progress)]
+        self.held(Grain::Slots, progress)
     }
 
     /// What is held.
@@ -106,56 +92,74 @@ impl Life {
         self.held[grain as usize][Life::sample(progress)]
     }
 
-    /// The most that will be held from now on; without a grain, the most that will be live.
-    pub fn most(&self, grain: Option<Grain>, progress: f64) -> f64 {
-        self.most[grain.map_or(4, |grain| grain as usize)][Life::sample(progress)]
+    /// The most that will be held from now on.
+    pub fn most(&self, grain: Grain, progress: f64) -> f64 {
+        self.most[grain as usize][Life::sample(progress)]
+    }
+
+    /// What is live of what is held, over the whole life.
+    pub fn live_of_held(&self, grain: Grain) -> f64 {
+        let sum = |grain: Grain| self.held[grain as usize].iter().sum::<f64>();
+        sum(Grain::Slots) / sum(grain)
     }
 }
 
 struct World {
-    device: Device,
-    /// The slot of each page.
-    slots: Vec<Option<u32>>,
+    live: Vec<bool>,
     used: u32,
     peak: u32,
     blocks: Vec<u32>,
     clusters: Volume,
     pieces: Volume,
-    live: Vec<f64>,
-    held: [Vec<f64>; 4],
     names: u32,
 }
 
 impl World {
-    fn new() -> World {
-        let volume = || Volume::new(CLUSTERS * CLUSTER);
+    fn new(slots: u32) -> World {
         World {
-            device: Device::new(CLUSTERS),
-            slots: vec![None; PAGES as usize],
+            live: vec![false; slots as usize],
             used: 0,
             peak: 0,
-            blocks: vec![0; (CLUSTERS * CLUSTER / BLOCK) as usize],
-            clusters: volume(),
-            pieces: volume(),
-            live: Vec::new(),
-            held: std::array::from_fn(|_| Vec::new()),
+            blocks: vec![0; slots.div_ceil(BLOCK) as usize],
+            clusters: Volume::new(slots),
+            pieces: Volume::new(slots),
             names: 0,
         }
     }
 
-    /// A page leaves: for the first time, or again after it was changed. It keeps its slot while it is local, unless the
-    /// device is more than half full.
-    fn write(&mut self, page: u32) {
-        if self.used > CLUSTERS * CLUSTER / 2 {
-            self.free(page);
+    fn happens(&mut self, event: &Event) {
+        match event {
+            Event::Written(slots) => slots.clone().for_each(|slot| self.write(slot)),
+            Event::Freed(slots) => {
+                let mark = self.pieces.mark();
+                for slot in slots.clone() {
+                    self.forget(slot);
+                    self.pieces.freed(slot, mark);
+                }
+            }
+            Event::Trimmed(slots) => {
+                for slot in slots.clone() {
+                    self.forget(slot);
+                    self.clusters.trim(slot);
+                    self.pieces.trim(slot);
+                }
+            }
+            // As the node does when it has nothing else to do.
+            Event::Passed(_) => {
+                for volume in [&mut self.clusters, &mut self.pieces] {
+                    while volume.compact().is_some() {}
+                    while volume.empty().is_some() {}
+                }
+            }
         }
-        let slot = self.slots[page as usize].unwrap_or_else(|| {
-            let slot = self.device.take().expect("the device is twice as large as the program");
+    }
+
+    fn write(&mut self, slot: u32) {
+        if !std::mem::replace(&mut self.live[slot as usize], true) {
             self.used += 1;
+            self.peak = self.peak.max(self.used);
             self.blocks[(slot / BLOCK) as usize] += 1;
-            slot
-        });
-        self.slots[page as usize] = Some(slot);
+        }
         for volume in [&mut self.clusters, &mut self.pieces] {
             while volume.place(slot).is_err() {
                 self.names += 1;
@@ -164,78 +168,37 @@ impl World {
         }
     }
 
-    fn free(&mut self, page: u32) {
-        let Some(slot) = self.slots[page as usize].take() else { return };
-        self.used -= 1;
-        self.blocks[(slot / BLOCK) as usize] -= 1;
-        let mark = self.pieces.mark();
-        self.pieces.freed(slot, mark);
-        if let Some(cluster) = self.device.free(slot) {
-            (cluster * CLUSTER..(cluster + 1) * CLUSTER).for_each(|slot| self.clusters.trim(slot));
+    fn forget(&mut self, slot: u32) {
+        if std::mem::replace(&mut self.live[slot as usize], false) {
+            self.used -= 1;
+            self.blocks[(slot / BLOCK) as usize] -= 1;
         }
     }
 
-    fn look(&mut self) {
-        // As the node does when it has nothing else to do.
-        for volume in [&mut self.clusters, &mut self.pieces] {
-            while volume.compact().is_some() {}
-            while volume.empty().is_some() {}
-        }
-        self.peak = if self.used == 0 { 0 } else { self.peak.max(self.used) };
+    /// Slots that each grain holds.
+    fn held(&self) -> [u32; 5] {
         let blocks = self.blocks.iter().filter(|live| **live > 0).count() as u32 * BLOCK;
         let of = |volume: &Volume| volume.usage().blocks * BLOCK_CHUNKS;
-        let held = [self.peak, blocks, of(&self.clusters), of(&self.pieces)];
-        let part = |pages: u32| f64::from(pages) / f64::from(PAGES);
-        self.live.push(part(self.used));
-        held.into_iter().zip(&mut self.held).for_each(|(pages, held)| held.push(part(pages)));
+        [self.used, self.peak, blocks, of(&self.clusters), of(&self.pieces)]
     }
 }
 
-/// The program from one sample to the next.
-fn step(world: &mut World, kind: Kind, sample: usize, random: &mut Random) {
-    const BUILDS: usize = 8;
-    const GIVES: usize = SAMPLES * 2 / 5;
-    let part = |of: usize, parts: usize| (PAGES as usize * of / parts) as u32;
-    match kind {
-        Kind::Steady | Kind::Thins | Kind::Shrinks if sample < BUILDS => {
-            (part(sample, BUILDS)..part(sample + 1, BUILDS)).for_each(|page| world.write(page));
-        }
-        Kind::Steady | Kind::Thins | Kind::Shrinks => {
-            let run = match kind {
-                Kind::Thins => 1,
-                Kind::Shrinks => 16,
-                _ => PAGES,
-            };
-            if sample == GIVES && run < PAGES {
-                let given: Vec<u32> = (0..PAGES / run).filter(|_| random.index(4) > 0).collect();
-                given.into_iter().for_each(|first| (first * run..(first + 1) * run).for_each(|page| world.free(page)));
-            }
-            for _ in 0..REWRITES {
-                let page = random.below(PAGES.into()) as u32;
-                if world.slots[page as usize].is_some() {
-                    world.write(page);
-                }
-            }
-        }
-        Kind::Collects => {
-            // Eight samples a collection: the new half is written while the old one stays, then the old one goes.
-            let (turn, within) = (sample / 8 % 2, sample % 8);
-            let half = |half: usize| half as u32 * PAGES / 2;
-            let (new, old) = (half(turn), half(1 - turn));
-            (new + part(within, 16)..new + part(within + 1, 16)).for_each(|page| world.write(page));
-            if within == 7 {
-                (old..old + PAGES / 2).for_each(|page| world.free(page));
-            }
-        }
-        Kind::Waves => {
-            let (wave, within) = (sample / 8 % 2, sample % 8);
-            let (new, old) = (wave as u32 * PAGES / 2, (1 - wave) as u32 * PAGES / 2);
-            let some = new + part(within, 16)..new + part(within + 1, 16);
-            some.for_each(|page| world.write(page));
-            // The process before ends when this one is at its half.
-            if within == 4 {
-                (old..old + PAGES / 2).for_each(|page| world.free(page));
-            }
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three of four slots are freed; then the program waits as long as it has worked, and ends.
+    #[test]
+    fn each_grain_holds_what_it_must() {
+        let mut events = vec![Event::Passed(100)];
+        events.extend((0..8).flat_map(|part| [Event::Written(part * 1024..(part + 1) * 1024), Event::Passed(100)]));
+        events.extend((0..8192).filter(|slot| slot % 4 > 0).map(|slot| Event::Freed(slot..slot + 1)));
+        events.push(Event::Passed(1000));
+        let life = Life::of(&events);
+        let held = |grain| life.held(grain, 0.9);
+        assert_eq!((life.live(0.3), life.live(0.9)), (0.625, 0.25));
+        assert_eq!((held(Grain::Extents), held(Grain::Blocks), held(Grain::Clusters)), (1.0, 1.0, 1.0));
+        assert!((0.25..=0.3125).contains(&held(Grain::Pieces)), "{}", held(Grain::Pieces));
+        assert_eq!((life.most(Grain::Slots, 0.1), life.most(Grain::Slots, 0.9)), (1.0, 0.25));
     }
 }
