@@ -12,6 +12,7 @@
 //! * `hot`: the connections served last, which a worker looks at first.
 //! * `tokens`: the store of tokens, read again when it changes. `reserve`: memory that is kept for the
 //!   machine's own programs.
+//! * `trim`: memory that goes back to the system.
 //! * `compute`: functions near memory.
 //! * `metrics`, `status`, [`log`]: counters, status and log lines for the operator.
 //! * [`run()`]: the daemon from start to SIGTERM; [`Node`]: the same inside another process.
@@ -27,6 +28,7 @@ mod reserve;
 mod run;
 mod status;
 pub mod tokens;
+mod trim;
 mod turns;
 mod worker;
 

@@ -250,6 +250,7 @@ fn line(event: Event<'_>) -> String {
             let why = match why {
                 Leaving::Farewell => "it said goodbye",
                 Leaving::Ended => "it has ended",
+                Leaving::Broke => "it broke the rules",
                 Leaving::Grace => "its connection did not come back within its grace",
                 Leaving::Run => "its run is over",
                 Leaving::Revoked => "its token was revoked, or has expired",

@@ -20,6 +20,7 @@ mod newcomers;
 use crate::StartError;
 use crate::hot::Hot;
 use crate::listen::Listener;
+use crate::trim::Trim;
 use crate::turns::Turns;
 use farmem_nic::Nic;
 use farmem_nic::engine::{Circumstances, Engine, Goodbye};
@@ -170,6 +171,7 @@ struct Worker {
     connections: Vec<Option<Connection>>,
     hot: Hot,
     turns: Turns,
+    trim: Trim,
     /// Tokens of connections to be served without an event: whose peers have a descriptor to take
     /// before they are sent more, or whose input goes on.
     unasked: Vec<usize>,
@@ -201,6 +203,7 @@ impl Worker {
             connections,
             hot: Hot::default(),
             turns: Turns::default(),
+            trim: Trim::default(),
             unasked,
             lingering,
             strangers,
@@ -431,6 +434,7 @@ impl Worker {
         if self.index == 0 {
             self.shared.nic.expire(now);
             self.shared.nic.keep(&thread_cpu_ns);
+            self.trim.look(self.shared.nic.entries());
         }
     }
 }

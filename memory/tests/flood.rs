@@ -15,6 +15,8 @@ use std::net::TcpStream;
 const AT_ONCE: usize = 300;
 /// Bytes by which the process may grow: less than four for each of a million.
 const GROWTH: u64 = 3 << 20;
+/// Bytes by which it may grow after a fifth of the connections: it does not grow with their number.
+const LATER_GROWTH: u64 = 1 << 20;
 
 /// Resident memory of this process, which is the node's, too.
 fn resident() -> u64 {
@@ -55,9 +57,22 @@ fn a_flood_of_hostile_connections_leaves_nothing_behind() {
         open.clear();
         within("all connections are closed", || node.connections() == 0);
     };
-    flood(0, 1000);
-    let before = resident();
-    flood(1000, 1000 + count);
-    let after = resident();
-    assert!(after < before + GROWTH, "{} KiB before, {} KiB after {count}", before >> 10, after >> 10);
+    // Returns the memory that stays when the node has let go of all that came.
+    let mut flood = |from: usize, to: usize, most: u64| {
+        flood(from, to);
+        within("no member is left", || node.nic().members().is_empty());
+        let mut after = 0;
+        within(&format!("less than {} KiB are left", most >> 10), || {
+            if after != resident() {
+                after = resident();
+                println!("after {to} connections: {} KiB", after >> 10);
+            }
+            after < most
+        });
+        after
+    };
+    let before = flood(0, 1000, u64::MAX);
+    let fifth = flood(1000, 1000 + count / 5, before + GROWTH);
+    let most = (before + GROWTH).min(fifth + LATER_GROWTH);
+    flood(1000 + count / 5, 1000 + count, most);
 }

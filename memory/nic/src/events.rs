@@ -59,6 +59,8 @@ pub enum Leaving {
     Grace,
     /// Its run is over.
     Run,
+    /// It broke the rules, and held nothing.
+    Broke,
     /// It held nothing, and a newcomer needed its place.
     GaveWay,
     /// Its token was revoked, or its time is over.

@@ -212,6 +212,11 @@ impl Nic {
         self.units.unscrubbed()
     }
 
+    /// Entries in the tables that strangers can fill: members and windows.
+    pub fn entries(&self) -> usize {
+        self.places.taken() + self.window_places.taken()
+    }
+
     /// Bytes lent now: slabs, and units that somebody holds or that are not clean yet.
     pub fn lent(&self) -> u64 {
         self.lending.lent() + self.units.held()

@@ -441,7 +441,12 @@ impl Engine {
         }
         let by_node = why == Goodbye::Done;
         match self.phase {
-            Phase::Control(control) => nic.left(&control.member, true, by_node, now_ns),
+            Phase::Control(control) => {
+                nic.left(&control.member, true, by_node, now_ns);
+                if let Goodbye::Broken(_) = why {
+                    nic.broke(&control.member);
+                }
+            }
             Phase::Queue(serving) => {
                 let (member, queue, turn) = (*serving).ended();
                 nic.detach(&member, queue, turn);

@@ -308,6 +308,15 @@ impl Nic {
         }
     }
 
+    /// A connection of the member has closed that broke the rules. If the member holds nothing, its
+    /// grace would keep nothing, and a flood of such members would fill the table: it is gone. One
+    /// that came by a token stays, because somebody on the path may have changed its bytes.
+    pub(crate) fn broke(&self, member: &Arc<Member>) {
+        if member.token.is_none() && !member.is_present() && member.is_empty_handed() {
+            self.part(member, Leaving::Broke);
+        }
+    }
+
     /// A member for a child about to be forked, holding what its parent holds.
     pub(crate) fn ticket(&self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
         let Member { run, pid, names, peer, local, mapped, grace_ns, .. } = **parent;
