@@ -14,7 +14,7 @@ use crate::table::Table;
 use crate::thread::{LOOK_ROUNDS, Threads};
 use crate::wake::Background;
 use crate::word::Word;
-use farmem_pool::{Loss, Pool, Protect};
+use farmem_pool::{Altered, Loss, Pool, Protect};
 use farmem_protocol::addr::{FarSlot, PageId, SLAB_BYTES};
 use farmem_protocol::units::bytes;
 use farmem_run::RunSpec;
@@ -107,13 +107,12 @@ impl Base {
         }
     }
 
-    /// Opens a page that came from its slot, or from the staging ring. Ends the process if it is
-    /// not what was sealed: none of its bytes reach the program.
-    pub fn open(&self, slot: FarSlot, from: Bytes<'_>, mut to: Target<'_>) {
+    /// Opens a page that came from its slot, or from the staging ring. If it is not what was sealed
+    /// then none of its bytes may reach the program.
+    #[inline]
+    pub fn open(&self, slot: FarSlot, from: Bytes<'_>, mut to: Target<'_>) -> Result<(), Altered> {
         // SAFETY: both are mapped, by their types; the slot's page is the caller's.
-        if let Err(altered) = unsafe { self.pool.open(slot, from.as_ptr(), to.as_ptr()) } {
-            die(exit::ALTERED, &altered.to_string());
-        }
+        unsafe { self.pool.open(slot, from.as_ptr(), to.as_ptr()) }
     }
 
     /// One round of waiting for a page that another thread owns. The owner may need this CPU.

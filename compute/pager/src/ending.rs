@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // System calls that end the process.
 
 use farmem_fabric::Lost;
+use farmem_pool::Altered;
 use farmem_run::{counters, exit};
 use farmem_sys::raw::{Errno, sleep_ns, syscall, write_all};
 use farmem_sys::{descriptors, socket};
@@ -96,6 +97,12 @@ pub(crate) fn is_orphaned() -> bool {
 #[inline]
 pub fn or_end<T>(had: Result<T, Lost>) -> T {
     had.unwrap_or_else(|lost| die(exit::NODE_LOST, &lost.to_string()))
+}
+
+/// A page that opened, or the end of the process: there is no copy of it that does.
+#[inline]
+pub(crate) fn or_altered(opened: Result<(), Altered>) {
+    opened.unwrap_or_else(|altered| die(exit::ALTERED, &altered.to_string()))
 }
 
 /// The process ends now by its own will. Anything that other threads find out from here on is of no

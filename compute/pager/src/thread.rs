@@ -61,6 +61,8 @@ pub struct Thread {
     pub lane: Lane,
     /// Operations that the last look found done.
     pub done: Vec<Done>,
+    /// By the READ's tag: the node whose bytes came, where pages are sealed.
+    pub senders: [Option<u32>; LANDING],
     /// Cards know of the landing buffer.
     pub is_told: bool,
     /// Prefetch decisions.
@@ -118,6 +120,7 @@ impl Thread {
         Ok(Thread {
             lane: Lane::new(),
             done: Vec::with_capacity(2 * WINDOW),
+            senders: [None; LANDING],
             is_told: false,
             prefetcher: Prefetcher::with_longest(longest),
             first: FirstTouch::new(),

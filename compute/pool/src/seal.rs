@@ -28,7 +28,7 @@
 
 #![allow(unsafe_code)] // Pages are the caller's raw memory.
 
-use crate::extent::MAX_SLABS;
+use crate::extent::{HOMES, MAX_SLABS};
 use crate::{Pool, State};
 use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB};
 use farmem_sys::gcm::{self, Key};
@@ -193,7 +193,7 @@ impl Pool {
     /// caller's.
     ///
     /// # Errors
-    /// [`Altered`]: the caller ends the process. What is at `to` must not be used.
+    /// [`Altered`]: the caller asks [`Pool::distrust`]. What is at `to` must not be used.
     ///
     /// # Safety
     /// Both are pages, the caller's, `from` readable and `to` writable.
@@ -204,6 +204,28 @@ impl Pool {
         let Some(key) = sealing.key(nonce >> COUNT_BITS) else { return Err(self.altered(slot)) };
         // SAFETY: the caller's promise.
         unsafe { key.open(nonce, tag, from, to) }.map_err(|gcm::Altered| self.altered(slot))
+    }
+
+    /// A page that came from a node does not open. Gives that node up if the page can be had
+    /// elsewhere: the caller reads it again. False: it cannot, and the caller ends the process.
+    ///
+    /// A node that is given up is asked for nothing more. So a forger has one try at each node, and
+    /// at the READs that are under way then.
+    #[cold]
+    pub fn distrust(&self, from: Option<u32>, altered: &Altered) -> bool {
+        let (slot, Some(node)) = (altered.slot, from) else { return false };
+        let word = self.extents.word(slot.slab_index());
+        let has = |nth: usize| word.reads(nth, || self.extents.is_stale(word, nth, slot.place()));
+        let elsewhere = (0..HOMES).any(|nth| has(nth) && self.extents.home(word, nth).node != node);
+        if !elsewhere && !(word.is_striped() && self.follows(slot.slab_index())) {
+            return false;
+        }
+        let reason = format!("it gave a page back altered or old (slab {}, slot {})", slot.slab_index(), slot.place());
+        match self.nodes.all().get(node as usize) {
+            Some(one) => self.lose(node as usize, &one.session().give_up(reason)),
+            None => self.disk_failed(reason),
+        }
+        true
     }
 
     #[cold]

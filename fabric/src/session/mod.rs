@@ -197,6 +197,12 @@ impl Session {
         self
     }
 
+    /// Gives the node up for a reason that the caller has found. Returns the loss, also if it was
+    /// lost before.
+    pub fn give_up(&self, reason: String) -> Lost {
+        self.member.give_up(reason)
+    }
+
     /// Whether the member was found to be lost, by whichever call.
     pub fn is_lost(&self) -> bool {
         self.member.check().is_err()

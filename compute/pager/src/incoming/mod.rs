@@ -21,7 +21,7 @@ pub(crate) mod window;
 
 use crate::base::{Base, not_installed};
 use crate::dirty::{Changes, Comes, guess};
-use crate::ending::broken;
+use crate::ending::{broken, or_altered};
 use crate::local::Local;
 use crate::out::Out;
 use crate::page::{Busy, Bytes, Frames, Pages, Run};
@@ -274,7 +274,7 @@ impl Incoming {
         }
         let Some(slot) = seen.slot() else { broken("a staged page without a far slot") };
         let at = thread.demand(thread.lands_last != thread.unkept.is_some());
-        self.base.open(slot, staged, thread.landing.target(at));
+        or_altered(self.base.open(slot, staged, thread.landing.target(at)));
         thread.landing.page(at)
     }
 

@@ -13,9 +13,10 @@
 #![allow(unsafe_code)] // READs into the landing buffer.
 
 use super::Incoming;
-use crate::ending::or_end;
+use crate::ending::{or_altered, or_end};
 use crate::page::Bytes;
 use crate::thread::{Claimed, Thread};
+use farmem_pool::Altered;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use std::time::Duration;
 
@@ -45,16 +46,34 @@ impl Incoming {
         self.out.send_on();
         self.await_read(thread, |tag| tag == DEMAND);
         let at = thread.demand(thread.lands_last);
-        self.open_landed(thread, slot, at);
+        self.open_landed(thread, slot, DEMAND, at);
         thread.landing.page(at)
     }
 
-    /// Opens a page of the landing buffer that was sealed for its slot.
+    /// Opens a page of the landing buffer that was sealed for its slot. `tag`: of its READ.
     #[inline]
-    fn open_landed(&self, thread: &Thread, slot: FarSlot, at: usize) {
-        if self.base.spec.seal {
-            self.base.open(slot, thread.landing.page(at), thread.landing.target(at));
+    fn open_landed(&self, thread: &mut Thread, slot: FarSlot, tag: u64, at: usize) {
+        if self.base.spec.seal
+            && let Err(altered) = self.base.open(slot, thread.landing.page(at), thread.landing.target(at))
+        {
+            self.open_other(thread, (slot, tag, at), altered);
         }
+    }
+
+    /// A page does not open. Gives up the node that sent it, and reads and opens the page's other
+    /// copy. Ends the process if there is none, or none that opens.
+    #[cold]
+    fn open_other(&self, thread: &mut Thread, (slot, tag, at): (FarSlot, u64, usize), mut altered: Altered) {
+        while self.base.pool.distrust(thread.senders.get(tag as usize).copied().flatten(), &altered) {
+            self.post_read(thread, slot, tag, at);
+            thread.lane.doorbell(&self.base.pool);
+            self.await_read(thread, |done| done == tag);
+            match self.base.open(slot, thread.landing.page(at), thread.landing.target(at)) {
+                Ok(()) => return,
+                Err(another) => altered = another,
+            }
+        }
+        or_altered(Err(altered));
     }
 
     /// Finds where the pages of the planned window are, and sends the READs of those that are not
@@ -85,9 +104,9 @@ impl Incoming {
     }
 
     /// Opens the pages of the window from one on that have come in. None is under way any more.
-    pub(super) fn open_window(&self, thread: &Thread, claimed: &[Claimed], from: usize) {
+    pub(super) fn open_window(&self, thread: &mut Thread, claimed: &[Claimed], from: usize) {
         for (i, one) in claimed.iter().enumerate().skip(from).filter(|(_, one)| !one.in_place) {
-            self.open_landed(thread, one.slot, 1 + i);
+            self.open_landed(thread, one.slot, DEMAND + 1 + i as u64, 1 + i);
         }
     }
 
@@ -110,6 +129,7 @@ impl Incoming {
             thread.lane.wait(&self.base.pool, &mut thread.done, Duration::from_secs(1));
             for done in thread.done.drain(..) {
                 or_end(done.result);
+                thread.senders.get_mut(done.tag as usize).into_iter().for_each(|sender| *sender = done.from);
                 satisfied |= enough(done.tag);
             }
         }

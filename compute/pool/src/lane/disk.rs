@@ -63,7 +63,7 @@ impl Lane {
         let Some(disk) = pool.disk() else { return false };
         // SAFETY: the caller's promise.
         match unsafe { disk.read(home.slab, operation.slot, operation.from, into, operation.len) } {
-            Ok(()) => operation.done += 1,
+            Ok(()) => (operation.done, operation.by) = (operation.done + 1, Some(DISK)),
             Err(e) => {
                 operation.refused[nth] = true;
                 pool.disk_failed(e);

@@ -49,6 +49,8 @@ pub struct Done {
     /// Of a record of lines with conditions, the pages refused by some home; else 0. `Lost`: no
     /// home has done it, and none is left.
     pub result: Result<u64, Lost>,
+    /// Of a READ: the number of the node whose bytes came. `None`: they are of several.
+    pub from: Option<u32>,
 }
 
 #[derive(Clone, Copy)]
@@ -82,6 +84,8 @@ struct Operation {
     /// Of a READ of which the home was chosen: when it was posted, in ticks; else 0.
     begun: u64,
     reason: Option<Lost>,
+    /// Of a READ: the node whose bytes came.
+    by: Option<u32>,
 }
 
 /// One thread's way to far memory. See the module.
@@ -220,6 +224,7 @@ impl Lane {
             refused: [false; HOMES],
             begun: 0,
             reason: None,
+            by: None,
         };
         match self.idle.pop() {
             Some(number) => {
@@ -383,6 +388,7 @@ impl Lane {
             match completion.result {
                 Ok(value) => {
                     operation.done += 1;
+                    operation.by = Some(node as u32);
                     operation.value |= value;
                     if operation.begun != 0 {
                         self.paces.took(pool.moment(), node, operation.begun);
@@ -471,11 +477,11 @@ impl Lane {
             return;
         }
         let result = if operation.done > 0 { Ok(operation.value) } else { Err(self.why(pool, number)) };
-        let Operation { tag, whose, .. } = self.operations[number as usize];
+        let Operation { tag, whose, by: from, .. } = self.operations[number as usize];
         self.idle.push(number);
         self.under_way -= 1;
         match whose {
-            Whose::Caller => self.ready.push(Done { tag, result }),
+            Whose::Caller => self.ready.push(Done { tag, result, from }),
             whose => self.own_done(pool, whose, result),
         }
     }

@@ -193,7 +193,7 @@ impl Lane {
                     (None, Some(Err(why))) if !self.follows(pool, update.stripes, page) => Err(why),
                     _ => Ok(0),
                 };
-                self.ready.push(Done { tag: page.tag, result });
+                self.ready.push(Done { tag: page.tag, result, from: None });
                 self.under_way -= 1;
             }
         }

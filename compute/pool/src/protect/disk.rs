@@ -365,7 +365,7 @@ impl Pool {
 
     /// The disk has failed. When this returns no word names a home there.
     #[cold]
-    pub(crate) fn disk_failed(&self, e: Errno) {
+    pub(crate) fn disk_failed(&self, e: impl std::fmt::Display) {
         let Some(disk) = self.disk_in() else { return };
         disk.why.lock().get_or_insert_with(|| e.to_string());
         // No slab is published or given a home meanwhile.
