@@ -22,7 +22,7 @@ use farmem_fabric::{Lost, QueuePair, Session};
 use farmem_protocol::placement::{self, Candidate};
 use farmem_protocol::random::hash;
 use farmem_sys::clock;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// Nodes that a pool can have over the life of its process.
 pub const MAX_NODES: usize = 256;
@@ -51,12 +51,15 @@ pub(crate) struct Node {
     pub held: AtomicU32,
     /// The number of the first node that has its failure domain.
     domain: AtomicU32,
+    /// It sent a page that does not open, and is not used again.
+    pub distrusted: AtomicBool,
 }
 
 impl Node {
     fn empty() -> Node {
         let session = AtomicPtr::new(std::ptr::null_mut());
-        Node { session, standing: AtomicU32::new(0), held: AtomicU32::new(0), domain: AtomicU32::new(0) }
+        let [standing, held, domain] = [0; 3].map(AtomicU32::new);
+        Node { session, standing, held, domain, distrusted: AtomicBool::new(false) }
     }
 
     pub fn session(&self) -> &'static Session {
@@ -248,11 +251,14 @@ impl Pool {
         self.nodes.all().iter().position(is)
     }
 
-    /// Whether a node at an address, as it was given, was lost, and none is in there now.
+    /// Whether a node at an address, as it was given, was lost and may be used again, and none is in
+    /// there now.
     pub fn has_lost(&self, address: &str) -> bool {
         let lost = |node: &Node| matches!(node.standing(), Standing::Lost | Standing::Orphaned);
         let there = |node: &&Node| node.session().node() == address;
-        self.node_at(address).is_none() && self.nodes.all().iter().filter(there).any(lost)
+        let distrusted = |node: &Node| node.distrusted.load(Ordering::Relaxed);
+        let mut all = self.nodes.all().iter().filter(there);
+        self.node_at(address).is_none() && all.clone().any(lost) && !all.any(distrusted)
     }
 
     /// The addresses of the nodes that are in, as they were given.

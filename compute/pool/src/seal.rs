@@ -209,7 +209,7 @@ impl Pool {
     /// A page that came from a node does not open. Gives that node up if the page can be had
     /// elsewhere: the caller reads it again. False: it cannot, and the caller ends the process.
     ///
-    /// A node that is given up is asked for nothing more. So a forger has one try at each node, and
+    /// A node that is given up is asked for nothing more, also when it seems to be back. So a forger has one try at each node, and
     /// at the READs that are under way then.
     #[cold]
     pub fn distrust(&self, from: Option<u32>, altered: &Altered) -> bool {
@@ -217,12 +217,16 @@ impl Pool {
         let word = self.extents.word(slot.slab_index());
         let has = |nth: usize| word.reads(nth, || self.extents.is_stale(word, nth, slot.place()));
         let elsewhere = (0..HOMES).any(|nth| has(nth) && self.extents.home(word, nth).node != node);
-        if !elsewhere && !(word.is_striped() && self.follows(slot.slab_index())) {
+        let follows = || word.is_striped() && self.follows(slot.slab_index());
+        if !(elsewhere || follows()) {
             return false;
         }
         let reason = format!("it gave a page back altered or old (slab {}, slot {})", slot.slab_index(), slot.place());
         match self.nodes.all().get(node as usize) {
-            Some(one) => self.lose(node as usize, &one.session().give_up(reason)),
+            Some(one) => {
+                one.distrusted.store(true, Ordering::Relaxed);
+                self.lose(node as usize, &one.session().give_up(reason));
+            }
             None => self.disk_failed(reason),
         }
         true
