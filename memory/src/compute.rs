@@ -2,8 +2,9 @@
 //! ([`farmem_protocol::near`]).
 //!
 //! A call runs on the worker that received it, within that worker's section, so no right can end
-//! under it. Each call is bounded (some 100 µs), and at most N run at a time. A further one is
-//! refused as busy, and its host does the work by verbs. So N of the node's workers may compute;
+//! under it. Each call is bounded (some 100 µs), and has a deadline where the machine is slower than
+//! that ([`DEADLINE`]). At most N run at a time. A further one is refused as busy. A host whose call
+//! is refused does the work by verbs. So N of the node's workers may compute;
 //! verbs on other workers wait for nothing.
 
 use farmem_nic::epochs::Section;
@@ -11,10 +12,13 @@ use farmem_nic::grip::Grip;
 use farmem_nic::service::{Caller, Service};
 use farmem_nic::windows::Windows;
 use farmem_protocol::key::Key;
-use farmem_protocol::near::{Bytes, Call, Which};
+use farmem_protocol::near::{Bytes, Call, Range, Which, mark};
 use farmem_protocol::wire::{Op, Status};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long a call runs, at most, but for its last step of 16 KiB or one object.
+pub const DEADLINE: Duration = Duration::from_millis(1);
 
 /// Serves calls, at most `most` at a time.
 pub struct Compute {
@@ -44,33 +48,40 @@ impl Drop for Turn<'_> {
 }
 
 /// The ranges that a call was admitted to.
-struct Admitted {
+struct Admitted<'a> {
+    caller: &'a Caller<'a>,
+    until: Instant,
     source: Grip,
     list: Option<Grip>,
+    /// Ranges that the caller's memory names.
+    places: Vec<Option<Grip>>,
 }
 
-impl Admitted {
-    fn new(caller: &Caller<'_>, call: &Call) -> Result<Admitted, Status> {
-        let grip = |which, range: farmem_protocol::near::Range| {
-            let read = caller.admit(range.key, Op::Read, range.at, range.len)?;
-            if call.writes(which) {
-                caller.admit(range.key, Op::Write, range.at, range.len)?;
-            }
-            Ok(read)
-        };
-        let list = (call.list.len > 0).then(|| grip(Which::List, call.list)).transpose()?;
-        Ok(Admitted { source: grip(Which::Source, call.source)?, list })
+fn grip(caller: &Caller<'_>, range: Range, writes: bool) -> Result<Grip, Status> {
+    let read = caller.admit(range.key, Op::Read, range.at, range.len)?;
+    if writes {
+        caller.admit(range.key, Op::Write, range.at, range.len)?;
+    }
+    Ok(read)
+}
+
+impl<'a> Admitted<'a> {
+    fn new(caller: &'a Caller<'a>, call: &Call, until: Instant) -> Result<Admitted<'a>, Status> {
+        let list = (call.list.len > 0).then(|| grip(caller, call.list, call.writes(Which::List))).transpose()?;
+        let source = grip(caller, call.source, call.writes(Which::Source))?;
+        Ok(Admitted { caller, until, source, list, places: Vec::new() })
     }
 
     fn of(&self, which: Which) -> Option<&Grip> {
         match which {
             Which::Source => Some(&self.source),
             Which::List => self.list.as_ref(),
+            Which::Place(n) => self.places.get(usize::from(n))?.as_ref(),
         }
     }
 }
 
-impl Bytes for Admitted {
+impl Bytes for Admitted<'_> {
     fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()> {
         let grip = self.of(of)?;
         grip.memory.mapping().read_bytes(grip.offset.checked_add(at)?, into).then_some(())
@@ -79,6 +90,18 @@ impl Bytes for Admitted {
     fn write(&mut self, of: Which, at: u64, bytes: &[u8]) -> Option<()> {
         let grip = self.of(of)?;
         grip.memory.mapping().write_bytes(grip.offset.checked_add(at)?, bytes).then_some(())
+    }
+
+    fn open(&mut self, n: u8, range: Range, writes: bool) -> Option<()> {
+        let grip = grip(self.caller, range, writes).ok()?;
+        let n = usize::from(n);
+        self.places.resize(self.places.len().max(mark::PLACES).max(n + 1), None);
+        self.places[n] = Some(grip);
+        Some(())
+    }
+
+    fn is_late(&mut self) -> bool {
+        Instant::now() >= self.until
     }
 }
 
@@ -97,7 +120,8 @@ impl Service for Compute {
         let call = Call::parse(said).map_err(|_| Status::Range)?;
         let _turn = self.begin().ok_or(Status::Empty)?;
         let begun = Instant::now();
-        let reply = Admitted::new(caller, &call).and_then(|mut memory| call.run(&mut memory).ok_or(Status::Range));
+        let memory = Admitted::new(caller, &call, begun + DEADLINE);
+        let reply = memory.and_then(|mut memory| call.run(&mut memory).ok_or(Status::Range));
         caller.computed(begun.elapsed().as_nanos() as u64);
         reply.map(|reply| reply.frame())
     }

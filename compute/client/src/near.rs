@@ -22,6 +22,8 @@ use farmem_protocol::key::Key;
 use farmem_protocol::near::{Bytes, Call, FRAME, Function, MAX_BYTES, MAX_HOPS, MAX_PIECE, Range, Reply, Which, laid};
 use std::sync::atomic::Ordering;
 
+pub mod mark;
+
 pub use farmem_protocol::near::{Columns, Found, Kind, Scan};
 
 /// Calls under way together. More would delay other members at the node.

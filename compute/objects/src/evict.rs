@@ -17,10 +17,11 @@
 //! dirty victims travel behind the read of a miss, by the same round trip.
 
 use crate::class::{CLASSES, Class, SEGMENT};
-use crate::frames::{ARRIVING, Arena, At, Frames, Move, SEEN, STAMP, Word};
+use crate::frames::{Arena, At, Frames, Move};
 use crate::homes::Homes;
 use crate::rooms::Room;
 use crate::share::Share;
+use crate::word::{ARRIVING, SEEN, STAMP, Word};
 use crate::{Error, Result};
 use farmem::near::{Found, Scan};
 use farmem::{Addr, Completion, Lane};
@@ -347,7 +348,7 @@ impl Evictor {
     pub fn fetch_one(&mut self, arena: &Arena, (class, mark, oldest): (Class, u64, u64), word: Word) -> Result<Word> {
         let home = self.homes.addr(word.home()).ok_or(Error::OtherHeap)?;
         let at = self.frame(arena, class, oldest)?;
-        let word = Word::new(class, at, word.home());
+        let word = Word::new(at.units(class), word.home());
         arena.give(at, word, mark | SEEN);
         self.run(arena, &[(at, home)], oldest)?;
         Ok(word)
@@ -369,7 +370,7 @@ impl Evictor {
         for (n, home) in homes.into_iter().enumerate() {
             let (segment, number) = self.rooms[class.index].take().ok_or(Error::ScopeFull(self.most()))?;
             let at = arena.frame(class, segment, number);
-            let word = Word::new(class, at, away[n].home());
+            let word = Word::new(at.units(class), away[n].home());
             arena.give(at, word, mark | SEEN);
             tell(n, word);
             reads.push((at, home));
@@ -390,7 +391,7 @@ impl Evictor {
         let at = self.frame(arena, class, oldest)?;
         match home(&mut self.homes) {
             Ok(home) => {
-                let word = Word::new(class, at, home).dirty();
+                let word = Word::new(at.units(class), home).dirty();
                 arena.give(at, word, mark | SEEN);
                 Ok((at, word))
             }
@@ -413,7 +414,7 @@ impl Evictor {
         for (n, word) in away.iter().enumerate() {
             let Some(home) = self.homes.addr(word.home()) else { continue };
             let Ok(at) = self.frame(arena, class, oldest) else { break };
-            let word = Word::new(class, at, word.home());
+            let word = Word::new(at.units(class), word.home());
             // It gets one round of the hand: it has not been used yet.
             arena.give(at, word, mark);
             tell(n, word);

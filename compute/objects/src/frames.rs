@@ -32,8 +32,9 @@
 
 use crate::class::{ARENA, Class, SEGMENT};
 use crate::heap::Inner;
-use crate::homes::{self, HOME_BITS, Home};
-use crate::{Error, Far, Heap, Result};
+use crate::homes::{self, Home};
+use crate::word::{ARRIVING, SEEN, STAMP, Word};
+use crate::{Error, Far, Result, Scope};
 use farmem::{Addr, Lane};
 use farmem_sys::memory;
 use std::cell::Cell;
@@ -41,15 +42,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::rc::Rc;
-
-/// The hand has come by since its last use.
-pub const SEEN: u64 = 1;
-/// Its payload is on its way: it is nobody's to look at. Its word is the complement of its box's.
-pub const ARRIVING: u64 = 2;
-/// Bits of `meta` below the stamp.
-pub const STAMP: u32 = 2;
-/// Bits of a word below the place.
-const PLACE: u32 = HOME_BITS + 1;
 
 /// Two words before each payload. In larger classes the header is padded to the payload's
 /// alignment.
@@ -64,27 +56,10 @@ struct Header {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct At(usize);
 
-/// The word of a box: never 0.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Word(pub u64);
-
-impl Word {
-    pub fn new(class: Class, at: At, home: Home) -> Word {
-        Word(((at.0 - class.from) >> class.unit << PLACE) as u64 | home.0)
-    }
-
-    pub fn home(self) -> Home {
-        Home(self.0 & ((1 << HOME_BITS) - 1))
-    }
-
-    /// Written to since it came.
-    pub fn is_dirty(self) -> bool {
-        self.0 & 1 << HOME_BITS != 0
-    }
-
-    #[inline]
-    pub fn dirty(self) -> Word {
-        Word(self.0 | 1 << HOME_BITS)
+impl At {
+    /// Units into its class's range.
+    pub fn units(self, class: Class) -> u64 {
+        ((self.0 - class.from) >> class.unit) as u64
     }
 }
 
@@ -113,43 +88,11 @@ impl Arena {
         let base = memory::reserve(ARENA).map_err(|e| Error::NoAddresses(e.0))?;
         NonNull::new(base).map(|base| Arena(Frames { base })).ok_or(Error::NoAddresses(12))
     }
-}
 
-/// Keeps local what is reached by it.
-pub struct Scope {
-    inner: Rc<Inner>,
-    /// Those of `inner`, which it keeps: a use finds them without a step more.
-    arena: Frames,
-    /// Its stamp, in the place where frames have theirs.
-    mark: u64,
-}
-
-impl Scope {
+    /// For one that keeps the arena.
     #[inline]
-    pub(crate) fn new(inner: Rc<Inner>, mark: u64) -> Scope {
-        Scope { arena: Frames { base: inner.arena.base }, inner, mark }
-    }
-
-    pub(crate) fn is_of(&self, heap: &Heap) -> Result<()> {
-        if Rc::ptr_eq(&self.inner, &heap.inner) { Ok(()) } else { Err(Error::OtherHeap) }
-    }
-
-    #[inline]
-    pub(crate) fn mark(&self) -> u64 {
-        self.mark
-    }
-}
-
-impl Drop for Scope {
-    #[inline]
-    fn drop(&mut self) {
-        self.inner.end(self.mark);
-    }
-}
-
-impl fmt::Debug for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scope").field("stamp", &(self.mark >> STAMP)).finish_non_exhaustive()
+    pub fn frames(&self) -> Frames {
+        Frames { base: self.0.base }
     }
 }
 
@@ -163,7 +106,7 @@ impl Frames {
     /// Where a box of this class says that its object is.
     #[inline]
     pub fn of_word(&self, class: Class, word: Word) -> At {
-        At(class.from + ((word.0 >> PLACE) << class.unit) as usize)
+        At(class.from + (word.place() << class.unit) as usize)
     }
 
     #[inline]
@@ -269,6 +212,40 @@ impl Frames {
         batch.run()
     }
 
+    /// Writes values home, by one round trip to each node, and has them be clean. Those alone that
+    /// are here, and were written to since they came. Their boxes are borrowed exclusively: so
+    /// values may go that a scope holds.
+    ///
+    /// # Errors
+    /// The first.
+    pub fn save<T: Far>(&self, lane: &mut Lane, values: Vec<(&mut FarBox<T>, Addr)>) -> farmem::Result<()> {
+        let class = FarBox::<T>::CLASS;
+        let is_new =
+            |one: &FarBox<T>| one.word().is_dirty() && self.word(self.of_word(class, one.word())) == one.word().0;
+        let values: Vec<(&mut FarBox<T>, Addr)> = values.into_iter().filter(|(one, _)| is_new(one)).collect();
+        let mut batch = lane.batch();
+        for (one, home) in &values {
+            let at = self.of_word(class, one.word());
+            // SAFETY: the frame has the value of a box that is borrowed exclusively, so no other
+            // reference to its payload is left; the batch ends below.
+            let payload = unsafe { std::slice::from_raw_parts(self.payload(at, class).as_ptr(), class.payload) };
+            batch.write(*home, payload);
+        }
+        let mut saved = Ok(());
+        for ((one, _), result) in values.iter().zip(batch.run()) {
+            match result {
+                Ok(_) => {
+                    let word = one.word().clean();
+                    self.header(self.of_word(class, word)).word.set(word.0);
+                    one.word.set(word.0);
+                }
+                Err(e) if saved.is_ok() => saved = Err(e),
+                Err(_) => {}
+            }
+        }
+        saved
+    }
+
     /// One arrival, with nothing else.
     pub fn arrive(&self, lane: &mut Lane, (at, home): Move) -> farmem::Result<()> {
         let class = Class::at(at.0);
@@ -361,6 +338,36 @@ impl<T: Far> FarBox<T> {
         inner.arena.fill(at, &[bytes, &vec![0; size_of::<T>() - bytes.len()]].concat());
         inner.arena.arrived(at);
         FarBox { word: Cell::new(word.0), value: PhantomData }
+    }
+
+    /// A box whose object lies at this home, and is away. The home is no other box's.
+    pub(crate) fn away(home: Home) -> FarBox<T> {
+        FarBox { word: Cell::new(home.0), value: PhantomData }
+    }
+
+    /// A value for a box that is away, instead of the one at its home.
+    pub(crate) fn renew(&mut self, inner: &Inner, value: &T) -> Result<()> {
+        self.forget(inner);
+        let (at, word) = inner.fresh_at(Self::CLASS, self.word().home())?;
+        inner.arena.fill(at, value.as_bytes());
+        inner.arena.arrived(at);
+        self.word.set(word.0);
+        Ok(())
+    }
+
+    /// Lets go of a local value: what lies at its home is its value from now on.
+    pub(crate) fn forget(&mut self, inner: &Inner) {
+        if self.word.get() == self.word().home().0 {
+            return;
+        }
+        let at = inner.arena.of_word(Self::CLASS, self.word());
+        inner.settle(at, self.word());
+        if inner.arena.word(at) == self.word.get() {
+            // The box is borrowed exclusively: nothing can refer to the payload.
+            inner.arena.abandon(at);
+            inner.vacant(Self::CLASS, at);
+        }
+        self.word.set(self.word().home().0);
     }
 
     pub(crate) fn word(&self) -> Word {

@@ -2,11 +2,13 @@
 
 use crate::class::{Class, SEGMENT};
 use crate::evict::{Evictor, Moved};
-use crate::frames::{Arena, At, STAMP, Scope, Word};
+use crate::frames::{Arena, At};
 use crate::homes::Home;
 use crate::share::{Local, Share};
+use crate::word::{STAMP, Word};
 use crate::{
-    CHUNK, Chunk, Error, Far, FarBTree, FarBox, FarCache, FarHashMap, FarList, FarQueue, FarString, FarVec, Result,
+    CHUNK, Chunk, Error, Far, FarArena, FarBTree, FarBox, FarCache, FarHashMap, FarList, FarQueue, FarString, FarVec, Linked,
+    Result, Scope,
 };
 use farmem::near::{Found, Scan};
 use farmem::{Addr, Lane, Memory, Transport};
@@ -88,6 +90,33 @@ impl Inner {
         let evictor = &mut *self.evictor.borrow_mut();
         let when = (class, self.clock.get() << STAMP, self.oldest());
         evictor.fresh(&self.arena, when, |homes| homes.take(class, &self.memory, &self.itself))
+    }
+
+    /// [`Inner::fresh`], at a home that the caller has.
+    pub fn fresh_at(&self, class: Class, home: Home) -> Result<(At, Word)> {
+        let evictor = &mut *self.evictor.borrow_mut();
+        let when = (class, self.clock.get() << STAMP, self.oldest());
+        evictor.fresh(&self.arena, when, |_| Ok(home))
+    }
+
+    /// A frame of which the object was let go of.
+    pub fn vacant(&self, class: Class, at: At) {
+        self.evictor.borrow_mut().free(&self.arena, class, at);
+    }
+
+    /// A block of homes that is the caller's alone: its number and address.
+    pub fn block(&self, class: Class) -> Result<(usize, Addr)> {
+        self.evictor.borrow_mut().homes.block(class, &self.memory, &self.itself, true)
+    }
+
+    /// Gives such a block back. No box names a slot of it.
+    pub fn release(&self, number: usize) {
+        self.evictor.borrow_mut().homes.release(number, &self.memory);
+    }
+
+    /// The nodes' memory.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     /// Brings an object in, which awaits nothing or is on its way. Its word from now on.
@@ -369,6 +398,11 @@ impl Heap {
     /// An empty text.
     pub fn string(&self) -> FarString {
         FarString::new(self.clone())
+    }
+
+    /// An empty arena.
+    pub fn arena<T: Linked>(&self) -> FarArena<T> {
+        FarArena::new(self.clone())
     }
 
     /// An empty cache, of at most this many entries.

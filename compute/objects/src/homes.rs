@@ -19,7 +19,7 @@ use std::rc::{Rc, Weak};
 pub const HOME_BITS: u32 = 35;
 const PLACE_BITS: u32 = 17;
 /// Bytes of a block.
-const BLOCK: u64 = 2 << 20;
+pub const BLOCK: u64 = 2 << 20;
 /// Blocks of a thread's heaps, at most: 512 GiB.
 const BLOCKS: usize = 1 << (HOME_BITS - PLACE_BITS);
 
@@ -28,6 +28,11 @@ const BLOCKS: usize = 1 << (HOME_BITS - PLACE_BITS);
 pub struct Home(pub u64);
 
 impl Home {
+    /// A slot of a block, by the number of its first byte.
+    pub fn of(block: usize, offset: usize) -> Home {
+        Home((block as u64) << PLACE_BITS | offset as u64 >> 4)
+    }
+
     fn block(self) -> usize {
         (self.0 >> PLACE_BITS) as usize
     }
@@ -45,6 +50,8 @@ struct Block {
     /// No word before this one has a bit.
     from: usize,
     used: usize,
+    /// An arena has it: it shares out its slots itself.
+    is_whole: bool,
 }
 
 impl Block {
@@ -54,7 +61,7 @@ impl Block {
         if let Some(last) = free.last_mut().filter(|_| !slots.is_multiple_of(64)) {
             *last = (1 << (slots % 64)) - 1;
         }
-        Block { at, class, free, from: 0, used: 0 }
+        Block { at, class, free, from: 0, used: 0, is_whole: false }
     }
 
     fn is_full(&self) -> bool {
@@ -144,15 +151,40 @@ impl Homes {
 
     /// One block more for a class. Its number.
     fn widen(&mut self, class: Class, memory: &Memory, owner: &Weak<Inner>) -> Result<usize> {
+        let (number, _) = self.block(class, memory, owner, false)?;
+        self.roomy[class.index].push(number);
+        Ok(number)
+    }
+
+    /// One block more: its number and address. A whole one is its caller's alone, with all of its
+    /// slots.
+    ///
+    /// # Errors
+    /// As [`Homes::take`].
+    pub fn block(
+        &mut self,
+        class: Class,
+        memory: &Memory,
+        owner: &Weak<Inner>,
+        is_whole: bool,
+    ) -> Result<(usize, Addr)> {
         let at = memory.alloc(BLOCK)?;
         let Some(number) = owners::enter(owner) else {
             let _ = memory.free(at);
             return Err(Error::HeapFull);
         };
         self.blocks.resize_with(self.blocks.len().max(number + 1), || None);
-        self.blocks[number] = Some(Block::new(at, class));
-        self.roomy[class.index].push(number);
-        Ok(number)
+        self.blocks[number] = Some(Block { is_whole, ..Block::new(at, class) });
+        Ok((number, at))
+    }
+
+    /// Gives a whole block back. No box names a slot of it.
+    pub fn release(&mut self, number: usize, memory: &Memory) {
+        if let Some(block) = self.blocks[number].take_if(|block| block.is_whole) {
+            // Of a node that is lost there is nothing to give back.
+            let _ = memory.free(block.at);
+            owners::leave(number, true);
+        }
     }
 
     /// Gives a slot back. A block in which all is free goes back to its node, unless it is the
@@ -160,6 +192,9 @@ impl Homes {
     pub fn give(&mut self, home: Home, memory: &Memory) {
         let number = home.block();
         let Some(Some(block)) = self.blocks.get_mut(number) else { return };
+        if block.is_whole {
+            return;
+        }
         let slot = home.offset() as usize / block.class.payload;
         if block.is_full() {
             self.roomy[block.class.index].push(number);
@@ -188,7 +223,7 @@ impl Drop for Homes {
     fn drop(&mut self) {
         for (number, block) in self.blocks.iter().enumerate() {
             if let Some(block) = block {
-                owners::leave(number, block.used == 0);
+                owners::leave(number, block.used == 0 && !block.is_whole);
             }
         }
     }

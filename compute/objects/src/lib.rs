@@ -124,11 +124,13 @@
 //! * An entry of a map has 120 bytes at most: key, value and what aligns them.
 //! * An entry of a sorted map has 252 bytes at most, an element of a list 2 KiB.
 //! * Local memory of one size of objects: 4 GiB, of objects larger than 1 KiB 16 GiB.
+//! * An arena of objects has 64 GiB at most, and 8 bytes near for each slot.
 //! * A scope that reaches more than the heap's local memory gets [`Error::ScopeFull`]: open scopes
 //!   in loops.
 //! * A scope that is leaked (`std::mem::forget`) keeps what it reached local for ever.
 //! * A lost node is an error of the call that needs it, and never ends the process.
 
+mod arena;
 mod btree;
 mod cache;
 mod class;
@@ -142,11 +144,14 @@ mod list;
 mod map;
 mod queue;
 mod rooms;
+mod scope;
 mod select;
 mod share;
 mod text;
 mod vec;
+mod word;
 
+pub use arena::{Collected, FarArena, Gc, Linked, Root};
 pub use btree::FarBTree;
 pub use cache::FarCache;
 pub use error::{Error, Result};
@@ -155,11 +160,12 @@ pub use frame::{
     Agg, ArrowArray, ArrowSchema, Col, Expr, FarFrame, Groups, Join, Order, Selected, Series, Table, Totals, Type,
     Value, Writer, col,
 };
-pub use frames::{FarBox, Scope};
+pub use frames::FarBox;
 pub use heap::{Builder, Heap};
 pub use list::FarList;
 pub use map::FarHashMap;
 pub use queue::FarQueue;
+pub use scope::Scope;
 pub use select::{Field, Filter, Filtered, Number, Summary};
 pub use share::Local;
 pub use text::FarString;

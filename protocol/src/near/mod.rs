@@ -13,6 +13,7 @@
 //! | [`Function::Scan`] | sums a field of records whose other field is within bounds | [`MAX_BYTES`] |
 //! | [`Function::Columns`] | sums a column where another is within bounds | [`MAX_BYTES`] |
 //! | [`Function::Chase`] | follows links until a field has a value | [`MAX_HOPS`] |
+//! | [`Function::Mark`] | marks the objects of an arena that can be reached | [`MAX_HOPS`], [`mark::MAX_LINKS`] |
 //!
 //! [`Call::run`] runs a function on any [`Bytes`]: a node's slabs, or a host's copy of them. A host
 //! whose node refuses a call runs the same code on its copy, and gets the same bytes.
@@ -21,10 +22,12 @@
 //! are copied before they are checked.
 
 pub mod columns;
+pub mod mark;
 pub mod scan;
 
 use crate::key::Key;
 pub use columns::Columns;
+pub use mark::{Mark, Marked};
 pub use scan::{Found, Kind, Scan};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -91,6 +94,8 @@ pub enum Function {
         /// Objects, at most.
         hops: u32,
     },
+    /// Goes on with a marking: `source` is its directory, `list` its work range.
+    Mark(Mark),
 }
 
 /// A call.
@@ -138,6 +143,15 @@ pub trait Bytes {
     fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()>;
     /// Copies in.
     fn write(&mut self, of: Which, at: u64, bytes: &[u8]) -> Option<()>;
+    /// Opens a range that the caller's memory names, as place `n`, below [`mark::PLACES`]. `None`:
+    /// the caller has no right to it.
+    fn open(&mut self, _n: u8, _range: Range, _writes: bool) -> Option<()> {
+        None
+    }
+    /// Whether the call has had its time. A call that is late ends early, or is refused.
+    fn is_late(&mut self) -> bool {
+        false
+    }
 }
 
 /// One of a call's ranges.
@@ -147,13 +161,15 @@ pub enum Which {
     Source,
     /// The list.
     List,
+    /// A range that was opened.
+    Place(u8),
 }
 
 impl Call {
     /// Whether a range is written to.
     pub fn writes(&self, which: Which) -> bool {
         match self.function {
-            Function::Gather { .. } | Function::Copy => which == Which::List,
+            Function::Gather { .. } | Function::Copy | Function::Mark(_) => which == Which::List,
             Function::Scatter { .. } | Function::Fill(_) => which == Which::Source,
             Function::Scan(_) | Function::Columns(_) | Function::Chase { .. } => false,
         }
@@ -190,6 +206,7 @@ impl Call {
                     && source.len.checked_add(list.len).is_some_and(|both| both <= MAX_BYTES)
             }
             Function::Chase { hops, .. } => hops <= MAX_HOPS && list.len == 0 && source.len <= 1 << 32,
+            Function::Mark(mark) => mark.is_sound(source.len) && source.len > 0 && list.len == mark.work(),
         };
         if bounded && fits(source) && fits(list) { Ok(()) } else { Err(Nonsense) }
     }
@@ -231,6 +248,11 @@ impl Call {
                 wire.list[0] = u64::from(from).into();
                 wire.list[1] = (u64::from(next) | u64::from(field) << 16).into();
                 wire.words[0] = wanted.into();
+            }
+            Function::Mark(mark) => {
+                wire.function = 7;
+                wire.count = mark.steps.into();
+                wire.words = [u64::from(mark.stride), u64::from(mark.room)].map(U64::new);
             }
         }
         let mut frame = [0; FRAME];
@@ -281,6 +303,11 @@ impl Call {
                 let columns = Columns { test, least: words[0], most: words[1], value };
                 (run(columns.bytes_of_values(len).ok_or(Nonsense)?), Function::Columns(columns))
             }
+            7 => {
+                let stride = u16::try_from(words[0]).map_err(|_| Nonsense)?;
+                let mark = Mark { stride, room: u32::try_from(words[1]).map_err(|_| Nonsense)?, steps: count };
+                (run(mark.work()), Function::Mark(mark))
+            }
             _ => return Err(Nonsense),
         };
         let call = Call { source, list, function };
@@ -296,10 +323,12 @@ impl Call {
             Function::Gather { count, each } => self.pieces(memory, count, each, true),
             Function::Scatter { count, each } => self.pieces(memory, count, each, false),
             Function::Copy => self.in_steps(self.source.len, |at, bytes| {
+                in_time(memory)?;
                 memory.read(Which::Source, at, bytes)?;
                 memory.write(Which::List, at, bytes)
             }),
             Function::Fill(word) => self.in_steps(self.source.len, |at, bytes| {
+                in_time(memory)?;
                 bytes.chunks_mut(8).for_each(|part| part.copy_from_slice(&word.to_le_bytes()[..part.len()]));
                 memory.write(Which::Source, at, bytes)
             }),
@@ -312,6 +341,7 @@ impl Call {
                 let mut at = 0;
                 while at < self.source.len {
                     let len = step.min(self.source.len - at) as usize;
+                    in_time(memory)?;
                     memory.read(Which::Source, at, &mut bytes[..len])?;
                     scan.run(&bytes[..len], &mut found);
                     at += len as u64;
@@ -324,6 +354,7 @@ impl Call {
                 let (mut tests, mut values) = ([0; STEP / 2], [0; STEP / 2]);
                 let (all, step) = (self.source.len / test as u64, STEP / 2 / test.max(value));
                 for first in (0..all).step_by(step) {
+                    in_time(memory)?;
                     let rows = (all - first).min(step as u64) as usize;
                     let (tests, values) = (&mut tests[..rows * test], &mut values[..rows * value]);
                     memory.read(Which::Source, first * test as u64, tests)?;
@@ -333,27 +364,32 @@ impl Call {
                 Some(Reply::Found(found))
             }
             Function::Chase { from, next, field, wanted, hops } => {
-                let mut word = |at: u64, byte: u16| {
-                    // A link is any 64 bits of the caller's.
-                    let at = at.checked_add(u64::from(byte))?;
-                    at.checked_add(8).filter(|&end| end <= self.source.len)?;
-                    let mut bytes = [0; 8];
-                    memory.read(Which::Source, at, &mut bytes)?;
-                    Some(u64::from_le_bytes(bytes))
-                };
                 let mut at = u64::from(from);
                 for hop in 0..hops {
-                    if word(at, field)? == wanted {
+                    if hop % 64 == 0 {
+                        in_time(memory)?;
+                    }
+                    if self.word(memory, at, field)? == wanted {
                         return Some(Reply::Chased { at, hops: hop, found: true });
                     }
-                    match word(at, next)? {
+                    match self.word(memory, at, next)? {
                         0 => return Some(Reply::Chased { at, hops: hop, found: false }),
                         link => at = link,
                     }
                 }
                 Some(Reply::Chased { at, hops, found: false })
             }
+            Function::Mark(mark) => Some(Reply::Marked(mark.run(self.source, memory)?)),
         }
+    }
+
+    /// A word of an object of the source. `at` is a link: any 64 bits of the caller's.
+    fn word(&self, memory: &mut impl Bytes, at: u64, byte: u16) -> Option<u64> {
+        let at = at.checked_add(u64::from(byte))?;
+        at.checked_add(8).filter(|&end| end <= self.source.len)?;
+        let mut bytes = [0; 8];
+        memory.read(Which::Source, at, &mut bytes)?;
+        Some(u64::from_le_bytes(bytes))
     }
 
     fn in_steps(&self, len: u64, mut step: impl FnMut(u64, &mut [u8]) -> Option<()>) -> Option<Reply> {
@@ -369,6 +405,7 @@ impl Call {
         let (mut offsets, mut bytes) = ([0; 4096], [0; STEP]);
         let together = (STEP as u32 / each).min(1024);
         for first in (0..count).step_by(together as usize) {
+            in_time(memory)?;
             let some = together.min(count - first);
             let offsets = &mut offsets[..4 * some as usize];
             memory.read(Which::List, 4 * u64::from(first), offsets)?;
@@ -393,6 +430,11 @@ impl Call {
     }
 }
 
+/// `None`: the call has had its time.
+fn in_time(memory: &mut impl Bytes) -> Option<()> {
+    (!memory.is_late()).then_some(())
+}
+
 /// Where the pieces of a list begin.
 pub fn laid(count: u32) -> u64 {
     (4 * u64::from(count)).next_multiple_of(8)
@@ -415,6 +457,8 @@ pub enum Reply {
         /// Whether it is the one.
         found: bool,
     },
+    /// Of a marking.
+    Marked(Marked),
 }
 
 impl Reply {
@@ -424,6 +468,9 @@ impl Reply {
             Reply::Moved(bytes) => [1, bytes, 0, 0, 0, 0],
             Reply::Found(found) => [2, found.count, found.sum, found.least, found.most, found.kind as u64],
             Reply::Chased { at, hops, found } => [3, at, u64::from(hops), u64::from(found), 0, 0],
+            Reply::Marked(Marked { scanned, told, left, done }) => {
+                [4, scanned.into(), told.into(), left.into(), done.into(), 0]
+            }
         };
         let mut frame = [0; FRAME];
         frame.chunks_exact_mut(8).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
@@ -454,6 +501,14 @@ impl Reply {
             (Function::Chase { hops, .. }, 3) => {
                 let possible = words[1] < to.source.len && words[2] <= u64::from(hops) && words[3] <= 1;
                 possible.then_some(Reply::Chased { at: words[1], hops: words[2] as u32, found: words[3] == 1 })
+            }
+            (Function::Mark(mark), 4) => {
+                let possible = words[1] <= mark.steps.into()
+                    && words[2] <= mark.room.into()
+                    && words[3] <= mark::STACK.into()
+                    && (words[4] == 0 || words[4] == 1 && words[3] == 0);
+                let [_, scanned, told, left, done, ..] = words.map(|word| word as u32);
+                possible.then_some(Reply::Marked(Marked { scanned, told, left, done: done == 1 }))
             }
             _ => None,
         }?;

@@ -213,7 +213,7 @@ proptest! {
     #[test]
     fn hostile_calls_are_bounded(
         mut frame in prop::collection::vec(any::<u8>(), FRAME),
-        function in prop_oneof![0..8u8, Just(12)], kinds in (0..7u8, 0..7u8), small in any::<[bool; 8]>(),
+        function in prop_oneof![0..9u8, Just(12)], kinds in (0..7u8, 0..7u8), small in any::<[bool; 8]>(),
         source in prop::collection::vec(any::<u8>(), 0..600),
     ) {
         frame[0] = function;

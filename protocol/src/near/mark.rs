@@ -1,0 +1,399 @@
+//! MARK: which objects of an arena can be reached, found where they lie.
+//!
+//! ```text
+//! directory: Entry, Entry, …          one for each block of the arena, by number
+//! work:      Head | stack of words | reports
+//! bits:      marked: a bit a slot | scanned: a bit a slot      of each block; grey: marked, not scanned
+//! ```
+//!
+//! A *word* names an object: its block's number plus one in the upper 32 bits, its slot in the
+//! lower ones. Objects of a block have one size, and their words lie where [`Head::links`] says. A
+//! word that names no slot is no link. So any bytes are sound: a stray one costs memory alone.
+//!
+//! A call goes on where the one before stopped: all of its state is in the caller's memory. So a
+//! host posts several calls at once, and each is short. Objects wait on a stack. Those that do not
+//! fit stay grey, and are found by a sweep over the bits: all grey objects that are not on the
+//! stack lie in blocks from [`Head::cursor`] on.
+//!
+//! A link to another node's block is reported once: the call keeps bits for that block, too. A link
+//! to a block that moved is reported each time, with the place where it lies.
+
+use super::{Bytes, Range, Which};
+use crate::key::Key;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Words that wait for their turn, at most.
+pub const STACK: u32 = 1024;
+/// Objects and links that one call looks at, at most, but for the links of its last object.
+pub const MAX_LINKS: u32 = 2048;
+/// Where a work range has its stack, and where its reports begin.
+pub const STACK_AT: u64 = size_of::<Head>() as u64;
+/// Where a work range has its reports.
+pub const REPORTS_AT: u64 = STACK_AT + 8 * STACK as u64;
+/// Bytes of an entry of the directory.
+pub const ENTRY: u64 = size_of::<Entry>() as u64;
+/// Ranges that a call keeps open.
+pub const PLACES: usize = 2 * CACHED;
+/// Blocks that a call remembers.
+const CACHED: usize = 64;
+/// Bytes of bits that a sweep reads together.
+const SWEEP: usize = 512;
+/// Bits of a word below the place of a link.
+pub const LINK: u32 = 52;
+
+/// What a directory says of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Lies {
+    /// There is none: a word that names it is no link.
+    Nowhere = 0,
+    /// Here: its objects are marked.
+    Here = 1,
+    /// Elsewhere: a link to one of its objects is reported once.
+    Elsewhere = 2,
+    /// Its objects have moved: each link is reported, with its place.
+    Moved = 3,
+}
+
+/// A block in a directory.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Default, Debug)]
+#[repr(C)]
+pub struct Entry {
+    /// Key and offset of its first slot.
+    pub block: [U64; 2],
+    /// Key and offset of its bits.
+    pub bits: [U64; 2],
+    /// Slots.
+    pub slots: U32,
+    /// A [`Lies`].
+    pub lies: U32,
+}
+
+impl Entry {
+    /// Of a block and its bits. A range that is not needed may be `None`.
+    pub fn new(block: Option<Range>, bits: Option<Range>, slots: u32, lies: Lies) -> Entry {
+        let place = |range: Option<Range>| range.map_or([0, 0], |range| [range.key.0, range.at]).map(U64::new);
+        Entry { block: place(block), bits: place(bits), slots: slots.into(), lies: (lies as u32).into() }
+    }
+}
+
+/// The state of a marking, at the beginning of its work range.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Default, Debug)]
+#[repr(C)]
+pub struct Head {
+    /// A bit for each eight bytes of an object: there is a word.
+    pub links: [U64; 8],
+    /// Words on the stack.
+    pub count: U32,
+    /// Reports.
+    pub told: U32,
+    /// No block before this one has a grey object that is not on the stack.
+    pub cursor: U32,
+    /// For the alignment of the stack.
+    pub zero: [U32; 13],
+}
+
+/// A link that leads elsewhere.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, PartialEq, Eq, Default, Debug)]
+#[repr(C)]
+pub struct Report {
+    /// The object that has it, and from bit [`LINK`] on the eighth of its place there.
+    pub holder: U64,
+    /// The link.
+    pub word: U64,
+}
+
+/// What a call was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mark {
+    /// Bytes of an object.
+    pub stride: u16,
+    /// Reports that the work range has room for.
+    pub room: u32,
+    /// Objects to scan, at most.
+    pub steps: u32,
+}
+
+/// What a call did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Marked {
+    /// Objects that were scanned.
+    pub scanned: u32,
+    /// Reports that wait.
+    pub told: u32,
+    /// Words on the stack.
+    pub left: u32,
+    /// Nothing is grey any more.
+    pub done: bool,
+}
+
+/// Bytes of one of a block's two bitmaps.
+pub const fn bitmap(slots: u32) -> u64 {
+    slots.div_ceil(64) as u64 * 8
+}
+
+/// The word of an object.
+pub fn word(block: u32, slot: u32) -> u64 {
+    (u64::from(block) + 1) << 32 | u64::from(slot)
+}
+
+/// The block and the slot that a word names, if it can name any.
+pub fn named(word: u64) -> Option<(u32, u32)> {
+    let block = (word >> 32).checked_sub(1).filter(|&block| block < (1 << (LINK - 32)) - 1)?;
+    Some((block as u32, word as u32))
+}
+
+impl Mark {
+    /// Bytes of its work range.
+    pub fn work(&self) -> u64 {
+        REPORTS_AT + u64::from(self.room) * size_of::<Report>() as u64
+    }
+
+    /// Whether it is within bounds, with a directory of this many bytes.
+    pub(super) fn is_sound(&self, directory: u64) -> bool {
+        (8..=4096).contains(&self.stride)
+            && self.stride.is_multiple_of(8)
+            && self.steps <= super::MAX_HOPS
+            && self.work() <= super::MAX_BYTES
+            && directory.is_multiple_of(ENTRY)
+            && directory / ENTRY < 1 << (LINK - 32)
+    }
+
+    /// Goes on with a marking.
+    pub(super) fn run(&self, directory: Range, memory: &mut impl Bytes) -> Option<Marked> {
+        let mut head = Head::default();
+        memory.read(Which::List, 0, head.as_mut_bytes())?;
+        let blocks = (directory.len / ENTRY) as u32;
+        let (count, told) = (head.count.get(), head.told.get());
+        if count > STACK || told > self.room || head.cursor.get() > blocks {
+            return None;
+        }
+        let words = self.stride / 8;
+        let is_link = |&place: &u16| head.links[usize::from(place / 64)].get() >> (place % 64) & 1 != 0;
+        let (mut links, mut len) = ([0; 512], 0);
+        for place in (0..words).filter(is_link) {
+            (links[len], len) = (place, len + 1);
+        }
+        let mut marker = Marker {
+            memory,
+            mark: *self,
+            blocks,
+            links: &links[..len],
+            known: [None; CACHED],
+            stack: [0; STACK as usize],
+            depth: 0,
+            told,
+            cursor: head.cursor.get(),
+            looked: 0,
+        };
+        let scanned = marker.work(count)?;
+        let Marker { depth, told, cursor, .. } = marker;
+        let waits = marker.stack[..depth as usize].as_bytes();
+        memory.write(Which::List, STACK_AT, waits)?;
+        (head.count, head.told, head.cursor) = (depth.into(), told.into(), cursor.into());
+        memory.write(Which::List, 0, head.as_bytes())?;
+        Some(Marked { scanned, told, left: depth, done: depth == 0 && cursor == blocks })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Known {
+    block: u32,
+    slots: u32,
+    lies: Lies,
+}
+
+struct Marker<'a, B> {
+    memory: &'a mut B,
+    mark: Mark,
+    blocks: u32,
+    /// Eighths of the places of an object's words, ascending.
+    links: &'a [u16],
+    known: [Option<Known>; CACHED],
+    stack: [u64; STACK as usize],
+    depth: u32,
+    told: u32,
+    cursor: u32,
+    looked: u32,
+}
+
+impl<B: Bytes> Marker<'_, B> {
+    /// Returns how many objects it scanned.
+    fn work(&mut self, count: u32) -> Option<u32> {
+        let mut waiting = [0u64; STACK as usize];
+        self.memory.read(Which::List, STACK_AT, waiting[..count as usize].as_mut_bytes())?;
+        for &word in &waiting[..count as usize] {
+            let Some((block, slot)) = named(u64::from_le(word)) else { continue };
+            let Some((at, known)) = self.look_up(block)? else { continue };
+            if known.lies == Lies::Here && slot < known.slots {
+                self.set(at, 0, slot)?;
+                self.push(u64::from_le(word), block);
+            }
+        }
+        let (mut scanned, mut since) = (0, 0);
+        loop {
+            if self.looked - since >= 16 && scanned > 0 {
+                since = self.looked;
+                if self.memory.is_late() {
+                    return Some(scanned);
+                }
+            }
+            if self.looked >= MAX_LINKS || scanned == self.mark.steps {
+                return Some(scanned);
+            }
+            if self.depth == 0 {
+                if self.cursor == self.blocks {
+                    return Some(scanned);
+                }
+                self.sweep()?;
+                continue;
+            }
+            if (self.mark.room - self.told) < self.links.len() as u32 {
+                return Some(scanned);
+            }
+            self.depth -= 1;
+            let word = self.stack[self.depth as usize];
+            scanned += u32::from(self.scan(word)?);
+        }
+    }
+
+    /// Has a grey object wait for its turn.
+    fn push(&mut self, word: u64, block: u32) {
+        if self.depth == STACK {
+            self.cursor = self.cursor.min(block);
+        } else {
+            self.stack[self.depth as usize] = word;
+            self.depth += 1;
+        }
+    }
+
+    /// A block, with its ranges open at a place and the next one. `None` within: there is none.
+    fn look_up(&mut self, block: u32) -> Option<Option<(u8, Known)>> {
+        if block >= self.blocks {
+            return Some(None);
+        }
+        let n = block as usize % CACHED;
+        let at = 2 * n as u8;
+        if let Some(known) = self.known[n].filter(|known| known.block == block) {
+            return Some(Some((at, known)));
+        }
+        let mut entry = Entry::default();
+        self.memory.read(Which::Source, u64::from(block) * ENTRY, entry.as_mut_bytes())?;
+        let slots = entry.slots.get();
+        let lies = match entry.lies.get() {
+            0 => return Some(None),
+            1 => Lies::Here,
+            2 => Lies::Elsewhere,
+            3 => Lies::Moved,
+            _ => return None,
+        };
+        let range = |[key, at]: [U64; 2], len| Range { key: Key(key.get()), at: at.get(), len };
+        self.known[n] = None;
+        if lies == Lies::Here {
+            let bytes = u64::from(slots) * u64::from(self.mark.stride);
+            self.memory.open(at, range(entry.block, bytes), false)?;
+        }
+        if lies != Lies::Moved {
+            self.memory.open(at + 1, range(entry.bits, 2 * bitmap(slots)), true)?;
+        }
+        let known = Known { block, slots, lies };
+        self.known[n] = Some(known);
+        Some(Some((at, known)))
+    }
+
+    /// Sets a bit of a bitmap that begins at `from`. Whether it was not set before.
+    fn set(&mut self, at: u8, from: u64, slot: u32) -> Option<bool> {
+        let place = from + u64::from(slot / 64) * 8;
+        let mut bits = [0; 8];
+        self.memory.read(Which::Place(at + 1), place, &mut bits)?;
+        let before = u64::from_le_bytes(bits);
+        let after = before | 1 << (slot % 64);
+        if after != before {
+            self.memory.write(Which::Place(at + 1), place, &after.to_le_bytes())?;
+        }
+        Some(after != before)
+    }
+
+    /// Looks at the links of an object. False: it was done before.
+    fn scan(&mut self, holder: u64) -> Option<bool> {
+        self.looked += 1;
+        let Some((block, slot)) = named(holder) else { return Some(false) };
+        let Some((at, known)) = self.look_up(block)? else { return Some(false) };
+        if !self.set(at, bitmap(known.slots), slot)? {
+            return Some(false);
+        }
+        let links = self.links;
+        let (Some(&first), Some(&last)) = (links.first(), links.last()) else { return Some(true) };
+        let mut object = [0; 4096];
+        let part = &mut object[..8 * usize::from(last - first + 1)];
+        let from = u64::from(slot) * u64::from(self.mark.stride) + 8 * u64::from(first);
+        self.memory.read(Which::Place(at), from, part)?;
+        for &link in links {
+            let place = 8 * usize::from(link - first);
+            let word = u64::from_le_bytes(object[place..place + 8].try_into().ok()?);
+            self.follow(word, holder | u64::from(link) << LINK)?;
+        }
+        self.looked += links.len() as u32;
+        Some(true)
+    }
+
+    fn follow(&mut self, word: u64, holder: u64) -> Option<()> {
+        let Some((block, slot)) = named(word) else { return Some(()) };
+        let Some((at, known)) = self.look_up(block)? else { return Some(()) };
+        if slot >= known.slots {
+            return Some(());
+        }
+        let is_new = known.lies == Lies::Moved || self.set(at, 0, slot)?;
+        match known.lies {
+            Lies::Here if is_new => self.push(word, block),
+            Lies::Elsewhere | Lies::Moved if is_new => {
+                let report = Report { holder: holder.into(), word: word.into() };
+                let place = REPORTS_AT + u64::from(self.told) * size_of::<Report>() as u64;
+                self.memory.write(Which::List, place, report.as_bytes())?;
+                self.told += 1;
+            }
+            _ => {}
+        }
+        Some(())
+    }
+
+    /// Puts grey objects of the block at the cursor on the stack.
+    fn sweep(&mut self) -> Option<()> {
+        let block = self.cursor;
+        let here = self.look_up(block)?.filter(|(_, known)| known.lies == Lies::Here);
+        let Some((at, known)) = here else {
+            self.looked += 1;
+            self.cursor += 1;
+            return Some(());
+        };
+        let half = bitmap(known.slots);
+        for from in (0..half).step_by(SWEEP) {
+            self.looked += 1;
+            let len = (half - from).min(SWEEP as u64) as usize;
+            let (mut marked, mut scanned) = ([0; SWEEP], [0; SWEEP]);
+            self.memory.read(Which::Place(at + 1), from, &mut marked[..len])?;
+            self.memory.read(Which::Place(at + 1), half + from, &mut scanned[..len])?;
+            let (marked, scanned) = (marked.as_chunks::<8>().0, scanned.as_chunks::<8>().0);
+            for (n, (marked, scanned)) in marked.iter().zip(scanned).take(len / 8).enumerate() {
+                let mut grey = u64::from_le_bytes(*marked) & !u64::from_le_bytes(*scanned);
+                while grey != 0 {
+                    let slot = 8 * from as u32 + 64 * n as u32 + grey.trailing_zeros();
+                    grey &= grey - 1;
+                    if slot < known.slots {
+                        self.push(word(block, slot), block);
+                    }
+                }
+            }
+            if self.depth > STACK / 2 {
+                // The rest of the block is looked at again.
+                return Some(());
+            }
+        }
+        self.cursor += 1;
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
