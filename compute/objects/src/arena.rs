@@ -151,7 +151,7 @@ impl<T> fmt::Debug for Root<T> {
     }
 }
 
-/// What a collection did.
+/// The result of a collection.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Collected {

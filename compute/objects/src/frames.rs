@@ -212,12 +212,9 @@ impl Frames {
         batch.run()
     }
 
-    /// Writes values home, by one round trip to each node, and has them be clean. Those alone that
-    /// are here, and were written to since they came. Their boxes are borrowed exclusively: so
-    /// values may go that a scope holds.
-    ///
-    /// # Errors
-    /// The first.
+    /// Writes values home that are here and dirty, by one round trip to each node, and has them be
+    /// clean. Their boxes are borrowed exclusively: so values may go that a scope holds.
+    /// Returns the first error.
     pub fn save<T: Far>(&self, lane: &mut Lane, values: Vec<(&mut FarBox<T>, Addr)>) -> farmem::Result<()> {
         let class = FarBox::<T>::CLASS;
         let is_new =
@@ -239,8 +236,7 @@ impl Frames {
                     self.header(self.of_word(class, word)).word.set(word.0);
                     one.word.set(word.0);
                 }
-                Err(e) if saved.is_ok() => saved = Err(e),
-                Err(_) => {}
+                Err(e) => saved = saved.and(Err(e)),
             }
         }
         saved
@@ -355,11 +351,8 @@ impl<T: Far> FarBox<T> {
         Ok(())
     }
 
-    /// Lets go of a local value: what lies at its home is its value from now on.
+    /// Lets go of a local value. The bytes at its home are its value from now on.
     pub(crate) fn forget(&mut self, inner: &Inner) {
-        if self.word.get() == self.word().home().0 {
-            return;
-        }
         let at = inner.arena.of_word(Self::CLASS, self.word());
         inner.settle(at, self.word());
         if inner.arena.word(at) == self.word.get() {

@@ -7,8 +7,8 @@ use crate::homes::Home;
 use crate::share::{Local, Share};
 use crate::word::{STAMP, Word};
 use crate::{
-    CHUNK, Chunk, Error, Far, FarArena, FarBTree, FarBox, FarCache, FarHashMap, FarList, FarQueue, FarString, FarVec, Linked,
-    Result, Scope,
+    CHUNK, Chunk, Error, Far, FarArena, FarBTree, FarBox, FarCache, FarHashMap, FarList, FarQueue, FarString, FarVec,
+    Linked, Result, Scope,
 };
 use farmem::near::{Found, Scan};
 use farmem::{Addr, Lane, Memory, Transport};

@@ -1,4 +1,4 @@
-//! Scopes: what was reached by one stays local, and where it is, until its end. Safe code.
+//! Scopes: objects that were reached by one stay local, and where they are, until its end.
 //!
 //! A scope is a stamp of the heap's clock. A use leaves the stamp in the frame ([`crate::frames`]).
 

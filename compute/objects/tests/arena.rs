@@ -1,4 +1,5 @@
-//! Arenas against a plain model: what roots lead to stays, the rest goes, wherever it is marked.
+//! Arenas against a plain model: objects to which roots lead stay, and the rest goes, wherever they
+//! are marked.
 
 use farmem::Transport;
 use farmem_fabric::NodeAddr;
@@ -269,7 +270,7 @@ fn stale_names_are_harmless() {
     assert_eq!(arena.collect().unwrap().blocks, 1);
 }
 
-/// A collection while a scope is open: what it holds stays readable by new references.
+/// A collection while a scope is open: new references find the objects that it holds.
 #[test]
 fn scopes_may_stay_open_over_a_collection() {
     let node = node(1);
@@ -300,4 +301,35 @@ fn a_collection_without_a_node_frees_nothing() {
     assert_eq!(arena.len(), 70_000);
     let found = all.iter().filter(|&&gc| arena.get(gc, &heap.scope()).is_ok_and(|found| found.is_some())).count();
     assert!((30_000..70_000).contains(&found), "{found}");
+}
+
+/// A node that marks sends a hundredth of the objects' bytes at most. Prints how long it takes there
+/// and here.
+#[test]
+fn marking_leaves_the_bytes_where_they_are() {
+    let (computes, refuses) = (node(1), node(0));
+    let [there, here] = [&computes, &refuses].map(|node| {
+        let heap = heap(&[node]);
+        let mut arena = heap.arena::<Person>();
+        let mut all = Vec::new();
+        let mut random = 1u64;
+        for age in 0..120_000u64 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let friend = |n: u64| all.get((random >> (20 + 11 * n)) as usize % (age.max(1) as usize)).copied();
+            let friends = [0, 1, 2].map(|n| friend(n).unwrap_or(Gc::NONE));
+            all.push(arena.alloc(&Person { friends, ..person(age) }).unwrap());
+        }
+        let roots: Vec<Root<Person>> = all[119_000..].iter().map(|&one| arena.root(one)).collect();
+        // Once to write all home, and to take the memory of a marking.
+        arena.collect().unwrap();
+        let tally = |node: &Node| node.nic().tally.read_bytes.load(Ordering::Relaxed);
+        let (before, begun) = (tally(node), std::time::Instant::now());
+        let done = arena.collect().unwrap();
+        println!("{done:?} {:?}", begun.elapsed());
+        drop(roots);
+        (done.live as u64, tally(node) - before)
+    });
+    assert!(there.0 == here.0 && there.0 > 30_000, "{there:?} {here:?}");
+    assert!(there.1 * 100 <= there.0 * 64, "{there:?}: more than a hundredth of the objects' bytes");
+    assert!(there.1 * 50 <= here.1, "{there:?} {here:?}");
 }

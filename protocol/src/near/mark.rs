@@ -42,7 +42,7 @@ const SWEEP: usize = 512;
 /// Bits of a word below the place of a link.
 pub const LINK: u32 = 52;
 
-/// What a directory says of a block.
+/// Where the objects of a block lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Lies {
@@ -104,7 +104,7 @@ pub struct Report {
     pub word: U64,
 }
 
-/// What a call was asked.
+/// The parameters of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mark {
     /// Bytes of an object.
@@ -115,7 +115,7 @@ pub struct Mark {
     pub steps: u32,
 }
 
-/// What a call did.
+/// The result of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Marked {
     /// Objects that were scanned.
@@ -186,6 +186,7 @@ impl Mark {
             told,
             cursor: head.cursor.get(),
             looked: 0,
+            object: [0; 4096],
         };
         let scanned = marker.work(count)?;
         let Marker { depth, told, cursor, .. } = marker;
@@ -216,6 +217,8 @@ struct Marker<'a, B> {
     told: u32,
     cursor: u32,
     looked: u32,
+    /// The part of an object that has its links. Kept, because clearing it costs more than a scan.
+    object: [u8; 4096],
 }
 
 impl<B: Bytes> Marker<'_, B> {
@@ -325,13 +328,12 @@ impl<B: Bytes> Marker<'_, B> {
         }
         let links = self.links;
         let (Some(&first), Some(&last)) = (links.first(), links.last()) else { return Some(true) };
-        let mut object = [0; 4096];
-        let part = &mut object[..8 * usize::from(last - first + 1)];
+        let part = &mut self.object[..8 * usize::from(last - first + 1)];
         let from = u64::from(slot) * u64::from(self.mark.stride) + 8 * u64::from(first);
         self.memory.read(Which::Place(at), from, part)?;
         for &link in links {
             let place = 8 * usize::from(link - first);
-            let word = u64::from_le_bytes(object[place..place + 8].try_into().ok()?);
+            let word = u64::from_le_bytes(self.object[place..place + 8].try_into().ok()?);
             self.follow(word, holder | u64::from(link) << LINK)?;
         }
         self.looked += links.len() as u32;

@@ -299,3 +299,48 @@ fn links_that_lead_out_of_the_numbers_end_a_chase() {
         }
     }
 }
+
+/// Memory of a node on which every call has had its time.
+struct Late(Plain);
+
+impl Bytes for Late {
+    fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()> {
+        self.0.read(of, at, into)
+    }
+
+    fn write(&mut self, of: Which, at: u64, bytes: &[u8]) -> Option<()> {
+        self.0.write(of, at, bytes)
+    }
+
+    fn is_late(&mut self) -> bool {
+        true
+    }
+}
+
+/// A call past its deadline is refused: its host does the work by verbs. A marking goes on with the
+/// next call instead (`mark::tests`).
+#[test]
+fn calls_past_their_deadline_are_refused() {
+    let scan = Scan { stride: 8, test: Kind::U64, test_at: 0, least: 0, most: 9, value: Kind::U64, value_at: 0 };
+    let columns = Columns { test: Kind::U64, least: 0, most: 9, value: Kind::U64 };
+    let functions = [
+        Function::Gather { count: 2, each: 8 },
+        Function::Scatter { count: 2, each: 8 },
+        Function::Copy,
+        Function::Fill(7),
+        Function::Scan(scan),
+        Function::Columns(columns),
+        Function::Chase { from: 0, next: 0, field: 8, wanted: 1, hops: 9 },
+    ];
+    for function in functions {
+        let (source, list) = (vec![1; 24], vec![0; 24]);
+        let call = call(function, &source, &list);
+        assert!(
+            call.run(&mut Plain { source: source.clone(), list: list.clone() }).is_some()
+                || matches!(function, Function::Chase { .. })
+        );
+        let mut late = Late(Plain { source: source.clone(), list: list.clone() });
+        assert_eq!(call.run(&mut late), None, "{function:?}");
+        assert!(late.0.source == source && late.0.list == list, "{function:?}");
+    }
+}

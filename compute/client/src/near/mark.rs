@@ -40,12 +40,6 @@ impl Marking {
 }
 
 impl Lane {
-    /// Whether a node may carry out functions near memory: it is not mapped here, and has refused
-    /// none.
-    pub fn computes(&self, node: usize) -> bool {
-        self.is_computed(node) && self.memory().inner.region.is_none()
-    }
-
     /// An entry of a directory: a block of `slots` slots of `stride` bytes, and its bits, which
     /// both lie at one node. An address that is not needed may be null.
     ///

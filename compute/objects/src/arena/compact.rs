@@ -1,7 +1,7 @@
 //! Compaction: blocks with few objects are emptied into others.
 //!
 //! ```text
-//! copy all ─► new words known (moved) ─► marked again: each link to an old word is reported ─► patched ─► block freed
+//! copy all ─► new words known (moved) ─► mark again: reports each link to an old word ─► patch ─► free
 //! ```
 //!
 //! Until the last link is patched, both words of an object name it. So a node that is lost between

@@ -6,9 +6,9 @@
 //!            └───────────────────────── each word once ─────────────────────────────────────────┘
 //! ```
 //!
-//! Both ways give the same bits, and any node may take either. A node that refuses a call, or says
-//! what cannot be, is marked from here, from the beginning: a call that was cut off may have left
-//! half of its work.
+//! Both ways give the same bits, and any node may take either. A node that refuses a call, or whose
+//! answer is impossible, is marked from here, from the beginning: a call that was cut off may have
+//! left half of its work.
 
 use super::{Block, Collected, FarArena};
 use crate::heap::Inner;
@@ -31,7 +31,7 @@ const LARGEST: u64 = 2 << 20;
 /// Objects whose links are read together.
 const TOGETHER: usize = 512;
 
-/// What a marking found.
+/// The result of a marking.
 pub(super) struct Marks {
     /// By block: a bit for each slot that can be reached.
     pub bits: Vec<Vec<u64>>,
@@ -304,7 +304,7 @@ impl<T: Linked> Marker<'_, T> {
             there.scanned += u64::from(marked.scanned);
             there.idle = if marked.scanned > 0 || there.handed > 0 { 0 } else { there.idle + 1 };
             there.marked = marked;
-            // What cannot be: more objects than there are, or rounds without end.
+            // Impossible: more objects than there are, or rounds without end.
             let most = self.blocks.len() as u64 * u64::from(Self::SLOTS);
             if there.scanned > most || there.idle > 16 + self.blocks.len() {
                 return Err(Stopped::Refused(there.node));

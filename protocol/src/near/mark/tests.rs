@@ -183,8 +183,8 @@ impl Graph {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Call after call, as short as they are: what is marked is what can be reached. What leads
-    /// elsewhere is told once, what leads to moved blocks each time.
+    /// Call after call, as short as they are: all objects that can be reached are marked, and no
+    /// others. A link that leads elsewhere is told once, one to a moved block each time.
     #[test]
     fn what_is_marked_can_be_reached(graph in graph()) {
         let mut world = graph.world();
