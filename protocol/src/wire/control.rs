@@ -186,7 +186,7 @@ pub enum Purpose {
     /// A new member of a run. The Welcome carries its secret.
     Join(Join),
     /// A member again, after its control connection was lost, or a forked child that an
-    /// [`Ask::Ticket`] announced.
+    /// [`Ask::Ticket`](super::Ask::Ticket) announced.
     Rejoin(Known),
     /// One queue pair of a member, by a number of the member's choice. A connection of the same
     /// number replaces the earlier one: the node carries out nothing more of that one.
