@@ -1,5 +1,5 @@
-//! Far vectors of bytes and frames for programs in C and Python: `bindings/c/farmem_objects.h` says
-//! what each function does.
+//! Far vectors of bytes and frames for programs in C and Python: `bindings/c/farmem_objects.h`
+//! describes each function.
 //!
 //! ```text
 //! a thread of the program ── call ──► the heap's own thread: heap, vectors, frames
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Far objects stay on one thread. So each heap has a thread of its own, which carries out the
-//! calls of all of the program's threads, one at a time. A caller waits for its answer: what it
-//! points to stays as it is meanwhile.
+//! calls of all of the program's threads, one at a time. A caller waits for its answer, so its
+//! pointers stay valid meanwhile.
 
 mod query;
 
@@ -22,7 +22,7 @@ use std::sync::mpsc::{Sender, channel};
 
 type Job = Box<dyn FnOnce(&mut State) + Send>;
 
-/// What the heap's thread has.
+/// The state of a heap's thread.
 pub(crate) struct State {
     heap: Heap,
     last: u64,

@@ -1,4 +1,4 @@
-//! What is asked of a frame, as JSON: `{"filter": ["lt", "day", 90], "op": "totals", "column": "fare"}`.
+//! A question to a frame, as JSON: `{"filter": ["lt", "day", 90], "op": "totals", "column": "fare"}`.
 
 use super::State;
 use crate::error::Problem;
@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 /// A query.
 pub struct Query(Json);
 
-/// What comes of it.
+/// The answer to a query.
 pub enum Answer {
     Table(Table),
     /// The number of a new frame.
