@@ -12,12 +12,14 @@
 //! | `mirror.rs` | two copies of far memory, of which one is lost |
 //! | `sealed.rs` | nodes that are not trusted |
 //! | `parity.rs` | parity over several nodes, of which one or two are lost |
+//! | `controllers.rs` | controllers and their etcd die under a rack |
 //!
 //! The program is `programs/keeps_checking.c`, which knows what every word of its
 //! memory must be and looks all the time. Endings that take their time run side by
 //! side within one test.
 
 mod beside;
+mod controllers;
 mod disk;
 mod hostile;
 mod lost;

@@ -1,14 +1,14 @@
 //! The program matrix: real programs on far memory, output equal to native.
 //!
 //! Each program runs natively first, which gives the expected bytes and the peak resident set. Then
-//! it runs with 10 % of that peak local in shared memory, and with 25 % over TCP. All pages of the runs
-//! over TCP lie on one node, a process of its own on the loopback device. It must have all of its
+//! it runs with 10 % of that peak local in shared memory, or with 25 % over TCP, by turns. All pages of the
+//! runs over TCP lie on one node, a process of its own on the loopback device. It must have all of its
 //! memory back at the end.
 //!
 //! Programs run one at a time, in the order of [`PROGRAMS`]: two at once would slow each other down, and
 //! the table tells slowdowns. A program that does not end is killed and fails.
 //!
-//! * `FARMEM_TEST_LONG=1`: both shares over both transports.
+//! * `FARMEM_TEST_LONG=1`: every program with both shares over both transports.
 //! * `FARMEM_TEST_TRANSPORT=shm` or `tcp`: both shares over this one.
 //! * `FARMEM_TEST_SCALE=N`: every program's work is about N times as large (3: redis with 300 000 keys).
 //! * Arguments are filters, as `cargo test` has them.
@@ -75,9 +75,9 @@ fn main() -> ExitCode {
     let begun = Instant::now();
     let mut rows = Vec::new();
     let mut failures = Vec::new();
-    for (name, program) in PROGRAMS.iter().filter(|p| wanted(p.0)) {
+    for (at, (name, program)) in PROGRAMS.iter().enumerate().filter(|(_, p)| wanted(p.0)) {
         println!("test {name} ...");
-        let mut row = Row::new(name);
+        let mut row = Row::new(name, run::cells(at));
         match program(&mut row) {
             Ok(()) => println!("test {name} ... ok"),
             Err(why) => {

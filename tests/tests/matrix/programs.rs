@@ -12,7 +12,7 @@ use farmem_tests::compile::sources;
 use farmem_tests::farmem::{built, counter, far_run};
 use farmem_tests::process::{self, TempDir};
 
-use crate::run::{cells, far, limit, program, scale};
+use crate::run::{far, limit, program, scale};
 use crate::table::Row;
 
 /// A command that runs one of the scripts under `programs/matrix/`, its one argument the scale.
@@ -203,7 +203,7 @@ fn stress(row: &mut Row, each: &[String], peak: u64) -> Result<()> {
         native += process::run(command(arguments), limit())?.success().context(arguments.clone())?.wall;
     }
     row.native(peak, native);
-    for cell in cells() {
+    for cell in row.cells() {
         let mut wall = Duration::ZERO;
         let mut last: Option<serde_json::Value> = None;
         for arguments in each {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use farmem_tests::farmem::{Far, compare, copy, counter, free_port, split_stats};
 use farmem_tests::process::{self, Outcome, TempDir, eventually};
 
-use crate::run::{cells, far, limit, scale};
+use crate::run::{far, limit, scale};
 use crate::table::Row;
 
 /// A server that says nothing for so long hangs; a slow machine takes a minute for what takes a second.
@@ -57,7 +57,7 @@ fn run(
     };
     let (native, _) = run(None)?;
     row.native(native.peak_rss, native.wall);
-    for cell in cells() {
+    for cell in row.cells() {
         let (outcome, stats) = run(Some(&far(native.peak_rss, cell)?)).context(cell)?;
         compare(&native, &outcome).context(cell)?;
         let stats = stats.context("the run printed no statistics")?;

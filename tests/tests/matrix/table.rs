@@ -5,20 +5,27 @@ use std::time::Duration;
 use farmem_tests::farmem::counter;
 use serde_json::Value;
 
-use crate::run::{Cell, cells};
+use crate::run::{Cell, all_cells};
 
 /// One program's row.
 pub struct Row {
     name: String,
     peak: u64,
     native: Duration,
+    /// The far runs that it is to make.
+    cells: Vec<Cell>,
     far: Vec<(Cell, Duration)>,
 }
 
 impl Row {
     /// Nothing known yet.
-    pub fn new(name: &str) -> Row {
-        Row { name: name.into(), peak: 0, native: Duration::ZERO, far: Vec::new() }
+    pub fn new(name: &str, cells: Vec<Cell>) -> Row {
+        Row { name: name.into(), peak: 0, native: Duration::ZERO, cells, far: Vec::new() }
+    }
+
+    /// The far runs that this program is to make.
+    pub fn cells(&self) -> Vec<Cell> {
+        self.cells.clone()
     }
 
     /// The native run.
@@ -44,7 +51,9 @@ impl Row {
 
 /// The slowdown of every run whose output was equal to native.
 pub fn print(rows: &[Row]) {
-    let cells = cells();
+    // Columns in which nothing was to run are left out.
+    let cells: Vec<Cell> =
+        all_cells().into_iter().filter(|cell| rows.iter().any(|row| row.cells.contains(cell))).collect();
     print!("\n{:<16} {:>9} {:>9}", "program", "peak MiB", "native s");
     cells.iter().for_each(|cell| print!(" {:>9}", cell.to_string()));
     println!("  output");
@@ -56,6 +65,6 @@ pub fn print(rows: &[Row]) {
                 None => print!(" {:>9}", "-"),
             }
         }
-        println!("  {}", if row.far.len() == cells.len() { "equal" } else { "FAILED" });
+        println!("  {}", if row.far.len() == row.cells.len() { "equal" } else { "FAILED" });
     }
 }
