@@ -32,6 +32,9 @@ Examples:
 A node reads its store again when it changes. A token that was revoked, or whose time is over, ends its \
 runs within 2 seconds.";
 
+/// Bytes a second, below which --rate is refused.
+const LEAST_RATE: u64 = 64 << 10;
+
 #[derive(clap::Subcommand, Debug)]
 enum Command {
     /// Make a token, print it, and keep its hash in the store
@@ -42,6 +45,9 @@ enum Command {
         /// What all programs of the tenant may hold together at a node
         #[arg(long, value_name = "SIZE")]
         quota: Option<Size>,
+        /// Bytes a second that they may move together through a node, as 500M
+        #[arg(long, value_name = "SIZE")]
+        rate: Option<Size>,
         /// How long it can be used, as 30d
         #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
         expires: Option<Duration>,
@@ -85,12 +91,16 @@ struct StoreFile {
 pub fn run(options: &Options) -> Result<(), Failure> {
     let wrong = |e: StoreError| Failure::usage(e.to_string());
     match &options.command {
-        Command::Create { tenant, quota, expires, store } => {
+        Command::Create { tenant, quota, rate, expires, store } => {
             let ram = size::ram().map_err(Failure::usage)?.total;
-            let quota = quota.map(|quota| quota.bytes(ram));
+            let [quota, rate] = [quota, rate].map(|size| size.map(|size| size.bytes(ram)));
+            if rate.is_some_and(|rate| rate < LEAST_RATE) {
+                return Err(Failure::usage("--rate is below 64K, at which no program gets on"));
+            }
             create(tenant, *expires, &store.path, |store| {
                 let about = store.tenants.entry(tenant.clone()).or_default();
                 about.quota = quota.or(about.quota);
+                about.rate = rate.or(about.rate);
                 Ok(())
             })
         }
@@ -138,7 +148,7 @@ fn create(
 }
 
 fn table(store: &Store) -> String {
-    let mut rows = vec![["tenant", "token", "state", "expires", "quota"].map(str::to_owned)];
+    let mut rows = vec![["tenant", "token", "state", "expires", "quota", "rate"].map(str::to_owned)];
     for entry in &store.tokens {
         let state = match entry.standing() {
             Standing::Good => "good",
@@ -152,9 +162,10 @@ fn table(store: &Store) -> String {
             Some(left) if left >= 2 * 86400 => format!("in {} days", left / 86400),
             Some(left) => format!("in {} h {} min", left / 3600, left / 60 % 60),
         };
-        let quota = store.tenants.get(&entry.tenant).and_then(|tenant| tenant.quota);
-        let quota = quota.map_or_else(|| "none".to_owned(), units::bytes);
-        rows.push([entry.tenant.clone(), entry.id.clone(), state.to_owned(), expires, quota]);
+        let about = store.tenants.get(&entry.tenant).cloned().unwrap_or_default();
+        let quota = about.quota.map_or_else(|| "none".to_owned(), units::bytes);
+        let rate = about.rate.map_or_else(|| "none".to_owned(), |rate| format!("{}/s", units::bytes(rate)));
+        rows.push([entry.tenant.clone(), entry.id.clone(), state.to_owned(), expires, quota, rate]);
     }
     units::aligned(&rows)
 }

@@ -23,7 +23,8 @@ fn sim_holds_the_contract() {
 /// A token that the node of the network knows.
 fn token(network: &Network) -> Key {
     let key = Token::new("analytics", &[7; 40]).unwrap().key();
-    network.with_nic(|nic| nic.set_tokens(vec![Known { key, standing: Standing::Good, quota: u64::MAX }]));
+    network
+        .with_nic(|nic| nic.set_tokens(vec![Known { key, standing: Standing::Good, quota: u64::MAX, rate: u64::MAX }]));
     key
 }
 

@@ -44,7 +44,8 @@ fn trust(network: &Network, seed: u64) -> Trust {
         return Trust::default();
     }
     let key = Token::new("analytics", &[7; 40]).unwrap().key();
-    network.with_nic(|nic| nic.set_tokens(vec![Known { key, standing: Standing::Good, quota: u64::MAX }]));
+    network
+        .with_nic(|nic| nic.set_tokens(vec![Known { key, standing: Standing::Good, quota: u64::MAX, rate: u64::MAX }]));
     key.into()
 }
 

@@ -7,6 +7,7 @@
 
 use crate::StartError;
 use farmem_nic::Nic;
+use farmem_nic::tenants::Tenant;
 use farmem_sys::epoll::{Epoll, Event};
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -226,5 +227,17 @@ pub fn text(nic: &Nic) -> String {
         "Connections that broke the protocol.",
         now(&tally.broken_connections),
     );
+    let tenants = nic.tenants.all();
+    let name = |tenant: &Tenant| format!("{{tenant=\"{}\"}}", tenant.name);
+    let mut each = |kind: &str, metric: &str, help: &str, value: fn(&Tenant) -> u64| {
+        for (nth, tenant) in tenants.iter().enumerate().filter(|(_, tenant)| value(tenant) != u64::MAX) {
+            let first = tenants.iter().position(|tenant| value(tenant) != u64::MAX) == Some(nth);
+            tell(kind, metric, &name(tenant), if first { help } else { "" }, value(tenant));
+        }
+    };
+    each("gauge", "tenant_held_bytes", "Memory that a tenant's programs hold.", Tenant::held);
+    each("gauge", "tenant_quota_bytes", "… and may hold.", Tenant::quota);
+    each("counter", "tenant_moved_bytes_total", "Bytes moved for a tenant, both ways.", |tenant| tenant.pace.moved());
+    each("gauge", "tenant_rate_bytes", "Bytes a second that it may move.", |tenant| tenant.pace.rate());
     out
 }

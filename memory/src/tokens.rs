@@ -4,6 +4,7 @@
 //! ```toml
 //! [tenant.analytics]
 //! quota = 68719476736
+//! rate = 500000000
 //!
 //! [[token]]
 //! tenant = "analytics"
@@ -73,6 +74,9 @@ pub struct TenantEntry {
     /// Bytes that its programs may hold together at a node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quota: Option<u64>,
+    /// Bytes a second that its programs may move together through a node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
 }
 
 /// A token's entry in the store.
@@ -162,8 +166,11 @@ impl Store {
     fn known(&self) -> Vec<Known> {
         let known = |entry: &Entry| {
             let (id, bytes): (TokenId, [u8; 32]) = (unhex(&entry.id)?, unhex(&entry.key)?);
-            let quota = self.tenants.get(&entry.tenant).and_then(|tenant| tenant.quota).unwrap_or(u64::MAX);
-            Some(Known { key: Key::stored(Text::new(&entry.tenant), id, bytes), standing: entry.standing(), quota })
+            let about = self.tenants.get(&entry.tenant);
+            let quota = about.and_then(|tenant| tenant.quota).unwrap_or(u64::MAX);
+            let rate = about.and_then(|tenant| tenant.rate).unwrap_or(u64::MAX);
+            let (key, standing) = (Key::stored(Text::new(&entry.tenant), id, bytes), entry.standing());
+            Some(Known { key, standing, quota, rate })
         };
         self.tokens.iter().filter_map(known).collect()
     }

@@ -10,12 +10,16 @@
 //! longer than its allowance waits until later turns have paid for that. One whose connections have
 //! nothing to be served keeps no allowance.
 //!
+//! A tenant with a limited rate ([`farmem_nic::tenants::Pace`]) that is ahead of it is passed over.
+//! Its connections keep their places.
+//!
 //! While one tenant alone is there, nothing is shared ([`Turns::shared`] is false): a worker serves
 //! connections as their events come. While one alone has asked of late ([`Turns::crowded`] is
 //! false), the worker still looks at its hot connections first.
 
-use farmem_trust::Tenant;
+use farmem_nic::tenants::Tenant;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// A tenant's part of each round, ns.
 const TURN_NS: i64 = 20_000;
@@ -25,10 +29,27 @@ const LATELY_NS: u64 = 1_000_000_000;
 /// The connections of one tenant, or those of none.
 #[derive(Debug, Default)]
 struct Class {
-    tenant: Option<Tenant>,
+    tenant: Option<Arc<Tenant>>,
     connections: usize,
     ready: VecDeque<usize>,
     allowance_ns: i64,
+}
+
+impl Class {
+    /// How long it is to wait for its rate, ns.
+    #[inline]
+    fn wait_ns(&self, now_ns: u64) -> u64 {
+        self.tenant.as_ref().map_or(0, |tenant| tenant.pace.wait_ns(now_ns))
+    }
+
+    /// Whether one of its connections may be served now.
+    fn may(&self, now_ns: u64) -> bool {
+        !self.ready.is_empty() && self.wait_ns(now_ns) == 0
+    }
+
+    fn is_of(&self, tenant: Option<&Arc<Tenant>>) -> bool {
+        self.tenant.as_ref().map(|own| own.name) == tenant.map(|tenant| tenant.name)
+    }
 }
 
 /// Connections that are ready, by their tenants.
@@ -46,15 +67,15 @@ pub struct Turns {
 
 impl Turns {
     /// A connection of a tenant is there. Returns its class.
-    pub fn join(&mut self, tenant: Option<Tenant>) -> usize {
-        let known = self.classes.iter().position(|class| class.connections > 0 && class.tenant == tenant);
+    pub fn join(&mut self, tenant: Option<&Arc<Tenant>>) -> usize {
+        let known = self.classes.iter().position(|class| class.connections > 0 && class.is_of(tenant));
         let class = known.or_else(|| self.classes.iter().position(|class| class.connections == 0));
         let class = class.unwrap_or_else(|| {
             self.classes.push(Class::default());
             self.classes.len() - 1
         });
         self.there += usize::from(self.classes[class].connections == 0);
-        self.classes[class].tenant = tenant;
+        self.classes[class].tenant = tenant.cloned();
         self.classes[class].connections += 1;
         class
     }
@@ -100,15 +121,27 @@ impl Turns {
         }
     }
 
-    /// Whether none waits for its turn.
+    /// Whether connections of a class have to wait for its rate.
     #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.classes.iter().all(|class| class.ready.is_empty())
+    pub fn is_ahead(&self, class: usize, now_ns: u64) -> bool {
+        self.classes[class].wait_ns(now_ns) > 0
+    }
+
+    /// Counts bytes that a connection of a class has moved.
+    #[inline]
+    pub fn moved(&self, class: usize, bytes: u64, now_ns: u64) {
+        self.classes[class].tenant.iter().for_each(|tenant| tenant.pace.count(bytes, now_ns));
+    }
+
+    /// How long until one that waits may be served, ns. `None`: none waits.
+    pub fn next_in(&self, now_ns: u64) -> Option<u64> {
+        let waiting = self.classes.iter().filter(|class| !class.ready.is_empty());
+        waiting.map(|class| class.wait_ns(now_ns)).min()
     }
 
     /// The next connection, with its class, which [`Turns::took`] is told of.
-    pub fn next(&mut self) -> Option<(usize, usize)> {
-        let mut waiting = self.classes.iter().enumerate().filter(|(_, class)| !class.ready.is_empty());
+    pub fn next(&mut self, now_ns: u64) -> Option<(usize, usize)> {
+        let mut waiting = self.classes.iter().enumerate().filter(|(_, class)| class.may(now_ns));
         let (first, others) = (waiting.next()?.0, waiting.next().is_some());
         if !others {
             self.at = first;
@@ -116,14 +149,14 @@ impl Turns {
         loop {
             let (at, count) = (self.at, self.classes.len());
             let class = &mut self.classes[at];
-            if class.ready.is_empty() {
+            if !class.may(now_ns) {
                 class.allowance_ns = class.allowance_ns.min(0);
             } else if class.allowance_ns > 0 || !others {
                 return class.ready.pop_front().map(|token| (at, token));
             }
             self.at = (at + 1) % count;
             let next = &mut self.classes[self.at];
-            if !next.ready.is_empty() {
+            if next.may(now_ns) {
                 next.allowance_ns = (next.allowance_ns + TURN_NS).min(TURN_NS);
             }
         }
@@ -141,12 +174,25 @@ impl Turns {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farmem_nic::Nic;
+    use farmem_nic::lending::{Backing, Lending};
+    use farmem_nic::tenants::{Known, Standing};
+    use farmem_protocol::addr::SLAB_BYTES;
     use farmem_protocol::wire::Text;
+    use farmem_trust::Key;
+
+    fn tenant(name: &str, rate: u64) -> Arc<Tenant> {
+        let nic = Nic::new(Lending::new(SLAB_BYTES, Backing::Small), || [0; 16]);
+        let key = Key::stored(Text::new(name), [0; 8], [0; 32]);
+        nic.set_tokens(vec![Known { key, standing: Standing::Good, quota: u64::MAX, rate }]);
+        nic.tenants.all().remove(0)
+    }
 
     fn two() -> (Turns, usize, usize) {
         let mut turns = Turns::default();
-        let (loud, quiet) = (turns.join(Some(Text::new("loud"))), turns.join(Some(Text::new("quiet"))));
-        (1..64).for_each(|_| assert_eq!(turns.join(Some(Text::new("loud"))), loud));
+        let [noisy, still] = ["loud", "quiet"].map(|name| tenant(name, u64::MAX));
+        let (loud, quiet) = (turns.join(Some(&noisy)), turns.join(Some(&still)));
+        (1..64).for_each(|_| assert_eq!(turns.join(Some(&noisy)), loud));
         (turns, loud, quiet)
     }
 
@@ -157,7 +203,7 @@ mod tests {
         for _ in 0..10_000 {
             (0..64).for_each(|token| turns.ready(loud, token));
             turns.ready(quiet, 64);
-            let (class, token) = turns.next().unwrap();
+            let (class, token) = turns.next(0).unwrap();
             assert_eq!(class == quiet, token == 64);
             // A connection of the loud one takes long each time.
             let ns = if class == loud { 70_000 } else { 3_000 };
@@ -172,16 +218,16 @@ mod tests {
         let (mut turns, loud, quiet) = two();
         for round in 0..1000 {
             (0..64).for_each(|token| turns.ready(loud, token));
-            let (class, _) = turns.next().unwrap();
+            let (class, _) = turns.next(0).unwrap();
             assert_eq!(class, loud);
             turns.took(loud, 30_000);
             if round % 10 == 9 {
                 turns.ready(quiet, 64);
                 // At most one of the loud one's is before it.
-                let before = turns.next().unwrap();
+                let before = turns.next(0).unwrap();
                 if before.0 == loud {
                     turns.took(loud, 30_000);
-                    assert_eq!(turns.next(), Some((quiet, 64)));
+                    assert_eq!(turns.next(0), Some((quiet, 64)));
                 }
                 turns.took(quiet, 3_000);
             }
@@ -208,8 +254,23 @@ mod tests {
         (0..64).for_each(|token| turns.ready(loud, token));
         turns.ready(quiet, 64);
         (0..64).for_each(|token| turns.leave(loud, token));
-        assert_eq!((turns.next(), turns.next()), (Some((quiet, 64)), None));
-        assert!(turns.is_empty() && !turns.shared());
+        assert_eq!((turns.next(0), turns.next(0)), (Some((quiet, 64)), None));
+        assert!(turns.next_in(0).is_none() && !turns.shared());
         assert_eq!(turns.join(None), loud);
+    }
+    #[test]
+    fn one_that_is_ahead_of_its_rate_is_passed_over_until_it_is_not() {
+        let (mut turns, loud, _) = two();
+        let slow = turns.join(Some(&tenant("slow", 1 << 20)));
+        turns.ready(slow, 70);
+        assert_eq!(turns.next(0), Some((slow, 70)));
+        turns.moved(slow, 1 << 20, 0);
+        assert!(turns.is_ahead(slow, 0));
+        turns.ready(slow, 70);
+        turns.ready(loud, 1);
+        assert_eq!((turns.next(0), turns.next(0)), (Some((loud, 1)), None));
+        let soon = turns.next_in(0).unwrap();
+        assert!((900_000_000..1_000_000_000).contains(&soon), "{soon}");
+        assert_eq!((turns.next(soon), turns.next_in(soon)), (Some((slow, 70)), None));
     }
 }

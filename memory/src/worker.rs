@@ -156,6 +156,10 @@ struct Connection {
     /// Input that was taken waited for output to go, and it has gone. Nothing of the socket's tells
     /// of that either.
     goes_on: bool,
+    /// It waits for its tenant's rate, and is not watched.
+    put_off: bool,
+    /// Bytes that it has moved, not counted yet.
+    moved: u64,
 }
 
 struct Worker {
@@ -235,7 +239,9 @@ impl Worker {
                 let idle = if self.index == 0 || minds { SWEEP_MS } else { -1 };
                 let idle = if self.unasked.is_empty() { idle } else { PASS_MS };
                 let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
-                let at_once = spinning || goes_on || !self.turns.is_empty();
+                let turn_ns = self.turns.next_in(now);
+                let idle = turn_ns.map_or(idle, |ns| idle_until(idle, ns));
+                let at_once = spinning || goes_on || turn_ns == Some(0);
                 if self.epoll.wait(&mut events, if at_once { 0 } else { idle }).is_err() {
                     // Nothing a retry would cure, but nothing to lose a whole node's memory for
                     // either.
@@ -324,6 +330,9 @@ impl Worker {
     fn serve_in_turn(&mut self, token: usize, now: u64) -> bool {
         let class = self.connections.get(token).and_then(|connection| connection.as_ref()?.class);
         match class {
+            // The round robin passes such a tenant over, and so would not stop watching: epoll
+            // reports input that nobody takes again and again.
+            Some(class) if self.turns.is_ahead(class, now) => self.put_off(token, class),
             Some(class) if self.turns.shared() => {
                 self.turns.ready(class, token);
                 false
@@ -336,7 +345,7 @@ impl Worker {
     fn take_turns(&mut self, now: u64) -> bool {
         let (mut came, mut at) = (false, now);
         while at.saturating_sub(now) < ASK_NS
-            && let Some((class, token)) = self.turns.next()
+            && let Some((class, token)) = self.turns.next(at)
         {
             came |= self.serve(token, at);
             let after = now_ns();
@@ -349,6 +358,16 @@ impl Worker {
     /// Takes what a connection has, answers what it can. Returns whether anything came.
     fn serve(&mut self, token: usize, now: u64) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(token) else { return false };
+        if let Some(class) = connection.class.filter(|&class| self.turns.is_ahead(class, now)) {
+            return self.put_off(token, class);
+        }
+        if std::mem::take(&mut connection.put_off) {
+            connection.watched = (true, false);
+            if self.epoll.add(connection.socket.as_raw_fd(), token as u64, true, false).is_err() {
+                self.close(token, Goodbye::Cut, now);
+                return true;
+            }
+        }
         let was_stranger = connection.engine.is_stranger();
         let shared = self.turns.shared();
         connection.engine.set_turn(if shared { TURN_BYTES } else { usize::MAX });
@@ -361,6 +380,8 @@ impl Worker {
             }
             served = served.and_then(|came| connection.serve(&self.shared.nic, now).map(|more| came || more));
         }
+        let moved = std::mem::take(&mut connection.moved);
+        connection.class.into_iter().for_each(|class| self.turns.moved(class, moved, now));
         let opened = connection.engine.take_opened();
         let came = match served {
             Ok(came) => {
@@ -396,6 +417,18 @@ impl Worker {
             self.deal_out(stream.into(), about);
         }
         came
+    }
+
+    /// Has a connection of a tenant that is ahead of its rate wait for its turn, unwatched. The
+    /// worker sleeps until the tenant may be served, or another connection has something.
+    fn put_off(&mut self, token: usize, class: usize) -> bool {
+        if let Some(Some(connection)) = self.connections.get_mut(token)
+            && !std::mem::replace(&mut connection.put_off, true)
+        {
+            self.epoll.forget(connection.socket.as_raw_fd());
+        }
+        self.turns.ready(class, token);
+        false
     }
 
     fn close(&mut self, token: usize, why: Goodbye, now: u64) {
@@ -445,6 +478,12 @@ fn lacks(e: &std::io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
+/// When to look again, in milliseconds: at the end of `idle`, or in `ns` if that is earlier.
+fn idle_until(idle: i32, ns: u64) -> i32 {
+    let ms = i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX);
+    if idle < 0 { ms } else { ms.min(idle) }
+}
+
 impl Connection {
     /// A descriptor goes out when the peer has taken the one before. The kernel counts descriptors
     /// on their way for each *sender's* user. At a limit, which is the sender's on descriptors, it
@@ -453,15 +492,17 @@ impl Connection {
     /// count too; calls that the kernel refuses because of them (ETOOMANYREFS) are tried again.
     fn serve(&mut self, nic: &Nic, now: u64) -> Result<bool, Goodbye> {
         let fd = self.socket.as_raw_fd();
+        let moved = &mut self.moved;
+        let mut counted = |moves: Result<usize, Errno>| moves.inspect(|&bytes| *moved += bytes as u64);
         // SAFETY: the engine names its own buffers and slabs that it holds.
-        let pulled = self.engine.pull(nic, now, |parts| unsafe { socket::receive(fd, parts) });
+        let pulled = self.engine.pull(nic, now, |parts| counted(unsafe { socket::receive(fd, parts) }));
         self.held_up = false;
         let backed_up = self.engine.is_backed_up();
         if self.engine.has_output() || pulled.is_err() {
             let (passed, held_up) = (&mut self.passed, &mut self.held_up);
             self.engine.push(nic, |parts, descriptor| match descriptor {
                 // SAFETY: as above.
-                None => unsafe { socket::send(fd, parts) },
+                None => counted(unsafe { socket::send(fd, parts) }),
                 Some(_) if *passed && socket::untaken(fd) > 0 => {
                     *held_up = true;
                     Err(Errno(libc::EAGAIN))

@@ -1,4 +1,5 @@
-//! Tenants of this node: their tokens, and how much all programs of a tenant hold together.
+//! Tenants of this node: their tokens, how much all programs of a tenant hold together, and how
+//! fast they move bytes.
 
 use crate::events::VolumeEvent;
 use crate::{Leaving, Nic};
@@ -16,6 +17,8 @@ pub struct Tenant {
     /// Bytes that its programs may hold together.
     quota: AtomicU64,
     held: AtomicI64,
+    /// How fast its programs move bytes together.
+    pub pace: Pace,
 }
 
 impl Tenant {
@@ -40,6 +43,71 @@ impl Tenant {
     }
 }
 
+/// How far ahead of its rate a tenant may be, ns of the rate: it may be served in bursts.
+const BURST_NS: u64 = 20_000_000;
+
+/// A limit on the bytes a second that a tenant's connections move, both ways, at all workers.
+///
+/// ```text
+///  moved ─► due ─────────── is ahead of the clock by bytes / rate
+///           due > now + BURST_NS: nothing more is served until the clock is near
+/// ```
+#[derive(Debug)]
+pub struct Pace {
+    /// Bytes a second; `u64::MAX`: no limit.
+    rate: AtomicU64,
+    due_ns: AtomicU64,
+    moved: AtomicU64,
+}
+
+impl Pace {
+    /// A limit in bytes a second; `u64::MAX`: none.
+    pub fn new(rate: u64) -> Pace {
+        Pace { rate: AtomicU64::new(rate), due_ns: AtomicU64::new(0), moved: AtomicU64::new(0) }
+    }
+
+    /// Bytes a second; `u64::MAX`: no limit.
+    pub fn rate(&self) -> u64 {
+        self.rate.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were moved so far.
+    pub fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// From now on another limit. What was moved under the one before is paid for.
+    fn set(&self, rate: u64) {
+        if self.rate.swap(rate, Ordering::Relaxed) != rate {
+            self.due_ns.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// How long the tenant is to wait, ns; 0: it may be served.
+    #[inline]
+    pub fn wait_ns(&self, now_ns: u64) -> u64 {
+        match self.rate() {
+            u64::MAX => 0,
+            _ => self.due_ns.load(Ordering::Relaxed).saturating_sub(now_ns + BURST_NS),
+        }
+    }
+
+    /// Counts bytes that were moved.
+    #[inline]
+    pub fn count(&self, bytes: u64, now_ns: u64) {
+        if bytes == 0 {
+            return;
+        }
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
+        let rate = self.rate();
+        if rate != u64::MAX {
+            let ns = (u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1))).min(1 << 50) as u64;
+            // Workers may count at the same time: no byte is forgotten.
+            let _ = self.due_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |due| Some(due.max(now_ns) + ns));
+        }
+    }
+}
+
 /// Whether a token can be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standing {
@@ -60,6 +128,8 @@ pub struct Known {
     pub standing: Standing,
     /// Bytes that its tenant may hold.
     pub quota: u64,
+    /// Bytes a second that its tenant may move; `u64::MAX`: no limit.
+    pub rate: u64,
 }
 
 /// The tokens of a node, and the tenants that have them.
@@ -92,9 +162,14 @@ impl Tenants {
         let mut tenants = self.tenants.lock();
         let tenant = tenants.entry(known.key.tenant).or_insert_with(|| {
             let (quota, held) = (AtomicU64::new(known.quota), AtomicI64::new(0));
-            Arc::new(Tenant { name: known.key.tenant, quota, held })
+            Arc::new(Tenant { name: known.key.tenant, quota, held, pace: Pace::new(known.rate) })
         });
         Arc::clone(tenant)
+    }
+
+    /// All tenants that have had a token or a member here.
+    pub fn all(&self) -> Vec<Arc<Tenant>> {
+        self.tenants.lock().values().cloned().collect()
     }
 }
 
@@ -103,7 +178,9 @@ impl Nic {
     /// used no more are gone at once.
     pub fn set_tokens(&self, tokens: Vec<Known>) {
         for known in &tokens {
-            self.tenants.of(known).quota.store(known.quota, Ordering::Relaxed);
+            let tenant = self.tenants.of(known);
+            tenant.quota.store(known.quota, Ordering::Relaxed);
+            tenant.pace.set(known.rate);
         }
         let good: BTreeMap<TokenId, Known> = tokens.into_iter().map(|known| (known.key.id, known)).collect();
         let is_good = |id: &TokenId| good.get(id).is_some_and(|known| known.standing == Standing::Good);
@@ -126,9 +203,35 @@ mod tests {
 
     #[test]
     fn a_tenants_quota_is_exact() {
-        let tenant = Tenant { name: Default::default(), quota: AtomicU64::new(100), held: AtomicI64::new(0) };
+        let (quota, held, pace) = (AtomicU64::new(100), AtomicI64::new(0), Pace::new(u64::MAX));
+        let tenant = Tenant { name: Default::default(), quota, held, pace };
         assert!(tenant.charge(60) && tenant.charge(40) && !tenant.charge(1));
         assert!(tenant.charge(-40) && !tenant.charge(41) && tenant.charge(40));
         assert_eq!(tenant.held(), 100);
+    }
+
+    #[test]
+    fn a_tenant_moves_bytes_at_its_rate() {
+        const SECOND: u64 = 1_000_000_000;
+        let pace = Pace::new(1 << 20);
+        let mut now = 5 * SECOND;
+        // Served whenever it may be, 64 KiB at a time, for ten seconds.
+        while now < 15 * SECOND {
+            match pace.wait_ns(now) {
+                0 => pace.count(64 << 10, now),
+                wait => now += wait,
+            }
+        }
+        let most = (10 << 20) + (128 << 10);
+        assert!((10 << 20..=most).contains(&pace.moved()), "{}", pace.moved());
+        // It saves nothing up while it asks for nothing.
+        now += 100 * SECOND;
+        let before = pace.moved();
+        while pace.wait_ns(now) == 0 {
+            pace.count(4096, now);
+        }
+        assert!(pace.moved() - before < 64 << 10);
+        pace.set(u64::MAX);
+        assert_eq!(pace.wait_ns(now), 0);
     }
 }

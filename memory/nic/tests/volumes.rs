@@ -381,7 +381,7 @@ fn a_volume_is_its_tenants() {
     let [first, second, other] = [("analytics", 1), ("analytics", 2), ("web", 3)]
         .map(|(tenant, seed)| Token::new(tenant, &[seed; 40]).unwrap().key());
     let issue = |keys: &[(Key, Standing)]| {
-        let issued = |&(key, standing)| Issued { key, standing, quota: 64 * MIB };
+        let issued = |&(key, standing)| Issued { key, standing, quota: 64 * MIB, rate: u64::MAX };
         nic.set_tokens(keys.iter().map(issued).collect());
     };
     let new = |id, size| Purpose::NewVolume(NewVolume { id: secret(id), size, kept_ms: 1000, ..NewVolume::default() });

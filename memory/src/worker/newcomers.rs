@@ -63,6 +63,8 @@ impl Worker {
             held_up: false,
             class: None,
             goes_on: false,
+            put_off: false,
+            moved: 0,
         };
         if self.epoll.add(connection.socket.as_raw_fd(), token as u64, true, false).is_ok() {
             self.connections[token] = Some(connection);

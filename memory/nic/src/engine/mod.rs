@@ -34,6 +34,7 @@ mod volume;
 use super::epochs::Section;
 use super::events::{Event, Refused};
 use super::shares::{Peer, Place};
+use super::tenants::Tenant;
 use super::{Member, Nic, count};
 use entry::Proving;
 use farmem_protocol::lines::MAX_RECORD_BYTES;
@@ -164,15 +165,14 @@ impl Engine {
     }
 
     /// The tenant that it is for, once it is known. `None`: it has none.
-    pub fn tenant(&self) -> Option<farmem_trust::Tenant> {
-        let tenant = match &self.phase {
+    pub fn tenant(&self) -> Option<&Arc<Tenant>> {
+        match &self.phase {
             Phase::Hello | Phase::Proving(_) | Phase::Closing => None,
             Phase::Control(control) => control.member.tenant(),
             Phase::Queue(serving) => serving.member.tenant(),
             Phase::Wire(wire) => wire.member.tenant(),
             Phase::Volume(stream) => stream.attached.volume.tenant(),
-        };
-        tenant.map(|tenant| tenant.name)
+        }
     }
 
     /// From now on it answers about this much, and then waits to be served again.

@@ -22,7 +22,7 @@ fn key() -> Key {
 
 fn guarded() -> Nic {
     let nic = nic();
-    nic.set_tokens(vec![Known { key: key(), standing: Standing::Good, quota: u64::MAX }]);
+    nic.set_tokens(vec![Known { key: key(), standing: Standing::Good, quota: u64::MAX, rate: u64::MAX }]);
     nic
 }
 
