@@ -352,10 +352,24 @@ pub(super) fn first(n: usize) -> Rows {
 #[inline]
 fn passing<const N: usize>(values: &[[u8; N]], passes: impl Fn([u8; N]) -> bool) -> Rows {
     let mut rows = [0; STEP / 64];
-    for (row, some) in rows.iter_mut().zip(values.chunks(64)) {
-        *row = some.iter().rev().fold(0, |bits, &value| bits << 1 | u64::from(passes(value)));
+    let (whole, rest) = values.as_chunks::<64>();
+    for (row, some) in rows.iter_mut().zip(whole) {
+        // Without a step that needs the one before, so that the CPU compares many at a time.
+        let mut said = [0u8; 64];
+        said.iter_mut().zip(some).for_each(|(said, &value)| *said = u8::from(passes(value)));
+        *row = said.as_chunks::<8>().0.iter().rev().fold(0, |bits, &eight| bits << 8 | packed(eight));
+    }
+    if let Some(row) = rows.get_mut(whole.len()) {
+        *row = rest.iter().rev().fold(0, |bits, &value| bits << 1 | u64::from(passes(value)));
     }
     rows
+}
+
+/// The lowest bits of eight bytes.
+#[inline]
+fn packed(eight: [u8; 8]) -> u64 {
+    // Each byte's bit comes to a place of its own among the highest eight: no sum carries.
+    (u64::from_le_bytes(eight) & 0x0101_0101_0101_0101).wrapping_mul(0x0102_0408_1020_4080) >> 56
 }
 
 /// A bitmap's bits of a step.

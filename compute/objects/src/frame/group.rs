@@ -8,6 +8,7 @@ use super::selected::{Acc, each};
 use super::{FarFrame, Selected, Series, Steps, Table, Type, Value, View, position};
 use crate::{Error, Result};
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// What is said of each group.
 #[derive(Clone, Debug)]
@@ -105,9 +106,45 @@ pub struct Groups<'a> {
 /// The numbers of groups.
 enum Numbers {
     /// By one key of a fixed width, and of rows where it is null.
-    Words(HashMap<u64, usize>, Option<usize>),
+    Words(HashMap<u64, usize, Mix>, Option<usize>),
     /// By all keys, one behind the other.
     Bytes(HashMap<Vec<u8>, usize>, Vec<u8>),
+}
+
+/// Hashes one word, by a multiplication with a number that is drawn for each table. So a choice of
+/// keys does not choose their places.
+#[derive(Clone, Copy)]
+struct Mix(u64);
+
+impl Mix {
+    fn new() -> Mix {
+        Mix(RandomState::new().hash_one(0))
+    }
+}
+
+impl BuildHasher for Mix {
+    type Hasher = Mix;
+
+    fn build_hasher(&self) -> Mix {
+        *self
+    }
+}
+
+impl Hasher for Mix {
+    #[inline]
+    fn write_u64(&mut self, word: u64) {
+        let wide = u128::from(word ^ self.0) * u128::from(self.0 | 1);
+        self.0 = (wide >> 64) as u64 ^ wide as u64;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 impl Numbers {
@@ -198,7 +235,7 @@ impl<'a> Groups<'a> {
         }
         let is_word = keys.len() == 1 && frame.columns[used[keys[0]]].kind != Type::Text;
         let mut numbers = match is_word {
-            true => Numbers::Words(HashMap::new(), None),
+            true => Numbers::Words(HashMap::with_hasher(Mix::new()), None),
             false => Numbers::Bytes(HashMap::new(), Vec::new()),
         };
         let of = |&key: &usize| (frame.columns[used[key]].name.clone(), Series::new(frame.columns[used[key]].kind));
