@@ -6,6 +6,7 @@
 //! * [`descriptors`]: descriptors of the runtime's own, beside the program's.
 //! * [`disk`]: a file of pages.
 //! * [`epoll`]: waiting for many descriptors.
+//! * [`epochs`]: words of frames that threads share, and when a frame is used by none.
 //! * [`errno`]: the meanings of the kernel's error numbers.
 //! * [`gcm`]: seals and opens whole pages.
 //! * [`gf`]: sums and products of bytes, for erasure codes.
@@ -46,6 +47,7 @@ pub mod clock;
 pub mod confine;
 pub mod descriptors;
 pub mod disk;
+pub mod epochs;
 pub mod epoll;
 pub mod errno;
 pub mod gcm;

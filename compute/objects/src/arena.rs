@@ -13,7 +13,12 @@
 //! change their type. So a word that was kept too long is wrong at most, and never unsafe.
 
 mod compact;
+mod links;
 mod mark;
+
+pub use links::Linked;
+#[doc(hidden)]
+pub use links::{count_of, links_of};
 
 use crate::homes::{BLOCK, Home};
 use crate::{Far, FarBox, Heap, Result, Scope};
@@ -27,29 +32,6 @@ use std::rc::Rc;
 
 /// Boxes whose values are written home together.
 const TOGETHER: usize = 256;
-
-/// Objects that refer to others of their type, by [`Gc`] fields.
-///
-/// ```
-/// use farmem_objects::{Gc, Linked};
-/// use std::mem::offset_of;
-///
-/// #[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
-/// #[repr(C)]
-/// struct Person {
-///     friends: [Gc<Person>; 2],
-///     age: u64,
-/// }
-///
-/// impl Linked for Person {
-///     const LINKS: &[usize] = &[offset_of!(Person, friends), offset_of!(Person, friends) + 8];
-/// }
-/// ```
-pub trait Linked: Far {
-    /// Where an object has its [`Gc`] fields: offsets, multiples of 8. A field that is left out
-    /// does not keep its object alive.
-    const LINKS: &[usize];
-}
 
 /// Refers to an object of an arena: 8 bytes, plain data, and `Copy`. It keeps nothing alive, unless
 /// it lies in an object that can be reached, at one of its type's [`Linked::LINKS`].

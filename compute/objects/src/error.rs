@@ -54,6 +54,9 @@ pub enum Error {
     /// The system refused a range of addresses.
     #[error("the system refused {gib} GiB of addresses for frames (error {0}): raise ulimit -v, or allow overcommit", gib = crate::class::ARENA >> 30)]
     NoAddresses(i32),
+    /// As many threads use a shared heap as can.
+    #[error("{0} threads use this heap, which is as many as can: drop a seat first")]
+    NoSeat(usize),
     /// The scope is of another heap.
     #[error("a scope of another heap holds nothing here: take one from the collection's own heap")]
     OtherHeap,

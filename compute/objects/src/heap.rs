@@ -8,7 +8,7 @@ use crate::share::{Local, Share};
 use crate::word::{STAMP, Word};
 use crate::{
     CHUNK, Chunk, Error, Far, FarArena, FarBTree, FarBox, FarCache, FarHashMap, FarList, FarQueue, FarString, FarVec,
-    Linked, Result, Scope,
+    Linked, Result, Scope, SharedHeap,
 };
 use farmem::near::{Found, Scan};
 use farmem::{Addr, Lane, Memory, Transport};
@@ -320,19 +320,33 @@ impl Builder {
         self
     }
 
+    /// Connects, and checks the limit: bytes of local memory, and the share of them.
+    fn connect(self) -> Result<(usize, Share, Memory)> {
+        let local = self.local.bytes()?;
+        if local < LEAST * CHUNK {
+            return Err(Error::TooLittleLocal(local));
+        }
+        let share = if self.is_of_run { Share::of_run(LEAST * CHUNK / SEGMENT)? } else { Share::own() };
+        Ok((local, share, self.memory.connect()?))
+    }
+
+    /// Connects: a heap that threads share.
+    ///
+    /// # Errors
+    /// As [`Builder::build`].
+    pub fn build_shared(self) -> Result<SharedHeap> {
+        let (local, share, memory) = self.connect()?;
+        SharedHeap::new(local / SEGMENT, share, memory)
+    }
+
     /// Connects.
     ///
     /// # Errors
     /// [`Error::TooLittleLocal`], [`Error::NotASize`], [`Error::NoAddresses`], [`Error::Memory`]
     /// with what to do.
     pub fn build(self) -> Result<Heap> {
-        let local = self.local.bytes()?;
-        if local < LEAST * CHUNK {
-            return Err(Error::TooLittleLocal(local));
-        }
-        let share = if self.is_of_run { Share::of_run(LEAST * CHUNK / SEGMENT)? } else { Share::own() };
+        let (local, share, memory) = self.connect()?;
         let share = Rc::new(share);
-        let memory = self.memory.connect()?;
         let (lane, arena) = (memory.lane()?, Arena::new()?);
         Ok(Heap {
             inner: Rc::new_cyclic(|itself| Inner {

@@ -12,7 +12,7 @@ use crate::class::{CLASSES, Class};
 use crate::heap::Inner;
 use crate::{Error, Result};
 use farmem::{Addr, Memory};
-use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::rc::{Rc, Weak};
 
 /// Bits of a home.
@@ -69,24 +69,44 @@ impl Block {
     }
 }
 
+/// A heap that has blocks: their numbers are its own among all heaps of its kind.
+pub trait Owner {
+    /// A number for one more block of this heap. `None`: there are no more.
+    fn enter(&self) -> Option<usize>;
+
+    /// A block is no heap's any more. `is_empty`: no box names it.
+    fn leave(number: usize, is_empty: bool);
+}
+
+impl Owner for Weak<Inner> {
+    fn enter(&self) -> Option<usize> {
+        owners::enter(self)
+    }
+
+    fn leave(number: usize, is_empty: bool) {
+        owners::leave(number, is_empty);
+    }
+}
+
 /// The homes of a heap.
-pub struct Homes {
+pub struct Homes<O: Owner = Weak<Inner>> {
     /// By number; those of the thread's other heaps are `None` here.
     blocks: Vec<Option<Block>>,
     /// By class: blocks with a free slot. The last one is filled first.
     roomy: [Vec<usize>; CLASSES],
+    owner: PhantomData<O>,
 }
 
-impl Homes {
-    pub fn new() -> Homes {
-        Homes { blocks: Vec::new(), roomy: [const { Vec::new() }; CLASSES] }
+impl<O: Owner> Homes<O> {
+    pub fn new() -> Homes<O> {
+        Homes { blocks: Vec::new(), roomy: [const { Vec::new() }; CLASSES], owner: PhantomData }
     }
 
     /// A free slot.
     ///
     /// # Errors
     /// The nodes have no room for one more block, or the thread has as many as it can.
-    pub fn take(&mut self, class: Class, memory: &Memory, owner: &Weak<Inner>) -> Result<Home> {
+    pub fn take(&mut self, class: Class, memory: &Memory, owner: &O) -> Result<Home> {
         let number = match self.roomy[class.index].last() {
             Some(&number) => number,
             None => self.widen(class, memory, owner)?,
@@ -109,7 +129,7 @@ impl Homes {
     ///
     /// # Errors
     /// As [`Homes::take`].
-    pub fn take_run(&mut self, class: Class, n: usize, memory: &Memory, owner: &Weak<Inner>) -> Result<Vec<Home>> {
+    pub fn take_run(&mut self, class: Class, n: usize, memory: &Memory, owner: &O) -> Result<Vec<Home>> {
         let group = u64::MAX.checked_shr(64u32.saturating_sub(n as u32)).unwrap_or_default();
         let is_group = |word: u64, at: usize| word >> at & group == group;
         let find = |block: &Block| {
@@ -150,7 +170,7 @@ impl Homes {
     }
 
     /// One block more for a class. Its number.
-    fn widen(&mut self, class: Class, memory: &Memory, owner: &Weak<Inner>) -> Result<usize> {
+    fn widen(&mut self, class: Class, memory: &Memory, owner: &O) -> Result<usize> {
         let (number, _) = self.block(class, memory, owner, false)?;
         self.roomy[class.index].push(number);
         Ok(number)
@@ -161,15 +181,9 @@ impl Homes {
     ///
     /// # Errors
     /// As [`Homes::take`].
-    pub fn block(
-        &mut self,
-        class: Class,
-        memory: &Memory,
-        owner: &Weak<Inner>,
-        is_whole: bool,
-    ) -> Result<(usize, Addr)> {
+    pub fn block(&mut self, class: Class, memory: &Memory, owner: &O, is_whole: bool) -> Result<(usize, Addr)> {
         let at = memory.alloc(BLOCK)?;
-        let Some(number) = owners::enter(owner) else {
+        let Some(number) = owner.enter() else {
             let _ = memory.free(at);
             return Err(Error::HeapFull);
         };
@@ -183,7 +197,7 @@ impl Homes {
         if let Some(block) = self.blocks[number].take_if(|block| block.is_whole) {
             // Of a node that is lost there is nothing to give back.
             let _ = memory.free(block.at);
-            owners::leave(number, true);
+            O::leave(number, true);
         }
     }
 
@@ -208,7 +222,7 @@ impl Homes {
             // Of a node that is lost there is nothing to give back.
             let _ = memory.free(block.at);
             self.blocks[number] = None;
-            owners::leave(number, true);
+            O::leave(number, true);
         }
     }
 
@@ -219,74 +233,95 @@ impl Homes {
     }
 }
 
-impl Drop for Homes {
+impl<O: Owner> Drop for Homes<O> {
     fn drop(&mut self) {
         for (number, block) in self.blocks.iter().enumerate() {
             if let Some(block) = block {
-                owners::leave(number, block.used == 0 && !block.is_whole);
+                O::leave(number, block.used == 0 && !block.is_whole);
             }
+        }
+    }
+}
+
+/// Which heap has which block: of a thread's heaps, or of the process's shared ones.
+pub struct Table<W> {
+    owners: Vec<Owned<W>>,
+    free: Vec<usize>,
+}
+
+enum Owned<W> {
+    /// Free: the number can be given out.
+    Free,
+    Of(W),
+    /// Its heap is gone, and boxes that name it may be left.
+    Gone,
+}
+
+impl<W: Clone> Table<W> {
+    pub const fn new() -> Table<W> {
+        Table { owners: Vec::new(), free: Vec::new() }
+    }
+
+    /// A number for a heap's new block. `None`: there are no more.
+    pub fn enter(&mut self, owner: &W) -> Option<usize> {
+        // Number 0 is nobody's, so that no home is 0.
+        if self.owners.is_empty() {
+            self.owners.push(Owned::Gone);
+        }
+        let number = self.free.pop().unwrap_or(self.owners.len());
+        if number >= BLOCKS {
+            return None;
+        }
+        match self.owners.get_mut(number) {
+            Some(place) => *place = Owned::Of(owner.clone()),
+            None => self.owners.push(Owned::Of(owner.clone())),
+        }
+        Some(number)
+    }
+
+    /// A block is no heap's any more. `is_empty`: no box names it.
+    pub fn leave(&mut self, number: usize, is_empty: bool) {
+        self.owners[number] = if is_empty { Owned::Free } else { Owned::Gone };
+        if is_empty {
+            self.free.push(number);
+        }
+    }
+
+    /// The heap that has this block.
+    pub fn of(&self, home: Home) -> Option<&W> {
+        match self.owners.get(home.block()) {
+            Some(Owned::Of(owner)) => Some(owner),
+            Some(Owned::Free | Owned::Gone) | None => None,
         }
     }
 }
 
 /// The heap that has a home, if it is still there.
 pub fn owner(home: Home) -> Option<Rc<Inner>> {
-    owners::of(home.block())
+    owners::of(home)
 }
 
 /// Which heap of this thread has which block.
 mod owners {
-    use super::*;
-
-    enum Owner {
-        /// Free: the number can be given out.
-        Free,
-        Of(Weak<Inner>),
-        /// Its heap is gone, and boxes that name it may be left.
-        Gone,
-    }
+    use super::{Home, Inner, Table};
+    use std::cell::RefCell;
+    use std::rc::{Rc, Weak};
 
     thread_local! {
-        /// Number 0 is nobody's, so that no home is 0.
-        static OWNERS: RefCell<(Vec<Owner>, Vec<usize>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+        static OWNERS: RefCell<Table<Weak<Inner>>> = const { RefCell::new(Table::new()) };
     }
 
-    /// A number for a heap's new block. `None`: there are no more.
     pub fn enter(owner: &Weak<Inner>) -> Option<usize> {
-        OWNERS.with_borrow_mut(|(owners, free)| {
-            if owners.is_empty() {
-                owners.push(Owner::Gone);
-            }
-            let number = free.pop().unwrap_or(owners.len());
-            if number >= BLOCKS {
-                return None;
-            }
-            match owners.get_mut(number) {
-                Some(place) => *place = Owner::Of(owner.clone()),
-                None => owners.push(Owner::Of(owner.clone())),
-            }
-            Some(number)
-        })
+        OWNERS.with_borrow_mut(|owners| owners.enter(owner))
     }
 
-    /// A block is no heap's any more. `empty`: no box names it.
-    pub fn leave(number: usize, empty: bool) {
+    pub fn leave(number: usize, is_empty: bool) {
         // At the end of a thread the table may be gone before the heap. Then nobody asks it any
         // more.
-        let _ = OWNERS.try_with(|owners| {
-            let (owners, free) = &mut *owners.borrow_mut();
-            owners[number] = if empty { Owner::Free } else { Owner::Gone };
-            if empty {
-                free.push(number);
-            }
-        });
+        let _ = OWNERS.try_with(|owners| owners.borrow_mut().leave(number, is_empty));
     }
 
-    pub fn of(number: usize) -> Option<Rc<Inner>> {
-        let owner = OWNERS.try_with(|owners| match owners.borrow().0.get(number) {
-            Some(Owner::Of(owner)) => owner.upgrade(),
-            Some(Owner::Free | Owner::Gone) | None => None,
-        });
-        owner.ok().flatten()
+    pub fn of(home: Home) -> Option<Rc<Inner>> {
+        OWNERS.try_with(|owners| owners.borrow().of(home).and_then(Weak::upgrade)).ok().flatten()
     }
 }

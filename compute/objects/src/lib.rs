@@ -115,10 +115,62 @@
 //! }
 //! ```
 //!
+//! # Threads
+//!
+//! One thread uses a [`Heap`]. Threads that share objects use a [`SharedHeap`], each by a [`Seat`]
+//! of its own. Its boxes and vectors are shared and sent as `Box` and `Vec` are: many threads read,
+//! or one writes.
+//!
+//! ```no_run
+//! # fn main() -> farmem_objects::Result<()> {
+//! let heap = farmem_objects::Heap::builder().local("512M").node("a:7411").build_shared()?;
+//! let mut prices = heap.vec::<u64>();
+//! let seat = heap.seat()?;
+//! prices.extend_from_slice(&[119, 7, 12], &seat)?;
+//! std::thread::scope(|threads| {
+//!     for n in 0..3 {
+//!         let (heap, prices) = (&heap, &prices);
+//!         threads.spawn(move || prices.read(n, &heap.seat()?));
+//!     }
+//! });
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A scope stays on its thread, and a reference within its scope:
+//!
+//! ```compile_fail,E0277
+//! fn leaves(scope: farmem_objects::SharedScope<'static>) {
+//!     std::thread::spawn(move || drop(scope));
+//! }
+//! ```
+//!
+//! ```compile_fail,E0505
+//! fn keeps(seat: &farmem_objects::Seat, one: &farmem_objects::SharedBox<u64>) -> u64 {
+//!     let scope = seat.scope();
+//!     let kept = one.get(&scope).unwrap();
+//!     drop(scope);
+//!     *kept
+//! }
+//! ```
+//!
+//! … and a seat is one thread's at a time:
+//!
+//! ```compile_fail,E0277
+//! fn shares(seat: &farmem_objects::Seat) {
+//!     std::thread::scope(|threads| {
+//!         threads.spawn(|| seat.scope());
+//!     });
+//! }
+//! ```
+//!
 //! # Limits
 //!
-//! * One thread uses a heap. Other threads build heaps of their own. A thread's heaps have
-//!   512 GiB far at most.
+//! * A thread's heaps have 512 GiB far at most. All shared heaps of a process have as much.
+//! * 256 threads use a shared heap at a time. A scope of one keeps local all that was local when it
+//!   began: it can bring in a quarter for certain, and while it is open little can leave. Threads
+//!   that need room wait a second for it, then get [`Error::ScopeFull`].
+//! * A process that was forked from one with shared heaps builds none.
 //! * A boxed value is at most 4 KiB, an element of a vector or queue too. Elements do not cross
 //!   chunks of [`CHUNK`].
 //! * An entry of a map has 120 bytes at most: key, value and what aligns them.
@@ -147,15 +199,20 @@ mod rooms;
 mod scope;
 mod select;
 mod share;
+mod shared;
 mod text;
 mod vec;
 mod word;
 
 pub use arena::{Collected, FarArena, Gc, Linked, Root};
+#[doc(hidden)]
+pub use arena::{count_of, links_of};
 pub use btree::FarBTree;
 pub use cache::FarCache;
 pub use error::{Error, Result};
 pub use farmem::Transport;
+/// Implements the trait of this name for a struct: see there.
+pub use farmem_objects_derive::Linked;
 pub use frame::{
     Agg, ArrowArray, ArrowSchema, Col, Expr, FarFrame, Groups, Join, Order, Selected, Series, Table, Totals, Type,
     Value, Writer, col,
@@ -168,6 +225,7 @@ pub use queue::FarQueue;
 pub use scope::Scope;
 pub use select::{Field, Filter, Filtered, Number, Summary};
 pub use share::Local;
+pub use shared::{Seat, SharedBox, SharedHeap, SharedScope, SharedVec};
 pub use text::FarString;
 pub use vec::{FarVec, Iter};
 

@@ -22,6 +22,8 @@ pub struct Room {
     empty: usize,
     /// Where the hand is: a place in `order`, and a frame.
     hand: (usize, usize),
+    /// A segment from which no frame is taken any more.
+    closed: Option<usize>,
     /// Bytes that left since the last look.
     pub gone: usize,
 }
@@ -37,6 +39,7 @@ impl Room {
             free: 0,
             empty: 0,
             hand: (0, 0),
+            closed: None,
             gone: 0,
         }
     }
@@ -69,7 +72,8 @@ impl Room {
             let free = self.segments[self.order[nth]].as_ref().map_or(0, Vec::len);
             free == self.class.frames()
         };
-        (0..self.order.len()).rev().find(is_empty)
+        let is_open = |nth: &usize| Some(self.order[*nth]) != self.closed;
+        (0..self.order.len()).rev().filter(is_open).find(is_empty)
     }
 
     /// Takes a free frame: its segment and its number there.
@@ -90,6 +94,10 @@ impl Room {
     #[inline]
     pub fn give(&mut self, (number, frame): (usize, usize)) {
         let Some(segment) = &mut self.segments[number] else { return };
+        if self.closed == Some(number) {
+            segment.push(frame as u16);
+            return;
+        }
         if segment.is_empty() {
             self.roomy.push(number);
         }
@@ -109,6 +117,34 @@ impl Room {
         self.segments[number] = Some(free);
         self.order.push(number);
         self.roomy.push(number);
+    }
+
+    /// No frame is taken of its nth segment from now on. One segment can be closed at a time.
+    /// Returns its number.
+    pub fn close(&mut self, nth: usize) -> usize {
+        let number = self.order[nth];
+        let free = self.segments[number].as_ref().map_or(0, Vec::len);
+        self.free -= free;
+        self.empty -= usize::from(free == self.class.frames());
+        self.roomy.retain(|&other| other != number);
+        self.closed = Some(number);
+        number
+    }
+
+    /// Removes the segment that was closed, if nothing is in it.
+    pub fn remove_closed(&mut self) -> bool {
+        let is_it = |&number: &usize| Some(number) == self.closed;
+        let Some(nth) = self.order.iter().position(is_it) else { return false };
+        let free = self.segments[self.order[nth]].as_ref().map_or(0, Vec::len);
+        if free < self.class.frames() {
+            return false;
+        }
+        // `remove` takes these off.
+        self.free += free;
+        self.empty += 1;
+        self.closed = None;
+        self.remove(nth);
+        true
     }
 
     /// Its nth segment goes. Nothing is in it.
@@ -160,6 +196,24 @@ mod tests {
         // The last segment is kept.
         (0..2).for_each(|_| room.remove(0));
         assert_eq!((room.len(), room.spare_segment()), (1, None));
+    }
+
+    #[test]
+    fn a_closed_segment_gives_no_frames_and_goes_when_it_is_empty() {
+        let class = Class::of(1024);
+        let mut room = Room::new(class);
+        (0..2).for_each(|_| room.add());
+        let taken: Vec<_> = std::iter::from_fn(|| room.take()).collect();
+        let (closed, open): (Vec<_>, Vec<_>) = taken.into_iter().partition(|&(segment, _)| segment == 1);
+        let (last, rest) = closed.split_last().unwrap();
+        rest.iter().for_each(|&at| room.give(at));
+        assert_eq!(room.free(), rest.len());
+        assert_eq!(room.close(1), 1);
+        assert_eq!((room.free(), room.take(), room.remove_closed(), room.spare_segment()), (0, None, false, None));
+        room.give(open[0]);
+        room.give(*last);
+        assert_eq!((room.free(), room.spare_segment(), room.remove_closed()), (1, None, true));
+        assert_eq!((room.len(), room.free(), room.take(), room.take()), (1, 1, Some(open[0]), None));
     }
 
     #[test]

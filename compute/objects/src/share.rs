@@ -1,7 +1,7 @@
 //! How much local memory a heap may have: a limit of its own, or a share of its run's `--local`.
 
 use crate::class::SEGMENT;
-use crate::{Error, Heap, Result};
+use crate::{Builder, Error, Heap, Result};
 use farmem_run::RunSpec;
 use std::cell::Cell;
 
@@ -105,6 +105,14 @@ impl Heap {
     /// [`Error::NoRun`] where the program does not run on far memory: use [`Heap::builder`].
     /// [`Error::ShareFull`]; and as [`crate::Builder::build`].
     pub fn of_run() -> Result<Heap> {
+        Heap::builder_of_run()?.build()
+    }
+
+    /// Settings of a heap on the nodes of this program's `farmem run`: see [`Heap::of_run`].
+    ///
+    /// # Errors
+    /// [`Error::NoRun`].
+    pub fn builder_of_run() -> Result<Builder> {
         let text = std::env::var("FARMEM_RUN").map_err(|_| Error::NoRun)?;
         let spec = RunSpec::parse(&text).map_err(|_| Error::NoRun)?;
         let most = farmem_hints::objects(0) * 4096;
@@ -115,7 +123,7 @@ impl Heap {
         for node in &spec.nodes {
             builder = builder.node(node.at.to_string());
         }
-        builder.of_run(spec.token, spec.plain).build()
+        Ok(builder.of_run(spec.token, spec.plain))
     }
 }
 

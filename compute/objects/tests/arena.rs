@@ -10,18 +10,19 @@ use proptest::test_runner::TestRunner;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
-#[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, Clone, Copy)]
+#[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, Linked, Clone, Copy)]
 #[repr(C)]
 struct Person {
     age: u64,
     friends: [Gc<Person>; 3],
-    /// Not followed.
-    enemy: Gc<Person>,
+    #[weak]
+    enemy: Gc<Self>,
     rest: [u64; 3],
 }
 
-impl Linked for Person {
-    const LINKS: &[usize] = &[8, 16, 24];
+#[test]
+fn the_derive_knows_links() {
+    assert_eq!(Person::LINKS, [8, 16, 24]);
 }
 
 fn person(age: u64) -> Person {

@@ -1,0 +1,339 @@
+//! Frames that threads share, and the boxes that name them. The one file with unsafe code of the
+//! shared heaps.
+//!
+//! ```text
+//! SharedBox ── word: place 28 | dirty 1 | home 35 ─► frame: word | state | payload
+//! ```
+//!
+//! Boxes, places and homes are those of [`crate::frames`]. No two boxes of all shared heaps have one
+//! home ([`super::owners`]). So equal words mean: this frame has this box's object.
+//!
+//! *Why a reference stays good.* It is tied to the box's borrow and to a scope. It is taken within
+//! the scope from a frame whose word is the box's. Such a frame is claimed only when all scopes of
+//! that time are over ([`farmem_sys::epochs`]), and bytes come only into frames that were claimed or are
+//! nobody's. The frames are unmapped with the last owner of the heap: the scope's thread has one.
+//!
+//! *Why nobody writes beside a reference.* A payload is written through an exclusive borrow of its
+//! box, or by an arrival into a frame that nobody can find. It is read for its way home when its
+//! frame was claimed.
+//!
+//! *Why threads may share and send boxes.* A box is an atomic word. Values are plain data, which
+//! are `Send` and `Sync`. `&SharedBox` gives out `&T` alone.
+//!
+//! *Why any bytes will do.* As in [`crate::frames`].
+
+#![allow(unsafe_code)] // Lends payloads beyond the borrow of the frames; see above.
+
+use super::{Inner, Seat, SharedScope, owners};
+use crate::class::{ARENA, Class, SEGMENT};
+use crate::homes::Home;
+use crate::word::Word;
+use crate::{Error, Far, Result};
+use farmem::{Addr, Lane};
+use farmem_sys::epochs::{Header, State};
+use farmem_sys::memory;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The place of a frame: always a header within its frames. Made by [`Frames::frame`] and
+/// [`Frames::of_word`] alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct At(usize);
+
+impl At {
+    pub fn class(self) -> Class {
+        Class::at(self.0)
+    }
+
+    /// Units into its class's range.
+    pub fn units(self) -> u64 {
+        let class = self.class();
+        ((self.0 - class.from) >> class.unit) as u64
+    }
+
+    /// Its segment, and its number there.
+    pub fn place(self) -> (usize, usize) {
+        let class = self.class();
+        let offset = self.0 - class.from;
+        (offset / SEGMENT, (offset % SEGMENT) / class.stride)
+    }
+}
+
+/// A frame that its holder alone may fill or read: it was nobody's, or it was claimed.
+#[derive(Debug)]
+pub struct Grip(At);
+
+impl Grip {
+    pub fn at(&self) -> At {
+        self.0
+    }
+}
+
+/// All frames of a heap. Unmapped with it.
+pub struct Arena(Frames);
+
+/// All frames of a heap, for those that keep its [`Arena`].
+pub struct Frames {
+    base: NonNull<u8>,
+}
+
+impl std::ops::Deref for Arena {
+    type Target = Frames;
+
+    fn deref(&self) -> &Frames {
+        &self.0
+    }
+}
+
+impl Arena {
+    pub fn new() -> Result<Arena> {
+        let base = memory::reserve(ARENA).map_err(|e| Error::NoAddresses(e.0))?;
+        NonNull::new(base).map(|base| Arena(Frames { base })).ok_or(Error::NoAddresses(12))
+    }
+
+    /// For one that keeps the arena.
+    #[inline]
+    pub fn frames(&self) -> Frames {
+        Frames { base: self.0.base }
+    }
+}
+
+// SAFETY: headers are atomics, and payloads are plain data; who may access one of them when is
+// argued above.
+unsafe impl Send for Frames {}
+// SAFETY: as above.
+unsafe impl Sync for Frames {}
+
+impl Frames {
+    /// The frame of this number in a segment of a class.
+    pub fn frame(&self, class: Class, segment: usize, number: usize) -> At {
+        assert!(segment < class.segments() && number < class.frames());
+        At(class.from + segment * SEGMENT + number * class.stride)
+    }
+
+    /// Where a box of this class says that its object is.
+    #[inline]
+    pub fn of_word(&self, class: Class, word: Word) -> At {
+        At(class.from + (word.place() << class.unit) as usize)
+    }
+
+    #[inline]
+    pub fn header(&self, at: At) -> &Header {
+        // SAFETY: an `At` is a header's offset in the mapping, which is zero at first: a header that
+        // is nobody's. A header is two atomics, and nobody has a unique reference to one.
+        unsafe { self.base.byte_add(at.0).cast().as_ref() }
+    }
+
+    #[inline]
+    fn payload(&self, at: At, class: Class) -> NonNull<u8> {
+        // SAFETY: the payload follows the header in the mapping.
+        unsafe { self.base.byte_add(at.0 + class.header) }
+    }
+
+    /// Grips a frame that is nobody's, for the object of a home. The caller holds the heap's lock.
+    pub fn give(&self, at: At, home: Home) -> Grip {
+        let header = self.header(at);
+        assert!(header.peek() == 0 && header.state() == State::Free, "a frame is given away once");
+        header.set_state(State::Arriving(home.0));
+        Grip(at)
+    }
+
+    /// Grips a frame whose object was made cold in this epoch and was not used since. The caller
+    /// holds the heap's lock.
+    pub fn claim(&self, at: At, (word, epoch, oldest): (Word, u64, u64)) -> Option<Grip> {
+        let header = self.header(at);
+        if !header.claim(word.0, epoch, oldest) {
+            return None;
+        }
+        header.set_state(State::Leaving(word.home().0));
+        Some(Grip(at))
+    }
+
+    /// The frame has its object, and boxes with this word find it.
+    pub fn publish(&self, grip: Grip, word: Word) {
+        let header = self.header(grip.0);
+        assert_eq!(self.of_word(grip.0.class(), word), grip.0);
+        header.set_state(State::Present(0));
+        header.publish(word.0);
+    }
+
+    /// The frame is nobody's.
+    pub fn vacate(&self, grip: Grip) -> At {
+        self.header(grip.0).set_state(State::Free);
+        grip.0
+    }
+
+    /// The frame of a box that is dropped is nobody's. The caller had the box for itself, so there
+    /// is no reference to its value.
+    pub fn abandon(&self, at: At) {
+        self.header(at).clear();
+        self.header(at).set_state(State::Free);
+    }
+
+    /// The bytes of an object that is new.
+    pub fn fill(&self, grip: &Grip, bytes: &[u8]) {
+        let class = grip.0.class();
+        assert!(bytes.len() <= class.payload);
+        // SAFETY: the grip's holder alone accesses the payload; the source is no frame of this kind,
+        // because values are given by reference and a frame that is gripped is lent to nobody.
+        unsafe { self.payload(grip.0, class).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+    }
+
+    /// Reads objects into frames, and writes others home, by one round trip. One result for each,
+    /// in this order.
+    pub fn transfer(
+        &self,
+        lane: &mut Lane,
+        reads: &[(Grip, Addr)],
+        writes: &[(Grip, Addr)],
+    ) -> Vec<farmem::Result<u64>> {
+        let bytes = |grip: &Grip| {
+            let class = grip.0.class();
+            (self.payload(grip.0, class).as_ptr(), class.payload)
+        };
+        let mut batch = lane.batch();
+        for (grip, home) in reads {
+            let (at, len) = bytes(grip);
+            // SAFETY: the grip's holder alone accesses the payload, each grip is of another frame,
+            // and the batch ends below.
+            batch.read(*home, unsafe { std::slice::from_raw_parts_mut(at, len) });
+        }
+        for (grip, home) in writes {
+            let (at, len) = bytes(grip);
+            // SAFETY: as above.
+            batch.write(*home, unsafe { std::slice::from_raw_parts(at, len) });
+        }
+        batch.run()
+    }
+
+    /// Gives the memory of a segment back to the system. All of its frames are nobody's, and no
+    /// grip is of one.
+    pub fn discard(&self, class: Class, segment: usize) {
+        let mut frames = (0..class.frames()).map(|number| self.frame(class, segment, number));
+        assert!(frames.all(|at| self.header(at).peek() == 0));
+        let at = self.frame(class, segment, 0);
+        // SAFETY: within the mapping; no payload of it is lent. Zero is the header of a frame that
+        // is nobody's.
+        unsafe { memory::discard(self.base.byte_add(at.0).as_ptr(), SEGMENT) };
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: all that could refer to it had the heap, which is gone.
+        unsafe { memory::unmap(self.0.base.as_ptr(), ARENA) };
+    }
+}
+
+/// A value in far memory that threads can share: 8 bytes here, and the value in a frame or at its
+/// home. As `Box`, it owns the value.
+///
+/// When the heap's last handle is gone before the box, the value is lost: each use returns
+/// [`Error::OtherHeap`].
+pub struct SharedBox<T: Far> {
+    word: AtomicU64,
+    value: PhantomData<T>,
+}
+
+impl<T: Far> SharedBox<T> {
+    pub(super) const CLASS: Class = {
+        let class = Class::of(size_of::<T>());
+        assert!(size_of::<T>() > 0 && align_of::<T>() <= class.header, "a far object's alignment is at most 16");
+        class
+    };
+
+    pub(super) fn new(inner: &Inner, seat: &Seat, value: &T) -> Result<SharedBox<T>> {
+        let word = inner.fresh(seat, Self::CLASS, value.as_bytes())?;
+        Ok(SharedBox { word: AtomicU64::new(word.0), value: PhantomData })
+    }
+
+    /// The word: other threads that share the box may change it.
+    pub(super) fn cell(&self) -> &AtomicU64 {
+        &self.word
+    }
+
+    #[inline]
+    fn hold(&self, scope: &SharedScope<'_>) -> Result<At> {
+        let frames = scope.frames();
+        let word = Word(self.word.load(Ordering::Relaxed));
+        let at = frames.of_word(Self::CLASS, word);
+        if frames.header(at).is(word.0) { Ok(at) } else { self.load(scope) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn load(&self, scope: &SharedScope<'_>) -> Result<At> {
+        let word = scope.seat().load(Self::CLASS, &self.word)?;
+        Ok(scope.frames().of_word(Self::CLASS, word))
+    }
+
+    /// The value.
+    ///
+    /// # Errors
+    /// [`Error::ScopeFull`], [`Error::OtherHeap`], [`Error::Memory`].
+    #[inline]
+    pub fn get<'a>(&'a self, scope: &'a SharedScope<'_>) -> Result<&'a T> {
+        let at = self.hold(scope)?;
+        // SAFETY: the frame has this box's value: `size_of::<T>()` bytes, aligned, any of which are
+        // a T. The scope holds it for 'a, and writing needs an exclusive borrow of this box.
+        Ok(unsafe { scope.frames().payload(at, Self::CLASS).cast().as_ref() })
+    }
+
+    /// The value, to write to.
+    ///
+    /// # Errors
+    /// As [`SharedBox::get`].
+    #[inline]
+    pub fn get_mut<'a>(&'a mut self, scope: &'a SharedScope<'_>) -> Result<&'a mut T> {
+        let frames = scope.frames();
+        let at = loop {
+            let at = self.hold(scope)?;
+            let word = Word(*self.word.get_mut());
+            if word.is_dirty() {
+                break at;
+            }
+            if frames.header(at).soil(word.0, word.dirty().0) {
+                *self.word.get_mut() = word.dirty().0;
+                break at;
+            }
+        };
+        // SAFETY: as in `get`; the borrow is exclusive, and a box is the only way to its value.
+        Ok(unsafe { frames.payload(at, Self::CLASS).cast().as_mut() })
+    }
+
+    /// A copy of the value.
+    ///
+    /// # Errors
+    /// As [`SharedBox::get`].
+    pub fn read(&self, seat: &Seat) -> Result<T> {
+        let scope = seat.scope();
+        Ok(crate::frames::copied(self.get(&scope)?.as_bytes()))
+    }
+
+    /// Replaces the value.
+    ///
+    /// # Errors
+    /// As [`SharedBox::get`].
+    pub fn set(&mut self, seat: &Seat, value: T) -> Result<()> {
+        let scope = seat.scope();
+        *self.get_mut(&scope)? = value;
+        Ok(())
+    }
+}
+
+impl<T: Far> Drop for SharedBox<T> {
+    fn drop(&mut self) {
+        let word = Word(*self.word.get_mut());
+        if let Some(inner) = owners::of(word.home()) {
+            inner.dropped(Self::CLASS, word);
+        }
+    }
+}
+
+impl<T: Far> fmt::Debug for SharedBox<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedBox").finish_non_exhaustive()
+    }
+}

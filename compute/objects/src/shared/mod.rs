@@ -1,0 +1,499 @@
+//! Heaps that threads share.
+//!
+//! ```text
+//! thread ── Seat: lane, slot of epochs ─┐
+//! thread ── Seat: lane, slot of epochs ─┼─► heap: frames │ lock: who leaves, who comes
+//! SharedBox, SharedVec: Send and Sync ──┘
+//! ```
+//!
+//! A use takes no lock and writes nothing ([`farmem_sys::epochs`]). A miss takes the heap's lock to
+//! choose a frame, and once more when its object is there. The transfer itself is outside, by the
+//! lane of the thread's seat; other threads that need the object meanwhile wait for it.
+//!
+//! Room is made by the thread that needs it. It takes frames that no scope can use any more
+//! ([`core`]). Scopes hold all that was local while they are open. So one that stays open lets
+//! nothing leave: threads that need room wait for it, up to [`PATIENCE`].
+
+mod core;
+mod frames;
+mod vec;
+
+use self::core::{Core, Ground, Moving, Space};
+use crate::class::{Class, SEGMENT};
+use crate::homes::{Home, Owner, Table};
+use crate::share::Share;
+use crate::word::Word;
+use crate::{Error, Far, Result};
+use farmem::{Lane, Memory};
+use farmem_sys::epochs::{Epochs, State};
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+pub use frames::SharedBox;
+use frames::{Arena, Frames};
+pub use vec::SharedVec;
+
+/// Threads that use a heap at a time.
+const SEATS: usize = 256;
+/// How long a thread that needs room waits for other threads' scopes.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two looks whether they have ended.
+const NAP: Duration = Duration::from_micros(50);
+
+struct Inner {
+    core: Mutex<Core>,
+    /// Some object has come or left.
+    ended: Condvar,
+    epochs: Epochs,
+    arena: Arena,
+    /// Behind the arena: what it gives back is not used any more.
+    share: Mutex<Share>,
+    memory: Memory,
+    itself: Shared,
+}
+
+/// Names a shared heap among all of the process.
+#[derive(Clone)]
+struct Shared(Weak<Inner>);
+
+impl Owner for Shared {
+    fn enter(&self) -> Option<usize> {
+        owners::enter(self)
+    }
+
+    fn leave(number: usize, is_empty: bool) {
+        owners::leave(number, is_empty);
+    }
+}
+
+/// Which shared heap of the process has which block.
+mod owners {
+    use super::{Home, Inner, Shared, Table, is_forked};
+    use std::sync::{Arc, PoisonError, RwLock};
+
+    static OWNERS: RwLock<Table<Shared>> = RwLock::new(Table::new());
+
+    pub fn enter(owner: &Shared) -> Option<usize> {
+        OWNERS.write().unwrap_or_else(PoisonError::into_inner).enter(owner)
+    }
+
+    pub fn leave(number: usize, is_empty: bool) {
+        if !is_forked() {
+            OWNERS.write().unwrap_or_else(PoisonError::into_inner).leave(number, is_empty);
+        }
+    }
+
+    /// The heap that has a home, if it is still there and not a parent's.
+    pub fn of(home: Home) -> Option<Arc<Inner>> {
+        if is_forked() {
+            return None;
+        }
+        OWNERS.read().unwrap_or_else(PoisonError::into_inner).of(home).and_then(|owner| owner.0.upgrade())
+    }
+}
+
+/// 1 in the process that built the first shared heap, 0 in its forked children.
+static HERE: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
+
+/// Whether this is a forked child of a process with shared heaps. A lock may then be held by a
+/// thread that is not here.
+fn is_forked() -> bool {
+    HERE.get().is_some_and(|here| here.is_some_and(|here| here.load(Ordering::Relaxed) == 0))
+}
+
+/// What a look at boxes said.
+enum Look {
+    /// All are here.
+    Here,
+    /// Those that were away come with what is moving.
+    Coming,
+    /// Look again, when what is moving has ended.
+    Again,
+    /// Another thread brings one.
+    Wait,
+    /// Scopes hold all room. This thread's began first.
+    Held(Option<usize>),
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with_ground<R>(&self, work: impl FnOnce(Ground<'_>) -> R) -> R {
+        let may_have = |segments| self.share.lock().unwrap_or_else(PoisonError::into_inner).has(segments);
+        let (frames, epochs, memory) = (&*self.arena, &self.epochs, &self.memory);
+        work(Ground { frames, epochs, memory, may_have: &may_have })
+    }
+
+    /// Looks at boxes of a class, and begins to bring in those that are away. The caller has a
+    /// scope.
+    fn look(
+        &self,
+        core: &mut Core,
+        (class, slot): (Class, usize),
+        cells: &[&AtomicU64],
+        moving: &mut Moving,
+    ) -> Result<Look> {
+        let (mut away, mut is_awaited) = (Vec::new(), false);
+        for &cell in cells {
+            let word = Word(cell.load(Ordering::Relaxed));
+            let header = self.arena.header(self.arena.of_word(class, word));
+            if header.is(word.0) || header.warm(word.0) {
+                continue;
+            }
+            match header.state() {
+                State::Arriving(home) | State::Leaving(home) if home == word.home().0 => is_awaited = true,
+                _ => {
+                    let home = core.homes.addr(word.home()).ok_or(Error::OtherHeap)?;
+                    away.push((word.home(), home, cell));
+                }
+            }
+        }
+        if away.is_empty() {
+            return Ok(if is_awaited { Look::Wait } else { Look::Here });
+        }
+        // A box that is named twice is fetched once.
+        away.sort_unstable_by_key(|one| one.0.0);
+        away.dedup_by_key(|one| one.0.0);
+        self.with_ground(|on| {
+            match core.room(on, class, (away.len(), slot), moving) {
+                Space::Is => {}
+                Space::After => return Ok(Look::Again),
+                Space::Held(first) => return Ok(Look::Held(first)),
+            }
+            for (home, address, cell) in away {
+                let (grip, word) = core.frame(on, class, home)?;
+                cell.store(word.0, Ordering::Relaxed);
+                moving.reads.push((grip, address));
+                moving.words.push(word);
+            }
+            Ok(if is_awaited { Look::Again } else { Look::Coming })
+        })
+    }
+
+    /// Has boxes' objects be here. The caller has a scope, which keeps them here.
+    fn load_all(&self, seat: &Seat, class: Class, cells: &[&AtomicU64]) -> Result<()> {
+        if is_forked() {
+            return self.forked(class, cells);
+        }
+        let mut since = None;
+        let mut core = self.lock();
+        loop {
+            let mut moving = Moving::default();
+            let said = self.look(&mut core, (class, seat.slot), cells, &mut moving);
+            if moving.is_empty() {
+                match said? {
+                    Look::Here | Look::Coming => return Ok(()),
+                    Look::Again => {}
+                    Look::Wait => core = self.wait(core),
+                    Look::Held(first) => {
+                        drop(core);
+                        self.held(seat, first, &mut since)?;
+                        core = self.lock();
+                    }
+                }
+                continue;
+            }
+            drop(core);
+            let ran = self.run(seat, moving);
+            let said = said?;
+            ran?;
+            if matches!(said, Look::Coming) {
+                return Ok(());
+            }
+            core = self.lock();
+        }
+    }
+
+    /// In a forked child: what is here is here, and the rest cannot come. Its lock may be held by a
+    /// thread that is not here.
+    fn forked(&self, class: Class, cells: &[&AtomicU64]) -> Result<()> {
+        for cell in cells {
+            let word = Word(cell.load(Ordering::Relaxed));
+            let header = self.arena.header(self.arena.of_word(class, word));
+            if !header.is(word.0) && !header.warm(word.0) {
+                return Err(Error::Memory(farmem::Error::Forked));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until some object has come or left.
+    fn wait<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        core.waiting += 1;
+        let (mut core, _) = self.ended.wait_timeout(core, PATIENCE).unwrap_or_else(PoisonError::into_inner);
+        core.waiting -= 1;
+        core
+    }
+
+    /// Scopes hold all room: waits a moment for those of other threads.
+    fn held(&self, seat: &Seat, first: Option<usize>, since: &mut Option<Instant>) -> Result<()> {
+        let core = self.lock();
+        let full = Error::ScopeFull(core.most * SEGMENT);
+        if core.leaving > 0 {
+            drop(self.wait(core));
+            return Ok(());
+        }
+        drop(core);
+        if first == Some(seat.slot) || since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            return Err(full);
+        }
+        std::thread::sleep(NAP);
+        Ok(())
+    }
+
+    /// Moves objects by one round trip.
+    ///
+    /// # Errors
+    /// The first of an arrival; of a departure, if nothing arrives.
+    fn run(&self, seat: &Seat, moving: Moving) -> Result<()> {
+        let mut ending = Ending { inner: self, moving, results: Vec::new() };
+        let arrivals = ending.moving.reads.len();
+        let lane = &mut *seat.lane.borrow_mut();
+        ending.results = self.arena.transfer(lane, &ending.moving.reads, &ending.moving.writes);
+        let failed = {
+            let results = &ending.results;
+            let counted = if arrivals > 0 { &results[..arrivals] } else { &results[..] };
+            counted.iter().find_map(|result| result.as_ref().err().cloned())
+        };
+        drop(ending);
+        failed.map_or(Ok(()), |e| Err(e.into()))
+    }
+
+    /// A fresh object with these bytes. Its box's word.
+    fn fresh(&self, seat: &Seat, class: Class, bytes: &[u8]) -> Result<Word> {
+        if is_forked() {
+            return Err(Error::Memory(farmem::Error::Forked));
+        }
+        let mut since = None;
+        loop {
+            let mut moving = Moving::default();
+            let mut core = self.lock();
+            let space = self.with_ground(|on| core.room(on, class, (1, seat.slot), &mut moving));
+            let made = matches!(space, Space::Is).then(|| self.make(&mut core, class, bytes));
+            drop(core);
+            let ran = if moving.is_empty() { Ok(()) } else { self.run(seat, moving) };
+            match (made, space) {
+                (Some(made), _) => return made,
+                (None, Space::Held(first)) => self.held(seat, first, &mut since)?,
+                (None, _) => ran?,
+            }
+        }
+    }
+
+    fn make(&self, core: &mut Core, class: Class, bytes: &[u8]) -> Result<Word> {
+        let home = core.homes.take(class, &self.memory, &self.itself)?;
+        let taken = self.with_ground(|on| core.frame(on, class, home));
+        let (grip, word) = taken.inspect_err(|_| core.homes.give(home, &self.memory))?;
+        self.arena.fill(&grip, bytes);
+        self.arena.publish(grip, word.dirty());
+        Ok(word.dirty())
+    }
+
+    /// A box is dropped.
+    fn dropped(&self, class: Class, word: Word) {
+        let mut core = self.lock();
+        self.with_ground(|on| core.dropped(on, class, word));
+    }
+}
+
+/// Ends what was on its way, also while its thread unwinds.
+struct Ending<'a> {
+    inner: &'a Inner,
+    moving: Moving,
+    results: Vec<farmem::Result<u64>>,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let mut core = self.inner.lock();
+        let moving = std::mem::take(&mut self.moving);
+        self.inner.with_ground(|on| core.ended(on, moving, &self.results));
+        if core.waiting > 0 {
+            self.inner.ended.notify_all();
+        }
+    }
+}
+
+/// Far memory for objects that threads share, with a part of it local. Cheap to clone, `Send` and
+/// `Sync`. A thread uses it by a [`Seat`].
+#[derive(Clone)]
+pub struct SharedHeap {
+    inner: Arc<Inner>,
+}
+
+impl SharedHeap {
+    /// `local`: segments.
+    pub(crate) fn new(local: usize, share: Share, memory: Memory) -> Result<SharedHeap> {
+        HERE.get_or_init(|| farmem_sys::shared::wiped_on_fork().ok().inspect(|here| here.store(1, Ordering::Relaxed)));
+        if is_forked() {
+            return Err(Error::Memory(farmem::Error::Forked));
+        }
+        let (arena, epochs) = (Arena::new()?, Epochs::new(SEATS));
+        Ok(SharedHeap {
+            inner: Arc::new_cyclic(|itself| Inner {
+                core: Mutex::new(Core::new(local)),
+                ended: Condvar::new(),
+                epochs,
+                arena,
+                share: Mutex::new(share),
+                memory,
+                itself: Shared(itself.clone()),
+            }),
+        })
+    }
+
+    /// A seat for the calling thread, with a lane of its own.
+    ///
+    /// # Errors
+    /// [`Error::NoSeat`], [`Error::Memory`].
+    pub fn seat(&self) -> Result<Seat> {
+        if is_forked() {
+            return Err(Error::Memory(farmem::Error::Forked));
+        }
+        let lane = RefCell::new(self.inner.memory.lane()?);
+        let mut core = self.inner.lock();
+        let slot = core.seats.iter().position(|is_taken| !is_taken).unwrap_or(core.seats.len());
+        if slot == SEATS {
+            return Err(Error::NoSeat(SEATS));
+        }
+        if slot == core.seats.len() {
+            core.seats.push(true);
+        }
+        core.seats[slot] = true;
+        drop(core);
+        Ok(Seat { lane, slot, depth: Cell::new(0), inner: Arc::clone(&self.inner) })
+    }
+
+    /// An empty vector.
+    pub fn vec<T: Far>(&self) -> SharedVec<T> {
+        SharedVec::new(self.clone())
+    }
+
+    /// Objects that were fetched, and those that were written back, since the heap was built.
+    pub fn moved(&self) -> (u64, u64) {
+        let core = self.inner.lock();
+        (core.fetched, core.written)
+    }
+
+    /// Local memory in use, and the limit, bytes. Both count headers.
+    pub fn local(&self) -> (usize, usize) {
+        let core = self.inner.lock();
+        (core.used() * SEGMENT, core.most * SEGMENT)
+    }
+}
+
+impl fmt::Debug for SharedHeap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedHeap").finish_non_exhaustive()
+    }
+}
+
+/// A thread's seat at a shared heap. It may be sent to another thread, and is used by one at a time.
+pub struct Seat {
+    /// Before the heap, whose memory it uses.
+    lane: RefCell<Lane>,
+    slot: usize,
+    /// Open scopes.
+    depth: Cell<usize>,
+    inner: Arc<Inner>,
+}
+
+impl Seat {
+    /// A scope: references that are taken by it are good as long as it lives. Scopes nest; the
+    /// outermost one counts.
+    #[inline]
+    pub fn scope(&self) -> SharedScope<'_> {
+        if self.depth.replace(self.depth.get() + 1) == 0 {
+            self.inner.epochs.enter(self.slot);
+        }
+        SharedScope { frames: self.inner.arena.frames(), seat: self }
+    }
+
+    /// Puts a value into far memory.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] where the nodes have no room, [`Error::ScopeFull`].
+    pub fn alloc<T: Far>(&self, value: &T) -> Result<SharedBox<T>> {
+        SharedBox::new(&self.inner, self, value)
+    }
+
+    fn load(&self, class: Class, cell: &AtomicU64) -> Result<Word> {
+        let word = Word(cell.load(Ordering::Relaxed));
+        if self.inner.arena.header(self.inner.arena.of_word(class, word)).warm(word.0) {
+            return Ok(word);
+        }
+        self.inner.load_all(self, class, &[cell])?;
+        Ok(Word(cell.load(Ordering::Relaxed)))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if !is_forked() {
+            let mut core = self.inner.lock();
+            // A scope that was leaked has no references any more: they borrowed this seat.
+            self.inner.epochs.leave(self.slot);
+            core.seats[self.slot] = false;
+        }
+    }
+}
+
+impl fmt::Debug for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seat").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+/// Keeps local what is reached by it, on its thread.
+pub struct SharedScope<'s> {
+    /// Those of the heap, which the seat keeps: a use finds them without a step more.
+    frames: Frames,
+    seat: &'s Seat,
+}
+
+impl SharedScope<'_> {
+    #[inline]
+    fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    fn seat(&self) -> &Seat {
+        self.seat
+    }
+
+    /// Many boxes' values, in the order of the boxes. Those that are away come by one round trip to
+    /// each node.
+    ///
+    /// # Errors
+    /// As [`SharedBox::get`].
+    pub fn get_many<'a, T: Far>(&'a self, boxes: &[&'a SharedBox<T>]) -> Result<Vec<&'a T>> {
+        self.load_all(SharedBox::<T>::CLASS, &boxes.iter().map(|one| one.cell()).collect::<Vec<_>>())?;
+        boxes.iter().map(|one| one.get(self)).collect()
+    }
+
+    fn load_all(&self, class: Class, cells: &[&AtomicU64]) -> Result<()> {
+        self.seat.inner.load_all(self.seat, class, cells)
+    }
+}
+
+impl Drop for SharedScope<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let depth = self.seat.depth.get() - 1;
+        self.seat.depth.set(depth);
+        if depth == 0 {
+            self.seat.inner.epochs.leave(self.seat.slot);
+        }
+    }
+}
+
+impl fmt::Debug for SharedScope<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedScope").finish_non_exhaustive()
+    }
+}
