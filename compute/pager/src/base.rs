@@ -102,7 +102,7 @@ impl Base {
     /// more.
     pub fn seal(&self, slot: FarSlot, from: Bytes<'_>, mut to: Target<'_>) {
         // SAFETY: both are mapped, by their types.
-        if !unsafe { self.pool.seal(slot, from.as_ptr(), to.as_ptr()) } {
+        if !unsafe { self.pool.seals().seal(slot, from.as_ptr(), to.as_ptr()) } {
             broken("a page is sealed, and there is no key");
         }
     }
@@ -112,7 +112,7 @@ impl Base {
     #[inline]
     pub fn open(&self, slot: FarSlot, from: Bytes<'_>, mut to: Target<'_>) -> Result<(), Altered> {
         // SAFETY: both are mapped, by their types; the slot's page is the caller's.
-        unsafe { self.pool.open(slot, from.as_ptr(), to.as_ptr()) }
+        unsafe { self.pool.seals().open(slot, from.as_ptr(), to.as_ptr()) }
     }
 
     /// One round of waiting for a page that another thread owns. The owner may need this CPU.
@@ -144,14 +144,14 @@ impl Base {
     /// pager is its parent's.
     pub fn farewell(&self) {
         ending::leave();
-        self.pool.farewell();
+        self.pool.nodes().farewell();
     }
 
     /// Prints a line for each node that was lost without ending the process, and for a disk that
     /// fails.
     pub fn tell_losses(&self) {
         self.pool.disk_news().iter().for_each(|line| say(line));
-        for Loss { lost, slabs, kept, single } in self.pool.losses() {
+        for Loss { lost, slabs, kept, single } in self.pool.losses().take() {
             // The node was started for the run and has ended with its supervisor. So does the run.
             if kept && is_orphaned() {
                 return or_end(Err(lost));

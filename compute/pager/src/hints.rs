@@ -251,8 +251,8 @@ impl Hints {
             // Slots are taken with the evictor's lock held, so room that is free now stays free for
             // this batch.
             let most = most_at_once(self.out.staging.len());
-            let used = self.base.pool.used() + (2 * most * PAGE_BYTES) as u64;
-            if self.base.pool.ensure(used + used / KEPT_FREE).is_err() {
+            let used = self.base.pool.slots().used() + (2 * most * PAGE_BYTES) as u64;
+            if self.base.pool.slots().ensure(used + used / KEPT_FREE).is_err() {
                 return;
             }
             at = self.choose_within(&mut evictor, from, last, most);

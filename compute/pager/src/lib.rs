@@ -92,7 +92,7 @@ impl Pager {
     /// Whether a fault waits for nothing but the kernel and other threads here: all nodes' memory
     /// is mapped, and no trace is written.
     pub fn waits_for_nobody(&self) -> bool {
-        self.base.pool.all_mapped() && self.base.recorder.is_none()
+        self.base.pool.nodes().all_mapped() && self.base.recorder.is_none()
     }
 
     /// Tells the nodes that the process makes an `exit_group` next. Not for a vfork child, whose

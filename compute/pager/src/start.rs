@@ -86,12 +86,12 @@ struct Shares {
 
 impl Shares {
     fn of(spec: &RunSpec, pool: &Pool) -> Shares {
-        let by = if spec.mask.has(Feature::Records) || pool.any_wired() { By::Writes } else { By::Records };
+        let by = if spec.mask.has(Feature::Records) || pool.nodes().any_wired() { By::Writes } else { By::Records };
         let beside = keeps_hashes(spec.dirty) && by == By::Records;
         let part = if beside { STAGED_BESIDE_HASHES } else { STAGED };
         let ring = (spec.local / PAGE_BYTES as u64 / part).clamp(32, 8192);
         // Where all memory is mapped the ring opens when a node joins whose memory is not.
-        let staged = if pool.all_mapped() { 0 } else { ring };
+        let staged = if pool.nodes().all_mapped() { 0 } else { ring };
         Shares { ring, staged, by }
     }
 
@@ -135,15 +135,20 @@ impl Ground {
             spec.dirty = Dirty::Exact;
         }
         if spec.seal {
-            pool.begin_sealing().map_err(StartError::Seal)?;
+            pool.seals().begin().map_err(StartError::Seal)?;
         }
         let uffd = Uffd::open(features(spec.faults)).map_err(StartError::Userfaultfd)?;
         let shares = Shares::of(&spec, &pool);
         let (mut log, log_bytes) = Log::new(shares.logged(&spec), shares.by).map_err(StartError::Memory)?;
         let left = spec.local / PAGE_BYTES as u64 - shares.staged - (log_bytes / PAGE_BYTES) as u64;
-        let tracker =
-            Tracker::new(spec.dirty, left, pool.all_mapped(), shares.hashed(&spec), spec.mask.has(Feature::Turns))
-                .map_err(StartError::Memory)?;
+        let tracker = Tracker::new(
+            spec.dirty,
+            left,
+            pool.nodes().all_mapped(),
+            shares.hashed(&spec),
+            spec.mask.has(Feature::Turns),
+        )
+        .map_err(StartError::Memory)?;
         log.confirm_by(tracker.seed());
         let mut limit = left;
         if records_all {

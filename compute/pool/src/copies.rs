@@ -6,13 +6,17 @@
 //! ```
 //!
 //! A thread may use what it has read of a record until it leaves the consumer. So a home that is
-//! dropped waits until every thread has left once since ([`Pool::dropped`],
-//! [`Pool::all_have_left`]).
+//! dropped waits until every thread has left once since ([`Moves::dropped`],
+//! [`Moves::all_have_left`]).
 
 use crate::extent::{HOMES, Home, State, Word};
+use crate::grants::Grants;
+use crate::held::{Held, Slabs};
+use crate::losses::Changes;
 use crate::protect::disk::DISK;
-use crate::slab::{Seat, SlabSlots};
-use crate::{Lane, NoRoom, Pool, Protect, Slabs, Slip, Standing};
+use crate::slab::SlabSlots;
+use crate::tables::Tables;
+use crate::{Lane, NoRoom, Protect, Slip, Standing};
 use farmem_protocol::addr::FarSlot;
 use std::sync::atomic::Ordering;
 
@@ -31,7 +35,16 @@ impl Slabs {
     }
 }
 
-impl Pool {
+/// Homes of slabs that are added, filled and dropped.
+#[derive(Clone, Copy)]
+pub struct Moves<'a> {
+    pub(crate) tables: &'a Tables,
+    pub(crate) held: &'a Held,
+    pub(crate) changes: &'a Changes,
+    pub(crate) grants: Grants<'a>,
+}
+
+impl Moves<'_> {
     /// Gives a slab with one home another, at another node, that has none of its live slots yet.
     /// The slab is not written in place from here on.
     ///
@@ -40,40 +53,43 @@ impl Pool {
     ///
     /// # Errors
     /// No other node grants a slab; or the slab has gone, or has two homes.
-    pub fn add_home(&self, index: u32) -> Result<(), NoRoom> {
-        if self.extents.word(index).is_striped() && self.extents.word(index).homes() == 0 {
+    pub fn add_home(self, index: u32) -> Result<(), NoRoom> {
+        if self.tables.extents.word(index).is_striped() && self.tables.extents.word(index).homes() == 0 {
             return self.replace_home(index);
         }
         let gone = || NoRoom::Exhausted("the slab has gone, or has two homes".to_owned());
         let only = |word: Word| {
             let only = (0..HOMES).find(|&nth| word.state(nth) == State::Whole).filter(|_| word.homes() == 1);
-            only.map(|nth| (word, self.extents.home(word, nth)))
+            only.map(|nth| (word, self.tables.extents.home(word, nth)))
         };
-        let (_, first) = only(self.extents.word(index)).ok_or_else(gone)?;
+        let (_, first) = only(self.tables.extents.word(index)).ok_or_else(gone)?;
         let second = match self.wants_disk(first) {
-            true => self.place_on_disk(self.slabs.lock().list[index as usize].as_ref().map_or(0, SlabSlots::warm))?,
-            false => self.granted(&self.nodes_beside(index))?,
+            true => {
+                let warm = self.held.slabs.lock().list[index as usize].as_ref().map_or(0, SlabSlots::warm);
+                self.tables.protection.place_on_disk(warm)?
+            }
+            false => self.grants.granted(&self.tables.nodes_beside(index))?,
         };
-        let changing = self.changing.lock();
-        let node = self.nodes.all().get(second.node as usize);
-        let mut slabs = self.slabs.lock();
-        let is_in = node.map_or(self.disk_in().is_some(), |node| node.standing() == Standing::In);
-        let found = only(self.extents.word(index)).filter(|_| is_in);
+        let changing = self.changes.now.lock();
+        let node = self.tables.nodes.all().get(second.node as usize);
+        let mut slabs = self.held.slabs.lock();
+        let is_in = node.map_or(self.tables.protection.disk_in().is_some(), |node| node.standing() == Standing::In);
+        let found = only(self.tables.extents.word(index)).filter(|_| is_in);
         let found = found.filter(|_| slabs.list.get(index as usize).is_some_and(Option::is_some));
         let added = found.and_then(|(word, first)| {
             // The one that is whole comes first, where questions look first; but a disk comes last.
             let (whole, filling) = if first.node == DISK { (1, 0) } else { (0, 1) };
-            let record = self.extents.record(if whole == 0 { [first, second] } else { [second, first] })?;
+            let record = self.tables.extents.record(if whole == 0 { [first, second] } else { [second, first] })?;
             let next = word.with_number(record).with_state(whole, State::Whole).with_state(filling, State::Filling);
-            if !self.slips(Slip::BitsAfterWord) {
-                self.lacking(&slabs, index).into_iter().for_each(|place| {
-                    self.extents.set_stale(next, filling, place, true);
+            if !self.tables.slips.has(Slip::BitsAfterWord) {
+                self.tables.lacking(&slabs, index).into_iter().for_each(|place| {
+                    self.tables.extents.set_stale(next, filling, place, true);
                 });
             }
             // Another thread may be cut off from the first just now, and take it out of the word.
-            let swapped = self.extents.update(index, |seen| (seen == word).then_some(next));
+            let swapped = self.tables.extents.update(index, |seen| (seen == word).then_some(next));
             swapped.map(|_| Dropped { record: Some(word.number()), home: None }).or_else(|| {
-                self.extents.free(record);
+                self.tables.extents.free(record);
                 None
             })
         });
@@ -88,7 +104,7 @@ impl Pool {
             None => {
                 drop(slabs);
                 drop(changing);
-                self.decline(second);
+                self.grants.decline(second);
                 Err(gone())
             }
         }
@@ -96,10 +112,10 @@ impl Pool {
 
     /// Whether the home that a slab lacks beside this one is the disk. A node that is being left
     /// needs another node.
-    fn wants_disk(&self, first: Home) -> bool {
+    fn wants_disk(self, first: Home) -> bool {
         let leaves = |node: &crate::nodes::Node| node.standing() == Standing::Leaving;
-        let node = self.nodes.all().get(first.node as usize);
-        self.protection() == Protect::Disk && node.is_some_and(|node| !leaves(node))
+        let node = self.tables.nodes.all().get(first.node as usize);
+        self.tables.protection.how() == Protect::Disk && node.is_some_and(|node| !leaves(node))
     }
 
     /// Takes one of two whole homes of a slab away; false where that is not what it has. The home
@@ -107,82 +123,75 @@ impl Pool {
     ///
     /// By the owner of the lane of all write-back, with nothing under way on it: a write is decided
     /// by one record.
-    pub fn drop_home(&self, writes: &mut Lane, index: u32, home: usize) -> bool {
+    pub fn drop_home(self, writes: &mut Lane, index: u32, home: usize) -> bool {
         if writes.in_flight() > 0 {
             return false;
         }
-        let mut slabs = self.slabs.lock();
+        let mut slabs = self.held.slabs.lock();
         let whole = |word: Word| (0..HOMES).all(|home| word.state(home) == State::Whole);
-        let seen = self.extents.word(index);
+        let seen = self.tables.extents.word(index);
         if !whole(seen) {
             return false;
         }
         // The one that stays comes first, where questions look first.
-        let stays = self.extents.home(seen, 1 - home);
-        let Some(record) = self.extents.record([stays, Home::NONE]) else { return false };
+        let stays = self.tables.extents.home(seen, 1 - home);
+        let Some(record) = self.tables.extents.record([stays, Home::NONE]) else { return false };
         // Pages may be overwritten again, unless the node of this one is being left, too.
-        let stays_at = self.nodes.all().get(stays.node as usize);
+        let stays_at = self.tables.nodes.all().get(stays.node as usize);
         let left = stays_at.is_some_and(|node| node.standing() == Standing::Leaving);
         let single = |word: Word| {
             let word = word.with_number(record).with_leaving(word.is_leaving() && left);
             word.with_state(0, State::Whole).with_state(1, State::Absent)
         };
-        let moved =
-            self.extents.update(index, |word| (whole(word) && word.number() == seen.number()).then(|| single(word)));
+        let moved = self
+            .tables
+            .extents
+            .update(index, |word| (whole(word) && word.number() == seen.number()).then(|| single(word)));
         if moved.is_none() {
-            self.extents.free(record);
+            self.tables.extents.free(record);
             return false;
         }
         if !left {
-            self.reopen(&mut slabs, index);
+            self.held.reopen(&mut slabs, index);
         }
-        slabs.drop_later(Dropped { record: Some(seen.number()), home: Some(self.extents.home(seen, home)) });
+        slabs.drop_later(Dropped { record: Some(seen.number()), home: Some(self.tables.extents.home(seen, home)) });
         true
     }
 
-    /// A slab takes new pages again.
-    pub(crate) fn reopen(&self, slabs: &mut Slabs, index: u32) {
-        if let Some(slab) = slabs.list[index as usize].as_mut().filter(|slab| slab.closed) {
-            slab.closed = false;
-            if slab.seat != Seat::Parity {
-                self.capacity.fetch_add(farmem_protocol::addr::SLAB_BYTES, Ordering::Relaxed);
-            }
-        }
-    }
-
     /// A filling home that lacks nothing any more is whole; whether it is now.
-    pub fn end_filling(&self, index: u32, home: usize) -> bool {
+    pub fn end_filling(self, index: u32, home: usize) -> bool {
         // No slot is taken meanwhile: the first write of a fresh one goes to both homes.
-        let _slabs = self.slabs.lock();
-        let full = |word: Word| word.state(home) == State::Filling && self.extents.next_stale(word, home, 0).is_none();
-        self.extents.update(index, |word| full(word).then(|| word.with_state(home, State::Whole))).is_some()
+        let _slabs = self.held.slabs.lock();
+        let extents = &self.tables.extents;
+        let full = |word: Word| word.state(home) == State::Filling && extents.next_stale(word, home, 0).is_none();
+        extents.update(index, |word| full(word).then(|| word.with_state(home, State::Whole))).is_some()
     }
 
     /// The slots of a slab that a home lacks, from a place on: the next. None, while a fork shares
     /// the slab: a late WRITE of one side could land on what the other has written since.
-    pub fn next_stale(&self, index: u32, home: usize, from: u32) -> Option<FarSlot> {
-        let word = self.extents.word(index);
+    pub fn next_stale(self, index: u32, home: usize, from: u32) -> Option<FarSlot> {
+        let word = self.tables.extents.word(index);
         let stale = (word.state(home) == State::Filling && !word.is_shared())
-            .then(|| self.extents.next_stale(word, home, from))?;
+            .then(|| self.tables.extents.next_stale(word, home, from))?;
         stale.map(|place| FarSlot::new(index, place))
     }
 
     /// Whether homes or records wait until every thread has left the consumer once: the number of
     /// the last of them.
-    pub fn dropped(&self) -> Option<u64> {
-        self.slabs.lock().dropped.back().map(|(number, _)| *number)
+    pub fn dropped(self) -> Option<u64> {
+        self.held.slabs.lock().dropped.back().map(|(number, _)| *number)
     }
 
-    /// Every thread has left once since [`Pool::dropped`] gave this number.
-    pub fn all_have_left(&self, since: u64) {
+    /// Every thread has left once since [`Moves::dropped`] gave this number.
+    pub fn all_have_left(self, since: u64) {
         loop {
-            let mut slabs = self.slabs.lock();
+            let mut slabs = self.held.slabs.lock();
             let Some((_, Dropped { record, home })) = slabs.dropped.pop_front_if(|(number, _)| *number <= since) else {
                 return;
             };
             drop(slabs);
-            record.into_iter().for_each(|record| self.extents.free(record));
-            home.into_iter().for_each(|home| self.release([home, Home::NONE]));
+            record.into_iter().for_each(|record| self.tables.extents.free(record));
+            home.into_iter().for_each(|home| self.grants.release([home, Home::NONE]));
         }
     }
 }

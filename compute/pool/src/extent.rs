@@ -273,6 +273,11 @@ impl Extents {
         }
     }
 
+    /// A fork shares a slab from now on, or no longer.
+    pub fn set_shared(&self, index: u32, shared: bool) {
+        self.update(index, |word| Some(word.with_shared(shared)));
+    }
+
     /// A record of these homes. `None`: all are in use.
     pub fn record(&self, homes: [Home; HOMES]) -> Option<u32> {
         let mut free = self.free.lock();

@@ -20,7 +20,12 @@
 //! child      └──── shared ──── exec or exit┘
 //! ```
 
-use crate::{Disk, Pool, SlabSlots, Slabs};
+use crate::extent::Extents;
+use crate::held::{Held, Slabs};
+use crate::losses::Losses;
+use crate::protect::Disk;
+use crate::slab::SlabSlots;
+use crate::tables::Tables;
 use farmem_fabric::{ForkTicket, Lost, Session};
 use farmem_sys::descriptors;
 use farmem_sys::raw;
@@ -39,7 +44,7 @@ impl Share {
     }
 }
 
-/// Made by [`Pool::fork_prepare`]; it goes to exactly one of the three ends.
+/// Made by [`Forks::prepare`]; it goes to exactly one of the three ends.
 pub struct ForkShare {
     /// By node; none for those that are lost or left. Of a lost one whose memory is mapped the
     /// child inherits the mappings, and needs no more.
@@ -48,26 +53,34 @@ pub struct ForkShare {
     pub(crate) child_fd: i32,
 }
 
-impl Pool {
+/// The steps of a fork, in the order in which a process takes them.
+#[derive(Clone, Copy)]
+pub struct Forks<'a> {
+    pub(crate) tables: &'a Tables,
+    pub(crate) held: &'a Held,
+    pub(crate) losses: Losses<'a>,
+}
+
+impl Forks<'_> {
     /// Before a fork: tells the nodes and makes the socket pair. From here until one of the two
     /// calls below, no other thread may use the pool (the pager has stopped them).
     ///
     /// # Errors
     /// A node is lost, and a page with it. Nothing is prepared.
-    pub fn fork_prepare(&self) -> Result<ForkShare, Lost> {
+    pub fn prepare(self) -> Result<ForkShare, Lost> {
         let mut tickets = Vec::new();
-        for (number, node) in self.nodes.all().iter().enumerate() {
+        for (number, node) in self.tables.nodes.all().iter().enumerate() {
             let ticket = node.is_there().then(|| node.session().fork_ticket());
             if let Some(Err(lost)) = &ticket {
-                self.lose(number, lost);
-                if let Err(lost) = self.anything_lost() {
+                self.losses.lose(number, lost);
+                if let Err(lost) = self.losses.anything_lost() {
                     tickets.into_iter().flatten().for_each(ForkTicket::abandon);
                     return Err(lost);
                 }
             }
             tickets.push(ticket.and_then(Result::ok));
         }
-        self.seals_fork();
+        self.tables.sealed.fork();
         farmem_sys::verbs::before_fork();
         // Without a socket pair (no descriptors left) neither side ever learns that the other is
         // gone, and what is shared stays shared: more far memory is used, nothing is lost. Nor
@@ -79,7 +92,7 @@ impl Pool {
     }
 
     /// In the parent, after the fork or its failure.
-    pub fn fork_parent(&self, share: ForkShare, forked: bool) {
+    pub fn parent(self, share: ForkShare, forked: bool) {
         farmem_sys::verbs::after_fork();
         descriptors::close(share.child_fd);
         let tickets = share.tickets.into_iter().flatten();
@@ -96,76 +109,74 @@ impl Pool {
     ///
     /// # Errors
     /// A node is lost to the child, and a page with it.
-    pub fn fork_child(&self, share: ForkShare) -> Result<(), Lost> {
+    pub fn child(self, share: ForkShare) -> Result<(), Lost> {
         farmem_sys::verbs::after_fork();
         descriptors::close(share.parent_fd);
         self.become_child(share, Session::close_in_child)
     }
 
-    /// [`Pool::fork_child`] where parent and child are one process.
+    /// [`Forks::child`] where parent and child are one process.
     #[cfg(feature = "lab")]
-    pub(crate) fn fork_child_in_place(&self, share: ForkShare) -> Result<(), Lost> {
+    pub(crate) fn child_in_place(self, share: ForkShare) -> Result<(), Lost> {
         self.become_child(share, |_| ())
     }
 
     /// Makes sessions of the child's own by its tickets, and shares all slabs. `leaves` is called
     /// for each of the parent's sessions.
-    fn become_child(&self, share: ForkShare, leaves: impl Fn(&Session)) -> Result<(), Lost> {
+    fn become_child(self, share: ForkShare, leaves: impl Fn(&Session)) -> Result<(), Lost> {
         for (number, ticket) in share.tickets.into_iter().enumerate() {
             let Some(ticket) = ticket else { continue };
-            let node = &self.nodes.all()[number];
+            let node = &self.tables.nodes.all()[number];
             let inherited = node.session();
             match Session::from_ticket(ticket) {
                 Ok(session) => {
                     node.renew(session);
-                    self.watch_over(number);
+                    self.tables.watch_over(number);
                 }
                 Err(e) => {
                     let lost = Lost { node: inherited.node().to_owned(), reason: e.to_string() };
-                    self.lose(number, &lost);
+                    self.losses.lose(number, &lost);
                 }
             }
             // Not dropped: it names the mappings that the child's own session has now.
             leaves(inherited);
         }
-        self.disk().into_iter().for_each(Disk::forget_in_child);
-        self.slabs.lock().leave_places();
+        self.tables.protection.disk().into_iter().for_each(Disk::forget_in_child);
+        self.held.slabs.lock().leave_places();
         self.share(share.child_fd);
-        if !self.seals_in_child() {
+        if !self.tables.sealed.in_child() {
             let reason = "a chain of 65 535 forks ends here: there are no more keys for --seal".to_owned();
             return Err(Lost { node: "this process".to_owned(), reason });
         }
-        self.anything_lost()
+        self.losses.anything_lost()
     }
 
-    fn share(&self, fd: i32) {
-        let mut slabs = self.slabs.lock();
+    fn share(self, fd: i32) {
+        let mut slabs = self.held.slabs.lock();
         let slabs = &mut *slabs;
         let mut held = Vec::new();
         for (index, slab) in slabs.list.iter_mut().enumerate() {
             if let Some(slab) = slab {
                 slab.sharers += 1;
-                self.set_shared(index as u32, true);
+                self.tables.extents.set_shared(index as u32, true);
                 held.push((index as u32, slab.serial));
             }
         }
         slabs.shares.push(Share { fd, slabs: held });
     }
 
-    fn set_shared(&self, index: u32, shared: bool) {
-        self.extents.update(index, |word| Some(word.with_shared(shared)));
-    }
-
     /// Looks whether other sides have gone, and makes what was shared with them own again.
-    pub fn end_shares(&self) {
-        self.end_shares_of(&mut self.slabs.lock());
+    pub fn end_shares(self) {
+        self.held.slabs.lock().end_shares(&self.tables.extents);
     }
+}
 
-    /// [`Pool::end_shares`] for who holds the lock. Returns whether a slab became own again.
-    pub(crate) fn end_shares_of(&self, slabs: &mut Slabs) -> bool {
-        let list = &mut slabs.list;
+impl Slabs {
+    /// [`Forks::end_shares`] under the lock. Returns whether a slab became own again.
+    pub(crate) fn end_shares(&mut self, extents: &Extents) -> bool {
+        let list = &mut self.list;
         let mut freed = false;
-        slabs.shares.retain(|share| {
+        self.shares.retain(|share| {
             let gone = share.other_side_gone();
             if gone {
                 descriptors::close(share.fd);
@@ -174,7 +185,7 @@ impl Pool {
                     if let Some(slab) = list[index as usize].as_mut().filter(same) {
                         slab.sharers -= 1;
                         freed |= slab.sharers == 0;
-                        self.set_shared(index, slab.sharers > 0);
+                        extents.set_shared(index, slab.sharers > 0);
                     }
                 }
             }

@@ -14,15 +14,13 @@
 // Sessions are reached by pointers that are never freed.
 #![allow(unsafe_code)]
 
-use crate::extent::{HOMES, State, Word};
+use crate::Pool;
 use crate::protect::disk::DISK;
-use crate::slab::Seat;
-use crate::{Changing, Disk, Pool, Slabs};
 use farmem_fabric::{Lost, QueuePair, Session};
 use farmem_protocol::placement::{self, Candidate};
 use farmem_protocol::random::hash;
 use farmem_sys::clock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Nodes that a pool can have over the life of its process.
 pub const MAX_NODES: usize = 256;
@@ -82,7 +80,7 @@ impl Node {
         }
     }
 
-    fn set(&self, standing: Standing) {
+    pub fn set(&self, standing: Standing) {
         self.standing.store(standing as u32, Ordering::Release);
     }
 
@@ -112,19 +110,6 @@ impl Moment {
     }
 }
 
-/// A node that was lost, and what that means.
-#[derive(Clone, Debug)]
-pub struct Loss {
-    /// Which, and why.
-    pub lost: Lost,
-    /// Slabs of this process there.
-    pub slabs: u32,
-    /// Their bytes stay: they are mapped here.
-    pub kept: bool,
-    /// Slabs of which one copy is left, and was not the only one.
-    pub single: u32,
-}
-
 /// Why a node cannot join.
 #[derive(Debug, thiserror::Error)]
 pub enum NoPlace {
@@ -137,24 +122,30 @@ pub enum NoPlace {
 }
 
 /// All nodes, by their numbers.
-pub(crate) struct Nodes {
+pub struct Nodes {
     list: Box<[Node]>,
     count: AtomicUsize,
+    /// Random numbers drawn for placement.
+    drawn: AtomicU64,
+    /// They are a simulator's, and so is their time.
+    simulated: bool,
 }
 
 impl Nodes {
-    pub fn new() -> Nodes {
-        Nodes { list: (0..MAX_NODES).map(|_| Node::empty()).collect(), count: AtomicUsize::new(0) }
+    pub(crate) fn new(simulated: bool) -> Nodes {
+        let list = (0..MAX_NODES).map(|_| Node::empty()).collect();
+        Nodes { list, count: AtomicUsize::new(0), drawn: AtomicU64::new(0), simulated }
     }
 
-    pub fn all(&self) -> &[Node] {
+    pub(crate) fn all(&self) -> &[Node] {
         &self.list[..self.count.load(Ordering::Acquire)]
     }
 
     /// The same, as a forked child has them: by the parent's sessions.
     #[cfg(feature = "lab")]
-    pub fn twin(&self) -> Nodes {
-        let twin = Nodes::new();
+    pub(crate) fn twin(&self) -> Nodes {
+        let twin = Nodes::new(self.simulated);
+        twin.drawn.store(self.drawn.load(Ordering::Relaxed), Ordering::Relaxed);
         for (to, from) in twin.list.iter().zip(self.all()) {
             to.session.store(from.session.load(Ordering::Acquire), Ordering::Release);
             to.standing.store(from.standing.load(Ordering::Acquire), Ordering::Release);
@@ -165,7 +156,7 @@ impl Nodes {
         twin
     }
 
-    /// Who adds holds the pool's lock of nodes.
+    /// A node joins. The caller holds the lock of changes.
     fn add(&self, session: Session) -> Result<usize, NoPlace> {
         let number = self.count.load(Ordering::Relaxed);
         let node = self.list.get(number).ok_or(NoPlace::TooMany)?;
@@ -178,61 +169,19 @@ impl Nodes {
         self.count.store(number + 1, Ordering::Release);
         Ok(number)
     }
-}
 
-impl Pool {
-    /// A node joins: slabs may come from it at once. Returns its number.
-    ///
-    /// The consumer is to be ready for it before: if its memory is not mapped, for pages that
-    /// travel.
-    ///
-    /// # Errors
-    /// [`NoPlace`]; the session is dropped.
-    pub fn add_node(&self, session: Session) -> Result<usize, NoPlace> {
-        if self.seals() && session.is_mapped() {
-            return Err(NoPlace::Mapped);
-        }
-        let changing = self.changing.lock();
-        for &(at, len) in &changing.arenas {
-            // SAFETY: `Pool::arena` has the promise that its memory is never unmapped.
-            unsafe { session.arena(at as *mut u8, len) };
-        }
-        let number = self.nodes.add(session)?;
-        self.watch_over(number);
-        Ok(number)
-    }
-
-    /// A node is taken out: no slab comes from it any more, its slabs are not overwritten, and go
-    /// back as they empty ([`Pool::shrink`]). With the last one the pool says goodbye. False if it
-    /// is not in.
-    pub fn take_out(&self, node: usize) -> bool {
-        // Nothing is published meanwhile.
-        let _changing = self.changing.lock();
-        let Some(one) = self.nodes.all().get(node).filter(|node| node.standing() == Standing::In) else { return false };
-        one.set(Standing::Leaving);
-        self.close_slabs_of(&mut self.slabs.lock(), node);
-        true
-    }
-
-    /// Slabs of a node that is being left take no new pages, and are not overwritten.
-    pub(crate) fn close_slabs_of(&self, slabs: &mut Slabs, node: usize) {
-        for index in 0..slabs.list.len() as u32 {
-            let word = self.extents.word(index);
-            let there = (0..HOMES)
-                .any(|home| word.state(home) != State::Absent && self.extents.home(word, home).node as usize == node);
-            if let Some(slab) = slabs.list[index as usize].as_mut().filter(|slab| there && !slab.closed) {
-                slab.closed = true;
-                if slab.seat != Seat::Parity {
-                    self.capacity.fetch_sub(farmem_protocol::addr::SLAB_BYTES, Ordering::Relaxed);
-                }
-                self.extents.update(index, |word| Some(word.with_leaving(true)));
-            }
+    /// The loss of a node, if no node is left.
+    pub fn without(&self) -> Option<Lost> {
+        let nodes = self.all();
+        match nodes.iter().any(|node| node.is_there()) {
+            true => None,
+            false => nodes.iter().find_map(|node| node.session().loss()),
         }
     }
 
     /// Says goodbye to nodes that are being left and hold nothing of this process any more.
     pub(crate) fn leave_empty(&self) {
-        for node in self.nodes.all() {
+        for node in self.all() {
             if node.standing() == Standing::Leaving && node.held.load(Ordering::Relaxed) == 0 {
                 node.set(Standing::Left);
                 node.session().leave();
@@ -242,13 +191,13 @@ impl Pool {
 
     /// What a node is to the pool; `None`: there is no such node.
     pub fn standing(&self, node: usize) -> Option<Standing> {
-        self.nodes.all().get(node).map(Node::standing)
+        self.all().get(node).map(Node::standing)
     }
 
     /// The number of the node at an address, as it was given, of those that are in.
     pub fn node_at(&self, address: &str) -> Option<usize> {
         let is = |node: &Node| node.standing() == Standing::In && node.session().node() == address;
-        self.nodes.all().iter().position(is)
+        self.all().iter().position(is)
     }
 
     /// Whether a node at an address, as it was given, was lost and may be used again, and none is in
@@ -257,157 +206,46 @@ impl Pool {
         let lost = |node: &Node| matches!(node.standing(), Standing::Lost | Standing::Orphaned);
         let there = |node: &&Node| node.session().node() == address;
         let distrusted = |node: &Node| node.distrusted.load(Ordering::Relaxed);
-        let mut all = self.nodes.all().iter().filter(there);
+        let mut all = self.all().iter().filter(there);
         self.node_at(address).is_none() && all.clone().any(lost) && !all.any(distrusted)
     }
 
     /// The addresses of the nodes that are in, as they were given.
     pub fn addresses(&self) -> Vec<String> {
-        let is_in = self.nodes.all().iter().filter(|node| node.standing() == Standing::In);
+        let is_in = self.all().iter().filter(|node| node.standing() == Standing::In);
         is_in.map(|node| node.session().node().to_owned()).collect()
     }
 
     /// Nodes that are in, or being left.
-    pub fn nodes(&self) -> usize {
-        self.nodes.all().iter().filter(|node| node.is_there()).count()
+    pub fn count(&self) -> usize {
+        self.all().iter().filter(|node| node.is_there()).count()
     }
 
     /// Whether every slab there is or can be is mapped (shm), as long as no node joins.
     pub fn all_mapped(&self) -> bool {
-        let mut nodes = self.nodes.all().iter();
+        let mut nodes = self.all().iter();
         nodes.all(|node| matches!(node.standing(), Standing::Left | Standing::Lost) || node.session().is_mapped())
     }
 
     /// Whether some node's memory is reached by its card (RDMA).
     pub fn any_wired(&self) -> bool {
-        self.nodes.all().iter().any(|node| node.is_there() && node.session().is_wired())
+        self.all().iter().any(|node| node.is_there() && node.session().is_wired())
     }
 
     /// This process is about to end; see [`Session::farewell`].
     pub fn farewell(&self) {
-        self.nodes.all().iter().filter(|node| node.is_there()).for_each(|node| node.session().farewell());
-    }
-
-    /// Looks whether the nodes are still there; see [`Session::tend`]. For a background thread, a
-    /// few times a second.
-    ///
-    /// # Errors
-    /// A node is lost, and with it a page: no other home has it. Losses without that are told by
-    /// [`Pool::losses`].
-    pub fn tend(&self) -> Result<(), Lost> {
-        for (number, node) in self.nodes.all().iter().enumerate().filter(|(_, node)| node.is_there()) {
-            if let Err(lost) = node.session().tend() {
-                self.lose(number, &lost);
-            }
-        }
-        let given_up = self.nodes.all().iter().filter(|node| node.standing() == Standing::Lost);
-        given_up.for_each(|node| node.session().hang_up());
-        self.anything_lost()
+        self.all().iter().filter(|node| node.is_there()).for_each(|node| node.session().farewell());
     }
 
     /// Whether every node is within reach, by the last look. If not, the next one should be soon.
     pub fn all_near(&self) -> bool {
-        self.nodes.all().iter().filter(|node| node.is_there()).all(|node| node.session().is_near())
-    }
-
-    /// Takes the losses of nodes that were not told yet.
-    pub fn losses(&self) -> Vec<Loss> {
-        if self.untold.load(Ordering::Relaxed) == 0 {
-            return Vec::new();
-        }
-        let mut changing = self.changing.lock();
-        self.untold.store(0, Ordering::Relaxed);
-        std::mem::take(&mut changing.losses)
-    }
-
-    /// A node was found lost. When this returns no word names a home there, but those whose memory
-    /// stays mapped.
-    #[cold]
-    pub(crate) fn lose(&self, number: usize, lost: &Lost) {
-        let node = &self.nodes.all()[number];
-        // Whoever comes second waits until the words are changed.
-        let mut changing = self.changing.lock();
-        if !node.is_there() {
-            return;
-        }
-        let kept = node.session().keeps_memory();
-        let slabs = self.slabs.lock();
-        self.let_go(&mut changing, &slabs, number, lost, kept);
-    }
-
-    /// A node is lost. No slab is published meanwhile: none is missed.
-    pub(crate) fn let_go(&self, changing: &mut Changing, slabs: &Slabs, number: usize, lost: &Lost, kept: bool) {
-        let node = &self.nodes.all()[number];
-        let held = node.held.load(Ordering::Relaxed);
-        node.set(if kept { Standing::Orphaned } else { Standing::Lost });
-        let mut single = 0;
-        if !kept {
-            for index in 0..slabs.list.len() as u32 {
-                let word = self.extents.word(index);
-                self.forsake(index, number);
-                let left = self.extents.word(index);
-                single += (word != left && (!left.is_lost() || self.follows(index))) as u32;
-            }
-        }
-        changing.losses.push(Loss { lost: lost.clone(), slabs: held, kept, single });
-        self.untold.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// A slab has no home at a node any more.
-    pub(crate) fn forsake(&self, index: u32, node: usize) {
-        let there = |word: Word, home: usize| {
-            word.state(home) != State::Absent && self.extents.home(word, home).node as usize == node
-        };
-        let gone = self.extents.update(index, |word| {
-            let homes = (0..HOMES).filter(|&home| there(word, home));
-            let gone = homes.fold(word, |word, home| word.with_state(home, State::Absent));
-            (gone != word).then_some(gone)
-        });
-        if gone.is_some() && node != DISK as usize {
-            self.nodes.all()[node].held.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// The loss of a node that has taken a page with it, if there is one. Slabs that had none are
-    /// forgotten.
-    pub(crate) fn anything_lost(&self) -> Result<(), Lost> {
-        if !self.nodes.all().iter().any(|node| node.standing() == Standing::Lost) {
-            return Ok(());
-        }
-        let mut slabs = self.slabs.lock();
-        for index in 0..slabs.list.len() {
-            let word = self.extents.word(index as u32);
-            let Some(slab) = slabs.list[index].as_ref().filter(|_| word.is_lost()) else { continue };
-            if !slab.is_idle() && !self.follows(index as u32) {
-                return Err(self.why_lost(word));
-            }
-            // It goes with its group, or gets another home.
-            if slab.seat != Seat::None {
-                continue;
-            }
-            // No home is there to be given back.
-            let _ = self.remove(&mut slabs, index);
-        }
-        Ok(())
-    }
-
-    /// Why the homes that a word's record names are of no use.
-    pub(crate) fn why_lost(&self, word: Word) -> Lost {
-        let at = (0..HOMES).map(|home| self.extents.home(word, home).node);
-        // A disk that has failed is told before: the loss of the node is why the page is gone.
-        let sessions = || at.clone().filter_map(|node| self.nodes.all().get(node as usize)).map(Node::session);
-        let unsaid = || {
-            let node = sessions().next().map_or_else(String::new, |session| session.node().to_owned());
-            Lost { node, reason: "it has not kept a page that it was given".to_owned() }
-        };
-        let disk = || self.disk().filter(|disk| !disk.is_in()).map(Disk::lost);
-        sessions().find_map(Session::loss).or_else(disk).unwrap_or_else(unsaid)
+        self.all().iter().filter(|node| node.is_there()).all(|node| node.session().is_near())
     }
 
     /// A node's failure domain, as a number: that of the first node that has it. A node of no known
     /// domain is one by itself.
     pub(crate) fn domain(&self, node: usize) -> u32 {
-        self.nodes.all().get(node).map_or(DISK, |node| node.domain.load(Ordering::Relaxed))
+        self.all().get(node).map_or(DISK, |node| node.domain.load(Ordering::Relaxed))
     }
 
     /// The order in which to ask nodes for a slab; `beside`: for one beside those that these nodes
@@ -419,7 +257,7 @@ impl Pool {
             domain: self.domain(number),
             open: node.standing() == Standing::In && !beside.contains(&(number as u32)),
         };
-        let mut candidates: Vec<Candidate> = self.nodes.all().iter().enumerate().map(candidate).collect();
+        let mut candidates: Vec<Candidate> = self.all().iter().enumerate().map(candidate).collect();
         let random = hash(self.drawn.fetch_add(1, Ordering::Relaxed));
         let domains: Vec<u32> = beside.iter().map(|&node| self.domain(node as usize)).collect();
         placement::order(&candidates, &domains, random, asked);
@@ -434,7 +272,7 @@ impl Pool {
 
     /// A queue pair to a node, for one thread.
     pub(crate) fn queue_pair(&self, node: usize) -> Result<QueuePair, Lost> {
-        self.nodes.all()[node].session().queue_pair()
+        self.all()[node].session().queue_pair()
     }
 
     /// The time, of the counter that costs no system call, or of the simulator.
@@ -445,14 +283,66 @@ impl Pool {
 
     #[cold]
     fn simulated_moment(&self) -> Moment {
-        Moment { ticks: self.nodes.all().first().map_or(0, |node| node.session().now_ns()), simulated: true }
+        Moment { ticks: self.all().first().map_or(0, |node| node.session().now_ns()), simulated: true }
     }
 
     /// Lets time pass: the simulator's where the first node is.
     pub(crate) fn pause(&self, ns: u64) {
-        match self.nodes.all().first() {
+        match self.all().first() {
             Some(node) => node.session().sleep_ns(ns),
             None => farmem_sys::raw::sleep_ns(ns),
         }
+    }
+
+    /// Whether nodes have been lost, or too few are left for two copies.
+    pub(crate) fn is_degraded(&self) -> bool {
+        let standing = |standing| self.all().iter().filter(|node| node.standing() == standing).count();
+        standing(Standing::In) < 2 || standing(Standing::Lost) > 0
+    }
+
+    /// Whether a node's memory is reached by its card.
+    pub(crate) fn is_wired(&self, node: u32) -> bool {
+        self.all()[node as usize].session().is_wired()
+    }
+
+    /// Whether a node was lost with its memory.
+    pub(crate) fn any_lost(&self) -> bool {
+        self.all().iter().any(|node| node.standing() == Standing::Lost)
+    }
+}
+
+impl Pool {
+    /// A node joins: slabs may come from it at once. Returns its number.
+    ///
+    /// The consumer is to be ready for it before: if its memory is not mapped, for pages that
+    /// travel.
+    ///
+    /// # Errors
+    /// [`NoPlace`]; the session is dropped.
+    pub fn add_node(&self, session: Session) -> Result<usize, NoPlace> {
+        if self.tables.sealed.is_on() && session.is_mapped() {
+            return Err(NoPlace::Mapped);
+        }
+        let changing = self.changes.now.lock();
+        for &(at, len) in &changing.arenas {
+            // SAFETY: `Pool::arena` has the promise that its memory is never unmapped.
+            unsafe { session.arena(at as *mut u8, len) };
+        }
+        let number = self.tables.nodes.add(session)?;
+        self.tables.watch_over(number);
+        Ok(number)
+    }
+
+    /// A node is taken out: no slab comes from it any more, its slabs are not overwritten, and go
+    /// back as they empty ([`crate::Slots::shrink`]). With the last one the pool says goodbye. False if it
+    /// is not in.
+    pub fn take_out(&self, node: usize) -> bool {
+        // Nothing is published meanwhile.
+        let _changing = self.changes.now.lock();
+        let is_in = |node: &&Node| node.standing() == Standing::In;
+        let Some(one) = self.tables.nodes.all().get(node).filter(is_in) else { return false };
+        one.set(Standing::Leaving);
+        self.losses().close_slabs_of(&mut self.held.slabs.lock(), node);
+        true
     }
 }

@@ -4,6 +4,7 @@
 use crate::Pool;
 use crate::extent::{HOMES, Home, State, Word};
 use crate::protect::disk::DISK;
+use crate::tables::Tables;
 use farmem_protocol::addr::FarSlot;
 
 /// How changed lines of a page travel.
@@ -21,17 +22,11 @@ impl Pool {
     /// consumer's own write-backs.
     #[inline]
     pub fn readable_in_place(&self, slot: FarSlot) -> Option<*const u8> {
-        let word = self.extents.word(slot.slab_index());
+        let word = self.tables.extents.word(slot.slab_index());
         if word.is_single() {
-            return in_place(self.extents.home(word, 0), slot).map(<*mut u8>::cast_const);
+            return in_place(self.tables.extents.home(word, 0), slot).map(<*mut u8>::cast_const);
         }
-        self.one_readable_in_place(word, slot)
-    }
-
-    #[cold]
-    fn one_readable_in_place(&self, word: Word, slot: FarSlot) -> Option<*const u8> {
-        let (_, home) = self.extents.reader(word, slot, |home| home.base != 0)?;
-        in_place(home, slot).map(<*mut u8>::cast_const)
+        self.tables.one_readable_in_place(word, slot)
     }
 
     /// The slot's bytes in this process, if a page that leaves may be laid there and needs to go
@@ -39,33 +34,27 @@ impl Pool {
     /// leaves the consumer.
     #[inline]
     pub fn writable_in_place(&self, slot: FarSlot) -> Option<*mut u8> {
-        let word = self.extents.word(slot.slab_index());
+        let word = self.tables.extents.word(slot.slab_index());
         if word.is_single() {
-            return in_place(self.extents.home(word, 0), slot);
+            return in_place(self.tables.extents.home(word, 0), slot);
         }
-        self.only_one_in_place(word, slot)
-    }
-
-    #[cold]
-    fn only_one_in_place(&self, word: Word, slot: FarSlot) -> Option<*mut u8> {
-        let mut homes = (0..HOMES).filter(|&home| word.state(home) != State::Absent);
-        let only = homes.next().filter(|&home| homes.next().is_none() && word.state(home) == State::Whole)?;
-        in_place(self.extents.home(word, only), slot)
+        self.tables.only_one_in_place(word, slot)
     }
 
     /// How changed lines may be laid onto what the slot holds: every home that takes pages has it.
     /// `None`: the page goes whole.
     #[inline]
     pub fn takes_lines(&self, slot: FarSlot) -> Option<By> {
-        let word = self.extents.word(slot.slab_index());
+        let word = self.tables.extents.word(slot.slab_index());
         if word.is_striped() {
             return None;
         }
         // The disk gets whole pages beside the nodes' lines.
-        let on_disk = |home: usize| self.extents.home(word, home).node == DISK;
+        let on_disk = |home: usize| self.tables.extents.home(word, home).node == DISK;
         let taking = || (0..HOMES).filter(|&home| word.takes_pages(home) && !on_disk(home));
-        let has = |home| word.reads(home, || self.extents.is_stale(word, home, slot.place()));
-        let records = |home| self.nodes.all()[self.extents.home(word, home).node as usize].takes_records();
+        let has = |home| word.reads(home, || self.tables.extents.is_stale(word, home, slot.place()));
+        let node = |home| &self.tables.nodes.all()[self.tables.extents.home(word, home).node as usize];
+        let records = |home| node(home).takes_records();
         match taking().all(has) && taking().next().is_some() {
             true if taking().all(records) => Some(By::Records),
             true => Some(By::Writes),
@@ -75,25 +64,37 @@ impl Pool {
 
     /// Homes that a record of lines of this slot's slab may go to.
     pub fn copies(&self, slot: FarSlot) -> usize {
-        let word = self.extents.word(slot.slab_index());
-        let takes = |home: &usize| word.state(*home) != State::Absent && self.extents.home(word, *home).node != DISK;
+        let word = self.tables.extents.word(slot.slab_index());
+        let on_disk = |home: usize| self.tables.extents.home(word, home).node == DISK;
+        let takes = |home: &usize| word.state(*home) != State::Absent && !on_disk(*home);
         (0..HOMES).filter(takes).count()
     }
 
     /// The homes of a slab, each by its node, as they are now.
     pub fn homes(&self, index: u32) -> [Option<(usize, State)>; HOMES] {
-        let word = self.extents.word(index);
-        std::array::from_fn(|home| {
-            let there = word.number() != 0 && word.state(home) != State::Absent;
-            there.then(|| (self.extents.home(word, home).node as usize, word.state(home)))
-        })
+        self.tables.homes(index)
     }
 
     /// Whether a slot may be overwritten: no other process can reach it, and its node is not being
     /// left. Takes no lock.
     #[inline]
     pub fn is_own(&self, slot: FarSlot) -> bool {
-        self.extents.word(slot.slab_index()).is_own()
+        self.tables.extents.word(slot.slab_index()).is_own()
+    }
+}
+
+impl Tables {
+    #[cold]
+    fn one_readable_in_place(&self, word: Word, slot: FarSlot) -> Option<*const u8> {
+        let (_, home) = self.extents.reader(word, slot, |home| home.base != 0)?;
+        in_place(home, slot).map(<*mut u8>::cast_const)
+    }
+
+    #[cold]
+    fn only_one_in_place(&self, word: Word, slot: FarSlot) -> Option<*mut u8> {
+        let mut homes = (0..HOMES).filter(|&home| word.state(home) != State::Absent);
+        let only = homes.next().filter(|&home| homes.next().is_none() && word.state(home) == State::Whole)?;
+        in_place(self.extents.home(word, only), slot)
     }
 }
 

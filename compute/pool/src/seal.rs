@@ -28,8 +28,9 @@
 
 #![allow(unsafe_code)] // Pages are the caller's raw memory.
 
-use crate::extent::{HOMES, MAX_SLABS};
-use crate::{Pool, State};
+use crate::extent::{HOMES, MAX_SLABS, State};
+use crate::losses::Losses;
+use crate::tables::Tables;
 use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB};
 use farmem_sys::gcm::{self, Key};
 use farmem_sys::memory::SparseArray;
@@ -146,26 +147,54 @@ impl Sealing {
     }
 }
 
-/// A pool's, once its pages are sealed.
-pub(crate) type Sealed = OnceLock<Sealing>;
+/// Keys and marks, once pages are sealed.
+#[derive(Default)]
+pub(crate) struct Sealed(OnceLock<Sealing>);
 
-impl Pool {
+impl Sealed {
+    /// Whether [`Seals::begin`] was called.
+    pub fn is_on(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    /// A fork comes: the child's key will be another.
+    pub fn fork(&self) {
+        self.0.get().into_iter().for_each(|sealing| sealing.own.lock().derived += 1);
+    }
+
+    /// In a forked child: a key of its own, without a system call. False: there are no more.
+    pub fn in_child(&self) -> bool {
+        self.0.get().is_none_or(|sealing| sealing.renew(&mut sealing.own.lock()).is_some())
+    }
+
+    /// A slab has gone: nobody reads its slots any more.
+    pub fn forget(&self, index: usize) {
+        if let Some(sealing) = self.0.get() {
+            let words = SLOTS_PER_SLAB as usize * MARK;
+            sealing.marks.clear(index * words, (index + 1) * words);
+        }
+    }
+}
+
+/// Pages that leave encrypted.
+#[derive(Clone, Copy)]
+pub struct Seals<'a> {
+    pub(crate) tables: &'a Tables,
+    pub(crate) losses: Losses<'a>,
+}
+
+impl Seals<'_> {
     /// From now on pages can be sealed. Before the first is.
     ///
     /// # Errors
     /// See [`NoSeal`].
-    pub fn begin_sealing(&self) -> Result<(), NoSeal> {
-        if let Some(mapped) = self.nodes.all().iter().find(|node| node.session().is_mapped()) {
+    pub fn begin(self) -> Result<(), NoSeal> {
+        if let Some(mapped) = self.tables.nodes.all().iter().find(|node| node.session().is_mapped()) {
             return Err(NoSeal::Mapped(mapped.session().node().to_owned()));
         }
         let sealing = Sealing::new()?;
-        let _ = self.sealed.set(sealing);
+        let _ = self.tables.sealed.0.set(sealing);
         Ok(())
-    }
-
-    /// Whether [`Pool::begin_sealing`] was called.
-    pub fn seals(&self) -> bool {
-        self.sealed.get().is_some()
     }
 
     /// Seals the page at `from` into the page at `to`, for a slot that is the caller's; both may be
@@ -176,11 +205,9 @@ impl Pool {
     /// Both are pages, the caller's, `from` readable and `to` writable, and `from` does not change
     /// meanwhile.
     #[must_use]
-    pub unsafe fn seal(&self, slot: FarSlot, from: *const u8, to: *mut u8) -> bool {
-        let Some((sealing, (nonce, key))) = self.sealed.get().and_then(|sealing| Some((sealing, sealing.next()?)))
-        else {
-            return false;
-        };
+    pub unsafe fn seal(self, slot: FarSlot, from: *const u8, to: *mut u8) -> bool {
+        let Some(sealing) = self.tables.sealed.0.get() else { return false };
+        let Some((nonce, key)) = sealing.next() else { return false };
         // SAFETY: the caller's promise; the nonce is new.
         let tag = unsafe { key.seal(nonce, from, to) };
         let at = sealing.mark(slot);
@@ -193,12 +220,12 @@ impl Pool {
     /// caller's.
     ///
     /// # Errors
-    /// [`Altered`]: the caller asks [`Pool::distrust`]. What is at `to` must not be used.
+    /// [`Altered`]: the caller asks [`Seals::distrust`]. What is at `to` must not be used.
     ///
     /// # Safety
     /// Both are pages, the caller's, `from` readable and `to` writable.
-    pub unsafe fn open(&self, slot: FarSlot, from: *const u8, to: *mut u8) -> Result<(), Altered> {
-        let Some(sealing) = self.sealed.get() else { return Err(self.altered(slot)) };
+    pub unsafe fn open(self, slot: FarSlot, from: *const u8, to: *mut u8) -> Result<(), Altered> {
+        let Some(sealing) = self.tables.sealed.0.get() else { return Err(self.altered(slot)) };
         let at = sealing.mark(slot);
         let [nonce, tag] = [at, at + 1].map(|at| sealing.marks[at].load(Ordering::Relaxed));
         let Some(key) = sealing.key(nonce >> COUNT_BITS) else { return Err(self.altered(slot)) };
@@ -209,53 +236,37 @@ impl Pool {
     /// A page that came from a node does not open. Gives that node up if the page can be had
     /// elsewhere: the caller reads it again. False: it cannot, and the caller ends the process.
     ///
-    /// A node that is given up is asked for nothing more, also when it seems to be back. So a forger has one try at each node, and
-    /// at the READs that are under way then.
+    /// A node that is given up is asked for nothing more, also when it seems to be back. So a
+    /// forger has one try at each node, and at the READs that are under way then.
     #[cold]
-    pub fn distrust(&self, from: Option<u32>, altered: &Altered) -> bool {
+    pub fn distrust(self, from: Option<u32>, altered: &Altered) -> bool {
         let (slot, Some(node)) = (altered.slot, from) else { return false };
-        let word = self.extents.word(slot.slab_index());
-        let has = |nth: usize| word.reads(nth, || self.extents.is_stale(word, nth, slot.place()));
-        let elsewhere = (0..HOMES).any(|nth| has(nth) && self.extents.home(word, nth).node != node);
-        let follows = || word.is_striped() && self.follows(slot.slab_index());
+        let word = self.tables.extents.word(slot.slab_index());
+        let has = |nth: usize| word.reads(nth, || self.tables.extents.is_stale(word, nth, slot.place()));
+        let elsewhere = (0..HOMES).any(|nth| has(nth) && self.tables.extents.home(word, nth).node != node);
+        let follows = || word.is_striped() && self.tables.follows(slot.slab_index());
         if !(elsewhere || follows()) {
             return false;
         }
         let reason = format!("it gave a page back altered or old (slab {}, slot {})", slot.slab_index(), slot.place());
-        match self.nodes.all().get(node as usize) {
+        match self.tables.nodes.all().get(node as usize) {
             Some(one) => {
                 one.distrusted.store(true, Ordering::Relaxed);
-                self.lose(node as usize, &one.session().give_up(reason));
+                self.losses.lose(node as usize, &one.session().give_up(reason));
             }
-            None => self.disk_failed(reason),
+            None => self.losses.disk_failed(reason),
         }
         true
     }
 
     #[cold]
-    fn altered(&self, slot: FarSlot) -> Altered {
-        let homes = self.homes(slot.slab_index()).into_iter().flatten().filter(|(_, state)| *state != State::Behind);
-        let name = |node: usize| self.nodes.all().get(node).map_or("the copy on disk", |node| node.session().node());
+    fn altered(self, slot: FarSlot) -> Altered {
+        let homes = self.tables.homes(slot.slab_index()).into_iter().flatten();
+        let homes = homes.filter(|(_, state)| *state != State::Behind);
+        let nodes = self.tables.nodes.all();
+        let name = |node: usize| nodes.get(node).map_or("the copy on disk", |node| node.session().node());
         let names: Vec<&str> = homes.map(|(node, _)| name(node)).collect();
         Altered { nodes: if names.is_empty() { "a node".into() } else { names.join(" or ") }, slot }
-    }
-
-    /// A fork comes: the child's key will be another.
-    pub(crate) fn seals_fork(&self) {
-        self.sealed.get().into_iter().for_each(|sealing| sealing.own.lock().derived += 1);
-    }
-
-    /// In a forked child: a key of its own, without a system call. False: there are no more.
-    pub(crate) fn seals_in_child(&self) -> bool {
-        self.sealed.get().is_none_or(|sealing| sealing.renew(&mut sealing.own.lock()).is_some())
-    }
-
-    /// A slab has gone: nobody reads its slots any more.
-    pub(crate) fn forget_marks(&self, index: usize) {
-        if let Some(sealing) = self.sealed.get() {
-            let words = SLOTS_PER_SLAB as usize * MARK;
-            sealing.marks.clear(index * words, (index + 1) * words);
-        }
     }
 }
 

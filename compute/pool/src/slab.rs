@@ -3,7 +3,7 @@
 //! Its 32 *blocks* of 2 MiB are what goes back to the node's system when a program frees memory: a
 //! block is *warm* from the first slot taken in it until it is given back, and *idle* while it has
 //! no live slot. Before a block that becomes warm is used the node backs it with memory
-//! ([`crate::Pool::alloc`]).
+//! ([`crate::Slots::alloc`]).
 
 use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB};
 use std::ops::Range;

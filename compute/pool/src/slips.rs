@@ -1,9 +1,8 @@
 //! Mistakes on purpose. The judge of the rack in virtual time (`lab/racksim`) must find each.
 //!
-//! A build without the feature `lab` has none: [`Pool::slips`] is false there at compile time. It is
+//! A build without the feature `lab` has none: `Slips::has` is false there at compile time. It is
 //! asked where a node is late, or a slab changes, and on no page's usual way.
 
-use crate::Pool;
 #[cfg(feature = "lab")]
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -20,27 +19,31 @@ pub enum Slip {
 }
 
 /// The slip of a pool.
-#[cfg(feature = "lab")]
 #[derive(Default)]
-pub(crate) struct Slips(AtomicU32);
-
-impl Pool {
-    /// From now on it makes a mistake.
+pub(crate) struct Slips {
     #[cfg(feature = "lab")]
-    pub fn slip(&self, slip: Slip) {
-        self.slip.0.store(slip as u32, Ordering::Relaxed);
-    }
+    now: AtomicU32,
+}
 
-    /// Whether it makes a mistake here.
+impl Slips {
+    /// Whether the pool makes a mistake here.
     #[cfg(feature = "lab")]
-    pub(crate) fn slips(&self, slip: Slip) -> bool {
-        self.slip.0.load(Ordering::Relaxed) == slip as u32
+    pub fn has(&self, slip: Slip) -> bool {
+        self.now.load(Ordering::Relaxed) == slip as u32
     }
 
     /// Never: see the module.
     #[cfg(not(feature = "lab"))]
     #[inline(always)]
-    pub(crate) fn slips(&self, _: Slip) -> bool {
+    pub fn has(&self, _: Slip) -> bool {
         false
+    }
+}
+
+#[cfg(feature = "lab")]
+impl crate::Pool {
+    /// From now on it makes a mistake.
+    pub fn slip(&self, slip: Slip) {
+        self.tables.slips.now.store(slip as u32, Ordering::Relaxed);
     }
 }

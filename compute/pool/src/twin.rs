@@ -1,12 +1,15 @@
 //! A fork inside one process: the child is a copy of the pool. The rack in virtual time uses it.
 //!
 //! A real fork copies the tables by itself; this copies them by hand. The rest is the production's:
-//! [`Pool::fork_prepare`], the tickets, and how each side learns that the other is gone. Not for
+//! [`crate::Forks::prepare`], the tickets, and how each side learns that the other is gone. Not for
 //! pools with a file, with sealed pages, with mapped slabs, or that share slabs already.
 
+use crate::Pool;
 use crate::fork::ForkShare;
+use crate::held::{Held, Slabs};
+use crate::losses::Changes;
 use crate::protect::Protection;
-use crate::{Changing, Pool, Slabs};
+use crate::tables::Tables;
 use farmem_fabric::Lost;
 use farmem_sys::descriptors;
 use farmem_sys::raw::Errno;
@@ -19,58 +22,57 @@ impl Pool {
     /// # Errors
     /// A node is lost, and a page with it.
     pub fn fork_in_place(&self) -> Result<&'static Pool, Lost> {
-        let share = self.fork_prepare()?;
+        let share = self.forks().prepare()?;
         let twin = self.twin().map_err(|e| Lost { node: "this process".to_owned(), reason: e.to_string() })?;
         let child: &'static Pool = Box::leak(Box::new(twin));
-        if let Some((_, how)) = self.protection.pool.get() {
-            let _ = child.protection.pool.set((child, *how));
+        if let Some((_, how)) = self.tables.protection.pool.get() {
+            let _ = child.tables.protection.pool.set((child, *how));
         }
         let (of_parent, of_child) = share.in_two();
-        self.fork_parent(of_parent, true);
-        child.fork_child_in_place(of_child)?;
+        self.forks().parent(of_parent, true);
+        child.forks().child_in_place(of_child)?;
         Ok(child)
     }
 
     /// The process ends, as by kill -9: its sessions close, and the other side of a fork learns it.
     pub fn end_in_place(&self) {
-        self.nodes.all().iter().filter(|node| node.is_there()).for_each(|node| node.session().leave());
-        self.slabs.lock().shares.drain(..).for_each(|share| descriptors::close(share.fd));
+        self.tables.nodes.all().iter().filter(|node| node.is_there()).for_each(|node| node.session().leave());
+        self.held.slabs.lock().shares.drain(..).for_each(|share| descriptors::close(share.fd));
     }
 
     /// Whether a fork shares slabs of it.
     pub fn shares(&self) -> bool {
-        !self.slabs.lock().shares.is_empty()
+        !self.held.slabs.lock().shares.is_empty()
     }
 
     fn twin(&self) -> Result<Pool, Errno> {
         let of = |count: &AtomicU64| AtomicU64::new(count.load(Ordering::Relaxed));
-        let slabs = self.slabs.lock();
-        assert!(slabs.shares.is_empty() && self.disk().is_none() && !self.seals(), "see the module");
-        let protection = Protection::default();
-        if let Some(stripes) = self.stripes() {
-            let _ = protection.stripes.set(stripes.twin(slabs.list.len())?);
+        let slabs = self.held.slabs.lock();
+        let Tables { nodes, extents, protection, sealed, .. } = &self.tables;
+        assert!(slabs.shares.is_empty() && protection.disk().is_none() && !sealed.is_on(), "see the module");
+        let childs = Protection::default();
+        if let Some(stripes) = protection.stripes() {
+            let _ = childs.stripes.set(stripes.twin(slabs.list.len())?);
         }
+        let list = Slabs {
+            list: slabs.list.clone(),
+            serial: slabs.serial,
+            cursor: slabs.cursor,
+            returning: slabs.returning,
+            shares: Vec::new(),
+            dropped: slabs.dropped.clone(),
+            drops: slabs.drops,
+        };
         Ok(Pool {
-            nodes: self.nodes.twin(),
-            extents: self.extents.twin(slabs.list.len())?,
-            changing: Lock::new(Changing::default()),
-            untold: AtomicU64::new(0),
-            slabs: Lock::new(Slabs {
-                list: slabs.list.clone(),
-                serial: slabs.serial,
-                cursor: slabs.cursor,
-                returning: slabs.returning,
-                shares: Vec::new(),
-                dropped: slabs.dropped.clone(),
-                drops: slabs.drops,
-            }),
-            capacity: of(&self.capacity),
-            used: of(&self.used),
-            drawn: of(&self.drawn),
-            simulated: self.simulated,
-            protection,
-            sealed: Default::default(),
-            slip: Default::default(),
+            tables: Tables {
+                nodes: nodes.twin(),
+                extents: extents.twin(slabs.list.len())?,
+                protection: childs,
+                sealed: Default::default(),
+                slips: Default::default(),
+            },
+            held: Held { slabs: Lock::new(list), capacity: of(&self.held.capacity), used: of(&self.held.used) },
+            changes: Changes::new(),
         })
     }
 }

@@ -47,7 +47,7 @@ fn the_only_node_is_killed_and_every_page_is_read_from_the_disk() {
         let slots = written(pool, &mut lane, 600);
         let index = slots[0].slab_index();
         assert_eq!(pool.homes(index), [Some((0, State::Whole)), Some((DISK, State::Whole))]);
-        assert_eq!((pool.protection(), pool.single_bytes(), pool.lacks()), (Protect::Disk, 0, None));
+        assert_eq!((pool.protection(), pool.repair().single_bytes(), pool.repair().lacks()), (Protect::Disk, 0, None));
         // One record of lines: the node gets the line, the disk the page.
         let changed = page(601);
         let mut record = [0u8; 4096];
@@ -69,25 +69,25 @@ fn the_only_node_is_killed_and_every_page_is_read_from_the_disk() {
         assert_eq!(read(pool, &mut lane, slots[7]), Ok(601));
         assert_eq!(write(pool, &mut lane, slots[7], 8), Ok(0));
         all_there(pool, &mut lane, &slots);
-        assert_eq!((pool.standing(0), pool.tend()), (Some(Standing::Lost), Ok(())));
+        assert_eq!((pool.nodes().standing(0), pool.losses().tend()), (Some(Standing::Lost), Ok(())));
         assert_eq!(pool.homes(index), [None, Some((DISK, State::Whole))]);
-        assert_eq!((pool.takes_lines(slots[0]), pool.single_bytes()), (None, SLAB_BYTES));
+        assert_eq!((pool.takes_lines(slots[0]), pool.repair().single_bytes()), (None, SLAB_BYTES));
         // New memory is on disk alone, as long as there is no node.
-        pool.ensure(3 * SLAB_BYTES).unwrap();
+        pool.slots().ensure(3 * SLAB_BYTES).unwrap();
         let more = written(pool, &mut lane, 40);
         // A node joins: everything moves there, and the disk keeps its copy.
         let (_second, session) = node(9, 3);
         pool.add_node(session).unwrap();
         assert!(repaired(pool, &mut lane));
         assert_eq!(pool.homes(index), [Some((1, State::Whole)), Some((DISK, State::Whole))]);
-        assert_eq!(pool.single_bytes(), 0);
+        assert_eq!(pool.repair().single_bytes(), 0);
         all_there(pool, &mut lane, &slots);
         all_there(pool, &mut lane, &more);
         // Freed slabs take no room.
-        pool.free(&slots);
-        pool.free(&more);
-        pool.shrink(0);
-        assert_eq!((pool.capacity(), pool.disk_news()), (0, vec![]));
+        pool.slots().free(&slots);
+        pool.slots().free(&more);
+        pool.slots().shrink(0);
+        assert_eq!((pool.slots().capacity(), pool.disk_news()), (0, vec![]));
     }
 }
 
@@ -100,8 +100,11 @@ fn a_node_is_taken_out() {
     let slots = written(pool, &mut lane, 50);
     let left = pool.homes(slots[0].slab_index())[0].unwrap().0;
     assert!(pool.take_out(left) && repaired(pool, &mut lane));
-    pool.shrink(SLAB_BYTES);
-    assert_eq!((pool.standing(left), networks[left].lent(), pool.single_bytes()), (Some(Standing::Left), 0, 0));
+    pool.slots().shrink(SLAB_BYTES);
+    assert_eq!(
+        (pool.nodes().standing(left), networks[left].lent(), pool.repair().single_bytes()),
+        (Some(Standing::Left), 0, 0)
+    );
     networks.iter().for_each(|network| network.kill_node());
     all_there(pool, &mut lane, &slots);
 }
@@ -123,10 +126,10 @@ fn a_file_that_is_full_costs_the_copy_and_no_page() {
     limit(4 << 20);
     let more = written(pool, &mut lane, 600);
     let index = slots[0].slab_index();
-    assert_eq!((pool.homes(index), pool.single_bytes()), ([Some((0, State::Whole)), None], SLAB_BYTES));
+    assert_eq!((pool.homes(index), pool.repair().single_bytes()), ([Some((0, State::Whole)), None], SLAB_BYTES));
     leave_once(pool);
-    assert_eq!(pool.lacks(), Some(Lacks::Home(index)));
-    let refused = pool.add_home(index).unwrap_err().to_string();
+    assert_eq!(pool.repair().lacks(), Some(Lacks::Home(index)));
+    let refused = pool.moves().add_home(index).unwrap_err().to_string();
     assert!(refused.contains("/tmp has no room"), "{refused}");
     limit(libc::RLIM_INFINITY);
     assert!(repaired(pool, &mut lane));

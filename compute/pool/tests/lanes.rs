@@ -19,7 +19,7 @@ use std::time::Duration;
 #[test]
 fn each_operation_over_several_nodes_is_done_once() {
     let (_networks, pool) = pool(&[1, 1, 1]);
-    pool.ensure(3 * SLAB_BYTES).unwrap();
+    pool.slots().ensure(3 * SLAB_BYTES).unwrap();
     let slots: Vec<FarSlot> = alloc(&pool, 3 * 16384).into_iter().step_by(1024).collect();
     let mut lane = Lane::new();
     let pages: Vec<_> = (0..slots.len() as u64).map(page).collect();
@@ -43,7 +43,7 @@ fn each_operation_over_several_nodes_is_done_once() {
 #[test]
 fn waiting_for_any_returns_with_the_first() {
     let (networks, pool) = pool(&[1, 1]);
-    pool.ensure(2 * SLAB_BYTES).unwrap();
+    pool.slots().ensure(2 * SLAB_BYTES).unwrap();
     let slots = alloc(&pool, 2 * 16384);
     let at = |node: usize| {
         *slots.iter().find(|slot| pool.homes(slot.slab_index())[0].is_some_and(|(at, _)| at == node)).unwrap()
@@ -100,14 +100,14 @@ fn a_home_that_is_lost_in_mid_operation_is_not_noticed() {
             assert_eq!(read(&pool, &mut reads, slot), Ok(value));
         }
         assert!((0..32).all(|nth| found[nth] == page(nth as u64 + 32)));
-        assert_eq!(pool.tend(), Ok(()));
-        let losses = pool.losses();
+        assert_eq!(pool.losses().tend(), Ok(()));
+        let losses = pool.losses().take();
         assert!(losses.len() == 1 && losses[0].slabs == 1 && !losses[0].kept, "{losses:?}");
-        assert!(pool.losses().is_empty());
+        assert!(pool.losses().take().is_empty());
         // The last one, too.
         networks[1 - dies].kill_node();
         assert!(read(&pool, &mut reads, slots[0]).is_err_and(|lost| lost.node == "sim"));
-        assert!(write(&pool, &mut writes, slots[0], 1).is_err() && pool.tend().is_err());
+        assert!(write(&pool, &mut writes, slots[0], 1).is_err() && pool.losses().tend().is_err());
     }
 }
 
@@ -118,10 +118,10 @@ fn a_filling_home_has_what_was_written_since() {
     let slots = alloc(&pool, 20);
     let (mut lane, index) = (Lane::new(), slots[0].slab_index());
     slots.iter().for_each(|&slot| assert_eq!(write(&pool, &mut lane, slot, 1), Ok(0)));
-    pool.add_home(index).unwrap();
+    pool.moves().add_home(index).unwrap();
     let first = pool.homes(index)[0].unwrap().0;
     assert_eq!(pool.homes(index), [Some((first, State::Whole)), Some((1 - first, State::Filling))]);
-    assert_eq!((pool.takes_lines(slots[3]), pool.next_stale(index, 1, 0)), (None, Some(slots[0])));
+    assert_eq!((pool.takes_lines(slots[3]), pool.moves().next_stale(index, 1, 0)), (None, Some(slots[0])));
     slots[..10].iter().for_each(|&slot| assert_eq!(write(&pool, &mut lane, slot, 2), Ok(0)));
     assert_eq!(pool.takes_lines(slots[3]), Some(By::Records));
     // A part of a page is of no use where the rest is not: the slot stays stale.
@@ -129,16 +129,16 @@ fn a_filling_home_has_what_was_written_since() {
     // SAFETY: the bytes outlive the operation, which is awaited.
     unsafe { lane.write(&pool, 1, slots[15], 64, part.as_ptr().cast(), 64) };
     all_done(&pool, &mut lane);
-    assert_eq!(pool.next_stale(index, 1, 0), Some(slots[10]));
-    assert!(!pool.end_filling(index, 1) && !pool.drop_home(&mut lane, index, 0));
+    assert_eq!(pool.moves().next_stale(index, 1, 0), Some(slots[10]));
+    assert!(!pool.moves().end_filling(index, 1) && !pool.moves().drop_home(&mut lane, index, 0));
     leave_once(&pool);
     assert!(fill(&pool, &mut lane, index, 1));
-    assert!(pool.drop_home(&mut lane, index, 0));
+    assert!(pool.moves().drop_home(&mut lane, index, 0));
     assert_eq!((pool.homes(index), networks[first].lent()), ([Some((1 - first, State::Whole)), None], SLAB_BYTES));
     leave_once(&pool);
     assert_eq!(networks[first].lent(), 0);
     networks[first].kill_node();
-    assert_eq!(pool.tend(), Ok(()));
+    assert_eq!(pool.losses().tend(), Ok(()));
     for (nth, &slot) in slots.iter().enumerate().filter(|(nth, _)| *nth != 15) {
         assert_eq!(read(&pool, &mut lane, slot), Ok(if nth < 10 { 2 } else { 1 }), "{nth}");
     }
@@ -190,7 +190,7 @@ fn lines_reach_every_home() {
 #[test]
 fn cuts_lose_nothing() {
     let (networks, pool) = pool(&[1, 1]);
-    pool.ensure(2 * SLAB_BYTES).unwrap();
+    pool.slots().ensure(2 * SLAB_BYTES).unwrap();
     let slots: Vec<FarSlot> = alloc(&pool, 2 * 16384).into_iter().step_by(2000).collect();
     let mut lane = Lane::new();
     for round in 0..5 {
@@ -202,7 +202,7 @@ fn cuts_lose_nothing() {
             assert_eq!(read(&pool, &mut lane, slot), Ok(round * 100 + nth as u64));
         }
     }
-    assert_eq!(pool.tend(), Ok(()));
+    assert_eq!(pool.losses().tend(), Ok(()));
 }
 
 #[derive(Clone, Debug)]
@@ -279,7 +279,7 @@ impl Model {
         match step {
             Step::Alloc(n) => {
                 let mut more = Vec::new();
-                if self.pool.alloc(n, &mut more).is_ok() {
+                if self.pool.slots().alloc(n, &mut more).is_ok() {
                     assert!(more.iter().all(|slot| !self.values.contains_key(slot)), "a slot is handed out twice");
                     self.values.extend(more.iter().map(|&slot| (slot, 0)));
                     self.slots.extend(more);
@@ -291,7 +291,7 @@ impl Model {
                 let from = at % self.slots.len();
                 let freed: Vec<FarSlot> = self.slots.drain(from..(from + n).min(self.slots.len())).collect();
                 freed.iter().for_each(|slot| assert!(self.values.remove(slot).is_some()));
-                self.pool.free(&freed);
+                self.pool.slots().free(&freed);
             }
             Step::Write(at, value) => {
                 // As the pager does it: what may not be overwritten takes another slot.
@@ -314,7 +314,7 @@ impl Model {
                 if node.is_some_and(|node| !self.can_do_without(node)) {
                     return;
                 }
-                self.pool.drop_home(&mut self.writes, slot.slab_index(), home);
+                self.pool.moves().drop_home(&mut self.writes, slot.slab_index(), home);
                 leave_once(self.pool);
             }
             Step::AddNode if self.networks.len() < 8 => {
@@ -352,18 +352,18 @@ impl Model {
             }
             Step::KeepHouse => {
                 for _ in 0..3 {
-                    assert_eq!(self.pool.tend(), Ok(()));
+                    assert_eq!(self.pool.losses().tend(), Ok(()));
                     // A refusal counts from the first time it is seen.
                     self.networks.iter().for_each(|network| network.pass(600_000_000));
-                    self.pool.give_back_idle();
+                    self.pool.slots().give_back_idle();
                 }
-                self.pool.shrink(0);
+                self.pool.slots().shrink(0);
             }
             Step::Free(..) | Step::AddNode => {}
         }
         // A node that was given up is as good as dead.
         for number in 0..self.dead.len() {
-            self.dead[number] |= self.pool.standing(number) == Some(Standing::Lost);
+            self.dead[number] |= self.pool.nodes().standing(number) == Some(Standing::Lost);
         }
     }
 
@@ -382,18 +382,18 @@ impl Model {
         let written: Vec<FarSlot> =
             self.values.iter().filter(|(_, value)| **value != 0).map(|(slot, _)| *slot).collect();
         written.into_iter().for_each(|slot| self.check(slot));
-        assert_eq!(self.pool.used(), self.slots.len() as u64 * 4096);
+        assert_eq!(self.pool.slots().used(), self.slots.len() as u64 * 4096);
         // Nothing is left anywhere when nothing is needed.
         let slots = std::mem::take(&mut self.slots);
-        self.pool.free(&slots);
+        self.pool.slots().free(&slots);
         leave_once(self.pool);
-        self.pool.shrink(0);
+        self.pool.slots().shrink(0);
         for (network, dead) in self.networks.iter().zip(&self.dead).filter(|(_, dead)| !**dead) {
             assert_eq!((network.lent(), dead), (0, &false));
         }
-        assert_eq!((self.pool.used(), self.pool.capacity()), (0, 0));
+        assert_eq!((self.pool.slots().used(), self.pool.slots().capacity()), (0, 0));
         for (number, dead) in self.dead.iter().enumerate() {
-            let standing = self.pool.standing(number).unwrap();
+            let standing = self.pool.nodes().standing(number).unwrap();
             assert!(*dead || matches!(standing, Standing::In | Standing::Left), "{number}: {standing:?}");
         }
     }

@@ -78,7 +78,7 @@ fn a_late_read_is_answered_by_the_other_node() {
     relays[first].1.store(false, Ordering::Relaxed);
     assert!(took > Duration::from_millis(4) && took < Duration::from_millis(150), "{took:?}");
     // It is no loss, and the late answer lands nowhere.
-    assert_eq!((pool.standing(first), pool.losses().len()), (Some(Standing::In), 0));
+    assert_eq!((pool.nodes().standing(first), pool.losses().take().len()), (Some(Standing::In), 0));
     for (value, &slot) in slots.iter().enumerate() {
         assert_eq!(write(pool, &mut writes, slot, value as u64 + 100), Ok(0));
         assert_eq!(read(pool, &mut reads, slot), Ok(value as u64 + 100));

@@ -56,16 +56,19 @@ fn a_group_takes_a_node_for_each_seat() {
     let mut lane = Lane::new();
     let values = written(pool, &mut lane, 256);
     assert!(networks.iter().all(|network| network.lent() == SLAB_BYTES));
-    assert_eq!((pool.capacity(), pool.single_bytes(), pool.lacks()), (4 * SLAB_BYTES, 0, None));
+    assert_eq!(
+        (pool.slots().capacity(), pool.repair().single_bytes(), pool.repair().lacks()),
+        (4 * SLAB_BYTES, 0, None)
+    );
     // Pages that leave together fill stripes, and neighbours stay together.
     let places = |n: usize| (values[n].0.slab_index(), values[n].0.place());
     assert_eq!([0, 31, 32, 127, 128].map(places), [(0, 0), (0, 31), (1, 0), (3, 31), (0, 32)]);
-    let refused = pool.ensure(5 * SLAB_BYTES).unwrap_err().to_string();
+    let refused = pool.slots().ensure(5 * SLAB_BYTES).unwrap_err().to_string();
     assert!(refused.contains("no 6 nodes for a group"), "{refused}");
     assert!(networks.iter().all(|network| network.lent() == SLAB_BYTES), "what was granted is given back");
-    pool.free(&values.iter().map(|(slot, _)| *slot).collect::<Vec<_>>());
-    pool.shrink(0);
-    assert!(networks.iter().all(|network| network.lent() == 0) && pool.capacity() == 0);
+    pool.slots().free(&values.iter().map(|(slot, _)| *slot).collect::<Vec<_>>());
+    pool.slots().shrink(0);
+    assert!(networks.iter().all(|network| network.lent() == 0) && pool.slots().capacity() == 0);
     // What comes next begins with zeros.
     let slots = alloc(pool, 8);
     assert_eq!(read(pool, &mut lane, slots[7]), Ok(0));
@@ -85,7 +88,7 @@ fn pages_of_lost_nodes_follow_from_others() {
             let gone = node_of(pool, values[32 * (lost % data as usize)].0);
             networks[gone].kill_node();
             all_there(pool, &mut reads, &values);
-            assert_eq!((pool.tend(), pool.standing(gone)), (Ok(()), Some(Standing::Lost)));
+            assert_eq!((pool.losses().tend(), pool.nodes().standing(gone)), (Ok(()), Some(Standing::Lost)));
             // Pages that leave for a lost home are kept by parity alone.
             for (at, value) in [(1, 2001), (40, 2002), (60, 2003)] {
                 values[at].1 = value + lost as u64;
@@ -93,10 +96,10 @@ fn pages_of_lost_nodes_follow_from_others() {
             write_all(pool, &mut writes, &[values[1], values[40], values[60]]);
             all_there(pool, &mut reads, &values);
         }
-        let gone = (0..nodes).find(|&node| pool.standing(node) == Some(Standing::In)).unwrap();
+        let gone = (0..nodes).find(|&node| pool.nodes().standing(node) == Some(Standing::In)).unwrap();
         networks[gone].kill_node();
         let read = values.iter().map(|(slot, _)| read(pool, &mut reads, *slot)).find(Result::is_err);
-        assert!(read.is_some() && pool.tend().is_err(), "{data}+{parity}: one more than parity bears");
+        assert!(read.is_some() && pool.losses().tend().is_err(), "{data}+{parity}: one more than parity bears");
     }
 }
 
@@ -110,12 +113,12 @@ fn a_silent_node_is_given_up_soon() {
     values[0].1 = 77;
     write_all(pool, &mut lane, &values[..1]);
     all_there(pool, &mut lane, &values);
-    assert_eq!(pool.standing(silent), Some(Standing::Lost));
+    assert_eq!(pool.nodes().standing(silent), Some(Standing::Lost));
     // Without it no other can be spared: it is waited for.
     let other = node_of(pool, values[32].0);
     networks[other].stop_node(1_000 * MS);
     all_there(pool, &mut lane, &values);
-    assert_eq!(pool.standing(other), Some(Standing::In));
+    assert_eq!(pool.nodes().standing(other), Some(Standing::In));
 }
 
 /// Lost homes are made anew, of data and of parity; then others may go.
@@ -126,20 +129,20 @@ fn a_lost_seat_is_filled_elsewhere() {
     let mut values = written(pool, &mut lane, 100);
     // A slot that is free, and was written: its stripe's parity is of it.
     let freed: Vec<_> = values.drain(10..20).map(|(slot, _)| slot).collect();
-    pool.free(&freed);
+    pool.slots().free(&freed);
     for round in 0..5u64 {
         // The nodes in turn: data, data, parity, and those that took their places.
         networks[round as usize].kill_node();
-        assert_eq!(pool.tend(), Ok(()));
+        assert_eq!(pool.losses().tend(), Ok(()));
         all_there(pool, &mut lane, &values);
-        assert!(pool.single_bytes() >= SLAB_BYTES);
+        assert!(pool.repair().single_bytes() >= SLAB_BYTES);
         let (network, session) = node(10 + round, 2);
         networks.push(network);
         pool.add_node(session).unwrap();
         values[(round * 13) as usize].1 = 500 + round;
         write_all(pool, &mut lane, &values[(round * 13) as usize..][..1]);
         assert!(repaired(pool, &mut lane));
-        assert_eq!(pool.single_bytes(), 0);
+        assert_eq!(pool.repair().single_bytes(), 0);
         all_there(pool, &mut lane, &values);
     }
 }
@@ -160,8 +163,8 @@ fn a_seat_moves_from_a_node_that_is_taken_out() {
             values[50].1 = 51;
         }
         assert!(repaired(pool, &mut lane));
-        pool.shrink(3 * SLAB_BYTES);
-        assert_eq!((pool.standing(node), networks[node].lent()), (Some(Standing::Left), 0));
+        pool.slots().shrink(3 * SLAB_BYTES);
+        assert_eq!((pool.nodes().standing(node), networks[node].lent()), (Some(Standing::Left), 0));
         all_there(pool, &mut lane, &values);
     }
     networks[free].kill_node();
@@ -178,10 +181,10 @@ fn a_node_that_joins_again_takes_no_second_seat() {
     assert!(pool.take_out(again));
     pool.add_node(Session::simulated(&networks[again], &common::options()).unwrap()).unwrap();
     networks[gone].kill_node();
-    assert_eq!(pool.tend(), Ok(()));
+    assert_eq!(pool.losses().tend(), Ok(()));
     // Its first seat may move there, but the lost one may not.
     repaired(pool, &mut lane);
-    assert_eq!(pool.single_bytes(), SLAB_BYTES, "there is no place for the lost seat");
+    assert_eq!(pool.repair().single_bytes(), SLAB_BYTES, "there is no place for the lost seat");
     all_there(pool, &mut lane, &values);
 }
 
@@ -224,7 +227,7 @@ proptest! {
             match step {
                 Step::Write(all) => {
                     let mut slots = Vec::new();
-                    if pool.alloc(all.len(), &mut slots).is_ok() {
+                    if pool.slots().alloc(all.len(), &mut slots).is_ok() {
                         let values: Vec<_> = slots.into_iter().zip(next..).collect();
                         next += 1000;
                         write_all(pool, &mut writes, &values);
@@ -245,19 +248,19 @@ proptest! {
                     for at in which {
                         let slot = slots[at as usize % slots.len()];
                         if held.remove(&slot).is_some() {
-                            pool.free(&[FarSlot::from_bits(slot)]);
+                            pool.slots().free(&[FarSlot::from_bits(slot)]);
                         }
                     }
                 }
                 Step::Kill(which) => {
                     let alive: Vec<usize> =
-                        (0..networks.len()).filter(|&node| pool.standing(node) == Some(Standing::In)).collect();
+                        (0..networks.len()).filter(|&node| pool.nodes().standing(node) == Some(Standing::In)).collect();
                     let slabs = || (0..64).filter(|&index| pool.homes(index)[0].is_some());
                     // A group that lacks seats, and has begun to fill others, bears less.
-                    let lacking = pool.single_bytes() / SLAB_BYTES + (pool.lacks().is_some()) as u64;
+                    let lacking = pool.repair().single_bytes() / SLAB_BYTES + (pool.repair().lacks().is_some()) as u64;
                     if alive.len() > data as usize && lacking == 0 && slabs().count() > 0 {
                         networks[alive[which as usize % alive.len()]].kill_node();
-                        prop_assert_eq!(pool.tend(), Ok(()));
+                        prop_assert_eq!(pool.losses().tend(), Ok(()));
                     }
                 }
                 Step::Join if networks.len() < 40 => {

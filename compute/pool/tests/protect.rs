@@ -42,13 +42,13 @@ fn a_slab_has_two_copies_or_is_refused() {
     let slots = written(pool, &mut lane);
     let homes = pool.homes(slots[0].slab_index());
     assert!(matches!(homes, [Some((a, State::Whole)), Some((b, State::Whole))] if a != b), "{homes:?}");
-    assert_eq!((pool.capacity(), pool.single_bytes(), pool.lacks()), (SLAB_BYTES, 0, None));
-    let refused = pool.ensure(2 * SLAB_BYTES).unwrap_err().to_string();
+    assert_eq!((pool.slots().capacity(), pool.repair().single_bytes(), pool.repair().lacks()), (SLAB_BYTES, 0, None));
+    let refused = pool.slots().ensure(2 * SLAB_BYTES).unwrap_err().to_string();
     assert!(networks.iter().all(|network| network.lent() == SLAB_BYTES), "{refused}");
     // One node has room, the other has none: nothing is kept of what was granted.
     let (networks, pool) = mirrored(&[2, 1]);
-    pool.ensure(SLAB_BYTES).unwrap();
-    let refused = pool.ensure(2 * SLAB_BYTES).unwrap_err().to_string();
+    pool.slots().ensure(SLAB_BYTES).unwrap();
+    let refused = pool.slots().ensure(2 * SLAB_BYTES).unwrap_err().to_string();
     assert!(refused.contains("no second copy"), "{refused}");
     assert!(networks.iter().all(|network| network.lent() == SLAB_BYTES));
 }
@@ -64,13 +64,13 @@ fn a_killed_node_costs_no_wait() {
     all_there(pool, &mut reads, &slots);
     assert_eq!(write(pool, &mut writes, slots[0], 1), Ok(0));
     assert!(now_ns(&networks) - begun < 20 * MS, "{} ms", (now_ns(&networks) - begun) / MS);
-    let losses = pool.losses();
+    let losses = pool.losses().take();
     assert!(losses.len() == 1 && losses[0].single == 1, "{losses:?}");
-    assert_eq!((pool.standing(0), pool.single_bytes()), (Some(Standing::Lost), SLAB_BYTES));
+    assert_eq!((pool.nodes().standing(0), pool.repair().single_bytes()), (Some(Standing::Lost), SLAB_BYTES));
     // New slabs have one copy while there is one node.
-    pool.ensure(3 * SLAB_BYTES).unwrap();
+    pool.slots().ensure(3 * SLAB_BYTES).unwrap();
     networks[1].kill_node();
-    assert!(read(pool, &mut reads, slots[3]).is_err() && pool.tend().is_err());
+    assert!(read(pool, &mut reads, slots[3]).is_err() && pool.losses().tend().is_err());
 }
 
 #[test]
@@ -83,14 +83,14 @@ fn a_node_that_does_not_answer_is_given_up_soon() {
         let begun = now_ns(&networks);
         if asks {
             // By a request for memory.
-            pool.ensure(2 * SLAB_BYTES).unwrap();
+            pool.slots().ensure(2 * SLAB_BYTES).unwrap();
         } else {
             assert_eq!(write(pool, &mut lane, slots[7], 8), Ok(0));
         }
         all_there(pool, &mut lane, &slots);
         let took = (now_ns(&networks) - begun) / MS;
         assert!((150..450).contains(&took), "{took} ms");
-        assert_eq!(pool.standing(1), Some(Standing::Lost));
+        assert_eq!(pool.nodes().standing(1), Some(Standing::Lost));
     }
 }
 
@@ -103,8 +103,8 @@ fn of_two_silent_nodes_one_is_waited_for() {
     networks.iter().for_each(|network| network.stop_node(3_000 * MS));
     assert_eq!(write(pool, &mut lane, slots[2], 3), Ok(0));
     all_there(pool, &mut lane, &slots);
-    let lost = (0..2).filter(|&node| pool.standing(node) == Some(Standing::Lost)).count();
-    assert_eq!((lost, pool.tend()), (1, Ok(())));
+    let lost = (0..2).filter(|&node| pool.nodes().standing(node) == Some(Standing::Lost)).count();
+    assert_eq!((lost, pool.losses().tend()), (1, Ok(())));
 }
 
 /// A second copy is made at a third node, while pages are written; then any of the two may go.
@@ -115,14 +115,14 @@ fn a_lost_copy_is_made_again() {
     let slots = written(pool, &mut lane);
     networks[0].kill_node();
     // Reads may go to the other one: housekeeping looks.
-    assert_eq!((pool.tend(), pool.standing(0)), (Ok(()), Some(Standing::Lost)));
+    assert_eq!((pool.losses().tend(), pool.nodes().standing(0)), (Ok(()), Some(Standing::Lost)));
     all_there(pool, &mut lane, &slots);
-    assert_eq!(pool.lacks(), None, "there is no other node");
+    assert_eq!(pool.repair().lacks(), None, "there is no other node");
     let (third, session) = node(9, 2);
     assert_eq!(pool.add_node(session).unwrap(), 2);
-    assert!(pool.lacks().is_some());
+    assert!(pool.repair().lacks().is_some());
     assert!(repaired(pool, &mut lane));
-    assert_eq!((pool.single_bytes(), third.lent()), (0, SLAB_BYTES));
+    assert_eq!((pool.repair().single_bytes(), third.lent()), (0, SLAB_BYTES));
     networks[1].kill_node();
     all_there(pool, &mut lane, &slots);
     // The first is back, without what it had.
@@ -140,12 +140,12 @@ fn a_repair_that_is_broken_off_goes_on() {
     let mut lane = Lane::new();
     let slots = written(pool, &mut lane);
     networks[1].kill_node();
-    assert_eq!(pool.tend(), Ok(()));
+    assert_eq!(pool.losses().tend(), Ok(()));
     all_there(pool, &mut lane, &slots);
     let (third, session) = node(9, 2);
     pool.add_node(session).unwrap();
     let index = slots[0].slab_index();
-    pool.add_home(index).unwrap();
+    pool.moves().add_home(index).unwrap();
     leave_once(pool);
     let mut buffers = page(0);
     // SAFETY: the buffer is a page, and lives until the call returns.
@@ -155,7 +155,7 @@ fn a_repair_that_is_broken_off_goes_on() {
     };
     // Lost in the middle: the other copies are there.
     third.kill_node();
-    assert_eq!((pool.tend(), write(pool, &mut lane, slots[5], 6)), (Ok(()), Ok(0)));
+    assert_eq!((pool.losses().tend(), write(pool, &mut lane, slots[5], 6)), (Ok(()), Ok(0)));
     all_there(pool, &mut lane, &slots);
     let (_fourth, session) = node(11, 2);
     pool.add_node(session).unwrap();
@@ -177,11 +177,11 @@ fn a_node_that_is_taken_out_is_emptied() {
         assert!(pool.take_out(left));
         assert!(!pool.is_own(slots[0]));
         assert!(repaired(pool, &mut lane));
-        pool.shrink(SLAB_BYTES);
-        assert_eq!((pool.standing(left), networks[left].lent()), (Some(Standing::Left), 0), "{protect:?}");
-        assert!(pool.is_own(slots[0]) && pool.capacity() == SLAB_BYTES);
+        pool.slots().shrink(SLAB_BYTES);
+        assert_eq!((pool.nodes().standing(left), networks[left].lent()), (Some(Standing::Left), 0), "{protect:?}");
+        assert!(pool.is_own(slots[0]) && pool.slots().capacity() == SLAB_BYTES);
         networks[left].kill_node();
         all_there(pool, &mut lane, &slots);
-        assert_eq!((pool.single_bytes(), pool.tend()), (0, Ok(())));
+        assert_eq!((pool.repair().single_bytes(), pool.losses().tend()), (0, Ok(())));
     }
 }

@@ -19,50 +19,50 @@ const SLAB: usize = SLOTS_PER_SLAB as usize;
 #[test]
 fn slabs_come_from_the_node_with_less_and_then_from_whoever_has_any() {
     let (networks, pool) = pool(&[6, 6, 2]);
-    pool.ensure(6 * SLAB_BYTES).unwrap();
+    pool.slots().ensure(6 * SLAB_BYTES).unwrap();
     let lent = || networks.iter().map(|network| network.lent() / SLAB_BYTES).collect::<Vec<_>>();
     assert!(lent().iter().all(|slabs| (1..=3).contains(slabs)), "{:?}", lent());
-    pool.ensure(14 * SLAB_BYTES).unwrap();
-    assert_eq!((lent(), pool.capacity()), (vec![6, 6, 2], 14 * SLAB_BYTES));
-    let refused = pool.ensure(15 * SLAB_BYTES).unwrap_err();
+    pool.slots().ensure(14 * SLAB_BYTES).unwrap();
+    assert_eq!((lent(), pool.slots().capacity()), (vec![6, 6, 2], 14 * SLAB_BYTES));
+    let refused = pool.slots().ensure(15 * SLAB_BYTES).unwrap_err();
     assert!(refused.to_string().contains("memory node sim has lent all"), "{refused}");
     // What is refused takes nothing.
     let slots = alloc(&pool, 14 * SLAB - 5);
     let mut more = vec![FarSlot::new(0, 0)];
-    assert!(matches!(pool.alloc(6, &mut more), Err(NoRoom::Exhausted(_))));
-    assert_eq!((more.len(), pool.used()), (1, (14 * SLAB as u64 - 5) * 4096));
-    pool.alloc(5, &mut more).unwrap();
-    pool.free(&slots);
-    pool.shrink(3 * SLAB_BYTES);
-    assert_eq!((lent().iter().sum::<u64>(), pool.used()), (3, 5 * 4096));
+    assert!(matches!(pool.slots().alloc(6, &mut more), Err(NoRoom::Exhausted(_))));
+    assert_eq!((more.len(), pool.slots().used()), (1, (14 * SLAB as u64 - 5) * 4096));
+    pool.slots().alloc(5, &mut more).unwrap();
+    pool.slots().free(&slots);
+    pool.slots().shrink(3 * SLAB_BYTES);
+    assert_eq!((lent().iter().sum::<u64>(), pool.slots().used()), (3, 5 * 4096));
 }
 
 #[test]
 fn a_node_that_is_taken_out_is_left_with_its_last_slab() {
     let (networks, pool) = pool(&[4, 4]);
-    pool.ensure(4 * SLAB_BYTES).unwrap();
+    pool.slots().ensure(4 * SLAB_BYTES).unwrap();
     let (slots, mut lane) = (alloc(&pool, 4 * SLAB), Lane::new());
     let on = |slot: &FarSlot| pool.homes(slot.slab_index())[0].unwrap().0;
     let (mut mine, mut others): (Vec<FarSlot>, Vec<FarSlot>) = slots.iter().partition(|slot| on(slot) == 0);
     assert!(!mine.is_empty() && !others.is_empty());
     let kept = mine.pop().unwrap();
     write(&pool, &mut lane, kept, 5).unwrap();
-    assert!(pool.is_own(kept) && pool.node_at("sim") == Some(0));
+    assert!(pool.is_own(kept) && pool.nodes().node_at("sim") == Some(0));
     assert!(pool.take_out(0) && !pool.take_out(0) && !pool.take_out(7));
-    assert!(!pool.is_own(kept) && pool.is_own(others[0]) && pool.node_at("sim") == Some(1));
+    assert!(!pool.is_own(kept) && pool.is_own(others[0]) && pool.nodes().node_at("sim") == Some(1));
     // Nothing new is there, and what is there can be read.
-    pool.free(&mine);
+    pool.slots().free(&mine);
     let more = alloc(&pool, SLAB);
     assert!(more.iter().all(|slot| on(slot) == 1));
     others.extend(more);
-    assert_eq!((read(&pool, &mut lane, kept), pool.standing(0)), (Ok(5), Some(Standing::Leaving)));
-    pool.free(&[kept]);
-    pool.shrink(u64::MAX - SLAB_BYTES);
-    assert_eq!((pool.standing(0), networks[0].lent(), pool.nodes()), (Some(Standing::Left), 0, 1));
+    assert_eq!((read(&pool, &mut lane, kept), pool.nodes().standing(0)), (Ok(5), Some(Standing::Leaving)));
+    pool.slots().free(&[kept]);
+    pool.slots().shrink(u64::MAX - SLAB_BYTES);
+    assert_eq!((pool.nodes().standing(0), networks[0].lent(), pool.nodes().count()), (Some(Standing::Left), 0, 1));
     networks[0].kill_node();
-    assert_eq!(pool.tend(), Ok(()));
-    assert!(pool.losses().is_empty(), "it was left");
-    pool.free(&others);
+    assert_eq!(pool.losses().tend(), Ok(()));
+    assert!(pool.losses().take().is_empty(), "it was left");
+    pool.slots().free(&others);
 }
 
 /// A child of this process that lives until it is killed.
@@ -71,7 +71,7 @@ struct Lives(i32);
 impl Lives {
     /// Forks as the pager does: nobody else uses the pool.
     fn fork(pool: &Pool) -> Lives {
-        let share = pool.fork_prepare().unwrap();
+        let share = pool.forks().prepare().unwrap();
         // SAFETY: the child makes system calls only, and leaves by _exit.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
@@ -83,7 +83,7 @@ impl Lives {
                 libc::_exit(0)
             }
         }
-        pool.fork_parent(share, true);
+        pool.forks().parent(share, true);
         Lives(pid)
     }
 
@@ -106,10 +106,10 @@ fn what_two_processes_share_is_neithers_while_both_live() {
     let own = alloc(&pool, 1)[0];
     assert!(pool.is_own(own) && own.slab_index() != slots[0].slab_index());
     assert_eq!(read(&pool, &mut lane, slots[0]), Ok(7));
-    pool.end_shares();
+    pool.forks().end_shares();
     assert!(!pool.is_own(slots[0]), "the child lives");
     child.ends();
-    pool.end_shares();
+    pool.forks().end_shares();
     assert!(pool.is_own(slots[0]) && networks[0].lent() == 2 * SLAB_BYTES);
     assert_eq!(read(&pool, &mut lane, slots[0]), Ok(7));
 }
@@ -124,13 +124,13 @@ fn a_shared_slab_that_holds_nothing_is_left_when_one_more_is_needed() {
     for _ in 0..5 {
         children.push(Lives::fork(&pool));
         let fresh = alloc(&pool, 10);
-        pool.free(&slots);
+        pool.slots().free(&slots);
         slots = fresh;
     }
     // The last two: one that a child still shares, and one of its own. Those before were left.
-    assert_eq!(pool.capacity(), 2 * SLAB_BYTES);
+    assert_eq!(pool.slots().capacity(), 2 * SLAB_BYTES);
     children.into_iter().for_each(Lives::ends);
-    pool.end_shares();
+    pool.forks().end_shares();
     // Their descriptors ended with them; by now the node, too, has seen them go.
     networks[0].pass(5_000_000_000);
     alloc(&pool, SLAB);
@@ -142,11 +142,11 @@ fn a_shared_slab_that_holds_nothing_is_left_when_one_more_is_needed() {
 fn a_failed_fork_shares_nothing() {
     let (networks, pool) = pool(&[2, 2]);
     let slots = alloc(&pool, 10);
-    let share = pool.fork_prepare().unwrap();
-    pool.fork_parent(share, false);
+    let share = pool.forks().prepare().unwrap();
+    pool.forks().parent(share, false);
     assert!(pool.is_own(slots[0]));
-    pool.free(&slots);
-    pool.shrink(0);
+    pool.slots().free(&slots);
+    pool.slots().shrink(0);
     networks.iter().for_each(|network| network.pass(5_000_000_000));
     assert_eq!(networks.iter().map(|network| network.lent()).sum::<u64>(), 0, "the ticket was given back");
 }
@@ -222,17 +222,17 @@ fn get(pool: &Pool, slot: FarSlot) -> u64 {
 fn what_is_mapped_of_a_node_that_has_ended_stays() {
     let mut nodes = [Elsewhere::start("ends"), Elsewhere::start("stays")];
     let pool = Pool::new(nodes.iter().map(Elsewhere::session).collect()).unwrap();
-    pool.ensure(4 * SLAB_BYTES).unwrap();
+    pool.slots().ensure(4 * SLAB_BYTES).unwrap();
     let slots = alloc(&pool, 4 * SLAB);
     let some: Vec<FarSlot> = slots.iter().copied().step_by(997).collect();
     some.iter().enumerate().for_each(|(nth, &slot)| put(&pool, slot, nth as u64 + 1));
     let there = some.iter().filter(|slot| pool.homes(slot.slab_index())[0].unwrap().0 == 0).count();
     assert!(there > 0 && there < some.len());
     nodes[0].kill();
-    assert_eq!(pool.tend(), Ok(()));
-    let losses = pool.losses();
+    assert_eq!(pool.losses().tend(), Ok(()));
+    let losses = pool.losses().take();
     assert!(losses.len() == 1 && losses[0].kept && losses[0].slabs > 0, "{losses:?}");
-    assert_eq!([0, 1].map(|node| pool.standing(node)), [Some(Standing::Orphaned), Some(Standing::In)]);
+    assert_eq!([0, 1].map(|node| pool.nodes().standing(node)), [Some(Standing::Orphaned), Some(Standing::In)]);
     for (nth, &slot) in some.iter().enumerate() {
         assert_eq!(get(&pool, slot), nth as u64 + 1);
         put(&pool, slot, nth as u64 + 100);
@@ -244,21 +244,21 @@ fn what_is_mapped_of_a_node_that_has_ended_stays() {
     let child = Lives::fork(&pool);
     assert!(some.iter().all(|&slot| !pool.is_own(slot)));
     child.ends();
-    pool.end_shares();
+    pool.forks().end_shares();
     assert!(some.iter().all(|&slot| pool.is_own(slot)));
     // What is freed is free again, and more comes from the other node.
-    pool.free(&slots);
-    (0..3).for_each(|_| pool.give_back_idle());
+    pool.slots().free(&slots);
+    (0..3).for_each(|_| pool.slots().give_back_idle());
     let slots = alloc(&pool, 5 * SLAB);
     assert_eq!(slots.iter().filter(|slot| slot.slab_index() > 3).count(), SLAB);
-    pool.free(&slots);
-    pool.shrink(0);
-    assert_eq!((pool.capacity(), pool.tend()), (0, Ok(())));
+    pool.slots().free(&slots);
+    pool.slots().shrink(0);
+    assert_eq!((pool.slots().capacity(), pool.losses().tend()), (0, Ok(())));
     // The last one ends with what it has, which is nothing: then there is no more.
     nodes[1].kill();
-    assert_eq!(pool.tend(), Ok(()));
-    assert!(!pool.losses()[0].kept || pool.capacity() == 0);
-    let none = pool.alloc(1, &mut Vec::new()).unwrap_err();
+    assert_eq!(pool.losses().tend(), Ok(()));
+    assert!(!pool.losses().take()[0].kept || pool.slots().capacity() == 0);
+    let none = pool.slots().alloc(1, &mut Vec::new()).unwrap_err();
     assert!(matches!(&none, NoRoom::Exhausted(why) if why.contains("is lost")), "{none}");
 }
 
@@ -271,7 +271,7 @@ fn a_node_that_lives_and_lets_go_of_a_member_keeps_nothing_for_it() {
     let slot = alloc(&pool, 1)[0];
     put(&pool, slot, 3);
     drop(node);
-    assert_eq!(pool.tend(), Ok(()));
+    assert_eq!(pool.losses().tend(), Ok(()));
     assert_eq!(get(&pool, slot), 3, "ended");
     drop(session);
     // A node in this very process, which lives on.
@@ -284,7 +284,7 @@ fn a_node_that_lives_and_lets_go_of_a_member_keeps_nothing_for_it() {
     // Children that other tests have forked hold its sockets for a while.
     let seen = (0..1000).find(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
-        pool.tend().is_err()
+        pool.losses().tend().is_err()
     });
-    assert!(seen.is_some() && !pool.losses()[0].kept);
+    assert!(seen.is_some() && !pool.losses().take()[0].kept);
 }

@@ -144,11 +144,11 @@ impl Host {
     /// New pages, written for the first time. `stride` slots are taken for each, so that several slabs are used.
     pub fn grow(&mut self, pages: usize, stride: usize, judge: &mut Judge) -> Verdict {
         let mut slots = Vec::new();
-        if self.pool.alloc(pages * stride, &mut slots).is_err() {
+        if self.pool.slots().alloc(pages * stride, &mut slots).is_err() {
             return Ok(());
         }
         let (used, spare): (Vec<_>, Vec<_>) = slots.into_iter().enumerate().partition(|(at, _)| at % stride == 0);
-        self.pool.free(&spare.into_iter().map(|(_, slot)| slot).collect::<Vec<_>>());
+        self.pool.slots().free(&spare.into_iter().map(|(_, slot)| slot).collect::<Vec<_>>());
         for (_, slot) in used {
             let found = self.value_at(slot)?;
             judge.fresh(self.number, self.family, found)?;
@@ -169,7 +169,7 @@ impl Host {
             let shares = self.mistake == Some(Mistake::OverwroteShared) && self.pool.shares();
             if !self.pool.is_own(page.slot) && !shares {
                 let mut other = Vec::new();
-                if self.pool.alloc(1, &mut other).is_err() {
+                if self.pool.slots().alloc(1, &mut other).is_err() {
                     continue;
                 }
                 left.push(std::mem::replace(&mut page.slot, other[0]));
@@ -195,7 +195,7 @@ impl Host {
             _ => {}
         }
         self.all_done(false)?;
-        self.pool.free(&left);
+        self.pool.slots().free(&left);
         Ok(())
     }
 
@@ -247,14 +247,14 @@ impl Host {
         for _ in 0..most.min(self.pages.len()) {
             let page = self.pages.swap_remove(random.index(self.pages.len()));
             judge.dropped(self.number, page.number);
-            self.pool.free(&[page.slot]);
+            self.pool.slots().free(&[page.slot]);
         }
         if self.mistake == Some(Mistake::FreedTwice)
             && let Some(page) = self.pages.first()
         {
-            self.pool.free(&[page.slot]);
+            self.pool.slots().free(&[page.slot]);
         }
-        self.pool.shrink(0);
+        self.pool.slots().shrink(0);
     }
 
     /// A step of repair; whether there was one to take.
@@ -263,23 +263,25 @@ impl Host {
             self.fill_some();
             return true;
         }
-        let Some(lacks) = self.pool.may_lack().then(|| self.pool.lacks()).flatten() else { return false };
+        let Some(lacks) = self.pool.repair().may_lack().then(|| self.pool.repair().lacks()).flatten() else {
+            return false;
+        };
         match lacks {
             Lacks::Bytes(index, nth) => self.filling = Some((index, nth, 0)),
             Lacks::Home(index) => {
-                if self.pool.add_home(index).is_err() {
+                if self.pool.moves().add_home(index).is_err() {
                     return false;
                 }
             }
             Lacks::Domain(index) => {
-                let Ok(place) = self.pool.place_apart(index) else { return false };
-                self.pool.move_home(&mut self.writes, index, place);
+                let Ok(place) = self.pool.moves().place_apart(index) else { return false };
+                self.pool.moves().move_home(&mut self.writes, index, place);
             }
             Lacks::Way(index, _) if self.mistake == Some(Mistake::ReleasedUnderRead) => {
                 self.release_under_read(lacks, index);
             }
             Lacks::Way(index, home) => {
-                self.pool.drop_home(&mut self.writes, index, home);
+                self.pool.moves().drop_home(&mut self.writes, index, home);
             }
         }
         self.leave();
@@ -295,7 +297,7 @@ impl Host {
             unsafe { self.reads.read(self.pool, 1, slot, 0, into, PAGE_BYTES as u32) };
         }
         if let Lacks::Way(index, home) = lacks {
-            self.pool.drop_home(&mut self.writes, index, home);
+            self.pool.moves().drop_home(&mut self.writes, index, home);
         }
         self.leave();
         let _ = self.all_done(true);
@@ -303,8 +305,8 @@ impl Host {
 
     /// No operation is under way: the program's only thread has left.
     fn leave(&self) {
-        if let Some(number) = self.pool.dropped() {
-            self.pool.all_have_left(number);
+        if let Some(number) = self.pool.moves().dropped() {
+            self.pool.moves().all_have_left(number);
         }
     }
 
@@ -316,7 +318,7 @@ impl Host {
         // SAFETY: the buffers outlive the lane; nothing is under way on it.
         let next = unsafe { self.writes.fill(self.pool, index, nth, from, self.copied.as_mut_ptr(), CHUNK) };
         if next.is_none() {
-            self.pool.end_filling(index, nth);
+            self.pool.moves().end_filling(index, nth);
         }
         self.filling = next.map(|next| (index, nth, next));
     }
@@ -350,8 +352,15 @@ impl Host {
         for slab in self.slabs() {
             let homes = |index: u32| self.pool.homes(index).into_iter().flatten();
             let whole = |(_, state): &(usize, State)| *state == State::Whole;
-            let of: Vec<Option<usize>> =
-                self.pool.beside(slab).into_iter().flat_map(homes).filter(whole).map(|(at, _)| self.node(at)).collect();
+            let of: Vec<Option<usize>> = self
+                .pool
+                .repair()
+                .beside(slab)
+                .into_iter()
+                .flat_map(homes)
+                .filter(whole)
+                .map(|(at, _)| self.node(at))
+                .collect();
             let (needs, domains) = match self.protect {
                 Protect::Ec { data, parity } => (data as usize + parity as usize, 1),
                 Protect::Mirror => (2, 2),
@@ -376,11 +385,11 @@ impl Host {
 
     /// Housekeeping.
     pub fn keep_house(&mut self) -> Verdict {
-        self.pool.tend().map_err(|lost| Broken(format!("host {}: {lost}", self.number)))?;
-        self.pool.end_shares();
+        self.pool.losses().tend().map_err(|lost| Broken(format!("host {}: {lost}", self.number)))?;
+        self.pool.forks().end_shares();
         self.leave();
-        self.pool.shrink(0);
-        self.pool.losses();
+        self.pool.slots().shrink(0);
+        self.pool.losses().take();
         let refused: u64 = self.met().iter().map(|met| met.refused).sum();
         holds(refused == 0, || format!("host {} asks a node for what it has given back", self.number))
     }
@@ -388,7 +397,7 @@ impl Host {
     /// Joins a node, unless it has.
     pub fn join(&mut self, node: usize, life: u64, network: &Arc<Network>, domain: &str) {
         let has = |(at, of, number): &(usize, u64, usize)| {
-            *at == node && *of == life && self.pool.standing(*number) == Some(Standing::In)
+            *at == node && *of == life && self.pool.nodes().standing(*number) == Some(Standing::In)
         };
         if self.joined.iter().any(has) {
             return;
@@ -421,7 +430,7 @@ impl Host {
         };
         let needs = if let Protect::Ec { data, .. } = self.protect { data as usize } else { 1 };
         let whole = |slab: &u32| {
-            let homes = self.pool.beside(*slab).into_iter().flat_map(|index| self.pool.homes(index));
+            let homes = self.pool.repair().beside(*slab).into_iter().flat_map(|index| self.pool.homes(index));
             homes.flatten().filter(|(at, state)| *state == State::Whole && is_other(*at)).count() >= needs
         };
         self.slabs().iter().all(whole)
@@ -437,13 +446,13 @@ impl Host {
     /// Whether it has noticed that a life of a node is over.
     pub fn knows_over(&self, node: usize, life: u64) -> bool {
         let mut of = self.joined.iter().filter(|(at, of, _)| *at == node && *of == life);
-        of.all(|(.., number)| matches!(self.pool.standing(*number), Some(Standing::Lost | Standing::Left)))
+        of.all(|(.., number)| matches!(self.pool.nodes().standing(*number), Some(Standing::Lost | Standing::Left)))
     }
 
     /// Slabs with live pages that it has at a node: nodes of both homes, by their numbers in the rack.
     pub fn homes(&self) -> Vec<[Option<usize>; 2]> {
         let of = |slab: u32| self.pool.homes(slab).map(|home| home.and_then(|(number, _)| self.node(number)));
-        let mut all: Vec<u32> = self.slabs().into_iter().flat_map(|slab| self.pool.beside(slab)).collect();
+        let mut all: Vec<u32> = self.slabs().into_iter().flat_map(|slab| self.pool.repair().beside(slab)).collect();
         all.sort_unstable();
         all.dedup();
         all.into_iter().map(of).collect()
@@ -465,7 +474,7 @@ impl Host {
     /// Whether a node grants slabs to it, as far as it knows.
     pub fn is_in(&self, node: usize, life: u64) -> bool {
         let of = self.joined.iter().find(|(at, of, _)| *at == node && *of == life);
-        of.is_some_and(|(.., number)| self.pool.standing(*number) == Some(Standing::In))
+        of.is_some_and(|(.., number)| self.pool.nodes().standing(*number) == Some(Standing::In))
     }
 }
 

@@ -137,10 +137,10 @@ impl House {
         self.tick.get().iter().for_each(|tick| tick(self));
         self.free_dropped();
         let _inside = self.base.threads.enter();
-        or_end(self.base.pool.tend());
-        let near = self.base.pool.all_near();
+        or_end(self.base.pool.losses().tend());
+        let near = self.base.pool.nodes().all_near();
         self.base.tell_losses();
-        self.base.pool.give_back_idle();
+        self.base.pool.slots().give_back_idle();
         self.local.take_stock();
         near
     }
@@ -150,9 +150,9 @@ impl House {
         let _inside = self.base.threads.enter();
         self.also.get().iter().for_each(|also| also());
         farmem_sys::descriptors::spare::keep();
-        self.base.pool.end_shares();
+        self.base.pool.forks().end_shares();
         let committed = self.base.maps.lock().committed;
-        self.base.pool.shrink(self.space.far_needed(committed));
+        self.base.pool.slots().shrink(self.space.far_needed(committed));
         self.local.publish_levels();
     }
 }

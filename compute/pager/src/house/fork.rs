@@ -39,7 +39,7 @@ impl House {
         let inside = self.base.threads.enter();
         self.base.threads.close(&inside);
         self.out.drain_writes(&mut self.out.evictor.lock());
-        let share = or_end(self.base.pool.fork_prepare());
+        let share = or_end(self.base.pool.forks().prepare());
         self.out.has_forked.store(true, Ordering::Relaxed);
         self.inheritable(true);
         Fork { inside, share, _signals: signals }
@@ -48,7 +48,7 @@ impl House {
     /// In the parent; `forked` false when the fork failed.
     pub fn fork_parent(&self, fork: Fork<'_>, forked: bool) {
         self.inheritable(false);
-        self.base.pool.fork_parent(fork.share, forked);
+        self.base.pool.forks().parent(fork.share, forked);
         farmem_sys::descriptors::spare::keep();
         self.base.threads.open();
         drop(fork.inside);
@@ -79,7 +79,7 @@ impl House {
         if let Some(recorder) = &self.base.recorder {
             recorder.start_in_child();
         }
-        or_end(self.base.pool.fork_child(fork.share));
+        or_end(self.base.pool.forks().child(fork.share));
         self.space.forget_on_fork();
         farmem_sys::descriptors::spare::keep();
         self.base.threads.open();

@@ -65,22 +65,26 @@ impl House {
         let _inside = self.base.threads.enter();
         // An eviction counts the pages that need another slot, and takes these later.
         let _evictor = self.out.evictor.lock();
-        self.base.pool.node_at(address).is_some_and(|node| self.base.pool.take_out(node))
+        self.base.pool.nodes().node_at(address).is_some_and(|node| self.base.pool.take_out(node))
     }
 
     /// The addresses of the nodes that are in, as they were given.
     pub fn nodes_in(&self) -> Vec<String> {
-        self.base.pool.addresses()
+        self.base.pool.nodes().addresses()
     }
 
     /// Whether a node at this address was lost, and is not back.
     pub fn has_lost(&self, address: &str) -> bool {
-        self.base.pool.has_lost(address)
+        self.base.pool.nodes().has_lost(address)
     }
 
     /// Whether a node at this address is in.
     pub fn has_node(&self, address: &str) -> bool {
-        self.base.pool.node_at(address).is_some_and(|node| self.base.pool.standing(node) == Some(Standing::In))
+        self.base
+            .pool
+            .nodes()
+            .node_at(address)
+            .is_some_and(|node| self.base.pool.nodes().standing(node) == Some(Standing::In))
     }
 
     /// Sets memory apart for the staging ring and opens it. The limit holds at every instant: it
@@ -116,14 +120,14 @@ impl House {
     /// was posted is done; whether nothing is left to be freed. By the background thread, which is
     /// not in it.
     pub(crate) fn free_dropped(&self) -> bool {
-        let Some(dropped) = self.base.pool.dropped() else { return true };
+        let Some(dropped) = self.base.pool.moves().dropped() else { return true };
         if !self.base.threads.all_leave_once(1_000_000) {
             return false;
         }
         let _inside = self.base.threads.enter();
         let mut evictor = self.out.evictor.lock();
         self.out.drain_writes(&mut evictor);
-        self.base.pool.all_have_left(dropped);
+        self.base.pool.moves().all_have_left(dropped);
         true
     }
 }

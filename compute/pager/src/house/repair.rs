@@ -113,7 +113,7 @@ impl House {
         if let Some(filling) = repair.filling {
             return self.free_dropped() && self.fill_some(repair, filling);
         }
-        match self.base.pool.may_lack().then(|| self.base.pool.lacks()).flatten() {
+        match self.base.pool.repair().may_lack().then(|| self.base.pool.repair().lacks()).flatten() {
             None => {
                 self.tell_repaired(repair);
                 repair.throttle.rests(&self.base.counters.latency, now_ns());
@@ -127,7 +127,7 @@ impl House {
             Some(Lacks::Home(index)) => {
                 let added = {
                     let _inside = self.base.threads.enter();
-                    self.base.pool.add_home(index)
+                    self.base.pool.moves().add_home(index)
                 };
                 if let Err(why) = &added {
                     repair.look_ns = now_ns() + REFUSED_NS;
@@ -148,7 +148,7 @@ impl House {
                 let mut evictor = self.out.evictor.lock();
                 self.nothing_under_way(&mut evictor);
                 let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
-                let dropped = self.base.pool.drop_home(&mut thread.lane, index, home);
+                let dropped = self.base.pool.moves().drop_home(&mut thread.lane, index, home);
                 drop(evictor);
                 drop(inside);
                 dropped && self.free_dropped()
@@ -161,7 +161,7 @@ impl House {
         let pool = &self.base.pool;
         let place = {
             let _inside = self.base.threads.enter();
-            pool.place_apart(index)
+            pool.moves().place_apart(index)
         };
         // The refusal needs no line of its own: one says already that copies lie together.
         let Ok(place) = place else {
@@ -175,7 +175,7 @@ impl House {
         let mut evictor = self.out.evictor.lock();
         self.nothing_under_way(&mut evictor);
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
-        let moved = pool.move_home(&mut thread.lane, index, place);
+        let moved = pool.moves().move_home(&mut thread.lane, index, place);
         repair.filling = moved.then_some((index, 1, 0));
         moved
     }
@@ -195,7 +195,7 @@ impl House {
             repair.pages += u64::from(CHUNK);
             self.base.count(&self.base.counters.repaired_bytes, u64::from(CHUNK) * PAGE_BYTES as u64);
         } else {
-            self.base.pool.end_filling(index, nth);
+            self.base.pool.moves().end_filling(index, nth);
         }
         repair.filling = next.map(|next| (index, nth, next));
         true
@@ -217,10 +217,11 @@ impl House {
 
     /// Says when copies begin to lie in one failure domain, and when none does any more.
     fn tell_together(&self, repair: &mut Repair) {
-        let together = if self.base.pool.protection() == Protect::None { 0 } else { self.base.pool.together_bytes() };
+        let together =
+            if self.base.pool.protection() == Protect::None { 0 } else { self.base.pool.repair().together_bytes() };
         match (repair.together, together) {
             (false, 1..) => {
-                let domain = self.base.pool.crowded_domain().unwrap_or_default();
+                let domain = self.base.pool.repair().crowded_domain().unwrap_or_default();
                 say(&format!(
                     "both copies of {} are in failure domain {domain}: no node of another has room; they move when one has",
                     bytes(together)

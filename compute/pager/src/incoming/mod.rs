@@ -255,7 +255,7 @@ impl Incoming {
             return Served::Unmapped;
         }
         if let Some(slot) = self.out.staging.release(index, taken.written) {
-            self.base.pool.free(&[slot]);
+            self.base.pool.slots().free(&[slot]);
         }
         let slot = if taken.written { seen.slot() } else { None };
         busy.settle(arrived_as(seen, comes).with_slot(slot).with_field(0));

@@ -64,7 +64,7 @@ impl Incoming {
     /// copy. Ends the process if there is none, or none that opens.
     #[cold]
     fn open_other(&self, thread: &mut Thread, (slot, tag, at): (FarSlot, u64, usize), mut altered: Altered) {
-        while self.base.pool.distrust(thread.senders.get(tag as usize).copied().flatten(), &altered) {
+        while self.base.pool.seals().distrust(thread.senders.get(tag as usize).copied().flatten(), &altered) {
             self.post_read(thread, slot, tag, at);
             thread.lane.doorbell(&self.base.pool);
             self.await_read(thread, |done| done == tag);

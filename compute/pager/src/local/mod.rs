@@ -136,11 +136,11 @@ impl Local {
         let counters = &self.base.counters;
         let local = self.resident.load(Ordering::Relaxed) * PAGE_BYTES as u64;
         counters.local_bytes.store(local, Ordering::Relaxed);
-        let far = self.base.pool.used();
+        let far = self.base.pool.slots().used();
         counters.far_bytes.store(far, Ordering::Relaxed);
         counters.far_peak.fetch_max(far, Ordering::Relaxed);
-        counters.single_bytes.store(self.base.pool.single_bytes(), Ordering::Relaxed);
-        counters.together_bytes.store(self.base.pool.together_bytes(), Ordering::Relaxed);
+        counters.single_bytes.store(self.base.pool.repair().single_bytes(), Ordering::Relaxed);
+        counters.together_bytes.store(self.base.pool.repair().together_bytes(), Ordering::Relaxed);
         self.publish_runtime();
     }
 }

@@ -92,7 +92,7 @@ impl Out {
         self.changes.tracker.release(kept.map(Leaving::page));
         evictor.freed.append(&mut evictor.slots);
         if !evictor.freed.is_empty() {
-            self.base.pool.free(&evictor.freed);
+            self.base.pool.slots().free(&evictor.freed);
             evictor.freed.clear();
         }
         evictor.leaving = leaving;
@@ -106,7 +106,7 @@ impl Out {
         let fresh = leaving.filter(|l| l.from.dirty() && !has_own(l)).count();
         evictor.slots.clear();
         if fresh > 0
-            && let Err(e) = self.base.pool.alloc(fresh, &mut evictor.slots)
+            && let Err(e) = self.base.pool.slots().alloc(fresh, &mut evictor.slots)
         {
             self.no_room(&e);
         }
@@ -268,7 +268,7 @@ impl Out {
             NoRoom::Exhausted(why) => {
                 self.base.tell_losses();
                 // Not memory is lacking, but nodes.
-                if let Some(lost) = self.base.pool.without_nodes() {
+                if let Some(lost) = self.base.pool.nodes().without() {
                     or_end::<()>(Err(lost));
                 }
                 die(

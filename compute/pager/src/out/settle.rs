@@ -65,7 +65,7 @@ impl Out {
         if !still && held < read {
             self.protect(&evictor.leaving);
         }
-        self.changes.rewrites.leave(settled, self.base.pool.all_mapped());
+        self.changes.rewrites.leave(settled, self.base.pool.nodes().all_mapped());
         held > 0
     }
 

@@ -106,7 +106,7 @@ impl Out {
             });
         }
         if !freed.is_empty() {
-            self.base.pool.free(&freed);
+            self.base.pool.slots().free(&freed);
         }
         if !refused.is_empty() {
             self.send_whole(evictor, &refused);

@@ -280,7 +280,7 @@ impl Space {
 
     /// Memory that the program has committed must fit in local memory, or else in far memory.
     pub(crate) fn commit(&self, total: u64) -> Result<(), NoRoom> {
-        match self.base.pool.ensure(self.far_needed(total)) {
+        match self.base.pool.slots().ensure(self.far_needed(total)) {
             Err(NoRoom::Lost(lost)) => or_end(Err(lost)),
             other => other,
         }

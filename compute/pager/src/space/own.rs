@@ -132,7 +132,7 @@ impl Space {
         }
         self.local.unreserve(resident.len() as u64);
         if !slots.is_empty() {
-            self.base.pool.free(&slots);
+            self.base.pool.slots().free(&slots);
         }
         self.base.record_gone(&claimed);
         claimed

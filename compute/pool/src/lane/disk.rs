@@ -39,9 +39,11 @@ impl Lane {
         (slot, from): (FarSlot, u32),
         (bytes, len): (*const u8, u32),
     ) {
-        let Some(disk) = pool.disk_in() else { return pool.forsake(slot.slab_index(), DISK as usize) };
+        let Some(disk) = pool.tables.protection.disk_in() else {
+            return pool.tables.forsake(slot.slab_index(), DISK as usize);
+        };
         disk.post((self.disk.lane, number), home.slab, slot, from, bytes, len);
-        let operation = &mut self.operations[number as usize];
+        let operation = &mut self.operations[number];
         operation.at[nth] = Some(DISK);
         operation.on_disk += 1;
         self.disk.under_way += 1;
@@ -59,14 +61,14 @@ impl Lane {
         (nth, home): (usize, Home),
         into: *mut u8,
     ) -> bool {
-        let operation = &mut self.operations[number as usize];
-        let Some(disk) = pool.disk() else { return false };
+        let operation = &mut self.operations[number];
+        let Some(disk) = pool.tables.protection.disk() else { return false };
         // SAFETY: the caller's promise.
         match unsafe { disk.read(home.slab, operation.slot, operation.from, into, operation.len) } {
             Ok(()) => (operation.done, operation.by) = (operation.done + 1, Some(DISK)),
             Err(e) => {
                 operation.refused[nth] = true;
-                pool.disk_failed(e);
+                pool.losses().disk_failed(e);
                 operation.reason = Some(disk.lost());
                 return false;
             }
@@ -76,7 +78,7 @@ impl Lane {
 
     /// Takes in what the disk has done, and lets go of what it has not taken for too long.
     pub(super) fn take_written(&mut self, pool: &Pool) {
-        let Some(disk) = pool.disk().filter(|_| self.disk.under_way > 0) else { return };
+        let Some(disk) = pool.tables.protection.disk().filter(|_| self.disk.under_way > 0) else { return };
         disk.help();
         let mut written = std::mem::take(&mut self.disk.written);
         disk.take_written(self.disk.lane, &mut written);
@@ -84,10 +86,10 @@ impl Lane {
             if let Err(e) = result {
                 let index = job.slot.slab_index();
                 let is_full = matches!(e, Errno(libc::ENOSPC | libc::EDQUOT | libc::EFBIG));
-                if !(is_full && pool.leave_disk(index)) {
-                    pool.disk_failed(e);
+                if !(is_full && pool.losses().leave_disk(index)) {
+                    pool.losses().disk_failed(e);
                 }
-                self.operations[job.number as usize].disk_failed = true;
+                self.operations[job.number].disk_failed = true;
             }
             self.left_disk(pool, job.number);
         }
@@ -100,14 +102,15 @@ impl Lane {
         let mut forgotten = std::mem::take(&mut self.disk.forgotten);
         let operations = &self.operations;
         let may = |job: &Job| {
-            let operation = &operations[job.number as usize];
-            (operation.done > 0 || operation.fills) && pool.has_node(pool.extents.word(job.slot.slab_index()))
+            let operation = &operations[job.number];
+            (operation.done > 0 || operation.fills)
+                && pool.tables.has_node(pool.tables.extents.word(job.slot.slab_index()))
         };
         disk.forget(self.disk.lane, now_ns().saturating_sub(SLOW_NS), may, &mut forgotten);
         for job in forgotten.drain(..) {
             // Where its node is lost just now the page is lost, and a READ says so.
-            pool.disk_misses(job.slot);
-            self.operations[job.number as usize].disk_failed = true;
+            pool.tables.disk_misses(job.slot);
+            self.operations[job.number].disk_failed = true;
             self.left_disk(pool, job.number);
         }
         self.disk.forgotten = forgotten;
@@ -116,7 +119,7 @@ impl Lane {
     /// A page of an operation's is not on its way to the disk any more.
     fn left_disk(&mut self, pool: &Pool, number: u32) {
         self.disk.under_way -= 1;
-        let operation = &mut self.operations[number as usize];
+        let operation = &mut self.operations[number];
         operation.on_disk -= 1;
         if operation.on_disk > 0 {
             return;
@@ -131,18 +134,18 @@ impl Lane {
     /// [`Lane::wait`] while pages are on their way to the disk.
     pub(super) fn wait_with_disk(&mut self, pool: &Pool, done: &mut Vec<Done>, limit: Duration) -> usize {
         let (before, begun) = (done.len(), now_ns());
-        let Some(disk) = pool.disk() else { return 0 };
-        while done.len() == before && self.under_way > 0 {
-            let at_nodes = self.links.iter().flatten().any(|link| link.in_flight() > 0);
+        let Some(disk) = pool.tables.protection.disk() else { return 0 };
+        while done.len() == before && self.operations.under_way > 0 {
+            let at_nodes = self.links.any_under_way();
             if at_nodes {
                 disk.write_if_alone();
-                let waited = self.waiter.wait(&mut self.links, LOOK.min(limit));
+                let waited = self.links.wait(LOOK.min(limit));
                 self.take_in(pool, waited, done);
             } else {
                 disk.wait(LOOK.as_nanos() as u64);
             }
             self.take_written(pool);
-            done.append(&mut self.ready);
+            done.append(&mut self.operations.ready);
             if now_ns() - begun > limit.as_nanos() as u64 {
                 break;
             }

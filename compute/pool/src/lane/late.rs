@@ -15,7 +15,8 @@
 //! *Writes* are never turned away: whether a home has one must be known. A node that answers none
 //! is given up by its session.
 
-use super::{Lane, Verb};
+use super::Lane;
+use super::operations::Verb;
 use crate::{Pool, Slip};
 use std::time::Duration;
 
@@ -31,22 +32,17 @@ pub(super) struct Late {
     pub within: Duration,
 }
 
+impl Late {
+    pub fn of((ns, node, begun): (u64, u32, u64)) -> Late {
+        Late { node, begun, within: Duration::from_nanos(ns.max(LEAST_WAIT_NS)) }
+    }
+}
+
 impl Lane {
     /// The READ that will be late first, of those that could go elsewhere.
     #[inline]
     pub(super) fn late(&self, pool: &Pool) -> Option<Late> {
-        if self.has_choice { self.first_late(pool) } else { None }
-    }
-
-    #[cold]
-    fn first_late(&self, pool: &Pool) -> Option<Late> {
-        let now = pool.moment();
-        let reads = self.operations.iter().filter(|operation| operation.begun != 0);
-        let under_way = reads.filter_map(|read| Some((read.at.iter().flatten().next().copied()?, read.begun)));
-        let late =
-            under_way.filter_map(|(node, begun)| Some((self.paces.late_in(now, node as usize, begun)?, node, begun)));
-        let (ns, node, begun) = late.min()?;
-        Some(Late { node, begun, within: Duration::from_nanos(ns.max(LEAST_WAIT_NS)) })
+        self.has_choice.then(|| self.operations.first_late(&self.paces, pool.tables.nodes.moment()))?
     }
 
     /// Sends the READs under way at a node elsewhere, if one is late and all can go. Whether it
@@ -54,18 +50,18 @@ impl Lane {
     #[cold]
     pub(super) fn turn_away(&mut self, pool: &Pool, late: Late) -> bool {
         let here = |at: &[Option<u32>]| at.contains(&Some(late.node));
-        let can_go = self.operations.iter().filter(|one| here(&one.at)).all(|one| one.begun != 0);
-        let now = pool.moment();
+        let can_go = self.operations.all_can_go(here);
+        let now = pool.tables.nodes.moment();
         if self.paces.late_in(now, late.node as usize, late.begun) != Some(0) || !can_go {
             return false;
         }
         self.met.turned += 1;
         self.paces.turn(now, late.node as usize, late.begun);
-        if !pool.slips(Slip::KeptLateLink) {
-            self.links[late.node as usize] = None;
+        if !pool.tables.slips.has(Slip::KeptLateLink) {
+            self.links.drop_link(late.node as usize);
         }
-        for number in 0..self.operations.len() as u32 {
-            let operation = &mut self.operations[number as usize];
+        for number in self.operations.numbers() {
+            let operation = &mut self.operations[number];
             if here(&operation.at) && matches!(operation.verb, Verb::Read { .. }) {
                 operation.at = Default::default();
                 self.send_read(pool, number);

@@ -26,6 +26,8 @@
 
 mod disk;
 mod late;
+mod links;
+mod operations;
 mod striped;
 mod writes;
 
@@ -34,9 +36,11 @@ use crate::paces::Paces;
 use crate::protect::disk::DISK;
 use crate::{Disk, Pool};
 use disk::OnDisk;
-use farmem_fabric::{Lost, QueuePair, Waiter};
-use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
+use farmem_fabric::Lost;
+use farmem_protocol::addr::FarSlot;
 use farmem_sys::memory::copy_bytes;
+use links::{Links, Looked};
+use operations::{Operation, Operations, Verb};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use striped::{Striped, Whose};
@@ -53,53 +57,10 @@ pub struct Done {
     pub from: Option<u32>,
 }
 
-#[derive(Clone, Copy)]
-enum Verb {
-    Read { into: *mut u8 },
-    Write,
-    Lines,
-}
-
-/// An operation that has no [`Done`] yet.
-struct Operation {
-    tag: u64,
-    whose: Whose,
-    slot: FarSlot,
-    from: u32,
-    len: u32,
-    verb: Verb,
-    /// Per home: the node where its verb is under way.
-    at: [Option<u32>; HOMES],
-    /// Homes that have done it.
-    done: u32,
-    /// Pages of it on their way to the disk.
-    on_disk: u32,
-    /// It copies what another home has.
-    fills: bool,
-    /// Some page of it is not there.
-    disk_failed: bool,
-    value: u64,
-    /// Of a READ: homes that refused it.
-    refused: [bool; HOMES],
-    /// Of a READ of which the home was chosen: when it was posted, in ticks; else 0.
-    begun: u64,
-    reason: Option<Lost>,
-    /// Of a READ: the node whose bytes came.
-    by: Option<u32>,
-}
-
 /// One thread's way to far memory. See the module.
 pub struct Lane {
-    /// By node.
-    links: Vec<Option<QueuePair>>,
-    /// By node: why there is no queue pair, and will be none.
-    barred: Vec<Option<Lost>>,
-    operations: Vec<Operation>,
-    idle: Vec<u32>,
-    /// Done without a node, or found to be lost: to be told by the next look.
-    ready: Vec<Done>,
-    under_way: usize,
-    waiter: Waiter,
+    links: Links,
+    operations: Operations,
     paces: Paces,
     /// A READ under way, or one before, could have gone elsewhere.
     has_choice: bool,
@@ -133,13 +94,8 @@ impl Lane {
     #[allow(clippy::new_without_default)]
     pub fn new() -> Lane {
         Lane {
-            links: Vec::new(),
-            barred: Vec::new(),
-            operations: Vec::new(),
-            idle: Vec::new(),
-            ready: Vec::new(),
-            under_way: 0,
-            waiter: Waiter::new(),
+            links: Links::new(),
+            operations: Operations::default(),
             paces: Paces::default(),
             has_choice: false,
             disk: OnDisk { lane: LANES.fetch_add(1, Ordering::Relaxed), ..OnDisk::default() },
@@ -156,42 +112,36 @@ impl Lane {
     /// Operations without a [`Done`].
     #[inline]
     pub fn in_flight(&self) -> usize {
-        self.under_way + self.ready.len()
+        self.operations.under_way + self.operations.ready.len()
     }
 
     /// Whether the network has not taken all yet that was sent off: `poll` and `wait` go on.
     pub fn is_held_up(&self) -> bool {
-        self.links.iter().flatten().any(QueuePair::is_held_up)
+        self.links.is_held_up()
     }
 
     /// Bytes handed to the network since this was last asked.
     pub fn take_sent(&mut self) -> u64 {
-        self.links.iter_mut().flatten().map(QueuePair::take_sent).sum()
+        self.links.take_sent()
     }
 
     /// Whether a vfork child has made one of the queue pairs.
     pub fn has_away(&self) -> bool {
-        self.links.iter().flatten().any(QueuePair::is_away)
+        self.links.has_away()
     }
 
     /// Ends what a vfork child has made, on its way back to its own code. Nothing is under way
     /// there.
     pub fn leave_away(&mut self) {
-        for link in &mut self.links {
-            link.take_if(|link| link.is_away());
-        }
+        self.links.leave_away();
     }
 
     /// In a forked child: the queue pairs are the parent's. Nothing is under way.
     pub fn forget_in_child(&mut self) {
-        self.links.drain(..).flatten().for_each(QueuePair::forget_in_child);
-        self.barred.clear();
-        self.operations.clear();
-        self.idle.clear();
-        self.ready.clear();
-        self.under_way = 0;
+        self.links.forget_in_child();
+        self.operations = Operations::default();
         (self.disk.under_way, self.disk.posted) = (0, false);
-        self.forget_stripes();
+        self.striped = Striped::default();
     }
 
     /// Posts a READ of a part of a slot.
@@ -201,57 +151,24 @@ impl Lane {
     /// or the lane dropped.
     #[inline]
     pub unsafe fn read(&mut self, pool: &Pool, tag: u64, slot: FarSlot, from: u32, into: *mut u8, len: u32) {
-        let number = self.begin(tag, slot, from, len, Verb::Read { into });
+        let number = self.operations.begin(tag, slot, from, len, Verb::Read { into });
         self.send_read(pool, number);
-    }
-
-    fn begin(&mut self, tag: u64, slot: FarSlot, from: u32, len: u32, verb: Verb) -> u32 {
-        debug_assert!(from as usize + len as usize <= PAGE_BYTES);
-        self.under_way += 1;
-        let begun = Operation {
-            tag,
-            whose: Whose::Caller,
-            slot,
-            from,
-            len,
-            verb,
-            at: [None; HOMES],
-            done: 0,
-            on_disk: 0,
-            fills: false,
-            disk_failed: false,
-            value: 0,
-            refused: [false; HOMES],
-            begun: 0,
-            reason: None,
-            by: None,
-        };
-        match self.idle.pop() {
-            Some(number) => {
-                self.operations[number as usize] = begun;
-                number
-            }
-            None => {
-                self.operations.push(begun);
-                self.operations.len() as u32 - 1
-            }
-        }
     }
 
     /// Sends an operation's READ to a home that has the slot and did not refuse it.
     fn send_read(&mut self, pool: &Pool, number: u32) {
         loop {
-            let Operation { slot, from, len, verb, refused, .. } = self.operations[number as usize];
+            let Operation { slot, from, len, verb, refused, .. } = self.operations[number];
             let Verb::Read { into } = verb else { return };
-            let word = pool.extents.word(slot.slab_index());
-            let barred = |node: u32| self.barred.get(node as usize).is_some_and(Option::is_some);
-            let usable = |(nth, home): &(usize, Home)| !refused[*nth] && (home.base != 0 || !barred(home.node));
-            let reads = |nth: &usize| word.reads(*nth, || pool.extents.is_stale(word, *nth, slot.place()));
-            let homes = (0..HOMES).filter(reads).map(|nth| (nth, pool.extents.home(word, nth)));
+            let word = pool.tables.extents.word(slot.slab_index());
+            let barred = |home: &Home| home.base == 0 && self.links.is_barred(home.node);
+            let usable = |(nth, home): &(usize, Home)| !refused[*nth] && !barred(home);
+            let reads = |nth: &usize| word.reads(*nth, || pool.tables.extents.is_stale(word, *nth, slot.place()));
+            let homes = (0..HOMES).filter(reads).map(|nth| (nth, pool.tables.extents.home(word, nth)));
             let mut homes = homes.filter(usable);
             let (first, other) = (homes.next(), homes.next());
             let chosen = match (first, other) {
-                (Some(first), Some(other)) => Some(self.paces.quicker(pool.moment(), first, other)),
+                (Some(first), Some(other)) => Some(self.paces.quicker(pool.tables.nodes.moment(), first, other)),
                 _ => first,
             };
             let Some((nth, home)) = chosen else {
@@ -260,7 +177,8 @@ impl Lane {
                 }
                 return self.end_if_done(pool, number);
             };
-            self.operations[number as usize].begun = if other.is_some() { pool.moment().ticks } else { 0 };
+            let begun = if other.is_some() { pool.tables.nodes.moment().ticks } else { 0 };
+            self.operations[number].begun = begun;
             self.has_choice |= other.is_some();
             if home.node == DISK {
                 // SAFETY: the buffer is the operation's until it is done (contract of `read`).
@@ -272,46 +190,15 @@ impl Lane {
             if home.base != 0 {
                 // SAFETY: a slab of ours, mapped; the target is the verb's.
                 unsafe { copy_bytes(in_place(&home, slot, from), into, len as usize) };
-                self.operations[number as usize].done += 1;
+                self.operations[number].done += 1;
                 return self.end_if_done(pool, number);
             }
-            if let Some(link) = self.link(pool, home.node) {
+            if let Some(link) = self.links.to(pool.losses(), home.node) {
                 let key = number as u64 | (nth as u64) << HOME_BIT;
                 // SAFETY: the buffer is the operation's until it is done (contract of `read`).
                 unsafe { link.read(key, home.slab, slot.offset() + from as u64, into, len) };
-                self.operations[number as usize].at[nth] = Some(home.node);
+                self.operations[number].at[nth] = Some(home.node);
                 return;
-            }
-        }
-    }
-
-    /// The queue pair to a node, made if there is none. `None`: there can be none.
-    #[inline]
-    fn link(&mut self, pool: &Pool, node: u32) -> Option<&mut QueuePair> {
-        let node = node as usize;
-        if self.links.get(node).is_none_or(Option::is_none) {
-            self.make_link(pool, node)?;
-        }
-        self.links[node].as_mut()
-    }
-
-    #[cold]
-    fn make_link(&mut self, pool: &Pool, node: usize) -> Option<()> {
-        if self.links.len() <= node {
-            self.links.resize_with(node + 1, || None);
-            self.barred.resize_with(node + 1, || None);
-        }
-        if self.barred[node].is_some() {
-            return None;
-        }
-        match pool.queue_pair(node) {
-            Ok(link) => {
-                self.links[node] = Some(link);
-                Some(())
-            }
-            Err(lost) => {
-                self.abandon(pool, node, lost);
-                None
             }
         }
     }
@@ -320,17 +207,13 @@ impl Lane {
     #[inline]
     pub fn doorbell(&mut self, pool: &Pool) {
         if std::mem::take(&mut self.disk.posted) {
-            pool.disk().into_iter().for_each(Disk::wake);
+            pool.tables.protection.disk().into_iter().for_each(Disk::wake);
         }
         if self.striped.has_noted() {
             self.update_stripes(pool);
         }
         loop {
-            let rung = self.links.iter_mut().enumerate().try_for_each(|(node, link)| match link {
-                Some(link) if link.in_flight() > 0 => link.doorbell().map_err(|lost| (node, lost)),
-                _ => Ok(()),
-            });
-            match rung {
+            match self.links.ring() {
                 Ok(()) => return,
                 // READs that go elsewhere now are rung for, too.
                 Err((node, lost)) => self.fail(pool, node, lost),
@@ -342,13 +225,13 @@ impl Lane {
     pub fn poll(&mut self, pool: &Pool, done: &mut Vec<Done>) -> usize {
         let before = done.len();
         if self.disk.under_way > 0 {
-            pool.disk().into_iter().for_each(Disk::write_if_alone);
+            pool.tables.protection.disk().into_iter().for_each(Disk::write_if_alone);
             self.take_written(pool);
         }
         if self.striped.has_parked() {
             self.unpark(pool, false);
         }
-        let polled = self.waiter.poll(&mut self.links);
+        let polled = self.links.poll();
         self.take_in(pool, polled, done);
         done.len() - before
     }
@@ -357,18 +240,18 @@ impl Lane {
     /// is. How many.
     pub fn wait(&mut self, pool: &Pool, done: &mut Vec<Done>, limit: Duration) -> usize {
         let before = done.len();
-        done.append(&mut self.ready);
+        done.append(&mut self.operations.ready);
         if self.disk.under_way > 0 {
             return self.wait_with_disk(pool, done, limit);
         }
-        while done.len() == before && self.under_way > 0 {
+        while done.len() == before && self.operations.under_way > 0 {
             if self.striped.has_parked() {
                 self.unpark(pool, true);
             }
             let late = self.late(pool);
             let step = late.map_or(limit, |late| late.within.min(limit));
-            let waited = self.waiter.wait(&mut self.links, step);
-            let over = waited.is_ok() && self.waiter.came.is_empty();
+            let waited = self.links.wait(step);
+            let over = waited.is_ok() && self.links.nothing_came();
             self.take_in(pool, waited, done);
             let again = over && late.is_some_and(|late| self.turn_away(pool, late));
             if over && !again && step == limit {
@@ -379,11 +262,11 @@ impl Lane {
     }
 
     /// Takes in what has come, and the loss of a node.
-    fn take_in(&mut self, pool: &Pool, looked: Result<(), (usize, Lost)>, done: &mut Vec<Done>) {
-        let mut came = std::mem::take(&mut self.waiter.came);
+    fn take_in(&mut self, pool: &Pool, looked: Looked, done: &mut Vec<Done>) {
+        let mut came = self.links.take_came();
         for (node, completion) in came.drain(..) {
             let (number, nth) = (completion.tag as u32, (completion.tag >> HOME_BIT) as usize);
-            let operation = &mut self.operations[number as usize];
+            let operation = &mut self.operations[number];
             operation.at[nth] = None;
             match completion.result {
                 Ok(value) => {
@@ -391,14 +274,14 @@ impl Lane {
                     operation.by = Some(node as u32);
                     operation.value |= value;
                     if operation.begun != 0 {
-                        self.paces.took(pool.moment(), node, operation.begun);
+                        self.paces.took(pool.tables.nodes.moment(), node, operation.begun);
                     }
                     self.end_if_done(pool, number);
                 }
                 Err(refusal) => self.refused(pool, number, nth, node, &refusal),
             }
         }
-        self.waiter.came = came;
+        self.links.put_back(came);
         if let Err((node, lost)) = looked {
             self.fail(pool, node, lost);
             self.doorbell(pool);
@@ -406,15 +289,15 @@ impl Lane {
         if std::mem::take(&mut self.striped.rings) {
             self.doorbell(pool);
         }
-        done.append(&mut self.ready);
+        done.append(&mut self.operations.ready);
     }
 
     /// A node has refused a verb on a slab that it granted: it does not have what it should.
     #[cold]
     fn refused(&mut self, pool: &Pool, number: u32, nth: usize, node: usize, refusal: &dyn std::fmt::Display) {
         self.met.refused += 1;
-        let operation = &mut self.operations[number as usize];
-        let address = pool.nodes.all()[node].session().node().to_owned();
+        let operation = &mut self.operations[number];
+        let address = pool.tables.nodes.all()[node].session().node().to_owned();
         let what = match operation.verb {
             Verb::Read { .. } => "return a page it holds",
             Verb::Write | Verb::Lines => "store a page in a slab it granted",
@@ -424,14 +307,14 @@ impl Lane {
         let index = operation.slot.slab_index();
         if let Whose::Part(_) = operation.whose {
             // Or it would be asked again.
-            pool.forsake(index, node);
+            pool.tables.forsake(index, node);
             self.send_read(pool, number);
             self.doorbell(pool);
         } else if let Verb::Read { .. } = operation.verb {
             self.send_read(pool, number);
             self.doorbell(pool);
         } else {
-            pool.forsake(index, node);
+            pool.tables.forsake(index, node);
             self.end_if_done(pool, number);
         }
     }
@@ -440,9 +323,9 @@ impl Lane {
     /// without it.
     #[cold]
     fn fail(&mut self, pool: &Pool, node: usize, lost: Lost) {
-        self.abandon(pool, node, lost);
-        for number in 0..self.operations.len() as u32 {
-            let operation = &mut self.operations[number as usize];
+        self.links.abandon(pool.losses(), node, lost);
+        for number in self.operations.numbers() {
+            let operation = &mut self.operations[number];
             let here = operation.at.iter_mut().filter(|at| **at == Some(node as u32));
             if here.map(|at| *at = None).count() == 0 {
                 continue;
@@ -451,52 +334,37 @@ impl Lane {
                 Verb::Read { .. } => self.send_read(pool, number),
                 Verb::Write | Verb::Lines => {
                     // Nothing to do where the node is lost: its homes are absent by now.
-                    pool.forsake(operation.slot.slab_index(), node);
+                    pool.tables.forsake(operation.slot.slab_index(), node);
                     self.end_if_done(pool, number);
                 }
             }
         }
     }
 
-    /// Drops the queue pair to a node. If the node is lost, words name no home there when this
-    /// returns, but homes whose memory is mapped.
-    #[cold]
-    fn abandon(&mut self, pool: &Pool, node: usize, lost: Lost) {
-        self.links[node] = None;
-        if pool.nodes.all()[node].session().is_lost() {
-            pool.lose(node, &lost);
-        }
-        self.barred[node] = Some(lost);
-    }
-
     /// Tells that an operation is done, if no verb of it is under way.
     #[inline]
     fn end_if_done(&mut self, pool: &Pool, number: u32) {
-        let operation = &mut self.operations[number as usize];
+        let operation = &mut self.operations[number];
         if operation.at.iter().any(Option::is_some) {
             return;
         }
         let result = if operation.done > 0 { Ok(operation.value) } else { Err(self.why(pool, number)) };
-        let Operation { tag, whose, by: from, .. } = self.operations[number as usize];
-        self.idle.push(number);
-        self.under_way -= 1;
-        match whose {
-            Whose::Caller => self.ready.push(Done { tag, result, from }),
-            whose => self.own_done(pool, whose, result),
+        if let Some((whose, result)) = self.operations.end(number, result) {
+            self.own_done(pool, whose, result);
         }
     }
 
     #[cold]
     fn why(&mut self, pool: &Pool, number: u32) -> Lost {
-        let operation = &mut self.operations[number as usize];
+        let operation = &mut self.operations[number];
         if let Some(reason) = operation.reason.take() {
             return reason;
         }
-        let word = pool.extents.word(operation.slot.slab_index());
+        let word = pool.tables.extents.word(operation.slot.slab_index());
         let barred = (0..HOMES).filter(|&nth| word.number() != 0 && word.state(nth) != State::Absent);
-        let barred = barred.map(|nth| pool.extents.home(word, nth).node as usize);
-        let barred = barred.into_iter().find_map(|node| self.barred.get(node).and_then(Clone::clone));
-        barred.unwrap_or_else(|| pool.why_lost(word))
+        let barred = barred.map(|nth| pool.tables.extents.home(word, nth).node as usize);
+        let barred = barred.into_iter().find_map(|node| self.links.why_barred(node).cloned());
+        barred.unwrap_or_else(|| pool.tables.why_lost(word))
     }
 }
 

@@ -11,10 +11,13 @@
 //! stripes. So no two updates of a stripe overlap, and a reader that meets one waits for those
 //! only.
 
-use super::{Done, Lane, Verb};
+use super::links::Links;
+use super::operations::Verb;
+use super::{Done, Lane};
 use crate::extent::HOMES;
 use crate::stripes::code::MAX_SEATS;
 use crate::stripes::{Stripes, is_under_way};
+use crate::tables::Tables;
 use crate::{LOOK_ROUNDS, Pool, Slip};
 use farmem_fabric::Lost;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
@@ -144,15 +147,15 @@ impl Lane {
     /// A page of a group leaves: at the doorbell, with all that leaves then.
     #[cold]
     pub(super) fn note(&mut self, pool: &Pool, tag: u64, slot: FarSlot, bytes: *const u8) {
-        let Some((_, group, seat)) = pool.seat(slot.slab_index()) else { return };
-        self.under_way += 1;
+        let Some((_, group, seat)) = pool.tables.seat(slot.slab_index()) else { return };
+        self.operations.under_way += 1;
         self.striped.noted.push(Noted { tag, group, seat, place: slot.place(), bytes });
     }
 
     /// Writes what was noted, and the parity.
     #[cold]
     pub(super) fn update_stripes(&mut self, pool: &Pool) {
-        let Some(stripes) = pool.stripes() else { return };
+        let Some(stripes) = pool.tables.protection.stripes() else { return };
         let mut noted = std::mem::take(&mut self.striped.noted);
         // Of one slot the last comes last.
         noted.sort_by_key(|page| (page.group, page.place));
@@ -169,7 +172,7 @@ impl Lane {
         }
         noted.clear();
         self.striped.noted = noted;
-        self.ready.append(&mut foreign);
+        self.operations.ready.append(&mut foreign);
     }
 
     /// Updates some stripes.
@@ -182,6 +185,10 @@ impl Lane {
         }
         let writes = self.write_seats(pool, update, &lost, &buffer);
         self.await_update(pool, foreign);
+        let follows = |lane: &Lane, page: &Noted| {
+            let at = (page.group, page.seat, page.place);
+            pool.tables.others(&lane.links, update.stripes, at, &mut [0; MAX_SEATS]) >= update.stripes.shape.data
+        };
         for (at, range) in update.ranges.iter().enumerate() {
             if lost[at].is_none() {
                 update.turn(range);
@@ -190,11 +197,11 @@ impl Lane {
                 let written = writes[at][page.seat].map(|number| self.striped.ended[number].clone());
                 let result = match (&lost[at], written) {
                     (Some(why), _) => Err(why.clone()),
-                    (None, Some(Err(why))) if !self.follows(pool, update.stripes, page) => Err(why),
+                    (None, Some(Err(why))) if !follows(self, page) => Err(why),
                     _ => Ok(0),
                 };
-                self.ready.push(Done { tag: page.tag, result, from: None });
-                self.under_way -= 1;
+                self.operations.ready.push(Done { tag: page.tag, result, from: None });
+                self.operations.under_way -= 1;
             }
         }
         self.striped.buffer = buffer;
@@ -217,11 +224,11 @@ impl Lane {
             let zeros = stripes.version(*group, *place) == 0;
             for seat in (0..stripes.shape.data).filter(|&seat| new[seat].is_none()) {
                 let into = &mut buffer[at * update.each() + seat * PAGE_BYTES..][..PAGE_BYTES];
-                if zeros || pool.slips(Slip::ParityWithoutOthers) {
+                if zeros || pool.tables.slips.has(Slip::ParityWithoutOthers) {
                     into.fill(0);
-                } else if self.has_parity(pool, stripes, *group) {
+                } else if pool.tables.has_parity(stripes, *group) {
                     let verb = Verb::Read { into: into.as_mut_ptr() };
-                    let number = self.begin_own(Pool::slot_in(stripes, *group, seat, *place), verb);
+                    let number = self.begin_own(stripes.slot(*group, seat, *place), verb);
                     reads.push((at, self.striped.ended.len() - 1));
                     self.send_read(pool, number);
                 }
@@ -256,7 +263,7 @@ impl Lane {
                 let parity = || buffer[at * update.each() + seat * PAGE_BYTES..].as_ptr();
                 let bytes = if seat < shape.data { new[seat] } else { Some(parity()) };
                 let Some(bytes) = bytes else { continue };
-                let number = self.begin_own(Pool::slot_in(stripes, *group, seat, *place), Verb::Write);
+                let number = self.begin_own(stripes.slot(*group, seat, *place), Verb::Write);
                 writes[at][seat] = Some(self.striped.ended.len() - 1);
                 // SAFETY: the caller leaves the page as it is until it is done (contract of
                 // `write`), and the buffer is `update`'s until all is done.
@@ -266,25 +273,10 @@ impl Lane {
         writes
     }
 
-    /// Whether some parity of a group is to be written.
-    fn has_parity(&self, pool: &Pool, stripes: &Stripes, group: u32) -> bool {
-        let takes = |index: u32| {
-            let word = pool.extents.word(index);
-            (0..HOMES).any(|nth| word.takes_pages(nth))
-        };
-        stripes.members(group).skip(stripes.shape.data).any(takes)
-    }
-
-    /// Whether a page that its own home has not taken follows from others.
-    fn follows(&self, pool: &Pool, stripes: &Stripes, page: &Noted) -> bool {
-        let (shape, mut others) = (stripes.shape, [0; MAX_SEATS]);
-        self.others(pool, stripes, (page.group, page.seat, page.place), &mut others) >= shape.data
-    }
-
     /// An operation of the update at hand.
     fn begin_own(&mut self, slot: FarSlot, verb: Verb) -> u32 {
-        let number = self.begin(0, slot, 0, PAGE_BYTES as u32, verb);
-        self.operations[number as usize].whose = Whose::Update(self.striped.ended.len() as u32);
+        let number = self.operations.begin(0, slot, 0, PAGE_BYTES as u32, verb);
+        self.operations[number].whose = Whose::Update(self.striped.ended.len() as u32);
         self.striped.ended.push(Ok(0));
         self.striped.pending += 1;
         number
@@ -293,42 +285,21 @@ impl Lane {
     fn await_update(&mut self, pool: &Pool, foreign: &mut Vec<Done>) {
         self.doorbell(pool);
         while self.striped.pending > 0 {
-            let waited = self.waiter.wait(&mut self.links, Duration::from_secs(1));
+            let waited = self.links.wait(Duration::from_secs(1));
             self.take_in(pool, waited, foreign);
         }
-    }
-
-    /// Other seats of a stripe that this lane can READ, up to as many as make a page follow; how
-    /// many.
-    fn others(
-        &self,
-        pool: &Pool,
-        stripes: &Stripes,
-        (group, seat, place): (u32, usize, u32),
-        into: &mut [u8; MAX_SEATS],
-    ) -> usize {
-        let barred = |node: u32| self.barred.get(node as usize).is_some_and(Option::is_some);
-        let has = |other: &usize| {
-            let word = pool.extents.word(stripes.member(group, *other));
-            (0..HOMES).any(|nth| {
-                word.reads(nth, || pool.extents.is_stale(word, nth, place))
-                    && !barred(pool.extents.home(word, nth).node)
-            })
-        };
-        let seats = (0..stripes.shape.seats()).filter(|&other| other != seat).filter(has).take(stripes.shape.data);
-        seats.zip(into.iter_mut()).map(|(other, into)| *into = other as u8).count()
     }
 
     /// No home has what an operation reads: READs other seats of its stripe. False where too few
     /// are left.
     #[cold]
     pub(super) fn read_others(&mut self, pool: &Pool, parent: u32) -> bool {
-        let operation = &self.operations[parent as usize];
+        let operation = &self.operations[parent];
         let (slot, from, len) = (operation.slot, operation.from, operation.len);
         if let Whose::Part(_) = operation.whose {
             return false;
         }
-        let Some((stripes, group, seat)) = pool.seat(slot.slab_index()) else { return false };
+        let Some((stripes, group, seat)) = pool.tables.seat(slot.slab_index()) else { return false };
         let place = slot.place();
         let version = stripes.version(group, place);
         if is_under_way(version) {
@@ -336,7 +307,7 @@ impl Lane {
             return true;
         }
         let (data, mut others) = (stripes.shape.data, [0; MAX_SEATS]);
-        if self.others(pool, stripes, (group, seat, place), &mut others) < data {
+        if pool.tables.others(&self.links, stripes, (group, seat, place), &mut others) < data {
             return false;
         }
         let bytes = vec![0; data * len as usize];
@@ -348,11 +319,11 @@ impl Lane {
         });
         let into = self.striped.jobs[number].insert(job).bytes.as_mut_ptr();
         for (nth, &other) in others[..data].iter().enumerate() {
-            let slot = Pool::slot_in(stripes, group, other as usize, place);
+            let slot = stripes.slot(group, other as usize, place);
             // Of the job's bytes, which stay where they are until no READ is under way.
             let verb = Verb::Read { into: into.wrapping_add(nth * len as usize) };
-            let part = self.begin(0, slot, from, len, verb);
-            self.operations[part as usize].whose = Whose::Part(number as u32);
+            let part = self.operations.begin(0, slot, from, len, verb);
+            self.operations[part].whose = Whose::Part(number as u32);
             self.send_read(pool, part);
         }
         self.striped.rings = true;
@@ -380,8 +351,8 @@ impl Lane {
             return;
         }
         let Some(job) = self.striped.jobs[number as usize].take() else { return };
-        let Some(stripes) = pool.stripes() else { return };
-        let parent = &mut self.operations[job.parent as usize];
+        let Some(stripes) = pool.tables.protection.stripes() else { return };
+        let parent = &mut self.operations[job.parent];
         let Verb::Read { into } = parent.verb else { return };
         if job.failed || stripes.version(job.group, job.place) != job.version {
             self.send_read(pool, job.parent);
@@ -404,7 +375,7 @@ impl Lane {
     #[cold]
     pub(super) fn unpark(&mut self, pool: &Pool, pauses: bool) {
         if pauses {
-            pool.pause(PAUSE_NS);
+            pool.tables.nodes.pause(PAUSE_NS);
             // The thread that updates may be gone.
             self.striped.rounds += 1;
             if self.striped.rounds.is_multiple_of(LOOK_ROUNDS) {
@@ -418,9 +389,35 @@ impl Lane {
             self.doorbell(pool);
         }
     }
+}
 
-    /// In a forked child: nothing is under way.
-    pub(super) fn forget_stripes(&mut self) {
-        self.striped = Striped::default();
+impl Tables {
+    /// Whether some parity of a group is to be written.
+    fn has_parity(&self, stripes: &Stripes, group: u32) -> bool {
+        let takes = |index: u32| {
+            let word = self.extents.word(index);
+            (0..HOMES).any(|nth| word.takes_pages(nth))
+        };
+        stripes.members(group).skip(stripes.shape.data).any(takes)
+    }
+
+    /// Other seats of a stripe that a lane with these links can READ, up to as many as make a page
+    /// follow; how many.
+    fn others(
+        &self,
+        links: &Links,
+        stripes: &Stripes,
+        (group, seat, place): (u32, usize, u32),
+        into: &mut [u8; MAX_SEATS],
+    ) -> usize {
+        let has = |other: &usize| {
+            let word = self.extents.word(stripes.member(group, *other));
+            (0..HOMES).any(|nth| {
+                word.reads(nth, || self.extents.is_stale(word, nth, place))
+                    && !links.is_barred(self.extents.home(word, nth).node)
+            })
+        };
+        let seats = (0..stripes.shape.seats()).filter(|&other| other != seat).filter(has).take(stripes.shape.data);
+        seats.zip(into.iter_mut()).map(|(other, into)| *into = other as u8).count()
     }
 }

@@ -4,10 +4,12 @@
 //! A home that a write does not reach lacks the slot from then on: its stale bit is set before the
 //! operation counts as done (*Bits before completions*, [`super`]).
 
-use super::{Done, HOME_BIT, Lane, Operation, Verb, in_place};
+use super::operations::{Operation, Verb};
+use super::{Done, HOME_BIT, Lane, in_place};
 use crate::Pool;
 use crate::extent::{HOMES, State, Word};
 use crate::protect::disk::DISK;
+use crate::tables::Tables;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SlabId};
 use farmem_sys::memory::copy_bytes;
 use std::time::Duration;
@@ -19,11 +21,11 @@ impl Lane {
     /// `bytes` must be readable for `len` bytes, near, and stay so until the operation is done, or
     /// the lane dropped.
     pub unsafe fn write(&mut self, pool: &Pool, tag: u64, slot: FarSlot, from: u32, bytes: *const u8, len: u32) {
-        if pool.extents.word(slot.slab_index()).is_striped() {
+        if pool.tables.extents.word(slot.slab_index()).is_striped() {
             assert!(len as usize == PAGE_BYTES, "a stripe is written by whole pages");
             return self.note(pool, tag, slot, bytes);
         }
-        let number = self.begin(tag, slot, from, len, Verb::Write);
+        let number = self.operations.begin(tag, slot, from, len, Verb::Write);
         // SAFETY: the caller's promise.
         unsafe { self.send_write(pool, number, bytes) };
     }
@@ -33,36 +35,38 @@ impl Lane {
     /// # Safety
     /// As [`Lane::write`], until the operation is done.
     pub(super) unsafe fn send_write(&mut self, pool: &Pool, number: u32, bytes: *const u8) {
-        let Operation { slot, from, len, .. } = self.operations[number as usize];
-        let word = pool.extents.word(slot.slab_index());
+        let Operation { slot, from, len, .. } = self.operations[number];
+        let word = pool.tables.extents.word(slot.slab_index());
         let whole = len as usize == PAGE_BYTES;
         for nth in 0..HOMES {
             if word.misses(nth) {
-                pool.extents.set_stale(word, nth, slot.place(), true);
+                pool.tables.extents.set_stale(word, nth, slot.place(), true);
                 continue;
             }
             // A part is of no use where the rest is not.
-            if !word.takes_pages(nth) || !whole && !word.reads(nth, || pool.extents.is_stale(word, nth, slot.place())) {
+            if !word.takes_pages(nth)
+                || !whole && !word.reads(nth, || pool.tables.extents.is_stale(word, nth, slot.place()))
+            {
                 continue;
             }
             if word.state(nth) == State::Filling {
-                pool.extents.set_stale(word, nth, slot.place(), false);
+                pool.tables.extents.set_stale(word, nth, slot.place(), false);
             }
-            let home = pool.extents.home(word, nth);
+            let home = pool.tables.extents.home(word, nth);
             if home.node == DISK {
                 self.post_to_disk(pool, number, (nth, home), (slot, from), (bytes, len));
             } else if home.base != 0 {
                 // SAFETY: a slab of ours, mapped, of a slot that this process writes by this lane
                 // alone; the source is the caller's promise.
                 unsafe { copy_bytes(bytes, in_place(&home, slot, from), len as usize) };
-                self.operations[number as usize].done += 1;
-            } else if let Some(link) = self.link(pool, home.node) {
+                self.operations[number].done += 1;
+            } else if let Some(link) = self.links.to(pool.losses(), home.node) {
                 let key = number as u64 | (nth as u64) << HOME_BIT;
                 // SAFETY: the caller's promise, until the operation is done at all homes.
                 unsafe { link.write(key, home.slab, slot.offset() + from as u64, bytes, len) };
-                self.operations[number as usize].at[nth] = Some(home.node);
+                self.operations[number].at[nth] = Some(home.node);
             } else {
-                pool.forsake(slot.slab_index(), home.node as usize);
+                pool.tables.forsake(slot.slab_index(), home.node as usize);
             }
         }
         self.end_if_done(pool, number);
@@ -87,32 +91,32 @@ impl Lane {
     ) {
         let slots = pages.clone().map(|(slot, _)| slot);
         let Some(first) = slots.clone().next() else { return };
-        let number = self.begin(tag, first, 0, 0, Verb::Lines);
-        let word = pool.extents.word(first.slab_index());
+        let number = self.operations.begin(tag, first, 0, 0, Verb::Lines);
+        let word = pool.tables.extents.word(first.slab_index());
         for nth in 0..HOMES {
             let (taken, missed) = (word.takes_pages(nth), word.misses(nth));
             if !taken && !missed {
                 continue;
             }
-            let stale = |slot: FarSlot| pool.extents.is_stale(word, nth, slot.place());
-            let home = pool.extents.home(word, nth);
+            let stale = |slot: FarSlot| pool.tables.extents.is_stale(word, nth, slot.place());
+            let home = pool.tables.extents.home(word, nth);
             if home.node == DISK && taken {
                 for (slot, bytes) in pages.clone() {
                     if word.state(nth) == State::Filling {
-                        pool.extents.set_stale(word, nth, slot.place(), false);
+                        pool.tables.extents.set_stale(word, nth, slot.place(), false);
                     }
                     self.post_to_disk(pool, number, (nth, home), (slot, 0), (bytes, PAGE_BYTES as u32));
                 }
                 continue;
             }
             let has_all = taken && (word.state(nth) == State::Whole || !slots.clone().any(stale));
-            let takes = has_all && pool.nodes.all()[home.node as usize].takes_records();
+            let takes = has_all && pool.tables.nodes.all()[home.node as usize].takes_records();
             let record = if takes { encode(home.slab) } else { None };
             let Some((record, len)) = record else {
-                self.misses(pool, nth, slots.clone());
+                pool.tables.misses(nth, slots.clone());
                 continue;
             };
-            if let Some(link) = self.link(pool, home.node) {
+            if let Some(link) = self.links.to(pool.losses(), home.node) {
                 let key = number as u64 | (nth as u64) << HOME_BIT;
                 // SAFETY: the caller's promise, until the operation is done at all homes.
                 unsafe {
@@ -121,27 +125,12 @@ impl Lane {
                         false => link.lines(key, home.slab, record, len),
                     }
                 }
-                self.operations[number as usize].at[nth] = Some(home.node);
+                self.operations[number].at[nth] = Some(home.node);
             } else {
-                pool.forsake(first.slab_index(), home.node as usize);
+                pool.tables.forsake(first.slab_index(), home.node as usize);
             }
         }
         self.end_if_done(pool, number);
-    }
-
-    /// A home does not get what is written to slots now, whose pages nobody reads before the
-    /// operation is done.
-    #[cold]
-    fn misses(&mut self, pool: &Pool, nth: usize, slots: impl Iterator<Item = FarSlot> + Clone) {
-        let Some(first) = slots.clone().next() else { return };
-        let index = first.slab_index();
-        let whole = |word: Word| (word.state(nth) == State::Whole).then(|| word.with_state(nth, State::Filling));
-        pool.extents.update(index, whole);
-        // While a home is not whole the record stays the slab's: no home is added or dropped.
-        let word = pool.extents.word(index);
-        slots.for_each(|slot| {
-            pool.extents.set_stale(word, nth, slot.place(), true);
-        });
     }
 
     /// Fills slots that a filling home lacks, from a place of the slab on, with what the other home
@@ -150,7 +139,7 @@ impl Lane {
     ///
     /// Call it on the lane of all write-back, while nothing else is posted. Its READs come behind
     /// every WRITE posted before. Pages that leave meanwhile are not overwritten, because their
-    /// bits are clear. [`Pool::add_home`] says what must be done before.
+    /// bits are clear. [`crate::Moves::add_home`] says what must be done before.
     ///
     /// # Safety
     /// `buffers` must be `pages` pages, writable and near. No other operation may be under way on
@@ -167,7 +156,7 @@ impl Lane {
         let mut slots = Vec::with_capacity(pages as usize);
         let mut at = from;
         while slots.len() < pages as usize
-            && let Some(slot) = pool.next_stale(index, nth, at)
+            && let Some(slot) = pool.moves().next_stale(index, nth, at)
         {
             slots.push(slot);
             at = slot.place() + 1;
@@ -178,8 +167,8 @@ impl Lane {
         if slots.is_empty() {
             return None;
         }
-        let word = pool.extents.word(index);
-        let home = pool.extents.home(word, nth);
+        let word = pool.tables.extents.word(index);
+        let home = pool.tables.extents.home(word, nth);
         // SAFETY: one page of the buffers for each, this call's until it returns.
         let buffer = |i: usize| unsafe { buffers.add(i * PAGE_BYTES) };
         let mut done = Vec::new();
@@ -191,26 +180,26 @@ impl Lane {
         self.all_done(pool, &mut done);
         done.drain(..).for_each(|done| had[done.tag as usize] = done.result.is_ok());
         for (i, &slot) in slots.iter().enumerate().filter(|(i, _)| had[*i]) {
-            let number = self.begin(i as u64, slot, 0, PAGE_BYTES as u32, Verb::Write);
-            self.operations[number as usize].fills = true;
+            let number = self.operations.begin(i as u64, slot, 0, PAGE_BYTES as u32, Verb::Write);
+            self.operations[number].fills = true;
             if home.node == DISK {
                 self.post_to_disk(pool, number, (nth, home), (slot, 0), (buffer(i), PAGE_BYTES as u32));
             } else if home.base != 0 {
                 // SAFETY: a slab of ours, mapped; nobody reads the slot there, for its bit is set.
                 unsafe { copy_bytes(buffer(i), in_place(&home, slot, 0), PAGE_BYTES) };
-                self.operations[number as usize].done += 1;
-            } else if let Some(link) = self.link(pool, home.node) {
+                self.operations[number].done += 1;
+            } else if let Some(link) = self.links.to(pool.losses(), home.node) {
                 let key = number as u64 | (nth as u64) << HOME_BIT;
                 // SAFETY: the buffer is this call's.
                 unsafe { link.write(key, home.slab, slot.offset(), buffer(i), PAGE_BYTES as u32) };
-                self.operations[number as usize].at[nth] = Some(home.node);
+                self.operations[number].at[nth] = Some(home.node);
             }
             self.end_if_done(pool, number);
         }
         self.all_done(pool, &mut done);
         for done in done.iter().filter(|done| done.result.is_ok()) {
             // At the acknowledgement: a READ of another thread's could overtake the WRITE.
-            pool.extents.set_stale(word, nth, slots[done.tag as usize].place(), false);
+            pool.tables.extents.set_stale(word, nth, slots[done.tag as usize].place(), false);
         }
         Some(at)
     }
@@ -221,5 +210,22 @@ impl Lane {
         while self.in_flight() > 0 {
             self.wait(pool, done, Duration::from_secs(1));
         }
+    }
+}
+
+impl Tables {
+    /// A home does not get what is written to slots now, whose pages nobody reads before the
+    /// operation is done.
+    #[cold]
+    fn misses(&self, nth: usize, slots: impl Iterator<Item = FarSlot> + Clone) {
+        let Some(first) = slots.clone().next() else { return };
+        let index = first.slab_index();
+        let whole = |word: Word| (word.state(nth) == State::Whole).then(|| word.with_state(nth, State::Filling));
+        self.extents.update(index, whole);
+        // While a home is not whole the record stays the slab's: no home is added or dropped.
+        let word = self.extents.word(index);
+        slots.for_each(|slot| {
+            self.extents.set_stale(word, nth, slot.place(), true);
+        });
     }
 }

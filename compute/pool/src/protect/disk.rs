@@ -31,9 +31,10 @@
 #![allow(unsafe_code)] // Pages of the caller's, between posting and the end of the operation.
 
 use crate::copies::Dropped;
-use crate::extent::{HOMES, Home, State, Word};
+use crate::extent::{HOMES, Home, State};
+use crate::held::Slabs;
 use crate::nodes::MAX_NODES;
-use crate::{BLOCK_BYTES, NoRoom, Pool, Slabs};
+use crate::{BLOCK_BYTES, Losses, NoRoom, Pool, Slots};
 use farmem_fabric::Lost;
 use farmem_protocol::addr::{FarSlot, SLAB_BYTES, SlabId};
 use farmem_sys::disk::PageFile;
@@ -325,21 +326,9 @@ fn at(place: SlabId, slot: FarSlot, from: u32) -> u64 {
 }
 
 impl Pool {
-    /// The file that is the second home of slabs, if there is one.
-    #[inline]
-    pub(crate) fn disk(&self) -> Option<&Disk> {
-        self.protection.disk.get()
-    }
-
-    /// The file, if it takes pages.
-    #[inline]
-    pub(crate) fn disk_in(&self) -> Option<&Disk> {
-        self.disk().filter(|disk| disk.is_in())
-    }
-
     /// From now on slabs that are not mapped here have a second home in this file.
     pub fn protect_by(&'static self, disk: Disk) {
-        if self.protection.disk.set(disk).is_ok() {
+        if self.tables.protection.disk.set(disk).is_ok() {
             self.protect(farmem_run::Protect::Disk);
         }
     }
@@ -347,7 +336,7 @@ impl Pool {
     /// What the disk's thread runs. `enter` is asked before each round, and what it gives is
     /// dropped behind it: a fork finds the thread outside.
     pub fn run_disk<T>(&self, enter: impl Fn() -> T) {
-        let Some(disk) = self.disk() else { return };
+        let Some(disk) = self.tables.protection.disk() else { return };
         disk.has_thread.store(true, Ordering::Relaxed);
         while disk.has_thread.load(Ordering::Relaxed) {
             let seen = disk.asked.load(Ordering::Acquire);
@@ -355,7 +344,7 @@ impl Pool {
             while disk.write_one() {
                 if disk.since_write_back.load(Ordering::Relaxed) > WRITE_BACK {
                     disk.since_write_back.store(0, Ordering::Relaxed);
-                    disk.file.write_back().unwrap_or_else(|e| self.disk_failed(e));
+                    disk.file.write_back().unwrap_or_else(|e| self.losses().disk_failed(e));
                 }
             }
             drop(inside);
@@ -363,79 +352,53 @@ impl Pool {
         }
     }
 
+    /// Lines about the disk that were not told yet.
+    pub fn disk_news(&self) -> Vec<String> {
+        self.tables.protection.disk().map_or_else(Vec::new, |disk| std::mem::take(&mut disk.news.lock()))
+    }
+}
+
+impl Losses<'_> {
     /// The disk has failed. When this returns no word names a home there.
     #[cold]
-    pub(crate) fn disk_failed(&self, e: impl std::fmt::Display) {
-        let Some(disk) = self.disk_in() else { return };
+    pub(crate) fn disk_failed(self, e: impl std::fmt::Display) {
+        let Some(disk) = self.tables.protection.disk_in() else { return };
         disk.why.lock().get_or_insert_with(|| e.to_string());
         // No slab is published or given a home meanwhile.
-        let _changing = self.changing.lock();
-        let slabs = self.slabs.lock();
+        let _changing = self.changes.now.lock();
+        let slabs = self.held.slabs.lock();
         disk.failed.store(true, Ordering::Release);
-        (0..slabs.list.len() as u32).for_each(|index| self.forsake(index, DISK as usize));
+        (0..slabs.list.len() as u32).for_each(|index| self.tables.forsake(index, DISK as usize));
         drop(slabs);
         disk.news.lock().push(format!("{}: {e}; the program goes on without copies there", disk.dir));
     }
 
-    /// Lines about the disk that were not told yet.
-    pub fn disk_news(&self) -> Vec<String> {
-        self.disk().map_or_else(Vec::new, |disk| std::mem::take(&mut disk.news.lock()))
-    }
-
-    /// Room in the file for blocks of a slab that become warm. A slab that has a node goes on
-    /// without the file.
-    pub(crate) fn back_on_disk(&self, index: u32, home: Home, blocks: u32) -> Result<(), NoRoom> {
-        let Some(disk) = self.disk_in() else { return Ok(()) };
-        let backed = disk.reserve(home.slab, blocks);
-        if backed.is_ok() || !self.leave_disk(index) { backed } else { Ok(()) }
-    }
-
     /// The disk is full: a slab that a node has does without it, until repair finds room. False
     /// where no node has it.
-    pub(crate) fn leave_disk(&self, index: u32) -> bool {
-        let mut slabs = self.slabs.lock();
-        let word = self.extents.word(index);
-        if !self.has_node(word) {
+    pub(crate) fn leave_disk(self, index: u32) -> bool {
+        let mut slabs = self.held.slabs.lock();
+        let word = self.tables.extents.word(index);
+        if !self.tables.has_node(word) {
             return false;
         }
-        let homes = (0..HOMES).filter(|&nth| word.state(nth) != State::Absent).map(|nth| self.extents.home(word, nth));
+        let homes = (0..HOMES).filter(|&nth| word.state(nth) != State::Absent);
+        let homes = homes.map(|nth| self.tables.extents.home(word, nth));
         if let Some(home) = homes.into_iter().find(|home| home.node == DISK) {
-            self.forsake(index, DISK as usize);
+            self.tables.forsake(index, DISK as usize);
             let is_shared = slabs.list[index as usize].as_ref().is_none_or(|slab| slab.sharers > 0);
             slabs.drop_later(Dropped { record: None, home: Some(home).filter(|_| !is_shared) });
         }
         true
     }
+}
 
-    /// Whether a node has all of a slab.
-    pub(crate) fn has_node(&self, word: Word) -> bool {
-        (0..HOMES).any(|nth| word.state(nth) == State::Whole && self.extents.home(word, nth).node != DISK)
-    }
-
-    /// A page that its node has is not on the disk. False where no node has the slab any more.
-    pub(crate) fn disk_misses(&self, slot: FarSlot) -> bool {
-        let index = slot.slab_index();
-        let on_disk =
-            |word: Word| (0..HOMES).find(|&nth| word.takes_pages(nth) && self.extents.home(word, nth).node == DISK);
-        let filling = |word: Word| match on_disk(word) {
-            Some(nth) if self.has_node(word) => Some(word.with_state(nth, State::Filling)),
-            _ => None,
-        };
-        let Some((_, word)) = self.extents.update(index, filling) else {
-            return on_disk(self.extents.word(index)).is_none();
-        };
-        if let Some(nth) = on_disk(word) {
-            self.extents.set_stale(word, nth, slot.place(), true);
-        }
-        true
-    }
-
-    /// A place for a slab that is to have one, with room for blocks that are warm.
-    pub(crate) fn place_on_disk(&self, warm: u32) -> Result<Home, NoRoom> {
-        let disk = self.disk_in().ok_or_else(|| NoRoom::Exhausted("the disk takes no pages".to_owned()))?;
-        let home = disk.place();
-        disk.reserve(home.slab, warm).inspect_err(|_| disk.give_up(home.slab))?;
-        Ok(home)
+impl Slots<'_> {
+    /// Room in the file for blocks of a slab that become warm. A slab that has a node goes on
+    /// without the file.
+    pub(crate) fn back_on_disk(self, index: u32, home: Home, blocks: u32) -> Result<(), NoRoom> {
+        let Some(disk) = self.tables.protection.disk_in() else { return Ok(()) };
+        let backed = disk.reserve(home.slab, blocks);
+        if backed.is_ok() || !self.losses.leave_disk(index) { backed } else { Ok(()) }
     }
 }
 

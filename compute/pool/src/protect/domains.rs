@@ -12,107 +12,118 @@
 
 use crate::copies::Dropped;
 use crate::extent::{HOMES, Home, State, Word};
-use crate::{Lane, NoRoom, Pool, Protect, Slabs, Standing};
+use crate::held::Slabs;
+use crate::tables::Tables;
+use crate::{Lane, Moves, NoRoom, Protect, Repair, Standing};
 use farmem_protocol::addr::SLAB_BYTES;
 use std::sync::atomic::Ordering;
 
-/// A slab that a node granted, for a copy to move to. [`Pool::move_home`] takes it.
+/// A slab that a node granted, for a copy to move to. [`Moves::move_home`] takes it.
 #[derive(Debug)]
 #[must_use = "it is held at its node"]
 pub struct Place(Home);
 
-impl Pool {
+impl Tables {
     /// Whether both copies of a slab are whole and lie in one failure domain. Not one that leaves a
     /// node anyway.
-    fn lies_together(&self, index: u32) -> bool {
+    pub(crate) fn lies_together(&self, index: u32) -> bool {
         let word = self.extents.word(index);
         let home = |nth| self.extents.home(word, nth);
         let whole = (0..HOMES).all(|nth| word.state(nth) == State::Whole && home(nth).base == 0);
-        whole && !word.is_leaving() && self.domain(home(0).node as usize) == self.domain(home(1).node as usize)
+        let domain = |nth| self.nodes.domain(home(nth).node as usize);
+        whole && !word.is_leaving() && domain(0) == domain(1)
     }
 
-    /// Whether one of its copies could move to another domain.
-    pub(crate) fn lacks_domain(&self, slabs: &Slabs, index: u32) -> bool {
-        let slab = slabs.list[index as usize].as_ref();
-        self.protection() == Protect::Mirror
-            && slab.is_some_and(|slab| slab.sharers == 0)
-            && self.lies_together(index)
-            && !self.others_of(self.extents.home(self.extents.word(index), 0).node).is_empty()
+    /// The node of a slab's first home.
+    fn first_node(&self, index: u32) -> u32 {
+        self.extents.home(self.extents.word(index), 0).node
     }
 
     /// Nodes that are in, of other domains than this one, in the order in which to ask them.
     fn others_of(&self, node: u32) -> Vec<usize> {
-        let (domain, mut asked) = (self.domain(node as usize), Vec::new());
-        self.to_ask(&[node], &mut asked);
-        asked.retain(|&other| self.domain(other) != domain);
+        let (domain, mut asked) = (self.nodes.domain(node as usize), Vec::new());
+        self.nodes.to_ask(&[node], &mut asked);
+        asked.retain(|&other| self.nodes.domain(other) != domain);
         asked
     }
+}
 
+impl Repair<'_> {
+    /// Whether one of its copies could move to another domain.
+    pub(crate) fn lacks_domain(self, slabs: &Slabs, index: u32) -> bool {
+        let slab = slabs.list[index as usize].as_ref();
+        self.tables.protection.how() == Protect::Mirror
+            && slab.is_some_and(|slab| slab.sharers == 0)
+            && self.tables.lies_together(index)
+            && !self.tables.others_of(self.tables.first_node(index)).is_empty()
+    }
+
+    /// Bytes of slabs with live slots of which both copies lie in one failure domain.
+    pub fn together_bytes(self) -> u64 {
+        if self.tables.protection.how() == Protect::None {
+            return 0;
+        }
+        let slabs = self.held.slabs.lock();
+        let is_live = |index: &u32| slabs.list[*index as usize].as_ref().is_some_and(|slab| !slab.is_idle());
+        let live = (0..slabs.list.len() as u32).filter(is_live);
+        live.filter(|&index| self.tables.lies_together(index)).count() as u64 * SLAB_BYTES
+    }
+
+    /// The failure domain in which both copies of some slab lie, by its name.
+    pub fn crowded_domain(self) -> Option<String> {
+        let slabs = self.held.slabs.lock();
+        let index = (0..slabs.list.len() as u32).find(|&index| self.tables.lies_together(index))?;
+        let node = &self.tables.nodes.all()[self.tables.first_node(index) as usize];
+        Some(node.session().domain().to_string())
+    }
+}
+
+impl Moves<'_> {
     /// A place in another failure domain for a slab whose copies lie in one. No lock is held while
     /// nodes are asked.
     ///
     /// # Errors
     /// No node of another domain grants a slab.
-    pub fn place_apart(&self, index: u32) -> Result<Place, NoRoom> {
-        let first = self.extents.home(self.extents.word(index), 0);
-        self.first_grant(&self.others_of(first.node)).map(Place)
+    pub fn place_apart(self, index: u32) -> Result<Place, NoRoom> {
+        self.grants.first_grant(&self.tables.others_of(self.tables.first_node(index))).map(Place)
     }
 
     /// Moves a copy of a slab, whose copies lie in one failure domain, to a place in another: it
     /// lacks all live slots there. False, and the place goes back, if the slab or the nodes have
     /// changed since.
     ///
-    /// By the owner of the lane of all write-back, as [`Pool::drop_home`]. Every thread is to leave
+    /// By the owner of the lane of all write-back, as [`Moves::drop_home`]. Every thread is to leave
     /// once before a slot is filled.
-    pub fn move_home(&self, writes: &mut Lane, index: u32, Place(place): Place) -> bool {
+    pub fn move_home(self, writes: &mut Lane, index: u32, Place(place): Place) -> bool {
         let moved = writes.in_flight() == 0 && self.moved(index, place);
         if !moved {
-            self.decline(place);
+            self.grants.decline(place);
         }
         moved
     }
 
-    fn moved(&self, index: u32, place: Home) -> bool {
-        let _changing = self.changing.lock();
-        let node = &self.nodes.all()[place.node as usize];
-        let mut slabs = self.slabs.lock();
-        if node.standing() != Standing::In || !self.lies_together(index) {
+    fn moved(self, index: u32, place: Home) -> bool {
+        let _changing = self.changes.now.lock();
+        let node = &self.tables.nodes.all()[place.node as usize];
+        let mut slabs = self.held.slabs.lock();
+        if node.standing() != Standing::In || !self.tables.lies_together(index) {
             return false;
         }
         let Some(slab) = slabs.list[index as usize].as_ref().filter(|slab| slab.sharers == 0) else { return false };
-        let seen = self.extents.word(index);
-        let [stays, goes] = [0, 1].map(|nth| self.extents.home(seen, nth));
-        let Some(record) = self.extents.record([stays, place]) else { return false };
+        let seen = self.tables.extents.word(index);
+        let [stays, goes] = [0, 1].map(|nth| self.tables.extents.home(seen, nth));
+        let Some(record) = self.tables.extents.record([stays, place]) else { return false };
         let next = |word: Word| word.with_number(record).with_state(0, State::Whole).with_state(1, State::Filling);
         slab.taken().for_each(|at| {
-            self.extents.set_stale(next(seen), 1, at, true);
+            self.tables.extents.set_stale(next(seen), 1, at, true);
         });
         // Another thread may be cut off from a home just now, and take it out of the word.
-        if self.extents.update(index, |word| (word == seen).then(|| next(word))).is_none() {
-            self.extents.free(record);
+        if self.tables.extents.update(index, |word| (word == seen).then(|| next(word))).is_none() {
+            self.tables.extents.free(record);
             return false;
         }
         node.held.fetch_add(1, Ordering::Relaxed);
         slabs.drop_later(Dropped { record: Some(seen.number()), home: Some(goes) });
         true
-    }
-
-    /// Bytes of slabs with live slots of which both copies lie in one failure domain.
-    pub fn together_bytes(&self) -> u64 {
-        if self.protection() == Protect::None {
-            return 0;
-        }
-        let slabs = self.slabs.lock();
-        let is_live = |index: &u32| slabs.list[*index as usize].as_ref().is_some_and(|slab| !slab.is_idle());
-        let live = (0..slabs.list.len() as u32).filter(is_live);
-        live.filter(|&index| self.lies_together(index)).count() as u64 * SLAB_BYTES
-    }
-
-    /// The failure domain in which both copies of some slab lie, by its name.
-    pub fn crowded_domain(&self) -> Option<String> {
-        let slabs = self.slabs.lock();
-        let index = (0..slabs.list.len() as u32).find(|&index| self.lies_together(index))?;
-        let home = self.extents.home(self.extents.word(index), 0);
-        Some(self.nodes.all()[home.node as usize].session().domain().to_string())
     }
 }

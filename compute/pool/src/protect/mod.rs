@@ -21,15 +21,20 @@
 
 pub(crate) mod disk;
 mod domains;
-mod repair;
+pub(crate) mod repair;
 
 pub use disk::Disk;
 pub use domains::Place;
 pub use repair::Lacks;
 
 use crate::extent::{HOMES, Home, State};
+use crate::grants::Grants;
+use crate::losses::Losses;
+use crate::nodes::Standing;
+use crate::stripes::code::Shape;
 use crate::stripes::{self, Stripes};
-use crate::{NoRoom, Pool, Standing};
+use crate::tables::Tables;
+use crate::{NoRoom, Pool};
 use farmem_fabric::Lost;
 use farmem_fabric::session::Spare;
 use farmem_run::Protect;
@@ -47,16 +52,58 @@ pub(crate) struct Protection {
     pub stripes: OnceLock<Stripes>,
 }
 
+impl Protection {
+    /// The file that is the second home of slabs, if there is one.
+    #[inline]
+    pub(crate) fn disk(&self) -> Option<&Disk> {
+        self.disk.get()
+    }
+
+    /// The file, if it takes pages.
+    #[inline]
+    pub(crate) fn disk_in(&self) -> Option<&Disk> {
+        self.disk().filter(|disk| disk.is_in())
+    }
+
+    /// A place for a slab that is to have one, with room for blocks that are warm.
+    pub(crate) fn place_on_disk(&self, warm: u32) -> Result<Home, NoRoom> {
+        let disk = self.disk_in().ok_or_else(|| NoRoom::Exhausted("the disk takes no pages".to_owned()))?;
+        let home = disk.place();
+        disk.reserve(home.slab, warm).inspect_err(|_| disk.give_up(home.slab))?;
+        Ok(home)
+    }
+
+    /// How slabs are protected.
+    pub fn how(&self) -> Protect {
+        match self.pool.get() {
+            None => Protect::None,
+            Some(_) if self.disk.get().is_some() => Protect::Disk,
+            Some((_, how)) => *how,
+        }
+    }
+
+    /// The groups, if slabs are protected by parity.
+    #[inline]
+    pub(crate) fn stripes(&self) -> Option<&Stripes> {
+        self.stripes.get()
+    }
+
+    /// How slabs are protected, if by parity.
+    pub(crate) fn shape(&self) -> Option<Shape> {
+        self.stripes().map(|stripes| stripes.shape)
+    }
+}
+
 impl Pool {
     /// From now on slabs that are not mapped here are protected, and a node that fails is given up
     /// as soon as that can be. With parity: [`Pool::protect_by_parity`].
     pub fn protect(&'static self, how: Protect) {
-        if how == Protect::None || self.protection.pool.set((self, how)).is_err() {
+        if how == Protect::None || self.tables.protection.pool.set((self, how)).is_err() {
             return;
         }
         // A node that joins meanwhile sees to it itself.
-        let _changing = self.changing.lock();
-        (0..self.nodes.all().len()).for_each(|number| self.watch_over(number));
+        let _changing = self.changes.now.lock();
+        (0..self.tables.nodes.all().len()).for_each(|number| self.tables.watch_over(number));
     }
 
     /// [`Pool::protect`], with the tables of parity if that is how.
@@ -65,7 +112,7 @@ impl Pool {
     /// There are no addresses for the tables.
     pub fn protect_by_parity(&'static self, how: Protect) -> Result<(), Errno> {
         if let Some(shape) = stripes::shape_of(how) {
-            let _ = self.protection.stripes.set(Stripes::new(shape)?);
+            let _ = self.tables.protection.stripes.set(Stripes::new(shape)?);
         }
         self.protect(how);
         Ok(())
@@ -73,36 +120,36 @@ impl Pool {
 
     /// How slabs are protected.
     pub fn protection(&self) -> Protect {
-        match self.protection.pool.get() {
-            None => Protect::None,
-            Some(_) if self.protection.disk.get().is_some() => Protect::Disk,
-            Some((_, how)) => *how,
-        }
+        self.tables.protection.how()
     }
+}
 
+impl Tables {
     /// Has a node's session ask before it waits long.
     pub(crate) fn watch_over(&self, number: usize) {
         if let Some((pool, _)) = self.protection.pool.get() {
             self.nodes.all()[number].session().held_by(*pool, number);
         }
     }
+}
 
+impl Grants<'_> {
     /// The second home of a slab whose first was granted just now, or [`Home::NONE`].
     ///
     /// # Errors
     /// It needs one, and no node grants it. The first is given back.
-    pub(crate) fn second_for(&self, first: Home) -> Result<Home, NoRoom> {
-        if self.protection() == Protect::None || first.base != 0 {
+    pub(crate) fn second_for(self, first: Home) -> Result<Home, NoRoom> {
+        if self.tables.protection.how() == Protect::None || first.base != 0 {
             return Ok(Home::NONE);
         }
-        if self.protection() == Protect::Disk {
+        if self.tables.protection.how() == Protect::Disk {
             // Repair says what is lacking, and asks again.
-            return Ok(self.place_on_disk(0).unwrap_or(Home::NONE));
+            return Ok(self.tables.protection.place_on_disk(0).unwrap_or(Home::NONE));
         }
         match self.granted(&[first.node]) {
             Ok(second) => Ok(second),
             // A program that could go on with one copy does not end because there is no second.
-            Err(_) if self.is_degraded() => Ok(Home::NONE),
+            Err(_) if self.tables.nodes.is_degraded() => Ok(Home::NONE),
             Err(why) => {
                 self.decline(first);
                 match why {
@@ -112,35 +159,37 @@ impl Pool {
             }
         }
     }
-
-    /// Whether nodes have been lost, or too few are left for two copies.
-    fn is_degraded(&self) -> bool {
-        let standing = |standing| self.nodes.all().iter().filter(|node| node.standing() == standing).count();
-        standing(Standing::In) < 2 || standing(Standing::Lost) > 0
-    }
 }
 
 impl Spare for Pool {
     fn can_spare(&self, number: usize, lost: &Lost) -> bool {
-        let mut changing = self.changing.lock();
-        let nodes = self.nodes.all();
+        self.losses().can_spare(number, lost)
+    }
+}
+
+impl Losses<'_> {
+    /// Lets a node go, if every slab with a live slot there has its bytes elsewhere. The decision
+    /// and the change of the words are one step.
+    fn can_spare(self, number: usize, lost: &Lost) -> bool {
+        let mut changing = self.changes.now.lock();
+        let nodes = self.tables.nodes.all();
         if !nodes[number].is_there() {
             // Another thread was first.
             return true;
         }
         // Pages that leave need another node.
         let other = |(other, node): (usize, &crate::nodes::Node)| other != number && node.standing() == Standing::In;
-        if !nodes.iter().enumerate().any(other) && self.disk_in().is_none() {
+        if !nodes.iter().enumerate().any(other) && self.tables.protection.disk_in().is_none() {
             return false;
         }
         // Held until the words are changed: no slot is taken meanwhile.
-        let slabs = self.slabs.lock();
+        let slabs = self.held.slabs.lock();
         let elsewhere = |index: usize| {
-            if self.seat(index as u32).is_some() {
-                return self.follows_without(index as u32, number);
+            if self.tables.seat(index as u32).is_some() {
+                return self.tables.follows_without(index as u32, number);
             }
-            let word = self.extents.word(index as u32);
-            let at = |nth: usize| self.extents.home(word, nth).node as usize;
+            let word = self.tables.extents.word(index as u32);
+            let at = |nth: usize| self.tables.extents.home(word, nth).node as usize;
             let there = |nth: usize| word.state(nth) != State::Absent && at(nth) == number;
             !(0..HOMES).any(there) || (0..HOMES).any(|nth| word.state(nth) == State::Whole && at(nth) != number)
         };

@@ -14,32 +14,47 @@
 
 use super::disk::{DISK, Disk};
 use crate::extent::{HOMES, State, Word};
+use crate::held::{Held, Slabs};
 use crate::nodes::Node;
 use crate::slab::Seat;
-use crate::{Pool, Protect, Slabs, Standing};
+use crate::tables::Tables;
+use crate::{Protect, Standing};
 
 /// A slab's next step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lacks {
-    /// A home ([`Pool::add_home`]).
+    /// A home ([`crate::Moves::add_home`]).
     Home(u32),
-    /// Bytes at the home of this number ([`crate::Lane::fill`], [`Pool::end_filling`]).
+    /// Bytes at the home of this number ([`crate::Lane::fill`], [`crate::Moves::end_filling`]).
     Bytes(u32, usize),
-    /// Nothing but to leave the home of this number ([`Pool::drop_home`]).
+    /// Nothing but to leave the home of this number ([`crate::Moves::drop_home`]).
     Way(u32, usize),
-    /// A second failure domain ([`Pool::place_apart`], [`Pool::move_home`]).
+    /// A second failure domain ([`crate::Moves::place_apart`], [`crate::Moves::move_home`]).
     Domain(u32),
 }
 
-impl Pool {
-    /// Whether it is worth asking [`Pool::lacks`].
-    pub fn may_lack(&self) -> bool {
-        self.protection() != Protect::None || self.nodes.all().iter().any(|node| node.standing() == Standing::Leaving)
+/// What slabs lack. It changes nothing.
+#[derive(Clone, Copy)]
+pub struct Repair<'a> {
+    pub(crate) tables: &'a Tables,
+    pub(crate) held: &'a Held,
+}
+
+impl Repair<'_> {
+    /// Whether it is worth asking [`Repair::lacks`].
+    pub fn may_lack(self) -> bool {
+        let leaves = |node: &Node| node.standing() == Standing::Leaving;
+        self.tables.protection.how() != Protect::None || self.tables.nodes.all().iter().any(leaves)
+    }
+
+    /// Slabs that go with this one, itself among them: those of its group with parity.
+    pub fn beside(self, index: u32) -> Vec<u32> {
+        self.tables.beside(index)
     }
 
     /// The next step. Slabs that are being filled or left come first.
-    pub fn lacks(&self) -> Option<Lacks> {
-        let slabs = self.slabs.lock();
+    pub fn lacks(self) -> Option<Lacks> {
+        let slabs = self.held.slabs.lock();
         let all = || 0..slabs.list.len() as u32;
         let first = |urgent: fn(&Lacks) -> bool| all().find_map(|index| self.lacks_of(&slabs, index).filter(urgent));
         let under_way = first(|lacks| matches!(lacks, Lacks::Bytes(..) | Lacks::Way(..)));
@@ -47,9 +62,9 @@ impl Pool {
         copies.or_else(|| all().find(|&index| self.lacks_domain(&slabs, index)).map(Lacks::Domain))
     }
 
-    fn lacks_of(&self, slabs: &Slabs, index: u32) -> Option<Lacks> {
+    fn lacks_of(self, slabs: &Slabs, index: u32) -> Option<Lacks> {
         let slab = slabs.list[index as usize].as_ref().filter(|slab| slab.sharers == 0)?;
-        let word = self.extents.word(index);
+        let word = self.tables.extents.word(index);
         let whole = |nth: usize| word.state(nth) == State::Whole;
         let leaving = |nth: usize| word.state(nth) != State::Absent && self.is_left(word, nth);
         let striped = (0..HOMES).find(|&nth| word.state(nth) == State::Filling).filter(|_| word.is_striped());
@@ -57,17 +72,17 @@ impl Pool {
             return Some(Lacks::Bytes(index, nth));
         }
         if word.is_striped() && word.homes() == 0 {
-            let beside = self.nodes_beside(index);
+            let beside = self.tables.nodes_beside(index);
             let apart = |(number, node): (usize, &Node)| {
                 node.standing() == Standing::In && !beside.contains(&(number as u32)) && !node.session().is_mapped()
             };
-            let any = self.follows(index) && self.nodes.all().iter().enumerate().any(apart);
+            let any = self.tables.follows(index) && self.tables.nodes.all().iter().enumerate().any(apart);
             return any.then_some(Lacks::Home(index));
         }
-        let on_disk = |nth: usize| self.extents.home(word, nth).node == DISK;
+        let on_disk = |nth: usize| self.tables.extents.home(word, nth).node == DISK;
         let filling = |nth: &usize| whole(1 - nth) && word.state(*nth) == State::Filling;
         if let Some(nth) = (0..HOMES).find(filling) {
-            let may = !on_disk(nth) || self.disk().is_some_and(Disk::may_fill);
+            let may = !on_disk(nth) || self.tables.protection.disk().is_some_and(Disk::may_fill);
             return may.then_some(Lacks::Bytes(index, nth));
         }
         let way = (0..HOMES).find(|&nth| leaving(nth) && whole(nth) && whole(1 - nth));
@@ -75,39 +90,39 @@ impl Pool {
             return Some(Lacks::Way(index, nth));
         }
         let only = (0..HOMES).find(|&nth| whole(nth)).filter(|_| word.homes() == 1)?;
-        let copies = matches!(self.protection(), Protect::Mirror | Protect::Disk);
-        let protects = copies && self.extents.home(word, only).base == 0;
-        if protects && !leaving(only) && self.protection() == Protect::Disk && !on_disk(only) {
-            return self.disk_in().map(|_| Lacks::Home(index));
+        let copies = matches!(self.tables.protection.how(), Protect::Mirror | Protect::Disk);
+        let protects = copies && self.tables.extents.home(word, only).base == 0;
+        if protects && !leaving(only) && self.tables.protection.how() == Protect::Disk && !on_disk(only) {
+            return self.tables.protection.disk_in().map(|_| Lacks::Home(index));
         }
         // An empty one of a node that is left goes back by itself.
         let moves = leaving(only) && (!slab.is_idle() || slab.seat == Seat::Parity);
-        let beside = self.nodes_beside(index);
+        let beside = self.tables.nodes_beside(index);
         let elsewhere =
             |(number, standing): (usize, Standing)| standing == Standing::In && !beside.contains(&(number as u32));
-        let nodes = self.nodes.all().iter().map(|node| node.standing()).enumerate();
+        let nodes = self.tables.nodes.all().iter().map(|node| node.standing()).enumerate();
         ((protects && !leaving(only) || moves) && nodes.into_iter().any(elsewhere)).then_some(Lacks::Home(index))
     }
 
-    fn is_left(&self, word: Word, nth: usize) -> bool {
-        let home = self.extents.home(word, nth);
-        home.node != DISK && self.nodes.all()[home.node as usize].standing() == Standing::Leaving
+    fn is_left(self, word: Word, nth: usize) -> bool {
+        let home = self.tables.extents.home(word, nth);
+        home.node != DISK && self.tables.nodes.all()[home.node as usize].standing() == Standing::Leaving
     }
 
     /// Bytes of slabs with live slots that have one copy where there should be two, and of slabs of
     /// groups, parity or not, whose bytes follow from others alone.
-    pub fn single_bytes(&self) -> u64 {
-        if self.protection() == Protect::None {
+    pub fn single_bytes(self) -> u64 {
+        if self.tables.protection.how() == Protect::None {
             return 0;
         }
-        let slabs = self.slabs.lock();
+        let slabs = self.held.slabs.lock();
         let single = |index: &u32| {
-            let word = self.extents.word(*index);
+            let word = self.tables.extents.word(*index);
             if word.is_striped() {
                 return word.state(0) != State::Whole && word.state(1) != State::Whole;
             }
             let whole = (0..HOMES).filter(|&nth| word.state(nth) == State::Whole);
-            let mapped = || whole.clone().any(|nth| self.extents.home(word, nth).base != 0);
+            let mapped = || whole.clone().any(|nth| self.tables.extents.home(word, nth).base != 0);
             slabs.list[*index as usize].as_ref().is_some_and(|slab| !slab.is_idle())
                 && whole.clone().count() < HOMES
                 && !mapped()

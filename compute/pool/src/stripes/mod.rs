@@ -25,9 +25,13 @@
 
 pub mod code;
 
+use crate::copies::Dropped;
 use crate::extent::{HOMES, Home, MAX_SLABS, State, Word};
+use crate::grants::{Grants, too_many_slabs};
+use crate::held::Slabs;
 use crate::slab::{Seat, SlabSlots};
-use crate::{NoRoom, Pool, Protect, Slabs, Standing};
+use crate::tables::Tables;
+use crate::{Moves, NoRoom, Protect, Standing};
 use code::{MAX_SEATS, Shape};
 use farmem_protocol::addr::{FarSlot, SLAB_BYTES, SLOTS_PER_SLAB};
 use farmem_sys::gf::Unit;
@@ -112,6 +116,11 @@ impl Stripes {
         (0..self.shape.seats()).map(move |seat| self.member(group, seat))
     }
 
+    /// The slot in a seat of a stripe.
+    pub fn slot(&self, group: u32, seat: usize, place: u32) -> FarSlot {
+        FarSlot::new(self.member(group, seat), place)
+    }
+
     fn at(&self, group: u32, place: u32) -> &AtomicU32 {
         &self.versions[group as usize * PLACES + place as usize]
     }
@@ -158,16 +167,10 @@ impl Slabs {
     }
 }
 
-impl Pool {
-    /// The groups, if slabs are protected by parity.
-    #[inline]
-    pub(crate) fn stripes(&self) -> Option<&Stripes> {
-        self.protection.stripes.get()
-    }
-
+impl Tables {
     /// The group and the seat of a slab that has one.
     pub(crate) fn seat(&self, index: u32) -> Option<(&Stripes, u32, usize)> {
-        let stripes = self.stripes()?;
+        let stripes = self.protection.stripes()?;
         stripes.seat(index).map(|(group, seat)| (stripes, group, seat))
     }
 
@@ -269,14 +272,16 @@ impl Pool {
         }
         beside
     }
+}
 
+impl Grants<'_> {
     /// One more group, or a slab that is mapped here and needs none.
-    pub(crate) fn grow_group(&self, shape: Shape) -> Result<(), NoRoom> {
+    pub(crate) fn grow_group(self, shape: Shape) -> Result<(), NoRoom> {
         let first = self.granted(&[])?;
         if first.base != 0 {
             return self.adopt([first, Home::NONE]);
         }
-        if self.is_wired(first.node) {
+        if self.tables.nodes.is_wired(first.node) {
             self.decline(first);
             return Err(NoRoom::Exhausted("parity is not kept over RDMA: add --transport tcp".to_owned()));
         }
@@ -293,7 +298,9 @@ impl Pool {
             None => {}
             // A program that could go on does not end because parity has no place: repair looks for
             // one.
-            Some(_) if self.has_lost_nodes() && homes.len() >= shape.data => homes.resize(shape.seats(), Home::NONE),
+            Some(_) if self.tables.nodes.any_lost() && homes.len() >= shape.data => {
+                homes.resize(shape.seats(), Home::NONE);
+            }
             Some(why) => {
                 homes.into_iter().for_each(|home| self.decline(home));
                 return Err(match why {
@@ -308,92 +315,82 @@ impl Pool {
     }
 
     /// A slab of a node that is not mapped here, and is none of these.
-    fn granted_unmapped(&self, beside: &[u32]) -> Result<Home, NoRoom> {
+    pub(crate) fn granted_unmapped(self, beside: &[u32]) -> Result<Home, NoRoom> {
         let mut asked = Vec::new();
-        self.to_ask(beside, &mut asked);
-        asked.retain(|&node| !self.nodes.all()[node].session().is_mapped() && !self.is_wired(node as u32));
+        self.tables.nodes.to_ask(beside, &mut asked);
+        let nodes = &self.tables.nodes;
+        asked.retain(|&node| !nodes.all()[node].session().is_mapped() && !nodes.is_wired(node as u32));
         self.first_grant(&asked)
     }
 
-    fn is_wired(&self, node: u32) -> bool {
-        self.nodes.all()[node as usize].session().is_wired()
-    }
-
-    fn has_lost_nodes(&self) -> bool {
-        self.nodes.all().iter().any(|node| node.standing() == Standing::Lost)
-    }
-
     /// Makes slabs that were granted one group of ours.
-    fn adopt_group(&self, shape: Shape, homes: &[Home]) -> Result<(), NoRoom> {
-        let Some(stripes) = self.stripes() else { return Ok(()) };
-        let changing = self.changing.lock();
-        let nodes = self.nodes.all();
+    fn adopt_group(self, shape: Shape, homes: &[Home]) -> Result<(), NoRoom> {
+        let Some(stripes) = self.tables.protection.stripes() else { return Ok(()) };
+        let changing = self.changes.now.lock();
+        let nodes = self.tables.nodes.all();
         let there = || homes.iter().filter(|home| **home != Home::NONE);
         // Lost or taken out since they answered: to be asked again, of others.
         let are_in = there().all(|home| nodes[home.node as usize].standing() == Standing::In);
-        let mut slabs = self.slabs.lock();
+        let mut slabs = self.held.slabs.lock();
         let holes = (0..slabs.list.len()).filter(|&index| slabs.list[index].is_none());
         let holes = holes.chain(slabs.list.len()..MAX_SLABS).take(homes.len());
         let indices: Vec<u32> = holes.map(|index| index as u32).collect();
         let mut records = Vec::new();
         if are_in && indices.len() == homes.len() {
-            records.extend(homes.iter().map_while(|&home| self.extents.record([home, Home::NONE])));
+            records.extend(homes.iter().map_while(|&home| self.tables.extents.record([home, Home::NONE])));
         }
         if records.len() < homes.len() {
-            records.into_iter().for_each(|record| self.extents.free(record));
+            records.into_iter().for_each(|record| self.tables.extents.free(record));
             drop(slabs);
             drop(changing);
             there().for_each(|&home| self.decline(home));
             return match are_in {
                 false => Ok(()),
-                true => Err(NoRoom::Exhausted(format!(
-                    "this process holds {MAX_SLABS} slabs of 64 MiB, which is the limit"
-                ))),
+                true => Err(too_many_slabs()),
             };
         }
         stripes.join(&indices);
         for (seat, (&index, &record)) in indices.iter().zip(&records).enumerate() {
             slabs.serial += 1;
             let seat_of = if seat < shape.data { Seat::Data } else { Seat::Parity };
-            let slab = Some(SlabSlots::new(slabs.serial).in_group(seat_of));
-            match slabs.list.get_mut(index as usize) {
-                Some(hole) => *hole = slab,
-                None => slabs.list.push(slab),
-            }
+            let slab = SlabSlots::new(slabs.serial).in_group(seat_of);
+            slabs.put(index as usize, slab);
             let state = if homes[seat] == Home::NONE { State::Absent } else { State::Whole };
-            self.extents.publish(index, Word::of(record).with_striped().with_state(0, state));
+            self.tables.extents.publish(index, Word::of(record).with_striped().with_state(0, state));
         }
         there().for_each(|home| {
             nodes[home.node as usize].held.fetch_add(1, Ordering::Relaxed);
         });
-        self.capacity.fetch_add(shape.data as u64 * SLAB_BYTES, Ordering::Relaxed);
+        self.held.capacity.fetch_add(shape.data as u64 * SLAB_BYTES, Ordering::Relaxed);
         Ok(())
     }
+}
 
+impl Moves<'_> {
     /// Gives a slab of a group that has lost its home another one, at a node that holds none of the
     /// group. It lacks all that was written.
-    pub(crate) fn replace_home(&self, index: u32) -> Result<(), NoRoom> {
+    pub(crate) fn replace_home(self, index: u32) -> Result<(), NoRoom> {
         let gone = || NoRoom::Exhausted("the slab has gone, or has a home".to_owned());
-        let lost = |word: Word| word.is_lost() && word.homes() == 0 && self.follows(index);
-        if !lost(self.extents.word(index)) {
+        let lost = |word: Word| word.is_lost() && word.homes() == 0 && self.tables.follows(index);
+        if !lost(self.tables.extents.word(index)) {
             return Err(gone());
         }
-        let home = self.granted_unmapped(&self.nodes_beside(index))?;
-        let changing = self.changing.lock();
-        let node = &self.nodes.all()[home.node as usize];
-        let mut slabs = self.slabs.lock();
-        let seen = self.extents.word(index);
+        let home = self.grants.granted_unmapped(&self.tables.nodes_beside(index))?;
+        let changing = self.changes.now.lock();
+        let node = &self.tables.nodes.all()[home.node as usize];
+        let mut slabs = self.held.slabs.lock();
+        let seen = self.tables.extents.word(index);
         let mut replaced = None;
         let own = slabs.list.get(index as usize).and_then(Option::as_ref).is_some_and(|slab| slab.sharers == 0);
         if own && lost(seen) && node.standing() == Standing::In {
-            replaced = self.extents.record([home, Home::NONE]).and_then(|record| {
+            replaced = self.tables.extents.record([home, Home::NONE]).and_then(|record| {
                 let next = seen.with_number(record).with_state(0, State::Filling).with_leaving(false);
-                self.lacking(&slabs, index).into_iter().for_each(|at| {
-                    self.extents.set_stale(next, 0, at, true);
+                self.tables.lacking(&slabs, index).into_iter().for_each(|at| {
+                    self.tables.extents.set_stale(next, 0, at, true);
                 });
-                let swapped = self.extents.update(index, |word| (word == seen).then_some(next));
+                let swapped = self.tables.extents.update(index, |word| (word == seen).then_some(next));
                 swapped.map(|_| seen.number()).or_else(|| {
-                    self.extents.free(record);
+                    self.tables.extents.free(record);
                     None
                 })
             });
@@ -401,27 +398,17 @@ impl Pool {
         match replaced {
             Some(record) => {
                 node.held.fetch_add(1, Ordering::Relaxed);
-                slabs.drop_later(crate::copies::Dropped { record: Some(record), home: None });
-                self.reopen(&mut slabs, index);
+                slabs.drop_later(Dropped { record: Some(record), home: None });
+                self.held.reopen(&mut slabs, index);
                 Ok(())
             }
             None => {
                 drop(slabs);
                 drop(changing);
-                self.decline(home);
+                self.grants.decline(home);
                 Err(gone())
             }
         }
-    }
-
-    /// How slabs are protected, if by parity.
-    pub(crate) fn shape(&self) -> Option<Shape> {
-        self.stripes().map(|stripes| stripes.shape)
-    }
-
-    /// The slot of another seat of a slot's stripe.
-    pub(crate) fn slot_in(stripes: &Stripes, group: u32, seat: usize, place: u32) -> FarSlot {
-        FarSlot::new(stripes.member(group, seat), place)
     }
 }
 

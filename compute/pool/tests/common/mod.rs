@@ -41,7 +41,7 @@ pub fn pool(slabs: &[u64]) -> (Vec<Arc<Network>>, Pool) {
 
 pub fn alloc(pool: &Pool, n: usize) -> Vec<FarSlot> {
     let mut slots = Vec::new();
-    pool.alloc(n, &mut slots).unwrap();
+    pool.slots().alloc(n, &mut slots).unwrap();
     slots
 }
 
@@ -89,7 +89,7 @@ pub fn read(pool: &Pool, lane: &mut Lane, slot: FarSlot) -> Result<u64, Lost> {
 
 /// Gives a slab a second home and fills it, as whoever holds the write-back lane does.
 pub fn mirror(pool: &Pool, lane: &mut Lane, index: u32) -> bool {
-    if pool.add_home(index).is_err() {
+    if pool.moves().add_home(index).is_err() {
         return false;
     }
     leave_once(pool);
@@ -104,33 +104,33 @@ pub fn fill(pool: &Pool, lane: &mut Lane, index: u32, nth: usize) -> bool {
     while let Some(next) = unsafe { lane.fill(pool, index, nth, from, buffers.as_mut_ptr(), PAGES) } {
         from = next;
     }
-    pool.end_filling(index, nth)
+    pool.moves().end_filling(index, nth)
 }
 
 /// The one thread there is has left the consumer.
 pub fn leave_once(pool: &Pool) {
-    if let Some(number) = pool.dropped() {
-        pool.all_have_left(number);
+    if let Some(number) = pool.moves().dropped() {
+        pool.moves().all_have_left(number);
     }
 }
 
 /// Does what slabs lack, as a background thread does; whether nothing is left to do.
 pub fn repaired(pool: &Pool, lane: &mut Lane) -> bool {
     for _ in 0..1000 {
-        match pool.lacks() {
+        match pool.repair().lacks() {
             None => return true,
-            Some(Lacks::Home(index)) if pool.add_home(index).is_err() => return false,
+            Some(Lacks::Home(index)) if pool.moves().add_home(index).is_err() => return false,
             Some(Lacks::Home(_)) => leave_once(pool),
-            Some(Lacks::Domain(index)) => match pool.place_apart(index) {
+            Some(Lacks::Domain(index)) => match pool.moves().place_apart(index) {
                 Ok(place) => {
-                    assert!(pool.move_home(lane, index, place));
+                    assert!(pool.moves().move_home(lane, index, place));
                     leave_once(pool);
                 }
                 Err(_) => return false,
             },
             Some(Lacks::Bytes(index, nth)) => drop(fill(pool, lane, index, nth)),
             Some(Lacks::Way(index, home)) => {
-                assert!(pool.drop_home(lane, index, home));
+                assert!(pool.moves().drop_home(lane, index, home));
                 leave_once(pool);
             }
         }

@@ -1,0 +1,157 @@
+//! What a pool does when a node is lost: the words of slabs forget it, and its consumer is told.
+//!
+//! A loss is found by a lane, by a request to the node, or by [`Losses::tend`]. Whoever finds it
+//! calls `lose`. A page that no other home has ends the consumer; `anything_lost` looks for one.
+
+use crate::extent::{HOMES, State};
+use crate::held::{Held, Slabs};
+use crate::nodes::Standing;
+use crate::slab::Seat;
+use crate::tables::Tables;
+use farmem_fabric::Lost;
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_sys::sync::Lock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A node that was lost, and what that means.
+#[derive(Clone, Debug)]
+pub struct Loss {
+    /// Which, and why.
+    pub lost: Lost,
+    /// Slabs of this process there.
+    pub slabs: u32,
+    /// Their bytes stay: they are mapped here.
+    pub kept: bool,
+    /// Slabs of which one copy is left, and was not the only one.
+    pub single: u32,
+}
+
+/// What changes with the nodes.
+#[derive(Default)]
+pub(crate) struct Changing {
+    pub losses: Vec<Loss>,
+    /// Memory of consumers that cards will reach.
+    pub arenas: Vec<(usize, usize)>,
+}
+
+/// The same under its lock, which is held while nodes change or a slab is published.
+pub(crate) struct Changes {
+    pub now: Lock<Changing>,
+    /// Losses that nobody has taken yet, to be asked without a lock.
+    pub untold: AtomicU64,
+}
+
+impl Changes {
+    pub fn new() -> Changes {
+        Changes { now: Lock::new(Changing::default()), untold: AtomicU64::new(0) }
+    }
+}
+
+/// Nodes that fail.
+#[derive(Clone, Copy)]
+pub struct Losses<'a> {
+    pub(crate) tables: &'a Tables,
+    pub(crate) held: &'a Held,
+    pub(crate) changes: &'a Changes,
+}
+
+impl Losses<'_> {
+    /// Slabs of a node that is being left take no new pages, and are not overwritten.
+    pub(crate) fn close_slabs_of(self, slabs: &mut Slabs, node: usize) {
+        for index in 0..slabs.list.len() as u32 {
+            let word = self.tables.extents.word(index);
+            let at = |home: usize| self.tables.extents.home(word, home).node as usize;
+            let there = (0..HOMES).any(|home| word.state(home) != State::Absent && at(home) == node);
+            if let Some(slab) = slabs.list[index as usize].as_mut().filter(|slab| there && !slab.closed) {
+                slab.closed = true;
+                if slab.seat != Seat::Parity {
+                    self.held.capacity.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
+                }
+                self.tables.extents.update(index, |word| Some(word.with_leaving(true)));
+            }
+        }
+    }
+
+    /// Looks whether the nodes are still there; see [`farmem_fabric::Session::tend`]. For a background thread, a
+    /// few times a second.
+    ///
+    /// # Errors
+    /// A node is lost, and with it a page: no other home has it. Losses without that are told by
+    /// [`Losses::take`].
+    pub fn tend(self) -> Result<(), Lost> {
+        for (number, node) in self.tables.nodes.all().iter().enumerate().filter(|(_, node)| node.is_there()) {
+            if let Err(lost) = node.session().tend() {
+                self.lose(number, &lost);
+            }
+        }
+        let given_up = self.tables.nodes.all().iter().filter(|node| node.standing() == Standing::Lost);
+        given_up.for_each(|node| node.session().hang_up());
+        self.anything_lost()
+    }
+
+    /// Takes the losses of nodes that were not told yet.
+    pub fn take(self) -> Vec<Loss> {
+        if self.changes.untold.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let mut changing = self.changes.now.lock();
+        self.changes.untold.store(0, Ordering::Relaxed);
+        std::mem::take(&mut changing.losses)
+    }
+
+    /// A node was found lost. When this returns no word names a home there, but those whose memory
+    /// stays mapped.
+    #[cold]
+    pub(crate) fn lose(self, number: usize, lost: &Lost) {
+        let node = &self.tables.nodes.all()[number];
+        // Whoever comes second waits until the words are changed.
+        let mut changing = self.changes.now.lock();
+        if !node.is_there() {
+            return;
+        }
+        let kept = node.session().keeps_memory();
+        let slabs = self.held.slabs.lock();
+        self.let_go(&mut changing, &slabs, number, lost, kept);
+    }
+
+    /// A node is lost. No slab is published meanwhile: none is missed.
+    pub(crate) fn let_go(self, changing: &mut Changing, slabs: &Slabs, number: usize, lost: &Lost, kept: bool) {
+        let node = &self.tables.nodes.all()[number];
+        let held = node.held.load(Ordering::Relaxed);
+        node.set(if kept { Standing::Orphaned } else { Standing::Lost });
+        let mut single = 0;
+        if !kept {
+            for index in 0..slabs.list.len() as u32 {
+                let word = self.tables.extents.word(index);
+                self.tables.forsake(index, number);
+                let left = self.tables.extents.word(index);
+                single += (word != left && (!left.is_lost() || self.tables.follows(index))) as u32;
+            }
+        }
+        changing.losses.push(Loss { lost: lost.clone(), slabs: held, kept, single });
+        self.changes.untold.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The loss of a node that has taken a page with it, if there is one. Slabs that had none are
+    /// forgotten.
+    pub(crate) fn anything_lost(self) -> Result<(), Lost> {
+        if !self.tables.nodes.all().iter().any(|node| node.standing() == Standing::Lost) {
+            return Ok(());
+        }
+        let mut slabs = self.held.slabs.lock();
+        for index in 0..slabs.list.len() {
+            let word = self.tables.extents.word(index as u32);
+            let Some(slab) = slabs.list[index].as_ref().filter(|_| word.is_lost()) else { continue };
+            if !slab.is_idle() && !self.tables.follows(index as u32) {
+                return Err(self.tables.why_lost(word));
+            }
+            // It goes with its group, or gets another home.
+            if slab.seat != Seat::None {
+                continue;
+            }
+            // No home is there to be given back.
+            let _ = self.held.remove(self.tables, &mut slabs, index);
+        }
+        Ok(())
+    }
+}
