@@ -139,7 +139,7 @@ impl Log {
         let writes = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("log".into()).spawn(move || writes.write(out))?;
         let hears = Arc::clone(&shared);
-        nic.listen(move |event| {
+        nic.events.listen(move |event| {
             let (kind, line) = said(event);
             if kind == Kind::Other && !verbose {
                 return;

@@ -4,18 +4,32 @@
 //! right is checked again, one load and compare, before each transfer, within a section of
 //! [`super::epochs`].
 
+use super::Member;
 use super::carved;
 use super::grip::{Grip, Memory, Right};
-use super::windows::{Bound, MAX_WINDOWS};
-use super::{Member, Nic};
+use super::members::coming::Roster;
+use super::shares::Table;
+use super::units::Units;
+use super::windows::{Bound, MAX_WINDOWS, Windows};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::{Key, KeyKind, Rights};
 use farmem_protocol::wire::{Binding, Op, Status};
+use std::sync::Arc;
 
-impl Nic {
+/// From keys to memory, and the windows that a member carves from its own.
+#[derive(Clone, Copy)]
+pub(super) struct Admission<'a> {
+    pub units: &'a Units,
+    pub windows: &'a Windows,
+    /// Places of windows.
+    pub places: &'a Arc<Table>,
+    pub roster: &'a Roster,
+}
+
+impl Admission<'_> {
     /// Whether a right given before still stands.
     #[inline]
-    pub(super) fn stands(&self, right: &Right) -> bool {
+    pub fn stands(self, right: &Right) -> bool {
         match right {
             Right::Held => true,
             Right::Word(word) => self.units.stands(word),
@@ -26,8 +40,8 @@ impl Nic {
     }
 
     /// Admits READ, WRITE, CAS and FAA on memory, by a key of `member` through its `queue`.
-    pub(super) fn admit(
-        &self,
+    pub fn admit(
+        self,
         member: &Member,
         queue: u64,
         (key, op): (Key, Op),
@@ -54,7 +68,7 @@ impl Nic {
     }
 
     /// BIND: of a range that the binder itself may touch, to whomever it likes.
-    pub(super) fn bind(&self, member: &Member, queue: u64, key: Key, binding: &Binding) -> Result<Key, Status> {
+    pub fn bind(self, member: &Member, queue: u64, key: Key, binding: &Binding) -> Result<Key, Status> {
         let KeyKind::Window { index, generation } = key.kind() else { return Err(Status::Window) };
         let parent = Key(binding.parent.get());
         let (start, len) = (binding.start.get(), binding.len.get());
@@ -70,7 +84,7 @@ impl Nic {
         };
         let user = match binding.owner.get() {
             0 => member.serial,
-            owner => self.member_of(owner).ok_or(Status::Window)?.serial,
+            owner => self.roster.member_of(owner).ok_or(Status::Window)?.serial,
         };
         let queue = binding.queue.get();
         let (memory, base, carved) = (grip.memory, grip.offset, Vec::new());
@@ -89,33 +103,33 @@ impl Nic {
         self.windows.bind(member.serial, (index, generation), bound)
     }
 
-    /// INVALIDATE. The caller waits for what is under way: [`Nic::settle`], [`super::epochs`]; also
+    /// INVALIDATE. The caller waits for what is under way: [`Admission::settle`], [`super::epochs`]; also
     /// when it is refused because somebody else was quicker, whose wait may not be over.
-    pub(super) fn invalidate(&self, member: &Member, queue: u64, key: Key) -> Result<Key, Status> {
+    pub fn invalidate(self, member: &Member, queue: u64, key: Key) -> Result<Key, Status> {
         let KeyKind::Window { index, generation } = key.kind() else { return Err(Status::Window) };
         self.windows.invalidate(member.serial, queue, (index, generation))
     }
 
     /// Waits until a window that was unbound is off the card. Outside of sections: it may take
     /// [`carved::PATIENCE_NS`].
-    pub(super) fn settle(&self, key: Key) {
+    pub fn settle(self, key: Key) {
         if let KeyKind::Window { index, .. } = key.kind() {
             self.windows.settle(index, carved::patience());
         }
     }
 
     /// Whether there is anything to wait for.
-    pub(super) fn is_ending(&self, key: Key) -> bool {
+    pub fn is_ending(self, key: Key) -> bool {
         matches!(key.kind(), KeyKind::Window { index, .. } if self.windows.is_ending(index))
     }
 
     /// A window for a member. The answer's status, else its key.
-    pub(super) fn make_window(&self, member: &Member) -> Result<Key, Status> {
+    pub fn make_window(self, member: &Member) -> Result<Key, Status> {
         let mut holds = member.holds.lock();
         if holds.gone || holds.windows.len() >= MAX_WINDOWS {
             return Err(Status::Exhausted);
         }
-        let place = self.window_places.take(member.peer).map_err(|_| Status::Exhausted)?;
+        let place = self.places.take(member.peer).map_err(|_| Status::Exhausted)?;
         let key = self.windows.make(member.serial).ok_or(Status::Exhausted)?;
         if let KeyKind::Window { index, generation } = key.kind() {
             holds.windows.insert(index, (generation, place));
@@ -125,7 +139,7 @@ impl Nic {
 
     /// The member no longer needs a window: by any key that it ever had. One of a window that had
     /// the index before, be it this member's own, is not this one's.
-    pub(super) fn drop_window(&self, member: &Member, key: Key) -> Status {
+    pub fn drop_window(self, member: &Member, key: Key) -> Status {
         let KeyKind::Window { index, generation } = key.kind() else { return Status::Window };
         let mut holds = member.holds.lock();
         if holds.windows.get(&index).is_none_or(|(first, _)| generation < *first) {
@@ -138,7 +152,7 @@ impl Nic {
     }
 
     /// Unbinds what a member carved from a slab that it no longer holds.
-    pub(super) fn unbind_slab(&self, member: &Member, slab: SlabId) {
+    pub fn unbind_slab(self, member: &Member, slab: SlabId) {
         let windows: Vec<u32> = member.holds.lock().windows.keys().copied().collect();
         windows.iter().for_each(|index| self.windows.unbind_from(member.serial, *index, Key::from(slab)));
         let until = carved::patience();

@@ -92,6 +92,15 @@ impl Epochs {
         true
     }
 
+    /// Waits, outside of any section, until what is under way now has ended.
+    #[cfg(not(loom))]
+    pub fn wait(&self) {
+        let since = self.now();
+        while !self.is_over(since) {
+            yield_now();
+        }
+    }
+
     /// One epoch on, if none of the last is left.
     fn advance(&self) -> bool {
         let now = self.now();

@@ -1,12 +1,34 @@
 //! Events at a node that its operator may want to read as they happen.
 //!
-//! The engine tells them to one listener, which the daemon sets ([`super::Nic::listen`]). Workers
+//! The engine tells them to one listener, which the daemon sets ([`Events::listen`]). Workers
 //! call it between verbs, so it must return at once.
 
 use super::Member;
 use super::shares::Peer;
 use super::volumes::Volume;
 use farmem_protocol::wire::{Broken, Verdict};
+use std::sync::OnceLock;
+
+/// Hears of events.
+type Listener = Box<dyn Fn(Event<'_>) + Send + Sync>;
+
+/// The listener, once there is one.
+#[derive(Default)]
+pub struct Events(OnceLock<Listener>);
+
+impl Events {
+    /// Has `listener` hear of events from now on. Only the first one does.
+    pub fn listen(&self, listener: impl Fn(Event<'_>) + Send + Sync + 'static) {
+        let _ = self.0.set(Box::new(listener));
+    }
+
+    /// Tells the listener, if there is one.
+    pub fn tell(&self, event: Event<'_>) {
+        if let Some(listener) = self.0.get() {
+            listener(event);
+        }
+    }
+}
 
 /// One event.
 #[derive(Clone, Copy)]

@@ -6,9 +6,13 @@
 //! scrubbed, when the last holder lets go *and* the last verb on it has ended:
 //! both hold the slab by reference, so neither has to know of the other.
 
+use super::Member;
+use super::events::{Event, Events};
+use super::tally::{Tally, count};
 use super::units::Units;
 use super::units::leases::Lease;
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::wire::{Refused, Status};
 use farmem_sys::mapping::{Mapping, Memfd};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
@@ -146,6 +150,32 @@ impl Lending {
             mapping.prefer_huge();
         }
         Ok((memfd, mapping))
+    }
+}
+
+/// Slabs that members ask for.
+#[derive(Clone, Copy)]
+pub(crate) struct Grants<'a> {
+    pub lending: &'a Arc<Lending>,
+    pub tally: &'a Tally,
+    pub events: &'a Events,
+}
+
+impl Grants<'_> {
+    /// A fresh slab in an owner's name, for a member. A refusal is told to the listener, too.
+    pub fn grant(self, member: &Member, lease: &Arc<Lease>) -> Result<Arc<Slab>, Refused> {
+        self.lending.grant(lease).map_err(|why| {
+            let (status, value, told) = match why {
+                NoSlab::Exhausted => {
+                    count(&self.tally.exhausted, 1);
+                    (Status::Exhausted, self.lending.most(), "all is lent")
+                }
+                NoSlab::Quota(bytes) => (Status::Quota, bytes, "its owner has its quota"),
+                NoSlab::System(e) => (Status::System, e.0 as u64, "this machine has no memory or descriptors left"),
+            };
+            self.events.tell(Event::Granted(member, Err(told)));
+            Refused { status, value }
+        })
     }
 }
 

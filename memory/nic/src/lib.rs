@@ -42,40 +42,42 @@ pub(crate) mod wires;
 pub use members::{MAX_GRACE_MS, MAX_MEMBERS, MAX_QUEUES, Member};
 pub use tally::Tally;
 
+use admit::Admission;
 use epochs::Epochs;
-use events::{Event, Leaving};
+use events::{Event, Events, Leaving};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::node::Domain;
-use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::Range;
 use farmem_protocol::wire::{Figure, MAX_BACKED, Refused, Secret, Status};
-use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
-use lending::{Lending, Slab};
+use lending::{Grants, Lending, Slab};
 use members::Turn;
-use regions::{MAX_REGIONS, Region};
+use members::coming::{Membership, Roster};
+use regions::Regions;
 use service::Service;
 use shares::Table;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tally::count;
 use units::Units;
 use units::files::File;
-use units::leases::Lease;
 use volumes::Volumes;
+use volumes::table::Swap;
 use windows::Windows;
+use wires::Cards;
 
 /// Connections of a node, at most.
 pub const MAX_CONNECTIONS: usize = 32_768;
 /// Connections that have much output waiting, at most.
 const MAX_ROOMY: usize = 1024;
 
-/// Hears of events.
-type Listener = Box<dyn Fn(Event<'_>) + Send + Sync>;
+/// Draws unguessable bits, new ones each time.
+pub(crate) type Draw = Box<dyn Fn() -> Secret + Send + Sync>;
 
-/// A node's state, shared by all its connections.
+/// A node's state, shared by all its connections. Its steps are those of its parts ([`Nic::swap`]
+/// and so on), which hold references to what they use.
 pub struct Nic {
     /// The memory.
     pub lending: Arc<Lending>,
@@ -92,18 +94,13 @@ pub struct Nic {
     /// Functions near memory, of all members.
     pub computed: service::Computed,
     /// Answers SENDs, if anything does.
-    service: OnceLock<Box<dyn Service>>,
-    /// Members that are gone, of which the service does not know yet.
-    departed: Lock<Vec<u64>>,
+    served: service::Served,
     /// Transfers under way.
     pub(crate) epochs: Epochs,
-    /// Serial numbers given to members.
-    serials: AtomicU64,
     /// The tenants that may borrow, and their tokens.
     pub tenants: tenants::Tenants,
-    members: Lock<BTreeMap<Secret, Arc<Member>>>,
-    /// Places of members.
-    places: Arc<Table>,
+    /// The members.
+    roster: Roster,
     /// Places of connections that have said who they are. The daemon sets it at start, by the
     /// descriptors that the process may have.
     pub connections: Arc<Table>,
@@ -111,12 +108,8 @@ pub struct Nic {
     window_places: Arc<Table>,
     /// Places of connections with much output waiting.
     roomy: Arc<Table>,
-    /// Owners in whose names the slabs of runs are held.
-    runs: Lock<BTreeMap<Secret, Weak<Lease>>>,
     /// Memory with a name.
-    regions: Lock<BTreeMap<RegionName, Arc<Region>>>,
-    /// Places of regions.
-    region_places: Arc<Table>,
+    named: regions::Named,
     /// The volumes that hosts' kernels swap to.
     pub volumes: Volumes,
     /// By which members may reach their slabs past this software.
@@ -124,8 +117,9 @@ pub struct Nic {
     /// How much of it windows may take.
     budget: Arc<budget::Budget>,
     draining: AtomicBool,
-    listener: OnceLock<Listener>,
-    draw: Box<dyn Fn() -> Secret + Send + Sync>,
+    /// Hears of events.
+    pub events: Events,
+    draw: Draw,
 }
 
 impl Nic {
@@ -138,43 +132,60 @@ impl Nic {
         Nic {
             units,
             lending: Arc::new(lending),
-            runs: Lock::new(BTreeMap::new()),
             tally: Tally::default(),
             incarnation: incarnation.max(1),
             domain: Domain::EMPTY,
             windows: Windows::default(),
             computed: service::Computed::default(),
-            service: OnceLock::new(),
-            departed: Lock::new(Vec::new()),
+            served: service::Served::default(),
             epochs: Epochs::default(),
-            serials: AtomicU64::new(0),
             tenants: tenants::Tenants::default(),
-            members: Lock::new(BTreeMap::new()),
-            places: Table::new(MAX_MEMBERS),
+            roster: Roster::default(),
             connections: Table::new(MAX_CONNECTIONS),
             window_places: Table::new(farmem_protocol::key::WINDOWS as usize),
             roomy: Table::new(MAX_ROOMY),
-            regions: Lock::new(BTreeMap::new()),
-            region_places: Table::new(MAX_REGIONS),
+            named: regions::Named::default(),
             volumes: Volumes::default(),
             card: None,
             budget: budget::Budget::new(0, 0, None),
             draining: AtomicBool::new(false),
-            listener: OnceLock::new(),
+            events: Events::default(),
             draw: Box::new(draw),
         }
     }
 
-    /// Has `listener` hear of events from now on. Only the first one does.
-    pub fn listen(&self, listener: impl Fn(Event<'_>) + Send + Sync + 'static) {
-        let _ = self.listener.set(Box::new(listener));
+    /// From keys to memory.
+    #[inline]
+    pub(crate) fn admission(&self) -> Admission<'_> {
+        let places = &self.window_places;
+        Admission { units: &self.units, windows: &self.windows, places, roster: &self.roster }
     }
 
-    /// Tells the listener, if there is one.
-    pub fn tell(&self, event: Event<'_>) {
-        if let Some(listener) = self.listener.get() {
-            listener(event);
-        }
+    /// Members that come and go.
+    pub(crate) fn membership(&self) -> Membership<'_> {
+        let Nic { roster, units, windows, served, events, tally, incarnation, draining, draw, .. } = self;
+        Membership { roster, units, windows, served, events, tally, incarnation: *incarnation, draining, draw }
+    }
+
+    fn grants(&self) -> Grants<'_> {
+        Grants { lending: &self.lending, tally: &self.tally, events: &self.events }
+    }
+
+    /// Memory with a name.
+    pub fn regions(&self) -> Regions<'_> {
+        Regions { named: &self.named, units: &self.units, grants: self.grants() }
+    }
+
+    /// Memory that members reach by the node's card.
+    pub(crate) fn cards(&self) -> Cards<'_> {
+        let Nic { card, budget, windows, tally, draw, .. } = self;
+        Cards { card: card.as_ref(), budget, windows, tally, draw }
+    }
+
+    /// Volumes that are made, found and ended.
+    pub fn swap(&self) -> Swap<'_> {
+        let Nic { volumes, units, lending, tally, events, incarnation, draining, .. } = self;
+        Swap { volumes, units, lending, tally, events, incarnation: *incarnation, draining }
     }
 
     /// From now on takes no new runs.
@@ -190,13 +201,8 @@ impl Nic {
     /// Does a piece of what the node does by itself: drains, scrubs, buries. False when there was
     /// nothing to do now. `cpu_ns` is the caller's clock of CPU time.
     pub fn keep(&self, cpu_ns: &dyn Fn() -> u64) -> bool {
-        if let Some(service) = self.service.get() {
-            for member in std::mem::take(&mut *self.departed.lock()) {
-                service.departed(member, &self.windows, &mut || self.drained());
-            }
-            service.keep(&self.windows);
-        }
-        let tidied = self.tidy_volumes();
+        self.served.keep(&self.windows, &self.epochs);
+        let tidied = self.swap().tidy();
         self.units.keep(&self.epochs, cpu_ns) || tidied
     }
 
@@ -214,7 +220,7 @@ impl Nic {
 
     /// Entries in the tables that strangers can fill: members and windows.
     pub fn entries(&self) -> usize {
-        self.places.taken() + self.window_places.taken()
+        self.roster.places.taken() + self.window_places.taken()
     }
 
     /// Bytes lent now: slabs, and units that somebody holds or that are not clean yet.
@@ -238,37 +244,32 @@ impl Nic {
 
     /// Has `service` answer SENDs from now on. Only the first one does.
     pub fn serve(&self, service: impl Service + 'static) {
-        let _ = self.service.set(Box::new(service));
+        self.served.set(service);
     }
 
-    /// Waits, outside of any section, until what is under way now has ended.
-    fn drained(&self) {
-        let since = self.epochs.now();
-        while !self.epochs.is_over(since) {
-            std::thread::yield_now();
-        }
+    /// Everybody who is a member now.
+    pub fn members(&self) -> Vec<Arc<Member>> {
+        self.roster.members()
     }
 
     fn grant(&self, member: &Arc<Member>) -> Result<Arc<Slab>, Refused> {
-        match self.lending.grant(&member.tenancy) {
-            Ok(slab) if member.hold(Arc::clone(&slab)) => {
-                count(&self.tally.grants, 1);
-                self.tell(Event::Granted(member, Ok(())));
-                Ok(slab)
-            }
-            Ok(_) => Err(Status::NotHeld.into()),
-            Err(why) => Err(self.refused(member, &why)),
+        let slab = self.grants().grant(member, &member.tenancy)?;
+        if !member.hold(Arc::clone(&slab)) {
+            return Err(Status::NotHeld.into());
         }
+        count(&self.tally.grants, 1);
+        self.events.tell(Event::Granted(member, Ok(())));
+        Ok(slab)
     }
 
     fn release(&self, member: &Arc<Member>, id: SlabId) -> Status {
         let slab = member.holds.lock().let_go(id);
-        self.unbind_slab(member, id);
+        self.admission().unbind_slab(member, id);
         member.wires.lock().withdraw(id, carved::patience());
         if slab.is_none() {
             return Status::NotHeld;
         }
-        self.tell(Event::Released(member));
+        self.events.tell(Event::Released(member));
         Status::Done
     }
 
@@ -280,7 +281,9 @@ impl Nic {
             return Status::Range;
         }
         let of_region = !member.holds.lock().slabs.contains_key(&id);
-        if of_region || self.members().iter().any(|other| !Arc::ptr_eq(other, member) && other.slab(id).is_some()) {
+        if of_region
+            || self.roster.members().iter().any(|other| !Arc::ptr_eq(other, member) && other.slab(id).is_some())
+        {
             return Status::Shared;
         }
         let exposed = member.wires.lock().exposes(id);
@@ -319,11 +322,11 @@ impl Nic {
     /// is lent. A system call for each slab: for an operator's view, not for a hot path.
     pub fn in_use(&self) -> u64 {
         let mut slabs = BTreeMap::new();
-        for member in self.members() {
+        for member in self.roster.members() {
             let holds = member.holds.lock();
             slabs.extend(holds.slabs.values().chain(holds.shared.slabs()).map(|slab| (slab.id, Arc::clone(slab))));
         }
-        slabs.extend(self.region_slabs().into_iter().map(|slab| (slab.id, slab)));
+        slabs.extend(self.regions().slabs().into_iter().map(|slab| (slab.id, slab)));
         slabs.values().map(|slab| slab.taken()).sum::<u64>() + self.units.taken()
     }
 }

@@ -24,7 +24,7 @@
 //! TCP connection proves nothing. Gone: its slabs lose one holder, its queue
 //! pairs carry out nothing more.
 
-mod coming;
+pub(crate) mod coming;
 
 use super::lending::Slab;
 use super::regions::Shared;

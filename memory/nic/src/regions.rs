@@ -16,11 +16,12 @@
 //! *Growth.* A slab is added only under the number that is next, under the region's lock. Two
 //! members that ask for the same number get the same slab.
 
-use super::lending::{NoSlab, Slab};
-use super::shares::Place;
+use super::lending::{Grants, Slab};
+use super::shares::{Place, Table};
 use super::tally::count;
+use super::units::Units;
 use super::units::leases::Lease;
-use super::{Event, Leaving, Member, Nic};
+use super::{Leaving, Member, Nic};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::{self, Refused, Status};
@@ -85,16 +86,37 @@ impl Shared {
     }
 }
 
-impl Nic {
+/// The regions that have names.
+pub(super) struct Named {
+    regions: Lock<BTreeMap<RegionName, Arc<Region>>>,
+    /// Places of regions.
+    places: Arc<Table>,
+}
+
+impl Default for Named {
+    fn default() -> Named {
+        Named { regions: Lock::new(BTreeMap::new()), places: Table::new(MAX_REGIONS) }
+    }
+}
+
+/// Memory with a name: what members and the node's owner do with it.
+#[derive(Clone, Copy)]
+pub struct Regions<'a> {
+    pub(super) named: &'a Named,
+    pub(super) units: &'a Arc<Units>,
+    pub(super) grants: Grants<'a>,
+}
+
+impl Regions<'_> {
     /// Has a member open a region. Returns how many slabs it has.
-    pub(super) fn open_region(&self, member: &Member, name: RegionName, make: bool) -> Result<u64, Status> {
+    pub(super) fn open(self, member: &Member, name: RegionName, make: bool) -> Result<u64, Status> {
         let region = {
-            let mut regions = self.regions.lock();
+            let mut regions = self.named.regions.lock();
             match regions.get(&name) {
                 Some(region) => Arc::clone(region),
                 None if make => {
-                    let place = self.region_places.take(member.peer).map_err(|_| Status::Exhausted)?;
-                    let lease = Arc::new(Lease::of(&self.units, member.tenant().cloned()).ok_or(Status::Exhausted)?);
+                    let place = self.named.places.take(member.peer).map_err(|_| Status::Exhausted)?;
+                    let lease = Arc::new(Lease::of(self.units, member.tenant().cloned()).ok_or(Status::Exhausted)?);
                     let region = Arc::new(Region { lease, slabs: Lock::new(Vec::new()), _place: place });
                     regions.insert(name, Arc::clone(&region));
                     region
@@ -123,13 +145,7 @@ impl Nic {
 
     /// Has a member hold a slab of a region that it has opened. `grow`: one that is not there is
     /// added, if it is the next.
-    pub(super) fn region_slab(
-        &self,
-        member: &Member,
-        name: RegionName,
-        number: u64,
-        grow: bool,
-    ) -> Result<Arc<Slab>, Refused> {
+    pub(super) fn slab(self, member: &Member, name: RegionName, number: u64, grow: bool) -> Result<Arc<Slab>, Refused> {
         let opened = member.holds.lock().shared.opened.get(&name).cloned();
         let region = opened.ok_or(Status::NotHeld)?;
         let mut slabs = region.slabs.lock();
@@ -137,8 +153,8 @@ impl Nic {
             if slabs.len() >= MAX_SLABS {
                 return Err(Status::Range.into());
             }
-            slabs.push(self.lending.grant(&region.lease).map_err(|e| self.refused(member, &e))?);
-            count(&self.tally.grants, 1);
+            slabs.push(self.grants.grant(member, &region.lease)?);
+            count(&self.grants.tally.grants, 1);
         }
         let found = usize::try_from(number).ok().and_then(|number| slabs.get(number)).cloned();
         drop(slabs);
@@ -151,20 +167,37 @@ impl Nic {
         Ok(slab)
     }
 
-    /// Why a slab was not granted, as an answer says it. Told to the listener, too.
-    pub(super) fn refused(&self, member: &Member, why: &NoSlab) -> Refused {
-        let (status, value, told) = match why {
-            NoSlab::Exhausted => {
-                count(&self.tally.exhausted, 1);
-                (Status::Exhausted, self.lending.most(), "all is lent")
-            }
-            NoSlab::Quota(bytes) => (Status::Quota, *bytes, "its owner has its quota"),
-            NoSlab::System(e) => (Status::System, e.0 as u64, "this machine has no memory or descriptors left"),
-        };
-        self.tell(Event::Granted(member, Err(told)));
-        Refused { status, value }
+    /// Takes a region's name away. False: there is none of this name.
+    pub fn remove(self, name: RegionName) -> bool {
+        let removed = self.named.regions.lock().remove(&name);
+        // Scrubbing takes milliseconds a slab: the lock is not held here.
+        removed.is_some()
     }
 
+    /// The regions that have names, in the order of these.
+    pub fn list(self) -> Vec<RegionInfo> {
+        let regions = self.named.regions.lock();
+        let info = |(name, region): (&RegionName, &Arc<Region>)| RegionInfo {
+            name: *name,
+            slabs: region.slabs.lock().len() as u64,
+            owner: region.lease.owner().slot(),
+        };
+        regions.iter().map(info).collect()
+    }
+
+    /// The region at a place in the order of names.
+    pub(super) fn at(self, place: u64) -> Option<RegionInfo> {
+        usize::try_from(place).ok().and_then(|place| self.list().into_iter().nth(place))
+    }
+
+    /// Their slabs, by name.
+    pub(super) fn slabs(self) -> Vec<Arc<Slab>> {
+        let regions: Vec<Arc<Region>> = self.named.regions.lock().values().cloned().collect();
+        regions.iter().flat_map(|region| region.slabs.lock().clone()).collect()
+    }
+}
+
+impl Nic {
     /// Ends the other members of a tag that have a region open. The member `asks` must have it
     /// open. After [`Status::Done`] none of their verbs is under way, and none will take effect.
     /// Called outside of sections.
@@ -176,46 +209,17 @@ impl Nic {
         let opened = |member: &Member| member.holds.lock().shared.opened.get(&name).cloned();
         let Some(region) = opened(asks) else { return Status::NotHeld };
         let same = |member: &Member| opened(member).is_some_and(|other| Arc::ptr_eq(&other, &region));
-        let mut found = self.members();
+        let mut found = self.roster.members();
         found.retain(|member| wire::tag(&member.run) == tag && member.serial != asks.serial && same(member));
         if found.iter().any(|member| member.mapped && !member.is_gone()) {
             return Status::Shared;
         }
         for member in &found {
-            self.part(member, Leaving::Expelled);
+            self.membership().part(member, Leaving::Expelled);
             // Another thread may be ending it too. Either way its card's keys are gone after this.
             drop(member.wires.lock().end());
         }
-        self.drained();
+        self.epochs.wait();
         Status::Done
-    }
-
-    /// Takes a region's name away. False: there is none of this name.
-    pub fn remove_region(&self, name: RegionName) -> bool {
-        let removed = self.regions.lock().remove(&name);
-        // Scrubbing takes milliseconds a slab: the lock is not held here.
-        removed.is_some()
-    }
-
-    /// The regions that have names, in the order of these.
-    pub fn regions(&self) -> Vec<RegionInfo> {
-        let regions = self.regions.lock();
-        let info = |(name, region): (&RegionName, &Arc<Region>)| RegionInfo {
-            name: *name,
-            slabs: region.slabs.lock().len() as u64,
-            owner: region.lease.owner().slot(),
-        };
-        regions.iter().map(info).collect()
-    }
-
-    /// The region at a place in the order of names.
-    pub(super) fn region_at(&self, place: u64) -> Option<RegionInfo> {
-        usize::try_from(place).ok().and_then(|place| self.regions().into_iter().nth(place))
-    }
-
-    /// Their slabs, by name.
-    pub(super) fn region_slabs(&self) -> Vec<Arc<Slab>> {
-        let regions: Vec<Arc<Region>> = self.regions.lock().values().cloned().collect();
-        regions.iter().flat_map(|region| region.slabs.lock().clone()).collect()
     }
 }

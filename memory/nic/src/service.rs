@@ -3,12 +3,14 @@
 //! A NIC serves nothing by itself, and refuses every SEND. A node with `--compute` serves functions
 //! near memory; `lab/offload` serves chunks with windows that the NIC binds.
 
-use super::epochs::Section;
+use super::epochs::{Epochs, Section};
 use super::grip::Grip;
 use super::windows::Windows;
 use super::{Member, Nic};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::{Op, REPLY_BYTES, Status};
+use farmem_sys::sync::Lock;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Answers SENDs to the node's own queues.
@@ -37,6 +39,46 @@ pub trait Service: Send + Sync {
     fn keep(&self, windows: &Windows);
 }
 
+/// The service, once there is one, and what it is to be told.
+pub(super) struct Served {
+    service: OnceLock<Box<dyn Service>>,
+    /// Members that are gone, of which the service does not know yet.
+    departed: Lock<Vec<u64>>,
+}
+
+impl Default for Served {
+    fn default() -> Served {
+        Served { service: OnceLock::new(), departed: Lock::new(Vec::new()) }
+    }
+}
+
+impl Served {
+    /// Has `service` answer SENDs from now on. Only the first one does.
+    pub fn set(&self, service: impl Service + 'static) {
+        let _ = self.service.set(Box::new(service));
+    }
+
+    pub fn get(&self) -> Option<&dyn Service> {
+        self.service.get().map(Box::as_ref)
+    }
+
+    /// A member is gone.
+    pub fn departed(&self, member: u64) {
+        if self.service.get().is_some() {
+            self.departed.lock().push(member);
+        }
+    }
+
+    /// Tells the service who has departed, and has it do a piece of what it does by itself.
+    pub fn keep(&self, windows: &Windows, epochs: &Epochs) {
+        let Some(service) = self.service.get() else { return };
+        for member in std::mem::take(&mut *self.departed.lock()) {
+            service.departed(member, windows, &mut || epochs.wait());
+        }
+        service.keep(windows);
+    }
+}
+
 /// The member that asks, and its queue pair.
 pub struct Caller<'a> {
     pub(super) nic: &'a Nic,
@@ -56,7 +98,7 @@ impl Caller<'_> {
     /// # Errors
     /// As a verb would be refused.
     pub fn admit(&self, key: Key, op: Op, offset: u64, len: u64) -> Result<Grip, Status> {
-        self.nic.admit(self.member, self.queue, (key, op), offset, len)
+        self.nic.admission().admit(self.member, self.queue, (key, op), offset, len)
     }
 
     /// Accounts for a function's time.

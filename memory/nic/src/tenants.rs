@@ -2,7 +2,7 @@
 //! fast they move bytes.
 
 use crate::events::VolumeEvent;
-use crate::{Leaving, Nic};
+use crate::{Leaving, Member, Nic};
 use farmem_sys::sync::Lock;
 use farmem_trust::{Key, TokenId};
 use std::collections::BTreeMap;
@@ -184,15 +184,16 @@ impl Nic {
         }
         let good: BTreeMap<TokenId, Known> = tokens.into_iter().map(|known| (known.key.id, known)).collect();
         let is_good = |id: &TokenId| good.get(id).is_some_and(|known| known.standing == Standing::Good);
-        let ended: Vec<_> = self.members().into_iter().filter(|m| m.token().is_some_and(|id| !is_good(id))).collect();
+        let is_over = |member: &Arc<Member>| member.token().is_some_and(|id| !is_good(id));
+        let ended: Vec<_> = self.members().into_iter().filter(is_over).collect();
         let mut volumes = self.volumes.all();
         volumes.retain(|volume| volume.token().is_some_and(|id| !is_good(&id)));
         *self.tenants.tokens.lock() = Some(good);
         for member in ended {
-            self.part(&member, Leaving::Revoked);
+            self.membership().part(&member, Leaving::Revoked);
         }
         for volume in volumes {
-            self.free_volume(&volume, VolumeEvent::Revoked);
+            self.swap().free(&volume, VolumeEvent::Revoked);
         }
     }
 }

@@ -30,9 +30,8 @@
 //! the tenant's quota from the beginning, so that no other program of the tenant can take what was
 //! promised. The volume ends when the token of its newest stream is revoked.
 
-mod table;
+pub(crate) mod table;
 
-use super::Nic;
 use super::shares::{Peer, Place, Table};
 use super::tally::count;
 use super::tenants::Tenant;
@@ -46,6 +45,7 @@ use farmem_volume::{BLOCK_CHUNKS, Chunk, Content, Usage, repeated};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use table::Swap;
 
 /// Bytes of a block.
 const BLOCK: u64 = BLOCK_CHUNKS as u64 * PAGE;
@@ -191,43 +191,43 @@ impl Volume {
     }
 
     /// Stores a page. `slot` is inside.
-    pub(super) fn write(&self, nic: &Nic, turn: Option<u64>, slot: u32, page: &Page) -> Moved {
+    pub(super) fn write(&self, node: Swap<'_>, turn: Option<u64>, slot: u32, page: &Page) -> Moved {
         let mut state = self.state(turn)?;
         let word = repeated(page);
         if word.is_some_and(|word| state.map.fill(slot, word)) {
-            self.give_back(nic, &mut state);
+            self.give_back(node, &mut state);
             return Ok(Ok(()));
         }
         let chunk = match state.map.place(slot) {
             Ok(chunk) => chunk,
             Err(_) => {
-                let Ok(block) = nic.units.claim_block(&self.lease) else {
-                    count(&nic.tally.exhausted, 1);
+                let Ok(block) = node.units.claim_block(&self.lease) else {
+                    count(&node.tally.exhausted, 1);
                     return Ok(Err(Refusal::NoSpace));
                 };
                 state.map.add_block(block);
                 if self.promised {
-                    nic.units.promise(-(BLOCK as i64));
+                    node.units.promise(-(BLOCK as i64));
                 }
                 state.map.place(slot).map_err(|_| Superseded)?
             }
         };
-        let stored = nic.units.write_chunk(at(chunk), page);
-        count(&nic.tally.write_bytes, PAGE);
+        let stored = node.units.write_chunk(at(chunk), page);
+        count(&node.tally.write_bytes, PAGE);
         Ok(if stored { Ok(()) } else { Err(Refusal::NoSpace) })
     }
 
     /// Reads a page. `slot` is inside.
-    pub(super) fn read(&self, nic: &Nic, turn: Option<u64>, slot: u32, into: &mut Page) -> Result<(), Superseded> {
+    pub(super) fn read(&self, node: Swap<'_>, turn: Option<u64>, slot: u32, into: &mut Page) -> Result<(), Superseded> {
         let state = self.state(turn)?;
         match state.map.look(slot) {
             Content::Empty => into.fill(0),
             Content::Filled(word) => {
                 into.chunks_exact_mut(8).for_each(|bytes| bytes.copy_from_slice(&word.to_le_bytes()));
             }
-            Content::At(chunk) => nic.units.read_chunk(at(chunk), into),
+            Content::At(chunk) => node.units.read_chunk(at(chunk), into),
         }
-        count(&nic.tally.read_bytes, PAGE);
+        count(&node.tally.read_bytes, PAGE);
         Ok(())
     }
 
@@ -235,7 +235,7 @@ impl Volume {
     /// Returns the slot at which to go on; `None`: done.
     pub(super) fn trim(
         &self,
-        nic: &Nic,
+        node: Swap<'_>,
         turn: Option<u64>,
         mark: Option<u64>,
         (first, end): (u32, u32),
@@ -253,7 +253,7 @@ impl Volume {
             }
             (at, trimmed) = (slot + 1, trimmed + 1);
         }
-        self.give_back(nic, &mut state);
+        self.give_back(node, &mut state);
         Ok((trimmed == AT_ONCE).then_some(at))
     }
 
@@ -266,20 +266,20 @@ impl Volume {
     }
 
     /// Gives empty blocks back, and has sparse ones looked after.
-    fn give_back(&self, nic: &Nic, state: &mut State) {
+    fn give_back(&self, node: Swap<'_>, state: &mut State) {
         while let Some(block) = state.map.empty() {
-            nic.units.release_block(&self.lease, block);
+            node.units.release_block(&self.lease, block);
             if self.promised {
-                nic.units.promise(BLOCK as i64);
+                node.units.promise(BLOCK as i64);
             }
         }
         if state.map.is_sparse() {
-            nic.volumes.sparse.store(true, Ordering::Release);
+            node.volumes.sparse.store(true, Ordering::Release);
         }
     }
 
     /// Moves some pages of sparse blocks. False: there are none.
-    fn tidy(&self, nic: &Nic) -> bool {
+    fn tidy(&self, node: Swap<'_>) -> bool {
         let mut state = self.state.lock();
         if state.gone {
             return false;
@@ -287,26 +287,26 @@ impl Volume {
         let mut page = [0; PAGE as usize];
         for _ in 0..MOVES {
             let Some(moved) = state.map.compact() else { break };
-            nic.units.read_chunk(at(moved.from), &mut page);
-            nic.units.write_chunk(at(moved.to), &page);
+            node.units.read_chunk(at(moved.from), &mut page);
+            node.units.write_chunk(at(moved.to), &page);
         }
-        self.give_back(nic, &mut state);
+        self.give_back(node, &mut state);
         state.map.is_sparse()
     }
 
     /// How it is doing.
-    pub(super) fn report(&self, nic: &Nic) -> Report {
+    pub(super) fn report(&self, node: Swap<'_>) -> Report {
         let usage = self.usage();
-        let free = nic.units.free_bytes();
-        let promised_to_others = if self.promised { 0 } else { nic.units.promised() };
+        let free = node.units.free_bytes();
+        let promised_to_others = if self.promised { 0 } else { node.units.promised() };
         Report {
             size: (self.slots as u64 * PAGE).into(),
             live: (usage.live as u64 * PAGE).into(),
             filled: (usage.filled as u64 * PAGE).into(),
             held: (usage.blocks as u64 * BLOCK).into(),
             free: free.saturating_sub(promised_to_others).into(),
-            machine: nic.volumes.machine.load(Ordering::Relaxed).into(),
-            flags: if nic.is_draining() { GOING_DOWN } else { 0 }.into(),
+            machine: node.volumes.machine.load(Ordering::Relaxed).into(),
+            flags: if node.draining.load(Ordering::Relaxed) { GOING_DOWN } else { 0 }.into(),
         }
     }
 }

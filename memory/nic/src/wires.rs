@@ -23,9 +23,10 @@ use super::carved::{self, Carved, MAX_CARVED};
 use super::grip::Memory;
 use super::lending::Slab;
 use super::members::Holder;
-use super::tally::count;
-use super::windows::Bound;
-use super::{MAX_QUEUES, Member, Nic};
+use super::members::coming::Membership;
+use super::tally::{Tally, count};
+use super::windows::{Bound, Windows};
+use super::{Draw, MAX_QUEUES, Member, Nic};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::{Key, KeyKind};
 use farmem_protocol::wire::{self, Known, Refused, Reply, Status, Verdict};
@@ -108,6 +109,14 @@ impl Wires {
         self.queues.len()
     }
 
+    /// The stream of a queue pair has closed: it is destroyed and forgotten, unless another
+    /// connection has it by now.
+    pub fn cut(&mut self, queue: u64, turn: u64) {
+        if self.queues.get(&queue).is_some_and(|wire| wire.turn == turn) {
+            self.queues.remove(&queue);
+        }
+    }
+
     fn domain(&mut self, card: &Device) -> Result<Arc<Domain>, Errno> {
         if self.domain.is_none() {
             self.domain = Some(card.domain()?);
@@ -132,11 +141,24 @@ impl Nic {
     pub fn card(&self) -> Option<&str> {
         self.card.as_ref().map(Device::name)
     }
+}
 
+/// Memory that members reach by the node's card.
+#[derive(Clone, Copy)]
+pub(super) struct Cards<'a> {
+    pub card: Option<&'a Device>,
+    /// How much of it windows may take.
+    pub budget: &'a Arc<Budget>,
+    pub windows: &'a Windows,
+    pub tally: &'a Tally,
+    pub draw: &'a Draw,
+}
+
+impl Cards<'_> {
     /// Puts a slab of the member's on the card. Its key there.
-    pub(super) fn expose(&self, member: &Member, id: SlabId) -> Result<u32, Refused> {
+    pub(super) fn expose(self, member: &Member, id: SlabId) -> Result<u32, Refused> {
         let refused = |e: Errno| Refused { status: Status::System, value: e.0 as u64 };
-        let Some(card) = &self.card else { return Err(refused(Errno(libc::ENODEV))) };
+        let Some(card) = self.card else { return Err(refused(Errno(libc::ENODEV))) };
         let mut wires = member.wires.lock();
         // Under the lock that a release takes after it has taken the slab: it finds the region, or
         // we no slab.
@@ -156,16 +178,16 @@ impl Nic {
 
     /// Puts a window that is bound for the member on the card, for one of its queue pairs. Its key
     /// there and where it begins.
-    pub(super) fn expose_window(&self, member: &Member, key: Key, number: u64) -> Result<Reply, Status> {
+    pub(super) fn expose_window(self, member: &Member, key: Key, number: u64) -> Result<Reply, Status> {
         let KeyKind::Window { index, generation } = key.kind() else { return Err(Status::Access) };
-        let card = self.card.as_ref().filter(|card| card.abilities().windows).ok_or(Status::System)?;
+        let card = self.card.filter(|card| card.abilities().windows).ok_or(Status::System)?;
         // Held to the end: the queue pair stays.
         let mut wires = member.wires.lock();
         if wires.gone {
             return Err(Status::Access);
         }
         let domain = wires.domain(card).map_err(|_| Status::System)?;
-        let made = || Budget::new(MEMBER_WINDOWS, MEMBER_BYTES, Some(Arc::clone(&self.budget)));
+        let made = || Budget::new(MEMBER_WINDOWS, MEMBER_BYTES, Some(Arc::clone(self.budget)));
         let budget = Arc::clone(wires.budget.get_or_insert_with(made));
         let wire = wires.queues.get_mut(&number).ok_or(Status::Access)?;
         let queue = wire.queue.clone().ok_or(Status::Access)?;
@@ -187,39 +209,16 @@ impl Nic {
         Ok(Reply::Exposed(carved.rkey(), carved.base() as u16))
     }
 
-    /// The turn of a queue pair goes to the connection that asks; the one before is destroyed.
-    pub fn attach_wire(&self, known: &Known, queue: u64, holder: &Holder) -> Result<(Arc<Member>, u64), Verdict> {
-        let member = self.present(known, holder)?;
-        let mut wires = member.wires.lock();
-        let known = wires.queues.contains_key(&queue);
-        let refused = match (wires.gone, known || wires.queues.len() < MAX_QUEUES) {
-            (true, _) => Some(Verdict::Unknown),
-            (false, false) => Some(Verdict::Full),
-            (false, true) => None,
-        };
-        if let Some(verdict) = refused {
-            drop(wires);
-            member.presence.lock().connections -= 1;
-            return Err(verdict);
-        }
-        wires.turns += 1;
-        let turn = wires.turns;
-        // The one before is destroyed here: nothing of it reaches memory after the welcome.
-        wires.queues.insert(queue, Wire { turn, carved: Vec::new(), queue: None });
-        drop(wires);
-        Ok((member, turn))
-    }
-
     /// Makes the node's end of a queue pair, connected to the host's.
-    pub(super) fn connect_wire(&self, member: &Member, queue: u64, turn: u64, host: &wire::Endpoint) -> wire::Endpoint {
+    pub(super) fn connect_wire(self, member: &Member, queue: u64, turn: u64, host: &wire::Endpoint) -> wire::Endpoint {
         match self.connect(member, queue, turn, host) {
             Ok(own) => wire::Endpoint::ready(own.mtu, own.lid, own.number, own.sequence, own.gid),
             Err(e) => wire::Endpoint::refused(e.0),
         }
     }
 
-    fn connect(&self, member: &Member, queue: u64, turn: u64, host: &wire::Endpoint) -> Result<Endpoint, Errno> {
-        let card = self.card.as_ref().ok_or(Errno(libc::ENODEV))?;
+    fn connect(self, member: &Member, queue: u64, turn: u64, host: &wire::Endpoint) -> Result<Endpoint, Errno> {
+        let card = self.card.ok_or(Errno(libc::ENODEV))?;
         let mut wires = member.wires.lock();
         if wires.gone {
             return Err(Errno(libc::ESTALE));
@@ -240,13 +239,29 @@ impl Nic {
         wire.queue = Some(Arc::new(Lock::new(made)));
         Ok(own)
     }
+}
 
-    /// The stream of a queue pair has closed: it is destroyed and forgotten, unless another
-    /// connection has it by now.
-    pub(super) fn cut_wire(&self, member: &Member, queue: u64, turn: u64) {
+impl Membership<'_> {
+    /// The turn of a queue pair goes to the connection that asks; the one before is destroyed.
+    pub fn attach_wire(self, known: &Known, queue: u64, holder: &Holder) -> Result<(Arc<Member>, u64), Verdict> {
+        let member = self.present(known, holder)?;
         let mut wires = member.wires.lock();
-        if wires.queues.get(&queue).is_some_and(|wire| wire.turn == turn) {
-            wires.queues.remove(&queue);
+        let known = wires.queues.contains_key(&queue);
+        let refused = match (wires.gone, known || wires.queues.len() < MAX_QUEUES) {
+            (true, _) => Some(Verdict::Unknown),
+            (false, false) => Some(Verdict::Full),
+            (false, true) => None,
+        };
+        if let Some(verdict) = refused {
+            drop(wires);
+            member.presence.lock().connections -= 1;
+            return Err(verdict);
         }
+        wires.turns += 1;
+        let turn = wires.turns;
+        // The one before is destroyed here: nothing of it reaches memory after the welcome.
+        wires.queues.insert(queue, Wire { turn, carved: Vec::new(), queue: None });
+        drop(wires);
+        Ok((member, turn))
     }
 }

@@ -291,11 +291,11 @@ fn a_volume_outlives_its_streams_for_its_grace() {
 fn a_node_promises_what_it_has() {
     let nic = nic();
     let lend = 4 * SLAB_BYTES;
-    assert_eq!(refused(&nic, &made(lend, false)), Verdict::NoRoom(nic.promisable()));
+    assert_eq!(refused(&nic, &made(lend, false)), Verdict::NoRoom(nic.swap().promisable()));
     // What is promised to a volume is no slab's.
-    let size = nic.promisable();
+    let size = nic.swap().promisable();
     let mut wire = volume(&nic, size, false);
-    assert_eq!((nic.promisable(), nic.units.promised()), (0, size));
+    assert_eq!((nic.swap().promisable(), nic.units.promised()), (0, size));
     let lease = std::sync::Arc::new(farmem_nic::units::leases::Lease::new(&nic.units).unwrap());
     assert!(nic.lending.grant(&lease).is_err());
     let mut random = Random::new(1);

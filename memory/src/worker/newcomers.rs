@@ -93,7 +93,7 @@ impl Worker {
 
     pub(super) fn tell_refused(&self, token: usize, why: Refused) {
         if let Some(connection) = &self.connections[token] {
-            self.shared.nic.tell(events::Event::Refused(connection.engine.peer(), why));
+            self.shared.nic.events.tell(events::Event::Refused(connection.engine.peer(), why));
         }
     }
 

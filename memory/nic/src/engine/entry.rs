@@ -115,26 +115,30 @@ impl Engine {
         let control =
             |(member, ours): (Arc<Member>, u64)| (Arc::clone(&member), Phase::Control(Control { member, ours }));
         let entered = match &hello.purpose {
-            Purpose::Join(join) => nic.join(join, from, holder, now_ns).map(control),
-            Purpose::Rejoin(known) => nic.rejoin(known, &holder).map(control),
-            Purpose::Attach(known, queue) => nic.attach(known, *queue, &holder).map(|(member, turn, ours)| {
-                let serving = Serving::new(Arc::clone(&member), *queue, turn, ours);
-                (member, Phase::Queue(Box::new(serving)))
-            }),
-            Purpose::Wire(known, queue) => nic.attach_wire(known, *queue, &holder).map(|(member, ours)| {
-                let wire = Wire { member: Arc::clone(&member), queue: *queue, ours, connected: false };
-                (member, Phase::Wire(wire))
-            }),
+            Purpose::Join(join) => nic.membership().join(join, from, holder, now_ns).map(control),
+            Purpose::Rejoin(known) => nic.membership().rejoin(known, &holder).map(control),
+            Purpose::Attach(known, queue) => {
+                nic.membership().attach(known, *queue, &holder).map(|(member, turn, ours)| {
+                    let serving = Serving::new(Arc::clone(&member), *queue, turn, ours);
+                    (member, Phase::Queue(Box::new(serving)))
+                })
+            }
+            Purpose::Wire(known, queue) => {
+                nic.membership().attach_wire(known, *queue, &holder).map(|(member, ours)| {
+                    let wire = Wire { member: Arc::clone(&member), queue: *queue, ours, connected: false };
+                    (member, Phase::Wire(wire))
+                })
+            }
             Purpose::NewVolume(new) => {
                 let token = holder.as_ref().map(|(_, token)| *token);
-                let made = nic.make_volume(new, self.about.peer, holder, now_ns);
-                let attached = made.and_then(|volume| nic.attach_volume(volume, false, token));
+                let made = nic.swap().make(new, self.about.peer, holder, now_ns);
+                let attached = made.and_then(|volume| nic.swap().attach(volume, false, token));
                 return self.enter_volume(nic, attached, hello, proven);
             }
             Purpose::Volume(known, data) => {
                 let token = holder.as_ref().map(|(_, token)| *token);
-                let found = nic.volume(known, &holder);
-                let attached = found.and_then(|volume| nic.attach_volume(volume, *data, token));
+                let found = nic.swap().find(known, &holder);
+                let attached = found.and_then(|volume| nic.swap().attach(volume, *data, token));
                 return self.enter_volume(nic, attached, hello, proven);
             }
         };
@@ -142,7 +146,7 @@ impl Engine {
             Ok((member, phase)) => {
                 if !matches!(hello.purpose, Purpose::Join(_)) {
                     count(&nic.tally.rejoined, 1);
-                    nic.tell(Event::Attached(&member));
+                    nic.events.tell(Event::Attached(&member));
                 }
                 self.phase = phase;
                 self.widen(if let Phase::Queue(_) = self.phase { INPUT } else { CONTROL_INPUT });
@@ -181,7 +185,7 @@ impl Engine {
     /// Refuses a peer: `verdict` goes to it, `why` to the node's operator.
     fn refuse(&mut self, nic: &Nic, verdict: Verdict, why: Refused) -> Result<bool, Goodbye> {
         count(&nic.tally.refused_hellos, 1);
-        nic.tell(Event::Refused(self.about.peer, why));
+        nic.events.tell(Event::Refused(self.about.peer, why));
         self.output.bytes(Greeting::Refused(verdict).frame().as_bytes());
         self.phase = Phase::Closing;
         Ok(false)

@@ -380,7 +380,7 @@ impl Engine {
         }
         let Some(host) = self.take::<Endpoint>() else { return Ok(false) };
         if let Phase::Wire(wire) = &mut self.phase {
-            let own = nic.connect_wire(&wire.member, wire.queue, wire.ours, &host);
+            let own = nic.cards().connect_wire(&wire.member, wire.queue, wire.ours, &host);
             wire.connected = true;
             self.output.bytes(own.as_bytes());
         }
@@ -437,26 +437,26 @@ impl Engine {
     pub fn close(self, nic: &Nic, why: Goodbye, now_ns: u64) -> Option<Place> {
         if let Goodbye::Broken(rule) = why {
             count(&nic.tally.broken_connections, 1);
-            nic.tell(Event::Refused(self.about.peer, Refused::Broken(rule)));
+            nic.events.tell(Event::Refused(self.about.peer, Refused::Broken(rule)));
         }
         let by_node = why == Goodbye::Done;
         match self.phase {
             Phase::Control(control) => {
-                nic.left(&control.member, true, by_node, now_ns);
+                nic.membership().left(&control.member, true, by_node, now_ns);
                 if let Goodbye::Broken(_) = why {
-                    nic.broke(&control.member);
+                    nic.membership().broke(&control.member);
                 }
             }
             Phase::Queue(serving) => {
                 let (member, queue, turn) = (*serving).ended();
-                nic.detach(&member, queue, turn);
-                nic.left(&member, false, by_node, now_ns);
+                member.detach(queue, turn);
+                nic.membership().left(&member, false, by_node, now_ns);
             }
             Phase::Wire(wire) => {
-                nic.cut_wire(&wire.member, wire.queue, wire.ours);
-                nic.left(&wire.member, false, by_node, now_ns);
+                wire.member.wires.lock().cut(wire.queue, wire.ours);
+                nic.membership().left(&wire.member, false, by_node, now_ns);
             }
-            Phase::Volume(stream) => nic.left_volume(&stream.attached, now_ns),
+            Phase::Volume(stream) => nic.swap().left(&stream.attached, now_ns),
             Phase::Hello | Phase::Proving(_) | Phase::Closing => {}
         }
         self.place

@@ -228,7 +228,7 @@ impl Output {
                     n = 1;
                     break;
                 }
-                Piece::Memory { grip, .. } if !nic.stands(&grip.right) => {
+                Piece::Memory { grip, .. } if !nic.admission().stands(&grip.right) => {
                     // The memory promised to this READ may be another's by now.
                     if n == 0 {
                         return Err(NotSent::Revoked);

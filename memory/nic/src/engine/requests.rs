@@ -33,7 +33,7 @@ impl Engine {
             return Ok(true);
         }
         if let Ask::Bye = request.ask {
-            nic.part(&member, Leaving::Farewell);
+            nic.membership().part(&member, Leaving::Farewell);
             return Err(Goodbye::Done);
         }
         let mut passed = None;
@@ -75,40 +75,40 @@ impl Engine {
             Ask::Discard(range) => done(nic.discard(member, range)),
             Ask::Back(range) => nic.back(member, range).map(|()| Reply::Done),
             Ask::Ticket => {
-                let secret = nic.ticket(member, now_ns)?;
+                let secret = nic.membership().ticket(member, now_ns)?;
                 *passed = self.open().map(Passed::Stream);
                 Ok(Reply::Child(secret))
             }
             Ask::EndRun(run) => {
-                nic.end_run(member, &run);
+                nic.membership().end_run(member, &run);
                 Ok(Reply::Done)
             }
             Ask::Unit(first, blocks) => {
                 *passed = Some(Passed::Unit(nic.unit(member, first, blocks, local)?));
                 Ok(Reply::Done)
             }
-            Ask::Window => Ok(nic.make_window(member).map(Reply::Window)?),
+            Ask::Window => Ok(nic.admission().make_window(member).map(Reply::Window)?),
             Ask::DropWindow(key) => {
-                let status = nic.drop_window(member, key);
-                nic.drained();
+                let status = nic.admission().drop_window(member, key);
+                nic.epochs.wait();
                 done(status)
             }
             Ask::Who(owner) => Ok(nic.who(owner).map(Reply::Who).ok_or(Status::NotHeld)?),
             Ask::Figure(figure) => Ok(Reply::Figure(nic.figure(figure))),
-            Ask::Expose(slab) => nic.expose(member, slab).map(|rkey| Reply::Exposed(rkey, 0)),
-            Ask::ExposeWindow(key, queue) => Ok(nic.expose_window(member, key, queue)?),
-            Ask::Region(name, make) => Ok(nic.open_region(member, name, make).map(Reply::Slabs)?),
+            Ask::Expose(slab) => nic.cards().expose(member, slab).map(|rkey| Reply::Exposed(rkey, 0)),
+            Ask::ExposeWindow(key, queue) => Ok(nic.cards().expose_window(member, key, queue)?),
+            Ask::Region(name, make) => Ok(nic.regions().open(member, name, make).map(Reply::Slabs)?),
             Ask::RegionSlab(name, number) | Ask::RegionGrow(name, number) => {
-                let slab = nic.region_slab(member, name, number, matches!(ask, Ask::RegionGrow(..)))?;
+                let slab = nic.regions().slab(member, name, number, matches!(ask, Ask::RegionGrow(..)))?;
                 let id = slab.id;
                 *passed = local.then_some(Passed::Slab(slab));
                 Ok(Reply::Slab(id))
             }
             Ask::RegionExpel(name, tag) => done(nic.expel(member, name, tag)),
-            Ask::RegionRemove(name) => done(if nic.remove_region(name) { Status::Done } else { Status::NotHeld }),
-            Ask::VolumeAt(place) => Ok(nic.volume_at(place).map(Reply::Volume).ok_or(Status::NotHeld)?),
+            Ask::RegionRemove(name) => done(if nic.regions().remove(name) { Status::Done } else { Status::NotHeld }),
+            Ask::VolumeAt(place) => Ok(nic.swap().at(place).map(Reply::Volume).ok_or(Status::NotHeld)?),
             Ask::RegionAt(place) => {
-                let region = nic.region_at(place).ok_or(Status::NotHeld)?;
+                let region = nic.regions().at(place).ok_or(Status::NotHeld)?;
                 Ok(Reply::Region(region.name, region.slabs, region.owner))
             }
         }

@@ -149,20 +149,20 @@ impl Serving {
             Op::Bind => {
                 let Ok((binding, _)) = Binding::read_from_prefix(input) else { return Ok(None) };
                 count(&nic.tally.binds, 1);
-                if nic.is_ending(key) {
-                    section.renew_after(|| nic.settle(key));
+                if nic.admission().is_ending(key) {
+                    section.renew_after(|| nic.admission().settle(key));
                 }
-                let bound = nic.bind(&self.member, self.queue, key, &binding);
+                let bound = nic.admission().bind(&self.member, self.queue, key, &binding);
                 self.settle(nic, output, bound.map(|key| key.0));
                 Ok(Some(size_of::<Binding>()))
             }
             Op::Invalidate => {
                 count(&nic.tally.invalidates, 1);
-                let unbound = nic.invalidate(&self.member, self.queue, key);
+                let unbound = nic.admission().invalidate(&self.member, self.queue, key);
                 // Unbound already: by somebody who waits for the same end, and this answer is one
                 // to count on, too.
                 if !matches!(unbound, Err(Status::Access)) {
-                    section.renew_after(|| nic.settle(key));
+                    section.renew_after(|| nic.admission().settle(key));
                 }
                 self.settle(nic, output, unbound.map(|key| key.0));
                 Ok(Some(0))
@@ -184,7 +184,7 @@ impl Serving {
         let into = if key == Key::WORDS && len == 8 {
             Into::Heartbeat { offset, bytes: [0; 8] }
         } else {
-            match nic.admit(&self.member, self.queue, (key, op), offset, len as u64) {
+            match nic.admission().admit(&self.member, self.queue, (key, op), offset, len as u64) {
                 Ok(grip) => Into::Memory(grip),
                 Err(status) => Into::Nothing(status),
             }
@@ -211,8 +211,11 @@ impl Serving {
 
     /// Lays the lines of a whole record down. Returns the pages that were refused, as their bits.
     fn lay(&mut self, nic: &Nic, (key, op): (Key, Op), bytes: &[u8]) -> Result<Result<u64, Status>, Broken> {
-        let grip =
-            if key.is_slab() { nic.admit(&self.member, self.queue, (key, op), 0, 0) } else { Err(Status::Access) };
+        let grip = if key.is_slab() {
+            nic.admission().admit(&self.member, self.queue, (key, op), 0, 0)
+        } else {
+            Err(Status::Access)
+        };
         let (record, conditions) = match op {
             Op::Lines => (bytes, None),
             _ => Conditional::split(bytes).map(|split| (split.record, Some((split.was, split.seed))))?,
@@ -268,7 +271,7 @@ impl Serving {
     ) -> Result<[u8; REPLY_BYTES as usize], Status> {
         count(&nic.tally.sends, 1);
         let caller = Caller { nic, member: &self.member, queue: self.queue };
-        match (key.kind(), nic.service.get()) {
+        match (key.kind(), nic.served.get()) {
             (KeyKind::Service(number), Some(service)) => service.send(&caller, number, said, &nic.windows, section),
             _ => Err(Status::Access),
         }
@@ -288,7 +291,7 @@ impl Serving {
             }
             return;
         }
-        match nic.admit(&self.member, self.queue, (key, Op::Read), offset, len as u64) {
+        match nic.admission().admit(&self.member, self.queue, (key, Op::Read), offset, len as u64) {
             Ok(grip) => {
                 self.complete(nic, output, Status::Done, 0);
                 output.memory(grip, len);
@@ -309,7 +312,7 @@ impl Serving {
         offset: u64,
         change: impl FnOnce(&Grip) -> Option<u64>,
     ) -> Result<u64, Status> {
-        let grip = nic.admit(&self.member, self.queue, (key, op), offset, 8)?;
+        let grip = nic.admission().admit(&self.member, self.queue, (key, op), offset, 8)?;
         change(&grip).ok_or(if key.is_slab() { Status::Range } else { Status::Access })
     }
 
@@ -351,7 +354,7 @@ impl Writing {
     /// Drops the rest when the right has ended meanwhile.
     fn look_again(&mut self, nic: &Nic) {
         if let Into::Memory(grip) = &self.into
-            && !nic.stands(&grip.right)
+            && !nic.admission().stands(&grip.right)
         {
             self.into = Into::Nothing(Status::Access);
         }

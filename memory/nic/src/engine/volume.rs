@@ -88,7 +88,7 @@ impl Stream {
         match &mut self.doing {
             Doing::Nothing => self.begin(nic, input, output),
             Doing::Reading(slot, end) => {
-                volume.read(nic, *turn, *slot, &mut self.page)?;
+                volume.read(nic.swap(), *turn, *slot, &mut self.page)?;
                 output.bytes(&self.page);
                 *slot += 1;
                 if slot == end {
@@ -97,7 +97,7 @@ impl Stream {
                 Ok(Some(0))
             }
             Doing::Trimming { asked, at, end } => {
-                match volume.trim(nic, *turn, None, (*at, *end))? {
+                match volume.trim(nic.swap(), *turn, None, (*at, *end))? {
                     Some(next) => *at = next,
                     None => {
                         output.bytes(asked.reply(Ok(())).as_bytes());
@@ -108,7 +108,7 @@ impl Stream {
             }
             Doing::Freeing { asked, left, at, end } => {
                 if at < end {
-                    *at = volume.trim(nic, *turn, Some(asked.offset), (*at, *end))?.unwrap_or(*end);
+                    *at = volume.trim(nic.swap(), *turn, Some(asked.offset), (*at, *end))?.unwrap_or(*end);
                     return Ok(Some(0));
                 }
                 if *left == 0 {
@@ -130,7 +130,7 @@ impl Stream {
                 }
                 if so_far.is_ok() {
                     self.page.copy_from_slice(&input[..PAGE_BYTES]);
-                    *so_far = volume.write(nic, *turn, *slot, &self.page)?;
+                    *so_far = volume.write(nic.swap(), *turn, *slot, &self.page)?;
                     *slot += 1;
                 }
                 *left -= taken as u32;
@@ -156,7 +156,7 @@ impl Stream {
             (Some(Command::Read), Ok((first, pages))) => {
                 count(&nic.tally.reads, 1);
                 // Looked at before the reply promises bytes.
-                volume.read(nic, self.attached.turn, first, &mut self.page)?;
+                volume.read(nic.swap(), self.attached.turn, first, &mut self.page)?;
                 output.bytes(asked.reply(Ok(())).as_bytes());
                 self.doing = Doing::Reading(first, first + pages);
             }
@@ -176,10 +176,10 @@ impl Stream {
             (Some(Command::Disconnect), _) => return Err(Ended::Over),
             (Some(Command::Report), _) => {
                 output.bytes(asked.reply(Ok(())).as_bytes());
-                output.bytes(volume.report(nic).as_bytes());
+                output.bytes(volume.report(nic.swap()).as_bytes());
             }
             (Some(Command::Free), _) => {
-                nic.free_volume(volume, VolumeEvent::Freed);
+                nic.swap().free(volume, VolumeEvent::Freed);
                 output.bytes(asked.reply(Ok(())).as_bytes());
             }
             (Some(Command::Mark), _) => {

@@ -1,32 +1,100 @@
 //! Members come and go: Join, Ticket, Rejoin, the ends of their connections, and their own ends.
 
-use super::{GRACE_MARGIN_NS, Holder, Holds, LET_GO, MAX_GRACE_MS, MAX_QUEUES, Member, Newcomer, Presence, Turn};
-use crate::Nic;
+use super::{GRACE_MARGIN_NS, Holder, Holds, LET_GO, MAX_GRACE_MS, MAX_MEMBERS, MAX_QUEUES, Member};
+use super::{Newcomer, Presence, Turn};
 use crate::carved;
-use crate::events::{Event, Leaving};
-use crate::service::Computed;
-use crate::shares::{Full, Peer, Place};
-use crate::tally::count;
+use crate::events::{Event, Events, Leaving};
+use crate::service::{Computed, Served};
+use crate::shares::{Full, Peer, Place, Table};
+use crate::tally::{Tally, count};
 use crate::tenants::Tenant;
+use crate::units::Units;
 use crate::units::leases::Lease;
+use crate::windows::Windows;
 use crate::wires::Wires;
+use crate::{Draw, Nic};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::wire::{Join, Known, Names, Secret, Status, Verdict, Who, run_id};
 use farmem_sys::sync::Lock;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-impl Nic {
+/// The members, and the runs that they are of.
+pub(crate) struct Roster {
+    members: Lock<BTreeMap<Secret, Arc<Member>>>,
+    /// Places of members.
+    pub places: Arc<Table>,
+    /// Serial numbers given to members.
+    serials: AtomicU64,
+    /// Owners in whose names the slabs of runs are held.
+    runs: Lock<BTreeMap<Secret, Weak<Lease>>>,
+}
+
+impl Default for Roster {
+    fn default() -> Roster {
+        let (members, runs) = (Lock::new(BTreeMap::new()), Lock::new(BTreeMap::new()));
+        Roster { members, places: Table::new(MAX_MEMBERS), serials: AtomicU64::new(0), runs }
+    }
+}
+
+impl Roster {
     /// Everybody who is a member now.
     pub fn members(&self) -> Vec<Arc<Member>> {
         self.members.lock().values().cloned().collect()
     }
 
-    /// Lets those go whose grace is over. Returns when to look again, if anybody is absent.
-    pub fn expire(&self, now_ns: u64) -> Option<u64> {
+    /// The owner of a run's slabs.
+    pub(crate) fn tenancy(&self, units: &Arc<Units>, run: Secret, tenant: Option<Arc<Tenant>>) -> Option<Arc<Lease>> {
+        let mut runs = self.runs.lock();
+        if let Some(lease) = runs.get(&run).and_then(Weak::upgrade) {
+            return Some(lease);
+        }
+        runs.retain(|_, lease| lease.strong_count() > 0);
+        let lease = Arc::new(Lease::of(units, tenant)?);
+        runs.insert(run, Arc::downgrade(&lease));
+        Some(lease)
+    }
+
+    /// The run whose slabs this owner id names.
+    fn run_of(&self, owner: u16) -> Option<Secret> {
+        let runs = self.runs.lock();
+        let is_owner = |lease: &Weak<Lease>| lease.upgrade().is_some_and(|lease| lease.owner().slot() == owner);
+        runs.iter().find(|(_, lease)| is_owner(lease)).map(|(run, _)| *run)
+    }
+
+    /// The member of a run that joined first, of those that are here: its supervisor, as long as
+    /// that lives.
+    fn leader(&self, run: &Secret) -> Option<Arc<Member>> {
+        let members = self.members.lock();
+        members.values().filter(|member| member.run == *run).min_by_key(|member| member.serial).cloned()
+    }
+
+    /// The member that has this owner id now.
+    pub(crate) fn member_of(&self, owner: u16) -> Option<Arc<Member>> {
+        self.members.lock().values().find(|member| member.owner() == owner).cloned()
+    }
+}
+
+/// Members that come and go, with what their coming and going touches.
+#[derive(Clone, Copy)]
+pub(crate) struct Membership<'a> {
+    pub roster: &'a Roster,
+    pub units: &'a Arc<Units>,
+    pub windows: &'a Windows,
+    pub served: &'a Served,
+    pub events: &'a Events,
+    pub tally: &'a Tally,
+    pub incarnation: u64,
+    pub draining: &'a AtomicBool,
+    pub draw: &'a Draw,
+}
+
+impl Membership<'_> {
+    /// Lets members go whose grace is over. Returns when to look again, if any is absent.
+    pub fn expire(self, now_ns: u64) -> Option<u64> {
         let mut next: Option<u64> = None;
-        for member in self.members() {
+        for member in self.roster.members() {
             let presence = member.presence.lock();
             if presence.connections > 0 {
                 continue;
@@ -39,28 +107,20 @@ impl Nic {
                 next = Some(next.map_or(until, |n| n.min(until)));
             }
         }
-        next.into_iter().chain(self.expire_volumes(now_ns)).min()
-    }
-
-    /// Members that a node waits for when it goes down: those that hold something, and those that
-    /// are still connected. A shell that holds nothing may start a program that needs the node.
-    pub fn awaited(&self) -> Vec<Arc<Member>> {
-        let mut all = self.members();
-        all.retain(|member| member.is_present() || !member.is_empty_handed());
-        all
+        next
     }
 
     /// A place among the members for a newcomer from `peer`.
     ///
     /// When there is none, absent members that hold nothing give way: the peer's own if the peer
     /// has its share of the table, anybody's if the table is full.
-    fn place(&self, peer: Peer, now_ns: u64) -> Option<Place> {
+    fn place(self, peer: Peer, now_ns: u64) -> Option<Place> {
         loop {
-            let full = match self.places.take(peer) {
+            let full = match self.roster.places.take(peer) {
                 Ok(place) => return Some(place),
                 Err(full) => full,
             };
-            let mut idle = self.members();
+            let mut idle = self.roster.members();
             idle.retain(|member| (full == Full::All || member.peer == peer) && member.is_idle(now_ns));
             // The longest absent are the least likely to come back.
             idle.sort_by_cached_key(|member| (member.presence.lock().absent_since, member.serial));
@@ -72,7 +132,7 @@ impl Nic {
     }
 
     /// Ends a membership if it is idle and holds nothing. False if it is not, or not any more.
-    fn part_if_idle(&self, member: &Arc<Member>, now_ns: u64) -> bool {
+    fn part_if_idle(self, member: &Arc<Member>, now_ns: u64) -> bool {
         // Held until the end is marked: a member that comes back now is either counted before, and
         // stays, or finds itself gone.
         let presence = member.presence.lock();
@@ -88,7 +148,7 @@ impl Nic {
     }
 
     /// Ends a membership.
-    pub(crate) fn part(&self, member: &Arc<Member>, why: Leaving) {
+    pub(crate) fn part(self, member: &Arc<Member>, why: Leaving) {
         let mut holds = member.holds.lock();
         let was_here = !holds.gone;
         member.over.store(true, Ordering::SeqCst);
@@ -100,10 +160,10 @@ impl Nic {
     }
 
     /// Takes back all that a member held whose end is marked.
-    fn take_back(&self, member: &Arc<Member>, held: Holds, why: Leaving) {
-        self.members.lock().remove(&member.secret);
+    fn take_back(self, member: &Arc<Member>, held: Holds, why: Leaving) {
+        self.roster.members.lock().remove(&member.secret);
         let bytes = held.slabs.len() as u64 * SLAB_BYTES + member.lease.held();
-        self.tell(Event::Left(member, why, bytes));
+        self.events.tell(Event::Left(member, why, bytes));
         drop(held.place);
         let until = carved::patience();
         for index in held.windows.into_keys() {
@@ -112,32 +172,19 @@ impl Nic {
         // Off the card before anything of it is anybody else's.
         drop(member.wires.lock().end());
         member.lease.end();
-        if self.service.get().is_some() {
-            self.departed.lock().push(member.serial);
-        }
+        self.served.departed(member.serial);
         // Scrubbing takes milliseconds a slab: no lock is held here.
         drop((held.slabs, held.shared));
     }
 
-    /// The owner of a run's slabs.
-    pub(crate) fn tenancy(&self, run: Secret, tenant: Option<Arc<Tenant>>) -> Option<Arc<Lease>> {
-        let mut runs = self.runs.lock();
-        if let Some(lease) = runs.get(&run).and_then(Weak::upgrade) {
-            return Some(lease);
-        }
-        runs.retain(|_, lease| lease.strong_count() > 0);
-        let lease = Arc::new(Lease::of(&self.units, tenant)?);
-        runs.insert(run, Arc::downgrade(&lease));
-        Some(lease)
-    }
-
     /// `None` when there are no more places or owners.
-    fn enrol(&self, new: Newcomer, controls: usize, now_ns: u64) -> Option<Arc<Member>> {
+    fn enrol(self, new: Newcomer, controls: usize, now_ns: u64) -> Option<Arc<Member>> {
         let Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder } = new;
         let (tenant, token) = holder.unzip();
         let place = self.place(peer, now_ns)?;
-        let (lease, tenancy) = (Lease::of(&self.units, tenant.clone())?, self.tenancy(run, tenant)?);
-        let serial = self.serials.fetch_add(1, Ordering::Relaxed) + 1;
+        let lease = Lease::of(self.units, tenant.clone())?;
+        let tenancy = self.roster.tenancy(self.units, run, tenant)?;
+        let serial = self.roster.serials.fetch_add(1, Ordering::Relaxed) + 1;
         let member = Arc::new(Member {
             run,
             pid,
@@ -165,24 +212,26 @@ impl Nic {
             wires: Lock::new(Wires::default()),
             computed: Computed::default(),
         });
-        self.members.lock().insert(member.secret, Arc::clone(&member));
+        self.roster.members.lock().insert(member.secret, Arc::clone(&member));
         Some(member)
     }
 
     /// A new member, and the turn of its control connection.
     pub(crate) fn join(
-        &self,
+        self,
         join: &Join,
         (peer, local): (Peer, bool),
         holder: Holder,
         now_ns: u64,
     ) -> Result<(Arc<Member>, u64), Verdict> {
         // A run that is here goes on, and its programs start programs.
-        if self.is_draining() && !self.members.lock().values().any(|member| member.run == join.run) {
+        if self.draining.load(Ordering::Relaxed)
+            && !self.roster.members.lock().values().any(|member| member.run == join.run)
+        {
             return Err(Verdict::Draining);
         }
         // Nor is a run two tenants'.
-        if self.members.lock().values().any(|member| member.run == join.run && !member.is_of(&holder)) {
+        if self.roster.members.lock().values().any(|member| member.run == join.run && !member.is_of(&holder)) {
             return Err(Verdict::Unknown);
         }
         let grace_ns = join.grace_ms.min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
@@ -192,48 +241,12 @@ impl Nic {
         let new = Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder };
         let member = self.enrol(new, 1, now_ns).ok_or(Verdict::Full)?;
         let ours = member.control.pass();
-        self.tell(Event::Joined(&member));
+        self.events.tell(Event::Joined(&member));
         Ok((member, ours))
     }
 
-    /// The present holder of an owner id.
-    pub fn who(&self, owner: u16) -> Option<Who> {
-        if let Some(member) = self.member_of(owner) {
-            let leader = self.leader(&member.run).map_or(0, |leader| leader.pid);
-            return Some(Who { pid: member.pid, run: member.run_id(), leader, names: member.names });
-        }
-        let runs = self.runs.lock();
-        let is_owner = |lease: &Weak<Lease>| lease.upgrade().is_some_and(|lease| lease.owner().slot() == owner);
-        if let Some(run) = runs.iter().find(|(_, lease)| is_owner(lease)).map(|(run, _)| *run) {
-            drop(runs);
-            let leader = self.leader(&run);
-            let names = leader.as_ref().map_or_else(Names::default, |leader| leader.names);
-            let leader = leader.map_or(0, |leader| leader.pid);
-            return Some(Who { pid: 0, run: run_id(&run), leader, names });
-        }
-        drop(runs);
-        if let Some(volume) = self.volume_of(owner) {
-            return Some(Who { pid: volume.pid(), run: volume.name(), leader: 0, names: *volume.names() });
-        }
-        let region = self.regions().into_iter().find(|region| region.owner == owner)?;
-        let run = run_id(&region.name.to_wire());
-        Some(Who { pid: 0, run, leader: 0, names: Names::default() })
-    }
-
-    /// The member of a run that joined first, of those that are here: its supervisor, as long as
-    /// that lives.
-    fn leader(&self, run: &Secret) -> Option<Arc<Member>> {
-        let members = self.members.lock();
-        members.values().filter(|member| member.run == *run).min_by_key(|member| member.serial).cloned()
-    }
-
-    /// The member that has this owner id now.
-    pub(crate) fn member_of(&self, owner: u16) -> Option<Arc<Member>> {
-        self.members.lock().values().find(|member| member.owner() == owner).cloned()
-    }
-
     /// Gives the turn of its control connection to the one that asks. Returns its turn number.
-    pub(crate) fn rejoin(&self, known: &Known, holder: &Holder) -> Result<(Arc<Member>, u64), Verdict> {
+    pub(crate) fn rejoin(self, known: &Known, holder: &Holder) -> Result<(Arc<Member>, u64), Verdict> {
         let member = self.present(known, holder)?;
         let mut presence = member.presence.lock();
         (presence.controls, presence.awaited) = (presence.controls + 1, false);
@@ -243,11 +256,11 @@ impl Nic {
     }
 
     /// Finds a member by its secret and counts a connection in.
-    pub(crate) fn present(&self, known: &Known, holder: &Holder) -> Result<Arc<Member>, Verdict> {
+    pub(crate) fn present(self, known: &Known, holder: &Holder) -> Result<Arc<Member>, Verdict> {
         if known.incarnation != self.incarnation {
             return Err(Verdict::Incarnation);
         }
-        let found = self.members.lock().get(&known.secret).cloned();
+        let found = self.roster.members.lock().get(&known.secret).cloned();
         // Another tenant's is no member to this one.
         let member = found.filter(|member| member.is_of(holder)).ok_or(Verdict::Unknown)?;
         member.presence.lock().connections += 1;
@@ -256,12 +269,7 @@ impl Nic {
     }
 
     /// Gives the queue pair's turn to the connection that asks. Returns its turn number.
-    pub fn attach(
-        &self,
-        known: &Known,
-        number: u64,
-        holder: &Holder,
-    ) -> Result<(Arc<Member>, Arc<Turn>, u64), Verdict> {
+    pub fn attach(self, known: &Known, number: u64, holder: &Holder) -> Result<(Arc<Member>, Arc<Turn>, u64), Verdict> {
         let member = self.present(known, holder)?;
         let mut presence = member.presence.lock();
         // Under the lock: the close of this turn's last connection comes before, or finds the turn
@@ -278,22 +286,12 @@ impl Nic {
         Ok((member, queue, ours))
     }
 
-    /// A connection of a queue pair has closed. With its last one the queue pair is forgotten:
-    /// there is no older connection any more that could carry something out beside one to come.
-    pub(crate) fn detach(&self, member: &Member, queue: u64, turn: Arc<Turn>) {
-        let mut presence = member.presence.lock();
-        drop(turn);
-        if presence.queues.get(&queue).is_some_and(|turn| turn.strong_count() == 0) {
-            presence.queues.remove(&queue);
-        }
-    }
-
     /// A connection of the member has closed.
     ///
     /// The end of a local member's control connection is its process's end. It is not if the
     /// connection was superseded, because the member has dialled again, nor if this node closed it
     /// (`by_node`), as it closes superseded ones.
-    pub(crate) fn left(&self, member: &Arc<Member>, was_control: bool, by_node: bool, now_ns: u64) {
+    pub(crate) fn left(self, member: &Arc<Member>, was_control: bool, by_node: bool, now_ns: u64) {
         let mut presence = member.presence.lock();
         presence.connections -= 1;
         presence.controls -= usize::from(was_control);
@@ -304,21 +302,21 @@ impl Nic {
         if ended {
             self.part(member, Leaving::Ended);
         } else if is_cut && !member.is_gone() {
-            self.tell(Event::Cut(member, member.grace_ns / 1_000_000));
+            self.events.tell(Event::Cut(member, member.grace_ns / 1_000_000));
         }
     }
 
     /// A connection of the member has closed that broke the rules. If the member holds nothing, its
     /// grace would keep nothing, and a flood of such members would fill the table: it is gone. One
     /// that came by a token stays, because somebody on the path may have changed its bytes.
-    pub(crate) fn broke(&self, member: &Arc<Member>) {
+    pub(crate) fn broke(self, member: &Arc<Member>) {
         if member.token.is_none() && !member.is_present() && member.is_empty_handed() {
             self.part(member, Leaving::Broke);
         }
     }
 
     /// A member for a child about to be forked, holding what its parent holds.
-    pub(crate) fn ticket(&self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
+    pub(crate) fn ticket(self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
         let Member { run, pid, names, peer, local, mapped, grace_ns, .. } = **parent;
         let holder = parent.holder();
         let new = Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder };
@@ -334,18 +332,67 @@ impl Nic {
             holds.shared = shared;
         }
         drop(holds);
-        self.tell(Event::Announced(&child));
+        self.events.tell(Event::Announced(&child));
         Ok(child.secret)
     }
 
-    pub(crate) fn end_run(&self, asks: &Member, run: &Secret) {
+    pub(crate) fn end_run(self, asks: &Member, run: &Secret) {
         let of_it = |member: &&Arc<Member>| member.run == *run && member.is_of(&asks.holder());
-        for member in self.members().iter().filter(of_it) {
+        for member in self.roster.members().iter().filter(of_it) {
             // An open Unix socket means that the process lives, even if its supervisor believes
             // otherwise. Its memory is mapped there, and is free again as soon as the process ends.
             if !(member.local && member.presence.lock().connections > 0) {
                 self.part(member, Leaving::Run);
             }
+        }
+    }
+}
+
+impl Nic {
+    /// Lets members and volumes go whose grace is over. Returns when to look again, if any is
+    /// absent.
+    pub fn expire(&self, now_ns: u64) -> Option<u64> {
+        let members = self.membership().expire(now_ns);
+        members.into_iter().chain(self.swap().expire(now_ns)).min()
+    }
+
+    /// Members that a node waits for when it goes down: those that hold something, and those that
+    /// are still connected. A shell that holds nothing may start a program that needs the node.
+    pub fn awaited(&self) -> Vec<Arc<Member>> {
+        let mut all = self.roster.members();
+        all.retain(|member| member.is_present() || !member.is_empty_handed());
+        all
+    }
+
+    /// The present holder of an owner id.
+    pub fn who(&self, owner: u16) -> Option<Who> {
+        if let Some(member) = self.roster.member_of(owner) {
+            let leader = self.roster.leader(&member.run).map_or(0, |leader| leader.pid);
+            return Some(Who { pid: member.pid, run: member.run_id(), leader, names: member.names });
+        }
+        if let Some(run) = self.roster.run_of(owner) {
+            let leader = self.roster.leader(&run);
+            let names = leader.as_ref().map_or_else(Names::default, |leader| leader.names);
+            let leader = leader.map_or(0, |leader| leader.pid);
+            return Some(Who { pid: 0, run: run_id(&run), leader, names });
+        }
+        if let Some(volume) = self.swap().of_owner(owner) {
+            return Some(Who { pid: volume.pid(), run: volume.name(), leader: 0, names: *volume.names() });
+        }
+        let region = self.regions().list().into_iter().find(|region| region.owner == owner)?;
+        let run = run_id(&region.name.to_wire());
+        Some(Who { pid: 0, run, leader: 0, names: Names::default() })
+    }
+}
+
+impl Member {
+    /// A connection of a queue pair has closed. With its last one the queue pair is forgotten:
+    /// there is no older connection any more that could carry something out beside one to come.
+    pub(crate) fn detach(&self, queue: u64, turn: Arc<Turn>) {
+        let mut presence = self.presence.lock();
+        drop(turn);
+        if presence.queues.get(&queue).is_some_and(|turn| turn.strong_count() == 0) {
+            presence.queues.remove(&queue);
         }
     }
 }

@@ -1,10 +1,12 @@
 //! The volumes of a node: made, found, left by their streams, ended.
 
 use super::{Attached, BLOCK, MAX_KEPT_MS, MAX_STREAMS, OVERCOMMIT, RESERVE, State, Volume, Volumes};
-use crate::Nic;
-use crate::events::{Event, VolumeEvent};
+use crate::events::{Event, Events, VolumeEvent};
+use crate::lending::Lending;
 use crate::members::Holder;
 use crate::shares::Peer;
+use crate::tally::Tally;
+use crate::units::Units;
 use crate::units::leases::Lease;
 use farmem_protocol::nbd::PAGE;
 use farmem_protocol::wire::{Known, NewVolume, Verdict, VolumeInfo};
@@ -12,7 +14,7 @@ use farmem_sys::sync::Lock;
 use farmem_trust::TokenId;
 use farmem_volume::MAX_SLOTS;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 impl Volumes {
     /// The kernel beneath this node, by [`farmem_protocol::nbd::machine`].
@@ -37,14 +39,26 @@ impl Volumes {
     }
 }
 
-impl Nic {
+/// The volumes, with what making and ending one touches.
+#[derive(Clone, Copy)]
+pub struct Swap<'a> {
+    pub(crate) volumes: &'a Volumes,
+    pub(crate) units: &'a Arc<Units>,
+    pub(crate) lending: &'a Lending,
+    pub(crate) tally: &'a Tally,
+    pub(crate) events: &'a Events,
+    pub(crate) incarnation: u64,
+    pub(crate) draining: &'a AtomicBool,
+}
+
+impl Swap<'_> {
     /// The volume that has an owner id now.
-    pub fn volume_of(&self, owner: u16) -> Option<Arc<Volume>> {
+    pub fn of_owner(self, owner: u16) -> Option<Arc<Volume>> {
         self.volumes.all.lock().values().find(|volume| volume.owner() == owner).cloned()
     }
 
     /// The volume at a place in the order of ids, which nobody learns.
-    pub(crate) fn volume_at(&self, place: u64) -> Option<VolumeInfo> {
+    pub(crate) fn at(self, place: u64) -> Option<VolumeInfo> {
         let place = usize::try_from(place).ok()?;
         let volume = self.volumes.all.lock().values().nth(place).cloned()?;
         let (usage, bytes) = (volume.usage(), |pages: u32| u64::from(pages) * PAGE);
@@ -59,7 +73,7 @@ impl Nic {
     }
 
     /// The volume that a host names. Another tenant's is none.
-    pub(crate) fn volume(&self, known: &Known, holder: &Holder) -> Result<Arc<Volume>, Verdict> {
+    pub(crate) fn find(self, known: &Known, holder: &Holder) -> Result<Arc<Volume>, Verdict> {
         if known.incarnation != self.incarnation {
             return Err(Verdict::Incarnation);
         }
@@ -70,12 +84,7 @@ impl Nic {
 
     /// One more stream of a volume, by this token. `data`: pages move by it, and by no other from
     /// now on.
-    pub(crate) fn attach_volume(
-        &self,
-        volume: Arc<Volume>,
-        data: bool,
-        token: Option<TokenId>,
-    ) -> Result<Attached, Verdict> {
+    pub(crate) fn attach(self, volume: Arc<Volume>, data: bool, token: Option<TokenId>) -> Result<Attached, Verdict> {
         let mut state = volume.state.lock();
         if state.gone {
             return Err(Verdict::Unknown);
@@ -89,24 +98,18 @@ impl Nic {
             state.turn
         });
         drop(state);
-        self.tell(Event::Volume(&volume, VolumeEvent::Attached));
+        self.events.tell(Event::Volume(&volume, VolumeEvent::Attached));
         Ok(Attached { volume, turn })
     }
 
     /// A new volume, without a stream.
-    pub(crate) fn make_volume(
-        &self,
-        new: &NewVolume,
-        peer: Peer,
-        holder: Holder,
-        now_ns: u64,
-    ) -> Result<Arc<Volume>, Verdict> {
+    pub(crate) fn make(self, new: &NewVolume, peer: Peer, holder: Holder, now_ns: u64) -> Result<Arc<Volume>, Verdict> {
         let (tenant, token) = holder.unzip();
         let size = new.size;
         if size == 0 || !size.is_multiple_of(PAGE) || size / PAGE > MAX_SLOTS as u64 {
             return Err(Verdict::Malformed);
         }
-        if self.is_draining() {
+        if self.draining.load(Ordering::Relaxed) {
             return Err(Verdict::Draining);
         }
         // Held until the volume is there: two that come together are promised one after the other.
@@ -123,7 +126,7 @@ impl Nic {
         let place = self.volumes.places.take(peer).map_err(|_| Verdict::Full)?;
         // A promise counts to the tenant here, and not again when its memory is claimed.
         let charged = if promised { None } else { tenant.clone() };
-        let lease = Lease::of(&self.units, charged).ok_or(Verdict::Full)?;
+        let lease = Lease::of(self.units, charged).ok_or(Verdict::Full)?;
         if promised && needed > self.units.quota_of(lease.owner()) {
             return Err(Verdict::NoRoom(self.units.quota_of(lease.owner())));
         }
@@ -158,18 +161,18 @@ impl Nic {
         });
         all.insert(new.id, Arc::clone(&volume));
         drop(all);
-        self.tell(Event::Volume(&volume, VolumeEvent::Made));
+        self.events.tell(Event::Volume(&volume, VolumeEvent::Made));
         Ok(volume)
     }
 
     /// Bytes that could be promised to one more volume.
-    pub fn promisable(&self) -> u64 {
+    pub fn promisable(self) -> u64 {
         let reserve = (self.lending.limit() / RESERVE).max(BLOCK);
         self.units.free_bytes().saturating_sub(self.units.promised() + reserve)
     }
 
     /// A stream of a volume has closed.
-    pub(crate) fn left_volume(&self, attached: &Attached, now_ns: u64) {
+    pub(crate) fn left(self, attached: &Attached, now_ns: u64) {
         let Attached { volume, turn } = attached;
         let mut state = volume.state.lock();
         // If another stream tells of slots, its next mark says so.
@@ -179,12 +182,12 @@ impl Nic {
         let is_cut = state.streams == 0 && !state.gone;
         drop(state);
         if is_cut {
-            self.tell(Event::Volume(volume, VolumeEvent::Cut(volume.kept_ns / 1_000_000)));
+            self.events.tell(Event::Volume(volume, VolumeEvent::Cut(volume.kept_ns / 1_000_000)));
         }
     }
 
     /// Ends a volume: nothing of it can be reached any more, and its memory is made clean.
-    pub(crate) fn free_volume(&self, volume: &Arc<Volume>, why: VolumeEvent) {
+    pub(crate) fn free(self, volume: &Arc<Volume>, why: VolumeEvent) {
         let mut state = volume.state.lock();
         if std::mem::replace(&mut state.gone, true) {
             return;
@@ -204,11 +207,11 @@ impl Nic {
         volume.lease.end();
         self.volumes.all.lock().remove(&volume.id);
         drop(place);
-        self.tell(Event::Volume(volume, why));
+        self.events.tell(Event::Volume(volume, why));
     }
 
     /// Ends volumes whose grace is over. When to look again, if any has no stream.
-    pub(crate) fn expire_volumes(&self, now_ns: u64) -> Option<u64> {
+    pub(crate) fn expire(self, now_ns: u64) -> Option<u64> {
         let mut next: Option<u64> = None;
         for volume in self.volumes.all() {
             let state = volume.state.lock();
@@ -218,7 +221,7 @@ impl Nic {
             }
             drop(state);
             if until <= now_ns {
-                self.free_volume(&volume, VolumeEvent::Forgotten);
+                self.free(&volume, VolumeEvent::Forgotten);
             } else {
                 next = Some(next.map_or(until, |next| next.min(until)));
             }
@@ -227,7 +230,7 @@ impl Nic {
     }
 
     /// Moves some pages of sparse volumes. False when there was nothing to do.
-    pub(crate) fn tidy_volumes(&self) -> bool {
+    pub(crate) fn tidy(self) -> bool {
         if !self.volumes.sparse.swap(false, Ordering::AcqRel) {
             return false;
         }

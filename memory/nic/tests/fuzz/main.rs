@@ -123,8 +123,8 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
     }
     now += 4_000_000_000_000;
     nic.expire(now);
-    let regions = nic.regions();
-    assert!(regions.iter().all(|region| nic.remove_region(region.name)), "they outlive who made them");
+    let regions = nic.regions().list();
+    assert!(regions.iter().all(|region| nic.regions().remove(region.name)), "they outlive who made them");
     for _ in 0..10_000 {
         if !nic.keep(&|| 0) && !nic.is_unkept() {
             break;

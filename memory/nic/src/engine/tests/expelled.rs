@@ -51,7 +51,7 @@ fn half_a_write_is_all_that_comes_of_an_expelled_member() {
     assert_eq!(answered(&mut stays, &nic, &Request::new(4, expel(wire::tag(&run(2))))), Ok(Reply::Done));
 
     assert_eq!(pull(&mut queue, &nic, after), Err(Goodbye::Done));
-    let slab = nic.region_slabs().remove(0);
+    let slab = nic.regions().slabs().remove(0);
     let mut found = [7; LEN];
     // SAFETY: the buffer has as many bytes.
     assert!(unsafe { slab.mapping.read(0, found.as_mut_ptr(), LEN as u32) });
