@@ -16,11 +16,10 @@
 //! A node that is down is given to no run. Runs that have it keep it until they find out by
 //! themselves: the host process has the last word about its bytes.
 
-use crate::api::{Beat, Figures, Given, GivenNode, LONGEST, MOST, Orders, Term, Want};
+use crate::api::{Beat, Figures, LONGEST, MOST, Orders, Term};
 use farmem_protocol::placement::Weights;
-use farmem_protocol::random::Random;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// How often a node says that it is there.
@@ -36,8 +35,6 @@ const RUN_LASTS: Duration = Duration::from_secs(10);
 pub const HEADROOM: u64 = 1 << 30;
 /// A node with less is full: nothing smaller than a slab is lent to a run.
 pub const LEAST_FREE: u64 = farmem_protocol::addr::SLAB_BYTES;
-/// Draws before all nodes are looked at.
-const TRIES: u32 = 8;
 /// Events that are kept to be shown.
 const EVENTS: usize = 100;
 /// Members that a rack has at most.
@@ -400,105 +397,6 @@ impl State {
         self.runs.retain(|_, run| now.saturating_sub(run.asked) < RUN_LASTS);
     }
 
-    /// Nodes for a run: those that it has and may keep, then others until they lie in as many
-    /// domains as it wants and have [`HEADROOM`] free together, as far as there are such nodes. A
-    /// run that goes on while too few domains are left is given as many nodes of one instead: two
-    /// copies in one domain are better than one. Draw another `random` for each call.
-    ///
-    /// # Errors
-    /// [`Refusal::Malformed`]; [`Refusal::Deposed`]; [`Refusal::NoNode`] if no node can be given,
-    /// or if a run that begins would get fewer domains than it wants.
-    pub fn want(&mut self, now: Duration, want: &Want, random: u64) -> Result<Given, Refusal> {
-        self.not_deposed(want.seen)?;
-        name_is_good("run", &want.run)?;
-        name_is_good("host", &want.host)?;
-        if want.figures.as_ref().is_some_and(|figures| !is_text(&figures.program)) {
-            return Err(Refusal::Malformed(format!("a program's name is 1 to {LONGEST} plain characters")));
-        }
-        if want.held.len() > MOST || want.domains == 0 || want.domains > 2 {
-            return Err(Refusal::Malformed("a run has at most 64 nodes, in 1 or 2 domains".into()));
-        }
-        let mut chosen: Vec<String> = Vec::new();
-        for at in &want.held {
-            let open = self.at.get(at).filter(|name| self.nodes[*name].is_open() && !chosen.contains(name));
-            chosen.extend(open.cloned());
-        }
-        let mut free: u64 = chosen.iter().map(|name| self.nodes[name].free()).sum();
-        let mut random = Random::new(random);
-        let goes_on = !want.held.is_empty();
-        while chosen.len() < MOST {
-            let domains = self.domains_of(&chosen);
-            let lacks_domains = domains.len() < want.domains as usize;
-            if !lacks_domains && !chosen.is_empty() && free >= HEADROOM {
-                break;
-            }
-            let avoided = if lacks_domains { domains } else { BTreeSet::new() };
-            let may = |name: &String| !chosen.contains(name) && !avoided.contains(self.nodes[name].domain.as_str());
-            let mut drawn = self.drawn(&mut random, may);
-            if drawn.is_none() && goes_on && lacks_domains && (chosen.len() < want.domains as usize || free < HEADROOM)
-            {
-                drawn = self.drawn(&mut random, |name| !chosen.contains(name));
-            }
-            let Some(name) = drawn else { break };
-            let node = self.nodes.get_mut(&name).expect("drawn from the nodes");
-            free += node.free();
-            node.placed = node.placed.saturating_add(HEADROOM);
-            chosen.push(name);
-        }
-        let domains = self.domains_of(&chosen);
-        if chosen.is_empty() || domains.len() < want.domains as usize && !goes_on {
-            return Err(Refusal::NoNode(self.why_none(domains.len(), want.domains)));
-        }
-        let given = |name: &String| {
-            let node = &self.nodes[name];
-            GivenNode { at: node.address.clone(), domain: node.domain.clone() }
-        };
-        let nodes = chosen.iter().map(given).collect();
-        self.compare(now, want);
-        let figures = want.figures.clone();
-        let run = Run { host: want.host.clone(), domains: want.domains, nodes: chosen, figures, asked: now };
-        self.runs.insert(want.run.clone(), run);
-        Ok(Given { nodes, term: self.term })
-    }
-
-    /// The failure domains of nodes, of those that the rack still has.
-    fn domains_of(&self, names: &[String]) -> BTreeSet<&str> {
-        names.iter().filter_map(|name| self.nodes.get(name)).map(|node| node.domain.as_str()).collect()
-    }
-
-    /// A node with room, by the rule of two draws, that `may` be given.
-    fn drawn(&self, random: &mut Random, may: impl Fn(&String) -> bool) -> Option<String> {
-        let name = |seat: usize| self.seats[seat].as_ref().expect("a seat with a weight is taken");
-        let used = |seat: usize| {
-            let node = &self.nodes[name(seat)];
-            node.lent.saturating_add(node.placed) >> 20
-        };
-        for _ in 0..TRIES {
-            let seat = self.open.better_of_two(|| random.bits(), used)?;
-            if may(name(seat)) {
-                return Some(name(seat).clone());
-            }
-        }
-        // Few may: the least used of all of them.
-        let shares =
-            |(_, node): &(&String, &Node)| (u128::from(used(node.seat)) << 20) / u128::from((node.lends >> 20).max(1));
-        let all = self.nodes.iter().filter(|(name, node)| node.has_room() && may(name));
-        all.min_by_key(shares).map(|(name, _)| name.clone())
-    }
-
-    fn why_none(&self, domains: usize, wanted: u32) -> String {
-        let count = |is: fn(&Node) -> bool| self.nodes.values().filter(|node| is(node)).count();
-        let up = count(Node::is_open);
-        let full = count(|node| node.is_open() && node.free() < LEAST_FREE);
-        let drained = count(|node| node.standing == Standing::Up && !node.is_open());
-        let lost = count(|node| node.standing != Standing::Up);
-        let of = format!("{up} up, of these {full} full; {drained} being emptied; {lost} not heard of");
-        match domains {
-            0 => format!("the rack has no node with room: {of}"),
-            has => format!("the run wants nodes in {wanted} failure domains, and {has} of the rack has room: {of}"),
-        }
-    }
-
     /// A node is to be emptied, or no longer.
     ///
     /// # Errors
@@ -546,6 +444,7 @@ fn name_is_good(what: &str, text: &str) -> Result<(), Refusal> {
     )))
 }
 
+mod giving;
 mod view;
 
 #[cfg(test)]

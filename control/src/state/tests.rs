@@ -1,5 +1,8 @@
 use super::*;
+use crate::api::Want;
+use farmem_protocol::random::Random;
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 const GIB: u64 = 1 << 30;
 
