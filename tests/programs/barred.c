@@ -12,7 +12,7 @@
 int main(void) {
     int fd = open("/dev/null", O_WRONLY);
     MUST(fd >= 0);
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < 16; i++) {
         const size_t size = 4 * MIB;
         uint8_t *reserved = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         MUST(reserved != MAP_FAILED);
