@@ -416,8 +416,10 @@ mod tests {
             // As over connections that stand.
             let standing = |queue: u64| {
                 network.with_nic(|nic| match purpose(queue) {
-                    Purpose::Wire(known, queue) => nic.attach_wire(&known, queue, &None).map(|_| None).unwrap(),
-                    _ => nic.attach(&member.known(), queue, &None).map(Some).unwrap(),
+                    Purpose::Wire(known, queue) => {
+                        nic.membership().attach_wire(&known, queue, &None).map(|_| None).unwrap()
+                    }
+                    _ => nic.membership().attach(&member.known(), queue, &None).map(Some).unwrap(),
                 })
             };
             let others: Vec<_> = (1..MAX_QUEUES as u64).map(standing).collect();

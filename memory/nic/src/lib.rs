@@ -162,7 +162,7 @@ impl Nic {
     }
 
     /// Members that come and go.
-    pub(crate) fn membership(&self) -> Membership<'_> {
+    pub fn membership(&self) -> Membership<'_> {
         let Nic { roster, units, windows, served, events, tally, incarnation, draining, draw, .. } = self;
         Membership { roster, units, windows, served, events, tally, incarnation: *incarnation, draining, draw }
     }

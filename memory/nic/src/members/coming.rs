@@ -78,16 +78,16 @@ impl Roster {
 
 /// Members that come and go, with what their coming and going touches.
 #[derive(Clone, Copy)]
-pub(crate) struct Membership<'a> {
-    pub roster: &'a Roster,
-    pub units: &'a Arc<Units>,
-    pub windows: &'a Windows,
-    pub served: &'a Served,
-    pub events: &'a Events,
-    pub tally: &'a Tally,
-    pub incarnation: u64,
-    pub draining: &'a AtomicBool,
-    pub draw: &'a Draw,
+pub struct Membership<'a> {
+    pub(crate) roster: &'a Roster,
+    pub(crate) units: &'a Arc<Units>,
+    pub(crate) windows: &'a Windows,
+    pub(crate) served: &'a Served,
+    pub(crate) events: &'a Events,
+    pub(crate) tally: &'a Tally,
+    pub(crate) incarnation: u64,
+    pub(crate) draining: &'a AtomicBool,
+    pub(crate) draw: &'a Draw,
 }
 
 impl Membership<'_> {
