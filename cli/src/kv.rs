@@ -56,6 +56,11 @@ pub struct Options {
     #[arg(long, value_name = "IP:PORT")]
     metrics: Option<SocketAddr>,
 
+    /// With --protect mirror: a node that takes the place of one of two that has ended; may be
+    /// repeated, or separated by commas
+    #[arg(long, value_name = "ADDR", value_delimiter = ',')]
+    spare: Vec<NodeAddr>,
+
     /// How long a node may be out of reach
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::time::parse)]
     grace: Duration,
@@ -140,6 +145,7 @@ Examples:
 
   farmem kv --name orders --node a:7411,b:7411 --protect mirror
       Each key is kept at both nodes. If one ends, the other goes on.
+      With --spare c:7411, that node then takes its place.
 
   farmem kv check sessions --node bighost:7411
       Looks whether all of it adds up, while it is served.
@@ -196,6 +202,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             ..Clients::default()
         },
         metrics: options.metrics,
+        spares: options.spare.iter().map(ToString::to_string).collect(),
         ..config(&name, &options.store)?
     };
     let nodes = config.nodes.join(", ");
@@ -216,6 +223,7 @@ fn config(name: &str, store: &Store) -> Result<Config, Failure> {
         mirror: store.protect == Protect::Mirror,
         transport: store.transport,
         grace: Duration::from_secs(5),
+        spares: Vec::new(),
         listen: Vec::new(),
         local: 0,
         maxmemory: None,

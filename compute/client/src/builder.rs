@@ -38,6 +38,7 @@ pub struct Builder {
     trust: Option<Trust>,
     plain: bool,
     partial: bool,
+    run: Option<[u8; 16]>,
 }
 
 impl Default for Builder {
@@ -53,6 +54,7 @@ impl Default for Builder {
             trust: None,
             plain: false,
             partial: false,
+            run: None,
         }
     }
 }
@@ -129,6 +131,14 @@ impl Builder {
         self
     }
 
+    /// Has the nodes know this process by these random bytes, and [`Memory::tag`] follow from them.
+    /// For a process that connects to further nodes of a region later.
+    #[doc(hidden)]
+    pub fn run(mut self, run: [u8; 16]) -> Builder {
+        self.run = Some(run);
+        self
+    }
+
     /// Connects to all nodes. Opens, or makes, the region.
     ///
     /// # Errors
@@ -140,7 +150,10 @@ impl Builder {
         }
         let region = self.region.as_deref().map(str::parse::<RegionName>).transpose()?;
         let mut run = [0; 16];
-        process::random_bytes(&mut run).map_err(|e| Error::System(e.to_string()))?;
+        match self.run {
+            Some(given) => run = given,
+            None => process::random_bytes(&mut run).map_err(|e| Error::System(e.to_string()))?,
+        }
         let here = shared::wiped_on_fork().map_err(|e| Error::System(e.to_string()))?;
         let mut kept = Builder { nodes: Vec::new(), ..self.clone() };
         let (mut shards, mut failed) = (Vec::new(), None);

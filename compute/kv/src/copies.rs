@@ -6,8 +6,9 @@
 //!
 //! ```text
 //!  READ    first                                 one round trip, as without protection
-//!  WRITE   first ∥ second                        before any CAS of the batch
+//!  WRITE   first ∥ second                        before any CAS of the batch, but for a relink
 //!  CAS     second, then first                    the second decides; the first shows
+//!  relink  WRITE first ∥ (WRITE, CAS) second     then CAS first: two round trips
 //!  ALLOC   first, then the same place at second  FREE the other way round
 //! ```
 //!
@@ -20,13 +21,28 @@
 //! the first back. So a front end that dies between its two CASes holds nobody up. Its operation
 //! takes effect when it is helped, or never.
 //!
+//! *A relink* is the WRITE of an object and the CAS from an older object's slot to its own. Both go
+//! to the second node together, where the WRITE comes first. So a decision may be met whose object
+//! the first node does not have yet. A helper copies the object there before it shows the slot, and
+//! an object is in the index of the first node only when its bytes are. The helper is an operation
+//! under way, so the place is not used again before it ends.
+//!
 //! *A node that has ended.* The second has all that the first has shown, so either may go on alone.
 //! It must be certain that the other's process is gone: a node that is only silent ends the front
-//! end. The survivor is marked in [`head::ALONE`], for front ends that come later. Memory of an
+//! end. The survivor is marked in [`head::PAIR`], for front ends that come later. Memory of an
 //! ended node on this machine stays mapped until its loss is seen, so nothing is changed at one
 //! node alone before [`GATE_MS`] have passed: others have looked by then ([`crate::drive`]).
+//!
+//! *A node in its place* is filled by [`crate::mend`]. Until it is, the survivor alone is read and
+//! decides. The new node is written to, and nobody relies on it.
 
-use crate::layout::{At, NODE_SHIFT, head};
+mod filling;
+mod help;
+
+pub use filling::Turn;
+pub(crate) use filling::{Counted, Mending, Phase};
+
+use crate::layout::{At, NODE_SHIFT, Pair, Slot, Stage, head};
 use crate::rules::{Bug, Rules};
 use crate::task::{Answer, Io, Verb};
 use std::cell::Cell;
@@ -42,8 +58,21 @@ pub enum Mode {
     Both(u8),
     /// This one, of two.
     Alone(u8),
+    /// This one, of two. The other is being filled.
+    Mending(u8),
     /// The first. There never was a second.
     Single,
+}
+
+/// The words that a batch's CASes change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Words {
+    /// Slots of the index and forward words, or words of the head.
+    Index,
+    /// Owners of pieces.
+    Owners,
+    /// Words of the head that do not wait for a pause to end.
+    Head,
 }
 
 /// See the module.
@@ -54,14 +83,34 @@ pub struct Copies {
     mode: Cell<Mode>,
     /// A node's end was seen, and the other is not marked yet.
     gated: Cell<bool>,
-    /// The root piece, once it is known.
+    /// The root piece and the word that leads to it, once they are known.
     root: Cell<At>,
+    root_word: Cell<At>,
+    /// As last read.
+    pair: Cell<Pair>,
+    pub(crate) mending: Mending,
+    /// Batches under way.
+    open: Cell<u32>,
+    /// Operations under way are counted by the phase in which they began.
+    phase: Cell<usize>,
+    under_way: [Cell<u32>; 2],
 }
 
 impl Copies {
     /// Of a shard whose addresses carry the number `first`.
     pub fn new(first: u8, mode: Mode) -> Copies {
-        Copies { first, mode: Cell::new(mode), gated: Cell::new(false), root: Cell::new(0) }
+        Copies {
+            first,
+            mode: Cell::new(mode),
+            gated: Cell::new(false),
+            root: Cell::new(0),
+            root_word: Cell::new(0),
+            pair: Cell::default(),
+            mending: Mending::default(),
+            open: Cell::new(0),
+            phase: Cell::new(0),
+            under_way: Default::default(),
+        }
     }
 
     /// Which nodes have the shard now.
@@ -74,19 +123,43 @@ impl Copies {
         matches!(self.mode.get(), Mode::Both(_))
     }
 
+    /// The pair's word as last read.
+    pub fn pair(&self) -> Pair {
+        self.pair.get()
+    }
+
     /// The root piece was found.
-    pub fn found(&self, root: At) {
+    pub fn found(&self, root_word: At, root: At, pair: Pair) {
+        self.root_word.set(root_word);
         self.root.set(root);
+        self.pair.set(pair);
+    }
+
+    pub(crate) fn root_word(&self) -> At {
+        self.root_word.get()
+    }
+
+    /// The other node of two than `node`.
+    pub(crate) fn other(node: u8) -> u8 {
+        node ^ 1
     }
 
     /// Carries out verbs on one node or both; one answer for each.
-    pub async fn verbs(&self, io: &Io, rules: Rules, verbs: Vec<Verb>) -> Vec<Answer> {
+    pub async fn verbs(&self, io: &Io, rules: Rules, words: Words, verbs: Vec<Verb>) -> Vec<Answer> {
         if self.mode.get() == Mode::Single {
             return io.verbs(verbs).await;
         }
+        if let (Mode::Mending(stays), Words::Head) = (self.mode.get(), words) {
+            return self.alone(io, stays, &verbs).await;
+        }
         self.gate(io).await;
+        while self.mending.paused.get() {
+            io.pause(1).await;
+        }
+        let _open = (Counted::new(&self.open), Phase::new(self));
         match self.mode.get() {
-            Mode::Both(second) => self.both(io, rules, second, verbs).await,
+            Mode::Mending(stays) => self.filling(io, rules, stays, verbs).await,
+            Mode::Both(second) => self.both(io, (rules, words), second, verbs).await,
             Mode::Alone(node) => self.alone(io, node, &verbs).await,
             Mode::Single => io.verbs(verbs).await,
         }
@@ -97,8 +170,10 @@ impl Copies {
         while self.gated.get() {
             let Mode::Alone(node) = self.mode.get() else { return };
             if self.root.get() != 0 {
-                let mark = Rc::new(1u64.to_le_bytes().to_vec());
-                io.verb(Verb::Write { at: on(node, self.root.get() + head::ALONE), bytes: mark }).await;
+                // Fails if another has said so, or if more has happened since.
+                let (old, at) = (self.pair.get(), on(node, self.root.get() + head::PAIR));
+                io.verb(Verb::Cas { at, old: old.0, new: old.at(Stage::Alone).0 }).await;
+                self.pair.set(old.at(Stage::Alone));
             }
             io.pause(GATE_MS).await;
             self.gated.set(false);
@@ -114,7 +189,8 @@ impl Copies {
         }
     }
 
-    async fn alone(&self, io: &Io, node: u8, verbs: &[Verb]) -> Vec<Answer> {
+    /// Verbs at one node.
+    pub(crate) async fn alone(&self, io: &Io, node: u8, verbs: &[Verb]) -> Vec<Answer> {
         let answers = io.verbs(verbs.iter().map(|verb| moved(verb, node)).collect()).await;
         answers.into_iter().map(|answer| self.named(answer)).collect()
     }
@@ -149,18 +225,21 @@ impl Copies {
         answers
     }
 
-    async fn both(&self, io: &Io, rules: Rules, second: u8, verbs: Vec<Verb>) -> Vec<Answer> {
+    async fn both(&self, io: &Io, how: (Rules, Words), second: u8, verbs: Vec<Verb>) -> Vec<Answer> {
         if let [verb] = &verbs[..]
             && let Some(answer) = self.managed(io, second, verb).await
         {
             return vec![answer];
+        }
+        if self.is_relink(&verbs) {
+            return self.relink(io, how, second, verbs).await;
         }
         let mut answers = vec![Answer::Done; verbs.len()];
         let swaps = verbs.iter().position(|verb| matches!(verb, Verb::Cas { .. } | Verb::Free { .. }));
         let (before, after) = (swaps.unwrap_or(verbs.len()), swaps.unwrap_or(0));
         if before > 0 {
             let mut batch: Vec<Verb> = verbs[..before].to_vec();
-            let copied = |verb: &&Verb| matches!(verb, Verb::Write { .. }) && !rules.broken(Bug::CopyNothing);
+            let copied = |verb: &&Verb| matches!(verb, Verb::Write { .. }) && !how.0.broken(Bug::CopyNothing);
             batch.extend(verbs[..before].iter().filter(copied).map(|verb| moved(verb, second)));
             let mut came = io.verbs(batch).await;
             let copies = came.split_off(before);
@@ -181,35 +260,65 @@ impl Copies {
             }
             return answers;
         }
-        self.swaps(io, rules, second, &verbs, after, answers).await
+        let is_cas = |n: &usize| matches!(verbs[*n], Verb::Cas { .. });
+        let swaps: Vec<usize> = (after..verbs.len()).filter(is_cas).collect();
+        let deciding = if how.0.broken(Bug::FirstDecides) { self.first } else { second };
+        let decided = io.verbs(swaps.iter().map(|&n| moved(&verbs[n], deciding)).collect()).await;
+        if decided.contains(&Answer::Lost) {
+            return self.again(io, deciding, &verbs, answers, true).await;
+        }
+        swaps.into_iter().zip(decided).for_each(|(n, answer)| answers[n] = answer);
+        self.shown(io, how, second, &verbs, after, answers).await
     }
 
-    /// CASes, and the READs behind them.
-    async fn swaps(
+    /// Whether a batch writes an object and puts its slot in place of another's.
+    fn is_relink(&self, verbs: &[Verb]) -> bool {
+        let [Verb::Write { at, .. }, Verb::Cas { old, new, .. }] = verbs else { return false };
+        let (old, new) = (Slot(*old), Slot(*new));
+        old.is_used() && !old.is_pending() && !new.is_pending() && new.at(self.first) == *at
+    }
+
+    /// A relink: the object and the decision leave together.
+    async fn relink(&self, io: &Io, how: (Rules, Words), second: u8, verbs: Vec<Verb>) -> Vec<Answer> {
+        let (rules, answers) = (how.0, vec![Answer::Done; verbs.len()]);
+        let deciding = if rules.broken(Bug::FirstDecides) { self.first } else { second };
+        let mut batch: Vec<Verb> = verbs.iter().map(|verb| moved(verb, deciding)).collect();
+        if !rules.broken(Bug::CopyNothing) {
+            batch.push(moved(&verbs[0], if deciding == second { self.first } else { second }));
+        }
+        let came = io.verbs(batch).await;
+        let lost = |answers: &[Answer]| answers.contains(&Answer::Lost);
+        if lost(&came[..2]) {
+            // Others may have shown what it decided.
+            return self.again(io, deciding, &verbs, answers, true).await;
+        }
+        if lost(&came[2..]) {
+            // The second node's answer stands: it has decided, or refused.
+            self.ended(self.first);
+            self.gate(io).await;
+            return came[..2].to_vec();
+        }
+        self.shown(io, how, second, &verbs, 1, came[..2].to_vec()).await
+    }
+
+    /// Shows the CASes that were decided, and carries out the READs behind them. `answers` has the
+    /// decisions.
+    async fn shown(
         &self,
         io: &Io,
-        rules: Rules,
+        (rules, words): (Rules, Words),
         second: u8,
         verbs: &[Verb],
         from: usize,
         mut answers: Vec<Answer>,
     ) -> Vec<Answer> {
-        let deciding = if rules.broken(Bug::FirstDecides) { self.first } else { second };
         let is_cas = |n: &usize| matches!(verbs[*n], Verb::Cas { .. });
         let swaps: Vec<usize> = (from..verbs.len()).filter(is_cas).collect();
-        let decided = io.verbs(swaps.iter().map(|&n| moved(&verbs[n], deciding)).collect()).await;
-        if decided.contains(&Answer::Lost) {
-            return self.again(io, deciding, verbs, answers, true).await;
-        }
-        let mut done = Vec::with_capacity(swaps.len());
-        for (&n, answer) in swaps.iter().zip(decided) {
-            done.extend((answer == expected(&verbs[n])).then_some(n));
-            answers[n] = answer;
-        }
+        let done: Vec<usize> = swaps.iter().copied().filter(|&n| answers[n] == expected(&verbs[n])).collect();
         // Those that failed bring the first node on before the READs behind them look at it.
         for &n in swaps.iter().filter(|n| !done.contains(n)) {
             if let (Verb::Cas { at, .. }, false) = (&verbs[n], rules.broken(Bug::LeaveBehind)) {
-                self.settle(io, rules, *at).await;
+                self.settle(io, rules, words, *at).await;
                 if self.mode.get() == Mode::Alone(self.first) {
                     // The deciding node is gone, and its value may not have reached the first node.
                     answers[n] = Answer::Unknown;
@@ -246,7 +355,7 @@ impl Copies {
             }
         }
         for (n, at, new) in behind {
-            self.settle(io, rules, at).await;
+            self.settle(io, rules, words, at).await;
             let left_alone = self.mode.get() == Mode::Alone(self.first);
             if left_alone && (new == 0 || self.word(io, self.first, at).await != Some(new)) {
                 answers[n] = Answer::Unknown;
@@ -277,78 +386,6 @@ impl Copies {
             }
         }
         answers
-    }
-
-    async fn word(&self, io: &Io, node: u8, at: At) -> Option<u64> {
-        match io.verb(Verb::Read { at: on(node, at), len: 8 }).await {
-            Answer::Bytes(bytes) => Some(crate::layout::word(&bytes, 0)),
-            Answer::Lost => {
-                self.ended(node);
-                self.gate(io).await;
-                None
-            }
-            _ => None,
-        }
-    }
-
-    /// Whether both nodes have the same words, once what was decided shows.
-    pub(crate) async fn agree(&self, io: &Io, words: &[At]) -> bool {
-        for &at in words {
-            while let Mode::Both(second) = self.mode.get() {
-                let (first, other) = (self.word(io, self.first, at).await, self.word(io, second, at).await);
-                match (first, other) {
-                    (Some(first), Some(other)) if first == other => break,
-                    // Nothing shows before it is decided.
-                    (Some(0), Some(_)) => self.settle(io, Rules::SOUND, at).await,
-                    (Some(_), Some(_)) => return false,
-                    _ => {}
-                }
-            }
-        }
-        true
-    }
-
-    /// Brings a word at the first node to what the second has decided.
-    pub(crate) async fn settle(&self, io: &Io, rules: Rules, at: At) {
-        while let Mode::Both(second) = self.mode.get() {
-            let (first, decided);
-            if rules.broken(Bug::HelpBackwards) {
-                decided = self.word(io, second, at).await;
-                first = self.word(io, self.first, at).await;
-            } else {
-                // Two round trips: the second look is after the first for certain, and after any
-                // end of a node that the first has seen a consequence of.
-                first = self.word(io, self.first, at).await;
-                decided = self.word(io, second, at).await;
-            }
-            let (Some(old), Some(new)) = (first, decided) else { continue };
-            if old == new {
-                return;
-            }
-            if io.verb(Verb::Cas { at: on(self.first, at), old, new }).await == Answer::Lost {
-                self.ended(self.first);
-                self.gate(io).await;
-            }
-        }
-    }
-
-    /// Settles the words of ranges in which the nodes differ. After it, the first node's words tell
-    /// whether an object is live.
-    pub(crate) async fn settle_ranges(&self, io: &Io, rules: Rules, ranges: &[(At, u32)]) {
-        let Mode::Both(second) = self.mode.get() else { return };
-        if rules.broken(Bug::JudgeByFirst) {
-            return;
-        }
-        let read = |node: u8| ranges.iter().map(|&(at, len)| Verb::Read { at: on(node, at), len }).collect();
-        let first = io.verbs(read(self.first)).await;
-        let other = io.verbs(read(second)).await;
-        for ((&(at, len), one), other) in ranges.iter().zip(first).zip(other) {
-            let (Answer::Bytes(one), Answer::Bytes(other)) = (one, other) else { continue };
-            let word = crate::layout::word;
-            for n in (0..len as usize / 8).filter(|&n| word(&one, n) != word(&other, n)) {
-                self.settle(io, rules, at + n as u64 * 8).await;
-            }
-        }
     }
 
     /// Verbs that concern the nodes' pieces and members, one at a time. `None`: it is none of
@@ -426,7 +463,7 @@ impl Copies {
 }
 
 /// The same place at another node.
-fn on(node: u8, at: At) -> At {
+pub(crate) fn on(node: u8, at: At) -> At {
     u64::from(node) << NODE_SHIFT | at & ((1 << NODE_SHIFT) - 1)
 }
 
@@ -442,6 +479,11 @@ fn moved(verb: &Verb, node: u8) -> Verb {
         Verb::Pieces { .. } => Verb::Pieces { node },
         Verb::Expel { tag, .. } => Verb::Expel { node, tag: *tag },
     }
+}
+
+/// Whether a WRITE or a CAS was carried out for certain.
+pub(crate) fn is_done(answer: &Answer) -> bool {
+    !matches!(answer, Answer::Lost | Answer::Unknown | Answer::Full)
 }
 
 /// The answer of a CAS that succeeds.

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Between looks at the nodes of a store with two copies, at most, while verbs are posted.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long one of several sides is waited for.
+const TURN: Duration = Duration::from_micros(50);
 
 /// A batch under way: verbs without an answer, and the answers.
 #[derive(Debug)]
@@ -27,15 +29,29 @@ struct Batch {
     answers: Vec<Answer>,
 }
 
+/// Nodes that were connected to together.
+#[derive(Debug)]
+struct Side {
+    memory: Memory,
+    lane: Lane,
+}
+
+/// Where a node is: its side, and its number there.
+type Place = (usize, usize);
+
 /// A store's memory, and what is under way.
 #[derive(Debug)]
 pub struct Drive {
-    memory: Memory,
-    lane: Lane,
+    /// The store's nodes, and each that came later.
+    sides: Vec<Side>,
     /// Two copies are kept.
     copied: bool,
-    /// By their numbers in the region: where the memory has them; `None`: it does not.
-    nodes: Vec<Option<usize>>,
+    /// By which nodes know this process.
+    run: [u8; 16],
+    /// By their numbers in the region; `None`: it is not there.
+    nodes: Vec<Option<Place>>,
+    /// Nodes that are being filled: nothing depends on them.
+    incomplete: Vec<bool>,
     /// The same of nodes whose memory is mapped here, in a store with one copy.
     direct: Vec<Option<usize>>,
     looked: Instant,
@@ -57,14 +73,15 @@ impl Drive {
         let found = memory.numbers().iter().max().map_or(0, |last| last + 1);
         let count = if copied { found.max(named).next_multiple_of(2) } else { found };
         let mut nodes = vec![None; count];
-        memory.numbers().iter().enumerate().for_each(|(at, &number)| nodes[number] = Some(at));
+        memory.numbers().iter().enumerate().for_each(|(at, &number)| nodes[number] = Some((0, at)));
         let mapped = |at: &usize| !copied && memory.is_mapped(*at);
-        let direct = nodes.iter().map(|at| at.filter(mapped)).collect();
+        let direct = nodes.iter().map(|place| place.map(|(_, at)| at).filter(mapped)).collect();
         Ok(Drive {
             direct,
-            memory,
-            lane,
+            sides: vec![Side { memory, lane }],
             copied,
+            run: [0; 16],
+            incomplete: vec![false; nodes.len()],
             nodes,
             looked: Instant::now(),
             batches: Map::default(),
@@ -79,8 +96,8 @@ impl Drive {
     /// copies at each of its two.
     pub fn root_word(&self, shard: usize) -> u64 {
         match self.copied {
-            false => self.memory.root(shard).bits(),
-            true => self.memory.root(0).bits() | (2 * shard as u64) << NODE_SHIFT,
+            false => self.sides[0].memory.root(shard).bits(),
+            true => self.sides[0].memory.root(0).bits() | (2 * shard as u64) << NODE_SHIFT,
         }
     }
 
@@ -91,7 +108,44 @@ impl Drive {
 
     /// By which nodes tell this process from others that have the region open.
     pub fn member_tag(&self) -> u32 {
-        self.memory.tag()
+        self.sides[0].memory.tag()
+    }
+
+    /// The memory was connected to by a process of this name ([`farmem::Builder::run`]).
+    pub fn known_as(self, run: [u8; 16]) -> Drive {
+        Drive { run, ..self }
+    }
+
+    /// By which nodes know this process. A node that is connected to later must be told the same.
+    pub fn run(&self) -> [u8; 16] {
+        self.run
+    }
+
+    /// Reaches a node of this number from now on. It is to be filled, or has been: `complete`.
+    ///
+    /// # Errors
+    /// No lane can be had.
+    pub fn attach(&mut self, number: u8, memory: Memory, complete: bool) -> Result<(), Error> {
+        let (lane, number) = (memory.lane()?, usize::from(number));
+        self.sides.push(Side { memory, lane });
+        self.nodes[number] = Some((self.sides.len() - 1, 0));
+        self.incomplete[number] = !complete;
+        Ok(())
+    }
+
+    /// A node is filled.
+    pub fn complete(&mut self, number: u8) {
+        self.incomplete[usize::from(number)] = false;
+    }
+
+    /// Reaches a node no more.
+    pub fn detach(&mut self, number: u8) {
+        self.nodes[usize::from(number)] = None;
+        self.incomplete[usize::from(number)] = false;
+    }
+
+    fn place(&self, number: u8) -> Option<Place> {
+        self.nodes.get(usize::from(number)).copied().flatten()
     }
 
     /// Nodes of the region.
@@ -101,8 +155,7 @@ impl Drive {
 
     /// The address of the node of this number, as it was given.
     pub fn node(&self, number: u8) -> &str {
-        let at = self.nodes.get(usize::from(number)).copied().flatten();
-        at.and_then(|at| self.memory.node(at)).unwrap_or_default()
+        self.place(number).and_then(|(side, at)| self.sides[side].memory.node(at)).unwrap_or_default()
     }
 
     fn tag(&mut self, batch: u64, place: u32, node: u8) -> u64 {
@@ -131,7 +184,7 @@ impl Drive {
         self.batches.insert(id, Batch { left: 1, answers: vec![Answer::Done; verbs.len()] });
         for (place, verb) in verbs.into_iter().enumerate() {
             let node = node_of(&verb);
-            let answer = match self.nodes.get(usize::from(node)).copied().flatten() {
+            let answer = match self.place(node) {
                 None => Answer::Lost,
                 Some(at) if is_posted(&verb) => {
                     self.post_one(id, place as u32, node, at, verb);
@@ -161,55 +214,58 @@ impl Drive {
 
     /// The answer to a verb of a node that is lost, if the store goes on without it.
     fn is_survived(&self, node: u8, e: Error) -> Result<Answer, Error> {
-        let at = self.nodes.get(usize::from(node)).copied().flatten();
-        let ended = at.is_some_and(|at| self.memory.has_ended(at));
-        let other = self.nodes.get(usize::from(node ^ 1)).copied().flatten();
-        let stays = other.is_some_and(|other| !self.memory.has_ended(other));
+        let incomplete = |node: u8| self.incomplete.get(usize::from(node)).copied().unwrap_or_default();
+        let has_ended = |(side, at): Place| self.sides[side].memory.has_ended(at);
+        let ended = self.place(node).is_some_and(has_ended);
+        let stays = self.place(node ^ 1).is_some_and(|other| !has_ended(other)) && !incomplete(node ^ 1);
         match e {
+            _ if incomplete(node) => Ok(Answer::Lost),
             Error::Lost { .. } if self.copied && ended && stays => Ok(Answer::Lost),
             e => Err(e),
         }
     }
 
-    fn carry_out(&mut self, node: usize, verb: Verb) -> Result<Answer, Error> {
+    fn carry_out(&mut self, (side, node): Place, verb: Verb) -> Result<Answer, Error> {
+        if let Verb::Free { .. } = verb {
+            // Earlier verbs must have taken effect before another can take the piece.
+            self.settle()?;
+        }
+        let memory = &self.sides[side].memory;
         Ok(match verb {
-            Verb::Alloc { node: number, bytes } => match self.memory.alloc_on(node, u64::from(bytes)) {
+            Verb::Alloc { node: number, bytes } => match memory.alloc_on(node, u64::from(bytes)) {
                 Ok(at) => Answer::Place(moved(at.bits(), usize::from(number))),
                 Err(Error::Full(_)) => Answer::Full,
                 Err(e) => return Err(e),
             },
-            Verb::Claim { at, bytes } => match self.memory.alloc_at(address(at, node), u64::from(bytes)) {
+            Verb::Claim { at, bytes } => match memory.alloc_at(address(at, node), u64::from(bytes)) {
                 Ok(()) => Answer::Done,
                 Err(Error::Full(_) | Error::NotAPiece(_)) => Answer::Full,
                 Err(e) => return Err(e),
             },
-            // Earlier verbs must have taken effect before another can take the piece.
-            Verb::Free { at } => {
-                self.settle()?;
-                match self.memory.free(address(at, node)) {
-                    Ok(()) | Err(Error::NotAPiece(_)) => Answer::Done,
-                    Err(e) => return Err(e),
-                }
-            }
+            Verb::Free { at } => match memory.free(address(at, node)) {
+                Ok(()) | Err(Error::NotAPiece(_)) => Answer::Done,
+                Err(e) => return Err(e),
+            },
             Verb::Pieces { node: number } => {
-                let pieces = self.memory.pieces_on(node)?;
+                let pieces = memory.pieces_on(node)?;
                 let place = |at: Addr| moved(at.bits(), usize::from(number));
                 Answer::Pieces(pieces.iter().map(|piece| (place(piece.at), piece.bytes as u32)).collect())
             }
-            Verb::Expel { tag, .. } => Answer::Expelled(self.memory.expel(node, tag)?),
+            Verb::Expel { tag, .. } => Answer::Expelled(memory.expel(node, tag)?),
             Verb::Read { .. } | Verb::Write { .. } | Verb::Cas { .. } => Answer::Done,
         })
     }
 
-    fn post_one(&mut self, id: u64, place: u32, number: u8, node: usize, verb: Verb) {
+    fn post_one(&mut self, id: u64, place: u32, number: u8, (side, node): Place, verb: Verb) {
         let tag = self.tag(id, place, number);
         if let Some(batch) = self.batches.get_mut(&id) {
             batch.left += 1;
         }
+        let lane = &mut self.sides[side].lane;
         match verb {
-            Verb::Read { at, len } => self.lane.post_read(tag, address(at, node), vec![0; len as usize]),
-            Verb::Write { at, bytes } => self.lane.post_write(tag, address(at, node), bytes.to_vec()),
-            Verb::Cas { at, old, new } => self.lane.post_compare_swap(tag, address(at, node), old, new),
+            Verb::Read { at, len } => lane.post_read(tag, address(at, node), vec![0; len as usize]),
+            Verb::Write { at, bytes } => lane.post_write(tag, address(at, node), bytes.to_vec()),
+            Verb::Cas { at, old, new } => lane.post_compare_swap(tag, address(at, node), old, new),
             _ => {}
         }
     }
@@ -239,7 +295,7 @@ impl Drive {
                 Verb::Read { at, len } => {
                     let mut bytes = vec![0; *len as usize];
                     let at = self.direct(*at)?;
-                    self.lane.read(at, &mut bytes).ok()?;
+                    self.sides[0].lane.read(at, &mut bytes).ok()?;
                     Answer::Bytes(bytes)
                 }
                 Verb::Write { at, bytes } => {
@@ -264,11 +320,13 @@ impl Drive {
     /// # Errors
     /// A node is lost.
     pub fn advance(&mut self, limit: Duration, ended: &mut Vec<(u64, Vec<Answer>)>) -> Result<(), Error> {
-        self.lane.ring();
         let mut completions = std::mem::take(&mut self.completions);
-        self.lane.poll(&mut completions);
-        if completions.is_empty() && self.ended.is_empty() && !limit.is_zero() && self.lane.in_flight() > 0 {
-            self.lane.wait(&mut completions, limit);
+        for side in &mut self.sides {
+            side.lane.ring();
+            side.lane.poll(&mut completions);
+        }
+        if completions.is_empty() && self.ended.is_empty() && !limit.is_zero() {
+            self.wait(&mut completions, limit);
         }
         let told = self.tell(&mut completions);
         self.completions = completions;
@@ -276,11 +334,27 @@ impl Drive {
         told
     }
 
+    /// Waits for a completion, at most so long.
+    fn wait(&mut self, completions: &mut Vec<Completion>, limit: Duration) {
+        let waits = self.sides.iter().filter(|side| side.lane.in_flight() > 0).count() as u32;
+        let begun = Instant::now();
+        while completions.is_empty() && waits > 0 {
+            // Of several, each has its turn.
+            let turn = if waits == 1 { limit } else { TURN.min(limit) };
+            for side in self.sides.iter_mut().filter(|side| side.lane.in_flight() > 0) {
+                side.lane.wait(completions, turn);
+            }
+            if begun.elapsed() >= limit {
+                break;
+            }
+        }
+    }
+
     /// Waits for everything that is under way.
     fn settle(&mut self) -> Result<(), Error> {
         let mut completions = Vec::new();
-        while self.lane.in_flight() > 0 {
-            self.lane.wait(&mut completions, Duration::from_millis(100));
+        while self.sides.iter().any(|side| side.lane.in_flight() > 0) {
+            self.wait(&mut completions, Duration::from_millis(100));
             self.tell(&mut completions)?;
         }
         Ok(())
@@ -316,8 +390,8 @@ impl Drive {
     /// A node is lost.
     pub fn check(&self) -> Result<(), Error> {
         for (number, at) in self.nodes.iter().enumerate() {
-            if let Some(at) = *at
-                && let Err(e) = self.memory.check_node(at)
+            if let Some((side, at)) = *at
+                && let Err(e) = self.sides[side].memory.check_node(at)
             {
                 self.is_survived(number as u8, e)?;
             }
@@ -335,14 +409,14 @@ impl Mapped for Drive {
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), Error> {
         match self.direct(at) {
-            Some(at) => self.lane.write(at, bytes),
+            Some(at) => self.sides[0].lane.write(at, bytes),
             None => Err(Error::Nodes((at >> NODE_SHIFT) as usize)),
         }
     }
 
     fn swap(&mut self, at: u64, old: u64, new: u64) -> Result<u64, Error> {
         match self.direct(at) {
-            Some(at) => self.lane.compare_swap(at, old, new),
+            Some(at) => self.sides[0].lane.compare_swap(at, old, new),
             None => Err(Error::Nodes((at >> NODE_SHIFT) as usize)),
         }
     }

@@ -82,6 +82,7 @@ impl Config {
             name: name.to_owned(),
             nodes: nodes.iter().map(|&node| node.to_owned()).collect(),
             mirror: false,
+            spares: Vec::new(),
             transport: Transport::Auto,
             trust: farmem::Trust::default(),
             grace: Duration::from_secs(5),
@@ -115,7 +116,7 @@ impl Store {
         let (start, now_ms) = (Instant::now(), wall_ms());
         let inner = Rc::new(store::Store::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
         inner.set_now_ms(now_ms);
-        let background = Background::new(&inner, start);
+        let background = Background::new(config, drive.run(), &inner, start);
         let drive = Rc::new(RefCell::new(drive));
         let at_once = Rc::new(Direct(Rc::clone(&drive)));
         let mut opened = Store { config: config.clone(), drive, at_once, inner, background, start, tended: start };
@@ -245,7 +246,7 @@ impl Store {
     fn advance(&mut self, wait: bool) -> Result<(), Failed> {
         loop {
             let now = Instant::now();
-            self.background.begin(now);
+            self.background.begin(now, &self.drive);
             let mut ended = Vec::new();
             self.background.tasks.step(&self.drive, &mut ended)?;
             for (_, ended) in ended {
@@ -290,7 +291,7 @@ impl Store {
                     Ask::Pause(ms) => pauses.push((Instant::now() + Duration::from_millis(u64::from(ms)), id)),
                 }
             }
-            self.background.begin(Instant::now());
+            self.background.begin(Instant::now(), &self.drive);
             let mut ended = Vec::new();
             self.background.tasks.step(&self.drive, &mut ended)?;
             for (_, ended) in ended {

@@ -86,6 +86,8 @@ pub struct Heap {
     longs: HashMap<u64, Extents>,
     /// Own objects that list extents, and the number of the long value.
     heads: HashMap<At, u64>,
+    /// Pieces taken over since this was last asked for.
+    taken_over: Vec<At>,
 }
 
 /// The extents of a long value that this front end has.
@@ -111,6 +113,7 @@ impl Default for Heap {
             bytes: 0,
             longs: HashMap::new(),
             heads: HashMap::new(),
+            taken_over: Vec::new(),
         }
     }
 }
@@ -148,11 +151,16 @@ impl Heap {
 
     /// Adds a piece of which nothing is used.
     pub fn add(&mut self, at: At, bytes: u32, class: u8) {
-        self.adopt(at, bytes, class, Vec::new());
+        self.insert(at, bytes, class, Vec::new());
     }
 
-    /// Adds a piece with what is known of its places; others are free.
+    /// Adds a piece that was another's with what is known of its places; others are free.
     pub fn adopt(&mut self, at: At, bytes: u32, class: u8, known: Vec<Place>) {
+        self.taken_over.push(at);
+        self.insert(at, bytes, class, known);
+    }
+
+    fn insert(&mut self, at: At, bytes: u32, class: u8, known: Vec<Place>) {
         let step = if is_whole(class) { u64::from(bytes) - PIECE_HEADER } else { class_bytes(class) };
         let count = (u64::from(bytes) - PIECE_HEADER) / step;
         let free = Place { used: Use::Free, version: 0, hash: 0 };
@@ -319,6 +327,63 @@ impl Heap {
     /// Long values to which the index referred when this was last known: numbers and hashes.
     pub fn all_longs(&self) -> Vec<(u64, u64)> {
         self.longs.iter().filter(|(_, known)| known.linked).map(|(&number, known)| (number, known.hash)).collect()
+    }
+
+    /// Pieces that were taken over since this was last asked for.
+    pub fn taken_over(&mut self) -> Vec<At> {
+        std::mem::take(&mut self.taken_over)
+    }
+
+    /// Whether there are such.
+    pub fn has_taken_over(&self) -> bool {
+        !self.taken_over.is_empty()
+    }
+
+    /// Its pieces: first byte and length.
+    pub fn all_pieces(&self) -> Vec<(At, u32)> {
+        self.pieces.iter().map(|(&at, piece)| (at, piece.bytes)).collect()
+    }
+
+    /// Bytes of a piece; `None`: it is not here.
+    pub fn piece_bytes(&self, at: At) -> Option<u32> {
+        Some(self.pieces.get(&at)?.bytes)
+    }
+
+    /// Ranges of a piece that have objects which do not change while an operation is under way:
+    /// linked or retired ones.
+    pub fn settled(&self, at: At) -> Vec<(At, u64)> {
+        let Some(piece) = self.pieces.get(&at) else { return Vec::new() };
+        let step = if is_whole(piece.class) { u64::from(piece.bytes) - PIECE_HEADER } else { class_bytes(piece.class) };
+        let mut ranges: Vec<(At, u64)> = Vec::new();
+        for (n, place) in piece.places.iter().enumerate() {
+            if !matches!(place.used, Use::Linked | Use::Retired) {
+                continue;
+            }
+            let first = at + PIECE_HEADER + n as u64 * step;
+            match ranges.last_mut() {
+                Some((from, len)) if *from + *len == first => *len += step,
+                _ => ranges.push((first, step)),
+            }
+        }
+        ranges
+    }
+
+    /// Places that operations under way have, and how often each was used.
+    pub fn all_held(&self) -> Vec<(At, u16)> {
+        let mut held = Vec::new();
+        for (&at, piece) in &self.pieces {
+            let step = if is_whole(piece.class) { 0 } else { class_bytes(piece.class) };
+            let mine = piece.places.iter().enumerate().filter(|(_, place)| place.used == Use::Held);
+            held.extend(mine.map(|(n, place)| (at + PIECE_HEADER + n as u64 * step, place.version)));
+        }
+        held
+    }
+
+    /// A place, its class and its bytes.
+    pub fn state(&mut self, at: At) -> Option<(Place, u8, u64)> {
+        let (piece, number) = self.located(at)?;
+        let bytes = if is_whole(piece.class) { u64::from(piece.bytes) - PIECE_HEADER } else { piece.place_bytes() };
+        Some((piece.places[number], piece.class, bytes))
     }
 
     /// Bytes that wait for readers.

@@ -241,18 +241,66 @@ pub mod head {
     pub const EPOCH: u64 = 80;
     /// Secret of the store, by which pieces' headers are told from data.
     pub const SECRET: u64 = 88;
-    /// Not 0: the shard's other node has ended, and this one goes on alone.
-    pub const ALONE: u64 = 96;
-    /// One unit a member: state, heartbeat, epoch, bytes held.
+    /// Which nodes of a pair have the shard: [`super::Pair`].
+    pub const PAIR: u64 = 96;
+    /// One unit a member: state, heartbeat, epoch, bytes held, consent to [`PAIR`].
     pub const MEMBERS: u64 = 128;
+    /// Bytes of the address of the node that came last, and the address.
+    pub const SPARE: u64 = super::HEAD_BYTES;
+    /// Bytes of such an address at most.
+    pub const SPARE_TEXT: usize = 248;
 }
 /// Bytes of head and members.
 pub const HEAD_BYTES: u64 = head::MEMBERS + MEMBERS as u64 * UNIT;
 const FIRST_TABLES: u64 = 8192;
-const _: () = assert!(HEAD_BYTES <= FIRST_TABLES);
+const _: () = assert!(HEAD_BYTES + 8 + head::SPARE_TEXT as u64 <= FIRST_TABLES);
 
 /// Says that this is a store, and of which version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x03\0");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x04\0");
+
+/// Which nodes of a pair have the shard: a word of the head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Pair(pub u64);
+
+/// See [`Pair`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// Both.
+    Both = 0,
+    /// The one that has this word.
+    Alone = 1,
+    /// That one; the other is being filled ([`crate::mend`]).
+    Mending = 2,
+    /// The same, and no operation is under way.
+    Paused = 3,
+}
+
+impl Pair {
+    /// `attempt`: by which an attempt to fill a node is told from others.
+    pub fn new(stage: Stage, attempt: u64) -> Pair {
+        Pair(attempt << 8 | stage as u64)
+    }
+
+    /// The stage.
+    pub fn stage(self) -> Stage {
+        match self.0 & 0xff {
+            0 => Stage::Both,
+            2 => Stage::Mending,
+            3 => Stage::Paused,
+            _ => Stage::Alone,
+        }
+    }
+
+    /// The attempt, of 56 bits.
+    pub fn attempt(self) -> u64 {
+        self.0 >> 8
+    }
+
+    /// The same attempt in another stage.
+    pub fn at(self, stage: Stage) -> Pair {
+        Pair::new(stage, self.attempt())
+    }
+}
 
 /// The use of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

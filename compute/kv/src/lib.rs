@@ -19,7 +19,7 @@
 //! * [`shard`], [`index`], [`heap`], [`member`], [`recover`]: the protocol on one node's memory.
 //! * [`lease`]: decides when the near cache may answer without a verb.
 //! * [`store`]: the shards of all nodes as one store.
-//! * [`copies`]: one node beneath a shard, or two.
+//! * [`copies`]: one node beneath a shard, or two. [`mend`]: a node in place of one that has ended.
 //! * [`resp`]: the redis protocol. [`command`]: the commands.
 //! * [`drive`]: verbs on a region of the nodes' memory. [`serve`]: the event loop.
 
@@ -39,6 +39,7 @@ pub mod layout;
 pub mod lease;
 pub mod long;
 pub mod member;
+pub mod mend;
 pub mod object;
 pub mod recover;
 pub mod resp;

@@ -17,9 +17,10 @@
 //! that: a slot that was verified in epoch *e* still refers to the same object for an operation
 //! that began in *e* + 1.
 
-use crate::copies::{Copies, Mode};
+use crate::copies::{Copies, Mode, Turn, Words};
 use crate::layout::{
-    At, Geometry, HEAD_BYTES, Kind, MAGIC, MEMBERS, Member, Owner, PIECE_HEADER, ROOT_BITS, State, UNIT, head, word,
+    At, Geometry, HEAD_BYTES, Kind, MAGIC, MEMBERS, Member, Owner, PIECE_HEADER, Pair, ROOT_BITS, Stage, State, UNIT,
+    head, word,
 };
 use crate::rules::{Bug, Rules};
 use crate::shard::{Shard, Trouble};
@@ -60,6 +61,9 @@ pub enum NotOpened {
          or, if it has ended for good, say so by `farmem kv alone`"
     )]
     Halved,
+    /// A node is being filled.
+    #[error("a node is being filled with the copies that an ended one had: try again in a moment")]
+    Mending,
     /// No memory for its root.
     #[error("the node has no memory left for the store's root: lend more")]
     Full,
@@ -104,7 +108,18 @@ impl Opening {
     pub async fn join(self, io: Io) -> Result<Shard, NotOpened> {
         let way = Way { io, copies: Copies::new(self.node, self.mode) };
         let (root, secret) = self.find(&way, true).await?;
+        // A node that is being filled gets the lines of those who were there before.
+        let may_come = |pair: Pair| matches!(pair.stage(), Stage::Both | Stage::Alone);
+        if !may_come(way.copies.pair()) {
+            return Err(NotOpened::Mending);
+        }
         let me = self.line(&way, root).await?;
+        let pair = Pair(word(&way.read(root + head::PAIR, 8).await, 0));
+        if pair != way.copies.pair() && self.mode != Mode::Single {
+            let (at, state) = (member_at(root, usize::from(me.line)), State::alive(self.tag, me.incarnation));
+            way.verb(Verb::Cas { at, old: state.0, new: state.dead().0 }).await;
+            return Err(NotOpened::Mending);
+        }
         Ok(Shard::new(root, secret, way.copies, self.geometry, me, self.tag, self.local))
     }
 
@@ -135,7 +150,11 @@ impl Opening {
         if at(head::SHAPE) != self.shape() {
             return Err(NotOpened::Shape);
         }
-        way.verb(Verb::Write { at: root + head::ALONE, bytes: Rc::new(1u64.to_le_bytes().to_vec()) }).await;
+        let pair = Pair(at(head::PAIR));
+        if pair.stage() != Stage::Alone {
+            let new = pair.at(Stage::Alone).0;
+            way.verb(Verb::Cas { at: root + head::PAIR, old: pair.0, new }).await;
+        }
         Ok(())
     }
 
@@ -160,10 +179,11 @@ impl Opening {
         {
             return Err(NotOpened::Halved);
         }
-        if (at(head::ALONE) != 0) != matches!(self.mode, Mode::Alone(_)) {
+        let pair = Pair(at(head::PAIR));
+        if (pair.stage() != Stage::Both) != matches!(self.mode, Mode::Alone(_)) {
             return Err(NotOpened::Halved);
         }
-        way.copies.found(root);
+        way.copies.found(self.root_word, root, pair);
         Ok((root, at(head::SECRET)))
     }
 
@@ -223,7 +243,7 @@ struct Way {
 
 impl Way {
     async fn verbs(&self, verbs: Vec<Verb>) -> Vec<Answer> {
-        self.copies.verbs(&self.io, Rules::SOUND, verbs).await
+        self.copies.verbs(&self.io, Rules::SOUND, Words::Index, verbs).await
     }
 
     async fn verb(&self, verb: Verb) -> Answer {
@@ -268,6 +288,8 @@ pub struct Ticked {
     pub advanced: bool,
     /// A member is silent and cannot be expelled. Memory that it may write to waits for it.
     pub held_up: bool,
+    /// The change of a pair of nodes.
+    pub turn: Turn,
 }
 
 impl Shard {
@@ -277,7 +299,10 @@ impl Shard {
     /// # Errors
     /// [`Trouble::ShutOut`]: it was taken for dead.
     pub async fn tick(self: &Rc<Shard>, io: &Io, now_ms: u64) -> Result<Ticked, Trouble> {
-        let seen = self.read(io, self.root, HEAD_BYTES as u32).await;
+        let look = vec![Verb::Read { at: self.root, len: HEAD_BYTES as u32 }];
+        let Some(Answer::Bytes(seen)) = self.words(io, Words::Head, look).await.pop() else {
+            return Err(Trouble::Unsettled);
+        };
         if !is_there(&seen, self.me) {
             self.shut_out.set(true);
             self.lease.end();
@@ -290,7 +315,8 @@ impl Shard {
             epochs.under_way.keys().next().copied().unwrap_or(epoch).min(epoch)
         };
         let others = (0..MEMBERS).filter(|&line| line != me && state(&seen, line).is_alive());
-        let mut ticked = Ticked::default();
+        let pair = Pair(word(&seen, head::PAIR as usize / 8));
+        let mut ticked = Ticked { turn: self.copies.saw(pair), ..Ticked::default() };
         let (mut all, mut held) = (oldest == epoch, 0);
         for line in others {
             ticked.company = true;
@@ -302,21 +328,26 @@ impl Shard {
             // Before the heartbeat says that this tick has seen the others.
             self.lease.end();
         }
-        let words = [line_word(&seen, me, 1) + 1, oldest, self.heap.borrow().bytes()];
+        let consent = if self.heap.borrow().has_taken_over() { 0 } else { self.copies.consent(pair) };
+        let words = [line_word(&seen, me, 1) + 1, oldest, self.heap.borrow().bytes(), consent];
         let bytes = Rc::new(words.map(u64::to_le_bytes).concat());
         let line = Verb::Write { at: member_at(self.root, me) + 8, bytes };
         let mut batch = vec![line];
-        if all && self.heap.borrow().retired_bytes() > 0 {
+        if all && self.heap.borrow().retired_bytes() > 0 && !self.copies.is_paused() {
             batch.push(Verb::Cas { at: self.root + head::EPOCH, old: epoch, new: epoch + 1 });
         }
-        let answers = self.verbs(io, batch).await;
+        let answers = self.words(io, Words::Head, batch).await;
+        self.copies.resume(pair);
         if answers.get(1) == Some(&Answer::Word(epoch)) {
             let mut epochs = self.epochs.borrow_mut();
             epochs.now = epochs.now.max(epoch + 1);
             ticked.advanced = true;
         }
         self.heap.borrow_mut().reap(self.epoch());
-        (ticked.deaths, ticked.held_up) = self.watch(io, &seen, now_ms).await;
+        // Nothing but what fills the node changes the head during a pause.
+        if !self.copies.is_paused() {
+            (ticked.deaths, ticked.held_up) = self.watch(io, &seen, now_ms).await;
+        }
         Ok(ticked)
     }
 

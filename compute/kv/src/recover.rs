@@ -9,6 +9,7 @@
 //! The same lookup tells an owner which of its objects others have replaced or deleted:
 //! *scavenging*.
 
+use crate::copies::Counted;
 use crate::heap::{Place, Use};
 use crate::index::Trie;
 use crate::layout::{
@@ -83,7 +84,9 @@ impl Shard {
     }
 
     /// Whether the object at `at` is live. An insert of it that was never decided is undone.
-    async fn is_live(&self, io: &Io, hash: Hash, at: At) -> bool {
+    async fn is_live(self: &Rc<Shard>, io: &Io, hash: Hash, at: At) -> bool {
+        // A place that is copied on the way is not used again meanwhile.
+        let _section = self.section();
         loop {
             match self.referrer(io, hash, at).await {
                 None => return false,
@@ -97,7 +100,7 @@ impl Shard {
         }
     }
 
-    async fn are_live(&self, io: &Io, objects: &[(At, u64)]) -> Vec<bool> {
+    async fn are_live(self: &Rc<Shard>, io: &Io, objects: &[(At, u64)]) -> Vec<bool> {
         let look = |&(at, hash): &(At, u64)| -> Pin<Box<dyn Future<Output = bool> + '_>> {
             Box::pin(self.is_live(io, Hash(hash), at))
         };
@@ -195,9 +198,11 @@ impl Shard {
             // In use, and nobody's in particular.
             return Ok(false);
         }
+        // Until the heap has it, a node that is being filled does not.
+        let _adopting = Counted::new(&self.copies.mending.adopting);
         let mine = Owner { member: self.me, ..owner };
         let (old, new) = (owner.word(self.secret, at), mine.word(self.secret, at));
-        if self.swap(io, at, old, new).await?.is_err() {
+        if !self.take_over(io, at, old, new).await {
             return Ok(false);
         }
         if owner.kind == Kind::Tables {

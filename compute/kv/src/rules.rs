@@ -39,10 +39,20 @@ pub enum Bug {
     HelpBackwards,
     /// Whether an object is live is judged by what shows, not by what is decided.
     JudgeByFirst,
+    /// A helper shows a slot whose object only the deciding node may have.
+    ShowBare,
+    /// A node that is being filled is not written to.
+    FillUnmirrored,
+    /// A node counts as filled although operations are under way.
+    FillUnpaused,
+    /// Objects are copied before the batches have ended that wrote to the survivor alone.
+    FillUndrained,
+    /// A node counts as filled although a dead front end's objects are missing there.
+    FillWithoutTheDead,
 }
 
 /// All of the above, for tests.
-pub const BUGS: [Bug; 18] = [
+pub const BUGS: [Bug; 23] = [
     Bug::CommitUnchecked,
     Bug::SparePending,
     Bug::CopyPending,
@@ -61,6 +71,11 @@ pub const BUGS: [Bug; 18] = [
     Bug::AnswerEarly,
     Bug::HelpBackwards,
     Bug::JudgeByFirst,
+    Bug::ShowBare,
+    Bug::FillUnmirrored,
+    Bug::FillUnpaused,
+    Bug::FillUndrained,
+    Bug::FillWithoutTheDead,
 ];
 
 /// The rules in force.

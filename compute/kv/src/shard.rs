@@ -1,6 +1,6 @@
 //! What a front end knows of one node's shard.
 
-use crate::copies::{Copies, Mode};
+use crate::copies::{Copies, Mode, Phase, Words};
 use crate::heap::{Heap, Held};
 use crate::index::{Cache, Trie};
 use crate::layout::{At, Geometry, Hash, Kind, MAX_OBJECT, Member, Owner, Slot, class_of};
@@ -121,10 +121,12 @@ pub struct Section {
     shard: Rc<Shard>,
     /// The epoch in which it began.
     pub epoch: u64,
+    phase: usize,
 }
 
 impl Drop for Section {
     fn drop(&mut self) {
+        self.shard.copies.leave(self.phase);
         let mut epochs = self.shard.epochs.borrow_mut();
         if let Some(count) = epochs.under_way.get_mut(&self.epoch) {
             *count -= 1;
@@ -172,15 +174,20 @@ impl Shard {
         let mut epochs = self.epochs.borrow_mut();
         let epoch = epochs.now;
         *epochs.under_way.entry(epoch).or_default() += 1;
-        Section { shard: Rc::clone(self), epoch }
+        Section { shard: Rc::clone(self), epoch, phase: self.copies.enter() }
     }
 
     pub(crate) async fn verbs(&self, io: &Io, verbs: Vec<Verb>) -> Vec<Answer> {
+        self.words(io, Words::Index, verbs).await
+    }
+
+    /// [`Shard::verbs`] whose CASes change words of this kind.
+    pub(crate) async fn words(&self, io: &Io, words: Words, verbs: Vec<Verb>) -> Vec<Answer> {
         self.counters.trips.set(self.counters.trips.get() + 1);
         self.counters.verbs.set(self.counters.verbs.get() + verbs.len() as u64);
         match self.copies.mode() {
             Mode::Single => io.verbs(verbs).await,
-            _ => Box::pin(self.copies.verbs(io, self.rules, verbs)).await,
+            _ => Box::pin(self.copies.verbs(io, self.rules, words, verbs)).await,
         }
     }
 
@@ -195,6 +202,18 @@ impl Shard {
     pub(crate) async fn swap(&self, io: &Io, at: At, old: u64, new: u64) -> Result<Result<(), u64>, Trouble> {
         let answer = self.verbs(io, vec![Verb::Cas { at, old, new }]).await.pop();
         self.settle(io, at, old, new, answer.unwrap_or(Answer::Unknown)).await
+    }
+
+    /// Changes the owner of a piece; whether it was the one expected.
+    pub(crate) async fn take_over(&self, io: &Io, piece: At, old: u64, new: u64) -> bool {
+        loop {
+            match self.words(io, Words::Owners, vec![Verb::Cas { at: piece, old, new }]).await.pop() {
+                // Only this front end writes its own name.
+                Some(Answer::Word(found)) => return found == old || found == new,
+                _ if self.shut_out.get() => return false,
+                _ => {}
+            }
+        }
     }
 
     /// What became of a CAS. One whose answer was lost is given again until it is answered: either
@@ -245,6 +264,8 @@ impl Shard {
 
     /// [`Shard::hold`] when no place is free.
     async fn hold_more(&self, io: &Io, class: u8, bytes: u64) -> Result<Held, Trouble> {
+        // Not every caller has a section.
+        let _phase = Phase::new(&self.copies);
         loop {
             if let Some(held) = self.heap.borrow_mut().take(class, bytes) {
                 return Ok(held);

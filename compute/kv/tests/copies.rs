@@ -227,8 +227,28 @@ fn a_late_helper(rules: Rules) -> Result<(), String> {
     Ok(())
 }
 
+/// A SET of a known key that dies at each of its verbs, and one behind it.
+fn a_known_key(rules: Rules) -> Result<(), String> {
+    for step in 0..16 {
+        let mut memory = Memory::copied();
+        let fronts: Vec<Rc<Shard>> = (0..2).map(|_| memory.join(TINY, rules, 64 << 10)).collect();
+        memory.run(task(&fronts[0], KEY, Op::Set(7))).expect("sound");
+        for front in &fronts {
+            memory.run(task(front, KEY, Op::Get)).expect("sound");
+        }
+        let accident = Accident { crash: Some((step, 0)), end: None };
+        if !sound(Scene { memory, fronts, start: Some(7) }, &[Op::Set(1), Op::Set(2)], accident, &mut Every::new(0)) {
+            return Err(format!("{accident:?}"));
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn mistakes_are_noticed() {
+    a_known_key(Rules::SOUND).expect("linearizable");
+    let noticed = std::panic::catch_unwind(|| a_known_key(Rules::without(Bug::ShowBare)));
+    assert!(!matches!(noticed, Ok(Ok(()))), "an object that was not there went unnoticed");
     a_late_helper(Rules::SOUND).expect("linearizable");
     assert!(a_late_helper(Rules::without(Bug::HelpBackwards)).is_err(), "a step back went unnoticed");
     for bug in [Bug::CopyNothing, Bug::FirstDecides, Bug::AnswerEarly, Bug::LeaveBehind] {

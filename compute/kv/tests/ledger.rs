@@ -176,3 +176,19 @@ fn a_dead_front_ends_memory_is_taken_over() {
     let count = memory.run(Task::new(|io| async move { shard.count(&io).await }));
     assert_eq!((count.problems, count.keys), (Vec::<String>::new(), 203));
 }
+
+#[test]
+fn two_copies_cost_what_they_should() {
+    for (op, expected) in [
+        (Op::Get("known"), (1, 1)),
+        (Op::Set("known"), (4, 2)),
+        (Op::Delete("known"), (2, 2)),
+        (Op::Set("absent"), (10, 5)),
+    ] {
+        let mut memory = Memory::copied();
+        let shard = memory.join(Geometry::STORE, Rules::SOUND, 64 << 10);
+        cost(&mut memory, &shard, Op::Set("known"));
+        cost(&mut memory, &shard, Op::Get("known"));
+        assert_eq!(cost(&mut memory, &shard, op), expected, "{op:?}");
+    }
+}

@@ -88,6 +88,99 @@ fn a_node_is_killed(way: Transport, killed: usize, seed: u64) {
     is_sound("pair", &nodes);
 }
 
+/// One of two nodes is killed under load, and a third takes its place. Then the other is killed.
+fn a_third_node_comes(way: Transport, killed: usize, seed: u64) {
+    let mut pair = [Process::node(way), Process::node(way)];
+    let mut third = Process::node(way);
+    let nodes = format!("{},{}", pair[0].at, pair[1].at);
+    let start = |spare: &str| Process::start(&format!("front third {nodes} mirror=yes{spare}"));
+    let fronts = [start(&format!(" spare={}", third.at)), start("")];
+    let mut client = fronts[0].client();
+    for n in 0..2000 {
+        assert_eq!(client.ask(&format!("SET before{n} {n}")), "+OK");
+    }
+    let large = "x".repeat(300 << 10);
+    assert_eq!(client.ask(&format!("SET large {large}")), "+OK");
+    let (moment, stop) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicBool::new(false)));
+    let calls: Vec<(usize, Call<Step>)> = std::thread::scope(|scope| {
+        let (moment, stop) = (&moment, &stop);
+        let threads: Vec<_> = (0..4)
+            .map(|n| {
+                let front = &fronts[n % 2];
+                scope.spawn(move || clients(front, seed + n as u64, moment, stop))
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(300));
+        pair[killed].kill();
+        for (n, front) in fronts.iter().enumerate() {
+            let (begun, mut client) = (Instant::now(), front.client());
+            while !client.ask("INFO farmem").contains("mirrored:0") {
+                assert!(begun.elapsed() < Duration::from_secs(20), "front end {n} has not seen the end");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        for (n, front) in fronts.iter().enumerate() {
+            let (begun, mut client) = (Instant::now(), front.client());
+            while !client.ask("INFO farmem").contains("mirrored:1") {
+                assert!(begun.elapsed() < Duration::from_secs(60), "front end {n} has no two copies");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        pair[1 - killed].kill();
+        assert_eq!(client.ask("SET after 1"), "+OK");
+        std::thread::sleep(Duration::from_millis(300));
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(calls.len() > 200, "{} calls", calls.len());
+    for key in 0..KEYS {
+        let of_key: Vec<Call<Step>> =
+            calls.iter().filter(|(which, _)| *which == key).map(|(_, call)| call.clone()).collect();
+        assert!(linearizable::<Register>(None, &of_key), "seed {seed}, key {key}: {of_key:?}");
+    }
+    for n in 0..2000 {
+        assert_eq!(client.ask(&format!("GET before{n}")), n.to_string());
+    }
+    assert_eq!(client.ask("GET large"), large);
+    let late = front("third", &third.at);
+    assert_eq!(late.client().ask("GET after"), "1");
+    is_sound("third", &third.at);
+    third.kill();
+}
+
+#[test]
+fn a_third_node_comes_for_the_first_over_tcp() {
+    a_third_node_comes(Transport::Tcp, 0, 700);
+}
+
+#[test]
+fn a_third_node_comes_for_the_second_over_shm() {
+    a_third_node_comes(Transport::Shm, 1, 800);
+}
+
+/// Front ends find the third node although they are told of the first two only.
+#[test]
+fn a_third_node_is_found() {
+    let mut pair = [Process::node(Transport::Tcp), Process::node(Transport::Tcp)];
+    let third = Process::node(Transport::Tcp);
+    let nodes = format!("{},{}", pair[0].at, pair[1].at);
+    let first = Process::start(&format!("front found {nodes} mirror=yes spare={}", third.at));
+    let mut client = first.client();
+    assert_eq!(client.ask("SET key value"), "+OK");
+    pair[1].kill();
+    let begun = Instant::now();
+    assert_eq!(client.ask("SET key other"), "+OK");
+    while !client.ask("INFO farmem").contains("mirrored:1") {
+        assert!(begun.elapsed() < Duration::from_secs(60), "there are no two copies");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let late = front("found", &nodes);
+    assert!(late.client().ask("INFO farmem").contains("mirrored:1"));
+    assert_eq!(late.client().ask("GET key"), "other");
+    is_sound("found", &nodes);
+}
+
 #[test]
 fn the_first_node_is_killed_over_tcp() {
     a_node_is_killed(Transport::Tcp, 0, 300);

@@ -2,11 +2,15 @@
 //! the pieces of dead front ends, finds objects that others have replaced, and looks for expired
 //! keys.
 
+use super::mend::{Mender, Step};
+use super::open::Config;
 use super::schedule::Schedule;
-use crate::copies::Mode;
+use crate::copies::{Mode, Turn};
+use crate::drive::Drive;
 use crate::member::{LEASE_MS, STALE_MS, Ticked};
 use crate::shard::{Shard, Trouble};
 use crate::store::{Cursor, Store};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -32,6 +36,8 @@ pub enum Ended {
     Tidied(usize),
     /// Where the next look for ended keys begins, and whether this one found any.
     Swept((Cursor, bool)),
+    /// A step of filling a shard's new node.
+    Mend(usize, Step),
 }
 
 #[derive(Debug)]
@@ -81,13 +87,15 @@ pub struct Background {
     start: Instant,
     sweeping: bool,
     sweep: (Instant, Cursor),
+    /// Of a store with two copies.
+    mender: Option<Mender>,
 }
 
 impl Background {
     /// Of a store that was just joined.
     ///
     /// Its clock counts from `now`.
-    pub fn new(store: &Rc<Store>, now: Instant) -> Background {
+    pub fn new(config: &Config, run: [u8; 16], store: &Rc<Store>, now: Instant) -> Background {
         let state = |shard: &Rc<Shard>| State {
             shard: Rc::clone(shard),
             ticking: false,
@@ -109,6 +117,7 @@ impl Background {
             start: now,
             sweeping: false,
             sweep: (now + SWEEP, Cursor::default()),
+            mender: config.mirror.then(|| Mender::new(config, run, &store.shards, now)),
         }
     }
 
@@ -118,7 +127,10 @@ impl Background {
     }
 
     /// Begins what is due.
-    pub fn begin(&mut self, now: Instant) {
+    pub fn begin(&mut self, now: Instant, drive: &RefCell<Drive>) {
+        if let Some(mender) = &mut self.mender {
+            mender.look(now, &mut drive.borrow_mut(), &mut self.tasks);
+        }
         let now_ms = now.duration_since(self.start).as_millis() as u64;
         for (n, state) in self.shards.iter_mut().enumerate() {
             let retired = state.shard.heap.borrow().retired_bytes();
@@ -189,8 +201,17 @@ impl Background {
                 }
                 state.company |= ticked.company;
                 let waits = state.shard.heap.borrow().retired_bytes() > 0;
+                if matches!(ticked.turn, Turn::Mended | Turn::GivenUp) {
+                    state.alone = ticked.turn == Turn::GivenUp;
+                }
                 // Others wait for this front end's epoch as it waits for theirs.
-                state.next = now + if waits || ticked.advanced { BRISK } else { CALM };
+                state.next = now
+                    + match state.shard.copies.mode() {
+                        Mode::Mending(_) if state.shard.copies.is_paused() => HURRIED,
+                        Mode::Mending(_) => BRISK,
+                        _ if waits || ticked.advanced => BRISK,
+                        _ => CALM,
+                    };
                 if ticked.deaths {
                     state.adopt = Some(now);
                 }
@@ -202,6 +223,11 @@ impl Background {
                     );
                 }
                 state.told = ticked.held_up;
+            }
+            Ended::Mend(n, step) => {
+                if let Some(mender) = &mut self.mender {
+                    mender.ended(n, step, now);
+                }
             }
             Ended::Tidied(n) => {
                 let state = &mut self.shards[n];
@@ -225,6 +251,8 @@ impl Background {
         let ticks = self.shards.iter().filter(|state| !state.ticking).map(|state| state.next);
         let adopts = self.shards.iter().filter_map(|state| state.adopt);
         let sweep = (!self.sweeping).then_some(self.sweep.0);
-        ticks.chain(adopts).chain(sweep).chain(self.tasks.wakes()).min().unwrap_or(self.start)
+        let active = self.mender.as_ref().is_some_and(Mender::is_active);
+        let mends = active.then(|| Instant::now() + BRISK);
+        ticks.chain(mends).chain(adopts).chain(sweep).chain(self.tasks.wakes()).min().unwrap_or(self.start)
     }
 }

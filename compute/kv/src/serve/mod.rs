@@ -16,6 +16,7 @@
 
 pub(crate) mod background;
 mod connection;
+mod mend;
 mod metrics;
 pub(crate) mod open;
 mod run;

@@ -1,9 +1,10 @@
 //! A front end's settings, how it opens a store, and why it ends.
 
+use super::mend::ATTEMPT_WORD;
 use super::snapshot::Wrong;
 use crate::copies::Mode;
 use crate::drive::Drive;
-use crate::layout::{Geometry, NODE_SHIFT, word};
+use crate::layout::{Geometry, NODE_SHIFT, Pair, Stage, head, word};
 use crate::member::{NotOpened, Opening};
 use crate::recover::Count;
 use crate::shard::{Shard, Trouble};
@@ -19,6 +20,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long nodes may take to answer at first.
 const FIRST: Duration = Duration::from_secs(5);
+/// How long a front end that comes waits for a node to be filled.
+const FILLING: Duration = Duration::from_secs(60);
 /// How long they may take when it is in doubt whether one is lost.
 const DOUBT: Duration = Duration::from_secs(2);
 
@@ -31,6 +34,8 @@ pub struct Config {
     pub nodes: Vec<String>,
     /// Whether two nodes each keep the same keys.
     pub mirror: bool,
+    /// Nodes that take the place of one of two that has ended.
+    pub spares: Vec<String>,
     /// How bytes move.
     pub transport: Transport,
     /// How long a node may be away.
@@ -176,7 +181,15 @@ pub(crate) type Opened = (Drive, Vec<Rc<Shard>>);
 
 /// Opens the store, or makes it, and joins it.
 pub(crate) fn join(config: &Config) -> Result<Opened, Failed> {
-    open(config, true, connect(config, true, FIRST)?)
+    let begun = std::time::Instant::now();
+    loop {
+        match open(config, true, connect(config, true, FIRST)?) {
+            Err(Failed::Store { reason: NotOpened::Mending, .. }) if begun.elapsed() < FILLING => {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            opened => return opened,
+        }
+    }
 }
 
 /// Joins a store again that has shut this front end out. `None`: it is another store by now.
@@ -189,18 +202,30 @@ pub(crate) fn join_anew(config: &Config, before: &[Rc<Shard>]) -> Option<Opened>
     open(config, true, connect(config, false, DOUBT).ok()?).ok()
 }
 
+/// How this front end connects to nodes of its region.
+pub(crate) fn builder(config: &Config, timeout: Duration, run: [u8; 16]) -> farmem::Builder {
+    let builder = Memory::builder().transport(config.transport).timeout(timeout).grace(config.grace);
+    builder.trust(config.trust).region(&config.name).run(run)
+}
+
 fn connect(config: &Config, create: bool, timeout: Duration) -> Result<Drive, Failed> {
-    let builder = config.nodes.iter().fold(Memory::builder(), |builder, node| builder.node(node));
-    let builder = builder.transport(config.transport).timeout(timeout).grace(config.grace).trust(config.trust);
-    let (builder, named) = (builder.region(&config.name), config.nodes.len());
+    let mut run = [0; 16];
+    process::random_bytes(&mut run).map_err(|e| Failed::System { what: "random numbers", reason: e.to_string() })?;
+    let builder = config.nodes.iter().fold(builder(config, timeout, run), |builder, node| builder.node(node));
+    let named = config.nodes.len();
+    let drive = |memory: Memory| Ok(Drive::new(memory, config.mirror, named)?.known_as(run));
     if !config.mirror {
-        return Ok(Drive::new(builder.create(create).connect()?, false, named)?);
+        return drive(builder.create(create).connect()?);
     }
     // A node that has ended is no obstacle to a store that is there.
-    let there = builder.clone().partial(true).connect().and_then(|memory| Drive::new(memory, true, named));
+    let there = builder.clone().partial(true).connect();
     let there = match there {
-        Ok(mut drive) => {
-            if !create || (0..drive.nodes()).all(|node| drive.has_node(node)) || is_made(&mut drive)? {
+        Ok(memory) => {
+            let mut drive = drive(memory)?;
+            let all = (0..drive.nodes()).all(|node| drive.has_node(node));
+            leave_unfilled(&mut drive)?;
+            follow(config, &mut drive, timeout)?;
+            if !create || all || is_made(&mut drive)? {
                 return Ok(drive);
             }
             Ok(())
@@ -210,8 +235,71 @@ fn connect(config: &Config, create: bool, timeout: Duration) -> Result<Drive, Fa
     match there {
         Err(e) if !create => Err(e.into()),
         _ if named % 2 == 1 => Err(Failed::Store { name: config.name.clone(), reason: NotOpened::Odd }),
-        _ => Ok(Drive::new(builder.create(true).connect()?, true, named)?),
+        _ => drive(builder.create(true).connect()?),
     }
+}
+
+/// Words of a node of a pair: its root word, and the number of the attempt by which it was filled.
+async fn words_of(io: &Io, root_word: u64) -> (u64, u64) {
+    let attempt = root_word + 8 * ATTEMPT_WORD;
+    (word(&io.read(root_word, 8).await, 0), word(&io.read(attempt, 8).await, 0))
+}
+
+/// The word of a pair at a node with this root.
+async fn pair_at(io: &Io, root: u64) -> Pair {
+    Pair(word(&io.read(root + head::PAIR, 8).await, 0))
+}
+
+/// Leaves out nodes that are not filled, or were not to the end: the other of the two does not
+/// count on them.
+fn leave_unfilled(drive: &mut Drive) -> Result<(), Failed> {
+    for first in (0..drive.nodes()).step_by(2) {
+        if !drive.has_node(first) || !drive.has_node(first + 1) {
+            continue;
+        }
+        let at = [0, 1].map(|node| drive.root_word(first / 2) | node << NODE_SHIFT);
+        let unfilled = alone(drive, |io| async move {
+            let words = [words_of(&io, at[0]).await, words_of(&io, at[1]).await];
+            for node in [0, 1] {
+                let (_, attempt) = words[node];
+                let (root, _) = words[1 - node];
+                if attempt != 0 && root != 0 {
+                    let root = root & ((1 << NODE_SHIFT) - 1) | at[1 - node] >> NODE_SHIFT << NODE_SHIFT;
+                    if pair_at(&io, root).await.stage() != Stage::Both {
+                        return Some(node);
+                    }
+                }
+            }
+            None
+        })?;
+        if let Some(node) = unfilled {
+            drive.detach((first + node) as u8);
+        }
+    }
+    Ok(())
+}
+
+/// Reaches nodes that have come in place of those that were named.
+fn follow(config: &Config, drive: &mut Drive, timeout: Duration) -> Result<(), Failed> {
+    for number in 0..drive.nodes() {
+        let other = number ^ 1;
+        if drive.has_node(number) || !drive.has_node(other) {
+            continue;
+        }
+        let at = drive.root_word(number / 2) | (other as u64 & 1) << NODE_SHIFT;
+        let found = alone(drive, |io| async move {
+            let (root, _) = words_of(&io, at).await;
+            let root = root & ((1 << NODE_SHIFT) - 1) | at >> NODE_SHIFT << NODE_SHIFT;
+            let pair = pair_at(&io, root).await;
+            let spare = crate::mend::spare_of(&io, root).await?;
+            (pair.stage() == Stage::Both).then_some((pair.attempt(), spare))
+        })?;
+        let Some((attempt, address)) = found else { continue };
+        if let Ok(memory) = super::mend::open(config, drive.run(), &address, attempt, timeout) {
+            drive.attach(number as u8, memory, true)?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether a node that is there has a shard of a store with two copies.
@@ -312,7 +400,7 @@ pub fn go_alone(config: &Config) -> Result<Vec<String>, Failed> {
 pub(crate) fn nodes_of(drive: &Drive, shard: &Shard) -> String {
     match shard.copies.mode() {
         Mode::Single => drive.node(shard.node).to_owned(),
-        Mode::Alone(node) => drive.node(node).to_owned(),
+        Mode::Alone(node) | Mode::Mending(node) => drive.node(node).to_owned(),
         Mode::Both(second) => format!("{} and {}", drive.node(shard.node), drive.node(second)),
     }
 }

@@ -163,6 +163,7 @@ impl<'a> Server<'a> {
         for (n, listener) in listeners.iter().enumerate() {
             epoll.add(listener.as_raw_fd(), n as u64, true, false).map_err(system("epoll"))?;
         }
+        let run = drive.run();
         let drive = Rc::new(RefCell::new(drive));
         Ok(Server {
             at_once: Rc::new(Direct(Rc::clone(&drive))),
@@ -183,7 +184,7 @@ impl<'a> Server<'a> {
             streaming: Set::default(),
             paused: Vec::new(),
             alone: Alone::default(),
-            background: Background::new(&store, start),
+            background: Background::new(config, run, &store, start),
             start,
             clients: config.clients.clone(),
             shown: None,
@@ -227,7 +228,7 @@ impl<'a> Server<'a> {
                 }
             }
             self.end_pause();
-            self.background.begin(now);
+            self.background.begin(now, &self.drive);
             self.work()?;
             let killed = self.front.killed.take();
             killed.into_iter().for_each(|id| self.flush(id));

@@ -73,7 +73,7 @@ pub fn check<M: Model>(start: M::State, calls: &[Call<M::Operation>]) -> bool {
 pub struct Register;
 
 /// What is done to a register, and what was answered.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     Get(Option<u64>),
     Set(u64),

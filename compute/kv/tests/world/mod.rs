@@ -143,6 +143,16 @@ impl Memory {
         self.ends.is_some_and(|(ended, after)| ended == node && self.verbs > after)
     }
 
+    /// A node comes in place of the one that has ended, with nothing on it.
+    pub fn revive(&mut self) {
+        let Some((node, _)) = self.ends.take() else { return };
+        let of = |at: &u64| at >> NODE_SHIFT == u64::from(node);
+        self.words.retain(|at, _| !of(at));
+        self.pieces.retain(|at, _| !of(at));
+        self.free.values_mut().for_each(|free| free.retain(|at| !of(at)));
+        self.next[usize::from(node)] = 0;
+    }
+
     /// Carries out a task alone.
     pub fn run<T>(&mut self, mut task: Task<T>) -> T {
         loop {

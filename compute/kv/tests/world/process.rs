@@ -67,6 +67,7 @@ pub fn config(name: &str, nodes: &str) -> Config {
         name: name.into(),
         nodes: nodes.split(',').map(str::to_owned).collect(),
         mirror: false,
+        spares: Vec::new(),
         transport: Transport::Auto,
         grace: Duration::from_secs(1),
         listen: vec!["127.0.0.1:0".parse().unwrap()],
@@ -107,6 +108,7 @@ pub fn another_process() {
                     Some(("unread", ms)) => config.clients.unread = Duration::from_millis(ms.parse().unwrap()),
                     Some(("password", password)) => config.clients.password = Some(password.into()),
                     Some(("mirror", yes)) => config.mirror = yes == "yes",
+                    Some(("spare", at)) => config.spares = vec![at.into()],
                     Some(("metrics", at)) => config.metrics = Some(at.parse().unwrap()),
                     _ => config.listen = vec![option.parse().unwrap()],
                 }

@@ -1,0 +1,343 @@
+//! A third node in place of one of two that has ended.
+//!
+//! The survivor has the only copy. A new node is *filled* while the store is served:
+//!
+//! ```text
+//!  Alone ──► Mending: every front end            ──► Paused: no operation   ──► Both
+//!              takes pieces at both nodes,             is under way;
+//!              writes objects to both,                 one front end copies
+//!              copies its own pieces,                  head and index
+//!              and says that it has
+//!    ▲─────────────┴── given up: the new node has ended or is full, or a pause lasts too long ──┘
+//! ```
+//!
+//! The pair's word in the survivor's head says the stage ([`Pair`]). Each step is one CAS of it, so
+//! any front end may make it, and one that dies holds up no other. In each line of the head a member
+//! says that it has done its part, by the word itself.
+//!
+//! *Only the survivor is read and decides* until the last CAS. So a node that ends while it is
+//! filled takes nothing along, and the new node may have any bytes before it counts.
+//!
+//! *Objects.* Only a piece's owner writes to it, so only the owner copies it. A place that is linked
+//! or retired does not change while an operation is under way, and the copier is one. A place that
+//! was held when WRITEs began to go to both nodes may have been written to the survivor alone. It is
+//! copied when the operations of that time have ended. A piece of a front end that has died is copied by its adopter; until it
+//! is adopted, nobody may end the pause by [`Stage::Both`].
+//!
+//! *The index and the head* change by CAS at the survivor. They are copied in the pause, when all
+//! members have said that none of their operations has a batch under way. A front end that comes
+//! meanwhile is refused. Its line might be written after the head was copied.
+//!
+//! An attempt that was given up is never taken up again: the next one has another number, and
+//! another region at the new node. So late WRITEs of a copier that was stopped harm nobody.
+
+use crate::copies::{Copies, Mode, is_done, on};
+use crate::heap::Use;
+use crate::layout::{At, EXTENT, HEAD_BYTES, Kind, MEMBERS, Owner, PIECE_HEADER, Pair, Stage, head, word};
+use crate::member::{is_there, line_word, state};
+use crate::rules::Bug;
+use crate::shard::Shard;
+use crate::task::{Answer, Io, Verb};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// How long the members may take to agree to a pause, in ms.
+const AGREE_MS: u32 = 1000;
+/// Bytes that are copied at once.
+const COPY: u64 = 256 << 10;
+
+impl Shard {
+    /// This front end's part in filling the other node, which its verbs reach now. Ends with the
+    /// attempt.
+    pub async fn mend(self: &Rc<Shard>, io: &Io, pair: Pair) {
+        let Mode::Alone(stays) = self.copies.mode() else { return };
+        if !self.copies.mend(pair) {
+            return;
+        }
+        let filler = Filler { shard: self, io, stays, new: Copies::other(stays) };
+        if filler.fill(pair).await.is_none() && self.copies.mends(pair) {
+            self.copies.mending.failed.set(true);
+        }
+    }
+
+    /// Begins an attempt to fill the node of this address, which has an empty region. False:
+    /// another front end was first.
+    pub async fn begin_mending(&self, io: &Io, address: &str, attempt: u64) -> bool {
+        let (Mode::Alone(stays), pair) = (self.copies.mode(), self.copies.pair()) else { return false };
+        if pair.stage() != Stage::Alone || address.len() > head::SPARE_TEXT {
+            return false;
+        }
+        let mut text = (address.len() as u64).to_le_bytes().to_vec();
+        text.extend(address.as_bytes());
+        text.resize(text.len().next_multiple_of(8), 0);
+        let (root, new) = (on(stays, self.root), Pair::new(Stage::Mending, attempt));
+        io.verb(Verb::Write { at: root + head::SPARE, bytes: Rc::new(text) }).await;
+        io.verb(Verb::Cas { at: root + head::PAIR, old: pair.0, new: new.0 }).await == Answer::Word(pair.0)
+    }
+
+    /// The address of the node that is being filled, or was filled last.
+    pub async fn spare(&self, io: &Io) -> Option<String> {
+        let node = match self.copies.mode() {
+            Mode::Alone(stays) | Mode::Mending(stays) => stays,
+            _ => self.node,
+        };
+        spare_of(io, on(node, self.root)).await
+    }
+
+    /// Gives an attempt up.
+    pub async fn give_up(&self, io: &Io) {
+        if let Mode::Mending(stays) = self.copies.mode() {
+            let (pair, at) = (self.copies.pair(), on(stays, self.root) + head::PAIR);
+            for stage in [Stage::Mending, Stage::Paused] {
+                io.verb(Verb::Cas { at, old: pair.at(stage).0, new: pair.at(Stage::Alone).0 }).await;
+            }
+        }
+    }
+
+    /// Ends the filling if every member has done its part; whether it did. The members learn of it
+    /// by their next ticks.
+    pub async fn finish_mending(self: &Rc<Shard>, io: &Io) -> bool {
+        let Mode::Mending(stays) = self.copies.mode() else { return false };
+        let mending = self.copies.pair().at(Stage::Mending);
+        let filler = Filler { shard: self, io, stays, new: Copies::other(stays) };
+        if self.copies.pair() != mending || filler.agreed(mending).await != Some(true) {
+            return false;
+        }
+        let paused = mending.at(Stage::Paused);
+        if !filler.turn(mending, paused).await {
+            return false;
+        }
+        let mut waited = 0;
+        while !self.rules.broken(Bug::FillUnpaused) {
+            match filler.agreed(paused).await {
+                Some(true) => break,
+                Some(false) if waited < AGREE_MS => io.pause(1).await,
+                _ => {
+                    filler.turn(paused, mending).await;
+                    return false;
+                }
+            }
+            waited += 1;
+        }
+        match filler.copy_index(paused.at(Stage::Both)).await {
+            Some(true) => filler.turn(paused, paused.at(Stage::Both)).await,
+            // A dead front end's pieces are to be taken over first.
+            Some(false) => {
+                filler.turn(paused, mending).await;
+                false
+            }
+            None => {
+                filler.turn(paused, paused.at(Stage::Alone)).await;
+                false
+            }
+        }
+    }
+}
+
+/// The address that a root piece has in [`head::SPARE`].
+pub(crate) async fn spare_of(io: &Io, root: At) -> Option<String> {
+    let bytes = io.read(root + head::SPARE, 8 + head::SPARE_TEXT as u32).await;
+    let len = word(&bytes, 0) as usize;
+    let text = bytes.get(8..).and_then(|text| text.get(..len)).filter(|text| !text.is_empty())?;
+    String::from_utf8(text.to_vec()).ok()
+}
+
+/// What copies from one node to the other.
+struct Filler<'a> {
+    shard: &'a Rc<Shard>,
+    io: &'a Io,
+    stays: u8,
+    new: u8,
+}
+
+impl Filler<'_> {
+    /// Verbs at one node, by the addresses that the store knows.
+    async fn at(&self, node: u8, verbs: Vec<Verb>) -> Vec<Answer> {
+        self.shard.copies.alone(self.io, node, &verbs).await
+    }
+
+    /// Changes the stage; whether it was as expected.
+    async fn turn(&self, old: Pair, new: Pair) -> bool {
+        let verb = Verb::Cas { at: self.shard.root + head::PAIR, old: old.0, new: new.0 };
+        loop {
+            match self.at(self.stays, vec![verb.clone()]).await.pop() {
+                Some(Answer::Word(found)) => return found == old.0,
+                Some(Answer::Unknown) => {}
+                _ => return false,
+            }
+        }
+    }
+
+    /// Whether every member has said this. `None`: the pair's word is another one.
+    async fn agreed(&self, pair: Pair) -> Option<bool> {
+        let look = Verb::Read { at: self.shard.root, len: HEAD_BYTES as u32 };
+        let Some(Answer::Bytes(head)) = self.at(self.stays, vec![look]).await.pop() else { return None };
+        let alive = (0..MEMBERS).filter(|&line| state(&head, line).is_alive());
+        let all = alive.into_iter().all(|line| line_word(&head, line, 4) == pair.0);
+        (word(&head, head::PAIR as usize / 8) == pair.0).then_some(all)
+    }
+
+    /// See [`Shard::mend`]. `None`: the new node is of no use, or the attempt has ended.
+    async fn fill(&self, pair: Pair) -> Option<()> {
+        let (shard, mending) = (self.shard, &self.shard.copies.mending);
+        // Operations that began before pieces were taken at both nodes may still take some.
+        self.drain(pair).await?;
+        let own = |shard: &Shard| shard.heap.borrow().all_pieces().into_iter().map(|(at, _)| at).collect::<Vec<At>>();
+        let mut there = self.pieces_there().await?;
+        for at in own(shard) {
+            self.claim(at, &mut there).await?;
+        }
+        // A batch that is under way now writes to the survivor alone. Its places are held.
+        mending.mirrors.set(true);
+        let mut held = shard.heap.borrow().all_held();
+        if !shard.rules.broken(Bug::FillUndrained) {
+            self.drain(pair).await?;
+        }
+        shard.heap.borrow_mut().taken_over();
+        let mut pieces = own(shard);
+        while shard.copies.mends(pair) {
+            pieces.extend(shard.heap.borrow_mut().taken_over());
+            let ready = pieces.is_empty() && held.is_empty();
+            mending.ready.set(ready);
+            match pieces.pop() {
+                Some(at) => self.copy_piece(at, &mut there).await?,
+                None if ready => self.io.pause(2).await,
+                None => {
+                    held = self.copy_held(held).await?;
+                    if !held.is_empty() {
+                        self.io.pause(2).await;
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Waits for the end of operations and batches that have begun.
+    async fn drain(&self, pair: Pair) -> Option<()> {
+        let before = self.shard.copies.turn();
+        while self.shard.copies.has_begun_in(before) {
+            self.io.pause(2).await;
+            if !self.shard.copies.mends(pair) {
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    async fn pieces_there(&self) -> Option<BTreeSet<At>> {
+        match self.at(self.new, vec![Verb::Pieces { node: self.new }]).await.pop() {
+            Some(Answer::Pieces(pieces)) => Some(pieces.into_iter().map(|(at, _)| at).collect()),
+            _ => None,
+        }
+    }
+
+    /// Takes an own piece at the new node, too.
+    async fn claim(&self, at: At, there: &mut BTreeSet<At>) -> Option<()> {
+        let Some(bytes) = self.shard.heap.borrow().piece_bytes(at) else { return Some(()) };
+        self.claim_bytes(at, bytes, there).await
+    }
+
+    async fn claim_bytes(&self, at: At, bytes: u32, there: &mut BTreeSet<At>) -> Option<()> {
+        if there.contains(&at) {
+            return Some(());
+        }
+        if self.at(self.new, vec![Verb::Claim { at, bytes }]).await.pop() != Some(Answer::Done) {
+            // Another may have taken it there for the owner that it had.
+            *there = self.pieces_there().await?;
+            return there.contains(&at).then_some(());
+        }
+        there.insert(at);
+        Some(())
+    }
+
+    /// Copies bytes that do not change.
+    async fn copy(&self, at: At, len: u64) -> Option<()> {
+        let mut done = 0;
+        while done < len {
+            let (from, some) = (at + done, (len - done).min(COPY));
+            let read = Verb::Read { at: from, len: some as u32 };
+            let Some(Answer::Bytes(bytes)) = self.at(self.stays, vec![read]).await.pop() else { return None };
+            let write = Verb::Write { at: from, bytes: Rc::new(bytes) };
+            if !self.at(self.new, vec![write]).await.iter().all(is_done) {
+                return None;
+            }
+            done += some;
+        }
+        Some(())
+    }
+
+    async fn copy_piece(&self, at: At, there: &mut BTreeSet<At>) -> Option<()> {
+        // While it lives no place is used again.
+        let _section = self.shard.section();
+        self.claim(at, there).await?;
+        let ranges = self.shard.heap.borrow().settled(at);
+        if self.shard.heap.borrow().piece_bytes(at).is_none() {
+            return Some(());
+        }
+        self.copy(at, PIECE_HEADER).await?;
+        for (from, len) in ranges {
+            self.copy(from, len).await?;
+        }
+        Some(())
+    }
+
+    /// Copies places that were held by operations which have ended since; those that must wait. A
+    /// place that is still held then is one of which nobody knows whether it was linked. It stays as
+    /// it is. An extent may be free at any time until it is linked.
+    async fn copy_held(&self, held: Vec<(At, u16)>) -> Option<Vec<(At, u16)>> {
+        let mut left = Vec::new();
+        for (at, version) in held {
+            let _section = self.shard.section();
+            let state = self.shard.heap.borrow_mut().state(at);
+            // Used again, it was written to both nodes.
+            let Some((place, class, len)) = state.filter(|(place, ..)| place.version == version) else { continue };
+            match place.used {
+                Use::Free => {}
+                Use::Held if class == EXTENT => left.push((at, version)),
+                Use::Held | Use::Linked | Use::Retired => self.copy(at, len).await?,
+            }
+        }
+        Some(left)
+    }
+
+    /// Copies what belongs to nobody in particular: the head, the index. False: a piece is a dead
+    /// front end's.
+    async fn copy_index(&self, both: Pair) -> Option<bool> {
+        let shard = self.shard;
+        let look = Verb::Read { at: shard.root, len: HEAD_BYTES as u32 };
+        let Some(Answer::Bytes(members)) = self.at(self.stays, vec![look]).await.pop() else { return None };
+        let list = Verb::Pieces { node: self.stays };
+        let Some(Answer::Pieces(pieces)) = self.at(self.stays, vec![list]).await.pop() else { return None };
+        let mut there = self.pieces_there().await?;
+        let mut root = false;
+        for some in pieces.chunks(256) {
+            let reads = some.iter().map(|&(at, _)| Verb::Read { at, len: 16 }).collect();
+            for (&(at, len), answer) in some.iter().zip(self.at(self.stays, reads).await) {
+                let Answer::Bytes(bytes) = answer else { return None };
+                match Owner::of(word(&bytes, 0), word(&bytes, 1), shard.secret, at) {
+                    // Just taken, or left by a front end that died then: it has no object.
+                    None => {}
+                    Some(owner) if owner.kind == Kind::Objects => {
+                        let dead = !is_there(&members, owner.member);
+                        if dead && !shard.rules.broken(Bug::FillWithoutTheDead) {
+                            return Some(false);
+                        }
+                    }
+                    Some(owner) => {
+                        root |= owner.kind == Kind::Root;
+                        self.claim_bytes(at, len, &mut there).await?;
+                        self.copy(at, u64::from(len)).await?;
+                    }
+                }
+            }
+        }
+        if !root {
+            return None;
+        }
+        let write = |at: At, word: u64| Verb::Write { at, bytes: Rc::new(word.to_le_bytes().to_vec()) };
+        let words = vec![write(shard.root + head::PAIR, both.0), write(shard.copies.root_word(), shard.root)];
+        let answers = self.at(self.new, words).await;
+        answers.iter().all(is_done).then_some(true)
+    }
+}
