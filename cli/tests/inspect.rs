@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use common::{Place, eventually, outcome};
 use farmem_agent::client::{Chunk, Client, Options};
 use farmem_fabric::NodeAddr;
-use farmem_nic::units::Units;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::{Claimant, Generation, Level, Owner, Place as Unit, State, Word};
 
@@ -138,7 +137,7 @@ fn every_damage_is_told_by_its_name() {
     let address = NodeAddr::Shm(socket.clone());
     let node = farmem_memory::Node::start(&farmem_memory::Config::new((2 << 30) + (64 << 20), vec![address.clone()]));
     let node = node.unwrap();
-    let pool: &Units = &node.nic().units;
+    let pool = &node.nic().units.words;
     let host = Host::new(&place, "host", &address.to_string(), "30s", 0);
     let client = client(&host.dir);
     let _held = client.alloc_run(3).unwrap();

@@ -54,7 +54,7 @@ fn tens_of_thousands_of_words_are_recovered() {
         assert!(matches!(published, Ok(Reshaped::Done(chunks)) if chunks.len() == 512));
     }
     let entries = (held.len() - PUBLISHED + PUBLISHED * 512) as u64;
-    assert!(held.len() > 1900 && recount(pool.geometry(), &**pool).held.len() == 2);
+    assert!(held.len() > 1900 && recount(pool.geometry(), &pool.words).held.len() == 2);
 
     drop(queue);
     drop(session);
@@ -67,7 +67,7 @@ fn tens_of_thousands_of_words_are_recovered() {
     let [recovered, scanned, ns] =
         [&kept.recovered_words, &kept.scanned_words, &kept.recover_ns].map(|n| n.load(Ordering::Relaxed));
     assert_eq!(recovered, entries);
-    let sum = recount(pool.geometry(), &**pool);
+    let sum = recount(pool.geometry(), &pool.words);
     assert_eq!((sum.problems, sum.held.len(), sum.held.values().sum::<u64>() * 4096), (vec![], 1, theirs));
     println!(
         "{recovered} entries of {scanned} words in {} µs of CPU: {:.1} million entries/s; all of it clean after {:?}",

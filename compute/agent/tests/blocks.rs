@@ -102,7 +102,7 @@ fn what_a_killed_agent_was_splitting_its_successor_splits() {
         let session = Session::connect_lasting(&node, &options).unwrap();
         let mut queue = session.queue_pair().unwrap();
         let mut words = Words::open(&mut queue).unwrap();
-        let pool = &host.node.nic().units;
+        let pool = &host.node.nic().units.words;
         let giants = (0..pool.geometry().count(Level::Giant)).map(Place::giant);
         let giant = giants.into_iter().find(|&giant| pool.word(giant).is(State::Free)).unwrap();
         let actor = Actor::new(Owner::new(session.owner()), Claimant::new(0));

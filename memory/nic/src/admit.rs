@@ -32,9 +32,10 @@ impl Admission<'_> {
     pub fn stands(self, right: &Right) -> bool {
         match right {
             Right::Held => true,
-            Right::Word(word) => self.units.stands(word),
+            Right::Word(word) => self.units.words.stands(word),
             Right::Window { index, generation, under } => {
-                self.windows.stands(*index, *generation) && under.as_ref().is_none_or(|word| self.units.stands(word))
+                self.windows.stands(*index, *generation)
+                    && under.as_ref().is_none_or(|word| self.units.words.stands(word))
             }
         }
     }

@@ -78,7 +78,7 @@ impl Lending {
 
     /// Bytes it lends, in all.
     pub fn limit(&self) -> u64 {
-        self.units.bytes()
+        self.units.words.bytes()
     }
 
     /// Bytes it lends now, at most.

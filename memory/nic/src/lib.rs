@@ -128,7 +128,7 @@ impl Nic {
         let bits = draw();
         let incarnation = bits.iter().take(8).fold(0, |word, &b| word << 8 | b as u64);
         let units = Arc::clone(lending.units());
-        units.inscribe(incarnation.max(1));
+        units.words.inscribe(incarnation.max(1));
         Nic {
             units,
             lending: Arc::new(lending),
@@ -225,7 +225,7 @@ impl Nic {
 
     /// Bytes lent now: slabs, and units that somebody holds or that are not clean yet.
     pub fn lent(&self) -> u64 {
-        self.lending.lent() + self.units.held()
+        self.lending.lent() + self.units.words.held()
     }
 
     /// One of the node's figures.

@@ -297,7 +297,7 @@ impl Volume {
     /// How it is doing.
     pub(super) fn report(&self, node: Swap<'_>) -> Report {
         let usage = self.usage();
-        let free = node.units.free_bytes();
+        let free = node.units.words.free_bytes();
         let promised_to_others = if self.promised { 0 } else { node.units.promised() };
         Report {
             size: (self.slots as u64 * PAGE).into(),

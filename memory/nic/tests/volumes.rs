@@ -120,7 +120,7 @@ fn pages(random: &mut Random, n: usize) -> Vec<u8> {
 }
 
 fn is_sound(nic: &Nic) {
-    let counted = recount(nic.units.geometry(), &*nic.units);
+    let counted = recount(nic.units.geometry(), &nic.units.words);
     assert!(counted.problems.is_empty() && counted.lost == 0, "{:?}", counted.problems);
 }
 

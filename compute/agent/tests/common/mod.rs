@@ -66,7 +66,7 @@ impl Host {
     /// Every word of the node, counted: nothing may be wrong.
     pub fn recount(&self) -> Recount {
         let pool = &self.node.nic().units;
-        let sum = recount(pool.geometry(), &**pool);
+        let sum = recount(pool.geometry(), &pool.words);
         assert_eq!(sum.problems, []);
         assert_eq!(sum.total(), pool.geometry().lent_bytes() / 4096);
         sum

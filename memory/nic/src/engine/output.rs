@@ -169,7 +169,7 @@ impl Output {
     pub fn words(&mut self, nic: &Nic, at: u64, len: u32) {
         if len <= FEW_WORDS {
             let mut words = Vec::new();
-            nic.units.read_into(at, len as usize, &mut words);
+            nic.units.words.read_into(at, len as usize, &mut words);
             self.bytes(&words);
         } else {
             self.backlog += len as usize;
@@ -193,7 +193,7 @@ impl Output {
         if let Some(Piece::Words { at, len }) = self.pieces.front()
             && self.words.is_empty()
         {
-            nic.units.read_into(*at, (*len).min(WORDS), &mut self.words);
+            nic.units.words.read_into(*at, (*len).min(WORDS), &mut self.words);
         }
         let mut parts = [Part::new(std::ptr::null_mut(), 0); PARTS];
         let (n, descriptor) = self.offer(nic, &mut parts)?;

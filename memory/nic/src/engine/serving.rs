@@ -282,7 +282,7 @@ impl Serving {
         count(&nic.tally.read_bytes, len as u64);
         if key == Key::WORDS {
             // Copied word by word: the socket's copy need not be atomic.
-            if nic.units.is_readable(offset, len) {
+            if nic.units.words.is_readable(offset, len) {
                 self.complete(nic, output, Status::Done, 0);
                 output.words(nic, offset, len);
             } else {

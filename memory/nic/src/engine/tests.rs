@@ -502,6 +502,6 @@ fn a_long_read_of_words_takes_little_memory() {
         assert!(engine.output.own_bytes() < 64 << 10);
     }
     let mut words = Vec::new();
-    node.nic.units.read_into(0, len as usize, &mut words);
+    node.nic.units.words.read_into(0, len as usize, &mut words);
     assert!(len > 100_000 && out[size_of::<Completion>()..] == words, "{} of {len}", out.len());
 }

@@ -2,9 +2,8 @@
 
 use super::{Lease, Units};
 use crate::lending::NoSlab;
-use farmem_protocol::extent::geometry::{Hint, LINE, Target};
 use farmem_protocol::extent::guard::Words;
-use farmem_protocol::extent::place::{BLOCK_BYTES, Level, Place};
+use farmem_protocol::extent::place::{Level, Place};
 use farmem_protocol::extent::word::{Claimant, State, Word};
 use std::sync::atomic::Ordering;
 
@@ -28,17 +27,17 @@ impl Units {
         // Before the claim, because the burial of an owner looks for its words.
         lease.has_claimed();
         loop {
-            for block in self.free_by_hint() {
+            for block in self.words.free_by_hint() {
                 let place = Place::block(block);
-                let old = self.word(place);
+                let old = self.words.word(place);
                 let Some(next) = old.generation().next() else { continue };
                 let new = Word::new(State::Owned, owner, ORDER, Claimant::default(), next);
-                if old.is(State::Free) && !old.generation().is_worn() && self.swap(place, old, new) == old.0 {
+                if old.is(State::Free) && !old.generation().is_worn() && self.words.swap(place, old, new) == old.0 {
                     return Ok(block);
                 }
             }
-            let mut whole = (0..self.geometry.count(Level::Giant)).map(Place::giant);
-            match whole.find(|&giant| self.word(giant).is(State::Free)) {
+            let mut whole = (0..self.words.geometry().count(Level::Giant)).map(Place::giant);
+            match whole.find(|&giant| self.words.word(giant).is(State::Free)) {
                 Some(giant) => self.split(giant),
                 None => {
                     self.charge(owner, -CHUNKS);
@@ -48,24 +47,16 @@ impl Units {
         }
     }
 
-    /// Blocks that their hints call free, from the first on: slabs begin at the other end.
-    fn free_by_hint(&self) -> impl Iterator<Item = u32> {
-        (0..self.geometry.lines(Level::Block)).flat_map(move |line| {
-            let bits = self.load(Target::Hint { about: Hint::FreeBlocks, line });
-            (0..LINE).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| line * LINE + bit)
-        })
-    }
-
     /// Gives a block of a volume back: it is made clean, and free.
     pub(crate) fn release_block(&self, lease: &Lease, block: u32) {
         let place = Place::block(block);
-        let old = self.word(place);
+        let old = self.words.word(place);
         if !old.is_held_by(lease.owner()) {
             return;
         }
         let next = old.generation().next().unwrap_or(old.generation());
         // Only the owner changes the word of a live owner.
-        if self.swap(place, old, Word::plain(State::Quarantine, next)) == old.0 {
+        if self.words.swap(place, old, Word::plain(State::Quarantine, next)) == old.0 {
             self.charge(lease.owner(), -CHUNKS);
             self.reclaim(place);
         }
@@ -86,12 +77,6 @@ impl Units {
     #[inline]
     pub(crate) fn is_unpromised(&self, bytes: u64) -> bool {
         let promised = self.promised();
-        promised == 0 || self.free_bytes() >= promised + bytes
-    }
-
-    /// Bytes of blocks that are whole and free, by their hints.
-    pub(crate) fn free_bytes(&self) -> u64 {
-        let (giants, blocks) = self.supply();
-        (giants.free as u64 * self.geometry.fanout(Level::Giant) as u64 + blocks.free as u64) * BLOCK_BYTES
+        promised == 0 || self.words.free_bytes() >= promised + bytes
     }
 }

@@ -194,24 +194,31 @@ impl Units {
         let KeyKind::Unit { level: 2, index: first, generation } = key.kind() else {
             return Err((Status::Access, 0));
         };
-        if count == 0 || count > MAX_BLOCKS || first as u64 + count as u64 > self.geometry.count(Level::Block) as u64 {
+        if count == 0
+            || count > MAX_BLOCKS
+            || first as u64 + count as u64 > self.words.geometry().count(Level::Block) as u64
+        {
             return Err((Status::Range, 0));
         }
         let blocks = first..first + count;
         let mut mapped = self.files.mapped.lock();
         let beneath = &mapped.blocks;
-        let words = || blocks.clone().map(|block| self.word(Place::block(block)));
+        let words = || blocks.clone().map(|block| self.words.word(Place::block(block)));
         let seen: Vec<Word> = words().collect();
         let held = |word: &Word| word.is_held_by(who.owner()) && word.claimant() != Claimant::SLAB;
-        if !self.is_live(who) || !seen.iter().all(held) || seen[0].generation().0 != generation {
+        if !self.words.is_live(who) || !seen.iter().all(held) || seen[0].generation().0 != generation {
             return Err((Status::Access, 0));
         }
         // A block's word counts in an open giant only; in one that is held whole its owner may
         // write words that mean nothing yet, and what ends such a block is the giant's scrub. The
         // words are looked at before and after: they have not moved meanwhile, and a giant that is
         // open stays so over a block that is held.
-        let giant_is_open =
-            |block| self.geometry.parent(Place::block(block)).is_none_or(|giant| self.word(giant).state().is_open());
+        let giant_is_open = |block| {
+            self.words
+                .geometry()
+                .parent(Place::block(block))
+                .is_none_or(|giant| self.words.word(giant).state().is_open())
+        };
         if !blocks.clone().all(giant_is_open) || !words().eq(seen.iter().copied()) {
             return Err((Status::Access, 0));
         }
@@ -244,7 +251,7 @@ impl Units {
     /// Empties a unit that was drained. False when the system refused: to be tried again.
     pub(super) fn empty(&self, place: Place) -> bool {
         let Some(arena) = self.arena.get() else { return true };
-        let bytes = self.geometry.bytes(place);
+        let bytes = self.words.geometry().bytes(place);
         // Of a chunk none: its block is open, and was not mapped when it was opened.
         let blocks = (bytes.start.div_ceil(BLOCK_BYTES) as u32)..(bytes.end / BLOCK_BYTES) as u32;
         let mut gone = Vec::new();

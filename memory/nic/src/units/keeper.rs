@@ -21,7 +21,7 @@ use farmem_protocol::extent::geometry::{Hint, LINE, Target};
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::owner::OwnerWord;
 use farmem_protocol::extent::place::{Level, Place};
-use farmem_protocol::extent::policy::{self, Supply};
+use farmem_protocol::extent::policy;
 use farmem_protocol::extent::reclaim::{Reclaim, Reclaimed};
 use farmem_protocol::extent::recover::Recover;
 use farmem_protocol::extent::reshape::Reshape;
@@ -159,7 +159,7 @@ impl Keeping {
 
 impl Units {
     pub(super) fn reclaim(&self, place: Place) {
-        self.keeping.give(Job::Reclaim(place, Task::new(Reclaim::new(Actor::NODE, self.geometry, place))));
+        self.keeping.give(Job::Reclaim(place, Task::new(Reclaim::new(Actor::NODE, *self.words.geometry(), place))));
     }
 
     /// The keeper's work so far.
@@ -204,7 +204,7 @@ impl Units {
             work.push_back(again);
         }
         // Ahead of need, but no more than the need is: verbs wait for a scrub.
-        let scrubs = policy::scrubs(self.supply().1);
+        let scrubs = policy::scrubs(self.words.supply().1);
         let mut turn = Turn::new(epochs, cpu_ns, scrubs, VERBS);
         let mut moved = false;
         for _ in 0..work.len().min(JOBS) {
@@ -255,8 +255,8 @@ impl Units {
                 Some(ended) => self.has_reclaimed(place, ended),
             },
             Job::LookInto(place) => {
-                let (first, count) = self.geometry.children(place)?;
-                for child in (0..count).map(|n| first.plus(n)).filter(|&c| self.word(c).is(State::Quarantine)) {
+                let (first, count) = self.words.geometry().children(place)?;
+                for child in (0..count).map(|n| first.plus(n)).filter(|&c| self.words.word(c).is(State::Quarantine)) {
                     self.reclaim(child);
                 }
             }
@@ -275,9 +275,9 @@ impl Units {
                 kept.buried.fetch_add(1, Ordering::Relaxed);
                 // Before anybody may recover it.
                 self.files.orphan(owner);
-                self.lease_word(owner, OwnerWord::died);
+                self.words.lease_word(owner, OwnerWord::died);
                 if claimed {
-                    let task = Task::new(Recover::new(Actor::NODE, self.geometry, owner));
+                    let task = Task::new(Recover::new(Actor::NODE, *self.words.geometry(), owner));
                     return Some(Job::Recover { owner, task });
                 }
                 self.vacate(owner);
@@ -350,7 +350,7 @@ impl Units {
                     if self.is_scrubbed(place) {
                         return None;
                     }
-                    if self.word(place) != word {
+                    if self.words.word(place) != word {
                         task.operation.complete(Answer::Ready);
                         continue;
                     }
@@ -367,14 +367,16 @@ impl Units {
     fn carry_out<'a>(&self, verb: &Verb, room: &'a mut [u64; MAX_READ]) -> Answer<'a> {
         match *verb {
             Verb::Read { at, words } => {
-                let from = self.offset(at);
+                let from = self.words.offset(at);
                 let room = &mut room[..words as usize];
                 for (n, word) in room.iter_mut().enumerate() {
-                    *word = self.at(from + 8 * n as u64).load(Ordering::SeqCst);
+                    *word = self.words.at(from + 8 * n as u64).load(Ordering::SeqCst);
                 }
                 Answer::Words(room)
             }
-            Verb::Cas { at: Target::Word(place), old, new } => Answer::Found(self.swap(place, Word(old), Word(new))),
+            Verb::Cas { at: Target::Word(place), old, new } => {
+                Answer::Found(self.words.swap(place, Word(old), Word(new)))
+            }
             // Operations change descriptor words only.
             Verb::Cas { .. } => Answer::Refused,
         }
@@ -385,43 +387,30 @@ impl Units {
         let epochs = Epochs::default();
         let mut turn = Turn::new(&epochs, &|| 0, 0, usize::MAX);
         // It drains and scrubs nothing.
-        self.advance(&mut Task::new(Reshape::split(Actor::NODE, self.geometry, giant)), &mut turn);
+        self.advance(&mut Task::new(Reshape::split(Actor::NODE, *self.words.geometry(), giant)), &mut turn);
     }
 
     /// A unit has become free: the one around it may be wholly so, and is put together; a giant if
     /// there are few.
     pub(super) fn merge_around(&self, place: Place) {
-        let Some(around) = self.geometry.parent(place) else { return };
+        let Some(around) = self.words.geometry().parent(place) else { return };
         let about = if place.level == Level::Chunk { Hint::FreeChunks } else { Hint::FreeBlocks };
-        let Some((first, count)) = self.geometry.children(around) else { return };
+        let Some((first, count)) = self.words.geometry().children(around) else { return };
         let mut lines = first.index / LINE..(first.index + count).div_ceil(LINE);
         // A freed unit is in its hint before the others' hints are looked at: of two threads that
         // free the last two units at once, one sees both.
         fence(Ordering::SeqCst);
-        let whole = lines.all(|line| self.load(Target::Hint { about, line }) == u64::MAX);
-        if !whole || !self.geometry.is_whole(around) || !self.word(around).is(State::Shared) {
+        let whole = lines.all(|line| self.words.load(Target::Hint { about, line }) == u64::MAX);
+        if !whole || !self.words.geometry().is_whole(around) || !self.words.word(around).is(State::Shared) {
             return;
         }
         if around.level == Level::Giant {
-            let (giants, blocks) = self.supply();
-            if !policy::gathers(giants, blocks, self.geometry.fanout(Level::Giant)) {
+            let (giants, blocks) = self.words.supply();
+            if !policy::gathers(giants, blocks, self.words.geometry().fanout(Level::Giant)) {
                 return;
             }
         }
-        self.keeping.give(Job::Merge(around, Task::new(Reshape::merge(Actor::NODE, self.geometry, around))));
-    }
-
-    /// Giants, and of these those in one piece and free; blocks of the others, and of these the
-    /// free ones, by the hints.
-    pub(super) fn supply(&self) -> (Supply, Supply) {
-        let free_giants =
-            (0..self.geometry.count(Level::Giant)).filter(|&n| self.word(Place::giant(n)).is(State::Free));
-        let giants = Supply { all: self.geometry.count(Level::Giant), free: free_giants.count() as u32 };
-        let hints = (0..self.geometry.lines(Level::Block)).map(|line| Target::Hint { about: Hint::FreeBlocks, line });
-        let free = hints.map(|hint| self.load(hint).count_ones()).sum();
-        let whole = giants.free * self.geometry.fanout(Level::Giant);
-        let blocks = Supply { all: self.geometry.count(Level::Block).saturating_sub(whole), free };
-        (giants, blocks)
+        self.keeping.give(Job::Merge(around, Task::new(Reshape::merge(Actor::NODE, *self.words.geometry(), around))));
     }
 }
 
@@ -433,7 +422,7 @@ mod tests {
     use std::sync::Arc;
 
     fn giants(units: &Units) -> u32 {
-        units.supply().0.free
+        units.words.supply().0.free
     }
 
     /// Slabs split a node's last giant; when they are gone it comes together again, and no more

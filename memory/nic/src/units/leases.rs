@@ -62,19 +62,19 @@ impl Lease {
     pub fn of(units: &Arc<Units>, tenant: Option<Arc<Tenant>>) -> Option<Lease> {
         // A slot whose incarnations are used up is nobody's for good.
         let (owner, word) = std::iter::from_fn(|| units.vacant.lock().take())
-            .find_map(|slot| Some((Owner::new(slot), units.owner(Owner::new(slot)).registered()?)))?;
+            .find_map(|slot| Some((Owner::new(slot), units.words.owner(Owner::new(slot)).registered()?)))?;
         for (field, value) in [
             (OwnerField::Heartbeat, 0),
             (OwnerField::Quota, units.quota.load(Ordering::Relaxed)),
             (OwnerField::Held, 0),
         ] {
-            units.at(units.offset(Target::Owner(owner, field))).store(value, Ordering::SeqCst);
+            units.words.at(units.words.offset(Target::Owner(owner, field))).store(value, Ordering::SeqCst);
         }
         if let Some(tenant) = &tenant {
             units.tenants.lock().insert(owner.slot(), Arc::clone(tenant));
         }
         // Last: from here on its verbs are admitted.
-        units.at(units.offset(Target::Owner(owner, OwnerField::Word))).store(word.0, Ordering::SeqCst);
+        units.words.at(units.words.offset(Target::Owner(owner, OwnerField::Word))).store(word.0, Ordering::SeqCst);
         Some(Lease {
             units: Arc::clone(units),
             owner,
@@ -104,7 +104,7 @@ impl Lease {
 
     /// Bytes of units that it holds: a run's slabs, or what a member claimed itself.
     pub fn held(&self) -> u64 {
-        self.units.load(Target::Owner(self.owner, OwnerField::Held)) * CHUNK_BYTES
+        self.units.words.load(Target::Owner(self.owner, OwnerField::Held)) * CHUNK_BYTES
     }
 
     /// Words may name it that only a scan finds.
@@ -115,7 +115,7 @@ impl Lease {
     /// Its verbs are admitted no more; the rest is the keeper's.
     pub fn end(&self) {
         if !self.ended.swap(true, Ordering::AcqRel) {
-            self.units.lease_word(self.owner, OwnerWord::fenced);
+            self.units.words.lease_word(self.owner, OwnerWord::fenced);
             self.units.keeping.bury(self.owner, self.claimed.load(Ordering::Relaxed));
         }
     }
@@ -128,23 +128,16 @@ impl Drop for Lease {
 }
 
 impl Units {
-    /// A step of an owner's word. Only the node makes these.
-    pub(super) fn lease_word(&self, owner: Owner, step: impl FnOnce(OwnerWord) -> Option<OwnerWord>) {
-        if let Some(next) = step(self.owner(owner)) {
-            self.at(self.offset(Target::Owner(owner, OwnerField::Word))).store(next.0, Ordering::SeqCst);
-        }
-    }
-
     /// The slot can be leased again.
     pub(super) fn vacate(&self, owner: Owner) {
         // Units that it still counted were taken back by their words, one by one, and no longer
         // count for its tenant.
         if let Some(tenant) = self.tenants.lock().remove(&owner.slot()) {
-            let left = self.load(Target::Owner(owner, OwnerField::Held)) * CHUNK_BYTES;
+            let left = self.words.load(Target::Owner(owner, OwnerField::Held)) * CHUNK_BYTES;
             tenant.charge(-(left as i64));
         }
-        self.lease_word(owner, OwnerWord::died);
-        self.lease_word(owner, OwnerWord::vacated);
+        self.words.lease_word(owner, OwnerWord::died);
+        self.words.lease_word(owner, OwnerWord::vacated);
         self.vacant.lock().slots.push(owner.slot());
     }
 }

@@ -7,9 +7,11 @@ use crate::epochs::Epochs;
 use crate::shares::Peer;
 use farmem_protocol::extent::check::recount;
 use farmem_protocol::extent::owner::OwnerWord;
+use farmem_protocol::extent::place::Place;
 use farmem_protocol::extent::recover::{Recover, Recovered};
 use farmem_protocol::extent::step::{MAX_READ, Verb};
 use farmem_protocol::extent::{Actor, Answer, Failed, Operation, Step};
+use farmem_sys::mapping::Mapping;
 use std::collections::VecDeque;
 
 /// A node's units with giants in one piece, and an owner.
@@ -21,13 +23,13 @@ fn units() -> (Arc<Units>, Lease) {
 
 /// The next word of a unit, which the owner may make it.
 fn becomes(units: &Units, who: &Lease, place: Place, state: State) -> Word {
-    let old = units.word(place);
+    let old = units.words.word(place);
     let next = old.generation().next().expect("a young unit");
     let new = match state.is_named() {
         true => Word::new(state, who.owner(), 0, Claimant::new(0), next),
         false => Word::plain(state, next),
     };
-    let found = units.cas(who, units.offset(Target::Word(place)), old.0, new.0);
+    let found = units.cas(who, units.words.offset(Target::Word(place)), old.0, new.0);
     assert_eq!(found, Ok(old.0), "{place:?} {old:?} to {state:?}");
     new
 }
@@ -39,7 +41,7 @@ fn key_of(place: Place, word: Word) -> Key {
 /// A giant in one piece.
 fn whole_giant(units: &Units) -> Place {
     let giants = (0..units.geometry().count(Level::Giant)).map(Place::giant);
-    giants.into_iter().find(|&giant| units.word(giant).is(State::Free)).expect("half of them begin so")
+    giants.into_iter().find(|&giant| units.words.word(giant).is(State::Free)).expect("half of them begin so")
 }
 
 fn keep_all(units: &Units) {
@@ -77,7 +79,7 @@ fn a_block_of_a_giant_in_one_piece_is_not_mapped() {
     let next = Lease::new(&units).unwrap();
     becomes(&units, &next, giant, State::Owned);
     write_at(&units, block, b"the next owner's");
-    assert_eq!(units.word(block).state(), State::Absent);
+    assert_eq!(units.words.word(block).state(), State::Absent);
     assert!(file(&units, &who, key_of(block, word), 1).is_err());
 }
 
@@ -110,7 +112,8 @@ fn emptying_a_giant_takes_away_the_files_of_its_blocks() {
 fn a_unit_that_waits_twice_is_cleaned_once() {
     let (units, who) = units();
     // One that lies in an open giant.
-    let block = (0..units.geometry().count(Level::Block)).map(Place::block).find(|&b| units.word(b).is(State::Free));
+    let block =
+        (0..units.geometry().count(Level::Block)).map(Place::block).find(|&b| units.words.word(b).is(State::Free));
     let block = block.expect("half of the giants begin open");
     becomes(&units, &who, block, State::Owned);
     let (first, count) = units.geometry().children(block).unwrap();
@@ -131,7 +134,7 @@ fn a_unit_that_waits_twice_is_cleaned_once() {
     // Every free unit is claimed and written at once.
     while units.is_unkept() {
         units.keep(&epochs, &|| 0);
-        for chunk in chunks.clone().filter(|&chunk| units.word(chunk).is(State::Free)) {
+        for chunk in chunks.clone().filter(|&chunk| units.words.word(chunk).is(State::Free)) {
             becomes(&units, &next, chunk, State::Owned);
             write_at(&units, chunk, b"the next owner's");
             claimed += 1;
@@ -145,7 +148,8 @@ fn a_unit_that_waits_twice_is_cleaned_once() {
 
 /// A block that is open, with all its chunks in quarantine: each waits twice.
 fn published(units: &Units, who: &Lease) -> Vec<Place> {
-    let block = (0..units.geometry().count(Level::Block)).map(Place::block).find(|&b| units.word(b).is(State::Free));
+    let block =
+        (0..units.geometry().count(Level::Block)).map(Place::block).find(|&b| units.words.word(b).is(State::Free));
     let block = block.expect("half of the giants begin open");
     becomes(units, who, block, State::Owned);
     let (first, count) = units.geometry().children(block).unwrap();
@@ -165,7 +169,7 @@ fn what_one_caller_scrubs_others_leave_alone() {
     let chunks = published(&units, &who);
     let (epochs, next) = (Epochs::default(), Lease::new(&units).unwrap());
     let claim_free = || {
-        for &chunk in chunks.iter().filter(|&&chunk| units.word(chunk).is(State::Free)) {
+        for &chunk in chunks.iter().filter(|&&chunk| units.words.word(chunk).is(State::Free)) {
             becomes(&units, &next, chunk, State::Owned);
             write_at(&units, chunk, b"the next owner's");
         }
@@ -177,7 +181,7 @@ fn what_one_caller_scrubs_others_leave_alone() {
         if asked.get() == 2 {
             while units.keep(&epochs, &|| 0) {}
             claim_free();
-            let left = chunks.iter().filter(|&&chunk| units.word(chunk).is(State::Quarantine)).count();
+            let left = chunks.iter().filter(|&&chunk| units.words.word(chunk).is(State::Quarantine)).count();
             assert_eq!(left, 1, "the others are clean");
         }
         0
@@ -194,13 +198,14 @@ fn what_one_caller_scrubs_others_leave_alone() {
 #[test]
 fn an_owner_is_not_vacated_while_something_of_its_is_scrubbed() {
     let (units, who) = units();
-    let block = (0..units.geometry().count(Level::Block)).map(Place::block).find(|&b| units.word(b).is(State::Free));
+    let block =
+        (0..units.geometry().count(Level::Block)).map(Place::block).find(|&b| units.words.word(b).is(State::Free));
     let block = block.expect("half of the giants begin open");
     becomes(&units, &who, block, State::Owned);
     let owner = who.owner();
     drop(who);
     let (epochs, seen) = (Epochs::default(), std::cell::Cell::new(false));
-    let is_vacant = || units.owner(owner).lease() == farmem_protocol::extent::owner::Lease::Vacant;
+    let is_vacant = || units.words.owner(owner).lease() == farmem_protocol::extent::owner::Lease::Vacant;
     let clock = || {
         if units.is_scrubbed(block) && !seen.replace(true) {
             while units.keep(&epochs, &|| 0) {}
@@ -212,7 +217,7 @@ fn an_owner_is_not_vacated_while_something_of_its_is_scrubbed() {
         units.keep(&epochs, &clock);
     }
     assert!(seen.get());
-    assert!(is_vacant(), "{:?}", units.owner(owner));
+    assert!(is_vacant(), "{:?}", units.words.owner(owner));
 }
 
 /// Many threads keep units whose blocks go round among owners who look at what they get, and at
@@ -221,7 +226,8 @@ fn an_owner_is_not_vacated_while_something_of_its_is_scrubbed() {
 fn blocks_that_many_threads_scrub_are_their_next_owners_alone() {
     let units = Arc::new(Units::new(2 << 30, false));
     let leases = [(); 2].map(|()| Lease::new(&units).unwrap());
-    let open = (0..units.geometry().count(Level::Block)).map(Place::block).filter(|&b| units.word(b).is(State::Free));
+    let open =
+        (0..units.geometry().count(Level::Block)).map(Place::block).filter(|&b| units.words.word(b).is(State::Free));
     let blocks: Vec<Place> = open.take(12).collect();
     let (epochs, done) = (Epochs::default(), std::sync::atomic::AtomicUsize::new(0));
     std::thread::scope(|scope| {
@@ -240,7 +246,7 @@ fn blocks_that_many_threads_scrub_are_their_next_owners_alone() {
                 let mine = &blocks[6 * n..6 * n + 6];
                 for round in 0..60u8 {
                     for &block in mine {
-                        while !units.word(block).is(State::Free) {
+                        while !units.words.word(block).is(State::Free) {
                             std::thread::yield_now();
                         }
                         becomes(units, who, block, State::Owned);
@@ -292,7 +298,7 @@ fn a_user_may_have_half_of_the_files() {
     let (units, who) = units();
     units.set_descriptors(16);
     let mut free =
-        (0..units.geometry().count(Level::Block)).map(Place::block).filter(|&b| units.word(b).is(State::Free));
+        (0..units.geometry().count(Level::Block)).map(Place::block).filter(|&b| units.words.word(b).is(State::Free));
     let mut next = |who: &Lease| {
         let block = free.next().expect("512 of them begin in an open giant");
         (block, key_of(block, becomes(&units, who, block, State::Owned)))
@@ -319,7 +325,8 @@ fn a_user_may_have_half_of_the_files() {
 #[test]
 fn a_run_counts_without_its_first_block() {
     let (units, who) = units();
-    let first = (0..units.geometry().count(Level::Block)).map(Place::block).find(|&b| units.word(b).is(State::Free));
+    let first =
+        (0..units.geometry().count(Level::Block)).map(Place::block).find(|&b| units.words.word(b).is(State::Free));
     let first = first.expect("half of the giants begin open");
     let words: Vec<Word> = (0..2).map(|n| becomes(&units, &who, first.plus(n), State::Owned)).collect();
     let _file = file(&units, &who, key_of(first, words[0]), 2).unwrap();
@@ -341,16 +348,18 @@ fn run_by<T>(units: &Units, who: &Lease, operation: &mut impl Operation<Outcome 
             Step::Wait => match posted.pop_front().expect("it waits for what it posted") {
                 Verb::Read { at, words } => {
                     let room = &mut room[..words as usize];
-                    let at = units.offset(at);
+                    let at = units.words.offset(at);
                     room.iter_mut()
                         .zip((at..).step_by(8))
-                        .for_each(|(word, at)| *word = units.at(at).load(Ordering::SeqCst));
+                        .for_each(|(word, at)| *word = units.words.at(at).load(Ordering::SeqCst));
                     operation.complete(Answer::Words(room));
                 }
-                Verb::Cas { at, old, new } => operation.complete(match units.cas(who, units.offset(at), old, new) {
-                    Ok(found) => Answer::Found(found),
-                    Err(_) => Answer::Refused,
-                }),
+                Verb::Cas { at, old, new } => {
+                    operation.complete(match units.cas(who, units.words.offset(at), old, new) {
+                        Ok(found) => Answer::Found(found),
+                        Err(_) => Answer::Refused,
+                    })
+                }
             },
             Step::Drain | Step::Scrub(..) => panic!("the node's"),
             Step::Done(outcome) => return outcome,
@@ -366,7 +375,7 @@ fn another_member_recovers_who_is_dead_and_nobody_who_is_only_fenced() {
     let peer = Lease::new(&units).unwrap();
     // Blocks, chunks in a block that it published, and a giant that it was splitting.
     let mut free =
-        (0..units.geometry().count(Level::Block)).map(Place::block).filter(|&b| units.word(b).is(State::Free));
+        (0..units.geometry().count(Level::Block)).map(Place::block).filter(|&b| units.words.word(b).is(State::Free));
     let (block, published) = (free.next().unwrap(), free.next().unwrap());
     let bystander = free.next().unwrap();
     becomes(&units, &dead, block, State::Owned);
@@ -382,24 +391,24 @@ fn another_member_recovers_who_is_dead_and_nobody_who_is_only_fenced() {
     let kept = becomes(&units, &peer, bystander, State::Owned);
 
     let recover = || Recover::new(Actor::new(peer.owner(), Claimant::new(0)), *units.geometry(), dead.owner());
-    let words = || recount(units.geometry(), &*units);
+    let words = || recount(units.geometry(), &units.words);
     let before = words();
     assert_eq!(before.problems, []);
     assert_eq!(run_by(&units, &peer, &mut recover()), Err(Failed::Fenced), "it lives");
-    units.lease_word(dead.owner(), OwnerWord::fenced);
+    units.words.lease_word(dead.owner(), OwnerWord::fenced);
     assert_eq!(run_by(&units, &peer, &mut recover()), Err(Failed::Fenced), "verbs of its may be under way");
-    units.lease_word(dead.owner(), OwnerWord::died);
+    units.words.lease_word(dead.owner(), OwnerWord::died);
     let Recovered { quarantined, finished, .. } = run_by(&units, &peer, &mut recover()).expect("it is dead");
     assert_eq!((quarantined.len(), finished), (1 + count as usize / 2, 1));
     // Nothing names it any more, and what it was splitting is open.
     assert_eq!(run_by(&units, &peer, &mut recover()).map(|again| again.quarantined), Ok(vec![]));
-    assert_eq!((units.word(giant).state(), units.word(bystander)), (State::Shared, kept));
+    assert_eq!((units.words.word(giant).state(), units.words.word(bystander)), (State::Shared, kept));
     // Verbs of the dead owner that were on their way are refused.
-    let old = units.word(block);
-    assert_eq!(units.cas(&dead, units.offset(Target::Word(block)), old.0, old.0), Err(Status::Access));
+    let old = units.words.word(block);
+    assert_eq!(units.cas(&dead, units.words.offset(Target::Word(block)), old.0, old.0), Err(Status::Access));
     // The rest is the node's: clean, together, free.
     keep_all(&units);
     let after = words();
     assert_eq!((after.problems.len(), after.total()), (0, before.total()));
-    assert_eq!((units.word(block).state(), units.word(published).state()), (State::Free, State::Free));
+    assert_eq!((units.words.word(block).state(), units.words.word(published).state()), (State::Free, State::Free));
 }

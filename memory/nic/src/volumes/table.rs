@@ -168,7 +168,7 @@ impl Swap<'_> {
     /// Bytes that could be promised to one more volume.
     pub fn promisable(self) -> u64 {
         let reserve = (self.lending.limit() / RESERVE).max(BLOCK);
-        self.units.free_bytes().saturating_sub(self.units.promised() + reserve)
+        self.units.words.free_bytes().saturating_sub(self.units.promised() + reserve)
     }
 
     /// A stream of a volume has closed.

@@ -83,7 +83,7 @@ fn attack(random: &mut Random, bytes: &[u8], incarnation: u64) -> Vec<bool> {
     }
     // Not always: it looks at every word.
     if random.index(32) == 0 {
-        let counted = recount(&geometry, &*nic.units);
+        let counted = recount(&geometry, &nic.units.words);
         assert!(counted.problems.is_empty() && counted.lost == 0, "{:?}", counted.problems);
     }
     while nic.keep(&|| 0) {}

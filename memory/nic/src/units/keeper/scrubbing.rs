@@ -85,16 +85,16 @@ impl Units {
 
     /// Whether somebody scrubs a unit, or part of it, or what it is part of.
     pub(in crate::units) fn is_scrubbed(&self, place: Place) -> bool {
-        let bytes = self.geometry.bytes(place);
+        let bytes = self.words.geometry().bytes(place);
         self.keeping.scrubbing.0.lock().iter().any(|other| {
-            let other = self.geometry.bytes(other.place);
+            let other = self.words.geometry().bytes(other.place);
             other.start < bytes.end && bytes.start < other.end
         })
     }
 
     /// Gives a unit's memory back to the system: it reads as zero. False: not now.
     fn scrub(&self, place: Place) -> bool {
-        let bytes = self.geometry.bytes(place);
+        let bytes = self.words.geometry().bytes(place);
         let emptied = self.empty(place);
         if emptied {
             self.keeping.kept.scrubbed_bytes.fetch_add(bytes.end - bytes.start, Ordering::Relaxed);
