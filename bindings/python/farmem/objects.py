@@ -11,7 +11,7 @@
     trips = farmem.Frame.from_arrow(table, heap)     # a pyarrow Table or reader, a polars or pandas DataFrame
     trips.filter(col("day") < 90).sum("fare")
     days = trips.group("day").agg(("mean", "fare"), "rows")      # a pyarrow table
-    whole = trips.to_arrow()                         # also pyarrow.table(trips), polars.from_arrow(trips)
+    whole = trips.to_arrow()                         # also pyarrow.table(trips), polars.DataFrame(trips)
 
 Frames need pyarrow, vectors numpy. Calls may come from any thread; a heap carries out one at a time.
 """
@@ -285,12 +285,15 @@ class Frame(_Object):
 
     @staticmethod
     def from_arrow(data, heap):
-        """A frame of a pyarrow Table, RecordBatch or RecordBatchReader, or of a polars or pandas DataFrame."""
+        """A frame of a pyarrow Table, RecordBatch or RecordBatchReader, of a polars or pandas DataFrame, or
+        of anything else with Arrow's C stream."""
         pa = _pyarrow()
-        if type(data).__module__.startswith("pandas."):
+        if type(data).__module__.split(".")[0] == "pandas":
             data = pa.Table.from_pandas(data, preserve_index=False)
         elif hasattr(data, "to_arrow"):
             data = data.to_arrow()
+        elif hasattr(data, "__arrow_c_stream__") and not isinstance(data, (pa.Table, pa.RecordBatchReader)):
+            data = pa.RecordBatchReader.from_stream(data)
         if isinstance(data, pa.RecordBatch):
             data = pa.Table.from_batches([data])
         batches = data if isinstance(data, pa.RecordBatchReader) else [data]

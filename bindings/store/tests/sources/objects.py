@@ -97,13 +97,30 @@ def frames():
     refused(ValueError, 'column "list" has Arrow\'s type', lambda: farmem.Frame.from_arrow(odd, heap))
     refused(ValueError, 'there is no column "fares"', lambda: trips.sum("fares"))
     refused(ValueError, 'column "zone" is text', lambda: trips.sum("zone"))
-    for name, exchange in [("pandas", lambda m: m.DataFrame({"a": [1, 2]})), ("polars", lambda m: m.DataFrame({"a": [1, 2]}))]:
-        try:
-            module = __import__(name)
-        except ImportError:
-            print(f"skipped: no {name}")
-            continue
-        assert farmem.Frame.from_arrow(exchange(module), heap).to_arrow().to_pylist() == [{"a": 1}, {"a": 2}]
+    with_others(table.slice(0, 3000))
+
+
+def with_others(table):
+    """DataFrames go in, and come out as they went in."""
+    wanted = table.to_pylist()
+    try:
+        import pandas
+    except ImportError as e:
+        print(f"skipped: no pandas for /usr/bin/python3 ({e}): pip install pandas")
+    else:
+        # An index of its own does not come along.
+        there = table.select(["day", "fare", "id"]).to_pandas().set_index(pandas.Index(range(3000, 0, -1)))
+        back = farmem.Frame.from_arrow(there, heap).to_arrow().to_pandas()
+        assert (back.to_numpy() == there.to_numpy()).all() and list(back.columns) == ["day", "fare", "id"]
+    try:
+        import polars
+    except ImportError as e:
+        print(f"skipped: no polars for /usr/bin/python3 ({e}): pip install polars")
+    else:
+        there = polars.from_arrow(table)
+        far = farmem.Frame.from_arrow(there, heap)
+        assert far.to_arrow().to_pylist() == wanted and polars.from_arrow(far.to_arrow()).equals(there)
+        assert polars.DataFrame(far).equals(there)
 
 
 vectors()
