@@ -104,12 +104,26 @@ impl Acc {
     /// The values of these rows, in order.
     fn add_all(&mut self, view: &View<'_>, rows: &Rows) {
         match view.kind {
-            Type::F64 => {
-                let values = view.eights();
-                each(rows, |row| self.float(f64::from_le_bytes(values[row])));
-            }
+            Type::F64 => self.add_floats(view.eights(), rows),
             _ => each(rows, |row| self.add(view, row)),
         }
+    }
+
+    /// The floats of these rows, in order. A copy is added to, which the CPU keeps in registers.
+    fn add_floats(&mut self, values: &[[u8; 8]], rows: &Rows) {
+        let mut acc = *self;
+        for (some, &bits) in values.chunks(64).zip(rows) {
+            if bits == u64::MAX {
+                some.iter().for_each(|&value| acc.float(f64::from_le_bytes(value)));
+                continue;
+            }
+            let mut bits = bits;
+            while let Some(value) = some.get(bits.trailing_zeros() as usize) {
+                acc.float(f64::from_le_bytes(*value));
+                bits &= bits - 1;
+            }
+        }
+        *self = acc;
     }
 
     /// A node's sum of a part; `None` where it may have wrapped.
@@ -178,6 +192,7 @@ impl Acc {
 }
 
 /// Calls `of` with the number of each row that has a bit.
+#[inline]
 pub(super) fn each(rows: &Rows, mut of: impl FnMut(usize)) {
     for (word, &bits) in rows.iter().enumerate() {
         let mut bits = bits;
