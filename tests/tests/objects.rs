@@ -5,22 +5,22 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use farmem_tests::farmem::{Far, counter, far_run};
+use farmem_tests::farmem::{Far, Node, counter, far_run};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The example of `farmem-objects`, beside this test.
-fn orders() -> Result<PathBuf> {
+/// An example of `farmem-objects`, beside this test.
+fn example(name: &str) -> Result<PathBuf> {
     let here = std::env::current_exe()?;
     let target = here.parent().and_then(|deps| deps.parent()).context("no target folder")?;
-    let program = target.join("examples/orders");
+    let program = target.join("examples").join(name);
     ensure!(program.exists(), "{} is not there: cargo build -p farmem-objects --examples", program.display());
     Ok(program)
 }
 
 #[test]
 fn objects_and_pages_share_one_limit() -> Result<()> {
-    let program = Command::new(orders()?);
+    let program = Command::new(example("orders")?);
     let mut lines = Vec::new();
     for (local, way) in [(4 << 20, "shm"), (4 << 20, "tcp"), (64 << 20, "shm")] {
         let far = Far::local(local).with(&["--transport", way]);
@@ -32,6 +32,33 @@ fn objects_and_pages_share_one_limit() -> Result<()> {
         ensure!(objects > local / 4 && objects <= local / 2, "{way}: objects held {objects} bytes; {stats}");
         ensure!(all <= local && all >= objects, "{way}: {all} bytes were local of {local}; {stats}");
     }
+    // A run that mirrors keeps two copies of its pages, and one of each object.
+    let nodes = [Node::start("256M", &[])?, Node::start("256M", &[])?];
+    let far = nodes.iter().fold(Far::local(4 << 20), |far, node| far.on(&node.by_tcp()));
+    let far = far.with(&["--transport", "tcp", "--protect", "mirror"]);
+    let (said, stats) = far_run(&program, &far, LIMIT)?;
+    lines.push(said.success()?.stdout);
+    let [objects, all] = ["objects_peak", "local_peak"].map(|name| counter(&stats, name));
+    ensure!(objects > 1 << 20 && all <= 4 << 20, "objects held {objects} bytes of {all}; {stats}");
     ensure!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");
+    Ok(())
+}
+
+/// The heap of several threads shares the limit with pages, too.
+#[test]
+fn threads_share_a_heap_under_one_limit() -> Result<()> {
+    let program = Command::new(example("threads")?);
+    for way in ["shm", "tcp"] {
+        let (said, stats) = far_run(&program, &Far::local(8 << 20).with(&["--transport", way]), LIMIT)?;
+        let said = said.success()?;
+        let sum = (0..16_000u64).map(|n| n * 7919 % 1_000_000).fold(0u64, |sum, n| {
+            let square = n * n;
+            sum.wrapping_add(square).wrapping_add(square % (1 << 20))
+        });
+        let line = format!("1000000 squares by 4 threads, {sum}\n");
+        ensure!(said.stdout == line.as_bytes(), "{line}{said:?}");
+        let [objects, all] = ["objects_peak", "local_peak"].map(|name| counter(&stats, name));
+        ensure!(objects > 1 << 20 && objects <= 4 << 20 && all <= 8 << 20, "{way}: {objects} of {all}; {stats}");
+    }
     Ok(())
 }
