@@ -138,6 +138,18 @@ fn a_client_that_waits_and_goes_takes_nothing() {
     for (n, client) in waiting.iter_mut().enumerate() {
         assert_eq!(client.reply(), Some(format!("[queue {n}]")));
     }
+    // A value of another type that comes meanwhile ends no waiting.
+    for (waits, adds, reply) in [("BLPOP", "RPUSH other b", "[other b]"), ("BZPOPMIN", "ZADD other 1 b", "[other b 1]")]
+    {
+        one.send(&[waits, "other", "0"]).unwrap();
+        while !other.ask("INFO clients").contains("blocked_clients:1") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(other.ask("SET other string"), "+OK");
+        std::thread::sleep(Duration::from_millis(40));
+        assert_eq!((other.ask("DEL other"), other.ask(adds)), (":1".into(), ":1".into()));
+        assert_eq!(one.reply().as_deref(), Some(reply));
+    }
     one.send(&["BLMOVE", "queue", "to", "LEFT", "RIGHT", "0"]).unwrap();
     while !other.ask("INFO clients").contains("blocked_clients:1") {
         std::thread::sleep(Duration::from_millis(5));

@@ -56,6 +56,11 @@ impl Fail {
         Fail(Reply::Error("WRONGTYPE Operation against a key holding the wrong kind of value".into()))
     }
 
+    /// Whether it is [`Fail::wrong_type`].
+    pub fn is_wrong_type(&self) -> bool {
+        matches!(&self.0, Reply::Error(text) if text.starts_with("WRONGTYPE"))
+    }
+
     /// Arguments that do not fit together.
     pub fn syntax() -> Fail {
         Fail::new("syntax error")

@@ -7,6 +7,7 @@
 use super::super::args::{is, parse_float};
 use super::super::{Answered, Call, Fail};
 use super::count;
+use crate::object::Type;
 use crate::resp::Reply;
 
 /// Between two looks, in ms.
@@ -59,10 +60,22 @@ pub async fn wait(
             }
         }
         drop(blocked);
-        if let Some(reply) = attempt().await? {
-            return Ok(reply);
+        match attempt().await {
+            Ok(None) => {}
+            Ok(Some(reply)) => return Ok(reply),
+            // As with redis, a value of another type that came meanwhile ends no waiting.
+            Err(fail) if fail.is_wrong_type() && has_another_type(call, keys).await? => {}
+            Err(fail) => return Err(fail),
         }
     }
+}
+
+/// Whether the only key that is waited for has a value without such elements. Of several keys, one
+/// that comes later may have an element: the client gets the error then.
+async fn has_another_type(call: &Call, keys: &[Vec<u8>]) -> Result<bool, Fail> {
+    let [key] = keys else { return Ok(false) };
+    let wanted = if of_sorted_sets(call) { Type::SortedSet } else { Type::List };
+    Ok(call.store().find(&call.io, key).await?.is_some_and(|found| found.object.kind() != wanted))
 }
 
 /// A place in the order in which this front end's clients began to wait.
