@@ -131,6 +131,16 @@ static inline int farmem_store_get(farmem_store *store, const void *key, size_t 
     return code ? code : op.status;
 }
 
+/* The value is copied to `buffer`, which has room for `room` bytes. *value_bytes is its length, also if it does not fit. */
+static inline int farmem_store_get_into(farmem_store *store, const void *key, size_t key_bytes, void *buffer, size_t room,
+                                        size_t *value_bytes, struct farmem_store_error *why) {
+    char none; /* an empty buffer may be NULL */
+    struct farmem_store_op op = {FARMEM_STORE_GET, 0, key, key_bytes, buffer ? buffer : &none, room, 0, 0};
+    int code = farmem_store_do(store, &op, 1, why);
+    *value_bytes = op.found_bytes;
+    return code ? code : op.status;
+}
+
 static inline int farmem_store_remove(farmem_store *store, const void *key, size_t key_bytes, struct farmem_store_error *why) {
     struct farmem_store_op op = {FARMEM_STORE_REMOVE, 0, key, key_bytes, NULL, 0, 0, 0};
     int code = farmem_store_do(store, &op, 1, why);

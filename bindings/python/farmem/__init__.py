@@ -16,16 +16,18 @@ _OF_STORE = (
     "Store", "Error", "Lost", "Unreached", "Full", "TooLarge", "Unsure", "WrongType", "Forked", "Closed",
 )
 _OF_OBJECTS = ("Heap", "Vec", "Frame", "col")
-__all__ = ["hints", *_OF_STORE, *_OF_OBJECTS]
+__all__ = ["hints", "AsyncStore", *_OF_STORE, *_OF_OBJECTS]
 
 
 def __getattr__(name):
     from importlib import import_module
     if name in _OF_STORE:
         return getattr(import_module("farmem.store"), name)
+    if name == "AsyncStore":
+        return import_module("farmem.aio").AsyncStore
     if name in _OF_OBJECTS:
         return getattr(import_module("farmem.objects"), name)
-    if name in ("hints", "store", "objects"):
+    if name in ("aio", "hints", "store", "objects"):
         return import_module(f"farmem.{name}")
     raise AttributeError(f"module 'farmem' has no attribute {name!r}")
 

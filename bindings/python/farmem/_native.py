@@ -45,6 +45,27 @@ class Op(ctypes.Structure):
     ]
 
 
+class _Put(ctypes.Structure):
+    """`Op` whose value is a `bytes` object's memory, as it lies there."""
+
+    _fields_ = [(name, ctypes.c_char_p if name == "value" else kind) for name, kind in Op._fields_]
+
+
+#: Bytes of a desk's room: values above take a second call.
+ROOM = 4096
+
+
+class Desk:
+    """Memory for one call of a store, used for one after the other."""
+
+    def __init__(self):
+        self.op, self.why = Op(), Error()
+        self.put = _Put.from_buffer(self.op)
+        room = (ctypes.c_char * ROOM)()
+        self.room, self.room_at = memoryview(room).cast("B"), ctypes.addressof(room)
+        self.to_op, self.to_why = ctypes.byref(self.op), ctypes.byref(self.why)
+
+
 def _candidates():
     given = os.environ.get("FARMEM_STORE_LIBRARY")
     if given:

@@ -61,6 +61,7 @@ class Closed(Error, ValueError):
     """The store was closed."""
 
 
+_do = _native.library.farmem_store_do
 _ERRORS = {-1: ValueError, -2: Unreached, -3: Lost, -4: Full, -5: TooLarge, -6: Unsure, -7: WrongType, -8: Forked, -9: Closed}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -148,10 +149,14 @@ class Store(MutableMapping):
         if not handle:
             raise _failed(why)
         self.name, self._handle = name, handle
+        self._desks = []  # of calls that have ended
         # At the program's end threads may still be within calls: the store is left then, and not freed.
         self._leaves = weakref.finalize(self, _leave, handle)
 
     _handle = None
+
+    def __reduce__(self):
+        raise TypeError(f"a store cannot be pickled: open one in each process, by farmem.Store({self.name!r}, nodes)")
 
     def __del__(self):
         if self._handle:
@@ -164,13 +169,50 @@ class Store(MutableMapping):
             raise _failed(why)
         return why
 
-    def _one(self, what, key, value=None, room=0, expires=0):
-        key = _key(key)
-        op = Op(what, 0, key, len(key), value, room, 0, expires)
-        why = self._do(ctypes.byref(op), 1)
-        if op.status < 0:
-            raise _failed(why)
-        return op
+    def _desk(self):
+        try:
+            return self._desks.pop()
+        except IndexError:  # All are in other threads' hands.
+            return _native.Desk()
+
+    def _call(self, what, key, value=None, length=0, expires=0):
+        """Carries out one operation. Returns a desk with its outcome: append it to `_desks` when that was read."""
+        if type(key) is not bytes:
+            key = key.encode() if type(key) is str else _key(key)
+        desk = self._desk()
+        op = desk.op
+        op.what, op.key, op.key_bytes, op.value, op.value_bytes, op.expires_ms = what, key, len(key), value, length, expires
+        if _do(self._handle, desk.to_op, 1, desk.to_why) != 0 or op.status < 0:
+            raise _failed(desk.why)
+        return desk
+
+    def _one(self, what, key, value=None, length=0, expires=0):
+        """Carries out one operation; how it ended."""
+        desk = self._call(what, key, value, length, expires)
+        status = desk.op.status
+        self._desks.append(desk)
+        return status
+
+    def _found(self, key):
+        """A key's value as bytes, or None."""
+        if type(key) is not bytes:
+            key = key.encode() if type(key) is str else _key(key)
+        desk = self._desk()
+        op = desk.op
+        op.what, op.key, op.key_bytes, op.value, op.value_bytes = _native.GET, key, len(key), desk.room_at, _native.ROOM
+        if _do(self._handle, desk.to_op, 1, desk.to_why) != 0 or op.status < 0:
+            raise _failed(desk.why)
+        if op.status == 0:
+            value = desk.room[:op.found_bytes].tobytes()
+        elif op.status == _native.SMALL:
+            op.value = None
+            if _do(self._handle, desk.to_op, 1, desk.to_why) != 0 or op.status < 0:
+                raise _failed(desk.why)
+            value = _taken(op)
+        else:
+            value = None
+        self._desks.append(desk)
+        return value
 
     def _many(self, what, keys, expires=0):
         keys = [_key(key) for key in keys]
@@ -192,7 +234,7 @@ class Store(MutableMapping):
     # A mapping.
 
     def __getitem__(self, key):
-        value = _taken(self._one(_native.GET, key))
+        value = self._found(key)
         if value is None:
             raise KeyError(key)
         return value
@@ -205,7 +247,7 @@ class Store(MutableMapping):
             raise KeyError(key)
 
     def __contains__(self, key):
-        return self._one(_native.LOOK, key).status == _native.OK
+        return self._one(_native.LOOK, key) == _native.OK
 
     def __len__(self):
         keys, why = ctypes.c_uint64(), _native.Error()
@@ -235,7 +277,7 @@ class Store(MutableMapping):
 
     def get(self, key, default=None):
         """A key's value, as bytes."""
-        value = _taken(self._one(_native.GET, key))
+        value = self._found(key)
         return default if value is None else value
 
     def pop(self, key, *default):
@@ -261,40 +303,73 @@ class Store(MutableMapping):
 
     def put(self, key, value, ttl=None):
         """Stores a value, whatever the key is; it ends after `ttl` seconds."""
-        with _value(value) as held:
-            self._one(_native.PUT, key, held.address, held.length, _expires(ttl))
+        expires = 0 if ttl is None else _expires(ttl)
+        if type(value) is not bytes:
+            with _value(value) as held:
+                self._one(_native.PUT, key, held.address, held.length, expires)
+            return
+        if type(key) is not bytes:
+            key = key.encode() if type(key) is str else _key(key)
+        desk = self._desk()
+        put = desk.put
+        put.what, put.key, put.key_bytes, put.value, put.value_bytes = _native.PUT, key, len(key), value, len(value)
+        put.expires_ms = expires
+        if _do(self._handle, desk.to_op, 1, desk.to_why) != 0 or put.status < 0:
+            raise _failed(desk.why)
+        put.value = None  # Else the desk keeps the value alive.
+        self._desks.append(desk)
 
     def put_new(self, key, value, ttl=None):
         """Stores a value if there is no such key; whether it was stored."""
         with _value(value) as held:
-            return self._one(_native.PUT_NEW, key, held.address, held.length, _expires(ttl)).status == _native.OK
+            return self._one(_native.PUT_NEW, key, held.address, held.length, _expires(ttl)) == _native.OK
 
     def remove(self, key):
         """Takes a key out; whether it was there."""
-        return self._one(_native.REMOVE, key).status == _native.OK
+        return self._one(_native.REMOVE, key) == _native.OK
 
     def get_into(self, key, buffer):
         """Copies a value to the start of a writable buffer. Returns its bytes; None if there is no such key."""
         with Held(buffer, True) as held:
-            op = self._one(_native.GET, key, held.address or 1, held.length)
-            if op.status == _native.SMALL:
-                raise ValueError(f"the value has {op.found_bytes} bytes, the buffer {held.length}")
-            return op.found_bytes if op.status == _native.OK else None
+            desk = self._call(_native.GET, key, held.address or 1, held.length)
+            status, found = desk.op.status, desk.op.found_bytes
+            self._desks.append(desk)
+            if status == _native.SMALL:
+                raise ValueError(f"the value has {found} bytes, the buffer {held.length}")
+            return found if status == _native.OK else None
 
     def ttl(self, key):
         """Seconds until a key ends; None if it does not. KeyError if there is none."""
-        op = self._one(_native.LOOK, key)
-        if op.status != _native.OK:
+        desk = self._call(_native.LOOK, key)
+        status, expires = desk.op.status, desk.op.expires_ms
+        self._desks.append(desk)
+        if status != _native.OK:
             raise KeyError(key)
-        return max(0.0, op.expires_ms / 1000 - time.time()) if op.expires_ms else None
+        return max(0.0, expires / 1000 - time.time()) if expires else None
 
     def expire(self, key, ttl):
         """Changes when a key ends: after `ttl` seconds, or never (None). Whether there is such a key."""
-        return self._one(_native.EXPIRE, key, expires=_expires(ttl)).status == _native.OK
+        return self._one(_native.EXPIRE, key, expires=_expires(ttl)) == _native.OK
 
     def get_many(self, keys):
         """Values of keys, None for one that is not there. All are fetched at once."""
         return [_taken(op) for op in self._checked(self._many(_native.GET, keys), True)]
+
+    def get_many_into(self, keys, buffer):
+        """Copies values to equal shares of one writable buffer, such as the rows of a numpy array. Returns the bytes of
+        each, None for one that is not there, whose share stays as it was."""
+        ops = self._many(_native.GET, keys)
+        with Held(buffer, True) as held:
+            share = held.length // len(ops) if ops else 0
+            if share * len(ops) != held.length:
+                raise ValueError(f"the buffer has {held.length} bytes: no equal shares for {len(ops)} keys")
+            for n, op in enumerate(ops):
+                op.value, op.value_bytes = held.address + n * share or 1, share
+            self._checked(ops)
+        for n, op in enumerate(ops):
+            if op.status == _native.SMALL:
+                raise ValueError(f"value {n} has {op.found_bytes} bytes, its share of the buffer {share}")
+        return [op.found_bytes if op.status == _native.OK else None for op in ops]
 
     def put_many(self, items, ttl=None):
         """Stores a mapping, or pairs, key by key and all at once."""

@@ -5,6 +5,7 @@
 //! the other front ends do not take a program for dead that makes no call. After a loss no call
 //! waits for the lost node again: the handle answers by the same error until it is closed.
 
+use crate::forks::Process;
 use farmem_kv::{Config, Failed, Store};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -38,6 +39,8 @@ unsafe impl Send for Owned {}
 
 enum State {
     Open(Box<Owned>),
+    /// A call is under way, under the lock. Seen by another call: it panicked.
+    Busy,
     Lost(String),
     Closed,
 }
@@ -59,7 +62,7 @@ impl Shared {
 pub struct Handle {
     shared: Arc<Shared>,
     tends: Mutex<Option<JoinHandle<()>>>,
-    process: u32,
+    process: Process,
 }
 
 impl std::fmt::Debug for Handle {
@@ -75,7 +78,7 @@ impl Handle {
         let tended = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("farmem-store".into()).spawn(move || tend(&tended));
         let thread = thread.map_err(|e| Failed::System { what: "a thread", reason: e.to_string() })?;
-        Ok(Handle { shared, tends: Mutex::new(Some(thread)), process: std::process::id() })
+        Ok(Handle { shared, tends: Mutex::new(Some(thread)), process: Process::this() })
     }
 
     /// Calls `act` with the store. No two threads do so at a time.
@@ -85,12 +88,13 @@ impl Handle {
             return Err(Refused::Forked);
         }
         let mut state = self.shared.state();
-        match std::mem::replace(&mut *state, State::Lost("an earlier call ended in the middle".into())) {
+        match std::mem::replace(&mut *state, State::Busy) {
             State::Open(mut store) => {
                 let outcome = act(&mut store.0);
                 *state = after(store, outcome.as_ref().err());
                 outcome.map_err(Refused::Failed)
             }
+            State::Busy => Err(Refused::Lost("an earlier call ended in the middle".into())),
             State::Lost(why) => {
                 *state = State::Lost(why.clone());
                 Err(Refused::Lost(why))
@@ -103,7 +107,7 @@ impl Handle {
     }
 
     pub(crate) fn is_forked(&self) -> bool {
-        self.process != std::process::id()
+        !self.process.is_this()
     }
 
     /// Leaves the store. In a forked child nothing happens.
@@ -119,7 +123,7 @@ impl Handle {
         }
         match before {
             State::Open(store) => store.0.close(),
-            State::Lost(_) | State::Closed => Ok(()),
+            State::Busy | State::Lost(_) | State::Closed => Ok(()),
         }
     }
 }

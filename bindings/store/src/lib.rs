@@ -6,6 +6,7 @@
 #![allow(unsafe_code)] // C hands over pointers. Each function names what its caller upholds.
 
 mod error;
+mod forks;
 mod handle;
 mod objects;
 mod ops;

@@ -13,6 +13,7 @@
 mod query;
 
 use crate::error::{Error, Problem, code};
+use crate::forks::Process;
 use crate::{call, text, transport};
 use farmem_objects::{ArrowArray, ArrowSchema, FarFrame, FarVec, Heap, Table, Writer};
 use std::collections::HashMap;
@@ -65,7 +66,7 @@ impl From<farmem_objects::Error> for Problem {
 pub struct HeapHandle {
     jobs: Option<Sender<Job>>,
     thread: Option<std::thread::JoinHandle<()>>,
-    process: u32,
+    process: Process,
 }
 
 /// A caller's pointer on its way to the heap's thread.
@@ -101,7 +102,7 @@ impl HeapHandle {
         let thread = std::thread::Builder::new().name("farmem-heap".into()).spawn(work);
         let thread = thread.map_err(|e| Problem { code: code::FAILED, text: format!("no thread: {e}") })?;
         told.recv().unwrap_or_else(|_| Err(Problem::panicked()))?;
-        Ok(HeapHandle { jobs: Some(jobs), thread: Some(thread), process: std::process::id() })
+        Ok(HeapHandle { jobs: Some(jobs), thread: Some(thread), process: Process::this() })
     }
 
     /// Has the heap's thread do something, and waits for it.
@@ -109,7 +110,7 @@ impl HeapHandle {
         &self,
         act: impl FnOnce(&mut State) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
-        if self.process != std::process::id() {
+        if !self.process.is_this() {
             let text = "the heap was opened before a fork: open one of its own in the child";
             return Err(Problem { code: code::FORKED, text: text.into() });
         }
@@ -130,7 +131,7 @@ impl HeapHandle {
 impl Drop for HeapHandle {
     fn drop(&mut self) {
         drop(self.jobs.take());
-        if self.process != std::process::id() {
+        if !self.process.is_this() {
             // The thread is the parent's.
             std::mem::forget(self.thread.take());
         } else if let Some(thread) = self.thread.take() {
@@ -146,6 +147,20 @@ impl Drop for HeapHandle {
 unsafe fn handle<'a>(heap: *const HeapHandle) -> Result<&'a HeapHandle, Problem> {
     // SAFETY: as this function's caller promises. A handle may be used by several threads.
     unsafe { heap.as_ref() }.ok_or_else(|| Problem::invalid("the heap is NULL".into()))
+}
+
+/// Has the heap's thread do something that answers nothing.
+///
+/// # Safety
+/// `heap` is open. What `act` points to stays valid until it has ended. `why` is null or points to
+/// an error.
+unsafe fn done_by(
+    heap: *const HeapHandle,
+    why: *mut Error,
+    act: impl FnOnce(&mut State) -> Result<(), Problem> + Send + 'static,
+) -> c_int {
+    // SAFETY: as this function's caller promises. The call waits for the heap's thread.
+    unsafe { call(why, || handle(heap)?.on(act).map(|()| code::OK)) }
 }
 
 fn not_null<T>(what: &str, pointer: *const T) -> Result<(), Problem> {
@@ -321,13 +336,10 @@ pub unsafe extern "C" fn farmem_vec_len(heap: *const HeapHandle, vec: u64, n: *m
 pub unsafe extern "C" fn farmem_object_drop(heap: *const HeapHandle, number: u64, why: *mut Error) -> c_int {
     // SAFETY: the caller upholds what is used here.
     unsafe {
-        call(why, || {
-            handle(heap)?.on(move |state| {
-                let vec = state.vecs.remove(&number).is_some();
-                let frame = state.frames.remove(&number).is_some() | state.writers.remove(&number).is_some();
-                if vec || frame { Ok(()) } else { Err(Problem::invalid(format!("there is no object {number}"))) }
-            })?;
-            Ok(code::OK)
+        done_by(heap, why, move |state| {
+            let vec = state.vecs.remove(&number).is_some();
+            let frame = state.frames.remove(&number).is_some() | state.writers.remove(&number).is_some();
+            if vec || frame { Ok(()) } else { Err(Problem::invalid(format!("there is no object {number}"))) }
         })
     }
 }
@@ -374,14 +386,11 @@ pub unsafe extern "C" fn farmem_frame_append(
 pub unsafe extern "C" fn farmem_frame_finish(heap: *const HeapHandle, frame: u64, why: *mut Error) -> c_int {
     // SAFETY: the caller upholds what is used here.
     unsafe {
-        call(why, || {
-            handle(heap)?.on(move |state| {
-                let writer = state.writers.remove(&frame);
-                let writer = writer.ok_or_else(|| Problem::invalid(format!("frame {frame} is not being written")))?;
-                state.frames.insert(frame, writer.finish()?);
-                Ok(())
-            })?;
-            Ok(code::OK)
+        done_by(heap, why, move |state| {
+            let writer = state.writers.remove(&frame);
+            let writer = writer.ok_or_else(|| Problem::invalid(format!("frame {frame} is not being written")))?;
+            state.frames.insert(frame, writer.finish()?);
+            Ok(())
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::{Problem, code};
 use crate::handle::Handle;
-use farmem_kv::{Act, Failed, Op, Outcome};
+use farmem_kv::{Act, Failed, Op, Outcome, Store};
 use std::ffi::{c_int, c_void};
 
 /// `struct farmem_store_op`.
@@ -31,16 +31,19 @@ const REMOVE_BLOCK: c_int = 9;
 const LOOK_BLOCK: c_int = 10;
 const PIN_BLOCK: c_int = 11;
 
+fn missing(what: &str, len: usize) -> Problem {
+    Problem::invalid(format!("{what} is NULL, and has {len} bytes"))
+}
+
 /// The caller's bytes.
 ///
 /// # Safety
 /// `len` bytes at `at` can be read and do not change for `'a`.
-unsafe fn bytes<'a>(what: &str, at: *const c_void, len: usize) -> Result<&'a [u8], Problem> {
-    match (at.is_null(), len) {
-        (_, 0) => Ok(&[]),
-        (true, _) => Err(Problem::invalid(format!("{what} is NULL, and has {len} bytes"))),
+unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
+    match len {
+        0 => &[],
         // SAFETY: as this function's caller promises.
-        (false, _) => Ok(unsafe { std::slice::from_raw_parts(at.cast(), len) }),
+        _ => unsafe { std::slice::from_raw_parts(at.cast(), len) },
     }
 }
 
@@ -72,30 +75,67 @@ unsafe fn fill(to: *mut u8, parts: &[&[u8]]) {
 }
 
 impl RawOp {
+    /// Refuses what makes no sense, before anything is carried out.
+    fn check(&self) -> Result<(), Problem> {
+        let stores = matches!(self.what, PUT | PUT_NEW | PUT_BLOCK);
+        match self.what {
+            GET..=PIN_BLOCK if self.key.is_null() && self.key_bytes > 0 => Err(missing("a key", self.key_bytes)),
+            GET..=PIN_BLOCK if stores && self.value.is_null() && self.value_bytes > 0 => {
+                Err(missing("a value", self.value_bytes))
+            }
+            GET..=PIN_BLOCK => Ok(()),
+            other => Err(Problem::invalid(format!("there is no operation {other}"))),
+        }
+    }
+
+    /// Carries it out if that waits for nothing, without a copy but into or out of the caller's
+    /// memory. `None`: it was not.
+    ///
     /// # Safety
-    /// Its key, and its value if it stores one, can be read.
-    unsafe fn op(&self) -> Result<Op, Problem> {
+    /// As [`RawOp::op`] and [`RawOp::take`].
+    unsafe fn at_once(&mut self, store: &mut Store) -> Option<Result<Result<c_int, Problem>, Failed>> {
+        // SAFETY: as this function's caller promises.
+        let key = unsafe { bytes(self.key, self.key_bytes) };
+        match self.what {
+            GET => match store.get_at_once(key) {
+                // SAFETY: as this function's caller promises.
+                Ok(found) => found.map(|found| Ok(unsafe { self.take(&[&found], found.expiry()) })),
+                Err(failed) => Some(Err(failed)),
+            },
+            PUT if self.expires_ms == 0 => {
+                // SAFETY: as this function's caller promises.
+                match store.put_at_once(key, unsafe { bytes(self.value, self.value_bytes) }) {
+                    Ok(stored) => stored.then_some(Ok(Ok(code::OK))),
+                    Err(failed) => Some(Err(failed)),
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// As the store wants it, with copies of what is the caller's.
+    ///
+    /// # Safety
+    /// Its key, and its value if it stores one, can be read. It was checked.
+    unsafe fn op(&self) -> Op {
         let expiry = Some(self.expires_ms).filter(|&at| at > 0);
         // SAFETY: as this function's caller promises.
-        let (key, value) = unsafe {
-            let value = || bytes("a value", self.value, self.value_bytes).map(<[u8]>::to_vec);
-            (bytes("a key", self.key, self.key_bytes)?.to_vec(), value)
-        };
+        let (key, value) =
+            unsafe { (bytes(self.key, self.key_bytes).to_vec(), || bytes(self.value, self.value_bytes).to_vec()) };
         let act = match self.what {
             GET => Act::Get,
-            PUT => Act::Put { value: value()?, expiry },
-            PUT_NEW => Act::PutNew { value: value()?, expiry },
+            PUT => Act::Put { value: value(), expiry },
+            PUT_NEW => Act::PutNew { value: value(), expiry },
             REMOVE => Act::Remove,
             LOOK => Act::Look,
             EXPIRE => Act::Expire { expiry },
             GET_BLOCK => Act::GetBlock,
-            PUT_BLOCK => Act::PutBlock { block: value()?, expiry },
+            PUT_BLOCK => Act::PutBlock { block: value(), expiry },
             REMOVE_BLOCK => Act::RemoveBlock,
             LOOK_BLOCK => Act::LookBlock,
-            PIN_BLOCK => Act::PinBlock { until: expiry },
-            other => return Err(Problem::invalid(format!("there is no operation {other}"))),
+            _ => Act::PinBlock { until: expiry },
         };
-        Ok(Op { key, act })
+        Op { key, act }
     }
 
     /// Takes a value that was found.
@@ -144,29 +184,59 @@ struct Ops<'a>(&'a mut [RawOp]);
 // SAFETY: the pointers within belong to the caller, who gives them to this call until it ends.
 unsafe impl Send for Ops<'_> {}
 
-/// Carries out the caller's operations and writes down how each ended. Returns the first one's
-/// error, if one failed.
+/// The error of the first operation that failed, kept as operations end.
+#[derive(Default)]
+struct First(Option<Problem>);
+
+impl First {
+    /// The code of how an operation ended.
+    fn code(&mut self, ended: Result<c_int, Problem>) -> c_int {
+        ended.unwrap_or_else(|problem| {
+            let code = problem.code;
+            self.0.get_or_insert(problem);
+            code
+        })
+    }
+}
+
+/// Carries out the caller's operations and writes down how each ended. Those that wait for nothing
+/// come first, the others side by side behind them. Returns the error of the first that failed.
 ///
 /// # Safety
 /// Keys and values of all of them are as `farmem_store_do` wants them.
 pub(crate) unsafe fn carry_out(handle: &Handle, ops: &mut [RawOp]) -> Result<Option<Problem>, Problem> {
-    ops.iter_mut().for_each(|op| (op.status, op.found_bytes) = (code::FAILED, 0));
-    // SAFETY: as this function's caller promises.
-    let wanted = ops.iter().map(|op| unsafe { op.op() }).collect::<Result<Vec<Op>, Problem>>()?;
+    for op in &mut *ops {
+        (op.status, op.found_bytes) = (code::FAILED, 0);
+        op.check()?;
+    }
     let raw = Ops(ops);
     let first = handle.with(move |store| {
         let Ops(ops) = { raw };
-        let mut first = None;
-        // Copied under the lock: the near cache shares the bytes that the store returns.
-        for (op, outcome) in ops.iter_mut().zip(store.batch(wanted)?) {
+        let (mut first, mut left, mut wanted) = (First::default(), Vec::new(), Vec::new());
+        for op in ops {
             // SAFETY: as this function's caller promises.
-            op.status = unsafe { op.end(outcome) }.unwrap_or_else(|problem| {
-                let code = problem.code;
-                first.get_or_insert(problem);
-                code
-            });
+            match unsafe { op.at_once(store) } {
+                Some(Ok(ended)) => op.status = first.code(ended),
+                Some(Err(Failed::Refused(trouble))) => {
+                    op.status = first.code(Err(Problem::of(&Failed::Refused(trouble))));
+                }
+                Some(Err(failed)) => return Err(failed),
+                None => {
+                    // SAFETY: as this function's caller promises.
+                    wanted.push(unsafe { op.op() });
+                    left.push(op);
+                }
+            }
         }
-        Ok(first)
+        if left.is_empty() {
+            return Ok(first.0);
+        }
+        // Copied under the lock: the near cache shares the bytes that the store returns.
+        for (op, outcome) in left.into_iter().zip(store.batch(wanted)?) {
+            // SAFETY: as this function's caller promises.
+            op.status = first.code(unsafe { op.end(outcome) });
+        }
+        Ok(first.0)
     })?;
     Ok(first)
 }

@@ -103,6 +103,21 @@ fn a_python_program_has_a_store() {
     }
 }
 
+/// The Python that pages of the documentation show.
+#[test]
+fn what_is_documented_runs() {
+    let node = node("documented");
+    let mut python = Command::new("/usr/bin/python3");
+    python
+        .env("PYTHONPATH", here("../python"))
+        .env("FARMEM_STORE_LIBRARY", library())
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    python.arg(here("tests/sources/documented.py")).arg(node.addresses()[0].to_string()).arg(here("../../docs"));
+    let said = ran(&mut python);
+    said.lines().filter(|line| line.starts_with("skipped")).for_each(|line| println!("{line}"));
+    assert!(said.ends_with("all of it\n"), "{said}");
+}
+
 #[test]
 fn python_puts_blocks_and_lmcache_misses_in_place_of_errors() {
     let node = node("blocks");

@@ -107,6 +107,45 @@ impl Store {
         self.in_groups(ops, |op| op.act.bytes(), carried_out)
     }
 
+    /// Strings' values, `None` for a key that is not there. All that are not near are fetched at
+    /// once.
+    ///
+    /// # Errors
+    /// A node is lost, or a key's value is no string.
+    pub fn get_many(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Option<Bytes>>, Failed> {
+        let (mut values, mut away) = (Vec::with_capacity(keys.len()), Vec::new());
+        for (place, key) in keys.iter().enumerate() {
+            let near = self.get_at_once(key.as_ref())?;
+            if near.is_none() {
+                away.push(place);
+            }
+            values.push(near);
+        }
+        let ops = away.iter().map(|&place| Op { key: keys[place].as_ref().to_vec(), act: Act::Get }).collect();
+        for (&place, outcome) in away.iter().zip(self.batch(ops)?) {
+            if let Outcome::Found(found) = outcome? {
+                values[place] = Some(found);
+            }
+        }
+        Ok(values)
+    }
+
+    /// Stores strings, whatever their keys are, side by side. Of a key that is named twice either
+    /// value stays.
+    ///
+    /// # Errors
+    /// The first one's: a node is lost, or there is no memory left. Others may have been stored.
+    pub fn put_many(&mut self, pairs: &[(impl AsRef<[u8]>, impl AsRef<[u8]>)]) -> Result<(), Failed> {
+        let mut ops = Vec::new();
+        for (key, value) in pairs {
+            let (key, value) = (key.as_ref(), value.as_ref());
+            if !self.put_at_once(key, value)? {
+                ops.push(Op { key: key.to_vec(), act: Act::Put { value: value.to_vec(), expiry: None } });
+            }
+        }
+        self.batch(ops)?.into_iter().try_for_each(|outcome| outcome.map(drop))
+    }
+
     /// Carries out things side by side, as many at a time as may be under way.
     pub(crate) fn in_groups<
         O: 'static,

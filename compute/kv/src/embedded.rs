@@ -129,9 +129,8 @@ impl Store {
     /// # Errors
     /// A node is lost, or the key's value is no string.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Bytes>, Failed> {
-        self.tend()?;
-        if let Some(object) = self.inner.near(key).filter(|object| object.kind() == Type::String) {
-            return Ok(Some(Bytes(object)));
+        if let Some(near) = self.get_at_once(key)? {
+            return Ok(Some(near));
         }
         let key = key.to_vec();
         let found = self.run(|store, io| async move {
@@ -144,6 +143,17 @@ impl Store {
             Some(object) if object.kind() != Type::String => Err(Failed::WrongType),
             found => Ok(found.map(Bytes)),
         }
+    }
+
+    /// A string key's value, if it is known without asking a node. `None`: it may be there all the
+    /// same, and [`Store::get`] tells.
+    ///
+    /// # Errors
+    /// A node is lost.
+    #[inline]
+    pub fn get_at_once(&mut self, key: &[u8]) -> Result<Option<Bytes>, Failed> {
+        self.tend()?;
+        Ok(self.inner.near(key).filter(|object| object.kind() == Type::String).map(Bytes))
     }
 
     /// Stores a string, whatever the key is.
@@ -159,15 +169,24 @@ impl Store {
     /// # Errors
     /// As there.
     pub fn put_until(&mut self, key: &[u8], value: &[u8], expiry: Option<u64>) -> Result<(), Failed> {
-        self.tend()?;
-        if expiry.is_none() && !self.background.is_stale(self.tended) && self.put_at_once(key, value)? {
+        if expiry.is_none() && self.put_at_once(key, value)? {
             return Ok(());
         }
+        self.tend()?;
         let (key, value) = (key.to_vec(), Value { kind: Type::String, expiry, bytes: value.to_vec() });
         self.run(|store, io| async move { store.put(&io, &key, &value).await })
     }
 
-    fn put_at_once(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Failed> {
+    /// Stores a string that does not end, if that waits for nothing; whether it was stored.
+    /// Otherwise [`Store::put`] stores it.
+    ///
+    /// # Errors
+    /// A node is lost, or this front end was shut out: whether it was stored is then not known.
+    pub fn put_at_once(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Failed> {
+        self.tend()?;
+        if self.background.is_stale(self.tended) {
+            return Ok(false);
+        }
         let stored = self.inner.put_at_once(&mut *self.drive.borrow_mut(), key, value);
         stored.or_else(|lost| {
             self.or_joined_anew(Err(lost.into()))?;

@@ -37,6 +37,11 @@ static void one_at_a_time(void) {
     WANT(farmem_store_get(store, "greeting", 8, &value, &bytes, &why) == FARMEM_STORE_OK);
     WANT(bytes == 5 && memcmp(value, "hello", 5) == 0);
     farmem_store_free(value);
+    char room[5];
+    WANT(farmem_store_get_into(store, "greeting", 8, room, 4, &bytes, &why) == FARMEM_STORE_SMALL && bytes == 5);
+    WANT(farmem_store_get_into(store, "greeting", 8, NULL, 0, &bytes, &why) == FARMEM_STORE_SMALL && bytes == 5);
+    WANT(farmem_store_get_into(store, "greeting", 8, room, 5, &bytes, &why) == 0 && memcmp(room, "hello", 5) == 0);
+    WANT(farmem_store_get_into(store, "none", 4, room, 5, &bytes, &why) == FARMEM_STORE_ABSENT && bytes == 0);
     WANT(farmem_store_put(store, "", 0, "", 0, &why) == FARMEM_STORE_OK);
     WANT(farmem_store_remove(store, "", 0, &why) == FARMEM_STORE_OK);
     WANT(farmem_store_remove(store, "", 0, &why) == FARMEM_STORE_ABSENT);

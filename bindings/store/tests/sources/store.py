@@ -1,7 +1,10 @@
 """A store as a Python program uses it. Arguments: a node's address, and where the tests of one kind are named."""
 
 import array
+import asyncio
 import os
+import pickle
+import subprocess
 import sys
 import threading
 import time
@@ -102,6 +105,59 @@ def threads(s):
     assert not failures, failures
 
 
+def processes(s, node):
+    """Programs beside this one, each a front end of its own."""
+    program = """
+import sys, farmem
+node, number = sys.argv[1:]
+with farmem.Store("python", [node]) as s:
+    for n in range(100):
+        s[f"process {number}, {n}"] = b"%d" % n
+    s.get_many(f"process {number}, {n}" for n in range(100))
+"""
+    began = [subprocess.Popen([sys.executable, "-c", program, node, str(number)]) for number in range(3)]
+    assert [one.wait() for one in began] == [0, 0, 0]
+    found = s.get_many(f"process {number}, {n}" for number in range(3) for n in range(100))
+    assert found == [b"%d" % n for n in range(100)] * 3
+    refused(TypeError, lambda: pickle.dumps(s), "in each process")
+
+
+async def awaited(node):
+    async with await farmem.AsyncStore.open("python", [node], local="4M") as s:
+        await s.put("k", b"v")
+        assert await s.get("k") == b"v" and await s.get("none") is None and await s.get("none", 7) == 7
+        await asyncio.gather(*(s.put(f"a{n}", b"%d" % n) for n in range(3000)))
+        assert await s.get_many(f"a{n}" for n in range(3000)) == [b"%d" % n for n in range(3000)]
+        into = bytearray(4)
+        assert await s.get_into("a1234", into) == 4 and into == b"1234" and await s.get_into("none", into) is None
+        assert await s.put_new("new", memoryview(b"1")) and not await s.put_new("new", b"2") and await s.contains("new")
+        assert await s.expire("new", 100) and await s.remove("new") and not await s.remove("new")
+        await s.put_many({"empty": b""}, ttl=100)
+        assert await s.get("empty") == b""
+        small = bytearray(3)
+        for kind, ask, word in [
+            (ValueError, s.get_into("a1234", small), "4 bytes"), (TypeError, s.put("k", "text"), "encode()"),
+            (TypeError, s.put(7, bytearray(1)), "int"), (ValueError, s.put("k", b"", ttl=0), "ttl is 0"),
+            (farmem.TooLarge, s.put("k", bytes((512 << 20) + 1)), "512 MiB"),
+        ]:
+            try:
+                await ask
+                raise AssertionError(word)
+            except kind as error:
+                assert word in str(error), error
+        small.append(1)  # Nothing holds it any more.
+        cancelled = asyncio.ensure_future(s.get("k"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert await s.get("k") == b"v"
+        await asyncio.gather(*(s.remove(f"a{n}") for n in range(3000)))
+    try:
+        await s.get("k")
+        raise AssertionError("it was closed")
+    except farmem.Closed:
+        pass
+
+
 def forks(s, node):
     s["before"] = b"fork"
     child = os.fork()
@@ -135,6 +191,8 @@ with farmem.Store("python", nodes=[node]) as s:
     time_to_live(s)
     refusals(s, node)
     threads(s)
+    processes(s, node)
+    asyncio.run(awaited(node))
     forks(s, node)
     beside_another(s, node)
     try:
@@ -146,4 +204,13 @@ with farmem.Store("python", nodes=[node]) as s:
         array_ = numpy.zeros(1000, dtype=numpy.float32)
         assert s.get_into("array", array_) == 4000 and (array_ == numpy.arange(1000)).all()
         refused((ValueError, BufferError), lambda: s.put("k", numpy.zeros((4, 4))[:, 0]))
+        rows = numpy.arange(40, dtype="f8").reshape(10, 4)
+        s.put_many((f"row {n}", row) for n, row in enumerate(rows))
+        back = numpy.full((12, 4), -1.0)
+        lengths = s.get_many_into([*(f"row {n}" for n in range(10)), "none", "row 0"], back)
+        assert lengths == [32] * 10 + [None, 32]
+        assert (back[:10] == rows).all() and (back[10] == -1).all() and (back[11] == rows[0]).all()
+        refused(ValueError, lambda: s.get_many_into(["row 0", "row 1"], numpy.zeros(6, "f4")), "32 bytes", "12")
+        refused(ValueError, lambda: s.get_many_into(["row 0", "row 1"], bytearray(3)), "equal shares")
+        assert s.get_many_into([], bytearray()) == []
 print("all of it")
