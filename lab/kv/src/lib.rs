@@ -2,22 +2,28 @@
 //! sockets.
 //!
 //! ```text
-//! generator ── sockets ──► farmem kv ──► farmem node      each started anew, by turns, in rounds
-//!     │  └──── sockets ──► redis, memcached, redis under farmem run
-//!     └─────── the library ───────────► farmem node
+//! generators ── sockets ──► farmem kv ──► farmem node      each started afresh, by turns, in rounds
+//!     │  └───── sockets ──► redis, memcached, redis under farmem run, redis on zram
+//!     └──────── the library ───────────► farmem node
 //! ```
 //!
 //! | file | |
 //! |---|---|
 //! | [`mix`] | which requests, on which keys |
 //! | [`wire`] | how they reach a system |
-//! | [`load`] | the generator |
+//! | [`load`] | asks, and takes the time |
+//! | [`generator`] | processes that do so side by side |
 //! | [`systems`] | what is measured |
+//! | [`cpu`] | the time that it takes of a CPU |
+//! | [`figures`] | tables, targets, the chart |
 //! | [`trace`] | blocks of an inference service |
 //! | [`allocators`] | the store on simulated network cards, with one allocator after the other |
-//! | this file | rounds, tables, targets, the chart |
+//! | this file | options, and rounds |
 
 pub mod allocators;
+pub mod cpu;
+pub mod figures;
+pub mod generator;
 pub mod load;
 pub mod mix;
 pub mod systems;
@@ -28,15 +34,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use farmem_bench::swap;
 use farmem_kit::alone::Alone;
-use farmem_kit::chart::{Axis, COLOURS, Rows as Chart, Style, sheet};
 use farmem_kit::environment::Environment;
-use farmem_kit::pairs::{Rounds, Spread};
-use farmem_kit::report::{self, Bound, Report, Section, Skipped, Target};
+use farmem_kit::pairs::Rounds;
+use farmem_kit::report::{self, Report, Section, Skipped};
 use farmem_kit::supervise;
 use farmem_kit::table::{Table, duration};
-use load::Found;
-use mix::{Keys, Mix, Stream};
+use figures::{Case, Cells, Figures, Found};
+use generator::{Generators, Task};
+use mix::{Keys, Mix};
 use serde::Serialize;
 use systems::{Settings, System};
 use trace::Replayed;
@@ -50,7 +57,7 @@ pub struct Options {
     /// Small and short: a look, not a figure to quote
     #[arg(long)]
     quick: bool,
-    /// Keys [default: 100000; with --quick 20000]
+    /// Keys [default: 96 MiB of keys and values, 20000 at least; with --quick 20000]
     #[arg(long, value_name = "N")]
     records: Option<u64>,
     /// Bytes of a value; of a block with --trace
@@ -71,7 +78,10 @@ pub struct Options {
     /// How bytes reach the node
     #[arg(long, default_value = "tcp", value_parser = ["tcp", "shm"])]
     transport: String,
-    /// Connections
+    /// Processes that ask, each with a front end of its own where there are several [default: 1]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=32))]
+    processes: Vec<u16>,
+    /// Connections of all processes
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
     clients: u16,
     /// Requests of a connection that are under way
@@ -98,6 +108,9 @@ pub struct Options {
     /// Draw the rates
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Be a generator
+    #[arg(long, value_name = "PART", hide = true)]
+    generator: Option<String>,
 }
 
 const EXAMPLES: &str = "\
@@ -106,33 +119,22 @@ Examples:
       All mixes on all systems, values of 1 KiB: a look.
   farmem-lab bench kv --values 64,1024,16384 --svg kv.svg
       Small and large values, in rounds.
+  farmem-lab bench kv --processes 1,2,4,8 --systems front,embedded
+      Several front ends of one store.
   farmem-lab bench kv --trace lab/kv/traces/mooncake.jsonl
       The blocks of an inference service's cache, beside redis.
   farmem-lab bench kv --allocators
       Updates and inserts of 1 to 512 clients, by allocator, in virtual time.";
 
 /// The smallest local memory: a run needs some.
-const LOCAL: u64 = 8 << 20;
+const LOCAL: u64 = 2 << 20;
 /// Bytes that a record takes beside its value, about.
 const BESIDE: u64 = 80;
 
-/// A system's figures of a round: one for each case, in their order.
-type Cells = Vec<Found>;
-
-/// A row of the tables.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-struct Case {
-    bytes: usize,
-    keys: Keys,
-    mix: Mix,
-}
-
-/// Figures of all rounds, for machines.
-#[derive(Serialize)]
-struct Raw {
-    cases: Vec<Case>,
-    found: Vec<(&'static str, Vec<Cells>)>,
-}
+/// Bytes of keys and values, if their number is not given.
+const DATA: u64 = 96 << 20;
+/// Keys at least, then.
+const KEYS: u64 = 20_000;
 
 impl Options {
     /// Runs it all. `farmem`: the binary that is measured.
@@ -140,6 +142,9 @@ impl Options {
     /// # Errors
     /// When a system does not start, or answered with another value than was written.
     pub fn run(&self, farmem: &Path) -> Result<()> {
+        if let Some(part) = &self.generator {
+            return generator::serve(part);
+        }
         report::can_be_written([&self.json, &self.svg])?;
         let rounds = self.rounds.unwrap_or(if self.quick { 1 } else { 5 });
         ensure!(rounds > 0, "--rounds must be more than 0");
@@ -151,17 +156,16 @@ impl Options {
         }
         let _alone = Alone::take()?;
         supervise::note_interrupts();
-        let missing = systems::missing(&self.systems);
-        let skipped = missing.iter().map(|(system, program)| Skipped {
-            system: system.name().into(),
-            reason: format!("{program} is not here: tests/peers.sh installs it"),
-        });
-        let skipped: Vec<Skipped> = skipped.collect();
-        let here = |system: &System| missing.iter().all(|(gone, _)| gone != system);
-        let systems: Vec<System> = self.systems.iter().copied().filter(here).collect();
+        let (mut systems, mut skipped) = (Vec::new(), Vec::new());
+        for &system in &self.systems {
+            match system.missing() {
+                None => systems.push(system),
+                Some(reason) => skipped.push(Skipped { system: system.name().into(), reason }),
+            }
+        }
         match &self.trace {
             Some(path) => self.replay(farmem, path, &systems, rounds, skipped),
-            None => self.load(farmem, &systems, rounds, skipped),
+            None => self.load(farmem, systems, rounds, skipped),
         }
     }
 
@@ -173,6 +177,7 @@ impl Options {
             local: (data * self.local / 100).max(LOCAL),
             maxmemory: None,
             clients: usize::from(self.clients),
+            processes: 1,
         }
     }
 
@@ -183,87 +188,141 @@ impl Options {
         Ok(values)
     }
 
-    fn load(&self, farmem: &Path, systems: &[System], rounds: usize, skipped: Vec<Skipped>) -> Result<()> {
-        let records = self.records.unwrap_or(if self.quick { 20_000 } else { 100_000 });
-        ensure!((100..=100_000_000).contains(&records), "--records is {records}: 100 to 100000000 can be measured");
-        let time = Duration::from_millis(self.time.unwrap_or(if self.quick { 300 } else { 2000 }));
+    fn records(&self, bytes: usize) -> u64 {
+        let usual = if self.quick { KEYS } else { (DATA / (bytes as u64 + BESIDE)).max(KEYS) };
+        self.records.unwrap_or(usual)
+    }
+
+    fn load(&self, farmem: &Path, mut systems: Vec<System>, rounds: usize, mut skipped: Vec<Skipped>) -> Result<()> {
         let values = self.values(1024)?;
-        let measured = Rounds::interleave(systems, rounds, |system, round| {
+        let records = values.iter().map(|&bytes| self.records(bytes));
+        for records in records {
+            ensure!((100..=100_000_000).contains(&records), "--records is {records}: 100 to 100000000 can be measured");
+        }
+        let zram = self.zram(&mut systems, &values, &mut skipped);
+        let time = Duration::from_millis(self.time.unwrap_or(if self.quick { 300 } else { 2000 }));
+        let cases = self.cases(&values);
+        let measured = Rounds::interleave(&systems, rounds, |system, round| {
             let mut cells = Vec::new();
-            for &bytes in &values {
-                eprintln!("round {} of {rounds}: {}, values of {bytes} bytes", round + 1, system.name());
-                let settings = self.settings(farmem, records * (bytes as u64 + BESIDE));
-                let mut running = systems::start(system, &settings)?;
-                load::fill(&mut running.wires, records, bytes)?;
-                // D adds keys. It comes last, so that the others have as many as were filled in.
-                let mut cases: Vec<(usize, Case)> = self.cases(&[bytes]).into_iter().enumerate().collect();
-                cases.sort_by_key(|(_, case)| case.mix == Mix::D);
-                let (mut found, mut there) = (Vec::new(), records);
-                for (place, Case { keys, mix, .. }) in cases {
-                    let mut stream = Stream::new(mix, keys, there, round as u64);
-                    let depth = usize::from(self.pipeline);
-                    found.push((place, load::run(&mut running.wires, &mut stream, depth, bytes, time)?));
-                    there = stream.records();
-                }
-                found.sort_by_key(|&(place, _)| place);
-                cells.extend(found.into_iter().map(|(_, found)| found));
+            for case in cases.chunk_by(Case::is_beside) {
+                let Case { processes, bytes, .. } = case[0];
+                eprintln!(
+                    "round {} of {rounds}: {}, values of {bytes} bytes, processes: {processes}",
+                    round + 1,
+                    system.name()
+                );
+                cells.extend(match system.holds(bytes) {
+                    true => self.measure(farmem, (system, zram.as_ref()), case, (round, time))?,
+                    false => vec![Found::NONE; case.len()],
+                });
             }
             anyhow::Ok(Some(cells))
         })?;
-        let cases = self.cases(&values);
+        let figures = Figures { measured: &measured, cases: &cases };
         let report = Report {
             bench: "kv",
             method: vec![
                 format!(
-                    "{records} keys; {} connections with {} requests under way on each; {} for a mix; {rounds} rounds.",
+                    "{} connections with {} requests under way on each; {} for a mix; {rounds} rounds.",
                     self.clients,
                     self.pipeline,
                     duration(time.as_nanos() as f64)
                 ),
                 format!(
-                    "farmem kv, embedded and redis in run keep {} % local, at least 8 MiB, and the rest at a node over {}.",
+                    "farmem kv, embedded, redis in run and on zram, extstore keep {} % local, at least 2 MiB. farmem: \
+                     the rest at a node over {}.",
                     self.local, self.transport
                 ),
-                "redis and memcached keep everything local. Embedded has one caller, in batches of a pipeline.".into(),
+                "redis and memcached keep everything local. Redis on zram has 4 MiB beside, extstore 16 MiB.".into(),
+                "CPU time: the system's processes with its node's; embedded: with the generator's.".into(),
             ],
             environment: Environment::read(),
             skipped,
-            sections: self.sections(&measured, &cases),
-            targets: targets(&measured, &cases),
-            raw: Raw { cases: cases.clone(), found: raw(&measured) },
+            sections: figures.sections(),
+            targets: figures.targets(),
+            raw: Raw { cases: cases.clone(), found: figures.raw() },
         };
         let json = || Ok(report.json()? + "\n");
-        let svg = || Ok(chart(&measured, &cases));
+        let svg = || Ok(figures.chart());
         report::tell(&report, &[(&self.json, &json), (&self.svg, &svg)])
     }
 
+    /// The swap area of redis on zram, if that is measured.
+    fn zram(&self, systems: &mut Vec<System>, values: &[usize], skipped: &mut Vec<Skipped>) -> Option<swap::Area> {
+        if !systems.contains(&System::ZramRedis) {
+            return None;
+        }
+        let most = values.iter().map(|&bytes| self.records(bytes) * (bytes as u64 + 3 * BESIDE)).max().unwrap_or(0);
+        let area = match swap::privileged() {
+            true => swap::Area::zram((2 * most + (64 << 20)) >> 20 << 20),
+            false => Err(anyhow::anyhow!("needs root")),
+        };
+        match area {
+            Ok(area) => Some(area),
+            Err(error) => {
+                let system = System::ZramRedis.name().into();
+                skipped.push(Skipped { system, reason: format!("{error:#}") });
+                systems.retain(|&system| system != System::ZramRedis);
+                None
+            }
+        }
+    }
+
+    /// Measures cases on one system, started for them.
+    fn measure(
+        &self,
+        farmem: &Path,
+        (system, zram): (System, Option<&swap::Area>),
+        cases: &[Case],
+        (round, time): (usize, Duration),
+    ) -> Result<Cells> {
+        let Case { processes, bytes, .. } = cases[0];
+        let mut there = self.records(bytes);
+        let settings = self.settings(farmem, there * (bytes as u64 + BESIDE));
+        let settings = Settings { processes: usize::from(processes), ..settings };
+        let mut running = systems::start(system, &settings, zram)?;
+        let mut generators = Generators::start(&settings, &running.ways, bytes)?;
+        generators.fill(there)?;
+        let mut counted = running.processes();
+        if system == System::Embedded {
+            counted.extend(generators.processes());
+        }
+        let mut found = vec![Found::NONE; cases.len()];
+        // D adds keys. It comes last, so that the others have as many as were filled in.
+        let mut order: Vec<usize> = (0..cases.len()).collect();
+        order.sort_by_key(|&at| cases[at].mix == Mix::D);
+        for at in order {
+            let Case { keys, mix, .. } = cases[at];
+            let before = cpu::of(&counted);
+            let (measured, records) = generators.run(|n| Task::Run {
+                mix,
+                keys,
+                records: there,
+                depth: usize::from(self.pipeline),
+                seed: round as u64,
+                ms: time.as_millis() as u64,
+                place: (n, u64::from(processes)),
+            })?;
+            let cpu = cpu::of(&counted).saturating_sub(before).as_nanos() as f64 / measured.asked.max(1) as f64;
+            there = records;
+            found[at] = Found { measured, cpu };
+        }
+        Ok(found)
+    }
+
     fn cases(&self, values: &[usize]) -> Vec<Case> {
+        let processes = if self.processes.is_empty() { &[1][..] } else { &self.processes };
         let mut cases = Vec::new();
-        for &bytes in values {
-            for &keys in &self.keys {
-                cases.extend(self.mix.iter().map(|&mix| Case { bytes, keys, mix }));
+        for &processes in processes {
+            for &bytes in values {
+                for (nth, &keys) in self.keys.iter().enumerate() {
+                    // D draws by age, however the others draw.
+                    let mixes = self.mix.iter().filter(|&&mix| mix != Mix::D || nth == 0);
+                    cases.extend(mixes.map(|&mix| Case { processes, bytes, keys, mix }));
+                }
             }
         }
         cases
-    }
-
-    fn sections(&self, measured: &Rounds<System, Cells>, cases: &[Case]) -> Vec<Section> {
-        let mut sections = Vec::new();
-        for (title, figure, show) in [
-            ("Requests a second", (|found| found.rate) as fn(&Found) -> f64, rate as fn(f64) -> String),
-            ("99 of 100 pipelines are answered within", |found| found.p99, duration),
-        ] {
-            let head = ["bytes", "keys", "mix"].map(str::to_owned).into_iter();
-            let mut table = Table::new(head.chain(measured.systems().map(|system| system.name().to_owned())));
-            for (n, case) in cases.iter().enumerate() {
-                let cell =
-                    |system| spread(measured, system, n, figure).map_or("–".into(), |spread| show(spread.median));
-                let head = [case.bytes.to_string(), case.keys.name().into(), case.mix.name().into()].into_iter();
-                table.row(head.chain(measured.systems().map(cell)));
-            }
-            sections.push(Section { title: title.into(), table });
-        }
-        sections
     }
 
     fn replay(
@@ -280,7 +339,8 @@ impl Options {
         let most = self.memory.map_or(all / 2, |mib| mib << 20).max(16 << 20);
         let settings = Settings { maxmemory: Some(most), ..self.settings(farmem, most) };
         // Memcached evicts by slabs of sizes, and is none that inference servers use.
-        let systems: Vec<System> = systems.iter().copied().filter(|&system| system != System::Memcached).collect();
+        let others = [System::Memcached, System::Extstore, System::ZramRedis];
+        let systems: Vec<System> = systems.iter().copied().filter(|system| !others.contains(system)).collect();
         let measured = Rounds::interleave(&systems, rounds, |system, round| {
             eprintln!("round {} of {rounds}: {}", round + 1, system.name());
             trace::replay(system, &settings, &requests, bytes).map(Some)
@@ -324,47 +384,9 @@ impl Options {
     }
 }
 
-fn raw(measured: &Rounds<System, Cells>) -> Vec<(&'static str, Vec<Cells>)> {
-    measured.systems().map(|system| (system.name(), measured.of(system).cloned().collect())).collect()
-}
-
-fn spread(
-    measured: &Rounds<System, Cells>,
-    system: System,
-    case: usize,
-    figure: impl Fn(&Found) -> f64,
-) -> Option<Spread> {
-    measured.spread(system, |cells| cells.get(case).map(&figure))
-}
-
-/// Uniform keys, of which most are far: as many times faster than paging as is aimed at.
-fn targets(measured: &Rounds<System, Cells>, cases: &[Case]) -> Vec<Target> {
-    let mut targets = Vec::new();
-    for (n, case) in cases.iter().enumerate().filter(|(_, case)| case.keys == Keys::Uniform) {
-        let ratio = measured
-            .within([System::Front, System::RunRedis], |[ours, paged]| Some(ours.get(n)?.rate / paged.get(n)?.rate));
-        let what = format!("{} bytes, uniform, {}: farmem kv against redis in run", case.bytes, case.mix.name());
-        if ratio.is_some() {
-            targets.push(Target::new(what, Bound::AtLeast(3.0, 5.0), ratio));
-        }
-    }
-    targets
-}
-
-fn chart(measured: &Rounds<System, Cells>, cases: &[Case]) -> String {
-    let systems: Vec<System> = measured.systems().collect();
-    let group = |(n, case): (usize, &Case)| {
-        let name = format!("{} {} {}", case.bytes, case.keys.name(), case.mix.name());
-        (name, systems.iter().map(|&system| spread(measured, system, n, |found| found.rate)).collect())
-    };
-    let groups: Vec<(String, Vec<Option<Spread>>)> = cases.iter().enumerate().map(group).collect();
-    let axis = Axis::logarithmic(Chart::all(&groups).collect::<Vec<_>>(), rate).labelled("requests a second");
-    let series = systems.iter().zip(COLOURS.iter().skip(1)).map(|(system, &colour)| (system.name().to_owned(), colour));
-    let title = "Requests a second".into();
-    let chart = Chart { title, series: series.collect(), groups, axis, style: Style::Mark, show: rate };
-    sheet("A store in far memory", &[chart], 1)
-}
-
-fn rate(requests: f64) -> String {
-    if requests < 10_000.0 { format!("{requests:.0}") } else { format!("{:.1} k", requests / 1e3) }
+/// Figures of all rounds, for machines.
+#[derive(Serialize)]
+struct Raw<'a> {
+    cases: Vec<Case>,
+    found: Vec<(&'static str, Vec<&'a Cells>)>,
 }

@@ -1,10 +1,10 @@
 //! Requests: the mixes of YCSB (Cooper et al., SoCC 2010), and the choice of keys.
 
 use farmem_protocol::random::{self, Random};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Shares of operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum Mix {
     /// Half reads, half updates
     A,
@@ -38,7 +38,7 @@ impl Mix {
 }
 
 /// How keys are drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum Keys {
     /// Some much more often than others (0.99, as YCSB)
     Zipfian,
@@ -117,10 +117,14 @@ pub struct Stream {
     keys: Keys,
     zipf: Zipf,
     random: Random,
-    /// Keys that are there: all below.
+    /// Keys that were there at the start: all below.
     records: u64,
-    /// The next key that is inserted.
-    next: u64,
+    /// Which of several streams it is, and their number: each inserts keys of its own.
+    place: (u64, u64),
+    /// Keys that this stream has inserted.
+    inserted: u64,
+    /// … of which all answers have come.
+    answered: u64,
     /// The second half of an operation that has two.
     behind: Option<Ask>,
 }
@@ -129,17 +133,37 @@ impl Stream {
     /// See the type.
     pub fn new(mix: Mix, keys: Keys, records: u64, seed: u64) -> Stream {
         let random = Random::new(seed);
-        Stream { mix, keys, zipf: Zipf::new(records), random, records, next: records, behind: None }
+        let zipf = Zipf::new(records);
+        Stream { mix, keys, zipf, random, records, place: (0, 1), inserted: 0, answered: 0, behind: None }
     }
 
-    /// Keys that are there.
+    /// One of several streams on the same store, by its number and theirs.
+    #[must_use]
+    pub fn shared(self, place: (u64, u64)) -> Stream {
+        Stream { place, random: Random::new(self.random.clone().bits() ^ place.0), ..self }
+    }
+
+    /// Keys that are there if the other streams have inserted as many: all below.
     pub fn records(&self) -> u64 {
-        self.records
+        self.records + self.answered * self.place.1
     }
 
     /// Tells that all requests before now were answered: keys that were inserted are there.
     pub fn answered(&mut self) {
-        self.records = self.next;
+        self.answered = self.inserted;
+    }
+
+    /// The key that this stream inserted after `before` others.
+    fn own(&self, before: u64) -> u64 {
+        self.records + before * self.place.1 + self.place.0
+    }
+
+    /// A key by its age, the last one first: this stream's own, then those that were there.
+    fn aged(&self, age: u64) -> u64 {
+        match age < self.answered {
+            true => self.own(self.answered - 1 - age),
+            false => self.records - 1 - (age - self.answered).min(self.records - 1),
+        }
     }
 
     /// The next request. Operations that have two requests end before [`Stream::answered`] only if
@@ -157,10 +181,11 @@ impl Stream {
         };
         if self.mix == Mix::D {
             if percent < updates {
-                self.next += 1;
-                return Ask::Write(self.next - 1);
+                self.inserted += 1;
+                return Ask::Write(self.own(self.inserted - 1));
             }
-            return Ask::Read(self.records - 1 - self.zipf.draw(&mut self.random).min(self.records - 1));
+            let age = self.zipf.draw(&mut self.random);
+            return Ask::Read(self.aged(age));
         }
         let key = match self.keys {
             Keys::Uniform => self.random.below(self.records),
@@ -201,6 +226,23 @@ mod tests {
         }
         let latest = asked(Mix::D, Keys::Uniform);
         assert!(latest.iter().map(|ask| ask.key()).max() > Some(1900));
+    }
+
+    #[test]
+    fn streams_insert_keys_of_their_own_and_read_what_is_there() {
+        let mut streams = [0, 1, 2].map(|n| Stream::new(Mix::D, Keys::Zipfian, 1000, 7).shared((n, 3)));
+        let mut there: std::collections::HashSet<u64> = (0..1000).collect();
+        for _ in 0..5000 {
+            for stream in &mut streams {
+                match stream.ask() {
+                    Ask::Write(key) => assert!(there.insert(key), "{key} was inserted twice"),
+                    Ask::Read(key) => assert!(there.contains(&key), "{key} is not there"),
+                }
+                stream.answered();
+            }
+        }
+        let all = streams.iter().map(Stream::records).min().expect("three");
+        assert!(all > 1300 && (0..all).all(|key| there.contains(&key)), "{all}");
     }
 
     #[test]

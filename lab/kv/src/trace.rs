@@ -9,8 +9,9 @@ use std::io::BufRead;
 use std::path::Path;
 use std::time::Instant;
 
+use crate::generator::Reach;
 use crate::systems::{self, Running, Settings, System};
-use crate::wire::{Protocol, Socket};
+use crate::wire::Socket;
 use anyhow::{Context, Result, ensure};
 use farmem_kit::supervise;
 use farmem_kv::{Act, Op, Outcome, Store};
@@ -117,9 +118,9 @@ const TOGETHER: usize = 32;
 /// # Errors
 /// As the system's.
 pub fn replay(system: System, settings: &Settings, requests: &[Request], bytes: usize) -> Result<Replayed> {
-    let running = systems::start(system, &Settings { clients: 0, ..settings.clone() })?;
+    let running = systems::start(system, settings, None)?;
     // Declared behind the system, so it leaves before the system ends.
-    let mut blocks = blocks(&running, settings)?;
+    let mut blocks = blocks(&running, settings.maxmemory)?;
     let block: Vec<u8> = (0..bytes).map(|n| (n * 31) as u8).collect();
     let (begun, mut found, mut moved) = (Instant::now(), Replayed::default(), 0u64);
     for request in requests {
@@ -147,10 +148,12 @@ pub fn replay(system: System, settings: &Settings, requests: &[Request], bytes: 
     Ok(found)
 }
 
-fn blocks(running: &Running, settings: &Settings) -> Result<Box<dyn Blocks>> {
-    match (running.port, &running.node) {
-        (Some(port), _) => Ok(Box::new(Socket::connect(Protocol::Resp, port)?)),
-        (None, Some(node)) => Ok(Box::new(Embedded { store: systems::store(settings, node)?, into: Vec::new() })),
-        (None, None) => anyhow::bail!("the system has no way to it"),
+fn blocks(running: &Running<'_>, maxmemory: Option<u64>) -> Result<Box<dyn Blocks>> {
+    match running.ways.first() {
+        Some(&Reach::Port(protocol, port)) => Ok(Box::new(Socket::connect(protocol, port)?)),
+        Some(Reach::Library { node, local }) => {
+            Ok(Box::new(Embedded { store: systems::store(*local, maxmemory, node)?, into: Vec::new() }))
+        }
+        None => anyhow::bail!("the system has no way to it"),
     }
 }

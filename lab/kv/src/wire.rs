@@ -5,11 +5,14 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::mix::Ask;
 use anyhow::{Context, Result, bail, ensure};
 use farmem_kv::{Act, Op, Outcome, Store};
+use farmem_protocol::random::{self, Random};
+use serde::{Deserialize, Serialize};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -19,9 +22,21 @@ pub fn name(key: u64) -> String {
     format!("user{key:012}")
 }
 
-/// A key's value: its number, then filling.
+/// Bytes in no order, of which values have parts: more than half of the largest value.
+const RANDOM: usize = 1 << 20;
+
+/// A key's value: its number, then filling. Half of it is random, so that memory that is compressed
+/// holds about twice as much.
 pub fn value(key: u64, bytes: usize) -> Vec<u8> {
+    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     let mut value = vec![b'x'; bytes];
+    let half = bytes / 2;
+    let random = BYTES.get_or_init(|| {
+        let mut random = Random::new(1);
+        (0..RANDOM / 8).flat_map(|_| random.bits().to_le_bytes()).collect()
+    });
+    let from = (random::hash(key) % (RANDOM - half) as u64) as usize;
+    value[..half].copy_from_slice(&random[from..from + half]);
     let number = format!("{key:012}");
     let stamped = number.len().min(bytes);
     value[..stamped].copy_from_slice(&number.as_bytes()[..stamped]);
@@ -50,10 +65,18 @@ pub trait Wire {
     /// # Errors
     /// The system is gone, or an answer is wrong.
     fn receive(&mut self, asks: &[Ask], bytes: usize) -> Result<()>;
+
+    /// Does what is due while nothing is asked.
+    ///
+    /// # Errors
+    /// The system is gone.
+    fn tend(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Which protocol a server speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Protocol {
     /// Redis's.
     Resp,
@@ -208,27 +231,38 @@ impl Wire for Socket {
 }
 
 impl Wire for Store {
+    fn tend(&mut self) -> Result<()> {
+        Ok(Store::tend(self)?)
+    }
+
     fn send(&mut self, _: &[Ask], _: usize) -> Result<()> {
         Ok(())
     }
 
     fn receive(&mut self, asks: &[Ask], bytes: usize) -> Result<()> {
-        if let &[ask] = asks {
+        let mut left = Vec::new();
+        for &ask in asks {
             let key = name(ask.key());
-            return match ask {
-                Ask::Read(number) => check(number, bytes, self.get(key.as_bytes())?.as_deref()),
-                Ask::Write(number) => Ok(self.put(key.as_bytes(), &value(number, bytes))?),
+            let done = match ask {
+                Ask::Read(number) => match self.get_at_once(key.as_bytes())? {
+                    Some(found) => check(number, bytes, Some(&found)).map(|()| true)?,
+                    None => false,
+                },
+                Ask::Write(number) => self.put_at_once(key.as_bytes(), &value(number, bytes))?,
             };
-        }
-        let op = |&ask: &Ask| {
-            let key = name(ask.key()).into_bytes();
-            match ask {
-                Ask::Read(_) => Op { key, act: Act::Get },
-                Ask::Write(number) => Op { key, act: Act::Put { value: value(number, bytes), expiry: None } },
+            if !done {
+                left.push((ask, key.into_bytes()));
             }
+        }
+        let op = |(ask, key): &(Ask, Vec<u8>)| {
+            let act = match *ask {
+                Ask::Read(_) => Act::Get,
+                Ask::Write(number) => Act::Put { value: value(number, bytes), expiry: None },
+            };
+            Op { key: key.clone(), act }
         };
-        let outcomes = self.batch(asks.iter().map(op).collect())?;
-        for (&ask, outcome) in asks.iter().zip(outcomes) {
+        let outcomes = self.batch(left.iter().map(op).collect())?;
+        for (&(ask, _), outcome) in left.iter().zip(outcomes) {
             match (ask, outcome?) {
                 (Ask::Read(key), Outcome::Found(found)) => check(key, bytes, Some(&found))?,
                 (Ask::Read(key), _) => check(key, bytes, None)?,
