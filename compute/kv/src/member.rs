@@ -317,6 +317,9 @@ impl Shard {
         let others = (0..MEMBERS).filter(|&line| line != me && state(&seen, line).is_alive());
         let pair = Pair(word(&seen, head::PAIR as usize / 8));
         let mut ticked = Ticked { turn: self.copies.saw(pair), ..Ticked::default() };
+        if ticked.turn == Turn::Mended {
+            self.counters.mended.set(self.counters.mended.get() + 1);
+        }
         let (mut all, mut held) = (oldest == epoch, 0);
         for line in others {
             ticked.company = true;

@@ -66,6 +66,8 @@ pub struct Counters {
     pub cold: Cell<u64>,
     /// Pieces taken over from dead front ends.
     pub adopted: Cell<u64>,
+    /// Nodes that came in place of one that had ended, and were filled.
+    pub mended: Cell<u64>,
 }
 
 /// See the module.

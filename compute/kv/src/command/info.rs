@@ -116,6 +116,7 @@ fn section(front: &Front, name: &str) -> Lines {
             ("store", store.name.clone()),
             ("nodes", store.shards.len().to_string()),
             ("mirrored", store.shards.iter().filter(|shard| shard.copies.is_double()).count().to_string()),
+            ("nodes_filled", all(front, |shard| shard.counters.mended.get()).to_string()),
             ("verbs", all(front, |shard| shard.counters.verbs.get()).to_string()),
             ("round_trips", all(front, |shard| shard.counters.trips.get()).to_string()),
             ("lookups_warm", all(front, |shard| shard.counters.warm.get()).to_string()),
