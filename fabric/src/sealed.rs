@@ -227,6 +227,7 @@ impl Cursor<'_> {
 mod tests {
     use super::*;
     use farmem_sys::raw::{futex_wait, futex_wake, sleep_ns, syscall};
+    use farmem_trust::agree::{Agreed, Half};
     use farmem_trust::record::Cipher;
     use farmem_trust::{Key, same};
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -235,13 +236,19 @@ mod tests {
     static WENT: AtomicU32 = AtomicU32::new(0);
 
     /// The work of a connection that is restored in a fault: a proof, keys, records in each
-    /// direction.
+    /// direction. And that of a first connection, which threads of the runtime may make: a secret.
     fn proves_seals_and_opens(key: &Key) -> bool {
         let (ours, theirs) = ([1; 32], [2; 32]);
-        let proven = same(&key.of_host(&theirs, b"hello"), &key.of_host(&theirs, b"hello"));
+        let of_host = || key.of_host(&theirs, b"hello", None);
+        let proven = same(&of_host(), &of_host());
+        let agreed = Half::new(&[4; 32]).and_then(|half| half.agree(&Half::new(&[5; 32])?.share()));
+        let Some(agreed) = agreed else { return false };
         proven
             && [Cipher::Aes128Gcm, Cipher::ChaCha20Poly1305].into_iter().all(|cipher| {
-                let ends = (key.host_ends(cipher, &ours, &theirs), key.node_ends(cipher, &ours, &theirs));
+                let ends = (
+                    key.host_ends(cipher, (&ours, &theirs), &agreed),
+                    key.node_ends(cipher, (&ours, &theirs), &agreed),
+                );
                 let (Some(host), Some(node)) = ends else { return false };
                 let (Ends { mut sealer, .. }, Ends { mut opener, .. }) = (host, node);
                 let mut record = [7; OVERHEAD + 4112];
@@ -310,8 +317,9 @@ mod tests {
         let key = Key::stored(Default::default(), [1; 8], [3; 32]);
         for (width, sent_by, taken_by) in [(1, 50, 7), (13, 4096, 16), (5000, 70_000, 4112), (100_000, 200_000, 9999)] {
             let cipher = Cipher::Aes128Gcm;
-            let host = Sealed::new(key.host_ends(cipher, &[1; 32], &[2; 32]).unwrap());
-            let node = Sealed::new(key.node_ends(cipher, &[1; 32], &[2; 32]).unwrap());
+            let (nonces, agreed) = ((&[1; 32], &[2; 32]), Agreed::from([3; 32]));
+            let host = Sealed::new(key.host_ends(cipher, nonces, &agreed).unwrap());
+            let node = Sealed::new(key.node_ends(cipher, nonces, &agreed).unwrap());
             let carrier = Carrier::Inside(Box::new(Narrow(Lock::new(Vec::new()), width)));
             let said: Vec<u8> = (0..if width < 100 { 3000 } else { 300_000 }).map(|at| (at % 251) as u8).collect();
             let (mut gone, mut heard) = (0, Vec::new());

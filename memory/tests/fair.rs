@@ -89,7 +89,7 @@ fn prove(stream: &mut TcpStream, purpose: Purpose, key: &Key) -> Welcome {
     let credential = Credential { id: key.id, nonce: [9; 32], cipher: Cipher::Plain };
     let hello = Hello { tenant: key.tenant, credential: Some(credential), ..Hello::new(purpose) };
     let Some(Greeting::Challenge(nonce)) = greeted(stream, &hello) else { panic!("no challenge") };
-    let proof = Proof { mac: key.of_host(&nonce, hello.frame().as_bytes()) };
+    let proof = Proof { mac: key.of_host(&nonce, hello.frame().as_bytes(), None), share: None };
     stream.write_all(proof.frame().as_bytes()).unwrap();
     let Some(Greeting::Welcome(welcome)) = receive(stream, Greeting::read) else { panic!("no welcome") };
     welcome

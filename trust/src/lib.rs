@@ -7,8 +7,8 @@
 //! host                                         node
 //!  │── Hello {…, tenant, id, host's nonce} ────►│
 //!  │◄────────────── Challenge {node's nonce} ───│
-//!  │── Proof = HMAC(key, "host", nonce, Hello) ►│  refuses, or lets in
-//!  │◄─── Welcome {proof = HMAC(key, "node", nonce, Hello, Welcome)}
+//!  │── Proof {share, HMAC(key, "host", nonce, Hello, share)} ►│  refuses, or lets in
+//!  │◄─── Welcome {share, proof = HMAC(key, "node", nonce, Hello, Welcome)}
 //! ```
 //!
 //! Neither the token nor its key goes over the wire. Both nonces are in both proofs, and so is
@@ -19,17 +19,19 @@
 //! allocate nor use a thread-local. Reading and writing tokens as text allocates, and happens at
 //! start.
 //!
-//! After the proofs all bytes are sealed in [`record`]s.
+//! After the proofs all bytes are sealed in [`record`]s. Their keys follow from the token's key and
+//! from a secret that no token gives away: both ends [`agree`] on it by the shares.
 
 #![forbid(unsafe_code)]
 
-use farmem_protocol::wire::Text;
+use farmem_protocol::wire::{Share, Text};
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::{digest, hmac};
 use std::fmt;
 use std::hint::black_box;
 use std::str::FromStr;
 
+pub mod agree;
 pub mod file;
 pub mod record;
 
@@ -130,14 +132,14 @@ impl Key {
         &self.bytes
     }
 
-    /// The host's proof for a Hello, as it went over the stream.
-    pub fn of_host(&self, nonce: &Nonce, hello: &[u8]) -> Mac {
-        self.mac(b"farmem 5 host", &[nonce, hello])
+    /// The host's proof for a Hello, as it went over the stream, and for the host's share.
+    pub fn of_host(&self, nonce: &Nonce, hello: &[u8], share: Option<&Share>) -> Mac {
+        self.mac(b"farmem 6 host", &[nonce, hello, share.map_or(&[], |share| &share[..])])
     }
 
     /// The node's proof for a Hello and the Welcome that answers it, whose own proof is zeros.
     pub fn of_node(&self, nonce: &Nonce, hello: &[u8], welcome: &[u8]) -> Mac {
-        self.mac(b"farmem 5 node", &[nonce, hello, welcome])
+        self.mac(b"farmem 6 node", &[nonce, hello, welcome])
     }
 
     /// The proof for a request that is not of a node's connection, as a controller's.
@@ -237,13 +239,14 @@ mod tests {
     #[test]
     fn a_proof_is_of_one_side_one_nonce_one_hello_and_one_key() {
         let key = token().key();
-        let proof = key.of_host(&[1; 32], b"hello");
-        assert!(same(&proof, &key.of_host(&[1; 32], b"hello")));
+        let proof = key.of_host(&[1; 32], b"hello", None);
+        assert!(same(&proof, &key.of_host(&[1; 32], b"hello", None)));
         let other = Token::new("analytics", &[9; 40]).unwrap().key();
         let others = [
-            key.of_host(&[2; 32], b"hello"),
-            key.of_host(&[1; 32], b"hellp"),
-            other.of_host(&[1; 32], b"hello"),
+            key.of_host(&[2; 32], b"hello", None),
+            key.of_host(&[1; 32], b"hellp", None),
+            key.of_host(&[1; 32], b"hello", Some(&[0; 32])),
+            other.of_host(&[1; 32], b"hello", None),
             key.of_node(&[1; 32], b"hello", b""),
         ];
         assert!(others.iter().all(|other| !same(&proof, other)));

@@ -8,13 +8,14 @@
 //! └────────┴────────────────────────────────┴───────────────┘   the length is authenticated, too
 //! ```
 //!
-//! Each direction of each connection has a key of its own, derived from the token's key and both
-//! ends' nonces. The record's number is not sent. So a record that was lost, repeated, moved, cut,
+//! Each direction of each connection has a key of its own, derived from the token's key, the secret
+//! on which both ends have agreed, and their nonces. The record's number is not sent. So a record that was lost, repeated, moved, cut,
 //! or taken from another connection does not open, and nothing of it is used.
 //!
 //! Everything works on the stack and on buffers of the caller's: the runtime derives keys, seals
 //! and opens in faults.
 
+use crate::agree::Agreed;
 use crate::{Key, Nonce};
 use ring::aead::{AES_128_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Salt};
@@ -60,27 +61,35 @@ pub struct Ends {
 }
 
 impl Key {
-    /// The host's ends of a connection, from both nonces of its proofs. `None`: the connection goes
-    /// in plain.
-    pub fn host_ends(&self, cipher: Cipher, host: &Nonce, node: &Nonce) -> Option<Ends> {
-        self.ends(cipher, host, node, (Way::ToNode, Way::ToHost))
+    /// The host's ends of a connection, from both nonces of its proofs and the secret that was
+    /// agreed on. `None`: the connection goes in plain.
+    pub fn host_ends(&self, cipher: Cipher, nonces: (&Nonce, &Nonce), agreed: &Agreed) -> Option<Ends> {
+        self.ends(cipher, nonces, agreed, (Way::ToNode, Way::ToHost))
     }
 
-    /// The node's ends of a connection.
-    pub fn node_ends(&self, cipher: Cipher, host: &Nonce, node: &Nonce) -> Option<Ends> {
-        self.ends(cipher, host, node, (Way::ToHost, Way::ToNode))
+    /// The node's ends of a connection. The host's nonce is the first.
+    pub fn node_ends(&self, cipher: Cipher, nonces: (&Nonce, &Nonce), agreed: &Agreed) -> Option<Ends> {
+        self.ends(cipher, nonces, agreed, (Way::ToHost, Way::ToNode))
     }
 
-    fn ends(&self, cipher: Cipher, host: &Nonce, node: &Nonce, (out, back): (Way, Way)) -> Option<Ends> {
+    fn ends(
+        &self,
+        cipher: Cipher,
+        (host, node): (&Nonce, &Nonce),
+        agreed: &Agreed,
+        (out, back): (Way, Way),
+    ) -> Option<Ends> {
         let algorithm = algorithm(cipher)?;
-        let mut salt = [0; 64];
+        let (mut salt, mut material) = ([0; 64], [0; 64]);
         salt[..32].copy_from_slice(host);
         salt[32..].copy_from_slice(node);
-        let secret = Salt::new(HKDF_SHA256, &salt).extract(&self.bytes);
+        material[..32].copy_from_slice(&self.bytes);
+        material[32..].copy_from_slice(agreed.bytes());
+        let secret = Salt::new(HKDF_SHA256, &salt).extract(&material);
         let key = |way| {
             let about: &[u8] = match way {
-                Way::ToNode => b"farmem 5 to node",
-                Way::ToHost => b"farmem 5 to host",
+                Way::ToNode => b"farmem 6 to node",
+                Way::ToHost => b"farmem 6 to host",
             };
             // Refuses more than 255 hashes of key alone.
             Some(LessSafeKey::new(UnboundKey::from(secret.expand(&[about], algorithm).ok()?)))
@@ -191,9 +200,9 @@ mod tests {
     }
 
     fn ends(cipher: Cipher) -> (Ends, Ends) {
-        let (host, node) = ([1; 32], [2; 32]);
+        let (nonces, agreed) = ((&[1; 32], &[2; 32]), Agreed::from([3; 32]));
         let key = key(1);
-        (key.host_ends(cipher, &host, &node).unwrap(), key.node_ends(cipher, &host, &node).unwrap())
+        (key.host_ends(cipher, nonces, &agreed).unwrap(), key.node_ends(cipher, nonces, &agreed).unwrap())
     }
 
     fn sealed(sealer: &mut Sealer, bytes: &[u8]) -> Vec<u8> {
@@ -224,7 +233,7 @@ mod tests {
                 assert_eq!(opened(&mut host.opener, &back), Some(bytes));
             }
         }
-        assert!(key(1).host_ends(Cipher::Plain, &[1; 32], &[2; 32]).is_none());
+        assert!(key(1).host_ends(Cipher::Plain, (&[1; 32], &[2; 32]), &Agreed::from([3; 32])).is_none());
     }
 
     #[test]
@@ -250,10 +259,12 @@ mod tests {
         assert!(opened(&mut fresh(), &records[1]).is_none());
         let mut opener = fresh();
         assert!(opener.open(&mut records[0][..records[0].len() - 1].to_vec(), 0).is_err(), "cut");
-        // Of a connection with another nonce of either end, or another token; or sent back to where
-        // it came from.
-        for (host, node, key) in [([3; 32], [2; 32], key(1)), ([1; 32], [3; 32], key(1)), ([1; 32], [2; 32], key(2))] {
-            let mut other = key.node_ends(Cipher::Aes128Gcm, &host, &node).unwrap();
+        // Of a connection with another nonce of either end, another secret, or another token; or
+        // sent back to where it came from.
+        let others = [(3, 2, 3, key(1)), (1, 3, 3, key(1)), (1, 2, 4, key(1)), (1, 2, 3, key(2))];
+        for (host, node, secret, key) in others {
+            let (nonces, agreed) = ((&[host; 32], &[node; 32]), Agreed::from([secret; 32]));
+            let mut other = key.node_ends(Cipher::Aes128Gcm, nonces, &agreed).unwrap();
             assert!(opened(&mut other.opener, &records[0]).is_none());
         }
         assert!(opened(&mut host.opener, &records[0]).is_none());

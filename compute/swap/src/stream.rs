@@ -122,7 +122,7 @@ fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration) -> Result
     let mut greeted = greeting(&mut socket).map_err(failed)?;
     let mut proven = key.is_none();
     if let (Some(key), Ok(Greeting::Challenge(nonce))) = (&key, greeted) {
-        let proof = Proof { mac: key.of_host(&nonce, said.as_bytes()) };
+        let proof = Proof { mac: key.of_host(&nonce, said.as_bytes(), None), share: None };
         socket.write_all(proof.frame().as_bytes()).map_err(failed)?;
         greeted = greeting(&mut socket).map_err(failed)?;
         if let Ok(Greeting::Welcome(welcome)) = greeted {

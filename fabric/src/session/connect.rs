@@ -1,14 +1,14 @@
 //! Joining a node: the first connection, and by what transport slabs are reached from then on.
 
-use super::dial::{NoDial, Pass, Patience, dial};
+use super::dial::{Greeted, NoDial, Pass, Patience, dial};
 use super::silence::{Ear, Heard};
 use super::{ConnectOptions, Control, Identity, Membership, Session, Transport};
-use crate::link::{Link, Reach};
+use crate::link::Reach;
 use crate::network::Network;
 use crate::shape::Shaper;
 use crate::verbs::{Card, connect::try_once};
 use crate::{ConnectError, NodeAddr};
-use farmem_protocol::wire::{Join, Known, OFFERS_RDMA, Purpose, Welcome};
+use farmem_protocol::wire::{Join, Known, OFFERS_RDMA, Purpose};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
@@ -90,9 +90,10 @@ impl Session {
         let patience = Patience::both(options.timeout.as_nanos() as u64);
         first_of(node, |reach| {
             let pass = Pass::of(options, &reach);
-            let (link, welcome) = dial(Ear::at(&reach, &Heard::default()), purpose, pass.as_ref(), patience)
+            let greeted = dial(Ear::at(&reach, &Heard::default()), purpose, pass.as_ref(), patience)
                 .map_err(|e| at_start(e, &reach, &node.to_string()))?;
-            let member = member_of(reach, node.to_string(), options, &link, &welcome);
+            let member = member_of(reach, node.to_string(), options, &greeted);
+            let link = greeted.link;
             let member = Membership { secret, incarnation, ..member };
             member.controlled_by(link, number);
             Ok(Session { member: Arc::new(member) })
@@ -121,9 +122,10 @@ impl Session {
         let answer_ns = options.timeout.as_nanos() as u64;
         let connect_ns = answer_ns.min((options.grace.as_nanos() as u64).max(LEAST_CONNECT_NS));
         let patience = Patience { connect_ns, answer_ns };
-        let (link, welcome) = dial(Ear::at(&reach, &Heard::default()), purpose, pass.as_ref(), patience)
+        let greeted = dial(Ear::at(&reach, &Heard::default()), purpose, pass.as_ref(), patience)
             .map_err(|e| at_start(e, &reach, &node))?;
-        let member = member_of(reach, node, options, &link, &welcome);
+        let member = member_of(reach, node, options, &greeted);
+        let Greeted { link, welcome, .. } = greeted;
         member.controlled_by(link, 1);
         let path = welcome.path.as_bytes();
         let path = (!path.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(path)));
@@ -207,7 +209,8 @@ fn at_start(failure: NoDial, reach: &Reach, node: &str) -> ConnectError {
 }
 
 /// The membership that a Welcome describes. It has no control connection yet.
-fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, welcome: &Welcome) -> Membership {
+fn member_of(reach: Reach, node: String, options: &ConnectOptions, greeted: &Greeted) -> Membership {
+    let Greeted { link, welcome, pass } = greeted;
     let own_end = SocketAddr::new(IpAddr::V6(Ipv6Addr::from(welcome.address)), welcome.port);
     let dialled = link.peer_address().map(|at| SocketAddr::new(canonical(at.ip()), at.port()));
     let mapped = matches!(reach, Reach::Unix(_));
@@ -217,7 +220,7 @@ fn member_of(reach: Reach, node: String, options: &ConnectOptions, link: &Link, 
         incarnation: welcome.incarnation,
         owner: welcome.owner,
         grace: options.grace,
-        pass: Pass::of(options, &reach),
+        pass: *pass,
         domain: welcome.domain,
         direct: matches!(reach, Reach::Inside(_))
             || dialled == Some(SocketAddr::new(canonical(own_end.ip()), own_end.port())),

@@ -10,6 +10,7 @@ use farmem_protocol::wire::{
 };
 use farmem_sys::process::random_bytes;
 use farmem_sys::raw::Errno;
+use farmem_trust::agree::{Agreed, Half};
 use farmem_trust::{Key, record};
 
 /// Why an attempt to connect failed.
@@ -116,6 +117,9 @@ impl Patience {
 pub(crate) struct Pass {
     key: Key,
     cipher: Cipher,
+    /// The secret of the member's connections. `None`: the next connection agrees on one, if it is
+    /// encrypted.
+    agreed: Option<Agreed>,
 }
 
 impl Pass {
@@ -123,7 +127,7 @@ impl Pass {
     pub fn of(options: &ConnectOptions, reach: &Reach) -> Option<Pass> {
         let Trust { token, plain } = options.trust;
         let plain = plain || matches!(reach, Reach::Unix(_));
-        token.map(|key| Pass { key, cipher: if plain { Cipher::Plain } else { record::fastest() } })
+        token.map(|key| Pass { key, cipher: if plain { Cipher::Plain } else { record::fastest() }, agreed: None })
     }
 
     /// Whether bytes go in records.
@@ -132,32 +136,39 @@ impl Pass {
     }
 }
 
+/// A connection that stands.
+pub(super) struct Greeted {
+    pub link: Link,
+    pub welcome: Welcome,
+    /// For the member's later connections.
+    pub pass: Option<Pass>,
+}
+
 /// Connects, says hello, and reads the welcome.
-pub(super) fn dial(
-    ear: Ear<'_>,
-    purpose: Purpose,
-    pass: Option<&Pass>,
-    patience: Patience,
-) -> Result<(Link, Welcome), NoDial> {
+pub(super) fn dial(ear: Ear<'_>, purpose: Purpose, pass: Option<&Pass>, patience: Patience) -> Result<Greeted, NoDial> {
     let link = ear.reach.connect(patience.connect_ns).map_err(NoDial::System)?;
     link.ask_when_idle(KEEP_S);
     greet(ear, link, purpose, pass, patience.answer_ns)
 }
 
 /// [`dial`] over a connection that stands. With a token, each end proves to the other that it knows
-/// it.
+/// it. The first connection of a member agrees on a secret, and the others use it: so those that are
+/// made in a fault derive keys, and nothing else.
 pub(super) fn greet(
     ear: Ear<'_>,
     mut link: Link,
     purpose: Purpose,
     pass: Option<&Pass>,
     answer_ns: u64,
-) -> Result<(Link, Welcome), NoDial> {
+) -> Result<Greeted, NoDial> {
     let until = ear.reach.now_ns() + answer_ns;
     let mut hello = Hello::new(purpose);
-    let mut ours = [0; 32];
-    if let Some(Pass { key, cipher }) = pass {
-        random_bytes(&mut ours).map_err(|e| NoDial::System(Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
+    let (mut ours, mut half) = ([0; 32], None);
+    if let Some(Pass { key, cipher, agreed }) = pass {
+        ours = random()?;
+        if *cipher != Cipher::Plain && agreed.is_none() {
+            half = Half::new(&random()?);
+        }
         let credential = Some(Credential { id: key.id, nonce: ours, cipher: *cipher });
         hello = Hello { tenant: key.tenant, credential, ..hello };
     }
@@ -165,7 +176,8 @@ pub(super) fn greet(
     send_now(&link, said.as_bytes()).map_err(|_| NoDial::Closed)?;
     let (answer, challenged) = match (greeting(ear, &link, until)?, pass) {
         (Greeting::Challenge(nonce), Some(Pass { key, .. })) => {
-            let proof = Proof { mac: key.of_host(&nonce, said.as_bytes()) }.frame();
+            let share = half.as_ref().map(Half::share);
+            let proof = Proof { mac: key.of_host(&nonce, said.as_bytes(), share.as_ref()), share }.frame();
             send_now(&link, proof.as_bytes()).map_err(|_| NoDial::Closed)?;
             (greeting(ear, &link, until)?, Some(nonce))
         }
@@ -173,12 +185,21 @@ pub(super) fn greet(
     };
     match answer {
         Greeting::Welcome(welcome) => match (pass, challenged) {
-            (None, _) => Ok((link, welcome)),
-            (Some(Pass { key, cipher }), Some(nonce)) if is_proven(key, &nonce, &said, &welcome) => {
-                if let Some(ends) = key.host_ends(*cipher, &ours, &nonce) {
-                    link.seal(ends);
+            (None, _) => Ok(Greeted { link, welcome, pass: None }),
+            (Some(pass), Some(nonce)) if is_proven(&pass.key, &nonce, &said, &welcome) => {
+                let mut pass = *pass;
+                if let Some(half) = half {
+                    // Without a share of the node's nothing would be agreed on.
+                    let agreed = welcome.share.and_then(|theirs| half.agree(&theirs));
+                    pass.agreed = Some(agreed.ok_or(NoDial::Unproven)?);
                 }
-                Ok((link, welcome))
+                let ends = pass.agreed.and_then(|agreed| pass.key.host_ends(pass.cipher, (&ours, &nonce), &agreed));
+                if let Some(ends) = ends {
+                    link.seal(ends);
+                } else if pass.is_sealed() {
+                    return Err(NoDial::Unproven);
+                }
+                Ok(Greeted { link, welcome, pass: Some(pass) })
             }
             (Some(_), _) => Err(NoDial::Unproven),
         },
@@ -186,6 +207,13 @@ pub(super) fn greet(
         // One that was not asked for, or a second one.
         Greeting::Challenge(_) => Err(NoDial::NotFarmem),
     }
+}
+
+/// Bytes that nobody can guess.
+fn random() -> Result<[u8; 32], NoDial> {
+    let mut bytes = [0; 32];
+    random_bytes(&mut bytes).map_err(|e| NoDial::System(Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
+    Ok(bytes)
 }
 
 /// Whether a Welcome is from a node that knows the token.

@@ -308,8 +308,8 @@ impl Membership {
     pub fn present(&self, passed: i32, secret: Secret) -> Option<(Link, u16)> {
         let purpose = Purpose::Rejoin(Known { secret, ..self.known() });
         let link = Carrier::Socket(passed).into();
-        let (link, welcome) = greet(self.ear(), link, purpose, self.pass.as_ref(), SILENT_NS).ok()?;
-        Some((link, welcome.owner))
+        let greeted = greet(self.ear(), link, purpose, self.pass.as_ref(), SILENT_NS).ok()?;
+        Some((greeted.link, greeted.welcome.owner))
     }
 
     /// By what the node knows this member.

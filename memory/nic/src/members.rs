@@ -37,6 +37,7 @@ use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::wire::{Names, Secret, run_id};
 use farmem_sys::sync::Lock;
 use farmem_trust::TokenId;
+use farmem_trust::agree::Agreed;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -73,6 +74,10 @@ pub struct Member {
     pub(super) tenancy: Arc<Lease>,
     /// The token that it joined by.
     pub(super) token: Option<TokenId>,
+    /// The secret of its connections, where these are encrypted.
+    pub(super) agreed: Lock<Option<Agreed>>,
+    /// It outlives its process.
+    pub(super) lasting: bool,
     /// Joined through a Unix socket, whose end is the process's end, and does not outlive it.
     pub(super) local: bool,
     /// Joined through a Unix socket: its process may have the memory mapped, past the node.
@@ -100,6 +105,8 @@ struct Newcomer {
     mapped: bool,
     grace_ns: u64,
     holder: Holder,
+    agreed: Option<Agreed>,
+    lasting: bool,
 }
 
 /// A tenant, and its token.

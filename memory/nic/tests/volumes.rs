@@ -74,7 +74,7 @@ fn by_token<'a>(nic: &'a Nic, purpose: Purpose, key: &Key) -> (Greeting, Wire<'a
     let mut said = greeting(&wire.said);
     if let Greeting::Challenge(nonce) = said {
         wire.said.clear();
-        wire.feed(Proof { mac: key.of_host(&nonce, hello.as_bytes()) }.frame().as_bytes(), 1000, 1);
+        wire.feed(Proof { mac: key.of_host(&nonce, hello.as_bytes(), None), share: None }.frame().as_bytes(), 1000, 1);
         said = greeting(&wire.said);
         wire.said.clear();
     }

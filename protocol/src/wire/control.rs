@@ -164,9 +164,16 @@ pub enum Cipher {
 /// The host's answer to a [`Greeting::Challenge`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Proof {
-    /// HMAC-SHA256 by the token's key over the challenge and the Hello.
+    /// HMAC-SHA256 by the token's key over the challenge, the Hello, and `share`.
     pub mac: [u8; 32],
+    /// The host's half of a secret that the two ends agree on, where they do: a member's first
+    /// connection that is encrypted, and each of a volume. A member's later connections use the
+    /// secret of its first.
+    pub share: Option<Share>,
 }
+
+/// A public key of X25519.
+pub type Share = [u8; 32];
 
 impl Proof {
     /// As it goes over the stream.
@@ -328,6 +335,8 @@ pub struct Welcome {
     pub path: Path,
     /// The failure domain that the node says it is in; empty: it says none.
     pub domain: Text<64>,
+    /// The node's half of a secret, where the host's Proof had the other.
+    pub share: Option<Share>,
     /// The node's own proof that it knows the token that the host has proven; zeros where none was
     /// named.
     pub proof: [u8; 32],

@@ -45,7 +45,8 @@ pub mod text;
 mod verb;
 
 pub use control::{
-    Cipher, Credential, Frame, Greeting, Hello, Join, Known, NewVolume, NoHello, Proof, Purpose, Verdict, Welcome,
+    Cipher, Credential, Frame, Greeting, Hello, Join, Known, NewVolume, NoHello, Proof, Purpose, Share, Verdict,
+    Welcome,
 };
 pub use endpoint::{Endpoint, OFFERS_RDMA};
 pub use request::{Answer, Ask, Figure, Range, Refused, Reply, Request, VolumeInfo, Who};
@@ -60,7 +61,7 @@ use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 /// First bytes of every connection, both ways.
 pub const MAGIC: [u8; 6] = *b"farmem";
 /// The version of everything on this page.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// Bytes of a Unix socket's path, at most (`sun_path` less its end).
 pub const MAX_PATH: usize = 107;
 

@@ -4,7 +4,7 @@
 use super::{CONNECT_NS, HASTE, Membership, REFUSED_NS, RETRY_NS, SILENT_NS};
 use crate::Lost;
 use crate::link::Link;
-use crate::session::dial::{NoDial, Patience, dial, token_refused};
+use crate::session::dial::{Greeted, NoDial, Patience, dial, token_refused};
 use crate::session::silence::Outage;
 use farmem_protocol::wire::{Known, Purpose, Secret, Verdict};
 use farmem_sys::raw::{self, Errno};
@@ -83,7 +83,7 @@ impl Membership {
 
     /// One attempt.
     pub(super) fn dial(&self, purpose: Purpose, patience: Patience) -> Result<(Link, u16), NoDial> {
-        let (link, welcome) = dial(self.ear(), purpose, self.pass.as_ref(), patience)?;
+        let Greeted { link, welcome, .. } = dial(self.ear(), purpose, self.pass.as_ref(), patience)?;
         self.heard.ns.store(self.reach.now_ns(), Ordering::Relaxed);
         self.watch_silence(&link, matches!(purpose, Purpose::Attach(..)));
         Ok((link, welcome.owner))

@@ -17,10 +17,24 @@ use crate::tenants::{Known, Standing};
 use crate::volumes::Attached;
 use crate::{Member, Nic, count};
 use farmem_protocol::wire::control::Path;
-use farmem_protocol::wire::{Broken, Greeting, Hello, NoHello, OFFERS_RDMA, Proof, Purpose, Secret, Verdict, Welcome};
+use farmem_protocol::wire::{
+    Broken, Cipher, Greeting, Hello, NoHello, OFFERS_RDMA, Proof, Purpose, Secret, Share, Verdict, Welcome,
+};
 use farmem_trust::Nonce;
+use farmem_trust::agree::{Agreed, Half};
 use std::net::IpAddr;
 use std::sync::Arc;
+
+/// What a peer has proven.
+struct Proven {
+    known: Known,
+    /// The node's part of the challenge.
+    nonce: Nonce,
+    /// The secret of a connection that is encrypted.
+    agreed: Option<Agreed>,
+    /// The node's half, where it was agreed on for this connection.
+    share: Option<Share>,
+}
 
 /// The Hello that came before a proof.
 pub(super) struct Proving {
@@ -67,9 +81,7 @@ impl Engine {
 
     /// Has the peer prove that it has the token that its Hello names.
     fn challenge(&mut self, nic: &Nic, hello: Hello, known: Known) -> Result<bool, Goodbye> {
-        let mut nonce = [0; 32];
-        nonce[..16].copy_from_slice(&(nic.draw)());
-        nonce[16..].copy_from_slice(&(nic.draw)());
+        let nonce = draw(nic);
         self.output.bytes(Greeting::Challenge(nonce).frame().as_bytes());
         self.phase = Phase::Proving(Box::new(Proving { hello, nonce, known }));
         Ok(true)
@@ -87,7 +99,7 @@ impl Engine {
         };
         let Phase::Proving(proving) = std::mem::replace(&mut self.phase, Phase::Hello) else { return Ok(false) };
         let Proving { hello, nonce, known } = *proving;
-        let right = known.key.of_host(&nonce, hello.frame().as_bytes());
+        let right = known.key.of_host(&nonce, hello.frame().as_bytes(), proof.share.as_ref());
         if !farmem_trust::same(&proof.mac, &right) || hello.tenant != known.key.tenant {
             return self.turn_away(nic, Verdict::WrongToken);
         }
@@ -97,26 +109,56 @@ impl Engine {
             Some(Standing::Expired) => return self.turn_away(nic, Verdict::Expired),
             Some(Standing::Revoked) | None => return self.turn_away(nic, Verdict::Revoked),
         }
-        self.enter(nic, &hello, Some((known, nonce)), now_ns)
+        match self.agree(nic, &hello, proof.share) {
+            Some((agreed, share)) => self.enter(nic, &hello, Some(Proven { known, nonce, agreed, share }), now_ns),
+            None => self.turn_away(nic, Verdict::Malformed),
+        }
     }
 
-    /// Lets a peer in that may come in. `proven`: its token, and the challenge.
-    fn enter(
-        &mut self,
-        nic: &Nic,
-        hello: &Hello,
-        proven: Option<(Known, Nonce)>,
-        now_ns: u64,
-    ) -> Result<bool, Goodbye> {
+    /// The secret of a connection that is encrypted, and the node's half of a new one. `None`: the
+    /// host must agree on one here, or must not.
+    fn agree(&self, nic: &Nic, hello: &Hello, theirs: Option<Share>) -> Option<(Option<Agreed>, Option<Share>)> {
+        let sealed = hello.credential.is_some_and(|credential| credential.cipher != Cipher::Plain);
+        let Some(theirs) = theirs else {
+            return match &hello.purpose {
+                Purpose::Join(_) | Purpose::NewVolume(_) | Purpose::Volume(..) => (!sealed).then_some((None, None)),
+                Purpose::Rejoin(known) | Purpose::Attach(known, _) | Purpose::Wire(known, _) => {
+                    // One that is not here is refused for that.
+                    let agreed = nic.membership().known(known).map(|member| *member.agreed.lock());
+                    // A token alone opens no member whose connections have a secret.
+                    agreed.is_none_or(|agreed| agreed.is_some() == sealed).then_some((agreed.flatten(), None))
+                }
+            };
+        };
+        let may = match &hello.purpose {
+            Purpose::Join(_) | Purpose::NewVolume(_) | Purpose::Volume(..) => true,
+            // Its process may be another.
+            Purpose::Rejoin(known) => nic.membership().known(known).is_none_or(|member| member.lasting),
+            Purpose::Attach(..) | Purpose::Wire(..) => false,
+        };
+        let half = Half::new(&draw(nic)).filter(|_| sealed && may)?;
+        let share = half.share();
+        Some((Some(half.agree(&theirs)?), Some(share)))
+    }
+
+    /// Lets a peer in that may come in.
+    fn enter(&mut self, nic: &Nic, hello: &Hello, proven: Option<Proven>, now_ns: u64) -> Result<bool, Goodbye> {
         let Ok(place) = nic.connections.take(self.about.peer) else { return self.turn_away(nic, Verdict::Full) };
-        let holder = proven.as_ref().map(|(known, _)| (nic.tenants.of(known), known.key.id));
+        let holder = proven.as_ref().map(|Proven { known, .. }| (nic.tenants.of(known), known.key.id));
+        let agreed = proven.as_ref().and_then(|proven| proven.agreed);
+        let is_new = proven.as_ref().is_some_and(|proven| proven.share.is_some());
         self.place = Some(place);
         let from = (self.about.peer, self.about.local);
         let control =
             |(member, ours): (Arc<Member>, u64)| (Arc::clone(&member), Phase::Control(Control { member, ours }));
         let entered = match &hello.purpose {
-            Purpose::Join(join) => nic.membership().join(join, from, holder, now_ns).map(control),
-            Purpose::Rejoin(known) => nic.membership().rejoin(known, &holder).map(control),
+            Purpose::Join(join) => nic.membership().join(join, from, holder, agreed, now_ns).map(control),
+            Purpose::Rejoin(known) => nic.membership().rejoin(known, &holder).map(|(member, ours)| {
+                if is_new {
+                    *member.agreed.lock() = agreed;
+                }
+                control((member, ours))
+            }),
             Purpose::Attach(known, queue) => {
                 nic.membership().attach(known, *queue, &holder).map(|(member, turn, ours)| {
                     let serving = Serving::new(Arc::clone(&member), *queue, turn, ours);
@@ -163,7 +205,7 @@ impl Engine {
         nic: &Nic,
         attached: Result<Attached, Verdict>,
         hello: &Hello,
-        proven: Option<(Known, Nonce)>,
+        proven: Option<Proven>,
     ) -> Result<bool, Goodbye> {
         match attached {
             Ok(attached) => {
@@ -192,7 +234,7 @@ impl Engine {
     }
 
     /// Sends the Welcome: the peer's id and secret at this node. With a proof, records follow it.
-    fn welcome(&mut self, nic: &Nic, (owner, secret): (u16, Secret), hello: &Hello, proven: Option<(Known, Nonce)>) {
+    fn welcome(&mut self, nic: &Nic, (owner, secret): (u16, Secret), hello: &Hello, proven: Option<Proven>) {
         let (address, port) = match self.about.own_end {
             Some(end) => (ipv6_octets(end.ip()), end.port()),
             None => ([0; 16], 0),
@@ -209,13 +251,17 @@ impl Engine {
             offers: if nic.card.is_some() { OFFERS_RDMA } else { 0 },
             path: Path::new(&self.about.path).unwrap_or_default(),
             domain: nic.domain,
+            share: proven.as_ref().and_then(|proven| proven.share),
             proof: [0; 32],
         };
         let mut ends = None;
-        if let Some((known, nonce)) = proven {
+        if let Some(Proven { known, nonce, agreed, .. }) = proven {
             let said = Greeting::Welcome(welcome).frame();
             welcome.proof = known.key.of_node(&nonce, hello.frame().as_bytes(), said.as_bytes());
-            ends = hello.credential.and_then(|host| known.key.node_ends(host.cipher, &host.nonce, &nonce));
+            ends = hello
+                .credential
+                .zip(agreed)
+                .and_then(|(host, agreed)| known.key.node_ends(host.cipher, (&host.nonce, &nonce), &agreed));
         }
         self.output.bytes(Greeting::Welcome(welcome).frame().as_bytes());
         if let Some(ends) = ends {
@@ -225,6 +271,14 @@ impl Engine {
             self.sealed = Some(Box::new(Sealed::new(ends, raw, self.output.backlog)));
         }
     }
+}
+
+/// Bytes that nobody can guess.
+fn draw(nic: &Nic) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    bytes[..16].copy_from_slice(&(nic.draw)());
+    bytes[16..].copy_from_slice(&(nic.draw)());
+    bytes
 }
 
 fn ipv6_octets(ip: IpAddr) -> [u8; 16] {

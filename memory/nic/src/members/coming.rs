@@ -16,6 +16,7 @@ use crate::{Draw, Nic};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::wire::{Join, Known, Names, Secret, Status, Verdict, Who, run_id};
 use farmem_sys::sync::Lock;
+use farmem_trust::agree::Agreed;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -179,7 +180,7 @@ impl Membership<'_> {
 
     /// `None` when there are no more places or owners.
     fn enrol(self, new: Newcomer, controls: usize, now_ns: u64) -> Option<Arc<Member>> {
-        let Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder } = new;
+        let Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder, agreed, lasting } = new;
         let (tenant, token) = holder.unzip();
         let place = self.place(peer, now_ns)?;
         let lease = Lease::of(self.units, tenant.clone())?;
@@ -195,6 +196,8 @@ impl Membership<'_> {
             lease,
             tenancy,
             token,
+            agreed: Lock::new(agreed),
+            lasting,
             local,
             mapped,
             over: AtomicBool::new(false),
@@ -222,6 +225,7 @@ impl Membership<'_> {
         join: &Join,
         (peer, local): (Peer, bool),
         holder: Holder,
+        agreed: Option<Agreed>,
         now_ns: u64,
     ) -> Result<(Arc<Member>, u64), Verdict> {
         // A run that is here goes on, and its programs start programs.
@@ -237,8 +241,8 @@ impl Membership<'_> {
         let grace_ns = join.grace_ms.min(MAX_GRACE_MS) * 1_000_000 + GRACE_MARGIN_NS;
         count(&self.tally.joined, 1);
         let (local, mapped) = (local && !join.lasting, local);
-        let Join { run, pid, names, .. } = *join;
-        let new = Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder };
+        let Join { run, pid, names, lasting, .. } = *join;
+        let new = Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder, agreed, lasting };
         let member = self.enrol(new, 1, now_ns).ok_or(Verdict::Full)?;
         let ours = member.control.pass();
         self.events.tell(Event::Joined(&member));
@@ -253,6 +257,12 @@ impl Membership<'_> {
         drop(presence);
         let ours = member.control.pass();
         Ok((member, ours))
+    }
+
+    /// The member of a secret, if it is here.
+    pub(crate) fn known(self, known: &Known) -> Option<Arc<Member>> {
+        let found = self.roster.members.lock().get(&known.secret).cloned();
+        found.filter(|_| known.incarnation == self.incarnation)
     }
 
     /// Finds a member by its secret and counts a connection in.
@@ -318,8 +328,8 @@ impl Membership<'_> {
     /// A member for a child about to be forked, holding what its parent holds.
     pub(crate) fn ticket(self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
         let Member { run, pid, names, peer, local, mapped, grace_ns, .. } = **parent;
-        let holder = parent.holder();
-        let new = Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder };
+        let (holder, agreed, lasting) = (parent.holder(), *parent.agreed.lock(), false);
+        let new = Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder, agreed, lasting };
         let child = self.enrol(new, 0, now_ns).ok_or(Status::System)?;
         let holds = parent.holds.lock();
         let (slabs, shared) = (holds.slabs.clone(), holds.shared.inherited());

@@ -38,12 +38,16 @@ pub fn turns(bytes: &[u8]) -> Vec<(usize, &[u8])> {
     turns
 }
 
-/// A conversation that was kept under another version, in ours: else its hello would be all that is looked at.
+/// A conversation that was kept under an earlier version, in ours: else its hellos would be all that is looked at.
 pub fn of_today(mut bytes: Vec<u8>) -> Vec<u8> {
-    if bytes.starts_with(&MAGIC)
-        && let Some(version) = bytes.get_mut(6..8)
-    {
-        version.copy_from_slice(&VERSION.to_le_bytes());
+    let hellos: Vec<usize> =
+        bytes.windows(MAGIC.len()).enumerate().filter(|(_, w)| *w == MAGIC).map(|(at, _)| at).collect();
+    for at in hellos {
+        if let Some(version) = bytes[at + MAGIC.len()..].first_chunk_mut::<2>()
+            && (1..VERSION).contains(&u16::from_le_bytes(*version))
+        {
+            *version = VERSION.to_le_bytes();
+        }
     }
     bytes
 }

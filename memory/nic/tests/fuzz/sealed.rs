@@ -11,6 +11,7 @@ use farmem_protocol::random::Random;
 use farmem_protocol::wire::{
     Ask, Cipher, Credential, Greeting, Hello, Known as Member, Op, Proof, Purpose, Secret, Welcome,
 };
+use farmem_trust::agree::{Agreed, Half};
 use farmem_trust::record::{Ends, HEAD, MOST, OVERHEAD, Opener};
 use farmem_trust::{Key, Token};
 use std::sync::atomic::Ordering;
@@ -34,23 +35,27 @@ struct Host<'a> {
     heard: usize,
     /// The member's.
     secret: Secret,
+    agreed: Agreed,
 }
 
 impl<'a> Host<'a> {
-    /// `None`: it was refused.
-    fn new(nic: &'a Nic, hello: &Hello) -> Option<Host<'a>> {
+    /// `earlier`: the secret of the member's first connection. `None`: it was refused.
+    fn new(nic: &'a Nic, hello: &Hello, earlier: Option<Agreed>) -> Option<Host<'a>> {
         let (mut wire, key, nonce) = (Wire::new(nic), key(), [8; 32]);
         let credential = Some(Credential { id: key.id, nonce, cipher: Cipher::Aes128Gcm });
         let hello = Hello { tenant: key.tenant, credential, ..*hello };
         wire.feed(hello.frame().as_bytes(), 1000, 1);
         let Ok(Some((Greeting::Challenge(theirs), said))) = Greeting::read(&wire.said) else { return None };
-        let proof = Proof { mac: key.of_host(&theirs, hello.frame().as_bytes()) };
+        let half = Half::new(&[9; 32]).unwrap();
+        let is_later = matches!(hello.purpose, Purpose::Rejoin(_) | Purpose::Attach(..) | Purpose::Wire(..));
+        let share = (!is_later).then(|| half.share());
+        let proof = Proof { mac: key.of_host(&theirs, hello.frame().as_bytes(), share.as_ref()), share };
         wire.feed(proof.frame().as_bytes(), 1000, 1);
-        let Ok(Some((Greeting::Welcome(Welcome { secret, .. }), welcome))) = Greeting::read(&wire.said[said..]) else {
-            return None;
-        };
-        let ends = key.host_ends(Cipher::Aes128Gcm, &nonce, &theirs)?;
-        Some(Host { wire, ends, heard: said + welcome, secret })
+        let greeting = Greeting::read(&wire.said[said..]);
+        let Ok(Some((Greeting::Welcome(Welcome { secret, share, .. }), welcome))) = greeting else { return None };
+        let agreed = share.map_or(earlier, |theirs| half.agree(&theirs))?;
+        let ends = key.host_ends(Cipher::Aes128Gcm, (&nonce, &theirs), &agreed)?;
+        Some(Host { wire, ends, heard: said + welcome, secret, agreed })
     }
 
     /// The bytes in records of random lengths.
@@ -102,12 +107,13 @@ fn hostile_bytes_inside_records_do_no_harm() {
         for (_, said) in turns(&bytes) {
             let Ok(Some((mut hello, used))) = Hello::read(said) else { continue };
             // It knows its own members' secrets alone.
-            if let Some(last) = hosts.last().map(|host: &Host<'_>| host.secret)
+            let last = hosts.last().map(|host: &Host<'_>| (host.secret, host.agreed));
+            if let Some((last, _)) = last
                 && let Purpose::Rejoin(known) | Purpose::Attach(known, _) | Purpose::Wire(known, _) = &mut hello.purpose
             {
                 known.secret = last;
             }
-            let Some(mut host) = Host::new(&nic, &hello) else { continue };
+            let Some(mut host) = Host::new(&nic, &hello, last.map(|(_, agreed)| agreed)) else { continue };
             let records = host.seal(&mut random, &said[used..]);
             host.wire.feed(&records, 1 + random.index(5000), 1);
             host.answers();
@@ -131,12 +137,13 @@ fn nothing_behind_a_changed_record_is_carried_out() {
     while begun.elapsed() < time {
         let nic = guarded();
         let hello = |bytes: Vec<u8>| Hello::read(&bytes).unwrap().unwrap().0;
-        let mut control = Host::new(&nic, &hello(join())).unwrap();
+        let mut control = Host::new(&nic, &hello(join()), None).unwrap();
         let grant = control.seal(&mut random, &ask(1, Ask::Grant));
         control.wire.feed(&grant, 1000, 1);
         assert!(!control.answers().is_empty());
         let member = Member { secret: control.secret, incarnation: nic.incarnation };
-        let mut queue = Host::new(&nic, &Hello::new(Purpose::Attach(member, 0))).unwrap();
+        let attach = Hello::new(Purpose::Attach(member, 0));
+        let mut queue = Host::new(&nic, &attach, Some(control.agreed)).unwrap();
         // Adds one to a word a hundred times, each addition in records of its own.
         let said: Vec<Vec<u8>> = (0..100).map(|n| batch(n, &[(Op::Faa, 1, 0, 8)])).collect();
         let records: Vec<Vec<u8>> = said.iter().map(|bytes| queue.seal(&mut random, bytes)).collect();

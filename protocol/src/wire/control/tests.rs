@@ -103,6 +103,7 @@ fn all_greetings() -> Vec<Greeting> {
         offers: u8::MAX,
         path: Path::new(&[b'/'; MAX_PATH]).unwrap(),
         domain: Text::new(&"d".repeat(64)),
+        share: Some([0xFF; 32]),
         proof: [0xFF; 32],
     };
     use Verdict::*;
@@ -144,7 +145,7 @@ fn all_frames() -> Vec<(Vec<u8>, Reader)> {
         assert_eq!(Greeting::read(said.frame().as_bytes()), Ok(Some((said, said.frame().len))));
         frames.push((said.frame().as_bytes().to_vec(), greeting));
     }
-    let proof = Proof { mac: [0xFF; 32] };
+    let proof = Proof { mac: [0xFF; 32], share: Some([0xFF; 32]) };
     frames.push((proof.frame().as_bytes().to_vec(), |b| Proof::read(b).map(|read| read.is_some()).ok()));
     for ask in all_asks() {
         let said = Request { number: u64::MAX, epoch: u64::MAX, ask };
