@@ -238,18 +238,23 @@ fn a_stranger_that_says_a_byte_at_a_time_is_not_heard_for_ever() {
     }
 }
 
-/// Whatever a desk holds, by a seed: the agent lives and serves others. `FARMEM_FUZZ_SEEDS=n` for
-/// more.
+/// Whatever a desk holds, by a seed: the agent lives and serves others. 120 seeds, or for
+/// `FARMEM_FUZZ_SECONDS`, from `FARMEM_FUZZ_SEED` on.
 #[test]
 fn any_words_at_all() {
-    let seeds: u64 = std::env::var("FARMEM_FUZZ_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(120);
-    // Whoever was shown out keeps a place as long as its process lives, and all are this one: some
-    // at a time.
-    for first in (0..seeds).step_by(100) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
+    let (begun, from) = (Instant::now(), number("FARMEM_FUZZ_SEED").unwrap_or(0) << 32);
+    let goes_on = |first: u64| match number("FARMEM_FUZZ_SECONDS") {
+        Some(seconds) => begun.elapsed() < Duration::from_secs(seconds),
+        None => first < from + 120,
+    };
+    // A desk that was shown out keeps its place as long as its process lives, and all are this
+    // one's: some at a time.
+    for first in (from..).step_by(100).take_while(|&first| goes_on(first)) {
         let mut host = Host::new(512);
         host.agent("");
         let bystander = Bystander::new(&host);
-        (first..seeds.min(first + 100)).for_each(|seed| write_anything(&host, seed));
+        (first..first + 100).filter(|&seed| goes_on(seed)).for_each(|seed| write_anything(&host, seed));
         bystander.checks_out();
         assert!(std::path::Path::new(&format!("/proc/{}", host.agent_pid())).exists());
     }

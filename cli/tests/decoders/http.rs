@@ -1,0 +1,102 @@
+//! A controller's port, by raw bytes: one that asks for tokens, and one that does not.
+
+use crate::fuzz::fuzz_by;
+use crate::token;
+use farmem_control::api::Term;
+use farmem_control::guard::{self, Asked, Guard};
+use farmem_control::serve::{Served, serve};
+use farmem_control::store::{Kept, Store};
+use farmem_sys::raw::now_ns;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Panics of any thread of this process but those that run tests: axum catches a handler's.
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+/// How long a mutated request is given, and a good one.
+const WAITS: Duration = Duration::from_millis(2);
+const LONG: Duration = Duration::from_secs(20);
+
+/// A controller, for as long as this process lives.
+fn open(guarded: bool) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let key = token().key();
+    let find: Option<guard::Find> =
+        if guarded { Some(Box::new(move |id| (*id == key.id).then_some(key))) } else { None };
+    let kept = Kept { term: Term { rack: 7, epoch: 3 }, intents: Vec::new() };
+    let served = Served::alone(Store::Memory, kept, 1, |_| {});
+    let thread = std::thread::Builder::new().name("controller".into());
+    let run = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(serve(listener, served, Guard::new(find).unwrap())).unwrap();
+    };
+    thread.spawn(run).unwrap();
+    at
+}
+
+/// The bytes that are answered to these. The peer says no more when nothing has come for `waits`.
+fn heard(at: SocketAddr, says: &[u8], waits: Duration) -> Vec<u8> {
+    let mut stream = TcpStream::connect(at).unwrap();
+    let mut answer = Vec::new();
+    // A reset is an end as well.
+    let _ = stream.write_all(says);
+    for waits in [waits, Duration::from_secs(20)] {
+        stream.set_read_timeout(Some(waits)).unwrap();
+        if stream.read_to_end(&mut answer).is_ok() {
+            break;
+        }
+        // The controller would wait for the rest of a request until its time is over.
+        let _ = stream.shutdown(Shutdown::Write);
+    }
+    answer
+}
+
+#[test]
+fn a_controllers_port() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |about| {
+        if std::thread::current().name() == Some("controller") {
+            PANICS.fetch_add(1, Ordering::Relaxed);
+        }
+        before(about);
+    }));
+    let (guarded, open) = (open(true), open(false));
+    let (key, body) = (token().key(), br#"{"run":"1","host":"h","domains":1,"held":[],"seen":null,"figures":null}"#);
+    let asked = Asked { method: "POST", path: "/v1/want", body };
+    let post = |path: &str, token: &str, body: &str| {
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nx-farmem-order: 1\r\n");
+        format!("{head}{}: {token}\r\ncontent-length: {}\r\n\r\n{body}", guard::TOKEN, body.len())
+    };
+    let beat = r#"{"name":"a","incarnation":5,"domain":"r","listen":["0.0.0.0:7411"],"lends":99999999999,"lent":0,"#;
+    let beat = format!("{beat}\"members\":1,\"bytes_read\":1,\"bytes_written\":1,\"leaving\":false,\"seen\":null}}");
+    let texts = [
+        post("/v1/want", &guard::token(&key, &[1; 32], None, asked), std::str::from_utf8(body).unwrap()),
+        post("/v1/want", &guard::token(&key, &[1; 32], Some(&"00".repeat(40)), asked), "{}"),
+        post("/v1/beat", "", &beat),
+        post("/v1/nodes/a%2Fb/drain", "", ""),
+        "GET /v1/rack HTTP/1.1\r\nhost: a\r\n\r\nGET /metrics HTTP/1.1\r\nhost: a\r\n\r\n".to_owned(),
+        "POST /v1/beat HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{\"nam\r\n0\r\n\r\n".to_owned(),
+        "GET / HTTP/1.0\r\nexpect: 100-continue\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n".to_owned(),
+    ];
+    let texts: Vec<&[u8]> = texts.iter().map(String::as_bytes).collect();
+    // The work is the controller's thread's.
+    fuzz_by(now_ns, "http", &texts, |random, bytes| {
+        let asks = random.index(2) == 0;
+        let answer = heard(if asks { guarded } else { open }, bytes, WAITS);
+        assert_eq!(PANICS.load(Ordering::Relaxed), 0, "{:?}", String::from_utf8_lossy(bytes));
+        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1."), "{:?}", String::from_utf8_lossy(&answer));
+        // The kind: whom it asked, the first line, and what came of it.
+        (asks, answer.get(..13).map(<[u8]>::to_vec), answer.len().checked_ilog2())
+    });
+    // Nothing of the rack was changed by a stranger, and both still answer.
+    let rack =
+        String::from_utf8(heard(guarded, b"GET /v1/rack HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", LONG))
+            .unwrap();
+    assert!(rack.starts_with("HTTP/1.1 200") && rack.contains("\"nodes\":[],\"runs\":[]"), "{rack}");
+    let page = heard(open, b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", LONG);
+    assert!(page.starts_with(b"HTTP/1.1 200"));
+}
