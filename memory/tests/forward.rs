@@ -1,5 +1,5 @@
-//! Forward secrecy: who records what passes, and has the token later, reads nothing of it. Nor does a token alone open a
-//! member whose connections are encrypted, and nobody on the path takes the shares away or puts in its own.
+//! Forward secrecy: a thief who has recorded a session, and has the token later, reads nothing of it. A token alone opens
+//! no member whose connections are encrypted. Nobody on the path takes the shares away, or puts in its own.
 
 mod common;
 
@@ -160,7 +160,7 @@ fn what_was_recorded_is_not_read_with_the_token_later() {
     assert!(tapes.iter().all(|tape| shares(&tape) == matches!(tape.hello.purpose, Purpose::Join(_))));
 }
 
-/// The same thief reads what was sealed with a secret that it knows: it is for want of that that it reads nothing else.
+/// The same thief opens a record whose secret it knows: without the secret it opens none.
 #[test]
 fn with_the_secret_the_same_bytes_open() {
     let (node, key) = guarded();

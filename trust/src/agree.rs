@@ -5,9 +5,9 @@
 //!       ◄──── share B, in the Welcome ──── b                both are forgotten with the run
 //! ```
 //!
-//! Both proofs cover the shares, so nobody on the path can put its own in their place. Who records
-//! a connection, and has the token later, does not have the secret: a and b are gone after the
-//! Welcome, and the secret is in the memory of the two ends alone, until they end.
+//! Both proofs cover the shares, so nobody on the path can put its own in their place. A thief who
+//! has recorded a connection, and has the token later, does not have the secret. The private halves
+//! are gone after the Welcome. The secret is in the memory of the two ends alone, until they end.
 //!
 //! Agreeing uses the stack. Random bits come from the caller: those of `ring` come by a function of
 //! libc, which the runtime must not call.
@@ -34,7 +34,7 @@ impl Half {
         Some(Half { private, share })
     }
 
-    /// What is sent to the other end.
+    /// The public half, which goes to the other end.
     pub fn share(&self) -> Share {
         self.share
     }

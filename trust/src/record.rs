@@ -9,8 +9,9 @@
 //! ```
 //!
 //! Each direction of each connection has a key of its own, derived from the token's key, the secret
-//! on which both ends have agreed, and their nonces. The record's number is not sent. So a record that was lost, repeated, moved, cut,
-//! or taken from another connection does not open, and nothing of it is used.
+//! on which both ends have agreed, and their nonces. The record's number is not sent. So a record
+//! that was lost, repeated, moved, cut, or taken from another connection does not open, and nothing
+//! of it is used.
 //!
 //! Everything works on the stack and on buffers of the caller's: the runtime derives keys, seals
 //! and opens in faults.

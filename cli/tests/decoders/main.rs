@@ -8,8 +8,8 @@
 //! | a controller's JSON, proofs and port | |
 //! | a redis client's stream | |
 //!
-//! `FARMEM_FUZZ_SECONDS=1800 FARMEM_FUZZ_SEED=7 cargo test -p farmem-cli --test decoders`: so many
-//! seconds of CPU time each. Not `--release`, because overflows must be caught.
+//! `FARMEM_FUZZ_SECONDS=1800 FARMEM_FUZZ_SEED=7 cargo test -p farmem-cli --test decoders`: half
+//! an hour of CPU time each. Not `--release`, because overflows must be caught.
 
 mod fuzz;
 mod http;
@@ -112,7 +112,7 @@ fn frames_of_either_end() {
     ];
     let texts: Vec<&[u8]> = texts.iter().map(Vec::as_slice).collect();
     fuzz("frames", &texts, |_, bytes| {
-        /// 0: refused; 1: not whole; 2 and more: read, in so many bytes.
+        /// 0: refused; 1: not whole; from 2 on: read, and its bytes + 2.
         macro_rules! read {
             ($kind:ty) => {
                 match <$kind>::read(bytes) {
@@ -142,7 +142,7 @@ fn frames_of_either_end() {
     });
 }
 
-/// Whatever a controller is told, it can show its rack, and keeps what makes the same rack again.
+/// A controller can show its rack after any messages, and keeps intents that make the same rack again.
 #[test]
 fn what_a_controller_is_asked() {
     let seen = Some(Term { rack: 7, epoch: 3 });
@@ -200,7 +200,7 @@ fn what_a_controller_is_asked() {
     });
 }
 
-/// What a host and a node take from a controller.
+/// A controller's answers, as a host and a node read them.
 #[test]
 fn what_a_controller_answers() {
     let term = Term { rack: 7, epoch: 3 };
@@ -271,7 +271,7 @@ fn requests(
     (requests, streamed, None)
 }
 
-/// What a stream says does not depend on the pieces in which it comes.
+/// A stream gives the same requests in whichever pieces it comes.
 #[test]
 fn a_redis_clients_stream() {
     let texts: [&[u8]; 5] = [

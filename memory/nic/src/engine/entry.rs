@@ -25,7 +25,7 @@ use farmem_trust::agree::{Agreed, Half};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// What a peer has proven.
+/// A peer's token, proven, and what protects its connection.
 struct Proven {
     known: Known,
     /// The node's part of the challenge.

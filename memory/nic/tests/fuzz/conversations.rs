@@ -38,7 +38,7 @@ pub fn turns(bytes: &[u8]) -> Vec<(usize, &[u8])> {
     turns
 }
 
-/// A conversation that was kept under an earlier version, in ours: else its hellos would be all that is looked at.
+/// A conversation of an earlier version of the wire, in ours. Its hellos would be refused otherwise.
 pub fn of_today(mut bytes: Vec<u8>) -> Vec<u8> {
     let hellos: Vec<usize> =
         bytes.windows(MAGIC.len()).enumerate().filter(|(_, w)| *w == MAGIC).map(|(at, _)| at).collect();
