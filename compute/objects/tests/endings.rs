@@ -7,7 +7,7 @@ mod common;
 use farmem::Transport;
 use farmem_fabric::NodeAddr;
 use farmem_memory::{Config, Node};
-use farmem_objects::{CHUNK, Error, FarBox, Heap};
+use farmem_objects::{CHUNK, Error, FarBox, Heap, SharedBox};
 use std::time::Duration;
 
 /// Runs `work` in a forked child. Whether it returned true.
@@ -108,4 +108,76 @@ fn a_thread_ends_in_a_scope() {
         });
         ended.join().unwrap();
     }
+}
+
+/// Each thread of a shared heap is told of a lost node, and what is local stays. No thread waits for
+/// an object that will not come.
+#[test]
+fn threads_that_share_a_heap_are_told_of_a_lost_node() {
+    let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into())];
+    let node = Node::start(&Config::new(128 << 20, listen)).unwrap();
+    let heap = Heap::builder().local(256 * CHUNK).node(node.addresses()[0].to_string()).transport(Transport::Tcp);
+    let heap = heap.grace(Duration::from_millis(200)).build_shared().unwrap();
+    let seat = heap.seat().unwrap();
+    let boxes: Vec<SharedBox<[u64; 8]>> = (0..40_000).map(|n| seat.alloc(&[n; 8]).unwrap()).collect();
+    drop(node);
+    let counts: Vec<(usize, usize)> = std::thread::scope(|threads| {
+        let read = |thread: usize| {
+            let (seat, mut here, mut lost) = (heap.seat().unwrap(), 0, 0);
+            // The same ones at once, and the oldest and the newest of them.
+            for n in (0..50).chain(39_950 - thread..40_000) {
+                match boxes[n].read(&seat) {
+                    Ok(value) => {
+                        assert_eq!(value, [n as u64; 8]);
+                        here += 1;
+                    }
+                    result => {
+                        assert!(is_lost(result));
+                        lost += 1;
+                    }
+                }
+            }
+            (here, lost)
+        };
+        let all: Vec<_> = (0..3).map(|thread| threads.spawn(move || read(thread))).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    assert!(counts.iter().all(|&(here, lost)| here >= 10 && lost >= 50), "{counts:?}");
+    // What cannot leave stays, and can be dropped.
+    assert!((0..40_000).find_map(|n| seat.alloc(&[n; 8]).err()).is_some());
+    drop(boxes);
+}
+
+/// A forked child reads what was local, and neither reaches a node nor waits for a thread that is
+/// not there. A panic in a scope ends it.
+#[test]
+fn a_shared_heap_is_forked_and_panics_in_scopes() {
+    let node = common::node();
+    let heap = Heap::builder().local(128 * CHUNK).node(common::address(&node, Transport::Shm));
+    let heap = heap.transport(Transport::Shm).build_shared().unwrap();
+    let seat = heap.seat().unwrap();
+    let boxes: Vec<SharedBox<[u64; 8]>> = (0..20_000).map(|n| seat.alloc(&[n; 8]).unwrap()).collect();
+    let is_forked = |result| matches!(result, Err(Error::Memory(farmem::Error::Forked)));
+    assert!(in_child(|| {
+        let results: Vec<_> = boxes.iter().map(|one| one.read(&seat)).collect();
+        let here =
+            results.iter().enumerate().filter(|(n, result)| matches!(result, Ok([one, ..]) if *one == *n as u64));
+        here.count() > 1000
+            && results.into_iter().filter(|result| result.is_err()).all(is_forked)
+            && heap.seat().is_err()
+            && seat.alloc(&[1u64; 8]).is_err()
+    }));
+    assert!(in_child(move || {
+        drop((boxes, seat, heap));
+        true
+    }));
+    let heap = Heap::builder().local(128 * CHUNK).node(common::address(&node, Transport::Shm)).build_shared().unwrap();
+    let seat = heap.seat().unwrap();
+    let boxes: Vec<SharedBox<[u64; 8]>> = (0..20_000).map(|n| seat.alloc(&[n; 8]).unwrap()).collect();
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let scope = seat.scope();
+        assert_eq!(boxes[7].get(&scope).unwrap()[0], 8, "on purpose");
+    }));
+    assert!(panicked.is_err());
+    assert!(boxes.iter().enumerate().all(|(n, one)| one.read(&seat).unwrap() == [n as u64; 8]));
 }
