@@ -145,9 +145,9 @@ impl PageFile {
         self.check()
     }
 
-    /// Whether the disk has failed to take something, now or before. The kernel names an error to
-    /// those alone that wait, and once: so this waits, for the file's first page, and the error is
-    /// kept. Errors are the whole file's.
+    /// Whether the disk has failed to take something, now or before. The kernel names an error
+    /// once, and only to a caller that waits. So this waits for the file's first page, and keeps the
+    /// error. Errors are the whole file's.
     fn check(&self) -> Result<(), Errno> {
         let mut failed = self.failed.lock();
         let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE as usize;

@@ -34,16 +34,16 @@ use mistakes::{Mistake, made};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// What a frame is, beside its word. Changed by holders of the heap's lock alone.
+/// A frame's state beside its word. Only holders of the heap's lock change it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// Nobody's.
+    /// Free for any object.
     Free,
     /// It has an object, and was made cold in this epoch last.
     Present(u64),
     /// The object of this home is on its way to it.
     Arriving(u64),
-    /// The object of this home is on its way to its home. Nobody uses it.
+    /// The object of this home is on its way to its home. No thread uses it.
     Leaving(u64),
     /// The same, and its box is dropped meanwhile.
     Orphan(u64),

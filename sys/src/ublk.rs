@@ -5,11 +5,12 @@
 //!                     Queue::complete(tag)  ◄──────────────────────────────────┘
 //! ```
 //!
-//! Each tag has a buffer of the caller's. The kernel puts a WRITE's bytes there before it tells of the request, and takes
-//! a READ's bytes from there when it is completed. The thread that makes the queue serves it. Nothing is allocated while
-//! it serves.
+//! Each tag has a buffer of the caller's. The kernel puts a WRITE's bytes there before it tells of
+//! the request. It takes a READ's bytes from there when the request is completed. The thread that
+//! makes the queue serves it. Nothing is allocated while it serves.
 //!
-//! A device below swap must not wait for memory: the caller locks its own, and moves bytes by what needs none.
+//! A device below swap must not wait for memory. The caller locks its own memory, and moves bytes
+//! without allocating.
 
 use crate::mapping::Mapping;
 use crate::raw::Errno;
@@ -40,14 +41,14 @@ const fn cmd(number: u32, size: u32) -> u32 {
     3 << 30 | size << 16 | (b'u' as u32) << 8 | number
 }
 
-/// What a request asks for.
+/// The kinds of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum What {
     /// Bytes from the device.
     Read,
     /// Bytes to the device.
     Write,
-    /// What was written before is to be there: always so here.
+    /// All earlier WRITEs are to be durable. They always are here.
     Flush,
     /// The bytes are no longer needed. Reads of them may bring anything.
     Discard,
@@ -62,7 +63,7 @@ pub enum What {
 pub struct Request {
     /// Names it, and the buffer, until it is completed.
     pub tag: u16,
-    /// What it asks for.
+    /// Its kind.
     pub what: What,
     /// The first byte of the device.
     pub offset: u64,
@@ -80,7 +81,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device of `bytes` bytes with so many requests under way, each of at most `most` bytes. It has no queue yet.
+    /// A device of `bytes` bytes. `depth` requests can be under way, each of at most `most` bytes. It
+    /// has no queue yet.
     ///
     /// # Errors
     /// The kernel has no ublk, or does not allow it.
@@ -116,7 +118,7 @@ impl Device {
         format!("/dev/ublkb{}", self.id)
     }
 
-    /// Its queue, for the thread that calls this. `buffers`: `depth` times `most` bytes.
+    /// Its queue, which the calling thread serves. `buffers`: `depth` times `most` bytes.
     ///
     /// # Safety
     /// The buffers stay mapped, and nobody else's, until the queue is dropped.
@@ -146,7 +148,8 @@ impl Device {
         Ok(queue)
     }
 
-    /// The device appears, and gets requests. Every queue must have been made, and be served by another thread meanwhile.
+    /// The device appears, and gets requests. Every queue must have been made, and be served by
+    /// another thread meanwhile.
     ///
     /// # Errors
     /// The system's.
@@ -207,7 +210,8 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// The next request. With `waits`: sleeps until there is one, or the device has ended. None: there is none now.
+    /// The next request. With `waits`: sleeps until there is one, or the device has ended. `None`:
+    /// there is none now.
     ///
     /// # Errors
     /// The system's.
@@ -247,8 +251,8 @@ impl Queue {
         self.buffers.wrapping_add(usize::from(tag) * self.most as usize)
     }
 
-    /// A request is done: so many bytes of it, or an error number that is negative. The kernel hears of it at the next
-    /// [`Queue::next`].
+    /// A request is done. `result` is the number of its bytes that were moved, or a negative error
+    /// number. The kernel hears of it at the next [`Queue::next`].
     pub fn complete(&mut self, tag: u16, result: i32) {
         self.tell(COMMIT_AND_FETCH, tag, result);
     }

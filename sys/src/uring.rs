@@ -47,7 +47,7 @@ struct Params {
 pub struct Done {
     /// The tag that it was pushed with.
     pub tag: u64,
-    /// What the driver says: an error number if it is negative.
+    /// The driver's result. A negative one is an error number.
     pub result: i32,
 }
 
@@ -123,7 +123,7 @@ impl Uring {
     /// Gives the kernel what was pushed, and waits until `least` commands are done and not popped.
     ///
     /// # Errors
-    /// EINTR among others; what was pushed stays so if the kernel did not take it.
+    /// EINTR among others. Commands that the kernel did not take stay pushed.
     pub fn enter(&mut self, least: u32) -> Result<(), Errno> {
         let arguments = [self.fd.as_raw_fd() as usize, self.pushed as usize, least as usize, ENTER_GETEVENTS, 0, 0];
         // SAFETY: no pointers. What entries point to is the caller's of `push`.

@@ -129,13 +129,13 @@ impl Windows {
         for ((slot, key), result) in taken.into_iter().zip(results) {
             match result {
                 Ok(bound) => {
-                    // (Behind one that was refused its place is wrong, and it is dropped below, or
-                    // by the next agent.)
+                    // If a window before it was refused, its place in the ledger is wrong. Then it is
+                    // dropped below, or by the next agent.
                     self.ledger.bind_window(slot, Key(bound), block, had.len() as u32);
                     had.push((slot, Key(bound)));
                 }
-                // The node has no such member, and the window is unchanged: a program's lie must
-                // not make a window be replaced. Any other failure is not for the program to mend.
+                // The node has no such member, and the window is unchanged. So it is kept: a program
+                // that lies must not cost a window. No other failure is the program's.
                 Err(farmem_fabric::Refusal::Window) => {
                     refusal = Some(Refusal::Stranger);
                     self.spare.push((slot, key));

@@ -216,6 +216,14 @@ impl Builder {
     }
 
     /// The memory with its nodes in the order that the region has, made if need be.
+    ///
+    /// The first word of the region at each node says which region, of how many nodes, and which of
+    /// them this one is:
+    ///
+    /// ```text
+    /// 63            16 15     8 7        0
+    /// │ region's id   │ nodes  │ number   │   0: nothing was made here
+    /// ```
     fn identified(&self, mut memory: Memory, name: RegionName, run: [u8; 16]) -> Result<Memory> {
         let nodes = memory.nodes();
         let random = run.iter().take(6).fold(0u64, |word, &byte| word << 8 | byte as u64) | 1;

@@ -186,6 +186,12 @@ impl Shard {
         all
     }
 
+    /// Takes a piece over from a front end that is gone. `third`: of a piece with tables, the address
+    /// of the word that leads to them. False: it is in use, or another front end was first.
+    ///
+    /// A piece with tables is in use if that word leads to it, and is released if not. A piece of a
+    /// long string is kept if a list refers to it. Of a piece with objects each place is looked up:
+    /// those that the index does not refer to are retired, because others may still read them.
     async fn adopt_piece(
         self: &Rc<Shard>,
         io: &Io,

@@ -239,8 +239,8 @@ impl Inner {
         self.evictor.borrow().room(FarBox::<Chunk>::CLASS)
     }
 
-    /// Fresh chunks of these bytes, a chunk's at most in each. Their homes are neighbours, if there
-    /// are so many in a row.
+    /// Fresh chunks of these bytes, a chunk's at most in each. Their homes are neighbours, if
+    /// enough neighbours are free.
     pub fn fresh_run(&self, bytes: &[u8]) -> Result<Vec<FarBox<Chunk>>> {
         let class = FarBox::<Chunk>::CLASS;
         let n = bytes.len().div_ceil(CHUNK);

@@ -162,7 +162,7 @@ impl<T: Far> FarVec<T> {
     }
 
     /// Appends elements that begin a chunk; others as [`FarVec::extend_from_slice`] does. Their
-    /// chunks are neighbours at home, if there are so many in a row.
+    /// chunks are neighbours at home, if enough neighbours are free.
     pub(crate) fn append_run(&mut self, elements: &[T]) -> Result<()> {
         if self.len != self.chunks.len() * Self::EACH || !CHUNK.is_multiple_of(size_of::<T>()) {
             return self.extend_from_slice(elements);

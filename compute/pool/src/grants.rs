@@ -42,8 +42,8 @@ impl Grants<'_> {
         self.adopt(homes)
     }
 
-    /// A slab that a node grants; `beside`: to go with those that these nodes have, in another
-    /// failure domain if one is to be had. No lock is held while nodes are asked.
+    /// A slab that a node grants. `beside`: nodes that have the slab's other homes; it comes from
+    /// another failure domain than theirs if one grants. No lock is held while nodes are asked.
     pub fn granted(self, beside: &[u32]) -> Result<Home, NoRoom> {
         let mut asked = Vec::new();
         self.tables.nodes.to_ask(beside, &mut asked);

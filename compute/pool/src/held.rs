@@ -70,8 +70,8 @@ impl Held {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Forgets a slab without a live slot: nobody can hold what its record says. Its homes are the
-    /// caller's to release, without the lock.
+    /// Forgets a slab without a live slot. No thread can still use its record. The caller releases
+    /// its homes, without the lock.
     pub fn remove(&self, tables: &Tables, slabs: &mut Slabs, index: usize) -> Option<[Home; HOMES]> {
         let slab = slabs.list[index].take()?;
         if !slab.closed && slab.seat != Seat::Parity {

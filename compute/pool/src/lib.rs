@@ -153,7 +153,7 @@ impl Pool {
         Moves { tables: &self.tables, held: &self.held, changes: &self.changes, grants: self.grants() }
     }
 
-    /// What slabs lack.
+    /// The next step of a repair.
     pub fn repair(&self) -> Repair<'_> {
         Repair { tables: &self.tables, held: &self.held }
     }

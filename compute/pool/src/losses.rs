@@ -1,7 +1,7 @@
-//! What a pool does when a node is lost: the words of slabs forget it, and its consumer is told.
+//! A lost node: the words of slabs forget it, and the consumer is told.
 //!
-//! A loss is found by a lane, by a request to the node, or by [`Losses::tend`]. Whoever finds it
-//! calls `lose`. A page that no other home has ends the consumer; `anything_lost` looks for one.
+//! A lane, a request to the node, or [`Losses::tend`] finds a loss and calls `lose`. If a page has no
+//! other home, the consumer ends: `anything_lost` looks for such a page.
 
 use crate::extent::{HOMES, State};
 use crate::held::{Held, Slabs};
@@ -26,7 +26,7 @@ pub struct Loss {
     pub single: u32,
 }
 
-/// What changes with the nodes.
+/// The state that changes when nodes do.
 #[derive(Default)]
 pub(crate) struct Changing {
     pub losses: Vec<Loss>,
@@ -72,8 +72,8 @@ impl Losses<'_> {
         }
     }
 
-    /// Looks whether the nodes are still there; see [`farmem_fabric::Session::tend`]. For a background thread, a
-    /// few times a second.
+    /// Looks whether the nodes are still there; see [`farmem_fabric::Session::tend`]. A background
+    /// thread calls it a few times a second.
     ///
     /// # Errors
     /// A node is lost, and with it a page: no other home has it. Losses without that are told by
@@ -104,7 +104,7 @@ impl Losses<'_> {
     #[cold]
     pub(crate) fn lose(self, number: usize, lost: &Lost) {
         let node = &self.tables.nodes.all()[number];
-        // Whoever comes second waits until the words are changed.
+        // A thread that comes second waits until the words are changed.
         let mut changing = self.changes.now.lock();
         if !node.is_there() {
             return;

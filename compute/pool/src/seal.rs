@@ -220,7 +220,7 @@ impl Seals<'_> {
     /// caller's.
     ///
     /// # Errors
-    /// [`Altered`]: the caller asks [`Seals::distrust`]. What is at `to` must not be used.
+    /// [`Altered`]: the caller asks [`Seals::distrust`]. The bytes at `to` must not be used.
     ///
     /// # Safety
     /// Both are pages, the caller's, `from` readable and `to` writable.

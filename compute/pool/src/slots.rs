@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  alloc(n) ─► slots of one slab, neighbours where it can be ─► their blocks are backed by the node
-//!  free     ─► a block of 2 MiB stays idle (`give_back_idle`), a whole slab is empty (`shrink`) ─► memory goes back
+//!  free     ─► a block stays idle (`give_back_idle`), a slab is empty (`shrink`) ─► memory goes back
 //! ```
 
 use crate::extent::{HOMES, Home, State};
@@ -98,7 +98,7 @@ impl Slots<'_> {
             if slabs.end_shares(&self.tables.extents) {
                 continue;
             }
-            // What is on its way back to a node is free again in a moment; the node may have no
+            // Blocks on their way back to a node are free again in a moment. The node may have no
             // more.
             let soon = slabs.returning > 0;
             let left = if soon { Vec::new() } else { self.leave_shared(slabs) };
@@ -173,8 +173,8 @@ impl Slots<'_> {
 
     /// Leaves one slab that holds nothing of ours to those it is shared with, as one more is about
     /// to be asked for. It takes no pages while they live, so that a program that forks often and
-    /// rewrites its memory in between would otherwise take a slab for each fork. (One for one: what
-    /// was promised to the program stays promised.)
+    /// rewrites its memory in between would otherwise take a slab for each fork. One slab is asked
+    /// for in its place, so the program has as much memory as it was promised.
     fn leave_shared(self, slabs: &mut Slabs) -> Vec<[Home; HOMES]> {
         let left = |slab: &SlabSlots| slab.is_idle() && !slab.may_allocate();
         let is_left = |index: &usize| slabs.list[*index].as_ref().is_some_and(left);
@@ -190,8 +190,8 @@ impl Slots<'_> {
         homes
     }
 
-    /// Gives the memory of idle blocks back to their nodes' systems. The slabs stay held: what the
-    /// program has mapped it may touch at any time.
+    /// Gives the memory of idle blocks back to their nodes' systems. The slabs stay held, because the
+    /// program may touch its mappings at any time.
     ///
     /// Call it a few times a second, from one thread: a block goes when two calls in a row find it
     /// idle.

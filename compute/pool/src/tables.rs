@@ -11,7 +11,7 @@ use farmem_protocol::addr::FarSlot;
 use farmem_sys::raw::Errno;
 use std::sync::atomic::Ordering;
 
-/// What all parts of a pool read.
+/// The tables that all parts of a pool read.
 pub(crate) struct Tables {
     pub nodes: Nodes,
     /// Which homes each slab has.

@@ -92,6 +92,8 @@ pub fn dial(wanted: &Wanted<'_>, silent: Duration) -> Result<Stream, Error> {
     Err(failed(last))
 }
 
+/// Says which volume the stream is for, and takes the node's answer. With a token each end proves
+/// that it knows the token: the host by the node's nonce, the node by its Welcome.
 fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration) -> Result<Stream, Error> {
     let failed = |e| Error::Node(wanted.node.to_owned(), e);
     let refused = |why: &str| Error::Refused(wanted.node.to_owned(), why.to_owned());

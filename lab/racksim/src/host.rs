@@ -73,7 +73,7 @@ fn bytes(value: u64) -> Box<[u64; PAGE_BYTES / 8]> {
 }
 
 impl Mistake {
-    /// What the pool itself does wrong.
+    /// The mistake that the pool itself makes.
     fn slip(self) -> Option<Slip> {
         match self {
             Mistake::KeptLateLink => Some(Slip::KeptLateLink),
@@ -323,8 +323,8 @@ impl Host {
         self.filling = next.map(|next| (index, nth, next));
     }
 
-    /// What a filler does that does not own the lane of all write-back: it reads pages now, and writes them when
-    /// others may have left meanwhile.
+    /// A filler that does not own the lane of all write-back. It reads pages now, and writes them
+    /// after other pages may have left.
     fn fill_late(&mut self, index: u32) {
         let late = std::mem::take(&mut self.late_fills);
         let buffers: Vec<_> = late.iter().map(|(_, value)| bytes(*value)).collect();
@@ -342,7 +342,7 @@ impl Host {
         }
     }
 
-    /// What both lanes have met.
+    /// Rare events that both lanes have met.
     pub fn met(&self) -> [Met; 2] {
         [self.writes.met(), self.reads.met()]
     }

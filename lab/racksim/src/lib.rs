@@ -8,14 +8,16 @@
 //!  judge: what must hold, by records of its own
 //! ```
 //!
-//! Host 0 keeps two copies. So does host 1, but in two of three seeds it keeps parity. Host 2 keeps one copy, in every
-//! other seed with another in a file. Faults are drawn so that no page loses all its copies: that one must be waited
-//! for, or moved. A seed always gives the same run. A failure prints the line that repeats it.
+//! Host 0 keeps two copies. Host 1 does so in every third seed, and keeps parity in the others.
+//! Host 2 keeps one copy; in every other seed it has a second one in a file. Faults are drawn so
+//! that no page loses all its copies. A page whose node is away must be waited for, or moved. A seed
+//! always gives the same run. A failure prints the line that repeats it.
 //!
-//! A host forks now and then: the child is a copy of its pool, with sessions of its own. Both write, until the child
-//! ends with all that it holds. A READ that is late goes to the other copy, by the clock of the network.
+//! A host forks now and then. The child is a copy of its pool, with sessions of its own. Both write
+//! until the child ends with all that it holds. A READ that is late goes to the other copy, by the
+//! clock of the network.
 //!
-//! What is not here: the pager, shared memory, RDMA, and two threads of one process at one instant. `farmem_pool`'s
+//! Not here: the pager, shared memory, RDMA, and two threads of one process at one instant. `farmem_pool`'s
 //! models walk every interleaving (`tests/two_homes.rs`, `tests/stripes.rs`).
 
 pub mod control;

@@ -5,9 +5,10 @@
 //!                                       └─ CAS on a block's word ══► slab 0  claims it; gives it back when it is trimmed
 //! ```
 //!
-//! On the way of a page nothing is allocated and nothing is sent by TCP. Slabs are granted before the device appears,
-//! buffers are registered and locked, and a block is claimed by one CAS of the card's. Everything else about a device of
-//! this kind is not here: freed slots, tokens, a node that ends. A block that another host had is not scrubbed.
+//! On the way of a page nothing is allocated and nothing is sent by TCP. Slabs are granted before
+//! the device appears. Buffers are registered and locked. A block is claimed by one CAS of the
+//! card's. Everything else about a device of this kind is not here: freed slots, tokens, a node that
+//! ends. A block that another host had is not scrubbed.
 
 // It plays the caller of READ and WRITE, and has buffers that the kernel writes to.
 #![allow(unsafe_code)]
@@ -30,10 +31,10 @@ const CLAIM: u64 = u64::MAX;
 /// How long a claim may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Makes the device of so many MiB, and serves it until the device or this process is ended.
+/// Makes a device of `mib` MiB, and serves it until the device or this process is ended.
 ///
 /// # Errors
-/// What is missing, in words.
+/// One line that says what is missing.
 pub fn serve(node: &str, mib: u64) -> Result<(), String> {
     let signals = Signals::take().map_err(|e| e.to_string())?;
     swap::stay_resident().map_err(|e| e.to_string())?;

@@ -162,7 +162,7 @@ pub(crate) struct Grants<'a> {
 }
 
 impl Grants<'_> {
-    /// A fresh slab in an owner's name, for a member. A refusal is told to the listener, too.
+    /// A fresh slab in an owner's name. A refusal is told to the listener as the member's.
     pub fn grant(self, member: &Member, lease: &Arc<Lease>) -> Result<Arc<Slab>, Refused> {
         self.lending.grant(lease).map_err(|why| {
             let (status, value, told) = match why {

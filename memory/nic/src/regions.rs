@@ -99,7 +99,7 @@ impl Default for Named {
     }
 }
 
-/// Memory with a name: what members and the node's owner do with it.
+/// The steps of members, and of the node's operator, on memory with a name.
 #[derive(Clone, Copy)]
 pub struct Regions<'a> {
     pub(super) named: &'a Named,

@@ -76,7 +76,7 @@ impl Pace {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// From now on another limit. What was moved under the one before is paid for.
+    /// Sets another limit. Bytes that were moved under the one before are paid for.
     fn set(&self, rate: u64) {
         if self.rate.swap(rate, Ordering::Relaxed) != rate {
             self.due_ns.store(0, Ordering::Relaxed);

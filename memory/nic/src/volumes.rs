@@ -212,7 +212,7 @@ impl Volume {
                 state.map.place(slot).map_err(|_| Superseded)?
             }
         };
-        let stored = node.units.write_chunk(at(chunk), page);
+        let stored = write_chunk(node.units, at(chunk), page);
         count(&node.tally.write_bytes, PAGE);
         Ok(if stored { Ok(()) } else { Err(Refusal::NoSpace) })
     }
@@ -225,7 +225,7 @@ impl Volume {
             Content::Filled(word) => {
                 into.chunks_exact_mut(8).for_each(|bytes| bytes.copy_from_slice(&word.to_le_bytes()));
             }
-            Content::At(chunk) => node.units.read_chunk(at(chunk), into),
+            Content::At(chunk) => read_chunk(node.units, at(chunk), into),
         }
         count(&node.tally.read_bytes, PAGE);
         Ok(())
@@ -287,8 +287,8 @@ impl Volume {
         let mut page = [0; PAGE as usize];
         for _ in 0..MOVES {
             let Some(moved) = state.map.compact() else { break };
-            node.units.read_chunk(at(moved.from), &mut page);
-            node.units.write_chunk(at(moved.to), &page);
+            read_chunk(node.units, at(moved.from), &mut page);
+            write_chunk(node.units, at(moved.to), &page);
         }
         self.give_back(node, &mut state);
         state.map.is_sparse()
@@ -316,17 +316,15 @@ fn at(chunk: Chunk) -> u64 {
     chunk.block as u64 * BLOCK + chunk.index as u64 * PAGE
 }
 
-impl Units {
-    /// Stores a page in the arena. False: not inside.
-    fn write_chunk(&self, at: u64, page: &Page) -> bool {
-        self.arena().is_ok_and(|arena| arena.mapping().write_bytes(at, page))
-    }
+/// Stores a page in the arena. False: not inside.
+fn write_chunk(units: &Units, at: u64, page: &Page) -> bool {
+    units.arena().is_ok_and(|arena| arena.mapping().write_bytes(at, page))
+}
 
-    /// Reads a page of the arena.
-    fn read_chunk(&self, at: u64, into: &mut Page) {
-        match self.arena().ok().and_then(|arena| arena.mapping().bytes(at, PAGE as u32)) {
-            Some(bytes) => into.copy_from_slice(&bytes),
-            None => into.fill(0),
-        }
+/// Reads a page of the arena.
+fn read_chunk(units: &Units, at: u64, into: &mut Page) {
+    match units.arena().ok().and_then(|arena| arena.mapping().bytes(at, PAGE as u32)) {
+        Some(bytes) => into.copy_from_slice(&bytes),
+        None => into.fill(0),
     }
 }

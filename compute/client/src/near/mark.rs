@@ -1,8 +1,8 @@
 //! Marking: which objects of an arena can be reached, found by the node that has them.
 //!
 //! All state of a marking lies in the caller's memory at the node
-//! ([`farmem_protocol::near::mark`]). So many calls are posted at once, and each goes on where the
-//! one before stopped. There is no way by verbs here: a caller whose node refuses reads its objects
+//! ([`farmem_protocol::near::mark`]). So a caller can post several calls at once: each
+//! goes on where the one before stopped. There is no way by verbs here: a caller whose node refuses reads its objects
 //! and marks them itself.
 
 use super::{Call, Function, Lane, Reply};

@@ -4,8 +4,8 @@
 //!  type (1) │ value │ format (2) │ checksum of all before (8)
 //! ```
 //!
-//! The end is as in redis, the value is not: redis refuses what a store has dumped, and a store
-//! what redis has.
+//! The end is as in redis, the value is not. So redis refuses a dump of a store, and a store refuses
+//! a dump of redis.
 
 use super::args::int;
 use super::{Answered, Call, Fail};

@@ -56,7 +56,7 @@ impl Shard {
         (fresh && there && known.expiry == 0).then_some(Replaceable { place, known })
     }
 
-    /// What is made of the string that a key has, if that is here.
+    /// `made` of the string that a key has, if the string is in the near cache.
     pub(crate) fn string_of<T>(&self, key: &Replaceable, made: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
         let cache = self.cache.borrow();
         let object = cache.object(key.place).filter(|object| object.kind() == Type::String)?;

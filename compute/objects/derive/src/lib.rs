@@ -35,7 +35,7 @@ pub fn linked(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     implemented(&input).unwrap_or_else(|e| e.into_compile_error()).into()
 }
 
-/// What a field is.
+/// The kinds of fields.
 enum Kind {
     Plain,
     /// A link of this type.

@@ -54,14 +54,14 @@ pub struct ArrowArray {
 /// Values may be null.
 const NULLABLE: i64 = 2;
 
-/// What an exported array owns.
+/// The memory of an exported array.
 struct OwnedArray {
     _series: Option<Series>,
     buffers: Vec<*const c_void>,
     children: Vec<*mut ArrowArray>,
 }
 
-/// What an exported schema owns.
+/// The memory of an exported schema.
 struct OwnedSchema {
     format: CString,
     name: CString,

@@ -243,7 +243,8 @@ impl Compare {
     }
 }
 
-/// The values of a type for which the comparison holds, exactly, whatever type the constant has.
+/// The range of a column's values that pass a comparison. It is exact also if the constant is of
+/// another type.
 fn bounds(kind: Type, how: Compare, with: &Value) -> Bounds {
     match kind {
         Type::F64 => of_floats(how, with),
@@ -326,7 +327,7 @@ fn around(value: i128) -> (f64, f64) {
 /// Bits of the rows of a step.
 pub(super) type Rows = [u64; STEP / 64];
 
-/// What a test says of the rows of a step.
+/// A test's result for the rows of a step: true, false, or unknown because a value is null.
 #[derive(Clone, Copy)]
 pub(super) struct Said {
     /// It is true.
@@ -390,7 +391,7 @@ impl View<'_> {
 }
 
 impl Test {
-    /// What it says of a step.
+    /// Its result for a step.
     pub fn of(&self, views: &[View<'_>]) -> Said {
         let said = |at: usize, is: Rows| {
             let known = views[at].known();

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// What is said of each group.
+/// One column of the result: an aggregate of a column's values, by group.
 #[derive(Clone, Debug)]
 pub struct Agg {
     how: How,
@@ -210,7 +210,8 @@ impl<'a> Groups<'a> {
         Groups { of, keys: keys.iter().map(|&key| key.to_owned()).collect() }
     }
 
-    /// A row for each group: its keys, and what is said of it.
+    /// A row for each group: its keys, and its aggregates. Groups are in the order in which their
+    /// first rows come.
     ///
     /// # Errors
     /// [`Error::NoColumn`], [`Error::Column`], [`Error::Memory`].

@@ -43,7 +43,7 @@ use std::ops::Range;
 use steps::{Steps, View};
 use zerocopy::IntoBytes;
 
-/// Rows of a part: what is written, read ahead and summed together.
+/// Rows of a part, which are written, read ahead and summed together.
 const PART: usize = 8192;
 /// Rows that are looked at together: a chunk of 8-byte values.
 const STEP: usize = CHUNK / 8;

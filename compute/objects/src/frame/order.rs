@@ -30,7 +30,7 @@ pub enum Join {
     Left,
 }
 
-/// What is compared in a sort, for each row: nulls last, then values.
+/// The keys of a sort, by row. The flag puts nulls last.
 enum Keys {
     Words(Vec<(bool, u64)>),
     Texts(Vec<(bool, Vec<u8>)>),

@@ -36,7 +36,7 @@ pub struct Totals {
     pub mean: Value,
 }
 
-/// What is gathered of values.
+/// Running sums of values: count, sum, least, greatest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Acc {
     pub count: u64,
@@ -310,7 +310,7 @@ impl<'a> Selected<'a> {
         Ok((self.gathered(used, test.as_ref(), value)?, kind))
     }
 
-    /// What is gathered of a column's values in the rows that pass.
+    /// The sums of a column's values in the rows that pass.
     fn gathered(&self, mut used: Vec<usize>, test: Option<&Test>, value: usize) -> Result<Acc> {
         let frame = self.frame;
         let mut parts = vec![None; frame.rows.div_ceil(PART)];

@@ -1,4 +1,4 @@
-//! Near columns and tables: what goes into a frame, and the results that come out of it.
+//! Near columns and tables. They are a frame's input and its results.
 //!
 //! A near column is laid out as Arrow lays it out, so that it is handed over without a copy.
 

@@ -70,7 +70,7 @@ struct Piece<'a> {
     len: usize,
 }
 
-/// What a part has read past the frames. `None`: it is looked at in its frame.
+/// Bytes that a part has read past the frames. `None`: they are looked at in their frame.
 type Bytes = Option<Vec<u8>>;
 
 /// One run of bytes that a step takes as they lie.

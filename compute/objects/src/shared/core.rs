@@ -1,5 +1,5 @@
-//! What the threads of a heap decide under its lock: which frames leave, and how many segments each
-//! size class has. Safe code, and no waiting.
+//! Decisions that the threads of a heap make under its lock: which frames leave, and how many
+//! segments each size class has. Safe code, and no waiting.
 //!
 //! ```text
 //! frames of a class: │ live ─ hand ─► cold, oldest first ─ grace is over ─► free │ ─► arrivals
@@ -95,7 +95,7 @@ pub struct Core {
     pub written: u64,
 }
 
-/// What a step needs beside the core.
+/// The parts beside the core that a step needs.
 #[derive(Clone, Copy)]
 pub struct Ground<'a> {
     pub frames: &'a Frames,
@@ -343,7 +343,7 @@ impl Core {
         Ok((on.frames.give(at, home), Word::new(at.units(), home)))
     }
 
-    /// What was on its way has ended: one result for each. Later ones than there are failed.
+    /// Transfers have ended, with one result for each. Those without a result have failed.
     pub fn ended(&mut self, on: Ground<'_>, moving: Moving, results: &[farmem::Result<u64>]) {
         let is_done = |n: usize| results.get(n).is_some_and(std::result::Result::is_ok);
         let reads = moving.reads.len();

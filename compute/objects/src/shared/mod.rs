@@ -104,7 +104,7 @@ fn is_forked() -> bool {
     HERE.get().is_some_and(|here| here.is_some_and(|here| here.load(Ordering::Relaxed) == 0))
 }
 
-/// What a look at boxes said.
+/// The result of a look at boxes.
 enum Look {
     /// All are here.
     Here,

@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)] // Buffers of operations.
 
+use super::operations::Operation;
 use super::{Done, Lane};
 use crate::Pool;
 use crate::extent::{HOMES, Home};
@@ -29,6 +30,29 @@ pub(super) struct OnDisk {
     pub forgotten: Vec<Job>,
 }
 
+impl Operation {
+    /// Reads its part of a slot. False: that home cannot give it.
+    ///
+    /// # Safety
+    /// `into` must be writable for the operation's length, and near.
+    pub(super) unsafe fn read_from_disk(&mut self, pool: &Pool, (nth, home): (usize, Home), into: *mut u8) -> bool {
+        let Some(disk) = pool.tables.protection.disk() else { return false };
+        // SAFETY: the caller's promise.
+        match unsafe { disk.read(home.slab, self.slot, self.from, into, self.len) } {
+            Ok(()) => {
+                (self.done, self.by) = (self.done + 1, Some(DISK));
+                true
+            }
+            Err(e) => {
+                self.refused[nth] = true;
+                pool.losses().disk_failed(e);
+                self.reason = Some(disk.lost());
+                false
+            }
+        }
+    }
+}
+
 impl Lane {
     /// Queues a part of a slot for the disk.
     pub(super) fn post_to_disk(
@@ -48,32 +72,6 @@ impl Lane {
         operation.on_disk += 1;
         self.disk.under_way += 1;
         self.disk.posted = true;
-    }
-
-    /// Reads an operation's part of a slot. False: that home cannot give it.
-    ///
-    /// # Safety
-    /// `into` must be writable for the operation's length, and near.
-    pub(super) unsafe fn read_from_disk(
-        &mut self,
-        pool: &Pool,
-        number: u32,
-        (nth, home): (usize, Home),
-        into: *mut u8,
-    ) -> bool {
-        let operation = &mut self.operations[number];
-        let Some(disk) = pool.tables.protection.disk() else { return false };
-        // SAFETY: the caller's promise.
-        match unsafe { disk.read(home.slab, operation.slot, operation.from, into, operation.len) } {
-            Ok(()) => (operation.done, operation.by) = (operation.done + 1, Some(DISK)),
-            Err(e) => {
-                operation.refused[nth] = true;
-                pool.losses().disk_failed(e);
-                operation.reason = Some(disk.lost());
-                return false;
-            }
-        }
-        true
     }
 
     /// Takes in what the disk has done, and lets go of what it has not taken for too long.

@@ -7,7 +7,7 @@ use crate::losses::Losses;
 use farmem_fabric::{Completion, Lost, QueuePair, Waiter};
 use std::time::Duration;
 
-/// What the node of a number has sent back, or why it cannot be reached any more.
+/// The result of a look at the nodes: the node that cannot be reached any more, and why.
 pub(super) type Looked = Result<(), (usize, Lost)>;
 
 /// The queue pairs. They know of no operation.
@@ -117,7 +117,7 @@ impl Links {
         })
     }
 
-    /// Looks at all nodes. What has come is for [`Links::take_came`].
+    /// Looks at all nodes. [`Links::take_came`] has the completions.
     pub fn poll(&mut self) -> Looked {
         self.waiter.poll(&mut self.list)
     }

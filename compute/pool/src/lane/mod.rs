@@ -182,7 +182,7 @@ impl Lane {
             self.has_choice |= other.is_some();
             if home.node == DISK {
                 // SAFETY: the buffer is the operation's until it is done (contract of `read`).
-                if unsafe { self.read_from_disk(pool, number, (nth, home), into) } {
+                if unsafe { self.operations[number].read_from_disk(pool, (nth, home), into) } {
                     return self.end_if_done(pool, number);
                 }
                 continue;

@@ -138,20 +138,21 @@ impl Striped {
         !self.noted.is_empty()
     }
 
+    /// A page of a group leaves: at the doorbell, with all that leaves then. Whether it was noted.
+    #[cold]
+    pub fn note(&mut self, tables: &Tables, tag: u64, slot: FarSlot, bytes: *const u8) -> bool {
+        let seat = tables.seat(slot.slab_index());
+        let place = slot.place();
+        self.noted.extend(seat.map(|(_, group, seat)| Noted { tag, group, seat, place, bytes }));
+        seat.is_some()
+    }
+
     pub fn has_parked(&self) -> bool {
         !self.parked.is_empty()
     }
 }
 
 impl Lane {
-    /// A page of a group leaves: at the doorbell, with all that leaves then.
-    #[cold]
-    pub(super) fn note(&mut self, pool: &Pool, tag: u64, slot: FarSlot, bytes: *const u8) {
-        let Some((_, group, seat)) = pool.tables.seat(slot.slab_index()) else { return };
-        self.operations.under_way += 1;
-        self.striped.noted.push(Noted { tag, group, seat, place: slot.place(), bytes });
-    }
-
     /// Writes what was noted, and the parity.
     #[cold]
     pub(super) fn update_stripes(&mut self, pool: &Pool) {

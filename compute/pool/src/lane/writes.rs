@@ -23,7 +23,8 @@ impl Lane {
     pub unsafe fn write(&mut self, pool: &Pool, tag: u64, slot: FarSlot, from: u32, bytes: *const u8, len: u32) {
         if pool.tables.extents.word(slot.slab_index()).is_striped() {
             assert!(len as usize == PAGE_BYTES, "a stripe is written by whole pages");
-            return self.note(pool, tag, slot, bytes);
+            self.operations.under_way += usize::from(self.striped.note(&pool.tables, tag, slot, bytes));
+            return;
         }
         let number = self.operations.begin(tag, slot, from, len, Verb::Write);
         // SAFETY: the caller's promise.

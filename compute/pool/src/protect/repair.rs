@@ -33,7 +33,7 @@ pub enum Lacks {
     Domain(u32),
 }
 
-/// What slabs lack. It changes nothing.
+/// Finds the slabs that lack something. It changes nothing.
 #[derive(Clone, Copy)]
 pub struct Repair<'a> {
     pub(crate) tables: &'a Tables,

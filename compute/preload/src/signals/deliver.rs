@@ -277,8 +277,8 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     let (interrupted, vector, before) = unsafe {
         (read(context + RSP_AT), read(context + VECTOR_AT), (context as *const u8).add(MASK_AT).cast::<u64>().read())
     };
-    // In a wait with a mask of its own the frame has the mask from before it, and the handler
-    // begins in the wait's. SAFETY: the kernel's frame.
+    // During a call that waits with a mask of its own, the frame has the mask from before the call.
+    // The handler begins with the call's mask. SAFETY: the kernel's frame.
     let before = unsafe { masks::in_wait(record, context) }.unwrap_or(before);
     let blocked = before | action.mask | if action.has(libc::SA_NODEFER) { 0 } else { own };
     // Interrupted in the runtime, at work for the program on another stack? The program is where it
@@ -296,7 +296,7 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     // the handler returns, for with the frame the kernel restores what alternate stack there was.
     // (Below its red zone, too: onto an alternate stack the kernel goes without leaving one.)
     let rest = interrupted.wrapping_sub(RED_ZONE).wrapping_sub(record.alternate.load(Ordering::Relaxed)) & !15;
-    // (What is neither was sent into the runtime's last instructions of something else.)
+    // A signal that is neither has interrupted the last instructions of another step of the runtime.
     let moves =
         if in_trap { wants_own && program != 0 && rest >= ROOM } else { record.is_alternate(near::stack_pointer()) };
     let (mask, slot) = (blocked & !OURS, record.handler_mask.as_ptr());

@@ -93,7 +93,8 @@ impl Membership {
         outage.lasts(self.reach.now_ns()) >= self.grace.as_nanos() as u64
     }
 
-    /// Whether a failed attempt leaves hope. `over`: the grace was over when it began.
+    /// Whether to dial again after a failed attempt. `over`: the grace was over when it began. Some
+    /// answers prove that the node, or its memory, is gone; all other failures are waited out.
     pub(super) fn judge(&self, failure: NoDial, outage: &mut Outage, over: bool) -> Result<(), Lost> {
         let now = self.reach.now_ns();
         let refused = matches!(failure, NoDial::System(Errno(libc::ECONNREFUSED | libc::ENOENT)));

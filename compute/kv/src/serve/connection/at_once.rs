@@ -23,7 +23,7 @@ const RUN: u64 = 1024;
 /// The commands that are answered at once, as they are counted.
 const NAMES: [&str; 6] = ["get", "set", "incr", "decr", "incrby", "decrby"];
 
-/// What a front end carries out commands at once with.
+/// The parts of a front end that commands at once need.
 pub struct Means<'a> {
     /// The front end.
     pub front: &'a Front,
@@ -40,7 +40,7 @@ pub struct Means<'a> {
 /// How a run ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Run {
-    /// What comes next, if anything does, begins as a task.
+    /// The next command, if there is one, begins as a task.
     Ended,
     /// There is more of the same.
     Paused,
