@@ -20,12 +20,13 @@ use crate::{Lane, NoRoom, Protect, Slip, Standing};
 use farmem_protocol::addr::FarSlot;
 use std::sync::atomic::Ordering;
 
-/// A record and a home that no word names any more.
-#[derive(Clone)]
+/// A record, a home, or the number of a node that has ended: no word names it any more.
+#[derive(Clone, Default)]
 pub(crate) struct Dropped {
     /// A record that is free, if it is to be.
     pub record: Option<u32>,
     pub home: Option<Home>,
+    pub node: Option<usize>,
 }
 
 impl Slabs {
@@ -88,7 +89,7 @@ impl Moves<'_> {
             }
             // Another thread may be cut off from the first just now, and take it out of the word.
             let swapped = self.tables.extents.update(index, |seen| (seen == word).then_some(next));
-            swapped.map(|_| Dropped { record: Some(word.number()), home: None }).or_else(|| {
+            swapped.map(|_| Dropped { record: Some(word.number()), ..Dropped::default() }).or_else(|| {
                 self.tables.extents.free(record);
                 None
             })
@@ -154,7 +155,8 @@ impl Moves<'_> {
         if !left {
             self.held.reopen(&mut slabs, index);
         }
-        slabs.drop_later(Dropped { record: Some(seen.number()), home: Some(self.tables.extents.home(seen, home)) });
+        let home = Some(self.tables.extents.home(seen, home));
+        slabs.drop_later(Dropped { record: Some(seen.number()), home, ..Dropped::default() });
         true
     }
 
@@ -176,22 +178,25 @@ impl Moves<'_> {
         stale.map(|place| FarSlot::new(index, place))
     }
 
-    /// Whether homes or records wait until every thread has left the consumer once: the number of
-    /// the last of them.
+    /// Whether homes, records or numbers of nodes wait until every thread has left the consumer
+    /// once: the number of the last of them.
     pub fn dropped(self) -> Option<u64> {
         self.held.slabs.lock().dropped.back().map(|(number, _)| *number)
     }
 
-    /// Every thread has left once since [`Moves::dropped`] gave this number.
+    /// Every thread has left once since [`Moves::dropped`] gave this number, and nothing is under
+    /// way on lanes to nodes that have ended.
     pub fn all_have_left(self, since: u64) {
         loop {
             let mut slabs = self.held.slabs.lock();
-            let Some((_, Dropped { record, home })) = slabs.dropped.pop_front_if(|(number, _)| *number <= since) else {
+            let Some((_, Dropped { record, home, node })) = slabs.dropped.pop_front_if(|(number, _)| *number <= since)
+            else {
                 return;
             };
             drop(slabs);
             record.into_iter().for_each(|record| self.tables.extents.free(record));
             home.into_iter().for_each(|home| self.grants.release([home, Home::NONE]));
+            node.into_iter().for_each(|node| self.tables.nodes.free_number(node));
         }
     }
 }

@@ -86,6 +86,7 @@ impl Losses<'_> {
         }
         let given_up = self.tables.nodes.all().iter().filter(|node| node.standing() == Standing::Lost);
         given_up.for_each(|node| node.session().hang_up());
+        self.retire();
         self.anything_lost()
     }
 
@@ -119,6 +120,7 @@ impl Losses<'_> {
         let node = &self.tables.nodes.all()[number];
         let held = node.held.load(Ordering::Relaxed);
         node.set(if kept { Standing::Orphaned } else { Standing::Lost });
+        self.tables.nodes.note_loss(!kept);
         let mut single = 0;
         if !kept {
             for index in 0..slabs.list.len() as u32 {
@@ -135,7 +137,7 @@ impl Losses<'_> {
     /// The loss of a node that has taken a page with it, if there is one. Slabs that had none are
     /// forgotten.
     pub(crate) fn anything_lost(self) -> Result<(), Lost> {
-        if !self.tables.nodes.all().iter().any(|node| node.standing() == Standing::Lost) {
+        if !self.tables.nodes.any_lost() {
             return Ok(());
         }
         let mut slabs = self.held.slabs.lock();

@@ -7,12 +7,16 @@
 //!                               └─ else ─────────────────────────► Lost: its homes are absent from their words
 //! ```
 //!
-//! A node keeps its number for the life of the process, and its session is never freed. So whoever
-//! finds a number in a record can use the session without a lock, and a node is asked for something
-//! with no lock of the pool held.
+//! A session is never freed. So a thread that finds a node's number in a record can use the session
+//! without a lock, and a node is asked for something with no lock of the pool held. Numbers of nodes
+//! that have ended are used again (`table`).
 
-// Sessions are reached by pointers that are never freed.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // Arenas of consumers.
+
+mod table;
+
+pub(crate) use table::Node;
+pub use table::Nodes;
 
 use crate::Pool;
 use crate::protect::disk::DISK;
@@ -20,9 +24,9 @@ use farmem_fabric::{Lost, QueuePair, Session};
 use farmem_protocol::placement::{self, Candidate};
 use farmem_protocol::random::hash;
 use farmem_sys::clock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
-/// Nodes that a pool can have over the life of its process.
+/// Nodes that a pool can have at a time, those among them that ended a moment ago.
 pub const MAX_NODES: usize = 256;
 
 /// What a node is to the pool.
@@ -39,60 +43,6 @@ pub enum Standing {
     Orphaned = 4,
     /// It is lost, with its memory.
     Lost = 5,
-}
-
-pub(crate) struct Node {
-    /// Never freed. Another one in a forked child.
-    session: AtomicPtr<Session>,
-    standing: AtomicU32,
-    /// Slabs of this process there.
-    pub held: AtomicU32,
-    /// The number of the first node that has its failure domain.
-    domain: AtomicU32,
-    /// It sent a page that does not open, and is not used again.
-    pub distrusted: AtomicBool,
-}
-
-impl Node {
-    fn empty() -> Node {
-        let session = AtomicPtr::new(std::ptr::null_mut());
-        let [standing, held, domain] = [0; 3].map(AtomicU32::new);
-        Node { session, standing, held, domain, distrusted: AtomicBool::new(false) }
-    }
-
-    pub fn session(&self) -> &'static Session {
-        // SAFETY: set before the node is counted, from a leaked box.
-        unsafe { &*self.session.load(Ordering::Acquire) }
-    }
-
-    /// In a forked child: its own session in place of the parent's.
-    pub fn renew(&self, session: Session) {
-        self.session.store(Box::into_raw(Box::new(session)), Ordering::Release);
-    }
-
-    pub fn standing(&self) -> Standing {
-        match self.standing.load(Ordering::Acquire) {
-            1 => Standing::In,
-            2 => Standing::Leaving,
-            3 => Standing::Left,
-            4 => Standing::Orphaned,
-            _ => Standing::Lost,
-        }
-    }
-
-    pub fn set(&self, standing: Standing) {
-        self.standing.store(standing as u32, Ordering::Release);
-    }
-
-    /// Whether it lays records of lines onto slabs: its software NIC does, a card does not.
-    pub fn takes_records(&self) -> bool {
-        !self.session().is_wired() && !self.session().is_mapped()
-    }
-
-    /// Whether it answers, as far as is known.
-    pub fn is_there(&self) -> bool {
-        matches!(self.standing(), Standing::In | Standing::Leaving)
-    }
 }
 
 /// A moment, by the clock of the pool's nodes.
@@ -114,62 +64,14 @@ impl Moment {
 #[derive(Debug, thiserror::Error)]
 pub enum NoPlace {
     /// The table of nodes is full.
-    #[error("this process has had {MAX_NODES} nodes, which is the limit: start it anew")]
+    #[error("this process has {MAX_NODES} nodes, which is the limit: take some out")]
     TooMany,
     /// Pages are sealed, and its memory is mapped.
     #[error("--seal: its memory is mapped here, where it reads what is used: name it by HOST:PORT")]
     Mapped,
 }
 
-/// All nodes, by their numbers.
-pub struct Nodes {
-    list: Box<[Node]>,
-    count: AtomicUsize,
-    /// Random numbers drawn for placement.
-    drawn: AtomicU64,
-    /// They are a simulator's, and so is their time.
-    simulated: bool,
-}
-
 impl Nodes {
-    pub(crate) fn new(simulated: bool) -> Nodes {
-        let list = (0..MAX_NODES).map(|_| Node::empty()).collect();
-        Nodes { list, count: AtomicUsize::new(0), drawn: AtomicU64::new(0), simulated }
-    }
-
-    pub(crate) fn all(&self) -> &[Node] {
-        &self.list[..self.count.load(Ordering::Acquire)]
-    }
-
-    /// The same, as a forked child has them: by the parent's sessions.
-    #[cfg(feature = "lab")]
-    pub(crate) fn twin(&self) -> Nodes {
-        let twin = Nodes::new(self.simulated);
-        twin.drawn.store(self.drawn.load(Ordering::Relaxed), Ordering::Relaxed);
-        for (to, from) in twin.list.iter().zip(self.all()) {
-            to.session.store(from.session.load(Ordering::Acquire), Ordering::Release);
-            to.standing.store(from.standing.load(Ordering::Acquire), Ordering::Release);
-            to.held.store(from.held.load(Ordering::Relaxed), Ordering::Relaxed);
-            to.domain.store(from.domain.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        twin.count.store(self.all().len(), Ordering::Release);
-        twin
-    }
-
-    /// A node joins. The caller holds the lock of changes.
-    fn add(&self, session: Session) -> Result<usize, NoPlace> {
-        let number = self.count.load(Ordering::Relaxed);
-        let node = self.list.get(number).ok_or(NoPlace::TooMany)?;
-        let domain = session.domain();
-        let shares = |other: &Node| !domain.is_empty() && other.session().domain() == domain;
-        let first = self.all().iter().position(shares).unwrap_or(number);
-        node.domain.store(first as u32, Ordering::Relaxed);
-        node.renew(session);
-        node.set(Standing::In);
-        self.count.store(number + 1, Ordering::Release);
-        Ok(number)
-    }
-
     /// The loss of a node, if no node is left.
     pub fn without(&self) -> Option<Lost> {
         let nodes = self.all();
@@ -242,10 +144,9 @@ impl Nodes {
         self.all().iter().filter(|node| node.is_there()).all(|node| node.session().is_near())
     }
 
-    /// A node's failure domain, as a number: that of the first node that has it. A node of no known
-    /// domain is one by itself.
+    /// A node's failure domain, as a number. A node of no known domain is one by itself.
     pub(crate) fn domain(&self, node: usize) -> u32 {
-        self.all().get(node).map_or(DISK, |node| node.domain.load(Ordering::Relaxed))
+        self.all().get(node).map_or(DISK, Node::domain)
     }
 
     /// The order in which to ask nodes for a slab; `beside`: for one beside those that these nodes
@@ -258,7 +159,7 @@ impl Nodes {
             open: node.standing() == Standing::In && !beside.contains(&(number as u32)),
         };
         let mut candidates: Vec<Candidate> = self.all().iter().enumerate().map(candidate).collect();
-        let random = hash(self.drawn.fetch_add(1, Ordering::Relaxed));
+        let random = hash(self.next_drawn());
         let domains: Vec<u32> = beside.iter().map(|&node| self.domain(node as usize)).collect();
         placement::order(&candidates, &domains, random, asked);
         if domains.is_empty() {
@@ -278,7 +179,7 @@ impl Nodes {
     /// The time, of the counter that costs no system call, or of the simulator.
     #[inline]
     pub(crate) fn moment(&self) -> Moment {
-        if self.simulated { self.simulated_moment() } else { Moment { ticks: clock::ticks(), simulated: false } }
+        if self.is_simulated() { self.simulated_moment() } else { Moment { ticks: clock::ticks(), simulated: false } }
     }
 
     #[cold]
@@ -297,17 +198,12 @@ impl Nodes {
     /// Whether nodes have been lost, or too few are left for two copies.
     pub(crate) fn is_degraded(&self) -> bool {
         let standing = |standing| self.all().iter().filter(|node| node.standing() == standing).count();
-        standing(Standing::In) < 2 || standing(Standing::Lost) > 0
+        standing(Standing::In) < 2 || self.any_lost()
     }
 
     /// Whether a node's memory is reached by its card.
     pub(crate) fn is_wired(&self, node: u32) -> bool {
         self.all()[node as usize].session().is_wired()
-    }
-
-    /// Whether a node was lost with its memory.
-    pub(crate) fn any_lost(&self) -> bool {
-        self.all().iter().any(|node| node.standing() == Standing::Lost)
     }
 }
 

@@ -320,9 +320,19 @@ impl Model {
             Step::AddNode if self.networks.len() < 8 => {
                 let number = self.networks.len();
                 let (network, session) = node_in(number as u64 + 1, 2, ["a", "b"][number % 2]);
-                assert_eq!(self.pool.add_node(session).unwrap(), self.networks.len());
-                self.networks.push(network);
-                self.dead.push(false);
+                let number = self.pool.add_node(session).unwrap();
+                // That of a node that has ended, or a new one.
+                assert!(number <= self.networks.len());
+                match self.networks.get_mut(number) {
+                    Some(ended) => {
+                        assert_eq!(ended.lent() * u64::from(!self.dead[number]), 0);
+                        (*ended, self.dead[number]) = (network, false);
+                    }
+                    None => {
+                        self.networks.push(network);
+                        self.dead.push(false);
+                    }
+                }
             }
             Step::TakeOut(at) => {
                 let at = at % self.networks.len();

@@ -405,6 +405,8 @@ impl Host {
         if let Ok(session) = Session::simulated(network, &options(self.number))
             && let Ok(number) = self.pool.add_node(in_domain(session, domain, self.mistake))
         {
+            // The number may be that of a node that has ended.
+            self.joined.retain(|(.., other)| *other != number);
             self.joined.push((node, life, number));
         }
     }

@@ -2,8 +2,13 @@
 //!
 //! A queue pair that is dropped because its node is lost is never made again: the node is *barred*
 //! for this lane, with the reason.
+//!
+//! A node's number may be another node's later ([`crate::nodes`]). So the life of a number is
+//! compared before anything that is kept for it is used. Nothing is under way to the node before by
+//! then, and words name no home of it.
 
 use crate::losses::Losses;
+use crate::nodes::Nodes;
 use farmem_fabric::{Completion, Lost, QueuePair, Waiter};
 use std::time::Duration;
 
@@ -16,12 +21,14 @@ pub(super) struct Links {
     list: Vec<Option<QueuePair>>,
     /// By node: why there is no queue pair, and will be none.
     barred: Vec<Option<Lost>>,
+    /// By node: which of those that have its number these two are of.
+    lives: Vec<u32>,
     waiter: Waiter,
 }
 
 impl Links {
     pub fn new() -> Links {
-        Links { list: Vec::new(), barred: Vec::new(), waiter: Waiter::new() }
+        Links { list: Vec::new(), barred: Vec::new(), lives: Vec::new(), waiter: Waiter::new() }
     }
 
     pub fn is_held_up(&self) -> bool {
@@ -45,6 +52,7 @@ impl Links {
     pub fn forget_in_child(&mut self) {
         self.list.drain(..).flatten().for_each(QueuePair::forget_in_child);
         self.barred.clear();
+        self.lives.clear();
     }
 
     /// Whether some node has verbs to answer.
@@ -53,8 +61,14 @@ impl Links {
     }
 
     /// Whether a node cannot be reached by this lane any more.
-    pub fn is_barred(&self, node: u32) -> bool {
-        self.why_barred(node as usize).is_some()
+    pub fn is_barred(&self, nodes: &Nodes, node: u32) -> bool {
+        self.why_barred(node as usize).is_some() && self.is_of(nodes, node as usize)
+    }
+
+    /// Whether what is kept for a number is of the node that has it now.
+    #[inline]
+    fn is_of(&self, nodes: &Nodes, node: usize) -> bool {
+        self.lives[node] == nodes.all()[node].life()
     }
 
     pub fn why_barred(&self, node: usize) -> Option<&Lost> {
@@ -65,7 +79,7 @@ impl Links {
     #[inline]
     pub fn to(&mut self, losses: Losses<'_>, node: u32) -> Option<&mut QueuePair> {
         let node = node as usize;
-        if self.list.get(node).is_none_or(Option::is_none) {
+        if self.list.get(node).is_none_or(Option::is_none) || !self.is_of(&losses.tables.nodes, node) {
             self.make(losses, node)?;
         }
         self.list[node].as_mut()
@@ -76,6 +90,12 @@ impl Links {
         if self.list.len() <= node {
             self.list.resize_with(node + 1, || None);
             self.barred.resize_with(node + 1, || None);
+            let all = losses.tables.nodes.all();
+            self.lives.extend((self.lives.len()..=node).map(|number| all[number].life()));
+        }
+        if !self.is_of(&losses.tables.nodes, node) {
+            (self.list[node], self.barred[node]) = (None, None);
+            self.lives[node] = losses.tables.nodes.all()[node].life();
         }
         if self.barred[node].is_some() {
             return None;
@@ -102,6 +122,9 @@ impl Links {
     #[cold]
     pub fn abandon(&mut self, losses: Losses<'_>, node: usize, lost: Lost) {
         self.list[node] = None;
+        if !self.is_of(&losses.tables.nodes, node) {
+            return;
+        }
         if losses.tables.nodes.all()[node].session().is_lost() {
             losses.lose(node, &lost);
         }

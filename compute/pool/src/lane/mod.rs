@@ -161,7 +161,7 @@ impl Lane {
             let Operation { slot, from, len, verb, refused, .. } = self.operations[number];
             let Verb::Read { into } = verb else { return };
             let word = pool.tables.extents.word(slot.slab_index());
-            let barred = |home: &Home| home.base == 0 && self.links.is_barred(home.node);
+            let barred = |home: &Home| home.base == 0 && self.links.is_barred(&pool.tables.nodes, home.node);
             let usable = |(nth, home): &(usize, Home)| !refused[*nth] && !barred(home);
             let reads = |nth: &usize| word.reads(*nth, || pool.tables.extents.is_stale(word, *nth, slot.place()));
             let homes = (0..HOMES).filter(reads).map(|nth| (nth, pool.tables.extents.home(word, nth)));

@@ -415,7 +415,7 @@ impl Tables {
             let word = self.extents.word(stripes.member(group, *other));
             (0..HOMES).any(|nth| {
                 word.reads(nth, || self.extents.is_stale(word, nth, place))
-                    && !links.is_barred(self.extents.home(word, nth).node)
+                    && !links.is_barred(&self.nodes, self.extents.home(word, nth).node)
             })
         };
         let seats = (0..stripes.shape.seats()).filter(|&other| other != seat).filter(has).take(stripes.shape.data);

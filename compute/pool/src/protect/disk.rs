@@ -386,7 +386,7 @@ impl Losses<'_> {
         if let Some(home) = homes.into_iter().find(|home| home.node == DISK) {
             self.tables.forsake(index, DISK as usize);
             let is_shared = slabs.list[index as usize].as_ref().is_none_or(|slab| slab.sharers > 0);
-            slabs.drop_later(Dropped { record: None, home: Some(home).filter(|_| !is_shared) });
+            slabs.drop_later(Dropped { home: Some(home).filter(|_| !is_shared), ..Dropped::default() });
         }
         true
     }

@@ -123,7 +123,7 @@ impl Moves<'_> {
             return false;
         }
         node.held.fetch_add(1, Ordering::Relaxed);
-        slabs.drop_later(Dropped { record: Some(seen.number()), home: Some(goes) });
+        slabs.drop_later(Dropped { record: Some(seen.number()), home: Some(goes), ..Dropped::default() });
         true
     }
 }

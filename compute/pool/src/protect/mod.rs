@@ -41,6 +41,9 @@ use farmem_run::Protect;
 use farmem_sys::raw::Errno;
 use std::sync::OnceLock;
 
+/// A node's session knows it by its number, and by its life above this bit.
+const LIFE_SHIFT: u32 = 32;
+
 /// A pool's state for it.
 #[derive(Default)]
 pub(crate) struct Protection {
@@ -128,7 +131,8 @@ impl Tables {
     /// Has a node's session ask before it waits long.
     pub(crate) fn watch_over(&self, number: usize) {
         if let Some((pool, _)) = self.protection.pool.get() {
-            self.nodes.all()[number].session().held_by(*pool, number);
+            let node = &self.nodes.all()[number];
+            node.session().held_by(*pool, number | (node.life() as usize) << LIFE_SHIFT);
         }
     }
 }
@@ -170,11 +174,12 @@ impl Spare for Pool {
 impl Losses<'_> {
     /// Lets a node go, if every slab with a live slot there has its bytes elsewhere. The decision
     /// and the change of the words are one step.
-    fn can_spare(self, number: usize, lost: &Lost) -> bool {
+    fn can_spare(self, known: usize, lost: &Lost) -> bool {
+        let (number, life) = (known & ((1 << LIFE_SHIFT) - 1), known >> LIFE_SHIFT);
         let mut changing = self.changes.now.lock();
         let nodes = self.tables.nodes.all();
-        if !nodes[number].is_there() {
-            // Another thread was first.
+        if !nodes[number].is_there() || nodes[number].life() as usize != life {
+            // Another thread was first, or the number is another node's by now.
             return true;
         }
         // Pages that leave need another node.

@@ -398,7 +398,7 @@ impl Moves<'_> {
         match replaced {
             Some(record) => {
                 node.held.fetch_add(1, Ordering::Relaxed);
-                slabs.drop_later(Dropped { record: Some(record), home: None });
+                slabs.drop_later(Dropped { record: Some(record), ..Dropped::default() });
                 self.held.reopen(&mut slabs, index);
                 Ok(())
             }

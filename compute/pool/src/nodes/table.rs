@@ -1,0 +1,233 @@
+//! The table of nodes, whose numbers are used again.
+//!
+//! ```text
+//!  own ── left or lost, nothing held there ──► rests ── every thread has left once ──► free ──► another node's
+//! ```
+//!
+//! A thread may have read a record that names the number, and uses it until it leaves the consumer.
+//! So a number rests that long, in the list of homes that are dropped. A lane may keep a queue pair
+//! to the node before: it compares the *life* of the number ([`Node::life`]).
+//!
+//! A node that joins takes the number of a node that has left, or that was lost at the same address.
+//! Else it takes a new one, and at last that of any node that was lost. Such a node is not asked any
+//! more whether it is back.
+
+// Sessions are reached by pointers that are never freed.
+#![allow(unsafe_code)]
+
+use super::{MAX_NODES, NoPlace, Standing};
+use crate::copies::Dropped;
+use crate::losses::Losses;
+use farmem_fabric::Session;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// States of [`Node::number`]: the node's own; waits until every thread has left once; can be
+/// another node's.
+const OWN: u32 = 0;
+const RESTS: u32 = 1;
+const FREE: u32 = 2;
+
+/// One node, as long as its number is its own.
+pub(crate) struct Node {
+    /// Never freed. Another one in a forked child.
+    session: AtomicPtr<Session>,
+    standing: AtomicU32,
+    /// Slabs of this process there.
+    pub held: AtomicU32,
+    /// Its failure domain, as a number.
+    domain: AtomicU32,
+    /// Nodes that had this number before.
+    life: AtomicU32,
+    /// Whether its number can be used again: [`OWN`], [`RESTS`] or [`FREE`].
+    number: AtomicU32,
+    /// It sent a page that does not open, and is not used again.
+    pub distrusted: AtomicBool,
+}
+
+impl Node {
+    fn empty() -> Node {
+        let session = AtomicPtr::new(std::ptr::null_mut());
+        let [standing, held, domain, life, number] = [0; 5].map(AtomicU32::new);
+        Node { session, standing, held, domain, life, number, distrusted: AtomicBool::new(false) }
+    }
+
+    pub fn session(&self) -> &'static Session {
+        // SAFETY: set before the node is counted, from a leaked box.
+        unsafe { &*self.session.load(Ordering::Acquire) }
+    }
+
+    /// In a forked child: its own session in place of the parent's.
+    pub fn renew(&self, session: Session) {
+        self.session.store(Box::into_raw(Box::new(session)), Ordering::Release);
+    }
+
+    pub fn standing(&self) -> Standing {
+        match self.standing.load(Ordering::Acquire) {
+            1 => Standing::In,
+            2 => Standing::Leaving,
+            3 => Standing::Left,
+            4 => Standing::Orphaned,
+            _ => Standing::Lost,
+        }
+    }
+
+    pub fn set(&self, standing: Standing) {
+        self.standing.store(standing as u32, Ordering::Release);
+    }
+
+    /// Whether it lays records of lines onto slabs: its software NIC does, a card does not.
+    pub fn takes_records(&self) -> bool {
+        !self.session().is_wired() && !self.session().is_mapped()
+    }
+
+    /// Whether it answers, as far as is known.
+    pub fn is_there(&self) -> bool {
+        matches!(self.standing(), Standing::In | Standing::Leaving)
+    }
+
+    /// Its failure domain, as a number.
+    pub fn domain(&self) -> u32 {
+        self.domain.load(Ordering::Relaxed)
+    }
+
+    /// Which of the nodes it is that have this number one after the other. Read after a word that
+    /// names the number, or by a thread that has not left since.
+    #[inline]
+    pub fn life(&self) -> u32 {
+        self.life.load(Ordering::Acquire)
+    }
+
+    /// Whether it has ended with all that this process had there. A node that is not trusted is to
+    /// be remembered.
+    fn is_over(&self) -> bool {
+        let over = matches!(self.standing(), Standing::Left | Standing::Lost);
+        over && self.held.load(Ordering::Relaxed) == 0 && !self.distrusted.load(Ordering::Relaxed)
+    }
+}
+
+/// All nodes, by their numbers.
+pub struct Nodes {
+    list: Box<[Node]>,
+    count: AtomicUsize,
+    /// Failure domains so far.
+    domains: AtomicU32,
+    /// Some node was lost, with its memory.
+    lost: AtomicBool,
+    /// Random numbers drawn for placement.
+    drawn: AtomicU64,
+    /// They are a simulator's, and so is their time.
+    simulated: bool,
+}
+
+impl Nodes {
+    pub(crate) fn new(simulated: bool) -> Nodes {
+        Nodes {
+            list: (0..MAX_NODES).map(|_| Node::empty()).collect(),
+            count: AtomicUsize::new(0),
+            domains: AtomicU32::new(MAX_NODES as u32 + 1),
+            lost: AtomicBool::new(false),
+            drawn: AtomicU64::new(0),
+            simulated,
+        }
+    }
+
+    pub(crate) fn all(&self) -> &[Node] {
+        &self.list[..self.count.load(Ordering::Acquire)]
+    }
+
+    /// The same, as a forked child has them: by the parent's sessions.
+    #[cfg(feature = "lab")]
+    pub(crate) fn twin(&self) -> Nodes {
+        let twin = Nodes::new(self.simulated);
+        twin.drawn.store(self.drawn.load(Ordering::Relaxed), Ordering::Relaxed);
+        for (to, from) in twin.list.iter().zip(self.all()) {
+            to.session.store(from.session.load(Ordering::Acquire), Ordering::Release);
+            to.standing.store(from.standing.load(Ordering::Acquire), Ordering::Release);
+            to.held.store(from.held.load(Ordering::Relaxed), Ordering::Relaxed);
+            to.domain.store(from.domain(), Ordering::Relaxed);
+            to.life.store(from.life(), Ordering::Release);
+            to.number.store(from.number.load(Ordering::Relaxed), Ordering::Relaxed);
+            to.distrusted.store(from.distrusted.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        twin.domains.store(self.domains.load(Ordering::Relaxed), Ordering::Relaxed);
+        twin.lost.store(self.any_lost(), Ordering::Relaxed);
+        twin.count.store(self.all().len(), Ordering::Release);
+        twin
+    }
+
+    /// Whether a node was lost with its memory, ever.
+    pub(crate) fn any_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn note_loss(&self, with_memory: bool) {
+        self.lost.fetch_or(with_memory, Ordering::AcqRel);
+    }
+
+    /// The number of draws so far, and one more.
+    pub(super) fn next_drawn(&self) -> u64 {
+        self.drawn.fetch_add(1, Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn is_simulated(&self) -> bool {
+        self.simulated
+    }
+
+    /// A number for a node at an address: see the module.
+    fn number_for(&self, address: &str) -> Option<usize> {
+        let all = self.all();
+        let trusted = |node: &Node| !node.distrusted.load(Ordering::Relaxed);
+        let is_free = |node: &Node| node.number.load(Ordering::Acquire) == FREE && trusted(node);
+        let of = |which: &dyn Fn(&Node) -> bool| all.iter().position(|node| is_free(node) && which(node));
+        of(&|node| node.standing() == Standing::Left || node.session().node() == address)
+            .or_else(|| (all.len() < MAX_NODES).then_some(all.len()))
+            .or_else(|| of(&|_| true))
+    }
+
+    /// A node joins. The caller holds the lock of changes.
+    pub(super) fn add(&self, session: Session) -> Result<usize, NoPlace> {
+        let number = self.number_for(session.node()).ok_or(NoPlace::TooMany)?;
+        let node = &self.list[number];
+        let domain = session.domain();
+        let shares = |other: &&Node| !domain.is_empty() && other.session().domain() == domain;
+        let known = self.all().iter().find(shares).map(Node::domain);
+        let domain = known.unwrap_or_else(|| self.domains.fetch_add(1, Ordering::Relaxed));
+        let is_new = number == self.all().len();
+        if !is_new {
+            node.session().hang_up();
+        }
+        node.renew(session);
+        node.domain.store(domain, Ordering::Relaxed);
+        node.number.store(OWN, Ordering::Relaxed);
+        node.life.fetch_add(u32::from(!is_new), Ordering::AcqRel);
+        node.set(Standing::In);
+        self.count.fetch_max(number + 1, Ordering::AcqRel);
+        Ok(number)
+    }
+}
+
+impl Losses<'_> {
+    /// Lets numbers of nodes that have ended rest.
+    pub(crate) fn retire(self) {
+        let ended = |node: &Node| node.number.load(Ordering::Relaxed) == OWN && node.is_over();
+        let nodes = &self.tables.nodes;
+        if !nodes.all().iter().any(ended) {
+            return;
+        }
+        // Nothing is published meanwhile, and nothing dropped.
+        let _changing = self.changes.now.lock();
+        let mut slabs = self.held.slabs.lock();
+        for (number, node) in nodes.all().iter().enumerate().filter(|(_, node)| ended(node)) {
+            node.number.store(RESTS, Ordering::Relaxed);
+            slabs.drop_later(Dropped { node: Some(number), ..Dropped::default() });
+        }
+    }
+}
+
+impl Nodes {
+    /// Every thread has left once since a node ended.
+    pub(crate) fn free_number(&self, number: usize) {
+        self.all()[number].number.store(FREE, Ordering::Release);
+    }
+}
