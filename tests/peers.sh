@@ -35,6 +35,7 @@ mpicc:libopenmpi-dev
 ip:iproute2
 chromium-headless-shell:chromium-headless-shell
 etcd:etcd-server
+openssl:openssl
 iptables:iptables
 /usr/bin/python3:python3
 "

@@ -48,6 +48,9 @@ enum Command {
         /// Bytes a second that they may move together through a node, as 500M
         #[arg(long, value_name = "SIZE")]
         rate: Option<Size>,
+        /// … and in a whole rack, whose controller and nodes read this store
+        #[arg(long, value_name = "SIZE")]
+        rack_quota: Option<Size>,
         /// How long it can be used, as 30d
         #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
         expires: Option<Duration>,
@@ -91,15 +94,16 @@ struct StoreFile {
 pub fn run(options: &Options) -> Result<(), Failure> {
     let wrong = |e: StoreError| Failure::usage(e.to_string());
     match &options.command {
-        Command::Create { tenant, quota, rate, expires, store } => {
+        Command::Create { tenant, quota, rack_quota, rate, expires, store } => {
             let ram = size::ram().map_err(Failure::usage)?.total;
-            let [quota, rate] = [quota, rate].map(|size| size.map(|size| size.bytes(ram)));
+            let [quota, rack_quota, rate] = [quota, rack_quota, rate].map(|size| size.map(|size| size.bytes(ram)));
             if rate.is_some_and(|rate| rate < LEAST_RATE) {
                 return Err(Failure::usage("--rate is below 64K, at which no program gets on"));
             }
             create(tenant, *expires, &store.path, |store| {
                 let about = store.tenants.entry(tenant.clone()).or_default();
                 about.quota = quota.or(about.quota);
+                about.rack_quota = rack_quota.or(about.rack_quota);
                 about.rate = rate.or(about.rate);
                 Ok(())
             })
@@ -148,7 +152,7 @@ fn create(
 }
 
 fn table(store: &Store) -> String {
-    let mut rows = vec![["tenant", "token", "state", "expires", "quota", "rate"].map(str::to_owned)];
+    let mut rows = vec![["tenant", "token", "state", "expires", "quota", "in the rack", "rate"].map(str::to_owned)];
     for entry in &store.tokens {
         let state = match entry.standing() {
             Standing::Good => "good",
@@ -163,9 +167,10 @@ fn table(store: &Store) -> String {
             Some(left) => format!("in {} h {} min", left / 3600, left / 60 % 60),
         };
         let about = store.tenants.get(&entry.tenant).cloned().unwrap_or_default();
-        let quota = about.quota.map_or_else(|| "none".to_owned(), units::bytes);
+        let [quota, in_rack] =
+            [about.quota, about.rack_quota].map(|quota| quota.map_or_else(|| "none".to_owned(), units::bytes));
         let rate = about.rate.map_or_else(|| "none".to_owned(), |rate| format!("{}/s", units::bytes(rate)));
-        rows.push([entry.tenant.clone(), entry.id.clone(), state.to_owned(), expires, quota, rate]);
+        rows.push([entry.tenant.clone(), entry.id.clone(), state.to_owned(), expires, quota, in_rack, rate]);
     }
     units::aligned(&rows)
 }

@@ -57,7 +57,7 @@ impl Terms {
 }
 
 /// A node says that it is there, and what it lends.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beat {
     /// The node's name. It is unique in the rack.
     pub name: String,
@@ -82,6 +82,25 @@ pub struct Beat {
     pub leaving: bool,
     /// The latest term that it knows of.
     pub seen: Option<Term>,
+    /// Its shares of tenants' quotas.
+    #[serde(default)]
+    pub shares: Vec<Share>,
+    /// The last order about shares that it has applied.
+    #[serde(default)]
+    pub applied: Option<(Term, u64)>,
+}
+
+/// A node's share of what a tenant may hold in the whole rack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// Whose.
+    pub tenant: String,
+    /// Bytes that the tenant's programs hold at the node, and those that it may grant them beside.
+    pub bytes: u64,
+    /// Bytes that they hold.
+    pub held: u64,
+    /// The largest request that was refused since the beat before, because the share was used up.
+    pub short: u64,
 }
 
 /// The controller's answer to a node.
@@ -93,6 +112,13 @@ pub struct Orders {
     pub next_ms: u64,
     /// Whose orders these are.
     pub term: Term,
+    /// Greater for each answer of the term to the node.
+    #[serde(default)]
+    pub serial: u64,
+    /// Bytes that programs of a tenant may hold at the node, by tenant. Others are not limited, or as
+    /// before.
+    #[serde(default)]
+    pub shares: Vec<(String, u64)>,
 }
 
 /// How a run is doing, by its own counters.
@@ -169,6 +195,9 @@ pub struct Rack {
     pub nodes: Vec<NodeView>,
     /// Runs that asked within the last seconds.
     pub runs: Vec<RunView>,
+    /// Tenants that have a quota in the whole rack.
+    #[serde(default)]
+    pub tenants: Vec<TenantView>,
     /// The last things that happened, newest first.
     pub events: Vec<EventView>,
     /// Whose view it is.
@@ -215,6 +244,17 @@ pub struct RunView {
     pub crowded: bool,
     /// How it is doing, as it said last.
     pub figures: Option<Figures>,
+}
+
+/// A tenant's quota in the whole rack, as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantView {
+    /// Its name.
+    pub name: String,
+    /// Bytes that its programs may hold together.
+    pub quota: u64,
+    /// Bytes that they hold, or may hold at nodes that are down.
+    pub held: u64,
 }
 
 /// Something that happened.

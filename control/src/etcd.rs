@@ -6,24 +6,21 @@
 //! | `farmem/rack` | a random number: epochs of different racks are not compared |
 //! | `farmem/intent/…` | an [`Intent`](crate::state::Intent) as JSON |
 //!
-//! The gateway has keys and values in base64, and 64-bit numbers as strings. Each call goes to the
-//! member that answered last, and to the others if it does not. A call that is not answered may
-//! have been carried out all the same: callers repeat it, and each may be carried out twice.
+//! The gateway has keys and values in base64, and 64-bit numbers as strings. `gateway` has members,
+//! TLS and users. A call that is not answered may have been carried out all the same: callers repeat
+//! it, and each may be carried out twice.
+
+mod gateway;
+
+pub use gateway::Access;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use gateway::Gateway;
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-/// How long one member may take to answer.
-const ANSWER_WITHIN: Duration = Duration::from_millis(600);
 /// Operations of one transaction, at most: etcd's own limit is 128.
 const OPERATIONS: usize = 100;
-/// The most members that are named.
-const MOST: usize = 9;
-/// The longest answer: some 20 000 intents.
-const LONGEST: u64 = 32 << 20;
 
 /// Why etcd has not done what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +28,9 @@ pub enum EtcdError {
     /// No member answered.
     #[error("no member of etcd answers: {0}")]
     Away(String),
+    /// It does not take the user, or does not let it.
+    #[error("etcd refuses: {0}; --etcd-user names a file with NAME:PASSWORD of a user that may change farmem/")]
+    Refused(String),
     /// It answered something that makes no sense.
     #[error("etcd answered something else than was asked: {0}")]
     Strange(String),
@@ -53,60 +53,21 @@ pub struct Held {
 /// An etcd cluster.
 #[derive(Debug)]
 pub struct Etcd {
-    members: Vec<String>,
-    agent: ureq::Agent,
-    /// The member that answered last.
-    last: AtomicUsize,
+    gateway: Gateway,
 }
 
 impl Etcd {
-    /// The cluster that `etcd://HOST:PORT[,HOST:PORT…]` names. Nothing is sent yet.
+    /// The cluster that `etcd://HOST:PORT[,HOST:PORT…]` names, or `etcds://…` by TLS. Nothing is sent
+    /// yet.
     ///
     /// # Errors
     /// One line that says what is wrong.
-    pub fn named(text: &str) -> Result<Etcd, String> {
-        let members: Vec<String> =
-            text.strip_prefix("etcd://").unwrap_or_default().split(',').map(String::from).collect();
-        let is_good = |member: &String| {
-            let (host, port) = member.rsplit_once(':').unwrap_or_default();
-            let plain = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
-            !host.is_empty() && host.chars().all(plain) && port.parse::<u16>().is_ok()
-        };
-        if members.len() > MOST || !members.iter().all(is_good) {
-            return Err(format!("'{text}' names no etcd: write etcd://HOST:PORT, or up to {MOST} of them by commas"));
-        }
-        let agent = ureq::Agent::config_builder()
-            .timeout_global(Some(ANSWER_WITHIN))
-            .http_status_as_error(false)
-            .proxy(None)
-            .max_redirects(0)
-            .build();
-        Ok(Etcd { members, agent: agent.into(), last: AtomicUsize::new(0) })
+    pub fn named(text: &str, access: &Access) -> Result<Etcd, String> {
+        Ok(Etcd { gateway: Gateway::named(text, access)? })
     }
 
     fn call(&self, path: &str, body: &Value) -> Result<Value, EtcdError> {
-        let first = self.last.load(Ordering::Relaxed);
-        let mut why = String::new();
-        for step in 0..self.members.len() {
-            let at = (first + step) % self.members.len();
-            let url = format!("http://{}{path}", self.members[at]);
-            let answer = self.agent.post(url).send_json(body).map_err(|e| e.to_string());
-            let text = answer.and_then(|mut answer| {
-                let text =
-                    answer.body_mut().with_config().limit(LONGEST).read_to_string().map_err(|e| e.to_string())?;
-                // A member without a leader says so by an error, and another may have one.
-                if answer.status().is_success() { Ok(text) } else { Err(text.trim().chars().take(200).collect()) }
-            });
-            match text {
-                Ok(text) => {
-                    self.last.store(at, Ordering::Relaxed);
-                    // A stream of one answer ends with an empty line.
-                    return serde_json::from_str(text.trim()).map_err(|e| EtcdError::Strange(e.to_string()));
-                }
-                Err(failed) => why = format!("{}: {failed}", self.members[at]),
-            }
-        }
-        Err(EtcdError::Away(why))
+        self.gateway.call(path, body)
     }
 
     /// Grants a lease of that many seconds, or of the least that etcd grants. Returns its id.
@@ -266,21 +227,4 @@ fn number(value: &Value) -> Option<u64> {
 
 fn strange(answer: &Value) -> EtcdError {
     EtcdError::Strange(answer.to_string().chars().take(200).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Etcd;
-
-    #[test]
-    fn a_cluster_is_named_by_its_members() {
-        for good in ["etcd://a:2379", "etcd://a:2379,10.0.0.1:2379,[::1]:2379"] {
-            assert!(Etcd::named(good).is_ok(), "{good}");
-        }
-        for bad in
-            ["", "etcd://", "etcd://a", "etcd://a:1,", "etcd://a:1/x", "etcd://u@a:1", "http://a:1", "etcd://a:70000"]
-        {
-            assert!(Etcd::named(bad).is_err(), "{bad}");
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! The rack's counters as Prometheus reads them.
 
-use crate::api::{Figures, NodeView, Rack};
+use crate::api::{Figures, NodeView, Rack, TenantView};
 
 /// A gauge of each node: its name, its description, its value.
 type Gauge = (&'static str, &'static str, fn(&NodeView) -> u64);
@@ -44,6 +44,15 @@ const OF_RUNS: [RunGauge; 9] = [
     ("farmem_rack_run_nodes_lost", "Times that a process of the run lost a node and went on.", |run| run.nodes_lost),
 ];
 
+/// A gauge of each tenant: its name, its description, its value.
+type TenantGauge = (&'static str, &'static str, fn(&TenantView) -> u64);
+
+/// The gauges of each tenant that has a quota in the whole rack.
+const OF_TENANTS: [TenantGauge; 2] = [
+    ("farmem_rack_tenant_quota_bytes", "Bytes that the tenant's programs may hold together.", |tenant| tenant.quota),
+    ("farmem_rack_tenant_held_bytes", "Bytes that the tenant's programs hold.", |tenant| tenant.held),
+];
+
 fn gauge(text: &mut String, name: &str, help: &str, value: u64) {
     *text += &format!("# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}\n");
 }
@@ -66,6 +75,12 @@ pub fn exposition(rack: Option<&Rack>) -> String {
         for (run, figures) in rack.runs.iter().filter_map(|run| Some((run, run.figures.as_ref()?))) {
             let (of, host, program) = (escaped(&run.run), escaped(&run.host), escaped(&figures.program));
             text += &format!("{name}{{run=\"{of}\",host=\"{host}\",program=\"{program}\"}} {}\n", value(figures));
+        }
+    }
+    for (name, help, value) in OF_TENANTS {
+        text += &format!("# HELP {name} {help}\n# TYPE {name} gauge\n");
+        for tenant in &rack.tenants {
+            text += &format!("{name}{{tenant=\"{}\"}} {}\n", escaped(&tenant.name), value(tenant));
         }
     }
     gauge(&mut text, "farmem_rack_runs", "Runs that asked for nodes lately.", rack.runs.len() as u64);
@@ -93,10 +108,7 @@ mod tests {
             lends: 5,
             lent: 3,
             members: 1,
-            bytes_read: 0,
-            bytes_written: 0,
-            leaving: false,
-            seen: None,
+            ..Beat::default()
         };
         state.beat(Duration::ZERO, beat, &mut Vec::new()).unwrap();
         let text = exposition(Some(&state.view(Duration::ZERO)));

@@ -18,6 +18,7 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use farmem_protocol::random::Random;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,6 +45,8 @@ struct Controller {
     /// Intents that the state has and the store has not: a disk was full. Each later change, and
     /// each tick, tries again, so that an order that failed is not lost when it is repeated.
     unsaved: Vec<Intent>,
+    /// Bytes that tenants may hold in the whole rack, by name.
+    quotas: BTreeMap<String, u64>,
     random: Random,
     /// When it began to lead.
     begun: Instant,
@@ -62,7 +65,8 @@ pub struct Served {
 impl Served {
     fn of(store: Store, state: State, role: Role, seed: u64, log: fn(&str)) -> Arc<Served> {
         let (unsaved, random, begun) = (Vec::new(), Random::new(seed), Instant::now());
-        let controller = Mutex::new(Controller { state, role, unsaved, random, begun, log });
+        let controller = Controller { state, role, unsaved, quotas: BTreeMap::new(), random, begun, log };
+        let controller = Mutex::new(controller);
         Arc::new(Served { controller, store, keeping: tokio::sync::Mutex::new(()) })
     }
 
@@ -88,6 +92,15 @@ impl Served {
             .name("election".into())
             .spawn(move || election::take_part(&*one, &etcd, &address, seed))?;
         Ok(served)
+    }
+
+    /// Sets the bytes that tenants may hold in the whole rack, by name.
+    pub fn set_quotas(&self, quotas: BTreeMap<String, u64>) {
+        let mut controller = self.lock();
+        if controller.quotas != quotas {
+            controller.state.set_quotas(quotas.clone());
+            controller.quotas = quotas;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Controller> {
@@ -136,6 +149,8 @@ impl election::Led for Served {
         }
         let mut controller = self.lock();
         controller.state = State::of(kept.intents).led_in(term);
+        let quotas = controller.quotas.clone();
+        controller.state.set_quotas(quotas);
         controller.unsaved.clear();
         controller.begun = Instant::now();
         controller.role = Role::Leads(Some(sure));

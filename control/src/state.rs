@@ -16,9 +16,14 @@
 //! A node that is down is given to no run. Runs that have it keep it until they find out by
 //! themselves: the host process has the last word about its bytes.
 
+mod shares;
+
+pub use shares::MOST_QUOTAS;
+
 use crate::api::{Beat, Figures, LONGEST, MOST, Orders, Term};
 use farmem_protocol::placement::Weights;
 use serde::{Deserialize, Serialize};
+use shares::Shares;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -61,6 +66,15 @@ pub enum Intent {
         name: String,
         /// Whether it is to be emptied.
         wanted: bool,
+    },
+    /// A node may let a tenant's programs hold so much, at most.
+    Share {
+        /// The tenant's name.
+        tenant: String,
+        /// The node's.
+        node: String,
+        /// 0: nothing.
+        bytes: u64,
     },
 }
 
@@ -119,6 +133,8 @@ struct Node {
     placed: u64,
     heard: Option<Duration>,
     standing: Standing,
+    /// When a run was last given other nodes because this one needs its memory.
+    shed: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +163,7 @@ impl Node {
             placed: 0,
             heard: None,
             standing: Standing::Down,
+            shed: None,
         }
     }
 
@@ -162,6 +179,11 @@ impl Node {
     /// Whether it may be given to a run that does not have it yet.
     fn has_room(&self) -> bool {
         self.is_open() && self.free() >= LEAST_FREE
+    }
+
+    /// Whether it has lent more than it lends now, because its machine needs the memory.
+    fn is_pressed(&self) -> bool {
+        self.standing == Standing::Up && self.lent > self.lends
     }
 
     fn shown(&self) -> &'static str {
@@ -197,6 +219,7 @@ pub struct State {
     /// Names by addresses.
     at: BTreeMap<String, String>,
     runs: BTreeMap<String, Run>,
+    shares: Shares,
     events: VecDeque<(Duration, String)>,
 }
 
@@ -216,6 +239,7 @@ impl State {
                         node.drain = wanted;
                     }
                 }
+                Intent::Share { tenant, node, bytes } => state.shares.restore(tenant, node, bytes),
             }
         }
         state
@@ -224,6 +248,11 @@ impl State {
     /// The same, led in a term.
     pub fn led_in(self, term: Term) -> State {
         State { term, ..self }
+    }
+
+    /// Bytes that tenants may hold in the whole rack, by tenant. Shares of others stay as they are.
+    pub fn set_quotas(&mut self, quotas: BTreeMap<String, u64>) {
+        self.shares.set_quotas(quotas);
     }
 
     /// Whose time it is.
@@ -247,7 +276,7 @@ impl State {
             let drain = node.drain.then(|| Intent::Drain { name: name.clone(), wanted: true });
             [Some(of), drain].into_iter().flatten()
         };
-        self.nodes.iter().flat_map(member).collect()
+        self.nodes.iter().flat_map(member).chain(self.shares.intents()).collect()
     }
 
     /// Gives a node a seat, if it has none.
@@ -345,6 +374,7 @@ impl State {
         let is_emptied = node.drain && node.lent == 0 && !node.told_empty;
         node.told_empty = node.drain && node.lent == 0;
         let drain = node.drain;
+        let (serial, shares) = self.shares.beat(&beat, self.term, actions);
         let name = &beat.name;
         self.weigh(name);
         if is_new {
@@ -363,7 +393,7 @@ impl State {
         if is_emptied {
             self.say(now, format!("{name} is empty"), actions);
         }
-        Ok(Orders { drain, next_ms: BEAT_EVERY.as_millis() as u64, term: self.term })
+        Ok(Orders { drain, next_ms: BEAT_EVERY.as_millis() as u64, term: self.term, serial, shares })
     }
 
     /// Time goes by: nodes that are not heard of are suspect, then down; runs that do not ask are
@@ -388,6 +418,9 @@ impl State {
                 _ => {}
             }
             node.standing = standing;
+            if standing == Standing::Down {
+                self.shares.lost(name);
+            }
             changed.push(name.clone());
         }
         changed.iter().for_each(|name| self.weigh(name));
@@ -424,6 +457,7 @@ impl State {
             return Err(Refusal::IsUp(name.into()));
         }
         self.unseat(name);
+        self.shares.forget(name, actions);
         actions.push(Action::Keep(Intent::Forgotten { name: name.into() }));
         self.say(now, format!("{name} is forgotten"), actions);
         Ok(())

@@ -62,6 +62,7 @@ fn rows(intent: &Intent) -> Result<Vec<(String, Option<String>)>, serde_json::Er
         Intent::Member { name, .. } => vec![(format!("member/{name}"), value)],
         Intent::Forgotten { name } => vec![(format!("member/{name}"), None), (format!("drain/{name}"), None)],
         Intent::Drain { name, wanted } => vec![(format!("drain/{name}"), value.filter(|_| *wanted))],
+        Intent::Share { tenant, node, bytes } => vec![(format!("share/{node}/{tenant}"), value.filter(|_| *bytes > 0))],
     })
 }
 

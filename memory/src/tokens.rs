@@ -77,6 +77,9 @@ pub struct TenantEntry {
     /// Bytes a second that its programs may move together through a node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<u64>,
+    /// … and in the whole rack.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rack_quota: Option<u64>,
 }
 
 /// A token's entry in the store.
@@ -175,6 +178,19 @@ impl Store {
         self.tokens.iter().filter_map(known).collect()
     }
 
+    /// Tenants with a quota in the whole rack.
+    fn rack_quotas(&self) -> BTreeMap<String, u64> {
+        let of = |(name, tenant): (&String, &TenantEntry)| Some((name.clone(), tenant.rack_quota?));
+        self.tenants.iter().filter_map(of).collect()
+    }
+
+    /// Has a node serve holders of these tokens alone.
+    fn apply(&self, nic: &Nic) {
+        let in_rack: Vec<_> = self.rack_quotas().keys().map(|name| Text::new(name)).collect();
+        nic.tenants.set_in_rack(&in_rack);
+        nic.set_tokens(self.known());
+    }
+
     /// The keys of the tokens that can be used now.
     fn good(&self) -> BTreeMap<TokenId, Key> {
         let good = self.known().into_iter().filter(|known| known.standing == Standing::Good);
@@ -228,7 +244,7 @@ impl Followed {
     /// Reads the store, and has the node serve holders of its tokens alone.
     pub fn begin(path: &Path, nic: &Nic) -> Result<Followed, StoreError> {
         let mut watched = Watched::new(path);
-        nic.set_tokens(watched.read()?.known());
+        watched.read()?.apply(nic);
         Ok(Followed(watched))
     }
 
@@ -236,7 +252,7 @@ impl Followed {
     /// once, and the node goes on with the tokens that it had.
     pub fn look(&mut self, nic: &Nic) -> Option<StoreError> {
         match self.0.look()? {
-            Ok(store) => nic.set_tokens(store.known()),
+            Ok(store) => store.apply(nic),
             Err(e) => return Some(e),
         }
         None
@@ -244,26 +260,50 @@ impl Followed {
 }
 
 /// The tokens of a store, for a service that is not a node.
-pub struct Keys(Mutex<(Watched, BTreeMap<TokenId, Key>)>);
+pub struct Keys(Mutex<Within>);
+
+struct Within {
+    watched: Watched,
+    keys: BTreeMap<TokenId, Key>,
+    rack_quotas: BTreeMap<String, u64>,
+}
+
+impl Within {
+    /// Reads the store again if it has changed. If that fails, `say` is told once, and all is as
+    /// before.
+    fn look(&mut self, say: impl FnOnce(&StoreError)) {
+        match self.watched.look() {
+            Some(Ok(store)) => (self.keys, self.rack_quotas) = (store.good(), store.rack_quotas()),
+            Some(Err(e)) => say(&e),
+            None => {}
+        }
+    }
+}
 
 impl Keys {
     /// Reads the store.
     pub fn read(path: &Path) -> Result<Keys, StoreError> {
         let mut watched = Watched::new(path);
-        let keys = watched.read()?.good();
-        Ok(Keys(Mutex::new((watched, keys))))
+        let store = watched.read()?;
+        Ok(Keys(Mutex::new(Within { watched, keys: store.good(), rack_quotas: store.rack_quotas() })))
     }
 
     /// The key of a token that can be used now. The store is read again if it has changed. If that
     /// fails, `say` is told once, and the tokens that it had are good.
     pub fn find(&self, id: &TokenId, say: impl FnOnce(&StoreError)) -> Option<Key> {
-        let mut within = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (watched, keys) = &mut *within;
-        match watched.look() {
-            Some(Ok(store)) => *keys = store.good(),
-            Some(Err(e)) => say(&e),
-            None => {}
-        }
-        keys.get(id).copied()
+        let mut within = self.locked();
+        within.look(say);
+        within.keys.get(id).copied()
+    }
+
+    /// Bytes that tenants may hold in the whole rack, by name. The store is read as by [`Keys::find`].
+    pub fn rack_quotas(&self, say: impl FnOnce(&StoreError)) -> BTreeMap<String, u64> {
+        let mut within = self.locked();
+        within.look(say);
+        within.rack_quotas.clone()
+    }
+
+    fn locked(&self) -> std::sync::MutexGuard<'_, Within> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

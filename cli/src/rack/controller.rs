@@ -1,14 +1,16 @@
 //! `farmem controller`: knows the rack's nodes and gives runs some of them.
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use farmem_control::api::Term;
-use farmem_control::etcd::Etcd;
+use farmem_control::etcd::{Access, Etcd};
 use farmem_control::guard::{Find, Guard};
 use farmem_control::serve::{Served, serve};
 use farmem_control::store::{Kept, Store};
-use farmem_memory::tokens::Keys;
+use farmem_memory::tokens::{Keys, StoreError};
 
 use crate::failure::Failure;
 
@@ -26,9 +28,19 @@ pub struct Options {
 
     /// A file that keeps which nodes there are and which are to be drained; without it, a restart
     /// knows the nodes again by their beats, and no drain. Or etcd://HOST:PORT[,HOST:PORT...]:
-    /// several controllers share it, one leads, and another takes over when that one fails
+    /// several controllers share it, one leads, and another takes over when that one fails. With
+    /// TLS: etcds://
     #[arg(long, value_name = "FILE|ETCD")]
     pub store: Option<PathBuf>,
+
+    /// With etcds://, the authorities that sign etcd's certificates, in PEM, if not the system's
+    #[arg(long, value_name = "FILE")]
+    pub etcd_ca: Option<PathBuf>,
+
+    /// With etcds://, a file with NAME:PASSWORD of the user that etcd is to know this controller
+    /// by; only its owner may read it
+    #[arg(long, value_name = "FILE")]
+    pub etcd_user: Option<PathBuf>,
 
     /// Where nodes, runs and the other controllers reach this one, if not where it listens
     #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
@@ -81,13 +93,31 @@ fn listen(text: &str, open: bool) -> Result<TcpListener, Failure> {
     TcpListener::bind(&all[..]).map_err(|e| wrong(&e))
 }
 
-/// Asks for tokens of a store, if there is one.
-fn guard(store: Option<&Path>) -> Result<Guard, Failure> {
-    let keys = store.map(Keys::read).transpose().map_err(|e| Failure::usage(format!("--tokens {e}")))?;
-    let find = keys.map(|keys| -> Find {
-        Box::new(move |id| keys.find(id, |e| eprintln!("farmem: {e}; the tokens that were known are good still")))
-    });
+/// Asks for the tokens of a store, if there is one.
+fn guard(keys: Option<&Arc<Keys>>) -> Result<Guard, Failure> {
+    let find = keys.cloned().map(|keys| -> Find { Box::new(move |id| keys.find(id, keeps)) });
     Guard::new(find).map_err(Failure::usage)
+}
+
+fn keeps(e: &StoreError) {
+    eprintln!("farmem: {e}; what was known of tokens and quotas is good still");
+}
+
+/// Follows what tenants may hold in the whole rack, for as long as the process lives.
+fn follow_quotas(keys: Arc<Keys>, served: Arc<Served>) -> Result<(), Failure> {
+    served.set_quotas(keys.rack_quotas(keeps));
+    let follow = move || {
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+            served.set_quotas(keys.rack_quotas(keeps));
+        }
+    };
+    std::thread::Builder::new().name("quotas".into()).spawn(follow).map(drop).map_err(Failure::usage)
+}
+
+/// Whether a store is an etcd cluster, and no file.
+fn is_etcd(store: &str) -> bool {
+    ["etcd:", "etcds:"].iter().any(|scheme| store.starts_with(scheme))
 }
 
 /// Serves until it is told to end.
@@ -96,17 +126,29 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let listener = listen(&options.listen, options.open || options.tokens.is_some())?;
     // Files are opened after that, as they will be opened again.
     crate::confined::begin();
-    let guard = guard(options.tokens.as_deref())?;
+    let keys = options.tokens.as_deref().map(Keys::read).transpose();
+    let keys = keys.map_err(|e| Failure::usage(format!("--tokens {e}")))?.map(Arc::new);
+    let has_quotas = keys.as_ref().is_some_and(|keys| !keys.rack_quotas(keeps).is_empty());
+    if has_quotas && options.store.is_none() {
+        return Err(Failure::usage(
+            "--tokens has quotas of the whole rack: name a --store, or a restart would give out a share twice",
+        ));
+    }
+    let guard = guard(keys.as_ref())?;
     let at = listener.local_addr().map_err(Failure::usage)?;
     eprintln!("farmem: the rack's controller is at {at}; its page: http://{at}/");
     let log: fn(&str) = |line| eprintln!("farmem: {line}");
     let wrong = |e: &dyn std::fmt::Display| {
         Failure::usage(format!("--store {}: {e}", options.store.clone().unwrap_or_default().display()))
     };
-    let several = options.store.as_ref().and_then(|store| store.to_str()).filter(|store| store.starts_with("etcd:"));
+    let several = options.store.as_ref().and_then(|store| store.to_str()).filter(|store| is_etcd(store));
+    let access = Access { ca: options.etcd_ca.clone(), user: options.etcd_user.clone() };
+    if several.is_none() && (access.ca.is_some() || access.user.is_some()) {
+        return Err(Failure::usage("--etcd-ca and --etcd-user go with --store etcds://HOST:PORT"));
+    }
     let controller = match (several, &options.store) {
         (Some(named), _) => {
-            let etcd = Etcd::named(named).map_err(|e| wrong(&e))?;
+            let etcd = Etcd::named(named, &access).map_err(|e| wrong(&e))?;
             let own = options.advertise.clone().unwrap_or_else(|| at.to_string());
             if options.advertise.is_none() && at.ip().is_unspecified() {
                 return Err(Failure::usage(format!(
@@ -124,6 +166,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             Served::alone(Store::Memory, kept, seed, log)
         }
     };
+    if let Some(keys) = keys {
+        follow_quotas(keys, Arc::clone(&controller))?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.map_err(Failure::usage)?.block_on(serve(listener, controller, guard)).map_err(Failure::usage)
 }

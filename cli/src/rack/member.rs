@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use farmem_control::api::Beat;
+use farmem_control::api::{Beat, Share};
 use farmem_control::client::Client;
 use farmem_fabric::NodeAddr;
 use farmem_memory::Node;
 use farmem_nic::Nic;
+use farmem_nic::tenants::Tenant;
 use farmem_protocol::node::Domain;
 use farmem_sys::process;
 use farmem_trust::Key;
@@ -82,11 +83,19 @@ impl Rack {
             bytes_written: 0,
             leaving: false,
             seen: None,
+            shares: Vec::new(),
+            applied: None,
         };
         let (client, nic) = (Client::new(controller).by(key), Arc::clone(node.shared_nic()));
         std::thread::Builder::new().name("beats".into()).spawn(move || say(&client, &nic, about))?;
         Ok(())
     }
+}
+
+/// A tenant's share, as the controller is told.
+fn said(tenant: &Tenant) -> Share {
+    let bytes = tenant.share().unwrap_or(u64::MAX);
+    Share { tenant: tenant.name.to_string(), bytes, held: tenant.held(), short: tenant.take_short() }
 }
 
 fn say(client: &Client, nic: &Arc<Nic>, mut about: Beat) {
@@ -99,6 +108,7 @@ fn say(client: &Client, nic: &Arc<Nic>, mut about: Beat) {
         about.bytes_read = moved(&nic.tally.read_bytes);
         about.bytes_written = moved(&nic.tally.write_bytes) + moved(&nic.tally.record_bytes);
         about.leaving = nic.is_draining();
+        about.shares = nic.tenants.with_shares().iter().map(|tenant| said(tenant)).collect();
         let mut next = farmem_control::state::BEAT_EVERY;
         match client.beat(&about) {
             Ok(orders) => {
@@ -106,6 +116,9 @@ fn say(client: &Client, nic: &Arc<Nic>, mut about: Beat) {
                     eprintln!("farmem: {} is of the rack at {}, in {}", about.name, client.address(), about.domain);
                 }
                 is_known = true;
+                // Those of a leader before this one, and repeated ones, were refused by the client.
+                orders.shares.iter().for_each(|(tenant, bytes)| nic.tenants.set_share(tenant, *bytes));
+                about.applied = Some((orders.term, orders.serial));
                 if orders.drain != drain {
                     drain = orders.drain;
                     let what = if drain { "is to be emptied: runs are given other nodes" } else { "is open again" };

@@ -99,5 +99,8 @@ fn text(rack: &Rack) -> String {
         let crowded = if run.crowded { " (in one failure domain: no node of another has room)" } else { "" };
         out += &format!("run {} on {}: {}{crowded}\n", run.run, run.host, run.nodes.join(", "));
     }
+    for tenant in &rack.tenants {
+        out += &format!("tenant {}: {} of {}\n", tenant.name, units::bytes(tenant.held), units::bytes(tenant.quota));
+    }
     out
 }

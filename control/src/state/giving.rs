@@ -8,6 +8,8 @@ use std::time::Duration;
 
 /// Draws before all nodes are looked at.
 const TRIES: u32 = 8;
+/// Between two runs that are given other nodes because one needs its memory: so long may pages move.
+const SHED_EVERY: Duration = Duration::from_secs(5);
 
 impl State {
     /// Nodes for a run: those that it has and may keep, then others until they lie in as many
@@ -33,6 +35,7 @@ impl State {
             let open = self.at.get(at).filter(|name| self.nodes[*name].is_open() && !chosen.contains(name));
             chosen.extend(open.cloned());
         }
+        self.shed(now, want, &mut chosen);
         let mut free: u64 = chosen.iter().map(|name| self.nodes[name].free()).sum();
         let mut random = Random::new(random);
         let goes_on = !want.held.is_empty();
@@ -71,6 +74,37 @@ impl State {
         Ok(Given { nodes, term: self.term })
     }
 
+    /// Takes a node from a run whose machine needs the memory that it has lent: the run's pages move
+    /// to others. One run of a node at a time, of those that have least, and only if others of the
+    /// rack have room for all that the run has.
+    fn shed(&mut self, now: Duration, want: &Want, chosen: &mut Vec<String>) {
+        let far = |run: &Run| run.figures.as_ref().map_or(0, |figures| figures.far);
+        let Some(of) = want.figures.as_ref().map(|figures| figures.far) else { return };
+        let is_due = |name: &String| {
+            let node = &self.nodes[name];
+            let rests = node.shed.is_some_and(|shed| now.saturating_sub(shed) < SHED_EVERY);
+            let others = self.runs.iter().filter(|(run, other)| **run != want.run && other.nodes.contains(name));
+            node.is_pressed() && !rests && others.map(|(_, other)| far(other)).all(|far| far == 0 || far >= of)
+        };
+        let Some(at) = chosen.iter().position(is_due) else { return };
+        let (name, domain) = (chosen[at].clone(), self.nodes[&chosen[at]].domain.clone());
+        let others = self.nodes.iter().filter(|(other, node)| **other != name && node.has_room());
+        // Those of its domain may be all that a mirror can use.
+        let (room, near) = others.fold((0, 0), |(room, near): (u64, u64), (_, node)| {
+            let free = node.free();
+            (room.saturating_add(free), near + if node.domain == domain { free } else { 0 })
+        });
+        let room = if want.domains > 1 { near.max(room / 2) } else { room };
+        if room < of {
+            return;
+        }
+        if let Some(node) = self.nodes.get_mut(&name) {
+            node.shed = Some(now);
+        }
+        chosen.remove(at);
+        self.note(now, format!("{name} needs its memory: run {} on {} is given other nodes", want.run, want.host));
+    }
+
     /// The failure domains of nodes, of those that the rack still has.
     pub(super) fn domains_of(&self, names: &[String]) -> BTreeSet<&str> {
         names.iter().filter_map(|name| self.nodes.get(name)).map(|node| node.domain.as_str()).collect()
@@ -104,7 +138,7 @@ impl State {
         let lost = count(|node| node.standing != Standing::Up);
         let of = format!("{up} up, of these {full} full; {drained} being emptied; {lost} not heard of");
         match domains {
-            0 => format!("the rack has no node with room: {of}"),
+            0 => format!("the rack has no node with room: {of}{}", self.holders()),
             has => format!("the run wants nodes in {wanted} failure domains, and {has} of the rack has room: {of}"),
         }
     }

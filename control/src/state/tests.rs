@@ -14,11 +14,7 @@ fn beat(name: &str, domain: &str, lends: u64, lent: u64) -> Beat {
         listen: vec![format!("{name}:7411")],
         lends,
         lent,
-        members: 0,
-        bytes_read: 0,
-        bytes_written: 0,
-        leaving: false,
-        seen: None,
+        ..Beat::default()
     }
 }
 
@@ -347,4 +343,46 @@ proptest! {
             prop_assert_eq!(drains, model.values().map(|of| of.2).collect::<Vec<_>>());
         }
     }
+}
+
+/// A machine needs the memory that its node has lent. One run after the other is given other nodes,
+/// the smaller first, if these have room for it.
+#[test]
+fn a_node_that_needs_its_memory_is_taken_from_runs_one_by_one() {
+    let mut state = rack(&[("a", "1"), ("b", "2"), ("c", "3")]);
+    let says = |state: &mut State, now, lends, lent| {
+        state.beat(now, beat("a", "1", lends, lent), &mut Vec::new()).unwrap();
+        ["b", "c"].iter().for_each(|name| drop(state.beat(now, beat(name, name, 8 * GIB, GIB), &mut Vec::new())));
+    };
+    let asks = |state: &mut State, now, run: &str, far, held: &[&str]| {
+        let figures = Some(Figures { far: far * GIB, program: "p".into(), ..Figures::default() });
+        let given = state.want(now, &Want { figures, ..want(run, 1, held) }, 7).unwrap();
+        given.nodes.iter().any(|node| node.at == "a:7411")
+    };
+    let has = ["a:7411", "b:7411"];
+    says(&mut state, s(1), 8 * GIB, 6 * GIB);
+    assert!(asks(&mut state, s(1), "large", 5, &has) && asks(&mut state, s(1), "small", 1, &has));
+    says(&mut state, s(2), 2 * GIB, 6 * GIB);
+    assert!(asks(&mut state, s(2), "large", 5, &has), "the smaller one goes first");
+    assert!(!asks(&mut state, s(2), "small", 1, &has));
+    assert!(asks(&mut state, s(3), "large", 5, &has), "its pages may be on their way");
+    for tenths in (5..60).step_by(5) {
+        says(&mut state, s(tenths), 2 * GIB, 5 * GIB);
+        asks(&mut state, s(tenths), "small", 1, &["b:7411"]);
+    }
+    assert!(!asks(&mut state, s(56), "large", 5, &has));
+    // Where the others have no room for it, it stays.
+    let mut state = rack(&[("a", "1"), ("b", "2")]);
+    says(&mut state, s(1), 2 * GIB, 6 * GIB);
+    assert!(asks(&mut state, s(1), "huge", 60, &has));
+}
+
+#[test]
+fn a_full_rack_names_those_who_hold_it() {
+    let mut state = rack(&[("a", "1")]);
+    let figures = Some(Figures { far: 3 * GIB, program: "job".into(), ..Figures::default() });
+    state.want(s(1), &Want { figures, ..want("r1", 1, &["a:7411"]) }, 7).unwrap();
+    state.beat(s(1), beat("a", "1", 8 * GIB, 8 * GIB), &mut Vec::new()).unwrap();
+    let why = state.want(s(1), &want("r2", 1, &[]), 7).unwrap_err().to_string();
+    assert!(why.ends_with("; most of it is held by job on h (3072 MiB)"), "{why}");
 }

@@ -1,8 +1,11 @@
 //! The operator's view of the rack, and events about runs' copies.
 
 use super::{Node, Run, State};
-use crate::api::{EventView, NodeView, Rack, RunView, Want};
+use crate::api::{EventView, NodeView, Rack, RunView, TenantView, Want};
 use std::time::Duration;
+
+/// Runs that are named where the rack has no room.
+const HOLDERS: usize = 3;
 
 impl State {
     /// Notes what has become of a run's copies since it asked last.
@@ -55,8 +58,28 @@ impl State {
         Rack {
             nodes: self.nodes.iter().map(node).collect(),
             runs: self.runs.iter().map(run).collect(),
+            tenants: self
+                .shares
+                .all()
+                .map(|(name, quota, held)| TenantView { name: name.into(), quota, held })
+                .collect(),
             events: self.events.iter().map(event).collect(),
             term: self.term,
+        }
+    }
+
+    /// The runs that hold most, as a part of a sentence.
+    pub(super) fn holders(&self) -> String {
+        let held = |run: &Run| run.figures.as_ref().map_or(0, |figures| figures.far);
+        let mut runs: Vec<&Run> = self.runs.values().filter(|run| held(run) > 0).collect();
+        runs.sort_by_key(|run| std::cmp::Reverse(held(run)));
+        let name = |run: &&Run| {
+            let program = run.figures.as_ref().map_or("", |figures| &figures.program);
+            format!("{program} on {} ({} MiB)", run.host, held(run) >> 20)
+        };
+        match runs.iter().take(HOLDERS).map(name).collect::<Vec<_>>() {
+            none if none.is_empty() => String::new(),
+            most => format!("; most of it is held by {}", most.join(", ")),
         }
     }
 }

@@ -7,16 +7,23 @@ use crate::Mistake;
 use crate::judge::Judge;
 use farmem_control::api::{Beat, Given, Orders, Term, Want};
 use farmem_control::state::{Action, Intent, State};
+use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::random::Random;
 use std::time::Duration;
 
 const RACK: u64 = 7;
+/// Tenants, and what each may hold in the whole rack.
+pub const TENANTS: [&str; 2] = ["t0", "t1"];
+/// Bytes that each may hold.
+pub const TENANT_QUOTA: u64 = 7 * SLAB_BYTES;
 
 /// One controller that leads, or believes it does.
 struct Leader {
     state: State,
     epoch: u64,
     begun_ns: u64,
+    /// Intents of the state that the store does not have.
+    unsaved: Vec<Intent>,
 }
 
 impl Leader {
@@ -47,8 +54,9 @@ impl Control {
     pub fn take_over(&mut self, now_ns: u64) {
         self.revision += 1;
         let term = Term { rack: RACK, epoch: self.revision };
-        let state = State::of(self.kept.clone()).led_in(term);
-        self.leaders.push(Leader { state, epoch: self.revision, begun_ns: now_ns });
+        let mut state = State::of(self.kept.clone()).led_in(term);
+        state.set_quotas(TENANTS.map(|tenant| (tenant.to_owned(), TENANT_QUOTA)).into());
+        self.leaders.push(Leader { state, epoch: self.revision, begun_ns: now_ns, unsaved: Vec::new() });
         let over = self.leaders.len().saturating_sub(2);
         self.leaders.drain(..over);
     }
@@ -65,12 +73,14 @@ impl Control {
             Action::Keep(intent) => Some(intent),
             Action::Say(_) => None,
         });
-        let intents: Vec<Intent> = intents.collect();
-        let leads = self.leaders[at].epoch == self.revision || self.mistake == Some(Mistake::KeptWithoutCompare);
-        if leads {
-            self.kept.extend(intents.iter().cloned());
+        let forgets = self.mistake == Some(Mistake::SharesNotKept);
+        let intents = intents.filter(|intent| !forgets || !matches!(intent, Intent::Share { .. }));
+        let leader = &mut self.leaders[at];
+        leader.unsaved.extend(intents);
+        if leader.epoch == self.revision || self.mistake == Some(Mistake::KeptWithoutCompare) {
+            self.kept.append(&mut leader.unsaved);
         }
-        leads || intents.is_empty()
+        leader.unsaved.is_empty()
     }
 
     /// Time goes by for all.

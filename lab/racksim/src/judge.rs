@@ -25,6 +25,8 @@ pub struct Judge {
     epochs: BTreeMap<String, u64>,
     /// Drains as they were confirmed last.
     drains: BTreeMap<String, bool>,
+    /// Slabs that tenants hold, by tenant and node.
+    held: BTreeMap<(String, String), u64>,
 }
 
 /// Breaks a rule unless it holds.
@@ -93,6 +95,27 @@ impl Judge {
     pub fn knows(&self, node: &str, drain: bool) -> Verdict {
         let wanted = self.drains.get(node).copied().unwrap_or(false);
         holds(wanted == drain, || format!("{node} is to be drained: {wanted} was confirmed, {drain} is known"))
+    }
+
+    /// A node lets a tenant hold this many slabs.
+    pub fn holds_now(&mut self, tenant: &str, node: &str, slabs: u64) {
+        self.held.insert((tenant.to_owned(), node.to_owned()), slabs);
+    }
+
+    /// A node has died, with what tenants held there.
+    pub fn died(&mut self, node: &str) {
+        self.held.retain(|(_, of), _| of != node);
+    }
+
+    /// Slabs that a tenant holds at a node.
+    pub fn held(&self, tenant: &str, node: &str) -> u64 {
+        self.held.get(&(tenant.to_owned(), node.to_owned())).copied().unwrap_or(0)
+    }
+
+    /// No tenant holds more than its quota in the whole rack.
+    pub fn within_quota(&self, tenant: &str, slabs: u64) -> Verdict {
+        let sum: u64 = self.held.iter().filter(|((of, _), _)| of == tenant).map(|(_, slabs)| slabs).sum();
+        holds(sum <= slabs, || format!("tenant {tenant} holds {sum} slabs, its quota in the rack is {slabs}"))
     }
 
     /// Nobody holds more than his quota at a node.

@@ -61,6 +61,12 @@ pub enum Mistake {
     ParityWithoutOthers,
     /// A forked process overwrites what its parent can reach.
     OverwroteShared,
+    /// The store does not keep nodes' shares of tenants' quotas.
+    SharesNotKept,
+    /// A node carries out orders about shares as they arrive, not as they were given.
+    SharesLate,
+    /// A node confirms an order about shares before it has it.
+    SharesConfirmedEarly,
 }
 
 impl Mistake {

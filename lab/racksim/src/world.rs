@@ -1,13 +1,15 @@
 //! One seed: the rack, its steps and its end.
 
 use crate::Mistake;
-use crate::control::Control;
+use crate::control::{Control, TENANT_QUOTA, TENANTS};
 use crate::host::Host;
 use crate::judge::{Broken, Judge, Verdict, holds};
-use farmem_control::api::{Beat, Given, Orders, Terms, Want};
+use farmem_control::api::{Beat, Given, Orders, Share, Term, Terms, Want};
+use farmem_nic::tenants::Tenant;
 use farmem_pool::{Met, Protect};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::random::Random;
+use farmem_protocol::wire::Text;
 use farmem_sim::{Network, Weather};
 use std::sync::Arc;
 
@@ -34,6 +36,8 @@ struct Node {
     /// It was told to be emptied.
     drained: bool,
     terms: Terms,
+    /// The last order about shares that it has applied.
+    applied: Option<(Term, u64)>,
 }
 
 /// What is under way to somebody.
@@ -57,6 +61,8 @@ pub struct Reached {
 
 struct World {
     random: Random,
+    /// Of what tenants do.
+    aside: Random,
     nodes: Vec<Node>,
     /// Those of the rack; a forked process comes behind them.
     hosts: Vec<Host>,
@@ -98,6 +104,7 @@ impl World {
                 hampered_ns: 0,
                 drained: false,
                 terms: Terms::default(),
+                applied: None,
             }
         };
         let nodes: Vec<Node> = (0..DOMAINS.len()).map(node).collect();
@@ -119,6 +126,7 @@ impl World {
         let (control, judge) = (Control::new(mistake), Judge::default());
         World {
             random,
+            aside: Random::new(seed ^ 0x5EED),
             nodes,
             hosts,
             control,
@@ -170,6 +178,7 @@ impl World {
                 self.control.drain(now, &name, wanted, &mut self.random, &mut self.judge);
             }
         }
+        (0..3).try_for_each(|_| self.charge())?;
         let ns = 1 + self.random.below(60 * MS);
         self.pass(ns)?;
         self.quotas()
@@ -210,6 +219,7 @@ impl World {
         self.nodes[0].network.pass(ns);
         let now = self.now();
         self.control.tick(now);
+        self.deliver()?;
         for at in 0..self.nodes.len() {
             self.beat(at);
         }
@@ -247,9 +257,14 @@ impl World {
             bytes_written: 0,
             leaving: false,
             seen: node.terms.latest(),
+            shares: node.shares(),
+            applied: node.applied,
         };
         let life = node.life;
         if let Some(orders) = self.control.beat(now, beat, &mut self.random) {
+            if self.mistake == Some(Mistake::SharesConfirmedEarly) {
+                self.nodes[at].applied = Some((orders.term, orders.serial));
+            }
             let due = self.lateness();
             self.messages.push((due, Message::Orders(at, life, orders)));
         }
@@ -278,6 +293,7 @@ impl World {
         let due = self.messages.iter().take_while(|(due, _)| *due <= now).count();
         let arrived: Vec<Message> = self.messages.drain(..due).map(|(_, message)| message).collect();
         let takes_old = self.mistake == Some(Mistake::OldTermTaken);
+        let takes_all = matches!(self.mistake, Some(Mistake::SharesLate | Mistake::SharesConfirmedEarly));
         for message in arrived {
             match message {
                 Message::Orders(at, life, orders) => {
@@ -285,6 +301,11 @@ impl World {
                     if node.alive && node.life == life && (node.terms.takes(orders.term) || takes_old) {
                         self.judge.took_effect(&format!("{} in life {life}", node.name), orders.term.epoch)?;
                         node.drained = orders.drain;
+                        let of_term = node.applied.filter(|(term, _)| *term == orders.term);
+                        let is_next = of_term.is_none_or(|(_, serial)| serial < orders.serial);
+                        if is_next || takes_all {
+                            node.apply(&orders);
+                        }
                     }
                 }
                 Message::Given(number, given) => {
@@ -344,13 +365,14 @@ impl World {
     fn kill(&mut self, at: usize) {
         self.nodes[at].network.kill_node();
         self.nodes[at].alive = false;
+        self.judge.died(&self.nodes[at].name);
         self.reached.killed += 1;
     }
 
     fn start(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         node.network.start_node(LENDS * SLAB_BYTES);
-        (node.alive, node.drained, node.terms) = (true, false, Terms::default());
+        (node.alive, node.drained, node.terms, node.applied) = (true, false, Terms::default(), None);
         node.life += 1;
         node.limit();
     }
@@ -371,6 +393,51 @@ impl World {
             _ => node.network.slow_down(ns, 30 * MS),
         }
         node.hampered_ns = if how == 0 { 0 } else { now + ns };
+    }
+
+    /// Programs of a tenant take memory of a node, as much as it lets them, or give it back.
+    fn charge(&mut self) -> Verdict {
+        let (at, tenant) = (self.aside.index(self.nodes.len()), TENANTS[self.aside.index(TENANTS.len())]);
+        let (takes, slabs) = (self.aside.index(5) < 3, 1 + self.aside.below(3));
+        if self.nodes[at].alive {
+            self.charge_at(at, tenant, takes, slabs)?;
+        }
+        Ok(())
+    }
+
+    /// … at this node; whether it has let them.
+    fn charge_at(&mut self, at: usize, tenant: &str, takes: bool, slabs: u64) -> Result<bool, Broken> {
+        let name = self.nodes[at].name.clone();
+        let held = self.judge.held(tenant, &name);
+        let slabs = if takes { slabs } else { slabs.min(held) };
+        let bytes = (slabs * SLAB_BYTES) as i64;
+        let done = self.nodes[at].network.with_nic(|nic| {
+            let all = nic.tenants.with_shares();
+            let of = all.iter().find(|of| of.name.as_str() == tenant);
+            of.is_some_and(|of| of.charge(if takes { bytes } else { -bytes }))
+        });
+        if done == Some(true) {
+            self.judge.holds_now(tenant, &name, if takes { held + slabs } else { held - slabs });
+        }
+        self.judge.within_quota(tenant, TENANT_QUOTA / SLAB_BYTES)?;
+        Ok(done == Some(true))
+    }
+
+    /// With everything healed, a tenant can have all of its quota at any node: shares come back.
+    fn shares_come_back(&mut self) -> Verdict {
+        let at = self.aside.index(self.nodes.len());
+        for tenant in TENANTS {
+            for other in 0..self.nodes.len() {
+                self.charge_at(other, tenant, false, u64::MAX)?;
+            }
+            let mut beats = 0;
+            while !self.charge_at(at, tenant, true, TENANT_QUOTA / SLAB_BYTES)? {
+                self.pass(500 * MS)?;
+                beats += 1;
+                holds(beats < 40, || format!("{} never has all of {tenant}'s quota", self.nodes[at].name))?;
+            }
+        }
+        Ok(())
     }
 
     /// Nobody has more than his quota.
@@ -406,6 +473,7 @@ impl World {
         for _ in 0..12 {
             self.pass(500 * MS)?;
         }
+        self.shares_come_back()?;
         for number in 0..HOSTS {
             let mut steps = 0;
             while self.hosts[number].repair() {
@@ -462,6 +530,27 @@ impl Reached {
 impl Node {
     /// What one run may have of it.
     fn limit(&self) {
-        self.network.with_nic(|nic| nic.units.set_quota(QUOTA * SLAB_BYTES));
+        self.network.with_nic(|nic| {
+            nic.units.set_quota(QUOTA * SLAB_BYTES);
+            nic.tenants.set_in_rack(&TENANTS.map(Text::new));
+        });
+    }
+
+    /// The node's shares, as a beat has them.
+    fn shares(&self) -> Vec<Share> {
+        let said = |tenant: &Arc<Tenant>| Share {
+            tenant: tenant.name.to_string(),
+            bytes: tenant.share().unwrap_or(u64::MAX),
+            held: tenant.held(),
+            short: tenant.take_short(),
+        };
+        self.network.with_nic(|nic| nic.tenants.with_shares().iter().map(said).collect()).unwrap_or_default()
+    }
+
+    fn apply(&mut self, orders: &Orders) {
+        self.network.with_nic(|nic| {
+            orders.shares.iter().for_each(|(tenant, bytes)| nic.tenants.set_share(tenant, *bytes));
+        });
+        self.applied = Some((orders.term, orders.serial));
     }
 }

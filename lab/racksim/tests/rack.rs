@@ -1,5 +1,6 @@
 //! Some seeds of a rack hold every rule, and each mistake is found within a few.
 
+use farmem_racksim::judge::Broken;
 use farmem_racksim::{Mistake, Reached, STEPS, run};
 
 /// Seeds within which each mistake is found.
@@ -35,10 +36,18 @@ fn each_mistake_is_found() {
         (Mistake::ReleasedUnderRead, "what it has given back"),
         (Mistake::ParityWithoutOthers, "host "),
         (Mistake::OverwroteShared, "was written last"),
+        (Mistake::SharesNotKept, "its quota in the rack"),
+        (Mistake::SharesLate, "its quota in the rack"),
+        (Mistake::SharesConfirmedEarly, "its quota in the rack"),
     ];
     let mut unfound = Vec::new();
     for (mistake, told) in mistakes {
-        let found = (1..=WITHIN).find_map(|seed| run(seed, STEPS, Some(mistake)).err().map(|broken| (seed, broken.0)));
+        // A late answer may also end an operation twice, which the lane's count does not bear.
+        let outcome = |seed| {
+            let ran = std::panic::catch_unwind(|| run(seed, STEPS, Some(mistake)));
+            ran.unwrap_or_else(|_| Err(Broken("host: a lane has ended an operation twice".to_owned())))
+        };
+        let found = (1..=WITHIN).find_map(|seed| outcome(seed).err().map(|broken| (seed, broken.0)));
         match found {
             Some((seed, what)) if what.contains(told) => println!("{mistake:?}: seed {seed}: {what}"),
             other => unfound.push(format!("{mistake:?}: {other:?}")),

@@ -19,9 +19,43 @@ pub struct Tenant {
     held: AtomicI64,
     /// How fast its programs move bytes together.
     pub pace: Pace,
+    /// The part of them that this node may admit, of what they may hold in the whole rack;
+    /// `u64::MAX`: there is no such limit.
+    share: AtomicU64,
+    /// The largest request that was refused because the share was used up, since it was asked last.
+    short: AtomicU64,
 }
 
 impl Tenant {
+    fn new(name: farmem_trust::Tenant) -> Arc<Tenant> {
+        let [quota, share] = [u64::MAX; 2].map(AtomicU64::new);
+        let (held, short, pace) = (AtomicI64::new(0), AtomicU64::new(0), Pace::new(u64::MAX));
+        Arc::new(Tenant { name, quota, held, pace, share, short })
+    }
+
+    /// Bytes that its programs may hold here: by its quota, and by this node's share of what they may
+    /// hold in the rack.
+    pub fn limit(&self) -> u64 {
+        self.quota().min(self.share.load(Ordering::SeqCst))
+    }
+
+    /// This node's share from now on.
+    pub fn set_share(&self, bytes: u64) {
+        self.share.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Bytes that its programs hold here or may be granted, by its share; `None`: there is none.
+    pub fn share(&self) -> Option<u64> {
+        let share = self.share.load(Ordering::SeqCst);
+        // In this order: see `charge`.
+        (share != u64::MAX).then(|| share.max(self.held()))
+    }
+
+    /// Takes the largest request that was refused because the share was used up.
+    pub fn take_short(&self) -> u64 {
+        self.short.swap(0, Ordering::Relaxed)
+    }
+
     /// Bytes that its programs may hold together; `u64::MAX`: all there is.
     pub fn quota(&self) -> u64 {
         self.quota.load(Ordering::Relaxed)
@@ -29,15 +63,22 @@ impl Tenant {
 
     /// Bytes that its programs hold.
     pub fn held(&self) -> u64 {
-        self.held.load(Ordering::Relaxed).max(0) as u64
+        self.held.load(Ordering::SeqCst).max(0) as u64
     }
 
-    /// Counts bytes; false: that would be beyond the quota, and nothing is counted.
-    pub(super) fn charge(&self, bytes: i64) -> bool {
-        let before = self.held.fetch_add(bytes, Ordering::AcqRel);
-        let within = bytes <= 0 || before.saturating_add(bytes).max(0) as u64 <= self.quota();
+    /// Counts bytes; false: that would be beyond the limit, and nothing is counted.
+    ///
+    /// They are counted before the share is read. So a share that is lowered meanwhile, and the bytes
+    /// held that are read after it, tell all that was ever admitted.
+    pub fn charge(&self, bytes: i64) -> bool {
+        let before = self.held.fetch_add(bytes, Ordering::SeqCst);
+        let after = before.saturating_add(bytes).max(0) as u64;
+        let within = bytes <= 0 || after <= self.limit();
         if !within {
-            self.held.fetch_sub(bytes, Ordering::AcqRel);
+            if after <= self.quota() {
+                self.short.fetch_max(bytes as u64, Ordering::Relaxed);
+            }
+            self.held.fetch_sub(bytes, Ordering::SeqCst);
         }
         within
     }
@@ -159,10 +200,19 @@ impl Tenants {
 
     /// The tenant that has a token.
     pub(super) fn of(&self, known: &Known) -> Arc<Tenant> {
+        self.named(known.key.tenant, |tenant| {
+            tenant.quota.store(known.quota, Ordering::Relaxed);
+            tenant.pace.set(known.rate);
+        })
+    }
+
+    /// The tenant of this name, made as `make` has it if there is none.
+    fn named(&self, name: farmem_trust::Tenant, make: impl FnOnce(&Tenant)) -> Arc<Tenant> {
         let mut tenants = self.tenants.lock();
-        let tenant = tenants.entry(known.key.tenant).or_insert_with(|| {
-            let (quota, held) = (AtomicU64::new(known.quota), AtomicI64::new(0));
-            Arc::new(Tenant { name: known.key.tenant, quota, held, pace: Pace::new(known.rate) })
+        let tenant = tenants.entry(name).or_insert_with(|| {
+            let tenant = Tenant::new(name);
+            make(&tenant);
+            tenant
         });
         Arc::clone(tenant)
     }
@@ -170,6 +220,31 @@ impl Tenants {
     /// All tenants that have had a token or a member here.
     pub fn all(&self) -> Vec<Arc<Tenant>> {
         self.tenants.lock().values().cloned().collect()
+    }
+
+    /// Which tenants may hold no more than a quota in the whole rack. This node has no share of it
+    /// before it is told one. Others have no such limit.
+    pub fn set_in_rack(&self, names: &[farmem_trust::Tenant]) {
+        for name in names {
+            self.named(*name, |tenant| tenant.set_share(0));
+        }
+        for tenant in self.tenants.lock().values() {
+            let (share, in_rack) = (tenant.share.load(Ordering::SeqCst), names.contains(&tenant.name));
+            if in_rack != (share != u64::MAX) {
+                tenant.set_share(if in_rack { 0 } else { u64::MAX });
+            }
+        }
+    }
+
+    /// Tenants with a share.
+    pub fn with_shares(&self) -> Vec<Arc<Tenant>> {
+        self.tenants.lock().values().filter(|tenant| tenant.share().is_some()).cloned().collect()
+    }
+
+    /// This node's share of what a tenant may hold in the rack, if that has such a quota.
+    pub fn set_share(&self, name: &str, bytes: u64) {
+        let tenant = self.with_shares().into_iter().find(|tenant| tenant.name.as_str() == name);
+        tenant.into_iter().for_each(|tenant| tenant.set_share(bytes));
     }
 }
 
@@ -204,11 +279,48 @@ mod tests {
 
     #[test]
     fn a_tenants_quota_is_exact() {
-        let (quota, held, pace) = (AtomicU64::new(100), AtomicI64::new(0), Pace::new(u64::MAX));
-        let tenant = Tenant { name: Default::default(), quota, held, pace };
+        let tenant = Tenant::new(Default::default());
+        tenant.quota.store(100, Ordering::Relaxed);
         assert!(tenant.charge(60) && tenant.charge(40) && !tenant.charge(1));
         assert!(tenant.charge(-40) && !tenant.charge(41) && tenant.charge(40));
-        assert_eq!(tenant.held(), 100);
+        assert_eq!((tenant.held(), tenant.share(), tenant.take_short()), (100, None, 0));
+    }
+
+    #[test]
+    fn a_share_that_is_lowered_counts_what_is_held() {
+        let tenant = Tenant::new(Default::default());
+        tenant.set_share(100);
+        assert!(tenant.charge(60) && !tenant.charge(50));
+        assert_eq!((tenant.share(), tenant.take_short(), tenant.take_short()), (Some(100), 50, 0));
+        tenant.set_share(40);
+        assert_eq!((tenant.share(), tenant.charge(1), tenant.charge(-30)), (Some(60), false, true));
+        assert_eq!((tenant.share(), tenant.charge(11), tenant.charge(10)), (Some(40), false, true));
+    }
+
+    /// Threads are admitted while the share falls. The share that is told covers all that they hold.
+    #[test]
+    fn what_is_told_of_a_share_covers_what_is_admitted() {
+        for _ in 0..200 {
+            let tenant = Tenant::new(Default::default());
+            tenant.set_share(100);
+            let admitted = AtomicI64::new(0);
+            let told = std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        (0..5).for_each(|_| {
+                            admitted.fetch_add(if tenant.charge(10) { 10 } else { 0 }, Ordering::Relaxed);
+                        })
+                    });
+                }
+                scope
+                    .spawn(|| {
+                        tenant.set_share(20);
+                        tenant.share()
+                    })
+                    .join()
+            });
+            assert!(told.unwrap() >= Some(admitted.load(Ordering::Relaxed) as u64));
+        }
     }
 
     #[test]

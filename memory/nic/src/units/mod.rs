@@ -144,7 +144,7 @@ impl Units {
 
     /// Bytes that the owner may hold, or all owners of its tenant, whichever is less.
     pub fn least_quota_of(&self, owner: Owner) -> u64 {
-        let tenant = self.tenants.lock().get(&owner.slot()).map_or(u64::MAX, |tenant| tenant.quota());
+        let tenant = self.tenants.lock().get(&owner.slot()).map_or(u64::MAX, |tenant| tenant.limit());
         self.quota_of(owner).min(tenant)
     }
 

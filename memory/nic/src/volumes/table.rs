@@ -131,7 +131,7 @@ impl Swap<'_> {
             return Err(Verdict::NoRoom(self.units.quota_of(lease.owner())));
         }
         if let Some(tenant) = tenant.as_ref().filter(|tenant| promised && !tenant.charge(needed as i64)) {
-            return Err(Verdict::NoRoom(tenant.quota().saturating_sub(tenant.held())));
+            return Err(Verdict::NoRoom(tenant.limit().saturating_sub(tenant.held())));
         }
         if promised {
             self.units.promise(needed as i64);
