@@ -118,6 +118,13 @@ impl Judge {
         holds(sum <= slabs, || format!("tenant {tenant} holds {sum} slabs, its quota in the rack is {slabs}"))
     }
 
+    /// Nodes may not admit more of a tenant together than its quota.
+    pub fn within_shares(&self, tenant: &str, bytes: u64, quota: u64) -> Verdict {
+        holds(bytes <= quota, || {
+            format!("nodes may admit {bytes} bytes of tenant {tenant}, its quota in the rack is {quota}")
+        })
+    }
+
     /// Nobody holds more than his quota at a node.
     pub fn within(&self, host: usize, node: &str, slabs: u64, quota: u64) -> Verdict {
         holds(slabs <= quota, || format!("host {host} holds {slabs} slabs at {node}, its quota is {quota}"))

@@ -257,7 +257,7 @@ impl World {
             bytes_written: 0,
             leaving: false,
             seen: node.terms.latest(),
-            shares: node.shares(),
+            shares: node.shares(true),
             applied: node.applied,
         };
         let life = node.life;
@@ -442,6 +442,13 @@ impl World {
 
     /// Nobody has more than his quota.
     fn quotas(&self) -> Verdict {
+        for tenant in TENANTS {
+            let of = |node: &Node| {
+                node.shares(false).into_iter().filter(|share| share.tenant == tenant).map(|share| share.bytes)
+            };
+            let bytes = self.nodes.iter().filter(|node| node.alive).flat_map(of).sum();
+            self.judge.within_shares(tenant, bytes, TENANT_QUOTA)?;
+        }
         for (number, host) in self.hosts.iter().enumerate() {
             let homes = host.homes();
             for (at, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
@@ -536,13 +543,13 @@ impl Node {
         });
     }
 
-    /// The node's shares, as a beat has them.
-    fn shares(&self) -> Vec<Share> {
+    /// The node's shares, as a beat has them. `takes`: what was refused is told by this beat alone.
+    fn shares(&self, takes: bool) -> Vec<Share> {
         let said = |tenant: &Arc<Tenant>| Share {
             tenant: tenant.name.to_string(),
             bytes: tenant.share().unwrap_or(u64::MAX),
             held: tenant.held(),
-            short: tenant.take_short(),
+            short: if takes { tenant.take_short() } else { 0 },
         };
         self.network.with_nic(|nic| nic.tenants.with_shares().iter().map(said).collect()).unwrap_or_default()
     }

