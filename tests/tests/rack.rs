@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -100,6 +101,13 @@ fn is_ready(work: &Running) -> Result<()> {
     Ok(())
 }
 
+/// The program itself, beneath its supervisor.
+fn program_of(work: &Running) -> Result<i32> {
+    let said = String::from_utf8_lossy(&work.stdout()).into_owned();
+    let id = said.strip_prefix("ready ").and_then(|rest| rest.split_whitespace().next());
+    id.context("the program does not say its number")?.parse().context("no number")
+}
+
 /// Ends it; what it said on standard error.
 fn ends_sound(work: Running) -> Result<String> {
     work.signal(libc::SIGUSR1);
@@ -126,6 +134,136 @@ fn a_node_is_drained_while_a_program_works_and_its_controller_dies() -> Result<(
     rack.farmem(&["undrain", full])?.success()?;
     rack.until(full, "up")?;
     drop((first, second));
+    Ok(())
+}
+
+/// A drain that has nowhere to go harms nobody, and ends when there is another node. While the owner
+/// is stopped nothing moves.
+#[test]
+fn a_drain_waits_for_room_and_for_its_owner() -> Result<()> {
+    let rack = Controller::start()?;
+    let _first = rack.node("first", "shelf1")?;
+    let work = rack.work()?;
+    is_ready(&work)?;
+    let program = program_of(&work)?;
+    let lent = |name: &str| rack.of(name, "lent").ok().and_then(|lent| lent.as_u64()).unwrap_or(0);
+    ensure!(eventually(LIMIT, || lent("first") > 0), "{}", work.stderr());
+    let waits = rack.farmem(&["drain", "first", "--no-wait"])?.success()?;
+    println!("{}", waits.stderr);
+    std::thread::sleep(Duration::from_secs(2));
+    ensure!(work.alive() && lent("first") > 0 && rack.of("first", "standing")? == "draining", "{}", rack.rack()?);
+    process::send(program, libc::SIGSTOP);
+    let _second = rack.node("second", "shelf2")?;
+    std::thread::sleep(Duration::from_secs(2));
+    ensure!(lent("first") > 0 && lent("second") == 0, "{}", rack.rack()?);
+    process::send(program, libc::SIGCONT);
+    rack.until("first", "empty")?;
+    ensure!(lent("second") > 0 && work.alive(), "{}", rack.rack()?);
+    ends_sound(work)?;
+    Ok(())
+}
+
+/// A token of a tenant, in a file of its own.
+fn token(dir: &TempDir, tenant: &str, options: &[&str]) -> Result<String> {
+    let (store, file) = (dir.path().join("tokens.toml"), dir.path().join(tenant));
+    let mut command = Command::new(binary());
+    command.args(["token", "create", "--tenant", tenant]).args(options).arg("--store").arg(store);
+    let made = process::run(command, LIMIT)?.success()?;
+    std::fs::write(&file, made.stdout)?;
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600))?;
+    Ok(file.display().to_string())
+}
+
+/// A tenant may hold three slabs in a rack of two nodes with room for many. It gets them at either
+/// node, and never a fourth: also when the controller is dead, or another has taken its place.
+#[test]
+fn a_tenants_quota_holds_in_the_whole_rack() -> Result<()> {
+    let dir = TempDir::new("quota")?;
+    let (operator, lab) = (token(&dir, "rack", &[])?, token(&dir, "lab", &["--rack-quota", "192M"])?);
+    let store = dir.path().join("tokens.toml").display().to_string();
+    let (at, kept) = (free_port()?.to_string(), dir.path().join("rack.redb"));
+    let controller = || -> Result<Running> {
+        let mut command = Command::new(binary());
+        command.args(["controller", "--listen", &at, "--tokens", &store, "--store"]).arg(&kept);
+        process::spawn(command)
+    };
+    let node = |name: &str| -> Result<(String, Running)> {
+        let listen = free_port()?.to_string();
+        let mut command = Command::new(binary());
+        command.args(["node", "--lend", "1G", "--listen", &listen, "--tokens", &store, "--controller", &at]);
+        command.args(["--token", &operator, "--name", name, "--domain", name]);
+        Ok((listen, process::spawn(command)?))
+    };
+    let mut first = controller()?;
+    let nodes = [node("a")?, node("b")?];
+    let rack = || -> Result<Value> {
+        let mut command = Command::new(binary());
+        command.args(["status", "--json", "--controller", &at]);
+        Ok(serde_json::from_slice(&process::run(command, LIMIT)?.success()?.stdout)?)
+    };
+    let up = || rack().is_ok_and(|rack| rack["nodes"].as_array().is_some_and(|nodes| nodes.len() == 2));
+    ensure!(eventually(LIMIT, up), "{}", first.stderr());
+    // Of two nodes that it names itself: it needs no controller.
+    let work = || {
+        let by = ["--transport", "tcp", "--node", &nodes[0].0, "--node", &nodes[1].0];
+        working(&[&["--stats", "none", "--token", &lab], &by[..]].concat())
+    };
+    let ready = |work: &Running| String::from_utf8_lossy(&work.stdout()).contains("ready");
+    // One that is refused ends, and finds the share moved when it is tried again.
+    let begins = || -> Result<Running> {
+        let until = Instant::now() + LIMIT;
+        loop {
+            let one = work()?;
+            ensure!(eventually(LIMIT, || ready(&one) || !one.alive()), "{}", one.stderr());
+            if one.alive() {
+                return Ok(one);
+            }
+            ensure!(Instant::now() < until, "{} {}", one.stderr(), rack()?);
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    };
+    let held = || Ok::<_, anyhow::Error>(rack()?["tenants"][0]["held"].as_u64().unwrap_or(0) >> 20);
+    let mut all = vec![begins()?, begins()?, begins()?];
+    ensure!(eventually(LIMIT, || held().is_ok_and(|held| held == 192)), "{}", rack()?);
+    let refused = |why: &str| -> Result<()> {
+        let one = work()?;
+        ensure!(eventually(LIMIT, || ready(&one) || !one.alive()), "{}", one.stderr());
+        ensure!(!one.alive(), "{why}: a fourth slab was granted: {}", rack()?);
+        Ok(())
+    };
+    refused("the quota is used up")?;
+    first.signal(libc::SIGKILL);
+    ensure!(eventually(LIMIT, || !first.alive()));
+    refused("the controller is dead")?;
+    // Its memory is of the node's share: another program has it, although nobody leads.
+    ends_sound(all.remove(0))?;
+    all.push(begins()?);
+    refused("the controller is dead, and the slab is taken again")?;
+    first = controller()?;
+    ensure!(eventually(LIMIT, || held().is_ok_and(|held| held == 192)), "{}", first.stderr());
+    refused("another leads")?;
+    for one in all {
+        ends_sound(one)?;
+    }
+    ensure!(eventually(LIMIT, || held().is_ok_and(|held| held == 0)), "{}", rack()?);
+    Ok(())
+}
+
+/// A rack without room says who holds it.
+#[test]
+fn a_full_rack_says_who_holds_it() -> Result<()> {
+    let rack = Controller::start()?;
+    let node = Node::start("64M", &["--controller", &rack.at, "--name", "small", "--domain", "shelf"])?;
+    rack.until("small", "up")?;
+    let work = rack.work()?;
+    is_ready(&work)?;
+    let holds = || rack.rack().is_ok_and(|rack| rack["runs"][0]["figures"]["far"].as_u64() > Some(0));
+    ensure!(eventually(LIMIT, holds), "{}", rack.rack()?);
+    let refused = rack.work()?.wait(LIMIT)?;
+    let says = ["1 up, of these 1 full", "most of it is held by keeps_checking"];
+    ensure!(refused.code() == 72 && says.iter().all(|text| refused.stderr.contains(text)), "{refused:?}");
+    ends_sound(work)?;
+    drop(node);
     Ok(())
 }
 

@@ -1,8 +1,11 @@
 //! Several controllers over a real etcd, of which one leads: it is killed together with etcd's own leader, the next is
 //! stopped and goes on, etcd loses its quorum and comes back. Nodes and programs go on all the while.
+//! Beside it: an etcd that wants TLS and a user.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -11,7 +14,7 @@ use farmem_tests::compile;
 use farmem_tests::farmem::{Node, binary, free_port};
 use farmem_tests::lost::Lost;
 use farmem_tests::process::{self, Running, TempDir, eventually};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Longer than anything here takes on a machine that is busy with other things.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -80,6 +83,110 @@ fn ask(at: SocketAddr) -> Result<Value> {
     let mut said = String::new();
     stream.read_to_string(&mut said)?;
     Ok(serde_json::from_str(said.split("\r\n\r\n").nth(1).context("no body")?)?)
+}
+
+/// Posts to a member without TLS; the body of its answer.
+fn post(at: SocketAddr, path: &str, body: &Value, token: &str) -> Result<Value> {
+    let (mut stream, body, mut said) = (TcpStream::connect(at)?, body.to_string(), String::new());
+    let token = if token.is_empty() { String::new() } else { format!("Authorization: {token}\r\n") };
+    let head = format!("POST {path} HTTP/1.0\r\n{token}Content-Length: {}\r\n\r\n", body.len());
+    stream.write_all((head + &body).as_bytes())?;
+    stream.read_to_string(&mut said)?;
+    let (head, body) = said.split_once("\r\n\r\n").context("no body")?;
+    ensure!(head.contains(" 200 "), "{path}: {said}");
+    Ok(serde_json::from_str(body)?)
+}
+
+/// An authority's certificate, and a certificate and key of `host` that it has signed, in files.
+fn certificates(dir: &Path, host: &str) -> Result<()> {
+    let name = format!("subjectAltName=IP:{host}\nbasicConstraints=CA:FALSE\n");
+    std::fs::write(dir.join("names"), name)?;
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
+    for line in [
+        format!("req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=authority"),
+        format!("req {key} -keyout etcd.key -out etcd.csr -subj /CN=etcd"),
+        "x509 -req -in etcd.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out etcd.pem -days 2 -extfile names".into(),
+        format!("req -x509 {key} -keyout other.key -out other.pem -days 2 -subj /CN=other"),
+    ] {
+        let made = Command::new("openssl").args(line.split(' ')).current_dir(dir).output().context("openssl")?;
+        ensure!(made.status.success(), "{line}: {}", String::from_utf8_lossy(&made.stderr));
+    }
+    Ok(())
+}
+
+/// An etcd that wants TLS and a user serves a controller that has both, and says to another what is
+/// missing. It forgets the user's token in between.
+#[test]
+fn etcd_is_reached_by_tls_and_with_a_user() -> Result<()> {
+    let dir = TempDir::new("etcds")?;
+    let file = |name: &str| dir.path().join(name);
+    let [plain, secret, peer] = [free_port()?, free_port()?, free_port()?];
+    certificates(dir.path(), &secret.ip().to_string())?;
+    let mut command = Command::new("etcd");
+    command.args(["--name", "m", "--unsafe-no-fsync", "--auth-token", "simple"]);
+    command.arg("--data-dir").arg(file("data")).arg("--cert-file").arg(file("etcd.pem"));
+    command.arg("--key-file").arg(file("etcd.key"));
+    let clients = format!("http://{plain},https://{secret}");
+    command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &format!("http://{plain}")]);
+    let peer = format!("http://{peer}");
+    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+    command.args(["--initial-cluster", &format!("m={peer}")]);
+    let etcd = process::spawn(command).context("no etcd: tests/peers.sh installs etcd-server")?;
+    let serves = || ask(plain).is_ok_and(|said| said["leader"].is_string()) || !etcd.alive();
+    ensure!(eventually(LIMIT, serves), "{}", etcd.stderr());
+    // From farmem/ to farmem0, in base64.
+    let all = json!({ "permType": "READWRITE", "key": "ZmFybWVtLw==", "range_end": "ZmFybWVtMA==" });
+    for (path, body) in [
+        ("/v3/auth/user/add", json!({ "name": "root", "password": "top" })),
+        ("/v3/auth/user/grant", json!({ "user": "root", "role": "root" })),
+        ("/v3/auth/role/add", json!({ "name": "rack" })),
+        ("/v3/auth/role/grant", json!({ "name": "rack", "perm": all })),
+        ("/v3/auth/user/add", json!({ "name": "rack", "password": "shelf" })),
+        ("/v3/auth/user/grant", json!({ "user": "rack", "role": "rack" })),
+        ("/v3/auth/enable", json!({})),
+    ] {
+        // The role root is made by the first call that needs it.
+        if body["role"] == "root" {
+            post(plain, "/v3/auth/role/add", &json!({ "name": "root" }), "")?;
+        }
+        post(plain, path, &body, "")?;
+    }
+
+    let at = free_port()?;
+    let store = format!("etcds://{secret}");
+    let begin = |ca: &str, user: Option<&str>| -> Result<Running> {
+        let mut command = Command::new(binary());
+        command.args(["controller", "--listen", &at.to_string(), "--store", &store]).arg("--etcd-ca").arg(file(ca));
+        if let Some(user) = user {
+            std::fs::write(file("user"), user)?;
+            std::fs::set_permissions(file("user"), std::fs::Permissions::from_mode(0o600))?;
+            command.arg("--etcd-user").arg(file("user"));
+        }
+        process::spawn(command)
+    };
+    for (ca, user, why) in [
+        ("other.pem", Some("rack:shelf"), "certificate"),
+        ("ca.pem", None, "user name is empty; --etcd-user names a file"),
+        ("ca.pem", Some("rack:wrong"), "etcd refuses: etcdserver: authentication failed"),
+    ] {
+        let refused = begin(ca, user)?;
+        ensure!(eventually(LIMIT, || refused.stderr().contains(why)), "{why}: {}", refused.stderr());
+        ensure!(refused.alive() && !leads(&refused, 1), "{}", refused.stderr());
+        refused.signal(libc::SIGKILL);
+        ensure!(eventually(LIMIT, || !refused.alive()));
+    }
+    let rack = begin("ca.pem", Some("rack:shelf"))?;
+    ensure!(eventually(LIMIT, || leads(&rack, 1)), "{}", rack.stderr());
+    let _node = Node::start("64M", &["--controller", &at.to_string(), "--name", "only", "--domain", "shelf"])?;
+    let is = |wanted: &str| eventually(LIMIT, || standing("only", &at.to_string()).as_deref() == Some(wanted));
+    ensure!(is("up"), "{}", rack.stderr());
+    // A change of its users makes etcd refuse the tokens it gave.
+    let root = post(plain, "/v3/auth/authenticate", &json!({ "name": "root", "password": "top" }), "")?;
+    let root = root["token"].as_str().context("no token")?;
+    post(plain, "/v3/auth/user/changepw", &json!({ "name": "root", "password": "more" }), root)?;
+    farmem(&["drain", "only"], &at.to_string())?.success()?;
+    ensure!(is("empty") && rack.alive(), "{}", rack.stderr());
+    Ok(())
 }
 
 fn controller(at: SocketAddr, store: &str) -> Result<Running> {
