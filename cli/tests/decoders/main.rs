@@ -158,6 +158,8 @@ fn what_a_controller_is_asked() {
         bytes_written: 2,
         leaving: false,
         seen,
+        shares: Vec::new(),
+        applied: None,
     };
     let want = Want {
         run: "00ff00ff00ff00ff".into(),
@@ -207,7 +209,14 @@ fn what_a_controller_answers() {
     let node = farmem_control::api::GivenNode { at: "a:7411".into(), domain: "rack7".into() };
     let texts = [
         serde_json::to_string(&Given { nodes: vec![node], term }).unwrap(),
-        serde_json::to_string(&Orders { drain: true, next_ms: 500, term }).unwrap(),
+        serde_json::to_string(&Orders {
+            drain: true,
+            next_ms: 500,
+            term,
+            serial: 1,
+            shares: vec![("lab".into(), 1 << 30)],
+        })
+        .unwrap(),
         "{\"why\":\"no\"}".to_owned(),
     ];
     let texts: Vec<&[u8]> = texts.iter().map(String::as_bytes).collect();
