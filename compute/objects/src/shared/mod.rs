@@ -230,16 +230,19 @@ impl Inner {
         core
     }
 
-    /// Scopes hold all room: waits a moment for those of other threads.
-    fn held(&self, seat: &Seat, first: Option<usize>, since: &mut Option<Instant>) -> Result<()> {
+    /// Scopes hold all room: waits a moment for those of other threads. The patience is for one
+    /// scope: while scopes end, the caller's turn comes.
+    fn held(&self, seat: &Seat, first: Option<usize>, since: &mut Option<(Instant, u64)>) -> Result<()> {
         let core = self.lock();
         let full = Error::ScopeFull(core.most * SEGMENT);
         if core.leaving > 0 {
             drop(self.wait(core));
             return Ok(());
         }
+        let oldest = self.epochs.oldest(core.seats.len());
         drop(core);
-        if first == Some(seat.slot) || since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+        let (begun, _) = *since.insert(since.filter(|&(_, epoch)| epoch == oldest).unwrap_or((Instant::now(), oldest)));
+        if first == Some(seat.slot) || begun.elapsed() > PATIENCE {
             return Err(full);
         }
         std::thread::sleep(NAP);
