@@ -25,6 +25,8 @@ use std::collections::BTreeMap;
 
 /// Tenants that can have a quota in the whole rack.
 pub const MOST_QUOTAS: usize = 128;
+/// What a node or a quota can have at most: so the sum over all nodes of a rack fits.
+const MOST_BYTES: u64 = 1 << 48;
 /// A share is changed by no less than this part of it, unless a node had to refuse.
 const PART: u64 = 8;
 
@@ -53,12 +55,13 @@ pub(super) struct Shares {
 impl Shares {
     /// Tenants' quotas from now on. What is above the limit of tenants is passed over.
     pub fn set_quotas(&mut self, quotas: BTreeMap<String, u64>) {
-        self.quotas = quotas.into_iter().take(MOST_QUOTAS).collect();
+        let bounded = |(tenant, bytes): (String, u64)| (tenant, bytes.min(MOST_BYTES));
+        self.quotas = quotas.into_iter().take(MOST_QUOTAS).map(bounded).collect();
     }
 
     /// As it was kept.
     pub fn restore(&mut self, tenant: String, node: String, bytes: u64) {
-        let bound = Bound { bytes, ..Bound::default() };
+        let bound = Bound { bytes: bytes.min(MOST_BYTES), ..Bound::default() };
         self.bounds.entry(tenant).or_default().insert(node, bound);
     }
 
@@ -98,7 +101,8 @@ impl Shares {
         let mut ordered = Vec::new();
         for (tenant, &quota) in &self.quotas {
             let said = beat.shares.iter().find(|share| share.tenant == *tenant);
-            let (has, held, short) = said.map_or((0, 0, 0), |said| (said.bytes, said.held, said.short));
+            let said = said.map_or([0; 3], |said| [said.bytes, said.held, said.short]);
+            let [has, held, short] = said.map(|bytes| bytes.min(MOST_BYTES));
             let nodes = self.bounds.entry(tenant.clone()).or_default();
             let bound = nodes.entry(beat.name.clone()).or_default();
             let before = bound.bytes;
@@ -217,6 +221,19 @@ mod tests {
         assert_eq!(forgotten, [Action::Keep(share("t", "a", 0))]);
         let (_, ordered) = next.beat(&beat("b", 0, 0, 0, 0), Term { epoch: 2, ..TERM }, &mut Vec::new());
         assert_eq!(ordered[0].1, 6 * SLAB_BYTES);
+    }
+
+    /// A node may say anything: nothing overflows, and the sum of what is ordered stays below the quota.
+    #[test]
+    fn what_cannot_be_is_bounded() {
+        let mut shares = of(8);
+        shares.set_quotas([("t".to_owned(), u64::MAX)].into());
+        for name in ["a", "b", "c"] {
+            shares.beat(&beat(name, 0, u64::MAX, u64::MAX, u64::MAX), TERM, &mut Vec::new());
+        }
+        let (_, ordered) = shares.beat(&beat("d", 0, 0, 0, 1), TERM, &mut Vec::new());
+        assert_eq!(ordered[0].1, 0);
+        assert!(shares.all().all(|(_, quota, held)| quota == MOST_BYTES && held >= quota));
     }
 
     #[test]
