@@ -138,6 +138,17 @@ fn a_client_that_waits_and_goes_takes_nothing() {
     for (n, client) in waiting.iter_mut().enumerate() {
         assert_eq!(client.reply(), Some(format!("[queue {n}]")));
     }
+    // So it is of those that ask at once.
+    let mut second = front.client();
+    for _ in 0..20 {
+        one.send(&["BLPOP", "queue", "0"]).unwrap();
+        second.send(&["BLPOP", "queue", "0"]).unwrap();
+        while !other.ask("INFO clients").contains("blocked_clients:2") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(other.ask("RPUSH queue first then"), ":2");
+        assert_eq!([one.reply(), second.reply()], [Some("[queue first]".into()), Some("[queue then]".into())]);
+    }
     // A value of another type that comes meanwhile ends no waiting.
     for (waits, adds, reply) in [("BLPOP", "RPUSH other b", "[other b]"), ("BZPOPMIN", "ZADD other 1 b", "[other b 1]")]
     {

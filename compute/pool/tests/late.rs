@@ -66,13 +66,22 @@ fn a_late_read_is_answered_by_the_other_node() {
     for (value, &slot) in slots.iter().enumerate() {
         assert_eq!(write(pool, &mut writes, slot, value as u64 + 1), Ok(0));
     }
-    // Both are known to be quick.
-    (0..40).for_each(|nth| assert_eq!(read(pool, &mut reads, slots[nth]), Ok(nth as u64 + 1)));
     let first = pool.homes(slots[0].slab_index())[0].unwrap().0;
-    relays[first].1.store(true, Ordering::Relaxed);
-    let begun = Instant::now();
-    assert_eq!(read(pool, &mut reads, slots[7]), Ok(8));
-    let took = begun.elapsed();
+    let until = Instant::now() + Duration::from_secs(10);
+    let took = loop {
+        // Both are known to be quick.
+        (0..40).for_each(|nth| assert_eq!(read(pool, &mut reads, slots[nth]), Ok(nth as u64 + 1)));
+        relays[first].1.store(true, Ordering::Relaxed);
+        let begun = Instant::now();
+        assert_eq!(read(pool, &mut reads, slots[7]), Ok(8));
+        let took = begun.elapsed();
+        // A machine that is busy can have made the first late before, so that it is avoided already.
+        if took > Duration::from_millis(4) || Instant::now() > until {
+            break took;
+        }
+        relays[first].1.store(false, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(10));
+    };
     // It is avoided: further reads do not wait at all.
     (10..30).for_each(|nth| assert_eq!(read(pool, &mut reads, slots[nth]), Ok(nth as u64 + 1)));
     relays[first].1.store(false, Ordering::Relaxed);

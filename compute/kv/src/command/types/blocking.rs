@@ -32,13 +32,14 @@ pub async fn wait(
     attempt: impl AsyncFn() -> Result<Option<Reply>, Fail>,
 ) -> Answered {
     let until = call.store().now_ms().saturating_add(timeout_ms);
+    let waits = !call.in_exec && call.copy.is_none();
+    // Clients wait in the order in which they ask, not in the order in which their first looks end.
+    let waiter = waits.then(|| Waiter::new(call, keys));
     if let Some(reply) = attempt().await? {
         return Ok(reply);
     }
-    if call.in_exec || call.copy.is_some() {
-        return Ok(nothing);
-    }
-    let (mut pause, waiter) = (1, Waiter::new(call, keys));
+    let Some(waiter) = waiter else { return Ok(nothing) };
+    let mut pause = 1;
     loop {
         let blocked = Blocked::new(call);
         loop {
