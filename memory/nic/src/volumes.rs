@@ -323,8 +323,7 @@ fn write_chunk(units: &Units, at: u64, page: &Page) -> bool {
 
 /// Reads a page of the arena.
 fn read_chunk(units: &Units, at: u64, into: &mut Page) {
-    match units.arena().ok().and_then(|arena| arena.mapping().bytes(at, PAGE as u32)) {
-        Some(bytes) => into.copy_from_slice(&bytes),
-        None => into.fill(0),
+    if !units.arena().is_ok_and(|arena| arena.mapping().read_bytes(at, into)) {
+        into.fill(0);
     }
 }

@@ -128,9 +128,10 @@ impl Stream {
                 if taken == 0 || so_far.is_ok() && taken < PAGE_BYTES {
                     return Ok(None);
                 }
-                if so_far.is_ok() {
-                    self.page.copy_from_slice(&input[..PAGE_BYTES]);
-                    *so_far = volume.write(nic.swap(), *turn, *slot, &self.page)?;
+                if so_far.is_ok()
+                    && let Some(page) = input.first_chunk()
+                {
+                    *so_far = volume.write(nic.swap(), *turn, *slot, page)?;
                     *slot += 1;
                 }
                 *left -= taken as u32;
@@ -155,10 +156,13 @@ impl Stream {
         match (asked.command, range) {
             (Some(Command::Read), Ok((first, pages))) => {
                 count(&nic.tally.reads, 1);
-                // Looked at before the reply promises bytes.
+                // Read before the reply promises bytes.
                 volume.read(nic.swap(), self.attached.turn, first, &mut self.page)?;
                 output.bytes(asked.reply(Ok(())).as_bytes());
-                self.doing = Doing::Reading(first, first + pages);
+                output.bytes(&self.page);
+                if pages > 1 {
+                    self.doing = Doing::Reading(first + 1, first + pages);
+                }
             }
             (Some(Command::Write), range) => {
                 count(&nic.tally.writes, 1);
