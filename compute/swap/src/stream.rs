@@ -192,6 +192,11 @@ impl Stream {
         self.socket.as_raw_fd()
     }
 
+    /// Its socket. The caller speaks NBD itself.
+    pub fn into_socket(self) -> TcpStream {
+        self.socket
+    }
+
     /// How the volume is doing.
     pub fn report(&mut self) -> Result<Report, Error> {
         self.ask(Command::Report, 0, &[])?;
