@@ -9,6 +9,7 @@
 //! | `farmem-lab torture`: everything programs do to memory, verified | lab/torture |
 //! | `farmem-lab replay`: which cache policy would have done how well | lab/replay |
 //! | `farmem-lab placement`: how evenly slabs lie on the nodes of a rack | lab/placement |
+//! | `farmem-lab swap-claims`: what claims of memory cost pages that leave, by allocator | lab/swap |
 //! | `farmem-lab swap-cluster`: a cluster that swaps to far memory, by how that is granted | lab/swap |
 //! | `farmem-lab rack`: a rack in virtual time, seed by seed | lab/racksim |
 //! | `farmem-lab up`, `fault`: a rack on one machine, and what happens to it | lab/up |
@@ -82,6 +83,7 @@ enum Command {
     TortureChild(farmem_torture::Child),
     Replay(farmem_replay::Replay),
     Placement(farmem_placement::Placement),
+    SwapClaims(farmem_swap_lab::claims::Claims),
     SwapCluster(farmem_swap_lab::Swap),
     Rack(farmem_racksim::Rack),
     Up(farmem_up::Up),
@@ -143,6 +145,7 @@ impl Program for Lab {
             Command::TortureChild(child) => child.run()?,
             Command::Replay(replay) => replay.run()?,
             Command::Placement(placement) => placement.run()?,
+            Command::SwapClaims(claims) => claims.run()?,
             Command::SwapCluster(swap) => swap.run()?,
             Command::Up(up) => std::process::exit(up.run(myself()?)?),
             Command::Fault(fault) => fault.run()?,

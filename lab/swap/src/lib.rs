@@ -7,10 +7,12 @@
 //!
 //! * [`recorded`]: what the kernel did to slots. [`traces`]: what is live and held of them, by the production allocator
 //!   and others. [`cluster`]: jobs on hosts; [`calendar`]: what is booked for them. [`report`]: table, JSON, chart.
+//! * [`claims`]: what claims cost pages that leave, beside the allocators of others: `farmem-lab swap-claims`.
 
 #![forbid(unsafe_code)]
 
 pub mod calendar;
+pub mod claims;
 pub mod cluster;
 pub mod recorded;
 pub mod report;
