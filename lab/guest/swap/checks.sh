@@ -313,6 +313,34 @@ pressure_unwatched() {
     farmem swap --off >>/tmp/swap.log 2>&1 && has_swap 0
 }
 
+# failing PERCENT   From now on allocations fail where the caller does not wait: of pages, and of smaller
+# pieces. Interrupts and the network allocate in this way: a packet is lost, and sent again.
+failing() {
+    for what in fail_page_alloc failslab; do
+        at=/sys/kernel/debug/$what
+        [ -d $at ] || mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
+        [ -d $at ] || { echo "  this kernel has no $what"; return 1; }
+        echo 0 >$at/verbose
+        echo 100000000 >$at/times
+        echo Y >$at/ignore-gfp-wait
+        [ $what = failslab ] || echo 0 >$at/min-order
+        echo "$1" >$at/probability
+    done
+}
+
+failed_allocations() { for what in fail_page_alloc failslab; do echo "$what $((100000000 - $(cat /sys/kernel/debug/$what/times)))"; done; }
+
+# The same while allocations fail.
+pressure_failing() {
+    on --connections "$1" || return 1
+    failing 5 || return 1
+    pressed
+    held=$?
+    echo "  allocations that failed:" $(failed_allocations)
+    failing 0
+    [ $held = 0 ] && off
+}
+
 # The node is gone for good: who needs its pages ends by SIGBUS within the grace, and the machine lives.
 lost() {
     farmem swap --size 192M --node "$node" --timeout 2s --grace 3s >>/tmp/swap.log 2>&1 &
@@ -330,6 +358,7 @@ lost() {
 
 . /faults.sh
 . /record.sh
+. /machine.sh
 
 check refused short refused
 check tokens short tokens
@@ -348,8 +377,11 @@ check pressure_cut long pressure_cut
 check pressure_on_mirror long pressure_on_mirror
 check pressure_crypted long pressure 1 --crypt
 check pressure_unwatched long pressure_unwatched
+check pressure_failing long pressure_failing 1
+check pressure_failing_by_two long pressure_failing 2
 check faults long faulted
 check recorded long recorded
+check machine long machine
 check lost short lost
 
 echo "GUEST failed: $failed"

@@ -12,7 +12,7 @@ mount -t cgroup2 cgroup2 /cg
 echo +memory >/cg/cgroup.subtree_control
 echo 0 >/proc/sys/kernel/printk
 for module in virtio_pci virtio_net; do
-    modprobe "$module" || echo "GUEST modprobe $module failed"
+    [ ! -d /lib/modules ] || modprobe "$module" || echo "GUEST modprobe $module failed"
 done
 ifconfig lo 127.0.0.1 up
 ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up

@@ -1,9 +1,11 @@
 # Records what the kernel does to the slots of real programs that swap. Sourced by checks.sh. The programs are in /record;
 # what is recorded goes to the host, to the port in /collect.
 
-# program NAME   Runs it. Its own output is of no interest.
+# program NAME   Runs it. Its own output is of no interest. The first is small, and its profile is known: by it the
+# recording itself is tried.
 program() {
     case $1 in
+        toy) replay /record/profile 8 ;;
         redis) sh /record/redis.sh ;;
         python) python3.11 /record/python.py ;;
         sqlite) sqlite3 :memory: </record/sqlite.sql ;;
@@ -39,12 +41,11 @@ trace_on() {
     tracer=$!
 }
 
-# Fails if events were lost.
+# Fails if events were lost. The tracer ends at a mark of its own, behind the last event: all of them are in the file then.
 trace_off() {
-    sleep 1
     echo 0 >$tracing/events/enable
-    kill $tracer
-    wait $tracer
+    echo 'the record ends' >$tracing/trace_marker
+    wait $tracer || return 1
     ! cat $tracing/per_cpu/cpu*/stats | grep -E 'overrun|dropped' | grep -v ': 0$' || return 1
     rmdir $tracing
 }
@@ -61,6 +62,8 @@ recorded() {
         trace_off || return 1
         off || return 1
         ls -l "/tmp/traces/$one"
-        tar -C /tmp -c traces | nc 10.0.2.2 "$(cat /collect)"
+        # One file in each archive: the last that comes is not to be one that was cut off.
+        tar -C /tmp -c "traces/$one" | nc 10.0.2.2 "$(cat /collect)" || return 1
+        rm "/tmp/traces/$one"
     done
 }

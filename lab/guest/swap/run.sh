@@ -7,6 +7,8 @@
 # As lab/rxe/run.sh: nothing is installed and no privilege is needed, but for a first time without QEMU. Ends with 77,
 # naming the reason, where the machine lacks what it takes. FARMEM_GUEST_MEMORY: the machine's, in MiB.
 # FARMEM_GUEST_KERNEL: the suite of Debian whose kernel it boots, as bookworm-backports (6.12); else this system's.
+# FARMEM_GUEST_IMAGE: a kernel that needs no modules (lab/guest/kernel.sh). FARMEM_BIN: the program that is tried; else it is
+# built.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 begun=$SECONDS
@@ -14,37 +16,41 @@ begun=$SECONDS
 
 need qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod apt-get:apt dpkg-deb:dpkg cc:gcc
 target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
-apt_options
-release=$(kernel_release)
+release=own kernel=${FARMEM_GUEST_IMAGE:-}
+[ -n "$kernel" ] || { apt_options; release=$(kernel_release); }
 profile=${FARMEM_GUEST_PROFILE:-debug}
-[ -n "${FARMEM_GUEST_BUILT:-}" ] ||
+farmem=${FARMEM_BIN:-$target/$profile/farmem}
+[ -n "${FARMEM_GUEST_BUILT:-}${FARMEM_BIN:-}" ] ||
     cargo build --locked --quiet -p farmem-cli $([ "$profile" = debug ] || echo "--$profile")
 
 cache=$target/guest${FARMEM_GUEST_KERNEL:+-$FARMEM_GUEST_KERNEL}
-unpack "$cache" "linux-image-$release" || true
+if [ -z "$kernel" ]; then
+    unpack "$cache" "linux-image-$release" || true
+    kernel=$cache/tree/boot/vmlinuz-$release
+fi
+mkdir -p "$cache"
 new=$(mktemp -d)
 beside=
 trap 'kill $beside ${collector:-} $(cat "$new"/*.pid) 2>/dev/null || true; rm -rf "$new" "$new.img"' EXIT
 
 root=$new/root
 base "$root"
-modules "$cache/tree" "$release" "$root" virtio_pci virtio_net nbd dm_crypt xts ecb aes_generic raid1 \
+[ $release = own ] || modules "$cache/tree" "$release" "$root" virtio_pci virtio_net nbd dm_crypt xts ecb aes_generic raid1 \
     $(case " $* " in *" faults "*) echo zram brd lz4 lz4hc ;; esac)
 # Its file takes memory that the machine is to be short of.
-strip --strip-all -o "$new/farmem" "$target/$profile/farmem"
-put "$new/libraries" "$target/$profile/farmem"
-rm -rf "$new/libraries$target"
+strip --strip-all -o "$new/farmem" "$farmem"
+put "$new/libraries" "$farmem"
+rm -f "$new/libraries$(realpath -s "$farmem")"
 cp -a "$new/libraries/." "$root/"
 install -D "$new/farmem" "$root/usr/bin/farmem"
 for program in pages give faults; do cc -O2 -Wall -static -o "$root/usr/bin/$program" "lab/guest/swap/$program.c"; done
 # The same program with a dynamic loader, for farmem run.
 cc -O2 -Wall -o "$root/usr/bin/far-pages" lab/guest/swap/pages.c
 install lab/guest/swap/init.sh "$root/init"
-install lab/guest/swap/{checks,faults,record}.sh "$root/"
+install lab/guest/swap/{checks,faults,record,machine}.sh "$root/"
 echo "$@" >"$root/wanted"
 
 # The nodes are outside of the guest, which sees this machine's loopback at 10.0.2.2. All but the first ask for a token.
-farmem=$target/$profile/farmem
 "$farmem" token create --tenant guest --quota 224M --store "$new/tokens" >"$root/token" 2>"$new/token.log" || { cat "$new/token.log" >&2; exit 1; }
 chmod 600 "$root/token"
 
@@ -87,13 +93,16 @@ case " $* " in *" faults "*)
     put "$root" "$(command -v nbd-client)"
     ;;
 esac
-# Real programs, to be recorded, and where what is recorded goes: FARMEM_GUEST_RECORD names some of them.
+# Real programs, to be recorded, and where what is recorded goes. FARMEM_GUEST_RECORD names some of them: those of
+# lab/swap/traces, else; there are also python, and toy, which takes a minute. The files are in traces beside the kernel.
 collector=
 case " $* " in *" recorded "*)
     need redis-server:redis-server redis-cli:redis-tools sqlite3:sqlite3 gcc:gcc python3.11:python3
-    echo "${FARMEM_GUEST_RECORD:-redis python sqlite sort gcc}" >"$root/collected"
+    echo "${FARMEM_GUEST_RECORD:-redis sqlite sort gcc}" >"$root/collected"
     mkdir "$root/record"
     cp lab/guest/swap/record/* "$root/record/"
+    cp lab/swap/traces/sort "$root/record/profile"
+    cc -O2 -Wall -static -o "$root/usr/bin/replay" lab/guest/swap/replay.c
     awk -v COUNT=40 -f lab/guest/swap/record/functions.awk >"$root/record/functions.c"
     awk 'BEGIN { srand(7); for (i = 0; i < 600000; i++) printf "%.9f %d %.9f\n", rand(), i, rand() }' >"$root/record/lines"
     cc -O2 -Wall -static -o "$root/usr/bin/slots" lab/guest/swap/record/slots.c
@@ -106,8 +115,28 @@ case " $* " in *" recorded "*)
     mkdir -p "$root/usr/lib/python3.11"
     (cd /usr/lib/python3.11 && find . -maxdepth 2 -name '*.py' ! -path './test/*' -print0 | cpio --null -pdm --quiet "$root/usr/lib/python3.11")
     echo $((port + 2)) >"$root/collect"
-    (while busybox nc -l -p $((port + 2)) < <(sleep 9999) >"$new/recorded"; do [ ! -s "$new/recorded" ] || tar -C "$cache" -xf "$new/recorded"; done) &
+    # Nothing is ever said to the guest.
+    mkfifo "$new/silence"
+    exec 7<>"$new/silence"
+    (while busybox nc -l -p $((port + 2)) <&7 >"$new/recorded"; do [ ! -s "$new/recorded" ] || tar -C "$cache" -xf "$new/recorded"; done) &
     collector=$!
+    # The programs and their data lie in the machine's memory twice while it starts.
+    FARMEM_GUEST_MEMORY=${FARMEM_GUEST_MEMORY:-768} FARMEM_GUEST_LIMIT=${FARMEM_GUEST_LIMIT:-7200}
+    ;;
+esac
+# A virtual machine in the virtual machine: QEMU as it is here, with a guest whose only program is pages.
+case " $* " in *" machine "*)
+    inner=$(lab/guest/kernel.sh)
+    mkdir -p "$root/machine" "$new/inner" "$root/usr/share"
+    cp "$inner" "$root/machine/kernel"
+    cp "$root/usr/bin/pages" "$new/inner/pages"
+    pack "$new/inner" >"$root/machine/image"
+    put "$root" "$(command -v qemu-system-x86_64)"
+    for folder in qemu seabios; do
+        mkdir -p "$root/usr/share/$folder"
+        cp /usr/share/$folder/{bios-256k,kvmvapic,linuxboot_dma,linuxboot}.bin "$root/usr/share/$folder/" 2>/dev/null || true
+    done
+    FARMEM_GUEST_MEMORY=${FARMEM_GUEST_MEMORY:-768} FARMEM_GUEST_LIMIT=${FARMEM_GUEST_LIMIT:-7200}
     ;;
 esac
 pack "$root" >"$new.img"
@@ -148,7 +177,7 @@ host() {
 echo "guest: $release by $(accelerator), image $(($(stat -c %s "$new.img") >> 20)) MiB, built after $((SECONDS - begun)) s"
 status=0
 # A file system of half of the memory would not hold what is under test.
-APPEND=rootfstype=ramfs boot "${FARMEM_GUEST_LIMIT:-300}" "${FARMEM_GUEST_MEMORY:-224}" "$cache/tree/boot/vmlinuz-$release" "$new.img" \
+APPEND="rootfstype=ramfs nbd.nbds_max=0" boot "${FARMEM_GUEST_LIMIT:-300}" "${FARMEM_GUEST_MEMORY:-224}" "$kernel" "$new.img" \
     -netdev "user,id=n,tftp=$new/answers" -device virtio-net-pci,netdev=n,romfile= |
     host | tee "$new/console" || status=$?
 echo "guest: $((SECONDS - begun)) s in all; the node said:"

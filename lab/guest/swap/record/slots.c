@@ -1,5 +1,5 @@
 /* slots FILE: what the kernel does to the slots of a swap device, in few bytes. Reads lines of tracefs, of the events
- * block_bio_queue and freed (compute/swap/src/freed.rs), until they end or SIGTERM comes. lab/swap/src/recorded.rs reads
+ * block_bio_queue and freed (compute/swap/src/freed.rs), up to the mark "the record ends". lab/swap/src/recorded.rs reads
  * the file:
  *
  *   W first length    slots are in use now       numbers are base 128, low digits first; first is the distance from the
@@ -8,7 +8,6 @@
  *   M milliseconds    time goes on
  *
  * A page that leaves to a slot in use is left out: it changes nothing of what is held. */
-#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +16,6 @@
 static FILE *out;
 static char kind;
 static int64_t first, after, ends[128];
-static volatile sig_atomic_t ended;
 
 static void number(uint64_t n) {
     for (; n >= 128; n >>= 7) putc((int)(n & 127) | 128, out);
@@ -64,13 +62,12 @@ static void time_goes_on(double now) {
     last += (double)passed / 1000;
 }
 
-static void end(int signal) { ended = signal; }
-
 int main(int n, char **argument) {
     if (n != 2 || !(out = fopen(argument[1], "w"))) return 2;
-    sigaction(SIGTERM, &(struct sigaction){.sa_handler = end}, NULL);
     char line[1024];
+    int ended = 0;
     while (!ended && fgets(line, sizeof line, stdin)) {
+        ended = strstr(line, ": the record ends") != NULL;
         unsigned long at, length, last;
         char how[16], *bio = strstr(line, ": block_bio_queue: "), *freed = strstr(line, ": freed: (");
         char *name = bio ? bio : freed;
@@ -89,5 +86,5 @@ int main(int n, char **argument) {
         }
     }
     run();
-    return fclose(out) != 0;
+    return fclose(out) != 0 || !ended;
 }

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Builds a small Linux for guests from Debian's package of its source: the least that swaps to a
+# node (kernel.config), with allocations that fail on purpose, which Debian's own kernels cannot.
+# Prints the image's path; a second time it is there.
+#
+#   lab/guest/kernel.sh [PACKAGE]      linux-source-6.1, if it is not said
+#
+# Some minutes of two CPUs, at nice 19. Ends with 77, naming the reason, where something lacks.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+. lab/guest/lib.sh
+need make:make gcc:gcc flex:flex bison:bison bc:bc xz:xz-utils apt-get:apt dpkg-deb:dpkg
+# A header, not a tool; the kernel checks its own code with it.
+[ -e /usr/include/libelf.h ] || need libelf.h:libelf-dev
+package=${1:-linux-source-6.1}
+target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+cache=$target/guest-own
+image=$cache/$package.$(sha256sum <lab/guest/kernel.config | cut -c1-16)
+if [ ! -e "$image" ]; then
+    unpack "$cache" "$package" >&2 || true
+    source=$cache/$package
+    rm -rf "$source"
+    mkdir -p "$source"
+    nice -n 19 tar -C "$source" --strip-components=1 -xf "$cache/tree/usr/src/$package.tar.xz"
+    # It is large: for another configuration it is downloaded again.
+    rm -rf "$cache/tree" "$cache/debs" "$cache/packages"
+    {
+        nice -n 19 make -C "$source" tinyconfig &&
+            (cd "$source" && scripts/kconfig/merge_config.sh -m .config "$OLDPWD/lab/guest/kernel.config") &&
+            nice -n 19 make -C "$source" olddefconfig &&
+            nice -n 19 make -C "$source" -j"$(nproc)" bzImage
+    } >"$cache/log" 2>&1 || { tail -20 "$cache/log" >&2; skip "the kernel cannot be built"; }
+    for wanted in BLK_DEV_NBD SWAP MEMCG VIRTIO_NET FAILSLAB FAIL_PAGE_ALLOC; do
+        grep -q "^CONFIG_$wanted=y" "$source/.config" || skip "the kernel has no CONFIG_$wanted"
+    done
+    cp "$source/arch/x86/boot/bzImage" "$image"
+    rm -rf "$source"
+fi
+echo "$image"
