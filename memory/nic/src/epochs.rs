@@ -93,7 +93,6 @@ impl Epochs {
     }
 
     /// Waits, outside of any section, until what is under way now has ended.
-    #[cfg(not(loom))]
     pub fn wait(&self) {
         let since = self.now();
         while !self.is_over(since) {
