@@ -29,15 +29,15 @@ pub enum AskError {
         /// The error of the system.
         why: String,
     },
-    /// It does not lead, or does so no longer.
+    /// The controller does not lead, or leads no longer.
     #[error("the controller at {at} has no answer: {why}")]
     NotNow {
-        /// Where.
+        /// Its address.
         at: String,
-        /// What it says.
+        /// The reason that it gives.
         why: String,
     },
-    /// It was reached, and says no.
+    /// The controller was reached, and refuses.
     #[error("{0}")]
     Refused(String),
     /// Something else answers there.

@@ -8,12 +8,14 @@
 //!  │◄── answer, x-farmem-answer: mac ───────────────────│  mac = HMAC(key, "answer" h method path status body)
 //! ```
 //!
-//! Any token may ask for a run's nodes. A node's beat and an operator's order take a token of the
-//! tenant [`OPERATOR`]. Anybody who reaches the port may look at the rack. A holder of a
-//! token gets a proof with that answer, too.
+//! `h` is the host's nonce, `n` the challenge.
 //!
-//! A challenge can be answered once, and for [`GOOD_FOR`]. It carries its time and a seal that only
-//! this controller can make. So the controller keeps nothing of challenges that nobody answers.
+//! Any token may ask for a run's nodes. A node's beat and an operator's order need a token of the
+//! tenant [`OPERATOR`]. A GET needs no token: every client that reaches the port may look at the
+//! rack. A client that names a token gets a proof with that answer, too.
+//!
+//! A challenge can be answered once, within [`GOOD_FOR`]. It carries its time and a seal that only
+//! this controller can make. So the controller stores only challenges that were answered.
 
 use crate::api::Refused;
 use axum::Json;
@@ -38,16 +40,17 @@ pub const OPERATOR: &str = "rack";
 /// The most bytes of a request's body.
 pub const LONGEST_REQUEST: usize = 64 << 10;
 
-/// How long a challenge can be answered.
+/// A challenge can be answered for this long.
 const GOOD_FOR: Duration = Duration::from_secs(10);
-/// Answered challenges that are remembered. More than these in [`GOOD_FOR`] are refused.
+/// The most answered challenges that are remembered. Further ones within [`GOOD_FOR`] are refused.
 const MOST_ANSWERED: usize = 1 << 17;
-/// How long a request's body may be on its way.
+/// A request whose body takes longer to arrive is refused. The wait for [`MOST_BODIES`] counts.
 const BODY_WITHIN: Duration = Duration::from_secs(5);
-/// Bodies that are received at the same time. Others wait.
+/// The most bodies that are received at the same time. Others wait.
 const MOST_BODIES: usize = 256;
 
-/// The time in milliseconds, the later the greater; 16 random bytes; 16 bytes of the seal.
+/// 8 bytes of time in milliseconds, 16 random bytes, 16 bytes of the seal. The time is big-endian,
+/// so that challenges sort by age.
 type Challenge = [u8; 40];
 
 /// Finds the key of a token that can be used now, by its public name.
@@ -64,7 +67,8 @@ pub struct Asked<'a> {
     pub body: &'a [u8],
 }
 
-/// The text by which a host names its token, or proves it in answer to a challenge.
+/// The value of the header [`TOKEN`]. It names the host's token, and proves it if there is a
+/// challenge.
 pub fn token(key: &Key, nonce: &Nonce, challenge: Option<&str>, asked: Asked<'_>) -> String {
     let named = format!("{} {}", hex(&key.id), hex(nonce));
     match challenge {
@@ -75,7 +79,7 @@ pub fn token(key: &Key, nonce: &Nonce, challenge: Option<&str>, asked: Asked<'_>
     }
 }
 
-/// Whether a controller that knows the token has given this answer to this request.
+/// Whether `answer` proves that a controller that knows the token answered this request so.
 pub fn is_proven(answer: &str, key: &Key, nonce: &Nonce, asked: Asked<'_>, status: u16, body: &[u8]) -> bool {
     unhex(answer).is_some_and(|shown| same(&shown, &of_answer(key, nonce, asked, status, body)))
 }
@@ -85,14 +89,15 @@ fn of_request(key: &Key, challenge: &[u8], nonce: &Nonce, asked: Asked<'_>) -> M
 }
 
 fn of_answer(key: &Key, nonce: &Nonce, asked: Asked<'_>, status: u16, body: &[u8]) -> Mac {
-    // The request's body is in the request's proof; a GET has none.
+    // The request's body is left out: the request's own proof covers it, and a GET has none.
     key.of_answer(&[nonce, asked.method.as_bytes(), asked.path.as_bytes(), &status.to_le_bytes(), body])
 }
 
 /// A controller's tokens and open challenges.
 pub struct Guard {
-    /// `None`: it serves whoever can reach it.
+    /// `None`: every request is carried out, without a token.
     find: Option<Find>,
+    /// A random key that no other process knows: it seals challenges.
     seal: Key,
     begun: Instant,
     /// Challenges that were answered in the last [`GOOD_FOR`], the oldest first.
@@ -109,7 +114,7 @@ struct Named {
 }
 
 impl Guard {
-    /// A guard that knows tokens by `find`, or one that lets everybody in.
+    /// A guard that knows tokens by `find`. Without `find` it lets every request pass.
     ///
     /// # Errors
     /// The system has no randomness.
@@ -167,13 +172,13 @@ impl Guard {
         Some(Named { key, nonce, proven })
     }
 
-    /// The same, which waits so long for bodies.
+    /// The same guard, with another limit on the time of bodies.
     #[cfg(test)]
     pub(crate) fn waits(self, body_within: Duration) -> Guard {
         Guard { body_within, ..self }
     }
 
-    /// A refusal, unless the request may be carried out.
+    /// The refusal of a request; `None` if it may be carried out.
     fn refusal(&self, named: Option<&Named>, headers: &HeaderMap, asked: Asked<'_>) -> Option<Response> {
         if asked.method != Method::POST.as_str() {
             return None;
@@ -199,7 +204,7 @@ impl Guard {
     }
 }
 
-/// Receives a request's body within bounds, and lets a request by that may come by.
+/// Receives a request's body within bounds, and passes the request on unless it is refused.
 pub async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
     let received = tokio::time::timeout(guard.body_within, async {
@@ -228,10 +233,10 @@ pub async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next
     }
 }
 
-/// The answer with the controller's proof.
+/// Adds the controller's proof to an answer.
 async fn proven(answer: Response, key: &Key, nonce: &Nonce, asked: Asked<'_>) -> Response {
     let (mut head, body) = answer.into_parts();
-    // The controller's own, and whole already.
+    // No limit is needed: the controller made this body itself, and it is in memory.
     let Ok(body) = to_bytes(body, usize::MAX).await else {
         return refused(StatusCode::INTERNAL_SERVER_ERROR, "the answer was lost");
     };

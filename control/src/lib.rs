@@ -11,15 +11,17 @@
 //!   as arguments.
 //! * [`store`]: the part that must outlive the process: members and drains.
 //! * [`etcd`], [`election`]: several controllers, of which one leads.
-//! * [`serve`]: HTTP in front of these; [`metrics`].
-//! * [`guard`]: tokens and challenges; [`door`]: bounds on connections.
+//! * [`serve`]: HTTP in front of these.
+//! * [`metrics`]: the rack's figures as text for Prometheus.
+//! * [`guard`]: tokens and challenges.
+//! * [`door`]: bounds on connections.
 //! * [`client`]: the blocking client of nodes, runs and operators.
 //! * [`api`]: the messages.
 //!
 //! The controller is not on the path of any page. It never decides which bytes are right, and no
-//! run ends because it is away: a run keeps the nodes that it has, and waits only when it needs a
-//! new one. The nodes' own records of what they lend are the truth. So a controller that was
-//! restarted knows everything again after one beat of each node.
+//! run ends because the controller is away: a run keeps the nodes that it has, and waits only when
+//! it needs a new one. The nodes' own records of what they lend are the truth. So a controller that
+//! was restarted knows everything again after one *beat* of each node: its report, twice a second.
 
 pub mod api;
 pub mod client;

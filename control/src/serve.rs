@@ -1,7 +1,7 @@
 //! HTTP in front of the state: the messages of [`crate::api`], a page, and metrics.
 //!
-//! Each request takes the state's lock, is carried out, leaves the lock, has its intents kept, and
-//! is answered. Of several controllers only the one that leads answers.
+//! A request is carried out under the state's lock. Its intents are then kept in the store, without
+//! that lock. Then it is answered. Of several controllers only the leader answers.
 
 use crate::api::{Beat, Given, ORDER_HEADER, Orders, Rack, Refused, Term, Want};
 use crate::door;
@@ -24,17 +24,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often time goes by for the state.
+/// How often the state is told the time.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How long a new leader waits for the beats of nodes that it knows of, before it gives runs nodes.
+/// How long a new leader waits for the beats of nodes that it knows, before it gives nodes to runs.
 const BEATS_WITHIN: Duration = Duration::from_millis(1200);
 
-/// The part that a controller has in the rack now.
+/// Whether a controller leads the rack now.
 enum Role {
-    /// It leads; of several, since it last made sure.
+    /// It leads. If it is one of several: when etcd last confirmed that. `None`: it is the only
+    /// one.
     Leads(Option<Instant>),
-    /// It does not, for this reason.
+    /// It stands by, for this reason.
     Stands(String),
 }
 
@@ -42,13 +43,14 @@ enum Role {
 struct Controller {
     state: State,
     role: Role,
-    /// Intents that the state has and the store has not: a disk was full. Each later change, and
-    /// each tick, tries again, so that an order that failed is not lost when it is repeated.
+    /// Intents that the state has and the store does not have yet. They stay here after a failure,
+    /// such as a full disk. Each later change, and each tick, tries again. A repeated order changes
+    /// nothing in the state, so it alone would not be kept.
     unsaved: Vec<Intent>,
     /// Bytes that tenants may hold in the whole rack, by name.
     quotas: BTreeMap<String, u64>,
     random: Random,
-    /// When it began to lead.
+    /// When it began to lead: the zero of the state's time.
     begun: Instant,
     log: fn(&str),
 }
@@ -57,8 +59,8 @@ struct Controller {
 pub struct Served {
     controller: Mutex<Controller>,
     store: Store,
-    /// Held while intents are being kept: one after the other, in the order in which the state took
-    /// them.
+    /// Held while intents are written to the store. So they reach it in the order in which the
+    /// state took them.
     keeping: tokio::sync::Mutex<()>,
 }
 
@@ -70,15 +72,15 @@ impl Served {
         Arc::new(Served { controller, store, keeping: tokio::sync::Mutex::new(()) })
     }
 
-    /// The only one of its rack, with what a store held. `seed` is random: it decides which nodes
-    /// are drawn. `log` takes a line for each thing that happens.
+    /// The only controller of its rack, with the content of its store. `seed` is random: it decides
+    /// which nodes are drawn. `log` takes a line for each event.
     pub fn alone(store: Store, kept: Kept, seed: u64, log: fn(&str)) -> Arc<Served> {
         Served::of(store, State::of(kept.intents).led_in(kept.term), Role::Leads(None), seed, log)
     }
 
-    /// One of several that share an etcd, reached at this address by nodes, runs and the others. It
-    /// stands by, and takes part in the election in a thread of its own for as long as the process
-    /// lives.
+    /// One of several controllers that share an etcd. Nodes, runs and the other controllers reach
+    /// it at `address`. It stands by at first. A thread of its own takes part in the election until
+    /// the process ends.
     ///
     /// # Errors
     /// The system has no thread.
@@ -104,8 +106,8 @@ impl Served {
     }
 
     fn lock(&self) -> MutexGuard<'_, Controller> {
-        // A handler that panicked left the state as its last whole change did: each is made at
-        // once.
+        // A panic of a handler does not make the state unusable: it is as the last whole change
+        // left it.
         self.controller.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -119,7 +121,7 @@ impl Served {
         }
     }
 
-    /// Keeps what the state has and the store has not. The controller is not locked meanwhile.
+    /// Writes the unsaved intents to the store. The controller is not locked meanwhile.
     async fn keep(self: &Arc<Self>) -> Result<(), StoreError> {
         let _one = self.keeping.lock().await;
         let (intents, epoch) = {
@@ -133,7 +135,7 @@ impl Served {
         let kept = tokio::task::spawn_blocking(move || served.store.keep(&intents)).await;
         kept.map_err(|e| StoreError::Panicked(e.to_string()))??;
         let mut controller = self.lock();
-        // Those of another term are gone already.
+        // A new term began meanwhile: it has discarded the unsaved intents of the last one.
         if controller.state.term() == epoch {
             controller.unsaved.drain(..of);
         }
@@ -181,7 +183,7 @@ impl Controller {
         self.begun.elapsed()
     }
 
-    /// Carries out what follows from a change, but for keeping: [`Served::keep`].
+    /// Carries out a change's actions. Intents are only queued: [`Served::keep`] stores them.
     fn carry_out(&mut self, actions: Vec<Action>) {
         for action in actions {
             match action {
@@ -196,7 +198,7 @@ impl Controller {
 struct No(StatusCode, String);
 
 impl No {
-    /// Another controller may have the answer, or this one in a moment.
+    /// 503: another controller may be able to answer, or this one a moment later.
     fn not_now(why: String) -> No {
         No(StatusCode::SERVICE_UNAVAILABLE, why)
     }
@@ -232,7 +234,7 @@ impl From<StoreError> for No {
 
 type Shared = Arc<Served>;
 
-/// Serves until the process ends. The guard says who may change the rack.
+/// Serves until the process ends. The guard decides which requests may change the rack.
 ///
 /// # Errors
 /// The socket failed.
@@ -266,12 +268,12 @@ async fn tick(shared: Shared) {
         } else {
             continue;
         }
-        // Time alone changes no intent. The operator whose order could not be kept was told so.
+        // Retries intents that could not be kept. The operators of such orders were told already.
         let _ = shared.keep().await;
     }
 }
 
-/// For standbys: that this controller leads.
+/// Answers standbys that ask whether this controller leads.
 async fn leads(With(shared): With<Shared>) -> Result<Json<Term>, No> {
     Ok(Json(shared.led()?.state.term()))
 }
@@ -293,7 +295,8 @@ async fn beat(
     Ok(Json(orders))
 }
 
-/// An address of no particular host, completed by where its node speaks from.
+/// Completes an address of no particular host (`0.0.0.0:7411`) by the address that the beat came
+/// from.
 fn completed(at: &str, from: IpAddr) -> String {
     match at.parse::<SocketAddr>() {
         Ok(at) if at.ip().is_unspecified() => SocketAddr::new(from.to_canonical(), at.port()).to_string(),
@@ -303,8 +306,8 @@ fn completed(at: &str, from: IpAddr) -> String {
 
 async fn want(With(shared): With<Shared>, Json(want): Json<Want>) -> Result<Json<Given>, No> {
     let mut controller = shared.led()?;
-    // A leader that has just begun would take nodes for down that have not said yet that they are
-    // up.
+    // A node counts as down until its first beat. So a leader that answers at once would replace
+    // nodes that are up.
     if controller.now() < BEATS_WITHIN && controller.state.awaits_beats() {
         return Err(No::not_now("this controller has just begun to lead: ask again".into()));
     }
@@ -322,7 +325,8 @@ async fn order(
     Path((name, order)): Path<(String, String)>,
     headers: HeaderMap,
 ) -> Result<Json<Rack>, No> {
-    // A page of another site may not send this header: its reader's browser asks here first.
+    // This stops forged orders from other web sites. A browser lets their pages send this header
+    // only if this server allows it, and it does not.
     if !headers.contains_key(ORDER_HEADER) {
         return Err(No(StatusCode::FORBIDDEN, format!("an order has the header {ORDER_HEADER}")));
     }
@@ -343,7 +347,7 @@ async fn order(
 }
 
 async fn counters(With(shared): With<Shared>) -> impl IntoResponse {
-    // A standby knows nothing but that it is one.
+    // A standby has no figures of the rack.
     let rack = shared.led().ok().map(|controller| controller.state.view(controller.now()));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::exposition(rack.as_ref()))
 }

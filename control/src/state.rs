@@ -5,13 +5,13 @@
 //!  (unknown) ────► Up ◄──────────────► Suspect ───────────────► Down
 //!                  │ ▲ beat                                      │ beat
 //!                  │ └───────────────────────────────────────────┘
-//!                  └─ drain asked, or the node says that it is leaving: no run is given it, and
-//!                     runs that have it are given others in its place. Empty when nothing is lent.
+//!                  └─ an operator drains the node, or it says that it is leaving: no run is given
+//!                     it, and its runs are given others. It is empty when nothing is lent.
 //! ```
 //!
-//! Beats alone tell what a node lends and to which runs. Only an [`Intent`] outlives the
-//! controller: that a node is a member, and that it is to be drained. An action to keep an intent
-//! is carried out before the answer is given.
+//! Beats alone tell how much a node has lent. Only an [`Intent`] outlives the controller: that a
+//! node belongs to the rack, that it is to be drained, and its shares of tenants' quotas. To
+//! *drain* a node is to empty it. [`Action::Keep`] is carried out before the request is answered.
 //!
 //! A node that is down is given to no run. Runs that have it keep it until they find out by
 //! themselves: the host process has the last word about its bytes.
@@ -29,20 +29,20 @@ use std::time::Duration;
 
 /// How often a node says that it is there.
 pub const BEAT_EVERY: Duration = Duration::from_millis(500);
-/// Without a beat for so long a node is given to no run.
+/// A node that has sent no beat for this long is given to no run.
 pub const SUSPECT_AFTER: Duration = Duration::from_secs(1);
-/// Without a beat for so long it counts as down.
+/// A node that has sent no beat for this long counts as down.
 pub const DOWN_AFTER: Duration = Duration::from_secs(2);
-/// A run that has not asked for so long is over, as far as is known.
+/// A run that has not asked for this long counts as over.
 const RUN_LASTS: Duration = Duration::from_secs(10);
-/// Bytes that a run's nodes have free together, at least, if the rack has them. So a run gets one
+/// The least bytes that a run's nodes together have free, if the rack has them. So a run gets one
 /// more node before it needs it.
 pub const HEADROOM: u64 = 1 << 30;
-/// A node with less is full: nothing smaller than a slab is lent to a run.
+/// A node with fewer bytes free is full: nothing smaller than a slab is lent to a run.
 pub const LEAST_FREE: u64 = farmem_protocol::addr::SLAB_BYTES;
-/// Events that are kept to be shown.
+/// The most events that are kept for the operator's view.
 const EVENTS: usize = 100;
-/// Members that a rack has at most.
+/// The most nodes that a rack has.
 const MOST_NODES: usize = 20_000;
 
 /// A part of the state that outlives the controller.
@@ -55,25 +55,25 @@ pub enum Intent {
         /// Its failure domain.
         domain: String,
     },
-    /// It belongs to it no longer.
+    /// A node belongs to the rack no longer.
     Forgotten {
         /// The name that it had.
         name: String,
     },
-    /// It is to be emptied, or no longer.
+    /// A node is to be emptied, or no longer.
     Drain {
         /// Its name.
         name: String,
         /// Whether it is to be emptied.
         wanted: bool,
     },
-    /// A node may let a tenant's programs hold so much, at most.
+    /// The most bytes that a node may let a tenant's programs hold.
     Share {
         /// The tenant's name.
         tenant: String,
         /// The node's.
         node: String,
-        /// 0: nothing.
+        /// The bytes. 0: the node has no share.
         bytes: u64,
     },
 }
@@ -81,28 +81,28 @@ pub enum Intent {
 /// Work that the caller must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// To be kept before the answer is given.
+    /// Keep this intent in the store before the request is answered.
     Keep(Intent),
-    /// A line for the log.
+    /// Write this line to the log.
     Say(String),
 }
 
 /// Why a request is refused, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Something in the request cannot be.
+    /// The request has a value that is not allowed.
     #[error("{0}")]
     Malformed(String),
-    /// Two processes call themselves the same.
+    /// Two processes that are up use the same node name.
     #[error("another node of this rack calls itself {0} and is up: give this one a --name of its own")]
     NameTaken(String),
     /// No such node.
     #[error("no node of this rack is called {0}")]
     Unknown(String),
-    /// It is there.
+    /// The node is up, so it cannot be forgotten.
     #[error("{0} is up: drain it and stop it first")]
     IsUp(String),
-    /// Nothing to give.
+    /// There is no node to give to the run.
     #[error("{0}")]
     NoNode(String),
     /// The request names a later leader.
@@ -119,18 +119,20 @@ struct Node {
     lends: u64,
     lent: u64,
     members: u64,
-    /// Bytes read and written by the last beat, and a second by the last two.
+    /// Bytes read and written since the node's start, as of its last beat.
     moved: (u64, u64),
+    /// Bytes read and written a second between the last two beats.
     rates: (u64, u64),
     leaving: bool,
     drain: bool,
-    /// Bytes that it had lent when it was to be emptied, at most.
+    /// The most bytes that it had lent since its drain was ordered. 0: it is not drained.
     drain_from: u64,
-    /// Whether it was said that it is empty.
+    /// Whether the event "is empty" was reported.
     told_empty: bool,
-    /// Bytes that runs may take since they were given it after its last beat. A guess: it decides
-    /// which node is drawn, never whether one is full.
+    /// Bytes that runs may have taken since its last beat: [`HEADROOM`] for each run that was given
+    /// the node. It is a guess. It decides which node is drawn, never whether one is full.
     placed: u64,
+    /// When its last beat came. `None`: none came since this controller began.
     heard: Option<Duration>,
     standing: Standing,
     /// When a run was last given other nodes because this one needs its memory.
@@ -145,6 +147,7 @@ enum Standing {
 }
 
 impl Node {
+    /// A node that is known from the store alone, or is new.
     fn unheard(seat: usize, domain: String) -> Node {
         Node {
             seat,
@@ -171,21 +174,22 @@ impl Node {
         self.lends.saturating_sub(self.lent)
     }
 
-    /// Whether runs may have it, be it full.
+    /// Whether runs may have the node. A full one counts: runs that have it keep it.
     fn is_open(&self) -> bool {
         self.standing == Standing::Up && !self.drain && !self.leaving
     }
 
-    /// Whether it may be given to a run that does not have it yet.
+    /// Whether the node may be given to a run that does not have it yet.
     fn has_room(&self) -> bool {
         self.is_open() && self.free() >= LEAST_FREE
     }
 
-    /// Whether it has lent more than it lends now, because its machine needs the memory.
+    /// Whether the node has lent more than it is willing to lend now. Its machine needs the memory.
     fn is_pressed(&self) -> bool {
         self.standing == Standing::Up && self.lent > self.lends
     }
 
+    /// The node's state, as the operator's view shows it.
     fn shown(&self) -> &'static str {
         match self.standing {
             Standing::Down => "down",
@@ -200,10 +204,11 @@ impl Node {
 
 struct Run {
     host: String,
-    /// Failure domains that it wants.
+    /// The number of failure domains in which it wants nodes.
     domains: u32,
     nodes: Vec<String>,
     figures: Option<Figures>,
+    /// When it last asked.
     asked: Duration,
 }
 
@@ -212,11 +217,12 @@ struct Run {
 pub struct State {
     term: Term,
     nodes: BTreeMap<String, Node>,
-    /// Node names by their seats. A seat that is empty has no weight, and is taken again.
+    /// Node names by seat: a node's index in `open`. A seat that is empty has no weight, and is
+    /// given to the next new node.
     seats: Vec<Option<String>>,
-    /// By seat: the memory that a node lends, if its room may be given to runs.
+    /// By seat: MiB that the node lends, if it has room for another run; otherwise 0.
     open: Weights,
-    /// Names by addresses.
+    /// Node names by address.
     at: BTreeMap<String, String>,
     runs: BTreeMap<String, Run>,
     shares: Shares,
@@ -224,7 +230,8 @@ pub struct State {
 }
 
 impl State {
-    /// As the intents say that were kept, in their order. No node is up before it says so.
+    /// The state that kept intents describe, applied in their order. A node counts as down until
+    /// its first beat.
     pub fn of(kept: impl IntoIterator<Item = Intent>) -> State {
         let mut state = State::default();
         for intent in kept {
@@ -245,26 +252,28 @@ impl State {
         state
     }
 
-    /// The same, led in a term.
+    /// The same state, led in this term.
     pub fn led_in(self, term: Term) -> State {
         State { term, ..self }
     }
 
-    /// Bytes that tenants may hold in the whole rack, by tenant. Shares of others stay as they are.
+    /// Sets the bytes that tenants may hold in the whole rack. The shares of tenants that are not
+    /// named stay as they are.
     pub fn set_quotas(&mut self, quotas: BTreeMap<String, u64>) {
         self.shares.set_quotas(quotas);
     }
 
-    /// Whose time it is.
+    /// The term in which this controller leads.
     pub fn term(&self) -> Term {
         self.term
     }
 
-    /// Whether some member was not heard of yet: news is still to come.
+    /// Whether some node of the rack has sent no beat yet.
     pub fn awaits_beats(&self) -> bool {
         self.nodes.values().any(|node| node.heard.is_none())
     }
 
+    /// Refuses a request that names a later term than this controller's.
     fn not_deposed(&self, seen: Option<Term>) -> Result<(), Refusal> {
         if seen.is_some_and(|seen| self.term.is_before(seen)) { Err(Refusal::Deposed) } else { Ok(()) }
     }
@@ -303,26 +312,30 @@ impl State {
         }
     }
 
-    /// After every change of what [`Node::has_room`] looks at.
+    /// Sets a node's weight for the draw. To be called after every change of a value that
+    /// [`Node::has_room`] reads.
     fn weigh(&mut self, name: &str) {
         if let Some(node) = self.nodes.get(name) {
-            // The sum of all nodes must fit: beyond 2⁴⁸ bytes a node counts as that.
+            // The sum over all nodes must fit into the weights. So a node counts as 2⁴⁸ bytes at
+            // most.
             let weight = if node.has_room() { (node.lends >> 20).clamp(1, 1 << 28) } else { 0 };
             self.open.set(node.seat, weight);
         }
     }
 
+    /// Notes an event, and has it logged.
     fn say(&mut self, now: Duration, line: String, actions: &mut Vec<Action>) {
         self.note(now, line.clone());
         actions.push(Action::Say(line));
     }
 
+    /// Notes an event for the operator's view.
     fn note(&mut self, now: Duration, line: String) {
         self.events.push_front((now, line));
         self.events.truncate(EVENTS);
     }
 
-    /// A node's beat. Its addresses are complete.
+    /// Takes in a node's beat. Its addresses name hosts: the caller has completed `0.0.0.0`.
     ///
     /// # Errors
     /// [`Refusal::Malformed`], [`Refusal::NameTaken`], [`Refusal::Deposed`].
@@ -357,7 +370,7 @@ impl State {
         node.incarnation = beat.incarnation;
         node.domain.clone_from(&beat.domain);
         if node.address != address {
-            // Of two nodes that say the same the later is meant.
+            // If two nodes claim one address, the later claim counts.
             if self.at.get(&node.address) == Some(&beat.name) {
                 self.at.remove(&node.address);
             }
@@ -396,8 +409,8 @@ impl State {
         Ok(Orders { drain, next_ms: BEAT_EVERY.as_millis() as u64, term: self.term, serial, shares })
     }
 
-    /// Time goes by: nodes that are not heard of are suspect, then down; runs that do not ask are
-    /// over. Call it several times a second.
+    /// Lets time pass. Nodes without a beat become suspect, then down. Runs that do not ask are
+    /// over. To be called several times a second.
     pub fn tick(&mut self, now: Duration, actions: &mut Vec<Action>) {
         let (mut said, mut changed) = (Vec::new(), Vec::new());
         for (name, node) in &mut self.nodes {
@@ -410,7 +423,7 @@ impl State {
             if standing == node.standing {
                 continue;
             }
-            // One that said that it goes is not missed.
+            // A node that announced its leaving is not reported as late or down.
             match standing {
                 Standing::Down if node.leaving => said.push(format!("{name} has left")),
                 Standing::Down => said.push(format!("{name} is down: no word for {} s", DOWN_AFTER.as_secs())),
@@ -430,7 +443,7 @@ impl State {
         self.runs.retain(|_, run| now.saturating_sub(run.asked) < RUN_LASTS);
     }
 
-    /// A node is to be emptied, or no longer.
+    /// Orders that a node be emptied, or takes the order back.
     ///
     /// # Errors
     /// [`Refusal::Unknown`].
@@ -447,7 +460,7 @@ impl State {
         Ok(())
     }
 
-    /// A node that will not come back belongs to the rack no longer.
+    /// Removes a node that will not come back from the rack.
     ///
     /// # Errors
     /// [`Refusal::Unknown`]; [`Refusal::IsUp`].
@@ -464,11 +477,12 @@ impl State {
     }
 }
 
-/// Printable, and neither empty nor too long.
+/// Whether a text is printable, has no comma, and is neither empty nor too long.
 fn is_text(text: &str) -> bool {
     !text.is_empty() && text.len() <= LONGEST && !text.chars().any(|c| c.is_control() || c == ',')
 }
 
+/// Refuses a name that is no [`is_text`], or has a space. `what` names it in the refusal.
 fn name_is_good(what: &str, text: &str) -> Result<(), Refusal> {
     if is_text(text) && !text.contains(char::is_whitespace) {
         return Ok(());

@@ -166,8 +166,9 @@ fn is_stale(status: u16, text: &str) -> bool {
     status == 401 || status >= 400 && text.contains("revision of auth store is old")
 }
 
-/// A member without a leader says so by an error, and another may have one. What it says of users is
-/// what all say.
+/// The text of a good answer, or the reason of a bad one. Without a leader a member of etcd answers
+/// by an error, and another member may have a leader. Errors about users are the same from all
+/// members.
 fn answered(status: u16, text: String) -> Result<String, Failed> {
     if (200..300).contains(&status) {
         return Ok(text);

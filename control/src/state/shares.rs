@@ -7,16 +7,17 @@
 //!  lower: ordered ─► the node applies it, and says so ─► the bound is kept, and another node's is raised
 //! ```
 //!
-//! So the sum of what a tenant's programs hold never exceeds its quota, whoever is cut off, and no
-//! node asks anybody before it grants. A node that is down keeps its share until it is forgotten or
-//! comes back.
+//! So a tenant's programs never hold more than its quota together, whichever machines are cut off.
+//! No node asks the controller before it grants. A node that is down keeps its share until it is
+//! forgotten or comes back.
 //!
 //! *Late orders.* A node applies the orders of a term by their serial numbers, and none of an earlier
 //! term. It repeats the number of the last in its beats. Only a beat that names the last order of
 //! this term lowers a bound: nothing that is under way can raise the share again.
 //!
-//! *Who gets how much.* All that nobody holds is handed out, in whole slabs: evenly, but to nodes
-//! that had to refuse since their last beat before others.
+//! *The split.* The part of a quota that no program holds is handed out in whole slabs, evenly.
+//! Nodes that had to refuse a request since their last beat share all of it. If there are none, all
+//! nodes that are heard of share it.
 
 use super::{Action, Intent};
 use crate::api::{Beat, Term};
@@ -25,9 +26,9 @@ use std::collections::BTreeMap;
 
 /// Tenants that can have a quota in the whole rack.
 pub const MOST_QUOTAS: usize = 128;
-/// What a node or a quota can have at most: so the sum over all nodes of a rack fits.
+/// The most bytes of a share or a quota: the sum over all nodes of a rack then fits in 64 bits.
 const MOST_BYTES: u64 = 1 << 48;
-/// A share is changed by no less than this part of it, unless a node had to refuse.
+/// A share is changed by at least one part in this many, unless a node had to refuse.
 const PART: u64 = 8;
 
 /// The shares of one tenant, by node.
@@ -35,11 +36,11 @@ type OfNodes = BTreeMap<String, Bound>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Bound {
-    /// What the node may admit, at most. As it is kept.
+    /// The most bytes that the node may admit, as the store has it.
     bytes: u64,
-    /// What it holds, by its last beat. `None`: not heard of.
+    /// Bytes that programs hold there, by its last beat. `None`: no beat came yet.
     held: Option<u64>,
-    /// What it had to refuse.
+    /// The largest request that the node had to refuse before its last beat, in bytes.
     short: u64,
 }
 
@@ -53,13 +54,13 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// Tenants' quotas from now on. What is above the limit of tenants is passed over.
+    /// Sets the tenants' quotas. Tenants beyond the first [`MOST_QUOTAS`] are ignored.
     pub fn set_quotas(&mut self, quotas: BTreeMap<String, u64>) {
         let bounded = |(tenant, bytes): (String, u64)| (tenant, bytes.min(MOST_BYTES));
         self.quotas = quotas.into_iter().take(MOST_QUOTAS).map(bounded).collect();
     }
 
-    /// As it was kept.
+    /// Takes in a share from the store.
     pub fn restore(&mut self, tenant: String, node: String, bytes: u64) {
         let bound = Bound { bytes: bytes.min(MOST_BYTES), ..Bound::default() };
         self.bounds.entry(tenant).or_default().insert(node, bound);
@@ -73,7 +74,7 @@ impl Shares {
         self.bounds.iter().flat_map(of)
     }
 
-    /// A node does not come back: its shares are others'.
+    /// A node does not come back: its shares go to the others.
     pub fn forget(&mut self, node: &str, actions: &mut Vec<Action>) {
         self.serials.remove(node);
         for (tenant, nodes) in &mut self.bounds {
