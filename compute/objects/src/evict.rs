@@ -1,5 +1,6 @@
 //! The evictor: which frames are given to arrivals, and how many segments each size class has. Safe
-//! code.
+//! code. A *frame* holds one local object. A *segment* is a run of frames of one size class.
+//! An *arrival* is an object that comes in. A *victim* is an object that leaves for it.
 //!
 //! ```text
 //! an arrival needs a frame ─┬─ a free one of its class
@@ -9,12 +10,13 @@
 //!                           └─ a segment of another class
 //! ```
 //!
-//! A hand goes round the frames of each class. An object that was used since it came by last gets
-//! one more round. An object that came and was used by one scope only gets none, so a scan pushes
-//! out no objects that are in use.
+//! A hand goes round the frames of each class, as in the CLOCK algorithm. It spares an object that
+//! was used since it passed last, and sets [`SEEN`]; a use clears that. An object that was used
+//! only by the scope that brought it in is not spared. So a scan pushes out no objects that are in
+//! use.
 //!
-//! Victims are chosen [`BATCH`] at a time, before the last free frame is gone. So the writes of
-//! dirty victims travel behind the read of a miss, by the same round trip.
+//! Victims are chosen [`BATCH`] at a time, before the last free frame is taken. So the writes of
+//! dirty victims follow the read of a miss by the same round trip.
 
 use crate::class::{CLASSES, Class, SEGMENT};
 use crate::frames::{Arena, At, Frames, Move};
@@ -32,11 +34,11 @@ use std::time::Duration;
 const BATCH: usize = 32;
 /// A class with fewer free frames chooses victims.
 const LOW: usize = 8;
-/// Bytes that leave between two looks at how segments are shared out.
+/// Segments are shared out again among the classes each time this many bytes have left.
 const LOOK: usize = 4 << 20;
-/// Bytes of neighbours that are scanned together: a block's.
+/// The most bytes of adjacent objects that one scan covers: those of a block.
 const TOGETHER: u64 = 2 << 20;
-/// The longest sleep in which nothing arrives, between two looks whether the node is lost.
+/// How long to sleep for an arrival before looking whether the node is lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The amounts moved since the heap was built.
@@ -50,19 +52,23 @@ pub struct Moved {
     pub batches: u64,
 }
 
-/// Decides who leaves, and moves objects.
+/// Chooses the objects that leave, and moves objects.
 pub struct Evictor {
     rooms: [Room; CLASSES],
-    /// Segments that no class has.
+    /// Segments that may still be given to a class.
     left: usize,
     share: Rc<Share>,
+    /// The most segments that all classes may have.
     most: usize,
     /// Dirty victims that are still in their frames.
     leaving: Vec<At>,
-    /// Posted arrivals.
+    /// Posted arrivals that have not ended.
     posted: usize,
+    /// Buffers for posted arrivals, to be used again.
     buffers: Vec<Vec<u8>>,
+    /// Kept empty between calls for its allocation.
     done: Vec<Completion>,
+    /// Bytes that left since segments were last shared out.
     gone: usize,
     pub moved: Moved,
     pub lane: Lane,
@@ -70,7 +76,7 @@ pub struct Evictor {
 }
 
 impl Evictor {
-    /// `most`: segments.
+    /// An evictor with at most `most` segments.
     pub fn new(most: usize, share: Rc<Share>, lane: Lane) -> Evictor {
         Evictor {
             rooms: Room::of_all(),
@@ -88,7 +94,7 @@ impl Evictor {
         }
     }
 
-    /// Bytes of local memory, headers with them.
+    /// The limit of local memory in bytes, with the frames' headers.
     pub fn most(&self) -> usize {
         self.most * SEGMENT
     }
@@ -103,13 +109,13 @@ impl Evictor {
         self.left == 0 && self.rooms[class.index].free() < LOW
     }
 
-    /// Arrivals of this class that push nothing out.
+    /// The number of arrivals of this class that push nothing out.
     pub fn room(&self, class: Class) -> usize {
         let fresh = if self.rooms[class.index].len() < class.segments() { self.left * class.frames() } else { 0 };
         fresh + self.rooms[class.index].free()
     }
 
-    /// The frame is free: its object was dropped, or is of no more use here.
+    /// Takes back a frame whose object was dropped, has left, or did not come.
     pub fn free(&mut self, arena: &Arena, class: Class, at: At) {
         self.rooms[class.index].give(arena.place(class, at));
     }
@@ -127,15 +133,15 @@ impl Evictor {
         taken.map(|(segment, number)| arena.frame(class, segment, number)).ok_or(Error::ScopeFull(self.most()))
     }
 
-    /// Sees to it that a class has `n` free frames, and chooses victims when it has few. `oldest`:
+    /// Makes sure that a class has `n` free frames, and chooses victims when it has few. `oldest`:
     /// the stamp of the oldest open scope.
     ///
     /// # Errors
-    /// [`Error::ScopeFull`]: open scopes hold the rest. [`Error::Memory`]: what should leave
-    /// cannot.
+    /// [`Error::ScopeFull`]: open scopes hold the other frames. [`Error::Memory`]: victims could
+    /// not be written home.
     fn provide(&mut self, arena: &Arena, class: Class, n: usize, oldest: u64) -> Result<()> {
         if self.gone >= LOOK {
-            // Now, while no frame is taken and not yet given to a box.
+            // This is the safe moment: no frame was taken that is not yet given to a box.
             self.share_out(arena, oldest);
         }
         while self.rooms[class.index].free() < n {
@@ -159,14 +165,15 @@ impl Evictor {
         Ok(())
     }
 
-    /// One segment more for a class, if nothing has to leave for it: one that no class has, or one
-    /// that is empty.
+    /// Gives a class one more segment, if no object has to leave for it: one that no class has, or
+    /// an empty one of another class. Returns whether there was one.
     fn widen(&mut self, arena: &Arena, class: Class) -> bool {
         if self.rooms[class.index].len() == class.segments() {
             return false;
         }
         if self.left > 0 && !self.share.has(self.most - self.left + 1) {
-            // Other heaps have the rest of the run's share. It is not asked for again and again.
+            // Other heaps have the rest of the run's share. The limit is lowered to the segments in
+            // use, so that the share is not asked again.
             (self.most, self.left) = (self.most - self.left, 0);
         }
         if self.left == 0 {
@@ -180,7 +187,7 @@ impl Evictor {
         true
     }
 
-    /// A class has one segment less. Nothing is in it.
+    /// Takes an empty segment from a class. `nth`: its place among the class's segments.
     fn take_away(&mut self, arena: &Arena, class: Class, nth: usize) {
         let room = &mut self.rooms[class.index];
         arena.discard(class, room.segment(nth));
@@ -188,8 +195,8 @@ impl Evictor {
         self.left += 1;
     }
 
-    /// Has the hand choose victims: clean ones are free at once, dirty ones are among `leaving`.
-    /// How many in all.
+    /// Lets the hand choose up to `want` victims. Clean ones are freed at once. Dirty ones are
+    /// added to `leaving`. Returns the number of both.
     fn choose(&mut self, arena: &Arena, class: Class, want: usize, oldest: u64) -> usize {
         let room = &mut self.rooms[class.index];
         let mut chosen = 0;
@@ -222,7 +229,7 @@ impl Evictor {
         chosen
     }
 
-    /// Takes a segment from the class with the most that can give one.
+    /// Takes a segment from another class. The class with the most segments is tried first.
     fn steal(&mut self, arena: &Arena, class: Class, oldest: u64) -> Result<bool> {
         let mut others: Vec<usize> = (0..CLASSES).filter(|&other| other != class.index).collect();
         others.sort_by_key(|&other| std::cmp::Reverse(self.rooms[other].len()));
@@ -238,7 +245,8 @@ impl Evictor {
         Ok(false)
     }
 
-    /// Empties a segment of a class, unless a scope holds something of it.
+    /// Empties a segment and takes it from its class, unless a scope holds an object in it. Returns
+    /// whether the class gave it up.
     fn give_up(&mut self, arena: &Arena, class: Class, nth: usize, oldest: u64) -> Result<bool> {
         let segment = self.rooms[class.index].segment(nth);
         let frames = (0..class.frames()).map(|number| arena.frame(class, segment, number));
@@ -254,7 +262,7 @@ impl Evictor {
         let written = self.run(arena, &[], oldest);
         self.leaving = kept;
         written?;
-        // Those that could not leave keep the segment; the clean ones stay with them.
+        // If some objects could not be written home, the segment stays, with its clean objects.
         if used.iter().any(|&at| arena.word(at) != 0 && arena.is_dirty(at)) {
             return Ok(false);
         }
@@ -266,8 +274,8 @@ impl Evictor {
         Ok(true)
     }
 
-    /// Moves one segment from the class with the least turnover for its size to the one with the
-    /// most.
+    /// Moves one segment from the class with the fewest bytes gone per segment to the one with the
+    /// most. It does so only if they differ by more than a factor of two.
     fn share_out(&mut self, arena: &Arena, oldest: u64) {
         self.gone = 0;
         let density = |room: &Room| room.gone / room.len().max(1);
@@ -291,9 +299,10 @@ impl Evictor {
     /// trip to each node.
     ///
     /// # Errors
-    /// The first of an arrival, else the first of a departure. Objects that could not leave stay.
+    /// The first error of an arrival. If there are no arrivals, the first of a departure. Objects
+    /// that could not be written home stay local.
     fn run(&mut self, arena: &Arena, reads: &[Move], oldest: u64) -> Result<()> {
-        // Some were used, or dropped, since they were chosen.
+        // Victims that were used or dropped since they were chosen do not leave.
         let goes = |&at: &At| {
             let meta = arena.meta(at);
             let word = Word(arena.word(at));
@@ -333,7 +342,7 @@ impl Evictor {
         ended
     }
 
-    /// An object has come to its frame, or has not.
+    /// Notes that an arrival has ended: the object is in its frame, or did not come.
     fn came(&mut self, arena: &Arena, at: At, is_there: bool) {
         if is_there {
             arena.arrived(at);
@@ -344,7 +353,8 @@ impl Evictor {
         }
     }
 
-    /// Brings one object in. Its word from now on.
+    /// Brings one object in. `mark` is the scope's stamp, `word` its box's. Returns the box's new
+    /// word.
     pub fn fetch_one(&mut self, arena: &Arena, (class, mark, oldest): (Class, u64, u64), word: Word) -> Result<Word> {
         let home = self.homes.addr(word.home()).ok_or(Error::OtherHeap)?;
         let at = self.frame(arena, class, oldest)?;
@@ -354,8 +364,8 @@ impl Evictor {
         Ok(word)
     }
 
-    /// Brings objects of a class in, by one round trip to each node; all of them or none. Tells
-    /// each one's new word.
+    /// Brings objects of a class in, by one round trip to each node. Passes each box's new word to
+    /// `tell`. After an error those that came may leave next.
     pub fn fetch(
         &mut self,
         arena: &Arena,
@@ -376,12 +386,13 @@ impl Evictor {
             reads.push((at, home));
         }
         self.run(arena, &reads, oldest).inspect_err(|_| {
-            // Those that came are let go of: none is of use without the others.
+            // The caller cannot use some without the others. Those that came are the hand's next
+            // victims.
             reads.iter().filter(|&&(at, _)| arena.word(at) != 0).for_each(|&(at, _)| arena.set_seen(at));
         })
     }
 
-    /// A frame and a home for a fresh object, which awaits its bytes.
+    /// A frame and a home for a new object. The caller fills the frame.
     pub fn fresh(
         &mut self,
         arena: &Arena,
@@ -402,8 +413,8 @@ impl Evictor {
         }
     }
 
-    /// Posts arrivals of objects that will be needed. Those for which there is no frame are left
-    /// out.
+    /// Fetches objects ahead: posts their arrivals, and does not wait. Leaves out those for which
+    /// there is no frame.
     pub fn post(
         &mut self,
         arena: &Arena,
@@ -415,7 +426,7 @@ impl Evictor {
             let Some(home) = self.homes.addr(word.home()) else { continue };
             let Ok(at) = self.frame(arena, class, oldest) else { break };
             let word = Word::new(at.units(class), word.home());
-            // It gets one round of the hand: it has not been used yet.
+            // Without SEEN: the hand spares the object once, because it has not been used yet.
             arena.give(at, word, mark);
             tell(n, word);
             let mut buffer = self.buffers.pop().unwrap_or_default();
@@ -431,7 +442,8 @@ impl Evictor {
         self.posted
     }
 
-    /// Takes posted arrivals that have come; waits for one if `wait` and any is under way.
+    /// Takes in the posted arrivals that have ended. With `wait` it waits for one if any is under
+    /// way.
     pub fn settle(&mut self, arena: &Arena, wait: bool) {
         if self.posted == 0 {
             return;
@@ -444,7 +456,8 @@ impl Evictor {
         for Completion { tag, result, buffer, .. } in done.drain(..) {
             self.posted -= 1;
             let Some(at) = arena.of_tag(tag) else { continue };
-            // Of one that has not come, the next use asks again, and is told.
+            // An error is not reported here: the next use fetches the object again, and returns the
+            // error.
             if result.is_ok() {
                 arena.fill(at, &buffer);
             }
@@ -454,8 +467,9 @@ impl Evictor {
         self.done = done;
     }
 
-    /// A scan is done with an object. Where room is short, it makes room at once, if it is clean
-    /// and no open scope holds it. Else it leaves with the next that the hand meets.
+    /// Notes that a scan is done with an object. If room is short, the object's frame is freed at
+    /// once, provided that it is clean and no open scope holds it. Otherwise the hand will not
+    /// spare it.
     pub fn seen(&mut self, arena: &Arena, class: Class, word: Word, oldest: u64) {
         let at = arena.of_word(class, word);
         if self.left > 0 || arena.word(at) != word.0 {
@@ -470,8 +484,8 @@ impl Evictor {
         }
     }
 
-    /// The result of a scan of the first bytes of objects that are away. Neighbours are looked at
-    /// together.
+    /// Has nodes scan the first `len` bytes of each of these objects, which are away: pairs of a
+    /// word and `len`. Adjacent ones are scanned together.
     pub fn scan_away(&mut self, away: &[(Word, u64)], scan: &Scan) -> Result<Found> {
         let mut ranges: Vec<(Addr, u64)> = Vec::new();
         for &(word, len) in away {
@@ -484,7 +498,7 @@ impl Evictor {
         Ok(self.lane.scan(&ranges, scan)?)
     }
 
-    /// As many bytes of each of these objects, which are away, from an offset on.
+    /// Fetches `each` bytes of these objects, which are away: pairs of a word and an offset.
     pub fn gather_away(&mut self, away: &[(Word, u64)], each: u32) -> Result<Vec<u8>> {
         let place = |&(word, offset): &(Word, u64)| Some(self.homes.addr(word.home())? + offset);
         let places: Option<Vec<Addr>> = away.iter().map(place).collect();

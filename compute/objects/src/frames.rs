@@ -5,21 +5,24 @@
 //!                                                        └─ another word? then the object is away
 //! ```
 //!
-//! A write sets the dirty bit in the box's word and in the frame's. So a use of either kind changes
-//! one word of the header at most, and only once a scope.
+//! *Place*: where the frame is in its class. *Home*: where the object lies in far memory. *Stamp*:
+//! the number of the last scope that used the object; later scopes have greater ones.
 //!
-//! A place is validated, not patched: a frame has the word of the box that it serves. So nobody has
-//! to find a box when its frame is taken. A box's place always names a header of its class
+//! A write sets the dirty bit in the box's word and in the frame's. So a read or a write changes at
+//! most one word of the header, and only once a scope.
+//!
+//! A place is validated, not patched: a frame has the word of the box that it serves. So a frame
+//! can be taken without a search for its box. A box's place always names a header of its class
 //! ([`crate::class`]), and no two boxes of a thread have one home ([`crate::homes`]). So equal
 //! words mean: this frame has this box's object.
 //!
 //! *Why a reference stays good.* It is tied to the box's borrow and to a scope. [`FarBox::get`]
 //! leaves in the frame a stamp that is not older than the scope's. A frame whose stamp is not older
 //! than the oldest open scope's is neither emptied nor filled: [`Frames::transfer`] and
-//! [`Frames::empty`] assert that. The arena is unmapped with the last owner of the heap, which each
-//! scope is.
+//! [`Frames::empty`] assert that. The arena is unmapped with the last owner of the heap, and each
+//! scope is an owner.
 //!
-//! *Why nobody writes beside a reference.* A payload is written through an exclusive borrow of its
+//! *Why no write races a reference.* A payload is written through an exclusive borrow of its
 //! box, or by an arrival. While its object is on the way, a frame has the complement of the box's
 //! word, and is never lent.
 //!
@@ -43,7 +46,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-/// Two words before each payload. In larger classes the header is padded to the payload's
+/// The header of a frame: two words before its payload. Larger classes pad it to the payload's
 /// alignment.
 #[repr(C)]
 struct Header {
@@ -63,13 +66,13 @@ impl At {
     }
 }
 
-/// One arrival or departure of [`Frames::transfer`].
+/// One arrival or departure of [`Frames::transfer`]: a frame, and the object's home.
 pub type Move = (At, Addr);
 
 /// All frames of a heap. Unmapped with it.
 pub struct Arena(Frames);
 
-/// All frames of a heap, for those that keep its [`Arena`].
+/// All frames of a heap. Valid only while the heap's [`Arena`] lives.
 pub struct Frames {
     base: NonNull<u8>,
 }
@@ -89,7 +92,7 @@ impl Arena {
         NonNull::new(base).map(|base| Arena(Frames { base })).ok_or(Error::NoAddresses(12))
     }
 
-    /// For one that keeps the arena.
+    /// The frames, for a caller that keeps the arena alive.
     #[inline]
     pub fn frames(&self) -> Frames {
         Frames { base: self.0.base }
@@ -103,7 +106,7 @@ impl Frames {
         At(class.from + segment * SEGMENT + number * class.stride)
     }
 
-    /// Where a box of this class says that its object is.
+    /// The frame that a box of this class names by its word.
     #[inline]
     pub fn of_word(&self, class: Class, word: Word) -> At {
         At(class.from + (word.place() << class.unit) as usize)
@@ -112,7 +115,7 @@ impl Frames {
     #[inline]
     fn header(&self, at: At) -> &Header {
         // SAFETY: an `At` is a header's offset in the arena, which is readable, writable, and zero
-        // at first: two words. Nobody has a unique reference to a header.
+        // at first: two words. No unique reference to a header exists.
         unsafe { self.base.byte_add(at.0).cast().as_ref() }
     }
 
@@ -122,27 +125,28 @@ impl Frames {
         memory::prefetch(self.base.as_ptr() as usize + at.0);
     }
 
-    /// The word of the box whose object it has, or the complement of one that awaits its object
-    /// here; 0: none's.
+    /// The word in a frame: that of the box whose object it has. The complement of a box's word:
+    /// the object is on its way. 0: the frame is free.
     #[inline]
     pub fn word(&self, at: At) -> u64 {
         self.header(at).word.get()
     }
 
-    /// Gives the frame to a box that awaits its object there. `meta`: a stamp, and bits.
+    /// Gives a free frame to a box whose object will come there. `meta`: a stamp, and bits.
     pub fn give(&self, at: At, word: Word, meta: u64) {
         assert!(self.word(at) == 0, "a frame is given away once");
         self.header(at).meta.set(meta | ARRIVING);
         self.header(at).word.set(!word.0);
     }
 
-    /// The object has left: the frame is nobody's. `oldest`: the stamp of the oldest open scope.
+    /// Frees a frame whose object has left. `oldest`: the stamp of the oldest open scope.
     pub fn empty(&self, at: At, oldest: u64) {
         assert!(self.meta(at) >> STAMP < oldest && self.meta(at) & ARRIVING == 0, "a frame that a scope holds stays");
         self.header(at).word.set(0);
     }
 
-    /// The frame's box is dropped, or its object never came: nothing can refer to its payload.
+    /// Frees a frame whose box is dropped, or whose object did not come. No reference to its
+    /// payload can exist.
     fn abandon(&self, at: At) {
         self.header(at).word.set(0);
     }
@@ -168,13 +172,13 @@ impl Frames {
         Word(self.word(at)).is_dirty()
     }
 
-    /// The hand comes by: changes no stamp.
+    /// Notes that the evictor's hand has passed the frame. The stamp stays.
     pub fn set_seen(&self, at: At) {
         let Header { meta, .. } = self.header(at);
         meta.set(meta.get() | SEEN);
     }
 
-    /// Notes a use by a scope with this mark. The hand sees it.
+    /// Notes a use by a scope with this mark: its stamp, without bits. This clears [`SEEN`].
     #[inline]
     pub fn stamp(&self, at: At, mark: u64) {
         let meta = &self.header(at).meta;
@@ -189,8 +193,9 @@ impl Frames {
         unsafe { self.base.byte_add(at.0 + class.header) }
     }
 
-    /// Reads objects into frames that await them, and writes others home, by one round trip. One
-    /// result for each, in this order. `oldest`: the stamp of the oldest open scope.
+    /// Reads objects into frames that await them, and writes others home, by one round trip.
+    /// Returns the results of the reads, then those of the writes. `oldest`: the stamp of the
+    /// oldest open scope.
     pub fn transfer(&self, lane: &mut Lane, reads: &[Move], writes: &[Move], oldest: u64) -> Vec<farmem::Result<u64>> {
         let mut batch = lane.batch();
         for (n, &(at, home)) in reads.iter().enumerate() {
@@ -212,9 +217,9 @@ impl Frames {
         batch.run()
     }
 
-    /// Writes values home that are here and dirty, by one round trip to each node, and has them be
-    /// clean. Their boxes are borrowed exclusively: so values may go that a scope holds.
-    /// Returns the first error.
+    /// Writes values home that are local and dirty, by one round trip to each node, and marks them
+    /// clean. Values that a scope holds may be written too, because their boxes are borrowed
+    /// exclusively. Returns the first error.
     pub fn save<T: Far>(&self, lane: &mut Lane, values: Vec<(&mut FarBox<T>, Addr)>) -> farmem::Result<()> {
         let class = FarBox::<T>::CLASS;
         let is_new =
@@ -242,7 +247,7 @@ impl Frames {
         saved
     }
 
-    /// One arrival, with nothing else.
+    /// Reads one object into the frame that awaits it.
     pub fn arrive(&self, lane: &mut Lane, (at, home): Move) -> farmem::Result<()> {
         let class = Class::at(at.0);
         assert!(self.meta(at) & ARRIVING != 0);
@@ -251,7 +256,7 @@ impl Frames {
         lane.read(home, payload)
     }
 
-    /// The bytes of an object that came otherwise.
+    /// Writes an object's bytes into the frame that awaits it.
     pub fn fill(&self, at: At, bytes: &[u8]) {
         let class = Class::at(at.0);
         assert!(self.meta(at) & ARRIVING != 0 && bytes.len() <= class.payload);
@@ -259,7 +264,7 @@ impl Frames {
         unsafe { self.payload(at, class).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
     }
 
-    /// The object is there.
+    /// Notes that the object has come: its box may use the frame.
     pub fn arrived(&self, at: At) {
         let Header { word, meta } = self.header(at);
         assert!(meta.get() & ARRIVING != 0);
@@ -267,28 +272,28 @@ impl Frames {
         word.set(!word.get());
     }
 
-    /// The object did not come.
+    /// Notes that the object did not come, and frees the frame.
     pub fn missed(&self, at: At) {
         assert!(self.meta(at) & ARRIVING != 0);
         self.header(at).meta.set(0);
         self.abandon(at);
     }
 
-    /// Gives the memory of a segment back to the system. All of its frames are nobody's.
+    /// Gives the memory of a segment back to the system. All of its frames are free.
     pub fn discard(&self, class: Class, segment: usize) {
         let frames = (0..class.frames()).map(|number| self.frame(class, segment, number));
         assert!(frames.into_iter().all(|at| self.word(at) == 0));
         let at = self.frame(class, segment, 0);
-        // SAFETY: within the arena; no payload of it is lent. Zero is the header of a frame that is
-        // nobody's.
+        // SAFETY: within the arena; no payload of it is lent. Zero is the header of a free frame.
         unsafe { memory::discard(self.base.byte_add(at.0).as_ptr(), SEGMENT) };
     }
 
-    /// The tag by which a posted arrival names its frame, and back.
+    /// The tag by which a posted arrival names its frame.
     pub fn tag(at: At) -> u64 {
         at.0 as u64
     }
 
+    /// The frame that a tag names.
     pub fn of_tag(&self, tag: u64) -> Option<At> {
         let at = usize::try_from(tag).ok().filter(|&at| at < ARENA)?;
         let class = Class::at(at);
@@ -299,7 +304,7 @@ impl Frames {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: all that could refer to it had the heap, which is gone.
+        // SAFETY: each reference into the arena keeps the heap alive, and the heap is gone.
         unsafe { memory::unmap(self.0.base.as_ptr(), ARENA) };
     }
 }
@@ -307,11 +312,11 @@ impl Drop for Arena {
 /// A value in far memory: 8 bytes here, and the value in a frame or at its home. As `Box`, it owns
 /// the value.
 ///
-/// The box has no handle of its heap. When the heap's last handle is gone before the box, the value
-/// is lost: each use returns [`Error::OtherHeap`].
+/// The box does not keep its heap alive. If the heap's last handle is dropped before the box, the
+/// value is lost: each use returns [`Error::OtherHeap`].
 pub struct FarBox<T: Far> {
     word: Cell<u64>,
-    /// Stays on its thread.
+    /// A pointer type: so the box is not `Send`, and stays on its thread.
     value: PhantomData<*const T>,
 }
 
@@ -336,12 +341,12 @@ impl<T: Far> FarBox<T> {
         FarBox { word: Cell::new(word.0), value: PhantomData }
     }
 
-    /// A box whose object lies at this home, and is away. The home is no other box's.
+    /// A box whose object is at this home, and away. No other box has this home.
     pub(crate) fn away(home: Home) -> FarBox<T> {
         FarBox { word: Cell::new(home.0), value: PhantomData }
     }
 
-    /// A value for a box that is away, instead of the one at its home.
+    /// Gives the box a new value, without fetching the one at its home.
     pub(crate) fn renew(&mut self, inner: &Inner, value: &T) -> Result<()> {
         self.forget(inner);
         let (at, word) = inner.fresh_at(Self::CLASS, self.word().home())?;
@@ -351,7 +356,7 @@ impl<T: Far> FarBox<T> {
         Ok(())
     }
 
-    /// Lets go of a local value. The bytes at its home are its value from now on.
+    /// Drops the local value. The bytes at the home are the box's value from now on.
     pub(crate) fn forget(&mut self, inner: &Inner) {
         let at = inner.arena.of_word(Self::CLASS, self.word());
         inner.settle(at, self.word());
@@ -372,7 +377,8 @@ impl<T: Far> FarBox<T> {
         self.word.set(word.0);
     }
 
-    /// The frame with the value, held by the scope.
+    /// The frame with the value, which the scope holds from now on. Fetches the value if it is
+    /// away.
     #[inline]
     fn hold(&self, scope: &Scope) -> Result<At> {
         let arena = &scope.arena;
@@ -467,7 +473,7 @@ impl<T: Far> fmt::Debug for FarBox<T> {
     }
 }
 
-// Plain data seen as what it is: each checks length and alignment.
+// Plain data and its bytes. Each function checks length and alignment.
 
 /// Elements of a payload.
 #[inline]

@@ -25,10 +25,10 @@ const USUAL: usize = 64 << 20;
 const NO_SCOPE: u64 = u64::MAX >> STAMP;
 
 pub(crate) struct Inner {
-    /// Before the arena: transfers that are under way end with its lane.
+    /// Declared before the arena, so dropped before it: its lane ends the transfers under way.
     evictor: RefCell<Evictor>,
     pub arena: Arena,
-    /// Behind the arena: what it gives back is not used any more.
+    /// Declared after the arena, so dropped after it: memory of the share is then used no more.
     _share: Rc<Share>,
     memory: Memory,
     /// All nodes' memory is mapped here.

@@ -1,7 +1,7 @@
 //! Far objects: collections whose elements lie in other machines' RAM, with a part of them local.
 //!
-//! A program that knows that its data is far does without page faults: it fetches what it names,
-//! many pieces by one round trip, and keeps local what it used last.
+//! A program that knows that its data is far needs no page faults. It fetches the objects that it
+//! names, many of them by one round trip. The heap keeps local those that were used last.
 //!
 //! ```no_run
 //! use farmem_objects::{FarVec, Heap};
@@ -27,9 +27,9 @@
 //!
 //! # References
 //!
-//! A reference is tied to its collection and to a [`Scope`]. While the scope lives, elements
-//! reached by it stay local and where they are. So the compiler refuses each misuse. A reference
-//! cannot outlive its scope:
+//! A reference is tied to its collection and to a [`Scope`]. While the scope lives, the elements
+//! that were reached by it stay local, and do not move. Lifetimes express this, so the compiler
+//! refuses each misuse. A reference cannot outlive its scope:
 //!
 //! ```compile_fail,E0505
 //! fn keeps(heap: &farmem_objects::Heap, v: &farmem_objects::FarVec<u64>) -> u64 {
@@ -40,7 +40,7 @@
 //! }
 //! ```
 //!
-//! … nor a change of its collection:
+//! … A reference cannot outlive a change of its collection:
 //!
 //! ```compile_fail,E0502
 //! fn changes(heap: &farmem_objects::Heap, v: &mut farmem_objects::FarVec<u64>) -> u64 {
@@ -51,7 +51,7 @@
 //! }
 //! ```
 //!
-//! … and two cannot write to one collection:
+//! … Two mutable references into one collection cannot exist at a time:
 //!
 //! ```compile_fail,E0499
 //! fn writes(heap: &farmem_objects::Heap, v: &mut farmem_objects::FarVec<u64>) {
@@ -117,9 +117,9 @@
 //!
 //! # Threads
 //!
-//! One thread uses a [`Heap`]. Threads that share objects use a [`SharedHeap`], each by a [`Seat`]
-//! of its own. Its boxes and vectors are shared and sent as `Box` and `Vec` are: many threads read,
-//! or one writes.
+//! One thread uses a [`Heap`]. Threads that share objects use a [`SharedHeap`]. Each of them has a
+//! [`Seat`] of its own: its place at the heap, with its way to the nodes. The heap's boxes and
+//! vectors are shared and sent as `Box` and `Vec` are: many threads read, or one writes.
 //!
 //! ```no_run
 //! # fn main() -> farmem_objects::Result<()> {
@@ -154,7 +154,7 @@
 //! }
 //! ```
 //!
-//! … and a seat is one thread's at a time:
+//! … One thread at a time uses a seat:
 //!
 //! ```compile_fail,E0277
 //! fn shares(seat: &farmem_objects::Seat) {
@@ -166,16 +166,19 @@
 //!
 //! # Limits
 //!
-//! * A thread's heaps have 512 GiB far at most. All shared heaps of a process have as much.
-//! * 256 threads use a shared heap at a time. A scope of one keeps local all that was local when it
-//!   began: it can bring in a quarter for certain, and while it is open little can leave. Threads
-//!   that need room wait a second for it, then get [`Error::ScopeFull`].
+//! * The heaps of a thread have at most 512 GiB of far memory together. So have all shared heaps of
+//!   a process.
+//! * At most 256 threads use a shared heap at a time. A scope of a shared heap keeps local all
+//!   objects that were local when it began. The scope that began first can always bring in a
+//!   quarter of each size class. Little can leave while a scope is open. A thread that needs room
+//!   waits a second for scopes to end, then gets [`Error::ScopeFull`].
 //! * A process that was forked from one with shared heaps builds none.
-//! * A boxed value is at most 4 KiB, an element of a vector or queue too. Elements do not cross
-//!   chunks of [`CHUNK`].
+//! * A boxed value has at most 4 KiB. So has an element of a vector or queue: an element does not
+//!   cross the border of a [`CHUNK`].
 //! * An entry of a map has 120 bytes at most: key, value and what aligns them.
 //! * An entry of a sorted map has 252 bytes at most, an element of a list 2 KiB.
-//! * Local memory of one size of objects: 4 GiB, of objects larger than 1 KiB 16 GiB.
+//! * Objects of one size class have at most 4 GiB of local memory. Those larger than 1 KiB have 16
+//!   GiB.
 //! * An arena of objects has 64 GiB at most, and 8 bytes near for each slot.
 //! * A scope that reaches more than the heap's local memory gets [`Error::ScopeFull`]: open scopes
 //!   in loops.
@@ -211,7 +214,7 @@ pub use btree::FarBTree;
 pub use cache::FarCache;
 pub use error::{Error, Result};
 pub use farmem::Transport;
-/// Implements the trait of this name for a struct: see there.
+/// Implements the trait [`trait@Linked`] for a struct.
 pub use farmem_objects_derive::Linked;
 pub use frame::{
     Agg, ArrowArray, ArrowSchema, Col, Expr, FarFrame, Groups, Join, Order, Selected, Series, Table, Totals, Type,
@@ -229,7 +232,7 @@ pub use shared::{Seat, SharedBox, SharedHeap, SharedScope, SharedVec};
 pub use text::FarString;
 pub use vec::{FarVec, Iter};
 
-/// Bytes of a vector or queue that come and go together.
+/// Bytes of a vector or queue that are fetched and written back together.
 pub const CHUNK: usize = 4096;
 
 /// Elements that can be far: plain data, by zerocopy's derives.

@@ -39,7 +39,7 @@ const NONE: u32 = u32::MAX;
 #[repr(C, align(16))]
 struct Bytes([u8; BUCKET]);
 
-/// What is known of a bucket here. A lookup that finds its key does without it.
+/// The local facts about a bucket. A lookup that finds its key does not need them.
 struct Note {
     /// Bits of the hash that all its entries share.
     bits: u8,

@@ -9,12 +9,12 @@ use crate::{Error, Heap, Result};
 use std::fmt;
 use std::rc::Rc;
 
-/// Keeps local what is reached by it.
+/// Keeps local the objects that are reached by it.
 pub struct Scope {
     pub(crate) inner: Rc<Inner>,
-    /// Those of `inner`, which it keeps: a use finds them without a step more.
+    /// The frames of `inner`, which the scope keeps alive. A copy here saves a use one pointer.
     pub(crate) arena: Frames,
-    /// Its stamp, in the place where frames have theirs.
+    /// Its stamp, shifted to where a frame's `meta` has it; the bits below are 0.
     pub(crate) mark: u64,
 }
 

@@ -6,9 +6,10 @@
 
 use crate::homes::{HOME_BITS, Home};
 
-/// The hand has come by since its last use.
+/// The evictor's hand has passed the frame since its object was last used.
 pub const SEEN: u64 = 1;
-/// Its payload is on its way: it is nobody's to look at. Its word is the complement of its box's.
+/// The payload is on its way, and must not be read. The frame's word is the complement of its
+/// box's.
 pub const ARRIVING: u64 = 2;
 /// Bits of `meta` below the stamp.
 pub const STAMP: u32 = 2;
@@ -20,12 +21,12 @@ const PLACE: u32 = HOME_BITS + 1;
 pub struct Word(pub u64);
 
 impl Word {
-    /// Of an object whose frame is this many units into its class's range.
+    /// The word of an object with this home, whose frame is `place` units into its class's range.
     pub fn new(place: u64, home: Home) -> Word {
         Word(place << PLACE | home.0)
     }
 
-    /// As given to [`Word::new`].
+    /// The frame's place: units into its class's range.
     #[inline]
     pub fn place(self) -> u64 {
         self.0 >> PLACE
@@ -35,12 +36,12 @@ impl Word {
         Home(self.0 & ((1 << HOME_BITS) - 1))
     }
 
-    /// Written to since it came.
+    /// Whether the object was written to since it came.
     pub fn is_dirty(self) -> bool {
         self.0 & 1 << HOME_BITS != 0
     }
 
-    /// As it is in far memory.
+    /// The word without the dirty bit: the object is as at its home.
     pub fn clean(self) -> Word {
         Word(self.0 & !(1 << HOME_BITS))
     }

@@ -1,9 +1,10 @@
 //! `#[derive(Linked)]`: which fields of an object in an arena are links.
 //!
-//! A field that is forgotten by hand does not keep its object alive. So the derive knows each field:
-//! it is a link (`Gc<…>`, or an array of links), a number, or an array of numbers. Any other type
-//! must be said to be plain, by `#[plain]`, which is refused where a link is in sight. Links that do
-//! not keep their object alive are said to be `#[weak]`.
+//! A link is a `Gc<…>`: it keeps its object alive only if `Linked` names it. A programmer who
+//! writes `Linked` by hand may forget one. So the derive must understand each field: a link, a
+//! number, or an array of either. A field of any other type needs `#[plain]`: it has no links. The
+//! derive refuses `#[plain]` on a type that visibly names a link. A link with `#[weak]` does not
+//! keep its object alive.
 
 use proc_macro2::{Group, Ident, TokenStream, TokenTree};
 use quote::{ToTokens, quote};

@@ -7,12 +7,12 @@
 //! ```
 //!
 //! *Two hands.* The first makes frames cold, long before they are needed. The second takes those
-//! that were not used since. Between them lies half of a class, so that a scope can bring in as much
-//! although its own frames are held by its epoch.
+//! that were not used since. Half of a class lies between them. So a scope can bring in half of a
+//! class, although its epoch holds the frames that became cold since it began.
 //!
-//! *The first scope.* While a scope is open, what becomes cold cannot be taken by any thread. Were all
-//! else taken by others, the scope could bring in nothing more, and no waiting would help. So other
-//! threads leave a quarter of each class to the scope that began first, and wait for its end.
+//! *The first scope.* While a scope is open, no thread can take frames that become cold. If other
+//! threads took all other frames, the scope could bring in nothing more, and no waiting would help.
+//! So they leave a quarter of each class to the scope that began first, and wait for its end.
 //!
 //! A class that is short gets other classes' empty segments. Where there is none, a segment of the
 //! class with the most is closed: no frame is taken of it, its objects leave, and then it goes.
@@ -32,7 +32,7 @@ use std::collections::VecDeque;
 const BATCH: usize = 32;
 /// A class with fewer free frames takes cold ones.
 const LOW: usize = 8;
-/// Bytes that leave between two looks at how segments are shared out.
+/// Segments are shared out again among the classes each time this many bytes have left.
 const LOOK: usize = 4 << 20;
 /// One part in this many of a class's frames is left to the scope that began first.
 const REST: usize = 4;
@@ -53,7 +53,7 @@ pub struct Moving {
     /// Their words once they are there.
     pub words: Vec<Word>,
     pub writes: Vec<(Grip, Addr)>,
-    /// Their words, should they have to stay.
+    /// Their words if they could not be written home, and stay.
     pub stays: Vec<Word>,
 }
 
@@ -65,11 +65,12 @@ impl Moving {
 
 /// Whether there is room.
 pub enum Space {
-    /// As many free frames as were asked for.
+    /// There are as many free frames as were asked for.
     Is,
-    /// Once these have left.
+    /// There will be room when the chosen victims have left.
     After,
-    /// Open scopes hold the rest. This thread's began first, if there is any.
+    /// Open scopes hold the other frames. The slot of the seat whose scope began first, if any is
+    /// open.
     Held(Option<usize>),
 }
 
@@ -253,7 +254,7 @@ impl Core {
         true
     }
 
-    /// A frame is nobody's.
+    /// Takes back a frame that has no object any more.
     pub fn free(&mut self, at: At) {
         self.rooms[at.class().index].give(at.place());
     }
@@ -336,7 +337,8 @@ impl Core {
         self.rooms.iter_mut().for_each(|room| room.gone /= 2);
     }
 
-    /// A free frame of a class, for the object of a home. [`Core::room`] came before.
+    /// Takes a free frame of a class for the object of a home. The caller has called
+    /// [`Core::room`].
     pub fn frame(&mut self, on: Ground<'_>, class: Class, home: Home) -> Result<(Grip, Word)> {
         let (segment, number) = self.rooms[class.index].take().ok_or(Error::ScopeFull(self.most * SEGMENT))?;
         let at = on.frames.frame(class, segment, number);

@@ -10,10 +10,11 @@
 //!
 //! *Why a reference stays good.* It is tied to the box's borrow and to a scope. It is taken within
 //! the scope from a frame whose word is the box's. Such a frame is claimed only when all scopes of
-//! that time are over ([`farmem_sys::epochs`]), and bytes come only into frames that were claimed or are
-//! nobody's. The frames are unmapped with the last owner of the heap: the scope's thread has one.
+//! that time are over ([`farmem_sys::epochs`]), and bytes come only into frames that were claimed
+//! or are free. The frames are unmapped with the last owner of the heap. The seat of each scope is
+//! an owner.
 //!
-//! *Why nobody writes beside a reference.* A payload is written through an exclusive borrow of its
+//! *Why no write races a reference.* A payload is written through an exclusive borrow of its
 //! box, or by an arrival into a frame that nobody can find. It is read for its way home when its
 //! frame was claimed.
 //!
@@ -132,7 +133,8 @@ impl Frames {
         unsafe { self.base.byte_add(at.0 + class.header) }
     }
 
-    /// Grips a frame that is nobody's, for the object of a home. The caller holds the heap's lock.
+    /// Claims a free frame to which the object of a home will come. The caller holds the heap's
+    /// lock.
     pub fn give(&self, at: At, home: Home) -> Grip {
         let header = self.header(at);
         assert!(header.peek() == 0 && header.state() == State::Free, "a frame is given away once");

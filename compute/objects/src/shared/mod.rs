@@ -2,17 +2,19 @@
 //!
 //! ```text
 //! thread ── Seat: lane, slot of epochs ─┐
-//! thread ── Seat: lane, slot of epochs ─┼─► heap: frames │ lock: who leaves, who comes
+//! thread ── Seat: lane, slot of epochs ─┼─► heap: frames │ lock: which objects leave, which come
 //! SharedBox, SharedVec: Send and Sync ──┘
 //! ```
 //!
-//! A use takes no lock and writes nothing ([`farmem_sys::epochs`]). A miss takes the heap's lock to
-//! choose a frame, and once more when its object is there. The transfer itself is outside, by the
-//! lane of the thread's seat; other threads that need the object meanwhile wait for it.
+//! An object that is local lies in a *frame*. To use it takes no lock and writes nothing
+//! ([`farmem_sys::epochs`]). A *miss*, a use of an object that is away, takes the heap's lock to
+//! choose a frame. It takes the lock once more when the object has come. The transfer itself is
+//! outside the lock, by the lane of the thread's seat. Other threads that need the object meanwhile
+//! wait for it.
 //!
 //! Room is made by the thread that needs it. It takes frames that no scope can use any more
-//! ([`core`]). Scopes hold all that was local while they are open. So one that stays open lets
-//! nothing leave: threads that need room wait for it, up to [`PATIENCE`].
+//! ([`core`]). An open scope holds all objects that were local when it began. So a scope that stays
+//! open lets nothing leave. Threads that need room wait for it, up to [`PATIENCE`].
 
 mod core;
 mod frames;
@@ -36,26 +38,27 @@ pub use frames::SharedBox;
 use frames::{Arena, Frames};
 pub use vec::SharedVec;
 
-/// Threads that use a heap at a time.
+/// The most threads that use a heap at a time.
 const SEATS: usize = 256;
 /// How long a thread that needs room waits for other threads' scopes.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two looks whether they have ended.
+/// Time between two looks whether those scopes have ended.
 const NAP: Duration = Duration::from_micros(50);
 
 struct Inner {
     core: Mutex<Core>,
-    /// Some object has come or left.
+    /// Notified when transfers have ended: objects have come or left.
     ended: Condvar,
     epochs: Epochs,
     arena: Arena,
-    /// Behind the arena: what it gives back is not used any more.
+    /// Declared after the arena, so dropped after it: memory of the share is then used no more.
     share: Mutex<Share>,
     memory: Memory,
+    /// Under this the heap owns blocks of homes ([`crate::homes`]).
     itself: Shared,
 }
 
-/// Names a shared heap among all of the process.
+/// A shared heap, as the owner of blocks of homes.
 #[derive(Clone)]
 struct Shared(Weak<Inner>);
 
@@ -69,7 +72,7 @@ impl Owner for Shared {
     }
 }
 
-/// Which shared heap of the process has which block.
+/// The process's table of which shared heap owns which block of homes.
 mod owners {
     use super::{Home, Inner, Shared, Table, is_forked};
     use std::sync::{Arc, PoisonError, RwLock};
@@ -86,7 +89,7 @@ mod owners {
         }
     }
 
-    /// The heap that has a home, if it is still there and not a parent's.
+    /// The heap that owns a home. `None`: it is gone, or this is a forked child.
     pub fn of(home: Home) -> Option<Arc<Inner>> {
         if is_forked() {
             return None;
@@ -98,23 +101,23 @@ mod owners {
 /// 1 in the process that built the first shared heap, 0 in its forked children.
 static HERE: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
 
-/// Whether this is a forked child of a process with shared heaps. A lock may then be held by a
-/// thread that is not here.
+/// Whether this is a forked child of a process with shared heaps. A child must take no lock: a
+/// thread of the parent may have held it at the fork.
 fn is_forked() -> bool {
     HERE.get().is_some_and(|here| here.is_some_and(|here| here.load(Ordering::Relaxed) == 0))
 }
 
 /// The result of a look at boxes.
 enum Look {
-    /// All are here.
+    /// All objects are local.
     Here,
-    /// Those that were away come with what is moving.
+    /// The transfers that were begun bring in all objects that were away.
     Coming,
-    /// Look again, when what is moving has ended.
+    /// Look again when the transfers that were begun have ended.
     Again,
-    /// Another thread brings one.
+    /// Other threads bring in those that are away: wait for them.
     Wait,
-    /// Scopes hold all room. This thread's began first.
+    /// Scopes hold all room. The slot of the seat whose scope began first.
     Held(Option<usize>),
 }
 
@@ -123,14 +126,16 @@ impl Inner {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Calls `work` with the parts of the heap that are outside its lock.
     fn with_ground<R>(&self, work: impl FnOnce(Ground<'_>) -> R) -> R {
         let may_have = |segments| self.share.lock().unwrap_or_else(PoisonError::into_inner).has(segments);
         let (frames, epochs, memory) = (&*self.arena, &self.epochs, &self.memory);
         work(Ground { frames, epochs, memory, may_have: &may_have })
     }
 
-    /// Looks at boxes of a class, and begins to bring in those that are away. The caller has a
-    /// scope.
+    /// Looks whether the objects of boxes are local. Chooses frames for those that are away, and
+    /// adds their transfers to `moving`, which the caller runs. `slot`: the seat's. The caller has
+    /// a scope.
     fn look(
         &self,
         core: &mut Core,
@@ -175,7 +180,8 @@ impl Inner {
         })
     }
 
-    /// Has boxes' objects be here. The caller has a scope, which keeps them here.
+    /// Brings in the objects of boxes that are away. The caller has a scope, which keeps them
+    /// local.
     fn load_all(&self, seat: &Seat, class: Class, cells: &[&AtomicU64]) -> Result<()> {
         if is_forked() {
             return self.forked(class, cells);
@@ -209,8 +215,8 @@ impl Inner {
         }
     }
 
-    /// In a forked child: what is here is here, and the rest cannot come. Its lock may be held by a
-    /// thread that is not here.
+    /// [`Inner::load_all`] in a forked child: local objects can be used, and others cannot come. It
+    /// takes no lock: a thread of the parent may have held it at the fork.
     fn forked(&self, class: Class, cells: &[&AtomicU64]) -> Result<()> {
         for cell in cells {
             let word = Word(cell.load(Ordering::Relaxed));
@@ -222,7 +228,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Waits until some object has come or left.
+    /// Waits until some object has come or left, or [`PATIENCE`] is over.
     fn wait<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
         core.waiting += 1;
         let (mut core, _) = self.ended.wait_timeout(core, PATIENCE).unwrap_or_else(PoisonError::into_inner);
@@ -230,8 +236,14 @@ impl Inner {
         core
     }
 
-    /// Scopes hold all room: waits a moment for those of other threads. The patience is for one
-    /// scope: while scopes end, the caller's turn comes.
+    /// Waits a moment, because scopes hold all room. `first`: the slot of the seat whose scope
+    /// began first. `since`: the oldest scope's epoch, and when the caller first met it; the caller
+    /// keeps it between calls. [`PATIENCE`] counts for one oldest scope: it begins again when that
+    /// has ended.
+    ///
+    /// # Errors
+    /// [`Error::ScopeFull`]: the patience is over, or the scope that began first is the caller's
+    /// own.
     fn held(&self, seat: &Seat, first: Option<usize>, since: &mut Option<(Instant, u64)>) -> Result<()> {
         let core = self.lock();
         let full = Error::ScopeFull(core.most * SEGMENT);
@@ -252,7 +264,7 @@ impl Inner {
     /// Moves objects by one round trip.
     ///
     /// # Errors
-    /// The first of an arrival; of a departure, if nothing arrives.
+    /// The first error of an arrival. If there are no arrivals, the first of a departure.
     fn run(&self, seat: &Seat, moving: Moving) -> Result<()> {
         let mut ending = Ending { inner: self, moving, results: Vec::new() };
         let arrivals = ending.moving.reads.len();
@@ -267,7 +279,7 @@ impl Inner {
         failed.map_or(Ok(()), |e| Err(e.into()))
     }
 
-    /// A fresh object with these bytes. Its box's word.
+    /// Makes an object of these bytes. Returns the word for its box.
     fn fresh(&self, seat: &Seat, class: Class, bytes: &[u8]) -> Result<Word> {
         if is_forked() {
             return Err(Error::Memory(farmem::Error::Forked));
@@ -288,6 +300,7 @@ impl Inner {
         }
     }
 
+    /// Takes a home and a frame for a new object, and fills the frame. There is room for it.
     fn make(&self, core: &mut Core, class: Class, bytes: &[u8]) -> Result<Word> {
         let home = core.homes.take(class, &self.memory, &self.itself)?;
         let taken = self.with_ground(|on| core.frame(on, class, home));
@@ -297,14 +310,14 @@ impl Inner {
         Ok(word.dirty())
     }
 
-    /// A box is dropped.
+    /// Frees the home and the frame of a box that is dropped.
     fn dropped(&self, class: Class, word: Word) {
         let mut core = self.lock();
         self.with_ground(|on| core.dropped(on, class, word));
     }
 }
 
-/// Ends what was on its way, also while its thread unwinds.
+/// Records the end of transfers when it is dropped. So they end also if their thread unwinds.
 struct Ending<'a> {
     inner: &'a Inner,
     moving: Moving,
@@ -330,7 +343,7 @@ pub struct SharedHeap {
 }
 
 impl SharedHeap {
-    /// `local`: segments.
+    /// A heap with `local` segments of local memory.
     pub(crate) fn new(local: usize, share: Share, memory: Memory) -> Result<SharedHeap> {
         HERE.get_or_init(|| farmem_sys::shared::wiped_on_fork().ok().inspect(|here| here.store(1, Ordering::Relaxed)));
         if is_forked() {
@@ -377,13 +390,13 @@ impl SharedHeap {
         SharedVec::new(self.clone())
     }
 
-    /// Objects that were fetched, and those that were written back, since the heap was built.
+    /// The numbers of objects fetched and written back since the heap was built.
     pub fn moved(&self) -> (u64, u64) {
         let core = self.inner.lock();
         (core.fetched, core.written)
     }
 
-    /// Local memory in use, and the limit, bytes. Both count headers.
+    /// Bytes of local memory in use, and their limit. Both count the headers of frames.
     pub fn local(&self) -> (usize, usize) {
         let core = self.inner.lock();
         (core.used() * SEGMENT, core.most * SEGMENT)
@@ -398,17 +411,18 @@ impl fmt::Debug for SharedHeap {
 
 /// A thread's seat at a shared heap. It may be sent to another thread, and is used by one at a time.
 pub struct Seat {
-    /// Before the heap, whose memory it uses.
+    /// Declared before the heap, so dropped before it: the lane uses the heap's memory.
     lane: RefCell<Lane>,
+    /// Its number in the heap's epochs.
     slot: usize,
-    /// Open scopes.
+    /// Open scopes, one within the other.
     depth: Cell<usize>,
     inner: Arc<Inner>,
 }
 
 impl Seat {
-    /// A scope: references that are taken by it are good as long as it lives. Scopes nest; the
-    /// outermost one counts.
+    /// Opens a scope. References that are taken by it are valid as long as it lives. Scopes nest:
+    /// objects stay local until the outermost one ends.
     #[inline]
     pub fn scope(&self) -> SharedScope<'_> {
         if self.depth.replace(self.depth.get() + 1) == 0 {
@@ -425,6 +439,7 @@ impl Seat {
         SharedBox::new(&self.inner, self, value)
     }
 
+    /// Brings in a box's object if it is away. Returns the box's word.
     fn load(&self, class: Class, cell: &AtomicU64) -> Result<Word> {
         let word = Word(cell.load(Ordering::Relaxed));
         if self.inner.arena.header(self.inner.arena.of_word(class, word)).warm(word.0) {
@@ -439,7 +454,7 @@ impl Drop for Seat {
     fn drop(&mut self) {
         if !is_forked() {
             let mut core = self.inner.lock();
-            // A scope that was leaked has no references any more: they borrowed this seat.
+            // A scope may have been leaked. None of its references lives: they borrowed this seat.
             self.inner.epochs.leave(self.slot);
             core.seats[self.slot] = false;
         }
@@ -452,9 +467,9 @@ impl fmt::Debug for Seat {
     }
 }
 
-/// Keeps local what is reached by it, on its thread.
+/// Keeps local the objects that are reached by it. It stays on its thread.
 pub struct SharedScope<'s> {
-    /// Those of the heap, which the seat keeps: a use finds them without a step more.
+    /// The heap's frames, which the seat keeps alive. A copy here saves a use one pointer.
     frames: Frames,
     seat: &'s Seat,
 }
@@ -469,8 +484,8 @@ impl SharedScope<'_> {
         self.seat
     }
 
-    /// Many boxes' values, in the order of the boxes. Those that are away come by one round trip to
-    /// each node.
+    /// The values of many boxes, in their order. Those that are away come by one round trip to each
+    /// node.
     ///
     /// # Errors
     /// As [`SharedBox::get`].
