@@ -1,7 +1,8 @@
 //! The trusted allocation service of a host.
 //!
-//! Applications get far memory in pieces of 4 KiB to 2 MiB, and in runs of blocks, without a system
-//! call and without a message to any node, because their next pieces were granted ahead:
+//! Applications get far memory in *pieces* of 4 KiB to 2 MiB, and in *runs* of adjacent *blocks* of
+//! 2 MiB. A *chunk* is 4 KiB. Most allocations need no system call and no message to a node,
+//! because the agent granted the next pieces ahead:
 //!
 //! ```text
 //!  application                                     agent                              node
@@ -12,10 +13,10 @@
 //!
 //! | file | |
 //! |---|---|
-//! | [`ring`], [`word`], [`desk`] | the shared memory: positions, words, layout |
+//! | [`ring`], [`word`], [`desk`] | memory shared by an application and the agent |
 //! | [`hello`] | the socket: handshake, descriptors |
 //! | [`chunks`], [`stock`] | the allocator: no I/O |
-//! | [`ledger`] | who has which chunk, in a file that survives the agent |
+//! | [`ledger`] | which application has which chunk, in a file that survives the agent |
 //! | [`blocks`] | claiming blocks at a node |
 //! | [`windows`] | the keys to blocks of a node elsewhere |
 //! | [`serve`], [`host`] | the agent's threads; the agent as a process, with its files |

@@ -1,24 +1,25 @@
 //! The agent's allocator: it records which application holds what. No I/O, no clock, no locks.
 //!
-//! A block belongs to one application as long as that holds any chunk of it. So the owner of a chunk
-//! follows from two things: the block's owner, and the chunk's bit. Blocks come from outside ([`Need::Block`],
-//! [`Stock::supply`]) and go back there when they are empty.
+//! A block belongs to one application as long as that holds any chunk of it. So the owner of a
+//! chunk follows from the block's owner and the chunk's bit in the block's map. The caller claims
+//! blocks at the node ([`Need::Block`], [`Stock::supply`]), and gives back those that this module
+//! returns.
 //!
 //! ```text
 //!  alloc ──► a block of the application with room for the order, the one with least ──► bits set, recorded
 //!    └──► none: Need::Block ──► (the caller claims one) ──► supply ──► alloc
-//!  free ──► owner and bits are looked at ──► bits cleared, recorded ──► block empty: kept, or given back
+//!  free ──► owner and bits checked ──► bits cleared, recorded ──► block empty: kept, or given back
 //! ```
 //!
 //! *Quotas* count blocks, not chunks: if an application holds a single chunk of a block, others
-//! cannot have the block. A tenant is a user. A job within a user has an account of its own, and
-//! the blocks of its members are charged to both.
+//! cannot have the block. A *tenant* is a user, or a job of a user. Each has an *account*. The
+//! blocks of a job's applications are charged to the job's account and to its user's.
 //!
 //! *Hysteresis*: an application keeps one empty block, and one more for every eight that it holds
 //! ([`policy::kept_empty`]), for some heartbeats ([`Stock::beat`]). Otherwise a program that frees
 //! and takes alternately at a block's edge would move the block to and fro. When memory runs out,
-//! all kept blocks are taken ([`Stock::take_empty`]), also those of applications that a former agent
-//! served. These may never come back, and no heartbeat passes for them meanwhile.
+//! all kept blocks are taken ([`Stock::take_empty`]). This includes blocks of applications that a
+//! former agent served. Such an application may never come back, and it has no heartbeats.
 
 use crate::chunks::{self, EMPTY, Map};
 use crate::ledger::{Identity, Ledger, MAX_APPS, MAX_ENTRIES, Owned, Token};
@@ -34,40 +35,42 @@ pub enum Violation {
     /// It frees what it does not hold.
     #[error("it frees or declares memory that it does not hold")]
     NotHeld,
-    /// Its words mean nothing.
+    /// Its words in the ring have no meaning.
     #[error("it says what means nothing")]
     Nonsense,
-    /// Its positions in the ring cannot be.
+    /// Its positions in the ring are impossible.
     #[error("its positions in the ring cannot be")]
     Positions,
-    /// It asks for more than it reads the answers of.
+    /// It asks on, and does not read the answers.
     #[error("it does not read its answers")]
     Unread,
 }
 
-/// Why a piece was not had.
+/// Why a piece could not be allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Supply a block (or a run) to the application, and ask again.
     Block,
-    /// It cannot have more.
+    /// The application cannot have more.
     Refused(Refusal),
 }
 
-/// Whom blocks are isolated for: a user, or a job of a user.
+/// A user and the name of a job of that user; empty: no job. Blocks of one tenant are isolated from
+/// those of others.
 pub type Tenant = (u32, String);
 
 /// The quotas of tenants.
 #[derive(Clone, Debug, Default)]
 pub struct Quotas {
-    /// Bytes that a user's programs may hold, where nothing else is said; `None`: no limit.
+    /// Bytes that the programs of a user may hold if `named` has no entry for the user; `None`: no
+    /// limit.
     pub each: Option<u64>,
-    /// For a user, or one job of a user.
+    /// Bytes for a user, or for one job of a user.
     pub named: BTreeMap<Tenant, u64>,
 }
 
 impl Quotas {
-    /// Blocks that an account may have.
+    /// The most blocks that an account may have.
     fn blocks(&self, tenant: &Tenant) -> u64 {
         let default = if tenant.1.is_empty() { self.each } else { None };
         self.named.get(tenant).copied().or(default).map_or(u64::MAX, |bytes| bytes / BLOCK_BYTES)
@@ -76,25 +79,28 @@ impl Quotas {
 
 struct App {
     tenant: Tenant,
-    /// Entries with room for a piece of this order and no larger, the fullest first: those that are
-    /// thinned out empty themselves, and go back. The last: those without room.
+    /// By order: entries whose largest free piece is of this order, the fullest first. So pieces
+    /// are taken from full blocks, and nearly empty ones can become empty and go back. The last set
+    /// has the entries without room.
     rooms: [BTreeSet<(Free, u32)>; BLOCK_ORDER as usize + 2],
-    /// Blocks held, those of runs counted singly.
+    /// Blocks held; a run counts with all its blocks.
     blocks: u64,
-    /// Of these, empty ones.
+    /// Of these, the empty ones.
     empty: u64,
 }
 
+/// The index in [`App::rooms`] of entries without room.
 const FULL: usize = BLOCK_ORDER as usize + 1;
 
-/// Chunks of a block that nobody has.
+/// The number of a block's chunks that are free.
 type Free = u32;
 
+/// A block or a run that an application has. Its index is the same as in the ledger.
 struct Entry {
     owned: Owned,
-    /// As it is sorted.
+    /// The key by which [`App::rooms`] has it.
     room: (usize, Free),
-    /// Heartbeats since its map changed; counted of empty blocks only.
+    /// Heartbeats since its map changed. Only those of an empty block are counted.
     idle: u32,
 }
 
@@ -102,6 +108,7 @@ struct Entry {
 pub struct Stock {
     ledger: Arc<Ledger>,
     quotas: Quotas,
+    /// Applications by place.
     apps: Vec<Option<App>>,
     entries: Vec<Option<Entry>>,
     free_entries: Vec<u32>,
@@ -113,7 +120,7 @@ pub struct Stock {
 }
 
 impl Stock {
-    /// The stock, as the ledger records it.
+    /// The stock that the ledger records.
     pub fn open(ledger: Arc<Ledger>, quotas: Quotas) -> Stock {
         let mut stock = Stock {
             quotas,
@@ -136,7 +143,8 @@ impl Stock {
         for at in 0..MAX_ENTRIES {
             let Some(owned) = stock.ledger.owned(at) else { continue };
             let sound = owned.app < MAX_APPS && stock.apps[owned.app].is_some() && owned.blocks > 0;
-            // Nothing of it can be declared: the record never has less than the application.
+            // An empty entry can go: the record has every chunk that the application has, so the
+            // application can declare nothing of it.
             let empty = owned.map == EMPTY;
             if !sound || empty || stock.by_block.contains_key(&owned.block) {
                 stock.ledger.disown(at);
@@ -154,8 +162,8 @@ impl Stock {
         self.entries.iter().flatten().map(|entry| &entry.owned)
     }
 
-    /// Admits an application. Its place; `None` when there are [`MAX_APPS`], or its user has as
-    /// many as he leaves to others.
+    /// Admits an application. Returns its place. `None`: there are [`MAX_APPS`] already, or one
+    /// more would leave too few places to other users.
     pub fn admit(&mut self, identity: &Identity) -> Option<usize> {
         let place = self.apps.iter().position(Option::is_none)?;
         let of_user = self.apps.iter().flatten().filter(|app| app.tenant.0 == identity.uid).count();
@@ -182,17 +190,17 @@ impl Stock {
         self.apps.get(app)?.as_ref().map(|app| &app.tenant)
     }
 
-    /// Bytes that an application's blocks take.
+    /// Bytes of the blocks that an application holds.
     pub fn held_by(&self, app: usize) -> u64 {
         self.apps[app].as_ref().map_or(0, |app| app.blocks * BLOCK_BYTES)
     }
 
-    /// Bytes by tenant; a user's are those of its jobs, too.
+    /// Bytes held, by tenant. Those of a user include those of its jobs.
     pub fn tenants(&self) -> impl Iterator<Item = (&Tenant, u64)> {
         self.held.iter().map(|(tenant, blocks)| (tenant, blocks * BLOCK_BYTES))
     }
 
-    /// Whether the block is the application's to map.
+    /// Whether the application owns the block, and so may map it.
     pub fn owns(&self, app: usize, block: BlockId) -> bool {
         self.entry_of(app, block).is_some()
     }
@@ -203,13 +211,14 @@ impl Stock {
         (entry.owned.app == app).then_some(at)
     }
 
-    /// A piece of an order.
+    /// Allocates a piece of an order.
     pub fn alloc(&mut self, app: usize, order: u8) -> Result<Piece, Need> {
         let Some(at) = self.with_room(app, order) else { return Err(self.need(app, 1)) };
         Ok(self.take(at, order))
     }
 
-    /// A piece of at most `most` chunks, as large as the application's blocks have room for.
+    /// Allocates the largest piece of at most `most` chunks for which the application's blocks have
+    /// room.
     pub fn alloc_chunks(&mut self, app: usize, most: u32) -> Result<Piece, Need> {
         let largest = most.ilog2().min(BLOCK_ORDER as u32) as u8;
         let found = (0..=largest).rev().find_map(|order| Some((self.with_room(app, order)?, order)));
@@ -217,11 +226,13 @@ impl Stock {
         Ok(self.take(at, order))
     }
 
+    /// The fullest entry with room for an order, among those with the smallest sufficient room.
     fn with_room(&self, app: usize, order: u8) -> Option<u32> {
         let rooms = &self.apps[app].as_ref()?.rooms;
         rooms[order as usize..FULL].iter().find_map(|entries| entries.first().map(|&(_, at)| at))
     }
 
+    /// Takes a piece from an entry that has room for it.
     fn take(&mut self, at: u32, order: u8) -> Piece {
         let entry = self.entries[at as usize].as_mut().expect("an entry with room");
         let first = chunks::find(&entry.owned.map, order).expect("room for the order");
@@ -231,7 +242,7 @@ impl Stock {
         Piece { block, first, order }
     }
 
-    /// Whether the application may have more blocks.
+    /// The reason why the application gets no piece now: it needs a block, or may not have one.
     fn need(&self, app: usize, blocks: u64) -> Need {
         let Some(app) = &self.apps[app] else { return Need::Refused(Refusal::Tables) };
         let fits = accounts(&app.tenant).all(|account| {
@@ -255,12 +266,12 @@ impl Stock {
         }
     }
 
-    /// Gives the application a block, or a run of them (which is taken as a whole at once).
-    /// `place`: the (first) one's number at the node.
+    /// Gives the application a block, or a run, of which all chunks are taken at once. `place`: the
+    /// number of its first block at the node.
     ///
     /// # Errors
-    /// Another thread's application of the same tenant was faster to the last of the quota: the
-    /// block stays the caller's.
+    /// The application may not have it any more: another application took the last of the quota or
+    /// of the table meanwhile. The block stays the caller's.
     pub fn supply(&mut self, app: usize, block: BlockId, blocks: u32, place: u32) -> Result<(), Refusal> {
         self.may_have(app, blocks)?;
         let at = self.free_entries.pop().unwrap_or_else(|| {
@@ -274,6 +285,7 @@ impl Stock {
         Ok(())
     }
 
+    /// Adds an entry, and charges it to its accounts.
     fn enter(&mut self, at: u32, owned: Owned) {
         let app = self.apps[owned.app].as_mut().expect("an application that is here");
         app.blocks += owned.blocks as u64;
@@ -291,10 +303,11 @@ impl Stock {
         self.entries[at as usize] = Some(Entry { owned, room, idle: 0 });
     }
 
-    /// Takes an entry out: its block is nobody's.
+    /// Removes an entry. Returns its first block and the number of blocks: they have no owner now.
     fn remove(&mut self, at: u32) -> (BlockId, u32) {
         let entry = self.entries[at as usize].take().expect("an entry");
-        // Before the block goes back: a record of what is no longer held would be another's, later.
+        // The record is deleted before the block goes back. Otherwise it would later claim memory
+        // that another agent or application owns by then.
         self.ledger.disown(at as usize);
         self.by_block.remove(&entry.owned.block);
         self.free_entries.push(at);
@@ -317,7 +330,7 @@ impl Stock {
         (entry.owned.block, entry.owned.blocks)
     }
 
-    /// An entry's map has changed: records it, and moves it to the right list.
+    /// Records an entry's changed map in the ledger, and moves the entry to the right set.
     fn changed(&mut self, at: u32) {
         let Some(entry) = self.entries[at as usize].as_mut() else { return };
         self.ledger.set_map(at as usize, &entry.owned.map);
@@ -334,7 +347,7 @@ impl Stock {
         }
     }
 
-    /// The application frees a piece. The blocks that go back to where they came from.
+    /// Frees a piece of an application. Returns the blocks that the caller gives back to the node.
     pub fn free(&mut self, app: usize, piece: Piece) -> Result<Vec<(BlockId, u32)>, Violation> {
         let at = self.entry_of(app, piece.block).ok_or(Violation::NotHeld)?;
         let entry = self.entries[at as usize].as_mut().ok_or(Violation::NotHeld)?;
@@ -345,7 +358,7 @@ impl Stock {
         let empty = entry.owned.map == EMPTY;
         self.changed(at);
         let mut back = Vec::new();
-        // It rather than one that has been kept: that one need not be looked for.
+        // Any empty block would do. This one needs no search.
         if empty && self.has_surplus(app) {
             back.push(self.remove(at));
         }
@@ -353,12 +366,13 @@ impl Stock {
         Ok(back)
     }
 
-    /// Whether more empty blocks are kept for an application than for what it holds now.
+    /// Whether more empty blocks are kept for an application than [`policy::kept_empty`] allows.
     fn has_surplus(&self, app: usize) -> bool {
         self.apps[app].as_ref().is_some_and(|app| app.empty > policy::kept_empty(app.blocks))
     }
 
-    /// It holds less than before, and what goes back makes that less again.
+    /// Adds empty blocks to `back` until there is no surplus. Each one that goes lowers the number
+    /// that may be kept, so the surplus is computed again each time.
     fn take_surplus(&mut self, app: usize, back: &mut Vec<(BlockId, u32)>) {
         while self.has_surplus(app)
             && let Some(&(_, at)) = self.apps[app].as_ref().and_then(|app| app.rooms[BLOCK_ORDER as usize].last())
@@ -367,12 +381,13 @@ impl Stock {
         }
     }
 
-    /// Every block that is empty and kept for its application all the same: memory is short.
+    /// Takes all kept empty blocks, because memory is short. Returns them.
     pub fn take_empty(&mut self) -> Vec<(BlockId, u32)> {
         (0..self.apps.len()).flat_map(|app| self.take_empty_of(app)).collect()
     }
 
-    /// Those of one application: its quota is used up, or it asks for what they may be part of.
+    /// Takes the kept empty blocks of one application. Its quota is used up, or it asks for a run
+    /// of which they may be part.
     pub fn take_empty_of(&mut self, app: usize) -> Vec<(BlockId, u32)> {
         let rooms = self.apps[app].iter().flat_map(|app| &app.rooms[BLOCK_ORDER as usize]);
         let empty: Vec<u32> = rooms.map(|&(_, at)| at).collect();
@@ -384,8 +399,8 @@ impl Stock {
         self.apps[app].as_ref().is_some_and(|app| app.empty > 0)
     }
 
-    /// A heartbeat has passed for an application. Its blocks that were empty for
-    /// [`policy::KEPT_IDLE`] of them.
+    /// Counts a heartbeat of an application. Returns its blocks that were empty for
+    /// [`policy::KEPT_IDLE`] heartbeats.
     pub fn beat(&mut self, app: usize) -> Vec<(BlockId, u32)> {
         let rooms = self.apps[app].iter().flat_map(|app| &app.rooms[BLOCK_ORDER as usize]);
         let mut idle = Vec::new();
@@ -399,7 +414,7 @@ impl Stock {
         idle.into_iter().map(|at| self.remove(at)).collect()
     }
 
-    /// The application frees a run. It, and the blocks that go back with it.
+    /// Frees a run of an application. Returns it, and the empty blocks that go back with it.
     pub fn free_run(&mut self, app: usize, block: BlockId, blocks: u32) -> Result<Vec<(BlockId, u32)>, Violation> {
         let at = self.entry_of(app, block).ok_or(Violation::NotHeld)?;
         let of = self.entries[at as usize].as_ref().map_or(0, |entry| entry.owned.blocks);
@@ -411,9 +426,13 @@ impl Stock {
         Ok(back)
     }
 
-    /// The application has come back to an agent that was restarted, and declares what it holds:
-    /// blocks with their maps, and runs. Pieces that only the record has never reached it, or were
-    /// on their way back, and are free. Returns the blocks that nobody holds now.
+    /// Compares the record with the declaration of an application that has come back to a restarted
+    /// agent: its blocks with their maps, and its runs. Chunks that only the record has are freed.
+    /// Their grant never reached the application, or it was giving them back. Returns the blocks
+    /// without an owner now.
+    ///
+    /// # Errors
+    /// [`Violation::NotHeld`]: it declares memory that the record does not have.
     pub fn declare(&mut self, app: usize, declared: &[(BlockId, u32, Map)]) -> Result<Vec<(BlockId, u32)>, Violation> {
         let mut by_entry = BTreeMap::new();
         for &(block, blocks, map) in declared {
@@ -440,7 +459,7 @@ impl Stock {
         Ok(free)
     }
 
-    /// The application is gone. All that it held.
+    /// Removes an application that is gone. Returns all blocks that it held.
     pub fn dismiss(&mut self, app: usize) -> Vec<(BlockId, u32)> {
         let mine = |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.owned.app == app);
         let all: Vec<u32> = (0..self.entries.len() as u32).filter(|&at| mine(&self.entries[at as usize])).collect();
@@ -451,7 +470,8 @@ impl Stock {
     }
 }
 
-/// How a block is sorted: the largest order that there is room for, and the chunks that are free.
+/// The key by which [`App::rooms`] has a block: the largest order that it has room for, and the
+/// number of its free chunks.
 fn room(map: &Map) -> (usize, Free) {
     (chunks::room(map).map_or(FULL, usize::from), map.iter().map(|word| word.count_zeros()).sum())
 }

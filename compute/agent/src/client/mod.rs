@@ -5,15 +5,17 @@
 //!  free(4 KiB)  ──► cache of chunks ──► (nearly full: the oldest go back, merged into larger pieces)
 //! ```
 //!
-//! Of larger pieces up to 128 KiB a few are asked for ahead, by who has asked before.
+//! `WANT` is a word in the ring that asks for pieces ([`crate::word`]). A program that has asked
+//! for larger pieces of a size up to 128 KiB gets a few of them ahead, too.
 //!
-//! The common allocation takes a chunk from an array under a lock that is private
-//! to the process: no system call, no word to the agent. A word goes up for some
-//! hundred chunks at once, and a system call only when the agent sleeps or nothing
-//! is left ([`Counts`] says how often).
+//! The common allocation takes a chunk from an array, under a lock that is private to the process.
+//! It makes no system call and sends no word to the agent. One word asks for a hundred chunks or
+//! more. A system call is made only when the agent sleeps or no piece is left ([`Counts`] says how
+//! often).
 //!
-//! *The agent ends.* The library notices when it next waits. It connects again (the agent is
-//! started by [`Options::start`], if given), proves itself by its token and declares what it holds.
+//! *The agent ends.* The library notices that when it next waits. It connects again, and starts an
+//! agent by [`Options::start`] if that is given. It proves itself by its token and declares what it
+//! holds.
 //! Requests under way are repeated. Memory that is held stays mapped and usable all the while.
 //!
 //! *Fork.* A child is no application of the agent's: its calls are refused
@@ -47,26 +49,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Chunks that the cache holds, at most.
+/// The most chunks that the cache holds.
 const CACHE: usize = 512;
-/// With fewer pieces of an order than this, more are asked for ahead: of those up to 128 KiB.
+/// By order: with fewer kept pieces than this, more are asked for ahead. 0: none are, above 128
+/// KiB.
 const LOW: [usize; BLOCK_ORDER as usize + 1] = [96, 2, 2, 2, 2, 2, 0, 0, 0, 0];
-/// Chunks requested at once.
+/// Chunks that one WANT asks for.
 const AHEAD: u32 = 128;
-/// Larger pieces requested at once, when some were requested before and none given back since.
+/// Larger pieces that one WANT asks for, if some were requested before and none given back since.
 const FEW: u32 = 4;
-/// Bytes of each size that are kept for the next who asks, and not in use: as many as the chunks of
-/// a full cache.
+/// Bytes of freed pieces of each size that are kept for the next caller: those of a full cache.
 const KEPT: u64 = CACHE as u64 * CHUNK_BYTES;
-/// Pieces of a size above a chunk that are kept, however small they are.
+/// The most kept pieces of each size above a chunk.
 const MANY: u64 = 7;
-/// With this many kept pieces of an order, the older half goes back. One piece of 2 MiB is kept:
+/// By order: with this many kept pieces, the older half goes back. One piece of 2 MiB is kept:
 /// enough for a program that takes and frees one alternately. A second would be a block more that
 /// an idle program keeps from all others.
 const FULL: [usize; BLOCK_ORDER as usize + 1] = full();
 
-/// How this process joins a node as a member of its own: in a run of its own, by the token that the
-/// environment names.
+/// The options by which this process joins a node as a member of its own. It is a run of its own,
+/// and uses the token that the environment names.
 fn member_options(patience: Duration, grace: Duration, transport: Transport) -> Result<ConnectOptions, ConnectError> {
     let mut run = [0; 16];
     farmem_sys::process::random_bytes(&mut run).map_err(|e| ConnectError::System(e.to_string()))?;
@@ -82,6 +84,7 @@ fn member_options(patience: Duration, grace: Duration, transport: Transport) -> 
     })
 }
 
+/// Computes [`FULL`].
 const fn full() -> [usize; BLOCK_ORDER as usize + 1] {
     let mut full = [CACHE; BLOCK_ORDER as usize + 1];
     let mut order = 1;
@@ -93,19 +96,19 @@ const fn full() -> [usize; BLOCK_ORDER as usize + 1] {
     full
 }
 
-/// Clients that this process has made.
+/// The number of clients that this process has made.
 static CLIENTS: AtomicU32 = AtomicU32::new(0);
 
 /// How to reach the agent.
 pub struct Options {
     /// Its socket.
     pub socket: PathBuf,
-    /// The job that this program belongs to, of at most 32 bytes; empty: none. Jobs of a user have
-    /// quotas of their own, and memory apart.
+    /// The job that this program belongs to, at most 32 bytes; empty: none. Each job of a user has
+    /// a quota of its own, and memory that is isolated from other jobs'.
     pub job: String,
     /// How long to try to reach it, at first and again.
     pub patience: Duration,
-    /// Starts an agent if there is none; returns when it listens, or cannot.
+    /// Starts an agent if there is none. Returns when the agent listens, or fails.
     #[allow(clippy::type_complexity)]
     pub start: Option<Box<dyn Fn() -> std::io::Result<()> + Send + Sync>>,
 }
@@ -116,27 +119,27 @@ pub enum ConnectError {
     /// No agent listens.
     #[error("no agent answers at {0}: start one with farmem agent")]
     Nobody(String),
-    /// It has no room.
+    /// The agent has no room for another program.
     #[error("the agent serves as many programs as it can: end some, or wait")]
     Full,
-    /// It speaks another version.
+    /// The agent is of another version.
     #[error("the agent at {0} is of another version of farmem: install the same on both")]
     Version(String),
     /// The agent no longer knows what this program held before.
     #[error("the agent was started anew and its record of this program's memory is gone")]
     Unknown,
-    /// It holds other things than the record says.
+    /// This program holds memory that the agent's record does not have.
     #[error("the agent's record contradicts what this program holds; this is an error of farmem's")]
     NotHeld,
     /// The agent's memory is on another machine, and its node cannot be joined.
     #[error("the memory of the agent is elsewhere: {0}")]
     Node(String),
-    /// The system refused memory or descriptors, here or there.
+    /// The system refused memory or descriptors, to this process or to the agent.
     #[error("the system refused what a connection to the agent needs: {0}")]
     System(String),
 }
 
-/// Why no memory was had.
+/// Why no memory was allocated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocError {
     /// The tenant's quota is used up.
@@ -145,7 +148,7 @@ pub enum AllocError {
     /// The node lends no more.
     #[error("the node has lent all its memory: free some, or start it with a larger --lend")]
     Exhausted,
-    /// A limit of the agent's.
+    /// The agent's tables are full.
     #[error("the agent's tables are full: free memory, or ask for larger pieces")]
     Tables,
     /// The node is gone; memory that is held is gone or will be.
@@ -188,30 +191,31 @@ impl From<Refusal> for AllocError {
     }
 }
 
-/// A piece of far memory that this program has. To be given back by [`Client::free`]. Read and
-/// written by [`Client::reach`], wherever it is; where it is mapped, also by loads and stores.
+/// A piece or a run of far memory that this program holds. [`Client::reach`] reads and writes it,
+/// wherever it is. If it is mapped, loads and stores do, too. [`Client::free`] gives it back.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Its block: an allocation does not work out its address, which may never be asked for.
+    /// Where its block is. The piece's own address is computed only when it is asked for.
     at: At,
-    /// The piece, not as a [`Piece`]: in 24 bytes there is room for the client.
+    /// The parts of a [`Piece`]. Stored singly, they leave room for `client` in 24 bytes.
     block: BlockId,
     first: u16,
     order: u8,
-    /// Blocks of a run; 0: it is a piece.
+    /// The number of blocks of a run. 0: this is a piece.
     run: u8,
     /// The block's place in the client's table.
     slot: u32,
-    /// Whose it is: to no other client does it say anything, not even where something is mapped.
+    /// The number of the client that made it. Other clients must not use it: its slot means another
+    /// block there.
     client: u32,
-    /// Send, and not Sync: [`Reach`] copies from and to mapped pieces, which two threads must not
-    /// do at once.
+    /// Makes the type `Send` and not `Sync`. [`Reach`] copies from and to mapped pieces, and two
+    /// threads must not do that at once.
     one_thread: PhantomData<Cell<u8>>,
 }
 
-/// Where a block is, in one word, for every allocation carries it: the address that it is mapped
-/// at; or, told by a bit that no address has and every window's key, the key of its block (of a
-/// run: of the first).
+/// Where a block is: the address at which it is mapped, or the key that reaches it at a node. Of a
+/// run, the key of its first block. It is one word, because every allocation carries it. A bit that
+/// every window's key has, and no address, tells the two apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct At(NonZeroU64);
 
@@ -223,12 +227,12 @@ impl At {
         At(NonZeroU64::new(address.as_ptr() as u64 + behind).unwrap_or(NonZeroU64::MIN))
     }
 
-    /// `None`: no key of a window.
+    /// The place that a key reaches. `None`: it is not the key of a window.
     fn elsewhere(key: Key) -> Option<At> {
         NonZeroU64::new(key.0).filter(|key| key.get() & At::IS_KEY != 0).map(At)
     }
 
-    /// Where the byte so far behind its beginning is mapped.
+    /// The address of the byte `behind` bytes after its beginning. `None`: it is not mapped.
     #[inline]
     fn address(self, behind: u64) -> Option<NonNull<u8>> {
         if self.0.get() & At::IS_KEY == 0 { NonNull::new((self.0.get() + behind) as usize as *mut u8) } else { None }
@@ -241,31 +245,31 @@ impl At {
 }
 
 impl Chunk {
-    /// Where it is mapped: readable and writable, and zero unless this program had it before.
-    /// `None`: it is elsewhere.
+    /// The address at which it is mapped, readable and writable. Its bytes are zero unless this
+    /// program had it before. `None`: it is elsewhere.
     #[inline]
     pub fn address(&self) -> Option<NonNull<u8>> {
         self.at.address(self.offset())
     }
 
-    /// A number that no other piece held at this time has, and no byte of one: where it is, as if
-    /// pieces lay in one range.
+    /// A number for the piece's first byte, as if all pieces lay in one range of addresses. Ranges
+    /// of pieces that are held at the same time do not overlap.
     #[inline]
     pub fn number(&self) -> u64 {
         match self.address() {
             Some(address) => address.as_ptr() as u64,
-            // A slot has room for the largest run.
+            // Each slot of the client's table has a range of numbers as large as the largest run.
             None => (self.slot as u64 + 1) * (MAX_RUN as u64 * BLOCK_BYTES) + self.offset(),
         }
     }
 
-    /// Its place in its block.
+    /// Its offset in its block.
     #[inline]
     fn offset(&self) -> u64 {
         self.first as u64 * CHUNK_BYTES
     }
 
-    /// Its bytes.
+    /// Its length in bytes.
     pub fn bytes(&self) -> u64 {
         if self.run > 0 { self.run as u64 * BLOCK_BYTES } else { Piece::bytes_of(self.order) }
     }
@@ -287,9 +291,9 @@ pub struct Counts {
 /// An application's connection to the agent. Shared by its threads.
 pub struct Client {
     state: Lock<State>,
-    /// As its chunks say whose they are: no other client's of this process, now or later.
+    /// The number by which its chunks name it. No other client of this process ever has it.
     number: u32,
-    /// At the node, if memory is elsewhere.
+    /// This process as a member of the node, if memory is elsewhere.
     member: Option<Member>,
     /// The agent, if it is within this process.
     alone: Option<Arc<Alone>>,
@@ -303,10 +307,10 @@ impl Client {
         Client::connect_by(options, None)
     }
 
-    /// Reaches the agent if one listens. Otherwise makes one within this process, over this node
-    /// and for this client alone. Its memory goes back to the node when the client or the process
-    /// ends, in any way. (A forked child that keeps the client keeps the connection to the node,
-    /// and all of it.) `options.start` is not used.
+    /// Reaches the agent if one listens. Otherwise starts one within this process, on this node and
+    /// for this client alone. Its memory goes back to the node when the client or the process ends,
+    /// in any way. A forked child that keeps the client also keeps the connection to the node, and
+    /// so the memory. `options.start` is not used.
     pub fn alone(node: &NodeAddr, options: Options) -> Result<Client, ConnectError> {
         let nobody = |e: &std::io::Error| matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused);
         let is_alone = UnixStream::connect(&options.socket).err().is_some_and(|e| nobody(&e));
@@ -323,7 +327,7 @@ impl Client {
         Ok(Client { state: Lock::new(State::new(link, number)), number, member, alone, here })
     }
 
-    /// A piece of `4096 << order` bytes, aligned to that.
+    /// Allocates a piece of `4096 << order` bytes, aligned to its size.
     #[inline]
     pub fn alloc(&self, order: u8) -> Result<Chunk, AllocError> {
         if self.here.load(Ordering::Relaxed) == 0 {
@@ -348,7 +352,7 @@ impl Client {
         state.alloc_slowly(order)
     }
 
-    /// A run of `blocks` adjacent blocks of 2 MiB, 1 to 32.
+    /// Allocates a run of 1 to 32 adjacent blocks of 2 MiB.
     pub fn alloc_run(&self, blocks: u32) -> Result<Chunk, AllocError> {
         match blocks {
             1 => return self.alloc(BLOCK_ORDER),
@@ -361,10 +365,10 @@ impl Client {
         self.state.lock().alloc_run(blocks)
     }
 
-    /// Gives a piece or a run back. It may be kept for the next one who asks for its size.
+    /// Gives a piece or a run back. A piece may be kept for the next allocation of its size.
     ///
     /// # Panics
-    /// When the chunk is of another client.
+    /// If the chunk is another client's.
     #[inline]
     pub fn free(&self, chunk: Chunk) {
         if self.here.load(Ordering::Relaxed) == 0 {
@@ -409,8 +413,8 @@ impl Client {
         state.blocks.iter().flatten().map(held).sum::<u64>() * CHUNK_BYTES
     }
 
-    /// One chunk as it would be had without granting ahead: asked for, and waited for. For
-    /// measuring.
+    /// Allocates one chunk as if nothing were granted ahead: asks the agent and waits. For
+    /// measurements.
     #[doc(hidden)]
     pub fn alloc_asking(&self) -> Result<Chunk, AllocError> {
         let mut state = self.state.lock();
@@ -425,7 +429,8 @@ impl Drop for Client {
             if let Some(member) = &mut self.member {
                 member.forget_in_child();
             }
-            // Its threads are the parent's, and what it would say to the node, too.
+            // The agent's threads are in the parent. To end it here would end the parent's session
+            // with the node.
             std::mem::forget(self.alone.take());
         }
     }

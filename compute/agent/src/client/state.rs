@@ -13,15 +13,15 @@ use std::marker::PhantomData;
 /// A block that this program holds pieces of.
 pub struct Block {
     pub id: BlockId,
-    /// 1, or those of a run.
+    /// The number of blocks: 1, or that of a run.
     pub blocks: u32,
-    /// Where it is; `None`: not asked yet.
+    /// Where it is. `None`: the agent was not asked yet.
     pub base: Option<At>,
-    /// The memory it is mapped from.
+    /// The name of the memory that it is mapped from: its key in [`State::memories`].
     name: u64,
-    /// Of a run that is elsewhere: the keys of its blocks.
+    /// The keys of its blocks, if it is a run that is elsewhere.
     keys: Box<[Key]>,
-    /// Chunks that are this program's, in use or kept.
+    /// The chunks that this program holds, in use or kept.
     pub held: Map,
 }
 
@@ -33,24 +33,29 @@ pub enum Asked {
     Map,
 }
 
+/// A client's state.
 pub struct State {
     pub link: Link,
     /// The client's number.
     client: u32,
+    /// Blocks by slot.
     pub blocks: Vec<Option<Block>>,
     free_slots: Vec<u32>,
     by_id: HashMap<BlockId, u32>,
-    /// By order: pieces that are held and not in use, as slot and first chunk.
+    /// By order: pieces that are held and not in use, as [`packed`] has them. The oldest come
+    /// first.
     pub kept: [Vec<u32>; BLOCK_ORDER as usize + 1],
-    /// By order: pieces to ask for at once the next time.
+    /// By order: the number of pieces that the next WANT asks for.
     at_once: [u32; BLOCK_ORDER as usize + 1],
+    /// Questions without an answer, the oldest first.
     pub asked: VecDeque<Asked>,
-    /// The last run granted.
+    /// The slot of the run that was granted last.
     run: Option<u32>,
+    /// Mapped memories by name, with the number of blocks in each.
     memories: HashMap<u64, (shared::Shared, u32)>,
 }
 
-/// As the caches have it.
+/// A kept piece in one word: its block's slot, and its first chunk.
 pub fn packed(slot: u32, first: u16) -> u32 {
     slot << 9 | first as u32
 }
@@ -77,8 +82,8 @@ impl State {
         }
     }
 
-    /// Takes in answers, and asks for more pieces before they are needed. Does not wait. Does
-    /// nothing while an answer is due: kept pieces are used up first.
+    /// Takes in answers, and asks for more pieces before they are needed. It does not wait. While
+    /// an answer is due it does nothing, and kept pieces are used up.
     #[cold]
     pub fn look_ahead(&mut self, order: u8) {
         if !self.asked.is_empty() {
@@ -87,11 +92,11 @@ impl State {
         if self.link.is_recalled() {
             return self.trim();
         }
-        // A broken ring is found by whoever next has to wait.
+        // An error of the ring is reported by the next call that has to wait.
         let _ = self.collect();
         let count = self.at_once[order as usize];
-        // One piece of a larger order is what a program has that uses it now and then: none is kept
-        // for it.
+        // A count of 1: the program uses pieces of this larger order only now and then. None is
+        // asked for ahead.
         let few = self.kept[order as usize].len() < LOW[order as usize] && count > 1;
         if few && self.link.room() > 0 {
             self.asked.push_back(Asked::Pieces(order));
@@ -100,6 +105,7 @@ impl State {
         }
     }
 
+    /// Allocates a piece when none is kept that is mapped: maps one, or asks the agent and waits.
     #[cold]
     pub fn alloc_slowly(&mut self, order: u8) -> Result<Chunk, AllocError> {
         if self.link.is_recalled() {
@@ -107,7 +113,8 @@ impl State {
         }
         loop {
             self.collect()?;
-            // Taken before it is mapped: meanwhile more may come.
+            // The piece is removed before it is mapped: mapping waits, and other pieces may come
+            // meanwhile.
             if let Some(last) = self.kept[order as usize].pop() {
                 let (slot, first) = (last >> 9, (last & 511) as u16);
                 let base = self.mapped(slot).inspect_err(|_| self.kept[order as usize].push(last))?;
@@ -148,15 +155,15 @@ impl State {
                 None => return Err(refusal.map_or(AllocError::Tables, AllocError::from)),
             }
         };
-        // A piece that cannot be mapped is of no use here.
+        // A run that cannot be mapped is given back at once.
         let base = self.mapped(slot).inspect_err(|_| self.free_run(slot, blocks))?;
         let id = self.blocks[slot as usize].as_ref().map_or(BlockId(0), |block| block.id);
         let piece = Piece { block: id, first: 0, order: BLOCK_ORDER };
         Ok(Chunk { run: blocks as u8, ..chunk_of((base, self.client), slot, piece) })
     }
 
-    /// Whether something was kept here that may be what is missing: it has been given back. (What
-    /// is kept of other sizes is charged like what is in use.)
+    /// Gives back all kept pieces if their memory may be what the agent lacks. Returns whether it
+    /// did. Kept pieces of other sizes count against the quota like those in use.
     fn is_worth_asking_again(&mut self, refusal: Option<Refusal>) -> bool {
         let short = matches!(refusal, Some(Refusal::Quota | Refusal::Exhausted | Refusal::Share));
         let worth = short && self.kept.iter().any(|kept| !kept.is_empty());
@@ -182,7 +189,7 @@ impl State {
         }
     }
 
-    /// Gives the oldest of what is kept of an order back.
+    /// Gives back the `count` oldest kept pieces of an order, merged into larger pieces.
     pub fn give_back(&mut self, order: u8, count: usize) {
         if order > 0 {
             self.at_once[order as usize] = 1;
@@ -192,7 +199,7 @@ impl State {
         let mut at = 0;
         while at < back.len() {
             let (slot, first) = (back[at] >> 9, (back[at] & 511) as u16);
-            // As large a piece as begins here and is all there.
+            // Grows the piece that begins here while its other half goes back, too.
             let mut merged = order;
             let step = 1u32 << order;
             while merged < BLOCK_ORDER && first.is_multiple_of(2 << merged) {
@@ -217,6 +224,7 @@ impl State {
         self.link.ring();
     }
 
+    /// Forgets a block. Unmaps its memory if no other block is in it.
     fn drop_block(&mut self, slot: u32) {
         let Some(block) = self.blocks[slot as usize].take() else { return };
         self.by_id.remove(&block.id);
@@ -231,8 +239,8 @@ impl State {
         }
     }
 
-    /// Sends a word that has no answer. If it is lost with its agent, nothing is lost: memory that
-    /// is not declared is free.
+    /// Sends a word that has no answer. If the agent ends before it reads the word, nothing is
+    /// lost: the next agent frees memory that is not declared.
     fn say(&mut self, word: Up) {
         while self.link.room() == 0 {
             self.link.ring();
@@ -244,7 +252,8 @@ impl State {
         self.link.send(word);
     }
 
-    /// Asks, and waits for the answer, from as many agents as it takes.
+    /// Sends a question and waits for the answer. If the agent ends meanwhile, asks the next one.
+    /// Returns the refusal, if the answer is one.
     pub fn ask(&mut self, word: Up, asked: Asked) -> Result<Option<Refusal>, AllocError> {
         loop {
             let again = self.link.counts.again;
@@ -265,7 +274,8 @@ impl State {
         }
     }
 
-    /// Waits until nothing that was asked is without answer. The last refusal.
+    /// Waits until all questions are answered. Returns the refusal of the last answer, if it is
+    /// one.
     fn await_answers(&mut self) -> Result<Option<Refusal>, AllocError> {
         self.link.counts.waits += 1;
         let mut refusal = None;
@@ -285,7 +295,8 @@ impl State {
         }
     }
 
-    /// Takes in what has come. `Some`: a question was answered, the last one so.
+    /// Takes in the words that have come. `Some`: questions were answered. It has the refusal of
+    /// the last answer, if that is one.
     fn collect(&mut self) -> Result<Option<Option<Refusal>>, AllocError> {
         let mut answered = None;
         while let Some(word) = self.link.receive()? {
@@ -319,7 +330,7 @@ impl State {
         Ok(answered)
     }
 
-    /// The place of a block, new or known.
+    /// The slot of a block. A block that is not known gets one.
     fn hold(&mut self, id: BlockId, blocks: u32) -> u32 {
         if let Some(&slot) = self.by_id.get(&id) {
             return slot;
@@ -333,12 +344,12 @@ impl State {
         slot
     }
 
-    /// The key of a run's block.
+    /// The key of the block at index `of_run` of a run.
     pub fn key(&self, slot: u32, of_run: usize) -> Option<Key> {
         self.blocks.get(slot as usize)?.as_ref()?.keys.get(of_run).copied()
     }
 
-    /// Where a block is, after mapping it, or asking for its keys, if need be.
+    /// Where a block is. At first use, maps it or asks the agent for its keys.
     fn mapped(&mut self, slot: u32) -> Result<At, AllocError> {
         loop {
             let Some(block) = self.blocks[slot as usize].as_ref() else { return Err(AllocError::Tables) };
@@ -378,7 +389,7 @@ impl State {
         }
     }
 
-    /// Reaches the agent that has taken the last one's place, and declares what is held.
+    /// Reaches the agent that has replaced the last one, and declares what this program holds.
     fn reconnect(&mut self) -> Result<(), AllocError> {
         let held = self.blocks.iter().flatten().map(|block| (block.id, block.blocks, block.held));
         let held: Vec<_> = held.collect();
