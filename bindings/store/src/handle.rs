@@ -1,9 +1,8 @@
-//! A store that many threads use, and that stays a member of its store while the program does
-//! something else.
+//! A handle of a store. Many threads use it, and it stays valid while the program makes no call.
 //!
-//! One lock guards the store. A thread of the library's own tends it four times a second, so that
-//! the other front ends do not take a program for dead that makes no call. After a loss no call
-//! waits for the lost node again: the handle answers by the same error until it is closed.
+//! One lock guards the store. A thread of the library tends it four times a second. Otherwise the
+//! store's other programs would take one that makes no call for dead. After the loss of a node, no
+//! call waits for that node again: each call returns the same error until the handle is closed.
 
 use crate::forks::Process;
 use farmem_kv::{Config, Failed, Store};
@@ -11,23 +10,23 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Between looks after the store, while the program makes no call.
+/// How often the library's thread tends the store.
 const TEND: Duration = Duration::from_millis(250);
 
 /// Why a call was not carried out.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// As the store says.
+    /// The store's error.
     Failed(Failed),
     /// A node was lost in an earlier call.
     Lost(String),
-    /// It was closed.
+    /// The handle was closed.
     Closed,
     /// This is a forked child of the process that opened it.
     Forked,
 }
 
-/// The store, to be moved to the thread that holds the lock.
+/// The store, as a type that can move between the threads that take the lock.
 struct Owned(Store);
 
 #[allow(unsafe_code)]
@@ -39,7 +38,8 @@ unsafe impl Send for Owned {}
 
 enum State {
     Open(Box<Owned>),
-    /// A call is under way, under the lock. Seen by another call: it panicked.
+    /// A call is under way, under the lock. So a call that finds this state follows one that
+    /// panicked.
     Busy,
     Lost(String),
     Closed,
@@ -52,15 +52,16 @@ struct Shared {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic under the lock leaves the store in an unknown state: `with` sees to it that it is
-        // not used again.
+        // A panic under the lock leaves the store in an unknown state. `State::Busy` then stays,
+        // and `with` refuses all later calls.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// See the module.
+/// An open store of a program in C or Python. See the module.
 pub struct Handle {
     shared: Arc<Shared>,
+    /// The thread that tends the store.
     tends: Mutex<Option<JoinHandle<()>>>,
     process: Process,
 }
@@ -81,9 +82,10 @@ impl Handle {
         Ok(Handle { shared, tends: Mutex::new(Some(thread)), process: Process::this() })
     }
 
-    /// Calls `act` with the store. No two threads do so at a time.
+    /// Calls `act` with the store, under the lock.
     pub(crate) fn with<T: Send>(&self, act: impl FnOnce(&mut Store) -> Result<T, Failed>) -> Result<T, Refused> {
-        // Before the lock: another thread of the parent may have held it at the fork.
+        // This is checked before the lock is taken: a thread of the parent may have held it at the
+        // fork.
         if self.is_forked() {
             return Err(Refused::Forked);
         }
@@ -110,7 +112,7 @@ impl Handle {
         !self.process.is_this()
     }
 
-    /// Leaves the store. In a forked child nothing happens.
+    /// Leaves the store. In a forked child it does nothing.
     pub(crate) fn close(&self) -> Result<(), Failed> {
         if self.is_forked() {
             return Ok(());
@@ -136,6 +138,7 @@ fn after(store: Box<Owned>, failed: Option<&Failed>) -> State {
     }
 }
 
+/// The body of the library's thread: tends the store until it is closed or lost.
 fn tend(shared: &Shared) {
     let mut state = shared.state();
     loop {

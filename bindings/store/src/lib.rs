@@ -1,7 +1,8 @@
-//! The key-value store for programs in C and Python: `bindings/c/farmem_store.h` says what each
-//! function does.
+//! The key-value store, far vectors and frames for programs in C and Python. The headers
+//! `farmem_store.h` and `farmem_objects.h` in `bindings/c` describe each function.
 //!
-//! A panic does not cross into the caller: it becomes [`code::FAILED`].
+//! A function returns a [`code`], and describes its error in `why`. A panic does not cross into the
+//! caller: it becomes [`code::FAILED`].
 
 #![allow(unsafe_code)] // C hands over pointers. Each function names what its caller upholds.
 
@@ -38,10 +39,10 @@ pub struct RawOptions {
     mirror: u32,
 }
 
-/// Carries out a call. Its error is described in `why`, and a panic is one.
+/// Carries out a call and returns its code. Describes an error or a panic in `why`.
 ///
 /// # Safety
-/// `why` is null or points to memory for an error that nobody else uses meanwhile.
+/// `why` is null or points to memory for an error that no other thread uses meanwhile.
 unsafe fn call(why: *mut Error, act: impl FnOnce() -> Result<c_int, Problem>) -> c_int {
     let outcome = std::panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|_| Err(Problem::panicked()));
     match outcome {
@@ -55,7 +56,7 @@ unsafe fn call(why: *mut Error, act: impl FnOnce() -> Result<c_int, Problem>) ->
     }
 }
 
-/// A text of the caller's; `None` if it is null.
+/// The caller's text; `None` if the pointer is null. `what` names it in errors.
 ///
 /// # Safety
 /// `text` is null or ends with a 0, and stays as it is for `'a`.
@@ -80,8 +81,10 @@ fn transport(name: &str) -> Result<Transport, Problem> {
     })
 }
 
+/// The configuration of a store by the arguments of [`farmem_store_open`].
+///
 /// # Safety
-/// As `farmem_store_open`.
+/// As [`farmem_store_open`].
 unsafe fn config(
     name: *const c_char,
     nodes: *const *const c_char,
@@ -89,8 +92,8 @@ unsafe fn config(
     options: *const RawOptions,
 ) -> Result<Config, Problem> {
     let missing = |what: &str| Problem::invalid(format!("{what} is missing"));
-    // SAFETY: the caller's texts and arrays are as the header wants them; `bytes` says which
-    // version the options have.
+    // SAFETY: the caller's texts and arrays are as the header requires. `bytes` is the size of the
+    // options that the caller was compiled with, and it is checked before they are used.
     unsafe {
         let name = text("the store's name", name)?.ok_or_else(|| missing("the store's name"))?;
         if nodes.is_null() || n_nodes == 0 {
@@ -128,7 +131,7 @@ unsafe fn config(
     }
 }
 
-/// Opens a store; null after an error.
+/// Opens a store. Returns null after an error.
 ///
 /// # Safety
 /// `name` and the `n_nodes` texts at `nodes` end with a 0. `options` is null or points to options
@@ -153,7 +156,7 @@ pub unsafe extern "C" fn farmem_store_open(
     opened
 }
 
-/// Leaves a store: later calls say that it is closed.
+/// Leaves a store. The handle stays allocated: later calls return [`code::CLOSED`].
 ///
 /// # Safety
 /// `store` is open. `why` is null or points to an error.
@@ -178,7 +181,7 @@ pub unsafe extern "C" fn farmem_store_close(store: *mut Handle, why: *mut Error)
             }
             let handle = Box::from_raw(store);
             if handle.is_forked() {
-                // The parent's connections: to end them is the parent's.
+                // The connections belong to the parent, so the handle is leaked here.
                 std::mem::forget(handle);
                 return Ok(code::OK);
             }
@@ -196,11 +199,11 @@ unsafe fn handle<'a>(store: *const Handle) -> Result<&'a Handle, Problem> {
     unsafe { store.as_ref() }.ok_or_else(|| Problem::invalid("the store is NULL".into()))
 }
 
-/// Carries out operations side by side.
+/// Carries out operations at the same time. Each operation gets a status of its own.
 ///
 /// # Safety
-/// `store` is open. `ops` points to `n` operations that nobody else uses meanwhile, whose keys and
-/// values are as long as they say, and whose values can be written to where something is read.
+/// `store` is open. `ops` points to `n` operations that no other thread uses meanwhile. Their keys
+/// and values are as long as they say. The value of an operation that reads can be written to.
 /// `why` is null or points to an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farmem_store_do(store: *const Handle, ops: *mut RawOp, n: usize, why: *mut Error) -> c_int {
@@ -223,7 +226,8 @@ pub unsafe extern "C" fn farmem_store_do(store: *const Handle, ops: *mut RawOp, 
     }
 }
 
-/// Some keys from a place on.
+/// Returns about `count` keys from a place on, packed: for each its length in 4 bytes, then the
+/// key.
 ///
 /// # Safety
 /// `store` is open. `place`, `keys` and `bytes` can be written to. `why` is null or points to an
@@ -258,7 +262,7 @@ pub unsafe extern "C" fn farmem_store_scan(
     }
 }
 
-/// Number of keys.
+/// Stores the number of keys in `keys`.
 ///
 /// # Safety
 /// `store` is open. `keys` can be written to. `why` is null or points to an error.
@@ -277,7 +281,7 @@ pub unsafe extern "C" fn farmem_store_size(store: *const Handle, keys: *mut u64,
     }
 }
 
-/// Gives memory back.
+/// Frees memory that a function of this library returned.
 ///
 /// # Safety
 /// `memory` is null or came from a function of this library, and is not used any more.

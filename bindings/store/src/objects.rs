@@ -6,9 +6,9 @@
 //!                         ◄─ answer ─┘
 //! ```
 //!
-//! Far objects stay on one thread. So each heap has a thread of its own, which carries out the
-//! calls of all of the program's threads, one at a time. A caller waits for its answer, so its
-//! pointers stay valid meanwhile.
+//! Far objects stay on one thread. So each heap has a thread of its own. It carries out the calls
+//! of all of the program's threads, one at a time. A caller waits for its answer, so its pointers
+//! stay valid meanwhile. The program names vectors and frames by numbers.
 
 mod query;
 
@@ -21,18 +21,22 @@ use std::ffi::{c_char, c_int, c_void};
 use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{Sender, channel};
 
+/// A call, to be carried out by the heap's thread.
 type Job = Box<dyn FnOnce(&mut State) + Send>;
 
-/// The state of a heap's thread.
+/// The state of a heap's thread: its objects by number.
 pub(crate) struct State {
     heap: Heap,
+    /// The last number that was given to an object.
     last: u64,
     vecs: HashMap<u64, FarVec<u8>>,
+    /// Frames that are being written.
     writers: HashMap<u64, Writer>,
     frames: HashMap<u64, FarFrame>,
 }
 
 impl State {
+    /// A number for a new object.
     fn number(&mut self) -> u64 {
         self.last += 1;
         self.last
@@ -61,9 +65,10 @@ impl From<farmem_objects::Error> for Problem {
     }
 }
 
-/// A heap, by its thread.
+/// A heap, which its own thread holds.
 #[derive(Debug)]
 pub struct HeapHandle {
+    /// `None` only while the handle is dropped: the thread then ends.
     jobs: Option<Sender<Job>>,
     thread: Option<std::thread::JoinHandle<()>>,
     process: Process,
@@ -83,6 +88,7 @@ impl<T> Sent<T> {
 }
 
 impl HeapHandle {
+    /// Starts the heap's thread, and waits until it has built the heap.
     fn open(nodes: Vec<String>, local: u64, way: farmem::Transport) -> Result<HeapHandle, Problem> {
         let (jobs, queue) = channel::<Job>();
         let (tell, told) = channel();
@@ -105,7 +111,7 @@ impl HeapHandle {
         Ok(HeapHandle { jobs: Some(jobs), thread: Some(thread), process: Process::this() })
     }
 
-    /// Has the heap's thread do something, and waits for it.
+    /// Has the heap's thread carry out `act`. Waits, and returns its result.
     fn on<T: 'static>(
         &self,
         act: impl FnOnce(&mut State) -> Result<T, Problem> + Send + 'static,
@@ -132,7 +138,7 @@ impl Drop for HeapHandle {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if !self.process.is_this() {
-            // The thread is the parent's.
+            // The thread runs in the parent alone.
             std::mem::forget(self.thread.take());
         } else if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -149,11 +155,11 @@ unsafe fn handle<'a>(heap: *const HeapHandle) -> Result<&'a HeapHandle, Problem>
     unsafe { heap.as_ref() }.ok_or_else(|| Problem::invalid("the heap is NULL".into()))
 }
 
-/// Has the heap's thread do something that answers nothing.
+/// Has the heap's thread carry out `act`, which returns no value.
 ///
 /// # Safety
-/// `heap` is open. What `act` points to stays valid until it has ended. `why` is null or points to
-/// an error.
+/// `heap` is open. The memory that `act` points to stays valid until it has ended. `why` is null or
+/// points to an error.
 unsafe fn done_by(
     heap: *const HeapHandle,
     why: *mut Error,
@@ -167,11 +173,11 @@ fn not_null<T>(what: &str, pointer: *const T) -> Result<(), Problem> {
     if pointer.is_null() { Err(Problem::invalid(format!("{what} must not be NULL"))) } else { Ok(()) }
 }
 
-/// Opens a heap; null after an error.
+/// Opens a heap. Returns null after an error.
 ///
 /// # Safety
-/// The `n_nodes` texts at `nodes` end with a 0; `way` is null or does. `why` is null or points to an
-/// error.
+/// The `n_nodes` texts at `nodes` end with a 0. `way` is null or ends with a 0. `why` is null or
+/// points to an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farmem_heap_open(
     nodes: *const *const c_char,
@@ -200,7 +206,7 @@ pub unsafe extern "C" fn farmem_heap_open(
     opened
 }
 
-/// Ends a heap, and all vectors and frames of it.
+/// Closes a heap, and drops all its vectors and frames.
 ///
 /// # Safety
 /// `heap` is null or of [`farmem_heap_open`], and used by no other call, now or later.
@@ -212,7 +218,7 @@ pub unsafe extern "C" fn farmem_heap_close(heap: *mut HeapHandle) {
     }
 }
 
-/// An empty vector of bytes.
+/// Makes an empty vector of bytes, and stores its number in `vec`.
 ///
 /// # Safety
 /// `heap` is open. `vec` can be written to. `why` is null or points to an error.
@@ -232,7 +238,7 @@ pub unsafe extern "C" fn farmem_vec_new(heap: *const HeapHandle, vec: *mut u64, 
     }
 }
 
-/// Appends bytes.
+/// Appends `n` bytes to a vector.
 ///
 /// # Safety
 /// `heap` is open. There are `n` bytes at `bytes`. `why` is null or points to an error.
@@ -257,7 +263,7 @@ pub unsafe extern "C" fn farmem_vec_append(
     }
 }
 
-/// Copies bytes out.
+/// Copies `n` bytes of a vector, from `at` on, to `into`.
 ///
 /// # Safety
 /// `heap` is open. `n` bytes can be written at `into`. `why` is null or points to an error.
@@ -286,7 +292,7 @@ pub unsafe extern "C" fn farmem_vec_read(
     }
 }
 
-/// Replaces bytes that are there.
+/// Replaces `n` bytes of a vector from `at` on. They must exist.
 ///
 /// # Safety
 /// `heap` is open. There are `n` bytes at `bytes`. `why` is null or points to an error.
@@ -312,7 +318,7 @@ pub unsafe extern "C" fn farmem_vec_write(
     }
 }
 
-/// Bytes of a vector.
+/// Stores the length of a vector in `n`, in bytes.
 ///
 /// # Safety
 /// `heap` is open. `n` can be written to. `why` is null or points to an error.
@@ -328,7 +334,7 @@ pub unsafe extern "C" fn farmem_vec_len(heap: *const HeapHandle, vec: u64, n: *m
     }
 }
 
-/// Drops a vector, a frame or one that is being written.
+/// Drops a vector, a frame, or a frame that is being written.
 ///
 /// # Safety
 /// `heap` is open. `why` is null or points to an error.
@@ -344,11 +350,12 @@ pub unsafe extern "C" fn farmem_object_drop(heap: *const HeapHandle, number: u64
     }
 }
 
-/// Appends an Arrow struct array's rows to a frame that is being written; 0: begins one.
+/// Appends the rows of an Arrow struct array to a frame that is being written. If `*frame` is 0,
+/// begins a frame and stores its number there.
 ///
 /// # Safety
-/// `heap` is open. `frame` can be read and written. `array` and `schema` are as Arrow's C data
-/// interface has them; both are released. `why` is null or points to an error.
+/// `heap` is open. `frame` can be read and written. `array` and `schema` follow Arrow's C data
+/// interface; this call releases both. `why` is null or points to an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farmem_frame_append(
     heap: *const HeapHandle,
@@ -358,7 +365,7 @@ pub unsafe extern "C" fn farmem_frame_append(
     why: *mut Error,
 ) -> c_int {
     // SAFETY: the caller upholds what is used here. The structures are moved out, as the interface
-    // says: what stays has no callback.
+    // allows: the structs that stay are marked released, by a callback of `None`.
     unsafe {
         call(why, || {
             not_null("frame", frame)?;
@@ -378,7 +385,7 @@ pub unsafe extern "C" fn farmem_frame_append(
     }
 }
 
-/// A frame that was being written is whole.
+/// Finishes a frame that was being written. It can be queried from now on.
 ///
 /// # Safety
 /// `heap` is open. `why` is null or points to an error.
@@ -395,7 +402,8 @@ pub unsafe extern "C" fn farmem_frame_finish(heap: *const HeapHandle, frame: u64
     }
 }
 
-/// Asks something of a frame.
+/// Answers a query about a frame: by the number of a new frame in `made`, or by a table. For a
+/// table `made` is 0, and `array` and `schema` have it.
 ///
 /// # Safety
 /// `heap` is open. `query` ends with a 0. `made`, `array` and `schema` can be written to. `why` is

@@ -1,4 +1,5 @@
-//! A batch of operations: from C's to the store's, and its outcomes back.
+//! A batch of operations. The caller's C structures become operations of the store, and the
+//! outcomes are written back into them.
 
 use crate::error::{Problem, code};
 use crate::handle::Handle;
@@ -31,6 +32,7 @@ const REMOVE_BLOCK: c_int = 9;
 const LOOK_BLOCK: c_int = 10;
 const PIN_BLOCK: c_int = 11;
 
+/// The error of a null pointer with a length.
 fn missing(what: &str, len: usize) -> Problem {
     Problem::invalid(format!("{what} is NULL, and has {len} bytes"))
 }
@@ -47,21 +49,24 @@ unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
     }
 }
 
-/// Memory of malloc's with these parts in a row.
+/// Copies parts, one after the other, into memory from `malloc`.
 pub(crate) fn copied(parts: &[&[u8]]) -> Result<*mut c_void, Problem> {
     let len: usize = parts.iter().map(|part| part.len()).sum();
-    // SAFETY: malloc has no preconditions. One byte at least: what it returns for none may be null.
+    // SAFETY: malloc has no preconditions. At least one byte is asked for: for none it may return
+    // null.
     let memory = unsafe { libc::malloc(len.max(1)) };
     if memory.is_null() {
         return Err(Problem::no_memory(len));
     }
-    // SAFETY: `memory` has `len` bytes and belongs to nobody else yet.
+    // SAFETY: `memory` has `len` bytes, and only this function knows it yet.
     unsafe { fill(memory.cast(), parts) };
     Ok(memory)
 }
 
+/// Copies parts, one after the other, to `to`.
+///
 /// # Safety
-/// `to` has room for all parts, and nobody else uses it meanwhile.
+/// `to` has room for all parts, and no other thread uses it meanwhile.
 unsafe fn fill(to: *mut u8, parts: &[&[u8]]) {
     let mut at = to;
     for part in parts {
@@ -75,7 +80,7 @@ unsafe fn fill(to: *mut u8, parts: &[&[u8]]) {
 }
 
 impl RawOp {
-    /// Refuses what makes no sense, before anything is carried out.
+    /// Refuses an unknown operation or a missing key or value, before any operation is carried out.
     fn check(&self) -> Result<(), Problem> {
         let stores = matches!(self.what, PUT | PUT_NEW | PUT_BLOCK);
         match self.what {
@@ -88,8 +93,8 @@ impl RawOp {
         }
     }
 
-    /// Carries it out if that waits for nothing, without a copy but into or out of the caller's
-    /// memory. `None`: it was not.
+    /// Carries the operation out if that needs no wait. It then copies only from or to the caller's
+    /// memory. `None`: it was not carried out.
     ///
     /// # Safety
     /// As [`RawOp::op`] and [`RawOp::take`].
@@ -113,10 +118,10 @@ impl RawOp {
         }
     }
 
-    /// As the store wants it, with copies of what is the caller's.
+    /// The operation as the store takes it, with copies of the caller's key and value.
     ///
     /// # Safety
-    /// Its key, and its value if it stores one, can be read. It was checked.
+    /// Its key can be read, and its value if it stores one. [`RawOp::check`] accepted it.
     unsafe fn op(&self) -> Op {
         let expiry = Some(self.expires_ms).filter(|&at| at > 0);
         // SAFETY: as this function's caller promises.
@@ -138,10 +143,11 @@ impl RawOp {
         Op { key, act }
     }
 
-    /// Takes a value that was found.
+    /// Writes a found value into the operation: its length, expiry and bytes. LOOK gets no bytes.
+    /// Without a buffer the bytes get memory from `malloc`.
     ///
     /// # Safety
-    /// Of a GET with a buffer: `value_bytes` can be written at `value`.
+    /// If `value` is not null, `value_bytes` can be written there.
     unsafe fn take(&mut self, parts: &[&[u8]], expiry: Option<u64>) -> Result<c_int, Problem> {
         self.found_bytes = parts.iter().map(|part| part.len()).sum();
         self.expires_ms = expiry.unwrap_or(0);
@@ -153,12 +159,14 @@ impl RawOp {
         } else if self.found_bytes > self.value_bytes {
             return Ok(code::SMALL);
         } else {
-            // SAFETY: there is room for as much, as this function's caller promises.
+            // SAFETY: the buffer has room for all parts, as this function's caller promises.
             unsafe { fill(self.value.cast(), parts) };
         }
         Ok(code::OK)
     }
 
+    /// Writes an outcome into the operation. Returns its code.
+    ///
     /// # Safety
     /// As [`RawOp::take`].
     unsafe fn end(&mut self, outcome: Result<Outcome, Failed>) -> Result<c_int, Problem> {
@@ -178,18 +186,19 @@ impl RawOp {
     }
 }
 
-/// The caller's operations, which only the thread in the call uses, whichever lock it takes.
+/// The caller's operations. Only the thread in this call uses them. `Send` lets them pass into the
+/// closure that runs under the store's lock.
 struct Ops<'a>(&'a mut [RawOp]);
 
-// SAFETY: the pointers within belong to the caller, who gives them to this call until it ends.
+// SAFETY: the pointers within belong to the caller, which lends them to this call until it ends.
 unsafe impl Send for Ops<'_> {}
 
-/// The error of the first operation that failed, kept as operations end.
+/// The error of the first operation that failed. Operations are added as they end.
 #[derive(Default)]
 struct First(Option<Problem>);
 
 impl First {
-    /// The code of how an operation ended.
+    /// The code of an operation's end. Notes its error if it is the first.
     fn code(&mut self, ended: Result<c_int, Problem>) -> c_int {
         ended.unwrap_or_else(|problem| {
             let code = problem.code;
@@ -199,11 +208,12 @@ impl First {
     }
 }
 
-/// Carries out the caller's operations and writes down how each ended. Those that wait for nothing
-/// come first, the others side by side behind them. Returns the error of the first that failed.
+/// Carries out the caller's operations, and writes each one's status. Those that need no wait come
+/// first. The others follow as one batch, and wait together. Returns the error of the first that
+/// failed.
 ///
 /// # Safety
-/// Keys and values of all of them are as `farmem_store_do` wants them.
+/// All keys and values are as [`crate::farmem_store_do`] requires.
 pub(crate) unsafe fn carry_out(handle: &Handle, ops: &mut [RawOp]) -> Result<Option<Problem>, Problem> {
     for op in &mut *ops {
         (op.status, op.found_bytes) = (code::FAILED, 0);
@@ -231,7 +241,7 @@ pub(crate) unsafe fn carry_out(handle: &Handle, ops: &mut [RawOp]) -> Result<Opt
         if left.is_empty() {
             return Ok(first.0);
         }
-        // Copied under the lock: the near cache shares the bytes that the store returns.
+        // The values are copied under the lock, because the store's near cache shares their bytes.
         for (op, outcome) in left.into_iter().zip(store.batch(wanted)?) {
             // SAFETY: as this function's caller promises.
             op.status = first.code(unsafe { op.end(outcome) });

@@ -1,4 +1,5 @@
-//! A question to a frame, as JSON: `{"filter": ["lt", "day", 90], "op": "totals", "column": "fare"}`.
+//! A query about a frame, as JSON: `{"filter": ["lt", "day", 90], "op": "totals", "column":
+//! "fare"}`.
 
 use super::State;
 use crate::error::Problem;
@@ -43,7 +44,7 @@ fn constant(of: &Json) -> Result<Value, Problem> {
     })
 }
 
-/// Conditions within conditions, at most: each costs the reader's stack.
+/// The most conditions within one another. Each takes a frame of the parser's stack.
 const DEEP: usize = 100;
 
 fn expr(of: &Json, depth: usize) -> Result<Expr, Problem> {
@@ -86,7 +87,7 @@ fn agg(of: &Json) -> Result<Agg, Problem> {
     })
 }
 
-/// A column of one value, in a type that has it.
+/// A column of one value, in the value's type.
 fn single(value: Value) -> farmem_objects::Series {
     match value {
         Value::U64(value) => vec![value].into(),

@@ -51,8 +51,7 @@ use std::time::Duration;
 
 /// The most chunks that the cache holds.
 const CACHE: usize = 512;
-/// By order: with fewer kept pieces than this, more are asked for ahead. 0: none are, above 128
-/// KiB.
+/// By order: with fewer kept pieces than this, more are asked for ahead. 0: above 128 KiB none are.
 const LOW: [usize; BLOCK_ORDER as usize + 1] = [96, 2, 2, 2, 2, 2, 0, 0, 0, 0];
 /// Chunks that one WANT asks for.
 const AHEAD: u32 = 128;
