@@ -1,21 +1,22 @@
-//! Traces of references in files: small, streamed, cut off without harm.
+//! Files of references (traces). They are small, and are read and written as streams. A trace that
+//! was cut off is read up to its last whole block.
 //!
 //! ```text
 //! HEADER  block*  end
 //! block   references:u32  instructions:u64  raw:u32  packed:u32 | packed bytes (LZ4)
 //! end     a block of no references and no bytes
 //! ```
-//! All little-endian. Unpacked, a block is its references one after another:
+//! Numbers are little-endian. An unpacked block is its references one after the other:
 //!
 //! ```text
 //!   7   5 4   2 1  0
 //!  | slot | size |kind|  varint: size, if `size` is 7   varint: zigzag(address - slots[slot])
 //! ```
-//! `size` is log2 of 1 to 64 bytes. A program's references jump between a few
-//! places (its stack, some arrays), so an address is told as a difference from the
-//! nearest of eight: that one moves along, unless the difference is 1 MiB or
-//! more, whereupon the oldest of the eight becomes the address. Blocks begin with
-//! slots of zero, so each can be read alone. Two to three bytes a reference.
+//! `size` is log2 of 1 to 64 bytes. A program's references jump between a few places: its stack,
+//! some arrays. So eight slots hold recent addresses, and an address is written as its difference
+//! from the nearest slot. If the difference is less than 1 MiB, that slot becomes the address.
+//! Otherwise the slots are replaced in turn, the oldest first. Each block begins with slots of
+//! zero, so it can be read alone. A reference takes two to three bytes.
 
 use crate::reference::{Event, Kind, MAX_BYTES, Reference, Sink};
 use anyhow::{Context, Result, bail};
@@ -23,14 +24,16 @@ use std::io::{self, ErrorKind, Read, Write};
 
 /// The first bytes of a trace.
 pub const HEADER: &[u8; 16] = b"farmem refs v1\n\0";
-/// References in a block, at most.
+/// The most references in a block.
 const PER_BLOCK: u32 = 1 << 16;
-/// Bytes of an unpacked block, at most: a reference takes no more than 16.
+/// The most bytes of an unpacked block: a reference takes at most 16.
 const MAX_RAW: usize = PER_BLOCK as usize * 16;
+/// From this difference on, an address replaces the oldest slot.
 const FAR_JUMP: u64 = 1 << 20;
+/// The value of `size` that says that the size follows.
 const LONG: u8 = 7;
 
-/// Eight places that addresses are told from.
+/// Eight recent addresses, from which others are written as differences.
 #[derive(Clone, Copy, Default)]
 struct Slots {
     at: [u64; 8],
@@ -43,6 +46,7 @@ impl Slots {
         (0..8).min_by_key(|&slot| distance(slot)).unwrap_or(0)
     }
 
+    /// Notes an address that was written as a difference from a slot.
     fn moved(&mut self, slot: usize, address: u64) {
         let distance = (address.wrapping_sub(self.at[slot]) as i64).unsigned_abs();
         if distance < FAR_JUMP {
@@ -66,16 +70,17 @@ pub struct Writer<W: Write> {
 }
 
 impl<W: Write> Writer<W> {
-    /// A trace that begins.
+    /// Begins a trace: writes its header.
     ///
     /// # Errors
-    /// Of `out`.
+    /// Those of `out`.
     pub fn new(mut out: W) -> io::Result<Writer<W>> {
         out.write_all(HEADER)?;
         let raw = Vec::with_capacity(4 * PER_BLOCK as usize);
         Ok(Writer { out, raw, references: 0, instructions: 0, slots: Slots::default(), failed: None })
     }
 
+    /// Writes the block that is being made, and begins the next.
     fn flush(&mut self) -> io::Result<()> {
         let packed = lz4_flex::block::compress(&self.raw);
         let mut head = [0; 20];
@@ -90,10 +95,10 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Writes what is left, and the end.
+    /// Writes the last block, and the end.
     ///
     /// # Errors
-    /// The first that happened since the trace began.
+    /// The first error since the trace began, unless [`Sink::check`] has returned it.
     pub fn finish(mut self) -> io::Result<W> {
         if let Some(failed) = self.failed {
             return Err(failed);
@@ -145,6 +150,7 @@ impl<W: Write> Sink for Writer<W> {
     }
 }
 
+/// Appends a varint.
 fn put(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
@@ -153,6 +159,7 @@ fn put(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
+/// Takes a varint off the front.
 fn get(bytes: &mut &[u8]) -> Option<u64> {
     let mut n = 0u64;
     for shift in (0..64).step_by(7) {
@@ -169,7 +176,7 @@ fn get(bytes: &mut &[u8]) -> Option<u64> {
 /// Whether a trace has its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It has.
+    /// It has its end.
     Whole,
     /// It was cut off; all whole blocks were read.
     CutOff,
@@ -178,7 +185,7 @@ pub enum End {
 /// Reads a trace into `sink`.
 ///
 /// # Errors
-/// When it is none, or damaged: a length or an encoding that no writer makes.
+/// The input is no trace, or it is damaged: it has a length or an encoding that no writer makes.
 pub fn read(mut from: impl Read, sink: &mut dyn Sink) -> Result<End> {
     let mut header = [0; HEADER.len()];
     if from.read_exact(&mut header).is_err() || &header != HEADER {
@@ -215,6 +222,7 @@ pub fn read(mut from: impl Read, sink: &mut dyn Sink) -> Result<End> {
     unreachable!("2^64 blocks")
 }
 
+/// Reads the references of an unpacked block. `None`: the block is damaged.
 fn block(mut bytes: &[u8], references: u32, sink: &mut dyn Sink) -> Option<()> {
     let mut slots = Slots::default();
     for _ in 0..references {

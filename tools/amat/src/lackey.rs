@@ -9,8 +9,8 @@
 //!  S 1fff000778,8        a store
 //!  M 0421ea90,4          both, by one instruction
 //! ```
-//! A system call a line makes this slow: less than a million references a second. It is used where
-//! QEMU cannot be. Valgrind runs the threads of a program one at a time, in turns.
+//! This is slow, because each line takes a system call: less than a million references a second. It
+//! is used where QEMU cannot be. Valgrind runs one thread of a program at a time.
 
 use crate::reference::{Event, Kind, MAX_BYTES, Reference, Sink};
 use anyhow::{Context, Result, bail};

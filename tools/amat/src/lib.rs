@@ -1,8 +1,8 @@
 //! Average memory access time on far-memory systems: `farmem amat`.
 //!
-//! The question that Kona's authors asked with KCacheSim (ASPLOS '21). A program's loads and stores
-//! go through a CPU's caches. Their misses go to local memory of some size, and its misses to far
-//! memory. How long does the average access take?
+//! A program's loads and stores go through a CPU's caches. The caches' misses go to local memory of
+//! some size, and that memory's misses to far memory. How long does the average access take? Kona's
+//! authors asked this with KCacheSim (ASPLOS '21).
 //!
 //! ```text
 //! program ─ qemu, lackey ┐
@@ -10,15 +10,16 @@
 //! pattern ───── generate ┘                simulate: one pass for all systems
 //! ```
 //!
-//! | room | |
+//! | module | |
 //! |---|---|
 //! | [`mod@record`], [`qemu`], [`mod@decode`], [`lackey`] | references of a program that runs |
 //! | [`mod@reference`], [`mod@file`], [`generate`] | what a reference is; recorded and made-up ones |
-//! | [`cpu`], [`local`], [`simulate`] | what hits where |
-//! | [`formula`], [`model`] | what that costs: as published, and with what it leaves out |
+//! | [`cpu`], [`local`], [`simulate`] | which accesses hit in which level |
+//! | [`formula`], [`model`] | the cost of that: by the published formula, and by a fuller model |
 //! | [`system`], [`calibrate`] | the systems compared |
 //!
-//! `docs/design/amat.md` says what the figures mean, and what they do not.
+//! A *reference* is one load or store. `docs/design/amat.md` says what the figures mean, and what
+//! they do not.
 
 #![forbid(unsafe_code)]
 
@@ -141,11 +142,11 @@ fn part(text: &str) -> Result<f64, &'static str> {
     share(text).ok().filter(|&part| part <= 1.0).ok_or("a share above 0% is needed, and at most 100%")
 }
 
-/// Where references come from. They are told twice: to see how much memory is touched, and to
-/// simulate.
+/// A source of references. It tells them twice: once to find how much memory is touched, and once
+/// to simulate.
 enum Origin {
     File(PathBuf),
-    /// A recording that nobody keeps, and the name of the program.
+    /// A recording that is not kept after this run, and the name of the program.
     Recorded(File, String),
     Generated(Generated),
 }
@@ -183,10 +184,10 @@ impl Origin {
 }
 
 impl Amat {
-    /// Simulates, and prints what came of it. `plugin` is the built library of `farmem-recorder`.
+    /// Simulates, and prints the results. `plugin` is the built library of `farmem-recorder`.
     ///
     /// # Errors
-    /// When a system, a trace or the program makes no sense; the error says which and why.
+    /// A system, a trace or the program cannot be used. The error says which and why.
     pub fn run(self, plugin: &[u8]) -> Result<()> {
         if let Some(name) = &self.show {
             let Some((_, text)) = SHIPPED.iter().find(|(shipped, _)| shipped == name) else {
@@ -200,7 +201,7 @@ impl Amat {
         if sources == 0 {
             bail!("nothing to simulate: name a trace, a program after --, or --generate a pattern");
         }
-        // Told now, not after a recording of hours.
+        // An error of the file is found here, before a recording that may take hours.
         if let Some(path) = &self.svg {
             if sources > 1 {
                 bail!("--svg draws one trace at a time");
@@ -220,8 +221,9 @@ impl Amat {
         let mut drawn = Ok(());
         for origin in &origins {
             let report = self.simulate(origin, &systems)?;
-            // Written before the figures, because a reader of these may want few of them (`|
-            // head`). If it fails, that is reported after them.
+            // The plot is written before the figures are printed. The reader of the figures may
+            // close the pipe early (`| head`), which ends this program. An error is returned after
+            // them.
             if let Some(path) = &self.svg {
                 drawn = std::fs::write(path, plot::svg(&report)).with_context(|| path.display().to_string());
             }

@@ -1,7 +1,7 @@
 //! Descriptions of far-memory systems, in TOML.
 //!
-//! `farmem amat --show NAME` prints the descriptions that are shipped (`systems/`), which show what
-//! one says. Every figure there names its source.
+//! The shipped descriptions are in `systems/`. `farmem amat --show NAME` prints one, as a pattern
+//! for others. Every figure there names its source.
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -59,57 +59,58 @@ impl std::str::FromStr for Bytes {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Level {
-    /// In tables.
+    /// Its name in tables.
     pub name: String,
-    /// Bytes.
+    /// Its size in bytes.
     pub size: Bytes,
-    /// Lines of a set.
+    /// The number of lines in a set.
     pub ways: u32,
-    /// A hit, in nanoseconds; it is paid by misses too.
+    /// The time of a hit in nanoseconds. A miss takes it too, before the next level's.
     pub ns: f64,
 }
 
-/// Where local pages are.
+/// Local memory, as the cache of far memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Local {
-    /// A hit, in nanoseconds.
+    /// The time of a hit in nanoseconds.
     pub ns: f64,
     /// The unit of fetching and evicting: a power of two, 64 bytes to 2 MiB.
     pub block: Bytes,
-    /// Blocks of a set; 0: any block anywhere, as in a pager.
+    /// The number of blocks in a set. 0: there is one set, as in a pager.
     #[serde(default)]
     pub ways: u32,
 }
 
-/// How far memory is reached.
+/// The way to far memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Remote {
-    /// A fetch of one block that a thread waits for, in nanoseconds; or by the block's bytes.
+    /// The time of a fetch that a thread waits for.
     pub ns: Latency,
     /// The cost of a block that was fetched ahead, in nanoseconds.
     #[serde(default)]
     pub prefetched_ns: f64,
-    /// Of the link, each way. None: no end to it.
+    /// The bandwidth of the link in each direction. `None`: it has no limit.
     pub gbit_per_s: Option<f64>,
     /// Bytes on the wire for each fetch or write-back besides its data.
     #[serde(default)]
     pub header_bytes: f64,
 }
 
-/// Nanoseconds, of any block or by its size.
+/// The time of a fetch of one block, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Latency {
-    /// The same for all.
+    /// The time is the same for blocks of any size.
     Any(f64),
-    /// Bytes and nanoseconds, in order; between them linear.
+    /// Pairs of a block's bytes and nanoseconds, by ascending size. Between them the time is
+    /// linear.
     BySize(Vec<(u64, f64)>),
 }
 
 impl Latency {
-    /// For a block of `bytes` bytes.
+    /// The time for a block of `bytes` bytes, in nanoseconds.
     pub fn of(&self, bytes: u64) -> f64 {
         match self {
             Latency::Any(ns) => *ns,
@@ -127,14 +128,14 @@ impl Latency {
     }
 }
 
-/// The unit that is sent of a block that leaves dirty.
+/// The part of a dirty block that is sent when it leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unit {
-    /// All of it.
+    /// The whole block.
     #[default]
     Block,
-    /// The lines that were written; of blocks above 4 KiB, their 64ths.
+    /// The lines that were written. Of a block above 4 KiB, the 64ths of it that were written.
     Lines,
 }
 
@@ -142,7 +143,7 @@ pub enum Unit {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WriteBack {
-    /// The unit that is sent.
+    /// The part that is sent.
     #[serde(default)]
     pub unit: Unit,
     /// The cost for the program when a dirty block leaves, in nanoseconds, besides the link.
@@ -154,17 +155,18 @@ pub struct WriteBack {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct System {
-    /// In tables.
+    /// Its name in tables.
     pub name: String,
-    /// In one sentence.
+    /// A description in one sentence.
     pub about: String,
-    /// Where its figures are from.
+    /// The source of its figures.
     pub source: String,
-    /// The CPU's caches, from the first. None: [`default_cpu`].
+    /// The levels of the CPU's caches, the first level first. If the text has none:
+    /// [`default_cpu`].
     #[serde(default = "default_cpu")]
     pub cpu: Vec<Level>,
-    /// An instruction's share of time without memory, in nanoseconds: it tells how busy the link
-    /// is.
+    /// The time of an instruction without its memory accesses, in nanoseconds. The load on the link
+    /// follows from it.
     #[serde(default = "default_ns_per_instruction")]
     pub ns_per_instruction: f64,
     /// Local memory.
@@ -204,10 +206,10 @@ pub const SHIPPED: [(&str, &str); 9] = [
 ];
 
 impl System {
-    /// A shipped one by its name, or the one that a file describes.
+    /// A shipped system by its name, or the system that a file describes.
     ///
     /// # Errors
-    /// When there is none, or it makes no sense.
+    /// There is none, or its description cannot be used.
     pub fn find(name: &str) -> Result<System> {
         if let Some((_, text)) = SHIPPED.iter().find(|(shipped, _)| *shipped == name) {
             return System::parse(text);
@@ -224,16 +226,17 @@ impl System {
         System::parse(&text).with_context(|| name.to_owned())
     }
 
-    /// From TOML.
+    /// Reads a description in TOML.
     ///
     /// # Errors
-    /// When it makes no sense; the error says where.
+    /// The description cannot be used. The error says where it is wrong.
     pub fn parse(text: &str) -> Result<System> {
         let system: System = toml::from_str(text).map_err(|e| anyhow::anyhow!("{}", e.to_string().trim_end()))?;
         system.check().with_context(|| format!("system '{}'", system.name))?;
         Ok(system)
     }
 
+    /// Refuses figures out of range.
     fn check(&self) -> Result<()> {
         let block = self.local.block.0;
         if !block.is_power_of_two() || !(64..=2 << 20).contains(&block) {

@@ -1,7 +1,7 @@
 //! Which file an exec runs, and the command line of QEMU for it.
 //!
-//! QEMU executes ELF files only, so scripts are resolved here, as the kernel does it. Shared by
-//! `farmem amat`, for the first program, and by the plugin, for the programs that it executes.
+//! QEMU executes ELF files only, so scripts are resolved here, as the kernel does it. `farmem
+//! amat` uses this for the first program. The plugin uses it for programs that this one executes.
 
 use farmem_sys::process;
 use std::ffi::{OsStr, OsString};

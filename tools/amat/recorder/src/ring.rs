@@ -1,4 +1,5 @@
-//! Memory that the recorded processes and `farmem amat` map: chunks of references.
+//! The memory that recorded processes share with `farmem amat`: chunks of references. The recorded
+//! threads are *producers*. `farmem amat` is the *consumer*.
 //!
 //! ```text
 //! | control page | state of each chunk | chunk 0 | chunk 1 | …
@@ -11,11 +12,11 @@
 //! thread are read in order. A producer waits while `MOST_READY` chunks are not yet read.
 //!
 //! A chunk states its length at every moment. So chunks of a process that has ended, in any way,
-//! are read too: by the consumer at the end, or, after an exec, as soon as the new program starts
-//! in the same process.
+//! are read too. The consumer reads them at the end. After an exec it reads them as soon as the new
+//! program begins in the same process.
 //!
-//! No wait is endless. A consumer that is gone, or has read enough, is noticed within `WAIT_NS`;
-//! then chunks are overwritten unread.
+//! No wait is endless. Producers notice within `WAIT_NS` that the consumer is gone, or takes no
+//! more. Then their references go to a chunk that is never read.
 
 #![allow(unsafe_code)] // Chunks are reached by pointers into shared memory, on the way of every reference.
 
@@ -27,7 +28,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// References in a chunk.
 pub const ROOM: u32 = ((CHUNK - HEAD) / 8) as u32;
-/// Chunks at most. A thread of the program holds one, so this limits threads alive at once.
+/// The most chunks. Each thread of the program holds one, so this limits the threads alive at once.
 pub const CHUNKS: u32 = 4096;
 
 const CHUNK: usize = 64 << 10;
@@ -35,10 +36,10 @@ const HEAD: usize = 64;
 const STATES: usize = 4096;
 const FIRST: usize = STATES + 4 * CHUNKS as usize;
 const LEN: usize = FIRST + CHUNKS as usize * CHUNK;
-/// Chunks filled and not yet read, at most: 2 MiB. Enough that neither side waits for the other's
-/// sleep.
+/// The most chunks that are filled and not yet read: 2 MiB. With as many, a producer seldom waits
+/// until the consumer has woken, and the consumer seldom finds none.
 const MOST_READY: u32 = 32;
-/// After so long a waiting producer looks whether the consumer is still there.
+/// A waiting producer looks this often whether the consumer is still there.
 const WAIT_NS: u64 = 100_000_000;
 const MAGIC: u64 = u64::from_le_bytes(*b"fm refs1");
 
@@ -50,15 +51,19 @@ const READY: u32 = 2;
 #[repr(C)]
 struct Control {
     magic: AtomicU64,
+    /// The next ticket.
     ticket: AtomicU64,
+    /// The consumer's process number.
     consumer: AtomicU32,
     /// The consumer takes no more.
     ended: AtomicU32,
+    /// The number of chunks that are `READY`.
     ready: AtomicU32,
     /// The consumer sleeps on `ready`.
     asleep: AtomicU32,
     /// Counts chunks given back; producers sleep on it.
     given_back: AtomicU32,
+    /// The number of producers that sleep.
     waiting: AtomicU32,
     /// Chunks from here on were never used.
     high: AtomicU32,
@@ -66,6 +71,7 @@ struct Control {
     begun: AtomicU32,
     /// Programs that were executed without it.
     unseen: AtomicU32,
+    /// 1: a program had more threads than there are chunks.
     too_many: AtomicU32,
 }
 
@@ -98,16 +104,16 @@ pub mod word {
     pub const STORE: u64 = 1 << 51;
     /// The first reference since a block of code was entered.
     pub const FRESH: u64 = 1 << 52;
-    /// Of an instruction that repeats: its references are never parts of a longer one.
+    /// The instruction repeats (`rep`): none of its references is a part of a longer one.
     pub const REP: u64 = 1 << 53;
-    /// Of an instruction that loads what it stores. QEMU may tell its store alone.
+    /// The instruction loads from the address to which it stores. QEMU may report only the store.
     pub const BOTH: u64 = 1 << 54;
     /// Where the number of the instruction in its block begins. A block has at most 512.
     pub const NUMBER: u32 = 55;
 }
 
 impl Chunk {
-    /// A chunk without room, held by a thread that has made no reference yet.
+    /// A chunk without room. A thread begins with it, and takes a real one at its first reference.
     pub const fn full() -> Chunk {
         Chunk {
             len: AtomicU32::new(ROOM),
@@ -143,19 +149,19 @@ impl Chunk {
     /// A block of `instructions` begins.
     #[inline(always)]
     pub fn enter(&self, instructions: u64) {
-        // One thread writes; the consumer reads when it no longer does.
+        // Only one thread writes. The consumer reads when that thread has handed the chunk over.
         self.instructions.store(self.instructions.load(Ordering::Relaxed) + instructions, Ordering::Relaxed);
         self.fresh.store(word::FRESH, Ordering::Relaxed);
     }
 
-    /// Forgets what is in it.
+    /// Empties the chunk.
     pub fn clear(&self) {
         self.len.store(0, Ordering::Relaxed);
         self.instructions.store(0, Ordering::Relaxed);
     }
 }
 
-/// Where all chunks are. Both ends have one.
+/// A mapping of the shared memory. Each process has its own.
 pub struct Ring {
     memory: Shared,
     fd: i32,
@@ -164,14 +170,14 @@ pub struct Ring {
 /// Why a producer gets no chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoChunk {
-    /// There is no reader any more.
+    /// The consumer is gone, or takes no more.
     Ended,
     /// Every chunk is held by a thread.
     TooManyThreads,
 }
 
 impl Ring {
-    /// A new one, of which this process is the consumer.
+    /// Creates the shared memory. This process is its consumer.
     ///
     /// # Errors
     /// No memory, or no descriptor.
@@ -186,10 +192,10 @@ impl Ring {
         Ok(ring)
     }
 
-    /// The consumer's, in another process. The descriptor may be closed afterwards.
+    /// Maps the consumer's memory in a recorded process. The descriptor may be closed afterwards.
     ///
     /// # Errors
-    /// When `fd` is no ring.
+    /// `fd` is no ring.
     pub fn open(fd: i32) -> Result<Ring, Errno> {
         // SAFETY: all zeros is a `stat`, which the call fills in.
         let len = unsafe {
@@ -206,7 +212,7 @@ impl Ring {
         }
     }
 
-    /// Of the memfd, in the process that created it.
+    /// The descriptor of the memory, in the process that created it.
     pub fn fd(&self) -> i32 {
         self.fd
     }
@@ -233,8 +239,8 @@ impl Ring {
 
     // The producers' half.
 
-    /// A program begins in process `pid`. The process's chunks of an earlier program are handed
-    /// over.
+    /// Notes that a program begins in process `pid`. Hands over the chunks of the program that the
+    /// process ran before.
     pub fn begin(&self, pid: u32) {
         let control = self.control();
         control.begun.fetch_add(1, Ordering::Relaxed);
@@ -246,7 +252,7 @@ impl Ring {
         }
     }
 
-    /// A program is executed that will not be recorded.
+    /// Notes that a program is executed that will not be recorded.
     pub fn note_unseen(&self) {
         self.control().unseen.fetch_add(1, Ordering::Relaxed);
     }
@@ -254,7 +260,7 @@ impl Ring {
     /// An empty chunk for a thread of process `pid`. Waits while the consumer is behind.
     ///
     /// # Errors
-    /// Says why there is none, and never will be.
+    /// The reason why there is none, now or later.
     pub fn take(&self, pid: u32) -> Result<&Chunk, NoChunk> {
         self.wait_for_room()?;
         let control = self.control();
@@ -321,8 +327,8 @@ impl Ring {
         self.control().too_many.load(Ordering::Relaxed) != 0
     }
 
-    /// Reads the chunk that was handed over first, if any was: its words, and instructions carried
-    /// out.
+    /// Reads the chunk that was handed over first. `to` gets its words, and the number of
+    /// instructions carried out. Returns false if there is no such chunk.
     pub fn read(&self, mut to: impl FnMut(&[AtomicU64], u64)) -> bool {
         let control = self.control();
         let all = 0..control.high.load(Ordering::Acquire).min(CHUNKS);

@@ -1,8 +1,11 @@
-//! One size, simulated as it is: sets of LRU blocks, and prefetch.
+//! Local memory of one size, simulated block by block: sets with LRU order, and prefetch.
 //!
-//! *Prefetch*: when a block is fetched, or used for the first time after being
-//! fetched ahead, and the block before it was one of the last [`STREAMS`] such,
-//! the next ones are fetched ahead. They are taken to arrive in time.
+//! *Prefetch*: a block counts for a stream when it is fetched, or first used after it was fetched
+//! ahead. The last block of each of [`STREAMS`] streams is kept. If a block follows one of these,
+//! the next blocks are fetched ahead. The model assumes that they arrive in time.
+//!
+//! A *part* is the unit of a block that can be dirty by itself. A *fresh* miss is of a block that
+//! was never used before: far memory has nothing to fetch.
 
 use super::{GROUPS, Mixed, PARTS, Sample, Table, Tally, estimate};
 use crate::cpu::{Below, LINE_SHIFT};
@@ -12,15 +15,17 @@ use std::hash::BuildHasherDefault;
 
 /// Streams followed at once.
 pub const STREAMS: usize = 16;
-/// With fewer sets to watch, all are.
+/// If a sample would watch fewer sets than this, all sets are watched.
 const LEAST_SETS: f64 = 256.0;
 const NONE: u32 = u32::MAX;
 
 struct Block {
     number: u64,
-    /// Parts that are dirty.
+    /// A bit for each part that is dirty.
     dirty: u64,
+    /// Fetched ahead, and not used since.
     ahead: bool,
+    /// Neighbours in the LRU order of the set, as places in [`Direct::blocks`].
     newer: u32,
     older: u32,
 }
@@ -41,21 +46,24 @@ pub struct Direct {
     index: Table<u32>,
     blocks: Vec<Block>,
     sample: Sample,
+    /// The part of the sets that is watched.
     share: f64,
-    /// Blocks used before: others have nothing that could be fetched.
+    /// Blocks that were used before. Only these can be fetched ahead.
     known: HashSet<u64, BuildHasherDefault<Mixed>>,
     misses: [Count; GROUPS],
     fresh: [Count; GROUPS],
     rest: Tally,
+    /// Blocks to fetch ahead.
     prefetch: u32,
+    /// The last block of each stream.
     streams: [u64; STREAMS],
     next_stream: usize,
 }
 
 impl Direct {
-    /// Empty, of `size` blocks of `1 << shift` bytes, `ways` to a set (0: one set). If the sets are
-    /// many and nothing is fetched ahead, only `share` of them is watched: blocks fetched ahead lie
-    /// in other sets.
+    /// An empty memory of `size` blocks of `1 << shift` bytes, with `ways` blocks to a set (0: one
+    /// set). Only `share` of the sets is watched, if there are enough of them. With prefetch all
+    /// are watched, because blocks that are fetched ahead lie in other sets.
     pub fn new(size: u64, shift: u32, ways: u32, prefetch: u32, share: f64) -> Direct {
         let ways = if ways == 0 { size } else { u64::from(ways).min(size) }.max(1);
         let sets = (size / ways).max(1);
@@ -76,13 +84,13 @@ impl Direct {
             fresh: [Count::default(); GROUPS],
             rest: Tally::default(),
             prefetch,
-            // No block's number, and not one less than one.
+            // Neither the number of a block nor the number before one.
             streams: [u64::MAX / 2; STREAMS],
             next_stream: 0,
         }
     }
 
-    /// The result.
+    /// The counts, scaled from the watched sets to all.
     pub fn tally(&self) -> Tally {
         let scale = 1.0 / self.share;
         let (misses, bound) = estimate(self.misses.iter().copied(), scale);
@@ -122,8 +130,8 @@ impl Direct {
         (block.newer, block.older) = (NONE, next);
     }
 
-    /// Makes a block the newest of its set; brings it in if it is not there. Its place, and whether
-    /// it was.
+    /// Makes a block the newest of its set, and brings it in if it is not local. Returns its place,
+    /// and whether it was local.
     fn touch(&mut self, number: u64) -> (u32, bool) {
         let set = (number % self.sets.len() as u64) as usize;
         if let Some(&place) = self.index.get(&number) {
@@ -150,6 +158,7 @@ impl Direct {
         (place, false)
     }
 
+    /// Notes that a block counts for a stream. Fetches the next ones ahead if it continues one.
     fn fetch_ahead(&mut self, number: u64) {
         let before = self.streams.iter().position(|&last| last == number.wrapping_sub(1));
         match before {
@@ -169,6 +178,7 @@ impl Direct {
         }
     }
 
+    /// The group of the sample that a block's set is in. `None`: the set is not watched.
     fn group(&self, number: u64) -> Option<usize> {
         // With one set, and with prefetch, everything is watched: any group will do.
         self.sample.group(number % self.sets.len() as u64)
