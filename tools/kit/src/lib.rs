@@ -2,8 +2,9 @@
 //!
 //! | file | |
 //! |---|---|
-//! | [`supervise`], [`affinity`], [`alone`] | programs under measurement: started, pinned, ended; one measurement at a time |
-//! | [`environment`] | the machine that figures are of |
+//! | [`supervise`], [`affinity`] | start, pin and end programs under measurement |
+//! | [`alone`] | lets one measurement run at a time |
+//! | [`environment`] | the machine on which figures were taken |
 //! | [`pairs`], [`histogram`] | rounds and their ratios; distributions |
 //! | [`report`], [`table`], [`chart`] | figures as text, JSON and SVG |
 

@@ -1,35 +1,42 @@
 //! Rounds, and ratios within them.
 //!
-//! On a shared machine two runs of the same thing differ more than many an optimisation is worth,
-//! and they drift: a neighbour comes, and goes. So systems are interleaved (A B C, C B A, B C A, A
-//! C B, C A B, B A C: reversed every other round, which cancels a linear drift, and begun with
-//! another every second, so that none is always in the middle, or always behind the same one), a
-//! ratio is taken between two runs of one round, and what is reported is the median of the rounds'
-//! ratios with the least and the greatest.
+//! On a shared machine two runs of the same program differ by more than many an optimisation gains.
+//! They also drift, as other loads come and go. So the systems that are compared run once in each
+//! round, in this order:
+//!
+//! ```text
+//! round   0      1      2      3      4      5
+//!       A B C  C B A  B C A  A C B  C A B  B A C
+//! ```
+//!
+//! Every other round is reversed, which cancels a linear drift. Every second round begins with
+//! another system. So none is always in the middle, and none always follows the same one. A ratio
+//! is taken between two runs of one round. The report has the median of the rounds' ratios, with
+//! the least and the greatest.
 
 use serde::Serialize;
 
 /// A figure over rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// The middle one (the mean of the two middle ones).
+    /// The middle figure, or the mean of the two middle ones.
     pub median: f64,
     /// The least.
     pub min: f64,
     /// The greatest.
     pub max: f64,
-    /// Where the median of very many rounds is, with 95 % and more; `None` of fewer than six, which
-    /// do not tell.
+    /// The range in which the median of very many rounds lies, with at least 95 % confidence.
+    /// `None`: fewer than six rounds do not tell.
     pub likely: Option<(f64, f64)>,
-    /// The distance between the quartiles, as a part of the median: a machine's noise in a typical
+    /// The distance between the quartiles, divided by the median: the machine's noise in a typical
     /// round.
     pub noise: f64,
-    /// How many.
+    /// The number of rounds.
     pub rounds: usize,
 }
 
 impl Spread {
-    /// Of these values; `None` of none.
+    /// The spread of these values. `None`: there are none.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
         let mut sorted: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -43,9 +50,10 @@ impl Spread {
     }
 }
 
-/// The index of the value, of `values` in order and counted from 0, that is below the true median
-/// in all but one case in forty. The value as far from the end is above it as surely. It is a sign
-/// test's interval, which supposes nothing of the distribution.
+/// The lower end of the true median's likely range, as an index into `values` sorted values. The
+/// value there is above the true median in at most one case in forty. The value as far from the end
+/// is the upper end. The range is a sign test's interval: it assumes nothing about the
+/// distribution.
 fn below_median(values: usize) -> Option<usize> {
     let mut chance = 0.5f64.powi(values as i32);
     let (mut below, mut of_fewer) = (None, 0.0);
@@ -71,12 +79,13 @@ pub fn in_turn(places: usize, round: usize) -> impl Iterator<Item = usize> {
 /// The results of every system in every round.
 #[derive(Clone, Debug)]
 pub struct Rounds<S, T> {
-    /// By system, then by round. A system that failed a round has none for it.
+    /// By system, then by round. `None`: the system failed in that round.
     runs: Vec<(S, Vec<Option<T>>)>,
 }
 
 impl<S: Copy + PartialEq, T> Rounds<S, T> {
-    /// Runs every system once a round. `run` returning `None` leaves a gap; an error ends it all.
+    /// Runs every system once a round. A `None` of `run` leaves a gap. An error ends the
+    /// measurement.
     pub fn interleave<E>(
         systems: &[S],
         rounds: usize,
@@ -92,8 +101,8 @@ impl<S: Copy + PartialEq, T> Rounds<S, T> {
         Ok(Rounds { runs: all })
     }
 
-    /// Where the systems of a round run beside one another, and see to it themselves that none is
-    /// favoured ([`in_turn`]): `run` has an outcome for each of them, in their order.
+    /// Runs all systems of a round by one call. `run` returns the outcome of each system, in their
+    /// order. It must see to it itself that none is favoured ([`in_turn`]).
     pub fn together<E>(
         systems: &[S],
         rounds: usize,
@@ -106,7 +115,7 @@ impl<S: Copy + PartialEq, T> Rounds<S, T> {
         Ok(Rounds { runs: all })
     }
 
-    /// Adds the rounds of the same systems, as they were taken later.
+    /// Adds later rounds of the same systems.
     pub fn append(&mut self, more: Rounds<S, T>) {
         for ((_, runs), (_, later)) in self.runs.iter_mut().zip(more.runs) {
             runs.extend(later);
@@ -128,8 +137,8 @@ impl<S: Copy + PartialEq, T> Rounds<S, T> {
         Spread::of(self.of(system).filter_map(figure))
     }
 
-    /// A figure made of the runs of several systems in the same round, over the rounds in which all
-    /// of them ran.
+    /// A figure that is computed from the runs of several systems in one round, such as a ratio.
+    /// Its spread is over the rounds in which all of them ran.
     pub fn within<const N: usize>(&self, systems: [S; N], figure: impl Fn([&T; N]) -> Option<f64>) -> Option<Spread> {
         let mut columns = [const { None }; N];
         for (column, system) in columns.iter_mut().zip(systems) {

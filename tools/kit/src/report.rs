@@ -11,7 +11,8 @@ use crate::environment::Environment;
 use crate::pairs::Spread;
 use crate::table::Table;
 
-/// Fails if a file that is asked for cannot be written: told now, not after hours.
+/// Fails if an output file cannot be written. A benchmark calls it at its start, before hours of
+/// work.
 pub fn can_be_written<'a>(files: impl IntoIterator<Item = &'a Option<PathBuf>>) -> anyhow::Result<()> {
     for path in files.into_iter().flatten() {
         let is_new = !path.exists();
@@ -24,11 +25,12 @@ pub fn can_be_written<'a>(files: impl IntoIterator<Item = &'a Option<PathBuf>>) 
     Ok(())
 }
 
-/// A file that is asked for, perhaps, and what is to stand there.
+/// The path of an output file, if one is asked for, and the function that makes its text.
 pub type Asked<'a> = (&'a Option<PathBuf>, &'a dyn Fn() -> anyhow::Result<String>);
 
-/// Writes files, then prints a report: a reader of the report may want little of it, and go away.
-/// Files that could not be written are reported after it.
+/// Writes files, then prints a report. The files come first, because the report's reader may close
+/// the pipe early (`| head`), which ends this program. An error of a file is returned after the
+/// report.
 ///
 /// # Errors
 /// The file system's.
@@ -42,27 +44,27 @@ pub fn tell(report: &dyn fmt::Display, files: &[Asked<'_>]) -> anyhow::Result<()
     written.into_iter().collect()
 }
 
-/// Which way a figure is better, and from where on it will do.
+/// The bound that a figure must meet, and the aim beyond it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bound {
-    /// A factor gained: at least the first, hopefully the second.
+    /// The figure must be at least the first number. The aim is the second.
     AtLeast(f64, f64),
-    /// A price paid: at most the first, hopefully the second.
+    /// The figure must be at most the first number. The aim is the second.
     AtMost(f64, f64),
 }
 
-/// How a figure stands to its bound.
+/// The result of comparing a figure with its bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Standing {
-    /// Not met, and the bare mechanism would not meet it either.
+    /// The bound is not met, and the bare mechanism would not meet it either.
     OutOfReach,
-    /// Not met.
+    /// The bound is not met.
     Missed,
-    /// Met.
+    /// The bound is met.
     Met,
-    /// Met, and what was hoped for too.
+    /// The aim is reached.
     Aim,
 }
 
@@ -84,12 +86,12 @@ impl Bound {
 pub struct Target {
     /// The two things compared.
     pub what: String,
-    /// From where on it will do.
+    /// The bound that the ratio must meet.
     pub bound: Bound,
     /// The median of the rounds' ratios, with the extremes; `None` when a side did not run.
     pub ratio: Option<Spread>,
-    /// The same ratio with the bare mechanism in farmem's place: the most (or least) that can be
-    /// had.
+    /// The same ratio with the bare mechanism in farmem's place: about the best that farmem can
+    /// reach.
     pub floor: Option<Spread>,
     /// The judgement of the median.
     pub standing: Option<Standing>,
@@ -102,7 +104,7 @@ impl Target {
         Target { what: what.into(), bound, ratio, floor: None, standing }
     }
 
-    /// Says what the bare mechanism would reach.
+    /// Adds the ratio that the bare mechanism reaches.
     pub fn with_floor(self, floor: Option<Spread>) -> Target {
         let beyond = floor.is_some_and(|floor| self.bound.judge(floor.median) == Standing::Missed);
         let standing = self.standing.map(|standing| match standing {
@@ -125,7 +127,7 @@ pub struct Skipped {
 /// A table with its heading.
 #[derive(Clone, Debug)]
 pub struct Section {
-    /// Above it.
+    /// The text above the table.
     pub title: String,
     /// The figures.
     pub table: Table,
@@ -137,7 +139,7 @@ pub struct Report<R> {
     pub bench: &'static str,
     /// How it was run, in a few lines.
     pub method: Vec<String>,
-    /// On what.
+    /// The machine.
     pub environment: Environment,
     /// The parts that did not run.
     pub skipped: Vec<Skipped>,
@@ -153,7 +155,7 @@ impl<R: Serialize> Report<R> {
     /// The report for machines.
     ///
     /// # Errors
-    /// Raw figures that JSON has no form for.
+    /// JSON has no form for the raw figures.
     pub fn json(&self) -> serde_json::Result<String> {
         #[derive(Serialize)]
         struct Json<'a, R> {
@@ -217,7 +219,8 @@ fn targets(targets: &[Target]) -> Table {
             ),
             _ => ("–".into(), String::new(), "not measured"),
         };
-        // The verdict is the median's all the same.
+        // The verdict stays the median's. If the bound lies within the likely range of the median,
+        // the rounds are too few to tell, and the table says so.
         let likely =
             target.ratio.and_then(|ratio| ratio.likely).filter(|(least, most)| (*least..=*most).contains(&needed));
         let standing = likely.map_or(standing.into(), |(least, most)| {

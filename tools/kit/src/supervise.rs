@@ -47,13 +47,13 @@ pub fn interrupted() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A process and its group, ended when this value goes.
+/// A process and its group. Dropping this value ends them.
 pub struct Group(Child);
 
 impl Group {
     /// Starts a command as a process group of its own, so that it can be ended with all it starts.
-    /// Should the calling thread end without dropping this value, as by SIGKILL, the process (not
-    /// what it started) is killed.
+    /// If the calling thread ends without dropping this value, as by SIGKILL, the process is
+    /// killed. The processes that it started are not.
     pub fn start(command: &mut Command) -> std::io::Result<Group> {
         farmem_sys::process::end_with_us(command, libc::SIGKILL);
         command.process_group(0).spawn().map(Group)

@@ -71,7 +71,7 @@ impl Canvas {
         let _ = writeln!(self.0, r#"<polyline points="{points}" {look} stroke="{colour}"{dash}/>"#);
     }
 
-    /// A piece of a curve, for a legend.
+    /// Draws a piece of a curve in a legend.
     pub(super) fn key(&mut self, (x, y): At, colour: &str, is_dashed: bool) {
         let dash = if is_dashed { r#" stroke-dasharray="6 4""# } else { "" };
         let end = x + 20.0;

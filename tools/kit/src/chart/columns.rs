@@ -9,9 +9,9 @@ use super::{COLOURS, Drawing};
 pub struct Columns {
     /// Above it.
     pub title: String,
-    /// In small below the title.
+    /// The small text below the title.
     pub note: String,
-    /// Below the axis: what the numbers count.
+    /// The text below the axis: the things that the numbers count.
     pub label: String,
     /// The share of each number, 0 to 1, from the number 1 on.
     pub shares: Vec<f64>,

@@ -7,45 +7,45 @@ use super::{Drawing, width_of};
 /// A panel of curves.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// Above it.
+    /// The text above the panel.
     pub title: String,
-    /// Below the title: the measure of the heights, and other facts that a reader should know.
+    /// The text below the title: the unit of the heights, and other facts that a reader needs.
     pub subtitle: String,
-    /// From left to right.
+    /// The axis from left to right.
     pub x: Axis,
-    /// From below.
+    /// The axis from the bottom up.
     pub y: Axis,
-    /// In the order of the legend.
+    /// The curves, in the legend's order.
     pub curves: Vec<Curve>,
 }
 
 /// A curve.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// In the legend. A panel's only curve needs none.
+    /// The name in the legend. A panel's only curve needs none.
     pub name: String,
-    /// Of the line.
+    /// The colour of the line.
     pub colour: &'static str,
     /// Whether the line is dashed.
     pub is_dashed: bool,
     /// Whether its points' labels stand above them, or below.
     pub labels_above: bool,
-    /// From left to right.
+    /// The points, from left to right.
     pub points: Vec<Point>,
 }
 
 /// A point of a curve.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// Place on the axis to the right.
+    /// The value on the axis to the right.
     pub x: f64,
-    /// Height. None: only the label is shown, at the upper edge.
+    /// The value on the axis upwards. `None`: only the label is shown, at the upper edge.
     pub y: Option<f64>,
-    /// Its least and greatest height.
+    /// The least and greatest value that was measured.
     pub spread: Option<(f64, f64)>,
-    /// The true height is above this one.
+    /// Whether `y` is a lower limit of the true value.
     pub is_least: bool,
-    /// Beside it.
+    /// The text beside the point.
     pub label: String,
 }
 
@@ -61,7 +61,7 @@ const TOP: f64 = 84.0;
 const WIDTH: f64 = 440.0;
 const HEIGHT: f64 = 250.0;
 const LINE: f64 = 13.0;
-/// Between the sides and the first and last points: room for their labels.
+/// Space between the sides and the outermost points: room for their labels.
 const PAD: f64 = 22.0;
 /// Where a point without a height has its label.
 const NO_HEIGHT: f64 = TOP + 22.0;
@@ -69,10 +69,12 @@ const NO_HEIGHT: f64 = TOP + 22.0;
 const FEW: usize = 4;
 
 impl Panel {
+    /// Whether the legend is a column at the right.
     fn has_column(&self) -> bool {
         self.curves.len() > FEW
     }
 
+    /// The width of that column.
     fn column(&self) -> f64 {
         let longest = self.curves.iter().map(|curve| width_of(&curve.name)).fold(0.0, f64::max);
         if self.has_column() { 50.0 + longest } else { 0.0 }
@@ -143,12 +145,12 @@ impl Panel {
     }
 }
 
-/// From the left, of a place between 0 and 1.
+/// The distance from the left of a place between 0 and 1.
 fn across(place: f64) -> f64 {
     LEFT + PAD + place * (WIDTH - 2.0 * PAD)
 }
 
-/// Writes a label where no other stands: further up, or down, than its point if need be.
+/// Writes a label near its point. If another label is there, it moves up or down by a few steps.
 fn label(on: &mut Canvas, at: (f64, f64), curve: &Curve, text: &str, labels: &mut Vec<(f64, f64, f64)>) {
     const STEP: f64 = 12.0;
     let half = width_of(text) / 2.0;

@@ -48,7 +48,7 @@ impl Rows {
         TOP + rows.map(|rows| rows as f64 * ROW + GAP).sum::<f64>()
     }
 
-    /// Figures that are drawn, for an axis over all of them.
+    /// The figures that are drawn: an axis must span all of them.
     pub fn all(groups: &[(String, Vec<Option<Spread>>)]) -> impl Iterator<Item = f64> {
         groups.iter().flat_map(|(_, figures)| figures.iter().flatten()).flat_map(|figure| [figure.min, figure.max])
     }
