@@ -1,7 +1,7 @@
-//! The controllers of the rack: the real state, a store that several share, and messages that come late.
+//! The controllers of the rack: their real state, and the store that they share.
 //!
-//! A leader that was deposed goes on answering for a while, as one does that was stopped. What it says may arrive long
-//! after what its successor has said.
+//! A deposed leader goes on answering for a while, like a process that was stopped and goes on. Its
+//! answers may arrive long after those of its successor.
 
 use crate::Mistake;
 use crate::judge::Judge;
@@ -12,9 +12,9 @@ use farmem_protocol::random::Random;
 use std::time::Duration;
 
 const RACK: u64 = 7;
-/// Tenants, and what each may hold in the whole rack.
+/// The tenants that have a quota in the whole rack.
 pub const TENANTS: [&str; 2] = ["t0", "t1"];
-/// Bytes that each may hold.
+/// Bytes that each tenant may hold in the whole rack.
 pub const TENANT_QUOTA: u64 = 7 * SLAB_BYTES;
 
 /// One controller that leads, or believes it does.
@@ -22,7 +22,7 @@ struct Leader {
     state: State,
     epoch: u64,
     begun_ns: u64,
-    /// Intents of the state that the store does not have.
+    /// Intents that the state has and the store does not.
     unsaved: Vec<Intent>,
 }
 
@@ -32,25 +32,26 @@ impl Leader {
     }
 }
 
-/// All of them.
+/// All controllers, and their store.
 pub struct Control {
-    /// What the store has, in its order.
+    /// The intents in the store, in its order.
     kept: Vec<Intent>,
     /// The revision of the leader key.
     revision: u64,
+    /// The last two controllers that took the leader key, the present leader last.
     leaders: Vec<Leader>,
     mistake: Option<Mistake>,
 }
 
 impl Control {
-    /// One that leads a rack without nodes.
+    /// A controller that leads a rack without nodes.
     pub fn new(mistake: Option<Mistake>) -> Control {
         let mut control = Control { kept: Vec::new(), revision: 0, leaders: Vec::new(), mistake };
         control.take_over(1);
         control
     }
 
-    /// Another takes the leader key. The one before does not know it yet.
+    /// Lets another controller take the leader key. The last leader does not know of it.
     pub fn take_over(&mut self, now_ns: u64) {
         self.revision += 1;
         let term = Term { rack: RACK, epoch: self.revision };
@@ -61,13 +62,13 @@ impl Control {
         self.leaders.drain(..over);
     }
 
-    /// Mostly the leader; now and then the one before.
+    /// Draws the controller that gets a request: mostly the leader, sometimes the one before it.
     fn any(&self, random: &mut Random) -> usize {
         let last = self.leaders.len() - 1;
         if random.index(5) == 0 { last.saturating_sub(1) } else { last }
     }
 
-    /// Has intents kept. False: the store refuses, because another leads.
+    /// Writes a leader's intents to the store. False: the store refuses, because another one leads.
     fn keep(&mut self, at: usize, actions: Vec<Action>) -> bool {
         let intents = actions.into_iter().filter_map(|action| match action {
             Action::Keep(intent) => Some(intent),
@@ -83,7 +84,7 @@ impl Control {
         leader.unsaved.is_empty()
     }
 
-    /// Time goes by for all.
+    /// Tells all controllers the time.
     pub fn tick(&mut self, now_ns: u64) {
         for leader in &mut self.leaders {
             let now = leader.now(now_ns);
@@ -91,7 +92,8 @@ impl Control {
         }
     }
 
-    /// A beat, to any of them. None: it is refused, or what follows cannot be kept.
+    /// Sends a beat to one of the controllers. `None`: it is refused, or its intents cannot be
+    /// kept.
     pub fn beat(&mut self, now_ns: u64, beat: Beat, random: &mut Random) -> Option<Orders> {
         let (at, mut actions) = (self.any(random), Vec::new());
         let leader = &mut self.leaders[at];
@@ -100,7 +102,7 @@ impl Control {
         self.keep(at, actions).then_some(orders)
     }
 
-    /// A run's question, to any of them.
+    /// Sends a run's question to one of the controllers.
     pub fn want(&mut self, now_ns: u64, want: &Want, random: &mut Random) -> Option<Given> {
         let (at, drawn) = (self.any(random), random.bits());
         let leader = &mut self.leaders[at];
@@ -108,7 +110,8 @@ impl Control {
         leader.state.want(now, want, drawn).ok()
     }
 
-    /// An operator's order, to any of them. What is confirmed goes on record.
+    /// Sends an operator's order to one of the controllers. The judge records an order that is
+    /// confirmed.
     pub fn drain(&mut self, now_ns: u64, node: &str, wanted: bool, random: &mut Random, judge: &mut Judge) {
         let (at, mut actions) = (self.any(random), Vec::new());
         let leader = &mut self.leaders[at];

@@ -16,9 +16,9 @@ use farmem_sim::Network;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pages that are filled at a time.
+/// Pages that one step of repair copies.
 const CHUNK: u32 = 8;
-/// Rounds of waiting, of a second each, before a wait counts as one that never ends.
+/// A wait of more rounds, of a second each, counts as endless.
 const ROUNDS: u32 = 100;
 
 /// A page of the program.
@@ -33,22 +33,25 @@ pub struct Host {
     /// Its number.
     pub number: usize,
     pool: &'static Pool,
-    /// Of the program that it was forked from, else its own number: names its values and its run.
+    /// The number of the host that it was forked from, otherwise its own. It names the values that
+    /// the program writes.
     pub family: usize,
-    /// How it keeps its pages.
+    /// How it protects its pages against the loss of a node.
     pub protect: Protect,
     writes: Lane,
     reads: Lane,
-    /// Where READs land, and pages that are copied: as long as the lanes, whatever comes late.
+    /// The buffer of READs. It lives as long as the lanes, so a late answer finds it.
     landing: Box<[u64; PAGE_BYTES / 8]>,
+    /// The buffer of pages that repair copies. It lives as long, too.
     copied: Vec<u8>,
     pages: Vec<Page>,
     next_page: u64,
-    /// The slab that is being filled, and where to go on.
+    /// The home that is being filled: the slab's index, which home, and the next page.
     filling: Option<(u32, usize, u32)>,
-    /// Of [`Mistake::FilledOutsideLock`]: pages that were read for a filling home, and are written later.
+    /// For [`Mistake::FilledOutsideLock`]: pages that were read for a home, and are written to it
+    /// later.
     late_fills: Vec<(FarSlot, u64)>,
-    /// The nodes that it has joined: the rack's number and incarnation, and the pool's number.
+    /// The nodes that it has joined: number in the rack, incarnation, and number in the pool.
     pub joined: Vec<(usize, u64, usize)>,
     /// The nodes that the controller gave it.
     pub held: Vec<String>,
@@ -67,13 +70,13 @@ fn options(host: usize) -> ConnectOptions {
     }
 }
 
-/// A page of a value.
+/// The bytes of a page that has this value.
 fn bytes(value: u64) -> Box<[u64; PAGE_BYTES / 8]> {
     Box::new(std::array::from_fn(|at| value ^ at as u64))
 }
 
 impl Mistake {
-    /// The mistake that the pool itself makes.
+    /// The pool's own mistake, if the pool makes it.
     fn slip(self) -> Option<Slip> {
         match self {
             Mistake::KeptLateLink => Some(Slip::KeptLateLink),
@@ -85,7 +88,7 @@ impl Mistake {
 }
 
 impl Host {
-    /// One with these nodes: number in the rack, incarnation, network, domain.
+    /// A host with these nodes: number in the rack, incarnation, network, domain.
     pub fn new(
         number: usize,
         nodes: &[(usize, u64, &Arc<Network>, &str)],
@@ -124,7 +127,8 @@ impl Host {
         }
     }
 
-    /// Waits until all that was posted on a lane is done.
+    /// Waits until all operations on a lane are done: on `reads` if it is true, otherwise on
+    /// `writes`.
     fn all_done(&mut self, reads: bool) -> Verdict {
         let (pool, lane) = (self.pool, if reads { &mut self.reads } else { &mut self.writes });
         let mut done = Vec::new();
@@ -141,7 +145,8 @@ impl Host {
         }
     }
 
-    /// New pages, written for the first time. `stride` slots are taken for each, so that several slabs are used.
+    /// Writes new pages. Each takes `stride` slots, of which all but one are freed again. So
+    /// several slabs are used.
     pub fn grow(&mut self, pages: usize, stride: usize, judge: &mut Judge) -> Verdict {
         let mut slots = Vec::new();
         if self.pool.slots().alloc(pages * stride, &mut slots).is_err() {
@@ -159,7 +164,8 @@ impl Host {
         self.write((from..from + pages).collect(), judge)
     }
 
-    /// Writes pages, all at once. A page whose slot may not be overwritten takes another.
+    /// Writes pages, all at the same time. A page takes another slot if its own may not be
+    /// overwritten: a forked process can reach it, or its node is being left.
     fn write(&mut self, which: Vec<usize>, judge: &mut Judge) -> Verdict {
         let mut buffers = Vec::new();
         let mut left = Vec::new();
@@ -210,6 +216,7 @@ impl Host {
         self.write(which, judge)
     }
 
+    /// Reads the value in a slot. A slot that was never written has 0.
     fn value_at(&mut self, slot: FarSlot) -> Result<u64, Broken> {
         self.landing.fill(u64::MAX);
         let into = self.landing.as_mut_ptr().cast();
@@ -223,7 +230,7 @@ impl Host {
         Ok(value)
     }
 
-    /// Reads a page.
+    /// Reads one page, and has the judge check it.
     pub fn look(&mut self, random: &mut Random, judge: &Judge) -> Verdict {
         match self.pages.len() {
             0 => Ok(()),
@@ -257,7 +264,7 @@ impl Host {
         self.pool.slots().shrink(0);
     }
 
-    /// A step of repair; whether there was one to take.
+    /// Takes a step of repair. Returns whether there was one to take.
     pub fn repair(&mut self) -> bool {
         if self.filling.is_some() {
             self.fill_some();
@@ -288,7 +295,7 @@ impl Host {
         true
     }
 
-    /// Posts READs, and gives a home back before they are answered.
+    /// The mistake: posts a READ, and gives a home back before it is answered.
     fn release_under_read(&mut self, lacks: Lacks, index: u32) {
         let into = self.landing.as_mut_ptr().cast();
         let slot = self.pages.iter().map(|page| page.slot).find(|slot| slot.slab_index() == index);
@@ -303,7 +310,8 @@ impl Host {
         let _ = self.all_done(true);
     }
 
-    /// No operation is under way: the program's only thread has left.
+    /// Tells the pool that no operation uses a home that was dropped. The program has one thread,
+    /// and it has nothing under way.
     fn leave(&self) {
         if let Some(number) = self.pool.moves().dropped() {
             self.pool.moves().all_have_left(number);
@@ -323,8 +331,8 @@ impl Host {
         self.filling = next.map(|next| (index, nth, next));
     }
 
-    /// A filler that does not own the lane of all write-back. It reads pages now, and writes them
-    /// after other pages may have left.
+    /// The mistake: fills a home without owning the lane of all write-back. It reads pages now, and
+    /// writes them at the next call, when the program may have written newer bytes.
     fn fill_late(&mut self, index: u32) {
         let late = std::mem::take(&mut self.late_fills);
         let buffers: Vec<_> = late.iter().map(|(_, value)| bytes(*value)).collect();
@@ -347,7 +355,8 @@ impl Host {
         [self.writes.met(), self.reads.met()]
     }
 
-    /// Whether every page has what it is to have, as far as there are nodes, at different ones.
+    /// Checks that every slab has the copies that its protection asks for, at different nodes and
+    /// in different domains. It asks for no more than the nodes and domains that are there allow.
     pub fn lacks(&self, domain: impl Fn(usize) -> &'static str, (there, nodes): (usize, usize)) -> Verdict {
         for slab in self.slabs() {
             let homes = |index: u32| self.pool.homes(index).into_iter().flatten();
@@ -394,7 +403,7 @@ impl Host {
         holds(refused == 0, || format!("host {} asks a node for what it has given back", self.number))
     }
 
-    /// Joins a node, unless it has.
+    /// Joins a node, unless it is joined already.
     pub fn join(&mut self, node: usize, life: u64, network: &Arc<Network>, domain: &str) {
         let has = |(at, of, number): &(usize, u64, usize)| {
             *at == node && *of == life && self.pool.nodes().standing(*number) == Some(Standing::In)
@@ -405,7 +414,7 @@ impl Host {
         if let Ok(session) = Session::simulated(network, &options(self.number))
             && let Ok(number) = self.pool.add_node(in_domain(session, domain, self.mistake))
         {
-            // The number may be that of a node that has ended.
+            // The pool may use the number of a node that has ended again.
             self.joined.retain(|(.., other)| *other != number);
             self.joined.push((node, life, number));
         }
@@ -420,7 +429,8 @@ impl Host {
         }
     }
 
-    /// Whether it needs nothing that this node alone has.
+    /// Whether the host needs no page that only this node has. `lives` tells whether a node is
+    /// alive in an incarnation.
     pub fn can_do_without(&self, node: usize, lives: impl Fn(usize, u64) -> bool) -> bool {
         let is_other = |number: usize| {
             if number == MAX_NODES {
@@ -438,20 +448,21 @@ impl Host {
         self.slabs().iter().all(whole)
     }
 
-    /// Whether every page has two copies: it waits for no single node.
+    /// Whether every page has two copies, so that the host waits for no single node.
     pub fn is_doubled(&self) -> bool {
         let whole =
             |slab: u32| self.pool.homes(slab).iter().flatten().filter(|(_, state)| *state == State::Whole).count();
         self.protect == Protect::Mirror && self.slabs().into_iter().all(|slab| whole(slab) == 2)
     }
 
-    /// Whether it has noticed that a life of a node is over.
+    /// Whether the host has noticed that a node ended in this incarnation.
     pub fn knows_over(&self, node: usize, life: u64) -> bool {
         let mut of = self.joined.iter().filter(|(at, of, _)| *at == node && *of == life);
         of.all(|(.., number)| matches!(self.pool.nodes().standing(*number), Some(Standing::Lost | Standing::Left)))
     }
 
-    /// Slabs with live pages that it has at a node: nodes of both homes, by their numbers in the rack.
+    /// For each slab with live pages, and each beside it in its group: the nodes of its two homes,
+    /// by their numbers in the rack.
     pub fn homes(&self) -> Vec<[Option<usize>; 2]> {
         let of = |slab: u32| self.pool.homes(slab).map(|home| home.and_then(|(number, _)| self.node(number)));
         let mut all: Vec<u32> = self.slabs().into_iter().flat_map(|slab| self.pool.repair().beside(slab)).collect();
@@ -468,12 +479,12 @@ impl Host {
         slabs
     }
 
-    /// The rack's number of a node of the pool's.
+    /// The number in the rack of the node with this number in the pool.
     fn node(&self, number: usize) -> Option<usize> {
         self.joined.iter().find(|(_, _, at)| *at == number).map(|(node, ..)| *node)
     }
 
-    /// Whether a node grants slabs to it, as far as it knows.
+    /// Whether the pool counts a node, in this incarnation, as one that grants slabs.
     pub fn is_in(&self, node: usize, life: u64) -> bool {
         let of = self.joined.iter().find(|(at, of, _)| *at == node && *of == life);
         of.is_some_and(|(.., number)| self.pool.nodes().standing(*number) == Some(Standing::In))

@@ -1,24 +1,26 @@
 //! A rack in virtual time: three hosts, five nodes and the controllers under one seed.
 //!
 //! ```text
-//!  seed ─► steps: pages are written, read, dropped; nodes die, stop, are cut, slow, started anew;
-//!          leaders are replaced; drains; messages come late
-//!            hosts (real pool: mirror, repair, moves) ─► networks, one clock ─► nodes (real engine and memory)
-//!            controllers (real state), a store that compares
-//!  judge: what must hold, by records of its own
+//!  seed ─► steps: pages are written, read and dropped; nodes die, stop, are cut off, slow down and
+//!          start again; leaders are replaced; nodes are drained; messages come late
+//!            hosts (real pool: mirror, repair, moves) ─► networks, one clock ─► nodes (real NIC)
+//!            controllers (real state), and a store that refuses a deposed leader's writes
+//!  judge:  the rules that must hold, checked by its own records
 //! ```
 //!
-//! Host 0 keeps two copies. Host 1 does so in every third seed, and keeps parity in the others.
-//! Host 2 keeps one copy; in every other seed it has a second one in a file. Faults are drawn so
-//! that no page loses all its copies. A page whose node is away must be waited for, or moved. A seed
-//! always gives the same run. A failure prints the line that repeats it.
+//! Host 0 keeps two copies of each page. Host 1 does so in every third seed, and keeps parity in
+//! the others. Host 2 keeps one copy; in every other seed it has a second one in a file. Faults are
+//! drawn so that no page loses all its copies. If a page's node is away, the host waits for it or
+//! uses another copy. A seed always gives the same run. A failure prints the command that repeats
+//! it.
 //!
 //! A host forks now and then. The child is a copy of its pool, with sessions of its own. Both write
-//! until the child ends with all that it holds. A READ that is late goes to the other copy, by the
-//! clock of the network.
+//! until the child ends and drops all that it holds. If a READ is late, by the network's clock, the
+//! host reads the other copy.
 //!
-//! Not here: the pager, shared memory, RDMA, and two threads of one process at one instant. `farmem_pool`'s
-//! models walk every interleaving (`tests/two_homes.rs`, `tests/stripes.rs`).
+//! Not simulated: the pager, shared memory, RDMA, and two threads of one process at one instant.
+//! For these threads `farmem_pool`'s models walk every interleaving (`tests/two_homes.rs`,
+//! `tests/stripes.rs`).
 
 pub mod control;
 pub mod host;
@@ -70,7 +72,7 @@ pub enum Mistake {
 }
 
 impl Mistake {
-    /// As the command line has it.
+    /// The mistake's name on the command line.
     fn name(self) -> String {
         clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
     }
@@ -102,14 +104,14 @@ pub struct Rack {
 
 /// Steps of a seed.
 pub const STEPS: usize = 120;
-/// Seeds of one process: pools and their address space are never given back.
+/// The most seeds of one process: a process never frees pools and their addresses.
 const SEEDS_INSIDE: u64 = 200;
 
 impl Rack {
-    /// Runs them.
+    /// Runs the seeds.
     ///
     /// # Errors
-    /// A rule was broken, or processes cannot be started.
+    /// A rule was broken, or a process cannot be started.
     pub fn run(&self) -> Result<()> {
         if self.inside || self.seeds <= SEEDS_INSIDE {
             let begun = Instant::now();
@@ -124,7 +126,8 @@ impl Rack {
         self.in_processes()
     }
 
-    /// A process for each few seeds, as many at a time as there are cores.
+    /// Runs the seeds in processes of [`SEEDS_INSIDE`] seeds each, as many at a time as there are
+    /// cores.
     fn in_processes(&self) -> Result<()> {
         let (begun, cores) = (Instant::now(), std::thread::available_parallelism().map_or(1, usize::from));
         let own = std::env::current_exe().context("this program has no name")?;
@@ -151,7 +154,7 @@ impl Rack {
     }
 }
 
-/// A failure, and the line that repeats it.
+/// The text of a failure, with the command that repeats it.
 fn told(seed: u64, how: &Rack, Broken(what): &Broken) -> String {
     let steps = if how.steps == STEPS { String::new() } else { format!(" --steps {}", how.steps) };
     let mistake = how.mistake.map_or_else(String::new, |mistake| format!(" --mistake {}", mistake.name()));

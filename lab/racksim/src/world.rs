@@ -17,11 +17,13 @@ const MS: u64 = 1_000_000;
 const HOSTS: usize = 3;
 /// The failure domains of the nodes.
 const DOMAINS: [&str; 5] = ["shelf1", "shelf1", "shelf2", "shelf2", "shelf3"];
-/// Slabs that a node lends, and of these what one run may have.
+/// The slabs that a node lends.
 const LENDS: u64 = 7;
+/// The most slabs that one run may have of a node.
 const QUOTA: u64 = 6;
 
-/// Slots between two new pages: neighbours, pages of one stripe, and pages of several slabs.
+/// The choices of slots between two new pages. They give neighbours, pages of one stripe, and pages
+/// of several slabs.
 const STRIDES: [usize; 4] = [1, 32, 700, 3000];
 
 /// A node of the rack.
@@ -29,31 +31,34 @@ struct Node {
     name: String,
     network: Arc<Network>,
     alive: bool,
-    /// Differs between two of its lives.
+    /// Counts its starts: the incarnation in its beats.
     life: u64,
-    /// It does nothing, or is slow, until then.
+    /// It is stopped, silent or slow until this time.
     hampered_ns: u64,
     /// It was told to be emptied.
     drained: bool,
+    /// The terms that it knows of.
     terms: Terms,
     /// The last order about shares that it has applied.
     applied: Option<(Term, u64)>,
 }
 
-/// What is under way to somebody.
+/// An answer of a controller that is under way.
 enum Message {
+    /// To a node, in one of its lives.
     Orders(usize, u64, Orders),
+    /// To a host.
     Given(usize, Given),
 }
 
-/// How often a seed came to what is rare.
+/// The numbers of rare events in a seed.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Reached {
     /// Forks.
     pub forks: u64,
-    /// Times that a host turned away from a node, because a READ was late.
+    /// READs that were late at a node, so that a host turned to another copy.
     pub turned: u64,
-    /// READs that were answered by other seats of a stripe.
+    /// READs that were answered from the other seats of a stripe.
     pub followed: u64,
     /// Nodes that died.
     pub killed: u64,
@@ -61,31 +66,31 @@ pub struct Reached {
 
 struct World {
     random: Random,
-    /// Of what tenants do.
+    /// Draws the tenants' acts. It is separate, so that these leave the other draws as they are.
     aside: Random,
     nodes: Vec<Node>,
-    /// Those of the rack; a forked process comes behind them.
+    /// The [`HOSTS`] hosts of the rack. A forked process, if there is one, follows them.
     hosts: Vec<Host>,
     control: Control,
     judge: Judge,
-    /// Processes so far, forked ones among them.
+    /// The number of processes so far, including forked ones.
     processes: usize,
     reached: Reached,
-    /// When each arrives.
+    /// Messages under way, with the time at which each arrives.
     messages: Vec<(u64, Message)>,
     mistake: Option<Mistake>,
-    /// No more faults: what is lacking must end.
+    /// The end of the seed: no more faults, and no message is very late.
     calm: bool,
 }
 
 /// Runs a seed.
 ///
 /// # Errors
-/// The rule that was broken.
+/// The rule that was broken first.
 pub fn run(seed: u64, steps: usize, mistake: Option<Mistake>) -> Result<Reached, Broken> {
     let mut world = World::new(seed, mistake);
     let ran = (0..steps).try_for_each(|_| world.step()).and_then(|()| world.end());
-    // Their memory goes back, although pools are never freed.
+    // This frees the nodes' memory. The pools are never freed.
     world.nodes.iter().for_each(|node| node.network.kill_node());
     ran.map(|()| world.reached)
 }
@@ -110,7 +115,7 @@ impl World {
         let nodes: Vec<Node> = (0..DOMAINS.len()).map(node).collect();
         Network::share_clock(&nodes.iter().map(|node| Arc::clone(&node.network)).collect::<Vec<_>>());
         nodes.iter().for_each(Node::limit);
-        // Each begins with some of the nodes, of two domains.
+        // Each host begins with three of the nodes, in at least two domains.
         let host = |number: usize, first: usize| {
             let with = [first % 5, (first + 2) % 5, (first + 3) % 5];
             let with = with.map(|at| (at, 1, &nodes[at].network, DOMAINS[at]));
@@ -184,14 +189,14 @@ impl World {
         self.quotas()
     }
 
-    /// Something that a host does, and may wait for.
+    /// Lets a host do something. The judge checks how long it took.
     fn timed(&mut self, host: usize, does: impl Fn(&mut Host, &mut Random, &mut Judge) -> Verdict) -> Verdict {
         let (begun, spared) = (self.now(), self.hosts[host].is_doubled());
         does(&mut self.hosts[host], &mut self.random, &mut self.judge)?;
         self.judge.took(host, spared, self.now() - begun)
     }
 
-    /// A host forks, or the process that it has forked ends.
+    /// Lets a host fork. If there is a forked process already, ends that instead.
     fn fork_or_end(&mut self) -> Verdict {
         if self.hosts.len() > HOSTS {
             self.end_forked();
@@ -214,7 +219,8 @@ impl World {
         }
     }
 
-    /// Time goes by: beats, questions, messages, housekeeping.
+    /// Lets time pass. Messages arrive, nodes send beats, hosts ask for nodes and do their
+    /// housekeeping.
     fn pass(&mut self, ns: u64) -> Verdict {
         self.nodes[0].network.pass(ns);
         let now = self.now();
@@ -234,11 +240,13 @@ impl World {
         self.deliver()
     }
 
+    /// The time at which a message that is sent now arrives. One in eight may take up to 3 s.
     fn lateness(&mut self) -> u64 {
         let most = if self.random.index(8) == 0 && !self.calm { 3_000 * MS } else { 5 * MS };
         self.now() + self.random.below(most)
     }
 
+    /// Sends a node's beat to a controller. Its answer is under way then.
     fn beat(&mut self, at: usize) {
         let now = self.now();
         let node = &self.nodes[at];
@@ -270,6 +278,7 @@ impl World {
         }
     }
 
+    /// Sends a host's question for nodes to a controller. Its answer is under way then.
     fn ask(&mut self, number: usize) {
         let (now, host) = (self.now(), &self.hosts[number]);
         let want = Want {
@@ -286,7 +295,7 @@ impl World {
         }
     }
 
-    /// Messages arrive, the earlier due first.
+    /// Delivers the messages that are due, the earliest first.
     fn deliver(&mut self) -> Verdict {
         let now = self.now();
         self.messages.sort_by_key(|(due, _)| *due);
@@ -320,7 +329,8 @@ impl World {
         Ok(())
     }
 
-    /// A host has the nodes that it was given: new ones first.
+    /// Lets a host follow an answer: it joins the new nodes, then leaves the nodes that are not in
+    /// it.
     fn follow(&mut self, number: usize, given: &Given) {
         let nodes: Vec<usize> = given.nodes.iter().filter_map(|node| node.at[1..2].parse().ok()).collect();
         for &at in &nodes {
@@ -336,7 +346,8 @@ impl World {
         self.hosts[number].held = given.nodes.iter().map(|node| node.at.clone()).collect();
     }
 
-    /// Whether another fault harms only what it is to harm: nobody is hampered, and everybody knows who is dead.
+    /// Whether the next fault would be the only one. No node is hampered, and every host knows
+    /// which nodes are dead.
     fn is_quiet(&self) -> bool {
         let now = self.now();
         let known = |(at, node): (usize, &Node)| {
@@ -346,6 +357,8 @@ impl World {
         self.nodes.iter().enumerate().all(known)
     }
 
+    /// Starts a node that is dead. Kills one that is alive, if no host needs a page that it alone
+    /// has.
     fn kill_or_start(&mut self) -> Verdict {
         let at = self.random.index(self.nodes.len());
         if !self.nodes[at].alive {
@@ -377,7 +390,7 @@ impl World {
         node.limit();
     }
 
-    /// A node is stopped, slow, cut off or unheard for a while. One whose pages nobody else has, for a shorter one.
+    /// Cuts a node off, stops it, silences it or slows it down for a while.
     fn hamper(&mut self) {
         let at = self.random.index(self.nodes.len());
         if !self.nodes[at].alive || !self.is_quiet() {
@@ -395,7 +408,7 @@ impl World {
         node.hampered_ns = if how == 0 { 0 } else { now + ns };
     }
 
-    /// Programs of a tenant take memory of a node, as much as it lets them, or give it back.
+    /// Lets programs of a tenant take memory of a node, or give it back.
     fn charge(&mut self) -> Verdict {
         let (at, tenant) = (self.aside.index(self.nodes.len()), TENANTS[self.aside.index(TENANTS.len())]);
         let (takes, slabs) = (self.aside.index(5) < 3, 1 + self.aside.below(3));
@@ -405,7 +418,7 @@ impl World {
         Ok(())
     }
 
-    /// … at this node; whether it has let them.
+    /// The same at this node. Returns whether the node let them.
     fn charge_at(&mut self, at: usize, tenant: &str, takes: bool, slabs: u64) -> Result<bool, Broken> {
         let name = self.nodes[at].name.clone();
         let held = self.judge.held(tenant, &name);
@@ -423,7 +436,8 @@ impl World {
         Ok(done == Some(true))
     }
 
-    /// With everything healed, a tenant can have all of its quota at any node: shares come back.
+    /// Checks, when all faults are over, that a tenant can get all of its quota at any node. Shares
+    /// must come back from the other nodes for that.
     fn shares_come_back(&mut self) -> Verdict {
         let at = self.aside.index(self.nodes.len());
         for tenant in TENANTS {
@@ -440,7 +454,7 @@ impl World {
         Ok(())
     }
 
-    /// Nobody has more than his quota.
+    /// Checks that no tenant and no host has more than its quota.
     fn quotas(&self) -> Verdict {
         for tenant in TENANTS {
             let of = |node: &Node| {
@@ -459,7 +473,8 @@ impl World {
         Ok(())
     }
 
-    /// Everything heals: what is lacking ends, every page is there, and in the end nothing is held.
+    /// Ends the seed. All nodes are started, repair must end, and every page must be readable. When
+    /// all pages are dropped, no node may have lent anything.
     fn end(&mut self) -> Verdict {
         self.calm = true;
         self.end_forked();
@@ -508,7 +523,8 @@ impl World {
         Ok(())
     }
 
-    /// With everything repaired, any one node may die: every page of a protected host is there.
+    /// Kills one node when everything is repaired. Every page of a protected host must stay
+    /// readable.
     fn any_one_may_go(&mut self) -> Verdict {
         let bare = |host: &Host| host.protect == Protect::None;
         for host in self.hosts.iter_mut().filter(|host| bare(host)) {
@@ -535,7 +551,7 @@ impl Reached {
 }
 
 impl Node {
-    /// What one run may have of it.
+    /// Sets the node's quota of a run, and the tenants that have a quota in the rack.
     fn limit(&self) {
         self.network.with_nic(|nic| {
             nic.units.set_quota(QUOTA * SLAB_BYTES);
@@ -543,7 +559,8 @@ impl Node {
         });
     }
 
-    /// The node's shares, as a beat has them. `takes`: what was refused is told by this beat alone.
+    /// The node's shares, as a beat has them. With `takes` the largest refused request is reset,
+    /// because only one beat may report it.
     fn shares(&self, takes: bool) -> Vec<Share> {
         let said = |tenant: &Arc<Tenant>| Share {
             tenant: tenant.name.to_string(),
@@ -554,6 +571,7 @@ impl Node {
         self.network.with_nic(|nic| nic.tenants.with_shares().iter().map(said).collect()).unwrap_or_default()
     }
 
+    /// Carries out orders about shares.
     fn apply(&mut self, orders: &Orders) {
         self.network.with_nic(|nic| {
             orders.shares.iter().for_each(|(tenant, bytes)| nic.tenants.set_share(tenant, *bytes));
