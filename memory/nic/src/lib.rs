@@ -1,12 +1,12 @@
 //! The software NIC: everything a node does except its sockets and its clock.
 //!
-//! * This file: the state that all connections share. [`members`]: their owners, and what these
-//!   hold.
+//! * This file: the state that all connections share. [`members`]: the processes that connections
+//!   belong to, and what these hold.
 //! * [`lending`]: slabs and the limit.
 //! * [`engine`]: one connection. Bytes come in, verbs are carried out, bytes go out.
 //! * [`admit`]: from a key to memory, or a refusal. [`grip`]: admitted memory. [`windows`]: keys
 //!   for parts of it.
-//! * [`units`]: the words that say who owns each unit.
+//! * [`units`]: memory by the unit of 4 KiB, and the words that say who owns each.
 //! * `wires`: memory that members reach by an RDMA card, without the node's processor. `carved`:
 //!   memory windows on the card. `budget`: how much of the card they may take.
 //! * [`tenants`]: tokens, and the quotas of their tenants.
@@ -17,8 +17,8 @@
 //! * [`shares`]: bounded tables, and how much of them a peer may have.
 //! * [`epochs`]: when the last transfer under a revoked right has ended.
 //!
-//! The daemon runs it over epoll, the simulator in virtual time, the fuzzer on
-//! garbage; it is the same code. Time is an argument.
+//! The daemon runs this code over epoll, the simulator in virtual time, the fuzzer on garbage. Time
+//! is an argument.
 
 pub mod admit;
 pub(crate) mod budget;
@@ -68,16 +68,16 @@ use volumes::table::Swap;
 use windows::Windows;
 use wires::Cards;
 
-/// Connections of a node, at most.
+/// The most connections of a node.
 pub const MAX_CONNECTIONS: usize = 32_768;
-/// Connections that have much output waiting, at most.
+/// The most connections that may have much output waiting at once. See `engine::Engine::must_wait`.
 const MAX_ROOMY: usize = 1024;
 
 /// Draws unguessable bits, new ones each time.
 pub(crate) type Draw = Box<dyn Fn() -> Secret + Send + Sync>;
 
-/// A node's state, shared by all its connections. Its steps are those of its parts ([`Nic::swap`]
-/// and so on), which hold references to what they use.
+/// A node's state, shared by all its connections. The work is done by its parts, such as
+/// [`Nic::swap`]. Each is a view with references to the fields that it uses.
 pub struct Nic {
     /// The memory.
     pub lending: Arc<Lending>,
@@ -91,7 +91,7 @@ pub struct Nic {
     pub windows: Windows,
     /// The memory that is owned unit by unit.
     pub units: Arc<Units>,
-    /// Functions near memory, of all members.
+    /// Counts of the functions near memory that were run, for all members.
     pub computed: service::Computed,
     /// Answers SENDs, if anything does.
     served: service::Served,
@@ -112,9 +112,9 @@ pub struct Nic {
     named: regions::Named,
     /// The volumes that hosts' kernels swap to.
     pub volumes: Volumes,
-    /// By which members may reach their slabs past this software.
+    /// The RDMA card by which members may reach their slabs without this software.
     card: Option<Device>,
-    /// How much of it windows may take.
+    /// How much of the card windows may take.
     budget: Arc<budget::Budget>,
     draining: AtomicBool,
     /// Hears of events.
@@ -154,7 +154,7 @@ impl Nic {
         }
     }
 
-    /// From keys to memory.
+    /// The way from keys to memory.
     #[inline]
     pub(crate) fn admission(&self) -> Admission<'_> {
         let places = &self.window_places;
@@ -198,21 +198,23 @@ impl Nic {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Does a piece of what the node does by itself: drains, scrubs, buries. False when there was
-    /// nothing to do now. `cpu_ns` is the caller's clock of CPU time.
+    /// Does a piece of the node's own work: it drains and scrubs units, and recovers those of dead
+    /// owners. Returns false when there was nothing to do now. `cpu_ns` is the caller's clock of
+    /// CPU time.
     pub fn keep(&self, cpu_ns: &dyn Fn() -> u64) -> bool {
         self.served.keep(&self.windows, &self.epochs);
         let tidied = self.swap().tidy();
         self.units.keep(&self.epochs, cpu_ns) || tidied
     }
 
-    /// Whether [`Nic::keep`] should be called soon; else now and then will do.
+    /// Whether [`Nic::keep`] should be called soon. If not, a call now and then is enough.
     #[inline]
     pub fn is_unkept(&self) -> bool {
         self.units.is_unkept() || self.volumes.are_sparse()
     }
 
-    /// Units that wait for a thread with time to call [`Nic::keep`], beyond those at work on it.
+    /// Drained units that wait to be scrubbed, and that no thread has taken up. Another thread that
+    /// calls [`Nic::keep`] would help.
     #[inline]
     pub fn unscrubbed(&self) -> usize {
         self.units.unscrubbed()
@@ -242,7 +244,7 @@ impl Nic {
         }
     }
 
-    /// Has `service` answer SENDs from now on. Only the first one does.
+    /// Makes `service` answer SENDs from now on. Once one was set, further calls change nothing.
     pub fn serve(&self, service: impl Service + 'static) {
         self.served.set(service);
     }
@@ -287,11 +289,11 @@ impl Nic {
             return Status::Shared;
         }
         let exposed = member.wires.lock().exposes(id);
-        // Held until the hole is punched: no window takes the pages to the card meanwhile.
+        // Held until the range is given back: no window can pin its pages for the card meanwhile.
         let pins = slab.pins.lock();
         if exposed || *pins > 0 {
-            // Its pages are the card's until it ends: they are not given back, but they do read as
-            // zero.
+            // The card holds the slab's pages, so they cannot be given back to the system. They are
+            // zeroed instead.
             return if slab.mapping.zero(offset, len) { Status::Done } else { Status::Range };
         }
         slab.discard(offset, len);
@@ -299,7 +301,7 @@ impl Nic {
         Status::Done
     }
 
-    /// Takes the memory of a range of a slab from the system.
+    /// Has the system back a range of a slab with memory now.
     fn back(&self, member: &Member, Range { slab: id, offset, len }: Range) -> Result<(), Refused> {
         let slab = member.slab(id).ok_or(Status::NotHeld)?;
         if !offset.is_multiple_of(4096) || !len.is_multiple_of(4096) || len == 0 || len > MAX_BACKED {

@@ -6,17 +6,18 @@
 //!  key: index, 2n         key: index, 2n + 1                                   key: index, 2n + 2
 //! ```
 //!
-//! As type-2 windows of RDMA cards: bound to a queue pair, only when free, unbound
-//! by name; no key is ever valid twice, here because the generation has 32 bits and
-//! an index whose generation is used up is retired (a card's key has a tag of 8).
+//! The rules are those of type-2 windows of RDMA cards. A window is bound to a queue pair, only
+//! while it is unbound, and is unbound by its key. No key is ever valid twice. Here the generation
+//! has 32 bits, and an index whose generations are used up is retired. (A card's key has a tag of 8
+//! bits.)
 //!
-//! A binding ends in two steps. Its generation passes: from then on the node admits nothing by its
-//! key. Then, outside of any section ([`super::epochs`]), it is taken off the cards that it was put
-//! on, and is listed as *ending* meanwhile. Code that reports it as unbound, even if it only found
-//! it so, waits for that list ([`Windows::settle`]).
+//! A binding ends in two steps. First its generation passes: from then on the node admits nothing
+//! by its key. Then it is taken off the card, outside of any section ([`super::epochs`]). Until
+//! that is done it is listed as *ending*. Code that reports a window as unbound first waits for
+//! that list ([`Windows::settle`]), even if it only found the window unbound.
 //!
-//! A window ends with the right it was carved from: the slab's release unbinds it,
-//! the extent's word is looked at with every verb.
+//! A window ends with the right that it was carved from. The release of its slab unbinds it. The
+//! word of its extent is checked with every verb.
 
 use super::carved::Carved;
 use super::grip::{Grip, Memory, Right};
@@ -27,11 +28,12 @@ use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Windows are made by the chunk.
+/// Entries of windows are allocated this many at a time.
 const CHUNK: usize = 1024;
-/// Windows of one member, at most.
+/// The most windows of one member.
 pub const MAX_WINDOWS: usize = 1 << 16;
-/// Every member that knows the key, as with a type-1 window. The node's own windows only.
+/// As `user` of a binding: every member that knows the key may use it, as with a type-1 window.
+/// Only the node's own windows have this.
 pub const ANY_MEMBER: u64 = 0;
 /// The last generation in which a window is unbound.
 const LAST: u32 = u32::MAX - 1;
@@ -51,23 +53,23 @@ struct Spare {
 }
 
 struct Entry {
-    /// Odd while bound. Changes under the lock of `what` only; looked at without it.
+    /// Odd while bound. It changes only under the lock of `what`, and is read without it.
     generation: AtomicU32,
     what: Lock<What>,
 }
 
 #[derive(Debug, Default)]
 struct What {
-    /// The member that may bind it, by serial number. 0: it is spare.
+    /// The serial number of the member that may bind it. 0: the window is spare.
     holder: u64,
     bound: Option<Bound>,
-    /// Of bindings before: not yet off the card.
+    /// Windows of ended bindings that are not yet off the card.
     ending: Vec<Arc<Carved>>,
 }
 
 impl What {
-    /// Ends the binding. It refers to memory that may be scrubbed when it is dropped: not under the
-    /// lock.
+    /// Ends the binding, and returns it. The caller drops it after it has released the lock: memory
+    /// that this was the last to refer to may be scrubbed then.
     fn unbind(&mut self) -> Option<Bound> {
         let mut bound = self.bound.take();
         self.ending.extend(bound.iter_mut().flat_map(|bound| bound.carved.drain(..)));
@@ -92,9 +94,10 @@ pub struct Bound {
     pub queue: u64,
     /// The slab or window that it was carved from.
     pub parent: Key,
-    /// The word that must stand as it did.
+    /// The word of the extent that it was carved from, if any: the window is of use only while the
+    /// word stands.
     pub under: Option<WordRight>,
-    /// As whose queue pairs know it on a card.
+    /// The window as queue pairs know it on the card.
     pub carved: Vec<Arc<Carved>>,
 }
 
@@ -146,8 +149,8 @@ impl Windows {
 
     /// Unbinds a window, asked by `member` through `queue`. Returns its key from now on. Verbs that
     /// began before may still be under way: those of the node's until [`super::epochs`] says
-    /// otherwise, a card's until [`Windows::settle`] has returned. So they may where it is refused
-    /// because it is unbound already.
+    /// otherwise, a card's until [`Windows::settle`] has returned. The same holds when this is
+    /// refused because the window is unbound already.
     pub fn invalidate(&self, member: u64, queue: u64, (index, generation): (u32, u32)) -> Result<Key, Status> {
         let entry = self.entry(index).ok_or(Status::Window)?;
         let mut what = entry.what.lock();
@@ -189,8 +192,8 @@ impl Windows {
         Some((Key::window(index, entry.generation.load(Ordering::SeqCst)), what.bound.is_some()))
     }
 
-    /// The window ceases to be, and is off the card, for which it waits as [`Windows::settle`]
-    /// does. False when it is not `holder`'s.
+    /// Ends the window, and waits until it is off the card, as [`Windows::settle`] does. False when
+    /// it is not `holder`'s.
     pub fn discard(&self, holder: u64, index: u32, until_ns: u64) -> bool {
         let Some(entry) = self.entry(index) else { return false };
         let mut what = entry.what.lock();
@@ -199,8 +202,8 @@ impl Windows {
         }
         let generation = entry.generation.load(Ordering::SeqCst);
         let bound = what.unbind();
-        // Keys of its unbound state must not outlive it either: always on to an unbound one never
-        // seen.
+        // The next generation is an unbound one that was never seen. So keys of its last unbound
+        // state end with it, too.
         let next = generation.saturating_add(if bound.is_some() { 1 } else { 2 });
         entry.generation.store(next, Ordering::SeqCst);
         what.holder = 0;
@@ -223,12 +226,12 @@ impl Windows {
             what.holder == holder && what.bound.as_ref().is_some_and(|bound| bound.parent == parent)
         };
         if of_it {
-            // Lost to somebody who unbinds it at this moment: the same end.
+            // It fails only if another thread unbinds the window at this moment, which is as good.
             let _ = self.invalidate(holder, ANY_QUEUE, (index, generation));
         }
     }
 
-    /// Whether a binding stands.
+    /// Whether the binding of this generation stands.
     #[inline]
     pub fn stands(&self, index: u32, generation: u32) -> bool {
         self.entry(index).is_some_and(|entry| entry.generation.load(Ordering::SeqCst) == generation)
@@ -255,8 +258,9 @@ impl Windows {
         Ok(Grip { memory: bound.memory.clone(), offset: bound.base + offset, right })
     }
 
-    /// A window as a queue pair of a member's knows it on a card: the one there is, or else what
-    /// `make` makes. The window's lock is held meanwhile, so that it does not end unseen.
+    /// A window as a queue pair of a member knows it on the card. Returns the one that `is_it`
+    /// accepts, or else what `make` makes. The window's lock is held meanwhile, so that the window
+    /// cannot end unseen.
     pub fn carve(
         &self,
         (member, queue): (u64, u64),
@@ -267,7 +271,7 @@ impl Windows {
         let entry = self.entry(index).ok_or(Status::Access)?;
         let mut what = entry.what.lock();
         let current = entry.generation.load(Ordering::SeqCst) == generation;
-        // Not what is everybody's: each of them would need one.
+        // Not a window of every member: each member would need one on the card.
         let bound = what.bound.as_mut().filter(|b| current && b.user == member && b.is_for(member, queue));
         let bound = bound.ok_or(Status::Access)?;
         bound.carved.retain(|carved| !carved.is_over());

@@ -5,19 +5,20 @@
 //!                  └─► the slab itself (operand bytes of a WRITE)          └─ READ: a piece of the slab
 //! ```
 //!
-//! Nothing is copied that need not be: a WRITE's bytes are received into the
-//! slab, a READ's are sent from it. (So a READ that waits behind a slow receiver
-//! may return what a later WRITE of the same queue pair left: as RDMA has it.)
+//! Bytes are copied as little as possible: a WRITE's are received into the slab, a READ's are sent
+//! from it. So a READ that waits for a slow receiver may return what a later WRITE of the same
+//! queue pair wrote. RDMA allows this, too.
 //!
-//! Bounded: the input buffer has a fixed size for each purpose. When the output backs up
-//! (`output` says how far), input waits, and through TCP so does the host. The memory of one
-//! connection in all: docs/design/tables.md.
+//! Memory is bounded. The input buffer has a fixed size for each purpose. When the output backs up
+//! (`output` says how far), input waits, and through TCP so does the host. docs/design/tables.md
+//! has the sum for one connection.
 //!
 //! * This file: the connection, and its input. `entry`: the peer's identity and admission.
 //! * `requests`: a member's requests. `serving`: verbs. `volume`: a swap volume's stream.
 //! * `output`: bytes on their way out. `sealed`: bytes that go in records.
 //!
-//! Transfers of queue pairs, and all that is decided with them, are sections of [`super::epochs`].
+//! A queue pair's transfers happen inside sections of [`super::epochs`], together with the checks
+//! that admit them.
 
 // Naming the bytes of slabs and buffers for scattered transfers.
 #![allow(unsafe_code)]
@@ -51,25 +52,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Input of a queue pair, at most: more than the largest head of a batch, and enough for one
+/// Bytes of input of a queue pair: more than the largest head of a batch, and enough for one
 /// receive.
 const INPUT: usize = 64 << 10;
-/// Input of a connection that has not said who it is: one Hello.
+/// Bytes of input of a connection that has not said who it is: one Hello.
 const STRANGERS_INPUT: usize = MAX_HELLO;
-/// Input of a control connection: more than one request, also when half of it is used.
+/// Bytes of input of a control connection: a whole request has room even when half of them are
+/// used.
 const CONTROL_INPUT: usize = 4096;
 const _: () = assert!(MAX_REQUEST <= CONTROL_INPUT / 2 && MAX_HELLO <= CONTROL_INPUT);
-// A record is looked at whole, and what is left of the input is moved to the front when half of it
-// is used.
+// A log record must lie in the input as a whole. Unused input is moved to the front only when half
+// of the buffer is used, so the other half must have room for a record.
 const _: () = assert!(MAX_RECORD_BYTES <= INPUT / 2);
 
 /// Numbers connections, so that they spread over the counters of sections.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// The node's knowledge of a connection beside its bytes.
+/// The node's knowledge of a connection, besides its bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Circumstances {
-    /// Through a Unix socket: descriptors can be passed.
+    /// Whether it came through a Unix socket: then descriptors can be passed.
     pub local: bool,
     /// Where it comes from.
     pub peer: Peer,
@@ -86,21 +88,28 @@ pub enum Goodbye {
     Cut,
     /// The peer broke the rules.
     Broken(Broken),
-    /// A READ was promised whose right ended before its bytes went: the host asks again, and is
-    /// refused.
+    /// A READ was admitted, but its right ended before all its bytes were sent. The host asks
+    /// again, and is refused.
     Revoked,
     /// Its business is done, or was refused; close when the output is empty.
     Done,
 }
 
+/// The use of a connection, as far as it is known.
 enum Phase {
+    /// It has not said who it is.
     Hello,
-    /// It is to prove that it has the token that it named.
+    /// It must prove that it has the token that it named.
     Proving(Box<Proving>),
+    /// A member's requests.
     Control(Control),
+    /// A queue pair's verbs.
     Queue(Box<Serving>),
+    /// The stream beside a queue pair on the node's card.
     Wire(Wire),
+    /// A swap volume's stream.
     Volume(Box<volume::Stream>),
+    /// It is closed once its output is sent.
     Closing,
 }
 
@@ -111,7 +120,7 @@ struct Control {
     ours: u64,
 }
 
-/// The stream of a queue pair whose verbs go past it.
+/// The stream of a queue pair whose verbs go over RDMA, not through this stream.
 struct Wire {
     member: Arc<Member>,
     queue: u64,
@@ -123,19 +132,22 @@ struct Wire {
 pub struct Engine {
     phase: Phase,
     about: Circumstances,
+    /// Which counter of sections it uses.
     shard: usize,
+    /// Bytes received; those from `start` to `end` are not used yet.
     input: Box<[u8]>,
     start: usize,
     end: usize,
     output: Output,
     /// Bytes that it may answer, or take for one WRITE, before others are served.
     turn: usize,
-    /// Bytes behind the Welcome go in records.
+    /// The state of encryption: bytes after the Welcome go in records. `None`: they go in plain.
     sealed: Option<Box<Sealed>>,
+    /// See [`Engine::take_opened`].
     opened: Vec<UnixStream>,
-    /// Its part of the table of connections, once it has said who it is.
+    /// Its place in the table of connections, once it has said who it is.
     place: Option<Place>,
-    /// Its part of the table of those with much output, as long as much waits.
+    /// Its place in the table of connections with much output, as long as much waits.
     roomy: Option<Place>,
 }
 
@@ -175,7 +187,8 @@ impl Engine {
         }
     }
 
-    /// From now on it answers about this much, and then waits to be served again.
+    /// From now on the connection answers about this many bytes at a time, and then waits to be
+    /// served again.
     pub fn set_turn(&mut self, bytes: usize) {
         self.turn = bytes;
     }
@@ -234,8 +247,8 @@ impl Engine {
         let mut receive = Some(receive);
         let mut n = 0;
         loop {
-            // The turn is held while bytes go to memory and while verbs and requests are carried
-            // out.
+            // The turn is locked while bytes go to memory, and while verbs and requests are carried
+            // out. A connection whose turn has passed to a newer one is closed.
             let (turn, verbs) = match &self.phase {
                 Phase::Queue(serving) => (Some((Arc::clone(&serving.turn), serving.ours)), true),
                 Phase::Control(control) => (Some((Arc::clone(&control.member.control), control.ours)), false),
@@ -245,12 +258,12 @@ impl Engine {
             if held.as_ref().is_some_and(|(now, ours)| **now != *ours) {
                 return Err(Goodbye::Done);
             }
-            // The section begins when no lock has to be waited for any more. A Hello waits for its
-            // turn, whose holder may wait for the end of all sections, as a request does: so they
-            // are in none.
+            // A section begins only when no more lock has to be waited for. Requests run in no
+            // section, because they may wait for the end of all sections. Hellos run in none,
+            // because they wait for a turn, and its holder may wait for that end.
             let mut section = verbs.then(|| nic.epochs.enter(self.shard));
-            // Looked at within the section: a region's slab outlives its members, so a WRITE whose
-            // bytes are still coming must not go on for one that was expelled.
+            // This check must be within the section. A region's slab outlives its members, so a
+            // WRITE whose bytes are still arriving must not go on for an expelled member.
             if let Phase::Queue(serving) = &self.phase
                 && serving.member.is_over()
             {
@@ -265,12 +278,12 @@ impl Engine {
                     Err(_) => return Err(Goodbye::Cut),
                 };
             }
+            // A Hello may just have made this the connection of a member. The rest of the input is
+            // then carried out in another round, which takes the turn and, for verbs, a section.
             let mut entered = false;
             while !entered && !self.must_wait(nic) && self.step(nic, section.as_mut(), now_ns)? {
                 entered = held.is_none() && matches!(self.phase, Phase::Queue(_) | Phase::Control(_));
             }
-            // Requests that came together with a Hello are carried out like all later ones: in
-            // their turn, verbs in a section.
             if !entered && self.is_refused_as_gone() {
                 return Err(Goodbye::Done);
             }
@@ -291,6 +304,9 @@ impl Engine {
         gone
     }
 
+    /// Receives into the input buffer. A WRITE's operand is received straight into its slab.
+    ///
+    /// EAGAIN: there is nothing to receive, or no room for it.
     fn fill(&mut self, nic: &Nic, receive: impl FnOnce(&[Part]) -> Result<usize, Errno>) -> Result<usize, Errno> {
         if self.sealed.is_some() {
             return self.fill_sealed(receive);
@@ -303,7 +319,7 @@ impl Engine {
         }
         let room = Part::new(self.input[self.end..].as_mut_ptr(), self.input.len() - self.end);
         if room.len() == 0 {
-            // Backed up: nothing is taken until output has gone.
+            // The input is backed up: nothing is taken until output was sent.
             return Err(Errno(libc::EAGAIN));
         }
         if let Phase::Queue(serving) = &mut self.phase
@@ -322,7 +338,7 @@ impl Engine {
         Ok(n)
     }
 
-    /// [`Engine::fill`] where bytes come in records: EBADMSG if one does not open.
+    /// As [`Engine::fill`], where bytes come in records. EBADMSG: a record does not open.
     fn fill_sealed(&mut self, receive: impl FnOnce(&[Part]) -> Result<usize, Errno>) -> Result<usize, Errno> {
         let Some(sealed) = &mut self.sealed else { return Err(Errno(libc::EAGAIN)) };
         if self.start == self.end && sealed.raw.0 == sealed.raw.1 {
@@ -370,7 +386,8 @@ impl Engine {
         }
     }
 
-    /// The host's end of a queue pair, once; after it the host has nothing to say.
+    /// Takes the host's end of an RDMA queue pair, and answers with the node's. This happens once:
+    /// the host sends nothing after it.
     fn connect_wire(&mut self, nic: &Nic) -> Result<bool, Goodbye> {
         let there = self.start < self.end;
         match &self.phase {
@@ -387,7 +404,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// The next frame of type `T`, if it is there whole.
+    /// Takes the next frame of type `T` from the input, if it is there whole.
     fn take<T: FromBytes>(&mut self) -> Option<T> {
         let (frame, _) = T::read_from_prefix(&self.input[self.start..self.end]).ok()?;
         self.start += size_of::<T>();

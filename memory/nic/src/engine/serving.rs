@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
 
+/// The state of an attached queue pair.
 pub(super) struct Serving {
     pub member: Arc<Member>,
     pub turn: Arc<Turn>,
@@ -23,11 +24,12 @@ pub(super) struct Serving {
     pub ours: u64,
     /// The queue pair's number.
     queue: u64,
-    /// The batch being carried out, and how far.
+    /// The batch being carried out. `at`: how many of its verbs are done.
     verbs: Vec<Verb>,
     at: usize,
-    /// A WRITE whose operand has not all come.
+    /// A WRITE whose bytes have not all come.
     writing: Option<Writing>,
+    /// The number of the next completion.
     number: u32,
     /// A verb was refused since the last look.
     pub refused: bool,
@@ -40,9 +42,10 @@ struct Writing {
     left: u32,
 }
 
+/// Where the bytes of a WRITE go.
 enum Into {
     Memory(Grip),
-    /// A word of the word table: gathered, and judged when whole.
+    /// A word of the word table. Its bytes are gathered, and the word is judged when it is whole.
     Heartbeat {
         offset: u64,
         bytes: [u8; 8],
@@ -68,7 +71,7 @@ impl Serving {
         }
     }
 
-    /// Its member, number and turn, and nothing else of it any more.
+    /// Drops all but its member, number and turn.
     pub fn ended(self) -> (Arc<Member>, u64, Arc<Turn>) {
         let Serving { member, queue, turn, .. } = self;
         (member, queue, turn)
@@ -128,7 +131,8 @@ impl Serving {
                 Ok(Some(0))
             }
             Op::Lines | Op::LinesIf => {
-                // Whole before any of it is applied: a torn record changes nothing.
+                // A record must have come whole before any of it is applied: a torn one changes
+                // nothing.
                 let Some(bytes) = input.get(..len as usize) else { return Ok(None) };
                 let applied = self.lay(nic, (key, op), bytes)?;
                 self.settle(nic, output, applied);
@@ -159,8 +163,8 @@ impl Serving {
             Op::Invalidate => {
                 count(&nic.tally.invalidates, 1);
                 let unbound = nic.admission().invalidate(&self.member, self.queue, key);
-                // Unbound already: by somebody who waits for the same end, and this answer is one
-                // to count on, too.
+                // Also where another thread has unbound the window already. The caller relies on
+                // this answer, too, so the end is waited for.
                 if !matches!(unbound, Err(Status::Access)) {
                     section.renew_after(|| nic.admission().settle(key));
                 }
@@ -177,7 +181,7 @@ impl Serving {
         }
     }
 
-    /// A WRITE begins: where its bytes go, if anywhere.
+    /// Begins a WRITE: decides where its bytes go, if anywhere.
     fn begin_writing(&mut self, nic: &Nic, (key, op): (Key, Op), offset: u64, len: u32) {
         count(&nic.tally.writes, 1);
         count(&nic.tally.write_bytes, len as u64);
@@ -209,7 +213,8 @@ impl Serving {
         self.complete(nic, output, status, 0);
     }
 
-    /// Lays the lines of a whole record down. Returns the pages that were refused, as their bits.
+    /// Writes the lines of a whole record to the slab. Returns the pages that were refused, a bit
+    /// each.
     fn lay(&mut self, nic: &Nic, (key, op): (Key, Op), bytes: &[u8]) -> Result<Result<u64, Status>, Broken> {
         let grip = if key.is_slab() {
             nic.admission().admit(&self.member, self.queue, (key, op), 0, 0)
@@ -222,7 +227,8 @@ impl Serving {
         };
         let record = Record::parse(SlabId(key.0), record)?;
         if let Ok(grip) = &grip {
-            // They are anywhere in the slab: on their way while the checksum is computed.
+            // The lines lie anywhere in the slab. They are prefetched while the checksum is
+            // computed.
             record.places().for_each(|offset| grip.memory.mapping().prefetch(offset));
         }
         let record = record.check()?;
@@ -254,14 +260,15 @@ impl Serving {
 
     fn faa(&self, nic: &Nic, (key, op): (Key, Op), offset: u64, add: u64) -> Result<u64, Status> {
         count(&nic.tally.faa, 1);
-        // Not on descriptor words: an addition cannot be judged by what it leads to.
+        // FAA on a descriptor word is refused: the word that it leads to is not known beforehand,
+        // so the change cannot be judged.
         if key == Key::WORDS {
             return nic.units.heartbeat(&self.member.lease, offset).map(|word| word.fetch_add(add, Ordering::AcqRel));
         }
         self.word(nic, key, op, offset, |grip| grip.memory.mapping().faa(grip.offset, add))
     }
 
-    /// A SEND, to the node's service of that number.
+    /// Passes a SEND to the node's service of the key's number.
     fn send(
         &self,
         nic: &Nic,
@@ -281,7 +288,8 @@ impl Serving {
         count(&nic.tally.reads, 1);
         count(&nic.tally.read_bytes, len as u64);
         if key == Key::WORDS {
-            // Copied word by word: the socket's copy need not be atomic.
+            // Words of the table are copied one by one, because the socket's copy need not be
+            // atomic.
             if nic.units.words.is_readable(offset, len) {
                 self.complete(nic, output, Status::Done, 0);
                 output.words(nic, offset, len);

@@ -21,14 +21,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The members, and the runs that they are of.
+/// The members, and the runs that they belong to.
 pub(crate) struct Roster {
     members: Lock<BTreeMap<Secret, Arc<Member>>>,
     /// Places of members.
     pub places: Arc<Table>,
     /// Serial numbers given to members.
     serials: AtomicU64,
-    /// Owners in whose names the slabs of runs are held.
+    /// For each run, the owner of its slabs.
     runs: Lock<BTreeMap<Secret, Weak<Lease>>>,
 }
 
@@ -92,7 +92,8 @@ pub struct Membership<'a> {
 }
 
 impl Membership<'_> {
-    /// Lets members go whose grace is over. Returns when to look again, if any is absent.
+    /// Ends the membership of members whose grace is over. Returns when to look again, if a member
+    /// is absent.
     pub fn expire(self, now_ns: u64) -> Option<u64> {
         let mut next: Option<u64> = None;
         for member in self.roster.members() {
@@ -113,8 +114,8 @@ impl Membership<'_> {
 
     /// A place among the members for a newcomer from `peer`.
     ///
-    /// When there is none, absent members that hold nothing give way: the peer's own if the peer
-    /// has its share of the table, anybody's if the table is full.
+    /// If there is none, absent members that hold nothing give way. If the peer has used up its
+    /// share of the table, its own do. If the table is full, those of any peer do.
     fn place(self, peer: Peer, now_ns: u64) -> Option<Place> {
         loop {
             let full = match self.roster.places.take(peer) {
@@ -134,7 +135,7 @@ impl Membership<'_> {
 
     /// Ends a membership if it is idle and holds nothing. False if it is not, or not any more.
     fn part_if_idle(self, member: &Arc<Member>, now_ns: u64) -> bool {
-        // Held until the end is marked: a member that comes back now is either counted before, and
+        // Locked until the end is marked. A member that comes back now was counted before, and
         // stays, or finds itself gone.
         let presence = member.presence.lock();
         let mut holds = member.holds.lock();
@@ -160,7 +161,7 @@ impl Membership<'_> {
         }
     }
 
-    /// Takes back all that a member held whose end is marked.
+    /// Takes back all that a member held. Its end must be marked already.
     fn take_back(self, member: &Arc<Member>, held: Holds, why: Leaving) {
         self.roster.members.lock().remove(&member.secret);
         let bytes = held.slabs.len() as u64 * SLAB_BYTES + member.lease.held();
@@ -170,7 +171,7 @@ impl Membership<'_> {
         for index in held.windows.into_keys() {
             self.windows.discard(member.serial, index, until);
         }
-        // Off the card before anything of it is anybody else's.
+        // Its memory leaves the card before any of it goes to another member.
         drop(member.wires.lock().end());
         member.lease.end();
         self.served.departed(member.serial);
@@ -178,7 +179,8 @@ impl Membership<'_> {
         drop((held.slabs, held.shared));
     }
 
-    /// `None` when there are no more places or owners.
+    /// Makes a newcomer a member, with this number of control connections. `None`: no place or no
+    /// owner is left.
     fn enrol(self, new: Newcomer, controls: usize, now_ns: u64) -> Option<Arc<Member>> {
         let Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder, agreed, lasting } = new;
         let (tenant, token) = holder.unzip();
@@ -228,13 +230,14 @@ impl Membership<'_> {
         agreed: Option<Agreed>,
         now_ns: u64,
     ) -> Result<(Arc<Member>, u64), Verdict> {
-        // A run that is here goes on, and its programs start programs.
+        // A draining node takes no new runs. Members of a run that is here may join: its programs
+        // start programs.
         if self.draining.load(Ordering::Relaxed)
             && !self.roster.members.lock().values().any(|member| member.run == join.run)
         {
             return Err(Verdict::Draining);
         }
-        // Nor is a run two tenants'.
+        // Nor can a run belong to two tenants.
         if self.roster.members.lock().values().any(|member| member.run == join.run && !member.is_of(&holder)) {
             return Err(Verdict::Unknown);
         }
@@ -249,7 +252,8 @@ impl Membership<'_> {
         Ok((member, ours))
     }
 
-    /// Gives the turn of its control connection to the one that asks. Returns its turn number.
+    /// Passes the turn of a member's control connection to the connection that asks. Returns its
+    /// turn number.
     pub(crate) fn rejoin(self, known: &Known, holder: &Holder) -> Result<(Arc<Member>, u64), Verdict> {
         let member = self.present(known, holder)?;
         let mut presence = member.presence.lock();
@@ -271,19 +275,19 @@ impl Membership<'_> {
             return Err(Verdict::Incarnation);
         }
         let found = self.roster.members.lock().get(&known.secret).cloned();
-        // Another tenant's is no member to this one.
+        // A member of another tenant is unknown to this one.
         let member = found.filter(|member| member.is_of(holder)).ok_or(Verdict::Unknown)?;
         member.presence.lock().connections += 1;
-        // It may have parted between the two lines above.
+        // The membership may have ended between the look-up and the count.
         if member.is_gone() { Err(Verdict::Unknown) } else { Ok(member) }
     }
 
-    /// Gives the queue pair's turn to the connection that asks. Returns its turn number.
+    /// Passes the turn of a queue pair to the connection that asks. Returns its turn number.
     pub fn attach(self, known: &Known, number: u64, holder: &Holder) -> Result<(Arc<Member>, Arc<Turn>, u64), Verdict> {
         let member = self.present(known, holder)?;
         let mut presence = member.presence.lock();
-        // Under the lock: the close of this turn's last connection comes before, or finds the turn
-        // in use.
+        // Looked up under the lock. The close of this turn's last connection comes before, or finds
+        // the turn in use.
         let known = presence.queues.get(&number).and_then(Weak::upgrade);
         if known.is_none() && presence.queues.len() >= MAX_QUEUES {
             presence.connections -= 1;
@@ -298,9 +302,9 @@ impl Membership<'_> {
 
     /// A connection of the member has closed.
     ///
-    /// The end of a local member's control connection is its process's end. It is not if the
-    /// connection was superseded, because the member has dialled again, nor if this node closed it
-    /// (`by_node`), as it closes superseded ones.
+    /// The end of a local member's control connection means that its process has ended. There are
+    /// two exceptions. The member may have dialled again, so that the connection was superseded. Or
+    /// this node closed it (`by_node`), as it closes superseded ones.
     pub(crate) fn left(self, member: &Arc<Member>, was_control: bool, by_node: bool, now_ns: u64) {
         let mut presence = member.presence.lock();
         presence.connections -= 1;
@@ -316,9 +320,10 @@ impl Membership<'_> {
         }
     }
 
-    /// A connection of the member has closed that broke the rules. If the member holds nothing, its
-    /// grace would keep nothing, and a flood of such members would fill the table: it is gone. One
-    /// that came by a token stays, because somebody on the path may have changed its bytes.
+    /// A connection of the member broke the rules and has closed. If the member holds nothing, its
+    /// membership ends: its grace would keep nothing, and a flood of such members would fill the
+    /// table. A member with a token stays, because an attacker on the path may have changed its
+    /// bytes.
     pub(crate) fn broke(self, member: &Arc<Member>) {
         if member.token.is_none() && !member.is_present() && member.is_empty_handed() {
             self.part(member, Leaving::Broke);
@@ -346,6 +351,8 @@ impl Membership<'_> {
         Ok(child.secret)
     }
 
+    /// Ends the memberships of all members of a run, if it belongs to the tenant of the member that
+    /// asks.
     pub(crate) fn end_run(self, asks: &Member, run: &Secret) {
         let of_it = |member: &&Arc<Member>| member.run == *run && member.is_of(&asks.holder());
         for member in self.roster.members().iter().filter(of_it) {
@@ -359,8 +366,7 @@ impl Membership<'_> {
 }
 
 impl Nic {
-    /// Lets members and volumes go whose grace is over. Returns when to look again, if any is
-    /// absent.
+    /// Ends members and volumes whose grace is over. Returns when to look again, if one is absent.
     pub fn expire(&self, now_ns: u64) -> Option<u64> {
         let members = self.membership().expire(now_ns);
         members.into_iter().chain(self.swap().expire(now_ns)).min()
@@ -396,8 +402,8 @@ impl Nic {
 }
 
 impl Member {
-    /// A connection of a queue pair has closed. With its last one the queue pair is forgotten:
-    /// there is no older connection any more that could carry something out beside one to come.
+    /// A connection of a queue pair has closed. With its last one the queue pair is forgotten: no
+    /// older connection is left that could carry out verbs beside a later one.
     pub(crate) fn detach(&self, queue: u64, turn: Arc<Turn>) {
         let mut presence = self.presence.lock();
         drop(turn);

@@ -1,4 +1,5 @@
-//! The node's own work: it makes units clean again, and buries owners.
+//! The keeper is the node's own work: it makes units clean again, and recovers the units of dead
+//! owners.
 //!
 //! ```text
 //!  a CAS made a unit QUARANTINE ─► drain ─► scrub ─► FREE                        extent::reclaim
@@ -9,9 +10,11 @@
 //!
 //! No verb waits for this work: allocation finds units that are clean already. [`Units::keep`] does
 //! a bounded piece of it and waits for nothing. The node's threads call it between other things.
-//! `extent::policy` decides how large a piece is, and which giants are put together. One thread at
-//! a time goes on with operations, those of many units in rotation, and perhaps two of one unit
-//! among them. Scrubbing runs side by side, outside of that lock: [`scrubbing`].
+//! `extent::policy` decides how large a piece is, and which giants are merged.
+//!
+//! The lock on `Keeping::at_work` lets one thread at a time advance operations. The operations take
+//! turns, and two of them may concern one unit. Several threads may scrub at once, outside of that
+//! lock: [`scrubbing`].
 
 mod scrubbing;
 
@@ -34,13 +37,13 @@ use scrubbing::{Scrubbed, Scrubbing};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Pieces of work that one call takes up, at most.
+/// The most jobs that one call takes up.
 const JOBS: usize = 1024;
-/// Verbs on words that one call carries out, at most, each a CAS or a READ of 64: a millisecond of
-/// a core.
+/// The most verbs on words that one call carries out: about a millisecond of a core. Each is a CAS,
+/// or a READ of 64 words.
 const VERBS: usize = 16 << 10;
-/// How often a thread asks for the lock on what is at work, and offers its CPU between, before it
-/// goes back to its verbs. It is held for some ten microseconds as a rule.
+/// How often a thread tries the lock on the jobs at work before it returns to its verbs. It yields
+/// its CPU in between. The lock is usually held for about 10 µs.
 const ASKED: u32 = 16;
 
 /// The work that the keeper has done.
@@ -52,11 +55,12 @@ pub struct Kept {
     pub merged: AtomicU64,
     pub buried: AtomicU64,
     pub scrubbed_bytes: AtomicU64,
-    /// Words read for dead owners, words of theirs changed, and the CPU time that it took.
+    /// Words read in the recovery of dead owners. Below: words of theirs changed, and the CPU time
+    /// of recovery, in nanoseconds.
     pub scanned_words: AtomicU64,
     pub recovered_words: AtomicU64,
     pub recover_ns: AtomicU64,
-    /// CPU time of scrubbing, and of all else here, in nanoseconds.
+    /// CPU time of scrubbing, in nanoseconds. Below: that of all other work here.
     pub scrub_ns: AtomicU64,
     pub drain_ns: AtomicU64,
 }
@@ -69,13 +73,17 @@ pub(super) struct Keeping {
     scrubbing: Scrubbing,
     /// Something waits, or is at work.
     pub busy: AtomicBool,
-    /// Units that were drained and that nobody has taken up to scrub, when that was last looked at.
+    /// Units that were drained, and that no thread had taken up to scrub at the last count.
     pub waiting: AtomicUsize,
     pub kept: Kept,
 }
 
+/// Jobs that were given and not yet numbered.
 struct Inbox(Lock<Vec<Job>>);
+
+/// Jobs at work, by their numbers in order of arrival, and the next number. The queue is rotated.
 struct Work(Lock<VecDeque<(u64, Job)>>, AtomicU64);
+
 impl Default for Inbox {
     fn default() -> Self {
         Inbox(Lock::new(Vec::new()))
@@ -95,7 +103,8 @@ enum Job {
     LookInto(Place),
     /// A block whose chunks, or a giant whose blocks, may all be free.
     Merge(Place, Task<Reshape>),
-    /// A fenced owner: since which epoch, whether it ever claimed.
+    /// A fenced owner. `claimed`: it has claimed units, so its words must be recovered. `fenced`:
+    /// the epoch by whose end no verb of the owner is under way. `None`: not looked up yet.
     Bury {
         owner: Owner,
         claimed: bool,
@@ -105,11 +114,12 @@ enum Job {
         owner: Owner,
         task: Task<Recover>,
     },
-    /// A recovered owner: when all that was reclaimed before is clean, nothing names it any more.
+    /// A recovered owner. Its lease can be given to another owner when everything reclaimed before
+    /// this job is clean. Then no word names this owner any more.
     Vacate(Owner),
 }
 
-/// An operation and its verbs.
+/// An operation, the verbs that it has posted, and the epoch whose end its drain waits for.
 struct Task<T> {
     operation: Box<T>,
     posted: VecDeque<Verb>,
@@ -129,10 +139,11 @@ struct Turn<'a> {
     scrubs: usize,
     verbs: usize,
     scrub_ns: u64,
-    /// Drained units that were left to others, or to the next call.
+    /// Drained units that were left to other threads, or to the next call.
     waiting: usize,
-    /// The operation that has just stopped did so because its unit is this call's to scrub.
+    /// Set by an operation that has just stopped: its unit is now this call's to scrub.
     claimed: bool,
+    /// Units to scrub once the lock is released.
     claims: Vec<(u64, Place, Task<Reclaim>)>,
 }
 
@@ -180,8 +191,8 @@ impl Units {
         self.keeping.waiting.load(Ordering::Relaxed)
     }
 
-    /// Does a piece of what waits. False when it found nothing that could be done now. `cpu_ns` is
-    /// the caller's clock. Not to be called in a section.
+    /// Does a piece of the waiting work. Returns false when nothing could be done now. `cpu_ns` is
+    /// the caller's clock of CPU time. The caller must not be in a section.
     pub fn keep(&self, epochs: &Epochs, cpu_ns: &dyn Fn() -> u64) -> bool {
         if !self.is_unkept() {
             return false;
@@ -194,7 +205,7 @@ impl Units {
         });
         let Some(mut work) = at_work else { return false };
         let begun = cpu_ns();
-        // Before the look into the inbox, so that what comes after it is not forgotten.
+        // Cleared before the inbox is emptied: a job that comes after that sets it again.
         self.keeping.busy.store(false, Ordering::Release);
         for job in std::mem::take(&mut *self.keeping.inbox.0.lock()) {
             let number = self.keeping.at_work.1.fetch_add(1, Ordering::Relaxed);
@@ -203,7 +214,8 @@ impl Units {
         for again in self.refused() {
             work.push_back(again);
         }
-        // Ahead of need, but no more than the need is: verbs wait for a scrub.
+        // Verbs wait while this thread scrubs. So it scrubs few units a call while many are free,
+        // and more when they run short.
         let scrubs = policy::scrubs(self.words.supply().1);
         let mut turn = Turn::new(epochs, cpu_ns, scrubs, VERBS);
         let mut moved = false;
@@ -236,13 +248,13 @@ impl Units {
                 self.merge_around(place);
             }
             Ok(Reclaimed::Retired) => drop(kept.retired.fetch_add(1, Ordering::Relaxed)),
-            // When the unit around it is published it is looked into; when that is reclaimed this
-            // is gone.
+            // Nothing is left to do. If the unit around it is published, that one is looked into.
+            // If that one is reclaimed, this unit no longer exists.
             Ok(Reclaimed::NotYet | Reclaimed::Nothing(_)) | Err(_) => {}
         }
     }
 
-    /// Goes on with a job. Returns the rest of it.
+    /// Goes on with a job. Returns the job if something of it is left to do.
     fn work_at(&self, job: Job, number: u64, others: &VecDeque<(u64, Job)>, turn: &mut Turn<'_>) -> Option<Job> {
         let kept = &self.keeping.kept;
         match job {
@@ -273,7 +285,7 @@ impl Units {
                     return Some(Job::Bury { owner, claimed, fenced: Some(fenced) });
                 }
                 kept.buried.fetch_add(1, Ordering::Relaxed);
-                // Before anybody may recover it.
+                // Before the word says DEAD: from then on anybody may recover the owner's units.
                 self.files.orphan(owner);
                 self.words.lease_word(owner, OwnerWord::died);
                 if claimed {
@@ -286,14 +298,14 @@ impl Units {
                 None => return Some(Job::Recover { owner, task }),
                 Some(recovered) => {
                     recovered.into_iter().flat_map(|sum| sum.quarantined).for_each(|place| self.reclaim(place));
-                    // Behind these.
+                    // Queued behind these reclaims, which must end first.
                     self.keeping.give(Job::Vacate(owner));
                 }
             },
             Job::Vacate(owner) => {
                 let earlier = |(n, job): &(u64, Job)| *n < number && matches!(job, Job::Reclaim(..) | Job::LookInto(_));
                 let scrubbed = || self.keeping.scrubbing.0.lock().iter().any(|other| other.number < number);
-                // In this order: refused jobs go from there to here, and only under this lock.
+                // No job escapes both looks: jobs move between the two lists only under this lock.
                 if others.iter().any(earlier) || scrubbed() {
                     return Some(Job::Vacate(owner));
                 }
@@ -315,7 +327,8 @@ impl Units {
         outcome
     }
 
-    /// An operation's next steps, up to a drain that is not over. Its outcome when it ends.
+    /// Takes an operation's next steps, until it must wait for a drain, for a scrub, or for the
+    /// next call. Returns its outcome when it ends.
     fn advance<T: Operation>(&self, task: &mut Task<T>, turn: &mut Turn<'_>) -> Option<T::Outcome> {
         let mut room = [0; MAX_READ];
         loop {
@@ -338,10 +351,11 @@ impl Units {
                     task.draining = None;
                     task.operation.complete(Answer::Ready);
                 }
-                // A unit can wait here twice: its quarantine queues it, and so does the opening of
-                // the unit around it. The first to come by scrubs and frees it, and then it is the
-                // next owner's. First whether it is scrubbed by somebody, then whether its word is
-                // the one that was drained: see above.
+                // Two operations of one unit can wait here: its quarantine queued one, and the
+                // publication of the unit around it another. The first one scrubs and frees the
+                // unit, which may then be another owner's. So the second one must not scrub. The
+                // order of the two looks matters: a scrubber strikes its unit out only after the
+                // word has changed.
                 Step::Scrub(place, word) => {
                     if turn.scrubs == 0 {
                         turn.waiting += 1;
@@ -382,23 +396,23 @@ impl Units {
         }
     }
 
-    /// Splits a giant, unless somebody is faster.
+    /// Splits a giant into blocks, unless another thread is faster.
     pub(super) fn split(&self, giant: Place) {
         let epochs = Epochs::default();
         let mut turn = Turn::new(&epochs, &|| 0, 0, usize::MAX);
-        // It drains and scrubs nothing.
+        // A split neither drains nor scrubs: it needs no epochs and no clock.
         self.advance(&mut Task::new(Reshape::split(Actor::NODE, *self.words.geometry(), giant)), &mut turn);
     }
 
-    /// A unit has become free: the one around it may be wholly so, and is put together; a giant if
-    /// there are few.
+    /// Called when `place` has become free. If all of the unit around it is free, a job merges that
+    /// unit. A giant is merged only while few giants are whole.
     pub(super) fn merge_around(&self, place: Place) {
         let Some(around) = self.words.geometry().parent(place) else { return };
         let about = if place.level == Level::Chunk { Hint::FreeChunks } else { Hint::FreeBlocks };
         let Some((first, count)) = self.words.geometry().children(around) else { return };
         let mut lines = first.index / LINE..(first.index + count).div_ceil(LINE);
-        // A freed unit is in its hint before the others' hints are looked at: of two threads that
-        // free the last two units at once, one sees both.
+        // The freed unit's hint must be visible before the hints of the others are read. So of two
+        // threads that free the last two units at once, one sees both.
         fence(Ordering::SeqCst);
         let whole = lines.all(|line| self.words.load(Target::Hint { about, line }) == u64::MAX);
         if !whole || !self.words.geometry().is_whole(around) || !self.words.word(around).is(State::Shared) {

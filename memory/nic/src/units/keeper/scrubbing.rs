@@ -1,7 +1,7 @@
 //! Several threads scrub, each its own units.
 //!
-//! A scrub is not guarded by words, so it begins with a look, and each unit is *one thread's to
-//! scrub*:
+//! No word guards a scrub. So each unit is *one thread's to scrub*, which is decided under the lock
+//! on the jobs at work:
 //!
 //! ```text
 //!  under the lock   no thread scrubs the unit, its word is the quarantine that was drained
@@ -9,14 +9,14 @@
 //!  outside          its memory emptied ─► CAS QUARANTINE(g) → FREE(g) ─► struck out
 //! ```
 //!
-//! * Two operations of one unit: the second finds it written down, and waits; or struck out, and
-//!   then sees by the word that it is free, or another's.
-//! * While it is scrubbed its word stands still: no owner's CAS leads out of quarantine, and the
-//!   node's own that does is the scrubber's, after it. So the unit around it stays open (it is
-//!   merged only when all in it are free), and what is inside it stays absent: nothing else that a
-//!   scrub could be of comes to overlap it. It is refused all the same.
-//! * The node dies meanwhile: its memory is lost with it. A daemon at a table that outlives it
-//!   finds QUARANTINE and begins again from the drain, as if there had been one scrubber.
+//! * Two operations of one unit. The second may find the unit written down, and waits. Or it finds
+//!   the unit struck out, and sees by the word that it is free, or another owner's.
+//! * While a unit is scrubbed, its word does not change. No owner's CAS leads out of quarantine,
+//!   and the scrubber's own comes after the scrub. So the unit around it is not merged, and the
+//!   units inside it do not come to be. No other scrub could overlap this one; an overlapping scrub
+//!   is refused all the same.
+//! * The node dies during a scrub: its memory is lost with it. If the table outlives the daemon,
+//!   the next daemon finds QUARANTINE, and begins again from the drain.
 
 use super::{Job, Task, Turn, Units, VERBS};
 use farmem_protocol::extent::place::Place;
@@ -49,8 +49,8 @@ impl Units {
         refused.filter_map(|s| Some((s.number, Job::Reclaim(s.place, s.refused?)))).collect()
     }
 
-    /// Scrubs a unit that was claimed for it, and goes on with its operation to the end. False: not
-    /// now.
+    /// Scrubs a unit that this thread may scrub, and ends its operation. False: the system refused
+    /// to empty the unit now; the operation is kept to be tried again.
     pub(super) fn scrub_and_free(
         &self,
         number: u64,
@@ -71,11 +71,12 @@ impl Units {
             return false;
         }
         task.operation.complete(Answer::Ready);
-        // A CAS is all that is left, of which there is always one more: nothing waits here.
+        // Only a CAS is left to do. The limit on verbs must not stop it.
         turn.verbs = turn.verbs.max(VERBS);
         let ended = self.advance(&mut task, turn);
         debug_assert!(ended.is_some(), "a scrubbed unit is freed at once");
-        // After the CAS: a thread that finds it struck out must see that the unit is free.
+        // Struck out after the CAS: a thread that finds the unit struck out must see by its word
+        // that it is free.
         self.keeping.scrubbing.0.lock().retain(|scrubbed| scrubbed.number != number);
         if let Some(ended) = ended {
             self.has_reclaimed(place, ended);
@@ -83,7 +84,7 @@ impl Units {
         true
     }
 
-    /// Whether somebody scrubs a unit, or part of it, or what it is part of.
+    /// Whether a thread scrubs this unit, a part of it, or a unit around it.
     pub(in crate::units) fn is_scrubbed(&self, place: Place) -> bool {
         let bytes = self.words.geometry().bytes(place);
         self.keeping.scrubbing.0.lock().iter().any(|other| {
