@@ -1,5 +1,5 @@
-//! Chunks of 4 KiB, in blocks of 2 MiB: which are taken, by which slots, and which block is next to
-//! be filled or emptied.
+//! Chunks of 4 KiB, in blocks of 2 MiB. This table knows which chunks are taken, and by which
+//! slots. It chooses the block that is filled or emptied next.
 //!
 //! A chunk's *number* is the block's place in this table times 512, plus its index in the block.
 //! The block's *name* is the caller's.
@@ -8,11 +8,12 @@ use std::collections::BTreeSet;
 
 /// Chunks of a block.
 pub const BLOCK_CHUNKS: u32 = 512;
-/// Blocks with room are told apart by their number of taken chunks, in steps of `CLASS`.
+/// Blocks with room are sorted into classes by their number of taken chunks. A class spans this
+/// many.
 const CLASS: u16 = 32;
 /// The class of full blocks; empty ones have class 0.
 const FULL: u8 = 1 + (BLOCK_CHUNKS as u16 / CLASS) as u8;
-/// One block in `SPARE` may be spare before pages move.
+/// Pages move only when more than one block in `SPARE` could be given back.
 const SPARE: u32 = 20;
 
 /// 4 KiB of a block.
@@ -27,9 +28,11 @@ pub struct Chunk {
 #[derive(Clone, Debug)]
 struct Block {
     name: u32,
+    /// Taken chunks.
     live: u16,
+    /// A bit for each chunk.
     taken: [u64; 8],
-    /// Whose each taken chunk is.
+    /// The slot of each taken chunk.
     slots: Box<[u32; BLOCK_CHUNKS as usize]>,
 }
 
@@ -42,6 +45,7 @@ impl Block {
         }
     }
 
+    /// The first chunk that is taken, or else the first that is free.
     fn first(&self, taken: bool) -> Option<u32> {
         let flip = if taken { 0 } else { u64::MAX };
         let (at, word) = self.taken.iter().map(|word| word ^ flip).enumerate().find(|(_, word)| *word != 0)?;
@@ -56,13 +60,14 @@ impl Block {
 /// The blocks of a volume.
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
-    /// Holes are used again.
+    /// By place. Places of blocks that were given back are used again.
     table: Vec<Option<Block>>,
+    /// Places without a block.
     vacant: Vec<u32>,
     /// All blocks, by class and place.
     order: BTreeSet<(u8, u32)>,
     live: u32,
-    /// The block that is being filled, in order of arrival.
+    /// The block that takes new pages until it is full, in order of arrival.
     filling: Option<u32>,
 }
 
@@ -146,14 +151,15 @@ impl Blocks {
         self.count() - empty > needed + needed / SPARE
     }
 
-    /// A chunk of the sparsest block, a new one for its slot in the fullest, and the slot. The old
-    /// one is still taken.
+    /// The numbers of a chunk of the sparsest block and of a new one for its slot in the fullest,
+    /// and the slot. The old chunk is still taken.
     pub fn compact(&mut self) -> Option<(u32, u32, u32)> {
         if !self.is_sparse() {
             return None;
         }
         let &(class, from) = self.order.range((1, 0)..(FULL, 0)).next()?;
-        // Never to an empty one: pages would move back and forth.
+        // Only a block as full or fuller takes the page, never an empty one: pages would move back
+        // and forth.
         let to = self.fullest(class, Some(from))?;
         let index = self.block(from).first(true)?;
         let slot = self.block(from).slots[index as usize];
@@ -166,7 +172,7 @@ impl Blocks {
         self.table[place as usize].as_ref().expect("a block that is held")
     }
 
-    /// Changes a block and keeps it in order.
+    /// Changes a block, and moves it in `order` if its class has changed.
     fn change(&mut self, place: u32, change: impl FnOnce(&mut Block)) {
         let block = self.table[place as usize].as_mut().expect("a block that is held");
         let before = block.class();

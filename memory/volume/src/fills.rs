@@ -1,9 +1,10 @@
-//! Pages of one repeated word: zeros above all. Slots refer to the word by an index of this table.
+//! Pages of one repeated word, most of them zeros. A slot refers to its word by an index of this
+//! table.
 
 use std::collections::BTreeMap;
 
-/// Different words that a volume can have, zero beside them. Bounded, because the table is memory
-/// that the host does not pay for.
+/// The most different words that a volume can have, besides zero. Bounded, because the table is
+/// memory that the host does not pay for.
 pub const MAX_FILLS: usize = 4096;
 
 /// The word that a page repeats, if it does so from end to end.
@@ -22,14 +23,14 @@ pub fn repeated(page: &[u8]) -> Option<u64> {
 #[derive(Debug, Default)]
 pub(crate) struct Fills {
     zeros: u32,
-    /// Word and how many slots refer to it, by index less one.
+    /// At index minus one: the word, and the number of slots that refer to it.
     words: Vec<(u64, u32)>,
     vacant: Vec<u32>,
     by_word: BTreeMap<u64, u32>,
 }
 
 impl Fills {
-    /// One more slot has the word. `None` when the table is full.
+    /// Counts one more slot for the word, and returns its index. `None`: the table is full.
     pub fn take(&mut self, word: u64) -> Option<u32> {
         if word == 0 {
             self.zeros += 1;
@@ -52,7 +53,7 @@ impl Fills {
         Some(index)
     }
 
-    /// One slot fewer has it.
+    /// Counts one slot less for an index.
     pub fn release(&mut self, index: u32) {
         if index == 0 {
             self.zeros -= 1;
@@ -71,7 +72,7 @@ impl Fills {
         if index == 0 { 0 } else { self.words[index as usize - 1].0 }
     }
 
-    /// Slots that refer to any.
+    /// The number of slots that refer to a word of this table.
     pub fn references(&self) -> u32 {
         self.zeros + self.by_word.values().map(|&index| self.words[index as usize - 1].1).sum::<u32>()
     }

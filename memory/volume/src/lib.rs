@@ -15,8 +15,8 @@
 //! * When more than a twentieth of the blocks could be spared, pages of the sparsest block move to
 //!   the fullest ([`Volume::compact`]).
 //!
-//! A host may tell of single slots that it has freed ([`Volume::freed`]). The message comes late,
-//! and the slot may be in use again. So the host first asks for a [`Volume::mark`]. A slot that was
+//! A host may report single slots that it has freed ([`Volume::freed`]). The report comes late, and
+//! the slot may be in use again. So the host first asks for a [`Volume::mark`]. A slot that was
 //! written after the mark is kept.
 //!
 //! The caller holds the memory. It claims a block when [`Volume::place`] asks for one, copies what
@@ -35,9 +35,9 @@ pub use fills::{MAX_FILLS, repeated};
 use blocks::Blocks;
 use fills::Fills;
 
-/// Slots of one leaf of the table: a cluster of the kernel's.
+/// Slots of one leaf of the table: as many as the kernel's swap has in a cluster.
 const LEAF: usize = 512;
-/// Slots of a volume, at most: 4 TiB.
+/// The most slots of a volume: 4 TiB.
 pub const MAX_SLOTS: u32 = 1 << 30;
 /// Marks an entry that names a repeated word.
 const FILLED: u32 = 1 << 31;
@@ -57,16 +57,16 @@ pub enum Content {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoRoom;
 
-/// A page that moves: the caller copies its 4 KiB before anybody looks at the slot again.
+/// A page that moves. The caller copies its 4 KiB before any thread looks at the slot again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
     /// From here.
     pub from: Chunk,
-    /// To there, which nobody has used since its block was claimed or its last page left.
+    /// To there: a chunk that holds no page.
     pub to: Chunk,
 }
 
-/// How much of what.
+/// How many slots and blocks are in use.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Usage {
     /// Slots that have a chunk.
@@ -77,9 +77,10 @@ pub struct Usage {
     pub blocks: u32,
 }
 
-/// The entries of neighbouring slots; present while any is not empty.
+/// The entries of neighbouring slots. A leaf exists while any of them is not empty.
 #[derive(Clone, Debug)]
 struct Leaf {
+    /// Entries that are not empty.
     used: u16,
     /// 0: empty. [`FILLED`] with an index of `fills`. Else one more than a chunk's number.
     entries: [u32; LEAF],
@@ -95,15 +96,15 @@ pub struct Volume {
     blocks: Blocks,
     fills: Fills,
     filled: u32,
-    /// Counts marks that have writes between them.
+    /// Counts marks: one more for each mark that had a write before it since the last.
     era: u64,
     /// Whether anything was written in this era.
     wrote: bool,
 }
 
 impl Volume {
-    /// An empty volume of `slots` slots. Its tables take 6 bytes for each slot of a cluster that is
-    /// in use, and 4 for each chunk of a block that is held.
+    /// An empty volume of `slots` slots. Its tables take 6 bytes for each slot of a leaf that is in
+    /// use. They take 4 for each chunk of a block that is held.
     ///
     /// # Panics
     /// With more than [`MAX_SLOTS`].
@@ -119,7 +120,7 @@ impl Volume {
         self.slots
     }
 
-    /// How much of what.
+    /// How many slots and blocks are in use.
     pub fn usage(&self) -> Usage {
         Usage { live: self.blocks.live(), filled: self.filled, blocks: self.blocks.count() }
     }
@@ -133,8 +134,9 @@ impl Volume {
         }
     }
 
-    /// Where the bytes of a slot are to be written: its own chunk if it has one. The slot then is
-    /// that chunk, whose old bytes are to be overwritten as a whole.
+    /// The chunk to which the caller writes the bytes of a slot: the slot's own if it has one, or
+    /// else a new one. From now on the slot's content is that chunk, so the caller must overwrite
+    /// all 4 KiB of it.
     ///
     /// # Errors
     /// [`NoRoom`]; nothing has changed then.
@@ -175,7 +177,8 @@ impl Volume {
         }
     }
 
-    /// A moment: everything written so far was written before it, everything else comes after it.
+    /// Returns a moment in the order of writes. Every write so far is before it, and every later
+    /// one after it.
     pub fn mark(&mut self) -> u64 {
         if std::mem::take(&mut self.wrote) {
             self.era += 1;
@@ -187,12 +190,12 @@ impl Volume {
     /// unless it was written after the mark: then its bytes may be those of its next use. True: it
     /// holds nothing.
     ///
-    /// A mark that this volume never gave forgets nothing.
+    /// A mark that this volume never gave frees no slot.
     pub fn freed(&mut self, slot: u32, mark: u64) -> bool {
         let leaf = self.leaves.get(slot as usize / LEAF).and_then(Option::as_ref);
         let Some(leaf) = leaf.filter(|_| self.entry(slot) != 0) else { return true };
-        // Eras are told apart by 16 bits. A longer age looks shorter than it is, and keeps the
-        // page.
+        // Only the low 16 bits of an era are kept with a slot. A longer age looks shorter than it
+        // is, so the page may be kept.
         let age = (self.era as u16).wrapping_sub(leaf.written[slot as usize % LEAF]);
         let old = self.era.checked_sub(mark).is_some_and(|since| since > 0 && u64::from(age) >= since);
         if old {
@@ -201,8 +204,8 @@ impl Volume {
         old
     }
 
-    /// The first slot from this one on, before `end`, that is not empty. Whole clusters of empty
-    /// ones are stepped over.
+    /// The first slot from this one on, before `end`, that is not empty. Absent leaves are stepped
+    /// over.
     pub fn next_used(&self, slot: u32, end: u32) -> Option<u32> {
         let (mut at, end) = (slot, end.min(self.slots));
         while at < end {
@@ -215,7 +218,7 @@ impl Volume {
         None
     }
 
-    /// Adds a block of the caller's, by any name that is no other's.
+    /// Adds a block that the caller has claimed. No other block of the volume may have this name.
     pub fn add_block(&mut self, name: u32) {
         self.blocks.add(name);
     }
@@ -237,8 +240,8 @@ impl Volume {
         self.blocks.is_sparse()
     }
 
-    /// Moves one page of the sparsest block to the fullest with room, if that brings a block nearer
-    /// to being spared.
+    /// Moves one page of the sparsest block to the fullest that has room. `None`: nothing needs to
+    /// move.
     pub fn compact(&mut self) -> Option<Move> {
         let (old, new, slot) = self.blocks.compact()?;
         let moved = Move { from: self.blocks.chunk(old), to: self.blocks.chunk(new) };
