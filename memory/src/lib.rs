@@ -55,7 +55,7 @@ use std::time::{Duration, Instant};
 use tokens::{Followed, StoreError};
 use worker::Workers;
 
-/// Connections that a node has in any case, however few descriptors it may have.
+/// The least number of connections that a node takes, however low its limit on descriptors is.
 const FEW_CONNECTIONS: usize = 16;
 
 /// The settings of a node.
@@ -63,12 +63,12 @@ const FEW_CONNECTIONS: usize = 16;
 pub struct Config {
     /// Bytes to lend, at most; whole slabs of 64 MiB are lent.
     pub lend: u64,
-    /// Bytes that it leaves to its machine: it lends less while that has less available. 0: it does
-    /// not look.
+    /// Bytes of memory to leave to the machine's own programs. While less is available, the node
+    /// lends less. 0: it does not look.
     pub reserve: u64,
     /// Where to listen; at least one.
     pub listen: Vec<NodeAddr>,
-    /// Where to tell counters, in Prometheus' text format over HTTP.
+    /// The address at which counters are served, in Prometheus' text format over HTTP.
     pub metrics: Option<SocketAddr>,
     /// How long SIGTERM waits for members to leave.
     pub grace: Duration,
@@ -82,10 +82,10 @@ pub struct Config {
     pub embedded: bool,
     /// Whether members may reach their memory by RDMA.
     pub rdma: Rdma,
-    /// Bytes that one owner may hold, a run or a process that claims by itself; `None`: all there
-    /// is.
+    /// The most bytes that one owner may hold. An owner is a run, or a process that claims units by
+    /// itself. `None`: all that the node lends.
     pub quota: Option<u64>,
-    /// Functions near memory that may run at a time; 0: none, each is refused.
+    /// The most functions near memory that may run at once. 0: every call is refused.
     pub compute: usize,
     /// The failure domain that members are told. Empty: none.
     pub domain: Domain,
@@ -136,11 +136,11 @@ impl Config {
 /// Which RDMA card a node offers, beside TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rdma {
-    /// The first whose port is up, if there is one, where the node listens on TCP.
+    /// The first card whose port is up, if there is one and the node listens on TCP.
     Auto,
     /// None.
     Off,
-    /// The one of this name.
+    /// The card of this name. If it cannot be used, the node does not start.
     Card(String),
 }
 
@@ -159,20 +159,20 @@ impl Rdma {
 /// Why a node could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Less than one slab.
+    /// `lend` is less than one slab.
     #[error("--lend is below {} MiB, the unit in which memory is lent", SLAB_BYTES >> 20)]
     TooLittle,
-    /// More than there is.
+    /// `lend` is more than the machine has, or than the node's memory group may have.
     #[error("--lend: {} is more than this {whose} {}: lend less", bytes(lend_mib << 20), bytes(ram_mib << 20))]
     TooMuch {
-        /// "machine's", or "memory group's".
+        /// The owner of the memory that is too small: "machine's", or "memory group's".
         whose: &'static str,
-        /// Asked for, in MiB.
+        /// Bytes to lend, in MiB.
         lend_mib: u64,
-        /// There, in MiB.
+        /// Bytes that the owner has, in MiB.
         ram_mib: u64,
     },
-    /// A quota by which nobody gets anything.
+    /// The quota is less than one block, so nobody could hold anything.
     #[error("--quota is below {} MiB, the least that anybody is given (a run: {} MiB)", BLOCK_BYTES >> 20, SLAB_BYTES >> 20)]
     LittleQuota,
     /// An address cannot be listened on.
@@ -211,6 +211,7 @@ pub struct Node {
     addresses: Vec<NodeAddr>,
     workers: Workers,
     metrics: Option<SocketAddr>,
+    /// Why the node has no Unix socket of its own, if opening one failed.
     unshared: Option<StartError>,
     tokens: Option<Mutex<Followed>>,
     confined: Option<Confined>,
@@ -236,6 +237,7 @@ impl Node {
         if may_have < longest {
             return Err(StartError::Files(may_have >> 10, longest >> 20));
         }
+        // The node does not start without randomness.
         let mut probe = [0; 1];
         process::random_bytes(&mut probe).map_err(StartError::System)?;
         let backing = if config.huge { Backing::Huge } else { Backing::Small };
@@ -246,13 +248,14 @@ impl Node {
         }
         let nic = Nic::new(Lending::new(config.lend, backing), || {
             let mut secret = [0; 16];
-            // It worked at start, and the kernel's generator does not stop.
+            // The probe at start has worked, and the kernel's generator does not stop.
             let _ = process::random_bytes(&mut secret);
             secret
         });
         let mut nic = nic.over(card);
         nic.domain = config.domain;
-        // The rest is for slabs, and what members on this machine map.
+        // Half of the descriptors are for connections. The others are for slabs, and for what
+        // members on this machine map.
         let most = usize::try_from(descriptors / 2).unwrap_or(usize::MAX);
         nic.connections = Table::new(most.clamp(FEW_CONNECTIONS, MAX_CONNECTIONS));
         let nic = Arc::new(nic);
@@ -262,7 +265,8 @@ impl Node {
         nic.volumes.set_machine(nbd::machine(&std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()));
         nic.units.set_quota(config.quota.unwrap_or(u64::MAX));
         nic.units.set_descriptors(descriptors);
-        // First, so that the counters can be asked for as soon as the node can be reached.
+        // The port of the counters is bound before the listeners: a peer that reaches the node can
+        // also read its counters.
         let metrics = config.metrics.map(metrics::bind).transpose()?;
         let mut listeners = config.listen.iter().map(Listener::bind).collect::<Result<Vec<_>, _>>()?;
         let addresses = listeners.iter().map(Listener::address).collect();
@@ -274,15 +278,16 @@ impl Node {
         listeners.extend(own_socket);
         // All work that needs root's rights is done, and no other thread has begun.
         let confined = config.confined.then(|| confine(&[SERVICE]));
-        // Before any host is let in. With the rights that the node has left, because it reads the
-        // store again later.
+        // The store is read before any host is let in. It is read with the rights that the node
+        // keeps, because the node reads it again later.
         let tokens = config.tokens.as_deref().map(|path| followed(path, &nic)).transpose()?.map(Mutex::new);
         let metrics = metrics.map(|listener| metrics::serve(listener, &nic)).transpose()?;
         let workers = Workers::start(&nic, listeners)?;
         Ok(Node { nic, addresses, workers, metrics, unshared, tokens, confined })
     }
 
-    /// Where it listens: as configured, with the port that was given where 0 was asked for.
+    /// The addresses on which the node listens. A configured port 0 is replaced by the port that
+    /// the system chose.
     pub fn addresses(&self) -> &[NodeAddr] {
         &self.addresses
     }
@@ -292,18 +297,20 @@ impl Node {
         self.unshared.as_ref()
     }
 
-    /// Reads the store of tokens again, if it has changed. To be called each second.
+    /// Reads the store of tokens again, if it has changed. The caller calls this every second. A
+    /// failure is returned once.
     pub fn look_at_tokens(&self) -> Option<StoreError> {
         let mut followed = self.tokens.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         followed.look(&self.nic)
     }
 
-    /// How it is confined.
+    /// The result of confining the process at start ([`farmem_sys::confine`]). `None`: the node is
+    /// not confined.
     pub fn confined(&self) -> Option<Confined> {
         self.confined
     }
 
-    /// Where it tells its counters.
+    /// The address at which the counters are served.
     pub fn metrics(&self) -> Option<SocketAddr> {
         self.metrics
     }
@@ -349,7 +356,8 @@ fn followed(path: &Path, nic: &Nic) -> Result<Followed, StartError> {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // First: the workers let members go as they close connections.
+        // Before the workers stop: they let members go as they close connections. Slabs that these
+        // members have mapped must not be scrubbed then.
         self.nic.lending.leave_alone();
         self.workers.stop();
     }

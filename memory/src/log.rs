@@ -5,10 +5,10 @@
 //!                         └─no─► counted ─────────────────────► "312 more joined in 5 s"
 //! ```
 //!
-//! Each kind of event has [`BURST`] lines, and one more each second. So a peer can have the node
-//! write a line a second at most for long, and a rare event is told however many others come. Only
-//! the log's own thread writes: a reader that does not read standard error holds up nothing else.
-//! It sleeps while nothing is to be written.
+//! Each kind of event may have [`BURST`] lines at once, and gains one line a second. So over a long
+//! time a peer makes the node write at most one line a second of a kind. A rare event is told
+//! however many others come. Only the log's own thread writes, so a full pipe at standard error
+//! holds up nothing else. The thread sleeps while nothing is to be written.
 
 use farmem_nic::events::{Event, Leaving, Refused, VolumeEvent};
 use farmem_nic::volumes::Volume;
@@ -21,11 +21,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Lines of one kind that may come at once.
+/// The most lines of one kind that may come at once.
 const BURST: u32 = 10;
-/// Until one more line of a kind may come.
+/// The time in which a kind gains one line.
 const EVERY: Duration = Duration::from_secs(1);
-/// How often counts are told.
+/// How often events without a line are told, as counts.
 const COUNTS_EVERY: Duration = Duration::from_secs(5);
 /// Lines that wait to be written, at most.
 const WAITING: usize = 256;
@@ -42,14 +42,14 @@ enum Kind {
     Other,
 }
 
-/// As counts are told.
+/// The words of a count, by [`Kind`].
 const COUNTED: [&str; 4] = ["joined", "left", "were refused", "other events"];
 
 /// Lines that may still be written of one kind.
 #[derive(Clone, Copy)]
 struct Allowance {
     lines: u32,
-    /// When the last one was added.
+    /// When `lines` grew last.
     since: Instant,
     /// Events without a line since counts were last told.
     untold: u64,
@@ -70,13 +70,15 @@ impl Allowance {
     }
 }
 
-/// The lines that wait to be written, and the number that may be.
+/// The lines that wait to be written, and how many more of each kind may come.
 struct Pending {
     allowances: [Allowance; COUNTED.len()],
     lines: VecDeque<String>,
     /// When counts were last told.
     told: Instant,
+    /// The log is being dropped.
     ends: bool,
+    /// The log's thread has written everything.
     ended: bool,
 }
 
@@ -86,6 +88,7 @@ impl Pending {
         Pending { allowances: [full; COUNTED.len()], lines: VecDeque::new(), told: now, ends: false, ended: false }
     }
 
+    /// Adds a line to be written, or counts the event if there is no line for it.
     fn add(&mut self, kind: Kind, now: Instant, line: impl FnOnce() -> String) {
         let allowance = &mut self.allowances[kind as usize];
         if self.lines.len() >= WAITING {
@@ -99,7 +102,7 @@ impl Pending {
         self.allowances.iter().any(|allowance| allowance.untold > 0)
     }
 
-    /// How many events there were without a line.
+    /// The line that tells how many events had no line. All counts are zero then.
     fn counts(&mut self, now: Instant) -> String {
         let counts: Vec<String> = self
             .allowances
@@ -156,7 +159,7 @@ impl Drop for Log {
         let mut pending = self.shared.lock();
         pending.ends = true;
         self.shared.changed.notify_all();
-        // With a limit, because nothing may be reading.
+        // The wait is limited, because it may be that nobody reads standard error.
         let waited = self.shared.changed.wait_timeout_while(pending, FAREWELL, |pending| !pending.ended);
         if waited.is_ok_and(|(_, timeout)| !timeout.timed_out())
             && let Some(thread) = self.thread.take()
@@ -167,7 +170,7 @@ impl Drop for Log {
 }
 
 impl Shared {
-    /// Writes lines as they come, and counts now and then.
+    /// The log's thread: writes lines as they come, and counts every [`COUNTS_EVERY`].
     fn write(&self, mut out: Box<dyn Write + Send>) {
         let mut pending = self.lock();
         loop {
@@ -187,7 +190,7 @@ impl Shared {
                     Err(poisoned) => poisoned.into_inner().0,
                 };
             } else {
-                // Counts are of the time since the first event that they count.
+                // No event is without a line, so the next count covers the time from here on.
                 pending.told = now;
                 pending = self.changed.wait(pending).unwrap_or_else(|poisoned| poisoned.into_inner());
             }

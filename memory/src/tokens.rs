@@ -1,4 +1,4 @@
-//! The store of tokens: a file of the operator's, which a node reads, and reads again when it
+//! The store of tokens: a file of the operator's. A node reads it at start, and again when it
 //! changes.
 //!
 //! ```toml
@@ -40,16 +40,16 @@ pub enum StoreError {
     /// It cannot be read, or others may read it.
     #[error(transparent)]
     Secret(#[from] FileError),
-    /// It is not what it should be.
+    /// Its text is no store.
     #[error("{0}: {1}")]
     Content(PathBuf, String),
-    /// Another command is at it.
+    /// Another command is changing it, or was interrupted and left its draft.
     #[error("{0}: another farmem token is at work on it; if none is, remove {1}")]
     Busy(PathBuf, PathBuf),
 }
 
 impl StoreError {
-    /// Whether the system lets this process not read it.
+    /// Whether the reason is that this process has no permission to read the file.
     pub fn forbidden(&self) -> bool {
         matches!(self, StoreError::Secret(FileError::File(_, e)) if e.kind() == io::ErrorKind::PermissionDenied)
     }
@@ -77,7 +77,7 @@ pub struct TenantEntry {
     /// Bytes a second that its programs may move together through a node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<u64>,
-    /// … and in the whole rack.
+    /// Bytes that its programs may hold together in the whole rack.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rack_quota: Option<u64>,
 }
@@ -86,17 +86,17 @@ pub struct TenantEntry {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// Whose.
+    /// The name of its tenant.
     pub tenant: String,
     /// Its public name.
     pub id: String,
     key: String,
     /// When it was made, in seconds since 1970.
     pub created: u64,
-    /// When its time is over.
+    /// When it expires, in seconds since 1970. `None`: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<u64>,
-    /// It was taken back.
+    /// Whether it was revoked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub revoked: bool,
 }
@@ -109,7 +109,7 @@ impl Entry {
         Entry { tenant, id, key: hex(key.bytes()), created: now(), expires, revoked: false }
     }
 
-    /// Whether it can be used.
+    /// Whether it can be used now, and if not, why.
     pub fn standing(&self) -> Standing {
         match self.expires {
             _ if self.revoked => Standing::Revoked,
@@ -139,15 +139,15 @@ impl Store {
         Ok(store)
     }
 
-    /// Has `change` change a store, which is made if it is not there. Readers see the old one or
-    /// the new one.
+    /// Changes a store by `change`. Creates the store if it does not exist. A reader sees the old
+    /// store or the new one, never a part.
     pub fn change<T>(path: &Path, change: impl FnOnce(&mut Store) -> Result<T, String>) -> Result<T, StoreError> {
         let draft = path.with_extension("toml.new");
         let failed = |e: io::Error| match e.kind() {
             io::ErrorKind::AlreadyExists => StoreError::Busy(path.to_owned(), draft.clone()),
             _ => StoreError::File(draft.clone(), e),
         };
-        // Only one command can make it: so nobody's change is lost.
+        // The draft serves as a lock: only one command can create it, so no change is lost.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(failed)?;
         let changed = (|| {
             let mut store = if path.exists() { Store::read(path)? } else { Store::default() };
@@ -165,7 +165,7 @@ impl Store {
         changed
     }
 
-    /// As a node knows them.
+    /// The tokens in the form in which a node knows them.
     fn known(&self) -> Vec<Known> {
         let known = |entry: &Entry| {
             let (id, bytes): (TokenId, [u8; 32]) = (unhex(&entry.id)?, unhex(&entry.key)?);
@@ -184,7 +184,7 @@ impl Store {
         self.tenants.iter().filter_map(of).collect()
     }
 
-    /// Has a node serve holders of these tokens alone.
+    /// Makes a node serve only holders of these tokens.
     fn apply(&self, nic: &Nic) {
         let in_rack: Vec<_> = self.rack_quotas().keys().map(|name| Text::new(name)).collect();
         nic.tenants.set_in_rack(&in_rack);
@@ -197,16 +197,16 @@ impl Store {
         good.map(|known| (known.key.id, known.key)).collect()
     }
 
-    /// When the next token's time is over.
+    /// When the next token expires, in seconds since 1970.
     fn next_end(&self) -> Option<u64> {
         self.tokens.iter().filter_map(|entry| entry.expires).filter(|&end| end > now()).min()
     }
 }
 
-/// A store's file, read again when it changes or a token's time is over.
+/// A store's file, which is read again when it changes or a token expires.
 struct Watched {
     path: PathBuf,
-    /// Of the file, when it was read last.
+    /// Inode, time of change and length of the file when it was read last. See `about`.
     seen: Option<(u64, i64, i64, u64)>,
     next_end: Option<u64>,
 }
@@ -216,14 +216,15 @@ impl Watched {
         Watched { path: path.to_owned(), seen: None, next_end: None }
     }
 
-    /// The store, if there is something new in it. An error is returned once.
+    /// Reads the store if it has changed, or if a token has expired. `None`: neither. An error is
+    /// returned once, and then not before the file changes again.
     fn look(&mut self) -> Option<Result<Store, StoreError>> {
         let ended = self.next_end.is_some_and(|end| end <= now());
         (ended || self.about() != self.seen).then(|| self.read())
     }
 
     fn read(&mut self) -> Result<Store, StoreError> {
-        // Before its content, so that later changes are read again.
+        // Taken before the content is read: a change that comes in between is read again.
         self.seen = self.about();
         self.next_end = None;
         let store = Store::read(&self.path)?;
@@ -231,6 +232,7 @@ impl Watched {
         Ok(store)
     }
 
+    /// Inode, time of change and length of the file now. `None`: they cannot be read.
     fn about(&self) -> Option<(u64, i64, i64, u64)> {
         let about = fs::metadata(&self.path).ok()?;
         Some((about.ino(), about.mtime(), about.mtime_nsec(), about.len()))
@@ -241,7 +243,7 @@ impl Watched {
 pub struct Followed(Watched);
 
 impl Followed {
-    /// Reads the store, and has the node serve holders of its tokens alone.
+    /// Reads the store, and makes the node serve only holders of its tokens.
     pub fn begin(path: &Path, nic: &Nic) -> Result<Followed, StoreError> {
         let mut watched = Watched::new(path);
         watched.read()?.apply(nic);
@@ -269,8 +271,8 @@ struct Within {
 }
 
 impl Within {
-    /// Reads the store again if it has changed. If that fails, `say` is told once, and all is as
-    /// before.
+    /// Reads the store again if it has changed. If that fails, `say` is told once, and the tokens
+    /// stay as they were.
     fn look(&mut self, say: impl FnOnce(&StoreError)) {
         match self.watched.look() {
             Some(Ok(store)) => (self.keys, self.rack_quotas) = (store.good(), store.rack_quotas()),
@@ -289,7 +291,7 @@ impl Keys {
     }
 
     /// The key of a token that can be used now. The store is read again if it has changed. If that
-    /// fails, `say` is told once, and the tokens that it had are good.
+    /// fails, `say` is told once, and the tokens read before stay valid.
     pub fn find(&self, id: &TokenId, say: impl FnOnce(&StoreError)) -> Option<Key> {
         let mut within = self.locked();
         within.look(say);

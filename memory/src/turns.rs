@@ -6,16 +6,16 @@
 //!             └─► a, b, a, b, …
 //! ```
 //!
-//! The measure is a worker's time, which pays for bytes and for verbs alike. A tenant that took
-//! longer than its allowance waits until later turns have paid for that. One whose connections have
+//! Tenants share a worker's time, because both bytes and verbs cost time. A tenant that took longer
+//! than its allowance waits until later turns have made up for it. A tenant whose connections have
 //! nothing to be served keeps no allowance.
 //!
-//! A tenant with a limited rate ([`farmem_nic::tenants::Pace`]) that is ahead of it is passed over.
-//! Its connections keep their places.
+//! A tenant that is ahead of its limited rate ([`farmem_nic::tenants::Pace`]) is passed over. Its
+//! connections keep their places.
 //!
-//! While one tenant alone is there, nothing is shared ([`Turns::shared`] is false): a worker serves
-//! connections as their events come. While one alone has asked of late ([`Turns::crowded`] is
-//! false), the worker still looks at its hot connections first.
+//! While only one tenant has connections, [`Turns::shared`] is false, and a worker serves
+//! connections as their events come. While only one has asked of late, [`Turns::crowded`] is false,
+//! and the worker still looks at its hot connections first.
 
 use farmem_nic::tenants::Tenant;
 use std::collections::VecDeque;
@@ -23,20 +23,22 @@ use std::sync::Arc;
 
 /// A tenant's part of each round, ns.
 const TURN_NS: i64 = 20_000;
-/// How long a tenant counts that has asked, ns.
+/// How long tenants count as competing once two have asked, ns.
 const LATELY_NS: u64 = 1_000_000_000;
 
-/// The connections of one tenant, or those of none.
+/// The connections of one tenant, or those without a tenant.
 #[derive(Debug, Default)]
 struct Class {
     tenant: Option<Arc<Tenant>>,
     connections: usize,
+    /// Tokens of connections that wait to be served.
     ready: VecDeque<usize>,
+    /// Time that it may still take in this round. Negative: later turns must make up for it first.
     allowance_ns: i64,
 }
 
 impl Class {
-    /// How long it is to wait for its rate, ns.
+    /// How long it must wait because it is ahead of its rate, ns.
     #[inline]
     fn wait_ns(&self, now_ns: u64) -> u64 {
         self.tenant.as_ref().map_or(0, |tenant| tenant.pace.wait_ns(now_ns))
@@ -55,8 +57,9 @@ impl Class {
 /// Connections that are ready, by their tenants.
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// Those without connections are used again.
+    /// All classes by index. A class without connections is used again.
     classes: Vec<Class>,
+    /// The class whose turn it is.
     at: usize,
     /// Classes that have connections.
     there: usize,
@@ -66,7 +69,7 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// A connection of a tenant is there. Returns its class.
+    /// Notes a new connection of a tenant. Returns its class.
     pub fn join(&mut self, tenant: Option<&Arc<Tenant>>) -> usize {
         let known = self.classes.iter().position(|class| class.connections > 0 && class.is_of(tenant));
         let class = known.or_else(|| self.classes.iter().position(|class| class.connections == 0));
@@ -80,7 +83,7 @@ impl Turns {
         class
     }
 
-    /// A connection of a class is gone.
+    /// Notes that a connection of a class is gone.
     pub fn leave(&mut self, class: usize, token: usize) {
         let of = &mut self.classes[class];
         of.connections -= 1;
@@ -91,7 +94,7 @@ impl Turns {
         }
     }
 
-    /// Something came from a connection of a class.
+    /// Notes that something came from a connection of a class.
     #[inline]
     pub fn asked(&mut self, class: usize, now_ns: u64) {
         let (last, at_ns) = self.last;
@@ -113,7 +116,7 @@ impl Turns {
         now_ns < self.crowded_until_ns
     }
 
-    /// A connection is to be served, in its class's turn.
+    /// Has a connection wait to be served in its class's turn.
     pub fn ready(&mut self, class: usize, token: usize) {
         let ready = &mut self.classes[class].ready;
         if !ready.contains(&token) {
@@ -139,7 +142,8 @@ impl Turns {
         waiting.map(|class| class.wait_ns(now_ns)).min()
     }
 
-    /// The next connection, with its class, which [`Turns::took`] is told of.
+    /// The class and token of the connection to serve next. The caller reports the time that it
+    /// took to [`Turns::took`].
     pub fn next(&mut self, now_ns: u64) -> Option<(usize, usize)> {
         let mut waiting = self.classes.iter().enumerate().filter(|(_, class)| class.may(now_ns));
         let (first, others) = (waiting.next()?.0, waiting.next().is_some());
@@ -162,9 +166,10 @@ impl Turns {
         }
     }
 
-    /// Serving a class took so long, ns.
+    /// Takes the time that serving a class took off its allowance, ns.
     pub fn took(&mut self, class: usize, ns: u64) {
-        // No longer debt than some dozens of turns: it is to be paid while the tenant still asks.
+        // The debt is limited to some dozens of turns, so that it is made up for while the tenant
+        // still asks.
         let least = -50 * TURN_NS;
         let class = &mut self.classes[class];
         class.allowance_ns = class.allowance_ns.saturating_sub(ns as i64).max(least);

@@ -1,7 +1,7 @@
 //! Worker threads: each serves its share of the connections.
 //!
 //! ```text
-//!         ┌────── nothing for so long as farmem_sys::spin has learned ──────┐
+//!         ┌──── nothing came for the time that farmem_sys::spin has learned ┐
 //!         ▼                                                                 │
 //!   sleep in epoll ── something came ─► serve it ─► look again at the connections served last,
 //!                                            ▲      without asking epoll; at epoll now and then
@@ -9,8 +9,11 @@
 //! ```
 //!
 //! A host that faults, thinks for some microseconds and faults again finds the worker awake: its
-//! READ is taken by the very next look. Between looks the CPU is offered to others, because the
-//! host may be on the same one.
+//! READ is taken by the very next look. Between looks the worker yields its CPU, because the host
+//! may run on the same one.
+//!
+//! A connection's *token* is the number by which epoll reports it. It has nothing to do with tokens
+//! that permit borrowing.
 
 // The parts that engines name are passed to the sockets.
 #![allow(unsafe_code)]
@@ -40,35 +43,35 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-/// How long a worker looks at the hot connections alone, ns: some thirty looks in vain, or one that
-/// is served a stream.
+/// How long a worker looks at the hot connections alone before it asks epoll, ns. About thirty
+/// looks that find nothing fit in, or one that serves a stream.
 const ASK_NS: u64 = 20_000;
-/// How often a worker looks for who has overstayed.
+/// How often a worker looks for connections that have overstayed, in milliseconds.
 const SWEEP_MS: i32 = 250;
-/// How often a worker that has other things to do keeps the pool: drains, scrubs.
+/// How often a busy worker does a piece of the node's own work (`Nic::keep`: drains, scrubs), ns.
 const KEEP_NS: u64 = 1_000_000;
-/// Units that wait to be scrubbed, beyond those that are, for which a worker that sleeps is called:
-/// two, three milliseconds of a core.
+/// The number of units waiting to be scrubbed at which another worker is woken to help. Units that
+/// a worker scrubs already do not count. Scrubbing them takes a core 2 to 3 ms.
 const HELP: usize = 8;
-/// How long a worker sleeps while the pool waits for something to drain, in milliseconds.
+/// How long a worker sleeps at most while the node's own work waits for a drain, in milliseconds.
 const DRAIN_MS: i32 = 1;
 /// Pieces of one connection's answers that are sent before others are served: some hundred KiB.
 const IN_PIECES: usize = 8;
 /// How often a worker looks whether a peer has taken the descriptor that was passed to it, in
 /// milliseconds.
 const PASS_MS: i32 = 5;
-/// How long a connection may take to say who it is.
+/// How long a connection may take to say who it is, ns.
 const STRANGER_NS: u64 = 10_000_000_000;
-/// Connections without a Hello at a node, at most. Beyond, the worker closes the oldest of the peer
-/// that has most of them.
+/// The most connections without a Hello at a node; each worker may have an equal part. One more
+/// makes the worker close one: the oldest of the peer that has most.
 const STRANGERS: usize = 256;
-/// Connections on their way to a worker, at most. Beyond, the oldest is closed.
+/// The most connections on their way to a worker. One more closes the oldest.
 const WAITING: usize = 256;
-/// Connections that are taken from a listener before others are served.
+/// The most connections that are taken from a listener before other connections are served.
 const TOGETHER: usize = 64;
-/// Bytes that a connection is answered in one turn, while several tenants are there.
+/// Bytes that a connection is sent in one turn, while several tenants are there.
 const TURN_BYTES: usize = 32 << 10;
-/// A TCP peer that is silent on the wire for so long, in milliseconds, has no connection any more.
+/// How long a TCP peer may be silent on the wire before its connection ends, in milliseconds.
 const SILENT_MS: u32 = 15_000;
 /// How long a TCP connection may be idle before the kernel asks whether its peer is there, in
 /// seconds.
@@ -93,13 +96,14 @@ struct Shared {
 /// Connections on their way to a worker.
 struct Inbox {
     waker: Waker,
-    /// It was called to help to keep the pool, and has not woken yet.
+    /// The worker was called to help with `Nic::keep`, and has not woken yet.
     called: AtomicBool,
     accepted: Lock<VecDeque<(OwnedFd, Circumstances)>>,
 }
 
 impl Workers {
-    /// Starts as many workers as there are CPUs, four at most: a NIC is not to eat its machine.
+    /// Starts as many workers as there are CPUs, four at most: a node leaves CPUs to its machine's
+    /// own programs.
     pub fn start(nic: &Arc<Nic>, listeners: Vec<Listener>) -> Result<Workers, StartError> {
         let n = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
         let inboxes = (0..n)
@@ -124,7 +128,8 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Connections that there are, also those that have ended with a descriptor untaken.
+    /// The number of connections. One that has ended counts until its peer has taken the descriptor
+    /// that it was sent, or has closed its end.
     pub fn connections(&self) -> usize {
         self.shared.nic.connections.taken() + self.shared.strangers.load(Ordering::Relaxed)
     }
@@ -146,19 +151,19 @@ struct Connection {
     since_ns: u64,
     /// The events that epoll watches for: input, output.
     watched: (bool, bool),
-    /// A descriptor was passed, and the peer may not have taken it yet.
+    /// A descriptor was sent, and the peer may not have taken it yet.
     passed: bool,
-    /// The peer has not taken a descriptor yet. The socket does not tell when it has: epoll says
-    /// that there is room, because there is.
+    /// Output waits until the peer has taken a descriptor. epoll does not tell when it has: the
+    /// socket has room all the time.
     held_up: bool,
-    /// In the worker's turns, once it is no stranger.
+    /// Its class in the worker's `turns`. `None`: it has not said who it is.
     class: Option<usize>,
-    /// Input that was taken waited for output to go, and it has gone. Nothing of the socket's tells
-    /// of that either.
+    /// Input in the engine waited for output to be sent, and that was sent. No event of the socket
+    /// tells of it, so the worker serves the connection again by itself.
     goes_on: bool,
-    /// It waits for its tenant's rate, and is not watched.
+    /// Its tenant is ahead of its rate. The connection waits, and epoll does not watch it.
     put_off: bool,
-    /// Bytes that it has moved, not counted yet.
+    /// Bytes moved that are not yet counted against its tenant's rate.
     moved: u64,
 }
 
@@ -167,21 +172,22 @@ struct Worker {
     index: usize,
     epoll: Epoll,
     listeners: Vec<Listener>,
-    /// Those that are not watched, until the next sweep: there is no descriptor for who waits at
-    /// them.
+    /// Listeners that are not watched until the next sweep, because no descriptor is left for
+    /// another connection.
     deaf: Vec<usize>,
+    /// The node's Unix socket, to be told to peers on this machine.
     path: Option<PathBuf>,
-    /// By token. Holes are reused.
+    /// By token. Places of closed connections are used again.
     connections: Vec<Option<Connection>>,
     hot: Hot,
     turns: Turns,
     trim: Trim,
-    /// Tokens of connections to be served without an event: whose peers have a descriptor to take
-    /// before they are sent more, or whose input goes on.
+    /// Tokens of connections that are served without an event. Either the peer must take a
+    /// descriptor before it is sent more (`held_up`), or the input goes on (`goes_on`).
     unasked: Vec<usize>,
-    /// Ended, with a descriptor on its way that the peer has not taken, and cannot be called back:
-    /// each counts as a connection until the peer has taken it, or closed its own end. Else who
-    /// ends one connection after the other would have any number of descriptors on their way.
+    /// Connections that have ended with a descriptor in transit, which cannot be called back. Each
+    /// counts as a connection until the peer has taken it, or has closed its own end. Otherwise a
+    /// peer that ends one connection after the other could have any number in transit.
     lingering: Vec<(UnixStream, Option<Place>)>,
     /// Tokens of connections that have not said who they are, the oldest first.
     strangers: Vec<usize>,
@@ -219,22 +225,24 @@ impl Worker {
         let mut events = Vec::new();
         let (mut active_ns, mut swept_ns) = (0, now_ns());
         let (mut asked_ns, mut kept_ns) = (0, 0);
-        // The pool has more to be done at once.
+        // The node's own work went on, and nothing came: the next round does not sleep.
         let mut goes_on = false;
         let mut spin = Spin::new();
         while !self.shared.stop.load(Ordering::Relaxed) {
             let mut now = now_ns();
             let spinning = spin.looks_on(now.saturating_sub(active_ns));
             let mut came = false;
-            // Several tenants that ask are served in turns alone.
+            // While several tenants ask, their connections are served only in turns.
             let crowded = self.turns.crowded(now);
             if spinning && !crowded {
                 came = self.look_at_hot(now);
             }
-            // Also while something comes at every look: connections that are not hot wait for this.
+            // epoll is asked even while every look finds something: connections that are not hot
+            // wait for it.
             if crowded || !spinning || now.saturating_sub(asked_ns) > ASK_NS {
                 asked_ns = now;
-                // Worker 0 looks after absent members, whichever others are there.
+                // Worker 0 wakes for sweeps even without connections: it looks after absent
+                // members.
                 let minds = self.connections.iter().any(Option::is_some) || !self.lingering.is_empty();
                 let idle = if self.index == 0 || minds { SWEEP_MS } else { -1 };
                 let idle = if self.unasked.is_empty() { idle } else { PASS_MS };
@@ -243,8 +251,8 @@ impl Worker {
                 let idle = turn_ns.map_or(idle, |ns| idle_until(idle, ns));
                 let at_once = spinning || goes_on || turn_ns == Some(0);
                 if self.epoll.wait(&mut events, if at_once { 0 } else { idle }).is_err() {
-                    // Nothing a retry would cure, but nothing to lose a whole node's memory for
-                    // either.
+                    // A retry does not cure this. But ending the worker would lose the memory of a
+                    // whole node.
                     std::thread::sleep(std::time::Duration::from_millis(10));
                 }
                 now = now_ns();
@@ -260,8 +268,9 @@ impl Worker {
                     self.sweep(now);
                 }
             }
-            // Not on anybody's way: when nothing else is to be done, or now and then. A piece, then
-            // a look at who has come.
+            // The node's own work delays no verb. It is done when the worker is idle, and otherwise
+            // at most every `KEEP_NS`. Each time it is one piece; then the connections are looked
+            // at again.
             goes_on = false;
             if self.shared.nic.is_unkept() && (!came || now.saturating_sub(kept_ns) > KEEP_NS) {
                 goes_on = self.shared.nic.keep(&thread_cpu_ns) && !came;
@@ -285,8 +294,8 @@ impl Worker {
         }
     }
 
-    /// Wakes the next worker, if it sleeps: it scrubs, too, and calls the one after it if that is
-    /// not enough.
+    /// Wakes the next worker, unless it was called already. That worker scrubs, too, and calls the
+    /// one after it if that is not enough.
     fn call_for_help(&self) {
         let next = &self.shared.inboxes[(self.index + 1) % self.shared.inboxes.len()];
         if !next.called.swap(true, Ordering::AcqRel) {
@@ -294,6 +303,7 @@ impl Worker {
         }
     }
 
+    /// Serves the hot connections. Returns whether anything came.
     fn look_at_hot(&mut self, now: u64) -> bool {
         let mut came = false;
         let mut place = 0;
@@ -304,12 +314,13 @@ impl Worker {
         came
     }
 
+    /// Handles an event of epoll. Returns whether anything came.
     fn on(&mut self, event: &Event, now: u64) -> bool {
         match event.token {
             WAKER => {
                 self.shared.inboxes[self.index].waker.reset();
-                // Only then. A caller from before relies on us, because we are awake; a later one
-                // wakes us again.
+                // Cleared only after the reset. A call before this needs no wake: this worker is
+                // awake. A call after it wakes the worker again.
                 self.shared.inboxes[self.index].called.store(false, Ordering::Release);
                 let accepted = std::mem::take(&mut *self.shared.inboxes[self.index].accepted.lock());
                 accepted.into_iter().for_each(|(socket, about)| self.admit(socket, about, now));
@@ -330,8 +341,8 @@ impl Worker {
     fn serve_in_turn(&mut self, token: usize, now: u64) -> bool {
         let class = self.connections.get(token).and_then(|connection| connection.as_ref()?.class);
         match class {
-            // The round robin passes such a tenant over, and so would not stop watching: epoll
-            // reports input that nobody takes again and again.
+            // The tenant is ahead of its rate, so the round robin passes it over. Its connection
+            // must not be watched meanwhile: epoll would report the same input again and again.
             Some(class) if self.turns.is_ahead(class, now) => self.put_off(token, class),
             Some(class) if self.turns.shared() => {
                 self.turns.ready(class, token);
@@ -341,7 +352,8 @@ impl Worker {
         }
     }
 
-    /// Serves those that wait for their turns, until it is time to ask epoll for others.
+    /// Serves connections that wait for their turns, until it is time to ask epoll for others.
+    /// Returns whether anything came.
     fn take_turns(&mut self, now: u64) -> bool {
         let (mut came, mut at) = (false, now);
         while at.saturating_sub(now) < ASK_NS
@@ -355,7 +367,8 @@ impl Worker {
         came
     }
 
-    /// Takes what a connection has, answers what it can. Returns whether anything came.
+    /// Takes a connection's input and sends what the socket takes of the answers. Returns whether
+    /// anything came.
     fn serve(&mut self, token: usize, now: u64) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(token) else { return false };
         if let Some(class) = connection.class.filter(|&class| self.turns.is_ahead(class, now)) {
@@ -372,8 +385,8 @@ impl Worker {
         let shared = self.turns.shared();
         connection.engine.set_turn(if shared { TURN_BYTES } else { usize::MAX });
         let mut served = connection.serve(&self.shared.nic, now);
-        // A long answer goes on while the socket takes it: nothing of the socket's would call us
-        // again.
+        // A long answer goes on while the socket takes it: no event of the socket would bring the
+        // worker back.
         for _ in 0..IN_PIECES {
             if !connection.goes_on || shared {
                 break;
@@ -387,7 +400,7 @@ impl Worker {
             Ok(came) => {
                 let wants = (!connection.engine.is_backed_up(), connection.engine.has_output() && !connection.held_up);
                 match connection.class {
-                    // Behind other tenants, and without a pause.
+                    // It goes on after the other tenants' turns, without a pause.
                     Some(class) if shared && connection.goes_on => self.turns.ready(class, token),
                     _ if !(connection.held_up || connection.goes_on) || self.unasked.contains(&token) => {}
                     _ => self.unasked.push(token),
@@ -419,8 +432,9 @@ impl Worker {
         came
     }
 
-    /// Has a connection of a tenant that is ahead of its rate wait for its turn, unwatched. The
-    /// worker sleeps until the tenant may be served, or another connection has something.
+    /// Puts off a connection whose tenant is ahead of its rate: it waits for its turn, and is not
+    /// watched. The worker sleeps until the tenant may be served, or another connection has
+    /// something. Returns false: nothing came.
     fn put_off(&mut self, token: usize, class: usize) -> bool {
         if let Some(Some(connection)) = self.connections.get_mut(token)
             && !std::mem::replace(&mut connection.put_off, true)
@@ -442,13 +456,14 @@ impl Worker {
         if passed && socket::untaken(socket.as_raw_fd()) > 0 {
             self.epoll.forget(socket.as_raw_fd());
             let stream = UnixStream::from(socket);
-            // To the peer it is closed.
+            // The peer sees a closed connection.
             let _ = stream.shutdown(Shutdown::Both);
             self.lingering.push((stream, place));
         }
     }
 
-    /// Closes what has overstayed.
+    /// Closes connections that have overstayed: strangers after `STRANGER_NS`, and those of members
+    /// that are gone. Watches deaf listeners again. Worker 0 also looks after the whole node.
     fn sweep(&mut self, now: u64) {
         for token in 0..self.connections.len() {
             let Some(connection) = &self.connections[token] else { continue };
@@ -472,24 +487,29 @@ impl Worker {
     }
 }
 
-/// Whether the system has none left of what a connection needs. Any other failure is that
-/// connection's own.
+/// Whether accepting failed for lack of descriptors or memory. Any other failure concerns one
+/// connection.
 fn lacks(e: &std::io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// When to look again, in milliseconds: at the end of `idle`, or in `ns` if that is earlier.
+/// How long to sleep, in milliseconds: `idle` milliseconds, or `ns` nanoseconds if that is less. A
+/// negative `idle` has no end.
 fn idle_until(idle: i32, ns: u64) -> i32 {
     let ms = i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX);
     if idle < 0 { ms } else { ms.min(idle) }
 }
 
 impl Connection {
-    /// A descriptor goes out when the peer has taken the one before. The kernel counts descriptors
-    /// on their way for each *sender's* user. At a limit, which is the sender's on descriptors, it
-    /// refuses all of that user's. A peer that takes none must not use it up. With one for each
-    /// connection, fewer are on their way than the node may have open. Other programs of its user
-    /// count too; calls that the kernel refuses because of them (ETOOMANYREFS) are tried again.
+    /// Receives input, has the engine carry it out, and sends what the socket takes of the answers.
+    /// Returns whether anything came.
+    ///
+    /// A descriptor is sent only when the peer has taken the one before. The reason is a limit of
+    /// the kernel. It counts the descriptors in transit that a *user* has sent, and at the sender's
+    /// limit on descriptors it refuses all others of that user. A peer that takes none must not use
+    /// this limit up. With one in transit a connection, there are always fewer than the node may
+    /// have open. Other programs of the same user count, too. If the kernel refuses a descriptor
+    /// because of them (ETOOMANYREFS), it is sent again later.
     fn serve(&mut self, nic: &Nic, now: u64) -> Result<bool, Goodbye> {
         let fd = self.socket.as_raw_fd();
         let moved = &mut self.moved;

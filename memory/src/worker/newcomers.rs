@@ -9,22 +9,25 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 impl Worker {
-    /// Takes connections that wait at a listener; epoll tells again if there are more.
+    /// Accepts connections that wait at a listener. If more than [`TOGETHER`] wait, epoll reports
+    /// the listener again.
     pub(super) fn accept(&mut self, listener: usize) {
         for _ in 0..TOGETHER {
             match self.listeners.get(listener).map(|l| l.accept(self.path.as_ref())) {
                 Some(Ok((socket, about))) => self.deal_out(socket, about),
-                // Epoll would tell of who waits again and again.
+                // Without a descriptor nothing can be accepted, and epoll would report the listener
+                // again and again.
                 Some(Err(e)) if lacks(&e) => return self.watch(listener, false),
                 Some(Err(_)) | None => return,
             }
         }
     }
 
+    /// Begins or ends watching a listener.
     pub(super) fn watch(&mut self, listener: usize, whether: bool) {
         let token = LISTENERS + listener as u64;
         let done = self.epoll.change(self.listeners[listener].as_raw_fd(), token, whether, false).is_ok();
-        // Also one that could not be watched again: it is tried at the next sweep.
+        // The next sweep watches it again, or retries if that failed now.
         if done != whether {
             self.deaf.push(listener);
         }
@@ -42,6 +45,7 @@ impl Worker {
         self.next_worker = (self.next_worker + 1) % self.shared.inboxes.len();
     }
 
+    /// Takes a connection that was dealt to this worker. Its peer is a stranger yet.
     pub(super) fn admit(&mut self, socket: OwnedFd, about: Circumstances, now: u64) {
         if !about.local {
             socket::notice_silence(socket.as_raw_fd(), IDLE_S, SILENT_MS);
@@ -74,8 +78,8 @@ impl Worker {
         }
     }
 
-    /// Closes a stranger if this worker has as many as it may: the oldest of the peer that has
-    /// most. So a peer that opens connections and says nothing closes its own.
+    /// If this worker has as many strangers as it may, closes one: the oldest of the peer that has
+    /// most. So a peer that opens connections and says nothing loses its own.
     fn make_room_for_a_stranger(&mut self, now: u64) {
         if self.strangers.len() < (STRANGERS / self.shared.inboxes.len()).max(1) {
             return;
@@ -91,13 +95,15 @@ impl Worker {
         }
     }
 
+    /// Tells the log that a connection was refused.
     pub(super) fn tell_refused(&self, token: usize, why: Refused) {
         if let Some(connection) = &self.connections[token] {
             self.shared.nic.events.tell(events::Event::Refused(connection.engine.peer(), why));
         }
     }
 
-    /// Takes a connection off the list of strangers if it has said who it is, or is gone.
+    /// Takes a connection off the list of strangers if it has said who it is, or is gone. If it is
+    /// still there, it joins its tenant's class.
     pub(super) fn forget_strangers(&mut self, token: usize) {
         let is_one = self.connections[token].as_ref().is_some_and(|connection| connection.engine.is_stranger());
         if !is_one && let Some(at) = self.strangers.iter().position(|&other| other == token) {
