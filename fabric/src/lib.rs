@@ -1,9 +1,8 @@
 //! Moves bytes between a host and a memory node.
 //!
-//! The model is RDMA's, because that is the hardware to come: a member of a run
-//! holds *slabs* of a node's memory, makes *queue pairs*, posts READ, WRITE, CAS
-//! and FAA to them and polls for completions. On this path the node decides one
-//! thing only: whether the member holds the slab.
+//! The model is RDMA's, because that is the hardware to come. A member of a run holds *slabs* of a
+//! node's memory. It makes *queue pairs*, posts READ, WRITE, CAS and FAA to them, and polls for
+//! completions. On this path the node decides only one thing: whether the member holds the slab.
 //!
 //! ```text
 //!            Session ── grant, release, fork_ticket ──► node   one connection, for control
@@ -20,12 +19,12 @@
 //! * [`network`]: a network in this process, such as a simulator's, in place of sockets.
 //! * `sealed`: a stream whose bytes are encrypted and authenticated.
 //! * [`shape`]: a network slower than loopback, for measuring.
-//! * [`words`]: operations on the words that say who owns what.
+//! * [`words`]: operations on the words that say who owns what. `verbs`: the host's half of RDMA.
 //!
-//! The host's half runs inside signal handlers of other people's programs: no
-//! thread-locals, no panics, no locks held on the data path, system calls through
-//! the gate of [`farmem_sys::raw`], descriptors out of the program's way. `verbs` is
-//! the host's half of RDMA. The node's half of all this is the crate `farmem-nic`.
+//! This code runs inside signal handlers of other people's programs. So it uses no thread-locals,
+//! does not panic, and holds no locks on the data path. Its system calls go through the gate of
+//! [`farmem_sys::raw`], and its descriptors have numbers that the program does not use. The node's
+//! half of all this is the crate `farmem-nic`.
 
 mod error;
 pub mod fork;

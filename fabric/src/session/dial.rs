@@ -16,22 +16,25 @@ use farmem_trust::{Key, record};
 /// Why an attempt to connect failed.
 #[derive(Debug)]
 pub(super) enum NoDial {
+    /// A system call failed.
     System(Errno),
     /// Connected, and no answer.
     Silent,
     /// Connected, and closed without an answer.
     Closed,
+    /// The answer is not a farmem node's.
     NotFarmem,
-    /// It speaks this version.
+    /// The node speaks this version of the protocol.
     Version(u16),
+    /// The node refuses the connection.
     Verdict(Verdict),
-    /// It has not proven that it knows the token.
+    /// The node has not proven that it knows the token.
     Unproven,
 }
 
 impl NoDial {
-    /// Whether it says something about the node or the way to it, and may pass: not about this
-    /// process, and no verdict of the node's.
+    /// Whether the failure concerns the node or the way to it, and may pass. False for failures of
+    /// this process, and for verdicts of the node.
     pub fn is_the_nodes(&self) -> bool {
         match self {
             NoDial::System(e) => !matches!(e.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS),
@@ -40,6 +43,7 @@ impl NoDial {
         }
     }
 
+    /// The error of a session that could not begin.
     pub fn at_start(self, node: &str) -> ConnectError {
         let node = node.to_owned();
         match self {
@@ -77,16 +81,16 @@ impl std::fmt::Display for NoDial {
     }
 }
 
-/// Why what was awaited did not come whole.
+/// Why the awaited bytes did not arrive whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Broken {
-    /// The time is over.
+    /// They did not arrive in time.
     Late,
     /// The peer's machine is not heard any more.
     Mute,
     /// The connection has ended.
     Cut(Errno),
-    /// The bytes cannot come here.
+    /// These bytes are no frame that may come here.
     Nonsense,
 }
 
@@ -96,10 +100,10 @@ impl From<Errno> for Broken {
     }
 }
 
-/// Between looks whether the peer's machine is still heard.
+/// Time between looks whether the peer's machine is still heard, ns.
 const LISTEN_NS: u64 = 250_000_000;
 
-/// How long an attempt may take.
+/// How long an attempt may take to connect, and the node then to answer, ns.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
     pub connect_ns: u64,
@@ -112,7 +116,8 @@ impl Patience {
     }
 }
 
-/// By what both ends of a connection know each other, and what protects its bytes then.
+/// The key by which both ends of a connection prove themselves, and the cipher and secret that
+/// protect its bytes then.
 #[derive(Clone, Copy)]
 pub(crate) struct Pass {
     key: Key,
@@ -123,7 +128,8 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// What the options name, for this way to a node. Through a Unix socket nobody is on the path.
+    /// The pass that the options name. `None`: they name no token. A Unix socket is not encrypted,
+    /// because nobody is on its path.
     pub fn of(options: &ConnectOptions, reach: &Reach) -> Option<Pass> {
         let Trust { token, plain } = options.trust;
         let plain = plain || matches!(reach, Reach::Unix(_));
@@ -136,7 +142,7 @@ impl Pass {
     }
 }
 
-/// A connection that stands.
+/// A connection that the node has welcomed.
 pub(super) struct Greeted {
     pub link: Link,
     pub welcome: Welcome,
@@ -151,9 +157,9 @@ pub(super) fn dial(ear: Ear<'_>, purpose: Purpose, pass: Option<&Pass>, patience
     greet(ear, link, purpose, pass, patience.answer_ns)
 }
 
-/// [`dial`] over a connection that stands. With a token, each end proves to the other that it knows
-/// it. The first connection of a member agrees on a secret, and the others use it: so those that are
-/// made in a fault derive keys, and nothing else.
+/// As [`dial`], over a connection that stands. With a token, each end proves to the other that it
+/// knows the token. The first connection of a member agrees on a secret, and the others use it. So
+/// a connection that is made in a fault only derives keys.
 pub(super) fn greet(
     ear: Ear<'_>,
     mut link: Link,
@@ -189,7 +195,8 @@ pub(super) fn greet(
             (Some(pass), Some(nonce)) if is_proven(&pass.key, &nonce, &said, &welcome) => {
                 let mut pass = *pass;
                 if let Some(half) = half {
-                    // Without a share of the node's nothing would be agreed on.
+                    // Without a share of the node there is no secret: the node has proven nothing
+                    // that this end accepts.
                     let agreed = welcome.share.and_then(|theirs| half.agree(&theirs));
                     pass.agreed = Some(agreed.ok_or(NoDial::Unproven)?);
                 }
@@ -204,7 +211,7 @@ pub(super) fn greet(
             (Some(_), _) => Err(NoDial::Unproven),
         },
         Greeting::Refused(verdict) => Err(NoDial::Verdict(verdict)),
-        // One that was not asked for, or a second one.
+        // A challenge without a token to prove, or a second one.
         Greeting::Challenge(_) => Err(NoDial::NotFarmem),
     }
 }
@@ -228,9 +235,9 @@ fn greeting(ear: Ear<'_>, link: &Link, until: u64) -> Result<Greeting, NoDial> {
     let received = receive_frame(ear, link, &mut room, until, |seen| match Greeting::read(seen) {
         Ok(Some((greeting, used))) if used == seen.len() => Ok(Some(greeting)),
         Ok(None) => Ok(None),
-        // Of another version nothing more is known.
+        // Nothing more is known of a message in another version.
         Err(NoHello::Version(theirs)) => Err(NoDial::Version(theirs)),
-        // A node says nothing more before it is asked.
+        // More bytes than a greeting: a node says nothing else before it is asked.
         Ok(Some(_)) | Err(NoHello::Magic | NoHello::Malformed) => Err(NoDial::NotFarmem),
     });
     received.map(|(greeting, _)| greeting).map_err(|e| match e {
@@ -259,7 +266,8 @@ pub(super) fn token_refused(verdict: Verdict) -> &'static str {
 pub(crate) fn send_now(link: &Link, bytes: &[u8]) -> Result<(), Errno> {
     match link.send_bytes(bytes) {
         Ok(n) if n == bytes.len() => Ok(()),
-        // Control frames go one at a time; a buffer that does not take one is no connection.
+        // Control frames go one at a time. A connection whose buffer does not take one counts as
+        // cut.
         Ok(_) => Err(Errno(libc::EPIPE)),
         Err(e) => Err(e),
     }
@@ -268,11 +276,12 @@ pub(crate) fn send_now(link: &Link, bytes: &[u8]) -> Result<(), Errno> {
 /// Why a frame did not come.
 enum NoFrame<E> {
     Broken(Broken),
-    /// The reader finds that the bytes are no message.
+    /// The bytes are no message, says `read`.
     Refused(E),
 }
 
-/// Receives until `read` has a frame of what came, and a descriptor if one came along.
+/// Receives until `read` finds a frame in the bytes. Returns the frame, and a descriptor if one
+/// came along.
 fn receive_frame<T, E>(
     ear: Ear<'_>,
     link: &Link,
@@ -305,7 +314,8 @@ pub(crate) fn receive_all(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64
 
 /// Receives what comes next, at least a byte, and a descriptor if one came along.
 ///
-/// The kernel asks the peer's for an acknowledgement at least each [`KEEP_S`] on this connection.
+/// On this connection the peer's kernel is asked for an acknowledgement at least every [`KEEP_S`]
+/// seconds. So a machine that is out of reach is noticed.
 fn receive_some(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64) -> Result<(usize, Option<i32>), Broken> {
     loop {
         match link.receive_passed(into) {
@@ -325,7 +335,8 @@ fn receive_some(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64) -> Resul
     }
 }
 
-/// Asks, and waits for the answer. The node answers one request before it reads the next.
+/// Sends a request, and waits for its answer and a descriptor, if one comes along. The node answers
+/// one request before it reads the next.
 pub(super) fn exchange(
     ear: Ear<'_>,
     link: &Link,

@@ -1,5 +1,5 @@
-//! The state that a session shares with its queue pairs, and the restoring of cut connections by
-//! the rules at the top of [`super`].
+//! The state that a session shares with its queue pairs. It restores cut connections, by the rules
+//! at the top of [`super`].
 
 mod redial;
 
@@ -20,37 +20,38 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long a connection that stands may be silent while an answer is due, before its node counts
-/// as lost. A stopped node (SIGSTOP, a suspended machine) is waited for this long.
+/// How long a connection that stands may be silent while an answer is due, ns. After that its node
+/// counts as lost. A stopped node (SIGSTOP, a suspended machine) is waited for this long.
 pub const SILENT_NS: u64 = 30_000_000_000;
-/// How long nobody may listen at a node's own address before it counts as dead: long enough for one
-/// refusal to be an accident (a firewall being loaded), short enough to end a program within two
-/// seconds on a machine that is busy with other things.
+/// How long connections to a node's own address may be refused before the node counts as dead, ns.
+/// It is long enough for one refusal to be an accident (a firewall being loaded). It is short
+/// enough to end a program within two seconds on a busy machine.
 pub const REFUSED_NS: u64 = 500_000_000;
 /// The least time of silence on the wire after which the kernel gives a connection up by itself, in
-/// milliseconds: as long as a stopped node is waited for. To the kernel one whose buffers are full
+/// milliseconds. A stopped node is waited for as long: to the kernel, a node whose buffers are full
 /// looks silent, too.
 const UNACKNOWLEDGED_MS: u64 = SILENT_NS / 1_000_000;
 /// How long a queue pair's connection is idle before the kernel asks whether it still stands, in
-/// seconds. It is the control connection that tells of a silence; this keeps middleboxes from
-/// forgetting the connection.
+/// seconds. This keeps middleboxes from forgetting the connection. A silence is found by the
+/// control connection.
 const IDLE_S: i32 = 30;
-/// Between attempts to restore a connection.
+/// Time between attempts to restore a connection, ns.
 const RETRY_NS: u64 = 50_000_000;
-/// How often threads that wait look after the control connection.
+/// How often threads that wait look after the control connection, ns.
 const WATCH_NS: u64 = 100_000_000;
-/// How long a connection may take to be made.
+/// How long an attempt may take to connect, ns.
 const CONNECT_NS: u64 = 500_000_000;
-/// The same, and how long the node may then take to answer, of an attempt that a look around makes.
+/// The patience of an attempt by [`Membership::tend`], which a thread makes while it waits for
+/// something else.
 const LOOK: Patience = Patience { connect_ns: 200_000_000, answer_ns: 250_000_000 };
-/// … of the first attempt for a member that its holder may be able to do without.
+/// The patience of the first attempt for a member that its holder may be able to spare.
 const HASTE: Patience = Patience { connect_ns: SLOW_NS, answer_ns: SLOW_NS };
-/// Why such a member was given up.
+/// The reason that is told for a member that its holder could spare.
 pub(crate) const SLOW: &str = "it has not answered for 200 ms";
-/// The longest that a node which accepts connections and does not answer is left alone between
-/// attempts.
+/// The longest time between attempts to reach a node that accepts connections and does not answer,
+/// ns.
 const LEAVE_NS: u64 = 4_000_000_000;
-/// How long a node may take to answer that a run is over.
+/// How long a node may take to answer the message that a run is over, ns.
 pub const FAREWELL_NS: u64 = 1_000_000_000;
 
 /// The state that a session shares with its queue pairs.
@@ -62,11 +63,12 @@ pub(crate) struct Membership {
     /// The id by which descriptor words at the node name this member.
     pub owner: u16,
     pub grace: Duration,
-    /// By which it and the node know each other.
+    /// The token's key and the cipher, by which this member and the node trust each other. `None`:
+    /// no token.
     pub pass: Option<Pass>,
     /// Its failure domain; empty: not known.
     pub domain: Domain,
-    /// No middlebox was between when the member joined.
+    /// No middlebox was on the way to the node when the member joined.
     pub direct: bool,
     /// Slabs are mapped rather than reached by frames.
     pub mapped: bool,
@@ -77,7 +79,7 @@ pub(crate) struct Membership {
     pub control: Lock<Control>,
     pub slabs: Lock<BTreeMap<SlabId, Mapping>>,
     pub next_queue: AtomicU64,
-    /// It counts as lost because it did not answer, on a connection that stands.
+    /// The node counts as lost because it did not answer on a connection that stood.
     pub fell_silent: AtomicBool,
     /// The last sign that the node's machine was within reach.
     pub heard: Heard,
@@ -95,19 +97,20 @@ pub(crate) struct Membership {
 pub(crate) struct Control {
     pub link: Option<Link>,
     pub number: u64,
-    /// Of the connection, until it is restored.
+    /// The outage of the connection, until it is restored.
     outage: Option<Outage>,
-    /// When a node that accepts connections and does not answer is dialled again.
+    /// When a node that accepts connections and does not answer is dialled again, in ns of the
+    /// reach's clock.
     dial_ns: u64,
 }
 
 impl Control {
-    /// A connection, or none yet, and the number of the last request.
+    /// The state with this connection, if there is one yet. `number` is that of the last request.
     pub fn new(link: Option<Link>, number: u64) -> Control {
         Control { link, number, outage: None, dial_ns: 0 }
     }
 
-    /// The connection is of no more use: it has ended, or has been mute for too long.
+    /// Gives the connection up: it has ended, or the node's machine has been mute for too long.
     fn lose(&mut self, now_ns: u64, mute_ns: u64) {
         self.link = None;
         self.outage.get_or_insert_with(|| Outage::begun(now_ns, mute_ns));
@@ -115,7 +118,7 @@ impl Control {
 }
 
 impl Membership {
-    /// One of a forked child, from what the parent's is and the ticket says.
+    /// A forked child's membership, from its parent's and from what its ticket says.
     pub fn of_child(&self, secret: Secret, owner: u16, link: Link, slabs: BTreeMap<SlabId, Mapping>) -> Membership {
         Membership {
             node: self.node.clone(),
@@ -143,7 +146,7 @@ impl Membership {
         }
     }
 
-    /// Whether it was found lost before.
+    /// An error if the member was found lost before.
     #[inline]
     pub fn check(&self) -> Result<(), Lost> {
         if self.is_lost.load(Ordering::Acquire) { Err(self.why_lost()) } else { Ok(()) }
@@ -158,7 +161,7 @@ impl Membership {
         Lost { node: self.node.clone(), reason }
     }
 
-    /// Declares the member lost, unless it is already; the first reason stands.
+    /// Declares the member lost. If it is lost already, the first reason stands.
     pub fn give_up(&self, reason: String) -> Lost {
         let mut lost = self.lost.lock();
         let lost = lost.get_or_insert_with(|| self.lost_because(reason)).clone();
@@ -192,15 +195,16 @@ impl Membership {
         }
     }
 
-    /// Has the kernel ask for signs of life, and give the connection up in the end.
+    /// Makes the kernel ask the peer for signs of life, and give the connection up after a long
+    /// silence.
     fn watch_silence(&self, link: &Link, is_queue: bool) {
-        // A vfork child judges by its own connections.
+        // A vfork child has its own connections only, so each of them is watched closely.
         let often = !is_queue || raw::is_away();
         let ms = (self.grace.as_millis() as u64).max(UNACKNOWLEDGED_MS).min(u32::MAX as u64) as u32;
         link.notice_silence(if often { KEEP_S } else { IDLE_S }, ms);
     }
 
-    /// Takes a connection that was just made for control.
+    /// Takes a connection that was just made as the control connection.
     pub fn controlled_by(&self, link: Link, number: u64) {
         self.watch_silence(&link, false);
         self.heard.ns.store(self.reach.now_ns(), Ordering::Relaxed);
@@ -212,7 +216,7 @@ impl Membership {
         Ear::at(&self.reach, &self.heard)
     }
 
-    /// Whether the node's machine was within reach a moment ago, by the control connection.
+    /// Whether the control connection has heard the node's machine within the last [`DOUBT_NS`].
     pub fn is_near(&self) -> bool {
         let heard = self.heard.ns.load(Ordering::Relaxed);
         heard != 0 && self.reach.now_ns().saturating_sub(heard) < DOUBT_NS
@@ -270,7 +274,8 @@ impl Membership {
         Ok(())
     }
 
-    /// See [`super::Session::end_run`].
+    /// Tells the node that the run is over, and waits for the answer a short time. See
+    /// [`super::Session::end_run`].
     pub fn say_over(&self, run: Secret) -> Result<(), Lost> {
         self.check()?;
         let mut control = self.control.lock();
@@ -279,7 +284,7 @@ impl Membership {
         let said = |link: &Link| exchange(self.ear(), link, request.as_bytes(), FAREWELL_NS).map(|_| ());
         if let Some(link) = &control.link {
             match said(link) {
-                // Nor is a machine waited for that is not heard.
+                // A node that is late is not waited for longer, nor is a machine that is not heard.
                 Ok(()) | Err(Broken::Late | Broken::Mute) => return Ok(()),
                 Err(Broken::Cut(_) | Broken::Nonsense) => control.link = None,
             }
@@ -303,8 +308,9 @@ impl Membership {
         self.give_up(format!("it has not answered for {} s", SILENT_NS / 1_000_000_000))
     }
 
-    /// Makes a connection that the node has passed the control connection of the member of this
-    /// secret. `None` if the node does not welcome it.
+    /// Turns a connection into the control connection of the member with this secret. The node has
+    /// passed that connection as the descriptor `passed`. Also returns the member's owner id.
+    /// `None`: the node does not welcome it.
     pub fn present(&self, passed: i32, secret: Secret) -> Option<(Link, u16)> {
         let purpose = Purpose::Rejoin(Known { secret, ..self.known() });
         let link = Carrier::Socket(passed).into();
@@ -312,13 +318,13 @@ impl Membership {
         Some((greeted.link, greeted.welcome.owner))
     }
 
-    /// By what the node knows this member.
+    /// The name by which the node knows this member.
     pub fn known(&self) -> Known {
         Known { secret: self.secret, incarnation: self.incarnation }
     }
 
-    /// For a thread that waits for an answer: [`Membership::tend`], unless another thread has the
-    /// control connection.
+    /// For a thread that waits for an answer. Calls [`Membership::tend`] at most every
+    /// [`WATCH_NS`], unless another thread has the control connection.
     pub fn watch(&self) -> Result<(), Lost> {
         // A vfork child's connections are nothing to the process whose memory this is.
         let (now, before) = (self.reach.now_ns(), self.watched_ns.load(Ordering::Relaxed));
@@ -334,7 +340,8 @@ impl Membership {
         }
     }
 
-    /// Looks after the control connection.
+    /// Checks the control connection. If it was cut or is mute, makes an attempt to restore it, and
+    /// judges the failure.
     pub fn tend(&self, control: &mut Control) -> Result<(), Lost> {
         self.check()?;
         let now = self.reach.now_ns();
@@ -355,7 +362,8 @@ impl Membership {
                     control.outage = None;
                     return Ok(());
                 }
-                // Connected and silent: stopped, perhaps. As long as a stopped node is waited for.
+                // The node accepts and does not answer: perhaps it is stopped. It is waited for as
+                // long as a stopped node is.
                 Err(NoDial::Silent) => {
                     self.end_if_spared(|| SLOW.into())?;
                     let now = self.reach.now_ns();
@@ -372,7 +380,8 @@ impl Membership {
                     self.judge(failure, outage, over)?;
                 }
             }
-            // The attempt that decides begins when the grace is over.
+            // An attempt decides only if it began after the grace was over. If the grace ended
+            // during this one, another one follows at once.
             if over || !self.is_over(outage) {
                 break;
             }

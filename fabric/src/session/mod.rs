@@ -1,8 +1,8 @@
 //! A member of a run at one node, and how it stays one.
 //!
-//! A session has one connection for control (grants, releases, tickets) and
-//! lends its identity, a secret, to queue pairs with connections of their own.
-//! Any of these may be cut. The next thread that needs a connection restores it:
+//! A session has one connection for control (grants, releases, tickets). Its queue pairs have
+//! connections of their own, and use the session's identity, a secret. Any connection may be cut.
+//! The next thread that needs it restores it:
 //!
 //! ```text
 //!  cut ─► dial again, with secret and incarnation
@@ -15,9 +15,8 @@
 //!
 //! A connection also counts as cut when the peer's machine has gone silent: [`silence`].
 //!
-//! Whether a middlebox is between is known from the first Welcome: the node says
-//! which address of its own the connection came in at. The reasoning behind these
-//! rules is in `docs/design/loss.md`.
+//! The first Welcome shows whether a middlebox is on the way: the node says at which of its
+//! addresses the connection came in. `docs/design/loss.md` gives the reasons for these rules.
 //!
 //! Over shared memory there is no path to be cut: a closed Unix socket is a dead node.
 

@@ -6,17 +6,20 @@
 //! ```
 //!
 //! Verbs on slabs go to the card, in chains, as many as its queue has room for. Each reports its
-//! completion, except WRITEs in the middle of a chain, whose success a later one's implies. READ
-//! and WRITE by a window go the same way, once the node has bound it on its card for this queue
-//! pair. Verbs that the node must admit (units, CAS and FAA by other keys than slabs', records of
-//! lines, sends, BIND) travel in frames over a connection made for them. They wait for the card to
-//! be done, and the card waits for them: verbs take effect in the order posted.
+//! completion, except WRITEs in the middle of a chain: a later verb's success implies theirs. READ
+//! and WRITE by a window go the same way, once the node has bound the window on its card for this
+//! queue pair.
 //!
-//! A verb that the card refuses breaks the queue pair, by RDMA's rules. So everything that can be
-//! judged here is judged here: the range, and whether the slab is held. The card only meets liars,
-//! and users of a window that was taken from them. A break for any reason is treated as a cut. A
-//! new queue pair is made by the rules of [`crate::session`], and verbs without a completion are
-//! repeated.
+//! Other verbs need the node's admission: units, CAS and FAA by other keys than slabs', records of
+//! lines, sends, BIND. They travel in frames over a connection of their own (`keyed`). Frames wait
+//! until the card is done, and the card waits until the frames are answered: verbs take effect in
+//! the order posted.
+//!
+//! A verb that the card refuses breaks the queue pair, by RDMA's rules. So all that can be checked
+//! here is checked here: the range, and whether the slab is held. The card then refuses only liars,
+//! and users of a window that was taken from them. A break for any reason is treated as a cut: a
+//! new queue pair is made by the rules of [`crate::session`]. Verbs without a completion are
+//! repeated, except those that must not happen twice.
 
 // The buffers of READ and WRITE are the caller's raw memory.
 #![allow(unsafe_code)]
@@ -38,64 +41,72 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// WRITEs in a row of which none is told about.
+/// The card reports a WRITE's completion only if its number is a multiple of this, or it ends a
+/// chain.
 pub(super) const UNTOLD: u64 = 16;
-/// Sleep between looks, when spinning was in vain.
+/// How long to sleep between looks once spinning was in vain, ns.
 const NAP_NS: u64 = 100_000;
-/// How long it waits before it looks whether the node's machine is still heard.
+/// How long a silence lasts before the control connection is asked whether the node's machine is
+/// still heard, ns.
 const LISTEN_NS: u64 = 1_000_000_000;
-/// Times in a row that a queue pair may break without any verb having completed in between.
+/// How many times in a row a queue pair may break without the completion of a verb in between.
 const FAILURES: u32 = 8;
 
+/// A posted verb whose completion was not reported yet.
 pub(super) struct Flight {
     pub(super) pending: Pending,
     pub(super) fate: Fate,
 }
 
+/// How a posted verb is carried out.
 pub(super) enum Fate {
     /// Not begun.
     Waiting,
-    /// To travel in frames, though it reads or writes memory: none can be locked for it, or the
-    /// card does not have the window, or it refused it, and it is the node that says why.
+    /// A READ or WRITE that travels in frames all the same. Either its buffer cannot be locked for
+    /// the card, or the card does not have the window. Or the verb was refused, here or by the
+    /// card, and only the node can say why.
     Frames,
-    /// Judged without the card.
+    /// Its result is known without the card.
     Settled(Result<u64, Refusal>),
     /// On the card.
     Card {
         id: u64,
         slot: Option<*mut u8>,
-        /// Of the caller's buffer, for this verb alone.
+        /// A registration of the caller's buffer for this verb alone.
         _region: Option<Region>,
     },
 }
 
-/// See the top of this file.
+/// A queue pair over RDMA. See the top of this file.
 pub(crate) struct Wired {
     pub(super) member: Arc<Membership>,
     pub(super) number: u64,
     pub(super) host: Arc<Host>,
     /// The stream that the queue pair lives with.
     link: Option<Link>,
-    /// Before the memory that it uses.
+    /// Declared, and so dropped, before the memory that it uses.
     pub(super) queue: Option<RcQueue>,
     pub(super) bounce: Bounce,
+    /// In the order posted by the caller.
     pub(super) verbs: VecDeque<Flight>,
+    /// How many of them, from the front, are settled or on the card.
     pub(super) posted: usize,
-    /// Work requests so far on this queue pair, and those known to be done.
+    /// Work requests so far on this queue pair. `confirmed`: how many of them are known to be done.
     pub(super) next: u64,
     confirmed: u64,
-    /// Where the buffers of the last READ and the last WRITE were.
+    /// The registered ranges that had the buffers of the last READ and of the last WRITE.
     pub(super) hints: [Known; 2],
     pub(super) chain: Vec<WorkRequest<'static>>,
+    /// The connection for verbs that travel in frames, once there was one.
     keyed: Option<Box<Framed>>,
-    /// By their indexes: a window's generation, and how the card knows it, if it does.
+    /// By a window's index: its generation, and how the card knows it, if it does.
     pub(super) windows: BTreeMap<u32, (u32, Option<Right>)>,
     failures: u32,
     silent_ns: u64,
-    /// Where the member has a spare.
+    /// Measures how long nothing has moved, for a member that may be given up early.
     standstill: Standstill,
     spin: Spin,
-    /// Bytes of operands since this was last asked.
+    /// Bytes of operands sent since [`Wired::take_sent`] was last called.
     pub(super) sent: u64,
 }
 
@@ -190,7 +201,7 @@ impl Wired {
                 continue;
             }
             let now = raw::now_ns();
-            // Only time that this process ran.
+            // Only time in which this process ran counts.
             self.note_silence(now - looked_ns)?;
             looked_ns = now;
             if now >= until {
@@ -208,7 +219,8 @@ impl Wired {
                 self.spin.offered(after - now);
                 continue;
             }
-            // The node's end of the stream goes with its process, long before the card gives up.
+            // When the node's process ends, its end of the stream is closed, long before the card
+            // gives up.
             match &self.link {
                 Some(link) if !link.is_cut() => link.wait(false, NAP_NS.min(until - now)),
                 _ => self.restore()?,
@@ -258,11 +270,12 @@ impl Wired {
         std::mem::forget(self);
     }
 
+    /// Whether frames are under way. The card gets no verb meanwhile.
     fn in_frames(&self) -> bool {
         self.keyed.as_ref().is_some_and(|keyed| keyed.in_flight() > 0)
     }
 
-    /// Puts verbs on the card, up to the first that goes otherwise, as many as there is room for.
+    /// Puts verbs on the card, as many as it has room for, up to the first that travels in frames.
     fn push(&mut self) -> Result<(), Lost> {
         self.chain.clear();
         while self.posted < self.verbs.len() && self.next - self.confirmed < DEPTH {
@@ -278,7 +291,7 @@ impl Wired {
             }
             let (key, empty) = (flight.pending.key, flight.pending.len == 0);
             let right = match (key.kind(), flight.pending.judge()) {
-                // The node says why it is refused.
+                // It goes in frames: the node says why it is refused.
                 (KeyKind::Window { .. }, Err(_)) => Ok(None),
                 (KeyKind::Window { index, generation }, Ok(())) => Ok(self.window(index, generation)?),
                 (_, Err(refusal)) => Err(refusal),
@@ -319,7 +332,7 @@ impl Wired {
         Ok(())
     }
 
-    /// Looks what the card has done.
+    /// Takes the card's completions. Restores the queue pair if one of them is a failure.
     fn collect(&mut self, done: &mut Vec<Completion>) -> Result<(), Lost> {
         let mut told = [Done { id: 0, outcome: Outcome::SUCCESS }; 16];
         let mut failed: Option<Done> = None;
@@ -361,7 +374,7 @@ impl Wired {
         }
     }
 
-    /// Completions that are due.
+    /// Reports the completions of verbs at the front that are done.
     fn emit(&mut self, done: &mut Vec<Completion>) {
         while self.posted > 0 {
             let Some(front) = self.verbs.front() else { break };
@@ -392,7 +405,7 @@ impl Wired {
         }
     }
 
-    /// Sends off in frames what is first in turn and not the card's, when nothing is on the card.
+    /// Sends the verbs at the front that travel in frames, once nothing is on the card.
     fn go_keyed(&mut self) -> Result<(), Lost> {
         if self.posted > 0 {
             return Ok(());
@@ -414,10 +427,11 @@ impl Wired {
         keyed.doorbell()
     }
 
-    /// Makes a new queue pair. Verbs without a completion are repeated, in order.
+    /// Makes a new queue pair. Verbs without a completion are repeated, in order. Those that must
+    /// not happen twice (CAS, FAA) end with [`Refusal::Unknown`].
     #[cold]
     fn restore(&mut self) -> Result<(), Lost> {
-        // First: when it is destroyed the card uses no buffer any more.
+        // The old queue pair is destroyed first: after that the card uses no buffer any more.
         self.queue = None;
         self.link = None;
         for flight in self.verbs.iter_mut().take(self.posted) {
@@ -426,10 +440,10 @@ impl Wired {
                     if flight.pending.counts() { Fate::Settled(Err(Refusal::Unknown)) } else { Fate::Waiting };
             }
         }
-        // Settled ones among them are passed over when the others go again.
+        // All verbs are looked at again. [`Wired::push`] passes over those that are settled.
         self.posted = 0;
         self.bounce.reset();
-        // They were bound for the other.
+        // The windows were bound for the old queue pair.
         self.windows.clear();
         (self.next, self.confirmed) = (0, 0);
         self.silent_ns = 0;
