@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! host  a ─► share A ──── in the Proof ───► node            the secret: a·B = b·A
-//!       ◄──── share B, in the Welcome ──── b                both are forgotten with the run
+//!       ◄──── share B, in the Welcome ──── b                a and b are gone after the Welcome
 //! ```
 //!
-//! Both proofs cover the shares, so nobody on the path can put its own in their place. A thief who
-//! has recorded a connection, and has the token later, does not have the secret. The private halves
-//! are gone after the Welcome. The secret is in the memory of the two ends alone, until they end.
+//! Both proofs cover the shares, so nobody on the path can put its own in their place. A thief that
+//! has recorded a connection and gets the token later does not have the secret. The private halves
+//! are gone after the Welcome. Only the two ends keep the secret, in memory, until they end.
 //!
-//! Agreeing uses the stack. Random bits come from the caller: those of `ring` come by a function of
-//! libc, which the runtime must not call.
+//! Agreeing allocates nothing. Random bits come from the caller, because `ring` would get its own
+//! from libc. The runtime must not call that function.
 
 use farmem_protocol::wire::Share;
 use ring::agreement::{EphemeralPrivateKey, UnparsedPublicKey, X25519, agree_ephemeral};
@@ -25,7 +25,8 @@ pub struct Half {
 }
 
 impl Half {
-    /// From 32 bytes that nobody can guess, and that are used for nothing else.
+    /// A private key and its share, from 32 bytes that nobody can guess. The caller uses these
+    /// bytes for nothing else. `None`: `ring` failed.
     pub fn new(random: &[u8; 32]) -> Option<Half> {
         #[allow(deprecated)] // As above.
         let private = EphemeralPrivateKey::generate(&X25519, &FixedSliceRandom { bytes: random }).ok()?;
@@ -39,8 +40,8 @@ impl Half {
         self.share
     }
 
-    /// The secret, from the other end's share. `None`: that is none, because every secret with it
-    /// would be the same.
+    /// The secret, from the other end's share. `None`: the share is refused, because it gives the
+    /// same secret with every private key.
     pub fn agree(self, theirs: &Share) -> Option<Agreed> {
         agree_ephemeral(self.private, &UnparsedPublicKey::new(&X25519, theirs), |secret| secret.try_into().map(Agreed))
             .ok()?
@@ -48,7 +49,7 @@ impl Half {
     }
 }
 
-/// The secret of a member's connections, or of a volume's one.
+/// The secret of all connections of a member, or of the one connection of a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Agreed([u8; 32]);
 

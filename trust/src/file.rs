@@ -1,5 +1,5 @@
-//! Files that hold a secret: read at start, by commands, agents and libraries, and refused if
-//! others may read them.
+//! Files that hold a secret. Commands, agents and libraries read them at start. A file that others
+//! may read is refused.
 
 use crate::{Key, NoToken, Token};
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Tokens: permissions to borrow, and the proofs by which both ends show that they know one.
+//! Tokens: permissions to borrow memory. Proofs: each end shows the other that it knows the token.
 //!
 //! ```text
 //! token file   farmem-token-1.analytics.<id>.<secret>         32 random bytes, with the tenant's user alone
@@ -19,8 +19,9 @@
 //! allocate nor use a thread-local. Reading and writing tokens as text allocates, and happens at
 //! start.
 //!
-//! After the proofs all bytes are sealed in [`record`]s. Their keys follow from the token's key and
-//! from a secret that no token gives away: both ends [`agree`] on it by the shares.
+//! After the proofs all bytes are sealed in [`record`]s. The records' keys are derived from the
+//! token's key and from a secret. Both ends [`agree`] on the secret by their shares, so a thief of
+//! the token does not learn it.
 
 #![forbid(unsafe_code)]
 
@@ -47,7 +48,7 @@ pub type Nonce = [u8; 32];
 /// HMAC-SHA256.
 pub type Mac = [u8; 32];
 
-/// Whether a tenant can be called so: 1 to 64 characters, letters, digits, `_` and `-`.
+/// Whether `name` can be a tenant's: 1 to 64 characters, each a letter, a digit, `_` or `-`.
 pub fn is_tenant(name: &str) -> bool {
     (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-'))
 }
@@ -66,8 +67,8 @@ pub struct Token {
 pub struct NoToken;
 
 impl Token {
-    /// A token of a tenant, from 40 bytes that nobody can guess. `None`: no tenant can be called
-    /// so.
+    /// A token of a tenant, from 40 bytes that nobody can guess. `None`: `tenant` is no tenant's
+    /// name ([`is_tenant`]).
     pub fn new(tenant: &str, random: &[u8; 40]) -> Option<Token> {
         let (mut id, mut secret) = ([0; 8], [0; 32]);
         id.copy_from_slice(&random[..8]);
@@ -105,12 +106,12 @@ impl FromStr for Token {
     }
 }
 
-/// The key by which a token's holder proves it: the hash of its secret.
+/// The key by which the holder of a token proves that it knows it: the hash of the token's secret.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     /// The tenant that the memory is for.
     pub tenant: Tenant,
-    /// Which of the tenant's tokens.
+    /// The public name of the token.
     pub id: TokenId,
     bytes: [u8; 32],
 }
@@ -122,7 +123,7 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    /// A key as a store has it.
+    /// A key, from its parts in a store.
     pub fn stored(tenant: Tenant, id: TokenId, bytes: [u8; 32]) -> Key {
         Key { tenant, id, bytes }
     }
@@ -132,17 +133,19 @@ impl Key {
         &self.bytes
     }
 
-    /// The host's proof for a Hello, as it went over the stream, and for the host's share.
+    /// The host's proof. It covers the node's nonce, the bytes of the Hello as sent, and the host's
+    /// share.
     pub fn of_host(&self, nonce: &Nonce, hello: &[u8], share: Option<&Share>) -> Mac {
         self.mac(b"farmem 6 host", &[nonce, hello, share.map_or(&[], |share| &share[..])])
     }
 
-    /// The node's proof for a Hello and the Welcome that answers it, whose own proof is zeros.
+    /// The node's proof. It covers the node's nonce, the bytes of the Hello, and those of the
+    /// Welcome. In the latter the field of the proof is zeros.
     pub fn of_node(&self, nonce: &Nonce, hello: &[u8], welcome: &[u8]) -> Mac {
         self.mac(b"farmem 6 node", &[nonce, hello, welcome])
     }
 
-    /// The proof for a request that is not of a node's connection, as a controller's.
+    /// The proof for a request outside of a node's connection, such as one to a controller.
     pub fn of_request(&self, parts: &[&[u8]]) -> Mac {
         self.mac(b"farmem 5 request", parts)
     }
@@ -152,10 +155,13 @@ impl Key {
         self.mac(b"farmem 5 answer", parts)
     }
 
+    /// HMAC of the label and the parts. The label keeps a proof of one kind from passing for
+    /// another.
     fn mac(&self, label: &[u8], parts: &[&[u8]]) -> Mac {
         let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, &self.bytes));
         for part in [label].iter().chain(parts) {
-            // Lengths first: no two lists of parts are the same bytes.
+            // Each part's length comes before it, so two different lists of parts are never the
+            // same bytes.
             context.update(&(part.len() as u64).to_le_bytes());
             context.update(part);
         }

@@ -1,5 +1,5 @@
-//! Records: protect the bytes of one direction of a connection, after both ends have proven a
-//! token.
+//! Records protect the bytes of one direction of a connection. They begin when both ends have
+//! proven that they know the token.
 //!
 //! ```text
 //! 0        4                                4 + length     + 16
@@ -10,11 +10,11 @@
 //!
 //! Each direction of each connection has a key of its own, derived from the token's key, the secret
 //! on which both ends have agreed, and their nonces. The record's number is not sent. So a record
-//! that was lost, repeated, moved, cut, or taken from another connection does not open, and nothing
-//! of it is used.
+//! does not open if it was changed, repeated, moved, cut, or taken from another connection, or if
+//! one before it was lost. Nothing of such a record is used.
 //!
-//! Everything works on the stack and on buffers of the caller's: the runtime derives keys, seals
-//! and opens in faults.
+//! Nothing here allocates, because the runtime derives keys, seals and opens in faults. Everything
+//! works on the stack and on buffers of the caller.
 
 use crate::agree::Agreed;
 use crate::{Key, Nonce};
@@ -29,19 +29,22 @@ pub const HEAD: usize = 4;
 pub const OVERHEAD: usize = HEAD + 16;
 /// Bytes that a record carries, at most.
 pub const MOST: usize = 16 << 10;
-/// Bytes after which a sender closes a record: a receiver can open a page before the next has come.
+/// A sender closes a record once it carries this many bytes. So a receiver can open one page before
+/// the next one has arrived.
 pub const ENOUGH: usize = 4 << 10;
-/// The most records under one key. Then a new connection is made, with other keys. With records of
-/// [`MOST`] bytes these are 2^46 blocks, of which AES-GCM loses 2^-36 of its strength.
+/// The most records under one key. After them a new connection is made, with other keys. With
+/// records of [`MOST`] bytes they are 2^46 cipher blocks. By then an attacker's advantage against
+/// AES-GCM is about 2^-36.
 const LIMIT: u64 = 1 << 36;
 
-/// A record does not open, or there must be none: the connection is of no more use.
+/// A record does not open, or no more may be sealed. The connection is of no more use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRecord {
-    /// It is not what the other end has sent next.
+    /// The record is not the one that the other end has sealed next.
     #[error("a record was changed on its way")]
     Changed,
-    /// The key has sealed as many records as it may.
+    /// The key has sealed as many records as it may, or the caller's record is too short or too
+    /// long.
     #[error("a key is used up")]
     UsedUp,
 }
@@ -62,13 +65,13 @@ pub struct Ends {
 }
 
 impl Key {
-    /// The host's ends of a connection, from both nonces of its proofs and the secret that was
-    /// agreed on. `None`: the connection goes in plain.
+    /// The host's ends of a connection. `nonces` are the host's and the node's, in this order;
+    /// `agreed` is the secret that was agreed on. `None`: the cipher is [`Cipher::Plain`].
     pub fn host_ends(&self, cipher: Cipher, nonces: (&Nonce, &Nonce), agreed: &Agreed) -> Option<Ends> {
         self.ends(cipher, nonces, agreed, (Way::ToNode, Way::ToHost))
     }
 
-    /// The node's ends of a connection. The host's nonce is the first.
+    /// The node's ends of a connection, from the same arguments as [`Key::host_ends`].
     pub fn node_ends(&self, cipher: Cipher, nonces: (&Nonce, &Nonce), agreed: &Agreed) -> Option<Ends> {
         self.ends(cipher, nonces, agreed, (Way::ToHost, Way::ToNode))
     }
@@ -92,7 +95,7 @@ impl Key {
                 Way::ToNode => b"farmem 6 to node",
                 Way::ToHost => b"farmem 6 to host",
             };
-            // Refuses more than 255 hashes of key alone.
+            // This fails only for a key longer than 255 hashes.
             Some(LessSafeKey::new(UnboundKey::from(secret.expand(&[about], algorithm).ok()?)))
         };
         Some(Ends { sealer: Sealer { key: key(out)?, number: 0 }, opener: Opener { key: key(back)?, number: 0 } })
@@ -107,8 +110,8 @@ fn algorithm(cipher: Cipher) -> Option<&'static Algorithm> {
     }
 }
 
-/// The cipher that is fastest on this CPU. Others can do it, too, if more slowly. Asks the CPU at
-/// its first call.
+/// The cipher that is fastest on this CPU. Every CPU can use both, if more slowly. The first call
+/// asks the CPU what it supports.
 pub fn fastest() -> Cipher {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq") {
@@ -130,7 +133,8 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    /// Seals `record`: [`HEAD`] bytes of room, 1 to [`MOST`] bytes to carry, 16 bytes of room.
+    /// Seals `record` in place. It has [`HEAD`] bytes of room, then 1 to [`MOST`] bytes to carry,
+    /// then 16 bytes of room.
     ///
     /// # Errors
     /// [`BadRecord::UsedUp`].
@@ -157,8 +161,8 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// The bytes of the record that `input` begins with, all told; `None`: its head has not come
-    /// whole.
+    /// The length in bytes of the whole record at the front of `input`, with head and tag. `None`:
+    /// its head has not arrived whole.
     ///
     /// # Errors
     /// [`BadRecord::Changed`]: there is no record of such a length.
@@ -170,8 +174,8 @@ impl Opener {
         }
     }
 
-    /// Opens the record that lies at `from` and ends with `room`. Moves its content to the front of
-    /// `room`.
+    /// Opens the record that lies in `room` from `from` to the end. Moves its content to the front
+    /// of `room`, and returns the content's length.
     ///
     /// # Errors
     /// [`BadRecord::Changed`]. The bytes in `room` are meaningless then, and no further record can
@@ -179,7 +183,8 @@ impl Opener {
     pub fn open(&mut self, room: &mut [u8], from: usize) -> Result<usize, BadRecord> {
         let head = room.get(from..).and_then(|record| record.first_chunk::<HEAD>()).ok_or(BadRecord::Changed)?;
         let head = *head;
-        // A record that did not open is not tried again, nor the next one in its place.
+        // The number is restored only when the record has opened. After a failure no record opens
+        // any more.
         let number = std::mem::replace(&mut self.number, u64::MAX);
         if number >= LIMIT {
             return Err(BadRecord::Changed);
