@@ -14,22 +14,23 @@
 //!   over quota after a lost answer: the CAS is kept, and repeated first thing in the next claim
 //! ```
 //!
-//! *Why the first chunk of a run alone*: runs of chunks lie at multiples of their length, so that
-//! all who want the same run begin with the same word, and whoever gets it meets only those who
-//! want something smaller in its midst. Posted at once, two claims of 256 words would each take
-//! some and each give all back.
+//! *Why the first chunk of a run is claimed alone*: runs of chunks lie at multiples of their
+//! length. So all claims of the same run begin with the same word. The claim that gets this word
+//! competes only with claims of something smaller inside the run. If all CASes were posted at once,
+//! two claims of 256 words could each take some, and each would give all back.
 //!
 //! *Over quota after a lost answer*: the refusal says that the word was still FREE, so the first
-//! copy of the CAS had not taken effect. It may take effect later, when the quota has room again,
-//! and the owner would hold a unit without knowing. The claimer keeps it in mind
-//! ([`Claimer::unsettled`]). Its next claim repeats the same CAS until it is answered. A unit that
-//! this takes is given back. A unit that is another's by then cannot be taken by the late copy
-//! either. While the owner is still over quota, nothing else is claimed, so that unsettled units
-//! are never more than one claim's.
+//! copy of the CAS had not taken effect. It may take effect later, when the quota has room again.
+//! Then the owner would hold a unit without knowing. So the claimer remembers the CAS
+//! ([`Claimer::unsettled`]), and its next claim repeats it until it is answered. A unit that this
+//! takes is given back. A unit that is another's by then cannot be taken by the late copy either.
+//! While the owner is still over quota, nothing else is claimed: unsettled units are never more
+//! than those of one claim.
 //!
-//! Single chunks of the claimer's own lot come first (`lots`). Chunks are claimed only from blocks
-//! that some owner has published. The usual way to 4 KiB is a block of the owner's own, with
-//! [`super::block::Block`] in it.
+//! Each chunk belongs to one of 16 *lots*, and so does each owner (`lots`). A claim of single
+//! chunks first tries those of its own lot. Chunks are claimed only from blocks that some owner has
+//! published. The usual way to get 4 KiB is to cut a block that the owner has claimed, by
+//! [`super::block::Block`].
 
 mod look;
 
@@ -44,12 +45,12 @@ use super::want::Want;
 use super::word::{State, Word};
 use super::{Pipe, word};
 
-/// Round trips of READs that a claim may make before it gives up.
+/// The most round trips of READs in a claim before it gives up.
 pub const MAX_READS: u32 = 4096;
 
-/// The CASes that a claim posts at once on words that an earlier claim read. (Those words may all
-/// be taken by now. Words read in this claim are one round trip old; words read before may have any
-/// age.)
+/// The most CASes that a claim posts at once on words that an earlier claim read. Such words may
+/// have any age, and may all be taken by now. Words that this claim has read are one round trip
+/// old.
 pub const MAX_BLIND: usize = 4;
 
 /// A READ for the next claim, posted beside the last CAS of this one.
@@ -58,7 +59,7 @@ enum Ahead {
     Nothing,
     /// Of a window's hints.
     Hints(Verb),
-    /// Of a line; whether it has come.
+    /// Of a line, and whether the answer has come.
     Line(Area, bool),
 }
 
@@ -98,23 +99,23 @@ pub struct Claimer {
     ahead: Ahead,
     /// Chunks' words of one shared block: a line, or as many as a run has.
     inner: Area,
-    /// Blocks of `outer` whose chunks were looked at, as far as they were, in an order of the
-    /// claimant's own.
+    /// How many blocks of `outer` were considered for their chunks. Each claimant goes through them
+    /// in an order of its own.
     blocks_seen: u32,
-    /// Blocks and their lines still to read, of a longer run the first of each place for it; the
-    /// last comes first.
+    /// Lines still to read, each with its block; the last is read first. For a run of several
+    /// lines, the first line of each place where the run may lie.
     inner_lines: Vec<(Place, u32)>,
-    /// Blocks whose hints are read at once: twice as many each time that nothing came of it.
+    /// How many blocks' hints are read at once. It doubles each time that they are read.
     looks: u32,
     swaps: Vec<Swap>,
     taken: Vec<Grant>,
-    /// CAS that may have a copy under way, refused for the quota.
+    /// CASes that were refused for the quota, and of which another copy may be under way.
     unsettled: Vec<Swap>,
     retries: u32,
     reads: u32,
-    /// A race was lost: on to another line. (Going on with what is known costs a lost CAS for each
-    /// word that others took since, up to a whole line of them; reading the same line again keeps
-    /// those together who meet in it.)
+    /// A race was lost, so the search goes on to another line. Going on with the known words would
+    /// lose a CAS for each word that others have taken since. Reading the same line again would
+    /// keep the competing claims together.
     beaten: bool,
     /// The known words were read in this claim.
     fresh: bool,
@@ -125,8 +126,9 @@ pub struct Claimer {
 }
 
 impl Claimer {
-    /// A claimer for this actor. It remembers its place among the units of each level. An actor
-    /// that claims chunks and blocks alternately should keep one for each.
+    /// A claimer for this actor. It remembers where it was in its search until a claim wants
+    /// another level. So an actor that claims chunks and blocks alternately should keep a claimer
+    /// for each.
     pub fn new(actor: Actor, geometry: Geometry) -> Claimer {
         Claimer {
             actor,
@@ -153,6 +155,7 @@ impl Claimer {
         }
     }
 
+    /// The order in which an actor searches for units of a level.
     fn route(actor: &Actor, geometry: &Geometry, level: Level) -> Route {
         let (outer, about) = match level {
             Level::Chunk => (Level::Block, Some(Hint::SharedBlocks)),
@@ -162,8 +165,8 @@ impl Claimer {
         Route::new(geometry, outer, about, actor.owner, actor.claimant)
     }
 
-    /// Units that a CAS under way may yet make the owner's, though no claim has ended with them.
-    /// The next claim gives them back, or sees that they are others'.
+    /// Units that a CAS under way may still make the owner's, though no claim has returned them.
+    /// The next claim gives them back, or finds that they are another owner's.
     pub fn unsettled(&self) -> impl Iterator<Item = Place> + '_ {
         self.unsettled.iter().map(|swap| swap.place)
     }
@@ -183,7 +186,7 @@ impl Claimer {
             self.ahead = Ahead::Nothing;
         }
         if self.want.is_some_and(|before| before.lines() != want.lines()) {
-            // Where another run may begin is not where this one may.
+            // Runs of another length begin at other lines.
             self.inner_lines.clear();
         }
         self.want = Some(want);
@@ -201,14 +204,16 @@ impl Claimer {
         }
     }
 
-    /// A unit that this owner gave back is FREE again for all that is known: worth a try before
-    /// anything else is read. (What it will look like when it is FREE follows from the grant.)
+    /// Notes that this owner has given a unit back. It may be FREE again by now, so the next claim
+    /// tries it before it reads anything. The grant tells the word that the unit has when it is
+    /// FREE.
     pub fn freed(&mut self, grant: &Grant) {
         let free = Word::plain(State::Free, word::Generation(grant.word.generation().0.wrapping_add(1)));
         self.outer.found(grant.place, free);
         self.inner.found(grant.place, free);
     }
 
+    /// The verb of this number in the current phase.
     fn verb(&self, number: usize) -> Verb {
         match &self.phase {
             Phase::Claim if number == self.swaps.len() => match &self.ahead {
@@ -229,7 +234,7 @@ impl Claimer {
         }
     }
 
-    /// READs `count` verbs of this phase.
+    /// Begins a phase of `count` READs. Returns an outcome instead if the claim has made too many.
     fn read(&mut self, phase: Phase, count: usize) -> Option<Result<Vec<Grant>, Failed>> {
         let chunks = self.want.is_some_and(|want| want.level == Level::Chunk);
         self.fresh |= phase == if chunks { Phase::Inner } else { Phase::Outer };
@@ -242,7 +247,7 @@ impl Claimer {
         None
     }
 
-    /// Called when the verbs under way have ended: the outcome, or the next phase.
+    /// Called when no verb is under way. Returns the outcome, or sets the next phase.
     fn decide(&mut self) -> Option<Result<Vec<Grant>, Failed>> {
         let Some(want) = self.want else { return Some(Err(Failed::NoSpace)) };
         match (self.refused, &self.phase) {
@@ -284,7 +289,7 @@ impl Claimer {
         }
     }
 
-    /// Fills `swaps` with the way back of what was taken.
+    /// Fills `swaps` with the CASes that put what was taken into QUARANTINE.
     fn give_back(&mut self) {
         self.swaps.clear();
         for grant in std::mem::take(&mut self.taken) {
@@ -295,13 +300,14 @@ impl Claimer {
         }
     }
 
-    /// No CAS is posted that was not. Those whose answers were lost are given again: they may have
-    /// taken effect.
+    /// Posts no more CASes, except those whose answers were lost: these are repeated, because they
+    /// may have taken effect.
     fn post_no_more(&mut self) {
         let swaps = &self.swaps;
         self.pipe.retain(|number| swaps.get(number).is_some_and(Swap::is_unsure));
     }
 
+    /// Takes the answer to the CAS of this number.
     fn swapped(&mut self, number: usize, answer: Answer<'_>) {
         let swap = &mut self.swaps[number];
         let (place, new) = (swap.place, swap.new);
@@ -345,7 +351,7 @@ impl Claimer {
         }
     }
 
-    /// The first of a run is ours: the others follow.
+    /// The first chunk of a run was claimed: posts the CASes of the others.
     fn led(&mut self) {
         if self.actor.rules.broken(Bug::RunTrustsLeader) {
             let others = self.swaps[1..].iter().map(|swap| Grant { place: swap.place, word: swap.new });
@@ -356,12 +362,14 @@ impl Claimer {
     }
 }
 
-/// Ends with the units in the order of their addresses. [`Failed::Contended`] after
-/// [`MAX_RETRIES`](super::want::MAX_RETRIES) lost races (of chunks after
-/// [`MAX_CHUNK_RETRIES`](super::want::MAX_CHUNK_RETRIES)), or when everything was read and some
-/// were lost; [`Failed::NoSpace`] when everything, or [`MAX_READS`] lines, was read. (A claim of
-/// single chunks after one that lost a race looks at its own lot only: it may end so while there
-/// are others, and the next one takes them.)
+/// Ends with the units in the order of their addresses, or with an error:
+/// * [`Failed::Contended`] after [`MAX_RETRIES`](super::want::MAX_RETRIES) lost races (for chunks
+///   [`MAX_CHUNK_RETRIES`](super::want::MAX_CHUNK_RETRIES)), or when everything was read and a race
+///   was lost.
+/// * [`Failed::NoSpace`] when everything was read, or [`MAX_READS`] round trips were made.
+///
+/// A claim of single chunks after one that lost a race looks only at its own lot. It may end with
+/// [`Failed::NoSpace`] while other lots have chunks; the next claim takes these.
 impl Operation for Claimer {
     type Outcome = Result<Vec<Grant>, Failed>;
 

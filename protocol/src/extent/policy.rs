@@ -118,9 +118,8 @@ pub const fn pause(lost: u32, draw: u64) -> u64 {
 }
 
 /// Units that one of the node's workers scrubs in one go between verbs. A scrub of 2 MiB takes a
-/// core some 100 µs, for which verbs wait: while an eighth of the blocks is clean there is no
-/// hurry, and the rest is done when the node is idle; below one in 32 claims are about to find
-/// nothing.
+/// core some 100 µs, for which verbs wait. While an eighth of the blocks is clean, one is enough:
+/// an idle node does the rest. Below one in 32, claims are about to find nothing.
 pub const fn scrubs(blocks: Supply) -> usize {
     let (free, all) = (blocks.free as u64, blocks.all as u64);
     if free * 8 >= all {

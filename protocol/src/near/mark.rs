@@ -8,12 +8,13 @@
 //!
 //! A *word* names an object: its block's number plus one in the upper 32 bits, its slot in the
 //! lower ones. Objects of a block have one size, and their words lie where [`Head::links`] says. A
-//! word that names no slot is no link. So any bytes are sound: a stray one costs memory alone.
+//! word that names no slot is no link. So any bytes may stand there: a stray link only keeps an
+//! object from being freed.
 //!
 //! A call goes on where the one before stopped: all of its state is in the caller's memory. So a
-//! host posts several calls at once, and each is short. Objects wait on a stack. Those that do not
-//! fit stay grey, and are found by a sweep over the bits: all grey objects that are not on the
-//! stack lie in blocks from [`Head::cursor`] on.
+//! host posts several calls at once, and each is short. Grey objects wait on a stack to be scanned.
+//! Those that do not fit are found later, by a sweep over the bits. All grey objects that are not
+//! on the stack lie in blocks from [`Head::cursor`] on.
 //!
 //! A link to another node's block is reported once: the call keeps bits for that block, too. A link
 //! to a block that moved is reported each time, with the place where it lies.
@@ -23,23 +24,24 @@ use crate::key::Key;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Words that wait for their turn, at most.
+/// The most words on the stack.
 pub const STACK: u32 = 1024;
-/// Objects and links that one call looks at, at most, but for the links of its last object.
+/// The most objects and links that one call looks at. Only the links of its last object may exceed
+/// it.
 pub const MAX_LINKS: u32 = 2048;
-/// Where a work range has its stack, and where its reports begin.
+/// Where a work range has its stack.
 pub const STACK_AT: u64 = size_of::<Head>() as u64;
 /// Where a work range has its reports.
 pub const REPORTS_AT: u64 = STACK_AT + 8 * STACK as u64;
 /// Bytes of an entry of the directory.
 pub const ENTRY: u64 = size_of::<Entry>() as u64;
-/// Ranges that a call keeps open.
+/// Ranges that a call keeps open: two for each block that it remembers.
 pub const PLACES: usize = 2 * CACHED;
-/// Blocks that a call remembers.
+/// The most blocks that a call remembers.
 const CACHED: usize = 64;
-/// Bytes of bits that a sweep reads together.
+/// Bytes of each bitmap that a sweep reads at a time.
 const SWEEP: usize = 512;
-/// Bits of a word below the place of a link.
+/// The lowest bit of a link's place in [`Report::holder`]. The bits below are the object's word.
 pub const LINK: u32 = 52;
 
 /// Where the objects of a block lie.
@@ -62,7 +64,7 @@ pub enum Lies {
 pub struct Entry {
     /// Key and offset of its first slot.
     pub block: [U64; 2],
-    /// Key and offset of its bits.
+    /// Key and offset of its two bitmaps.
     pub bits: [U64; 2],
     /// Slots.
     pub slots: U32,
@@ -71,7 +73,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Of a block and its bits. A range that is not needed may be `None`.
+    /// The entry of a block with these bitmaps. A range that is not needed may be `None`.
     pub fn new(block: Option<Range>, bits: Option<Range>, slots: u32, lies: Lies) -> Entry {
         let place = |range: Option<Range>| range.map_or([0, 0], |range| [range.key.0, range.at]).map(U64::new);
         Entry { block: place(block), bits: place(bits), slots: slots.into(), lies: (lies as u32).into() }
@@ -82,11 +84,11 @@ impl Entry {
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Default, Debug)]
 #[repr(C)]
 pub struct Head {
-    /// A bit for each eight bytes of an object: there is a word.
+    /// A bit for each eight bytes of an object. It is set if they are a word, which may be a link.
     pub links: [U64; 8],
     /// Words on the stack.
     pub count: U32,
-    /// Reports.
+    /// Reports in the work range.
     pub told: U32,
     /// No block before this one has a grey object that is not on the stack.
     pub cursor: U32,
@@ -98,7 +100,8 @@ pub struct Head {
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, PartialEq, Eq, Default, Debug)]
 #[repr(C)]
 pub struct Report {
-    /// The object that has it, and from bit [`LINK`] on the eighth of its place there.
+    /// The word of the object that has the link. From bit [`LINK`] on: the link's place in the
+    /// object, in units of eight bytes.
     pub holder: U64,
     /// The link.
     pub word: U64,
@@ -120,11 +123,11 @@ pub struct Mark {
 pub struct Marked {
     /// Objects that were scanned.
     pub scanned: u32,
-    /// Reports that wait.
+    /// Reports in the work range.
     pub told: u32,
     /// Words on the stack.
     pub left: u32,
-    /// Nothing is grey any more.
+    /// Whether no object is grey any more.
     pub done: bool,
 }
 
@@ -138,7 +141,7 @@ pub fn word(block: u32, slot: u32) -> u64 {
     (u64::from(block) + 1) << 32 | u64::from(slot)
 }
 
-/// The block and the slot that a word names, if it can name any.
+/// The block and the slot that a word names. `None`: it names none.
 pub fn named(word: u64) -> Option<(u32, u32)> {
     let block = (word >> 32).checked_sub(1).filter(|&block| block < (1 << (LINK - 32)) - 1)?;
     Some((block as u32, word as u32))
@@ -160,7 +163,8 @@ impl Mark {
             && directory / ENTRY < 1 << (LINK - 32)
     }
 
-    /// Goes on with a marking.
+    /// Goes on with a marking. `None`: its state or its directory is malformed, or a range cannot
+    /// be reached.
     pub(super) fn run(&self, directory: Range, memory: &mut impl Bytes) -> Option<Marked> {
         let mut head = Head::default();
         memory.read(Which::List, 0, head.as_mut_bytes())?;
@@ -209,20 +213,22 @@ struct Marker<'a, B> {
     memory: &'a mut B,
     mark: Mark,
     blocks: u32,
-    /// Eighths of the places of an object's words, ascending.
+    /// The places of an object's links, in units of eight bytes, ascending.
     links: &'a [u16],
     known: [Option<Known>; CACHED],
     stack: [u64; STACK as usize],
     depth: u32,
     told: u32,
     cursor: u32,
+    /// Objects and links looked at in this call.
     looked: u32,
     /// The part of an object that has its links. Kept, because clearing it costs more than a scan.
     object: [u8; 4096],
 }
 
 impl<B: Bytes> Marker<'_, B> {
-    /// Returns how many objects it scanned.
+    /// Marks the objects of the `count` words on the stack, then scans until a limit is reached or
+    /// nothing is grey. Returns how many objects it scanned.
     fn work(&mut self, count: u32) -> Option<u32> {
         let mut waiting = [0u64; STACK as usize];
         self.memory.read(Which::List, STACK_AT, waiting[..count as usize].as_mut_bytes())?;
@@ -261,7 +267,8 @@ impl<B: Bytes> Marker<'_, B> {
         }
     }
 
-    /// Has a grey object wait for its turn.
+    /// Puts a grey object on the stack. If that is full, the cursor goes back, so that a sweep
+    /// finds the object.
     fn push(&mut self, word: u64, block: u32) {
         if self.depth == STACK {
             self.cursor = self.cursor.min(block);
@@ -271,7 +278,8 @@ impl<B: Bytes> Marker<'_, B> {
         }
     }
 
-    /// A block, with its ranges open at a place and the next one. `None` within: there is none.
+    /// A block that the directory has, and the first of its two places: objects at the first,
+    /// bitmaps at the next. `Some(None)`: the directory has no such block.
     fn look_up(&mut self, block: u32) -> Option<Option<(u8, Known)>> {
         if block >= self.blocks {
             return Some(None);
@@ -305,7 +313,8 @@ impl<B: Bytes> Marker<'_, B> {
         Some(Some((at, known)))
     }
 
-    /// Sets a bit of a bitmap that begins at `from`. Whether it was not set before.
+    /// Sets the bit of a slot in the bitmap that begins at `from`. Returns whether it was not set
+    /// before.
     fn set(&mut self, at: u8, from: u64, slot: u32) -> Option<bool> {
         let place = from + u64::from(slot / 64) * 8;
         let mut bits = [0; 8];
@@ -318,7 +327,7 @@ impl<B: Bytes> Marker<'_, B> {
         Some(after != before)
     }
 
-    /// Looks at the links of an object. False: it was done before.
+    /// Follows the links of an object. False: it was scanned before, or is no object.
     fn scan(&mut self, holder: u64) -> Option<bool> {
         self.looked += 1;
         let Some((block, slot)) = named(holder) else { return Some(false) };
@@ -340,6 +349,8 @@ impl<B: Bytes> Marker<'_, B> {
         Some(true)
     }
 
+    /// Marks the object that a link names, or reports the link. `holder` is as in
+    /// [`Report::holder`].
     fn follow(&mut self, word: u64, holder: u64) -> Option<()> {
         let Some((block, slot)) = named(word) else { return Some(()) };
         let Some((at, known)) = self.look_up(block)? else { return Some(()) };
@@ -388,7 +399,7 @@ impl<B: Bytes> Marker<'_, B> {
                 }
             }
             if self.depth > STACK / 2 {
-                // The rest of the block is looked at again.
+                // The cursor stays, so that another sweep finds the rest of the block.
                 return Some(());
             }
         }

@@ -36,13 +36,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of a call, and of its reply.
 pub const FRAME: usize = 64;
-/// Bytes that one call reads and writes, at most: some 100 µs of a core.
+/// The most bytes that one call reads and writes: about 100 µs of a core.
 pub const MAX_BYTES: u64 = 256 << 10;
-/// Links that one call follows, at most: some 150 µs where each is a miss of the node's caches.
+/// The most links that one call follows: about 150 µs if each misses the node's caches.
 pub const MAX_HOPS: u32 = 1024;
-/// Bytes of a piece of a list.
+/// The most bytes of one piece of a list.
 pub const MAX_PIECE: u32 = 4096;
-/// Bytes that are copied out together.
+/// Bytes that are copied out of the memory at a time.
 const STEP: usize = 16 << 10;
 
 /// A range of the caller's memory.
@@ -82,35 +82,38 @@ pub enum Function {
     Scan(Scan),
     /// Looks at two dense columns: tests elements of `source`, and sums those of `list`.
     Columns(Columns),
-    /// From the object at offset `from` of `source`: a word at its byte `next` has the offset of
-    /// the next one, or 0. Stops at an object whose word at byte `field` is `wanted`.
+    /// Follows links through objects, from the one at offset `from` of `source`. The word at byte
+    /// `next` of an object is the offset of the next object, or 0. Stops at an object whose word at
+    /// byte `field` is `wanted`.
     Chase {
         /// The first object.
         from: u32,
-        /// Where an object has its link.
+        /// The byte of an object at which its link is.
         next: u16,
-        /// Where it has the field.
+        /// The byte at which its field is.
         field: u16,
         /// The value to find.
         wanted: u64,
-        /// Objects, at most.
+        /// The most objects to look at.
         hops: u32,
     },
-    /// Goes on with a marking: `source` is its directory, `list` its work range.
+    /// Goes on with a marking. `source` is the directory of the arena, `list` the work range. See
+    /// [`mark`].
     Mark(Mark),
 }
 
 /// A call.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Call {
-    /// The range that it works on.
+    /// The range that the function works on.
     pub source: Range,
-    /// Its list and result; empty where it has none.
+    /// The range with the function's list or result. Empty if it has none.
     pub list: Range,
     /// The function to run.
     pub function: Function,
 }
 
+/// A call's frame. Functions use `list` and `words` in different ways: see [`Call::frame`].
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 struct Wire {
@@ -134,23 +137,23 @@ struct Fields {
 
 const _: () = assert!(size_of::<Wire>() == FRAME);
 
-/// Why a call is refused.
+/// The call is malformed, or exceeds the bounds of its function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Nonsense;
 
 /// Memory that functions work on. The caller has checked the ranges; an access outside of one
 /// returns `None`.
 pub trait Bytes {
-    /// Copies out, from an offset of the range on.
+    /// Copies bytes out of a range, from offset `at` on.
     fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()>;
-    /// Copies in.
+    /// Copies bytes into a range, from offset `at` on.
     fn write(&mut self, of: Which, at: u64, bytes: &[u8]) -> Option<()>;
-    /// Opens a range that the caller's memory names, as place `n`, below [`mark::PLACES`]. `None`:
-    /// the caller has no right to it.
+    /// Opens a range that was named in the caller's memory. From now on it is [`Which::Place`] of
+    /// `n`, which is below [`mark::PLACES`]. `None`: the caller has no right to the range.
     fn open(&mut self, _n: u8, _range: Range, _writes: bool) -> Option<()> {
         None
     }
-    /// Whether the call has had its time. A call that is late ends early, or is refused.
+    /// Whether the call has used up its time. A call that has ends early, or is refused.
     fn is_late(&mut self) -> bool {
         false
     }
@@ -265,7 +268,7 @@ impl Call {
     /// From a frame, checked.
     ///
     /// # Errors
-    /// It is none, or out of bounds.
+    /// The frame is no call, or the call is out of bounds.
     pub fn parse(frame: &[u8]) -> Result<Call, Nonsense> {
         let wire = Wire::read_from_bytes(frame).map_err(|_| Nonsense)?;
         let [key, at, len] = wire.source.map(U64::get);
@@ -394,6 +397,8 @@ impl Call {
         Some(u64::from_le_bytes(bytes))
     }
 
+    /// Calls `step` for each [`STEP`] bytes of a range of `len` bytes, with their offset and a
+    /// buffer.
     fn in_steps(&self, len: u64, mut step: impl FnMut(u64, &mut [u8]) -> Option<()>) -> Option<Reply> {
         let mut bytes = [0; STEP];
         for at in (0..len).step_by(STEP) {
@@ -432,12 +437,12 @@ impl Call {
     }
 }
 
-/// `None`: the call has had its time.
+/// `None`: the call has used up its time.
 fn in_time(memory: &mut impl Bytes) -> Option<()> {
     (!memory.is_late()).then_some(())
 }
 
-/// Where the pieces of a list begin.
+/// The offset in a list's range at which the pieces begin, behind `count` offsets.
 pub fn laid(count: u32) -> u64 {
     (4 * u64::from(count)).next_multiple_of(8)
 }

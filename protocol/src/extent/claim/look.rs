@@ -13,6 +13,8 @@ use crate::extent::want::Want;
 use crate::extent::word::{Claimant, State, Word};
 
 impl Claimer {
+    /// Chooses units among the known words, or begins the next READ. Returns an outcome when
+    /// nothing is left to read.
     pub(super) fn search(&mut self, want: Want) -> Option<Result<Vec<Grant>, Failed>> {
         if std::mem::take(&mut self.beaten) {
             match want.level {
@@ -80,7 +82,7 @@ impl Claimer {
                 self.blocks_seen = 0;
                 self.read(Phase::Outer, self.outer.reads())
             }
-            // There was something where the races were lost, and may be still.
+            // There were free units where the races were lost, and there may be still.
             Advance::End if self.retries > 0 => Some(Err(Failed::Contended)),
             Advance::End => {
                 self.wary = false;
@@ -89,8 +91,8 @@ impl Claimer {
         }
     }
 
-    /// Reads what the next claim will look at first, beside the CAS that takes the last known FREE
-    /// blocks. So a claim takes one round trip, whichever of a line's blocks it takes.
+    /// Adds a READ for the next claim to the CASes that take the last known FREE blocks. So each
+    /// claim takes one round trip, also the one after a line is used up.
     fn read_ahead(&mut self, want: Want) {
         let left = self.outer.scattered(0, 1).count();
         let single = !want.contiguous || want.count == 1;
@@ -122,13 +124,13 @@ impl Claimer {
         }
     }
 
-    /// Lines of shared blocks come in an order of the claimant's own.
+    /// Sorts the lines still to read. Each claimant has an order of its own.
     pub(super) fn sort_lines(&mut self) {
         let route = &self.route;
         self.inner_lines.sort_unstable_by_key(|&(block, line)| (route.nth(line % LINE), block));
     }
 
-    /// Fills `swaps` with what to claim of the words that are known. False if they have nothing.
+    /// Fills `swaps` with CASes on those known words that are to be claimed. False: none is of use.
     fn choose(&mut self, want: Want) -> bool {
         let area = if want.level == Level::Chunk { &self.inner } else { &self.outer };
         let (start, stride) = (self.route.turn as usize, self.route.turns as usize);
