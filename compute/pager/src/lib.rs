@@ -82,21 +82,23 @@ pub struct Pager {
 }
 
 impl Pager {
-    /// Serves a fault at `addr`. False when the address is not far: the signal is the program's.
+    /// Serves a fault at `addr`. False when the address is not far, or the program has mapped
+    /// nothing there: the signal is the program's.
     ///
-    /// For the SIGBUS handler: all signals blocked or kept to its end, on a near stack.
+    /// For the SIGBUS handler. It runs on a near stack, and all signals are blocked, or kept to its
+    /// end.
     pub fn fault(&self, addr: usize, write: bool) -> bool {
         self.incoming.fault(addr, write)
     }
 
-    /// Whether a fault waits for nothing but the kernel and other threads here: all nodes' memory
-    /// is mapped, and no trace is written.
+    /// Whether faults wait only for the kernel and for other threads of this process. That is so if
+    /// the memory of all nodes is mapped and no trace is written.
     pub fn waits_for_nobody(&self) -> bool {
         self.base.pool.nodes().all_mapped() && self.base.recorder.is_none()
     }
 
-    /// Tells the nodes that the process makes an `exit_group` next. Not for a vfork child, whose
-    /// pager is its parent's.
+    /// Tells the nodes that the process is about to call `exit_group`. A vfork child must not call
+    /// this: its pager is its parent's.
     pub fn farewell(&self) {
         self.base.farewell();
     }

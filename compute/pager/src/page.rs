@@ -46,8 +46,8 @@ impl<'a> Bytes<'a> {
     /// have no right to read them.
     ///
     /// # Safety
-    /// The page must be present and the caller's for `'a`. The caller must hold the lock of those
-    /// who read pages: a call that takes the right away takes it too.
+    /// The page must be present and the caller's for `'a`. The caller must hold the lock for
+    /// reading pages. A call that takes the right to read away takes that lock too.
     #[inline]
     pub unsafe fn in_place(table: &Table, page: PageId) -> Option<Bytes<'a>> {
         // SAFETY: passed on to the caller.

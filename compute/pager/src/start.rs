@@ -118,7 +118,7 @@ fn policy(limit: u64, rate: Option<&'static Rate>, records_all: bool) -> Box<dyn
     }
 }
 
-/// The parts that the others stand on.
+/// The parts that all others use.
 pub(crate) struct Ground {
     pub base: &'static Base,
     pub local: &'static Local,
@@ -127,6 +127,7 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
+    /// Makes these parts, and divides `--local` between the staging ring, the log and local pages.
     fn lay(mut spec: RunSpec, pool: Pool, counters: &'static counters::Process) -> Result<Ground, StartError> {
         let rate: Option<&'static Rate> = spec.sample.then(|| for_good(Rate::new()));
         let recorder = spec.trace.as_deref().map(|file| Recorder::new(file, rate));
@@ -140,6 +141,7 @@ impl Ground {
         let uffd = Uffd::open(features(spec.faults)).map_err(StartError::Userfaultfd)?;
         let shares = Shares::of(&spec, &pool);
         let (mut log, log_bytes) = Log::new(shares.logged(&spec), shares.by).map_err(StartError::Memory)?;
+        // Pages of `--local` that are left for the program.
         let left = spec.local / PAGE_BYTES as u64 - shares.staged - (log_bytes / PAGE_BYTES) as u64;
         let tracker = Tracker::new(
             spec.dirty,

@@ -1,17 +1,18 @@
 //! A thread's belongings for its faults: its lane to far memory, detectors, buffers.
 //!
-//! Found by the thread pointer (`%fs:0`), not by a thread-local. Thread-locals of a library go
-//! through a table that glibc allocates with the program's malloc, hence in far memory, which the
-//! fault path must not touch. A thread that ends gives its context back. Its belongings, queue
-//! pairs above all, go to the next thread that needs some. Where the end of a thread is not seen,
-//! they are the next thread's at the same thread pointer.
+//! A *context* ties a thread to its belongings. A thread finds its context by the thread pointer
+//! (`%fs:0`), not by a thread-local. Thread-locals of a library go through a table that glibc
+//! allocates with the program's malloc, hence in far memory, which the fault path must not touch. A
+//! thread that ends gives its context back. Its belongings, queue pairs above all, go to the next
+//! thread that needs some. If the end of a thread is not seen, its context goes to the next thread
+//! at the same thread pointer.
 //!
-//! A context's `inside` flag is also the pager's gate: a thread sets it when it
-//! enters the pager and a fork waits until all are clear.
+//! A context's `inside` count is also the pager's gate. A thread makes it odd when it enters the
+//! pager and even when it leaves. A fork waits until all other counts are even.
 //!
 //! A thread that shares this memory from another process may be killed while it is inside. So it
-//! leaves its name in its context. A thread that has waited long for a page, a lock or a fork looks
-//! whether all those inside still exist ([`Threads::look`]).
+//! leaves its name in its context. A thread that has waited long for a page, a lock or a fork
+//! checks that all threads inside still exist ([`Threads::look`]).
 
 #![allow(unsafe_code)] // Contexts, and the thread pointer.
 
@@ -29,15 +30,17 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// Threads that can be in the pager at once; more wait for one another.
 const CONTEXTS: usize = 4096;
-/// Rounds of waiting between looks whether those who are waited for exist: about a second, by the
-/// timers of an unchanged Linux.
+/// Rounds of waiting between two checks that the awaited threads still exist. They take about a
+/// second with Linux's default timers.
 pub const LOOK_ROUNDS: u32 = 4096;
 /// No name.
 const NOBODY: u32 = 0;
-/// A context's owner that was, and is none. Not 0, at which a search ends: others may lie behind.
+/// The owner of a context that was given back. It is not 0, because a search ends at 0, and other
+/// threads' contexts may lie behind.
 const GIVEN_BACK: usize = 1;
 static NUMBERS: AtomicU32 = AtomicU32::new(0);
-/// Pages of a landing buffer: a window, its demand page first, and another demand page behind it.
+/// Pages of a landing buffer: a window with its demand page first, and one page more. A demand page
+/// lands in the last page while bytes in the first are still to be kept, and the other way round.
 pub const LANDING: usize = WINDOW + 1;
 static LANDINGS: Lots = Lots::new(LANDING * PAGE_BYTES);
 /// Pages that one fault installs at most.
@@ -48,10 +51,10 @@ pub const WINDOW: usize = 64;
 pub(crate) struct Claimed {
     pub busy: Busy,
     pub slot: FarSlot,
-    /// Its bytes, once they are there: in the slot, or in the landing buffer. Asked once, because
-    /// the slab may move meanwhile.
+    /// Its bytes, once they have come: in the slot, or in the landing buffer. The place is looked
+    /// up once, because the slab may move meanwhile.
     pub source: Option<Bytes<'static>>,
-    /// They are in the slot.
+    /// Whether the bytes are in the slot.
     pub in_place: bool,
 }
 
@@ -59,11 +62,11 @@ pub(crate) struct Claimed {
 pub struct Thread {
     /// Its way to slots that are not mapped.
     pub lane: Lane,
-    /// Operations that the last look found done.
+    /// Operations that the last poll found done.
     pub done: Vec<Done>,
-    /// By the READ's tag: the node whose bytes came, where pages are sealed.
+    /// The node whose bytes came, by the READ's tag. Used only if pages are sealed.
     pub senders: [Option<u32>; LANDING],
-    /// Cards know of the landing buffer.
+    /// Whether the pool has been told of the landing buffer, so that RDMA cards can write to it.
     pub is_told: bool,
     /// Prefetch decisions.
     pub prefetcher: Prefetcher,
@@ -73,10 +76,10 @@ pub struct Thread {
     pub window: Window,
     /// Pages of the window that were claimed, with their slots.
     pub(crate) claimed: Vec<Claimed>,
-    /// The page that a read brought in last, protected, with its word before: whether the next
-    /// fault is the write to it is the soonest that is heard of it ([`crate::dirty::guess`]).
+    /// The page that a read brought in last, if it came in protected, and its word before that. The
+    /// thread's next fault tells whether the page is written at once ([`crate::dirty::guess`]).
     pub watched: Option<(PageId, Word)>,
-    /// Guesses made.
+    /// Guesses that this thread has made ([`crate::dirty::guess`]).
     pub guesses: u32,
     /// The page that faulted last although it was there, and how many times in a row.
     pub groundless: (PageId, u32),
@@ -84,15 +87,15 @@ pub struct Thread {
     pub number: u32,
     /// Where tcp READs land: [`LANDING`] pages.
     pub(crate) landing: Frames,
-    /// Whether the demand page's landed in the last of them when it was last used, and not in the
+    /// Whether the last demand page landed in the last page of the landing buffer, and not in the
     /// first.
     pub lands_last: bool,
-    /// The demand page that landed last, if bytes are still to be kept of it from where it landed
-    /// ([`crate::dirty`]).
+    /// The demand page that landed last, if bytes of it are still to be kept. They are read where
+    /// the page landed ([`crate::dirty`]).
     pub unkept: Option<PageId>,
 }
 
-// SAFETY: a context is used by whoever holds its `inside` flag; the landing buffer is its own.
+// SAFETY: only the thread that made `inside` odd uses a context; the landing buffer is its own.
 unsafe impl Send for Thread {}
 
 impl Thread {
@@ -139,13 +142,14 @@ impl Thread {
 }
 
 struct Context {
-    /// Thread pointer of its thread; 0: never used. It only says where to look: the thread that has
-    /// set `inside` may use the context.
+    /// Thread pointer of its thread; 0: never used. It only guides the search. The right to use the
+    /// context comes from `inside`.
     owner: AtomicUsize,
-    /// Odd: a thread is in the pager by it. Each entry and each exit adds one, so that a wait for a
-    /// thread to leave does not take its next entry for this one.
+    /// Odd while a thread is in the pager with this context. Each entry and each exit adds one, so
+    /// that a wait for a thread to leave does not take its next entry for this one.
     inside: AtomicU32,
-    /// Whose, soon after it is odd and until it is even ([`members::own_name`]); else [`NOBODY`].
+    /// The name of the thread inside ([`members::own_name`]), else [`NOBODY`]. It is set soon after
+    /// `inside` becomes odd, and cleared before `inside` becomes even.
     name: AtomicU32,
     thread: UnsafeCell<Option<Box<Thread>>>,
 }
@@ -157,15 +161,15 @@ fn is_in(inside: u32) -> bool {
 }
 
 impl Context {
-    /// By who is in.
+    /// Leaves the pager. Only the thread that is inside calls it.
     #[inline]
     fn leave(&self) {
         self.name.store(NOBODY, Ordering::Relaxed);
-        // While it is odd no other thread changes it.
+        // While `inside` is odd, no other thread changes it.
         self.inside.store(self.inside.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
-    /// Takes what is in it. By the thread that is in, or alone.
+    /// Takes the belongings out of the context. The caller is inside, or is the only thread.
     fn take(&self) -> Option<Box<Thread>> {
         // SAFETY: `inside` is the caller's, or no other thread exists: so the cell is the caller's.
         unsafe { &mut *self.thread.get() }.take()
@@ -191,7 +195,7 @@ pub struct Threads {
     longest: u32,
 }
 
-// SAFETY: `thread` is accessed only by the thread that holds `inside`.
+// SAFETY: `thread` is accessed only by the thread that made `inside` odd.
 unsafe impl Sync for Context {}
 // SAFETY: as above.
 unsafe impl Send for Context {}
@@ -245,8 +249,8 @@ impl Threads {
             let mut free = None;
             for context in self.places(tp) {
                 let owner = context.owner.load(Ordering::Relaxed);
-                // Ours and yet busy: two raw clones share a thread pointer. The other takes the
-                // next.
+                // Two raw clones may share a thread pointer. If the other one is inside, this
+                // thread takes the next context.
                 if owner == tp && self.try_enter(context) {
                     return self.admitted(context);
                 }
@@ -285,7 +289,8 @@ impl Threads {
             if owner == 0 {
                 break;
             }
-            // Not if another that shares the thread pointer is in it.
+            // The entry fails if another thread with the same thread pointer is inside. The context
+            // is then left to it.
             if owner == tp && self.try_enter(context) {
                 self.spare.lock().extend(context.take());
                 context.owner.store(GIVEN_BACK, Ordering::Relaxed);
@@ -356,8 +361,8 @@ impl Threads {
         }
     }
 
-    /// A round of a wait that sleeps some microseconds each time. Every so often it is seen to that
-    /// those who are waited for exist ([`Threads::look`]).
+    /// Counts a round of a wait that sleeps some microseconds each time. Every [`LOOK_ROUNDS`]
+    /// rounds it checks that the awaited threads exist ([`Threads::look`]).
     pub fn look_at_times(&self, rounds: &mut u32) {
         *rounds = rounds.wrapping_add(1);
         if rounds.is_multiple_of(LOOK_ROUNDS) {
@@ -372,7 +377,7 @@ impl Threads {
         for context in &self.contexts {
             let seen = context.inside.load(Ordering::Acquire);
             let name = context.name.load(Ordering::Acquire);
-            // Else it has left meanwhile, and the name may be the next one's.
+            // If the count has changed, the thread has left, and the name may be its successor's.
             if is_in(seen) && context.inside.load(Ordering::Acquire) == seen {
                 members::judge(name);
             }
@@ -382,8 +387,8 @@ impl Threads {
         }
     }
 
-    /// Waits until every thread that is in the pager now has left it once, at most `within_ns`.
-    /// Returns whether all have. The caller is not in it.
+    /// Waits until every thread that is in the pager now has left it once, but at most `within_ns`.
+    /// Returns whether all have left. The caller must not be in the pager.
     pub fn all_leave_once(&self, within_ns: u64) -> bool {
         let until = now_ns() + within_ns;
         self.contexts.iter().all(|context| {

@@ -1,33 +1,39 @@
 //! Guesses, when a page is read, whether it will be stored to before it leaves.
 //!
-//! A page that comes in write-protected faults at its first store: an *upgrade*. It takes 2 µs, and
-//! 15 where lifting the protection interrupts another CPU. A page that comes in writable costs what
-//! is kept of it at arrival, and a comparison when it leaves ([`crate::out::settle`]). (`counter[i]
-//! += 1` reads first; so does most code that writes.) Writable pays from this share of stored-to
-//! pages on:
+//! A page that comes in write-protected faults at its first store: an *upgrade*. An upgrade takes 2
+//! µs, and 15 if lifting the protection interrupts another CPU. Most code that writes reads first
+//! (`counter[i] += 1`), so the first access says little.
+//!
+//! A page that comes in writable needs no upgrade. It costs a comparison when it leaves
+//! ([`crate::out::settle`]), and hashes at arrival if its slot is not mapped. That cost is *in
+//! vain* if nothing was stored. Writable pays if at least this share of the pages is stored to:
 //!
 //! ```text
-//!           in vain                          in vain, ns    share where one thread runs    where several do
-//!   ──────────────────────────────   still   150            one page in 14                 —
-//!   in vain + fault + what lifting   held    400            —                              one in 6 to 40
-//!                            takes   …       1300           one in 3                       one in 3 to 13
+//!   share = in vain / (in vain + fault + lift)      fault, lift: the two parts of an upgrade
+//!
+//!   pages leave    in vain, ns    one thread runs    several threads run
+//!   still          150            one page in 14     —
+//!   held           400            —                  one in 6 to 40
+//!   protected      1300           one in 3           one in 3 to 13
 //! ```
 //!
-//! Two shares are learned: one for pages that were stored to when they were last here (W), one for
-//! the others. Programs change from writing to reading in phases, so the last pages of a kind
+//! Two shares are learned: one for pages that were stored to when they were last local, one for the
+//! others. The page word says which (W; G marks a page that came in writable by a guess; see
+//! [`crate::word`]). Programs change from writing to reading in phases, so the last pages of a kind
 //! predict the next.
 //!
 //! ```text
-//! read fault ─┬─ likely ───► comes in writable, G ──► leaves ─┬─ differs from its slot ──► more
-//!             │                                               └─ equal ──────────────────► towards `silent`
-//!             └─ unlikely ─► comes in protected ─┬─ upgrade ─────────────────────────────► more
-//!                                                └─ leaves clean ────────────────────────► less
+//!                                                                                            the share:
+//! read fault ─┬─ likely ───► comes in writable, G ──► leaves ─┬─ differs from its slot ──► rises
+//!             │                                               └─ equal ──────────────────► nears `silent`
+//!             └─ unlikely ─► comes in protected ─┬─ upgrade ─────────────────────────────► rises
+//!                                                └─ leaves clean ────────────────────────► falls
 //! ```
 //!
 //! *Silent stores.* A page that comes in writable and leaves equal may have been stored to all the
-//! same: a reference count goes up and down again. Only protected pages tell. `silent` is the share
-//! of pages stored to among those that came in protected and left equal. An equal writable page
-//! moves its kind's share towards that.
+//! same: a reference count goes up and down again. Only protected pages show such stores. `silent`
+//! is the share of pages stored to among those that came in protected and left equal. An equal
+//! writable page moves its kind's share towards that.
 //!
 //! *Samples.* The outcome of a writable page is known when it leaves, which is late. So every 64th
 //! guess is a sample: it comes in protected. If its thread's next fault is not the store to it, the
@@ -47,23 +53,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// One: every page is written.
 const ONE: u32 = 1 << 16;
-/// Weight of the newest page in a share: 1/32.
+/// Weight of the newest page in a share: 2^-5, which is 1/32.
 const SHIFT: u32 = 5;
 /// … in [`Learned::silent`], which learns from few pages while most come in writable: 1/8.
 const SILENT_SHIFT: u32 = 3;
 /// The cost of a page that came in writable and was not written, ns, where pages are protected on
 /// their way out.
 const IN_VAIN_NS: u32 = 1_300;
-/// … where it is held.
+/// … where dirty pages are held by reference when they leave.
 const IN_VAIN_HELD_NS: u32 = 400;
-/// … where no other thread runs, and the slot is mapped. It takes 300 ns. Less is said here,
-/// because an upgrade costs more than its own time: it sweeps the caches. With 500, sort and sqlite
-/// took 4 to 6 % longer.
+/// … where no other thread runs, and the slot is mapped. The true cost is 300 ns. The constant is
+/// lower, because an upgrade costs more than its own time: it displaces the program's cache lines.
 const IN_VAIN_STILL_NS: u32 = 150;
-/// … and where hashes are kept of it.
+/// … where no other thread runs, and hashes are kept of the page because its slot is not mapped.
 const IN_VAIN_HASHED_NS: u32 = 500;
-/// The cost of an upgrade beside the call that lifts the protection: the signal, there and back,
-/// ns.
+/// The cost of an upgrade without the call that lifts the protection, ns: entering and leaving the
+/// signal handler.
 const FAULT_NS: u32 = 1_200;
 
 /// One guess in this many is a sample.
@@ -94,17 +99,18 @@ pub(crate) struct Rewrites {
     read: Learned,
     /// The time that lifting a protection took recently, ns.
     lift_ns: AtomicU32,
-    /// By how pages leave.
+    /// The cost of a page in vain, ns. It follows from how pages leave ([`Rewrites::leave`]).
     in_vain_ns: AtomicU32,
 }
 
 /// Shares of pages that came in by a read.
 struct Learned {
-    /// Stored to before they leave, of all.
+    /// Of all: the share that is stored to before it leaves.
     share: Share,
-    /// Stored to, of those that came in protected and were not stored to at once.
+    /// Of those that came in protected and were not stored to at once: the share that is stored to
+    /// later.
     later: Share,
-    /// Stored to, of those that came in protected and left equal to their slots.
+    /// Of those that came in protected and left equal to their slots: the share that was stored to.
     silent: Share,
 }
 
@@ -141,7 +147,8 @@ impl Rewrites {
         Rewrites { written: learned(ONE), read: learned(0), lift_ns, in_vain_ns }
     }
 
-    /// How pages leave; whether all slots are mapped.
+    /// Notes how pages leave now, and whether all slots are mapped. Both decide the cost of a page
+    /// in vain.
     pub fn leave(&self, how: Settled, mapped: bool) {
         let in_vain_ns = match (how, mapped) {
             (Settled::Still, true) => IN_VAIN_STILL_NS,
@@ -181,8 +188,9 @@ impl Rewrites {
         self.lift_ns.store(next, Ordering::Relaxed);
     }
 
-    /// The thread that read a protected page in went on to another. Where pages come in protected
-    /// anyhow, their fate says more, and is heard too.
+    /// The thread that read a protected page in faulted elsewhere next. This counts only for
+    /// samples. If pages of this kind come in protected anyway, [`Rewrites::saw_upgrade`] and
+    /// [`Rewrites::saw_clean`] say more.
     #[inline]
     pub fn not_at_once(&self, page: Word) {
         let (learned, worth) = (self.of(page), self.worth());
@@ -193,13 +201,13 @@ impl Rewrites {
         }
     }
 
-    /// A page was compared on its way out, `from` being its word there. `differs`: from its slot.
-    /// Returns whether it counts as stored to: its next W.
+    /// A page was compared on its way out. `from` is its word, and `differs` says whether it
+    /// differs from its slot. Returns whether it counts as stored to; that is its next W.
     #[inline]
     pub fn saw_compared(&self, from: Word, differs: bool) -> bool {
         let learned = self.of(from);
         match (from.upgraded(), differs) {
-            // The upgrade was heard of when it came.
+            // [`Rewrites::saw_upgrade`] has counted this store.
             (true, true) => true,
             (true, false) => {
                 learned.silent.saw(true, SILENT_SHIFT);

@@ -1,4 +1,4 @@
-//! Kept of pages as they arrived: one entry of a fixed size for each, found by the page.
+//! Hashes of pages as they arrived: an entry of a fixed size for each page, found by the page.
 //!
 //! ```text
 //!  page ─► index (4 bytes a page, sparse): 0, or 1 + entry ─► entries: hashes (512 bytes, in brief 104)
@@ -6,11 +6,11 @@
 //!
 //! A page's index and entry belong to the owner of the page. Its word says who that is
 //! ([`crate::word`]), and the word's transitions order these accesses. Only the list of free
-//! entries is shared, under its own lock. Entries that came free last are taken first: their memory
-//! is the warmest, and entries that were never needed take none.
+//! entries is shared, under its own lock. The entry that was freed last is taken first, because its
+//! memory is the warmest. Entries that were never needed take no memory.
 //!
-//! *Promises.* A thread that brings a page in may fill its entry later ([`Kept::promise`]), when
-//! the program uses the page already and other threads own it. The index then names the thread,
+//! *Promises.* A thread that brings a page in may fill its entry later ([`Kept::promise`]). By then
+//! the program may use the page, and another thread may own it. The index then names the thread,
 //! until it fulfils its promise or the page leaves:
 //!
 //! ```text
@@ -23,12 +23,11 @@
 //!                      └── release, rename: broken ─────────────► 0
 //! ```
 //!
-//! A promise is fulfilled by one compare-and-swap from the thread's own name. That tells whether
-//! the page left meanwhile and came back with other bytes, because every way out takes the name
-//! away. A thread has one promise at a time: it puts its name down again only when it has done with
-//! the one before.
+//! A promise is fulfilled by one compare-and-swap from the thread's own name. It fails if the page
+//! left meanwhile, even if it came back with other bytes: every way out takes the name away. A
+//! thread has one promise at a time. Otherwise its name on a page could be that of a later promise.
 
-#![allow(unsafe_code)] // Entries are of no type.
+#![allow(unsafe_code)] // Entries are raw memory.
 
 use farmem_protocol::addr::{FAR_PAGES, PageId};
 use farmem_sys::memory::SparseArray;
@@ -37,10 +36,11 @@ use farmem_sys::sync::Lock;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// In an index: the rest is a thread that will fill an entry.
+/// The bit of an index that marks a promise. The other bits are the number of the thread that will
+/// fill an entry.
 const PROMISED: u32 = 1 << 31;
 
-/// An entry that is the holder's, until the page is released.
+/// An entry. It belongs to the page's owner until the page is released.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry<'a> {
     at: *mut u8,
@@ -62,13 +62,13 @@ pub struct Kept {
     entries: *mut u8,
     entry_bytes: usize,
     free: Lock<Free>,
-    /// Pages that entries began to take since [`Kept::grown`] was asked.
+    /// Pages of memory that entries have begun to use since [`Kept::grown`] was last called.
     grown: AtomicU64,
 }
 
 struct Free {
     list: Vec<u32>,
-    /// From here on none was ever taken.
+    /// The first entry that was never taken.
     fresh: u32,
     most: u32,
 }
@@ -79,7 +79,7 @@ unsafe impl Send for Kept {}
 unsafe impl Sync for Kept {}
 
 impl Kept {
-    /// Room for `most` pages, of `entry_bytes` each.
+    /// Room for the entries of `most` pages, `entry_bytes` bytes each.
     pub fn new(most: usize, entry_bytes: usize) -> Result<Kept, Errno> {
         Kept::of(most, entry_bytes, FAR_PAGES)
     }
@@ -94,7 +94,7 @@ impl Kept {
         })
     }
 
-    /// Gets what [`Kept::find`] will look at into the CPU's cache.
+    /// Prefetches into the CPU's cache the index that [`Kept::find`] will read.
     #[inline(always)]
     pub fn prefetch(&self, page: PageId) {
         farmem_sys::memory::prefetch(std::ptr::from_ref(&self.index[page.0 as usize]) as usize);
@@ -126,7 +126,7 @@ impl Kept {
         Some(self.entry(number))
     }
 
-    /// An entry that is nobody's.
+    /// Takes an entry that no page has; `None` when all are in use.
     fn free(&self) -> Option<u32> {
         let mut free = self.free.lock();
         match free.list.pop() {
@@ -144,9 +144,9 @@ impl Kept {
         }
     }
 
-    /// The page has an entry as soon as the thread `by` fills one. The caller owns the page, and
-    /// the thread has no other promise to fulfil. (An entry that the page has is one of a page that
-    /// came in protected after all. It is not wanted.)
+    /// Promises an entry for the page: the thread `by` will fill it. The caller owns the page, and
+    /// the thread has no other promise to fulfil. An entry that the page already has is given up.
+    /// (It was made for an arrival that became protected after all.)
     pub fn promise(&self, page: PageId, by: u32) {
         debug_assert!(by < PROMISED);
         if let Some(number) = self.clear(page) {
@@ -174,13 +174,13 @@ impl Kept {
         }
     }
 
-    /// Pages of memory that entries have begun to take since this was last asked.
+    /// Pages of memory that entries have begun to use since the last call.
     #[inline]
     pub fn grown(&self) -> u64 {
         if self.grown.load(Ordering::Relaxed) == 0 { 0 } else { self.grown.swap(0, Ordering::Relaxed) }
     }
 
-    /// Gives the entries of pages up that have any. The caller owns the pages.
+    /// Frees the entries of those pages that have one. The caller owns the pages.
     pub fn release(&self, pages: impl Iterator<Item = PageId>) {
         let mut free = None;
         for page in pages {
@@ -190,18 +190,18 @@ impl Kept {
         }
     }
 
-    /// A page's entry becomes another's, which has none. The caller owns both.
+    /// Moves an entry from the page `from` to the page `to`, which has none. The caller owns both.
     pub fn rename(&self, from: PageId, to: PageId) {
         let number = self.clear(from);
         self.index[to.0 as usize].store(number.map_or(0, |number| number + 1), Ordering::Relaxed);
     }
 
-    /// Takes a page's entry away from it, if it has one, and breaks what was promised of it.
+    /// Takes a page's entry away, if it has one, and returns its number. Breaks a promise.
     fn clear(&self, page: PageId) -> Option<u32> {
         let index = &self.index[page.0 as usize];
         let number = match index.load(Ordering::Acquire) {
             0 => return None,
-            // Perhaps fulfilled just now.
+            // By a swap, because the promise may have been fulfilled just now.
             PROMISED.. => index.swap(0, Ordering::Acquire),
             number => {
                 index.store(0, Ordering::Relaxed);

@@ -72,7 +72,7 @@ impl Throttle {
 mod tests {
     use super::*;
 
-    /// Fetches of so many microseconds each.
+    /// Records `n` fetches of `us` microseconds each.
     fn fetch(fetches: &Histogram, n: usize, us: u64) {
         (0..n).for_each(|_| fetches.record(us * 1000));
     }

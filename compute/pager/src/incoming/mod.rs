@@ -40,11 +40,11 @@ use window::Why;
 pub(crate) enum Served {
     /// The page is resident, and writable if that was asked.
     Here,
-    /// No mapping of ours is there. The kernel decides what follows.
+    /// The program has no far mapping there. The kernel decides what follows.
     Unmapped,
 }
 
-/// Faults in a row on a page that is there, after which the kernel is asked.
+/// Faults in a row on one resident page, after which the kernel is asked whether it is present.
 const GROUNDLESS: u32 = 1000;
 
 /// The way in.
@@ -71,14 +71,16 @@ impl Incoming {
         Ok(Incoming { base, local, changes, out, room, zeros: Frames::of_zeros(WINDOW)? })
     }
 
-    /// Serves a fault at `addr`. False when the address is not far: the signal is the program's.
+    /// Serves a fault at `addr`. False when the address is not far, or the program has mapped
+    /// nothing there: the signal is the program's.
     #[inline]
     pub fn fault(&self, addr: usize, write: bool) -> bool {
         if !is_far(addr) {
             return false;
         }
         let page = PageId::of(addr);
-        // This fault will look these up one by one, and each may be a cache miss: all at once.
+        // This fault looks these up one after another, and each may miss the cache. Prefetched
+        // together, the misses overlap.
         self.base.table.prefetch(page);
         self.changes.tracker.prefetch(page);
         let begun = clock::ticks();
@@ -95,7 +97,7 @@ impl Incoming {
         served == Served::Here
     }
 
-    /// Makes a page resident, and writable if `write`. `begun`: since when it is wanted, ticks.
+    /// Makes a page resident, and writable if `write`. `begun`: when the fault began, in ticks.
     pub fn serve(&self, inside: &mut Inside<'_>, page: PageId, write: bool, begun: u64) -> Served {
         let served = self.serve_uncounted(inside, page, write, begun);
         if served == Served::Unmapped {
@@ -107,7 +109,8 @@ impl Incoming {
         served
     }
 
-    /// [`Incoming::serve`]. Every way to [`Served::Here`] counts its kind.
+    /// The body of [`Incoming::serve`]. Every path to [`Served::Here`] counts the kind of its
+    /// fault.
     fn serve_uncounted(&self, inside: &mut Inside<'_>, page: PageId, write: bool, begun: u64) -> Served {
         let (base, table) = (self.base, &self.base.table);
         let word = table.word(page);
@@ -132,8 +135,8 @@ impl Incoming {
                     }
                 }
                 State::Staged => {
-                    // Room first: making it may need the place in the ring that this page holds,
-                    // and a page held Busy does not give it up.
+                    // Room first: making it may need the place in the ring that this page has. A
+                    // Busy page does not give its place up.
                     self.room.reserve(1);
                     self.out.hear_of_write(page, seen);
                     if let Some(busy) = Busy::take(table, page, seen) {
@@ -162,9 +165,9 @@ impl Incoming {
         }
     }
 
-    /// A fault on a page that is there. Another thread has just brought it in, and the access will
-    /// succeed. If it faults again and again, the page was taken away behind the pager's back, and
-    /// the program would fault for ever.
+    /// A fault on a resident page. Usually another thread has just brought it in, and the access
+    /// will succeed. If it faults again and again, the page was taken away behind the pager's back,
+    /// and the program would fault for ever.
     fn expect_present(&self, thread: &mut Thread, page: PageId) {
         let (last, times) = thread.groundless;
         thread.groundless = (page, if last == page { times + 1 } else { 0 });
@@ -173,7 +176,7 @@ impl Incoming {
         }
     }
 
-    /// A page from its far slot, and the window ahead of it.
+    /// Brings in a page from its far slot, and the window ahead of it.
     fn fetch(&self, thread: &mut Thread, busy: Busy, write: bool, begun: u64) -> Served {
         let (page, seen, tracker) = (busy.page(), busy.seen(), &self.changes.tracker);
         let Some(slot) = seen.slot() else { broken("a remote page without a far slot") };
@@ -182,15 +185,16 @@ impl Incoming {
         if !mapped {
             self.post_demand(thread, slot);
         }
-        // All that follows is done while the READ is under way, if there is one.
+        // If there is a READ, all steps from here to `await_demand` are done while it is under way.
         self.room.reserve(1);
         let likely = || self.changes.rewrites.likely(seen) && !guess::is_sample(&mut thread.guesses);
         let comes = tracker.comes(mapped, write, likely);
         self.plan_window(thread, page);
         self.post_window(thread);
-        // Should the policy name the page at once, it is Busy and stays.
+        // The policy may name this page as a victim at once. The page is Busy, so it stays.
         self.local.arrived(page, Arrival::Demand);
-        // A slot's bytes change only by our own write-backs, which need the page resident.
+        // The slot's bytes are still those of the first look: only write-backs of this page change
+        // them, and these need it resident.
         let source = in_place.unwrap_or_else(|| self.await_demand(thread, slot));
         let comes = if tracker.keep_later(page, mapped, comes, thread.number) {
             thread.unkept = Some(page);
@@ -203,7 +207,7 @@ impl Incoming {
             self.local.policy().gone(page);
             tracker.release([page].into_iter());
             busy.give_up();
-            // Its READs land where those of the next fault will.
+            // Wait: the window's READs land in the buffer that the next fault will use.
             self.await_window(thread);
             self.drop_window(thread);
             return Served::Unmapped;
@@ -222,7 +226,7 @@ impl Incoming {
         Served::Here
     }
 
-    /// Installs a page. Whether it is there: false where no mapping of ours is.
+    /// Installs a page. False if the program has no far mapping there.
     #[inline]
     fn is_installed(&self, busy: &Busy, source: Bytes<'_>, comes: Comes) -> bool {
         let protect = comes == Comes::Protected;
@@ -232,7 +236,7 @@ impl Incoming {
         }
     }
 
-    /// A page whose bytes are still in the staging ring. Room is reserved.
+    /// Brings back a page whose bytes are still in the staging ring. The caller has reserved room.
     fn rescue(&self, thread: &mut Thread, busy: Busy, write: bool) -> Served {
         let (page, seen, tracker) = (busy.page(), busy.seen(), &self.changes.tracker);
         let index = seen.staged();
@@ -265,8 +269,9 @@ impl Incoming {
         Served::Here
     }
 
-    /// The bytes of a page that were staged: themselves, or opened where the thread's next demand
-    /// page will land. What is still to be kept of the last one stays at the other end.
+    /// The bytes of a staged page: as they are in the ring, or, if pages are sealed, opened. Opened
+    /// bytes go where the thread's next demand page will land. Bytes that are still to be kept lie
+    /// at the other end of that buffer.
     #[inline]
     fn opened_copy(&self, thread: &mut Thread, seen: Word, staged: Bytes<'static>) -> Bytes<'static> {
         if !self.base.spec.seal {

@@ -214,19 +214,20 @@ impl Space {
         if more > 0 && self.commit(space.committed + more).is_err() {
             return ENOMEM;
         }
-        // Eviction reads pages in user mode. It must not be reading one of these just now, and
-        // must know from now on that it may not.
+        // Eviction reads pages in user mode. Its lock shows that it reads none of these now. The
+        // mark forbids it from now on.
         let evictor = (prot & libc::PROT_READ == 0).then(|| self.out.evictor.lock());
         let (first, last) = pages(addr, end);
         if evictor.is_some() {
             self.base.table.mark_unreadable(first, last);
         }
-        // Nor an upgrade that keeps the page as it is: from here on the mark is seen.
+        // An upgrade may be reading a page to keep its bytes. Its lock shows that none is now, and
+        // later ones see the mark.
         let reading = evictor.is_some().then(|| self.changes.reading.lock());
         let ret = kernel::protect(addr, len, prot);
         if ret < 0 && evictor.is_some() {
-            // The kernel has gone as far as it could, and does not say how far: the regions do not
-            // tell.
+            // The kernel has changed some of the range, and does not say how much. So the regions
+            // cannot say which pages are unreadable.
             self.base.table.mark_unreadable_untouched(first, last);
         }
         drop((reading, evictor));

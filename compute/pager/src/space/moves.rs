@@ -1,9 +1,8 @@
 //! mremap: mappings that grow, shrink and move, and their pages with them.
 //!
 //! A move takes every touched page of the old place (Busy), lets the kernel move the mapping with
-//! the pages that are resident, and gives the words to the new place. The kernel refuses where it
-//! sees several mappings in what the program made as one. Then resident pages are copied one by
-//! one.
+//! the pages that are resident, and gives the words to the new place. The kernel refuses if it has
+//! split what the program made as one mapping. Then resident pages are copied one by one.
 
 use super::Space;
 use super::own::Watched;
@@ -38,7 +37,7 @@ impl Space {
         let _inside = self.base.threads.enter();
         let mut space = self.base.maps.lock();
         let parts = space.regions(old).within(old, old + old_len);
-        // As the kernel has it: the range must be one mapping.
+        // The kernel's rule: the range must lie in one mapping.
         let &[(_, mut kind)] = parts.as_slice() else { return EFAULT };
         if kind.end != old + old_len || parts[0].0 != old || kind.foreign {
             return EFAULT;
@@ -86,8 +85,9 @@ impl Space {
             self.take_away(&mut space, old + kept, old + old_len);
         }
         kind.end = to + new_len;
-        // Not registered yet: a first touch next door may reach beyond its mapping (its batch finds
-        // out only from the kernel), and must not get zeros in where pages are about to come.
+        // The new place is registered later. A first touch beside it fills a batch that may reach
+        // beyond its own mapping: only the kernel stops it. Unregistered, the new place gets no
+        // zeros where pages are about to come.
         if let Err(e) = self.give(&mut space, to, kind, map_flags, Watched::Later) {
             return e;
         }
@@ -101,8 +101,8 @@ impl Space {
         to as isize
     }
 
-    /// Moves what is in the mapping at `from` into the one at `to`, both ours, `len` bytes; the
-    /// latter was made with `prot` and `flags`.
+    /// Moves the pages of `len` bytes at `from` to the mapping at `to`. Both are far. The mapping
+    /// at `to` was made with `prot` and `flags`.
     fn move_pages(&self, from: usize, to: usize, len: usize, prot: i32, flags: i32) {
         let (first, last) = pages(from, from + len);
         let target = |page: PageId| PageId(page.0 - first.0 + PageId::of(to).0);

@@ -56,9 +56,9 @@ pub(crate) const PART_TAG: u64 = 1 << 33;
 pub const MOST_RUNS: usize = 4;
 /// WRITEs after which a card is told of them, and asked what it has done.
 const CHAIN: u32 = 64;
-/// Bytes of room for records under way, for each page of the staging ring. It is a third of what
-/// the 5 lines take that redis changes of a page: a batch is half of the ring at most, and one
-/// record is acknowledged while the next is made.
+/// Bytes of room for records under way, for each page of the staging ring. redis changes about 5
+/// lines of a page, which take three times as much. A third is enough, because a batch is at most
+/// half of the ring. One record is acknowledged while the next is made.
 const ROOM_A_PAGE: usize = 128;
 /// … at least and at most: two full records, and eight.
 const ROOM: (usize, usize) = (2 * MAX_RECORD_BYTES, 8 * MAX_RECORD_BYTES);
