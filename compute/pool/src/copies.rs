@@ -46,11 +46,11 @@ pub struct Moves<'a> {
 }
 
 impl Moves<'_> {
-    /// Gives a slab with one home another, at another node, that has none of its live slots yet.
-    /// The slab is not written in place from here on.
+    /// Gives a slab with one home a second home, at another node or on disk. The second home has
+    /// none of the live slots yet. From here on the slab is not written in place.
     ///
-    /// Before a slot is filled ([`crate::Lane::fill`]), every thread is to have left the consumer
-    /// once: one may be writing in place just now.
+    /// Before [`crate::Lane::fill`] copies a slot, every thread must have left the consumer's code
+    /// once: a thread may still be writing in place.
     ///
     /// # Errors
     /// No other node grants a slab; or the slab has gone, or has two homes.
@@ -78,7 +78,8 @@ impl Moves<'_> {
         let found = only(self.tables.extents.word(index)).filter(|_| is_in);
         let found = found.filter(|_| slabs.list.get(index as usize).is_some_and(Option::is_some));
         let added = found.and_then(|(word, first)| {
-            // The one that is whole comes first, where questions look first; but a disk comes last.
+            // The whole home comes first in the record, because readers look there first. But a
+            // disk always comes last.
             let (whole, filling) = if first.node == DISK { (1, 0) } else { (0, 1) };
             let record = self.tables.extents.record(if whole == 0 { [first, second] } else { [second, first] })?;
             let next = word.with_number(record).with_state(whole, State::Whole).with_state(filling, State::Filling);
@@ -87,7 +88,8 @@ impl Moves<'_> {
                     self.tables.extents.set_stale(next, filling, place, true);
                 });
             }
-            // Another thread may be cut off from the first just now, and take it out of the word.
+            // The update fails if another thread has lost the first home meanwhile and taken it out
+            // of the word.
             let swapped = self.tables.extents.update(index, |seen| (seen == word).then_some(next));
             swapped.map(|_| Dropped { record: Some(word.number()), ..Dropped::default() }).or_else(|| {
                 self.tables.extents.free(record);
@@ -111,8 +113,8 @@ impl Moves<'_> {
         }
     }
 
-    /// Whether the home that a slab lacks beside this one is the disk. A node that is being left
-    /// needs another node.
+    /// Whether a slab's second home, beside this one, should be the disk. If this one's node is
+    /// being left, the second home must be another node.
     fn wants_disk(self, first: Home) -> bool {
         let leaves = |node: &crate::nodes::Node| node.standing() == Standing::Leaving;
         let node = self.tables.nodes.all().get(first.node as usize);

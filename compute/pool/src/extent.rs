@@ -20,7 +20,7 @@
 //! bit is set.
 //!
 //! Each state's meaning is defined here once ([`Word::reads`], [`Word::takes_pages`],
-//! [`Word::misses`]), for the lanes and for the model that walks every interleaving
+//! [`Word::misses`]). The lanes use it, and so does the model that walks every interleaving
 //! (`tests/two_homes.rs`). `docs/design/pool.md` has the argument.
 
 use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB, SlabId};

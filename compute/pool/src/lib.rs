@@ -32,14 +32,14 @@
 //!
 //! *Whose memory a mapped slab is.* The kernel charges a page of a shared file to the memory group
 //! of the process that touches it first. So the node is asked to back each 2 MiB block before the
-//! first slot in it is used. Where a program runs in a container with a limit, its far pages must
-//! not count against that limit.
+//! first slot in it is used. Otherwise a container's limit on memory would count the far pages of
+//! the programs in it.
 //!
 //! *What is freed* goes back: whole slabs ([`Slots::shrink`]), and of slabs that are still needed
 //! the 2 MiB blocks that stay without a live slot ([`Slots::give_back_idle`]).
 //!
-//! *Locks.* `changes` is held while nodes change or a slab is published, `slabs` inside it or
-//! alone, and neither while a node is asked for anything. Faults take none.
+//! *Locks.* `changes` is held while nodes change or a slab is published. `slabs` is taken inside it
+//! or alone. Neither is held while a node is asked for anything. A fault takes no lock.
 //!
 //! *Fork* (`fork.rs`): slots that a parent and its child can both reach belong to neither while the
 //! other lives. `docs/design/pool.md` has the reasons.
@@ -87,7 +87,7 @@ use held::Held;
 use losses::Changes;
 use tables::Tables;
 
-/// Why no far memory can be had.
+/// Why the pool gets no far memory.
 #[derive(Debug, thiserror::Error)]
 pub enum NoRoom {
     /// The nodes lend no more.
@@ -106,7 +106,7 @@ pub struct Pool {
 }
 
 const BLOCK_BYTES: u64 = MAX_BACKED;
-/// Pauses between looks whether the process that is waited for exists: about half a second.
+/// Pauses between two checks that the awaited process still exists: about half a second.
 const LOOK_ROUNDS: u32 = 4096;
 const _: () = assert!(BLOCK_BYTES == 2 << 20);
 const _: () = assert!(SLOTS_PER_SLAB == 16384);
@@ -132,7 +132,7 @@ impl Pool {
         &self.tables.nodes
     }
 
-    /// Nodes that fail.
+    /// Steps after a node or the disk has failed.
     #[inline]
     pub fn losses(&self) -> Losses<'_> {
         Losses { tables: &self.tables, held: &self.held, changes: &self.changes }
@@ -142,13 +142,13 @@ impl Pool {
         Grants { tables: &self.tables, held: &self.held, changes: &self.changes, losses: self.losses() }
     }
 
-    /// Slots for pages.
+    /// Steps that take and free slots.
     #[inline]
     pub fn slots(&self) -> Slots<'_> {
         Slots { tables: &self.tables, held: &self.held, grants: self.grants(), losses: self.losses() }
     }
 
-    /// Homes of slabs that are added, filled and dropped.
+    /// Steps that add, fill and drop homes of slabs.
     pub fn moves(&self) -> Moves<'_> {
         Moves { tables: &self.tables, held: &self.held, changes: &self.changes, grants: self.grants() }
     }
@@ -169,7 +169,7 @@ impl Pool {
         Seals { tables: &self.tables, losses: self.losses() }
     }
 
-    /// See [`Session::arena`]: of the nodes there are, and of those to come.
+    /// Calls [`Session::arena`] for all nodes, and later for each node that joins.
     ///
     /// # Safety
     /// As there.

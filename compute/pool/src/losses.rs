@@ -20,7 +20,7 @@ pub struct Loss {
     pub lost: Lost,
     /// Slabs of this process there.
     pub slabs: u32,
-    /// Their bytes stay: they are mapped here.
+    /// Whether their bytes stay usable, because they are mapped here.
     pub kept: bool,
     /// Slabs of which one copy is left, and was not the only one.
     pub single: u32,

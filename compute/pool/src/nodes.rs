@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 /// Nodes that a pool can have at a time, those among them that ended a moment ago.
 pub const MAX_NODES: usize = 256;
 
-/// What a node is to the pool.
+/// A node's standing: whether the pool uses it, and how far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Standing {
@@ -91,7 +91,7 @@ impl Nodes {
         }
     }
 
-    /// What a node is to the pool; `None`: there is no such node.
+    /// A node's standing; `None`: there is no such node.
     pub fn standing(&self, node: usize) -> Option<Standing> {
         self.all().get(node).map(Node::standing)
     }

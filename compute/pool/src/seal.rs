@@ -167,7 +167,7 @@ impl Sealed {
         self.0.get().is_none_or(|sealing| sealing.renew(&mut sealing.own.lock()).is_some())
     }
 
-    /// A slab has gone: nobody reads its slots any more.
+    /// Forgets the seals of a slab that has gone. No thread reads its slots any more.
     pub fn forget(&self, index: usize) {
         if let Some(sealing) = self.0.get() {
             let words = SLOTS_PER_SLAB as usize * MARK;
@@ -197,9 +197,9 @@ impl Seals<'_> {
         Ok(())
     }
 
-    /// Seals the page at `from` into the page at `to`, for a slot that is the caller's; both may be
-    /// the same. False: this process is the 65 536th in a chain of forks, and there are no more
-    /// keys.
+    /// Seals the page at `from` into the page at `to`, for a slot that the caller owns. Both may be
+    /// the same page. False: this process is the 65 536th in a chain of forks, and there are no
+    /// more keys.
     ///
     /// # Safety
     /// Both are pages, the caller's, `from` readable and `to` writable, and `from` does not change

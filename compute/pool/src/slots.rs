@@ -39,7 +39,7 @@ impl Slots<'_> {
         self.held.used.load(Ordering::Relaxed) * 4096
     }
 
-    /// Sees to it that slabs of at least `bytes` are held, by asking the nodes for more.
+    /// Asks the nodes for slabs until this process holds at least `bytes`.
     pub fn ensure(self, bytes: u64) -> Result<(), NoRoom> {
         while self.capacity() < bytes {
             self.grants.grow()?;
@@ -52,8 +52,8 @@ impl Slots<'_> {
         let before = out.len();
         let mut cold = Cold::default();
         self.take(n, out, &mut cold)?;
-        // Other threads take slots meanwhile. One that writes to such a block before it is backed
-        // pays for the pages that it writes, and no harm is done.
+        // Other threads may take slots in these blocks meanwhile, and write before the node has
+        // backed them. Then this process is charged for those pages, and no harm is done.
         if let Err(e) = cold.iter().try_for_each(|&(index, blocks)| self.back(index, blocks)) {
             self.free(&out[before..]);
             out.truncate(before);
@@ -62,8 +62,8 @@ impl Slots<'_> {
         Ok(())
     }
 
-    /// [`Slots::alloc`], but for the memory behind the slots: the blocks that need it are added to
-    /// `cold`.
+    /// As [`Slots::alloc`], but does not have the slots' memory backed: blocks that need it are
+    /// added to `cold`.
     fn take(self, n: usize, out: &mut Vec<FarSlot>, cold: &mut Cold) -> Result<(), NoRoom> {
         let before = out.len();
         let mut rounds = 0u32;
@@ -93,8 +93,9 @@ impl Slots<'_> {
                     passed = if took > 0 { 0 } else { passed };
                 }
             }
-            // A child that has ended leaves its parent's slabs to the parent: now, and not at the
-            // next housekeeping, or a program that forks often would take a slab for each fork.
+            // The slabs that a child shared are the parent's again when the child has ended. This
+            // is done here too, and not only by housekeeping: otherwise a program that forks often
+            // would take a slab for each fork.
             if slabs.end_shares(&self.tables.extents) {
                 continue;
             }
@@ -105,7 +106,7 @@ impl Slots<'_> {
             drop(held);
             if soon {
                 self.tables.nodes.pause(50_000);
-                // By a process that shares this memory, and may be gone.
+                // The process that gives the blocks back may share this memory, and may have ended.
                 rounds += 1;
                 if rounds.is_multiple_of(LOOK_ROUNDS) {
                     farmem_sys::members::look();
@@ -122,8 +123,7 @@ impl Slots<'_> {
         }
     }
 
-    /// Has nodes take the memory of blocks of a slab from their systems, where this process maps
-    /// them.
+    /// Has nodes allocate the memory of blocks of a slab, if this process maps them.
     fn back(self, index: u32, blocks: u32) -> Result<(), NoRoom> {
         let word = self.tables.extents.word(index);
         for home in (0..HOMES).filter(|&home| word.takes_pages(home)).map(|home| self.tables.extents.home(word, home)) {

@@ -18,10 +18,10 @@ use std::time::Duration;
 /// Between looks at the one while there is something to come from both disk and nodes.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What a lane knows of its pages on their way.
+/// A lane's state for pages on their way to the disk.
 #[derive(Default)]
 pub(super) struct OnDisk {
-    /// The lane's name there: of no other lane.
+    /// The lane's name in the disk's queue. No other lane has it.
     pub lane: u64,
     pub under_way: usize,
     /// Some were posted since the last doorbell.

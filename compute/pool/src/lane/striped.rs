@@ -1,5 +1,5 @@
-//! Pages of slabs with parity: how they are written, stripe by stripe, and how one follows from
-//! others where no home has it. [`crate::stripes`] has the rules.
+//! Pages of slabs with parity: how a lane writes them, stripe by stripe, and how it computes a page
+//! from others when no home has it. [`crate::stripes`] has the rules.
 //!
 //! ```text
 //!  write ─► noted ─► doorbell ─► READ the stripe's other data   (none if all of it is new)
@@ -7,9 +7,9 @@
 //!  read, no home ─► version even? ─► READ `data` other seats ─► the same version? ─► the page
 //! ```
 //!
-//! A write is done when the doorbell returns: it waits for two round trips for each [`STRIPES`]
-//! stripes. So no two updates of a stripe overlap, and a reader that meets one waits for those
-//! only.
+//! A write is done when the doorbell returns. The doorbell waits for two round trips for each
+//! [`STRIPES`] stripes. So no two updates of a stripe overlap, and a reader that meets an update
+//! waits for two round trips only.
 
 use super::links::Links;
 use super::operations::Verb;
@@ -25,23 +25,23 @@ use farmem_sys::gf;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Stripes that are updated at once. Their buffers take a page for each seat but one.
+/// Stripes that are updated at once, at most. The buffer has a page for each of their seats.
 const STRIPES: usize = 32;
-/// Between looks of a reader whether an update has ended.
+/// A reader's pause between two checks whether an update has ended.
 const PAUSE_NS: u64 = 20_000;
 
-/// Whose an operation is.
+/// What an operation is part of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whose {
-    /// The caller's: its end is told.
+    /// The caller's own: the caller gets its [`Done`].
     Caller,
-    /// Of the update at hand: its number there.
+    /// The current update of stripes: the operation's number in [`Striped::ended`].
     Update(u32),
-    /// A READ of another seat, for this page that follows from others.
+    /// The job of this number: a READ of another seat, for a page that follows from others.
     Part(u32),
 }
 
-/// A page that waits for the doorbell.
+/// A page that was written to a slab of a group, and waits for the doorbell.
 struct Noted {
     tag: u64,
     group: u32,
@@ -66,7 +66,7 @@ struct Job {
     bytes: Vec<u8>,
 }
 
-/// A lane's state for it.
+/// A lane's state for slabs with parity.
 #[derive(Default)]
 pub(super) struct Striped {
     noted: Vec<Noted>,
@@ -74,12 +74,14 @@ pub(super) struct Striped {
     /// READs that wait until an update has ended.
     parked: Vec<u32>,
     rounds: u32,
-    /// Something was posted that the caller does not know of.
+    /// READs of other seats were posted since the last doorbell. The caller does not know of them,
+    /// so the lane rings.
     pub rings: bool,
-    /// Of the update at hand: operations under way, and how each ended.
+    /// Operations of the current update that are under way.
     pending: usize,
+    /// How each of its operations ended.
     ended: Vec<Result<u64, Lost>>,
-    /// Pages that the update reads, and parity that it writes.
+    /// Pages that the current update reads, and parity that it writes.
     buffer: Vec<u8>,
 }
 
@@ -95,7 +97,7 @@ struct Update<'a> {
 }
 
 impl Update<'_> {
-    /// Bytes of a stripe in the buffer.
+    /// Bytes that one stripe takes in the buffer.
     fn each(&self) -> usize {
         self.stripes.shape.seats() * PAGE_BYTES
     }
@@ -107,7 +109,7 @@ impl Update<'_> {
         })
     }
 
-    /// Stripes of which all data is known.
+    /// The stripes whose data is all known, with their positions. `lost` says why one is not.
     fn sound(&self, lost: &[Option<Lost>]) -> impl Iterator<Item = (usize, &Range<usize>)> {
         self.ranges.iter().enumerate().filter(|(at, _)| lost[*at].is_none())
     }
@@ -138,7 +140,8 @@ impl Striped {
         !self.noted.is_empty()
     }
 
-    /// A page of a group leaves: at the doorbell, with all that leaves then. Whether it was noted.
+    /// Notes a page that leaves, if its slab is of a group. It is written at the doorbell, with all
+    /// other noted pages. Returns whether it was noted.
     #[cold]
     pub fn note(&mut self, tables: &Tables, tag: u64, slot: FarSlot, bytes: *const u8) -> bool {
         let seat = tables.seat(slot.slab_index());
@@ -158,7 +161,7 @@ impl Lane {
     pub(super) fn update_stripes(&mut self, pool: &Pool) {
         let Some(stripes) = pool.tables.protection.stripes() else { return };
         let mut noted = std::mem::take(&mut self.striped.noted);
-        // Of one slot the last comes last.
+        // The sort is stable: of several pages for one slot, the last one stays last and counts.
         noted.sort_by_key(|page| (page.group, page.place));
         let (mut foreign, mut from) = (Vec::new(), 0);
         while from < noted.len() {
@@ -208,8 +211,8 @@ impl Lane {
         self.striped.buffer = buffer;
     }
 
-    /// READs the old data beside the new pages, where parity is to be computed. Returns the losses,
-    /// by stripe: a page follows from too few seats.
+    /// READs the data of the stripes that the update does not replace, if parity is to be computed.
+    /// Returns, by stripe, the loss of a page that neither a home nor other seats can give.
     fn read_beside(
         &mut self,
         pool: &Pool,
@@ -245,8 +248,9 @@ impl Lane {
         lost
     }
 
-    /// Posts all of it. From the first WRITE on nobody puts together what the stripe has. Returns
-    /// the number of each WRITE, by stripe and seat.
+    /// Posts the WRITEs of all new pages and parity. Before its first WRITE a stripe's version
+    /// becomes odd, so no reader combines its seats. Returns the number of each WRITE, by stripe
+    /// and seat.
     fn write_seats(
         &mut self,
         pool: &Pool,
@@ -274,7 +278,7 @@ impl Lane {
         writes
     }
 
-    /// An operation of the update at hand.
+    /// Begins an operation of the current update.
     fn begin_own(&mut self, slot: FarSlot, verb: Verb) -> u32 {
         let number = self.operations.begin(0, slot, 0, PAGE_BYTES as u32, verb);
         self.operations[number].whose = Whose::Update(self.striped.ended.len() as u32);
@@ -291,8 +295,8 @@ impl Lane {
         }
     }
 
-    /// No home has what an operation reads: READs other seats of its stripe. False where too few
-    /// are left.
+    /// Answers a READ that no home can answer, by READs of other seats of its stripe. False if too
+    /// few are left.
     #[cold]
     pub(super) fn read_others(&mut self, pool: &Pool, parent: u32) -> bool {
         let operation = &self.operations[parent];
@@ -321,7 +325,7 @@ impl Lane {
         let into = self.striped.jobs[number].insert(job).bytes.as_mut_ptr();
         for (nth, &other) in others[..data].iter().enumerate() {
             let slot = stripes.slot(group, other as usize, place);
-            // Of the job's bytes, which stay where they are until no READ is under way.
+            // The job's bytes do not move while a READ is under way.
             let verb = Verb::Read { into: into.wrapping_add(nth * len as usize) };
             let part = self.operations.begin(0, slot, from, len, verb);
             self.operations[part].whose = Whose::Part(number as u32);
@@ -372,12 +376,12 @@ impl Lane {
         self.end_if_done(pool, job.parent);
     }
 
-    /// READs that waited for an update go on, if it has ended. `pauses`: waits a little before.
+    /// Tries the READs again that wait for an update. `pauses`: waits a little before.
     #[cold]
     pub(super) fn unpark(&mut self, pool: &Pool, pauses: bool) {
         if pauses {
             pool.tables.nodes.pause(PAUSE_NS);
-            // The thread that updates may be gone.
+            // The thread that updates may have ended with its process.
             self.striped.rounds += 1;
             if self.striped.rounds.is_multiple_of(LOOK_ROUNDS) {
                 farmem_sys::members::look();
@@ -393,7 +397,7 @@ impl Lane {
 }
 
 impl Tables {
-    /// Whether some parity of a group is to be written.
+    /// Whether any parity seat of a group has a home that takes pages.
     fn has_parity(&self, stripes: &Stripes, group: u32) -> bool {
         let takes = |index: u32| {
             let word = self.extents.word(index);
@@ -402,8 +406,8 @@ impl Tables {
         stripes.members(group).skip(stripes.shape.data).any(takes)
     }
 
-    /// Other seats of a stripe that a lane with these links can READ, up to as many as make a page
-    /// follow; how many.
+    /// Writes to `into` the other seats of a stripe that a lane with these links can READ: as many
+    /// as suffice to compute a page, if there are. Returns how many.
     fn others(
         &self,
         links: &Links,

@@ -134,13 +134,13 @@ impl Lane {
         self.end_if_done(pool, number);
     }
 
-    /// Fills slots that a filling home lacks, from a place of the slab on, with what the other home
-    /// has: at most as many as `buffers` has pages. Waits until they are done. Returns the place
-    /// behind the last, or `None` at the end.
+    /// Copies slots to the filling home `nth` of a slab, which lacks them. Begins at the place
+    /// `from`, copies at most `pages` slots, and waits until they are done. Returns the place
+    /// behind the last, or `None` at the slab's end.
     ///
     /// Call it on the lane of all write-back, while nothing else is posted. Its READs come behind
-    /// every WRITE posted before. Pages that leave meanwhile are not overwritten, because their
-    /// bits are clear. [`crate::Moves::add_home`] says what must be done before.
+    /// every WRITE posted before. A page that leaves meanwhile clears its stale bit, so its slot is
+    /// not overwritten. [`crate::Moves::add_home`] says what must be done before.
     ///
     /// # Safety
     /// `buffers` must be `pages` pages, writable and near. No other operation may be under way on
@@ -199,7 +199,8 @@ impl Lane {
         }
         self.all_done(pool, &mut done);
         for done in done.iter().filter(|done| done.result.is_ok()) {
-            // At the acknowledgement: a READ of another thread's could overtake the WRITE.
+            // The bit is cleared only now that the WRITE is acknowledged. A READ of another thread
+            // could overtake the WRITE.
             pool.tables.extents.set_stale(word, nth, slots[done.tag as usize].place(), false);
         }
         Some(at)
@@ -215,15 +216,15 @@ impl Lane {
 }
 
 impl Tables {
-    /// A home does not get what is written to slots now, whose pages nobody reads before the
-    /// operation is done.
+    /// Marks slots stale at a home that does not get their new bytes. No thread reads these pages
+    /// before the operation is done.
     #[cold]
     fn misses(&self, nth: usize, slots: impl Iterator<Item = FarSlot> + Clone) {
         let Some(first) = slots.clone().next() else { return };
         let index = first.slab_index();
         let whole = |word: Word| (word.state(nth) == State::Whole).then(|| word.with_state(nth, State::Filling));
         self.extents.update(index, whole);
-        // While a home is not whole the record stays the slab's: no home is added or dropped.
+        // The word still names this record: while a home is not whole, no home is added or dropped.
         let word = self.extents.word(index);
         slots.for_each(|slot| {
             self.extents.set_stale(word, nth, slot.place(), true);

@@ -6,24 +6,26 @@
 //!                         └───► queue ─► the disk's thread ─► pwrite          (`write_one`)
 //! ```
 //!
-//! The file is a home of the node number [`DISK`]; a *place* of the file, 64 MiB, is the slab
-//! there. So a loss, a repair and a drain are what they are with a mirror. Nodes come first in a
-//! slab's record, and READs go there.
+//! The file counts as a node with the number [`DISK`]. A *place* is 64 MiB of the file, and stands
+//! for a slab of that node. So losses, repairs and drains are those of a mirror. A node comes
+//! before the disk in a slab's record, and READs go to the node.
 //!
-//! *When a write is done.* When the page is in the kernel's cache of the file. The disk guards
-//! against the loss of a node, not of the host.
+//! *When a write is done.* A write is done when the page is in the kernel's cache of the file. The
+//! disk guards against the loss of a node, not of the host.
 //!
-//! *Room.* A block of 2 MiB has its room set apart before the first page goes there, so that a full
-//! disk is seen by who needs a block, and not by a page that has nowhere to go. Blocks that are
-//! idle are punched out.
+//! *Room.* Room for a block of 2 MiB is reserved in the file before the first page goes there. So a
+//! full disk fails the request for a block, and never the write of a page. Idle blocks are punched
+//! out of the file.
 //!
-//! *A disk that is slow.* A page that the node has and that the disk has not taken for [`SLOW_NS`]
-//! counts as done, if a write is under way (else the thread has no CPU, and who waits for the page
-//! writes it): its stale bit is set first, and repair copies it later. The bytes of a write under
-//! way may be overwritten then: nobody reads the slot there, and its next write comes behind, for
-//! one thread writes at a time.
+//! *A disk that is slow.* A page may wait for the disk longer than [`SLOW_NS`] though its node has
+//! it. If a write is under way, the disk is slow: the page's stale bit is set, the page counts as
+//! done, and repair copies it later. If none is, the disk's thread has no CPU, and the waiting
+//! thread writes the page itself.
 //!
-//! *A disk that fails* is a node that is lost: its homes are taken out of the words.
+//! The bytes of the write under way may then change while they are written. That is harmless: no
+//! reader uses the stale slot, and its next write comes later, because one thread writes at a time.
+//!
+//! *A disk that fails* is treated as a lost node: its homes are taken out of the slabs' words.
 //!
 //! *Forks.* Parent and child have one file. A place that both can reach is punched by neither while
 //! the other lives.
@@ -44,23 +46,25 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// The number by which homes name the disk: that of no node.
+/// The number by which homes name the disk. No node has it.
 pub(crate) const DISK: u32 = MAX_NODES as u32;
 
-/// How long a page waits for the disk when its node has it.
+/// How long a page waits for the disk when its node has it, ns.
 pub const SLOW_NS: u64 = 500_000_000;
-/// How long a page waits for a thread that does not run.
+/// How long a page waits for the disk's thread before another thread writes it, ns.
 const HELP_NS: u64 = 20_000_000;
-/// For how long a disk that was so slow is not filled.
+/// How long repair copies nothing to a disk that was slow, ns.
 const REST_NS: u64 = 5_000_000_000;
-/// Bytes after which the system is asked to write them back, and to drop what it has.
+/// Bytes written after which the kernel is asked to write them to the disk and drop them from its
+/// cache.
 const WRITE_BACK: u64 = 64 << 20;
 
 /// A page on its way to the file.
 #[derive(Clone, Copy)]
 pub struct Job {
-    /// The lane and its operation.
+    /// The lane that posted it.
     pub lane: u64,
+    /// The lane's operation.
     pub number: u32,
     pub slot: FarSlot,
     /// Where in the file.
@@ -77,9 +81,10 @@ unsafe impl Send for Job {}
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Job>,
-    /// The one that is being written; `None`: nobody waits for it any more.
+    /// The page that is being written. `None` during a write: its lane no longer waits for it
+    /// ([`Disk::forget`]).
     begun: Option<Job>,
-    /// Whether one is being written.
+    /// Whether a page is being written.
     writes: bool,
     written: Vec<(Job, Result<(), Errno>)>,
 }
@@ -88,19 +93,22 @@ struct Queue {
 pub struct Disk {
     file: PageFile,
     dir: String,
-    /// It has failed.
+    /// The disk has failed and takes no more pages.
     failed: AtomicBool,
+    /// Why it has failed.
     why: Lock<Option<String>>,
-    /// Not told yet.
+    /// Lines for the user that were not printed yet.
     news: Lock<Vec<String>>,
-    /// Places that this process had, and nobody else.
+    /// Free places: this process used them, and no other process can reach them.
     places: Lock<Vec<u64>>,
     queue: Lock<Queue>,
     /// Held while a page is written: one at a time, in the order posted.
     writer: Lock<()>,
-    /// Counts what was asked of the thread, and what it has done. Futexes.
+    /// Counts the requests to the thread. A futex on which the thread sleeps.
     asked: AtomicU32,
+    /// Counts the pages written. A futex on which lanes sleep.
     finished: AtomicU32,
+    /// Lanes that sleep on `finished`.
     sleepers: AtomicU32,
     has_thread: AtomicBool,
     since_write_back: AtomicU64,
@@ -139,7 +147,7 @@ impl Disk {
         !self.failed.load(Ordering::Acquire)
     }
 
-    /// Whether slots may be copied there behind the program.
+    /// Whether repair may copy slots there while the program runs.
     pub fn may_fill(&self) -> bool {
         self.is_in() && now_ns() >= self.slow_until_ns.load(Ordering::Relaxed)
     }
@@ -162,7 +170,7 @@ impl Disk {
         self.places.lock().push(place.0);
     }
 
-    /// Sets room apart for blocks of a place, bit k for block k.
+    /// Reserves room for blocks of a place. Bit k stands for block k.
     ///
     /// # Errors
     /// There is none.
@@ -180,7 +188,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Gives the room of a range of a place back.
+    /// Gives the room of a range of a place back to the file system.
     pub fn punch(&self, place: SlabId, offset: u64, len: u64) -> bool {
         self.file.punch(place.0 * SLAB_BYTES + offset, len)
     }
@@ -194,8 +202,7 @@ impl Disk {
         unsafe { self.file.read(at(place, slot, from), into, len as usize) }
     }
 
-    /// A part of a slot is to be written. Who posts it wakes the thread afterwards
-    /// ([`Disk::wake`]).
+    /// Posts a write of a part of a slot. The caller wakes the thread afterwards ([`Disk::wake`]).
     pub fn post(
         &self,
         (lane, number): (u64, u32),
@@ -209,7 +216,7 @@ impl Disk {
         self.queue.lock().waiting.push_back(job);
     }
 
-    /// Has the thread look.
+    /// Has the disk's thread look for posted writes.
     pub fn wake(&self) {
         if self.has_thread.load(Ordering::Relaxed) {
             self.asked.fetch_add(1, Ordering::Release);
@@ -223,7 +230,7 @@ impl Disk {
         self.write_next()
     }
 
-    /// By the holder of the writer's lock.
+    /// The same, for a caller that holds the writer's lock.
     fn write_next(&self) -> bool {
         let Some(job) = ({
             let mut queue = self.queue.lock();
@@ -250,7 +257,8 @@ impl Disk {
         true
     }
 
-    /// Waits a little until a page was written; where there is no thread, writes one.
+    /// Waits until a page was written, at most `longest_ns`. If there is no thread, writes one
+    /// itself.
     pub fn wait(&self, longest_ns: u64) {
         if !self.has_thread.load(Ordering::Relaxed) {
             self.write_one();
@@ -265,7 +273,7 @@ impl Disk {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Writes what waits for a thread that does not run.
+    /// Writes the pages that have waited longer than `HELP_NS` for the disk's thread.
     pub fn help(&self) {
         let waits = || self.queue.lock().waiting.front().is_some_and(|job| job.posted_ns + HELP_NS < now_ns());
         while waits() {
@@ -274,7 +282,7 @@ impl Disk {
         }
     }
 
-    /// Without a thread: writes all that waits.
+    /// If there is no thread, writes all pages that wait.
     pub fn write_if_alone(&self) {
         if !self.has_thread.load(Ordering::Relaxed) {
             while self.write_one() {
@@ -283,13 +291,14 @@ impl Disk {
         }
     }
 
-    /// Takes what was written of a lane's.
+    /// Takes a lane's pages that were written.
     pub(crate) fn take_written(&self, lane: u64, into: &mut Vec<(Job, Result<(), Errno>)>) {
         let mut queue = self.queue.lock();
         into.extend(queue.written.extract_if(.., |(job, _)| job.lane == lane));
     }
 
-    /// Takes what a lane has posted before a time and is not written, of operations that `may`.
+    /// If the disk is writing, takes back the pages that a lane posted before `before_ns`, are not
+    /// written yet, and pass `may`. Notes that the disk is slow.
     pub(crate) fn forget(&self, lane: u64, before_ns: u64, mut may: impl FnMut(&Job) -> bool, into: &mut Vec<Job>) {
         let mut queue = self.queue.lock();
         if !queue.writes {
@@ -314,7 +323,8 @@ impl Disk {
         }
     }
 
-    /// In a forked child: places are its parent's, and there is no thread. Nothing is under way.
+    /// In a forked child: free places stay the parent's, and there is no thread. No write is under
+    /// way.
     pub fn forget_in_child(&self) {
         self.places.lock().clear();
         self.has_thread.store(false, Ordering::Relaxed);
@@ -326,15 +336,15 @@ fn at(place: SlabId, slot: FarSlot, from: u32) -> u64 {
 }
 
 impl Pool {
-    /// From now on slabs that are not mapped here have a second home in this file.
+    /// Gives slabs that are not mapped here a second home in this file, from now on.
     pub fn protect_by(&'static self, disk: Disk) {
         if self.tables.protection.disk.set(disk).is_ok() {
             self.protect(farmem_run::Protect::Disk);
         }
     }
 
-    /// What the disk's thread runs. `enter` is asked before each round, and what it gives is
-    /// dropped behind it: a fork finds the thread outside.
+    /// Runs the disk's thread. `enter` is called before each round, and its result is dropped after
+    /// the round. So a fork never finds the thread inside while it sleeps.
     pub fn run_disk<T>(&self, enter: impl Fn() -> T) {
         let Some(disk) = self.tables.protection.disk() else { return };
         disk.has_thread.store(true, Ordering::Relaxed);
@@ -364,7 +374,7 @@ impl Losses<'_> {
     pub(crate) fn disk_failed(self, e: impl std::fmt::Display) {
         let Some(disk) = self.tables.protection.disk_in() else { return };
         disk.why.lock().get_or_insert_with(|| e.to_string());
-        // No slab is published or given a home meanwhile.
+        // The lock keeps slabs from being published or given a home meanwhile.
         let _changing = self.changes.now.lock();
         let slabs = self.held.slabs.lock();
         disk.failed.store(true, Ordering::Release);
@@ -373,8 +383,8 @@ impl Losses<'_> {
         disk.news.lock().push(format!("{}: {e}; the program goes on without copies there", disk.dir));
     }
 
-    /// The disk is full: a slab that a node has does without it, until repair finds room. False
-    /// where no node has it.
+    /// The disk is full: takes the disk out of a slab that a node has, until repair finds room.
+    /// False if no node has the slab.
     pub(crate) fn leave_disk(self, index: u32) -> bool {
         let mut slabs = self.held.slabs.lock();
         let word = self.tables.extents.word(index);
@@ -393,8 +403,8 @@ impl Losses<'_> {
 }
 
 impl Slots<'_> {
-    /// Room in the file for blocks of a slab that become warm. A slab that has a node goes on
-    /// without the file.
+    /// Reserves room in the file for blocks of a slab that become warm. If there is none, a slab
+    /// that a node has goes on without the file.
     pub(crate) fn back_on_disk(self, index: u32, home: Home, blocks: u32) -> Result<(), NoRoom> {
         let Some(disk) = self.tables.protection.disk_in() else { return Ok(()) };
         let backed = disk.reserve(home.slab, blocks);
@@ -403,7 +413,7 @@ impl Slots<'_> {
 }
 
 impl Slabs {
-    /// In a forked child: places that the parent is about to give up are the parent's.
+    /// In a forked child: leaves to the parent the places that the parent is about to give up.
     pub(crate) fn leave_places(&mut self) {
         for (_, dropped) in &mut self.dropped {
             dropped.home.take_if(|home| home.node == DISK);

@@ -18,7 +18,7 @@ use crate::{Lane, Moves, NoRoom, Protect, Repair, Standing};
 use farmem_protocol::addr::SLAB_BYTES;
 use std::sync::atomic::Ordering;
 
-/// A slab that a node granted, for a copy to move to. [`Moves::move_home`] takes it.
+/// A slab that a node has granted as the new place of a copy. [`Moves::move_home`] takes it.
 #[derive(Debug)]
 #[must_use = "it is held at its node"]
 pub struct Place(Home);

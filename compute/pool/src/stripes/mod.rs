@@ -1,23 +1,24 @@
-//! Parity: pages that are lost with a node follow from pages of other nodes.
+//! Parity: pages that are lost with a node are computed from pages of other nodes. A page *follows*
+//! from others if enough of them are left for that.
 //!
 //! ```text
 //!  group   slab a ┬ slab b ┬ … ┬ parity p ┬ parity q      each at another node; an index of the host's table each
 //!  stripe   page n│  page n│   │   page n │   page n      the same place of each: any `data` of them give the rest
 //! ```
 //!
-//! A group is made at once and stays together: its slabs come and go as one. Each has one home, so
-//! that the rules of homes hold for data and parity alike; a lost home is made anew at another node
-//! and filled from the other seats.
+//! The slabs of a group are granted together and given back together. Each slab has one home, so
+//! the rules of homes hold for data and parity alike. A lost home is replaced by one at another
+//! node, and filled from the other seats.
 //!
-//! *Who writes.* One lane, all write-back's, and one stripe update at a time ([`crate::Lane`]): the
-//! new pages and the parity that is computed from all data of the stripe, whole pages both, so that
-//! a repeated WRITE changes nothing. An update ends when every home that is there has all of it.
-//! Its pages stay in the staging ring until then.
+//! *Who writes.* One lane does all write-back, and updates a stripe only once at a time
+//! ([`crate::Lane`]). An update writes the new pages, and the parity that it computes from all data
+//! of the stripe. It writes whole pages, so a repeated WRITE changes nothing. An update ends when
+//! every home that is left has all of it. Its pages stay in the staging ring until then.
 //!
 //! *Who reads.* Any thread reads a page from its home. If that is lost, it reads other seats. Their
-//! bytes belong together only if no update of the stripe is under way: the stripe's *version* is
-//! odd during one. A reader takes the version before and after, as of a sequence lock. Version 0
-//! says that all bytes of the stripe are zeros.
+//! bytes belong together only if no update of the stripe is under way. The stripe's *version* is
+//! odd during an update. As with a sequence lock, a reader compares the version before and after.
+//! Version 0 says that all bytes of the stripe are zeros.
 //!
 //! *What is not done.* No block of a group goes back while the group stays: zeros in one seat would
 //! contradict the parity. A slab that a fork shares is not written, and nor is its parity then.
@@ -49,7 +50,8 @@ pub fn is_under_way(version: u32) -> bool {
     version & 1 != 0
 }
 
-/// The version behind this one: of an update that begins, or ends. Never 0 again.
+/// The version after this one, when an update begins or ends. It is never 0 again: 0 says that
+/// nothing was written.
 pub fn next_version(version: u32) -> u32 {
     match version.wrapping_add(1) {
         0 => 2,
@@ -61,13 +63,15 @@ pub fn next_version(version: u32) -> u32 {
 pub(crate) struct Stripes {
     pub shape: Shape,
     pub unit: Unit,
-    /// By slab index: group + 1, and in the lowest byte the seat; 0: it has none.
+    /// By slab index: in the lowest byte the seat, above it the group's number plus one. 0: the
+    /// slab is in no group.
     seats: SparseArray<AtomicU64>,
     /// By group and seat: the slab index.
     members: SparseArray<AtomicU32>,
     /// By group and place.
     versions: SparseArray<AtomicU32>,
-    /// Groups that are free: the first that was never used, and others.
+    /// Numbers of groups that are free: the first that was never used, and those that were given
+    /// back.
     free: Lock<(u32, Vec<u32>)>,
 }
 
@@ -84,7 +88,7 @@ impl Stripes {
         })
     }
 
-    /// The same, as a forked child has them: of slab indices below `slabs`.
+    /// A copy for slab indices below `slabs`, as a forked child has it.
     #[cfg(feature = "lab")]
     pub fn twin(&self, slabs: usize) -> Result<Stripes, Errno> {
         let twin = Stripes::new(self.shape)?;
@@ -129,13 +133,14 @@ impl Stripes {
         self.at(group, place).load(Ordering::SeqCst)
     }
 
-    /// An update begins or ends. By the owner of the lane of all write-back.
+    /// An update of the stripe begins or ends. Only the lane of write-back calls it.
     pub fn turn(&self, group: u32, place: u32) {
         let version = self.at(group, place);
         version.store(next_version(version.load(Ordering::Relaxed)), Ordering::SeqCst);
     }
 
-    /// Makes a group of slabs, before their words are published.
+    /// Makes these slabs a group, and returns its number. Call it before the slabs' words are
+    /// published.
     fn join(&self, indices: &[u32]) -> u32 {
         let mut free = self.free.lock();
         let group = free.1.pop().unwrap_or_else(|| {
@@ -150,7 +155,7 @@ impl Stripes {
         group
     }
 
-    /// A group has gone, with all its slabs.
+    /// Frees the number of a group whose slabs have all gone.
     fn part(&self, group: u32) {
         self.members(group).for_each(|index| self.seats[index as usize].store(0, Ordering::Release));
         self.versions.clear(group as usize * PLACES, (group as usize + 1) * PLACES);
@@ -159,7 +164,7 @@ impl Stripes {
 }
 
 impl Slabs {
-    /// Whether one of these slabs is closed, and the bytes of those that take pages.
+    /// Whether one of these slabs is closed; and the bytes of those slabs that take pages.
     pub(crate) fn takes(&self, indices: &[usize]) -> (bool, u64) {
         let all = || indices.iter().filter_map(|&index| self.list[index].as_ref());
         let takes = |slab: &&SlabSlots| !slab.closed && slab.seat != Seat::Parity;
@@ -174,7 +179,7 @@ impl Tables {
         stripes.seat(index).map(|(group, seat)| (stripes, group, seat))
     }
 
-    /// Slabs that go with this one, itself among them: those of its group with parity.
+    /// The slabs that come and go with this one: itself, and the others of its group.
     pub fn beside(&self, index: u32) -> Vec<u32> {
         match self.seat(index) {
             Some((stripes, group, _)) => stripes.members(group).collect(),
@@ -182,7 +187,8 @@ impl Tables {
         }
     }
 
-    /// Seats of a group that have or take pages, but at a node.
+    /// Counts the seats of a group that have all their pages; those at `node` do not count.
+    /// `filling`: seats that are being filled count too.
     fn seats_apart(&self, stripes: &Stripes, group: u32, node: Option<usize>, filling: bool) -> usize {
         let counts = |index: u32| {
             let word = self.extents.word(index);
@@ -195,13 +201,14 @@ impl Tables {
         stripes.members(group).filter(|&index| counts(index)).count()
     }
 
-    /// Whether the pages of a slab without a home follow from others.
+    /// Whether the pages of a slab without a home follow from other seats.
     pub(crate) fn follows(&self, index: u32) -> bool {
         let Some((stripes, group, _)) = self.seat(index) else { return false };
         self.seats_apart(stripes, group, None, true) >= stripes.shape.data
     }
 
-    /// Whether the pages of a slab would be there, or would follow from others, without a node.
+    /// Whether the pages of a slab would still be at a home, or follow from other seats, if `node`
+    /// were lost.
     pub(crate) fn follows_without(&self, index: u32, node: usize) -> bool {
         let Some((stripes, group, _)) = self.seat(index) else { return false };
         self.seats_apart(stripes, group, Some(node), false) >= stripes.shape.data
@@ -216,8 +223,8 @@ impl Tables {
         }
     }
 
-    /// Slabs that go with this one, itself among them; none if one holds a live slot, or if another
-    /// of them is to be asked.
+    /// The slabs that go with this one, itself among them. Empty if one of them holds a live slot.
+    /// Of a group only the slab in seat 0 returns them, so that each group is found once.
     pub(crate) fn idle_with(&self, slabs: &Slabs, index: usize) -> Vec<usize> {
         let is_idle = |index: usize| slabs.list[index].as_ref().is_some_and(SlabSlots::is_idle);
         let all: Vec<usize> = match self.seat(index as u32) {
@@ -228,7 +235,8 @@ impl Tables {
         if all.iter().all(|&index| is_idle(index)) { all } else { Vec::new() }
     }
 
-    /// A slab of a group has been forgotten, and so have all others, or will be at once.
+    /// A slab has been forgotten. If it was in seat 0 of a group, the group's number is freed: its
+    /// other slabs are forgotten in the same step.
     pub(crate) fn part(&self, index: u32) {
         if let Some((stripes, group, 0)) = self.seat(index) {
             stripes.part(group);
@@ -238,9 +246,9 @@ impl Tables {
     /// Places of a slab whose bytes a new home of it lacks. The caller holds the lock of the slabs
     /// until the home is in the word.
     ///
-    /// Of a group these are two kinds. The stripe was written: even a slot that is free now counts,
-    /// because the parity is of its bytes. A slot of the stripe is taken: its first update may be
-    /// deciding by the old word just now.
+    /// A slab of a group lacks a place for either of two reasons. The place's stripe was written:
+    /// even a slot that is free now counts, because the parity covers its bytes. Or a slot of the
+    /// stripe is taken: its first update may be using the old word just now.
     pub(crate) fn lacking(&self, slabs: &Slabs, index: u32) -> Vec<u32> {
         let slots = |index: u32| slabs.list[index as usize].as_ref();
         let Some((stripes, group, _)) = self.seat(index) else {
@@ -252,9 +260,10 @@ impl Tables {
         (0..SLOTS_PER_SLAB).filter(lacks).collect()
     }
 
-    /// Nodes that hold slabs of this one's group, this one's own among them, by all their numbers: a
-    /// node that was taken out and has joined again has two. Of a home that is being left the
-    /// number alone counts: it may move to the same node.
+    /// The numbers of the nodes that hold slabs of this one's group, this slab's own node included.
+    /// A node that was taken out and has joined again has two numbers, and both are named. If this
+    /// slab's own node is being left, only its old number is named: the slab may move to the same
+    /// node under its new one.
     pub(crate) fn nodes_beside(&self, index: u32) -> Vec<u32> {
         let nodes = self.nodes.all();
         let mut beside = Vec::new();
@@ -275,7 +284,7 @@ impl Tables {
 }
 
 impl Grants<'_> {
-    /// One more group, or a slab that is mapped here and needs none.
+    /// Adds a group of slabs, or one slab that is mapped here and needs no parity.
     pub(crate) fn grow_group(self, shape: Shape) -> Result<(), NoRoom> {
         let first = self.granted(&[])?;
         if first.base != 0 {
@@ -296,8 +305,8 @@ impl Grants<'_> {
         }
         match refused {
             None => {}
-            // A program that could go on does not end because parity has no place: repair looks for
-            // one.
+            // The program can go on with fewer homes, so it does not end here. Repair looks for
+            // places for the rest.
             Some(_) if self.tables.nodes.any_lost() && homes.len() >= shape.data => {
                 homes.resize(shape.seats(), Home::NONE);
             }
@@ -314,7 +323,8 @@ impl Grants<'_> {
         self.adopt_group(shape, &homes)
     }
 
-    /// A slab of a node that is not mapped here, and is none of these.
+    /// Has a node grant a slab. Nodes whose memory is mapped here, nodes over RDMA, and the nodes
+    /// `beside` are not asked.
     pub(crate) fn granted_unmapped(self, beside: &[u32]) -> Result<Home, NoRoom> {
         let mut asked = Vec::new();
         self.tables.nodes.to_ask(beside, &mut asked);
@@ -323,13 +333,14 @@ impl Grants<'_> {
         self.first_grant(&asked)
     }
 
-    /// Makes slabs that were granted one group of ours.
+    /// Makes slabs that nodes have granted one group of this process.
     fn adopt_group(self, shape: Shape, homes: &[Home]) -> Result<(), NoRoom> {
         let Some(stripes) = self.tables.protection.stripes() else { return Ok(()) };
         let changing = self.changes.now.lock();
         let nodes = self.tables.nodes.all();
         let there = || homes.iter().filter(|home| **home != Home::NONE);
-        // Lost or taken out since they answered: to be asked again, of others.
+        // If a node was lost or taken out since it answered, nothing is adopted, and the caller
+        // asks other nodes.
         let are_in = there().all(|home| nodes[home.node as usize].standing() == Standing::In);
         let mut slabs = self.held.slabs.lock();
         let holes = (0..slabs.list.len()).filter(|&index| slabs.list[index].is_none());
@@ -367,8 +378,8 @@ impl Grants<'_> {
 }
 
 impl Moves<'_> {
-    /// Gives a slab of a group that has lost its home another one, at a node that holds none of the
-    /// group. It lacks all that was written.
+    /// Gives a slab of a group a new home in place of the lost one, at a node that holds no slab of
+    /// the group. The new home lacks all that was written.
     pub(crate) fn replace_home(self, index: u32) -> Result<(), NoRoom> {
         let gone = || NoRoom::Exhausted("the slab has gone, or has a home".to_owned());
         let lost = |word: Word| word.is_lost() && word.homes() == 0 && self.tables.follows(index);
@@ -412,7 +423,7 @@ impl Moves<'_> {
     }
 }
 
-/// The shape that a protection names.
+/// The numbers of data and parity slabs that a protection names, if it is parity.
 pub(crate) fn shape_of(how: Protect) -> Option<Shape> {
     match how {
         Protect::Ec { data, parity } => Some(Shape { data: data as usize, parity: parity as usize }),
