@@ -1,4 +1,4 @@
-//! A system call of the program's, as whoever caught it hands it on.
+//! A system call of the program, as the code that caught it passes it on.
 
 use farmem_sys::raw::syscall_for_program;
 
@@ -10,7 +10,7 @@ pub struct Call {
     pub nr: i64,
     /// rdi, rsi, rdx, r10, r8, r9.
     pub args: [usize; 6],
-    /// About where the caller's stack is.
+    /// An address on the caller's stack.
     pub sp: usize,
 }
 

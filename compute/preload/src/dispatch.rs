@@ -1,9 +1,9 @@
-//! One system call of the program's, decided: mappings go to the pager, signals
-//! and descriptors are looked after, everything else is guarded and made.
+//! Decides how one system call of the program is handled. Mappings go to the pager, signals and
+//! descriptors to their modules. All other calls are guarded and made.
 //!
-//! Comes from patched libc ([`crate::sites`]), from the filter
-//! ([`crate::net`]), or from a function interposed by name ([`crate::exports`]).
-//! Holds no lock and blocks no signal while the call itself is made.
+//! The calls come from patched libc ([`crate::sites`]), from the filter ([`crate::net`]), or from a
+//! function interposed by name ([`crate::exports`]). While a call is made, this module holds no
+//! lock and blocks no signal.
 
 use crate::call::{Call, issue};
 use crate::guard::peek::peek;
@@ -30,8 +30,8 @@ pub fn from_program(call: &Call) -> isize {
 pub fn dispatch(call: &Call) -> isize {
     let [a, b, c, d, ..] = call.args;
     if matches!(call.nr, libc::SYS_execve | libc::SYS_execveat | libc::SYS_exit | libc::SYS_exit_group) {
-        // A thread that does not come back is in no call any more. A vfork child uses its parent's
-        // record.
+        // The thread does not return to the libc call it came from. This matters for a vfork child,
+        // which uses its parent's record.
         threads::current().site.store(0, Ordering::Relaxed);
     }
     match call.nr {
@@ -40,14 +40,14 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_munmap => mappings::munmap(call),
         libc::SYS_mprotect => mappings::mprotect(call),
         libc::SYS_pkey_mprotect => mappings::pkey_mprotect(call),
-        // As on processors without keys.
+        // Answered as on a processor without protection keys.
         libc::SYS_pkey_alloc => -(libc::ENOSPC as isize),
         libc::SYS_madvise => mappings::by_parts(call, |at, len| pager().space.madvise(at, len, c as i32)),
         libc::SYS_mremap => mappings::mremap(call),
         libc::SYS_shmat if is_far(b) => mappings::shmat(call),
         libc::SYS_shmdt if is_far(a) => mappings::shmdt(call),
         libc::SYS_mincore if is_far(a) => mappings::mincore(a, b, c),
-        // Locked far memory is far all the same: there is nothing on disk to keep it from.
+        // Locked memory must not be written to a disk. Far memory never is, so it may stay far.
         libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlock2 if is_far(a) => {
             if pager().space.covers(a, b) {
                 0
@@ -57,7 +57,8 @@ pub fn dispatch(call: &Call) -> isize {
         }
         libc::SYS_mbind if is_far(a) => 0,
         libc::SYS_mlockall => 0,
-        // Where the kernel writes at the thread's end or whenever it likes: there for good.
+        // The kernel writes there when the thread ends, or at any time. So the memory is pinned for
+        // good.
         libc::SYS_set_tid_address | libc::SYS_rseq | libc::SYS_set_robust_list => {
             pager().pins.pin(a, 32, true);
             issue(call)
@@ -74,7 +75,7 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_getdents64 => hidden::list(call),
         libc::SYS_dup2 | libc::SYS_dup3 if owns_fd(b as i32) => EBADF,
         libc::SYS_close_range => close_range(a as u32, b as u32, c),
-        // Its rings and buffers would be used by the kernel at times nobody is told of.
+        // The kernel would use its rings and buffers at times that the runtime cannot know.
         libc::SYS_io_uring_setup | libc::SYS_io_setup => ENOSYS,
         // Would drop far pages behind the pager's back; callers fall back to madvise.
         libc::SYS_process_madvise => ENOSYS,
@@ -95,15 +96,18 @@ pub fn dispatch(call: &Call) -> isize {
         }
         libc::SYS_fork => fork::fork(call),
         libc::SYS_unshare | libc::SYS_setns => {
-            // Children may share this memory, and count processes otherwise.
+            // Children may share this memory and number processes differently (another PID
+            // namespace).
             members::count_elsewhere();
             issue(call)
         }
         libc::SYS_clone3 if fork::copies(call) => fork::by_clone3(call),
-        // The runtime's clock is the time stamp counter, also in its handlers.
+        // The program may not forbid the time stamp counter: the runtime's clock reads it, also in
+        // its handlers.
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize && b == libc::PR_TSC_SIGSEGV as usize => EINVAL,
         libc::SYS_prctl | libc::SYS_seccomp if sandbox::begins(call) => sandbox::begin(call),
-        // Libraries of what is executed next would come to lie at far addresses.
+        // This flag is cleared: with it the libraries of the next executed program would lie at far
+        // addresses.
         libc::SYS_personality if a as u32 != u32::MAX => {
             issue(&Call { args: [a & !(libc::ADDR_COMPAT_LAYOUT as usize), 0, 0, 0, 0, 0], ..*call })
         }
@@ -118,10 +122,11 @@ pub fn dispatch(call: &Call) -> isize {
     }
 }
 
-/// The end of the process. Its nodes hear of it, or they would keep its memory for its grace; over
-/// tcp a program that forks much, each child with slabs of its own, would soon find nothing left.
+/// Ends the process, and tells its nodes first. Otherwise they would keep its memory for its grace.
+/// Over TCP each child has slabs of its own, so a program that forks much would soon find no memory
+/// left.
 fn exit(call: &Call) -> isize {
-    // A filter of the program's may refuse it, or trap it: the process would go on without its
+    // A filter of the program may refuse or trap the call. Then the process goes on, and needs its
     // nodes.
     if !sandbox::may_end() {
         return issue(call);

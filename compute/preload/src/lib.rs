@@ -37,11 +37,10 @@
 //! | `waits` | the instructions at which the program faults, if the run asks |
 //! | `exports` | libc functions that are interposed by name |
 //!
-//! Rules of this crate: it runs inside other people's programs, in signal
-//! handlers, before `main`, after `exit`. No thread-local (`__tls_get_addr`
-//! reads memory that glibc allocates with the program's malloc), no std lock or
-//! thread, no `dlsym` in a hook, no unwinding. Nothing imported, but for what
-//! `tests/tests/imports.rs` lists with its reasons.
+//! Rules of this crate: it runs inside other people's programs, in signal handlers, before `main`,
+//! after `exit`. So it uses no thread-local: `__tls_get_addr` reads memory that glibc allocates
+//! with the program's malloc. It uses no std lock or thread, no `dlsym` in a hook, no unwinding. It
+//! imports only the symbols that `tests/tests/imports.rs` lists with their reasons.
 
 // Tests leave the exports out, because they would hook the test runner itself.
 #![cfg_attr(test, allow(dead_code))]

@@ -155,9 +155,9 @@ pub const CAUGHT: i64 = 1;
 fn is_inherited() -> bool {
     let mut ret = libc::SYS_read;
     TRYING.store(true, Ordering::Relaxed);
-    // SAFETY: nothing is read, from no descriptor, to where nothing is mapped. Not by way of the
-    // gate, whence all may pass. (`read`, because an inherited filter of the program's own allows
-    // that, if anything.)
+    // SAFETY: nothing is read, from no descriptor, to where nothing is mapped. The call does not go
+    // through the gate, from which all calls may pass. (`read`, because an inherited filter of the
+    // program's own allows that, if anything.)
     unsafe {
         core::arch::asm!("syscall", inout("rax") ret, in("rdi") usize::MAX, in("rsi") NOWHERE, in("rdx") 0, out("rcx") _, out("r11") _);
     }

@@ -1,9 +1,10 @@
-//! A seccomp filter of the program's own, with what the runtime needs put before it.
+//! Seccomp filters that the program installs. The runtime puts instructions before them that allow
+//! its own calls.
 //!
 //! A program that confines itself does not know of the calls that its loads and stores have become:
 //! `ioctl` of a userfaultfd, `process_madvise`, over TCP the traffic with its nodes. Its filter
-//! would forbid them: the program would be killed at its next fault, or fault for ever. So what it
-//! gives to the kernel is not its filter alone:
+//! would forbid them: the program would be killed at its next fault, or fault for ever. So the
+//! kernel gets this filter instead:
 //!
 //! ```text
 //!  marked ([`crate::go`]), from elsewhere?                       yes → trap, and it goes by the filter unmarked
@@ -12,16 +13,17 @@
 //!  the program's filter, as it is
 //! ```
 //!
-//! Calls that are made on the program's behalf come from another part of the gate, and are judged
-//! by its filter. So are all calls that bypass the runtime. (Mappings, masks and actions, which the
-//! runtime keeps for the program, are not.) Filters are inherited over fork and exec, and the gate
-//! is at the same place in every image. The cost for the sandbox: an intruder who runs code inside
-//! finds, at a known address, an instruction for making the calls of OWN, as far as a filter cannot
-//! tell their arguments from the runtime's. Rejected: refusing the filter, as a kernel without
-//! filters does. Some programs then end, and others go on without a sandbox.
+//! Calls that the runtime makes for the program come from another part of the gate, and the
+//! program's filter judges them. It judges all calls that bypass the runtime, too. It does not
+//! judge calls for mappings, signal masks and signal actions: the runtime manages these for the
+//! program. Filters are inherited over fork and exec, and the gate is at the same place in every
+//! image. The sandbox is weaker for it. Code of an intruder finds, at a known address, an
+//! instruction that may make the calls of OWN, if their arguments pass for the runtime's. Rejected:
+//! refusing the filter, as a kernel without filters does. Some programs then end, and others go on
+//! without a sandbox.
 //!
-//! A filter that is installed by a system call which is not seen (inline, not libc's), or before
-//! the run, is as it is.
+//! A filter stays unchanged if it was installed before the run, or by a system call that the
+//! runtime does not see (inline, not libc's).
 
 use crate::bpf::{self, Seen};
 use crate::call::{Call, MARK, issue};
@@ -42,7 +44,7 @@ use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::thread::THREAD_FLAGS;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// … and what it makes beside them where pages go to a file.
+/// Calls that the runtime makes besides [`OWN`] if pages go to a file.
 const DISK_CALLS: [i64; 4] = [libc::SYS_pwrite64, libc::SYS_fallocate, libc::SYS_sync_file_range, libc::SYS_fadvise64];
 
 /// The calls that the runtime makes after its start, its threads and children included.
@@ -92,7 +94,7 @@ const OWN: [i64; 50] = [
     libc::SYS_close,
     libc::SYS_prlimit64,
     libc::SYS_eventfd2,
-    // Whose descriptors they are, where processes share this memory.
+    // Whether two processes that share this memory also share descriptors.
     libc::SYS_kcmp,
     // Threads, children, the next image.
     libc::SYS_clone,
@@ -107,7 +109,7 @@ const OWN: [i64; 50] = [
     libc::SYS_exit_group,
 ];
 
-/// How a call confines the program.
+/// The ways in which a call can confine the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum How {
     Filter,
@@ -134,12 +136,12 @@ pub fn begins(call: &Call) -> bool {
     how(call).is_some()
 }
 
-/// The properties of the run that matter here.
+/// The properties of the run that decide which calls the runtime needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     /// Some node is reached over the network.
     pub network: bool,
-    /// Pages' numbers are recorded, in a file for each process.
+    /// Page numbers are recorded in a trace file for each process.
     pub records: bool,
     /// Pages go to a file, too.
     pub disk: bool,
@@ -156,7 +158,7 @@ pub fn will_need(needs: Needs) {
     DISK.store(needs.disk, Ordering::Relaxed);
 }
 
-/// Whether this process may be refused its end by a filter that it has installed in this image.
+/// Whether a filter that the program has installed in this image may refuse `exit_group`.
 static MAY_STAY: AtomicBool = AtomicBool::new(false);
 static STRICT: AtomicBool = AtomicBool::new(false);
 
@@ -171,14 +173,14 @@ pub fn is_strict() -> bool {
     STRICT.load(Ordering::Relaxed)
 }
 
-/// Makes such a call. A filter of nearly as many instructions as the kernel takes is refused
-/// (EINVAL).
+/// Makes a call that confines the program ([`begins`]). Refuses (EINVAL) a filter that is too long
+/// for the kernel together with the runtime's part.
 pub fn begin(call: &Call) -> isize {
     if how(call) == Some(How::Strict) {
         return begin_strict(call);
     }
-    // Which flags there are, libraries ask by a filter that is nowhere: the kernel's errors come in
-    // its order.
+    // Libraries pass a null filter to ask which flags the kernel knows. The kernel answers that
+    // itself, so its errors come in its own order.
     let Some(theirs) = peek::<libc::sock_fprog>(call.args[2]) else { return issue(call) };
     let _signals = SignalsBlocked::new();
     let mut filter = allowances(has_marked(), needs());
@@ -194,7 +196,7 @@ pub fn begin(call: &Call) -> isize {
     let ends = bpf::verdict(&filter[ours..], Seen { nr: libc::SYS_exit_group, from: AFTER_PROGRAM as u64, args: None });
     let mut changed = *call;
     let ret = install(&mut changed, &mut filter);
-    // It stands for every thread from then on, as far as we know.
+    // The filter may hold for one thread or for all. The runtime takes it to hold for all.
     if ret >= 0 {
         confined::begin(None);
         MAY_STAY.fetch_or(ends != Some(ALLOW), Ordering::Relaxed);
@@ -210,9 +212,9 @@ fn install(call: &mut Call, filter: &mut [libc::sock_filter]) -> isize {
     issue(call)
 }
 
-/// Strict mode (`read`, `write`, `exit`, `sigreturn`; else SIGKILL). The kernel has none for a
-/// process that has a filter, and each has the net's: here it is a filter that traps, and
-/// [`end_strictly`].
+/// Begins strict mode: only `read`, `write`, `exit` and `sigreturn` are allowed, other calls end in
+/// SIGKILL. The kernel refuses strict mode to a process that has a filter, and each process here
+/// has the runtime's. So a filter traps the other calls, and [`end_strictly`] ends the process.
 fn begin_strict(call: &Call) -> isize {
     if call.nr == libc::SYS_seccomp && (call.args[1] != 0 || call.args[2] != 0) {
         return -(libc::EINVAL as isize);
@@ -234,7 +236,7 @@ fn begin_strict(call: &Call) -> isize {
 
 fn strict(pid: u32) -> Vec<libc::sock_filter> {
     let allowed = [libc::SYS_read, libc::SYS_write, libc::SYS_exit, libc::SYS_rt_sigreturn];
-    // By `int 0x80` the same numbers are other calls.
+    // The same numbers are other calls if made by `int 0x80`.
     let mut p = vec![op(LOAD, ARCH, 0, 0), op(EQUAL, X86_64, 1, 0), op(RETURN, TRAP, 0, 0), op(LOAD, NUMBER, 0, 0)];
     for nr in allowed {
         p.extend([op(EQUAL, nr as u32, 0, 1), op(RETURN, ALLOW, 0, 0)]);
@@ -262,15 +264,16 @@ pub fn end_strictly() {
 
 const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
 const GO: u16 = 0x05; // BPF_JMP | BPF_JA
-/// Where the program's filter begins, in jumps of [`GO`], before it is known.
+/// Stands in jumps ([`GO`]) for the place where the program's filter begins, until that place is
+/// known.
 const BEHIND: u32 = u32::MAX;
 
 const fn low(i: u32) -> u32 {
     16 + 8 * i
 }
 
-/// The part for an argument's low word that, under a mask, must be one of these; goes to the
-/// program's filter else.
+/// Instructions that check whether an argument's low word, under a mask, is one of these values. If
+/// not, they jump to the program's filter.
 fn one_of(argument: u32, mask: u32, values: &[u32]) -> Vec<libc::sock_filter> {
     let mut p = vec![op(LOAD, low(argument), 0, 0), op(AND, mask, 0, 0)];
     p.extend((0..).zip(values).map(|(i, &value)| op(EQUAL, value, (values.len() - i) as u8, 0)));
@@ -282,7 +285,7 @@ fn one_of(argument: u32, mask: u32, values: &[u32]) -> Vec<libc::sock_filter> {
 fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
     const ALL: u32 = u32::MAX;
     match nr {
-        // A userfaultfd's, which pages were written, and how much there is to read; none else of a
+        // Requests of userfaultfd, the scan for written pages, and FIONREAD. No other request to a
         // terminal or a device.
         libc::SYS_ioctl => {
             vec![
@@ -294,17 +297,17 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
                 op(GO, BEHIND, 0, 0),
             ]
         }
-        // A pipe that never waits, and what is put there by reference.
+        // A pipe that never blocks, and splicing pages into it by reference.
         libc::SYS_pipe2 => one_of(1, ALL, &[PIPE_FLAGS as u32]),
         libc::SYS_vmsplice => one_of(3, ALL, &[SPLICE_FLAGS]),
-        // To a thread of whoever's, but these two alone: a child has another pid, and its parent's
-        // filter.
+        // The target may be any thread, because a child has another pid and its parent's filter.
+        // The signal must be one of the runtime's two.
         libc::SYS_tgkill => one_of(2, ALL, &[libc::SIGBUS as u32, libc::SIGSYS as u32]),
         // Calls that make code executable are judged by the program's filter.
         libc::SYS_mmap | libc::SYS_mprotect => {
             vec![op(LOAD, low(2), 0, 0), op(ANY_OF, libc::PROT_EXEC as u32, 0, 1), op(GO, BEHIND, 0, 0)]
         }
-        // Asks, and sets nothing.
+        // It may ask for limits, and set none: its third argument is null.
         libc::SYS_prlimit64 => {
             vec![
                 op(LOAD, low(2), 0, 0),
@@ -316,7 +319,7 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
             ]
         }
         libc::SYS_clone => one_of(0, ALL, &[THREAD_FLAGS as u32]),
-        // The next image's filter; whether pages may be merged.
+        // The runtime's filter in the next image; and the question whether pages may be merged.
         libc::SYS_prctl => {
             let asked = [
                 libc::PR_SET_NO_NEW_PRIVS,
@@ -327,7 +330,7 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
             ];
             one_of(0, ALL, &asked.map(|what| what as u32))
         }
-        // A child's own memory, to read; the path cannot be told.
+        // Opening a child's own memory to read it. A filter cannot check the path.
         libc::SYS_openat => {
             let record = if needs.records { farmem_pager::RECORD_FLAGS } else { OPEN_MEM_FLAGS };
             one_of(2, ALL, &[OPEN_MEM_FLAGS as u32, record as u32])

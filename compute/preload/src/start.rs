@@ -155,8 +155,9 @@ fn join_nodes(run: &RunSpec, join: &ConnectOptions, is_first: bool) -> Result<Op
     Ok(Some(sessions))
 }
 
+/// Starts the pager and arms all that catches faults, system calls and signals.
 fn arm(text: &str, variables: Pointers) -> Result<(), String> {
-    // The pager goes on with it.
+    // The pager uses this clock from its first fault on.
     clock::begin();
     let mut run = RunSpec::parse(text).map_err(|e| e.to_string())?;
     let join = joining(&run)?;
@@ -182,8 +183,8 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     let pool = Pool::new(sessions).map_err(|e| e.to_string())?;
     let pager = match farmem_pager::start(run.clone(), pool, process::claim_counters()) {
         Ok(pager) => pager,
-        // The run has it, so this is somebody who stands between the program and the kernel:
-        // valgrind, a sandbox.
+        // The run's first program has userfaultfd. So something between this program and the kernel
+        // withholds it: valgrind, a sandbox.
         Err(StartError::Userfaultfd(e)) if !is_first => {
             stays_near::note_self(Near::Kernel);
             say(&format!("a program of the run stays local: {e}"));
@@ -202,8 +203,8 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     }
     pager.take_stock();
     for (at, end) in mapped_far() {
-        // Pages of its own the pager has none yet: nothing is unmapped, and the addresses are
-        // taken. (Their protection only matters for what is ours.)
+        // The pager has no pages yet, so nothing is unmapped: it only notes that these addresses
+        // are taken. (The protection passed here matters only for far mappings.)
         pager.space.forget_range(at, end - at, libc::PROT_NONE);
     }
     near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;

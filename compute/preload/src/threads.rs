@@ -1,11 +1,12 @@
 //! The record that the runtime keeps for each thread of the program, and how a thread gets it.
 //!
-//! Found by the thread pointer (`%fs:0`): a thread-local would be read through a
-//! table that glibc allocates with the program's malloc, hence from far memory. A
-//! thread gives its record back when it ends, and its alternate stack; one that
-//! ends by a call that is not seen leaves both to the next at its thread pointer
-//! (glibc reuses stacks). A raw clone without a thread pointer of its own shares
-//! the record of the thread that made it, which remains that thread's.
+//! A thread finds its record by the thread pointer (`%fs:0`). A thread-local would be read through
+//! a table that glibc allocates with the program's malloc, hence from far memory.
+//!
+//! A thread that ends gives back its record and its alternate stack. If its last call is not seen,
+//! both go to the next thread at its thread pointer (glibc reuses stacks). A raw clone without a
+//! thread pointer of its own uses the record of the thread that made it. The record still belongs
+//! to that thread.
 
 mod alternate;
 pub mod claim;
@@ -28,30 +29,32 @@ use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Threads at once, one more than can be. Two for a mapping of each (a stack and its guard) come to
-/// as many as Linux allows a process unless told otherwise.
+/// Records: one more than there can be threads at once. A thread's stack and its guard are two
+/// mappings, and Linux by default allows a process twice this many.
 pub const RECORDS: usize = 1 << RECORDS_SHIFT;
-/// See [`RECORDS`]; known to the assembly in [`crate::sites`], as are [`HASH`] and what [`places`]
-/// says.
+/// See [`RECORDS`]. The assembly in [`crate::sites`] relies on it, on [`HASH`], and on the order of
+/// [`places`].
 pub const RECORDS_SHIFT: u32 = 15;
 /// Spreads thread pointers over the records.
 pub const HASH: usize = 0x9E37_79B9_7F4A_7C15;
-/// The owner of a record that was given back: no thread pointer has this value. It is not 0, at
-/// which a search ends, because others may lie behind. If none does, it becomes 0 again: otherwise,
-/// after enough threads, no search would end.
+/// The owner of a record that was given back. No thread pointer has this value. It is not 0,
+/// because a search ends at 0, and other threads' records may lie behind. If none does, the owner
+/// becomes 0 again: otherwise, after enough threads, no search would end.
 const GIVEN_BACK: usize = 1;
-/// Held while owners change: a record that becomes 0 while another is taken behind it would hide
-/// that one from its thread. A thread that looks for its own record needs no lock, because the
-/// records on its way to it are never 0. All signals are blocked meanwhile, SIGBUS and SIGSYS too,
-/// which others may send and whose handlers look for the record. Nothing is called that could
-/// fault.
+/// Held while owners change. Otherwise an owner could become 0 while a record behind it is taken,
+/// and hide that record from its thread. A thread that looks for its own record needs no lock,
+/// because no owner on the way to it is 0.
+///
+/// The holder blocks all signals, SIGBUS and SIGSYS too: other processes may send them, and their
+/// handlers look for the record. It calls nothing that could fault.
 static CHANGES: Lock<()> = Lock::new(());
 /// Records that have owners.
 static OWNED: AtomicUsize = AtomicUsize::new(0);
-/// A bit for each record that ever had one, so that a forked child looks at these only.
+/// A bit for each record that ever had an owner, so that a forked child looks at these only.
 static EVER: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORDS / 64];
 
-/// In [`Record::serving`], by who knows that no other process has this memory.
+/// In [`Record::serving`]: the thread serves a fault, and knows that no other process shares this
+/// memory.
 const SERVES: usize = 1;
 const UNNAMED: usize = members::UNNAMED as usize;
 
@@ -68,17 +71,17 @@ fn own_number() -> usize {
     unsafe { syscall(libc::SYS_gettid, [0; 6]) as usize }
 }
 
-/// … and the program has no other.
+/// Whether the calling thread is the process's first, and the program has no other.
 pub fn is_only_one() -> bool {
     is_first() && farmem_sys::thread::others() == Some(0)
 }
 
-/// One thread's record. All fields are its own thread's, but for `owner`.
+/// One thread's record. Only its own thread uses its fields, except `owner` and `notes`.
 pub struct Record {
     owner: AtomicUsize,
-    /// The thread's number, which those that share its thread pointer have not.
+    /// The thread's number (`gettid`). Threads that share its thread pointer have other numbers.
     number: AtomicUsize,
-    /// Which of the runtime's signals the program believes it has blocked.
+    /// Which of the runtime's signals (SIGBUS, SIGSYS) the program believes it has blocked.
     pub hidden: AtomicUsize,
     /// … and which of those were sent meanwhile.
     pub pending: AtomicUsize,
@@ -90,7 +93,7 @@ pub struct Record {
     pub asked_size: AtomicUsize,
     /// The last far address whose fault the pager refused.
     pub refused: AtomicUsize,
-    /// The mask of the handler that is being entered.
+    /// The signal mask of the program's handler that is being entered.
     pub handler_mask: AtomicUsize,
     /// The argument of a call that waits with a mask of its own (0: none), and that mask.
     pub wait_at: AtomicUsize,
@@ -98,38 +101,39 @@ pub struct Record {
     pub wait_mask: AtomicUsize,
     /// Non-zero while the thread serves a fault: [`SERVES`], or its name ([`members::own_name`]).
     pub serving: AtomicUsize,
-    /// Non-zero while it has the table of the program's actions.
+    /// Non-zero while the thread holds the table of the program's signal actions.
     pub at_actions: AtomicUsize,
-    /// Signals that came meanwhile.
+    /// Signals that came while `serving` was set, and wait for its end.
     pub kept: Kept,
     /// Where the program's stack is while a trapped call of its is served.
     pub trapped_at: AtomicUsize,
     /// See [`Record::without_traps`].
     held: AtomicUsize,
-    /// A `stack_t`: the remaining part of the near alternate stack.
+    /// A `stack_t` that describes the part of the near alternate stack that is left
+    /// ([`Record::narrower`]).
     narrower: [AtomicUsize; 3],
     /// Near memory for the strings of an exec.
     pub scratch: AtomicUsize,
-    /// Its length.
+    /// The length of `scratch`, bytes.
     pub scratch_len: AtomicUsize,
-    /// Of a long write that is under way.
+    /// What the thread claims for a long write that is under way.
     pub claim: Claim,
-    /// Of the other calls that are. Not its own thread's alone: of those, too, that share its
+    /// Notes of other calls that are under way, made by this thread or by threads that share its
     /// thread pointer.
     pub notes: Held,
-    /// The lowest address that is known to be of the thread's own stack, whose highest is by its
-    /// thread pointer. 0: none is.
+    /// The lowest address that is known to belong to the thread's own stack; 0: none is known. The
+    /// stack's highest address is near the thread pointer.
     stack_from: AtomicUsize,
-    /// Where [`crate::sites`] keeps the call of libc's that the runtime is making for the thread;
-    /// 0: none, or a handler of the program's has come between.
+    /// Where [`crate::sites`] keeps the libc call that the runtime is making for the thread. 0:
+    /// there is none, or a handler of the program has interrupted it.
     pub site: AtomicUsize,
-    /// Where the runtime stood when libc's handler came to cancel the thread; 0: that has returned,
-    /// or none came.
+    /// Where the runtime was when libc's cancellation handler interrupted the thread. 0: none did,
+    /// or it has returned.
     pub cancelled_at: AtomicUsize,
 }
 
 impl Record {
-    /// Where its owner stands in it.
+    /// The offset of `owner` in a record.
     pub const OWNER_AT: usize = std::mem::offset_of!(Record, owner);
 
     const fn new() -> Record {
@@ -164,7 +168,7 @@ impl Record {
         }
     }
 
-    /// Nothing is left of a thread before.
+    /// Clears what a former thread has left in the record.
     fn clean(&self, hidden: usize) {
         self.hidden.store(hidden, Ordering::Relaxed);
         let fields = [&self.pending, &self.asked_at, &self.asked_size, &self.refused, &self.serving, &self.wait_at];
@@ -187,8 +191,8 @@ impl Record {
         fields.iter().for_each(|of| of(self).store(of(other).swap(0, Ordering::Relaxed), Ordering::Relaxed));
     }
 
-    /// Whether the thread serves a fault. A vfork child has its parent's record, and may have been
-    /// killed in one.
+    /// Whether the thread serves a fault. A vfork child uses its parent's record. If it was killed
+    /// in a fault, its name still stands there, and is cleared.
     pub fn is_serving(&self) -> bool {
         let name = self.serving.load(Ordering::Relaxed);
         let own = matches!(name, SERVES | UNNAMED) || name != 0 && name == own_number();
@@ -198,15 +202,16 @@ impl Record {
         own
     }
 
-    /// Makes a call that the program's filter may trap, where the program's handler must not run
-    /// yet. `None`: it has trapped it, and the call is not made.
+    /// Makes a call that the program's filter may trap, at a moment when the program's handler must
+    /// not run. `None`: the filter has trapped the call, so it was not made.
     pub fn without_traps(&self, call: impl FnOnce() -> isize) -> Option<isize> {
         self.held.store(HOLDS, Ordering::Relaxed);
         let ret = call();
         (self.held.swap(0, Ordering::Relaxed) == HOLDS).then_some(ret)
     }
 
-    /// For the handler of SIGSYS: whether the call that was trapped is such a one. It is noted.
+    /// For the handler of SIGSYS: whether the trapped call was made by [`Record::without_traps`].
+    /// Notes for that call that it was trapped.
     pub fn holds_traps(&self) -> bool {
         self.held.load(Ordering::Relaxed) != 0 && {
             self.held.store(HELD, Ordering::Relaxed);
@@ -219,7 +224,8 @@ impl Record {
         self.alternate.load(Ordering::Relaxed) + ALTERNATE_BYTES
     }
 
-    /// The address of a `stack_t` that says the first `size` bytes of the near alternate stack.
+    /// The address of a `stack_t` that describes the first `size` bytes of the near alternate
+    /// stack.
     pub fn narrower(&self, size: usize) -> usize {
         for (field, value) in self.narrower.iter().zip([self.alternate.load(Ordering::Relaxed), 0, size]) {
             field.store(value, Ordering::Relaxed);
@@ -227,8 +233,8 @@ impl Record {
         self.narrower.as_ptr() as usize
     }
 
-    /// Whether it is the calling thread's own, and not that of one whose thread pointer this
-    /// shares.
+    /// Whether the record belongs to the calling thread, and not to another one with the same
+    /// thread pointer.
     pub fn is_of_caller(&self) -> bool {
         self.number.load(Ordering::Relaxed) == own_number()
     }
@@ -245,7 +251,7 @@ impl Record {
     }
 }
 
-/// By thread pointer.
+/// The records of all threads, found by the thread pointer ([`current`]).
 pub static RECORDS_OF_THREADS: [Record; RECORDS] = [const { Record::new() }; RECORDS];
 
 fn thread_pointer() -> usize {
@@ -257,8 +263,9 @@ fn thread_pointer() -> usize {
 
 /// The calling thread's record.
 ///
-/// A thread pointer never has two records: a thread that takes one has seen every place where it
-/// could have been. Only its own thread looks for it (a vfork child's parent waits meanwhile).
+/// A thread pointer never has two records: before a thread takes one, it looks at every place where
+/// an older one could be. Only its own thread looks for it (a vfork child's parent waits
+/// meanwhile).
 #[inline]
 pub fn current() -> &'static Record {
     let tp = thread_pointer();
@@ -279,11 +286,11 @@ fn search(tp: usize) -> &'static Record {
     let number = own_number();
     let _signals = SignalsBlocked::all();
     let _changes = CHANGES.lock();
-    // A signal's handler may have been faster.
+    // A signal handler may have taken one before the lock was held.
     if let Some(found) = find(&RECORDS_OF_THREADS, tp) {
         return found;
     }
-    // More threads than `create::thread` lets begin: by raw clones.
+    // `create::thread` limits the number of threads. Only raw clones can exceed it.
     let Some(index) = claim(&RECORDS_OF_THREADS, tp) else {
         ending::die(exit::BROKEN, "too many threads at once for farmem")
     };
@@ -294,7 +301,8 @@ fn search(tp: usize) -> &'static Record {
     record
 }
 
-/// Where a search for a thread pointer looks, in this order, until it meets nobody's.
+/// The places where a search for a thread pointer looks, in this order, until it finds an owner of
+/// 0.
 fn places(tp: usize) -> impl Iterator<Item = usize> {
     let home = home(tp);
     (0..RECORDS).map(move |step| (home + step) % RECORDS)
@@ -305,18 +313,18 @@ fn find(records: &[Record; RECORDS], tp: usize) -> Option<&Record> {
     owners.take_while(|&(_, owner)| owner != 0).find(|&(_, owner)| owner == tp).map(|(at, _)| &records[at])
 }
 
-/// A record for a thread pointer that has none. [`CHANGES`] is held.
+/// Takes a record for a thread pointer that has none. The caller holds [`CHANGES`].
 fn claim(records: &[Record; RECORDS], tp: usize) -> Option<usize> {
     let free = places(tp).find(|&at| records[at].owner.load(Ordering::Relaxed) <= GIVEN_BACK)?;
     records[free].owner.store(tp, Ordering::Relaxed);
     Some(free)
 }
 
-/// A record is nobody's. [`CHANGES`] is held.
+/// Gives a record back. The caller holds [`CHANGES`].
 fn leave(records: &[Record; RECORDS], index: usize) {
     let owner = |at: usize| &records[at % RECORDS].owner;
     owner(index).store(GIVEN_BACK, Ordering::Relaxed);
-    // Behind these a search would end all the same.
+    // Records before an owner of 0 may become 0 themselves: a search would end there anyway.
     let mut at = index;
     while owner(at + 1).load(Ordering::Relaxed) == 0 && owner(at).load(Ordering::Relaxed) == GIVEN_BACK {
         owner(at).store(0, Ordering::Relaxed);
@@ -324,7 +332,7 @@ fn leave(records: &[Record; RECORDS], index: usize) {
     }
 }
 
-/// Before a fork; and after it, in parent and child.
+/// Takes [`CHANGES`] before a fork. [`release_after_fork`] follows in parent and child.
 pub fn hold_across_fork() {
     CHANGES.hold_across_fork();
 }
@@ -334,15 +342,16 @@ pub fn release_after_fork() {
     CHANGES.release_after_fork();
 }
 
-/// Makes the calling thread ready for faults: a near alternate stack, nothing left of a
-/// predecessor.
+/// Makes the calling thread ready for faults: gives it a near alternate stack, and clears what a
+/// former thread has left.
 ///
-/// Without memory for the stack the thread goes on: it needs one only when it runs on a far stack.
+/// If there is no memory for the stack, the thread goes on: it needs one only while it runs on a
+/// far stack.
 pub fn begin(hidden: usize) {
     let record = current();
     record.claim.release();
     record.clean(hidden);
-    // It may be that of a thread whose end was not seen.
+    // The number may still be that of a thread whose end was not seen.
     record.number.store(own_number(), Ordering::Relaxed);
     if record.alternate.load(Ordering::Relaxed) == 0
         && let Some(at) = alternate::take()
@@ -359,7 +368,7 @@ pub fn begin(hidden: usize) {
 
 /// The calling thread was made with a stack of at least `bytes` bytes.
 fn has_stack(bytes: usize) {
-    /// The distance from the thread pointer to the top is less, with any alignment of
+    /// More than the distance from the thread pointer to the stack's top, whatever the alignment of
     /// thread-locals.
     const ABOVE: usize = 16 << 10;
     if bytes > ABOVE {
@@ -367,13 +376,14 @@ fn has_stack(bytes: usize) {
     }
 }
 
-/// The calling thread is about to end, by a call that nobody refuses; all its signals are blocked.
-/// Its record and its alternate stack are the next thread's. Where it stands on that stack, it
-/// keeps both: the kernel says so. And where the record is another thread's, whose thread pointer
-/// it shares, it has nothing to give back.
+/// Gives back the record and the alternate stack of the calling thread. It is about to end by a
+/// call that no filter refuses, and all its signals are blocked.
 ///
-/// Once it has none, SIGBUS and SIGSYS are blocked too, to its end: a handler would take a record
-/// that nobody gives back. It must not touch far memory any more.
+/// If it runs on that stack, it keeps both: the kernel then refuses to disable the stack. If the
+/// record belongs to another thread with the same thread pointer, nothing is given back.
+///
+/// Without a record the thread keeps SIGBUS and SIGSYS blocked to its end: a handler would take a
+/// record that is never given back. So the thread must not touch far memory any more.
 pub fn end() {
     let record = current();
     if !record.is_of_caller() {
@@ -412,8 +422,9 @@ fn give_back(record: &Record, _all: &SignalsBlocked) {
     OWNED.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// In a forked child: the calling thread is the only one, and has a new number. `forker` is the
-/// record of the thread that made it; a clone can bring a thread pointer of its own.
+/// In a forked child, where the calling thread is the only one: gives its record its new number,
+/// and gives all other records back. `forker` is the record of the parent's thread that forked. It
+/// may be another record, because a clone can set a new thread pointer.
 pub fn forget_in_child(forker: &Record) {
     let own = current();
     own.number.store(own_number(), Ordering::Relaxed);
@@ -422,11 +433,11 @@ pub fn forget_in_child(forker: &Record) {
     }
     own.claim.forget();
     own.serving.store(0, Ordering::Relaxed);
-    // Calls that a handler forked in may be on the way back, and another thread's in the midst of a
-    // note.
+    // A handler may have forked during a call, whose notes are void in the child. Another thread
+    // may have been changing its notes.
     own.notes.forget();
     forker.notes.forget();
-    // Its stack is free here, or another's by now ([`near::forget_in_child`]).
+    // The interrupted stack is free in the child, or already another's ([`near::forget_in_child`]).
     own.cancelled_at.store(0, Ordering::Relaxed);
     if OWNED.load(Ordering::Relaxed) == 1 {
         return;
@@ -443,7 +454,7 @@ pub fn forget_in_child(forker: &Record) {
             }
         }
     }
-    // A thread of the parent's may have been between its record and the count.
+    // Set, not counted down: a thread of the parent may have taken a record and not counted it yet.
     OWNED.store(1, Ordering::Relaxed);
 }
 

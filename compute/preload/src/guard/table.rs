@@ -1,7 +1,7 @@
 //! Which memory each system call uses (x86-64): the kernel's contract, as a table.
 //!
-//! One row for all calls of one shape. A call that is not here is unknown: the
-//! page that each far argument points to is pinned, and it is counted.
+//! One row stands for all calls of one shape. A call without a row is unknown: the guard pins the
+//! page that each far argument points to, and counts the call.
 
 /// How much memory an argument points to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,7 +16,7 @@ pub enum Extent {
     Bits(usize),
     /// A NUL-terminated string.
     Text,
-    /// As many bytes as the `u32` says to which another argument points.
+    /// As many bytes as a `u32` says. Another argument points to that `u32`.
     LenAt(usize),
     /// iovecs, as many as another argument says, and what they point to.
     Vectors(usize),
@@ -26,19 +26,20 @@ pub enum Extent {
     Messages(usize),
     /// Pointers to strings, the last one null.
     Strings,
-    /// As many bytes as another argument says, behind a word: a message of System V's.
+    /// A System V message: a word, then as many bytes as another argument says.
     Typed(usize),
-    /// The last argument of a command on semaphores.
+    /// The last argument of `semctl`, whose meaning depends on the command.
     Semaphores,
-    /// futex_waitv's elements, as many as another argument says, and the words that they name.
+    /// Elements of `futex_waitv`, as many as another argument says, and the futex words that they
+    /// name.
     Waiters(usize),
-    /// futex_requeue's two.
+    /// The two elements of `futex_requeue`, and the futex words that they name.
     Pair,
     /// The size that an ioctl request encodes.
     Ioctl,
-    /// The last argument of a ptrace request.
+    /// The last argument of `ptrace`, whose size depends on the request.
     Ptrace,
-    /// A `sock_fprog` and its instructions, where the call is one that takes them.
+    /// A `sock_fprog` and its instructions, if the call's other arguments say that it takes one.
     Filter,
     /// Depends on a prctl's first argument.
     Prctl,
@@ -51,14 +52,16 @@ pub struct Use {
     pub arg: usize,
     /// The memory that it points to.
     pub extent: Extent,
-    /// The kernel writes there.
+    /// Whether the kernel writes there.
     pub write: bool,
 }
 
+/// An argument to memory that the kernel reads.
 const fn inp(arg: usize, extent: Extent) -> Use {
     Use { arg, extent, write: false }
 }
 
+/// An argument to memory that the kernel writes, or reads and writes.
 const fn out(arg: usize, extent: Extent) -> Use {
     Use { arg, extent, write: true }
 }
@@ -289,7 +292,7 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         nr::FUTEX_WAIT => const { &[out(0, Extent::Bytes(4)), inp(4, Extent::Bytes(16))] },
         nr::FUTEX_REQUEUE => const { &[out(0, Extent::Pair)] },
         nr::GETXATTRAT => const { &[inp(1, Extent::Text), inp(3, Extent::Text), out(4, Extent::Arg(5))] },
-        // No memory at all; or mappings, which are not for the kernel to read.
+        // These calls use no memory, or name mappings whose bytes the kernel does not read.
         nr::CLOSE
         | nr::DUP
         | nr::DUP2

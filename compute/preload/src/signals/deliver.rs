@@ -212,8 +212,8 @@ pub fn handle_now(signal: i32, info: usize, context: usize) {
     }
 }
 
-/// A signal that came before the call that sets a handler's mask: that mask is put in its place
-/// again.
+/// If the signal came before the call that sets an earlier handler's mask, has that mask written to
+/// its place again.
 ///
 /// # Safety
 /// `context` must be the kernel's, of a handler of the calling thread.
@@ -229,9 +229,9 @@ unsafe fn begin_mask_again(context: usize) {
     }
 }
 
-/// A signal came right behind that call, when the handler before it was as good as entered; so it
-/// is entered first. An unwinder of this signal's handler continues from there to the code that the
-/// first has interrupted.
+/// If the signal came right after that call, changes the frame so that the earlier handler counts
+/// as entered. An unwinder in this signal's handler then continues through it to the code that it
+/// has interrupted.
 ///
 /// # Safety
 /// As [`begin_mask_again`].
@@ -256,18 +256,19 @@ unsafe fn enter_first(context: usize) {
 /// The flag that `cld` clears.
 const DIRECTION: usize = 1 << 10;
 
-/// Runs a handler of the program's for the signal whose frame is `info`, `context`; it returns to
-/// the interrupted code.
+/// Runs a handler of the program for the signal whose frame is `info` and `context`. The handler
+/// returns to the interrupted code.
 ///
-/// The frame stays where it is where a thread has no near stack, or was on it already.
+/// The frame stays where it is if the thread has no near stack, or was on that stack already.
+/// Otherwise it is copied to a stack of the program.
 ///
 /// # Safety
 /// Both must be what the kernel gave to the handler that calls this, as its last act.
 pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: usize) -> ! {
     let record = threads::current();
     let own = 1u64 << (signal - 1);
-    // In a fault's last instructions? It is over, then, and its frame says where the program is.
-    // SAFETY: the kernel's frame.
+    // A signal may interrupt the last instructions of serving a fault. The fault is over then, and
+    // its own frame says where the program is. SAFETY: the kernel's frame.
     let context = unsafe {
         begin_mask_again(context);
         enter_first(context);
@@ -281,8 +282,8 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     // The handler begins with the call's mask. SAFETY: the kernel's frame.
     let before = unsafe { masks::in_wait(record, context) }.unwrap_or(before);
     let blocked = before | action.mask | if action.has(libc::SA_NODEFER) { 0 } else { own };
-    // Interrupted in the runtime, at work for the program on another stack? The program is where it
-    // came from.
+    // If the signal has interrupted the runtime on another stack, the program's stack is where the
+    // runtime came from.
     let in_trap = record.is_alternate(interrupted);
     let program = match in_trap {
         true => record.trapped_at.load(Ordering::Relaxed),
@@ -290,19 +291,23 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     };
     let asked = record.asked_size.load(Ordering::Relaxed);
     let wants_own = action.has(libc::SA_ONSTACK) && asked != 0;
-    // In a trapped call, on the near alternate stack: that frame is live, and from any other stack
-    // the next fault's frame would go to the top again. So the handler stays on this stack, below
-    // it; or, if it wants its own (Go's looks where it is), this stack ends below that frame until
-    // the handler returns, for with the frame the kernel restores what alternate stack there was.
-    // (Below its red zone, too: onto an alternate stack the kernel goes without leaving one.)
+    // During a trapped call the call's frame is live on the near alternate stack. If the handler
+    // ran on another stack, the next fault's frame would begin at the top again and overwrite it.
+    // So the handler stays on this stack, below that frame.
+    //
+    // A handler may want its own stack (Go's checks where it runs). Then the alternate stack is
+    // made to end below the live frame and its red zone: the kernel leaves no red zone on an
+    // alternate stack. When the handler returns, the kernel restores the former alternate stack
+    // from the frame.
     let rest = interrupted.wrapping_sub(RED_ZONE).wrapping_sub(record.alternate.load(Ordering::Relaxed)) & !15;
-    // A signal that is neither has interrupted the last instructions of another step of the runtime.
+    // If neither holds, the signal has interrupted the last instructions of another step of the
+    // runtime.
     let moves =
         if in_trap { wants_own && program != 0 && rest >= ROOM } else { record.is_alternate(near::stack_pointer()) };
     let (mask, slot) = (blocked & !OURS, record.handler_mask.as_ptr());
     if !moves {
         // The frame stays where it is, and the handler starts on it as the kernel would have
-        // started it. Nothing of the runtime's is between the two, because the handler may unwind.
+        // started it. No frame of the runtime lies between them, because the handler may unwind.
         // SAFETY: the kernel's frame, which says to return to the gate; another signal's siginfo
         // goes in its place.
         unsafe {
@@ -341,13 +346,14 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     unsafe { farmem_enter_handler(frame, action.handler, signal, mask, narrower, slot) }
 }
 
-/// Below its stack pointer a function may use so much without saying so (System V ABI).
+/// Bytes below its stack pointer that a function may use without moving it (System V ABI).
 const RED_ZONE: usize = 128;
 /// The part of the near alternate stack that must be left for faults in a handler that runs while a
 /// trapped call is on it.
 const ROOM: usize = threads::ALTERNATE_BYTES / 2;
 
-/// Where below `top` the vector state goes, and below that the frame, with so much behind it.
+/// The places below `top` of the vector state, and, below that, of the frame with `beside` bytes
+/// behind it.
 fn places(top: usize, vector_bytes: usize, beside: usize) -> (usize, usize) {
     let vector = (top - vector_bytes) & !63;
     // As the kernel aligns it: at the handler's entry rsp is 8 past a multiple of 16.

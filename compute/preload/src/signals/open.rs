@@ -18,11 +18,11 @@
 //!                                               which is over, as in [`super::resume`]'s window
 //! ```
 //!
-//! *In the midst of a fault* means: `serving`, and on the thread's near alternate stack. (Not the
-//! record alone: raw clones may share one, and have no such stack. For them, and for whoever is in
-//! a fault already, all is blocked by a call first.)
+//! *In the midst of a fault* means: `serving`, and on the thread's near alternate stack. (The
+//! record alone does not show it: raw clones may share one, and have no such stack. For them, and
+//! for a thread that is in a fault already, a call blocks all signals first.)
 //!
-//! SIGBUS and SIGSYS are never blocked. If a process sends them into a fault they are kept too,
+//! SIGBUS and SIGSYS are never blocked. If a process sends one during a fault, it is kept too,
 //! whatever the mask. A second one is sent again, and comes behind others of its number.
 //!
 //! The pager's state is safe: only these handlers run inside it, and they take no lock and wait for

@@ -20,8 +20,8 @@ pub fn reserve_stubs(text: usize) -> Option<usize> {
 }
 
 /// Patches every site in the executable mapping `start..end` of libc; the stubs go to `stubs`.
-/// Returns the sites that it leaves, for the filter: of glibc 2.36 to 2.41, 20 to 30 of 420 to 570.
-/// None: libc's text cannot be patched.
+/// Returns the sites that it leaves to the filter. In glibc 2.36 to 2.41 these are 20 to 30 of 420
+/// to 570. None: libc's text cannot be patched.
 ///
 /// # Safety
 /// The range must be libc's text, `stubs` from [`reserve_stubs`], and no other thread may run.
@@ -122,9 +122,10 @@ fn begin_clone(code: &mut Vec<u8>, &Spot { at, place, stubs }: &Spot, clone3: bo
     SEES_CLONES.fetch_or(!clone3, Ordering::Relaxed);
 }
 
-/// A clone3 uses the instruction that is still there, for the same reason as a clone below. But a
-/// child of posix_spawn that shares the memory and has its handlers cleared (glibc 2.38) could not
-/// fault on its arguments. It is refused as by an older kernel, and libc then does the work itself.
+/// A clone3 uses libc's own instruction, which is still there. The reason is that of a clone,
+/// below. But a child of posix_spawn that shares the memory and has its handlers cleared (glibc
+/// 2.38) could not fault on its arguments. It is refused as by an older kernel, and libc then does
+/// the work itself.
 fn clone3(code: &mut Vec<u8>, at: usize, place: usize) {
     code.extend([0xf7, 0x47, 0x04, 0x01, 0x00, 0x00, 0x00]); // test dword [rdi+4],CLONE_CLEAR_SIGHAND >> 32
     code.extend([0x74, 0x0c]); // jz native
