@@ -47,14 +47,15 @@ pub enum Arrival {
 
 /// Decides which pages leave.
 ///
-/// Knows a page as *local* from [`Policy::arrived`] (or [`Policy::kept`]) until
-/// [`Policy::victims`] names it or [`Policy::gone`] ends it. Told twice that a
-/// page is local, or of the end of one it does not know, it stays as it is.
+/// Knows a page as *local* from [`Policy::arrived`] (or [`Policy::kept`]) until [`Policy::victims`]
+/// names it or [`Policy::gone`] ends it. If it is told twice that a page is local, or is told the
+/// end of an unknown page, nothing changes.
 pub trait Policy: Send {
     /// The page is now local.
     fn arrived(&mut self, page: PageId, how: Arrival);
 
-    /// Many are, in this order: one after another, but what is known of them is looked up together.
+    /// These pages are now local. The same as [`Policy::arrived`] for each in turn, but the tables
+    /// are read for all together, which is faster.
     fn all_arrived(&mut self, pages: &[(PageId, Arrival)]) {
         pages.iter().for_each(|&(page, how)| self.arrived(page, how));
     }
@@ -83,7 +84,7 @@ pub trait Policy: Send {
         0
     }
 
-    /// Pages it takes for local.
+    /// Pages that the policy knows as local.
     fn len(&self) -> usize;
 
     /// Whether it knows no page.

@@ -73,9 +73,9 @@ struct Free {
 pub struct Pages {
     nodes: Vec<Node>,
     heads: Vec<u32>,
-    /// Nodes without a page, in the order in which they lost it: they are taken in that order, so
-    /// that pages that came one after another lie one after another, and a walk along a queue is
-    /// one along memory.
+    /// Nodes without a page, in the order in which they lost it. They are reused in that order. So
+    /// pages that came one after another lie side by side, and a walk along a queue reads memory in
+    /// order.
     free: Free,
     queues: [Queue; 4],
 }

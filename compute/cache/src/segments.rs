@@ -66,14 +66,15 @@ const COLD: usize = 2;
 /// A page's four bits of credit: returns in a row, 0–3, above the rounds it has left, 0–3.
 const ROUNDS: u8 = 3;
 const MOST_RETURNS: u8 = 3;
-/// Of how many victims the share that comes back is taken: a part of the capacity, and at least.
+/// The number of victims over which the share that comes back is counted: the capacity divided by
+/// the first number, but at least the second.
 const WINDOW: (usize, u64) = (16, 16);
 /// The least number of victims of which a share is taken: at most half a window, which is what
 /// halving leaves.
 const ENOUGH: u64 = 8;
 
-/// Of the pages that left a queue of late, how many were needed: came back before as many others
-/// had left as are local at once. All of memory would have kept those.
+/// Of the pages that left a queue recently, how many were *needed*. A needed page came back before
+/// as many others had left as local memory holds. One queue over all of memory would have kept it.
 #[derive(Clone, Copy, Default)]
 struct Fate {
     left: u64,
@@ -90,8 +91,8 @@ impl Fate {
         }
     }
 
-    /// One came back. Never more of them than left: those that come may have left before the counts
-    /// were halved, or while victims came from this queue, which they do no more.
+    /// A needed page came back. `needed` never exceeds `left`: the page may have left before the
+    /// counts were halved, or while more victims came from this queue.
     fn comes_back(&mut self) {
         self.needed = self.left.min(self.needed + 1);
     }
@@ -102,7 +103,7 @@ impl Fate {
         self.needed = self.left.min(self.needed);
     }
 
-    /// Whether its pages are needed less than a third as often as those of the other.
+    /// Whether this queue's pages are needed less than a third as often as the other queue's.
     fn is_staler_than(&self, other: &Fate) -> bool {
         self.left >= ENOUGH && 3 * self.needed * other.left < other.needed * self.left
     }
@@ -113,14 +114,14 @@ pub struct Segments {
     pages: Pages,
     ghosts: Ghosts,
     shape: Shape,
-    /// Pages.
+    /// Probation's share, pages.
     probation: usize,
     soon: u64,
     capacity: u64,
     window: u64,
-    /// By queue.
+    /// What became of the victims of each queue.
     fates: [Fate; 2],
-    /// Victims chosen, and rounds spent.
+    /// Counts the choices between the queues, so that one in [`Shape::look`] is the other way.
     turn: u32,
 }
 
@@ -189,7 +190,7 @@ impl Segments {
     }
 }
 
-/// The queue that a ghost left. A page that comes back to be protected has a hit.
+/// The queue that a ghost left. A page that leaves the protected queue has at least one hit.
 fn queue_of(hits: u8) -> usize {
     if hits > 0 { PROTECTED } else { PROBATION }
 }

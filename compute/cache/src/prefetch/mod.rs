@@ -16,11 +16,10 @@
 //!        demand                 and is the moment to fetch the next, twice as long
 //! ```
 //!
-//! A window whose wire is never touched is presumed wasted, and one whose
-//! pages fault themselves (they were evicted, or there was no room) is
-//! lost: the stream starts again with half. Waste lowers the thread's *trust*,
-//! on which it depends how much evidence a new stream needs, so that random
-//! access costs next to nothing.
+//! A window whose wire is never touched is presumed wasted, and one whose pages fault themselves
+//! (they were evicted, or there was no room) is lost: the stream starts again with half. Waste
+//! lowers the thread's *trust*. With less trust a new stream needs more evidence, so random access
+//! costs next to nothing.
 
 mod first_touch;
 mod streams;
@@ -95,7 +94,7 @@ pub fn longest_for(pages: u64) -> u32 {
     (pages / 32).min(LONGEST as u64) as u32
 }
 
-/// The outcome of the windows.
+/// What became of a thread's windows.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tally {
     /// Faults seen.

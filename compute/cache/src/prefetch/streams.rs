@@ -12,7 +12,7 @@ struct Stream {
     /// Its last fault.
     at: u64,
     stride: i64,
-    /// Pages ahead of `at` that are local now, it is hoped.
+    /// Pages ahead of `at` that the last window named. They should be local now.
     window: u32,
     /// … of which the window brought in; the others were there.
     fetched: u32,
@@ -57,8 +57,7 @@ impl Streams {
     /// a window of w pages and behind its wire in proportion w : slack + 1, and what falls behind
     /// doubles the window: were the slack as long as the window, chance alone would keep every
     /// stream at its longest.
-    // Most faults go on with none, and are told so by `may_hold`: as a call of its own it took 36
-    // instructions more a fault.
+    // Inlined, because most faults continue no stream and end at `may_hold`.
     #[inline(always)]
     pub fn follow(&self, page: PageId, longest: u32, slack: i64, local: impl Fn(PageId) -> bool) -> Option<Next> {
         debug_assert!(slack <= MOST_SLACK);
