@@ -35,7 +35,7 @@ pub struct File {
     pub command: [AtomicU64; 32],
     /// Node addresses, comma separated, UTF-8, zero padded.
     pub nodes: [AtomicU64; 16],
-    /// Changes of the run's nodes since it began, twice; odd while `roster` is being written.
+    /// Twice the number of changes of the run's nodes. It is odd while `roster` is being written.
     pub roster_changes: AtomicU64,
     /// The nodes since the last change, as addresses that need no resolver with their failure
     /// domains, comma separated.
@@ -103,7 +103,8 @@ pub struct NearProgram {
 impl NearProgram {
     const BEING_WRITTEN: u32 = u32::MAX;
 
-    /// Whether the entry is this program's, or was free and is now. Counts it then.
+    /// Counts the program if the entry is its own, or is free and can be taken. Returns whether it
+    /// did.
     fn takes(&self, name: &[u64; 7], why: Near) -> bool {
         let free = self.why.compare_exchange(0, Self::BEING_WRITTEN, Ordering::Acquire, Ordering::Acquire);
         match free {
@@ -220,7 +221,7 @@ pub struct Process {
     pub local_bytes: AtomicU64,
     /// Peak of `local_bytes`.
     pub local_peak: AtomicU64,
-    /// Level: of `local_bytes`, what far objects of the program hold.
+    /// Level: the part of `local_bytes` that the program's far objects hold.
     pub objects_bytes: AtomicU64,
     /// Peak of `objects_bytes`.
     pub objects_peak: AtomicU64,
@@ -321,8 +322,8 @@ pub fn get_text(field: &[AtomicU64]) -> String {
 }
 
 impl File {
-    /// The nodes since a change that is not `seen`, and the number of that change. `None`: there is
-    /// none.
+    /// The nodes after the last change, and the change's number. `None` if that change was `seen`,
+    /// or one is being written.
     pub fn roster(&self, seen: u64) -> Option<(u64, String)> {
         let change = self.roster_changes.load(Ordering::Acquire);
         if change == seen || !change.is_multiple_of(2) {

@@ -6,8 +6,8 @@
 //!                                  runtime, pager ◄─ RunSpec ◄─ parse ◄┘
 //! ```
 //!
-//! The text is `key=value` pairs separated by `;`. Both ends are of one build, for `farmem run`
-//! lays down the library that it carries. So nothing is guessed: a key or value that is not known
+//! The text is `key=value` pairs separated by `;`. Both ends are of one build, because `farmem run`
+//! carries the library and writes it out. So nothing is guessed: a key or value that is not known
 //! is an error, and so is a key that comes twice.
 
 use crate::choice::{Choice, Dirty, Faults, Prefetch, Protect};
@@ -37,7 +37,7 @@ pub struct RunSpec {
     pub changes: bool,
     /// How its far memory is protected.
     pub protect: Protect,
-    /// Where the file is that has copies of pages, if one has: a directory.
+    /// The directory of the file that holds copies of pages, if there is one.
     pub disk: Option<String>,
     /// How bytes move.
     pub transport: Transport,
@@ -59,7 +59,7 @@ pub struct RunSpec {
     pub trace: Option<String>,
     /// Path of the token by which it borrows, if its nodes ask for one.
     pub token: Option<String>,
-    /// With a token, too, its bytes go over TCP as they are.
+    /// Bytes go over TCP unencrypted, even if there is a token.
     pub plain: bool,
     /// Its nodes are not trusted: pages leave sealed.
     pub seal: bool,
@@ -70,8 +70,7 @@ pub struct RunSpec {
 }
 
 impl Default for RunSpec {
-    /// As a run has it of which nothing was asked. It has no name, no local memory and no nodes
-    /// yet.
+    /// The settings of a run without flags. It has no name, no local memory and no nodes yet.
     fn default() -> RunSpec {
         RunSpec {
             run: [0; 16],
@@ -131,7 +130,7 @@ impl fmt::Display for BadSpec {
 impl std::error::Error for BadSpec {}
 
 impl RunSpec {
-    /// The text by which processes of the run learn it.
+    /// The text that carries these settings to the run's processes.
     ///
     /// # Errors
     /// A path that contains what separates settings.
@@ -168,7 +167,7 @@ impl RunSpec {
         Ok(pairs.join(";"))
     }
 
-    /// Reads it.
+    /// Reads the text that [`RunSpec::to_text`] wrote.
     ///
     /// # Errors
     /// One line that names what is wrong.

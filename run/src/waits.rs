@@ -36,7 +36,7 @@ pub struct File {
     others: Place,
 }
 
-/// A file that holds code.
+/// A mapped file that holds code.
 #[derive(FromBytes)]
 #[repr(C)]
 struct Mapped {
@@ -152,7 +152,8 @@ impl File {
                     return Some(number);
                 }
                 Err(taken) if taken == hash => return Some(number),
-                // Another one, or one that is being written: at worst a file has two numbers.
+                // Another file's, or one that is being written. If that is this file's, the file
+                // gets two numbers, which does no harm.
                 Err(_) => {}
             }
         }
