@@ -244,7 +244,7 @@ pub const SERVICE: &[Calls] = &[
     },
 ];
 
-/// Of `asm-generic/ioctls.h`: it pastes, too.
+/// Of `asm-generic/ioctls.h`. Like TIOCSTI it can put input into a terminal.
 const TIOCLINUX: u32 = 0x541c;
 
 /// How a process is confined.
@@ -297,8 +297,8 @@ fn install(filter: &[sock_filter]) -> Result<(), Errno> {
         // SAFETY: the kernel reads the program, whose length is right, and copies it.
         said(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) })
     };
-    // Without the flag kernels before 5.16 slow the whole process down, against a side channel that
-    // only code of somebody else in the same process could use.
+    // Without the flag, kernels before 5.16 slow the whole process down. They guard against a side
+    // channel that only foreign code in the same process could use.
     install(libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW).or_else(|_| install(0))
 }
 
@@ -320,7 +320,7 @@ const fn op(code: u16, k: u32) -> sock_filter {
     sock_filter { code, jt: 0, jf: 0, k }
 }
 
-/// Goes on `by` instructions further unless it holds.
+/// Skips `by` instructions unless the comparison holds.
 const fn unless(code: u16, k: u32, by: usize) -> sock_filter {
     sock_filter { code, jt: 0, jf: by as u8, k }
 }
@@ -331,7 +331,7 @@ const REFUSE: sock_filter = op(RETURN, libc::SECCOMP_RET_ERRNO | libc::EPERM as 
 /// The program that the kernel runs before each call.
 fn filter(allowed: &[&[Calls]]) -> Vec<sock_filter> {
     let kill = op(RETURN, libc::SECCOMP_RET_KILL_PROCESS);
-    // Of `struct seccomp_data`: the call's number at 0, its architecture at 4.
+    // Offsets in `struct seccomp_data`: the call's number at 0, its architecture at 4.
     let mut program = vec![op(LOAD, 4), sock_filter { code: IF_EQUAL, jt: 1, jf: 0, k: X86_64 }, kill, op(LOAD, 0)];
     program.extend([unless(IF_AT_LEAST, X32, 1), REFUSE]);
     for calls in allowed.iter().copied().flatten() {
@@ -341,7 +341,7 @@ fn filter(allowed: &[&[Calls]]) -> Vec<sock_filter> {
             program.extend(&body);
         }
     }
-    // libc takes `clone` then, whose arguments the filter can see.
+    // ENOSYS has libc use `clone` instead, whose arguments the filter can see.
     program.extend([unless(IF_EQUAL, libc::SYS_clone3 as u32, 1), op(RETURN, no_such_call())]);
     program.push(REFUSE);
     program
@@ -351,10 +351,10 @@ const fn no_such_call() -> u32 {
     libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32
 }
 
-/// What is done with one call. It always returns, so that the accumulator holds the number after
-/// it.
+/// The instructions for one call. They always end in a return, so behind them the accumulator still
+/// holds the call's number.
 fn body(when: When) -> Vec<sock_filter> {
-    // Its arguments begin at 16, with 64 bits each, the low ones first.
+    // The call's arguments begin at offset 16, with 64 bits each, the low word first.
     let load = |argument: u32| op(LOAD, 16 + 8 * argument);
     let each = |pairs: &[(u32, u32)], then: sock_filter| -> Vec<sock_filter> {
         let value = |value: u32| if value == OWN_PID { std::process::id() } else { value };

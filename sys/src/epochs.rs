@@ -7,18 +7,21 @@
 //!  nobody's, or moving  live      first use     cold                 claimed: its evictor's alone
 //! ```
 //!
-//! *A use* is one load and one compare: the frame's word equals the box's. A frame that is cold has
-//! the complement, so the first use after the hand takes the slow way, and warms it.
+//! A *box* names an object by a word. The *hand* is the evictor's, which passes over all frames and
+//! makes them *cold*.
+//!
+//! *A use* is one load and one compare: the frame's word equals the box's. A cold frame has the
+//! word's complement. So the first use after the hand takes the slow way, and warms the frame.
 //!
 //! *Why a claimed frame has no references.* A scope publishes the epoch in its thread's slot and
 //! then fences. The evictor makes frames cold, raises the epoch, fences, and looks at the slots.
 //! Either the scope's fence was first: then the evictor finds its slot, and waits until it is over.
 //! Or the evictor's was: then the scope finds the frame cold, and warms it before it uses it. A
-//! scope of the next epoch does so too, as it acquired the epoch. So a frame that is still cold when
-//! all scopes of its epoch are over is used by nobody ([`Header::claim`]).
+//! scope of the next epoch finds it cold too, because it acquired the epoch. So no thread uses a
+//! frame that is still cold when all scopes of its epoch are over ([`Header::claim`]).
 //!
-//! *Which chill is meant.* A frame may be warmed and made cold again. Only the last epoch counts, so
-//! it stands in the header, and a claim names it.
+//! *Which chill counts.* A frame may be warmed and made cold again. Only the epoch of the last
+//! chill counts. The header holds it, and a claim names it.
 //!
 //! *Orders.* `publish` releases the payload, a use acquires it. The end of a scope releases what it
 //! read and wrote, the evictor's look at the slot acquires that.
@@ -110,14 +113,14 @@ impl Header {
         self.word.compare_exchange(word, dirty, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// The object is there.
+    /// The object's bytes are complete: from now on its box finds it.
     pub fn publish(&self, word: u64) {
         let order = if made(Mistake::PublishedTooEarly) { Ordering::Relaxed } else { Ordering::Release };
         self.word.store(word, order);
     }
 
-    /// Nobody can find the frame by a box any more. The caller has the box, or the frame never had
-    /// its object.
+    /// Makes the frame nobody's: no box finds it any more. The caller has the box, or the frame
+    /// never had its object.
     pub fn clear(&self) {
         self.word.store(0, Ordering::Relaxed);
     }
@@ -166,7 +169,7 @@ pub struct Epochs {
 }
 
 impl Epochs {
-    /// For as many threads.
+    /// Epochs with slots for this many threads.
     pub fn new(threads: usize) -> Epochs {
         let slots = (0..threads).map(|_| Slot(AtomicU64::new(IDLE))).collect();
         Epochs { now: AtomicU64::new(1), slots }
@@ -183,7 +186,7 @@ impl Epochs {
         }
     }
 
-    /// It ends.
+    /// The outermost scope of a thread ends.
     #[inline]
     pub fn leave(&self, slot: usize) {
         let order = if made(Mistake::LeavesTooEarly) { Ordering::Relaxed } else { Ordering::Release };
@@ -394,7 +397,7 @@ mod models {
         arrives(Some(Mistake::PublishedTooEarly));
     }
 
-    /// What is written by an exclusive borrow is in the frame, or at home.
+    /// A write by an exclusive borrow is in the frame, or at home.
     fn written(mistake: Option<Mistake>) {
         explore(mistake, || {
             let frame = Arc::new(Frame::with_a());

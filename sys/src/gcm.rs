@@ -246,7 +246,7 @@ unsafe fn by_one<const SEALS: bool>(key: &Key, nonce: u64, from: *const u8, to: 
     tag(key, nonce, hashed)
 }
 
-/// A page by vectors of four blocks.
+/// Seals or opens a page by vectors of four blocks.
 ///
 /// # Safety
 /// As [`Key::seal`], and the CPU can.

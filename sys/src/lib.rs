@@ -40,7 +40,7 @@
 
 #![allow(unsafe_code)]
 
-// Its lock is made at compile time, as no lock is under loom.
+// Its lock is a `const`, and loom's locks cannot be.
 #[cfg(not(loom))]
 pub mod arena;
 pub mod clock;

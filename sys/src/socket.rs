@@ -80,7 +80,7 @@ const _: () = assert!(size_of::<Part>() == size_of::<libc::iovec>() && offset_of
 /// Elements of one transfer, at most (`UIO_MAXIOV`).
 pub const MAX_PARTS: usize = 1024;
 
-/// Whom to connect to.
+/// The peer to connect to.
 #[derive(Clone, Copy, Debug)]
 pub enum Peer<'a> {
     /// An internet address.
@@ -141,14 +141,13 @@ pub fn connect(peer: Peer<'_>, timeout_ns: u64) -> Result<i32, Errno> {
 /// Has the kernel send what a TCP socket is given at once: short segments are not held back, and
 /// none is paced.
 ///
-/// Before it is connected, or begins to listen (what it accepts is like it): a socket that was
-/// paced once stays so.
+/// Call it before the socket connects or listens: a socket that was paced once stays so. Accepted
+/// sockets inherit it.
 ///
-/// Where the system's congestion control is BBR, the kernel spreads segments by a timer, which it
-/// sets for each: 1.5 µs of the 10 that a page's round trip takes over loopback on a virtual
-/// machine (`memory/examples/roundtrip.rs`), and BBR's model is of paths of milliseconds. Far
-/// memory is as far as the next switch; there the plain ones do as well, and anybody may ask for
-/// Reno. A system that has any other keeps it.
+/// If the system's congestion control is BBR, the kernel sets a timer for each segment. That costs
+/// a seventh of a page's round trip over loopback (`memory/examples/roundtrip.rs`). BBR suits paths
+/// of milliseconds, and far memory is one switch away. So CUBIC or Reno is set in its place; any
+/// user may choose Reno. Any other congestion control stays.
 pub fn send_at_once(fd: i32) {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
     if congestion(fd).is_some_and(|name| name.starts_with(b"bbr")) {
@@ -160,7 +159,7 @@ pub fn send_at_once(fd: i32) {
 /// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
 const CONGESTION_NAME: usize = 16;
 
-/// Of a TCP socket: its name, and zeros.
+/// The name of a TCP socket's congestion control, padded with zeros.
 fn congestion(fd: i32) -> Option<[u8; CONGESTION_NAME]> {
     let (mut name, mut len) = ([0; CONGESTION_NAME], CONGESTION_NAME as u32);
     let [level, option] = [libc::IPPROTO_TCP, libc::TCP_CONGESTION].map(|n| n as usize);
@@ -204,7 +203,8 @@ pub unsafe fn send(fd: i32, parts: &[Part]) -> Result<usize, Errno> {
 #[inline]
 pub unsafe fn receive(fd: i32, parts: &[Part]) -> Result<usize, Errno> {
     if let [part] = parts {
-        // A third less than by a header, which is a third of a look in vain.
+        // `recvfrom` takes a third less time than `recvmsg`, which matters when polls often find
+        // nothing.
         let (at, len) = (part.at as usize, part.len);
         // SAFETY: the part is the caller's promise.
         return unsafe { retried(libc::SYS_recvfrom, [fd as usize, at, len, libc::MSG_DONTWAIT as usize, 0, 0]) };
@@ -231,8 +231,8 @@ pub fn receive_bytes(fd: i32, into: &mut [u8]) -> Result<usize, Errno> {
     unsafe { receive(fd, &[Part::new(into.as_mut_ptr(), into.len())]) }
 }
 
-/// Whether the peer has closed the stream, or it is broken, without taking anything from it: also
-/// when there are bytes before its end that nobody has taken.
+/// Whether the peer has closed the stream, or it is broken. Takes no bytes from it, and also sees
+/// an end that lies behind bytes not taken yet.
 pub fn is_cut(fd: i32) -> bool {
     // (Peeking at the next byte would not do: a caller that does not wait for bytes would never see
     // the end.)
@@ -290,7 +290,8 @@ pub fn receive_with_descriptor(fd: i32, into: &mut [u8]) -> Result<(usize, Optio
     message.msg_control = (&mut control as *mut OneDescriptor).cast();
     message.msg_controllen = size_of::<OneDescriptor>();
     let flags = (libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) as usize;
-    // One that finds no room is lost, and the call says so when it is too late: there must be room.
+    // A descriptor that comes when the process may have no more is lost. So a spare one is closed
+    // first.
     let lent = spare::give_up();
     // SAFETY: header, part and room for one descriptor are live.
     let n = unsafe { retried(libc::SYS_recvmsg, [fd as usize, &mut message as *mut _ as usize, flags, 0, 0, 0]) };
@@ -298,7 +299,7 @@ pub fn receive_with_descriptor(fd: i32, into: &mut [u8]) -> Result<(usize, Optio
         && message.msg_controllen >= ONE
         && control.head.cmsg_len == ONE
         && (control.head.cmsg_level, control.head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
-    // Nor does the call fail for one that finds no number: the bytes are taken.
+    // If the descriptor cannot be made ours, the call still succeeds: its bytes are taken.
     let came = if came { own_fd(control.fd).ok() } else { None };
     if lent {
         spare::keep();

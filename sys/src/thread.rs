@@ -119,7 +119,8 @@ pub const THREAD_FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_SYSVSEM
     | libc::CLONE_SETTLS;
 
-/// Starts a thread, all its signals but the forced ones blocked, that runs `job(argument)`.
+/// Starts a thread that runs `job(argument)`. All its signals are blocked, except those that the
+/// kernel forces.
 pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
     let stack = reserve(STACK_BYTES)? as usize;
     let thread_pointer = reserve(TLS_BYTES)? as usize + BELOW;

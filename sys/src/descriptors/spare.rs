@@ -1,5 +1,4 @@
-//! Spare descriptors: so that the runtime can have one when the program has used up all it may
-//! have.
+//! Spare descriptors, for the runtime to use when the program has opened as many as it may.
 //!
 //! A fork needs a connection to each node, a socket pair, a userfaultfd; a thread's first fault
 //! over TCP a connection; a slab over shared memory the descriptor that it comes as. A program at
@@ -19,11 +18,13 @@ use std::sync::atomic::Ordering;
 
 /// One descriptor in `OF` that a program may have is taken from it.
 const OF: u64 = 32;
-/// Lower numbers are the program's: it would miss them (`open` gives the lowest that is free).
+/// The least number of a spare. Lower numbers are left to the program, which expects them: `open`
+/// gives the lowest that is free.
 const LEAST: i32 = 200;
 
-/// Lays in what is missing, as far as there is room. A vfork child gives back what was lent to it
-/// and is not in use; laid in, its numbers would stand where its parent looks.
+/// Opens the spares that are missing, as far as the limit allows. A vfork child opens none: its
+/// numbers would stand where its parent looks. It gives back those that were lent to it and are
+/// unused.
 pub fn keep() {
     if is_away() {
         for spare in SPARE.iter().map(|place| place.load(Ordering::Relaxed)).filter(|&place| place < NONE).map(lent) {
@@ -46,7 +47,7 @@ pub fn keep() {
         return;
     }
     let most = if limit.rlim_cur > LEAST as u64 { (limit.rlim_cur / OF).min(MOST as u64) as usize } else { 0 };
-    // Above a limit that was lowered a number makes no room when it is given up.
+    // If the limit was lowered, closing a spare above it makes no room. Such spares are closed now.
     for place in &SPARE {
         let spare = place.load(Ordering::Relaxed);
         if spare < 0 || (spare as u64) < limit.rlim_cur {
@@ -63,7 +64,7 @@ pub fn keep() {
         let made = unsafe { checked(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };
         let Ok(made) = made else { return };
         let Ok(spare) = own_fd(made as i32) else { return };
-        // The limit is too low for any that does not show.
+        // The limit is too low for a spare that the program would not notice.
         if spare < LEAST {
             return close(spare);
         }
@@ -73,7 +74,7 @@ pub fn keep() {
     }
 }
 
-/// Closes one, so that one more can be had. False when there is none left.
+/// Closes a spare, so that another descriptor can be opened. False when none is left.
 pub fn give_up() -> bool {
     if is_away() {
         return SPARE.iter().any(|place| {

@@ -160,8 +160,8 @@ impl RcQueue {
     pub fn new(domain: &Arc<Domain>, depth: u32, sequence: u32) -> Result<RcQueue, Errno> {
         let open = &domain.device.open;
         let ibv = open.library.enter();
-        // Flushed requests are told even if their success would not be: room for all.
-        // SAFETY: a live context; no channel, no cookie.
+        // Flushed requests complete even if their success would not be reported. So the queue has
+        // room for all. SAFETY: a live context; no channel, no cookie.
         let cq = unsafe { (ibv.ibv_create_cq)(open.context, depth as i32 + 1, ptr::null_mut(), ptr::null_mut(), 0) };
         let cq = open.library.made(cq)?;
         let cap = ffi::QpCap {

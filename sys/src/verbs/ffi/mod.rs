@@ -216,7 +216,7 @@ pub struct MwBindInfo {
     pub mw_access_flags: c_uint,
 }
 
-/// The union of `ibv_send_wr` that says where at the other end. Its members overlay one another.
+/// The union of `ibv_send_wr` that names the peer's memory. Its members overlay one another.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union Target {
