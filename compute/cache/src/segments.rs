@@ -119,7 +119,7 @@ pub struct Segments {
     soon: u64,
     capacity: u64,
     window: u64,
-    /// What became of the victims of each queue.
+    /// The fate of each queue's victims.
     fates: [Fate; 2],
     /// Counts the choices between the queues, so that one in [`Shape::look`] is the other way.
     turn: u32,

@@ -94,7 +94,7 @@ pub fn longest_for(pages: u64) -> u32 {
     (pages / 32).min(LONGEST as u64) as u32
 }
 
-/// What became of a thread's windows.
+/// The outcome of a thread's windows.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tally {
     /// Faults seen.
