@@ -30,7 +30,7 @@ const STRIPES: usize = 32;
 /// A reader's pause between two checks whether an update has ended.
 const PAUSE_NS: u64 = 20_000;
 
-/// What an operation is part of.
+/// The purpose of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whose {
     /// The caller's own: the caller gets its [`Done`].

@@ -230,7 +230,7 @@ impl Disk {
         self.write_next()
     }
 
-    /// The same, for a caller that holds the writer's lock.
+    /// As [`Disk::write_one`]. The caller holds the writer's lock.
     fn write_next(&self) -> bool {
         let Some(job) = ({
             let mut queue = self.queue.lock();
