@@ -26,7 +26,7 @@ pub struct Op {
     pub act: Act,
 }
 
-/// What an operation does.
+/// The act of an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Act {
     /// Reads a string: [`Outcome::Found`] or [`Outcome::Absent`].
@@ -74,7 +74,7 @@ pub enum Act {
     },
 }
 
-/// What became of an operation.
+/// The result of an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// The key's value. Of a key that is no string, its inner form.
@@ -130,8 +130,8 @@ impl Store {
         Ok(values)
     }
 
-    /// Stores strings, whatever their keys are, side by side. Of a key that is named twice either
-    /// value stays.
+    /// Stores strings side by side, in place of any value that their keys have. If a key is named
+    /// twice, either value may stay.
     ///
     /// # Errors
     /// The first one's: a node is lost, or there is no memory left. Others may have been stored.

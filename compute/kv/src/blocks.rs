@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Parts are sized so that each fills a piece of memory, and their hashes spread them over the
-//! nodes. They are written first; the head is stored if there is none, and with it the block exists
-//! at once. Nobody changes a part. A writer that comes second takes its own parts out again, since
-//! their keys have a nonce of its own. A writer that is killed before its head leaves parts that
-//! nothing refers to until they are evicted.
+//! nodes. A writer stores the parts first, then the head if there is none: with it the whole block
+//! exists. Parts never change. A writer that comes second removes its own parts, whose keys have a
+//! nonce of its own. A writer that is killed before it stores a head leaves parts that nothing
+//! refers to, until they are evicted.
 //!
 //! A block of which a part is missing counts as absent, and its head is taken out, so that it can
 //! be put again. Eviction takes a whole block, unless it is pinned. A pin that comes while a block

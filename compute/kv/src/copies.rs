@@ -1,8 +1,8 @@
-//! A shard's words on one node, or on two.
+//! Carries out a shard's verbs on one node, or on two that hold the same bytes.
 //!
 //! A protected shard has a *first* node, whose number its addresses carry, and a *second* one. Both
 //! have every piece at the same place. The rest of the store asks for verbs as if there were one
-//! node; this module carries them out:
+//! node:
 //!
 //! ```text
 //!  READ    first                                 one round trip, as without protection
@@ -12,29 +12,32 @@
 //!  ALLOC   first, then the same place at second  FREE the other way round
 //! ```
 //!
-//! *Invariant.* A word at the first node is what it is at the second, or what it was there just
-//! before. A CAS expects a value that was read at the first node. So the second node cannot go two
+//! A CAS is *decided* once the second node has carried it out, and *shown* once the first has too.
+//!
+//! *Invariant.* A word at the first node has the value that it has at the second, or the one before
+//! that. A CAS expects a value that was read at the first node. So the second node cannot go two
 //! values ahead.
 //!
-//! *Help.* A CAS that fails at the second node has met another's that may not have reached the
-//! first. It brings the first on, reading the first before the second: the other order could take
-//! the first back. So a front end that dies between its two CASes holds nobody up. Its operation
-//! takes effect when it is helped, or never.
+//! *Help.* A CAS that fails at the second node has met another front end's decision, which may not
+//! be shown yet. The front end whose CAS failed shows that decision. It reads the first node before
+//! the second, because the other order could set the first node back. So a front end that dies
+//! between its two CASes delays no other. Its operation takes effect when it is helped, or never.
 //!
-//! *A relink* is the WRITE of an object and the CAS from an older object's slot to its own. Both go
-//! to the second node together, where the WRITE comes first. So a decision may be met whose object
-//! the first node does not have yet. A helper copies the object there before it shows the slot, and
-//! an object is in the index of the first node only when its bytes are. The helper is an operation
-//! under way, so the place is not used again before it ends.
+//! *A relink* writes an object and CASes an older object's slot to its own. Both verbs go to the
+//! second node together, WRITE first. So a helper may meet a decision whose object the first node
+//! does not have yet. It copies the object before it shows the slot. So every object in the first
+//! node's index has its bytes there. The helper is an operation under way, so the place is not used
+//! again before it ends.
 //!
-//! *A node that has ended.* The second has all that the first has shown, so either may go on alone.
-//! It must be certain that the other's process is gone: a node that is only silent ends the front
-//! end. The survivor is marked in [`head::PAIR`], for front ends that come later. Memory of an
-//! ended node on this machine stays mapped until its loss is seen, so nothing is changed at one
-//! node alone before [`GATE_MS`] have passed: others have looked by then ([`crate::drive`]).
+//! *A node that has ended.* The second node has all that the first has shown, so either may go on
+//! alone. A front end must be certain that the other's process is gone. If the other node is only
+//! silent, the front end ends. The survivor is marked in [`head::PAIR`], for front ends that come
+//! later. Memory of an ended node on this machine stays mapped until its loss is seen. So nothing
+//! is changed at one node alone before [`GATE_MS`] have passed, in which all front ends look
+//! ([`crate::drive`]).
 //!
-//! *A node in its place* is filled by [`crate::mend`]. Until it is, the survivor alone is read and
-//! decides. The new node is written to, and nobody relies on it.
+//! *A new node* in its place is filled by [`crate::mend`]. Until that has ended, the survivor alone
+//! is read and decides. The new node is written to, and nobody relies on it.
 
 mod filling;
 mod help;
@@ -48,17 +51,17 @@ use crate::task::{Answer, Io, Verb};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// From the sight of a node's end to the first change at the other alone, in ms.
+/// Milliseconds between seeing a node's end and the first change at the other alone.
 const GATE_MS: u32 = 100;
 
 /// Which nodes have the shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// The first and this one.
+    /// Both: the first, and this one as the second.
     Both(u8),
-    /// This one, of two.
+    /// This one alone. The other has ended.
     Alone(u8),
-    /// This one, of two. The other is being filled.
+    /// This one alone. The other is being filled.
     Mending(u8),
     /// The first. There never was a second.
     Single,
@@ -86,13 +89,14 @@ pub struct Copies {
     /// The root piece and the word that leads to it, once they are known.
     root: Cell<At>,
     root_word: Cell<At>,
-    /// As last read.
+    /// The pair's word as last read.
     pair: Cell<Pair>,
     pub(crate) mending: Mending,
     /// Batches under way.
     open: Cell<u32>,
-    /// Operations under way are counted by the phase in which they began.
+    /// The phase of what begins now: 0 or 1.
     phase: Cell<usize>,
+    /// Operations and batches under way, by the phase in which they began.
     under_way: [Cell<u32>; 2],
 }
 
@@ -118,7 +122,7 @@ impl Copies {
         self.mode.get()
     }
 
-    /// Whether two nodes have it.
+    /// Whether two nodes have the shard.
     pub fn is_double(&self) -> bool {
         matches!(self.mode.get(), Mode::Both(_))
     }
@@ -128,7 +132,7 @@ impl Copies {
         self.pair.get()
     }
 
-    /// The root piece was found.
+    /// Notes where the root piece is, once it was found.
     pub fn found(&self, root_word: At, root: At, pair: Pair) {
         self.root_word.set(root_word);
         self.root.set(root);
@@ -180,7 +184,7 @@ impl Copies {
         }
     }
 
-    /// A node of the two has ended.
+    /// Notes that a node of the two has ended.
     fn ended(&self, node: u8) {
         if let Mode::Both(second) = self.mode.get() {
             let stays = if node == second { self.first } else { second };
@@ -205,8 +209,8 @@ impl Copies {
         }
     }
 
-    /// After the end of `node`: the verbs again, at the other. CASes that may have been carried out
-    /// stay unknown: their callers give them again.
+    /// Repeats verbs at the other node after `node` has ended. `posted`: the CASes may have been
+    /// carried out. They are answered [`Answer::Unknown`], and their callers repeat them.
     async fn again(&self, io: &Io, node: u8, verbs: &[Verb], mut answers: Vec<Answer>, posted: bool) -> Vec<Answer> {
         self.ended(node);
         self.gate(io).await;
@@ -225,6 +229,7 @@ impl Copies {
         answers
     }
 
+    /// Carries out a batch at both nodes: the verbs before its first CAS, the decisions, the rest.
     async fn both(&self, io: &Io, how: (Rules, Words), second: u8, verbs: Vec<Verb>) -> Vec<Answer> {
         if let [verb] = &verbs[..]
             && let Some(answer) = self.managed(io, second, verb).await
@@ -301,8 +306,8 @@ impl Copies {
         self.shown(io, how, second, &verbs, 1, came[..2].to_vec()).await
     }
 
-    /// Shows the CASes that were decided, and carries out the READs behind them. `answers` has the
-    /// decisions.
+    /// Shows the CASes that were decided, and carries out the READs behind them. `from` is the
+    /// batch's first CAS, and `answers` has the second node's answers to CASes.
     async fn shown(
         &self,
         io: &Io,
@@ -345,8 +350,8 @@ impl Copies {
         for (&n, answer) in rest.iter().zip(came) {
             match &verbs[n] {
                 Verb::Cas { at, new, .. } => {
-                    // Its new value shows: it was helped. An empty slot may also be another's
-                    // doing, after the second node's end. Any other value is behind.
+                    // If the new value shows already, another front end has helped. An empty slot
+                    // proves nothing: it may be another's doing, after the second node's end.
                     if answer != expected(&verbs[n]) && (answer != Answer::Word(*new) || *new == 0) {
                         behind.push((n, *at, *new));
                     }
@@ -364,9 +369,9 @@ impl Copies {
         answers
     }
 
-    /// A node has ended between the decision and the READs behind it. Decisions of the second node
-    /// stand if that is left. Else the callers give the CASes again, and the first node's words
-    /// tell.
+    /// Finishes a batch at `node` after the other has ended between the decisions and the READs
+    /// behind them. If the second node is left, its decisions stand. If the first is left, callers
+    /// repeat the CASes, and the first node's words tell which were shown.
     async fn rest_alone(
         &self,
         io: &Io,
@@ -388,8 +393,7 @@ impl Copies {
         answers
     }
 
-    /// Verbs that concern the nodes' pieces and members, one at a time. `None`: it is none of
-    /// these.
+    /// Carries out a verb that concerns the nodes' pieces or members. `None`: the verb is another.
     async fn managed(&self, io: &Io, second: u8, verb: &Verb) -> Option<Answer> {
         let first = self.first;
         match verb {
@@ -430,6 +434,7 @@ impl Copies {
         }
     }
 
+    /// Takes a piece at the first node, then the same place at the second.
     async fn allocate(&self, io: &Io, second: u8, bytes: u32) -> Answer {
         let taken = io.verb(Verb::Alloc { node: self.first, bytes }).await;
         let at = match taken {
@@ -448,8 +453,8 @@ impl Copies {
                 Answer::Place(at)
             }
             Answer::Done => Answer::Place(at),
-            // There is no room. Or the first has ended meanwhile, and another has taken the place
-            // at the second alone.
+            // The second has no room. Or the first has ended, and another front end has taken the
+            // place at the second alone.
             _ => match io.verb(Verb::Free { at }).await {
                 Answer::Lost => {
                     self.ended(self.first);

@@ -11,10 +11,10 @@
 //! # }
 //! ```
 //!
-//! The program is one front end of the store, beside others and beside `farmem kv`. Keys, values
-//! and guarantees are theirs. What a front end does beside commands is done within the calls: call
-//! one, or [`Store::tend`], twice a second. A program that makes no call for 5 s is shut out by the
-//! others, and joins anew by itself at its next call.
+//! The program is one front end of the store, beside others and beside `farmem kv`. All share its
+//! keys and values, and give the same guarantees. The calls also do a front end's housekeeping:
+//! make one, or call [`Store::tend`], twice a second. A program that makes no call for 5 s is shut
+//! out by the others. Its next call joins the store again.
 
 use crate::drive::{Direct, Drive};
 use crate::object::{Object, Type, Value};
@@ -156,7 +156,7 @@ impl Store {
         Ok(self.inner.near(key).filter(|object| object.kind() == Type::String).map(Bytes))
     }
 
-    /// Stores a string, whatever the key is.
+    /// Stores a string, in place of any value that the key has.
     ///
     /// # Errors
     /// A node is lost, or there is no memory left.
@@ -164,7 +164,7 @@ impl Store {
         self.put_until(key, value, None)
     }
 
-    /// [`Store::put`] of a value that ends, at so many milliseconds since 1970.
+    /// [`Store::put`] of a value that ends at `expiry`, in milliseconds since 1970.
     ///
     /// # Errors
     /// As there.
@@ -241,7 +241,7 @@ impl Store {
         if now.duration_since(self.tended) < TEND { Ok(()) } else { self.look(now) }
     }
 
-    /// Leaves the store: what this front end held is others' to take over at once.
+    /// Leaves the store. Other front ends may take over this one's memory at once.
     ///
     /// # Errors
     /// A node is lost.

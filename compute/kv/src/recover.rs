@@ -28,7 +28,8 @@ use std::rc::Rc;
 const AT_ONCE: usize = 64;
 
 impl Shard {
-    /// The slots of a hash's two buckets, once what was decided shows and no split is under way.
+    /// The slots of a hash's two buckets, in a table that does not forward. Decisions of the second
+    /// node are shown first.
     async fn judged(&self, io: &Io, hash: Hash) -> Vec<(At, Slot)> {
         loop {
             let table = self.trie.borrow().table(hash);
@@ -36,7 +37,7 @@ impl Shard {
             // Decisions of front ends that have died show after this.
             self.copies.settle_ranges(io, self.rules, &buckets.map(|at| (at, UNIT as u32))).await;
             let mut verbs: Vec<Verb> = buckets.map(|at| Verb::Read { at, len: UNIT as u32 }).into();
-            // Behind the slots: if the table does not forward, they were the truth.
+            // The forward word behind the slots: if it is 0, the slots were valid.
             verbs.push(Verb::Read { at: table, len: 8 });
             let answers = self.verbs(io, verbs).await;
             let [Answer::Bytes(first), Answer::Bytes(second), Answer::Bytes(forward)] = &answers[..] else { continue };
@@ -46,7 +47,7 @@ impl Shard {
                 .flat_map(|(bytes, bucket)| (0..SLOTS).map(move |n| (bucket + n as u64 * 8, Slot(word(bytes, n)))));
             let slots: Vec<(At, Slot)> = slots.collect();
             if slots.iter().any(|(_, slot)| slot.is_frozen()) {
-                // A READ may be earlier than one before it: ask again, alone.
+                // READs of a batch may be carried out in another order: read it again, alone.
                 let forward = word(&self.read(io, table, 8).await, 0).max(word(forward, 0));
                 if forward != 0 {
                     self.trie.borrow_mut().learn(table, forward);
@@ -201,10 +202,10 @@ impl Shard {
         third: u64,
     ) -> Result<bool, Trouble> {
         if owner.kind == Kind::Tables && word(&self.read(io, third, 8).await, 0) == at {
-            // In use, and nobody's in particular.
+            // Tables in use need no living owner.
             return Ok(false);
         }
-        // Until the heap has it, a node that is being filled does not.
+        // A new node gets the pieces that heaps have. Its filling waits until a heap has this one.
         let _adopting = Counted::new(&self.copies.mending.adopting);
         let mine = Owner { member: self.me, ..owner };
         let (old, new) = (owner.word(self.secret, at), mine.word(self.secret, at));

@@ -1,4 +1,4 @@
-//! What a front end knows of one node's shard.
+//! One front end's view of one shard: where it lies, what is cached of it, and what is under way.
 
 use crate::copies::{Copies, Mode, Phase, Words};
 use crate::heap::{Heap, Held};

@@ -1,4 +1,7 @@
-//! The shards of all nodes as one store, with keys that end.
+//! The shards of all nodes as one store, with keys that expire.
+//!
+//! A key has *ended* when its expiry has passed. It stays in the index until a lookup, a sweep or
+//! an eviction removes it.
 
 use crate::blocks;
 use crate::index::{Found, Inserted, Removed, Trie};
@@ -43,14 +46,14 @@ pub struct Store {
     random: RefCell<Random>,
 }
 
-/// What becomes of a key.
+/// The decision of a [`Store::update`] on a key.
 #[derive(Debug)]
 pub enum Change<T> {
-    /// Nothing.
+    /// The key stays as it is.
     Keep(T),
-    /// It has this value now.
+    /// The key gets this value.
     Put(Value, T),
-    /// It is gone.
+    /// The key is removed.
     Delete(T),
 }
 
@@ -65,18 +68,18 @@ pub struct Cursor {
 const PATH_BITS: u32 = ROOT_BITS + MAX_DEPTH;
 const BUCKET_BITS: u32 = 7;
 
-/// Samples of keys that are looked at to make room.
+/// Samples of keys that [`Store::make_room`] looks at, at most.
 const SAMPLES: u32 = 64;
 
 impl Cursor {
-    /// As clients see it: 0 is the start.
+    /// The number by which clients name this place. 0 is the start.
     pub fn word(self) -> u64 {
         u64::from(self.shard) << (PATH_BITS + BUCKET_BITS)
             | u64::from(self.path) << BUCKET_BITS
             | u64::from(self.bucket)
     }
 
-    /// From a client's.
+    /// The place of a client's number.
     pub fn of(word: u64) -> Cursor {
         Cursor {
             shard: (word >> (PATH_BITS + BUCKET_BITS)) as u8,
@@ -103,8 +106,8 @@ impl Store {
         self.shards.iter().for_each(|shard| shard.now_ms.set(now_ms));
     }
 
-    /// Tells the time of a clock that never goes back, in milliseconds. Requests that come after
-    /// this may take effect at that time no more.
+    /// Sets the time by which leases are judged, in milliseconds of a clock that never goes back.
+    /// Call it after a request has come and before it is answered: a near hit takes effect then.
     pub fn set_clock_ms(&self, clock_ms: u64) {
         self.shards.iter().for_each(|shard| shard.lease.now_ms.set(clock_ms));
     }
@@ -161,7 +164,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Stores a value, whatever is there.
+    /// Stores a value, whether the key exists or not.
     pub async fn put(&self, io: &Io, key: &[u8], value: &Value) -> Result<(), Trouble> {
         if self.is_long(key, value) {
             let long = Box::pin(self.lengthen(io, key, &value.bytes)).await?;
@@ -195,10 +198,11 @@ impl Store {
         }
     }
 
-    /// Changes a key by what it is, as often as it takes for nobody to come between.
+    /// Reads a key, has `change` decide, and carries the decision out. Begins again if another
+    /// change of the key came between. So `change` may be called several times.
     ///
     /// # Errors
-    /// Those of the change, which is not made then, and those of the store.
+    /// The errors of `change`: the key stays as it is. The errors of the store.
     pub async fn update<T, E: From<Trouble>>(
         &self,
         io: &Io,
@@ -208,7 +212,7 @@ impl Store {
         self.update_found(io, key, |there| change(there.map(|found| &found.object))).await
     }
 
-    /// [`Store::update`] for a change that asks for the slot, too.
+    /// [`Store::update`] for a `change` that needs the key's slot, too.
     ///
     /// # Errors
     /// As there.
@@ -230,8 +234,8 @@ impl Store {
             };
             let (mut found, mut value, mut long) = (found, value, None);
             if let Some(whole) = value.as_ref().filter(|value| self.is_long(key, value)) {
-                // While a section is held, retired memory does not come back: not while extents are
-                // written. Their key may be changed meanwhile.
+                // `found` holds a section, and retired memory does not come back while one is held.
+                // So it is dropped while extents are written, and the key is read again after that.
                 let seen = found.as_ref().map(|found| (found.slot, found.object.checksum()));
                 drop(found);
                 let written = Box::pin(self.lengthen(io, key, &whole.bytes)).await?;
@@ -249,7 +253,7 @@ impl Store {
                 }
                 (None, None) => Ok(true),
             };
-            // Once a head is linked, or may be, it keeps the extents.
+            // The heap keeps the extents from here on if their head is linked, or may be.
             drop(long);
             match done {
                 Ok(true) => return Ok(outcome),
@@ -281,8 +285,8 @@ impl Store {
         Ok(false)
     }
 
-    /// Keys of the shard from a place on, about `count`, and where to go on. `whole`: with their
-    /// values.
+    /// About `count` keys of a shard from a place on, and the place to continue from. A place is a
+    /// path of the trie and a bucket of the table there. `whole`: values are read, too.
     async fn some(
         &self,
         io: &Io,
@@ -294,7 +298,7 @@ impl Store {
         loop {
             let leaf = shard.trie.borrow().leaf(from.0);
             let all = shard.geometry.buckets as u8;
-            // A table that was split since is gone on with in its first half.
+            // A table that was split since continues in its first half: slots keep their buckets.
             let first = if leaf.path == from.0 { from.1.min(all) } else { 0 };
             let buckets = count.div_ceil(4).clamp(1, 16).min(usize::from(all - first)) as u8;
             let _section = shard.section();
@@ -320,8 +324,8 @@ impl Store {
         }
     }
 
-    /// About `count` keys from a place on, and where to go on; `None` at the end. A key that is
-    /// there from the first call to the last is among them.
+    /// About `count` keys from a place on, and the place to continue from; `None` at the end. A
+    /// whole scan returns every key that exists from its first call to its last.
     pub async fn scan(&self, io: &Io, from: Cursor, count: usize) -> Result<(Vec<Object>, Option<Cursor>), Trouble> {
         let (mut found, mut at) = (Vec::new(), Some(from));
         let mut looks = 0;
@@ -341,7 +345,7 @@ impl Store {
         Ok((found, at))
     }
 
-    /// Some keys from any place, without their values.
+    /// Some keys of a random place, without their values.
     pub async fn sample(&self, io: &Io, shard: &Rc<Shard>) -> Result<Vec<Object>, Trouble> {
         for _ in 0..64 {
             let path = self.random(1 << PATH_BITS) as u32;
@@ -356,7 +360,7 @@ impl Store {
         Ok(objects)
     }
 
-    /// A key of any, if there is one.
+    /// A random key. `None`: the store has no key.
     pub async fn random_key(&self, io: &Io) -> Result<Option<Vec<u8>>, Trouble> {
         let first = self.random(self.shards.len());
         for n in 0..self.shards.len() {
@@ -371,7 +375,7 @@ impl Store {
         Ok(objects.first().map(|object| object.key().to_vec()))
     }
 
-    /// Number of keys, those that have ended and were not noticed among them.
+    /// Number of keys. Keys that have ended count until they are removed.
     pub async fn size(&self, io: &Io) -> Result<u64, Trouble> {
         let mut keys = 0;
         for shard in &self.shards {
@@ -398,8 +402,8 @@ impl Store {
         Ok(())
     }
 
-    /// Takes keys out until there is room again: of each sample those that have ended, else the one
-    /// that was written longest ago and was not used here lately.
+    /// Waits for retired memory to come back, if there is any. Else evicts up to 8 keys, one of a
+    /// sample: one that has ended, else one not used here lately, else the one written longest ago.
     pub(crate) async fn make_room(&self, io: &Io, shard: &Rc<Shard>) -> Result<(), Trouble> {
         if shard.heap.borrow().retired_bytes() > 0 {
             // Memory is on its way back: the epoch has to go on.
@@ -425,7 +429,7 @@ impl Store {
                 break;
             }
             for victim in sampled {
-                // A sample of nothing but keys in use tells of no idle one: look elsewhere first.
+                // All keys of this sample were used lately. Look for an idle one elsewhere first.
                 if look < SAMPLES / 2 && !self.has_ended(victim) && hot(victim) {
                     break;
                 }
@@ -445,8 +449,8 @@ impl Store {
         if evicted == 0 { Err(Trouble::Full) } else { Ok(()) }
     }
 
-    /// Removes ended keys among some, from a place on. Returns where to go on, and whether there
-    /// were any.
+    /// Looks at keys from a place on, `looks` times, and removes those that have ended. Returns the
+    /// place to continue from, and whether any key had ended.
     pub async fn sweep(&self, io: &Io, from: Cursor, looks: usize) -> Result<(Cursor, bool), Trouble> {
         let (mut at, mut any) = (from, false);
         for _ in 0..looks {
@@ -466,7 +470,7 @@ impl Store {
 }
 
 impl Shard {
-    /// Shows each table's slots, and takes those out that are answered.
+    /// Shows each table's slots to `see`, and removes the slots that it returns.
     async fn each_table(
         self: &Rc<Shard>,
         io: &Io,

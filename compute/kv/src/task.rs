@@ -14,7 +14,8 @@
 //! The driver of production posts the verbs to queue pairs. The driver of the tests executes them
 //! on a vector, in every order. Both run the same functions.
 //!
-//! * Verbs of one batch on one node take effect in their order. A READ may see what is behind it.
+//! * Verbs of one batch on one node take effect in their order, but a READ may see the effect of a
+//!   verb behind it.
 //! * Dropping a task half-way is a crash of its front end, as far as the words are concerned.
 
 use std::cell::RefCell;
@@ -82,7 +83,7 @@ pub enum Verb {
     },
 }
 
-/// What became of a verb.
+/// The result of a verb.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// A READ's bytes.

@@ -387,6 +387,7 @@ async fn common(call: &Call) -> Answered {
     if (one.len() + 1).saturating_mul(width) > 1 << 26 {
         return Err(Fail::new("Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len"));
     }
+    // At [a * width + b]: the length for the first `a` bytes of one and the first `b` of the other.
     let mut longest = vec![0u32; (one.len() + 1) * width];
     for a in 1..=one.len() {
         for b in 1..=other.len() {
@@ -400,7 +401,7 @@ async fn common(call: &Call) -> Answered {
     if len {
         return Ok(Reply::Int(i64::from(total)));
     }
-    // Back from the end: runs of equal bytes, the last one first.
+    // From the end back to the beginning: runs of equal bytes, the last run first.
     let (mut a, mut b, mut bytes, mut runs) = (one.len(), other.len(), Vec::new(), Vec::<(usize, usize, usize)>::new());
     while a > 0 && b > 0 {
         if one[a - 1] == other[b - 1] {

@@ -12,10 +12,10 @@
 //! * GET reads the slot, then the object. The object is immutable, so the GET takes effect when the
 //!   slot is read.
 //! * UPDATE and DELETE replace the very slot that they saw.
-//! * INSERT must not make a key's second slot. It CASes a *pending* slot, which readers pass over,
-//!   and reads both buckets again behind it. If no other insert of the key is there it makes its
-//!   slot plain. Of two inserts, the one whose pending slot came second sees the other, and undoes
-//!   or yields to it.
+//! * INSERT must not make a key's second slot. It CASes a *pending* slot, which readers pass over.
+//!   Then it reads both buckets again. If it finds no other insert of the key it makes its slot
+//!   plain. Of two inserts, the one whose pending slot came second sees the other's. It undoes that
+//!   slot if it is pending still, and its own if the other's is plain.
 //!
 //! The buckets hold nothing but slots. A front end that knows a key's slot and finds it unchanged
 //! needs no bucket: [`Cache`]. A front end that knows an outdated table finds it frozen: [`split`].
@@ -39,9 +39,9 @@ use crate::shard::{ATTEMPTS, Section, Shard, Trouble};
 use crate::task::{Answer, Io, Verb};
 use std::rc::Rc;
 
-/// Epochs for which an unchanged slot means an unchanged object. A place is used again
-/// [`crate::heap::GRACE`] epochs after the last time at the earliest, and its version comes round
-/// after 4096 times.
+/// Epochs for which an unchanged slot proves an unchanged object. A slot's version has 12 bits, so
+/// a place must be used 4096 times before a slot looks the same. Two uses of it are at least
+/// [`crate::heap::GRACE`] epochs apart.
 const TRUSTED: u64 = 4096;
 
 /// A key's object and the slot that referred to it.
@@ -54,7 +54,7 @@ pub struct Found {
     /// The object.
     pub object: Object,
     table: At,
-    /// While it lives nothing of this is reused.
+    /// Keeps the object's place from being reused.
     section: Section,
 }
 
@@ -79,7 +79,7 @@ pub enum Inserted {
 enum Seen {
     /// The key: its slot and object.
     Key(At, Slot, Object),
-    /// No such key. Plain slots with its fingerprint, which are other keys'.
+    /// No such key. The slots have its fingerprint, and refer to other keys' objects.
     Absent(Vec<(At, Slot)>),
     /// The table was split, or the objects changed under the look.
     Again,
@@ -89,7 +89,8 @@ enum Seen {
 type Slots = Vec<(At, Slot)>;
 
 impl Shard {
-    /// A key's slot as it is known here, and its object if that is here.
+    /// The cached slot of a key, and its object if that is cached. `None`: no slot is cached, or
+    /// its table was split.
     fn known(&self, key: &[u8], hash: Hash) -> Option<(Known, Option<Object>)> {
         let mut cache = self.cache.borrow_mut();
         let (known, object) = cache.get(key, hash)?;
@@ -113,7 +114,7 @@ impl Shard {
         slots
     }
 
-    /// Reads objects by their slots. `None`: it is not what the slot refers to any more.
+    /// Reads objects by their slots. `None`: no sound object is there, so the slot is outdated.
     pub(crate) async fn objects(&self, io: &Io, slots: &[Slot]) -> Vec<Option<Object>> {
         if slots.is_empty() {
             return Vec::new();
@@ -139,7 +140,7 @@ impl Shard {
     /// Searches the slots of both buckets for a key.
     async fn look(&self, io: &Io, key: &[u8], hash: Hash, table: At, slots: &Slots) -> Seen {
         if slots.iter().any(|(_, slot)| slot.is_frozen()) && !self.rules.broken(Bug::TrustFrozen) {
-            // Frozen slots are the truth until the table forwards, which is looked at after them.
+            // Frozen slots are valid until the table forwards. The forward word is read after them.
             let forward = word(&self.read(io, table, 8).await, 0);
             if forward != 0 {
                 self.trie.borrow_mut().learn(table, forward);
@@ -164,8 +165,8 @@ impl Shard {
         Seen::Absent(alike)
     }
 
-    /// The key's object: no verb if this front end is alone and has it, one round trip if its slot
-    /// is known, else two.
+    /// The key's object. Takes no verb if this front end is alone and has cached the object. Takes
+    /// one round trip if it has cached the slot, else two.
     pub async fn find(self: &Rc<Shard>, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
         let (hash, section) = (Hash::of(key), self.section());
         if let Some((Known { table, slot_at, slot, .. }, object)) = self.near(key, hash) {
@@ -188,7 +189,8 @@ impl Shard {
         Box::pin(self.search(io, key, hash, section, (era, quiet))).await
     }
 
-    /// [`Shard::find`] of a key whose slot is not known.
+    /// [`Shard::find`] of a key whose slot is not cached. The lease's era and the key's own writes
+    /// were noted before the first READ.
     async fn search(
         self: &Rc<Shard>,
         io: &Io,
@@ -276,7 +278,7 @@ impl Shard {
             let mut answers = self.verbs(io, batch).await;
             let first = std::mem::replace(&mut answers[0], Answer::Done);
             match self.settle(io, at, 0, slot.pending().0, first).await {
-                // Undecided, it cannot have become visible.
+                // Readers pass over a pending slot, so it may be there or not.
                 Err(Trouble::Unsettled) | Ok(Err(_)) => continue,
                 Err(trouble) => return Err(trouble),
                 Ok(Ok(())) => {}
@@ -301,7 +303,8 @@ impl Shard {
         Err(Trouble::Corrupt)
     }
 
-    /// Two inserts of a key may undo each other for ever if both are equally quick.
+    /// Waits before another attempt, each front end for another time. Else two equally quick
+    /// inserts of a key could undo each other for ever.
     async fn cool(&self, io: &Io, attempt: u32) {
         if attempt > 2 {
             io.pause((u32::from(self.me.line) + attempt) % 7).await;
@@ -336,7 +339,8 @@ impl Shard {
             if self.rules.broken(Bug::SparePending) {
                 continue;
             }
-            // Whosever it is: undone it will begin again, and see ours.
+            // It may be another key's, which does no harm. Undone, its insert begins again and
+            // sees ours.
             if let Err(found) = self.swap(io, at, slot.0, 0).await? {
                 let found = Slot(found);
                 if found.is_frozen() {
@@ -351,7 +355,7 @@ impl Shard {
         Ok(objects.iter().all(|object| object.as_ref().is_some_and(|object| object.key() != key)))
     }
 
-    /// Takes a pending slot back. One that is frozen meanwhile is passed over by the split.
+    /// Takes a pending slot back. If it was frozen meanwhile, the split leaves it out.
     async fn withdraw(&self, io: &Io, at: At, slot: Slot) -> Result<(), Trouble> {
         match self.swap(io, at, slot.pending().0, 0).await {
             Err(Trouble::Unsettled) | Ok(_) => Ok(()),
@@ -359,8 +363,8 @@ impl Shard {
         }
     }
 
-    /// Replaces what was found by a value, or by nothing; false if it is not there any more. One
-    /// round trip.
+    /// Replaces a found object by a value, or removes it if there is none. False: the slot has
+    /// changed since. One round trip.
     pub async fn replace(
         self: &Rc<Shard>,
         io: &Io,
@@ -382,7 +386,8 @@ impl Shard {
         self.exchange(io, key, hash, known, value, long::number(&found.object)).await
     }
 
-    /// `long`: the number of the long value that is replaced, if it is known to be one.
+    /// Replaces or removes the object of a known slot: one WRITE, one CAS. `long`: the number of
+    /// the long value that is replaced, if it is known to be one.
     async fn exchange(
         self: &Rc<Shard>,
         io: &Io,
@@ -433,8 +438,9 @@ impl Shard {
         }
     }
 
-    /// A key's slot as it is known here, if it may be replaced unseen: it was verified so lately
-    /// that its object's place cannot have been used for another since.
+    /// The cached slot of a key, if it may be replaced without a READ. It was verified at most an
+    /// epoch ago, or under the lease that is in force. So its object's place cannot have been
+    /// reused since. A key with an expiry is read first, because it may have ended.
     fn fresh(&self, key: &[u8], hash: Hash, section: &Section) -> Option<Known> {
         let known = self.known(key, hash)?.0;
         let era = self.lease.era();

@@ -1,5 +1,5 @@
-//! Has a third node take the place of one of two that has ended: what [`crate::mend`] needs beside
-//! verbs. It finds a spare node, makes a region there, and connects to it.
+//! Finds a spare node in place of one of two that has ended, makes a region there, and connects to
+//! it. [`crate::mend`] then fills it.
 //!
 //! Connecting may take seconds, so a thread does it. Any front end with a spare begins an attempt;
 //! all others read in the survivor's head where the new node is. An attempt's number stands in the
@@ -34,7 +34,7 @@ const FIRST: Duration = Duration::from_secs(1);
 const STAGGER: Duration = Duration::from_millis(300);
 /// Between looks whether all members have done their part.
 const ASK: Duration = Duration::from_millis(20);
-/// A pause of more than this is given up by whoever waits for its end.
+/// A front end that waits longer than this for a pause to end gives the attempt up.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
 /// A task of the filling has ended.
@@ -186,7 +186,7 @@ impl Mender {
 }
 
 impl State {
-    /// One node has the shard.
+    /// Goes on while one node alone has the shard: begins an attempt, or takes part in one.
     fn look_alone(
         &mut self,
         config: &Config,
@@ -300,7 +300,7 @@ impl State {
                 Some(identity) => make(&config, &at, attempt, identity),
                 None => Ok(()),
             };
-            // Nobody may wait any more.
+            // The receiver may be gone.
             let _ = tell.send(made.and_then(|()| open(&config, run, &at, attempt, ANSWER)).map_err(|e| e.to_string()));
         };
         if std::thread::Builder::new().name("mend".into()).spawn(work).is_ok() {

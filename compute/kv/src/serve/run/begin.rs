@@ -1,4 +1,5 @@
-//! How commands begin: at once, with a first step that may be their last, or as tasks.
+//! Begins commands. A command that needs no task is answered at once. Any other is a task: most end
+//! with its first step, and the others go on among the running tasks.
 
 use super::Server;
 use crate::command::long::{Inlet, Outlet};
@@ -13,7 +14,8 @@ use std::rc::Rc;
 const RUN: u32 = 256;
 
 impl Server<'_> {
-    /// Begins what a connection asks for, as far as it can run beside what is under way.
+    /// Begins a connection's requests in their order, up to one that must wait: for another
+    /// connection that runs alone, for a pause, for a command on the same key, or for its turn.
     pub(super) fn begin_commands(&mut self, id: u64) -> Result<(), Failed> {
         let mut ended = 0;
         loop {
@@ -112,8 +114,8 @@ impl Server<'_> {
         })?)
     }
 
-    /// Begins a command, or the transaction that it ends, which may have only one key. Whether it
-    /// has ended already: most do in a first step that waits for nothing.
+    /// Begins a command. Returns whether it has ended already: most do in a first step that waits
+    /// for nothing. `ends`: it is the EXEC of a transaction, which may have only this one key.
     fn begin(
         &mut self,
         id: u64,
