@@ -215,7 +215,7 @@ impl Builder {
         Ok(Trust { token: token.map_err(|e| Error::Token(e.to_string()))?, plain: self.plain })
     }
 
-    /// The memory with its nodes in the order that the region has, made if need be.
+    /// The memory with its nodes in the region's order. Makes the region's identity if need be.
     ///
     /// The first word of the region at each node says which region, of how many nodes, and which of
     /// them this one is:

@@ -191,11 +191,11 @@ impl Lane {
         Ok(run)
     }
 
-    /// By the node: the list goes there, and the run of pieces comes back, by one round trip.
-    /// `None`: it does not.
+    /// [`Lane::gather`] by the node: the list goes there, and the pieces come back, in one round
+    /// trip. `None`: the node does not do it.
     fn gather_there(&mut self, places: &[Addr], each: u32) -> Result<Option<Vec<u8>>> {
         let node = places[0].node();
-        // Fewer than this many fit into as many bytes by READs.
+        // For so few pieces READs take no more bytes.
         if places.len() < 4 || !self.is_computed(node) || self.memory().inner.region.is_some() {
             return Ok(None);
         }
@@ -316,7 +316,7 @@ impl Lane {
         done.into_iter().enumerate().map(reply).collect()
     }
 
-    /// WRITE, SEND and READ, one behind the other on one queue pair: one round trip.
+    /// Writes a call's list, sends the call, and reads what it made, all in one round trip.
     fn around(&mut self, call: Call, list: (Addr, &[u8]), run: (Addr, &mut [u8])) -> Result<Option<Reply>> {
         let (said, mut reply) = (call.frame(), [0; FRAME]);
         let node = list.0.node();
@@ -336,7 +336,7 @@ impl Lane {
         Ok(reply)
     }
 
-    /// A node's reply to a call, if it is a possible one.
+    /// A node's reply to a call. `None`: it refused, or its reply is an impossible one.
     fn judged(&self, (node, call): &(usize, Call), reply: &[u8; FRAME], done: Result<u64>) -> Result<Option<Reply>> {
         match done {
             Ok(_) => Ok(Reply::parse(reply, call)),
@@ -344,8 +344,8 @@ impl Lane {
                 self.memory().inner.shards[*node].refuses.store(true, Ordering::Relaxed);
                 Ok(None)
             }
-            // Busy; a range or a link that is not as it should be, which the way by verbs tells
-            // better; or cut, and not known to have been done: each function can be done again.
+            // The node is busy, or refuses a range or a link: READs and WRITEs then find a better
+            // error. Or the connection was cut. Each function may be done twice.
             Err(Error::Refused(_) | Error::Unknown) => Ok(None),
             Err(e) => Err(e),
         }
@@ -372,7 +372,7 @@ impl Lane {
 
 const NOTHING: Range = Range { key: Key(0), at: 0, len: 0 };
 
-/// A range by verbs.
+/// A range whose bytes a function run here reads and writes by verbs.
 struct Here<'a> {
     lane: &'a mut Lane,
     at: Addr,

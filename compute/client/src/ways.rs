@@ -5,8 +5,8 @@
 //!                      └─ the node is lost: its queue pair is dropped, and its operations end with it
 //! ```
 //! An operation goes to one node. It has ended when each of its verbs has, or when the node's queue
-//! pair is gone: from then on nobody touches its buffer. Starting and ringing cannot fail; the
-//! operation's result tells.
+//! pair is gone. From then on nobody touches its buffer. Starting and ringing return no error: the
+//! operation's result has it.
 
 // Verbs get the callers' buffers as raw memory.
 #![allow(unsafe_code)]
@@ -73,7 +73,7 @@ struct Operation {
     left: u32,
     result: Result<u64>,
     buffer: Vec<u8>,
-    /// Told by a completion; else its caller waits for it.
+    /// Its end is reported by a completion. Else its caller waits in [`Ways::finish`].
     posted: bool,
 }
 
@@ -84,20 +84,22 @@ pub(crate) struct Ended {
     pub buffer: Vec<u8>,
 }
 
+/// One thread's queue pairs, at most one to each node, and the operations under way on them.
 pub(crate) struct Ways {
     /// By node.
     links: Vec<Option<QueuePair>>,
     /// By node: why there is no queue pair, and will be none.
     barred: Vec<Option<Error>>,
-    /// By node: as many as were known when they were last needed.
+    /// By node: its slabs, as far as this thread has asked for them.
     slabs: Vec<Vec<SlabId>>,
+    /// By [`Number`]. Entries that are not used are in `idle`.
     operations: Vec<Operation>,
     idle: Vec<Number>,
-    /// Posted, ended, and not told yet.
+    /// Posted operations that have ended and that [`Ways::take_ended`] has not returned yet.
     ready: Vec<Number>,
     under_way: usize,
     waiter: Waiter,
-    /// Empty: its room is used again.
+    /// Empty between calls. Kept so that a call allocates nothing.
     done: Vec<Completion>,
 }
 
@@ -116,17 +118,17 @@ impl Ways {
         }
     }
 
-    /// Operations that were posted and not told of.
+    /// Operations under way, and posted ones whose end is not reported yet.
     pub fn in_flight(&self) -> usize {
         self.under_way + self.ready.len()
     }
 
-    /// Whether nothing is under way: another caller may have it.
+    /// Whether nothing is under way, so that another lane may use these queue pairs.
     pub fn is_quiet(&self) -> bool {
         self.in_flight() == 0 && self.links.iter().flatten().all(|link| link.in_flight() == 0)
     }
 
-    /// In a forked child: the queue pairs are the parent's.
+    /// Lets go of the queue pairs in a forked child, where they are the parent's.
     pub fn forget_in_child(&mut self) {
         self.links.iter_mut().filter_map(Option::take).for_each(QueuePair::forget_in_child);
     }
@@ -149,8 +151,8 @@ impl Ways {
     /// Starts an operation that the caller awaits by [`Ways::finish`].
     ///
     /// # Safety
-    /// The verb's pointers must be valid for it and near, and the memory left alone, until then or
-    /// until [`Ways::abandon`].
+    /// The verb's pointers must be valid for it, and point to memory of this process that is not
+    /// far. The memory must be left alone until [`Ways::finish`] or [`Ways::abandon`].
     pub unsafe fn begin_waited(&mut self, inner: &Inner, at: Addr, verb: Verb) -> Number {
         let number = self.begin(0, at, Vec::new(), false);
         // SAFETY: the caller's promise.
@@ -169,7 +171,8 @@ impl Ways {
     /// Starts one operation, rings and waits for it.
     ///
     /// # Safety
-    /// The verb's pointers must be valid for it and near, until this returns.
+    /// The verb's pointers must be valid for it, and point to memory of this process that is not
+    /// far, until this returns.
     pub unsafe fn run(&mut self, inner: &Inner, at: Addr, verb: Verb) -> Result<u64> {
         let ways = AbandonOnUnwind(self);
         let result = if ways.0.under_way == 0 {
@@ -185,8 +188,8 @@ impl Ways {
         result
     }
 
-    /// [`Ways::run`] with nothing else under way: the node's queue pair is waited for, and no
-    /// operation is noted.
+    /// [`Ways::run`] while nothing else is under way. Waits on the node's queue pair alone, and
+    /// needs no [`Operation`].
     ///
     /// # Safety
     /// As [`Ways::run`].
@@ -300,8 +303,8 @@ impl Ways {
         }
     }
 
-    /// Takes the completions that are there; with a limit, waits for one so long, if any operation
-    /// is under way.
+    /// Takes the completions that are there. With a limit, first waits for one that long, if any
+    /// operation is under way.
     pub fn look(&mut self, limit: Option<Duration>) {
         let looked = match limit {
             Some(limit) => self.waiter.wait(&mut self.links, limit),
@@ -341,7 +344,7 @@ impl Ways {
         }
     }
 
-    /// A node is lost: all operations there end.
+    /// Notes that a node is lost, and ends all operations there.
     #[cold]
     fn lose(&mut self, node: usize, why: Error) {
         self.links[node] = None;
@@ -363,7 +366,8 @@ impl Ways {
         Ended { tag: operation.tag, result, buffer: std::mem::take(&mut operation.buffer) }
     }
 
-    /// Posted operations that have ended, in the order in which they did.
+    /// Passes posted operations that have ended to `told`, in the order of their ends. Returns how
+    /// many there were.
     pub fn take_ended(&mut self, mut told: impl FnMut(Ended)) -> usize {
         let mut ready = std::mem::take(&mut self.ready);
         let count = ready.len();
@@ -388,7 +392,7 @@ impl Ways {
     }
 }
 
-/// Posts the verbs of an operation. How many.
+/// Posts the verbs of an operation, and returns their number.
 ///
 /// # Safety
 /// As [`Ways::begin_waited`].
@@ -434,7 +438,7 @@ impl Drop for AbandonOnUnwind<'_> {
     }
 }
 
-/// Calls `part` with the beginning and the length of each verb that it takes. How many.
+/// Calls `part` with the beginning and length of each verb of a transfer. Returns their number.
 fn parts(len: usize, mut part: impl FnMut(usize, u32)) -> u32 {
     let mut verbs = 0;
     for from in (0..len).step_by(MAX_VERB_BYTES as usize) {

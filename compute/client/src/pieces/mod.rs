@@ -1,8 +1,8 @@
 //! Pieces of memory: taking and freeing them.
 //!
-//! Each slab has a table of its chunks ([`table`]). That of private memory is in this process and
-//! is the truth. That of a region lies at the beginning of the slab itself, and is changed by CAS.
-//! The copy here only says where to try:
+//! Each slab has a table of its chunks ([`table`]). Private memory has its tables in this process,
+//! and they alone count. A region has each table at the beginning of the slab itself, where it is
+//! changed by CAS. This process has a copy, which only tells where to try:
 //!
 //! ```text
 //!  alloc:  take in the copy ─► CAS each word ─┬─ all done ─► a piece
@@ -47,7 +47,7 @@ pub struct Piece {
     pub bytes: u64,
 }
 
-/// The known state of pieces.
+/// The tables of all nodes, as this process knows them.
 pub(crate) struct Pieces {
     nodes: Vec<Lock<Node>>,
     turn: AtomicUsize,
@@ -63,7 +63,8 @@ struct Node {
 }
 
 impl Node {
-    /// Takes a free piece, as far as is known. Its slab, and what its words were.
+    /// Takes a piece that is free by the tables here. Returns its slab, its chunks, and the words
+    /// of its table before that.
     fn take(&mut self, order: u32) -> Option<(usize, Span, Vec<u64>)> {
         let (slab, span) =
             self.tables.iter_mut().enumerate().find_map(|(slab, table)| Some((slab, table.take(order)?)))?;
@@ -90,7 +91,7 @@ impl Lane {
         let inner = self.inner();
         let (count, turn) = (inner.shards.len(), inner.pieces.turn.fetch_add(1, Ordering::Relaxed));
         let mut nodes: Vec<usize> = (0..count).map(|n| (turn + n) % count).collect();
-        // Those that had none are asked last.
+        // Nodes that had no memory lately are asked last.
         nodes.sort_by_key(|&node| inner.pieces.nodes[node].lock().is_dry());
         let mut failed = Error::Nodes(0);
         for node in nodes {
@@ -258,8 +259,8 @@ impl Lane {
         }
     }
 
-    /// Swaps the words of a piece from what they were to taken. False: one had changed; nothing is
-    /// taken.
+    /// Takes a region's piece: CASes its words from `found` to taken. False: a word had changed, so
+    /// nothing is taken and the copy here is brought up to date.
     fn claim(&mut self, node: usize, slab: usize, span: Span, found: &[u64]) -> Result<bool> {
         let mut batch = self.batch();
         for (word, &was) in span.words().zip(found) {
@@ -276,7 +277,7 @@ impl Lane {
                 Ok(old) if *old == was => {
                     back.compare_swap(word_at(node, slab, word), was | span.bits(word).1, was);
                 }
-                // It may be taken now, and then stays so.
+                // A word whose CAS is unknown may be taken now. It then stays taken.
                 Ok(_) | Err(Error::Unknown) => {}
                 Err(e) => lost = Some(e.clone()),
             }
@@ -294,6 +295,7 @@ impl Lane {
         Ok(false)
     }
 
+    /// Frees a piece of a region: reads its words, then CASes each from taken to free.
     fn free_shared(&mut self, piece: Addr, slab: usize, chunk: usize) -> Result<()> {
         let (node, first) = (piece.node(), chunk / 32);
         if chunk < RESERVED {
@@ -339,7 +341,7 @@ impl Lane {
         self.add_tables(node, slabs)
     }
 
-    /// Makes tables for `slabs` slabs; a region's as they are now.
+    /// Makes tables for `slabs` slabs. Those of a region are read from the node.
     fn add_tables(&mut self, node: usize, slabs: usize) -> Result<()> {
         let known = self.inner().pieces.nodes[node].lock().tables.len();
         let mut bytes = Vec::new();
@@ -366,12 +368,11 @@ impl Lane {
         Ok(())
     }
 
-    /// Gives the memory of blocks back to the node, if all in them is free still: they read as zero
-    /// then.
+    /// Gives the memory of blocks back to the node if they are still free. They read as zero then.
     fn give_back(&self, node: usize, blocks: BTreeSet<(usize, usize)>) {
         let inner = self.inner();
         for (slab, block) in blocks {
-            // Taken meanwhile, so that nobody gets memory that is about to vanish.
+            // The block counts as taken meanwhile, so that nobody gets memory that is being zeroed.
             let span = Span { first: block * (BLOCK_BYTES / CHUNK) as usize, order: MAX_ORDER };
             let mut of = inner.pieces.nodes[node].lock();
             if block_of(&of.tables[slab], block).iter().any(|&word| word != 0) {
