@@ -30,7 +30,7 @@ const OURS: &str = "farmem_swap";
 const BUFFER_KIB: u32 = 1024;
 /// Times that the probe is tried: a watcher whose devices were undone may still have it open.
 const TRIES: u32 = 20;
-/// How long to wait between.
+/// How long to wait between two tries.
 const TRIES_EVERY: Duration = Duration::from_millis(50);
 /// Bytes of text that are read at once.
 const AT_ONCE: usize = 1 << 16;
@@ -80,7 +80,7 @@ pub struct Probe {
     pipe: File,
     /// The function that it is on.
     pub function: &'static str,
-    /// The beginning of a line that has not come whole.
+    /// The beginning of a line whose end has not come yet.
     rest: Vec<u8>,
 }
 
@@ -92,7 +92,7 @@ impl Probe {
     pub fn open() -> Result<Probe, String> {
         let tracing = Path::new(TRACING);
         if !tracing.join("kprobe_events").exists() {
-            // Best effort: what comes next says what is missing.
+            // Best effort: the check below says what is missing.
             let _ = Command::new("mount").args(["-t", "tracefs", "tracefs", TRACING]).output();
         }
         if !tracing.join("kprobe_events").exists() {
@@ -166,14 +166,14 @@ impl Probe {
         let lines = self.rest[..whole].split(|&byte| byte == b'\n');
         events.extend(lines.filter_map(|line| parse(std::str::from_utf8(line).ok()?)));
         self.rest.drain(..whole);
-        // A line of ours is short: this is none.
+        // A probe's line is short, so these bytes are none.
         if self.rest.len() > AT_ONCE {
             self.rest.clear();
         }
         Ok(n > 0)
     }
 
-    /// The kernel's number of the device that this process has had it swap to last.
+    /// The kernel's number of the device to which this process last had it swap.
     pub fn kind(&mut self) -> Option<u32> {
         let mut events = Vec::new();
         while self.read(&mut events).ok()? {}

@@ -22,8 +22,8 @@
 //! * [`header`]: the page by which the kernel knows a swap device. [`device`]: its files in sysfs
 //!   and procfs.
 //! * [`crypt`]: encrypts what leaves, by the kernel's device mapper ([`mapper`]).
-//! * [`freed`]: word of each slot that the kernel frees. [`tell`]: passes it on to the node.
-//! * [`state`]: the facts that are needed to undo it, in a file for each device.
+//! * [`freed`]: learns of each slot that the kernel frees. [`tell`]: passes that on to the node.
+//! * [`state`]: what is needed to undo a device, in a file for each.
 //! * [`report`]: the state of devices, for `farmem top`.
 //! * [`mirror`]: two copies of each page, by the kernel's RAID 1.
 //! * [`swap`]: switches swapping on and off. [`watch`]: watches a device in between. [`pair`]: watches

@@ -21,9 +21,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// How long the node may take to be reached, and to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The node keeps a volume without a stream for so much longer than requests wait.
+/// Time that the node keeps a volume without a stream, beyond the grace for which requests wait.
 pub const KEPT_LONGER: Duration = Duration::from_secs(540);
-/// A connection that has been idle for so long is asked whether its peer is there, in seconds.
+/// Seconds of silence after which a connection's peer is asked whether it is there.
 const IDLE_S: i32 = 2;
 
 /// A volume, and what is wanted of its node.
@@ -41,12 +41,12 @@ pub struct Wanted<'a> {
     pub kept: Duration,
     /// A new one may be larger than what the node can promise.
     pub overcommit: bool,
-    /// Pages are to be moved by it. Else it is one to ask by.
+    /// The kernel moves pages by this stream. Else this process asks by it.
     pub data: bool,
     /// A name of this machine, for the node's operator.
     pub host: &'a str,
-    /// The file of the token by which it is asked for. It says who, and no more: what the kernel
-    /// sends is not encrypted.
+    /// The file of the token by which the node is asked. It proves who asks, and no more: the
+    /// kernel's stream is not encrypted.
     pub token: Option<&'a Path>,
 }
 
@@ -79,7 +79,7 @@ pub struct Stream {
     cookie: u64,
 }
 
-/// Connects and says what for.
+/// Connects to the node, and greets it for the volume.
 pub fn dial(wanted: &Wanted<'_>, silent: Duration) -> Result<Stream, Error> {
     let failed = |e| Error::Node(wanted.node.to_owned(), e);
     let mut last = io::Error::new(io::ErrorKind::NotFound, "no such host");
@@ -92,8 +92,8 @@ pub fn dial(wanted: &Wanted<'_>, silent: Duration) -> Result<Stream, Error> {
     Err(failed(last))
 }
 
-/// Says which volume the stream is for, and takes the node's answer. With a token each end proves
-/// that it knows the token: the host by the node's nonce, the node by its Welcome.
+/// Tells the node which volume the stream is for, and takes its answer. With a token, each end
+/// proves that it knows the token: the host by the node's nonce, the node by its Welcome.
 fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration) -> Result<Stream, Error> {
     let failed = |e| Error::Node(wanted.node.to_owned(), e);
     let refused = |why: &str| Error::Refused(wanted.node.to_owned(), why.to_owned());

@@ -23,12 +23,12 @@ pub const MAX_DEVICES: u32 = 16;
 const INDEXES: u32 = 64;
 /// Devices that take the place of one where the kernel does not report freed slots.
 const SMALL_DEVICES: u64 = 8;
-/// The least that such a device has.
+/// The least size of such a device, in bytes.
 const LEAST_SMALL: u64 = 16 << 20;
 /// The highest priority of a swap device.
 const MAX_PRIORITY: u16 = 32767;
 
-/// What the user asks for.
+/// The user's request: nodes, size, and how to swap.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// `HOST:PORT`. For a mirror: two, then those that may take the place of one that is lost. Else
@@ -38,9 +38,9 @@ pub struct Plan {
     pub mirror: bool,
     /// Bytes, of all devices together.
     pub size: u64,
-    /// How many.
+    /// Number of devices at a node.
     pub devices: u32,
-    /// Among swap devices.
+    /// Their priority among the machine's swap devices.
     pub priority: u16,
     /// How long a request may be without an answer.
     pub timeout: Duration,
@@ -69,7 +69,7 @@ pub fn machine() -> u64 {
     farmem_protocol::nbd::machine(&id)
 }
 
-/// Begins to swap, or takes over the watch of what another has begun.
+/// Begins to swap, or takes over the watch of devices that another process has set up.
 pub fn on(plan: &Plan) -> Result<Watch, Error> {
     let mut client = Client::open()?;
     if let Err(e) = swap::stay_resident() {
@@ -104,7 +104,7 @@ fn open_probe(plan: &Plan) -> Result<Probe, String> {
     if plan.probe { Probe::open() } else { Err("it is switched off".into()) }
 }
 
-/// Says whether the kernel reports each slot that it frees.
+/// Tells the user whether the kernel reports each slot that it frees. Returns the probe if so.
 fn said(plan: &Plan, opened: Result<Probe, String>) -> Option<Probe> {
     match &opened {
         Ok(probe) => say(format_args!("freed pages come back one by one: a probe on {}", probe.function)),
@@ -118,7 +118,7 @@ fn said(plan: &Plan, opened: Result<Probe, String>) -> Option<Probe> {
     opened.ok()
 }
 
-/// Takes over what is there.
+/// Takes over the devices that another watcher has left, if they fit the plan.
 fn adopt(plan: &Plan, known: &[State]) -> Result<Vec<Watched>, Error> {
     if let Some(other) = known.iter().find(|state| !plan.nodes.contains(&state.node)) {
         let already = format!("this machine swaps to {} already: first farmem swap --off", other.node);
@@ -147,7 +147,7 @@ pub(crate) fn path(state: &State) -> String {
     Device::Nbd(state.index).path().display().to_string()
 }
 
-/// Bytes and priority of each device.
+/// Bytes and priority of each device. `told`: the kernel reports freed slots.
 ///
 /// Without reports of freed slots a node learns of whole free clusters only, and the kernel spreads
 /// pages over all clusters of a device. So there are several small ones: the kernel fills one
@@ -222,14 +222,14 @@ fn begin_mirror(client: &mut Client, plan: &Plan, mut probe: Option<&mut Probe>)
     Ok(devices)
 }
 
-/// Notes by which number the kernel names the device that it swaps to since now.
+/// Notes the kernel's number of the device that it has just begun to swap to.
 fn keep_kind(state: &State, probe: Option<&mut Probe>) {
     if let Some(kind) = probe.and_then(Probe::kind) {
         let _ = state::keep_kind(Path::new(state::DIRECTORY), state.index, kind);
     }
 }
 
-/// One more volume, and an NBD device for it.
+/// Makes a volume at a node, and an NBD device for it.
 pub(crate) fn begin(client: &mut Client, plan: &Plan, node: &str, size: u64) -> Result<Watched, Error> {
     let mut id = [0; 16];
     process::random_bytes(&mut id).map_err(|e| Error::Kernel("random bytes", e))?;
@@ -244,7 +244,7 @@ pub(crate) fn begin(client: &mut Client, plan: &Plan, node: &str, size: u64) -> 
         token: plan.token.clone(),
         mirrored: plan.mirror,
     };
-    // A stream to ask by makes the volume: nothing is the kernel's yet.
+    // The stream by which this process asks makes the volume. The kernel has no part in it yet.
     let first = Wanted { overcommit: plan.overcommit, ..Wanted::of(&state, id, &host, false) };
     let mut asked = dial(&first, plan.timeout)?;
     state.incarnation = asked.incarnation;
@@ -257,6 +257,7 @@ pub(crate) fn begin(client: &mut Client, plan: &Plan, node: &str, size: u64) -> 
     }
 }
 
+/// Finds a free NBD device, notes it in a file, and gives the kernel a stream of the volume.
 fn connect(
     client: &mut Client,
     plan: &Plan,
@@ -287,7 +288,7 @@ fn connect(
             }
             Err(e) => {
                 state::remove(Path::new(state::DIRECTORY), index);
-                // Somebody else's, of whom sysfs did not tell yet.
+                // Busy: another program's device, which sysfs does not show yet. Try the next.
                 if e.raw_os_error() != Some(libc::EBUSY) {
                     return Err(Error::Kernel("the kernel's NBD client", e));
                 }
@@ -298,14 +299,15 @@ fn connect(
     Err(Error::Kernel("the kernel's NBD client", last))
 }
 
-/// Writes the header, and has the kernel swap. What encrypts is undone if that fails.
+/// Writes the header, and has the kernel swap. If that fails, the encryption is undone.
 fn swap_to(state: &State, nodes: &str, priority: u16, encrypts: bool) -> Result<(), Error> {
     let below = state.device();
     let device = match encrypts {
         true => crypt::begin(below, state.size).map_err(|e| Error::Kernel("encryption by dm-crypt", e))?,
         false => below.path(),
     };
-    // The id is the right to the volume, and a header can be read by more people.
+    // The id is the right to the volume, and more people can read a header. So the header gets
+    // another number, made from it.
     let id = state.id().unwrap_or_default();
     let uuid = std::array::from_fn(|i| id[i] ^ id[(i + 7) % 16].rotate_left(3));
     let page = header::page((state.size / PAGE) as u32, uuid, "farmem");
@@ -323,7 +325,8 @@ fn swap_to(state: &State, nodes: &str, priority: u16, encrypts: bool) -> Result<
     Ok(())
 }
 
-/// Undoes all that there is. Says what could not be.
+/// Ends swapping to all nodes, and returns the number of devices that were undone. Volumes that
+/// could not be freed are named to the user.
 pub fn off() -> Result<u32, Error> {
     let states = state::all(Path::new(state::DIRECTORY));
     let mut client = if states.is_empty() { return Ok(0) } else { Client::open()? };
@@ -341,7 +344,7 @@ pub fn off() -> Result<u32, Error> {
     Ok(states.len() as u32)
 }
 
-/// Brings back what is on a device. The kernel does not swap to it any more.
+/// Has the kernel stop swapping to a device, which brings its pages back. Ends its encryption.
 fn end_area(device: Device) -> Result<(), Error> {
     let area = device.area();
     if device::is_swap(&area) {

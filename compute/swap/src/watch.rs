@@ -28,14 +28,14 @@ const LITTLE: u64 = 64 << 20;
 /// A device under watch.
 pub(crate) struct Watched {
     pub(crate) held: Held,
-    /// To ask by. `None`: it was lost.
+    /// The stream by which this process asks about the volume. `None`: it was lost.
     asked: Option<Stream>,
     /// The kernel's stream is dead.
     dead: bool,
     tried: Option<Instant>,
     /// When the token's file was changed last, as far as `asked` knows.
     token: Option<SystemTime>,
-    /// Was told already.
+    /// The user was told already that the node is lost, or nearly full.
     warned: bool,
 }
 
@@ -57,7 +57,7 @@ pub enum Over {
     Asked,
     /// A node is going down.
     NodeGoes,
-    /// Somebody else has undone all of it.
+    /// Another process has undone all devices.
     Undone,
 }
 
@@ -99,7 +99,7 @@ impl Watch {
         started.inspect_err(|e| say(format_args!("freed pages come back by clusters of 512: {e}"))).ok()
     }
 
-    /// Tells the nodes of the devices that there are now.
+    /// Begins again to tell nodes of freed slots, for the devices that there are now.
     pub(crate) fn tell_anew(&mut self) {
         if self.teller.take().is_some() {
             self.probe = Probe::open().ok();
@@ -148,9 +148,9 @@ impl Watch {
     }
 }
 
-/// Hears of streams that have died, and wakes the watcher.
+/// Waits for the kernel's reports of dead streams. Passes each on, and wakes the watcher.
 fn hear(deaths: &mut Deaths, tell: &std::sync::mpsc::Sender<u32>) {
-    // Best effort: the watcher has said so if it cannot.
+    // Best effort: the user was told when the watcher itself could not.
     let _ = swap::come_first();
     while let Ok(index) = deaths.wait() {
         if tell.send(index).is_err() {
@@ -173,7 +173,7 @@ impl Watched {
         Watched { held, asked: None, dead: true, tried: None, token: None, warned: false }
     }
 
-    /// Gives the kernel another stream.
+    /// Gives the kernel a new stream for a dead one.
     fn revive(&mut self, client: &mut Client, silent: Duration) {
         let state = &self.held.state;
         let Some(id) = state.id() else { return };
@@ -211,7 +211,7 @@ impl Watched {
         }
     }
 
-    /// How the volume is doing. True: its node is going down.
+    /// Asks the node about the volume, and keeps its report. True: the node is going down.
     fn look(&mut self, silent: Duration) -> bool {
         let state = &self.held.state;
         // The node ends a volume with the token that it was last asked by: it is asked by a new one
