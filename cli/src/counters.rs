@@ -41,21 +41,21 @@ macro_rules! plain_counters {
 plain_counters! {
     /// First touches.
     first_touch,
-    /// Fetched while the program waited.
+    /// Pages fetched while the program waited.
     demand,
-    /// Served from a staged page.
+    /// Faults on pages that were still on their way out.
     rescued,
     /// First writes to clean pages.
     upgrades,
-    /// Served by another thread.
+    /// Faults on pages that another thread brought in meanwhile.
     joined,
-    /// At addresses where nothing is mapped.
+    /// Faults at addresses where nothing is mapped.
     unmapped,
     /// Pages installed ahead.
     prefetched,
-    /// … and used.
+    /// Of these, pages presumed used: the program went on behind their window.
     prefetch_used,
-    /// Continued windows.
+    /// Windows of pages to fetch ahead.
     prefetch_windows,
     /// Pages brought in by hints.
     hinted,
@@ -65,7 +65,7 @@ plain_counters! {
     evicted,
     /// … clean.
     evicted_clean,
-    /// Batches.
+    /// Batches of eviction.
     evict_batches,
     /// Pages held by reference on their way out.
     held,
@@ -87,7 +87,7 @@ plain_counters! {
     pages_refused,
     /// Nodes lost without an end.
     nodes_lost,
-    /// Records of lines.
+    /// Records of lines sent to nodes.
     records,
     /// Bytes on the wire for write-back.
     wire_out,
@@ -143,9 +143,8 @@ impl Counts {
         self.rescued + self.prefetch_used
     }
 
-    /// Of the pages fetched ahead, the share that was worth it, 0–1, as far as can be seen: a use
-    /// of a local page is not; that the program went on behind a window is. `None`: none was
-    /// fetched ahead.
+    /// Of the pages fetched ahead, the share presumed used, 0–1. The use of a local page cannot be
+    /// seen, but that the program went on behind a window can. `None`: none was fetched ahead.
     pub fn prefetch_accuracy(&self) -> Option<f64> {
         (self.prefetched > 0).then(|| self.prefetch_used as f64 / self.prefetched as f64)
     }
@@ -198,7 +197,7 @@ pub struct Sample {
     pub last_words: String,
     /// Its programs without far memory.
     pub near: Vec<Near>,
-    /// Executions of such programs beyond those.
+    /// Executions of programs without far memory that found no room in `near`.
     pub near_others: u64,
     /// Every process that the runtime was ever in.
     pub processes: Vec<Process>,
@@ -245,7 +244,7 @@ impl Sample {
         })
     }
 
-    /// All processes' counters, added up. The peaks are the levels' here: see [`Peaks`].
+    /// All processes' counters, added up. A sum of peaks is not the run's peak: see [`Peaks`].
     pub fn total(&self) -> Counts {
         let mut total = Counts::default();
         self.processes.iter().for_each(|process| total.add(&process.counts));

@@ -1,4 +1,4 @@
-//! From a command line to its end: one line and a status where it cannot be.
+//! Carries out a command line. A failure becomes one line on standard error and an exit status.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -20,7 +20,7 @@ pub trait Program: CommandFactory + FromArgMatches {
     fn execute(self) -> Result<(), Failure>;
 }
 
-/// Reads the command line, does what it says, and ends as that ends.
+/// Reads the command line and carries it out. Returns on success; else prints one line and exits.
 pub fn start<P: Program>() {
     end_with_output();
     let matches = numbers_as_values(P::command()).try_get_matches();
@@ -42,8 +42,8 @@ pub fn start<P: Program>() {
     std::process::exit(failure.status);
 }
 
-/// Has options take `-1` for a value, and refuse it by its name, where it would be taken for a flag
-/// that nobody knows.
+/// Has options take `-1` for a value. The option then refuses it by name, where clap would else
+/// report an unknown flag `-1`.
 fn numbers_as_values(command: clap::Command) -> clap::Command {
     let option = |arg: &clap::Arg| !arg.is_positional() && arg.get_action().takes_values();
     command
@@ -122,7 +122,7 @@ fn moved(program: &clap::Command, name: &str) -> Option<String> {
     })
 }
 
-/// `farmem run` if that is what was written, `farmem` if nothing that it knows.
+/// The command whose help is named: `farmem run` if the first word is `run`, else `farmem`.
 fn command_meant(program: &clap::Command, first: Option<OsString>) -> String {
     let (name, first) = (program.get_name(), first.unwrap_or_default());
     let known = program.get_subcommands().find(|command| first == command.get_name());

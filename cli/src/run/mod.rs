@@ -230,8 +230,8 @@ Sizes: 64k, 512M, 1.5G (powers of 1024), or 25%. Times: 500ms, 5s, 2m.
 Exit status: the program's own, and its signals. 64 usage, 70 node lost, 71 far memory \
 exhausted, 72 no usable node, 73 farmem broken, 74 a page altered at a node, 126 and 127 as in a shell.";
 
-/// The bytes that a node lends which is started for the run. Errors are said in the words of
-/// `farmem run`, whose user knows of no node.
+/// The bytes that a node started for the run lends. Errors speak of `--far`, because the user of
+/// `farmem run` knows of no node.
 fn lent(far: Option<Size>, ram: Ram, local: u64) -> Result<u64, Failure> {
     let Some(far) = far.map(|far| far.bytes(ram.total)) else {
         // The node is in the program's memory group, and one limit holds for both.
@@ -310,8 +310,8 @@ fn join(
 /// Runs the program to its end. The caller reports on it.
 pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
     forbidden::check(&[probe::COMMON, probe::RUN])?;
-    // First, so that it starts with the signals that we were started with, and is no descendant of
-    // the run's.
+    // The agent starts first: with the signals that this process was started with, and before the
+    // run adopts orphans, so that it is not one of them.
     let agent = match options.agent {
         true => {
             let dir = runtime_dir::own().map_err(Failure::usage)?;

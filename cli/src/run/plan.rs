@@ -94,13 +94,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// By what it and its nodes know each other.
+    /// The token by which the run and its nodes know each other, if they have one.
     pub fn trust(&self) -> Result<Trust, Failure> {
         let token = self.spec.token.as_ref().map(|file| crate::token::key(file.as_ref())).transpose()?;
         Ok(crate::token::trust(token, self.spec.plain))
     }
 
-    /// Completes a run's flags.
+    /// The plan of a run by its flags. Missing ones are taken from variables, files and defaults.
     pub fn of(options: &Options) -> Result<Plan, Failure> {
         let settings = if options.no_settings { Settings::none() } else { Settings::load()? };
         let ram = size::ram().map_err(Failure::usage)?;
@@ -114,8 +114,8 @@ impl Plan {
         let controller = settings.choose("controller", options.controller.clone(), crate::rack::address)?;
         let controller = controller.map(|(at, _)| at).filter(|_| names_none);
         let named = settings.choose("node", flag.map(Nodes), str::parse::<Nodes>)?;
-        // Far memory of a node of its own is asked for: that outweighs nodes that a variable or a
-        // file names.
+        // --far asks for a node started for this run. It outweighs nodes that a variable or a file
+        // names.
         let nodes = match named {
             Some((Nodes(nodes), Origin::Flag(_))) if options.far.is_some() && !nodes.is_empty() => {
                 return Err(Failure::usage(
@@ -150,7 +150,7 @@ impl Plan {
             return Err(Failure::usage("--shape holds tcp to a rate: add --transport tcp"));
         }
         let grace = settings.choose("grace", options.grace, crate::time::parse)?.map_or(GRACE, |(grace, _)| grace);
-        // A node that is started for the run asks for none.
+        // A node that is started for the run asks for no token.
         let token = options.token.file(&settings)?.filter(|_| !nodes.is_empty() || controller.is_some());
         let stats = settings.choose("stats", options.stats.clone(), str::parse)?;
         let stats = stats.map_or(Stats::Text, |(stats, _)| stats);
@@ -179,8 +179,8 @@ impl Plan {
     }
 }
 
-/// How the bytes of a sealed run move: not by shared memory, where its nodes could read pages as
-/// the program uses them. Says what is not as without `--seal`.
+/// The transport of a sealed run: not shared memory, where its nodes could read pages as the
+/// program uses them. Refuses what `--seal` excludes, and tells the user what it changes.
 fn sealed(options: &Options, transport: Transport, nodes: &[RunNode]) -> Result<Transport, Failure> {
     if !farmem_sys::gcm::can() {
         return Err(Failure::usage("--seal needs a CPU with AES and PCLMULQDQ instructions"));

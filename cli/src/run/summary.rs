@@ -54,8 +54,8 @@ impl FromStr for Stats {
 }
 
 impl Stats {
-    /// Sees to it that the summary can be written where it is wanted, before a run that may take
-    /// hours. A file that is there keeps its content until the end.
+    /// Checks, before a run that may take hours, that the summary can be written. A file that
+    /// exists keeps its content until the run's end.
     pub fn prepare(&self) -> Result<(), String> {
         let Stats::JsonFile(file) = self else { return Ok(()) };
         let opened = fs::OpenOptions::new().create(true).truncate(false).write(true).open(file);
@@ -77,11 +77,12 @@ pub struct Outcome {
     pub local_from: Origin,
     /// Processes of the run that still live.
     pub others: usize,
-    /// Where its programs waited, if that was asked; or why that is lost.
+    /// Where its programs waited, or why that is lost. `None`: it was not asked for.
     pub sites: Option<Result<Sites, String>>,
 }
 
-/// The machine form. Bytes, nanoseconds, counts; additions keep the names.
+/// The summary for machines, in bytes, nanoseconds and counts. A later version may add names, and
+/// keeps these.
 #[derive(Serialize)]
 struct Report<'a> {
     program: &'a str,
@@ -99,7 +100,7 @@ struct Report<'a> {
     prefetch_accuracy: Option<f64>,
     prefetch_coverage: Option<f64>,
     demand_latency_ns: Latency,
-    /// All of them: the sum of the kinds below.
+    /// All faults: the sum of the six kinds in `counts`.
     faults: u64,
     #[serde(flatten)]
     counts: Counts,
@@ -285,8 +286,8 @@ fn near(sample: &Sample) -> Option<(u64, String)> {
 }
 
 impl Outcome {
-    /// Whether the program came to nothing that could be told of: the runtime ended it before
-    /// `main` and said why, or the loader could not load it and said so.
+    /// Whether the program never ran, and the user knows why: the runtime ended it before `main`
+    /// and said so, or the loader could not load it and said so.
     pub fn never_ran(&self) -> bool {
         let by_loader = self.sample.processes.is_empty() && matches!(self.ending, Ending::Exited(126 | 127));
         by_loader || !self.sample.last_words.is_empty()

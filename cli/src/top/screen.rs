@@ -1,5 +1,4 @@
-//! The live view: tables of runs, nodes and agents, and the chosen run's last minutes where there
-//! is room.
+//! The live view: tables of runs, nodes, agents, swap and stores, and the chosen run's history.
 //!
 //! Sixteen colours, no mouse, no box characters beyond what every font has, one
 //! redraw a sample: it is made to be used over ssh.
@@ -25,7 +24,7 @@ use crate::units;
 /// Samples that a run's history keeps.
 const HISTORY: usize = 240;
 
-/// A column, and the order of runs in it.
+/// A column, and the figure by which runs are sorted in it, greatest first.
 type Sort = (usize, fn(&Run) -> f64);
 
 /// The columns by which runs can be sorted.
@@ -46,6 +45,7 @@ struct Screen {
     helps: bool,
     /// The chosen run, by name: it stays chosen when the order changes.
     chosen: Option<String>,
+    /// By run: its last samples of faults a second.
     faults: HashMap<String, VecDeque<u64>>,
 }
 
@@ -332,10 +332,10 @@ impl Screen {
     }
 }
 
-/// Of [`NODE_COLUMNS`]; the first takes what is left.
+/// The widths of [`NODE_COLUMNS`]. The first column gets the width that is left, 16 at least.
 const NODE_WIDTHS: [u16; 7] = [16, 9, 10, 10, 8, 10, 10];
 
-/// The columns of nodes, beside the first, that fit into a width: half a figure would be another.
+/// The columns of nodes, beside the first, that fit into a width. A cut figure would mislead.
 fn node_columns(width: u16) -> Vec<usize> {
     let mut shown: Vec<usize> = (1..NODE_WIDTHS.len()).collect();
     for dispensable in [1, 5, 6, 4, 3] {
@@ -347,7 +347,7 @@ fn node_columns(width: u16) -> Vec<usize> {
     shown
 }
 
-/// Which columns fit into a width: the most telling ones stay.
+/// The columns of runs that fit into a width. The least telling ones are left out.
 struct Columns {
     shown: Vec<usize>,
     program: u16,
@@ -355,7 +355,7 @@ struct Columns {
 
 impl Columns {
     const WIDTHS: [u16; 12] = [0, 8, 9, 9, 9, 9, 6, 9, 9, 9, 9, 8];
-    /// Left out first to last.
+    /// The columns that may be left out, in the order in which they are.
     const DISPENSABLE: [usize; 9] = [3, 7, 11, 1, 10, 8, 9, 4, 6];
 
     fn fitting(width: u16) -> Columns {
