@@ -401,7 +401,7 @@ fn whoever_listens_there_is_told_apart() {
     assert!(matches!(says(b""), Some(ConnectError::NotFarmem(_))));
     assert!(matches!(says(b"farmem\x09\x00"), Some(ConnectError::Version { theirs: 9, .. })));
     let named = says(b"farmem\x04\x00\x01\x00").unwrap().to_string();
-    assert!(named.contains("speaks version 4 of the protocol, this farmem version 5"), "{named}");
+    assert!(named.contains("speaks version 4 of the protocol, this farmem version 6"), "{named}");
     // As above: no other test gets the port when it is free.
     let silent = TcpListener::bind("127.0.0.3:0").unwrap();
     assert!(matches!(connect(silent.local_addr().unwrap()), Some(ConnectError::Silent(_))));
