@@ -232,7 +232,7 @@ impl Node {
             return Err(StartError::TooMuch { whose, lend_mib: config.lend >> 20, ram_mib: ram >> 20 });
         }
         let descriptors = process::raise_descriptor_limit();
-        // The words of a node take a quarter per cent of what it lends.
+        // The words of a node take at most a 256th of what it lends.
         let (longest, may_have) = (SLAB_BYTES.max(config.lend / 256), process::raise_file_limit());
         if may_have < longest {
             return Err(StartError::Files(may_have >> 10, longest >> 20));
