@@ -35,7 +35,12 @@ pub async fn wait(
     let waits = !call.in_exec && call.copy.is_none();
     // Clients wait in the order in which they ask, not in the order in which their first looks end.
     let waiter = waits.then(|| Waiter::new(call, keys));
-    if let Some(reply) = attempt().await? {
+    // An element that comes now is for a client that waits already. A key of another type is an error at once.
+    let looks = match &waiter {
+        Some(waiter) if !waiter.is_first() => is_of_another_type(call, keys).await?,
+        _ => true,
+    };
+    if looks && let Some(reply) = attempt().await? {
         return Ok(reply);
     }
     let Some(waiter) = waiter else { return Ok(nothing) };
@@ -74,9 +79,18 @@ pub async fn wait(
 /// Whether the only key that is waited for has a value without such elements. Of several keys, one
 /// that comes later may have an element: the client gets the error then.
 async fn has_another_type(call: &Call, keys: &[Vec<u8>]) -> Result<bool, Fail> {
-    let [key] = keys else { return Ok(false) };
+    Ok(keys.len() == 1 && is_of_another_type(call, keys).await?)
+}
+
+/// Whether one of the keys has a value without such elements.
+async fn is_of_another_type(call: &Call, keys: &[Vec<u8>]) -> Result<bool, Fail> {
     let wanted = if of_sorted_sets(call) { Type::SortedSet } else { Type::List };
-    Ok(call.store().find(&call.io, key).await?.is_some_and(|found| found.object.kind() != wanted))
+    for key in keys {
+        if call.store().find(&call.io, key).await?.is_some_and(|found| found.object.kind() != wanted) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// A place in the order in which this front end's clients began to wait.
