@@ -152,6 +152,16 @@ fn a_client_that_waits_and_goes_takes_nothing() {
         assert_eq!(other.ask("RPUSH queue first then"), ":2");
         assert_eq!([one.reply(), second.reply()], [Some("[queue first]".into()), Some("[queue then]".into())]);
     }
+    // A client is not kept from a key by one that waits for another of its keys: at once, and later.
+    one.send(&["BLPOP", "other", "0"]).unwrap();
+    while !other.ask("INFO clients").contains("blocked_clients:1") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!((other.ask("RPUSH mine a"), second.ask("BLPOP other mine 2")), (":1".into(), "[mine a]".into()));
+    second.send(&["BLPOP", "other", "mine", "2"]).unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!((other.ask("RPUSH mine b"), second.reply().as_deref()), (":1".into(), Some("[mine b]")));
+    assert_eq!((other.ask("RPUSH other c"), one.reply().as_deref()), (":1".into(), Some("[other c]")));
     // A value of another type that comes meanwhile ends no waiting.
     for (waits, adds, reply) in [("BLPOP", "RPUSH other b", "[other b]"), ("BZPOPMIN", "ZADD other 1 b", "[other b 1]")]
     {

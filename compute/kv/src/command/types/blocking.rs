@@ -35,10 +35,10 @@ pub async fn wait(
     let waits = !call.in_exec && call.copy.is_none();
     // Clients wait in the order in which they ask, not in the order in which their first looks end.
     let waiter = waits.then(|| Waiter::new(call, keys));
-    // An element that comes now is for a client that waits already. A key of another type is an error at once.
+    // An element that comes now is for a client that waits already.
     let looks = match &waiter {
-        Some(waiter) if !waiter.is_first() => is_of_another_type(call, keys).await?,
-        _ => true,
+        Some(waiter) => waiter.may_look(keys).await?,
+        None => true,
     };
     if looks && let Some(reply) = attempt().await? {
         return Ok(reply);
@@ -59,9 +59,9 @@ pub async fn wait(
             }
             call.io.pause(pause).await;
             pause = (pause + 1).min(LONGEST);
-            // A transaction on several keys must not be disturbed, and the first that waits is
-            // served first.
-            if !call.front.alone.get() && waiter.is_first() {
+            // A transaction on several keys must not be disturbed; one may begin while this looks. The
+            // first that waits is served first.
+            if !call.front.alone.get() && waiter.may_look(keys).await? && !call.front.alone.get() {
                 break;
             }
         }
@@ -79,18 +79,13 @@ pub async fn wait(
 /// Whether the only key that is waited for has a value without such elements. Of several keys, one
 /// that comes later may have an element: the client gets the error then.
 async fn has_another_type(call: &Call, keys: &[Vec<u8>]) -> Result<bool, Fail> {
-    Ok(keys.len() == 1 && is_of_another_type(call, keys).await?)
+    let [key] = keys else { return Ok(false) };
+    Ok(call.store().find(&call.io, key).await?.is_some_and(|found| found.object.kind() != wanted(call)))
 }
 
-/// Whether one of the keys has a value without such elements.
-async fn is_of_another_type(call: &Call, keys: &[Vec<u8>]) -> Result<bool, Fail> {
-    let wanted = if of_sorted_sets(call) { Type::SortedSet } else { Type::List };
-    for key in keys {
-        if call.store().find(&call.io, key).await?.is_some_and(|found| found.object.kind() != wanted) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+/// The type of the values in which the command looks for an element.
+fn wanted(call: &Call) -> Type {
+    if of_sorted_sets(call) { Type::SortedSet } else { Type::List }
 }
 
 /// A place in the order in which this front end's clients began to wait.
@@ -104,12 +99,25 @@ impl Waiter<'_> {
         Waiter(call, place)
     }
 
-    /// Whether no client that began earlier waits for an element of the same keys.
-    fn is_first(&self) -> bool {
-        let waiters = self.0.front.waiters.borrow();
-        let Some((sorted, keys)) = waiters.get(&self.1) else { return true };
-        let same = |other: &(bool, Vec<Vec<u8>>)| other.0 == *sorted && other.1.iter().any(|key| keys.contains(key));
-        !waiters.range(..self.1).any(|(_, other)| same(other))
+    /// Whether no client that began earlier waits for an element of this key.
+    fn is_first_for(&self, key: &Vec<u8>) -> bool {
+        let (waiters, sorted) = (self.0.front.waiters.borrow(), of_sorted_sets(self.0));
+        !waiters.range(..self.1).any(|(_, other)| other.0 == sorted && other.1.contains(key))
+    }
+
+    /// Whether the command may look for an element now: it is the first for all of its keys, or a
+    /// key for which it is the first has a value. A value of another type is an error for anyone.
+    async fn may_look(&self, keys: &[Vec<u8>]) -> Result<bool, Fail> {
+        if keys.iter().all(|key| self.is_first_for(key)) {
+            return Ok(true);
+        }
+        for key in keys {
+            let Some(found) = self.0.store().find(&self.0.io, key).await? else { continue };
+            if self.is_first_for(key) || found.object.kind() != wanted(self.0) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 
