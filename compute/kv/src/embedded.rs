@@ -247,7 +247,7 @@ impl Store {
     /// A node is lost.
     pub fn close(self) -> Result<(), Failed> {
         for shard in self.inner.shards.clone() {
-            open::alone(&mut self.drive.borrow_mut(), |io| async move { shard.leave(&io).await })?;
+            open::alone(&mut self.drive.borrow_mut(), |io| async move { shard.members.leave(&io).await })?;
         }
         Ok(())
     }

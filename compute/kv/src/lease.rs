@@ -7,7 +7,7 @@
 //!
 //! *The lease.* A tick that finds no other member alive gives this front end a lease of
 //! [`STALE_MS`] from when the tick began. A front end that joins changes nothing before every
-//! member that it found has shown itself twice, or a lease would be over ([`Shard::await_others`]).
+//! member that it found has shown itself twice, or a lease would be over ([`Members::await_others`]).
 //! A member's second sign comes after a tick that saw the newcomer, and that tick ended the lease.
 //! So nobody else changes the store under a lease. A hit takes effect when the clock was read that
 //! found the lease in force, which is after the request came.
@@ -19,13 +19,12 @@
 //! here. Until it has ended its key is not answered from here, and what was read meanwhile is not
 //! kept ([`Writes`]).
 
-use crate::index::Known;
-use crate::layout::{HEAD_BYTES, Hash, MEMBERS, Slot, word};
-use crate::member::{STALE_MS, line_word, state};
-use crate::object::Object;
+use crate::layout::{HEAD_BYTES, Hash, MEMBERS};
+use crate::member::{Members, STALE_MS, line_word, state};
+use crate::near::Near;
 use crate::rules::Bug;
-use crate::shard::{Shard, Trouble};
-use crate::task::{Answer, Io, Verb};
+use crate::shard::Trouble;
+use crate::task::Io;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -89,10 +88,10 @@ pub struct Quiet(u32, u32);
 /// A change under way.
 #[derive(Debug)]
 pub struct Writing {
-    shard: Rc<Shard>,
+    pub(crate) near: Rc<Near>,
     /// `None`: of all keys.
-    hash: Option<Hash>,
-    begun: Quiet,
+    pub(crate) hash: Option<Hash>,
+    pub(crate) begun: Quiet,
 }
 
 impl Writes {
@@ -103,7 +102,7 @@ impl Writes {
         (open == 0 && all.0 == 0).then_some(Quiet(count, all.1))
     }
 
-    fn change(&self, hash: Option<Hash>, by: i32) -> Quiet {
+    pub(crate) fn change(&self, hash: Option<Hash>, by: i32) -> Quiet {
         let (mut groups, mut all) = (self.groups.borrow_mut(), self.all.get());
         let one = match hash {
             Some(hash) => &mut groups[hash.0 as usize % GROUPS],
@@ -116,7 +115,7 @@ impl Writes {
     }
 
     /// Whether the change is the only one since it began.
-    fn is_sole(&self, writing: &Writing) -> bool {
+    pub(crate) fn is_sole(&self, writing: &Writing) -> bool {
         let Some(hash) = writing.hash else { return false };
         let ((open, count), all) = (self.groups.borrow()[hash.0 as usize % GROUPS], self.all.get());
         open == 1 && all.0 == 0 && Quiet(count, all.1) == writing.begun
@@ -125,80 +124,20 @@ impl Writes {
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        self.shard.writes.change(self.hash, -1);
+        self.near.writes.change(self.hash, -1);
     }
 }
 
-impl Shard {
-    /// Begins a change of a key; `None`: of all.
-    pub(crate) fn writing(self: &Rc<Shard>, hash: Option<Hash>) -> Writing {
-        if hash.is_none() {
-            self.cache.borrow_mut().clear();
-        }
-        let begun = self.writes.change(hash, 1);
-        Writing { shard: Rc::clone(self), hash, begun }
-    }
-
-    /// Remembers what a read has found, if nothing was changed since it began.
-    pub(crate) fn remember(&self, key: &[u8], hash: Hash, known: Known, object: &Object, quiet: Option<Quiet>) {
-        if quiet.is_some() && self.writes.quiet(hash) == quiet || self.rules.broken(Bug::KeepUnderWrite) {
-            self.cache.borrow_mut().put(key, hash, known, Some(object));
-        }
-    }
-
-    /// Remembers what a change has made.
-    pub(crate) fn remember_written(&self, key: &[u8], hash: Hash, known: Known, object: Option<&Object>, by: &Writing) {
-        let mut cache = self.cache.borrow_mut();
-        match self.writes.is_sole(by) {
-            true => cache.put(key, hash, known, object),
-            // Of two changes the one that is told of last need not be the last.
-            false => cache.forget(key, hash),
-        }
-    }
-
-    /// A key's slot and object, if they need no look.
-    #[inline]
-    pub(crate) fn near(&self, key: &[u8], hash: Hash) -> Option<(Known, Object)> {
-        let era = self.lease.era();
-        if era == 0 || self.writes.quiet(hash).is_none() {
-            return None;
-        }
-        match self.cache.borrow_mut().get(key, hash)? {
-            (known, Some(object)) if known.era == era || self.rules.broken(Bug::TrustOldEra) => {
-                Some((known, object.clone()))
-            }
-            _ => None,
-        }
-    }
-
-    /// The object of a slot that is known, if the slot is what it was. `cached` is believed then:
-    /// the slot's version would have to have come round for it to be another's.
-    pub(crate) async fn verify(&self, io: &Io, key: &[u8], known: Known, cached: Option<Object>) -> Option<Object> {
-        let slot = Verb::Read { at: known.slot_at, len: 8 };
-        if let Some(object) = cached {
-            let answers = self.verbs(io, vec![slot]).await;
-            let same = matches!(&answers[..], [Answer::Bytes(slot)] if Slot(word(slot, 0)) == known.slot);
-            return same.then_some(object);
-        }
-        let object = Verb::Read { at: known.slot.at(self.node), len: known.len };
-        let mut answers = self.verbs(io, vec![slot, object]).await;
-        match (answers.pop(), answers.pop()) {
-            (Some(Answer::Bytes(object)), Some(Answer::Bytes(slot))) if Slot(word(&slot, 0)) == known.slot => {
-                Object::decode(object).filter(|object| object.key() == key)
-            }
-            _ => None,
-        }
-    }
-
+impl Members {
     /// Waits until every other member knows of this one: none counts on being alone any more.
     pub async fn await_others(&self, io: &Io) -> Result<(), Trouble> {
-        if self.rules.broken(Bug::JoinAtOnce) {
+        if self.reach.rules.get().broken(Bug::JoinAtOnce) {
             return Ok(());
         }
         let mut others: Option<Vec<(usize, u64, u64)>> = None;
         for _ in 0..=AWAIT_MS / LOOK_MS {
-            let bytes = self.read(io, self.root, HEAD_BYTES as u32).await;
-            let lines = (0..MEMBERS).filter(|&line| line != usize::from(self.me.line));
+            let bytes = self.reach.read(io, self.reach.root, HEAD_BYTES as u32).await;
+            let lines = (0..MEMBERS).filter(|&line| line != usize::from(self.reach.me.line));
             let now = lines.map(|line| (line, state(&bytes, line), line_word(&bytes, line, 1)));
             let now: Vec<_> =
                 now.filter(|(_, state, _)| state.is_alive()).map(|(n, state, beat)| (n, state.0, beat)).collect();

@@ -16,10 +16,10 @@
 //! * [`task`]: operations as steps that ask for verbs.
 //! * [`layout`], [`object`]: the words and bytes of the store.
 //! * [`long`]: strings in several pieces.
-//! * [`shard`], [`index`], [`heap`], [`member`], [`recover`]: the protocol on one node's memory.
-//! * [`lease`]: decides when the near cache may answer without a verb.
+//! * [`shard`]: the protocol on one node's memory, in parts: [`reach`], [`space`] with its [`heap`],
+//!   [`near`] with its [`lease`], [`index`], [`member`], [`recover`], [`mend`].
 //! * [`store`]: the shards of all nodes as one store.
-//! * [`copies`]: one node beneath a shard, or two. [`mend`]: a node in place of one that has ended.
+//! * [`copies`]: one node beneath a shard, or two.
 //! * [`resp`]: the redis protocol. [`command`]: the commands.
 //! * [`drive`]: verbs on a region of the nodes' memory. [`serve`]: the event loop.
 
@@ -27,7 +27,6 @@
 
 mod batch;
 pub mod blocks;
-mod brief;
 pub mod command;
 pub mod copies;
 pub mod drive;
@@ -40,12 +39,15 @@ pub mod lease;
 pub mod long;
 pub mod member;
 pub mod mend;
+pub mod near;
 pub mod object;
+pub mod reach;
 pub mod recover;
 pub mod resp;
 pub mod rules;
 pub mod serve;
 pub mod shard;
+pub mod space;
 pub mod store;
 pub mod task;
 

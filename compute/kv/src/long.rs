@@ -22,6 +22,7 @@ use crate::heap::Held;
 use crate::index::Found;
 use crate::layout::{At, EXTENT, Hash, NODE_SHIFT, PIECE_HEADER, word};
 use crate::object::{self, Object, Type, Value};
+use crate::reach::Reach;
 use crate::shard::{Shard, Trouble};
 use crate::store::Store;
 use crate::task::{Answer, Io, Verb};
@@ -114,7 +115,7 @@ impl Long {
 
 impl Drop for Long {
     fn drop(&mut self) {
-        self.shard.heap.borrow_mut().abandon(self.list.number, &self.held);
+        self.shard.space.heap.borrow_mut().abandon(self.list.number, &self.held);
     }
 }
 
@@ -140,7 +141,7 @@ impl<'a> Writer<'a> {
 
     /// Bytes of the extent that is being filled.
     fn size(&self) -> usize {
-        let (left, longest) = (self.expected.saturating_sub(self.long.list.len), self.long.shard.longest.get());
+        let (left, longest) = (self.expected.saturating_sub(self.long.list.len), self.long.shard.space.longest.get());
         size(left.max(1), longest) as usize
     }
 
@@ -166,7 +167,7 @@ impl<'a> Writer<'a> {
     /// # Errors
     /// As [`Writer::write`], or the value does not match its checksums.
     pub async fn copy(&mut self, io: &Io, found: &Found, from: u64, to: u64) -> Result<(), Trouble> {
-        let mut reader = Reader::new(self.long.shard.clone(), found, from, to)?;
+        let mut reader = Reader::new(Rc::clone(&self.long.shard.reach), found, from, to)?;
         while let Some(bytes) = reader.next(io).await? {
             self.write(io, &bytes).await?;
         }
@@ -179,7 +180,7 @@ impl<'a> Writer<'a> {
     /// As [`Writer::copy`].
     pub async fn copy_long(&mut self, io: &Io, other: &Long) -> Result<(), Trouble> {
         for extent in &other.list.extents {
-            let bytes = other.shard.extent(io, extent).await?;
+            let bytes = other.shard.reach.extent(io, extent).await?;
             self.write(io, &bytes).await?;
         }
         Ok(())
@@ -192,7 +193,7 @@ impl<'a> Writer<'a> {
             return Err(Trouble::TooLarge);
         }
         let held = loop {
-            match long.shard.hold_class(io, EXTENT, len).await {
+            match long.shard.space.hold_class(io, EXTENT, len).await {
                 Err(Trouble::Full) => self.store.make_room(io, &long.shard).await?,
                 held => break held?,
             }
@@ -202,7 +203,7 @@ impl<'a> Writer<'a> {
         let header = [long.list.number, self.hash.0].map(u64::to_le_bytes).concat();
         let at = held.at - PIECE_HEADER + OWNER;
         let fields = Verb::Write { at, bytes: Rc::new(header) };
-        long.shard.verbs(io, vec![fields, Verb::Write { at: held.at, bytes: Rc::new(bytes) }]).await;
+        long.shard.reach.verbs(io, vec![fields, Verb::Write { at: held.at, bytes: Rc::new(bytes) }]).await;
         long.list.len += len;
         long.list.extents.push(extent);
         Ok(())
@@ -232,7 +233,7 @@ fn size(left: u64, longest: u64) -> u64 {
 /// Reads a range of a value, extent by extent.
 #[derive(Debug)]
 pub struct Reader {
-    shard: Rc<Shard>,
+    reach: Rc<Reach>,
     /// The value, if it is in the object itself.
     object: Option<Object>,
     extents: std::vec::IntoIter<Extent>,
@@ -248,14 +249,14 @@ impl Reader {
     ///
     /// # Errors
     /// The object is no value of this kind.
-    pub fn new(shard: Rc<Shard>, found: &Found, from: u64, to: u64) -> Result<Reader, Trouble> {
+    pub fn new(reach: Rc<Reach>, found: &Found, from: u64, to: u64) -> Result<Reader, Trouble> {
         let object = &found.object;
         let to = to.min(len(object));
         let (object, extents) = match object.kind() {
-            Type::Long => (None, List::decode(object.value(), shard.node).ok_or(Trouble::Corrupt)?.extents),
+            Type::Long => (None, List::decode(object.value(), reach.node).ok_or(Trouble::Corrupt)?.extents),
             _ => (Some(object.clone()), Vec::new()),
         };
-        Ok(Reader { shard, object, extents: extents.into_iter(), at: 0, from, to })
+        Ok(Reader { reach, object, extents: extents.into_iter(), at: 0, from, to })
     }
 
     /// The next bytes; `None` at the end.
@@ -274,7 +275,7 @@ impl Reader {
             if end <= self.from {
                 continue;
             }
-            let mut bytes = self.shard.extent(io, &extent).await?;
+            let mut bytes = self.reach.extent(io, &extent).await?;
             bytes.truncate((self.to.min(end) - begin) as usize);
             bytes.drain(..(self.from.max(begin) - begin) as usize);
             return Ok(Some(bytes));
@@ -282,7 +283,7 @@ impl Reader {
     }
 }
 
-impl Shard {
+impl Reach {
     /// Reads an extent.
     pub(crate) async fn extent(&self, io: &Io, extent: &Extent) -> Result<Vec<u8>, Trouble> {
         let answer = self.verbs(io, vec![Verb::Read { at: extent.at, len: extent.len }]).await.pop();
@@ -297,7 +298,7 @@ impl Shard {
 impl Store {
     /// Whether a key's value needs several pieces.
     pub(crate) fn is_long(&self, key: &[u8], value: &Value) -> bool {
-        value.kind == Type::String && object::len(key, &value.bytes) > self.shard(key).longest.get()
+        value.kind == Type::String && object::len(key, &value.bytes) > self.shard(key).space.longest.get()
     }
 
     /// Writes the extents of a value that needs several pieces.
@@ -322,7 +323,7 @@ impl Store {
             return Ok(None);
         }
         let mut bytes = Vec::with_capacity(len(&found.object) as usize);
-        let mut reader = Reader::new(Rc::clone(self.shard(key)), found, 0, u64::MAX)?;
+        let mut reader = Reader::new(Rc::clone(&self.shard(key).reach), found, 0, u64::MAX)?;
         while let Some(some) = reader.next(io).await? {
             bytes.extend_from_slice(&some);
         }

@@ -22,9 +22,13 @@ use crate::layout::{
     At, Geometry, HEAD_BYTES, Kind, MAGIC, MEMBERS, Member, Owner, PIECE_HEADER, Pair, ROOT_BITS, Stage, State, UNIT,
     head, word,
 };
+use crate::near::Near;
+use crate::reach::Reach;
 use crate::rules::{Bug, Rules};
 use crate::shard::{Shard, Trouble};
+use crate::space::Space;
 use crate::task::{Answer, Io, Verb};
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// A member whose heartbeat stands still for so long is taken for dead.
@@ -292,33 +296,54 @@ pub struct Ticked {
     pub turn: Turn,
 }
 
-impl Shard {
+/// The front ends that serve a shard: this one shows itself, and looks after the others.
+#[derive(Debug)]
+pub struct Members {
+    pub(crate) reach: Rc<Reach>,
+    space: Rc<Space>,
+    near: Rc<Near>,
+    watch: RefCell<Vec<Watched>>,
+    /// When this front end last looked after the others.
+    watched_ms: Cell<u64>,
+}
+
+impl Members {
+    pub(crate) fn new(reach: &Rc<Reach>, space: &Rc<Space>, near: &Rc<Near>) -> Members {
+        Members {
+            reach: Rc::clone(reach),
+            space: Rc::clone(space),
+            near: Rc::clone(near),
+            watch: RefCell::default(),
+            watched_ms: Cell::new(0),
+        }
+    }
+
     /// Shows that this front end is alive, learns the store's epoch and lets it go on.
     /// `now_ms` is of a clock that never goes back.
     ///
     /// # Errors
     /// [`Trouble::ShutOut`]: it was taken for dead.
-    pub async fn tick(self: &Rc<Shard>, io: &Io, now_ms: u64) -> Result<Ticked, Trouble> {
-        let look = vec![Verb::Read { at: self.root, len: HEAD_BYTES as u32 }];
-        let Some(Answer::Bytes(seen)) = self.words(io, Words::Head, look).await.pop() else {
+    pub async fn tick(&self, io: &Io, now_ms: u64) -> Result<Ticked, Trouble> {
+        let look = vec![Verb::Read { at: self.reach.root, len: HEAD_BYTES as u32 }];
+        let Some(Answer::Bytes(seen)) = self.reach.words(io, Words::Head, look).await.pop() else {
             return Err(Trouble::Unsettled);
         };
-        if !is_there(&seen, self.me) {
-            self.shut_out.set(true);
-            self.lease.end();
+        if !is_there(&seen, self.reach.me) {
+            self.reach.shut_out.set(true);
+            self.near.lease.end();
             return Err(Trouble::ShutOut);
         }
-        let (me, epoch) = (usize::from(self.me.line), word(&seen, head::EPOCH as usize / 8));
+        let (me, epoch) = (usize::from(self.reach.me.line), word(&seen, head::EPOCH as usize / 8));
         let oldest = {
-            let mut epochs = self.epochs.borrow_mut();
+            let mut epochs = self.space.epochs.borrow_mut();
             epochs.now = epochs.now.max(epoch);
             epochs.under_way.keys().next().copied().unwrap_or(epoch).min(epoch)
         };
         let others = (0..MEMBERS).filter(|&line| line != me && state(&seen, line).is_alive());
         let pair = Pair(word(&seen, head::PAIR as usize / 8));
-        let mut ticked = Ticked { turn: self.copies.saw(pair), ..Ticked::default() };
+        let mut ticked = Ticked { turn: self.reach.copies.saw(pair), ..Ticked::default() };
         if ticked.turn == Turn::Mended {
-            self.counters.mended.set(self.counters.mended.get() + 1);
+            self.reach.counters.mended.set(self.reach.counters.mended.get() + 1);
         }
         let (mut all, mut held) = (oldest == epoch, 0);
         for line in others {
@@ -326,29 +351,29 @@ impl Shard {
             all &= line_word(&seen, line, 2) == epoch;
             held += line_word(&seen, line, 3);
         }
-        self.others.set(held);
+        self.space.others.set(held);
         if ticked.company {
             // Before the heartbeat says that this tick has seen the others.
-            self.lease.end();
+            self.near.lease.end();
         }
-        let consent = if self.heap.borrow().has_taken_over() { 0 } else { self.copies.consent(pair) };
-        let words = [line_word(&seen, me, 1) + 1, oldest, self.heap.borrow().bytes(), consent];
+        let consent = if self.space.heap.borrow().has_taken_over() { 0 } else { self.reach.copies.consent(pair) };
+        let words = [line_word(&seen, me, 1) + 1, oldest, self.space.heap.borrow().bytes(), consent];
         let bytes = Rc::new(words.map(u64::to_le_bytes).concat());
-        let line = Verb::Write { at: member_at(self.root, me) + 8, bytes };
+        let line = Verb::Write { at: member_at(self.reach.root, me) + 8, bytes };
         let mut batch = vec![line];
-        if all && self.heap.borrow().retired_bytes() > 0 && !self.copies.is_paused() {
-            batch.push(Verb::Cas { at: self.root + head::EPOCH, old: epoch, new: epoch + 1 });
+        if all && self.space.heap.borrow().retired_bytes() > 0 && !self.reach.copies.is_paused() {
+            batch.push(Verb::Cas { at: self.reach.root + head::EPOCH, old: epoch, new: epoch + 1 });
         }
-        let answers = self.words(io, Words::Head, batch).await;
-        self.copies.resume(pair);
+        let answers = self.reach.words(io, Words::Head, batch).await;
+        self.reach.copies.resume(pair);
         if answers.get(1) == Some(&Answer::Word(epoch)) {
-            let mut epochs = self.epochs.borrow_mut();
+            let mut epochs = self.space.epochs.borrow_mut();
             epochs.now = epochs.now.max(epoch + 1);
             ticked.advanced = true;
         }
-        self.heap.borrow_mut().reap(self.epoch());
+        self.space.heap.borrow_mut().reap(self.space.epoch());
         // Nothing but what fills the node changes the head during a pause.
-        if !self.copies.is_paused() {
+        if !self.reach.copies.is_paused() {
             (ticked.deaths, ticked.held_up) = self.watch(io, &seen, now_ms).await;
         }
         Ok(ticked)
@@ -356,11 +381,11 @@ impl Shard {
 
     /// Whether another member is alive now.
     pub(crate) async fn has_company(&self, io: &Io) -> Result<bool, Trouble> {
-        let bytes = self.read(io, self.root, HEAD_BYTES as u32).await;
-        if !is_there(&bytes, self.me) {
+        let bytes = self.reach.read(io, self.reach.root, HEAD_BYTES as u32).await;
+        if !is_there(&bytes, self.reach.me) {
             return Err(Trouble::ShutOut);
         }
-        let me = usize::from(self.me.line);
+        let me = usize::from(self.reach.me.line);
         Ok((0..MEMBERS).any(|line| line != me && state(&bytes, line).is_alive()))
     }
 
@@ -378,7 +403,9 @@ impl Shard {
             if now_ms.saturating_sub(self.watched_ms.replace(now_ms)) > STALE_MS {
                 watch.iter_mut().for_each(|watched| watched.since_ms = now_ms);
             }
-            for (line, watched) in watch.iter_mut().enumerate().filter(|(line, _)| *line != usize::from(self.me.line)) {
+            for (line, watched) in
+                watch.iter_mut().enumerate().filter(|(line, _)| *line != usize::from(self.reach.me.line))
+            {
                 let (state, heartbeat) = (state(bytes, line), line_word(bytes, line, 1));
                 let was_there = State(watched.state).is_alive();
                 deaths |= was_there && state.0 != watched.state;
@@ -392,23 +419,23 @@ impl Shard {
         let mut held_up = false;
         for (line, state) in silent {
             // Before its end is made known: its memory is used again from then on.
-            let expel = Verb::Expel { node: self.node, tag: state.tag() };
-            let fenced = self.rules.broken(Bug::DeclareUnfenced)
-                || self.verbs(io, vec![expel]).await.pop() == Some(Answer::Expelled(true));
+            let expel = Verb::Expel { node: self.reach.node, tag: state.tag() };
+            let fenced = self.reach.rules.get().broken(Bug::DeclareUnfenced)
+                || self.reach.verbs(io, vec![expel]).await.pop() == Some(Answer::Expelled(true));
             if !fenced {
                 held_up = true;
                 continue;
             }
-            let at = member_at(self.root, line);
-            self.verbs(io, vec![Verb::Cas { at, old: state.0, new: state.dead().0 }]).await;
+            let at = member_at(self.reach.root, line);
+            self.reach.verbs(io, vec![Verb::Cas { at, old: state.0, new: state.dead().0 }]).await;
         }
         (deaths, held_up)
     }
 
     /// Leaves the store. Another front end may take over its pieces.
     pub async fn leave(&self, io: &Io) {
-        let state = State::alive(self.tag, self.me.incarnation);
-        let at = member_at(self.root, usize::from(self.me.line));
-        self.verbs(io, vec![Verb::Cas { at, old: state.0, new: state.dead().0 }]).await;
+        let state = State::alive(self.reach.tag, self.reach.me.incarnation);
+        let at = member_at(self.reach.root, usize::from(self.reach.me.line));
+        self.reach.verbs(io, vec![Verb::Cas { at, old: state.0, new: state.dead().0 }]).await;
     }
 }

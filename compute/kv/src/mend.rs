@@ -35,8 +35,9 @@ use crate::copies::{Copies, Mode, is_done, on};
 use crate::heap::Use;
 use crate::layout::{At, EXTENT, HEAD_BYTES, Kind, MEMBERS, Owner, PIECE_HEADER, Pair, Stage, head, word};
 use crate::member::{is_there, line_word, state};
+use crate::reach::Reach;
 use crate::rules::Bug;
-use crate::shard::Shard;
+use crate::space::Space;
 use crate::task::{Answer, Io, Verb};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -46,48 +47,59 @@ const AGREE_MS: u32 = 1000;
 /// Bytes that are copied at once.
 const COPY: u64 = 256 << 10;
 
-impl Shard {
+/// Brings a node in place of one that has ended.
+#[derive(Debug)]
+pub struct Mend {
+    reach: Rc<Reach>,
+    space: Rc<Space>,
+}
+
+impl Mend {
+    pub(crate) fn new(reach: &Rc<Reach>, space: &Rc<Space>) -> Mend {
+        Mend { reach: Rc::clone(reach), space: Rc::clone(space) }
+    }
+
     /// This front end's part in filling the other node, which its verbs reach now. Ends with the
     /// attempt.
-    pub async fn mend(self: &Rc<Shard>, io: &Io, pair: Pair) {
-        let Mode::Alone(stays) = self.copies.mode() else { return };
-        if !self.copies.mend(pair) {
+    pub async fn mend(&self, io: &Io, pair: Pair) {
+        let Mode::Alone(stays) = self.reach.copies.mode() else { return };
+        if !self.reach.copies.mend(pair) {
             return;
         }
-        let filler = Filler { shard: self, io, stays, new: Copies::other(stays) };
-        if filler.fill(pair).await.is_none() && self.copies.mends(pair) {
-            self.copies.mending.failed.set(true);
+        let filler = Filler { reach: &self.reach, space: &self.space, io, stays, new: Copies::other(stays) };
+        if filler.fill(pair).await.is_none() && self.reach.copies.mends(pair) {
+            self.reach.copies.mending.failed.set(true);
         }
     }
 
     /// Begins an attempt to fill the node of this address, which has an empty region. False:
     /// another front end was first.
     pub async fn begin_mending(&self, io: &Io, address: &str, attempt: u64) -> bool {
-        let (Mode::Alone(stays), pair) = (self.copies.mode(), self.copies.pair()) else { return false };
+        let (Mode::Alone(stays), pair) = (self.reach.copies.mode(), self.reach.copies.pair()) else { return false };
         if pair.stage() != Stage::Alone || address.len() > head::SPARE_TEXT {
             return false;
         }
         let mut text = (address.len() as u64).to_le_bytes().to_vec();
         text.extend(address.as_bytes());
         text.resize(text.len().next_multiple_of(8), 0);
-        let (root, new) = (on(stays, self.root), Pair::new(Stage::Mending, attempt));
+        let (root, new) = (on(stays, self.reach.root), Pair::new(Stage::Mending, attempt));
         io.verb(Verb::Write { at: root + head::SPARE, bytes: Rc::new(text) }).await;
         io.verb(Verb::Cas { at: root + head::PAIR, old: pair.0, new: new.0 }).await == Answer::Word(pair.0)
     }
 
     /// The address of the node that is being filled, or was filled last.
     pub async fn spare(&self, io: &Io) -> Option<String> {
-        let node = match self.copies.mode() {
+        let node = match self.reach.copies.mode() {
             Mode::Alone(stays) | Mode::Mending(stays) => stays,
-            _ => self.node,
+            _ => self.reach.node,
         };
-        spare_of(io, on(node, self.root)).await
+        spare_of(io, on(node, self.reach.root)).await
     }
 
     /// Gives an attempt up.
     pub async fn give_up(&self, io: &Io) {
-        if let Mode::Mending(stays) = self.copies.mode() {
-            let (pair, at) = (self.copies.pair(), on(stays, self.root) + head::PAIR);
+        if let Mode::Mending(stays) = self.reach.copies.mode() {
+            let (pair, at) = (self.reach.copies.pair(), on(stays, self.reach.root) + head::PAIR);
             for stage in [Stage::Mending, Stage::Paused] {
                 io.verb(Verb::Cas { at, old: pair.at(stage).0, new: pair.at(Stage::Alone).0 }).await;
             }
@@ -96,11 +108,11 @@ impl Shard {
 
     /// Ends the filling if every member has done its part; whether it did. The members learn of it
     /// by their next ticks.
-    pub async fn finish_mending(self: &Rc<Shard>, io: &Io) -> bool {
-        let Mode::Mending(stays) = self.copies.mode() else { return false };
-        let mending = self.copies.pair().at(Stage::Mending);
-        let filler = Filler { shard: self, io, stays, new: Copies::other(stays) };
-        if self.copies.pair() != mending || filler.agreed(mending).await != Some(true) {
+    pub async fn finish_mending(&self, io: &Io) -> bool {
+        let Mode::Mending(stays) = self.reach.copies.mode() else { return false };
+        let mending = self.reach.copies.pair().at(Stage::Mending);
+        let filler = Filler { reach: &self.reach, space: &self.space, io, stays, new: Copies::other(stays) };
+        if self.reach.copies.pair() != mending || filler.agreed(mending).await != Some(true) {
             return false;
         }
         let paused = mending.at(Stage::Paused);
@@ -108,7 +120,7 @@ impl Shard {
             return false;
         }
         let mut waited = 0;
-        while !self.rules.broken(Bug::FillUnpaused) {
+        while !self.reach.rules.get().broken(Bug::FillUnpaused) {
             match filler.agreed(paused).await {
                 Some(true) => break,
                 Some(false) if waited < AGREE_MS => io.pause(1).await,
@@ -144,7 +156,8 @@ pub(crate) async fn spare_of(io: &Io, root: At) -> Option<String> {
 
 /// Copies pieces from the survivor to the new node.
 struct Filler<'a> {
-    shard: &'a Rc<Shard>,
+    reach: &'a Reach,
+    space: &'a Rc<Space>,
     io: &'a Io,
     stays: u8,
     new: u8,
@@ -153,12 +166,12 @@ struct Filler<'a> {
 impl Filler<'_> {
     /// Verbs at one node, by the addresses that the store knows.
     async fn at(&self, node: u8, verbs: Vec<Verb>) -> Vec<Answer> {
-        self.shard.copies.alone(self.io, node, &verbs).await
+        self.reach.copies.alone(self.io, node, &verbs).await
     }
 
     /// Changes the stage; whether it was as expected.
     async fn turn(&self, old: Pair, new: Pair) -> bool {
-        let verb = Verb::Cas { at: self.shard.root + head::PAIR, old: old.0, new: new.0 };
+        let verb = Verb::Cas { at: self.reach.root + head::PAIR, old: old.0, new: new.0 };
         loop {
             match self.at(self.stays, vec![verb.clone()]).await.pop() {
                 Some(Answer::Word(found)) => return found == old.0,
@@ -170,33 +183,33 @@ impl Filler<'_> {
 
     /// Whether every member has said this. `None`: the pair's word is another one.
     async fn agreed(&self, pair: Pair) -> Option<bool> {
-        let look = Verb::Read { at: self.shard.root, len: HEAD_BYTES as u32 };
+        let look = Verb::Read { at: self.reach.root, len: HEAD_BYTES as u32 };
         let Some(Answer::Bytes(head)) = self.at(self.stays, vec![look]).await.pop() else { return None };
         let alive = (0..MEMBERS).filter(|&line| state(&head, line).is_alive());
         let all = alive.into_iter().all(|line| line_word(&head, line, 4) == pair.0);
         (word(&head, head::PAIR as usize / 8) == pair.0).then_some(all)
     }
 
-    /// See [`Shard::mend`]. `None`: the new node is of no use, or the attempt has ended.
+    /// See [`Mend::mend`]. `None`: the new node is of no use, or the attempt has ended.
     async fn fill(&self, pair: Pair) -> Option<()> {
-        let (shard, mending) = (self.shard, &self.shard.copies.mending);
+        let (reach, space, mending) = (self.reach, self.space, &self.reach.copies.mending);
         // Operations that began before pieces were taken at both nodes may still take some.
         self.drain(pair).await?;
-        let own = |shard: &Shard| shard.heap.borrow().all_pieces().into_iter().map(|(at, _)| at).collect::<Vec<At>>();
+        let own = || space.heap.borrow().all_pieces().into_iter().map(|(at, _)| at).collect::<Vec<At>>();
         let mut there = self.pieces_there().await?;
-        for at in own(shard) {
+        for at in own() {
             self.claim(at, &mut there).await?;
         }
         // A batch that is under way now writes to the survivor alone. Its places are held.
         mending.mirrors.set(true);
-        let mut held = shard.heap.borrow().all_held();
-        if !shard.rules.broken(Bug::FillUndrained) {
+        let mut held = space.heap.borrow().all_held();
+        if !reach.rules.get().broken(Bug::FillUndrained) {
             self.drain(pair).await?;
         }
-        shard.heap.borrow_mut().taken_over();
-        let mut pieces = own(shard);
-        while shard.copies.mends(pair) {
-            pieces.extend(shard.heap.borrow_mut().taken_over());
+        space.heap.borrow_mut().taken_over();
+        let mut pieces = own();
+        while reach.copies.mends(pair) {
+            pieces.extend(space.heap.borrow_mut().taken_over());
             let ready = pieces.is_empty() && held.is_empty();
             mending.ready.set(ready);
             match pieces.pop() {
@@ -215,10 +228,10 @@ impl Filler<'_> {
 
     /// Waits for the end of operations and batches that have begun.
     async fn drain(&self, pair: Pair) -> Option<()> {
-        let before = self.shard.copies.turn();
-        while self.shard.copies.has_begun_in(before) {
+        let before = self.reach.copies.turn();
+        while self.reach.copies.has_begun_in(before) {
             self.io.pause(2).await;
-            if !self.shard.copies.mends(pair) {
+            if !self.reach.copies.mends(pair) {
                 return None;
             }
         }
@@ -234,7 +247,7 @@ impl Filler<'_> {
 
     /// Takes an own piece at the new node, too.
     async fn claim(&self, at: At, there: &mut BTreeSet<At>) -> Option<()> {
-        let Some(bytes) = self.shard.heap.borrow().piece_bytes(at) else { return Some(()) };
+        let Some(bytes) = self.space.heap.borrow().piece_bytes(at) else { return Some(()) };
         self.claim_bytes(at, bytes, there).await
     }
 
@@ -269,10 +282,10 @@ impl Filler<'_> {
 
     async fn copy_piece(&self, at: At, there: &mut BTreeSet<At>) -> Option<()> {
         // While it lives no place is used again.
-        let _section = self.shard.section();
+        let _section = self.space.section();
         self.claim(at, there).await?;
-        let ranges = self.shard.heap.borrow().settled(at);
-        if self.shard.heap.borrow().piece_bytes(at).is_none() {
+        let ranges = self.space.heap.borrow().settled(at);
+        if self.space.heap.borrow().piece_bytes(at).is_none() {
             return Some(());
         }
         self.copy(at, PIECE_HEADER).await?;
@@ -288,8 +301,8 @@ impl Filler<'_> {
     async fn copy_held(&self, held: Vec<(At, u16)>) -> Option<Vec<(At, u16)>> {
         let mut left = Vec::new();
         for (at, version) in held {
-            let _section = self.shard.section();
-            let state = self.shard.heap.borrow_mut().state(at);
+            let _section = self.space.section();
+            let state = self.space.heap.borrow_mut().state(at);
             // Used again, it was written to both nodes.
             let Some((place, class, len)) = state.filter(|(place, ..)| place.version == version) else { continue };
             match place.used {
@@ -304,8 +317,8 @@ impl Filler<'_> {
     /// Copies what belongs to nobody in particular: the head, the index. False: a piece is a dead
     /// front end's.
     async fn copy_index(&self, both: Pair) -> Option<bool> {
-        let shard = self.shard;
-        let look = Verb::Read { at: shard.root, len: HEAD_BYTES as u32 };
+        let reach = self.reach;
+        let look = Verb::Read { at: reach.root, len: HEAD_BYTES as u32 };
         let Some(Answer::Bytes(members)) = self.at(self.stays, vec![look]).await.pop() else { return None };
         let list = Verb::Pieces { node: self.stays };
         let Some(Answer::Pieces(pieces)) = self.at(self.stays, vec![list]).await.pop() else { return None };
@@ -315,12 +328,12 @@ impl Filler<'_> {
             let reads = some.iter().map(|&(at, _)| Verb::Read { at, len: 16 }).collect();
             for (&(at, len), answer) in some.iter().zip(self.at(self.stays, reads).await) {
                 let Answer::Bytes(bytes) = answer else { return None };
-                match Owner::of(word(&bytes, 0), word(&bytes, 1), shard.secret, at) {
+                match Owner::of(word(&bytes, 0), word(&bytes, 1), reach.secret, at) {
                     // Just taken, or left by a front end that died then: it has no object.
                     None => {}
                     Some(owner) if owner.kind == Kind::Objects => {
                         let dead = !is_there(&members, owner.member);
-                        if dead && !shard.rules.broken(Bug::FillWithoutTheDead) {
+                        if dead && !reach.rules.get().broken(Bug::FillWithoutTheDead) {
                             return Some(false);
                         }
                     }
@@ -336,7 +349,7 @@ impl Filler<'_> {
             return None;
         }
         let write = |at: At, word: u64| Verb::Write { at, bytes: Rc::new(word.to_le_bytes().to_vec()) };
-        let words = vec![write(shard.root + head::PAIR, both.0), write(shard.copies.root_word(), shard.root)];
+        let words = vec![write(reach.root + head::PAIR, both.0), write(reach.copies.root_word(), reach.root)];
         let answers = self.at(self.new, words).await;
         answers.iter().all(is_done).then_some(true)
     }

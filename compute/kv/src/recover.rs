@@ -11,15 +11,18 @@
 
 use crate::copies::Counted;
 use crate::heap::{Place, Use};
-use crate::index::Trie;
+use crate::index::{Index, Trie};
 use crate::layout::{
     At, EXTENT, HEAD_BYTES, Hash, Kind, LARGE, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, class_bytes, word,
 };
 use crate::long::{self, List};
 use crate::member::{LEASE_MS, is_there};
 use crate::object::{Header, Object, Type};
-use crate::shard::{Shard, Trouble};
+use crate::reach::Reach;
+use crate::shard::Trouble;
+use crate::space::Space;
 use crate::task::{Answer, Io, Verb, join};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -27,19 +30,39 @@ use std::rc::Rc;
 /// Objects that are looked up at once.
 const AT_ONCE: usize = 64;
 
-impl Shard {
+/// Memory of one shard that others have left.
+#[derive(Debug)]
+pub struct Recovery {
+    reach: Rc<Reach>,
+    space: Rc<Space>,
+    index: Rc<Index>,
+    /// Pieces without an owner, by when they were seen first.
+    suspects: RefCell<BTreeMap<At, u64>>,
+}
+
+impl Recovery {
+    pub(crate) fn new(reach: &Rc<Reach>, space: &Rc<Space>, index: &Rc<Index>) -> Recovery {
+        Recovery {
+            reach: Rc::clone(reach),
+            space: Rc::clone(space),
+            index: Rc::clone(index),
+            suspects: RefCell::default(),
+        }
+    }
+
     /// The slots of a hash's two buckets, in a table that does not forward. Decisions of the second
     /// node are shown first.
     async fn judged(&self, io: &Io, hash: Hash) -> Vec<(At, Slot)> {
         loop {
-            let table = self.trie.borrow().table(hash);
-            let buckets = hash.buckets(self.geometry.buckets).map(|bucket| self.geometry.bucket(table, bucket));
+            let table = self.index.trie.borrow().table(hash);
+            let buckets =
+                hash.buckets(self.index.geometry.buckets).map(|bucket| self.index.geometry.bucket(table, bucket));
             // Decisions of front ends that have died show after this.
-            self.copies.settle_ranges(io, self.rules, &buckets.map(|at| (at, UNIT as u32))).await;
+            self.reach.copies.settle_ranges(io, self.reach.rules.get(), &buckets.map(|at| (at, UNIT as u32))).await;
             let mut verbs: Vec<Verb> = buckets.map(|at| Verb::Read { at, len: UNIT as u32 }).into();
             // The forward word behind the slots: if it is 0, the slots were valid.
             verbs.push(Verb::Read { at: table, len: 8 });
-            let answers = self.verbs(io, verbs).await;
+            let answers = self.reach.verbs(io, verbs).await;
             let [Answer::Bytes(first), Answer::Bytes(second), Answer::Bytes(forward)] = &answers[..] else { continue };
             let slots = [first, second]
                 .into_iter()
@@ -48,9 +71,9 @@ impl Shard {
             let slots: Vec<(At, Slot)> = slots.collect();
             if slots.iter().any(|(_, slot)| slot.is_frozen()) {
                 // READs of a batch may be carried out in another order: read it again, alone.
-                let forward = word(&self.read(io, table, 8).await, 0).max(word(forward, 0));
+                let forward = word(&self.reach.read(io, table, 8).await, 0).max(word(forward, 0));
                 if forward != 0 {
-                    self.trie.borrow_mut().learn(table, forward);
+                    self.index.trie.borrow_mut().learn(table, forward);
                     continue;
                 }
             }
@@ -61,23 +84,23 @@ impl Shard {
     /// The slot that refers to the object at `at`, plain or pending.
     async fn referrer(&self, io: &Io, hash: Hash, at: At) -> Option<(At, Slot)> {
         let slots = self.judged(io, hash).await;
-        slots.into_iter().find(|(_, slot)| slot.is_used() && slot.at(self.node) == at)
+        slots.into_iter().find(|(_, slot)| slot.is_used() && slot.at(self.reach.node) == at)
     }
 
     /// Whether the index refers to a long value. An insert that is not decided is a dead front
     /// end's and stays undecided, because the number is its own.
-    async fn refers_to_long(self: &Rc<Shard>, io: &Io, hash: Hash, number: u64) -> bool {
+    async fn refers_to_long(&self, io: &Io, hash: Hash, number: u64) -> bool {
         // Objects that are read are not reused meanwhile.
-        let _section = self.section();
+        let _section = self.space.section();
         loop {
             let slots = self.judged(io, hash).await;
             let alike = |slot: &Slot| slot.is_used() && !slot.is_pending() && slot.fingerprint() == hash.fingerprint();
             let alike: Vec<Slot> = slots.into_iter().map(|(_, slot)| slot.thawed()).filter(alike).collect();
-            let objects = self.objects(io, &alike).await;
+            let objects = self.index.objects(io, &alike).await;
             if let Some(objects) = objects.into_iter().collect::<Option<Vec<Object>>>() {
                 return objects.iter().any(|object| long::number(object) == Some(number));
             }
-            if self.shut_out.get() {
+            if self.reach.shut_out.get() {
                 return true;
             }
             io.pause(1).await;
@@ -85,15 +108,15 @@ impl Shard {
     }
 
     /// Whether the object at `at` is live. An insert of it that was never decided is undone.
-    async fn is_live(self: &Rc<Shard>, io: &Io, hash: Hash, at: At) -> bool {
+    async fn is_live(&self, io: &Io, hash: Hash, at: At) -> bool {
         // A place that is copied on the way is not used again meanwhile.
-        let _section = self.section();
+        let _section = self.space.section();
         loop {
             match self.referrer(io, hash, at).await {
                 None => return false,
                 Some((_, slot)) if !slot.is_pending() => return true,
                 Some((slot_at, slot)) if !slot.is_frozen() => {
-                    self.verbs(io, vec![Verb::Cas { at: slot_at, old: slot.0, new: 0 }]).await;
+                    self.reach.verbs(io, vec![Verb::Cas { at: slot_at, old: slot.0, new: 0 }]).await;
                 }
                 // The split passes over it.
                 Some(_) => return false,
@@ -101,7 +124,7 @@ impl Shard {
         }
     }
 
-    async fn are_live(self: &Rc<Shard>, io: &Io, objects: &[(At, u64)]) -> Vec<bool> {
+    async fn are_live(&self, io: &Io, objects: &[(At, u64)]) -> Vec<bool> {
         let look = |&(at, hash): &(At, u64)| -> Pin<Box<dyn Future<Output = bool> + '_>> {
             Box::pin(self.is_live(io, Hash(hash), at))
         };
@@ -109,12 +132,12 @@ impl Shard {
     }
 
     /// Finds own extents whose long value others took out of the index; how many values.
-    async fn scavenge_longs(self: &Rc<Shard>, io: &Io) -> usize {
-        let (longs, mut found) = (self.heap.borrow().all_longs(), 0);
+    async fn scavenge_longs(&self, io: &Io) -> usize {
+        let (longs, mut found) = (self.space.heap.borrow().all_longs(), 0);
         for (number, hash) in longs {
             if !self.refers_to_long(io, Hash(hash), number).await {
-                let epoch = self.epoch() + 1;
-                self.heap.borrow_mut().retire_long(number, epoch);
+                let epoch = self.space.epoch() + 1;
+                self.space.heap.borrow_mut().retire_long(number, epoch);
                 found += 1;
             }
         }
@@ -122,18 +145,18 @@ impl Shard {
     }
 
     /// Finds own objects that others took out of the index; how many.
-    pub async fn scavenge(self: &Rc<Shard>, io: &Io) -> usize {
+    pub async fn scavenge(&self, io: &Io) -> usize {
         let mut found = self.scavenge_longs(io).await;
-        let linked = self.heap.borrow().all_linked();
+        let linked = self.space.heap.borrow().all_linked();
         for some in linked.chunks(AT_ONCE) {
             // While it lives no place is used again, so what was looked up is what is retired.
-            let _section = self.section();
-            let mine = |&(at, hash): &(At, u64)| self.heap.borrow_mut().is_linked(at, hash);
+            let _section = self.space.section();
+            let mine = |&(at, hash): &(At, u64)| self.space.heap.borrow_mut().is_linked(at, hash);
             let some: Vec<(At, u64)> = some.iter().filter(|object| mine(object)).copied().collect();
             let live = self.are_live(io, &some).await;
-            let epoch = self.epoch() + 1;
+            let epoch = self.space.epoch() + 1;
             for ((at, _), _) in some.iter().zip(&live).filter(|(_, live)| !**live) {
-                self.heap.borrow_mut().retire(*at, epoch);
+                self.space.heap.borrow_mut().retire(*at, epoch);
                 found += 1;
             }
         }
@@ -142,8 +165,8 @@ impl Shard {
 
     /// Takes over the pieces of front ends that are gone; how many. `now_ms` is of a clock that
     /// never goes back.
-    pub async fn adopt(self: &Rc<Shard>, io: &Io, now_ms: u64) -> Result<usize, Trouble> {
-        let members = self.read(io, self.root, HEAD_BYTES as u32).await;
+    pub async fn adopt(&self, io: &Io, now_ms: u64) -> Result<usize, Trouble> {
+        let members = self.reach.read(io, self.reach.root, HEAD_BYTES as u32).await;
         let (mut adopted, mut strange) = (0, BTreeMap::new());
         for (at, bytes, owner, third) in self.pieces(io).await {
             match owner {
@@ -154,7 +177,7 @@ impl Shard {
                     strange.insert(at, first);
                     // A live front end needs less time from taking a piece to writing its owner.
                     if now_ms.saturating_sub(first) > 2 * LEASE_MS {
-                        self.verbs(io, vec![Verb::Free { at }]).await;
+                        self.reach.verbs(io, vec![Verb::Free { at }]).await;
                         strange.remove(&at);
                         adopted += 1;
                     }
@@ -162,11 +185,11 @@ impl Shard {
             }
         }
         self.suspects.replace(strange);
-        self.counters.adopted.set(self.counters.adopted.get() + adopted as u64);
+        self.reach.counters.adopted.set(self.reach.counters.adopted.get() + adopted as u64);
         Ok(adopted)
     }
 
-    /// Whether pieces without an owner were seen, which a later [`Shard::adopt`] frees.
+    /// Whether pieces without an owner were seen, which a later [`Recovery::adopt`] frees.
     pub fn has_suspects(&self) -> bool {
         !self.suspects.borrow().is_empty()
     }
@@ -174,14 +197,19 @@ impl Shard {
     /// The node's pieces, but for those that begin before the root: first byte, length, owner,
     /// third word.
     async fn pieces(&self, io: &Io) -> Vec<(At, u32, Option<Owner>, u64)> {
-        let verb = Verb::Pieces { node: self.node };
-        let Some(Answer::Pieces(pieces)) = self.verbs(io, vec![verb]).await.pop() else { return Vec::new() };
+        let verb = Verb::Pieces { node: self.reach.node };
+        let Some(Answer::Pieces(pieces)) = self.reach.verbs(io, vec![verb]).await.pop() else { return Vec::new() };
         let mut all = Vec::with_capacity(pieces.len());
         for some in pieces.chunks(256) {
             let reads = some.iter().map(|&(at, _)| Verb::Read { at, len: 24 }).collect();
-            for (&(at, len), answer) in some.iter().zip(self.verbs(io, reads).await) {
+            for (&(at, len), answer) in some.iter().zip(self.reach.verbs(io, reads).await) {
                 let Answer::Bytes(bytes) = answer else { continue };
-                all.push((at, len, Owner::of(word(&bytes, 0), word(&bytes, 1), self.secret, at), word(&bytes, 2)));
+                all.push((
+                    at,
+                    len,
+                    Owner::of(word(&bytes, 0), word(&bytes, 1), self.reach.secret, at),
+                    word(&bytes, 2),
+                ));
             }
         }
         all
@@ -193,35 +221,28 @@ impl Shard {
     /// A piece with tables is in use if that word leads to it, and is released if not. A piece of a
     /// long string is kept if a list refers to it. Of a piece with objects each place is looked up:
     /// those that the index does not refer to are retired, because others may still read them.
-    async fn adopt_piece(
-        self: &Rc<Shard>,
-        io: &Io,
-        at: At,
-        bytes: u32,
-        owner: Owner,
-        third: u64,
-    ) -> Result<bool, Trouble> {
-        if owner.kind == Kind::Tables && word(&self.read(io, third, 8).await, 0) == at {
+    async fn adopt_piece(&self, io: &Io, at: At, bytes: u32, owner: Owner, third: u64) -> Result<bool, Trouble> {
+        if owner.kind == Kind::Tables && word(&self.reach.read(io, third, 8).await, 0) == at {
             // Tables in use need no living owner.
             return Ok(false);
         }
         // A new node gets the pieces that heaps have. Its filling waits until a heap has this one.
-        let _adopting = Counted::new(&self.copies.mending.adopting);
-        let mine = Owner { member: self.me, ..owner };
-        let (old, new) = (owner.word(self.secret, at), mine.word(self.secret, at));
-        if !self.take_over(io, at, old, new).await {
+        let _adopting = Counted::new(&self.reach.copies.mending.adopting);
+        let mine = Owner { member: self.reach.me, ..owner };
+        let (old, new) = (owner.word(self.reach.secret, at), mine.word(self.reach.secret, at));
+        if !self.reach.take_over(io, at, old, new).await {
             return Ok(false);
         }
         if owner.kind == Kind::Tables {
-            self.release(io, at).await;
+            self.reach.release(io, at).await;
             return Ok(true);
         }
         if owner.class == EXTENT {
-            let header = self.read(io, at, 32).await;
+            let header = self.reach.read(io, at, 32).await;
             let (number, hash) = (word(&header, 2), word(&header, 3));
             let live = self.refers_to_long(io, Hash(hash), number).await;
-            let (place, epoch) = (at + PIECE_HEADER, self.epoch() + 1);
-            let mut heap = self.heap.borrow_mut();
+            let (place, epoch) = (at + PIECE_HEADER, self.space.epoch() + 1);
+            let mut heap = self.space.heap.borrow_mut();
             heap.adopt(at, bytes, EXTENT, vec![Place { used: Use::Linked, version: 0, hash }]);
             match live {
                 true => heap.adopt_extent(place, number, hash),
@@ -232,7 +253,7 @@ impl Shard {
             return Ok(true);
         }
         let step = if owner.class == LARGE { u64::from(bytes) - PIECE_HEADER } else { class_bytes(owner.class) };
-        let content = self.read(io, at, bytes).await;
+        let content = self.reach.read(io, at, bytes).await;
         let count = (u64::from(bytes) - PIECE_HEADER) / step;
         let place_at = |n: u64| at + PIECE_HEADER + n * step;
         let mut places = Vec::new();
@@ -246,7 +267,7 @@ impl Shard {
             let hash = object.as_ref().map(|object| object.hash().0);
             sound.extend(hash.map(|hash| (place_at(n), hash)));
             let list = object.filter(|object| object.kind() == Type::Long);
-            lists.extend(list.and_then(|list| Some((place_at(n), List::decode(list.value(), self.node)?))));
+            lists.extend(list.and_then(|list| Some((place_at(n), List::decode(list.value(), self.reach.node)?))));
             places.push(Place { used: Use::Linked, version, hash: hash.unwrap_or(0) });
         }
         let mut live = HashMap::new();
@@ -254,8 +275,8 @@ impl Shard {
             let answers = self.are_live(io, some).await;
             live.extend(some.iter().map(|(at, _)| *at).zip(answers));
         }
-        let epoch = self.epoch() + 1;
-        let mut heap = self.heap.borrow_mut();
+        let epoch = self.space.epoch() + 1;
+        let mut heap = self.space.heap.borrow_mut();
         heap.adopt(at, bytes, owner.class, places);
         for (at, list) in lists.into_iter().filter(|(at, _)| live.get(at) == Some(&true)) {
             let hash = sound.iter().find(|(sound, _)| *sound == at).map_or(0, |(_, hash)| *hash);
@@ -271,9 +292,9 @@ impl Shard {
 
     /// Counts the shard. While others write to it, a reported problem may only be a change during
     /// the count.
-    pub async fn count(self: &Rc<Shard>, io: &Io) -> Count {
+    pub async fn count(&self, io: &Io) -> Count {
         let mut count = Count::default();
-        let members = self.read(io, self.root, HEAD_BYTES as u32).await;
+        let members = self.reach.read(io, self.reach.root, HEAD_BYTES as u32).await;
         let mut extents = BTreeMap::new();
         let mut referred = self.count_index(io, &mut count, &mut extents).await;
         referred.extend(extents.iter().map(|(&at, &(_, len))| (at, len)));
@@ -287,7 +308,7 @@ impl Shard {
             match owner.kind {
                 Kind::Root => {}
                 Kind::Tables => {
-                    let linked = word(&self.read(io, third, 8).await, 0) == at;
+                    let linked = word(&self.reach.read(io, third, 8).await, 0) == at;
                     count.index += u64::from(bytes);
                     if !linked && !there {
                         count.problems.push(format!("the tables at {at:#x} are nobody's"));
@@ -317,7 +338,7 @@ impl Shard {
     /// Objects that the index refers to, with their lengths. `extents`: those of long values, with
     /// the values' numbers.
     async fn count_index(
-        self: &Rc<Shard>,
+        &self,
         io: &Io,
         count: &mut Count,
         extents: &mut BTreeMap<At, (u64, u32)>,
@@ -326,11 +347,11 @@ impl Shard {
         let mut keys = HashMap::new();
         let mut path = Some(0);
         while let Some(from) = path {
-            let leaf = self.trie.borrow().leaf(from);
-            let table = self.read(io, leaf.table, self.geometry.table() as u32).await;
-            let forward = word(&self.read(io, leaf.table, 8).await, 0);
+            let leaf = self.index.trie.borrow().leaf(from);
+            let table = self.reach.read(io, leaf.table, self.index.geometry.table() as u32).await;
+            let forward = word(&self.reach.read(io, leaf.table, 8).await, 0);
             if forward != 0 {
-                self.trie.borrow_mut().learn(leaf.table, forward);
+                self.index.trie.borrow_mut().learn(leaf.table, forward);
                 continue;
             }
             path = Trie::after(leaf);
@@ -338,9 +359,9 @@ impl Shard {
             count.pending += slots.iter().filter(|slot| slot.is_pending()).count() as u64;
             let plain: Vec<Slot> = slots.into_iter().filter(|slot| slot.is_used() && !slot.is_pending()).collect();
             for some in plain.chunks(AT_ONCE) {
-                let _section = self.section();
-                for (slot, object) in some.iter().zip(self.objects(io, some).await) {
-                    let at = slot.at(self.node);
+                let _section = self.space.section();
+                for (slot, object) in some.iter().zip(self.index.objects(io, some).await) {
+                    let at = slot.at(self.reach.node);
                     let Some(object) = object else {
                         count.problems.push(format!("the object at {at:#x} does not match its checksum"));
                         continue;
@@ -349,7 +370,7 @@ impl Shard {
                     if object.kind() == Type::Long {
                         self.count_long(io, at, &object, count, extents).await;
                     }
-                    let misplaced = self.trie.borrow().leaf(object.hash().path()).table != leaf.table;
+                    let misplaced = self.index.trie.borrow().leaf(object.hash().path()).table != leaf.table;
                     if misplaced || object.hash() != Hash::of(object.key()) {
                         count.problems.push(format!("the object at {at:#x} is in a table that is not its key's"));
                     }
@@ -366,7 +387,7 @@ impl Shard {
     }
 }
 
-impl Shard {
+impl Recovery {
     /// Counts the extents of a long value, whose object is at `at`.
     async fn count_long(
         &self,
@@ -376,12 +397,12 @@ impl Shard {
         count: &mut Count,
         extents: &mut BTreeMap<At, (u64, u32)>,
     ) {
-        let Some(list) = List::decode(object.value(), self.node) else {
+        let Some(list) = List::decode(object.value(), self.reach.node) else {
             count.problems.push(format!("the long value at {at:#x} is none"));
             return;
         };
         for extent in &list.extents {
-            if self.extent(io, extent).await.is_err() {
+            if self.reach.extent(io, extent).await.is_err() {
                 count.problems.push(format!("the extent at {:#x} does not match its checksum", extent.at));
             }
             if extents.insert(extent.at, (list.number, extent.len)).is_some() {

@@ -4,11 +4,11 @@
 //! an eviction removes it.
 
 use crate::blocks;
-use crate::index::{Found, Inserted, Removed, Trie};
-use crate::layout::{Hash, MAX_DEPTH, ROOT_BITS, SLOTS, Slot, UNIT, word};
+use crate::index::{Found, Inserted, Removed};
+use crate::layout::{Hash, MAX_DEPTH, ROOT_BITS};
 use crate::object::{Object, Type, Value};
 use crate::shard::{Shard, Trouble};
-use crate::task::{Answer, Io, Verb};
+use crate::task::Io;
 use farmem_protocol::random::Random;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -98,29 +98,29 @@ impl Store {
 
     /// Milliseconds since 1970.
     pub fn now_ms(&self) -> u64 {
-        self.shards[0].now_ms.get()
+        self.shards[0].space.now_ms.get()
     }
 
     /// Tells the time.
     pub fn set_now_ms(&self, now_ms: u64) {
-        self.shards.iter().for_each(|shard| shard.now_ms.set(now_ms));
+        self.shards.iter().for_each(|shard| shard.space.now_ms.set(now_ms));
     }
 
     /// Sets the time by which leases are judged, in milliseconds of a clock that never goes back.
     /// Call it after a request has come and before it is answered: a near hit takes effect then.
     pub fn set_clock_ms(&self, clock_ms: u64) {
-        self.shards.iter().for_each(|shard| shard.lease.now_ms.set(clock_ms));
+        self.shards.iter().for_each(|shard| shard.near.lease.now_ms.set(clock_ms));
     }
 
     /// The key's object, if that can be told without a verb: this front end is alone and has it.
     pub fn near(&self, key: &[u8]) -> Option<Object> {
         let hash = Hash::of(key);
         let shard = &self.shards[hash.shard(self.shards.len())];
-        let (_, object) = shard.near(key, hash)?;
+        let (_, object) = shard.near.get(key, hash)?;
         if self.has_ended(&object) {
             return None;
         }
-        Store::count(&shard.counters.near);
+        Store::count(&shard.reach.counters.near);
         Store::count(&self.figures.hits);
         Some(object)
     }
@@ -145,10 +145,10 @@ impl Store {
     /// The key's object, unless it has ended.
     pub async fn find(&self, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
         let shard = self.shard(key);
-        let found = shard.find(io, key).await?;
+        let found = shard.index.find(io, key).await?;
         match found {
             Some(found) if self.has_ended(&found.object) => {
-                if shard.replace(io, key, &found, None).await? {
+                if shard.index.replace(io, key, &found, None).await? {
                     Store::count(&self.figures.expired);
                 }
                 Ok(None)
@@ -171,7 +171,7 @@ impl Store {
             return Box::pin(self.put(io, key, &long.head(value.expiry))).await;
         }
         loop {
-            match self.shard(key).put(io, key, value).await {
+            match self.shard(key).index.put(io, key, value).await {
                 Err(Trouble::Full) => self.make_room(io, self.shard(key)).await?,
                 ended => return ended,
             }
@@ -180,7 +180,7 @@ impl Store {
 
     /// Takes a key out; whether it was there.
     pub async fn remove(&self, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
-        Ok(match self.shard(key).remove(io, key).await? {
+        Ok(match self.shard(key).index.remove(io, key).await? {
             Removed::Absent => false,
             Removed::Unseen => true,
             Removed::Was(found) => !self.has_ended(&found.object),
@@ -191,8 +191,10 @@ impl Store {
     pub async fn remove_if(&self, io: &Io, key: &[u8], meant: impl Fn(&Object) -> bool) -> Result<bool, Trouble> {
         let shard = self.shard(key);
         loop {
-            let Some(found) = shard.find(io, key).await?.filter(|found| meant(&found.object)) else { return Ok(false) };
-            if shard.replace(io, key, &found, None).await? {
+            let Some(found) = shard.index.find(io, key).await?.filter(|found| meant(&found.object)) else {
+                return Ok(false);
+            };
+            if shard.index.replace(io, key, &found, None).await? {
                 return Ok(true);
             }
         }
@@ -225,7 +227,7 @@ impl Store {
         let shard = self.shard(key);
         let mut lost = 0u32;
         loop {
-            let found = shard.find(io, key).await?;
+            let found = shard.index.find(io, key).await?;
             let there = found.as_ref().filter(|found| !self.has_ended(&found.object));
             let (value, outcome) = match change(there)? {
                 Change::Keep(outcome) => return Ok(outcome),
@@ -239,7 +241,7 @@ impl Store {
                 let seen = found.as_ref().map(|found| (found.slot, found.object.checksum()));
                 drop(found);
                 let written = Box::pin(self.lengthen(io, key, &whole.bytes)).await?;
-                found = shard.find(io, key).await?;
+                found = shard.index.find(io, key).await?;
                 if seen != found.as_ref().map(|found| (found.slot, found.object.checksum())) {
                     continue;
                 }
@@ -247,9 +249,9 @@ impl Store {
                 long = Some(written);
             }
             let done = match (&found, &value) {
-                (Some(found), value) => shard.replace(io, key, found, value.as_ref()).await,
+                (Some(found), value) => shard.index.replace(io, key, found, value.as_ref()).await,
                 (None, Some(value)) => {
-                    shard.insert(io, key, value).await.map(|inserted| matches!(inserted, Inserted::Done))
+                    shard.index.insert(io, key, value).await.map(|inserted| matches!(inserted, Inserted::Done))
                 }
                 (None, None) => Ok(true),
             };
@@ -278,50 +280,11 @@ impl Store {
     /// This front end was shut out.
     pub async fn has_company(&self, io: &Io) -> Result<bool, Trouble> {
         for shard in &self.shards {
-            if shard.has_company(io).await? {
+            if shard.members.has_company(io).await? {
                 return Ok(true);
             }
         }
         Ok(false)
-    }
-
-    /// About `count` keys of a shard from a place on, and the place to continue from. A place is a
-    /// path of the trie and a bucket of the table there. `whole`: values are read, too.
-    async fn some(
-        &self,
-        io: &Io,
-        shard: &Rc<Shard>,
-        from: (u32, u8),
-        count: usize,
-        whole: bool,
-    ) -> Result<(Vec<Object>, Option<(u32, u8)>), Trouble> {
-        loop {
-            let leaf = shard.trie.borrow().leaf(from.0);
-            let all = shard.geometry.buckets as u8;
-            // A table that was split since continues in its first half: slots keep their buckets.
-            let first = if leaf.path == from.0 { from.1.min(all) } else { 0 };
-            let buckets = count.div_ceil(4).clamp(1, 16).min(usize::from(all - first)) as u8;
-            let _section = shard.section();
-            let at = shard.geometry.bucket(leaf.table, u16::from(first));
-            let bytes = shard.read(io, at, u32::from(buckets) * UNIT as u32).await;
-            let slots: Vec<Slot> = (0..usize::from(buckets) * SLOTS).map(|n| Slot(word(&bytes, n))).collect();
-            if slots.iter().any(|slot| slot.is_frozen()) {
-                let forward = word(&shard.read(io, leaf.table, 8).await, 0);
-                if forward != 0 {
-                    shard.trie.borrow_mut().learn(leaf.table, forward);
-                    continue;
-                }
-            }
-            let plain: Vec<Slot> = slots.into_iter().filter(|slot| slot.is_used() && !slot.is_pending()).collect();
-            let objects = match whole {
-                true => shard.objects(io, &plain).await,
-                false => shard.briefs(io, &plain).await,
-            };
-            let objects = objects.into_iter().collect::<Option<Vec<Object>>>().ok_or(Trouble::Corrupt)?;
-            let next = first + buckets;
-            let next = if next < all { Some((leaf.path, next)) } else { Trie::after(leaf).map(|path| (path, 0)) };
-            return Ok((objects, next));
-        }
     }
 
     /// About `count` keys from a place on, and the place to continue from; `None` at the end. A
@@ -332,7 +295,7 @@ impl Store {
         while let Some(cursor) = at.filter(|_| found.len() < count && looks < 10 * count.max(10)) {
             let Some(shard) = self.shards.get(usize::from(cursor.shard)) else { return Ok((found, None)) };
             looks += 1;
-            let (objects, next) = self.some(io, shard, (cursor.path, cursor.bucket), count - found.len(), true).await?;
+            let (objects, next) = shard.index.some(io, (cursor.path, cursor.bucket), count - found.len(), true).await?;
             found.extend(objects.into_iter().filter(|object| !self.has_ended(object)));
             at = match next {
                 Some((path, bucket)) => Some(Cursor { path, bucket, ..cursor }),
@@ -349,14 +312,14 @@ impl Store {
     pub async fn sample(&self, io: &Io, shard: &Rc<Shard>) -> Result<Vec<Object>, Trouble> {
         for _ in 0..64 {
             let path = self.random(1 << PATH_BITS) as u32;
-            let leaf = shard.trie.borrow().leaf(path);
-            let bucket = self.random(usize::from(shard.geometry.buckets)) as u8;
-            let (objects, _) = self.some(io, shard, (leaf.path, bucket), 16, false).await?;
+            let leaf = shard.index.trie.borrow().leaf(path);
+            let bucket = self.random(usize::from(shard.index.geometry.buckets)) as u8;
+            let (objects, _) = shard.index.some(io, (leaf.path, bucket), 16, false).await?;
             if !objects.is_empty() {
                 return Ok(objects);
             }
         }
-        let (objects, _) = self.some(io, shard, (0, 0), 16, false).await?;
+        let (objects, _) = shard.index.some(io, (0, 0), 16, false).await?;
         Ok(objects)
     }
 
@@ -380,6 +343,7 @@ impl Store {
         let mut keys = 0;
         for shard in &self.shards {
             shard
+                .index
                 .each_table(io, |slots| {
                     keys += slots.iter().filter(|(_, slot)| slot.is_used() && !slot.is_pending()).count() as u64;
                     Vec::new()
@@ -392,8 +356,9 @@ impl Store {
     /// Takes every key out.
     pub async fn clear(&self, io: &Io) -> Result<(), Trouble> {
         for shard in &self.shards {
-            let _writing = shard.writing(None);
+            let _writing = shard.near.writing(None);
             shard
+                .index
                 .each_table(io, |slots| {
                     slots.iter().filter(|(_, slot)| slot.is_used() && !slot.is_pending()).copied().collect()
                 })
@@ -405,12 +370,12 @@ impl Store {
     /// Waits for retired memory to come back, if there is any. Else evicts up to 8 keys, one of a
     /// sample: one that has ended, else one not used here lately, else the one written longest ago.
     pub(crate) async fn make_room(&self, io: &Io, shard: &Rc<Shard>) -> Result<(), Trouble> {
-        if shard.heap.borrow().retired_bytes() > 0 {
+        if shard.space.heap.borrow().retired_bytes() > 0 {
             // Memory is on its way back: the epoch has to go on.
-            let before = shard.heap.borrow().retired_bytes();
+            let before = shard.space.heap.borrow().retired_bytes();
             for _ in 0..400 {
                 io.pause(5).await;
-                if shard.heap.borrow().retired_bytes() < before {
+                if shard.space.heap.borrow().retired_bytes() < before {
                     return Ok(());
                 }
             }
@@ -421,7 +386,7 @@ impl Store {
         let mut evicted = 0;
         for look in 0..SAMPLES {
             let sampled = self.sample(io, shard).await?;
-            let hot = |object: &Object| shard.cache.borrow().is_hot(object.key(), object.hash());
+            let hot = |object: &Object| shard.near.cache.borrow().is_hot(object.key(), object.hash());
             let oldest = |object: &&Object| (!self.has_ended(object), hot(object), object.written_s());
             let mut sampled: Vec<&Object> = sampled.iter().collect();
             sampled.sort_by_key(oldest);
@@ -455,7 +420,7 @@ impl Store {
         let (mut at, mut any) = (from, false);
         for _ in 0..looks {
             let Some(shard) = self.shards.get(usize::from(at.shard)) else { return Ok((Cursor::default(), any)) };
-            let (objects, next) = self.some(io, shard, (at.path, at.bucket), 64, false).await?;
+            let (objects, next) = shard.index.some(io, (at.path, at.bucket), 64, false).await?;
             for object in objects.iter().filter(|object| self.has_ended(object)) {
                 any = true;
                 self.find(io, object.key()).await?;
@@ -466,49 +431,6 @@ impl Store {
             };
         }
         Ok((at, any))
-    }
-}
-
-impl Shard {
-    /// Shows each table's slots to `see`, and removes the slots that it returns.
-    async fn each_table(
-        self: &Rc<Shard>,
-        io: &Io,
-        mut see: impl FnMut(&[(u64, Slot)]) -> Vec<(u64, Slot)>,
-    ) -> Result<(), Trouble> {
-        let mut path = Some(0);
-        while let Some(from) = path {
-            let leaf = self.trie.borrow().leaf(from);
-            let _section = self.section();
-            let table = self.read(io, leaf.table, self.geometry.table() as u32).await;
-            let slots = crate::index::slots(&table);
-            let mut forward = word(&table, 0);
-            if slots.iter().any(|slot| slot.is_frozen()) {
-                forward = forward.max(word(&self.read(io, leaf.table, 8).await, 0));
-            }
-            if forward != 0 {
-                self.trie.borrow_mut().learn(leaf.table, forward);
-                continue;
-            }
-            let placed: Vec<(u64, Slot)> =
-                slots.into_iter().enumerate().map(|(n, slot)| (leaf.table + UNIT + n as u64 * 8, slot)).collect();
-            let out = see(&placed);
-            if out.iter().any(|(_, slot)| slot.is_frozen()) {
-                self.split(io, leaf.table, Hash(u64::from(leaf.path) << 33)).await?;
-                continue;
-            }
-            let cas = |&(at, slot): &(u64, Slot)| Verb::Cas { at, old: slot.0, new: 0 };
-            if !out.is_empty() {
-                let answers = self.verbs(io, out.iter().map(cas).collect()).await;
-                for ((_, slot), answer) in out.iter().zip(answers) {
-                    if answer == Answer::Word(slot.0) {
-                        self.retire(*slot);
-                    }
-                }
-            }
-            path = Trie::after(leaf);
-        }
-        Ok(())
     }
 }
 

@@ -65,7 +65,7 @@ fn put_at_once(memory: &mut Memory, store: &Store, value: &str) -> bool {
 fn scene() -> (Memory, Rc<Store>) {
     let mut memory = Memory::default();
     let shard = memory.join(Geometry::STORE, Rules::SOUND, 64 << 10);
-    shard.lease.renew(0, 0);
+    shard.near.lease.renew(0, 0);
     let store = store(&shard);
     put(&mut memory, &store, "first");
     put(&mut memory, &store, "old");
@@ -115,11 +115,11 @@ fn values_for_ever_take_no_more_memory() {
         }
         if round % 10 == 0 {
             let ticks = Rc::clone(&shard);
-            memory.run(Task::new(|io| async move { ticks.tick(&io, round).await })).expect("alive");
+            memory.run(Task::new(|io| async move { ticks.members.tick(&io, round).await })).expect("alive");
         }
     }
-    assert!(shard.bytes() <= 128 << 10, "{} bytes for one key", shard.bytes());
-    let count = memory.run(Task::new(|io| async move { shard.count(&io).await }));
+    assert!(shard.space.bytes() <= 128 << 10, "{} bytes for one key", shard.space.bytes());
+    let count = memory.run(Task::new(|io| async move { shard.recovery.count(&io).await }));
     assert_eq!((count.problems, count.keys), (Vec::new(), 1));
 }
 
@@ -132,16 +132,16 @@ fn meet(met: &str, steps: usize, cold: bool) -> (Option<String>, bool, usize) {
     let (mut memory, store) = scene();
     if cold {
         // The slot is looked for.
-        store.shards[0].lease.end();
+        store.shards[0].near.lease.end();
         let other = self::store(&memory.join(Geometry::STORE, Rules::SOUND, 64 << 10));
         put(&mut memory, &other, "old");
-        store.shards[0].lease.renew(0, 0);
+        store.shards[0].near.lease.renew(0, 0);
     }
     let (operation, met) = (Rc::clone(&store), met.to_owned());
     let mut task = Task::new(|io| async move {
         match &met[..] {
             "get" => {
-                let found = operation.shards[0].find(&io, b"key").await.expect("sound");
+                let found = operation.shards[0].index.find(&io, b"key").await.expect("sound");
                 found.map(|found| String::from_utf8_lossy(found.object.value()).into_owned())
             }
             "put" => operation.put(&io, b"key", &Value::string("task's")).await.map(|()| None).expect("room"),
@@ -168,7 +168,7 @@ fn meet(met: &str, steps: usize, cold: bool) -> (Option<String>, bool, usize) {
     let reader = self::store(&memory.join(Geometry::STORE, Rules::SOUND, 0));
     let truth = get(&mut memory, &reader);
     assert!(near(&store).is_none_or(|near| Some(near) == truth), "the near cache is behind: {truth:?}");
-    let count = memory.run(Task::new(|io| async move { store.shards[0].count(&io).await }));
+    let count = memory.run(Task::new(|io| async move { store.shards[0].recovery.count(&io).await }));
     assert_eq!(count.problems, Vec::<String>::new());
     (read, done, taken)
 }

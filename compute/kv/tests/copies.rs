@@ -87,11 +87,11 @@ fn sound(scene: Scene, ops: &[Op], accident: Accident, chooser: &mut dyn Chooser
     // A tick finds a node gone, and marks the other.
     for front in &fronts {
         let front = Rc::clone(front);
-        memory.run(Task::new(|io| async move { front.tick(&io, 0).await })).expect("alive");
+        memory.run(Task::new(|io| async move { front.members.tick(&io, 0).await })).expect("alive");
     }
     let fresh = memory.join(TINY, Rules::SOUND, 0);
     look(&mut memory, &fresh);
-    let count = memory.run(Task::new(|io| async move { fresh.count(&io).await }));
+    let count = memory.run(Task::new(|io| async move { fresh.recovery.count(&io).await }));
     let doubled = |problem: &&String| !problem.contains("nobody's") && !problem.contains("that is gone");
     check::<Register>(start, &calls) && !count.problems.iter().any(|problem| doubled(&problem))
 }
@@ -267,7 +267,9 @@ fn taken_over(rules: Rules) -> bool {
     let [dies, stays] = [(), ()].map(|()| memory.join(Geometry::STORE, rules, 0));
     let set = |front: &Rc<Shard>, key: String, value: u64| {
         let front = Rc::clone(front);
-        Task::new(move |io| async move { front.put(&io, key.as_bytes(), &Value::string(value.to_le_bytes())).await })
+        Task::new(
+            move |io| async move { front.index.put(&io, key.as_bytes(), &Value::string(value.to_le_bytes())).await },
+        )
     };
     memory.run(set(&stays, "key".into(), 1)).expect("room");
     memory.run(set(&dies, "other".into(), 1)).expect("room");
@@ -293,19 +295,19 @@ fn taken_over(rules: Rules) -> bool {
     drop(half);
     for now_ms in (0..9000).step_by(500) {
         let front = Rc::clone(&stays);
-        memory.run(Task::new(|io| async move { front.tick(&io, now_ms).await })).expect("alive");
+        memory.run(Task::new(|io| async move { front.members.tick(&io, now_ms).await })).expect("alive");
     }
     let front = Rc::clone(&stays);
-    assert!(memory.run(Task::new(|io| async move { front.adopt(&io, 9000).await })).expect("sound") > 0);
+    assert!(memory.run(Task::new(|io| async move { front.recovery.adopt(&io, 9000).await })).expect("sound") > 0);
     for n in 0..300u64 {
         let front = Rc::clone(&stays);
-        memory.run(Task::new(|io| async move { front.tick(&io, 9000 + n).await })).expect("alive");
+        memory.run(Task::new(|io| async move { front.members.tick(&io, 9000 + n).await })).expect("alive");
         memory.run(set(&stays, format!("new{n}"), 100 + n)).expect("room");
     }
     memory.ends = Some((0, memory.verbs));
     let front = Rc::clone(&stays);
-    let found = memory.run(Task::new(|io| async move { front.find(&io, b"key").await }));
-    assert!(matches!(stays.copies.mode(), Mode::Alone(1)));
+    let found = memory.run(Task::new(|io| async move { front.index.find(&io, b"key").await }));
+    assert!(matches!(stays.reach.copies.mode(), Mode::Alone(1)));
     found.is_ok_and(|found| {
         found.is_some_and(|found| [1, 2].map(u64::to_le_bytes).iter().any(|one| found.object.value() == one))
     })

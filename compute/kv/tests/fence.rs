@@ -39,8 +39,8 @@ impl Front {
             local: 1 << 20,
             tag,
         };
-        let mut shard = run(&mut drive, Task::new(|io| opening.join(io))).unwrap();
-        shard.rules = rules;
+        let shard = run(&mut drive, Task::new(|io| opening.join(io))).unwrap();
+        shard.reach.rules.set(rules);
         Front { drive, shard: Rc::new(shard) }
     }
 
@@ -51,12 +51,12 @@ impl Front {
 
     fn put(&mut self, key: &str, value: &str) {
         let (key, value) = (key.to_owned(), Value::string(value));
-        self.run(|shard, io| async move { shard.put(&io, key.as_bytes(), &value).await }).unwrap();
+        self.run(|shard, io| async move { shard.index.put(&io, key.as_bytes(), &value).await }).unwrap();
     }
 
     fn get(&mut self, key: &str) -> Option<Vec<u8>> {
         let key = key.to_owned();
-        let found = self.run(|shard, io| async move { shard.find(&io, key.as_bytes()).await });
+        let found = self.run(|shard, io| async move { shard.index.find(&io, key.as_bytes()).await });
         found.unwrap().map(|found| found.object.value().to_vec())
     }
 
@@ -65,14 +65,14 @@ impl Front {
         for _ in 0..ms / 500 {
             *from_ms += 500;
             let now = *from_ms;
-            self.run(|shard, io| async move { shard.tick(&io, now).await }).unwrap();
+            self.run(|shard, io| async move { shard.members.tick(&io, now).await }).unwrap();
         }
         let now = *from_ms;
-        self.run(|shard, io| async move { shard.adopt(&io, now).await }).unwrap();
+        self.run(|shard, io| async move { shard.recovery.adopt(&io, now).await }).unwrap();
     }
 
     fn problems(&mut self) -> Vec<String> {
-        self.run(|shard, io| async move { shard.count(&io).await }).problems
+        self.run(|shard, io| async move { shard.recovery.count(&io).await }).problems
     }
 }
 
@@ -98,7 +98,7 @@ fn run<T>(drive: &mut Drive, mut task: Task<T>) -> T {
 /// The verbs by which a front end would store a value. It is stopped before it posts them.
 fn held_back(front: &mut Front, key: &'static str, value: &'static str) -> Vec<Verb> {
     let shard = Rc::clone(&front.shard);
-    let mut task = Task::new(|io| async move { shard.put(&io, key.as_bytes(), &Value::string(value)).await });
+    let mut task = Task::new(|io| async move { shard.index.put(&io, key.as_bytes(), &Value::string(value)).await });
     assert!(task.step().is_none());
     let Some((_, Ask::Verbs(verbs))) = task.asks().pop() else { panic!("no verbs") };
     assert!(matches!(verbs[..], [Verb::Write { .. }, Verb::Cas { .. }]));
@@ -152,7 +152,7 @@ fn stopped(way: Transport, rules: Rules) -> (Result<(), Error>, Vec<String>) {
     if way == Transport::Shm {
         // It was only slow: it is a member as before.
         assert_eq!(other.get("victim").as_deref(), Some(&b"new"[..]));
-        one.run(|shard, io| async move { shard.tick(&io, 0).await }).unwrap();
+        one.run(|shard, io| async move { shard.members.tick(&io, 0).await }).unwrap();
         drop(one);
         other.wait(&mut now_ms, 30_000);
         assert_eq!(other.problems(), Vec::<String>::new(), "what it held is taken over when it is gone");

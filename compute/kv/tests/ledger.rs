@@ -17,16 +17,16 @@ fn scene() -> (Memory, Rc<Shard>, Rc<Shard>) {
     for shard in [&one, &other] {
         // Takes a piece, so that what follows is not charged for it.
         let held = Rc::clone(shard);
-        memory.run(Task::new(|io| async move { held.put(&io, b"room", &value("x")).await })).expect("room");
+        memory.run(Task::new(|io| async move { held.index.put(&io, b"room", &value("x")).await })).expect("room");
     }
     // The near cache keeps no object of a size like this, only its slot.
     for (key, bytes) in [(&b"known"[..], 1), (b"large", 3000)] {
         let first = Rc::clone(&one);
-        let put = move |io| async move { first.put(&io, key, &value(&"1".repeat(bytes))).await };
+        let put = move |io| async move { first.index.put(&io, key, &value(&"1".repeat(bytes))).await };
         memory.run(Task::new(put)).expect("room");
         for shard in [&one, &other] {
             let shard = Rc::clone(shard);
-            memory.run(Task::new(|io| async move { shard.find(&io, key).await.map(drop) })).expect("sound");
+            memory.run(Task::new(|io| async move { shard.index.find(&io, key).await.map(drop) })).expect("sound");
         }
     }
     (memory, one, other)
@@ -47,9 +47,9 @@ fn cost(memory: &mut Memory, shard: &Rc<Shard>, op: Op) -> (u64, u64) {
     let shard = Rc::clone(shard);
     let (done, verbs, trips) = memory.ledger(|io| async move {
         match op {
-            Op::Get(key) => shard.find(&io, key.as_bytes()).await.map(drop),
-            Op::Set(key) => shard.put(&io, key.as_bytes(), &value("2")).await,
-            Op::Delete(key) => shard.remove(&io, key.as_bytes()).await.map(drop),
+            Op::Get(key) => shard.index.find(&io, key.as_bytes()).await.map(drop),
+            Op::Set(key) => shard.index.put(&io, key.as_bytes(), &value("2")).await,
+            Op::Delete(key) => shard.index.remove(&io, key.as_bytes()).await.map(drop),
         }
     });
     done.expect("sound");
@@ -98,13 +98,13 @@ fn a_front_end_that_is_alone_reads_without_a_verb() {
     let mut memory = Memory::default();
     let shard = memory.join(Geometry::STORE, Rules::SOUND, 64 << 10);
     let ticks = Rc::clone(&shard);
-    memory.run(Task::new(|io| async move { ticks.tick(&io, 0).await })).expect("alive");
-    shard.lease.renew(0, 0);
+    memory.run(Task::new(|io| async move { ticks.members.tick(&io, 0).await })).expect("alive");
+    shard.near.lease.renew(0, 0);
     cost(&mut memory, &shard, Op::Set("known"));
     assert_eq!(cost(&mut memory, &shard, Op::Get("known")), (0, 0));
     assert_eq!(cost(&mut memory, &shard, Op::Set("known")), (2, 1));
     assert_eq!(cost(&mut memory, &shard, Op::Get("known")), (0, 0));
-    shard.lease.now_ms.set(farmem_kv::member::STALE_MS);
+    shard.near.lease.now_ms.set(farmem_kv::member::STALE_MS);
     assert_eq!(cost(&mut memory, &shard, Op::Get("known")), (1, 1), "the lease is over");
 }
 
@@ -117,9 +117,9 @@ fn updates_for_ever_take_no_more_memory() {
         cost(&mut memory, &shard, Op::Set("known"));
         if round % 20 == 0 {
             let ticks = Rc::clone(&shard);
-            memory.run(Task::new(|io| async move { ticks.tick(&io, round).await })).expect("alive");
+            memory.run(Task::new(|io| async move { ticks.members.tick(&io, round).await })).expect("alive");
         }
-        most = most.max(shard.bytes());
+        most = most.max(shard.space.bytes());
     }
     assert!(most <= 16 << 10, "{most} bytes for one key");
 }
@@ -131,7 +131,7 @@ fn a_node_that_stands_still_makes_nobody_dead() {
         for shard in [&one, &other] {
             // Only the first gets through at once when the node goes on.
             let shard = Rc::clone(shard);
-            memory.run(Task::new(|io| async move { shard.tick(&io, now_ms).await })).expect("alive");
+            memory.run(Task::new(|io| async move { shard.members.tick(&io, now_ms).await })).expect("alive");
         }
     }
 }
@@ -141,12 +141,14 @@ fn a_dead_front_ends_memory_is_taken_over() {
     let (mut memory, one, other) = scene();
     for n in 0..200 {
         let (shard, key) = (Rc::clone(&one), format!("key{n}"));
-        memory.run(Task::new(|io| async move { shard.put(&io, key.as_bytes(), &value("v")).await })).expect("room");
+        memory
+            .run(Task::new(|io| async move { shard.index.put(&io, key.as_bytes(), &value("v")).await }))
+            .expect("room");
     }
     // An insert that its front end does not live to decide, at each of its verbs.
     for verbs in 0..7 {
         let shard = Rc::clone(&one);
-        let mut task = Task::new(|io| async move { shard.put(&io, b"torn", &value("v")).await });
+        let mut task = Task::new(|io| async move { shard.index.put(&io, b"torn", &value("v")).await });
         let mut left = verbs;
         while left > 0 && task.step().is_none() {
             for (id, ask) in task.asks() {
@@ -159,21 +161,21 @@ fn a_dead_front_ends_memory_is_taken_over() {
             }
         }
         let shard = Rc::clone(&other);
-        memory.run(Task::new(|io| async move { shard.remove(&io, b"torn").await.map(drop) })).expect("sound");
+        memory.run(Task::new(|io| async move { shard.index.remove(&io, b"torn").await.map(drop) })).expect("sound");
     }
-    let before = one.bytes();
+    let before = one.space.bytes();
     // The other sees its heartbeat stand still.
     for now_ms in (0..7000).step_by(500) {
         let shard = Rc::clone(&other);
-        memory.run(Task::new(|io| async move { shard.tick(&io, now_ms).await })).expect("alive");
+        memory.run(Task::new(|io| async move { shard.members.tick(&io, now_ms).await })).expect("alive");
     }
     let shard = Rc::clone(&one);
-    assert!(memory.run(Task::new(|io| async move { shard.tick(&io, 8000).await })).is_err(), "it was shut out");
+    assert!(memory.run(Task::new(|io| async move { shard.members.tick(&io, 8000).await })).is_err(), "it was shut out");
     let shard = Rc::clone(&other);
-    let adopted = memory.run(Task::new(|io| async move { shard.adopt(&io, 8000).await })).expect("sound");
-    assert!(adopted > 0 && other.bytes() >= before);
+    let adopted = memory.run(Task::new(|io| async move { shard.recovery.adopt(&io, 8000).await })).expect("sound");
+    assert!(adopted > 0 && other.space.bytes() >= before);
     let shard = Rc::clone(&other);
-    let count = memory.run(Task::new(|io| async move { shard.count(&io).await }));
+    let count = memory.run(Task::new(|io| async move { shard.recovery.count(&io).await }));
     assert_eq!((count.problems, count.keys), (Vec::<String>::new(), 203));
 }
 

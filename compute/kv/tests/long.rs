@@ -75,7 +75,7 @@ fn task(store: &Rc<Store>, op: Op) -> Task<bool> {
 
 fn store(memory: &mut Memory, seed: u64) -> (Rc<Shard>, Rc<Store>) {
     let shard = memory.join(TINY, Rules::SOUND, 64 << 10);
-    shard.longest.set(EXTENT);
+    shard.space.longest.set(EXTENT);
     (Rc::clone(&shard), Rc::new(Store::new("long", vec![shard], false, 0, seed)))
 }
 
@@ -100,23 +100,23 @@ fn leaves_nothing(mut memory: Memory, before: Option<Op>, ops: &[Op], seed: u64,
     assert!(ended.iter().all(|ended| ended.outcome != Some(false)), "a torn value: {told}");
     for (shard, _) in &fronts {
         let shard = Rc::clone(shard);
-        memory.run(Task::new(|io| async move { shard.leave(&io).await }));
+        memory.run(Task::new(|io| async move { shard.members.leave(&io).await }));
     }
     let (heir, other) = store(&mut memory, seed * 10 + 9);
     let shard = Rc::clone(&heir);
     memory.run(Task::new(|io| async move {
         for look in 0..3 {
-            shard.adopt(&io, look * 11_000).await.expect("sound");
+            shard.recovery.adopt(&io, look * 11_000).await.expect("sound");
         }
         for tick in 0..12 {
-            shard.tick(&io, 40_000 + tick).await.expect("alive");
+            shard.members.tick(&io, 40_000 + tick).await.expect("alive");
         }
         // Places that have waited long enough are free now.
-        shard.put(&io, b"other", &Value::string("x")).await.expect("room");
-        shard.trim(&io).await;
+        shard.index.put(&io, b"other", &Value::string("x")).await.expect("room");
+        shard.space.trim(&io).await;
     }));
     let shard = Rc::clone(&heir);
-    let count = memory.run(Task::new(|io| async move { shard.count(&io).await }));
+    let count = memory.run(Task::new(|io| async move { shard.recovery.count(&io).await }));
     assert!(count.problems.is_empty(), "{told}: {:?}", count.problems);
     let value = memory.run(Task::new(|io| async move { read(&other, &io).await })).expect("sound");
     assert!(value.as_ref().is_none_or(|value| is_whole(value)), "{told}");

@@ -28,9 +28,9 @@ fn perform(shard: &Rc<Shard>, op: Op) -> Task<Outcome> {
 
 fn part(shard: &Rc<Shard>) -> Task<Outcome> {
     let shard = Rc::clone(shard);
-    let pair = shard.copies.pair();
+    let pair = shard.reach.copies.pair();
     Task::new(|io| async move {
-        shard.mend(&io, pair).await;
+        shard.mend.mend(&io, pair).await;
         NOTHING
     })
 }
@@ -43,19 +43,19 @@ fn ticks(shard: &Rc<Shard>, dead: &Rc<Cell<bool>>) -> Task<Outcome> {
         let (mut now_ms, mut paused) = (0, 0);
         loop {
             now_ms += if dead.get() { 25 } else { 0 };
-            let ticked = shard.tick(&io, now_ms).await?;
+            let ticked = shard.members.tick(&io, now_ms).await?;
             if ticked.deaths && dead.get() {
-                shard.adopt(&io, now_ms).await?;
+                shard.recovery.adopt(&io, now_ms).await?;
             }
-            match shard.copies.mode() {
-                Mode::Mending(_) if shard.copies.is_paused() => paused += 1,
+            match shard.reach.copies.mode() {
+                Mode::Mending(_) if shard.reach.copies.is_paused() => paused += 1,
                 Mode::Mending(_) => {}
-                Mode::Alone(_) if shard.copies.pair().stage() == Stage::Mending => {}
+                Mode::Alone(_) if shard.reach.copies.pair().stage() == Stage::Mending => {}
                 _ => return NOTHING,
             }
             // Whoever was to end the pause may be dead.
             if paused > 4000 {
-                shard.give_up(&io).await;
+                shard.mend.give_up(&io).await;
             }
             io.pause(1).await;
         }
@@ -66,9 +66,11 @@ fn ticks(shard: &Rc<Shard>, dead: &Rc<Cell<bool>>) -> Task<Outcome> {
 fn finisher(shard: &Rc<Shard>) -> Task<Outcome> {
     let shard = Rc::clone(shard);
     Task::new(|io| async move {
-        while matches!(shard.copies.mode(), Mode::Mending(_)) || shard.copies.pair().stage() == Stage::Mending {
-            if !shard.copies.is_paused() {
-                shard.finish_mending(&io).await;
+        while matches!(shard.reach.copies.mode(), Mode::Mending(_))
+            || shard.reach.copies.pair().stage() == Stage::Mending
+        {
+            if !shard.reach.copies.is_paused() {
+                shard.mend.finish_mending(&io).await;
             }
             io.pause(1).await;
         }
@@ -119,14 +121,14 @@ fn filled(rules: Rules, seed: u64, dies: bool) -> Result<bool, String> {
     memory.ends = Some((ended, memory.verbs));
     for front in &fronts {
         let front = Rc::clone(front);
-        memory.run(Task::new(|io| async move { front.tick(&io, 0).await })).expect("alive");
+        memory.run(Task::new(|io| async move { front.members.tick(&io, 0).await })).expect("alive");
     }
     memory.revive();
     let first = Rc::clone(&fronts[0]);
-    assert!(memory.run(Task::new(|io| async move { first.begin_mending(&io, "new", 9).await })));
+    assert!(memory.run(Task::new(|io| async move { first.mend.begin_mending(&io, "new", 9).await })));
     for front in &fronts {
         let front = Rc::clone(front);
-        memory.run(Task::new(|io| async move { front.tick(&io, 0).await })).expect("alive");
+        memory.run(Task::new(|io| async move { front.members.tick(&io, 0).await })).expect("alive");
     }
     let dead = Rc::new(Cell::new(false));
     let mut tasks: Vec<Task<Outcome>> = ops.iter().zip(&fronts).map(|(&op, front)| perform(front, op)).collect();
@@ -139,7 +141,7 @@ fn filled(rules: Rules, seed: u64, dies: bool) -> Result<bool, String> {
     let mut calls = history(&ops, &all[..FRONTS]);
     let left: Vec<&Rc<Shard>> =
         fronts.iter().enumerate().filter(|(n, _)| Some(*n) != gone).map(|(_, front)| front).collect();
-    let both = left.iter().all(|front| matches!(front.copies.mode(), Mode::Both(_)));
+    let both = left.iter().all(|front| matches!(front.reach.copies.mode(), Mode::Both(_)));
     let mut moment = u64::MAX / 2;
     let mut look = |memory: &mut Memory, front: &Rc<Shard>| {
         let operation = memory.run(task(front, KEY, Op::Get)).expect("sound");
@@ -152,7 +154,7 @@ fn filled(rules: Rules, seed: u64, dies: bool) -> Result<bool, String> {
         memory.ends = Some((1 - ended, memory.verbs));
         left.iter().for_each(|front| look(&mut memory, front));
         let front = Rc::clone(left[0]);
-        memory.run(Task::new(|io| async move { front.tick(&io, 0).await })).expect("alive");
+        memory.run(Task::new(|io| async move { front.members.tick(&io, 0).await })).expect("alive");
         let fresh = memory.join(TINY, Rules::SOUND, 0);
         look(&mut memory, &fresh);
         for n in 0..fill {
@@ -161,7 +163,7 @@ fn filled(rules: Rules, seed: u64, dies: bool) -> Result<bool, String> {
                 return Err(format!("seed {seed}: key {n} is {found:?}"));
             }
         }
-        let count = memory.run(Task::new(|io| async move { fresh.count(&io).await }));
+        let count = memory.run(Task::new(|io| async move { fresh.recovery.count(&io).await }));
         let wrong = |problem: &&String| !problem.contains("nobody's") && !problem.contains("that is gone");
         if count.problems.iter().any(|problem| wrong(&problem)) {
             return Err(format!("seed {seed}: {count:?}"));
@@ -220,17 +222,19 @@ fn a_new_node_that_ends_harms_nobody() {
         for attempt in [8, 9] {
             memory.revive();
             let first = Rc::clone(&front);
-            assert!(memory.run(Task::new(|io| async move { first.begin_mending(&io, "new", attempt).await })));
+            assert!(memory.run(Task::new(|io| async move { first.mend.begin_mending(&io, "new", attempt).await })));
             let ticking = Rc::clone(&front);
-            memory.run(Task::new(|io| async move { ticking.tick(&io, 0).await })).expect("alive");
+            memory.run(Task::new(|io| async move { ticking.members.tick(&io, 0).await })).expect("alive");
             if attempt == 8 {
                 memory.ends = Some((ended, memory.verbs + 40));
             }
             let (dead, first) = (Rc::default(), Rc::clone(&front));
             let gives_up = Task::new(|io| async move {
-                while matches!(first.copies.mode(), Mode::Mending(_)) || first.copies.pair().stage() == Stage::Mending {
-                    if first.copies.has_failed() {
-                        first.give_up(&io).await;
+                while matches!(first.reach.copies.mode(), Mode::Mending(_))
+                    || first.reach.copies.pair().stage() == Stage::Mending
+                {
+                    if first.reach.copies.has_failed() {
+                        first.mend.give_up(&io).await;
                     }
                     io.pause(1).await;
                 }
@@ -241,7 +245,12 @@ fn a_new_node_that_ends_harms_nobody() {
             interleave(&mut memory, tasks, &mut Random::new(seed));
             let found = memory.run(task(&front, KEY, Op::Get)).expect("sound");
             assert_eq!(found, Step::Get(Some(attempt)));
-            assert_eq!(matches!(front.copies.mode(), Mode::Both(1)), attempt == 9, "{:?}", front.copies.mode());
+            assert_eq!(
+                matches!(front.reach.copies.mode(), Mode::Both(1)),
+                attempt == 9,
+                "{:?}",
+                front.reach.copies.mode()
+            );
         }
         memory.ends = Some((1 - ended, memory.verbs));
         assert_eq!(memory.run(task(&front, KEY, Op::Get)).expect("sound"), Step::Get(Some(9)));

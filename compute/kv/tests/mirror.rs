@@ -40,15 +40,9 @@ fn is_sound(name: &str, nodes: &str) {
     }
 }
 
-/// Two front ends under load, and one of the two nodes is killed: `killed` says which.
-fn a_node_is_killed(way: Transport, killed: usize, seed: u64) {
-    let mut pair = [Process::node(way), Process::node(way)];
-    let nodes = format!("{},{}", pair[0].at, pair[1].at);
-    let fronts = [front("pair", &nodes), front("pair", &nodes)];
-    let mut client = fronts[0].client();
-    for n in 0..500 {
-        assert_eq!(client.ask(&format!("SET before{n} {n}")), "+OK");
-    }
+/// Runs clients at two front ends while `act` goes on, and judges the history of what they saw.
+/// Returns the number of their calls.
+fn under_load(fronts: &[Process; 2], seed: u64, act: impl FnOnce()) -> usize {
     let (moment, stop) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicBool::new(false)));
     let calls: Vec<(usize, Call<Step>)> = std::thread::scope(|scope| {
         let (moment, stop) = (&moment, &stop);
@@ -58,22 +52,47 @@ fn a_node_is_killed(way: Transport, killed: usize, seed: u64) {
                 scope.spawn(move || clients(front, seed + n as u64, moment, stop))
             })
             .collect();
-        std::thread::sleep(Duration::from_millis(700));
+        std::thread::sleep(Duration::from_millis(300));
+        act();
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    for key in 0..KEYS {
+        let of_key: Vec<Call<Step>> =
+            calls.iter().filter(|(which, _)| *which == key).map(|(_, call)| call.clone()).collect();
+        assert!(linearizable::<Register>(None, &of_key), "seed {seed}, key {key}: {of_key:?}");
+    }
+    calls.len()
+}
+
+/// Waits until a third node has taken the place of one that ended.
+fn has_two_copies_again(front: &Process) {
+    let (begun, mut client) = (Instant::now(), front.client());
+    while !client.ask("INFO farmem").contains("nodes_filled:1") {
+        assert!(begun.elapsed() < Duration::from_secs(60), "there are no two copies");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Two front ends under load, and one of the two nodes is killed: `killed` says which.
+fn a_node_is_killed(way: Transport, killed: usize, seed: u64) {
+    let mut pair = [Process::node(way), Process::node(way)];
+    let nodes = format!("{},{}", pair[0].at, pair[1].at);
+    let fronts = [front("pair", &nodes), front("pair", &nodes)];
+    let mut client = fronts[0].client();
+    for n in 0..500 {
+        assert_eq!(client.ask(&format!("SET before{n} {n}")), "+OK");
+    }
+    let calls = under_load(&fronts, seed, || {
+        std::thread::sleep(Duration::from_millis(400));
         pair[killed].kill();
         let begun = Instant::now();
         assert_eq!(client.ask("SET after 1"), "+OK");
         eprintln!("{way:?}, node {killed}: a SET behind the end took {:?}", begun.elapsed());
         assert!(begun.elapsed() < Duration::from_secs(4));
         std::thread::sleep(Duration::from_millis(700));
-        stop.store(true, Ordering::Relaxed);
-        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
-    assert!(calls.len() > 300, "{} calls", calls.len());
-    for key in 0..KEYS {
-        let of_key: Vec<Call<Step>> =
-            calls.iter().filter(|(which, _)| *which == key).map(|(_, call)| call.clone()).collect();
-        assert!(linearizable::<Register>(None, &of_key), "seed {seed}, key {key}: {of_key:?}");
-    }
+    assert!(calls > 300, "{calls} calls");
     for n in 0..500 {
         assert_eq!(client.ask(&format!("GET before{n}")), n.to_string());
     }
@@ -101,37 +120,15 @@ fn a_third_node_comes(way: Transport, killed: usize, seed: u64) {
     }
     let large = "x".repeat(300 << 10);
     assert_eq!(client.ask(&format!("SET large {large}")), "+OK");
-    let (moment, stop) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicBool::new(false)));
-    let calls: Vec<(usize, Call<Step>)> = std::thread::scope(|scope| {
-        let (moment, stop) = (&moment, &stop);
-        let threads: Vec<_> = (0..4)
-            .map(|n| {
-                let front = &fronts[n % 2];
-                scope.spawn(move || clients(front, seed + n as u64, moment, stop))
-            })
-            .collect();
-        std::thread::sleep(Duration::from_millis(300));
+    let calls = under_load(&fronts, seed, || {
         pair[killed].kill();
-        for (n, front) in fronts.iter().enumerate() {
-            let (begun, mut client) = (Instant::now(), front.client());
-            while !client.ask("INFO farmem").contains("nodes_filled:1") {
-                assert!(begun.elapsed() < Duration::from_secs(60), "front end {n} has no two copies");
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
+        fronts.iter().for_each(has_two_copies_again);
         std::thread::sleep(Duration::from_millis(300));
         pair[1 - killed].kill();
         assert_eq!(client.ask("SET after 1"), "+OK");
         std::thread::sleep(Duration::from_millis(300));
-        stop.store(true, Ordering::Relaxed);
-        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
-    assert!(calls.len() > 200, "{} calls", calls.len());
-    for key in 0..KEYS {
-        let of_key: Vec<Call<Step>> =
-            calls.iter().filter(|(which, _)| *which == key).map(|(_, call)| call.clone()).collect();
-        assert!(linearizable::<Register>(None, &of_key), "seed {seed}, key {key}: {of_key:?}");
-    }
+    assert!(calls > 200, "{calls} calls");
     for n in 0..2000 {
         assert_eq!(client.ask(&format!("GET before{n}")), n.to_string());
     }
@@ -162,12 +159,8 @@ fn a_third_node_is_found() {
     let mut client = first.client();
     assert_eq!(client.ask("SET key value"), "+OK");
     pair[1].kill();
-    let begun = Instant::now();
     assert_eq!(client.ask("SET key other"), "+OK");
-    while !client.ask("INFO farmem").contains("nodes_filled:1") {
-        assert!(begun.elapsed() < Duration::from_secs(60), "there are no two copies");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    has_two_copies_again(&first);
     let late = front("found", &nodes);
     assert!(late.client().ask("INFO farmem").contains("mirrored:1"));
     assert_eq!(late.client().ask("GET key"), "other");

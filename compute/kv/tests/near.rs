@@ -28,27 +28,27 @@ fn run<T, F: Future<Output = T> + 'static>(
 
 fn put(memory: &mut Memory, shard: &Rc<Shard>, key: &[u8], value: &str) {
     let (key, value) = (key.to_vec(), Value::string(value));
-    run(memory, shard, |shard, io| async move { shard.put(&io, &key, &value).await }).expect("room");
+    run(memory, shard, |shard, io| async move { shard.index.put(&io, &key, &value).await }).expect("room");
 }
 
 fn get(memory: &mut Memory, shard: &Rc<Shard>, key: &[u8]) -> Option<String> {
     let key = key.to_vec();
-    let found = run(memory, shard, |shard, io| async move { shard.find(&io, &key).await }).expect("sound");
+    let found = run(memory, shard, |shard, io| async move { shard.index.find(&io, &key).await }).expect("sound");
     found.map(|found| String::from_utf8_lossy(found.object.value()).into_owned())
 }
 
 fn remove(memory: &mut Memory, shard: &Rc<Shard>, key: &[u8]) -> bool {
     let key = key.to_vec();
-    let removed = run(memory, shard, |shard, io| async move { shard.remove(&io, &key).await }).expect("sound");
+    let removed = run(memory, shard, |shard, io| async move { shard.index.remove(&io, &key).await }).expect("sound");
     !matches!(removed, Removed::Absent)
 }
 
 /// A tick at a time, which renews the lease if nobody else is there.
 fn tick(memory: &mut Memory, shard: &Rc<Shard>, now_ms: u64) {
-    shard.lease.now_ms.set(now_ms);
-    let ticked = run(memory, shard, |shard, io| async move { shard.tick(&io, now_ms).await }).expect("alive");
+    shard.near.lease.now_ms.set(now_ms);
+    let ticked = run(memory, shard, |shard, io| async move { shard.members.tick(&io, now_ms).await }).expect("alive");
     if !ticked.company {
-        shard.lease.renew(now_ms, now_ms);
+        shard.near.lease.renew(now_ms, now_ms);
     }
 }
 
@@ -75,7 +75,7 @@ fn company(rules: Rules) -> Vec<Option<String>> {
 
     let other = memory.join(TINY, rules, LOCAL);
     let joins = Rc::clone(&other);
-    let mut awaits: Task<Result<(), Trouble>> = Task::new(|io| async move { joins.await_others(&io).await });
+    let mut awaits: Task<Result<(), Trouble>> = Task::new(|io| async move { joins.members.await_others(&io).await });
     let mut awaited = (0..10).any(|_| step(&mut memory, &mut awaits).is_some());
     if !awaited {
         // It is alone as far as it knows: no verb.
@@ -91,7 +91,7 @@ fn company(rules: Rules) -> Vec<Option<String>> {
     put(&mut memory, &other, b"key", "new");
     read.push(get(&mut memory, &one, b"key"));
     put(&mut memory, &other, b"key", "newer");
-    run(&mut memory, &other, |shard, io| async move { shard.leave(&io).await });
+    run(&mut memory, &other, |shard, io| async move { shard.members.leave(&io).await });
     tick(&mut memory, &one, 1500);
     read.push(get(&mut memory, &one, b"key"));
     read
@@ -113,7 +113,7 @@ fn a_newcomer_waits_no_longer_than_a_lease() {
     let silent = memory.join(TINY, Rules::SOUND, LOCAL);
     tick(&mut memory, &silent, 0);
     let other = memory.join(TINY, Rules::SOUND, LOCAL);
-    let mut awaits = Task::new(|io| async move { other.await_others(&io).await });
+    let mut awaits = Task::new(|io| async move { other.members.await_others(&io).await });
     let mut pauses = 0;
     while awaits.step().is_none() {
         for (id, ask) in awaits.asks() {
@@ -157,7 +157,7 @@ fn a_place_is_not_used_again_while_somebody_may_read_it() {
         let [one, cold] = [(); 2].map(|()| memory.join(TINY, rules, LOCAL));
         put(&mut memory, &one, b"key", "old");
         // It has seen the slot when the object's place changes hands.
-        let mut reads = Task::new(|io| async move { cold.find(&io, b"key").await });
+        let mut reads = Task::new(|io| async move { cold.index.find(&io, b"key").await });
         assert!(step(&mut memory, &mut reads).is_none());
         put(&mut memory, &one, b"key", "new");
         put(&mut memory, &one, b"abc", "not");
@@ -184,7 +184,7 @@ fn long_ago(rules: Rules) -> (Option<String>, Option<String>) {
         if round > 0 {
             remove(&mut memory, &owner, &other);
         }
-        while owner.retired_bytes() > 0 {
+        while owner.space.retired_bytes() > 0 {
             now_ms += 1;
             [&old, &owner].iter().for_each(|front| tick(&mut memory, front, now_ms));
         }
@@ -212,7 +212,7 @@ fn run_in_time<T>(memory: &mut Memory, shard: &Rc<Shard>, now_ms: &mut u64, mut 
                 Ask::Pause(ms) => {
                     *now_ms += u64::from(ms);
                     tick(memory, shard, *now_ms);
-                    run(memory, shard, |shard, io| async move { shard.trim(&io).await });
+                    run(memory, shard, |shard, io| async move { shard.space.trim(&io).await });
                     Vec::new()
                 }
             };
@@ -226,7 +226,7 @@ fn beyond_its_limit_a_store_evicts_what_was_idle() {
     const LIMIT: u64 = 128 << 10;
     let mut memory = Memory::default();
     let shard = memory.join(Geometry::STORE, Rules::SOUND, 1 << 20);
-    shard.limit.set(LIMIT);
+    shard.space.limit.set(LIMIT);
     let store = Rc::new(Store::new("small", vec![Rc::clone(&shard)], true, 0, 7));
     let (mut now_ms, mut hot) = (0, 0);
     for n in 0..3000u64 {
@@ -240,11 +240,11 @@ fn beyond_its_limit_a_store_evicts_what_was_idle() {
         let gets = Rc::clone(&store);
         let got = Task::new(|io| async move { gets.get(&io, b"key3").await.map(|found| found.is_some()) });
         hot += u64::from(n >= 3 && run_in_time(&mut memory, &shard, &mut now_ms, got).expect("sound"));
-        assert!(shard.bytes() <= LIMIT, "{n}: {} bytes", shard.bytes());
+        assert!(shard.space.bytes() <= LIMIT, "{n}: {} bytes", shard.space.bytes());
     }
     assert!(store.figures.evicted.get() > 2000, "{} evicted", store.figures.evicted.get());
     assert!(hot > 2900, "the key that is used was there {hot} times of 2997");
-    let count = run(&mut memory, &shard, |shard, io| async move { shard.count(&io).await });
+    let count = run(&mut memory, &shard, |shard, io| async move { shard.recovery.count(&io).await });
     assert_eq!((count.problems, count.pending), (Vec::new(), 0));
 }
 
@@ -252,7 +252,7 @@ fn beyond_its_limit_a_store_evicts_what_was_idle() {
 fn a_store_that_does_not_evict_refuses_and_goes_on() {
     let mut memory = Memory::default();
     let shard = memory.join(Geometry::STORE, Rules::SOUND, 1 << 20);
-    shard.limit.set(64 << 10);
+    shard.space.limit.set(64 << 10);
     let store = Rc::new(Store::new("small", vec![Rc::clone(&shard)], false, 0, 7));
     let mut now_ms = 0;
     let mut stored = 0;

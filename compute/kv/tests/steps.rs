@@ -37,11 +37,11 @@ fn scene(rules: Rules, fronts: usize, present: bool, fill: usize) -> Scene {
 fn alone(rules: Rules, present: bool, near: bool) -> Scene {
     let mut scene = scene(rules, 1, present, 0);
     let before = Rc::clone(&scene.fronts[0]);
-    scene.memory.run(Task::new(|io| async move { before.leave(&io).await }));
+    scene.memory.run(Task::new(|io| async move { before.members.leave(&io).await }));
     let front = scene.memory.join(TINY, rules, 64 << 10);
     let ticks = Rc::clone(&front);
-    scene.memory.run(Task::new(|io| async move { ticks.tick(&io, 0).await })).expect("alive");
-    front.lease.renew(0, 0);
+    scene.memory.run(Task::new(|io| async move { ticks.members.tick(&io, 0).await })).expect("alive");
+    front.near.lease.renew(0, 0);
     if near {
         scene.memory.run(task(&front, KEY, Op::Get)).expect("sound");
     }
@@ -66,7 +66,7 @@ fn sound(scene: Scene, ops: &[Op], chooser: &mut dyn Chooser) -> bool {
     }
     let fresh = memory.join(TINY, Rules::SOUND, 0);
     let (one, other) = (Rc::clone(&fresh), Rc::clone(&fresh));
-    let count = memory.run(Task::new(|io| async move { one.count(&io).await }));
+    let count = memory.run(Task::new(|io| async move { one.recovery.count(&io).await }));
     let seen = memory.run(task(&other, KEY, Op::Get)).expect("sound");
     calls.push(Call { operation: seen, begun: u64::MAX - 2, ended: Some(u64::MAX - 1) });
     let doubled =

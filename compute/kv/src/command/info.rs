@@ -69,7 +69,7 @@ type Lines = Vec<(String, String)>;
 fn section(front: &Front, name: &str) -> Lines {
     let (store, figures) = (&front.store, &front.store.figures);
     let uptime = store.now_ms().saturating_sub(store.begun_ms) / 1000;
-    let used = all(front, |shard| shard.bytes());
+    let used = all(front, |shard| shard.space.bytes());
     let lines: Vec<(&str, String)> = match name {
         "server" => vec![
             ("redis_version", REDIS_VERSION.into()),
@@ -93,7 +93,7 @@ fn section(front: &Front, name: &str) -> Lines {
         "memory" => vec![
             ("used_memory", used.to_string()),
             ("used_memory_human", human(used)),
-            ("farmem_memory_of_others", all(front, |shard| shard.others.get()).to_string()),
+            ("farmem_memory_of_others", all(front, |shard| shard.space.others.get()).to_string()),
             ("maxmemory", front.maxmemory.to_string()),
             ("maxmemory_human", human(front.maxmemory)),
             ("maxmemory_policy", if store.evicts { "allkeys-random" } else { "noeviction" }.into()),
@@ -115,15 +115,15 @@ fn section(front: &Front, name: &str) -> Lines {
         "farmem" => vec![
             ("store", store.name.clone()),
             ("nodes", store.shards.len().to_string()),
-            ("mirrored", store.shards.iter().filter(|shard| shard.copies.is_double()).count().to_string()),
-            ("nodes_filled", all(front, |shard| shard.counters.mended.get()).to_string()),
-            ("verbs", all(front, |shard| shard.counters.verbs.get()).to_string()),
-            ("round_trips", all(front, |shard| shard.counters.trips.get()).to_string()),
-            ("lookups_warm", all(front, |shard| shard.counters.warm.get()).to_string()),
-            ("lookups_cold", all(front, |shard| shard.counters.cold.get()).to_string()),
-            ("splits", all(front, |shard| shard.counters.splits.get()).to_string()),
-            ("pieces_adopted", all(front, |shard| shard.counters.adopted.get()).to_string()),
-            ("epoch", all(front, |shard| shard.epoch()).to_string()),
+            ("mirrored", store.shards.iter().filter(|shard| shard.reach.copies.is_double()).count().to_string()),
+            ("nodes_filled", all(front, |shard| shard.reach.counters.mended.get()).to_string()),
+            ("verbs", all(front, |shard| shard.reach.counters.verbs.get()).to_string()),
+            ("round_trips", all(front, |shard| shard.reach.counters.trips.get()).to_string()),
+            ("lookups_warm", all(front, |shard| shard.reach.counters.warm.get()).to_string()),
+            ("lookups_cold", all(front, |shard| shard.reach.counters.cold.get()).to_string()),
+            ("splits", all(front, |shard| shard.reach.counters.splits.get()).to_string()),
+            ("pieces_adopted", all(front, |shard| shard.reach.counters.adopted.get()).to_string()),
+            ("epoch", all(front, |shard| shard.space.epoch()).to_string()),
         ],
         further => return by_command(front, further),
     };
@@ -174,22 +174,37 @@ pub fn metrics(front: &Front) -> String {
     one("misses_total", "counter", "Reads that did not find their key.", figures.misses.get());
     one("expired_keys_total", "counter", "Keys that ended.", figures.expired.get());
     one("evicted_keys_total", "counter", "Keys that were evicted.", figures.evicted.get());
-    one("bytes", "gauge", "Bytes of nodes' memory that this front end holds.", all(front, |shard| shard.bytes()));
+    one("bytes", "gauge", "Bytes of nodes' memory that this front end holds.", all(front, |shard| shard.space.bytes()));
     one(
         "verbs_total",
         "counter",
         "Verbs, over commands_total: verbs a command.",
-        all(front, |s| s.counters.verbs.get()),
+        all(front, |s| s.reach.counters.verbs.get()),
     );
-    one("round_trips_total", "counter", "Batches of verbs waited for.", all(front, |shard| shard.counters.trips.get()));
-    one("lookups_warm_total", "counter", "Keys found where they were.", all(front, |shard| shard.counters.warm.get()));
-    one("lookups_cold_total", "counter", "Keys looked for in the index.", all(front, |s| s.counters.cold.get()));
-    one("splits_total", "counter", "Tables of the index that were split.", all(front, |s| s.counters.splits.get()));
+    one(
+        "round_trips_total",
+        "counter",
+        "Batches of verbs waited for.",
+        all(front, |shard| shard.reach.counters.trips.get()),
+    );
+    one(
+        "lookups_warm_total",
+        "counter",
+        "Keys found where they were.",
+        all(front, |shard| shard.reach.counters.warm.get()),
+    );
+    one("lookups_cold_total", "counter", "Keys looked for in the index.", all(front, |s| s.reach.counters.cold.get()));
+    one(
+        "splits_total",
+        "counter",
+        "Tables of the index that were split.",
+        all(front, |s| s.reach.counters.splits.get()),
+    );
     one(
         "adopted_pieces_total",
         "counter",
         "Pieces taken over from dead ones.",
-        all(front, |s| s.counters.adopted.get()),
+        all(front, |s| s.reach.counters.adopted.get()),
     );
     let costs = front.stats.costs();
     text += "# HELP farmem_kv_command_calls_total Calls by command.\n# TYPE farmem_kv_command_calls_total counter\n";

@@ -195,8 +195,8 @@ impl Outlet {
     }
 
     async fn read(&self, outlet: &Rc<Outlet>, io: &Io, front: &Front) -> Result<(), Trouble> {
-        let shard = Rc::clone(front.store.shard(self.found.object.key()));
-        let mut reader = Reader::new(shard, &self.found, self.from, self.to)?;
+        let reach = Rc::clone(&front.store.shard(self.found.object.key()).reach);
+        let mut reader = Reader::new(reach, &self.found, self.from, self.to)?;
         while Rc::strong_count(outlet) > 1 {
             if self.pipe.is_full() {
                 io.pause(1).await;
@@ -303,8 +303,8 @@ pub async fn splice(call: &Call, at: Option<u64>, n: usize) -> Answered {
         }
         let long = writer.end(io).await?;
         let done = match &found {
-            Some(found) => shard.replace(io, key, found, Some(&long.head(found.object.expiry()))).await,
-            None => shard.insert(io, key, &long.head(None)).await.map(|ended| matches!(ended, Inserted::Done)),
+            Some(found) => shard.index.replace(io, key, found, Some(&long.head(found.object.expiry()))).await,
+            None => shard.index.insert(io, key, &long.head(None)).await.map(|ended| matches!(ended, Inserted::Done)),
         };
         match done {
             Ok(true) => return Ok(Reply::Int(old.max(end) as i64)),
@@ -323,7 +323,7 @@ pub async fn splice(call: &Call, at: Option<u64>, n: usize) -> Answered {
 pub async fn copy(call: &Call, found: &Found, to: &[u8], if_absent: bool) -> Result<bool, Fail> {
     let (store, len) = (call.store(), long::len(&found.object));
     let mut writer = Writer::new(store, to, len);
-    let mut reader = Reader::new(Rc::clone(store.shard(found.object.key())), found, 0, len)?;
+    let mut reader = Reader::new(Rc::clone(&store.shard(found.object.key()).reach), found, 0, len)?;
     while let Some(bytes) = reader.next(&call.io).await? {
         writer.write(&call.io, &bytes).await?;
     }

@@ -2,14 +2,13 @@
 //!
 //! A key whose slot is known is changed by one WRITE and one CAS. On mapped memory both are
 //! accesses of this process, so nothing is waited for: no task, no batch, no doorbell. The protocol
-//! is that of [`Shard::put`] with a known slot. Anything else is left to the caller, who begins a
-//! task: an unknown or old slot, a change under way, no free place, two copies, a CAS that fails.
+//! is that of [`Index::put`] with a known slot. The caller begins a task for anything else: an
+//! unknown or old slot, a change under way, no free place, two copies, a CAS that fails.
 
-use super::Known;
+use super::{Index, Known};
 use crate::copies::Mode;
 use crate::layout::{At, Hash, LARGE, Slot, class_of};
 use crate::object::{self, Object, Type};
-use crate::shard::Shard;
 use crate::store::Store;
 use std::rc::Rc;
 
@@ -42,23 +41,23 @@ pub struct Replaceable {
     known: Known,
 }
 
-impl Shard {
-    /// A key that may be replaced unseen, as [`Shard::put`] says, by a node whose memory is mapped.
+impl Index {
+    /// A key that may be replaced unseen, as [`Index::put`] says, by a node whose memory is mapped.
     pub(crate) fn replaceable(&self, memory: &impl Mapped, key: &[u8], hash: Hash) -> Option<Replaceable> {
-        if self.copies.mode() != Mode::Single || !memory.has(self.node) || self.shut_out.get() {
+        if self.reach.copies.mode() != Mode::Single || !memory.has(self.reach.node) || self.reach.shut_out.get() {
             return None;
         }
-        self.writes.quiet(hash)?;
-        let (place, known) = self.cache.borrow_mut().place(key, hash)?;
-        let era = self.lease.era();
-        let fresh = era > 0 && known.era == era || known.epoch + 1 >= self.epoch();
+        self.near.writes.quiet(hash)?;
+        let (place, known) = self.near.cache.borrow_mut().place(key, hash)?;
+        let era = self.near.lease.era();
+        let fresh = era > 0 && known.era == era || known.epoch + 1 >= self.space.epoch();
         let there = known.table == self.trie.borrow().table(hash);
         (fresh && there && known.expiry == 0).then_some(Replaceable { place, known })
     }
 
     /// `made` of the string that a key has, if the string is in the near cache.
     pub(crate) fn string_of<T>(&self, key: &Replaceable, made: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
-        let cache = self.cache.borrow();
+        let cache = self.near.cache.borrow();
         let object = cache.object(key.place).filter(|object| object.kind() == Type::String)?;
         made(object.value())
     }
@@ -68,7 +67,7 @@ impl Shard {
     /// # Errors
     /// The node is lost.
     pub(crate) fn replace_at_once<M: Mapped>(
-        self: &Rc<Shard>,
+        self: &Rc<Index>,
         memory: &mut M,
         (key, hash): (&[u8], Hash),
         Replaceable { place, known }: Replaceable,
@@ -79,25 +78,25 @@ impl Shard {
         if class == LARGE {
             return Ok(false);
         }
-        let Some(held) = self.heap.borrow_mut().take(class, len) else { return Ok(false) };
-        let (writing, era, epoch) = (self.writing(Some(hash)), self.lease.era(), self.epoch());
-        let old = self.cache.borrow_mut().lend(place);
-        let object = Object::string(old, (hash, key), value, held.version, (self.now_ms.get() / 1000) as u32);
+        let Some(held) = self.space.heap.borrow_mut().take(class, len) else { return Ok(false) };
+        let (writing, era, epoch) = (self.near.writing(Some(hash)), self.near.lease.era(), self.space.epoch());
+        let old = self.near.cache.borrow_mut().lend(place);
+        let object = Object::string(old, (hash, key), value, held.version, (self.space.now_ms.get() / 1000) as u32);
         let slot = Slot::new(hash.fingerprint(), held.class, held.version, held.at);
-        self.counters.trips.set(self.counters.trips.get() + 1);
-        self.counters.verbs.set(self.counters.verbs.get() + 2);
+        self.reach.counters.trips.set(self.reach.counters.trips.get() + 1);
+        self.reach.counters.verbs.set(self.reach.counters.verbs.get() + 2);
         memory.write(held.at, object.bytes())?;
         let found = memory.swap(known.slot_at, known.slot.0, slot.0)?;
         if found != known.slot.0 {
-            self.heap.borrow_mut().give_back(held.at);
-            self.cache.borrow_mut().forget(key, hash);
+            self.space.heap.borrow_mut().give_back(held.at);
+            self.near.cache.borrow_mut().forget(key, hash);
             return Ok(false);
         }
-        self.retire(known.slot);
-        self.heap.borrow_mut().linked(held.at, hash.0);
+        self.space.retire(known.slot);
+        self.space.heap.borrow_mut().linked(held.at, hash.0);
         let known = Known { slot, len: object.len(), expiry: 0, epoch, era, ..known };
         // Nothing came between: this is the only change of the key.
-        self.cache.borrow_mut().renew(place, known, object);
+        self.near.cache.borrow_mut().renew(place, known, object);
         drop(writing);
         Ok(true)
     }
@@ -112,8 +111,8 @@ impl Store {
     pub fn put_at_once<M: Mapped>(&self, memory: &mut M, key: &[u8], value: &[u8]) -> Result<bool, M::Lost> {
         let hash = Hash::of(key);
         let shard = &self.shards[hash.shard(self.shards.len())];
-        match shard.replaceable(memory, key, hash) {
-            Some(there) => shard.replace_at_once(memory, (key, hash), there, value),
+        match shard.index.replaceable(memory, key, hash) {
+            Some(there) => shard.index.replace_at_once(memory, (key, hash), there, value),
             None => Ok(false),
         }
     }
@@ -132,8 +131,8 @@ impl Store {
     ) -> Result<Option<T>, M::Lost> {
         let hash = Hash::of(key);
         let shard = &self.shards[hash.shard(self.shards.len())];
-        let Some(there) = shard.replaceable(memory, key, hash) else { return Ok(None) };
-        let Some(made) = shard.string_of(&there, |old| make(old, buffer)) else { return Ok(None) };
-        Ok(shard.replace_at_once(memory, (key, hash), there, buffer)?.then_some(made))
+        let Some(there) = shard.index.replaceable(memory, key, hash) else { return Ok(None) };
+        let Some(made) = shard.index.string_of(&there, |old| make(old, buffer)) else { return Ok(None) };
+        Ok(shard.index.replace_at_once(memory, (key, hash), there, buffer)?.then_some(made))
     }
 }

@@ -21,22 +21,31 @@
 //! needs no bucket: [`Cache`]. A front end that knows an outdated table finds it frozen: [`split`].
 
 mod at_once;
+mod brief;
 mod cache;
+mod insert;
 mod split;
 pub(crate) use split::slots;
 mod trie;
+mod walk;
 
 pub use at_once::Mapped;
 pub use cache::{Cache, Known};
+pub use insert::Inserted;
 pub use trie::Trie;
 
-use crate::layout::{At, Hash, LARGE, LARGE_FIRST, SLOTS, Slot, UNIT, class_bytes, word};
-use crate::lease::{Quiet, Writing};
+use crate::layout::{At, Geometry, Hash, LARGE, LARGE_FIRST, SLOTS, Slot, UNIT, class_bytes, word};
+use crate::lease::Quiet;
 use crate::long;
+use crate::near::Near;
 use crate::object::{self, Header, Object, Value};
+use crate::reach::Reach;
 use crate::rules::Bug;
-use crate::shard::{ATTEMPTS, Section, Shard, Trouble};
+use crate::shard::{ATTEMPTS, Trouble};
+use crate::space::{Section, Space};
 use crate::task::{Answer, Io, Verb};
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::rc::Rc;
 
 /// Epochs for which an unchanged slot proves an unchanged object. A slot's version has 12 bits, so
@@ -58,23 +67,6 @@ pub struct Found {
     section: Section,
 }
 
-/// An object that is to be linked.
-struct Made<'a> {
-    object: &'a Object,
-    at: At,
-    slot: Slot,
-    writing: &'a Writing,
-}
-
-/// How an insert ended.
-#[derive(Debug)]
-pub enum Inserted {
-    /// The key is there now.
-    Done,
-    /// It was there already.
-    Exists(Found),
-}
-
 /// The result of a look at two buckets.
 enum Seen {
     /// The key: its slot and object.
@@ -88,11 +80,35 @@ enum Seen {
 /// Slots with their addresses.
 type Slots = Vec<(At, Slot)>;
 
-impl Shard {
+/// The keys of one shard, as one front end knows them.
+#[derive(Debug)]
+pub struct Index {
+    reach: Rc<Reach>,
+    space: Rc<Space>,
+    near: Rc<Near>,
+    /// The size of the tables.
+    pub geometry: Geometry,
+    pub(crate) trie: RefCell<Trie>,
+    /// Tables that this front end is splitting.
+    splitting: RefCell<HashSet<At>>,
+}
+
+impl Index {
+    pub(crate) fn new(reach: &Rc<Reach>, space: &Rc<Space>, near: &Rc<Near>, geometry: Geometry) -> Index {
+        Index {
+            reach: Rc::clone(reach),
+            space: Rc::clone(space),
+            near: Rc::clone(near),
+            geometry,
+            trie: RefCell::new(Trie::new(reach.root, geometry)),
+            splitting: RefCell::default(),
+        }
+    }
+
     /// The cached slot of a key, and its object if that is cached. `None`: no slot is cached, or
     /// its table was split.
     fn known(&self, key: &[u8], hash: Hash) -> Option<(Known, Option<Object>)> {
-        let mut cache = self.cache.borrow_mut();
+        let mut cache = self.near.cache.borrow_mut();
         let (known, object) = cache.get(key, hash)?;
         (known.table == self.trie.borrow().table(hash)).then(|| (known, object.cloned()))
     }
@@ -102,7 +118,7 @@ impl Shard {
         buckets.map(|bucket| Verb::Read { at: self.geometry.bucket(table, bucket), len: UNIT as u32 })
     }
 
-    /// The slots of the last two answers, which [`Shard::bucket_verbs`] asked for.
+    /// The slots of the last two answers, which [`Index::bucket_verbs`] asked for.
     fn slots(&self, table: At, hash: Hash, answers: &[Answer]) -> Slots {
         let buckets = hash.buckets(self.geometry.buckets);
         let mut slots = Vec::with_capacity(2 * SLOTS);
@@ -119,8 +135,8 @@ impl Shard {
         if slots.is_empty() {
             return Vec::new();
         }
-        let first = |slot: &Slot| Verb::Read { at: slot.at(self.node), len: class_bytes(slot.class()) as u32 };
-        let answers = self.verbs(io, slots.iter().map(first).collect()).await;
+        let first = |slot: &Slot| Verb::Read { at: slot.at(self.reach.node), len: class_bytes(slot.class()) as u32 };
+        let answers = self.reach.verbs(io, slots.iter().map(first).collect()).await;
         let mut objects = Vec::with_capacity(slots.len());
         for (slot, answer) in slots.iter().zip(answers) {
             let Answer::Bytes(mut bytes) = answer else {
@@ -129,8 +145,8 @@ impl Shard {
             };
             let len = Header::peek(&bytes).map_or(0, |header| header.len);
             if slot.class() == LARGE && len > u64::from(LARGE_FIRST) && len <= crate::layout::MAX_OBJECT {
-                let (at, rest) = (slot.at(self.node) + u64::from(LARGE_FIRST), len as u32 - LARGE_FIRST);
-                bytes.extend(self.read(io, at, rest).await);
+                let (at, rest) = (slot.at(self.reach.node) + u64::from(LARGE_FIRST), len as u32 - LARGE_FIRST);
+                bytes.extend(self.reach.read(io, at, rest).await);
             }
             objects.push(Object::decode(bytes));
         }
@@ -139,9 +155,9 @@ impl Shard {
 
     /// Searches the slots of both buckets for a key.
     async fn look(&self, io: &Io, key: &[u8], hash: Hash, table: At, slots: &Slots) -> Seen {
-        if slots.iter().any(|(_, slot)| slot.is_frozen()) && !self.rules.broken(Bug::TrustFrozen) {
+        if slots.iter().any(|(_, slot)| slot.is_frozen()) && !self.reach.rules.get().broken(Bug::TrustFrozen) {
             // Frozen slots are valid until the table forwards. The forward word is read after them.
-            let forward = word(&self.read(io, table, 8).await, 0);
+            let forward = word(&self.reach.read(io, table, 8).await, 0);
             if forward != 0 {
                 self.trie.borrow_mut().learn(table, forward);
                 return Seen::Again;
@@ -156,7 +172,7 @@ impl Shard {
         for (&(at, slot), object) in alike.iter().zip(self.objects(io, &referred).await) {
             match object {
                 None => return Seen::Again,
-                Some(object) if object.key() == key || self.rules.broken(Bug::SkipKey) => {
+                Some(object) if object.key() == key || self.reach.rules.get().broken(Bug::SkipKey) => {
                     return Seen::Key(at, slot.thawed(), object);
                 }
                 Some(_) => {}
@@ -167,32 +183,32 @@ impl Shard {
 
     /// The key's object. Takes no verb if this front end is alone and has cached the object. Takes
     /// one round trip if it has cached the slot, else two.
-    pub async fn find(self: &Rc<Shard>, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
-        let (hash, section) = (Hash::of(key), self.section());
-        if let Some((Known { table, slot_at, slot, .. }, object)) = self.near(key, hash) {
-            self.counters.near.set(self.counters.near.get() + 1);
+    pub async fn find(self: &Rc<Index>, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
+        let (hash, section) = (Hash::of(key), self.space.section());
+        if let Some((Known { table, slot_at, slot, .. }, object)) = self.near.get(key, hash) {
+            self.reach.counters.near.set(self.reach.counters.near.get() + 1);
             return Ok(Some(Found { slot_at, slot, object, table, section }));
         }
-        let (era, quiet) = (self.lease.era(), self.writes.quiet(hash));
+        let (era, quiet) = (self.near.lease.era(), self.near.writes.quiet(hash));
         if let Some((known, cached)) = self.known(key, hash) {
-            self.counters.warm.set(self.counters.warm.get() + 1);
+            self.reach.counters.warm.set(self.reach.counters.warm.get() + 1);
             let cached = cached.filter(|_| section.epoch < known.epoch + TRUSTED);
             let known = Known { epoch: section.epoch, era, ..known };
-            if let Some(object) = self.verify(io, key, known, cached).await {
+            if let Some(object) = self.near.verify(io, key, known, cached).await {
                 let Known { table, slot_at, slot, .. } = known;
-                self.remember(key, hash, known, &object, quiet);
+                self.near.remember(key, hash, known, &object, quiet);
                 return Ok(Some(Found { slot_at, slot, object, table, section }));
             }
-            self.cache.borrow_mut().forget(key, hash);
+            self.near.cache.borrow_mut().forget(key, hash);
         }
-        self.counters.cold.set(self.counters.cold.get() + 1);
+        self.reach.counters.cold.set(self.reach.counters.cold.get() + 1);
         Box::pin(self.search(io, key, hash, section, (era, quiet))).await
     }
 
-    /// [`Shard::find`] of a key whose slot is not cached. The lease's era and the key's own writes
+    /// [`Index::find`] of a key whose slot is not cached. The lease's era and the key's own writes
     /// were noted before the first READ.
     async fn search(
-        self: &Rc<Shard>,
+        self: &Rc<Index>,
         io: &Io,
         key: &[u8],
         hash: Hash,
@@ -201,13 +217,13 @@ impl Shard {
     ) -> Result<Option<Found>, Trouble> {
         for attempt in 0..ATTEMPTS {
             let table = self.trie.borrow().table(hash);
-            let answers = self.verbs(io, self.bucket_verbs(table, hash).into()).await;
+            let answers = self.reach.verbs(io, self.bucket_verbs(table, hash).into()).await;
             let slots = self.slots(table, hash, &answers);
             match self.look(io, key, hash, table, &slots).await {
                 Seen::Key(slot_at, slot, object) => {
                     let (len, expiry) = (object.len(), object.expiry().unwrap_or(0));
                     let known = Known { table, slot_at, slot, len, expiry, epoch: section.epoch, era };
-                    self.remember(key, hash, known, &object, quiet);
+                    self.near.remember(key, hash, known, &object, quiet);
                     return Ok(Some(Found { slot_at, slot, object, table, section }));
                 }
                 Seen::Absent(_) => return Ok(None),
@@ -219,7 +235,7 @@ impl Shard {
 
     /// Called before another attempt. The first 40 come at once, later ones after a pause.
     async fn hesitate(&self, io: &Io, attempt: u32) -> Result<(), Trouble> {
-        if self.shut_out.get() {
+        if self.reach.shut_out.get() {
             return Err(Trouble::ShutOut);
         }
         if attempt > 40 {
@@ -228,145 +244,10 @@ impl Shard {
         Ok(())
     }
 
-    /// Stores the value if the key is absent: three round trips.
-    pub async fn insert(self: &Rc<Shard>, io: &Io, key: &[u8], value: &Value) -> Result<Inserted, Trouble> {
-        let (hash, section) = (Hash::of(key), self.section());
-        let writing = self.writing(Some(hash));
-        let held = self.hold(io, object::len(key, &value.bytes)).await?;
-        let (object, slot) = self.made(hash, key, value, &held);
-        let made = Made { object: &object, at: held.at, slot, writing: &writing };
-        let ended = Box::pin(self.insert_slot(io, key, hash, made, section)).await;
-        match ended {
-            Ok(Inserted::Done) => self.linked(held.at, hash, value),
-            // Whether the slot is there is not known: the place stays held.
-            Err(Trouble::Unsettled) => {}
-            Ok(Inserted::Exists(_)) | Err(_) => self.heap.borrow_mut().give_back(held.at),
-        }
-        ended
-    }
-
-    async fn insert_slot(
-        self: &Rc<Shard>,
-        io: &Io,
-        key: &[u8],
-        hash: Hash,
-        made: Made<'_>,
-        section: Section,
-    ) -> Result<Inserted, Trouble> {
-        let (slot, era) = (made.slot, self.lease.era());
-        let mut write = Some(Verb::Write { at: made.at, bytes: Rc::clone(made.object.bytes()) });
-        for attempt in 0..ATTEMPTS {
-            self.hesitate(io, attempt).await?;
-            let table = self.trie.borrow().table(hash);
-            let batch = write.take().into_iter().chain(self.bucket_verbs(table, hash)).collect();
-            let answers = self.verbs(io, batch).await;
-            let slots = self.slots(table, hash, &answers);
-            let others = match self.look(io, key, hash, table, &slots).await {
-                Seen::Key(slot_at, slot, object) => {
-                    return Ok(Inserted::Exists(Found { slot_at, slot, object, table, section }));
-                }
-                Seen::Absent(others) => others,
-                Seen::Again => continue,
-            };
-            let frozen = slots.iter().any(|(_, slot)| slot.is_frozen());
-            let Some(at) = empty(&slots).filter(|_| !frozen) else {
-                self.split(io, table, hash).await?;
-                continue;
-            };
-            let mut batch = vec![Verb::Cas { at, old: 0, new: slot.pending().0 }];
-            batch.extend(self.bucket_verbs(table, hash));
-            let mut answers = self.verbs(io, batch).await;
-            let first = std::mem::replace(&mut answers[0], Answer::Done);
-            match self.settle(io, at, 0, slot.pending().0, first).await {
-                // Readers pass over a pending slot, so it may be there or not.
-                Err(Trouble::Unsettled) | Ok(Err(_)) => continue,
-                Err(trouble) => return Err(trouble),
-                Ok(Ok(())) => {}
-            }
-            let slots = self.slots(table, hash, &answers);
-            if !self.alone(io, key, hash, at, &slots, &others).await? {
-                self.withdraw(io, at, slot).await?;
-                self.cool(io, attempt).await;
-                continue;
-            }
-            match self.swap(io, at, slot.pending().0, slot.0).await? {
-                Ok(()) => {
-                    let (len, expiry) = (made.object.len(), made.object.expiry().unwrap_or(0));
-                    let known = Known { table, slot_at: at, slot, len, expiry, epoch: section.epoch, era };
-                    self.remember_written(key, hash, known, Some(made.object), made.writing);
-                    return Ok(Inserted::Done);
-                }
-                // Undone by another insert of this key, or frozen.
-                Err(_) => self.cool(io, attempt).await,
-            }
-        }
-        Err(Trouble::Corrupt)
-    }
-
-    /// Waits before another attempt, each front end for another time. Else two equally quick
-    /// inserts of a key could undo each other for ever.
-    async fn cool(&self, io: &Io, attempt: u32) {
-        if attempt > 2 {
-            io.pause((u32::from(self.me.line) + attempt) % 7).await;
-        }
-    }
-
-    /// Whether this insert is the only one of its key. `slots` were read behind its pending slot.
-    async fn alone(
-        self: &Rc<Shard>,
-        io: &Io,
-        key: &[u8],
-        hash: Hash,
-        ours: At,
-        slots: &Slots,
-        others: &Slots,
-    ) -> Result<bool, Trouble> {
-        if self.rules.broken(Bug::CommitUnchecked) {
-            return Ok(true);
-        }
-        let mut new = Vec::new();
-        for &(at, slot) in slots.iter().filter(|(at, _)| *at != ours) {
-            if !slot.is_used() || slot.fingerprint() != hash.fingerprint() || others.contains(&(at, slot)) {
-                continue;
-            }
-            if slot.is_frozen() {
-                return Ok(false);
-            }
-            if !slot.is_pending() {
-                new.push(slot);
-                continue;
-            }
-            if self.rules.broken(Bug::SparePending) {
-                continue;
-            }
-            // It may be another key's, which does no harm. Undone, its insert begins again and
-            // sees ours.
-            if let Err(found) = self.swap(io, at, slot.0, 0).await? {
-                let found = Slot(found);
-                if found.is_frozen() {
-                    return Ok(false);
-                }
-                if found.is_used() {
-                    new.push(found);
-                }
-            }
-        }
-        let objects = self.objects(io, &new).await;
-        Ok(objects.iter().all(|object| object.as_ref().is_some_and(|object| object.key() != key)))
-    }
-
-    /// Takes a pending slot back. If it was frozen meanwhile, the split leaves it out.
-    async fn withdraw(&self, io: &Io, at: At, slot: Slot) -> Result<(), Trouble> {
-        match self.swap(io, at, slot.pending().0, 0).await {
-            Err(Trouble::Unsettled) | Ok(_) => Ok(()),
-            Err(trouble) => Err(trouble),
-        }
-    }
-
     /// Replaces a found object by a value, or removes it if there is none. False: the slot has
     /// changed since. One round trip.
     pub async fn replace(
-        self: &Rc<Shard>,
+        self: &Rc<Index>,
         io: &Io,
         key: &[u8],
         found: &Found,
@@ -389,7 +270,7 @@ impl Shard {
     /// Replaces or removes the object of a known slot: one WRITE, one CAS. `long`: the number of
     /// the long value that is replaced, if it is known to be one.
     async fn exchange(
-        self: &Rc<Shard>,
+        self: &Rc<Index>,
         io: &Io,
         key: &[u8],
         hash: Hash,
@@ -397,37 +278,37 @@ impl Shard {
         value: Option<&Value>,
         long: Option<u64>,
     ) -> Result<bool, Trouble> {
-        let (section, writing, era) = (self.section(), self.writing(Some(hash)), self.lease.era());
+        let (section, writing, era) = (self.space.section(), self.near.writing(Some(hash)), self.near.lease.era());
         let Known { slot_at: at, slot: old, table, .. } = known;
         let mut made = None;
         let mut batch = Vec::with_capacity(2);
         if let Some(value) = value {
-            let held = self.hold(io, object::len(key, &value.bytes)).await?;
-            let (object, slot) = self.made(hash, key, value, &held);
+            let held = self.space.hold(io, object::len(key, &value.bytes)).await?;
+            let (object, slot) = self.space.made(hash, key, value, &held);
             batch.push(Verb::Write { at: held.at, bytes: Rc::clone(object.bytes()) });
             made = Some((held, object, slot));
         }
         let new = made.as_ref().map_or(0, |(_, _, slot)| slot.0);
         batch.push(Verb::Cas { at, old: old.0, new });
-        let answer = self.verbs(io, batch).await.pop().unwrap_or(Answer::Unknown);
-        let ended = self.settle(io, at, old.0, new, answer).await;
+        let answer = self.reach.verbs(io, batch).await.pop().unwrap_or(Answer::Unknown);
+        let ended = self.reach.settle(io, at, old.0, new, answer).await;
         if !matches!(ended, Ok(Ok(()))) || made.is_none() {
-            self.cache.borrow_mut().forget(key, hash);
+            self.near.cache.borrow_mut().forget(key, hash);
         }
         match ended {
             Ok(Ok(())) => {
-                self.retire_for(old, long, made.as_ref().and_then(|(_, object, _)| long::number(object)));
+                self.space.retire_for(old, long, made.as_ref().and_then(|(_, object, _)| long::number(object)));
                 if let (Some((held, object, slot)), Some(value)) = (made, value) {
-                    self.linked(held.at, hash, value);
+                    self.space.linked(held.at, hash, value);
                     let (len, expiry) = (object.len(), object.expiry().unwrap_or(0));
                     let known = Known { table, slot_at: at, slot, len, expiry, epoch: section.epoch, era };
-                    self.remember_written(key, hash, known, Some(&object), &writing);
+                    self.near.remember_written(key, hash, known, Some(&object), &writing);
                 }
                 Ok(true)
             }
             Ok(Err(found)) => {
                 if let Some((held, ..)) = made {
-                    self.heap.borrow_mut().give_back(held.at);
+                    self.space.heap.borrow_mut().give_back(held.at);
                 }
                 if Slot(found).is_frozen() {
                     Box::pin(self.split(io, table, hash)).await?;
@@ -443,15 +324,15 @@ impl Shard {
     /// reused since. A key with an expiry is read first, because it may have ended.
     fn fresh(&self, key: &[u8], hash: Hash, section: &Section) -> Option<Known> {
         let known = self.known(key, hash)?.0;
-        let era = self.lease.era();
-        let alone = era > 0 && known.era == era && self.writes.quiet(hash).is_some();
-        let fresh = alone || known.epoch + 1 >= section.epoch || self.rules.broken(Bug::BlindForever);
+        let era = self.near.lease.era();
+        let alone = era > 0 && known.era == era && self.near.writes.quiet(hash).is_some();
+        let fresh = alone || known.epoch + 1 >= section.epoch || self.reach.rules.get().broken(Bug::BlindForever);
         (fresh && known.expiry == 0).then_some(known)
     }
 
     /// Stores the value whatever is there: one round trip if the key's slot is known.
-    pub async fn put(self: &Rc<Shard>, io: &Io, key: &[u8], value: &Value) -> Result<(), Trouble> {
-        let (hash, section) = (Hash::of(key), self.section());
+    pub async fn put(self: &Rc<Index>, io: &Io, key: &[u8], value: &Value) -> Result<(), Trouble> {
+        let (hash, section) = (Hash::of(key), self.space.section());
         if let Some(known) = self.fresh(key, hash, &section)
             && self.exchange(io, key, hash, known, Some(value), None).await?
         {
@@ -460,11 +341,11 @@ impl Shard {
         Box::pin(self.put_seen(io, key, hash, value)).await
     }
 
-    /// [`Shard::put`] of a key whose slot must be looked at first.
-    async fn put_seen(self: &Rc<Shard>, io: &Io, key: &[u8], hash: Hash, value: &Value) -> Result<(), Trouble> {
+    /// [`Index::put`] of a key whose slot must be looked at first.
+    async fn put_seen(self: &Rc<Index>, io: &Io, key: &[u8], hash: Hash, value: &Value) -> Result<(), Trouble> {
         for attempt in 0..ATTEMPTS {
             self.hesitate(io, attempt).await?;
-            if self.cache.borrow_mut().get(key, hash).is_some()
+            if self.near.cache.borrow_mut().get(key, hash).is_some()
                 && let Some(found) = self.find(io, key).await?
                 && self.replace(io, key, &found, Some(value)).await?
             {
@@ -483,8 +364,8 @@ impl Shard {
     }
 
     /// Takes the key out. One round trip, without reading the object, if the slot is known.
-    pub async fn remove(self: &Rc<Shard>, io: &Io, key: &[u8]) -> Result<Removed, Trouble> {
-        let (hash, section) = (Hash::of(key), self.section());
+    pub async fn remove(self: &Rc<Index>, io: &Io, key: &[u8]) -> Result<Removed, Trouble> {
+        let (hash, section) = (Hash::of(key), self.space.section());
         if let Some(known) = self.fresh(key, hash, &section)
             && self.exchange(io, key, hash, known, None, None).await?
         {
@@ -493,8 +374,8 @@ impl Shard {
         Box::pin(self.remove_seen(io, key)).await
     }
 
-    /// [`Shard::remove`] of a key whose slot must be looked at first.
-    async fn remove_seen(self: &Rc<Shard>, io: &Io, key: &[u8]) -> Result<Removed, Trouble> {
+    /// [`Index::remove`] of a key whose slot must be looked at first.
+    async fn remove_seen(self: &Rc<Index>, io: &Io, key: &[u8]) -> Result<Removed, Trouble> {
         for attempt in 0..ATTEMPTS {
             self.hesitate(io, attempt).await?;
             let Some(found) = self.find(io, key).await? else { return Ok(Removed::Absent) };
@@ -515,12 +396,4 @@ pub enum Removed {
     Unseen,
     /// This.
     Was(Found),
-}
-
-/// An empty slot of the emptier bucket.
-fn empty(slots: &Slots) -> Option<At> {
-    let (first, second) = slots.split_at(slots.len().min(SLOTS));
-    let free = |bucket: &[(At, Slot)]| bucket.iter().filter(|(_, slot)| slot.0 == 0).count();
-    let fuller_last = if free(first) >= free(second) { [first, second] } else { [second, first] };
-    fuller_last.into_iter().flatten().find(|(_, slot)| slot.0 == 0).map(|&(at, _)| at)
 }

@@ -12,10 +12,11 @@
 //! middle delays no other. Readers go on: a frozen slot is the truth as long as the table does not
 //! forward.
 
+use super::Index;
 use crate::layout::{At, Hash, Kind, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, word};
 use crate::object::Header;
 use crate::rules::Bug;
-use crate::shard::{Shard, Trouble};
+use crate::shard::Trouble;
 use crate::task::{Answer, Io, Verb};
 use std::rc::Rc;
 
@@ -23,7 +24,7 @@ use std::rc::Rc;
 const PATIENCE_MS: u32 = 3;
 
 /// A table of this front end's that is being split.
-struct Mark<'a>(&'a Shard, At);
+struct Mark<'a>(&'a Index, At);
 
 impl Drop for Mark<'_> {
     fn drop(&mut self) {
@@ -31,9 +32,9 @@ impl Drop for Mark<'_> {
     }
 }
 
-impl Shard {
+impl Index {
     /// Splits a table that is full or frozen. The caller then searches for its key again.
-    pub(crate) async fn split(self: &Rc<Shard>, io: &Io, table: At, hash: Hash) -> Result<(), Trouble> {
+    pub(crate) async fn split(self: &Rc<Index>, io: &Io, table: At, hash: Hash) -> Result<(), Trouble> {
         let leaf = self.trie.borrow().leaf(hash.path());
         if leaf.table != table {
             return Ok(());
@@ -43,10 +44,10 @@ impl Shard {
             return Ok(());
         }
         let _mark = Mark(self, table);
-        let mut bytes = self.read(io, table, self.geometry.table() as u32).await;
+        let mut bytes = self.reach.read(io, table, self.geometry.table() as u32).await;
         if slots(&bytes).iter().any(|slot| slot.is_frozen()) && word(&bytes, 0) == 0 {
             io.pause(PATIENCE_MS).await;
-            bytes = self.read(io, table, self.geometry.table() as u32).await;
+            bytes = self.reach.read(io, table, self.geometry.table() as u32).await;
         }
         if word(&bytes, 0) != 0 {
             self.trie.borrow_mut().learn(table, word(&bytes, 0));
@@ -56,28 +57,29 @@ impl Shard {
             return Err(Trouble::Deep);
         }
         // Memory first: a front end that has none must not leave a table frozen.
-        let (node, size) = (self.node, self.geometry.pair_bytes());
-        let Some(Answer::Place(pair)) = self.verbs(io, vec![Verb::Alloc { node, bytes: size }]).await.pop() else {
+        let (node, size) = (self.reach.node, self.geometry.pair_bytes());
+        let Some(Answer::Place(pair)) = self.reach.verbs(io, vec![Verb::Alloc { node, bytes: size }]).await.pop()
+        else {
             return Err(Trouble::Full);
         };
         let frozen = match self.freeze(io, table, slots(&bytes)).await {
             Ok(frozen) => frozen,
             Err(trouble) => {
-                self.release(io, pair).await;
+                self.reach.release(io, pair).await;
                 return Err(trouble);
             }
         };
         let written = self.pair(io, &frozen, leaf.depth, table, pair).await;
         let batch = vec![Verb::Write { at: pair, bytes: Rc::new(written) }, Verb::Cas { at: table, old: 0, new: pair }];
-        let answer = self.verbs(io, batch).await.pop().unwrap_or(Answer::Unknown);
-        match self.settle(io, table, 0, pair, answer).await? {
+        let answer = self.reach.verbs(io, batch).await.pop().unwrap_or(Answer::Unknown);
+        match self.reach.settle(io, table, 0, pair, answer).await? {
             Ok(()) => {
-                self.counters.splits.set(self.counters.splits.get() + 1);
+                self.reach.counters.splits.set(self.reach.counters.splits.get() + 1);
                 self.trie.borrow_mut().learn(table, pair);
             }
             Err(found) => {
                 self.trie.borrow_mut().learn(table, found);
-                self.release(io, pair).await;
+                self.reach.release(io, pair).await;
             }
         }
         Ok(())
@@ -92,7 +94,7 @@ impl Shard {
             }
             let at = |n: usize| table + UNIT + n as u64 * 8;
             let cas = |&n: &usize| Verb::Cas { at: at(n), old: slots[n].0, new: slots[n].frozen().0 };
-            let answers = self.verbs(io, warm.iter().map(cas).collect()).await;
+            let answers = self.reach.verbs(io, warm.iter().map(cas).collect()).await;
             for (&n, answer) in warm.iter().zip(answers) {
                 match answer {
                     Answer::Word(found) if found == slots[n].0 => slots[n] = slots[n].frozen(),
@@ -101,7 +103,7 @@ impl Shard {
                     _ => {}
                 }
             }
-            if self.rules.broken(Bug::CopyWarm) {
+            if self.reach.rules.get().broken(Bug::CopyWarm) {
                 return Ok(slots);
             }
         }
@@ -109,12 +111,17 @@ impl Shard {
 
     /// The bytes of the pair.
     async fn pair(&self, io: &Io, frozen: &[Slot], depth: u32, table: At, pair: At) -> Vec<u8> {
-        let moves = |slot: &Slot| slot.is_used() && (!slot.is_pending() || self.rules.broken(Bug::CopyPending));
+        let moves =
+            |slot: &Slot| slot.is_used() && (!slot.is_pending() || self.reach.rules.get().broken(Bug::CopyPending));
         let moved: Vec<usize> = (0..frozen.len()).filter(|&n| moves(&frozen[n])).collect();
-        let read = |&n: &usize| Verb::Read { at: frozen[n].at(self.node), len: UNIT as u32 };
-        let answers = self.verbs(io, moved.iter().map(read).collect()).await;
+        let read = |&n: &usize| Verb::Read { at: frozen[n].at(self.reach.node), len: UNIT as u32 };
+        let answers = self.reach.verbs(io, moved.iter().map(read).collect()).await;
         let mut bytes = vec![0; (PIECE_HEADER + 2 * self.geometry.table()) as usize];
-        let header = [self.owner(Kind::Tables, 0).word(self.secret, pair), Owner::second(self.secret, pair), table];
+        let header = [
+            self.reach.owner(Kind::Tables, 0).word(self.reach.secret, pair),
+            Owner::second(self.reach.secret, pair),
+            table,
+        ];
         bytes[..24].copy_from_slice(header.map(u64::to_le_bytes).as_flattened());
         for (&n, answer) in moved.iter().zip(answers) {
             let Answer::Bytes(object) = answer else { continue };

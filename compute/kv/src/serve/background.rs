@@ -67,8 +67,9 @@ impl State {
         self.alone = true;
         // Decisions that did not show before have made objects garbage.
         (self.company, self.searched) = (true, 0);
-        let nodes = self.shard.nodes.borrow();
-        let [stays, ended] = if node == self.shard.node { [&nodes[0], &nodes[1]] } else { [&nodes[1], &nodes[0]] };
+        let nodes = self.shard.reach.nodes.borrow();
+        let [stays, ended] =
+            if node == self.shard.reach.node { [&nodes[0], &nodes[1]] } else { [&nodes[1], &nodes[0]] };
         let ended = match &ended[..] {
             "" => "its other node is not there".to_owned(),
             ended => format!("node {ended} has ended"),
@@ -133,8 +134,8 @@ impl Background {
         }
         let now_ms = now.duration_since(self.start).as_millis() as u64;
         for (n, state) in self.shards.iter_mut().enumerate() {
-            let retired = state.shard.heap.borrow().retired_bytes();
-            let pile = PILE.max(state.shard.bytes() / 16);
+            let retired = state.shard.space.heap.borrow().retired_bytes();
+            let pile = PILE.max(state.shard.space.bytes() / 16);
             let due = if retired > pile { state.next.min(state.begun + HURRIED) } else { state.next };
             if !state.ticking && due <= now {
                 (state.ticking, state.begun) = (true, now);
@@ -143,15 +144,15 @@ impl Background {
                     state.trim = now + CALM;
                 }
                 self.tasks.begin(|io| async move {
-                    let ticked = shard.tick(&io, now_ms).await;
+                    let ticked = shard.members.tick(&io, now_ms).await;
                     if trims && ticked.is_ok() {
-                        shard.trim(&io).await;
+                        shard.space.trim(&io).await;
                     }
                     Ended::Tick(n, ticked)
                 });
             }
             let adopts = state.adopt.is_some_and(|at| at <= now);
-            let searches = state.company && state.shard.bytes() > state.searched + state.searched / 4;
+            let searches = state.company && state.shard.space.bytes() > state.searched + state.searched / 4;
             if !state.tidying && (adopts || searches) {
                 state.tidying = true;
                 if adopts {
@@ -161,10 +162,10 @@ impl Background {
                 self.tasks.begin(|io| async move {
                     if adopts {
                         // A failure is repeated by the next search.
-                        let _ = shard.adopt(&io, now_ms).await;
+                        let _ = shard.recovery.adopt(&io, now_ms).await;
                     }
                     if searches {
-                        shard.scavenge(&io).await;
+                        shard.recovery.scavenge(&io).await;
                     }
                     Ended::Tidied(n)
                 });
@@ -190,24 +191,24 @@ impl Background {
                 let ticked = ticked?;
                 let state = &mut self.shards[n];
                 (state.ticking, state.renewed) = (false, state.begun);
-                if let Mode::Alone(node) = state.shard.copies.mode()
+                if let Mode::Alone(node) = state.shard.reach.copies.mode()
                     && !state.alone
                 {
                     state.goes_on_alone(&self.store.name, node);
                 }
                 if !ticked.company {
                     let since = |at: Instant| at.duration_since(self.start).as_millis() as u64;
-                    state.shard.lease.renew(since(state.begun), since(now));
+                    state.shard.near.lease.renew(since(state.begun), since(now));
                 }
                 state.company |= ticked.company;
-                let waits = state.shard.heap.borrow().retired_bytes() > 0;
+                let waits = state.shard.space.heap.borrow().retired_bytes() > 0;
                 if matches!(ticked.turn, Turn::Mended | Turn::GivenUp) {
                     state.alone = ticked.turn == Turn::GivenUp;
                 }
                 // Others wait for this front end's epoch as it waits for theirs.
                 state.next = now
-                    + match state.shard.copies.mode() {
-                        Mode::Mending(_) if state.shard.copies.is_paused() => HURRIED,
+                    + match state.shard.reach.copies.mode() {
+                        Mode::Mending(_) if state.shard.reach.copies.is_paused() => HURRIED,
                         Mode::Mending(_) => BRISK,
                         _ if waits || ticked.advanced => BRISK,
                         _ => CALM,
@@ -232,8 +233,8 @@ impl Background {
             Ended::Tidied(n) => {
                 let state = &mut self.shards[n];
                 state.tidying = false;
-                state.searched = state.shard.bytes().max(1 << 20);
-                if state.shard.has_suspects() && state.adopt.is_none() {
+                state.searched = state.shard.space.bytes().max(1 << 20);
+                if state.shard.recovery.has_suspects() && state.adopt.is_none() {
                     state.adopt = Some(now + Duration::from_millis(2 * LEASE_MS + 500));
                 }
             }

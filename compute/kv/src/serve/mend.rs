@@ -109,7 +109,7 @@ impl Mender {
     /// Begins what is due.
     pub fn look(&mut self, now: Instant, drive: &mut Drive, tasks: &mut Schedule<Ended>) {
         for (n, state) in self.shards.iter_mut().enumerate() {
-            match state.shard.copies.mode() {
+            match state.shard.reach.copies.mode() {
                 Mode::Alone(stays) => state.look_alone(&self.config, n, stays, now, drive, tasks),
                 Mode::Mending(_) => {
                     if let (Some(_), Some((_, address))) = (state.alone.take(), &state.attached) {
@@ -122,10 +122,10 @@ impl Mender {
                     state.alone = None;
                     state.paused = None;
                     if let Some((_, address)) = state.attached.take() {
-                        let [first, other] = [state.shard.node, second];
+                        let [first, other] = [state.shard.reach.node, second];
                         drive.complete(first);
                         drive.complete(other);
-                        state.shard.nodes.replace([first, other].map(|node| drive.node(node).to_owned()));
+                        state.shard.reach.nodes.replace([first, other].map(|node| drive.node(node).to_owned()));
                         let name = &self.config.name;
                         eprintln!("farmem: store {name}: node {address} is filled; each key is at two nodes again");
                     }
@@ -137,7 +137,7 @@ impl Mender {
 
     /// Whether there is anything to look after soon.
     pub fn is_active(&self) -> bool {
-        self.shards.iter().any(|state| match state.shard.copies.mode() {
+        self.shards.iter().any(|state| match state.shard.reach.copies.mode() {
             Mode::Alone(_) => state.job.is_some() || state.attached.is_some() || !self.config.spares.is_empty(),
             Mode::Mending(_) => true,
             _ => state.attached.is_some(),
@@ -158,7 +158,7 @@ impl Mender {
             }
             Step::Asked(identity, address) => {
                 state.busy = false;
-                let pair = state.shard.copies.pair();
+                let pair = state.shard.reach.copies.pair();
                 let run = self.run;
                 match pair.stage() {
                     Stage::Mending => {
@@ -172,7 +172,7 @@ impl Mender {
                         state.tried += 1;
                         // Not 0, which says that a node was never filled.
                         let attempt = super::open::random().map_or(1, |random| random >> 9 | 1);
-                        let number = u64::from(Copies::other(match state.shard.copies.mode() {
+                        let number = u64::from(Copies::other(match state.shard.reach.copies.mode() {
                             Mode::Alone(stays) => stays,
                             _ => return,
                         }));
@@ -196,8 +196,8 @@ impl State {
         drive: &mut Drive,
         tasks: &mut Schedule<Ended>,
     ) {
-        let pair = self.shard.copies.pair();
-        let stagger = STAGGER * u32::from(self.shard.me.line);
+        let pair = self.shard.reach.copies.pair();
+        let stagger = STAGGER * u32::from(self.shard.reach.me.line);
         if self.alone.is_none() {
             (self.alone, self.next) = (Some(now), now + FIRST + stagger);
         }
@@ -216,7 +216,7 @@ impl State {
                         self.busy = true;
                         let shard = Rc::clone(&self.shard);
                         tasks.begin(|io| async move {
-                            Ended::Mend(n, Step::Begun(shard.begin_mending(&io, &address, attempt).await))
+                            Ended::Mend(n, Step::Begun(shard.mend.begin_mending(&io, &address, attempt).await))
                         });
                     }
                 }
@@ -237,7 +237,7 @@ impl State {
                 self.filling = true;
                 let shard = Rc::clone(&self.shard);
                 tasks.begin(|io| async move {
-                    shard.mend(&io, pair).await;
+                    shard.mend.mend(&io, pair).await;
                     Ended::Mend(n, Step::Filled)
                 });
             }
@@ -263,20 +263,20 @@ impl State {
         let shard = Rc::clone(&self.shard);
         tasks.begin(|io: Io| async move {
             let identity = crate::layout::word(&io.read(on(stays, IDENTITY), 8).await, 0);
-            let address = shard.spare(&io).await;
+            let address = shard.mend.spare(&io).await;
             Ended::Mend(n, Step::Asked(identity, address))
         });
     }
 
     /// Takes part, and tries to end it.
     fn look_mending(&mut self, n: usize, now: Instant, tasks: &mut Schedule<Ended>) {
-        let paused = self.shard.copies.is_paused();
+        let paused = self.shard.reach.copies.is_paused();
         self.paused = if paused { self.paused.or(Some(now)) } else { None };
         if self.busy || now < self.next {
             return;
         }
         let late = self.paused.is_some_and(|since| now.duration_since(since) > LONGEST_PAUSE);
-        let over = self.shard.copies.has_failed() || late;
+        let over = self.shard.reach.copies.has_failed() || late;
         if paused && !over {
             return;
         }
@@ -284,8 +284,8 @@ impl State {
         let shard = Rc::clone(&self.shard);
         tasks.begin(|io| async move {
             match over {
-                true => shard.give_up(&io).await,
-                false => drop(shard.finish_mending(&io).await),
+                true => shard.mend.give_up(&io).await,
+                false => drop(shard.mend.finish_mending(&io).await),
             }
             Ended::Mend(n, Step::Turned)
         });

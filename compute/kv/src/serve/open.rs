@@ -195,7 +195,8 @@ pub(crate) fn join(config: &Config) -> Result<Opened, Failed> {
 /// Joins a store again that has shut this front end out. `None`: it is another store by now.
 pub(crate) fn join_anew(config: &Config, before: &[Rc<Shard>]) -> Option<Opened> {
     let (_, seen) = open(config, false, connect(config, false, DOUBT).ok()?).ok()?;
-    let same = |(old, new): (&Rc<Shard>, &Rc<Shard>)| old.secret == new.secret && old.root == new.root;
+    let same =
+        |(old, new): (&Rc<Shard>, &Rc<Shard>)| old.reach.secret == new.reach.secret && old.reach.root == new.reach.root;
     if seen.len() != before.len() || !before.iter().zip(&seen).all(same) {
         return None;
     }
@@ -343,16 +344,17 @@ fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed>
             false => alone(&mut drive, |io| opening.look(io))?,
         };
         let shard = opened.map_err(refused)?;
-        shard.nodes.replace([node, node ^ 1].map(|node| drive.node(node).to_owned()));
-        shard.limit.set(config.maxmemory.map_or(u64::MAX, |most| most / count as u64));
+        shard.reach.nodes.replace([node, node ^ 1].map(|node| drive.node(node).to_owned()));
+        shard.space.limit.set(config.maxmemory.map_or(u64::MAX, |most| most / count as u64));
         shards.push(Rc::new(shard));
     }
     if join {
         // Nothing is changed before the others know that they are not alone.
         let all = shards.clone();
         let awaited = alone(&mut drive, |io| async move {
-            let each =
-                all.iter().map(|shard| -> Pin<Box<dyn Future<Output = _> + '_>> { Box::pin(shard.await_others(&io)) });
+            let each = all
+                .iter()
+                .map(|shard| -> Pin<Box<dyn Future<Output = _> + '_>> { Box::pin(shard.members.await_others(&io)) });
             crate::task::join(each.collect()).await
         })?;
         awaited.into_iter().collect::<Result<Vec<()>, _>>().map_err(|_| Failed::ShutOut)?;
@@ -398,10 +400,10 @@ pub fn go_alone(config: &Config) -> Result<Vec<String>, Failed> {
 
 /// The addresses of the nodes that have a shard.
 pub(crate) fn nodes_of(drive: &Drive, shard: &Shard) -> String {
-    match shard.copies.mode() {
-        Mode::Single => drive.node(shard.node).to_owned(),
+    match shard.reach.copies.mode() {
+        Mode::Single => drive.node(shard.reach.node).to_owned(),
         Mode::Alone(node) | Mode::Mending(node) => drive.node(node).to_owned(),
-        Mode::Both(second) => format!("{} and {}", drive.node(shard.node), drive.node(second)),
+        Mode::Both(second) => format!("{} and {}", drive.node(shard.reach.node), drive.node(second)),
     }
 }
 
@@ -417,7 +419,7 @@ pub fn check(config: &Config) -> Result<Vec<(String, Count)>, Failed> {
         // A real problem shows in two counts in a row.
         let count = loop {
             let looked = Rc::clone(shard);
-            let mut count = alone(&mut drive, |io| async move { looked.count(&io).await })?;
+            let mut count = alone(&mut drive, |io| async move { looked.recovery.count(&io).await })?;
             match last {
                 Some(before) => {
                     count.problems.retain(|problem| before.problems.contains(problem));

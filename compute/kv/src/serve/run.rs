@@ -141,7 +141,7 @@ impl<'a> Server<'a> {
         tell: Tell,
     ) -> Result<Server<'a>, Failed> {
         let (start, now_ms) = (Instant::now(), wall_ms());
-        shards.iter().for_each(|shard| shard.now_ms.set(now_ms));
+        shards.iter().for_each(|shard| shard.space.now_ms.set(now_ms));
         let store = Rc::new(Store::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
         let first = listeners.first().and_then(|listener| listener.local_addr().ok());
         let front = Front {
@@ -196,7 +196,7 @@ impl<'a> Server<'a> {
     /// Leaves the store in good order.
     fn leave(self) -> Result<(), Failed> {
         for shard in self.front.store.shards.clone() {
-            alone(&mut self.drive.borrow_mut(), |io| async move { shard.leave(&io).await })?;
+            alone(&mut self.drive.borrow_mut(), |io| async move { shard.members.leave(&io).await })?;
         }
         Ok(())
     }

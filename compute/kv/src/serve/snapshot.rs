@@ -118,7 +118,7 @@ fn with_store<T: 'static, F: Future<Output = T> + 'static>(
     store.set_now_ms(wall_ms());
     let done = alone(&mut drive, |io| operation(io, Rc::clone(&store)))?;
     for shard in store.shards.clone() {
-        alone(&mut drive, |io| async move { shard.leave(&io).await })?;
+        alone(&mut drive, |io| async move { shard.members.leave(&io).await })?;
     }
     Ok(done)
 }
@@ -143,7 +143,7 @@ impl Alive {
         *self.next.borrow_mut() = now + TICK;
         store.set_now_ms(wall_ms());
         for shard in &store.shards {
-            shard.tick(io, now.duration_since(self.start).as_millis() as u64).await?;
+            shard.members.tick(io, now.duration_since(self.start).as_millis() as u64).await?;
         }
         Ok(())
     }
@@ -172,7 +172,7 @@ async fn each(io: &Io, store: &Store, mut see: impl FnMut(&Object) -> Result<(),
 async fn entire(io: &Io, store: &Store, found: Found, alive: &Alive) -> Result<Object, Trouble> {
     let key = found.object.key().to_vec();
     let mut value = Value { kind: Type::String, expiry: found.object.expiry(), bytes: Vec::new() };
-    let mut reader = Extents::new(Rc::clone(store.shard(&key)), &found, 0, u64::MAX)?;
+    let mut reader = Extents::new(Rc::clone(&store.shard(&key).reach), &found, 0, u64::MAX)?;
     while let Some(bytes) = reader.next(io).await? {
         value.bytes.extend_from_slice(&bytes);
         alive.show(io, store).await?;

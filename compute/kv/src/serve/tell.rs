@@ -34,8 +34,8 @@ pub(super) fn counters(front: &Front) -> Counters {
         commands: figures.commands.get(),
         hits: figures.hits.get(),
         misses: figures.misses.get(),
-        verbs: sum(|shard| shard.counters.verbs.get()),
-        trips: sum(|shard| shard.counters.trips.get()),
-        bytes: sum(Shard::bytes),
+        verbs: sum(|shard| shard.reach.counters.verbs.get()),
+        trips: sum(|shard| shard.reach.counters.trips.get()),
+        bytes: sum(|shard| shard.space.bytes()),
     }
 }

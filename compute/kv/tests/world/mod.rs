@@ -190,8 +190,8 @@ impl Memory {
         };
         let (shards, root_word, secret) = (1, ROOT_WORDS, 77);
         let opening = Opening { node: 0, number: 0, mode, shards, root_word, secret, geometry, local, tag };
-        let mut shard = self.run(Task::new(|io| opening.join(io))).expect("a store");
-        shard.rules = rules;
+        let shard = self.run(Task::new(|io| opening.join(io))).expect("a store");
+        shard.reach.rules.set(rules);
         Rc::new(shard)
     }
 }

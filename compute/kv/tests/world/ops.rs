@@ -31,19 +31,21 @@ pub fn number(bytes: &[u8]) -> u64 {
 
 pub async fn perform(shard: Rc<Shard>, io: Io, key: Vec<u8>, op: Op) -> Result<Step, Trouble> {
     Ok(match op {
-        Op::Get => Step::Get(shard.find(&io, &key).await?.map(|found| number(found.object.value()))),
+        Op::Get => Step::Get(shard.index.find(&io, &key).await?.map(|found| number(found.object.value()))),
         Op::Set(n) => {
-            shard.put(&io, &key, &value(n)).await?;
+            shard.index.put(&io, &key, &value(n)).await?;
             Step::Set(n)
         }
-        Op::SetIfAbsent(n) => Step::SetIfAbsent(n, matches!(shard.insert(&io, &key, &value(n)).await?, Inserted::Done)),
-        Op::Delete => Step::Delete(Some(!matches!(shard.remove(&io, &key).await?, Removed::Absent))),
+        Op::SetIfAbsent(n) => {
+            Step::SetIfAbsent(n, matches!(shard.index.insert(&io, &key, &value(n)).await?, Inserted::Done))
+        }
+        Op::Delete => Step::Delete(Some(!matches!(shard.index.remove(&io, &key).await?, Removed::Absent))),
         Op::Add => loop {
-            let found = shard.find(&io, &key).await?;
+            let found = shard.index.find(&io, &key).await?;
             let sum = found.as_ref().map_or(0, |found| number(found.object.value())) + 1;
             let done = match found {
-                Some(found) => shard.replace(&io, &key, &found, Some(&value(sum))).await?,
-                None => matches!(shard.insert(&io, &key, &value(sum)).await?, Inserted::Done),
+                Some(found) => shard.index.replace(&io, &key, &found, Some(&value(sum))).await?,
+                None => matches!(shard.index.insert(&io, &key, &value(sum)).await?, Inserted::Done),
             };
             if done {
                 break Step::Add(1, Some(sum));

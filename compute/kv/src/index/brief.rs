@@ -1,9 +1,9 @@
 //! Objects without their values, for those who look for keys: an evictor, and the sweep for ended
 //! ones. A block of 64 KiB costs as little as a small value then.
 
+use super::Index;
 use crate::layout::{Hash, Slot, class_bytes, word};
 use crate::object::{HEADER, Object, Type, Value};
-use crate::shard::Shard;
 use crate::task::{Answer, Io, Verb};
 
 /// Bytes that are read of an object at first. Few keys are longer.
@@ -20,7 +20,7 @@ fn of(bytes: &[u8]) -> Option<Object> {
     (hash.0 == word(bytes, 1)).then(|| Object::new(hash, key, &value, 0, written_s))
 }
 
-impl Shard {
+impl Index {
     /// Objects by their slots, without their values. `None`: an object is not what its slot refers
     /// to.
     pub(crate) async fn briefs(&self, io: &Io, slots: &[Slot]) -> Vec<Option<Object>> {
@@ -28,8 +28,8 @@ impl Shard {
             return Vec::new();
         }
         let first =
-            |slot: &Slot| Verb::Read { at: slot.at(self.node), len: class_bytes(slot.class()).min(FIRST) as u32 };
-        let answers = self.verbs(io, slots.iter().map(first).collect()).await;
+            |slot: &Slot| Verb::Read { at: slot.at(self.reach.node), len: class_bytes(slot.class()).min(FIRST) as u32 };
+        let answers = self.reach.verbs(io, slots.iter().map(first).collect()).await;
         let mut objects = Vec::with_capacity(slots.len());
         for (slot, answer) in slots.iter().zip(answers) {
             let brief = if let Answer::Bytes(bytes) = answer { of(&bytes) } else { None };

@@ -1,0 +1,174 @@
+//! INSERT: a key's first slot. The module above says why a pending slot makes sure that there is no
+//! second one.
+
+use super::{Found, Index, Known, Seen, Slots};
+use crate::layout::{At, Hash, SLOTS, Slot};
+use crate::lease::Writing;
+use crate::object::{self, Object, Value};
+use crate::rules::Bug;
+use crate::shard::{ATTEMPTS, Trouble};
+use crate::space::Section;
+use crate::task::{Answer, Io, Verb};
+use std::rc::Rc;
+
+/// An object that is to be linked.
+struct Made<'a> {
+    object: &'a Object,
+    at: At,
+    slot: Slot,
+    writing: &'a Writing,
+}
+
+/// How an insert ended.
+#[derive(Debug)]
+pub enum Inserted {
+    /// The key is there now.
+    Done,
+    /// It was there already.
+    Exists(Found),
+}
+
+impl Index {
+    /// Stores the value if the key is absent: three round trips.
+    pub async fn insert(self: &Rc<Index>, io: &Io, key: &[u8], value: &Value) -> Result<Inserted, Trouble> {
+        let (hash, section) = (Hash::of(key), self.space.section());
+        let writing = self.near.writing(Some(hash));
+        let held = self.space.hold(io, object::len(key, &value.bytes)).await?;
+        let (object, slot) = self.space.made(hash, key, value, &held);
+        let made = Made { object: &object, at: held.at, slot, writing: &writing };
+        let ended = Box::pin(self.insert_slot(io, key, hash, made, section)).await;
+        match ended {
+            Ok(Inserted::Done) => self.space.linked(held.at, hash, value),
+            // Whether the slot is there is not known: the place stays held.
+            Err(Trouble::Unsettled) => {}
+            Ok(Inserted::Exists(_)) | Err(_) => self.space.heap.borrow_mut().give_back(held.at),
+        }
+        ended
+    }
+
+    async fn insert_slot(
+        self: &Rc<Index>,
+        io: &Io,
+        key: &[u8],
+        hash: Hash,
+        made: Made<'_>,
+        section: Section,
+    ) -> Result<Inserted, Trouble> {
+        let (slot, era) = (made.slot, self.near.lease.era());
+        let mut write = Some(Verb::Write { at: made.at, bytes: Rc::clone(made.object.bytes()) });
+        for attempt in 0..ATTEMPTS {
+            self.hesitate(io, attempt).await?;
+            let table = self.trie.borrow().table(hash);
+            let batch = write.take().into_iter().chain(self.bucket_verbs(table, hash)).collect();
+            let answers = self.reach.verbs(io, batch).await;
+            let slots = self.slots(table, hash, &answers);
+            let others = match self.look(io, key, hash, table, &slots).await {
+                Seen::Key(slot_at, slot, object) => {
+                    return Ok(Inserted::Exists(Found { slot_at, slot, object, table, section }));
+                }
+                Seen::Absent(others) => others,
+                Seen::Again => continue,
+            };
+            let frozen = slots.iter().any(|(_, slot)| slot.is_frozen());
+            let Some(at) = empty(&slots).filter(|_| !frozen) else {
+                self.split(io, table, hash).await?;
+                continue;
+            };
+            let mut batch = vec![Verb::Cas { at, old: 0, new: slot.pending().0 }];
+            batch.extend(self.bucket_verbs(table, hash));
+            let mut answers = self.reach.verbs(io, batch).await;
+            let first = std::mem::replace(&mut answers[0], Answer::Done);
+            match self.reach.settle(io, at, 0, slot.pending().0, first).await {
+                // Readers pass over a pending slot, so it may be there or not.
+                Err(Trouble::Unsettled) | Ok(Err(_)) => continue,
+                Err(trouble) => return Err(trouble),
+                Ok(Ok(())) => {}
+            }
+            let slots = self.slots(table, hash, &answers);
+            if !self.alone(io, key, hash, at, &slots, &others).await? {
+                self.withdraw(io, at, slot).await?;
+                self.cool(io, attempt).await;
+                continue;
+            }
+            match self.reach.swap(io, at, slot.pending().0, slot.0).await? {
+                Ok(()) => {
+                    let (len, expiry) = (made.object.len(), made.object.expiry().unwrap_or(0));
+                    let known = Known { table, slot_at: at, slot, len, expiry, epoch: section.epoch, era };
+                    self.near.remember_written(key, hash, known, Some(made.object), made.writing);
+                    return Ok(Inserted::Done);
+                }
+                // Undone by another insert of this key, or frozen.
+                Err(_) => self.cool(io, attempt).await,
+            }
+        }
+        Err(Trouble::Corrupt)
+    }
+
+    /// Waits before another attempt, each front end for another time. Else two equally quick
+    /// inserts of a key could undo each other for ever.
+    async fn cool(&self, io: &Io, attempt: u32) {
+        if attempt > 2 {
+            io.pause((u32::from(self.reach.me.line) + attempt) % 7).await;
+        }
+    }
+
+    /// Whether this insert is the only one of its key. `slots` were read behind its pending slot.
+    async fn alone(
+        self: &Rc<Index>,
+        io: &Io,
+        key: &[u8],
+        hash: Hash,
+        ours: At,
+        slots: &Slots,
+        others: &Slots,
+    ) -> Result<bool, Trouble> {
+        if self.reach.rules.get().broken(Bug::CommitUnchecked) {
+            return Ok(true);
+        }
+        let mut new = Vec::new();
+        for &(at, slot) in slots.iter().filter(|(at, _)| *at != ours) {
+            if !slot.is_used() || slot.fingerprint() != hash.fingerprint() || others.contains(&(at, slot)) {
+                continue;
+            }
+            if slot.is_frozen() {
+                return Ok(false);
+            }
+            if !slot.is_pending() {
+                new.push(slot);
+                continue;
+            }
+            if self.reach.rules.get().broken(Bug::SparePending) {
+                continue;
+            }
+            // It may be another key's, which does no harm. Undone, its insert begins again and
+            // sees ours.
+            if let Err(found) = self.reach.swap(io, at, slot.0, 0).await? {
+                let found = Slot(found);
+                if found.is_frozen() {
+                    return Ok(false);
+                }
+                if found.is_used() {
+                    new.push(found);
+                }
+            }
+        }
+        let objects = self.objects(io, &new).await;
+        Ok(objects.iter().all(|object| object.as_ref().is_some_and(|object| object.key() != key)))
+    }
+
+    /// Takes a pending slot back. If it was frozen meanwhile, the split leaves it out.
+    async fn withdraw(&self, io: &Io, at: At, slot: Slot) -> Result<(), Trouble> {
+        match self.reach.swap(io, at, slot.pending().0, 0).await {
+            Err(Trouble::Unsettled) | Ok(_) => Ok(()),
+            Err(trouble) => Err(trouble),
+        }
+    }
+}
+
+/// An empty slot of the emptier bucket.
+fn empty(slots: &Slots) -> Option<At> {
+    let (first, second) = slots.split_at(slots.len().min(SLOTS));
+    let free = |bucket: &[(At, Slot)]| bucket.iter().filter(|(_, slot)| slot.0 == 0).count();
+    let fuller_last = if free(first) >= free(second) { [first, second] } else { [second, first] };
+    fuller_last.into_iter().flatten().find(|(_, slot)| slot.0 == 0).map(|&(at, _)| at)
+}

@@ -1,0 +1,201 @@
+//! A front end's places for objects in one shard, and the epochs that say when a place is used again.
+
+use crate::copies::Phase;
+use crate::heap::{Heap, Held};
+use crate::layout::{At, Hash, Kind, MAX_OBJECT, Owner, Slot, class_of};
+use crate::long::List;
+use crate::object::{Object, Type, Value};
+use crate::reach::Reach;
+use crate::rules::Bug;
+use crate::shard::Trouble;
+use crate::task::{Answer, Io, Verb};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Epochs, as far as they matter to this front end.
+#[derive(Debug, Default)]
+pub(crate) struct Epochs {
+    /// The store's, as last read.
+    pub now: u64,
+    /// Operations under way, by the epoch in which they began.
+    pub under_way: BTreeMap<u64, u32>,
+}
+
+/// One front end's memory in one shard.
+#[derive(Debug)]
+pub struct Space {
+    pub(crate) reach: Rc<Reach>,
+    /// Milliseconds since 1970; the driver keeps it.
+    pub now_ms: Cell<u64>,
+    /// Bytes of pieces that all front ends together may hold.
+    pub limit: Cell<u64>,
+    /// Bytes of pieces that the others held when they last said so.
+    pub others: Cell<u64>,
+    /// Bytes of an object at most, and of an extent. Longer strings are long values.
+    pub longest: Cell<u64>,
+    pub(crate) heap: RefCell<Heap>,
+    pub(crate) epochs: RefCell<Epochs>,
+}
+
+/// An operation under way: what it has seen is not reused before it ends.
+#[derive(Debug)]
+pub struct Section {
+    space: Rc<Space>,
+    /// The epoch in which it began.
+    pub epoch: u64,
+    phase: usize,
+}
+
+impl Drop for Section {
+    fn drop(&mut self) {
+        self.space.reach.copies.leave(self.phase);
+        let mut epochs = self.space.epochs.borrow_mut();
+        if let Some(count) = epochs.under_way.get_mut(&self.epoch) {
+            *count -= 1;
+            if *count == 0 {
+                epochs.under_way.remove(&self.epoch);
+            }
+        }
+    }
+}
+
+impl Space {
+    pub(crate) fn new(reach: &Rc<Reach>) -> Space {
+        Space {
+            reach: Rc::clone(reach),
+            now_ms: Cell::new(0),
+            limit: Cell::new(u64::MAX),
+            others: Cell::new(0),
+            longest: Cell::new(MAX_OBJECT),
+            heap: RefCell::default(),
+            epochs: RefCell::default(),
+        }
+    }
+
+    /// Begins an operation.
+    pub fn section(self: &Rc<Space>) -> Section {
+        let mut epochs = self.epochs.borrow_mut();
+        let epoch = epochs.now;
+        *epochs.under_way.entry(epoch).or_default() += 1;
+        Section { space: Rc::clone(self), epoch, phase: self.reach.copies.enter() }
+    }
+
+    /// Holds a place for an object of `bytes`.
+    pub(crate) async fn hold(&self, io: &Io, bytes: u64) -> Result<Held, Trouble> {
+        if bytes > MAX_OBJECT {
+            return Err(Trouble::TooLarge);
+        }
+        self.hold_class(io, class_of(bytes), bytes).await
+    }
+
+    /// Holds a place of this class.
+    pub(crate) async fn hold_class(&self, io: &Io, class: u8, bytes: u64) -> Result<Held, Trouble> {
+        self.heap.borrow_mut().reap(self.epochs.borrow().now);
+        if let Some(held) = self.heap.borrow_mut().take(class, bytes) {
+            return Ok(held);
+        }
+        Box::pin(self.hold_more(io, class, bytes)).await
+    }
+
+    /// [`Space::hold`] when no place is free.
+    async fn hold_more(&self, io: &Io, class: u8, bytes: u64) -> Result<Held, Trouble> {
+        // Not every caller has a section.
+        let _phase = Phase::new(&self.reach.copies);
+        loop {
+            if let Some(held) = self.heap.borrow_mut().take(class, bytes) {
+                return Ok(held);
+            }
+            let wanted = self.heap.borrow().piece_for(class, bytes);
+            let smallest = Heap::default().piece_for(class, bytes);
+            let mut taken = None;
+            for size in [wanted, smallest] {
+                taken = self.claim(io, Kind::Objects, class, size).await;
+                if taken.is_some() {
+                    break;
+                }
+            }
+            let (at, size) = taken.ok_or(Trouble::Full)?;
+            self.heap.borrow_mut().add(at, size, class);
+        }
+    }
+
+    /// Takes a piece from the node and writes down whose it is.
+    async fn claim(&self, io: &Io, kind: Kind, class: u8, bytes: u32) -> Option<(At, u32)> {
+        if self.heap.borrow().bytes() + self.others.get() + u64::from(bytes) > self.limit.get() {
+            return None;
+        }
+        let node = self.reach.node;
+        let Some(Answer::Place(at)) = self.reach.verbs(io, vec![Verb::Alloc { node, bytes }]).await.pop() else {
+            return None;
+        };
+        let words = [self.reach.owner(kind, class).word(self.reach.secret, at), Owner::second(self.reach.secret, at)];
+        self.reach.verbs(io, vec![Verb::Write { at, bytes: Rc::new(words.map(u64::to_le_bytes).concat()) }]).await;
+        Some((at, bytes))
+    }
+
+    /// Gives pieces of which nothing is used back to the node.
+    pub async fn trim(&self, io: &Io) {
+        loop {
+            let spare = self.heap.borrow_mut().spare();
+            let Some((at, _)) = spare else { return };
+            self.reach.release(io, at).await;
+        }
+    }
+
+    /// The object for a value, and its slot.
+    pub(crate) fn made(&self, hash: Hash, key: &[u8], value: &Value, held: &Held) -> (Object, Slot) {
+        let object = Object::new(hash, key, value, held.version, (self.now_ms.get() / 1000) as u32);
+        if value.kind == Type::Long
+            && let Some(list) = List::decode(&value.bytes, self.reach.node)
+        {
+            let extents = list.extents.iter().map(|extent| extent.at);
+            self.heap.borrow_mut().lists(held.at, list.number, hash.0, extents);
+        }
+        (object, Slot::new(hash.fingerprint(), held.class, held.version, held.at))
+    }
+
+    /// The object is in the index now.
+    pub(crate) fn linked(&self, at: At, hash: Hash, value: &Value) {
+        let mut heap = self.heap.borrow_mut();
+        heap.linked(at, hash.0);
+        if value.kind == Type::Long {
+            heap.linked_list(at);
+        }
+    }
+
+    /// The slot's object is not in the index any more.
+    pub(crate) fn retire(&self, slot: Slot) {
+        self.retire_for(slot, None, None);
+    }
+
+    /// [`Space::retire`] of an object that `new` has replaced. Of a long value the extents go, too,
+    /// unless `new` lists the same. `old`: the long value's number, if the caller knows it.
+    pub(crate) fn retire_for(&self, slot: Slot, old: Option<u64>, new: Option<u64>) {
+        // The store's epoch may be one ahead of what was read.
+        let epoch = self.epochs.borrow().now + 1;
+        let mut heap = self.heap.borrow_mut();
+        let listed = heap.retire(slot.at(self.reach.node), epoch).or(old);
+        if let Some(number) = listed.filter(|_| listed != new) {
+            heap.retire_long(number, epoch);
+        }
+        if self.reach.rules.get().broken(Bug::ReuseAtOnce) {
+            heap.reap(u64::MAX);
+        }
+    }
+
+    /// Bytes of pieces that this front end holds.
+    pub fn bytes(&self) -> u64 {
+        self.heap.borrow().bytes()
+    }
+
+    /// Bytes that wait for the epoch.
+    pub fn retired_bytes(&self) -> u64 {
+        self.heap.borrow().retired_bytes()
+    }
+
+    /// The epoch as last read.
+    pub fn epoch(&self) -> u64 {
+        self.epochs.borrow().now
+    }
+}
