@@ -3,10 +3,10 @@
 
 use crate::blocks::{self, Block};
 use crate::embedded::{Bytes, Store};
+use crate::keyspace::{self, Change, Cursor};
 use crate::object::{Object, Type, Value};
 use crate::serve::Failed;
 use crate::shard::Trouble;
-use crate::store::{self, Change, Cursor};
 use crate::task::{self, Io};
 use std::future::Future;
 use std::pin::Pin;
@@ -155,7 +155,7 @@ impl Store {
         &mut self,
         ops: Vec<O>,
         bytes: impl Fn(&O) -> usize,
-        start: impl Fn(Rc<store::Store>, Io, O) -> F,
+        start: impl Fn(Rc<keyspace::Keyspace>, Io, O) -> F,
     ) -> Result<Vec<Result<T, Failed>>, Failed> {
         let (mut outcomes, mut ops) = (Vec::with_capacity(ops.len()), ops.into_iter().peekable());
         while ops.peek().is_some() {
@@ -214,7 +214,7 @@ impl Act {
     }
 }
 
-async fn carried_out(store: Rc<store::Store>, io: Io, Op { key, act }: Op) -> Ended {
+async fn carried_out(store: Rc<keyspace::Keyspace>, io: Io, Op { key, act }: Op) -> Ended {
     Ok(match act {
         Act::Get => match get(&store, &io, &key).await {
             Ok(Some(object)) if object.kind() != Type::String => return Err(Failed::WrongType),
@@ -252,7 +252,7 @@ async fn carried_out(store: Rc<store::Store>, io: Io, Op { key, act }: Op) -> En
 }
 
 /// The key's object, from the near cache if that is allowed.
-pub(crate) async fn get(store: &store::Store, io: &Io, key: &[u8]) -> Result<Option<Object>, Trouble> {
+pub(crate) async fn get(store: &keyspace::Keyspace, io: &Io, key: &[u8]) -> Result<Option<Object>, Trouble> {
     match store.near(key) {
         Some(object) if object.kind() != Type::Long => Ok(Some(object)),
         _ => match store.get(io, key).await? {
@@ -264,7 +264,7 @@ pub(crate) async fn get(store: &store::Store, io: &Io, key: &[u8]) -> Result<Opt
 
 /// Stores a string if there is no such key.
 pub(crate) async fn put_new(
-    store: &store::Store,
+    store: &keyspace::Keyspace,
     io: &Io,
     key: &[u8],
     value: Vec<u8>,

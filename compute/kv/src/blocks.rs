@@ -18,10 +18,10 @@
 
 use crate::batch::{Outcome, get, put_new};
 use crate::embedded::Bytes;
+use crate::keyspace::Keyspace;
 use crate::layout::PIECE_HEADER;
 use crate::object::{Object, Type, Value};
 use crate::shard::Trouble;
-use crate::store::Store;
 use crate::task::{Io, join};
 use std::future::Future;
 use std::pin::Pin;
@@ -148,14 +148,14 @@ async fn all<T>(operations: impl Iterator<Item = impl Future<Output = Result<T, 
     join(each.collect()).await.into_iter().collect()
 }
 
-async fn remove_parts(store: &Store, io: &Io, head: &Head, key: &[u8]) -> Result<(), Trouble> {
+async fn remove_parts(store: &Keyspace, io: &Io, head: &Head, key: &[u8]) -> Result<(), Trouble> {
     let keys: Vec<Vec<u8>> = (0..head.parts.len()).map(|n| head.part(n, key)).collect();
     all(keys.iter().map(|part| store.remove(io, part))).await.map(drop)
 }
 
 /// Stores a block if there is none of this key.
 pub(crate) async fn put(
-    store: &Store,
+    store: &Keyspace,
     io: &Io,
     key: &[u8],
     block: Vec<u8>,
@@ -189,7 +189,7 @@ pub(crate) async fn put(
 }
 
 /// A block, if all of it is there.
-pub(crate) async fn find(store: &Store, io: &Io, key: &[u8]) -> Result<Outcome, Trouble> {
+pub(crate) async fn find(store: &Keyspace, io: &Io, key: &[u8]) -> Result<Outcome, Trouble> {
     let at = prefixed(HEAD, key);
     let Some(object) = get(store, io, &at).await? else { return Ok(Outcome::Absent) };
     let head = Head::of(&object)?;
@@ -208,7 +208,7 @@ pub(crate) async fn find(store: &Store, io: &Io, key: &[u8]) -> Result<Outcome, 
 }
 
 /// Takes this very block out; whether it was there.
-async fn take_out(store: &Store, io: &Io, at: &[u8], key: &[u8], head: &Head) -> Result<bool, Trouble> {
+async fn take_out(store: &Keyspace, io: &Io, at: &[u8], key: &[u8], head: &Head) -> Result<bool, Trouble> {
     let same = |there: &Object| Head::of(there).is_ok_and(|there| there.nonce == head.nonce);
     let taken = store.remove_if(io, at, same).await?;
     remove_parts(store, io, head, key).await?;
@@ -216,7 +216,7 @@ async fn take_out(store: &Store, io: &Io, at: &[u8], key: &[u8], head: &Head) ->
 }
 
 /// Takes a block out, pinned or not.
-pub(crate) async fn remove(store: &Store, io: &Io, key: &[u8]) -> Result<Outcome, Trouble> {
+pub(crate) async fn remove(store: &Keyspace, io: &Io, key: &[u8]) -> Result<Outcome, Trouble> {
     let at = prefixed(HEAD, key);
     let Some(object) = get(store, io, &at).await? else { return Ok(Outcome::Absent) };
     let taken = take_out(store, io, &at, key, &Head::of(&object)?).await?;
@@ -224,13 +224,13 @@ pub(crate) async fn remove(store: &Store, io: &Io, key: &[u8]) -> Result<Outcome
 }
 
 /// Whether there is such a block, by its head: a part may have been evicted.
-pub(crate) async fn look(store: &Store, io: &Io, key: &[u8]) -> Result<Outcome, Trouble> {
+pub(crate) async fn look(store: &Keyspace, io: &Io, key: &[u8]) -> Result<Outcome, Trouble> {
     let Some(object) = get(store, io, &prefixed(HEAD, key)).await? else { return Ok(Outcome::Absent) };
     Ok(Outcome::Length(Head::of(&object)?.len(&object) as u64, object.expiry()))
 }
 
 /// Keeps a block from being evicted until a moment, or no longer.
-pub(crate) async fn pin(store: &Store, io: &Io, key: &[u8], until: Option<u64>) -> Result<Outcome, Trouble> {
+pub(crate) async fn pin(store: &Keyspace, io: &Io, key: &[u8], until: Option<u64>) -> Result<Outcome, Trouble> {
     let pin = prefixed(PIN, key);
     if until.is_some() {
         store.put(io, &pin, &Value { kind: Type::String, expiry: until, bytes: Vec::new() }).await?;
@@ -243,7 +243,7 @@ pub(crate) async fn pin(store: &Store, io: &Io, key: &[u8], until: Option<u64>) 
 }
 
 /// Whether a key that would be evicted is spared: a pin, or what a pin is for.
-pub(crate) async fn is_pinned(store: &Store, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
+pub(crate) async fn is_pinned(store: &Keyspace, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
     match block_of(key) {
         Some((_, block)) => Ok(store.find(io, &prefixed(PIN, block)).await?.is_some()),
         None => Ok(key.starts_with(PIN)),
@@ -260,7 +260,7 @@ fn block_of(key: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
 }
 
 /// Takes out what a key stands for: the whole of a block. Whether there was anything.
-pub(crate) async fn evict(store: &Store, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
+pub(crate) async fn evict(store: &Keyspace, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
     if let Some((nonce, block)) = block_of(key) {
         let at = prefixed(HEAD, block);
         if let Some(head) = store.find(io, &at).await?.and_then(|found| Head::of(&found.object).ok())

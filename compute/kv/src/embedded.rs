@@ -17,11 +17,11 @@
 //! out by the others. Its next call joins the store again.
 
 use crate::drive::{Direct, Drive};
+use crate::keyspace::{self, Change};
 use crate::object::{Object, Type, Value};
 use crate::serve::background::Background;
 use crate::serve::open::{self, Clients, Config, Failed, Opened, random, wall_ms};
 use crate::shard::Trouble;
-use crate::store::{self, Change};
 use crate::task::{Ask, AtOnce, Io, Task};
 use farmem::Transport;
 use std::cell::RefCell;
@@ -68,7 +68,7 @@ pub struct Store {
     config: Config,
     drive: Rc<RefCell<Drive>>,
     at_once: Rc<dyn AtOnce>,
-    pub(crate) inner: Rc<store::Store>,
+    pub(crate) inner: Rc<keyspace::Keyspace>,
     background: Background,
     /// From which its clock counts.
     start: Instant,
@@ -114,7 +114,8 @@ impl Store {
 
     fn with(config: &Config, (drive, shards): Opened) -> Result<Store, Failed> {
         let (start, now_ms) = (Instant::now(), wall_ms());
-        let inner = Rc::new(store::Store::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
+        let inner =
+            Rc::new(keyspace::Keyspace::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
         inner.set_now_ms(now_ms);
         let background = Background::new(config, drive.run(), &inner, start);
         let drive = Rc::new(RefCell::new(drive));
@@ -284,7 +285,7 @@ impl Store {
     /// Carries out an operation, and meanwhile what is due beside it.
     pub(crate) fn run<T: 'static, F: Future<Output = Result<T, Trouble>> + 'static>(
         &mut self,
-        operation: impl FnOnce(Rc<store::Store>, Io) -> F,
+        operation: impl FnOnce(Rc<keyspace::Keyspace>, Io) -> F,
     ) -> Result<T, Failed> {
         let store = Rc::clone(&self.inner);
         let outcome = self.carry_out(Task::with(Some(Rc::clone(&self.at_once)), |io| operation(store, io)));

@@ -1,9 +1,9 @@
 //! A key-value store on disaggregated memory that redis clients can use.
 //!
 //! ```text
-//!  redis client ── RESP ──► serve ─► command ─► Store ─► Shard: index, heap, members   (pure: steps, no I/O)
-//!                             │                            │ verbs
-//!                             └────────── drive ◄──────────┘
+//!  redis client ── RESP ──► serve ─► command ─► Keyspace ─► Shard: index, heap, members   (pure: steps, no I/O)
+//!                             │                               │ verbs
+//!                             └─────────── drive ◄────────────┘
 //!                                           │ READ, WRITE, CAS on a region of the nodes' memory
 //!                                           ▼
 //!                                       farmem node, unaware of keys
@@ -18,7 +18,7 @@
 //! * [`long`]: strings in several pieces.
 //! * [`shard`]: the protocol on one node's memory, in parts: [`reach`], [`space`] with its [`heap`],
 //!   [`near`] with its [`lease`], [`index`], [`member`], [`recover`], [`mend`].
-//! * [`store`]: the shards of all nodes as one store.
+//! * [`keyspace`]: the shards of all nodes as one store.
 //! * [`copies`]: one node beneath a shard, or two.
 //! * [`resp`]: the redis protocol. [`command`]: the commands.
 //! * [`drive`]: verbs on a region of the nodes' memory. [`serve`]: the event loop.
@@ -34,6 +34,7 @@ mod embedded;
 mod fast;
 pub mod heap;
 pub mod index;
+pub mod keyspace;
 pub mod layout;
 pub mod lease;
 pub mod long;
@@ -48,7 +49,6 @@ pub mod rules;
 pub mod serve;
 pub mod shard;
 pub mod space;
-pub mod store;
 pub mod task;
 
 pub use batch::{Act, Op, Outcome};

@@ -20,11 +20,11 @@
 
 use crate::heap::Held;
 use crate::index::Found;
+use crate::keyspace::Keyspace;
 use crate::layout::{At, EXTENT, Hash, NODE_SHIFT, PIECE_HEADER, word};
 use crate::object::{self, Object, Type, Value};
 use crate::reach::Reach;
 use crate::shard::{Shard, Trouble};
-use crate::store::Store;
 use crate::task::{Answer, Io, Verb};
 use std::rc::Rc;
 
@@ -122,7 +122,7 @@ impl Drop for Long {
 /// Writes a long value of a key, extent by extent.
 #[derive(Debug)]
 pub struct Writer<'a> {
-    store: &'a Store,
+    store: &'a Keyspace,
     long: Long,
     hash: Hash,
     /// Bytes that come, as far as is known. The last extents are cut to fill their pieces.
@@ -132,7 +132,7 @@ pub struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     /// Of a value of `expected` bytes.
-    pub fn new(store: &'a Store, key: &[u8], expected: u64) -> Writer<'a> {
+    pub fn new(store: &'a Keyspace, key: &[u8], expected: u64) -> Writer<'a> {
         let number = (store.random(1 << 32) as u64) << 32 | store.random(1 << 32) as u64;
         let list = List { number, len: 0, extents: Vec::new() };
         let long = Long { shard: Rc::clone(store.shard(key)), list, held: Vec::new() };
@@ -295,7 +295,7 @@ impl Reach {
     }
 }
 
-impl Store {
+impl Keyspace {
     /// Whether a key's value needs several pieces.
     pub(crate) fn is_long(&self, key: &[u8], value: &Value) -> bool {
         value.kind == Type::String && object::len(key, &value.bytes) > self.shard(key).space.longest.get()

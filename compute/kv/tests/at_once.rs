@@ -3,11 +3,11 @@
 mod world;
 
 use farmem_kv::index::Mapped;
+use farmem_kv::keyspace::Keyspace;
 use farmem_kv::layout::{At, Geometry, NODE_SHIFT};
 use farmem_kv::object::Value;
 use farmem_kv::rules::Rules;
 use farmem_kv::shard::Shard;
-use farmem_kv::store::Store;
 use farmem_kv::task::{Answer, Ask, Task, Verb};
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -37,32 +37,32 @@ impl Mapped for Here<'_> {
     }
 }
 
-fn store(shard: &Rc<Shard>) -> Rc<Store> {
-    Rc::new(Store::new("store", vec![Rc::clone(shard)], false, 0, 7))
+fn store(shard: &Rc<Shard>) -> Rc<Keyspace> {
+    Rc::new(Keyspace::new("store", vec![Rc::clone(shard)], false, 0, 7))
 }
 
-fn put(memory: &mut Memory, store: &Rc<Store>, value: &str) {
+fn put(memory: &mut Memory, store: &Rc<Keyspace>, value: &str) {
     let (store, value) = (Rc::clone(store), Value::string(value));
     memory.run(Task::new(|io| async move { store.put(&io, b"key", &value).await })).expect("room");
 }
 
-fn get(memory: &mut Memory, store: &Rc<Store>) -> Option<String> {
+fn get(memory: &mut Memory, store: &Rc<Keyspace>) -> Option<String> {
     let store = Rc::clone(store);
     let found = memory.run(Task::new(|io| async move { store.get(&io, b"key").await })).expect("sound");
     found.map(|found| String::from_utf8_lossy(found.object.value()).into_owned())
 }
 
-fn near(store: &Store) -> Option<String> {
+fn near(store: &Keyspace) -> Option<String> {
     store.near(b"key").map(|object| String::from_utf8_lossy(object.value()).into_owned())
 }
 
-fn put_at_once(memory: &mut Memory, store: &Store, value: &str) -> bool {
+fn put_at_once(memory: &mut Memory, store: &Keyspace, value: &str) -> bool {
     let Ok(done) = store.put_at_once(&mut Here(memory), b"key", value.as_bytes());
     done
 }
 
 /// A front end that is alone and knows `key`.
-fn scene() -> (Memory, Rc<Store>) {
+fn scene() -> (Memory, Rc<Keyspace>) {
     let mut memory = Memory::default();
     let shard = memory.join(Geometry::STORE, Rules::SOUND, 64 << 10);
     shard.near.lease.renew(0, 0);

@@ -4,11 +4,11 @@
 mod world;
 
 use farmem::Transport;
+use farmem_kv::keyspace::{Change, Keyspace};
 use farmem_kv::object::{Object, Value};
 use farmem_kv::rules::Rules;
 use farmem_kv::serve::check;
 use farmem_kv::shard::{Shard, Trouble};
-use farmem_kv::store::{Change, Store};
 use farmem_kv::task::{Io, Task};
 use std::io::{Read, Write};
 use std::rc::Rc;
@@ -40,14 +40,14 @@ fn is_whole(value: &[u8]) -> bool {
     (value.len() == LEN || value.len() == 8) && value.iter().all(|&byte| byte == value[0])
 }
 
-async fn read(store: &Store, io: &Io) -> Result<Option<Vec<u8>>, Trouble> {
+async fn read(store: &Keyspace, io: &Io) -> Result<Option<Vec<u8>>, Trouble> {
     match store.find(io, KEY).await? {
         Some(found) => Ok(Some(store.entire(io, found).await?.value().to_vec())),
         None => Ok(None),
     }
 }
 
-fn task(store: &Rc<Store>, op: Op) -> Task<bool> {
+fn task(store: &Rc<Keyspace>, op: Op) -> Task<bool> {
     let store = Rc::clone(store);
     Task::new(|io| async move {
         let done = match op {
@@ -73,10 +73,10 @@ fn task(store: &Rc<Store>, op: Op) -> Task<bool> {
     })
 }
 
-fn store(memory: &mut Memory, seed: u64) -> (Rc<Shard>, Rc<Store>) {
+fn store(memory: &mut Memory, seed: u64) -> (Rc<Shard>, Rc<Keyspace>) {
     let shard = memory.join(TINY, Rules::SOUND, 64 << 10);
     shard.space.longest.set(EXTENT);
-    (Rc::clone(&shard), Rc::new(Store::new("long", vec![shard], false, 0, seed)))
+    (Rc::clone(&shard), Rc::new(Keyspace::new("long", vec![shard], false, 0, seed)))
 }
 
 /// Pieces of extents.

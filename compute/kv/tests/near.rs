@@ -4,11 +4,11 @@
 mod world;
 
 use farmem_kv::index::Removed;
+use farmem_kv::keyspace::Keyspace;
 use farmem_kv::layout::{Geometry, Hash, MAX_DEPTH};
 use farmem_kv::object::Value;
 use farmem_kv::rules::{Bug, Rules};
 use farmem_kv::shard::{Shard, Trouble};
-use farmem_kv::store::Store;
 use farmem_kv::task::{Ask, Io, Task};
 use std::future::Future;
 use std::rc::Rc;
@@ -227,7 +227,7 @@ fn beyond_its_limit_a_store_evicts_what_was_idle() {
     let mut memory = Memory::default();
     let shard = memory.join(Geometry::STORE, Rules::SOUND, 1 << 20);
     shard.space.limit.set(LIMIT);
-    let store = Rc::new(Store::new("small", vec![Rc::clone(&shard)], true, 0, 7));
+    let store = Rc::new(Keyspace::new("small", vec![Rc::clone(&shard)], true, 0, 7));
     let (mut now_ms, mut hot) = (0, 0);
     for n in 0..3000u64 {
         now_ms += 100;
@@ -253,7 +253,7 @@ fn a_store_that_does_not_evict_refuses_and_goes_on() {
     let mut memory = Memory::default();
     let shard = memory.join(Geometry::STORE, Rules::SOUND, 1 << 20);
     shard.space.limit.set(64 << 10);
-    let store = Rc::new(Store::new("small", vec![Rc::clone(&shard)], false, 0, 7));
+    let store = Rc::new(Keyspace::new("small", vec![Rc::clone(&shard)], false, 0, 7));
     let mut now_ms = 0;
     let mut stored = 0;
     for n in 0..600 {

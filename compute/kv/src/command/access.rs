@@ -1,9 +1,9 @@
 //! How commands reach a key: in the store, or in the copy of a transaction on this key alone.
 
 use super::Call;
+use crate::keyspace::Change;
 use crate::object::{Object, Value};
 use crate::shard::Trouble;
-use crate::store::Change;
 
 impl Call {
     /// The key's object, unless it has ended.

@@ -3,9 +3,9 @@
 use super::args::{self, int, is, parse_int};
 use super::strings::{MAX_STRING, like, string, text};
 use super::{Answered, Call, Fail};
+use crate::keyspace::Change;
 use crate::object::{Object, Value};
 use crate::resp::Reply;
-use crate::store::Change;
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {

@@ -9,9 +9,9 @@
 
 use super::args::int;
 use super::{Answered, Call, Fail};
+use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
 use crate::resp::Reply;
-use crate::store::Change;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// No format of redis has this number.

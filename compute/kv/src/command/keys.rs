@@ -2,9 +2,9 @@
 
 use super::args::{self, Unit, int, is};
 use super::{Answered, Call, Fail};
+use crate::keyspace::{Change, Cursor, name};
 use crate::object::{Object, Type, Value};
 use crate::resp::{Reply, matches};
-use crate::store::{Change, Cursor, name};
 
 pub async fn run(command: &str, call: &Call) -> Answered {
     match command {

@@ -19,9 +19,9 @@ mod strings;
 mod table;
 mod types;
 
+use crate::keyspace::Keyspace;
 use crate::resp::{Reply, Request};
 use crate::shard::Trouble;
-use crate::store::Store;
 use crate::task::Io;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -132,7 +132,7 @@ impl Client {
 #[derive(Debug)]
 pub struct Front {
     /// The store.
-    pub store: Rc<Store>,
+    pub store: Rc<Keyspace>,
     /// Connections by their numbers.
     pub clients: RefCell<BTreeMap<u64, Rc<Client>>>,
     /// Commands that wait for an element.
@@ -197,7 +197,7 @@ impl Call {
         Call { front, client, io, args: Rc::new(args), copy: None, given: None, in_exec: false }
     }
 
-    fn store(&self) -> &Store {
+    fn store(&self) -> &Keyspace {
         &self.front.store
     }
 

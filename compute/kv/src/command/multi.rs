@@ -16,9 +16,9 @@
 use super::table::{self, Command};
 use super::{Answered, Call, Client, Fail, Group, dispatch};
 use crate::index::Found;
+use crate::keyspace::Change;
 use crate::object::{Object, Value};
 use crate::resp::{Reply, Request};
-use crate::store::Change;
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::pin;

@@ -3,10 +3,10 @@
 use super::args::{self, Unit, float, int, is, parse_float, parse_int};
 use super::long::MOST_WHOLE;
 use super::{Answered, Call, Fail};
+use crate::keyspace::Change;
 use crate::long;
 use crate::object::{Object, Type, Value};
 use crate::resp::Reply;
-use crate::store::Change;
 use crate::task::join;
 use std::future::Future;
 use std::pin::Pin;

@@ -7,9 +7,9 @@
 
 use super::{Index, Known};
 use crate::copies::Mode;
+use crate::keyspace::Keyspace;
 use crate::layout::{At, Hash, LARGE, Slot, class_of};
 use crate::object::{self, Object, Type};
-use crate::store::Store;
 use std::rc::Rc;
 
 /// Accesses to mapped memory of a node.
@@ -102,7 +102,7 @@ impl Index {
     }
 }
 
-impl Store {
+impl Keyspace {
     /// Stores a string without an end at once, if that takes no more than two accesses to mapped
     /// memory; whether it did.
     ///
@@ -117,7 +117,7 @@ impl Store {
         }
     }
 
-    /// Changes a string by what it is, as [`Store::put_at_once`] stores one. `make` writes the new
+    /// Changes a string by what it is, as [`Keyspace::put_at_once`] stores one. `make` writes the new
     /// one to a buffer, or declines.
     ///
     /// # Errors

@@ -7,9 +7,9 @@ use super::open::Config;
 use super::schedule::Schedule;
 use crate::copies::{Mode, Turn};
 use crate::drive::Drive;
+use crate::keyspace::{Cursor, Keyspace};
 use crate::member::{LEASE_MS, STALE_MS, Ticked};
 use crate::shard::{Shard, Trouble};
-use crate::store::{Cursor, Store};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ impl State {
 /// See the module.
 #[derive(Debug)]
 pub struct Background {
-    store: Rc<Store>,
+    store: Rc<Keyspace>,
     /// The tasks.
     pub tasks: Schedule<Ended>,
     shards: Vec<State>,
@@ -96,7 +96,7 @@ impl Background {
     /// Of a store that was just joined.
     ///
     /// Its clock counts from `now`.
-    pub fn new(config: &Config, run: [u8; 16], store: &Rc<Store>, now: Instant) -> Background {
+    pub fn new(config: &Config, run: [u8; 16], store: &Rc<Keyspace>, now: Instant) -> Background {
         let state = |shard: &Rc<Shard>| State {
             shard: Rc::clone(shard),
             ticking: false,

@@ -11,9 +11,9 @@ use super::tell::{Tell, counters};
 use crate::command::{Client, Front, Stats, metrics as metrics_of};
 use crate::drive::{Direct, Drive};
 use crate::fast::{Map, Set};
+use crate::keyspace::Keyspace;
 use crate::resp::Reply;
 use crate::shard::Trouble;
-use crate::store::Store;
 use crate::task::AtOnce;
 use farmem_sys::epoll::{Epoll, Event};
 use farmem_sys::process::{self, Signals};
@@ -142,7 +142,7 @@ impl<'a> Server<'a> {
     ) -> Result<Server<'a>, Failed> {
         let (start, now_ms) = (Instant::now(), wall_ms());
         shards.iter().for_each(|shard| shard.space.now_ms.set(now_ms));
-        let store = Rc::new(Store::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
+        let store = Rc::new(Keyspace::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
         let first = listeners.first().and_then(|listener| listener.local_addr().ok());
         let front = Front {
             store: Rc::clone(&store),

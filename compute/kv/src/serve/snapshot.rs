@@ -12,10 +12,10 @@
 
 use super::open::{Config, Failed, alone, join as joined, wall_ms};
 use crate::index::Found;
+use crate::keyspace::{Cursor, Keyspace};
 use crate::long::Reader as Extents;
 use crate::object::{Object, Type, Value};
 use crate::shard::Trouble;
-use crate::store::{Cursor, Store};
 use crate::task::{Io, join};
 use std::cell::RefCell;
 use std::fs::File;
@@ -111,10 +111,10 @@ pub fn restore(config: &Config, path: &Path) -> Result<u64, Failed> {
 /// Joins the store, carries out an operation, and leaves it.
 fn with_store<T: 'static, F: Future<Output = T> + 'static>(
     config: &Config,
-    operation: impl FnOnce(Io, Rc<Store>) -> F,
+    operation: impl FnOnce(Io, Rc<Keyspace>) -> F,
 ) -> Result<T, Failed> {
     let (mut drive, shards) = joined(config)?;
-    let store = Rc::new(Store::new(&config.name, shards, false, wall_ms(), 1));
+    let store = Rc::new(Keyspace::new(&config.name, shards, false, wall_ms(), 1));
     store.set_now_ms(wall_ms());
     let done = alone(&mut drive, |io| operation(io, Rc::clone(&store)))?;
     for shard in store.shards.clone() {
@@ -135,7 +135,7 @@ impl Alive {
         Alive { start: now, next: now.into() }
     }
 
-    async fn show(&self, io: &Io, store: &Store) -> Result<(), Trouble> {
+    async fn show(&self, io: &Io, store: &Keyspace) -> Result<(), Trouble> {
         let now = Instant::now();
         if now < *self.next.borrow() {
             return Ok(());
@@ -150,7 +150,7 @@ impl Alive {
 }
 
 /// Shows every key's object.
-async fn each(io: &Io, store: &Store, mut see: impl FnMut(&Object) -> Result<(), Wrong>) -> Result<(), Wrong> {
+async fn each(io: &Io, store: &Keyspace, mut see: impl FnMut(&Object) -> Result<(), Wrong>) -> Result<(), Wrong> {
     let (alive, mut at) = (Alive::new(), Some(Cursor::default()));
     while let Some(cursor) = at {
         alive.show(io, store).await?;
@@ -169,7 +169,7 @@ async fn each(io: &Io, store: &Store, mut see: impl FnMut(&Object) -> Result<(),
 }
 
 /// All of a long value, which may take longer to read than a front end may be silent.
-async fn entire(io: &Io, store: &Store, found: Found, alive: &Alive) -> Result<Object, Trouble> {
+async fn entire(io: &Io, store: &Keyspace, found: Found, alive: &Alive) -> Result<Object, Trouble> {
     let key = found.object.key().to_vec();
     let mut value = Value { kind: Type::String, expiry: found.object.expiry(), bytes: Vec::new() };
     let mut reader = Extents::new(Rc::clone(&store.shard(&key).reach), &found, 0, u64::MAX)?;
@@ -180,7 +180,7 @@ async fn entire(io: &Io, store: &Store, found: Found, alive: &Alive) -> Result<O
     if found.object.kind() == Type::Long { Ok(Object::of(&key, &value)) } else { Ok(found.object) }
 }
 
-async fn fill(io: &Io, store: &Rc<Store>, mut reader: Reader) -> Result<u64, Wrong> {
+async fn fill(io: &Io, store: &Rc<Keyspace>, mut reader: Reader) -> Result<u64, Wrong> {
     let (alive, mut keys) = (Alive::new(), 0);
     let mut ended = false;
     while !ended {

@@ -25,9 +25,9 @@ pub use sorted::run as sorted;
 
 use super::args::{int, is, parse_int};
 use super::{Call, Fail};
+use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
 use crate::resp::{Reply, matches};
-use crate::store::Change;
 
 /// The items of a value, in order. Of a hash fields and values in turn, of a sorted set scores and
 /// members.

@@ -32,7 +32,7 @@ pub struct Figures {
 
 /// A store as one front end serves it.
 #[derive(Debug)]
-pub struct Store {
+pub struct Keyspace {
     /// Its name.
     pub name: String,
     /// One for each node.
@@ -46,7 +46,7 @@ pub struct Store {
     random: RefCell<Random>,
 }
 
-/// The decision of a [`Store::update`] on a key.
+/// The decision of a [`Keyspace::update`] on a key.
 #[derive(Debug)]
 pub enum Change<T> {
     /// The key stays as it is.
@@ -68,7 +68,7 @@ pub struct Cursor {
 const PATH_BITS: u32 = ROOT_BITS + MAX_DEPTH;
 const BUCKET_BITS: u32 = 7;
 
-/// Samples of keys that [`Store::make_room`] looks at, at most.
+/// Samples of keys that [`Keyspace::make_room`] looks at, at most.
 const SAMPLES: u32 = 64;
 
 impl Cursor {
@@ -89,11 +89,11 @@ impl Cursor {
     }
 }
 
-impl Store {
+impl Keyspace {
     /// A store of these shards.
-    pub fn new(name: &str, shards: Vec<Rc<Shard>>, evicts: bool, begun_ms: u64, seed: u64) -> Store {
+    pub fn new(name: &str, shards: Vec<Rc<Shard>>, evicts: bool, begun_ms: u64, seed: u64) -> Keyspace {
         let random = RefCell::new(Random::new(seed));
-        Store { name: name.into(), shards, evicts, begun_ms, figures: Figures::default(), random }
+        Keyspace { name: name.into(), shards, evicts, begun_ms, figures: Figures::default(), random }
     }
 
     /// Milliseconds since 1970.
@@ -120,8 +120,8 @@ impl Store {
         if self.has_ended(&object) {
             return None;
         }
-        Store::count(&shard.reach.counters.near);
-        Store::count(&self.figures.hits);
+        Keyspace::count(&shard.reach.counters.near);
+        Keyspace::count(&self.figures.hits);
         Some(object)
     }
 
@@ -149,7 +149,7 @@ impl Store {
         match found {
             Some(found) if self.has_ended(&found.object) => {
                 if shard.index.replace(io, key, &found, None).await? {
-                    Store::count(&self.figures.expired);
+                    Keyspace::count(&self.figures.expired);
                 }
                 Ok(None)
             }
@@ -157,10 +157,10 @@ impl Store {
         }
     }
 
-    /// [`Store::find`] for a command that reads: counted.
+    /// [`Keyspace::find`] for a command that reads: counted.
     pub async fn get(&self, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
         let found = self.find(io, key).await?;
-        Store::count(if found.is_some() { &self.figures.hits } else { &self.figures.misses });
+        Keyspace::count(if found.is_some() { &self.figures.hits } else { &self.figures.misses });
         Ok(found)
     }
 
@@ -214,7 +214,7 @@ impl Store {
         self.update_found(io, key, |there| change(there.map(|found| &found.object))).await
     }
 
-    /// [`Store::update`] for a `change` that needs the key's slot, too.
+    /// [`Keyspace::update`] for a `change` that needs the key's slot, too.
     ///
     /// # Errors
     /// As there.
@@ -402,7 +402,7 @@ impl Store {
                     continue;
                 }
                 if blocks::evict(self, io, victim.key()).await? {
-                    Store::count(&self.figures.evicted);
+                    Keyspace::count(&self.figures.evicted);
                     evicted += 1;
                 }
                 break;
