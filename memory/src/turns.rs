@@ -1,14 +1,15 @@
-//! Which connection a worker serves next, when several tenants ask it: deficit round robin.
+//! Which connection a worker serves next, when several tenants ask it: start-time fair queueing.
 //!
 //! ```text
-//!  tenant a   ▓▓▓▓▓▓▓▓▓▓  many connections are ready     each turn adds TURN_NS to its allowance;
-//!  tenant b   ▓           one is                         what serving took is taken off
+//!  tenant a   ▓▓▓▓▓▓▓▓▓▓  many connections are ready     a served class's time moves on by what it took;
+//!  tenant b   ▓           one is                         the class that is furthest behind comes next
 //!             └─► a, b, a, b, …
 //! ```
 //!
-//! Tenants share a worker's time, because both bytes and verbs cost time. A tenant that took longer
-//! than its allowance waits until later turns have made up for it. A tenant whose connections have
-//! nothing to be served keeps no allowance.
+//! Tenants share a worker's time, because both bytes and verbs cost time. Each class has a time of
+//! its own, and the worker has a clock: the time of the class that it serves. A class that was idle
+//! starts at the clock. So it comes before any class that was served meanwhile, and has saved
+//! nothing up.
 //!
 //! A tenant that is ahead of its limited rate ([`farmem_nic::tenants::Pace`]) is passed over. Its
 //! connections keep their places.
@@ -21,8 +22,9 @@ use farmem_nic::tenants::Tenant;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A tenant's part of each round, ns.
-const TURN_NS: i64 = 20_000;
+/// How far a class's time may be ahead of the clock, ns. So a turn that took very long is made up
+/// for while the tenant still asks.
+const AHEAD_NS: u64 = 1_000_000;
 /// How long tenants count as competing once two have asked, ns.
 const LATELY_NS: u64 = 1_000_000_000;
 
@@ -33,8 +35,8 @@ struct Class {
     connections: usize,
     /// Tokens of connections that wait to be served.
     ready: VecDeque<usize>,
-    /// Time that it may still take in this round. Negative: later turns must make up for it first.
-    allowance_ns: i64,
+    /// Its time: when its next turn starts, by the clock of [`Turns`].
+    start_ns: u64,
 }
 
 impl Class {
@@ -59,8 +61,8 @@ impl Class {
 pub struct Turns {
     /// All classes by index. A class without connections is used again.
     classes: Vec<Class>,
-    /// The class whose turn it is.
-    at: usize,
+    /// When the turn that was given last started. It never goes back.
+    clock_ns: u64,
     /// Classes that have connections.
     there: usize,
     /// The class that asked last, and when.
@@ -89,7 +91,7 @@ impl Turns {
         of.connections -= 1;
         of.ready.retain(|&ready| ready != token);
         if of.connections == 0 {
-            of.allowance_ns = 0;
+            of.start_ns = 0;
             self.there -= 1;
         }
     }
@@ -116,12 +118,14 @@ impl Turns {
         now_ns < self.crowded_until_ns
     }
 
-    /// Has a connection wait to be served in its class's turn.
-    pub fn ready(&mut self, class: usize, token: usize) {
+    /// Has a connection wait to be served in its class's turn. Returns false if it waits already.
+    pub fn ready(&mut self, class: usize, token: usize) -> bool {
         let ready = &mut self.classes[class].ready;
-        if !ready.contains(&token) {
+        let comes = !ready.contains(&token);
+        if comes {
             ready.push_back(token);
         }
+        comes
     }
 
     /// Whether connections of a class have to wait for its rate.
@@ -145,34 +149,19 @@ impl Turns {
     /// The class and token of the connection to serve next. The caller reports the time that it
     /// took to [`Turns::took`].
     pub fn next(&mut self, now_ns: u64) -> Option<(usize, usize)> {
-        let mut waiting = self.classes.iter().enumerate().filter(|(_, class)| class.may(now_ns));
-        let (first, others) = (waiting.next()?.0, waiting.next().is_some());
-        if !others {
-            self.at = first;
-        }
-        loop {
-            let (at, count) = (self.at, self.classes.len());
-            let class = &mut self.classes[at];
-            if !class.may(now_ns) {
-                class.allowance_ns = class.allowance_ns.min(0);
-            } else if class.allowance_ns > 0 || !others {
-                return class.ready.pop_front().map(|token| (at, token));
-            }
-            self.at = (at + 1) % count;
-            let next = &mut self.classes[self.at];
-            if next.may(now_ns) {
-                next.allowance_ns = (next.allowance_ns + TURN_NS).min(TURN_NS);
-            }
-        }
+        let clock_ns = self.clock_ns;
+        let waiting = self.classes.iter_mut().enumerate().filter(|(_, class)| class.may(now_ns));
+        // Of several that start at the clock, the one that was idle for longest.
+        let (at, class) = waiting.min_by_key(|(_, class)| (class.start_ns.max(clock_ns), class.start_ns))?;
+        class.start_ns = class.start_ns.max(clock_ns);
+        self.clock_ns = class.start_ns;
+        class.ready.pop_front().map(|token| (at, token))
     }
 
-    /// Takes the time that serving a class took off its allowance, ns.
+    /// Moves a class's time on by what serving it took, ns.
     pub fn took(&mut self, class: usize, ns: u64) {
-        // The debt is limited to some dozens of turns, so that it is made up for while the tenant
-        // still asks.
-        let least = -50 * TURN_NS;
         let class = &mut self.classes[class];
-        class.allowance_ns = class.allowance_ns.saturating_sub(ns as i64).max(least);
+        class.start_ns = (class.start_ns + ns).min(self.clock_ns + AHEAD_NS);
     }
 }
 
@@ -206,7 +195,9 @@ mod tests {
         let (mut turns, loud, quiet) = two();
         let mut took = [0, 0];
         for _ in 0..10_000 {
-            (0..64).for_each(|token| turns.ready(loud, token));
+            (0..64).for_each(|token| {
+                turns.ready(loud, token);
+            });
             turns.ready(quiet, 64);
             let (class, token) = turns.next(0).unwrap();
             assert_eq!(class == quiet, token == 64);
@@ -219,25 +210,52 @@ mod tests {
     }
 
     #[test]
-    fn one_that_asks_seldom_is_served_next_and_saves_nothing_up() {
+    fn one_that_was_idle_is_served_next_and_has_saved_nothing_up() {
         let (mut turns, loud, quiet) = two();
-        for round in 0..1000 {
-            (0..64).for_each(|token| turns.ready(loud, token));
-            let (class, _) = turns.next(0).unwrap();
-            assert_eq!(class, loud);
+        let loud_turn = |turns: &mut Turns| {
+            (0..64).for_each(|token| {
+                turns.ready(loud, token);
+            });
+            assert_eq!(turns.next(0).map(|(class, _)| class), Some(loud));
             turns.took(loud, 30_000);
-            if round % 10 == 9 {
-                turns.ready(quiet, 64);
-                // At most one of the loud one's is before it.
-                let before = turns.next(0).unwrap();
-                if before.0 == loud {
-                    turns.took(loud, 30_000);
-                    assert_eq!(turns.next(0), Some((quiet, 64)));
-                }
-                turns.took(quiet, 3_000);
-            }
+        };
+        for _ in 0..1000 {
+            (0..10).for_each(|_| loud_turn(&mut turns));
+            turns.ready(quiet, 64);
+            assert_eq!(turns.next(0), Some((quiet, 64)));
+            turns.took(quiet, 3_000);
         }
-        assert!(turns.classes[quiet].allowance_ns <= TURN_NS);
+        (0..1000).for_each(|_| loud_turn(&mut turns));
+        // From here on it asks always: it has half of the time, and not what it left before.
+        let mut served = [0_u64; 2];
+        for _ in 0..100 {
+            turns.ready(loud, 1);
+            turns.ready(quiet, 64);
+            let (class, _) = turns.next(0).unwrap();
+            turns.took(class, 5_000);
+            served[class] += 1;
+        }
+        assert!(served[loud].abs_diff(served[quiet]) <= 8, "{served:?}");
+    }
+
+    #[test]
+    fn one_that_is_idle_again_and_again_gets_no_more_than_its_part() {
+        let (mut turns, always, often) = two();
+        let mut took = [0_u64; 2];
+        let mut last = always;
+        for _ in 0..10_000 {
+            turns.ready(always, 1);
+            // Its queue is empty each time that it was served.
+            if last != often {
+                turns.ready(often, 64);
+            }
+            let (class, _) = turns.next(0).unwrap();
+            let ns = if class == often { 9_000 } else { 2_000 };
+            turns.took(class, ns);
+            took[class] += ns;
+            last = class;
+        }
+        assert!(took[often] <= took[always] + 20_000, "{took:?}");
     }
 
     #[test]
@@ -256,13 +274,16 @@ mod tests {
     #[test]
     fn connections_that_end_leave_nothing() {
         let (mut turns, loud, quiet) = two();
-        (0..64).for_each(|token| turns.ready(loud, token));
+        (0..64).for_each(|token| {
+            turns.ready(loud, token);
+        });
         turns.ready(quiet, 64);
         (0..64).for_each(|token| turns.leave(loud, token));
         assert_eq!((turns.next(0), turns.next(0)), (Some((quiet, 64)), None));
         assert!(turns.next_in(0).is_none() && !turns.shared());
         assert_eq!(turns.join(None), loud);
     }
+
     #[test]
     fn one_that_is_ahead_of_its_rate_is_passed_over_until_it_is_not() {
         let (mut turns, loud, _) = two();

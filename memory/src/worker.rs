@@ -15,22 +15,24 @@
 //! A connection's *token* is the number by which epoll reports it. It has nothing to do with tokens
 //! that permit borrowing.
 
-// The parts that engines name are passed to the sockets.
-#![allow(unsafe_code)]
-
+mod connection;
 mod newcomers;
+mod serving;
+#[cfg(test)]
+mod tests;
 
 use crate::StartError;
 use crate::hot::Hot;
 use crate::listen::Listener;
 use crate::trim::Trim;
 use crate::turns::Turns;
+use connection::Connection;
 use farmem_nic::Nic;
-use farmem_nic::engine::{Circumstances, Engine, Goodbye};
+use farmem_nic::engine::{Circumstances, Goodbye};
 use farmem_nic::events::Refused;
 use farmem_nic::shares::Place;
 use farmem_sys::epoll::{Epoll, Event, Waker};
-use farmem_sys::raw::{Errno, now_ns, thread_cpu_ns, yield_cpu};
+use farmem_sys::raw::{now_ns, thread_cpu_ns, yield_cpu};
 use farmem_sys::socket;
 use farmem_sys::spin::Spin;
 use farmem_sys::sync::Lock;
@@ -55,8 +57,6 @@ const KEEP_NS: u64 = 1_000_000;
 const HELP: usize = 8;
 /// How long a worker sleeps at most while the node's own work waits for a drain, in milliseconds.
 const DRAIN_MS: i32 = 1;
-/// Pieces of one connection's answers that are sent before others are served: some hundred KiB.
-const IN_PIECES: usize = 8;
 /// How often a worker looks whether a peer has taken the descriptor that was passed to it, in
 /// milliseconds.
 const PASS_MS: i32 = 5;
@@ -69,8 +69,6 @@ const STRANGERS: usize = 256;
 const WAITING: usize = 256;
 /// The most connections that are taken from a listener before other connections are served.
 const TOGETHER: usize = 64;
-/// Bytes that a connection is sent in one turn, while several tenants are there.
-const TURN_BYTES: usize = 32 << 10;
 /// How long a TCP peer may be silent on the wire before its connection ends, in milliseconds.
 const SILENT_MS: u32 = 15_000;
 /// How long a TCP connection may be idle before the kernel asks whether its peer is there, in
@@ -145,28 +143,6 @@ impl Workers {
     }
 }
 
-struct Connection {
-    socket: OwnedFd,
-    engine: Engine,
-    since_ns: u64,
-    /// The events that epoll watches for: input, output.
-    watched: (bool, bool),
-    /// A descriptor was sent, and the peer may not have taken it yet.
-    passed: bool,
-    /// Output waits until the peer has taken a descriptor. epoll does not tell when it has: the
-    /// socket has room all the time.
-    held_up: bool,
-    /// Its class in the worker's `turns`. `None`: it has not said who it is.
-    class: Option<usize>,
-    /// Input in the engine waited for output to be sent, and that was sent. No event of the socket
-    /// tells of it, so the worker serves the connection again by itself.
-    goes_on: bool,
-    /// Its tenant is ahead of its rate. The connection waits, and epoll does not watch it.
-    put_off: bool,
-    /// Bytes moved that are not yet counted against its tenant's rate.
-    moved: u64,
-}
-
 struct Worker {
     shared: Arc<Shared>,
     index: usize,
@@ -192,6 +168,27 @@ struct Worker {
     /// Tokens of connections that have not said who they are, the oldest first.
     strangers: Vec<usize>,
     next_worker: usize,
+}
+
+/// State that a worker keeps from one round to the next.
+struct Pass {
+    events: Vec<Event>,
+    /// Times of the last input, the last look at epoll, the last sweep, and the last piece of the
+    /// node's own work.
+    active_ns: u64,
+    asked_ns: u64,
+    swept_ns: u64,
+    kept_ns: u64,
+    /// The node's own work went on, and nothing came: the next round does not sleep.
+    goes_on: bool,
+    spin: Spin,
+}
+
+impl Pass {
+    fn new() -> Pass {
+        let (active_ns, asked_ns, kept_ns) = (0, 0, 0);
+        Pass { events: Vec::new(), active_ns, asked_ns, swept_ns: now_ns(), kept_ns, goes_on: false, spin: Spin::new() }
+    }
 }
 
 impl Worker {
@@ -222,75 +219,78 @@ impl Worker {
     }
 
     fn run(mut self) {
-        let mut events = Vec::new();
-        let (mut active_ns, mut swept_ns) = (0, now_ns());
-        let (mut asked_ns, mut kept_ns) = (0, 0);
-        // The node's own work went on, and nothing came: the next round does not sleep.
-        let mut goes_on = false;
-        let mut spin = Spin::new();
+        let mut pass = Pass::new();
         while !self.shared.stop.load(Ordering::Relaxed) {
-            let mut now = now_ns();
-            let spinning = spin.looks_on(now.saturating_sub(active_ns));
-            let mut came = false;
-            // While several tenants ask, their connections are served only in turns.
-            let crowded = self.turns.crowded(now);
-            if spinning && !crowded {
-                came = self.look_at_hot(now);
-            }
-            // epoll is asked even while every look finds something: connections that are not hot
-            // wait for it.
-            if crowded || !spinning || now.saturating_sub(asked_ns) > ASK_NS {
-                asked_ns = now;
-                // Worker 0 wakes for sweeps even without connections: it looks after absent
-                // members.
-                let minds = self.connections.iter().any(Option::is_some) || !self.lingering.is_empty();
-                let idle = if self.index == 0 || minds { SWEEP_MS } else { -1 };
-                let idle = if self.unasked.is_empty() { idle } else { PASS_MS };
-                let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
-                let turn_ns = self.turns.next_in(now);
-                let idle = turn_ns.map_or(idle, |ns| idle_until(idle, ns));
-                let at_once = spinning || goes_on || turn_ns == Some(0);
-                if self.epoll.wait(&mut events, if at_once { 0 } else { idle }).is_err() {
-                    // A retry does not cure this. But ending the worker would lose the memory of a
-                    // whole node.
-                    std::thread::sleep(std::time::Duration::from_millis(10));
-                }
-                now = now_ns();
-                for event in &events {
-                    came |= self.on(event, now);
-                }
-                for token in std::mem::take(&mut self.unasked) {
-                    came |= self.serve_in_turn(token, now);
-                }
-                came |= self.take_turns(now);
-                if now.saturating_sub(swept_ns) > SWEEP_MS as u64 * 1_000_000 {
-                    swept_ns = now;
-                    self.sweep(now);
-                }
-            }
-            // The node's own work delays no verb. It is done when the worker is idle, and otherwise
-            // at most every `KEEP_NS`. Each time it is one piece; then the connections are looked
-            // at again.
-            goes_on = false;
-            if self.shared.nic.is_unkept() && (!came || now.saturating_sub(kept_ns) > KEEP_NS) {
-                goes_on = self.shared.nic.keep(&thread_cpu_ns) && !came;
-                kept_ns = now_ns();
-                if self.shared.nic.unscrubbed() >= HELP {
-                    self.call_for_help();
-                }
-            }
-            if came {
-                spin.came(now.saturating_sub(active_ns));
-                active_ns = now_ns();
-            } else if spinning && spin.offers() {
-                let begun = now_ns();
-                yield_cpu();
-                spin.offered(now_ns() - begun);
-            }
+            self.go_round(&mut pass);
         }
         let now = now_ns();
         for token in 0..self.connections.len() {
             self.close(token, Goodbye::Cut, now);
+        }
+    }
+
+    /// Serves what has come. Waits for something to come, if nothing has for long.
+    fn go_round(&mut self, pass: &mut Pass) {
+        let mut now = now_ns();
+        let spinning = pass.spin.looks_on(now.saturating_sub(pass.active_ns));
+        let mut came = false;
+        // While several tenants ask, their connections are served only in turns.
+        let crowded = self.turns.crowded(now);
+        if spinning && !crowded {
+            came = self.look_at_hot(now);
+        }
+        // epoll is asked even while every look finds something: connections that are not hot wait
+        // for it.
+        if crowded || !spinning || now.saturating_sub(pass.asked_ns) > ASK_NS {
+            pass.asked_ns = now;
+            self.wait(pass, spinning, now);
+            now = now_ns();
+            for event in &pass.events {
+                came |= self.on(event, now);
+            }
+            for token in std::mem::take(&mut self.unasked) {
+                came |= self.serve_in_turn(token, now);
+            }
+            came |= self.take_turns(now);
+            if now.saturating_sub(pass.swept_ns) > SWEEP_MS as u64 * 1_000_000 {
+                pass.swept_ns = now;
+                self.sweep(now);
+            }
+        }
+        // The node's own work delays no verb. It is done when the worker is idle, and otherwise at
+        // most every `KEEP_NS`. Each time it is one piece; then the connections are looked at again.
+        pass.goes_on = false;
+        if self.shared.nic.is_unkept() && (!came || now.saturating_sub(pass.kept_ns) > KEEP_NS) {
+            pass.goes_on = self.shared.nic.keep(&thread_cpu_ns) && !came;
+            pass.kept_ns = now_ns();
+            if self.shared.nic.unscrubbed() >= HELP {
+                self.call_for_help();
+            }
+        }
+        if came {
+            pass.spin.came(now.saturating_sub(pass.active_ns));
+            pass.active_ns = now_ns();
+        } else if spinning && pass.spin.offers() {
+            let begun = now_ns();
+            yield_cpu();
+            pass.spin.offered(now_ns() - begun);
+        }
+    }
+
+    /// Asks epoll for events. Waits for some unless the worker is to look again at once.
+    fn wait(&self, pass: &mut Pass, spinning: bool, now: u64) {
+        // Worker 0 wakes for sweeps even without connections: it looks after absent members.
+        let minds = self.connections.iter().any(Option::is_some) || !self.lingering.is_empty();
+        let idle = if self.index == 0 || minds { SWEEP_MS } else { -1 };
+        let idle = if self.unasked.is_empty() { idle } else { PASS_MS };
+        let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
+        let turn_ns = self.turns.next_in(now);
+        let idle = turn_ns.map_or(idle, |ns| idle_until(idle, ns));
+        let at_once = spinning || pass.goes_on || turn_ns == Some(0);
+        if self.epoll.wait(&mut pass.events, if at_once { 0 } else { idle }).is_err() {
+            // A retry does not cure this. But ending the worker would lose the memory of a whole
+            // node.
+            std::thread::sleep(std::time::Duration::from_millis(10));
         }
     }
 
@@ -335,114 +335,6 @@ impl Worker {
                 true
             }
         }
-    }
-
-    /// Serves a connection, now or in its tenant's turn. Returns whether anything came.
-    fn serve_in_turn(&mut self, token: usize, now: u64) -> bool {
-        let class = self.connections.get(token).and_then(|connection| connection.as_ref()?.class);
-        match class {
-            // The tenant is ahead of its rate, so the round robin passes it over. Its connection
-            // must not be watched meanwhile: epoll would report the same input again and again.
-            Some(class) if self.turns.is_ahead(class, now) => self.put_off(token, class),
-            Some(class) if self.turns.shared() => {
-                self.turns.ready(class, token);
-                false
-            }
-            _ => self.serve(token, now),
-        }
-    }
-
-    /// Serves connections that wait for their turns, until it is time to ask epoll for others.
-    /// Returns whether anything came.
-    fn take_turns(&mut self, now: u64) -> bool {
-        let (mut came, mut at) = (false, now);
-        while at.saturating_sub(now) < ASK_NS
-            && let Some((class, token)) = self.turns.next(at)
-        {
-            came |= self.serve(token, at);
-            let after = now_ns();
-            self.turns.took(class, after.saturating_sub(at));
-            at = after;
-        }
-        came
-    }
-
-    /// Takes a connection's input and sends what the socket takes of the answers. Returns whether
-    /// anything came.
-    fn serve(&mut self, token: usize, now: u64) -> bool {
-        let Some(Some(connection)) = self.connections.get_mut(token) else { return false };
-        if let Some(class) = connection.class.filter(|&class| self.turns.is_ahead(class, now)) {
-            return self.put_off(token, class);
-        }
-        if std::mem::take(&mut connection.put_off) {
-            connection.watched = (true, false);
-            if self.epoll.add(connection.socket.as_raw_fd(), token as u64, true, false).is_err() {
-                self.close(token, Goodbye::Cut, now);
-                return true;
-            }
-        }
-        let was_stranger = connection.engine.is_stranger();
-        let shared = self.turns.shared();
-        connection.engine.set_turn(if shared { TURN_BYTES } else { usize::MAX });
-        let mut served = connection.serve(&self.shared.nic, now);
-        // A long answer goes on while the socket takes it: no event of the socket would bring the
-        // worker back.
-        for _ in 0..IN_PIECES {
-            if !connection.goes_on || shared {
-                break;
-            }
-            served = served.and_then(|came| connection.serve(&self.shared.nic, now).map(|more| came || more));
-        }
-        let moved = std::mem::take(&mut connection.moved);
-        connection.class.into_iter().for_each(|class| self.turns.moved(class, moved, now));
-        let opened = connection.engine.take_opened();
-        let came = match served {
-            Ok(came) => {
-                let wants = (!connection.engine.is_backed_up(), connection.engine.has_output() && !connection.held_up);
-                match connection.class {
-                    // It goes on after the other tenants' turns, without a pause.
-                    Some(class) if shared && connection.goes_on => self.turns.ready(class, token),
-                    _ if !(connection.held_up || connection.goes_on) || self.unasked.contains(&token) => {}
-                    _ => self.unasked.push(token),
-                }
-                if wants != connection.watched {
-                    connection.watched = wants;
-                    let _ = self.epoll.change(connection.socket.as_raw_fd(), token as u64, wants.0, wants.1);
-                }
-                if came {
-                    self.hot.came(token);
-                    if let Some(class) = connection.class {
-                        self.turns.asked(class, now);
-                    }
-                }
-                came || connection.goes_on
-            }
-            Err(why) => {
-                self.close(token, why, now);
-                true
-            }
-        };
-        if was_stranger {
-            self.forget_strangers(token);
-        }
-        for (stream, peer) in opened {
-            let about = Circumstances { local: true, peer, own_end: None, path: Vec::new() };
-            self.deal_out(stream.into(), about);
-        }
-        came
-    }
-
-    /// Puts off a connection whose tenant is ahead of its rate: it waits for its turn, and is not
-    /// watched. The worker sleeps until the tenant may be served, or another connection has
-    /// something. Returns false: nothing came.
-    fn put_off(&mut self, token: usize, class: usize) -> bool {
-        if let Some(Some(connection)) = self.connections.get_mut(token)
-            && !std::mem::replace(&mut connection.put_off, true)
-        {
-            self.epoll.forget(connection.socket.as_raw_fd());
-        }
-        self.turns.ready(class, token);
-        false
     }
 
     fn close(&mut self, token: usize, why: Goodbye, now: u64) {
@@ -498,45 +390,4 @@ fn lacks(e: &std::io::Error) -> bool {
 fn idle_until(idle: i32, ns: u64) -> i32 {
     let ms = i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX);
     if idle < 0 { ms } else { ms.min(idle) }
-}
-
-impl Connection {
-    /// Receives input, has the engine carry it out, and sends what the socket takes of the answers.
-    /// Returns whether anything came.
-    ///
-    /// A descriptor is sent only when the peer has taken the one before. The reason is a limit of
-    /// the kernel. It counts the descriptors in transit that a *user* has sent, and at the sender's
-    /// limit on descriptors it refuses all others of that user. A peer that takes none must not use
-    /// this limit up. With one in transit a connection, there are always fewer than the node may
-    /// have open. Other programs of the same user count, too. If the kernel refuses a descriptor
-    /// because of them (ETOOMANYREFS), it is sent again later.
-    fn serve(&mut self, nic: &Nic, now: u64) -> Result<bool, Goodbye> {
-        let fd = self.socket.as_raw_fd();
-        let moved = &mut self.moved;
-        let mut counted = |moves: Result<usize, Errno>| moves.inspect(|&bytes| *moved += bytes as u64);
-        // SAFETY: the engine names its own buffers and slabs that it holds.
-        let pulled = self.engine.pull(nic, now, |parts| counted(unsafe { socket::receive(fd, parts) }));
-        self.held_up = false;
-        let backed_up = self.engine.is_backed_up();
-        if self.engine.has_output() || pulled.is_err() {
-            let (passed, held_up) = (&mut self.passed, &mut self.held_up);
-            self.engine.push(nic, |parts, descriptor| match descriptor {
-                // SAFETY: as above.
-                None => counted(unsafe { socket::send(fd, parts) }),
-                Some(_) if *passed && socket::untaken(fd) > 0 => {
-                    *held_up = true;
-                    Err(Errno(libc::EAGAIN))
-                }
-                Some(descriptor) => {
-                    // SAFETY: as above.
-                    let sent = unsafe { socket::send_with_descriptor(fd, parts, descriptor) };
-                    *passed = sent.is_ok();
-                    *held_up = sent == Err(Errno(libc::ETOOMANYREFS));
-                    sent.map_err(|e| if *held_up { Errno(libc::EAGAIN) } else { e })
-                }
-            })?;
-        }
-        self.goes_on = backed_up && !self.engine.is_backed_up();
-        pulled.map(|n| n > 0)
-    }
 }

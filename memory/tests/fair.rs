@@ -231,6 +231,7 @@ fn a_quiet_tenant_is_served_beside_a_flooding_one() {
     let _ = first && by_util_linux("chrt", &["-o", "-p", "0"]);
     let (_control, mut streams) = loud_streams(&node, &loud);
     let stop = AtomicBool::new(false);
+    let (begun, before) = (Instant::now(), node.nic().tally.reads.load(Ordering::Relaxed));
     let (same, own) = std::thread::scope(|scope| {
         let stop = &stop;
         scope.spawn(move || {
@@ -248,6 +249,8 @@ fn a_quiet_tenant_is_served_beside_a_flooding_one() {
         stop.store(true, Ordering::Relaxed);
         (same, own)
     });
+    let flood = (node.nic().tally.reads.load(Ordering::Relaxed) - before) as f64 / begun.elapsed().as_secs_f64();
+    println!("{flood:.0} READs a second in all");
     let all =
         format!("50, 90, 99 %: alone {}; of the loud tenant {}; of its own {}", alone.text(), same.text(), own.text());
     println!(

@@ -68,6 +68,7 @@ impl Worker {
             class: None,
             goes_on: false,
             put_off: false,
+            queued: false,
             moved: 0,
         };
         if self.epoll.add(connection.socket.as_raw_fd(), token as u64, true, false).is_ok() {

@@ -139,7 +139,7 @@ pub struct Engine {
     start: usize,
     end: usize,
     output: Output,
-    /// Bytes that it may answer, or take for one WRITE, before others are served.
+    /// Bytes that it may take, and that it may answer, before others are served.
     turn: usize,
     /// The state of encryption: bytes after the Welcome go in records. `None`: they go in plain.
     sealed: Option<Box<Sealed>>,
@@ -187,8 +187,8 @@ impl Engine {
         }
     }
 
-    /// From now on the connection answers about this many bytes at a time, and then waits to be
-    /// served again.
+    /// From now on the connection takes and answers about this many bytes at a time, and then waits
+    /// to be served again.
     pub fn set_turn(&mut self, bytes: usize) {
         self.turn = bytes;
     }
@@ -317,7 +317,7 @@ impl Engine {
             self.input.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let room = Part::new(self.input[self.end..].as_mut_ptr(), self.input.len() - self.end);
+        let room = Part::new(self.input[self.end..].as_mut_ptr(), self.input.len() - self.end).shortened(self.turn);
         if room.len() == 0 {
             // The input is backed up: nothing is taken until output was sent.
             return Err(Errno(libc::EAGAIN));
@@ -353,7 +353,7 @@ impl Engine {
         if room.is_empty() {
             return Err(Errno(libc::EAGAIN));
         }
-        let n = receive(&[Part::new(room.as_mut_ptr(), room.len())])?;
+        let n = receive(&[Part::new(room.as_mut_ptr(), room.len()).shortened(self.turn)])?;
         sealed.raw.1 += n;
         // Opened bytes that are not used yet take half of the input at most, so that the largest
         // record has room.

@@ -1,0 +1,209 @@
+//! A worker's rounds one by one: which requests it serves before one that has just come.
+//!
+//! The test is host and worker in one thread, so bytes that were written are there at the next
+//! round. Connections are pairs of Unix sockets.
+
+use super::serving::SMALL_TURN;
+use super::*;
+use farmem_nic::lending::{Backing, Lending};
+use farmem_nic::tenants::{Known, Standing};
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::wire::{
+    Answer, Ask, Batch, Cipher, Completion, Credential, Greeting, Hello, Join, Known as Member, MAX_VERBS, Op, Proof,
+    Purpose, Reply, Request, Status, Verb,
+};
+use farmem_trust::{Key, Token};
+use std::io::{ErrorKind, Read, Write};
+use zerocopy::{FromBytes, IntoBytes};
+
+const PAGE: usize = 4096;
+/// Connections of the tenant that floods.
+const LOUD: usize = 64;
+
+fn key(tenant: &str, seed: u8) -> Key {
+    Token::new(tenant, &[seed; 40]).unwrap().key()
+}
+
+/// A node of one worker, which the test has go round.
+struct Rounds {
+    worker: Worker,
+    pass: Pass,
+}
+
+impl Rounds {
+    fn new(keys: &[Key]) -> Rounds {
+        let nic = Arc::new(Nic::new(Lending::new(4 * SLAB_BYTES, Backing::Small), || [7; 16]));
+        let known = |key: &Key| Known { key: *key, standing: Standing::Good, quota: u64::MAX, rate: u64::MAX };
+        nic.set_tokens(keys.iter().map(known).collect());
+        let waker = Waker::new().unwrap();
+        let inbox = Inbox { waker, called: AtomicBool::new(false), accepted: Lock::new(VecDeque::new()) };
+        let shared = Shared { nic, stop: AtomicBool::new(false), strangers: AtomicUsize::new(0), inboxes: vec![inbox] };
+        Rounds { worker: Worker::new(Arc::new(shared), 0, Vec::new()).unwrap(), pass: Pass::new() }
+    }
+
+    fn connect(&mut self) -> UnixStream {
+        let (host, node) = UnixStream::pair().unwrap();
+        [&host, &node].iter().for_each(|end| end.set_nonblocking(true).unwrap());
+        self.worker.deal_out(node.into(), Circumstances::default());
+        host
+    }
+
+    fn go(&mut self) {
+        self.worker.go_round(&mut self.pass);
+    }
+
+    /// READs that the node has served.
+    fn reads(&self) -> u64 {
+        self.worker.shared.nic.tally.reads.load(Ordering::Relaxed)
+    }
+
+    /// Goes round until this many bytes have come.
+    fn receive(&mut self, host: &mut UnixStream, bytes: usize) -> Vec<u8> {
+        let (mut got, mut room) = (Vec::new(), vec![0; bytes]);
+        for _ in 0..100_000 {
+            match host.read(&mut room[..bytes - got.len()]) {
+                Ok(n) => got.extend_from_slice(&room[..n]),
+                Err(e) => assert_eq!(e.kind(), ErrorKind::WouldBlock),
+            }
+            if got.len() == bytes {
+                return got;
+            }
+            self.go();
+        }
+        panic!("no answer");
+    }
+
+    /// Goes round until a frame has come.
+    fn frame<T, E: std::fmt::Debug>(
+        &mut self,
+        host: &mut UnixStream,
+        read: impl Fn(&[u8]) -> Result<Option<(T, usize)>, E>,
+    ) -> T {
+        let mut seen = Vec::new();
+        loop {
+            seen.extend(self.receive(host, 1));
+            if let Some((frame, _)) = read(&seen).unwrap() {
+                return frame;
+            }
+        }
+    }
+
+    /// A connection that has proven a token, and the secret that its member was given.
+    fn welcomed(&mut self, purpose: Purpose, key: &Key) -> (UnixStream, Member) {
+        let mut host = self.connect();
+        let credential = Credential { id: key.id, nonce: [9; 32], cipher: Cipher::Plain };
+        let hello = Hello { tenant: key.tenant, credential: Some(credential), ..Hello::new(purpose) };
+        host.write_all(hello.frame().as_bytes()).unwrap();
+        let Greeting::Challenge(nonce) = self.frame(&mut host, Greeting::read) else { panic!("no challenge") };
+        let proof = Proof { mac: key.of_host(&nonce, hello.frame().as_bytes(), None), share: None };
+        host.write_all(proof.frame().as_bytes()).unwrap();
+        let Greeting::Welcome(welcome) = self.frame(&mut host, Greeting::read) else { panic!("no welcome") };
+        (host, Member { secret: welcome.secret, incarnation: welcome.incarnation })
+    }
+
+    /// A tenant with a slab: its member's connection, its queue pairs, and a READ of a page.
+    fn tenant(&mut self, key: &Key, run: u8, queues: usize) -> (UnixStream, Vec<UnixStream>, Verb) {
+        let join = Join { run: [run; 16], pid: 4711, grace_ms: 1000, ..Join::default() };
+        let (mut control, member) = self.welcomed(Purpose::Join(join), key);
+        control.write_all(Request::new(1, Ask::Grant).frame().as_bytes()).unwrap();
+        let Ok(Reply::Slab(slab)) = self.frame(&mut control, Answer::read).result else { panic!("no slab") };
+        let key_of = farmem_protocol::key::Key::from(slab).0.into();
+        let read = Verb { op: Op::Read as u8, zero: [0; 3], len: (PAGE as u32).into(), key: key_of, offset: 0.into() };
+        let queue = |queue| self.welcomed(Purpose::Attach(member, queue as u64), key).0;
+        let queues = (0..queues).map(queue).collect();
+        (control, queues, read)
+    }
+}
+
+/// A batch of READs.
+fn batch(read: Verb, count: usize, first: u64) -> Vec<u8> {
+    let head = Batch { count: (count as u16).into(), zero: 0.into(), bytes: 0.into(), first: first.into() };
+    [head.as_bytes(), &read.as_bytes().repeat(count)].concat()
+}
+
+/// A connection of the loud tenant: as many READs as its socket holds, and no answer is waited for.
+struct Stream(UnixStream, Vec<u8>, u64);
+
+impl Stream {
+    fn go_on(&mut self, read: Verb) {
+        let Stream(host, going, batches) = self;
+        let mut answers = [0; 256 << 10];
+        while host.read(&mut answers).is_ok_and(|n| n == answers.len()) {}
+        loop {
+            if going.is_empty() {
+                *going = batch(read, MAX_VERBS, *batches * MAX_VERBS as u64);
+                *batches += 1;
+            }
+            match host.write(going) {
+                Ok(n) => drop(going.drain(..n)),
+                Err(e) => return assert_eq!(e.kind(), ErrorKind::WouldBlock),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_request_of_an_idle_tenant_is_served_at_once_beside_a_flood() {
+    let (loud, quiet) = (key("loud", 1), key("quiet", 2));
+    let mut rounds = Rounds::new(&[loud, quiet]);
+    let (_control, queues, loud_read) = rounds.tenant(&loud, 1, LOUD);
+    let mut streams: Vec<Stream> = queues.into_iter().map(|host| Stream(host, Vec::new(), 0)).collect();
+    let (_other, mut queue, read) = rounds.tenant(&quiet, 2, 1);
+    let mut flood_for = |rounds: &mut Rounds, times: usize| {
+        let (mut most, from) = (0, rounds.reads());
+        for _ in 0..times {
+            streams.iter_mut().for_each(|stream| stream.go_on(loud_read));
+            for _ in 0..8 {
+                let before = rounds.reads();
+                rounds.go();
+                most = most.max(rounds.reads() - before);
+            }
+        }
+        (most, rounds.reads() - from)
+    };
+    let in_turn = (SMALL_TURN / PAGE) as u64;
+    let (mut number, mut judged) = (0, 0);
+    while judged < 100 {
+        let begun = now_ns();
+        // Both ask: the worker knows that it has to share its time.
+        let mut ask = |rounds: &mut Rounds| {
+            queue[0].write_all(&batch(read, 1, number)).unwrap();
+            number += 1;
+            let before = rounds.reads();
+            let answer = rounds.receive(&mut queue[0], size_of::<Completion>() + PAGE);
+            let (completion, _) = Completion::read_from_prefix(&answer).unwrap();
+            assert_eq!(completion.status, Status::Done as u8);
+            rounds.reads() - before
+        };
+        ask(&mut rounds);
+        // The connections of the flood that are ready are known after some rounds.
+        flood_for(&mut rounds, 10);
+        let (most, all) = flood_for(&mut rounds, 1 + judged % 5);
+        let meanwhile = ask(&mut rounds);
+        assert!(number < 10_000, "this machine stands still again and again");
+        // If the machine stood still for long, the quiet tenant had not asked of late.
+        if now_ns() - begun < 500_000_000 {
+            // What comes while a turn is taken waits for its end: that is the most.
+            assert!(most <= in_turn && all > 0, "{most} in one round, {all} in all");
+            // None but its own is served from when it has come to when it is answered.
+            assert_eq!(meanwhile, 1, "request {number}");
+            judged += 1;
+        }
+    }
+}
+
+#[test]
+fn a_flood_that_nobody_shares_with_is_served_as_it_comes() {
+    let loud = key("loud", 1);
+    let mut rounds = Rounds::new(&[loud]);
+    let (_control, queues, read) = rounds.tenant(&loud, 1, 4);
+    let mut streams: Vec<Stream> = queues.into_iter().map(|host| Stream(host, Vec::new(), 0)).collect();
+    let before = rounds.reads();
+    for _ in 0..50 {
+        streams.iter_mut().for_each(|stream| stream.go_on(read));
+        rounds.go();
+    }
+    // More than turns would have: a round serves each connection that has asked.
+    assert!(rounds.reads() - before > 50 * 2 * (SMALL_TURN / PAGE) as u64);
+    assert!(rounds.worker.connections.iter().flatten().all(|connection| !connection.queued));
+}
