@@ -14,7 +14,7 @@ use farmem_trust::{Key, Token};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -112,11 +112,12 @@ impl Path {
             meddler: Arc::new(Mutex::new(Box::new(|passing| (passing.record.to_vec(), false)))),
         };
         let (heard, meddler) = (Arc::clone(&path.heard), Arc::clone(&path.meddler));
+        let latest = Arc::default();
         std::thread::spawn(move || {
             for host in listener.incoming() {
                 let (Ok(host), Ok(node)) = (host, TcpStream::connect(&node)) else { return };
                 let _ = (host.set_nodelay(true), node.set_nodelay(true));
-                let _ = pass_hello(host, node, &heard, &meddler);
+                let _ = pass_hello(host, node, &heard, &meddler, &latest);
             }
         });
         path
@@ -131,12 +132,28 @@ impl Path {
     }
 }
 
+/// The connection of a queue pair that came last. Records of one before it may still be on their way, and nobody notices
+/// what becomes of these: they are not meddled with.
+#[derive(Default)]
+struct Latest(AtomicU64);
+
+impl Latest {
+    fn another(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    fn is(&self, number: u64) -> bool {
+        self.0.load(Ordering::SeqCst) == number
+    }
+}
+
 /// Passes all up to the Welcome, then both ways at once. `None`: it ends before.
 fn pass_hello(
     mut host: TcpStream,
     mut node: TcpStream,
     heard: &Arc<Mutex<Vec<u8>>>,
     meddler: &Arc<Mutex<Meddler>>,
+    latest: &Arc<Latest>,
 ) -> Option<()> {
     let hello = receive(&mut host, Hello::read)?;
     let is_sealed = hello.credential.is_some_and(|named| named.cipher != Cipher::Plain);
@@ -149,15 +166,16 @@ fn pass_hello(
     say(&mut host, receive(&mut node, Greeting::read)?.frame().as_bytes())?;
     say(&mut node, receive(&mut host, Proof::read)?.frame().as_bytes())?;
     say(&mut host, receive(&mut node, Greeting::read)?.frame().as_bytes())?;
+    let own = if is_queue { latest.another() } else { 0 };
     for (from, mut one, mut other) in
         [(From::Host, host.try_clone().ok()?, node.try_clone().ok()?), (From::Node, node, host)]
     {
-        let (heard, meddler) = (Arc::clone(heard), Arc::clone(meddler));
+        let (heard, meddler, latest) = (Arc::clone(heard), Arc::clone(meddler), Arc::clone(latest));
         std::thread::spawn(move || {
             let mut number = 0;
             while let Some(record) = if is_queue { next_record(&mut one) } else { next_bytes(&mut one) } {
                 heard.lock().unwrap().extend_from_slice(&record);
-                let (passed, ends) = match is_queue {
+                let (passed, ends) = match is_queue && latest.is(own) {
                     true => (meddler.lock().unwrap())(&Passing { from, number, record: &record }),
                     false => (record, false),
                 };
