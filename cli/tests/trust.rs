@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -253,6 +253,16 @@ fn the_librarys_cryptography_has_no_thread_pointer() {
     assert!(functions > 20, "{functions}: a library without symbols?");
 }
 
+/// A token that no node knows: another one with its last digit changed.
+fn forged(token: &Path) -> PathBuf {
+    let text = fs::read_to_string(token).unwrap();
+    let end = if text.trim().ends_with('0') { "1" } else { "0" };
+    let forged = token.with_extension("forged");
+    fs::write(&forged, format!("{}{end}", &text.trim()[..text.trim().len() - 1])).unwrap();
+    fs::set_permissions(&forged, fs::Permissions::from_mode(0o600)).unwrap();
+    forged
+}
+
 /// The same flag, the same words, whoever speaks to a node: a store's front end, regions, the library, swap.
 #[test]
 fn whoever_speaks_to_a_node_names_its_token() {
@@ -267,6 +277,9 @@ fn whoever_speaks_to_a_node_names_its_token() {
     };
     refused(here.place.farmem(["region", "ls", &here.at]), "--token FILE");
     refused(here.place.farmem(["kv", "--name", "s", "--node", &here.at, "--listen", "127.0.0.1:0"]), "--token FILE");
+    let mut front = here.place.farmem(["kv", "--name", "s", "--node", &here.at, "--listen", "127.0.0.1:0", "--token"]);
+    front.arg(forged(&token));
+    refused(front, "does not know this token");
     let open = || Memory::builder().node(&here.at).region("shared").create(true).timeout(Duration::from_secs(5));
     let without = open().connect().unwrap_err().to_string();
     assert!(without.contains("--token FILE"), "{without}");
@@ -313,11 +326,8 @@ fn a_swap_volume_is_asked_for_by_a_token() {
     let dial = |token| farmem_swap::stream::dial(&wanted(token), Duration::from_secs(5));
     let without = dial(None).unwrap_err().to_string();
     assert!(without.contains("--token FILE"), "{without}");
-    let (good, forged) = (here.token("analytics.token"), here.token("forged.token"));
-    let text = fs::read_to_string(&good).unwrap();
-    let end = if text.trim().ends_with('0') { "1" } else { "0" };
-    fs::write(&forged, format!("{}{end}", &text.trim()[..text.trim().len() - 1])).unwrap();
-    fs::set_permissions(&forged, fs::Permissions::from_mode(0o600)).unwrap();
+    let good = here.token("analytics.token");
+    let forged = forged(&good);
     let wrong = dial(Some(&forged)).unwrap_err().to_string();
     assert!(wrong.contains("does not know this token"), "{wrong}");
     let mut stream = dial(Some(&good)).unwrap();

@@ -221,6 +221,15 @@ impl Drive {
         match e {
             _ if incomplete(node) => Ok(Answer::Lost),
             Error::Lost { .. } if self.copied && ended && stays => Ok(Answer::Lost),
+            Error::Lost { node: at, reason } if self.copied => {
+                let other = self.node(node ^ 1);
+                let more = match self.place(node ^ 1) {
+                    Some(_) if incomplete(node ^ 1) => format!("; {other} was not yet filled with its keys"),
+                    Some(place) if has_ended(place) => format!("; so is {other}, which had the other copy of its keys"),
+                    _ => String::new(),
+                };
+                Err(Error::Lost { node: at, reason: reason + &more })
+            }
             e => Err(e),
         }
     }

@@ -1,0 +1,225 @@
+//! A store's front ends as processes: how they end, what they say, and that they need no more than
+//! a confined service has.
+
+#[allow(dead_code)] // Shared by test programs, each of which uses a part.
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::process::Child;
+
+use common::{Place, eventually, outcome};
+use farmem::{Addr, Memory};
+use farmem_kv::layout::{MAGIC, head};
+
+/// A process whose messages are in a file. Killed when dropped.
+struct Service {
+    child: Child,
+    log: std::path::PathBuf,
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Service {
+    fn start(place: &Place, name: &str, arguments: &[&str]) -> Service {
+        let log = place.path().join(format!("{name}.log"));
+        let child = place.farmem(arguments).stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
+        Service { child, log }
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    fn says(&self, what: &str) {
+        eventually(what, || self.said().contains(what));
+    }
+
+    fn signal(&self, signal: i32) {
+        farmem_sys::process::send(self.child.id(), signal).unwrap();
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Waits for its end; its status.
+    fn ended(&mut self) -> Option<i32> {
+        eventually("it has ended", || self.child.try_wait().unwrap().is_some());
+        self.child.wait().unwrap().code()
+    }
+}
+
+/// Nodes by their sockets, and what a front end is told of them.
+struct Nodes {
+    place: Place,
+    nodes: Vec<Service>,
+    at: Vec<String>,
+}
+
+impl Nodes {
+    fn start(count: usize) -> Nodes {
+        let place = Place::new();
+        let sockets: Vec<_> = (0..count).map(|n| place.path().join(format!("{n}.sock"))).collect();
+        let at: Vec<String> = sockets.iter().map(|socket| format!("unix:{}", socket.display())).collect();
+        let node = |n: usize| {
+            let arguments = ["node", "--lend", "256M", "--rdma", "off", "--listen", &at[n]];
+            Service::start(&place, &format!("node{n}"), &arguments)
+        };
+        let nodes = (0..count).map(node).collect();
+        eventually("the nodes listen", || sockets.iter().all(|socket| socket.exists()));
+        Nodes { place, nodes, at }
+    }
+
+    /// A front end on some of the nodes, which listens.
+    fn front(&self, name: &str, named: &[&str], options: &[&str]) -> Service {
+        let nodes = named.join(",");
+        let arguments = [&["kv", "--name", "store", "--node", &nodes, "--listen", "127.0.0.1:0"], options].concat();
+        let front = Service::start(&self.place, name, &arguments);
+        front.says("is served at");
+        front
+    }
+
+    fn named(&self, some: std::ops::Range<usize>) -> Vec<&str> {
+        self.at[some].iter().map(String::as_str).collect()
+    }
+
+    /// The only line of a front end that is refused.
+    fn refused(&self, named: &[&str], options: &[&str]) -> String {
+        let nodes = named.join(",");
+        let arguments = [&["kv", "--name", "store", "--node", &nodes, "--listen", "127.0.0.1:0"], options].concat();
+        let (status, _, line) = outcome(self.place.farmem(arguments));
+        assert!(status.is_some_and(|status| status != 0) && line.trim_end().lines().count() == 1, "{status:?}: {line}");
+        line
+    }
+}
+
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn of(front: &Service) -> Client {
+        let said = front.said();
+        let at = said.lines().find_map(|line| line.split("is served at ").nth(1)).expect("it listens");
+        Client(BufReader::new(TcpStream::connect(at).unwrap()))
+    }
+
+    /// The reply's last line; empty if the connection was closed instead.
+    fn ask(&mut self, line: &str) -> String {
+        let _ = self.0.get_mut().write_all(format!("{line}\r\n").as_bytes());
+        let mut reply = String::new();
+        let _ = self.0.read_line(&mut reply);
+        if reply.starts_with('$') && reply.trim_end() != "$-1" {
+            reply.clear();
+            let _ = self.0.read_line(&mut reply);
+        }
+        reply.trim_end().to_owned()
+    }
+}
+
+const MIRROR: [&str; 2] = ["--protect", "mirror"];
+
+/// A store of which a part is gone answers for no part of it: a front end that named only some keys
+/// as lost would leave it to each client to find out.
+#[test]
+fn a_store_ends_with_a_pair_of_its_nodes() {
+    let mut of = Nodes::start(4);
+    let all = of.at.clone();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let mut fronts = [of.front("one", &all, &MIRROR), of.front("other", &all, &MIRROR)];
+    let mut client = Client::of(&fronts[0]);
+    for n in 0..50 {
+        assert_eq!(client.ask(&format!("SET key{n} {n}")), "+OK");
+    }
+    of.nodes[2].kill();
+    for n in 0..50 {
+        assert_eq!(client.ask(&format!("GET key{n}")), n.to_string());
+    }
+    for front in &fronts {
+        front.says("goes on alone");
+    }
+    let before = fronts.each_ref().map(|front| front.said().lines().count());
+    of.nodes[3].kill();
+    for (front, before) in fronts.iter_mut().zip(before) {
+        let said = (front.ended(), front.said());
+        let last: Vec<&str> = said.1.lines().skip(before).collect();
+        assert_eq!((said.0, last.len()), (Some(70), 1), "{last:?}");
+        assert!(last[0].contains(&all[2]) && last[0].contains(&all[3]), "{last:?}");
+    }
+    let line = of.refused(&all, &MIRROR);
+    assert!(line.contains("store"), "{line}");
+}
+
+/// A front end that is stopped keeps the new node from counting until it goes on. So the survivor
+/// ends in the middle of the repair.
+#[test]
+fn a_store_ends_with_the_survivor_of_a_pair_that_is_mended() {
+    let mut of = Nodes::start(3);
+    let (pair, spare) = (of.named(0..2).join(","), of.at[2].clone());
+    let pair: Vec<&str> = pair.split(',').collect();
+    let with_spare = [&MIRROR[..], &["--spare", &spare]].concat();
+    let mut fronts = [of.front("mends", &pair, &with_spare), of.front("stopped", &pair, &MIRROR)];
+    let mut client = Client::of(&fronts[0]);
+    for n in 0..50 {
+        assert_eq!(client.ask(&format!("SET key{n} {n}")), "+OK");
+    }
+    fronts[1].signal(libc::SIGSTOP);
+    of.nodes[0].kill();
+    fronts[0].says("is being filled");
+    assert_eq!((client.ask("GET key7"), client.ask("SET key7 8")), ("7".into(), "+OK".into()));
+    of.nodes[1].kill();
+    assert_eq!(fronts[0].ended(), Some(70));
+    let said = fronts[0].said();
+    let lost: Vec<&str> = said.lines().filter(|line| line.contains(" is lost: ")).collect();
+    assert!(lost.len() == 1 && said.trim_end().ends_with(lost[0]) && lost[0].contains(pair[1]), "{said}");
+    fronts[1].signal(libc::SIGCONT);
+    assert_eq!(fronts[1].ended(), Some(70));
+    // The new node counts as no copy.
+    of.refused(&[&spare], &MIRROR);
+}
+
+#[test]
+fn a_confined_front_end_fills_a_spare_node() {
+    let mut of = Nodes::start(3);
+    let (pair, spare) = (of.named(0..2).join(","), of.at[2].clone());
+    let pair: Vec<&str> = pair.split(',').collect();
+    let front = of.front("mends", &pair, &[&MIRROR[..], &["--spare", &spare]].concat());
+    let mut client = Client::of(&front);
+    for n in 0..200 {
+        assert_eq!(client.ask(&format!("SET key{n} {n}")), "+OK");
+    }
+    of.nodes[1].kill();
+    front.says("each key is at two nodes again");
+    let status = fs::read_to_string(format!("/proc/{}/status", front.child.id())).unwrap();
+    assert!(status.contains("Seccomp:\t2") && status.contains("CapEff:\t0000000000000000"), "{status}");
+    of.nodes[0].kill();
+    for n in 0..200 {
+        assert_eq!(client.ask(&format!("GET key{n}")), n.to_string());
+    }
+    assert_eq!(client.ask("SET key after"), "+OK");
+}
+
+#[test]
+fn front_ends_of_two_versions_do_not_share_a_store() {
+    let of = Nodes::start(1);
+    let node = of.at[0].clone();
+    let front = of.front("old", &[&node], &[]);
+    let mut client = Client::of(&front);
+    assert_eq!(client.ask("SET key value"), "+OK");
+    let memory = Memory::builder().node(&node).region("store").connect().unwrap();
+    let root = memory.load(memory.root(0)).unwrap();
+    let magic = Addr::from_bits(root + head::MAGIC).unwrap();
+    assert_eq!(memory.load(magic).unwrap(), MAGIC);
+    // As a newer version would have written it.
+    memory.store(magic, MAGIC + (1 << 48)).unwrap();
+    let line = of.refused(&[&node], &[]);
+    assert!(line.contains("no store of this version"), "{line}");
+    memory.store(magic, MAGIC).unwrap();
+    assert_eq!(Client::of(&of.front("new", &[&node], &[])).ask("GET key"), "value");
+    assert_eq!(client.ask("GET key"), "value");
+}
