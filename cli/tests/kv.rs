@@ -149,7 +149,7 @@ fn a_store_ends_with_a_pair_of_its_nodes() {
         let said = (front.ended(), front.said());
         let last: Vec<&str> = said.1.lines().skip(before).collect();
         assert_eq!((said.0, last.len()), (Some(70), 1), "{last:?}");
-        assert!(last[0].contains(&all[2]) && last[0].contains(&all[3]), "{last:?}");
+        assert!(last[0].contains(all[2]) && last[0].contains(all[3]), "{last:?}");
     }
     let line = of.refused(&all, &MIRROR);
     assert!(line.contains("store"), "{line}");

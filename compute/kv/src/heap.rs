@@ -38,8 +38,22 @@ pub struct Place {
     pub used: Use,
     /// How often it was used.
     pub version: u16,
+    /// When the object ends, in seconds since 1970, rounded up; 0: never.
+    pub ends: u32,
     /// Hash of the key whose object it has, if linked.
     pub hash: u64,
+}
+
+impl Place {
+    /// When its object ends, if it is linked and ends.
+    fn end(&self) -> Option<u32> {
+        (self.used == Use::Linked && self.ends > 0).then_some(self.ends)
+    }
+}
+
+/// The second in which an object is certain to have ended, for [`Place::ends`].
+pub fn second(expiry_ms: Option<u64>) -> u32 {
+    expiry_ms.map_or(0, |at| at.div_ceil(1000).clamp(1, u64::from(u32::MAX)) as u32)
 }
 
 /// A place that an operation holds.
@@ -58,6 +72,8 @@ struct Piece {
     bytes: u32,
     class: u8,
     used: u32,
+    /// None of its linked objects ends before this second.
+    soonest: u32,
     places: Vec<Place>,
 }
 
@@ -65,6 +81,11 @@ impl Piece {
     /// Bytes of each of its places.
     fn place_bytes(&self) -> u64 {
         if is_whole(self.class) { u64::from(self.bytes) } else { class_bytes(self.class) }
+    }
+
+    /// When the first of its linked objects ends.
+    fn soonest(&self) -> u32 {
+        self.places.iter().filter_map(Place::end).min().unwrap_or(u32::MAX)
     }
 }
 
@@ -163,7 +184,7 @@ impl Heap {
     fn insert(&mut self, at: At, bytes: u32, class: u8, known: Vec<Place>) {
         let step = if is_whole(class) { u64::from(bytes) - PIECE_HEADER } else { class_bytes(class) };
         let count = (u64::from(bytes) - PIECE_HEADER) / step;
-        let free = Place { used: Use::Free, version: 0, hash: 0 };
+        let free = Place { used: Use::Free, version: 0, ends: 0, hash: 0 };
         let mut places = known;
         places.resize(count as usize, free);
         let used = places.iter().filter(|place| place.used != Use::Free).count() as u32;
@@ -177,7 +198,9 @@ impl Heap {
                 .map(|n| at + PIECE_HEADER + n as u64 * step),
         );
         self.bytes += u64::from(bytes);
-        self.pieces.insert(at, Piece { bytes, class, used, places });
+        let mut piece = Piece { bytes, class, used, soonest: 0, places };
+        piece.soonest = piece.soonest();
+        self.pieces.insert(at, piece);
     }
 
     fn piece_of(&mut self, at: At) -> Option<(At, &mut Piece)> {
@@ -197,12 +220,33 @@ impl Heap {
         Some(&mut piece.places[number])
     }
 
-    /// The object was linked.
-    pub fn linked(&mut self, at: At, hash: u64) {
+    /// The object was linked. `ends`: see [`Place::ends`].
+    pub fn linked(&mut self, at: At, hash: u64, ends: u32) {
+        let Some((piece, number)) = self.located(at) else { return };
+        let place = &mut piece.places[number];
         // It may have been taken out again before this front end has learned that it was linked.
-        if let Some(place) = self.place(at).filter(|place| place.used == Use::Held) {
-            (place.used, place.hash) = (Use::Linked, hash);
+        if place.used == Use::Held {
+            (place.used, place.hash, place.ends) = (Use::Linked, hash, ends);
+            if ends > 0 {
+                piece.soonest = piece.soonest.min(ends);
+            }
         }
+    }
+
+    /// Linked objects that have ended by this second, with their keys' hashes; not many more than
+    /// `most`. A piece is looked through only when one of its objects may have ended.
+    pub fn ended(&mut self, now_s: u32, most: usize) -> Vec<(At, u64)> {
+        let mut ended = Vec::new();
+        for (&at, piece) in self.pieces.iter_mut().filter(|(_, piece)| piece.soonest <= now_s) {
+            piece.soonest = piece.soonest();
+            let step = if is_whole(piece.class) { 0 } else { class_bytes(piece.class) };
+            let over = piece.places.iter().enumerate().filter(|(_, place)| place.end().is_some_and(|end| end <= now_s));
+            ended.extend(over.map(|(n, place)| (at + PIECE_HEADER + n as u64 * step, place.hash)));
+            if ended.len() >= most {
+                break;
+            }
+        }
+        ended
     }
 
     /// Records that the object left the index in or before this epoch. Ignores places of others.
@@ -285,7 +329,7 @@ impl Heap {
         let Some(known) = self.heads.get(&head).and_then(|number| self.longs.get_mut(number)) else { return };
         known.linked = true;
         let (hash, places) = (known.hash, known.places.clone());
-        places.into_iter().for_each(|at| self.linked(at, hash));
+        places.into_iter().for_each(|at| self.linked(at, hash, 0));
     }
 
     fn forget_head(&mut self, head: At) -> Option<u64> {
@@ -401,6 +445,11 @@ impl Heap {
         self.place(at).is_some_and(|place| place.used == Use::Linked && place.hash == hash)
     }
 
+    /// Whether the place still has the object of this hash, and that has ended.
+    pub fn has_ended(&mut self, at: At, hash: u64, now_s: u32) -> bool {
+        self.place(at).is_some_and(|place| place.hash == hash && place.end().is_some_and(|end| end <= now_s))
+    }
+
     /// Linked places, with their keys' hashes.
     pub fn all_linked(&self) -> Vec<(At, u64)> {
         let mut linked = Vec::new();
@@ -415,47 +464,4 @@ impl Heap {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_place_is_free_again_after_its_grace() {
-        let mut heap = Heap::default();
-        assert!(heap.take(0, 1).is_none());
-        heap.add(1 << 20, 4096, 0);
-        let all: Vec<Held> = std::iter::from_fn(|| heap.take(0, 1)).collect();
-        assert_eq!(all.len(), 63);
-        heap.linked(all[5].at, 7);
-        assert_eq!(heap.all_linked(), [(all[5].at, 7)]);
-        heap.retire(all[5].at, 10);
-        heap.retire(all[5].at, 10);
-        heap.reap(12);
-        assert_eq!((heap.take(0, 1), heap.retired_bytes()), (None, 64));
-        heap.reap(13);
-        assert_eq!(heap.take(0, 1), Some(Held { version: 2, ..all[5] }));
-        assert!(heap.spare().is_none());
-    }
-
-    #[test]
-    fn a_place_that_is_retired_early_is_not_lost() {
-        let mut heap = Heap::default();
-        heap.add(1 << 20, 4096, 0);
-        let held = heap.take(0, 1).unwrap();
-        heap.retire(held.at, 10);
-        heap.linked(held.at, 7);
-        assert!(heap.all_linked().is_empty());
-        heap.reap(13);
-        assert_eq!(heap.take(0, 1), Some(Held { version: 2, ..held }));
-    }
-
-    #[test]
-    fn an_unused_large_piece_is_spare() {
-        let mut heap = Heap::default();
-        assert_eq!(heap.piece_for(LARGE, 100 << 10), 128 << 10);
-        heap.add(1 << 20, 128 << 10, LARGE);
-        let held = heap.take(LARGE, 100 << 10).unwrap();
-        heap.give_back(held.at);
-        assert_eq!(heap.spare(), Some((1 << 20, 128 << 10)));
-        assert_eq!((heap.take(LARGE, 100 << 10), heap.bytes()), (None, 0));
-    }
-}
+mod tests;

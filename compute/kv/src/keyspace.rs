@@ -1,7 +1,7 @@
 //! The shards of all nodes as one store, with keys that expire.
 //!
-//! A key has *ended* when its expiry has passed. It stays in the index until a lookup, a sweep or
-//! an eviction removes it.
+//! A key has *ended* when its expiry has passed. It stays in the index until a lookup, an eviction,
+//! or a sweep of the front end that has its object removes it.
 
 use crate::blocks;
 use crate::index::{Found, Inserted, Removed};
@@ -414,23 +414,16 @@ impl Keyspace {
         if evicted == 0 { Err(Trouble::Full) } else { Ok(()) }
     }
 
-    /// Looks at keys from a place on, `looks` times, and removes those that have ended. Returns the
-    /// place to continue from, and whether any key had ended.
-    pub async fn sweep(&self, io: &Io, from: Cursor, looks: usize) -> Result<(Cursor, bool), Trouble> {
-        let (mut at, mut any) = (from, false);
-        for _ in 0..looks {
-            let Some(shard) = self.shards.get(usize::from(at.shard)) else { return Ok((Cursor::default(), any)) };
-            let (objects, next) = shard.index.some(io, (at.path, at.bucket), 64, false).await?;
-            for object in objects.iter().filter(|object| self.has_ended(object)) {
-                any = true;
-                self.find(io, object.key()).await?;
-            }
-            at = match next {
-                Some((path, bucket)) => Cursor { path, bucket, ..at },
-                None => Cursor { shard: at.shard + 1, path: 0, bucket: 0 },
-            };
+    /// Takes keys that have ended and were written here out, about `most` of each node's; whether
+    /// there may be more.
+    pub async fn sweep(&self, io: &Io, most: usize) -> bool {
+        let mut more = false;
+        for shard in &self.shards {
+            let (swept, again) = shard.recovery.sweep(io, most).await;
+            self.figures.expired.set(self.figures.expired.get() + swept as u64);
+            more |= again;
         }
-        Ok((at, any))
+        more
     }
 }
 

@@ -7,10 +7,11 @@
 //! the index.
 //!
 //! The same lookup tells an owner which of its objects others have replaced or deleted:
-//! *scavenging*.
+//! *scavenging*. And an owner knows when its objects end, and takes them out of the index then:
+//! *sweeping*.
 
 use crate::copies::Counted;
-use crate::heap::{Place, Use};
+use crate::heap::{Place, Use, second};
 use crate::index::{Index, Trie};
 use crate::layout::{
     At, EXTENT, HEAD_BYTES, Hash, Kind, LARGE, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, class_bytes, word,
@@ -163,6 +164,54 @@ impl Recovery {
         found
     }
 
+    /// Takes own objects that have ended out of the index, about `most` of them; how many were in
+    /// it, and whether there may be more. An object never changes, so what its owner knows of its
+    /// end holds. No object is read, and none is looked up that has not ended.
+    pub async fn sweep(&self, io: &Io, most: usize) -> (usize, bool) {
+        let now_s = (self.space.now_ms.get() / 1000).min(u64::from(u32::MAX)) as u32;
+        let ended = self.space.heap.borrow_mut().ended(now_s, most);
+        let mut swept = 0;
+        for some in ended.chunks(AT_ONCE) {
+            // While it lives no place is used again, so what was looked up is what is retired.
+            let _section = self.space.section();
+            // The place may have been used again since, even for the same key.
+            let over = |&&(at, hash): &&(At, u64)| self.space.heap.borrow_mut().has_ended(at, hash, now_s);
+            let sweep = |&(at, hash): &(At, u64)| -> Pin<Box<dyn Future<Output = bool> + '_>> {
+                Box::pin(self.sweep_one(io, Hash(hash), at))
+            };
+            let some: Vec<_> = some.iter().filter(over).map(sweep).collect();
+            swept += join(some).await.into_iter().filter(|out| *out).count();
+        }
+        (swept, ended.len() >= most)
+    }
+
+    /// Takes an own object that has ended out of the index; whether it was there. What changes at
+    /// the same time is left to the next sweep.
+    async fn sweep_one(&self, io: &Io, hash: Hash, at: At) -> bool {
+        match self.referrer(io, hash, at).await {
+            // Another front end has taken it out.
+            None => {
+                let epoch = self.space.epoch() + 1;
+                self.space.heap.borrow_mut().retire(at, epoch);
+                false
+            }
+            Some((_, slot)) if slot.is_pending() => false,
+            Some((_, slot)) if slot.is_frozen() => {
+                let table = self.index.trie.borrow().table(hash);
+                // What cannot be split is left as it is.
+                let _ = self.index.split(io, table, hash).await;
+                false
+            }
+            Some((slot_at, slot)) => {
+                let out = matches!(self.reach.swap(io, slot_at, slot.0, 0).await, Ok(Ok(())));
+                if out {
+                    self.space.retire(slot);
+                }
+                out
+            }
+        }
+    }
+
     /// Takes over the pieces of front ends that are gone; how many. `now_ms` is of a clock that
     /// never goes back.
     pub async fn adopt(&self, io: &Io, now_ms: u64) -> Result<usize, Trouble> {
@@ -243,7 +292,7 @@ impl Recovery {
             let live = self.refers_to_long(io, Hash(hash), number).await;
             let (place, epoch) = (at + PIECE_HEADER, self.space.epoch() + 1);
             let mut heap = self.space.heap.borrow_mut();
-            heap.adopt(at, bytes, EXTENT, vec![Place { used: Use::Linked, version: 0, hash }]);
+            heap.adopt(at, bytes, EXTENT, vec![Place { used: Use::Linked, version: 0, ends: 0, hash }]);
             match live {
                 true => heap.adopt_extent(place, number, hash),
                 false => {
@@ -265,10 +314,11 @@ impl Recovery {
             let version = header.map_or(0, |header| header.version);
             let object = Object::decode(object.to_vec());
             let hash = object.as_ref().map(|object| object.hash().0);
+            let ends = second(object.as_ref().and_then(Object::expiry));
             sound.extend(hash.map(|hash| (place_at(n), hash)));
             let list = object.filter(|object| object.kind() == Type::Long);
             lists.extend(list.and_then(|list| Some((place_at(n), List::decode(list.value(), self.reach.node)?))));
-            places.push(Place { used: Use::Linked, version, hash: hash.unwrap_or(0) });
+            places.push(Place { used: Use::Linked, version, ends, hash: hash.unwrap_or(0) });
         }
         let mut live = HashMap::new();
         for some in sound.chunks(AT_ONCE) {

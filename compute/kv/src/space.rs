@@ -1,7 +1,7 @@
 //! A front end's places for objects in one shard, and the epochs that say when a place is used again.
 
 use crate::copies::Phase;
-use crate::heap::{Heap, Held};
+use crate::heap::{Heap, Held, second};
 use crate::layout::{At, Hash, Kind, MAX_OBJECT, Owner, Slot, class_of};
 use crate::long::List;
 use crate::object::{Object, Type, Value};
@@ -158,7 +158,7 @@ impl Space {
     /// The object is in the index now.
     pub(crate) fn linked(&self, at: At, hash: Hash, value: &Value) {
         let mut heap = self.heap.borrow_mut();
-        heap.linked(at, hash.0);
+        heap.linked(at, hash.0, second(value.expiry));
         if value.kind == Type::Long {
             heap.linked_list(at);
         }

@@ -2,6 +2,7 @@
 
 mod world;
 
+use farmem_kv::keyspace::Keyspace;
 use farmem_kv::layout::Geometry;
 use farmem_kv::object::Value;
 use farmem_kv::rules::Rules;
@@ -193,4 +194,58 @@ fn two_copies_cost_what_they_should() {
         cost(&mut memory, &shard, Op::Get("known"));
         assert_eq!(cost(&mut memory, &shard, op), expected, "{op:?}");
     }
+}
+
+/// Keys that end cost their owner a look each, however many others there are.
+#[test]
+fn a_sweep_looks_at_ended_keys_only() {
+    let (mut memory, one, _) = scene();
+    let store = Rc::new(Keyspace::new("store", vec![Rc::clone(&one)], false, 0, 7));
+    let fill = Rc::clone(&store);
+    memory.run(Task::new(|io| async move {
+        for n in 0..2000u64 {
+            // One of forty ends in this second, and one of forty later.
+            let expiry = [Some(5_000), Some(90_000)].into_iter().nth(n as usize % 40).flatten();
+            let put = Value { expiry, ..value(&n.to_string()) };
+            fill.put(&io, format!("key{n}").as_bytes(), &put).await.expect("room");
+        }
+    }));
+    let sweep = |memory: &mut Memory, now_ms: u64| {
+        store.set_now_ms(now_ms);
+        let (store, before) = (Rc::clone(&store), store.figures.expired.get());
+        let (_, verbs, _) = memory.ledger(|io| async move { store.sweep(&io, 10_000).await });
+        (verbs, before)
+    };
+    assert_eq!(sweep(&mut memory, 4_999), (0, 0));
+    // Two buckets and the forward word of each, and a CAS.
+    assert_eq!(sweep(&mut memory, 6_000), (50 * 4, 0));
+    assert_eq!(sweep(&mut memory, 7_000), (0, 50));
+    let size = Rc::clone(&store);
+    assert_eq!(memory.run(Task::new(|io| async move { size.size(&io).await.expect("sound") })), 1953);
+    // A key that was stored anew is another object, which does not end.
+    let (again, io_store) = (value("again"), Rc::clone(&store));
+    memory.run(Task::new(|io| async move { io_store.put(&io, b"key1", &again).await.expect("room") }));
+    assert_eq!(sweep(&mut memory, 91_000), (49 * 4, 50));
+    assert_eq!(store.figures.expired.get(), 99);
+}
+
+/// The front end that takes over a dead one's objects takes them out when they end.
+#[test]
+fn what_a_dead_front_end_has_left_ends() {
+    let (mut memory, one, other) = scene();
+    let put = Value { expiry: Some(20_000), ..value("1") };
+    memory.run(Task::new(|io| async move {
+        one.index.put(&io, b"short", &put).await.expect("room");
+        one.members.leave(&io).await;
+    }));
+    let store = Keyspace::new("store", vec![Rc::clone(&other)], false, 0, 7);
+    store.set_now_ms(21_000);
+    memory.run(Task::new(|io| async move {
+        assert!(!store.sweep(&io, 100).await && store.figures.expired.get() == 0);
+        other.recovery.adopt(&io, 0).await.expect("sound");
+        store.sweep(&io, 100).await;
+        assert_eq!(store.figures.expired.get(), 1);
+        assert!(other.index.find(&io, b"short").await.expect("sound").is_none());
+        assert!(other.index.find(&io, b"known").await.expect("sound").is_some());
+    }));
 }

@@ -1,5 +1,4 @@
-//! Objects without their values, for those who look for keys: an evictor, and the sweep for ended
-//! ones. A block of 64 KiB costs as little as a small value then.
+//! Objects without their values, for a look at keys alone, such as an evictor's. A block of 64 KiB costs as little as a small value then.
 
 use super::Index;
 use crate::layout::{Hash, Slot, class_bytes, word};

@@ -1,13 +1,13 @@
 //! A front end's work beside commands: it shows that it is alive, advances the epoch, takes over
-//! the pieces of dead front ends, finds objects that others have replaced, and looks for expired
-//! keys.
+//! the pieces of dead front ends, finds objects that others have replaced, and takes ended
+//! keys out.
 
 use super::mend::{Mender, Step};
 use super::open::Config;
 use super::schedule::Schedule;
 use crate::copies::{Mode, Turn};
 use crate::drive::Drive;
-use crate::keyspace::{Cursor, Keyspace};
+use crate::keyspace::Keyspace;
 use crate::member::{LEASE_MS, STALE_MS, Ticked};
 use crate::shard::{Shard, Trouble};
 use std::cell::RefCell;
@@ -24,8 +24,8 @@ const HURRIED: Duration = Duration::from_micros(500);
 const PILE: u64 = 256 << 10;
 /// Between looks for ended keys.
 const SWEEP: Duration = Duration::from_millis(250);
-/// Buckets' groups that one look goes through.
-const LOOKS: usize = 16;
+/// Ended keys of a node that one sweep takes out, more or less.
+const SWEPT: usize = 1024;
 
 /// How a task of the background ended.
 #[derive(Debug)]
@@ -34,8 +34,8 @@ pub enum Ended {
     Tick(usize, Result<Ticked, Trouble>),
     /// A shard was looked through for others' leavings and own garbage.
     Tidied(usize),
-    /// Where the next look for ended keys begins, and whether this one found any.
-    Swept((Cursor, bool)),
+    /// Ended keys were taken out; whether there may be more.
+    Swept(bool),
     /// A step of filling a shard's new node.
     Mend(usize, Step),
 }
@@ -87,7 +87,7 @@ pub struct Background {
     shards: Vec<State>,
     start: Instant,
     sweeping: bool,
-    sweep: (Instant, Cursor),
+    sweep: Instant,
     /// Of a store with two copies.
     mender: Option<Mender>,
 }
@@ -117,7 +117,7 @@ impl Background {
             shards: store.shards.iter().map(state).collect(),
             start: now,
             sweeping: false,
-            sweep: (now + SWEEP, Cursor::default()),
+            sweep: now + SWEEP,
             mender: config.mirror.then(|| Mender::new(config, run, &store.shards, now)),
         }
     }
@@ -171,13 +171,10 @@ impl Background {
                 });
             }
         }
-        if !self.sweeping && self.sweep.0 <= now {
+        if !self.sweeping && self.sweep <= now {
             self.sweeping = true;
-            let (store, from) = (Rc::clone(&self.store), self.sweep.1);
-            self.tasks.begin(|io| async move {
-                // A table that changes under the look is looked at the next time.
-                Ended::Swept(store.sweep(&io, from, LOOKS).await.unwrap_or_default())
-            });
+            let store = Rc::clone(&self.store);
+            self.tasks.begin(|io| async move { Ended::Swept(store.sweep(&io, SWEPT).await) });
         }
     }
 
@@ -238,10 +235,9 @@ impl Background {
                     state.adopt = Some(now + Duration::from_millis(2 * LEASE_MS + 500));
                 }
             }
-            Ended::Swept((next, any)) => {
+            Ended::Swept(more) => {
                 self.sweeping = false;
-                // There may be more where some were.
-                self.sweep = (now + if any { BRISK } else { SWEEP }, next);
+                self.sweep = now + if more { BRISK } else { SWEEP };
             }
         }
         Ok(())
@@ -251,7 +247,7 @@ impl Background {
     pub fn wakes(&self) -> Instant {
         let ticks = self.shards.iter().filter(|state| !state.ticking).map(|state| state.next);
         let adopts = self.shards.iter().filter_map(|state| state.adopt);
-        let sweep = (!self.sweeping).then_some(self.sweep.0);
+        let sweep = (!self.sweeping).then_some(self.sweep);
         let active = self.mender.as_ref().is_some_and(Mender::is_active);
         let mends = active.then(|| Instant::now() + BRISK);
         ticks.chain(mends).chain(adopts).chain(sweep).chain(self.tasks.wakes()).min().unwrap_or(self.start)

@@ -1,0 +1,74 @@
+use super::*;
+
+#[test]
+fn a_place_is_free_again_after_its_grace() {
+    let mut heap = Heap::default();
+    assert!(heap.take(0, 1).is_none());
+    heap.add(1 << 20, 4096, 0);
+    let all: Vec<Held> = std::iter::from_fn(|| heap.take(0, 1)).collect();
+    assert_eq!(all.len(), 63);
+    heap.linked(all[5].at, 7, 0);
+    assert_eq!(heap.all_linked(), [(all[5].at, 7)]);
+    heap.retire(all[5].at, 10);
+    heap.retire(all[5].at, 10);
+    heap.reap(12);
+    assert_eq!((heap.take(0, 1), heap.retired_bytes()), (None, 64));
+    heap.reap(13);
+    assert_eq!(heap.take(0, 1), Some(Held { version: 2, ..all[5] }));
+    assert!(heap.spare().is_none());
+}
+
+#[test]
+fn a_place_that_is_retired_early_is_not_lost() {
+    let mut heap = Heap::default();
+    heap.add(1 << 20, 4096, 0);
+    let held = heap.take(0, 1).unwrap();
+    heap.retire(held.at, 10);
+    heap.linked(held.at, 7, 0);
+    assert!(heap.all_linked().is_empty());
+    heap.reap(13);
+    assert_eq!(heap.take(0, 1), Some(Held { version: 2, ..held }));
+}
+
+#[test]
+fn objects_that_have_ended_are_found_by_their_pieces() {
+    let mut heap = Heap::default();
+    (1..40).for_each(|n| heap.add(n << 20, 4096, 0));
+    let held: Vec<Held> = std::iter::from_fn(|| heap.take(0, 1)).collect();
+    // Most never end, and some do at 100, 101, …
+    for (n, held) in held.iter().enumerate() {
+        let ends = if n % 50 == 0 { second(Some(99_001 + n as u64 / 50 * 1000)) } else { 0 };
+        heap.linked(held.at, n as u64, ends);
+    }
+    assert!(heap.ended(99, 1000).is_empty());
+    let mut found = heap.ended(102, 1000);
+    found.sort_unstable_by_key(|&(_, hash)| hash);
+    assert_eq!(found, [(held[0].at, 0), (held[50].at, 50), (held[100].at, 100)]);
+    // Those that were not taken out are found again, and others are not.
+    heap.retire(held[50].at, 1);
+    assert_eq!(heap.ended(102, 1000).len(), 2);
+    for n in [0, 100] {
+        heap.retire(held[n].at, 1);
+    }
+    assert!(heap.ended(102, 1000).is_empty());
+    assert!(heap.ended(u32::MAX, 5).len() < 7);
+    // A place that is used again for the same key has another object.
+    assert!(!heap.has_ended(held[150].at, 150, 102) && heap.has_ended(held[150].at, 150, 103));
+    heap.retire(held[150].at, 1);
+    heap.reap(1 + GRACE);
+    let again = std::iter::from_fn(|| heap.take(0, 1)).find(|again| again.at == held[150].at);
+    heap.linked(again.expect("it is free").at, 150, 0);
+    assert!(!heap.has_ended(held[150].at, 150, u32::MAX));
+    assert_eq!((second(None), second(Some(0)), second(Some(1000)), second(Some(u64::MAX))), (0, 1, 1, u32::MAX));
+}
+
+#[test]
+fn an_unused_large_piece_is_spare() {
+    let mut heap = Heap::default();
+    assert_eq!(heap.piece_for(LARGE, 100 << 10), 128 << 10);
+    heap.add(1 << 20, 128 << 10, LARGE);
+    let held = heap.take(LARGE, 100 << 10).unwrap();
+    heap.give_back(held.at);
+    assert_eq!(heap.spare(), Some((1 << 20, 128 << 10)));
+    assert_eq!((heap.take(LARGE, 100 << 10), heap.bytes()), (None, 0));
+}
