@@ -42,7 +42,7 @@ _SETTINGS = {"local": str, "maxmemory": str, "transport": str, "token": str, "gr
 def parse_url(url):
     """Nodes, name and settings of farmem://NODE,…/NAME?SETTING=VALUE&…"""
     place, _, query = url[len(_SCHEME):].partition("?")
-    nodes, _, name = place.partition("/")
+    nodes, _, name = place.rpartition("/")  # A node can be a path: unix:/run/farmem.sock.
     if not url.startswith(_SCHEME) or not nodes or not name:
         raise ValueError(f"{url!r} is not farmem://HOST:PORT,…/NAME")
     settings = dict(parse_qsl(query, strict_parsing=bool(query)))

@@ -208,6 +208,7 @@ async def connector(node, nobody):
     await c.put(keys[0], objects[0])
     assert time.monotonic() - begun < 0.5
     await c.close()
+    assert lmcache.parse_url("farmem://unix:/run/a.sock,b:1/kv?ttl=5") == (["unix:/run/a.sock", "b:1"], "kv", {"ttl": 5.0})
     for wrong in ["farmem://a:1", "farmem:///name", "farmem://a:1/n?colour=red"]:
         try:
             lmcache.parse_url(wrong)
