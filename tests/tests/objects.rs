@@ -47,7 +47,8 @@ fn objects_and_pages_share_one_limit() -> Result<()> {
 /// The heap of several threads shares the limit with pages, too.
 #[test]
 fn threads_share_a_heap_under_one_limit() -> Result<()> {
-    let program = Command::new(example("threads")?);
+    let mut program = Command::new(example("orders")?);
+    program.arg("threads");
     for way in ["shm", "tcp"] {
         let (said, stats) = far_run(&program, &Far::local(8 << 20).with(&["--transport", way]), LIMIT)?;
         let said = said.success()?;

@@ -1,12 +1,17 @@
-//! Orders in far memory, reached at random: under `farmem run`, or with a node of its own.
+//! Orders in far memory, reached at random: under `farmem run`, or with a node of its own. Or
+//! numbers in far memory, which threads read together.
 //!
 //! ```sh
 //! farmem run --local 16M -- orders          # one --local for the orders and the rest
 //! orders bighost:7411                       # without: 16M for the orders
+//! farmem run --local 16M -- orders threads
 //! ```
 
-use farmem_objects::{Error, FarHashMap, FarVec, Heap, Result};
+use farmem_objects::{Error, FarHashMap, FarVec, Heap, Result, SharedVec};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Threads of `orders threads`.
+const THREADS: usize = 4;
 
 #[derive(FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -16,7 +21,11 @@ struct Order {
 }
 
 fn main() -> std::process::ExitCode {
-    match run() {
+    let ran = match std::env::args().nth(1) {
+        Some(word) if word == "threads" => threads(),
+        node => orders(node),
+    };
+    match ran {
         Ok(line) => {
             println!("{line}");
             std::process::ExitCode::SUCCESS
@@ -28,8 +37,8 @@ fn main() -> std::process::ExitCode {
     }
 }
 
-fn run() -> Result<String> {
-    let far = match (Heap::of_run(), std::env::args().nth(1)) {
+fn orders(node: Option<String>) -> Result<String> {
+    let far = match (Heap::of_run(), node) {
         (Err(Error::NoRun), Some(node)) => Heap::builder().local("16M").node(node).build()?,
         (heap, _) => heap?,
     };
@@ -54,4 +63,36 @@ fn run() -> Result<String> {
         }
     }
     Ok(format!("{} orders, {} by number, {sum}", orders.len(), by_number.len()))
+}
+
+/// Threads that read one far vector.
+fn threads() -> Result<String> {
+    let heap = Heap::builder_of_run()?.build_shared()?;
+    let seat = heap.seat()?;
+    let mut squares: SharedVec<u64> = heap.vec();
+    for first in (0..1_000_000u64).step_by(1000) {
+        let some: Vec<u64> = (first..first + 1000).map(|n| n * n).collect();
+        squares.extend_from_slice(&some, &seat)?;
+    }
+    // Memory of the program's own, which is paged, beside it.
+    let near: Vec<u64> = (0..1 << 20).collect();
+    let sums = std::thread::scope(|threads| {
+        let (heap, squares, near) = (&heap, &squares, &near);
+        let sum = move |thread: usize| -> Result<u64> {
+            let (seat, mut sum) = (heap.seat()?, 0u64);
+            for round in 0..250 {
+                let places: Vec<usize> =
+                    (0..16).map(|n| (thread * 4000 + round * 16 + n) * 7919 % squares.len()).collect();
+                let scope = seat.scope();
+                for &square in squares.get_many(&places, &scope)? {
+                    sum = sum.wrapping_add(square).wrapping_add(near[(square % (1 << 20)) as usize]);
+                }
+            }
+            Ok(sum)
+        };
+        let all: Vec<_> = (0..THREADS).map(|thread| threads.spawn(move || sum(thread))).collect();
+        all.into_iter().map(|one| one.join().unwrap_or(Ok(0))).collect::<Result<Vec<u64>>>()
+    })?;
+    let sum = sums.into_iter().fold(0u64, u64::wrapping_add);
+    Ok(format!("{} squares by {THREADS} threads, {sum}", squares.len()))
 }

@@ -19,10 +19,11 @@
 //! dirty victims follow the read of a miss by the same round trip.
 
 use crate::class::{CLASSES, Class, SEGMENT};
-use crate::frames::{Arena, At, Frames, Move};
+use crate::frames::{Arena, Move};
 use crate::homes::Homes;
 use crate::rooms::Room;
 use crate::share::Share;
+use crate::space::At;
 use crate::word::{ARRIVING, SEEN, STAMP, Word};
 use crate::{Error, Result};
 use farmem::near::{Found, Scan};
@@ -116,8 +117,8 @@ impl Evictor {
     }
 
     /// Takes back a frame whose object was dropped, has left, or did not come.
-    pub fn free(&mut self, arena: &Arena, class: Class, at: At) {
-        self.rooms[class.index].give(arena.place(class, at));
+    pub fn free(&mut self, class: Class, at: At) {
+        self.rooms[class.index].give(at.place(class));
     }
 
     /// A free frame of a class. `oldest`: the stamp of the oldest open scope.
@@ -268,7 +269,7 @@ impl Evictor {
         }
         for at in used.into_iter().filter(|&at| arena.word(at) != 0) {
             arena.empty(at, oldest);
-            self.free(arena, class, at);
+            self.free(class, at);
         }
         self.take_away(arena, class, nth);
         Ok(true)
@@ -326,7 +327,7 @@ impl Evictor {
                 (None, Ok(_)) => {
                     let (at, _) = writes[n - reads.len()];
                     arena.empty(at, oldest);
-                    self.free(arena, arena.class(at), at);
+                    self.free(at.class(), at);
                     self.moved.written += 1;
                 }
                 (None, Err(_)) => {}
@@ -349,7 +350,7 @@ impl Evictor {
             self.moved.fetched += 1;
         } else {
             arena.missed(at);
-            self.free(arena, arena.class(at), at);
+            self.free(at.class(), at);
         }
     }
 
@@ -407,7 +408,7 @@ impl Evictor {
                 Ok((at, word))
             }
             Err(e) => {
-                self.free(arena, class, at);
+                self.free(class, at);
                 Err(e)
             }
         }
@@ -431,7 +432,7 @@ impl Evictor {
             tell(n, word);
             let mut buffer = self.buffers.pop().unwrap_or_default();
             buffer.resize(class.payload, 0);
-            self.lane.post_read(Frames::tag(at), home, buffer);
+            self.lane.post_read(at.tag(), home, buffer);
             self.posted += 1;
         }
         self.lane.ring();
@@ -455,7 +456,7 @@ impl Evictor {
         };
         for Completion { tag, result, buffer, .. } in done.drain(..) {
             self.posted -= 1;
-            let Some(at) = arena.of_tag(tag) else { continue };
+            let Some(at) = At::of_tag(tag) else { continue };
             // An error is not reported here: the next use fetches the object again, and returns the
             // error.
             if result.is_ok() {
@@ -478,7 +479,7 @@ impl Evictor {
         let meta = arena.meta(at);
         if self.is_short(class) && !word.is_dirty() && meta >> STAMP < oldest {
             arena.empty(at, oldest);
-            self.free(arena, class, at);
+            self.free(class, at);
         } else {
             arena.set_seen(at);
         }

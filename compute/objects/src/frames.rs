@@ -1,4 +1,4 @@
-//! Frames: where objects are while they are local. The one file with unsafe code.
+//! Frames: where objects are while they are local. Their addresses are [`crate::space`]'s.
 //!
 //! ```text
 //! FarBox ── word: place 28 | dirty 1 | home 35 ─► frame: word | meta: stamp, arriving, seen | payload
@@ -33,13 +33,13 @@
 
 #![allow(unsafe_code)] // Lends payloads beyond the borrow of the arena; see above.
 
-use crate::class::{ARENA, Class, SEGMENT};
+use crate::class::Class;
 use crate::heap::Inner;
 use crate::homes::{self, Home};
+use crate::space::{self, At};
 use crate::word::{ARRIVING, SEEN, STAMP, Word};
 use crate::{Error, Far, Result, Scope};
 use farmem::{Addr, Lane};
-use farmem_sys::memory;
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
@@ -49,20 +49,15 @@ use std::rc::Rc;
 /// The header of a frame: two words before its payload. Larger classes pad it to the payload's
 /// alignment.
 #[repr(C)]
-struct Header {
+pub struct Header {
     word: Cell<u64>,
     meta: Cell<u64>,
 }
 
-/// The place of a frame: always a header within its arena. Made by [`Frames::frame`] and
-/// [`Frames::of_word`] alone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct At(usize);
-
-impl At {
-    /// Units into its class's range.
-    pub fn units(self, class: Class) -> u64 {
-        ((self.0 - class.from) >> class.unit) as u64
+// SAFETY: two words, all of whose values are valid; both are cells.
+unsafe impl crate::space::Header for Header {
+    fn is_free(&self) -> bool {
+        self.word.get() == 0
     }
 }
 
@@ -70,61 +65,11 @@ impl At {
 pub type Move = (At, Addr);
 
 /// All frames of a heap. Unmapped with it.
-pub struct Arena(Frames);
-
+pub type Arena = space::Arena<Header>;
 /// All frames of a heap. Valid only while the heap's [`Arena`] lives.
-pub struct Frames {
-    base: NonNull<u8>,
-}
-
-impl std::ops::Deref for Arena {
-    type Target = Frames;
-
-    #[inline]
-    fn deref(&self) -> &Frames {
-        &self.0
-    }
-}
-
-impl Arena {
-    pub fn new() -> Result<Arena> {
-        let base = memory::reserve(ARENA).map_err(|e| Error::NoAddresses(e.0))?;
-        NonNull::new(base).map(|base| Arena(Frames { base })).ok_or(Error::NoAddresses(12))
-    }
-
-    /// The frames, for a caller that keeps the arena alive.
-    #[inline]
-    pub fn frames(&self) -> Frames {
-        Frames { base: self.0.base }
-    }
-}
+pub type Frames = space::Frames<Header>;
 
 impl Frames {
-    /// The frame of this number in a segment of a class.
-    pub fn frame(&self, class: Class, segment: usize, number: usize) -> At {
-        assert!(segment < class.segments() && number < class.frames());
-        At(class.from + segment * SEGMENT + number * class.stride)
-    }
-
-    /// The frame that a box of this class names by its word.
-    #[inline]
-    pub fn of_word(&self, class: Class, word: Word) -> At {
-        At(class.from + (word.place() << class.unit) as usize)
-    }
-
-    #[inline]
-    fn header(&self, at: At) -> &Header {
-        // SAFETY: an `At` is a header's offset in the arena, which is readable, writable, and zero
-        // at first: two words. No unique reference to a header exists.
-        unsafe { self.base.byte_add(at.0).cast().as_ref() }
-    }
-
-    /// Has the CPU fetch a header soon.
-    #[inline]
-    pub fn touch(&self, at: At) {
-        memory::prefetch(self.base.as_ptr() as usize + at.0);
-    }
-
     /// The word in a frame: that of the box whose object it has. The complement of a box's word:
     /// the object is on its way. 0: the frame is free.
     #[inline]
@@ -149,17 +94,6 @@ impl Frames {
     /// payload can exist.
     fn abandon(&self, at: At) {
         self.header(at).word.set(0);
-    }
-
-    /// The class of a frame.
-    pub fn class(&self, at: At) -> Class {
-        Class::at(at.0)
-    }
-
-    /// The segment of a frame, and its number there.
-    pub fn place(&self, class: Class, at: At) -> (usize, usize) {
-        let offset = at.0 - class.from;
-        (offset / SEGMENT, ((offset % SEGMENT) as u32 / class.stride as u32) as usize)
     }
 
     #[inline]
@@ -187,19 +121,13 @@ impl Frames {
         }
     }
 
-    #[inline]
-    fn payload(&self, at: At, class: Class) -> NonNull<u8> {
-        // SAFETY: the payload follows the header in the arena.
-        unsafe { self.base.byte_add(at.0 + class.header) }
-    }
-
     /// Reads objects into frames that await them, and writes others home, by one round trip.
     /// Returns the results of the reads, then those of the writes. `oldest`: the stamp of the
     /// oldest open scope.
     pub fn transfer(&self, lane: &mut Lane, reads: &[Move], writes: &[Move], oldest: u64) -> Vec<farmem::Result<u64>> {
         let mut batch = lane.batch();
         for (n, &(at, home)) in reads.iter().enumerate() {
-            let class = Class::at(at.0);
+            let class = at.class();
             assert!(self.meta(at) & ARRIVING != 0 && reads[..n].last().is_none_or(|&(before, _)| before != at));
             // SAFETY: a frame that awaits its object is lent to nobody, and was given away once;
             // the batch ends below.
@@ -207,7 +135,7 @@ impl Frames {
             batch.read(home, payload);
         }
         for &(at, home) in writes {
-            let class = Class::at(at.0);
+            let class = at.class();
             assert!(self.meta(at) & ARRIVING == 0 && self.meta(at) >> STAMP < oldest);
             // SAFETY: no scope holds it, so no reference to its payload is left; the batch ends
             // below.
@@ -249,7 +177,7 @@ impl Frames {
 
     /// Reads one object into the frame that awaits it.
     pub fn arrive(&self, lane: &mut Lane, (at, home): Move) -> farmem::Result<()> {
-        let class = Class::at(at.0);
+        let class = at.class();
         assert!(self.meta(at) & ARRIVING != 0);
         // SAFETY: as in `transfer`.
         let payload = unsafe { std::slice::from_raw_parts_mut(self.payload(at, class).as_ptr(), class.payload) };
@@ -258,7 +186,7 @@ impl Frames {
 
     /// Writes an object's bytes into the frame that awaits it.
     pub fn fill(&self, at: At, bytes: &[u8]) {
-        let class = Class::at(at.0);
+        let class = at.class();
         assert!(self.meta(at) & ARRIVING != 0 && bytes.len() <= class.payload);
         // SAFETY: as in `transfer`; the source is not this frame, which is lent to nobody.
         unsafe { self.payload(at, class).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
@@ -277,35 +205,6 @@ impl Frames {
         assert!(self.meta(at) & ARRIVING != 0);
         self.header(at).meta.set(0);
         self.abandon(at);
-    }
-
-    /// Gives the memory of a segment back to the system. All of its frames are free.
-    pub fn discard(&self, class: Class, segment: usize) {
-        let frames = (0..class.frames()).map(|number| self.frame(class, segment, number));
-        assert!(frames.into_iter().all(|at| self.word(at) == 0));
-        let at = self.frame(class, segment, 0);
-        // SAFETY: within the arena; no payload of it is lent. Zero is the header of a free frame.
-        unsafe { memory::discard(self.base.byte_add(at.0).as_ptr(), SEGMENT) };
-    }
-
-    /// The tag by which a posted arrival names its frame.
-    pub fn tag(at: At) -> u64 {
-        at.0 as u64
-    }
-
-    /// The frame that a tag names.
-    pub fn of_tag(&self, tag: u64) -> Option<At> {
-        let at = usize::try_from(tag).ok().filter(|&at| at < ARENA)?;
-        let class = Class::at(at);
-        let within = (at - class.from) % SEGMENT;
-        (within.is_multiple_of(class.stride) && within / class.stride < class.frames()).then_some(At(at))
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        // SAFETY: each reference into the arena keeps the heap alive, and the heap is gone.
-        unsafe { memory::unmap(self.0.base.as_ptr(), ARENA) };
     }
 }
 

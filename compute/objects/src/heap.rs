@@ -2,9 +2,10 @@
 
 use crate::class::{Class, SEGMENT};
 use crate::evict::{Evictor, Moved};
-use crate::frames::{Arena, At};
+use crate::frames::Arena;
 use crate::homes::Home;
 use crate::share::{Local, Share};
+use crate::space::At;
 use crate::word::{STAMP, Word};
 use crate::{
     CHUNK, Chunk, Error, Far, FarArena, FarBTree, FarBox, FarCache, FarHashMap, FarList, FarQueue, FarString, FarVec,
@@ -101,7 +102,7 @@ impl Inner {
 
     /// A frame of which the object was let go of.
     pub fn vacant(&self, class: Class, at: At) {
-        self.evictor.borrow_mut().free(&self.arena, class, at);
+        self.evictor.borrow_mut().free(class, at);
     }
 
     /// A block of homes that is the caller's alone: its number and address.
@@ -194,7 +195,7 @@ impl Inner {
     pub fn dropped(&self, class: Class, home: Home, at: Option<At>) {
         let evictor = &mut *self.evictor.borrow_mut();
         if let Some(at) = at {
-            evictor.free(&self.arena, class, at);
+            evictor.free(class, at);
         }
         evictor.homes.give(home, &self.memory);
     }

@@ -203,6 +203,7 @@ mod scope;
 mod select;
 mod share;
 mod shared;
+mod space;
 mod text;
 mod vec;
 mod word;

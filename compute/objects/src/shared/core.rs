@@ -18,10 +18,11 @@
 //! class with the most is closed: no frame is taken of it, its objects leave, and then it goes.
 
 use super::Shared;
-use super::frames::{At, Frames, Grip};
+use super::frames::{Frames, Grip};
 use crate::class::{CLASSES, Class, SEGMENT};
 use crate::homes::{Home, Homes};
 use crate::rooms::Room;
+use crate::space::At;
 use crate::word::Word;
 use crate::{Error, Result};
 use farmem::{Addr, Memory};
@@ -256,7 +257,8 @@ impl Core {
 
     /// Takes back a frame that has no object any more.
     pub fn free(&mut self, at: At) {
-        self.rooms[at.class().index].give(at.place());
+        let class = at.class();
+        self.rooms[class.index].give(at.place(class));
     }
 
     /// One segment more for a class, if nothing has to leave for it.
@@ -342,7 +344,7 @@ impl Core {
     pub fn frame(&mut self, on: Ground<'_>, class: Class, home: Home) -> Result<(Grip, Word)> {
         let (segment, number) = self.rooms[class.index].take().ok_or(Error::ScopeFull(self.most * SEGMENT))?;
         let at = on.frames.frame(class, segment, number);
-        Ok((on.frames.give(at, home), Word::new(at.units(), home)))
+        Ok((on.frames.give(at, home), Word::new(at.units(class), home)))
     }
 
     /// Transfers have ended, with one result for each. Those without a result have failed.
@@ -395,6 +397,6 @@ impl Core {
 fn chill(on: Ground<'_>, at: At) -> Option<Word> {
     let header = on.frames.header(at);
     let word = Word(header.peek());
-    let is_live = word.0 != 0 && word.place() == at.units();
+    let is_live = word.0 != 0 && word.place() == at.units(at.class());
     (is_live && header.chill(word.0, on.epochs)).then_some(word)
 }

@@ -1,5 +1,5 @@
-//! Frames that threads share, and the boxes that name them. The one file with unsafe code of the
-//! shared heaps.
+//! Frames that threads share, and the boxes that name them. Their addresses are
+//! [`crate::space`]'s.
 //!
 //! ```text
 //! SharedBox ── word: place 28 | dirty 1 | home 35 ─► frame: word | state | payload
@@ -26,41 +26,17 @@
 #![allow(unsafe_code)] // Lends payloads beyond the borrow of the frames; see above.
 
 use super::{Inner, Seat, SharedScope, owners};
-use crate::class::{ARENA, Class, SEGMENT};
+use crate::class::Class;
 use crate::homes::Home;
+use crate::space::{self, At};
 use crate::word::Word;
-use crate::{Error, Far, Result};
+use crate::{Far, Result};
 use farmem::{Addr, Lane};
 use farmem_sys::epochs::{Header, State};
-use farmem_sys::memory;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// The place of a frame: always a header within its frames. Made by [`Frames::frame`] and
-/// [`Frames::of_word`] alone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct At(usize);
-
-impl At {
-    pub fn class(self) -> Class {
-        Class::at(self.0)
-    }
-
-    /// Units into its class's range.
-    pub fn units(self) -> u64 {
-        let class = self.class();
-        ((self.0 - class.from) >> class.unit) as u64
-    }
-
-    /// Its segment, and its number there.
-    pub fn place(self) -> (usize, usize) {
-        let class = self.class();
-        let offset = self.0 - class.from;
-        (offset / SEGMENT, (offset % SEGMENT) / class.stride)
-    }
-}
 
 /// A frame that its holder alone may fill or read: it was nobody's, or it was claimed.
 #[derive(Debug)]
@@ -73,66 +49,18 @@ impl Grip {
 }
 
 /// All frames of a heap. Unmapped with it.
-pub struct Arena(Frames);
-
+pub type Arena = space::Arena<Header>;
 /// All frames of a heap, for those that keep its [`Arena`].
-pub struct Frames {
-    base: NonNull<u8>,
-}
+pub type Frames = space::Frames<Header>;
 
-impl std::ops::Deref for Arena {
-    type Target = Frames;
-
-    fn deref(&self) -> &Frames {
-        &self.0
+// SAFETY: two atomics. Zero is the header of a frame that is nobody's.
+unsafe impl space::Header for Header {
+    fn is_free(&self) -> bool {
+        self.peek() == 0
     }
 }
-
-impl Arena {
-    pub fn new() -> Result<Arena> {
-        let base = memory::reserve(ARENA).map_err(|e| Error::NoAddresses(e.0))?;
-        NonNull::new(base).map(|base| Arena(Frames { base })).ok_or(Error::NoAddresses(12))
-    }
-
-    /// For one that keeps the arena.
-    #[inline]
-    pub fn frames(&self) -> Frames {
-        Frames { base: self.0.base }
-    }
-}
-
-// SAFETY: headers are atomics, and payloads are plain data; who may access one of them when is
-// argued above.
-unsafe impl Send for Frames {}
-// SAFETY: as above.
-unsafe impl Sync for Frames {}
 
 impl Frames {
-    /// The frame of this number in a segment of a class.
-    pub fn frame(&self, class: Class, segment: usize, number: usize) -> At {
-        assert!(segment < class.segments() && number < class.frames());
-        At(class.from + segment * SEGMENT + number * class.stride)
-    }
-
-    /// Where a box of this class says that its object is.
-    #[inline]
-    pub fn of_word(&self, class: Class, word: Word) -> At {
-        At(class.from + (word.place() << class.unit) as usize)
-    }
-
-    #[inline]
-    pub fn header(&self, at: At) -> &Header {
-        // SAFETY: an `At` is a header's offset in the mapping, which is zero at first: a header that
-        // is nobody's. A header is two atomics, and nobody has a unique reference to one.
-        unsafe { self.base.byte_add(at.0).cast().as_ref() }
-    }
-
-    #[inline]
-    fn payload(&self, at: At, class: Class) -> NonNull<u8> {
-        // SAFETY: the payload follows the header in the mapping.
-        unsafe { self.base.byte_add(at.0 + class.header) }
-    }
-
     /// Claims a free frame to which the object of a home will come. The caller holds the heap's
     /// lock.
     pub fn give(&self, at: At, home: Home) -> Grip {
@@ -208,24 +136,6 @@ impl Frames {
             batch.write(*home, unsafe { std::slice::from_raw_parts(at, len) });
         }
         batch.run()
-    }
-
-    /// Gives the memory of a segment back to the system. All of its frames are nobody's, and no
-    /// grip is of one.
-    pub fn discard(&self, class: Class, segment: usize) {
-        let mut frames = (0..class.frames()).map(|number| self.frame(class, segment, number));
-        assert!(frames.all(|at| self.header(at).peek() == 0));
-        let at = self.frame(class, segment, 0);
-        // SAFETY: within the mapping; no payload of it is lent. Zero is the header of a frame that
-        // is nobody's.
-        unsafe { memory::discard(self.base.byte_add(at.0).as_ptr(), SEGMENT) };
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        // SAFETY: all that could refer to it had the heap, which is gone.
-        unsafe { memory::unmap(self.0.base.as_ptr(), ARENA) };
     }
 }
 

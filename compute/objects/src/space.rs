@@ -1,0 +1,153 @@
+//! The addresses of a heap's frames: where each lies, its header and its payload. Heaps of one
+//! thread ([`crate::frames`]) and heaps that threads share ([`crate::shared`]) differ in their
+//! headers alone.
+//!
+//! ```text
+//! arena: | class 0: segment, segment, … | class 1 | …      segment: | header, payload | header, … |
+//! ```
+//!
+//! An [`At`] is always the place of a header. This file makes references to headers. It gives out
+//! payloads as pointers: a caller that makes a reference of one argues for itself.
+
+#![allow(unsafe_code)] // Maps and unmaps the frames, and makes references to headers; see above.
+
+use crate::class::{ARENA, Class, SEGMENT};
+use crate::word::Word;
+use crate::{Error, Result};
+use farmem_sys::memory;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+/// The header of a frame.
+///
+/// # Safety
+/// It has two words at most, any bytes that its own methods leave are valid, and so is zero. It
+/// changes through shared references alone, so nobody needs a unique reference to one.
+pub unsafe trait Header {
+    /// Whether no box uses the frame. True for zero.
+    fn is_free(&self) -> bool;
+}
+
+/// The place of a frame: always a header within its arena.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct At(usize);
+
+impl At {
+    /// The class of the frame.
+    pub fn class(self) -> Class {
+        Class::at(self.0)
+    }
+
+    /// Units into its class's range.
+    pub fn units(self, class: Class) -> u64 {
+        ((self.0 - class.from) >> class.unit) as u64
+    }
+
+    /// The segment of the frame, and its number there.
+    pub fn place(self, class: Class) -> (usize, usize) {
+        let offset = self.0 - class.from;
+        (offset / SEGMENT, ((offset % SEGMENT) as u32 / class.stride as u32) as usize)
+    }
+
+    /// The tag by which a posted arrival names the frame.
+    pub fn tag(self) -> u64 {
+        self.0 as u64
+    }
+
+    /// The frame that a tag names.
+    pub fn of_tag(tag: u64) -> Option<At> {
+        let at = usize::try_from(tag).ok().filter(|&at| at < ARENA)?;
+        let class = Class::at(at);
+        let within = (at - class.from) % SEGMENT;
+        (within.is_multiple_of(class.stride) && within / class.stride < class.frames()).then_some(At(at))
+    }
+}
+
+/// All frames of a heap. Unmapped with it.
+pub struct Arena<H>(Frames<H>);
+
+/// All frames of a heap. Valid only while the heap's [`Arena`] lives.
+pub struct Frames<H> {
+    base: NonNull<u8>,
+    headers: PhantomData<*const H>,
+}
+
+impl<H> std::ops::Deref for Arena<H> {
+    type Target = Frames<H>;
+
+    #[inline]
+    fn deref(&self) -> &Frames<H> {
+        &self.0
+    }
+}
+
+impl<H: Header> Arena<H> {
+    pub fn new() -> Result<Arena<H>> {
+        const { assert!(size_of::<H>() <= 16 && align_of::<H>() <= 16) }
+        let base = memory::reserve(ARENA).map_err(|e| Error::NoAddresses(e.0))?;
+        let base = NonNull::new(base).ok_or(Error::NoAddresses(12))?;
+        Ok(Arena(Frames { base, headers: PhantomData }))
+    }
+
+    /// The frames, for a caller that keeps the arena alive.
+    #[inline]
+    pub fn frames(&self) -> Frames<H> {
+        Frames { base: self.0.base, headers: PhantomData }
+    }
+}
+
+impl<H> Drop for Arena<H> {
+    fn drop(&mut self) {
+        // SAFETY: each reference into the arena keeps the heap alive, and the heap is gone.
+        unsafe { memory::unmap(self.0.base.as_ptr(), ARENA) };
+    }
+}
+
+// SAFETY: an arena is addresses. Its headers may be used by several threads, because `H` is `Sync`.
+// Payloads are accessed by unsafe code alone, which argues for itself.
+unsafe impl<H: Sync> Send for Frames<H> {}
+// SAFETY: as above.
+unsafe impl<H: Sync> Sync for Frames<H> {}
+
+impl<H: Header> Frames<H> {
+    /// The frame of this number in a segment of a class.
+    pub fn frame(&self, class: Class, segment: usize, number: usize) -> At {
+        assert!(segment < class.segments() && number < class.frames());
+        At(class.from + segment * SEGMENT + number * class.stride)
+    }
+
+    /// The frame that a box of this class names by its word.
+    #[inline]
+    pub fn of_word(&self, class: Class, word: Word) -> At {
+        At(class.from + (word.place() << class.unit) as usize)
+    }
+
+    #[inline]
+    pub fn header(&self, at: At) -> &H {
+        // SAFETY: an `At` is a header's offset in the arena, which is readable, writable, and zero
+        // at first. A header has two words at most, and no unique reference to one exists.
+        unsafe { self.base.byte_add(at.0).cast().as_ref() }
+    }
+
+    /// Has the CPU fetch a header soon.
+    #[inline]
+    pub fn touch(&self, at: At) {
+        memory::prefetch(self.base.as_ptr() as usize + at.0);
+    }
+
+    /// The payload of a frame of this class, `class.payload` bytes.
+    #[inline]
+    pub fn payload(&self, at: At, class: Class) -> NonNull<u8> {
+        // SAFETY: the payload follows the header in the arena.
+        unsafe { self.base.byte_add(at.0 + class.header) }
+    }
+
+    /// Gives the memory of a segment back to the system. All of its frames are free.
+    pub fn discard(&self, class: Class, segment: usize) {
+        let mut frames = (0..class.frames()).map(|number| self.frame(class, segment, number));
+        assert!(frames.all(|at| self.header(at).is_free()));
+        let at = self.frame(class, segment, 0);
+        // SAFETY: within the arena; no payload of it is lent. Zero is the header of a free frame.
+        unsafe { memory::discard(self.base.byte_add(at.0).as_ptr(), SEGMENT) };
+    }
+}
