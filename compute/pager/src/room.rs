@@ -81,7 +81,7 @@ impl Room {
         let local = self.local;
         let mut evictor = self.out.evictor.try_lock().unwrap_or_else(|| {
             local.demand.sleeps();
-            self.out.evictor.lock()
+            self.out.turns.wish().lock(&self.out.evictor)
         });
         if local.resident.load(Ordering::Relaxed) + n <= local.most_resident() {
             return None;

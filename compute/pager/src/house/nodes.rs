@@ -125,8 +125,7 @@ impl House {
             return false;
         }
         let _inside = self.base.threads.enter();
-        let mut evictor = self.out.evictor.lock();
-        self.out.drain_writes(&mut evictor);
+        drop(self.evictor_at_rest());
         self.base.pool.moves().all_have_left(dropped);
         true
     }

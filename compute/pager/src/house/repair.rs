@@ -1,21 +1,26 @@
 //! Slabs that lack a copy get one, and slabs of a node that is being left move, behind the program.
 //!
 //! ```text
-//!  a slab lacks a home ─► add_home ─► every thread leaves once ─► fill, CHUNK pages at a time ─► whole
+//!  a slab lacks a home ─► add_home ─► every thread leaves once ─► fill, a piece at a time ─► whole
 //!                                                                     │ it was to leave a node: drop_home
 //! ```
 //!
-//! By the background thread, a little at a time: chunks under the evictor's lock, then a pause of
-//! the same length, or longer while fetches take longer than usual ([`super::throttle`]). A fault
-//! waits for none of it but an eviction that comes during a spell of a millisecond. Nothing is kept
-//! between chunks but where to go on, so that a fork, a loss and the end of the process may come at
-//! any time. The slabs' words and stale bits have all that must be known.
+//! By the background thread, a little at a time: pieces under the evictor's lock, then a pause of
+//! the same length, or longer while fetches take longer than usual ([`super::throttle`]). Nothing is
+//! kept between pieces but where to go on, so that a fork, a loss and the end of the process may
+//! come at any time. The slabs' words and stale bits have all that must be known.
+//!
+//! *What a fault waits for.* A fault that must evict waits for the piece that is being copied, and
+//! for no other ([`crate::out::turns`]). A piece is a READ and a WRITE of few pages: fewer on a slow
+//! link, so that it takes about [`PIECE_NS`]. Write-back under way is awaited before a piece, with
+//! the lock free between looks.
 
 #![allow(unsafe_code)] // Copies through buffers.
 
 use super::House;
 use super::throttle::Throttle;
 use crate::ending::{die, say};
+use crate::out::batch::Evictor;
 use crate::page::Frames;
 use crate::thread::Thread;
 use farmem_pool::{Disk, Lacks, Protect};
@@ -23,14 +28,23 @@ use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::units::bytes;
 use farmem_run::{Choice, exit};
 use farmem_sys::raw::{now_ns, sleep_ns};
+use farmem_sys::sync::Held;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Pages copied under the evictor's lock at a time.
-const CHUNK: u32 = 32;
-/// The longest that is copied without a pause. An eviction may wait as long: the thread that has
-/// just let the lock go is usually the first to get it again.
+/// Pages copied under the evictor's lock at a time, at most and at least.
+const MOST: u32 = 32;
+const LEAST: u32 = 4;
+/// The time that a piece should take, at most.
+const PIECE_NS: u64 = 500_000;
+/// A piece that takes less is short.
+const SHORT_NS: u64 = PIECE_NS / 4;
+/// The longest that is copied without a pause.
 const SPELL_NS: u64 = 1_000_000;
+/// Looks whether write-back is done, with the lock free between them. After these it is awaited
+/// under the lock, because a program that evicts all the time always has some under way.
+const LOOKS: u32 = 32;
+const BETWEEN_LOOKS_NS: u64 = 50_000;
 /// Between looks for a slab that lacks something, and for a node that takes it.
 const LOOK_NS: u64 = 250_000_000;
 const REFUSED_NS: u64 = 2_000_000_000;
@@ -38,10 +52,11 @@ const REFUSED_NS: u64 = 2_000_000_000;
 /// Where a repair is. Of the background thread.
 #[derive(Default)]
 pub(crate) struct Repair {
-    /// [`CHUNK`] pages of near memory, once there was something to copy.
+    /// [`MOST`] pages of near memory, once there was something to copy.
     buffers: Option<Frames>,
     /// The slab and its home that are being filled, and the place to go on from.
     filling: Option<(u32, usize, u32)>,
+    piece: Piece,
     /// Pages copied since nothing was lacking, and when that was.
     pages: u64,
     begun_ns: u64,
@@ -54,6 +69,27 @@ pub(crate) struct Repair {
     resume_ns: u64,
     /// It was told that copies lie in one failure domain.
     together: bool,
+}
+
+/// The pages to copy at a time.
+struct Piece(u32);
+
+impl Default for Piece {
+    fn default() -> Piece {
+        Piece(MOST)
+    }
+}
+
+impl Piece {
+    /// A piece took this long: the next is smaller if that was too long, and larger if it was
+    /// short.
+    fn took(&mut self, ns: u64) {
+        self.0 = match ns {
+            PIECE_NS.. => (self.0 / 2).max(LEAST),
+            ..SHORT_NS => (self.0 * 2).min(MOST),
+            _ => self.0,
+        };
+    }
 }
 
 impl House {
@@ -145,8 +181,7 @@ impl House {
             Some(Lacks::Domain(index)) => self.move_apart(repair, index),
             Some(Lacks::Way(index, home)) => {
                 let inside = self.base.threads.enter();
-                let mut evictor = self.out.evictor.lock();
-                self.nothing_under_way(&mut evictor);
+                let mut evictor = self.evictor_at_rest();
                 let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
                 let dropped = self.base.pool.moves().drop_home(&mut thread.lane, index, home);
                 drop(evictor);
@@ -172,28 +207,28 @@ impl House {
             repair.begun_ns = now_ns();
         }
         let _inside = self.base.threads.enter();
-        let mut evictor = self.out.evictor.lock();
-        self.nothing_under_way(&mut evictor);
+        let mut evictor = self.evictor_at_rest();
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
         let moved = pool.moves().move_home(&mut thread.lane, index, place);
         repair.filling = moved.then_some((index, 1, 0));
         moved
     }
 
-    /// Copies a chunk; whether more can follow at once.
+    /// Copies a piece; whether more can follow at once.
     fn fill_some(&self, repair: &mut Repair, (index, nth, from): (u32, usize, u32)) -> bool {
         let Some(buffers) = repair.buffers.or_else(|| self.repair_buffers()) else { return false };
         repair.buffers = Some(buffers);
         let _inside = self.base.threads.enter();
-        let mut evictor = self.out.evictor.lock();
-        self.nothing_under_way(&mut evictor);
+        let mut evictor = self.evictor_at_rest();
+        let (begun, pages) = (now_ns(), repair.piece.0);
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
         // SAFETY: the buffers are this thread's, and nothing is under way on the lane.
-        let next = unsafe { thread.lane.fill(&self.base.pool, index, nth, from, buffers.at(0), CHUNK) };
+        let next = unsafe { thread.lane.fill(&self.base.pool, index, nth, from, buffers.at(0), pages) };
         self.base.count(&self.base.counters.wire_out, thread.lane.take_sent());
         if next.is_some() {
-            repair.pages += u64::from(CHUNK);
-            self.base.count(&self.base.counters.repaired_bytes, u64::from(CHUNK) * PAGE_BYTES as u64);
+            repair.piece.took(now_ns() - begun);
+            repair.pages += u64::from(pages);
+            self.base.count(&self.base.counters.repaired_bytes, u64::from(pages) * PAGE_BYTES as u64);
         } else {
             self.base.pool.moves().end_filling(index, nth);
         }
@@ -202,17 +237,30 @@ impl House {
     }
 
     fn repair_buffers(&self) -> Option<Frames> {
-        let buffers = Frames::reserve(CHUNK as usize).ok()?;
+        let buffers = Frames::reserve(MOST as usize).ok()?;
         buffers.tell(&self.base.pool);
         Some(buffers)
     }
 
-    /// Waits until the lane of all write-back has nothing under way.
-    fn nothing_under_way(&self, evictor: &mut crate::out::batch::Evictor) {
-        self.out.drain_writes(evictor);
-        while evictor.writes_in_flight() > 0 {
-            self.out.collect_writes(evictor, Duration::from_secs(1));
+    /// The evictor, with nothing under way on the lane of all write-back. It goes to repair after
+    /// the faults that wait for it.
+    pub(super) fn evictor_at_rest(&self) -> Held<'_, Evictor> {
+        for _ in 0..LOOKS {
+            let mut evictor = self.out.turns.lock_last(&self.out.evictor);
+            self.out.send_all(&mut evictor);
+            self.out.collect_writes(&mut evictor, Duration::ZERO);
+            if evictor.writes_in_flight() == 0 {
+                return evictor;
+            }
+            drop(evictor);
+            sleep_ns(BETWEEN_LOOKS_NS);
         }
+        let mut evictor = self.out.turns.lock_last(&self.out.evictor);
+        self.out.drain_writes(&mut evictor);
+        while evictor.writes_in_flight() > 0 {
+            self.out.collect_writes(&mut evictor, Duration::from_secs(1));
+        }
+        evictor
     }
 
     /// Says when copies begin to lie in one failure domain, and when none does any more.
@@ -247,5 +295,22 @@ impl House {
             Protect::None => "what was on nodes taken out is elsewhere",
         };
         say(&format!("{whole}: {copied} copied in {ms} ms"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_small_on_a_slow_link() {
+        let mut piece = Piece::default();
+        let mut after = |ns| {
+            piece.took(ns);
+            piece.0
+        };
+        assert_eq!([100_000, 300_000].map(&mut after), [MOST, MOST]);
+        assert_eq!([900_000, 600_000, 2_000_000, 2_000_000].map(&mut after), [16, 8, LEAST, LEAST]);
+        assert_eq!([300_000, 90_000, 90_000, 90_000, 90_000].map(&mut after), [4, 8, 16, 32, MOST]);
     }
 }

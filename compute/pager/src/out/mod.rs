@@ -34,6 +34,7 @@ pub mod log;
 pub(crate) mod settle;
 pub(crate) mod staging;
 pub(crate) mod still;
+pub(crate) mod turns;
 mod writes;
 
 use crate::base::Base;
@@ -52,6 +53,7 @@ use farmem_sys::sync::Lock;
 use staging::Staging;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
+use turns::Turns;
 
 /// Sampled pages that leave together, at least.
 const SAMPLED_BATCH: usize = 8;
@@ -63,6 +65,8 @@ pub(crate) struct Out {
     changes: &'static Changes,
     /// The state of eviction between batches. A thread that evicts holds its lock.
     pub evictor: Lock<Evictor>,
+    /// The order in which faults and repair get that lock.
+    pub turns: Turns,
     pub staging: Staging,
     /// The network has not taken all yet that eviction sent.
     held_up: AtomicBool,
@@ -85,7 +89,8 @@ impl Out {
         staging: Staging,
     ) -> Out {
         let (held_up, has_forked) = (AtomicBool::new(false), AtomicBool::new(false));
-        Out { base, local, changes, evictor: Lock::new(evictor), staging, held_up, has_forked }
+        let turns = Turns::default();
+        Out { base, local, changes, evictor: Lock::new(evictor), turns, staging, held_up, has_forked }
     }
 
     /// Evicts up to `n` pages that the policy names. Returns how many left.

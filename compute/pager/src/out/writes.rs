@@ -148,10 +148,15 @@ impl Out {
         }
     }
 
-    /// Waits until every WRITE is acknowledged.
-    pub(crate) fn drain_writes(&self, evictor: &mut Evictor) {
+    /// Sends off what was noted and posted.
+    pub(crate) fn send_all(&self, evictor: &mut Evictor) {
         self.flush_log(evictor);
         self.ring_writes(evictor);
+    }
+
+    /// Waits until every WRITE is acknowledged.
+    pub(crate) fn drain_writes(&self, evictor: &mut Evictor) {
+        self.send_all(evictor);
         while self.staging.unwritten() {
             self.collect_writes(evictor, Duration::from_secs(1));
         }
