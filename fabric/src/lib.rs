@@ -41,4 +41,6 @@ pub use error::{ConnectError, GrantError, Lost, Refusal, RegionError, WindowErro
 pub use farmem_protocol::node::{BadAddress, BadDomain, BadNode, NodeAddr, RunNode};
 pub use fork::ForkTicket;
 pub use queue::{Bind, Completion, QueuePair, Waiter, any_away};
-pub use session::{ConnectOptions, Identity, Region, RunId, Session, Slab, Transport, Trust};
+pub use session::{
+    Clock, ConnectOptions, Identity, Records, Region, Regions, RunId, Session, Slab, Standing, Transport, Trust,
+};

@@ -383,7 +383,7 @@ const NEEDS: [(&str, Need); 3] = [
         while queue.wait(&mut done, Duration::from_secs(1))? == 0 {}
         Ok(())
     }),
-    ("a request is awaited", |_, session, _, _| session.figure(Figure::Windows).map(|_| ())),
+    ("a request is awaited", |_, session, _, _| session.records().figure(Figure::Windows).map(|_| ())),
     ("nothing is awaited", |network, session, _, _| {
         // As long as any silence here.
         let until = network.now_ns() + 8_000_000_000;
@@ -450,7 +450,7 @@ fn a_connection_that_is_mute_by_itself_is_made_anew() {
     assert_eq!(get(&mut queue, slab, 0, 4), Ok(b"kept".to_vec()));
     let took = network.now_ns() - begun;
     assert!((1_000_000_000..2_000_000_000).contains(&took), "{took}");
-    assert!(!session.is_lost());
+    assert!(!session.standing().is_lost());
 }
 
 #[test]
@@ -498,7 +498,7 @@ fn what_comes_late_from_a_cut_connection_takes_nothing_away() {
                 page = [round + 1; 4096];
                 assert_eq!(put(&mut queue, slab, 0, &page), Ok(0));
             }
-            let made = session.figure(Figure::Windows).unwrap();
+            let made = session.records().figure(Figure::Windows).unwrap();
             assert_eq!(made, windows.len() as u64, "seed {seed}, round {round}");
             assert_eq!(network.lent(), slabs.len() as u64 * SLAB_BYTES, "seed {seed}, round {round}");
             assert!(get(&mut queue, slab, 0, 4096) == Ok(page.to_vec()), "seed {seed}, round {round}");

@@ -241,7 +241,7 @@ fn who_keeps_connections_leaves_as_many() {
     let greedy = Session::connect(&node.tcp, &options(Transport::Tcp)).unwrap();
     let mut queues: Vec<_> = std::iter::from_fn(|| greedy.queue_pair().ok()).collect();
     assert_eq!(queues.len(), 31, "and its control connection");
-    assert!(!greedy.is_lost());
+    assert!(!greedy.standing().is_lost());
     assert!(matches!(Session::connect(&node.tcp, &options(Transport::Tcp)), Err(ConnectError::Full(_))));
     let other = Session::connect(&node.shm, &options(Transport::Shm)).unwrap();
     let slabs = [other.grant().unwrap(), other.grant().unwrap(), greedy.grant().unwrap()];

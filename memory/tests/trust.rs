@@ -171,14 +171,14 @@ fn a_tenant_cannot_come_as_a_member_of_another() {
     let other = issue(&here.store, "research", 2, None);
     here.node.look_at_tokens();
     let session = here.connect(1, Some(key)).unwrap();
-    session.open_region("shared".parse().unwrap(), true).unwrap();
+    session.regions().open("shared".parse().unwrap(), true).unwrap();
     assert!(here.connect(1, Some(other)).is_err(), "the name of its run");
     let options = ConnectOptions { trust: other.into(), transport: Transport::Tcp, ..ConnectOptions::default() };
     let options = ConnectOptions { timeout: Duration::from_secs(5), ..options };
     let identity = session.identity();
     assert!(Session::resume(&here.node.addresses()[0], &options, &identity).is_err(), "its secret");
     let stranger = here.connect(2, Some(other)).unwrap();
-    assert!(stranger.open_region("shared".parse().unwrap(), false).is_err());
+    assert!(stranger.regions().open("shared".parse().unwrap(), false).is_err());
     stranger.end_run([1; 16]).unwrap();
     assert!(session.grant().is_ok());
 }

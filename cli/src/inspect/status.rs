@@ -220,9 +220,9 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
     let mut holders = Vec::new();
     let agent = runtime_dir::own().ok().and_then(|dir| Agent::living(&dir)).map(|agent| agent.pid);
     let runs = runs_here();
-    let regions = reader.session.regions().map_err(Failure::no_node)?;
+    let regions = reader.session.regions().list().map_err(Failure::no_node)?;
     for (&owner, &chunks) in &recount.held {
-        let who = reader.session.who(owner.slot()).map_err(Failure::no_node)?;
+        let who = reader.session.records().who(owner.slot()).map_err(Failure::no_node)?;
         let slabs = bytes(snapshot.slab_chunks(owner));
         let region = regions.iter().find(|region| region.owner == owner.slot()).map(|region| region.name.to_string());
         let run = who.filter(|_| region.is_none()).map_or_else(String::new, |who| format!("{:016x}", who.run));
@@ -238,7 +238,7 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
     for run in &runs {
         *orders.entry(1u64 << run.ilog2()).or_insert(0) += 1;
     }
-    let figure = |figure| reader.session.figure(figure).map_err(Failure::no_node);
+    let figure = |figure| reader.session.records().figure(figure).map_err(Failure::no_node);
     Ok(View {
         node: node.to_string(),
         lend: snapshot.geometry.lent_bytes(),
@@ -266,7 +266,7 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
 /// The swap volumes of a node. `held`: by owner id.
 fn volumes(reader: &Reader, held: impl Fn(u16) -> u64) -> Result<Vec<Volume>, Failure> {
     let mut volumes = Vec::new();
-    while let Some(info) = reader.session.volume(volumes.len() as u64).map_err(Failure::no_node)? {
+    while let Some(info) = reader.session.records().volume(volumes.len() as u64).map_err(Failure::no_node)? {
         let (host, held) = (info.host.to_string(), held(info.owner));
         let VolumeInfo { size, live, filled: repeated, told: single_slots, .. } = info;
         volumes.push(Volume { host, size, live, repeated, held, single_slots });

@@ -212,7 +212,7 @@ fn queue_pairs_are_used_again_and_one_too_many_harms_no_other() {
     let mut held = Vec::new();
     let refused = (0..8192).find_map(|_| session.queue_pair().map(|one| held.push(one)).err());
     assert!(refused.is_some_and(|lost| lost.to_string().contains("as many queue pairs")));
-    assert!(!session.is_lost());
+    assert!(!session.standing().is_lost());
     assert_eq!(put(&mut queue, (Key(1), 0), b"no"), Err(Refusal::NotHeld), "it goes on");
 }
 

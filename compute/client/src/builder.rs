@@ -180,7 +180,7 @@ impl Builder {
     fn shard(&self, node: &str, region: Option<RegionName>, run: [u8; 16]) -> Result<Shard> {
         let session = self.session(node, run)?;
         if let Some(name) = region {
-            session.open_region(name, self.create && !self.partial)?;
+            session.regions().open(name, self.create && !self.partial)?;
         }
         let shard = Shard::new(session, region);
         if region.is_some() && shard.up_to(1)?.is_empty() && self.create {

@@ -276,7 +276,7 @@ impl Memory {
             return Err(Error::Forked);
         }
         let Some(region) = self.inner.region else { panic!("only a region has other openers") };
-        Ok(self.inner.shards[node].session().expel(region, tag)?)
+        Ok(self.inner.shards[node].session().regions().expel(region, tag)?)
     }
 
     /// [`Memory::pieces`] of one node, by its number.
@@ -312,7 +312,7 @@ impl Memory {
     /// After [`Error::Lost`]: whether the node's process has certainly ended. Another process may
     /// still reach a node that was lost by its silence.
     pub fn has_ended(&self, number: usize) -> bool {
-        self.inner.shards.get(number).is_some_and(|shard| shard.session().has_ended())
+        self.inner.shards.get(number).is_some_and(|shard| shard.session().standing().node_has_ended())
     }
 
     /// The numbers that the nodes have in their region: not one behind the other if

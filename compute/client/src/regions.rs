@@ -45,7 +45,7 @@ impl Builder {
         };
         let mut all = Vec::new();
         for session in self.sessions()? {
-            all.extend(session.regions()?.into_iter().map(info));
+            all.extend(session.regions().list()?.into_iter().map(info));
         }
         Ok(all)
     }
@@ -59,7 +59,7 @@ impl Builder {
         let name: RegionName = name.parse()?;
         let mut removed = false;
         for session in self.sessions()? {
-            removed |= session.remove_region(name)?;
+            removed |= session.regions().remove(name)?;
         }
         Ok(removed)
     }

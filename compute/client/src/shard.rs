@@ -50,7 +50,7 @@ impl Shard {
         let mut slabs = self.slabs.lock();
         if let Some(name) = self.region {
             while slabs.len() < count.min(MAX_SLABS)
-                && let Some(slab) = self.session().region_slab(name, slabs.len() as u64)?
+                && let Some(slab) = self.session().regions().slab(name, slabs.len() as u64)?
             {
                 slabs.push(slab.id);
             }
@@ -66,7 +66,7 @@ impl Shard {
             return Ok(slabs.clone());
         }
         let slab = match self.region {
-            Some(name) => self.session().grow_region(name, slabs.len() as u64)?,
+            Some(name) => self.session().regions().grow(name, slabs.len() as u64)?,
             None => self.session().grant()?,
         };
         slabs.push(slab.id);

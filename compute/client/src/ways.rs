@@ -283,7 +283,7 @@ impl Ways {
             }
             let session = inner.shards[node].session();
             let made = session.queue_pair();
-            *link = Some(made.map_err(|lost| match session.is_lost() {
+            *link = Some(made.map_err(|lost| match session.standing().is_lost() {
                 true => lost.into(),
                 false => Error::Lanes(session.node().to_owned()),
             })?);

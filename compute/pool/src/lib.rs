@@ -118,7 +118,7 @@ impl Pool {
     /// If there are more, or none.
     pub fn new(sessions: Vec<Session>) -> Result<Pool, Errno> {
         assert!(!sessions.is_empty());
-        let tables = Tables::new(Nodes::new(sessions[0].is_simulated()))?;
+        let tables = Tables::new(Nodes::new(sessions[0].clock().is_simulated()))?;
         let pool = Pool { tables, held: Held::new(), changes: Changes::new() };
         for session in sessions {
             pool.add_node(session).unwrap_or_else(|e| panic!("{e}"));

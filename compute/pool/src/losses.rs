@@ -85,7 +85,7 @@ impl Losses<'_> {
             }
         }
         let given_up = self.tables.nodes.all().iter().filter(|node| node.standing() == Standing::Lost);
-        given_up.for_each(|node| node.session().hang_up());
+        given_up.for_each(|node| node.session().standing().hang_up());
         self.retire();
         self.anything_lost()
     }
@@ -110,7 +110,7 @@ impl Losses<'_> {
         if !node.is_there() {
             return;
         }
-        let kept = node.session().keeps_memory();
+        let kept = node.session().standing().keeps_memory();
         let slabs = self.held.slabs.lock();
         self.let_go(&mut changing, &slabs, number, lost, kept);
     }

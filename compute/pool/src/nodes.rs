@@ -77,7 +77,7 @@ impl Nodes {
         let nodes = self.all();
         match nodes.iter().any(|node| node.is_there()) {
             true => None,
-            false => nodes.iter().find_map(|node| node.session().loss()),
+            false => nodes.iter().find_map(|node| node.session().standing().loss()),
         }
     }
 
@@ -86,7 +86,7 @@ impl Nodes {
         for node in self.all() {
             if node.standing() == Standing::Leaving && node.held.load(Ordering::Relaxed) == 0 {
                 node.set(Standing::Left);
-                node.session().leave();
+                node.session().standing().leave();
             }
         }
     }
@@ -141,7 +141,7 @@ impl Nodes {
 
     /// Whether every node is within reach, by the last look. If not, the next one should be soon.
     pub fn all_near(&self) -> bool {
-        self.all().iter().filter(|node| node.is_there()).all(|node| node.session().is_near())
+        self.all().iter().filter(|node| node.is_there()).all(|node| node.session().standing().is_near())
     }
 
     /// A node's failure domain, as a number. A node of no known domain is one by itself.
@@ -184,13 +184,13 @@ impl Nodes {
 
     #[cold]
     fn simulated_moment(&self) -> Moment {
-        Moment { ticks: self.all().first().map_or(0, |node| node.session().now_ns()), simulated: true }
+        Moment { ticks: self.all().first().map_or(0, |node| node.session().clock().now_ns()), simulated: true }
     }
 
     /// Lets time pass: the simulator's where the first node is.
     pub(crate) fn pause(&self, ns: u64) {
         match self.all().first() {
-            Some(node) => node.session().sleep_ns(ns),
+            Some(node) => node.session().clock().sleep_ns(ns),
             None => farmem_sys::raw::sleep_ns(ns),
         }
     }

@@ -252,7 +252,7 @@ impl Seals<'_> {
         match self.tables.nodes.all().get(node as usize) {
             Some(one) => {
                 one.distrusted.store(true, Ordering::Relaxed);
-                self.losses.lose(node as usize, &one.session().give_up(reason));
+                self.losses.lose(node as usize, &one.session().standing().give_up(reason));
             }
             None => self.losses.disk_failed(reason),
         }

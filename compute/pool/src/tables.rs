@@ -6,7 +6,7 @@ use crate::protect::disk::DISK;
 use crate::protect::{Disk, Protection};
 use crate::seal::Sealed;
 use crate::slips::Slips;
-use farmem_fabric::{Lost, Session};
+use farmem_fabric::Lost;
 use farmem_protocol::addr::FarSlot;
 use farmem_sys::raw::Errno;
 use std::sync::atomic::Ordering;
@@ -68,7 +68,7 @@ impl Tables {
             Lost { node, reason: "it has not kept a page that it was given".to_owned() }
         };
         let disk = || self.protection.disk().filter(|disk| !disk.is_in()).map(Disk::lost);
-        sessions().find_map(Session::loss).or_else(disk).unwrap_or_else(unsaid)
+        sessions().find_map(|session| session.standing().loss()).or_else(disk).unwrap_or_else(unsaid)
     }
 
     /// Whether a node has all of a slab.

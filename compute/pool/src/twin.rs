@@ -36,7 +36,12 @@ impl Pool {
 
     /// The process ends, as by kill -9: its sessions close, and the other side of a fork learns it.
     pub fn end_in_place(&self) {
-        self.tables.nodes.all().iter().filter(|node| node.is_there()).for_each(|node| node.session().leave());
+        self.tables
+            .nodes
+            .all()
+            .iter()
+            .filter(|node| node.is_there())
+            .for_each(|node| node.session().standing().leave());
         self.held.slabs.lock().shares.drain(..).for_each(|share| descriptors::close(share.fd));
     }
 

@@ -53,18 +53,16 @@ impl Session {
                 reason: "it is a Unix socket on this machine: give its HOST:PORT".into(),
             }),
             (NodeAddr::Shm(_), Transport::Tcp) => Err(ConnectError::NotTcp(node)),
-            (NodeAddr::Shm(path), _) => {
-                Session::join(Reach::Unix(path.clone()), node, options).map(|(session, ..)| session)
-            }
+            (NodeAddr::Shm(path), _) => join(Reach::Unix(path.clone()), node, options).map(|(session, ..)| session),
             (NodeAddr::Tcp(host), transport) => {
                 let mut failed = None;
                 for at in resolve(host)? {
-                    match Session::join(reach(at), node.clone(), options) {
+                    match join(reach(at), node.clone(), options) {
                         Ok((session, path, offers)) => {
-                            let session = session.shared_if_possible(path, transport, options)?;
+                            let session = shared_if_possible(session, path, transport, options)?;
                             // A rate is TCP's.
-                            let by_card = !session.member.mapped && shaper.is_none();
-                            return if by_card { session.by_card(offers, transport) } else { Ok(session) };
+                            let may = !session.member.mapped && shaper.is_none();
+                            return if may { by_card(session, offers, transport) } else { Ok(session) };
                         }
                         Err(e) => failed = Some(e),
                     }
@@ -79,7 +77,7 @@ impl Session {
     /// up again. Memory of a node on this machine can be mapped, through its Unix socket; other
     /// nodes are reached in frames.
     pub fn connect_lasting(node: &NodeAddr, options: &ConnectOptions) -> Result<Session, ConnectError> {
-        first_of(node, |reach| Session::join_as(reach, node.to_string(), options, true).map(|(session, ..)| session))
+        first_of(node, |reach| join_as(reach, node.to_string(), options, true).map(|(session, ..)| session))
     }
 
     /// Takes up a member of an ended process, by the [`Session::identity`] that it had. The member
@@ -106,98 +104,99 @@ impl Session {
         options: &ConnectOptions,
     ) -> Result<Session, ConnectError> {
         let network: Arc<dyn Network> = Arc::clone(network) as _;
-        Session::join(Reach::Inside(network), "sim".into(), options).map(|(session, ..)| session)
+        join(Reach::Inside(network), "sim".into(), options).map(|(session, ..)| session)
     }
+}
 
-    fn join(reach: Reach, node: String, options: &ConnectOptions) -> Result<Joined, ConnectError> {
-        Session::join_as(reach, node, options, false)
+/// A node on this machine may have told a Unix path: goes over to it, if the same node answers
+/// there.
+fn shared_if_possible(
+    session: Session,
+    path: Option<PathBuf>,
+    transport: Transport,
+    options: &ConnectOptions,
+) -> Result<Session, ConnectError> {
+    if matches!(transport, Transport::Tcp | Transport::Verbs) {
+        return Ok(session);
     }
-
-    fn join_as(reach: Reach, node: String, options: &ConnectOptions, lasting: bool) -> Result<Joined, ConnectError> {
-        let ConnectOptions { run, pid, names, .. } = *options;
-        let join = Join { run, pid, grace_ms: options.grace.as_millis() as u64, lasting, names };
-        let (purpose, pass) = (Purpose::Join(join), Pass::of(options, &reach));
-        // A stopped node's kernel takes the connection. A machine that does not is away, and waited
-        // for no longer.
-        let answer_ns = options.timeout.as_nanos() as u64;
-        let connect_ns = answer_ns.min((options.grace.as_nanos() as u64).max(LEAST_CONNECT_NS));
-        let patience = Patience { connect_ns, answer_ns };
-        let greeted = dial(Ear::at(&reach, &Heard::default()), purpose, pass.as_ref(), patience)
-            .map_err(|e| at_start(e, &reach, &node))?;
-        let member = member_of(reach, node, options, &greeted);
-        let Greeted { link, welcome, .. } = greeted;
-        member.controlled_by(link, 1);
-        let path = welcome.path.as_bytes();
-        let path = (!path.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(path)));
-        Ok((Session { member: Arc::new(member) }, path, welcome.offers))
+    let node = || session.member.node.clone();
+    let reason = match path {
+        None => "it is not on this machine, or has no Unix socket".to_owned(),
+        Some(path) => match join(Reach::Unix(path.clone()), node(), options) {
+            Ok((shared, ..)) if shared.member.incarnation == session.member.incarnation => return Ok(shared),
+            Err(ConnectError::Forbidden(_)) => format!(
+                "its socket {} is not this user's to open: be its user, or start it with --listen unix:/PATH where \
+                 others may open that",
+                path.display()
+            ),
+            // Of a container, say, whose files are others.
+            _ => format!("its socket {} is not to be found here", path.display()),
+        },
+    };
+    match transport {
+        Transport::Shm => Err(ConnectError::NotShared { node: node(), reason }),
+        _ => Ok(session),
     }
+}
 
-    /// A node on this machine may have told a Unix path: goes over to it, if the same node answers
-    /// there.
-    fn shared_if_possible(
-        self,
-        path: Option<PathBuf>,
-        transport: Transport,
-        options: &ConnectOptions,
-    ) -> Result<Session, ConnectError> {
-        if matches!(transport, Transport::Tcp | Transport::Verbs) {
-            return Ok(self);
+/// Goes over to RDMA, if that is wanted and works.
+fn by_card(mut session: Session, offers: u8, transport: Transport) -> Result<Session, ConnectError> {
+    let sealed = session.is_sealed();
+    let works = match transport {
+        Transport::Tcp | Transport::Shm => return Ok(session),
+        // A card's transfers cannot be sealed.
+        Transport::Auto if sealed => return Ok(session),
+        Transport::Verbs if sealed => Err("what goes by it cannot be encrypted: add --plain".into()),
+        Transport::Auto if offers & OFFERS_RDMA == 0 => return Ok(session),
+        Transport::Verbs if offers & OFFERS_RDMA == 0 => {
+            Err("it has no RDMA card, or was started with --rdma off".into())
         }
-        let node = || self.member.node.clone();
-        let reason = match path {
-            None => "it is not on this machine, or has no Unix socket".to_owned(),
-            Some(path) => match Session::join(Reach::Unix(path.clone()), node(), options) {
-                Ok((shared, ..)) if shared.member.incarnation == self.member.incarnation => return Ok(shared),
-                Err(ConnectError::Forbidden(_)) => format!(
-                    "its socket {} is not this user's to open: be its user, or start it with --listen unix:/PATH where \
-                     others may open that",
-                    path.display()
-                ),
-                // Of a container, say, whose files are others.
-                _ => format!("its socket {} is not to be found here", path.display()),
-            },
-        };
-        match transport {
-            Transport::Shm => Err(ConnectError::NotShared { node: node(), reason }),
-            _ => Ok(self),
+        Transport::Auto | Transport::Verbs => open_card(&mut session),
+    };
+    match works {
+        Ok(()) => Ok(session),
+        Err(reason) if transport == Transport::Verbs => {
+            Err(ConnectError::NoRdma { node: session.member.node.clone(), reason })
         }
-    }
-
-    /// Goes over to RDMA, if that is wanted and works.
-    fn by_card(mut self, offers: u8, transport: Transport) -> Result<Session, ConnectError> {
-        let sealed = self.is_sealed();
-        let works = match transport {
-            Transport::Tcp | Transport::Shm => return Ok(self),
-            // A card's transfers cannot be sealed.
-            Transport::Auto if sealed => return Ok(self),
-            Transport::Verbs if sealed => Err("what goes by it cannot be encrypted: add --plain".into()),
-            Transport::Auto if offers & OFFERS_RDMA == 0 => return Ok(self),
-            Transport::Verbs if offers & OFFERS_RDMA == 0 => {
-                Err("it has no RDMA card, or was started with --rdma off".into())
+        Err(_) => {
+            if let Some(member) = Arc::get_mut(&mut session.member) {
+                member.card = Card::default();
             }
-            Transport::Auto | Transport::Verbs => self.open_card(),
-        };
-        match works {
-            Ok(()) => Ok(self),
-            Err(reason) if transport == Transport::Verbs => {
-                Err(ConnectError::NoRdma { node: self.member.node.clone(), reason })
-            }
-            Err(_) => {
-                if let Some(member) = Arc::get_mut(&mut self.member) {
-                    member.card = Card::default();
-                }
-                Ok(self)
-            }
+            Ok(session)
         }
     }
+}
 
-    fn open_card(&mut self) -> Result<(), String> {
-        let opened = Device::open(None).and_then(Card::opened).map_err(|e| e.to_string())?;
-        if let Some(member) = Arc::get_mut(&mut self.member) {
-            member.card = opened;
-        }
-        try_once(&self.member, self.member.next_queue.fetch_add(1, Ordering::Relaxed))
+fn open_card(session: &mut Session) -> Result<(), String> {
+    let opened = Device::open(None).and_then(Card::opened).map_err(|e| e.to_string())?;
+    if let Some(member) = Arc::get_mut(&mut session.member) {
+        member.card = opened;
     }
+    try_once(&session.member, session.member.next_queue.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Joins a node by one of its addresses.
+fn join(reach: Reach, node: String, options: &ConnectOptions) -> Result<Joined, ConnectError> {
+    join_as(reach, node, options, false)
+}
+
+fn join_as(reach: Reach, node: String, options: &ConnectOptions, lasting: bool) -> Result<Joined, ConnectError> {
+    let ConnectOptions { run, pid, names, .. } = *options;
+    let join = Join { run, pid, grace_ms: options.grace.as_millis() as u64, lasting, names };
+    let (purpose, pass) = (Purpose::Join(join), Pass::of(options, &reach));
+    // A stopped node's kernel takes the connection. A machine that does not is away, and waited
+    // for no longer.
+    let answer_ns = options.timeout.as_nanos() as u64;
+    let connect_ns = answer_ns.min((options.grace.as_nanos() as u64).max(LEAST_CONNECT_NS));
+    let patience = Patience { connect_ns, answer_ns };
+    let greeted = dial(Ear::at(&reach, &Heard::default()), purpose, pass.as_ref(), patience)
+        .map_err(|e| at_start(e, &reach, &node))?;
+    let member = member_of(reach, node, options, &greeted);
+    let Greeted { link, welcome, .. } = greeted;
+    member.controlled_by(link, 1);
+    let path = welcome.path.as_bytes();
+    let path = (!path.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(path)));
+    Ok((Session { member: Arc::new(member) }, path, welcome.offers))
 }
 
 fn at_start(failure: NoDial, reach: &Reach, node: &str) -> ConnectError {

@@ -435,7 +435,7 @@ mod tests {
             let begun = network.now_ns();
             assert!(member.attach(purpose(MAX_QUEUES as u64)).is_err(), "{kind:?}");
             assert!(network.now_ns() - begun < 1_000_000, "{kind:?}: as long as a node that is away");
-            assert!(!session.is_lost() && session.grant().is_ok(), "{kind:?}");
+            assert!(!session.standing().is_lost() && session.grant().is_ok(), "{kind:?}");
             // One of them again, as after a cut, has the place that it had.
             let again = member.restore(purpose(0)).unwrap();
             assert!(member.attach(purpose(MAX_QUEUES as u64)).is_err(), "{kind:?}");

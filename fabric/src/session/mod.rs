@@ -20,34 +20,37 @@
 //!
 //! Over shared memory there is no path to be cut: a closed Unix socket is a dead node.
 
+mod clock;
 mod connect;
 mod dial;
+mod grants;
 mod member;
-mod outlive;
+mod records;
 mod regions;
 mod silence;
 #[cfg(all(test, not(loom)))]
 mod simulated;
 mod spare;
-mod volumes;
+mod standing;
 
+pub use clock::Clock;
 pub(crate) use dial::{receive_all, send_now};
 pub(crate) use member::{Control, Membership, SLOW};
 pub use member::{FAREWELL_NS, REFUSED_NS, SILENT_NS};
-pub use regions::Region;
+pub use records::Records;
+pub use regions::{Region, Regions};
 pub use silence::BOUND_NS;
 pub(crate) use silence::DOUBT_NS;
 pub use spare::{SLOW_NS, Spare};
 pub(crate) use spare::{STEP_NS, Standstill};
+pub use standing::Standing;
 
 use crate::{GrantError, Lost, QueuePair, WindowError};
-use farmem_protocol::addr::{SLAB_BYTES, SlabId};
+use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 pub use farmem_protocol::node::{Domain, Transport};
 use farmem_protocol::wire::Range;
-use farmem_protocol::wire::{Ask, Figure, Names, Refused, Reply, Request, Secret, Status, Text, Who};
-use farmem_sys::descriptors;
-use farmem_sys::mapping::Mapping;
+use farmem_protocol::wire::{Ask, Names, Reply, Request, Secret, Status, Text};
 use farmem_sys::process;
 use farmem_sys::raw::Errno;
 pub use farmem_trust::Trust;
@@ -111,6 +114,14 @@ pub struct Identity {
 }
 
 /// One member of a run at one node. Shared by the threads of a process.
+///
+/// The session itself joins, holds slabs and makes queue pairs. What few callers need are parts
+/// with types of their own, so that a step's signature says which it uses:
+///
+/// * [`Session::standing`]: whether the node and the member are still there, and what ends that.
+/// * [`Session::clock`]: the time by which it waits.
+/// * [`Session::regions`]: regions of the node.
+/// * [`Session::records`]: what the node tells of itself.
 ///
 /// Dropping it leaves the node in good order. In a forked child, use
 /// [`Session::forget_in_child`].
@@ -196,17 +207,6 @@ impl Session {
         self
     }
 
-    /// Gives the node up for a reason that the caller has found. Returns the loss, also if it was
-    /// lost before.
-    pub fn give_up(&self, reason: String) -> Lost {
-        self.member.give_up(reason)
-    }
-
-    /// Whether the member was found to be lost, by whichever call.
-    pub fn is_lost(&self) -> bool {
-        self.member.check().is_err()
-    }
-
     /// The id by which windows and descriptor words at the node name this member.
     pub fn owner(&self) -> u16 {
         self.member.owner
@@ -220,22 +220,6 @@ impl Session {
         }
     }
 
-    /// The present holder of an owner id at the node. `None`: the id is free.
-    pub fn who(&self, owner: u16) -> Result<Option<Who>, Lost> {
-        match self.member.ask(Ask::Who(owner))? {
-            (Ok(Reply::Who(who)), _) => Ok(Some(who)),
-            _ => Ok(None),
-        }
-    }
-
-    /// A figure of the node's.
-    pub fn figure(&self, figure: Figure) -> Result<u64, Lost> {
-        match self.member.ask(Ask::Figure(figure))? {
-            (Ok(Reply::Figure(value)), _) => Ok(value),
-            _ => Ok(0),
-        }
-    }
-
     /// The window, bound or not, by any key it ever had, is no longer needed.
     pub fn drop_window(&self, key: Key) -> Result<(), Lost> {
         self.member.ask(Ask::DropWindow(key)).map(|_| ())
@@ -244,60 +228,12 @@ impl Session {
     /// One more slab, zero.
     pub fn grant(&self) -> Result<Slab, GrantError> {
         let (answer, passed) = self.member.ask(Ask::Grant)?;
-        self.granted(answer, passed)
-    }
-
-    /// The slab that an answer grants, mapped if slabs are mapped here.
-    fn granted(&self, answer: Result<Reply, Refused>, passed: Option<i32>) -> Result<Slab, GrantError> {
-        let node = || self.member.node.clone();
-        let system = |reason| GrantError::System { node: node(), reason };
-        let id = match answer {
-            Ok(Reply::Slab(id)) => id,
-            Err(refused) if refused.status == Status::Exhausted => {
-                return Err(GrantError::Exhausted { node: node(), lend_mib: refused.value >> 20 });
-            }
-            Err(refused) if refused.status == Status::Quota => {
-                return Err(GrantError::Quota { node: node(), quota_mib: refused.value >> 20 });
-            }
-            Err(refused) if refused.status == Status::System => {
-                return Err(system(format!("there: {}", Errno(refused.value as i32))));
-            }
-            _ => {
-                let reason = "it no longer knows this program".to_owned();
-                return Err(self.member.give_up(reason).into());
-            }
-        };
-        if !self.member.mapped {
-            return Ok(Slab { id, base: None });
-        }
-        let mapping = match passed {
-            Some(fd) => {
-                let mapping = Mapping::new(fd, SLAB_BYTES as usize);
-                descriptors::close(fd);
-                mapping
-            }
-            // The node passed one; this process had no room for it.
-            None => Err(Errno(libc::EMFILE)),
-        };
-        match mapping {
-            Ok(mapping) => {
-                let base = mapping.extent().0;
-                self.member.slabs.lock().insert(id, mapping);
-                Ok(Slab { id, base: Some(base) })
-            }
-            Err(e) => {
-                self.release(id)?;
-                Err(system(format!("here: {e}")))
-            }
-        }
+        self.member.granted(answer, passed)
     }
 
     /// This member no longer needs the slab. It is unmapped; no queue pair may use it any more.
     pub fn release(&self, id: SlabId) -> Result<(), Lost> {
-        let mapping = self.member.slabs.lock().remove(&id);
-        drop(mapping);
-        self.member.card.forget_key(id);
-        self.member.ask(Ask::Release(id)).map(|_| ())
+        self.member.release(id)
     }
 
     /// Gives the memory of a range of a slab back to the node's system: it reads as zero from now
@@ -335,7 +271,7 @@ impl Session {
     /// A queue pair of its own for a thread. A member can have 8192 at a time.
     ///
     /// # Errors
-    /// The member is lost, if [`Session::is_lost`] says so; else it has as many as it can, and
+    /// The member is lost, if [`Standing::is_lost`] says so; else it has as many as it can, and
     /// those work on.
     pub fn queue_pair(&self) -> Result<QueuePair, Lost> {
         let number = self.member.next_queue.fetch_add(1, Ordering::Relaxed);
@@ -351,11 +287,6 @@ impl Session {
             Some(mut control) => self.member.tend(&mut control),
             None => self.member.check(),
         }
-    }
-
-    /// Whether the node's machine was within reach when it was looked after last.
-    pub fn is_near(&self) -> bool {
-        self.member.is_near()
     }
 
     /// The run is over: its members' slabs are free now. For the run's supervisor.
@@ -379,11 +310,28 @@ impl Session {
         }
     }
 
+    /// Whether another session is with the same life of the same node.
+    pub fn is_beside(&self, other: &Session) -> bool {
+        self.member.incarnation == other.member.incarnation
+    }
+
     /// In a forked child, which inherited its parent's session: closes the descriptors without a
     /// farewell. Mappings of slabs stay, because the child's own session owns them now.
     pub fn forget_in_child(self) {
         self.close_in_child();
         std::mem::forget(self);
+    }
+
+    /// [`Session::forget_in_child`] of a session that is not to be dropped either: it is of no more
+    /// use.
+    pub fn close_in_child(&self) {
+        let control = self.member.control.try_lock().unwrap_or_else(|| {
+            // Its holder was another thread at the moment of the fork and does not exist here.
+            self.member.control.release_after_fork();
+            self.member.control.lock()
+        });
+        { control }.link = None;
+        self.member.card.forget_in_child();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Regions of a node, as a member uses them. `memory/nic/src/regions.rs` defines them.
 
-use super::{Session, Slab};
+use super::{Membership, Session, Slab};
 use crate::{GrantError, Lost, RegionError};
 use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::{Ask, Reply, Status};
@@ -16,13 +16,26 @@ pub struct Region {
     pub owner: u16,
 }
 
+/// A session's part for regions.
+#[derive(Clone, Copy)]
+pub struct Regions<'a> {
+    member: &'a Membership,
+}
+
 impl Session {
+    /// The node's regions, as this member may use them.
+    pub fn regions(&self) -> Regions<'_> {
+        Regions { member: &self.member }
+    }
+}
+
+impl Regions<'_> {
     /// Opens a region; `make`: if there is none, it is made. Returns how many slabs it has.
     ///
     /// # Errors
     /// [`RegionError::Unknown`] if there is none. [`RegionError::Full`] if no more can be made or
     /// opened.
-    pub fn open_region(&self, name: RegionName, make: bool) -> Result<u64, RegionError> {
+    pub fn open(self, name: RegionName, make: bool) -> Result<u64, RegionError> {
         let node = || self.member.node.clone();
         match self.member.ask(Ask::Region(name, make))?.0 {
             Ok(Reply::Slabs(slabs)) => Ok(slabs),
@@ -33,44 +46,44 @@ impl Session {
 
     /// Holds slab number `number`, from 0, of a region that this member has opened. `None`: it has
     /// no such slab.
-    pub fn region_slab(&self, name: RegionName, number: u64) -> Result<Option<Slab>, GrantError> {
+    pub fn slab(self, name: RegionName, number: u64) -> Result<Option<Slab>, GrantError> {
         let (answer, passed) = self.member.ask(Ask::RegionSlab(name, number))?;
         match answer {
-            Ok(_) => self.granted(answer, passed).map(Some),
+            Ok(_) => self.member.granted(answer, passed).map(Some),
             Err(_) => Ok(None),
         }
     }
 
-    /// As [`Session::region_slab`]; if `number` is the next one, the region gets one more slab,
+    /// As [`Regions::slab`]; if `number` is the next one, the region gets one more slab,
     /// zero.
     ///
     /// # Errors
     /// As [`Session::grant`]. The quota is the region's.
-    pub fn grow_region(&self, name: RegionName, number: u64) -> Result<Slab, GrantError> {
+    pub fn grow(self, name: RegionName, number: u64) -> Result<Slab, GrantError> {
         let (answer, passed) = self.member.ask(Ask::RegionGrow(name, number))?;
         if answer.is_err_and(|refused| matches!(refused.status, Status::Range | Status::NotHeld)) {
             let reason = format!("region {name} cannot have a slab of number {number}");
             return Err(GrantError::System { node: self.member.node.clone(), reason });
         }
-        self.granted(answer, passed)
+        self.member.granted(answer, passed)
     }
 
     /// Ends the rights of the other processes of this [tag](farmem_protocol::wire::tag) that have a
     /// region open. This member must have it open. After `true` none of their verbs takes effect at
     /// this node. False: one of them has the memory mapped and is alive, or this member does not
     /// have the region open.
-    pub fn expel(&self, name: RegionName, tag: u32) -> Result<bool, Lost> {
+    pub fn expel(self, name: RegionName, tag: u32) -> Result<bool, Lost> {
         Ok(self.member.ask(Ask::RegionExpel(name, tag))?.0.is_ok())
     }
 
     /// Takes a region's name away. Its memory is free when no member has it open. False: there is
     /// none.
-    pub fn remove_region(&self, name: RegionName) -> Result<bool, Lost> {
+    pub fn remove(self, name: RegionName) -> Result<bool, Lost> {
         Ok(self.member.ask(Ask::RegionRemove(name))?.0.is_ok())
     }
 
     /// The regions that have names, in the order of these.
-    pub fn regions(&self) -> Result<Vec<Region>, Lost> {
+    pub fn list(self) -> Result<Vec<Region>, Lost> {
         let mut regions: Vec<Region> = Vec::new();
         while let Ok(Reply::Region(name, slabs, owner)) = self.member.ask(Ask::RegionAt(regions.len() as u64))?.0 {
             regions.push(Region { name, slabs, owner });

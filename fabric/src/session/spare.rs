@@ -15,7 +15,6 @@
 //!
 //! A thread that the system kept from running has not waited: each look adds [`STEP_NS`] at most.
 
-use super::{Session, say_bye};
 use crate::Lost;
 
 /// How long nothing may move while an answer is due, where there is another copy.
@@ -30,24 +29,6 @@ pub trait Spare: Sync {
     ///
     /// Called by any thread that waits for the member's node, with locks of the session held.
     fn can_spare(&self, number: usize, lost: &Lost) -> bool;
-}
-
-impl Session {
-    /// From now on the holder, which knows this session by a number, is asked whether it can do
-    /// without it. Not where slabs are mapped: a mapping does not go silent.
-    pub fn held_by(&self, holder: &'static dyn Spare, number: usize) {
-        if !self.member.mapped {
-            let _ = self.member.spare.set((holder, number));
-        }
-    }
-
-    /// Of a member that is lost: says goodbye if the connection still stands, so that the node
-    /// keeps nothing for it. Waits for nobody.
-    pub fn hang_up(&self) {
-        if let Some(mut control) = self.member.control.try_lock() {
-            say_bye(&mut control);
-        }
-    }
 }
 
 /// How long an answer has been due while nothing moved, as far as the waiting thread looked.

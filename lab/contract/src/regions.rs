@@ -12,29 +12,29 @@ fn name(text: &str) -> RegionName {
 /// A member of a run of its own that has opened the region.
 fn opener(subject: &Subject<'_>, run: u8, region: &str) -> (Session, QueuePair) {
     let session = subject.join(run);
-    session.open_region(name(region), true).expect("a region");
+    session.regions().open(name(region), true).expect("a region");
     let queue = session.queue_pair().expect("queue pair");
     (session, queue)
 }
 
 fn grown(session: &Session, region: &str, number: u64) -> SlabId {
-    session.grow_region(name(region), number).expect("a slab").id
+    session.regions().grow(name(region), number).expect("a slab").id
 }
 
 fn slab(session: &Session, region: &str, number: u64) -> SlabId {
-    session.region_slab(name(region), number).expect("a node").expect("a slab").id
+    session.regions().slab(name(region), number).expect("a node").expect("a slab").id
 }
 
 /// Takes the name away; the memory is free when the last of these members is gone.
 fn remove(session: &Session, region: &str) {
-    assert_eq!(session.remove_region(name(region)), Ok(true));
+    assert_eq!(session.regions().remove(name(region)), Ok(true));
 }
 
 pub fn members_share_a_region(subject: &Subject<'_>) {
     let (a, mut by_a) = opener(subject, 1, "shared");
     let first = grown(&a, "shared", 0);
     let (b, mut by_b) = opener(subject, 2, "shared");
-    assert_eq!(b.open_region(name("shared"), false), Ok(1));
+    assert_eq!(b.regions().open(name("shared"), false), Ok(1));
     assert_eq!(slab(&b, "shared", 0), first);
     let bytes = pattern(9, 70_000);
     assert_eq!(put(&mut by_a, first, 4096, &bytes), Ok(0));
@@ -65,11 +65,11 @@ pub fn only_who_has_opened_it_reaches_a_region(subject: &Subject<'_>) {
     queue.cas(1, first, 0, 0, 1);
     queue.faa(1, first, 0, 1);
     assert!(finish(&mut queue, 2).iter().all(|done| done.result == theirs));
-    assert!(matches!(stranger.region_slab(name("mine"), 0), Ok(None)), "it has not opened it");
-    assert!(matches!(stranger.grow_region(name("mine"), 1), Err(GrantError::System { .. })));
-    let unknown = stranger.open_region(name("other"), false);
+    assert!(matches!(stranger.regions().slab(name("mine"), 0), Ok(None)), "it has not opened it");
+    assert!(matches!(stranger.regions().grow(name("mine"), 1), Err(GrantError::System { .. })));
+    let unknown = stranger.regions().open(name("other"), false);
     assert_eq!(unknown, Err(RegionError::Unknown { node: stranger.node().to_owned(), name: name("other") }));
-    assert_eq!(stranger.open_region(name("mine"), false), Ok(1));
+    assert_eq!(stranger.regions().open(name("mine"), false), Ok(1));
     assert_eq!(put(&mut queue, first, 0, b"theirs"), theirs, "opened, and the slab not asked for");
     assert_eq!(slab(&stranger, "mine", 0), first);
     assert_eq!(get(&mut queue, first, 0, 4), Ok(b"mine".to_vec()));
@@ -87,7 +87,7 @@ pub fn a_region_outlives_its_members(subject: &Subject<'_>) {
     (0..20).for_each(|_| (subject.pass)());
     assert_eq!((subject.lent)(), SLAB_BYTES);
     let (b, mut by_b) = opener(subject, 2, "lasting");
-    let listed: Vec<_> = b.regions().expect("a node").iter().map(|region| (region.name, region.slabs)).collect();
+    let listed: Vec<_> = b.regions().list().expect("a node").iter().map(|region| (region.name, region.slabs)).collect();
     assert_eq!(listed, [(name("lasting"), 1)]);
     assert_eq!(slab(&b, "lasting", 0), first);
     assert_eq!(get(&mut by_b, first, 100, 4), Ok(b"kept".to_vec()));
@@ -101,9 +101,9 @@ pub fn members_that_grow_a_region_at_once_get_the_same_slab(subject: &Subject<'_
     for number in 0..SLABS as u64 {
         assert_eq!(grown(&a, "growing", number), grown(&b, "growing", number));
     }
-    assert!(matches!(a.grow_region(name("growing"), SLABS as u64), Err(GrantError::Exhausted { .. })));
-    assert!(matches!(a.grow_region(name("growing"), SLABS as u64 + 1), Err(GrantError::System { .. })), "a hole");
-    assert!(matches!(b.region_slab(name("growing"), u64::MAX), Ok(None)));
+    assert!(matches!(a.regions().grow(name("growing"), SLABS as u64), Err(GrantError::Exhausted { .. })));
+    assert!(matches!(a.regions().grow(name("growing"), SLABS as u64 + 1), Err(GrantError::System { .. })), "a hole");
+    assert!(matches!(b.regions().slab(name("growing"), u64::MAX), Ok(None)));
     assert_eq!((subject.lent)(), SLABS as u64 * SLAB_BYTES);
     remove(&a, "growing");
 }
@@ -113,8 +113,8 @@ pub fn a_removed_region_lives_until_it_is_closed(subject: &Subject<'_>) {
     let first = grown(&a, "old", 0);
     let (b, _) = opener(subject, 2, "old");
     remove(&b, "old");
-    assert_eq!(b.remove_region(name("old")), Ok(false));
-    assert_eq!((put(&mut by_a, first, 0, b"here"), b.regions()), (Ok(0), Ok(Vec::new())));
+    assert_eq!(b.regions().remove(name("old")), Ok(false));
+    assert_eq!((put(&mut by_a, first, 0, b"here"), b.regions().list()), (Ok(0), Ok(Vec::new())));
     let (c, mut by_c) = opener(subject, 3, "old");
     let another = grown(&c, "old", 0);
     assert_ne!(another, first, "a region of the same name is another one");

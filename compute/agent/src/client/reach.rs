@@ -95,7 +95,7 @@ impl Member {
         if let Some(queue) = kept {
             return Ok(queue);
         }
-        session.queue_pair().map_err(|lost| if session.is_lost() { lost.into() } else { ReachError::Full })
+        session.queue_pair().map_err(|lost| if session.standing().is_lost() { lost.into() } else { ReachError::Full })
     }
 
     /// Keeps a queue pair for the next thread. With verbs under way it is dropped: only then are

@@ -25,7 +25,7 @@ impl Stranger {
     }
 
     pub fn figure(&self, figure: Figure) -> u64 {
-        self.0.figure(figure).unwrap()
+        self.0.records().figure(figure).unwrap()
     }
 
     pub fn put(&mut self, (key, offset): (Key, u64), bytes: &[u8]) -> Result<u64, Refusal> {

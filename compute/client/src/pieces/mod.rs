@@ -225,7 +225,7 @@ impl Lane {
         if self.inner().is_forked() {
             return Err(Error::Forked);
         }
-        if let Some(lost) = self.inner().shards[node].session().loss() {
+        if let Some(lost) = self.inner().shards[node].session().standing().loss() {
             return Err(lost.into());
         }
         let is_region = self.inner().region.is_some();

@@ -125,7 +125,7 @@ impl Links {
         if !self.is_of(&losses.tables.nodes, node) {
             return;
         }
-        if losses.tables.nodes.all()[node].session().is_lost() {
+        if losses.tables.nodes.all()[node].session().standing().is_lost() {
             losses.lose(node, &lost);
         }
         self.barred[node] = Some(lost);

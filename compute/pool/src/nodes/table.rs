@@ -195,7 +195,7 @@ impl Nodes {
         let domain = known.unwrap_or_else(|| self.domains.fetch_add(1, Ordering::Relaxed));
         let is_new = number == self.all().len();
         if !is_new {
-            node.session().hang_up();
+            node.session().standing().hang_up();
         }
         node.renew(session);
         node.domain.store(domain, Ordering::Relaxed);

@@ -132,7 +132,7 @@ impl Tables {
     pub(crate) fn watch_over(&self, number: usize) {
         if let Some((pool, _)) = self.protection.pool.get() {
             let node = &self.nodes.all()[number];
-            node.session().held_by(*pool, number | (node.life() as usize) << LIFE_SHIFT);
+            node.session().standing().held_by(*pool, number | (node.life() as usize) << LIFE_SHIFT);
         }
     }
 }

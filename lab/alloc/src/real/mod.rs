@@ -151,7 +151,7 @@ impl Node {
 }
 
 fn cleaning(session: &Session) -> Result<u64> {
-    Ok(session.figure(Figure::DrainNs)? + session.figure(Figure::ScrubNs)?)
+    Ok(session.records().figure(Figure::DrainNs)? + session.records().figure(Figure::ScrubNs)?)
 }
 
 /// A process that goes on when it is told to.

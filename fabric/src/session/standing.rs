@@ -1,8 +1,10 @@
-//! The rest of a session when its node is lost, or is left for good.
+//! Whether a member still stands at its node: how it is lost, given up or left, and what is then
+//! left of it.
+//!
+//! A [`Standing`] is lent by [`Session::standing`]. It moves no bytes and asks for no memory.
 
-use super::{Session, say_bye};
+use super::{Membership, Session, Spare, say_bye};
 use crate::Lost;
-use crate::link::Reach;
 use farmem_sys::descriptors;
 use farmem_sys::raw::Errno;
 use farmem_sys::socket;
@@ -11,14 +13,27 @@ use std::sync::atomic::Ordering;
 /// How long a process whose sockets are closed may take to end, ns.
 const ENDS_WITHIN_NS: u64 = 1_000_000_000;
 
+/// A session's part for losses: whether the node is there, and whether the member still is there.
+#[derive(Clone, Copy)]
+pub struct Standing<'a> {
+    member: &'a Membership,
+}
+
 impl Session {
+    /// The member's standing at its node.
+    pub fn standing(&self) -> Standing<'_> {
+        Standing { member: &self.member }
+    }
+}
+
+impl Standing<'_> {
     /// After a loss: whether the memory that is mapped here stays this member's, byte for byte.
     ///
     /// It does if the node's process has ended: a node that ends leaves what is mapped alone, and
     /// the kernel keeps it until the last mapping goes. It does, too, if the node has merely not
     /// answered, while the control connection stands: the node counts the member as long. In every
     /// other case the node may give the memory to another. Waits a second at most.
-    pub fn keeps_memory(&self) -> bool {
+    pub fn keeps_memory(self) -> bool {
         if !self.member.mapped {
             return false;
         }
@@ -31,53 +46,53 @@ impl Session {
     }
 
     /// Why the member is lost, if it is.
-    pub fn loss(&self) -> Option<Lost> {
+    pub fn loss(self) -> Option<Lost> {
         self.member.check().err()
     }
 
     /// After a loss: whether the node's process has certainly ended. A silent node may come back,
     /// and others may reach it.
-    pub fn has_ended(&self) -> bool {
+    pub fn node_has_ended(self) -> bool {
         self.member.is_lost.load(Ordering::Acquire) && self.member.ended.load(Ordering::Acquire)
     }
 
     /// Leaves the node for good: says goodbye, and every queue pair is lost from here on. The node
     /// takes back what the member still holds.
-    pub fn leave(&self) {
+    pub fn leave(self) {
         self.member.give_up("this program has left it".into());
         say_bye(&mut self.member.control.lock());
     }
 
-    /// The time, in nanoseconds: the simulator's where the node is.
-    pub fn now_ns(&self) -> u64 {
-        self.member.reach.now_ns()
+    /// Gives the node up for a reason that the caller has found. Returns the loss, also if it was
+    /// lost before.
+    pub fn give_up(self, reason: String) -> Lost {
+        self.member.give_up(reason)
     }
 
-    /// Whether another session is with the same life of the same node.
-    pub fn is_beside(&self, other: &Session) -> bool {
-        self.member.incarnation == other.member.incarnation
+    /// Whether the member was found to be lost, by whichever call.
+    pub fn is_lost(self) -> bool {
+        self.member.check().is_err()
     }
 
-    /// Whether the node is a simulator's, whose time is not the system's.
-    pub fn is_simulated(&self) -> bool {
-        matches!(self.member.reach, Reach::Inside(_))
+    /// Whether the node's machine was within reach when it was looked after last.
+    pub fn is_near(self) -> bool {
+        self.member.is_near()
     }
 
-    /// Sleeps, or lets the simulator's time pass.
-    pub fn sleep_ns(&self, ns: u64) {
-        self.member.reach.sleep_ns(ns);
+    /// From now on the holder, which knows this session by a number, is asked whether it can do
+    /// without it. Not where slabs are mapped: a mapping does not go silent.
+    pub fn held_by(self, holder: &'static dyn Spare, number: usize) {
+        if !self.member.mapped {
+            let _ = self.member.spare.set((holder, number));
+        }
     }
 
-    /// [`Session::forget_in_child`] of a session that is not to be dropped either: it is of no more
-    /// use.
-    pub fn close_in_child(&self) {
-        let control = self.member.control.try_lock().unwrap_or_else(|| {
-            // Its holder was another thread at the moment of the fork and does not exist here.
-            self.member.control.release_after_fork();
-            self.member.control.lock()
-        });
-        { control }.link = None;
-        self.member.card.forget_in_child();
+    /// Of a member that is lost: says goodbye if the connection still stands, so that the node
+    /// keeps nothing for it. Waits for nobody.
+    pub fn hang_up(self) {
+        if let Some(mut control) = self.member.control.try_lock() {
+            say_bye(&mut control);
+        }
     }
 }
 

@@ -1,0 +1,45 @@
+//! What a node tells of itself and of the members that it has.
+
+use super::{Membership, Session};
+use crate::Lost;
+use farmem_protocol::wire::{Ask, Figure, Reply, VolumeInfo, Who};
+
+/// A session's part for questions about the node. It changes nothing there.
+#[derive(Clone, Copy)]
+pub struct Records<'a> {
+    member: &'a Membership,
+}
+
+impl Session {
+    /// The node's records.
+    pub fn records(&self) -> Records<'_> {
+        Records { member: &self.member }
+    }
+}
+
+impl Records<'_> {
+    /// The present holder of an owner id at the node. `None`: the id is free.
+    pub fn who(self, owner: u16) -> Result<Option<Who>, Lost> {
+        match self.member.ask(Ask::Who(owner))? {
+            (Ok(Reply::Who(who)), _) => Ok(Some(who)),
+            _ => Ok(None),
+        }
+    }
+
+    /// A figure of the node's.
+    pub fn figure(self, figure: Figure) -> Result<u64, Lost> {
+        match self.member.ask(Ask::Figure(figure))? {
+            (Ok(Reply::Figure(value)), _) => Ok(value),
+            _ => Ok(0),
+        }
+    }
+
+    /// The swap volume at a place in the node's order of them. `None`: the place is beyond the
+    /// last.
+    pub fn volume(self, place: u64) -> Result<Option<VolumeInfo>, Lost> {
+        match self.member.ask(Ask::VolumeAt(place))?.0 {
+            Ok(Reply::Volume(volume)) => Ok(Some(volume)),
+            _ => Ok(None),
+        }
+    }
+}
