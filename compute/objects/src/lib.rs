@@ -171,7 +171,8 @@
 //! * At most 256 threads use a shared heap at a time. A scope of a shared heap keeps local all
 //!   objects that were local when it began. The scope that began first can always bring in a
 //!   quarter of each size class. Little can leave while a scope is open. A thread that needs room
-//!   waits a second for scopes to end, then gets [`Error::ScopeFull`].
+//!   waits for scopes to end. It gets [`Error::ScopeFull`] when no scope has ended and no object has
+//!   come for a second, or after ten.
 //! * A process that was forked from one with shared heaps builds none.
 //! * A boxed value has at most 4 KiB. So has an element of a vector or queue: an element does not
 //!   cross the border of a [`CHUNK`].

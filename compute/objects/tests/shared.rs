@@ -6,6 +6,7 @@ use farmem::Transport;
 use farmem_memory::Node;
 use farmem_objects::{CHUNK, Error, Heap, Seat, SharedBox, SharedHeap, SharedVec};
 use std::sync::{Barrier, Mutex, RwLock};
+use std::time::Duration;
 
 const WAYS: [Transport; 2] = [Transport::Shm, Transport::Tcp];
 
@@ -170,6 +171,32 @@ fn a_scope_that_stays_open_lets_nothing_leave() {
     std::mem::forget(other.scope());
     drop(other);
     assert!((0..100).all(|chunk| words.read(512 * chunk, &seat).unwrap() == 7));
+}
+
+/// A scope that takes longer than a second, and fetches meanwhile, is waited for.
+#[test]
+fn a_slow_scope_is_waited_for() {
+    let node = common::node();
+    let heap = heap(&node, Transport::Shm, 256 * CHUNK);
+    let seat = heap.seat().unwrap();
+    let mut words = heap.vec::<u64>();
+    words.extend_from_slice(&vec![7; 600 * 512], &seat).unwrap();
+    let there = Barrier::new(2);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let seat = heap.seat().unwrap();
+            let scope = seat.scope();
+            there.wait();
+            // Each of these is away: they are as many as the first scope has room for.
+            for chunk in 0..14 {
+                assert_eq!(words.get(512 * chunk, &scope).unwrap(), &7);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        there.wait();
+        // More than there is room for while that scope is open.
+        assert!((100..600).all(|chunk| words.read(512 * chunk, &seat).unwrap() == 7));
+    });
 }
 
 /// Other heaps' boxes are refused, and a box outlives its heap.

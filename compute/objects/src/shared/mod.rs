@@ -40,8 +40,11 @@ pub use vec::SharedVec;
 
 /// The most threads that use a heap at a time.
 const SEATS: usize = 256;
-/// How long a thread that needs room waits for other threads' scopes.
+/// How long a thread that needs room waits for other threads' scopes while nothing happens: none of
+/// the oldest ends, and no object comes.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long it waits in all.
+const MOST_PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two looks whether those scopes have ended.
 const NAP: Duration = Duration::from_micros(50);
 
@@ -105,6 +108,15 @@ static HERE: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
 /// thread of the parent may have held it at the fork.
 fn is_forked() -> bool {
     HERE.get().is_some_and(|here| here.is_some_and(|here| here.load(Ordering::Relaxed) == 0))
+}
+
+/// How long a thread has waited for room.
+struct Waits {
+    begun: Instant,
+    /// When it last saw something happen.
+    since: Instant,
+    /// What it saw: the epoch of the oldest scope, and the objects that had come.
+    seen: (u64, u64),
 }
 
 /// The result of a look at boxes.
@@ -186,7 +198,7 @@ impl Inner {
         if is_forked() {
             return self.forked(class, cells);
         }
-        let mut since = None;
+        let mut waits = None;
         let mut core = self.lock();
         loop {
             let mut moving = Moving::default();
@@ -198,7 +210,7 @@ impl Inner {
                     Look::Wait => core = self.wait(core),
                     Look::Held(first) => {
                         drop(core);
-                        self.held(seat, first, &mut since)?;
+                        self.held(seat, first, &mut waits)?;
                         core = self.lock();
                     }
                 }
@@ -237,24 +249,29 @@ impl Inner {
     }
 
     /// Waits a moment, because scopes hold all room. `first`: the slot of the seat whose scope
-    /// began first. `since`: the oldest scope's epoch, and when the caller first met it; the caller
-    /// keeps it between calls. [`PATIENCE`] counts for one oldest scope: it begins again when that
-    /// has ended.
+    /// began first. `waits`: how long the caller has waited; the caller keeps it between calls. A
+    /// slow scope is not a stuck one: [`PATIENCE`] begins again when an object has come or the
+    /// oldest scope has ended.
     ///
     /// # Errors
     /// [`Error::ScopeFull`]: the patience is over, or the scope that began first is the caller's
     /// own.
-    fn held(&self, seat: &Seat, first: Option<usize>, since: &mut Option<(Instant, u64)>) -> Result<()> {
+    fn held(&self, seat: &Seat, first: Option<usize>, waits: &mut Option<Waits>) -> Result<()> {
         let core = self.lock();
         let full = Error::ScopeFull(core.most * SEGMENT);
         if core.leaving > 0 {
             drop(self.wait(core));
             return Ok(());
         }
-        let oldest = self.epochs.oldest(core.seats.len());
+        let seen = (self.epochs.oldest(core.seats.len()), core.fetched);
         drop(core);
-        let (begun, _) = *since.insert(since.filter(|&(_, epoch)| epoch == oldest).unwrap_or((Instant::now(), oldest)));
-        if first == Some(seat.slot) || begun.elapsed() > PATIENCE {
+        let now = Instant::now();
+        let waits = waits.get_or_insert(Waits { begun: now, since: now, seen });
+        if waits.seen != seen {
+            (waits.since, waits.seen) = (now, seen);
+        }
+        let is_over = now - waits.since > PATIENCE || now - waits.begun > MOST_PATIENCE;
+        if first == Some(seat.slot) || is_over {
             return Err(full);
         }
         std::thread::sleep(NAP);
@@ -284,7 +301,7 @@ impl Inner {
         if is_forked() {
             return Err(Error::Memory(farmem::Error::Forked));
         }
-        let mut since = None;
+        let mut waits = None;
         loop {
             let mut moving = Moving::default();
             let mut core = self.lock();
@@ -294,7 +311,7 @@ impl Inner {
             let ran = if moving.is_empty() { Ok(()) } else { self.run(seat, moving) };
             match (made, space) {
                 (Some(made), _) => return made,
-                (None, Space::Held(first)) => self.held(seat, first, &mut since)?,
+                (None, Space::Held(first)) => self.held(seat, first, &mut waits)?,
                 (None, _) => ran?,
             }
         }
