@@ -5,7 +5,7 @@
 #
 #   lab/guest/kernel.sh [PACKAGE]      linux-source-6.1, if it is not said
 #
-# Some minutes of two CPUs, at nice 19. Ends with 77, naming the reason, where something lacks.
+# Some minutes of two CPUs that do nothing else, at nice 10. Ends with 77, naming the reason, where something lacks.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . lab/guest/lib.sh
@@ -21,14 +21,14 @@ if [ ! -e "$image" ]; then
     source=$cache/$package
     rm -rf "$source"
     mkdir -p "$source"
-    nice -n 19 tar -C "$source" --strip-components=1 -xf "$cache/tree/usr/src/$package.tar.xz"
+    nice -n 10 tar -C "$source" --strip-components=1 -xf "$cache/tree/usr/src/$package.tar.xz"
     # It is large: for another configuration it is downloaded again.
     rm -rf "$cache/tree" "$cache/debs" "$cache/packages"
     {
-        nice -n 19 make -C "$source" tinyconfig &&
+        nice -n 10 make -C "$source" tinyconfig &&
             (cd "$source" && scripts/kconfig/merge_config.sh -m .config "$OLDPWD/lab/guest/kernel.config") &&
-            nice -n 19 make -C "$source" olddefconfig &&
-            nice -n 19 make -C "$source" -j"$(nproc)" bzImage
+            nice -n 10 make -C "$source" olddefconfig &&
+            nice -n 10 make -C "$source" -j"$(nproc)" bzImage
     } >"$cache/log" 2>&1 || { tail -20 "$cache/log" >&2; skip "the kernel cannot be built"; }
     for wanted in BLK_DEV_NBD SWAP MEMCG VIRTIO_NET FAILSLAB FAIL_PAGE_ALLOC; do
         grep -q "^CONFIG_$wanted=y" "$source/.config" || skip "the kernel has no CONFIG_$wanted"
