@@ -73,11 +73,10 @@
 //!
 //! # Functions near memory
 //!
-//! Some work is cheaper at the node. [`Lane::scan`] counts, sums, and finds extremes of records
-//! that pass a test. [`Lane::gather`] brings many small pieces at once. [`Lane::copy`],
-//! [`Lane::fill`] and [`Lane::chase`] bring no bytes here at all. A node that was started with
-//! `--compute` runs them, at 64 bytes a call. For other nodes this library does the work, with the
-//! same result.
+//! Some work is cheaper at the node. [`Lane::near`] lends the functions for it. `scan` counts,
+//! sums, and finds extremes of records that pass a test. `gather` brings many small pieces at once.
+//! `copy`, `fill` and `chase` bring no bytes here at all. A node that was started with `--compute`
+//! runs them, at 64 bytes a call. For other nodes this library does the work, with the same result.
 //!
 //! # By the host's agent
 //!

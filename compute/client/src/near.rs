@@ -29,7 +29,7 @@ pub use farmem_protocol::near::{Columns, Found, Kind, Scan};
 /// Calls under way together. More would delay other members at the node.
 const TOGETHER: usize = 16;
 
-/// Two ranges of a [`Lane::scan_columns`], each by its address and its bytes.
+/// Two ranges of a [`Near::scan_columns`], each by its address and its bytes.
 pub type Pair = ((Addr, u64), (Addr, u64));
 
 /// Where a chase ended.
@@ -58,7 +58,20 @@ pub struct Chase {
     pub hops: u32,
 }
 
+/// The part of a [`Lane`] that has nodes run functions: see [`Lane::near`].
+#[derive(Debug)]
+pub struct Near<'l> {
+    lane: &'l mut Lane,
+}
+
 impl Lane {
+    /// Functions near memory, on this thread's connections.
+    pub fn near(&mut self) -> Near<'_> {
+        Near { lane: self }
+    }
+}
+
+impl Near<'_> {
     /// Runs a [`Scan`] over the records of these ranges. A range holds whole records, and lies
     /// within one piece.
     ///
@@ -100,7 +113,7 @@ impl Lane {
 
     fn scan_here(&mut self, at: Addr, len: u64, scan: &Scan) -> Result<Found> {
         let mut bytes = vec![0; len as usize];
-        self.read(at, &mut bytes)?;
+        self.lane.read(at, &mut bytes)?;
         let mut found = Found::none(scan.value);
         scan.run(&bytes, &mut found);
         Ok(found)
@@ -130,7 +143,7 @@ impl Lane {
                     Some(Reply::Found(found)) => found,
                     _ => {
                         let (mut tests, mut summed) = (vec![0; len as usize], vec![0; bytes as usize]);
-                        let mut batch = self.batch();
+                        let mut batch = self.lane.batch();
                         batch.read(at, &mut tests).read(values, &mut summed);
                         batch.run().into_iter().try_for_each(|done| done.map(drop))?;
                         let mut found = Found::none(columns.value);
@@ -182,7 +195,7 @@ impl Lane {
     fn gather_here(&mut self, places: &[Addr], each: u32) -> Result<Vec<u8>> {
         let mut run = vec![0; places.len() * each as usize];
         for (some, run) in places.chunks(1024).zip(run.chunks_mut(1024 * each as usize)) {
-            let mut batch = self.batch();
+            let mut batch = self.lane.batch();
             for (&at, piece) in some.iter().zip(run.chunks_exact_mut(each as usize)) {
                 batch.read(at, piece);
             }
@@ -191,12 +204,12 @@ impl Lane {
         Ok(run)
     }
 
-    /// [`Lane::gather`] by the node: the list goes there, and the pieces come back, in one round
+    /// [`Near::gather`] by the node: the list goes there, and the pieces come back, in one round
     /// trip. `None`: the node does not do it.
     fn gather_there(&mut self, places: &[Addr], each: u32) -> Result<Option<Vec<u8>>> {
         let node = places[0].node();
         // For so few pieces READs take no more bytes.
-        if places.len() < 4 || !self.is_computed(node) || self.memory().inner.region.is_some() {
+        if places.len() < 4 || !self.is_computed(node) || self.lane.memory().inner.region.is_some() {
             return Ok(None);
         }
         for &at in places {
@@ -210,7 +223,7 @@ impl Lane {
         let bytes = laid(count) + run.len() as u64;
         let call = Call { source, list: self.range(scratch, bytes)?, function: Function::Gather { count, each } };
         let done = self.around(call, (scratch, &list), (scratch + laid(count), &mut run));
-        self.memory().inner.keep_scratch(node, scratch);
+        self.lane.memory().inner.keep_scratch(node, scratch);
         Ok(done?.map(|_| run))
     }
 
@@ -229,8 +242,8 @@ impl Lane {
             };
             if there.is_none() {
                 let mut bytes = vec![0; part as usize];
-                self.read(from + skip, &mut bytes)?;
-                self.write(to + skip, &bytes)?;
+                self.lane.read(from + skip, &mut bytes)?;
+                self.lane.write(to + skip, &bytes)?;
             }
         }
         Ok(())
@@ -246,7 +259,7 @@ impl Lane {
             let call = Call { source: self.range(at + skip, part)?, list: NOTHING, function: Function::Fill(word) };
             if self.compute(&[(at.node(), call)])?[0].is_none() {
                 let bytes: Vec<u8> = word.to_le_bytes().into_iter().cycle().take(part as usize).collect();
-                self.write(at + skip, &bytes)?;
+                self.lane.write(at + skip, &bytes)?;
             }
         }
         Ok(())
@@ -267,7 +280,7 @@ impl Lane {
             let reply = match self.compute(&[(at.node(), call)])?[0] {
                 Some(reply) => reply,
                 None => {
-                    let mut here = Here { lane: self, at, failed: None };
+                    let mut here = Here { lane: &mut *self.lane, at, failed: None };
                     let reply = call.run(&mut here);
                     match (reply, here.failed) {
                         (Some(reply), _) => reply,
@@ -289,7 +302,7 @@ impl Lane {
 
     /// Whether functions are to be asked of a node: it is not mapped here, and has not refused any.
     fn is_computed(&self, node: usize) -> bool {
-        let shards = &self.memory().inner.shards;
+        let shards = &self.lane.memory().inner.shards;
         shards.get(node).is_some_and(|shard| !shard.session().is_mapped() && !shard.refuses.load(Ordering::Relaxed))
     }
 
@@ -300,7 +313,7 @@ impl Lane {
         }
         let frames: Vec<[u8; FRAME]> = calls.iter().map(|(_, call)| call.frame()).collect();
         let mut replies = vec![[0u8; FRAME]; calls.len()];
-        let (ways, inner) = self.parts();
+        let (ways, inner) = self.lane.parts();
         let ways = AbandonOnUnwind(ways);
         let mut numbers = Vec::with_capacity(calls.len());
         for ((&(node, _), said), reply) in calls.iter().zip(&frames).zip(&mut replies) {
@@ -320,7 +333,7 @@ impl Lane {
     fn around(&mut self, call: Call, list: (Addr, &[u8]), run: (Addr, &mut [u8])) -> Result<Option<Reply>> {
         let (said, mut reply) = (call.frame(), [0; FRAME]);
         let node = list.0.node();
-        let (ways, inner) = self.parts();
+        let (ways, inner) = self.lane.parts();
         let ways = AbandonOnUnwind(ways);
         let write = Verb::Write { from: list.1.as_ptr(), len: list.1.len() };
         let send = Verb::Send { said: &said, reply: reply.as_mut_ptr() };
@@ -341,7 +354,7 @@ impl Lane {
         match done {
             Ok(_) => Ok(Reply::parse(reply, call)),
             Err(Error::Refused(Refusal::Access)) => {
-                self.memory().inner.shards[*node].refuses.store(true, Ordering::Relaxed);
+                self.lane.memory().inner.shards[*node].refuses.store(true, Ordering::Relaxed);
                 Ok(None)
             }
             // The node is busy, or refuses a range or a link: READs and WRITEs then find a better
@@ -352,17 +365,17 @@ impl Lane {
     }
 
     fn range(&mut self, at: Addr, len: u64) -> Result<Range> {
-        let (ways, inner) = self.parts();
+        let (ways, inner) = self.lane.parts();
         let slab = ways.slab(inner, at, len)?;
         Ok(Range { key: Key::from(slab), at: at.offset(), len })
     }
 
     /// A piece for lists and runs. `None`: the node has no room for one.
     fn scratch(&mut self, node: usize) -> Result<Option<Addr>> {
-        if let Some(kept) = self.memory().inner.take_scratch(node) {
+        if let Some(kept) = self.lane.memory().inner.take_scratch(node) {
             return Ok(Some(kept));
         }
-        match self.alloc_on(node, MAX_BYTES) {
+        match self.lane.alloc_on(node, MAX_BYTES) {
             Ok(at) => Ok(Some(at)),
             Err(Error::Full(_)) => Ok(None),
             Err(e) => Err(e),

@@ -42,20 +42,20 @@ fn outcome(lane: &mut Lane, seed: u64, count: usize) -> Vec<Vec<u8>> {
     let scan =
         Scan { stride: 24, test: Kind::U32, test_at: 4, least: 1 << 30, most: 3 << 30, value: Kind::I64, value_at: 8 };
     let ranges = [(piece, 24 * 20_000), (piece + 1_000_000, 24), (piece + 24 * 25_000, 24 * 700)];
-    let found = lane.scan(&ranges, &scan).unwrap();
+    let found = lane.near().scan(&ranges, &scan).unwrap();
     assert!(found.count > 5000);
     told.push(format!("{found:?}").into_bytes());
     let columns = Columns { test: Kind::I32, least: 0, most: 1 << 30, value: Kind::F64 };
     let pair = |n: u64| ((piece + n * 30_000, 4 * 5000), (piece + 1_000_000 + n, 8 * 5000));
-    let found = lane.scan_columns(&(0..20).map(pair).collect::<Vec<_>>(), &columns).unwrap();
+    let found = lane.near().scan_columns(&(0..20).map(pair).collect::<Vec<_>>(), &columns).unwrap();
     assert!(found.len() == 20 && found[0].count > 500);
     told.push(format!("{found:?}").into_bytes());
     let uneven = ((piece, 4 * 5000), (piece, 8 * 5001));
-    assert!(matches!(lane.scan_columns(&[uneven], &columns), Err(Error::Size(20_000))));
+    assert!(matches!(lane.near().scan_columns(&[uneven], &columns), Err(Error::Size(20_000))));
     let places: Vec<Addr> = (0..count as u64).map(|n| piece + (n.wrapping_mul(seed | 1) % ((2 << 20) - 64))).collect();
-    told.push(lane.gather(&places, 64).unwrap());
-    lane.copy(piece + 7, other + 9, 700_000).unwrap();
-    lane.fill(other + 800_001, 100_003, 0x0102_0304_0506_0708).unwrap();
+    told.push(lane.near().gather(&places, 64).unwrap());
+    lane.near().copy(piece + 7, other + 9, 700_000).unwrap();
+    lane.near().fill(other + 800_001, 100_003, 0x0102_0304_0506_0708).unwrap();
     let mut all = vec![0; 1 << 20];
     lane.read(other, &mut all).unwrap();
     told.push(all[9..700_009].to_vec());
@@ -66,7 +66,7 @@ fn outcome(lane: &mut Lane, seed: u64, count: usize) -> Vec<Vec<u8>> {
     lane.write(piece, &links).unwrap();
     for (wanted, hops) in [(2777, 5000), (9999, 5000), (2777, 1500), (0, 9)] {
         let chase = Chase { from: 32, next: 0, field: 8, wanted, hops };
-        told.push(format!("{:?}", lane.chase(piece, 96_000, &chase).unwrap()).into_bytes());
+        told.push(format!("{:?}", lane.near().chase(piece, 96_000, &chase).unwrap()).into_bytes());
     }
     lane.free(piece).unwrap();
     lane.free(other).unwrap();
@@ -112,10 +112,10 @@ fn bytes_stay_where_they_are() {
     let before = node.nic().tally.read_bytes.load(Ordering::Relaxed);
     let scan = Scan { stride: 8, test: Kind::U64, test_at: 0, least: 1, most: 1, value: Kind::U64, value_at: 0 };
     let ranges: Vec<(Addr, u64)> = pieces.iter().map(|&piece| (piece, 2 << 20)).collect();
-    let found = lane.scan(&ranges, &scan).unwrap();
+    let found = lane.near().scan(&ranges, &scan).unwrap();
     assert_eq!(found, Found { kind: Kind::U64, count: 1 << 20, sum: 1 << 20, least: 1, most: 1 });
     let places: Vec<Addr> = (0..1000).map(|n| pieces[n % 4] + 2048 * n as u64).collect();
-    assert_eq!(lane.gather(&places, 8).unwrap(), ones[..8000]);
+    assert_eq!(lane.near().gather(&places, 8).unwrap(), ones[..8000]);
     let moved = node.nic().tally.read_bytes.load(Ordering::Relaxed) - before;
     assert_eq!(moved, 8000, "the scan's bytes stayed, the gather's came once");
     assert_eq!(calls(&node), 32 + 1);
@@ -131,16 +131,16 @@ fn rights_are_those_of_verbs() {
     mine.write(piece, &[7; 4096]).unwrap();
     // The same address is another's memory in another connection: fresh, and zero.
     let scan = Scan { stride: 8, test: Kind::U64, test_at: 0, least: 1, most: u64::MAX, value: Kind::U64, value_at: 0 };
-    assert_eq!(theirs.scan(&[(piece, 4096)], &scan).unwrap().count, 0);
-    assert_eq!(mine.scan(&[(piece, 4096)], &scan).unwrap().count, 512);
+    assert_eq!(theirs.near().scan(&[(piece, 4096)], &scan).unwrap().count, 0);
+    assert_eq!(mine.near().scan(&[(piece, 4096)], &scan).unwrap().count, 512);
     let beyond = piece + (SLAB - 8);
-    assert!(matches!(mine.scan(&[(beyond, 4096)], &scan), Err(Error::Range { .. })));
-    assert!(matches!(mine.gather(&[beyond; 9], 4096), Err(Error::Range { .. })));
-    assert!(matches!(mine.fill(beyond, 4096, 1), Err(Error::Range { .. })));
-    assert!(matches!(mine.scan(&[(piece, 4092)], &scan), Err(Error::Size(4092))));
-    assert!(matches!(mine.gather(&[piece], 4097), Err(Error::Size(4097))));
+    assert!(matches!(mine.near().scan(&[(beyond, 4096)], &scan), Err(Error::Range { .. })));
+    assert!(matches!(mine.near().gather(&[beyond; 9], 4096), Err(Error::Range { .. })));
+    assert!(matches!(mine.near().fill(beyond, 4096, 1), Err(Error::Range { .. })));
+    assert!(matches!(mine.near().scan(&[(piece, 4092)], &scan), Err(Error::Size(4092))));
+    assert!(matches!(mine.near().gather(&[piece], 4097), Err(Error::Size(4097))));
     let chase = Chase { from: 8, next: 0, field: 8, wanted: 1, hops: 9 };
-    assert!(matches!(mine.chase(piece, 4096, &chase), Err(Error::Range { .. })), "a link that leads out");
+    assert!(matches!(mine.near().chase(piece, 4096, &chase), Err(Error::Range { .. })), "a link that leads out");
 }
 
 /// Calls of a hostile member, by frames of its own making: they end by themselves, the node goes on, and memory that is

@@ -496,13 +496,13 @@ impl Evictor {
                 _ => ranges.push((at, len)),
             }
         }
-        Ok(self.lane.scan(&ranges, scan)?)
+        Ok(self.lane.near().scan(&ranges, scan)?)
     }
 
     /// Fetches `each` bytes of these objects, which are away: pairs of a word and an offset.
     pub fn gather_away(&mut self, away: &[(Word, u64)], each: u32) -> Result<Vec<u8>> {
         let place = |&(word, offset): &(Word, u64)| Some(self.homes.addr(word.home())? + offset);
         let places: Option<Vec<Addr>> = away.iter().map(place).collect();
-        Ok(self.lane.gather(&places.ok_or(Error::OtherHeap)?, each)?)
+        Ok(self.lane.near().gather(&places.ok_or(Error::OtherHeap)?, each)?)
     }
 }

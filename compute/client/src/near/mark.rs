@@ -5,7 +5,7 @@
 //! goes on where the one before stopped. There is no way by verbs here: a caller whose node refuses reads its objects
 //! and marks them itself.
 
-use super::{Call, Function, Lane, Reply};
+use super::{Call, Function, Near, Reply};
 use crate::{Addr, Error, Result};
 use farmem_protocol::near::{MAX_HOPS, Mark};
 
@@ -39,12 +39,12 @@ impl Marking {
     }
 }
 
-impl Lane {
+impl Near<'_> {
     /// An entry of a directory: a block of `slots` slots of `stride` bytes, and its bits, which
     /// both lie at one node. An address that is not needed may be null.
     ///
     /// # Errors
-    /// As [`Lane::read`].
+    /// As [`crate::Lane::read`].
     pub fn entry(&mut self, (block, bits): (Addr, Addr), slots: u32, stride: u16, lies: Lies) -> Result<Entry> {
         let mut range = |at: Addr, len| (!at.is_null()).then(|| self.range(at, len)).transpose();
         let block = range(block, u64::from(slots) * u64::from(stride))?;
@@ -56,7 +56,7 @@ impl Lane {
     /// nothing any more.
     ///
     /// # Errors
-    /// As [`Lane::read`].
+    /// As [`crate::Lane::read`].
     pub fn mark(&mut self, markings: &[Marking]) -> Result<Vec<Option<Marked>>> {
         let mut calls = Vec::with_capacity(markings.len() * TOGETHER);
         for marking in markings {

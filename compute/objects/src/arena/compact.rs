@@ -73,7 +73,7 @@ impl<T: Linked> FarArena<T> {
         let payload = FarBox::<T>::CLASS.payload;
         let mut lane = self.heap.inner.memory().lane()?;
         for some in places.chunks(TOGETHER) {
-            let bytes = lane.gather(some, payload as u32)?;
+            let bytes = lane.near().gather(some, payload as u32)?;
             let first = taken.len();
             for _ in some {
                 taken.push(self.take()?);

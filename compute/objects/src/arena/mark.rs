@@ -124,7 +124,7 @@ impl<T: Linked> FarArena<T> {
         let nodes = inner.memory().nodes();
         self.states.resize_with(nodes, State::default);
         let has_some = |node: usize| self.blocks.iter().flatten().any(|block| block.at.node() == node);
-        let mut computes: Vec<bool> = (0..nodes).map(|node| lane.computes(node) && has_some(node)).collect();
+        let mut computes: Vec<bool> = (0..nodes).map(|node| lane.near().computes(node) && has_some(node)).collect();
         loop {
             let mut marker = Marker {
                 blocks: &self.blocks,
@@ -185,7 +185,7 @@ impl<T: Linked> Marker<'_, T> {
         let pieces = self.blocks.len().div_ceil(Self::EACH);
         state.grow(node, self.lane, self.blocks.len() as u64, pieces)?;
         for &piece in &state.bits[..pieces] {
-            self.lane.fill(piece, BITS, 0)?;
+            self.lane.near().fill(piece, BITS, 0)?;
         }
         let mut directory = Vec::with_capacity(self.blocks.len() * ENTRY as usize);
         for (n, block) in self.blocks.iter().enumerate() {
@@ -197,7 +197,7 @@ impl<T: Linked> Marker<'_, T> {
             };
             let at = block.as_ref().filter(|_| lies == Lies::Here).map_or(Addr::NULL, |block| block.at);
             let places = (at, Self::bits(state, n));
-            let entry = self.lane.entry(places, Self::SLOTS, Self::STRIDE as u16, lies)?;
+            let entry = self.lane.near().entry(places, Self::SLOTS, Self::STRIDE as u16, lies)?;
             directory.extend_from_slice(entry.as_bytes());
         }
         let (Some((at, _)), Some(work)) = (state.directory, state.work) else { return Err(Error::Nodes(node)) };
@@ -297,7 +297,7 @@ impl<T: Linked> Marker<'_, T> {
         });
         batch.run().into_iter().try_for_each(|done| done.map(drop))?;
         let markings: Vec<Marking> = waiting.iter().map(|&n| self.there[n].marking).collect();
-        let states = self.lane.mark(&markings)?;
+        let states = self.lane.near().mark(&markings)?;
         for (&n, marked) in waiting.iter().zip(states) {
             let there = &mut self.there[n];
             let marked = marked.ok_or(Stopped::Refused(there.node))?;

@@ -364,13 +364,13 @@ impl<'a> Selected<'a> {
             let both = (self.away(tested, &rows), self.away(value, &rows));
             if let (Some(tests), Some(values)) = both
                 && tests.0.node() == values.0.node()
-                && lane.computes(tests.0.node())
+                && lane.near().computes(tests.0.node())
             {
                 numbers.push(number);
                 pairs.push((tests, values));
             }
         }
-        for (number, found) in numbers.into_iter().zip(lane.scan_columns(&pairs, &columns)?) {
+        for (number, found) in numbers.into_iter().zip(lane.near().scan_columns(&pairs, &columns)?) {
             parts[number] = Acc::of_found(&found);
         }
         Ok(())

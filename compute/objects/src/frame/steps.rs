@@ -339,7 +339,7 @@ pub(super) fn gathered(frame: &FarFrame, of: &FarVec<u8>, places: &[usize], each
     let mut lane = inner.lane()?;
     // A READ has 40 bytes, and its answer 24 beside the bytes; a piece of a list has 4.
     let first = inner.home(of.chunks()[numbers[0]].word()).ok_or(Error::OtherHeap)?;
-    let one = each + if lane.computes(first.node()) { 4 } else { 64 };
+    let one = each + if lane.near().computes(first.node()) { 4 } else { 64 };
     if numbers.len() * (CHUNK + 64) > away.len() * one {
         let words: Vec<_> =
             away.iter().map(|&n| (of.chunks()[places[n] / CHUNK].word(), (places[n] % CHUNK) as u64)).collect();
