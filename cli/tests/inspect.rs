@@ -208,7 +208,7 @@ fn files_of_a_killed_node_go_with_the_next_look() {
         let pid = killed.0.id();
         eventually("the node listens", || left() == of(pid));
         killed.0.kill().unwrap();
-        eventually("it is a zombie", || !common::runs(pid));
+        eventually("it has ended", || !common::runs(pid));
         assert_eq!(left(), of(pid));
         if look == ["node"] {
             let next = node();

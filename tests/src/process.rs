@@ -228,12 +228,13 @@ pub fn send(pid: i32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
-/// Whether a process exists and is not a zombie.
+/// Whether a process has not ended yet. A zombie has ended, but not while one of its threads still
+/// runs: that thread holds the process's descriptors and memory.
 pub fn alive(pid: i32) -> bool {
-    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Ok(stat) => !stat.rsplit(')').next().unwrap_or("").trim_start().starts_with(['Z', 'X']),
-        Err(_) => false,
-    }
+    let ends = |stat: &str| stat.rsplit(')').next().unwrap_or("").trim_start().starts_with(['Z', 'X']);
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    // A thread that is gone between the two reads has ended.
+    tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok()).any(|stat| !ends(&stat))
 }
 
 /// The processes that descend from one, itself included.
@@ -321,4 +322,30 @@ fn stuck_at(root: i32) -> String {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The main thread of this program ends alone; the other one ends the process when it is told.
+    const LEADER_ENDS: &str = "
+import ctypes, os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.readline(), os._exit(0))).start()
+ctypes.CDLL(None).syscall(60, 0)
+";
+
+    #[test]
+    fn a_zombie_whose_other_threads_run_has_not_ended() {
+        let mut command = Command::new("/usr/bin/python3");
+        command.args(["-c", LEADER_ENDS]).stdin(Stdio::piped());
+        let mut program = spawn(command).unwrap();
+        let leader = format!("/proc/{}/stat", program.pid());
+        let is_zombie = || std::fs::read_to_string(&leader).is_ok_and(|stat| stat.contains(") Z "));
+        assert!(eventually(Duration::from_secs(60), is_zombie), "its main thread has not ended");
+        assert!(program.alive());
+        drop(program.child.stdin.take());
+        assert!(eventually(Duration::from_secs(60), || !program.alive()));
+        assert!(is_zombie(), "nobody has reaped it");
+    }
 }

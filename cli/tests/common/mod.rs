@@ -80,8 +80,7 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process runs (a zombie does not).
+/// Whether a process has not ended yet (`farmem_tests::process::alive`).
 pub fn runs(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|after| !after.is_empty() && !after.trim_start().starts_with('Z'))
+    farmem_tests::process::alive(pid as i32)
 }
