@@ -63,3 +63,19 @@ fn threads_share_a_heap_under_one_limit() -> Result<()> {
     }
     Ok(())
 }
+
+/// Segments that a heap does not need any more go back to the run: another heap can have them.
+#[test]
+fn what_objects_do_not_need_goes_back() -> Result<()> {
+    let mut program = Command::new(example("orders")?);
+    program.arg("turns");
+    let (said, stats) = far_run(&program, &Far::local(8 << 20), LIMIT)?;
+    let said = String::from_utf8(said.success()?.stdout)?;
+    let (line, bytes) = said.trim_end().trim_end_matches(']').split_once('[').context("no figures")?;
+    let bytes = bytes.split(", ").map(str::parse).collect::<Result<Vec<u64>, _>>()?;
+    ensure!(line == "7, full 2 times: ", "{said}");
+    ensure!(bytes.len() == 4 && bytes[0] > 3 << 20 && bytes[2] > 3 << 20, "{said}");
+    ensure!(bytes[1] < 1 << 20 && bytes[3] < 1 << 20, "{said}");
+    ensure!(counter(&stats, "objects_peak") <= 4 << 20, "{stats}");
+    Ok(())
+}

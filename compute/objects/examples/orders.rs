@@ -5,6 +5,7 @@
 //! farmem run --local 16M -- orders          # one --local for the orders and the rest
 //! orders bighost:7411                       # without: 16M for the orders
 //! farmem run --local 16M -- orders threads
+//! farmem run --local 16M -- orders turns    # heaps use the run's share in turn
 //! ```
 
 use farmem_objects::{Error, FarHashMap, FarVec, Heap, Result, SharedVec};
@@ -23,6 +24,7 @@ struct Order {
 fn main() -> std::process::ExitCode {
     let ran = match std::env::args().nth(1) {
         Some(word) if word == "threads" => threads(),
+        Some(word) if word == "turns" => turns(),
         node => orders(node),
     };
     match ran {
@@ -95,4 +97,31 @@ fn threads() -> Result<String> {
     })?;
     let sum = sums.into_iter().fold(0u64, u64::wrapping_add);
     Ok(format!("{} squares by {THREADS} threads, {sum}", squares.len()))
+}
+
+/// Heaps that use the run's share one after the other, although none of them ends.
+fn turns() -> Result<String> {
+    let (mut full, mut bytes) = (0, Vec::new());
+    let first = Heap::of_run()?;
+    let mut orders: FarVec<[u64; 2]> = first.vec();
+    while first.local().0 < first.local().1 {
+        orders.push([7; 2])?;
+    }
+    full += usize::from(matches!(Heap::of_run(), Err(Error::ShareFull)));
+    bytes.push(first.local().0);
+    drop(orders);
+    bytes.push(first.local().0);
+    let shared = Heap::builder_of_run()?.build_shared()?;
+    let seat = shared.seat()?;
+    let mut orders: SharedVec<[u64; 2]> = shared.vec();
+    while shared.local().0 < shared.local().1 {
+        orders.push([7; 2], &seat)?;
+    }
+    full += usize::from(matches!(Heap::of_run(), Err(Error::ShareFull)));
+    bytes.push(shared.local().0);
+    drop(orders);
+    bytes.push(shared.local().0);
+    let last = Heap::of_run()?;
+    let seven = last.alloc(&7u64)?.read()?;
+    Ok(format!("{seven}, full {full} times: {bytes:?}"))
 }

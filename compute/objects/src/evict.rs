@@ -22,7 +22,7 @@ use crate::class::{CLASSES, Class, SEGMENT};
 use crate::frames::{Arena, Move};
 use crate::homes::Homes;
 use crate::rooms::Room;
-use crate::share::Share;
+use crate::share::{SPARE, Share};
 use crate::space::At;
 use crate::word::{ARRIVING, SEEN, STAMP, Word};
 use crate::{Error, Result};
@@ -194,6 +194,17 @@ impl Evictor {
         arena.discard(class, room.segment(nth));
         room.remove(nth);
         self.left += 1;
+    }
+
+    /// After objects were dropped: gives empty segments back to the run.
+    pub fn tidy(&mut self, arena: &Arena, class: Class) {
+        while self.share.is_of_run()
+            && self.rooms[class.index].empty() > SPARE
+            && let Some(nth) = self.rooms[class.index].spare_segment()
+        {
+            self.take_away(arena, class, nth);
+            self.share.keep(self.most - self.left);
+        }
     }
 
     /// Lets the hand choose up to `want` victims. Clean ones are freed at once. Dirty ones are

@@ -196,6 +196,7 @@ impl Inner {
         let evictor = &mut *self.evictor.borrow_mut();
         if let Some(at) = at {
             evictor.free(class, at);
+            evictor.tidy(&self.arena, class);
         }
         evictor.homes.give(home, &self.memory);
     }

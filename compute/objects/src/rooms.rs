@@ -63,6 +63,12 @@ impl Room {
         self.order[nth]
     }
 
+    /// Segments with nothing in them.
+    #[inline]
+    pub fn empty(&self) -> usize {
+        self.empty
+    }
+
     /// A segment with nothing in it, if there is one beside the last segment.
     pub fn spare_segment(&self) -> Option<usize> {
         if self.empty == 0 || self.order.len() < 2 {

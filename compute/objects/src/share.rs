@@ -48,9 +48,16 @@ impl From<&str> for Local {
     }
 }
 
-/// Segments that a heap has of its limit. Its end gives them back: after the frames are gone.
+/// Empty segments of a class that a heap keeps of the run's share. So a program that frees and
+/// allocates in turn does not ask the run each time.
+pub const SPARE: usize = 2;
+
+/// Segments that a heap has of its limit. It gives back those that it does not need, and its end
+/// all others: after the frames are gone.
 pub struct Share {
     is_of_run: bool,
+    /// Segments that it keeps in any case.
+    least: usize,
     /// Segments taken from the run.
     taken: Cell<usize>,
 }
@@ -58,7 +65,7 @@ pub struct Share {
 impl Share {
     /// A limit of the heap's own.
     pub fn own() -> Share {
-        Share { is_of_run: false, taken: Cell::new(0) }
+        Share { is_of_run: false, least: 0, taken: Cell::new(0) }
     }
 
     /// A share of the run's, with `first` segments at once.
@@ -66,7 +73,7 @@ impl Share {
     /// # Errors
     /// [`Error::ShareFull`]: the process's other heaps have the rest.
     pub fn of_run(first: usize) -> Result<Share> {
-        let share = Share { is_of_run: true, taken: Cell::new(0) };
+        let share = Share { is_of_run: true, least: first, taken: Cell::new(0) };
         match share.has(first) {
             true => Ok(share),
             false => Err(Error::ShareFull),
@@ -84,19 +91,36 @@ impl Share {
         }
         true
     }
+
+    /// Whether segments that the heap does not need are of use to the run.
+    pub fn is_of_run(&self) -> bool {
+        self.is_of_run
+    }
+
+    /// Gives back what the heap has beyond this many segments. The memory of the others is
+    /// discarded.
+    pub fn keep(&self, segments: usize) {
+        self.give(self.taken.get().saturating_sub(segments.max(self.least)));
+    }
+
+    fn give(&self, segments: usize) {
+        if segments > 0 {
+            farmem_hints::objects(-PAGES * segments as isize);
+            self.taken.set(self.taken.get() - segments);
+        }
+    }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if self.taken.get() > 0 {
-            farmem_hints::objects(-PAGES * self.taken.get() as isize);
-        }
+        self.give(self.taken.get());
     }
 }
 
 impl Heap {
     /// A heap on the nodes of this program's `farmem run`. Its local memory is a part of the run's
-    /// `--local`: half of it at most, taken as the heap grows. The process's pages have the rest.
+    /// `--local`: half of it at most, taken as the heap grows. It goes back when objects are dropped.
+    /// The process's pages have the rest.
     ///
     /// Nodes that join or leave the run later change nothing for the heap. It has one copy of each
     /// object, also where the run mirrors pages.

@@ -22,6 +22,7 @@ use super::frames::{Frames, Grip};
 use crate::class::{CLASSES, Class, SEGMENT};
 use crate::homes::{Home, Homes};
 use crate::rooms::Room;
+use crate::share::SPARE;
 use crate::space::At;
 use crate::word::Word;
 use crate::{Error, Result};
@@ -375,6 +376,20 @@ impl Core {
         if self.gone >= LOOK {
             self.share_out();
         }
+    }
+
+    /// After objects were dropped: takes empty segments from a class, for the run. Returns whether
+    /// there were any.
+    pub fn tidy(&mut self, on: Ground<'_>, class: Class) -> bool {
+        let before = self.left;
+        while self.rooms[class.index].empty() > SPARE
+            && let Some(nth) = self.rooms[class.index].spare_segment()
+        {
+            on.frames.discard(class, self.rooms[class.index].segment(nth));
+            self.rooms[class.index].remove(nth);
+            self.left += 1;
+        }
+        self.left > before
     }
 
     /// A box is dropped.

@@ -56,6 +56,8 @@ struct Inner {
     arena: Arena,
     /// Declared after the arena, so dropped after it: memory of the share is then used no more.
     share: Mutex<Share>,
+    /// Whether that is a share of the run's.
+    is_of_run: bool,
     memory: Memory,
     /// Under this the heap owns blocks of homes ([`crate::homes`]).
     itself: Shared,
@@ -331,6 +333,9 @@ impl Inner {
     fn dropped(&self, class: Class, word: Word) {
         let mut core = self.lock();
         self.with_ground(|on| core.dropped(on, class, word));
+        if self.is_of_run && self.with_ground(|on| core.tidy(on, class)) {
+            self.share.lock().unwrap_or_else(PoisonError::into_inner).keep(core.used());
+        }
     }
 }
 
@@ -373,6 +378,7 @@ impl SharedHeap {
                 ended: Condvar::new(),
                 epochs,
                 arena,
+                is_of_run: share.is_of_run(),
                 share: Mutex::new(share),
                 memory,
                 itself: Shared(itself.clone()),
