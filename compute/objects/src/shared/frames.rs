@@ -143,7 +143,7 @@ impl Frames {
 /// home. As `Box`, it owns the value.
 ///
 /// When the heap's last handle is gone before the box, the value is lost: each use returns
-/// [`Error::OtherHeap`].
+/// [`crate::Error::OtherHeap`].
 pub struct SharedBox<T: Far> {
     word: AtomicU64,
     value: PhantomData<T>,
@@ -184,7 +184,7 @@ impl<T: Far> SharedBox<T> {
     /// The value.
     ///
     /// # Errors
-    /// [`Error::ScopeFull`], [`Error::OtherHeap`], [`Error::Memory`].
+    /// [`crate::Error::ScopeFull`], [`crate::Error::OtherHeap`], [`crate::Error::Memory`].
     #[inline]
     pub fn get<'a>(&'a self, scope: &'a SharedScope<'_>) -> Result<&'a T> {
         let at = self.hold(scope)?;
