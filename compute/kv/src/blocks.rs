@@ -150,7 +150,7 @@ async fn all<T>(operations: impl Iterator<Item = impl Future<Output = Result<T, 
 
 async fn remove_parts(store: &Keyspace, io: &Io, head: &Head, key: &[u8]) -> Result<(), Trouble> {
     let keys: Vec<Vec<u8>> = (0..head.parts.len()).map(|n| head.part(n, key)).collect();
-    all(keys.iter().map(|part| store.remove(io, part))).await.map(drop)
+    all(keys.iter().map(|part| store.discard(io, part))).await.map(drop)
 }
 
 /// Stores a block if there is none of this key.
@@ -269,7 +269,7 @@ pub(crate) async fn evict(store: &Keyspace, io: &Io, key: &[u8]) -> Result<bool,
             return take_out(store, io, &at, block, &head).await;
         }
     }
-    store.remove(io, key).await
+    store.discard(io, key).await
 }
 
 #[cfg(test)]

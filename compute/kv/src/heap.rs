@@ -10,6 +10,8 @@
 //!           └── never linked ──────────────────────────────────────────────────────────────────┘
 //! ```
 
+mod looks;
+
 use crate::layout::{At, EXTENT, LARGE, PIECE_HEADER, PIECES, class_bytes, is_whole};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -102,6 +104,10 @@ pub struct Heap {
     pieces: BTreeMap<At, Piece>,
     retired: VecDeque<(u64, At)>,
     retired_bytes: u64,
+    /// Bytes of retired places that were freed since the start.
+    reaped_bytes: u64,
+    /// Bytes of free places.
+    free_bytes: u64,
     bytes: u64,
     /// Long values of which this front end has extents, by their numbers.
     longs: HashMap<u64, Extents>,
@@ -131,6 +137,8 @@ impl Default for Heap {
             pieces: BTreeMap::new(),
             retired: VecDeque::new(),
             retired_bytes: 0,
+            reaped_bytes: 0,
+            free_bytes: 0,
             bytes: 0,
             longs: HashMap::new(),
             heads: HashMap::new(),
@@ -153,10 +161,12 @@ impl Heap {
         };
         let (piece, place) = self.located(at)?;
         piece.used += 1;
-        let place = &mut piece.places[place];
+        let (bytes, place) = (piece.place_bytes(), &mut piece.places[place]);
         place.used = Use::Held;
         place.version = place.version.wrapping_add(1) & 0xfff;
-        Some(Held { at, class, version: place.version })
+        let held = Held { at, class, version: place.version };
+        self.free_bytes -= bytes;
+        Some(held)
     }
 
     /// Bytes of the piece to allocate when the class has no free place that holds `bytes`.
@@ -200,6 +210,7 @@ impl Heap {
         self.bytes += u64::from(bytes);
         let mut piece = Piece { bytes, class, used, soonest: 0, places };
         piece.soonest = piece.soonest();
+        self.free_bytes += (count - u64::from(used)) * piece.place_bytes();
         self.pieces.insert(at, piece);
     }
 
@@ -279,6 +290,7 @@ impl Heap {
         piece.used -= 1;
         let (class, bytes) = (piece.class, piece.place_bytes());
         self.classes[usize::from(class)].free.push(at);
+        self.free_bytes += bytes;
         bytes
     }
 
@@ -289,7 +301,9 @@ impl Heap {
                 break;
             }
             self.retired.pop_front();
-            self.retired_bytes -= self.free(at);
+            let bytes = self.free(at);
+            self.retired_bytes -= bytes;
+            self.reaped_bytes += bytes;
         }
     }
 
@@ -312,6 +326,7 @@ impl Heap {
         class.free.retain(|&place| place < at || place >= at + u64::from(bytes));
         class.bytes -= u64::from(bytes);
         self.bytes -= u64::from(bytes);
+        self.free_bytes -= piece.places.len() as u64 * piece.place_bytes();
         Some((at, bytes))
     }
 
@@ -383,56 +398,19 @@ impl Heap {
         !self.taken_over.is_empty()
     }
 
-    /// Its pieces: first byte and length.
-    pub fn all_pieces(&self) -> Vec<(At, u32)> {
-        self.pieces.iter().map(|(&at, piece)| (at, piece.bytes)).collect()
-    }
-
-    /// Bytes of a piece; `None`: it is not here.
-    pub fn piece_bytes(&self, at: At) -> Option<u32> {
-        Some(self.pieces.get(&at)?.bytes)
-    }
-
-    /// Ranges of a piece that have objects which do not change while an operation is under way:
-    /// linked or retired ones.
-    pub fn settled(&self, at: At) -> Vec<(At, u64)> {
-        let Some(piece) = self.pieces.get(&at) else { return Vec::new() };
-        let step = if is_whole(piece.class) { u64::from(piece.bytes) - PIECE_HEADER } else { class_bytes(piece.class) };
-        let mut ranges: Vec<(At, u64)> = Vec::new();
-        for (n, place) in piece.places.iter().enumerate() {
-            if !matches!(place.used, Use::Linked | Use::Retired) {
-                continue;
-            }
-            let first = at + PIECE_HEADER + n as u64 * step;
-            match ranges.last_mut() {
-                Some((from, len)) if *from + *len == first => *len += step,
-                _ => ranges.push((first, step)),
-            }
-        }
-        ranges
-    }
-
-    /// Places that operations under way have, and how often each was used.
-    pub fn all_held(&self) -> Vec<(At, u16)> {
-        let mut held = Vec::new();
-        for (&at, piece) in &self.pieces {
-            let step = if is_whole(piece.class) { 0 } else { class_bytes(piece.class) };
-            let mine = piece.places.iter().enumerate().filter(|(_, place)| place.used == Use::Held);
-            held.extend(mine.map(|(n, place)| (at + PIECE_HEADER + n as u64 * step, place.version)));
-        }
-        held
-    }
-
-    /// A place, its class and its bytes.
-    pub fn state(&mut self, at: At) -> Option<(Place, u8, u64)> {
-        let (piece, number) = self.located(at)?;
-        let bytes = if is_whole(piece.class) { u64::from(piece.bytes) - PIECE_HEADER } else { piece.place_bytes() };
-        Some((piece.places[number], piece.class, bytes))
-    }
-
     /// Bytes that wait for readers.
     pub fn retired_bytes(&self) -> u64 {
         self.retired_bytes
+    }
+
+    /// Bytes that were retired and have come back, since the start.
+    pub fn reaped_bytes(&self) -> u64 {
+        self.reaped_bytes
+    }
+
+    /// Bytes of places that can be taken.
+    pub fn free_bytes(&self) -> u64 {
+        self.free_bytes
     }
 
     /// Bytes of all pieces.

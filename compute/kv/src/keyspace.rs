@@ -3,7 +3,6 @@
 //! A key has *ended* when its expiry has passed. It stays in the index until a lookup, an eviction,
 //! or a sweep of the front end that has its object removes it.
 
-use crate::blocks;
 use crate::index::{Found, Inserted, Removed};
 use crate::layout::{Hash, MAX_DEPTH, ROOT_BITS};
 use crate::object::{Object, Type, Value};
@@ -28,6 +27,8 @@ pub struct Figures {
     pub expired: Cell<u64>,
     /// Keys that were evicted.
     pub evicted: Cell<u64>,
+    /// Writes that found memory full.
+    pub full: Cell<u64>,
 }
 
 /// A store as one front end serves it.
@@ -67,9 +68,6 @@ pub struct Cursor {
 
 const PATH_BITS: u32 = ROOT_BITS + MAX_DEPTH;
 const BUCKET_BITS: u32 = 7;
-
-/// Samples of keys that [`Keyspace::make_room`] looks at, at most.
-const SAMPLES: u32 = 64;
 
 impl Cursor {
     /// The number by which clients name this place. 0 is the start.
@@ -134,11 +132,11 @@ impl Keyspace {
         &self.shards[Hash::of(key).shard(self.shards.len())]
     }
 
-    fn has_ended(&self, object: &Object) -> bool {
+    pub(crate) fn has_ended(&self, object: &Object) -> bool {
         object.expiry().is_some_and(|at| at <= self.now_ms())
     }
 
-    fn count(figure: &Cell<u64>) {
+    pub(crate) fn count(figure: &Cell<u64>) {
         figure.set(figure.get() + 1);
     }
 
@@ -365,53 +363,6 @@ impl Keyspace {
                 .await?;
         }
         Ok(())
-    }
-
-    /// Waits for retired memory to come back, if there is any. Else evicts up to 8 keys, one of a
-    /// sample: one that has ended, else one not used here lately, else the one written longest ago.
-    pub(crate) async fn make_room(&self, io: &Io, shard: &Rc<Shard>) -> Result<(), Trouble> {
-        if shard.space.heap.borrow().retired_bytes() > 0 {
-            // Memory is on its way back: the epoch has to go on.
-            let before = shard.space.heap.borrow().retired_bytes();
-            for _ in 0..400 {
-                io.pause(5).await;
-                if shard.space.heap.borrow().retired_bytes() < before {
-                    return Ok(());
-                }
-            }
-        }
-        if !self.evicts {
-            return Err(Trouble::Full);
-        }
-        let mut evicted = 0;
-        for look in 0..SAMPLES {
-            let sampled = self.sample(io, shard).await?;
-            let hot = |object: &Object| shard.near.cache.borrow().is_hot(object.key(), object.hash());
-            let oldest = |object: &&Object| (!self.has_ended(object), hot(object), object.written_s());
-            let mut sampled: Vec<&Object> = sampled.iter().collect();
-            sampled.sort_by_key(oldest);
-            if sampled.is_empty() {
-                break;
-            }
-            for victim in sampled {
-                // All keys of this sample were used lately. Look for an idle one elsewhere first.
-                if look < SAMPLES / 2 && !self.has_ended(victim) && hot(victim) {
-                    break;
-                }
-                if blocks::is_pinned(self, io, victim.key()).await? {
-                    continue;
-                }
-                if blocks::evict(self, io, victim.key()).await? {
-                    Keyspace::count(&self.figures.evicted);
-                    evicted += 1;
-                }
-                break;
-            }
-            if evicted >= 8 {
-                break;
-            }
-        }
-        if evicted == 0 { Err(Trouble::Full) } else { Ok(()) }
     }
 
     /// Takes keys that have ended and were written here out, about `most` of each node's; whether

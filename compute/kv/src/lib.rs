@@ -31,6 +31,7 @@ pub mod command;
 pub mod copies;
 pub mod drive;
 mod embedded;
+mod evict;
 mod fast;
 pub mod heap;
 pub mod index;

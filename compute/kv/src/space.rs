@@ -22,6 +22,10 @@ pub(crate) struct Epochs {
     pub under_way: BTreeMap<u64, u32>,
 }
 
+/// The share of a limit that eviction keeps free ahead of writes, and its bytes at most.
+const HEADROOM: u64 = 16;
+const MOST_HEADROOM: u64 = 32 << 20;
+
 /// One front end's memory in one shard.
 #[derive(Debug)]
 pub struct Space {
@@ -34,6 +38,8 @@ pub struct Space {
     pub others: Cell<u64>,
     /// Bytes of an object at most, and of an extent. Longer strings are long values.
     pub longest: Cell<u64>,
+    /// Writes that wait for memory to come back.
+    pub(crate) pressed: Cell<u32>,
     pub(crate) heap: RefCell<Heap>,
     pub(crate) epochs: RefCell<Epochs>,
 }
@@ -68,6 +74,7 @@ impl Space {
             limit: Cell::new(u64::MAX),
             others: Cell::new(0),
             longest: Cell::new(MAX_OBJECT),
+            pressed: Cell::new(0),
             heap: RefCell::default(),
             epochs: RefCell::default(),
         }
@@ -115,7 +122,13 @@ impl Space {
                     break;
                 }
             }
-            let (at, size) = taken.ok_or(Trouble::Full)?;
+            let Some((at, size)) = taken else {
+                // A piece that another class does not need any more makes room for one of this.
+                let spare = self.heap.borrow_mut().spare();
+                let Some((spare, _)) = spare else { return Err(Trouble::Full) };
+                self.reach.release(io, spare).await;
+                continue;
+            };
             self.heap.borrow_mut().add(at, size, class);
         }
     }
@@ -182,6 +195,17 @@ impl Space {
         if self.reach.rules.get().broken(Bug::ReuseAtOnce) {
             heap.reap(u64::MAX);
         }
+    }
+
+    /// Bytes to evict before memory is full; 0: there is room, or no limit.
+    pub(crate) fn lacks(&self) -> u64 {
+        let limit = self.limit.get();
+        if limit == u64::MAX {
+            return 0;
+        }
+        let heap = self.heap.borrow();
+        let room = limit.saturating_sub(heap.bytes() + self.others.get()) + heap.free_bytes() + heap.retired_bytes();
+        (limit / HEADROOM).min(MOST_HEADROOM).saturating_sub(room)
     }
 
     /// Bytes of pieces that this front end holds.

@@ -300,3 +300,28 @@ fn operators_see_what_goes_on() {
     assert!(said.contains("\nfarmem_kv_command_calls_total{command=\"get\"} 2\n"), "{said}");
     assert!(ask("/other").starts_with("HTTP/1.1 404"));
 }
+
+/// Keys are evicted before memory is full, so that writes do not wait for it.
+#[test]
+fn room_is_made_ahead_of_writes() {
+    let node = Process::node(Transport::Tcp);
+    let front = front(&node, "full", &format!("maxmemory={}", 32 << 20));
+    let mut client = front.client();
+    let value = "v".repeat(60_000);
+    for n in 0..800 {
+        client.send(&["SET", &format!("key{n}"), &value]).unwrap();
+        assert_eq!(client.reply().as_deref(), Some("+OK"));
+    }
+    let info = client.ask("INFO");
+    let figure = |name: &str| -> u64 {
+        let line = info.lines().find_map(|line| line.strip_prefix(name)).expect("it is told");
+        line.trim_start_matches(':').trim().parse().unwrap()
+    };
+    let (evicted, full) = (figure("evicted_keys"), figure("farmem_writes_when_full"));
+    assert!(evicted > 250 && 2 * full < evicted, "{evicted} keys were evicted, and {full} writes found no room");
+    assert!(figure("used_memory") <= 32 << 20);
+    // Those that were written last are there.
+    for n in 795..800 {
+        assert_eq!(client.ask(&format!("STRLEN key{n}")), ":60000");
+    }
+}

@@ -93,6 +93,7 @@ fn section(front: &Front, name: &str) -> Lines {
         "memory" => vec![
             ("used_memory", used.to_string()),
             ("used_memory_human", human(used)),
+            ("farmem_writes_when_full", figures.full.get().to_string()),
             ("farmem_memory_of_others", all(front, |shard| shard.space.others.get()).to_string()),
             ("maxmemory", front.maxmemory.to_string()),
             ("maxmemory_human", human(front.maxmemory)),

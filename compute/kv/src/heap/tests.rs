@@ -72,3 +72,31 @@ fn an_unused_large_piece_is_spare() {
     assert_eq!(heap.spare(), Some((1 << 20, 128 << 10)));
     assert_eq!((heap.take(LARGE, 100 << 10), heap.bytes()), (None, 0));
 }
+
+#[test]
+fn free_bytes_are_those_of_free_places() {
+    let mut heap = Heap::default();
+    assert!(heap.some_linked(7, 8).is_empty());
+    (1..4).for_each(|n| heap.add(n << 20, 4096, 0));
+    assert_eq!(heap.free_bytes(), 3 * 63 * 64);
+    let held: Vec<Held> = std::iter::from_fn(|| heap.take(0, 1)).collect();
+    assert_eq!(heap.free_bytes(), 0);
+    assert!(heap.some_linked(7, 8).is_empty());
+    for held in &held[..100] {
+        heap.linked(held.at, 7 << 32, 0);
+    }
+    for random in 0..50 {
+        let some = heap.some_linked(random, 8);
+        assert!(!some.is_empty() && some.len() <= 8);
+        assert!(some.iter().all(|slot| held[..100].iter().any(|held| held.at == slot.at(0))), "{some:?}");
+    }
+    heap.give_back(held[150].at);
+    heap.retire(held[3].at, 1);
+    assert_eq!((heap.free_bytes(), heap.retired_bytes(), heap.reaped_bytes()), (64, 64, 0));
+    heap.reap(1 + GRACE);
+    assert_eq!((heap.free_bytes(), heap.retired_bytes(), heap.reaped_bytes()), (128, 0, 64));
+    heap.add(9 << 20, 1 << 20, LARGE);
+    assert_eq!(heap.free_bytes(), 128 + (1 << 20));
+    assert!(heap.spare().is_some());
+    assert_eq!(heap.free_bytes(), 128);
+}

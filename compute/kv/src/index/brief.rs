@@ -1,9 +1,11 @@
 //! Objects without their values, for a look at keys alone, such as an evictor's. A block of 64 KiB costs as little as a small value then.
 
-use super::Index;
+use super::{Index, Removed};
 use crate::layout::{Hash, Slot, class_bytes, word};
 use crate::object::{HEADER, Object, Type, Value};
+use crate::shard::{ATTEMPTS, Trouble};
 use crate::task::{Answer, Io, Verb};
+use std::rc::Rc;
 
 /// Bytes that are read of an object at first. Few keys are longer.
 const FIRST: u64 = 512;
@@ -38,6 +40,43 @@ impl Index {
             });
         }
         objects
+    }
+}
+
+impl Index {
+    /// Takes a key out without reading its value; whether it was there.
+    pub(crate) async fn discard(self: &Rc<Index>, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
+        let (hash, _section) = (Hash::of(key), self.space.section());
+        let _writing = self.near.writing(Some(hash));
+        for attempt in 0..ATTEMPTS {
+            self.hesitate(io, attempt).await?;
+            let table = self.trie.borrow().table(hash);
+            let answers = self.reach.verbs(io, self.bucket_verbs(table, hash).into()).await;
+            let slots = self.slots(table, hash, &answers);
+            let alike = |(_, slot): &(u64, Slot)| {
+                slot.is_used() && !slot.is_pending() && slot.fingerprint() == hash.fingerprint()
+            };
+            let alike: Vec<(u64, Slot)> = slots.iter().filter(|slot| alike(slot)).copied().collect();
+            let referred: Vec<Slot> = alike.iter().map(|&(_, slot)| slot).collect();
+            let objects: Option<Vec<Object>> = self.briefs(io, &referred).await.into_iter().collect();
+            let changing = slots.iter().any(|(_, slot)| slot.is_frozen());
+            let found = objects.and_then(|objects| {
+                let at = objects.iter().position(|object| object.key() == key);
+                at.map_or(Some(None), |at| (objects[at].kind() != Type::Long).then_some(Some(alike[at])))
+            });
+            let (at, slot) = match found {
+                Some(None) if !changing => return Ok(false),
+                Some(Some(found)) if !changing => found,
+                // A long value, a split, or a change meanwhile.
+                _ => return Ok(!matches!(Box::pin(self.remove_seen(io, key)).await?, Removed::Absent)),
+            };
+            if self.reach.swap(io, at, slot.0, 0).await?.is_ok() {
+                self.near.cache.borrow_mut().forget(key, hash);
+                self.space.retire(slot);
+                return Ok(true);
+            }
+        }
+        Err(Trouble::Corrupt)
     }
 }
 

@@ -36,6 +36,8 @@ pub enum Ended {
     Tidied(usize),
     /// Ended keys were taken out; whether there may be more.
     Swept(bool),
+    /// Keys of a shard were evicted ahead of writes; whether it is of use to go on.
+    Evicted(usize, bool),
     /// A step of filling a shard's new node.
     Mend(usize, Step),
 }
@@ -59,6 +61,9 @@ struct State {
     searched: u64,
     /// It was said that one node goes on without the other.
     alone: bool,
+    evicting: bool,
+    /// When keys may be evicted ahead of writes again.
+    evict: Instant,
 }
 
 impl State {
@@ -110,6 +115,8 @@ impl Background {
             company: false,
             searched: 1 << 20,
             alone: false,
+            evicting: false,
+            evict: now,
         };
         Background {
             store: Rc::clone(store),
@@ -136,7 +143,9 @@ impl Background {
         for (n, state) in self.shards.iter_mut().enumerate() {
             let retired = state.shard.space.heap.borrow().retired_bytes();
             let pile = PILE.max(state.shard.space.bytes() / 16);
-            let due = if retired > pile { state.next.min(state.begun + HURRIED) } else { state.next };
+            let lacks = state.shard.space.lacks() > 0;
+            let hurries = retired > pile || retired > 0 && (lacks || state.shard.space.pressed.get() > 0);
+            let due = if hurries { state.next.min(state.begun + HURRIED) } else { state.next };
             if !state.ticking && due <= now {
                 (state.ticking, state.begun) = (true, now);
                 let (shard, trims) = (Rc::clone(&state.shard), state.trim <= now);
@@ -149,6 +158,14 @@ impl Background {
                         shard.space.trim(&io).await;
                     }
                     Ended::Tick(n, ticked)
+                });
+            }
+            if lacks && self.store.evicts && !state.evicting && state.evict <= now {
+                state.evicting = true;
+                let (store, shard) = (Rc::clone(&self.store), Rc::clone(&state.shard));
+                self.tasks.begin(|io| async move {
+                    // A write that finds no room tells of any trouble.
+                    Ended::Evicted(n, store.make_headroom(&io, &shard).await.unwrap_or_default())
                 });
             }
             let adopts = state.adopt.is_some_and(|at| at <= now);
@@ -221,6 +238,11 @@ impl Background {
                     );
                 }
                 state.told = ticked.held_up;
+            }
+            Ended::Evicted(n, useful) => {
+                let state = &mut self.shards[n];
+                state.evicting = false;
+                state.evict = if useful { now } else { now + CALM };
             }
             Ended::Mend(n, step) => {
                 if let Some(mender) = &mut self.mender {

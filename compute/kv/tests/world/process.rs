@@ -107,6 +107,7 @@ pub fn another_process() {
                     Some(("kept", bytes)) => config.clients.kept = bytes.parse().unwrap(),
                     Some(("unread", ms)) => config.clients.unread = Duration::from_millis(ms.parse().unwrap()),
                     Some(("password", password)) => config.clients.password = Some(password.into()),
+                    Some(("maxmemory", bytes)) => config.maxmemory = Some(bytes.parse().unwrap()),
                     Some(("mirror", yes)) => config.mirror = yes == "yes",
                     Some(("spare", at)) => config.spares = vec![at.into()],
                     Some(("metrics", at)) => config.metrics = Some(at.parse().unwrap()),

@@ -1,0 +1,149 @@
+//! Eviction: which keys go when a store's memory is used up, and when.
+//!
+//! What is evicted is of use again three epochs later ([`crate::heap::GRACE`]). So the background
+//! evicts before memory is full, as much ahead as writes take in that time
+//! ([`Keyspace::make_headroom`]). A write then finds a free place and waits for nothing. A write
+//! that finds none evicts itself, and waits ([`Keyspace::make_room`]). While a write waits, the
+//! epoch is moved on in a hurry.
+//!
+//! Victims come from this front end's own memory: memory of another one is free only when that one
+//! has found out. Of a sample those go that have ended, then those that were not used here lately,
+//! then those that were written longest ago.
+
+use crate::blocks;
+use crate::copies::Counted;
+use crate::keyspace::Keyspace;
+use crate::layout::Slot;
+use crate::object::Object;
+use crate::shard::{Shard, Trouble};
+use crate::task::{Io, join};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+/// Samples of keys that a write looks at, at most.
+const SAMPLES: u32 = 64;
+/// Keys of a sample, and how many of them go at most.
+const SAMPLE: usize = 32;
+const GO: usize = 4;
+/// Keys that a write evicts.
+const BY_A_WRITE: usize = 8;
+/// Samples that the background takes at once, at most, and how often.
+const AT_ONCE: usize = 16;
+const ROUNDS: u32 = 64;
+/// How long a write waits for memory to come back, in ms.
+const PATIENCE_MS: u32 = 2000;
+
+impl Keyspace {
+    /// Waits for retired memory to come back, if there is any. Else evicts up to 8 keys.
+    pub(crate) async fn make_room(&self, io: &Io, shard: &Rc<Shard>) -> Result<(), Trouble> {
+        Keyspace::count(&self.figures.full);
+        let _pressed = Counted::new(&shard.space.pressed);
+        if shard.space.retired_bytes() > 0 {
+            // Memory is on its way back: the epoch has to go on.
+            let reaped = || shard.space.heap.borrow().reaped_bytes();
+            let before = reaped();
+            for _ in 0..PATIENCE_MS {
+                io.pause(1).await;
+                if reaped() > before {
+                    return Ok(());
+                }
+            }
+        }
+        if !self.evicts {
+            return Err(Trouble::Full);
+        }
+        let mut evicted = 0;
+        for look in 0..SAMPLES {
+            // All keys of a sample may be in use. Look for idle ones elsewhere first.
+            match self.evict_some(io, shard, look < SAMPLES / 2).await? {
+                Some(some) => evicted += some,
+                None => break,
+            }
+            if evicted >= BY_A_WRITE {
+                break;
+            }
+        }
+        if evicted == 0 { Err(Trouble::Full) } else { Ok(()) }
+    }
+
+    /// Evicts before memory is full. False: it is of no use to go on at once.
+    pub(crate) async fn make_headroom(&self, io: &Io, shard: &Rc<Shard>) -> Result<bool, Trouble> {
+        let (mut vain, mut samples) = (0, 1);
+        for _ in 0..ROUNDS {
+            let before = shard.space.lacks();
+            if before == 0 {
+                return Ok(true);
+            }
+            let some = |_| -> Pin<Box<dyn Future<Output = Result<Option<usize>, Trouble>> + '_>> {
+                Box::pin(self.evict_some(io, shard, vain < 2))
+            };
+            join((0..samples).map(some).collect()).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+            // One sample may make room enough: objects may be large.
+            samples = (2 * samples).min(AT_ONCE);
+            vain = if shard.space.lacks() < before { 0 } else { vain + 1 };
+            if vain > 4 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Evicts some keys of a sample; how many. `idle`: only such as were not used here lately, or
+    /// have ended. `None`: there are no keys.
+    async fn evict_some(&self, io: &Io, shard: &Rc<Shard>, idle: bool) -> Result<Option<usize>, Trouble> {
+        let sampled = self.candidates(io, shard).await?;
+        if sampled.is_empty() {
+            return Ok(None);
+        }
+        let about = |object: &Object| {
+            let hot = shard.near.cache.borrow().is_hot(object.key(), object.hash());
+            (!self.has_ended(object), hot, object.written_s())
+        };
+        let mut sampled: Vec<(bool, bool, u32, &Object)> = sampled
+            .iter()
+            .map(|object| {
+                let (stays, hot, written_s) = about(object);
+                (stays, hot, written_s, object)
+            })
+            .collect();
+        sampled.sort_by_key(|&(stays, hot, written_s, _)| (stays, hot, written_s));
+        // Of few keys not many are old.
+        let most = sampled.len().div_ceil(SAMPLE / GO);
+        let mut evicted = 0;
+        for (stays, hot, _, victim) in sampled {
+            if evicted == most || idle && stays && hot {
+                break;
+            }
+            if blocks::is_pinned(self, io, victim.key()).await? {
+                continue;
+            }
+            if blocks::evict(self, io, victim.key()).await? {
+                Keyspace::count(&self.figures.evicted);
+                evicted += 1;
+            }
+        }
+        Ok(Some(evicted))
+    }
+
+    /// Some keys, without their values: of own memory, unless most is others'.
+    async fn candidates(&self, io: &Io, shard: &Rc<Shard>) -> Result<Vec<Object>, Trouble> {
+        let space = &shard.space;
+        if space.bytes() >= space.others.get() / 3 {
+            let from = self.random(1 << 32) as u64;
+            // While it lives no place is used again.
+            let _section = space.section();
+            let slots: Vec<Slot> = space.heap.borrow().some_linked(from, SAMPLE);
+            let objects: Vec<Object> = shard.index.briefs(io, &slots).await.into_iter().flatten().collect();
+            if !objects.is_empty() {
+                return Ok(objects);
+            }
+        }
+        self.sample(io, shard).await
+    }
+
+    /// Takes a key out without reading its value; whether it was there.
+    pub(crate) async fn discard(&self, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
+        self.shard(key).index.discard(io, key).await
+    }
+}

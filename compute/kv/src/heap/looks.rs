@@ -1,0 +1,85 @@
+//! What a filling of a new node and an eviction ask of a heap.
+
+use super::{Heap, Place, Use};
+use crate::layout::{At, EXTENT, Hash, PIECE_HEADER, Slot, class_bytes, is_whole};
+
+impl Heap {
+    /// Its pieces: first byte and length.
+    pub fn all_pieces(&self) -> Vec<(At, u32)> {
+        self.pieces.iter().map(|(&at, piece)| (at, piece.bytes)).collect()
+    }
+
+    /// Bytes of a piece; `None`: it is not here.
+    pub fn piece_bytes(&self, at: At) -> Option<u32> {
+        Some(self.pieces.get(&at)?.bytes)
+    }
+
+    /// Ranges of a piece that have objects which do not change while an operation is under way:
+    /// linked or retired ones.
+    pub fn settled(&self, at: At) -> Vec<(At, u64)> {
+        let Some(piece) = self.pieces.get(&at) else { return Vec::new() };
+        let step = if is_whole(piece.class) { u64::from(piece.bytes) - PIECE_HEADER } else { class_bytes(piece.class) };
+        let mut ranges: Vec<(At, u64)> = Vec::new();
+        for (n, place) in piece.places.iter().enumerate() {
+            if !matches!(place.used, Use::Linked | Use::Retired) {
+                continue;
+            }
+            let first = at + PIECE_HEADER + n as u64 * step;
+            match ranges.last_mut() {
+                Some((from, len)) if *from + *len == first => *len += step,
+                _ => ranges.push((first, step)),
+            }
+        }
+        ranges
+    }
+
+    /// Places that operations under way have, and how often each was used.
+    pub fn all_held(&self) -> Vec<(At, u16)> {
+        let mut held = Vec::new();
+        for (&at, piece) in &self.pieces {
+            let step = if is_whole(piece.class) { 0 } else { class_bytes(piece.class) };
+            let mine = piece.places.iter().enumerate().filter(|(_, place)| place.used == Use::Held);
+            held.extend(mine.map(|(n, place)| (at + PIECE_HEADER + n as u64 * step, place.version)));
+        }
+        held
+    }
+
+    /// A place, its class and its bytes.
+    pub fn state(&mut self, at: At) -> Option<(Place, u8, u64)> {
+        let (piece, number) = self.located(at)?;
+        let bytes = if is_whole(piece.class) { u64::from(piece.bytes) - PIECE_HEADER } else { piece.place_bytes() };
+        Some((piece.places[number], piece.class, bytes))
+    }
+
+    /// Slots of some linked objects, at most `most`: a few of each of some pieces in a row, from a
+    /// random one on.
+    pub fn some_linked(&self, random: u64, most: usize) -> Vec<Slot> {
+        let (Some((&first, _)), Some((&last, _))) = (self.pieces.first_key_value(), self.pieces.last_key_value())
+        else {
+            return Vec::new();
+        };
+        let from = first + random.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (last - first + 1);
+        let pieces = self.pieces.range(from..).chain(self.pieces.range(..from));
+        let mut slots = Vec::with_capacity(most);
+        for (&at, piece) in pieces.filter(|(_, piece)| piece.class != EXTENT).take(4 * most) {
+            let (step, count) =
+                if is_whole(piece.class) { (0, 1) } else { (class_bytes(piece.class), piece.places.len()) };
+            let turned = (0..count).map(|n| (n + random as usize) % count);
+            let linked = turned.filter(|&n| piece.places[n].used == Use::Linked).take(most.div_ceil(4));
+            slots.extend(linked.map(|n| {
+                let place = piece.places[n];
+                Slot::new(
+                    Hash(place.hash).fingerprint(),
+                    piece.class,
+                    place.version,
+                    at + PIECE_HEADER + n as u64 * step,
+                )
+            }));
+            if slots.len() >= most {
+                break;
+            }
+        }
+        slots.truncate(most);
+        slots
+    }
+}
