@@ -35,10 +35,10 @@ use farmem_kit::environment::Environment;
 use farmem_kit::pairs::Spread;
 use farmem_kit::report::{Bound, Report, Section, Target};
 use farmem_kit::table::{Table, duration};
-use farmem_kv::heap::Heap;
-use farmem_kv::layout::class_of;
 use serde::Serialize;
 
+use crate::hot::{self, Looks};
+use crate::memory;
 use crate::mix::{Ask, Keys, Mix, Stream};
 
 /// From the replacement of an object to the next use of its place: three epochs of a busy store.
@@ -46,7 +46,7 @@ const GRACE: Nanos = 1_500_000;
 /// Replaced objects of others that an owner looks up at once.
 const LOOKED_UP: usize = 64;
 /// Bytes of an object beside its value, with a key of 16 bytes.
-const BESIDE: usize = 56;
+pub(crate) const BESIDE: usize = 56;
 const BUCKET: usize = 64;
 
 /// Where objects lie.
@@ -86,6 +86,8 @@ pub struct Case {
     pub drawn: Keys,
     /// Whether places are used again and pieces go back.
     pub reclaims: bool,
+    /// How an owner looks an object up that others may have replaced.
+    pub looks: Looks,
 }
 
 /// The figures of a run.
@@ -97,6 +99,8 @@ pub struct Came {
     pub p99: f64,
     /// Pieces that were allocated for each operation.
     pub allocations: f64,
+    /// READs, WRITEs and CASes of an operation beside those of allocations and frees.
+    pub verbs: f64,
 }
 
 /// The places of a client.
@@ -106,8 +110,8 @@ struct Own {
     used: Vec<u32>,
     free: Vec<u32>,
     retired: VecDeque<(Nanos, u32)>,
-    /// Objects that others have replaced, which it has not looked up.
-    replaced: Vec<u32>,
+    /// Objects that others have replaced, which it has not looked up: slots and places.
+    replaced: Vec<(usize, u32)>,
     /// Tells the uses of a place apart.
     uses: u64,
 }
@@ -235,9 +239,19 @@ impl<A: Allocator> Store<A> {
             return;
         }
         let replaced = std::mem::take(&mut self.own[at].borrow_mut().replaced);
-        link.batch(all(replaced.iter().flat_map(|_| [link.data(false, BUCKET), link.data(false, BUCKET)]))).await;
+        match self.case.looks {
+            Looks::Buckets => {
+                let reads = replaced.iter().flat_map(|_| [link.data(false, BUCKET), link.data(false, BUCKET)]);
+                link.batch(all(reads)).await;
+            }
+            Looks::Slot => {
+                let reads = replaced.iter().map(|&(slot, _)| link.read::<1>(slot));
+                link.batch(all(reads)).await;
+            }
+            Looks::Told => (),
+        }
         let now = self.bench.world.now();
-        self.own[at].borrow_mut().retired.extend(replaced.into_iter().map(|place| (now, place)));
+        self.own[at].borrow_mut().retired.extend(replaced.into_iter().map(|(_, place)| (now, place)));
     }
 
     async fn update(&self, at: usize, key: u64, link: &Link) -> Option<()> {
@@ -263,7 +277,7 @@ impl<A: Allocator> Store<A> {
         let mut own = self.own[owner].borrow_mut();
         match owner == at {
             true => own.retired.push_back((self.bench.world.now(), place)),
-            false => own.replaced.push(place),
+            false => own.replaced.push((slot, place)),
         }
         Some(())
     }
@@ -292,7 +306,8 @@ impl<A: Allocator> Store<A> {
         let seconds = (world.now() - begun) as f64 / 1e9;
         let p99 = took.get(took.len().saturating_sub(1) * 99 / 100).map_or(0.0, |&took| took as f64);
         let allocations = self.allocations.get() as f64 / took.len().max(1) as f64;
-        Ok(Came { rate: took.len() as f64 / seconds, p99, allocations })
+        let verbs = self.bench.node.beside().posted() as f64 / took.len().max(1) as f64;
+        Ok(Came { rate: took.len() as f64 / seconds, p99, allocations, verbs })
     }
 
     async fn client(&self, at: usize) {
@@ -330,23 +345,6 @@ pub fn run(system: System, case: Case, costs: &Costs) -> Result<Came> {
     system.with_words(load, costs, more, Run { case, index })
 }
 
-/// Bytes of the pieces that clients have after inserting a number of keys of 1 KiB, as the shipped
-/// heap takes them.
-fn pieces(keys: u64) -> u64 {
-    let (mut heap, mut at) = (Heap::default(), 1 << 30);
-    let bytes = (BESIDE + 1024) as u64;
-    let class = class_of(bytes);
-    for _ in 0..keys {
-        if heap.take(class, bytes).is_none() {
-            let piece = heap.piece_for(class, bytes);
-            heap.add(at, piece, class);
-            at += u64::from(piece);
-            heap.take(class, bytes);
-        }
-    }
-    heap.bytes()
-}
-
 /// Everything that was found, for machines.
 #[derive(Serialize)]
 pub struct Raw {
@@ -374,8 +372,15 @@ pub fn report(quick: bool) -> Result<Report<Raw>> {
     let most = clients.last().copied().unwrap_or(1);
     let operations = |clients: u32| (if quick { 10_000 } else { 40_000 } / clients).clamp(100, 20_000);
     let keys = if quick { 2_000 } else { 8_000 };
-    let update =
-        |places, clients, drawn| Case { places, clients, keys, operations: operations(clients), drawn, reclaims: true };
+    let update = |places, clients, drawn| Case {
+        places,
+        clients,
+        keys,
+        operations: operations(clients),
+        drawn,
+        reclaims: true,
+        looks: Looks::Buckets,
+    };
     let mut raw = Raw { runs: Vec::new(), saved: Vec::new() };
     let mut sections = Vec::new();
     for (places, drawn, title) in [
@@ -401,27 +406,24 @@ pub fn report(quick: bool) -> Result<Report<Raw>> {
         sections.push(Section { title: title.into(), table: rates });
         sections.push(Section { title: "99 of 100 of them took at most".into(), table: tails });
     }
-    let kept = Case { reclaims: false, ..update(Places::Own, most, Keys::Uniform) };
-    let kept = run(System::Farmem, kept, &costs)?;
+    for (section, came) in
+        [hot::reclamation(&costs, update(Places::Own, most, Keys::Uniform))?, hot::one_key(&costs, quick)?]
+    {
+        sections.push(section);
+        raw.runs.extend(came.into_iter().map(|(case, came)| (case, System::Farmem, came)));
+    }
     let insert = |places| Case { keys: 0, ..update(places, most, Keys::Uniform) };
     let [grown, granted] = [Places::Shared, Places::Static].map(|places| run(System::Farmem, insert(places), &costs));
     let (grown, granted) = (grown?, granted?);
-    let records: u64 = if quick { 200_000 } else { 10_000_000 };
-    let mut saved = Table::new(["clients", "pieces", "grants of 1 GiB", "saved"]);
-    for clients in [16u32, 32, 64, 128, 512] {
-        let (own, of_all) = (records / u64::from(clients), u64::from(clients));
-        let each = pieces(own) * of_all;
-        let grants = (own * (BESIDE as u64 + 1024)).next_multiple_of(1 << 30) * of_all;
-        let share = 1.0 - each as f64 / grants as f64;
-        raw.saved.push((clients, share));
-        let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
-        saved.row([clients.to_string(), mib(each), mib(grants), format!("{:.1} %", share * 100.0)]);
-    }
-    sections.push(Section { title: format!("Memory of {records} inserted keys of 1 KiB"), table: saved });
-    let rate = |raw: &Raw, system| {
-        let case = update(Places::Own, most, Keys::Uniform);
+    let (section, saved) = memory::saved(if quick { 200_000 } else { 10_000_000 });
+    sections.push(section);
+    raw.saved = saved;
+    let case = update(Places::Own, most, Keys::Uniform);
+    let rate_of = |raw: &Raw, case, system| {
         raw.runs.iter().find(|run| run.0 == case && run.1 == system).map_or(f64::NAN, |run| run.2.rate)
     };
+    let rate = |raw: &Raw, system| rate_of(raw, case, system);
+    let kept = rate_of(&raw, Case { reclaims: false, ..case }, System::Farmem);
     let at = |clients| raw.saved.iter().find(|(at, _)| *at == clients).map_or(f64::NAN, |(_, share)| *share);
     let targets = vec![
         Target::new(
@@ -447,7 +449,7 @@ pub fn report(quick: bool) -> Result<Report<Raw>> {
         Target::new(
             "updates: throughput with reclamation against without",
             Bound::AtLeast(0.97, 1.0),
-            once(rate(&raw, System::Farmem) / kept.rate),
+            once(rate(&raw, System::Farmem) / kept),
         ),
     ];
     let method = vec![
@@ -466,8 +468,15 @@ mod tests {
 
     #[test]
     fn every_allocator_carries_the_store() {
-        let case =
-            Case { places: Places::Own, clients: 8, keys: 64, operations: 200, drawn: Keys::Uniform, reclaims: true };
+        let case = Case {
+            places: Places::Own,
+            clients: 8,
+            keys: 64,
+            operations: 200,
+            drawn: Keys::Uniform,
+            reclaims: true,
+            looks: Looks::Buckets,
+        };
         for system in System::ALL {
             let came = run(system, case, &Costs::shipped()).expect("what the ledger allows");
             assert_eq!(came.allocations, 1.0, "{system:?}: an update takes a piece");

@@ -18,13 +18,19 @@
 //! | [`figures`] | tables, targets, the chart |
 //! | [`trace`] | blocks of an inference service |
 //! | [`allocators`] | the store on simulated network cards, with one allocator after the other |
+//! | [`hot`] | the same: one key of many clients, and what reclamation costs |
+//! | [`memory`] | the same: how much memory pieces save |
+//! | [`calls`] | one call of the libraries for Rust, C and Python |
 //! | this file | options, and rounds |
 
 pub mod allocators;
+pub mod calls;
 pub mod cpu;
 pub mod figures;
 pub mod generator;
+pub mod hot;
 pub mod load;
+pub mod memory;
 pub mod mix;
 pub mod systems;
 pub mod trace;
@@ -99,6 +105,9 @@ pub struct Options {
     /// Swap the allocator under a store, on simulated network cards
     #[arg(long, conflicts_with = "trace")]
     allocators: bool,
+    /// Time one call of the libraries for Rust, C and Python
+    #[arg(long, conflicts_with_all = ["trace", "allocators"])]
+    calls: bool,
     /// MiB of memory for the blocks of a trace [default: half of what they take]
     #[arg(long, value_name = "MIB")]
     memory: Option<u64>,
@@ -111,6 +120,9 @@ pub struct Options {
     /// Be a generator
     #[arg(long, value_name = "PART", hide = true)]
     generator: Option<String>,
+    /// Be the program in Rust
+    #[arg(long, value_name = "PART", hide = true)]
+    call: Option<String>,
 }
 
 const EXAMPLES: &str = "\
@@ -124,7 +136,9 @@ Examples:
   farmem-lab bench kv --trace lab/kv/traces/mooncake.jsonl
       The blocks of an inference service's cache, beside redis.
   farmem-lab bench kv --allocators
-      Updates and inserts of 1 to 512 clients, by allocator, in virtual time.";
+      Updates and inserts of 1 to 512 clients, by allocator, in virtual time.
+  farmem-lab bench kv --calls
+      A get and a put of each library, by CPU time and instructions.";
 
 /// The smallest local memory: a run needs some.
 const LOCAL: u64 = 2 << 20;
@@ -145,6 +159,9 @@ impl Options {
         if let Some(part) = &self.generator {
             return generator::serve(part);
         }
+        if let Some(part) = &self.call {
+            return calls::serve(part);
+        }
         report::can_be_written([&self.json, &self.svg])?;
         let rounds = self.rounds.unwrap_or(if self.quick { 1 } else { 5 });
         ensure!(rounds > 0, "--rounds must be more than 0");
@@ -156,6 +173,12 @@ impl Options {
         }
         let _alone = Alone::take()?;
         supervise::note_interrupts();
+        if self.calls {
+            ensure!(self.svg.is_none(), "--svg draws mixes, and no calls");
+            let report = calls::report(farmem, rounds, self.quick)?;
+            let json = || Ok(report.json()? + "\n");
+            return report::tell(&report, &[(&self.json, &json)]);
+        }
         let (mut systems, mut skipped) = (Vec::new(), Vec::new());
         for &system in &self.systems {
             match system.missing() {

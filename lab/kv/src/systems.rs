@@ -137,7 +137,8 @@ fn begun(command: &mut Command, port: u16) -> Result<Group> {
     Ok(group)
 }
 
-fn node(settings: &Settings) -> Result<(Group, String)> {
+/// A node of its own, and the address at which it is reached.
+pub(crate) fn node(settings: &Settings) -> Result<(Group, String)> {
     let port = free_port()?;
     let mut command = Command::new(&settings.farmem);
     let lend = (3 * settings.data + (512 << 20)).to_string();
