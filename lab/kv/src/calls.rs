@@ -164,7 +164,7 @@ fn instructions(told: &str) -> Option<f64> {
     line.trim().replace(',', "").parse().ok()
 }
 
-/// What a program says on its standard output and its standard error.
+/// Runs a program; its standard output and standard error.
 fn said(command: &mut Command) -> Result<(String, String)> {
     let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
     let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());

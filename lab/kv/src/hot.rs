@@ -1,4 +1,4 @@
-//! What updates wait for, in virtual time: other clients of one key, and the reclamation of memory.
+//! Updates in virtual time that wait: for other clients of one key, and for the reclamation of memory.
 //!
 //! Both are questions to the store's model with farmem's allocator ([`crate::allocators`]).
 
@@ -11,7 +11,7 @@ use farmem_kit::report::Section;
 use farmem_kit::table::{Table, duration};
 use serde::Serialize;
 
-/// What an owner reads to find out whether an object of its own was replaced.
+/// The READs by which an owner finds out whether an object of its own was replaced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Looks {
@@ -19,7 +19,7 @@ pub enum Looks {
     Buckets,
     /// The slot in which it was linked.
     Slot,
-    /// Nothing: it is told, which costs no verb. What is lost then is not lost by looking.
+    /// Nothing: the owner is told at no cost, as a bound.
     Told,
 }
 
@@ -57,7 +57,7 @@ pub fn one_key(costs: &Costs, quick: bool) -> Result<(Section, Vec<(Case, Came)>
     Ok((Section { title: "Updates of one key, each object in a piece of its own".into(), table }, came))
 }
 
-/// What reclamation costs `case`, by how an owner looks its objects up.
+/// The cost of reclamation in `case`, by how an owner looks its objects up.
 ///
 /// # Errors
 /// As [`run`].
