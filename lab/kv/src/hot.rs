@@ -106,7 +106,8 @@ mod tests {
         };
         let (_, came) = reclamation(&Costs::shipped(), case).expect("what the ledger allows");
         let [none, buckets, slot, told] = [0, 1, 2, 3].map(|at: usize| came[at].1);
-        assert_eq!(none.verbs, told.verbs);
+        // They meet each other's CAS at other moments.
+        assert!((none.verbs - told.verbs).abs() < 0.1, "{came:?}");
         assert!(buckets.verbs > slot.verbs && slot.verbs > told.verbs, "{came:?}");
         assert!(buckets.rate < slot.rate && slot.rate < told.rate, "{came:?}");
     }
