@@ -191,12 +191,13 @@ fn a_stopped_node_is_waited_for() {
     let mut queue = session.queue_pair().unwrap();
     assert_eq!(put(&mut queue, slab, 0, b"before"), Ok(0));
     node.stop();
+    // Before the other thread begins to sleep: this one may not run for a while after that.
+    let begun = Instant::now();
     std::thread::scope(|scope| {
         let slept = scope.spawn(|| {
             std::thread::sleep(Duration::from_secs(5));
             node.signal(libc::SIGCONT);
         });
-        let begun = Instant::now();
         // One on a connection that stands, one that needs a new connection, one for control.
         assert_eq!(get(&mut queue, slab, 0, 6), Ok(b"before".to_vec()));
         assert!(begun.elapsed() > Duration::from_secs(4));

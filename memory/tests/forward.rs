@@ -5,10 +5,10 @@ mod common;
 
 use common::receive;
 use farmem_contract::{get, put};
-use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Session, Transport, Trust};
+use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, QueuePair, Session, Transport, Trust};
 use farmem_memory::tokens::{Entry, Store};
 use farmem_memory::{Config, Node};
-use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::wire::{
     Ask, Cipher, Credential, Greeting, Hello, Join, Known, Proof, Purpose, Request, Share, Verdict, Welcome,
 };
@@ -141,14 +141,20 @@ fn pass(mut host: TcpStream, mut node: TcpStream, meddler: Meddler, tapes: &Arc<
 
 fn alone(_: &mut Proof, _: &mut Welcome) {}
 
+/// Joins, and writes a page of sevens to the slab that it is granted.
+fn writes(at: &str, key: Key) -> (Session, QueuePair, SlabId) {
+    let session = join(at, key).unwrap();
+    let slab = session.grant().unwrap().id;
+    let mut queue = session.queue_pair().unwrap();
+    put(&mut queue, slab, 0, &[7; 4096]).unwrap();
+    (session, queue, slab)
+}
+
 #[test]
 fn what_was_recorded_is_not_read_with_the_token_later() {
     let (node, key) = guarded();
     let (at, tapes) = path(&node, alone);
-    let session = join(&at, key).unwrap();
-    let slab = session.grant().unwrap().id;
-    let mut queue = session.queue_pair().unwrap();
-    put(&mut queue, slab, 0, &[7; 4096]).unwrap();
+    let (_session, mut queue, slab) = writes(&at, key);
     assert_eq!(get(&mut queue, slab, 0, 4096), Ok(vec![7; 4096]));
     // From here on the thief has the token, and all that passed.
     let tapes = tapes.lock().unwrap();
@@ -208,10 +214,7 @@ fn come(
 fn a_token_alone_opens_no_member() {
     let (node, key) = guarded();
     let (at, tapes) = path(&node, alone);
-    let session = join(&at, key).unwrap();
-    let slab = session.grant().unwrap().id;
-    let mut queue = session.queue_pair().unwrap();
-    put(&mut queue, slab, 0, &[7; 4096]).unwrap();
+    let (_session, mut queue, slab) = writes(&at, key);
     // The thief knows the member's secret: it goes over the wire before there are keys.
     let welcome = tapes.lock().unwrap()[0].welcome;
     let known = Known { secret: welcome.secret, incarnation: welcome.incarnation };
