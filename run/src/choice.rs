@@ -80,6 +80,30 @@ impl Choice for Dirty {
     ];
 }
 
+/// How pages leave for nodes that are not trusted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Seal {
+    /// As they are: the nodes are trusted.
+    #[default]
+    Off,
+    /// Sealed, each time anew.
+    Whole,
+    /// Sealed so that changed lines can go alone.
+    Lines,
+}
+
+impl Choice for Seal {
+    const ALL: &'static [(Seal, &'static str, &'static str)] = &[
+        (Seal::Off, "off", "As they are: the nodes are trusted"),
+        (Seal::Whole, "whole", "Encrypted, each time anew: a node sees nothing of a page's content"),
+        (
+            Seal::Lines,
+            "lines",
+            "Encrypted by blocks of 16 bytes: changed lines go alone, and a node sees which changed",
+        ),
+    ];
+}
+
 /// How far memory is protected against the loss of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Protect {

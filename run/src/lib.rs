@@ -19,7 +19,7 @@ pub mod mask;
 pub mod spec;
 pub mod waits;
 
-pub use choice::{Choice, Dirty, Faults, Prefetch, Protect};
+pub use choice::{Choice, Dirty, Faults, Prefetch, Protect, Seal};
 pub use farmem_protocol::node::{NodeAddr, RunNode, Transport};
 pub use mask::{Feature, Mask};
 pub use spec::{BadSpec, RunSpec, Unwritable};

@@ -10,7 +10,7 @@
 //! carries the library and writes it out. So nothing is guessed: a key or value that is not known
 //! is an error, and so is a key that comes twice.
 
-use crate::choice::{Choice, Dirty, Faults, Prefetch, Protect};
+use crate::choice::{Choice, Dirty, Faults, Prefetch, Protect, Seal};
 use crate::mask::Mask;
 use farmem_protocol::node::{BadNode, RunNode, Transport};
 use std::fmt;
@@ -61,8 +61,8 @@ pub struct RunSpec {
     pub token: Option<String>,
     /// Bytes go over TCP unencrypted, even if there is a token.
     pub plain: bool,
-    /// Its nodes are not trusted: pages leave sealed.
-    pub seal: bool,
+    /// How pages are sealed, if its nodes are not trusted.
+    pub seal: Seal,
     /// Where faults are counted by place, if they are.
     pub sites: Option<String>,
     /// Record a sample of the pages only, and keep all others local.
@@ -91,7 +91,7 @@ impl Default for RunSpec {
             trace: None,
             token: None,
             plain: false,
-            seal: false,
+            seal: Seal::Off,
             sites: None,
             sample: false,
         }
@@ -152,7 +152,7 @@ impl RunSpec {
             ("mask", self.mask.to_string()),
             ("sample", flag(self.sample)),
             ("plain", flag(self.plain)),
-            ("seal", flag(self.seal)),
+            ("seal", self.seal.name().to_owned()),
         ];
         pairs.extend(self.disk.clone().map(|path| ("disk", path)));
         pairs.extend(self.shape.map(|rate| ("shape", rate.to_string())));
@@ -215,7 +215,7 @@ impl RunSpec {
             "trace" => self.trace = Some(value.to_owned()),
             "token" => self.token = Some(value.to_owned()),
             "plain" => self.plain = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
-            "seal" => self.seal = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
+            "seal" => self.seal = Choice::named(value).ok_or_else(|| wrong("no way to seal pages"))?,
             "sites" => self.sites = Some(value.to_owned()),
             "sample" => self.sample = truth(value).ok_or_else(|| wrong("not 0 or 1"))?,
             _ => return Err(bad(format!("{} is not a setting", quoted(key)))),

@@ -20,7 +20,7 @@ use std::arch::x86_64::*;
 pub const PAGE: usize = 4096;
 /// Blocks whose products are summed before they are reduced, and powers of the hash key that there
 /// are.
-const POWERS: usize = 32;
+pub(crate) const POWERS: usize = 32;
 /// The reduction polynomial's upper half.
 const POLY: i64 = 0xC200_0000_0000_0000_u64 as i64;
 
@@ -90,6 +90,16 @@ impl Key {
         if found ^ tag == 0 { Ok(()) } else { Err(Altered) }
     }
 
+    /// The round keys of AES.
+    pub(crate) fn rounds(&self) -> &[u128; 11] {
+        &self.rounds
+    }
+
+    /// Powers of the hash key, the highest first.
+    pub(crate) fn powers(&self) -> &[u128; POWERS] {
+        &self.powers
+    }
+
     /// Two more keys, by a number that is used once with this key: one to seal with, one to derive
     /// from. A key that derives is to do nothing else.
     pub fn derive(&self, number: u64) -> [[u8; 16]; 2] {
@@ -128,7 +138,7 @@ fn expand(key: &[u8; 16], wide: bool) -> Key {
 
 #[inline]
 #[target_feature(enable = "aes")]
-fn encrypt(rounds: &[u128; 11], block: u128) -> u128 {
+pub(crate) fn encrypt(rounds: &[u128; 11], block: u128) -> u128 {
     let mut state = _mm_xor_si128(vector(block), vector(rounds[0]));
     for &round in &rounds[1..10] {
         state = _mm_aesenc_si128(state, vector(round));
@@ -137,13 +147,13 @@ fn encrypt(rounds: &[u128; 11], block: u128) -> u128 {
 }
 
 #[inline(always)]
-fn vector(of: u128) -> __m128i {
+pub(crate) fn vector(of: u128) -> __m128i {
     // SAFETY: 16 bytes either way.
     unsafe { std::mem::transmute(of) }
 }
 
 #[inline(always)]
-fn number(of: __m128i) -> u128 {
+pub(crate) fn number(of: __m128i) -> u128 {
     // SAFETY: 16 bytes either way.
     unsafe { std::mem::transmute(of) }
 }
@@ -155,7 +165,7 @@ fn first_counter(nonce: u64) -> u128 {
 }
 
 /// The last block of the hash: no associated data, a page of ciphertext, in bits.
-const LENGTHS: u128 = (PAGE * 8) as u128;
+pub(crate) const LENGTHS: u128 = (PAGE * 8) as u128;
 
 /// The tag's first 64 bits.
 #[inline]
@@ -169,7 +179,7 @@ fn tag(key: &Key, nonce: u64, hashed: __m128i) -> u64 {
 
 /// A sum of products, not reduced.
 #[derive(Clone, Copy)]
-struct Product {
+pub(crate) struct Product {
     low: __m128i,
     middle: __m128i,
     high: __m128i,
@@ -185,7 +195,7 @@ impl Default for Product {
 impl Product {
     #[inline]
     #[target_feature(enable = "pclmulqdq")]
-    fn add(self, a: __m128i, b: __m128i) -> Product {
+    pub(crate) fn add(self, a: __m128i, b: __m128i) -> Product {
         let crossed = _mm_xor_si128(_mm_clmulepi64_si128::<0x01>(a, b), _mm_clmulepi64_si128::<0x10>(a, b));
         Product {
             low: _mm_xor_si128(self.low, _mm_clmulepi64_si128::<0x00>(a, b)),
@@ -196,7 +206,7 @@ impl Product {
 
     #[inline]
     #[target_feature(enable = "pclmulqdq")]
-    fn reduced(self) -> __m128i {
+    pub(crate) fn reduced(self) -> __m128i {
         let poly = _mm_set_epi64x(0, POLY);
         let low = _mm_xor_si128(self.low, _mm_slli_si128::<8>(self.middle));
         let high = _mm_xor_si128(self.high, _mm_srli_si128::<8>(self.middle));

@@ -8,7 +8,7 @@
 //! * [`epoll`]: waiting for many descriptors.
 //! * [`epochs`]: words of frames that threads share, and when a frame is used by none.
 //! * [`errno`]: the meanings of the kernel's error numbers.
-//! * [`gcm`]: seals and opens whole pages.
+//! * [`gcm`]: seals and opens whole pages. [`xts`]: so that lines that did not change stay alike.
 //! * [`gf`]: sums and products of bytes, for erasure codes.
 //! * [`group`]: the memory group (cgroup) of this process.
 //! * [`holdings`]: the memory that a runtime holds for itself, and how much of it is resident.
@@ -76,3 +76,4 @@ pub mod uffd;
 pub mod uring;
 pub mod vdso;
 pub mod verbs;
+pub mod xts;

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use farmem_fabric::RunNode;
 use farmem_protocol::addr::SLAB_BYTES;
-use farmem_run::{Choice, Dirty, Faults, Mask, Prefetch, Transport};
+use farmem_run::{Choice, Dirty, Faults, Mask, Prefetch, Seal, Transport};
 use farmem_sys::probe;
 use farmem_sys::process::{self, Signals};
 
@@ -126,9 +126,19 @@ pub struct Options {
     pub token: token::Flag,
 
     /// Do not trust the nodes: pages leave encrypted, and one that comes back changed or old ends
-    /// the program. Pages go whole, and over tcp to nodes on this machine, too
-    #[arg(long)]
-    pub seal: bool,
+    /// the program. They go over tcp to nodes on this machine, too, and whole; with --seal=lines
+    /// changed lines go alone, and nodes see which 16 bytes of a page change
+    #[arg(
+        long,
+        value_name = "HOW",
+        value_parser = names::<Seal>(),
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "off",
+        default_missing_value = "whole",
+        hide_default_value = true
+    )]
+    pub seal: Seal,
 
     /// The summary at the end: text, json, json:FILE or none [default: text]
     #[arg(long, value_name = "FORM")]
@@ -178,7 +188,7 @@ impl Options {
             agent: false,
             grace: None,
             token: token::Flag::default(),
-            seal: false,
+            seal: Seal::Off,
             stats: None,
             trace: None,
             sites: false,

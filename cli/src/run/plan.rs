@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use farmem_fabric::Trust;
-use farmem_run::{Choice, Dirty, NodeAddr, Protect, RunNode, RunSpec, Transport};
+use farmem_run::{Choice, Dirty, NodeAddr, Protect, RunNode, RunSpec, Seal, Transport};
 use farmem_sys::disk::PageFile;
 
 use super::summary::Stats;
@@ -145,7 +145,7 @@ impl Plan {
         let transport = |text: &str| Transport::named(text).ok_or("not auto, shm, tcp or verbs");
         let transport = settings.choose("transport", options.transport, transport)?;
         let transport = transport.map_or(Transport::Auto, |(transport, _)| transport);
-        let transport = if options.seal { sealed(options, transport, &nodes)? } else { transport };
+        let transport = if options.seal != Seal::Off { sealed(options, transport, &nodes)? } else { transport };
         if options.shape.is_some() && transport != Transport::Tcp {
             return Err(Failure::usage("--shape holds tcp to a rate: add --transport tcp"));
         }
@@ -191,8 +191,19 @@ fn sealed(options: &Options, transport: Transport, nodes: &[RunNode]) -> Result<
             node.at
         )));
     }
-    if options.dirty == Dirty::Lines {
-        eprintln!("farmem: --seal: pages go whole; --dirty lines only tells which have not changed");
+    match (options.seal, options.dirty) {
+        (Seal::Whole, Dirty::Lines) => {
+            eprintln!(
+                "farmem: --seal: pages go whole (--seal=lines does not); --dirty lines only tells which have not changed"
+            );
+        }
+        (Seal::Lines, Dirty::Exact | Dirty::None) => {
+            let dirty = options.dirty.name();
+            return Err(Failure::usage(format!(
+                "--seal=lines tells changed lines by hashes: not with --dirty {dirty}"
+            )));
+        }
+        _ => {}
     }
     if options.agent {
         eprintln!("farmem: --seal: pieces that the program asks of the agent are not sealed");

@@ -17,8 +17,7 @@ use crate::word::Word;
 use farmem_pool::{Altered, Loss, Pool, Protect};
 use farmem_protocol::addr::{FarSlot, PageId, SLAB_BYTES};
 use farmem_protocol::units::bytes;
-use farmem_run::RunSpec;
-use farmem_run::{counters, exit};
+use farmem_run::{RunSpec, Seal, counters, exit};
 use farmem_sys::raw::{Errno, sleep_ns, yield_cpu};
 use farmem_sys::sync::Lock;
 use farmem_sys::uffd::Uffd;
@@ -105,6 +104,20 @@ impl Base {
         if !unsafe { self.pool.seals().seal(slot, from.as_ptr(), to.as_ptr()) } {
             broken("a page is sealed, and there is no key");
         }
+    }
+
+    /// Whether pages leave sealed.
+    #[inline]
+    pub fn seals(&self) -> bool {
+        self.spec.seal != Seal::Off
+    }
+
+    /// Seals a page as its slot has it, or would have it, if pages are sealed so that lines can be
+    /// told ([`Sealing::Lines`]). The page is the caller's. Returns the tag, by which nothing opens
+    /// before [`farmem_pool::Seals::remark`].
+    pub fn seal_again(&self, slot: FarSlot, from: Bytes<'_>, to: &mut Target<'_>) -> Option<u64> {
+        // SAFETY: both are mapped, by their types.
+        unsafe { self.pool.seals().again(slot, from.as_ptr(), to.as_ptr()) }
     }
 
     /// Opens a page that came from its slot, or from the staging ring. If it is not what was sealed

@@ -24,10 +24,10 @@ use crate::wake::Background;
 use farmem_cache::Policy;
 use farmem_cache::prefetch::longest_for;
 use farmem_cache::sample::{Rate, Sampled};
-use farmem_pool::{By, NoSeal, Pool};
+use farmem_pool::{By, NoSeal, Pool, Sealing};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_run::counters;
-use farmem_run::{Dirty, Faults, Feature, Prefetch, RunSpec};
+use farmem_run::{Dirty, Faults, Feature, Prefetch, RunSpec, Seal};
 use farmem_sys::clock;
 use farmem_sys::lines::WHOLE_TOP;
 use farmem_sys::raw::Errno;
@@ -105,7 +105,7 @@ impl Shares {
 
     /// Pages of the ring that may go by their lines.
     fn logged(&self, spec: &RunSpec) -> usize {
-        if keeps_hashes(spec.dirty) && !spec.seal { self.staged as usize } else { 0 }
+        if keeps_hashes(spec.dirty) && spec.seal != Seal::Whole { self.staged as usize } else { 0 }
     }
 }
 
@@ -135,15 +135,20 @@ impl Ground {
         if records_all {
             spec.dirty = Dirty::Exact;
         }
-        if spec.seal {
-            pool.seals().begin().map_err(StartError::Seal)?;
+        let sealing = match spec.seal {
+            Seal::Off => None,
+            Seal::Whole => Some(Sealing::Whole),
+            Seal::Lines => Some(Sealing::Lines),
+        };
+        if let Some(how) = sealing {
+            pool.seals().begin(how).map_err(StartError::Seal)?;
         }
         let uffd = Uffd::open(features(spec.faults)).map_err(StartError::Userfaultfd)?;
         let shares = Shares::of(&spec, &pool);
         let (mut log, log_bytes) = Log::new(shares.logged(&spec), shares.by).map_err(StartError::Memory)?;
         // Pages of `--local` that are left for the program.
         let left = spec.local / PAGE_BYTES as u64 - shares.staged - (log_bytes / PAGE_BYTES) as u64;
-        let tracker = Tracker::new(
+        let mut tracker = Tracker::new(
             spec.dirty,
             left,
             pool.nodes().all_mapped(),
@@ -158,7 +163,7 @@ impl Ground {
             spec.prefetch = Prefetch::Off;
         }
         let sizes = Sizes::of(limit, most_at_once(shares.staged as usize), WINDOW);
-        let evictor = Evictor::new(!spec.mask.has(Feature::ProcessMadvise), log);
+        let evictor = Evictor::new(!spec.mask.has(Feature::ProcessMadvise), log).map_err(StartError::Memory)?;
         let staging = Staging::new(shares.ring as usize, shares.staged > 0).map_err(StartError::Memory)?;
         let base = for_good(Base {
             spec,
@@ -172,6 +177,9 @@ impl Ground {
             recorder,
             background: Background::new(),
         });
+        if sealing == Some(Sealing::Lines) {
+            tracker.keep_as_sealed(base);
+        }
         let local = for_good(Local::new(base, limit, sizes, policy(limit, rate, records_all)));
         let changes = for_good(Changes::new(tracker));
         let out = for_good(Out::new(base, local, changes, evictor, staging));

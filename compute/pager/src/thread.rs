@@ -93,9 +93,9 @@ pub struct Thread {
     /// Whether the last demand page landed in the last page of the landing buffer, and not in the
     /// first.
     pub lands_last: bool,
-    /// The demand page that landed last, if bytes of it are still to be kept. They are read where
+    /// The demand page that landed last, with its slot, if bytes of it are still to be kept. They are read where
     /// the page landed ([`crate::dirty`]).
-    pub unkept: Option<PageId>,
+    pub unkept: Option<(PageId, FarSlot)>,
 }
 
 // SAFETY: only the thread that made `inside` odd uses a context; the landing buffer is its own.

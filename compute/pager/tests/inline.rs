@@ -14,7 +14,7 @@ use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::random::Random;
 use farmem_run::counters::Process;
-use farmem_run::{Dirty, Faults, Feature, Mask, Prefetch, RunSpec};
+use farmem_run::{Dirty, Faults, Feature, Mask, Prefetch, RunSpec, Seal};
 use std::sync::atomic::Ordering;
 
 /// A member of a node in this very process, which lives as long as the test.
@@ -31,7 +31,7 @@ struct Way {
     prefetch: Prefetch,
     mask: Mask,
     dirty: Dirty,
-    seal: bool,
+    seal: Seal,
 }
 
 impl Way {
@@ -47,10 +47,11 @@ const PLAIN: Way = Way {
     prefetch: Prefetch::On,
     mask: Mask::NONE,
     dirty: Dirty::Auto,
-    seal: false,
+    seal: Seal::Off,
 };
 const TCP: Way = Way { mapped: false, ..PLAIN };
-const SEALED: Way = Way { seal: true, ..TCP };
+const SEALED: Way = Way { seal: Seal::Whole, ..TCP };
+const SEALED_LINES: Way = Way { seal: Seal::Lines, ..TCP_LINES };
 const TCP_LINES: Way = Way { dirty: Dirty::Lines, ..TCP };
 const WAYS: &[(&str, Way)] = &[
     ("shm", PLAIN),
@@ -71,6 +72,10 @@ const WAYS: &[(&str, Way)] = &[
     ("tcp-none", Way { dirty: Dirty::None, ..TCP }),
     ("sealed", SEALED),
     ("sealed-exact", Way { dirty: Dirty::Exact, ..SEALED }),
+    ("sealed-lines", SEALED_LINES),
+    ("sealed-lines-guessing", Way { dirty: Dirty::Auto, ..SEALED_LINES }),
+    ("sealed-lines-overlooking", SEALED_LINES.without(Feature::Changes)),
+    ("sealed-lines-writes", SEALED_LINES.without(Feature::Records)),
     ("sealed-none-thread", Way { dirty: Dirty::None, faults: Faults::Thread, ..SEALED }),
     ("tcp-one-by-one", Way { prefetch: Prefetch::Off, ..TCP }.without(Feature::ProcessMadvise)),
 ];
@@ -160,6 +165,15 @@ fn sealed() {
     }
 }
 
+/// Changed lines alone go to a node that is not trusted. It confirms them, and refuses those that are not as expected.
+#[test]
+fn sealed_by_lines() {
+    in_its_own_process("sealed-lines-overlooking");
+    if std::env::var_os("FARMEM_TEST_LONG").is_some() {
+        ["sealed-lines", "sealed-lines-guessing", "sealed-lines-writes"].iter().for_each(|way| in_its_own_process(way));
+    }
+}
+
 /// What the tests above run; nothing by itself.
 #[test]
 fn child() {
@@ -175,7 +189,14 @@ fn child() {
     let as_told =
         if !way.mask.has(Feature::Hold) { held > 100 && protecting < held / 2 } else { protecting > 100 && held == 0 };
     assert!(as_told, "{name}: {held} pages held, {protecting} calls");
-    assert!(!way.seal || counters.lines_sent.load(Ordering::Relaxed) == 0, "{name}: a sealed page went by lines");
+    match way.seal {
+        Seal::Off => {}
+        Seal::Whole => {
+            assert_eq!(counters.lines_sent.load(Ordering::Relaxed), 0, "{name}: a sealed page went by lines")
+        }
+        // Two lines of each page that is written change.
+        Seal::Lines => assert!(lines > whole && lines > 1000, "{name}: {lines} lines and {whole} pages were sent"),
+    }
     let refused = counters.pages_refused.load(Ordering::Relaxed);
     // (One line in 4096 is overlooked anyhow.)
     assert!(!way.mask.has(Feature::Changes) || refused > 100, "{name}: {refused} pages were refused");

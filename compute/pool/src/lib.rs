@@ -74,7 +74,7 @@ pub use nodes::{MAX_NODES, NoPlace, Nodes, Standing};
 pub use protect::repair::Repair;
 pub use protect::{Disk, Lacks, Place};
 pub use questions::By;
-pub use seal::{Altered, NoSeal, Seals};
+pub use seal::{Altered, NoSeal, Sealing, Seals};
 pub use slips::Slip;
 pub use slots::Slots;
 

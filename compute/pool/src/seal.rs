@@ -25,6 +25,11 @@
 //! parent counts on before each fork. So parent and child write the same slot numbers by different
 //! keys, and no fork needs random bits. An image that is executed has nothing of this, and begins
 //! with a random key. `docs/design/seal.md` has the argument.
+//!
+//! *Lines.* [`Sealing::Lines`] seals by another cipher ([`farmem_sys::xts`]). A page whose slot
+//! holds it sealed can then be sealed again under the same nonce ([`Seals::again`]), so that its
+//! changed lines alone are sent. Its mark becomes that of the new content before they are
+//! ([`Seals::remark`]).
 
 #![allow(unsafe_code)] // Pages are the caller's raw memory.
 
@@ -32,11 +37,11 @@ use crate::extent::{HOMES, MAX_SLABS, State};
 use crate::losses::Losses;
 use crate::tables::Tables;
 use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB};
-use farmem_sys::gcm::{self, Key};
 use farmem_sys::memory::SparseArray;
 use farmem_sys::process::random_bytes;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
+use farmem_sys::{gcm, xts};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -78,8 +83,59 @@ pub struct Altered {
     pub slot: FarSlot,
 }
 
+/// How pages are sealed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sealing {
+    /// Whole: a node sees nothing of what a page is or was.
+    Whole,
+    /// So that changed lines can be sent alone: a node sees which 16 bytes of a page differ from
+    /// those that it holds.
+    Lines,
+}
+
+/// A key that seals pages.
+#[allow(clippy::large_enum_variant)] // All keys of a process are of one kind.
+enum Key {
+    Whole(gcm::Key),
+    Lines(xts::Key),
+}
+
+impl Key {
+    fn new(key: &[u8; 16], how: Sealing) -> Option<Key> {
+        match how {
+            Sealing::Whole => gcm::Key::new(key).map(Key::Whole),
+            Sealing::Lines => xts::Key::new(key).map(Key::Lines),
+        }
+    }
+
+    /// # Safety
+    /// As for [`gcm::Key::seal`]: without [`Sealing::Lines`] a nonce is used once.
+    unsafe fn seal(&self, nonce: u64, from: *const u8, to: *mut u8) -> u64 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Key::Whole(key) => key.seal(nonce, from, to),
+                Key::Lines(key) => key.seal(nonce, from, to),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`gcm::Key::open`].
+    unsafe fn open(&self, nonce: u64, tag: u64, from: *const u8, to: *mut u8) -> Result<(), gcm::Altered> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Key::Whole(key) => key.open(nonce, tag, from, to),
+                Key::Lines(key) => key.open(nonce, tag, from, to),
+            }
+        }
+    }
+}
+
 /// A process's keys and marks.
-pub(crate) struct Sealing {
+pub(crate) struct Secrets {
+    how: Sealing,
     marks: SparseArray<AtomicU64>,
     /// By number: addresses of keys that are never freed.
     keys: SparseArray<AtomicU64>,
@@ -91,22 +147,24 @@ struct Own {
     number: u64,
     sealed: u64,
     /// From what further keys come.
-    root: Key,
+    root: gcm::Key,
     /// Keys that were derived from it, or may have been: by children.
     derived: u64,
 }
 
-impl Sealing {
-    fn new() -> Result<Sealing, NoSeal> {
+impl Secrets {
+    fn new(how: Sealing) -> Result<Secrets, NoSeal> {
         let mut random = [[0; 16]; 2];
         random_bytes(random.as_flattened_mut()).map_err(|_| NoSeal::Random)?;
-        let expanded = |at: usize| Key::new(&random[at]).ok_or(NoSeal::Cpu);
-        let sealing = Sealing {
+        let key = Key::new(&random[0], how).ok_or(NoSeal::Cpu)?;
+        let root = gcm::Key::new(&random[1]).ok_or(NoSeal::Cpu)?;
+        let sealing = Secrets {
+            how,
             marks: SparseArray::new(MAX_SLABS * SLOTS_PER_SLAB as usize * MARK).map_err(NoSeal::Memory)?,
             keys: SparseArray::new(MAX_KEYS).map_err(NoSeal::Memory)?,
-            own: Lock::new(Own { number: 0, sealed: 0, root: expanded(1)?, derived: 0 }),
+            own: Lock::new(Own { number: 0, sealed: 0, root, derived: 0 }),
         };
-        sealing.keep(0, expanded(0)?);
+        sealing.keep(0, key);
         Ok(sealing)
     }
 
@@ -141,15 +199,15 @@ impl Sealing {
     fn renew(&self, own: &mut Own) -> Option<()> {
         let [key, root] = own.root.derive(own.derived);
         let number = (own.number + 1 < MAX_KEYS as u64).then_some(own.number + 1)?;
-        self.keep(number, Key::new(&key)?);
-        *own = Own { number, sealed: 0, root: Key::new(&root)?, derived: 0 };
+        self.keep(number, Key::new(&key, self.how)?);
+        *own = Own { number, sealed: 0, root: gcm::Key::new(&root)?, derived: 0 };
         Some(())
     }
 }
 
 /// Keys and marks, once pages are sealed.
 #[derive(Default)]
-pub(crate) struct Sealed(OnceLock<Sealing>);
+pub(crate) struct Sealed(OnceLock<Secrets>);
 
 impl Sealed {
     /// Whether [`Seals::begin`] was called.
@@ -188,11 +246,11 @@ impl Seals<'_> {
     ///
     /// # Errors
     /// See [`NoSeal`].
-    pub fn begin(self) -> Result<(), NoSeal> {
+    pub fn begin(self, how: Sealing) -> Result<(), NoSeal> {
         if let Some(mapped) = self.tables.nodes.all().iter().find(|node| node.session().is_mapped()) {
             return Err(NoSeal::Mapped(mapped.session().node().to_owned()));
         }
-        let sealing = Sealing::new()?;
+        let sealing = Secrets::new(how)?;
         let _ = self.tables.sealed.0.set(sealing);
         Ok(())
     }
@@ -214,6 +272,30 @@ impl Seals<'_> {
         sealing.marks[at].store(nonce, Ordering::Relaxed);
         sealing.marks[at + 1].store(tag, Ordering::Relaxed);
         true
+    }
+
+    /// Seals the page at `from` into the page at `to` under the nonce of its slot, as it would lie
+    /// there. The slot's page is the caller's, and is not sealed whole. Returns the tag. `None`:
+    /// the slot holds nothing that was sealed so.
+    ///
+    /// # Safety
+    /// As for [`Seals::seal`].
+    pub unsafe fn again(self, slot: FarSlot, from: *const u8, to: *mut u8) -> Option<u64> {
+        let sealing = self.tables.sealed.0.get()?;
+        let nonce = sealing.marks[sealing.mark(slot)].load(Ordering::Relaxed);
+        match sealing.key(nonce >> COUNT_BITS)? {
+            Key::Whole(_) => None,
+            // SAFETY: the caller's promise.
+            Key::Lines(key) => Some(unsafe { key.seal(nonce, from, to) }),
+        }
+    }
+
+    /// From now on a slot's page is the one of which [`Seals::again`] gave this tag. It is in the
+    /// staging ring, and is served from there until the slot has it.
+    pub fn remark(self, slot: FarSlot, tag: u64) {
+        if let Some(sealing) = self.tables.sealed.0.get() {
+            sealing.marks[sealing.mark(slot) + 1].store(tag, Ordering::Relaxed);
+        }
     }
 
     /// Opens the page at `from` into the page at `to`; both may be the same. The slot's page is the
@@ -278,7 +360,7 @@ mod tests {
 
     const PAGE: usize = gcm::PAGE;
 
-    fn nonces(sealing: &Sealing, n: usize) -> Vec<(u64, usize)> {
+    fn nonces(sealing: &Secrets, n: usize) -> Vec<(u64, usize)> {
         let one = || sealing.next().map(|(nonce, key)| (nonce, std::ptr::from_ref(key) as usize)).unwrap();
         (0..n).map(|_| one()).collect()
     }
@@ -292,7 +374,7 @@ mod tests {
 
     #[test]
     fn a_key_seals_so_many_pages_and_no_more() {
-        let sealing = Sealing::new().unwrap();
+        let sealing = Secrets::new(Sealing::Whole).unwrap();
         assert_eq!(nonces(&sealing, 2).iter().map(|(nonce, _)| *nonce).collect::<Vec<_>>(), [0, 1]);
         sealing.own.lock().sealed = LIMIT - 1;
         let after: Vec<_> = nonces(&sealing, 3);
@@ -322,7 +404,7 @@ mod tests {
             random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
             let at = (random >> 33) as usize % processes.len();
             processes[at].derived += 1;
-            let [key, root] = Key::new(&processes[at].root).unwrap().derive(processes[at].derived);
+            let [key, root] = gcm::Key::new(&processes[at].root).unwrap().derive(processes[at].derived);
             keys.push(key);
             match random >> 60 {
                 // Its own key is used up.
@@ -347,14 +429,15 @@ mod tests {
         // it was given is leaked.
         let sealing = unsafe {
             syscall(libc::SYS_arch_prctl, [ARCH_SET_FS, 0, 0, 0, 0, 0]);
-            &*(sealing as *const Sealing)
+            &*(sealing as *const Secrets)
         };
         let mut page = [7; PAGE];
         let went = sealing.next().is_some_and(|(nonce, key)| {
             let at = page.as_mut_ptr();
             // SAFETY: a page of ours, and a new nonce.
             let opened = unsafe { key.open(nonce, key.seal(nonce, at, at), at, at) };
-            opened.is_ok() && Key::new(&key.derive(1)[0]).is_some()
+            let root = gcm::Key::new(&[1; 16]);
+            opened.is_ok() && root.is_some_and(|root| Key::new(&root.derive(1)[0], sealing.how).is_some())
         });
         WENT.store(if went && page == [7; PAGE] { 1 } else { 2 }, Ordering::Release);
         futex_wake(&WENT, 1);
@@ -365,17 +448,20 @@ mod tests {
 
     #[test]
     fn a_page_is_sealed_and_opened_without_a_thread_pointer() {
-        let sealing: &'static Sealing = Box::leak(Box::new(Sealing::new().unwrap()));
-        farmem_sys::thread::spawn(without_a_thread_pointer, std::ptr::from_ref(sealing) as usize).unwrap();
-        while WENT.load(Ordering::Acquire) == 0 {
-            futex_wait(&WENT, 0, 1_000_000_000);
+        for how in [Sealing::Whole, Sealing::Lines] {
+            WENT.store(0, Ordering::Release);
+            let sealing: &'static Secrets = Box::leak(Box::new(Secrets::new(how).unwrap()));
+            farmem_sys::thread::spawn(without_a_thread_pointer, std::ptr::from_ref(sealing) as usize).unwrap();
+            while WENT.load(Ordering::Acquire) == 0 {
+                futex_wait(&WENT, 0, 1_000_000_000);
+            }
+            assert_eq!(WENT.load(Ordering::Acquire), 1, "{how:?}");
         }
-        assert_eq!(WENT.load(Ordering::Acquire), 1);
     }
 
     #[test]
     fn a_childs_key_is_another_and_its_parents_stay() {
-        let sealing = Sealing::new().unwrap();
+        let sealing = Secrets::new(Sealing::Whole).unwrap();
         let first = print(sealing.key(0).unwrap());
         sealing.own.lock().derived += 1;
         sealing.renew(&mut sealing.own.lock()).unwrap();

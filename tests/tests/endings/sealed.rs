@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use farmem_tests::farmem::{Far, Node, same_as_native, split_stats};
@@ -20,6 +20,10 @@ use crate::mirror::{KILLED, by_tcp, mirrored, nodes, redis_loses, sound_with_one
 use crate::{BUSY, FORKED, LIMIT, Scenario, Work, scenario, together};
 
 const PAGE: usize = 4096;
+const LINE: usize = 64;
+/// The ways of sealing.
+const WHOLE: &str = "--seal";
+const BY_LINES: &str = "--seal=lines";
 /// Of a program that stands still until it is told to look at all of its memory.
 const WAITING: &[&str] = &["16", "1", "idle"];
 const ALTERED: i32 = farmem_run::exit::ALTERED;
@@ -42,7 +46,11 @@ impl Hostile {
     }
 
     fn sealed(&self) -> Far {
-        Far::local("4M").with(&["--seal"]).on(&self.node.by_tcp())
+        self.sealed_by(WHOLE)
+    }
+
+    fn sealed_by(&self, option: &str) -> Far {
+        Far::local("4M").with(&[option]).on(&self.node.by_tcp())
     }
 
     /// All that it holds.
@@ -94,17 +102,25 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("old pages come back", |now, earlier, _| {
         earlier.iter().filter(|(at, _)| now.contains_key(at)).map(|(at, page)| (*at, page.clone())).collect()
     }),
+    ("every other line is old", |now, earlier, _| {
+        let both = now.iter().filter_map(|(at, page)| Some((at, page, earlier.get(at)?)));
+        let mixed = both.map(|(at, page, old)| {
+            let pairs = page.chunks(LINE).zip(old.chunks(LINE)).enumerate();
+            let lines = pairs.flat_map(|(nth, (new, old))| if nth % 2 == 0 { new } else { old });
+            (*at, lines.copied().collect())
+        });
+        mixed.collect()
+    }),
     (OTHERS, |now, _, others| placed(now.keys().copied(), others.values().cloned().cycle())),
 ];
 
 /// A program that has written all of its memory twice, so that its node holds new pages and has seen old ones,
 /// stands still while the node's root does as it likes. Then it looks at its memory.
-fn attacked(attack: Attack, needs_others: bool, sealed: bool) -> Result<()> {
+fn attacked(attack: Attack, needs_others: bool, sealed: Option<&str>) -> Result<()> {
     let hostile = Hostile::start()?;
-    let far = if sealed {
-        hostile.sealed()
-    } else {
-        Far::local("4M").with(&["--transport", "tcp"]).on(&hostile.node.by_tcp())
+    let far = match sealed {
+        Some(option) => hostile.sealed_by(option),
+        None => Far::local("4M").with(&["--transport", "tcp"]).on(&hostile.node.by_tcp()),
     };
     // Another member's memory, which ends with it: it is remembered.
     let mut others = Pages::new();
@@ -124,7 +140,7 @@ fn attacked(attack: Attack, needs_others: bool, sealed: bool) -> Result<()> {
     let outcome = work.run.wait(LIMIT)?;
     let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
     let (_, rest) = split_stats(&outcome.stderr);
-    if !sealed {
+    if sealed.is_none() {
         ensure!(outcome.code() == 99 && said.contains("WRONG"), "the attack does nothing: {outcome:?}");
         return Ok(());
     }
@@ -136,15 +152,17 @@ fn attacked(attack: Attack, needs_others: bool, sealed: bool) -> Result<()> {
 
 #[test]
 fn whatever_a_hostile_node_does_is_noticed() -> Result<()> {
-    let scenarios = |attacks: &'static [(&'static str, Attack)], sealed: bool| -> Vec<Scenario> {
+    let scenarios = |attacks: &'static [(&'static str, Attack)], sealed: Option<&'static str>| -> Vec<Scenario> {
         let one = |(name, attack): &'static (&'static str, Attack)| {
-            scenario(format!("{name}, {sealed}"), move || attacked(*attack, *name == OTHERS, sealed))
+            scenario(format!("{name}, {sealed:?}"), move || attacked(*attack, *name == OTHERS, sealed))
         };
         attacks.iter().map(one).collect()
     };
-    together(scenarios(ATTACKS, true))?;
+    together(scenarios(ATTACKS, Some(WHOLE)))?;
+    let by_lines = ATTACKS.iter().position(|(name, _)| name.contains("line")).context("an attack on lines")?;
+    together(scenarios(if long() { ATTACKS } else { &ATTACKS[by_lines..=by_lines] }, Some(BY_LINES)))?;
     // Without the option each of them does harm: they are attacks.
-    together(scenarios(if long() { ATTACKS } else { &ATTACKS[..1] }, false))
+    together(scenarios(if long() { ATTACKS } else { &ATTACKS[..1] }, None))
 }
 
 /// A node that keeps all that it ever saw of a program has none of its bytes, nor two pages that are alike.
@@ -195,7 +213,15 @@ fn goes_on_without(nodes: &[Hostile], far: &Far, attack: Attack) -> Result<()> {
     process::send(work.program, libc::SIGCONT);
     // A disk may answer all that is read.
     let limit = if nodes.len() == 1 { Duration::from_secs(1) } else { LIMIT };
-    eventually(limit, || work.run.stderr().contains("the program goes on") || !work.run.alive());
+    let noticed = || work.run.stderr().contains("the program goes on") || !work.run.alive();
+    // Reads that are late go to the other node, and those before the stop may be. So that node is late now and then.
+    let others = || nodes.iter().filter(|other| !std::ptr::eq(*other, hostile));
+    let until = Instant::now() + limit;
+    while !eventually(Duration::from_millis(300), noticed) && Instant::now() < until {
+        others().for_each(|other| other.node.running.signal(libc::SIGSTOP));
+        eventually(Duration::from_millis(300), noticed);
+        others().for_each(|other| other.node.running.signal(libc::SIGCONT));
+    }
     process::send(work.program, libc::SIGUSR1);
     let outcome = work.run.wait(LIMIT)?;
     let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
@@ -350,8 +376,8 @@ fn programs_give_the_same_sealed() -> Result<()> {
     sort.args(["-S", "64M", "--parallel=2"]).arg(dir.path().join("lines")).env("LC_ALL", "C");
     let mut python = Command::new("/usr/bin/python3");
     python.args(["-c", FORKS]);
-    for (program, local) in [(sort, "6M"), (python, "6M")] {
-        let (.., stats) = same_as_native(&program, &Far::local(local).with(&["--seal"]), LIMIT)?;
+    for (program, option) in [(&sort, WHOLE), (&python, WHOLE), (&python, BY_LINES)] {
+        let (.., stats) = same_as_native(program, &Far::local("6M").with(&[option]), LIMIT)?;
         let out = farmem_tests::farmem::counter(&stats, "pages_whole");
         ensure!(out > 500, "{program:?}: {out} pages left");
     }
@@ -371,13 +397,14 @@ fn redis_goes_on_sealed_with_one_of_two_copies() -> Result<()> {
 #[test]
 fn what_cannot_be_sealed_is_refused() -> Result<()> {
     let refused = |options: &[&str], says: &str| -> Result<()> {
-        let far = Far::local("4M").with(&["--seal"]).with(options);
+        let far = Far::local("4M").with(if options[0].starts_with(WHOLE) { &[] } else { &[WHOLE] }).with(options);
         let outcome = process::run(far.command(&Command::new("true")), LIMIT)?;
         ensure!(outcome.code() == 64 && outcome.stderr.lines().count() == 1, "{outcome:?}");
         ensure!(outcome.stderr.contains(says), "{outcome:?}");
         Ok(())
     };
     refused(&["--transport", "shm"], "with --transport shm nodes read memory as it is used")?;
+    refused(&["--seal=lines", "--dirty", "exact"], "by hashes: not with --dirty exact")?;
     refused(&["--node", "unix:/run/nobody.sock"], "name unix:/run/nobody.sock by HOST:PORT")?;
     Ok(())
 }

@@ -24,6 +24,9 @@
 //! confirms what is said of changed lines (a node's software NIC). Where lines go to a card they
 //! have 64 bits a line. When nothing more can be kept, a page comes in as `exact` has it.
 //!
+//! *Sealed pages* ([`farmem_pool::Sealing::Lines`]) are hashed as they lie in their slots, because a
+//! node confirms that. So a page is sealed once more when it comes in, and once when it leaves.
+//!
 //! *When*: before a page is installed. A demand page whose slot is not mapped is hashed later, from
 //! where its bytes landed, while the thread's next fault waits for its answer
 //! ([`crate::incoming::reads`]). A page that leaves before that has nothing kept, and goes whole.
@@ -34,9 +37,10 @@ pub(crate) mod guess;
 pub mod kept;
 pub mod turns;
 
+use crate::base::Base;
 use crate::ending::broken;
-use crate::page::Bytes;
-use farmem_protocol::addr::PageId;
+use crate::page::{Bytes, Target};
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_protocol::lines::LINES;
 use farmem_run::Dirty;
 pub(crate) use farmem_sys::lines::exact::Next;
@@ -45,6 +49,18 @@ use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use guess::Rewrites;
 use kept::{Entry, Kept};
+use std::mem::MaybeUninit;
+
+/// Room for a page.
+#[repr(C, align(64))]
+struct Room([u8; PAGE_BYTES]);
+
+/// A page as it came in: the bytes of its slot, opened if they are sealed.
+#[derive(Clone, Copy)]
+pub(crate) struct Came<'a> {
+    pub bytes: Bytes<'a>,
+    pub slot: FarSlot,
+}
 
 /// Whether a policy keeps line hashes of pages whose slots are not mapped.
 pub(crate) fn keeps_hashes(dirty: Dirty) -> bool {
@@ -127,6 +143,8 @@ pub(crate) struct Tracker {
     asks_along: bool,
     /// Comparing alternates with copying ([`turns`]).
     in_turns: bool,
+    /// By what pages are sealed, if hashes are of sealed pages.
+    sealed_by: Option<&'static Base>,
 }
 
 impl Tracker {
@@ -149,7 +167,24 @@ impl Tracker {
         }
         let guess = choice == Dirty::Auto;
         let hasher = Hasher::new(&random, Unit::best());
-        Ok(Tracker { policy, guess, hasher, hashed, kept, asks_along: asks_along(), in_turns })
+        Ok(Tracker { policy, guess, hasher, hashed, kept, asks_along: asks_along(), in_turns, sealed_by: None })
+    }
+
+    /// From now on what is kept of a page is kept of it as its slot has it sealed. A sealed page is
+    /// the same each time under its nonce, so it is sealed once more for this.
+    pub fn keep_as_sealed(&mut self, by: &'static Base) {
+        self.sealed_by = Some(by);
+    }
+
+    /// Whether changes are told by pages as they are sealed.
+    #[inline]
+    pub fn keeps_sealed(&self) -> bool {
+        self.sealed_by.is_some()
+    }
+
+    /// Whether something is kept of a page, which is the caller's.
+    pub fn keeps(&self, page: PageId) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.find(page).is_some())
     }
 
     /// From what the key is made, where somebody is to confirm changed lines.
@@ -196,7 +231,7 @@ impl Tracker {
     /// slot. The caller owns the page. Returns how it comes in after all: otherwise, when nothing
     /// more can be kept. Twice is once.
     #[inline]
-    pub fn keep(&self, page: PageId, source: Bytes<'_>, mapped: bool, write: bool, comes: Comes) -> Comes {
+    pub fn keep(&self, page: PageId, source: Came<'_>, mapped: bool, write: bool, comes: Comes) -> Comes {
         if comes != Comes::Compared || mapped {
             return comes;
         }
@@ -211,7 +246,29 @@ impl Tracker {
     }
 
     #[inline]
-    fn fill(&self, entry: Entry<'_>, source: Bytes<'_>) {
+    fn fill(&self, entry: Entry<'_>, source: Came<'_>) {
+        match self.sealed_by {
+            None => self.fill_by(entry, source.bytes),
+            Some(by) => self.fill_sealed(entry, source, by),
+        }
+    }
+
+    /// Keeps a page as its slot has it sealed. If its slot is another page's by now, as after a
+    /// promise that was broken, what is kept has no meaning, and nobody finds it.
+    #[inline(never)]
+    fn fill_sealed(&self, entry: Entry<'_>, source: Came<'_>, by: &Base) {
+        let mut room = MaybeUninit::<Room>::uninit();
+        // SAFETY: a page of this call's, which outlives both; it is read only once it is sealed.
+        let (mut to, sealed) = unsafe { (Target::at(room.as_mut_ptr().cast()), Bytes::at(room.as_ptr().cast())) };
+        if by.seal_again(source.slot, source.bytes, &mut to).is_some() {
+            self.fill_by(entry, sealed);
+        } else {
+            self.fill_by(entry, source.bytes);
+        }
+    }
+
+    #[inline]
+    fn fill_by(&self, entry: Entry<'_>, source: Bytes<'_>) {
         let entry = entry.as_ptr();
         // SAFETY: the entry is the caller's, by its type; the source is mapped; entries are of this
         // policy's size, aligned.
@@ -240,7 +297,7 @@ impl Tracker {
     /// Does what [`Tracker::keep_later`] put off, if the page has not left since. `source` has the
     /// bytes that the page came in with. The caller need not own the page.
     #[inline]
-    pub fn keep_now(&self, page: PageId, by: u32, source: Bytes<'_>) {
+    pub fn keep_now(&self, page: PageId, by: u32, source: Came<'_>) {
         if let Some(kept) = &self.kept {
             kept.fulfil(page, by, |entry| self.fill(entry, source));
         }
@@ -260,8 +317,8 @@ impl Tracker {
 
     /// Keeps a page at its first write: one that came in protected, is still as it came, and whose
     /// slot is not mapped. The caller owns it. Whether it is compared from now on.
-    pub fn keep_late(&self, page: PageId, bytes: Bytes<'_>) -> bool {
-        self.keep(page, bytes, false, true, Comes::Compared) == Comes::Compared
+    pub fn keep_late(&self, page: PageId, came: Came<'_>) -> bool {
+        self.keep(page, came, false, true, Comes::Compared) == Comes::Compared
     }
 
     /// Whether compared pages are compared now, or copied because it is the turn of that.

@@ -20,7 +20,7 @@ pub(crate) mod reads;
 pub(crate) mod window;
 
 use crate::base::{Base, not_installed};
-use crate::dirty::{Changes, Comes, guess};
+use crate::dirty::{Came, Changes, Comes, guess};
 use crate::ending::{broken, or_altered};
 use crate::local::Local;
 use crate::out::Out;
@@ -197,10 +197,10 @@ impl Incoming {
         // them, and these need it resident.
         let source = in_place.unwrap_or_else(|| self.await_demand(thread, slot));
         let comes = if tracker.keep_later(page, mapped, comes, thread.number) {
-            thread.unkept = Some(page);
+            thread.unkept = Some((page, slot));
             comes
         } else {
-            tracker.keep(page, source, mapped, write, comes)
+            tracker.keep(page, Came { bytes: source, slot }, mapped, write, comes)
         };
         if !self.is_installed(&busy, source, comes) {
             self.local.unreserve(1);
@@ -247,7 +247,8 @@ impl Incoming {
         // *Orphan*).
         let comes = if taken.written {
             let comes = tracker.comes(false, write, || self.changes.rewrites.likely(seen));
-            tracker.keep(page, source, false, write, comes)
+            let slot = seen.slot().unwrap_or_else(|| broken("a staged page without a far slot"));
+            tracker.keep(page, Came { bytes: source, slot }, false, write, comes)
         } else {
             Comes::Writable
         };
@@ -274,7 +275,7 @@ impl Incoming {
     /// at the other end of that buffer.
     #[inline]
     fn opened_copy(&self, thread: &mut Thread, seen: Word, staged: Bytes<'static>) -> Bytes<'static> {
-        if !self.base.spec.seal {
+        if !self.base.seals() {
             return staged;
         }
         let Some(slot) = seen.slot() else { broken("a staged page without a far slot") };
@@ -325,7 +326,8 @@ impl Incoming {
         let _reading = self.changes.reading.lock();
         // SAFETY: the page is Busy, ours, and was resident; the lock is held.
         let bytes = unsafe { Bytes::in_place(&self.base.table, page) };
-        bytes.is_some_and(|bytes| tracker.keep_late(page, bytes))
+        let came = bytes.zip(seen.slot()).map(|(bytes, slot)| Came { bytes, slot });
+        came.is_some_and(|came| tracker.keep_late(page, came))
     }
 }
 

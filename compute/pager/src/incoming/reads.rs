@@ -13,6 +13,7 @@
 #![allow(unsafe_code)] // READs into the landing buffer.
 
 use super::Incoming;
+use crate::dirty::Came;
 use crate::ending::{or_altered, or_end};
 use crate::page::Bytes;
 use crate::thread::{Claimed, Thread};
@@ -37,11 +38,11 @@ impl Incoming {
     /// bytes, which stay until the thread's next READ. They are those of the slot, opened if they
     /// were sealed.
     pub(super) fn await_demand(&self, thread: &mut Thread, slot: FarSlot) -> Bytes<'static> {
-        if let Some(page) = thread.unkept.take() {
+        if let Some((page, slot)) = thread.unkept.take() {
             // The READ that was posted goes to the other end: no other came here since the page
             // did.
             let landed = thread.landing.page(thread.demand(!thread.lands_last));
-            self.changes.tracker.keep_now(page, thread.number, landed);
+            self.changes.tracker.keep_now(page, thread.number, Came { bytes: landed, slot });
         }
         self.out.send_on();
         self.await_read(thread, |tag| tag == DEMAND);
@@ -53,7 +54,7 @@ impl Incoming {
     /// Opens a page of the landing buffer that was sealed for its slot. `tag`: of its READ.
     #[inline]
     fn open_landed(&self, thread: &mut Thread, slot: FarSlot, tag: u64, at: usize) {
-        if self.base.spec.seal
+        if self.base.seals()
             && let Err(altered) = self.base.open(slot, thread.landing.page(at), thread.landing.target(at))
         {
             self.open_other(thread, (slot, tag, at), altered);

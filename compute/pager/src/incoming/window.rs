@@ -9,7 +9,7 @@
 
 use super::{Incoming, arrived_as};
 use crate::base::not_installed;
-use crate::dirty::Comes;
+use crate::dirty::{Came, Comes};
 use crate::ending::broken;
 use crate::page::{Busy, Bytes, Pages, Run};
 use crate::table::Pattern;
@@ -136,7 +136,9 @@ impl Incoming {
         let tracker = &self.changes.tracker;
         let guess = |one: &Claimed| tracker.comes(mapped, write, || self.changes.rewrites.likely(one.busy.seen()));
         let guessed = guess(first);
-        let keep = |one: &Claimed| tracker.keep(one.busy.page(), source(one), mapped, write, guessed);
+        let keep = |one: &Claimed| {
+            tracker.keep(one.busy.page(), Came { bytes: source(one), slot: one.slot }, mapped, write, guessed)
+        };
         let comes = keep(first);
         let (mut run, mut bytes) = (Run::of(&first.busy), Pages::of(source(first)));
         for pair in claimed.windows(2) {

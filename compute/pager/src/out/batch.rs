@@ -36,6 +36,8 @@ pub(crate) struct Evictor {
     mem_fd: i32,
     /// A page of ours, to look at one that the program may not read. None if there was no memory.
     pub bench: Option<Frames>,
+    /// Room for a page that is sealed to tell which of its lines changed.
+    pub sealed: Frames,
     /// Pages that are held by reference.
     pub held: Held,
     /// Queue pairs for write-back.
@@ -129,8 +131,8 @@ impl Leaving {
 
 impl Evictor {
     /// `vectored`: try `process_madvise`.
-    pub fn new(vectored: bool, log: Log) -> Evictor {
-        Evictor {
+    pub fn new(vectored: bool, log: Log) -> Result<Evictor, Errno> {
+        Ok(Evictor {
             victims: Vec::with_capacity(BATCH),
             leaving: Vec::with_capacity(BATCH),
             slots: Vec::with_capacity(BATCH),
@@ -142,11 +144,12 @@ impl Evictor {
             mem_fd: farmem_sys::descriptors::open_self_mem().unwrap_or(-1),
             // At start: a program may come to have as many mappings as it may.
             bench: Frames::reserve(1).ok(),
+            sealed: Frames::reserve(1)?,
             held: Held::new(BATCH),
             thread: None,
             log,
             tally: Tally::default(),
-        }
+        })
     }
 
     /// Reads a resident page whatever its protection. The page is the caller's, and about to be

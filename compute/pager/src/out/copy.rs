@@ -136,7 +136,14 @@ impl Out {
             return Word::UNTOUCHED;
         }
         let slot_bytes = || self.base.mapped_slot(l.from);
-        let changed = compare.and_then(|next| self.changes.tracker.changed(l.page(), bytes, slot_bytes(), next));
+        // What lines are told by: the page, or the page as its slot would have it sealed.
+        let again = if compare.is_some() { self.sealed_again(evictor, l, bytes) } else { None };
+        let compare = compare.filter(|_| again.is_some() || !self.changes.tracker.keeps_sealed());
+        let (shown, next_too) = again.map_or((bytes, true), |_| (evictor.sealed.page(0), false));
+        let changed = compare.and_then(|next| {
+            let next = next.filter(|_| next_too);
+            self.changes.tracker.changed(l.page(), shown, slot_bytes(), next)
+        });
         if let Some(changed) = changed {
             let stored = self.changes.rewrites.saw_compared(l.from, changed.lines != 0);
             if changed.lines == 0 {
@@ -151,8 +158,9 @@ impl Out {
         let in_place = self.base.writable_slot(slot);
         // Lines are laid onto what the slot holds: only where that is what the page came in with.
         let few = changed.filter(|c| Some(slot) == l.from.slot() && evictor.log.takes(c.lines));
-        // (What is sealed differs everywhere from what was sealed before: it goes whole.)
-        let goes = |evictor: &Evictor| !self.base.spec.seal && evictor.log.goes_to(self.base.pool.takes_lines(slot));
+        // (A page that is sealed anew differs everywhere from what its slot holds: it goes whole.)
+        let shown_lines = again.is_some() || !self.base.seals();
+        let goes = |evictor: &Evictor| shown_lines && evictor.log.goes_to(self.base.pool.takes_lines(slot));
         let few = few.filter(|_| in_place.is_some() || goes(evictor));
         evictor.tally.goes(few.map(|few| few.lines));
         let gone = match (in_place, few) {
@@ -166,11 +174,27 @@ impl Out {
             }
             (None, few) => {
                 let index = self.claim_staged(evictor, l.page(), slot);
-                self.stage(index, slot, bytes);
+                match again.filter(|_| few.is_some()) {
+                    Some(tag) => {
+                        self.staging.target(index).fill(evictor.sealed.page(0));
+                        self.base.pool.seals().remark(slot, tag);
+                    }
+                    None => self.stage(index, slot, bytes),
+                }
                 self.send_staged(evictor, index, slot, few)
             }
         };
         gone.with_slot(Some(slot)).with_written(true)
+    }
+
+    /// Seals a page that is compared under the nonce of its slot, if lines are told so. Returns the
+    /// tag; the page is in `evictor.sealed`.
+    #[inline]
+    fn sealed_again(&self, evictor: &Evictor, l: &Leaving, bytes: Bytes<'_>) -> Option<u64> {
+        if !self.changes.tracker.keeps_sealed() || !self.changes.tracker.keeps(l.page()) {
+            return None;
+        }
+        self.base.seal_again(l.from.slot()?, bytes, &mut evictor.sealed.target(0))
     }
 
     /// Brings a dirty page to its slot that the program may not read: whole, by `/proc/self/mem`.
@@ -195,7 +219,7 @@ impl Out {
             None => {
                 let index = self.claim_staged(evictor, l.page(), slot);
                 read(evictor, self.staging.target(index));
-                if self.base.spec.seal {
+                if self.base.seals() {
                     self.base.seal(slot, self.staging.page(index), self.staging.target(index));
                 }
                 self.send_staged(evictor, index, slot, None)
@@ -208,7 +232,7 @@ impl Out {
     /// the last that is done to its bytes before they leave, and it takes the place of the copy.
     #[inline]
     fn stage(&self, index: usize, slot: FarSlot, bytes: Bytes<'_>) {
-        match self.base.spec.seal {
+        match self.base.seals() {
             true => self.base.seal(slot, bytes, self.staging.target(index)),
             false => self.staging.target(index).fill(bytes),
         }
