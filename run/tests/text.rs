@@ -1,7 +1,7 @@
 //! Every run's settings are read as they were written, and nothing else is read, or ends badly.
 
 use farmem_run::{
-    Choice, Dirty, Faults, Feature, Mask, NodeAddr, Prefetch, Protect, RunNode, RunSpec, Transport, Unwritable,
+    Choice, Dirty, Faults, Feature, Mask, NodeAddr, Prefetch, Protect, RunNode, RunSpec, Seal, Transport, Unwritable,
 };
 use proptest::prelude::*;
 use std::path::PathBuf;
@@ -39,14 +39,21 @@ fn spec() -> impl Strategy<Value = RunSpec> {
     let nodes = proptest::collection::vec(run_node(), 0..4);
     let numbers = (any::<[u8; 16]>(), any::<u64>(), any::<u64>(), any::<Option<u64>>());
     let choices = (choice::<Transport>(), choice::<Faults>(), choice::<Prefetch>(), choice::<Dirty>(), mask());
-    (numbers, nodes, choices, any::<[bool; 5]>(), choice::<Protect>(), [path(), path(), path(), path(), path()])
+    (
+        numbers,
+        nodes,
+        choices,
+        any::<[bool; 4]>(),
+        (choice::<Protect>(), choice::<Seal>()),
+        [path(), path(), path(), path(), path()],
+    )
         .prop_map(
             |(
                 (run, local, grace_ms, shape),
                 nodes,
                 choices,
-                [relayed, changes, sample, plain, seal],
-                protect,
+                [relayed, changes, sample, plain],
+                (protect, seal),
                 paths,
             )| {
                 let [counters, trace, token, sites, disk] = paths;
