@@ -15,6 +15,10 @@
 //! term. It repeats the number of the last in its beats. Only a beat that names the last order of
 //! this term lowers a bound: nothing that is under way can raise the share again.
 //!
+//! *Leaders that were deposed.* An order that gives a node more than it says it has is answered only
+//! when the bound is kept, and etcd refuses what a deposed leader keeps. Nodes pass over an earlier
+//! term. But a node that has just started knows no term.
+//!
 //! *The split.* The part of a quota that no program holds is handed out in whole slabs, evenly.
 //! Nodes that had to refuse a request since their last beat share all of it. If there are none, all
 //! nodes that are heard of share it.
@@ -120,10 +124,13 @@ impl Shares {
             if let Some(bound) = nodes.get_mut(&beat.name) {
                 bound.bytes = most;
             }
-            if most != before {
+            let order = wanted.min(most);
+            // Also for a bound that stays as it was: a leader that was deposed must not give a node
+            // that has started anew what its successor has given to another.
+            if most != before || order > has {
                 actions.push(Action::Keep(share(tenant, &beat.name, most)));
             }
-            ordered.push((tenant.clone(), wanted.min(most)));
+            ordered.push((tenant.clone(), order));
         }
         (serial, ordered)
     }
@@ -222,6 +229,20 @@ mod tests {
         assert_eq!(forgotten, [Action::Keep(share("t", "a", 0))]);
         let (_, ordered) = next.beat(&beat("b", 0, 0, 0, 0), Term { epoch: 2, ..TERM }, &mut Vec::new());
         assert_eq!(ordered[0].1, 6 * SLAB_BYTES);
+    }
+
+    /// A node that has started anew has nothing and knows no term. A leader that was deposed meanwhile
+    /// would give it what it had before. So the bound is kept once more, which the store refuses.
+    #[test]
+    fn what_a_node_had_before_it_started_anew_is_kept_again_before_it_is_ordered() {
+        let (mut shares, mut kept) = (of(6), Vec::new());
+        let (serial, _) = shares.beat(&beat("a", 0, 0, 0, 0), TERM, &mut kept);
+        kept.clear();
+        shares.beat(&beat("a", serial, 6 * SLAB_BYTES, 0, 0), TERM, &mut kept);
+        assert_eq!(kept, [], "the node has what it was given");
+        let anew = Beat { applied: None, ..beat("a", 0, 0, 0, 0) };
+        let (_, ordered) = shares.beat(&anew, TERM, &mut kept);
+        assert_eq!((ordered[0].1, &kept[..]), (6 * SLAB_BYTES, &[Action::Keep(share("t", "a", 6 * SLAB_BYTES))][..]));
     }
 
     /// A node may say anything: nothing overflows, and the sum of what is ordered stays below the quota.
