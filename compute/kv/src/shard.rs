@@ -37,6 +37,9 @@ pub enum Trouble {
     /// The object is larger than [`crate::object::len`] may be.
     #[error("ERR the value is too large: a string may have 512 MiB, any other value 2097048 bytes with its key")]
     TooLarge,
+    /// A command of a script or a transaction asked for a key that was not read for it.
+    #[error("ERR the key is not among those that were read for this script: name it in KEYS")]
+    Unread,
     /// An object does not match its checksum.
     #[error("IOERR an object in remote memory does not match its checksum")]
     Corrupt,

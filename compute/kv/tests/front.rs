@@ -75,7 +75,7 @@ fn clients_are_served() {
         ("ZPOPMIN zset", "[two 2]"),
         ("ZREMRANGEBYSCORE zset -inf inf", ":2"),
         ("SUBSCRIBE news", "-ERR unknown command 'SUBSCRIBE': a farmem store has no channels"),
-        ("EVAL x 0", "-ERR unknown command 'EVAL': a farmem store runs no scripts"),
+        ("FCALL x 0", "-ERR unknown command 'FCALL': a farmem store has no functions"),
         ("NONSENSE x", "-ERR unknown command 'NONSENSE', with args beginning with: 'x' "),
         ("RESTORE d 0 nonsense", "-ERR DUMP payload version or checksum are wrong"),
         ("DUMP none", "nil"),

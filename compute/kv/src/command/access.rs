@@ -1,4 +1,4 @@
-//! How commands reach a key: in the store, or in the copy of a transaction on this key alone.
+//! How commands reach a key: in the store, or in the draft of a transaction or a script.
 
 use super::Call;
 use crate::keyspace::Change;
@@ -8,38 +8,35 @@ use crate::shard::Trouble;
 impl Call {
     /// The key's object, unless it has ended.
     pub(super) async fn find(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
-        match &self.copy {
-            Some(copy) => Ok(copy.object(self.store().now_ms())),
+        match &self.draft {
+            Some(draft) => draft.object(key, self.store().now_ms()),
             None => Ok(self.store().find(&self.io, key).await?.map(|found| found.object)),
         }
     }
 
     /// [`Call::find`] for a command that reads: counted.
     pub(super) async fn get(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
-        match &self.copy {
-            Some(copy) => Ok(copy.object(self.store().now_ms())),
+        match &self.draft {
+            Some(draft) => draft.object(key, self.store().now_ms()),
             None => Ok(self.store().get(&self.io, key).await?.map(|found| found.object)),
         }
     }
 
     /// Stores a value, in place of any other.
     pub(super) async fn put(&self, key: &[u8], value: &Value) -> Result<(), Trouble> {
-        match &self.copy {
-            Some(copy) => {
-                copy.put(Some(value.clone()));
-                Ok(())
-            }
+        match &self.draft {
+            Some(draft) => draft.put(key, Some(value.clone())),
             None => self.store().put(&self.io, key, value).await,
         }
     }
 
     /// Takes a key out; whether it was there.
     pub(super) async fn remove(&self, key: &[u8]) -> Result<bool, Trouble> {
-        match &self.copy {
-            Some(copy) => {
-                let there = copy.object(self.store().now_ms()).is_some();
+        match &self.draft {
+            Some(draft) => {
+                let there = draft.object(key, self.store().now_ms())?.is_some();
                 if there {
-                    copy.put(None);
+                    draft.put(key, None)?;
                 }
                 Ok(there)
             }
@@ -56,16 +53,16 @@ impl Call {
         key: &[u8],
         mut change: impl FnMut(Option<&Object>) -> Result<Change<T>, E>,
     ) -> Result<T, E> {
-        let Some(copy) = &self.copy else { return self.store().update(&self.io, key, change).await };
-        let there = copy.object(self.store().now_ms());
+        let Some(draft) = &self.draft else { return self.store().update(&self.io, key, change).await };
+        let there = draft.object(key, self.store().now_ms())?;
         match change(there.as_ref())? {
             Change::Keep(outcome) => Ok(outcome),
             Change::Put(value, outcome) => {
-                copy.put(Some(value));
+                draft.put(key, Some(value))?;
                 Ok(outcome)
             }
             Change::Delete(outcome) => {
-                copy.put(None);
+                draft.put(key, None)?;
                 Ok(outcome)
             }
         }

@@ -8,11 +8,13 @@ mod access;
 mod args;
 mod bits;
 mod clients;
+mod draft;
 mod dump;
 mod info;
 mod keys;
 pub mod long;
 mod multi;
+pub mod scripts;
 mod server;
 mod stats;
 mod strings;
@@ -30,8 +32,9 @@ use std::time::Instant;
 
 pub(crate) use args::parse_int;
 pub use clients::{Pause, Replies};
+pub use draft::Draft;
 pub use info::metrics;
-pub use multi::{Copy, Multi, Transaction, exec};
+pub use multi::{Multi, Transaction, exec};
 pub use stats::Stats;
 pub use table::{COMMANDS, Command, Group, find};
 
@@ -158,6 +161,8 @@ pub struct Front {
     pub killed: RefCell<Vec<u64>>,
     /// The costs of commands.
     pub stats: Stats,
+    /// Scripts that clients have sent.
+    pub scripts: scripts::Scripts,
 }
 
 impl Front {
@@ -182,8 +187,8 @@ pub struct Call {
     pub io: Io,
     /// The command's name and arguments.
     pub args: Rc<Request>,
-    /// The copy on which it runs in a transaction on one key.
-    pub copy: Option<Rc<Copy>>,
+    /// The draft on which it runs in a script, or in a transaction on one key.
+    pub draft: Option<Rc<Draft>>,
     /// The argument that was written as it came, if there is one. Its bytes are not in `args`.
     pub given: Option<long::Given>,
     /// Whether EXEC runs it, so that it must not wait.
@@ -194,7 +199,7 @@ impl Call {
     /// A request of a client.
     pub fn new(front: &Rc<Front>, client: &Rc<Client>, io: Io, args: Request) -> Call {
         let (front, client) = (Rc::clone(front), Rc::clone(client));
-        Call { front, client, io, args: Rc::new(args), copy: None, given: None, in_exec: false }
+        Call { front, client, io, args: Rc::new(args), draft: None, given: None, in_exec: false }
     }
 
     fn store(&self) -> &Keyspace {
@@ -240,6 +245,7 @@ async fn dispatch(command: &Command, call: &Call) -> Reply {
         Group::SortedSets => Box::pin(types::sorted(command.name, call)).await,
         Group::Ranges => Box::pin(types::ranges(command.name, call)).await,
         Group::Combined => Box::pin(types::combined(command.name, call)).await,
+        Group::Scripts => Box::pin(scripts::run(command.name, call)).await,
         Group::Keys => Box::pin(keys::run(command.name, call)).await,
         Group::Server => Box::pin(server::run(command.name, call)).await,
     };
@@ -254,7 +260,7 @@ fn wrong_number(name: &str) -> Reply {
 
 /// Parts of redis that a store does not have, by their commands' names.
 const MISSING: [(&[&str], &str); 5] = [
-    (&["eval", "eval_ro", "evalsha", "evalsha_ro", "script", "fcall", "fcall_ro"], "runs no scripts"),
+    (&["fcall", "fcall_ro"], "has no functions"),
     (&["publish", "subscribe", "psubscribe", "pubsub", "spublish", "ssubscribe"], "has no channels"),
     (&["xadd", "xread", "xrange", "xrevrange", "xlen", "xgroup", "xreadgroup", "xack", "xdel"], "has no streams"),
     (&["save", "bgsave", "bgrewriteaof", "lastsave"], "is saved by farmem kv save"),

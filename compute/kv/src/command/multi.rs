@@ -3,8 +3,8 @@
 //! A connection collects the commands of a transaction; EXEC carries them out. The promise depends
 //! on the keys that the transaction names, including those that it watches:
 //!
-//! * **One key.** The commands run on a copy of the key's value, and one CAS puts the result in
-//!   place of the value that was copied. The transaction takes effect at one moment, for every
+//! * **One key.** The commands run on a draft of the key's value, and one CAS puts the result in
+//!   place of the value that was read. The transaction takes effect at one moment, for every
 //!   front end, or not at all. If another client was faster it runs again, or fails if it watches
 //!   the key.
 //! * **Several keys.** The event loop lets nothing of this front end's other clients run meanwhile.
@@ -13,13 +13,12 @@
 //!
 //! A watched key is remembered by its slot and its object's checksum, which every change replaces.
 
+use super::draft::{Draft, Seen, seen};
 use super::table::{self, Command};
 use super::{Answered, Call, Client, Fail, Group, dispatch};
 use crate::index::Found;
 use crate::keyspace::Change;
-use crate::object::{Object, Value};
 use crate::resp::{Reply, Request};
-use std::cell::RefCell;
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
@@ -28,15 +27,8 @@ use std::task::{Context, Poll, Waker};
 /// Bytes of the commands that one transaction may collect.
 const COLLECTED: usize = 64 << 20;
 
-/// A key's state when it was watched: its slot and its object's checksum. `None`: absent.
-type Seen = Option<(u64, u64)>;
-
 /// A key that is watched.
 pub type Watched = (Vec<u8>, Seen);
-
-fn seen(found: Option<&Found>) -> Seen {
-    found.map(|found| (found.slot.0, found.object.checksum()))
-}
 
 /// The commands that a connection has collected since MULTI.
 #[derive(Debug, Default)]
@@ -123,7 +115,7 @@ impl Client {
         let mut keys = watched.iter().map(|(key, _)| key.as_slice()).collect::<Vec<_>>();
         for (command, request) in &multi.commands {
             match command.named(request) {
-                Some(named) if command.runs_on_a_copy() => keys.extend(named),
+                Some(named) if command.runs_on_a_draft() => keys.extend(named),
                 _ => return None,
             }
         }
@@ -172,19 +164,19 @@ async fn on_one_key(call: &Call, transaction: &Transaction, key: &[u8]) -> Answe
         if watched.is_some_and(|watched| watched != seen(there)) {
             return Ok(Change::Keep(CHANGED));
         }
-        let copy = Rc::new(Copy::new(key, there.map(|found| found.object.clone())));
+        let draft = Rc::new(Draft::of(key, there.map(|found| found.object.clone())));
         let mut replies = Vec::with_capacity(transaction.multi.commands.len());
         for (command, args) in &transaction.multi.commands {
-            let call = Call { args: Rc::clone(args), copy: Some(Rc::clone(&copy)), ..call.clone() };
+            let call = Call { args: Rc::clone(args), draft: Some(Rc::clone(&draft)), ..call.clone() };
             replies.push(at_once(dispatch(command, &call)).unwrap_or_else(|| Reply::error("not in a transaction")));
         }
-        Ok(copy.changed(Reply::Array(replies)))
+        Ok(draft.change(Reply::Array(replies)))
     };
     call.store().update_found(&call.io, key, change).await
 }
 
 /// The outcome of a command that waits for nothing.
-fn at_once<T>(command: impl Future<Output = T>) -> Option<T> {
+pub(super) fn at_once<T>(command: impl Future<Output = T>) -> Option<T> {
     match pin!(command).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => Some(outcome),
         Poll::Pending => None,
@@ -213,43 +205,8 @@ async fn on_several(call: &Call, transaction: &Transaction) -> Answered {
 }
 
 impl Command {
-    /// Whether the command may run on a copy of its key: it does nothing but read and change it.
-    fn runs_on_a_copy(&self) -> bool {
-        self.group != Group::Server || matches!(self.name, "echo" | "ping" | "time")
-    }
-}
-
-/// A key's value while a transaction on this key alone runs.
-#[derive(Debug)]
-pub struct Copy {
-    key: Vec<u8>,
-    /// As the commands left it; `None`: absent.
-    object: RefCell<Option<Object>>,
-    /// The value to write. `None`: nothing was changed.
-    change: RefCell<Option<Option<Value>>>,
-}
-
-impl Copy {
-    fn new(key: &[u8], object: Option<Object>) -> Copy {
-        Copy { key: key.to_vec(), object: object.into(), change: RefCell::default() }
-    }
-
-    /// The object, unless it has ended.
-    pub fn object(&self, now_ms: u64) -> Option<Object> {
-        self.object.borrow().clone().filter(|object| object.expiry().is_none_or(|at| at > now_ms))
-    }
-
-    /// Another value, or none.
-    pub fn put(&self, value: Option<Value>) {
-        *self.object.borrow_mut() = value.as_ref().map(|value| Object::of(&self.key, value));
-        *self.change.borrow_mut() = Some(value);
-    }
-
-    fn changed(&self, outcome: Reply) -> Change<Reply> {
-        match self.change.take() {
-            None => Change::Keep(outcome),
-            Some(None) => Change::Delete(outcome),
-            Some(Some(value)) => Change::Put(value, outcome),
-        }
+    /// Whether the command may run on a draft of its key: it does nothing but read and change it.
+    pub(super) fn runs_on_a_draft(&self) -> bool {
+        !matches!(self.group, Group::Server | Group::Scripts) || matches!(self.name, "echo" | "ping" | "time")
     }
 }

@@ -40,6 +40,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             Ok(Reply::Line("RESET".into()))
         }
         "role" => Ok(Reply::Array(vec![Reply::bulk("master"), Reply::Int(0), Reply::Array(Vec::new())])),
+        "script" => super::scripts::script(call),
         "select" => match int(call.arg(1)) {
             Ok(0) => Ok(Reply::Ok),
             Ok(_) => Err(Fail::new("DB index is out of range")),

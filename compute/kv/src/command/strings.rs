@@ -43,7 +43,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
 }
 
 async fn get(call: &Call) -> Answered {
-    if call.copy.is_some() {
+    if call.draft.is_some() {
         return Ok(Reply::maybe(string(call, call.arg(1)).await?));
     }
     match call.store().get(&call.io, call.arg(1)).await? {
@@ -75,7 +75,7 @@ pub(super) fn text(object: &Object) -> Result<&[u8], Fail> {
 
 /// A key's string.
 pub(super) async fn string(call: &Call, key: &[u8]) -> Result<Option<Vec<u8>>, Fail> {
-    if call.copy.is_some() {
+    if call.draft.is_some() {
         return call.get(key).await?.map(|object| text(&object).map(<[u8]>::to_vec)).transpose();
     }
     let Some(found) = call.store().get(&call.io, key).await? else { return Ok(None) };
@@ -251,7 +251,7 @@ pub(super) fn too_long() -> Fail {
 
 /// Whether a command that writes an argument into a string is to go by the pieces of a long value.
 async fn is_spliced(call: &Call, at: u64, n: usize) -> Result<bool, Fail> {
-    if call.copy.is_some() {
+    if call.draft.is_some() {
         return Ok(false);
     }
     if at.saturating_add(call.arg_len(n)) > MAX_STRING as u64 {
@@ -276,7 +276,7 @@ async fn append(call: &Call) -> Answered {
 
 async fn getrange(call: &Call) -> Answered {
     let (first, last) = (int(call.arg(2))?, int(call.arg(3))?);
-    if call.copy.is_none()
+    if call.draft.is_none()
         && let Some(found) = call.store().find(&call.io, call.arg(1)).await?
         && found.object.kind() == Type::Long
     {

@@ -21,6 +21,8 @@ pub enum Group {
     Ranges,
     /// On several sorted sets.
     Combined,
+    /// Scripts, on the keys that they name.
+    Scripts,
     /// On keys of any type.
     Keys,
     /// On the front end.
@@ -69,7 +71,7 @@ const ONE: (i8, i8, i8) = (1, 1, 1);
 const NONE: (i8, i8, i8) = (0, 0, 0);
 const ALL: (i8, i8, i8) = (1, -1, 1);
 
-use Group::{Bits, Combined, Hashes, Keys, Lists, Moves, Ranges, Server, Sets, SortedSets, Strings};
+use Group::{Bits, Combined, Hashes, Keys, Lists, Moves, Ranges, Scripts, Server, Sets, SortedSets, Strings};
 
 /// All of them, by name.
 pub const COMMANDS: &[Command] = &[
@@ -100,6 +102,10 @@ pub const COMMANDS: &[Command] = &[
     command("discard", 1, NONE, false, Server),
     command("dump", 2, ONE, false, Keys),
     command("echo", 2, NONE, false, Server),
+    command("eval", -3, NONE, true, Scripts),
+    command("eval_ro", -3, NONE, false, Scripts),
+    command("evalsha", -3, NONE, true, Scripts),
+    command("evalsha_ro", -3, NONE, false, Scripts),
     command("exec", 1, NONE, true, Server),
     command("exists", -2, ALL, false, Keys),
     command("expire", -3, ONE, true, Keys),
@@ -179,6 +185,7 @@ pub const COMMANDS: &[Command] = &[
     command("sadd", -3, ONE, true, Sets),
     command("scan", -2, NONE, false, Keys),
     command("scard", 2, ONE, false, Sets),
+    command("script", -2, NONE, false, Server),
     command("sdiff", -2, ALL, false, Sets),
     command("sdiffstore", -3, ALL, true, Sets),
     command("select", 2, NONE, false, Server),

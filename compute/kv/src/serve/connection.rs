@@ -4,7 +4,7 @@ mod at_once;
 pub use at_once::{Means, Run};
 
 use crate::command::long::{Given, Inlet, streams};
-use crate::command::{Client, Replies, find};
+use crate::command::{Client, Replies, find, scripts};
 use crate::layout::Hash;
 use crate::resp::{Limits, Parser, Reply, Request};
 use crate::shard::Trouble;
@@ -225,6 +225,10 @@ impl Connection {
             let only = self.client.only_key();
             let hash = only.as_ref().map(|key| Hash::of(key).0);
             return (only, (hash, true));
+        }
+        if scripts::is_run(request) && !self.client.collects() {
+            let hash = scripts::only_key(request).map(|key| Hash::of(key).0);
+            return (None, (hash, true));
         }
         (
             None,

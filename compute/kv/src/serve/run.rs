@@ -8,6 +8,7 @@ use super::metrics::{self, Shown};
 use super::open::{self, Clients, Config, Failed, Opened, alone, random, system, wall_ms};
 use super::schedule::Schedule;
 use super::tell::{Tell, counters};
+use crate::command::scripts::Scripts;
 use crate::command::{Client, Front, Stats, metrics as metrics_of};
 use crate::drive::{Direct, Drive};
 use crate::fast::{Map, Set};
@@ -145,6 +146,7 @@ impl<'a> Server<'a> {
         let store = Rc::new(Keyspace::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
         let first = listeners.first().and_then(|listener| listener.local_addr().ok());
         let front = Front {
+            scripts: Scripts::default(),
             store: Rc::clone(&store),
             clients: BTreeMap::new().into(),
             blocked: 0.into(),

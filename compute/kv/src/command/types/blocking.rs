@@ -32,7 +32,7 @@ pub async fn wait(
     attempt: impl AsyncFn() -> Result<Option<Reply>, Fail>,
 ) -> Answered {
     let until = call.store().now_ms().saturating_add(timeout_ms);
-    let waits = !call.in_exec && call.copy.is_none();
+    let waits = !call.in_exec && call.draft.is_none();
     // Clients wait in the order in which they ask, not in the order in which their first looks end.
     let waiter = waits.then(|| Waiter::new(call, keys));
     // An element that comes now is for a client that waits already.

@@ -3,7 +3,7 @@
 
 use super::Server;
 use crate::command::long::{Inlet, Outlet};
-use crate::command::{Call, exec, execute};
+use crate::command::{Call, exec, execute, scripts};
 use crate::resp::{Reply, Request};
 use crate::serve::connection::{AT_ONCE, Begun, Means, Run};
 use crate::serve::open::{Failed, wall_ms};
@@ -76,7 +76,8 @@ impl Server<'_> {
                 continue;
             }
             let transaction = request[0].eq_ignore_ascii_case(b"exec") && connection.client.collects();
-            if transaction && only.is_none() && !self.have_alone(id) {
+            let alone = transaction && only.is_none() || scripts::is_run(&request) && key.is_none();
+            if alone && !self.have_alone(id) {
                 if let Some(connection) = self.connections.get_mut(&id) {
                     connection.next = Some(request);
                 }
@@ -126,7 +127,8 @@ impl Server<'_> {
         let Some(connection) = self.connections.get_mut(&id) else { return false };
         let (client, front, given) = (Rc::clone(&connection.client), Rc::clone(&self.front), connection.given.take());
         let transaction = ends.and_then(|only| Some((client.take_transaction()?, only)));
-        let waits = transaction.is_some() || self.stale;
+        // What runs alone ends by [`Server::ended`].
+        let waits = transaction.is_some() || self.stale || self.alone.connection == Some(id);
         let at_once = Some(Rc::clone(&self.at_once)).filter(|_| !self.stale);
         let mut task = Task::with(at_once, |io| {
             let call = Call { given, ..Call::new(&front, &client, io, request) };

@@ -1,0 +1,105 @@
+//! Values of keys as a transaction or a script leaves them, before any of them is written.
+//!
+//! Commands that run on a draft read and change values there, and wait for nothing. What the draft
+//! says at the end is written, or forgotten.
+
+use crate::index::Found;
+use crate::keyspace::Change;
+use crate::object::{Object, Value};
+use crate::shard::Trouble;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+/// A key's state when it was read: its slot and its object's checksum, which every change replaces.
+/// `None`: absent.
+pub type Seen = Option<(u64, u64)>;
+
+/// The state of a key that was found or not.
+pub fn seen(found: Option<&Found>) -> Seen {
+    found.map(|found| (found.slot.0, found.object.checksum()))
+}
+
+/// One key of a draft.
+#[derive(Debug)]
+struct Page {
+    /// As the commands left it; `None`: absent.
+    object: Option<Object>,
+    /// The value to write. `None`: nothing was changed.
+    change: Option<Option<Value>>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Draft {
+    pages: RefCell<BTreeMap<Vec<u8>, Page>>,
+    /// A key that a command asked for and that was not read into the draft.
+    missed: RefCell<Option<Vec<u8>>>,
+    /// Whether a command may change values.
+    pub read_only: Cell<bool>,
+}
+
+impl Draft {
+    /// Of one key.
+    pub fn of(key: &[u8], object: Option<Object>) -> Draft {
+        let draft = Draft::default();
+        draft.enter(key, object);
+        draft
+    }
+
+    /// Takes a key in as it was read.
+    pub fn enter(&self, key: &[u8], object: Option<Object>) {
+        self.pages.borrow_mut().insert(key.to_vec(), Page { object, change: None });
+    }
+
+    /// The key's object, unless it has ended.
+    ///
+    /// # Errors
+    /// [`Trouble::Unread`]: the key is not in the draft.
+    pub fn object(&self, key: &[u8], now_ms: u64) -> Result<Option<Object>, Trouble> {
+        let pages = self.pages.borrow();
+        let page = pages.get(key).ok_or_else(|| self.miss(key))?;
+        Ok(page.object.clone().filter(|object| object.expiry().is_none_or(|at| at > now_ms)))
+    }
+
+    /// Another value, or none.
+    ///
+    /// # Errors
+    /// As of [`Draft::object`].
+    pub fn put(&self, key: &[u8], value: Option<Value>) -> Result<(), Trouble> {
+        let mut pages = self.pages.borrow_mut();
+        let page = pages.get_mut(key).ok_or_else(|| self.miss(key))?;
+        page.object = value.as_ref().map(|value| Object::of(key, value));
+        page.change = Some(value);
+        Ok(())
+    }
+
+    fn miss(&self, key: &[u8]) -> Trouble {
+        self.missed.borrow_mut().get_or_insert_with(|| key.to_vec());
+        Trouble::Unread
+    }
+
+    /// The first key that was asked for and was not there. Commands may have gone astray since.
+    pub fn missed(&self) -> Option<Vec<u8>> {
+        self.missed.borrow_mut().take()
+    }
+
+    /// Its keys.
+    pub fn keys(&self) -> Vec<Vec<u8>> {
+        self.pages.borrow().keys().cloned().collect()
+    }
+
+    /// The values to write, by their keys; `None`: the key goes.
+    pub fn changes(&self) -> Vec<(Vec<u8>, Option<Value>)> {
+        let mut pages = self.pages.borrow_mut();
+        pages.iter_mut().filter_map(|(key, page)| Some((key.clone(), page.change.take()?))).collect()
+    }
+
+    /// The change of the only key.
+    pub fn change<T>(&self, outcome: T) -> Change<T> {
+        match self.changes().pop() {
+            None => Change::Keep(outcome),
+            Some((_, None)) => Change::Delete(outcome),
+            Some((_, Some(value))) => Change::Put(value, outcome),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Between replies of commands and values of Lua, as redis converts them for clients of RESP2.
+
+use crate::resp::Reply;
+use mlua::{IntoLua, Lua, Table, Value};
+
+/// Arrays within each other, values, and bytes of text that a script's reply may have.
+const DEPTH: u32 = 64;
+const ITEMS: usize = 1 << 20;
+const BYTES: usize = 64 << 20;
+
+/// A command's reply, for the script.
+pub fn to_lua(lua: &Lua, reply: Reply) -> mlua::Result<Value> {
+    let line = |key: &str, text: &str| {
+        let table = lua.create_table()?;
+        table.raw_set(key, lua.create_string(text)?)?;
+        Ok(Value::Table(table))
+    };
+    match reply {
+        Reply::Ok => line("ok", "OK"),
+        Reply::Line(text) => line("ok", &text),
+        Reply::Error(text) => line("err", &text),
+        Reply::Int(number) => Ok(Value::Number(number as f64)),
+        Reply::Bulk(bytes) => lua.create_string(bytes)?.into_lua(lua),
+        Reply::Text(text) => lua.create_string(text)?.into_lua(lua),
+        Reply::Double(number) => lua.create_string(crate::resp::double(number))?.into_lua(lua),
+        Reply::Array(items) | Reply::Set(items) => sequence(lua, items),
+        Reply::Map(pairs) => sequence(lua, pairs.into_iter().flat_map(|(key, value)| [key, value]).collect()),
+        Reply::Null | Reply::NullArray | Reply::Long(_) | Reply::Silence => Ok(Value::Boolean(false)),
+    }
+}
+
+fn sequence(lua: &Lua, items: Vec<Reply>) -> mlua::Result<Value> {
+    let table = lua.create_table_with_capacity(items.len(), 0)?;
+    for (n, item) in items.into_iter().enumerate() {
+        table.raw_set(n + 1, to_lua(lua, item)?)?;
+    }
+    Ok(Value::Table(table))
+}
+
+/// What a script returns, for the client.
+pub fn to_reply(value: &Value) -> Reply {
+    let mut left = Left { items: ITEMS, bytes: BYTES };
+    left.reply(value, DEPTH).unwrap_or_else(|| Reply::error("the script's reply is too large"))
+}
+
+/// What a reply may still hold. A table may be in several others, so few tables can be a large reply.
+struct Left {
+    items: usize,
+    bytes: usize,
+}
+
+impl Left {
+    /// `None`: it is too large.
+    fn reply(&mut self, value: &Value, depth: u32) -> Option<Reply> {
+        self.items = self.items.checked_sub(1)?;
+        Some(match value {
+            Value::Boolean(true) => Reply::Int(1),
+            Value::Integer(number) => Reply::Int(*number),
+            Value::Number(number) => Reply::Int(*number as i64),
+            Value::String(text) => {
+                let text = text.as_bytes();
+                self.bytes = self.bytes.checked_sub(text.len())?;
+                Reply::bulk(text.to_vec())
+            }
+            Value::Table(table) => self.of_table(table, depth.checked_sub(1)?)?,
+            _ => Reply::Null,
+        })
+    }
+
+    fn of_table(&mut self, table: &Table, depth: u32) -> Option<Reply> {
+        let line = |key: &str| match table.raw_get::<Value>(key) {
+            Ok(Value::String(text)) => Some(text.to_string_lossy().replace(['\r', '\n'], " ")),
+            _ => None,
+        };
+        if let Some(text) = line("err") {
+            return Some(Reply::Error(text.trim_start_matches('-').to_owned()));
+        }
+        if let Some(text) = line("ok") {
+            return Some(Reply::Line(text));
+        }
+        let mut items = Vec::new();
+        for n in 1.. {
+            match table.raw_get::<Value>(n) {
+                Ok(Value::Nil) | Err(_) => break,
+                Ok(item) => items.push(self.reply(&item, depth)?),
+            }
+        }
+        Some(Reply::Array(items))
+    }
+}
+
+/// An argument of a command: text as it is, numbers as redis writes them.
+pub fn to_argument(value: &Value) -> Option<Vec<u8>> {
+    match value {
+        Value::String(text) => Some(text.as_bytes().to_vec()),
+        Value::Integer(number) => Some(number.to_string().into_bytes()),
+        Value::Number(number) if number.fract() == 0.0 && number.abs() < 1e17 => {
+            Some(format!("{number:.0}").into_bytes())
+        }
+        Value::Number(number) => Some(crate::resp::double(*number).into_bytes()),
+        _ => None,
+    }
+}

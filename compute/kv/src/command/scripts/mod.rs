@@ -1,0 +1,234 @@
+//! EVAL, EVALSHA and SCRIPT: programs in Lua that read and change several values at one moment.
+//!
+//! A script runs on a draft of its keys' values ([`super::draft`]), from its first line to its last
+//! without waiting. Its changes are written when it has ended. A script that fails changes nothing.
+//!
+//! * **One key in KEYS.** One CAS puts the result in place of the value that was read. If another
+//!   client was faster the script runs again. So it takes effect at one moment, for every front
+//!   end. It may use no other key.
+//! * **None or several.** The event loop lets nothing of this front end's other clients run
+//!   meanwhile. A script that asks for a key that is not in KEYS is begun again, with this key
+//!   read too. Other front ends could change such keys meanwhile. So a script that uses several
+//!   keys is refused while other front ends are alive.
+
+mod convert;
+mod json;
+mod machine;
+
+use super::draft::Draft;
+use super::{Answered, Call, Fail, args};
+use crate::index::Found;
+use crate::keyspace::Change;
+use crate::resp::{Reply, Request};
+use machine::Machine;
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+/// Bytes of the scripts that are kept. Of more, the oldest is forgotten.
+const KEPT: usize = 16 << 20;
+/// Keys that one script may use.
+const KEYS: usize = 10_000;
+
+/// A front end's scripts, by the SHA-1 of their texts in hexadecimal digits.
+#[derive(Debug, Default)]
+pub struct Scripts {
+    texts: RefCell<BTreeMap<Vec<u8>, Rc<[u8]>>>,
+    /// Their names, the oldest first.
+    ages: RefCell<VecDeque<Vec<u8>>>,
+    bytes: Cell<usize>,
+    /// Made for the first script.
+    machine: OnceCell<Machine>,
+}
+
+impl Scripts {
+    /// Keeps a script. Returns its name.
+    fn keep(&self, text: &[u8]) -> Vec<u8> {
+        let name = sha1(text);
+        if self.texts.borrow_mut().insert(name.clone(), text.into()).is_none() {
+            self.ages.borrow_mut().push_back(name.clone());
+            self.bytes.set(self.bytes.get() + text.len());
+        }
+        while self.bytes.get() > KEPT && self.ages.borrow().len() > 1 {
+            let oldest = self.ages.borrow_mut().pop_front().unwrap_or_default();
+            if let Some(text) = self.texts.borrow_mut().remove(&oldest) {
+                self.bytes.set(self.bytes.get() - text.len());
+            }
+            self.forget(&oldest);
+        }
+        name
+    }
+
+    fn forget(&self, name: &[u8]) {
+        if let Some(machine) = self.machine.get() {
+            machine.forget(name);
+        }
+    }
+
+    fn flush(&self) {
+        self.ages.borrow_mut().drain(..).for_each(|name| self.forget(&name));
+        self.texts.borrow_mut().clear();
+        self.bytes.set(0);
+    }
+
+    fn machine(&self) -> Result<&Machine, Fail> {
+        if let Some(machine) = self.machine.get() {
+            return Ok(machine);
+        }
+        let made = Machine::new().map_err(|e| Fail::new(format!("no memory for scripts: {e}")))?;
+        Ok(self.machine.get_or_init(|| made))
+    }
+}
+
+/// The SHA-1 of a text, in hexadecimal digits: the name by which clients call a script.
+fn sha1(text: &[u8]) -> Vec<u8> {
+    let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text);
+    digest.as_ref().iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect()
+}
+
+/// Whether a request runs a script.
+pub fn is_run(request: &Request) -> bool {
+    request[0].len() >= 4
+        && request[0][..4].eq_ignore_ascii_case(b"eval")
+        && super::find(&request[0]).is_some_and(|command| command.takes(request.len()))
+}
+
+/// The keys that a script's request names.
+///
+/// # Errors
+/// Their number is none, or larger than the request.
+pub fn keys(request: &Request) -> Result<&[Vec<u8>], Fail> {
+    let number = args::int(&request[2])?;
+    let Ok(number) = usize::try_from(number) else {
+        return Err(Fail::new("Number of keys can't be negative"));
+    };
+    request[3..].get(..number).ok_or_else(|| Fail::new("Number of keys can't be greater than number of args"))
+}
+
+/// The only key of a script that uses no other. A script of none or several must run alone.
+pub fn only_key(request: &Request) -> Option<&[u8]> {
+    match keys(request) {
+        Ok([key]) => Some(key),
+        _ => None,
+    }
+}
+
+/// EVAL and EVALSHA, and those that change nothing.
+pub async fn run(name: &str, call: &Call) -> Answered {
+    let scripts = &call.front.scripts;
+    let by_name = name.starts_with("evalsha");
+    let sha = if by_name { call.arg(1).to_ascii_lowercase() } else { scripts.keep(call.arg(1)) };
+    let text = scripts.texts.borrow().get(&sha).cloned();
+    let Some(text) = text else {
+        return Err(Fail(Reply::Error("NOSCRIPT No matching script. Please use EVAL.".into())));
+    };
+    let script = Script { call, text, sha, reads: name.ends_with("_ro"), named: keys(&call.args)?.len() };
+    if call.draft.is_some() {
+        return Err(Fail::new("a script runs no other script"));
+    }
+    match only_key(&call.args) {
+        Some(key) => script.on_one_key(key, false).await,
+        None => script.on_several().await,
+    }
+}
+
+/// A script that is to run.
+struct Script<'a> {
+    call: &'a Call,
+    text: Rc<[u8]>,
+    sha: Vec<u8>,
+    /// It may change nothing.
+    reads: bool,
+    /// Number of keys in KEYS.
+    named: usize,
+}
+
+impl Script<'_> {
+    /// Runs it on a draft, from its first line to its last.
+    fn on(&self, draft: Draft) -> Result<(Reply, Rc<Draft>), Fail> {
+        draft.read_only.set(self.reads);
+        let draft = Rc::new(draft);
+        let call = Call { draft: Some(Rc::clone(&draft)), in_exec: true, ..self.call.clone() };
+        let reply = self.call.front.scripts.machine()?.run(call, &self.sha, &self.text, self.named)?;
+        Ok((reply, draft))
+    }
+
+    /// `found`: the script has asked for this key itself, among none.
+    async fn on_one_key(&self, key: &[u8], found: bool) -> Answered {
+        let change = |there: Option<&Found>| -> Result<Change<Reply>, Fail> {
+            let (reply, draft) = self.on(Draft::of(key, there.map(|found| found.object.clone())))?;
+            if let Some(other) = draft.missed() {
+                let other = String::from_utf8_lossy(&other).into_owned();
+                return Err(Fail::new(if found {
+                    format!("the script uses key '{other}' only sometimes: name all of its keys in KEYS")
+                } else {
+                    format!("the script uses key '{other}', which is not in its KEYS: name all of its keys there")
+                }));
+            }
+            match reply {
+                // As it failed, it changes nothing.
+                Reply::Error(_) => Ok(Change::Keep(reply)),
+                reply => Ok(draft.change(reply)),
+            }
+        };
+        self.call.store().update_found(&self.call.io, key, change).await
+    }
+
+    async fn on_several(&self) -> Answered {
+        let (store, io) = (self.call.store(), &self.call.io);
+        let mut keys = keys(&self.call.args)?.to_vec();
+        keys.sort_unstable();
+        keys.dedup();
+        let (reply, draft) = loop {
+            let draft = Draft::default();
+            for key in &keys {
+                draft.enter(key, store.find(io, key).await?.map(|found| found.object));
+            }
+            let (reply, draft) = self.on(draft)?;
+            let Some(missed) = draft.missed() else { break (reply, draft) };
+            keys.push(missed);
+            if keys.len() > KEYS {
+                return Err(Fail::new(format!("the script uses more than {KEYS} keys")));
+            }
+        };
+        if !keys.is_empty() && store.has_company(io).await? {
+            if let [key] = keys.as_slice() {
+                return self.on_one_key(key, true).await;
+            }
+            return Err(Fail::new(
+                "the script is refused: it uses several keys, and other front ends serve this store, which could \
+                 change them meanwhile. Use one key, or one front end",
+            ));
+        }
+        if !matches!(reply, Reply::Error(_)) {
+            for (key, value) in draft.changes() {
+                match value {
+                    Some(value) => store.put(io, &key, &value).await?,
+                    None => drop(store.remove(io, &key).await?),
+                }
+            }
+        }
+        Ok(reply)
+    }
+}
+
+/// SCRIPT.
+pub fn script(call: &Call) -> Answered {
+    let scripts = &call.front.scripts;
+    match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
+        (b"load", 3) => {
+            scripts.machine()?.compile(&sha1(call.arg(2)), call.arg(2))?;
+            Ok(Reply::bulk(scripts.keep(call.arg(2))))
+        }
+        (b"exists", 3..) => {
+            let kept = |name: &Vec<u8>| scripts.texts.borrow().contains_key(&name.to_ascii_lowercase());
+            Ok(Reply::Array(call.args[2..].iter().map(|name| Reply::Int(i64::from(kept(name)))).collect()))
+        }
+        (b"flush", 2 | 3) => {
+            scripts.flush();
+            Ok(Reply::Ok)
+        }
+        (b"kill", 2) => Err(Fail(Reply::Error("NOTBUSY No scripts in execution right now.".into()))),
+        _ => Err(super::server::unknown(call, "script")),
+    }
+}

@@ -1,0 +1,203 @@
+//! Scripts: what they see and return, what runs beside them, and what they may not do.
+
+mod world;
+
+use farmem::Transport;
+use std::time::{Duration, Instant};
+use world::process::{Client, Process};
+
+#[test]
+fn another_process() {
+    world::process::another_process();
+}
+
+/// Runs a script with its keys and values.
+fn eval(client: &mut Client, script: &str, rest: &[&str]) -> String {
+    client.send(&[&["EVAL", script], rest].concat()).unwrap();
+    client.reply().unwrap()
+}
+
+fn front(name: &str) -> (Process, Process) {
+    let node = Process::node(Transport::Tcp);
+    let front = Process::front(name, &node.at);
+    (node, front)
+}
+
+#[test]
+fn scripts_read_change_and_return() {
+    let (_node, front) = front("scripts");
+    let mut client = front.client();
+    let cases: &[(&str, &[&str], &str)] = &[
+        ("return 7.9", &["0"], ":7"),
+        ("return {1, 'two', true, false, 5}", &["0"], "[:1 two :1 nil :5]"),
+        ("return {1, nil, 3}", &["0"], "[:1]"),
+        ("return {KEYS[1], KEYS[2], ARGV[1], #ARGV}", &["2", "a", "b", "c", "d"], "[a b c :2]"),
+        ("return redis.call('set', KEYS[1], ARGV[1])", &["1", "k", "v"], "+OK"),
+        ("return redis.call('get', KEYS[1])", &["1", "k"], "v"),
+        ("return redis.call('get', KEYS[1]) == false", &["1", "none"], ":1"),
+        ("redis.call('incrby', KEYS[1], 10); return redis.call('incr', KEYS[1]) + 1", &["1", "n"], ":12"),
+        ("return redis.call('rpush', KEYS[1], 1, 2.5, 1e15)", &["1", "l"], ":3"),
+        ("return redis.call('lrange', KEYS[1], 0, -1)", &["1", "l"], "[1 2.5 1000000000000000]"),
+        ("return redis.call('zadd', KEYS[1], 1.5, 'm')", &["1", "z"], ":1"),
+        ("return redis.call('zscore', KEYS[1], 'm')", &["1", "z"], "1.5"),
+        ("redis.call('hset', KEYS[1], 'f', 1); return redis.call('hgetall', KEYS[1])", &["1", "h"], "[f 1]"),
+        ("redis.call('set', KEYS[1], 1, 'px', 60000); return redis.call('pttl', KEYS[1]) > 59000", &["1", "t"], ":1"),
+        // Several keys, and keys that are not named.
+        (
+            "redis.call('mset', KEYS[1], 1, KEYS[2], 2); return redis.call('mget', KEYS[1], KEYS[2])",
+            &["2", "x", "y"],
+            "[1 2]",
+        ),
+        ("return redis.call('get', 'x') + redis.call('get', ARGV[1])", &["0", "y"], ":3"),
+        ("redis.call('lpush', 'from', 'e'); return redis.call('rpoplpush', 'from', 'to')", &["0"], "e"),
+        ("return redis.call('lrange', 'to', 0, -1)", &["1", "to"], "[e]"),
+        ("return redis.call('blpop', KEYS[1], 0)", &["1", "nothing"], "nil"),
+        // Libraries.
+        ("return cjson.encode({a={1,2}, })", &["0"], "{\"a\":[1,2]}"),
+        ("return cjson.decode('{\"a\": [1, {\"b\": \"c\"}]}').a[2].b", &["0"], "c"),
+        ("return cjson.decode('[null]')[1] == cjson.null", &["0"], ":1"),
+        ("return redis.sha1hex('')", &["0"], "da39a3ee5e6b4b0d3255bfef95601890afd80709"),
+        ("return redis.status_reply('FINE')", &["0"], "+FINE"),
+        ("return ('%d-%s'):format(3, ('ab'):upper())", &["0"], "3-AB"),
+        ("return string.match('key:12', ':(%d+)')", &["0"], "12"),
+        (
+            "return {table.concat({1, 2}, ','), math.floor(2.7), tostring(10 / 2), select('#', 1, 2)}",
+            &["0"],
+            "[1,2 :2 5 :2]",
+        ),
+        ("return {pcall(error, 'x')}", &["0"], "[nil x]"),
+        // Errors.
+        ("return redis.error_reply('MINE it is')", &["0"], "-MINE it is"),
+        ("return redis.pcall('incr', KEYS[1])['err']", &["1", "k"], "ERR value is not an integer or out of range"),
+        ("return redis.pcall('nonsense').err ~= nil", &["0"], ":1"),
+    ];
+    for (script, rest, expected) in cases {
+        assert_eq!(eval(&mut client, script, rest), *expected, "{script}");
+    }
+    // A script that fails changes nothing.
+    let failed = eval(&mut client, "redis.call('set', KEYS[1], 2); redis.call('lpush', KEYS[1], 1)", &["1", "whole"]);
+    assert!(failed.starts_with("-WRONGTYPE ") && failed.contains("script: "), "{failed}");
+    assert_eq!(client.ask("EXISTS whole"), ":0");
+    let refused = eval(&mut client, "return redis.call('get', 'other')", &["1", "k"]);
+    assert!(refused.contains("'other', which is not in its KEYS"), "{refused}");
+    // By name.
+    let sha = client.ask("SCRIPT LOAD return(1)");
+    assert_eq!(sha, eval(&mut client, "return redis.sha1hex('return(1)')", &["0"]));
+    assert_eq!(client.ask(&format!("EVALSHA {sha} 0")), ":1");
+    assert_eq!(client.ask(&format!("EVALSHA_RO {} 0", sha.to_uppercase())), ":1");
+    assert_eq!(client.ask(&format!("SCRIPT EXISTS {sha} {}", "0".repeat(40))), "[:1 :0]");
+    assert_eq!(client.ask("SCRIPT FLUSH"), "+OK");
+    assert_eq!(client.ask(&format!("EVALSHA {sha} 0")), "-NOSCRIPT No matching script. Please use EVAL.");
+    client.send(&["EVAL_RO", "return redis.call('set', KEYS[1], 1)", "1", "k"]).unwrap();
+    assert!(client.reply().unwrap().starts_with("-ERR Write commands are not allowed from read-only scripts."));
+    // Within a transaction, and behind other commands.
+    for line in ["MULTI", "SET m 1", "EVAL return(redis.call('incr','m')) 0", "GET m", "EXEC", "GET m"] {
+        client.send(&line.split(' ').collect::<Vec<_>>()).unwrap();
+    }
+    let said: Vec<String> = (0..6).map(|_| client.reply().unwrap()).collect();
+    assert_eq!(said, ["+OK", "+QUEUED", "+QUEUED", "+QUEUED", "[+OK :2 2]", "2"]);
+    for line in ["EVAL x", "EVAL x -1", "EVAL x 2 a", "EVAL x many", "EVAL ((( 0", "EVALSHA x 0", "SCRIPT X"] {
+        assert!(client.ask(line).starts_with('-'), "{line}");
+    }
+    assert_eq!(client.ask("PING"), "+PONG");
+}
+
+/// A script cannot leave the machine, use it up, or change it for others.
+#[test]
+fn scripts_are_held_within_limits() {
+    let (_node, front) = front("limits");
+    let mut client = front.client();
+    for (script, expected) in [
+        ("while true do end", "ran for more than"),
+        ("while true do pcall(function() while true do end end) end", "ran for more than"),
+        ("local c = string.rep('x', 1e6); local t = {}; while true do t[#t + 1] = c .. #t end", "memory"),
+        ("return string.rep('x', 1e9)", "memory"),
+        ("local t = {}; for i = 1, 1e5 do t = {t} end; return t", "too large"),
+        ("local t = {1}; for i = 1, 40 do t = {t, t} end; return t", "too large"),
+        ("local t = {}; for i = 1, 1e5 do t = {t} end; return cjson.encode(t)", "within each other"),
+        ("local t = {}; t[1] = t; return cjson.encode(t)", "within each other"),
+        ("local t = {1}; for i = 1, 40 do t = {t, t} end; return cjson.encode(t)", "longer than"),
+        ("return cjson.decode(string.rep('[', 1e5))", "cjson"),
+        ("return string.find('a', string.rep('a?', 1e6))", "pattern is longer"),
+        ("return ('a'):find(string.rep('a?', 1e6))", "pattern is longer"),
+        ("local function f() return f() + 1 end; return f()", "stack overflow"),
+        ("\x1bLua", "Error compiling script"),
+        ("return os.exit()", "global variable 'os'"),
+        ("return io.open('/etc/passwd')", "global variable 'io'"),
+        ("return loadstring('return 1')()", "global variable 'loadstring'"),
+        ("return debug.getinfo(1)", "global variable 'debug'"),
+        ("return rawset(_G, 'x', 1)", "global variable 'rawset'"),
+        ("return setfenv(1, {})", "global variable 'setfenv'"),
+        ("x = 1", "readonly table, global 'x'"),
+        ("redis.call = nil", "readonly table"),
+        ("string.upper = nil", "readonly table"),
+        ("getmetatable('').__index.upper = nil", "attempt to index"),
+        ("setmetatable(_G, {})", "protected metatable"),
+        ("return string.dump(function() end)", "attempt to call"),
+        ("return redis.call('config', 'get', '*')", "not allowed from script"),
+        ("return redis.call('eval', 'return 1', 0)", "not allowed from script"),
+        ("return redis.call('multi')", "not allowed from script"),
+        ("return redis.call('flushall')", "not carried out by scripts"),
+        ("return redis.call('scan', 0)", "not carried out by scripts"),
+        ("return redis.call()", "at least one argument"),
+        ("return redis.call('get', {})", "must be strings or integers"),
+        ("return redis.call('get')", "wrong number of arguments"),
+    ] {
+        let said = eval(&mut client, script, &["0"]);
+        assert!(said.starts_with('-') && said.contains(expected), "{script}: {said}");
+        assert_eq!(eval(&mut client, "return ('a'):upper()", &["0"]), "A", "after {script}");
+    }
+    assert_eq!(client.ask("PING"), "+PONG");
+}
+
+const COUNT: &str =
+    "local n = tonumber(redis.call('get', KEYS[1]) or 0); redis.call('set', KEYS[1], n + 1); return n + 1";
+/// Moves 1 from one key to another, neither of which may be below 0.
+const MOVE: &str = "local n = tonumber(redis.call('get', KEYS[1])); if n < 1 then return 0 end; \
+                    redis.call('set', KEYS[1], n - 1); redis.call('incr', KEYS[2]); return 1";
+
+#[test]
+fn a_script_on_one_key_is_one_step_for_all_front_ends() {
+    let node = Process::node(Transport::Tcp);
+    let fronts = [Process::front("steps", &node.at), Process::front("steps", &node.at)];
+    let threads = (0..4).map(|n| {
+        let mut client = fronts[n % 2].client();
+        std::thread::spawn(move || (0..200).map(|_| eval(&mut client, COUNT, &["1", "n"])).collect::<Vec<_>>())
+    });
+    let threads: Vec<_> = threads.collect();
+    let mut said: Vec<i64> =
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).map(|n| n[1..].parse().unwrap()).collect();
+    said.sort_unstable();
+    assert_eq!(said, (1..=800).collect::<Vec<i64>>());
+    // Several keys could be changed by the other front end meanwhile. One that a script finds itself could not.
+    let mut client = fronts[0].client();
+    assert!(eval(&mut client, MOVE, &["2", "n", "m"]).contains("other front ends serve this store"));
+    assert_eq!(eval(&mut client, "return redis.call('incr', ARGV[1])", &["0", "n"]), ":801");
+    assert_eq!(client.ask("GET n"), "801");
+}
+
+#[test]
+fn a_script_on_several_keys_runs_alone_on_its_front_end() {
+    let (_node, front) = front("alone");
+    let mut client = front.client();
+    assert_eq!(client.ask("MSET a 500 b 0"), "+OK");
+    let began = Instant::now();
+    let threads: Vec<_> = [["2", "a", "b"], ["2", "b", "a"], ["2", "a", "b"], ["2", "b", "a"]]
+        .into_iter()
+        .map(|keys| {
+            let mut client = front.client();
+            std::thread::spawn(move || {
+                (0..150).for_each(|_| {
+                    let said = eval(&mut client, MOVE, &keys);
+                    assert!(said == ":0" || said == ":1", "{said}");
+                });
+            })
+        })
+        .collect();
+    while threads.iter().any(|thread| !thread.is_finished()) {
+        let said = eval(&mut client, "return redis.call('get', 'a') + redis.call('get', 'b')", &["2", "a", "b"]);
+        assert_eq!(said, ":500");
+        assert!(began.elapsed() < Duration::from_secs(60));
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
