@@ -1,4 +1,4 @@
-//! Scripts: what they see and return, what runs beside them, and what they may not do.
+//! Scripts: their values and replies, other clients beside them, and their limits.
 
 mod world;
 
@@ -169,7 +169,7 @@ fn a_script_on_one_key_is_one_step_for_all_front_ends() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).map(|n| n[1..].parse().unwrap()).collect();
     said.sort_unstable();
     assert_eq!(said, (1..=800).collect::<Vec<i64>>());
-    // Several keys could be changed by the other front end meanwhile. One that a script finds itself could not.
+    // The other front end could change one of several keys meanwhile.
     let mut client = fronts[0].client();
     assert!(eval(&mut client, MOVE, &["2", "n", "m"]).contains("other front ends serve this store"));
     assert_eq!(eval(&mut client, "return redis.call('incr', ARGV[1])", &["0", "n"]), ":801");

@@ -113,7 +113,7 @@ impl Base {
     }
 
     /// Seals a page as its slot has it, or would have it, if pages are sealed so that lines can be
-    /// told ([`Sealing::Lines`]). The page is the caller's. Returns the tag, by which nothing opens
+    /// told ([`farmem_pool::Sealing::Lines`]). The page is the caller's. Returns the tag, by which nothing opens
     /// before [`farmem_pool::Seals::remark`].
     pub fn seal_again(&self, slot: FarSlot, from: Bytes<'_>, to: &mut Target<'_>) -> Option<u64> {
         // SAFETY: both are mapped, by their types.

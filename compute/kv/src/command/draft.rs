@@ -1,7 +1,7 @@
 //! Values of keys as a transaction or a script leaves them, before any of them is written.
 //!
-//! Commands that run on a draft read and change values there, and wait for nothing. What the draft
-//! says at the end is written, or forgotten.
+//! A command on a draft reads and changes values there, and waits for nothing. At the end the
+//! changes are written, or forgotten.
 
 use crate::index::Found;
 use crate::keyspace::Change;

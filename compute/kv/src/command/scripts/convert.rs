@@ -8,7 +8,7 @@ const DEPTH: u32 = 64;
 const ITEMS: usize = 1 << 20;
 const BYTES: usize = 64 << 20;
 
-/// A command's reply, for the script.
+/// A command's reply as a value of Lua.
 pub fn to_lua(lua: &Lua, reply: Reply) -> mlua::Result<Value> {
     let line = |key: &str, text: &str| {
         let table = lua.create_table()?;
@@ -37,13 +37,13 @@ fn sequence(lua: &Lua, items: Vec<Reply>) -> mlua::Result<Value> {
     Ok(Value::Table(table))
 }
 
-/// What a script returns, for the client.
+/// A script's outcome as the client's reply.
 pub fn to_reply(value: &Value) -> Reply {
     let mut left = Left { items: ITEMS, bytes: BYTES };
     left.reply(value, DEPTH).unwrap_or_else(|| Reply::error("the script's reply is too large"))
 }
 
-/// What a reply may still hold. A table may be in several others, so few tables can be a large reply.
+/// The room that is left in a reply. A table may be in several others, so few tables can be a large reply.
 struct Left {
     items: usize,
     bytes: usize,

@@ -127,7 +127,7 @@ impl Server<'_> {
         let Some(connection) = self.connections.get_mut(&id) else { return false };
         let (client, front, given) = (Rc::clone(&connection.client), Rc::clone(&self.front), connection.given.take());
         let transaction = ends.and_then(|only| Some((client.take_transaction()?, only)));
-        // What runs alone ends by [`Server::ended`].
+        // A command that runs alone ends by [`Server::ended`].
         let waits = transaction.is_some() || self.stale || self.alone.connection == Some(id);
         let at_once = Some(Rc::clone(&self.at_once)).filter(|_| !self.stale);
         let mut task = Task::with(at_once, |io| {
