@@ -18,6 +18,8 @@
 //! Victims are chosen [`BATCH`] at a time, before the last free frame is taken. So the writes of
 //! dirty victims follow the read of a miss by the same round trip.
 
+mod segments;
+
 use crate::class::{CLASSES, Class, SEGMENT};
 use crate::frames::{Arena, Move};
 use crate::homes::Homes;
@@ -205,106 +207,6 @@ impl Evictor {
             self.take_away(arena, class, nth);
             self.share.keep(self.most - self.left);
         }
-    }
-
-    /// Lets the hand choose up to `want` victims. Clean ones are freed at once. Dirty ones are
-    /// added to `leaving`. Returns the number of both.
-    fn choose(&mut self, arena: &Arena, class: Class, want: usize, oldest: u64) -> usize {
-        let room = &mut self.rooms[class.index];
-        let mut chosen = 0;
-        for _ in 0..2 * room.len() * class.frames() {
-            if chosen == want || self.leaving.len() >= BATCH {
-                break;
-            }
-            let (segment, number) = room.step();
-            let at = arena.frame(class, segment, number);
-            let meta = arena.meta(at);
-            if arena.word(at) == 0 || meta & ARRIVING != 0 || meta >> STAMP >= oldest {
-                continue;
-            }
-            if meta & SEEN == 0 {
-                arena.set_seen(at);
-                continue;
-            }
-            if !arena.is_dirty(at) {
-                arena.empty(at, oldest);
-                room.give((segment, number));
-            } else if !self.leaving.contains(&at) {
-                self.leaving.push(at);
-            } else {
-                continue;
-            }
-            chosen += 1;
-        }
-        room.gone += chosen * class.stride;
-        self.gone += chosen * class.stride;
-        chosen
-    }
-
-    /// Takes a segment from another class. The class with the most segments is tried first.
-    fn steal(&mut self, arena: &Arena, class: Class, oldest: u64) -> Result<bool> {
-        let mut others: Vec<usize> = (0..CLASSES).filter(|&other| other != class.index).collect();
-        others.sort_by_key(|&other| std::cmp::Reverse(self.rooms[other].len()));
-        for other in others {
-            for nth in 0..self.rooms[other].len() {
-                if self.give_up(arena, Class::new(other), nth, oldest)? {
-                    self.left -= 1;
-                    self.rooms[class.index].add();
-                    return Ok(true);
-                }
-            }
-        }
-        Ok(false)
-    }
-
-    /// Empties a segment and takes it from its class, unless a scope holds an object in it. Returns
-    /// whether the class gave it up.
-    fn give_up(&mut self, arena: &Arena, class: Class, nth: usize, oldest: u64) -> Result<bool> {
-        let segment = self.rooms[class.index].segment(nth);
-        let frames = (0..class.frames()).map(|number| arena.frame(class, segment, number));
-        let used: Vec<At> = frames.filter(|&at| arena.word(at) != 0).collect();
-        let is_held = |&at: &At| arena.meta(at) & ARRIVING != 0 || arena.meta(at) >> STAMP >= oldest;
-        if used.iter().any(is_held) {
-            return Ok(false);
-        }
-        self.leaving.retain(|at| !used.contains(at));
-        let kept = std::mem::take(&mut self.leaving);
-        self.leaving = used.iter().copied().filter(|&at| arena.is_dirty(at)).collect();
-        self.leaving.iter().for_each(|&at| arena.set_seen(at));
-        let written = self.run(arena, &[], oldest);
-        self.leaving = kept;
-        written?;
-        // If some objects could not be written home, the segment stays, with its clean objects.
-        if used.iter().any(|&at| arena.word(at) != 0 && arena.is_dirty(at)) {
-            return Ok(false);
-        }
-        for at in used.into_iter().filter(|&at| arena.word(at) != 0) {
-            arena.empty(at, oldest);
-            self.free(class, at);
-        }
-        self.take_away(arena, class, nth);
-        Ok(true)
-    }
-
-    /// Moves one segment from the class with the fewest bytes gone per segment to the one with the
-    /// most. It does so only if they differ by more than a factor of two.
-    fn share_out(&mut self, arena: &Arena, oldest: u64) {
-        self.gone = 0;
-        let density = |room: &Room| room.gone / room.len().max(1);
-        let with_some = (0..CLASSES).filter(|&index| self.rooms[index].len() > 1);
-        let idle = with_some.min_by_key(|&index| density(&self.rooms[index]));
-        let busy = (0..CLASSES).max_by_key(|&index| density(&self.rooms[index]));
-        if let (Some(idle), Some(busy)) = (idle, busy)
-            && density(&self.rooms[busy]) > 2 * density(&self.rooms[idle])
-        {
-            // A class whose objects cannot leave now keeps its segment.
-            let nth = self.rooms[idle].len() - 1;
-            if let Ok(true) = self.give_up(arena, Class::new(idle), nth, oldest) {
-                self.left -= 1;
-                self.rooms[busy].add();
-            }
-        }
-        self.rooms.iter_mut().for_each(|room| room.gone /= 2);
     }
 
     /// Reads objects into frames that await them, and writes the dirty victims home, by one round

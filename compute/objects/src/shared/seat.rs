@@ -1,0 +1,119 @@
+//! A thread's seat at a shared heap, and the scopes that it opens there.
+
+use super::frames::Frames;
+use super::{Inner, SharedBox, is_forked};
+use crate::class::Class;
+use crate::word::Word;
+use crate::{Far, Result};
+use farmem::Lane;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A thread's seat at a shared heap. It may be sent to another thread, and is used by one at a time.
+pub struct Seat {
+    /// Declared before the heap, so dropped before it: the lane uses the heap's memory.
+    pub(super) lane: RefCell<Lane>,
+    /// Its number in the heap's epochs.
+    pub(super) slot: usize,
+    /// Open scopes, one within the other.
+    pub(super) depth: Cell<usize>,
+    pub(super) inner: Arc<Inner>,
+}
+
+impl Seat {
+    /// Opens a scope. References that are taken by it are valid as long as it lives. Scopes nest:
+    /// objects stay local until the outermost one ends.
+    #[inline]
+    pub fn scope(&self) -> SharedScope<'_> {
+        if self.depth.replace(self.depth.get() + 1) == 0 {
+            self.inner.epochs.enter(self.slot);
+        }
+        SharedScope { frames: self.inner.arena.frames(), seat: self }
+    }
+
+    /// Puts a value into far memory.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] where the nodes have no room, [`Error::ScopeFull`].
+    pub fn alloc<T: Far>(&self, value: &T) -> Result<SharedBox<T>> {
+        SharedBox::new(&self.inner, self, value)
+    }
+
+    /// Brings in a box's object if it is away. Returns the box's word.
+    pub(super) fn load(&self, class: Class, cell: &AtomicU64) -> Result<Word> {
+        let word = Word(cell.load(Ordering::Relaxed));
+        if self.inner.arena.header(self.inner.arena.of_word(class, word)).warm(word.0) {
+            return Ok(word);
+        }
+        self.inner.load_all(self, class, &[cell])?;
+        Ok(Word(cell.load(Ordering::Relaxed)))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if !is_forked() {
+            let mut core = self.inner.lock();
+            // A scope may have been leaked. None of its references lives: they borrowed this seat.
+            self.inner.epochs.leave(self.slot);
+            core.seats[self.slot] = false;
+        }
+    }
+}
+
+impl fmt::Debug for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seat").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+/// Keeps local the objects that are reached by it. It stays on its thread.
+pub struct SharedScope<'s> {
+    /// The heap's frames, which the seat keeps alive. A copy here saves a use one pointer.
+    frames: Frames,
+    seat: &'s Seat,
+}
+
+impl SharedScope<'_> {
+    #[inline]
+    pub(super) fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    pub(super) fn seat(&self) -> &Seat {
+        self.seat
+    }
+
+    /// The values of many boxes, in their order. Those that are away come by one round trip to each
+    /// node.
+    ///
+    /// # Errors
+    /// As [`SharedBox::get`].
+    pub fn get_many<'a, T: Far>(&'a self, boxes: &[&'a SharedBox<T>]) -> Result<Vec<&'a T>> {
+        self.load_all(SharedBox::<T>::CLASS, &boxes.iter().map(|one| one.cell()).collect::<Vec<_>>())?;
+        boxes.iter().map(|one| one.get(self)).collect()
+    }
+
+    pub(super) fn load_all(&self, class: Class, cells: &[&AtomicU64]) -> Result<()> {
+        self.seat.inner.load_all(self.seat, class, cells)
+    }
+}
+
+impl Drop for SharedScope<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let depth = self.seat.depth.get() - 1;
+        self.seat.depth.set(depth);
+        if depth == 0 {
+            self.seat.inner.epochs.leave(self.seat.slot);
+        }
+    }
+}
+
+impl fmt::Debug for SharedScope<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedScope").finish_non_exhaustive()
+    }
+}
