@@ -19,6 +19,7 @@
 use crate::batch::{Outcome, get, put_new};
 use crate::embedded::Bytes;
 use crate::keyspace::Keyspace;
+use crate::layout::At;
 use crate::layout::PIECE_HEADER;
 use crate::object::{Object, Type, Value};
 use crate::shard::Trouble;
@@ -150,7 +151,7 @@ async fn all<T>(operations: impl Iterator<Item = impl Future<Output = Result<T, 
 
 async fn remove_parts(store: &Keyspace, io: &Io, head: &Head, key: &[u8]) -> Result<(), Trouble> {
     let keys: Vec<Vec<u8>> = (0..head.parts.len()).map(|n| head.part(n, key)).collect();
-    all(keys.iter().map(|part| store.discard(io, part))).await.map(drop)
+    all(keys.iter().map(|part| store.discard(io, part, None))).await.map(drop)
 }
 
 /// Stores a block if there is none of this key.
@@ -259,8 +260,9 @@ fn block_of(key: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
     Some((Some(nonce), rest.get(NUMBER..)?))
 }
 
-/// Takes out what a key stands for: the whole of a block. Whether there was anything.
-pub(crate) async fn evict(store: &Keyspace, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
+/// Takes out what a key stands for: the whole of a block. Whether there was anything. `only`: a key of
+/// no block stays if its object is at another place.
+pub(crate) async fn evict(store: &Keyspace, io: &Io, key: &[u8], only: Option<At>) -> Result<bool, Trouble> {
     if let Some((nonce, block)) = block_of(key) {
         let at = prefixed(HEAD, block);
         if let Some(head) = store.find(io, &at).await?.and_then(|found| Head::of(&found.object).ok())
@@ -269,7 +271,7 @@ pub(crate) async fn evict(store: &Keyspace, io: &Io, key: &[u8]) -> Result<bool,
             return take_out(store, io, &at, block, &head).await;
         }
     }
-    store.discard(io, key).await
+    store.discard(io, key, only).await
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@
 use crate::blocks;
 use crate::copies::Counted;
 use crate::keyspace::Keyspace;
-use crate::layout::Slot;
+use crate::layout::{At, Slot};
 use crate::object::Object;
 use crate::shard::{Shard, Trouble};
 use crate::task::{Io, join};
@@ -56,7 +56,7 @@ impl Keyspace {
         let mut evicted = 0;
         for look in 0..SAMPLES {
             // All keys of a sample may be in use. Look for idle ones elsewhere first.
-            match self.evict_some(io, shard, look < SAMPLES / 2).await? {
+            match self.evict_some(io, shard, look < SAMPLES / 2, false).await? {
                 Some(some) => evicted += some,
                 None => break,
             }
@@ -76,7 +76,7 @@ impl Keyspace {
                 return Ok(true);
             }
             let some = |_| -> Pin<Box<dyn Future<Output = Result<Option<usize>, Trouble>> + '_>> {
-                Box::pin(self.evict_some(io, shard, vain < 2))
+                Box::pin(self.evict_some(io, shard, vain < 2, true))
             };
             join((0..samples).map(some).collect()).await.into_iter().collect::<Result<Vec<_>, _>>()?;
             // One sample may make room enough: objects may be large.
@@ -90,9 +90,9 @@ impl Keyspace {
     }
 
     /// Evicts some keys of a sample; how many. `idle`: only such as were not used here lately, or
-    /// have ended. `None`: there are no keys.
-    async fn evict_some(&self, io: &Io, shard: &Rc<Shard>, idle: bool) -> Result<Option<usize>, Trouble> {
-        let sampled = self.candidates(io, shard).await?;
+    /// have ended. `own`: only objects in this front end's memory. `None`: there are no keys.
+    async fn evict_some(&self, io: &Io, shard: &Rc<Shard>, idle: bool, own: bool) -> Result<Option<usize>, Trouble> {
+        let sampled = self.candidates(io, shard, own).await?;
         if sampled.is_empty() {
             return Ok(None);
         }
@@ -100,25 +100,19 @@ impl Keyspace {
             let hot = shard.near.cache.borrow().is_hot(object.key(), object.hash());
             (!self.has_ended(object), hot, object.written_s())
         };
-        let mut sampled: Vec<(bool, bool, u32, &Object)> = sampled
-            .iter()
-            .map(|object| {
-                let (stays, hot, written_s) = about(object);
-                (stays, hot, written_s, object)
-            })
-            .collect();
-        sampled.sort_by_key(|&(stays, hot, written_s, _)| (stays, hot, written_s));
+        let mut sampled: Vec<_> = sampled.iter().map(|(at, object)| (about(object), *at, object)).collect();
+        sampled.sort_by_key(|&(about, ..)| about);
         // Of few keys not many are old.
         let most = sampled.len().div_ceil(SAMPLE / GO);
         let mut evicted = 0;
-        for (stays, hot, _, victim) in sampled {
+        for ((stays, hot, _), at, victim) in sampled {
             if evicted == most || idle && stays && hot {
                 break;
             }
             if blocks::is_pinned(self, io, victim.key()).await? {
                 continue;
             }
-            if blocks::evict(self, io, victim.key()).await? {
+            if blocks::evict(self, io, victim.key(), at).await? {
                 Keyspace::count(&self.figures.evicted);
                 evicted += 1;
             }
@@ -126,24 +120,29 @@ impl Keyspace {
         Ok(Some(evicted))
     }
 
-    /// Some keys, without their values: of own memory, unless most is others'.
-    async fn candidates(&self, io: &Io, shard: &Rc<Shard>) -> Result<Vec<Object>, Trouble> {
+    /// Some keys, without their values, and the places of those in own memory. They are of own
+    /// memory, unless most is others'. Another front end may have replaced an own object since: its
+    /// place is given, so that the new one stays.
+    async fn candidates(&self, io: &Io, shard: &Rc<Shard>, own: bool) -> Result<Vec<(Option<At>, Object)>, Trouble> {
         let space = &shard.space;
-        if space.bytes() >= space.others.get() / 3 {
+        if own || space.bytes() >= space.others.get() / 3 {
             let from = self.random(1 << 32) as u64;
             // While it lives no place is used again.
             let _section = space.section();
             let slots: Vec<Slot> = space.heap.borrow().some_linked(from, SAMPLE);
-            let objects: Vec<Object> = shard.index.briefs(io, &slots).await.into_iter().flatten().collect();
-            if !objects.is_empty() {
+            let node = shard.reach.node;
+            let briefs = slots.iter().zip(shard.index.briefs(io, &slots).await);
+            let objects: Vec<_> = briefs.filter_map(|(slot, object)| Some((Some(slot.at(node)), object?))).collect();
+            if own || !objects.is_empty() {
                 return Ok(objects);
             }
         }
-        self.sample(io, shard).await
+        Ok(self.sample(io, shard).await?.into_iter().map(|object| (None, object)).collect())
     }
 
     /// Takes a key out without reading its value; whether it was there.
-    pub(crate) async fn discard(&self, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
-        self.shard(key).index.discard(io, key).await
+    /// `only`: it stays if its object is at another place.
+    pub(crate) async fn discard(&self, io: &Io, key: &[u8], only: Option<At>) -> Result<bool, Trouble> {
+        self.shard(key).index.discard(io, key, only).await
     }
 }

@@ -204,6 +204,10 @@ impl Space {
             return 0;
         }
         let heap = self.heap.borrow();
+        if heap.bytes() == 0 {
+            // What it evicted would be others'.
+            return 0;
+        }
         let room = limit.saturating_sub(heap.bytes() + self.others.get()) + heap.free_bytes() + heap.retired_bytes();
         (limit / HEADROOM).min(MOST_HEADROOM).saturating_sub(room)
     }

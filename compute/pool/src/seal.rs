@@ -298,6 +298,15 @@ impl Seals<'_> {
         }
     }
 
+    /// Whether a slot's page is the one of which [`Seals::again`] gave this tag.
+    pub fn is_as(self, slot: FarSlot, tag: u64) -> bool {
+        self.tables
+            .sealed
+            .0
+            .get()
+            .is_some_and(|sealing| sealing.marks[sealing.mark(slot) + 1].load(Ordering::Relaxed) == tag)
+    }
+
     /// Opens the page at `from` into the page at `to`; both may be the same. The slot's page is the
     /// caller's.
     ///

@@ -95,6 +95,16 @@ impl Refused {
         };
     }
 
+    /// Those that one home or another refused. A value that no honest node gives stands for all.
+    pub fn or(self, other: Refused) -> Refused {
+        match (self.0, other.0) {
+            (0, _) => other,
+            (_, 0) => self,
+            (one, another) if one == another => self,
+            _ => Refused::MANY,
+        }
+    }
+
     /// Whether none was.
     pub fn is_none(self) -> bool {
         self.0 == 0
@@ -154,6 +164,23 @@ mod tests {
         assert!((0..len).all(|len| Conditional::split(&out[..len]).is_err()));
         assert!(Conditional::split(&out[..len + 1]).is_err());
         assert_eq!(append(&mut out[..len - 1], record, [0, 0].into_iter(), &seed), None);
+    }
+
+    #[test]
+    fn what_either_home_refused_is_refused() {
+        let of = |pages: &[usize]| {
+            pages.iter().fold(Refused::default(), |mut refused, &page| {
+                refused.add(page);
+                refused
+            })
+        };
+        let lists = [of(&[]), of(&[0]), of(&[1]), of(&[1, 2, 3]), of(&[2, 3]), of(&[0, 1, 2, 3, 4])];
+        let any = lists.into_iter().chain([Refused(0xFFFF), Refused(0xFFFF << 16), Refused(u64::MAX - 1)]);
+        for (one, another) in any.clone().flat_map(|one| any.clone().map(move |another| (one, another))) {
+            let both = one.or(another);
+            assert!((0..8).all(|page| both.contains(page) || !one.contains(page) && !another.contains(page)));
+            assert!(both.is_none() || !one.is_none() || !another.is_none());
+        }
     }
 
     #[test]

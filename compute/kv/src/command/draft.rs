@@ -5,7 +5,8 @@
 
 use crate::index::Found;
 use crate::keyspace::Change;
-use crate::object::{Object, Value};
+use crate::layout::MAX_OBJECT;
+use crate::object::{self, Object, Type, Value};
 use crate::shard::Trouble;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -28,13 +29,18 @@ struct Page {
     change: Option<Option<Value>>,
 }
 
+/// Bytes of the values that a draft may change.
+const BYTES: usize = 128 << 20;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Draft {
     pages: RefCell<BTreeMap<Vec<u8>, Page>>,
     /// A key that a command asked for and that was not read into the draft.
     missed: RefCell<Option<Vec<u8>>>,
-    /// Whether a command may change values.
+    /// Bytes of the values to write.
+    bytes: Cell<usize>,
+    /// Whether a command may not change values.
     pub read_only: Cell<bool>,
 }
 
@@ -68,6 +74,15 @@ impl Draft {
     pub fn put(&self, key: &[u8], value: Option<Value>) -> Result<(), Trouble> {
         let mut pages = self.pages.borrow_mut();
         let page = pages.get_mut(key).ok_or_else(|| self.miss(key))?;
+        let new = value.as_ref().map_or(0, |value| value.bytes.len());
+        let old = page.change.as_ref().and_then(Option::as_ref).map_or(0, |value| value.bytes.len());
+        let bytes = self.bytes.get() - old + new;
+        // A string that is longer goes by pieces. Both are refused now, not when others are written.
+        let whole = value.as_ref().filter(|value| value.kind != Type::String);
+        if bytes > BYTES || whole.is_some_and(|value| object::len(key, &value.bytes) > MAX_OBJECT) {
+            return Err(Trouble::TooLarge);
+        }
+        self.bytes.set(bytes);
         page.object = value.as_ref().map(|value| Object::of(key, value));
         page.change = Some(value);
         Ok(())

@@ -190,6 +190,9 @@ async fn give(call: &Call, object: &Object, to: &[u8], if_absent: bool) -> Resul
     if object.kind() != Type::Long {
         return put_at(call, to, &ending(object, object.expiry()), if_absent).await;
     }
+    if call.draft.is_some() {
+        return Err(super::long::too_long());
+    }
     let found = call.store().find(&call.io, object.key()).await?;
     let found = found.filter(|found| found.object.checksum() == object.checksum());
     let changed = || Fail::new("the key was changed meanwhile: repeat the command");

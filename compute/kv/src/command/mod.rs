@@ -161,6 +161,8 @@ pub struct Front {
     pub killed: RefCell<Vec<u64>>,
     /// The costs of commands.
     pub stats: Stats,
+    /// Turns of the event loop.
+    pub turns: Cell<u64>,
     /// Scripts that clients have sent.
     pub scripts: scripts::Scripts,
 }

@@ -1,7 +1,7 @@
 //! Objects without their values, for a look at keys alone, such as an evictor's. A block of 64 KiB costs as little as a small value then.
 
 use super::{Index, Removed};
-use crate::layout::{Hash, Slot, class_bytes, word};
+use crate::layout::{At, Hash, Slot, class_bytes, word};
 use crate::object::{HEADER, Object, Type, Value};
 use crate::shard::{ATTEMPTS, Trouble};
 use crate::task::{Answer, Io, Verb};
@@ -44,8 +44,9 @@ impl Index {
 }
 
 impl Index {
-    /// Takes a key out without reading its value; whether it was there.
-    pub(crate) async fn discard(self: &Rc<Index>, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
+    /// Takes a key out without reading its value; whether it was there. `only`: it stays if its
+    /// object is at another place.
+    pub(crate) async fn discard(self: &Rc<Index>, io: &Io, key: &[u8], only: Option<At>) -> Result<bool, Trouble> {
         let (hash, _section) = (Hash::of(key), self.space.section());
         let _writing = self.near.writing(Some(hash));
         for attempt in 0..ATTEMPTS {
@@ -62,10 +63,13 @@ impl Index {
             let changing = slots.iter().any(|(_, slot)| slot.is_frozen());
             let found = objects.and_then(|objects| {
                 let at = objects.iter().position(|object| object.key() == key);
+                if only.is_some() && at.map(|at| alike[at].1.at(self.reach.node)) != only {
+                    return Some(None);
+                }
                 at.map_or(Some(None), |at| (objects[at].kind() != Type::Long).then_some(Some(alike[at])))
             });
             let (at, slot) = match found {
-                Some(None) if !changing => return Ok(false),
+                Some(None) if !changing || only.is_some() => return Ok(false),
                 Some(Some(found)) if !changing => found,
                 // A long value, a split, or a change meanwhile.
                 _ => return Ok(!matches!(Box::pin(self.remove_seen(io, key)).await?, Removed::Absent)),

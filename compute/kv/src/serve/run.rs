@@ -146,6 +146,7 @@ impl<'a> Server<'a> {
         let store = Rc::new(Keyspace::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
         let first = listeners.first().and_then(|listener| listener.local_addr().ok());
         let front = Front {
+            turns: 0.into(),
             scripts: Scripts::default(),
             store: Rc::clone(&store),
             clients: BTreeMap::new().into(),
@@ -230,6 +231,7 @@ impl<'a> Server<'a> {
                 }
             }
             self.end_pause();
+            self.front.turns.set(self.front.turns.get() + 1);
             self.background.begin(now, &self.drive);
             self.work()?;
             let killed = self.front.killed.take();

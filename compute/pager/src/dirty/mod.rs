@@ -107,7 +107,7 @@ pub(crate) struct Changed {
 
 impl Changed {
     /// In some line.
-    const SOMEWHERE: Changed = Changed { lines: u64::MAX, known: false, was: 0 };
+    pub const SOMEWHERE: Changed = Changed { lines: u64::MAX, known: false, was: 0 };
 
     fn lines(lines: u64) -> Changed {
         Changed { lines, known: true, was: 0 }

@@ -144,6 +144,11 @@ impl Out {
             let next = next.filter(|_| next_too);
             self.changes.tracker.changed(l.page(), shown, slot_bytes(), next)
         });
+        // The node knows the key of the hashes, and may know pages that have equal ones. No page but
+        // the slot's has its tag.
+        let is_other =
+            again.is_some_and(|tag| !l.from.slot().is_some_and(|slot| self.base.pool.seals().is_as(slot, tag)));
+        let changed = changed.map(|changed| if changed.lines == 0 && is_other { Changed::SOMEWHERE } else { changed });
         if let Some(changed) = changed {
             let stored = self.changes.rewrites.saw_compared(l.from, changed.lines != 0);
             if changed.lines == 0 {

@@ -38,6 +38,7 @@ use crate::{Disk, Pool};
 use disk::OnDisk;
 use farmem_fabric::Lost;
 use farmem_protocol::addr::FarSlot;
+use farmem_protocol::lines::conditional::Refused;
 use farmem_sys::memory::copy_bytes;
 use links::{Links, Looked};
 use operations::{Operation, Operations, Verb};
@@ -272,7 +273,8 @@ impl Lane {
                 Ok(value) => {
                     operation.done += 1;
                     operation.by = Some(node as u32);
-                    operation.value |= value;
+                    // Of two homes only records of lines have values.
+                    operation.value = Refused(operation.value).or(Refused(value)).0;
                     if operation.begun != 0 {
                         self.paces.took(pool.tables.nodes.moment(), node, operation.begun);
                     }

@@ -68,14 +68,17 @@ impl Left {
     }
 
     fn of_table(&mut self, table: &Table, depth: u32) -> Option<Reply> {
-        let line = |key: &str| match table.raw_get::<Value>(key) {
-            Ok(Value::String(text)) => Some(text.to_string_lossy().replace(['\r', '\n'], " ")),
-            _ => None,
+        let mut line = |key: &str| match table.raw_get::<Value>(key) {
+            Ok(Value::String(text)) => {
+                self.bytes = self.bytes.checked_sub(text.as_bytes().len())?;
+                Some(Some(text.to_string_lossy().replace(['\r', '\n'], " ")))
+            }
+            _ => Some(None),
         };
-        if let Some(text) = line("err") {
+        if let Some(text) = line("err")? {
             return Some(Reply::Error(text.trim_start_matches('-').to_owned()));
         }
-        if let Some(text) = line("ok") {
+        if let Some(text) = line("ok")? {
             return Some(Reply::Line(text));
         }
         let mut items = Vec::new();

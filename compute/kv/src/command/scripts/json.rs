@@ -6,6 +6,8 @@ use mlua::{Lua, LuaSerdeExt, Table, Value};
 const DEPTH: u32 = 128;
 /// Bytes of a text that is written. A table may be in several others, so few tables can be much text.
 const LONGEST: usize = 16 << 20;
+/// Bytes of a text that is read. Its values take up to a hundred times as much, outside of Lua's memory.
+const READ: usize = 1 << 20;
 
 /// The table `cjson`.
 pub fn module(lua: &Lua) -> mlua::Result<Table> {
@@ -16,6 +18,9 @@ pub fn module(lua: &Lua) -> mlua::Result<Table> {
         lua.create_string(text)
     };
     let decode = |lua: &Lua, text: mlua::LuaString| {
+        if text.as_bytes().len() > READ {
+            return Err(wrong(format!("the text is longer than {} MiB", READ >> 20)));
+        }
         let value = serde_json::from_slice::<serde_json::Value>(&text.as_bytes());
         lua.to_value(&value.map_err(|e| wrong(e.to_string()))?)
     };

@@ -2,6 +2,7 @@
 //!
 //! A script runs on a draft of its keys' values ([`super::draft`]), from its first line to its last
 //! without waiting. Its changes are written when it has ended. A script that fails changes nothing.
+//! One that returns an error has not failed.
 //!
 //! * **One key in KEYS.** One CAS puts the result in place of the value that was read. If another
 //!   client was faster the script runs again. So it takes effect at one moment, for every front
@@ -13,6 +14,7 @@
 
 mod convert;
 mod json;
+mod library;
 mod machine;
 
 use super::draft::Draft;
@@ -24,9 +26,15 @@ use machine::Machine;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// Bytes of the scripts that are kept. Of more, the oldest is forgotten.
-const KEPT: usize = 16 << 20;
+const KEPT: usize = 4 << 20;
+/// How long a script may run, with all its attempts. Other front ends take one that is silent for
+/// dead.
+const TIME: Duration = Duration::from_millis(500);
+/// The time that scripts together may take before the event loop has its turn again.
+const TURN: Duration = Duration::from_millis(50);
 /// Keys that one script may use.
 const KEYS: usize = 10_000;
 
@@ -39,6 +47,8 @@ pub struct Scripts {
     bytes: Cell<usize>,
     /// Made for the first script.
     machine: OnceCell<Machine>,
+    /// The event loop's turn in which a script ran last, and the time that scripts took in it.
+    taken: Cell<(u64, Duration)>,
 }
 
 impl Scripts {
@@ -69,6 +79,18 @@ impl Scripts {
         self.ages.borrow_mut().drain(..).for_each(|name| self.forget(&name));
         self.texts.borrow_mut().clear();
         self.bytes.set(0);
+    }
+
+    /// Waits while scripts have had their time in this turn of the event loop.
+    async fn turn(&self, call: &Call) {
+        while self.taken.get().0 == call.front.turns.get() && self.taken.get().1 >= TURN {
+            call.io.pause(1).await;
+        }
+    }
+
+    fn took(&self, turn: u64, time: Duration) {
+        let (last, before) = self.taken.get();
+        self.taken.set((turn, if last == turn { before + time } else { time }));
     }
 
     fn machine(&self) -> Result<&Machine, Fail> {
@@ -122,7 +144,10 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     let Some(text) = text else {
         return Err(Fail(Reply::Error("NOSCRIPT No matching script. Please use EVAL.".into())));
     };
-    let script = Script { call, text, sha, reads: name.ends_with("_ro"), named: keys(&call.args)?.len() };
+    let named = keys(&call.args)?.len();
+    scripts.turn(call).await;
+    let until = Instant::now() + TIME;
+    let script = Script { call, text, sha, reads: name.ends_with("_ro"), named, until };
     if call.draft.is_some() {
         return Err(Fail::new("a script runs no other script"));
     }
@@ -141,22 +166,27 @@ struct Script<'a> {
     reads: bool,
     /// Number of keys in KEYS.
     named: usize,
+    until: Instant,
 }
 
 impl Script<'_> {
-    /// Runs it on a draft, from its first line to its last.
-    fn on(&self, draft: Draft) -> Result<(Reply, Rc<Draft>), Fail> {
+    /// Runs it on a draft, from its first line to its last. The reply, whether it has failed, and the
+    /// draft as it left it.
+    fn on(&self, draft: Draft) -> Result<(Reply, bool, Rc<Draft>), Fail> {
         draft.read_only.set(self.reads);
         let draft = Rc::new(draft);
         let call = Call { draft: Some(Rc::clone(&draft)), in_exec: true, ..self.call.clone() };
-        let reply = self.call.front.scripts.machine()?.run(call, &self.sha, &self.text, self.named)?;
-        Ok((reply, draft))
+        let (scripts, began) = (&self.call.front.scripts, Instant::now());
+        let ended = scripts.machine()?.run(call, (&self.sha, &self.text), self.named, self.until);
+        scripts.took(self.call.front.turns.get(), began.elapsed());
+        let (reply, failed) = ended?;
+        Ok((reply, failed, draft))
     }
 
     /// `found`: the script has asked for this key itself, among none.
     async fn on_one_key(&self, key: &[u8], found: bool) -> Answered {
         let change = |there: Option<&Found>| -> Result<Change<Reply>, Fail> {
-            let (reply, draft) = self.on(Draft::of(key, there.map(|found| found.object.clone())))?;
+            let (reply, failed, draft) = self.on(Draft::of(key, there.map(|found| found.object.clone())))?;
             if let Some(other) = draft.missed() {
                 let other = String::from_utf8_lossy(&other).into_owned();
                 return Err(Fail::new(if found {
@@ -165,11 +195,7 @@ impl Script<'_> {
                     format!("the script uses key '{other}', which is not in its KEYS: name all of its keys there")
                 }));
             }
-            match reply {
-                // As it failed, it changes nothing.
-                Reply::Error(_) => Ok(Change::Keep(reply)),
-                reply => Ok(draft.change(reply)),
-            }
+            Ok(if failed { Change::Keep(reply) } else { draft.change(reply) })
         };
         self.call.store().update_found(&self.call.io, key, change).await
     }
@@ -179,13 +205,13 @@ impl Script<'_> {
         let mut keys = keys(&self.call.args)?.to_vec();
         keys.sort_unstable();
         keys.dedup();
-        let (reply, draft) = loop {
+        let (reply, failed, draft) = loop {
             let draft = Draft::default();
             for key in &keys {
                 draft.enter(key, store.find(io, key).await?.map(|found| found.object));
             }
-            let (reply, draft) = self.on(draft)?;
-            let Some(missed) = draft.missed() else { break (reply, draft) };
+            let (reply, failed, draft) = self.on(draft)?;
+            let Some(missed) = draft.missed() else { break (reply, failed, draft) };
             keys.push(missed);
             if keys.len() > KEYS {
                 return Err(Fail::new(format!("the script uses more than {KEYS} keys")));
@@ -200,7 +226,7 @@ impl Script<'_> {
                  change them meanwhile. Use one key, or one front end",
             ));
         }
-        if !matches!(reply, Reply::Error(_)) {
+        if !failed {
             for (key, value) in draft.changes() {
                 match value {
                     Some(value) => store.put(io, &key, &value).await?,

@@ -1,0 +1,213 @@
+//! What scripts find in the machine: Lua's own functions, narrowed, and the table `redis`.
+//!
+//! A function in C or Rust is one instruction to the clock. So each has a bound of its own on what
+//! one call takes. Only the matching of a pattern has none that helps.
+
+use super::convert::{to_argument, to_lua};
+use super::machine::{Current, MEMORY, late};
+use crate::command::multi::at_once;
+use crate::command::{Call, dispatch, find, unknown, wrong_number};
+use crate::resp::Reply;
+use crate::task::Io;
+use mlua::{Function, Lua, LuaString, MultiValue, Table, Value};
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Functions that would lead out of the machine, into its inside, or past the clock: a coroutine's
+/// instructions are counted apart.
+const REMOVED: [&str; 10] = [
+    "collectgarbage",
+    "coroutine",
+    "dofile",
+    "gcinfo",
+    "load",
+    "loadfile",
+    "loadstring",
+    "newproxy",
+    "print",
+    "require",
+];
+/// They would set global variables past the rules.
+const UNRULY: [&str; 3] = ["getfenv", "rawset", "setfenv"];
+/// The most bytes of a pattern. Its items are matched within each other, on the thread's stack.
+const PATTERN: usize = 1024;
+/// Values that `unpack` returns, at most.
+const UNPACKED: f64 = 7000.0;
+/// Bytes of the arguments of one command.
+const ARGUMENTS: usize = 64 << 20;
+/// Commands on keys that are not named: they would reach the store past the draft.
+const ON_ANY_KEY: [&str; 7] = ["dbsize", "flushall", "flushdb", "keys", "memory", "randomkey", "scan"];
+
+fn error(text: impl std::fmt::Display) -> mlua::Error {
+    mlua::Error::runtime(text)
+}
+
+/// Takes functions of Lua away, and bounds what one call of others takes.
+pub fn narrow(lua: &Lua, globals: &Table) -> mlua::Result<()> {
+    REMOVED.iter().try_for_each(|name| globals.raw_set(*name, Value::Nil))?;
+    let strings = globals.raw_get::<Table>("string")?;
+    ["dump", "gfind"].iter().try_for_each(|name| strings.raw_set(*name, Value::Nil))?;
+    bound_strings(lua, &strings)?;
+    bound_tables(lua, globals)
+}
+
+fn bound_strings(lua: &Lua, strings: &Table) -> mlua::Result<()> {
+    for name in ["find", "match", "gmatch", "gsub"] {
+        let function = strings.raw_get::<Function>(name)?;
+        let bounded = lua.create_function(move |_, args: MultiValue| {
+            let plain = matches!(args.get(3), Some(is) if !matches!(is, Value::Nil | Value::Boolean(false)));
+            match args.get(1) {
+                Some(Value::String(pattern)) if pattern.as_bytes().len() > PATTERN && !(plain && name == "find") => {
+                    Err(error(format!("the pattern is longer than {PATTERN} bytes")))
+                }
+                _ => function.call::<MultiValue>(args),
+            }
+        })?;
+        strings.raw_set(name, bounded)?;
+    }
+    let repeat = strings.raw_get::<Function>("rep")?;
+    let bounded = lua.create_function(move |_, (text, times): (LuaString, f64)| {
+        let bytes = text.as_bytes().len().max(1) as f64;
+        if times * bytes > MEMORY as f64 {
+            Err(error("not enough memory"))
+        } else {
+            repeat.call::<Value>((text, times))
+        }
+    })?;
+    strings.raw_set("rep", bounded)
+}
+
+/// Keeps functions that change tables away from those with rules, which they do not heed.
+fn bound_tables(lua: &Lua, globals: &Table) -> mlua::Result<()> {
+    let tables = globals.raw_get::<Table>("table")?;
+    for name in ["insert", "remove", "sort"] {
+        let function = tables.raw_get::<Function>(name)?;
+        let bounded = lua.create_function(move |_, args: MultiValue| match args.front() {
+            Some(Value::Table(table)) if table.metatable().is_some() => {
+                Err(error("Attempt to modify a readonly table"))
+            }
+            _ => function.call::<MultiValue>(args),
+        })?;
+        tables.raw_set(name, bounded)?;
+    }
+    let unpack = globals.raw_get::<Function>("unpack")?;
+    let bounded = lua.create_function(move |_, (table, from, to): (Table, Option<f64>, Option<f64>)| {
+        let (from, to) = (from.unwrap_or(1.0), to.unwrap_or_else(|| table.raw_len() as f64));
+        let many = !(to - from < UNPACKED);
+        if many { Err(error("too many results to unpack")) } else { unpack.call::<MultiValue>((table, from, to)) }
+    })?;
+    globals.raw_set("unpack", bounded)
+}
+
+/// Makes global variables and libraries fixed: a script that sets one by mistake is told.
+pub fn seal(lua: &Lua, globals: &Table) -> mlua::Result<()> {
+    if let Some(rules) = lua.type_metatable::<LuaString>() {
+        rules.raw_set("__metatable", false)?;
+    }
+    for name in ["redis", "cjson", "string", "table", "math"] {
+        let (shown, rules) = (lua.create_table()?, lua.create_table()?);
+        rules.raw_set("__index", globals.raw_get::<Table>(name)?)?;
+        let refuse = |_: &Lua, _: MultiValue| -> mlua::Result<()> { Err(error("Attempt to modify a readonly table")) };
+        rules.raw_set("__newindex", lua.create_function(refuse)?)?;
+        rules.raw_set("__metatable", false)?;
+        shown.set_metatable(Some(rules))?;
+        globals.raw_set(name, shown)?;
+    }
+    UNRULY.iter().try_for_each(|name| globals.raw_set(*name, Value::Nil))?;
+    let named = |name: Value| name.to_string().unwrap_or_default();
+    let set = move |_: &Lua, (_, name, _): (Table, Value, Value)| -> mlua::Result<()> {
+        Err(error(format!("Attempt to modify a readonly table, global '{}'", named(name))))
+    };
+    let get = move |_: &Lua, (_, name): (Table, Value)| -> mlua::Result<()> {
+        Err(error(format!("Script attempted to access nonexistent global variable '{}'", named(name))))
+    };
+    let rules = lua.create_table()?;
+    rules.raw_set("__newindex", lua.create_function(set)?)?;
+    rules.raw_set("__index", lua.create_function(get)?)?;
+    rules.raw_set("__metatable", false)?;
+    globals.set_metatable(Some(rules))
+}
+
+/// The table `redis`.
+pub fn redis(lua: &Lua, call: &Current) -> mlua::Result<Table> {
+    let table = lua.create_table()?;
+    let call = Rc::clone(call);
+    let quietly = lua.create_function(move |lua, args: MultiValue| {
+        // Not borrowed while the command runs.
+        let Some((now, until)) = call.borrow().clone() else { return Err(error("no script runs")) };
+        if Instant::now() >= until {
+            return Err(late());
+        }
+        to_lua(lua, carry_out(&now, &args))
+    })?;
+    // An error is a table, as redis 7 raises it.
+    let raising = "local quietly, error, type = ...
+        return function(...)
+            local reply = quietly(...)
+            if type(reply) == 'table' and reply.err then error(reply, 0) end
+            return reply
+        end";
+    let [error_of_lua, type_of] = ["error", "type"].map(|name| lua.globals().raw_get::<Value>(name));
+    table.raw_set("call", lua.load(raising).call::<Function>((quietly.clone(), error_of_lua?, type_of?))?)?;
+    table.raw_set("pcall", quietly)?;
+    for (name, key) in [("error_reply", "err"), ("status_reply", "ok")] {
+        let function = lua.create_function(move |lua, text: LuaString| {
+            let table = lua.create_table()?;
+            table.raw_set(key, text)?;
+            Ok(table)
+        })?;
+        table.raw_set(name, function)?;
+    }
+    let sha1 = |lua: &Lua, text: LuaString| lua.create_string(super::sha1(&text.as_bytes()));
+    table.raw_set("sha1hex", lua.create_function(sha1)?)?;
+    // A front end has no log of scripts, and nothing is replicated.
+    for name in ["log", "set_repl"] {
+        table.raw_set(name, lua.create_function(|_, _: MultiValue| Ok(()))?)?;
+    }
+    table.raw_set("replicate_commands", lua.create_function(|_, ()| Ok(true))?)?;
+    let version = |_: &Lua, version: i64| match version {
+        2 => Ok(()),
+        _ => Err(error("scripts get replies of RESP version 2")),
+    };
+    table.raw_set("setresp", lua.create_function(version)?)?;
+    for (number, name) in ["LOG_DEBUG", "LOG_VERBOSE", "LOG_NOTICE", "LOG_WARNING"].into_iter().enumerate() {
+        table.raw_set(name, number)?;
+    }
+    for (number, name) in ["REPL_NONE", "REPL_AOF", "REPL_SLAVE", "REPL_ALL"].into_iter().enumerate() {
+        table.raw_set(name, number)?;
+    }
+    table.raw_set("REPL_REPLICA", 2)?;
+    table.raw_set("REDIS_VERSION", crate::command::info::REDIS_VERSION)?;
+    Ok(table)
+}
+
+/// Carries out a command on the script's draft.
+fn carry_out(call: &Call, args: &MultiValue) -> Reply {
+    let len = |value: &Value| if let Value::String(text) = value { text.as_bytes().len() } else { 32 };
+    if args.is_empty() {
+        return Reply::error("Please specify at least one argument for this redis.call() call");
+    }
+    if args.iter().map(len).sum::<usize>() > ARGUMENTS {
+        return Reply::error(format!("the command's arguments are more than {} MiB", ARGUMENTS >> 20));
+    }
+    let Some(args) = args.iter().map(to_argument).collect::<Option<Vec<_>>>() else {
+        return Reply::error("Lua redis lib command arguments must be strings or integers");
+    };
+    let Some(command) = find(&args[0]) else { return unknown(&args) };
+    let refused = || Reply::error(format!("command '{}' is not carried out by scripts", command.name));
+    if !command.takes(args.len()) {
+        return wrong_number(command.name);
+    }
+    if !command.runs_on_a_draft() {
+        return Reply::error("This Redis command is not allowed from script");
+    }
+    if ON_ANY_KEY.contains(&command.name) {
+        return refused();
+    }
+    if command.writes && call.draft.as_ref().is_some_and(|draft| draft.read_only.get()) {
+        return Reply::error("Write commands are not allowed from read-only scripts.");
+    }
+    // With a way of its own, a command that would reach the store waits, and is refused.
+    let call = Call { args: Rc::new(args), io: Io::default(), ..call.clone() };
+    at_once(dispatch(command, &call)).unwrap_or_else(refused)
+}
