@@ -93,8 +93,9 @@ fn bound_tables(lua: &Lua, globals: &Table) -> mlua::Result<()> {
     let unpack = globals.raw_get::<Function>("unpack")?;
     let bounded = lua.create_function(move |_, (table, from, to): (Table, Option<f64>, Option<f64>)| {
         let (from, to) = (from.unwrap_or(1.0), to.unwrap_or_else(|| table.raw_len() as f64));
-        let many = !(to - from < UNPACKED);
-        if many { Err(error("too many results to unpack")) } else { unpack.call::<MultiValue>((table, from, to)) }
+        // Neither of them is a number that Lua would take for another one.
+        let few = to - from < UNPACKED;
+        if few { unpack.call::<MultiValue>((table, from, to)) } else { Err(error("too many results to unpack")) }
     })?;
     globals.raw_set("unpack", bounded)
 }
