@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use farmem_tests::farmem::{Far, Node, same_as_native, split_stats};
@@ -210,18 +210,11 @@ fn goes_on_without(nodes: &[Hostile], far: &Far, attack: Attack) -> Result<()> {
     let pages = hostile.pages()?;
     ensure!(pages.len() > 1000, "{} pages are there", pages.len());
     hostile.put(&attack(&pages, &Pages::new(), &Pages::new()))?;
+    let before = read(hostile);
     process::send(work.program, libc::SIGCONT);
-    // A disk may answer all that is read.
-    let limit = if nodes.len() == 1 { Duration::from_secs(1) } else { LIMIT };
-    let noticed = || work.run.stderr().contains("the program goes on") || !work.run.alive();
-    // Reads that are late go to the other node, and those before the stop may be. So that node is late now and then.
-    let others = || nodes.iter().filter(|other| !std::ptr::eq(*other, hostile));
-    let until = Instant::now() + limit;
-    while !eventually(Duration::from_millis(300), noticed) && Instant::now() < until {
-        others().for_each(|other| other.node.running.signal(libc::SIGSTOP));
-        eventually(Duration::from_millis(300), noticed);
-        others().for_each(|other| other.node.running.signal(libc::SIGCONT));
-    }
+    // A disk may answer all that is read. So may the other node, if this one is late on a busy machine.
+    let limit = Duration::from_secs(if nodes.len() == 1 { 1 } else { 5 });
+    eventually(limit, || work.run.stderr().contains("the program goes on") || !work.run.alive());
     process::send(work.program, libc::SIGUSR1);
     let outcome = work.run.wait(LIMIT)?;
     let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
@@ -229,7 +222,8 @@ fn goes_on_without(nodes: &[Hostile], far: &Far, attack: Attack) -> Result<()> {
     let (_, rest) = split_stats(&outcome.stderr);
     let told = rest.contains(&format!("{} is lost: it gave a page back altered or old (slab ", hostile.node.by_tcp()));
     let told = told && rest.lines().count() == 1 && rest.contains("; the program goes on with one copy of ");
-    ensure!(told || nodes.len() == 1 && rest.is_empty(), "{rest}");
+    let unread = nodes.len() == 1 || read(hostile) == before;
+    ensure!(told || unread && rest.is_empty(), "{rest}");
     Ok(())
 }
 
