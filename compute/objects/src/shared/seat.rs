@@ -36,7 +36,7 @@ impl Seat {
     /// Puts a value into far memory.
     ///
     /// # Errors
-    /// [`Error::Memory`] where the nodes have no room, [`Error::ScopeFull`].
+    /// [`crate::Error::Memory`] where the nodes have no room, [`crate::Error::ScopeFull`].
     pub fn alloc<T: Far>(&self, value: &T) -> Result<SharedBox<T>> {
         SharedBox::new(&self.inner, self, value)
     }
