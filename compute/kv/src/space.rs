@@ -205,7 +205,7 @@ impl Space {
         }
         let heap = self.heap.borrow();
         if heap.bytes() == 0 {
-            // What it evicted would be others'.
+            // Victims would be others'.
             return 0;
         }
         let room = limit.saturating_sub(heap.bytes() + self.others.get()) + heap.free_bytes() + heap.retired_bytes();
