@@ -16,6 +16,7 @@
 use super::Out;
 use super::batch::{Evictor, Leaving};
 use super::held::PIECE;
+use crate::base::Base;
 use crate::dirty::Changed;
 use crate::dirty::Next;
 use crate::ending::{broken, die, or_end};
@@ -54,7 +55,8 @@ impl Out {
                 evictor.tally.clean += 1;
                 l.from.to(State::Remote).with_written(false)
             } else if let Some(bytes) = l.bytes(&self.base.table) {
-                let compared = (compares && l.from.guessed()).then(|| next.and_then(|next| self.compared_next(next)));
+                let compared =
+                    (compares && l.from.guessed()).then(|| next.and_then(|next| compared_next(self.base, next)));
                 self.bring_out(evictor, l, bytes, compared)
             } else {
                 self.bring_barred(evictor, l)
@@ -78,7 +80,7 @@ impl Out {
                 together.for_each(|l| self.look_ahead_of_slot(l));
             }
             let next = leaving.get(at + 1).filter(|next| compares && next.held);
-            let next = next.and_then(|next| self.compared_next(next));
+            let next = next.and_then(|next| compared_next(self.base, next));
             let bytes = evictor.held.next();
             let compared = compares && leaving[at].from.guessed();
             leaving[at].to = self.bring_out(evictor, &leaving[at], bytes, compared.then_some(next));
@@ -280,16 +282,6 @@ impl Out {
         }
     }
 
-    /// The addresses of a compared page and of its slot, if that is mapped. A held page is read
-    /// into the cache anyway: of it, the slot alone.
-    fn compared_next(&self, l: &Leaving) -> Option<Next> {
-        let page = l.page().addr() as *const u8;
-        l.from.guessed().then(|| {
-            let slot = self.base.mapped_slot(l.from).map_or(page, Bytes::as_ptr);
-            [if l.held { slot } else { page }, slot]
-        })
-    }
-
     /// Ends the process: a page has nowhere to go.
     fn no_room(&self, e: &NoRoom) -> ! {
         match e {
@@ -309,4 +301,14 @@ impl Out {
             }
         }
     }
+}
+
+/// The addresses of a compared page and of its slot, if that is mapped. A held page is read into the
+/// cache anyway: of it, the slot alone.
+fn compared_next(base: &Base, l: &Leaving) -> Option<Next> {
+    let page = l.page().addr() as *const u8;
+    l.from.guessed().then(|| {
+        let slot = base.mapped_slot(l.from).map_or(page, Bytes::as_ptr);
+        [if l.held { slot } else { page }, slot]
+    })
 }
