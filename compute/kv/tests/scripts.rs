@@ -168,7 +168,7 @@ fn scripts_are_held_within_limits() {
     for (script, expected) in [
         ("while true do end", "ran for more than"),
         ("while true do pcall(function() while true do end end) end", "ran for more than"),
-        ("local c = string.rep('x', 1e6); local t = {}; while true do t[#t + 1] = c .. #t end", "memory"),
+        ("local c = string.rep('x', 1e6); local t = {}; while true do t[#t + 1] = c .. #t end", "memory|ran for"),
         ("return string.rep('x', 1e9)", "memory"),
         ("local t = {}; for i = 1, 1e5 do t = {t} end; return t", "too large"),
         ("local t = {1}; for i = 1, 40 do t = {t, t} end; return t", "too large"),
@@ -220,7 +220,9 @@ fn scripts_are_held_within_limits() {
     ] {
         let said = eval(&mut client, script, &["0"]);
         let said = &said[..said.len().min(300)];
-        assert!(said.starts_with('-') && said.contains(expected), "{script}: {said}");
+        // A slow machine may meet the limit of time first.
+        let expected = expected.split('|').any(|one| said.contains(one));
+        assert!(said.starts_with('-') && expected, "{script}: {said}");
         assert_eq!(eval(&mut client, "return ('a'):upper()", &["0"]), "A", "after {script}");
     }
     assert_eq!(client.ask("PING"), "+PONG");
