@@ -1,5 +1,5 @@
-//! A store's front ends as processes: how they end, what they say, and that they need no more than
-//! a confined service has.
+//! A store's front ends as processes: their ends, and their last lines. They are confined as
+//! services are.
 
 #[allow(dead_code)] // Shared by test programs, each of which uses a part.
 mod common;

@@ -1,6 +1,6 @@
 //! Eviction: which keys go when a store's memory is used up, and when.
 //!
-//! What is evicted is of use again three epochs later ([`crate::heap::GRACE`]). So the background
+//! Evicted memory is of use again three epochs later ([`crate::heap::GRACE`]). So the background
 //! evicts before memory is full, as much ahead as writes take in that time
 //! ([`Keyspace::make_headroom`]). A write then finds a free place and waits for nothing. A write
 //! that finds none evicts itself, and waits ([`Keyspace::make_room`]). While a write waits, the

@@ -1,7 +1,7 @@
 //! A key-value store on disaggregated memory that redis clients can use.
 //!
 //! ```text
-//!  redis client ── RESP ──► serve ─► command ─► Keyspace ─► Shard: index, heap, members   (pure: steps, no I/O)
+//!  redis client ── RESP ──► serve ─► command ─► Keyspace ─► Shard: index, heap, members (steps, no I/O)
 //!                             │                               │ verbs
 //!                             └─────────── drive ◄────────────┘
 //!                                           │ READ, WRITE, CAS on a region of the nodes' memory

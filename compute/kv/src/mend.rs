@@ -21,8 +21,8 @@
 //! *Objects.* Only a piece's owner writes to it, so only the owner copies it. A place that is linked
 //! or retired does not change while an operation is under way, and the copier is one. A place that
 //! was held when WRITEs began to go to both nodes may have been written to the survivor alone. It
-//! is copied when the operations of that time have ended. A piece of a front end that has died is
-//! copied by its adopter. Until it is adopted, nobody may end the pause by [`Stage::Both`].
+//! is copied when the operations of that time have ended. Its adopter copies
+//! a piece of a front end that has died. Until then nobody may end the pause by [`Stage::Both`].
 //!
 //! *The index and the head* change by CAS at the survivor. They are copied in the pause, when all
 //! members have said that none of their operations has a batch under way. A front end that comes

@@ -1,5 +1,5 @@
-//! What a front end has cached of one shard: kept as it reads and writes, and answered from when
-//! [`crate::lease`] allows it.
+//! The near cache of one shard: a front end fills it as it reads and writes. It answers from it when
+//! [`crate::lease`] allows that.
 
 use crate::index::{Cache, Known};
 use crate::layout::{Hash, Slot, word};

@@ -55,7 +55,7 @@ impl Reach {
         }
     }
 
-    /// Carries out a CAS; what it found if that was not `old`.
+    /// Carries out a CAS. Returns the word that it found, if that was not `old`.
     pub(crate) async fn swap(&self, io: &Io, at: At, old: u64, new: u64) -> Result<Result<(), u64>, Trouble> {
         let answer = self.verbs(io, vec![Verb::Cas { at, old, new }]).await.pop();
         self.settle(io, at, old, new, answer.unwrap_or(Answer::Unknown)).await
@@ -73,7 +73,7 @@ impl Reach {
         }
     }
 
-    /// What became of a CAS. One whose answer was lost is given again until it is answered: either
+    /// The outcome of a CAS. One whose answer was lost is given again until it is answered: either
     /// copy succeeds once, and the other finds `new`.
     pub(crate) async fn settle(
         &self,

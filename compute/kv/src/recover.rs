@@ -185,8 +185,8 @@ impl Recovery {
         (swept, ended.len() >= most)
     }
 
-    /// Takes an own object that has ended out of the index; whether it was there. What changes at
-    /// the same time is left to the next sweep.
+    /// Takes an own object that has ended out of the index; whether it was there. A slot that
+    /// changes at the same time is left to the next sweep.
     async fn sweep_one(&self, io: &Io, hash: Hash, at: At) -> bool {
         match self.referrer(io, hash, at).await {
             // Another front end has taken it out.
@@ -198,7 +198,7 @@ impl Recovery {
             Some((_, slot)) if slot.is_pending() => false,
             Some((_, slot)) if slot.is_frozen() => {
                 let table = self.index.trie.borrow().table(hash);
-                // What cannot be split is left as it is.
+                // A table that cannot be split is left as it is.
                 let _ = self.index.split(io, table, hash).await;
                 false
             }

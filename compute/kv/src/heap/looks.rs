@@ -1,4 +1,4 @@
-//! What a filling of a new node and an eviction ask of a heap.
+//! Questions about a heap, for filling a new node and for eviction.
 
 use super::{Heap, Place, Use};
 use crate::layout::{At, EXTENT, Hash, PIECE_HEADER, Slot, class_bytes, is_whole};

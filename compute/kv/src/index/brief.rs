@@ -1,4 +1,5 @@
-//! Objects without their values, for a look at keys alone, such as an evictor's. A block of 64 KiB costs as little as a small value then.
+//! Objects without their values. An evictor looks at keys alone, so it reads as little of a block of
+//! 64 KiB as of a small value.
 
 use super::{Index, Removed};
 use crate::layout::{At, Hash, Slot, class_bytes, word};

@@ -1,7 +1,8 @@
-//! What scripts find in the machine: Lua's own functions, narrowed, and the table `redis`.
+//! The functions of scripts: Lua's own, within bounds, and the table `redis`.
 //!
-//! A function in C or Rust is one instruction to the clock. So each has a bound of its own on what
-//! one call takes. Only the matching of a pattern has none that helps.
+//! The clock that ends a slow script counts instructions of Lua. A call of a function in C or Rust
+//! is one instruction, however long it takes. So these functions bound the bytes that one call
+//! handles. Matching a pattern may still take long: only the pattern's length is bounded.
 
 use super::convert::{to_argument, to_lua};
 use super::machine::{Current, MEMORY, late};
