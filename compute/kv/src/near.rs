@@ -1,5 +1,5 @@
-//! The near cache of one shard: a front end fills it as it reads and writes. It answers from it when
-//! [`crate::lease`] allows that.
+//! The near cache of one shard. A front end fills it as it reads and writes, and answers from it
+//! when [`crate::lease`] allows that.
 
 use crate::index::{Cache, Known};
 use crate::layout::{Hash, Slot, word};

@@ -1,5 +1,5 @@
-//! Objects without their values. An evictor looks at keys alone, so it reads as little of a block of
-//! 64 KiB as of a small value.
+//! Objects without their values. An evictor looks at keys alone, so it reads as little of a block
+//! of 64 KiB as of a small value.
 
 use super::{Index, Removed};
 use crate::layout::{At, Hash, Slot, class_bytes, word};
