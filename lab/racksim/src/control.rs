@@ -9,6 +9,7 @@ use farmem_control::api::{Beat, Given, Orders, Term, Want};
 use farmem_control::state::{Action, Intent, State};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::random::Random;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 const RACK: u64 = 7;
@@ -24,11 +25,19 @@ struct Leader {
     begun_ns: u64,
     /// Intents that the state has and the store does not.
     unsaved: Vec<Intent>,
+    /// The shares that this controller has kept or found in the store, by tenant and node.
+    shares: BTreeMap<(String, String), u64>,
 }
 
 impl Leader {
     fn now(&self, now_ns: u64) -> Duration {
         Duration::from_nanos(now_ns - self.begun_ns)
+    }
+
+    /// Whether an intent says more than this controller has kept already.
+    fn is_news(&mut self, intent: &Intent) -> bool {
+        let Intent::Share { tenant, node, bytes } = intent else { return true };
+        self.shares.insert((tenant.clone(), node.clone()), *bytes) != Some(*bytes)
     }
 }
 
@@ -57,7 +66,12 @@ impl Control {
         let term = Term { rack: RACK, epoch: self.revision };
         let mut state = State::of(self.kept.clone()).led_in(term);
         state.set_quotas(TENANTS.map(|tenant| (tenant.to_owned(), TENANT_QUOTA)).into());
-        self.leaders.push(Leader { state, epoch: self.revision, begun_ns: now_ns, unsaved: Vec::new() });
+        let (epoch, begun_ns, unsaved, shares) = (self.revision, now_ns, Vec::new(), BTreeMap::new());
+        let mut leader = Leader { state, epoch, begun_ns, unsaved, shares };
+        self.kept.iter().for_each(|intent| {
+            leader.is_news(intent);
+        });
+        self.leaders.push(leader);
         let over = self.leaders.len().saturating_sub(2);
         self.leaders.drain(..over);
     }
@@ -77,6 +91,8 @@ impl Control {
         let forgets = self.mistake == Some(Mistake::SharesNotKept);
         let intents = intents.filter(|intent| !forgets || !matches!(intent, Intent::Share { .. }));
         let leader = &mut self.leaders[at];
+        let once = self.mistake == Some(Mistake::SharesKeptOnce);
+        let intents: Vec<Intent> = intents.filter(|intent| leader.is_news(intent) || !once).collect();
         leader.unsaved.extend(intents);
         if leader.epoch == self.revision || self.mistake == Some(Mistake::KeptWithoutCompare) {
             self.kept.append(&mut leader.unsaved);

@@ -448,11 +448,14 @@ impl Host {
         self.slabs().iter().all(whole)
     }
 
-    /// Whether every page has two copies, so that the host waits for no single node.
+    /// Whether every page has two copies, and two nodes grant memory for others. Then the host waits
+    /// for no single node. If only one node grants, a page that needs another slot waits for it.
     pub fn is_doubled(&self) -> bool {
+        let grants = |(.., number): &&(usize, u64, usize)| self.pool.nodes().standing(*number) == Some(Standing::In);
         let whole =
             |slab: u32| self.pool.homes(slab).iter().flatten().filter(|(_, state)| *state == State::Whole).count();
-        self.protect == Protect::Mirror && self.slabs().into_iter().all(|slab| whole(slab) == 2)
+        let several = self.joined.iter().filter(grants).count() > 1;
+        self.protect == Protect::Mirror && several && self.slabs().into_iter().all(|slab| whole(slab) == 2)
     }
 
     /// Whether the host has noticed that a node ended in this incarnation.

@@ -67,6 +67,8 @@ pub enum Mistake {
     OverwroteShared,
     /// The store does not keep nodes' shares of tenants' quotas.
     SharesNotKept,
+    /// A leader keeps a share only when its bound changes, and not before each order that gives more.
+    SharesKeptOnce,
     /// A node carries out orders about shares as they arrive, not as they were given.
     SharesLate,
     /// A node confirms an order about shares before it has it.

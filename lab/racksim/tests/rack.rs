@@ -20,6 +20,19 @@ fn a_rack_holds_its_rules() {
     assert!(all.forks > 0 && all.turned > 0 && all.followed > 0 && all.killed > 0, "what is rare is met: {all:?}");
 }
 
+/// Seeds that once broke a rule, each by a history that few others have.
+#[test]
+fn seeds_that_failed_hold_the_rules() {
+    // A leader that was deposed gave a node that had started anew its old share.
+    let deposed = 4_000_064;
+    let broken = run(deposed, STEPS, Some(Mistake::SharesKeptOnce)).expect_err("the mistake is found");
+    assert!(broken.0.contains("its quota in the rack"), "{}", broken.0);
+    // The only node that grants memory stops, and a page needs another slot.
+    for seed in [deposed, 4_000_450] {
+        run(seed, STEPS, None).unwrap_or_else(|broken| panic!("seed {seed}: {}", broken.0));
+    }
+}
+
 #[test]
 fn each_mistake_is_found() {
     let mistakes = [
