@@ -2,7 +2,7 @@
 
 use crate::copies::{Copies, Mode, Words};
 use crate::layout::{At, Kind, Member, Owner};
-use crate::rules::Rules;
+use crate::rules::{Bug, Rules};
 use crate::shard::{Counters, Trouble};
 use crate::task::{Answer, Io, Verb};
 use std::cell::{Cell, RefCell};
@@ -53,6 +53,16 @@ impl Reach {
             Some(Answer::Bytes(bytes)) => bytes,
             _ => Vec::new(),
         }
+    }
+
+    /// [`Reach::read`] of an object to which a decision may refer that does not show yet.
+    pub(crate) async fn read_decided(&self, io: &Io, at: At, len: u32) -> Vec<u8> {
+        if !self.rules.get().broken(Bug::AdoptShown)
+            && let Some(bytes) = self.copies.decided(io, at, len).await
+        {
+            return bytes;
+        }
+        self.read(io, at, len).await
     }
 
     /// Carries out a CAS. Returns the word that it found, if that was not `old`.

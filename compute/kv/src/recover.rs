@@ -10,7 +10,7 @@
 //! *scavenging*. And an owner knows when its objects end, and takes them out of the index then:
 //! *sweeping*.
 
-use crate::copies::Counted;
+use crate::copies::{Counted, Words};
 use crate::heap::{Place, Use, second};
 use crate::index::{Index, Trie};
 use crate::layout::{
@@ -20,6 +20,7 @@ use crate::long::{self, List};
 use crate::member::{LEASE_MS, is_there};
 use crate::object::{Header, Object, Type};
 use crate::reach::Reach;
+use crate::rules::Bug;
 use crate::shard::Trouble;
 use crate::space::Space;
 use crate::task::{Answer, Io, Verb, join};
@@ -264,6 +265,16 @@ impl Recovery {
         all
     }
 
+    /// Whether a forward word leads to a pair of tables. If the dead front end's CAS of it was
+    /// decided, it is shown first.
+    async fn leads_to(&self, io: &Io, forward: At, pair: At) -> bool {
+        let rules = self.reach.rules.get();
+        if !rules.broken(Bug::FreeUnshown) {
+            self.reach.copies.settle(io, rules, Words::Index, forward).await;
+        }
+        word(&self.reach.read(io, forward, 8).await, 0) == pair
+    }
+
     /// Takes a piece over from a front end that is gone. `third`: of a piece with tables, the address
     /// of the word that leads to them. False: it is in use, or another front end was first.
     ///
@@ -271,7 +282,7 @@ impl Recovery {
     /// long string is kept if a list refers to it. Of a piece with objects each place is looked up:
     /// those that the index does not refer to are retired, because others may still read them.
     async fn adopt_piece(&self, io: &Io, at: At, bytes: u32, owner: Owner, third: u64) -> Result<bool, Trouble> {
-        if owner.kind == Kind::Tables && word(&self.reach.read(io, third, 8).await, 0) == at {
+        if owner.kind == Kind::Tables && self.leads_to(io, third, at).await {
             // Tables in use need no living owner.
             return Ok(false);
         }
@@ -302,7 +313,8 @@ impl Recovery {
             return Ok(true);
         }
         let step = if owner.class == LARGE { u64::from(bytes) - PIECE_HEADER } else { class_bytes(owner.class) };
-        let content = self.reach.read(io, at, bytes).await;
+        // Objects are read at the node that decides. What the index there refers to has its bytes there.
+        let content = self.reach.read_decided(io, at, bytes).await;
         let count = (u64::from(bytes) - PIECE_HEADER) / step;
         let place_at = |n: u64| at + PIECE_HEADER + n * step;
         let mut places = Vec::new();

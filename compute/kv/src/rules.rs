@@ -39,6 +39,10 @@ pub enum Bug {
     HelpBackwards,
     /// Whether an object is live is judged by what shows, not by what is decided.
     JudgeByFirst,
+    /// A dead front end's objects are read where they may not be yet.
+    AdoptShown,
+    /// A dead front end's tables are freed although a forward word leads to them that does not show.
+    FreeUnshown,
     /// A helper shows a slot whose object only the deciding node may have.
     ShowBare,
     /// A node that is being filled is not written to.
@@ -52,7 +56,7 @@ pub enum Bug {
 }
 
 /// All of the above, for tests.
-pub const BUGS: [Bug; 23] = [
+pub const BUGS: [Bug; 25] = [
     Bug::CommitUnchecked,
     Bug::SparePending,
     Bug::CopyPending,
@@ -71,6 +75,8 @@ pub const BUGS: [Bug; 23] = [
     Bug::AnswerEarly,
     Bug::HelpBackwards,
     Bug::JudgeByFirst,
+    Bug::AdoptShown,
+    Bug::FreeUnshown,
     Bug::ShowBare,
     Bug::FillUnmirrored,
     Bug::FillUnpaused,

@@ -101,6 +101,21 @@ impl Copies {
         }
     }
 
+    /// READ at the second node, which has the bytes of every object that was decided for. A relink's
+    /// WRITE may not have come to the first node. `None`: one node has the shard.
+    pub(crate) async fn decided(&self, io: &Io, at: At, len: u32) -> Option<Vec<u8>> {
+        let Mode::Both(second) = self.mode.get() else { return None };
+        match io.verb(Verb::Read { at: on(second, at), len }).await {
+            Answer::Bytes(bytes) => Some(bytes),
+            Answer::Lost => {
+                self.ended(second);
+                self.gate(io).await;
+                None
+            }
+            _ => None,
+        }
+    }
+
     /// Settles the words of ranges in which the nodes differ. After it, the first node's words tell
     /// whether an object is live.
     pub(crate) async fn settle_ranges(&self, io: &Io, rules: Rules, ranges: &[(At, u32)]) {

@@ -1,0 +1,183 @@
+//! A front end of a store in two copies dies in an operation, at each verb. Of its last batch each
+//! node has carried out as much as it came to. Another front end takes over its memory and uses it
+//! again. Then every key has a value that it may have, whichever node is left.
+
+mod world;
+
+use farmem_kv::layout::{Hash, MAX_DEPTH, NODE_SHIFT};
+use farmem_kv::rules::{Bug, Rules};
+use farmem_kv::shard::Shard;
+use farmem_kv::task::{Ask, Task, Verb};
+use std::rc::Rc;
+use world::Memory;
+use world::ops::{KEY, Op, TINY, number, sibling, task};
+
+/// When a front end dies: in which batch, and how many of its verbs each node has carried out.
+#[derive(Clone, Copy, Debug)]
+struct Death {
+    batch: usize,
+    carried: [usize; 2],
+}
+
+/// The node of a verb that a front end's own batch may have.
+fn node(verb: &Verb) -> usize {
+    match *verb {
+        Verb::Alloc { node, .. } | Verb::Pieces { node } | Verb::Expel { node, .. } => usize::from(node),
+        Verb::Read { at, .. }
+        | Verb::Write { at, .. }
+        | Verb::Cas { at, .. }
+        | Verb::Claim { at, .. }
+        | Verb::Free { at } => (at >> NODE_SHIFT) as usize,
+    }
+}
+
+/// Carries a task out up to a death, and says how many verbs its last batch has for each node.
+/// `None`: it has ended before.
+fn carry_out<T>(memory: &mut Memory, mut task: Task<T>, death: Death) -> Option<[usize; 2]> {
+    let mut batches = 0;
+    while task.step().is_none() {
+        for (id, ask) in task.asks() {
+            let Ask::Verbs(verbs) = ask else {
+                task.answer(id, Vec::new());
+                continue;
+            };
+            if batches == death.batch {
+                let mut of = [0, 0];
+                for verb in &verbs {
+                    let node = node(verb);
+                    if of[node] < death.carried[node] {
+                        memory.execute(verb);
+                    }
+                    of[node] += 1;
+                }
+                return Some(of);
+            }
+            batches += 1;
+            task.answer(id, verbs.iter().map(|verb| memory.execute(verb)).collect());
+        }
+    }
+    None
+}
+
+/// What the dying front end does, to which key, and what that key may have after it.
+#[derive(Clone, Debug)]
+struct Act {
+    op: Op,
+    key: Vec<u8>,
+    may_be: [Option<u64>; 2],
+}
+
+/// Other keys of the key's table: with them it is full.
+const OTHERS: usize = 15;
+
+/// A key of another table.
+fn elsewhere() -> Vec<u8> {
+    let table = |key: &[u8]| Hash::of(key).path() >> MAX_DEPTH;
+    (0..).map(|n: u32| format!("e{n}").into_bytes()).find(|key| table(key) != table(KEY)).expect("some")
+}
+
+/// What a front end may be doing when it dies. The last one splits a table.
+fn acts() -> Vec<Act> {
+    let act = |op, key: &[u8], may_be| Act { op, key: key.to_vec(), may_be };
+    vec![
+        act(Op::Set(2), KEY, [Some(1), Some(2)]),
+        act(Op::Add, KEY, [Some(1), Some(2)]),
+        act(Op::Delete, KEY, [Some(1), None]),
+        act(Op::SetIfAbsent(5), &elsewhere(), [None, Some(5)]),
+        act(Op::Set(5), &sibling(OTHERS), [None, Some(5)]),
+    ]
+}
+
+/// Both front ends have written. `stays` has the memory of the key, `dies` that of some others.
+fn scene(rules: Rules) -> (Memory, Rc<Shard>, Rc<Shard>) {
+    let mut memory = Memory::copied();
+    let [dies, stays] = [(), ()].map(|()| memory.join(TINY, rules, 64 << 10));
+    memory.run(task(&stays, KEY, Op::Set(1))).expect("room");
+    for n in 0..OTHERS {
+        memory.run(task(if n % 2 == 0 { &dies } else { &stays }, &sibling(n), Op::Set(n as u64))).expect("room");
+    }
+    memory.run(task(&dies, KEY, Op::Get)).expect("sound");
+    (memory, dies, stays)
+}
+
+/// Lets `stays` find the other dead, take over its memory and use it again.
+fn take_over(memory: &mut Memory, stays: &Rc<Shard>) {
+    let run = |memory: &mut Memory, now_ms: u64, adopts: bool| {
+        let front = Rc::clone(stays);
+        memory.run(Task::new(|io| async move {
+            front.members.tick(&io, now_ms).await.expect("alive");
+            if adopts {
+                front.recovery.adopt(&io, now_ms).await.expect("sound");
+            }
+        }));
+    };
+    (0..9000).step_by(500).for_each(|now_ms| run(memory, now_ms, false));
+    // The second look frees pieces that have no owner.
+    (0..3).for_each(|look| run(memory, 9000 + look * 11_000, true));
+    for n in 0..60u64 {
+        run(memory, 40_000 + n, false);
+        memory.run(task(stays, format!("new{n}").as_bytes(), Op::Set(100 + n))).expect("room");
+    }
+}
+
+/// Whether every key has a value that it may have, and the store's records agree, when `ends` is
+/// gone. The verbs for each node of the batch in which the front end died; `None`: it has not died.
+fn sound(rules: Rules, act: &Act, death: Death, ends: Option<u8>) -> (Option<[usize; 2]>, Result<(), String>) {
+    let (mut memory, dies, stays) = scene(rules);
+    let of = carry_out(&mut memory, task(&dies, &act.key, act.op), death);
+    take_over(&mut memory, &stays);
+    memory.ends = ends.map(|node| (node, memory.verbs));
+    let mut get = |key: &[u8]| {
+        let (front, name) = (Rc::clone(&stays), key.to_vec());
+        let found = memory.run(Task::new(|io| async move { front.index.find(&io, &name).await }));
+        found.map(|found| found.map(|found| number(found.object.value())))
+    };
+    let mut wrong = Vec::new();
+    for n in (0..OTHERS as u64).filter(|&n| sibling(n as usize) != act.key) {
+        if get(&sibling(n as usize)) != Ok(Some(n)) {
+            wrong.push(format!("another key has {:?}, not {n}", get(&sibling(n as usize))));
+        }
+    }
+    match get(&act.key) {
+        Ok(found) if act.may_be.contains(&found) => {}
+        other => wrong.push(format!("the key has {other:?}")),
+    }
+    let count = memory.run(Task::new(|io| async move { stays.recovery.count(&io).await }));
+    wrong.extend(count.problems);
+    let told = || format!("{act:?}, {death:?}, node {ends:?} ends: {}", wrong.join(", "));
+    (of, if wrong.is_empty() { Ok(()) } else { Err(told()) })
+}
+
+/// Every death of a front end that does this, with either node ending after it; how many.
+fn every_death(rules: Rules, act: &Act) -> Result<usize, String> {
+    let (mut deaths, mut batch) = (0, 0);
+    loop {
+        let Some(of) = sound(Rules::SOUND, act, Death { batch, carried: [0, 0] }, None).0 else { return Ok(deaths) };
+        for carried in (0..=of[0]).flat_map(|first| (0..=of[1]).map(move |second| [first, second])) {
+            // A table's many slots are frozen alike.
+            if carried.iter().zip(of).any(|(&carried, of)| carried > 2 && carried + 1 < of) {
+                continue;
+            }
+            for ends in [None, Some(0), Some(1)] {
+                sound(rules, act, Death { batch, carried }, ends).1?;
+                deaths += 1;
+            }
+        }
+        batch += 1;
+    }
+}
+
+#[test]
+fn what_was_decided_outlives_a_front_end_at_each_verb() {
+    let deaths: usize = acts().iter().map(|act| every_death(Rules::SOUND, act).expect("nothing lost")).sum();
+    assert!(deaths > 200, "{deaths}");
+}
+
+#[test]
+fn mistakes_are_noticed() {
+    for bug in [Bug::JudgeByFirst, Bug::AdoptShown, Bug::FreeUnshown] {
+        let noticed =
+            std::panic::catch_unwind(|| acts().iter().find_map(|act| every_death(Rules::without(bug), act).err()));
+        assert!(!matches!(noticed, Ok(None)), "{bug:?} went unnoticed");
+    }
+}
