@@ -18,6 +18,7 @@ use crate::layout::{
 };
 use crate::long::{self, List};
 use crate::member::{LEASE_MS, is_there};
+use crate::near::Near;
 use crate::object::{Header, Object, Type};
 use crate::reach::Reach;
 use crate::rules::Bug;
@@ -37,16 +38,18 @@ const AT_ONCE: usize = 64;
 pub struct Recovery {
     reach: Rc<Reach>,
     space: Rc<Space>,
+    near: Rc<Near>,
     index: Rc<Index>,
     /// Pieces without an owner, by when they were seen first.
     suspects: RefCell<BTreeMap<At, u64>>,
 }
 
 impl Recovery {
-    pub(crate) fn new(reach: &Rc<Reach>, space: &Rc<Space>, index: &Rc<Index>) -> Recovery {
+    pub(crate) fn new(reach: &Rc<Reach>, space: &Rc<Space>, near: &Rc<Near>, index: &Rc<Index>) -> Recovery {
         Recovery {
             reach: Rc::clone(reach),
             space: Rc::clone(space),
+            near: Rc::clone(near),
             index: Rc::clone(index),
             suspects: RefCell::default(),
         }
@@ -188,7 +191,15 @@ impl Recovery {
 
     /// Takes an own object that has ended out of the index; whether it was there. A slot that
     /// changes at the same time is left to the next sweep.
+    ///
+    /// The near cache forgets the key. Otherwise a key that is gone would be read after the clock
+    /// went back behind its end.
     async fn sweep_one(&self, io: &Io, hash: Hash, at: At) -> bool {
+        let tells = !self.reach.rules.get().broken(Bug::SweepUntold);
+        let _writing = tells.then(|| self.near.writing(Some(hash)));
+        if tells {
+            self.near.cache.borrow_mut().forget_hash(hash);
+        }
         match self.referrer(io, hash, at).await {
             // Another front end has taken it out.
             None => {
@@ -313,7 +324,7 @@ impl Recovery {
             return Ok(true);
         }
         let step = if owner.class == LARGE { u64::from(bytes) - PIECE_HEADER } else { class_bytes(owner.class) };
-        // Objects are read at the node that decides. What the index there refers to has its bytes there.
+        // At the node that decides every object has its bytes to which the index there refers.
         let content = self.reach.read_decided(io, at, bytes).await;
         let count = (u64::from(bytes) - PIECE_HEADER) / step;
         let place_at = |n: u64| at + PIECE_HEADER + n * step;

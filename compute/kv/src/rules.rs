@@ -27,6 +27,8 @@ pub enum Bug {
     TrustOldEra,
     /// An object that was read while its key was being changed is kept.
     KeepUnderWrite,
+    /// A sweep takes an object out of the index and leaves it in the near cache.
+    SweepUntold,
     /// A WRITE goes to one node of two.
     CopyNothing,
     /// A CAS is decided at the node that shows it.
@@ -56,7 +58,7 @@ pub enum Bug {
 }
 
 /// All of the above, for tests.
-pub const BUGS: [Bug; 25] = [
+pub const BUGS: [Bug; 26] = [
     Bug::CommitUnchecked,
     Bug::SparePending,
     Bug::CopyPending,
@@ -69,6 +71,7 @@ pub const BUGS: [Bug; 25] = [
     Bug::JoinAtOnce,
     Bug::TrustOldEra,
     Bug::KeepUnderWrite,
+    Bug::SweepUntold,
     Bug::CopyNothing,
     Bug::FirstDecides,
     Bug::LeaveBehind,

@@ -4,7 +4,7 @@
 //! ```text
 //!  reach ◄─ space ◄─┐
 //!    ▲ ◄─── near ◄──┴─ index ◄─ recovery        mend uses reach and space,
-//!                                               members also near
+//!                                               members and recovery also near
 //! ```
 //!
 //! * [`Reach`]: where the shard lies. Verbs.
@@ -117,7 +117,7 @@ impl Shard {
         let index = Rc::new(Index::new(&reach, &space, &near, geometry));
         Shard {
             members: Members::new(&reach, &space, &near),
-            recovery: Recovery::new(&reach, &space, &index),
+            recovery: Recovery::new(&reach, &space, &near, &index),
             mend: Mend::new(&reach, &space),
             reach,
             space,

@@ -9,7 +9,7 @@ use farmem_kv::layout::{Geometry, Hash, MAX_DEPTH};
 use farmem_kv::object::Value;
 use farmem_kv::rules::{Bug, Rules};
 use farmem_kv::shard::{Shard, Trouble};
-use farmem_kv::task::{Ask, Io, Task};
+use farmem_kv::task::{Answer, Ask, Io, Task, Verb};
 use std::future::Future;
 use std::rc::Rc;
 use world::Memory;
@@ -266,4 +266,68 @@ fn a_store_that_does_not_evict_refuses_and_goes_on() {
     }
     assert!((100..400).contains(&stored), "{stored}");
     assert!(get(&mut memory, &shard, b"key0").is_some() && remove(&mut memory, &shard, b"key0"));
+}
+
+/// Puts a key that ends at 5 s, reads it, sweeps it out at 6 s, and reads it after the clock went
+/// back. `between`: a read that began before the sweep ends after it.
+fn swept(rules: Rules, between: bool) -> Option<String> {
+    let mut memory = Memory::default();
+    let one = memory.join(TINY, rules, LOCAL);
+    tick(&mut memory, &one, 0);
+    one.space.now_ms.set(1000);
+    let value = Value { expiry: Some(5000), ..Value::string("ended") };
+    run(&mut memory, &one, |shard, io| async move { shard.index.put(&io, b"key", &value).await }).expect("room");
+    // Others push it out of the cache.
+    (0..if between { 1000 } else { 0 }).for_each(|n| put(&mut memory, &one, format!("other{n}").as_bytes(), "kept"));
+    let reads = Rc::clone(&one);
+    let mut late = Task::new(|io| async move { reads.index.find(&io, b"key").await.map(drop) });
+    if between {
+        // Its READ of the buckets and that of the object are carried out, and it has not seen the second.
+        assert!(step(&mut memory, &mut late).is_none() && step(&mut memory, &mut late).is_none());
+    } else {
+        assert!(get(&mut memory, &one, b"key").is_some());
+    }
+    one.space.now_ms.set(6000);
+    let swept = run(&mut memory, &one, |shard, io| async move { shard.recovery.sweep(&io, 10).await });
+    assert_eq!(swept.0, 1);
+    if between {
+        assert!(step(&mut memory, &mut late).is_some());
+    }
+    one.space.now_ms.set(4000);
+    get(&mut memory, &one, b"key")
+}
+
+#[test]
+fn a_key_that_was_swept_out_stays_out_when_the_clock_goes_back() {
+    for between in [false, true] {
+        assert_eq!(swept(Rules::SOUND, between), None);
+        assert!(swept(Rules::without(Bug::SweepUntold), between).is_some(), "the mistake went unnoticed");
+    }
+}
+
+#[test]
+fn a_key_whose_eviction_got_no_answer_is_not_read_from_the_cache() {
+    let mut memory = Memory::default();
+    let one = memory.join(TINY, Rules::SOUND, LOCAL);
+    tick(&mut memory, &one, 0);
+    put(&mut memory, &one, b"key", "evicted");
+    assert!(get(&mut memory, &one, b"key").is_some());
+    let evicts = Rc::clone(&one);
+    let mut evicts = Task::new(|io| async move { evicts.index.discard(&io, b"key", None).await });
+    let ended = loop {
+        if let Some(ended) = evicts.step() {
+            break ended;
+        }
+        for (id, ask) in evicts.asks() {
+            let Ask::Verbs(verbs) = ask else { panic!("a pause") };
+            let answers = verbs.iter().map(|verb| match (verb, memory.execute(verb)) {
+                // The first CAS is carried out, and its answer is lost.
+                (Verb::Cas { old, .. }, Answer::Word(found)) if found == *old => Answer::Unknown,
+                (_, answer) => answer,
+            });
+            evicts.answer(id, answers.collect());
+        }
+    };
+    assert_eq!(ended, Err(Trouble::Unsettled));
+    assert_eq!(get(&mut memory, &one, b"key"), None);
 }

@@ -59,7 +59,7 @@ fn carry_out<T>(memory: &mut Memory, mut task: Task<T>, death: Death) -> Option<
     None
 }
 
-/// What the dying front end does, to which key, and what that key may have after it.
+/// An operation of the dying front end, its key, and the values that the key may have after it.
 #[derive(Clone, Debug)]
 struct Act {
     op: Op,
@@ -76,7 +76,7 @@ fn elsewhere() -> Vec<u8> {
     (0..).map(|n: u32| format!("e{n}").into_bytes()).find(|key| table(key) != table(KEY)).expect("some")
 }
 
-/// What a front end may be doing when it dies. The last one splits a table.
+/// Operations during which a front end dies. The last one splits a table.
 fn acts() -> Vec<Act> {
     let act = |op, key: &[u8], may_be| Act { op, key: key.to_vec(), may_be };
     vec![

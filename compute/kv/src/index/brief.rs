@@ -47,7 +47,7 @@ impl Index {
 impl Index {
     /// Takes a key out without reading its value; whether it was there. `only`: it stays if its
     /// object is at another place.
-    pub(crate) async fn discard(self: &Rc<Index>, io: &Io, key: &[u8], only: Option<At>) -> Result<bool, Trouble> {
+    pub async fn discard(self: &Rc<Index>, io: &Io, key: &[u8], only: Option<At>) -> Result<bool, Trouble> {
         let (hash, _section) = (Hash::of(key), self.space.section());
         let _writing = self.near.writing(Some(hash));
         for attempt in 0..ATTEMPTS {
@@ -75,8 +75,9 @@ impl Index {
                 // A long value, a split, or a change meanwhile.
                 _ => return Ok(!matches!(Box::pin(self.remove_seen(io, key)).await?, Removed::Absent)),
             };
+            // Before the CAS, whose outcome may stay unknown.
+            self.near.cache.borrow_mut().forget(key, hash);
             if self.reach.swap(io, at, slot.0, 0).await?.is_ok() {
-                self.near.cache.borrow_mut().forget(key, hash);
                 self.space.retire(slot);
                 return Ok(true);
             }

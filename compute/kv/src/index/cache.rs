@@ -311,6 +311,13 @@ impl Cache {
         }
     }
 
+    /// Nothing is known any more of a key with this hash.
+    pub fn forget_hash(&mut self, hash: Hash) {
+        if let Some(&at) = self.map.get(&hash.0) {
+            self.remove(at);
+        }
+    }
+
     /// Nothing is known of any key any more.
     pub fn clear(&mut self) {
         *self = Cache::new(self.budget);

@@ -36,15 +36,19 @@ impl Index {
                 continue;
             }
             let cas = |&(at, slot): &(u64, Slot)| Verb::Cas { at, old: slot.0, new: 0 };
+            let mut splits = false;
             if !out.is_empty() {
                 let answers = self.reach.verbs(io, out.iter().map(cas).collect()).await;
                 for ((_, slot), answer) in out.iter().zip(answers) {
-                    if answer == Answer::Word(slot.0) {
-                        self.space.retire(*slot);
+                    match answer {
+                        Answer::Word(found) if found == slot.0 => self.space.retire(*slot),
+                        Answer::Word(found) => splits |= Slot(found).is_frozen(),
+                        _ => {}
                     }
                 }
             }
-            path = Trie::after(leaf);
+            // A split that began meanwhile moves the slots that it froze.
+            path = if splits { Some(from) } else { Trie::after(leaf) };
         }
         Ok(())
     }
