@@ -272,6 +272,12 @@ impl Keyspace {
         }
     }
 
+    /// Whether other front ends serve the store, as the last tick has found. A newcomer changes
+    /// nothing, and answers nobody, before this says so.
+    pub fn has_others(&self) -> bool {
+        self.shards[0].members.company.get()
+    }
+
     /// Whether other front ends serve the store now.
     ///
     /// # Errors
@@ -294,7 +300,8 @@ impl Keyspace {
             let Some(shard) = self.shards.get(usize::from(cursor.shard)) else { return Ok((found, None)) };
             looks += 1;
             let (objects, next) = shard.index.some(io, (cursor.path, cursor.bucket), count - found.len(), true).await?;
-            found.extend(objects.into_iter().filter(|object| !self.has_ended(object)));
+            let shown = |object: &Object| !self.has_ended(object) && object.kind() != Type::Message;
+            found.extend(objects.into_iter().filter(shown));
             at = match next {
                 Some((path, bucket)) => Some(Cursor { path, bucket, ..cursor }),
                 None if usize::from(cursor.shard) + 1 < self.shards.len() => {
@@ -327,7 +334,7 @@ impl Keyspace {
         for n in 0..self.shards.len() {
             let shard = &self.shards[(first + n) % self.shards.len()];
             let mut some = self.sample(io, shard).await?;
-            some.retain(|object| !self.has_ended(object));
+            some.retain(|object| !self.has_ended(object) && object.kind() != Type::Message);
             if !some.is_empty() {
                 return Ok(Some(some[self.random(some.len())].key().to_vec()));
             }
@@ -386,5 +393,6 @@ pub fn name(kind: Type) -> &'static str {
         Type::Set => "set",
         Type::Hash => "hash",
         Type::SortedSet => "zset",
+        Type::Message => "message",
     }
 }

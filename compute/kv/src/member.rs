@@ -36,6 +36,9 @@ pub const LEASE_MS: u64 = 5000;
 /// A front end that could not show itself for so long must do that before anything else.
 pub const STALE_MS: u64 = 2000;
 
+/// Which word of its line a member's tail is.
+pub(crate) const TAIL: u64 = 5;
+
 /// The last look of a front end at another's line.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Watched {
@@ -266,6 +269,12 @@ fn member_at(root: At, line: usize) -> At {
     root + head::MEMBERS + line as u64 * UNIT
 }
 
+/// Where a member tells how many batches of messages it has published
+/// ([`crate::command`]).
+pub(crate) fn tail_at(root: At, line: usize) -> At {
+    member_at(root, line) + 8 * TAIL
+}
+
 /// The state of a line, from the root piece's first bytes.
 pub(crate) fn state(bytes: &[u8], line: usize) -> State {
     State(word(bytes, (head::MEMBERS as usize + line * UNIT as usize) / 8))
@@ -305,6 +314,8 @@ pub struct Members {
     watch: RefCell<Vec<Watched>>,
     /// When this front end last looked after the others.
     watched_ms: Cell<u64>,
+    /// Whether the last tick found others. True before the first.
+    pub(crate) company: Cell<bool>,
 }
 
 impl Members {
@@ -315,6 +326,7 @@ impl Members {
             near: Rc::clone(near),
             watch: RefCell::default(),
             watched_ms: Cell::new(0),
+            company: Cell::new(true),
         }
     }
 
@@ -352,6 +364,7 @@ impl Members {
             held += line_word(&seen, line, 3);
         }
         self.space.others.set(held);
+        self.company.set(ticked.company);
         if ticked.company {
             // Before the heartbeat says that this tick has seen the others.
             self.near.lease.end();

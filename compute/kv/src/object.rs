@@ -31,12 +31,14 @@ pub enum Type {
     SortedSet = 5,
     /// A string in several pieces. The object has the list of its extents ([`crate::long`]).
     Long = 6,
+    /// Messages on their way to other front ends ([`crate::command`]). It is no key of a client's.
+    Message = 7,
 }
 
 impl Type {
     pub(crate) fn of(byte: u8) -> Option<Type> {
-        use Type::{Hash, List, Long, Set, SortedSet, String};
-        [String, List, Set, Hash, SortedSet, Long].into_iter().find(|kind| *kind as u8 == byte)
+        use Type::{Hash, List, Long, Message, Set, SortedSet, String};
+        [String, List, Set, Hash, SortedSet, Long, Message].into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 

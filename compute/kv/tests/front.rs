@@ -74,7 +74,6 @@ fn clients_are_served() {
         ("ZRANGEBYSCORE zset (2 +inf", "[three one]"),
         ("ZPOPMIN zset", "[two 2]"),
         ("ZREMRANGEBYSCORE zset -inf inf", ":2"),
-        ("SUBSCRIBE news", "-ERR unknown command 'SUBSCRIBE': a farmem store has no channels"),
         ("FCALL x 0", "-ERR unknown command 'FCALL': a farmem store has no functions"),
         ("NONSENSE x", "-ERR unknown command 'NONSENSE', with args beginning with: 'x' "),
         ("RESTORE d 0 nonsense", "-ERR DUMP payload version or checksum are wrong"),

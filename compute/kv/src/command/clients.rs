@@ -1,6 +1,7 @@
 //! CLIENT: connections, as they see and end each other.
 
 use super::args::{int, is};
+use super::channels::Kind;
 use super::{Answered, Call, Client, Fail};
 use crate::resp::Reply;
 use std::rc::Rc;
@@ -115,13 +116,17 @@ fn line(client: &Client, now_ms: u64) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let library = client.library.borrow();
     format!(
-        "id={} addr={} laddr={} fd=0 name={} age={} idle=0 flags=N db=0 sub=0 psub=0 multi={} cmd={} user=default \
-         resp={} lib-name={} lib-ver={}\n",
+        "id={} addr={} laddr={} fd=0 name={} age={} idle=0 flags={} db=0 sub={} psub={} ssub={} multi={} cmd={} \
+         user=default resp={} lib-name={} lib-ver={}\n",
         client.id,
         client.address,
         client.local,
         text(&client.name.borrow()),
         now_ms.saturating_sub(client.since_ms) / 1000,
+        if client.listens() { "P" } else { "N" },
+        client.subscribed(Kind::Plain),
+        client.subscribed(Kind::Pattern),
+        client.subscribed(Kind::Sharded),
         client.collected(),
         client.last.get(),
         client.version.get(),
@@ -138,8 +143,8 @@ fn listed(call: &Call) -> Result<Filter, Fail> {
     match (call.arg(2).to_ascii_lowercase().as_slice(), call.count()) {
         (b"", 2) => Ok(Box::new(|_| true)),
         (b"type", 4) => {
-            let normal = is_normal(call.arg(3))?;
-            Ok(Box::new(move |_| normal))
+            let kind = kind(call.arg(3))?;
+            Ok(Box::new(move |client| kind == Some(client.listens())))
         }
         (b"id", 4..) => {
             let ids: Result<Vec<i64>, Fail> = call.args[3..].iter().map(|id| int(id)).collect();
@@ -150,11 +155,12 @@ fn listed(call: &Call) -> Result<Filter, Fail> {
     }
 }
 
-/// Whether clients of this type are here: all are normal ones.
-fn is_normal(kind: &[u8]) -> Result<bool, Fail> {
+/// Whether clients of this type have subscriptions; `None`: there are no such clients here.
+fn kind(kind: &[u8]) -> Result<Option<bool>, Fail> {
     match kind.to_ascii_lowercase().as_slice() {
-        b"normal" => Ok(true),
-        b"master" | b"replica" | b"slave" | b"pubsub" => Ok(false),
+        b"normal" => Ok(Some(false)),
+        b"pubsub" => Ok(Some(true)),
+        b"master" | b"replica" | b"slave" => Ok(None),
         _ => Err(Fail::new(format!("Unknown client type '{}'", String::from_utf8_lossy(kind)))),
     }
 }
@@ -164,7 +170,9 @@ struct Filters {
     id: Option<u64>,
     address: Option<Vec<u8>>,
     local: Option<Vec<u8>>,
-    /// False: no client is of the type or the user.
+    /// Whether it has subscriptions.
+    listens: Option<bool>,
+    /// False: no client is of the type.
     any: bool,
     /// The caller is spared.
     spared: Option<u64>,
@@ -177,6 +185,7 @@ impl Filters {
                 wanted.as_ref().is_none_or(|wanted| *wanted == address.as_bytes())
             };
             self.any
+                && self.listens.is_none_or(|listens| listens == client.listens())
                 && !client.closing.get()
                 && self.id.is_none_or(|id| id == client.id)
                 && is(&self.address, &client.address)
@@ -190,7 +199,8 @@ fn killed(call: &Call) -> Result<Filters, Fail> {
     if !call.count().is_multiple_of(2) {
         return Err(Fail::syntax());
     }
-    let mut filters = Filters { id: None, address: None, local: None, any: true, spared: Some(call.client.id) };
+    let mut filters =
+        Filters { id: None, address: None, local: None, listens: None, any: true, spared: Some(call.client.id) };
     for pair in call.args[2..].chunks(2) {
         let (filter, value) = (&pair[0], &pair[1]);
         match filter.to_ascii_lowercase().as_slice() {
@@ -200,7 +210,13 @@ fn killed(call: &Call) -> Result<Filters, Fail> {
             }
             b"addr" => filters.address = Some(value.clone()),
             b"laddr" => filters.local = Some(value.clone()),
-            b"type" => filters.any &= is_normal(value)?,
+            b"type" => match kind(value)? {
+                Some(listens) => {
+                    filters.any &= filters.listens.is_none_or(|before| before == listens);
+                    filters.listens = Some(listens);
+                }
+                None => filters.any = false,
+            },
             b"user" if is(value, "default") => {}
             b"user" => {
                 return Err(Fail::new(format!("No such user '{}'", String::from_utf8_lossy(value))));

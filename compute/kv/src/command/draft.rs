@@ -3,6 +3,7 @@
 //! A command on a draft reads and changes values there, and waits for nothing. At the end the
 //! changes are written, or forgotten.
 
+use super::channels::Message;
 use crate::index::Found;
 use crate::keyspace::Change;
 use crate::layout::MAX_OBJECT;
@@ -38,8 +39,10 @@ pub struct Draft {
     pages: RefCell<BTreeMap<Vec<u8>, Page>>,
     /// A key that a command asked for and that was not read into the draft.
     missed: RefCell<Option<Vec<u8>>>,
-    /// Bytes of the values to write.
+    /// Bytes of the values to write, and of messages.
     bytes: Cell<usize>,
+    /// Messages to publish.
+    messages: RefCell<Vec<Message>>,
     /// Whether a command may not change values.
     pub read_only: Cell<bool>,
 }
@@ -86,6 +89,25 @@ impl Draft {
         page.object = value.as_ref().map(|value| Object::of(key, value));
         page.change = Some(value);
         Ok(())
+    }
+
+    /// Publishes a message when the draft has taken effect.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn publish(&self, message: Message) -> Result<(), Trouble> {
+        let bytes = self.bytes.get() + message.channel.len() + message.text.len() + 64;
+        if bytes > BYTES {
+            return Err(Trouble::TooLarge);
+        }
+        self.bytes.set(bytes);
+        self.messages.borrow_mut().push(message);
+        Ok(())
+    }
+
+    /// The messages to publish.
+    pub fn messages(&self) -> Vec<Message> {
+        self.messages.take()
     }
 
     fn miss(&self, key: &[u8]) -> Trouble {

@@ -7,6 +7,7 @@
 mod access;
 mod args;
 mod bits;
+mod channels;
 mod clients;
 mod draft;
 mod dump;
@@ -31,6 +32,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 pub(crate) use args::parse_int;
+pub use channels::{Channels, Forward};
 pub use clients::{Pause, Replies};
 pub use draft::Draft;
 pub use info::metrics;
@@ -106,6 +108,8 @@ pub struct Client {
     multi: RefCell<Option<Multi>>,
     /// Keys that it watches, and what they were.
     watched: RefCell<Vec<multi::Watched>>,
+    /// The channels and patterns that it has subscribed to.
+    names: RefCell<channels::Names>,
 }
 
 impl Client {
@@ -127,6 +131,7 @@ impl Client {
             unblocked: Cell::new(None),
             multi: RefCell::default(),
             watched: RefCell::default(),
+            names: RefCell::default(),
         }
     }
 }
@@ -165,6 +170,8 @@ pub struct Front {
     pub turns: Cell<u64>,
     /// Scripts that clients have sent.
     pub scripts: scripts::Scripts,
+    /// Subscriptions of its clients.
+    pub channels: Channels,
 }
 
 impl Front {
@@ -248,6 +255,7 @@ async fn dispatch(command: &Command, call: &Call) -> Reply {
         Group::Ranges => Box::pin(types::ranges(command.name, call)).await,
         Group::Combined => Box::pin(types::combined(command.name, call)).await,
         Group::Scripts => Box::pin(scripts::run(command.name, call)).await,
+        Group::Channels => Box::pin(channels::run(command.name, call)).await,
         Group::Keys => Box::pin(keys::run(command.name, call)).await,
         Group::Server => Box::pin(server::run(command.name, call)).await,
     };
@@ -261,9 +269,8 @@ fn wrong_number(name: &str) -> Reply {
 }
 
 /// Parts of redis that a store does not have, by their commands' names.
-const MISSING: [(&[&str], &str); 5] = [
+const MISSING: [(&[&str], &str); 4] = [
     (&["fcall", "fcall_ro"], "has no functions"),
-    (&["publish", "subscribe", "psubscribe", "pubsub", "spublish", "ssubscribe"], "has no channels"),
     (&["xadd", "xread", "xrange", "xrevrange", "xlen", "xgroup", "xreadgroup", "xack", "xdel"], "has no streams"),
     (&["save", "bgsave", "bgrewriteaof", "lastsave"], "is saved by farmem kv save"),
     (&["shutdown"], "is served until its front ends get SIGTERM"),

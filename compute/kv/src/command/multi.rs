@@ -15,10 +15,11 @@
 
 use super::draft::{Draft, Seen, seen};
 use super::table::{self, Command};
-use super::{Answered, Call, Client, Fail, Group, dispatch};
+use super::{Answered, Call, Client, Fail, Group, channels, dispatch};
 use crate::index::Found;
 use crate::keyspace::Change;
 use crate::resp::{Reply, Request};
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
@@ -67,6 +68,9 @@ impl Client {
     /// `None`: it is to be run.
     pub fn collect(&self, request: &Request) -> Option<Reply> {
         let name = request[0].to_ascii_lowercase();
+        if let Some(refused) = self.only_listens(&name) {
+            return Some(refused);
+        }
         if !self.authenticated.get() && !matches!(name.as_slice(), b"auth" | b"hello" | b"quit" | b"reset") {
             return Some(Reply::Error("NOAUTH Authentication required.".into()));
         }
@@ -160,6 +164,7 @@ const CHANGED: Reply = Reply::NullArray;
 
 async fn on_one_key(call: &Call, transaction: &Transaction, key: &[u8]) -> Answered {
     let watched = transaction.watched.first().map(|(_, seen)| *seen);
+    let last = RefCell::new(None);
     let change = |there: Option<&Found>| -> Result<Change<Reply>, Fail> {
         if watched.is_some_and(|watched| watched != seen(there)) {
             return Ok(Change::Keep(CHANGED));
@@ -170,9 +175,13 @@ async fn on_one_key(call: &Call, transaction: &Transaction, key: &[u8]) -> Answe
             let call = Call { args: Rc::clone(args), draft: Some(Rc::clone(&draft)), ..call.clone() };
             replies.push(at_once(dispatch(command, &call)).unwrap_or_else(|| Reply::error("not in a transaction")));
         }
+        last.replace(Some(Rc::clone(&draft)));
         Ok(draft.change(Reply::Array(replies)))
     };
-    call.store().update_found(&call.io, key, change).await
+    let reply = call.store().update_found(&call.io, key, change).await?;
+    let messages = last.take().filter(|_| reply != CHANGED).map_or(Vec::new(), |draft| draft.messages());
+    channels::send_all(call, messages).await?;
+    Ok(reply)
 }
 
 /// The outcome of a command that waits for nothing.
@@ -207,6 +216,7 @@ async fn on_several(call: &Call, transaction: &Transaction) -> Answered {
 impl Command {
     /// Whether the command may run on a draft of its key: it does nothing but read and change it.
     pub(super) fn runs_on_a_draft(&self) -> bool {
-        !matches!(self.group, Group::Server | Group::Scripts) || matches!(self.name, "echo" | "ping" | "time")
+        !matches!(self.group, Group::Server | Group::Scripts | Group::Channels)
+            || matches!(self.name, "echo" | "ping" | "time" | "publish" | "spublish")
     }
 }

@@ -23,6 +23,9 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "info" => super::info::run(call).await,
         "latency" => super::stats::latency(call),
         "ping" => match call.count() {
+            1 | 2 if call.client.version.get() < 3 && call.client.listens() => {
+                Ok(Reply::Array(vec![Reply::bulk("pong"), Reply::bulk(call.arg(1))]))
+            }
             1 => Ok(Reply::Line("PONG".into())),
             2 => Ok(Reply::bulk(call.arg(1))),
             _ => Err(Fail(super::wrong_number("ping"))),
@@ -34,6 +37,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "reset" => {
             call.client.version.set(2);
             call.client.discard();
+            call.front.channels.leave(&call.client);
             call.client.authenticated.set(call.front.password.is_none());
             call.client.name.borrow_mut().clear();
             call.client.replies.set(super::Replies::On);

@@ -23,6 +23,8 @@ pub enum Group {
     Combined,
     /// Scripts, on the keys that they name.
     Scripts,
+    /// On channels.
+    Channels,
     /// On keys of any type.
     Keys,
     /// On the front end.
@@ -55,7 +57,7 @@ impl Command {
     pub fn named<'a>(&self, request: &'a [Vec<u8>]) -> Option<Vec<&'a [u8]>> {
         let (first, last, step) = self.keys;
         if first == 0 {
-            return (self.group == Group::Server).then(Vec::new);
+            return matches!(self.group, Group::Server | Group::Channels).then(Vec::new);
         }
         let last = if last < 0 { request.len() as i64 + i64::from(last) } else { i64::from(last) };
         let places = (first as usize..=last.max(0) as usize).step_by(step.max(1) as usize);
@@ -71,7 +73,7 @@ const ONE: (i8, i8, i8) = (1, 1, 1);
 const NONE: (i8, i8, i8) = (0, 0, 0);
 const ALL: (i8, i8, i8) = (1, -1, 1);
 
-use Group::{Bits, Combined, Hashes, Keys, Lists, Moves, Ranges, Scripts, Server, Sets, SortedSets, Strings};
+use Group::{Bits, Channels, Combined, Hashes, Keys, Lists, Moves, Ranges, Scripts, Server, Sets, SortedSets, Strings};
 
 /// All of them, by name.
 pub const COMMANDS: &[Command] = &[
@@ -170,7 +172,11 @@ pub const COMMANDS: &[Command] = &[
     command("pexpiretime", 2, ONE, false, Keys),
     command("ping", -1, NONE, false, Server),
     command("psetex", 4, ONE, true, Strings),
+    command("psubscribe", -2, NONE, false, Channels),
     command("pttl", 2, ONE, false, Keys),
+    command("publish", 3, NONE, false, Channels),
+    command("pubsub", -2, NONE, false, Channels),
+    command("punsubscribe", -1, NONE, false, Channels),
     command("quit", -1, NONE, false, Server),
     command("randomkey", 1, NONE, false, Keys),
     command("rename", 3, (1, 2, 1), true, Keys),
@@ -205,18 +211,23 @@ pub const COMMANDS: &[Command] = &[
     command("sort", -2, NONE, true, Keys),
     command("sort_ro", -2, NONE, false, Keys),
     command("spop", -2, ONE, true, Sets),
+    command("spublish", 3, NONE, false, Channels),
     command("srandmember", -2, ONE, false, Sets),
     command("srem", -3, ONE, true, Sets),
     command("sscan", -3, ONE, false, Sets),
+    command("ssubscribe", -2, NONE, false, Channels),
     command("strlen", 2, ONE, false, Strings),
+    command("subscribe", -2, NONE, false, Channels),
     command("substr", 4, ONE, false, Strings),
     command("sunion", -2, ALL, false, Sets),
     command("sunionstore", -3, ALL, true, Sets),
+    command("sunsubscribe", -1, NONE, false, Channels),
     command("time", 1, NONE, false, Server),
     command("touch", -2, ALL, false, Keys),
     command("ttl", 2, ONE, false, Keys),
     command("type", 2, ONE, false, Keys),
     command("unlink", -2, ALL, true, Keys),
+    command("unsubscribe", -1, NONE, false, Channels),
     command("unwatch", 1, NONE, false, Server),
     command("wait", 3, NONE, false, Server),
     command("watch", -2, ALL, false, Server),

@@ -32,6 +32,10 @@ pub enum Reply {
     Text(String),
     /// Bytes that stream out. Only their length is written here.
     Long(Rc<Outlet>),
+    /// A sequence that the client has not asked for now; a plain one in RESP2.
+    Push(Vec<Reply>),
+    /// Replies one after the other.
+    Several(Vec<Reply>),
     /// No reply at all.
     Silence,
 }
@@ -84,6 +88,8 @@ impl Reply {
             }
             Reply::Text(text) => Reply::bulk(text.as_bytes()).write(version, out),
             Reply::Long(outlet) => line(out, b'$', &outlet.len().to_string()),
+            Reply::Push(items) => sequence(items, if version >= 3 { b'>' } else { b'*' }, version, out),
+            Reply::Several(replies) => replies.iter().for_each(|reply| reply.write(version, out)),
             Reply::Silence => {}
         }
     }

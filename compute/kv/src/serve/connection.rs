@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 /// Bytes of replies that a client may leave unread even while all together have left [`ALL`].
 const UNREAD: usize = 1 << 20;
 const ALL: usize = 1 << 30;
+/// Bytes that a client with subscriptions may leave unread. As redis, which has it as a setting.
+const MESSAGES: usize = 32 << 20;
 /// Commands of one connection that run side by side.
 pub const AT_ONCE: usize = 128;
 /// Bytes that are read at once.
@@ -65,6 +67,8 @@ pub struct Connection {
     parser: Parser,
     out: Vec<u8>,
     sent: usize,
+    /// Messages that wait for the end of a reply that streams out.
+    held: Vec<u8>,
     /// Bytes of replies that the client may leave unread before its requests wait.
     kept: usize,
     shared: Rc<Shared>,
@@ -96,6 +100,7 @@ impl Connection {
             parser: Parser::default(),
             out: Vec::new(),
             sent: 0,
+            held: Vec::new(),
             kept,
             shared,
             counted: 0,
@@ -293,6 +298,8 @@ impl Connection {
             if sent {
                 reply.write(version, &mut self.out);
             }
+            // Between two replies.
+            self.out.append(&mut self.held);
         }
         self.count();
     }
@@ -318,6 +325,28 @@ impl Connection {
             begun.reply = Some(Reply::Silence);
         }
         over
+    }
+
+    /// Sends the client a message. One that leaves too many unread is cut off.
+    pub fn push(&mut self, message: &Reply) {
+        if self.client.closing.get() || self.broken {
+            return;
+        }
+        if matches!(self.begun.front(), Some(Begun { reply: Some(Reply::Long(_)), .. })) {
+            message.write(self.client.version.get(), &mut self.held);
+        } else {
+            message.write(self.client.version.get(), &mut self.out);
+        }
+        self.count();
+        let most = if self.shared.unread.get() > ALL { UNREAD } else { MESSAGES };
+        if self.unread() + self.held.len() > most {
+            self.broken = true;
+            eprintln!(
+                "farmem: client id={} addr={} closed for overcoming of output buffer limits: it does not read its \
+                 messages",
+                self.client.id, self.client.address
+            );
+        }
     }
 
     /// Answers the requests under way by an error: the front end can no longer carry them out.

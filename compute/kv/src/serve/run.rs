@@ -1,6 +1,7 @@
 //! Opens a store, serves it until told to end, and leaves it.
 
 mod begin;
+mod deliver;
 
 use super::background::Background;
 use super::connection::{Connection, Shared};
@@ -9,7 +10,7 @@ use super::open::{self, Clients, Config, Failed, Opened, alone, random, system, 
 use super::schedule::Schedule;
 use super::tell::{Tell, counters};
 use crate::command::scripts::Scripts;
-use crate::command::{Client, Front, Stats, metrics as metrics_of};
+use crate::command::{Channels, Client, Front, Stats, metrics as metrics_of};
 use crate::drive::{Direct, Drive};
 use crate::fast::{Map, Set};
 use crate::keyspace::Keyspace;
@@ -148,6 +149,7 @@ impl<'a> Server<'a> {
         let front = Front {
             turns: 0.into(),
             scripts: Scripts::default(),
+            channels: Channels::default(),
             store: Rc::clone(&store),
             clients: BTreeMap::new().into(),
             blocked: 0.into(),
@@ -298,6 +300,7 @@ impl<'a> Server<'a> {
                 self.commands.step(&self.drive, &mut ended)?;
                 ended.into_iter().for_each(|(task, reply)| self.ended(task, reply));
             }
+            self.deliver(&mut touched);
             let rest = self.active.is_empty() && !self.commands.is_ready() && !self.background.tasks.is_ready();
             let mut answers = Vec::new();
             let limit = if rest && round > 0 { GLANCE } else { Duration::ZERO };
@@ -431,7 +434,9 @@ impl<'a> Server<'a> {
             if self.alone.connection == Some(id) {
                 self.end_alone();
             }
-            self.connections.remove(&id);
+            if let Some(connection) = self.connections.remove(&id) {
+                self.front.channels.leave(&connection.client);
+            }
             self.front.clients.borrow_mut().remove(&id);
             return;
         }

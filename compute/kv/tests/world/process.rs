@@ -158,9 +158,10 @@ impl Client {
                 Some(String::from_utf8_lossy(&bytes).into_owned())
             }
             b'*' if len() < 0 => Some(line),
-            b'*' => {
-                let items: Option<Vec<String>> = (0..len()).map(|_| self.reply()).collect();
-                Some(format!("[{}]", items?.join(" ")))
+            b'*' | b'%' | b'>' => {
+                let items = len() << u32::from(line.starts_with('%'));
+                let items: Option<Vec<String>> = (0..items).map(|_| self.reply()).collect();
+                Some(format!("{}[{}]", if line.starts_with('>') { ">" } else { "" }, items?.join(" ")))
             }
             _ => Some(line),
         }

@@ -23,7 +23,7 @@ pub fn to_lua(lua: &Lua, reply: Reply) -> mlua::Result<Value> {
         Reply::Bulk(bytes) => lua.create_string(bytes)?.into_lua(lua),
         Reply::Text(text) => lua.create_string(text)?.into_lua(lua),
         Reply::Double(number) => lua.create_string(crate::resp::double(number))?.into_lua(lua),
-        Reply::Array(items) | Reply::Set(items) => sequence(lua, items),
+        Reply::Array(items) | Reply::Set(items) | Reply::Push(items) | Reply::Several(items) => sequence(lua, items),
         Reply::Map(pairs) => sequence(lua, pairs.into_iter().flat_map(|(key, value)| [key, value]).collect()),
         Reply::Null | Reply::NullArray | Reply::Long(_) | Reply::Silence => Ok(Value::Boolean(false)),
     }

@@ -18,7 +18,7 @@ mod library;
 mod machine;
 
 use super::draft::Draft;
-use super::{Answered, Call, Fail, args};
+use super::{Answered, Call, Fail, args, channels};
 use crate::index::Found;
 use crate::keyspace::Change;
 use crate::resp::{Reply, Request};
@@ -185,6 +185,7 @@ impl Script<'_> {
 
     /// `found`: the script has asked for this key itself, among none.
     async fn on_one_key(&self, key: &[u8], found: bool) -> Answered {
+        let last = RefCell::new(Vec::new());
         let change = |there: Option<&Found>| -> Result<Change<Reply>, Fail> {
             let (reply, failed, draft) = self.on(Draft::of(key, there.map(|found| found.object.clone())))?;
             if let Some(other) = draft.missed() {
@@ -195,9 +196,12 @@ impl Script<'_> {
                     format!("the script uses key '{other}', which is not in its KEYS: name all of its keys there")
                 }));
             }
+            last.replace(if failed { Vec::new() } else { draft.messages() });
             Ok(if failed { Change::Keep(reply) } else { draft.change(reply) })
         };
-        self.call.store().update_found(&self.call.io, key, change).await
+        let reply = self.call.store().update_found(&self.call.io, key, change).await?;
+        channels::send_all(self.call, last.take()).await?;
+        Ok(reply)
     }
 
     async fn on_several(&self) -> Answered {
@@ -233,6 +237,7 @@ impl Script<'_> {
                     None => drop(store.remove(io, &key).await?),
                 }
             }
+            channels::send_all(self.call, draft.messages()).await?;
         }
         Ok(reply)
     }

@@ -57,7 +57,15 @@ impl Connection {
         // With a threshold of 0 every command is to be logged.
         let paused = means.front.pause.get().until_ms > means.front.store.now_ms();
         let silent = client.replies.get() != Replies::On;
-        if held_up || paused || silent || client.closing.get() || self.broken || stats.threshold_us.get() == 0 {
+        let listens = client.version.get() < 3 && client.listens();
+        if held_up
+            || paused
+            || silent
+            || listens
+            || client.closing.get()
+            || self.broken
+            || stats.threshold_us.get() == 0
+        {
             return Ok(Run::Ended);
         }
         if self.parser.waiting() == 0 && self.readable && !self.ended {

@@ -1,0 +1,37 @@
+//! Hands published messages to connections, and begins the tasks that carry them between front ends.
+
+use super::Server;
+use crate::command::Forward;
+use crate::fast::Set;
+use crate::resp::Reply;
+use std::rc::Rc;
+
+impl Server<'_> {
+    /// See the module. The replies to subscriptions have been written before.
+    pub(super) fn deliver(&mut self, touched: &mut Set<u64>) {
+        let forward = &self.front.channels.forward;
+        if forward.begins_to_send() {
+            let front = Rc::clone(&self.front);
+            self.commands.begin(|io| async move {
+                Forward::send(front, io).await;
+                Reply::Silence
+            });
+        }
+        if forward.begins_to_listen(&self.front) {
+            let front = Rc::clone(&self.front);
+            self.commands.begin(|io| async move {
+                Forward::listen(front, io).await;
+                Reply::Silence
+            });
+        }
+        if !self.front.channels.is_due() {
+            return;
+        }
+        for (id, message) in self.front.channels.take_due() {
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.push(&message);
+                touched.insert(id);
+            }
+        }
+    }
+}

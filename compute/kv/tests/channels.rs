@@ -1,0 +1,216 @@
+//! Publishing: what clients of one front end hear, and those of others; what is told when a message is lost.
+
+mod world;
+
+use farmem::Transport;
+use std::time::{Duration, Instant};
+use world::process::{Client, Process};
+
+#[test]
+fn another_process() {
+    world::process::another_process();
+}
+
+fn answers(client: &mut Client, lines: &[(&str, &str)]) {
+    for (said, expected) in lines {
+        assert_eq!(client.ask(said), *expected, "{said}");
+    }
+}
+
+#[test]
+fn clients_of_one_front_end_hear_each_other() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("one", &node.at);
+    let [mut a, mut b, mut c] = [front.client(), front.client(), front.client()];
+    answers(&mut b, &[("PUBLISH news nobody", ":0"), ("PUBSUB CHANNELS", "[]"), ("PUBSUB NUMPAT", ":0")]);
+    answers(
+        &mut a,
+        &[
+            ("UNSUBSCRIBE", "[unsubscribe nil :0]"),
+            ("SUBSCRIBE news", "[subscribe news :1]"),
+            ("PSUBSCRIBE n*s", "[psubscribe n*s :2]"),
+            ("SSUBSCRIBE news", "[ssubscribe news :1]"),
+            ("PING", "[pong ]"),
+            ("PING x", "[pong x]"),
+        ],
+    );
+    let refused = a.ask("GET x");
+    assert!(refused.starts_with("-ERR Can't execute 'get': only (P|S)SUBSCRIBE"), "{refused}");
+    answers(
+        &mut b,
+        &[
+            ("PUBLISH news one", ":2"),
+            ("PUBLISH nurses two", ":1"),
+            ("SPUBLISH news three", ":1"),
+            ("PUBSUB CHANNELS", "[news]"),
+            ("PUBSUB CHANNELS x*", "[]"),
+            ("PUBSUB NUMSUB news none", "[news :1 none :0]"),
+            ("PUBSUB SHARDCHANNELS", "[news]"),
+            ("PUBSUB SHARDNUMSUB news", "[news :1]"),
+            ("PUBSUB NUMPAT", ":1"),
+            ("CLIENT KILL TYPE nonsense SKIPME no", "-ERR Unknown client type 'nonsense'"),
+        ],
+    );
+    for heard in ["[message news one]", "[pmessage n*s news one]", "[pmessage n*s nurses two]", "[smessage news three]"]
+    {
+        assert_eq!(a.reply().as_deref(), Some(heard));
+    }
+    // By RESP3 messages are told from replies, and all commands are allowed.
+    assert!(c.ask("HELLO 3").contains("proto :3"));
+    answers(&mut c, &[("SUBSCRIBE news", ">[subscribe news :1]"), ("SET x 1", "+OK"), ("GET x", "1")]);
+    c.send(&["PUBLISH", "news", "mine"]).unwrap();
+    assert_eq!([c.reply(), c.reply()].map(Option::unwrap), [":3", ">[message news mine]"]);
+    // A script and a transaction publish when they have taken effect; those that fail do not.
+    for (said, expected) in [
+        ("EVAL return(redis.call('publish','news','script')) 1 x", ":3"),
+        ("EVAL redis.call('publish','news','failed');error('x') 1 x", "-"),
+        ("MULTI", "+OK"),
+        ("SET x 2", "+QUEUED"),
+        ("PUBLISH news transaction", "+QUEUED"),
+        ("EXEC", "[+OK :3]"),
+        ("MULTI", "+OK"),
+        ("MSET x 2 y 2", "+QUEUED"),
+        ("PUBLISH news both", "+QUEUED"),
+        ("SUBSCRIBE news", "+QUEUED"),
+        ("EXEC", "[+OK :3 -ERR subscribe is not carried out in a transaction]"),
+    ] {
+        let said = b.ask(said);
+        assert!(said == expected || expected == "-" && said.starts_with('-'), "{said}");
+    }
+    for heard in ["script", "transaction", "both"] {
+        assert_eq!(c.reply(), Some(format!(">[message news {heard}]")));
+    }
+    answers(&mut c, &[("UNSUBSCRIBE", ">[unsubscribe news :0]"), ("PING", "+PONG")]);
+    assert!(b.ask("CLIENT LIST TYPE pubsub").contains("flags=P"));
+    assert_eq!(b.ask("CLIENT KILL TYPE pubsub"), ":1");
+    let ended = Instant::now() + Duration::from_secs(20);
+    while b.ask("PUBLISH news late") != ":0" {
+        assert!(Instant::now() < ended, "its subscriptions end with the connection");
+    }
+}
+
+/// The words of the messages that a client hears until the last.
+fn hear(client: &mut Client, last: &str) -> Vec<String> {
+    let mut heard = Vec::new();
+    while heard.last().is_none_or(|word| word != last) {
+        let said = client.reply().expect("a message");
+        heard.push(said.trim_matches(['[', ']']).rsplit(' ').next().unwrap().to_owned());
+    }
+    heard
+}
+
+/// Every message of every front end reaches the clients of all, in its publisher's order, over mapped memory
+/// and over TCP. A killed publisher takes its messages along, and nothing else.
+#[test]
+fn front_ends_hear_each_other() {
+    for (way, count) in [(Transport::Shm, 2), (Transport::Tcp, 3)] {
+        let node = Process::node(way);
+        let mut fronts: Vec<Process> = (0..count).map(|_| Process::front("news", &node.at)).collect();
+        let mut listeners: Vec<Client> = fronts.iter().map(Process::client).collect();
+        for listener in &mut listeners {
+            assert_eq!(listener.ask("SUBSCRIBE news"), "[subscribe news :1]");
+        }
+        let mut talkers: Vec<Client> = fronts.iter().map(Process::client).collect();
+        for (n, talker) in talkers.iter_mut().enumerate() {
+            (0..500).for_each(|m| talker.send(&["PUBLISH", "news", &format!("{n}-{m}")]).unwrap());
+        }
+        for talker in &mut talkers {
+            (0..500).for_each(|_| assert_eq!(talker.reply().as_deref(), Some(":1")));
+        }
+        for listener in &mut listeners {
+            let mut heard: Vec<Vec<usize>> = vec![Vec::new(); count];
+            for _ in 0..500 * count {
+                let said = listener.reply().expect("a message");
+                let (n, m) = said.trim_matches(['[', ']']).rsplit(' ').next().unwrap().split_once('-').unwrap();
+                heard[n.parse::<usize>().unwrap()].push(m.parse().unwrap());
+            }
+            assert!(heard.iter().all(|of| of.iter().copied().eq(0..500)), "{heard:?}");
+        }
+        // Keys of clients alone are seen, and the largest message goes through.
+        assert_eq!(talkers[1].ask("KEYS *"), "[]");
+        let large = "x".repeat(1_999_996);
+        talkers[0].send(&["PUBLISH", "news", &large]).unwrap();
+        assert_eq!(talkers[0].reply().as_deref(), Some(":1"));
+        let last = listeners.last_mut().unwrap();
+        assert_eq!(hear(last, &large).len(), 1);
+        talkers[0].send(&["PUBLISH", "news", &format!("{large}x")]).unwrap();
+        assert!(talkers[0].reply().unwrap().starts_with("-ERR a message has 2000000 bytes at most"));
+        if way == Transport::Shm {
+            continue;
+        }
+        fronts[0].kill();
+        assert_eq!(talkers[1].ask("PUBLISH news last"), ":1");
+        assert!(hear(last, "last").len() <= 1);
+        // Another takes a line at once, perhaps the dead one's. It is heard from its first message on.
+        let another = Process::front("news", &node.at);
+        assert_eq!(another.client().ask("PUBLISH news new"), ":0");
+        assert_eq!(hear(last, "new").len(), 1);
+    }
+}
+
+/// A client that does not read is cut off; others hear on.
+#[test]
+fn a_slow_subscriber_is_cut_off() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("slow", &node.at);
+    let [mut slow, mut quick, mut talker] = [front.client(), front.client(), front.client()];
+    for client in [&mut slow, &mut quick] {
+        assert_eq!(client.ask("SUBSCRIBE news"), "[subscribe news :1]");
+    }
+    let large = "x".repeat(1 << 20);
+    let ended = Instant::now() + Duration::from_secs(60);
+    loop {
+        talker.send(&["PUBLISH", "news", &large]).unwrap();
+        let reached = talker.reply().unwrap();
+        assert_eq!(hear(&mut quick, &large).len(), 1);
+        if reached == ":1" {
+            break;
+        }
+        assert!(Instant::now() < ended, "still {reached}");
+    }
+    let heard = std::iter::from_fn(|| slow.reply()).count();
+    assert!((1..200).contains(&heard), "{heard}");
+}
+
+/// Whether every thread of a process has this state.
+fn are_all(pid: u32, state: char) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks.flatten().all(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(state))
+    })
+}
+
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let ended = Instant::now() + Duration::from_secs(30);
+    while !is() {
+        assert!(Instant::now() < ended, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A message that is gone before a front end reads it is not missed in silence.
+#[test]
+fn a_lost_message_is_told() {
+    let node = Process::node(Transport::Tcp);
+    let fronts = [Process::front("lost", &node.at), Process::front("lost", &node.at)];
+    let [mut listener, mut talker] = [fronts[0].client(), fronts[1].client()];
+    assert_eq!(listener.ask("SUBSCRIBE news"), "[subscribe news :1]");
+    let pid = fronts[0].child.id();
+    let signal = |name: &str| {
+        let sent = std::process::Command::new("kill").args([name, &pid.to_string()]).status().unwrap();
+        assert!(sent.success());
+    };
+    signal("-STOP");
+    until("it stands still", || are_all(pid, 'T'));
+    assert_eq!(talker.ask("PUBLISH news hello"), ":0");
+    until("the message is on its way", || talker.ask("DBSIZE") == ":1");
+    assert_eq!(talker.ask("FLUSHALL"), "+OK");
+    signal("-CONT");
+    // If this took so long that the front end was shut out, it closes the connection for that.
+    let mut said = listener.reply();
+    while said.as_ref().is_some_and(|said| said.starts_with('-')) {
+        said = listener.reply();
+    }
+    assert_eq!(said, None);
+}
