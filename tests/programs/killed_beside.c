@@ -8,6 +8,7 @@
  *   storm   a companion that reads at random, killed after NODE microseconds: no node is stopped
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <sched.h>
 
 #include "case.h"
@@ -38,21 +39,59 @@ static int storms(void *unused) {
     for (uint64_t x = 1;; x = mix(x)) sink = ((volatile uint64_t *)mem)[x % (BYTES / 8)];
 }
 
+/* The state of a process's thread as `/proc` names it, or 0. */
+static char state_of(pid_t process, const char *thread) {
+    char path[64], stat[512];
+    snprintf(path, sizeof path, "/proc/%d/task/%.16s/stat", process, thread);
+    int from = open(path, O_RDONLY);
+    ssize_t bytes = from < 0 ? 0 : read(from, stat, sizeof stat - 1);
+    if (from >= 0) close(from);
+    stat[bytes < 0 ? 0 : bytes] = 0;
+    const char *name = strrchr(stat, ')');
+    return name ? name[2] : 0;
+}
+
+/* Stops the node, and waits until each of its threads stands still: the others answer until they see the signal. The
+ * first round comes before the signal, so that nothing of it needs the node. */
+static void stop(pid_t node) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task", node);
+    DIR *threads = opendir(path);
+    MUST(threads);
+    for (int round = 0, moving = 1; moving; round++, usleep(1000)) {
+        moving = 0;
+        rewinddir(threads);
+        for (struct dirent *thread; (thread = readdir(threads));) {
+            char state = thread->d_name[0] == '.' ? 0 : state_of(node, thread->d_name);
+            moving += state && state != 'T';
+        }
+        if (round == 0) kill(node, SIGSTOP), moving = 1;
+    }
+    closedir(threads);
+}
+
+/* Waits until a process has slept for 200 ms, and so waits for the node. One that the machine has not come to does not
+ * sleep. */
+static void until_it_waits(pid_t process) {
+    char thread[16];
+    snprintf(thread, sizeof thread, "%d", process);
+    for (int asleep = 0; asleep < 20; usleep(10000)) asleep = state_of(process, thread) == 'S' ? asleep + 1 : 0;
+}
+
 /* Beside all of this, in a memory of its own: kills the process whose number comes by `in`, and lets the node go on. */
 static void kill_after(int in, pid_t node) {
     pid_t child;
     MUST(read(in, &child, sizeof child) == sizeof child);
-    usleep(300000);
+    until_it_waits(child);
     kill(child, SIGKILL);
     usleep(100000);
     kill(node, SIGCONT);
     _exit(0);
 }
 
-static __attribute__((noinline)) void in_vfork(int out, pid_t node) {
+static __attribute__((noinline)) void in_vfork(int out) {
     pid_t own = getpid();
     write(out, &own, sizeof own);
-    kill(node, SIGSTOP);
     faults(NULL);
     _exit(0);
 }
@@ -76,15 +115,17 @@ int main(int argc, char **argv) {
         MUST(!pipe(ends));
         pid_t killer = fork();
         if (killer == 0) kill_after(ends[0], node);
+        stop(node);
         pid_t child = vfork();
-        if (child == 0) in_vfork(ends[1], node);
+        if (child == 0) in_vfork(ends[1]);
         MUST(child > 0 && waitpid(child, &status, 0) == child);
     } else {
         int stops = does == faults || does == evicts;
-        if (stops) kill(node, SIGSTOP);
+        if (stops) stop(node);
         pid_t child = clone(does, stack + sizeof stack, CLONE_VM | CLONE_FS | CLONE_FILES | SIGCHLD, NULL);
         MUST(child > 0);
-        usleep(does == storms ? node : 300000);
+        if (does == storms) usleep(node);
+        else until_it_waits(child);
         kill(child, SIGKILL);
         MUST(waitpid(child, &status, 0) == child);
         if (stops) kill(node, SIGCONT);

@@ -19,6 +19,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::lost::{Lost, PATIENCE};
 
+/// Within this a process that was stopped stands still, however busy the machine.
+const SOON: Duration = Duration::from_secs(60);
+
 /// How a process ended and what it said.
 #[derive(Debug)]
 pub struct Outcome {
@@ -125,7 +128,7 @@ impl Running {
         std::fs::read(&self.files[0]).unwrap_or_default()
     }
 
-    /// Sends a signal to the child alone.
+    /// Sends a signal to the child alone ([`send`]).
     pub fn signal(&self, signal: i32) {
         send(self.pid(), signal);
     }
@@ -222,19 +225,28 @@ impl Drop for Running {
     }
 }
 
-/// Sends a signal to a process, or to a group when the id is negative.
+/// Sends a signal to a process, or to a group when the id is negative. After SIGSTOP to a process
+/// it waits until every thread stands still: one that has not seen the signal yet goes on.
 pub fn send(pid: i32, signal: i32) {
     // SAFETY: kill takes two integers; our callers name processes that they started.
     unsafe { libc::kill(pid, signal) };
+    if signal == libc::SIGSTOP && pid > 0 {
+        let rests = |state: char| matches!(state, 'T' | 't' | 'Z' | 'X');
+        assert!(eventually(SOON, || states(pid).all(rests)), "{pid} does not stop within {SOON:?}");
+    }
+}
+
+/// The states of a process's threads, as `/proc` has them. One that ends meanwhile is left out.
+fn states(pid: i32) -> impl Iterator<Item = char> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    stats.filter_map(|stat| stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next()))
 }
 
 /// Whether a process has not ended yet. A zombie has ended, but not while one of its threads still
 /// runs: that thread holds the process's descriptors and memory.
 pub fn alive(pid: i32) -> bool {
-    let ends = |stat: &str| stat.rsplit(')').next().unwrap_or("").trim_start().starts_with(['Z', 'X']);
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    // A thread that is gone between the two reads has ended.
-    tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok()).any(|stat| !ends(&stat))
+    states(pid).any(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// The processes that descend from one, itself included.
