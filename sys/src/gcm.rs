@@ -320,15 +320,15 @@ fn folded(of: __m512i) -> __m128i {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
     /// Numbers that look random.
-    struct Random(u64);
+    pub(crate) struct Random(pub u64);
 
     impl Random {
-        fn fill(&mut self, bytes: &mut [u8]) {
+        pub fn fill(&mut self, bytes: &mut [u8]) {
             for byte in bytes {
                 self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
                 *byte = (self.0 >> 56) as u8;
@@ -379,25 +379,32 @@ mod tests {
     #[test]
     fn a_page_of_which_any_bit_differs_does_not_open() {
         for key in keys(&[7; 16]) {
-            let page = vec![0x5A; PAGE];
-            let (mut sealed, mut back) = (vec![0; PAGE], vec![0; PAGE]);
-            // SAFETY: pages of ours.
-            let tag = unsafe { key.seal(3, page.as_ptr(), sealed.as_mut_ptr()) };
-            let mut opens = |sealed: &[u8], nonce, tag| {
-                // SAFETY: pages of ours.
-                unsafe { key.open(nonce, tag, sealed.as_ptr(), back.as_mut_ptr()) }.is_ok()
-            };
-            assert!(opens(&sealed, 3, tag));
-            for bit in 0..64 {
-                assert!(!opens(&sealed, 3, tag ^ 1 << bit) && !opens(&sealed, 3 ^ 1 << bit, tag));
-            }
-            for at in 0..PAGE {
-                let mut other = sealed.clone();
-                other[at] ^= 1 << (at % 8);
-                assert!(!opens(&other, 3, tag), "byte {at}");
-            }
-            assert!(!opens(&[0; PAGE], 3, tag) && !opens(&page, 3, tag));
+            // SAFETY: `only_what_was_sealed_opens` names pages of its own.
+            let seal = |nonce, page, sealed| unsafe { key.seal(nonce, page, sealed) };
+            // SAFETY: as above.
+            only_what_was_sealed_opens(seal, |nonce, tag, sealed, to| unsafe { key.open(nonce, tag, sealed, to) });
         }
+    }
+
+    /// A page opens with its own nonce and tag, and with no bit of it, of the nonce or of the tag changed.
+    pub(crate) fn only_what_was_sealed_opens(
+        seal: impl Fn(u64, *const u8, *mut u8) -> u64,
+        open: impl Fn(u64, u64, *const u8, *mut u8) -> Result<(), Altered>,
+    ) {
+        let page = vec![0x5A; PAGE];
+        let (mut sealed, mut back) = (vec![0; PAGE], vec![0; PAGE]);
+        let tag = seal(3, page.as_ptr(), sealed.as_mut_ptr());
+        let mut opens = |sealed: &[u8], nonce, tag| open(nonce, tag, sealed.as_ptr(), back.as_mut_ptr()).is_ok();
+        assert!(opens(&sealed, 3, tag));
+        for bit in 0..64 {
+            assert!(!opens(&sealed, 3, tag ^ 1 << bit) && !opens(&sealed, 3 ^ 1 << bit, tag));
+        }
+        for at in 0..PAGE {
+            let mut other = sealed.clone();
+            other[at] ^= 1 << (at % 8);
+            assert!(!opens(&other, 3, tag), "byte {at}");
+        }
+        assert!(!opens(&[0; PAGE], 3, tag) && !opens(&page, 3, tag));
     }
 
     #[test]

@@ -141,6 +141,12 @@ impl<T> std::fmt::Debug for Lock<T> {
     }
 }
 
+impl<T: Default> Default for Lock<T> {
+    fn default() -> Lock<T> {
+        Lock::new(T::default())
+    }
+}
+
 impl<T> Lock<T> {
     /// A free lock.
     #[cfg(not(loom))]

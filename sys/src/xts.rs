@@ -138,17 +138,7 @@ unsafe fn pass<const SEALS: bool>(key: &Key, nonce: u64, from: *const u8, to: *m
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Random(u64);
-
-    impl Random {
-        fn fill(&mut self, bytes: &mut [u8]) {
-            for byte in bytes {
-                self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
-                *byte = (self.0 >> 56) as u8;
-            }
-        }
-    }
+    use crate::gcm::tests::{Random, only_what_was_sealed_opens};
 
     /// AES-128 of one block, as `gcm` has it: its tests compare that with `ring`'s.
     fn aes(key: &[u8; 16], block: u128) -> u128 {
@@ -223,24 +213,10 @@ mod tests {
     #[test]
     fn a_page_of_which_any_bit_differs_does_not_open() {
         let Some(key) = Key::new(&[7; 16]) else { return };
-        let page = vec![0x5A; PAGE];
-        let (mut sealed, mut back) = (vec![0; PAGE], vec![0; PAGE]);
-        // SAFETY: pages of ours.
-        let tag = unsafe { key.seal(3, page.as_ptr(), sealed.as_mut_ptr()) };
-        let mut opens = |sealed: &[u8], nonce, tag| {
-            // SAFETY: pages of ours.
-            unsafe { key.open(nonce, tag, sealed.as_ptr(), back.as_mut_ptr()) }.is_ok()
-        };
-        assert!(opens(&sealed, 3, tag));
-        for bit in 0..64 {
-            assert!(!opens(&sealed, 3, tag ^ 1 << bit) && !opens(&sealed, 3 ^ 1 << bit, tag));
-        }
-        for at in 0..PAGE {
-            let mut other = sealed.clone();
-            other[at] ^= 1 << (at % 8);
-            assert!(!opens(&other, 3, tag), "byte {at}");
-        }
-        assert!(!opens(&[0; PAGE], 3, tag) && !opens(&page, 3, tag));
+        // SAFETY: `only_what_was_sealed_opens` names pages of its own.
+        let seal = |nonce, page, sealed| unsafe { key.seal(nonce, page, sealed) };
+        // SAFETY: as above.
+        only_what_was_sealed_opens(seal, |nonce, tag, sealed, to| unsafe { key.open(nonce, tag, sealed, to) });
     }
 
     /// What a node sees of a page that is sealed again: which blocks differ.

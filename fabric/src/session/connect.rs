@@ -1,6 +1,7 @@
 //! Joining a node: the first connection, and by what transport slabs are reached from then on.
 
 use super::dial::{Greeted, NoDial, Pass, Patience, dial};
+use super::member::Health;
 use super::silence::{Ear, Heard};
 use super::{ConnectOptions, Control, Identity, Membership, Session, Transport};
 use crate::link::Reach;
@@ -17,8 +18,8 @@ use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The time that a first connection is given, however short the grace.
 const LEAST_CONNECT_NS: u64 = 1_000_000_000;
@@ -229,13 +230,7 @@ fn member_of(reach: Reach, node: String, options: &ConnectOptions, greeted: &Gre
         control: Lock::new(Control::new(None, 1)),
         slabs: Lock::new(BTreeMap::new()),
         next_queue: AtomicU64::new(1),
-        fell_silent: AtomicBool::new(false),
-        heard: Heard::default(),
-        watched_ns: AtomicU64::new(0),
-        spare: OnceLock::new(),
-        lost: Lock::new(None),
-        is_lost: AtomicBool::new(false),
-        ended: AtomicBool::new(false),
+        health: Health::default(),
         reach,
     }
 }

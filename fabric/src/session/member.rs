@@ -79,6 +79,12 @@ pub(crate) struct Membership {
     pub control: Lock<Control>,
     pub slabs: Lock<BTreeMap<SlabId, Mapping>>,
     pub next_queue: AtomicU64,
+    pub health: Health,
+}
+
+/// What this member has seen of its node: signs of life, and its loss.
+#[derive(Default)]
+pub(crate) struct Health {
     /// The node counts as lost because it did not answer on a connection that stood.
     pub fell_silent: AtomicBool,
     /// The last sign that the node's machine was within reach.
@@ -136,25 +142,19 @@ impl Membership {
             control: Lock::new(Control::new(Some(link), 1)),
             slabs: Lock::new(slabs),
             next_queue: AtomicU64::new(1),
-            fell_silent: AtomicBool::new(false),
-            heard: Heard::default(),
-            watched_ns: AtomicU64::new(0),
-            spare: OnceLock::new(),
-            lost: Lock::new(None),
-            is_lost: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
+            health: Health::default(),
         }
     }
 
     /// An error if the member was found lost before.
     #[inline]
     pub fn check(&self) -> Result<(), Lost> {
-        if self.is_lost.load(Ordering::Acquire) { Err(self.why_lost()) } else { Ok(()) }
+        if self.health.is_lost.load(Ordering::Acquire) { Err(self.why_lost()) } else { Ok(()) }
     }
 
     #[cold]
     fn why_lost(&self) -> Lost {
-        self.lost.lock().clone().unwrap_or_else(|| self.lost_because("it was lost before".into()))
+        self.health.lost.lock().clone().unwrap_or_else(|| self.lost_because("it was lost before".into()))
     }
 
     fn lost_because(&self, reason: String) -> Lost {
@@ -163,22 +163,22 @@ impl Membership {
 
     /// Declares the member lost. If it is lost already, the first reason stands.
     pub fn give_up(&self, reason: String) -> Lost {
-        let mut lost = self.lost.lock();
+        let mut lost = self.health.lost.lock();
         let lost = lost.get_or_insert_with(|| self.lost_because(reason)).clone();
-        self.is_lost.store(true, Ordering::Release);
+        self.health.is_lost.store(true, Ordering::Release);
         lost
     }
 
     /// [`Membership::give_up`] of a node whose process has certainly ended, and its memory with it.
     fn end(&self, reason: &str) -> Lost {
-        self.ended.store(true, Ordering::Release);
+        self.health.ended.store(true, Ordering::Release);
         self.give_up(reason.into())
     }
 
     /// Whether the member may be given up early.
     #[inline]
     pub fn has_spare(&self) -> bool {
-        self.spare.get().is_some()
+        self.health.spare.get().is_some()
     }
 
     /// Gives the member up if its holder can do without it; see [`super::spare`].
@@ -187,7 +187,7 @@ impl Membership {
     /// It was given up.
     #[cold]
     pub fn end_if_spared(&self, reason: impl FnOnce() -> String) -> Result<(), Lost> {
-        let Some((holder, number)) = self.spare.get() else { return Ok(()) };
+        let Some((holder, number)) = self.health.spare.get() else { return Ok(()) };
         let lost = self.lost_because(reason());
         match holder.can_spare(*number, &lost) {
             true => Err(self.give_up(lost.reason)),
@@ -207,18 +207,18 @@ impl Membership {
     /// Takes a connection that was just made as the control connection.
     pub fn controlled_by(&self, link: Link, number: u64) {
         self.watch_silence(&link, false);
-        self.heard.ns.store(self.reach.now_ns(), Ordering::Relaxed);
+        self.health.heard.ns.store(self.reach.now_ns(), Ordering::Relaxed);
         *self.control.lock() = Control::new(Some(link), number);
     }
 
     /// Listens for the node's machine while it waits for an answer.
     pub fn ear(&self) -> Ear<'_> {
-        Ear::at(&self.reach, &self.heard)
+        Ear::at(&self.reach, &self.health.heard)
     }
 
     /// Whether the control connection has heard the node's machine within the last [`DOUBT_NS`].
     pub fn is_near(&self) -> bool {
-        let heard = self.heard.ns.load(Ordering::Relaxed);
+        let heard = self.health.heard.ns.load(Ordering::Relaxed);
         heard != 0 && self.reach.now_ns().saturating_sub(heard) < DOUBT_NS
     }
 
@@ -304,7 +304,7 @@ impl Membership {
 
     /// A connection stands but has been silent for [`SILENT_NS`].
     pub fn silent(&self) -> Lost {
-        self.fell_silent.store(true, Ordering::Release);
+        self.health.fell_silent.store(true, Ordering::Release);
         self.give_up(format!("it has not answered for {} s", SILENT_NS / 1_000_000_000))
     }
 
@@ -327,13 +327,13 @@ impl Membership {
     /// [`WATCH_NS`], unless another thread has the control connection.
     pub fn watch(&self) -> Result<(), Lost> {
         // A vfork child's connections are nothing to the process whose memory this is.
-        let (now, before) = (self.reach.now_ns(), self.watched_ns.load(Ordering::Relaxed));
+        let (now, before) = (self.reach.now_ns(), self.health.watched_ns.load(Ordering::Relaxed));
         if now.saturating_sub(before) < WATCH_NS || raw::is_away() {
             return self.check();
         }
         match self.control.try_lock() {
             Some(mut control) => {
-                self.watched_ns.store(now, Ordering::Relaxed);
+                self.health.watched_ns.store(now, Ordering::Relaxed);
                 self.tend(&mut control)
             }
             None => self.check(),

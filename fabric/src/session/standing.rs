@@ -42,7 +42,7 @@ impl Standing<'_> {
             // Another thread waits for an answer, on a connection that stands.
             None => true,
         };
-        self.member.fell_silent.load(Ordering::Acquire) && stands() || has_ended(self.member.process)
+        self.member.health.fell_silent.load(Ordering::Acquire) && stands() || has_ended(self.member.process)
     }
 
     /// Why the member is lost, if it is.
@@ -53,7 +53,7 @@ impl Standing<'_> {
     /// After a loss: whether the node's process has certainly ended. A silent node may come back,
     /// and others may reach it.
     pub fn node_has_ended(self) -> bool {
-        self.member.is_lost.load(Ordering::Acquire) && self.member.ended.load(Ordering::Acquire)
+        self.member.health.is_lost.load(Ordering::Acquire) && self.member.health.ended.load(Ordering::Acquire)
     }
 
     /// Leaves the node for good: says goodbye, and every queue pair is lost from here on. The node
@@ -83,7 +83,7 @@ impl Standing<'_> {
     /// without it. Not where slabs are mapped: a mapping does not go silent.
     pub fn held_by(self, holder: &'static dyn Spare, number: usize) {
         if !self.member.mapped {
-            let _ = self.member.spare.set((holder, number));
+            let _ = self.member.health.spare.set((holder, number));
         }
     }
 

@@ -12,6 +12,7 @@
 //! * [`tenants`]: tokens, and the quotas of their tenants.
 //! * [`tally`]: figures for operators. [`events`]: events for their log.
 //! * [`regions`]: memory with a name, which outlives its members.
+//! * `graces`: how long members and volumes may be absent.
 //! * [`service`]: a hook for services that members ask by SEND.
 //! * [`volumes`]: the volumes that hosts' kernels swap to.
 //! * [`shares`]: bounded tables, and how much of them a peer may have.
@@ -26,6 +27,7 @@ pub(crate) mod carved;
 pub mod engine;
 pub mod epochs;
 pub mod events;
+pub(crate) mod graces;
 pub mod grip;
 pub mod lending;
 pub mod members;

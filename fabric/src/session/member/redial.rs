@@ -84,7 +84,7 @@ impl Membership {
     /// One attempt.
     pub(super) fn dial(&self, purpose: Purpose, patience: Patience) -> Result<(Link, u16), NoDial> {
         let Greeted { link, welcome, .. } = dial(self.ear(), purpose, self.pass.as_ref(), patience)?;
-        self.heard.ns.store(self.reach.now_ns(), Ordering::Relaxed);
+        self.health.heard.ns.store(self.reach.now_ns(), Ordering::Relaxed);
         self.watch_silence(&link, matches!(purpose, Purpose::Attach(..)));
         Ok((link, welcome.owner))
     }

@@ -4,6 +4,7 @@ use super::{GRACE_MARGIN_NS, Holder, Holds, LET_GO, MAX_GRACE_MS, MAX_MEMBERS, M
 use super::{Newcomer, Presence, Turn};
 use crate::carved;
 use crate::events::{Event, Events, Leaving};
+use crate::graces::Graces;
 use crate::service::{Computed, Served};
 use crate::shares::{Full, Peer, Place, Table};
 use crate::tally::{Tally, count};
@@ -95,21 +96,16 @@ impl Membership<'_> {
     /// Ends the membership of members whose grace is over. Returns when to look again, if a member
     /// is absent.
     pub fn expire(self, now_ns: u64) -> Option<u64> {
-        let mut next: Option<u64> = None;
+        let mut graces = Graces::at(now_ns);
         for member in self.roster.members() {
             let presence = member.presence.lock();
-            if presence.connections > 0 {
-                continue;
-            }
-            let until = presence.absent_since + member.grace_ns;
+            let absent = (presence.connections == 0).then_some(presence.absent_since);
             drop(presence);
-            if until <= now_ns {
+            if graces.is_over(absent, member.grace_ns) {
                 self.part(&member, Leaving::Grace);
-            } else {
-                next = Some(next.map_or(until, |n| n.min(until)));
             }
         }
-        next
+        graces.next_ns
     }
 
     /// A place among the members for a newcomer from `peer`.

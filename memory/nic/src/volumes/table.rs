@@ -2,6 +2,7 @@
 
 use super::{Attached, BLOCK, MAX_KEPT_MS, MAX_STREAMS, OVERCOMMIT, RESERVE, State, Volume, Volumes};
 use crate::events::{Event, Events, VolumeEvent};
+use crate::graces::Graces;
 use crate::lending::Lending;
 use crate::members::Holder;
 use crate::shares::Peer;
@@ -212,21 +213,16 @@ impl Swap<'_> {
 
     /// Ends volumes whose grace is over. When to look again, if any has no stream.
     pub(crate) fn expire(self, now_ns: u64) -> Option<u64> {
-        let mut next: Option<u64> = None;
+        let mut graces = Graces::at(now_ns);
         for volume in self.volumes.all() {
             let state = volume.state.lock();
-            let until = state.absent_since + volume.kept_ns;
-            if state.streams > 0 {
-                continue;
-            }
+            let absent = (state.streams == 0).then_some(state.absent_since);
             drop(state);
-            if until <= now_ns {
+            if graces.is_over(absent, volume.kept_ns) {
                 self.free(&volume, VolumeEvent::Forgotten);
-            } else {
-                next = Some(next.map_or(until, |next| next.min(until)));
             }
         }
-        next
+        graces.next_ns
     }
 
     /// Moves some pages of sparse volumes. False when there was nothing to do.
