@@ -10,7 +10,7 @@
  * With `fork`, a child does the same to its copy, which the parent waits for.
  * With `idle`, nothing is touched between "ready" and SIGUSR1.
  * With `noreserve`, the map is one that nobody promised memory for. With `crash`,
- * a thread writes to address 16 while the others work. SIGINT is counted. */
+ * a thread writes to address 16 while the others work. SIGINT is counted, and told at once: "interrupted". */
 #include "case.h"
 #include <stdatomic.h>
 
@@ -43,7 +43,10 @@ static void note(_Atomic uint64_t *longest, uint64_t took) {
 }
 
 static void on_finish(int s) { (void)s, finish = 1; }
-static void on_interrupt(int s) { (void)s, interrupts++; }
+static void on_interrupt(int s) {
+    (void)s, interrupts++;
+    write(1, "interrupted\n", 12);
+}
 
 static uint64_t word(size_t page, uint32_t generation, size_t i) {
     return mix(page * 0x10001 + ((uint64_t)generation << 40) + i);

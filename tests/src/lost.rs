@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::process::tree;
+use crate::process::{alive, eventually, send, tree};
 
 /// Since a moment, what processes, all that descend from them, and the calling thread have lost.
 pub struct Lost {
@@ -52,6 +52,20 @@ impl Lost {
     pub fn left(&mut self) -> Duration {
         let elapsed = self.since.elapsed();
         elapsed.saturating_sub(self.lost())
+    }
+
+    /// Kills one of the watched processes, and waits until it has ended: the kernel has closed its
+    /// sockets then. The time that it waits for a CPU until then is lost, too.
+    ///
+    /// # Panics
+    /// If it has not ended after a minute.
+    pub fn kills(&mut self, pid: i32) {
+        send(pid, libc::SIGKILL);
+        let ended = eventually(Duration::from_secs(60), || {
+            self.look();
+            !alive(pid)
+        });
+        assert!(ended, "{pid} was killed and has not ended");
     }
 
     /// Waits until `done` says so; `false` when so much time passed first, what was lost not counted, or [`PATIENCE`]
@@ -103,7 +117,6 @@ fn waited(thread: &Path) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::eventually;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]

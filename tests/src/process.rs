@@ -211,7 +211,7 @@ impl Drop for Running {
         send(-self.pid(), libc::SIGKILL);
         if !self.reaped {
             send(self.pid(), libc::SIGKILL);
-            let until = Instant::now() + Duration::from_secs(5);
+            let until = Instant::now() + Duration::from_secs(60);
             while let Ok(None) = self.try_reap() {
                 if Instant::now() > until {
                     break;
@@ -247,6 +247,21 @@ fn states(pid: i32) -> impl Iterator<Item = char> {
 /// runs: that thread holds the process's descriptors and memory.
 pub fn alive(pid: i32) -> bool {
     states(pid).any(|state| !matches!(state, 'Z' | 'X'))
+}
+
+/// Kills a process, and waits until it has ended: the kernel has closed its sockets then.
+///
+/// # Panics
+/// If it has not ended after a minute.
+pub fn kill(pid: i32) {
+    send(pid, libc::SIGKILL);
+    assert!(eventually(Duration::from_secs(60), || !alive(pid)), "{pid} was killed and has not ended");
+}
+
+/// Whether each thread of a process sleeps. If nothing is on its way to the process, it has done
+/// all that it was asked.
+pub fn asleep(pid: i32) -> bool {
+    states(pid).all(|state| state == 'S')
 }
 
 /// The processes that descend from one, itself included.

@@ -258,7 +258,11 @@ fn a_full_rack_says_who_holds_it() -> Result<()> {
     rack.until("small", "up")?;
     let work = rack.work()?;
     is_ready(&work)?;
-    let holds = || rack.rack().is_ok_and(|rack| rack["runs"][0]["figures"]["far"].as_u64() > Some(0));
+    // The run says what it holds, and the node that it has nothing left, each with its next beat.
+    let holds = || {
+        let lent = rack.of("small", "lent").is_ok_and(|lent| lent.as_u64() == Some(64 << 20));
+        lent && rack.rack().is_ok_and(|rack| rack["runs"][0]["figures"]["far"].as_u64() > Some(0))
+    };
     ensure!(eventually(LIMIT, holds), "{}", rack.rack()?);
     let refused = rack.work()?.wait(LIMIT)?;
     let says = ["1 up, of these 1 full", "most of it is held by keeps_checking"];
@@ -292,6 +296,16 @@ fn a_mirror_keeps_to_two_failure_domains() -> Result<()> {
     Ok(())
 }
 
+/// Of how many bytes both copies are in one failure domain, as `top` shows a run.
+fn together_of(work: &Running) -> Result<u64> {
+    let mut command = Command::new(binary());
+    command.args(["top", "--json", "--interval", "100ms"]);
+    let view: Value = serde_json::from_slice(&process::run(command, LIMIT)?.success()?.stdout)?;
+    let mut runs = view["runs"].as_array().into_iter().flatten();
+    let run = runs.find(|run| run["supervisor"] == work.pid()).context("the run is not shown")?;
+    run["together"].as_u64().context("no figure")
+}
+
 /// Without a controller nodes say their domains themselves; what the run says outweighs that.
 #[test]
 fn nodes_say_their_failure_domains_and_runs_know_better() -> Result<()> {
@@ -309,9 +323,12 @@ fn nodes_say_their_failure_domains_and_runs_know_better() -> Result<()> {
         let told = || work.stderr().contains("are in failure domain rack7");
         if together {
             ensure!(eventually(LIMIT, told), "{}", work.stderr());
+            let published = || together_of(&work).is_ok_and(|bytes| bytes > 0);
+            ensure!(eventually(LIMIT, published), "no level is published: {}", work.stderr());
+        } else {
+            // A level is published once a second.
+            std::thread::sleep(Duration::from_millis(1500));
         }
-        // A level is published once a second.
-        std::thread::sleep(Duration::from_millis(1500));
         ensure!(told() == together, "{}", work.stderr());
         let (stats, said) = split_stats(&ends_sound(work)?);
         let bytes = counter(&stats.context("no figures")?, "together_bytes");
@@ -392,20 +409,22 @@ fn the_dashboard_and_top_show_what_is_told() -> Result<()> {
     is_ready(&work)?;
     let told = || metrics(&rack.at).is_ok_and(|told| told.contains("farmem_rack_run_fetch_p99_ns{"));
     ensure!(eventually(LIMIT, told), "{}", metrics(&rack.at)?);
-    let all = metrics(&rack.at)? + &metrics(&node.metrics_address())?;
-    let names: BTreeSet<&str> = all.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
     let board: Value = serde_json::from_str(include_str!("../../docs/grafana/rack.json"))?;
     let targets = board["panels"].as_array().context("no panels")?.iter().flat_map(|panel| panel["targets"].as_array());
-    let mut shown = 0;
+    let mut shown = BTreeSet::new();
     for target in targets.flatten() {
         let asks = target["expr"].as_str().context("a target asks nothing")?;
         let words = asks.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        for name in words.filter(|word| word.starts_with("farmem_")) {
-            ensure!(names.contains(name), "nobody tells {name}");
-            shown += 1;
-        }
+        shown.extend(words.filter(|word| word.starts_with("farmem_")).map(String::from));
     }
-    ensure!(shown >= 20, "{shown}");
+    ensure!(shown.len() >= 20, "{shown:?}");
+    // Some are told with a node's or a run's next beat.
+    let untold = || -> Result<Vec<&String>> {
+        let all = metrics(&rack.at)? + &metrics(&node.metrics_address())?;
+        let names: BTreeSet<&str> = all.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
+        Ok(shown.iter().filter(|name| !names.contains(name.as_str())).collect())
+    };
+    ensure!(eventually(LIMIT, || untold().is_ok_and(|names| names.is_empty())), "nobody tells {:?}", untold()?);
     let top = rack.farmem(&["top", "--rack", "--once"])?.success()?;
     for text in ["first", "p99.9", "keeps_checking", "whole", "joins, in shelf1"] {
         ensure!(top.stdout_tail().contains(text), "{text}: {top:?}");

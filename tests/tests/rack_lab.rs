@@ -36,8 +36,10 @@ fn a_program_in_the_rack_outlives_a_node() -> Result<()> {
     if !can() {
         return Ok(());
     }
+    // Its last lines come when the node is dead.
     let sort = "seq 200000 | sort -R --random-source=/dev/zero -S 64M >/dev/null; touch $XDG_RUNTIME_DIR/begun; \
-                seq 400000 | sort -R --random-source=/dev/zero -S 128M | sort -n -S 128M | md5sum";
+                { seq 399000; until [ -e $XDG_RUNTIME_DIR/killed ]; do sleep 0.05; done; seq 399001 400000; } | \
+                sort -R --random-source=/dev/zero -S 128M | sort -n -S 128M | md5sum";
     let native = Command::new("sh").args(["-c", "seq 400000 | md5sum"]).output()?;
     let mut up = named(&["up", "--nodes", "3", "--lend", "512M", "--"]);
     up.args(["farmem", "run", "--local", "8M", "--protect", "mirror", "--stats", "none", "--", "sh", "-c", sort]);
@@ -46,6 +48,7 @@ fn a_program_in_the_rack_outlives_a_node() -> Result<()> {
     ensure!(eventually(LIMIT, begun), "the program has not begun: {}", up.stderr());
     let killed = named(&["fault", "n1", "kill"]).output()?;
     ensure!(killed.status.success(), "{}", String::from_utf8_lossy(&killed.stderr));
+    std::fs::write("/run/farmem-lab/h1/killed", "")?;
     let ended = up.wait(LIMIT).context("the rack did not end with its command")?;
     assert_eq!((ended.code(), &ended.stdout), (0, &native.stdout), "{}", ended.stderr);
     let left = Command::new("ip").args(["netns", "list"]).output()?;

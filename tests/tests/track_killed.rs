@@ -159,7 +159,8 @@ fn at_any_time() -> Result<()> {
             // Stopped as a whole at the same time: wherever a thread is, it stops there, and goes on from there.
             let stops = round % 4 == 0;
             if stops {
-                program.signal(libc::SIGSTOP);
+                // Not by `process::send`, which waits until the program stands still.
+                farmem_sys::process::send(program.pid() as u32, libc::SIGSTOP)?;
             }
             tracking.signal(libc::SIGKILL);
             tracking.wait(LIMIT)?;

@@ -252,7 +252,7 @@ fn a_rack_outlives_its_controllers_and_its_etcd() -> Result<()> {
     // The leader, and etcd's with it: the next has been asking both for a while.
     std::thread::sleep(Duration::from_millis(700));
     let members: Vec<i32> = etcd.members.iter().flatten().map(Running::pid).collect();
-    let mut lost = Lost::by(&[second.pid(), members[0], members[1], members[2]]);
+    let mut lost = Lost::by(&[second.pid(), first.pid(), members[0], members[1], members[2]]);
     let leader = etcd.leader().context("etcd has no leader")?;
     let begun = Instant::now();
     first.signal(libc::SIGKILL);

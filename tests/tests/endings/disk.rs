@@ -2,11 +2,11 @@
 //! another takes its place, and the file has no room.
 
 use std::io::Write;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use farmem_tests::farmem::{Far, Node, split_stats};
+use anyhow::{Context, Result, ensure};
+use farmem_tests::farmem::{Far, Node, copy, split_stats};
 use farmem_tests::lost::Lost;
 use farmem_tests::process::{self, TempDir, eventually};
 
@@ -31,8 +31,8 @@ fn the_only_node_is_killed_and_the_program_goes_on() -> Result<()> {
             let work = Work::start(&on_disk("4M", &dir, &[&node]), arguments)?;
             std::thread::sleep(Duration::from_millis(500));
             ensure!(dir.path().read_dir()?.next().is_none(), "the file has a name");
-            let mut lost = Lost::by(&[work.program]);
-            node.running.signal(libc::SIGKILL);
+            let mut lost = Lost::by(&[work.program, node.running.pid()]);
+            lost.kills(node.running.pid());
             sound_with_one(work, &node.by_tcp(), KILLED, &mut lost)
         })
     };
@@ -42,7 +42,7 @@ fn the_only_node_is_killed_and_the_program_goes_on() -> Result<()> {
 #[test]
 fn redis_loses_its_only_node_under_load() -> Result<()> {
     let (node, dir) = (node()?, TempDir::new("disk")?);
-    let (longest, lost) = redis_loses(&on_disk("16M", &dir, &[&node]), &node, "goes on with one copy of ")?;
+    let (longest, lost) = redis_loses(&on_disk("16M", &dir, &[&node]), &[&node], 0, "goes on with one copy of ")?;
     println!("longest wait for redis {longest:?}, {lost:?} without a CPU");
     Ok(())
 }
@@ -51,27 +51,34 @@ fn redis_loses_its_only_node_under_load() -> Result<()> {
 #[test]
 fn a_sort_loses_its_only_node() -> Result<()> {
     let (node, dir) = (node()?, TempDir::new("disk")?);
-    let (input, mut random) = (dir.path().join("input"), 1u64);
-    let mut file = std::io::BufWriter::new(std::fs::File::create(&input)?);
+    let (input, mut lines, mut random) = (dir.path().join("input"), Vec::new(), 1u64);
     for _ in 0..700_000 {
         random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        writeln!(file, "{:016x} {:x}", random.rotate_left(17), random >> 40)?;
+        writeln!(lines, "{:016x} {:x}", random.rotate_left(17), random >> 40)?;
     }
-    drop(file);
-    let sort = || {
-        let mut sort = Command::new("sort");
-        sort.args(["-S", "100M", "--parallel", "2"]).arg(&input).env("LC_ALL", "C");
-        sort
-    };
-    let expected = process::run(sort(), LIMIT)?;
-    let run = process::spawn(on_disk("8M", &dir, &[&node]).command(&sort()))?;
-    let lends = || node.metric("farmem_node_lent_bytes").is_ok_and(|lent| lent > 0.0) || !run.alive();
-    ensure!(eventually(LIMIT, lends), "nothing is lent");
-    std::thread::sleep(Duration::from_millis(300));
-    node.running.signal(libc::SIGKILL);
+    std::fs::write(&input, &lines)?;
+    let mut sort = Command::new("sort");
+    sort.args(["-S", "100M", "--parallel", "2"]).env("LC_ALL", "C");
+    let mut native = copy(&sort);
+    native.arg(&input);
+    let expected = process::run(native, LIMIT)?;
+    // It waits for its last lines until the node is dead.
+    let mut command = on_disk("8M", &dir, &[&node]).command(&sort);
+    command.stdin(Stdio::piped());
+    let mut run = process::spawn(command)?;
+    let mut pipe = run.stdin().context("no pipe")?;
+    let (most, last) = lines.split_at(lines.len() - 1000);
+    pipe.write_all(most)?;
+    let holds = || node.metric("farmem_node_used_bytes").is_ok_and(|used| used > 0.0) || !run.alive();
+    ensure!(eventually(LIMIT, holds), "nothing is at the node");
+    process::kill(node.running.pid());
+    let told = || run.stderr().contains("the program goes on") || !run.alive();
+    ensure!(eventually(LIMIT, told), "nobody says that the node is gone: {}", run.stderr());
+    pipe.write_all(last)?;
+    drop(pipe);
     let outcome = run.wait(LIMIT)?;
     ensure!(outcome.code() == 0 && outcome.stdout == expected.stdout, "{:?}", outcome.stderr);
-    ensure!(outcome.stderr.contains("the program goes on"), "it had ended before: {}", outcome.stderr);
+    ensure!(outcome.stderr.contains("the program goes on"), "{}", outcome.stderr);
     Ok(())
 }
 

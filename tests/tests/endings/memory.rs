@@ -30,14 +30,19 @@ fn a_node_that_has_nothing_left_at_start() -> Result<()> {
 #[test]
 fn a_node_leaves_its_machine_what_it_reserves() -> Result<()> {
     let node = Node::start("128M", &["--reserve", "100%"])?;
-    ensure!(node.metric("farmem_node_held_back_bytes")? == f64::from(128 << 20), "{}", node.metrics()?);
+    // It looks at its machine once it serves, and now and then.
+    let holds_back = |node: &Node, bytes: i32| {
+        let told = || node.metric("farmem_node_held_back_bytes").is_ok_and(|told| told == f64::from(bytes));
+        eventually(LIMIT, told)
+    };
+    ensure!(holds_back(&node, 128 << 20), "{}", node.metrics()?);
     let far = By::Tcp.far("4M", &node.by_tcp());
     let refused = process::run(far.command(&checker(&["32", "2"])?), LIMIT)?;
     let said = String::from_utf8_lossy(&refused.stdout).into_owned();
     ensure!(refused.code() == 1 && said.contains("map != MAP_FAILED: errno 12"), "{refused:?}");
     let node = Node::start("128M", &["--reserve", "1M"])?;
     let work = Work::start(&By::Tcp.far("4M", &node.by_tcp()), &["32", "2"])?;
-    ensure!(node.metric("farmem_node_held_back_bytes")? == 0.0, "{}", node.metrics()?);
+    ensure!(holds_back(&node, 0), "{}", node.metrics()?);
     work.sound().map(|_| ())
 }
 
@@ -129,15 +134,6 @@ fn resident_far(pid: i32) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Whether every thread of a process is stopped: what is read of it then, is of one moment.
-fn all_stopped(pid: i32) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    tasks.into_iter().all(|task| {
-        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
-    })
-}
-
 /// The limit as an outsider sees it, at a tenth local, six threads reading and writing at random and in rows.
 #[test]
 fn local_memory_is_never_exceeded() -> Result<()> {
@@ -148,10 +144,10 @@ fn local_memory_is_never_exceeded() -> Result<()> {
             let work = Work::start(&far, &["60", "6"])?;
             let limit = 6 << 20;
             let mut seen = HashSet::new();
-            let until = Instant::now() + Duration::from_secs(4);
-            while Instant::now() < until {
+            let (until, at_latest) = (Instant::now() + Duration::from_secs(4), Instant::now() + LIMIT);
+            let enough = |seen: &HashSet<u64>| seen.len() > 20 && seen.iter().max() > Some(&(limit / 2));
+            while Instant::now() < until || !enough(&seen) && Instant::now() < at_latest {
                 process::send(work.program, libc::SIGSTOP);
-                ensure!(eventually(LIMIT, || all_stopped(work.program)), "it does not stop");
                 let resident = resident_far(work.program);
                 process::send(work.program, libc::SIGCONT);
                 let resident = resident.context("smaps")?;
@@ -195,6 +191,8 @@ fn what_a_node_lends_is_never_exceeded() -> Result<()> {
     }
     // The words that say who owns what are shared memory too: a quarter of a per cent, beside what is lent.
     let words = lend / 400;
+    // Between two looks there may have been more.
+    let most = (most.0, most.1.max(node.metric("farmem_node_lent_bytes_peak")? as u64));
     let kept = most.0 <= lend + words && most.1 <= lend && most.1 > lend / 2;
     ensure!(kept, "taken {} lent {} of {lend}", most.0, most.1);
     Ok(())

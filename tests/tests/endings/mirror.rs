@@ -65,8 +65,12 @@ fn one_of_two_copies_is_lost_and_the_program_goes_on() -> Result<()> {
             let nodes = nodes(2)?;
             let work = Work::start(&mirrored("4M", &by_tcp(&nodes)), arguments)?;
             std::thread::sleep(Duration::from_millis(500));
-            let mut lost = Lost::by(&[work.program, nodes[1].running.pid()]);
-            nodes[0].running.signal(signal);
+            let [gone, stays] = [nodes[0].running.pid(), nodes[1].running.pid()];
+            let mut lost = Lost::by(&[work.program, stays, gone]);
+            match signal {
+                libc::SIGKILL => lost.kills(gone),
+                _ => process::send(gone, signal),
+            }
             if arguments == IDLE {
                 // Nothing is asked of a node that merely stands still.
                 std::thread::sleep(Duration::from_secs(1));
@@ -277,9 +281,9 @@ fn value(key: usize, generation: usize) -> String {
     format!("{:016x}", (key * 31 + generation).wrapping_mul(0x9e37_79b9_7f4a_7c15)).repeat(16 + key % 96)
 }
 
-/// Redis at a quarter of its memory; a node is killed while a client sets and gets. The longest wait for an
-/// answer, and how long redis was without a CPU.
-pub(crate) fn redis_loses(far: &Far, killed: &Node, says: &str) -> Result<(Duration, Duration)> {
+/// Redis at a quarter of its memory; one of its nodes is killed while a client sets and gets.
+/// Returns the longest wait for an answer, and how long redis or a node was without a CPU.
+pub(crate) fn redis_loses(far: &Far, nodes: &[&Node], killed: usize, says: &str) -> Result<(Duration, Duration)> {
     const KEYS: usize = 30_000;
     let (at, dir) = (free_port()?, TempDir::new("redis")?);
     let mut redis = Command::new("redis-server");
@@ -290,9 +294,10 @@ pub(crate) fn redis_loses(far: &Far, killed: &Node, says: &str) -> Result<(Durat
     let mut generations = vec![0; KEYS];
     (0..KEYS).try_for_each(|key| client.set(key, 0))?;
     client.longest = Duration::ZERO;
-    let mut lost = Lost::by(&[run.pid()]);
+    let pids: Vec<i32> = nodes.iter().map(|node| node.running.pid()).chain([run.pid()]).collect();
+    let mut lost = Lost::by(&pids);
     let (begun, mut dies, mut random) = (Instant::now(), false, 1usize);
-    while begun.elapsed() < Duration::from_secs(3) {
+    while !dies || begun.elapsed() < Duration::from_secs(3) {
         random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let key = (random >> 33) % KEYS;
         client.get(key, generations[key])?;
@@ -301,13 +306,18 @@ pub(crate) fn redis_loses(far: &Far, killed: &Node, says: &str) -> Result<(Durat
             client.set(key, generations[key])?;
         }
         if !dies && begun.elapsed() > Duration::from_secs(1) {
-            killed.running.signal(libc::SIGKILL);
+            // The client does not wait for its end, but asks on.
+            nodes[killed].running.signal(libc::SIGKILL);
             dies = true;
+        }
+        if dies && process::alive(pids[killed]) {
+            lost.look();
         }
     }
     let waited = (client.longest, lost.lost());
     (0..KEYS).try_for_each(|key| client.get(key, generations[key]))?;
     ensure!(client.call("DBSIZE")? == format!(":{KEYS}"), "keys are missing");
+    ensure!(eventually(LIMIT, || run.stderr().contains(says) || !run.alive()), "{says}: {}", run.stderr());
     run.signal(libc::SIGTERM);
     let outcome = run.wait(LIMIT)?;
     ensure!(outcome.code() == 0 && outcome.stderr.contains(says), "{outcome:?}");
@@ -318,7 +328,7 @@ pub(crate) fn redis_loses(far: &Far, killed: &Node, says: &str) -> Result<(Durat
 fn redis_goes_on_with_one_of_two_copies() -> Result<()> {
     let nodes = nodes(2)?;
     let far = mirrored("16M", &by_tcp(&nodes));
-    let (longest, lost) = redis_loses(&far, &nodes[1], "goes on with one copy of ")?;
+    let (longest, lost) = redis_loses(&far, &[&nodes[0], &nodes[1]], 1, "goes on with one copy of ")?;
     println!("longest wait for redis {longest:?}, {lost:?} without a CPU");
     ensure!(longest <= KILLED + lost, "a client waited for {longest:?}; {lost:?} without a CPU");
     Ok(())
@@ -328,10 +338,10 @@ fn redis_goes_on_with_one_of_two_copies() -> Result<()> {
 fn redis_goes_on_when_one_of_two_mapped_nodes_is_killed() -> Result<()> {
     let nodes = nodes(2)?;
     let far = nodes.iter().fold(Far::local("16M"), |far, node| far.on(&By::Shm.address(node)));
-    redis_loses(&far, &nodes[0], "its process has ended; the program goes on")?;
+    redis_loses(&far, &[&nodes[0], &nodes[1]], 0, "its process has ended; the program goes on")?;
     // Mapped memory needs no second copy.
     let nodes = self::nodes(2)?;
     let far = Far::local("16M").with(&["--protect", "mirror"]);
     let far = nodes.iter().fold(far, |far, node| far.on(&By::Shm.address(node)));
-    redis_loses(&far, &nodes[0], "its process has ended; the program goes on").map(|_| ())
+    redis_loses(&far, &[&nodes[0], &nodes[1]], 0, "its process has ended; the program goes on").map(|_| ())
 }

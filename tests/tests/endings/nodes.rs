@@ -165,10 +165,12 @@ fn an_idle_node_uses_no_cpu() -> Result<()> {
     // What the start left to do is done when nothing was used for as long as that would take.
     let pid = node.running.pid();
     let mut before = Duration::ZERO;
+    let runs: Vec<i32> = works.iter().flatten().flat_map(|work| process::tree(work.run.pid())).collect();
+    let sleep = || runs.iter().chain([&pid]).all(|&pid| process::asleep(pid));
     let settled = eventually(LIMIT, || {
         before = process::cpu_time(pid);
         std::thread::sleep(Duration::from_millis(500));
-        process::cpu_time(pid) == before
+        process::cpu_time(pid) == before && sleep()
     });
     ensure!(settled, "it does not come to rest");
     std::thread::sleep(Duration::from_secs(3));

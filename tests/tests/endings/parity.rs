@@ -90,7 +90,8 @@ fn with_more_lost_than_parity_bears_the_program_ends() -> Result<()> {
 #[test]
 fn redis_goes_on_by_parity() -> Result<()> {
     let nodes = nodes(3)?;
-    mirror::redis_loses(&striped("16M", "ec:2+1", &nodes), &nodes[1], "parity stands in for").map(drop)
+    let all: Vec<&Node> = nodes.iter().collect();
+    mirror::redis_loses(&striped("16M", "ec:2+1", &nodes), &all, 1, "parity stands in for").map(drop)
 }
 
 #[test]

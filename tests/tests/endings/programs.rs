@@ -9,16 +9,18 @@ use anyhow::{Result, ensure};
 use farmem_tests::compile;
 use farmem_tests::farmem::{Far, Node};
 use farmem_tests::lost::Lost;
-use farmem_tests::process;
+use farmem_tests::process::{self, eventually};
 
 use crate::{BOTH, By, LIMIT, Work, checker, scenario, together};
 
 /// Within this a node has its memory back.
 const SOON: Duration = Duration::from_secs(1);
 
-fn all_free(node: &Node, within: Duration) -> Result<()> {
+/// `others`: processes that help, whose waiting for a CPU does not count either.
+fn all_free(node: &Node, others: &[i32], within: Duration) -> Result<()> {
     let free = || node.metric("farmem_node_lent_bytes").is_ok_and(|lent| lent == 0.0);
-    ensure!(Lost::by(&[node.running.pid()]).eventually(within, free), "the node still lends:\n{}", node.metrics()?);
+    let all = [others, &[node.running.pid()]].concat();
+    ensure!(Lost::by(&all).eventually(within, free), "the node still lends:\n{}", node.metrics()?);
     Ok(())
 }
 
@@ -28,8 +30,8 @@ fn a_killed_program_leaves_no_memory_at_the_node() -> Result<()> {
         let node = Node::start("256M", &[])?;
         let work = Work::start(&by.far("4M", &by.address(&node)), &["32", "3"])?;
         ensure!(node.metric("farmem_node_lent_bytes")? > 0.0);
-        process::send(work.program, libc::SIGKILL);
-        all_free(&node, SOON)?;
+        process::kill(work.program);
+        all_free(&node, &[work.run.pid()], SOON)?;
         let outcome = work.run.wait(LIMIT)?;
         ensure!(outcome.status.signal() == Some(libc::SIGKILL), "{outcome:?}");
     }
@@ -46,7 +48,9 @@ fn a_run_killed_whole_leaves_no_memory_at_the_node() -> Result<()> {
             let far = by.far("4M", &by.address(&node)).with(&["--grace", "500ms"]);
             let work = Work::start(&far, &["32", "2"])?;
             process::send(-work.run.pid(), libc::SIGKILL);
-            all_free(&node, within)
+            let ended = || !process::alive(work.run.pid()) && !process::alive(work.program);
+            ensure!(eventually(LIMIT, ended), "they do not end");
+            all_free(&node, &[], within)
         })
     };
     together(vec![killed(By::Shm, SOON), killed(By::Tcp, Duration::from_millis(2500))])
@@ -59,7 +63,7 @@ fn nothing_outlives_a_supervisor_that_is_killed() -> Result<()> {
         let work = Work::start(&far, &["32", "2", "fork"])?;
         let all = process::tree(work.run.pid());
         ensure!(all.len() == 4, "supervisor, node, program and child are {all:?}");
-        work.run.signal(libc::SIGKILL);
+        process::kill(work.run.pid());
         let gone = || all.iter().all(|&pid| !process::alive(pid));
         ensure!(Lost::by(&all).eventually(Duration::from_secs(2), gone), "{by:?}: of {all:?} some live on");
         let outcome = work.run.wait(LIMIT)?;
@@ -75,7 +79,7 @@ fn of_two_runs_on_one_node_a_killed_one_does_not_trouble_the_other() -> Result<(
         let far = by.far("4M", &by.address(&node));
         let (one, other) = (Work::start(&far, &["32", "2"])?, Work::start(&far, &["32", "2"])?);
         for pid in [one.program, one.run.pid()] {
-            process::send(pid, libc::SIGKILL);
+            process::kill(pid);
         }
         std::thread::sleep(Duration::from_millis(300));
         // What the first one held is granted again.
@@ -120,10 +124,14 @@ fn an_interrupt_from_the_terminal_reaches_the_program_once() -> Result<()> {
     let (typed, mut keys) = std::io::pipe()?;
     command.stdin(Stdio::from(typed));
     let work = Work::of(process::spawn(command)?)?;
-    for _ in 0..2 {
+    // The second is typed when the program has heard the first: the kernel keeps one at most.
+    let heard = || String::from_utf8_lossy(&work.run.stdout()).matches("interrupted").count();
+    for typed in 1..=2 {
         keys.write_all(b"\x03")?;
-        std::thread::sleep(Duration::from_millis(300));
+        ensure!(eventually(LIMIT, || heard() == typed || !work.run.alive()), "{typed}: {}", work.run.stderr());
     }
+    // If anybody passes an interrupt on, it comes within this.
+    std::thread::sleep(Duration::from_millis(300));
     process::send(work.program, libc::SIGUSR1);
     let outcome = work.run.wait(LIMIT)?;
     let said = String::from_utf8_lossy(&outcome.stdout).into_owned();

@@ -72,6 +72,23 @@ impl Hostile {
         Ok(pages)
     }
 
+    /// Waits until the node has done all that was asked of it: a program that was stopped may have
+    /// posted a page. Then nothing is left in its sockets, and each of its threads sleeps.
+    fn rests(&self) -> Result<()> {
+        let port = format!(":{:04X}", self.node.tcp.port());
+        // Of each line: number, local and remote address, state, bytes to be sent and to be read.
+        let waits = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let Some((sent, come)) = words.get(4).and_then(|queues| queues.split_once(':')) else { return false };
+            words[1].ends_with(&port) && come != "00000000" || words[2].ends_with(&port) && sent != "00000000"
+        };
+        let unread = || std::fs::read_to_string("/proc/net/tcp").map(|all| all.lines().any(waits));
+        let empty = || unread().is_ok_and(|unread| !unread);
+        let rests = || empty() && process::asleep(self.node.running.pid()) && empty();
+        ensure!(eventually(LIMIT, rests), "the node does not come to rest");
+        Ok(())
+    }
+
     fn put(&self, pages: &Pages) -> Result<()> {
         pages.iter().try_for_each(|(at, page)| Ok(self.memory.write_all_at(page, *at)?))
     }
@@ -114,8 +131,8 @@ const ATTACKS: &[(&str, Attack)] = &[
     (OTHERS, |now, _, others| placed(now.keys().copied(), others.values().cloned().cycle())),
 ];
 
-/// A program that has written all of its memory twice, so that its node holds new pages and has seen old ones,
-/// stands still while the node's root does as it likes. Then it looks at its memory.
+/// A program has written most of its memory twice, so that its node holds new pages and has seen
+/// old ones. It stands still while the node's root does as it likes. Then it looks at its memory.
 fn attacked(attack: Attack, needs_others: bool, sealed: Option<&str>) -> Result<()> {
     let hostile = Hostile::start()?;
     let far = match sealed {
@@ -131,10 +148,11 @@ fn attacked(attack: Attack, needs_others: bool, sealed: Option<&str>) -> Result<
     }
     let work = Work::start(&far, &["16", "1"])?;
     let earlier = hostile.pages()?;
-    std::thread::sleep(Duration::from_millis(400));
+    let is_new = |(at, page): &(&u64, &Vec<u8>)| earlier.get(at).is_some_and(|old| old != *page);
+    let written = || hostile.pages().is_ok_and(|now| now.iter().filter(is_new).count() > earlier.len() / 2);
+    ensure!(eventually(LIMIT, || written() || !work.run.alive()), "nothing is written: {}", work.run.stderr());
     process::send(work.program, libc::SIGSTOP);
-    // A thread that is stopped may have posted a page, which the node still takes in.
-    std::thread::sleep(Duration::from_millis(100));
+    hostile.rests()?;
     hostile.put(&attack(&hostile.pages()?, &earlier, &others))?;
     process::send(work.program, libc::SIGCONT);
     let outcome = work.run.wait(LIMIT)?;
@@ -204,8 +222,7 @@ fn goes_on_without(nodes: &[Hostile], far: &Far, attack: Attack) -> Result<()> {
     let read = |hostile: &Hostile| hostile.node.metric("farmem_node_read_bytes_total").unwrap_or_default();
     std::thread::sleep(Duration::from_millis(400));
     process::send(work.program, libc::SIGSTOP);
-    // A thread that is stopped may have posted a page, which the node still takes in.
-    std::thread::sleep(Duration::from_millis(100));
+    nodes.iter().try_for_each(Hostile::rests)?;
     let hostile = nodes.iter().max_by(|one, other| read(one).total_cmp(&read(other))).context("a node")?;
     let pages = hostile.pages()?;
     ensure!(pages.len() > 1000, "{} pages are there", pages.len());
@@ -276,8 +293,8 @@ fn sealed_copies_are_lost_and_made_again() -> Result<()> {
             let nodes = nodes(2)?;
             let work = Work::start(&mirrored("4M", &by_tcp(&nodes)).with(&["--seal"]), arguments)?;
             std::thread::sleep(Duration::from_millis(300));
-            let mut lost = Lost::by(&[work.program, nodes[1].running.pid()]);
-            nodes[0].running.signal(libc::SIGKILL);
+            let mut lost = Lost::by(&[work.program, nodes[1].running.pid(), nodes[0].running.pid()]);
+            lost.kills(nodes[0].running.pid());
             sound_with_one(work, &nodes[0].by_tcp(), KILLED, &mut lost)
         })
     };
@@ -300,8 +317,8 @@ fn sealed_copies_are_lost_and_made_again() -> Result<()> {
         let (node, dir) = (disk::node()?, TempDir::new("sealed")?);
         let work = Work::start(&disk::on_disk("4M", &dir, &[&node]).with(&["--seal"]), FORKED)?;
         std::thread::sleep(Duration::from_millis(300));
-        let mut lost = Lost::by(&[work.program]);
-        node.running.signal(libc::SIGKILL);
+        let mut lost = Lost::by(&[work.program, node.running.pid()]);
+        lost.kills(node.running.pid());
         sound_with_one(work, &node.by_tcp(), KILLED, &mut lost)
     });
     together(vec![goes_on(FORKED), again, file])?;
@@ -319,6 +336,7 @@ fn sealed_pages_are_drained() -> Result<()> {
     let work = Work::start(&far, FORKED)?;
     // The child ends first: slabs that a fork has shared stay where they are.
     process::send(work.child, libc::SIGUSR1);
+    ensure!(eventually(LIMIT, || !process::alive(work.child)), "the child does not end");
     std::fs::write(&list, format!("{}\n", at[1]))?;
     let empty = || nodes[0].metric("farmem_node_lent_bytes").is_ok_and(|lent| lent == 0.0) || !work.run.alive();
     ensure!(eventually(LIMIT, empty), "it holds something still: {}", work.run.stderr());
@@ -385,7 +403,7 @@ fn redis_goes_on_sealed_with_one_of_two_copies() -> Result<()> {
     }
     let nodes = nodes(2)?;
     let far = mirrored("16M", &by_tcp(&nodes)).with(&["--seal"]);
-    redis_loses(&far, &nodes[1], "goes on with one copy of ").map(|_| ())
+    redis_loses(&far, &[&nodes[0], &nodes[1]], 1, "goes on with one copy of ").map(|_| ())
 }
 
 #[test]

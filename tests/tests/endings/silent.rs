@@ -161,12 +161,19 @@ fn ends(silence: Silence, arguments: &'static [&'static str]) -> Scenario {
     scenario(format!("{silence:?} {arguments:?}"), move || {
         let grace = Duration::from_secs(2);
         let Apart { work, address, pair, node: _node, _dir } = apart(grace, arguments)?;
-        let since = Instant::now();
-        pair.begin(silence)?;
-        let took = work.ended(since, grace + BOUND, 70, &address, "is lost: ")?;
-        ensure!(took >= grace, "the grace was not waited for: {took:?}");
-        Ok(())
+        silenced(work, &pair, silence, grace, &address)
     })
+}
+
+/// The program ends after its grace, counted from where the silence begins. It ends soon after
+/// that, counted from where the silence is whole: the tools that bring it about take their time.
+fn silenced(work: Work, pair: &Pair, silence: Silence, grace: Duration, address: &str) -> Result<()> {
+    let begins = Instant::now();
+    pair.begin(silence)?;
+    let whole = Instant::now();
+    let took = work.ended(whole, grace + BOUND, 70, address, "is lost: ")? + (whole - begins);
+    ensure!(took >= grace, "the grace was not waited for: {took:?}");
+    Ok(())
 }
 
 #[test]
@@ -190,8 +197,8 @@ fn a_silent_network_ends_the_program_soon_after_the_grace() -> Result<()> {
     ])
 }
 
-/// Of a program that survives silences.
-const GRACE: Duration = Duration::from_secs(4);
+/// Of a program that survives silences: the longest of them, and as long as whoever ends it may be held up.
+const GRACE: Duration = Duration::from_secs(20);
 
 /// Sound after each of several silences shorter than the grace.
 fn goes_on(silence: Silence, arguments: &'static [&'static str]) -> Scenario {
@@ -205,7 +212,7 @@ fn goes_on(silence: Silence, arguments: &'static [&'static str]) -> Scenario {
             let lasted = since.elapsed();
             // The kernel asks for a neighbour's address each second only.
             std::thread::sleep(Duration::from_millis(2500));
-            if lasted > GRACE {
+            if lasted > GRACE / 2 {
                 // The machine was too busy for the tools.
                 return Ok(());
             }
@@ -245,11 +252,7 @@ fn a_stopped_node_is_told_from_a_silent_one() -> Result<()> {
             std::thread::sleep(Duration::from_secs(5));
             ensure!(work.run.alive(), "{}", work.run.stderr());
             if silent {
-                let since = Instant::now();
-                pair.begin(Silence::Dropped)?;
-                let took = work.ended(since, grace + BOUND, 70, &address, "is lost: ")?;
-                ensure!(took >= grace, "the grace was not waited for: {took:?}");
-                return Ok(());
+                return silenced(work, &pair, Silence::Dropped, grace, &address);
             }
             node.signal(libc::SIGCONT);
             std::thread::sleep(Duration::from_millis(200));
