@@ -26,16 +26,16 @@ impl Hot {
     /// The connection at a place, if there is one.
     #[inline]
     pub fn at(&self, place: usize) -> Option<usize> {
-        self.0.get(place).map(|&(token, _)| token)
+        self.0.get(place).map(|&(entry, _)| entry)
     }
 
     /// Something came from a connection. The others may change places.
     #[inline]
     pub fn came(&mut self, from: usize) {
         let mut known = false;
-        self.0.retain_mut(|(token, others)| {
-            *others = if *token == from { 0 } else { *others + 1 };
-            known |= *token == from;
+        self.0.retain_mut(|(entry, others)| {
+            *others = if *entry == from { 0 } else { *others + 1 };
+            known |= *entry == from;
             *others < COLD
         });
         if known {
@@ -50,8 +50,8 @@ impl Hot {
     }
 
     /// A connection is no more.
-    pub fn forget(&mut self, token: usize) {
-        self.0.retain(|&(t, _)| t != token);
+    pub fn forget(&mut self, entry: usize) {
+        self.0.retain(|&(t, _)| t != entry);
     }
 }
 
@@ -66,12 +66,12 @@ mod tests {
     #[test]
     fn who_is_silent_while_others_ask_goes_cold_and_who_is_alone_does_not() {
         let mut hot = Hot::default();
-        (1..=3).for_each(|token| hot.came(token));
+        (1..=3).for_each(|entry| hot.came(entry));
         (0..61).for_each(|_| hot.came(3));
         assert_eq!(tokens(&hot), [1, 2, 3]);
         hot.came(2);
         assert_eq!(tokens(&hot), [2, 3]);
-        (0..1000).for_each(|_| [2, 3].into_iter().for_each(|token| hot.came(token)));
+        (0..1000).for_each(|_| [2, 3].into_iter().for_each(|entry| hot.came(entry)));
         assert_eq!(tokens(&hot), [2, 3]);
         hot.forget(2);
         (0..1000).for_each(|_| hot.came(3));
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn the_one_that_was_silent_longest_makes_room() {
         let mut hot = Hot::default();
-        [1, 2, 3, 4, 1, 5].into_iter().for_each(|token| hot.came(token));
+        [1, 2, 3, 4, 1, 5].into_iter().for_each(|entry| hot.came(entry));
         assert_eq!(tokens(&hot), [1, 3, 4, 5]);
     }
 }

@@ -12,8 +12,8 @@
 //! READ is taken by the very next look. Between looks the worker yields its CPU, because the host
 //! may run on the same one.
 //!
-//! A connection's *token* is the number by which epoll reports it. It has nothing to do with tokens
-//! that permit borrowing.
+//! A connection's *entry* is its place in the worker's table of connections. Epoll reports it by
+//! that number.
 
 mod connection;
 mod newcomers;
@@ -153,7 +153,7 @@ struct Worker {
     deaf: Vec<usize>,
     /// The node's Unix socket, to be told to peers on this machine.
     path: Option<PathBuf>,
-    /// By token. Places of closed connections are used again.
+    /// By entry. Places of closed connections are used again.
     connections: Vec<Option<Connection>>,
     hot: Hot,
     turns: Turns,
@@ -224,8 +224,8 @@ impl Worker {
             self.go_round(&mut pass);
         }
         let now = now_ns();
-        for token in 0..self.connections.len() {
-            self.close(token, Goodbye::Cut, now);
+        for entry in 0..self.connections.len() {
+            self.close(entry, Goodbye::Cut, now);
         }
     }
 
@@ -248,8 +248,8 @@ impl Worker {
             for event in &pass.events {
                 came |= self.on(event, now);
             }
-            for token in std::mem::take(&mut self.unasked) {
-                came |= self.serve_in_turn(token, now);
+            for entry in std::mem::take(&mut self.unasked) {
+                came |= self.serve_in_turn(entry, now);
             }
             came |= self.take_turns(now);
             if now.saturating_sub(pass.swept_ns) > SWEEP_MS as u64 * 1_000_000 {
@@ -307,9 +307,9 @@ impl Worker {
     fn look_at_hot(&mut self, now: u64) -> bool {
         let mut came = false;
         let mut place = 0;
-        while let Some(token) = self.hot.at(place) {
+        while let Some(entry) = self.hot.at(place) {
             place += 1;
-            came |= self.serve(token, now);
+            came |= self.serve(entry, now);
         }
         came
     }
@@ -330,20 +330,20 @@ impl Worker {
                 self.accept((event.token - LISTENERS) as usize);
                 true
             }
-            token => {
-                self.serve_in_turn(token as usize, now);
+            entry => {
+                self.serve_in_turn(entry as usize, now);
                 true
             }
         }
     }
 
-    fn close(&mut self, token: usize, why: Goodbye, now: u64) {
-        self.hot.forget(token);
-        let Some(Connection { socket, engine, passed, class, .. }) = self.connections[token].take() else { return };
+    fn close(&mut self, entry: usize, why: Goodbye, now: u64) {
+        self.hot.forget(entry);
+        let Some(Connection { socket, engine, passed, class, .. }) = self.connections[entry].take() else { return };
         if let Some(class) = class {
-            self.turns.leave(class, token);
+            self.turns.leave(class, entry);
         }
-        self.forget_strangers(token);
+        self.forget_strangers(entry);
         let place = engine.close(&self.shared.nic, why, now);
         if passed && socket::untaken(socket.as_raw_fd()) > 0 {
             self.epoll.forget(socket.as_raw_fd());
@@ -357,14 +357,14 @@ impl Worker {
     /// Closes connections that have overstayed: strangers after `STRANGER_NS`, and those of members
     /// that are gone. Watches deaf listeners again. Worker 0 also looks after the whole node.
     fn sweep(&mut self, now: u64) {
-        for token in 0..self.connections.len() {
-            let Some(connection) = &self.connections[token] else { continue };
+        for entry in 0..self.connections.len() {
+            let Some(connection) = &self.connections[entry] else { continue };
             let overdue = connection.engine.is_stranger() && now.saturating_sub(connection.since_ns) > STRANGER_NS;
             if overdue {
-                self.tell_refused(token, Refused::Silent);
+                self.tell_refused(entry, Refused::Silent);
             }
-            if overdue || self.connections[token].as_ref().is_some_and(|other| other.engine.is_orphan()) {
-                self.close(token, Goodbye::Done, now);
+            if overdue || self.connections[entry].as_ref().is_some_and(|other| other.engine.is_orphan()) {
+                self.close(entry, Goodbye::Done, now);
             }
         }
         for listener in std::mem::take(&mut self.deaf) {

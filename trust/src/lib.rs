@@ -155,7 +155,8 @@ impl Key {
         self.mac(b"farmem 5 answer", parts)
     }
 
-    /// HMAC of the label and the parts. The label keeps a proof of one kind from passing for
+    /// HMAC of the label and the parts. A label names the version of the wire in which what it
+    /// covers changed last. The label keeps a proof of one kind from passing for
     /// another.
     fn mac(&self, label: &[u8], parts: &[&[u8]]) -> Mac {
         let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, &self.bytes));

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! 31              18 17    16 15            0
-//! |  fingerprint    |  hits  |  left at      |   one ghost: 4 bytes, eight to a bucket
+//! |  fingerprint    |  returns  |  left at      |   one ghost: 4 bytes, eight to a bucket
 //! ```
 //!
 //! *Left at* counts departures in grains of 1/4096 of the capacity, so that it
@@ -39,7 +39,7 @@ pub struct Ghost {
     /// Pages that left since, to a grain.
     pub distance: u64,
     /// How often it had come back before, up to 3.
-    pub hits: u8,
+    pub returns: u8,
 }
 
 /// The pages that left last.
@@ -64,7 +64,7 @@ impl Ghosts {
     }
 
     /// A page leaves.
-    pub fn left(&mut self, page: PageId, hits: u8) {
+    pub fn left(&mut self, page: PageId, returns: u8) {
         self.left -= 1;
         if self.left == 0 {
             self.left = self.grain;
@@ -75,7 +75,7 @@ impl Ghosts {
         let age = |ghost: u32| if ghost == 0 { u16::MAX } else { now.wrapping_sub(ghost as u16) };
         // Age and place in one number: a loop without branches.
         let oldest = (0..WAYS).fold(0, |most, way| most.max((age(bucket[way]) as u32) << 3 | way as u32));
-        bucket[oldest as usize % WAYS] = print | (hits.min(3) as u32) << 16 | now as u32;
+        bucket[oldest as usize % WAYS] = print | (returns.min(3) as u32) << 16 | now as u32;
     }
 
     /// A page comes back; its ghost, if there is one, goes.
@@ -83,7 +83,8 @@ impl Ghosts {
         let (now, grain) = (self.now, self.grain);
         let (bucket, print) = self.place(page);
         let ghost = bucket.iter_mut().find(|g| **g & PRINT == print)?;
-        let found = Ghost { distance: now.wrapping_sub(*ghost as u16) as u64 * grain, hits: (*ghost >> 16 & 3) as u8 };
+        let found =
+            Ghost { distance: now.wrapping_sub(*ghost as u16) as u64 * grain, returns: (*ghost >> 16 & 3) as u8 };
         *ghost = 0;
         Some(found)
     }
@@ -120,31 +121,31 @@ mod tests {
         for page in 0..1000 {
             ghosts.left(PageId(page), (page % 4) as u8);
         }
-        assert_eq!(ghosts.take(PageId(999)), Some(Ghost { distance: 0, hits: 3 }));
-        assert_eq!(ghosts.take(PageId(900)), Some(Ghost { distance: 99, hits: 0 }));
+        assert_eq!(ghosts.take(PageId(999)), Some(Ghost { distance: 0, returns: 3 }));
+        assert_eq!(ghosts.take(PageId(900)), Some(Ghost { distance: 99, returns: 0 }));
         assert_eq!(ghosts.take(PageId(900)), None, "taken once");
     }
 
     /// One bucket told at length: times as whole numbers, the oldest looked for place by place.
     struct Plain {
-        /// Page, hits, and when it left.
+        /// Page, returns, and when it left.
         places: Vec<Option<(u64, u8, u64)>>,
         departures: u64,
     }
 
     impl Plain {
-        fn left(&mut self, page: u64, hits: u8) {
+        fn left(&mut self, page: u64, returns: u8) {
             self.departures += 1;
             let age = |place: &Option<(u64, u8, u64)>| place.map_or(u64::MAX, |(.., at)| self.departures - at);
             // The last of several alike.
             let oldest = (0..WAYS).max_by_key(|&way| age(&self.places[way])).unwrap_or(0);
-            self.places[oldest] = Some((page, hits, self.departures));
+            self.places[oldest] = Some((page, returns, self.departures));
         }
 
         fn take(&mut self, page: u64) -> Option<Ghost> {
             let place = self.places.iter_mut().find(|place| place.is_some_and(|(at, ..)| at == page))?;
-            let (_, hits, at) = place.take()?;
-            Some(Ghost { distance: self.departures - at, hits })
+            let (_, returns, at) = place.take()?;
+            Some(Ghost { distance: self.departures - at, returns })
         }
     }
 
@@ -160,13 +161,13 @@ mod tests {
         assert_eq!(prints.len(), 24);
         let mut random = Random::new(1);
         for _ in 0..200_000 {
-            let (page, hits) = (random.below(24), random.below(4) as u8);
+            let (page, returns) = (random.below(24), random.below(4) as u8);
             // A page that leaves was local, and its ghost gone.
             let back = (ghosts.take(PageId(page)), plain.take(page));
             assert_eq!(back.0, back.1);
             if random.below(4) != 0 {
-                ghosts.left(PageId(page), hits);
-                plain.left(page, hits);
+                ghosts.left(PageId(page), returns);
+                plain.left(page, returns);
             }
         }
     }

@@ -148,14 +148,14 @@ impl Segments {
             && matches!(how, Arrival::Demand | Arrival::Rescue)
             && ghost.distance < self.capacity
         {
-            self.fates[queue_of(ghost.hits)].comes_back();
+            self.fates[queue_of(ghost.returns)].comes_back();
         }
         let soon = ghost.filter(|g| g.distance < self.soon);
         let (queue, returns) = match (how, soon) {
             // Not asked for yet; and fresh memory has no past.
             (Arrival::Prefetch | Arrival::FirstTouch, _) => (PROBATION, 0),
-            (Arrival::Rescue, _) => (PROTECTED, ghost.map_or(0, |g| g.hits + 1)),
-            (Arrival::Demand, Some(Ghost { hits, .. })) => (PROTECTED, hits + 1),
+            (Arrival::Rescue, _) => (PROTECTED, ghost.map_or(0, |g| g.returns + 1)),
+            (Arrival::Demand, Some(Ghost { returns, .. })) => (PROTECTED, returns + 1),
             (Arrival::Demand, None) => (PROBATION, 0),
         };
         let returns = returns.min(MOST_RETURNS);
@@ -165,8 +165,8 @@ impl Segments {
     /// The front of a queue leaves.
     fn leaves(&mut self, queue: usize, out: &mut Vec<PageId>) {
         let Some((page, credit)) = self.pages.pop(queue) else { return };
-        let hits = if queue == PROTECTED { (credit >> 2).max(1) } else { 0 };
-        self.ghosts.left(page, hits);
+        let returns = if queue == PROTECTED { (credit >> 2).max(1) } else { 0 };
+        self.ghosts.left(page, returns);
         self.fates[queue].leaves(self.window);
         out.push(page);
     }
@@ -191,8 +191,8 @@ impl Segments {
 }
 
 /// The queue that a ghost left. A page that leaves the protected queue has at least one hit.
-fn queue_of(hits: u8) -> usize {
-    if hits > 0 { PROTECTED } else { PROBATION }
+fn queue_of(returns: u8) -> usize {
+    if returns > 0 { PROTECTED } else { PROBATION }
 }
 
 impl Policy for Segments {
@@ -250,7 +250,7 @@ impl Policy for Segments {
     fn kept(&mut self, page: PageId) {
         if self.pages.queue_of(page).is_none() {
             if let Some(ghost) = self.ghosts.take(page) {
-                self.fates[queue_of(ghost.hits)].stays();
+                self.fates[queue_of(ghost.returns)].stays();
             }
             self.pages.push(page, PROTECTED, 0);
         }

@@ -186,7 +186,7 @@ impl Slots<'_> {
     /// Forgets slabs without a live slot that go together.
     fn remove_all(self, slabs: &mut Slabs, indices: &[usize]) -> Vec<[Home; HOMES]> {
         let homes = indices.iter().filter_map(|&index| self.held.remove(self.tables, slabs, index)).collect();
-        indices.first().into_iter().for_each(|&index| self.tables.part(index as u32));
+        indices.first().into_iter().for_each(|&index| self.tables.forgotten(index as u32));
         homes
     }
 

@@ -8,7 +8,7 @@
 //! A signal handler of the program's that interrupts a dispatch there and leaves by `siglongjmp`
 //! keeps that stack, until another begins where that one stood: two cannot stand at one place of
 //! the same memory, so the first is gone. (Coroutines that copy their stacks away, in a handler,
-//! could; see [`crate::guard::held`].) A thread that is cancelled there gives it back when it ends.
+//! could; see [`crate::guard::abandoned`].) A thread that is cancelled there gives it back when it ends.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -58,8 +58,8 @@ static EVER: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORDS /
 const SERVES: usize = 1;
 const UNNAMED: usize = members::UNNAMED as usize;
 
-const HOLDS: usize = 1;
-const HELD: usize = 2;
+const CALLS: usize = 1;
+const TRAPPED: usize = 2;
 
 /// Whether the calling thread is the process's first.
 pub fn is_first() -> bool {
@@ -108,7 +108,7 @@ pub struct Record {
     /// Where the program's stack is while a trapped call of its is served.
     pub trapped_at: AtomicUsize,
     /// See [`Record::without_traps`].
-    held: AtomicUsize,
+    untrapped: AtomicUsize,
     /// A `stack_t` that describes the part of the near alternate stack that is left
     /// ([`Record::narrower`]).
     narrower: [AtomicUsize; 3],
@@ -156,7 +156,7 @@ impl Record {
             at_actions: zero(),
             kept: Kept::new(),
             trapped_at: zero(),
-            held: zero(),
+            untrapped: zero(),
             narrower: [zero(), zero(), zero()],
             scratch: zero(),
             scratch_len: zero(),
@@ -205,16 +205,16 @@ impl Record {
     /// Makes a call that the program's filter may trap, at a moment when the program's handler must
     /// not run. `None`: the filter has trapped the call, so it was not made.
     pub fn without_traps(&self, call: impl FnOnce() -> isize) -> Option<isize> {
-        self.held.store(HOLDS, Ordering::Relaxed);
+        self.untrapped.store(CALLS, Ordering::Relaxed);
         let ret = call();
-        (self.held.swap(0, Ordering::Relaxed) == HOLDS).then_some(ret)
+        (self.untrapped.swap(0, Ordering::Relaxed) == CALLS).then_some(ret)
     }
 
     /// For the handler of SIGSYS: whether the trapped call was made by [`Record::without_traps`].
     /// Notes for that call that it was trapped.
     pub fn holds_traps(&self) -> bool {
-        self.held.load(Ordering::Relaxed) != 0 && {
-            self.held.store(HELD, Ordering::Relaxed);
+        self.untrapped.load(Ordering::Relaxed) != 0 && {
+            self.untrapped.store(TRAPPED, Ordering::Relaxed);
             true
         }
     }

@@ -25,16 +25,16 @@ pub(super) struct Mapped {
     /// How many of `posted` are not on a slab. They are counted as they are posted. If there is
     /// none, which is nearly always so, no verb's key is looked at again.
     to_admit: usize,
-    keyed: Option<Box<Framed>>,
+    framed: Option<Box<Framed>>,
 }
 
 impl Mapped {
     pub fn new(member: Arc<Membership>, number: u64) -> Mapped {
-        Mapped { member, number, posted: VecDeque::new(), to_admit: 0, keyed: None }
+        Mapped { member, number, posted: VecDeque::new(), to_admit: 0, framed: None }
     }
 
     pub fn in_flight(&self) -> usize {
-        self.posted.len() + self.keyed.as_ref().map_or(0, |keyed| keyed.in_flight())
+        self.posted.len() + self.framed.as_ref().map_or(0, |framed| framed.in_flight())
     }
 
     #[inline]
@@ -46,15 +46,15 @@ impl Mapped {
     #[inline]
     pub fn doorbell(&mut self) -> Result<(), Lost> {
         self.member.check()?;
-        let free = self.keyed.as_ref().is_none_or(|keyed| keyed.in_flight() == 0);
-        if self.to_admit > 0 && free { self.go_keyed() } else { Ok(()) }
+        let free = self.framed.as_ref().is_none_or(|framed| framed.in_flight() == 0);
+        if self.to_admit > 0 && free { self.go_framed() } else { Ok(()) }
     }
 
     #[inline]
     pub fn poll(&mut self, done: &mut Vec<Completion>) -> Result<usize, Lost> {
         self.member.check()?;
         let before = done.len();
-        if self.to_admit == 0 && self.keyed.is_none() {
+        if self.to_admit == 0 && self.framed.is_none() {
             self.copy(self.posted.len(), done);
         } else {
             self.poll_both(done)?;
@@ -66,9 +66,9 @@ impl Mapped {
     #[cold]
     fn poll_both(&mut self, done: &mut Vec<Completion>) -> Result<(), Lost> {
         loop {
-            if let Some(keyed) = &mut self.keyed {
-                keyed.poll(done)?;
-                if keyed.in_flight() > 0 {
+            if let Some(framed) = &mut self.framed {
+                framed.poll(done)?;
+                if framed.in_flight() > 0 {
                     return Ok(());
                 }
             }
@@ -76,14 +76,14 @@ impl Mapped {
             if self.posted.is_empty() {
                 return Ok(());
             }
-            self.go_keyed()?;
+            self.go_framed()?;
         }
     }
 
     /// In a forked child: closes the descriptor, does nothing else.
     pub fn forget_in_child(mut self) {
-        if let Some(keyed) = &mut self.keyed {
-            keyed.forget_link();
+        if let Some(framed) = &mut self.framed {
+            framed.forget_link();
         }
         std::mem::forget(self);
     }
@@ -108,24 +108,24 @@ impl Mapped {
     }
 
     /// Sends off verbs that the node admits, up to the first on a slab.
-    fn go_keyed(&mut self) -> Result<(), Lost> {
+    fn go_framed(&mut self) -> Result<(), Lost> {
         let n = self.posted.iter().take_while(|pending| !pending.on_slab()).count();
         if n == 0 {
             return Ok(());
         }
-        if self.keyed.is_none() {
-            self.keyed = Some(Box::new(Framed::new(Arc::clone(&self.member), self.number)?));
+        if self.framed.is_none() {
+            self.framed = Some(Box::new(Framed::new(Arc::clone(&self.member), self.number)?));
         }
-        let Some(keyed) = &mut self.keyed else { return Ok(()) };
+        let Some(framed) = &mut self.framed else { return Ok(()) };
         self.to_admit -= n;
-        self.posted.drain(..n).for_each(|pending| keyed.post(pending));
-        keyed.doorbell()
+        self.posted.drain(..n).for_each(|pending| framed.post(pending));
+        framed.doorbell()
     }
 
     pub fn wait(&mut self, done: &mut Vec<Completion>, limit: Duration) -> Result<usize, Lost> {
         let n = self.poll(done)?;
-        match &mut self.keyed {
-            Some(keyed) if n == 0 && keyed.in_flight() > 0 => keyed.wait(done, limit),
+        match &mut self.framed {
+            Some(framed) if n == 0 && framed.in_flight() > 0 => framed.wait(done, limit),
             _ => Ok(n),
         }
     }

@@ -11,7 +11,7 @@
 //! queue pair.
 //!
 //! Other verbs need the node's admission: units, CAS and FAA by other keys than slabs', records of
-//! lines, sends, BIND. They travel in frames over a connection of their own (`keyed`). Frames wait
+//! lines, sends, BIND. They travel in frames over a connection of their own (`framed`). Frames wait
 //! until the card is done, and the card waits until the frames are answered: verbs take effect in
 //! the order posted.
 //!
@@ -98,7 +98,7 @@ pub(crate) struct Wired {
     pub(super) hints: [Known; 2],
     pub(super) chain: Vec<WorkRequest<'static>>,
     /// The connection for verbs that travel in frames, once there was one.
-    keyed: Option<Box<Framed>>,
+    framed: Option<Box<Framed>>,
     /// By a window's index: its generation, and how the card knows it, if it does.
     pub(super) windows: BTreeMap<u32, (u32, Option<Right>)>,
     failures: u32,
@@ -132,7 +132,7 @@ impl Wired {
             confirmed: 0,
             hints: Default::default(),
             chain: Vec::new(),
-            keyed: None,
+            framed: None,
             windows: BTreeMap::new(),
             failures: 0,
             silent_ns: 0,
@@ -147,12 +147,12 @@ impl Wired {
     }
 
     pub fn in_flight(&self) -> usize {
-        self.verbs.len() + self.keyed.as_ref().map_or(0, |keyed| keyed.in_flight())
+        self.verbs.len() + self.framed.as_ref().map_or(0, |framed| framed.in_flight())
     }
 
     /// See [`crate::QueuePair::take_sent`].
     pub fn take_sent(&mut self) -> u64 {
-        std::mem::take(&mut self.sent) + self.keyed.as_mut().map_or(0, |keyed| keyed.take_sent())
+        std::mem::take(&mut self.sent) + self.framed.as_mut().map_or(0, |framed| framed.take_sent())
     }
 
     pub fn doorbell(&mut self) -> Result<(), Lost> {
@@ -161,23 +161,23 @@ impl Wired {
             return Ok(());
         }
         self.push()?;
-        self.go_keyed()
+        self.go_framed()
     }
 
     pub fn poll(&mut self, done: &mut Vec<Completion>) -> Result<usize, Lost> {
         self.member.check()?;
         let before = done.len();
         loop {
-            if let Some(keyed) = &mut self.keyed {
-                keyed.poll(done)?;
-                if keyed.in_flight() > 0 {
+            if let Some(framed) = &mut self.framed {
+                framed.poll(done)?;
+                if framed.in_flight() > 0 {
                     break;
                 }
             }
             self.collect(done)?;
             self.push()?;
             self.emit(done);
-            self.go_keyed()?;
+            self.go_framed()?;
             if !self.in_frames() {
                 break;
             }
@@ -207,10 +207,10 @@ impl Wired {
             if now >= until {
                 return Ok(0);
             }
-            if let Some(keyed) = &mut self.keyed
-                && keyed.in_flight() > 0
+            if let Some(framed) = &mut self.framed
+                && framed.in_flight() > 0
             {
-                return keyed.wait(done, Duration::from_nanos(until - now));
+                return framed.wait(done, Duration::from_nanos(until - now));
             }
             if self.spin.looks_on(now - begun) {
                 raw::yield_cpu();
@@ -264,15 +264,15 @@ impl Wired {
     /// In a forked child: closes the descriptors, does nothing else.
     pub fn forget_in_child(mut self) {
         self.link = None;
-        if let Some(keyed) = &mut self.keyed {
-            keyed.forget_link();
+        if let Some(framed) = &mut self.framed {
+            framed.forget_link();
         }
         std::mem::forget(self);
     }
 
     /// Whether frames are under way. The card gets no verb meanwhile.
     fn in_frames(&self) -> bool {
-        self.keyed.as_ref().is_some_and(|keyed| keyed.in_flight() > 0)
+        self.framed.as_ref().is_some_and(|framed| framed.in_flight() > 0)
     }
 
     /// Puts verbs on the card, as many as it has room for, up to the first that travels in frames.
@@ -406,7 +406,7 @@ impl Wired {
     }
 
     /// Sends the verbs at the front that travel in frames, once nothing is on the card.
-    fn go_keyed(&mut self) -> Result<(), Lost> {
+    fn go_framed(&mut self) -> Result<(), Lost> {
         if self.posted > 0 {
             return Ok(());
         }
@@ -419,12 +419,12 @@ impl Wired {
         if n == 0 {
             return Ok(());
         }
-        if self.keyed.is_none() {
-            self.keyed = Some(Box::new(Framed::new(Arc::clone(&self.member), self.number)?));
+        if self.framed.is_none() {
+            self.framed = Some(Box::new(Framed::new(Arc::clone(&self.member), self.number)?));
         }
-        let Some(keyed) = &mut self.keyed else { return Ok(()) };
-        self.verbs.drain(..n).for_each(|flight| keyed.post(flight.pending));
-        keyed.doorbell()
+        let Some(framed) = &mut self.framed else { return Ok(()) };
+        self.verbs.drain(..n).for_each(|flight| framed.post(flight.pending));
+        framed.doorbell()
     }
 
     /// Makes a new queue pair. Verbs without a completion are repeated, in order. Those that must

@@ -25,8 +25,8 @@ impl Worker {
 
     /// Begins or ends watching a listener.
     pub(super) fn watch(&mut self, listener: usize, whether: bool) {
-        let token = LISTENERS + listener as u64;
-        let done = self.epoll.change(self.listeners[listener].as_raw_fd(), token, whether, false).is_ok();
+        let entry = LISTENERS + listener as u64;
+        let done = self.epoll.change(self.listeners[listener].as_raw_fd(), entry, whether, false).is_ok();
         // The next sweep watches it again, or retries if that failed now.
         if done != whether {
             self.deaf.push(listener);
@@ -51,7 +51,7 @@ impl Worker {
             socket::notice_silence(socket.as_raw_fd(), IDLE_S, SILENT_MS);
         }
         self.make_room_for_a_stranger(now);
-        let token = match self.connections.iter().position(Option::is_none) {
+        let entry = match self.connections.iter().position(Option::is_none) {
             Some(hole) => hole,
             None => {
                 self.connections.push(None);
@@ -71,11 +71,11 @@ impl Worker {
             queued: false,
             moved: 0,
         };
-        if self.epoll.add(connection.socket.as_raw_fd(), token as u64, true, false).is_ok() {
-            self.connections[token] = Some(connection);
-            self.strangers.push(token);
+        if self.epoll.add(connection.socket.as_raw_fd(), entry as u64, true, false).is_ok() {
+            self.connections[entry] = Some(connection);
+            self.strangers.push(entry);
             self.shared.strangers.fetch_add(1, Ordering::Relaxed);
-            self.serve(token, now);
+            self.serve(entry, now);
         }
     }
 
@@ -85,32 +85,32 @@ impl Worker {
         if self.strangers.len() < (STRANGERS / self.shared.inboxes.len()).max(1) {
             return;
         }
-        let peer_of = |token: &usize| self.connections[*token].as_ref().map(|connection| connection.engine.peer());
+        let peer_of = |entry: &usize| self.connections[*entry].as_ref().map(|connection| connection.engine.peer());
         let mut by = BTreeMap::new();
-        self.strangers.iter().for_each(|token| *by.entry(peer_of(token)).or_insert(0) += 1);
+        self.strangers.iter().for_each(|entry| *by.entry(peer_of(entry)).or_insert(0) += 1);
         let most = by.into_iter().max_by_key(|(_, count)| *count).map(|(peer, _)| peer);
-        let oldest = self.strangers.iter().copied().find(|token| Some(peer_of(token)) == most);
-        if let Some(token) = oldest {
-            self.tell_refused(token, Refused::Crowded);
-            self.close(token, Goodbye::Done, now);
+        let oldest = self.strangers.iter().copied().find(|entry| Some(peer_of(entry)) == most);
+        if let Some(entry) = oldest {
+            self.tell_refused(entry, Refused::Crowded);
+            self.close(entry, Goodbye::Done, now);
         }
     }
 
     /// Tells the log that a connection was refused.
-    pub(super) fn tell_refused(&self, token: usize, why: Refused) {
-        if let Some(connection) = &self.connections[token] {
+    pub(super) fn tell_refused(&self, entry: usize, why: Refused) {
+        if let Some(connection) = &self.connections[entry] {
             self.shared.nic.events.tell(events::Event::Refused(connection.engine.peer(), why));
         }
     }
 
     /// Takes a connection off the list of strangers if it has said who it is, or is gone. If it is
     /// still there, it joins its tenant's class.
-    pub(super) fn forget_strangers(&mut self, token: usize) {
-        let is_one = self.connections[token].as_ref().is_some_and(|connection| connection.engine.is_stranger());
-        if !is_one && let Some(at) = self.strangers.iter().position(|&other| other == token) {
+    pub(super) fn forget_strangers(&mut self, entry: usize) {
+        let is_one = self.connections[entry].as_ref().is_some_and(|connection| connection.engine.is_stranger());
+        if !is_one && let Some(at) = self.strangers.iter().position(|&other| other == entry) {
             self.strangers.remove(at);
             self.shared.strangers.fetch_sub(1, Ordering::Relaxed);
-            if let Some(connection) = &mut self.connections[token] {
+            if let Some(connection) = &mut self.connections[entry] {
                 connection.class = Some(self.turns.join(connection.engine.tenant()));
             }
         }

@@ -26,31 +26,31 @@ const TURNS_NS: u64 = 20_000;
 
 impl Worker {
     /// Serves a connection, now or in its tenant's turn. Returns whether anything came.
-    pub(super) fn serve_in_turn(&mut self, token: usize, now: u64) -> bool {
-        let class = self.connections.get(token).and_then(|connection| connection.as_ref()?.class);
+    pub(super) fn serve_in_turn(&mut self, entry: usize, now: u64) -> bool {
+        let class = self.connections.get(entry).and_then(|connection| connection.as_ref()?.class);
         match class {
             // The tenant is ahead of its rate, so the round robin passes it over. Its connection
             // must not be watched meanwhile: epoll would report the same input again and again.
-            Some(class) if self.turns.is_ahead(class, now) => self.put_off(token, class),
+            Some(class) if self.turns.is_ahead(class, now) => self.put_off(entry, class),
             Some(class) if self.turns.shared() => {
-                let waits = !self.turns.ready(class, token);
+                let waits = !self.turns.ready(class, entry);
                 if waits {
-                    self.queue(token);
+                    self.queue(entry);
                 }
                 false
             }
-            _ => self.serve(token, now),
+            _ => self.serve(entry, now),
         }
     }
 
     /// Has epoll report a connection no more that waits for its turn already.
-    fn queue(&mut self, token: usize) {
-        if let Some(Some(connection)) = self.connections.get_mut(token)
+    fn queue(&mut self, entry: usize) {
+        if let Some(Some(connection)) = self.connections.get_mut(entry)
             && !connection.put_off
             && !std::mem::replace(&mut connection.queued, true)
         {
             connection.watched = (false, false);
-            let _ = self.epoll.change(connection.socket.as_raw_fd(), token as u64, false, false);
+            let _ = self.epoll.change(connection.socket.as_raw_fd(), entry as u64, false, false);
         }
     }
 
@@ -59,8 +59,8 @@ impl Worker {
     pub(super) fn take_turns(&mut self, now: u64) -> bool {
         let (mut came, mut at) = (false, now);
         let until = if self.turns.crowded(now) { now } else { now + TURNS_NS };
-        while let Some((class, token)) = self.turns.next(at) {
-            came |= self.serve(token, at);
+        while let Some((class, entry)) = self.turns.next(at) {
+            came |= self.serve(entry, at);
             let after = now_ns();
             self.turns.took(class, after.saturating_sub(at));
             at = after;
@@ -73,15 +73,15 @@ impl Worker {
 
     /// Takes a connection's input and sends what the socket takes of the answers. Returns whether
     /// anything came.
-    pub(super) fn serve(&mut self, token: usize, now: u64) -> bool {
-        let Some(Some(connection)) = self.connections.get_mut(token) else { return false };
+    pub(super) fn serve(&mut self, entry: usize, now: u64) -> bool {
+        let Some(Some(connection)) = self.connections.get_mut(entry) else { return false };
         if let Some(class) = connection.class.filter(|&class| self.turns.is_ahead(class, now)) {
-            return self.put_off(token, class);
+            return self.put_off(entry, class);
         }
         if std::mem::take(&mut connection.put_off) {
             connection.watched = (true, false);
-            if self.epoll.add(connection.socket.as_raw_fd(), token as u64, true, false).is_err() {
-                self.close(token, Goodbye::Cut, now);
+            if self.epoll.add(connection.socket.as_raw_fd(), entry as u64, true, false).is_err() {
+                self.close(entry, Goodbye::Cut, now);
                 return true;
             }
         }
@@ -112,21 +112,21 @@ impl Worker {
                 match connection.class {
                     // More may have come meanwhile. The next turn that finds nothing ends that.
                     Some(class) if connection.queued => {
-                        self.turns.ready(class, token);
+                        self.turns.ready(class, entry);
                     }
                     // It goes on after the other tenants' turns, without a pause.
                     Some(class) if shared && connection.goes_on => {
-                        self.turns.ready(class, token);
+                        self.turns.ready(class, entry);
                     }
-                    _ if !(connection.held_up || connection.goes_on) || self.unasked.contains(&token) => {}
-                    _ => self.unasked.push(token),
+                    _ if !(connection.held_up || connection.goes_on) || self.unasked.contains(&entry) => {}
+                    _ => self.unasked.push(entry),
                 }
                 if !connection.queued && wants != connection.watched {
                     connection.watched = wants;
-                    let _ = self.epoll.change(connection.socket.as_raw_fd(), token as u64, wants.0, wants.1);
+                    let _ = self.epoll.change(connection.socket.as_raw_fd(), entry as u64, wants.0, wants.1);
                 }
                 if came {
-                    self.hot.came(token);
+                    self.hot.came(entry);
                     if let Some(class) = connection.class {
                         self.turns.asked(class, now);
                     }
@@ -134,12 +134,12 @@ impl Worker {
                 came || connection.goes_on
             }
             Err(why) => {
-                self.close(token, why, now);
+                self.close(entry, why, now);
                 true
             }
         };
         if was_stranger {
-            self.forget_strangers(token);
+            self.forget_strangers(entry);
         }
         for (stream, peer) in opened {
             let about = Circumstances { local: true, peer, own_end: None, path: Vec::new() };
@@ -151,14 +151,14 @@ impl Worker {
     /// Puts off a connection whose tenant is ahead of its rate: it waits for its turn, and is not
     /// watched. The worker sleeps until the tenant may be served, or another connection has
     /// something. Returns false: nothing came.
-    fn put_off(&mut self, token: usize, class: usize) -> bool {
-        if let Some(Some(connection)) = self.connections.get_mut(token)
+    fn put_off(&mut self, entry: usize, class: usize) -> bool {
+        if let Some(Some(connection)) = self.connections.get_mut(entry)
             && !std::mem::replace(&mut connection.put_off, true)
         {
             connection.queued = false;
             self.epoll.forget(connection.socket.as_raw_fd());
         }
-        self.turns.ready(class, token);
+        self.turns.ready(class, entry);
         false
     }
 }

@@ -156,7 +156,7 @@ impl Stripes {
     }
 
     /// Frees the number of a group whose slabs have all gone.
-    fn part(&self, group: u32) {
+    fn disband(&self, group: u32) {
         self.members(group).for_each(|index| self.seats[index as usize].store(0, Ordering::Release));
         self.versions.clear(group as usize * PLACES, (group as usize + 1) * PLACES);
         self.free.lock().1.push(group);
@@ -237,9 +237,9 @@ impl Tables {
 
     /// A slab has been forgotten. If it was in seat 0 of a group, the group's number is freed: its
     /// other slabs are forgotten in the same step.
-    pub(crate) fn part(&self, index: u32) {
+    pub(crate) fn forgotten(&self, index: u32) {
         if let Some((stripes, group, 0)) = self.seat(index) {
-            stripes.part(group);
+            stripes.disband(group);
         }
     }
 

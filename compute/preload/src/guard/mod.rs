@@ -3,11 +3,11 @@
 //! [`table`] says which memory a call uses. Long transfers are made as one call where others could
 //! come between two; else piece by piece ([`turn`]).
 
+pub mod abandoned;
 pub mod arity;
 mod array;
 mod behind;
 mod forced;
-pub mod held;
 pub mod peek;
 pub mod pins;
 mod streams;

@@ -1,4 +1,4 @@
-//! The pins of a thread's calls, those under way and those that were left. [`crate::guard::held`]
+//! The pins of a thread's calls, those under way and those that were left. [`crate::guard::abandoned`]
 //! says how it is used.
 //!
 //! ```text

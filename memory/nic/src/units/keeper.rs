@@ -133,7 +133,7 @@ impl<T> Task<T> {
 }
 
 /// The limits of one call, and what it has done.
-struct Turn<'a> {
+struct Call<'a> {
     epochs: &'a Epochs,
     cpu_ns: &'a dyn Fn() -> u64,
     scrubs: usize,
@@ -147,9 +147,9 @@ struct Turn<'a> {
     claims: Vec<(u64, Place, Task<Reclaim>)>,
 }
 
-impl<'a> Turn<'a> {
-    fn new(epochs: &'a Epochs, cpu_ns: &'a dyn Fn() -> u64, scrubs: usize, verbs: usize) -> Turn<'a> {
-        Turn { epochs, cpu_ns, scrubs, verbs, scrub_ns: 0, waiting: 0, claimed: false, claims: Vec::new() }
+impl<'a> Call<'a> {
+    fn new(epochs: &'a Epochs, cpu_ns: &'a dyn Fn() -> u64, scrubs: usize, verbs: usize) -> Call<'a> {
+        Call { epochs, cpu_ns, scrubs, verbs, scrub_ns: 0, waiting: 0, claimed: false, claims: Vec::new() }
     }
 }
 
@@ -217,27 +217,27 @@ impl Units {
         // Verbs wait while this thread scrubs. So it scrubs few units a call while many are free,
         // and more when they run short.
         let scrubs = policy::scrubs(self.words.supply().1);
-        let mut turn = Turn::new(epochs, cpu_ns, scrubs, VERBS);
+        let mut call = Call::new(epochs, cpu_ns, scrubs, VERBS);
         let mut moved = false;
         for _ in 0..work.len().min(JOBS) {
             let Some((number, job)) = work.pop_front() else { break };
-            match self.work_at(job, number, &work, &mut turn) {
+            match self.work_at(job, number, &work, &mut call) {
                 Some(job) => work.push_back((number, job)),
                 None => moved = true,
             }
         }
-        self.keeping.waiting.store(turn.waiting, Ordering::Relaxed);
+        self.keeping.waiting.store(call.waiting, Ordering::Relaxed);
         if !work.is_empty() {
             self.keeping.busy.store(true, Ordering::Release);
         }
         drop(work);
-        for (number, place, task) in std::mem::take(&mut turn.claims) {
-            moved |= self.scrub_and_free(number, place, task, &mut turn);
+        for (number, place, task) in std::mem::take(&mut call.claims) {
+            moved |= self.scrub_and_free(number, place, task, &mut call);
         }
-        self.keeping.kept.scrub_ns.fetch_add(turn.scrub_ns, Ordering::Relaxed);
+        self.keeping.kept.scrub_ns.fetch_add(call.scrub_ns, Ordering::Relaxed);
         let all = cpu_ns().saturating_sub(begun);
-        self.keeping.kept.drain_ns.fetch_add(all.saturating_sub(turn.scrub_ns), Ordering::Relaxed);
-        moved || turn.verbs == 0
+        self.keeping.kept.drain_ns.fetch_add(all.saturating_sub(call.scrub_ns), Ordering::Relaxed);
+        moved || call.verbs == 0
     }
 
     fn has_reclaimed(&self, place: Place, ended: <Reclaim as Operation>::Outcome) {
@@ -255,13 +255,13 @@ impl Units {
     }
 
     /// Goes on with a job. Returns the job if something of it is left to do.
-    fn work_at(&self, job: Job, number: u64, others: &VecDeque<(u64, Job)>, turn: &mut Turn<'_>) -> Option<Job> {
+    fn work_at(&self, job: Job, number: u64, others: &VecDeque<(u64, Job)>, call: &mut Call<'_>) -> Option<Job> {
         let kept = &self.keeping.kept;
         match job {
-            Job::Reclaim(place, mut task) => match self.advance(&mut task, turn) {
-                None if std::mem::take(&mut turn.claimed) => {
+            Job::Reclaim(place, mut task) => match self.advance(&mut task, call) {
+                None if std::mem::take(&mut call.claimed) => {
                     self.keeping.scrubbing.0.lock().push(Scrubbed { number, place, refused: None });
-                    turn.claims.push((number, place, task));
+                    call.claims.push((number, place, task));
                 }
                 None => return Some(Job::Reclaim(place, task)),
                 Some(ended) => self.has_reclaimed(place, ended),
@@ -272,7 +272,7 @@ impl Units {
                     self.reclaim(child);
                 }
             }
-            Job::Merge(place, mut task) => match self.advance(&mut task, turn) {
+            Job::Merge(place, mut task) => match self.advance(&mut task, call) {
                 None => return Some(Job::Merge(place, task)),
                 Some(_) => {
                     kept.merged.fetch_add(1, Ordering::Relaxed);
@@ -280,8 +280,8 @@ impl Units {
                 }
             },
             Job::Bury { owner, claimed, fenced } => {
-                let fenced = fenced.unwrap_or_else(|| turn.epochs.now());
-                if !turn.epochs.is_over(fenced) {
+                let fenced = fenced.unwrap_or_else(|| call.epochs.now());
+                if !call.epochs.is_over(fenced) {
                     return Some(Job::Bury { owner, claimed, fenced: Some(fenced) });
                 }
                 kept.buried.fetch_add(1, Ordering::Relaxed);
@@ -294,7 +294,7 @@ impl Units {
                 }
                 self.vacate(owner);
             }
-            Job::Recover { owner, mut task } => match self.recover(&mut task, turn) {
+            Job::Recover { owner, mut task } => match self.recover(&mut task, call) {
                 None => return Some(Job::Recover { owner, task }),
                 Some(recovered) => {
                     recovered.into_iter().flat_map(|sum| sum.quarantined).for_each(|place| self.reclaim(place));
@@ -315,11 +315,11 @@ impl Units {
         None
     }
 
-    fn recover(&self, task: &mut Task<Recover>, turn: &mut Turn<'_>) -> Option<<Recover as Operation>::Outcome> {
-        let begun = (turn.cpu_ns)();
-        let outcome = self.advance(task, turn);
+    fn recover(&self, task: &mut Task<Recover>, call: &mut Call<'_>) -> Option<<Recover as Operation>::Outcome> {
+        let begun = (call.cpu_ns)();
+        let outcome = self.advance(task, call);
         let kept = &self.keeping.kept;
-        kept.recover_ns.fetch_add((turn.cpu_ns)().saturating_sub(begun), Ordering::Relaxed);
+        kept.recover_ns.fetch_add((call.cpu_ns)().saturating_sub(begun), Ordering::Relaxed);
         if let Some(Ok(sum)) = &outcome {
             kept.scanned_words.fetch_add(sum.scanned, Ordering::Relaxed);
             kept.recovered_words.fetch_add(sum.quarantined.len() as u64 + sum.finished as u64, Ordering::Relaxed);
@@ -329,23 +329,23 @@ impl Units {
 
     /// Takes an operation's next steps, until it must wait for a drain, for a scrub, or for the
     /// next call. Returns its outcome when it ends.
-    fn advance<T: Operation>(&self, task: &mut Task<T>, turn: &mut Turn<'_>) -> Option<T::Outcome> {
+    fn advance<T: Operation>(&self, task: &mut Task<T>, call: &mut Call<'_>) -> Option<T::Outcome> {
         let mut room = [0; MAX_READ];
         loop {
             match task.operation.step() {
                 Step::Verb(verb) => task.posted.push_back(verb),
                 Step::Wait => {
-                    if turn.verbs == 0 {
+                    if call.verbs == 0 {
                         return None;
                     }
-                    turn.verbs -= 1;
+                    call.verbs -= 1;
                     let verb = task.posted.pop_front()?;
                     let answer = self.carry_out(&verb, &mut room);
                     task.operation.complete(answer);
                 }
                 Step::Drain => {
-                    let since = *task.draining.get_or_insert_with(|| turn.epochs.now());
-                    if !turn.epochs.is_over(since) {
+                    let since = *task.draining.get_or_insert_with(|| call.epochs.now());
+                    if !call.epochs.is_over(since) {
                         return None;
                     }
                     task.draining = None;
@@ -357,8 +357,8 @@ impl Units {
                 // order of the two looks matters: a scrubber strikes its unit out only after the
                 // word has changed.
                 Step::Scrub(place, word) => {
-                    if turn.scrubs == 0 {
-                        turn.waiting += 1;
+                    if call.scrubs == 0 {
+                        call.waiting += 1;
                         return None;
                     }
                     if self.is_scrubbed(place) {
@@ -368,8 +368,8 @@ impl Units {
                         task.operation.complete(Answer::Ready);
                         continue;
                     }
-                    turn.scrubs -= 1;
-                    turn.claimed = true;
+                    call.scrubs -= 1;
+                    call.claimed = true;
                     return None;
                 }
                 Step::Done(outcome) => return Some(outcome),
@@ -399,9 +399,9 @@ impl Units {
     /// Splits a giant into blocks, unless another thread is faster.
     pub(super) fn split(&self, giant: Place) {
         let epochs = Epochs::default();
-        let mut turn = Turn::new(&epochs, &|| 0, 0, usize::MAX);
+        let mut call = Call::new(&epochs, &|| 0, 0, usize::MAX);
         // A split neither drains nor scrubs: it needs no epochs and no clock.
-        self.advance(&mut Task::new(Reshape::split(Actor::NODE, *self.words.geometry(), giant)), &mut turn);
+        self.advance(&mut Task::new(Reshape::split(Actor::NODE, *self.words.geometry(), giant)), &mut call);
     }
 
     /// Called when `place` has become free. If all of the unit around it is free, a job merges that

@@ -18,7 +18,7 @@
 //! * The node dies during a scrub: its memory is lost with it. If the table outlives the daemon,
 //!   the next daemon finds QUARANTINE, and begins again from the drain.
 
-use super::{Job, Task, Turn, Units, VERBS};
+use super::{Call, Job, Task, Units, VERBS};
 use farmem_protocol::extent::place::Place;
 use farmem_protocol::extent::reclaim::Reclaim;
 use farmem_protocol::extent::{Answer, Operation};
@@ -56,11 +56,11 @@ impl Units {
         number: u64,
         place: Place,
         mut task: Task<Reclaim>,
-        turn: &mut Turn<'_>,
+        call: &mut Call<'_>,
     ) -> bool {
-        let begun = (turn.cpu_ns)();
+        let begun = (call.cpu_ns)();
         let scrubbed = self.scrub(place);
-        turn.scrub_ns += (turn.cpu_ns)().saturating_sub(begun);
+        call.scrub_ns += (call.cpu_ns)().saturating_sub(begun);
         if !scrubbed {
             let mut scrubbing = self.keeping.scrubbing.0.lock();
             if let Some(this) = scrubbing.iter_mut().find(|scrubbed| scrubbed.number == number) {
@@ -72,8 +72,8 @@ impl Units {
         }
         task.operation.complete(Answer::Ready);
         // Only a CAS is left to do. The limit on verbs must not stop it.
-        turn.verbs = turn.verbs.max(VERBS);
-        let ended = self.advance(&mut task, turn);
+        call.verbs = call.verbs.max(VERBS);
+        let ended = self.advance(&mut task, call);
         debug_assert!(ended.is_some(), "a scrubbed unit is freed at once");
         // Struck out after the CAS: a thread that finds the unit struck out must see by its word
         // that it is free.
