@@ -1,5 +1,6 @@
 //! A device's files in sysfs and procfs.
 
+use crate::patience::Load;
 use crate::{crypt, mirror};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,18 @@ impl Device {
 /// Whether the kernel has a stream for it, or waits for one.
 pub fn is_connected(index: u32) -> bool {
     fs::metadata(format!("/sys/block/nbd{index}/pid")).is_ok()
+}
+
+/// The kernel's counts of its requests.
+pub(crate) fn load(index: u32) -> Load {
+    fs::read_to_string(format!("/sys/block/nbd{index}/stat")).map(|text| parse_load(&text)).unwrap_or_default()
+}
+
+/// Columns of `stat`: reads, writes, discards and flushes that have ended; requests under way.
+fn parse_load(text: &str) -> Load {
+    let numbers: Vec<u64> = text.split_whitespace().map_while(|number| number.parse().ok()).collect();
+    let at = |column: usize| numbers.get(column).copied().unwrap_or(0);
+    Load { ended: [0, 4, 11, 15].into_iter().map(at).sum(), sent: at(8) }
 }
 
 /// Sets it up for pages: few at a time, in no order, without a scheduler that would wait for more.
@@ -80,6 +93,13 @@ fn parse(text: &str) -> Vec<Swap> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_of_requests_are_read() {
+        let text = "  7 0 56 1   20 3 160 9   2 11 12   4 0 32 1   5 6\n";
+        assert_eq!(parse_load(text), Load { ended: 7 + 20 + 4 + 5, sent: 2 });
+        assert_eq!(parse_load(""), Load::default());
+    }
 
     #[test]
     fn proc_swaps_is_read() {

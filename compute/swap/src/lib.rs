@@ -24,6 +24,7 @@
 //! * [`crypt`]: encrypts what leaves, by the kernel's device mapper ([`mapper`]).
 //! * [`freed`]: learns of each slot that the kernel frees. [`tell`]: passes that on to the node.
 //! * [`state`]: what is needed to undo a device, in a file for each.
+//! * [`patience`]: how long the kernel waits for answers.
 //! * [`report`]: the state of devices, for `farmem top`.
 //! * [`mirror`]: two copies of each page, by the kernel's RAID 1.
 //! * [`swap`]: switches swapping on and off. [`watch`]: watches a device in between. [`pair`]: watches
@@ -38,6 +39,7 @@ pub mod mapper;
 pub mod mirror;
 pub mod nbd;
 pub mod pair;
+pub(crate) mod patience;
 pub mod report;
 pub mod state;
 pub mod stream;

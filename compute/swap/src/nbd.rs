@@ -95,18 +95,22 @@ impl Client {
         self.ask(ask, |_, _| ())
     }
 
-    /// Gives a device another stream in the place of one that is dead.
+    /// Gives a device another stream in the place of one that is dead, and this timeout.
     ///
     /// # Errors
-    /// ENOSPC when none is dead, as far as the kernel knows.
-    pub fn reconfigure(&mut self, index: u32, stream: i32) -> io::Result<()> {
-        let ask = Message::new(self.family, RECONFIGURE).with_u32(INDEX, index).with_nested(
-            SOCKETS,
-            SOCKET_ITEM,
-            SOCKET_FD,
-            &stream.to_ne_bytes(),
-        );
+    /// ENOSPC when none is dead, as far as the kernel knows. The timeout is set all the same.
+    pub fn reconfigure(&mut self, index: u32, timeout_s: u64, stream: i32) -> io::Result<()> {
+        let ask = Message::new(self.family, RECONFIGURE)
+            .with_u32(INDEX, index)
+            .with_u64(TIMEOUT, timeout_s)
+            .with_nested(SOCKETS, SOCKET_ITEM, SOCKET_FD, &stream.to_ne_bytes());
         self.ask(ask, |_, _| ())
+    }
+
+    /// Sets the timeout of a device's new requests, in seconds. 0: the kernel gives up no stream,
+    /// not for older requests either.
+    pub fn set_timeout(&mut self, index: u32, timeout_s: u64) -> io::Result<()> {
+        self.ask(Message::new(self.family, RECONFIGURE).with_u32(INDEX, index).with_u64(TIMEOUT, timeout_s), |_, _| ())
     }
 
     /// Ends a device. Requests under way fail.

@@ -7,7 +7,7 @@ use crate::state::{self, Held, State};
 use crate::stream::{KEPT_LONGER, Stream, Wanted, dial};
 use crate::watch::{Watch, Watched};
 use crate::{Error, crypt, header, mirror};
-use farmem_protocol::nbd::PAGE;
+use farmem_protocol::nbd::{PAGE, Report};
 use farmem_protocol::units::bytes;
 use farmem_sys::process;
 use farmem_sys::swap;
@@ -15,7 +15,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Devices of one node, at most: the kernel has room for 23 swap devices of all kinds.
 pub const MAX_DEVICES: u32 = 16;
@@ -25,6 +25,8 @@ const INDEXES: u32 = 64;
 const SMALL_DEVICES: u64 = 8;
 /// The least size of such a device, in bytes.
 const LEAST_SMALL: u64 = 16 << 20;
+/// Answers of a node that may be late at the start, before it is refused.
+const TRIES: u32 = 3;
 /// The highest priority of a swap device.
 const MAX_PRIORITY: u16 = 32767;
 
@@ -137,7 +139,7 @@ fn adopt(plan: &Plan, known: &[State]) -> Result<Vec<Watched>, Error> {
             Error::Already(format!("another farmem swap watches {}: farmem swap --off undoes it", path(state)))
         })?;
         say(format_args!("watches {} on, {} at {}", path(state), bytes(state.size), state.node));
-        devices.push(Watched::found(held));
+        devices.push(Watched::found(held, plan));
     }
     Ok(devices)
 }
@@ -249,12 +251,28 @@ pub(crate) fn begin(client: &mut Client, plan: &Plan, node: &str, size: u64) -> 
     let mut asked = dial(&first, plan.timeout)?;
     state.incarnation = asked.incarnation;
     match connect(client, plan, &mut state, id, &host, &mut asked) {
-        Ok(held) => Ok(Watched::begun(held, asked)),
+        Ok(held) => Ok(Watched::begun(held, asked, plan)),
         Err(e) => {
             let _ = asked.free();
             Err(e)
         }
     }
+}
+
+/// The node's report. A node that takes longer than the timeout each time is refused: its first
+/// page would not come in time either.
+fn answered_in_time(asked: &mut Stream, timeout: Duration, node: &str) -> Result<Report, Error> {
+    let mut took = Duration::ZERO;
+    for _ in 0..TRIES {
+        let begun = Instant::now();
+        let report = asked.report()?;
+        took = begun.elapsed();
+        if took <= timeout {
+            return Ok(report);
+        }
+    }
+    let why = format!("took {:.1} s to answer: name a longer --timeout, or another node", took.as_secs_f64());
+    Err(Error::Refused(node.to_owned(), why))
 }
 
 /// Finds a free NBD device, notes it in a file, and gives the kernel a stream of the volume.
@@ -266,7 +284,7 @@ fn connect(
     host: &str,
     asked: &mut Stream,
 ) -> Result<Held, Error> {
-    let report = asked.report()?;
+    let report = answered_in_time(asked, plan.timeout, &state.node)?;
     let near = asked.is_near || report.machine == machine();
     if near && !plan.same_machine {
         return Err(Error::SameMachine(state.node.clone()));

@@ -4,11 +4,12 @@
 use crate::freed::{self, Probe};
 use crate::nbd::{Client, Deaths};
 use crate::pair::Pair;
+use crate::patience::{MOST_TIMES, Patience};
 use crate::state::{self, Held};
 use crate::stream::{Stream, Wanted, dial};
 use crate::swap::{Plan, path, say};
 use crate::tell::{self, Teller};
-use crate::{Error, report};
+use crate::{Error, device, report};
 use farmem_protocol::nbd::{GOING_DOWN, Report};
 use farmem_protocol::units::bytes;
 use farmem_sys::process::{self, Signals};
@@ -32,6 +33,7 @@ pub(crate) struct Watched {
     asked: Option<Stream>,
     /// The kernel's stream is dead.
     dead: bool,
+    patience: Patience,
     tried: Option<Instant>,
     /// When the token's file was changed last, as far as `asked` knows.
     token: Option<SystemTime>,
@@ -112,7 +114,7 @@ impl Watch {
         loop {
             for index in died.try_iter() {
                 let told = |watched: &&mut Watched| index == u32::MAX || watched.held.state.index == index;
-                self.devices.iter_mut().filter(told).for_each(|watched| watched.dead = true);
+                self.devices.iter_mut().filter(told).for_each(Watched::died);
             }
             self.devices.retain(|watched| watched.held.stands());
             if self.devices.is_empty() {
@@ -131,6 +133,7 @@ impl Watch {
                 if looks && watched.look(self.plan.timeout) {
                     going.push(watched.held.state.index);
                 }
+                watched.tend_patience(&mut self.client, looks);
             }
             if going.into_iter().any(|index| !self.does_without(index)) {
                 return Over::NodeGoes;
@@ -138,8 +141,8 @@ impl Watch {
             if looks {
                 looked = Some(Instant::now());
             }
-            let dead = self.devices.iter().any(|watched| watched.dead);
-            let soon = dead || (self.plan.mirror && !self.pair.is_whole);
+            let urgent = self.devices.iter().any(|watched| watched.dead || watched.patience.waits());
+            let soon = urgent || (self.plan.mirror && !self.pair.is_whole);
             let next = signals.next(if soon { TRIES_EVERY } else { LOOKS_EVERY });
             if next.is_some_and(|arrived| signals.asks_to_end(arrived)) {
                 return Over::Asked;
@@ -162,15 +165,52 @@ fn hear(deaths: &mut Deaths, tell: &std::sync::mpsc::Sender<u32>) {
 
 impl Watched {
     /// A device that was just made.
-    pub(crate) fn begun(held: Held, asked: Stream) -> Watched {
+    pub(crate) fn begun(held: Held, asked: Stream, plan: &Plan) -> Watched {
         let token = held.state.token_changed();
-        Watched { held, asked: Some(asked), dead: false, tried: None, token, warned: false }
+        let patience = Patience::new(plan.timeout, plan.grace, Instant::now());
+        Watched { held, asked: Some(asked), dead: false, patience, tried: None, token, warned: false }
     }
 
     /// A device that another watcher made. Its stream may have died meanwhile: it is given a new
     /// one.
-    pub(crate) fn found(held: Held) -> Watched {
-        Watched { held, asked: None, dead: true, tried: None, token: None, warned: false }
+    pub(crate) fn found(held: Held, plan: &Plan) -> Watched {
+        let patience = Patience::new(plan.timeout, plan.grace, Instant::now());
+        Watched { held, asked: None, dead: true, patience, tried: None, token: None, warned: false }
+    }
+
+    /// The kernel has given its stream up.
+    fn died(&mut self) {
+        self.dead = true;
+        self.patience.died(Instant::now());
+    }
+
+    /// Has the kernel's timeout follow when requests need no longer be waited for. `looked`: the
+    /// watcher has just asked the node.
+    fn tend_patience(&mut self, client: &mut Client, looked: bool) {
+        // While there is no stream, no request moves.
+        if self.dead {
+            return;
+        }
+        let (now, index) = (Instant::now(), self.held.state.index);
+        let silent = looked && self.asked.is_none() && self.patience.stop();
+        if silent || self.patience.look(now, device::load(index)) {
+            // Best effort: a device that is gone needs none, and the next stream brings it again.
+            let _ = client.set_timeout(index, self.patience.timeout_s());
+        }
+    }
+
+    /// Tells the user that answers take longer than the timeout.
+    fn say_slow(&self) {
+        let (state, raised) = (&self.held.state, self.patience.raised_s());
+        let late = format!("{}: answers of {} take longer than --timeout", path(state), state.node);
+        if self.patience.is_most() {
+            say(format_args!(
+                "{late}, even {MOST_TIMES} times of it ({raised} s): pages come late; swap to a nearer node, or name a \
+                 longer --timeout"
+            ));
+        } else {
+            say(format_args!("{late}: new requests may take {raised} s, and those under way are waited for"));
+        }
     }
 
     /// Gives the kernel a new stream for a dead one.
@@ -179,11 +219,14 @@ impl Watched {
         let Some(id) = state.id() else { return };
         let host = process::host_name();
         let dialled = dial(&Wanted::of(state, id, &host, true), silent);
+        let (index, mut slow) = (state.index, false);
+        let patience = &mut self.patience;
         let done = dialled.and_then(|stream| {
+            slow = patience.give(Instant::now(), device::load(index));
             // The node ends the stream before this one; the kernel may need a moment to see that.
             let until = Instant::now() + TRIES_EVERY;
             loop {
-                match client.reconfigure(state.index, stream.fd()) {
+                match client.reconfigure(index, patience.timeout_s(), stream.fd()) {
                     Err(e) if e.raw_os_error() == Some(libc::ENOSPC) && Instant::now() < until => {
                         std::thread::sleep(Duration::from_millis(20));
                     }
@@ -197,6 +240,9 @@ impl Watched {
                     say(format_args!("{}: {} is back", path(state), state.node));
                 }
                 (self.dead, self.warned, self.asked) = (false, false, None);
+                if slow {
+                    self.say_slow();
+                }
             }
             Err(e) if !self.warned => {
                 self.warned = true;

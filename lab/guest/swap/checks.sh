@@ -82,6 +82,33 @@ cut_off() {
     off
 }
 
+# Reads and writes of the device that have ended.
+requests() { awk '{ print $1 + $5 }' /sys/block/nbd0/stat; }
+more_requests() { [ "$(requests)" -ge $((ended + $1)) ]; }
+
+# Every answer takes longer than the timeout, from the middle of a program on. Each request would be sent
+# again for ever, with its first timeout. The watcher says so, raises the timeout, and has these requests
+# waited for: requests end while answers are late, and the program does.
+late() {
+    farmem swap --size 32M --node "10.0.2.2:$(cat /slow)" --timeout 2s --grace 60s >>/tmp/swap.log 2>&1 &
+    watcher=$!
+    await 60 has_swap || { cat /tmp/swap.log; return 1; }
+    within 8 pages 10 400 half >/tmp/half &
+    program=$!
+    await 120 grep -q half /tmp/half || return 1
+    echo "HOST late 3500"
+    await 60 answered late || return 1
+    # On a busy machine it was said earlier; then that timeout is enough.
+    await 120 said 'take longer than --timeout' || { echo "  the watcher did not raise the timeout"; return 1; }
+    ended=$(requests)
+    await 120 more_requests 3 || { echo "  no request ends"; return 1; }
+    echo "HOST late 0"
+    wait $program || return 1
+    grep words /tmp/half
+    grep 'longer than' /tmp/swap.log | sed 's/^/  /'
+    off
+}
+
 # Pages have left to each device since it was made.
 is_used() {
     for about in /sys/block/nbd*/stat; do
@@ -365,6 +392,7 @@ check tokens short tokens
 check verified short verified
 check grouped short grouped
 check cut_off short cut_off
+check late short late
 check killed short killed
 check freed short freed
 check crypted short crypted

@@ -80,6 +80,17 @@ port=$(port node)
 echo "$port" >"$root/port"
 port second >"$root/guarded"
 port third >"$root/third"
+# A relay to it, whose answers come late when the guest asks for that.
+cc -O2 -Wall -o "$new/slow" lab/guest/swap/slow.c
+"$new/slow" 0 "$port" "$new/delay" >"$new/slow.port" &
+echo $! >"$new/slow.pid"
+tries=0
+until [ -s "$new/slow.port" ]; do
+    tries=$((tries + 1))
+    [ $tries -lt 600 ] || { echo "the relay did not begin" >&2; exit 1; }
+    sleep 0.1
+done
+cp "$new/slow.port" "$root/slow"
 # Beside it, if that is wanted, a server that others wrote, and the plainest there can be.
 case " $* " in *" faults "*)
     need nbdkit:nbdkit nbd-client:nbd-client
@@ -158,6 +169,10 @@ host() {
         echo "$line"
         case $line in
             "HOST stop") kill -STOP $node ;;
+            "HOST late "*)
+                echo "${line#HOST late }" >"$new/delay"
+                : >"$new/answers/late"
+                ;;
             "HOST go") kill -CONT $node ;;
             "HOST pause "*)
                 kill -STOP $node
