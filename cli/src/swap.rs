@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
 use farmem_run::{Protect, exit};
-use farmem_swap::Error;
 use farmem_swap::swap::{self, MAX_DEVICES, Plan};
 use farmem_swap::watch::Over;
+use farmem_swap::{Error, off};
 use farmem_sys::process::{self, Signals};
 
 use crate::failure::Failure;
@@ -108,7 +108,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         return Err(Failure::usage("swapping needs root: without it, run one program on far memory by farmem run"));
     }
     if options.off {
-        return match swap::off().map_err(failed)? {
+        return match off::off().map_err(failed)? {
             0 => Err(Failure::usage("this machine does not swap by farmem")),
             _ => Ok(()),
         };
@@ -142,8 +142,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Over::NodeGoes => eprintln!("farmem: {} is going down: bringing back what is swapped to it", plan.nodes[0]),
         Over::Asked => eprintln!("farmem: bringing back what is swapped to {}", plan.nodes.join(" and ")),
     }
-    drop(watch);
-    swap::off().map(drop).map_err(failed)
+    watch.undo().map(drop).map_err(failed)
 }
 
 /// The nodes, if they go with the other options.

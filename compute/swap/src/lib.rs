@@ -27,8 +27,8 @@
 //! * [`patience`]: how long the kernel waits for answers.
 //! * [`report`]: the state of devices, for `farmem top`.
 //! * [`mirror`]: two copies of each page, by the kernel's RAID 1.
-//! * [`swap`]: switches swapping on and off. [`watch`]: watches a device in between. [`pair`]: watches
-//!   a mirror.
+//! * [`swap`]: begins to swap. [`watch`]: watches devices. [`pair`]: watches a mirror. [`off`]: ends
+//!   swapping, and watches meanwhile.
 
 pub mod crypt;
 pub mod device;
@@ -38,6 +38,7 @@ pub mod header;
 pub mod mapper;
 pub mod mirror;
 pub mod nbd;
+pub mod off;
 pub mod pair;
 pub(crate) mod patience;
 pub mod report;

@@ -97,8 +97,8 @@ impl Client {
 
     /// Gives a device another stream in the place of one that is dead, and this timeout.
     ///
-    /// # Errors
-    /// ENOSPC when none is dead, as far as the kernel knows. The timeout is set all the same.
+    /// When none is dead, as far as the kernel knows, it takes no stream and says so by nothing. It
+    /// tells when that one dies.
     pub fn reconfigure(&mut self, index: u32, timeout_s: u64, stream: i32) -> io::Result<()> {
         let ask = Message::new(self.family, RECONFIGURE)
             .with_u32(INDEX, index)

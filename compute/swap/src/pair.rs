@@ -8,8 +8,9 @@
 //! step: a device that has a file and is not in the array is removed by the next look.
 
 use crate::mirror::{self, Standing};
+use crate::off::end_device;
 use crate::state;
-use crate::swap::{begin, end_device, say};
+use crate::swap::{begin, say};
 use crate::watch::Watch;
 use std::path::Path;
 use std::time::{Duration, Instant};

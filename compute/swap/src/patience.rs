@@ -11,8 +11,10 @@
 //!       └────── the doubled timeout ◄───┘
 //! ```
 //!
-//! While it waits, the watcher's questions tell whether the node is there. A long timeout from the
-//! beginning would do without this, but a node that is stopped would be noticed as late.
+//! While it waits, the watcher's questions tell whether the node is there. A node that answers them,
+//! and no request for the grace, is lost. It gets no other stream, and requests fail when the kernel's own
+//! grace is over. A long timeout from the beginning would do without this, but a node that is stopped
+//! would be noticed as late.
 
 use std::time::{Duration, Instant};
 
@@ -22,6 +24,12 @@ const FUTILE: u32 = 2;
 pub(crate) const MOST_TIMES: u64 = 8;
 /// Requests that the kernel has under way to a device, at most. The node answers in their order.
 const UNDER_WAY: u64 = 128;
+
+/// The least time between two looks at the kernel's counts.
+const LOOKS_EVERY: Duration = Duration::from_millis(500);
+/// Silence between two looks counts as this much, at most: a machine that was paused in between
+/// has not waited.
+const COUNTS_MOST: Duration = Duration::from_secs(2);
 
 /// The kernel's counts of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -37,9 +45,10 @@ pub(crate) struct Load {
 struct Waiting {
     /// Requests that had ended when it began.
     from: u64,
-    /// Requests that had ended at the last look, and since when it is that number.
+    /// Requests that had ended at the last look, when that was, and for how long it is that number.
     ended: u64,
-    since: Instant,
+    looked: Instant,
+    quiet: Duration,
     /// The last look found no request under way.
     idle: bool,
 }
@@ -51,11 +60,14 @@ pub(crate) struct Patience {
     named_s: u64,
     /// The timeout of new requests, in seconds.
     timeout_s: u64,
-    /// Waiting ends when no request has ended for this long.
+    /// The node is lost when no request has ended for this long.
     grace: Duration,
     given: Option<Instant>,
     futile: u32,
     waiting: Option<Waiting>,
+    /// The user does not know of the last raise.
+    news: bool,
+    lost: bool,
 }
 
 impl Patience {
@@ -63,7 +75,16 @@ impl Patience {
     pub(crate) fn new(timeout: Duration, grace: Duration, now: Instant) -> Patience {
         let named_s = timeout.as_secs().max(1);
         let grace = grace.max(Duration::from_secs(MOST_TIMES * named_s));
-        Patience { named_s, timeout_s: named_s, grace, given: Some(now), futile: 0, waiting: None }
+        Patience {
+            named_s,
+            timeout_s: named_s,
+            grace,
+            given: Some(now),
+            futile: 0,
+            waiting: None,
+            news: false,
+            lost: false,
+        }
     }
 
     /// The kernel's timeout, in seconds. 0: it gives up no stream.
@@ -81,6 +102,21 @@ impl Patience {
         self.timeout_s == MOST_TIMES * self.named_s
     }
 
+    /// Whether the timeout was raised since this was asked last.
+    pub(crate) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.news)
+    }
+
+    /// Whether the node answers no request. It is to get no other stream.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// The time without an answer after which a node is lost, in seconds.
+    pub(crate) fn quiet_s(&self) -> u64 {
+        self.grace.as_secs()
+    }
+
     /// Whether requests are waited for.
     pub(crate) fn waits(&self) -> bool {
         self.waiting.is_some()
@@ -95,37 +131,46 @@ impl Patience {
         self.futile = if is_futile { self.futile + 1 } else { 0 };
     }
 
-    /// The kernel is about to get a stream, from a node that has just answered. True: from now on
-    /// requests are waited for.
-    pub(crate) fn give(&mut self, now: Instant, load: Load) -> bool {
+    /// The kernel is about to get a stream, from a node that has just answered.
+    pub(crate) fn give(&mut self, now: Instant, load: Load) {
         self.given = Some(now);
-        let begins = self.futile >= FUTILE && self.waiting.is_none();
-        if begins {
+        if self.futile >= FUTILE && self.waiting.is_none() {
             self.futile = 0;
             self.timeout_s = (2 * self.timeout_s).min(MOST_TIMES * self.named_s);
-            self.waiting = Some(Waiting { from: load.ended, ended: load.ended, since: now, idle: false });
+            let quiet = Duration::ZERO;
+            self.waiting = Some(Waiting { from: load.ended, ended: load.ended, looked: now, quiet, idle: false });
+            self.news = true;
         }
-        begins
     }
 
-    /// Sees how far requests are. True: they have ended, or will not, and the kernel is to be told.
+    /// Sees how far requests are. Ends waiting when they have ended, or will not. True: the node is
+    /// lost from now on.
     pub(crate) fn look(&mut self, now: Instant, load: Load) -> bool {
         let Some(waiting) = &mut self.waiting else { return false };
+        let since = now.saturating_duration_since(waiting.looked);
+        if since < LOOKS_EVERY {
+            return false;
+        }
+        waiting.looked = now;
+        waiting.quiet += since.min(COUNTS_MOST);
         if load.ended != waiting.ended {
-            (waiting.ended, waiting.since) = (load.ended, now);
+            (waiting.ended, waiting.quiet) = (load.ended, Duration::ZERO);
         }
         // Twice idle: requests that are about to be sent again are not counted as sent.
         let was_idle = std::mem::replace(&mut waiting.idle, load.sent == 0);
         let is_idle = was_idle && waiting.idle;
         let over = load.ended - waiting.from.min(load.ended) >= 2 * UNDER_WAY || is_idle;
-        let stuck = now.saturating_duration_since(waiting.since) >= self.grace;
-        (over || stuck) && self.stop()
+        let lost = !over && waiting.quiet >= self.grace;
+        if over || lost {
+            self.waiting = None;
+        }
+        self.lost |= lost;
+        lost
     }
 
-    /// The node does not answer the watcher: the kernel may give the stream up again. True: it is to
-    /// be told.
-    pub(crate) fn stop(&mut self) -> bool {
-        self.waiting.take().is_some()
+    /// The node does not answer the watcher: the kernel may give the stream up again.
+    pub(crate) fn stop(&mut self) {
+        self.waiting = None;
     }
 }
 
@@ -137,39 +182,57 @@ mod tests {
         begun + Duration::from_secs(s)
     }
 
-    /// A device with a request that the node answers after `answers_s`, for ever sent again. Returns
-    /// when it ended, in seconds, and the timeout then.
-    fn request(patience: &mut Patience, begun: Instant, answers_s: u64) -> Option<(u64, u64)> {
+    /// A device with a request that the node answers after `answers_s`, sent again until then.
+    /// Returns when it ended, or was given up, in seconds, and the kernel's timeout then.
+    fn request(patience: &mut Patience, begun: Instant, answers_s: u64) -> (Result<u64, u64>, u64) {
         let (first_s, mut given_s) = (patience.timeout_s(), 0);
-        for now in 1..1000 {
+        for now in 1.. {
             let stood = now - given_s;
             if stood >= answers_s {
                 let load = Load { ended: 1, sent: 0 };
-                patience.look(at(begun, now), load);
-                patience.look(at(begun, now + 1), load);
-                return Some((now, patience.timeout_s()));
+                for looked in 0..2 {
+                    patience.look(at(begun, now + looked), load);
+                }
+                return (Ok(now), patience.timeout_s());
             }
             // The kernel looks at a request each time its first timeout has passed.
             if stood.is_multiple_of(first_s) && patience.timeout_s() != 0 {
                 patience.died(at(begun, now));
+                if patience.is_lost() {
+                    return (Err(now), patience.timeout_s());
+                }
                 patience.give(at(begun, now), Load::default());
                 given_s = now;
             }
             patience.look(at(begun, now), Load { ended: 0, sent: 1 });
         }
-        None
+        unreachable!()
     }
 
     #[test]
     fn a_request_that_takes_longer_than_its_timeout_ends() {
         let begun = Instant::now();
         let new = || Patience::new(Duration::from_millis(2500), Duration::from_secs(30), begun);
-        assert_eq!(request(&mut new(), begun, 1), Some((1, 2)));
+        assert_eq!(request(&mut new(), begun, 1), (Ok(1), 2));
         // Sent at 0, 2 and 4 s.
-        assert_eq!(request(&mut new(), begun, 3), Some((4 + 3, 4)));
-        assert_eq!(request(&mut new(), begun, 29), Some((4 + 29, 4)));
-        // What takes longer than the grace is given up, and sent again: the limit.
-        assert_eq!(request(&mut new(), begun, 90), None);
+        assert_eq!(request(&mut new(), begun, 3), (Ok(4 + 3), 4));
+        assert_eq!(request(&mut new(), begun, 29), (Ok(4 + 29), 4));
+        // It is given up after the grace, when the kernel looks at it next.
+        assert_eq!(request(&mut new(), begun, 90), (Err(4 + 30 + 2), 4));
+    }
+
+    #[test]
+    fn a_machine_that_was_paused_has_not_waited() {
+        let begun = Instant::now();
+        let mut patience = Patience::new(Duration::from_secs(2), Duration::from_secs(30), begun);
+        for s in [3, 6] {
+            patience.died(at(begun, s));
+            patience.give(at(begun, s), Load::default());
+        }
+        let sent = Load { ended: 0, sent: 1 };
+        assert!(!patience.look(at(begun, 3600), sent) && !patience.look(at(begun, 7200), sent) && patience.waits());
+        let silent = (7201..8000).find(|&s| patience.look(at(begun, s), sent));
+        assert_eq!((silent, patience.is_lost(), patience.waits()), (Some(7200 + 26), true, false));
     }
 
     #[test]
@@ -184,8 +247,13 @@ mod tests {
                 patience.give(at(now, s), Load::default());
             }
             assert!(patience.waits() && patience.timeout_s() == 0);
-            assert!(!patience.look(at(now, 7), Load { ended: 2 * UNDER_WAY - 1, sent: 9 }));
-            assert!(patience.look(at(now, 8), Load { ended: 2 * UNDER_WAY, sent: 9 }));
+            assert!(patience.take_news() && !patience.take_news());
+            patience.look(at(now, 7), Load { ended: 2 * UNDER_WAY - 1, sent: 9 });
+            // Too early.
+            patience.look(at(now, 7), Load { ended: 2 * UNDER_WAY, sent: 9 });
+            assert!(patience.waits());
+            patience.look(at(now, 8), Load { ended: 2 * UNDER_WAY, sent: 9 });
+            assert!(!patience.waits() && !patience.is_lost());
             raised.push(patience.timeout_s());
         }
         assert_eq!(raised, [4, 8, 16, 16, 16]);
@@ -200,14 +268,16 @@ mod tests {
         for s in [1, 2, 3, 103, 203, 206] {
             patience.died(at(begun, s));
             patience.died(at(begun, s));
-            assert!(!patience.give(at(begun, s), Load::default()), "{s}");
+            patience.give(at(begun, s), Load::default());
+            assert!(!patience.waits() && !patience.take_news(), "{s}");
         }
         patience.died(at(begun, 209));
-        assert!(patience.give(at(begun, 209), Load::default()));
+        patience.give(at(begun, 209), Load::default());
         // No request is counted right after a stream was given.
-        let nothing = Load::default();
-        assert!(!patience.look(at(begun, 210), nothing) && !patience.look(at(begun, 211), Load { ended: 0, sent: 1 }));
-        assert!(patience.stop() && !patience.stop());
-        assert_eq!((patience.timeout_s(), patience.raised_s()), (4, 4));
+        patience.look(at(begun, 210), Load::default());
+        patience.look(at(begun, 211), Load { ended: 0, sent: 1 });
+        assert!(patience.waits());
+        patience.stop();
+        assert_eq!((patience.timeout_s(), patience.raised_s(), patience.is_lost()), (4, 4, false));
     }
 }

@@ -31,12 +31,20 @@ pub struct State {
     pub size: u64,
     /// How long requests wait for another stream, in seconds.
     pub grace_s: u64,
+    /// How long a request may be without an answer, in seconds.
+    #[serde(default = "timeout_s")]
+    pub timeout_s: u64,
     /// The file of the token by which the node is asked, if it wants one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<PathBuf>,
     /// It is one of two that mirror each other.
     #[serde(default)]
     pub mirrored: bool,
+}
+
+/// Of a file without it, which an older farmem wrote: the default of `--timeout`.
+fn timeout_s() -> u64 {
+    10
 }
 
 /// A device that this process watches.
@@ -168,6 +176,7 @@ mod tests {
             incarnation: u64::MAX,
             size: 1 << 30,
             grace_s: 60,
+            timeout_s: 3,
             token: None,
             mirrored: false,
         };
@@ -175,6 +184,10 @@ mod tests {
         let held = create(&directory, state.clone()).unwrap();
         assert_eq!(create(&directory, state.clone()).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert!(all(&directory).iter().eq([&state]));
+        // The file of an older farmem.
+        let text = fs::read_to_string(directory.join("nbd3.json")).unwrap();
+        let older: State = serde_json::from_str(&text.replace("\"timeout_s\":3,", "")).unwrap();
+        assert_eq!(older, State { timeout_s: 10, ..state.clone() });
         assert!(adopt(&directory, &state).unwrap().is_none() && held.stands());
         drop(held);
         let held = adopt(&directory, &state).unwrap().unwrap();

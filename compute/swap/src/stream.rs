@@ -144,6 +144,10 @@ fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration) -> Result
         }
         Err(_) => return Err(refused("is not farmem's: something else listens there")),
     };
+    // The kernel would give up a stream on which nothing came for that long, also an idle one.
+    if wanted.data {
+        socket.set_read_timeout(None).map_err(failed)?;
+    }
     let Welcome { incarnation, .. } = welcome;
     let ends = (socket.local_addr().map_err(failed)?.ip(), socket.peer_addr().map_err(failed)?.ip());
     let is_near = ends.0 == ends.1 || ends.1.to_canonical().is_loopback();
@@ -239,5 +243,49 @@ impl Stream {
             0 => Ok(()),
             error => Err(failed(io::Error::from_raw_os_error(error as i32))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// Reads a Hello, and answers by a Welcome.
+    fn welcomes(listener: &TcpListener) -> TcpStream {
+        let (mut socket, _) = listener.accept().unwrap();
+        let (mut room, mut got) = ([0; MAX_HELLO], 0);
+        while Hello::read(&room[..got]).unwrap().is_none() {
+            got += socket.read(&mut room[got..]).unwrap();
+        }
+        let welcome = Welcome { incarnation: 7, ..Welcome::default() };
+        socket.write_all(Greeting::Welcome(welcome).frame().as_bytes()).unwrap();
+        socket
+    }
+
+    #[test]
+    fn an_idle_stream_of_the_kernels_is_not_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let node = listener.local_addr().unwrap().to_string();
+        let limit = |data| {
+            let wanted = Wanted {
+                node: &node,
+                id: [1; 16],
+                incarnation: 7,
+                size: 0,
+                kept: KEPT_LONGER,
+                overcommit: false,
+                data,
+                host: "here",
+                token: None,
+            };
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| welcomes(&listener));
+                let stream = dial(&wanted, PATIENCE).unwrap();
+                drop(other.join().unwrap());
+                stream.socket.read_timeout().unwrap()
+            })
+        };
+        assert_eq!((limit(true), limit(false)), (None, Some(PATIENCE)));
     }
 }

@@ -1,10 +1,11 @@
-//! Switches swapping to a node on and off. [`crate::watch`] watches it in between.
+//! Has the kernel swap to a node. [`crate::watch`] watches it then, and [`crate::off`] ends it.
 
 use crate::device::{self, Device};
 use crate::freed::{self, Probe};
 use crate::nbd::{Client, Settings};
+use crate::off::{end_area, end_device};
 use crate::state::{self, Held, State};
-use crate::stream::{KEPT_LONGER, Stream, Wanted, dial};
+use crate::stream::{Stream, Wanted, dial};
 use crate::watch::{Watch, Watched};
 use crate::{Error, crypt, header, mirror};
 use farmem_protocol::nbd::{PAGE, Report};
@@ -74,15 +75,7 @@ pub fn machine() -> u64 {
 /// Begins to swap, or takes over the watch of devices that another process has set up.
 pub fn on(plan: &Plan) -> Result<Watch, Error> {
     let mut client = Client::open()?;
-    if let Err(e) = swap::stay_resident() {
-        say(format_args!("the watcher's own memory may be swapped out: {e}"));
-    }
-    // A new stream takes memory. When none is left, and a cut stream is what pages wait for, the
-    // watcher must not wait for these pages, and gets memory from what the kernel keeps back.
-    if let Err(e) = swap::wait_for_no_page().and_then(|()| swap::come_first()) {
-        say(format_args!("the watcher may be late when memory is out: {e}"));
-    }
-    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    stand_firm();
     let known = state::all(Path::new(state::DIRECTORY));
     if !known.is_empty() {
         let devices = adopt(plan, &known)?;
@@ -100,6 +93,19 @@ pub fn on(plan: &Plan) -> Result<Watch, Error> {
             Err(e)
         }
     }
+}
+
+/// This process is not to wait for pages that wait for it.
+pub(crate) fn stand_firm() {
+    if let Err(e) = swap::stay_resident() {
+        say(format_args!("the watcher's own memory may be swapped out: {e}"));
+    }
+    // A new stream takes memory. When none is left, and a cut stream is what pages wait for, the
+    // watcher must not wait for these pages, and gets memory from what the kernel keeps back.
+    if let Err(e) = swap::wait_for_no_page().and_then(|()| swap::come_first()) {
+        say(format_args!("the watcher may be late when memory is out: {e}"));
+    }
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
 }
 
 fn open_probe(plan: &Plan) -> Result<Probe, String> {
@@ -139,7 +145,7 @@ fn adopt(plan: &Plan, known: &[State]) -> Result<Vec<Watched>, Error> {
             Error::Already(format!("another farmem swap watches {}: farmem swap --off undoes it", path(state)))
         })?;
         say(format_args!("watches {} on, {} at {}", path(state), bytes(state.size), state.node));
-        devices.push(Watched::found(held, plan));
+        devices.push(Watched::found(held, plan.timeout, plan.grace));
     }
     Ok(devices)
 }
@@ -243,6 +249,7 @@ pub(crate) fn begin(client: &mut Client, plan: &Plan, node: &str, size: u64) -> 
         incarnation: 0,
         size,
         grace_s: plan.grace.as_secs().max(1),
+        timeout_s: plan.timeout.as_secs().max(1),
         token: plan.token.clone(),
         mirrored: plan.mirror,
     };
@@ -251,7 +258,7 @@ pub(crate) fn begin(client: &mut Client, plan: &Plan, node: &str, size: u64) -> 
     let mut asked = dial(&first, plan.timeout)?;
     state.incarnation = asked.incarnation;
     match connect(client, plan, &mut state, id, &host, &mut asked) {
-        Ok(held) => Ok(Watched::begun(held, asked, plan)),
+        Ok(held) => Ok(Watched::begun(held, asked, plan.timeout, plan.grace)),
         Err(e) => {
             let _ = asked.free();
             Err(e)
@@ -340,50 +347,6 @@ fn swap_to(state: &State, nodes: &str, priority: u16, encrypts: bool) -> Result<
     })?;
     let (size, how, device) = (bytes(state.size), if encrypts { ", encrypted" } else { "" }, device.display());
     say(format_args!("swaps to {nodes}: {size} at {device}, priority {priority}{how}"));
-    Ok(())
-}
-
-/// Ends swapping to all nodes, and returns the number of devices that were undone. Volumes that
-/// could not be freed are named to the user.
-pub fn off() -> Result<u32, Error> {
-    let states = state::all(Path::new(state::DIRECTORY));
-    let mut client = if states.is_empty() { return Ok(0) } else { Client::open()? };
-    if states.iter().any(|state| state.mirrored) {
-        end_area(Device::Mirror)?;
-        mirror::end().map_err(|e| Error::Kernel("the kernel's RAID 1", e))?;
-    }
-    for state in &states {
-        if !state.mirrored {
-            end_area(state.device())?;
-        }
-        end_device(&mut client, state)?;
-    }
-    freed::close();
-    Ok(states.len() as u32)
-}
-
-/// Has the kernel stop swapping to a device, which brings its pages back. Ends its encryption.
-fn end_area(device: Device) -> Result<(), Error> {
-    let area = device.area();
-    if device::is_swap(&area) {
-        swap::swapoff(&area).map_err(|e| Error::Kernel("swapoff", e))?;
-    }
-    crypt::end(device).map_err(|e| Error::Kernel("the device mapper", e))
-}
-
-/// Ends a device that nobody uses, and frees its volume.
-pub(crate) fn end_device(client: &mut Client, state: &State) -> Result<(), Error> {
-    // Before the device ends, so that a watcher does not take that for a cut.
-    state::remove(Path::new(state::DIRECTORY), state.index);
-    if device::is_connected(state.index) {
-        client.disconnect(state.index).map_err(|e| Error::Kernel("the kernel's NBD client", e))?;
-    }
-    let host = process::host_name();
-    let freed = state.id().map(|id| dial(&Wanted::of(state, id, &host, false), KEPT_LONGER).and_then(|mut s| s.free()));
-    match freed {
-        Some(Err(e)) => say(format_args!("{}: swaps no longer; its volume could not be freed: {e}", path(state))),
-        _ => say(format_args!("{}: swaps no longer to {}", path(state), state.node)),
-    }
     Ok(())
 }
 

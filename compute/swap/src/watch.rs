@@ -3,6 +3,7 @@
 
 use crate::freed::{self, Probe};
 use crate::nbd::{Client, Deaths};
+use crate::off;
 use crate::pair::Pair;
 use crate::patience::{MOST_TIMES, Patience};
 use crate::state::{self, Held};
@@ -19,9 +20,9 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant, SystemTime};
 
 /// How often the watcher asks how the volumes are doing.
-const LOOKS_EVERY: Duration = Duration::from_secs(5);
+pub(crate) const LOOKS_EVERY: Duration = Duration::from_secs(5);
 /// How often it tries to reach a node that it has lost.
-const TRIES_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const TRIES_EVERY: Duration = Duration::from_secs(1);
 /// A volume that holds more of its size than this, where the node has less than that left for it,
 /// is near its end.
 const LITTLE: u64 = 64 << 20;
@@ -33,7 +34,11 @@ pub(crate) struct Watched {
     asked: Option<Stream>,
     /// The kernel's stream is dead.
     dead: bool,
+    /// How long requests may take, and how long they wait for a stream.
+    timeout: Duration,
     patience: Patience,
+    /// The timeout that the kernel has, in seconds. `None`: not known.
+    has_s: Option<u64>,
     tried: Option<Instant>,
     /// When the token's file was changed last, as far as `asked` knows.
     token: Option<SystemTime>,
@@ -50,7 +55,12 @@ pub struct Watch {
     probe: Option<Probe>,
     teller: Option<Teller>,
     pub(crate) pair: Pair,
+    /// From the beginning of [`Watch::run`].
+    died: Option<Died>,
 }
+
+/// The indexes of devices whose stream has died; `u32::MAX`: of any.
+pub(crate) type Died = Receiver<u32>;
 
 /// Why the watch is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,24 +75,29 @@ pub enum Over {
 
 impl Watch {
     pub(crate) fn new(client: Client, plan: &Plan, devices: Vec<Watched>, probe: Option<Probe>) -> Watch {
-        Watch { client, devices, plan: plan.clone(), probe, teller: None, pair: Pair::default() }
+        Watch { client, devices, plan: plan.clone(), probe, teller: None, pair: Pair::default(), died: None }
     }
 
     /// Watches until it is to end. `signals` were taken before any thread existed.
     pub fn run(&mut self, signals: &Signals) -> Result<Over, Error> {
-        let mut deaths = self.client.deaths().map_err(|e| Error::Kernel("netlink", e))?;
-        let (tell, died) = std::sync::mpsc::channel();
-        let listen = move || hear(&mut deaths, &tell);
-        std::thread::Builder::new().name("deaths".into()).spawn(listen).map_err(|e| Error::Kernel("a thread", e))?;
+        let died = listen(&self.client, true)?;
         self.teller = self.tell();
         let over = self.watch(signals, &died);
         self.teller = None;
+        // No death is missed between here and `undo`.
+        self.died = Some(died);
         if over == Over::Undone && state::all(Path::new(state::DIRECTORY)).is_empty() {
             // `--off` could not remove the probe while this process had it open. A new watcher has
             // its own.
             freed::close();
         }
         Ok(over)
+    }
+
+    /// Ends swapping, and watches until that is done.
+    pub fn undo(self) -> Result<u32, Error> {
+        let died = self.died.map_or_else(|| listen(&self.client, true), Ok)?;
+        off::undo(self.client, self.devices, died)
     }
 
     /// Begins to tell nodes of freed slots.
@@ -112,10 +127,7 @@ impl Watch {
     fn watch(&mut self, signals: &Signals, died: &Receiver<u32>) -> Over {
         let mut looked: Option<Instant> = None;
         loop {
-            for index in died.try_iter() {
-                let told = |watched: &&mut Watched| index == u32::MAX || watched.held.state.index == index;
-                self.devices.iter_mut().filter(told).for_each(Watched::died);
-            }
+            died.try_iter().for_each(|index| all_told(&mut self.devices, index));
             self.devices.retain(|watched| watched.held.stands());
             if self.devices.is_empty() {
                 return Over::Undone;
@@ -124,24 +136,14 @@ impl Watch {
                 self.tend();
             }
             let looks = looked.is_none_or(|at| at.elapsed() >= LOOKS_EVERY);
-            let mut going = Vec::new();
-            for watched in &mut self.devices {
-                if watched.dead && watched.tried.is_none_or(|at| at.elapsed() >= TRIES_EVERY) {
-                    watched.tried = Some(Instant::now());
-                    watched.revive(&mut self.client, self.plan.timeout);
-                }
-                if looks && watched.look(self.plan.timeout) {
-                    going.push(watched.held.state.index);
-                }
-                watched.tend_patience(&mut self.client, looks);
-            }
+            let going = step(&mut self.devices, &mut self.client, looks);
             if going.into_iter().any(|index| !self.does_without(index)) {
                 return Over::NodeGoes;
             }
             if looks {
                 looked = Some(Instant::now());
             }
-            let urgent = self.devices.iter().any(|watched| watched.dead || watched.patience.waits());
+            let urgent = self.devices.iter().any(|watched| watched.dead || watched.is_pressing());
             let soon = urgent || (self.plan.mirror && !self.pair.is_whole);
             let next = signals.next(if soon { TRIES_EVERY } else { LOOKS_EVERY });
             if next.is_some_and(|arrived| signals.asks_to_end(arrived)) {
@@ -151,31 +153,75 @@ impl Watch {
     }
 }
 
-/// Waits for the kernel's reports of dead streams. Passes each on, and wakes the watcher.
-fn hear(deaths: &mut Deaths, tell: &std::sync::mpsc::Sender<u32>) {
+/// Begins to hear which streams the kernel gives up. `wakes`: a signal wakes the watcher, which has
+/// taken signals.
+pub(crate) fn listen(client: &Client, wakes: bool) -> Result<Died, Error> {
+    let mut deaths = client.deaths().map_err(|e| Error::Kernel("netlink", e))?;
+    let (tell, died) = std::sync::mpsc::channel();
+    let listen = move || hear(&mut deaths, &tell, wakes);
+    std::thread::Builder::new().name("deaths".into()).spawn(listen).map_err(|e| Error::Kernel("a thread", e))?;
+    Ok(died)
+}
+
+/// Waits for the kernel's reports of dead streams, and passes each on.
+fn hear(deaths: &mut Deaths, tell: &std::sync::mpsc::Sender<u32>, wakes: bool) {
     // Best effort: the user was told when the watcher itself could not.
     let _ = swap::come_first();
     while let Ok(index) = deaths.wait() {
         if tell.send(index).is_err() {
             return;
         }
-        let _ = process::send(std::process::id(), libc::SIGUSR1);
+        if wakes {
+            let _ = process::send(std::process::id(), libc::SIGUSR1);
+        }
     }
+}
+
+/// Notes that a stream has died.
+pub(crate) fn all_told(devices: &mut [Watched], index: u32) {
+    let told = |watched: &&mut Watched| index == u32::MAX || watched.held.state.index == index;
+    devices.iter_mut().filter(told).for_each(Watched::died);
+}
+
+/// Gives new streams for dead ones, and, if it `looks`, asks the nodes. Returns the indexes of
+/// devices whose node is going down.
+pub(crate) fn step(devices: &mut [Watched], client: &mut Client, looks: bool) -> Vec<u32> {
+    let mut going = Vec::new();
+    for watched in devices {
+        if watched.dead && watched.tried.is_none_or(|at| at.elapsed() >= TRIES_EVERY) {
+            watched.tried = Some(Instant::now());
+            watched.revive(client);
+        }
+        if looks && watched.look() {
+            going.push(watched.held.state.index);
+        }
+        watched.tend_patience(client, looks);
+    }
+    going
 }
 
 impl Watched {
     /// A device that was just made.
-    pub(crate) fn begun(held: Held, asked: Stream, plan: &Plan) -> Watched {
+    pub(crate) fn begun(held: Held, asked: Stream, timeout: Duration, grace: Duration) -> Watched {
         let token = held.state.token_changed();
-        let patience = Patience::new(plan.timeout, plan.grace, Instant::now());
-        Watched { held, asked: Some(asked), dead: false, patience, tried: None, token, warned: false }
+        Watched { asked: Some(asked), dead: false, token, ..Watched::found(held, timeout, grace) }
     }
 
     /// A device that another watcher made. Its stream may have died meanwhile: it is given a new
-    /// one.
-    pub(crate) fn found(held: Held, plan: &Plan) -> Watched {
-        let patience = Patience::new(plan.timeout, plan.grace, Instant::now());
-        Watched { held, asked: None, dead: true, patience, tried: None, token: None, warned: false }
+    /// one. That watcher may have left it without a timeout: it is given one.
+    pub(crate) fn found(held: Held, timeout: Duration, grace: Duration) -> Watched {
+        let patience = Patience::new(timeout, grace, Instant::now());
+        Watched {
+            held,
+            asked: None,
+            dead: true,
+            timeout,
+            patience,
+            has_s: None,
+            tried: None,
+            token: None,
+            warned: false,
+        }
     }
 
     /// The kernel has given its stream up.
@@ -184,19 +230,36 @@ impl Watched {
         self.patience.died(Instant::now());
     }
 
+    /// Something is to be done sooner than the next look.
+    fn is_pressing(&self) -> bool {
+        self.patience.waits() || self.has_s != Some(self.patience.timeout_s())
+    }
+
     /// Has the kernel's timeout follow when requests need no longer be waited for. `looked`: the
     /// watcher has just asked the node.
     fn tend_patience(&mut self, client: &mut Client, looked: bool) {
-        // While there is no stream, no request moves.
-        if self.dead {
-            return;
+        let index = self.held.state.index;
+        if looked && self.asked.is_none() {
+            // Also when there is no stream as far as is known here: the kernel may have one yet.
+            self.patience.stop();
+        } else if !self.dead && self.patience.look(Instant::now(), device::load(index)) {
+            self.say_lost();
         }
-        let (now, index) = (Instant::now(), self.held.state.index);
-        let silent = looked && self.asked.is_none() && self.patience.stop();
-        if silent || self.patience.look(now, device::load(index)) {
-            // Best effort: a device that is gone needs none, and the next stream brings it again.
-            let _ = client.set_timeout(index, self.patience.timeout_s());
+        let timeout_s = self.patience.timeout_s();
+        if self.has_s != Some(timeout_s) && client.set_timeout(index, timeout_s).is_ok() {
+            self.has_s = Some(timeout_s);
         }
+    }
+
+    /// Tells the user that the node answers this process, and no page.
+    fn say_lost(&self) {
+        let (state, quiet) = (&self.held.state, self.patience.quiet_s());
+        say(format_args!(
+            "{}: {} has sent no page for {quiet} s, though it answers: it counts as lost, and programs that need its \
+             pages get SIGBUS",
+            path(state),
+            state.node
+        ));
     }
 
     /// Tells the user that answers take longer than the timeout.
@@ -214,25 +277,22 @@ impl Watched {
     }
 
     /// Gives the kernel a new stream for a dead one.
-    fn revive(&mut self, client: &mut Client, silent: Duration) {
+    fn revive(&mut self, client: &mut Client) {
         let state = &self.held.state;
-        let Some(id) = state.id() else { return };
+        let Some(id) = state.id().filter(|_| !self.patience.is_lost()) else { return };
         let host = process::host_name();
-        let dialled = dial(&Wanted::of(state, id, &host, true), silent);
-        let (index, mut slow) = (state.index, false);
-        let patience = &mut self.patience;
+        let dialled = dial(&Wanted::of(state, id, &host, true), self.timeout);
+        let index = state.index;
+        let (patience, has_s) = (&mut self.patience, &mut self.has_s);
         let done = dialled.and_then(|stream| {
-            slow = patience.give(Instant::now(), device::load(index));
-            // The node ends the stream before this one; the kernel may need a moment to see that.
-            let until = Instant::now() + TRIES_EVERY;
-            loop {
-                match client.reconfigure(index, patience.timeout_s(), stream.fd()) {
-                    Err(e) if e.raw_os_error() == Some(libc::ENOSPC) && Instant::now() < until => {
-                        std::thread::sleep(Duration::from_millis(20));
-                    }
-                    done => return done.map_err(|e| Error::Kernel("the kernel's NBD client", e)),
-                }
-            }
+            patience.give(Instant::now(), device::load(index));
+            // Whether it is set is not known if this fails.
+            *has_s = None;
+            // The node ends the stream before this one. If the kernel has not seen that yet, it takes
+            // none, and tells of the death next.
+            client
+                .reconfigure(index, patience.timeout_s(), stream.fd())
+                .map_err(|e| Error::Kernel("the kernel's NBD client", e))
         });
         match done {
             Ok(()) => {
@@ -240,7 +300,8 @@ impl Watched {
                     say(format_args!("{}: {} is back", path(state), state.node));
                 }
                 (self.dead, self.warned, self.asked) = (false, false, None);
-                if slow {
+                self.has_s = Some(self.patience.timeout_s());
+                if self.patience.take_news() {
                     self.say_slow();
                 }
             }
@@ -258,7 +319,7 @@ impl Watched {
     }
 
     /// Asks the node about the volume, and keeps its report. True: the node is going down.
-    fn look(&mut self, silent: Duration) -> bool {
+    fn look(&mut self) -> bool {
         let state = &self.held.state;
         // The node ends a volume with the token that it was last asked by: it is asked by a new one
         // before the old one is revoked.
@@ -268,7 +329,7 @@ impl Watched {
         }
         if self.asked.is_none() && !self.dead {
             let host = process::host_name();
-            self.asked = state.id().and_then(|id| dial(&Wanted::of(state, id, &host, false), silent).ok());
+            self.asked = state.id().and_then(|id| dial(&Wanted::of(state, id, &host, false), self.timeout).ok());
         }
         let Some(report) = self.asked.as_mut().map(Stream::report) else { return false };
         let Ok(report) = report else {

@@ -9,6 +9,8 @@ guarded=10.0.2.2:$(cat /guarded)
 # One more.
 third=10.0.2.2:$(cat /third)
 
+# check NAME KIND COMMAND...   KIND: short, or long. The bound is at least twelve times the time on a quiet
+# machine. A check that has not ended then prints the condition it waits for, and ends the machine.
 check() {
     name=$1
     long=$2
@@ -17,19 +19,53 @@ check() {
     begun=$(cut -d' ' -f1 /proc/uptime)
     echo "CHECK $name"
     : >/tmp/swap.log
+    : >/tmp/waits
+    case $long in short) bound=300 ;; *) bound=6000 ;; esac
+    echo $((${begun%.*} + bound)) >/tmp/deadline
     if "$@"; then verdict=ok; else verdict=FAILED; failed=$((failed + 1)); echo "HOST go"; tail -5 /tmp/swap.log; dmesg | tail -5; farmem swap --off; fi
+    rm -f /tmp/deadline
     echo "CHECK $name: $verdict ($(cut -d' ' -f1 /proc/uptime | awk -v b="$begun" '{ printf "%.1f", $1 - b }') s)"
+}
+
+# Ends the machine when a check has not ended by its bound. The shell does all of it by itself: a check may
+# leave no memory for another process.
+guard() {
+    mkfifo /tmp/never
+    exec 5<>/tmp/never
+    while :; do
+        read -r -t 2 never <&5
+        up=0 deadline=
+        read -r up idle </proc/uptime
+        [ ! -e /tmp/deadline ] || read -r deadline </tmp/deadline
+        [ -z "$deadline" ] || [ "${up%.*}" -lt "$deadline" ] || break
+    done
+    waits=
+    read -r waits </tmp/waits
+    echo "  it has not ended by its bound; it waits for: $waits"
+    while read -r line; do echo "  swap: $line"; done </tmp/swap.log
+    echo "CHECK ended by its bound: FAILED"
+    echo 8 >/proc/sys/kernel/printk
+    echo w >/proc/sysrq-trigger
+    echo o >/proc/sysrq-trigger
 }
 
 # await SECONDS COMMAND...   Until it is true. No check waits for a fixed time: the gate compiles beside the guest, so a
 # second may bring nothing. Bounds are far beyond what a quiet machine needs, and cost nothing there.
 await() {
-    deadline=$(($(cut -d. -f1 /proc/uptime) + $1))
+    bound=$1
+    deadline=$(($(cut -d. -f1 /proc/uptime) + bound))
     shift
+    echo "$*" >/tmp/waits
     until "$@"; do
-        [ "$(cut -d. -f1 /proc/uptime)" -lt "$deadline" ] || return 1
+        [ "$(cut -d. -f1 /proc/uptime)" -lt "$deadline" ] || { echo "  not within $bound s: $*"; return 1; }
         sleep 0.1
     done
+}
+
+# ended PROCESS WHAT   Waits for a process of this shell's. Returns as it did.
+ended() {
+    echo "the end of $2" >/tmp/waits
+    wait "$1"
 }
 
 # said TEXT   By a watcher, since the check began.
@@ -40,14 +76,14 @@ has_swap() { [ "$(swaps)" = "${1:-1}" ]; }
 
 # on OPTION...   Swapping, when this returns.
 on() {
-    farmem swap --size 192M --node "$node" --timeout 3s --grace 30s "$@" >>/tmp/swap.log 2>&1 &
+    farmem swap --size 192M --node "$node" --timeout "${timeout:-3s}" --grace 120s "$@" >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 60 has_swap "${devices:-1}" || { cat /tmp/swap.log; return 1; }
 }
 
 off() {
     kill -INT $watcher
-    wait $watcher || { echo "  the watcher ended with $?"; return 1; }
+    ended $watcher "the watcher, which swaps off" || { echo "  the watcher ended with $?"; return 1; }
     has_swap 0
 }
 
@@ -77,14 +113,14 @@ cut_off() {
     program=$!
     await 60 said 'pages are waited for' || { echo "  the watcher did not miss the node"; return 1; }
     echo "HOST go"
-    wait $program || return 1
+    ended $program "the program" || return 1
     await 60 said 'is back' || { echo "  the watcher did not have to come back"; return 1; }
     off
 }
 
 # Reads and writes of the device that have ended.
 requests() { awk '{ print $1 + $5 }' /sys/block/nbd0/stat; }
-more_requests() { [ "$(requests)" -ge $((ended + $1)) ]; }
+more_requests() { [ "$(requests)" -ge $((requested + $1)) ]; }
 
 # Every answer takes longer than the timeout, from the middle of a program on. Each request would be sent
 # again for ever, with its first timeout. The watcher says so, raises the timeout, and has these requests
@@ -96,14 +132,14 @@ late() {
     within 8 pages 10 400 half >/tmp/half &
     program=$!
     await 120 grep -q half /tmp/half || return 1
-    echo "HOST late 3500"
+    echo "HOST late 3500 0 late"
     await 60 answered late || return 1
     # On a busy machine it was said earlier; then that timeout is enough.
     await 120 said 'take longer than --timeout' || { echo "  the watcher did not raise the timeout"; return 1; }
-    ended=$(requests)
+    requested=$(requests)
     await 120 more_requests 3 || { echo "  no request ends"; return 1; }
-    echo "HOST late 0"
-    wait $program || return 1
+    echo "HOST late 0 0 early"
+    ended $program "the program" || return 1
     grep words /tmp/half
     grep 'longer than' /tmp/swap.log | sed 's/^/  /'
     off
@@ -116,22 +152,67 @@ is_used() {
     done
 }
 
+reconnects() { dmesg | grep -c 'reconnected socket'; }
+reconnects_again() { [ "$(reconnects)" -gt "$before" ]; }
+
 # Nothing waits for the watcher: without it swapping goes on, and another takes over.
 killed() {
+    dmesg -c >/dev/null
+    # Without a watcher a stream that is given up stays so: none is, on a machine that is slow.
+    timeout=100s
     on || return 1
+    timeout=
     within 8 pages 20 600 &
     program=$!
     await 60 is_used || return 1
     kill -9 $watcher
     wait $watcher 2>/dev/null
-    wait $program || return 1
+    ended $program "the program" || return 1
+    # An idle stream stays, for longer than the watcher would have waited for an answer.
+    sleep 7
+    ! dmesg | grep 'Receive control failed' || { echo "  an idle stream was given up"; return 1; }
+    before=$(reconnects)
     farmem swap --size 192M --node "$node" >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 60 said 'watches .* on' || return 1
+    # A request under way on the stream before would wait for its timeout.
+    await 60 reconnects_again || return 1
     within 8 pages 16 300 || return 1
     kill -9 $watcher
     wait $watcher 2>/dev/null
+    echo "farmem swap --off" >/tmp/waits
     farmem swap --off >>/tmp/swap.log 2>&1 && has_swap 0
+}
+
+# The watcher is killed, and the stream is cut while --off has the kernel bring pages back. --off makes
+# another stream, and no word is lost.
+off_cut() {
+    rm -f /tmp/given
+    farmem swap --size 64M --node "10.0.2.2:$(cat /slow)" --timeout 5s --grace 120s >>/tmp/swap.log 2>&1 &
+    watcher=$!
+    await 60 has_swap || { cat /tmp/swap.log; return 1; }
+    within 8 give 48 /tmp/given &
+    program=$!
+    await 120 [ -e /tmp/given ] || return 1
+    kill -9 $watcher
+    wait $watcher 2>/dev/null
+    # 12 MiB stay, in answers of some pages each, each late: most are missing when the stream is cut.
+    echo max >/cg/small/memory.max
+    echo "HOST late 100 0 slower"
+    await 60 answered slower || return 1
+    requested=$(requests)
+    farmem swap --off >>/tmp/swap.log 2>&1 &
+    undoes=$!
+    await 60 more_requests 8 || return 1
+    before=$(reconnects)
+    echo "HOST late 100 1 cut"
+    await 60 answered cut || return 1
+    await 120 reconnects_again || { echo "  there is no other stream"; return 1; }
+    echo "HOST late 0 1 quicker"
+    await 120 has_swap 0 || return 1
+    ended $undoes "farmem swap --off" || return 1
+    rm /tmp/given
+    ended $program "the program"
 }
 
 # A memory group of version 2, without swap: a program that its limit kills goes on under farmem run, with a node outside
@@ -184,7 +265,7 @@ freed() {
     farmem status "$node" | grep -A1 'swap volume of'
     echo "  after giving back: $used KiB of slots in use, $held KiB held, $((used * 100 / held)) %"
     rm /tmp/given
-    wait $program || return 1
+    ended $program "the program" || return 1
     await 30 gave_back || return 1
     echo "  after its end: $used KiB of slots in use, $held KiB held"
     off && [ ! -e /sys/kernel/tracing/instances/farmem_swap ]
@@ -206,7 +287,7 @@ crypted() {
         await 60 answered "$how" || return 1
         echo "  $how: $(awk '/dev/ { print $1, $4 }' /proc/swaps) KiB in use, $(figure held) KiB held"
         rm /tmp/given
-        wait $program || return 1
+        ended $program "the program" || return 1
         [ $how = crypt ] || off || return 1
     done
     farmem swap --off >>/tmp/swap.log 2>&1 || return 1
@@ -268,7 +349,7 @@ tokens() {
 # other one is killed. Every word is right, of a program that goes on and of one that waits.
 mirrored() {
     rm -f /tmp/given
-    farmem swap --size 48M --node "$guarded" --node "$third" --protect mirror --token /token --timeout 3s --grace 2s "$@" >>/tmp/swap.log 2>&1 &
+    farmem swap --size 48M --node "$guarded" --node "$third" --protect mirror --token /token --timeout 10s --grace 5s "$@" >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 60 has_swap || return 1
     within 8 give 24 /tmp/given &
@@ -278,14 +359,14 @@ mirrored() {
     program=$!
     await 120 said "one copy is left, at $guarded" || return 1
     farmem top --once | grep 'one copy is left' | sed 's/^/  /' | grep . || return 1
-    wait $program || return 1
+    ended $program "the program" || return 1
     echo "HOST again third"
     await 120 said 'two copies again' || return 1
     echo "HOST kill second"
     within 8 pages 12 300 || return 1
     await 120 said "one copy is left, at $third" || return 1
     rm /tmp/given
-    wait $waits || return 1
+    ended $waits "the program that waits" || return 1
     grep -E 'cop(y|ies)' /tmp/swap.log | sed 's/^/  /'
     off && [ ! -e /sys/block/md_farmem0 ] && [ -z "$(ls /run/farmem-swap)" ]
 }
@@ -315,16 +396,16 @@ pressure() {
 # The connection is cut while there is no memory left: the watcher needs some for another, and gets it.
 pressure_cut() {
     on || return 1
-    before=$(dmesg | grep -c 'reconnected socket')
+    before=$(reconnects)
     (await 60 is_used && echo "HOST pause 12") &
     pressed || return 1
-    [ "$(dmesg | grep -c 'reconnected socket')" -gt "$before" ] || { echo "  the watcher did not have to come back"; return 1; }
+    reconnects_again || { echo "  the watcher did not have to come back"; return 1; }
     off
 }
 
 # With two copies.
 pressure_on_mirror() {
-    farmem swap --size 96M --node "$guarded" --node "$third" --protect mirror --token /token --timeout 3s --grace 30s >>/tmp/swap.log 2>&1 &
+    farmem swap --size 96M --node "$guarded" --node "$third" --protect mirror --token /token --timeout 3s --grace 120s >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 60 has_swap || return 1
     pressed && off
@@ -375,7 +456,7 @@ lost() {
     await 60 has_swap || return 1
     within 8 pages 40 2000 "HOST kill node" &
     program=$!
-    wait $program
+    ended $program "the program that needs a lost page"
     status=$?
     echo "  the program ended with $status"
     [ $status -eq 135 ] || return 1
@@ -387,6 +468,7 @@ lost() {
 . /record.sh
 . /machine.sh
 
+guard &
 check refused short refused
 check tokens short tokens
 check verified short verified
@@ -394,6 +476,7 @@ check grouped short grouped
 check cut_off short cut_off
 check late short late
 check killed short killed
+check off_cut short off_cut
 check freed short freed
 check crypted short crypted
 check several short several

@@ -80,7 +80,7 @@ port=$(port node)
 echo "$port" >"$root/port"
 port second >"$root/guarded"
 port third >"$root/third"
-# A relay to it, whose answers come late when the guest asks for that.
+# A relay to it, whose answers come late, or whose connections are cut, when the guest asks for that.
 cc -O2 -Wall -o "$new/slow" lab/guest/swap/slow.c
 "$new/slow" 0 "$port" "$new/delay" >"$new/slow.port" &
 echo $! >"$new/slow.pid"
@@ -164,14 +164,17 @@ seek() {
 # What the guest asks of this side, by lines of its console. It is answered by files, which it gets by TFTP.
 mkdir "$new/answers"
 host() {
-    local line
+    local line ms cuts answer
     while IFS= read -r line; do
         echo "$line"
         case $line in
             "HOST stop") kill -STOP $node ;;
             "HOST late "*)
-                echo "${line#HOST late }" >"$new/delay"
-                : >"$new/answers/late"
+                # MILLISECONDS CUTS ANSWER
+                read -r _ _ ms cuts answer <<<"$line"
+                echo "$ms $cuts" >"$new/delay.new"
+                mv "$new/delay.new" "$new/delay"
+                : >"$new/answers/$answer"
                 ;;
             "HOST go") kill -CONT $node ;;
             "HOST pause "*)

@@ -1,5 +1,6 @@
-/* slow PORT TO FILE: a relay from loopback's PORT to its port TO. What comes back is held for as many milliseconds as FILE
- * says at that moment (none, if there is no file), in its order. Serves until it is killed. */
+/* slow PORT TO FILE: a relay from loopback's PORT to its port TO. FILE has two numbers, or is not there. Bytes
+ * that come back are held for the first number of milliseconds, in their order. When the second number changes,
+ * all connections are cut. Serves until it is killed. */
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -22,12 +23,13 @@ static int64_t now(void) {
     return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-static int64_t delay(void) {
-    long long ms = 0;
+/* The numbers in FILE. It is replaced as a whole. */
+static void orders(int64_t *delay, int64_t *cuts) {
+    long long ms = 0, n = 0;
     FILE *f = fopen(file, "r");
-    if (f && fscanf(f, "%lld", &ms) != 1) ms = 0;
+    if (f && fscanf(f, "%lld %lld", &ms, &n) < 1) ms = 0;
     if (f) fclose(f);
-    return ms;
+    *delay = ms, *cuts = n;
 }
 
 static int put(int s, const char *from, ssize_t n) {
@@ -36,12 +38,14 @@ static int put(int s, const char *from, ssize_t n) {
     return 1;
 }
 
-/* Until either end closes; then both are closed. */
+/* Until either end closes, or all are cut; then both are closed. */
 static void relay(int client, int server) {
     static char bytes[65536];
     struct piece *first = NULL, **last = &first;
-    int64_t due = 0;
-    for (;;) {
+    int64_t due = 0, delay, begun, cuts;
+    for (orders(&delay, &begun);;) {
+        orders(&delay, &cuts);
+        if (cuts != begun) return;
         for (; first && first->due <= now();) {
             struct piece *piece = first;
             if (!put(client, piece->bytes, piece->length)) return;
@@ -50,8 +54,8 @@ static void relay(int client, int server) {
             free(piece);
         }
         struct pollfd both[2] = {{client, POLLIN, 0}, {server, POLLIN, 0}};
-        int64_t left = first ? first->due - now() : -1;
-        if (poll(both, 2, first && left < 0 ? 0 : (int)left) < 0) return;
+        int64_t left = first ? first->due - now() : 100;
+        if (poll(both, 2, left < 0 ? 0 : left > 100 ? 100 : (int)left) < 0) return;
         if (both[0].revents) {
             ssize_t n = recv(client, bytes, sizeof bytes, 0);
             if (n <= 0 || !put(server, bytes, n)) return;
@@ -59,7 +63,7 @@ static void relay(int client, int server) {
         if (both[1].revents) {
             struct piece *piece = malloc(sizeof *piece);
             if (!piece || (piece->length = recv(server, piece->bytes, sizeof piece->bytes, 0)) <= 0) return;
-            int64_t at = now() + delay();
+            int64_t at = now() + delay;
             piece->due = due = at > due ? at : due;
             piece->next = NULL;
             *last = piece;

@@ -122,6 +122,14 @@ pub struct Attached {
     pub turn: Option<u64>,
 }
 
+impl Attached {
+    /// Whether the stream is of no more use. A stream that is idle hears of that only when it is
+    /// closed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.volume.state(self.turn).is_err()
+    }
+}
+
 /// A stream is of no more use: another one has its turn, or the volume is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Superseded;

@@ -292,6 +292,9 @@ fn the_stream_that_came_last_has_the_turn() {
     first.feed(&[request(Command::Write, 0, 4096), old[..2000].to_vec()].concat(), 1000, 1);
     let mut second = stream(&nic, &known(nic.incarnation, true));
     let mut asks = stream(&nic, &known(nic.incarnation, false));
+    // Also if nothing comes by it: the kernel is to see that at once.
+    let orphans = [&first, &second, &asks].map(|stream| stream.engine.as_ref().map(|engine| engine.is_orphan()));
+    assert_eq!(orphans, [Some(true), Some(false), Some(false)]);
     assert_eq!(ask(&mut second, Command::Write, 0, 4096, &new).0, 0);
     first.feed(&old[2000..], 1000, 1);
     assert!(first.engine.is_none(), "it is closed");

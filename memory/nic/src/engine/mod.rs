@@ -203,14 +203,15 @@ impl Engine {
         matches!(self.phase, Phase::Hello | Phase::Proving(_))
     }
 
-    /// Whether this is the connection of a member that is gone, and can be closed.
+    /// Whether this is the connection of a member that is gone, or a stream of a volume that another
+    /// one has superseded, and can be closed.
     pub fn is_orphan(&self) -> bool {
         match &self.phase {
             Phase::Hello | Phase::Proving(_) | Phase::Closing => false,
             Phase::Control(control) => control.member.is_gone(),
             Phase::Queue(serving) => serving.member.is_gone(),
             Phase::Wire(wire) => wire.member.is_gone(),
-            Phase::Volume(stream) => stream.attached.volume.is_gone(),
+            Phase::Volume(stream) => stream.attached.is_over(),
         }
     }
 

@@ -1,0 +1,141 @@
+//! Ends swapping, and watches meanwhile.
+//!
+//! The kernel brings back the pages of a device before it lets go of it (`swapoff`). That takes as
+//! long as it takes, and a stream may be cut meanwhile: pages then wait for a new one. So a thread
+//! of its own has the kernel swap off, and this one watches:
+//!
+//! ```text
+//!  thread swapoff: swapoff(nbd0) ───────────────────► ended
+//!  here:             a stream dies ─► a new one          └─► the next device
+//! ```
+//!
+//! A device whose watcher was killed is taken over first. One that another process watches is that
+//! one's to watch, until it is killed.
+
+use crate::device::{self, Device};
+use crate::nbd::Client;
+use crate::state::{self, State};
+use crate::stream::{KEPT_LONGER, Wanted, dial};
+use crate::swap::{path, say, stand_firm};
+use crate::watch::{Died, LOOKS_EVERY, TRIES_EVERY, Watched, all_told, listen, step};
+use crate::{Error, crypt, freed, mirror};
+use farmem_sys::{process, swap};
+use std::path::Path;
+use std::sync::mpsc::RecvTimeoutError;
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+/// How often it is seen whether the kernel has swapped off.
+const ENDS_EVERY: Duration = Duration::from_millis(50);
+
+/// The watch over devices that are being undone.
+struct Undoing {
+    client: Client,
+    devices: Vec<Watched>,
+    died: Died,
+    looked: Option<Instant>,
+}
+
+/// Ends swapping to all nodes, and returns the number of devices that were undone. Volumes that
+/// could not be freed are named to the user.
+pub fn off() -> Result<u32, Error> {
+    if state::all(Path::new(state::DIRECTORY)).is_empty() {
+        return Ok(0);
+    }
+    let client = Client::open()?;
+    stand_firm();
+    // Before a device is given its stream, so that no death is missed.
+    let died = listen(&client, false)?;
+    undo(client, Vec::new(), died)
+}
+
+/// Ends swapping. `devices` are watched by this process, and `died` tells of them.
+pub(crate) fn undo(client: Client, devices: Vec<Watched>, died: Died) -> Result<u32, Error> {
+    let states = state::all(Path::new(state::DIRECTORY));
+    let mut undoing = Undoing { client, devices, died, looked: None };
+    if states.iter().any(|state| state.mirrored) {
+        undoing.end_area(&states, Device::Mirror)?;
+        mirror::end().map_err(|e| Error::Kernel("the kernel's RAID 1", e))?;
+    }
+    for state in &states {
+        if !state.mirrored {
+            undoing.end_area(&states, state.device())?;
+        }
+        end_device(&mut undoing.client, state)?;
+    }
+    freed::close();
+    Ok(states.len() as u32)
+}
+
+impl Undoing {
+    /// Ends swapping to a device, in a thread of its own, and watches until that is done.
+    fn end_area(&mut self, states: &[State], device: Device) -> Result<(), Error> {
+        // New streams first: the kernel may wait for one already.
+        self.tend(states);
+        std::thread::scope(|scope| {
+            let thread = Builder::new().name("swapoff".into()).spawn_scoped(scope, || end_area(device));
+            let thread = thread.map_err(|e| Error::Kernel("a thread", e))?;
+            let mut tended = Instant::now();
+            while !thread.is_finished() {
+                let told = self.died.recv_timeout(ENDS_EVERY);
+                match told {
+                    Ok(index) => all_told(&mut self.devices, index),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    // The kernel tells no more. Without this the loop would spin.
+                    Err(RecvTimeoutError::Disconnected) => std::thread::sleep(ENDS_EVERY),
+                }
+                if told.is_ok() || tended.elapsed() >= TRIES_EVERY {
+                    tended = Instant::now();
+                    self.tend(states);
+                }
+            }
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Takes over the devices whose watcher is gone, and gives new streams for dead ones.
+    fn tend(&mut self, states: &[State]) {
+        let watches = |devices: &[Watched], index| devices.iter().any(|watched| watched.held.state.index == index);
+        self.devices.retain(|watched| watched.held.stands());
+        for state in states {
+            if !watches(&self.devices, state.index)
+                && let Ok(Some(held)) = state::adopt(Path::new(state::DIRECTORY), state)
+                && held.stands()
+            {
+                let [timeout, grace] = [state.timeout_s, state.grace_s].map(Duration::from_secs);
+                self.devices.push(Watched::found(held, timeout, grace));
+            }
+        }
+        let looks = self.looked.is_none_or(|at| at.elapsed() >= LOOKS_EVERY);
+        // A node that goes down waits for its pages, which are on their way.
+        step(&mut self.devices, &mut self.client, looks);
+        if looks {
+            self.looked = Some(Instant::now());
+        }
+    }
+}
+
+/// Has the kernel stop swapping to a device, which brings its pages back. Ends its encryption.
+pub(crate) fn end_area(device: Device) -> Result<(), Error> {
+    let area = device.area();
+    if device::is_swap(&area) {
+        swap::swapoff(&area).map_err(|e| Error::Kernel("swapoff", e))?;
+    }
+    crypt::end(device).map_err(|e| Error::Kernel("the device mapper", e))
+}
+
+/// Ends a device that nobody uses, and frees its volume.
+pub(crate) fn end_device(client: &mut Client, state: &State) -> Result<(), Error> {
+    // Before the device ends, so that a watcher does not take that for a cut.
+    state::remove(Path::new(state::DIRECTORY), state.index);
+    if device::is_connected(state.index) {
+        client.disconnect(state.index).map_err(|e| Error::Kernel("the kernel's NBD client", e))?;
+    }
+    let host = process::host_name();
+    let freed = state.id().map(|id| dial(&Wanted::of(state, id, &host, false), KEPT_LONGER).and_then(|mut s| s.free()));
+    match freed {
+        Some(Err(e)) => say(format_args!("{}: swaps no longer; its volume could not be freed: {e}", path(state))),
+        _ => say(format_args!("{}: swaps no longer to {}", path(state), state.node)),
+    }
+    Ok(())
+}
