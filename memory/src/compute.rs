@@ -6,35 +6,52 @@
 //! that ([`DEADLINE`]). At most N run at a time. A further one is refused as busy. A host whose call
 //! is refused does the work by verbs. So N of the node's workers may compute;
 //! verbs on other workers wait for nothing.
+//!
+//! A WAIT looks at its word, and is put off if that has not changed ([`Caller::later`]): it holds
+//! neither a worker nor one of the N, and delays its own queue pair alone. Its mark is the time
+//! when it ends, in nanoseconds since the service began.
 
 use farmem_nic::epochs::Section;
 use farmem_nic::grip::Grip;
 use farmem_nic::service::{Caller, Service};
 use farmem_nic::windows::Windows;
 use farmem_protocol::key::Key;
-use farmem_protocol::near::{Bytes, Call, Range, Which, mark};
+use farmem_protocol::near::{Bytes, Call, Function, Range, Which, mark};
 use farmem_protocol::wire::{Op, Status};
+use farmem_sys::raw::thread_cpu_ns;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a call runs, at most, but for its last step of 16 KiB or one object.
+/// CPU time of a call, at most, but for its last step of 16 KiB or one object. Time in which the
+/// worker does not run does not count: a call that begins anew would not be faster.
 pub const DEADLINE: Duration = Duration::from_millis(1);
 
 /// Serves calls, at most `most` at a time.
 pub struct Compute {
     most: usize,
     running: AtomicUsize,
+    since: Instant,
 }
 
 impl Compute {
     pub fn new(most: usize) -> Compute {
-        Compute { most, running: AtomicUsize::new(0) }
+        Compute { most, running: AtomicUsize::new(0), since: Instant::now() }
     }
 
     fn begin(&self) -> Option<Turn<'_>> {
         let turn = Turn(&self.running);
         let before = self.running.fetch_add(1, Ordering::Relaxed);
         (before < self.most).then_some(turn)
+    }
+
+    /// Puts a call off whose time is not over. False: it is over.
+    fn put_off(&self, caller: &Caller<'_>, ms: u32) -> bool {
+        let now = self.since.elapsed().as_nanos() as u64;
+        let until = caller.mark().unwrap_or(now + u64::from(ms) * 1_000_000);
+        if now < until {
+            caller.later(until);
+        }
+        now < until
     }
 }
 
@@ -50,7 +67,8 @@ impl Drop for Turn<'_> {
 /// The ranges that a call was admitted to.
 struct Admitted<'a> {
     caller: &'a Caller<'a>,
-    until: Instant,
+    /// CPU time of this thread when the call is late, ns.
+    until_ns: u64,
     source: Grip,
     list: Option<Grip>,
     /// Ranges that the caller's memory names.
@@ -66,10 +84,13 @@ fn grip(caller: &Caller<'_>, range: Range, writes: bool) -> Result<Grip, Status>
 }
 
 impl<'a> Admitted<'a> {
-    fn new(caller: &'a Caller<'a>, call: &Call, until: Instant) -> Result<Admitted<'a>, Status> {
+    fn new(caller: &'a Caller<'a>, call: &Call, until_ns: u64) -> Result<Admitted<'a>, Status> {
         let list = (call.list.len > 0).then(|| grip(caller, call.list, call.writes(Which::List))).transpose()?;
         let source = grip(caller, call.source, call.writes(Which::Source))?;
-        Ok(Admitted { caller, until, source, list, places: Vec::new() })
+        if let Some(at) = call.swaps() {
+            caller.admit(call.source.key, Op::Cas, call.source.at + at, 8)?;
+        }
+        Ok(Admitted { caller, until_ns, source, list, places: Vec::new() })
     }
 
     fn of(&self, which: Which) -> Option<&Grip> {
@@ -84,12 +105,22 @@ impl<'a> Admitted<'a> {
 impl Bytes for Admitted<'_> {
     fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()> {
         let grip = self.of(of)?;
-        grip.memory.mapping().read_bytes(grip.offset.checked_add(at)?, into).then_some(())
+        let (memory, at) = (grip.memory.mapping(), grip.offset.checked_add(at)?);
+        // A word that others change is read whole.
+        if let (Ok(into), Some(word)) = (<&mut [u8; 8]>::try_from(&mut *into), memory.word(at)) {
+            *into = word.load(Ordering::Acquire).to_le_bytes();
+            return Some(());
+        }
+        memory.read_bytes(at, into).then_some(())
     }
 
     fn write(&mut self, of: Which, at: u64, bytes: &[u8]) -> Option<()> {
         let grip = self.of(of)?;
         grip.memory.mapping().write_bytes(grip.offset.checked_add(at)?, bytes).then_some(())
+    }
+
+    fn swap(&mut self, at: u64, expected: u64, new: u64) -> Option<u64> {
+        self.source.memory.mapping().cas(self.source.offset.checked_add(at)?, expected, new)
     }
 
     fn open(&mut self, n: u8, range: Range, writes: bool) -> Option<()> {
@@ -101,7 +132,7 @@ impl Bytes for Admitted<'_> {
     }
 
     fn is_late(&mut self) -> bool {
-        Instant::now() >= self.until
+        thread_cpu_ns() >= self.until_ns
     }
 }
 
@@ -118,11 +149,19 @@ impl Service for Compute {
             return Err(Status::Access);
         }
         let call = Call::parse(said).map_err(|_| Status::Range)?;
-        let _turn = self.begin().ok_or(Status::Empty)?;
+        let wait = if let Function::Wait { ms, .. } = call.function { Some(ms) } else { None };
+        let turn = self.begin();
+        if turn.is_none() {
+            // A wait that finds all turns taken looks later.
+            let _ = wait.is_some_and(|ms| self.put_off(caller, ms));
+            return Err(Status::Empty);
+        }
         let begun = Instant::now();
-        let memory = Admitted::new(caller, &call, begun + DEADLINE);
+        let memory = Admitted::new(caller, &call, thread_cpu_ns() + DEADLINE.as_nanos() as u64);
         let reply = memory.and_then(|mut memory| call.run(&mut memory).ok_or(Status::Range));
-        caller.computed(begun.elapsed().as_nanos() as u64);
+        let waits =
+            reply.is_ok_and(|reply| call.is_unfinished(&reply)) && wait.is_some_and(|ms| self.put_off(caller, ms));
+        caller.computed(begun.elapsed().as_nanos() as u64, !waits);
         reply.map(|reply| reply.frame())
     }
 

@@ -60,6 +60,8 @@ const DRAIN_MS: i32 = 1;
 /// How often a worker looks whether a peer has taken the descriptor that was passed to it, in
 /// milliseconds.
 const PASS_MS: i32 = 5;
+/// How long a worker sleeps at most while a SEND of a connection is put off, in milliseconds.
+const LATER_MS: i32 = 1;
 /// How long a connection may take to say who it is, ns.
 const STRANGER_NS: u64 = 10_000_000_000;
 /// The most connections without a Hello at a node; each worker may have an equal part. One more
@@ -159,7 +161,8 @@ struct Worker {
     turns: Turns,
     trim: Trim,
     /// Tokens of connections that are served without an event. Either the peer must take a
-    /// descriptor before it is sent more (`held_up`), or the input goes on (`goes_on`).
+    /// descriptor before it is sent more (`held_up`), or the input goes on (`goes_on`), or a SEND
+    /// was put off (`Engine::waits`).
     unasked: Vec<usize>,
     /// Connections that have ended with a descriptor in transit, which cannot be called back. Each
     /// counts as a connection until the peer has taken it, or has closed its own end. Otherwise a
@@ -282,7 +285,12 @@ impl Worker {
         // Worker 0 wakes for sweeps even without connections: it looks after absent members.
         let minds = self.connections.iter().any(Option::is_some) || !self.lingering.is_empty();
         let idle = if self.index == 0 || minds { SWEEP_MS } else { -1 };
-        let idle = if self.unasked.is_empty() { idle } else { PASS_MS };
+        let waits = |&entry: &usize| matches!(&self.connections[entry], Some(one) if one.engine.waits());
+        let idle = match self.unasked.is_empty() {
+            true => idle,
+            false if self.unasked.iter().any(waits) => LATER_MS,
+            false => PASS_MS,
+        };
         let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
         let turn_ns = self.turns.next_in(now);
         let idle = turn_ns.map_or(idle, |ns| idle_until(idle, ns));

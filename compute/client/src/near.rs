@@ -22,9 +22,14 @@ use farmem_protocol::key::Key;
 use farmem_protocol::near::{Bytes, Call, FRAME, Function, MAX_BYTES, MAX_HOPS, MAX_PIECE, Range, Reply, Which, laid};
 use std::sync::atomic::Ordering;
 
+mod group;
 pub mod mark;
+mod words;
 
-pub use farmem_protocol::near::{Columns, Found, Kind, Scan};
+pub use group::Columned;
+pub use words::{Change, Committed, MAX_LIST};
+
+pub use farmem_protocol::near::{Columns, Found, Group, Grouped, Kind, Scan};
 
 /// Calls under way together. More would delay other members at the node.
 const TOGETHER: usize = 16;
@@ -280,7 +285,7 @@ impl Near<'_> {
             let reply = match self.compute(&[(at.node(), call)])?[0] {
                 Some(reply) => reply,
                 None => {
-                    let mut here = Here { lane: &mut *self.lane, at, failed: None };
+                    let mut here = Here::new(self.lane, at);
                     let reply = call.run(&mut here);
                     match (reply, here.failed) {
                         (Some(reply), _) => reply,
@@ -352,7 +357,11 @@ impl Near<'_> {
     /// A node's reply to a call. `None`: it refused, or its reply is an impossible one.
     fn judged(&self, (node, call): &(usize, Call), reply: &[u8; FRAME], done: Result<u64>) -> Result<Option<Reply>> {
         match done {
-            Ok(_) => Ok(Reply::parse(reply, call)),
+            Ok(_) => match Reply::parse(reply, call) {
+                None if words::is_once(call) => Err(Error::Unknown),
+                reply => Ok(reply),
+            },
+            Err(Error::Unknown) if words::is_once(call) => Err(Error::Unknown),
             Err(Error::Refused(Refusal::Access)) => {
                 self.lane.memory().inner.shards[*node].refuses.store(true, Ordering::Relaxed);
                 Ok(None)
@@ -389,15 +398,31 @@ const NOTHING: Range = Range { key: Key(0), at: 0, len: 0 };
 struct Here<'a> {
     lane: &'a mut Lane,
     at: Addr,
+    /// The call's list, which is read here.
+    list: &'a [u8],
     failed: Option<Error>,
 }
 
+impl<'a> Here<'a> {
+    fn new(lane: &'a mut Lane, at: Addr) -> Here<'a> {
+        Here { lane, at, list: &[], failed: None }
+    }
+}
+
 impl Bytes for Here<'_> {
-    fn read(&mut self, _: Which, at: u64, into: &mut [u8]) -> Option<()> {
+    fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()> {
+        if of == Which::List {
+            into.copy_from_slice(self.list.get(at as usize..)?.get(..into.len())?);
+            return Some(());
+        }
         self.lane.read(self.at + at, into).map_err(|e| self.failed = Some(e)).ok()
     }
 
     fn write(&mut self, _: Which, at: u64, bytes: &[u8]) -> Option<()> {
         self.lane.write(self.at + at, bytes).map_err(|e| self.failed = Some(e)).ok()
+    }
+
+    fn swap(&mut self, at: u64, expected: u64, new: u64) -> Option<u64> {
+        self.lane.compare_swap(self.at + at, expected, new).map_err(|e| self.failed = Some(e)).ok()
     }
 }

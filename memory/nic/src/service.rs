@@ -10,6 +10,7 @@ use super::{Member, Nic};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::{Op, REPLY_BYTES, Status};
 use farmem_sys::sync::Lock;
+use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,7 +20,8 @@ pub trait Service: Send + Sync {
     /// answer.
     ///
     /// The caller is in `section`. A service that waits renews it: in a section nobody is waited
-    /// for that may wait for its end.
+    /// for that may wait for its end. A service that waits for long does it between calls instead:
+    /// see [`Caller::later`].
     ///
     /// # Errors
     /// The completion's status.
@@ -84,9 +86,25 @@ pub struct Caller<'a> {
     pub(super) nic: &'a Nic,
     pub(super) member: &'a Member,
     pub(super) queue: u64,
+    pub(super) mark: Option<u64>,
+    /// The mark of a SEND that is put off.
+    pub(super) waits: Cell<Option<u64>>,
 }
 
 impl Caller<'_> {
+    /// The mark that the service left when it put this SEND off. `None`: it comes for the first
+    /// time.
+    pub fn mark(&self) -> Option<u64> {
+        self.mark
+    }
+
+    /// Puts the SEND off: the service's result is not sent. The worker asks again within
+    /// about a millisecond, when it has served others, with this mark. The verbs behind it on its
+    /// queue pair wait meanwhile, and no right is held.
+    pub fn later(&self, mark: u64) {
+        self.waits.set(Some(mark));
+    }
+
     /// The member's serial number, and the queue pair's number.
     pub fn id(&self) -> (u64, u64) {
         (self.member.serial, self.queue)
@@ -101,10 +119,10 @@ impl Caller<'_> {
         self.nic.admission().admit(self.member, self.queue, (key, op), offset, len)
     }
 
-    /// Accounts for a function's time.
-    pub fn computed(&self, ns: u64) {
+    /// Accounts for a function's time, and for the call when it has ended.
+    pub fn computed(&self, ns: u64, ended: bool) {
         for computed in [&self.member.computed, &self.nic.computed] {
-            computed.calls.fetch_add(1, Ordering::Relaxed);
+            computed.calls.fetch_add(ended.into(), Ordering::Relaxed);
             computed.ns.fetch_add(ns, Ordering::Relaxed);
         }
     }

@@ -106,7 +106,11 @@ impl Worker {
         let opened = connection.engine.take_opened();
         let came = match served {
             Ok(came) => {
-                let wants = (!connection.engine.is_backed_up(), connection.engine.has_output() && !connection.held_up);
+                let waits = connection.engine.waits();
+                let wants = (
+                    !waits && !connection.engine.is_backed_up(),
+                    connection.engine.has_output() && !connection.held_up,
+                );
                 let more = connection.goes_on || came && wants.0;
                 connection.queued &= more;
                 match connection.class {
@@ -118,7 +122,7 @@ impl Worker {
                     Some(class) if shared && connection.goes_on => {
                         self.turns.ready(class, entry);
                     }
-                    _ if !(connection.held_up || connection.goes_on) || self.unasked.contains(&entry) => {}
+                    _ if !(connection.held_up || connection.goes_on || waits) || self.unasked.contains(&entry) => {}
                     _ => self.unasked.push(entry),
                 }
                 if !connection.queued && wants != connection.watched {

@@ -14,6 +14,9 @@
 //! | [`Function::Columns`] | sums a column where another is within bounds | [`MAX_BYTES`] |
 //! | [`Function::Chase`] | follows links until a field has a value | [`MAX_HOPS`] |
 //! | [`Function::Mark`] | marks the objects of an arena that can be reached | [`MAX_HOPS`], [`mark::MAX_LINKS`] |
+//! | [`Function::Wait`] | returns when a word has changed | [`MAX_WAIT_MS`] |
+//! | [`Function::Commit`] | compares words, and writes if all are as expected | [`commit::MAX_LIST`] |
+//! | [`Function::Group`] | sums a column by the values of another | [`MAX_BYTES`], [`group::MAX_GROUPS`] |
 //!
 //! [`Call::run`] runs a function on any [`Bytes`]: a node's slabs, or a host's copy of them. A host
 //! whose node refuses a call runs the same code on its copy, and gets the same bytes.
@@ -22,17 +25,20 @@
 //! are copied before they are checked.
 
 pub mod columns;
+pub mod commit;
+pub mod group;
 pub mod mark;
 mod reply;
 pub mod scan;
+mod wire;
 
 use crate::key::Key;
 pub use columns::Columns;
+pub use commit::{Commit, Committed};
+pub use group::{Group, Grouped};
 pub use mark::{Mark, Marked};
 pub use reply::Reply;
 pub use scan::{Found, Kind, Scan};
-use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of a call, and of its reply.
 pub const FRAME: usize = 64;
@@ -40,6 +46,8 @@ pub const FRAME: usize = 64;
 pub const MAX_BYTES: u64 = 256 << 10;
 /// The most links that one call follows: about 150 µs if each misses the node's caches.
 pub const MAX_HOPS: u32 = 1024;
+/// The longest wait of one call, in milliseconds. A caller that waits longer asks again.
+pub const MAX_WAIT_MS: u32 = 50;
 /// The most bytes of one piece of a list.
 pub const MAX_PIECE: u32 = 4096;
 /// Bytes that are copied out of the memory at a time.
@@ -100,6 +108,19 @@ pub enum Function {
     /// Goes on with a marking. `source` is the directory of the arena, `list` the work range. See
     /// [`mark`].
     Mark(Mark),
+    /// Waits until the word that `source` is differs from `expected`, or the time is over. A run
+    /// looks once: see [`Call::is_unfinished`].
+    Wait {
+        /// The value that the caller knows.
+        expected: u64,
+        /// The longest wait, in milliseconds.
+        ms: u32,
+    },
+    /// Compares words of `source`, and writes to it. `list` says which. See [`commit`].
+    Commit(Commit),
+    /// Sums values by keys. `source` has the keys; `list` names the values, and takes the sums. See
+    /// [`group`].
+    Group(Group),
 }
 
 /// A call.
@@ -113,30 +134,6 @@ pub struct Call {
     pub function: Function,
 }
 
-/// A call's frame. Functions use `list` and `words` in different ways: see [`Call::frame`].
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct Wire {
-    function: u8,
-    kinds: [u8; 2],
-    zero: u8,
-    count: U32,
-    source: [U64; 3],
-    list: [U64; 2],
-    words: [U64; 2],
-}
-
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct Fields {
-    stride: U16,
-    test: U16,
-    value: U16,
-    zero: U16,
-}
-
-const _: () = assert!(size_of::<Wire>() == FRAME);
-
 /// The call is malformed, or exceeds the bounds of its function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Nonsense;
@@ -146,6 +143,11 @@ pub struct Nonsense;
 pub trait Bytes {
     /// Copies bytes out of a range, from offset `at` on.
     fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()>;
+    /// Compares the word at `at` of the source with `expected`, and replaces it by `new` if they
+    /// are equal: one atomic step. Returns what was there. `None`: the memory has no atomic steps.
+    fn swap(&mut self, _at: u64, _expected: u64, _new: u64) -> Option<u64> {
+        None
+    }
     /// Copies bytes into a range, from offset `at` on.
     fn write(&mut self, of: Which, at: u64, bytes: &[u8]) -> Option<()>;
     /// Opens a range that was named in the caller's memory. From now on it is [`Which::Place`] of
@@ -174,10 +176,23 @@ impl Call {
     /// Whether a range is written to.
     pub fn writes(&self, which: Which) -> bool {
         match self.function {
-            Function::Gather { .. } | Function::Copy | Function::Mark(_) => which == Which::List,
-            Function::Scatter { .. } | Function::Fill(_) => which == Which::Source,
-            Function::Scan(_) | Function::Columns(_) | Function::Chase { .. } => false,
+            Function::Gather { .. } | Function::Copy | Function::Mark(_) | Function::Group(_) => which == Which::List,
+            Function::Scatter { .. } | Function::Fill(_) | Function::Commit(_) => which == Which::Source,
+            Function::Scan(_) | Function::Columns(_) | Function::Chase { .. } | Function::Wait { .. } => false,
         }
+    }
+
+    /// The offset in the source of the word that the function compares and swaps, if it does.
+    pub fn swaps(&self) -> Option<u64> {
+        match self.function {
+            Function::Commit(commit) => Some(commit.lock.into()),
+            _ => None,
+        }
+    }
+
+    /// Whether this reply means that the call is to be run again until its time is over.
+    pub fn is_unfinished(&self, reply: &Reply) -> bool {
+        matches!((self.function, reply), (Function::Wait { expected, .. }, Reply::Waited(word)) if *word == expected)
     }
 
     /// Whether it is within the bounds of its function.
@@ -212,113 +227,13 @@ impl Call {
             }
             Function::Chase { hops, .. } => hops <= MAX_HOPS && list.len == 0 && source.len <= 1 << 32,
             Function::Mark(mark) => mark.is_sound(source.len) && source.len > 0 && list.len == mark.work(),
+            Function::Wait { ms, .. } => {
+                ms <= MAX_WAIT_MS && source.len == 8 && source.at.is_multiple_of(8) && list.len == 0
+            }
+            Function::Commit(commit) => commit.is_sound(source) && list.len == commit.list(),
+            Function::Group(group) => group.is_sound(source.len) && list.len == group.work(),
         };
         if bounded && fits(source) && fits(list) { Ok(()) } else { Err(Nonsense) }
-    }
-
-    /// As a frame.
-    pub fn frame(&self) -> [u8; FRAME] {
-        let mut wire = Wire {
-            function: 0,
-            kinds: [0; 2],
-            zero: 0,
-            count: 0.into(),
-            source: [self.source.key.0, self.source.at, self.source.len].map(U64::new),
-            list: [self.list.key.0, self.list.at].map(U64::new),
-            words: [U64::new(0); 2],
-        };
-        match self.function {
-            Function::Gather { count, each } | Function::Scatter { count, each } => {
-                wire.function = if matches!(self.function, Function::Gather { .. }) { 1 } else { 2 };
-                (wire.count, wire.words[0]) = (count.into(), u64::from(each).into());
-            }
-            Function::Copy => wire.function = 3,
-            Function::Fill(word) => (wire.function, wire.words[0]) = (4, word.into()),
-            Function::Scan(scan) => {
-                wire.function = 5;
-                wire.kinds = [scan.test as u8, scan.value as u8];
-                let [stride, test, value] = [scan.stride, scan.test_at, scan.value_at].map(U16::new);
-                let fields = Fields { stride, test, value, zero: 0.into() };
-                wire.list[0] = U64::read_from_bytes(fields.as_bytes()).unwrap_or_default();
-                wire.words = [scan.least, scan.most].map(U64::new);
-            }
-            Function::Columns(columns) => {
-                wire.function = 12;
-                wire.kinds = [columns.test as u8, columns.value as u8];
-                wire.words = [columns.least, columns.most].map(U64::new);
-            }
-            Function::Chase { from, next, field, wanted, hops } => {
-                wire.function = 6;
-                wire.count = hops.into();
-                wire.list[0] = u64::from(from).into();
-                wire.list[1] = (u64::from(next) | u64::from(field) << 16).into();
-                wire.words[0] = wanted.into();
-            }
-            Function::Mark(mark) => {
-                wire.function = 7;
-                wire.count = mark.steps.into();
-                wire.words = [u64::from(mark.stride), u64::from(mark.room)].map(U64::new);
-            }
-        }
-        let mut frame = [0; FRAME];
-        frame.copy_from_slice(wire.as_bytes());
-        frame
-    }
-
-    /// From a frame, checked.
-    ///
-    /// # Errors
-    /// The frame is no call, or the call is out of bounds.
-    pub fn parse(frame: &[u8]) -> Result<Call, Nonsense> {
-        let wire = Wire::read_from_bytes(frame).map_err(|_| Nonsense)?;
-        let [key, at, len] = wire.source.map(U64::get);
-        let source = Range { key: Key(key), at, len };
-        let ([first, second], words) = (wire.list.map(U64::get), wire.words.map(U64::get));
-        let none = Range { key: Key(0), at: 0, len: 0 };
-        let count = wire.count.get();
-        let each = u32::try_from(words[0]).unwrap_or(u32::MAX);
-        let run = |len| Range { key: Key(first), at: second, len };
-        let pieces = laid(count).saturating_add(u64::from(count) * u64::from(each));
-        let (list, function) = match wire.function {
-            1 => (run(pieces), Function::Gather { count, each }),
-            2 => (run(pieces), Function::Scatter { count, each }),
-            3 => (run(len), Function::Copy),
-            4 => (none, Function::Fill(words[0])),
-            5 => {
-                let fields = Fields::read_from_bytes(&first.to_le_bytes()).map_err(|_| Nonsense)?;
-                let [test, value] = wire.kinds.map(Kind::of);
-                let scan = Scan {
-                    stride: fields.stride.get(),
-                    test: test.ok_or(Nonsense)?,
-                    test_at: fields.test.get(),
-                    least: words[0],
-                    most: words[1],
-                    value: value.ok_or(Nonsense)?,
-                    value_at: fields.value.get(),
-                };
-                (none, Function::Scan(scan))
-            }
-            6 => {
-                let from = u32::try_from(first).map_err(|_| Nonsense)?;
-                let (next, field) = (second as u16, (second >> 16) as u16);
-                (none, Function::Chase { from, next, field, wanted: words[0], hops: count })
-            }
-            12 => {
-                let [Some(test), Some(value)] = wire.kinds.map(Kind::of) else { return Err(Nonsense) };
-                let columns = Columns { test, least: words[0], most: words[1], value };
-                (run(columns.bytes_of_values(len).ok_or(Nonsense)?), Function::Columns(columns))
-            }
-            7 => {
-                let stride = u16::try_from(words[0]).map_err(|_| Nonsense)?;
-                let mark = Mark { stride, room: u32::try_from(words[1]).map_err(|_| Nonsense)?, steps: count };
-                (run(mark.work()), Function::Mark(mark))
-            }
-            _ => return Err(Nonsense),
-        };
-        let call = Call { source, list, function };
-        call.check()?;
-        // A call has exactly one encoding: anything else in the frame is refused.
-        if call.frame() == frame { Ok(call) } else { Err(Nonsense) }
     }
 
     /// Runs the call. Returns `None` if an offset of a list, or a link, leaves the source. Bytes
@@ -385,6 +300,9 @@ impl Call {
                 Some(Reply::Chased { at, hops, found: false })
             }
             Function::Mark(mark) => Some(Reply::Marked(mark.run(self.source, memory)?)),
+            Function::Wait { .. } => Some(Reply::Waited(self.word(memory, 0, 0)?)),
+            Function::Commit(commit) => Some(Reply::Committed(commit.run(self.source.len, memory)?)),
+            Function::Group(group) => Some(Reply::Grouped(group.run(self.source.len, memory)?)),
         }
     }
 

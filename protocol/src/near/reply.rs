@@ -1,6 +1,6 @@
 //! Replies to calls: their frames, and which of them no memory could have given.
 
-use super::{Call, FRAME, Found, Function, Marked, mark};
+use super::{Call, Committed, FRAME, Found, Function, Marked, mark};
 
 /// The result of a function.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -21,6 +21,12 @@ pub enum Reply {
     },
     /// Of a marking.
     Marked(Marked),
+    /// The value of the word that was waited for.
+    Waited(u64),
+    /// Of a commit.
+    Committed(Committed),
+    /// The number of groups. `None`: there are more than there is room for.
+    Grouped(Option<u32>),
 }
 
 impl Reply {
@@ -33,6 +39,12 @@ impl Reply {
             Reply::Marked(Marked { scanned, told, left, done }) => {
                 [4, scanned.into(), told.into(), left.into(), done.into(), 0]
             }
+            Reply::Waited(word) => [5, word, 0, 0, 0, 0],
+            Reply::Committed(committed) => {
+                let [outcome, nth, word] = committed.words();
+                [6, outcome, nth, word, 0, 0]
+            }
+            Reply::Grouped(groups) => [7, groups.is_some().into(), groups.unwrap_or(0).into(), 0, 0, 0],
         };
         let mut frame = [0; FRAME];
         frame.chunks_exact_mut(8).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
@@ -71,6 +83,18 @@ impl Reply {
                     && (words[4] == 0 || words[4] == 1 && words[3] == 0);
                 let [_, scanned, told, left, done, ..] = words.map(|word| word as u32);
                 possible.then_some(Reply::Marked(Marked { scanned, told, left, done: done == 1 }))
+            }
+            (Function::Wait { .. }, 5) => Some(Reply::Waited(words[1])),
+            (Function::Commit(commit), 6) => {
+                Committed::of([words[1], words[2], words[3]], &commit).map(Reply::Committed)
+            }
+            (Function::Group(group), 7) => {
+                let rows = to.source.len / u64::from(group.key.bytes());
+                let groups = u32::try_from(words[2]).ok()?;
+                match words[1] {
+                    0 => Some(Reply::Grouped(None)),
+                    _ => (groups <= group.room && u64::from(groups) <= rows).then_some(Reply::Grouped(Some(groups))),
+                }
             }
             _ => None,
         }?;

@@ -200,6 +200,19 @@ impl Found {
         Found { kind, count: 0, sum, least, most }
     }
 
+    /// One value more, of the kind.
+    #[inline(always)]
+    pub(super) fn add<V: Field>(&mut self, value: V) {
+        self.count += 1;
+        self.sum = V::of(self.sum).plus(value).bits();
+        if value < V::of(self.least) {
+            self.least = value.bits();
+        }
+        if value > V::of(self.most) {
+            self.most = value.bits();
+        }
+    }
+
     /// Both. Sums of `f64` depend on what is added to what.
     pub fn and(self, other: Found) -> Found {
         let kind = self.kind;

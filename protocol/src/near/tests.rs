@@ -3,15 +3,25 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Two ranges of plain memory.
+mod commits;
+mod groups;
+
+/// Two ranges of plain memory, and those that can be opened, by their keys.
+#[derive(Default)]
 struct Plain {
     source: Vec<u8>,
     list: Vec<u8>,
+    others: Vec<(u64, Vec<u8>)>,
+    opened: [Option<usize>; 2],
 }
 
 impl Bytes for Plain {
     fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()> {
-        let from = if of == Which::Source { &self.source } else { &self.list };
+        let from = match of {
+            Which::Source => &self.source,
+            Which::List => &self.list,
+            Which::Place(n) => &self.others[self.opened[usize::from(n)]?].1,
+        };
         into.copy_from_slice(from.get(at as usize..at as usize + into.len())?);
         Some(())
     }
@@ -21,6 +31,25 @@ impl Bytes for Plain {
         to.get_mut(at as usize..at as usize + bytes.len())?.copy_from_slice(bytes);
         Some(())
     }
+
+    fn swap(&mut self, at: u64, expected: u64, new: u64) -> Option<u64> {
+        let word = self.source.get_mut(at as usize..at as usize + 8)?;
+        let old = u64::from_le_bytes(word.try_into().ok()?);
+        if old == expected {
+            word.copy_from_slice(&new.to_le_bytes());
+        }
+        Some(old)
+    }
+
+    fn open(&mut self, n: u8, range: Range, _: bool) -> Option<()> {
+        let at = self.others.iter().position(|(key, bytes)| *key == range.key.0 && bytes.len() as u64 >= range.len)?;
+        *self.opened.get_mut(usize::from(n))? = Some(at);
+        Some(())
+    }
+}
+
+fn plain(source: Vec<u8>, list: Vec<u8>) -> Plain {
+    Plain { source, list, ..Plain::default() }
 }
 
 fn call(function: Function, source: &[u8], list: &[u8]) -> Call {
@@ -81,7 +110,7 @@ proptest! {
         let scan = Scan { stride, test, test_at, least: wide(low), most: wide(high), value, value_at };
         let call = call(Function::Scan(scan), &source, &[]);
         prop_assert_eq!(Call::parse(&call.frame()), Ok(call));
-        let reply = call.run(&mut Plain { source: source.clone(), list: Vec::new() }).unwrap();
+        let reply = call.run(&mut plain(source.clone(), Vec::new())).unwrap();
         prop_assert_eq!(Reply::parse(&reply.frame(), &call), Some(reply));
         let Reply::Found(found) = reply else { panic!("{reply:?}") };
 
@@ -128,7 +157,7 @@ proptest! {
         let [least, most] = [low, high].map(|one| u64::from_le_bytes(laid(test, one.into())));
         let columns = call(Function::Columns(Columns { test, least, most, value }), &tests, &values);
         prop_assert_eq!(Call::parse(&columns.frame()), Ok(columns));
-        let reply = columns.run(&mut Plain { source: tests, list: values }).unwrap();
+        let reply = columns.run(&mut plain(tests, values)).unwrap();
         prop_assert_eq!(Reply::parse(&reply.frame(), &columns), Some(reply));
         let stride = test.bytes() + value.bytes();
         let scan = Scan { stride, test, test_at: 0, least, most, value, value_at: test.bytes() };
@@ -152,7 +181,7 @@ proptest! {
         list.resize(run + (count * each) as usize, 0);
         let gather = call(Function::Gather { count, each }, &source, &list);
         prop_assert_eq!(Call::parse(&gather.frame()), Ok(gather));
-        let mut memory = Plain { source: source.clone(), list };
+        let mut memory = plain(source.clone(), list);
         prop_assert_eq!(gather.run(&mut memory), Some(Reply::Moved(u64::from(count * each))));
         for (&offset, piece) in offsets.iter().zip(memory.list[run..].chunks_exact(each as usize)) {
             prop_assert_eq!(&source[offset..offset + each as usize], piece);
@@ -173,7 +202,7 @@ proptest! {
 
     #[test]
     fn bytes_are_copied_and_filled(source in prop::collection::vec(any::<u8>(), 1..70_000), word in any::<u64>()) {
-        let mut memory = Plain { source: source.clone(), list: vec![0; source.len()] };
+        let mut memory = plain(source.clone(), vec![0; source.len()]);
         call(Function::Copy, &source, &source).run(&mut memory).unwrap();
         prop_assert_eq!(&memory.list, &source);
         call(Function::Fill(word), &source, &[]).run(&mut memory).unwrap();
@@ -200,7 +229,7 @@ proptest! {
             }
             at = link;
         }
-        let got = call.run(&mut Plain { source: source.clone(), list: Vec::new() });
+        let got = call.run(&mut plain(source.clone(), Vec::new()));
         // A chase that used up its hops ends at a link that it has not followed yet: it may lead
         // out.
         prop_assert!(got == expected || matches!(got, Some(Reply::Chased { hops: n, .. }) if n == hops), "{:?}", got);
@@ -213,11 +242,11 @@ proptest! {
     #[test]
     fn hostile_calls_are_bounded(
         mut frame in prop::collection::vec(any::<u8>(), FRAME),
-        function in prop_oneof![0..9u8, Just(12)], kinds in (0..7u8, 0..7u8), small in any::<[bool; 8]>(),
+        function in 0..13u8, kinds in (0..7u8, 0..7u8), small in any::<[bool; 8]>(),
         source in prop::collection::vec(any::<u8>(), 0..600),
     ) {
         frame[0] = function;
-        (frame[1], frame[2], frame[3]) = (kinds.0, kinds.1, 0);
+        (frame[1], frame[2], frame[3]) = (kinds.0, kinds.1, if function == 10 { kinds.0 } else { 0 });
         for (word, small) in frame.chunks_exact_mut(8).skip(1).zip(small) {
             if small {
                 word[1..].fill(0);
@@ -227,7 +256,7 @@ proptest! {
             prop_assert!(call.source.len <= 1 << 32 && call.list.len <= MAX_BYTES);
             prop_assert_eq!(call.frame().to_vec(), frame);
             // What is not there is refused; nothing panics, nothing takes long.
-            let mut memory = Plain { source: source.clone(), list: source };
+            let mut memory = Plain { others: vec![(1, source.clone())], ..plain(source.clone(), source) };
             if let Some(reply) = call.run(&mut memory) {
                 let _ = Reply::parse(&reply.frame(), &call);
             }
@@ -236,7 +265,7 @@ proptest! {
 
     /// A lying node's reply is none, or one that the call could have had.
     #[test]
-    fn lies_are_bounded(frame in any::<[[u8; 32]; 2]>(), tag in 0..4u64, count in 0..100u64) {
+    fn lies_are_bounded(frame in any::<[[u8; 32]; 2]>(), tag in 0..9u64, count in 0..100u64) {
         let mut reply = [0; FRAME];
         reply.copy_from_slice(&frame.concat());
         reply[..8].copy_from_slice(&tag.to_le_bytes());
@@ -294,7 +323,7 @@ fn links_that_lead_out_of_the_numbers_end_a_chase() {
             let source = [&link.to_le_bytes()[..], &[0; 56]].concat();
             let function = Function::Chase { from: 0, next, field, wanted: 1, hops: 8 };
             let call = call(function, &source, &[]);
-            let got = call.run(&mut Plain { source, list: vec![] });
+            let got = call.run(&mut plain(source, vec![]));
             assert!(matches!(got, None | Some(Reply::Chased { .. })), "{link:#x} {next} {field}: {got:?}");
         }
     }
@@ -310,6 +339,14 @@ impl Bytes for Late {
 
     fn write(&mut self, of: Which, at: u64, bytes: &[u8]) -> Option<()> {
         self.0.write(of, at, bytes)
+    }
+
+    fn swap(&mut self, at: u64, expected: u64, new: u64) -> Option<u64> {
+        self.0.swap(at, expected, new)
+    }
+
+    fn open(&mut self, n: u8, range: Range, writes: bool) -> Option<()> {
+        self.0.open(n, range, writes)
     }
 
     fn is_late(&mut self) -> bool {
@@ -331,15 +368,17 @@ fn calls_past_their_deadline_are_refused() {
         Function::Scan(scan),
         Function::Columns(columns),
         Function::Chase { from: 0, next: 0, field: 8, wanted: 1, hops: 9 },
+        Function::Commit(Commit { lock: 8, owner: 1, checks: 1, writes: 0, bytes: 0 }),
+        Function::Group(Group { key: Kind::U64, value: Kind::U64, test: None, least: 0, most: 0, room: 1 }),
     ];
     for function in functions {
         let (source, list) = (vec![1; 24], vec![0; 24]);
         let call = call(function, &source, &list);
         assert!(
-            call.run(&mut Plain { source: source.clone(), list: list.clone() }).is_some()
-                || matches!(function, Function::Chase { .. })
+            call.run(&mut plain(source.clone(), list.clone())).is_some()
+                || matches!(function, Function::Chase { .. } | Function::Group(_))
         );
-        let mut late = Late(Plain { source: source.clone(), list: list.clone() });
+        let mut late = Late(plain(source.clone(), list.clone()));
         assert_eq!(call.run(&mut late), None, "{function:?}");
         assert!(late.0.source == source && late.0.list == list, "{function:?}");
     }

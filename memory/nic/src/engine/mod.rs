@@ -225,6 +225,12 @@ impl Engine {
         self.output.backlog >= self.turn || self.output.is_backed_up(self.roomy.is_some())
     }
 
+    /// Whether the service put a SEND off: the connection is to be served again soon, and takes no
+    /// input meanwhile.
+    pub fn waits(&self) -> bool {
+        matches!(&self.phase, Phase::Queue(serving) if serving.waits.is_some())
+    }
+
     /// Whether input must wait now. A connection whose output exceeds [`output::SMALL`] takes one
     /// of the few places of `Nic::roomy`, if there is one, and may go on up to [`output::LARGE`].
     fn must_wait(&mut self, nic: &Nic) -> bool {

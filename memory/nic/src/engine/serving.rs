@@ -12,6 +12,7 @@ use farmem_protocol::lines::conditional::{Conditional, lay_if};
 use farmem_protocol::wire::{Batch, Binding, Broken, Completion, Op, REPLY_BYTES, Status, Verb};
 use farmem_sys::lines::LastHasher;
 use farmem_sys::socket::Part;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
@@ -33,6 +34,8 @@ pub(super) struct Serving {
     number: u32,
     /// A verb was refused since the last look.
     pub refused: bool,
+    /// The SEND whose turn it is waits, with the mark of its service.
+    pub waits: Option<u64>,
     last_hasher: LastHasher,
 }
 
@@ -67,6 +70,7 @@ impl Serving {
             writing: None,
             number: 0,
             refused: false,
+            waits: None,
             last_hasher: LastHasher::default(),
         }
     }
@@ -174,6 +178,9 @@ impl Serving {
             Op::Send => {
                 let Some(said) = input.get(..len as usize) else { return Ok(None) };
                 let answer = self.send(nic, section, key, said);
+                if self.waits.is_some() {
+                    return Ok(None);
+                }
                 self.settle(nic, output, answer.map(|_| 0));
                 output.bytes(&answer.unwrap_or([0; REPLY_BYTES as usize]));
                 Ok(Some(len as usize))
@@ -268,20 +275,24 @@ impl Serving {
         self.word(nic, key, op, offset, |grip| grip.memory.mapping().faa(grip.offset, add))
     }
 
-    /// Passes a SEND to the node's service of the key's number.
+    /// Passes a SEND to the node's service of the key's number. The answer counts unless the SEND
+    /// waits afterwards.
     fn send(
-        &self,
+        &mut self,
         nic: &Nic,
         section: &mut Section<'_>,
         key: Key,
         said: &[u8],
     ) -> Result<[u8; REPLY_BYTES as usize], Status> {
-        count(&nic.tally.sends, 1);
-        let caller = Caller { nic, member: &self.member, queue: self.queue };
-        match (key.kind(), nic.served.get()) {
-            (KeyKind::Service(number), Some(service)) => service.send(&caller, number, said, &nic.windows, section),
-            _ => Err(Status::Access),
-        }
+        let before = self.waits.take();
+        count(&nic.tally.sends, before.is_none().into());
+        let caller = Caller { nic, member: &self.member, queue: self.queue, mark: before, waits: Cell::new(None) };
+        let (KeyKind::Service(number), Some(service)) = (key.kind(), nic.served.get()) else {
+            return Err(Status::Access);
+        };
+        let answer = service.send(&caller, number, said, &nic.windows, section);
+        self.waits = caller.waits.get();
+        answer
     }
 
     fn read(&mut self, nic: &Nic, output: &mut Output, key: Key, offset: u64, len: u32) {
