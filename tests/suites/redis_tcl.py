@@ -17,7 +17,7 @@ import tempfile
 
 from store import Store, debian_source, skip_list
 
-UNITS = "type/string type/incr expire keyspace scan protocol bitops bitfield multi type/hash type/list type/list-2 type/list-3 type/set type/zset sort pubsub pubsubshard"
+UNITS = "type/string type/incr expire keyspace scan protocol bitops bitfield multi type/hash type/list type/list-2 type/list-3 type/set type/zset type/stream type/stream-cgroups sort pubsub pubsubshard"
 # Seconds that a unit may take.
 LIMIT = 500
 OUTCOME = re.compile(r"^\[(ok|err|skip|ignore|exception)\]:? ?(.*)$")

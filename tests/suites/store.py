@@ -21,12 +21,17 @@ class Store:
                 some.bind(("127.0.0.1", 0))
                 self.port = some.getsockname()[1]
         self.start("node", "--lend", "1G", "--listen", node)
-        self.start("kv", "--name", "suite", "--node", node, "--listen", f"127.0.0.1:{self.port}", *self.options)
+        self.front(self.port)
         return self
+
+    def front(self, port):
+        """Starts a front end at this port."""
+        node = f"unix:{self.scratch.name}/node.sock"
+        self.start("kv", "--name", "suite", "--node", node, "--listen", f"127.0.0.1:{port}", *self.options)
 
     def start(self, *args):
         """Starts farmem, and waits until it says that it is ready."""
-        log = f"{self.scratch.name}/{args[0]}.log"
+        log = f"{self.scratch.name}/{args[0]}-{len(self.children)}.log"
         with open(log, "wb") as said:
             child = subprocess.Popen([self.farmem, *args], stdin=subprocess.DEVNULL, stdout=said, stderr=said)
         self.children.append(child)

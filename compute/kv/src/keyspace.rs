@@ -394,5 +394,6 @@ pub fn name(kind: Type) -> &'static str {
         Type::Hash => "hash",
         Type::SortedSet => "zset",
         Type::Message => "message",
+        Type::Stream => "stream",
     }
 }

@@ -33,12 +33,14 @@ pub enum Type {
     Long = 6,
     /// Messages on their way to other front ends ([`crate::command`]). It is no key of a client's.
     Message = 7,
+    /// A stream.
+    Stream = 8,
 }
 
 impl Type {
     pub(crate) fn of(byte: u8) -> Option<Type> {
-        use Type::{Hash, List, Long, Message, Set, SortedSet, String};
-        [String, List, Set, Hash, SortedSet, Long, Message].into_iter().find(|kind| *kind as u8 == byte)
+        use Type::{Hash, List, Long, Message, Set, SortedSet, Stream, String};
+        [String, List, Set, Hash, SortedSet, Long, Message, Stream].into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 

@@ -27,7 +27,7 @@ use crate::resp::{Reply, Request};
 use crate::shard::Trouble;
 use crate::task::Io;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -150,6 +150,10 @@ pub struct Front {
     pub waiters: RefCell<BTreeMap<u64, (bool, Request)>>,
     /// A transaction runs alone, or is about to.
     pub alone: Cell<bool>,
+    /// The client whose command runs alone now.
+    pub turn: Cell<Option<u64>>,
+    /// Clients whose command is under way, and waits until it is alone.
+    pub wanting: RefCell<VecDeque<u64>>,
     /// A pause of clients' commands.
     pub pause: Cell<Pause>,
     /// Where it listens.
@@ -254,6 +258,7 @@ async fn dispatch(command: &Command, call: &Call) -> Reply {
         Group::SortedSets => Box::pin(types::sorted(command.name, call)).await,
         Group::Ranges => Box::pin(types::ranges(command.name, call)).await,
         Group::Combined => Box::pin(types::combined(command.name, call)).await,
+        Group::Streams => Box::pin(types::streams(command.name, call)).await,
         Group::Scripts => Box::pin(scripts::run(command.name, call)).await,
         Group::Channels => Box::pin(channels::run(command.name, call)).await,
         Group::Keys => Box::pin(keys::run(command.name, call)).await,
@@ -269,9 +274,8 @@ fn wrong_number(name: &str) -> Reply {
 }
 
 /// Parts of redis that a store does not have, by their commands' names.
-const MISSING: [(&[&str], &str); 4] = [
+const MISSING: [(&[&str], &str); 3] = [
     (&["fcall", "fcall_ro"], "has no functions"),
-    (&["xadd", "xread", "xrange", "xrevrange", "xlen", "xgroup", "xreadgroup", "xack", "xdel"], "has no streams"),
     (&["save", "bgsave", "bgrewriteaof", "lastsave"], "is saved by farmem kv save"),
     (&["shutdown"], "is served until its front ends get SIGTERM"),
 ];

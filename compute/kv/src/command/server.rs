@@ -204,7 +204,7 @@ fn settings(call: &Call) -> Vec<(&'static str, String)> {
 }
 
 /// Settings of redis's own representations, which are accepted and mean nothing here.
-const LAYOUT: [&str; 15] = [
+const LAYOUT: [&str; 17] = [
     "hash-max-listpack-entries",
     "hash-max-listpack-value",
     "hash-max-ziplist-entries",
@@ -216,6 +216,8 @@ const LAYOUT: [&str; 15] = [
     "set-max-intset-entries",
     "set-max-listpack-entries",
     "set-max-listpack-value",
+    "stream-node-max-bytes",
+    "stream-node-max-entries",
     "zset-max-listpack-entries",
     "zset-max-listpack-value",
     "zset-max-ziplist-entries",

@@ -23,6 +23,8 @@ pub enum Group {
     Combined,
     /// Scripts, on the keys that they name.
     Scripts,
+    /// On streams.
+    Streams,
     /// On channels.
     Channels,
     /// On keys of any type.
@@ -73,7 +75,9 @@ const ONE: (i8, i8, i8) = (1, 1, 1);
 const NONE: (i8, i8, i8) = (0, 0, 0);
 const ALL: (i8, i8, i8) = (1, -1, 1);
 
-use Group::{Bits, Channels, Combined, Hashes, Keys, Lists, Moves, Ranges, Scripts, Server, Sets, SortedSets, Strings};
+use Group::{
+    Bits, Channels, Combined, Hashes, Keys, Lists, Moves, Ranges, Scripts, Server, Sets, SortedSets, Streams, Strings,
+};
 
 /// All of them, by name.
 pub const COMMANDS: &[Command] = &[
@@ -231,6 +235,21 @@ pub const COMMANDS: &[Command] = &[
     command("unwatch", 1, NONE, false, Server),
     command("wait", 3, NONE, false, Server),
     command("watch", -2, ALL, false, Server),
+    command("xack", -4, ONE, true, Streams),
+    command("xadd", -5, ONE, true, Streams),
+    command("xautoclaim", -6, ONE, true, Streams),
+    command("xclaim", -6, ONE, true, Streams),
+    command("xdel", -3, ONE, true, Streams),
+    command("xgroup", -2, (2, 2, 1), true, Streams),
+    command("xinfo", -2, (2, 2, 1), false, Streams),
+    command("xlen", 2, ONE, false, Streams),
+    command("xpending", -3, ONE, false, Streams),
+    command("xrange", -4, ONE, false, Streams),
+    command("xread", -4, NONE, false, Streams),
+    command("xreadgroup", -7, NONE, true, Streams),
+    command("xrevrange", -4, ONE, false, Streams),
+    command("xsetid", -3, ONE, true, Streams),
+    command("xtrim", -4, ONE, true, Streams),
     command("zadd", -4, ONE, true, SortedSets),
     command("zcard", 2, ONE, false, SortedSets),
     command("zcount", 4, ONE, false, SortedSets),

@@ -225,14 +225,14 @@ impl Connection {
 
     /// The key of the transaction that a request ends; the hash of its own or the transaction's
     /// only key; and whether it changes that key.
-    pub fn concerns(&self, request: &Request) -> (Option<Vec<u8>>, (Option<u64>, bool)) {
+    pub fn concerns(&self, request: &Request, known: &scripts::Scripts) -> (Option<Vec<u8>>, (Option<u64>, bool)) {
         if request[0].eq_ignore_ascii_case(b"exec") && self.client.collects() {
             let only = self.client.only_key();
             let hash = only.as_ref().map(|key| Hash::of(key).0);
             return (only, (hash, true));
         }
         if scripts::is_run(request) && !self.client.collects() {
-            let hash = scripts::only_key(request).map(|key| Hash::of(key).0);
+            let hash = known.only_key(request).map(|key| Hash::of(key).0);
             return (None, (hash, true));
         }
         (

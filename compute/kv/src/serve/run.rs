@@ -155,6 +155,8 @@ impl<'a> Server<'a> {
             blocked: 0.into(),
             waiters: BTreeMap::new().into(),
             alone: false.into(),
+            turn: None.into(),
+            wanting: VecDeque::new().into(),
             pause: Default::default(),
             port: first.map_or(0, |at| at.port()),
             maxmemory: config.maxmemory.unwrap_or(0),
@@ -286,6 +288,7 @@ impl<'a> Server<'a> {
             let now = Instant::now();
             // After a long pause the others may have declared this front end dead.
             self.stale = self.background.is_stale(now);
+            self.give_turn();
             for id in active {
                 touched.insert(id);
                 self.begin_commands(id)?;
@@ -365,14 +368,38 @@ impl<'a> Server<'a> {
     fn have_alone(&mut self, id: u64) -> bool {
         self.alone.connection = Some(id);
         self.front.alone.set(true);
-        // Commands that wait for an element do no harm: they go on only afterwards.
-        self.running.len() as u64 == self.front.blocked.get()
+        // Commands that wait for an element, or for their own turn, do no harm: they go on only
+        // afterwards.
+        let waiting = self.front.blocked.get() + self.front.wanting.borrow().len() as u64;
+        let alone = self.running.len() as u64 == waiting;
+        self.front.turn.set(alone.then_some(id));
+        alone
+    }
+
+    /// Gives a turn to a script under way that has found out that it must run alone.
+    fn give_turn(&mut self) {
+        let first = self.front.wanting.borrow().front().copied();
+        if let Some(next) = self.alone.connection.filter(|next| Some(*next) != first)
+            && self.front.turn.get().is_none()
+            && self.have_alone(next)
+        {
+            // What was under way has begun to wait.
+            self.front.turn.set(None);
+            self.active.push(next);
+        }
+        if let Some(id) = first
+            && self.alone.connection.is_none_or(|alone| alone == id)
+            && self.have_alone(id)
+        {
+            self.front.wanting.borrow_mut().pop_front();
+        }
     }
 
     /// The transaction that ran alone has ended, or its connection has.
     fn end_alone(&mut self) {
         if let Some(last) = self.alone.connection.take() {
             self.front.alone.set(false);
+            self.front.turn.set(None);
             self.alone.last = last;
             self.active.append(&mut self.alone.held);
         }

@@ -6,7 +6,8 @@
 //!
 //! * **One key in KEYS.** One CAS puts the result in place of the value that was read. If another
 //!   client was faster the script runs again. So it takes effect at one moment, for every front
-//!   end. It may use no other key.
+//!   end. A script that asks for another key too waits until it is alone, and is run as those are
+//!   that name several. It is remembered, so it begins alone the next time.
 //! * **None or several.** The event loop lets nothing of this front end's other clients run
 //!   meanwhile. A script that asks for a key that is not in KEYS is begun again, with this key
 //!   read too. Other front ends could change such keys meanwhile. So a script that uses several
@@ -24,7 +25,7 @@ use crate::keyspace::Change;
 use crate::resp::{Reply, Request};
 use machine::Machine;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,8 @@ const KEYS: usize = 10_000;
 #[derive(Debug, Default)]
 pub struct Scripts {
     texts: RefCell<BTreeMap<Vec<u8>, Rc<[u8]>>>,
+    /// Those that have named one key and used others.
+    wide: RefCell<BTreeSet<Vec<u8>>>,
     /// Their names, the oldest first.
     ages: RefCell<VecDeque<Vec<u8>>>,
     bytes: Cell<usize>,
@@ -70,6 +73,7 @@ impl Scripts {
     }
 
     fn forget(&self, name: &[u8]) {
+        self.wide.borrow_mut().remove(name);
         if let Some(machine) = self.machine.get() {
             machine.forget(name);
         }
@@ -79,6 +83,18 @@ impl Scripts {
         self.ages.borrow_mut().drain(..).for_each(|name| self.forget(&name));
         self.texts.borrow_mut().clear();
         self.bytes.set(0);
+    }
+
+    /// The only key of a script that uses no other, as far as is known. A script of none or several
+    /// must run alone.
+    pub fn only_key<'a>(&self, request: &'a Request) -> Option<&'a [u8]> {
+        let Ok([key]) = keys(request) else { return None };
+        if self.wide.borrow().is_empty() {
+            return Some(key);
+        }
+        let by_name = request[0].len() > 6 && request[0][..7].eq_ignore_ascii_case(b"evalsha");
+        let name = if by_name { request[1].to_ascii_lowercase() } else { sha1(&request[1]) };
+        (!self.wide.borrow().contains(&name)).then_some(key)
     }
 
     /// Waits while scripts have had their time in this turn of the event loop.
@@ -127,14 +143,6 @@ pub fn keys(request: &Request) -> Result<&[Vec<u8>], Fail> {
     request[3..].get(..number).ok_or_else(|| Fail::new("Number of keys can't be greater than number of args"))
 }
 
-/// The only key of a script that uses no other. A script of none or several must run alone.
-pub fn only_key(request: &Request) -> Option<&[u8]> {
-    match keys(request) {
-        Ok([key]) => Some(key),
-        _ => None,
-    }
-}
-
 /// EVAL and EVALSHA, and those that change nothing.
 pub async fn run(name: &str, call: &Call) -> Answered {
     let scripts = &call.front.scripts;
@@ -147,13 +155,30 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     let named = keys(&call.args)?.len();
     scripts.turn(call).await;
     let until = Instant::now() + TIME;
-    let script = Script { call, text, sha, reads: name.ends_with("_ro"), named, until };
+    let mut script = Script { call, text, sha, reads: name.ends_with("_ro"), named, until };
     if call.draft.is_some() {
         return Err(Fail::new("a script runs no other script"));
     }
-    match only_key(&call.args) {
-        Some(key) => script.on_one_key(key, false).await,
-        None => script.on_several().await,
+    let alone = call.front.turn.get() == Some(call.client.id);
+    if let (Ok([key]), false) = (keys(&call.args), alone) {
+        if let Some(reply) = script.on_one_key(key, false).await? {
+            return Ok(reply);
+        }
+        scripts.wide.borrow_mut().insert(script.sha.clone());
+        call.wait_for_turn().await;
+        script.until = Instant::now() + TIME;
+    }
+    script.on_several().await
+}
+
+impl Call {
+    /// Waits until no other client's command of this front end is under way, and none begins before
+    /// this one ends.
+    async fn wait_for_turn(&self) {
+        self.front.wanting.borrow_mut().push_back(self.client.id);
+        while self.front.turn.get() != Some(self.client.id) {
+            self.io.pause(1).await;
+        }
     }
 }
 
@@ -183,25 +208,29 @@ impl Script<'_> {
         Ok((reply, failed, draft))
     }
 
-    /// `found`: the script has asked for this key itself, among none.
-    async fn on_one_key(&self, key: &[u8], found: bool) -> Answered {
-        let last = RefCell::new(Vec::new());
+    /// `None`: the script uses other keys, too. `found`: it runs alone, and was seen to use this key
+    /// and no other.
+    async fn on_one_key(&self, key: &[u8], found: bool) -> Result<Option<Reply>, Fail> {
+        let (last, wide) = (RefCell::new(Vec::new()), Cell::new(false));
         let change = |there: Option<&Found>| -> Result<Change<Reply>, Fail> {
             let (reply, failed, draft) = self.on(Draft::of(key, there.map(|found| found.object.clone())))?;
             if let Some(other) = draft.missed() {
+                wide.set(!found);
                 let other = String::from_utf8_lossy(&other).into_owned();
-                return Err(Fail::new(if found {
-                    format!("the script uses key '{other}' only sometimes: name all of its keys in KEYS")
-                } else {
-                    format!("the script uses key '{other}', which is not in its KEYS: name all of its keys there")
-                }));
+                return Err(Fail::new(format!(
+                    "the script uses key '{other}' only sometimes: name all of its keys in KEYS"
+                )));
             }
             last.replace(if failed { Vec::new() } else { draft.messages() });
             Ok(if failed { Change::Keep(reply) } else { draft.change(reply) })
         };
-        let reply = self.call.store().update_found(&self.call.io, key, change).await?;
+        let ended = self.call.store().update_found(&self.call.io, key, change).await;
+        if wide.get() {
+            return Ok(None);
+        }
+        let reply = ended?;
         channels::send_all(self.call, last.take()).await?;
-        Ok(reply)
+        Ok(Some(reply))
     }
 
     async fn on_several(&self) -> Answered {
@@ -223,7 +252,7 @@ impl Script<'_> {
         };
         if !keys.is_empty() && store.has_company(io).await? {
             if let [key] = keys.as_slice() {
-                return self.on_one_key(key, true).await;
+                return self.on_one_key(key, true).await.map(|reply| reply.unwrap_or(Reply::Null));
             }
             return Err(Fail::new(
                 "the script is refused: it uses several keys, and other front ends serve this store, which could \

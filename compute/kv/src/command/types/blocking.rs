@@ -133,10 +133,10 @@ fn of_sorted_sets(call: &Call) -> bool {
 }
 
 /// Counts a command as waiting while it lives.
-struct Blocked<'a>(&'a Call);
+pub struct Blocked<'a>(&'a Call);
 
 impl Blocked<'_> {
-    fn new(call: &Call) -> Blocked<'_> {
+    pub fn new(call: &Call) -> Blocked<'_> {
         call.client.blocked.set(true);
         call.front.blocked.set(call.front.blocked.get() + 1);
         Blocked(call)

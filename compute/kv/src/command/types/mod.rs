@@ -1,4 +1,4 @@
-//! Commands on lists, hashes, sets and sorted sets.
+//! Commands on lists, hashes, sets, sorted sets and streams.
 //!
 //! A value of these types is one object that holds all of its items: a change reads it and writes a
 //! new one. So every command on one key takes effect at one moment, as it does for strings, and
@@ -13,6 +13,7 @@ mod ranges;
 mod sets;
 mod sort;
 mod sorted;
+mod streams;
 
 pub use combine::run as combined;
 pub use hashes::run as hashes;
@@ -22,6 +23,7 @@ pub use ranges::run as ranges;
 pub use sets::run as sets;
 pub use sort::run as sort;
 pub use sorted::run as sorted;
+pub use streams::run as streams;
 
 use super::args::{int, is, parse_int};
 use super::{Call, Fail};
@@ -56,8 +58,10 @@ fn unique<'a>(mut names: impl Iterator<Item = &'a &'a [u8]>) -> bool {
 
 /// Whether bytes have the form that the commands on this type rely on.
 pub fn is_sound(kind: Type, bytes: &[u8]) -> bool {
-    if kind == Type::String {
-        return true;
+    match kind {
+        Type::String => return true,
+        Type::Stream => return streams::Stream::from_bytes(bytes).is_some(),
+        _ => {}
     }
     let (mut items, mut rest) = (Vec::new(), bytes);
     while !rest.is_empty() {
@@ -68,7 +72,7 @@ pub fn is_sound(kind: Type, bytes: &[u8]) -> bool {
     }
     match kind {
         // Its extents are this store's alone.
-        Type::Long | Type::Message => false,
+        Type::Long | Type::Message | Type::Stream => false,
         Type::String | Type::List => !items.is_empty(),
         Type::Set => !items.is_empty() && unique(items.iter()),
         Type::Hash => !items.is_empty() && items.len().is_multiple_of(2) && unique(items.iter().step_by(2)),

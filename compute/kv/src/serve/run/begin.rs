@@ -61,9 +61,11 @@ impl Server<'_> {
                 self.paused.push(id);
                 return Ok(());
             }
-            let (only, (key, writes)) = connection.concerns(&request);
+            let (only, (key, writes)) = connection.concerns(&request, &self.front.scripts);
+            // It may turn out to use other keys, too.
+            let script = scripts::is_run(&request) && !connection.client.collects();
             let taken = key.filter(|key| writes && self.writing.contains(key));
-            let clashes = connection.clashes(key, writes);
+            let clashes = connection.clashes(key.filter(|_| !script), writes);
             if clashes || taken.is_some() {
                 connection.next = Some(request);
                 if let Some(key) = taken.filter(|_| !clashes) {
@@ -76,7 +78,7 @@ impl Server<'_> {
                 continue;
             }
             let transaction = request[0].eq_ignore_ascii_case(b"exec") && connection.client.collects();
-            let alone = transaction && only.is_none() || scripts::is_run(&request) && key.is_none();
+            let alone = transaction && only.is_none() || script && key.is_none();
             if alone && !self.have_alone(id) {
                 if let Some(connection) = self.connections.get_mut(&id) {
                     connection.next = Some(request);
@@ -125,6 +127,7 @@ impl Server<'_> {
         (key, writes): (Option<u64>, bool),
     ) -> bool {
         let Some(connection) = self.connections.get_mut(&id) else { return false };
+        let script = scripts::is_run(&request);
         let (client, front, given) = (Rc::clone(&connection.client), Rc::clone(&self.front), connection.given.take());
         let transaction = ends.and_then(|only| Some((client.take_transaction()?, only)));
         // A command that runs alone ends by [`Server::ended`].
@@ -148,7 +151,7 @@ impl Server<'_> {
             return true;
         }
         let task = self.commands.hold(task);
-        connection.begun.push_back(Begun { task, key, writes, reply: None });
+        connection.begun.push_back(Begun { task, key: key.filter(|_| !script), writes, reply: None });
         let writes = key.filter(|_| writes);
         self.writing.extend(writes);
         self.running.insert(task, (id, writes));

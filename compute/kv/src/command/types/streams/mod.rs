@@ -1,0 +1,488 @@
+//! Streams: entries by ID, and groups of consumers that share them.
+//!
+//! A stream is one object, as the other types are, with its groups: so an entry is delivered and
+//! noted as pending at one moment. A stream without entries stays.
+
+mod claims;
+mod groups;
+mod info;
+mod stream;
+
+pub use stream::Stream;
+
+use super::super::args::{int, is, parse_int};
+use super::super::{Answered, Call, Fail};
+use super::blocking::Blocked;
+use super::bulks;
+use crate::keyspace::Change;
+use crate::object::{Object, Type, Value};
+use crate::resp::Reply;
+use stream::{Entry, Id, last_of};
+
+/// Between two looks of a command that waits for an entry, in ms.
+const LONGEST: u32 = 16;
+
+pub async fn run(name: &str, call: &Call) -> Answered {
+    match name {
+        "xack" => groups::ack(call).await,
+        "xadd" => add(call).await,
+        "xautoclaim" => claims::autoclaim(call).await,
+        "xclaim" => claims::claim(call).await,
+        "xdel" => delete(call).await,
+        "xgroup" => groups::manage(call).await,
+        "xinfo" => info::run(call).await,
+        "xlen" => Ok(Reply::Int(read(call, call.arg(1)).await?.map_or(0, |stream| stream.entries.len()) as i64)),
+        "xpending" => groups::pending(call).await,
+        "xrange" => range(call, call.arg(2), call.arg(3), false).await,
+        "xread" | "xreadgroup" => Reading::of(name, call)?.run(call).await,
+        "xrevrange" => range(call, call.arg(3), call.arg(2), true).await,
+        "xsetid" => set_id(call).await,
+        _ => trim(call).await,
+    }
+}
+
+/// A key's stream; `None`: there is no such key.
+async fn read(call: &Call, key: &[u8]) -> Result<Option<Stream>, Fail> {
+    call.get(key).await?.map(|object| Stream::of(&object)).transpose()
+}
+
+/// Changes a key's stream. `edit` gets a new one if there is none, and whether there was; it says
+/// whether the stream is to be written.
+async fn change(
+    call: &Call,
+    key: &[u8],
+    mut edit: impl FnMut(&mut Stream, bool) -> Result<(Reply, bool), Fail>,
+) -> Answered {
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let mut stream = there.map_or_else(|| Ok(Stream::default()), Stream::of)?;
+        let (reply, changed) = edit(&mut stream, there.is_some())?;
+        if !changed {
+            return Ok(Change::Keep(reply));
+        }
+        let expiry = there.and_then(Object::expiry);
+        Ok(Change::Put(Value { kind: Type::Stream, expiry, bytes: stream.to_bytes() }, reply))
+    };
+    call.update(key, change).await
+}
+
+fn wrong_id() -> Fail {
+    Fail::new("Invalid stream ID specified as stream command argument")
+}
+
+/// A number as an ID has it.
+fn part(text: &[u8]) -> Option<u64> {
+    let plain = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    std::str::from_utf8(text).ok().filter(|_| plain)?.parse().ok()
+}
+
+/// An ID in full or by its milliseconds, with `seq` then.
+fn id(text: &[u8], seq: u64) -> Result<Id, Fail> {
+    let parsed = match text.iter().position(|&byte| byte == b'-') {
+        Some(at) => part(&text[..at]).zip(part(&text[at + 1..])).map(|(ms, seq)| Id { ms, seq }),
+        None => part(text).map(|ms| Id { ms, seq }),
+    };
+    parsed.ok_or_else(wrong_id)
+}
+
+/// An end of a range: an ID, `-`, `+`, or an ID behind `(`, which is not meant itself.
+fn bound(text: &[u8], is_first: bool) -> Result<Id, Fail> {
+    let seq = if is_first { 0 } else { u64::MAX };
+    match text {
+        b"-" => Ok(Id::MIN),
+        b"+" => Ok(Id::MAX),
+        [b'(', rest @ ..] => {
+            let bound = id(rest, seq)?;
+            let (next, which) = if is_first { (bound.next(), "start") } else { (bound.before(), "end") };
+            next.ok_or_else(|| Fail::new(format!("invalid {which} ID for the interval")))
+        }
+        _ => id(text, seq),
+    }
+}
+
+fn shown(entry: &Entry) -> Reply {
+    Reply::Array(vec![Reply::bulk(entry.id.text()), Reply::Array(bulks(&entry.fields))])
+}
+
+/// The entries to take out of a stream: MAXLEN or MINID.
+#[derive(Clone, Copy)]
+enum Bound {
+    Length(u64),
+    Id(Id),
+}
+
+/// The options of XADD and XTRIM before the ID.
+#[derive(Default)]
+struct Trim {
+    bound: Option<Bound>,
+    limit: Option<usize>,
+    makes_none: bool,
+}
+
+impl Trim {
+    /// The options from `n` on, and where the first argument is that is none.
+    fn of(call: &Call, mut n: usize, adds: bool) -> Result<(Trim, usize), Fail> {
+        let (mut trim, mut about) = (Trim::default(), false);
+        while n < call.count() {
+            let (arg, more) = (call.arg(n), call.count() - n - 1);
+            if adds && arg == b"*" {
+                break;
+            } else if (is(arg, "maxlen") || is(arg, "minid")) && more > 0 {
+                if trim.bound.is_some() {
+                    return Err(Fail::new(
+                        "syntax error, MAXLEN and MINID options at the same time are not compatible",
+                    ));
+                }
+                let sign = matches!(call.arg(n + 1), b"~" | b"=") && more > 1;
+                about = sign && call.arg(n + 1) == b"~";
+                n += 1 + usize::from(sign);
+                trim.bound = Some(if is(arg, "maxlen") {
+                    let length = u64::try_from(int(call.arg(n))?);
+                    Bound::Length(length.map_err(|_| Fail::new("The MAXLEN argument must be >= 0."))?)
+                } else {
+                    Bound::Id(id(call.arg(n), 0)?)
+                });
+            } else if is(arg, "limit") && more > 0 {
+                n += 1;
+                let limit = usize::try_from(int(call.arg(n))?);
+                trim.limit = Some(limit.map_err(|_| Fail::new("The LIMIT argument must be >= 0."))?);
+            } else if adds && is(arg, "nomkstream") {
+                trim.makes_none = true;
+            } else if adds {
+                break;
+            } else {
+                return Err(Fail::syntax());
+            }
+            n += 1;
+        }
+        if trim.limit.is_some() && !about {
+            return Err(Fail::new("syntax error, LIMIT cannot be used without the special ~ option"));
+        }
+        // With `~` more may stay. All that may go goes, but for what LIMIT says.
+        trim.limit = trim.limit.filter(|limit| *limit > 0);
+        Ok((trim, n))
+    }
+
+    /// Takes entries out; how many.
+    fn apply(&self, stream: &mut Stream) -> usize {
+        let count = match self.bound {
+            None => 0,
+            Some(Bound::Length(most)) => {
+                stream.entries.len().saturating_sub(usize::try_from(most).unwrap_or(usize::MAX))
+            }
+            Some(Bound::Id(least)) => stream.from(least),
+        };
+        // As redis, which takes out whole nodes of 100.
+        let count = self.limit.map_or(count, |limit| if count > limit { 0 } else { count });
+        stream.trim(count);
+        count
+    }
+}
+
+async fn add(call: &Call) -> Answered {
+    let (trim, at) = Trim::of(call, 2, true)?;
+    let fields = call.args.get(at + 1..).unwrap_or_default();
+    if fields.len() < 2 || fields.len() % 2 == 1 {
+        return Err(Fail(super::super::wrong_number("xadd")));
+    }
+    let text = call.arg(at);
+    // The whole ID, its milliseconds alone, or nothing.
+    let given = match text {
+        b"*" => None,
+        [ms @ .., b'-', b'*'] => Some((part(ms).ok_or_else(wrong_id)?, None)),
+        _ => {
+            let id = id(text, 0)?;
+            if id == Id::MIN {
+                return Err(Fail::new("The ID specified in XADD must be greater than 0-0"));
+            }
+            Some((id.ms, Some(id.seq)))
+        }
+    };
+    let now_ms = call.store().now_ms();
+    change(call, call.arg(1), |stream, there| {
+        if !there && trim.makes_none {
+            return Ok((Reply::Null, false));
+        }
+        let full = || Fail::new("The stream has exhausted the last possible ID, unable to add more items");
+        let last = stream.last;
+        let id = match given {
+            None if now_ms > last.ms => Id { ms: now_ms, seq: 0 },
+            None => last.next().ok_or_else(full)?,
+            Some((ms, Some(seq))) => Id { ms, seq },
+            Some((ms, None)) if ms == last.ms => Id { ms, seq: last.seq.checked_add(1).unwrap_or(last.seq) },
+            Some((ms, None)) => Id { ms, seq: 0 },
+        };
+        if id <= last {
+            if last == Id::MAX {
+                return Err(full());
+            }
+            return Err(Fail::new("The ID specified in XADD is equal or smaller than the target stream top item"));
+        }
+        stream.entries.push(Entry { id, fields: fields.to_vec() });
+        (stream.last, stream.added) = (id, stream.added + 1);
+        trim.apply(stream);
+        Ok((Reply::bulk(id.text()), true))
+    })
+    .await
+}
+
+async fn trim(call: &Call) -> Answered {
+    let (trim, _) = Trim::of(call, 2, false)?;
+    if trim.bound.is_none() {
+        return Err(Fail::syntax());
+    }
+    change(call, call.arg(1), |stream, _| {
+        let count = trim.apply(stream);
+        Ok((Reply::Int(count as i64), count > 0))
+    })
+    .await
+}
+
+async fn delete(call: &Call) -> Answered {
+    let ids = call.args[2..].iter().map(|text| id(text, 0)).collect::<Result<Vec<Id>, Fail>>()?;
+    change(call, call.arg(1), |stream, _| {
+        let count = ids.iter().filter(|id| stream.delete(**id)).count();
+        Ok((Reply::Int(count as i64), count > 0))
+    })
+    .await
+}
+
+async fn range(call: &Call, first: &[u8], last: &[u8], backwards: bool) -> Answered {
+    let (first, last) = (bound(first, true)?, bound(last, false)?);
+    let most = match &call.args[4..] {
+        [] => usize::MAX,
+        [word, count] if is(word, "count") => usize::try_from(int(count)?.max(0)).unwrap_or(usize::MAX),
+        _ => return Err(Fail::syntax()),
+    };
+    let Some(stream) = read(call, call.arg(1)).await? else { return Ok(Reply::Array(Vec::new())) };
+    if most == 0 {
+        return Ok(Reply::NullArray);
+    }
+    let entries = stream.range(first, last);
+    Ok(Reply::Array(match backwards {
+        true => entries.iter().rev().take(most).map(shown).collect(),
+        false => entries.iter().take(most).map(shown).collect(),
+    }))
+}
+
+async fn set_id(call: &Call) -> Answered {
+    let (last, mut added, mut deleted, mut n) = (id(call.arg(2), 0)?, None, None, 3);
+    while n < call.count() {
+        let value = call.args.get(n + 1).ok_or_else(Fail::syntax)?;
+        match call.arg(n) {
+            arg if is(arg, "entriesadded") => {
+                let wrong = || Fail::new("entries_added must be positive");
+                added = Some(u64::try_from(int(value)?).map_err(|_| wrong())?);
+            }
+            arg if is(arg, "maxdeletedid") => {
+                let largest = id(value, 0)?;
+                if last < largest {
+                    return Err(Fail::new(
+                        "The ID specified in XSETID is smaller than the provided max_deleted_entry_id",
+                    ));
+                }
+                deleted = Some(largest);
+            }
+            _ => return Err(Fail::syntax()),
+        }
+        n += 2;
+    }
+    change(call, call.arg(1), |stream, there| {
+        if !there {
+            return Err(Fail::new("no such key"));
+        }
+        if stream.entries.last().is_some_and(|entry| last < entry.id) {
+            return Err(Fail::new("The ID specified in XSETID is smaller than the target stream top item"));
+        }
+        if added.is_some_and(|added| added < stream.entries.len() as u64) {
+            return Err(Fail::new("The entries_added specified in XSETID is smaller than the target stream length"));
+        }
+        if last < stream.max_deleted {
+            return Err(Fail::new("The ID specified in XSETID is smaller than current max_deleted_entry_id"));
+        }
+        stream.last = last;
+        stream.added = added.unwrap_or(stream.added);
+        stream.max_deleted = deleted.filter(|id| *id != Id::MIN).unwrap_or(stream.max_deleted);
+        Ok((Reply::Ok, true))
+    })
+    .await
+}
+
+/// Where a reader goes on in a stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum From {
+    /// Behind this ID. Of a group: its consumer's pending entries behind it.
+    Behind(Id),
+    /// Behind the entry that is the last now.
+    Now,
+    /// With the first that the group was not given.
+    New,
+}
+
+/// XREAD or XREADGROUP.
+struct Reading {
+    /// Group and consumer.
+    group: Option<(Vec<u8>, Vec<u8>)>,
+    most: usize,
+    /// How long it waits, in ms; 0: for ever.
+    block: Option<u64>,
+    no_ack: bool,
+    streams: Vec<(Vec<u8>, From)>,
+}
+
+impl Reading {
+    fn of(name: &str, call: &Call) -> Result<Reading, Fail> {
+        let grouped = name == "xreadgroup";
+        let mut reading = Reading { group: None, most: usize::MAX, block: None, no_ack: false, streams: Vec::new() };
+        let mut n = 1;
+        loop {
+            let (arg, more) = (call.arg(n), call.count().saturating_sub(n + 1));
+            if is(arg, "block") && more > 0 {
+                let wrong = || Fail::new("timeout is not an integer or out of range");
+                let ms = parse_int(call.arg(n + 1)).ok_or_else(wrong)?;
+                reading.block = Some(u64::try_from(ms).map_err(|_| Fail::new("timeout is negative"))?);
+                n += 2;
+            } else if is(arg, "count") && more > 0 {
+                let count = usize::try_from(int(call.arg(n + 1))?.max(0)).unwrap_or(usize::MAX);
+                reading.most = if count == 0 { usize::MAX } else { count };
+                n += 2;
+            } else if is(arg, "group") && more > 1 {
+                if !grouped {
+                    return Err(Fail::new(
+                        "The GROUP option is only supported by XREADGROUP. You called XREAD instead.",
+                    ));
+                }
+                reading.group = Some((call.arg(n + 1).to_vec(), call.arg(n + 2).to_vec()));
+                n += 3;
+            } else if is(arg, "noack") && n < call.count() {
+                if !grouped {
+                    return Err(Fail::new(
+                        "The NOACK option is only supported by XREADGROUP. You called XREAD instead.",
+                    ));
+                }
+                reading.no_ack = true;
+                n += 1;
+            } else if is(arg, "streams") && more > 0 {
+                break;
+            } else {
+                return Err(Fail::syntax());
+            }
+        }
+        let rest = &call.args[n + 1..];
+        if !rest.len().is_multiple_of(2) {
+            return Err(Fail::new(format!(
+                "Unbalanced '{name}' list of streams: for each stream key an ID or '$' must be specified."
+            )));
+        }
+        if grouped && reading.group.is_none() {
+            return Err(Fail::new("Missing GROUP option for XREADGROUP"));
+        }
+        let (keys, ids) = rest.split_at(rest.len() / 2);
+        for (key, text) in keys.iter().zip(ids) {
+            reading.streams.push((key.clone(), From::of(text, grouped)?));
+        }
+        Ok(reading)
+    }
+
+    async fn run(mut self, call: &Call) -> Answered {
+        for (key, from) in &mut self.streams {
+            if *from == From::Now {
+                let there = call.find(key).await?;
+                let last = there.map_or(Ok(Id::MIN), |object| Stream::of(&object).map(|stream| stream.last))?;
+                *from = From::Behind(last);
+            }
+        }
+        let until = call.store().now_ms().saturating_add(self.block.unwrap_or(0));
+        let waits = self.block.is_some() && !call.in_exec && call.draft.is_none();
+        let (mut seen, mut pause) = (vec![None; self.streams.len()], 1);
+        let mut first = true;
+        loop {
+            let told = self.look(call, &mut seen, first).await;
+            match told {
+                Ok(None) if waits => {}
+                Ok(None) => return Ok(Reply::NullArray),
+                Ok(Some(reply)) => return Ok(reply),
+                Err(fail) => return Err(fail),
+            }
+            first = false;
+            let _blocked = Blocked::new(call);
+            loop {
+                if self.block.is_some_and(|ms| ms > 0) && call.store().now_ms() >= until {
+                    return Ok(Reply::NullArray);
+                }
+                match call.client.unblocked.take() {
+                    Some(true) => {
+                        return Err(Fail(Reply::Error("UNBLOCKED client unblocked via CLIENT UNBLOCK".into())));
+                    }
+                    Some(false) => return Ok(Reply::NullArray),
+                    None => {}
+                }
+                call.io.pause(pause).await;
+                pause = (pause + 1).min(LONGEST);
+                // A transaction on several keys must not be disturbed.
+                if !call.front.alone.get() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// One look at all streams. `seen`: the objects that the last look has found.
+    async fn look(&self, call: &Call, seen: &mut [Option<u64>], first: bool) -> Result<Option<Reply>, Fail> {
+        let mut found = Vec::new();
+        for ((key, from), seen) in self.streams.iter().zip(seen) {
+            let object = if first { call.get(key).await? } else { call.find(key).await? };
+            let checksum = object.as_ref().map(Object::checksum);
+            if !first && checksum == *seen {
+                continue;
+            }
+            if !first && checksum.is_none() && self.group.is_some() {
+                return Err(Fail(Reply::Error("UNBLOCKED the stream key no longer exists".into())));
+            }
+            *seen = checksum;
+            let entries = match &self.group {
+                Some(group) => groups::read(call, key, group, (*from, self.most, self.no_ack)).await?,
+                None => {
+                    let From::Behind(id) = *from else { continue };
+                    let Some(object) = object else { continue };
+                    if object.kind() != Type::Stream && !first {
+                        continue;
+                    }
+                    if last_of(&object).is_some_and(|last| last <= id) {
+                        continue;
+                    }
+                    let stream = Stream::of(&object)?;
+                    let Some(next) = id.next() else { continue };
+                    let entries = stream.range(next, Id::MAX);
+                    (!entries.is_empty()).then(|| entries.iter().take(self.most).map(shown).collect())
+                }
+            };
+            if let Some(entries) = entries {
+                found.push((Reply::bulk(key.as_slice()), Reply::Array(entries)));
+            }
+        }
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let plain = call.client.version.get() < 3 || call.draft.is_some();
+        let pairs = |found: Vec<(Reply, Reply)>| found.into_iter().map(|(key, list)| Reply::Array(vec![key, list]));
+        Ok(Some(if plain { Reply::Array(pairs(found).collect()) } else { Reply::Map(found) }))
+    }
+}
+
+impl From {
+    fn of(text: &[u8], grouped: bool) -> Result<From, Fail> {
+        match (text, grouped) {
+            (b"$", false) => Ok(From::Now),
+            (b"$", true) => Err(Fail::new(
+                "The $ ID is meaningless in the context of XREADGROUP: you want to read the history of this consumer \
+                 by specifying a proper ID, or use the > ID to get new messages. The $ ID would just return an empty \
+                 result set.",
+            )),
+            (b">", true) => Ok(From::New),
+            (b">", false) => Err(Fail::new(
+                "The > ID can be specified only when calling XREADGROUP using the GROUP <group> <consumer> option.",
+            )),
+            _ => Ok(From::Behind(id(text, 0)?)),
+        }
+    }
+}
