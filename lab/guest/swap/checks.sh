@@ -105,12 +105,26 @@ verified() {
     ! farmem status "$node" | grep -q 'swap volume of'
 }
 
+# has_given MIB [SECONDS]   A program in a group of 8 MiB has so much memory, gives back three quarters, and
+# waits until /tmp/given is gone. Then it verifies every word, most of which are at the node. Sets program.
+has_given() {
+    rm -f /tmp/given
+    within 8 give "$1" /tmp/given "${2:-0}" &
+    program=$!
+    await 200 [ -e /tmp/given ]
+}
+
+# The host has done what it was asked for by this word.
+answered() { tftp -g -r "$1" -l /tmp/answer 10.0.2.2 2>/dev/null; }
+
 # The node is silent for longer than the timeout: the kernel gives its stream up, the watcher gives it another, and
 # nothing is lost.
 cut_off() {
     on || return 1
-    within 8 pages 20 600 "HOST stop" &
-    program=$!
+    has_given 80 || return 1
+    echo "HOST stop"
+    await 60 answered stopped || return 1
+    rm /tmp/given
     await 60 said 'pages are waited for' || { echo "  the watcher did not miss the node"; return 1; }
     echo "HOST go"
     ended $program "the program" || return 1
@@ -122,25 +136,23 @@ cut_off() {
 requests() { awk '{ print $1 + $5 }' /sys/block/nbd0/stat; }
 more_requests() { [ "$(requests)" -ge $((requested + $1)) ]; }
 
-# Every answer takes longer than the timeout, from the middle of a program on. Each request would be sent
+# Every answer takes longer than the timeout, when a program needs its pages. Each request would be sent
 # again for ever, with its first timeout. The watcher says so, raises the timeout, and has these requests
 # waited for: requests end while answers are late, and the program does.
 late() {
-    farmem swap --size 32M --node "10.0.2.2:$(cat /slow)" --timeout 2s --grace 60s >>/tmp/swap.log 2>&1 &
+    farmem swap --size 64M --node "10.0.2.2:$(cat /slow)" --timeout 2s --grace 60s >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 60 has_swap || { cat /tmp/swap.log; return 1; }
-    within 8 pages 10 400 half >/tmp/half &
-    program=$!
-    await 120 grep -q half /tmp/half || return 1
+    has_given 40 || return 1
     echo "HOST late 3500 0 late"
     await 60 answered late || return 1
+    rm /tmp/given
     # On a busy machine it was said earlier; then that timeout is enough.
     await 120 said 'take longer than --timeout' || { echo "  the watcher did not raise the timeout"; return 1; }
     requested=$(requests)
     await 120 more_requests 3 || { echo "  no request ends"; return 1; }
     echo "HOST late 0 0 early"
     ended $program "the program" || return 1
-    grep words /tmp/half
     grep 'longer than' /tmp/swap.log | sed 's/^/  /'
     off
 }
@@ -187,13 +199,10 @@ killed() {
 # The watcher is killed, and the stream is cut while --off has the kernel bring pages back. --off makes
 # another stream, and no word is lost.
 off_cut() {
-    rm -f /tmp/given
     farmem swap --size 64M --node "10.0.2.2:$(cat /slow)" --timeout 5s --grace 120s >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 60 has_swap || { cat /tmp/swap.log; return 1; }
-    within 8 give 48 /tmp/given &
-    program=$!
-    await 120 [ -e /tmp/given ] || return 1
+    has_given 48 || return 1
     kill -9 $watcher
     wait $watcher 2>/dev/null
     # 12 MiB stay, in answers of some pages each, each late: most are missing when the stream is cut.
@@ -256,33 +265,25 @@ gave_back() {
 freed() {
     on || return 1
     grep 'come back' /tmp/swap.log | tail -1
-    rm -f /tmp/given
-    # Large beside a block of 2 MiB, of which the last may be nearly empty.
-    within 6 give 112 /tmp/given &
-    program=$!
-    await 200 [ -e /tmp/given ] || return 1
-    await 30 well_used || return 1
+    # Large beside a block of 2 MiB, of which the last may be nearly empty. A page that was just written may be
+    # told of late, so it is kept for some seconds before it is given back.
+    has_given 112 5 || return 1
+    await 120 well_used || return 1
     farmem status "$node" | grep -A1 'swap volume of'
     echo "  after giving back: $used KiB of slots in use, $held KiB held, $((used * 100 / held)) %"
     rm /tmp/given
     ended $program "the program" || return 1
-    await 30 gave_back || return 1
+    await 120 gave_back || return 1
     echo "  after its end: $used KiB of slots in use, $held KiB held"
     off && [ ! -e /sys/kernel/tracing/instances/farmem_swap ]
 }
-
-# The host has done what it was asked for by this word.
-answered() { tftp -g -r "$1" -l /tmp/answer 10.0.2.2 2>/dev/null; }
 
 # What arrives at the node is the plain page, and with --crypt it is not. Swapping is verified, freed pages come back, and
 # --off undoes it. The host looks for the page's text in the node's memory, and says what it has found.
 crypted() {
     for how in plain crypt; do
         case $how in plain) on ;; *) on --crypt ;; esac || return 1
-        rm -f /tmp/given
-        within 8 give 24 /tmp/given &
-        program=$!
-        await 120 [ -e /tmp/given ] || return 1
+        has_given 24 || return 1
         echo "HOST seek $how"
         await 60 answered "$how" || return 1
         echo "  $how: $(awk '/dev/ { print $1, $4 }' /proc/swaps) KiB in use, $(figure held) KiB held"
@@ -348,13 +349,11 @@ tokens() {
 # Two nodes have every page. One is killed while a program swaps; it is started anew, and gets all pages again; then the
 # other one is killed. Every word is right, of a program that goes on and of one that waits.
 mirrored() {
-    rm -f /tmp/given
     farmem swap --size 48M --node "$guarded" --node "$third" --protect mirror --token /token --timeout 10s --grace 5s "$@" >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 60 has_swap || return 1
-    within 8 give 24 /tmp/given &
-    waits=$!
-    await 120 [ -e /tmp/given ] || return 1
+    has_given 24 || return 1
+    waits=$program
     within 8 pages 12 400 "HOST kill third" &
     program=$!
     await 120 said "one copy is left, at $guarded" || return 1
@@ -454,8 +453,10 @@ lost() {
     farmem swap --size 192M --node "$node" --timeout 2s --grace 3s >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 60 has_swap || return 1
-    within 8 pages 40 2000 "HOST kill node" &
-    program=$!
+    has_given 80 || return 1
+    echo "HOST kill node"
+    await 60 answered killed.node || return 1
+    rm /tmp/given
     ended $program "the program that needs a lost page"
     status=$?
     echo "  the program ended with $status"

@@ -1,5 +1,6 @@
-/* give MIB FILE: memory that is filled, a text in each page, and of which three of four pages are given back at random. Then writes FILE, which
- * says when, and waits until FILE is gone. Verifies every word of the pages that stayed. Ends with 0 if every one was right. */
+/* give MIB FILE SECONDS: fills memory, a text in each page. After so many seconds it gives back three of four pages,
+ * drawn at random. Then it writes FILE, and waits until FILE is gone. Verifies every word. Ends with 0 if every one
+ * was right. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 static const char text[24] = "a plain page of farmem\n";
 
 int main(int n, char **argument) {
-    if (n != 3) return 2;
+    if (n != 4) return 2;
     size_t pages = strtoul(argument[1], NULL, 10) << 8, stayed = 0;
     uint64_t random = 88172645463325252ull;
     char *given = calloc(pages, 1);
@@ -23,8 +24,7 @@ int main(int n, char **argument) {
         for (size_t i = page * WORDS; i < (page + 1) * WORDS; i++) memory[i] = i * 0x9e3779b97f4a7c15ull;
         memcpy(memory + page * WORDS, text, sizeof text);
     }
-    // What was just written may be told of late: a program that gives memory back has had it for a while.
-    sleep(1);
+    sleep(atoi(argument[3]));
     for (size_t page = 0; page < pages; page++) {
         random ^= random << 13, random ^= random >> 7, random ^= random << 17;
         given[page] = (random >> 8) % 4 != 0;

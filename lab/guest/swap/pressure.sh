@@ -4,13 +4,13 @@
 #
 #   lab/guest/swap/pressure.sh [TIMES]      20, if it is not said
 #
-# Machines are at nice 19: they would take the CPU from everything else. FARMEM_GUEST_MEMORY: MiB of the
-# machine, 144. FARMEM_GUEST_CHECKS: others of checks.sh. FARMEM_GUEST_MINUTES: no further time is
-# begun after these.
+# Machines are at nice 19: they would take the CPU from everything else. FARMEM_GUEST_NICE: another one.
+# FARMEM_GUEST_MEMORY: MiB of the machine, 144. FARMEM_GUEST_CHECKS: others of checks.sh.
+# FARMEM_GUEST_MINUTES: no further time is begun after these.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 times=${1:-20}
-export FARMEM_GUEST_MEMORY=${FARMEM_GUEST_MEMORY:-144} FARMEM_GUEST_LIMIT=${FARMEM_GUEST_LIMIT:-900} FARMEM_GUEST_NICE=19
+export FARMEM_GUEST_MEMORY=${FARMEM_GUEST_MEMORY:-144} FARMEM_GUEST_LIMIT=${FARMEM_GUEST_LIMIT:-900} FARMEM_GUEST_NICE=${FARMEM_GUEST_NICE:-19}
 checks=(${FARMEM_GUEST_CHECKS:-pressure pressure_by_four})
 declare -A passed
 for check in "${checks[@]}"; do passed[$check]=0; done

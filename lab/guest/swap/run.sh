@@ -168,7 +168,10 @@ host() {
     while IFS= read -r line; do
         echo "$line"
         case $line in
-            "HOST stop") kill -STOP $node ;;
+            "HOST stop")
+                kill -STOP $node
+                : >"$new/answers/stopped"
+                ;;
             "HOST late "*)
                 # MILLISECONDS CUTS ANSWER
                 read -r _ _ ms cuts answer <<<"$line"
@@ -182,7 +185,10 @@ host() {
                 sleep "${line#HOST pause }"
                 kill -CONT $node
                 ;;
-            "HOST kill "*) kill -9 "$(cat "$new/${line#HOST kill }.pid")" ;;
+            "HOST kill "*)
+                kill -9 "$(cat "$new/${line#HOST kill }.pid")"
+                : >"$new/answers/killed.${line#HOST kill }"
+                ;;
             "HOST again third") start third "$(cat "$root/third")" --tokens "$new/tokens" ;;
             "HOST seek "*)
                 echo "GUEST sought ${line#HOST seek }: $(seek)"

@@ -2,20 +2,22 @@
 # Three machines that swap to one node: their jobs have the profiles of programs that were recorded,
 # and verify every word.
 #
-#   lab/guest/swap/three.sh [PART]      one in PART of the recorded slots is taken: 3, if it is not said
+#   lab/guest/swap/three.sh [PART]      one in PART of the recorded slots is taken: 1 to 3, which is the default
 #
 # It is done twice: with static shares, a third of the node for each machine by a token's quota; and
 # with one pool, from which each machine takes as it needs. In each of three phases one machine has
 # the largest job; the next phase begins when all jobs have ended, so that the largest do not meet.
 # Prints jobs that ended well and jobs that were killed, and how much of the node was live and held.
-# Machines are at nice 19. FARMEM_BIN: the program that is tried; else it is built. Ends with 77 where something
-# lacks.
+# Machines are at nice 19, or FARMEM_GUEST_NICE. FARMEM_BIN: the program that is tried; else it is built.
+# Ends with 77 where something lacks.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 . lab/guest/lib.sh
 need qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod apt-get:apt dpkg-deb:dpkg cc:gcc
-export FARMEM_GUEST_NICE=19
+export FARMEM_GUEST_NICE=${FARMEM_GUEST_NICE:-19}
 part=${1:-3}
+# A node lends 64 MiB at least.
+[ "$part" -ge 1 ] && [ "$part" -le 3 ] || { echo "PART is 1 to 3" >&2; exit 64; }
 target=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 farmem=${FARMEM_BIN:-$target/debug/farmem}
 [ -n "${FARMEM_BIN:-}" ] || cargo build --locked --quiet -p farmem-cli
@@ -77,7 +79,8 @@ follow() {
 # Live and held of all volumes, in KiB, once in two seconds.
 watch_node() {
     while sleep 2; do
-        "$farmem" status --json "${asks[@]}" "127.0.0.1:$port" 2>/dev/null | sed -n 's/.*"\(live\|held\)": *\([0-9]*\).*/\1 \2/p' |
+        "$farmem" status --json "${asks[@]}" "127.0.0.1:$port" 2>/dev/null |
+            sed -n '/"volumes"/,/"windows"/ s/.*"\(live\|held\)": *\([0-9]*\).*/\1 \2/p' |
             awk '{ sum[$1] += $2 } END { printf "%d %d\n", sum["live"] / 1024, sum["held"] / 1024 }'
     done
 }
