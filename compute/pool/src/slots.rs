@@ -82,7 +82,10 @@ impl Slots<'_> {
                     let row = if slots.seat == Seat::Data { slots.row_left() } else { left };
                     let blocks = slots.take(index as u32, left.min(row), out);
                     let took = out.len() - had;
-                    slabs.cursor = if took == row { self.tables.next_in_row(index) } else { index };
+                    // A full slab moves nothing: the search counts from the cursor.
+                    if took > 0 {
+                        slabs.cursor = if took == row { self.tables.next_in_row(index) } else { index };
+                    }
                     if blocks != 0 {
                         cold.push((index as u32, blocks));
                     }

@@ -288,3 +288,13 @@ fn a_node_that_lives_and_lets_go_of_a_member_keeps_nothing_for_it() {
     });
     assert!(seen.is_some() && !pool.losses().take()[0].kept);
 }
+
+/// Every slab that is held is looked at before another is asked for, wherever the last one was found.
+#[test]
+fn all_that_a_node_lends_is_used() {
+    for slabs in 1..=7 {
+        let (_networks, pool) = pool(&[slabs]);
+        let each = |_| alloc(&pool, SLOTS_PER_SLAB as usize).len();
+        assert_eq!((0..slabs).map(each).sum::<usize>(), slabs as usize * SLOTS_PER_SLAB as usize);
+    }
+}
