@@ -135,6 +135,8 @@ struct Node {
     /// When its last beat came. `None`: none came since this controller began.
     heard: Option<Duration>,
     standing: Standing,
+    /// Since when it has lent more than it is willing to lend.
+    pressed: Option<Duration>,
     /// When a run was last given other nodes because this one needs its memory.
     shed: Option<Duration>,
 }
@@ -166,6 +168,7 @@ impl Node {
             placed: 0,
             heard: None,
             standing: Standing::Down,
+            pressed: None,
             shed: None,
         }
     }
@@ -382,6 +385,7 @@ impl State {
         node.drain_from = if node.drain { node.drain_from.max(node.lent) } else { 0 };
         node.standing = Standing::Up;
         node.heard = Some(now);
+        node.pressed = node.pressed.or(Some(now)).filter(|_| node.is_pressed());
         let begins_to_leave = beat.leaving && !node.leaving;
         node.leaving = beat.leaving;
         let is_emptied = node.drain && node.lent == 0 && !node.told_empty;

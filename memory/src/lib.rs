@@ -48,6 +48,7 @@ use farmem_sys::group::Groups;
 use farmem_sys::process;
 use farmem_sys::verbs::{Absent, Device};
 use listen::Listener;
+use reserve::Reserve;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -254,6 +255,11 @@ impl Node {
         });
         let mut nic = nic.over(card);
         nic.domain = config.domain;
+        if config.reserve > 0 {
+            // From the first member on, it lends no more than it may, and members know that they may be
+            // asked for slabs. The daemon says a line about it when it looks first.
+            let _ = Reserve::new(config.reserve).look(&nic);
+        }
         // Half of the descriptors are for connections. The others are for slabs, and for what
         // members on this machine map.
         let most = usize::try_from(descriptors / 2).unwrap_or(usize::MAX);

@@ -7,12 +7,13 @@
 //!  most      = lent + (available - promised - reserve), whole slabs, between 0 and --lend
 //! ```
 //!
-//! A slab that is lent stays lent, because its holder's bytes are in it. Slabs that come back are not
-//! lent again before the machine has its reserve. A controller learns the smaller limit from the
-//! node's beats, and gives runs other nodes.
+//! A slab that is lent stays lent until its holder gives it back, because the holder's bytes are in
+//! it. Members that have joined by the network ask how many slabs they should give back. Slabs that
+//! come back are not lent again before the machine has its reserve. A controller learns the smaller
+//! limit from the node's beats, and gives runs other nodes.
 
-use crate::Node;
 use crate::status::available_ram;
+use farmem_nic::Nic;
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::units::bytes;
 use farmem_sys::group::Groups;
@@ -30,12 +31,12 @@ impl Reserve {
     }
 
     /// Sets what the node lends now. A line where that has changed in kind.
-    pub fn look(&mut self, node: &Node) -> Option<String> {
-        let lending = &node.nic().lending;
+    pub fn look(&mut self, nic: &Nic) -> Option<String> {
+        let lending = &nic.lending;
         let left = Groups::own().and_then(|groups| groups.limit()).map(|limit| limit.left);
         // A system that does not say what it has is not judged.
         let available = left.into_iter().chain(available_ram()).min()?;
-        let most = most(lending.limit(), (lending.lent(), node.nic().in_use()), available, self.bytes);
+        let most = most(lending.limit(), (lending.lent(), nic.in_use()), available, self.bytes);
         lending.set_most(most);
         let holds_back = most < lending.limit();
         if std::mem::replace(&mut self.holds_back, holds_back) == holds_back {

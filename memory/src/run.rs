@@ -85,7 +85,7 @@ pub fn run_with(config: Config, begun: impl FnOnce(&Node) -> io::Result<()>) -> 
 
 /// Lends what the machine can spare now.
 fn keep(reserve: &mut Option<Reserve>, node: &Node) {
-    if let Some(line) = reserve.as_mut().and_then(|reserve| reserve.look(node)) {
+    if let Some(line) = reserve.as_mut().and_then(|reserve| reserve.look(node.nic())) {
         eprintln!("farmem: {line}");
     }
 }

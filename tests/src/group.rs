@@ -25,9 +25,26 @@ impl Group {
         let name = format!("farmem-test-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
         let group = Group { path: root()?.join(name) };
         fs::create_dir(&group.path).with_context(|| format!("making {}", group.path.display()))?;
-        let file = group.path.join(if group.is_version_2() { "memory.max" } else { "memory.limit_in_bytes" });
-        fs::write(&file, limit.to_string()).with_context(|| format!("writing {}", file.display()))?;
+        group.set_limit(limit)?;
         Ok(group)
+    }
+
+    /// From now on its processes may have `limit` bytes together.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn set_limit(&self, limit: u64) -> Result<()> {
+        let file = self.path.join(if self.is_version_2() { "memory.max" } else { "memory.limit_in_bytes" });
+        fs::write(&file, limit.to_string()).with_context(|| format!("writing {}", file.display()))
+    }
+
+    /// Takes a process in. Memory that it touched before stays charged elsewhere.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn take(&self, pid: i32) -> Result<()> {
+        let file = self.path.join("cgroup.procs");
+        fs::write(&file, pid.to_string()).with_context(|| format!("writing {}", file.display()))
     }
 
     fn is_version_2(&self) -> bool {

@@ -157,6 +157,7 @@ impl Moves<'_> {
         if !left {
             self.held.reopen(&mut slabs, index);
         }
+        slabs.list[index as usize].iter_mut().for_each(|slab| slab.wanted_by = None);
         let home = Some(self.tables.extents.home(seen, home));
         slabs.drop_later(Dropped { record: Some(seen.number()), home, ..Dropped::default() });
         true

@@ -9,7 +9,7 @@ use crate::tables::Tables;
 use farmem_protocol::addr::{FarSlot, SLAB_BYTES};
 use farmem_sys::sync::Lock;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The slabs, and counts of them that are read without the lock.
 pub(crate) struct Held {
@@ -18,6 +18,8 @@ pub(crate) struct Held {
     pub capacity: AtomicU64,
     /// Slots that are taken.
     pub used: AtomicU64,
+    /// Some slab may be marked to leave a node that needs its memory.
+    pub marked: AtomicBool,
 }
 
 /// The slabs, by index.
@@ -62,7 +64,8 @@ impl Slabs {
 
 impl Held {
     pub fn new() -> Held {
-        Held { slabs: Lock::new(Slabs::default()), capacity: AtomicU64::new(0), used: AtomicU64::new(0) }
+        let [capacity, used] = [0; 2].map(AtomicU64::new);
+        Held { slabs: Lock::new(Slabs::default()), capacity, used, marked: AtomicBool::new(false) }
     }
 
     /// Bytes of the slabs that take pages.

@@ -39,6 +39,8 @@ pub(crate) struct SlabSlots {
     /// A node of its homes is being left: it takes no new pages.
     pub closed: bool,
     pub seat: Seat,
+    /// The node that wants it back, with the life of its number.
+    pub wanted_by: Option<(u32, u32)>,
     /// Bit set: taken by this process.
     taken: [u64; WORDS],
     live: u32,
@@ -59,6 +61,7 @@ impl SlabSlots {
             sharers: 0,
             closed: false,
             seat: Seat::None,
+            wanted_by: None,
             taken: [0; WORDS],
             live: 0,
             block_live: [0; BLOCKS],
@@ -77,6 +80,11 @@ impl SlabSlots {
     /// A shared slab takes no new pages and lets none be overwritten.
     pub fn may_allocate(&self) -> bool {
         self.sharers == 0 && !self.closed && self.seat != Seat::Parity
+    }
+
+    /// Slots that are taken.
+    pub fn live(&self) -> u32 {
+        self.live
     }
 
     /// Nothing of ours is in it. Others that share it hold it themselves.

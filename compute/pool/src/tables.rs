@@ -3,6 +3,7 @@
 use crate::extent::{Extents, HOMES, State, Word};
 use crate::nodes::{Node, Nodes};
 use crate::protect::disk::DISK;
+use crate::protect::reserve::Heat;
 use crate::protect::{Disk, Protection};
 use crate::seal::Sealed;
 use crate::slips::Slips;
@@ -21,6 +22,8 @@ pub(crate) struct Tables {
     /// Keys and marks of sealed pages.
     pub sealed: Sealed,
     pub slips: Slips,
+    /// How much each slab is used.
+    pub heat: Heat,
 }
 
 impl Tables {
@@ -31,6 +34,7 @@ impl Tables {
             protection: Protection::default(),
             sealed: Sealed::default(),
             slips: Slips::default(),
+            heat: Heat::new()?,
         })
     }
 

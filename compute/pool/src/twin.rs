@@ -9,12 +9,13 @@ use crate::fork::ForkShare;
 use crate::held::{Held, Slabs};
 use crate::losses::Changes;
 use crate::protect::Protection;
+use crate::protect::reserve::Heat;
 use crate::tables::Tables;
 use farmem_fabric::Lost;
 use farmem_sys::descriptors;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 impl Pool {
     /// Forks. The child has sessions of its own, and shares all slabs with its parent.
@@ -75,8 +76,14 @@ impl Pool {
                 protection: childs,
                 sealed: Default::default(),
                 slips: Default::default(),
+                heat: Heat::new()?,
             },
-            held: Held { slabs: Lock::new(list), capacity: of(&self.held.capacity), used: of(&self.held.used) },
+            held: Held {
+                slabs: Lock::new(list),
+                capacity: of(&self.held.capacity),
+                used: of(&self.held.used),
+                marked: AtomicBool::new(self.held.marked.load(Ordering::Relaxed)),
+            },
             changes: Changes::new(),
         })
     }

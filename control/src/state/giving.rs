@@ -10,6 +10,9 @@ use std::time::Duration;
 const TRIES: u32 = 8;
 /// Between two runs that are given other nodes because one needs its memory: so long may pages move.
 const SHED_EVERY: Duration = Duration::from_secs(5);
+/// How long a node must need its memory before runs are given other nodes. Its runs move their
+/// coldest slabs meanwhile, to the nodes that they have.
+const SHED_AFTER: Duration = Duration::from_secs(10);
 
 impl State {
     /// Nodes for a run: those that it has and may keep, then others until they lie in as many
@@ -84,7 +87,8 @@ impl State {
             let node = &self.nodes[name];
             let rests = node.shed.is_some_and(|shed| now.saturating_sub(shed) < SHED_EVERY);
             let others = self.runs.iter().filter(|(run, other)| **run != want.run && other.nodes.contains(name));
-            node.is_pressed() && !rests && others.map(|(_, other)| far(other)).all(|far| far == 0 || far >= of)
+            let lasts = node.pressed.is_some_and(|since| now.saturating_sub(since) >= SHED_AFTER);
+            node.is_pressed() && lasts && !rests && others.map(|(_, other)| far(other)).all(|far| far == 0 || far >= of)
         };
         let Some(at) = chosen.iter().position(is_due) else { return };
         let (name, domain) = (chosen[at].clone(), self.nodes[&chosen[at]].domain.clone());

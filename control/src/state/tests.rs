@@ -362,19 +362,26 @@ fn a_node_that_needs_its_memory_is_taken_from_runs_one_by_one() {
     let has = ["a:7411", "b:7411"];
     says(&mut state, s(1), 8 * GIB, 6 * GIB);
     assert!(asks(&mut state, s(1), "large", 5, &has) && asks(&mut state, s(1), "small", 1, &has));
-    says(&mut state, s(2), 2 * GIB, 6 * GIB);
-    assert!(asks(&mut state, s(2), "large", 5, &has), "the smaller one goes first");
-    assert!(!asks(&mut state, s(2), "small", 1, &has));
-    assert!(asks(&mut state, s(3), "large", 5, &has), "its pages may be on their way");
-    for tenths in (5..60).step_by(5) {
+    for tenths in (2..102).step_by(5) {
+        says(&mut state, s(tenths), 2 * GIB, 6 * GIB);
+        let stay = |state: &mut State, run, far| asks(state, s(tenths), run, far, &has);
+        assert!(stay(&mut state, "large", 5) && stay(&mut state, "small", 1), "the coldest slabs move first");
+    }
+    says(&mut state, s(102), 2 * GIB, 6 * GIB);
+    assert!(asks(&mut state, s(102), "large", 5, &has), "the smaller one goes first");
+    assert!(!asks(&mut state, s(102), "small", 1, &has));
+    assert!(asks(&mut state, s(103), "large", 5, &has), "its pages may be on their way");
+    for tenths in (105..160).step_by(5) {
         says(&mut state, s(tenths), 2 * GIB, 5 * GIB);
         asks(&mut state, s(tenths), "small", 1, &["b:7411"]);
     }
-    assert!(!asks(&mut state, s(56), "large", 5, &has));
+    assert!(!asks(&mut state, s(156), "large", 5, &has));
     // Where the others have no room for it, it stays.
     let mut state = rack(&[("a", "1"), ("b", "2")]);
-    says(&mut state, s(1), 2 * GIB, 6 * GIB);
-    assert!(asks(&mut state, s(1), "huge", 60, &has));
+    for tenths in (1..=106).step_by(5) {
+        says(&mut state, s(tenths), 2 * GIB, 6 * GIB);
+        assert!(asks(&mut state, s(tenths), "huge", 60, &has));
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::network::Network;
 use crate::shape::Shaper;
 use crate::verbs::{Card, connect::try_once};
 use crate::{ConnectError, NodeAddr};
-use farmem_protocol::wire::{Join, Known, OFFERS_RDMA, Purpose};
+use farmem_protocol::wire::{Join, Known, OFFERS_RDMA, OFFERS_RESERVE, Purpose};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
@@ -222,6 +222,7 @@ fn member_of(reach: Reach, node: String, options: &ConnectOptions, greeted: &Gre
         grace: options.grace,
         pass: *pass,
         domain: welcome.domain,
+        asks_back: welcome.offers & OFFERS_RESERVE != 0 && !mapped,
         direct: matches!(reach, Reach::Inside(_))
             || dialled == Some(SocketAddr::new(canonical(own_end.ip()), own_end.port())),
         mapped,

@@ -68,6 +68,8 @@ pub(crate) struct Membership {
     pub pass: Option<Pass>,
     /// Its failure domain; empty: not known.
     pub domain: Domain,
+    /// The node may want slabs back, and is asked.
+    pub asks_back: bool,
     /// No middlebox was on the way to the node when the member joined.
     pub direct: bool,
     /// Slabs are mapped rather than reached by frames.
@@ -135,6 +137,7 @@ impl Membership {
             grace: self.grace,
             pass: self.pass,
             domain: self.domain,
+            asks_back: self.asks_back,
             direct: self.direct,
             mapped: self.mapped,
             process: self.process,
@@ -263,6 +266,27 @@ impl Membership {
             }
             self.rejoin(&mut control)?;
             restored = true;
+        }
+    }
+
+    /// Sends a request that can wait, if the control connection stands and is free. `None`: there is
+    /// no answer within [`FAREWELL_NS`]. Then the connection counts as cut, because a late answer
+    /// would be taken for that of the next request.
+    pub fn ask_soon(&self, ask: Ask) -> Option<Reply> {
+        let _signals = SignalsBlocked::new();
+        self.check().ok()?;
+        let mut control = self.control.try_lock()?;
+        let number = control.number + 1;
+        let request = Request::new(number, ask).frame();
+        let asked = exchange(self.ear(), control.link.as_ref()?, request.as_bytes(), FAREWELL_NS);
+        control.number = number;
+        match asked {
+            Ok((answer, None)) if answer.number == number => answer.result.ok(),
+            _ => {
+                let mute_ns = control.link.as_ref().map_or(0, |link| self.ear().listen(link));
+                control.lose(self.reach.now_ns(), mute_ns);
+                None
+            }
         }
     }
 

@@ -26,6 +26,21 @@ impl Records<'_> {
         }
     }
 
+    /// Whether the node may want slabs back ([`Records::wanted_back`]). It is not asked where its
+    /// memory is mapped: the process that has it mapped keeps it anyway.
+    pub fn may_ask_back(self) -> bool {
+        self.member.asks_back
+    }
+
+    /// Slabs that this member is to give back, because the node's machine needs their memory.
+    /// `None`: the node has not answered within a second.
+    pub fn wanted_back(self) -> Option<u64> {
+        match self.member.ask_soon(Ask::Wanted)? {
+            Reply::Figure(slabs) => Some(slabs),
+            _ => None,
+        }
+    }
+
     /// A figure of the node's.
     pub fn figure(self, figure: Figure) -> Result<u64, Lost> {
         match self.member.ask(Ask::Figure(figure))? {

@@ -284,6 +284,13 @@ impl Host {
                 let Ok(place) = self.pool.moves().place_apart(index) else { return false };
                 self.pool.moves().move_home(&mut self.writes, index, place);
             }
+            Lacks::Room(index) => match self.pool.moves().find_room(index) {
+                Ok(Some(place)) => {
+                    self.pool.moves().move_home(&mut self.writes, index, place);
+                }
+                Ok(None) => {}
+                Err(_) => self.pool.moves().stay(),
+            },
             Lacks::Way(index, _) if self.mistake == Some(Mistake::ReleasedUnderRead) => {
                 self.release_under_read(lacks, index);
             }
@@ -396,6 +403,7 @@ impl Host {
     pub fn keep_house(&mut self) -> Verdict {
         self.pool.losses().tend().map_err(|lost| Broken(format!("host {}: {lost}", self.number)))?;
         self.pool.forks().end_shares();
+        self.pool.moves().ask_back();
         self.leave();
         self.pool.slots().shrink(0);
         self.pool.losses().take();

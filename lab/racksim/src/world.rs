@@ -81,6 +81,8 @@ struct World {
     mistake: Option<Mistake>,
     /// The end of the seed: no more faults, and no message is very late.
     calm: bool,
+    /// Nodes may want slabs back, as their machines need memory.
+    reserves: bool,
 }
 
 /// Runs a seed.
@@ -114,7 +116,8 @@ impl World {
         };
         let nodes: Vec<Node> = (0..DOMAINS.len()).map(node).collect();
         Network::share_clock(&nodes.iter().map(|node| Arc::clone(&node.network)).collect::<Vec<_>>());
-        nodes.iter().for_each(Node::limit);
+        let reserves = seed % 4 == 3;
+        nodes.iter().for_each(|node| node.limit(reserves));
         // Each host begins with three of the nodes, in at least two domains.
         let host = |number: usize, first: usize| {
             let with = [first % 5, (first + 2) % 5, (first + 3) % 5];
@@ -141,6 +144,7 @@ impl World {
             messages: Vec::new(),
             mistake,
             calm: false,
+            reserves,
         }
     }
 
@@ -184,6 +188,7 @@ impl World {
             }
         }
         (0..3).try_for_each(|_| self.charge())?;
+        self.press();
         let ns = 1 + self.random.below(60 * MS);
         self.pass(ns)?;
         self.quotas()
@@ -387,7 +392,7 @@ impl World {
         node.network.start_node(LENDS * SLAB_BYTES);
         (node.alive, node.drained, node.terms, node.applied) = (true, false, Terms::default(), None);
         node.life += 1;
-        node.limit();
+        node.limit(self.reserves);
     }
 
     /// Cuts a node off, stops it, silences it or slows it down for a while.
@@ -406,6 +411,15 @@ impl World {
             _ => node.network.slow_down(ns, 30 * MS),
         }
         node.hampered_ns = if how == 0 { 0 } else { now + ns };
+    }
+
+    /// A node's machine needs memory, or needs it no longer.
+    fn press(&mut self) {
+        if self.reserves && self.aside.index(8) == 0 {
+            let at = self.aside.index(self.nodes.len());
+            let most = if self.aside.index(2) == 0 { LENDS } else { self.aside.below(LENDS) };
+            self.nodes[at].network.with_nic(|nic| nic.lending.set_most(most * SLAB_BYTES));
+        }
     }
 
     /// Lets programs of a tenant take memory of a node, or give it back.
@@ -477,6 +491,9 @@ impl World {
     /// all pages are dropped, no node may have lent anything.
     fn end(&mut self) -> Verdict {
         self.calm = true;
+        for node in self.nodes.iter().filter(|_| self.reserves) {
+            node.network.with_nic(|nic| nic.lending.set_most(LENDS * SLAB_BYTES));
+        }
         self.end_forked();
         for at in 0..self.nodes.len() {
             if !self.nodes[at].alive {
@@ -551,9 +568,13 @@ impl Reached {
 }
 
 impl Node {
-    /// Sets the node's quota of a run, and the tenants that have a quota in the rack.
-    fn limit(&self) {
+    /// Sets the node's quota of a run, and the tenants that have a quota in the rack. `reserves`: the
+    /// node may want slabs back.
+    fn limit(&self, reserves: bool) {
         self.network.with_nic(|nic| {
+            if reserves {
+                nic.lending.set_most(LENDS * SLAB_BYTES);
+            }
             nic.units.set_quota(QUOTA * SLAB_BYTES);
             nic.tenants.set_in_rack(&TENANTS.map(Text::new));
         });

@@ -91,6 +91,16 @@ impl Lending {
         self.most.store(bytes, Ordering::Relaxed);
     }
 
+    /// Whether the limit on lent slabs may be less than all that it lends.
+    pub fn keeps_reserve(&self) -> bool {
+        self.most.load(Ordering::Relaxed) != u64::MAX
+    }
+
+    /// Slabs that are lent beyond what it lends now.
+    pub fn excess(&self) -> u64 {
+        self.lent().saturating_sub(self.most()).div_ceil(SLAB_BYTES)
+    }
+
     /// The words that say who owns what.
     pub fn units(&self) -> &Arc<Units> {
         &self.units

@@ -51,7 +51,7 @@ use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
 use farmem_protocol::node::Domain;
 use farmem_protocol::wire::Range;
-use farmem_protocol::wire::{Figure, MAX_BACKED, Refused, Secret, Status};
+use farmem_protocol::wire::{Figure, MAX_BACKED, OFFERS_RDMA, OFFERS_RESERVE, Refused, Secret, Status};
 use farmem_sys::verbs::Device;
 use lending::{Grants, Lending, Slab};
 use members::Turn;
@@ -244,6 +244,32 @@ impl Nic {
             Figure::Reclaimed => kept.reclaimed.load(Ordering::Relaxed),
             Figure::InUse => self.in_use(),
         }
+    }
+
+    /// The offers in a Welcome.
+    fn offers(&self) -> u8 {
+        let card = if self.card.is_some() { OFFERS_RDMA } else { 0 };
+        card | if self.lending.keeps_reserve() { OFFERS_RESERVE } else { 0 }
+    }
+
+    /// Slabs that a member is to give back, because the node has lent more than it lends now. All
+    /// members together give back just the excess, each in proportion to what it holds. A member
+    /// that has its slabs mapped is not asked: it would keep them mapped.
+    fn wanted_back(&self, member: &Member) -> u64 {
+        let excess = self.lending.excess();
+        if excess == 0 || member.mapped {
+            return 0;
+        }
+        let held = |member: &Member| member.holds.lock().slabs.len() as u64;
+        let others = self.roster.members();
+        // The parts of all members up to one add up to their part of the excess, rounded down.
+        let before = others.iter().filter(|other| !other.mapped && other.serial < member.serial);
+        let before: u64 = before.map(|other| held(other)).sum();
+        let behind = others.iter().filter(|other| !other.mapped && other.serial > member.serial);
+        let own = held(member);
+        let all = before + own + behind.map(|other| held(other)).sum::<u64>();
+        let part = |held: u64| (excess.min(all) * held).checked_div(all).unwrap_or(0);
+        part(before + own) - part(before)
     }
 
     /// Makes `service` answer SENDs from now on. Once one was set, further calls change nothing.

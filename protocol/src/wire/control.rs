@@ -328,7 +328,8 @@ pub struct Welcome {
     pub address: [u8; 16],
     /// See `address`.
     pub port: u16,
-    /// Ways to reach memory beside this connection: [`super::OFFERS_RDMA`].
+    /// Ways to reach memory beside this connection: [`super::OFFERS_RDMA`],
+    /// [`super::OFFERS_RESERVE`].
     pub offers: u8,
     /// A Unix socket at which the same node serves the same host through shared memory; empty:
     /// none.

@@ -7,6 +7,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// [`super::Welcome::offers`]: memory can be reached by RDMA, over connections of
 /// [`super::Purpose::Wire`].
 pub const OFFERS_RDMA: u8 = 1;
+/// [`super::Welcome::offers`]: the node may need its memory. A member asks it now and then how many
+/// slabs it wants back ([`super::Ask::Wanted`]).
+pub const OFFERS_RESERVE: u8 = 2;
 
 /// One end of a reliable connection: the host's goes first, the node answers with its own.
 ///

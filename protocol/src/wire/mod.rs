@@ -48,7 +48,7 @@ pub use control::{
     Cipher, Credential, Frame, Greeting, Hello, Join, Known, NewVolume, NoHello, Proof, Purpose, Share, Verdict,
     Welcome,
 };
-pub use endpoint::{Endpoint, OFFERS_RDMA};
+pub use endpoint::{Endpoint, OFFERS_RDMA, OFFERS_RESERVE};
 pub use request::{Answer, Ask, Figure, Range, Refused, Reply, Request, VolumeInfo, Who};
 pub use text::{Names, Text};
 pub use verb::{

@@ -103,6 +103,9 @@ pub enum Ask {
     /// ([`super::tag`]). Done: none of their verbs takes effect from now on. Shared: one of them
     /// has the memory mapped and is still alive.
     RegionExpel(RegionName, u32),
+    /// Asks how many slabs this member is to give back, because the node's machine needs their
+    /// memory. Answer: [`Reply::Figure`]. Only for nodes of [`super::OFFERS_RESERVE`].
+    Wanted,
 }
 
 /// Bytes of a slab, in whole pages of 4096 bytes.

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use farmem_tests::compile;
-use farmem_tests::farmem::{Node, split_stats};
+use farmem_tests::farmem::{Far, Node, split_stats};
+use farmem_tests::group::Group;
 use farmem_tests::process::{self, eventually};
 
 use crate::{BOTH, By, LIMIT, Work, checker, scenario, together};
@@ -43,6 +44,45 @@ fn a_node_leaves_its_machine_what_it_reserves() -> Result<()> {
     let node = Node::start("128M", &["--reserve", "1M"])?;
     let work = Work::start(&By::Tcp.far("4M", &node.by_tcp()), &["32", "2"])?;
     ensure!(holds_back(&node, 0), "{}", node.metrics()?);
+    work.sound().map(|_| ())
+}
+
+/// A machine comes to need memory that its node has lent. Slabs move to another node, as many as are needed. A
+/// program that is stopped keeps its slabs where they are, and they move when it goes on.
+#[test]
+fn a_node_gets_back_what_its_machine_needs() -> Result<()> {
+    const NAME: &str = "a_node_gets_back_what_its_machine_needs";
+    let group = match Group::new(1 << 30) {
+        Ok(group) => group,
+        Err(e) => {
+            eprintln!("skipped: {NAME}: {e:#}");
+            return Ok(());
+        }
+    };
+    let dir = process::TempDir::new("reserve")?;
+    let file = dir.path().join("nodes");
+    let lists =
+        |nodes: &[&Node]| std::fs::write(&file, nodes.iter().map(|node| node.by_tcp() + "\n").collect::<String>());
+    let lent = |node: &Node| node.metric("farmem_node_lent_bytes");
+    let pressed = Node::start("512M", &["--reserve", "400M"])?;
+    group.take(pressed.running.pid())?;
+    let other = Node::start("512M", &[])?;
+    lists(&[&pressed])?;
+    let far = Far::local("8M").with(&["--transport", "tcp", "--node-file"]).with(&[&file.display().to_string()]);
+    let work = Work::start(&far, &["96", "2"])?;
+    ensure!(lent(&pressed)? == f64::from(128 << 20), "{}", pressed.metrics()?);
+    lists(&[&pressed, &other])?;
+    process::send(work.program, libc::SIGSTOP);
+    ensure!(eventually(LIMIT, || all_stopped(work.program)), "it does not stop");
+    // 96 MiB of the group's 470 are used, and 400 are to be left: at least one of two slabs must go.
+    group.set_limit(470 << 20)?;
+    let held_back = || pressed.metric("farmem_node_held_back_bytes").is_ok_and(|bytes| bytes > 0.0);
+    ensure!(eventually(LIMIT, held_back), "{}", pressed.metrics()?);
+    ensure!(lent(&pressed)? == f64::from(128 << 20), "what a stopped program has stays");
+    process::send(work.program, libc::SIGCONT);
+    let back = || lent(&pressed).is_ok_and(|bytes| bytes <= f64::from(64 << 20));
+    ensure!(eventually(LIMIT, back), "{}{}", pressed.metrics()?, work.run.stderr());
+    ensure!(lent(&other)? >= f64::from(64 << 20), "{}", other.metrics()?);
     work.sound().map(|_| ())
 }
 

@@ -151,6 +151,7 @@ impl House {
         self.also.get().iter().for_each(|also| also());
         farmem_sys::descriptors::spare::keep();
         self.base.pool.forks().end_shares();
+        self.base.pool.moves().ask_back();
         let committed = self.base.maps.lock().committed;
         self.base.pool.slots().shrink(self.space.far_needed(committed));
         self.local.publish_levels();

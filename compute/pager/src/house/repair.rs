@@ -179,6 +179,7 @@ impl House {
                 self.free_dropped()
             }
             Some(Lacks::Domain(index)) => self.move_apart(repair, index),
+            Some(Lacks::Room(index)) => self.make_room(repair, index),
             Some(Lacks::Way(index, home)) => {
                 let inside = self.base.threads.enter();
                 let mut evictor = self.evictor_at_rest();
@@ -212,6 +213,33 @@ impl House {
         let moved = pool.moves().move_home(&mut thread.lane, index, place);
         repair.filling = moved.then_some((index, 1, 0));
         moved
+    }
+
+    /// Lets a slab move from a node that needs its memory. Whether it can be filled at once.
+    fn make_room(&self, repair: &mut Repair, index: u32) -> bool {
+        let moves = self.base.pool.moves();
+        let found = {
+            let _inside = self.base.threads.enter();
+            moves.find_room(index)
+        };
+        match found {
+            // The next look says what it lacks.
+            Ok(None) => self.free_dropped(),
+            Ok(Some(place)) => {
+                let inside = self.base.threads.enter();
+                let mut evictor = self.evictor_at_rest();
+                let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
+                let moved = moves.move_home(&mut thread.lane, index, place);
+                drop(evictor);
+                drop(inside);
+                moved && self.free_dropped()
+            }
+            Err(_) => {
+                moves.stay();
+                repair.look_ns = now_ns() + REFUSED_NS;
+                false
+            }
+        }
     }
 
     /// Copies a piece; whether more can follow at once.

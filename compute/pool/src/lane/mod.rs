@@ -195,6 +195,7 @@ impl Lane {
                 return self.end_if_done(pool, number);
             }
             if let Some(link) = self.links.to(pool.losses(), home.node) {
+                pool.tables.heat.touch(slot.slab_index());
                 let key = number as u64 | (nth as u64) << HOME_BIT;
                 // SAFETY: the buffer is the operation's until it is done (contract of `read`).
                 unsafe { link.read(key, home.slab, slot.offset() + from as u64, into, len) };

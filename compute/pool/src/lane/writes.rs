@@ -37,6 +37,7 @@ impl Lane {
     /// As [`Lane::write`], until the operation is done.
     pub(super) unsafe fn send_write(&mut self, pool: &Pool, number: u32, bytes: *const u8) {
         let Operation { slot, from, len, .. } = self.operations[number];
+        pool.tables.heat.touch(slot.slab_index());
         let word = pool.tables.extents.word(slot.slab_index());
         let whole = len as usize == PAGE_BYTES;
         for nth in 0..HOMES {
@@ -93,6 +94,7 @@ impl Lane {
         let slots = pages.clone().map(|(slot, _)| slot);
         let Some(first) = slots.clone().next() else { return };
         let number = self.operations.begin(tag, first, 0, 0, Verb::Lines);
+        pool.tables.heat.touch(first.slab_index());
         let word = pool.tables.extents.word(first.slab_index());
         for nth in 0..HOMES {
             let (taken, missed) = (word.takes_pages(nth), word.misses(nth));

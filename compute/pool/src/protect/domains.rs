@@ -13,6 +13,8 @@
 use crate::copies::Dropped;
 use crate::extent::{HOMES, Home, State, Word};
 use crate::held::Slabs;
+use crate::protect::disk::DISK;
+use crate::slab::SlabSlots;
 use crate::tables::Tables;
 use crate::{Lane, Moves, NoRoom, Protect, Repair, Standing};
 use farmem_protocol::addr::SLAB_BYTES;
@@ -21,7 +23,7 @@ use std::sync::atomic::Ordering;
 /// A slab that a node has granted as the new place of a copy. [`Moves::move_home`] takes it.
 #[derive(Debug)]
 #[must_use = "it is held at its node"]
-pub struct Place(Home);
+pub struct Place(pub(super) Home);
 
 impl Tables {
     /// Whether both copies of a slab are whole and lie in one failure domain. Not one that leaves a
@@ -88,9 +90,9 @@ impl Moves<'_> {
         self.grants.first_grant(&self.tables.others_of(self.tables.first_node(index))).map(Place)
     }
 
-    /// Moves a copy of a slab, whose copies lie in one failure domain, to a place in another: it
-    /// lacks all live slots there. False, and the place goes back, if the slab or the nodes have
-    /// changed since.
+    /// Moves a copy of a slab to a place at another node, where it lacks all live slots: the copy
+    /// at a node that wants it back, or else one of two in a failure domain. False, and the place
+    /// goes back, if the slab or the nodes have changed since.
     ///
     /// By the owner of the lane of all write-back, as [`Moves::drop_home`]. Every thread is to leave
     /// once before a slot is filled.
@@ -106,16 +108,22 @@ impl Moves<'_> {
         let _changing = self.changes.now.lock();
         let node = &self.tables.nodes.all()[place.node as usize];
         let mut slabs = self.held.slabs.lock();
-        if node.standing() != Standing::In || !self.tables.lies_together(index) {
+        let slab = slabs.list.get(index as usize).and_then(Option::as_ref).filter(|slab| slab.sharers == 0);
+        let Some(slab) = slab.filter(|_| node.standing() == Standing::In) else { return false };
+        let seen = self.tables.extents.word(index);
+        let Some(leaves) = self.leaves(slab, seen, index) else { return false };
+        let [stays, goes] = [1 - leaves, leaves].map(|nth| self.tables.extents.home(seen, nth));
+        if stays.node == place.node {
             return false;
         }
-        let Some(slab) = slabs.list[index as usize].as_ref().filter(|slab| slab.sharers == 0) else { return false };
-        let seen = self.tables.extents.word(index);
-        let [stays, goes] = [0, 1].map(|nth| self.tables.extents.home(seen, nth));
-        let Some(record) = self.tables.extents.record([stays, place]) else { return false };
-        let next = |word: Word| word.with_number(record).with_state(0, State::Whole).with_state(1, State::Filling);
+        // As in `add_home`: the whole one comes first, but for a disk.
+        let (whole, filling) = if stays.node == DISK { (1, 0) } else { (0, 1) };
+        let homes = if whole == 0 { [stays, place] } else { [place, stays] };
+        let Some(record) = self.tables.extents.record(homes) else { return false };
+        let next =
+            |word: Word| word.with_number(record).with_state(whole, State::Whole).with_state(filling, State::Filling);
         slab.taken().for_each(|at| {
-            self.tables.extents.set_stale(next(seen), 1, at, true);
+            self.tables.extents.set_stale(next(seen), filling, at, true);
         });
         // Another thread may be cut off from a home just now, and take it out of the word.
         if self.tables.extents.update(index, |word| (word == seen).then(|| next(word))).is_none() {
@@ -123,7 +131,15 @@ impl Moves<'_> {
             return false;
         }
         node.held.fetch_add(1, Ordering::Relaxed);
+        slabs.list[index as usize].iter_mut().for_each(|slab| slab.wanted_by = None);
         slabs.drop_later(Dropped { record: Some(seen.number()), home: Some(goes), ..Dropped::default() });
         true
+    }
+
+    /// The home of a slab with two copies that moves to another node, if one does.
+    fn leaves(self, slab: &SlabSlots, word: Word, index: u32) -> Option<usize> {
+        let whole = (0..HOMES).all(|nth| word.state(nth) == State::Whole);
+        let wanted = self.tables.wanted_home(slab, word).filter(|_| whole);
+        wanted.or_else(|| self.tables.lies_together(index).then_some(1))
     }
 }

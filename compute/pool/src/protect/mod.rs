@@ -22,6 +22,7 @@
 pub(crate) mod disk;
 mod domains;
 pub(crate) mod repair;
+pub(crate) mod reserve;
 
 pub use disk::Disk;
 pub use domains::Place;

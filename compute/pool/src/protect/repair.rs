@@ -7,6 +7,7 @@
 //!        ─► Bytes(index, nth) fill, chunk by chunk; end_filling
 //!        ─► Way(index, nth)  drop_home: the other has all
 //!        ─► Domain(index)    place_apart, move_home; then as after add_home
+//!        ─► Room(index)      find_room, move_home; then as after add_home ([`super::reserve`])
 //! ```
 //!
 //! A slab that a fork has made another process's too is left alone: a WRITE of the one process
@@ -19,6 +20,7 @@ use crate::nodes::Node;
 use crate::slab::Seat;
 use crate::tables::Tables;
 use crate::{Protect, Standing};
+use std::sync::atomic::Ordering;
 
 /// A slab's next step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,6 +33,9 @@ pub enum Lacks {
     Way(u32, usize),
     /// A second failure domain ([`crate::Moves::place_apart`], [`crate::Moves::move_home`]).
     Domain(u32),
+    /// Room at another node: this one's needs its memory ([`crate::Moves::find_room`],
+    /// [`crate::Moves::move_home`]).
+    Room(u32),
 }
 
 /// Finds the slabs that lack something. It changes nothing.
@@ -44,7 +49,8 @@ impl Repair<'_> {
     /// Whether it is worth asking [`Repair::lacks`].
     pub fn may_lack(self) -> bool {
         let leaves = |node: &Node| node.standing() == Standing::Leaving;
-        self.tables.protection.how() != Protect::None || self.tables.nodes.all().iter().any(leaves)
+        let marked = self.held.marked.load(Ordering::Relaxed);
+        self.tables.protection.how() != Protect::None || marked || self.tables.nodes.all().iter().any(leaves)
     }
 
     /// Slabs that go with this one, itself among them: those of its group with parity.
@@ -59,7 +65,8 @@ impl Repair<'_> {
         let first = |urgent: fn(&Lacks) -> bool| all().find_map(|index| self.lacks_of(&slabs, index).filter(urgent));
         let under_way = first(|lacks| matches!(lacks, Lacks::Bytes(..) | Lacks::Way(..)));
         let copies = under_way.or_else(|| first(|lacks| matches!(lacks, Lacks::Home(_))));
-        copies.or_else(|| all().find(|&index| self.lacks_domain(&slabs, index)).map(Lacks::Domain))
+        let copies = copies.or_else(|| all().find(|&index| self.lacks_domain(&slabs, index)).map(Lacks::Domain));
+        copies.or_else(|| first(|lacks| matches!(lacks, Lacks::Room(_))))
     }
 
     fn lacks_of(self, slabs: &Slabs, index: u32) -> Option<Lacks> {
@@ -88,6 +95,14 @@ impl Repair<'_> {
         let way = (0..HOMES).find(|&nth| leaving(nth) && whole(nth) && whole(1 - nth));
         if let Some(nth) = way {
             return Some(Lacks::Way(index, nth));
+        }
+        if let Some(nth) = self.tables.wanted_home(slab, word) {
+            match word.homes() {
+                1 => return Some(Lacks::Room(index)),
+                _ if !whole(1 - nth) => {}
+                _ if self.tables.needs_two(word, 1 - nth) => return Some(Lacks::Room(index)),
+                _ => return Some(Lacks::Way(index, nth)),
+            }
         }
         let only = (0..HOMES).find(|&nth| whole(nth)).filter(|_| word.homes() == 1)?;
         let copies = matches!(self.tables.protection.how(), Protect::Mirror | Protect::Disk);

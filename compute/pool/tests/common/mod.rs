@@ -128,6 +128,14 @@ pub fn repaired(pool: &Pool, lane: &mut Lane) -> bool {
                 }
                 Err(_) => return false,
             },
+            Some(Lacks::Room(index)) => {
+                match pool.moves().find_room(index) {
+                    Ok(Some(place)) => assert!(pool.moves().move_home(lane, index, place)),
+                    Ok(None) => {}
+                    Err(_) => pool.moves().stay(),
+                }
+                leave_once(pool);
+            }
             Some(Lacks::Bytes(index, nth)) => drop(fill(pool, lane, index, nth)),
             Some(Lacks::Way(index, home)) => {
                 assert!(pool.moves().drop_home(lane, index, home));

@@ -18,7 +18,7 @@ use crate::volumes::Attached;
 use crate::{Member, Nic, count};
 use farmem_protocol::wire::control::Path;
 use farmem_protocol::wire::{
-    Broken, Cipher, Greeting, Hello, NoHello, OFFERS_RDMA, Proof, Purpose, Secret, Share, Verdict, Welcome,
+    Broken, Cipher, Greeting, Hello, NoHello, Proof, Purpose, Secret, Share, Verdict, Welcome,
 };
 use farmem_trust::Nonce;
 use farmem_trust::agree::{Agreed, Half};
@@ -248,7 +248,7 @@ impl Engine {
             free: nic.lending.limit() - nic.lending.lent().min(nic.lending.limit()),
             address,
             port,
-            offers: if nic.card.is_some() { OFFERS_RDMA } else { 0 },
+            offers: nic.offers(),
             path: Path::new(&self.about.path).unwrap_or_default(),
             domain: nic.domain,
             share: proven.as_ref().and_then(|proven| proven.share),

@@ -94,6 +94,7 @@ impl Engine {
                 done(status)
             }
             Ask::Who(owner) => Ok(nic.who(owner).map(Reply::Who).ok_or(Status::NotHeld)?),
+            Ask::Wanted => Ok(Reply::Figure(nic.wanted_back(member))),
             Ask::Figure(figure) => Ok(Reply::Figure(nic.figure(figure))),
             Ask::Expose(slab) => nic.cards().expose(member, slab).map(|rkey| Reply::Exposed(rkey, 0)),
             Ask::ExposeWindow(key, queue) => Ok(nic.cards().expose_window(member, key, queue)?),

@@ -269,6 +269,7 @@ fn requests_of_a_control_connection_that_was_superseded_are_not_carried_out() {
             Ask::RegionGrow(region, 0),
             Ask::RegionRemove(region),
             Ask::RegionExpel(region, 1),
+            Ask::Wanted,
             Ask::RegionAt(0),
         ]
     };

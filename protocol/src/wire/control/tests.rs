@@ -67,6 +67,7 @@ fn all_asks() -> Vec<Ask> {
         Ask::RegionAt(u64::MAX),
         Ask::VolumeAt(u64::MAX),
         Ask::RegionExpel(region(), u32::MAX),
+        Ask::Wanted,
     ]
 }
 

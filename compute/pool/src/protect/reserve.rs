@@ -1,0 +1,165 @@
+//! A node whose machine needs its memory asks for slabs back: those that are used least move to
+//! other nodes.
+//!
+//! ```text
+//!  each second: how many slabs does the node want? ─► that many are marked, the coldest first
+//!  marked, one home   ─► add_home ─► fill ─► drop_home of the marked one
+//!  marked, two copies ─► a place at another node ─► move_home of the marked one ─► fill
+//! ```
+//!
+//! A slab that moves takes new pages and is overwritten as before, so the program is refused
+//! nothing. A mark on a slab whose move has not begun is renewed at each question, and forgotten if
+//! no other node has room.
+//!
+//! *Heat* counts the reads and writes of a slab at its nodes. It loses an eighth a second. Threads
+//! may overwrite each other's counts, because it only puts slabs in an order.
+
+use super::domains::Place;
+use crate::extent::{HOMES, MAX_SLABS, State, Word};
+use crate::nodes::{Node, Standing};
+use crate::slab::SlabSlots;
+use crate::tables::Tables;
+use crate::{Moves, NoRoom, Protect};
+use farmem_sys::memory::SparseArray;
+use farmem_sys::raw::Errno;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A part of the heat that is lost each second: one in this many.
+const COOLS: u32 = 8;
+
+/// How much each slab is used, by its index.
+pub(crate) struct Heat(SparseArray<AtomicU32>);
+
+impl Heat {
+    pub fn new() -> Result<Heat, Errno> {
+        SparseArray::new(MAX_SLABS).map(Heat)
+    }
+
+    /// A slab is read or written at a node.
+    #[inline]
+    pub fn touch(&self, index: u32) {
+        let heat = &self.0[index as usize];
+        heat.store(heat.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+    }
+
+    fn of(&self, index: u32) -> u32 {
+        self.0[index as usize].load(Ordering::Relaxed)
+    }
+
+    fn cool(&self, slabs: usize) {
+        for heat in (0..slabs).map(|index| &self.0[index]) {
+            let now = heat.load(Ordering::Relaxed);
+            if now > 0 {
+                heat.store(now - now.div_ceil(COOLS), Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Tables {
+    /// The home that a slab is marked to leave, if it is whole there and the node is still in.
+    pub(crate) fn wanted_home(&self, slab: &SlabSlots, word: Word) -> Option<usize> {
+        let (number, life) = slab.wanted_by?;
+        let node = self.nodes.all().get(number as usize)?;
+        let is_in = node.life() == life && node.standing() == Standing::In;
+        (0..HOMES).find(|&nth| is_in && word.state(nth) == State::Whole && self.extents.home(word, nth).node == number)
+    }
+
+    /// Whether a slab of which one home is dropped lacks a copy, if the other one is this.
+    pub(crate) fn needs_two(&self, word: Word, stays: usize) -> bool {
+        let copies = matches!(self.protection.how(), Protect::Mirror | Protect::Disk);
+        copies && !word.is_striped() && self.extents.home(word, stays).base == 0
+    }
+
+    /// Whether a marked slab is on its way: its other home is there, or is being filled.
+    fn is_on_its_way(&self, word: Word) -> bool {
+        let whole = (0..HOMES).all(|nth| word.state(nth) == State::Whole);
+        word.homes() == HOMES && (!whole || (0..HOMES).all(|nth| !self.needs_two(word, nth)))
+    }
+
+    /// Whether a slab can leave a node: it is whole there, and has all the copies that it should.
+    fn can_leave(&self, word: Word, node: u32) -> bool {
+        let at = |nth: usize| word.state(nth) == State::Whole && self.extents.home(word, nth).node == node;
+        (0..HOMES).find(|&nth| at(nth)).is_some_and(|nth| match word.homes() {
+            1 => !self.needs_two(word, nth),
+            _ => word.state(1 - nth) == State::Whole,
+        })
+    }
+}
+
+impl Moves<'_> {
+    /// Asks the nodes that may need their memory how many slabs they want back, and marks as many.
+    /// [`crate::Repair::lacks`] then says [`crate::Lacks::Room`]. Waits for a node for a second at
+    /// most. Call it once a second, from one thread.
+    pub fn ask_back(self) {
+        let asks = |node: &Node| node.standing() == Standing::In && node.session().records().may_ask_back();
+        let nodes = self.tables.nodes.all();
+        if !nodes.iter().any(asks) {
+            return;
+        }
+        let slabs = self.held.slabs.lock().list.len();
+        self.tables.heat.cool(slabs);
+        for (number, node) in nodes.iter().enumerate().filter(|(_, node)| asks(node)) {
+            let life = node.life();
+            if let Some(wanted) = node.session().records().wanted_back() {
+                self.mark((number as u32, life), wanted);
+            }
+        }
+    }
+
+    /// Marks the coldest slabs of a node, of those that can leave it. Together with those on their
+    /// way they are as many as it wants.
+    fn mark(self, node: (u32, u32), wanted: u64) {
+        let mut slabs = self.held.slabs.lock();
+        let goes_back = |home: crate::extent::Home| home.node == node.0;
+        let mut begun = slabs.dropped.iter().filter(|(_, dropped)| dropped.home.is_some_and(goes_back)).count() as u64;
+        let mut can = Vec::new();
+        for (index, slab) in slabs.list.iter_mut().enumerate() {
+            let Some(slab) = slab else { continue };
+            let word = self.tables.extents.word(index as u32);
+            if slab.wanted_by == Some(node) {
+                if self.tables.is_on_its_way(word) {
+                    begun += 1;
+                    continue;
+                }
+                slab.wanted_by = None;
+            }
+            if slab.wanted_by.is_none() && slab.sharers == 0 && !slab.closed && self.tables.can_leave(word, node.0) {
+                can.push((self.tables.heat.of(index as u32), slab.live(), index));
+            }
+        }
+        can.sort_unstable();
+        let more = usize::try_from(wanted.saturating_sub(begun)).unwrap_or(usize::MAX);
+        for (.., index) in can.into_iter().take(more) {
+            if let Some(slab) = &mut slabs.list[index] {
+                slab.wanted_by = Some(node);
+            }
+        }
+        let any = slabs.list.iter().flatten().any(|slab| slab.wanted_by.is_some());
+        self.held.marked.store(any, Ordering::Relaxed);
+    }
+
+    /// Finds room for a slab that lacks it ([`crate::Lacks::Room`]). `None`: it has another home
+    /// now, which is to be filled. A place is to be taken by [`Moves::move_home`]. No lock is held
+    /// while nodes are asked.
+    ///
+    /// # Errors
+    /// No other node grants a slab. Call [`Moves::stay`] then.
+    pub fn find_room(self, index: u32) -> Result<Option<Place>, NoRoom> {
+        if self.tables.extents.word(index).homes() == 1 {
+            return self.add_home(index).map(|()| None);
+        }
+        self.grants.granted(&self.tables.nodes_beside(index)).map(|home| Some(Place(home)))
+    }
+
+    /// Forgets the marks on slabs whose move has not begun. Their nodes ask again.
+    pub fn stay(self) {
+        let mut slabs = self.held.slabs.lock();
+        for (index, slab) in slabs.list.iter_mut().enumerate() {
+            let Some(slab) = slab.as_mut().filter(|slab| slab.wanted_by.is_some()) else { continue };
+            if !self.tables.is_on_its_way(self.tables.extents.word(index as u32)) {
+                slab.wanted_by = None;
+            }
+        }
+    }
+}

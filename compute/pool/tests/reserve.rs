@@ -1,0 +1,170 @@
+//! A node that needs its memory gets slabs back: the coldest move to other nodes.
+
+mod common;
+
+use common::{alloc, node_in, options, read, repaired, write};
+use farmem_fabric::Session;
+use farmem_pool::{Lacks, Lane, Pool, Protect};
+use farmem_protocol::addr::{FarSlot, SLAB_BYTES, SLOTS_PER_SLAB};
+use farmem_sim::{Network, Weather};
+use std::sync::Arc;
+
+/// A simulated node that may want slabs back.
+fn reserving(seed: u64, slabs: u64) -> (Arc<Network>, Session) {
+    let network = Network::new(Weather { seed, ..Weather::default() }, slabs * SLAB_BYTES);
+    lends(&network, slabs);
+    let session = Session::simulated(&network, &options()).unwrap();
+    (network, session)
+}
+
+/// From now on the node lends this many slabs.
+fn lends(network: &Network, slabs: u64) {
+    network.with_nic(|nic| nic.lending.set_most(slabs * SLAB_BYTES));
+}
+
+/// The first slot of each of `n` slabs, with its number in it.
+fn filled(pool: &Pool, lane: &mut Lane, n: usize) -> Vec<FarSlot> {
+    let each = SLOTS_PER_SLAB as usize;
+    let (slots, others): (Vec<_>, Vec<_>) =
+        alloc(pool, n * each).into_iter().enumerate().partition(|(at, _)| at % each == 0);
+    pool.slots().free(&others.into_iter().map(|(_, slot)| slot).collect::<Vec<_>>());
+    let slots: Vec<FarSlot> = slots.into_iter().map(|(_, slot)| slot).collect();
+    slots.iter().enumerate().for_each(|(value, &slot)| assert_eq!(write(pool, lane, slot, value as u64 + 1), Ok(0)));
+    slots
+}
+
+fn all_there(pool: &Pool, lane: &mut Lane, slots: &[FarSlot]) {
+    for (value, &slot) in slots.iter().enumerate() {
+        assert_eq!(read(pool, lane, slot), Ok(value as u64 + 1));
+    }
+}
+
+/// The nodes of a slot's slab.
+fn at(pool: &Pool, slot: FarSlot) -> Vec<usize> {
+    pool.homes(slot.slab_index()).iter().flatten().map(|(node, _)| *node).collect()
+}
+
+#[test]
+fn the_coldest_slabs_move_and_no_more_than_are_wanted() {
+    let (pressed, session) = reserving(1, 4);
+    let pool = Pool::new(vec![session]).unwrap();
+    let mut lane = Lane::new();
+    let slots = filled(&pool, &mut lane, 4);
+    let (other, session) = common::node(2, 8);
+    pool.add_node(session).unwrap();
+    pool.moves().ask_back();
+    assert_eq!(pool.repair().lacks(), None, "nothing is wanted");
+    // Slabs 1 and 3 are used.
+    for _ in 0..40 {
+        [1, 3].iter().for_each(|&at| assert_eq!(read(&pool, &mut lane, slots[at]), Ok(at as u64 + 1)));
+    }
+    lends(&pressed, 2);
+    pool.moves().ask_back();
+    assert!(matches!(pool.repair().lacks(), Some(Lacks::Room(_))));
+    // Asked again in the middle of it, it marks no more.
+    let Some(Lacks::Room(index)) = pool.repair().lacks() else { panic!("room is lacking") };
+    assert!(pool.moves().find_room(index).unwrap().is_none());
+    pool.moves().ask_back();
+    // A slab that moves is written as before.
+    assert_eq!(write(&pool, &mut lane, slots[0], 1), Ok(0));
+    assert!(pool.is_own(slots[0]) && repaired(&pool, &mut lane));
+    assert_eq!((pressed.lent(), other.lent()), (2 * SLAB_BYTES, 2 * SLAB_BYTES));
+    assert_eq!([0, 1, 2, 3].map(|slab| at(&pool, slots[slab])), [vec![1], vec![0], vec![1], vec![0]]);
+    pool.moves().ask_back();
+    assert_eq!(pool.repair().lacks(), None);
+    all_there(&pool, &mut lane, &slots);
+    // All of it, and new slots come from the other.
+    lends(&pressed, 0);
+    pool.moves().ask_back();
+    assert!(repaired(&pool, &mut lane));
+    assert_eq!(pressed.lent(), 0);
+    pressed.kill_node();
+    assert_eq!(pool.losses().tend(), Ok(()));
+    all_there(&pool, &mut lane, &slots);
+}
+
+/// Nobody is refused anything for it: where no other node has room, slabs stay, and move later.
+#[test]
+fn slabs_stay_where_nothing_else_has_room() {
+    let (pressed, session) = reserving(1, 3);
+    let pool = Pool::new(vec![session]).unwrap();
+    let mut lane = Lane::new();
+    let slots = filled(&pool, &mut lane, 3);
+    lends(&pressed, 1);
+    pool.moves().ask_back();
+    assert!(repaired(&pool, &mut lane), "there is no other node");
+    assert!(alloc(&pool, 2).iter().all(|slot| pool.is_own(*slot)), "what is there is used on");
+    assert_eq!(write(&pool, &mut lane, slots[0], 1), Ok(0));
+    let (other, session) = common::node(2, 1);
+    pool.add_node(session).unwrap();
+    pool.moves().ask_back();
+    assert!(repaired(&pool, &mut lane));
+    assert_eq!((pressed.lent(), other.lent()), (2 * SLAB_BYTES, SLAB_BYTES));
+    // A node that does not answer is not waited for.
+    pressed.stop_node(400_000_000);
+    pool.moves().ask_back();
+    all_there(&pool, &mut lane, &slots);
+    // It needs its memory no longer: what was marked stays.
+    let (_third, session) = common::node(3, 4);
+    pool.add_node(session).unwrap();
+    pool.moves().ask_back();
+    lends(&pressed, 3);
+    pool.moves().ask_back();
+    assert_eq!(pool.repair().lacks(), None);
+    all_there(&pool, &mut lane, &slots);
+}
+
+/// A copy moves, and the other one stays: each page has a whole copy at every moment.
+#[test]
+fn a_copy_of_a_mirror_moves() {
+    let (pressed, session) = reserving(1, 4);
+    let (second, other) = node_in(2, 4, "b");
+    let pool: &'static Pool = Box::leak(Box::new(Pool::new(vec![session, other]).unwrap()));
+    pool.protect(Protect::Mirror);
+    let mut lane = Lane::new();
+    let slots = filled(pool, &mut lane, 2);
+    lends(&pressed, 1);
+    pool.moves().ask_back();
+    assert!(repaired(pool, &mut lane));
+    assert_eq!((pressed.lent(), pool.repair().single_bytes()), (2 * SLAB_BYTES, 0), "no third node: both copies stay");
+    let (third, session) = node_in(3, 4, "c");
+    pool.add_node(session).unwrap();
+    pool.moves().ask_back();
+    assert!(repaired(pool, &mut lane));
+    assert_eq!([&pressed, &second, &third].map(|node| node.lent() / SLAB_BYTES), [1, 2, 1]);
+    assert_eq!(pool.repair().single_bytes(), 0);
+    second.kill_node();
+    assert_eq!(pool.losses().tend(), Ok(()));
+    all_there(pool, &mut lane, &slots);
+}
+
+/// Of several processes each gives back its part, and all together what is wanted.
+#[test]
+fn each_process_gives_back_its_part() {
+    let (pressed, session) = reserving(1, 9);
+    let pools =
+        [session, Session::simulated(&pressed, &options()).unwrap(), Session::simulated(&pressed, &options()).unwrap()]
+            .map(|session| Pool::new(vec![session]).unwrap());
+    let mut lane = Lane::new();
+    let held = [6, 2, 1];
+    let others: Vec<_> = pools
+        .iter()
+        .zip(held)
+        .map(|(pool, n)| {
+            filled(pool, &mut Lane::new(), n);
+            let (other, session) = common::node(7, 9);
+            pool.add_node(session).unwrap();
+            other
+        })
+        .collect();
+    lends(&pressed, 6);
+    pools.iter().for_each(|pool| pool.moves().ask_back());
+    let marked = |pool: &Pool| pool.repair().lacks().is_some();
+    assert_eq!(pools.iter().filter(|pool| marked(pool)).count(), 2);
+    for pool in &pools {
+        assert!(repaired(pool, &mut lane));
+        lane = Lane::new();
+    }
+    assert_eq!(pressed.lent(), 6 * SLAB_BYTES);
+    assert_eq!(others.iter().map(|other| other.lent() / SLAB_BYTES).collect::<Vec<_>>(), [2, 0, 1]);
+}
