@@ -53,9 +53,14 @@ pub fn near(rows: usize) -> Result<(f64, u64)> {
             sum + early.fold(0.0, |sum, (_, fare)| sum + fare)
         });
         let mut groups: HashMap<i32, (f64, u64)> = HashMap::new();
-        for (&day, &fare) in trips.day.iter().zip(&trips.fare).filter(|(day, _)| **day < 90) {
-            let group = groups.entry(day).or_default();
-            *group = (group.0 + fare, group.1 + 1);
+        let parts = trips.day.chunks(PART).zip(trips.fare.chunks(PART));
+        for (days, fares) in parts {
+            let mut part: HashMap<i32, f64> = HashMap::new();
+            for (&day, &fare) in days.iter().zip(fares).filter(|(day, _)| **day < 90) {
+                *part.entry(day).or_default() += fare;
+                groups.entry(day).or_default().1 += 1;
+            }
+            part.into_iter().for_each(|(day, sum)| groups.entry(day).or_default().0 += sum);
         }
         let tips = trips.tip.chunks(PART).fold(0.0, |sum, tips| sum + tips.iter().fold(0.0, |sum, tip| sum + tip));
         Ok(summed(total, groups.values().map(|&(sum, count)| sum / count as f64), tips))

@@ -79,11 +79,17 @@ impl Near<'_> {
             batch.read(work(n) + Group::GROUPS_AT, bytes);
         }
         batch.run().into_iter().try_for_each(|done| done.map(drop))?;
-        let grouped = |(reply, bytes): (Option<Reply>, Vec<u8>)| match reply {
-            Some(Reply::Grouped(groups)) => Some(groups.map(|_| group.groups(&bytes))),
+        let grouped = |((part, reply), bytes): ((&Columned, Option<Reply>), Vec<u8>)| match reply? {
+            Reply::Grouped(Some(_)) => {
+                let groups = group.groups(&bytes);
+                let rows = groups.iter().fold(0u64, |sum, group| sum.saturating_add(group.found.count));
+                // More rows than there are: the node lies, and is taken to refuse.
+                (rows <= part.keys.1 / u64::from(group.key.bytes())).then_some(Some(groups))
+            }
+            Reply::Grouped(None) => Some(None),
             _ => None,
         };
-        Ok(replies.into_iter().zip(bytes).map(grouped).collect())
+        Ok(parts.iter().zip(replies).zip(bytes).map(grouped).collect())
     }
 
     /// Bytes of a group.

@@ -1,14 +1,21 @@
 //! Groups of rows that have the same values in some columns.
 //!
-//! The table of groups is near: some 100 bytes a group and aggregate. Groups are in the order in
+//! The table of groups is near: some 200 bytes a group and aggregate. Groups are in the order in
 //! which their first rows come. Nulls are a group of their own.
+//!
+//! Parts that are away are grouped by their nodes where these compute ([`there`]), and others here.
+//! Both add floats in the same order: within a part in the order of its rows, and then the parts'
+//! sums.
+
+mod there;
 
 use super::expr::place;
 use super::selected::{Acc, each};
-use super::{FarFrame, Selected, Series, Steps, Table, Type, Value, View, position};
+use super::{FarFrame, PART, Selected, Series, Steps, Table, Type, Value, View, position};
 use crate::{Error, Result};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use there::There;
 
 /// One column of the result: an aggregate of a column's values, by group.
 #[derive(Clone, Debug)]
@@ -32,7 +39,8 @@ impl Agg {
         Agg { how, column: column.into() }
     }
 
-    /// The sum of a column, named `column_sum`. Floats are added in the order of the rows.
+    /// The sum of a column, named `column_sum`. Floats are added by parts of 8192 rows,
+    /// and then in the order of the parts.
     pub fn sum(column: impl Into<String>) -> Agg {
         Agg::new(How::Sum, column)
     }
@@ -235,45 +243,154 @@ impl<'a> Groups<'a> {
             values.push((place(&mut used, at), kind));
         }
         let is_word = keys.len() == 1 && frame.columns[used[keys[0]]].kind != Type::Text;
-        let mut numbers = match is_word {
+        let numbers = match is_word {
             true => Numbers::Words(HashMap::with_hasher(Mix::new()), None),
             false => Numbers::Bytes(HashMap::new(), Vec::new()),
         };
         let of = |&key: &usize| (frame.columns[used[key]].name.clone(), Series::new(frame.columns[used[key]].kind));
-        let mut table: Vec<(String, Series)> = keys.iter().map(of).collect();
-        let (mut accs, mut groups) = (Vec::new(), 0);
-        Steps::new(frame, &used)?.visit(
-            0..frame.rows,
-            |_| true,
-            |_, views| {
-                let rows = Selected::passing(test.as_ref(), views, views[0].rows);
-                let keys: Vec<&View<'_>> = keys.iter().map(|&key| &views[key]).collect();
-                each(&rows, |row| {
-                    let number = numbers.of(&keys, row, groups);
-                    if number == groups {
-                        groups += 1;
-                        accs.resize(groups * aggs.len(), Acc::NONE);
-                        table.iter_mut().zip(&keys).for_each(|((_, near), key)| near.push_of(key, row));
-                    }
-                    let accs = &mut accs[number * aggs.len()..][..aggs.len()];
-                    for ((agg, &(at, _)), acc) in aggs.iter().zip(&values).zip(accs) {
-                        if agg.how == How::Rows {
-                            acc.count += 1;
-                        } else if views[at].is_valid(row) {
-                            acc.add(&views[at], row);
-                        }
-                    }
-                });
-                Ok(())
-            },
-        )?;
+        let table = keys.iter().map(of).collect();
+        let there = match is_word {
+            true => {
+                let columns: Vec<usize> = values.iter().map(|&(at, _)| used[at]).collect();
+                There::new(&self.of, (&used, test.as_ref()), used[keys[0]], aggs, &columns)
+            }
+            false => None,
+        };
+        let mut gathered = Gathered { aggs, values: &values, keys: &keys, numbers, table, accs: Vec::new(), groups: 0 };
+        gathered.all(frame, &used, test.as_ref(), there)?;
+        let Gathered { mut table, accs, .. } = gathered;
         for (n, (agg, &(_, kind))) in aggs.iter().zip(&values).enumerate() {
             let mut near = Series::new(agg.kind(kind));
             for acc in accs.iter().skip(n).step_by(aggs.len()) {
-                near.push(agg.value(acc, kind)?);
+                near.push(agg.value(&acc.whole(), kind)?);
             }
             table.push((agg.name(), near));
         }
         Table::new(table)
+    }
+}
+
+/// The account of a group and an aggregate: of all parts before the last one, and of that one.
+#[derive(Clone, Copy)]
+struct Parts {
+    before: Acc,
+    last: Acc,
+    number: usize,
+}
+
+impl Parts {
+    const NONE: Parts = Parts { before: Acc::NONE, last: Acc::NONE, number: 0 };
+
+    /// The account of a part. Parts come in order.
+    #[inline]
+    fn of(&mut self, number: usize) -> &mut Acc {
+        if self.number != number {
+            *self = Parts { before: self.whole(), last: Acc::NONE, number };
+        }
+        &mut self.last
+    }
+
+    fn whole(&self) -> Acc {
+        self.before.and(self.last)
+    }
+}
+
+/// Groups as they are found.
+struct Gathered<'a> {
+    aggs: &'a [Agg],
+    /// Of each aggregate, the place of its column among the views, and its type.
+    values: &'a [(usize, Type)],
+    /// The places of the keys.
+    keys: &'a [usize],
+    numbers: Numbers,
+    table: Vec<(String, Series)>,
+    /// Of each group, one for each aggregate.
+    accs: Vec<Parts>,
+    groups: usize,
+}
+
+impl Gathered<'_> {
+    fn all(
+        &mut self,
+        frame: &FarFrame,
+        used: &[usize],
+        test: Option<&super::expr::Test>,
+        mut there: Option<There<'_>>,
+    ) -> Result<()> {
+        let parts = frame.rows.div_ceil(PART);
+        let mut first = 0;
+        while first < parts {
+            let end = if there.is_some() { parts.min(first + there::WINDOW) } else { parts };
+            let mut found = vec![None; end - first];
+            if let Some(asks) = &there {
+                let (groups, again) = asks.ask(first..end)?;
+                found = groups;
+                if !again {
+                    there = None;
+                }
+            }
+            let is_here: Vec<bool> = found.iter().map(Option::is_none).collect();
+            let mut found = (first..end).zip(found).peekable();
+            let rows = first * PART..frame.rows.min(end * PART);
+            if is_here.contains(&true) {
+                Steps::new(frame, used)?.visit(
+                    rows,
+                    |part| is_here[part - first],
+                    |row, views| {
+                        let part = row / PART;
+                        while let Some((number, groups)) = found.next_if(|(number, _)| *number < part) {
+                            self.add(number, groups, there.as_ref());
+                        }
+                        self.look(part, views, &Selected::passing(test, views, views[0].rows));
+                        Ok(())
+                    },
+                )?;
+            }
+            found.for_each(|(number, groups)| self.add(number, groups, there.as_ref()));
+            first = end;
+        }
+        Ok(())
+    }
+
+    /// Adds rows of a part.
+    fn look(&mut self, part: usize, views: &[View<'_>], rows: &super::expr::Rows) {
+        let keys: Vec<&View<'_>> = self.keys.iter().map(|&key| &views[key]).collect();
+        each(rows, |row| {
+            let number = self.numbers.of(&keys, row, self.groups);
+            if number == self.groups {
+                self.table.iter_mut().zip(&keys).for_each(|((_, near), key)| near.push_of(key, row));
+                self.grow();
+            }
+            let accs = &mut self.accs[number * self.aggs.len()..][..self.aggs.len()];
+            for ((agg, &(at, _)), acc) in self.aggs.iter().zip(self.values).zip(accs) {
+                if agg.how == How::Rows {
+                    acc.of(part).count += 1;
+                } else if views[at].is_valid(row) {
+                    acc.of(part).add(&views[at], row);
+                }
+            }
+        });
+    }
+
+    /// Adds a part that its node has grouped.
+    fn add(&mut self, part: usize, groups: Option<there::Part>, there: Option<&There<'_>>) {
+        let (Some(groups), Some(there)) = (groups, there) else { return };
+        for (key, accs) in groups {
+            let Numbers::Words(words, _) = &mut self.numbers else { return };
+            let number = *words.entry(key).or_insert(self.groups);
+            if number == self.groups {
+                self.table[0].1.push(there.key(key));
+                self.grow();
+            }
+            for (acc, of_part) in self.accs[number * self.aggs.len()..].iter_mut().zip(accs) {
+                let acc = acc.of(part);
+                *acc = acc.and(of_part);
+            }
+        }
+    }
+
+    fn grow(&mut self) {
+        self.groups += 1;
+        self.accs.resize(self.groups * self.aggs.len(), Parts::NONE);
     }
 }

@@ -59,6 +59,11 @@ impl Acc {
         high: f64::NEG_INFINITY,
     };
 
+    /// The count of some rows alone.
+    pub fn of_rows(count: u64) -> Acc {
+        Acc { count, ..Acc::NONE }
+    }
+
     #[inline]
     fn whole(&mut self, value: i128) {
         self.count += 1;
@@ -76,7 +81,7 @@ impl Acc {
     }
 
     /// Both, `other` behind.
-    fn and(self, other: Acc) -> Acc {
+    pub fn and(self, other: Acc) -> Acc {
         Acc {
             count: self.count + other.count,
             whole: self.whole + other.whole,
@@ -127,7 +132,7 @@ impl Acc {
     }
 
     /// A node's sum of a part; `None` where it may have wrapped.
-    fn of_found(found: &Found) -> Option<Acc> {
+    pub fn of_found(found: &Found) -> Option<Acc> {
         let mut acc = Acc { count: found.count, ..Acc::NONE };
         let [sum, least, most] = [found.sum, found.least, found.most];
         match found.kind {
@@ -377,7 +382,7 @@ impl<'a> Selected<'a> {
     }
 
     /// Where the values of some rows lie one behind the other, away.
-    fn away(&self, column: &Column, rows: &Range<usize>) -> Option<(Addr, u64)> {
+    pub(super) fn away(&self, column: &Column, rows: &Range<usize>) -> Option<(Addr, u64)> {
         let inner = &self.frame.heap.inner;
         let bytes = |row: usize| row * width(column.kind) / 8;
         let (from, until) = (bytes(rows.start), bytes(rows.end));
