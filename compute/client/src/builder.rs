@@ -32,6 +32,7 @@ pub struct Builder {
     region: Option<String>,
     create: bool,
     transport: Transport,
+    rate: Option<u64>,
     timeout: Duration,
     grace: Duration,
     token: Option<PathBuf>,
@@ -48,6 +49,7 @@ impl Default for Builder {
             region: None,
             create: false,
             transport: Transport::Auto,
+            rate: None,
             timeout: Duration::from_secs(5),
             grace: Duration::from_secs(10),
             token: None,
@@ -114,6 +116,13 @@ impl Builder {
     /// way. Default: false.
     pub fn plain(mut self, plain: bool) -> Builder {
         self.plain = plain;
+        self
+    }
+
+    /// Holds TCP to a rate in bits a second, in each direction: for measuring.
+    #[doc(hidden)]
+    pub fn rate(mut self, bits_per_s: Option<u64>) -> Builder {
+        self.rate = bits_per_s;
         self
     }
 
@@ -201,7 +210,7 @@ impl Builder {
             trust: self.trusted()?,
             ..ConnectOptions::default()
         };
-        Ok(Session::connect(&address, &options)?)
+        Ok(Session::connect_at_rate(&address, &options, self.rate)?)
     }
 
     fn trusted(&self) -> Result<Trust> {

@@ -322,6 +322,13 @@ impl Builder {
         self
     }
 
+    /// Holds TCP to a rate in bits a second, in each direction: for measuring.
+    #[doc(hidden)]
+    pub fn rate(mut self, bits_per_s: Option<u64>) -> Builder {
+        self.memory = self.memory.rate(bits_per_s);
+        self
+    }
+
     /// Connects, and checks the limit: bytes of local memory, and the share of them.
     fn connect(self) -> Result<(usize, Share, Memory)> {
         let local = self.local.bytes()?;

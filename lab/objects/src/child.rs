@@ -5,6 +5,8 @@
 
 #[path = "frame.rs"]
 mod frame;
+#[path = "web.rs"]
+mod web;
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -40,12 +42,14 @@ pub enum Work {
     Map,
     /// A table of trips: a filtered sum, a filtered mean by day, the sum of a column
     Frame,
+    /// A web front: 32 keys looked up, and a block of 8 KiB compressed
+    Web,
 }
 
 impl Work {
     /// All of them.
-    pub const ALL: [Work; 7] =
-        [Work::Deref, Work::Random, Work::Together, Work::Writes, Work::Scan, Work::Map, Work::Frame];
+    pub const ALL: [Work; 8] =
+        [Work::Deref, Work::Random, Work::Together, Work::Writes, Work::Scan, Work::Map, Work::Frame, Work::Web];
 }
 
 /// Where objects lie.
@@ -68,6 +72,9 @@ pub struct Options {
     /// The node
     #[arg(long)]
     node: Option<String>,
+    /// Holds TCP to this rate, in bits a second
+    #[arg(long)]
+    rate: Option<u64>,
     /// Bytes that may be local
     #[arg(long)]
     local: usize,
@@ -117,7 +124,7 @@ pub fn found(options: &Options) -> Result<Vec<Found>> {
         Place::Shm | Place::Tcp => {
             let way = if options.place == Place::Shm { Transport::Shm } else { Transport::Tcp };
             let node = options.node.as_deref().context("--node is missing")?;
-            let heap = Heap::builder().local(options.local).node(node).transport(way).build()?;
+            let heap = Heap::builder().local(options.local).node(node).transport(way).rate(options.rate).build()?;
             options.work.iter().map(|&work| far(options, &heap, work)).collect()
         }
     }
@@ -252,6 +259,7 @@ fn near(options: &Options, work: Work) -> Result<Found> {
             })?
         }
         Work::Frame => frame::near(options.objects)?,
+        Work::Web => web::near(options.objects, options.accesses, options.seed)?,
         _ => random(&mut Near((0..options.objects as u64).map(object).collect()), options, work)?,
     };
     Ok(Found { work, ns, sum, fetched: 0 })
@@ -303,6 +311,7 @@ fn far(options: &Options, heap: &Heap, work: Work) -> Result<Found> {
             })?
         }
         Work::Frame => frame::far(heap, options.objects)?,
+        Work::Web => web::far(heap, options.objects, options.accesses, options.seed)?,
         _ => {
             let boxes = (0..options.objects as u64).map(|n| heap.alloc(&object(n)));
             let boxes = boxes.collect::<farmem_objects::Result<Vec<FarBox<Object>>>>()?;

@@ -16,6 +16,7 @@ pub mod systems;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use child::{Found, Work};
@@ -37,15 +38,18 @@ pub struct Options {
     /// Small and short: a look, not a figure to quote
     #[arg(long)]
     quick: bool,
-    /// MiB of objects [default: 256; with --quick 32]
+    /// MiB of objects [default: 64; with --quick 32]
     #[arg(long, value_name = "MIB")]
     objects: Option<usize>,
-    /// Timed accesses of each kind [default: 400000; with --quick 50000]
+    /// Timed accesses of each kind [default: 100000; with --quick 50000]
     #[arg(long, value_name = "N")]
     accesses: Option<usize>,
     /// Rounds in which every system runs once [default: 5; with --quick 1]
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
+    /// Begin no round that would last beyond this many minutes
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    minutes: u64,
     /// Programs to run
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Work::ALL)]
     work: Vec<Work>,
@@ -63,7 +67,7 @@ pub struct Options {
 const EXAMPLES: &str = "\
 Examples:
   farmem-lab objects --quick
-      All programs on all systems, in half a minute: a look.
+      All programs on all systems, in a minute: a look.
   farmem-lab objects --work random,together --rounds 9
       Random objects of 64 bytes alone, one by one and 16 at a time.";
 
@@ -77,19 +81,24 @@ impl Options {
     /// When a program failed, or read other values than the same program did near.
     pub fn run(&self, farmem: &Path) -> Result<()> {
         report::can_be_written([&self.json, &self.svg])?;
-        let mib = self.objects.unwrap_or(if self.quick { 32 } else { 256 });
+        let mib = self.objects.unwrap_or(if self.quick { 32 } else { 64 });
         ensure!((32..=16 << 10).contains(&mib), "--objects is {mib} MiB: 32 to 16384 can be measured");
-        let accesses = self.accesses.unwrap_or(if self.quick { 50_000 } else { 400_000 });
+        let accesses = self.accesses.unwrap_or(if self.quick { 50_000 } else { 100_000 });
         let rounds = self.rounds.unwrap_or(if self.quick { 1 } else { 5 });
         ensure!(rounds > 0 && accesses > 0, "--rounds and --accesses must be more than 0");
         let _alone = Alone::take()?;
         supervise::note_interrupts();
         let bench = Bench::start(farmem, mib << 20, accesses, &self.work)?;
+        let begun = Instant::now();
+        let mut progress = Progress { rounds, begun, limit: Duration::from_secs(60 * self.minutes), round: 0, done: 0 };
         let measured = Rounds::interleave(&System::ALL, rounds, |system, round| {
             supervise::interrupted()?;
-            eprintln!("round {} of {rounds}: {}", round + 1, system.name());
-            bench.run(system, self.seed + round as u64).map(Some)
+            match progress.begins(system, round) {
+                true => bench.run(system, self.seed + round as u64).map(Some),
+                false => Ok(None),
+            }
         })?;
+        let rounds = progress.whole();
         let near: Vec<&Cells> = measured.of(System::Near).collect();
         for system in System::ALL {
             for (cells, near) in measured.of(system).zip(&near) {
@@ -150,6 +159,12 @@ impl Options {
             let ratio = gain(System::RunTcp, System::Tcp, Work::Together);
             targets.push(Target::new("16 in flight, tcp, against paging", Bound::AtLeast(12.0, 16.0), ratio));
         }
+        for work in [Work::Web, Work::Frame].into_iter().filter(|&work| has(work)) {
+            for system in [System::Tcp, System::Tcp10] {
+                let what = format!("{}, {}, a quarter local: share of near memory's speed", text(work), system.name());
+                targets.push(Target::new(what, Bound::AtLeast(0.5, 1.0), gain(System::Near, system, work)));
+            }
+        }
         for work in [Work::Random, Work::Scan, Work::Map, Work::Frame].into_iter().filter(|&work| has(work)) {
             let what = format!("{}, all local, against near memory", text(work));
             targets.push(Target::new(what, Bound::AtMost(1.1, 1.0), gain(System::Fits, System::Near, work)));
@@ -169,6 +184,50 @@ impl Options {
         let chart = Chart { title, series: series.collect(), groups, axis, style: Style::Mark, show: shown };
         sheet("Far objects", &[chart], 1)
     }
+}
+
+/// Tells how far the rounds are, and begins none that would last too long.
+struct Progress {
+    rounds: usize,
+    begun: Instant,
+    limit: Duration,
+    /// The round that was begun last, and its systems.
+    round: usize,
+    done: usize,
+}
+
+impl Progress {
+    /// Whether a system is to run in a round. The first round always runs, and each runs as a whole.
+    fn begins(&mut self, system: System, round: usize) -> bool {
+        let spent = self.begun.elapsed();
+        if round > self.round {
+            let whole = self.done == System::ALL.len();
+            if !whole || !fits(spent, round, self.limit) {
+                return false;
+            }
+            (self.round, self.done) = (round, 0);
+        }
+        self.done += 1;
+        let (of, name) = (self.rounds, system.name());
+        eprintln!(
+            "{:>4} s: round {} of {of}, {} of {}: {name}",
+            spent.as_secs(),
+            round + 1,
+            self.done,
+            System::ALL.len()
+        );
+        true
+    }
+
+    /// Rounds that ran.
+    fn whole(&self) -> usize {
+        self.round + 1
+    }
+}
+
+/// Whether one more round, as long as those before, ends within the limit.
+fn fits(spent: Duration, rounds: usize, limit: Duration) -> bool {
+    spent + spent / (rounds as u32).max(1) <= limit
 }
 
 fn ns(cells: &Cells, work: Work) -> Option<f64> {
@@ -192,5 +251,25 @@ fn text(work: Work) -> &'static str {
         Work::Scan => "scan, a word",
         Work::Map => "map lookup",
         Work::Frame => "table, a row",
+        Work::Web => "web front, a request",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_end_in_time_and_whole() {
+        let seconds = Duration::from_secs;
+        assert!(fits(seconds(100), 1, seconds(200)) && !fits(seconds(101), 1, seconds(200)));
+        assert!(fits(seconds(150), 3, seconds(200)) && !fits(seconds(151), 3, seconds(200)));
+        let mut progress = Progress { rounds: 9, begun: Instant::now(), limit: seconds(0), round: 0, done: 0 };
+        assert!(System::ALL.iter().all(|&system| progress.begins(system, 0)));
+        // Time is over: neither the next round nor one after it begins.
+        std::thread::sleep(Duration::from_millis(1));
+        let later = (1..3).flat_map(|round| System::ALL.map(|system| (system, round)));
+        assert!(later.into_iter().all(|(system, round)| !progress.begins(system, round)));
+        assert_eq!(progress.whole(), 1);
     }
 }

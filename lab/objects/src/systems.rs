@@ -20,15 +20,31 @@ pub enum System {
     Shm,
     /// … over TCP.
     Tcp,
+    /// … over TCP at 10 Gbit/s.
+    Tcp10,
     /// Near memory under `farmem run`, a quarter local, over shared memory.
     RunShm,
     /// … over TCP.
     RunTcp,
+    /// … over TCP at 10 Gbit/s.
+    RunTcp10,
 }
+
+/// Bits a second of a network of 10 Gbit/s.
+const RATE: &str = "10000000000";
 
 impl System {
     /// All, in the order of the tables.
-    pub const ALL: [System; 6] = [System::Near, System::Fits, System::Shm, System::Tcp, System::RunShm, System::RunTcp];
+    pub const ALL: [System; 8] = [
+        System::Near,
+        System::Fits,
+        System::Shm,
+        System::Tcp,
+        System::Tcp10,
+        System::RunShm,
+        System::RunTcp,
+        System::RunTcp10,
+    ];
 
     /// Heads a column.
     pub fn name(self) -> &'static str {
@@ -37,8 +53,10 @@ impl System {
             System::Fits => "objects, fits",
             System::Shm => "objects shm",
             System::Tcp => "objects tcp",
+            System::Tcp10 => "objects 10 Gbit/s",
             System::RunShm => "run shm",
             System::RunTcp => "run tcp",
+            System::RunTcp10 => "run 10 Gbit/s",
         }
     }
 }
@@ -91,23 +109,29 @@ impl<'a> Bench<'a> {
     pub fn run(&self, system: System, seed: u64) -> Result<Vec<Found>> {
         let (quarter, all) = (self.bytes / 4, 4 * self.bytes);
         let mut command = Command::new(self.farmem);
-        if let System::RunShm | System::RunTcp = system {
+        if let System::RunShm | System::RunTcp | System::RunTcp10 = system {
             command.args(["run", "--no-settings", "--local", &quarter.to_string()]);
             match system {
                 System::RunShm => command.args(["--transport", "shm"]),
                 _ => command.args(["--transport", "tcp", "--node", &self.tcp]),
             };
+            if system == System::RunTcp10 {
+                command.args(["--shape", "10gbit"]);
+            }
             command.arg("--").arg(self.farmem);
         }
         let (place, node, local) = match system {
-            System::Near | System::RunShm | System::RunTcp => ("near", None, all),
+            System::Near | System::RunShm | System::RunTcp | System::RunTcp10 => ("near", None, all),
             System::Fits => ("shm", Some(&self.shm), all),
             System::Shm => ("shm", Some(&self.shm), quarter),
-            System::Tcp => ("tcp", Some(&self.tcp), quarter),
+            System::Tcp | System::Tcp10 => ("tcp", Some(&self.tcp), quarter),
         };
         command.args(["objects-child", "--place", place, "--work", &self.work]);
         command.arg(format!("--local={local}")).arg(format!("--objects={}", self.bytes / 64));
         command.arg(format!("--accesses={}", self.accesses)).arg(format!("--seed={seed}"));
+        if system == System::Tcp10 {
+            command.args(["--rate", RATE]);
+        }
         if let Some(node) = node {
             command.args(["--node", node]);
         }

@@ -13,7 +13,7 @@ struct Child {
 
 fn found(place: &str, node: &str) -> Vec<Found> {
     let arguments = ["child", "--place", place, "--node", node, "--local", "524288", "--objects", "32768"];
-    let more = ["--accesses", "2000", "--seed", "7", "--work", "deref,random,together,writes,scan,map,frame"];
+    let more = ["--accesses", "2000", "--seed", "7", "--work", "deref,random,together,writes,scan,map,frame,web"];
     child::found(&Child::parse_from(arguments.into_iter().chain(more)).options).unwrap()
 }
 
