@@ -42,8 +42,7 @@ fn as_many_nodes_as_parity_bears_are_lost_and_the_program_goes_on() -> Result<()
     let goes_on = |shape: &'static str, count: usize, losses: usize, arguments: &'static [&'static str]| {
         scenario(format!("{shape} without {losses}, {arguments:?}"), move || {
             let nodes = nodes(count)?;
-            let work = Work::start(&striped("4M", shape, &nodes), arguments)?;
-            std::thread::sleep(Duration::from_millis(500));
+            let work = mirror::at_work(&striped("4M", shape, &nodes), arguments)?;
             for node in &nodes[..losses] {
                 node.running.signal(libc::SIGKILL);
                 std::thread::sleep(Duration::from_millis(300));

@@ -16,7 +16,7 @@ use farmem_tests::lost::Lost;
 use farmem_tests::process::{self, TempDir, eventually};
 
 use crate::disk;
-use crate::mirror::{KILLED, by_tcp, mirrored, nodes, redis_loses, sound_with_one};
+use crate::mirror::{KILLED, at_work, by_tcp, mirrored, nodes, redis_loses, sound_with_one};
 use crate::{BUSY, FORKED, LIMIT, Scenario, Work, scenario, together};
 
 const PAGE: usize = 4096;
@@ -293,8 +293,7 @@ fn sealed_copies_are_lost_and_made_again() -> Result<()> {
     let goes_on = |arguments: &'static [&'static str]| {
         scenario(format!("{arguments:?}"), move || {
             let nodes = nodes(2)?;
-            let work = Work::start(&mirrored("4M", &by_tcp(&nodes)).with(&["--seal"]), arguments)?;
-            std::thread::sleep(Duration::from_millis(300));
+            let work = at_work(&mirrored("4M", &by_tcp(&nodes)).with(&["--seal"]), arguments)?;
             let mut lost = Lost::by(&[work.program, nodes[1].running.pid(), nodes[0].running.pid()]);
             lost.kills(nodes[0].running.pid());
             sound_with_one(work, &nodes[0].by_tcp(), KILLED, &mut lost)
