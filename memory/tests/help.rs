@@ -57,7 +57,7 @@ impl Worker {
 /// For each worker but the first: how long it ran since all of them slept.
 fn give_back_at_once(node: &Node, run: u8) -> Vec<u64> {
     let options = ConnectOptions {
-        timeout: Duration::from_secs(5),
+        timeout: Duration::from_secs(30),
         grace: Duration::ZERO,
         run: [run; 16],
         pid: std::process::id(),

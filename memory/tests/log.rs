@@ -47,7 +47,7 @@ fn start(verbose: bool) -> (Node, SocketAddr, Read, Log) {
 
 fn join(node: &Node) -> Session {
     let options = ConnectOptions {
-        timeout: Duration::from_secs(5),
+        timeout: Duration::from_secs(30),
         grace: Duration::from_secs(5),
         run: [1; 16],
         pid: 77,

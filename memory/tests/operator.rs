@@ -27,7 +27,7 @@ fn join(node: &Node) -> Result<Session, ConnectError> {
 
 fn join_run(node: &Node, run: [u8; 16]) -> Result<Session, ConnectError> {
     let options = ConnectOptions {
-        timeout: Duration::from_secs(5),
+        timeout: Duration::from_secs(30),
         grace: Duration::from_secs(5),
         run,
         pid: std::process::id(),

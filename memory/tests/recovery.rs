@@ -16,7 +16,7 @@ const PUBLISHED: usize = 60;
 
 fn join(node: &Node, run: u8) -> Session {
     let options = ConnectOptions {
-        timeout: Duration::from_secs(5),
+        timeout: Duration::from_secs(30),
         grace: Duration::from_secs(5),
         run: [run; 16],
         pid: std::process::id(),

@@ -46,7 +46,7 @@ impl Fixture {
     /// A program that comes over TCP, as the strangers do.
     fn program(&self) -> Result<Session, ConnectError> {
         let options = ConnectOptions {
-            timeout: Duration::from_secs(5),
+            timeout: Duration::from_secs(30),
             grace: Duration::from_secs(5),
             run: [1; 16],
             pid: std::process::id(),

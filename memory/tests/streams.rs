@@ -11,6 +11,7 @@ use farmem_protocol::key::Key;
 use farmem_protocol::wire::{Ask, Batch, Hello, Known, MAX_VERBS, Op, Purpose, Reply, Verb};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -101,10 +102,23 @@ fn join(node: &Node) -> Session {
     Session::connect(&node.addresses()[0], &options).unwrap()
 }
 
+/// How long each worker, and last the calling thread, has waited for a CPU.
+fn waited() -> Vec<Duration> {
+    let read = |thread: &Path, what| std::fs::read_to_string(thread.join(what)).unwrap_or_default();
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap().path());
+    let workers = threads.filter(|thread| read(thread, "comm").starts_with("worker "));
+    let of = |thread: PathBuf| read(&thread, "schedstat").split(' ').nth(1).and_then(|ns| ns.parse().ok()).unwrap_or(0);
+    workers.chain([PathBuf::from("/proc/thread-self")]).map(|thread| Duration::from_nanos(of(thread))).collect()
+}
+
+/// How long it takes. Left out is how long the calling thread, and the worker that waits longest,
+/// wait for a CPU meanwhile.
 fn took(what: impl FnOnce()) -> Duration {
-    let begun = Instant::now();
+    let (begun, before) = (Instant::now(), waited());
     what();
-    begun.elapsed()
+    let mut waits: Vec<Duration> = waited().iter().zip(before).map(|(now, then)| now.saturating_sub(then)).collect();
+    let own = waits.pop().unwrap_or_default();
+    begun.elapsed().saturating_sub(own + waits.into_iter().max().unwrap_or_default())
 }
 
 #[test]

@@ -174,7 +174,7 @@ fn a_tenant_cannot_come_as_a_member_of_another() {
     session.regions().open("shared".parse().unwrap(), true).unwrap();
     assert!(here.connect(1, Some(other)).is_err(), "the name of its run");
     let options = ConnectOptions { trust: other.into(), transport: Transport::Tcp, ..ConnectOptions::default() };
-    let options = ConnectOptions { timeout: Duration::from_secs(5), ..options };
+    let options = ConnectOptions { timeout: Duration::from_secs(30), ..options };
     let identity = session.identity();
     assert!(Session::resume(&here.node.addresses()[0], &options, &identity).is_err(), "its secret");
     let stranger = here.connect(2, Some(other)).unwrap();

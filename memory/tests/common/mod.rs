@@ -71,9 +71,9 @@ pub fn say(stream: &mut impl Write, number: u64, ask: Ask) {
 
 /// Waits until it is so.
 pub fn within(what: &str, mut condition: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + Duration::from_secs(60);
     while !condition() {
-        assert!(Instant::now() < until, "not so within 10 s: {what}");
+        assert!(Instant::now() < until, "not so within 60 s: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
