@@ -5,10 +5,10 @@ mod common;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command};
 
-use common::{Place, eventually, outcome};
+use common::{Place, eventually, free, outcome};
 
 /// A process that ends with the test.
 struct Service(Child);
@@ -39,16 +39,13 @@ impl Service {
     }
 }
 
-fn free() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
-}
-
 /// Fills 32 MiB, reads it again, and gives most of it back.
 const PROGRAM: &str = "x=[bytes([i%251])*65536 for i in range(512)]\nprint(sum(p[0] for p in x))\ndel x";
 
 #[test]
 fn a_confined_node_and_controller_do_all_that_they_are_for() {
-    let (place, at, controller_at, metrics) = (Place::new(), free(), free(), free());
+    let (place, at, controller_at, metrics) =
+        (Place::new(), free().to_string(), free().to_string(), free().to_string());
     let (store, socket) = (place.path().join("tokens.toml"), place.path().join("node.sock"));
     let token = |arguments: &[&str]| {
         let (status, said, complaint) =
@@ -98,7 +95,7 @@ fn a_confined_node_and_controller_do_all_that_they_are_for() {
     }
 
     let mut kv = place.farmem(["kv", "--name", "store", "--node", &at, "--token", &lab, "--listen"]);
-    let kv_at = free();
+    let kv_at = free().to_string();
     kv.arg(&kv_at);
     let kv = Service::start(&place, kv, "kv.log");
     eventually("the store listens", || TcpStream::connect(&kv_at).is_ok());

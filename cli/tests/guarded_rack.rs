@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command};
 
-use common::{Place, eventually, outcome};
+use common::{Place, eventually, free, outcome};
 
 /// Processes that end with the test.
 struct Ends(Child);
@@ -27,14 +27,10 @@ struct Rack {
     _controller: Ends,
 }
 
-fn free() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
-}
-
 impl Rack {
     /// A controller with tokens of the tenants `rack` and `lab`.
     fn start() -> Rack {
-        let (place, at) = (Place::new(), free());
+        let (place, at) = (Place::new(), free().to_string());
         for tenant in ["rack", "lab"] {
             create(&place, tenant);
         }
@@ -55,7 +51,7 @@ impl Rack {
 
     /// A node of the rack, which may or may not have a token.
     fn node(&self, name: &str, token: Option<&str>) -> Ends {
-        let listen = free();
+        let listen = free().to_string();
         let node = ["node", "--lend", "256M", "--rdma", "off", "--listen", &listen];
         let mut node = self.command(&[&node[..], &["--controller", &self.at, "--name", name]].concat(), token);
         node.arg("--tokens").arg(self.place.path().join("tokens.toml"));
@@ -171,7 +167,7 @@ fn an_answer_that_was_changed_on_its_way_is_not_believed() {
     refused(status(&liar, Some("rack")), "does not prove");
     assert!(outcome(status(&liar, None)).1.contains("xx"));
     // Nor one of a controller that knows no tokens.
-    let at = free();
+    let at = free().to_string();
     let _open = spawned(&rack.place, rack.place.farmem(["controller", "--listen", &at]), "open.log");
     eventually("the controller listens", || TcpStream::connect(&at).is_ok());
     refused(status(&at, Some("rack")), "does not prove");

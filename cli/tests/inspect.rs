@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Place, eventually, outcome};
+use common::{Place, eventually, listens, outcome};
 use farmem_agent::client::{Chunk, Client, Options};
 use farmem_fabric::NodeAddr;
 use farmem_protocol::extent::guard::Words;
@@ -62,7 +62,7 @@ impl Host {
         std::fs::create_dir_all(&dir).unwrap();
         let arguments = ["agent", "--quiet", "--idle", "0", "--grace", grace, "--node", node, "--dir"];
         let agent = place.farmem(arguments).arg(&dir).spawn().unwrap();
-        eventually("the agent listens", || dir.join("agent.sock").exists());
+        listens(&dir.join("agent.sock"));
         let program = || {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.args(["a_program", "--exact", "--nocapture"]).env("FARMEM_POOL_TEST_DIR", &dir);
@@ -88,7 +88,7 @@ fn a_dead_host_is_recovered_by_its_words_and_the_check_is_clean() {
     let socket = place.path().join("node.sock");
     let node = format!("unix:{}", socket.display());
     let _node = Killed(place.farmem(["node", "--lend", "2G", "--listen", &node]).spawn().unwrap());
-    eventually("the node listens", || socket.exists());
+    listens(&socket);
     let sound = || {
         let (status, said, err) = outcome(place.farmem(["check", &node]));
         assert_eq!((status, err.as_str()), (Some(0), ""), "{said}");
@@ -228,7 +228,7 @@ fn status_names_runs_as_top_does() {
     let at = format!("unix:{}", socket.display());
     let mut node = place.farmem(["node", "--lend", "256M", "--listen", &at]);
     let _node = Killed(node.stderr(Stdio::null()).spawn().unwrap());
-    eventually("the node listens", || socket.exists());
+    listens(&socket);
     let script = "x=$(printf '%09000000d' 1); sleep 60";
     let mut run = place.farmem(["run", "--local", "16M", "--node", &at, "--stats", "none", "--", "sh", "-c", script]);
     let _run = Killed(run.spawn().unwrap());

@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::Child;
 
-use common::{Place, eventually, outcome};
+use common::{Place, eventually, listens, outcome};
 use farmem::{Addr, Memory};
 use farmem_kv::layout::{MAGIC, head};
 
@@ -36,12 +36,14 @@ impl Service {
         fs::read_to_string(&self.log).unwrap()
     }
 
+    /// Waits until it has said so, and has ended the line: a line may come in parts.
     fn says(&self, what: &str) {
-        eventually(what, || self.said().contains(what));
+        let is_whole = |line: &str| line.ends_with('\n') && line.contains(what);
+        eventually(what, || self.said().split_inclusive('\n').any(is_whole));
     }
 
     fn signal(&self, signal: i32) {
-        farmem_sys::process::send(self.child.id(), signal).unwrap();
+        farmem_tests::process::send(self.child.id() as i32, signal);
     }
 
     fn kill(&mut self) {
@@ -73,7 +75,7 @@ impl Nodes {
             Service::start(&place, &format!("node{n}"), &arguments)
         };
         let nodes = (0..count).map(node).collect();
-        eventually("the nodes listen", || sockets.iter().all(|socket| socket.exists()));
+        sockets.iter().for_each(|socket| listens(socket));
         Nodes { place, nodes, at }
     }
 

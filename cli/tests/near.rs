@@ -97,7 +97,7 @@ fn how_it_is_reached_is_said() {
 fn one_that_is_stopped_does_not_hide_the_others() {
     let place = Place::new();
     let (stopped, other) = (Node::start(&place), Node::start(&place));
-    farmem_sys::process::send(stopped.child.id(), libc::SIGSTOP).unwrap();
+    farmem_tests::process::send(stopped.child.id() as i32, libc::SIGSTOP);
     let (status, out, said) = outcome(place.farmem(["status"]));
     assert!(out.contains(&other.address) && !out.contains(&stopped.address), "{out}");
     assert!(status == Some(72) && said.contains(&stopped.address) && said.lines().count() == 1, "{status:?}: {said}");

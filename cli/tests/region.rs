@@ -6,7 +6,7 @@ mod common;
 
 use std::process::{Child, Stdio};
 
-use common::{Place, eventually, outcome};
+use common::{Place, eventually, listens, outcome};
 use farmem::Memory;
 
 struct Killed(Child);
@@ -25,7 +25,7 @@ fn a_region_is_listed_counted_and_removed() {
     let at = format!("unix:{}", socket.display());
     let mut node = place.farmem(["node", "--lend", "256M", "--quota", "128M", "--listen", &at]);
     let _node = Killed(node.stderr(Stdio::null()).spawn().unwrap());
-    eventually("the node listens", || socket.exists());
+    listens(&socket);
     let said = |arguments: &[&str]| {
         let (status, said, complaint) = outcome(place.farmem(arguments));
         assert_eq!((status, complaint.as_str()), (Some(0), ""), "{said}");

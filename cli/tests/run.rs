@@ -1,12 +1,13 @@
 //! `farmem run` as its users and their scripts see it.
 
+#[allow(dead_code)] // Shared by test programs, each of which uses a part.
 mod common;
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
-use common::{Place, eventually, outcome, runs};
+use common::{Place, eventually, listens, outcome, runs};
 
 fn signal(pid: u32, name: &str) {
     assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
@@ -147,7 +148,7 @@ fn node(place: &Place, name: &str) -> (Killed, String) {
     let address = format!("unix:{}", socket.display());
     let node = place.farmem(["node", "--lend", "128M", "--listen", &address]).stderr(Stdio::null()).spawn().unwrap();
     let node = Killed(node);
-    eventually("the node listens", || socket.exists());
+    listens(&socket);
     (node, address)
 }
 
@@ -412,12 +413,15 @@ fn the_node_ends_with_a_killed_program() {
 #[test]
 fn a_program_left_in_the_background_keeps_its_run() {
     let place = Place::new();
-    let (_, node, mut farmem, mut out) = started(&place, "echo $$; sleep 0.5; (exec >&- 2>&-; sleep 5) & exit 4");
+    let seen = place.path().join("seen");
+    let background = format!("exec >&- 2>&-; until [ -e {} ]; do sleep 0.1; done", seen.display());
+    let (_, node, mut farmem, mut out) = started(&place, &format!("echo $$; sleep 0.5; ({background}) & exit 4"));
     // A reader of our output does not wait for the background.
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
     assert_eq!(farmem.wait().unwrap().code(), Some(4));
     assert!(runs(node), "the background process has lost its memory");
+    std::fs::write(seen, "").unwrap();
     eventually("the node ends with the last process", || !runs(node));
     eventually("the run's files are gone", || place.left().is_empty());
 }

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Place, eventually, outcome};
+use common::{Place, eventually, listens, outcome};
 use farmem_agent::client::{Client, Options};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -18,7 +18,7 @@ fn runs_and_nodes_are_shown_while_they_live() {
     let socket = place.path().join("node.sock");
     let address = format!("unix:{}", socket.display());
     let mut node = place.farmem(["node", "--lend", "256M", "--listen", &address]).spawn().unwrap();
-    eventually("the node listens", || socket.exists());
+    listens(&socket);
     let run = ["run", "--local", "16M", "--node", &address, "--stats", "none", "--", "sleep", "60"];
     let mut run = place.farmem(run).stdout(Stdio::null()).spawn().unwrap();
 
@@ -140,9 +140,8 @@ fn a_store_is_shown_while_its_front_end_lives() {
     let socket = place.path().join("node.sock");
     let address = format!("unix:{}", socket.display());
     let mut node = place.farmem(["node", "--lend", "256M", "--listen", &address]).spawn().unwrap();
-    eventually("the node listens", || socket.exists());
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let listen = format!("127.0.0.1:{port}");
+    listens(&socket);
+    let listen = common::free().to_string();
     let mut front = place.farmem(["kv", "--name", "shown", "--node", &address, "--listen", &listen]).spawn().unwrap();
     eventually("the front end listens", || std::net::TcpStream::connect(&listen).is_ok());
     let mut client = std::net::TcpStream::connect(&listen).unwrap();

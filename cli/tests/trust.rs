@@ -38,7 +38,7 @@ impl Guarded {
     fn start(quota: &str) -> Guarded {
         let place = Place::new();
         create(&place, &["--tenant", "analytics", "--quota", quota], "analytics.token");
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let port = common::free();
         let (at, store) = (port.to_string(), place.path().join("tokens.toml"));
         let mut node = place.farmem(["node", "--lend", "512M", "--rdma", "off", "--listen", &at, "--tokens"]);
         node.arg(&store).stderr(fs::File::create(place.path().join("node.log")).unwrap());

@@ -1,7 +1,9 @@
 //! Shared by the tests of the command line: the binary, in a runtime directory of its own.
 
 use std::ffi::OsStr;
+use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -73,11 +75,21 @@ pub fn outcome(mut command: Command) -> (Option<i32>, String, String) {
 
 /// Waits until a condition holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + Duration::from_secs(60);
     while !holds() {
-        assert!(Instant::now() < until, "not within 30 s: {what}");
+        assert!(Instant::now() < until, "not within 60 s: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Waits until somebody listens on a Unix socket: its file is there a moment before.
+pub fn listens(socket: &Path) {
+    eventually(&format!("{} is listened on", socket.display()), || UnixStream::connect(socket).is_ok());
+}
+
+/// An address of this machine that nobody listens on, and that the kernel gives to nobody else meanwhile.
+pub fn free() -> SocketAddr {
+    farmem_tests::farmem::free_port().unwrap()
 }
 
 /// Whether a process has not ended yet (`farmem_tests::process::alive`).
