@@ -44,11 +44,11 @@ fn clients_are_served() {
         ("EXPIRE y 100", ":1"),
         ("TTL y", ":100"),
         ("PERSIST y", ":1"),
-        ("SETEX t 1 v", "+OK"),
         ("TYPE n", "+string"),
         ("RENAME y w", "+OK"),
         ("GET w", "2"),
-        ("DBSIZE", ":6"),
+        ("DBSIZE", ":5"),
+        ("SETEX t 1 v", "+OK"),
         ("SELECT 0", "+OK"),
         ("SELECT 3", "-ERR DB index is out of range"),
         ("RPUSH list a b c a", ":4"),
@@ -92,7 +92,7 @@ fn clients_are_served() {
         ("GET", "-ERR wrong number of arguments for 'get' command"),
         ("CONFIG GET save", "[save ]"),
     ] {
-        assert_eq!(a.ask(said), expected.trim_end(), "{said}");
+        assert!(world::process::is_so(&a.ask(said), expected.trim_end()), "{said}");
     }
     // The other front end serves the same.
     assert_eq!((b.ask("GET n"), b.ask("INCR n"), a.ask("GET n")), ("42".into(), ":43".into(), "43".into()));
@@ -149,14 +149,23 @@ fn histories(way: Transport, seed: u64, killed_after: Duration) -> usize {
         let threads: Vec<_> = [(&victim, 1), (&stays, 2), (&victim, 3), (&stays, 4), (&victim, 5)]
             .map(|(front, n)| begin(front, n))
             .into();
+        // Each call that is answered takes three moments.
+        let calls = |most: u64| {
+            let until = Instant::now() + Duration::from_secs(60);
+            while moment.load(Ordering::Relaxed) < 3 * most && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
         std::thread::sleep(killed_after);
+        calls(400);
         farmem_sys::process::send(victim.child.id(), 9).unwrap();
         std::thread::sleep(Duration::from_millis(600));
+        calls(700);
         stop.store(true, Ordering::Relaxed);
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     victim.kill();
-    assert!(calls.len() > 500, "{} calls in 1.5 s", calls.len());
+    assert!(calls.len() > 500, "{} calls", calls.len());
     for key in 0..KEYS {
         let of_key: Vec<Call<Step>> =
             calls.iter().filter(|(which, _)| *which == key).map(|(_, call)| call.clone()).collect();
@@ -170,7 +179,7 @@ fn histories(way: Transport, seed: u64, killed_after: Duration) -> usize {
         if counts.iter().all(|(_, count)| count.problems.is_empty() && count.pending == 0) {
             return calls.len();
         }
-        assert!(begun.elapsed() < Duration::from_secs(30), "after 30 s: {counts:?}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "after 60 s: {counts:?}");
         std::thread::sleep(Duration::from_millis(300));
     }
 }
