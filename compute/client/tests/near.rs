@@ -292,7 +292,7 @@ fn hostile_calls_touch_nothing_of_others() {
     let options = ConnectOptions {
         transport: Transport::Tcp,
         run: [9; 16],
-        timeout: std::time::Duration::from_secs(5),
+        timeout: std::time::Duration::from_secs(30),
         grace: std::time::Duration::from_secs(1),
         ..ConnectOptions::default()
     };

@@ -91,7 +91,7 @@ pub fn be_a_node() {
 pub fn await_that(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "not so after 20 s: {what}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "not so after 60 s: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -54,7 +54,7 @@ pub fn member(lend: u64, listens: Vec<NodeAddr>, transport: Transport) -> (&'sta
     let node = Node::start(&farmem_memory::Config::new(lend, listens)).unwrap();
     let node: &'static Node = Box::leak(Box::new(node));
     let options = ConnectOptions {
-        timeout: Duration::from_secs(5),
+        timeout: Duration::from_secs(30),
         grace: Duration::from_secs(1),
         run: [1; 16],
         pid: std::process::id(),

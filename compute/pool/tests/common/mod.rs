@@ -12,7 +12,7 @@ use std::time::Duration;
 
 pub fn options() -> ConnectOptions {
     ConnectOptions {
-        timeout: Duration::from_secs(2),
+        timeout: Duration::from_secs(30),
         grace: Duration::from_secs(2),
         run: [1; 16],
         pid: std::process::id(),
