@@ -439,7 +439,11 @@ failed_allocations() { for what in fail_page_alloc failslab; do echo "$what $((1
 
 # The same while allocations fail.
 pressure_failing() {
+    # A lost packet is sent again after 0.2 s, and each time later. Within the default some are lost four times.
+    timeout=10s
+    devices=$1
     on --connections "$1" || return 1
+    devices=1 timeout=
     failing 5 || return 1
     pressed
     held=$?

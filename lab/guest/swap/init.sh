@@ -10,7 +10,8 @@ mount -t tmpfs -o size=8M tmpfs /tmp
 mount -t tmpfs -o size=8M tmpfs /run
 mount -t cgroup2 cgroup2 /cg
 echo +memory >/cg/cgroup.subtree_control
-echo 0 >/proc/sys/kernel/printk
+# Emergencies alone. With 0 a panic would say nothing.
+echo 1 >/proc/sys/kernel/printk
 for module in virtio_pci virtio_net; do
     [ ! -d /lib/modules ] || modprobe "$module" || echo "GUEST modprobe $module failed"
 done

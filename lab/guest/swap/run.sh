@@ -142,7 +142,8 @@ case " $* " in *" machine "*)
     cp "$inner" "$root/machine/kernel"
     cp "$root/usr/bin/pages" "$new/inner/pages"
     pack "$new/inner" >"$root/machine/image"
-    put "$root" "$(command -v qemu-system-x86_64)"
+    # Debian's QEMU loads its emulation from a file of its own.
+    put "$root" "$(command -v qemu-system-x86_64)" $(ls /usr/lib/*/qemu/accel-tcg-x86_64.so 2>/dev/null)
     for folder in qemu seabios; do
         mkdir -p "$root/usr/share/$folder"
         cp /usr/share/$folder/{bios-256k,kvmvapic,linuxboot_dma,linuxboot}.bin "$root/usr/share/$folder/" 2>/dev/null || true

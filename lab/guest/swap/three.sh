@@ -81,7 +81,7 @@ watch_node() {
     while sleep 2; do
         "$farmem" status --json "${asks[@]}" "127.0.0.1:$port" 2>/dev/null |
             sed -n '/"volumes"/,/"windows"/ s/.*"\(live\|held\)": *\([0-9]*\).*/\1 \2/p' |
-            awk '{ sum[$1] += $2 } END { printf "%d %d\n", sum["live"] / 1024, sum["held"] / 1024 }'
+            awk '{ sum[$1] += $2 } END { printf "%d %d\n", sum["live"] / 1024, sum["held"] / 1024 }' || true
     done
 }
 
@@ -107,7 +107,7 @@ run_all() {
             shares) asks=(--token "$new/token1") && tell $machine "--size ${promised}M --node 10.0.2.2:$port --token /token" ;;
             pool) tell $machine "--size ${lend}M --node 10.0.2.2:$port --overcommit" ;;
         esac
-        (APPEND=rootfstype=ramfs boot "${FARMEM_GUEST_LIMIT:-3600}" "${FARMEM_GUEST_MEMORY:-128}" "$cache/tree/boot/vmlinuz-$release" \
+        (APPEND=rootfstype=ramfs boot "${FARMEM_GUEST_LIMIT:-3600}" "${FARMEM_GUEST_MEMORY:-192}" "$cache/tree/boot/vmlinuz-$release" \
             "$new/image$machine" -pidfile "$new/$machine.pid" -netdev "user,id=n,tftp=$new/answers" -device virtio-net-pci,netdev=n,romfile= |
             follow $machine | tee "$new/console.$machine") &
         machines+=($!)
@@ -116,7 +116,7 @@ run_all() {
     watcher=$!
     # How jobs ended is in the consoles.
     wait "${machines[@]}" || true
-    kill $watcher $node
+    kill $watcher $node || true
     wait $watcher $node 2>/dev/null || true
     # While anything was held.
     awk -v lend="$lend" -v name="$name" -v jobs="$(cat "$new"/console.* | grep -c 'JOB .* ended with 0 ')" \
@@ -131,7 +131,8 @@ run_all() {
 }
 
 for machine in 1 2 3; do
-    "$farmem" token create --tenant "machine$machine" --quota "${share}M" --store "$new/tokens" >"$new/token$machine"
+    # A token that others may read is refused.
+    (umask 077 && "$farmem" token create --tenant "machine$machine" --quota "${share}M" --store "$new/tokens" >"$new/token$machine")
 done
 run_all shares --tokens "$new/tokens"
 rm -f "$new"/token?
