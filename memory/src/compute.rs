@@ -44,14 +44,11 @@ impl Compute {
         (before < self.most).then_some(turn)
     }
 
-    /// Puts a call off whose time is not over. False: it is over.
+    /// Puts a call off whose time is not over. False: it is over, or too many of the caller's wait.
     fn put_off(&self, caller: &Caller<'_>, ms: u32) -> bool {
         let now = self.since.elapsed().as_nanos() as u64;
         let until = caller.mark().unwrap_or(now + u64::from(ms) * 1_000_000);
-        if now < until {
-            caller.later(until);
-        }
-        now < until
+        now < until && caller.later(until)
     }
 }
 

@@ -60,8 +60,10 @@ const DRAIN_MS: i32 = 1;
 /// How often a worker looks whether a peer has taken the descriptor that was passed to it, in
 /// milliseconds.
 const PASS_MS: i32 = 5;
-/// How long a worker sleeps at most while a SEND of a connection is put off, in milliseconds.
-const LATER_MS: i32 = 1;
+/// How long a SEND that was put off waits before the service is asked again, ns.
+const LATER_NS: u64 = 1_000_000;
+/// Connections with such a SEND that are served in one round: other verbs wait for them.
+const LATER: usize = 4;
 /// How long a connection may take to say who it is, ns.
 const STRANGER_NS: u64 = 10_000_000_000;
 /// The most connections without a Hello at a node; each worker may have an equal part. One more
@@ -161,9 +163,11 @@ struct Worker {
     turns: Turns,
     trim: Trim,
     /// Tokens of connections that are served without an event. Either the peer must take a
-    /// descriptor before it is sent more (`held_up`), or the input goes on (`goes_on`), or a SEND
-    /// was put off (`Engine::waits`).
+    /// descriptor before it is sent more (`held_up`), or the input goes on (`goes_on`).
     unasked: Vec<usize>,
+    /// Tokens of connections whose SEND was put off (`Engine::waits`), each with the time when its
+    /// service is asked again: the earliest first. None of them is hot, or watched by epoll.
+    later: VecDeque<(u64, usize)>,
     /// Connections that have ended with a descriptor in transit, which cannot be called back. Each
     /// counts as a connection until the peer has taken it, or has closed its own end. Otherwise a
     /// peer that ends one connection after the other could have any number in transit.
@@ -215,6 +219,7 @@ impl Worker {
             turns: Turns::default(),
             trim: Trim::default(),
             unasked,
+            later: VecDeque::new(),
             lingering,
             strangers,
             next_worker: 0,
@@ -254,6 +259,7 @@ impl Worker {
             for entry in std::mem::take(&mut self.unasked) {
                 came |= self.serve_in_turn(entry, now);
             }
+            came |= self.ask_again(now);
             came |= self.take_turns(now);
             if now.saturating_sub(pass.swept_ns) > SWEEP_MS as u64 * 1_000_000 {
                 pass.swept_ns = now;
@@ -285,16 +291,13 @@ impl Worker {
         // Worker 0 wakes for sweeps even without connections: it looks after absent members.
         let minds = self.connections.iter().any(Option::is_some) || !self.lingering.is_empty();
         let idle = if self.index == 0 || minds { SWEEP_MS } else { -1 };
-        let waits = |&entry: &usize| matches!(&self.connections[entry], Some(one) if one.engine.waits());
-        let idle = match self.unasked.is_empty() {
-            true => idle,
-            false if self.unasked.iter().any(waits) => LATER_MS,
-            false => PASS_MS,
-        };
+        let idle = if self.unasked.is_empty() { idle } else { PASS_MS };
+        let later = self.later.front().map(|&(due, _)| due.saturating_sub(now));
+        let idle = later.map_or(idle, |ns| idle_until(idle, ns));
         let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
         let turn_ns = self.turns.next_in(now);
         let idle = turn_ns.map_or(idle, |ns| idle_until(idle, ns));
-        let at_once = spinning || pass.goes_on || turn_ns == Some(0);
+        let at_once = spinning || pass.goes_on || turn_ns == Some(0) || later == Some(0);
         if self.epoll.wait(&mut pass.events, if at_once { 0 } else { idle }).is_err() {
             // A retry does not cure this. But ending the worker would lose the memory of a whole
             // node.
@@ -309,6 +312,20 @@ impl Worker {
         if !next.called.swap(true, Ordering::AcqRel) {
             next.waker.wake();
         }
+    }
+
+    /// Serves connections whose SEND was put off and is due: few in a round, so that others' verbs
+    /// do not wait for many. Returns whether anything came.
+    fn ask_again(&mut self, now: u64) -> bool {
+        let mut came = false;
+        for _ in 0..LATER {
+            let Some((_, entry)) = self.later.pop_front_if(|&mut (due, _)| due <= now) else { break };
+            if let Some(Some(connection)) = self.connections.get_mut(entry) {
+                connection.later = false;
+                came |= self.serve_in_turn(entry, now);
+            }
+        }
+        came
     }
 
     /// Serves the hot connections. Returns whether anything came.

@@ -423,6 +423,7 @@ impl Bytes for Here<'_> {
     }
 
     fn swap(&mut self, at: u64, expected: u64, new: u64) -> Option<u64> {
-        self.lane.compare_swap(self.at + at, expected, new).map_err(|e| self.failed = Some(e)).ok()
+        let swapped = words::swap(expected, new, || self.lane.compare_swap(self.at + at, expected, new));
+        swapped.map_err(|e| self.failed = Some(e)).ok()
     }
 }

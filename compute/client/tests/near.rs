@@ -193,6 +193,56 @@ fn a_wait_ends_when_the_word_changes() {
     }
 }
 
+/// However many wait, the node keeps few of a member waiting, and none that has gone.
+#[test]
+fn few_of_a_member_wait_at_the_node() {
+    use farmem_fabric::{ConnectOptions, Session};
+    use farmem_protocol::key::Key;
+    use farmem_protocol::near::{Call, Function, Range};
+    let node = node(1);
+    let memory = memory(&node);
+    let mut lane = memory.lane().unwrap();
+    let word = lane.alloc(64).unwrap();
+    let waiting = || {
+        let members = node.nic().members();
+        members.iter().map(|member| member.computed.waiting.load(Ordering::Relaxed)).sum::<u64>()
+    };
+    std::thread::scope(|threads| {
+        let waiters: Vec<_> = (0..80)
+            .map(|_| {
+                let mut lane = memory.lane().unwrap();
+                threads.spawn(move || lane.near().wait(word, 0, Duration::from_millis(150)).unwrap())
+            })
+            .collect();
+        while waiters.iter().any(|waiter| !waiter.is_finished()) {
+            assert!(waiting() <= 64);
+            assert_eq!(lane.load(word).unwrap(), 0);
+        }
+    });
+    assert_eq!(waiting(), 0);
+    // Without a limit that the clock could hold.
+    assert_eq!(lane.near().wait(word, 1, Duration::MAX).unwrap(), 0);
+
+    let (timeout, grace) = (Duration::from_secs(60), Duration::from_secs(1));
+    let options =
+        ConnectOptions { transport: Transport::Tcp, run: [8; 16], timeout, grace, ..ConnectOptions::default() };
+    let session = Session::connect(&node.addresses()[0], &options).unwrap();
+    let source = Range { key: Key(session.grant().unwrap().id.0), at: 0, len: 8 };
+    let list = Range { key: Key(0), at: 0, len: 0 };
+    let said = Call { source, list, function: Function::Wait { expected: 0, ms: 50 } }.frame();
+    let mut reply = [0; 64];
+    let mut queue = session.queue_pair().unwrap();
+    // SAFETY: the queue pair is dropped before the reply.
+    unsafe { queue.send(1, Key::COMPUTE, &said, reply.as_mut_ptr()) };
+    queue.doorbell().unwrap();
+    drop(queue);
+    let until = Instant::now() + Duration::from_secs(60);
+    while waiting() > 0 {
+        assert!(Instant::now() < until, "a queue pair that is gone waits");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Threads move amounts between accounts, some by a node that computes, and some by verbs: nothing
 /// is lost, and nobody sees a half.
 #[test]

@@ -81,6 +81,9 @@ impl Served {
     }
 }
 
+/// The most SENDs of a member that are put off at once.
+pub const WAITING: u64 = 64;
+
 /// The member that asks, and its queue pair.
 pub struct Caller<'a> {
     pub(super) nic: &'a Nic,
@@ -98,11 +101,19 @@ impl Caller<'_> {
         self.mark
     }
 
-    /// Puts the SEND off: the service's result is not sent. The worker asks again within
-    /// about a millisecond, when it has served others, with this mark. The verbs behind it on its
-    /// queue pair wait meanwhile, and no right is held.
-    pub fn later(&self, mark: u64) {
-        self.waits.set(Some(mark));
+    /// Puts the SEND off, if not too many of the member's are. False: it must be answered.
+    ///
+    /// The service's result is not sent then. The worker asks again after about a millisecond, when
+    /// it has served others, with this mark. The verbs behind it on its queue pair wait meanwhile,
+    /// and no right is held.
+    pub fn later(&self, mark: u64) -> bool {
+        let waiting = &self.member.computed.waiting;
+        let may = self.mark.is_some()
+            || waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < WAITING).then_some(n + 1)).is_ok();
+        if may {
+            self.waits.set(Some(mark));
+        }
+        may
     }
 
     /// The member's serial number, and the queue pair's number.
@@ -135,4 +146,6 @@ pub struct Computed {
     pub calls: AtomicU64,
     /// Their time.
     pub ns: AtomicU64,
+    /// A member's that are put off now.
+    pub waiting: AtomicU64,
 }

@@ -31,6 +31,8 @@ pub(super) struct Connection {
     /// It waits for its turn, and epoll does not watch it meanwhile: it would report the same input
     /// at each look. It is watched again when nothing more comes.
     pub queued: bool,
+    /// A SEND of it was put off, and it is in the worker's `later`.
+    pub later: bool,
     /// Bytes moved that are not yet counted against its tenant's rate.
     pub moved: u64,
 }

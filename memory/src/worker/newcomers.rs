@@ -68,6 +68,7 @@ impl Worker {
             class: None,
             goes_on: false,
             put_off: false,
+            later: false,
             queued: false,
             moved: 0,
         };

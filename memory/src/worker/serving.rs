@@ -10,7 +10,7 @@
 //! cheap, because epoll watches no connection that waits for its turn: a tenant that floods has
 //! its connections in the queue, and epoll is left with the quiet ones.
 
-use super::Worker;
+use super::{LATER_NS, Worker};
 use farmem_nic::engine::{Circumstances, Goodbye};
 use farmem_sys::raw::now_ns;
 use std::os::fd::AsRawFd;
@@ -122,14 +122,19 @@ impl Worker {
                     Some(class) if shared && connection.goes_on => {
                         self.turns.ready(class, entry);
                     }
-                    _ if !(connection.held_up || connection.goes_on || waits) || self.unasked.contains(&entry) => {}
+                    _ if !(connection.held_up || connection.goes_on) || self.unasked.contains(&entry) => {}
                     _ => self.unasked.push(entry),
                 }
                 if !connection.queued && wants != connection.watched {
                     connection.watched = wants;
                     let _ = self.epoll.change(connection.socket.as_raw_fd(), entry as u64, wants.0, wants.1);
                 }
-                if came {
+                if waits {
+                    self.hot.forget(entry);
+                    if !std::mem::replace(&mut connection.later, true) {
+                        self.later.push_back((now + LATER_NS, entry));
+                    }
+                } else if came {
                     self.hot.came(entry);
                     if let Some(class) = connection.class {
                         self.turns.asked(class, now);

@@ -77,7 +77,10 @@ impl Serving {
 
     /// Drops all but its member, number and turn.
     pub fn ended(self) -> (Arc<Member>, u64, Arc<Turn>) {
-        let Serving { member, queue, turn, .. } = self;
+        let Serving { member, queue, turn, waits, .. } = self;
+        if waits.is_some() {
+            member.computed.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
         (member, queue, turn)
     }
 
@@ -292,6 +295,9 @@ impl Serving {
         };
         let answer = service.send(&caller, number, said, &nic.windows, section);
         self.waits = caller.waits.get();
+        if before.is_some() && self.waits.is_none() {
+            self.member.computed.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
         answer
     }
 
