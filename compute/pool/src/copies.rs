@@ -121,11 +121,23 @@ impl Moves<'_> {
         self.tables.protection.how() == Protect::Disk && node.is_some_and(|node| !leaves(node))
     }
 
+    /// Whether the node of a slab's other home than this one answers. It is asked before this one is
+    /// given up: a node that has just died may still be in the slab's word. A disk is not asked, nor
+    /// is a home that is absent: the step itself refuses then. No lock is held meanwhile.
+    pub fn other_answers(self, index: u32, home: usize) -> bool {
+        let word = self.tables.extents.word(index);
+        if word.state(1 - home) == State::Absent {
+            return true;
+        }
+        let stays = self.tables.extents.home(word, 1 - home);
+        self.tables.nodes.all().get(stays.node as usize).is_none_or(|node| node.session().records().answers())
+    }
+
     /// Takes one of two whole homes of a slab away; false where that is not what it has. The home
     /// goes back to its node when every thread has left once.
     ///
     /// By the owner of the lane of all write-back, with nothing under way on it: a write is decided
-    /// by one record.
+    /// by one record. Ask [`Moves::other_answers`] before.
     pub fn drop_home(self, writes: &mut Lane, index: u32, home: usize) -> bool {
         if writes.in_flight() > 0 {
             return false;

@@ -41,6 +41,11 @@ impl Records<'_> {
         }
     }
 
+    /// Whether the node answers within a second. True where its memory is mapped: that outlives it.
+    pub fn answers(self) -> bool {
+        self.member.mapped || self.member.ask_soon(Ask::Ping).is_some()
+    }
+
     /// A figure of the node's.
     pub fn figure(self, figure: Figure) -> Result<u64, Lost> {
         match self.member.ask(Ask::Figure(figure))? {

@@ -294,6 +294,7 @@ impl Host {
             Lacks::Way(index, _) if self.mistake == Some(Mistake::ReleasedUnderRead) => {
                 self.release_under_read(lacks, index);
             }
+            Lacks::Way(index, home) if !self.pool.moves().other_answers(index, home) => {}
             Lacks::Way(index, home) => {
                 self.pool.moves().drop_home(&mut self.writes, index, home);
             }
@@ -449,10 +450,13 @@ impl Host {
             of.is_some_and(|(at, life, _)| *at != node && lives(*at, *life))
         };
         let needs = if let Protect::Ec { data, .. } = self.protect { data as usize } else { 1 };
-        let whole = |slab: &u32| {
-            let homes = self.pool.repair().beside(*slab).into_iter().flat_map(|index| self.pool.homes(index));
-            homes.flatten().filter(|(at, state)| *state == State::Whole && is_other(*at)).count() >= needs
+        // A slab that moves has two homes, and counts as one seat of its group.
+        let elsewhere = |index: &u32| {
+            let mut homes = self.pool.homes(*index).into_iter().flatten();
+            homes.any(|(at, state)| state == State::Whole && is_other(at))
         };
+        let whole =
+            |slab: &u32| self.pool.repair().beside(*slab).iter().filter(|index| elsewhere(index)).count() >= needs;
         self.slabs().iter().all(whole)
     }
 

@@ -182,6 +182,9 @@ impl House {
             Some(Lacks::Room(index)) => self.make_room(repair, index),
             Some(Lacks::Way(index, home)) => {
                 let inside = self.base.threads.enter();
+                if !self.base.pool.moves().other_answers(index, home) {
+                    return false;
+                }
                 let mut evictor = self.evictor_at_rest();
                 let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
                 let dropped = self.base.pool.moves().drop_home(&mut thread.lane, index, home);

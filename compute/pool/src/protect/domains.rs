@@ -85,8 +85,9 @@ impl Moves<'_> {
     /// nodes are asked.
     ///
     /// # Errors
-    /// No node of another domain grants a slab.
+    /// No node of another domain grants a slab, or the node of the copy that stays does not answer.
     pub fn place_apart(self, index: u32) -> Result<Place, NoRoom> {
+        self.stays_safely(index, 1)?;
         self.grants.first_grant(&self.tables.others_of(self.tables.first_node(index))).map(Place)
     }
 
@@ -134,6 +135,12 @@ impl Moves<'_> {
         slabs.list[index as usize].iter_mut().for_each(|slab| slab.wanted_by = None);
         slabs.drop_later(Dropped { record: Some(seen.number()), home: Some(goes), ..Dropped::default() });
         true
+    }
+
+    /// Checks that a copy may move from this home: the other one's node answers.
+    pub(super) fn stays_safely(self, index: u32, home: usize) -> Result<(), NoRoom> {
+        let why = || NoRoom::Exhausted("the node of the other copy does not answer".to_owned());
+        self.other_answers(index, home).then_some(()).ok_or_else(why)
     }
 
     /// The home of a slab with two copies that moves to another node, if one does.

@@ -144,11 +144,16 @@ impl Moves<'_> {
     /// while nodes are asked.
     ///
     /// # Errors
-    /// No other node grants a slab. Call [`Moves::stay`] then.
+    /// No other node grants a slab, or that of the other copy does not answer. Call [`Moves::stay`] then.
     pub fn find_room(self, index: u32) -> Result<Option<Place>, NoRoom> {
-        if self.tables.extents.word(index).homes() == 1 {
+        let word = self.tables.extents.word(index);
+        if word.homes() == 1 {
             return self.add_home(index).map(|()| None);
         }
+        let slabs = self.held.slabs.lock();
+        let leaves = slabs.list[index as usize].as_ref().and_then(|slab| self.tables.wanted_home(slab, word));
+        drop(slabs);
+        self.stays_safely(index, leaves.unwrap_or(1))?;
         self.grants.granted(&self.tables.nodes_beside(index)).map(|home| Some(Place(home)))
     }
 
