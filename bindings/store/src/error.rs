@@ -72,7 +72,7 @@ impl Problem {
                 (code::FULL, "the store's memory is used up: remove keys, raise maxmemory, or lend more".into())
             }
             Failed::Refused(Trouble::Deep) => (code::FULL, plain(failed)),
-            Failed::Refused(Trouble::TooLarge) => (code::TOO_LARGE, plain(failed)),
+            Failed::Refused(Trouble::TooLarge | Trouble::Beyond) => (code::TOO_LARGE, plain(failed)),
             Failed::Refused(Trouble::Unsettled | Trouble::ShutOut) => (code::UNSURE, plain(failed)),
             Failed::WrongType => (code::WRONG_TYPE, "the key holds a list, a hash, a set or a sorted set".into()),
             other => (code::FAILED, plain(other)),

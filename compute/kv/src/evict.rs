@@ -31,6 +31,8 @@ const BY_A_WRITE: usize = 8;
 /// Samples that the background takes at once, at most, and how often.
 const AT_ONCE: usize = 16;
 const ROUNDS: u32 = 64;
+/// Between two searches for replaced objects, at least, in ms.
+const SEARCH_MS: u64 = 250;
 /// How long a write waits for memory to come back, in ms.
 const PATIENCE_MS: u32 = 2000;
 
@@ -50,6 +52,9 @@ impl Keyspace {
                 }
             }
         }
+        if self.search(io, shard, !self.evicts).await {
+            return Ok(());
+        }
         if !self.evicts {
             return Err(Trouble::Full);
         }
@@ -65,6 +70,31 @@ impl Keyspace {
             }
         }
         if evicted == 0 { Err(Trouble::Full) } else { Ok(()) }
+    }
+
+    /// Finds own objects that other front ends have replaced or removed; whether there were any.
+    /// One search at a time. The next begins when eight times as long has passed as it took; a
+    /// caller that would be refused waits for it.
+    async fn search(&self, io: &Io, shard: &Rc<Shard>, waits: bool) -> bool {
+        let (space, clock_ms) = (&shard.space, &shard.near.lease.now_ms);
+        let not_now = || space.searching.get() > 0 || waits && clock_ms.get() < space.search_ms.get();
+        let mut waited = 0;
+        while space.company.get() && not_now() && waited < PATIENCE_MS {
+            io.pause(1).await;
+            waited += 1;
+            if space.retired_bytes() > 0 {
+                return true;
+            }
+        }
+        let begun_ms = clock_ms.get();
+        if !space.company.get() || not_now() || begun_ms < space.search_ms.get() {
+            return false;
+        }
+        let _searching = Counted::new(&space.searching);
+        let found = shard.recovery.scavenge(io).await;
+        let took_ms = clock_ms.get() - begun_ms;
+        space.search_ms.set(clock_ms.get() + (8 * took_ms).max(SEARCH_MS));
+        found > 0
     }
 
     /// Evicts before memory is full. False: it is of no use to go on at once.

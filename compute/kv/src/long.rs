@@ -21,11 +21,12 @@
 use crate::heap::Held;
 use crate::index::Found;
 use crate::keyspace::Keyspace;
-use crate::layout::{At, EXTENT, Hash, NODE_SHIFT, PIECE_HEADER, word};
+use crate::layout::{At, EXTENT, Hash, NODE_SHIFT, PIECE_HEADER, PIECES, word};
 use crate::object::{self, Object, Type, Value};
 use crate::reach::Reach;
 use crate::shard::{Shard, Trouble};
 use crate::task::{Answer, Io, Verb};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 /// Bytes of a value at most.
@@ -127,6 +128,8 @@ pub struct Writer<'a> {
     hash: Hash,
     /// Bytes that come, as far as is known. The last extents are cut to fill their pieces.
     expected: u64,
+    /// Places that are held for extents to come.
+    ahead: VecDeque<Held>,
     filled: Vec<u8>,
 }
 
@@ -136,7 +139,51 @@ impl<'a> Writer<'a> {
         let number = (store.random(1 << 32) as u64) << 32 | store.random(1 << 32) as u64;
         let list = List { number, len: 0, extents: Vec::new() };
         let long = Long { shard: Rc::clone(store.shard(key)), list, held: Vec::new() };
-        Writer { store, long, hash: Hash::of(key), expected, filled: Vec::new() }
+        Writer { store, long, hash: Hash::of(key), expected, ahead: VecDeque::new(), filled: Vec::new() }
+    }
+
+    /// The extents of what is expected, by their lengths.
+    fn extents(&self) -> impl Iterator<Item = u64> + use<> {
+        let (mut left, longest) = (self.expected, self.long.shard.space.longest.get());
+        std::iter::from_fn(move || {
+            let len = size(left, longest);
+            left -= len;
+            (len > 0).then_some(len)
+        })
+    }
+
+    /// Refuses what would not fit even if nothing else was there. Nothing is evicted for it.
+    fn admit(&self) -> Result<(), Trouble> {
+        let piece = |len: u64| (len + PIECE_HEADER).next_power_of_two().max(u64::from(*PIECES.start()));
+        let all: u64 = self.extents().map(piece).sum();
+        if all > self.long.shard.space.limit.get() { Err(Trouble::Beyond) } else { Ok(()) }
+    }
+
+    /// Holds places for all that is expected. A caller that reads a value while it writes another
+    /// calls this before it finds the first. Otherwise its own section would keep the memory from
+    /// coming back for which it waits.
+    ///
+    /// # Errors
+    /// There is no memory left.
+    pub async fn reserve(&mut self, io: &Io) -> Result<(), Trouble> {
+        self.admit()?;
+        for len in self.extents() {
+            let held = self.place(io, len).await?;
+            self.ahead.push_back(held);
+        }
+        Ok(())
+    }
+
+    /// Holds a place for an extent.
+    async fn place(&mut self, io: &Io, len: u64) -> Result<Held, Trouble> {
+        let held = loop {
+            match self.long.shard.space.hold_class(io, EXTENT, len).await {
+                Err(Trouble::Full) => self.store.make_room(io, &self.long.shard).await?,
+                held => break held?,
+            }
+        };
+        self.long.held.push(held);
+        Ok(held)
     }
 
     /// Bytes of the extent that is being filled.
@@ -150,6 +197,9 @@ impl<'a> Writer<'a> {
     /// # Errors
     /// There is no memory left, or the value is too large.
     pub async fn write(&mut self, io: &Io, mut bytes: &[u8]) -> Result<(), Trouble> {
+        if self.long.list.len == 0 && self.filled.is_empty() {
+            self.admit()?;
+        }
         while !bytes.is_empty() {
             let size = self.size();
             let now = bytes.len().min(size - self.filled.len());
@@ -188,17 +238,15 @@ impl<'a> Writer<'a> {
 
     async fn flush(&mut self, io: &Io) -> Result<(), Trouble> {
         let bytes = std::mem::take(&mut self.filled);
-        let (long, len) = (&mut self.long, bytes.len() as u64);
-        if long.list.len + len > MAX_LONG {
+        let len = bytes.len() as u64;
+        if self.long.list.len + len > MAX_LONG {
             return Err(Trouble::TooLarge);
         }
-        let held = loop {
-            match long.shard.space.hold_class(io, EXTENT, len).await {
-                Err(Trouble::Full) => self.store.make_room(io, &long.shard).await?,
-                held => break held?,
-            }
+        let held = match self.ahead.pop_front() {
+            Some(held) => held,
+            None => self.place(io, len).await?,
         };
-        long.held.push(held);
+        let long = &mut self.long;
         let extent = Extent { at: held.at, len: len as u32, checksum: xxhash_rust::xxh3::xxh3_64(&bytes) };
         let header = [long.list.number, self.hash.0].map(u64::to_le_bytes).concat();
         let at = held.at - PIECE_HEADER + OWNER;

@@ -365,6 +365,7 @@ impl Members {
         }
         self.space.others.set(held);
         self.company.set(ticked.company);
+        self.space.company.set(ticked.company || self.space.company.get());
         if ticked.company {
             // Before the heartbeat says that this tick has seen the others.
             self.near.lease.end();

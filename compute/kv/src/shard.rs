@@ -34,6 +34,9 @@ pub enum Trouble {
     /// The node has no memory left for it.
     #[error("OOM the store's memory is used up: delete keys, raise --maxmemory, or lend more")]
     Full,
+    /// The value takes more than its node's share of the limit. Nothing was evicted for it.
+    #[error("OOM the value is larger than its node's share of --maxmemory: raise it, or store less under one key")]
+    Beyond,
     /// The object is larger than [`crate::object::len`] may be.
     #[error("ERR the value is too large: a string may have 512 MiB, any other value 2097048 bytes with its key")]
     TooLarge,

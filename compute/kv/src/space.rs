@@ -36,6 +36,12 @@ pub struct Space {
     pub limit: Cell<u64>,
     /// Bytes of pieces that the others held when they last said so.
     pub others: Cell<u64>,
+    /// There are other front ends, or there were. They may have replaced objects of this one.
+    pub(crate) company: Cell<bool>,
+    /// A search for such objects is under way, and when the next may begin: see
+    /// [`crate::near::Near::lease`].
+    pub(crate) searching: Cell<u32>,
+    pub(crate) search_ms: Cell<u64>,
     /// Bytes of an object at most, and of an extent. Longer strings are long values.
     pub longest: Cell<u64>,
     /// Writes that wait for memory to come back.
@@ -73,6 +79,9 @@ impl Space {
             now_ms: Cell::new(0),
             limit: Cell::new(u64::MAX),
             others: Cell::new(0),
+            company: Cell::new(false),
+            searching: Cell::new(0),
+            search_ms: Cell::new(0),
             longest: Cell::new(MAX_OBJECT),
             pressed: Cell::new(0),
             heap: RefCell::default(),
@@ -115,6 +124,9 @@ impl Space {
             }
             let wanted = self.heap.borrow().piece_for(class, bytes);
             let smallest = Heap::default().piece_for(class, bytes);
+            if u64::from(smallest) > self.limit.get() {
+                return Err(Trouble::Beyond);
+            }
             let mut taken = None;
             for size in [wanted, smallest] {
                 taken = self.claim(io, Kind::Objects, class, size).await;

@@ -193,10 +193,7 @@ async fn give(call: &Call, object: &Object, to: &[u8], if_absent: bool) -> Resul
     if call.draft.is_some() {
         return Err(super::long::too_long());
     }
-    let found = call.store().find(&call.io, object.key()).await?;
-    let found = found.filter(|found| found.object.checksum() == object.checksum());
-    let changed = || Fail::new("the key was changed meanwhile: repeat the command");
-    Box::pin(super::long::copy(call, &found.ok_or_else(changed)?, to, if_absent)).await
+    Box::pin(super::long::copy(call, object, to, if_absent)).await
 }
 
 /// Stores a value; not if something is there and that is not wanted.

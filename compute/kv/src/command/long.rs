@@ -13,7 +13,7 @@ use super::{Answered, Call, Fail, Front};
 use crate::index::{Found, Inserted};
 use crate::layout::{MAX_OBJECT, UNIT};
 use crate::long::{self, Long, MAX_LONG, Reader, Writer};
-use crate::object::{Type, Value};
+use crate::object::{Object, Type, Value};
 use crate::resp::Reply;
 use crate::shard::Trouble;
 use crate::task::Io;
@@ -267,18 +267,22 @@ impl Call {
     }
 }
 
+/// Bytes of a key's string; 0: there is no key.
+fn string_len(found: Option<&Found>) -> Result<u64, Fail> {
+    match found.map(|found| (found.object.kind(), &found.object)) {
+        None => Ok(0),
+        Some((Type::String | Type::Long, object)) => Ok(long::len(object)),
+        Some(_) => Err(Fail::wrong_type()),
+    }
+}
+
 /// Writes an argument into a key's string from a byte on, or behind its end, where the result is a
 /// long value. As often as it takes for nobody to come between.
 pub async fn splice(call: &Call, at: Option<u64>, n: usize) -> Answered {
     let (store, io, key) = (call.store(), &call.io, call.arg(1));
     let (shard, given) = (store.shard(key), call.arg_len(n));
     loop {
-        let found = store.find(io, key).await?;
-        let old = match found.as_ref().map(|found| found.object.kind()) {
-            None => 0,
-            Some(Type::String | Type::Long) => found.as_ref().map_or(0, |found| long::len(&found.object)),
-            Some(_) => return Err(Fail::wrong_type()),
-        };
+        let old = string_len(store.find(io, key).await?.as_ref())?;
         if given == 0 {
             return Ok(Reply::Int(old as i64));
         }
@@ -288,6 +292,12 @@ pub async fn splice(call: &Call, at: Option<u64>, n: usize) -> Answered {
             return Err(super::strings::too_long());
         }
         let mut writer = Writer::new(store, key, old.max(end));
+        writer.reserve(io).await?;
+        // From here on its section is held, and no memory is waited for.
+        let found = store.find(io, key).await?;
+        if string_len(found.as_ref())? != old {
+            continue;
+        }
         if let Some(found) = &found {
             writer.copy(io, found, 0, at.min(old)).await?;
         }
@@ -319,14 +329,19 @@ pub async fn splice(call: &Call, at: Option<u64>, n: usize) -> Answered {
 }
 
 /// Gives a key the long value of another, with its expiry; not if something is there and that is
-/// not wanted.
-pub async fn copy(call: &Call, found: &Found, to: &[u8], if_absent: bool) -> Result<bool, Fail> {
-    let (store, len) = (call.store(), long::len(&found.object));
+/// not wanted. `object`: the value as it was found.
+pub async fn copy(call: &Call, object: &Object, to: &[u8], if_absent: bool) -> Result<bool, Fail> {
+    let (store, from, len) = (call.store(), object.key(), long::len(object));
     let mut writer = Writer::new(store, to, len);
-    let mut reader = Reader::new(Rc::clone(&store.shard(found.object.key()).reach), found, 0, len)?;
+    writer.reserve(&call.io).await?;
+    let found = store.find(&call.io, from).await?;
+    let same = found.filter(|found| found.object.checksum() == object.checksum());
+    let found = same.ok_or_else(|| Fail::new("the key was changed meanwhile: repeat the command"))?;
+    let mut reader = Reader::new(Rc::clone(&store.shard(from).reach), &found, 0, len)?;
     while let Some(bytes) = reader.next(&call.io).await? {
         writer.write(&call.io, &bytes).await?;
     }
     let long = writer.end(&call.io).await?;
-    super::keys::put_at(call, to, &long.head(found.object.expiry()), if_absent).await
+    drop(found);
+    super::keys::put_at(call, to, &long.head(object.expiry()), if_absent).await
 }

@@ -46,10 +46,13 @@ impl Index {
 
 impl Index {
     /// Takes a key out without reading its value; whether it was there. `only`: it stays if its
-    /// object is at another place.
+    /// object is at another place. The own object at that place is then retired, because another
+    /// front end has replaced it.
     pub async fn discard(self: &Rc<Index>, io: &Io, key: &[u8], only: Option<At>) -> Result<bool, Trouble> {
         let (hash, _section) = (Hash::of(key), self.space.section());
         let _writing = self.near.writing(Some(hash));
+        // Since the section began its place is not used for another object.
+        let own = only.filter(|&at| self.space.heap.borrow_mut().is_linked(at, hash.0));
         for attempt in 0..ATTEMPTS {
             self.hesitate(io, attempt).await?;
             let table = self.trie.borrow().table(hash);
@@ -70,7 +73,13 @@ impl Index {
                 at.map_or(Some(None), |at| (objects[at].kind() != Type::Long).then_some(Some(alike[at])))
             });
             let (at, slot) = match found {
-                Some(None) if !changing || only.is_some() => return Ok(false),
+                Some(None) if !changing || only.is_some() => {
+                    if let Some(at) = own.filter(|_| !changing) {
+                        let epoch = self.space.epoch() + 1;
+                        self.space.heap.borrow_mut().retire(at, epoch);
+                    }
+                    return Ok(false);
+                }
                 Some(Some(found)) if !changing => found,
                 // A long value, a split, or a change meanwhile.
                 _ => return Ok(!matches!(Box::pin(self.remove_seen(io, key)).await?, Removed::Absent)),

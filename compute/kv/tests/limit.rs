@@ -1,0 +1,145 @@
+//! A store at its limit: which keys go for a write, and which writes are refused. Front ends whose
+//! clock and ticks go on whenever an operation waits.
+
+mod world;
+
+use farmem_kv::keyspace::Keyspace;
+use farmem_kv::layout::Geometry;
+use farmem_kv::long::Writer;
+use farmem_kv::object::Value;
+use farmem_kv::rules::Rules;
+use farmem_kv::shard::{Shard, Trouble};
+use farmem_kv::task::{Ask, Io, Task};
+use std::rc::Rc;
+use world::Memory;
+
+/// Some front ends of a store on one node.
+struct Store {
+    memory: Memory,
+    fronts: Vec<(Rc<Shard>, Rc<Keyspace>)>,
+    clock_ms: u64,
+}
+
+impl Store {
+    /// `limit`: as of `--maxmemory`; `None`: nothing is evicted.
+    fn new(fronts: usize, limit: Option<u64>) -> Store {
+        let mut memory = Memory::default();
+        let front = |seed: usize| {
+            let shard = memory.join(Geometry::STORE, Rules::SOUND, 0);
+            shard.space.limit.set(limit.unwrap_or(u64::MAX));
+            let store = Keyspace::new("limit", vec![Rc::clone(&shard)], limit.is_some(), 0, seed as u64);
+            (shard, Rc::new(store))
+        };
+        let fronts = (0..fronts).map(front).collect();
+        let mut store = Store { memory, fronts, clock_ms: 0 };
+        store.tick();
+        store
+    }
+
+    /// What front ends do beside commands.
+    fn tick(&mut self) {
+        self.clock_ms += 1;
+        for (shard, store) in &self.fronts {
+            store.set_clock_ms(self.clock_ms);
+            let (shard, now_ms) = (Rc::clone(shard), self.clock_ms);
+            self.memory.run(Task::new(|io| async move {
+                shard.members.tick(&io, now_ms).await.expect("alive");
+                shard.space.trim(&io).await;
+            }));
+        }
+    }
+
+    /// Carries an operation of one front end out; how long it has waited, in ms.
+    fn run<T, F: Future<Output = T> + 'static>(
+        &mut self,
+        front: usize,
+        operation: impl FnOnce(Rc<Keyspace>, Io) -> F,
+    ) -> (T, u64) {
+        let (store, begun_ms) = (Rc::clone(&self.fronts[front].1), self.clock_ms);
+        let mut task = Task::new(|io| operation(store, io));
+        loop {
+            if let Some(outcome) = task.step() {
+                return (outcome, self.clock_ms - begun_ms);
+            }
+            for (id, ask) in task.asks() {
+                let answers = match ask {
+                    Ask::Verbs(verbs) => verbs.iter().map(|verb| self.memory.execute(verb)).collect(),
+                    Ask::Pause(ms) => {
+                        (0..ms).for_each(|_| self.tick());
+                        Vec::new()
+                    }
+                };
+                task.answer(id, answers);
+            }
+        }
+    }
+
+    fn put(&mut self, front: usize, key: &str, bytes: usize) -> Result<(), Trouble> {
+        let (key, value) = (key.to_owned(), Value::string(vec![b'x'; bytes]));
+        self.run(front, |store, io| async move { store.put(&io, key.as_bytes(), &value).await }).0
+    }
+
+    fn remove(&mut self, front: usize, key: &str) {
+        let key = key.to_owned();
+        self.run(front, |store, io| async move { store.remove(&io, key.as_bytes()).await }).0.expect("sound");
+    }
+
+    fn keys(&mut self) -> u64 {
+        self.run(0, |store, io| async move { store.size(&io).await }).0.expect("sound")
+    }
+
+    fn evicted(&self) -> u64 {
+        self.fronts.iter().map(|(_, store)| store.figures.evicted.get()).sum()
+    }
+}
+
+#[test]
+fn a_value_beyond_its_nodes_share_is_refused_before_a_key_goes() {
+    let mut store = Store::new(1, Some(1 << 20));
+    (0..100).for_each(|n| store.put(0, &format!("k{n}"), 1000).expect("room"));
+    // An object has a piece of up to 2 MiB; a longer value several.
+    for bytes in [1_500_000, 5_000_000] {
+        assert_eq!(store.put(0, "large", bytes), Err(Trouble::Beyond));
+    }
+    assert_eq!((store.keys(), store.evicted()), (100, 0));
+}
+
+#[test]
+fn places_for_a_long_value_are_held_before_another_is_read() {
+    let mut store = Store::new(1, Some(6 << 20));
+    store.fronts[0].0.space.longest.set((64 << 10) - 64);
+    let long = 2_000_000;
+    store.put(0, "read", long).expect("room");
+    store.put(0, "other", long).expect("room");
+    // The replaced value waits for the epoch. All of its memory is needed.
+    store.put(0, "other", long).expect("room");
+    let retired = store.fronts[0].0.space.retired_bytes();
+    assert!(retired > 1_000_000, "{retired}");
+    let (copied, waited_ms) = store.run(0, |store, io| async move {
+        let mut writer = Writer::new(&store, b"copy", long as u64);
+        writer.reserve(&io).await?;
+        let found = store.find(&io, b"read").await?.expect("it is there");
+        writer.copy(&io, &found, 0, long as u64).await?;
+        let long = writer.end(&io).await?;
+        drop(found);
+        store.put(&io, b"copy", &long.head(None)).await
+    });
+    assert_eq!(copied, Ok(()));
+    assert!(waited_ms < 100, "it waited {waited_ms} ms for what its own section kept");
+    assert_eq!((store.keys(), store.evicted()), (3, 0));
+}
+
+#[test]
+fn memory_of_objects_that_another_front_end_removed_is_used_again() {
+    let mut store = Store::new(2, None);
+    store.memory.limit = Some(4 << 20);
+    let mut keys = 0;
+    while store.put(0, &format!("k{keys}"), 4000).is_ok() {
+        keys += 1;
+    }
+    assert!(keys > 500, "{keys}");
+    (0..keys).for_each(|n| store.remove(1, &format!("k{n}")));
+    assert_eq!(store.keys(), 0);
+    // Nothing is live, and this front end was not told of it.
+    (0..keys / 2).for_each(|n| store.put(0, &format!("n{n}"), 4000).expect("room"));
+}
