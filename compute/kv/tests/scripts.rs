@@ -181,6 +181,9 @@ fn scripts_are_held_within_limits() {
         ("local function f() return f() + 1 end; return f()", "stack overflow"),
         ("for w in string.gfind('', string.rep('a-', 1e6)) do end", "attempt to call"),
         ("return string.find('', string.rep('a-', 1e6))", "pattern is longer"),
+        ("return string.find(string.rep('a', 4000), string.rep('a*', 20) .. 'b')", "ran for more than"),
+        ("return string.gsub(string.rep('a', 4000), '(' .. string.rep('a*', 20) .. ')b', '')", "ran for more than"),
+        ("return string.find(string.rep('(', 1e6), '%b()')", "ran for more than"),
         (
             "local s = string.rep('x', 16e6); local t = {}; for i = 1, 100 do t[i] = s end; redis.call('echo', unpack(t))",
             "64 MiB",

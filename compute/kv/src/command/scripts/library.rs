@@ -2,10 +2,11 @@
 //!
 //! The clock that ends a slow script counts instructions of Lua. A call of a function in C or Rust
 //! is one instruction, however long it takes. So these functions bound the bytes that one call
-//! handles. Matching a pattern may still take long: only the pattern's length is bounded.
+//! handles. Matching a pattern looks at the clock itself ([`super::patterns`]).
 
 use super::convert::{to_argument, to_lua};
 use super::machine::{Current, MEMORY, late};
+use super::patterns;
 use crate::command::multi::at_once;
 use crate::command::{Call, dispatch, find, unknown, wrong_number};
 use crate::resp::Reply;
@@ -30,8 +31,6 @@ const REMOVED: [&str; 10] = [
 ];
 /// They would set global variables past the rules.
 const UNRULY: [&str; 3] = ["getfenv", "rawset", "setfenv"];
-/// The most bytes of a pattern. Its items are matched within each other, on the thread's stack.
-const PATTERN: usize = 1024;
 /// Values that `unpack` returns, at most.
 const UNPACKED: f64 = 7000.0;
 /// Bytes of the arguments of one command.
@@ -39,33 +38,21 @@ const ARGUMENTS: usize = 64 << 20;
 /// Commands on keys that are not named: they would reach the store past the draft.
 const ON_ANY_KEY: [&str; 7] = ["dbsize", "flushall", "flushdb", "keys", "memory", "randomkey", "scan"];
 
-fn error(text: impl std::fmt::Display) -> mlua::Error {
+pub(super) fn error(text: impl std::fmt::Display) -> mlua::Error {
     mlua::Error::runtime(text)
 }
 
 /// Takes functions of Lua away, and bounds what one call of others takes.
-pub fn narrow(lua: &Lua, globals: &Table) -> mlua::Result<()> {
+pub fn narrow(lua: &Lua, globals: &Table, call: &Current) -> mlua::Result<()> {
     REMOVED.iter().try_for_each(|name| globals.raw_set(*name, Value::Nil))?;
     let strings = globals.raw_get::<Table>("string")?;
     ["dump", "gfind"].iter().try_for_each(|name| strings.raw_set(*name, Value::Nil))?;
+    patterns::install(lua, &strings, call)?;
     bound_strings(lua, &strings)?;
     bound_tables(lua, globals)
 }
 
 fn bound_strings(lua: &Lua, strings: &Table) -> mlua::Result<()> {
-    for name in ["find", "match", "gmatch", "gsub"] {
-        let function = strings.raw_get::<Function>(name)?;
-        let bounded = lua.create_function(move |_, args: MultiValue| {
-            let plain = matches!(args.get(3), Some(is) if !matches!(is, Value::Nil | Value::Boolean(false)));
-            match args.get(1) {
-                Some(Value::String(pattern)) if pattern.as_bytes().len() > PATTERN && !(plain && name == "find") => {
-                    Err(error(format!("the pattern is longer than {PATTERN} bytes")))
-                }
-                _ => function.call::<MultiValue>(args),
-            }
-        })?;
-        strings.raw_set(name, bounded)?;
-    }
     let repeat = strings.raw_get::<Function>("rep")?;
     let bounded = lua.create_function(move |_, (text, times): (LuaString, f64)| {
         let bytes = text.as_bytes().len().max(1) as f64;

@@ -41,7 +41,7 @@ impl Machine {
         let lua = Lua::new_with(StdLib::TABLE | StdLib::STRING | StdLib::MATH, LuaOptions::default())?;
         lua.set_memory_limit(MEMORY)?;
         let (globals, call) = (lua.globals(), Current::default());
-        library::narrow(&lua, &globals)?;
+        library::narrow(&lua, &globals, &call)?;
         globals.raw_set("redis", library::redis(&lua, &call)?)?;
         globals.raw_set("cjson", json::module(&lua)?)?;
         library::seal(&lua, &globals)?;

@@ -17,6 +17,7 @@ mod convert;
 mod json;
 mod library;
 mod machine;
+mod patterns;
 
 use super::draft::Draft;
 use super::{Answered, Call, Fail, args, channels};
