@@ -7,16 +7,23 @@
 //! epoch is moved on in a hurry.
 //!
 //! Victims come from this front end's own memory: memory of another one is free only when that one
-//! has found out. Of a sample those go that have ended, then those that were not used here lately,
+//! has found out. A front end that has little *asks* the others, by a word of its line in the root
+//! piece. Each gives whole pieces of its own up ([`Keyspace::give`]): it evicts what they have, and
+//! hands them back to the node. Keys of other front ends are not evicted.
+//!
+//! Places of one size are of no use for another. So a write of a size of which there is no place
+//! has whole pieces given up, too. Else single keys go. Of a sample those go that have ended, then those that were not used here lately,
 //! then those that were written longest ago.
 
 use crate::blocks;
 use crate::copies::Counted;
+use crate::heap::Heap;
 use crate::keyspace::Keyspace;
-use crate::layout::{At, Slot};
+use crate::layout::{At, Slot, class_of};
 use crate::object::Object;
 use crate::shard::{Shard, Trouble};
 use crate::task::{Io, join};
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -33,12 +40,36 @@ const AT_ONCE: usize = 16;
 const ROUNDS: u32 = 64;
 /// Between two searches for replaced objects, at least, in ms.
 const SEARCH_MS: u64 = 250;
+/// The share of the limit for which a front end that has little asks at once, and its bytes at most.
+const ASK: u64 = 64;
+const MOST_ASKED: u64 = 2 << 20;
+/// How long it waits for the others, in ms. An idle one looks every 500 ms.
+const ASK_MS: u32 = 3000;
+/// How often objects of a piece are evicted that goes back.
+const PASSES: u32 = 3;
 /// How long a write waits for memory to come back, in ms.
 const PATIENCE_MS: u32 = 2000;
 
+/// Bytes that others are asked for as long as it lives.
+struct Wanted<'a>(&'a Cell<u64>, u64);
+
+impl<'a> Wanted<'a> {
+    fn new(sum: &'a Cell<u64>, bytes: u64) -> Wanted<'a> {
+        sum.set(sum.get() + bytes);
+        Wanted(sum, bytes)
+    }
+}
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - self.1);
+    }
+}
+
 impl Keyspace {
-    /// Waits for retired memory to come back, if there is any. Else evicts up to 8 keys.
-    pub(crate) async fn make_room(&self, io: &Io, shard: &Rc<Shard>) -> Result<(), Trouble> {
+    /// Makes room for an object or extent of `len` bytes, or some of it. Waits for retired memory to
+    /// come back, if there is any. Else looks for replaced objects, asks other front ends, or evicts.
+    pub(crate) async fn make_room(&self, io: &Io, shard: &Rc<Shard>, len: u64) -> Result<(), Trouble> {
         Keyspace::count(&self.figures.full);
         let _pressed = Counted::new(&shard.space.pressed);
         if shard.space.retired_bytes() > 0 {
@@ -55,13 +86,22 @@ impl Keyspace {
         if self.search(io, shard, !self.evicts).await {
             return Ok(());
         }
+        let class = class_of(len);
+        let piece = u64::from(Heap::default().piece_for(class, len));
+        if self.ask(io, shard, piece).await {
+            return Ok(());
+        }
         if !self.evicts {
             return Err(Trouble::Full);
+        }
+        let has_class = shard.space.heap.borrow().has_class(class, piece);
+        if !has_class && self.give(io, shard, piece).await? {
+            return Ok(());
         }
         let mut evicted = 0;
         for look in 0..SAMPLES {
             // All keys of a sample may be in use. Look for idle ones elsewhere first.
-            match self.evict_some(io, shard, look < SAMPLES / 2, false).await? {
+            match self.evict_some(io, shard, look < SAMPLES / 2).await? {
                 Some(some) => evicted += some,
                 None => break,
             }
@@ -97,6 +137,88 @@ impl Keyspace {
         found > 0
     }
 
+    /// Asks the other front ends for memory, if this one has little or does not evict; whether there
+    /// is more than before.
+    async fn ask(&self, io: &Io, shard: &Rc<Shard>, piece: u64) -> bool {
+        let (space, clock_ms) = (&shard.space, &shard.near.lease.now_ms);
+        let has_little = space.bytes() < space.others.get() / 3;
+        if !space.company.get() || clock_ms.get() < space.ask_ms.get() || self.evicts && !has_little {
+            return false;
+        }
+        let free = || space.limit.get().saturating_sub(space.bytes() + space.others.get());
+        // With room for one piece at a time, each piece would take as long.
+        let wanted = piece.max((space.limit.get() / ASK).min(MOST_ASKED));
+        let _wanted = Wanted::new(&space.wanted, wanted);
+        let (others, before) = (space.others.get(), free());
+        for _ in 0..ASK_MS {
+            io.pause(1).await;
+            if space.others.get() < others || free() >= before.saturating_add(piece) {
+                return true;
+            }
+        }
+        // They have nothing to give.
+        space.ask_ms.set(clock_ms.get() + 2 * u64::from(ASK_MS));
+        false
+    }
+
+    /// Gives own pieces of about `bytes` up: evicts what they have. False: there are none.
+    pub(crate) async fn give(&self, io: &Io, shard: &Rc<Shard>, bytes: u64) -> Result<bool, Trouble> {
+        let random = self.random(1 << 32) as u64;
+        let pieces = shard.space.heap.borrow_mut().close(random, bytes);
+        let mut given = false;
+        for &piece in &pieces {
+            let emptied = self.empty(io, shard, piece).await;
+            if emptied.is_ok() && shard.space.heap.borrow().linked_of(piece).is_empty() {
+                given = true;
+            } else {
+                // Something stays: a block that is pinned, or what met another change.
+                shard.space.heap.borrow_mut().reopen(piece);
+            }
+            emptied?;
+        }
+        Ok(given)
+    }
+
+    /// Evicts the objects of a closed piece.
+    async fn empty(&self, io: &Io, shard: &Rc<Shard>, piece: At) -> Result<(), Trouble> {
+        for _ in 0..PASSES {
+            let slots = shard.space.heap.borrow().linked_of(piece);
+            for some in slots.chunks(AT_ONCE) {
+                let objects = {
+                    // While it lives no place is used again.
+                    let _section = shard.space.section();
+                    shard.index.briefs(io, some).await
+                };
+                let there = some.iter().zip(&objects).filter_map(|(slot, object)| Some((slot, object.as_ref()?)));
+                let evict = |(slot, object): (&Slot, _)| -> Pin<Box<dyn Future<Output = Result<(), Trouble>> + '_>> {
+                    Box::pin(self.evict_one(io, slot.at(shard.reach.node), object))
+                };
+                join(there.map(evict).collect()).await.into_iter().collect::<Result<(), _>>()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does for others what a front end does that is asked for memory.
+    pub async fn hand_over(&self, io: &Io, shard: &Rc<Shard>, wanted: u64) -> Result<(), Trouble> {
+        if self.search(io, shard, false).await {
+            return Ok(());
+        }
+        let owes = if self.evicts { shard.space.owes(wanted) } else { 0 };
+        if owes > 0 {
+            self.give(io, shard, owes).await?;
+        }
+        Ok(())
+    }
+
+    /// Evicts a key whose object is at a place of own memory, unless it is pinned.
+    async fn evict_one(&self, io: &Io, at: At, victim: &Object) -> Result<(), Trouble> {
+        if !blocks::is_pinned(self, io, victim.key()).await? && blocks::evict(self, io, victim.key(), Some(at)).await? {
+            Keyspace::count(&self.figures.evicted);
+        }
+        Ok(())
+    }
+
     /// Evicts before memory is full. False: it is of no use to go on at once.
     pub(crate) async fn make_headroom(&self, io: &Io, shard: &Rc<Shard>) -> Result<bool, Trouble> {
         let (mut vain, mut samples) = (0, 1);
@@ -106,7 +228,7 @@ impl Keyspace {
                 return Ok(true);
             }
             let some = |_| -> Pin<Box<dyn Future<Output = Result<Option<usize>, Trouble>> + '_>> {
-                Box::pin(self.evict_some(io, shard, vain < 2, true))
+                Box::pin(self.evict_some(io, shard, vain < 2))
             };
             join((0..samples).map(some).collect()).await.into_iter().collect::<Result<Vec<_>, _>>()?;
             // One sample may make room enough: objects may be large.
@@ -120,9 +242,9 @@ impl Keyspace {
     }
 
     /// Evicts some keys of a sample; how many. `idle`: only such as were not used here lately, or
-    /// have ended. `own`: only objects in this front end's memory. `None`: there are no keys.
-    async fn evict_some(&self, io: &Io, shard: &Rc<Shard>, idle: bool, own: bool) -> Result<Option<usize>, Trouble> {
-        let sampled = self.candidates(io, shard, own).await?;
+    /// have ended. `None`: there are no keys.
+    async fn evict_some(&self, io: &Io, shard: &Rc<Shard>, idle: bool) -> Result<Option<usize>, Trouble> {
+        let sampled = self.candidates(io, shard).await;
         if sampled.is_empty() {
             return Ok(None);
         }
@@ -142,7 +264,7 @@ impl Keyspace {
             if blocks::is_pinned(self, io, victim.key()).await? {
                 continue;
             }
-            if blocks::evict(self, io, victim.key(), at).await? {
+            if blocks::evict(self, io, victim.key(), Some(at)).await? {
                 Keyspace::count(&self.figures.evicted);
                 evicted += 1;
             }
@@ -150,24 +272,16 @@ impl Keyspace {
         Ok(Some(evicted))
     }
 
-    /// Some keys, without their values, and the places of those in own memory. They are of own
-    /// memory, unless most is others'. Another front end may have replaced an own object since: its
-    /// place is given, so that the new one stays.
-    async fn candidates(&self, io: &Io, shard: &Rc<Shard>, own: bool) -> Result<Vec<(Option<At>, Object)>, Trouble> {
-        let space = &shard.space;
-        if own || space.bytes() >= space.others.get() / 3 {
-            let from = self.random(1 << 32) as u64;
-            // While it lives no place is used again.
-            let _section = space.section();
-            let slots: Vec<Slot> = space.heap.borrow().some_linked(from, SAMPLE);
-            let node = shard.reach.node;
-            let briefs = slots.iter().zip(shard.index.briefs(io, &slots).await);
-            let objects: Vec<_> = briefs.filter_map(|(slot, object)| Some((Some(slot.at(node)), object?))).collect();
-            if own || !objects.is_empty() {
-                return Ok(objects);
-            }
-        }
-        Ok(self.sample(io, shard).await?.into_iter().map(|object| (None, object)).collect())
+    /// Some keys of own memory, without their values, and their places. Another front end may have
+    /// replaced an own object since: its place is given, so that the new one stays.
+    async fn candidates(&self, io: &Io, shard: &Rc<Shard>) -> Vec<(At, Object)> {
+        let from = self.random(1 << 32) as u64;
+        // While it lives no place is used again.
+        let _section = shard.space.section();
+        let slots: Vec<Slot> = shard.space.heap.borrow().some_linked(from, SAMPLE);
+        let node = shard.reach.node;
+        let briefs = slots.iter().zip(shard.index.briefs(io, &slots).await);
+        briefs.filter_map(|(slot, object)| Some((slot.at(node), object?))).collect()
     }
 
     /// Takes a key out without reading its value; whether it was there.

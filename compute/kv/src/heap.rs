@@ -10,6 +10,7 @@
 //!           └── never linked ──────────────────────────────────────────────────────────────────┘
 //! ```
 
+mod closing;
 mod looks;
 
 use crate::layout::{At, EXTENT, LARGE, PIECE_HEADER, PIECES, class_bytes, is_whole};
@@ -76,6 +77,8 @@ struct Piece {
     used: u32,
     /// None of its linked objects ends before this second.
     soonest: u32,
+    /// It is to go back to the node: no place of it is taken.
+    closed: bool,
     places: Vec<Place>,
 }
 
@@ -109,6 +112,8 @@ pub struct Heap {
     /// Bytes of free places.
     free_bytes: u64,
     bytes: u64,
+    /// Bytes of closed pieces.
+    closing_bytes: u64,
     /// Long values of which this front end has extents, by their numbers.
     longs: HashMap<u64, Extents>,
     /// Own objects that list extents, and the number of the long value.
@@ -140,6 +145,7 @@ impl Default for Heap {
             reaped_bytes: 0,
             free_bytes: 0,
             bytes: 0,
+            closing_bytes: 0,
             longs: HashMap::new(),
             heads: HashMap::new(),
             taken_over: Vec::new(),
@@ -208,7 +214,7 @@ impl Heap {
                 .map(|n| at + PIECE_HEADER + n as u64 * step),
         );
         self.bytes += u64::from(bytes);
-        let mut piece = Piece { bytes, class, used, soonest: 0, places };
+        let mut piece = Piece { bytes, class, used, soonest: 0, closed: false, places };
         piece.soonest = piece.soonest();
         self.free_bytes += (count - u64::from(used)) * piece.place_bytes();
         self.pieces.insert(at, piece);
@@ -289,8 +295,10 @@ impl Heap {
         piece.places[number].used = Use::Free;
         piece.used -= 1;
         let (class, bytes) = (piece.class, piece.place_bytes());
-        self.classes[usize::from(class)].free.push(at);
-        self.free_bytes += bytes;
+        if !piece.closed {
+            self.classes[usize::from(class)].free.push(at);
+            self.free_bytes += bytes;
+        }
         bytes
     }
 
@@ -308,13 +316,13 @@ impl Heap {
     }
 
     /// Takes a piece of which nothing is used out of the heap, to be given back to the node: a
-    /// large object's always, of the others those beyond a class's need.
+    /// large object's and a closed one always, of the others those beyond a class's need.
     pub fn spare(&mut self) -> Option<(At, u32)> {
         let mut found = None;
         for (&at, piece) in &self.pieces {
             let class = &self.classes[usize::from(piece.class)];
             let places = piece.places.len();
-            let keep = !is_whole(piece.class) && class.free.len() < places * 2;
+            let keep = !piece.closed && !is_whole(piece.class) && class.free.len() < places * 2;
             if piece.used == 0 && !keep {
                 found = Some((at, piece.bytes));
                 break;
@@ -326,7 +334,10 @@ impl Heap {
         class.free.retain(|&place| place < at || place >= at + u64::from(bytes));
         class.bytes -= u64::from(bytes);
         self.bytes -= u64::from(bytes);
-        self.free_bytes -= piece.places.len() as u64 * piece.place_bytes();
+        match piece.closed {
+            true => self.closing_bytes -= u64::from(bytes),
+            false => self.free_bytes -= piece.places.len() as u64 * piece.place_bytes(),
+        }
         Some((at, bytes))
     }
 

@@ -5,7 +5,7 @@
 
 use crate::index::{Found, Inserted, Removed};
 use crate::layout::{Hash, MAX_DEPTH, ROOT_BITS};
-use crate::object::{Object, Type, Value};
+use crate::object::{self, Object, Type, Value};
 use crate::shard::{Shard, Trouble};
 use crate::task::Io;
 use farmem_protocol::random::Random;
@@ -170,7 +170,7 @@ impl Keyspace {
         }
         loop {
             match self.shard(key).index.put(io, key, value).await {
-                Err(Trouble::Full) => self.make_room(io, self.shard(key)).await?,
+                Err(Trouble::Full) => self.make_room(io, self.shard(key), object::len(key, &value.bytes)).await?,
                 ended => return ended,
             }
         }
@@ -265,7 +265,8 @@ impl Keyspace {
                 }
                 Err(Trouble::Full) => {
                     drop(found);
-                    self.make_room(io, shard).await?;
+                    let len = value.as_ref().map_or(0, |value| object::len(key, &value.bytes));
+                    self.make_room(io, shard, len).await?;
                 }
                 Err(trouble) => return Err(trouble.into()),
             }

@@ -1,6 +1,6 @@
 //! Front ends of a store: how one joins, shows that it is alive, and lets the epoch go on.
 //!
-//! Each has a line in the root piece: *state*, *heartbeat*, *epoch*, *bytes held*. Only its owner
+//! Each has a line in the root piece: *state*, *heartbeat*, *epoch*, *bytes held*, *bytes wanted*. Only its owner
 //! writes to it, but anyone may CAS the state of a member from alive to dead, when its heartbeat
 //! has stood still for [`LEASE_MS`]. A front end that finds itself dead stops.
 //!
@@ -38,6 +38,9 @@ pub const STALE_MS: u64 = 2000;
 
 /// Which word of its line a member's tail is.
 pub(crate) const TAIL: u64 = 5;
+
+/// Which word of its line says how many bytes a member wants from others.
+const WANTED: u64 = 6;
 
 /// The last look of a front end at another's line.
 #[derive(Clone, Copy, Debug, Default)]
@@ -297,6 +300,8 @@ pub struct Ticked {
     pub deaths: bool,
     /// Whether others serve the store too.
     pub company: bool,
+    /// Bytes that others want to have from all front ends.
+    pub wanted: u64,
     /// The store's epoch went on.
     pub advanced: bool,
     /// A member is silent and cannot be expelled. Memory that it may write to waits for it.
@@ -362,8 +367,10 @@ impl Members {
             ticked.company = true;
             all &= line_word(&seen, line, 2) == epoch;
             held += line_word(&seen, line, 3);
+            ticked.wanted = ticked.wanted.saturating_add(line_word(&seen, line, WANTED as usize));
         }
         self.space.others.set(held);
+        self.space.promised.set(ticked.wanted);
         self.company.set(ticked.company);
         self.space.company.set(ticked.company || self.space.company.get());
         if ticked.company {
@@ -375,12 +382,17 @@ impl Members {
         let bytes = Rc::new(words.map(u64::to_le_bytes).concat());
         let line = Verb::Write { at: member_at(self.reach.root, me) + 8, bytes };
         let mut batch = vec![line];
+        let wanted = self.space.wanted.get();
+        if line_word(&seen, me, WANTED as usize) != wanted {
+            let at = member_at(self.reach.root, me) + 8 * WANTED;
+            batch.push(Verb::Write { at, bytes: Rc::new(wanted.to_le_bytes().to_vec()) });
+        }
         if all && self.space.heap.borrow().retired_bytes() > 0 && !self.reach.copies.is_paused() {
             batch.push(Verb::Cas { at: self.reach.root + head::EPOCH, old: epoch, new: epoch + 1 });
         }
         let answers = self.reach.words(io, Words::Head, batch).await;
         self.reach.copies.resume(pair);
-        if answers.get(1) == Some(&Answer::Word(epoch)) {
+        if answers.last() == Some(&Answer::Word(epoch)) {
             let mut epochs = self.space.epochs.borrow_mut();
             epochs.now = epochs.now.max(epoch + 1);
             ticked.advanced = true;

@@ -36,6 +36,12 @@ pub struct Space {
     pub limit: Cell<u64>,
     /// Bytes of pieces that the others held when they last said so.
     pub others: Cell<u64>,
+    /// Bytes that the others are asked to give back to the node, and until when they are not asked
+    /// again.
+    pub(crate) wanted: Cell<u64>,
+    pub(crate) ask_ms: Cell<u64>,
+    /// Bytes that others asked for: this front end takes no piece instead of them.
+    pub(crate) promised: Cell<u64>,
     /// There are other front ends, or there were. They may have replaced objects of this one.
     pub(crate) company: Cell<bool>,
     /// A search for such objects is under way, and when the next may begin: see
@@ -79,6 +85,9 @@ impl Space {
             now_ms: Cell::new(0),
             limit: Cell::new(u64::MAX),
             others: Cell::new(0),
+            wanted: Cell::new(0),
+            ask_ms: Cell::new(0),
+            promised: Cell::new(0),
             company: Cell::new(false),
             searching: Cell::new(0),
             search_ms: Cell::new(0),
@@ -147,7 +156,10 @@ impl Space {
 
     /// Takes a piece from the node and writes down whose it is.
     async fn claim(&self, io: &Io, kind: Kind, class: u8, bytes: u32) -> Option<(At, u32)> {
-        if self.heap.borrow().bytes() + self.others.get() + u64::from(bytes) > self.limit.get() {
+        // Two that ask do not wait for each other.
+        let promised = if self.wanted.get() > 0 { 0 } else { self.promised.get() };
+        let all = self.heap.borrow().bytes() + self.others.get();
+        if (all + promised).saturating_add(u64::from(bytes)) > self.limit.get() {
             return None;
         }
         let node = self.reach.node;
@@ -207,6 +219,16 @@ impl Space {
         if self.reach.rules.get().broken(Bug::ReuseAtOnce) {
             heap.reap(u64::MAX);
         }
+    }
+
+    /// Bytes of own pieces to give up for what others want. An owner gives as large a part as it
+    /// has of all.
+    pub(crate) fn owes(&self, wanted: u64) -> u64 {
+        let (heap, limit) = (self.heap.borrow(), self.limit.get());
+        let all = heap.bytes() + self.others.get();
+        let lack = wanted.saturating_sub(limit.saturating_sub(all));
+        let part = (u128::from(lack) * u128::from(heap.bytes())).div_ceil(u128::from(all.max(1)));
+        (part as u64).saturating_sub(heap.closing_bytes())
     }
 
     /// Bytes to evict before memory is full; 0: there is room, or no limit.

@@ -42,9 +42,13 @@ impl Store {
         for (shard, store) in &self.fronts {
             store.set_clock_ms(self.clock_ms);
             let (shard, now_ms) = (Rc::clone(shard), self.clock_ms);
+            let store = Rc::clone(store);
             self.memory.run(Task::new(|io| async move {
-                shard.members.tick(&io, now_ms).await.expect("alive");
+                let ticked = shard.members.tick(&io, now_ms).await.expect("alive");
                 shard.space.trim(&io).await;
+                if ticked.wanted > 0 {
+                    store.hand_over(&io, &shard, ticked.wanted).await.expect("sound");
+                }
             }));
         }
     }
@@ -142,4 +146,51 @@ fn memory_of_objects_that_another_front_end_removed_is_used_again() {
     assert_eq!(store.keys(), 0);
     // Nothing is live, and this front end was not told of it.
     (0..keys / 2).for_each(|n| store.put(0, &format!("n{n}"), 4000).expect("room"));
+}
+
+#[test]
+fn a_front_end_that_comes_to_a_full_store_gets_room_and_few_keys_go() {
+    let mut store = Store::new(2, Some(4 << 20));
+    let keys = 2000;
+    (0..keys).for_each(|n| store.put(0, &format!("k{n}"), 1000).expect("room"));
+    // Until the first front end has all of the limit.
+    let mut n = keys;
+    while store.evicted() == 0 {
+        store.put(0, &format!("k{n}"), 1000).expect("room");
+        n += 1;
+    }
+    let before = store.keys();
+    store.put(1, "new", 1000).expect("the others give room");
+    let lost = before + 1 - store.keys();
+    assert!(lost < before / 4, "{lost} of {before} keys went for one");
+    // It goes on by what it has got, and by its own keys.
+    (0..300).for_each(|n| store.put(1, &format!("n{n}"), 1000).expect("room"));
+    assert!(store.keys() > before / 2, "{} of {before} keys are left", store.keys());
+}
+
+#[test]
+fn an_idle_front_end_gives_back_what_others_have_removed() {
+    let mut store = Store::new(2, None);
+    store.memory.limit = Some(4 << 20);
+    let mut keys = 0;
+    while store.put(0, &format!("k{keys}"), 40_000).is_ok() {
+        keys += 1;
+    }
+    assert!(keys > 30, "{keys}");
+    (0..keys).for_each(|n| store.remove(1, &format!("k{n}")));
+    (0..keys / 2).for_each(|n| store.put(1, &format!("n{n}"), 40_000).expect("the other front end gives it back"));
+}
+
+#[test]
+fn a_value_of_another_size_takes_the_pieces_that_it_needs() {
+    let mut store = Store::new(1, Some(4 << 20));
+    let mut n = 0;
+    while store.evicted() == 0 {
+        store.put(0, &format!("k{n}"), 100).expect("room");
+        n += 1;
+    }
+    let before = store.keys();
+    store.put(0, "large", 500_000).expect("room");
+    let lost = before + 1 - store.keys();
+    assert!(lost < before / 4, "{lost} of {before} keys went for one");
 }

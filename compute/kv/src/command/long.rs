@@ -13,7 +13,7 @@ use super::{Answered, Call, Fail, Front};
 use crate::index::{Found, Inserted};
 use crate::layout::{MAX_OBJECT, UNIT};
 use crate::long::{self, Long, MAX_LONG, Reader, Writer};
-use crate::object::{Object, Type, Value};
+use crate::object::{self, Object, Type, Value};
 use crate::resp::Reply;
 use crate::shard::Trouble;
 use crate::task::Io;
@@ -320,8 +320,9 @@ pub async fn splice(call: &Call, at: Option<u64>, n: usize) -> Answered {
             Ok(true) => return Ok(Reply::Int(old.max(end) as i64)),
             Ok(false) => {}
             Err(Trouble::Full) => {
+                let len = object::len(key, &long.head(None).bytes);
                 drop((found, long));
-                store.make_room(io, shard).await?;
+                store.make_room(io, shard, len).await?;
             }
             Err(trouble) => return Err(trouble.into()),
         }

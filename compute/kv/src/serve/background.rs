@@ -38,6 +38,8 @@ pub enum Ended {
     Swept(bool),
     /// Keys of a shard were evicted ahead of writes; whether it is of use to go on.
     Evicted(usize, bool),
+    /// Memory of a shard was handed over to others.
+    HandedOver(usize),
     /// A step of filling a shard's new node.
     Mend(usize, Step),
 }
@@ -62,6 +64,9 @@ struct State {
     /// It was said that one node goes on without the other.
     alone: bool,
     evicting: bool,
+    /// Bytes that others want, and whether some are being handed over.
+    wanted: u64,
+    handing_over: bool,
     /// When keys may be evicted ahead of writes again.
     evict: Instant,
 }
@@ -116,6 +121,8 @@ impl Background {
             searched: 1 << 20,
             alone: false,
             evicting: false,
+            wanted: 0,
+            handing_over: false,
             evict: now,
         };
         Background {
@@ -144,11 +151,16 @@ impl Background {
             let retired = state.shard.space.heap.borrow().retired_bytes();
             let pile = PILE.max(state.shard.space.bytes() / 16);
             let lacks = state.shard.space.lacks() > 0;
-            let hurries = retired > pile || retired > 0 && (lacks || state.shard.space.pressed.get() > 0);
-            let due = if hurries { state.next.min(state.begun + HURRIED) } else { state.next };
+            let closing = state.shard.space.heap.borrow().closing_bytes() > 0;
+            let hurries = retired > pile || retired > 0 && (lacks || closing || state.shard.space.pressed.get() > 0);
+            let due = match hurries {
+                true => state.next.min(state.begun + HURRIED),
+                false if state.shard.space.wanted.get() > 0 || closing => state.next.min(state.begun + BRISK),
+                false => state.next,
+            };
             if !state.ticking && due <= now {
                 (state.ticking, state.begun) = (true, now);
-                let (shard, trims) = (Rc::clone(&state.shard), state.trim <= now);
+                let (shard, trims) = (Rc::clone(&state.shard), state.trim <= now || closing || state.wanted > 0);
                 if trims {
                     state.trim = now + CALM;
                 }
@@ -166,6 +178,15 @@ impl Background {
                 self.tasks.begin(|io| async move {
                     // A write that finds no room tells of any trouble.
                     Ended::Evicted(n, store.make_headroom(&io, &shard).await.unwrap_or_default())
+                });
+            }
+            if state.wanted > 0 && !state.handing_over {
+                state.handing_over = true;
+                let (store, shard, wanted) = (Rc::clone(&self.store), Rc::clone(&state.shard), state.wanted);
+                self.tasks.begin(|io| async move {
+                    // The front end that asks waits for so long, or evicts.
+                    let _ = store.hand_over(&io, &shard, wanted).await;
+                    Ended::HandedOver(n)
                 });
             }
             let adopts = state.adopt.is_some_and(|at| at <= now);
@@ -215,6 +236,7 @@ impl Background {
                     state.shard.near.lease.renew(since(state.begun), since(now));
                 }
                 state.company |= ticked.company;
+                state.wanted = ticked.wanted;
                 let waits = state.shard.space.heap.borrow().retired_bytes() > 0;
                 if matches!(ticked.turn, Turn::Mended | Turn::GivenUp) {
                     state.alone = ticked.turn == Turn::GivenUp;
@@ -224,7 +246,7 @@ impl Background {
                     + match state.shard.reach.copies.mode() {
                         Mode::Mending(_) if state.shard.reach.copies.is_paused() => HURRIED,
                         Mode::Mending(_) => BRISK,
-                        _ if waits || ticked.advanced => BRISK,
+                        _ if waits || ticked.advanced || ticked.wanted > 0 => BRISK,
                         _ => CALM,
                     };
                 if ticked.deaths {
@@ -244,6 +266,7 @@ impl Background {
                 state.evicting = false;
                 state.evict = if useful { now } else { now + CALM };
             }
+            Ended::HandedOver(n) => self.shards[n].handing_over = false,
             Ended::Mend(n, step) => {
                 if let Some(mender) = &mut self.mender {
                     mender.ended(n, step, now);
