@@ -8,12 +8,12 @@
 //!
 //! Victims come from this front end's own memory: memory of another one is free only when that one
 //! has found out. A front end that has little *asks* the others, by a word of its line in the root
-//! piece. Each gives whole pieces of its own up ([`Keyspace::give`]): it evicts what they have, and
-//! hands them back to the node. Keys of other front ends are not evicted.
+//! piece. Each gives up whole pieces of its own ([`Keyspace::give`]): it evicts their objects, and
+//! hands the pieces back to the node. Keys of other front ends are not evicted.
 //!
-//! Places of one size are of no use for another. So a write of a size of which there is no place
-//! has whole pieces given up, too. Else single keys go. Of a sample those go that have ended, then those that were not used here lately,
-//! then those that were written longest ago.
+//! A place of one size is of no use for another. So a write of a size of which there is no place has
+//! whole pieces given up, too. Otherwise single keys go. Of a sample those go first that have ended,
+//! then those that were not used here lately, then those that were written longest ago.
 
 use crate::blocks;
 use crate::copies::Counted;

@@ -1,8 +1,8 @@
 //! Front ends of a store: how one joins, shows that it is alive, and lets the epoch go on.
 //!
-//! Each has a line in the root piece: *state*, *heartbeat*, *epoch*, *bytes held*, *bytes wanted*. Only its owner
-//! writes to it, but anyone may CAS the state of a member from alive to dead, when its heartbeat
-//! has stood still for [`LEASE_MS`]. A front end that finds itself dead stops.
+//! Each has a line in the root piece: *state*, *heartbeat*, *epoch*, *bytes held*, *bytes wanted*.
+//! Only its owner writes to it, but anyone may CAS the state of a member from alive to dead, when
+//! its heartbeat has stood still for [`LEASE_MS`]. A front end that finds itself dead stops.
 //!
 //! *Fencing.* A front end that was stopped may have verbs to come. So its node is told to *expel*
 //! it before it is declared dead: no verb of its takes effect from then on, and what it held can be

@@ -36,7 +36,7 @@ impl Store {
         store
     }
 
-    /// What front ends do beside commands.
+    /// A round of the work that front ends do beside commands.
     fn tick(&mut self) {
         self.clock_ms += 1;
         for (shard, store) in &self.fronts {

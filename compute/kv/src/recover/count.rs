@@ -1,4 +1,4 @@
-//! Counts a store: what its words refer to, against what its pieces are.
+//! Counts a store: compares the objects to which the index refers with the pieces that there are.
 
 use super::{AT_ONCE, Recovery};
 use crate::index::Trie;
