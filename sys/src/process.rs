@@ -131,6 +131,13 @@ impl Signals {
         Some(Arrived { number, sent: info.si_code <= 0 })
     }
 
+    /// The calling thread has the mask again that it had before. A signal that came meanwhile has
+    /// its effect now.
+    pub fn release(self) {
+        // SAFETY: a set that the kernel wrote.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+    }
+
     /// Lets a command start with the signal mask that this process was started with, and die with
     /// the calling thread: by SIGKILL, if `with_parent`.
     pub fn hand_back(&self, command: &mut Command, with_parent: bool) {

@@ -19,7 +19,8 @@ use crate::stream::{KEPT_LONGER, Wanted, dial};
 use crate::swap::{path, say, stand_firm};
 use crate::watch::{Died, LOOKS_EVERY, TRIES_EVERY, Watched, all_told, listen, step};
 use crate::{Error, crypt, freed, mirror};
-use farmem_sys::{process, swap};
+use farmem_sys::process::{self, Signals};
+use farmem_sys::swap;
 use std::path::Path;
 use std::sync::mpsc::RecvTimeoutError;
 use std::thread::Builder;
@@ -27,6 +28,11 @@ use std::time::{Duration, Instant};
 
 /// How often it is seen whether the kernel has swapped off.
 const ENDS_EVERY: Duration = Duration::from_millis(50);
+
+/// How long a device may take to be taken over. Its node cannot be reached then.
+const TAKES_AT_MOST: Duration = Duration::from_secs(5);
+/// Times that devices are looked for.
+const PASSES: u32 = 3;
 
 /// The watch over devices that are being undone.
 struct Undoing {
@@ -44,30 +50,63 @@ pub fn off() -> Result<u32, Error> {
     }
     let client = Client::open()?;
     stand_firm();
+    // No signal ends this process while it takes over: the node may have ended the stream before, and
+    // the kernel has no other yet.
+    let signals = Signals::take().map_err(|e| Error::Kernel("signals", e))?;
     // Before a device is given its stream, so that no death is missed.
     let died = listen(&client, false)?;
-    undo(client, Vec::new(), died)
+    let mut undoing = Undoing { client, devices: Vec::new(), died, looked: None };
+    undoing.take_over();
+    signals.release();
+    undoing.end()
 }
 
 /// Ends swapping. `devices` are watched by this process, and `died` tells of them.
 pub(crate) fn undo(client: Client, devices: Vec<Watched>, died: Died) -> Result<u32, Error> {
-    let states = state::all(Path::new(state::DIRECTORY));
-    let mut undoing = Undoing { client, devices, died, looked: None };
-    if states.iter().any(|state| state.mirrored) {
-        undoing.end_area(&states, Device::Mirror)?;
-        mirror::end().map_err(|e| Error::Kernel("the kernel's RAID 1", e))?;
-    }
-    for state in &states {
-        if !state.mirrored {
-            undoing.end_area(&states, state.device())?;
-        }
-        end_device(&mut undoing.client, state)?;
-    }
-    freed::close();
-    Ok(states.len() as u32)
+    Undoing { client, devices, died, looked: None }.end()
 }
 
 impl Undoing {
+    /// Ends swapping to each device.
+    fn end(&mut self) -> Result<u32, Error> {
+        let mut ended = 0;
+        // Until then the watcher of a mirror may make a device for another copy.
+        for _ in 0..PASSES {
+            let states = state::all(Path::new(state::DIRECTORY));
+            if states.is_empty() {
+                break;
+            }
+            if states.iter().any(|state| state.mirrored) {
+                self.end_area(&states, Device::Mirror)?;
+                mirror::end().map_err(|e| Error::Kernel("the kernel's RAID 1", e))?;
+            }
+            for state in &states {
+                if !state.mirrored {
+                    self.end_area(&states, state.device())?;
+                }
+                end_device(&mut self.client, state)?;
+                ended += 1;
+            }
+        }
+        freed::close();
+        Ok(ended)
+    }
+
+    /// Takes over the devices that nobody watches, one after the other: of a mirror one copy always
+    /// has its stream. Returns when the kernel has streams from this process, or cannot get them.
+    fn take_over(&mut self) {
+        for state in state::all(Path::new(state::DIRECTORY)) {
+            let begun = Instant::now();
+            self.tend(std::slice::from_ref(&state));
+            while begun.elapsed() < TAKES_AT_MOST && !self.devices.iter().all(Watched::is_settled) {
+                if let Ok(index) = self.died.recv_timeout(ENDS_EVERY) {
+                    all_told(&mut self.devices, index);
+                }
+                step(&mut self.devices, &mut self.client, false);
+            }
+        }
+    }
+
     /// Ends swapping to a device, in a thread of its own, and watches until that is done.
     fn end_area(&mut self, states: &[State], device: Device) -> Result<(), Error> {
         // New streams first: the kernel may wait for one already.

@@ -23,6 +23,8 @@ use std::time::{Duration, Instant, SystemTime};
 pub(crate) const LOOKS_EVERY: Duration = Duration::from_secs(5);
 /// How often it tries to reach a node that it has lost.
 pub(crate) const TRIES_EVERY: Duration = Duration::from_secs(1);
+/// How long after the offer of a stream the end of the one before may be told.
+const SETTLES: Duration = Duration::from_secs(2);
 /// A volume that holds more of its size than this, where the node has less than that left for it,
 /// is near its end.
 const LITTLE: u64 = 64 << 20;
@@ -40,6 +42,11 @@ pub(crate) struct Watched {
     /// The timeout that the kernel has, in seconds. `None`: not known.
     has_s: Option<u64>,
     tried: Option<Instant>,
+    /// When the kernel was last offered a stream.
+    given: Option<Instant>,
+    /// Another process gave the kernel its stream. If that one stands, the kernel takes no other
+    /// until the node has ended it.
+    takes_over: bool,
     /// When the token's file was changed last, as far as `asked` knows.
     token: Option<SystemTime>,
     /// The user was told already that the node is lost, or nearly full.
@@ -187,6 +194,8 @@ pub(crate) fn all_told(devices: &mut [Watched], index: u32) {
 /// devices whose node is going down.
 pub(crate) fn step(devices: &mut [Watched], client: &mut Client, looks: bool) -> Vec<u32> {
     let mut going = Vec::new();
+    // Before any node is asked, which may take seconds: a timeout of 0 may have been left behind.
+    devices.iter_mut().for_each(|watched| watched.tell_timeout(client));
     for watched in devices {
         if watched.dead && watched.tried.is_none_or(|at| at.elapsed() >= TRIES_EVERY) {
             watched.tried = Some(Instant::now());
@@ -204,7 +213,9 @@ impl Watched {
     /// A device that was just made.
     pub(crate) fn begun(held: Held, asked: Stream, timeout: Duration, grace: Duration) -> Watched {
         let token = held.state.token_changed();
-        Watched { asked: Some(asked), dead: false, token, ..Watched::found(held, timeout, grace) }
+        let mut begun = Watched::found(held, timeout, grace);
+        (begun.asked, begun.dead, begun.takes_over, begun.token) = (Some(asked), false, false, token);
+        begun
     }
 
     /// A device that another watcher made. Its stream may have died meanwhile: it is given a new
@@ -219,6 +230,8 @@ impl Watched {
             patience,
             has_s: None,
             tried: None,
+            given: None,
+            takes_over: true,
             token: None,
             warned: false,
         }
@@ -228,6 +241,15 @@ impl Watched {
     fn died(&mut self) {
         self.dead = true;
         self.patience.died(Instant::now());
+        // The end of the stream that was found: only now the kernel takes another.
+        if self.given.is_some() && std::mem::take(&mut self.takes_over) {
+            self.tried = None;
+        }
+    }
+
+    /// Whether the kernel has a stream from this process, as far as can be known.
+    pub(crate) fn is_settled(&self) -> bool {
+        !self.dead && (!self.takes_over || self.given.is_some_and(|at| at.elapsed() >= SETTLES))
     }
 
     /// Something is to be done sooner than the next look.
@@ -245,8 +267,13 @@ impl Watched {
         } else if !self.dead && self.patience.look(Instant::now(), device::load(index)) {
             self.say_lost();
         }
+        self.tell_timeout(client);
+    }
+
+    /// Gives the kernel the timeout that it is to have.
+    fn tell_timeout(&mut self, client: &mut Client) {
         let timeout_s = self.patience.timeout_s();
-        if self.has_s != Some(timeout_s) && client.set_timeout(index, timeout_s).is_ok() {
+        if self.has_s != Some(timeout_s) && client.set_timeout(self.held.state.index, timeout_s).is_ok() {
             self.has_s = Some(timeout_s);
         }
     }
@@ -281,7 +308,8 @@ impl Watched {
         let state = &self.held.state;
         let Some(id) = state.id().filter(|_| !self.patience.is_lost()) else { return };
         let host = process::host_name();
-        let dialled = dial(&Wanted::of(state, id, &host, true), self.timeout);
+        let raised = Duration::from_secs(self.patience.raised_s());
+        let dialled = dial(&Wanted::of(state, id, &host, true), self.timeout.max(raised));
         let index = state.index;
         let (patience, has_s) = (&mut self.patience, &mut self.has_s);
         let done = dialled.and_then(|stream| {
@@ -300,7 +328,7 @@ impl Watched {
                     say(format_args!("{}: {} is back", path(state), state.node));
                 }
                 (self.dead, self.warned, self.asked) = (false, false, None);
-                self.has_s = Some(self.patience.timeout_s());
+                (self.has_s, self.given) = (Some(self.patience.timeout_s()), Some(Instant::now()));
                 if self.patience.take_news() {
                     self.say_slow();
                 }
@@ -313,8 +341,10 @@ impl Watched {
                     false => "programs that need them get SIGBUS",
                 };
                 say(format_args!("{}: {e}; pages are waited for up to {until} s, then {then}", path(state)));
+                self.patience.stop();
             }
-            Err(_) => {}
+            // Requests wait for the grace alone, and no longer for answers.
+            Err(_) => self.patience.stop(),
         }
     }
 
@@ -346,6 +376,19 @@ impl Watched {
             ));
         }
         report.flags.get() & GOING_DOWN != 0
+    }
+}
+
+impl Drop for Watched {
+    /// Leaves the kernel with a timeout. Without one, a lost node would not be noticed.
+    fn drop(&mut self) {
+        if self.has_s != Some(self.patience.raised_s())
+            && self.held.stands()
+            && let Ok(mut client) = Client::open()
+        {
+            // Best effort: the next watcher sets it first.
+            let _ = client.set_timeout(self.held.state.index, self.patience.raised_s());
+        }
     }
 }
 

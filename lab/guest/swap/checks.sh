@@ -224,6 +224,24 @@ off_cut() {
     ended $program "the program"
 }
 
+# The watcher is killed, and --off fails, because memory has no room for the pages. The device has a stream when
+# --off ends, so swapping goes on.
+off_fails() {
+    on || return 1
+    has_given 80 || return 1
+    kill -9 $watcher
+    wait $watcher 2>/dev/null
+    echo 1 >/proc/sys/vm/overcommit_kbytes
+    echo 2 >/proc/sys/vm/overcommit_memory
+    farmem swap --off >>/tmp/swap.log 2>&1
+    undone=$?
+    echo 0 >/proc/sys/vm/overcommit_memory
+    [ $undone != 0 ] && said 'swapoff: Cannot allocate' || { echo "  --off did not fail for want of memory"; return 1; }
+    rm /tmp/given
+    ended $program "the program" || return 1
+    farmem swap --off >>/tmp/swap.log 2>&1 && has_swap 0
+}
+
 # A memory group of version 2, without swap: a program that its limit kills goes on under farmem run, with a node outside
 # of the group. A --local beyond the limit is refused.
 grouped() {
@@ -482,6 +500,7 @@ check cut_off short cut_off
 check late short late
 check killed short killed
 check off_cut short off_cut
+check off_fails short off_fails
 check freed short freed
 check crypted short crypted
 check several short several
