@@ -1,11 +1,13 @@
 //! Far objects under `farmem run`: one `--local` for them and for the program's pages.
 
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use farmem_tests::farmem::{Far, Node, counter, far_run};
+use farmem_tests::process::{self, eventually};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -41,6 +43,35 @@ fn objects_and_pages_share_one_limit() -> Result<()> {
     let [objects, all] = ["objects_peak", "local_peak"].map(|name| counter(&stats, name));
     ensure!(objects > 1 << 20 && all <= 4 << 20, "objects held {objects} bytes of {all}; {stats}");
     ensure!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");
+    Ok(())
+}
+
+/// A run that mirrors loses no page with a node. Of its heap, which has one copy of each object, the
+/// objects of that node are lost: each use of one is an error, and all others are sound.
+#[test]
+fn a_lost_node_of_a_run_that_mirrors_takes_its_objects_alone() -> Result<()> {
+    let [gone, stays] = [Node::start("256M", &[])?, Node::start("256M", &[])?];
+    let far = Far::local(4 << 20).on(&gone.by_tcp()).on(&stays.by_tcp());
+    let far = far.with(&["--transport", "tcp", "--protect", "mirror", "--grace", "1s"]);
+    let mut program = Command::new(example("orders")?);
+    program.arg("lost");
+    let mut command = far.command(&program);
+    command.stdin(Stdio::piped());
+    let mut run = process::spawn(command)?;
+    let mut input = run.stdin().context("it has no standard input")?;
+    let is_ready = || run.stdout().starts_with(b"ready\n");
+    ensure!(eventually(LIMIT, || is_ready() || !run.alive()) && is_ready(), "{}", run.stderr());
+    process::kill(gone.running.pid());
+    input.write_all(b"\n")?;
+    drop(input);
+    let said = run.wait(LIMIT)?.success()?;
+    let line = String::from_utf8_lossy(&said.stdout).lines().last().unwrap_or_default().to_owned();
+    let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+    ensure!(
+        matches!(numbers[..], [1_048_576, sound, lost] if sound > 0 && lost > 0 && sound + lost == 12_000),
+        "{line}"
+    );
+    ensure!(said.stderr.contains("goes on with one copy of "), "{}", said.stderr);
     Ok(())
 }
 

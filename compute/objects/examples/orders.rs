@@ -6,6 +6,7 @@
 //! orders bighost:7411                       # without: 16M for the orders
 //! farmem run --local 16M -- orders threads
 //! farmem run --local 16M -- orders turns    # heaps use the run's share in turn
+//! farmem run … --protect mirror -- orders lost    # says what is left when a node is lost
 //! ```
 
 use farmem_objects::{Error, FarHashMap, FarVec, Heap, Result, SharedVec};
@@ -25,6 +26,7 @@ fn main() -> std::process::ExitCode {
     let ran = match std::env::args().nth(1) {
         Some(word) if word == "threads" => threads(),
         Some(word) if word == "turns" => turns(),
+        Some(word) if word == "lost" => lost(),
         node => orders(node),
     };
     match ran {
@@ -97,6 +99,29 @@ fn threads() -> Result<String> {
     })?;
     let sum = sums.into_iter().fold(0u64, u64::wrapping_add);
     Ok(format!("{} squares by {THREADS} threads, {sum}", squares.len()))
+}
+
+/// Objects and pages, of which one node is lost between the two lines that this prints.
+fn lost() -> Result<String> {
+    const OBJECTS: u64 = 12_000;
+    let far = Heap::of_run()?;
+    let value = |n: u64| -> [u64; 64] { std::array::from_fn(|word| n ^ (word as u64) << 40) };
+    let boxes = (0..OBJECTS).map(|n| far.alloc(&value(n))).collect::<Result<Vec<_>>>()?;
+    let near: Vec<u64> = (0..1 << 20).collect();
+    // All objects have been home, and what is local is as it is there.
+    boxes.iter().try_for_each(|one| one.read().map(drop))?;
+    println!("ready");
+    let _ = std::io::stdin().read_line(&mut String::new());
+    let pages = near.iter().zip(0..).filter(|(found, wanted)| *found == wanted).count();
+    let (mut sound, mut gone) = (0, 0);
+    for (one, n) in boxes.iter().zip(0..) {
+        match one.read() {
+            Ok(found) => sound += u64::from(found == value(n)),
+            Err(Error::Memory(farmem::Error::Lost { .. })) => gone += 1,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(format!("{pages} words, {sound} objects sound, {gone} lost"))
 }
 
 /// Heaps that use the run's share one after the other, although none of them ends.
