@@ -100,3 +100,27 @@ fn free_bytes_are_those_of_free_places() {
     assert!(heap.spare().is_some());
     assert_eq!(heap.free_bytes(), 128);
 }
+
+#[test]
+fn a_closed_piece_is_not_filled_and_goes_when_it_is_empty() {
+    let mut heap = Heap::default();
+    heap.add(1 << 20, 4096, 0);
+    let held: Vec<Held> = (0..3).filter_map(|_| heap.take(0, 1)).collect();
+    held.iter().for_each(|held| heap.linked(held.at, 7, 0));
+    let free = heap.free_bytes();
+    assert_eq!((heap.close(5, 1), heap.closing_bytes()), (vec![1 << 20], 4096));
+    assert_eq!((heap.close(5, 1), heap.free_bytes(), heap.take(0, 1)), (vec![], 0, None));
+    assert_eq!(heap.linked_of(1 << 20).len(), 3);
+    heap.reopen(1 << 20);
+    assert_eq!((heap.closing_bytes(), heap.free_bytes()), (0, free));
+    let more = heap.take(0, 1).expect("its places are back");
+    assert!(heap.close(5, 1).is_empty(), "an operation under way has a place");
+    heap.give_back(more.at);
+    assert_eq!(heap.close(5, 1), [1 << 20]);
+    for held in &held {
+        heap.retire(held.at, 1);
+    }
+    assert_eq!(heap.spare(), None);
+    heap.reap(1 + GRACE);
+    assert_eq!((heap.spare(), heap.closing_bytes(), heap.free_bytes(), heap.bytes()), (Some((1 << 20, 4096)), 0, 0, 0));
+}
