@@ -36,19 +36,20 @@ impl Index {
                 continue;
             }
             let cas = |&(at, slot): &(u64, Slot)| Verb::Cas { at, old: slot.0, new: 0 };
-            let mut splits = false;
+            let mut again = false;
             if !out.is_empty() {
                 let answers = self.reach.verbs(io, out.iter().map(cas).collect()).await;
                 for ((_, slot), answer) in out.iter().zip(answers) {
                     match answer {
                         Answer::Word(found) if found == slot.0 => self.space.retire(*slot),
-                        Answer::Word(found) => splits |= Slot(found).is_frozen(),
-                        _ => {}
+                        Answer::Word(found) => again |= Slot(found).is_frozen(),
+                        // It may have been carried out, or not.
+                        _ => again = true,
                     }
                 }
             }
             // A split that began meanwhile moves the slots that it froze.
-            path = if splits { Some(from) } else { Trie::after(leaf) };
+            path = if again { Some(from) } else { Trie::after(leaf) };
         }
         Ok(())
     }
