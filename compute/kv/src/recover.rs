@@ -18,10 +18,11 @@ use crate::copies::{Counted, Words};
 use crate::heap::{Place, Use, second};
 use crate::index::Index;
 use crate::layout::{
-    At, EXTENT, HEAD_BYTES, Hash, Kind, LARGE, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, class_bytes, word,
+    At, EXTENT, HEAD_BYTES, Hash, Kind, LARGE, MEMBERS, Member, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, class_bytes,
+    word,
 };
 use crate::long::{self, List};
-use crate::member::{LEASE_MS, is_there};
+use crate::member::{LEASE_MS, is_there, line_word, state};
 use crate::near::Near;
 use crate::object::{Header, Object, Type};
 use crate::reach::Reach;
@@ -37,6 +38,24 @@ use std::rc::Rc;
 /// Objects that are looked up at once.
 const AT_ONCE: usize = 64;
 
+/// Lines, states and heartbeats of members that are alive.
+type Beats = Vec<(usize, u64, u64)>;
+
+/// Those of all but one.
+fn beats(head: &[u8], but: Member) -> Beats {
+    let others = (0..MEMBERS).filter(|&line| line != usize::from(but.line) && state(head, line).is_alive());
+    others.map(|line| (line, state(head, line).0, line_word(head, line, 1))).collect()
+}
+
+/// How often a place was used, by its bytes at both nodes. A node that came later may not have it.
+fn later(decided: &[u8], shown: &[u8]) -> u16 {
+    let of = |bytes: &[u8]| Header::peek(bytes).map_or(0, |header| header.version);
+    if decided.iter().all(|&byte| byte == 0) {
+        return of(shown);
+    }
+    of(decided)
+}
+
 /// Memory of one shard that others have left.
 #[derive(Debug)]
 pub struct Recovery {
@@ -44,8 +63,8 @@ pub struct Recovery {
     space: Rc<Space>,
     near: Rc<Near>,
     index: Rc<Index>,
-    /// Pieces without an owner, by when they were seen first.
-    suspects: RefCell<BTreeMap<At, u64>>,
+    /// Pieces without an owner, by when they were seen first, and the heartbeats of that time.
+    suspects: RefCell<BTreeMap<At, (u64, Rc<Beats>)>>,
 }
 
 impl Recovery {
@@ -67,7 +86,15 @@ impl Recovery {
             let buckets =
                 hash.buckets(self.index.geometry.buckets).map(|bucket| self.index.geometry.bucket(table, bucket));
             // Decisions of front ends that have died show after this.
-            self.reach.copies.settle_ranges(io, self.reach.rules.get(), &buckets.map(|at| (at, UNIT as u32))).await;
+            let rules = self.reach.rules.get();
+            let hidden = self.reach.copies.differing(io, rules, &buckets.map(|at| (at, UNIT as u32))).await;
+            if !hidden.is_empty() {
+                // They change keys behind the near cache, which may answer by a lease.
+                let _writing = self.near.writing(None);
+                for at in hidden {
+                    self.reach.copies.settle(io, rules, Words::Index, at).await;
+                }
+            }
             let mut verbs: Vec<Verb> = buckets.map(|at| Verb::Read { at, len: UNIT as u32 }).into();
             // The forward word behind the slots: if it is 0, the slots were valid.
             verbs.push(Verb::Read { at: table, len: 8 });
@@ -232,16 +259,20 @@ impl Recovery {
     /// never goes back.
     pub async fn adopt(&self, io: &Io, now_ms: u64) -> Result<usize, Trouble> {
         let members = self.reach.read(io, self.reach.root, HEAD_BYTES as u32).await;
+        let beats = Rc::new(beats(&members, self.reach.me));
         let (mut adopted, mut strange) = (0, BTreeMap::new());
         for (at, bytes, owner, third) in self.pieces(io).await {
             match owner {
                 Some(owner) if owner.kind == Kind::Root || is_there(&members, owner.member) => {}
                 Some(owner) => adopted += usize::from(self.adopt_piece(io, at, bytes, owner, third).await?),
                 None => {
-                    let first = self.suspects.borrow().get(&at).copied().unwrap_or(now_ms);
-                    strange.insert(at, first);
-                    // A live front end needs less time from taking a piece to writing its owner.
-                    if now_ms.saturating_sub(first) > 2 * LEASE_MS {
+                    let known = self.suspects.borrow().get(&at).cloned();
+                    let (first, then) = known.unwrap_or_else(|| (now_ms, Rc::clone(&beats)));
+                    strange.insert(at, (first, Rc::clone(&then)));
+                    // A live front end needs less time from taking a piece to writing its owner. One
+                    // that stands still may yet write to it.
+                    let stands = |beat: &&(usize, u64, u64)| beats.contains(beat);
+                    if now_ms.saturating_sub(first) > 2 * LEASE_MS && !then.iter().any(|beat| stands(&beat)) {
                         self.reach.verbs(io, vec![Verb::Free { at }]).await;
                         strange.remove(&at);
                         adopted += 1;
@@ -330,6 +361,7 @@ impl Recovery {
         let step = if owner.class == LARGE { u64::from(bytes) - PIECE_HEADER } else { class_bytes(owner.class) };
         // At the node that decides every object has its bytes to which the index there refers.
         let content = self.reach.read_decided(io, at, bytes).await;
+        let shown = self.reach.read(io, at, bytes).await;
         let count = (u64::from(bytes) - PIECE_HEADER) / step;
         let place_at = |n: u64| at + PIECE_HEADER + n * step;
         let mut places = Vec::new();
@@ -337,8 +369,7 @@ impl Recovery {
         for n in 0..count {
             let start = (PIECE_HEADER + n * step) as usize;
             let object = content.get(start..start + step as usize).unwrap_or_default();
-            let header = Header::peek(object);
-            let version = header.map_or(0, |header| header.version);
+            let version = later(object, shown.get(start..start + step as usize).unwrap_or_default());
             let object = Object::decode(object.to_vec());
             let hash = object.as_ref().map(|object| object.hash().0);
             let ends = second(object.as_ref().and_then(Object::expiry));

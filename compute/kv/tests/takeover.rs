@@ -181,3 +181,72 @@ fn mistakes_are_noticed() {
         assert!(!matches!(noticed, Ok(None)), "{bug:?} went unnoticed");
     }
 }
+
+/// A front end has a key in its cache, which is moved. The place is free when a new second node is
+/// filled, which does not get it. Its owner dies, and the adopter sets the key `sets` times.
+fn an_old_name(sets: usize) -> (Option<u64>, u64) {
+    let mut memory = Memory::copied();
+    let [dies, stays, reads] = [(), (), ()].map(|()| memory.join(TINY, Rules::SOUND, 64 << 10));
+    let get = |memory: &mut Memory, front: &Rc<Shard>| {
+        let front = Rc::clone(front);
+        let found = memory.run(Task::new(|io| async move { front.index.find(&io, KEY).await })).expect("sound");
+        found.map(|found| number(found.object.value()))
+    };
+    let ticks = |memory: &mut Memory, fronts: &[&Rc<Shard>], now_ms: std::ops::Range<u64>| {
+        for now_ms in now_ms {
+            for front in fronts {
+                let front = Rc::clone(front);
+                memory.run(Task::new(|io| async move { front.members.tick(&io, now_ms).await })).expect("alive");
+            }
+        }
+    };
+    memory.run(task(&dies, KEY, Op::Set(1))).expect("room");
+    assert_eq!(get(&mut memory, &reads), Some(1));
+    let before: Vec<u64> = memory.pieces.keys().copied().collect();
+    memory.run(task(&stays, KEY, Op::Set(2))).expect("room");
+    ticks(&mut memory, &[&dies, &stays, &reads], 0..10);
+    // The only object of the dying front end is garbage: a node that is filled has no bytes of it.
+    for &piece in &before {
+        if piece >> NODE_SHIFT != 1 || memory.word(piece) >> 40 & 0xff != 2 {
+            continue;
+        }
+        memory.execute(&Verb::Write { at: piece + 64, bytes: Rc::new(vec![0; 4096 - 64]) });
+    }
+    let leaves = Rc::clone(&dies);
+    memory.run(Task::new(|io| async move { leaves.members.leave(&io).await }));
+    let front = Rc::clone(&stays);
+    memory.run(Task::new(|io| async move { front.recovery.adopt(&io, 10).await })).expect("sound");
+    ticks(&mut memory, &[&stays, &reads], 10..20);
+    for n in 0..sets as u64 {
+        memory.run(task(&stays, KEY, Op::Set(100 + n))).expect("room");
+    }
+    (get(&mut memory, &reads), 99 + sets as u64)
+}
+
+#[test]
+fn a_place_keeps_its_count_of_uses_when_a_node_is_filled() {
+    for sets in 1..140 {
+        let (found, last) = an_old_name(sets);
+        assert_eq!(found, Some(last), "after {sets} changes");
+    }
+}
+
+/// A front end is stopped between taking a piece for a split and writing to it. The piece is not
+/// given to others before it goes on.
+#[test]
+fn a_piece_that_a_stopped_front_end_has_taken_stays_its_own() {
+    let mut memory = Memory::default();
+    let [stops, other] = [(), ()].map(|()| memory.join(TINY, Rules::SOUND, 0));
+    let piece = memory.execute(&Verb::Alloc { node: 0, bytes: 4096 });
+    let farmem_kv::task::Answer::Place(piece) = piece else { panic!("room") };
+    let look = |memory: &mut Memory, now_ms: u64| {
+        let front = Rc::clone(&other);
+        memory.run(Task::new(|io| async move { front.recovery.adopt(&io, now_ms).await })).expect("sound");
+    };
+    look(&mut memory, 0);
+    look(&mut memory, 20_000);
+    assert!(memory.pieces.contains_key(&piece), "it may still be written to");
+    memory.run(Task::new(|io| async move { stops.members.tick(&io, 0).await })).expect("alive");
+    look(&mut memory, 40_000);
+    assert!(!memory.pieces.contains_key(&piece), "nobody writes to it");
+}

@@ -116,12 +116,13 @@ impl Copies {
         }
     }
 
-    /// Settles the words of ranges in which the nodes differ. After it, the first node's words tell
-    /// whether an object is live.
-    pub(crate) async fn settle_ranges(&self, io: &Io, rules: Rules, ranges: &[(At, u32)]) {
-        let Mode::Both(second) = self.mode.get() else { return };
+    /// The words of ranges in which the nodes differ. Once these are settled, the first node's words
+    /// tell whether an object is live.
+    pub(crate) async fn differing(&self, io: &Io, rules: Rules, ranges: &[(At, u32)]) -> Vec<At> {
+        let mut words = Vec::new();
+        let Mode::Both(second) = self.mode.get() else { return words };
         if rules.broken(Bug::JudgeByFirst) {
-            return;
+            return words;
         }
         let read = |node: u8| ranges.iter().map(|&(at, len)| Verb::Read { at: on(node, at), len }).collect();
         let first = io.verbs(read(self.first)).await;
@@ -129,9 +130,9 @@ impl Copies {
         for ((&(at, len), one), other) in ranges.iter().zip(first).zip(other) {
             let (Answer::Bytes(one), Answer::Bytes(other)) = (one, other) else { continue };
             let word = crate::layout::word;
-            for n in (0..len as usize / 8).filter(|&n| word(&one, n) != word(&other, n)) {
-                self.settle(io, rules, Words::Index, at + n as u64 * 8).await;
-            }
+            let differ = (0..len as usize / 8).filter(|&n| word(&one, n) != word(&other, n));
+            words.extend(differ.map(|n| at + n as u64 * 8));
         }
+        words
     }
 }
