@@ -18,7 +18,7 @@ import tempfile
 from store import Store, skip_list
 
 VERSION = "8.1.0"
-MODULES = "commands pipeline encoding lock connection_pool"
+MODULES = "commands pipeline encoding lock connection_pool pubsub"
 NEEDS = ["pytest", "pytest-asyncio", "pytest-timeout", "packaging", "numpy"]
 LIMIT = 1500
 

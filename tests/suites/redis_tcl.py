@@ -17,7 +17,7 @@ import tempfile
 
 from store import Store, debian_source, skip_list
 
-UNITS = "type/string type/incr expire keyspace scan protocol bitops bitfield multi type/hash type/list type/list-2 type/list-3 type/set type/zset type/stream type/stream-cgroups sort pubsub pubsubshard"
+UNITS = "type/string type/incr expire keyspace scan protocol bitops bitfield multi type/hash type/list type/list-2 type/list-3 type/set type/zset type/stream type/stream-cgroups sort pubsub pubsubshard hyperloglog geo"
 # Seconds that a unit may take.
 LIMIT = 500
 OUTCOME = re.compile(r"^\[(ok|err|skip|ignore|exception)\]:? ?(.*)$")
@@ -25,7 +25,7 @@ OUTCOME = re.compile(r"^\[(ok|err|skip|ignore|exception)\]:? ?(.*)$")
 
 def run(unit, source, port, skips, slow):
     """Counts of a unit's tests by outcome, and its output."""
-    tags = "-needs:debug -needs:repl -needs:config-maxmemory -large-memory" + ("" if slow else " -slow")
+    tags = "-needs:debug -needs:repl -needs:config-maxmemory -needs:pfdebug -large-memory" + ("" if slow else " -slow")
     command = ["tclsh", "tests/test_helper.tcl", "--host", "127.0.0.1", "--port", str(port), "--singledb"]
     command += ["--ignore-encoding", "--ignore-digest", "--durable", "--skipfile", skips, "--tags", tags]
     command += ["--single", f"unit/{unit}"]

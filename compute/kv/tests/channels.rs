@@ -172,6 +172,58 @@ fn a_slow_subscriber_is_cut_off() {
     assert!((1..200).contains(&heard), "{heard}");
 }
 
+/// A message that is served together with the end of the subscription comes before its reply, or not at all.
+#[test]
+fn no_message_comes_after_the_end_of_a_subscription() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("ends", &node.at);
+    let [mut talker, mut listener, mut pauser] = [front.client(), front.client(), front.client()];
+    for (ends, told) in [("UNSUBSCRIBE", "[unsubscribe c :0]"), ("RESET", "+RESET")] {
+        for _ in 0..20 {
+            assert_eq!(listener.ask("SUBSCRIBE c"), "[subscribe c :1]");
+            assert_eq!(pauser.ask("CLIENT PAUSE 60000"), "+OK");
+            talker.send(&["PUBLISH", "c", "x"]).unwrap();
+            listener.send(&[ends]).unwrap();
+            listener.send(&["PING"]).unwrap();
+            assert_eq!(pauser.ask("CLIENT UNPAUSE"), "+OK");
+            let mut said = listener.reply().unwrap();
+            if said == "[message c x]" {
+                said = listener.reply().unwrap();
+            }
+            assert_eq!((said.as_str(), listener.reply().as_deref()), (told, Some("+PONG")));
+            assert!(talker.reply().unwrap().starts_with(':'));
+        }
+    }
+}
+
+/// Many copies of a large message for one client that reads: it is sent all of them, or cut off, but they are
+/// never all in memory.
+#[test]
+fn many_copies_of_a_message_are_one() {
+    let node = Process::node(Transport::Tcp);
+    let fronts = [Process::front("copies", &node.at), Process::front("copies", &node.at)];
+    let [mut slow, mut talker, mut far] = [fronts[0].client(), fronts[0].client(), fronts[1].client()];
+    assert_eq!(far.ask("SUBSCRIBE news"), "[subscribe news :1]");
+    for n in 0..400 {
+        slow.send(&["PSUBSCRIBE", &format!("news{}", "*".repeat(n + 1))]).unwrap();
+    }
+    for n in 0..400 {
+        assert!(slow.reply().unwrap().ends_with(&format!(":{}]", n + 1)));
+    }
+    let large = "x".repeat(1_000_000);
+    talker.send(&["PUBLISH", "news", &large]).unwrap();
+    assert_eq!(talker.reply().as_deref(), Some(":400"));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", fronts[0].child.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().split(' ').next().unwrap();
+    assert!(peak.parse::<u64>().unwrap() < 300 << 10, "{peak} KiB");
+    for n in 0..200 {
+        talker.send(&["PUBLISH", "news", &n.to_string()]).unwrap();
+    }
+    (0..200).for_each(|_| assert!(talker.reply().unwrap().starts_with(':')));
+    let heard = hear(&mut far, "199");
+    assert_eq!(heard.len(), 201);
+}
+
 /// Whether every thread of a process has this state.
 fn are_all(pid: u32, state: char) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();

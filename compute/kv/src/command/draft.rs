@@ -11,6 +11,7 @@ use crate::object::{self, Object, Type, Value};
 use crate::shard::Trouble;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// A key's state when it was read: its slot and its object's checksum, which every change replaces.
 /// `None`: absent.
@@ -42,7 +43,7 @@ pub struct Draft {
     /// Bytes of the values to write, and of messages.
     bytes: Cell<usize>,
     /// Messages to publish.
-    messages: RefCell<Vec<Message>>,
+    messages: RefCell<Vec<Rc<Message>>>,
     /// Whether a command may not change values.
     pub read_only: Cell<bool>,
 }
@@ -95,7 +96,7 @@ impl Draft {
     ///
     /// # Errors
     /// There are too many.
-    pub fn publish(&self, message: Message) -> Result<(), Trouble> {
+    pub fn publish(&self, message: Rc<Message>) -> Result<(), Trouble> {
         let bytes = self.bytes.get() + message.channel.len() + message.text.len() + 64;
         if bytes > BYTES {
             return Err(Trouble::TooLarge);
@@ -106,7 +107,7 @@ impl Draft {
     }
 
     /// The messages to publish.
-    pub fn messages(&self) -> Vec<Message> {
+    pub fn messages(&self) -> Vec<Rc<Message>> {
         self.messages.take()
     }
 

@@ -11,6 +11,7 @@ mod channels;
 mod clients;
 mod draft;
 mod dump;
+mod hyperloglog;
 mod info;
 mod keys;
 pub mod long;
@@ -32,7 +33,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 pub(crate) use args::parse_int;
-pub use channels::{Channels, Forward};
+pub use channels::{Channels, Forward, Heard};
 pub use clients::{Pause, Replies};
 pub use draft::Draft;
 pub use info::metrics;
@@ -185,7 +186,8 @@ impl Front {
         if pause.until_ms <= self.store.now_ms() || request[0].eq_ignore_ascii_case(b"client") {
             return false;
         }
-        !pause.spares_reads || find(&request[0]).is_some_and(|command| command.writes)
+        let publishes = |name| matches!(name, "publish" | "spublish");
+        !pause.spares_reads || find(&request[0]).is_some_and(|command| command.writes || publishes(command.name))
     }
 }
 
@@ -258,6 +260,8 @@ async fn dispatch(command: &Command, call: &Call) -> Reply {
         Group::SortedSets => Box::pin(types::sorted(command.name, call)).await,
         Group::Ranges => Box::pin(types::ranges(command.name, call)).await,
         Group::Combined => Box::pin(types::combined(command.name, call)).await,
+        Group::Places => Box::pin(types::places(command.name, call)).await,
+        Group::Counts => Box::pin(hyperloglog::run(command.name, call)).await,
         Group::Streams => Box::pin(types::streams(command.name, call)).await,
         Group::Scripts => Box::pin(scripts::run(command.name, call)).await,
         Group::Channels => Box::pin(channels::run(command.name, call)).await,

@@ -180,7 +180,7 @@ async fn on_one_key(call: &Call, transaction: &Transaction, key: &[u8]) -> Answe
     };
     let reply = call.store().update_found(&call.io, key, change).await?;
     let messages = last.take().filter(|_| reply != CHANGED).map_or(Vec::new(), |draft| draft.messages());
-    channels::send_all(call, messages).await?;
+    channels::send_all(call, messages).await;
     Ok(reply)
 }
 

@@ -37,11 +37,13 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "reset" => {
             call.client.version.set(2);
             call.client.discard();
+            let mut told = call.front.channels.take_due_of(&call.client);
             call.front.channels.leave(&call.client);
             call.client.authenticated.set(call.front.password.is_none());
             call.client.name.borrow_mut().clear();
             call.client.replies.set(super::Replies::On);
-            Ok(Reply::Line("RESET".into()))
+            told.push(Reply::Line("RESET".into()));
+            Ok(Reply::Several(told))
         }
         "role" => Ok(Reply::Array(vec![Reply::bulk("master"), Reply::Int(0), Reply::Array(Vec::new())])),
         "script" => super::scripts::script(call),

@@ -23,6 +23,10 @@ pub enum Group {
     Combined,
     /// Scripts, on the keys that they name.
     Scripts,
+    /// On places in sorted sets.
+    Places,
+    /// On HyperLogLogs.
+    Counts,
     /// On streams.
     Streams,
     /// On channels.
@@ -76,7 +80,8 @@ const NONE: (i8, i8, i8) = (0, 0, 0);
 const ALL: (i8, i8, i8) = (1, -1, 1);
 
 use Group::{
-    Bits, Channels, Combined, Hashes, Keys, Lists, Moves, Ranges, Scripts, Server, Sets, SortedSets, Streams, Strings,
+    Bits, Channels, Combined, Counts, Hashes, Keys, Lists, Moves, Places, Ranges, Scripts, Server, Sets, SortedSets,
+    Streams, Strings,
 };
 
 /// All of them, by name.
@@ -120,6 +125,16 @@ pub const COMMANDS: &[Command] = &[
     command("flushall", -1, NONE, true, Keys),
     command("flushdb", -1, NONE, true, Keys),
     command("function", -2, NONE, false, Server),
+    command("geoadd", -5, ONE, true, Places),
+    command("geodist", -4, ONE, false, Places),
+    command("geohash", -2, ONE, false, Places),
+    command("geopos", -2, ONE, false, Places),
+    command("georadius", -6, NONE, true, Places),
+    command("georadius_ro", -6, ONE, false, Places),
+    command("georadiusbymember", -5, NONE, true, Places),
+    command("georadiusbymember_ro", -5, ONE, false, Places),
+    command("geosearch", -7, ONE, false, Places),
+    command("geosearchstore", -8, (1, 2, 1), true, Places),
     command("get", 2, ONE, false, Strings),
     command("getbit", 3, ONE, false, Bits),
     command("getdel", 2, ONE, true, Strings),
@@ -174,6 +189,9 @@ pub const COMMANDS: &[Command] = &[
     command("pexpire", -3, ONE, true, Keys),
     command("pexpireat", -3, ONE, true, Keys),
     command("pexpiretime", 2, ONE, false, Keys),
+    command("pfadd", -2, ONE, true, Counts),
+    command("pfcount", -2, ALL, false, Counts),
+    command("pfmerge", -2, ALL, true, Counts),
     command("ping", -1, NONE, false, Server),
     command("psetex", 4, ONE, true, Strings),
     command("psubscribe", -2, NONE, false, Channels),

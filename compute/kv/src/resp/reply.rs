@@ -1,5 +1,6 @@
 //! Replies, in either version of the protocol.
 
+use crate::command::Heard;
 use crate::command::long::Outlet;
 use std::rc::Rc;
 
@@ -34,6 +35,8 @@ pub enum Reply {
     Long(Rc<Outlet>),
     /// A sequence that the client has not asked for now; a plain one in RESP2.
     Push(Vec<Reply>),
+    /// A published message.
+    Heard(Heard),
     /// Replies one after the other.
     Several(Vec<Reply>),
     /// No reply at all.
@@ -89,6 +92,11 @@ impl Reply {
             Reply::Text(text) => Reply::bulk(text.as_bytes()).write(version, out),
             Reply::Long(outlet) => line(out, b'$', &outlet.len().to_string()),
             Reply::Push(items) => sequence(items, if version >= 3 { b'>' } else { b'*' }, version, out),
+            Reply::Heard(heard) => {
+                let parts = heard.parts();
+                line(out, if version >= 3 { b'>' } else { b'*' }, &parts.len().to_string());
+                parts.into_iter().for_each(|part| bulk(out, part));
+            }
             Reply::Several(replies) => replies.iter().for_each(|reply| reply.write(version, out)),
             Reply::Silence => {}
         }

@@ -118,12 +118,21 @@ impl Connection {
 
     /// Whether as much is kept for the client as may be.
     fn is_full(&self) -> bool {
-        let streams = matches!(self.begun.front(), Some(Begun { reply: Some(Reply::Long(_)), .. }));
-        self.unread() > if streams || self.shared.unread.get() > ALL { UNREAD } else { self.kept }
+        self.unread() > if self.is_in_long() || self.shared.unread.get() > ALL { UNREAD } else { self.kept }
+    }
+
+    /// Whether a reply is next that streams out.
+    fn is_in_long(&self) -> bool {
+        matches!(self.begun.front(), Some(Begun { reply: Some(Reply::Long(_)), .. }))
+    }
+
+    /// Whether the client has not taken all that it was sent.
+    pub fn leaves_unread(&self) -> bool {
+        self.unread() > 0
     }
 
     fn count(&mut self) {
-        let unread = self.unread();
+        let unread = self.unread() + self.held.len();
         self.shared.unread.set(self.shared.unread.get() - self.counted + unread);
         self.counted = unread;
     }
@@ -295,10 +304,13 @@ impl Connection {
             let Some(reply) = self.begun.pop_front().and_then(|begun| begun.reply) else { continue };
             let (sent, next) = self.client.replies.get().next();
             self.client.replies.set(next);
-            if sent {
+            // Messages and subscriptions are told of in any case, as redis does.
+            if sent || matches!(reply, Reply::Push(_) | Reply::Several(_)) {
                 reply.write(version, &mut self.out);
             }
-            // Between two replies.
+        }
+        // Behind all replies that are there: one of them may be to the subscription.
+        if !self.is_in_long() {
             self.out.append(&mut self.held);
         }
         self.count();
@@ -328,17 +340,20 @@ impl Connection {
     }
 
     /// Sends the client a message. One that leaves too many unread is cut off.
-    pub fn push(&mut self, message: &Reply) {
+    pub fn push(&mut self, message: Reply) {
         if self.client.closing.get() || self.broken {
             return;
         }
-        if matches!(self.begun.front(), Some(Begun { reply: Some(Reply::Long(_)), .. })) {
+        if self.is_in_long() {
             message.write(self.client.version.get(), &mut self.held);
         } else {
             message.write(self.client.version.get(), &mut self.out);
         }
         self.count();
         let most = if self.shared.unread.get() > ALL { UNREAD } else { MESSAGES };
+        if self.unread() + self.held.len() > most {
+            self.flush();
+        }
         if self.unread() + self.held.len() > most {
             self.broken = true;
             eprintln!(

@@ -34,6 +34,8 @@ const ROUNDS: usize = 16;
 const GLANCE: Duration = Duration::from_micros(100);
 /// Between looks for signals, and for commands that wait in vain.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long a front end that ends goes on passing published messages to the others.
+const PASSING: Duration = Duration::from_secs(2);
 
 /// The connection whose transaction runs alone, and those that wait for its end.
 #[derive(Debug, Default)]
@@ -218,14 +220,18 @@ impl<'a> Server<'a> {
     fn serve(&mut self, signals: &Signals) -> Result<(), Failed> {
         let mut events = Vec::new();
         let mut looked = Instant::now();
+        let mut ends: Option<Instant> = None;
         loop {
             let now = Instant::now();
+            if ends.is_some_and(|until| now >= until || self.front.channels.forward.is_idle()) {
+                return Ok(());
+            }
             self.front.store.set_now_ms(wall_ms());
             if now.duration_since(looked) >= LOOK {
                 looked = now;
                 while let Some(signal) = signals.next(Duration::ZERO) {
                     if signals.asks_to_end(signal) {
-                        return Ok(());
+                        ends.get_or_insert(now + PASSING);
                     }
                 }
                 self.active.extend(self.waiting.drain().flat_map(|(_, connections)| connections));
@@ -238,8 +244,7 @@ impl<'a> Server<'a> {
             self.front.turns.set(self.front.turns.get() + 1);
             self.background.begin(now, &self.drive);
             self.work()?;
-            let killed = self.front.killed.take();
-            killed.into_iter().for_each(|id| self.flush(id));
+            self.end_killed();
             let busy = self.drive.borrow().under_way() > 0 || self.commands.is_ready() || !self.active.is_empty();
             let until = self.background.wakes().min(looked + LOOK);
             let until = self.commands.wakes().map_or(until, |wakes| until.min(wakes));
@@ -252,9 +257,20 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Closes connections that were killed or do not read, and takes rates.
+    /// Closes connections that were killed, with what their clients have not read.
+    fn end_killed(&mut self) {
+        for id in self.front.killed.take() {
+            self.flush(id);
+            if let Some(connection) = self.connections.get_mut(&id).filter(|connection| connection.leaves_unread()) {
+                connection.broken = true;
+                self.flush(id);
+            }
+        }
+    }
+
+    /// Closes connections that do not read, and takes rates.
     fn look(&mut self, now: Instant) {
-        let mut over = self.front.killed.take();
+        let mut over = Vec::new();
         for (&id, connection) in &mut self.connections {
             if connection.gives_up(now, self.clients.unread) {
                 over.push(id);
@@ -281,10 +297,12 @@ impl<'a> Server<'a> {
         let mut touched = Set::default();
         for round in 0..ROUNDS {
             self.stream(&mut touched);
-            let mut active = std::mem::take(&mut self.active);
-            let last = self.alone.last;
-            active.sort_unstable_by_key(|&id| (id == last, id));
-            active.dedup();
+            // In the order in which their requests came.
+            let (mut active, mut seen) = (std::mem::take(&mut self.active), Set::default());
+            active.retain(|&id| seen.insert(id));
+            if let Some(place) = active.iter().position(|&id| id == self.alone.last) {
+                active[place..].rotate_left(1);
+            }
             let now = Instant::now();
             // After a long pause the others may have declared this front end dead.
             self.stale = self.background.is_stale(now);

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A front end's batches are values of hidden keys ([`Type::Message`]), 256 of them in turn, which
-//! end by themselves after 10 s. The *tail*, the number of its last batch, is a word of its line in
+//! end by themselves after 5 s. The *tail*, the number of its last batch, is a word of its line in
 //! the first shard's head. Batch before tail: a reader that sees the number finds the batch. The
 //! tail never goes back, and goes on when another member gets the line.
 //!
@@ -15,10 +15,11 @@
 //! changes nothing before all others know of it ([`crate::lease`]), so none publishes to itself
 //! alone while another has subscribers.
 //!
-//! *Losses.* A batch may be gone before it is read: its reader was too slow, it was evicted, or
-//! memory was full. The tail tells, and the reader closes its subscribers' connections. What a
-//! front end had queued when it died is lost: 4 ms of messages, or what memory was not fast enough
-//! for.
+//! *Full nodes.* A batch that finds no memory is tried again, and PUBLISH is refused meanwhile.
+//!
+//! *Losses.* A batch may be gone before it is read: its reader was too slow, or it was evicted. The
+//! tail tells, and the reader closes its subscribers' connections. What a
+//! front end had queued when it was killed is lost. One that is told to end empties its queue first.
 
 use super::{Kind, Message};
 use crate::command::{Call, Front};
@@ -34,9 +35,13 @@ use std::rc::Rc;
 /// Batches of a front end that are kept.
 const RING: u64 = 256;
 /// How long a batch is kept, in ms.
-const KEPT_MS: u64 = 10_000;
-/// Bytes of a batch, if its first message is not longer.
-const BATCH: usize = 1 << 20;
+const KEPT_MS: u64 = 5_000;
+/// Bytes of a batch, if its first message is not longer. It fits a piece of 1 MiB.
+const BATCH: usize = (1 << 20) - 4096;
+/// Bytes that are sent in a millisecond. So the batches that are kept have about 80 MiB together.
+const RATE: usize = 16 << 10;
+/// Before a batch is tried again that found no memory, in ms.
+const AGAIN_MS: u32 = 50;
 /// Bytes that may be queued. A publisher waits while there are more.
 const QUEUED: usize = 16 << 20;
 /// Between two batches, in ms. So the ring lasts for a second.
@@ -50,6 +55,10 @@ pub struct Forward {
     queue: RefCell<VecDeque<Vec<u8>>>,
     queued: Cell<usize>,
     sends: Cell<bool>,
+    /// The last batch found no memory.
+    full: Cell<bool>,
+    /// A message was lost since the last batch: a number is left out.
+    lost: Cell<bool>,
     /// The number of the last batch, once it is known.
     sent: Cell<Option<u64>>,
     /// The tails up to which this front end has heard the others, while it has subscribers.
@@ -93,15 +102,20 @@ fn messages(mut bytes: &[u8]) -> Vec<Message> {
 }
 
 impl Forward {
-    /// Waits until there is room in the queue.
+    /// Waits until there is room in the queue, unless memory is full.
     pub(super) async fn room(&self, io: &Io) {
-        while self.queued.get() > QUEUED {
+        while self.queued.get() > QUEUED && !self.full.get() {
             io.pause(1).await;
         }
     }
 
-    /// Queues a message for the other front ends.
+    /// Queues a message for the other front ends. Without room it is lost; the next number tells
+    /// that.
     pub(super) fn push(&self, message: &Message) {
+        if self.queued.get() > QUEUED {
+            self.lost.set(true);
+            return;
+        }
         let bytes = record(message);
         self.queued.set(self.queued.get() + bytes.len());
         self.queue.borrow_mut().push_back(bytes);
@@ -157,25 +171,48 @@ impl Forward {
     pub async fn send(front: Rc<Front>, io: Io) {
         let forward = &front.channels.forward;
         while let Some(batch) = forward.batch() {
-            // A batch that was not written is missed by those who find the tail.
-            let _ = forward.write(&front, &io, batch).await;
-            io.pause(GAP_MS).await;
+            let gap = GAP_MS.max((batch.len() / RATE) as u32);
+            loop {
+                let written = forward.write(&front, &io, &batch).await;
+                forward.full.set(written == Err(Trouble::Full));
+                if !forward.full.get() {
+                    break;
+                }
+                io.pause(AGAIN_MS).await;
+            }
+            io.pause(gap).await;
         }
         forward.sends.set(false);
     }
 
-    async fn write(&self, front: &Front, io: &Io, batch: Vec<u8>) -> Result<(), Trouble> {
+    /// Whether memory is full, so that nothing reaches the other front ends now.
+    pub(super) fn is_full(&self) -> bool {
+        self.full.get()
+    }
+
+    /// Whether all that was published has been sent.
+    pub fn is_idle(&self) -> bool {
+        !self.sends.get() && self.queued.get() == 0
+    }
+
+    /// Writes a batch and its number. Of other troubles than full memory, readers learn by the tail.
+    async fn write(&self, front: &Front, io: &Io, batch: &[u8]) -> Result<(), Trouble> {
         let shard = &front.store.shards[0];
         let line = usize::from(shard.reach.me.line);
         let last = match self.sent.get() {
             Some(last) => last,
             None => tails(front, io).await?[line],
         };
-        let number = last + 1;
-        self.sent.set(Some(number));
-        let bytes = [&number.to_le_bytes()[..], &batch].concat();
+        let lost = self.lost.get();
+        let number = last + 1 + u64::from(lost);
+        let bytes = [&number.to_le_bytes()[..], batch].concat();
         let value = Value { kind: Type::Message, expiry: Some(front.store.now_ms() + KEPT_MS), bytes };
         let written = front.store.put(io, &key(line, number), &value).await;
+        if written == Err(Trouble::Full) {
+            return written;
+        }
+        self.sent.set(Some(number));
+        self.lost.set(self.lost.get() && !lost);
         // As a change of the index, which waits while a node is being filled.
         let tail = Verb::Write { at: tail_at(shard.reach.root, line), bytes: Rc::new(number.to_le_bytes().to_vec()) };
         shard.reach.verbs(io, vec![tail]).await;
@@ -226,7 +263,8 @@ impl Forward {
             match batch {
                 Some((_, batch)) => {
                     for message in messages(batch) {
-                        front.channels.reach(&message, true);
+                        front.channels.calm(io).await;
+                        front.channels.reach(&Rc::new(message), true);
                     }
                 }
                 None => front.close_subscribers(),

@@ -16,6 +16,8 @@ pub use forward::Forward;
 
 use super::{Answered, Call, Client, Fail};
 use crate::resp::{Reply, matches};
+use crate::shard::Trouble;
+use crate::task::Io;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -23,6 +25,8 @@ use std::rc::Rc;
 /// Subscriptions of a front end's clients, and patterns among them, at most.
 const MOST: usize = 1_000_000;
 const PATTERNS: usize = 10_000;
+/// Bytes of these patterns together, at most: every message is matched with each of them.
+const PATTERN_BYTES: usize = 256 << 10;
 /// Bytes of a channel's name or a pattern, at most.
 const NAME: usize = 1024;
 /// Bytes of a message with its channel's name, at most.
@@ -43,6 +47,29 @@ pub enum Kind {
 /// The names that a client has subscribed to, by kind.
 pub type Names = [BTreeSet<Vec<u8>>; 3];
 
+/// Messages that wait to be handed to connections: their number and bytes above which publishers wait.
+const DUE: usize = 10_000;
+const DUE_BYTES: usize = 1 << 20;
+
+/// A message as a subscriber hears it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Heard {
+    pattern: Option<Rc<[u8]>>,
+    message: Rc<Message>,
+}
+
+impl Heard {
+    /// What the subscriber is sent, in order.
+    pub fn parts(&self) -> Vec<&[u8]> {
+        let Message { kind, channel, text } = &*self.message;
+        match &self.pattern {
+            Some(pattern) => vec![b"pmessage", pattern, channel, text],
+            None if *kind == Kind::Sharded => vec![b"smessage", channel, text],
+            None => vec![b"message", channel, text],
+        }
+    }
+}
+
 /// A message that was published.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
@@ -54,14 +81,19 @@ pub struct Message {
     pub text: Vec<u8>,
 }
 
+/// Numbers of clients by the name that they have subscribed to.
+type Subscribers = HashMap<Rc<[u8]>, BTreeSet<u64>>;
+
 /// The subscriptions of a front end's clients.
 #[derive(Debug, Default)]
 pub struct Channels {
     /// Numbers of clients by name, for each kind.
-    subscribers: RefCell<[HashMap<Vec<u8>, BTreeSet<u64>>; 3]>,
+    subscribers: RefCell<[Subscribers; 3]>,
     count: Cell<usize>,
-    /// Messages to hand to connections.
-    due: RefCell<Vec<(u64, Rc<Reply>)>>,
+    pattern_bytes: Cell<usize>,
+    /// Messages to hand to connections, and the bytes of these messages.
+    due: RefCell<Vec<(u64, Heard)>>,
+    due_bytes: Cell<usize>,
     /// The way to other front ends.
     pub forward: Forward,
 }
@@ -73,14 +105,18 @@ impl Channels {
             return Ok(());
         }
         let mut subscribers = self.subscribers.borrow_mut();
-        let patterns = kind == Kind::Pattern && subscribers[Kind::Pattern as usize].len() >= PATTERNS;
-        if self.count.get() >= MOST || patterns {
+        let new = kind == Kind::Pattern && !subscribers[kind as usize].contains_key(name);
+        let bytes = self.pattern_bytes.get() + if new { name.len() } else { 0 };
+        let crowded = new && (subscribers[kind as usize].len() >= PATTERNS || bytes > PATTERN_BYTES);
+        if self.count.get() >= MOST || crowded {
             return Err(Fail::new(format!(
-                "this front end has {MOST} subscriptions or {PATTERNS} patterns, which is the limit"
+                "this front end has {MOST} subscriptions, or {PATTERNS} patterns, or 256 KiB of them, which is the \
+                 limit"
             )));
         }
+        self.pattern_bytes.set(bytes);
         names[kind as usize].insert(name.to_vec());
-        subscribers[kind as usize].entry(name.to_vec()).or_default().insert(client.id);
+        subscribers[kind as usize].entry(name.into()).or_default().insert(client.id);
         self.count.set(self.count.get() + 1);
         Ok(())
     }
@@ -94,6 +130,9 @@ impl Channels {
             those.remove(&client.id);
             if those.is_empty() {
                 subscribers[kind as usize].remove(name);
+                if kind == Kind::Pattern {
+                    self.pattern_bytes.set(self.pattern_bytes.get() - name.len());
+                }
             }
         }
         self.count.set(self.count.get() - 1);
@@ -111,33 +150,50 @@ impl Channels {
     }
 
     /// Number of clients of this front end that a message reaches; hands it to them if `sends`.
-    fn reach(&self, message: &Message, sends: bool) -> usize {
+    fn reach(&self, message: &Rc<Message>, sends: bool) -> usize {
         let subscribers = self.subscribers.borrow();
         let (mut due, mut reached) = (self.due.borrow_mut(), 0);
-        let mut hand = |those: &BTreeSet<u64>, parts: &[&[u8]]| {
+        let mut hand = |those: &BTreeSet<u64>, pattern: Option<&Rc<[u8]>>| {
             reached += those.len();
             if sends {
-                let push = Rc::new(Reply::Push(parts.iter().map(|part| Reply::bulk(*part)).collect()));
-                due.extend(those.iter().map(|&id| (id, Rc::clone(&push))));
+                let heard = Heard { pattern: pattern.cloned(), message: Rc::clone(message) };
+                due.extend(those.iter().map(|&id| (id, heard.clone())));
             }
         };
-        if let Some(those) = subscribers[message.kind as usize].get(&message.channel) {
-            let name: &[u8] = if message.kind == Kind::Sharded { b"smessage" } else { b"message" };
-            hand(those, &[name, &message.channel, &message.text]);
+        if let Some(those) = subscribers[message.kind as usize].get(message.channel.as_slice()) {
+            hand(those, None);
         }
         if message.kind == Kind::Plain {
             for (pattern, those) in &subscribers[Kind::Pattern as usize] {
                 if matches(pattern, &message.channel) {
-                    hand(those, &[b"pmessage", pattern, &message.channel, &message.text]);
+                    hand(those, Some(pattern));
                 }
             }
+        }
+        if sends && reached > 0 {
+            self.due_bytes.set(self.due_bytes.get() + message.text.len());
         }
         reached
     }
 
+    /// Waits until connections have been handed most of what is due.
+    async fn calm(&self, io: &Io) {
+        while self.due_bytes.get() > DUE_BYTES || self.due.borrow().len() > DUE {
+            io.pause(1).await;
+        }
+    }
+
     /// Messages to hand to connections, in order.
-    pub fn take_due(&self) -> Vec<(u64, Rc<Reply>)> {
+    pub fn take_due(&self) -> Vec<(u64, Heard)> {
+        self.due_bytes.set(0);
         std::mem::take(&mut self.due.borrow_mut())
+    }
+
+    /// The messages that are due for a client which is about to end subscriptions: they come before
+    /// the reply to that.
+    pub(super) fn take_due_of(&self, client: &Client) -> Vec<Reply> {
+        let taken = self.due.borrow_mut().extract_if(.., |(id, _)| *id == client.id).collect::<Vec<_>>();
+        taken.into_iter().map(|(_, heard)| Reply::Heard(heard)).collect()
     }
 
     /// Whether there are such messages.
@@ -148,16 +204,14 @@ impl Channels {
     /// PUBSUB CHANNELS and SHARDCHANNELS.
     fn active(&self, kind: Kind, pattern: Option<&[u8]>) -> Reply {
         let subscribers = self.subscribers.borrow();
-        let wanted = |name: &&Vec<u8>| pattern.is_none_or(|pattern| matches(pattern, name));
-        Reply::Array(
-            subscribers[kind as usize].keys().filter(wanted).map(|name| Reply::bulk(name.as_slice())).collect(),
-        )
+        let wanted = |name: &&Rc<[u8]>| pattern.is_none_or(|pattern| matches(pattern, name));
+        Reply::Array(subscribers[kind as usize].keys().filter(wanted).map(|name| Reply::bulk(&**name)).collect())
     }
 
     /// PUBSUB NUMSUB and SHARDNUMSUB.
     fn numbers(&self, kind: Kind, names: &[Vec<u8>]) -> Reply {
         let subscribers = self.subscribers.borrow();
-        let number = |name: &Vec<u8>| subscribers[kind as usize].get(name).map_or(0, BTreeSet::len) as i64;
+        let number = |name: &Vec<u8>| subscribers[kind as usize].get(name.as_slice()).map_or(0, BTreeSet::len) as i64;
         Reply::Array(names.iter().flat_map(|name| [Reply::bulk(name.as_slice()), Reply::Int(number(name))]).collect())
     }
 }
@@ -248,48 +302,59 @@ async fn subscribe(what: &str, kind: Kind, call: &Call) -> Answered {
 
 fn unsubscribe(what: &str, kind: Kind, call: &Call) -> Reply {
     let (channels, client) = (&call.front.channels, &call.client);
-    let names = match &call.args[1..] {
+    let names: Vec<Vec<u8>> = match &call.args[1..] {
         [] => client.names.borrow()[kind as usize].iter().cloned().collect(),
         names => names.to_vec(),
     };
-    let told = names.iter().map(|name| {
+    let mut told = channels.take_due_of(client);
+    for name in &names {
         channels.remove(client, kind, name);
-        client.told(what, kind, Some(name))
-    });
-    let told: Vec<Reply> = told.collect();
-    Reply::Several(if told.is_empty() { vec![client.told(what, kind, None)] } else { told })
+        told.push(client.told(what, kind, Some(name)));
+    }
+    if names.is_empty() {
+        told.push(client.told(what, kind, None));
+    }
+    Reply::Several(told)
 }
 
 /// PUBLISH and SPUBLISH. The reply counts the clients of this front end alone.
 async fn publish(call: &Call, message: Message) -> Answered {
+    if message.channel.len() > NAME {
+        return Err(Fail::new(format!("a channel's name has {NAME} bytes at most")));
+    }
     if message.channel.len() + message.text.len() > MESSAGE {
         return Err(Fail::new(format!("a message has {MESSAGE} bytes at most, with its channel's name")));
     }
     if let Some(draft) = &call.draft {
+        let message = Rc::new(message);
         let reached = call.front.channels.reach(&message, false);
         draft.publish(message)?;
         return Ok(Reply::Int(reached as i64));
     }
-    send(call, message).await.map(|reached| Reply::Int(reached as i64))
+    if call.store().has_others() && call.front.channels.forward.is_full() {
+        return Err(Trouble::Full.into());
+    }
+    let message = Rc::new(message);
+    Ok(Reply::Int(send(call, message).await as i64))
 }
 
 /// Hands a message to all who have subscribed; how many clients of this front end these are.
-async fn send(call: &Call, message: Message) -> Result<usize, Fail> {
+async fn send(call: &Call, message: Rc<Message>) -> usize {
     let channels = &call.front.channels;
+    channels.calm(&call.io).await;
     if call.store().has_others() {
         channels.forward.room(&call.io).await;
         // One moment for both: so all subscribers see this front end's messages in one order.
         channels.forward.push(&message);
     }
-    Ok(channels.reach(&message, true))
+    channels.reach(&message, true)
 }
 
 /// Publishes what a script or a transaction has, now that it has taken effect.
-pub(super) async fn send_all(call: &Call, messages: Vec<Message>) -> Result<(), Fail> {
+pub(super) async fn send_all(call: &Call, messages: Vec<Rc<Message>>) {
     for message in messages {
-        send(call, message).await?;
+        send(call, message).await;
     }
-    Ok(())
 }
 
 fn pubsub(call: &Call) -> Answered {

@@ -25,7 +25,7 @@ pub fn to_lua(lua: &Lua, reply: Reply) -> mlua::Result<Value> {
         Reply::Double(number) => lua.create_string(crate::resp::double(number))?.into_lua(lua),
         Reply::Array(items) | Reply::Set(items) | Reply::Push(items) | Reply::Several(items) => sequence(lua, items),
         Reply::Map(pairs) => sequence(lua, pairs.into_iter().flat_map(|(key, value)| [key, value]).collect()),
-        Reply::Null | Reply::NullArray | Reply::Long(_) | Reply::Silence => Ok(Value::Boolean(false)),
+        Reply::Null | Reply::NullArray | Reply::Long(_) | Reply::Heard(_) | Reply::Silence => Ok(Value::Boolean(false)),
     }
 }
 

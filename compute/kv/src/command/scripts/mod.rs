@@ -230,7 +230,7 @@ impl Script<'_> {
             return Ok(None);
         }
         let reply = ended?;
-        channels::send_all(self.call, last.take()).await?;
+        channels::send_all(self.call, last.take()).await;
         Ok(Some(reply))
     }
 
@@ -267,7 +267,7 @@ impl Script<'_> {
                     None => drop(store.remove(io, &key).await?),
                 }
             }
-            channels::send_all(self.call, draft.messages()).await?;
+            channels::send_all(self.call, draft.messages()).await;
         }
         Ok(reply)
     }

@@ -6,6 +6,7 @@
 
 mod blocking;
 mod combine;
+mod geo;
 mod hashes;
 mod lists;
 mod moves;
@@ -16,6 +17,7 @@ mod sorted;
 mod streams;
 
 pub use combine::run as combined;
+pub use geo::run as places;
 pub use hashes::run as hashes;
 pub use lists::run as lists;
 pub use moves::run as moves;

@@ -29,7 +29,7 @@ impl Server<'_> {
         }
         for (id, message) in self.front.channels.take_due() {
             if let Some(connection) = self.connections.get_mut(&id) {
-                connection.push(&message);
+                connection.push(Reply::Heard(message));
                 touched.insert(id);
             }
         }

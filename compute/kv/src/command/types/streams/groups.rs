@@ -80,7 +80,11 @@ fn needs_key(there: bool) -> Result<(), Fail> {
 
 /// The ID that XGROUP names, `None` for `$`; and ENTRIESREAD, which may come behind it.
 fn place(call: &Call, options: usize) -> Result<(Option<Id>, Option<u64>), Fail> {
-    let last = if call.arg(4) == b"$" { None } else { Some(id(call.arg(4), 0)?) };
+    let last = match call.arg(4) {
+        b"$" => None,
+        b"-" | b"+" if is(call.arg(1), "setid") => Some(bound(call.arg(4), true)?),
+        text => Some(id(text, 0)?),
+    };
     let mut read = None;
     let mut n = options;
     while n < call.count() {

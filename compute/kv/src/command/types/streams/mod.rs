@@ -171,8 +171,7 @@ impl Trim {
             }
             Some(Bound::Id(least)) => stream.from(least),
         };
-        // As redis, which takes out whole nodes of 100.
-        let count = self.limit.map_or(count, |limit| if count > limit { 0 } else { count });
+        let count = count.min(self.limit.unwrap_or(count));
         stream.trim(count);
         count
     }
@@ -435,7 +434,8 @@ impl Reading {
             if !first && checksum == *seen {
                 continue;
             }
-            if !first && checksum.is_none() && self.group.is_some() {
+            let gone = object.as_ref().is_none_or(|object| object.kind() != Type::Stream);
+            if !first && gone && self.group.is_some() {
                 return Err(Fail(Reply::Error("UNBLOCKED the stream key no longer exists".into())));
             }
             *seen = checksum;
