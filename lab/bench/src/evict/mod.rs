@@ -7,6 +7,8 @@
 //! | [`figures`] | tables, targets |
 //! | [`plot`] | where whole pages win |
 //! | [`redis`] | a whole program under the policies of `--dirty` |
+//! | [`trusted`] | the same at a node that asks for a token: plain, encrypted, sealed |
+//! | [`turns`] | one server that compares what leaves, and copies it, by turns |
 //!
 //! A host and a node, a process each, on a CPU each, over TCP on the loopback device, at its own speed and held to
 //! that of slower links ([`farmem_fabric::shape`]). Gathering, applying and acknowledging are in the time; unmapping
@@ -17,6 +19,7 @@ pub mod drive;
 pub mod figures;
 pub mod plot;
 pub mod redis;
+pub mod trusted;
 pub mod turns;
 
 use farmem_protocol::random::Random;
@@ -43,7 +46,7 @@ pub struct Options {
     /// Redis under the policies of --dirty instead, a quarter local: bytes sent for bytes changed, requests a second
     #[arg(long, conflicts_with_all = ["pages", "lines", "links", "svg", "seed"])]
     redis: bool,
-    /// With --redis, only these links and policies: shm:none,shm:lines,tcp:auto,…
+    /// With --redis, only these links and policies: shm:none,tcp:auto,…; token:plain,token:encrypted,token:sealed, too
     #[arg(long, value_name = "WAYS", value_delimiter = ',', requires = "redis")]
     ways: Vec<String>,
     /// Pages sent in each measurement [default: 16384; with --quick 4096]

@@ -33,6 +33,7 @@ use farmem_sys::raw::now_ns;
 use serde::Serialize;
 
 use super::Options;
+use super::trusted::{Trusted, WAYS};
 use super::turns::Turns;
 use crate::counters::{self, Counts};
 use crate::redis::{EACH, Order, Place, Server};
@@ -60,9 +61,11 @@ enum By {
     Shm,
     /// Held to [`RATE`].
     Tcp,
+    /// The same, at a node that asks for a token ([`super::trusted`]).
+    Token,
 }
 
-/// A link, and a policy.
+/// A link, and a policy; of [`By::Token`], a way of [`super::trusted::WAYS`].
 type System = (By, &'static str);
 
 const SYSTEMS: [System; 6] = [
@@ -73,6 +76,9 @@ const SYSTEMS: [System; 6] = [
     (By::Tcp, "lines"),
     (By::Tcp, "auto"),
 ];
+
+/// Only where they are asked for.
+const TRUSTED: [System; 3] = [(By::Token, WAYS[0]), (By::Token, WAYS[1]), (By::Token, WAYS[2])];
 
 /// They do the same but for comparing and copying.
 const BOTH: [System; 2] = [(By::Shm, "none"), (By::Shm, "lines")];
@@ -114,6 +120,8 @@ struct Raw {
 struct Bench<'a> {
     farmem: &'a Path,
     keys: usize,
+    /// For [`By::Token`].
+    trusted: Option<Trusted>,
 }
 
 /// A server of a round, filled.
@@ -140,7 +148,9 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     let environment = Environment::read();
     let (keys, requests) = if options.quick { (40_000, 40_000) } else { (160_000, 120_000) };
     let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
-    let bench = Bench { farmem, keys };
+    let by_token = systems.iter().any(|system| system.0 == By::Token);
+    let trusted = by_token.then(|| Trusted::start(farmem)).transpose()?;
+    let bench = Bench { farmem, keys, trusted };
     eprintln!("what it has with plenty");
     // Twice what keys and values take, and as much again.
     let plenty = (4 * keys * EACH) as u64;
@@ -155,7 +165,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
         }
         anyhow::Ok(samples)
     })?;
-    let asked = [By::Shm, By::Tcp].into_iter().filter(|by| systems.iter().any(|system| system.0 == *by));
+    let asked = [By::Shm, By::Tcp, By::Token].into_iter().filter(|by| systems.iter().any(|system| system.0 == *by));
     let mut sections: Vec<Section> = asked.map(|by| section(by, &measured)).collect();
     let mut method = vec![
         format!(
@@ -177,7 +187,10 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
         ));
     }
     let runs = systems.iter().map(|&(by, dirty)| (by, dirty, measured.of((by, dirty)).copied().collect())).collect();
-    let (skipped, targets) = (Vec::new(), targets(&measured, &in_turns));
+    let mut targets = targets(&measured, &in_turns);
+    // Those of what was not asked for are left out.
+    targets.retain(|target| target.ratio.is_some());
+    let skipped = Vec::new();
     let raw = Raw { keys, local, runs, in_turns };
     let report = Report { bench: "evict-redis", method, environment, skipped, sections, targets, raw };
     report::tell(&report, &[(&options.json, &|| Ok(report.json()?))])
@@ -185,16 +198,25 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
 
 /// As `--ways` has it.
 fn name((by, dirty): System) -> String {
-    format!("{}:{dirty}", if by == By::Shm { "shm" } else { "tcp" })
+    let link = match by {
+        By::Shm => "shm",
+        By::Tcp => "tcp",
+        By::Token => "token",
+    };
+    format!("{link}:{dirty}")
 }
 
 /// Those that are asked for by name.
 fn systems(ways: &[String]) -> anyhow::Result<Vec<System>> {
-    if let Some(unknown) = ways.iter().find(|way| !SYSTEMS.iter().any(|system| name(*system) == **way)) {
-        let all: Vec<String> = SYSTEMS.into_iter().map(name).collect();
+    let all = || SYSTEMS.into_iter().chain(TRUSTED);
+    if let Some(unknown) = ways.iter().find(|way| !all().any(|system| name(system) == **way)) {
+        let all: Vec<String> = all().map(name).collect();
         bail!("--ways {unknown}: not one of {}", all.join(", "));
     }
-    Ok(SYSTEMS.into_iter().filter(|&system| ways.is_empty() || ways.contains(&name(system))).collect())
+    if ways.is_empty() {
+        return Ok(SYSTEMS.into());
+    }
+    Ok(all().filter(|&system| ways.contains(&name(system))).collect())
 }
 
 impl Bench<'_> {
@@ -237,11 +259,17 @@ impl Bench<'_> {
         let dir = place.path();
         let mut command = Command::new(self.farmem);
         command.env("XDG_RUNTIME_DIR", dir);
-        command.args(["run", "--no-settings", "--stats", "none", "--local", &local.to_string(), "--dirty", dirty]);
+        command.args(["run", "--no-settings", "--stats", "none", "--local", &local.to_string()]);
         match by {
-            By::Shm => command.args(["--transport", "shm"]),
-            By::Tcp => command.args(["--transport", "tcp", "--shape", RATE]),
+            By::Shm => command.args(["--transport", "shm", "--dirty", dirty]),
+            By::Tcp | By::Token => command.args(["--transport", "tcp", "--shape", RATE]),
         };
+        match (by, &self.trusted) {
+            (By::Token, Some(trusted)) => trusted.reach(dirty, &mut command),
+            (By::Token, None) => bail!("no node that asks for a token"),
+            (By::Shm, _) => {}
+            (By::Tcp, _) => _ = command.args(["--dirty", dirty]),
+        }
         command.args(mask.iter().flat_map(|mask| ["--mask", mask]));
         command.args(["--", "redis-server"]);
         let server = Server::start(command, dir, self.keys, Order::Random)?;
@@ -272,10 +300,11 @@ fn against(measured: &Rounds<System, Sample>, one: System, other: System) -> Opt
 }
 
 fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
+    let (what, base) = if by == By::Token { ("", WAYS[0]) } else { ("--dirty", "none") };
     let mut table = Table::new([
-        "--dirty",
+        what,
         "requests/s",
-        "of none",
+        &format!("of {base}"),
         "",
         "CPU a request",
         "sent/changed",
@@ -288,7 +317,7 @@ fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
     for system in measured.systems().filter(|system| system.0 == by) {
         let median = |figure: &dyn Fn(&Sample) -> Option<f64>| measured.spread(system, figure).map(|of| of.median);
         let shown = |figure: Option<f64>, digits: usize| figure.map_or("–".into(), |of| format!("{of:.digits$}"));
-        let none = against(measured, system, (by, "none"));
+        let none = against(measured, system, (by, base));
         let share = |part: u64, of: u64| (of > 0).then(|| 100.0 * part as f64 / of as f64);
         table.row([
             system.1.to_owned(),
@@ -296,7 +325,7 @@ fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
             shown(none.map(|of| of.median), 2),
             none.filter(|of| of.rounds > 1).map_or(String::new(), |of| format!("({:.2} – {:.2})", of.min, of.max)),
             median(&|run| Some(run.cpu_seconds / run.requests as f64 * 1e9)).map_or("–".into(), duration),
-            shown(median(&|run| run.sent().filter(|_| by == By::Tcp)), 2),
+            shown(median(&|run| run.sent().filter(|_| by != By::Shm)), 2),
             shown(
                 median(&|run| {
                     let dirty = run.counts.evicted - run.counts.evicted_clean;
@@ -313,6 +342,7 @@ fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
     let over = match by {
         By::Shm => "over shared memory".to_owned(),
         By::Tcp => format!("over tcp, held to {RATE}bit/s"),
+        By::Token => format!("over tcp, held to {RATE}bit/s, by token"),
     };
     Section { title: format!("redis, a quarter local, {over}"), table }
 }
@@ -328,6 +358,7 @@ fn section_in_turns(rounds: &[Spread]) -> Section {
 
 fn targets(measured: &Rounds<System, Sample>, in_turns: &[Spread]) -> Vec<Target> {
     let speed = |by| against(measured, (by, "lines"), (by, "none"));
+    let time = |way| against(measured, (By::Token, WAYS[0]), (By::Token, way));
     let within_one = Spread::of(in_turns.iter().map(|pairs| pairs.median));
     vec![
         Target::new(
@@ -342,5 +373,7 @@ fn targets(measured: &Rounds<System, Sample>, in_turns: &[Spread]) -> Vec<Target
             within_one,
         ),
         Target::new("requests/s, lines against none, tcp at 10 Gbit/s", Bound::AtLeast(1.0, 1.2), speed(By::Tcp)),
+        Target::new("time, encrypted against plain, by token", Bound::AtMost(1.05, 1.0), time("encrypted")),
+        Target::new("time, sealed against plain, by token", Bound::AtMost(1.10, 1.0), time("sealed")),
     ]
 }

@@ -1,6 +1,7 @@
 //! The systems under measurement, and how each runs the program.
 
 use std::cell::Cell;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
@@ -112,11 +113,16 @@ pub struct Node {
 impl Node {
     /// Starts one that lends `lend` bytes over TCP, and over RDMA where there is a card.
     pub fn start(farmem: &Path, lend: u64, cpus: &[usize]) -> anyhow::Result<Node> {
+        Node::start_with(farmem, lend, cpus, &[])
+    }
+
+    /// The same with more options.
+    pub fn start_with(farmem: &Path, lend: u64, cpus: &[usize], options: &[&OsStr]) -> anyhow::Result<Node> {
         // A port that was free a moment ago: the node takes it before anybody is likely to.
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let address = format!("127.0.0.1:{port}");
         let mut command = Command::new(farmem);
-        command.args(["node", "--lend", &lend.to_string(), "--listen", &address]);
+        command.args(["node", "--lend", &lend.to_string(), "--listen", &address]).args(options);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut group = affinity::inherited(cpus, || supervise::Group::start(&mut command))?;
         let until = Instant::now() + Duration::from_secs(5);
