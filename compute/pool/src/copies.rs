@@ -55,6 +55,21 @@ impl Moves<'_> {
     /// # Errors
     /// No other node grants a slab; or the slab has gone, or has two homes.
     pub fn add_home(self, index: u32) -> Result<(), NoRoom> {
+        // A seat's stripe is written by frames: its slabs are neither mapped nor reached by RDMA.
+        let is_striped = self.tables.extents.word(index).is_striped();
+        self.add_home_by(index, |beside| match is_striped {
+            true => self.grants.granted_unmapped(beside),
+            false => self.grants.granted(beside),
+        })
+    }
+
+    /// As [`Moves::add_home`], with a slab that `grant` asks for. It is told which nodes have the
+    /// slab's home and those of its group.
+    pub(crate) fn add_home_by(
+        self,
+        index: u32,
+        grant: impl FnOnce(&[u32]) -> Result<Home, NoRoom>,
+    ) -> Result<(), NoRoom> {
         if self.tables.extents.word(index).is_striped() && self.tables.extents.word(index).homes() == 0 {
             return self.replace_home(index);
         }
@@ -69,7 +84,7 @@ impl Moves<'_> {
                 let warm = self.held.slabs.lock().list[index as usize].as_ref().map_or(0, SlabSlots::warm);
                 self.tables.protection.place_on_disk(warm)?
             }
-            false => self.grants.granted(&self.tables.nodes_beside(index))?,
+            false => grant(&self.tables.nodes_beside(index))?,
         };
         let changing = self.changes.now.lock();
         let node = self.tables.nodes.all().get(second.node as usize);

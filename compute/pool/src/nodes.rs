@@ -150,7 +150,8 @@ impl Nodes {
     }
 
     /// The order in which to ask nodes for a slab; `beside`: for one beside those that these nodes
-    /// have. Nodes of other failure domains come first then, those of theirs last.
+    /// have. Nodes of other failure domains come first then, those of theirs last. Of each, nodes
+    /// that want slabs back come last.
     pub(crate) fn to_ask(&self, beside: &[u32], asked: &mut Vec<usize>) {
         let candidate = |(number, node): (usize, &Node)| Candidate {
             lends: 0,
@@ -158,16 +159,19 @@ impl Nodes {
             domain: self.domain(number),
             open: node.standing() == Standing::In && !beside.contains(&(number as u32)),
         };
+        let is_short = |&node: &usize| self.all()[node].is_short.load(Ordering::Relaxed);
         let mut candidates: Vec<Candidate> = self.all().iter().enumerate().map(candidate).collect();
         let random = hash(self.next_drawn());
         let domains: Vec<u32> = beside.iter().map(|&node| self.domain(node as usize)).collect();
         placement::order(&candidates, &domains, random, asked);
+        asked.sort_by_key(is_short);
         if domains.is_empty() {
             return;
         }
         let mut near = Vec::new();
         candidates.iter_mut().for_each(|node| node.open &= domains.contains(&node.domain));
         placement::order(&candidates, &[], random, &mut near);
+        near.sort_by_key(is_short);
         asked.append(&mut near);
     }
 

@@ -35,6 +35,10 @@ impl Pool {
     #[inline]
     pub fn writable_in_place(&self, slot: FarSlot) -> Option<*mut u8> {
         let word = self.tables.extents.word(slot.slab_index());
+        // Parity would not follow.
+        if word.is_striped() {
+            return None;
+        }
         if word.is_single() {
             return in_place(self.tables.extents.home(word, 0), slot);
         }

@@ -344,6 +344,11 @@ pub(super) fn exchange(
     within_ns: u64,
 ) -> Result<(Answer, Option<i32>), Broken> {
     send_now(link, request)?;
+    receive_answer(ear, link, within_ns)
+}
+
+/// The next answer on a control connection.
+pub(super) fn receive_answer(ear: Ear<'_>, link: &Link, within_ns: u64) -> Result<(Answer, Option<i32>), Broken> {
     let until = ear.reach.now_ns() + within_ns;
     let mut room = [0; MAX_REQUEST];
     receive_frame(ear, link, &mut room, until, |seen| match Answer::read(seen) {

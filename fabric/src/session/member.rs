@@ -3,7 +3,7 @@
 
 mod redial;
 
-use super::dial::{Broken, NoDial, Pass, Patience, exchange, greet};
+use super::dial::{Broken, NoDial, Pass, Patience, exchange, greet, receive_answer};
 use super::silence::{DOUBT_NS, Ear, Heard, KEEP_S, Outage};
 use super::spare::{SLOW_NS, Spare};
 use crate::Lost;
@@ -105,6 +105,9 @@ pub(crate) struct Health {
 pub(crate) struct Control {
     pub link: Option<Link>,
     pub number: u64,
+    /// The number of a request on this connection whose answer was late and has not been taken yet,
+    /// or 0 ([`Membership::ask_soon`]).
+    owed: u64,
     /// The outage of the connection, until it is restored.
     outage: Option<Outage>,
     /// When a node that accepts connections and does not answer is dialled again, in ns of the
@@ -115,12 +118,13 @@ pub(crate) struct Control {
 impl Control {
     /// The state with this connection, if there is one yet. `number` is that of the last request.
     pub fn new(link: Option<Link>, number: u64) -> Control {
-        Control { link, number, outage: None, dial_ns: 0 }
+        Control { link, number, owed: 0, outage: None, dial_ns: 0 }
     }
 
     /// Gives the connection up: it has ended, or the node's machine has been mute for too long.
     fn lose(&mut self, now_ns: u64, mute_ns: u64) {
         self.link = None;
+        self.owed = 0;
         self.outage.get_or_insert_with(|| Outage::begun(now_ns, mute_ns));
     }
 }
@@ -239,7 +243,15 @@ impl Membership {
         loop {
             if let Some(link) = &control.link {
                 let within_ns = if hasty { SLOW_NS } else { SILENT_NS };
-                match exchange(self.ear(), link, request.as_bytes(), within_ns) {
+                let answered = match control.owed {
+                    0 => exchange(self.ear(), link, request.as_bytes(), within_ns),
+                    _ => receive_answer(self.ear(), link, within_ns),
+                };
+                match answered {
+                    Ok((answer, _)) if control.owed != 0 && answer.number == control.owed => {
+                        control.owed = 0;
+                        continue;
+                    }
                     Ok((answer, passed)) if answer.number == number => {
                         // A vfork child's descriptor is nothing to the process whose memory this
                         // is.
@@ -269,19 +281,30 @@ impl Membership {
         }
     }
 
-    /// Sends a request that can wait, if the control connection stands and is free. `None`: there is
-    /// no answer within [`FAREWELL_NS`]. Then the connection counts as cut, because a late answer
-    /// would be taken for that of the next request.
-    pub fn ask_soon(&self, ask: Ask) -> Option<Reply> {
+    /// Sends a request that can wait, if the control connection stands and is free, and waits
+    /// `within_ns`. `None`: there is no answer yet. The next call takes the late answer, and a node
+    /// that is only slow or stopped keeps its connection.
+    pub fn ask_soon(&self, ask: Ask, within_ns: u64) -> Option<Reply> {
         let _signals = SignalsBlocked::new();
         self.check().ok()?;
         let mut control = self.control.try_lock()?;
-        let number = control.number + 1;
-        let request = Request::new(number, ask).frame();
-        let asked = exchange(self.ear(), control.link.as_ref()?, request.as_bytes(), FAREWELL_NS);
-        control.number = number;
-        match asked {
+        let link = control.link.as_ref()?;
+        let (number, answered) = match control.owed {
+            0 => {
+                let number = control.number + 1;
+                let request = Request::new(number, ask).frame();
+                (number, exchange(self.ear(), link, request.as_bytes(), within_ns))
+            }
+            owed => (owed, receive_answer(self.ear(), link, within_ns)),
+        };
+        control.number = control.number.max(number);
+        control.owed = 0;
+        match answered {
             Ok((answer, None)) if answer.number == number => answer.result.ok(),
+            Err(Broken::Late) => {
+                control.owed = number;
+                None
+            }
             _ => {
                 let mute_ns = control.link.as_ref().map_or(0, |link| self.ear().listen(link));
                 control.lose(self.reach.now_ns(), mute_ns);

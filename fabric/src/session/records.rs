@@ -1,8 +1,12 @@
 //! What a node tells of itself and of the members that it has.
 
+use super::spare::SLOW_NS;
 use super::{Membership, Session};
 use crate::Lost;
 use farmem_protocol::wire::{Ask, Figure, Reply, VolumeInfo, Who};
+
+/// How long a question that can wait is waited for, ns. Forks wait meanwhile, and faults for them.
+const SOON_NS: u64 = 20_000_000;
 
 /// A session's part for questions about the node. It changes nothing there.
 #[derive(Clone, Copy)]
@@ -33,17 +37,19 @@ impl Records<'_> {
     }
 
     /// Slabs that this member is to give back, because the node's machine needs their memory.
-    /// `None`: the node has not answered within a second.
+    /// `None`: the node has not answered yet. A late answer is taken by the next call.
     pub fn wanted_back(self) -> Option<u64> {
-        match self.member.ask_soon(Ask::Wanted)? {
+        match self.member.ask_soon(Ask::Wanted, SOON_NS)? {
             Reply::Figure(slabs) => Some(slabs),
             _ => None,
         }
     }
 
-    /// Whether the node answers within a second. True where its memory is mapped: that outlives it.
+    /// Whether the node answers within 200 ms. True where its memory is mapped: that outlives it.
     pub fn answers(self) -> bool {
-        self.member.mapped || self.member.ask_soon(Ask::Ping).is_some()
+        // The first answer may be a late one, to an earlier question.
+        let answers = || self.member.ask_soon(Ask::Ping, SLOW_NS).is_some();
+        self.member.mapped || answers() && answers()
     }
 
     /// A figure of the node's.

@@ -42,13 +42,16 @@ pub(crate) struct Node {
     number: AtomicU32,
     /// It sent a page that does not open, and is not used again.
     pub distrusted: AtomicBool,
+    /// It wanted slabs back when it was asked last.
+    pub is_short: AtomicBool,
 }
 
 impl Node {
     fn empty() -> Node {
         let session = AtomicPtr::new(std::ptr::null_mut());
         let [standing, held, domain, life, number] = [0; 5].map(AtomicU32::new);
-        Node { session, standing, held, domain, life, number, distrusted: AtomicBool::new(false) }
+        let [distrusted, is_short] = [false; 2].map(AtomicBool::new);
+        Node { session, standing, held, domain, life, number, distrusted, is_short }
     }
 
     pub fn session(&self) -> &'static Session {

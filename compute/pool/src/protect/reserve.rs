@@ -80,17 +80,19 @@ impl Tables {
     /// Whether a slab can leave a node: it is whole there, and has all the copies that it should.
     fn can_leave(&self, word: Word, node: u32) -> bool {
         let at = |nth: usize| word.state(nth) == State::Whole && self.extents.home(word, nth).node == node;
-        (0..HOMES).find(|&nth| at(nth)).is_some_and(|nth| match word.homes() {
-            1 => !self.needs_two(word, nth),
-            _ => word.state(1 - nth) == State::Whole,
-        })
+        // A group's seats stay: a new place would have to be of a kind that stripes can be written to.
+        !word.is_striped()
+            && (0..HOMES).find(|&nth| at(nth)).is_some_and(|nth| match word.homes() {
+                1 => !self.needs_two(word, nth),
+                _ => word.state(1 - nth) == State::Whole,
+            })
     }
 }
 
 impl Moves<'_> {
     /// Asks the nodes that may need their memory how many slabs they want back, and marks as many.
-    /// [`crate::Repair::lacks`] then says [`crate::Lacks::Room`]. Waits for a node for a second at
-    /// most. Call it once a second, from one thread.
+    /// [`crate::Repair::lacks`] then says [`crate::Lacks::Room`]. Waits for a node for 20 ms at most,
+    /// and takes a late answer a call later. Call it once a second, from one thread.
     pub fn ask_back(self) {
         let asks = |node: &Node| node.standing() == Standing::In && node.session().records().may_ask_back();
         let nodes = self.tables.nodes.all();
@@ -102,6 +104,7 @@ impl Moves<'_> {
         for (number, node) in nodes.iter().enumerate().filter(|(_, node)| asks(node)) {
             let life = node.life();
             if let Some(wanted) = node.session().records().wanted_back() {
+                node.is_short.store(wanted > 0, Ordering::Relaxed);
                 self.mark((number as u32, life), wanted);
             }
         }
@@ -148,13 +151,31 @@ impl Moves<'_> {
     pub fn find_room(self, index: u32) -> Result<Option<Place>, NoRoom> {
         let word = self.tables.extents.word(index);
         if word.homes() == 1 {
-            return self.add_home(index).map(|()| None);
+            return self
+                .add_home_by(index, |beside| self.grants.first_grant(&self.with_room(beside, None)))
+                .map(|()| None);
         }
         let slabs = self.held.slabs.lock();
         let leaves = slabs.list[index as usize].as_ref().and_then(|slab| self.tables.wanted_home(slab, word));
         drop(slabs);
-        self.stays_safely(index, leaves.unwrap_or(1))?;
-        self.grants.granted(&self.tables.nodes_beside(index)).map(|home| Some(Place(home)))
+        let leaves = leaves.unwrap_or(1);
+        self.stays_safely(index, leaves)?;
+        let stays = self.tables.extents.home(word, 1 - leaves).node as usize;
+        // Two copies in two domains stay in two.
+        let apart = (!self.tables.lies_together(index)).then(|| self.tables.nodes.domain(stays));
+        let asked = self.with_room(&self.tables.nodes_beside(index), apart);
+        self.grants.first_grant(&asked).map(|home| Some(Place(home)))
+    }
+
+    /// Nodes to ask for the new place of a slab, without those that want slabs back themselves: two
+    /// of these would send a slab to each other for ever. `not`: a failure domain to keep out of.
+    fn with_room(self, beside: &[u32], not: Option<u32>) -> Vec<usize> {
+        let mut asked = Vec::new();
+        self.tables.nodes.to_ask(beside, &mut asked);
+        let nodes = self.tables.nodes.all();
+        asked.retain(|&node| !nodes[node].is_short.load(Ordering::Relaxed));
+        asked.retain(|&node| not.is_none_or(|domain| self.tables.nodes.domain(node) != domain));
+        asked
     }
 
     /// Forgets the marks on slabs whose move has not begun. Their nodes ask again.
