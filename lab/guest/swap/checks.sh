@@ -76,7 +76,7 @@ has_swap() { [ "$(swaps)" = "${1:-1}" ]; }
 
 # on OPTION...   Swapping, when this returns.
 on() {
-    farmem swap --size 192M --node "$node" --timeout "${timeout:-3s}" --grace 120s "$@" >>/tmp/swap.log 2>&1 &
+    farmem swap --size "${size:-192M}" --node "$node" --timeout "${timeout:-3s}" --grace 120s "$@" >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 60 has_swap "${devices:-1}" || { cat /tmp/swap.log; return 1; }
 }
@@ -316,11 +316,12 @@ crypted() {
 
 # Where the kernel reports no freed slots there are small devices, which it fills one after the other.
 small() {
-    devices=8
+    # Each is larger than the program by far: on a slow machine, clusters that are free wait for their discard.
+    devices=8 size=448M
     on --without-probe
-    begun=$?
-    devices=1
-    [ $begun = 0 ] && said 'from 8 small devices' || return 1
+    status=$?
+    devices=1 size=
+    [ $status = 0 ] && said 'from 8 small devices' || return 1
     within 8 pages 20 200 || return 1
     # A header is less than that.
     awk '$7 > 64 { print "  " FILENAME, $7 / 2048, "MiB out"; used++ } END { exit used != 1 }' /sys/block/nbd[0-7]/stat || return 1
