@@ -168,3 +168,53 @@ fn each_process_gives_back_its_part() {
     assert_eq!(pressed.lent(), 6 * SLAB_BYTES);
     assert_eq!(others.iter().map(|other| other.lent() / SLAB_BYTES).collect::<Vec<_>>(), [2, 0, 1]);
 }
+
+/// Copies in two failure domains stay in two: no room in the domain of the one that stays counts.
+#[test]
+fn a_copy_that_moves_keeps_out_of_the_others_domain() {
+    let (pressed, session) = reserving(1, 4);
+    let first = session.in_domain(farmem_protocol::node::domain("a").unwrap());
+    let (_second, other) = node_in(2, 4, "c");
+    let pool: &'static Pool = Box::leak(Box::new(Pool::new(vec![first, other]).unwrap()));
+    pool.protect(Protect::Mirror);
+    let mut lane = Lane::new();
+    let slots = filled(pool, &mut lane, 2);
+    let (wrong, session) = node_in(3, 4, "c");
+    pool.add_node(session).unwrap();
+    lends(&pressed, 1);
+    pool.moves().ask_back();
+    assert!(repaired(pool, &mut lane));
+    assert_eq!((pressed.lent(), wrong.lent(), pool.repair().together_bytes()), (2 * SLAB_BYTES, 0, 0));
+    let (right, session) = node_in(4, 4, "a");
+    pool.add_node(session).unwrap();
+    pool.moves().ask_back();
+    assert!(repaired(pool, &mut lane));
+    assert_eq!((pressed.lent(), wrong.lent(), right.lent()), (SLAB_BYTES, 0, SLAB_BYTES));
+    assert_eq!(pool.repair().together_bytes(), 0);
+    all_there(pool, &mut lane, &slots);
+}
+
+/// A node that is stopped for longer than it is waited for keeps its connection, and its late
+/// answer is taken.
+#[test]
+fn a_late_answer_is_taken_by_the_next_question() {
+    let (pressed, session) = reserving(1, 3);
+    let pool = Pool::new(vec![session]).unwrap();
+    let mut lane = Lane::new();
+    let slots = filled(&pool, &mut lane, 3);
+    let (other, session) = common::node(2, 4);
+    pool.add_node(session).unwrap();
+    lends(&pressed, 2);
+    pressed.stop_node(2_000_000_000);
+    (0..3).for_each(|_| pool.moves().ask_back());
+    assert_eq!(pool.repair().lacks(), None, "it has not answered");
+    all_there(&pool, &mut lane, &slots);
+    (0..2).for_each(|_| pool.moves().ask_back());
+    assert!(repaired(&pool, &mut lane));
+    assert_eq!((pressed.lent(), other.lent()), (2 * SLAB_BYTES, SLAB_BYTES));
+    // Requests that need an answer come through behind a late one.
+    pressed.stop_node(100_000_000);
+    pool.moves().ask_back();
+    assert!(alloc(&pool, 3 * SLOTS_PER_SLAB as usize).iter().all(|slot| pool.is_own(*slot)));
+    all_there(&pool, &mut lane, &slots);
+}
