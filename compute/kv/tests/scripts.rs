@@ -315,6 +315,38 @@ fn a_script_with_computed_keys_runs_alone() {
     assert_eq!([client.reply(), client.reply()].map(Option::unwrap), ["+OK", "1"]);
 }
 
+/// An attempt that asks for a key that was not read ends there, and the next one is the same run.
+#[test]
+fn attempts_of_a_script_are_one_run() {
+    let (_node, front) = front("attempts");
+    let mut client = front.client();
+    for (script, expected) in [
+        ("local v = redis.pcall('get', 'none'); if v then while true do end end; return 1", ":1"),
+        ("local k = 'r' .. math.random(1, 1e9); redis.call('set', k, 7); return redis.call('get', k)", "7"),
+        ("local n = math.random(); redis.call('get', 'a'); return n >= 0 and n < 1", ":1"),
+        ("math.randomseed(5); local n = math.random(9); math.randomseed(5); return n == math.random(9)", ":1"),
+        ("return pcall(math.random, 0)", "nil"),
+        ("for n = 1, 500 do redis.call('sadd', 's', n) end; return redis.call('scard', 's')", ":500"),
+        ("return redis.call('incr', 'of:' .. redis.call('spop', 's'))", ":1"),
+        ("local t = redis.call('time'); return redis.call('incr', 't:' .. t[1] .. t[2])", ":1"),
+        ("local t = {}; for n = 1, 500 do t[n] = 'm:' .. n end; return #redis.call('mget', unpack(t))", ":500"),
+    ] {
+        assert_eq!(eval(&mut client, script, &["0"]), expected, "{script}");
+    }
+}
+
+/// A script whose keys are too many, or too large together, is refused before they are read.
+#[test]
+fn a_script_reads_within_limits() {
+    let (_node, front) = front("reads");
+    let mut client = front.client();
+    let names: Vec<String> = (0..20_000).map(|n| format!("k{n}")).collect();
+    let mut request = vec!["EVAL", "return 1", "20000"];
+    request.extend(names.iter().map(String::as_str));
+    client.send(&request).unwrap();
+    assert_eq!(client.reply().as_deref(), Some("-ERR the script uses more than 10000 keys"));
+}
+
 #[test]
 fn a_script_on_several_keys_runs_alone_on_its_front_end() {
     let (_node, front) = front("alone");

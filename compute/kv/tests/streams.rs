@@ -34,6 +34,7 @@ fn entries_and_groups() {
             ("XADD s * f", "-ERR wrong number of arguments for 'xadd' command"),
             ("XLEN s", ":3"),
             ("TYPE s", "+stream"),
+            ("OBJECT ENCODING s", "stream"),
             ("GET s", "-WRONGTYPE Operation against a key holding the wrong kind of value"),
             ("XRANGE s - +", "[[1-1 [f a]] [1-2 [f b]] [3-0 [f c]]]"),
             ("XRANGE s (1-1 2", "[[1-2 [f b]]]"),
@@ -137,4 +138,145 @@ fn streams_are_shared_by_front_ends() {
         said = waits.reply().unwrap();
     }
     assert!(said.starts_with("-UNBLOCKED the stream key no longer exists") || said.starts_with("-NOGROUP"), "{said}");
+}
+
+/// A consumer that reads of several streams gets what it was given, also if one of them has no group.
+#[test]
+fn a_refused_read_takes_nothing() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("refused", &node.at);
+    let mut client = front.client();
+    answers(
+        &mut client,
+        &[
+            ("XGROUP CREATE a g 0 MKSTREAM", "+OK"),
+            ("XADD a 1-1 f v", "1-1"),
+            ("SET text x", "+OK"),
+            (
+                "XREADGROUP GROUP g c NOACK STREAMS a b > >",
+                "-NOGROUP No such key 'b' or consumer group 'g' in XREADGROUP with GROUP option",
+            ),
+            (
+                "XREADGROUP GROUP g c NOACK STREAMS a text > >",
+                "-WRONGTYPE Operation against a key holding the wrong kind of value",
+            ),
+            ("XREADGROUP GROUP g c NOACK STREAMS a >", "[[a [[1-1 [f v]]]]]"),
+        ],
+    );
+}
+
+/// A stream that takes no further entry can be read, acknowledged and emptied.
+#[test]
+fn a_full_stream_is_delivered() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("full", &node.at);
+    let mut client = front.client();
+    assert_eq!(client.ask("XGROUP CREATE s g 0 MKSTREAM"), "+OK");
+    // Entries that are small beside what a group notes of each.
+    let fill = "local n = 0; for i = 1, ARGV[1] do if redis.pcall('xadd', KEYS[1], '*', 'f', ARGV[2]).err then break end \
+                n = n + 1 end; return n";
+    client.send(&["XADD", "s", "*", "f", &"x".repeat(1_965_000)]).unwrap();
+    client.reply().unwrap();
+    let mut entries = 1;
+    loop {
+        client.send(&["EVAL", fill, "1", "s", "200", "x"]).unwrap();
+        let added: usize = client.reply().unwrap().trim_start_matches(':').parse().unwrap();
+        entries += added;
+        if added < 200 {
+            break;
+        }
+    }
+    assert!(client.ask("XADD s * f v").contains("too large"));
+    let (mut had, mut acknowledged) = (0, 0);
+    while had < entries {
+        let said = client.ask("XREADGROUP GROUP g c STREAMS s >");
+        assert!(said.starts_with("[[s"), "{}", &said[..said.len().min(200)]);
+        let ids: Vec<&str> = said.split(['[', ']', ' ']).filter(|word| word.contains('-')).collect();
+        assert!(!ids.is_empty());
+        had += ids.len();
+        let count = client.ask(&format!("XACK s g {}", ids.join(" ")));
+        acknowledged += count[1..].parse::<usize>().unwrap();
+    }
+    assert_eq!((had, acknowledged), (entries, entries));
+}
+
+/// A client that an entry and CLIENT UNBLOCK wake at once waits the next time.
+#[test]
+fn an_unblocked_client_waits_again() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("again", &node.at);
+    let (mut reader, mut writer) = (front.client(), front.client());
+    let id = reader.ask("CLIENT ID")[1..].to_owned();
+    for line in [["XREAD", "BLOCK", "0", "STREAMS", "s", "$"].as_slice(), &["BLPOP", "l", "0"]] {
+        writer.ask("DEL l");
+        reader.send(line).unwrap();
+        let waits = (0..6000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            writer.ask("INFO clients").contains("blocked_clients:1")
+        });
+        assert!(waits);
+        for line in [["CLIENT", "UNBLOCK", &id].as_slice(), &["XADD", "s", "*", "f", "v"], &["RPUSH", "l", "e"]] {
+            writer.send(line).unwrap();
+        }
+        (0..3).for_each(|_| drop(writer.reply().unwrap()));
+        reader.reply().unwrap();
+        let began = std::time::Instant::now();
+        assert_eq!(reader.ask("XREAD BLOCK 500 STREAMS s $"), "*-1");
+        assert!(began.elapsed() >= std::time::Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn a_bounded_trim_catches_up() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("trim", &node.at);
+    let mut client = front.client();
+    let fill = "for i = 1, 250 do redis.call('xadd', KEYS[1], i, 'f', 'v') end";
+    client.send(&["EVAL", fill, "1", "s"]).unwrap();
+    client.reply().unwrap();
+    let trims = [("MAXLEN ~ 0 LIMIT 50", ":50"), ("MAXLEN ~ 10 LIMIT 150", ":150"), ("MAXLEN ~ 10 LIMIT 150", ":40")];
+    for (trim, expected) in trims {
+        assert_eq!(client.ask(&format!("XTRIM s {trim}")), expected, "{trim}");
+    }
+}
+
+/// Many entries of one transaction take the time of one stream, and its other commands see them.
+#[test]
+fn a_transaction_adds_many_entries() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("bulk", &node.at);
+    let mut client = front.client();
+    let (text, entries) = ("x".repeat(200), 4000);
+    client.send(&["MULTI"]).unwrap();
+    for n in 1..=entries {
+        client.send(&["XADD", "s", &n.to_string(), "f", &text]).unwrap();
+    }
+    let rest: [&[&str]; 5] = [
+        &["XADD", "s", "1", "f", "v"],
+        &["XLEN", "s"],
+        &["XADD", "s", "MAXLEN", "3", "*", "f", "v"],
+        &["XLEN", "s"],
+        &["EXEC"],
+    ];
+    rest.iter().for_each(|line| client.send(line).unwrap());
+    for _ in 0..entries + 5 {
+        let said = client.reply().unwrap();
+        assert!(said == "+OK" || said == "+QUEUED", "{said}");
+    }
+    let said = client.reply().unwrap();
+    assert!(said.starts_with("[1-0 2-0 3-0 ") && said.ends_with(":3]"), "{}", &said[..said.len().min(200)]);
+    assert!(said.contains(&format!(" {entries}-0 -ERR The ID")) && said.contains(&format!(" :{entries} ")));
+    assert_eq!(client.ask("XLEN s"), ":3");
+    for line in [
+        &["MULTI"][..],
+        &["XADD", "s", "*", "f", "v"],
+        &["DEL", "s"],
+        &["XADD", "s", "NOMKSTREAM", "*", "f", "v"],
+        &["EXEC"],
+    ] {
+        client.send(line).unwrap();
+    }
+    let said = (0..5).map(|_| client.reply().unwrap()).last().unwrap();
+    assert!(said.ends_with(" :1 nil]"), "{said}");
+    assert_eq!(client.ask("EXISTS s"), ":0");
 }

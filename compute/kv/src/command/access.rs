@@ -6,10 +6,23 @@ use crate::object::{Object, Value};
 use crate::shard::Trouble;
 
 impl Call {
+    /// Milliseconds since 1970. On a draft always the same.
+    pub(super) fn now_ms(&self) -> u64 {
+        self.draft.as_ref().map_or_else(|| self.store().now_ms(), |draft| draft.now_ms)
+    }
+
+    /// A number below `bound`. On a draft it follows from the draft's seed.
+    pub(super) fn random(&self, bound: usize) -> usize {
+        match &self.draft {
+            Some(draft) => draft.random.borrow_mut().index(bound.max(1)),
+            None => self.store().random(bound),
+        }
+    }
+
     /// The key's object, unless it has ended.
     pub(super) async fn find(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
         match &self.draft {
-            Some(draft) => draft.object(key, self.store().now_ms()),
+            Some(draft) => draft.object(key),
             None => Ok(self.store().find(&self.io, key).await?.map(|found| found.object)),
         }
     }
@@ -17,7 +30,7 @@ impl Call {
     /// [`Call::find`] for a command that reads: counted.
     pub(super) async fn get(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
         match &self.draft {
-            Some(draft) => draft.object(key, self.store().now_ms()),
+            Some(draft) => draft.object(key),
             None => Ok(self.store().get(&self.io, key).await?.map(|found| found.object)),
         }
     }
@@ -34,7 +47,7 @@ impl Call {
     pub(super) async fn remove(&self, key: &[u8]) -> Result<bool, Trouble> {
         match &self.draft {
             Some(draft) => {
-                let there = draft.object(key, self.store().now_ms())?.is_some();
+                let there = draft.object(key)?.is_some();
                 if there {
                     draft.put(key, None)?;
                 }
@@ -54,7 +67,7 @@ impl Call {
         mut change: impl FnMut(Option<&Object>) -> Result<Change<T>, E>,
     ) -> Result<T, E> {
         let Some(draft) = &self.draft else { return self.store().update(&self.io, key, change).await };
-        let there = draft.object(key, self.store().now_ms())?;
+        let there = draft.object(key)?;
         match change(there.as_ref())? {
             Change::Keep(outcome) => Ok(outcome),
             Change::Put(value, outcome) => {

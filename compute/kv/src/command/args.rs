@@ -72,7 +72,7 @@ pub fn moment(call: &Call, command: &str, arg: &[u8], unit: Unit) -> Result<i64,
         Unit::Milliseconds | Unit::AtMilliseconds => number,
     };
     match unit {
-        Unit::Seconds | Unit::Milliseconds => ms.checked_add(call.store().now_ms() as i64).ok_or_else(invalid),
+        Unit::Seconds | Unit::Milliseconds => ms.checked_add(call.now_ms() as i64).ok_or_else(invalid),
         Unit::AtSeconds | Unit::AtMilliseconds => Ok(ms),
     }
 }

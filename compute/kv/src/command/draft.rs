@@ -3,12 +3,15 @@
 //! A command on a draft reads and changes values there, and waits for nothing. At the end the
 //! changes are written, or forgotten.
 
+use super::Fail;
 use super::channels::Message;
+use super::types::{Entry, Id, Stream};
 use crate::index::Found;
 use crate::keyspace::Change;
 use crate::layout::MAX_OBJECT;
 use crate::object::{self, Object, Type, Value};
 use crate::shard::Trouble;
+use farmem_protocol::random::Random;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -25,21 +28,48 @@ pub fn seen(found: Option<&Found>) -> Seen {
 /// One key of a draft.
 #[derive(Debug)]
 struct Page {
+    /// As it was read; `None`: absent.
+    read: Option<Object>,
     /// As the commands left it; `None`: absent.
     object: Option<Object>,
     /// The value to write. `None`: nothing was changed.
     change: Option<Option<Value>>,
+    /// Its part of the draft's bytes.
+    counted: usize,
 }
 
-/// Bytes of the values that a draft may change.
-const BYTES: usize = 128 << 20;
+/// A stream that grows. It is encoded when another command wants it, or at the end: the time for many
+/// entries is not that for as many streams.
+#[derive(Debug)]
+struct Growing {
+    key: Vec<u8>,
+    stream: Stream,
+    /// Whether the key exists.
+    there: bool,
+    expiry: Option<u64>,
+    /// Bytes when it is encoded.
+    bytes: usize,
+    /// Whether it has entries that its page lacks.
+    changed: bool,
+}
+
+/// Bytes of the values that a draft may read, and of those that it may change.
+pub const BYTES: usize = 128 << 20;
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Draft {
     pages: RefCell<BTreeMap<Vec<u8>, Page>>,
-    /// A key that a command asked for and that was not read into the draft.
-    missed: RefCell<Option<Vec<u8>>>,
+    growing: RefCell<Option<Growing>>,
+    /// The time for all of its commands, in ms since 1970.
+    pub now_ms: u64,
+    /// Numbers for its commands. They follow from the seed.
+    pub random: RefCell<Random>,
+    seed: u64,
+    /// Keys that a command asked for and that were not read into the draft.
+    missed: RefCell<Vec<Vec<u8>>>,
+    /// Bytes of the values that were read.
+    held: Cell<usize>,
     /// Bytes of the values to write, and of messages.
     bytes: Cell<usize>,
     /// Messages to publish.
@@ -49,26 +79,79 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Of one key.
-    pub fn of(key: &[u8], object: Option<Object>) -> Draft {
-        let draft = Draft::default();
-        draft.enter(key, object);
-        draft
+    /// One without keys.
+    pub fn new(now_ms: u64, seed: u64) -> Draft {
+        Draft {
+            pages: RefCell::default(),
+            growing: RefCell::default(),
+            now_ms,
+            random: RefCell::new(Random::new(seed)),
+            seed,
+            missed: RefCell::default(),
+            held: Cell::new(0),
+            bytes: Cell::new(0),
+            messages: RefCell::default(),
+            read_only: Cell::new(false),
+        }
     }
 
     /// Takes a key in as it was read.
     pub fn enter(&self, key: &[u8], object: Option<Object>) {
-        self.pages.borrow_mut().insert(key.to_vec(), Page { object, change: None });
+        self.held.set(self.held.get() + object.as_ref().map_or(0, |object| object.len() as usize));
+        self.pages.borrow_mut().insert(key.to_vec(), Page { read: object.clone(), object, change: None, counted: 0 });
+    }
+
+    /// Makes it what it was before the first command, with all keys that were read since.
+    pub fn again(&self) {
+        for page in self.pages.borrow_mut().values_mut() {
+            page.counted = 0;
+            if page.change.take().is_some() {
+                page.object.clone_from(&page.read);
+            }
+        }
+        *self.growing.borrow_mut() = None;
+        self.missed.borrow_mut().clear();
+        self.messages.borrow_mut().clear();
+        self.bytes.set(0);
+        *self.random.borrow_mut() = Random::new(self.seed);
+    }
+
+    /// Bytes of the values that were read.
+    pub fn held(&self) -> usize {
+        self.held.get()
+    }
+
+    /// Number of its keys.
+    pub fn count(&self) -> usize {
+        self.pages.borrow().len()
+    }
+
+    /// Whether a key is still as it was read, or has ended since.
+    pub fn is_as_read(&self, key: &[u8], there: Option<&Object>, now_ms: u64) -> bool {
+        let pages = self.pages.borrow();
+        let Some(page) = pages.get(key) else { return false };
+        match (&page.read, there) {
+            // The same bytes may lie elsewhere by now.
+            (Some(read), Some(there)) => {
+                read.checksum() == there.checksum()
+                    || (read.kind(), read.expiry(), read.value()) == (there.kind(), there.expiry(), there.value())
+            }
+            (read, None) => read.as_ref().is_none_or(|read| read.expiry().is_some_and(|at| at <= now_ms)),
+            (None, Some(_)) => false,
+        }
     }
 
     /// The key's object, unless it has ended.
     ///
     /// # Errors
     /// [`Trouble::Unread`]: the key is not in the draft.
-    pub fn object(&self, key: &[u8], now_ms: u64) -> Result<Option<Object>, Trouble> {
+    pub fn object(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
+        if self.growing.borrow().as_ref().is_some_and(|growing| growing.key == key) {
+            self.encode();
+        }
         let pages = self.pages.borrow();
         let page = pages.get(key).ok_or_else(|| self.miss(key))?;
-        Ok(page.object.clone().filter(|object| object.expiry().is_none_or(|at| at > now_ms)))
+        Ok(page.object.clone().filter(|object| object.expiry().is_none_or(|at| at > self.now_ms)))
     }
 
     /// Another value, or none.
@@ -79,17 +162,63 @@ impl Draft {
         let mut pages = self.pages.borrow_mut();
         let page = pages.get_mut(key).ok_or_else(|| self.miss(key))?;
         let new = value.as_ref().map_or(0, |value| value.bytes.len());
-        let old = page.change.as_ref().and_then(Option::as_ref).map_or(0, |value| value.bytes.len());
-        let bytes = self.bytes.get() - old + new;
+        let bytes = self.bytes.get() - page.counted + new;
         // A string that is longer goes by pieces. Both are refused now, not when others are written.
         let whole = value.as_ref().filter(|value| value.kind != Type::String);
         if bytes > BYTES || whole.is_some_and(|value| object::len(key, &value.bytes) > MAX_OBJECT) {
             return Err(Trouble::TooLarge);
         }
+        self.growing.borrow_mut().take_if(|growing| growing.key == key);
         self.bytes.set(bytes);
+        page.counted = new;
         page.object = value.as_ref().map(|value| Object::of(key, value));
         page.change = Some(value);
         Ok(())
+    }
+
+    /// Adds an entry to a key's stream. `entry` gets the stream, and whether there is such a key.
+    /// Returns the entry's ID; `None`: `entry` wants none.
+    ///
+    /// # Errors
+    /// Those of `entry`. The stream is full, or is none.
+    pub fn append(
+        &self,
+        key: &[u8],
+        entry: impl FnOnce(&Stream, bool) -> Result<Option<Entry>, Fail>,
+    ) -> Result<Option<Id>, Fail> {
+        if self.growing.borrow().as_ref().is_none_or(|growing| growing.key != key) {
+            self.encode();
+            let object = self.object(key)?;
+            let stream = object.as_ref().map_or_else(|| Ok(Stream::default()), Stream::of)?;
+            let (there, expiry, bytes) = (object.is_some(), object.and_then(|object| object.expiry()), stream.len());
+            let key = key.to_vec();
+            self.growing.replace(Some(Growing { key, stream, there, expiry, bytes, changed: false }));
+        }
+        let (mut growing, mut pages) = (self.growing.borrow_mut(), self.pages.borrow_mut());
+        let (Some(growing), Some(page)) = (growing.as_mut(), pages.get_mut(key)) else {
+            return Err(Trouble::Unread.into());
+        };
+        let Some(entry) = entry(&growing.stream, growing.there)? else { return Ok(None) };
+        let (id, bytes) = (entry.id, growing.bytes + entry.len());
+        let total = self.bytes.get() - page.counted + bytes;
+        if total > BYTES || bytes > Stream::most(key) {
+            return Err(Trouble::TooLarge.into());
+        }
+        growing.stream.append(entry);
+        (growing.bytes, growing.there, growing.changed) = (bytes, true, true);
+        self.bytes.set(total);
+        page.counted = bytes;
+        Ok(Some(id))
+    }
+
+    /// Puts the stream that grows into its page.
+    fn encode(&self) {
+        let Some(growing) = self.growing.take().filter(|growing| growing.changed) else { return };
+        if let Some(page) = self.pages.borrow_mut().get_mut(&growing.key) {
+            let value = Value { kind: Type::Stream, expiry: growing.expiry, bytes: growing.stream.to_bytes() };
+            page.object = Some(Object::of(&growing.key, &value));
+            page.change = Some(Some(value));
+        }
     }
 
     /// Publishes a message when the draft has taken effect.
@@ -112,13 +241,28 @@ impl Draft {
     }
 
     fn miss(&self, key: &[u8]) -> Trouble {
-        self.missed.borrow_mut().get_or_insert_with(|| key.to_vec());
+        self.missed.borrow_mut().push(key.to_vec());
         Trouble::Unread
     }
 
-    /// The first key that was asked for and was not there. Commands may have gone astray since.
-    pub fn missed(&self) -> Option<Vec<u8>> {
-        self.missed.borrow_mut().take()
+    /// Whether a command has asked for a key that is not there. It has gone astray.
+    pub fn has_missed(&self) -> bool {
+        !self.missed.borrow().is_empty()
+    }
+
+    /// Notes that a command has gone astray that names these keys.
+    pub fn miss_all<'a>(&self, keys: impl IntoIterator<Item = &'a [u8]>) {
+        let pages = self.pages.borrow();
+        let absent = keys.into_iter().filter(|key| !pages.contains_key(*key)).map(<[u8]>::to_vec);
+        self.missed.borrow_mut().extend(absent);
+    }
+
+    /// The keys that were asked for and were not there, each once.
+    pub fn missed(&self) -> Vec<Vec<u8>> {
+        let mut missed = self.missed.take();
+        missed.sort_unstable();
+        missed.dedup();
+        missed
     }
 
     /// Its keys.
@@ -128,6 +272,7 @@ impl Draft {
 
     /// The values to write, by their keys; `None`: the key goes.
     pub fn changes(&self) -> Vec<(Vec<u8>, Option<Value>)> {
+        self.encode();
         let mut pages = self.pages.borrow_mut();
         pages.iter_mut().filter_map(|(key, page)| Some((key.clone(), page.change.take()?))).collect()
     }

@@ -67,7 +67,7 @@ pub(super) async fn restore(call: &Call) -> Answered {
         n += 1;
     }
     let ttl = u64::try_from(int(call.arg(2))?).map_err(|_| Fail::new("Invalid TTL value, must be >= 0"))?;
-    let now = call.store().now_ms();
+    let now = call.now_ms();
     let expiry = match ttl {
         0 => None,
         at if absolute => Some(at),

@@ -91,7 +91,7 @@ async fn expire(call: &Call, command: &str, unit: Unit) -> Answered {
     if if_later && if_sooner {
         return Err(Fail::new("GT and LT options at the same time are not compatible"));
     }
-    let now = call.store().now_ms() as i64;
+    let now = call.now_ms() as i64;
     let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
         let Some(object) = there else { return Ok(Change::Keep(Reply::Int(0))) };
         let old = object.expiry().map(|at| at as i64);
@@ -123,7 +123,7 @@ async fn persist(call: &Call) -> Answered {
 
 async fn ends(call: &Call, say: impl Fn(i64, i64) -> i64) -> Answered {
     let found = call.find(call.arg(1)).await?;
-    let now = call.store().now_ms() as i64;
+    let now = call.now_ms() as i64;
     Ok(Reply::Int(match found.map(|found| found.expiry()) {
         None => -2,
         Some(None) => -1,
@@ -242,6 +242,7 @@ async fn object(call: &Call) -> Answered {
             "string" if args::parse_int(found.value()).is_some() => "int",
             "string" if found.value().len() <= 44 => "embstr",
             "string" => "raw",
+            "stream" => "stream",
             _ => "listpack",
         })),
         b"refcount" => Ok(Reply::Int(1)),

@@ -24,9 +24,14 @@ use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 /// Bytes of the commands that one transaction may collect.
 const COLLECTED: usize = 64 << 20;
+
+/// How long a transaction on one key may run. Nothing else runs meanwhile, and other front ends take one
+/// that is silent for dead.
+const TIME: Duration = Duration::from_secs(2);
 
 /// A key that is watched.
 pub type Watched = (Vec<u8>, Seen);
@@ -169,9 +174,17 @@ async fn on_one_key(call: &Call, transaction: &Transaction, key: &[u8]) -> Answe
         if watched.is_some_and(|watched| watched != seen(there)) {
             return Ok(Change::Keep(CHANGED));
         }
-        let draft = Rc::new(Draft::of(key, there.map(|found| found.object.clone())));
+        let draft = Rc::new(Draft::new(call.store().now_ms(), call.store().random(usize::MAX) as u64));
+        draft.enter(key, there.map(|found| found.object.clone()));
         let mut replies = Vec::with_capacity(transaction.multi.commands.len());
+        let until = Instant::now() + TIME;
         for (command, args) in &transaction.multi.commands {
+            if Instant::now() >= until {
+                return Err(Fail::new(format!(
+                    "the transaction ran for more than {} s: it changes nothing. Give fewer commands at once",
+                    TIME.as_secs()
+                )));
+            }
             let call = Call { args: Rc::clone(args), draft: Some(Rc::clone(&draft)), ..call.clone() };
             replies.push(at_once(dispatch(command, &call)).unwrap_or_else(|| Reply::error("not in a transaction")));
         }

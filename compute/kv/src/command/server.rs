@@ -54,7 +54,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         },
         "slowlog" => super::stats::slowlog(call),
         "time" => {
-            let now = call.store().now_ms();
+            let now = call.now_ms();
             Ok(Reply::Array(vec![Reply::bulk((now / 1000).to_string()), Reply::bulk((now % 1000 * 1000).to_string())]))
         }
         "unwatch" => {

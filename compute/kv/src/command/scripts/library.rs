@@ -5,12 +5,13 @@
 //! handles. Matching a pattern looks at the clock itself ([`super::patterns`]).
 
 use super::convert::{to_argument, to_lua};
-use super::machine::{Current, MEMORY, late};
+use super::machine::{Current, MEMORY, astray, late, stop};
 use super::patterns;
 use crate::command::multi::at_once;
 use crate::command::{Call, dispatch, find, unknown, wrong_number};
 use crate::resp::Reply;
 use crate::task::Io;
+use farmem_protocol::random::Random;
 use mlua::{Function, Lua, LuaString, MultiValue, Table, Value};
 use std::rc::Rc;
 use std::time::Instant;
@@ -49,7 +50,36 @@ pub fn narrow(lua: &Lua, globals: &Table, call: &Current) -> mlua::Result<()> {
     ["dump", "gfind"].iter().try_for_each(|name| strings.raw_set(*name, Value::Nil))?;
     patterns::install(lua, &strings, call)?;
     bound_strings(lua, &strings)?;
+    number(lua, &globals.raw_get("math")?, call)?;
     bound_tables(lua, globals)
+}
+
+/// Has `math.random` return the numbers of the script's draft. They are the same in every attempt.
+fn number(lua: &Lua, math: &Table, call: &Current) -> mlua::Result<()> {
+    let draft = |call: &Current| {
+        let draft = call.borrow().as_ref().and_then(|(call, _)| call.draft.clone());
+        draft.ok_or_else(|| error("no script runs"))
+    };
+    let (current, other) = (Rc::clone(call), Rc::clone(call));
+    let random = lua.create_function(move |_, (first, last): (Option<f64>, Option<f64>)| {
+        let unit = draft(&current)?.random.borrow_mut().unit();
+        let (low, high) = match (first, last) {
+            (None, _) => return Ok(unit),
+            (Some(high), None) => (1.0, high.trunc()),
+            (Some(low), Some(high)) => (low.trunc(), high.trunc()),
+        };
+        if low <= high {
+            Ok((unit * (high - low + 1.0)).floor() + low)
+        } else {
+            Err(error("bad argument to 'random' (interval is empty)"))
+        }
+    })?;
+    math.raw_set("random", random)?;
+    let seed = lua.create_function(move |_, seed: f64| {
+        *draft(&other)?.random.borrow_mut() = Random::new(seed as i64 as u64);
+        Ok(())
+    })?;
+    math.raw_set("randomseed", seed)
 }
 
 fn bound_strings(lua: &Lua, strings: &Table) -> mlua::Result<()> {
@@ -127,7 +157,11 @@ pub fn redis(lua: &Lua, call: &Current) -> mlua::Result<Table> {
         if Instant::now() >= until {
             return Err(late());
         }
-        to_lua(lua, carry_out(&now, &args))
+        let reply = carry_out(&now, &args);
+        if now.draft.as_ref().is_some_and(|draft| draft.has_missed()) {
+            return Err(stop(lua, astray));
+        }
+        to_lua(lua, reply)
     })?;
     // An error is a table, as redis 7 raises it.
     let raising = "local quietly, error, type = ...
@@ -198,5 +232,9 @@ fn carry_out(call: &Call, args: &MultiValue) -> Reply {
     }
     // With a way of its own, a command that would reach the store waits, and is refused.
     let call = Call { args: Rc::new(args), io: Io::default(), ..call.clone() };
-    at_once(dispatch(command, &call)).unwrap_or_else(refused)
+    let reply = at_once(dispatch(command, &call)).unwrap_or_else(refused);
+    if let Some(draft) = call.draft.as_ref().filter(|draft| draft.has_missed()) {
+        draft.miss_all(command.named(&call.args).into_iter().flatten());
+    }
+    reply
 }

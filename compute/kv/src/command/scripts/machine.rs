@@ -123,15 +123,30 @@ impl Machine {
             if Instant::now() < until {
                 return Ok(VmState::Continue);
             }
-            lua.set_global_hook(HookTriggers::new().every_nth_instruction(1), |_, _| Err(late()))?;
-            Err(late())
+            Err(stop(lua, late))
         })
     }
 }
 
+/// Ends the script: from now on every instruction of it fails. Returns the error.
+pub fn stop(lua: &Lua, why: fn() -> mlua::Error) -> mlua::Error {
+    let hook = lua.set_global_hook(HookTriggers::new().every_nth_instruction(1), move |_, _| Err(why()));
+    hook.err().unwrap_or_else(why)
+}
+
+/// The error of a script that has asked for a key that is not in its draft. No client sees it.
+pub fn astray() -> mlua::Error {
+    mlua::Error::runtime(crate::shard::Trouble::Unread)
+}
+
+/// What a script is told whose time is over.
+pub fn too_slow() -> String {
+    format!("the script ran for more than {} ms: it changes nothing", TIME.as_millis())
+}
+
 /// The error of a script whose time is over.
 pub fn late() -> mlua::Error {
-    mlua::Error::runtime(format!("the script ran for more than {} ms: it changes nothing", TIME.as_millis()))
+    mlua::Error::runtime(too_slow())
 }
 
 /// The reply for a script that has failed with this value.

@@ -19,14 +19,18 @@ mod library;
 mod machine;
 mod patterns;
 
-use super::draft::Draft;
+use super::draft::{BYTES, Draft};
 use super::{Answered, Call, Fail, args, channels};
 use crate::index::Found;
 use crate::keyspace::Change;
+use crate::object::Object;
 use crate::resp::{Reply, Request};
+use crate::shard::Trouble;
+use crate::task::join;
 use machine::Machine;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -39,6 +43,8 @@ const TIME: Duration = Duration::from_millis(500);
 const TURN: Duration = Duration::from_millis(50);
 /// Keys that one script may use.
 const KEYS: usize = 10_000;
+/// Keys that are read at once. Each may have 2 MiB.
+const TOGETHER: usize = 16;
 
 /// A front end's scripts, by the SHA-1 of their texts in hexadecimal digits.
 #[derive(Debug, Default)]
@@ -156,7 +162,8 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     let named = keys(&call.args)?.len();
     scripts.turn(call).await;
     let until = Instant::now() + TIME;
-    let mut script = Script { call, text, sha, reads: name.ends_with("_ro"), named, until };
+    let seed = call.store().random(usize::MAX) as u64;
+    let mut script = Script { call, text, sha, reads: name.ends_with("_ro"), named, until, seed };
     if call.draft.is_some() {
         return Err(Fail::new("a script runs no other script"));
     }
@@ -183,6 +190,9 @@ impl Call {
     }
 }
 
+/// A key on its way.
+type Find<'a> = Pin<Box<dyn Future<Output = Result<Option<Found>, Trouble>> + 'a>>;
+
 /// A script that is to run.
 struct Script<'a> {
     call: &'a Call,
@@ -193,20 +203,19 @@ struct Script<'a> {
     /// Number of keys in KEYS.
     named: usize,
     until: Instant,
+    /// Of its random numbers, in all of its attempts.
+    seed: u64,
 }
 
 impl Script<'_> {
-    /// Runs it on a draft, from its first line to its last. The reply, whether it has failed, and the
-    /// draft as it left it.
-    fn on(&self, draft: Draft) -> Result<(Reply, bool, Rc<Draft>), Fail> {
+    /// Runs it on a draft, from its first line to its last. The reply, and whether it has failed.
+    fn on(&self, draft: &Rc<Draft>) -> Result<(Reply, bool), Fail> {
         draft.read_only.set(self.reads);
-        let draft = Rc::new(draft);
-        let call = Call { draft: Some(Rc::clone(&draft)), in_exec: true, ..self.call.clone() };
+        let call = Call { draft: Some(Rc::clone(draft)), in_exec: true, ..self.call.clone() };
         let (scripts, began) = (&self.call.front.scripts, Instant::now());
         let ended = scripts.machine()?.run(call, (&self.sha, &self.text), self.named, self.until);
         scripts.took(self.call.front.turns.get(), began.elapsed());
-        let (reply, failed) = ended?;
-        Ok((reply, failed, draft))
+        ended
     }
 
     /// `None`: the script uses other keys, too. `found`: it runs alone, and was seen to use this key
@@ -214,10 +223,12 @@ impl Script<'_> {
     async fn on_one_key(&self, key: &[u8], found: bool) -> Result<Option<Reply>, Fail> {
         let (last, wide) = (RefCell::new(Vec::new()), Cell::new(false));
         let change = |there: Option<&Found>| -> Result<Change<Reply>, Fail> {
-            let (reply, failed, draft) = self.on(Draft::of(key, there.map(|found| found.object.clone())))?;
-            if let Some(other) = draft.missed() {
+            let draft = self.draft();
+            draft.enter(key, there.map(|found| found.object.clone()));
+            let (reply, failed) = self.on(&draft)?;
+            if let Some(other) = draft.missed().first() {
                 wide.set(!found);
-                let other = String::from_utf8_lossy(&other).into_owned();
+                let other = String::from_utf8_lossy(other).into_owned();
                 return Err(Fail::new(format!(
                     "the script uses key '{other}' only sometimes: name all of its keys in KEYS"
                 )));
@@ -234,42 +245,103 @@ impl Script<'_> {
         Ok(Some(reply))
     }
 
-    async fn on_several(&self) -> Answered {
+    fn draft(&self) -> Rc<Draft> {
+        Rc::new(Draft::new(self.call.store().now_ms(), self.seed))
+    }
+
+    /// Reads keys into a draft.
+    async fn read(&self, draft: &Draft, keys: &[Vec<u8>]) -> Result<(), Fail> {
+        if draft.count() + keys.len() > KEYS {
+            return Err(Fail::new(format!("the script uses more than {KEYS} keys")));
+        }
         let (store, io) = (self.call.store(), &self.call.io);
-        let mut keys = keys(&self.call.args)?.to_vec();
+        for some in keys.chunks(TOGETHER) {
+            if Instant::now() >= self.until {
+                return Err(Fail::new(machine::too_slow()));
+            }
+            let find = |key| -> Find<'_> { Box::pin(store.find(io, key)) };
+            for (key, found) in some.iter().zip(join(some.iter().map(|key| find(key)).collect()).await) {
+                draft.enter(key, found?.map(|found| found.object));
+            }
+            if draft.held() > BYTES {
+                return Err(Fail::new(format!("the script's keys have more than {} MiB together", BYTES >> 20)));
+            }
+        }
+        Ok(())
+    }
+
+    async fn on_several(&self) -> Answered {
+        let named = keys(&self.call.args)?;
+        if named.len() > KEYS {
+            return Err(Fail::new(format!("the script uses more than {KEYS} keys")));
+        }
+        let mut keys = named.to_vec();
         keys.sort_unstable();
         keys.dedup();
-        let (reply, failed, draft) = loop {
-            let draft = Draft::default();
-            for key in &keys {
-                draft.enter(key, store.find(io, key).await?.map(|found| found.object));
-            }
-            let (reply, failed, draft) = self.on(draft)?;
-            let Some(missed) = draft.missed() else { break (reply, failed, draft) };
-            keys.push(missed);
-            if keys.len() > KEYS {
-                return Err(Fail::new(format!("the script uses more than {KEYS} keys")));
-            }
-        };
-        if !keys.is_empty() && store.has_company(io).await? {
-            if let [key] = keys.as_slice() {
-                return self.on_one_key(key, true).await.map(|reply| reply.unwrap_or(Reply::Null));
-            }
-            return Err(Fail::new(
-                "the script is refused: it uses several keys, and other front ends serve this store, which could \
-                 change them meanwhile. Use one key, or one front end",
-            ));
-        }
-        if !failed {
-            for (key, value) in draft.changes() {
-                match value {
-                    Some(value) => store.put(io, &key, &value).await?,
-                    None => drop(store.remove(io, &key).await?),
+        loop {
+            let (draft, reply, failed) = self.on_all_keys(&keys).await?;
+            keys = draft.keys();
+            if !keys.is_empty() && self.call.store().has_company(&self.call.io).await? {
+                if let [key] = keys.as_slice() {
+                    return self.on_one_key(key, true).await.map(|reply| reply.unwrap_or(Reply::Null));
                 }
+                return Err(Fail::new(
+                    "the script is refused: it uses several keys, and other front ends serve this store, which could \
+                     change them meanwhile. Use one key, or one front end",
+                ));
             }
-            channels::send_all(self.call, draft.messages()).await;
+            if failed {
+                return Ok(reply);
+            }
+            if self.write(&draft).await? {
+                channels::send_all(self.call, draft.messages()).await;
+                return Ok(reply);
+            }
         }
-        Ok(reply)
+    }
+
+    /// Runs it until all keys that it asks for are in its draft.
+    async fn on_all_keys(&self, keys: &[Vec<u8>]) -> Result<(Rc<Draft>, Reply, bool), Fail> {
+        let draft = self.draft();
+        let mut missing = keys.to_vec();
+        loop {
+            self.read(&draft, &missing).await?;
+            draft.again();
+            let (reply, failed) = self.on(&draft)?;
+            missing = draft.missed();
+            if missing.is_empty() {
+                return Ok((draft, reply, failed));
+            }
+        }
+    }
+
+    /// Writes the draft's changes; `false`: a key has changed since it was read, and nothing was
+    /// written. Only a front end that has joined since then can have changed it.
+    async fn write(&self, draft: &Draft) -> Result<bool, Fail> {
+        let (store, io) = (self.call.store(), &self.call.io);
+        let mut begun = false;
+        for (key, value) in draft.changes() {
+            let change = |there: Option<&Object>| -> Result<Change<bool>, Fail> {
+                // Room for the values that were written before may have cost this one.
+                let evicted = there.is_none() && store.evicts;
+                if !evicted && !draft.is_as_read(&key, there, store.now_ms()) {
+                    return Ok(Change::Keep(false));
+                }
+                Ok(value.clone().map_or(Change::Delete(true), |value| Change::Put(value, true)))
+            };
+            if !store.update(io, &key, change).await? {
+                if !begun {
+                    return Ok(false);
+                }
+                let key = String::from_utf8_lossy(&key).into_owned();
+                return Err(Fail::new(format!(
+                    "the script has written some of its values: another front end has joined and changed key '{key}' \
+                     meanwhile"
+                )));
+            }
+            begun = true;
+        }
+        Ok(true)
     }
 }
 

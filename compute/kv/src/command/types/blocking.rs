@@ -33,6 +33,8 @@ pub async fn wait(
 ) -> Answered {
     let until = call.store().now_ms().saturating_add(timeout_ms);
     let waits = !call.in_exec && call.draft.is_none();
+    // An earlier command may have ended before it took notice.
+    call.client.unblocked.set(None);
     // Clients wait in the order in which they ask, not in the order in which their first looks end.
     let waiter = waits.then(|| Waiter::new(call, keys));
     // An element that comes now is for a client that waits already.

@@ -26,6 +26,7 @@ pub use sets::run as sets;
 pub use sort::run as sort;
 pub use sorted::run as sorted;
 pub use streams::run as streams;
+pub use streams::{Entry, Id, Stream};
 
 use super::args::{int, is, parse_int};
 use super::{Call, Fail};
@@ -149,7 +150,7 @@ async fn put_at(call: &Call, key: &[u8], kind: Type, items: &Items) -> Result<()
 /// Places of `wanted` items of `len`: each at most once, or, if the number is negative, any of them
 /// again.
 fn random_places(call: &Call, len: usize, wanted: i64) -> Vec<usize> {
-    let random = |bound: usize| call.store().random(bound);
+    let random = |bound: usize| call.random(bound);
     if len == 0 {
         return Vec::new();
     }

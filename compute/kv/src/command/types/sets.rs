@@ -67,7 +67,7 @@ async fn pop(call: &Call) -> Answered {
     let edit = |items: &mut Items| {
         let mut taken = Items::new();
         while taken.len() < most.unwrap_or(1) && !items.is_empty() {
-            taken.push(items.swap_remove(call.store().random(items.len())));
+            taken.push(items.swap_remove(call.random(items.len())));
         }
         Ok(if most.is_some() { Reply::Set(bulks(&taken)) } else { Reply::maybe(taken.pop()) })
     };

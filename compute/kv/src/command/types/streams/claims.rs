@@ -48,7 +48,7 @@ fn idle(call: &Call, command: &str) -> Result<u64, Fail> {
 
 /// XCLAIM.
 pub async fn claim(call: &Call) -> Answered {
-    let now_ms = call.store().now_ms();
+    let now_ms = call.now_ms();
     let idle = idle(call, "XCLAIM")?;
     let mut claim =
         Claim { now_ms, idle, delivered_ms: now_ms, count: None, force: false, just_id: false, last: Id::MIN };
@@ -101,7 +101,7 @@ pub async fn claim(call: &Call) -> Answered {
 
 /// XAUTOCLAIM.
 pub async fn autoclaim(call: &Call) -> Answered {
-    let now_ms = call.store().now_ms();
+    let now_ms = call.now_ms();
     let (idle, first) = (idle(call, "XAUTOCLAIM")?, bound(call.arg(5), true)?);
     let (mut most, mut just_id, mut n) = (100, false, 6);
     while n < call.count() {

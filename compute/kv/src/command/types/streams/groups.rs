@@ -1,7 +1,8 @@
 //! Groups of consumers: XGROUP, XREADGROUP, XACK and XPENDING.
 
-use super::stream::{Entry, Group, Id, Pending, Stream};
-use super::{From, bound, change, id, read as read_stream, shown};
+use super::reading::From;
+use super::stream::{Entry, Group, Id, PENDING, Pending, Stream};
+use super::{bound, change, id, read as read_stream, shown};
 use crate::command::args::{int, is};
 use crate::command::{Answered, Call, Fail};
 use crate::resp::Reply;
@@ -40,7 +41,7 @@ pub async fn manage(call: &Call) -> Answered {
             .await
         }
         (b"createconsumer", 5) => {
-            let now_ms = call.store().now_ms();
+            let now_ms = call.now_ms();
             in_group(call, |stream, name| {
                 let group = stream.groups.entry(name.to_vec()).or_default();
                 let new = !group.consumers.contains_key(call.arg(4));
@@ -132,6 +133,22 @@ async fn in_group(call: &Call, mut edit: impl FnMut(&mut Stream, &[u8]) -> Resul
     .await
 }
 
+fn nothing_to_read(key: &[u8], group: &[u8]) -> Fail {
+    let (key, group) = (text(key), text(group));
+    Fail(Reply::Error(format!(
+        "NOGROUP No such key '{key}' or consumer group '{group}' in XREADGROUP with GROUP option"
+    )))
+}
+
+/// Whether a consumer can read of a stream.
+///
+/// # Errors
+/// The key is no stream, or has no such group.
+pub async fn check(call: &Call, key: &[u8], group: &[u8]) -> Result<(), Fail> {
+    let there = read_stream(call, key).await?.is_some_and(|stream| stream.groups.contains_key(group));
+    if there { Ok(()) } else { Err(nothing_to_read(key, group)) }
+}
+
 /// What a consumer of a group reads of a stream; `None`: nothing is new.
 pub async fn read(
     call: &Call,
@@ -139,17 +156,14 @@ pub async fn read(
     (group, consumer): &(Vec<u8>, Vec<u8>),
     (from, most, no_ack): (From, usize, bool),
 ) -> Result<Option<Vec<Reply>>, Fail> {
-    let now_ms = call.store().now_ms();
-    let missing = || {
-        let (key, group) = (text(key), text(group));
-        Fail(Reply::Error(format!(
-            "NOGROUP No such key '{key}' or consumer group '{group}' in XREADGROUP with GROUP option"
-        )))
-    };
+    let now_ms = call.now_ms();
     let reply = change(call, key, |stream, _| {
-        let (named, mut group) = stream.groups.remove_entry(group).ok_or_else(missing)?;
+        let room = stream.room(key).saturating_sub(consumer.len() + 12);
+        let (named, mut group) = stream.groups.remove_entry(group).ok_or_else(|| nothing_to_read(key, group))?;
         let new = !group.consumers.contains_key(consumer.as_slice());
         let name = group.consumer(consumer, now_ms);
+        // Without room for one the change is refused: nothing is delivered that is not noted.
+        let most = if no_ack { most } else { most.min((room / PENDING).max(1)) };
         let (entries, changed) = match from {
             From::New => {
                 let entries: Vec<Entry> = match group.last.next() {
@@ -238,7 +252,7 @@ pub async fn pending(call: &Call) -> Answered {
     let (first, last) = (bound(call.arg(n), true)?, bound(call.arg(n + 1), false)?);
     let most = usize::try_from(int(call.arg(n + 2))?.max(0)).unwrap_or(usize::MAX);
     let consumer = call.args.get(n + 3);
-    let (group, now_ms) = (group?, call.store().now_ms());
+    let (group, now_ms) = (group?, call.now_ms());
     if first > last {
         return Ok(Reply::Array(Vec::new()));
     }

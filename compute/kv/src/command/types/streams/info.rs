@@ -21,7 +21,7 @@ pub async fn run(call: &Call) -> Answered {
         return Err(super::super::super::server::unknown(call, "xinfo"));
     }
     let stream = read(call, call.arg(2)).await?.ok_or_else(|| Fail::new("no such key"))?;
-    let now_ms = call.store().now_ms();
+    let now_ms = call.now_ms();
     match (what.as_slice(), call.count()) {
         (b"stream", 3) => Ok(brief(&stream)),
         (b"stream", 4 | 6) if is(call.arg(3), "full") => {

@@ -6,21 +6,18 @@
 mod claims;
 mod groups;
 mod info;
+mod reading;
 mod stream;
 
-pub use stream::Stream;
+pub use stream::{Entry, Id, Stream};
 
-use super::super::args::{int, is, parse_int};
+use super::super::args::{int, is};
 use super::super::{Answered, Call, Fail};
-use super::blocking::Blocked;
 use super::bulks;
 use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
 use crate::resp::Reply;
-use stream::{Entry, Id, last_of};
-
-/// Between two looks of a command that waits for an entry, in ms.
-const LONGEST: u32 = 16;
+use crate::shard::Trouble;
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
@@ -34,7 +31,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "xlen" => Ok(Reply::Int(read(call, call.arg(1)).await?.map_or(0, |stream| stream.entries.len()) as i64)),
         "xpending" => groups::pending(call).await,
         "xrange" => range(call, call.arg(2), call.arg(3), false).await,
-        "xread" | "xreadgroup" => Reading::of(name, call)?.run(call).await,
+        "xread" | "xreadgroup" => reading::run(name, call).await,
         "xrevrange" => range(call, call.arg(3), call.arg(2), true).await,
         "xsetid" => set_id(call).await,
         _ => trim(call).await,
@@ -196,32 +193,44 @@ async fn add(call: &Call) -> Answered {
             Some((id.ms, Some(id.seq)))
         }
     };
-    let now_ms = call.store().now_ms();
-    change(call, call.arg(1), |stream, there| {
+    let now_ms = call.now_ms();
+    let entry = |stream: &Stream, there: bool| -> Result<Option<Entry>, Fail> {
         if !there && trim.makes_none {
-            return Ok((Reply::Null, false));
+            return Ok(None);
         }
-        let full = || Fail::new("The stream has exhausted the last possible ID, unable to add more items");
-        let last = stream.last;
-        let id = match given {
-            None if now_ms > last.ms => Id { ms: now_ms, seq: 0 },
-            None => last.next().ok_or_else(full)?,
-            Some((ms, Some(seq))) => Id { ms, seq },
-            Some((ms, None)) if ms == last.ms => Id { ms, seq: last.seq.checked_add(1).unwrap_or(last.seq) },
-            Some((ms, None)) => Id { ms, seq: 0 },
-        };
-        if id <= last {
-            if last == Id::MAX {
-                return Err(full());
-            }
-            return Err(Fail::new("The ID specified in XADD is equal or smaller than the target stream top item"));
-        }
-        stream.entries.push(Entry { id, fields: fields.to_vec() });
-        (stream.last, stream.added) = (id, stream.added + 1);
+        Ok(Some(Entry { id: next_id(stream.last, given, now_ms)?, fields: fields.to_vec() }))
+    };
+    if let (None, Some(draft)) = (trim.bound, &call.draft) {
+        return Ok(Reply::maybe(draft.append(call.arg(1), entry)?.map(Id::text)));
+    }
+    change(call, call.arg(1), |stream, there| {
+        let Some(entry) = entry(stream, there)? else { return Ok((Reply::Null, false)) };
+        let id = entry.id;
+        stream.append(entry);
         trim.apply(stream);
+        if stream.len() > Stream::most(call.arg(1)) {
+            return Err(Trouble::TooLarge.into());
+        }
         Ok((Reply::bulk(id.text()), true))
     })
     .await
+}
+
+/// The ID of an entry behind `last`, of which the milliseconds, and the number too, may be given.
+fn next_id(last: Id, given: Option<(u64, Option<u64>)>, now_ms: u64) -> Result<Id, Fail> {
+    let full = || Fail::new("The stream has exhausted the last possible ID, unable to add more items");
+    let id = match given {
+        None if now_ms > last.ms => Id { ms: now_ms, seq: 0 },
+        None => last.next().ok_or_else(full)?,
+        Some((ms, Some(seq))) => Id { ms, seq },
+        Some((ms, None)) if ms == last.ms => Id { ms, seq: last.seq.checked_add(1).unwrap_or(last.seq) },
+        Some((ms, None)) => Id { ms, seq: 0 },
+    };
+    match id {
+        _ if id > last => Ok(id),
+        _ if last == Id::MAX => Err(full()),
+        _ => Err(Fail::new("The ID specified in XADD is equal or smaller than the target stream top item")),
+    }
 }
 
 async fn trim(call: &Call) -> Answered {
@@ -304,185 +313,4 @@ async fn set_id(call: &Call) -> Answered {
         Ok((Reply::Ok, true))
     })
     .await
-}
-
-/// Where a reader goes on in a stream.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum From {
-    /// Behind this ID. Of a group: its consumer's pending entries behind it.
-    Behind(Id),
-    /// Behind the entry that is the last now.
-    Now,
-    /// With the first that the group was not given.
-    New,
-}
-
-/// XREAD or XREADGROUP.
-struct Reading {
-    /// Group and consumer.
-    group: Option<(Vec<u8>, Vec<u8>)>,
-    most: usize,
-    /// How long it waits, in ms; 0: for ever.
-    block: Option<u64>,
-    no_ack: bool,
-    streams: Vec<(Vec<u8>, From)>,
-}
-
-impl Reading {
-    fn of(name: &str, call: &Call) -> Result<Reading, Fail> {
-        let grouped = name == "xreadgroup";
-        let mut reading = Reading { group: None, most: usize::MAX, block: None, no_ack: false, streams: Vec::new() };
-        let mut n = 1;
-        loop {
-            let (arg, more) = (call.arg(n), call.count().saturating_sub(n + 1));
-            if is(arg, "block") && more > 0 {
-                let wrong = || Fail::new("timeout is not an integer or out of range");
-                let ms = parse_int(call.arg(n + 1)).ok_or_else(wrong)?;
-                reading.block = Some(u64::try_from(ms).map_err(|_| Fail::new("timeout is negative"))?);
-                n += 2;
-            } else if is(arg, "count") && more > 0 {
-                let count = usize::try_from(int(call.arg(n + 1))?.max(0)).unwrap_or(usize::MAX);
-                reading.most = if count == 0 { usize::MAX } else { count };
-                n += 2;
-            } else if is(arg, "group") && more > 1 {
-                if !grouped {
-                    return Err(Fail::new(
-                        "The GROUP option is only supported by XREADGROUP. You called XREAD instead.",
-                    ));
-                }
-                reading.group = Some((call.arg(n + 1).to_vec(), call.arg(n + 2).to_vec()));
-                n += 3;
-            } else if is(arg, "noack") && n < call.count() {
-                if !grouped {
-                    return Err(Fail::new(
-                        "The NOACK option is only supported by XREADGROUP. You called XREAD instead.",
-                    ));
-                }
-                reading.no_ack = true;
-                n += 1;
-            } else if is(arg, "streams") && more > 0 {
-                break;
-            } else {
-                return Err(Fail::syntax());
-            }
-        }
-        let rest = &call.args[n + 1..];
-        if !rest.len().is_multiple_of(2) {
-            return Err(Fail::new(format!(
-                "Unbalanced '{name}' list of streams: for each stream key an ID or '$' must be specified."
-            )));
-        }
-        if grouped && reading.group.is_none() {
-            return Err(Fail::new("Missing GROUP option for XREADGROUP"));
-        }
-        let (keys, ids) = rest.split_at(rest.len() / 2);
-        for (key, text) in keys.iter().zip(ids) {
-            reading.streams.push((key.clone(), From::of(text, grouped)?));
-        }
-        Ok(reading)
-    }
-
-    async fn run(mut self, call: &Call) -> Answered {
-        for (key, from) in &mut self.streams {
-            if *from == From::Now {
-                let there = call.find(key).await?;
-                let last = there.map_or(Ok(Id::MIN), |object| Stream::of(&object).map(|stream| stream.last))?;
-                *from = From::Behind(last);
-            }
-        }
-        let until = call.store().now_ms().saturating_add(self.block.unwrap_or(0));
-        let waits = self.block.is_some() && !call.in_exec && call.draft.is_none();
-        let (mut seen, mut pause) = (vec![None; self.streams.len()], 1);
-        let mut first = true;
-        loop {
-            let told = self.look(call, &mut seen, first).await;
-            match told {
-                Ok(None) if waits => {}
-                Ok(None) => return Ok(Reply::NullArray),
-                Ok(Some(reply)) => return Ok(reply),
-                Err(fail) => return Err(fail),
-            }
-            first = false;
-            let _blocked = Blocked::new(call);
-            loop {
-                if self.block.is_some_and(|ms| ms > 0) && call.store().now_ms() >= until {
-                    return Ok(Reply::NullArray);
-                }
-                match call.client.unblocked.take() {
-                    Some(true) => {
-                        return Err(Fail(Reply::Error("UNBLOCKED client unblocked via CLIENT UNBLOCK".into())));
-                    }
-                    Some(false) => return Ok(Reply::NullArray),
-                    None => {}
-                }
-                call.io.pause(pause).await;
-                pause = (pause + 1).min(LONGEST);
-                // A transaction on several keys must not be disturbed.
-                if !call.front.alone.get() {
-                    break;
-                }
-            }
-        }
-    }
-
-    /// One look at all streams. `seen`: the objects that the last look has found.
-    async fn look(&self, call: &Call, seen: &mut [Option<u64>], first: bool) -> Result<Option<Reply>, Fail> {
-        let mut found = Vec::new();
-        for ((key, from), seen) in self.streams.iter().zip(seen) {
-            let object = if first { call.get(key).await? } else { call.find(key).await? };
-            let checksum = object.as_ref().map(Object::checksum);
-            if !first && checksum == *seen {
-                continue;
-            }
-            let gone = object.as_ref().is_none_or(|object| object.kind() != Type::Stream);
-            if !first && gone && self.group.is_some() {
-                return Err(Fail(Reply::Error("UNBLOCKED the stream key no longer exists".into())));
-            }
-            *seen = checksum;
-            let entries = match &self.group {
-                Some(group) => groups::read(call, key, group, (*from, self.most, self.no_ack)).await?,
-                None => {
-                    let From::Behind(id) = *from else { continue };
-                    let Some(object) = object else { continue };
-                    if object.kind() != Type::Stream && !first {
-                        continue;
-                    }
-                    if last_of(&object).is_some_and(|last| last <= id) {
-                        continue;
-                    }
-                    let stream = Stream::of(&object)?;
-                    let Some(next) = id.next() else { continue };
-                    let entries = stream.range(next, Id::MAX);
-                    (!entries.is_empty()).then(|| entries.iter().take(self.most).map(shown).collect())
-                }
-            };
-            if let Some(entries) = entries {
-                found.push((Reply::bulk(key.as_slice()), Reply::Array(entries)));
-            }
-        }
-        if found.is_empty() {
-            return Ok(None);
-        }
-        let plain = call.client.version.get() < 3 || call.draft.is_some();
-        let pairs = |found: Vec<(Reply, Reply)>| found.into_iter().map(|(key, list)| Reply::Array(vec![key, list]));
-        Ok(Some(if plain { Reply::Array(pairs(found).collect()) } else { Reply::Map(found) }))
-    }
-}
-
-impl From {
-    fn of(text: &[u8], grouped: bool) -> Result<From, Fail> {
-        match (text, grouped) {
-            (b"$", false) => Ok(From::Now),
-            (b"$", true) => Err(Fail::new(
-                "The $ ID is meaningless in the context of XREADGROUP: you want to read the history of this consumer \
-                 by specifying a proper ID, or use the > ID to get new messages. The $ ID would just return an empty \
-                 result set.",
-            )),
-            (b">", true) => Ok(From::New),
-            (b">", false) => Err(Fail::new(
-                "The > ID can be specified only when calling XREADGROUP using the GROUP <group> <consumer> option.",
-            )),
-            _ => Ok(From::Behind(id(text, 0)?)),
-        }
-    }
 }

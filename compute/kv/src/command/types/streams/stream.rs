@@ -8,7 +8,8 @@
 //! An ID is two words, and all numbers are words. Bytes have their length in front. The last ID
 //! comes first, so a reader that waits learns from a few bytes whether there is anything new.
 
-use crate::object::{Object, Type};
+use crate::layout::MAX_OBJECT;
+use crate::object::{HEADER, Object, Type};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -51,6 +52,13 @@ impl Id {
 pub struct Entry {
     pub id: Id,
     pub fields: Vec<Vec<u8>>,
+}
+
+impl Entry {
+    /// Bytes in an object.
+    pub fn len(&self) -> usize {
+        24 + self.fields.iter().map(|field| 4 + field.len()).sum::<usize>()
+    }
 }
 
 /// An entry that was delivered and not acknowledged.
@@ -98,6 +106,12 @@ pub struct Stream {
     pub entries: Vec<Entry>,
     pub groups: BTreeMap<Vec<u8>, Group>,
 }
+
+/// Bytes of an entry that is pending, besides the entry.
+pub const PENDING: usize = 40;
+/// Bytes of an object that only groups may use: they must take note of what they deliver when a stream
+/// takes no further entry.
+const FOR_GROUPS: usize = 64 << 10;
 
 /// The last ID of a stream, from its object.
 pub fn last_of(object: &Object) -> Option<Id> {
@@ -231,6 +245,33 @@ impl Stream {
         out
     }
 
+    /// The number of bytes that [`Stream::to_bytes`] returns.
+    pub fn len(&self) -> usize {
+        let bytes = |bytes: &[u8]| 4 + bytes.len();
+        let entries = self.entries.iter().map(Entry::len).sum::<usize>();
+        let groups = self.groups.iter().map(|(name, group)| {
+            let consumers = group.consumers.keys().map(|name| bytes(name) + 8).sum::<usize>();
+            bytes(name) + 40 + consumers + group.pending.len() * PENDING
+        });
+        56 + entries + groups.sum::<usize>()
+    }
+
+    /// Bytes by which the stream of this key may grow.
+    pub fn room(&self, key: &[u8]) -> usize {
+        (MAX_OBJECT as usize).saturating_sub(HEADER + key.len() + self.len())
+    }
+
+    /// Bytes that the stream of this key may have with one more entry.
+    pub fn most(key: &[u8]) -> usize {
+        (MAX_OBJECT as usize - FOR_GROUPS).saturating_sub(HEADER + key.len())
+    }
+
+    /// Adds an entry behind all others.
+    pub fn append(&mut self, entry: Entry) {
+        (self.last, self.added) = (entry.id, self.added + 1);
+        self.entries.push(entry);
+    }
+
     /// Where entries of this ID or later begin.
     pub fn from(&self, id: Id) -> usize {
         self.entries.partition_point(|entry| entry.id < id)
@@ -326,6 +367,7 @@ fn a_stream_is_what_was_written() {
     let stream =
         Stream { last: id(9, 1), max_deleted: id(3, 0), added: 4, entries: (1..4).map(entry).collect(), groups };
     let bytes = stream.to_bytes();
+    assert_eq!(stream.len(), bytes.len());
     assert_eq!(Stream::from_bytes(&bytes), Some(stream));
     for len in 0..bytes.len() {
         assert_eq!(Stream::from_bytes(&bytes[..len]), None);

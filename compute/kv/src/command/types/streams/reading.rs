@@ -1,0 +1,213 @@
+//! XREAD and XREADGROUP: reading of several streams, and waiting for an entry.
+
+use super::super::super::args::{int, is, parse_int};
+use super::super::super::{Answered, Call, Fail};
+use super::super::blocking::Blocked;
+use super::stream::{Id, Stream, last_of};
+use super::{groups, id, shown};
+use crate::object::{Object, Type};
+use crate::resp::Reply;
+
+/// Between two looks of a command that waits for an entry, in ms.
+const LONGEST: u32 = 16;
+
+pub async fn run(name: &str, call: &Call) -> Answered {
+    Reading::of(name, call)?.run(call).await
+}
+
+/// Where a reader goes on in a stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum From {
+    /// Behind this ID. Of a group: its consumer's pending entries behind it.
+    Behind(Id),
+    /// Behind the entry that is the last now.
+    Now,
+    /// With the first that the group was not given.
+    New,
+}
+
+/// XREAD or XREADGROUP.
+struct Reading {
+    /// Group and consumer.
+    group: Option<(Vec<u8>, Vec<u8>)>,
+    most: usize,
+    /// How long it waits, in ms; 0: for ever.
+    block: Option<u64>,
+    no_ack: bool,
+    streams: Vec<(Vec<u8>, From)>,
+}
+
+impl Reading {
+    fn of(name: &str, call: &Call) -> Result<Reading, Fail> {
+        let grouped = name == "xreadgroup";
+        let mut reading = Reading { group: None, most: usize::MAX, block: None, no_ack: false, streams: Vec::new() };
+        let mut n = 1;
+        loop {
+            let (arg, more) = (call.arg(n), call.count().saturating_sub(n + 1));
+            if is(arg, "block") && more > 0 {
+                let wrong = || Fail::new("timeout is not an integer or out of range");
+                let ms = parse_int(call.arg(n + 1)).ok_or_else(wrong)?;
+                reading.block = Some(u64::try_from(ms).map_err(|_| Fail::new("timeout is negative"))?);
+                n += 2;
+            } else if is(arg, "count") && more > 0 {
+                let count = usize::try_from(int(call.arg(n + 1))?.max(0)).unwrap_or(usize::MAX);
+                reading.most = if count == 0 { usize::MAX } else { count };
+                n += 2;
+            } else if is(arg, "group") && more > 1 {
+                if !grouped {
+                    return Err(Fail::new(
+                        "The GROUP option is only supported by XREADGROUP. You called XREAD instead.",
+                    ));
+                }
+                reading.group = Some((call.arg(n + 1).to_vec(), call.arg(n + 2).to_vec()));
+                n += 3;
+            } else if is(arg, "noack") && n < call.count() {
+                if !grouped {
+                    return Err(Fail::new(
+                        "The NOACK option is only supported by XREADGROUP. You called XREAD instead.",
+                    ));
+                }
+                reading.no_ack = true;
+                n += 1;
+            } else if is(arg, "streams") && more > 0 {
+                break;
+            } else {
+                return Err(Fail::syntax());
+            }
+        }
+        let rest = &call.args[n + 1..];
+        if !rest.len().is_multiple_of(2) {
+            return Err(Fail::new(format!(
+                "Unbalanced '{name}' list of streams: for each stream key an ID or '$' must be specified."
+            )));
+        }
+        if grouped && reading.group.is_none() {
+            return Err(Fail::new("Missing GROUP option for XREADGROUP"));
+        }
+        let (keys, ids) = rest.split_at(rest.len() / 2);
+        for (key, text) in keys.iter().zip(ids) {
+            reading.streams.push((key.clone(), From::of(text, grouped)?));
+        }
+        Ok(reading)
+    }
+
+    async fn run(mut self, call: &Call) -> Answered {
+        // An earlier command may have ended before it took notice.
+        call.client.unblocked.set(None);
+        for (key, from) in &mut self.streams {
+            if *from == From::Now {
+                let there = call.find(key).await?;
+                let last = there.map_or(Ok(Id::MIN), |object| Stream::of(&object).map(|stream| stream.last))?;
+                *from = From::Behind(last);
+            }
+        }
+        let until = call.store().now_ms().saturating_add(self.block.unwrap_or(0));
+        let waits = self.block.is_some() && !call.in_exec && call.draft.is_none();
+        let (mut seen, mut pause) = (vec![None; self.streams.len()], 1);
+        let mut first = true;
+        loop {
+            let told = self.look(call, &mut seen, first).await;
+            match told {
+                Ok(None) if waits => {}
+                Ok(None) => return Ok(Reply::NullArray),
+                Ok(Some(reply)) => return Ok(reply),
+                Err(fail) => return Err(fail),
+            }
+            first = false;
+            let _blocked = Blocked::new(call);
+            loop {
+                if self.block.is_some_and(|ms| ms > 0) && call.store().now_ms() >= until {
+                    return Ok(Reply::NullArray);
+                }
+                match call.client.unblocked.take() {
+                    Some(true) => {
+                        return Err(Fail(Reply::Error("UNBLOCKED client unblocked via CLIENT UNBLOCK".into())));
+                    }
+                    Some(false) => return Ok(Reply::NullArray),
+                    None => {}
+                }
+                call.io.pause(pause).await;
+                pause = (pause + 1).min(LONGEST);
+                // A transaction on several keys must not be disturbed.
+                if !call.front.alone.get() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// One look at a stream; `None`: nothing is new.
+    async fn look_at(
+        &self,
+        call: &Call,
+        (key, from): (&[u8], From),
+        seen: &mut Option<u64>,
+        first: bool,
+    ) -> Result<Option<Vec<Reply>>, Fail> {
+        let object = if first { call.get(key).await? } else { call.find(key).await? };
+        let checksum = object.as_ref().map(Object::checksum);
+        if !first && checksum == *seen {
+            return Ok(None);
+        }
+        let gone = object.as_ref().is_none_or(|object| object.kind() != Type::Stream);
+        if !first && gone && self.group.is_some() {
+            return Err(Fail(Reply::Error("UNBLOCKED the stream key no longer exists".into())));
+        }
+        *seen = checksum;
+        if let Some(group) = &self.group {
+            return groups::read(call, key, group, (from, self.most, self.no_ack)).await;
+        }
+        let (From::Behind(id), Some(object)) = (from, object) else { return Ok(None) };
+        let other = object.kind() != Type::Stream && !first;
+        if other || last_of(&object).is_some_and(|last| last <= id) {
+            return Ok(None);
+        }
+        let stream = Stream::of(&object)?;
+        let Some(next) = id.next() else { return Ok(None) };
+        let entries = stream.range(next, Id::MAX);
+        Ok((!entries.is_empty()).then(|| entries.iter().take(self.most).map(shown).collect()))
+    }
+
+    /// One look at all streams. `seen`: the objects that the last look has found.
+    async fn look(&self, call: &Call, seen: &mut [Option<u64>], first: bool) -> Result<Option<Reply>, Fail> {
+        if let Some(group) = self.group.as_ref().filter(|_| first && self.streams.len() > 1) {
+            for (key, _) in &self.streams {
+                groups::check(call, key, &group.0).await?;
+            }
+        }
+        let mut found = Vec::new();
+        for ((key, from), seen) in self.streams.iter().zip(seen) {
+            match self.look_at(call, (key, *from), seen, first).await {
+                Ok(None) => {}
+                Ok(Some(entries)) => found.push((Reply::bulk(key.as_slice()), Reply::Array(entries))),
+                Err(fail) if found.is_empty() => return Err(fail),
+                // The group was given the entries that are found: this reply alone can bring them.
+                Err(_) => break,
+            }
+        }
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let plain = call.client.version.get() < 3 || call.draft.is_some();
+        let pairs = |found: Vec<(Reply, Reply)>| found.into_iter().map(|(key, list)| Reply::Array(vec![key, list]));
+        Ok(Some(if plain { Reply::Array(pairs(found).collect()) } else { Reply::Map(found) }))
+    }
+}
+
+impl From {
+    fn of(text: &[u8], grouped: bool) -> Result<From, Fail> {
+        match (text, grouped) {
+            (b"$", false) => Ok(From::Now),
+            (b"$", true) => Err(Fail::new(
+                "The $ ID is meaningless in the context of XREADGROUP: you want to read the history of this consumer \
+                 by specifying a proper ID, or use the > ID to get new messages. The $ ID would just return an empty \
+                 result set.",
+            )),
+            (b">", true) => Ok(From::New),
+            (b">", false) => Err(Fail::new(
+                "The > ID can be specified only when calling XREADGROUP using the GROUP <group> <consumer> option.",
+            )),
+            _ => Ok(From::Behind(id(text, 0)?)),
+        }
+    }
+}
