@@ -20,7 +20,8 @@ mod shares;
 
 pub use shares::MOST_QUOTAS;
 
-use crate::api::{Beat, Figures, LONGEST, MOST, Orders, Term};
+use self::names::{is_text, name_is_good};
+use crate::api::{Beat, Figures, MOST, Orders, Term};
 use farmem_protocol::placement::Weights;
 use serde::{Deserialize, Serialize};
 use shares::Shares;
@@ -481,22 +482,8 @@ impl State {
     }
 }
 
-/// Whether a text is printable, has no comma, and is neither empty nor too long.
-fn is_text(text: &str) -> bool {
-    !text.is_empty() && text.len() <= LONGEST && !text.chars().any(|c| c.is_control() || c == ',')
-}
-
-/// Refuses a name that is no [`is_text`], or has a space. `what` names it in the refusal.
-fn name_is_good(what: &str, text: &str) -> Result<(), Refusal> {
-    if is_text(text) && !text.contains(char::is_whitespace) {
-        return Ok(());
-    }
-    Err(Refusal::Malformed(format!(
-        "a {what} is 1 to {LONGEST} characters, without spaces, commas and control characters"
-    )))
-}
-
 mod giving;
+mod names;
 mod view;
 
 #[cfg(test)]

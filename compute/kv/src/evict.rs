@@ -18,7 +18,7 @@
 use crate::blocks;
 use crate::copies::Counted;
 use crate::heap::Heap;
-use crate::keyspace::Keyspace;
+use crate::keyspace::{Keyspace, count_one};
 use crate::layout::{At, Slot, class_of};
 use crate::object::Object;
 use crate::shard::{Shard, Trouble};
@@ -70,11 +70,11 @@ impl Keyspace {
     /// Makes room for an object or extent of `len` bytes, or some of it. Waits for retired memory to
     /// come back, if there is any. Else looks for replaced objects, asks other front ends, or evicts.
     pub(crate) async fn make_room(&self, io: &Io, shard: &Rc<Shard>, len: u64) -> Result<(), Trouble> {
-        Keyspace::count(&self.figures.full);
+        count_one(&self.figures.full);
         let _pressed = Counted::new(&shard.space.pressed);
         if shard.space.retired_bytes() > 0 {
             // Memory is on its way back: the epoch has to go on.
-            let reaped = || shard.space.heap.borrow().reaped_bytes();
+            let reaped = || shard.space.heap.borrow().sizes().reaped;
             let before = reaped();
             for _ in 0..PATIENCE_MS {
                 io.pause(1).await;
@@ -214,7 +214,7 @@ impl Keyspace {
     /// Evicts a key whose object is at a place of own memory, unless it is pinned.
     async fn evict_one(&self, io: &Io, at: At, victim: &Object) -> Result<(), Trouble> {
         if !blocks::is_pinned(self, io, victim.key()).await? && blocks::evict(self, io, victim.key(), Some(at)).await? {
-            Keyspace::count(&self.figures.evicted);
+            count_one(&self.figures.evicted);
         }
         Ok(())
     }
@@ -265,7 +265,7 @@ impl Keyspace {
                 continue;
             }
             if blocks::evict(self, io, victim.key(), Some(at)).await? {
-                Keyspace::count(&self.figures.evicted);
+                count_one(&self.figures.evicted);
                 evicted += 1;
             }
         }

@@ -100,18 +100,26 @@ struct Class {
     bytes: u64,
 }
 
+/// Bytes of a heap, by what they are at.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sizes {
+    /// All pieces.
+    pub all: u64,
+    /// Places that can be taken.
+    pub free: u64,
+    /// Places that wait for readers.
+    pub retired: u64,
+    /// Places that were retired and have come back, since the start.
+    pub reaped: u64,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Heap {
     classes: Vec<Class>,
     pieces: BTreeMap<At, Piece>,
     retired: VecDeque<(u64, At)>,
-    retired_bytes: u64,
-    /// Bytes of retired places that were freed since the start.
-    reaped_bytes: u64,
-    /// Bytes of free places.
-    free_bytes: u64,
-    bytes: u64,
+    sizes: Sizes,
     /// Bytes of closed pieces.
     closing_bytes: u64,
     /// Long values of which this front end has extents, by their numbers.
@@ -141,10 +149,7 @@ impl Default for Heap {
             classes,
             pieces: BTreeMap::new(),
             retired: VecDeque::new(),
-            retired_bytes: 0,
-            reaped_bytes: 0,
-            free_bytes: 0,
-            bytes: 0,
+            sizes: Sizes::default(),
             closing_bytes: 0,
             longs: HashMap::new(),
             heads: HashMap::new(),
@@ -171,7 +176,7 @@ impl Heap {
         place.used = Use::Held;
         place.version = place.version.wrapping_add(1) & 0xfff;
         let held = Held { at, class, version: place.version };
-        self.free_bytes -= bytes;
+        self.sizes.free -= bytes;
         Some(held)
     }
 
@@ -213,10 +218,10 @@ impl Heap {
                 .filter(|&n| places[n].used == Use::Free)
                 .map(|n| at + PIECE_HEADER + n as u64 * step),
         );
-        self.bytes += u64::from(bytes);
+        self.sizes.all += u64::from(bytes);
         let mut piece = Piece { bytes, class, used, soonest: 0, closed: false, places };
         piece.soonest = piece.soonest();
-        self.free_bytes += (count - u64::from(used)) * piece.place_bytes();
+        self.sizes.free += (count - u64::from(used)) * piece.place_bytes();
         self.pieces.insert(at, piece);
     }
 
@@ -276,7 +281,7 @@ impl Heap {
             return None;
         }
         *used = Use::Retired;
-        self.retired_bytes += piece.place_bytes();
+        self.sizes.retired += piece.place_bytes();
         self.retired.push_back((epoch, at));
         self.forget_head(at)
     }
@@ -297,7 +302,7 @@ impl Heap {
         let (class, bytes) = (piece.class, piece.place_bytes());
         if !piece.closed {
             self.classes[usize::from(class)].free.push(at);
-            self.free_bytes += bytes;
+            self.sizes.free += bytes;
         }
         bytes
     }
@@ -310,8 +315,8 @@ impl Heap {
             }
             self.retired.pop_front();
             let bytes = self.free(at);
-            self.retired_bytes -= bytes;
-            self.reaped_bytes += bytes;
+            self.sizes.retired -= bytes;
+            self.sizes.reaped += bytes;
         }
     }
 
@@ -333,10 +338,10 @@ impl Heap {
         let class = &mut self.classes[usize::from(piece.class)];
         class.free.retain(|&place| place < at || place >= at + u64::from(bytes));
         class.bytes -= u64::from(bytes);
-        self.bytes -= u64::from(bytes);
+        self.sizes.all -= u64::from(bytes);
         match piece.closed {
             true => self.closing_bytes -= u64::from(bytes),
-            false => self.free_bytes -= piece.places.len() as u64 * piece.place_bytes(),
+            false => self.sizes.free -= piece.places.len() as u64 * piece.place_bytes(),
         }
         Some((at, bytes))
     }
@@ -409,24 +414,9 @@ impl Heap {
         !self.taken_over.is_empty()
     }
 
-    /// Bytes that wait for readers.
-    pub fn retired_bytes(&self) -> u64 {
-        self.retired_bytes
-    }
-
-    /// Bytes that were retired and have come back, since the start.
-    pub fn reaped_bytes(&self) -> u64 {
-        self.reaped_bytes
-    }
-
-    /// Bytes of places that can be taken.
-    pub fn free_bytes(&self) -> u64 {
-        self.free_bytes
-    }
-
-    /// Bytes of all pieces.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    /// Its bytes, by what they are at.
+    pub fn sizes(&self) -> Sizes {
+        self.sizes
     }
 
     /// Whether the place still has the object of this hash.

@@ -118,8 +118,8 @@ impl Keyspace {
         if self.has_ended(&object) {
             return None;
         }
-        Keyspace::count(&shard.reach.counters.near);
-        Keyspace::count(&self.figures.hits);
+        count_one(&shard.reach.counters.near);
+        count_one(&self.figures.hits);
         Some(object)
     }
 
@@ -136,10 +136,6 @@ impl Keyspace {
         object.expiry().is_some_and(|at| at <= self.now_ms())
     }
 
-    pub(crate) fn count(figure: &Cell<u64>) {
-        figure.set(figure.get() + 1);
-    }
-
     /// The key's object, unless it has ended.
     pub async fn find(&self, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
         let shard = self.shard(key);
@@ -147,7 +143,7 @@ impl Keyspace {
         match found {
             Some(found) if self.has_ended(&found.object) => {
                 if shard.index.replace(io, key, &found, None).await? {
-                    Keyspace::count(&self.figures.expired);
+                    count_one(&self.figures.expired);
                 }
                 Ok(None)
             }
@@ -158,7 +154,7 @@ impl Keyspace {
     /// [`Keyspace::find`] for a command that reads: counted.
     pub async fn get(&self, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
         let found = self.find(io, key).await?;
-        Keyspace::count(if found.is_some() { &self.figures.hits } else { &self.figures.misses });
+        count_one(if found.is_some() { &self.figures.hits } else { &self.figures.misses });
         Ok(found)
     }
 
@@ -397,4 +393,9 @@ pub fn name(kind: Type) -> &'static str {
         Type::Message => "message",
         Type::Stream => "stream",
     }
+}
+
+/// Adds one to a figure.
+pub(crate) fn count_one(figure: &Cell<u64>) {
+    figure.set(figure.get() + 1);
 }

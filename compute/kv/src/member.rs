@@ -378,7 +378,7 @@ impl Members {
             self.near.lease.end();
         }
         let consent = if self.space.heap.borrow().has_taken_over() { 0 } else { self.reach.copies.consent(pair) };
-        let words = [line_word(&seen, me, 1) + 1, oldest, self.space.heap.borrow().bytes(), consent];
+        let words = [line_word(&seen, me, 1) + 1, oldest, self.space.heap.borrow().sizes().all, consent];
         let bytes = Rc::new(words.map(u64::to_le_bytes).concat());
         let line = Verb::Write { at: member_at(self.reach.root, me) + 8, bytes };
         let mut batch = vec![line];
@@ -387,7 +387,7 @@ impl Members {
             let at = member_at(self.reach.root, me) + 8 * WANTED;
             batch.push(Verb::Write { at, bytes: Rc::new(wanted.to_le_bytes().to_vec()) });
         }
-        if all && self.space.heap.borrow().retired_bytes() > 0 && !self.reach.copies.is_paused() {
+        if all && self.space.heap.borrow().sizes().retired > 0 && !self.reach.copies.is_paused() {
             batch.push(Verb::Cas { at: self.reach.root + head::EPOCH, old: epoch, new: epoch + 1 });
         }
         let answers = self.reach.words(io, Words::Head, batch).await;

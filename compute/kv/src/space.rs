@@ -158,7 +158,7 @@ impl Space {
     async fn claim(&self, io: &Io, kind: Kind, class: u8, bytes: u32) -> Option<(At, u32)> {
         // Two that ask do not wait for each other.
         let promised = if self.wanted.get() > 0 { 0 } else { self.promised.get() };
-        let all = self.heap.borrow().bytes() + self.others.get();
+        let all = self.heap.borrow().sizes().all + self.others.get();
         if (all + promised).saturating_add(u64::from(bytes)) > self.limit.get() {
             return None;
         }
@@ -225,9 +225,9 @@ impl Space {
     /// has of all.
     pub(crate) fn owes(&self, wanted: u64) -> u64 {
         let (heap, limit) = (self.heap.borrow(), self.limit.get());
-        let all = heap.bytes() + self.others.get();
+        let all = heap.sizes().all + self.others.get();
         let lack = wanted.saturating_sub(limit.saturating_sub(all));
-        let part = (u128::from(lack) * u128::from(heap.bytes())).div_ceil(u128::from(all.max(1)));
+        let part = (u128::from(lack) * u128::from(heap.sizes().all)).div_ceil(u128::from(all.max(1)));
         (part as u64).saturating_sub(heap.closing_bytes())
     }
 
@@ -238,22 +238,23 @@ impl Space {
             return 0;
         }
         let heap = self.heap.borrow();
-        if heap.bytes() == 0 {
+        if heap.sizes().all == 0 {
             // Victims would be others'.
             return 0;
         }
-        let room = limit.saturating_sub(heap.bytes() + self.others.get()) + heap.free_bytes() + heap.retired_bytes();
+        let room =
+            limit.saturating_sub(heap.sizes().all + self.others.get()) + heap.sizes().free + heap.sizes().retired;
         (limit / HEADROOM).min(MOST_HEADROOM).saturating_sub(room)
     }
 
     /// Bytes of pieces that this front end holds.
     pub fn bytes(&self) -> u64 {
-        self.heap.borrow().bytes()
+        self.heap.borrow().sizes().all
     }
 
     /// Bytes that wait for the epoch.
     pub fn retired_bytes(&self) -> u64 {
-        self.heap.borrow().retired_bytes()
+        self.heap.borrow().sizes().retired
     }
 
     /// The epoch as last read.

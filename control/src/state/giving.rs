@@ -1,6 +1,7 @@
 //! Which nodes a run is given.
 
-use super::{HEADROOM, LEAST_FREE, Node, Refusal, Run, Standing, State, is_text, name_is_good};
+use super::names::{is_text, name_is_good};
+use super::{HEADROOM, LEAST_FREE, Node, Refusal, Run, Standing, State};
 use crate::api::{Given, GivenNode, LONGEST, MOST, Want};
 use farmem_protocol::random::Random;
 use std::collections::BTreeSet;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::api::LONGEST;
 use crate::api::Want;
 use farmem_protocol::random::Random;
 use proptest::prelude::*;

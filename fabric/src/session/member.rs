@@ -1,9 +1,10 @@
 //! The state that a session shares with its queue pairs. It restores cut connections, by the rules
 //! at the top of [`super`].
 
+mod asking;
 mod redial;
 
-use super::dial::{Broken, NoDial, Pass, Patience, exchange, greet, receive_answer};
+use super::dial::{Broken, NoDial, Pass, Patience, exchange, greet};
 use super::silence::{DOUBT_NS, Ear, Heard, KEEP_S, Outage};
 use super::spare::{SLOW_NS, Spare};
 use crate::Lost;
@@ -11,9 +12,9 @@ use crate::link::{Carrier, Link, Reach};
 use crate::verbs::Card;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::node::Domain;
-use farmem_protocol::wire::{Ask, Known, Purpose, Refused, Reply, Request, Secret};
+use farmem_protocol::wire::{Ask, Known, Purpose, Request, Secret};
 use farmem_sys::mapping::Mapping;
-use farmem_sys::raw::{self, SignalsBlocked};
+use farmem_sys::raw;
 use farmem_sys::sync::Lock;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -227,90 +228,6 @@ impl Membership {
     pub fn is_near(&self) -> bool {
         let heard = self.health.heard.ns.load(Ordering::Relaxed);
         heard != 0 && self.reach.now_ns().saturating_sub(heard) < DOUBT_NS
-    }
-
-    /// Sends a request and waits for its answer, over as many connections as it takes.
-    pub fn ask(&self, ask: Ask) -> Result<(Result<Reply, Refused>, Option<i32>), Lost> {
-        // In a fault over shm the program's signals are open. A signal would end the wait early,
-        // and that would look like a cut.
-        let _signals = SignalsBlocked::new();
-        self.check()?;
-        let mut control = self.control.lock();
-        control.number += 1;
-        let request = Request::new(control.number, ask).frame();
-        let number = control.number;
-        let (mut restored, mut hasty) = (false, self.has_spare());
-        loop {
-            if let Some(link) = &control.link {
-                let within_ns = if hasty { SLOW_NS } else { SILENT_NS };
-                let answered = match control.owed {
-                    0 => exchange(self.ear(), link, request.as_bytes(), within_ns),
-                    _ => receive_answer(self.ear(), link, within_ns),
-                };
-                match answered {
-                    Ok((answer, _)) if control.owed != 0 && answer.number == control.owed => {
-                        control.owed = 0;
-                        continue;
-                    }
-                    Ok((answer, passed)) if answer.number == number => {
-                        // A vfork child's descriptor is nothing to the process whose memory this
-                        // is.
-                        if restored && raw::is_away() {
-                            control.link = None;
-                        }
-                        return Ok((answer.result, passed));
-                    }
-                    Ok(_) | Err(Broken::Nonsense) => {
-                        return Err(self.give_up("it answers what was not asked".into()));
-                    }
-                    Err(Broken::Late) if hasty => {
-                        hasty = false;
-                        self.end_if_spared(|| SLOW.into())?;
-                        // The same request again, on another connection: answered once.
-                        control.lose(self.reach.now_ns(), 0);
-                    }
-                    Err(Broken::Late) => return Err(self.silent()),
-                    Err(Broken::Mute | Broken::Cut(_)) => {
-                        let mute_ns = self.ear().listen(link);
-                        control.lose(self.reach.now_ns(), mute_ns);
-                    }
-                }
-            }
-            self.rejoin(&mut control)?;
-            restored = true;
-        }
-    }
-
-    /// Sends a request that can wait, if the control connection stands and is free, and waits
-    /// `within_ns`. `None`: there is no answer yet. The next call takes the late answer, and a node
-    /// that is only slow or stopped keeps its connection.
-    pub fn ask_soon(&self, ask: Ask, within_ns: u64) -> Option<Reply> {
-        let _signals = SignalsBlocked::new();
-        self.check().ok()?;
-        let mut control = self.control.try_lock()?;
-        let link = control.link.as_ref()?;
-        let (number, answered) = match control.owed {
-            0 => {
-                let number = control.number + 1;
-                let request = Request::new(number, ask).frame();
-                (number, exchange(self.ear(), link, request.as_bytes(), within_ns))
-            }
-            owed => (owed, receive_answer(self.ear(), link, within_ns)),
-        };
-        control.number = control.number.max(number);
-        control.owed = 0;
-        match answered {
-            Ok((answer, None)) if answer.number == number => answer.result.ok(),
-            Err(Broken::Late) => {
-                control.owed = number;
-                None
-            }
-            _ => {
-                let mute_ns = control.link.as_ref().map_or(0, |link| self.ear().listen(link));
-                control.lose(self.reach.now_ns(), mute_ns);
-                None
-            }
-        }
     }
 
     /// Restores the control connection, however long it takes.

@@ -20,7 +20,7 @@ fn pieces(keys: u64) -> u64 {
             heap.take(class, bytes);
         }
     }
-    heap.bytes()
+    heap.sizes().all
 }
 
 /// The table for a number of keys, and for each number of clients the share that is saved.

@@ -150,10 +150,9 @@ impl Worker {
         if was_stranger {
             self.forget_strangers(entry);
         }
-        for (stream, peer) in opened {
-            let about = Circumstances { local: true, peer, own_end: None, path: Vec::new() };
-            self.deal_out(stream.into(), about);
-        }
+        opened.into_iter().for_each(|(stream, peer)| {
+            self.deal_out(stream.into(), Circumstances { local: true, peer, own_end: None, path: Vec::new() });
+        });
         came
     }
 

@@ -52,11 +52,11 @@ impl Heap {
         let places = &mut self.classes[usize::from(class)].free;
         if closed {
             places.retain(|&place| place < at || place >= at + bytes);
-            self.free_bytes -= free_bytes;
+            self.sizes.free -= free_bytes;
             self.closing_bytes += bytes;
         } else {
             places.extend(free);
-            self.free_bytes += free_bytes;
+            self.sizes.free += free_bytes;
             self.closing_bytes -= bytes;
         }
         bytes

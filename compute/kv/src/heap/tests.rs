@@ -12,7 +12,7 @@ fn a_place_is_free_again_after_its_grace() {
     heap.retire(all[5].at, 10);
     heap.retire(all[5].at, 10);
     heap.reap(12);
-    assert_eq!((heap.take(0, 1), heap.retired_bytes()), (None, 64));
+    assert_eq!((heap.take(0, 1), heap.sizes().retired), (None, 64));
     heap.reap(13);
     assert_eq!(heap.take(0, 1), Some(Held { version: 2, ..all[5] }));
     assert!(heap.spare().is_none());
@@ -70,7 +70,7 @@ fn an_unused_large_piece_is_spare() {
     let held = heap.take(LARGE, 100 << 10).unwrap();
     heap.give_back(held.at);
     assert_eq!(heap.spare(), Some((1 << 20, 128 << 10)));
-    assert_eq!((heap.take(LARGE, 100 << 10), heap.bytes()), (None, 0));
+    assert_eq!((heap.take(LARGE, 100 << 10), heap.sizes().all), (None, 0));
 }
 
 #[test]
@@ -78,9 +78,9 @@ fn free_bytes_are_those_of_free_places() {
     let mut heap = Heap::default();
     assert!(heap.some_linked(7, 8).is_empty());
     (1..4).for_each(|n| heap.add(n << 20, 4096, 0));
-    assert_eq!(heap.free_bytes(), 3 * 63 * 64);
+    assert_eq!(heap.sizes().free, 3 * 63 * 64);
     let held: Vec<Held> = std::iter::from_fn(|| heap.take(0, 1)).collect();
-    assert_eq!(heap.free_bytes(), 0);
+    assert_eq!(heap.sizes().free, 0);
     assert!(heap.some_linked(7, 8).is_empty());
     for held in &held[..100] {
         heap.linked(held.at, 7 << 32, 0);
@@ -92,13 +92,13 @@ fn free_bytes_are_those_of_free_places() {
     }
     heap.give_back(held[150].at);
     heap.retire(held[3].at, 1);
-    assert_eq!((heap.free_bytes(), heap.retired_bytes(), heap.reaped_bytes()), (64, 64, 0));
+    assert_eq!((heap.sizes().free, heap.sizes().retired, heap.sizes().reaped), (64, 64, 0));
     heap.reap(1 + GRACE);
-    assert_eq!((heap.free_bytes(), heap.retired_bytes(), heap.reaped_bytes()), (128, 0, 64));
+    assert_eq!((heap.sizes().free, heap.sizes().retired, heap.sizes().reaped), (128, 0, 64));
     heap.add(9 << 20, 1 << 20, LARGE);
-    assert_eq!(heap.free_bytes(), 128 + (1 << 20));
+    assert_eq!(heap.sizes().free, 128 + (1 << 20));
     assert!(heap.spare().is_some());
-    assert_eq!(heap.free_bytes(), 128);
+    assert_eq!(heap.sizes().free, 128);
 }
 
 #[test]
@@ -107,12 +107,12 @@ fn a_closed_piece_is_not_filled_and_goes_when_it_is_empty() {
     heap.add(1 << 20, 4096, 0);
     let held: Vec<Held> = (0..3).filter_map(|_| heap.take(0, 1)).collect();
     held.iter().for_each(|held| heap.linked(held.at, 7, 0));
-    let free = heap.free_bytes();
+    let free = heap.sizes().free;
     assert_eq!((heap.close(5, 1), heap.closing_bytes()), (vec![1 << 20], 4096));
-    assert_eq!((heap.close(5, 1), heap.free_bytes(), heap.take(0, 1)), (vec![], 0, None));
+    assert_eq!((heap.close(5, 1), heap.sizes().free, heap.take(0, 1)), (vec![], 0, None));
     assert_eq!(heap.linked_of(1 << 20).len(), 3);
     heap.reopen(1 << 20);
-    assert_eq!((heap.closing_bytes(), heap.free_bytes()), (0, free));
+    assert_eq!((heap.closing_bytes(), heap.sizes().free), (0, free));
     let more = heap.take(0, 1).expect("its places are back");
     assert!(heap.close(5, 1).is_empty(), "an operation under way has a place");
     heap.give_back(more.at);
@@ -122,5 +122,8 @@ fn a_closed_piece_is_not_filled_and_goes_when_it_is_empty() {
     }
     assert_eq!(heap.spare(), None);
     heap.reap(1 + GRACE);
-    assert_eq!((heap.spare(), heap.closing_bytes(), heap.free_bytes(), heap.bytes()), (Some((1 << 20, 4096)), 0, 0, 0));
+    assert_eq!(
+        (heap.spare(), heap.closing_bytes(), heap.sizes().free, heap.sizes().all),
+        (Some((1 << 20, 4096)), 0, 0, 0)
+    );
 }

@@ -148,7 +148,7 @@ impl Background {
         }
         let now_ms = now.duration_since(self.start).as_millis() as u64;
         for (n, state) in self.shards.iter_mut().enumerate() {
-            let retired = state.shard.space.heap.borrow().retired_bytes();
+            let retired = state.shard.space.heap.borrow().sizes().retired;
             let pile = PILE.max(state.shard.space.bytes() / 16);
             let lacks = state.shard.space.lacks() > 0;
             let closing = state.shard.space.heap.borrow().closing_bytes() > 0;
@@ -237,7 +237,7 @@ impl Background {
                 }
                 state.company |= ticked.company;
                 state.wanted = ticked.wanted;
-                let waits = state.shard.space.heap.borrow().retired_bytes() > 0;
+                let waits = state.shard.space.heap.borrow().sizes().retired > 0;
                 if matches!(ticked.turn, Turn::Mended | Turn::GivenUp) {
                     state.alone = ticked.turn == Turn::GivenUp;
                 }

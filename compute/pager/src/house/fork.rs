@@ -12,6 +12,7 @@
 //! one more thread of the pager.
 
 use super::House;
+use crate::Base;
 use crate::ending::{broken, die, or_end};
 use crate::kernel;
 use crate::maps::pages;
@@ -41,13 +42,13 @@ impl House {
         self.out.drain_writes(&mut self.out.evictor.lock());
         let share = or_end(self.base.pool.forks().prepare());
         self.out.has_forked.store(true, Ordering::Relaxed);
-        self.inheritable(true);
+        inheritable(self.base, true);
         Fork { inside, share, _signals: signals }
     }
 
     /// In the parent; `forked` false when the fork failed.
     pub fn fork_parent(&self, fork: Fork<'_>, forked: bool) {
-        self.inheritable(false);
+        inheritable(self.base, false);
         self.base.pool.forks().parent(fork.share, forked);
         farmem_sys::descriptors::spare::keep();
         self.base.threads.open();
@@ -63,7 +64,7 @@ impl House {
         if let Err(e) = self.base.uffd.reopen(features(self.base.spec.faults)) {
             die(exit::BROKEN, &format!("a forked child could not take over its far memory: {e}"));
         }
-        self.inheritable(false);
+        inheritable(self.base, false);
         let space = self.base.maps.lock();
         for (start, region) in space.iter().filter(|(_, region)| region.on_fork != OnFork::Nothing) {
             if let Err(e) = self.base.uffd.register(start, region.end - start) {
@@ -127,12 +128,13 @@ impl House {
         });
         protect(run);
     }
+}
 
-    fn inheritable(&self, on: bool) {
-        let advice = if on { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
-        let space = self.base.maps.lock();
-        for (start, region) in space.iter().filter(|(_, region)| region.on_fork != OnFork::Nothing) {
-            kernel::advise(start, region.end - start, advice);
-        }
+/// Whether a child gets the mappings that it is to have.
+fn inheritable(base: &Base, on: bool) {
+    let advice = if on { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
+    let space = base.maps.lock();
+    for (start, region) in space.iter().filter(|(_, region)| region.on_fork != OnFork::Nothing) {
+        kernel::advise(start, region.end - start, advice);
     }
 }

@@ -105,6 +105,17 @@ impl Serving {
         }
     }
 
+    /// Takes bytes of the WRITE under way. Returns how many, or `None` if there were none.
+    fn go_on_writing(&mut self, nic: &Nic, input: &[u8], output: &mut Output) -> Option<usize> {
+        let writing = self.writing.as_mut()?;
+        let n = writing.take(nic, input);
+        if writing.left > 0 {
+            return (n > 0).then_some(n);
+        }
+        self.finish_writing(nic, output);
+        Some(n)
+    }
+
     /// Does the next piece of work with what `input` has. Returns how much of it was used; `None`
     /// when it is not enough.
     pub fn step(
@@ -114,13 +125,8 @@ impl Serving {
         input: &[u8],
         output: &mut Output,
     ) -> Result<Option<usize>, Broken> {
-        if let Some(writing) = &mut self.writing {
-            let n = writing.take(nic, input);
-            if writing.left > 0 {
-                return Ok(if n > 0 { Some(n) } else { None });
-            }
-            self.finish_writing(nic, output);
-            return Ok(Some(n));
+        if self.writing.is_some() {
+            return Ok(self.go_on_writing(nic, input, output));
         }
         if self.at == self.verbs.len() {
             return self.begin(input);

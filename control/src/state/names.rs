@@ -1,0 +1,19 @@
+//! What a name may be.
+
+use super::Refusal;
+use crate::api::LONGEST;
+
+/// Whether a text is printable, has no comma, and is neither empty nor too long.
+pub(super) fn is_text(text: &str) -> bool {
+    !text.is_empty() && text.len() <= LONGEST && !text.chars().any(|c| c.is_control() || c == ',')
+}
+
+/// Refuses a name that is no [`is_text`], or has a space. `what` names it in the refusal.
+pub(super) fn name_is_good(what: &str, text: &str) -> Result<(), Refusal> {
+    if is_text(text) && !text.contains(char::is_whitespace) {
+        return Ok(());
+    }
+    Err(Refusal::Malformed(format!(
+        "a {what} is 1 to {LONGEST} characters, without spaces, commas and control characters"
+    )))
+}

@@ -1,0 +1,94 @@
+//! Requests on the control connection: those that are waited for, and questions that can wait.
+
+use super::{Membership, SILENT_NS, SLOW};
+use crate::Lost;
+use crate::session::dial::{Broken, exchange, receive_answer};
+use crate::session::spare::SLOW_NS;
+use farmem_protocol::wire::{Ask, Refused, Reply, Request};
+use farmem_sys::raw::{self, SignalsBlocked};
+
+impl Membership {
+    /// Sends a request and waits for its answer, over as many connections as it takes.
+    pub fn ask(&self, ask: Ask) -> Result<(Result<Reply, Refused>, Option<i32>), Lost> {
+        // In a fault over shm the program's signals are open. A signal would end the wait early,
+        // and that would look like a cut.
+        let _signals = SignalsBlocked::new();
+        self.check()?;
+        let mut control = self.control.lock();
+        control.number += 1;
+        let request = Request::new(control.number, ask).frame();
+        let number = control.number;
+        let (mut restored, mut hasty) = (false, self.has_spare());
+        loop {
+            if let Some(link) = &control.link {
+                let within_ns = if hasty { SLOW_NS } else { SILENT_NS };
+                let answered = match control.owed {
+                    0 => exchange(self.ear(), link, request.as_bytes(), within_ns),
+                    _ => receive_answer(self.ear(), link, within_ns),
+                };
+                match answered {
+                    Ok((answer, _)) if control.owed != 0 && answer.number == control.owed => {
+                        control.owed = 0;
+                        continue;
+                    }
+                    Ok((answer, passed)) if answer.number == number => {
+                        // A vfork child's descriptor is nothing to the process whose memory this
+                        // is.
+                        if restored && raw::is_away() {
+                            control.link = None;
+                        }
+                        return Ok((answer.result, passed));
+                    }
+                    Ok(_) | Err(Broken::Nonsense) => {
+                        return Err(self.give_up("it answers what was not asked".into()));
+                    }
+                    Err(Broken::Late) if hasty => {
+                        hasty = false;
+                        self.end_if_spared(|| SLOW.into())?;
+                        // The same request again, on another connection: answered once.
+                        control.lose(self.reach.now_ns(), 0);
+                    }
+                    Err(Broken::Late) => return Err(self.silent()),
+                    Err(Broken::Mute | Broken::Cut(_)) => {
+                        let mute_ns = self.ear().listen(link);
+                        control.lose(self.reach.now_ns(), mute_ns);
+                    }
+                }
+            }
+            self.rejoin(&mut control)?;
+            restored = true;
+        }
+    }
+
+    /// Sends a request that can wait, if the control connection stands and is free, and waits
+    /// `within_ns`. `None`: there is no answer yet. The next call takes the late answer, and a node
+    /// that is only slow or stopped keeps its connection.
+    pub fn ask_soon(&self, ask: Ask, within_ns: u64) -> Option<Reply> {
+        let _signals = SignalsBlocked::new();
+        self.check().ok()?;
+        let mut control = self.control.try_lock()?;
+        let link = control.link.as_ref()?;
+        let (number, answered) = match control.owed {
+            0 => {
+                let number = control.number + 1;
+                let request = Request::new(number, ask).frame();
+                (number, exchange(self.ear(), link, request.as_bytes(), within_ns))
+            }
+            owed => (owed, receive_answer(self.ear(), link, within_ns)),
+        };
+        control.number = control.number.max(number);
+        control.owed = 0;
+        match answered {
+            Ok((answer, None)) if answer.number == number => answer.result.ok(),
+            Err(Broken::Late) => {
+                control.owed = number;
+                None
+            }
+            _ => {
+                let mute_ns = control.link.as_ref().map_or(0, |link| self.ear().listen(link));
+                control.lose(self.reach.now_ns(), mute_ns);
+                None
+            }
+        }
+    }
+}
