@@ -364,6 +364,7 @@ impl Worker {
 
     fn close(&mut self, entry: usize, why: Goodbye, now: u64) {
         self.hot.forget(entry);
+        self.later.retain(|&(_, other)| other != entry);
         let Some(Connection { socket, engine, passed, class, .. }) = self.connections[entry].take() else { return };
         if let Some(class) = class {
             self.turns.leave(class, entry);

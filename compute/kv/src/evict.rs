@@ -19,7 +19,7 @@ use crate::blocks;
 use crate::copies::Counted;
 use crate::heap::Heap;
 use crate::keyspace::{Keyspace, count_one};
-use crate::layout::{At, Slot, class_of};
+use crate::layout::{At, Slot};
 use crate::object::Object;
 use crate::shard::{Shard, Trouble};
 use crate::task::{Io, join};
@@ -42,7 +42,10 @@ const ROUNDS: u32 = 64;
 const SEARCH_MS: u64 = 250;
 /// The share of the limit for which a front end that has little asks at once, and its bytes at most.
 const ASK: u64 = 64;
-const MOST_ASKED: u64 = 2 << 20;
+/// However many writes wait, others are asked for no more than this: a piece for each comes in turn.
+pub(crate) const MOST_ASKED: u64 = 2 << 20;
+/// Pieces that cannot be emptied before giving ends.
+const VAIN: u32 = 4;
 /// How long it waits for the others, in ms. An idle one looks every 500 ms.
 const ASK_MS: u32 = 3000;
 /// How often objects of a piece are evicted that goes back.
@@ -67,9 +70,9 @@ impl Drop for Wanted<'_> {
 }
 
 impl Keyspace {
-    /// Makes room for an object or extent of `len` bytes, or some of it. Waits for retired memory to
+    /// Makes room for an object or extent of a class, of `len` bytes, or some of it. Waits for retired memory to
     /// come back, if there is any. Else looks for replaced objects, asks other front ends, or evicts.
-    pub(crate) async fn make_room(&self, io: &Io, shard: &Rc<Shard>, len: u64) -> Result<(), Trouble> {
+    pub(crate) async fn make_room(&self, io: &Io, shard: &Rc<Shard>, class: u8, len: u64) -> Result<(), Trouble> {
         count_one(&self.figures.full);
         let _pressed = Counted::new(&shard.space.pressed);
         if shard.space.retired_bytes() > 0 {
@@ -86,7 +89,6 @@ impl Keyspace {
         if self.search(io, shard, !self.evicts).await {
             return Ok(());
         }
-        let class = class_of(len);
         let piece = u64::from(Heap::default().piece_for(class, len));
         if self.ask(io, shard, piece).await {
             return Ok(());
@@ -95,8 +97,19 @@ impl Keyspace {
             return Err(Trouble::Full);
         }
         let has_class = shard.space.heap.borrow().has_class(class, piece);
-        if !has_class && self.give(io, shard, piece).await? {
-            return Ok(());
+        if !has_class && shard.space.giving.get() > 0 {
+            // Another write has pieces given up, of which one may do for both.
+            for _ in 0..PATIENCE_MS {
+                io.pause(1).await;
+                if shard.space.giving.get() == 0 {
+                    return Ok(());
+                }
+            }
+        } else if !has_class {
+            let _giving = Counted::new(&shard.space.giving);
+            if self.give(io, shard, piece).await? {
+                return Ok(());
+            }
         }
         let mut evicted = 0;
         for look in 0..SAMPLES {
@@ -141,7 +154,8 @@ impl Keyspace {
     /// is more than before.
     async fn ask(&self, io: &Io, shard: &Rc<Shard>, piece: u64) -> bool {
         let (space, clock_ms) = (&shard.space, &shard.near.lease.now_ms);
-        let has_little = space.bytes() < space.others.get() / 3;
+        // Less than half of what a front end has in the mean.
+        let has_little = 2 * (space.fronts.get() + 1) * space.bytes() < space.bytes() + space.others.get();
         if !space.company.get() || clock_ms.get() < space.ask_ms.get() || self.evicts && !has_little {
             return false;
         }
@@ -150,8 +164,12 @@ impl Keyspace {
         let wanted = piece.max((space.limit.get() / ASK).min(MOST_ASKED));
         let _wanted = Wanted::new(&space.wanted, wanted);
         let (others, before) = (space.others.get(), free());
-        for _ in 0..ASK_MS {
+        for waited in 0..ASK_MS {
             io.pause(1).await;
+            // By then a tick has seen whether anybody is left.
+            if waited > ASK_MS / 3 && space.fronts.get() == 0 {
+                break;
+            }
             if space.others.get() < others || free() >= before.saturating_add(piece) {
                 return true;
             }
@@ -161,29 +179,39 @@ impl Keyspace {
         false
     }
 
-    /// Gives own pieces of about `bytes` up: evicts what they have. False: there are none.
+    /// Gives own pieces of about `bytes` up, one after the other: evicts what they have. It is
+    /// enough, too, if as many bytes of whole pieces were evicted: the extents of a long value go
+    /// with its head. False: nothing has come of it.
     pub(crate) async fn give(&self, io: &Io, shard: &Rc<Shard>, bytes: u64) -> Result<bool, Trouble> {
-        let random = self.random(1 << 32) as u64;
-        let pieces = shard.space.heap.borrow_mut().close(random, bytes);
-        let mut given = false;
-        for &piece in &pieces {
-            let emptied = self.empty(io, shard, piece).await;
-            if emptied.is_ok() && shard.space.heap.borrow().linked_of(piece).is_empty() {
-                given = true;
+        let heap = &shard.space.heap;
+        let before = heap.borrow().sizes().whole;
+        let is_enough = || heap.borrow().sizes().whole - before >= bytes;
+        let (mut given, mut vain) = (0, 0);
+        while given < bytes && !is_enough() && vain < VAIN {
+            let random = self.random(1 << 32) as u64;
+            let Some(piece) = heap.borrow_mut().close(random) else { break };
+            let size = heap.borrow().piece_bytes(piece).unwrap_or(0);
+            let emptied = self.empty(io, shard, piece, &is_enough).await;
+            if emptied.is_ok() && heap.borrow().linked_of(piece).is_empty() {
+                given += u64::from(size);
             } else {
-                // Something stays: a block that is pinned, or what met another change.
-                shard.space.heap.borrow_mut().reopen(piece);
+                // Something stays: a block that is pinned, what met another change, or the rest.
+                heap.borrow_mut().reopen(piece);
+                vain += 1;
             }
             emptied?;
         }
-        Ok(given)
+        Ok(given > 0 || is_enough())
     }
 
-    /// Evicts the objects of a closed piece.
-    async fn empty(&self, io: &Io, shard: &Rc<Shard>, piece: At) -> Result<(), Trouble> {
+    /// Evicts the objects of a closed piece, until it is enough.
+    async fn empty(&self, io: &Io, shard: &Rc<Shard>, piece: At, is_enough: &dyn Fn() -> bool) -> Result<(), Trouble> {
         for _ in 0..PASSES {
             let slots = shard.space.heap.borrow().linked_of(piece);
             for some in slots.chunks(AT_ONCE) {
+                if is_enough() {
+                    return Ok(());
+                }
                 let objects = {
                     // While it lives no place is used again.
                     let _section = shard.space.section();
@@ -201,9 +229,7 @@ impl Keyspace {
 
     /// Does for others what a front end does that is asked for memory.
     pub async fn hand_over(&self, io: &Io, shard: &Rc<Shard>, wanted: u64) -> Result<(), Trouble> {
-        if self.search(io, shard, false).await {
-            return Ok(());
-        }
+        self.search(io, shard, false).await;
         let owes = if self.evicts { shard.space.owes(wanted) } else { 0 };
         if owes > 0 {
             self.give(io, shard, owes).await?;

@@ -111,6 +111,8 @@ pub struct Sizes {
     pub retired: u64,
     /// Places that were retired and have come back, since the start.
     pub reaped: u64,
+    /// Places that were retired and are a whole piece each, since the start.
+    pub whole: u64,
 }
 
 /// See the module.
@@ -281,7 +283,9 @@ impl Heap {
             return None;
         }
         *used = Use::Retired;
-        self.sizes.retired += piece.place_bytes();
+        let (bytes, whole) = (piece.place_bytes(), is_whole(piece.class));
+        self.sizes.retired += bytes;
+        self.sizes.whole += if whole { bytes } else { 0 };
         self.retired.push_back((epoch, at));
         self.forget_head(at)
     }

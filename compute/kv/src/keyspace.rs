@@ -4,7 +4,7 @@
 //! or a sweep of the front end that has its object removes it.
 
 use crate::index::{Found, Inserted, Removed};
-use crate::layout::{Hash, MAX_DEPTH, ROOT_BITS};
+use crate::layout::{Hash, MAX_DEPTH, ROOT_BITS, class_of};
 use crate::object::{self, Object, Type, Value};
 use crate::shard::{Shard, Trouble};
 use crate::task::Io;
@@ -166,7 +166,10 @@ impl Keyspace {
         }
         loop {
             match self.shard(key).index.put(io, key, value).await {
-                Err(Trouble::Full) => self.make_room(io, self.shard(key), object::len(key, &value.bytes)).await?,
+                Err(Trouble::Full) => {
+                    let len = object::len(key, &value.bytes);
+                    self.make_room(io, self.shard(key), class_of(len), len).await?
+                }
                 ended => return ended,
             }
         }
@@ -262,7 +265,7 @@ impl Keyspace {
                 Err(Trouble::Full) => {
                     drop(found);
                     let len = value.as_ref().map_or(0, |value| object::len(key, &value.bytes));
-                    self.make_room(io, shard, len).await?;
+                    self.make_room(io, shard, class_of(len), len).await?;
                 }
                 Err(trouble) => return Err(trouble.into()),
             }

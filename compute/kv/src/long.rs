@@ -178,7 +178,7 @@ impl<'a> Writer<'a> {
     async fn place(&mut self, io: &Io, len: u64) -> Result<Held, Trouble> {
         let held = loop {
             match self.long.shard.space.hold_class(io, EXTENT, len).await {
-                Err(Trouble::Full) => self.store.make_room(io, &self.long.shard, len).await?,
+                Err(Trouble::Full) => self.store.make_room(io, &self.long.shard, EXTENT, len).await?,
                 held => break held?,
             }
         };

@@ -18,6 +18,7 @@
 //! that began in *e* + 1.
 
 use crate::copies::{Copies, Mode, Turn, Words};
+use crate::evict::MOST_ASKED;
 use crate::layout::{
     At, Geometry, HEAD_BYTES, Kind, MAGIC, MEMBERS, Member, Owner, PIECE_HEADER, Pair, ROOT_BITS, Stage, State, UNIT,
     head, word,
@@ -362,14 +363,16 @@ impl Members {
         if ticked.turn == Turn::Mended {
             self.reach.counters.mended.set(self.reach.counters.mended.get() + 1);
         }
-        let (mut all, mut held) = (oldest == epoch, 0);
+        let (mut all, mut held, mut fronts) = (oldest == epoch, 0, 0);
         for line in others {
             ticked.company = true;
+            fronts += 1;
             all &= line_word(&seen, line, 2) == epoch;
             held += line_word(&seen, line, 3);
             ticked.wanted = ticked.wanted.saturating_add(line_word(&seen, line, WANTED as usize));
         }
         self.space.others.set(held);
+        self.space.fronts.set(fronts);
         self.space.promised.set(ticked.wanted);
         self.company.set(ticked.company);
         self.space.company.set(ticked.company || self.space.company.get());
@@ -382,7 +385,7 @@ impl Members {
         let bytes = Rc::new(words.map(u64::to_le_bytes).concat());
         let line = Verb::Write { at: member_at(self.reach.root, me) + 8, bytes };
         let mut batch = vec![line];
-        let wanted = self.space.wanted.get();
+        let wanted = self.space.wanted.get().min(MOST_ASKED);
         if line_word(&seen, me, WANTED as usize) != wanted {
             let at = member_at(self.reach.root, me) + 8 * WANTED;
             batch.push(Verb::Write { at, bytes: Rc::new(wanted.to_le_bytes().to_vec()) });

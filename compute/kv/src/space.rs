@@ -47,6 +47,10 @@ pub struct Space {
     /// A search for such objects is under way, and when the next may begin: see
     /// [`crate::near::Near::lease`].
     pub(crate) searching: Cell<u32>,
+    /// Writes that have pieces given up ([`crate::evict`]).
+    pub(crate) giving: Cell<u32>,
+    /// Other front ends that are alive, as last read.
+    pub(crate) fronts: Cell<u64>,
     pub(crate) search_ms: Cell<u64>,
     /// Bytes of an object at most, and of an extent. Longer strings are long values.
     pub longest: Cell<u64>,
@@ -90,6 +94,8 @@ impl Space {
             promised: Cell::new(0),
             company: Cell::new(false),
             searching: Cell::new(0),
+            giving: Cell::new(0),
+            fronts: Cell::new(0),
             search_ms: Cell::new(0),
             longest: Cell::new(MAX_OBJECT),
             pressed: Cell::new(0),

@@ -331,7 +331,7 @@ fn attempts_of_a_script_are_one_run() {
         ("local t = redis.call('time'); return redis.call('incr', 't:' .. t[1] .. t[2])", ":1"),
         ("local t = {}; for n = 1, 500 do t[n] = 'm:' .. n end; return #redis.call('mget', unpack(t))", ":500"),
     ] {
-        assert_eq!(eval(&mut client, script, &["0"]), expected, "{script}");
+        assert_eq!(client.on_time(&["EVAL", script, "0"]), expected, "{script}");
     }
 }
 

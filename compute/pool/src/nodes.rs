@@ -164,14 +164,14 @@ impl Nodes {
         let random = hash(self.next_drawn());
         let domains: Vec<u32> = beside.iter().map(|&node| self.domain(node as usize)).collect();
         placement::order(&candidates, &domains, random, asked);
-        asked.sort_by_key(is_short);
+        asked.sort_by_cached_key(is_short);
         if domains.is_empty() {
             return;
         }
         let mut near = Vec::new();
         candidates.iter_mut().for_each(|node| node.open &= domains.contains(&node.domain));
         placement::order(&candidates, &[], random, &mut near);
-        near.sort_by_key(is_short);
+        near.sort_by_cached_key(is_short);
         asked.append(&mut near);
     }
 

@@ -98,9 +98,12 @@ impl Undoing {
         for state in state::all(Path::new(state::DIRECTORY)) {
             let begun = Instant::now();
             self.tend(std::slice::from_ref(&state));
-            while begun.elapsed() < TAKES_AT_MOST && !self.devices.iter().all(Watched::is_settled) {
-                if let Ok(index) = self.died.recv_timeout(ENDS_EVERY) {
-                    all_told(&mut self.devices, index);
+            let settled = |watched: &Watched| watched.held.state.index != state.index || watched.is_settled();
+            while begun.elapsed() < TAKES_AT_MOST && !self.devices.iter().all(settled) {
+                match self.died.recv_timeout(ENDS_EVERY) {
+                    Ok(index) => all_told(&mut self.devices, index),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => std::thread::sleep(ENDS_EVERY),
                 }
                 step(&mut self.devices, &mut self.client, false);
             }

@@ -115,13 +115,9 @@ impl Worker {
                 connection.queued &= more;
                 match connection.class {
                     // More may have come meanwhile. The next turn that finds nothing ends that.
-                    Some(class) if connection.queued => {
-                        self.turns.ready(class, entry);
-                    }
+                    Some(class) if connection.queued => _ = self.turns.ready(class, entry),
                     // It goes on after the other tenants' turns, without a pause.
-                    Some(class) if shared && connection.goes_on => {
-                        self.turns.ready(class, entry);
-                    }
+                    Some(class) if shared && connection.goes_on => _ = self.turns.ready(class, entry),
                     _ if !(connection.held_up || connection.goes_on) || self.unasked.contains(&entry) => {}
                     _ => self.unasked.push(entry),
                 }

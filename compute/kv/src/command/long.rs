@@ -11,7 +11,7 @@
 
 use super::{Answered, Call, Fail, Front};
 use crate::index::{Found, Inserted};
-use crate::layout::{MAX_OBJECT, UNIT};
+use crate::layout::{MAX_OBJECT, UNIT, class_of};
 use crate::long::{self, Long, MAX_LONG, Reader, Writer};
 use crate::object::{self, Object, Type, Value};
 use crate::resp::Reply;
@@ -322,7 +322,7 @@ pub async fn splice(call: &Call, at: Option<u64>, n: usize) -> Answered {
             Err(Trouble::Full) => {
                 let len = object::len(key, &long.head(None).bytes);
                 drop((found, long));
-                store.make_room(io, shard, len).await?;
+                store.make_room(io, shard, class_of(len), len).await?;
             }
             Err(trouble) => return Err(trouble.into()),
         }

@@ -13,25 +13,20 @@ impl Heap {
         self.closing_bytes
     }
 
-    /// Closes pieces of about `bytes`: the emptiest of a few from a random one on, and so on. Pieces
-    /// whose places are held stay. Extents go with their heads.
-    pub fn close(&mut self, random: u64, bytes: u64) -> Vec<At> {
-        let (mut closed, mut sum) = (Vec::new(), 0);
-        while sum < bytes {
-            let Some((&first, _)) = self.pieces.first_key_value() else { break };
-            let Some((&last, _)) = self.pieces.last_key_value() else { break };
-            let turn = random.wrapping_add(closed.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let from = first + turn % (last - first + 1);
-            let pieces = self.pieces.range(from..).chain(self.pieces.range(..from));
-            let may_go = pieces.filter(|(_, piece)| {
-                !piece.closed && piece.class != EXTENT && piece.places.iter().all(|place| place.used != Use::Held)
-            });
-            let emptiest = may_go.take(AMONG).min_by_key(|(_, piece)| u64::from(piece.used) * piece.place_bytes());
-            let Some((&at, _)) = emptiest else { break };
-            sum += self.set_closed(at, true);
-            closed.push(at);
-        }
-        closed
+    /// Closes a piece: the emptiest of a few from a random one on, by the share of it that is used.
+    /// Pieces whose places are held stay. Extents go with their heads.
+    pub fn close(&mut self, random: u64) -> Option<At> {
+        let (&first, _) = self.pieces.first_key_value()?;
+        let (&last, _) = self.pieces.last_key_value()?;
+        let from = first + random.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (last - first + 1);
+        let pieces = self.pieces.range(from..).chain(self.pieces.range(..from));
+        let may_go = pieces.filter(|(_, piece)| {
+            !piece.closed && piece.class != EXTENT && piece.places.iter().all(|place| place.used != Use::Held)
+        });
+        let used = |piece: &super::Piece| 1024 * u64::from(piece.used) * piece.place_bytes() / u64::from(piece.bytes);
+        let (&at, _) = may_go.take(AMONG).min_by_key(|(_, piece)| used(piece))?;
+        self.set_closed(at, true);
+        Some(at)
     }
 
     /// Opens a closed piece again: something in it must stay.
@@ -73,9 +68,11 @@ impl Heap {
         linked.map(slot).collect()
     }
 
-    /// Whether the heap has a piece of the class; of a class with a piece for each, one of `bytes`.
+    /// Whether the heap has a piece of the class. Of a class with a piece for each: one of `bytes`
+    /// that could be evicted. What is held for a value that is being written could not.
     pub fn has_class(&self, class: u8, bytes: u64) -> bool {
-        let fits = |piece: &super::Piece| piece.class == class && u64::from(piece.bytes) == bytes;
+        let linked = |piece: &super::Piece| piece.places.iter().any(|place| place.used == Use::Linked);
+        let fits = |piece: &super::Piece| piece.class == class && u64::from(piece.bytes) == bytes && linked(piece);
         if is_whole(class) { self.pieces.values().any(fits) } else { self.classes[usize::from(class)].bytes > 0 }
     }
 }

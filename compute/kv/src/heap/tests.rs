@@ -108,15 +108,15 @@ fn a_closed_piece_is_not_filled_and_goes_when_it_is_empty() {
     let held: Vec<Held> = (0..3).filter_map(|_| heap.take(0, 1)).collect();
     held.iter().for_each(|held| heap.linked(held.at, 7, 0));
     let free = heap.sizes().free;
-    assert_eq!((heap.close(5, 1), heap.closing_bytes()), (vec![1 << 20], 4096));
-    assert_eq!((heap.close(5, 1), heap.sizes().free, heap.take(0, 1)), (vec![], 0, None));
+    assert_eq!((heap.close(5), heap.closing_bytes()), (Some(1 << 20), 4096));
+    assert_eq!((heap.close(5), heap.sizes().free, heap.take(0, 1)), (None, 0, None));
     assert_eq!(heap.linked_of(1 << 20).len(), 3);
     heap.reopen(1 << 20);
     assert_eq!((heap.closing_bytes(), heap.sizes().free), (0, free));
     let more = heap.take(0, 1).expect("its places are back");
-    assert!(heap.close(5, 1).is_empty(), "an operation under way has a place");
+    assert!(heap.close(5).is_none(), "an operation under way has a place");
     heap.give_back(more.at);
-    assert_eq!(heap.close(5, 1), [1 << 20]);
+    assert_eq!(heap.close(5), Some(1 << 20));
     for held in &held {
         heap.retire(held.at, 1);
     }

@@ -266,7 +266,11 @@ impl Background {
                 state.evicting = false;
                 state.evict = if useful { now } else { now + CALM };
             }
-            Ended::HandedOver(n) => self.shards[n].handing_over = false,
+            Ended::HandedOver(n) => {
+                // The next tick says whether more is wanted.
+                self.shards[n].handing_over = false;
+                self.shards[n].wanted = 0;
+            }
             Ended::Mend(n, step) => {
                 if let Some(mender) = &mut self.mender {
                     mender.ended(n, step, now);

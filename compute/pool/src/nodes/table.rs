@@ -204,6 +204,7 @@ impl Nodes {
         node.domain.store(domain, Ordering::Relaxed);
         node.number.store(OWN, Ordering::Relaxed);
         node.life.fetch_add(u32::from(!is_new), Ordering::AcqRel);
+        node.is_short.store(false, Ordering::Relaxed);
         node.set(Standing::In);
         self.count.fetch_max(number + 1, Ordering::AcqRel);
         Ok(number)

@@ -87,7 +87,8 @@ impl Moves<'_> {
     /// # Errors
     /// No node of another domain grants a slab, or the node of the copy that stays does not answer.
     pub fn place_apart(self, index: u32) -> Result<Place, NoRoom> {
-        self.stays_safely(index, 1)?;
+        let leaves = self.leaves_first(index);
+        self.stays_safely(index, leaves)?;
         self.grants.first_grant(&self.tables.others_of(self.tables.first_node(index))).map(Place)
     }
 
@@ -141,6 +142,15 @@ impl Moves<'_> {
     pub(super) fn stays_safely(self, index: u32, home: usize) -> Result<(), NoRoom> {
         let why = || NoRoom::Exhausted("the node of the other copy does not answer".to_owned());
         self.other_answers(index, home).then_some(()).ok_or_else(why)
+    }
+
+    /// The home of a slab with two copies that will move: the one that its node wants back, or the
+    /// second.
+    pub(super) fn leaves_first(self, index: u32) -> usize {
+        let word = self.tables.extents.word(index);
+        let slabs = self.held.slabs.lock();
+        let slab = slabs.list.get(index as usize).and_then(Option::as_ref);
+        slab.and_then(|slab| self.tables.wanted_home(slab, word)).unwrap_or(1)
     }
 
     /// The home of a slab with two copies that moves to another node, if one does.

@@ -127,6 +127,10 @@ impl Moves<'_> {
                 }
                 slab.wanted_by = None;
             }
+            // A mark of a node that has gone since.
+            if self.tables.wanted_home(slab, word).is_none() && !self.tables.is_on_its_way(word) {
+                slab.wanted_by = None;
+            }
             if slab.wanted_by.is_none() && slab.sharers == 0 && !slab.closed && self.tables.can_leave(word, node.0) {
                 can.push((self.tables.heat.of(index as u32), slab.live(), index));
             }
@@ -155,10 +159,7 @@ impl Moves<'_> {
                 .add_home_by(index, |beside| self.grants.first_grant(&self.with_room(beside, None)))
                 .map(|()| None);
         }
-        let slabs = self.held.slabs.lock();
-        let leaves = slabs.list[index as usize].as_ref().and_then(|slab| self.tables.wanted_home(slab, word));
-        drop(slabs);
-        let leaves = leaves.unwrap_or(1);
+        let leaves = self.leaves_first(index);
         self.stays_safely(index, leaves)?;
         let stays = self.tables.extents.home(word, 1 - leaves).node as usize;
         // Two copies in two domains stay in two.

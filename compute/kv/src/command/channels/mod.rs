@@ -192,7 +192,12 @@ impl Channels {
     /// The messages that are due for a client which is about to end subscriptions: they come before
     /// the reply to that.
     pub(super) fn take_due_of(&self, client: &Client) -> Vec<Reply> {
-        let taken = self.due.borrow_mut().extract_if(.., |(id, _)| *id == client.id).collect::<Vec<_>>();
+        let mut due = self.due.borrow_mut();
+        let taken = due.extract_if(.., |(id, _)| *id == client.id).collect::<Vec<_>>();
+        if due.is_empty() {
+            // Nobody is handed anything later, who would do this.
+            self.due_bytes.set(0);
+        }
         taken.into_iter().map(|(_, heard)| Reply::Heard(heard)).collect()
     }
 
