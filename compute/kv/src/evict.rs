@@ -70,8 +70,9 @@ impl Drop for Wanted<'_> {
 }
 
 impl Keyspace {
-    /// Makes room for an object or extent of a class, of `len` bytes, or some of it. Waits for retired memory to
-    /// come back, if there is any. Else looks for replaced objects, asks other front ends, or evicts.
+    /// Makes room, or some of it, for an object or extent of a class, of `len` bytes. Waits for
+    /// retired memory to come back, if there is any. Else looks for replaced objects, asks other
+    /// front ends, or evicts.
     pub(crate) async fn make_room(&self, io: &Io, shard: &Rc<Shard>, class: u8, len: u64) -> Result<(), Trouble> {
         count_one(&self.figures.full);
         let _pressed = Counted::new(&shard.space.pressed);
@@ -195,7 +196,7 @@ impl Keyspace {
             if emptied.is_ok() && heap.borrow().linked_of(piece).is_empty() {
                 given += u64::from(size);
             } else {
-                // Something stays: a block that is pinned, what met another change, or the rest.
+                // Some objects stay: pinned blocks, those that were changed meanwhile, or the rest.
                 heap.borrow_mut().reopen(piece);
                 vain += 1;
             }

@@ -4,17 +4,11 @@ mod world;
 
 use farmem::Transport;
 use std::time::{Duration, Instant};
-use world::process::{Client, Process};
+use world::process::{Client, Process, answers};
 
 #[test]
 fn another_process() {
     world::process::another_process();
-}
-
-fn answers(client: &mut Client, lines: &[(&str, &str)]) {
-    for (said, expected) in lines {
-        assert_eq!(client.ask(said), *expected, "{said}");
-    }
 }
 
 #[test]

@@ -173,6 +173,8 @@
 //!   quarter of each size class. Little can leave while a scope is open. A thread that needs room
 //!   waits for scopes to end. It gets [`Error::ScopeFull`] when no scope has ended and no object has
 //!   come for a second, or after ten.
+//!   A scope may come to be the first after another one has used that quarter. It then gets
+//!   [`Error::ScopeFull`] at once. This is rare: end the scope, and try again with a new one.
 //! * A process that was forked from one with shared heaps builds none.
 //! * A boxed value has at most 4 KiB. So has an element of a vector or queue: an element does not
 //!   cross the border of a [`CHUNK`].

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{all_done, alloc, leave_once, node, page, read, repaired, write};
+use common::{all_done, all_there, alloc, leave_once, node, page, read, repaired, write};
 use farmem_pool::extent::State;
 use farmem_pool::{Disk, Lacks, Lane, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
@@ -32,10 +32,6 @@ fn written(pool: &Pool, lane: &mut Lane, n: usize) -> Vec<FarSlot> {
     let slots = alloc(pool, n);
     slots.iter().enumerate().for_each(|(value, &slot)| assert_eq!(write(pool, lane, slot, value as u64 + 1), Ok(0)));
     slots
-}
-
-fn all_there(pool: &Pool, lane: &mut Lane, slots: &[FarSlot]) {
-    slots.iter().enumerate().for_each(|(value, &slot)| assert_eq!(read(pool, lane, slot), Ok(value as u64 + 1)));
 }
 
 #[test]

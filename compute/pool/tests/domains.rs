@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{alloc, node_in, read, repaired, write};
+use common::{all_there, alloc, at, node_in, read, repaired, write};
 use farmem_pool::{Lacks, Lane, Pool, Protect};
 use farmem_protocol::addr::{FarSlot, SLAB_BYTES};
 use farmem_sim::Network;
@@ -24,17 +24,6 @@ fn written(pool: &Pool, lane: &mut Lane, n: usize) -> Vec<FarSlot> {
     let slots: Vec<FarSlot> = slots.into_iter().map(|(_, slot)| slot).collect();
     slots.iter().enumerate().for_each(|(value, &slot)| assert_eq!(write(pool, lane, slot, value as u64 + 1), Ok(0)));
     slots
-}
-
-fn all_there(pool: &Pool, lane: &mut Lane, slots: &[FarSlot]) {
-    for (value, &slot) in slots.iter().enumerate() {
-        assert_eq!(read(pool, lane, slot), Ok(value as u64 + 1));
-    }
-}
-
-/// The nodes of a slot's slab.
-fn at(pool: &Pool, slot: FarSlot) -> Vec<usize> {
-    pool.homes(slot.slab_index()).iter().flatten().map(|(node, _)| *node).collect()
 }
 
 #[test]

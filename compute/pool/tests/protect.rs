@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{alloc, leave_once, node, page, read, repaired, write};
+use common::{all_there, alloc, leave_once, node, page, read, repaired, write};
 use farmem_pool::extent::State;
 use farmem_pool::{Lane, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, SLAB_BYTES};
@@ -24,10 +24,6 @@ fn written(pool: &Pool, lane: &mut Lane) -> Vec<FarSlot> {
     let slots = alloc(pool, 20);
     slots.iter().enumerate().for_each(|(value, &slot)| assert_eq!(write(pool, lane, slot, value as u64 + 1), Ok(0)));
     slots
-}
-
-fn all_there(pool: &Pool, lane: &mut Lane, slots: &[FarSlot]) {
-    slots.iter().enumerate().for_each(|(value, &slot)| assert_eq!(read(pool, lane, slot), Ok(value as u64 + 1)));
 }
 
 /// The latest of the clocks.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{alloc, node_in, options, read, repaired, write};
+use common::{all_there, alloc, at, node_in, options, read, repaired, write};
 use farmem_fabric::Session;
 use farmem_pool::{Lacks, Lane, Pool, Protect};
 use farmem_protocol::addr::{FarSlot, SLAB_BYTES, SLOTS_PER_SLAB};
@@ -31,17 +31,6 @@ fn filled(pool: &Pool, lane: &mut Lane, n: usize) -> Vec<FarSlot> {
     let slots: Vec<FarSlot> = slots.into_iter().map(|(_, slot)| slot).collect();
     slots.iter().enumerate().for_each(|(value, &slot)| assert_eq!(write(pool, lane, slot, value as u64 + 1), Ok(0)));
     slots
-}
-
-fn all_there(pool: &Pool, lane: &mut Lane, slots: &[FarSlot]) {
-    for (value, &slot) in slots.iter().enumerate() {
-        assert_eq!(read(pool, lane, slot), Ok(value as u64 + 1));
-    }
-}
-
-/// The nodes of a slot's slab.
-fn at(pool: &Pool, slot: FarSlot) -> Vec<usize> {
-    pool.homes(slot.slab_index()).iter().flatten().map(|(node, _)| *node).collect()
 }
 
 #[test]
@@ -83,7 +72,7 @@ fn the_coldest_slabs_move_and_no_more_than_are_wanted() {
     all_there(&pool, &mut lane, &slots);
 }
 
-/// Nobody is refused anything for it: where no other node has room, slabs stay, and move later.
+/// Where no other node has room, slabs stay, and move later. Nobody is refused anything for it.
 #[test]
 fn slabs_stay_where_nothing_else_has_room() {
     let (pressed, session) = reserving(1, 3);

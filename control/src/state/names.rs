@@ -1,4 +1,4 @@
-//! What a name may be.
+//! Which names are allowed.
 
 use super::Refusal;
 use crate::api::LONGEST;

@@ -85,7 +85,7 @@ pub(crate) struct Membership {
     pub health: Health,
 }
 
-/// What this member has seen of its node: signs of life, and its loss.
+/// The node's signs of life, as this member has seen them, and its loss.
 #[derive(Default)]
 pub(crate) struct Health {
     /// The node counts as lost because it did not answer on a connection that stood.

@@ -3,7 +3,7 @@
 /// A look at all graces of one kind.
 pub(crate) struct Graces {
     now_ns: u64,
-    /// When the first of the graces that are not over ends; `None`: nobody is absent.
+    /// The earliest end of a grace that is not over. `None`: nobody is absent.
     pub next_ns: Option<u64>,
 }
 

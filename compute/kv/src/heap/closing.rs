@@ -69,7 +69,7 @@ impl Heap {
     }
 
     /// Whether the heap has a piece of the class. Of a class with a piece for each: one of `bytes`
-    /// that could be evicted. What is held for a value that is being written could not.
+    /// that could be evicted. A place that is held for a value being written could not.
     pub fn has_class(&self, class: u8, bytes: u64) -> bool {
         let linked = |piece: &super::Piece| piece.places.iter().any(|place| place.used == Use::Linked);
         let fits = |piece: &super::Piece| piece.class == class && u64::from(piece.bytes) == bytes && linked(piece);

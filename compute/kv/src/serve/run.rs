@@ -401,7 +401,7 @@ impl<'a> Server<'a> {
             && self.front.turn.get().is_none()
             && self.have_alone(next)
         {
-            // What was under way has begun to wait.
+            // The operation that was under way has begun to wait.
             self.front.turn.set(None);
             self.active.push(next);
         }

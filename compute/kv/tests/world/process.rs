@@ -122,9 +122,15 @@ pub fn another_process() {
     std::process::exit(0);
 }
 
+/// Sends each line, and judges its reply.
+pub fn answers(client: &mut Client, lines: &[(&str, &str)]) {
+    for (said, expected) in lines {
+        assert_eq!(client.ask(said), *expected, "{said}");
+    }
+}
+
 /// Whether a reply is the expected one. A key that was given a while to live may have less of it by
 /// now, on a machine that is busy.
-#[allow(dead_code, reason = "each test uses a part")]
 pub fn is_so(reply: &str, expected: &str) -> bool {
     let seconds = |text: &str| text.strip_prefix(':').and_then(|n| n.parse::<i64>().ok());
     match (seconds(reply), expected) {

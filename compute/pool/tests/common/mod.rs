@@ -145,3 +145,15 @@ pub fn repaired(pool: &Pool, lane: &mut Lane) -> bool {
     }
     false
 }
+
+/// Whether each slot has its number, counted from one.
+pub fn all_there(pool: &Pool, lane: &mut Lane, slots: &[FarSlot]) {
+    for (value, &slot) in slots.iter().enumerate() {
+        assert_eq!(read(pool, lane, slot), Ok(value as u64 + 1));
+    }
+}
+
+/// The nodes of a slot's slab.
+pub fn at(pool: &Pool, slot: FarSlot) -> Vec<usize> {
+    pool.homes(slot.slab_index()).iter().flatten().map(|(node, _)| *node).collect()
+}

@@ -18,8 +18,8 @@
 //! *Full nodes.* A batch that finds no memory is tried again, and PUBLISH is refused meanwhile.
 //!
 //! *Losses.* A batch may be gone before it is read: its reader was too slow, or it was evicted. The
-//! tail tells, and the reader closes its subscribers' connections. What a
-//! front end had queued when it was killed is lost. One that is told to end empties its queue first.
+//! tail tells, and the reader closes its subscribers' connections. Messages that a front end had
+//! queued when it was killed are lost. One that is told to end empties its queue first.
 
 use super::{Kind, Message};
 use crate::command::{Call, Front};

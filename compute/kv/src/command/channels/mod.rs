@@ -32,7 +32,7 @@ const NAME: usize = 1024;
 /// Bytes of a message with its channel's name, at most.
 pub const MESSAGE: usize = 2_000_000;
 
-/// What a subscription names. The kinds do not meet: a shard's channel is another one than the
+/// The kind of name in a subscription. The kinds do not meet: a shard's channel is another one than the
 /// plain channel of the same name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -59,7 +59,7 @@ pub struct Heard {
 }
 
 impl Heard {
-    /// What the subscriber is sent, in order.
+    /// The parts of the message for the subscriber, in order.
     pub fn parts(&self) -> Vec<&[u8]> {
         let Message { kind, channel, text } = &*self.message;
         match &self.pattern {
@@ -87,7 +87,7 @@ type Subscribers = HashMap<Rc<[u8]>, BTreeSet<u64>>;
 /// The subscriptions of a front end's clients.
 #[derive(Debug, Default)]
 pub struct Channels {
-    /// Numbers of clients by name, for each kind.
+    /// For each kind: the numbers of clients, by name.
     subscribers: RefCell<[Subscribers; 3]>,
     count: Cell<usize>,
     pattern_bytes: Cell<usize>,
@@ -195,7 +195,7 @@ impl Channels {
         let mut due = self.due.borrow_mut();
         let taken = due.extract_if(.., |(id, _)| *id == client.id).collect::<Vec<_>>();
         if due.is_empty() {
-            // Nobody is handed anything later, who would do this.
+            // `take_due` will not be called now, which would do this.
             self.due_bytes.set(0);
         }
         taken.into_iter().map(|(_, heard)| Reply::Heard(heard)).collect()

@@ -139,7 +139,7 @@ pub fn astray() -> mlua::Error {
     mlua::Error::runtime(crate::shard::Trouble::Unread)
 }
 
-/// What a script is told whose time is over.
+/// The error of a script whose time is over.
 pub fn too_slow() -> String {
     format!("the script ran for more than {} ms: it changes nothing", TIME.as_millis())
 }

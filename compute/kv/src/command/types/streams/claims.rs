@@ -21,8 +21,8 @@ struct Claim {
 }
 
 impl Claim {
-    /// Gives an entry to a consumer; what is shown of it. `None`: it stays as it is. An entry that
-    /// was deleted is pending no longer.
+    /// Gives an entry to a consumer. Returns the part of it that the reply shows, or `None` if it
+    /// stays as it is. An entry that was deleted is pending no longer.
     fn take(&self, stream: &Stream, group: &mut Group, consumer: &[u8], id: Id) -> Option<Reply> {
         let Some(entry) = stream.get(id) else {
             group.pending.remove(&id);

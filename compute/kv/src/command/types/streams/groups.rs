@@ -149,7 +149,7 @@ pub async fn check(call: &Call, key: &[u8], group: &[u8]) -> Result<(), Fail> {
     if there { Ok(()) } else { Err(nothing_to_read(key, group)) }
 }
 
-/// What a consumer of a group reads of a stream; `None`: nothing is new.
+/// Delivers entries of a stream to a consumer of a group. `None`: nothing is new.
 pub async fn read(
     call: &Call,
     key: &[u8],

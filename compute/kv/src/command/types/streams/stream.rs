@@ -152,7 +152,7 @@ impl<'a> Reader<'a> {
         Some(bytes)
     }
 
-    /// A number of things of which each takes at least so many bytes.
+    /// Reads a count of items, each of `least` bytes or more. `None`: there are not so many bytes.
     fn count(&mut self, least: usize) -> Option<usize> {
         let count = usize::try_from(self.word()?).ok()?;
         (count.checked_mul(least)? <= self.0.len()).then_some(count)
