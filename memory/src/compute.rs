@@ -18,6 +18,7 @@ use farmem_nic::windows::Windows;
 use farmem_protocol::key::Key;
 use farmem_protocol::near::{Bytes, Call, Function, Range, Which, mark};
 use farmem_protocol::wire::{Op, Status};
+use farmem_sys::mapping::Mapping;
 use farmem_sys::raw::thread_cpu_ns;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -66,31 +67,47 @@ struct Admitted<'a> {
     caller: &'a Caller<'a>,
     /// CPU time of this thread when the call is late, ns.
     until_ns: u64,
-    source: Grip,
-    list: Option<Grip>,
+    source: Held,
+    list: Option<Held>,
     /// Ranges that the caller's memory names.
-    places: Vec<Option<Grip>>,
+    places: Vec<Option<Held>>,
 }
 
-fn grip(caller: &Caller<'_>, range: Range, writes: bool) -> Result<Grip, Status> {
-    let read = caller.admit(range.key, Op::Read, range.at, range.len)?;
-    if writes {
-        caller.admit(range.key, Op::Write, range.at, range.len)?;
+/// A range that a call was admitted to. The memory in which it lies goes on behind it, with what is
+/// others'.
+#[derive(Clone)]
+struct Held {
+    grip: Grip,
+    len: u64,
+}
+
+impl Held {
+    fn new(caller: &Caller<'_>, range: Range, writes: bool) -> Result<Held, Status> {
+        let grip = caller.admit(range.key, Op::Read, range.at, range.len)?;
+        if writes {
+            caller.admit(range.key, Op::Write, range.at, range.len)?;
+        }
+        Ok(Held { grip, len: range.len })
     }
-    Ok(read)
+
+    /// The memory, and where in it `len` bytes from `at` on lie. `None`: not within the range.
+    fn place(&self, at: u64, len: usize) -> Option<(&Mapping, u64)> {
+        let within = at.checked_add(len as u64).is_some_and(|end| end <= self.len);
+        within.then(|| self.grip.offset.checked_add(at)).flatten().map(|at| (self.grip.memory.mapping(), at))
+    }
 }
 
 impl<'a> Admitted<'a> {
     fn new(caller: &'a Caller<'a>, call: &Call, until_ns: u64) -> Result<Admitted<'a>, Status> {
-        let list = (call.list.len > 0).then(|| grip(caller, call.list, call.writes(Which::List))).transpose()?;
-        let source = grip(caller, call.source, call.writes(Which::Source))?;
+        let list = (call.list.len > 0).then(|| Held::new(caller, call.list, call.writes(Which::List))).transpose()?;
+        let source = Held::new(caller, call.source, call.writes(Which::Source))?;
         if let Some(at) = call.swaps() {
             caller.admit(call.source.key, Op::Cas, call.source.at + at, 8)?;
         }
         Ok(Admitted { caller, until_ns, source, list, places: Vec::new() })
     }
 
-    fn of(&self, which: Which) -> Option<&Grip> {
+    fn of(&self, which: Which) -> Option<&Held> {
         match which {
             Which::Source => Some(&self.source),
             Which::List => self.list.as_ref(),
@@ -101,8 +118,7 @@ impl<'a> Admitted<'a> {
 
 impl Bytes for Admitted<'_> {
     fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()> {
-        let grip = self.of(of)?;
-        let (memory, at) = (grip.memory.mapping(), grip.offset.checked_add(at)?);
+        let (memory, at) = self.of(of)?.place(at, into.len())?;
         // A word that others change is read whole.
         if let (Ok(into), Some(word)) = (<&mut [u8; 8]>::try_from(&mut *into), memory.word(at)) {
             *into = word.load(Ordering::Acquire).to_le_bytes();
@@ -112,20 +128,27 @@ impl Bytes for Admitted<'_> {
     }
 
     fn write(&mut self, of: Which, at: u64, bytes: &[u8]) -> Option<()> {
-        let grip = self.of(of)?;
-        grip.memory.mapping().write_bytes(grip.offset.checked_add(at)?, bytes).then_some(())
+        let (memory, at) = self.of(of)?.place(at, bytes.len())?;
+        memory.write_bytes(at, bytes).then_some(())
     }
 
     fn swap(&mut self, at: u64, expected: u64, new: u64) -> Option<u64> {
-        self.source.memory.mapping().cas(self.source.offset.checked_add(at)?, expected, new)
+        let (memory, at) = self.source.place(at, 8)?;
+        memory.cas(at, expected, new)
     }
 
     fn open(&mut self, n: u8, range: Range, writes: bool) -> Option<()> {
-        let grip = grip(self.caller, range, writes).ok()?;
+        let held = Held::new(self.caller, range, writes).ok()?;
         let n = usize::from(n);
         self.places.resize(self.places.len().max(mark::PLACES).max(n + 1), None);
-        self.places[n] = Some(grip);
+        self.places[n] = Some(held);
         Some(())
+    }
+
+    fn close(&mut self, n: u8) {
+        if let Some(place) = self.places.get_mut(usize::from(n)) {
+            *place = None;
+        }
     }
 
     fn is_late(&mut self) -> bool {

@@ -285,7 +285,7 @@ impl Near<'_> {
             let reply = match self.compute(&[(at.node(), call)])?[0] {
                 Some(reply) => reply,
                 None => {
-                    let mut here = Here::new(self.lane, at);
+                    let mut here = Here::new(self.lane, at, len);
                     let reply = call.run(&mut here);
                     match (reply, here.failed) {
                         (Some(reply), _) => reply,
@@ -398,14 +398,21 @@ const NOTHING: Range = Range { key: Key(0), at: 0, len: 0 };
 struct Here<'a> {
     lane: &'a mut Lane,
     at: Addr,
+    /// Bytes of the range.
+    len: u64,
     /// The call's list, which is read here.
     list: &'a [u8],
     failed: Option<Error>,
 }
 
 impl<'a> Here<'a> {
-    fn new(lane: &'a mut Lane, at: Addr) -> Here<'a> {
-        Here { lane, at, list: &[], failed: None }
+    fn new(lane: &'a mut Lane, at: Addr, len: u64) -> Here<'a> {
+        Here { lane, at, len, list: &[], failed: None }
+    }
+
+    /// Where so many bytes from `at` on lie. `None`: not within the range.
+    fn place(&self, at: u64, len: usize) -> Option<Addr> {
+        at.checked_add(len as u64).filter(|&end| end <= self.len).map(|_| self.at + at)
     }
 }
 
@@ -415,15 +422,18 @@ impl Bytes for Here<'_> {
             into.copy_from_slice(self.list.get(at as usize..)?.get(..into.len())?);
             return Some(());
         }
-        self.lane.read(self.at + at, into).map_err(|e| self.failed = Some(e)).ok()
+        let at = self.place(at, into.len())?;
+        self.lane.read(at, into).map_err(|e| self.failed = Some(e)).ok()
     }
 
     fn write(&mut self, _: Which, at: u64, bytes: &[u8]) -> Option<()> {
-        self.lane.write(self.at + at, bytes).map_err(|e| self.failed = Some(e)).ok()
+        let at = self.place(at, bytes.len())?;
+        self.lane.write(at, bytes).map_err(|e| self.failed = Some(e)).ok()
     }
 
     fn swap(&mut self, at: u64, expected: u64, new: u64) -> Option<u64> {
-        let swapped = words::swap(expected, new, || self.lane.compare_swap(self.at + at, expected, new));
+        let at = self.place(at, 8)?;
+        let swapped = words::swap(expected, new, || self.lane.compare_swap(at, expected, new));
         swapped.map_err(|e| self.failed = Some(e)).ok()
     }
 }

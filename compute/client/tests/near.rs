@@ -407,3 +407,39 @@ fn hostile_calls_touch_nothing_of_others() {
     theirs.read(piece, &mut after).unwrap();
     assert!(after == bytes(5, 2 << 20));
 }
+
+/// A marking that changes its own directory, so that a block has another's places and more slots
+/// than that one: it reaches nothing behind its own piece.
+#[test]
+fn a_marking_stays_within_what_its_member_has() {
+    use farmem::near::mark::{ENTRY, Entry, Head, Lies, Marking, word};
+    use zerocopy::IntoBytes;
+    let node = node(1);
+    let (mine, theirs) = (memory(&node), memory(&node));
+    let (mut lane, mut other) = (mine.lane().unwrap(), theirs.lane().unwrap());
+    let mut others: Vec<Addr> = (0..8).map(|_| other.alloc(2 << 20).unwrap()).collect();
+    let [own, last] = [(); 2].map(|()| lane.alloc(2 << 20).unwrap());
+    others.extend((0..8).map(|_| other.alloc(2 << 20).unwrap()));
+    others.iter().for_each(|&piece| other.write(piece, &vec![0; 2 << 20]).unwrap());
+    let (large, slots, stride, end) = (1 << 17, 64, 8, 2 << 20);
+    let [block, bits, directory, work] = [0, 1 << 20, 3 << 19, 7 << 18].map(|at| own + at);
+    let mut lay = |n: u64, places, slots| {
+        let entry: Entry = lane.near().entry(places, slots, stride, Lies::Here).unwrap();
+        lane.write(directory + n * ENTRY, entry.as_bytes()).unwrap();
+    };
+    lay(0, (block, bits), large);
+    lay(1, (block, directory + 32), slots);
+    lay(64, (last + (end - 528), last + (end - 16)), slots);
+    let mut head = Head { count: 3.into(), ..Head::default() };
+    head.links[0] = 1.into();
+    let mut state = head.as_bytes().to_vec();
+    state.extend([word(0, large - 1), word(1, 33), word(64, 0)].iter().flat_map(|word| word.to_le_bytes()));
+    lane.write(work, &state).unwrap();
+    let marking = Marking { directory, blocks: 65, work, stride, room: 4 };
+    let _ = lane.near().mark(&[marking]).unwrap();
+    let mut found = vec![0; 2 << 20];
+    for piece in others {
+        other.read(piece, &mut found).unwrap();
+        assert!(found.iter().all(|&byte| byte == 0), "a marking wrote to another member's memory");
+    }
+}

@@ -300,7 +300,9 @@ impl<B: Bytes> Marker<'_, B> {
             _ => return None,
         };
         let range = |[key, at]: [U64; 2], len| Range { key: Key(key.get()), at: at.get(), len };
+        // Nothing that was opened for the block before stays open.
         self.known[n] = None;
+        [at, at + 1].into_iter().for_each(|place| self.memory.close(place));
         if lies == Lies::Here {
             let bytes = u64::from(slots) * u64::from(self.mark.stride);
             self.memory.open(at, range(entry.block, bytes), false)?;
@@ -331,7 +333,9 @@ impl<B: Bytes> Marker<'_, B> {
     fn scan(&mut self, holder: u64) -> Option<bool> {
         self.looked += 1;
         let Some((block, slot)) = named(holder) else { return Some(false) };
-        let Some((at, known)) = self.look_up(block)? else { return Some(false) };
+        // The entry may have been read anew since the word was pushed, and the caller can change it.
+        let here = self.look_up(block)?.filter(|(_, known)| known.lies == Lies::Here && slot < known.slots);
+        let Some((at, known)) = here else { return Some(false) };
         if !self.set(at, bitmap(known.slots), slot)? {
             return Some(false);
         }

@@ -141,7 +141,8 @@ pub struct Nonsense;
 /// Memory that functions work on. The caller has checked the ranges; an access outside of one
 /// returns `None`.
 pub trait Bytes {
-    /// Copies bytes out of a range, from offset `at` on.
+    /// Copies bytes out of a range, from offset `at` on. As all others, it refuses what does not lie
+    /// wholly within the range.
     fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()>;
     /// Compares the word at `at` of the source with `expected`, and replaces it by `new` if they
     /// are equal: one atomic step. Returns what was there. `None`: the memory has no atomic steps.
@@ -155,6 +156,8 @@ pub trait Bytes {
     fn open(&mut self, _n: u8, _range: Range, _writes: bool) -> Option<()> {
         None
     }
+    /// Closes [`Which::Place`] of `n`, if it is open.
+    fn close(&mut self, _n: u8) {}
     /// Whether the call has used up its time. A call that has ends early, or is refused.
     fn is_late(&mut self) -> bool {
         false

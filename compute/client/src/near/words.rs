@@ -113,7 +113,7 @@ impl Near<'_> {
                 Err(e) => return Err(e),
             }
         }
-        let mut here = Here { list: &laid, ..Here::new(self.lane, at) };
+        let mut here = Here { list: &laid, ..Here::new(self.lane, at, len) };
         match (call.run(&mut here), here.failed) {
             (Some(Reply::Committed(committed)), _) => Ok(committed),
             (_, Some(failed)) => Err(failed),

@@ -50,6 +50,10 @@ impl Bytes for World {
         Some(())
     }
 
+    fn close(&mut self, n: u8) {
+        self.places[usize::from(n)] = None;
+    }
+
     fn is_late(&mut self) -> bool {
         self.always_late
     }
@@ -251,6 +255,45 @@ proptest! {
             }
         }
     }
+}
+
+/// A marking that changes its own directory: the bits of one block lie over another's entry, and a
+/// third takes its place among the blocks that the call remembers. When the first is scanned, it has
+/// moved, and has more slots than the third. Nothing outside of what is open is touched.
+#[test]
+fn a_directory_that_a_marking_changes_opens_nothing() {
+    let mut memories =
+        vec![vec![0u8; 65 * ENTRY as usize], Vec::new(), vec![0; 8 << 20], vec![0; 8 << 20], vec![0; 528]];
+    let entry = |block: [u64; 2], bits: [u64; 2], slots: u32| Entry {
+        block: block.map(U64::new),
+        bits: bits.map(U64::new),
+        slots: slots.into(),
+        lies: (Lies::Here as u32).into(),
+    };
+    let (large, slots) = (1 << 20, 64);
+    // The third block's objects, and behind them its bits, at the end of what the caller has.
+    for (at, entry) in [
+        (0, entry([2, 0], [3, 0], large)),
+        (1, entry([2, 0], [DIRECTORY, 32], slots)),
+        (64, entry([4, 0], [4, 512], slots)),
+    ] {
+        memories[DIRECTORY as usize][at * ENTRY as usize..][..ENTRY as usize].copy_from_slice(entry.as_bytes());
+    }
+    let mut head = Head { count: 3.into(), ..Head::default() };
+    head.links[0] = 1.into();
+    let mark = Mark { stride: 8, room: 4, steps: MAX_HOPS };
+    let mut work = head.as_bytes().to_vec();
+    work.extend([word(0, large - 1), word(1, 33), word(64, 0)].iter().flat_map(|word| word.to_le_bytes()));
+    work.resize(mark.work() as usize, 0);
+    memories[WORK as usize] = work;
+    let mut world = World { memories, places: vec![None; PLACES], always_late: false };
+    let range = |key: u64| Range { key: Key(key), at: 0, len: world.memories[key as usize].len() as u64 };
+    let call = Call { source: range(DIRECTORY), list: range(WORK), function: Function::Mark(mark) };
+    // `World` fails on an access outside of an opened range, and at a place that is not open.
+    let marked = call.run(&mut world);
+    assert!(matches!(marked, Some(Reply::Marked(Marked { told: 0, .. }))), "{marked:?}");
+    let (entry, _) = Entry::read_from_prefix(&world.memories[DIRECTORY as usize]).unwrap();
+    assert_eq!(entry.lies.get(), Lies::Moved as u32, "the marking did not change the entry");
 }
 
 /// A long chain through a stack that overflows: stars of which each is wider than the stack.
