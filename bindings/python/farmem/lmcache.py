@@ -1,11 +1,11 @@
 """farmem as LMCache's remote storage: the key-value cache of an inference server, in the memory of nodes.
 
     # LMCache's configuration
-    remote_url: "farmem://a:7411,b:7411/kvcache?maxmemory=256G"
     remote_storage_plugins: ["farmem"]
     extra_config:
       remote_storage_plugin.farmem.module_path: farmem.lmcache
       remote_storage_plugin.farmem.class_name: FarmemAdapter
+      remote_storage_plugin.farmem.url: "farmem://a:7411,b:7411/kvcache?maxmemory=256G"
 
 Behind the "?": local, maxmemory, transport, token and grace as farmem.Store takes them, and ttl in seconds.
 
@@ -32,6 +32,8 @@ __all__ = ["FarmemAdapter", "FarmemConnector"]
 
 _log = logging.getLogger("farmem.lmcache")
 _SCHEME = "farmem://"
+#: By which LMCache names a plugin, as "farmem" or "farmem.INSTANCE".
+_PLUGIN = "plugin://farmem"
 #: Seconds between attempts to open the store.
 _RETRY = 10.0
 #: Seconds for which what was looked up is spared from eviction, so that it is there when it is fetched.
@@ -253,8 +255,17 @@ class FarmemAdapter(ConnectorAdapter):
     def __init__(self):
         super().__init__(_SCHEME)
 
+    def can_parse(self, url):
+        return url.startswith((_SCHEME, _PLUGIN))
+
     def create_connector(self, context):
-        return FarmemConnector(context.url, context.loop, context.local_cpu_backend, context.config, context.metadata)
+        url = context.url
+        if url.startswith(_PLUGIN):
+            setting = f"remote_storage_plugin.{url[len('plugin://'):]}.url"
+            url = (context.config.extra_config or {}).get(setting)
+            if not url:
+                raise ValueError(f"LMCache's extra_config has no {setting}: farmem://HOST:PORT,…/NAME")
+        return FarmemConnector(url, context.loop, context.local_cpu_backend, context.config, context.metadata)
 
 
 _PREFIX = b"lmcache:"

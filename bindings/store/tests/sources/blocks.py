@@ -208,6 +208,21 @@ async def connector(node, nobody):
     await c.put(keys[0], objects[0])
     assert time.monotonic() - begun < 0.5
     await c.close()
+    # As LMCache names a plugin: its settings have the store.
+    named = Context("plugin://farmem.second", memory)
+    named.config = types.SimpleNamespace(extra_config={"remote_storage_plugin.farmem.second.url": f"farmem://{node}/lm2"})
+    adapter = lmcache.FarmemAdapter()
+    assert adapter.can_parse(named.url) and adapter.can_parse("farmem://a:1/n") and not adapter.can_parse("redis://a:1")
+    c = adapter.create_connector(named)
+    await c.put(keys[0], objects[0])
+    assert await c.exists(keys[0])
+    await c.close()
+    named.config.extra_config = None
+    try:
+        adapter.create_connector(named)
+        raise AssertionError("no store is named")
+    except ValueError as error:
+        assert "remote_storage_plugin.farmem.second.url" in str(error)
     assert lmcache.parse_url("farmem://unix:/run/a.sock,b:1/kv?ttl=5") == (["unix:/run/a.sock", "b:1"], "kv", {"ttl": 5.0})
     for wrong in ["farmem://a:1", "farmem:///name", "farmem://a:1/n?colour=red"]:
         try:
