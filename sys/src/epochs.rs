@@ -212,6 +212,11 @@ impl Epochs {
         self.slots[..threads].iter().map(|slot| slot.0.load(Ordering::Acquire)).min().unwrap_or(IDLE)
     }
 
+    /// Whether a thread has an open scope, as it is seen from here.
+    pub fn is_open(&self, slot: usize) -> bool {
+        self.slots[slot].0.load(Ordering::Relaxed) != IDLE
+    }
+
     /// The thread whose open scope began first, among the first `threads` slots.
     pub fn first(&self, threads: usize) -> Option<usize> {
         let began = self.slots[..threads].iter().map(|slot| slot.0.load(Ordering::Relaxed));

@@ -63,6 +63,11 @@ impl Room {
         self.order[nth]
     }
 
+    /// Free frames of its nth segment.
+    pub fn free_of(&self, nth: usize) -> usize {
+        self.segments[self.order[nth]].as_ref().map_or(0, Vec::len)
+    }
+
     /// Segments with nothing in them.
     #[inline]
     pub fn empty(&self) -> usize {
@@ -74,10 +79,7 @@ impl Room {
         if self.empty == 0 || self.order.len() < 2 {
             return None;
         }
-        let is_empty = |&nth: &usize| {
-            let free = self.segments[self.order[nth]].as_ref().map_or(0, Vec::len);
-            free == self.class.frames()
-        };
+        let is_empty = |&nth: &usize| self.free_of(nth) == self.class.frames();
         let is_open = |nth: &usize| Some(self.order[*nth]) != self.closed;
         (0..self.order.len()).rev().filter(is_open).find(is_empty)
     }

@@ -51,46 +51,29 @@ fn threads_read_together() {
                 let (heap, boxes, words) = (&heap, &boxes, &words);
                 threads.spawn(move || {
                     let (seat, mut draw) = (heap.seat().unwrap(), Draw(thread + 1));
-                    let mut look = || -> Result<(), Error> {
+                    for _ in 0..700 {
                         let scope = seat.scope();
                         let places: [usize; 8] = std::array::from_fn(|_| draw.below(boxes.len()));
                         let some: Vec<_> = places.iter().map(|&n| &boxes[n]).collect();
-                        for (one, &n) in scope.get_many(&some)?.into_iter().zip(&places) {
+                        for (one, &n) in scope.get_many(&some).unwrap().into_iter().zip(&places) {
                             assert_eq!(one, &[n as u64; 8]);
                         }
                         let n = draw.below(boxes.len());
-                        assert_eq!(boxes[n].get(&scope)?[7], n as u64);
+                        assert_eq!(boxes[n].get(&scope).unwrap()[7], n as u64);
                         let n = draw.below(words.len());
-                        assert_eq!(words.get(n, &scope)?, &(n as u64));
+                        assert_eq!(words.get(n, &scope).unwrap(), &(n as u64));
                         let n = draw.below(words.len());
                         let few = [n, n / 2, n / 3];
-                        let found = words.get_many(&few, &scope)?;
+                        let found = words.get_many(&few, &scope).unwrap();
                         assert!(found.into_iter().zip(few).all(|(&found, n)| found == n as u64));
-                        Ok(())
-                    };
-                    // A scope that comes to be the first while another one has used the room kept for
-                    // the first is told that all is held. That is rare, and a new scope has room.
-                    let mut held = 0;
-                    for _ in 0..700 {
-                        match look() {
-                            Err(Error::ScopeFull(_)) => held += 1,
-                            looked => looked.unwrap(),
-                        }
                     }
                     let (from, each) = (thread as usize * 250_000, 250_000);
                     let mut next = from;
-                    while next < from + each {
-                        let range = next..from + each;
-                        let visit = |first: usize, part: &[u64]| {
-                            assert!(first == next && part.iter().zip(first..).all(|(&one, n)| one == n as u64));
-                            next += part.len();
-                        };
-                        match words.scan(range, &seat, visit) {
-                            Err(Error::ScopeFull(_)) => held += 1,
-                            scanned => scanned.unwrap(),
-                        }
-                        assert!(held < 7, "{held} scopes had no room");
-                    }
+                    let visit = |first: usize, part: &[u64]| {
+                        assert!(first == next && part.iter().zip(first..).all(|(&one, n)| one == n as u64));
+                        next += part.len();
+                    };
+                    words.scan(from..from + each, &seat, visit).unwrap();
                     assert_eq!(next, from + each);
                 });
             }
@@ -188,6 +171,34 @@ fn a_scope_that_stays_open_lets_nothing_leave() {
     std::mem::forget(other.scope());
     drop(other);
     assert!((0..100).all(|chunk| words.read(512 * chunk, &seat).unwrap() == 7));
+}
+
+/// Of scopes that are open together, each in turn is the first. Each has its share of the frames,
+/// though those before it have used all that they could get.
+#[test]
+fn each_scope_that_comes_to_be_first_has_room() {
+    let node = common::node();
+    let heap = heap(&node, Transport::Shm, 256 * CHUNK);
+    let seats: Vec<Seat> = (0..4).map(|_| heap.seat().unwrap()).collect();
+    let mut words = heap.vec::<u64>();
+    words.extend_from_slice(&vec![7; 2000 * 512], &seats[0]).unwrap();
+    let (share, mut next) = (8, 0);
+    for _round in 0..4 {
+        let mut scopes: Vec<_> = seats.iter().map(Seat::scope).collect();
+        while let Some(scope) = scopes.pop() {
+            let (mut had, mut is_full) = (0, false);
+            while !is_full {
+                next = (next + 1) % 2000;
+                match words.get(512 * next, &scope) {
+                    Ok(word) => assert_eq!(word, &7),
+                    Err(Error::ScopeFull(_)) => is_full = true,
+                    Err(other) => panic!("{other}"),
+                }
+                had += usize::from(!is_full);
+            }
+            assert!(had >= share, "a scope had {had} of {share}, and {} were to follow", scopes.len());
+        }
+    }
 }
 
 /// A scope that takes longer than a second, and fetches meanwhile, is waited for. It is tried again

@@ -14,11 +14,17 @@
 //! threads took all other frames, the scope could bring in nothing more, and no waiting would help.
 //! So they leave a quarter of each class to the scope that began first, and wait for its end.
 //!
+//! *Shares.* The first scope may use that quarter and end. The next one is first then, and all that
+//! left meanwhile is held by itself. So some frames are kept for the seats, in equal shares
+//! ([`super::pledge`]). Not even the first scope takes another seat's. A seat whose share is used
+//! has it filled before its next scope begins, while it holds nothing ([`Core::settle`]).
+//!
 //! A class that is short gets other classes' empty segments. Where there is none, a segment of the
 //! class with the most is closed: no frame is taken of it, its objects leave, and then it goes.
 
 use super::Shared;
 use super::frames::{Frames, Grip};
+use super::pledge::{Pledge, share};
 use crate::class::{CLASSES, Class, SEGMENT};
 use crate::homes::{Home, Homes};
 use crate::rooms::Room;
@@ -80,6 +86,10 @@ pub enum Space {
 pub struct Core {
     rooms: [Room; CLASSES],
     cold: [VecDeque<Cold>; CLASSES],
+    pledges: [Pledge; CLASSES],
+    /// The thread that takes frames now uses its share if there are no more free ones than this.
+    /// By [`Core::room`].
+    floor: usize,
     /// Segments that no class has.
     left: usize,
     pub most: usize,
@@ -114,6 +124,8 @@ impl Core {
         Core {
             rooms: Room::of_all(),
             cold: [const { VecDeque::new() }; CLASSES],
+            pledges: std::array::from_fn(|_| Pledge::default()),
+            floor: 0,
             left: most,
             most,
             closing: None,
@@ -140,24 +152,29 @@ impl Core {
         if self.closing.is_some() && self.turns.is_multiple_of(STEP) {
             self.go_on_closing(on, on.epochs.oldest(self.seats.len()), moving);
         }
+        let index = class.index;
         loop {
             let before = self.progress(class, moving);
             let first = on.epochs.first(self.seats.len());
             // The scope that began first holds what leaves from now on. So the rest is its own.
             let rest = match first {
-                Some(first) if first != slot => self.rooms[class.index].len() * class.frames() / REST,
+                Some(first) if first != slot => self.rooms[index].len() * class.frames() / REST,
                 _ => 0,
             };
-            let want = n.max(LOW) + rest;
             self.prepare(on, class, n);
-            while !self.has(class, want) && self.widen(on, class) {}
+            // A segment more has shares of its own.
+            while !self.has(class, n.max(LOW) + self.floor_of(class, rest)) && self.widen(on, class) {}
+            self.floor = self.floor_of(class, rest);
+            let want = n.max(LOW) + self.floor;
             if self.has(class, want) {
                 return Space::Is;
             }
             let oldest = on.epochs.oldest(self.seats.len());
-            self.favour(class);
+            self.favour(on, class);
             self.take_cold(on, class, (want, oldest), moving);
-            if self.has(class, n + rest) {
+            self.floor = self.floor_of(class, rest);
+            let pledge = &self.pledges[index];
+            if self.has(class, n + rest.max(pledge.others(slot))) || n <= pledge.of(slot) {
                 return Space::Is;
             }
             if moving.writes.is_empty() {
@@ -172,13 +189,81 @@ impl Core {
         }
     }
 
+    /// Free frames of a class that are not spare. `rest`: those that are left to the first scope.
+    fn floor_of(&self, class: Class, rest: usize) -> usize {
+        rest.max(self.pledges[class.index].all())
+    }
+
+    /// Frames of a class that are kept for each seat, if the class has this many segments.
+    fn share(&self, class: Class, segments: usize) -> usize {
+        share(segments * class.frames(), self.seats.iter().filter(|&&is_taken| is_taken).count())
+    }
+
+    /// Whether a seat has less than its share of a class.
+    pub fn is_low(&self, class: Class, slot: usize) -> bool {
+        self.pledges[class.index].of(slot) < self.share(class, self.rooms[class.index].len())
+    }
+
+    /// Fills the shares of a seat that has no open scope. Objects that leave are added to `moving`.
+    pub fn settle(&mut self, on: Ground<'_>, slot: usize, moving: &mut Moving) -> Space {
+        for class in (0..CLASSES).map(Class::new) {
+            loop {
+                let room = &self.rooms[class.index];
+                let (want, free) = (self.share(class, room.len()), room.free());
+                if self.pledges[class.index].raise(slot, want, free) {
+                    break;
+                }
+                if self.widen(on, class) {
+                    continue;
+                }
+                let short = want - self.pledges[class.index].of(slot);
+                let before = self.progress(class, moving);
+                let first = on.epochs.first(self.seats.len());
+                self.prepare(on, class, short);
+                let oldest = on.epochs.oldest(self.seats.len());
+                self.take_cold(on, class, (self.pledges[class.index].all() + short, oldest), moving);
+                if !moving.writes.is_empty() {
+                    return Space::After;
+                }
+                if before == self.progress(class, moving) {
+                    return Space::Held(first);
+                }
+            }
+        }
+        Space::Is
+    }
+
+    /// A seat is taken. Idle ones leave it its shares.
+    pub fn sit(&mut self, on: Ground<'_>, slot: usize) {
+        self.seats.resize(self.seats.len().max(slot + 1), false);
+        self.seats[slot] = true;
+        for class in (0..CLASSES).map(Class::new) {
+            self.cut(on, class, self.rooms[class.index].len());
+        }
+    }
+
+    /// A seat is free again.
+    pub fn rise(&mut self, slot: usize) {
+        self.seats[slot] = false;
+        self.pledges.iter_mut().for_each(|pledge| pledge.cut(slot, 0));
+    }
+
+    /// Cuts shares of seats without a scope to what a class of this many segments has for each. A
+    /// seat that opens one meanwhile begins with that.
+    fn cut(&mut self, on: Ground<'_>, class: Class, segments: usize) {
+        let most = self.share(class, segments);
+        for slot in (0..self.seats.len()).filter(|&slot| !on.epochs.is_open(slot)) {
+            self.pledges[class.index].cut(slot, most);
+        }
+    }
+
     /// A class that is short and has few segments gets one of the class with the most.
-    fn favour(&mut self, class: Class) {
+    fn favour(&mut self, on: Ground<'_>, class: Class) {
         let few = self.most / 4;
         if self.closing.is_none() && self.rooms[class.index].len() < few {
             let others = (0..CLASSES).filter(|&other| other != class.index && self.rooms[other].len() > 2 * few);
             if let Some(other) = others.max_by_key(|&other| self.rooms[other].len()) {
-                self.begin_closing(other);
+                self.begin_closing(on, other);
             }
         }
     }
@@ -273,7 +358,7 @@ impl Core {
         }
         if self.left == 0 {
             let others = (0..CLASSES).filter(|&other| other != class.index);
-            let empty = others.into_iter().find_map(|other| Some((other, self.rooms[other].spare_segment()?)));
+            let empty = others.into_iter().find_map(|other| Some((other, self.unneeded(other)?)));
             let Some((other, nth)) = empty else { return false };
             on.frames.discard(Class::new(other), self.rooms[other].segment(nth));
             self.rooms[other].remove(nth);
@@ -281,23 +366,46 @@ impl Core {
         }
         self.left -= 1;
         self.rooms[class.index].add();
+        let (want, free) = (self.share(class, self.rooms[class.index].len()), self.rooms[class.index].free());
+        for slot in (0..self.seats.len()).filter(|&slot| self.seats[slot]) {
+            self.pledges[class.index].raise(slot, want, free);
+        }
         true
+    }
+
+    /// A class's segment with nothing in it, without which the seats' shares are still free.
+    fn unneeded(&self, index: usize) -> Option<usize> {
+        let (room, kept) = (&self.rooms[index], self.pledges[index].all());
+        room.spare_segment().filter(|&nth| room.free() >= room.free_of(nth) + kept)
     }
 
     /// Goes on with emptying a segment for another class, or begins to.
     fn close(&mut self, on: Ground<'_>, class: Class, (oldest, moving): (u64, &mut Moving)) {
         if self.closing.is_none() {
             let others = (0..CLASSES).filter(|&other| other != class.index && self.rooms[other].len() > 1);
-            if let Some(other) = others.max_by_key(|&other| self.rooms[other].len()) {
-                self.begin_closing(other);
+            if let Some(other) = others.max_by_key(|&other| self.rooms[other].len())
+                && !self.begin_closing(on, other)
+            {
+                // Its free frames are kept for seats. So others have to leave first.
+                let lost = self.rooms[other].free_of(self.rooms[other].len() - 1);
+                let (from, want) = (Class::new(other), lost + self.pledges[other].all());
+                self.prepare(on, from, lost);
+                self.take_cold(on, from, (want, oldest), moving);
+                self.begin_closing(on, other);
             }
         }
         self.go_on_closing(on, oldest, moving);
     }
 
-    fn begin_closing(&mut self, index: usize) {
+    /// Begins to empty a class's last segment. False: the seats' shares need its free frames.
+    fn begin_closing(&mut self, on: Ground<'_>, index: usize) -> bool {
         let last = self.rooms[index].len() - 1;
+        self.cut(on, Class::new(index), last);
+        if self.rooms[index].free() < self.rooms[index].free_of(last) + self.pledges[index].all() {
+            return false;
+        }
         self.closing = Some((index, self.rooms[index].close(last)));
+        true
     }
 
     fn go_on_closing(&mut self, on: Ground<'_>, oldest: u64, moving: &mut Moving) {
@@ -325,7 +433,7 @@ impl Core {
 
     /// After some bytes have left: a segment of the class with the least turnover for its size is
     /// closed, if another has much more.
-    fn share_out(&mut self) {
+    fn share_out(&mut self, on: Ground<'_>) {
         self.gone = 0;
         let density = |room: &Room| room.gone / room.len().max(1);
         let with_some = (0..CLASSES).filter(|&index| self.rooms[index].len() > 1);
@@ -335,14 +443,18 @@ impl Core {
             && self.closing.is_none()
             && busy > 2 * density(&self.rooms[idle])
         {
-            self.begin_closing(idle);
+            self.begin_closing(on, idle);
         }
         self.rooms.iter_mut().for_each(|room| room.gone /= 2);
     }
 
-    /// Takes a free frame of a class for the object of a home. The caller has called
-    /// [`Core::room`].
-    pub fn frame(&mut self, on: Ground<'_>, class: Class, home: Home) -> Result<(Grip, Word)> {
+    /// Takes a free frame of a class for the object of a home: a spare one, or one of the seat's
+    /// share. The caller has called [`Core::room`].
+    pub fn frame(&mut self, on: Ground<'_>, (class, slot): (Class, usize), home: Home) -> Result<(Grip, Word)> {
+        if self.rooms[class.index].free() <= self.floor {
+            self.pledges[class.index].take(slot);
+        }
+        debug_assert!(self.rooms[class.index].free() > self.pledges[class.index].all());
         let (segment, number) = self.rooms[class.index].take().ok_or(Error::ScopeFull(self.most * SEGMENT))?;
         let at = on.frames.frame(class, segment, number);
         Ok((on.frames.give(at, home), Word::new(at.units(class), home)))
@@ -374,7 +486,7 @@ impl Core {
             }
         }
         if self.gone >= LOOK {
-            self.share_out();
+            self.share_out(on);
         }
     }
 
@@ -383,7 +495,7 @@ impl Core {
     pub fn tidy(&mut self, on: Ground<'_>, class: Class) -> bool {
         let before = self.left;
         while self.rooms[class.index].empty() > SPARE
-            && let Some(nth) = self.rooms[class.index].spare_segment()
+            && let Some(nth) = self.unneeded(class.index)
         {
             on.frames.discard(class, self.rooms[class.index].segment(nth));
             self.rooms[class.index].remove(nth);

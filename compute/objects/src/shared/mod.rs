@@ -18,6 +18,7 @@
 
 mod core;
 mod frames;
+mod pledge;
 mod seat;
 mod vec;
 
@@ -187,7 +188,7 @@ impl Inner {
                 Space::Held(first) => return Ok(Look::Held(first)),
             }
             for (home, address, cell) in away {
-                let (grip, word) = core.frame(on, class, home)?;
+                let (grip, word) = core.frame(on, (class, slot), home)?;
                 cell.store(word.0, Ordering::Relaxed);
                 moving.reads.push((grip, address));
                 moving.words.push(word);
@@ -207,6 +208,7 @@ impl Inner {
         loop {
             let mut moving = Moving::default();
             let said = self.look(&mut core, (class, seat.slot), cells, &mut moving);
+            seat.is_low.set(seat.is_low.get() || core.is_low(class, seat.slot));
             if moving.is_empty() {
                 match said? {
                     Look::Here | Look::Coming => return Ok(()),
@@ -282,6 +284,36 @@ impl Inner {
         Ok(())
     }
 
+    /// Fills the shares of a seat whose outermost scope is about to begin. If scopes hold what is
+    /// needed, it waits for them as [`Inner::held`] does, and once for each scope that stays open.
+    #[cold]
+    fn settle(&self, seat: &Seat) {
+        let mut waits = None;
+        while !is_forked() {
+            let (mut core, mut moving) = (self.lock(), Moving::default());
+            let space = self.with_ground(|on| core.settle(on, seat.slot, &mut moving));
+            let oldest = self.epochs.oldest(core.seats.len());
+            drop(core);
+            if !moving.is_empty() {
+                // What cannot go home stays, and a miss will tell of it.
+                if self.run(seat, moving).is_err() {
+                    return;
+                }
+                continue;
+            }
+            match space {
+                Space::Is => return seat.is_low.set(false),
+                Space::After => {}
+                Space::Held(_) if seat.gave_up.get() == oldest => return,
+                Space::Held(first) => {
+                    if self.held(seat, first, &mut waits).is_err() {
+                        return seat.gave_up.set(oldest);
+                    }
+                }
+            }
+        }
+    }
+
     /// Moves objects by one round trip.
     ///
     /// # Errors
@@ -310,7 +342,8 @@ impl Inner {
             let mut moving = Moving::default();
             let mut core = self.lock();
             let space = self.with_ground(|on| core.room(on, class, (1, seat.slot), &mut moving));
-            let made = matches!(space, Space::Is).then(|| self.make(&mut core, class, bytes));
+            let made = matches!(space, Space::Is).then(|| self.make(&mut core, (class, seat.slot), bytes));
+            seat.is_low.set(seat.is_low.get() || core.is_low(class, seat.slot));
             drop(core);
             let ran = if moving.is_empty() { Ok(()) } else { self.run(seat, moving) };
             match (made, space) {
@@ -322,9 +355,9 @@ impl Inner {
     }
 
     /// Takes a home and a frame for a new object, and fills the frame. There is room for it.
-    fn make(&self, core: &mut Core, class: Class, bytes: &[u8]) -> Result<Word> {
+    fn make(&self, core: &mut Core, (class, slot): (Class, usize), bytes: &[u8]) -> Result<Word> {
         let home = core.homes.take(class, &self.memory, &self.itself)?;
-        let taken = self.with_ground(|on| core.frame(on, class, home));
+        let taken = self.with_ground(|on| core.frame(on, (class, slot), home));
         let (grip, word) = taken.inspect_err(|_| core.homes.give(home, &self.memory))?;
         self.arena.fill(&grip, bytes);
         self.arena.publish(grip, word.dirty());
@@ -402,12 +435,10 @@ impl SharedHeap {
         if slot == SEATS {
             return Err(Error::NoSeat(SEATS));
         }
-        if slot == core.seats.len() {
-            core.seats.push(true);
-        }
-        core.seats[slot] = true;
+        self.inner.with_ground(|on| core.sit(on, slot));
         drop(core);
-        Ok(Seat { lane, slot, depth: Cell::new(0), inner: Arc::clone(&self.inner) })
+        let (depth, is_low, gave_up) = (Cell::new(0), Cell::new(true), Cell::new(0));
+        Ok(Seat { lane, slot, depth, is_low, gave_up, inner: Arc::clone(&self.inner) })
     }
 
     /// An empty vector.

@@ -19,6 +19,10 @@ pub struct Seat {
     pub(super) slot: usize,
     /// Open scopes, one within the other.
     pub(super) depth: Cell<usize>,
+    /// Its shares are to be filled before the next scope begins.
+    pub(super) is_low: Cell<bool>,
+    /// The epoch of a scope for whose end it waited in vain.
+    pub(super) gave_up: Cell<u64>,
     pub(super) inner: Arc<Inner>,
 }
 
@@ -28,6 +32,9 @@ impl Seat {
     #[inline]
     pub fn scope(&self) -> SharedScope<'_> {
         if self.depth.replace(self.depth.get() + 1) == 0 {
+            if self.is_low.get() {
+                self.inner.settle(self);
+            }
             self.inner.epochs.enter(self.slot);
         }
         SharedScope { frames: self.inner.arena.frames(), seat: self }
@@ -58,7 +65,7 @@ impl Drop for Seat {
             let mut core = self.inner.lock();
             // A scope may have been leaked. None of its references lives: they borrowed this seat.
             self.inner.epochs.leave(self.slot);
-            core.seats[self.slot] = false;
+            core.rise(self.slot);
         }
     }
 }
