@@ -98,8 +98,10 @@ impl Shares {
     /// How line hashes are kept.
     fn hashed(&self, spec: &RunSpec) -> Hashed {
         match self.by {
-            By::Records => Hashed::InBrief { mask: if spec.mask.has(Feature::Changes) { 0xC00 } else { WHOLE_TOP } },
             By::Writes => Hashed::InFull,
+            By::Records | By::Stripes => {
+                Hashed::InBrief { mask: if spec.mask.has(Feature::Changes) { 0xC00 } else { WHOLE_TOP } }
+            }
         }
     }
 

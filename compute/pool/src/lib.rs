@@ -68,7 +68,7 @@ pub use copies::Moves;
 pub use extent::MAX_SLABS;
 pub use farmem_run::Protect;
 pub use fork::{ForkShare, Forks};
-pub use lane::{Done, Lane, Met};
+pub use lane::{Change, Done, Lane, Met};
 pub use losses::{Loss, Losses};
 pub use nodes::{MAX_NODES, NoPlace, Nodes, Standing};
 pub use protect::repair::Repair;

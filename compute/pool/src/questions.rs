@@ -14,6 +14,8 @@ pub enum By {
     Records,
     /// By a WRITE for each run of neighbouring lines: to a card, which takes no records.
     Writes,
+    /// With the same lines of the parity ([`crate::Lane::change`]).
+    Stripes,
 }
 
 impl Pool {
@@ -51,7 +53,7 @@ impl Pool {
     pub fn takes_lines(&self, slot: FarSlot) -> Option<By> {
         let word = self.tables.extents.word(slot.slab_index());
         if word.is_striped() {
-            return None;
+            return self.tables.takes_changes(word, slot).then_some(By::Stripes);
         }
         // The disk gets whole pages beside the nodes' lines.
         let on_disk = |home: usize| self.tables.extents.home(word, home).node == DISK;
@@ -64,6 +66,12 @@ impl Pool {
             true => Some(By::Writes),
             false => None,
         }
+    }
+
+    /// Whether a slot's slab is of a group, so that parity changes with the slot.
+    #[inline]
+    pub fn has_parity(&self, slot: FarSlot) -> bool {
+        self.tables.extents.word(slot.slab_index()).is_striped()
     }
 
     /// Homes that a record of lines of this slot's slab may go to.

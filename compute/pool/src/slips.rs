@@ -16,6 +16,8 @@ pub enum Slip {
     BitsAfterWord = 2,
     /// Parity is computed as if the other pages of the stripe were zeros.
     ParityWithoutOthers = 3,
+    /// Parity stays as it was where a page's changed lines go alone.
+    ParityLeftBehind = 4,
 }
 
 /// The slip of a pool.

@@ -3,7 +3,8 @@
 //!
 //! One stripe of two data seats and a parity seat; a byte for each page. The page of seat 0 is
 //! written back twice and may be freed; that of seat 1 stays as it is. A reader reads either, from
-//! its home or from the other two seats. A node dies, or the writer's lane alone is cut off from
+//! its home or from the other two seats. Each update goes whole, or by the changed line with that of
+//! the parity. What a node has carried out may come again after a cut. A node dies, or the writer's lane alone is cut off from
 //! one that others can still read. The lost seat is made anew at a fourth node, and then a second
 //! node may die. Verbs of the lane take effect at each node in the order posted; every other step
 //! is atomic. Which seat is read, written and lacking is decided by [`Word`], as the lanes decide
@@ -44,9 +45,17 @@ enum Mistake {
     ClearedWhenPosted,
     /// A page that leaves is not written to a home that is being filled.
     FillingNotWritten,
+    /// A change goes to the page's home, and not to the parity.
+    ParityLeftBehind,
+    /// … to the parity as what is to be added. That is carried out twice if it comes again.
+    AddedTwice,
+    /// … to a home that lacks the place, as if the line were all of it.
+    LaidOnStale,
+    /// … with a parity that is computed from what was read of a home that lacks the place.
+    ReadStale,
 }
 
-const ALL: [Mistake; 12] = [
+const ALL: [Mistake; 16] = [
     Mistake::VersionNotAsked,
     Mistake::NotAskedAgain,
     Mistake::TurnedLate,
@@ -59,6 +68,10 @@ const ALL: [Mistake; 12] = [
     Mistake::FilledUnguarded,
     Mistake::ClearedWhenPosted,
     Mistake::FillingNotWritten,
+    Mistake::ParityLeftBehind,
+    Mistake::AddedTwice,
+    Mistake::LaidOnStale,
+    Mistake::ReadStale,
 ];
 
 const SEATS: usize = 3;
@@ -80,7 +93,18 @@ enum Page {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Verb {
     Write(u8),
+    Add(u8),
     Fill(u8),
+}
+
+/// What an update posts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Way {
+    /// The page and the parity.
+    Whole { parity: u8 },
+    /// The page's line, and that of the parity: its new value, and what is added to it. `None`: no
+    /// home had it.
+    Lines { parity: Option<(u8, u8)> },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -88,9 +112,11 @@ enum Writer {
     Outside,
     /// It reads the other page.
     Reads,
-    /// It has it, and posts to the seats from this one on; the nodes that are to answer, and
-    /// whether the page's has.
-    Posts(u8, usize, [bool; 4], bool),
+    /// It reads the old line of the page, then of the parity if a home has it.
+    Old([Option<u8>; 2], bool),
+    /// It has what it needs, and posts to the seats from this one on; the nodes that are to answer,
+    /// and whether the page's has.
+    Posts(Way, usize, [bool; 4], bool),
     Awaits([bool; 4], bool),
 }
 
@@ -135,6 +161,7 @@ struct World {
     reads_left: u8,
     repair: Repair,
     losses_left: u8,
+    cuts_left: u8,
 }
 
 impl World {
@@ -157,6 +184,7 @@ impl World {
             reads_left: 2,
             repair: Repair::Looks,
             losses_left: 2,
+            cuts_left: 1,
         }
     }
 
@@ -183,8 +211,26 @@ impl World {
         Some(self.bytes[node])
     }
 
-    /// Steps of the writer.
-    fn write(&mut self, mistake: Mistake) -> Result<bool, String> {
+    /// Whether a line may be laid onto a seat: `Some(false)` if there is no home to lay it onto.
+    fn lays(&self, seat: usize, mistake: Mistake) -> Option<bool> {
+        match self.words[seat].takes_pages(0) {
+            true => (self.reads(seat) || mistake == Mistake::ReadStale).then_some(true),
+            false => Some(false),
+        }
+    }
+
+    /// Steps of the writer. `lines`: an update that may go by lines does.
+    fn write(&mut self, mistake: Mistake, lines: bool) -> Result<bool, String> {
+        if lines {
+            let may = self.version != 0 && self.lays(0, mistake) == Some(true);
+            return Ok(match (self.writer, self.lays(2, mistake)) {
+                (Writer::Reads, Some(parity)) if may => {
+                    self.writer = Writer::Old([None; 2], parity);
+                    true
+                }
+                _ => false,
+            });
+        }
         match self.writer {
             Writer::Outside if self.held || self.pages[0] != Page::Resident || self.writes_left == 0 => {
                 return Ok(false);
@@ -209,8 +255,31 @@ impl World {
                     if mistake != Mistake::TurnedLate {
                         self.version = next_version(self.version);
                     }
-                    self.writer = Writer::Posts(self.last[0] ^ other, 0, [false; 4], false);
+                    let way = Way::Whole { parity: self.last[0] ^ other };
+                    self.writer = Writer::Posts(way, 0, [false; 4], false);
                 }
+            }
+            Writer::Old([Some(own), parity], has) if parity.is_some() || !has => {
+                if mistake != Mistake::TurnedLate {
+                    self.version = next_version(self.version);
+                }
+                let change = own ^ self.last[0];
+                let way = Way::Lines { parity: parity.map(|old| (old ^ change, change)) };
+                self.writer = Writer::Posts(way, 0, [false; 4], false);
+            }
+            Writer::Old(mut old, parity) => {
+                let (nth, seat) = if old[0].is_none() { (0, 0) } else { (1, 2) };
+                let others = [(seat + 1) % SEATS, (seat + 2) % SEATS];
+                if self.reads(seat) || mistake == Mistake::ReadStale && self.words[seat].takes_pages(0) {
+                    old[nth] = self.read_seat(seat, true);
+                } else if others.iter().all(|&other| self.reads(other)) {
+                    let got = others.map(|other| self.read_seat(other, true));
+                    old[nth] = got[0].zip(got[1]).map(|(one, other)| one ^ other);
+                } else {
+                    self.writer = Writer::Reads;
+                    return Ok(true);
+                }
+                self.writer = Writer::Old(old, parity);
             }
             Writer::Posts(_, SEATS.., awaited, own) => {
                 if mistake == Mistake::TurnedLate {
@@ -218,18 +287,36 @@ impl World {
                 }
                 self.writer = Writer::Awaits(awaited, own);
             }
-            Writer::Posts(parity, seat, mut awaited, own) => {
+            Writer::Posts(way, seat, mut awaited, own) => {
                 let filling = self.words[seat].state(0) == State::Filling;
-                let skips = seat == 1 || filling && mistake == Mistake::FillingNotWritten;
-                if self.words[seat].takes_pages(0) && !skips {
-                    if filling {
+                let lays = self.reads(seat) || mistake == Mistake::LaidOnStale || mistake == Mistake::ReadStale;
+                let (skips, verb) = match way {
+                    _ if seat == 1 => (true, None),
+                    Way::Whole { .. } if seat == 0 => (false, Some(Verb::Write(self.last[0]))),
+                    Way::Whole { parity } => (false, Some(Verb::Write(parity))),
+                    Way::Lines { .. } if seat == 0 => (!lays, Some(Verb::Write(self.last[0]))),
+                    Way::Lines { parity: Some((_, change)) } if mistake == Mistake::AddedTwice => {
+                        (!lays, Some(Verb::Add(change)))
+                    }
+                    Way::Lines { parity } => {
+                        let left = mistake == Mistake::ParityLeftBehind;
+                        (!lays || left, parity.map(|(new, _)| Verb::Write(new)))
+                    }
+                };
+                let whole = matches!(way, Way::Whole { .. });
+                let skips = skips || whole && filling && mistake == Mistake::FillingNotWritten;
+                if let Some(verb) = verb.filter(|_| self.words[seat].takes_pages(0) && !skips) {
+                    let node = self.node(seat);
+                    // The byte stands for the page's other lines there.
+                    let torn = mistake == Mistake::LaidOnStale && !whole && !self.reads(seat);
+                    self.lane[node].push(if torn { Verb::Add(0) } else { verb });
+                    // Lines are no whole page: the bit of a home that lacks the place stays.
+                    if filling && (whole || torn) {
                         self.stale = false;
                     }
-                    let node = self.node(seat);
-                    self.lane[node].push(Verb::Write(if seat == 0 { self.last[0] } else { parity }));
                     awaited[node] = true;
                 }
-                self.writer = Writer::Posts(parity, seat + 1, awaited, own);
+                self.writer = Writer::Posts(way, seat + 1, awaited, own);
             }
             Writer::Awaits(mut awaited, own) => {
                 if let Some(node) = (0..4).find(|&node| awaited[node] && !(self.alive[node] && self.reached[node])) {
@@ -256,14 +343,31 @@ impl World {
         Ok(true)
     }
 
+    fn apply(&mut self, node: usize, verb: Verb) {
+        match verb {
+            Verb::Write(value) | Verb::Fill(value) => self.bytes[node] = value,
+            Verb::Add(change) => self.bytes[node] ^= change,
+        }
+    }
+
+    /// A node carries out what comes next, and the connection is cut before it says so: it will come
+    /// again.
+    fn cut(&mut self, node: usize) -> bool {
+        let may = self.cuts_left > 0 && self.alive[node] && self.reached[node];
+        let Some(&verb) = self.lane[node].first().filter(|_| may) else { return false };
+        self.cuts_left -= 1;
+        self.apply(node, verb);
+        true
+    }
+
     /// A node carries out what the lane has posted next.
     fn carry_out(&mut self, node: usize, mistake: Mistake) -> bool {
         if self.lane[node].is_empty() || !self.alive[node] || !self.reached[node] {
             return false;
         }
         match self.lane[node].remove(0) {
-            Verb::Write(value) => {
-                self.bytes[node] = value;
+            verb @ (Verb::Write(_) | Verb::Add(_)) => {
+                self.apply(node, verb);
                 let first = self.node(0) == node;
                 if let Writer::Posts(_, _, awaited, own) | Writer::Awaits(awaited, own) = &mut self.writer {
                     (awaited[node], *own) = (false, *own || first);
@@ -272,8 +376,8 @@ impl World {
                     }
                 }
             }
-            Verb::Fill(value) => {
-                self.bytes[node] = value;
+            verb @ Verb::Fill(_) => {
+                self.apply(node, verb);
                 if let Repair::Posted(seat) = self.repair {
                     (self.stale, self.held, self.repair) = (false, false, Repair::Fills(seat));
                 }
@@ -443,13 +547,15 @@ impl World {
                 }
             })
         };
-        step(&mut |world| world.write(mistake))?;
+        step(&mut |world| world.write(mistake, false))?;
+        step(&mut |world| world.write(mistake, true))?;
         (0..SEATS).try_for_each(|seat| step(&mut |world| world.read(mistake, seat)))?;
         step(&mut |world| Ok(world.repair(mistake)))?;
         step(&mut |world| Ok(world.free(mistake)))?;
         (0..SEATS).try_for_each(|seat| step(&mut |world| Ok(world.notice(seat))))?;
         for node in 0..4 {
             step(&mut |world| Ok(world.carry_out(node, mistake)))?;
+            step(&mut |world| Ok(world.cut(node)))?;
             step(&mut |world| Ok(world.lose(node, true)))?;
             step(&mut |world| Ok(world.lose(node, false)))?;
         }

@@ -3,16 +3,19 @@
 #![allow(unsafe_code)] // Buffers of reads and writes.
 
 mod forks;
+mod pages;
 
 use crate::Mistake;
 use crate::judge::{Broken, Judge, Verdict, holds};
 use farmem_control::api::Terms;
 use farmem_fabric::{ConnectOptions, Session};
 use farmem_pool::extent::State;
-use farmem_pool::{Disk, Lacks, Lane, MAX_NODES, Met, Pool, Protect, Slip, Standing};
+use farmem_pool::{By, Disk, Lacks, Lane, MAX_NODES, Met, Pool, Protect, Slip, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_protocol::random::Random;
 use farmem_sim::Network;
+use farmem_sys::lines::{Hasher, Unit};
+use pages::{SEED, bytes, change};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +29,8 @@ const ROUNDS: u32 = 100;
 struct Page {
     number: u64,
     slot: FarSlot,
+    /// What its slot holds, as far as the program knows.
+    value: Option<u64>,
 }
 
 /// A host.
@@ -58,6 +63,7 @@ pub struct Host {
     /// Terms that it knows of.
     pub terms: Terms,
     mistake: Option<Mistake>,
+    hasher: Hasher,
 }
 
 fn options(host: usize) -> ConnectOptions {
@@ -70,11 +76,6 @@ fn options(host: usize) -> ConnectOptions {
     }
 }
 
-/// The bytes of a page that has this value.
-fn bytes(value: u64) -> Box<[u64; PAGE_BYTES / 8]> {
-    Box::new(std::array::from_fn(|at| value ^ at as u64))
-}
-
 impl Mistake {
     /// The pool's own mistake, if the pool makes it.
     fn slip(self) -> Option<Slip> {
@@ -82,6 +83,7 @@ impl Mistake {
             Mistake::KeptLateLink => Some(Slip::KeptLateLink),
             Mistake::BitsAfterWord => Some(Slip::BitsAfterWord),
             Mistake::ParityWithoutOthers => Some(Slip::ParityWithoutOthers),
+            Mistake::ParityLeftBehind => Some(Slip::ParityLeftBehind),
             _ => None,
         }
     }
@@ -124,6 +126,7 @@ impl Host {
             held: Vec::new(),
             terms: Terms::default(),
             mistake,
+            hasher: Hasher::new(&SEED, Unit::best()),
         }
     }
 
@@ -158,7 +161,7 @@ impl Host {
             let found = self.value_at(slot)?;
             judge.fresh(self.number, self.family, found)?;
             self.next_page += 1;
-            self.pages.push(Page { number: self.next_page, slot });
+            self.pages.push(Page { number: self.next_page, slot, value: None });
         }
         let from = self.pages.len() - pages;
         self.write((from..from + pages).collect(), judge)
@@ -179,13 +182,27 @@ impl Host {
                     continue;
                 }
                 left.push(std::mem::replace(&mut page.slot, other[0]));
-                self.pages[at] = page;
+                page.value = None;
             }
             let value = judge.value(self.family);
             buffers.push(bytes(value));
             let buffer = buffers[buffers.len() - 1].as_ptr().cast();
+            // Parity changes by lines, but for one page in four.
+            let old = page
+                .value
+                .filter(|_| self.pool.takes_lines(page.slot) == Some(By::Stripes) && !value.is_multiple_of(4));
             // SAFETY: the buffer outlives the operation, which is awaited below.
-            unsafe { self.writes.write(self.pool, at as u64, page.slot, 0, buffer, PAGE_BYTES as u32) };
+            unsafe {
+                match old {
+                    Some(old) => {
+                        let change = change(&self.hasher, old, value);
+                        self.writes.change(self.pool, at as u64, page.slot, buffer, change, &SEED);
+                    }
+                    None => self.writes.write(self.pool, at as u64, page.slot, 0, buffer, PAGE_BYTES as u32),
+                }
+            }
+            page.value = Some(value);
+            self.pages[at] = page;
             judge.wrote(self.number, page.number, value);
             written.push(at);
         }

@@ -63,6 +63,8 @@ pub enum Mistake {
     ReleasedUnderRead,
     /// Parity is computed without the pages that are not new.
     ParityWithoutOthers,
+    /// Parity stays as it was where a page changes by lines.
+    ParityLeftBehind,
     /// A forked process overwrites what its parent can reach.
     OverwroteShared,
     /// The store does not keep nodes' shares of tenants' quotas.

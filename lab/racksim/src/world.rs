@@ -60,6 +60,8 @@ pub struct Reached {
     pub turned: u64,
     /// READs that were answered from the other seats of a stripe.
     pub followed: u64,
+    /// Stripes that changed by lines.
+    pub changed: u64,
     /// Nodes that died.
     pub killed: u64,
 }
@@ -563,6 +565,7 @@ impl Reached {
         for met in lanes {
             self.turned += met.turned;
             self.followed += met.followed;
+            self.changed += met.changed;
         }
     }
 }

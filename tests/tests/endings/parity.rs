@@ -10,6 +10,10 @@ use farmem_tests::process::{self, eventually};
 
 use crate::{BUSY, FORKED, IDLE, LIMIT, Work, mirror, scenario, together};
 
+/// Arguments of a program that changes few lines of its pages.
+const FEW: &[&str] = &["32", "4", "few"];
+const FEW_FORKED: &[&str] = &["32", "2", "few", "fork"];
+
 fn striped(local: &str, shape: &str, nodes: &[Node]) -> Far {
     let far = Far::local(local).with(&["--transport", "tcp", "--protect", shape]);
     nodes.iter().fold(far, |far, node| far.on(&node.by_tcp()))
@@ -51,7 +55,26 @@ fn as_many_nodes_as_parity_bears_are_lost_and_the_program_goes_on() -> Result<()
         })
     };
     together(vec![goes_on("ec:2+1", 3, 1, BUSY), goes_on("ec:2+1", 3, 1, FORKED)])?;
-    together(vec![goes_on("ec:2+1", 3, 1, IDLE), goes_on("ec:4+2", 6, 2, BUSY)])
+    together(vec![goes_on("ec:2+1", 3, 1, IDLE), goes_on("ec:4+2", 6, 2, BUSY)])?;
+    together(vec![goes_on("ec:2+1", 3, 1, FEW_FORKED), goes_on("ec:4+2", 6, 2, FEW)])
+}
+
+/// Changed lines go to every node that must have them, and to no other; then nodes are killed. Sealed pages change by
+/// lines of what the nodes have.
+#[test]
+fn changed_lines_go_to_data_and_parity() -> Result<()> {
+    let by_lines = |options: &'static [&'static str]| {
+        scenario(format!("by lines, {options:?}"), move || {
+            let nodes = nodes(3)?;
+            let work = mirror::at_work(&striped("4M", "ec:2+1", &nodes).with(options), FEW)?;
+            let records = |node: &Node| node.metric("farmem_node_record_bytes_total").unwrap_or_default();
+            let all = || nodes.iter().all(|node| records(node) > 100_000.0) || !work.run.alive();
+            ensure!(eventually(LIMIT, all), "no changed lines: {:?}", nodes.iter().map(records).collect::<Vec<_>>());
+            nodes[0].running.signal(libc::SIGKILL);
+            sound(work, 1)
+        })
+    };
+    together(vec![by_lines(&[]), by_lines(&["--seal=lines"])])
 }
 
 /// A fourth node takes the place of one that was killed; then another of the first three is killed.

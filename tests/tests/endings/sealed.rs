@@ -265,6 +265,38 @@ fn a_page_that_does_not_open_is_taken_from_the_other_copy() -> Result<()> {
     together(whole.chain([sealed_by(BY_LINES, &ATTACKS[0]), disk]).collect())
 }
 
+/// Pages with parity change by lines of what the nodes hold. One node alters all that it has, in the midst of it. The
+/// program finds its bytes by parity, or ends before it has used a wrong one.
+#[test]
+fn parity_changes_by_lines_beside_a_node_that_alters() -> Result<()> {
+    let nodes = [Hostile::start()?, Hostile::start()?, Hostile::start()?];
+    let far = Far::local("4M").with(&[BY_LINES, "--protect", "ec:2+1"]);
+    let far = nodes.iter().fold(far, |far, hostile| far.on(&hostile.node.by_tcp()));
+    let work = Work::start(&far, &["16", "1", "few"])?;
+    let metric = |hostile: &Hostile, name: &str| hostile.node.metric(name).unwrap_or_default();
+    let changed = |hostile: &Hostile| metric(hostile, "farmem_node_record_bytes_total") > 50_000.0;
+    let all = || nodes.iter().all(changed) || !work.run.alive();
+    ensure!(eventually(LIMIT, all), "no changed lines: {}", work.run.stderr());
+    process::send(work.program, libc::SIGSTOP);
+    nodes.iter().try_for_each(Hostile::rests)?;
+    // The parity changes with the pages of both others: this node has pages.
+    let records = |hostile: &&Hostile| metric(hostile, "farmem_node_record_bytes_total");
+    let hostile = nodes.iter().min_by(|one, other| records(one).total_cmp(&records(other))).context("a node")?;
+    hostile.put(&each(&hostile.pages()?, |page| page[1234] ^= 4))?;
+    process::send(work.program, libc::SIGUSR1);
+    process::send(work.program, libc::SIGCONT);
+    let outcome = work.run.wait(LIMIT)?;
+    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    let (stats, rest) = split_stats(&outcome.stderr);
+    println!("{}: {rest}", outcome.code());
+    // The node is given up. The program may end before it has told of that.
+    let given_up = stats.is_some_and(|stats| stats["single_bytes"].as_u64() > Some(0));
+    let sound = outcome.code() == 0 && said.contains("\nsound ") && given_up;
+    let ended = outcome.code() == ALTERED && rest.contains("altered or old");
+    ensure!(!said.contains("WRONG") && (sound || ended), "{outcome:?}");
+    Ok(())
+}
+
 /// Two hostile nodes: the program ends as with one, before a byte is used.
 #[test]
 fn a_page_of_which_no_copy_opens_ends_the_program() -> Result<()> {

@@ -24,6 +24,7 @@
 // Buffers are the caller's raw memory, and mapped homes are copied to.
 #![allow(unsafe_code)]
 
+mod changes;
 mod disk;
 mod late;
 mod links;
@@ -44,6 +45,7 @@ use links::{Links, Looked};
 use operations::{Operation, Operations, Verb};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+pub use striped::Change;
 use striped::{Striped, Whose};
 
 /// How an operation ended.
@@ -79,6 +81,11 @@ pub struct Met {
     pub followed: u64,
     /// Verbs that a node refused.
     pub refused: u64,
+    /// Stripes that were updated by changed lines.
+    pub changed: u64,
+    /// Stripes that were to be, but were written whole: old lines were not those expected, or did
+    /// not come.
+    pub doubted: u64,
 }
 
 /// Lanes so far.

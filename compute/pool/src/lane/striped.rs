@@ -7,6 +7,8 @@
 //!  read, no home ─► version even? ─► READ `data` other seats ─► the same version? ─► the page
 //! ```
 //!
+//! Pages of which few lines changed go another way ([`super::changes`]).
+//!
 //! A write is done when the doorbell returns. The doorbell waits for two round trips for each
 //! [`STRIPES`] stripes. So no two updates of a stripe overlap, and a reader that meets an update
 //! waits for two round trips only.
@@ -22,11 +24,12 @@ use crate::{LOOK_ROUNDS, Pool, Slip};
 use farmem_fabric::Lost;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_sys::gf;
+use farmem_sys::lines::{LastHasher, Seed};
 use std::ops::Range;
 use std::time::Duration;
 
 /// Stripes that are updated at once, at most. The buffer has a page for each of their seats.
-const STRIPES: usize = 32;
+pub(super) const STRIPES: usize = 32;
 /// A reader's pause between two checks whether an update has ended.
 const PAUSE_NS: u64 = 20_000;
 
@@ -42,12 +45,23 @@ pub(super) enum Whose {
 }
 
 /// A page that was written to a slab of a group, and waits for the doorbell.
-struct Noted {
+pub(super) struct Noted {
     tag: u64,
-    group: u32,
-    seat: usize,
-    place: u32,
-    bytes: *const u8,
+    pub group: u32,
+    pub seat: usize,
+    pub place: u32,
+    pub bytes: *const u8,
+    /// The lines in which it differs from its slot. `None`: it goes whole.
+    pub change: Option<Change>,
+}
+
+/// Lines in which a page differs from what its slot holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Change {
+    /// Bit k: line k.
+    pub lines: u64,
+    /// The sum of these lines' hashes in the slot ([`farmem_sys::lines::Hasher::sum_in`]).
+    pub was: u64,
 }
 
 /// A READ of a page that follows from others.
@@ -80,25 +94,31 @@ pub(super) struct Striped {
     /// Operations of the current update that are under way.
     pending: usize,
     /// How each of its operations ended.
-    ended: Vec<Result<u64, Lost>>,
+    pub ended: Vec<Result<u64, Lost>>,
     /// Pages that the current update reads, and parity that it writes.
-    buffer: Vec<u8>,
+    pub buffer: Vec<u8>,
+    /// The key of the hashes of pages that were noted with their changed lines.
+    pub seed: Seed,
+    pub hasher: LastHasher,
 }
+
+/// The numbers of the writes of a stripe in [`Striped::ended`], by seat.
+pub(super) type Writes = [Option<usize>; MAX_SEATS];
 
 /// The pages of one stripe that are new, by seat.
 type New = [Option<*const u8>; MAX_SEATS];
 
 /// Stripes that are updated at once.
-struct Update<'a> {
-    stripes: &'a Stripes,
-    noted: &'a [Noted],
+pub(super) struct Update<'a> {
+    pub stripes: &'a Stripes,
+    pub noted: &'a [Noted],
     /// The pages of each stripe, among those noted.
-    ranges: &'a [Range<usize>],
+    pub ranges: &'a [Range<usize>],
 }
 
 impl Update<'_> {
     /// Bytes that one stripe takes in the buffer.
-    fn each(&self) -> usize {
+    pub fn each(&self) -> usize {
         self.stripes.shape.seats() * PAGE_BYTES
     }
 
@@ -129,7 +149,7 @@ impl Update<'_> {
     }
 
     /// The update of a stripe begins, or ends.
-    fn turn(&self, range: &Range<usize>) {
+    pub fn turn(&self, range: &Range<usize>) {
         let Noted { group, place, .. } = &self.noted[range.start];
         self.stripes.turn(*group, *place);
     }
@@ -143,10 +163,10 @@ impl Striped {
     /// Notes a page that leaves, if its slab is of a group. It is written at the doorbell, with all
     /// other noted pages. Returns whether it was noted.
     #[cold]
-    pub fn note(&mut self, tables: &Tables, tag: u64, slot: FarSlot, bytes: *const u8) -> bool {
+    pub fn note(&mut self, tables: &Tables, tag: u64, slot: FarSlot, bytes: *const u8, change: Option<Change>) -> bool {
         let seat = tables.seat(slot.slab_index());
         let place = slot.place();
-        self.noted.extend(seat.map(|(_, group, seat)| Noted { tag, group, seat, place, bytes }));
+        self.noted.extend(seat.map(|(_, group, seat)| Noted { tag, group, seat, place, bytes, change }));
         seat.is_some()
     }
 
@@ -172,7 +192,14 @@ impl Lane {
                 ranges.push(from..end);
                 from = end;
             }
-            self.update(pool, &Update { stripes, noted: &noted, ranges: &ranges }, &mut foreign);
+            let by_lines = |range: &Range<usize>| self.goes_by_lines(pool, stripes, &noted[range.clone()]);
+            let (few, mut whole): (Vec<_>, Vec<_>) = ranges.into_iter().partition(by_lines);
+            if !few.is_empty() {
+                whole.extend(self.update_lines(pool, &Update { stripes, noted: &noted, ranges: &few }, &mut foreign));
+            }
+            if !whole.is_empty() {
+                self.update(pool, &Update { stripes, noted: &noted, ranges: &whole }, &mut foreign);
+            }
         }
         noted.clear();
         self.striped.noted = noted;
@@ -189,26 +216,39 @@ impl Lane {
         }
         let writes = self.write_seats(pool, update, &lost, &buffer);
         self.await_update(pool, foreign);
+        for (at, range) in update.ranges.iter().enumerate() {
+            self.conclude(pool, update, range, lost[at].as_ref(), &writes[at]);
+        }
+        self.striped.buffer = buffer;
+    }
+
+    /// Ends the update of a stripe whose `writes` have ended, and tells of its pages. `lost`: it
+    /// was not begun.
+    pub(super) fn conclude(
+        &mut self,
+        pool: &Pool,
+        update: &Update<'_>,
+        range: &Range<usize>,
+        lost: Option<&Lost>,
+        writes: &Writes,
+    ) {
+        if lost.is_none() {
+            update.turn(range);
+        }
         let follows = |lane: &Lane, page: &Noted| {
             let at = (page.group, page.seat, page.place);
             pool.tables.others(&lane.links, update.stripes, at, &mut [0; MAX_SEATS]) >= update.stripes.shape.data
         };
-        for (at, range) in update.ranges.iter().enumerate() {
-            if lost[at].is_none() {
-                update.turn(range);
-            }
-            for page in &update.noted[range.clone()] {
-                let written = writes[at][page.seat].map(|number| self.striped.ended[number].clone());
-                let result = match (&lost[at], written) {
-                    (Some(why), _) => Err(why.clone()),
-                    (None, Some(Err(why))) if !follows(self, page) => Err(why),
-                    _ => Ok(0),
-                };
-                self.operations.ready.push(Done { tag: page.tag, result, from: None });
-                self.operations.under_way -= 1;
-            }
+        for page in &update.noted[range.clone()] {
+            let written = writes[page.seat].map(|number| self.striped.ended[number].clone());
+            let result = match (lost, written) {
+                (Some(why), _) => Err(why.clone()),
+                (None, Some(Err(why))) if !follows(self, page) => Err(why),
+                _ => Ok(0),
+            };
+            self.operations.ready.push(Done { tag: page.tag, result, from: None });
+            self.operations.under_way -= 1;
         }
-        self.striped.buffer = buffer;
     }
 
     /// READs the data of the stripes that the update does not replace, if parity is to be computed.
@@ -232,7 +272,7 @@ impl Lane {
                     into.fill(0);
                 } else if pool.tables.has_parity(stripes, *group) {
                     let verb = Verb::Read { into: into.as_mut_ptr() };
-                    let number = self.begin_own(stripes.slot(*group, seat, *place), verb);
+                    let number = self.begin_own(stripes.slot(*group, seat, *place), (0, PAGE_BYTES), verb);
                     reads.push((at, self.striped.ended.len() - 1));
                     self.send_read(pool, number);
                 }
@@ -251,16 +291,10 @@ impl Lane {
     /// Posts the WRITEs of all new pages and parity. Before its first WRITE a stripe's version
     /// becomes odd, so no reader combines its seats. Returns the number of each WRITE, by stripe
     /// and seat.
-    fn write_seats(
-        &mut self,
-        pool: &Pool,
-        update: &Update<'_>,
-        lost: &[Option<Lost>],
-        buffer: &[u8],
-    ) -> Vec<[Option<usize>; MAX_SEATS]> {
+    fn write_seats(&mut self, pool: &Pool, update: &Update<'_>, lost: &[Option<Lost>], buffer: &[u8]) -> Vec<Writes> {
         let (stripes, shape) = (update.stripes, update.stripes.shape);
         self.striped.ended.clear();
-        let mut writes = vec![[None; MAX_SEATS]; update.ranges.len()];
+        let mut writes: Vec<Writes> = vec![[None; MAX_SEATS]; update.ranges.len()];
         for (at, range) in update.sound(lost) {
             let (Noted { group, place, .. }, new) = (&update.noted[range.start], update.new_pages(range));
             update.turn(range);
@@ -268,7 +302,7 @@ impl Lane {
                 let parity = || buffer[at * update.each() + seat * PAGE_BYTES..].as_ptr();
                 let bytes = if seat < shape.data { new[seat] } else { Some(parity()) };
                 let Some(bytes) = bytes else { continue };
-                let number = self.begin_own(stripes.slot(*group, seat, *place), Verb::Write);
+                let number = self.begin_own(stripes.slot(*group, seat, *place), (0, PAGE_BYTES), Verb::Write);
                 writes[at][seat] = Some(self.striped.ended.len() - 1);
                 // SAFETY: the caller leaves the page as it is until it is done (contract of
                 // `write`), and the buffer is `update`'s until all is done.
@@ -279,15 +313,15 @@ impl Lane {
     }
 
     /// Begins an operation of the current update.
-    fn begin_own(&mut self, slot: FarSlot, verb: Verb) -> u32 {
-        let number = self.operations.begin(0, slot, 0, PAGE_BYTES as u32, verb);
+    pub(super) fn begin_own(&mut self, slot: FarSlot, (from, len): (usize, usize), verb: Verb) -> u32 {
+        let number = self.operations.begin(0, slot, from as u32, len as u32, verb);
         self.operations[number].whose = Whose::Update(self.striped.ended.len() as u32);
         self.striped.ended.push(Ok(0));
         self.striped.pending += 1;
         number
     }
 
-    fn await_update(&mut self, pool: &Pool, foreign: &mut Vec<Done>) {
+    pub(super) fn await_update(&mut self, pool: &Pool, foreign: &mut Vec<Done>) {
         self.doorbell(pool);
         while self.striped.pending > 0 {
             let waited = self.links.wait(Duration::from_secs(1));

@@ -5,12 +5,13 @@
 //! operation counts as done (*Bits before completions*, [`super`]).
 
 use super::operations::{Operation, Verb};
-use super::{Done, HOME_BIT, Lane, in_place};
+use super::{Change, Done, HOME_BIT, Lane, in_place};
 use crate::Pool;
 use crate::extent::{HOMES, State, Word};
 use crate::protect::disk::DISK;
 use crate::tables::Tables;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SlabId};
+use farmem_sys::lines::Seed;
 use farmem_sys::memory::copy_bytes;
 use std::time::Duration;
 
@@ -23,12 +24,33 @@ impl Lane {
     pub unsafe fn write(&mut self, pool: &Pool, tag: u64, slot: FarSlot, from: u32, bytes: *const u8, len: u32) {
         if pool.tables.extents.word(slot.slab_index()).is_striped() {
             assert!(len as usize == PAGE_BYTES, "a stripe is written by whole pages");
-            self.operations.under_way += usize::from(self.striped.note(&pool.tables, tag, slot, bytes));
+            self.operations.under_way += usize::from(self.striped.note(&pool.tables, tag, slot, bytes, None));
             return;
         }
         let number = self.operations.begin(tag, slot, from, len, Verb::Write);
         // SAFETY: the caller's promise.
         unsafe { self.send_write(pool, number, bytes) };
+    }
+
+    /// Posts a page of which some lines differ from what its slot holds. Its slab is of a group: the
+    /// change goes to the page's home and to the parity. If the slot holds others than `change`
+    /// says, or the change cannot go alone, the page goes whole. `seed`: the key of the hashes.
+    ///
+    /// # Safety
+    /// As [`Lane::write`], for the whole page.
+    pub unsafe fn change(
+        &mut self,
+        pool: &Pool,
+        tag: u64,
+        slot: FarSlot,
+        bytes: *const u8,
+        change: Change,
+        seed: &Seed,
+    ) {
+        self.striped.seed = *seed;
+        let noted = self.striped.note(&pool.tables, tag, slot, bytes, Some(change));
+        assert!(noted, "a page with a change of its parity is of a group");
+        self.operations.under_way += 1;
     }
 
     /// Sends an operation's WRITE to each home that takes pages.
@@ -89,11 +111,28 @@ impl Lane {
         tag: u64,
         pages: impl Iterator<Item = (FarSlot, *const u8)> + Clone,
         conditional: bool,
+        encode: impl FnMut(SlabId) -> Option<(*const u8, u32)>,
+    ) {
+        let Some((first, _)) = pages.clone().next() else { return };
+        let number = self.operations.begin(tag, first, 0, 0, Verb::Lines);
+        // SAFETY: the caller's promise.
+        unsafe { self.send_lines(pool, number, pages, conditional, encode) };
+    }
+
+    /// Sends an operation's record to each home that takes pages and has all of them.
+    ///
+    /// # Safety
+    /// As [`Lane::lines`], until the operation is done.
+    pub(super) unsafe fn send_lines(
+        &mut self,
+        pool: &Pool,
+        number: u32,
+        pages: impl Iterator<Item = (FarSlot, *const u8)> + Clone,
+        conditional: bool,
         mut encode: impl FnMut(SlabId) -> Option<(*const u8, u32)>,
     ) {
         let slots = pages.clone().map(|(slot, _)| slot);
-        let Some(first) = slots.clone().next() else { return };
-        let number = self.operations.begin(tag, first, 0, 0, Verb::Lines);
+        let first = self.operations[number].slot;
         pool.tables.heat.touch(first.slab_index());
         let word = pool.tables.extents.word(first.slab_index());
         for nth in 0..HOMES {

@@ -48,6 +48,11 @@ impl Shape {
         (0..self.data).for_each(|seat| gf::add_scaled(unit, into, data(seat), factors[seat]));
     }
 
+    /// Changes a parity as a data seat changed: `change` is the sum of its old and new bytes.
+    pub fn change(self, unit: Unit, parity: usize, seat: usize, change: &[u8], into: &mut [u8]) {
+        gf::add_scaled(unit, into, change, self.factors(parity)[seat]);
+    }
+
     /// The factors by which a seat follows from these others, as many as there are seats of data,
     /// all different.
     pub fn from_others(self, seat: usize, others: &[u8]) -> Row {
@@ -112,6 +117,31 @@ mod tests {
                     }
                     assert_eq!(found, seats[seat], "{shape:?}: seat {seat} from {others:?}");
                 }
+            }
+        }
+    }
+
+    /// A parity that was changed as its data was is the parity of the new data.
+    #[test]
+    fn a_change_of_data_changes_parity_alike() {
+        let unit = Unit::best();
+        for shape in shapes() {
+            let old: Vec<Vec<u8>> =
+                (0..shape.data).map(|seat| (0..70).map(|at| (seat * 57 + at * 3 + 1) as u8).collect()).collect();
+            for (changed, parity) in
+                (0..shape.data).flat_map(|seat| (shape.data..shape.seats()).map(move |p| (seat, p)))
+            {
+                let mut new = old.clone();
+                new[changed].iter_mut().enumerate().for_each(|(at, byte)| *byte ^= (at * 5) as u8);
+                let change: Vec<u8> = old[changed].iter().zip(&new[changed]).map(|(old, new)| old ^ new).collect();
+                let encoded = |data: &[Vec<u8>]| {
+                    let mut into = vec![0; 70];
+                    shape.encode(unit, parity, |seat| &data[seat], &mut into);
+                    into
+                };
+                let mut found = encoded(&old);
+                shape.change(unit, parity, changed, &change, &mut found);
+                assert_eq!(found, encoded(&new), "{shape:?}: seat {changed}, parity {parity}");
             }
         }
     }

@@ -12,7 +12,8 @@
 //!
 //! *Who writes.* One lane does all write-back, and updates a stripe only once at a time
 //! ([`crate::Lane`]). An update writes the new pages, and the parity that it computes from all data
-//! of the stripe. It writes whole pages, so a repeated WRITE changes nothing. An update ends when
+//! of the stripe. Or it writes the changed lines, and the parity's same lines, which it computes from
+//! the old ones. It says what bytes are, so a repeated verb changes nothing. An update ends when
 //! every home that is left has all of it. Its pages stay in the staging ring until then.
 //!
 //! *Who reads.* Any thread reads a page from its home. If that is lost, it reads other seats. Their

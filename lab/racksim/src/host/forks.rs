@@ -4,6 +4,7 @@ use super::Host;
 use crate::judge::{Broken, Judge};
 use farmem_control::api::Terms;
 use farmem_pool::{Lane, Protect};
+use farmem_sys::lines::{Hasher, Unit};
 
 impl Host {
     /// Forks: the child has all pages as they are.
@@ -28,6 +29,7 @@ impl Host {
             held: Vec::new(),
             terms: Terms::default(),
             mistake: self.mistake,
+            hasher: Hasher::new(&super::SEED, Unit::best()),
         })
     }
 

@@ -171,7 +171,7 @@ impl Log {
     #[inline]
     pub fn takes(&self, lines: u64) -> bool {
         match self.by {
-            By::Records => lines.count_ones() < WHOLE_FROM,
+            By::Records | By::Stripes => lines.count_ones() < WHOLE_FROM,
             By::Writes => lines.count_ones() < WHOLE_FROM && Runs(lines).count() <= MOST_RUNS,
         }
     }
@@ -181,8 +181,8 @@ impl Log {
     pub fn goes_to(&self, taken: Option<By>) -> bool {
         match (self.by, taken) {
             (_, None) => false,
-            (By::Writes, Some(_)) => true,
-            (By::Records, Some(by)) => by == By::Records && self.seed.is_some(),
+            (By::Records | By::Stripes, Some(by)) => by != By::Writes && self.seed.is_some(),
+            (By::Writes, Some(by)) => by != By::Stripes,
         }
     }
 

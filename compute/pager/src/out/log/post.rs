@@ -6,14 +6,15 @@ use super::{Logged, PART_TAG, RECORD_TAG, page_bytes};
 use crate::out::Out;
 use crate::out::batch::Evictor;
 use crate::thread::Thread;
-use farmem_pool::By;
+use farmem_pool::{By, Change};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_protocol::lines::conditional::{self, CONDITIONS_BYTES};
 use farmem_protocol::lines::{self, Entry, LINE_BYTES, Runs};
 use std::time::Duration;
 
 impl Out {
-    /// A page, staged, goes to its slot by these lines: notes it for a record, or posts its WRITEs.
+    /// A page, staged, goes to its slot by these lines: notes it for a record, posts its WRITEs, or posts
+    /// its change if parity changes with it.
     pub(crate) fn log_lines(&self, evictor: &mut Evictor, staged: usize, slot: FarSlot, (lines, was): (u64, u64)) {
         if evictor.log.by == By::Writes {
             let last = u64::BITS - lines.leading_zeros();
@@ -21,6 +22,13 @@ impl Out {
                 let tag = if first + run == last as usize { staged as u64 } else { PART_TAG };
                 self.post_write(evictor, tag, staged, slot, first * LINE_BYTES, run * LINE_BYTES);
             }
+            return;
+        }
+        if let Some(seed) = evictor.log.seed.filter(|_| self.base.pool.has_parity(slot)) {
+            let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
+            let (tag, bytes, change) = (staged as u64, self.staging.at(staged), Change { lines, was });
+            // SAFETY: the entry's bytes stay as they are until the change is acknowledged.
+            unsafe { thread.lane.change(&self.base.pool, tag, slot, bytes, change, &seed) };
             return;
         }
         debug_assert!(evictor.log.room.size() > 0, "where lines are told, there is room");
