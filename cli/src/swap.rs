@@ -109,8 +109,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     if options.off {
         return match off::off().map_err(failed)? {
-            0 => Err(Failure::usage("this machine does not swap by farmem")),
-            _ => Ok(()),
+            false => Err(Failure::usage("this machine does not swap by farmem")),
+            true => Ok(()),
         };
     }
     let Some(size) = options.size else { return Ok(()) };
@@ -134,6 +134,11 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         same_machine: options.same_machine_may_hang,
         probe: !options.without_probe,
     };
+    // Before signals are taken: it can be interrupted.
+    if off::wait_for_others().map_err(failed)? {
+        eprintln!("farmem: what this machine swapped to was undone: the same command swaps anew");
+        return Ok(());
+    }
     let signals = Signals::take().map_err(Failure::usage)?;
     let mut watch = swap::on(&plan).map_err(failed)?;
     let over = watch.run(&signals).map_err(failed)?;
@@ -142,7 +147,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Over::NodeGoes => eprintln!("farmem: {} is going down: bringing back what is swapped to it", plan.nodes[0]),
         Over::Asked => eprintln!("farmem: bringing back what is swapped to {}", plan.nodes.join(" and ")),
     }
-    watch.undo().map(drop).map_err(failed)
+    watch.undo().map_err(failed)
 }
 
 /// The nodes, if they go with the other options.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds a small Linux for guests from Debian's package of its source: the least that swaps to a
 # node (kernel.config), with allocations that fail on purpose, which Debian's own kernels cannot.
-# Prints the image's path; a second time it is there.
+# Prints the image's path; a second time it is there. It is not compressed: QEMU starts it by its PVH note.
 #
 #   lab/guest/kernel.sh [PACKAGE]      linux-source-6.1, if it is not said
 #
@@ -28,12 +28,13 @@ if [ ! -e "$image" ]; then
         nice -n 10 make -C "$source" tinyconfig &&
             (cd "$source" && scripts/kconfig/merge_config.sh -m .config "$OLDPWD/lab/guest/kernel.config") &&
             nice -n 10 make -C "$source" olddefconfig &&
-            nice -n 10 make -C "$source" -j"$(nproc)" bzImage
+            nice -n 10 make -C "$source" -j"$(nproc)" vmlinux
     } >"$cache/log" 2>&1 || { tail -20 "$cache/log" >&2; skip "the kernel cannot be built"; }
-    for wanted in BLK_DEV_NBD SWAP MEMCG VIRTIO_NET FAILSLAB FAIL_PAGE_ALLOC; do
+    for wanted in BLK_DEV_NBD SWAP MEMCG PVH VIRTIO_NET FAILSLAB FAIL_PAGE_ALLOC; do
         grep -q "^CONFIG_$wanted=y" "$source/.config" || skip "the kernel has no CONFIG_$wanted"
     done
-    cp "$source/arch/x86/boot/bzImage" "$image"
+    strip -o "$image.new" "$source/vmlinux"
+    mv "$image.new" "$image"
     rm -rf "$source"
 fi
 echo "$image"

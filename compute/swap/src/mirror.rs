@@ -110,6 +110,19 @@ pub fn fail(index: u32) -> io::Result<()> {
     set(&format!("dev-nbd{index}/state"), "faulty")
 }
 
+/// Whether a device other than this one has every page.
+pub fn has_other(index: u32) -> bool {
+    let files = fs::read_dir(directory()).into_iter().flatten().flatten();
+    let indexes = files.filter_map(|file| file.file_name().to_str()?.strip_prefix("dev-nbd")?.parse().ok());
+    indexes.filter(|&other: &u32| other != index).any(|other| standing(other) == Standing::Whole)
+}
+
+/// Has the array go on without a device, if another one has every page. Whether it does so now.
+pub fn do_without(index: u32) -> bool {
+    // Asked before: the kernel would refuse all writes if the last device were to fail.
+    has_other(index) && fail(index).is_ok()
+}
+
 /// Removes a device that has failed.
 pub fn remove(index: u32) -> io::Result<()> {
     if standing(index) == Standing::Absent {

@@ -11,6 +11,10 @@
 //!
 //! A device whose watcher was killed is taken over first. One that another process watches is that
 //! one's to watch, until it is killed.
+//!
+//! One process undoes at a time ([`state::try_undo`]): another waits for its end, and watches
+//! meanwhile what nobody else does. A watcher that begins meanwhile waits too, and swaps to nothing
+//! new: its service may have started it again because it was killed.
 
 use crate::device::{self, Device};
 use crate::nbd::Client;
@@ -21,6 +25,7 @@ use crate::watch::{Died, LOOKS_EVERY, TRIES_EVERY, Watched, all_told, listen, st
 use crate::{Error, crypt, freed, mirror};
 use farmem_sys::process::{self, Signals};
 use farmem_sys::swap;
+use std::fs::File;
 use std::path::Path;
 use std::sync::mpsc::RecvTimeoutError;
 use std::thread::Builder;
@@ -29,6 +34,11 @@ use std::time::{Duration, Instant};
 /// How often it is seen whether the kernel has swapped off.
 const ENDS_EVERY: Duration = Duration::from_millis(50);
 
+/// How long `--off` waits after a device whose watcher was killed, for that watcher to be started
+/// again by a service's manager, which does so after a second.
+const LINGERS: Duration = Duration::from_secs(3);
+/// How long another process may undo before the user is told that it is waited for.
+const TELLS_AFTER: Duration = Duration::from_secs(1);
 /// How long a device may take to be taken over. Its node cannot be reached then.
 const TAKES_AT_MOST: Duration = Duration::from_secs(5);
 /// Times that devices are looked for.
@@ -40,13 +50,23 @@ struct Undoing {
     devices: Vec<Watched>,
     died: Died,
     looked: Option<Instant>,
+    /// The watcher of a device was killed.
+    took_over: bool,
 }
 
-/// Ends swapping to all nodes, and returns the number of devices that were undone. Volumes that
-/// could not be freed are named to the user.
-pub fn off() -> Result<u32, Error> {
+/// Waits while another process undoes devices. True: it has undone all of them.
+pub fn wait_for_others() -> Result<bool, Error> {
+    let directory = Path::new(state::DIRECTORY);
+    let told = || say("another farmem undoes the devices of this machine: waits for its end");
+    let waited = state::wait_for_undo(directory, told).map_err(|e| Error::File(state::DIRECTORY.into(), e))?;
+    Ok(waited && state::all(directory).is_empty())
+}
+
+/// Ends swapping to all nodes. False: there was nothing to end. Volumes that could not be freed are
+/// named to the user.
+pub fn off() -> Result<bool, Error> {
     if state::all(Path::new(state::DIRECTORY)).is_empty() {
-        return Ok(0);
+        return Ok(false);
     }
     let client = Client::open()?;
     stand_firm();
@@ -55,21 +75,21 @@ pub fn off() -> Result<u32, Error> {
     let signals = Signals::take().map_err(|e| Error::Kernel("signals", e))?;
     // Before a device is given its stream, so that no death is missed.
     let died = listen(&client, false)?;
-    let mut undoing = Undoing { client, devices: Vec::new(), died, looked: None };
+    let mut undoing = Undoing { client, devices: Vec::new(), died, looked: None, took_over: false };
     undoing.take_over();
     signals.release();
-    undoing.end()
+    undoing.end().map(|()| true)
 }
 
 /// Ends swapping. `devices` are watched by this process, and `died` tells of them.
-pub(crate) fn undo(client: Client, devices: Vec<Watched>, died: Died) -> Result<u32, Error> {
-    Undoing { client, devices, died, looked: None }.end()
+pub(crate) fn undo(client: Client, devices: Vec<Watched>, died: Died) -> Result<(), Error> {
+    Undoing { client, devices, died, looked: None, took_over: false }.end()
 }
 
 impl Undoing {
-    /// Ends swapping to each device.
-    fn end(&mut self) -> Result<u32, Error> {
-        let mut ended = 0;
+    /// Ends swapping to each device, when it is this process's turn.
+    fn end(&mut self) -> Result<(), Error> {
+        let _turn = self.turn()?;
         // Until then the watcher of a mirror may make a device for another copy.
         for _ in 0..PASSES {
             let states = state::all(Path::new(state::DIRECTORY));
@@ -85,11 +105,47 @@ impl Undoing {
                     self.end_area(&states, state.device())?;
                 }
                 end_device(&mut self.client, state)?;
-                ended += 1;
             }
         }
         freed::close();
-        Ok(ended)
+        if self.took_over {
+            std::thread::sleep(LINGERS);
+        }
+        Ok(())
+    }
+
+    /// Waits until no other process undoes, and watches meanwhile.
+    fn turn(&mut self) -> Result<File, Error> {
+        let directory = Path::new(state::DIRECTORY);
+        let (begun, mut told) = (Instant::now(), false);
+        let mut tended = begun;
+        loop {
+            match state::try_undo(directory) {
+                Ok(Some(turn)) => return Ok(turn),
+                Ok(None) => {}
+                Err(e) => return Err(Error::File(state::DIRECTORY.into(), e)),
+            }
+            if !told && begun.elapsed() >= TELLS_AFTER {
+                told = true;
+                say("another farmem undoes the devices of this machine: waits for its end");
+            }
+            self.wait(&mut tended, &state::all(directory));
+        }
+    }
+
+    /// Waits a moment, and watches these devices.
+    fn wait(&mut self, tended: &mut Instant, states: &[State]) {
+        let told = self.died.recv_timeout(ENDS_EVERY);
+        match told {
+            Ok(index) => all_told(&mut self.devices, index),
+            Err(RecvTimeoutError::Timeout) => {}
+            // The kernel tells no more. Without this the loop would spin.
+            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(ENDS_EVERY),
+        }
+        if told.is_ok() || tended.elapsed() >= TRIES_EVERY {
+            *tended = Instant::now();
+            self.tend(states);
+        }
     }
 
     /// Takes over the devices that nobody watches, one after the other: of a mirror one copy always
@@ -119,17 +175,7 @@ impl Undoing {
             let thread = thread.map_err(|e| Error::Kernel("a thread", e))?;
             let mut tended = Instant::now();
             while !thread.is_finished() {
-                let told = self.died.recv_timeout(ENDS_EVERY);
-                match told {
-                    Ok(index) => all_told(&mut self.devices, index),
-                    Err(RecvTimeoutError::Timeout) => {}
-                    // The kernel tells no more. Without this the loop would spin.
-                    Err(RecvTimeoutError::Disconnected) => std::thread::sleep(ENDS_EVERY),
-                }
-                if told.is_ok() || tended.elapsed() >= TRIES_EVERY {
-                    tended = Instant::now();
-                    self.tend(states);
-                }
+                self.wait(&mut tended, states);
             }
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
@@ -146,6 +192,7 @@ impl Undoing {
             {
                 let [timeout, grace] = [state.timeout_s, state.grace_s].map(Duration::from_secs);
                 self.devices.push(Watched::found(held, timeout, grace));
+                self.took_over = true;
             }
         }
         let looks = self.looked.is_none_or(|at| at.elapsed() >= LOOKS_EVERY);
@@ -160,8 +207,12 @@ impl Undoing {
 /// Has the kernel stop swapping to a device, which brings its pages back. Ends its encryption.
 pub(crate) fn end_area(device: Device) -> Result<(), Error> {
     let area = device.area();
-    if device::is_swap(&area) {
-        swap::swapoff(&area).map_err(|e| Error::Kernel("swapoff", e))?;
+    while device::is_swap(&area) {
+        match swap::swapoff(&area) {
+            // Another program, as swapoff(8), is at it: it may yet fail.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => std::thread::sleep(ENDS_EVERY),
+            done => done.map_err(|e| Error::Kernel("swapoff", e))?,
+        }
     }
     crypt::end(device).map_err(|e| Error::Kernel("the device mapper", e))
 }

@@ -50,11 +50,9 @@ impl Watch {
         }
     }
 
-    /// Whether the array can go on without a device, and does so now.
+    /// Whether there is an array that can go on without a device, and does so now.
     pub(crate) fn does_without(&mut self, index: u32) -> bool {
-        let others = self.devices.iter().map(|watched| watched.held.state.index).filter(|&other| other != index);
-        let can = self.plan.mirror && others.into_iter().any(|other| mirror::standing(other) == Standing::Whole);
-        can && mirror::fail(index).is_ok()
+        self.plan.mirror && mirror::do_without(index)
     }
 
     fn nodes(&self) -> String {

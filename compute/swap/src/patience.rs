@@ -13,8 +13,9 @@
 //!
 //! While it waits, the watcher's questions tell whether the node is there. A node that answers them,
 //! and no request for the grace, is lost. It gets no other stream, and requests fail when the kernel's own
-//! grace is over. A long timeout from the beginning would do without this, but a node that is stopped
-//! would be noticed as late.
+//! grace is over. If another device has every page, this one is *spared*: it is lost sooner. A long
+//! timeout from the beginning would do without this, but a node that is stopped would be noticed as
+//! late.
 
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 const FUTILE: u32 = 2;
 /// The timeout grows to at most this many times the one that the user named.
 pub(crate) const MOST_TIMES: u64 = 8;
+/// A device is waited for, in silence, this many times the user's timeout at least, if it is spared.
+const SPARED_TIMES: u64 = 2;
 /// Requests that the kernel has under way to a device, at most. The node answers in their order.
 const UNDER_WAY: u64 = 128;
 
@@ -60,8 +63,10 @@ pub(crate) struct Patience {
     named_s: u64,
     /// The timeout of new requests, in seconds.
     timeout_s: u64,
-    /// The node is lost when no request has ended for this long.
+    /// The user's grace.
     grace: Duration,
+    /// Another device has every page.
+    spared: bool,
     given: Option<Instant>,
     futile: u32,
     waiting: Option<Waiting>,
@@ -74,11 +79,11 @@ impl Patience {
     /// With the user's timeout and grace.
     pub(crate) fn new(timeout: Duration, grace: Duration, now: Instant) -> Patience {
         let named_s = timeout.as_secs().max(1);
-        let grace = grace.max(Duration::from_secs(MOST_TIMES * named_s));
         Patience {
             named_s,
             timeout_s: named_s,
             grace,
+            spared: false,
             given: Some(now),
             futile: 0,
             waiting: None,
@@ -112,9 +117,20 @@ impl Patience {
         self.lost
     }
 
-    /// The time without an answer after which a node is lost, in seconds.
+    /// Notes whether another device has every page.
+    pub(crate) fn spare(&mut self, spared: bool) {
+        self.spared = spared;
+    }
+
+    /// The time without an answer after which a node is lost.
+    fn quiet(&self) -> Duration {
+        let times = if self.spared { SPARED_TIMES } else { MOST_TIMES };
+        self.grace.max(Duration::from_secs(times * self.named_s))
+    }
+
+    /// The same, in seconds.
     pub(crate) fn quiet_s(&self) -> u64 {
-        self.grace.as_secs()
+        self.quiet().as_secs()
     }
 
     /// Whether requests are waited for.
@@ -146,6 +162,7 @@ impl Patience {
     /// Sees how far requests are. Ends waiting when they have ended, or will not. True: the node is
     /// lost from now on.
     pub(crate) fn look(&mut self, now: Instant, load: Load) -> bool {
+        let enough = self.quiet();
         let Some(waiting) = &mut self.waiting else { return false };
         let since = now.saturating_duration_since(waiting.looked);
         if since < LOOKS_EVERY {
@@ -160,7 +177,7 @@ impl Patience {
         let was_idle = std::mem::replace(&mut waiting.idle, load.sent == 0);
         let is_idle = was_idle && waiting.idle;
         let over = load.ended - waiting.from.min(load.ended) >= 2 * UNDER_WAY || is_idle;
-        let lost = !over && waiting.quiet >= self.grace;
+        let lost = !over && waiting.quiet >= enough;
         if over || lost {
             self.waiting = None;
         }
@@ -258,6 +275,25 @@ mod tests {
         }
         assert_eq!(raised, [4, 8, 16, 16, 16]);
         assert!(patience.is_most());
+    }
+
+    #[test]
+    fn a_device_that_is_not_needed_is_lost_sooner() {
+        let begun = Instant::now();
+        let lost_after = |grace_s, spared| {
+            let mut patience = Patience::new(Duration::from_secs(10), Duration::from_secs(grace_s), begun);
+            for s in [10, 20] {
+                patience.died(at(begun, s));
+                patience.give(at(begun, s), Load::default());
+            }
+            assert!(patience.waits());
+            patience.spare(spared);
+            let lost = (21..).find(|&s| patience.look(at(begun, s), Load { ended: 0, sent: 1 }));
+            (lost, patience.quiet_s())
+        };
+        assert_eq!(lost_after(5, true), (Some(20 + 20), 20));
+        assert_eq!(lost_after(30, true), (Some(20 + 30), 30));
+        assert_eq!(lost_after(5, false), (Some(20 + 80), 80));
     }
 
     #[test]

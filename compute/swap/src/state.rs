@@ -133,6 +133,34 @@ pub fn is_known(directory: &Path, index: u32) -> bool {
     file(directory, index).exists()
 }
 
+/// The right to undo devices, which one process has at a time, until it is dropped or the process
+/// ends. `None`: another process has it. It leaves no file.
+pub fn try_undo(directory: &Path) -> io::Result<Option<File>> {
+    let locked = File::open(directory)?;
+    match locked.try_lock() {
+        Ok(()) => Ok(Some(locked)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(e)) => Err(e),
+    }
+}
+
+/// Waits while a process undoes devices. Whether one did. Calls `before` if it has to wait.
+pub fn wait_for_undo(directory: &Path, before: impl FnOnce()) -> io::Result<bool> {
+    let locked = match File::open(directory) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        opened => opened?,
+    };
+    // Shared: two that wait do not take each other for one that undoes.
+    match locked.try_lock_shared() {
+        Ok(()) => Ok(false),
+        Err(TryLockError::WouldBlock) => {
+            before();
+            locked.lock_shared().map(|()| true)
+        }
+        Err(TryLockError::Error(e)) => Err(e),
+    }
+}
+
 /// Takes over the watch of a device. `None`: another process watches it.
 pub fn adopt(directory: &Path, state: &State) -> Result<Option<Held>, Error> {
     let path = file(directory, state.index);
@@ -196,6 +224,12 @@ mod tests {
         assert_eq!((all(&directory).len(), kind(&directory, 3), kind(&directory, 9)), (1, Some(17), None));
         remove(&directory, 3);
         assert!(!held.stands());
+        let right = try_undo(&directory).unwrap();
+        assert!(right.is_some() && try_undo(&directory).unwrap().is_none());
+        assert!(wait_for_undo(&directory, || drop(right)).unwrap());
+        for idle in [&directory, Path::new("/absent")] {
+            assert!(!wait_for_undo(idle, || unreachable!()).unwrap());
+        }
         let other = create(&directory, state).unwrap();
         assert_eq!(kind(&directory, 3), None);
         assert!(other.stands() && !held.stands());

@@ -3,7 +3,7 @@
 
 use crate::Error;
 use crate::state::State;
-use farmem_protocol::nbd::{Asked, Command, REPLY_MAGIC, Reply, Report, Slots};
+use farmem_protocol::nbd::{Asked, Command, PAGE, REPLY_MAGIC, Reply, Report, Slots};
 use farmem_protocol::wire::control::MAX_HELLO;
 use farmem_protocol::wire::{
     Cipher, Credential, Greeting, Hello, Known, Names, NewVolume, NoHello, Proof, Purpose, Secret, Text, Verdict,
@@ -20,7 +20,7 @@ use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// How long the node may take to be reached, and to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// Time that the node keeps a volume without a stream, beyond the grace for which requests wait.
 pub const KEPT_LONGER: Duration = Duration::from_secs(540);
 /// Seconds of silence after which a connection's peer is asked whether it is there.
@@ -228,10 +228,48 @@ impl Stream {
         self.ask(Command::Freed, mark, slots.as_bytes())
     }
 
+    /// Moves a page to a new volume and back, by a stream that the kernel does not have yet.
+    ///
+    /// # Errors
+    /// The page is not back within the limit: a network may let short messages pass and no page.
+    pub(crate) fn try_page(&mut self, limit: Duration) -> Result<(), Error> {
+        let node = self.node.clone();
+        let failed = |e| Error::Node(node.clone(), e);
+        let (page, mut back) = (std::array::from_fn(|i| (i % 251) as u8), [0; PAGE as usize]);
+        self.socket.set_read_timeout(Some(limit)).map_err(failed)?;
+        let moved = self.move_page(&page, &mut back).map_err(|e| match e {
+            Error::Node(node, e) if e.kind() == io::ErrorKind::WouldBlock => {
+                let why = format!(
+                    "answers, but no page came back within {} s: does the network between pass full packets?",
+                    limit.as_secs()
+                );
+                Error::Refused(node, why)
+            }
+            other => other,
+        });
+        moved?;
+        if page != back {
+            return Err(failed(io::ErrorKind::InvalidData.into()));
+        }
+        self.socket.set_read_timeout(None).map_err(failed)
+    }
+
+    /// Writes the volume's first page, reads it, and has the node forget it.
+    fn move_page(&mut self, page: &[u8; PAGE as usize], back: &mut [u8; PAGE as usize]) -> Result<(), Error> {
+        self.ask(Command::Write, 0, page)?;
+        self.request(Command::Read, 0, PAGE as u32, &[])?;
+        self.socket.read_exact(back).map_err(|e| Error::Node(self.node.clone(), e))?;
+        self.request(Command::Trim, 0, PAGE as u32, &[])
+    }
+
     fn ask(&mut self, command: Command, offset: u64, body: &[u8]) -> Result<(), Error> {
+        self.request(command, offset, body.len() as u32, body)
+    }
+
+    fn request(&mut self, command: Command, offset: u64, length: u32, body: &[u8]) -> Result<(), Error> {
         let failed = |e| Error::Node(self.node.clone(), e);
         self.cookie += 1;
-        let request = Asked::frame(command, self.cookie, offset, body.len() as u32);
+        let request = Asked::frame(command, self.cookie, offset, length);
         let sent = self.socket.write_all(request.as_bytes()).and_then(|()| self.socket.write_all(body));
         sent.map_err(failed)?;
         let mut reply = Reply::new_zeroed();
@@ -263,25 +301,43 @@ mod tests {
         socket
     }
 
+    /// A stream of a volume that is there.
+    fn wanted(node: &str, data: bool) -> Wanted<'_> {
+        Wanted {
+            node,
+            id: [1; 16],
+            incarnation: 7,
+            size: 0,
+            kept: KEPT_LONGER,
+            overcommit: false,
+            data,
+            host: "here",
+            token: None,
+        }
+    }
+
+    #[test]
+    fn a_node_that_answers_and_moves_no_page_is_refused() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let node = listener.local_addr().unwrap().to_string();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| welcomes(&listener));
+            let mut stream = dial(&wanted(&node, true), PATIENCE).unwrap();
+            let silent = other.join().unwrap();
+            let said = stream.try_page(Duration::from_millis(10)).unwrap_err().to_string();
+            assert!(said.contains("no page came back"), "{said}");
+            drop(silent);
+        });
+    }
+
     #[test]
     fn an_idle_stream_of_the_kernels_is_not_given_up() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let node = listener.local_addr().unwrap().to_string();
         let limit = |data| {
-            let wanted = Wanted {
-                node: &node,
-                id: [1; 16],
-                incarnation: 7,
-                size: 0,
-                kept: KEPT_LONGER,
-                overcommit: false,
-                data,
-                host: "here",
-                token: None,
-            };
             std::thread::scope(|scope| {
                 let other = scope.spawn(|| welcomes(&listener));
-                let stream = dial(&wanted, PATIENCE).unwrap();
+                let stream = dial(&wanted(&node, data), PATIENCE).unwrap();
                 drop(other.join().unwrap());
                 stream.socket.read_timeout().unwrap()
             })

@@ -5,7 +5,7 @@ use crate::freed::{self, Probe};
 use crate::nbd::{Client, Settings};
 use crate::off::{end_area, end_device};
 use crate::state::{self, Held, State};
-use crate::stream::{Stream, Wanted, dial};
+use crate::stream::{PATIENCE, Stream, Wanted, dial};
 use crate::watch::{Watch, Watched};
 use crate::{Error, crypt, header, mirror};
 use farmem_protocol::nbd::{PAGE, Report};
@@ -296,7 +296,8 @@ fn connect(
     if near && !plan.same_machine {
         return Err(Error::SameMachine(state.node.clone()));
     }
-    let data = dial(&Wanted::of(state, id, host, true), plan.timeout)?;
+    let mut data = dial(&Wanted::of(state, id, host, true), plan.timeout)?;
+    data.try_page(PATIENCE)?;
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for index in (0..INDEXES).filter(|&index| !device::is_connected(index)) {
         state.index = index;

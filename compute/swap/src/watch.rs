@@ -10,7 +10,7 @@ use crate::state::{self, Held};
 use crate::stream::{Stream, Wanted, dial};
 use crate::swap::{Plan, path, say};
 use crate::tell::{self, Teller};
-use crate::{Error, device, report};
+use crate::{Error, device, mirror, report};
 use farmem_protocol::nbd::{GOING_DOWN, Report};
 use farmem_protocol::units::bytes;
 use farmem_sys::process::{self, Signals};
@@ -102,7 +102,7 @@ impl Watch {
     }
 
     /// Ends swapping, and watches until that is done.
-    pub fn undo(self) -> Result<u32, Error> {
+    pub fn undo(self) -> Result<(), Error> {
         let died = self.died.map_or_else(|| listen(&self.client, true), Ok)?;
         off::undo(self.client, self.devices, died)
     }
@@ -264,10 +264,28 @@ impl Watched {
         if looked && self.asked.is_none() {
             // Also when there is no stream as far as is known here: the kernel may have one yet.
             self.patience.stop();
-        } else if !self.dead && self.patience.look(Instant::now(), device::load(index)) {
-            self.say_lost();
+        } else if !self.dead && self.patience.waits() {
+            self.patience.spare(self.held.state.mirrored && mirror::has_other(index));
+            if self.patience.look(Instant::now(), device::load(index)) {
+                self.lose(client);
+            }
         }
         self.tell_timeout(client);
+    }
+
+    /// Gives up a node that answers this process, and no page. If there is another copy, the device
+    /// ends at once, so that the requests under way wait no longer. The array lets go of it then.
+    fn lose(&self, client: &mut Client) {
+        let (state, quiet) = (&self.held.state, self.patience.quiet_s());
+        let silent = format!("{}: {} has sent no page for {quiet} s, though it answers", path(state), state.node);
+        if !(state.mirrored && mirror::do_without(state.index)) {
+            say(format_args!("{silent}: it counts as lost, and programs that need its pages get SIGBUS"));
+            return;
+        }
+        say(format_args!("{silent}: it counts as lost, and the other copy is used alone"));
+        if let Err(e) = client.disconnect(state.index) {
+            say(format_args!("{}: its requests end within {} s: {e}", path(state), self.patience.raised_s()));
+        }
     }
 
     /// Gives the kernel the timeout that it is to have.
@@ -276,17 +294,6 @@ impl Watched {
         if self.has_s != Some(timeout_s) && client.set_timeout(self.held.state.index, timeout_s).is_ok() {
             self.has_s = Some(timeout_s);
         }
-    }
-
-    /// Tells the user that the node answers this process, and no page.
-    fn say_lost(&self) {
-        let (state, quiet) = (&self.held.state, self.patience.quiet_s());
-        say(format_args!(
-            "{}: {} has sent no page for {quiet} s, though it answers: it counts as lost, and programs that need its \
-             pages get SIGBUS",
-            path(state),
-            state.node
-        ));
     }
 
     /// Tells the user that answers take longer than the timeout.

@@ -196,20 +196,67 @@ killed() {
     farmem swap --off >>/tmp/swap.log 2>&1 && has_swap 0
 }
 
-# The watcher is killed, and the stream is cut while --off has the kernel bring pages back. --off makes
-# another stream, and no word is lost.
-off_cut() {
-    farmem swap --size 64M --node "10.0.2.2:$(cat /slow)" --timeout 5s --grace 120s >>/tmp/swap.log 2>&1 &
+# Becomes farmem swap by the relay.
+relayed() { exec farmem swap --size 64M --node "10.0.2.2:$(cat /slow)" --timeout 5s --grace 120s; }
+
+# slowly WORD   A program has pages at the node, and --off takes long. The host answers by the word.
+slowly() {
+    relayed >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 60 has_swap || { cat /tmp/swap.log; return 1; }
     has_given 48 || return 1
+    # 12 MiB stay, in answers of some pages each, each late.
+    echo max >/cg/small/memory.max
+    echo "HOST late 100 0 $1"
+    await 60 answered "$1" || return 1
+    requested=$(requests)
+}
+
+# The watcher is told to end, and --off comes beside it. One brings pages back, the other waits, and both end well.
+off_twice() {
+    slowly twice || return 1
+    kill -INT $watcher
+    await 60 more_requests 8 || return 1
+    farmem swap --off >>/tmp/swap.log 2>&1 &
+    undoes=$!
+    await 60 said 'waits for its end' || return 1
+    echo "HOST late 0 0 twice.quicker"
+    ended $watcher "the watcher, which swaps off" || { echo "  the watcher ended with $?"; return 1; }
+    ended $undoes "farmem swap --off" || { echo "  --off ended with $?"; return 1; }
+    has_swap 0 || return 1
+    rm /tmp/given
+    ended $program "the program"
+}
+
+# What a service's manager does with a watcher that did not end well (Restart=on-failure).
+restarts() { until (relayed >>/tmp/swap.log 2>&1); do sleep 1; done; }
+
+# The watcher is killed during --off, and started again as by its service. It does not swap anew.
+off_restarted() {
+    slowly restarted || return 1
+    farmem swap --off >>/tmp/swap.log 2>&1 &
+    undoes=$!
+    await 60 more_requests 8 || return 1
     kill -9 $watcher
     wait $watcher 2>/dev/null
-    # 12 MiB stay, in answers of some pages each, each late: most are missing when the stream is cut.
-    echo max >/cg/small/memory.max
-    echo "HOST late 100 0 slower"
-    await 60 answered slower || return 1
-    requested=$(requests)
+    restarts &
+    again=$!
+    await 60 said 'waits for its end' || return 1
+    echo "HOST late 0 0 restarted.quicker"
+    ended $undoes "farmem swap --off" || { echo "  --off ended with $?"; return 1; }
+    ended $again "the watcher that was started again" || return 1
+    said 'was undone' && has_swap 0 || return 1
+    rm /tmp/given
+    ended $program "the program"
+}
+
+# The watcher is killed, and the stream is cut while --off has the kernel bring pages back. --off makes
+# another stream, and no word is lost.
+off_cut() {
+    slowly slower || return 1
+    kill -9 $watcher
+    wait $watcher 2>/dev/null
+    # Most pages are missing when the stream is cut.
     farmem swap --off >>/tmp/swap.log 2>&1 &
     undoes=$!
     await 60 more_requests 8 || return 1
@@ -389,17 +436,85 @@ mirrored() {
     off && [ ! -e /sys/block/md_farmem0 ] && [ -z "$(ls /run/farmem-swap)" ]
 }
 
+# Of two nodes with every page one answers the watcher, and sends no page. The other copy is used alone, within four times
+# the timeout on a quiet machine, and no word is lost. That node gets no copy before a page comes back from it.
+silent_copy() {
+    farmem swap --size 48M --node "$guarded" --node "10.0.2.2:$(cat /silent)" --protect mirror --token /token --timeout 3s --grace 5s >>/tmp/swap.log 2>&1 &
+    watcher=$!
+    await 60 has_swap || { cat /tmp/swap.log; return 1; }
+    has_given 24 || return 1
+    echo "HOST silent yes silent"
+    await 60 answered silent || return 1
+    from=$(cut -d. -f1 /proc/uptime)
+    within 8 pages 12 300 &
+    writes=$!
+    await 120 said 'the other copy is used alone' || return 1
+    echo "  after $(($(cut -d. -f1 /proc/uptime) - from)) s:"
+    await 60 said "one copy is left, at $guarded" || return 1
+    ! said SIGBUS || { cat /tmp/swap.log; return 1; }
+    ended $writes "the program that writes" || return 1
+    ! said 'copies pages to' || { echo "  the silent node got a copy"; return 1; }
+    echo "HOST silent no heard"
+    await 60 answered heard || return 1
+    await 120 said 'two copies again' || return 1
+    rm /tmp/given
+    ended $program "the program that waits" || return 1
+    grep -E 'no page|cop(y|ies)' /tmp/swap.log | sed 's/^/  /'
+    off && [ ! -e /sys/block/md_farmem0 ] && [ -z "$(ls /run/farmem-swap)" ]
+}
+
 # The machine has no memory left, and no other swap: it must neither hang nor lose a word.
 pressed() {
-    # A machine that hangs shows where.
-    (sleep 60; echo 8 >/proc/sys/kernel/printk; echo w >/proc/sysrq-trigger; echo l >/proc/sysrq-trigger) &
-    watchdog=$!
     free=$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
     echo "  $free MiB free, $((free + 32)) MiB wanted"
-    pages $((free + 32)) 200
+    pages $((free + 32)) 200 &
+    program=$!
+    # A machine that hangs shows where.
+    how_far $program $watcher &
+    watchdog=$!
+    ended $program "the program"
     held=$?
     kill $watchdog 2>/dev/null
     return $held
+}
+
+# how_far PROGRAM WATCHER   Says every 20 s how far pages and requests are, and after a minute which tasks are blocked.
+# The shell does all of it by itself: there may be no memory for another process.
+how_far() {
+    exec 6<>/tmp/never
+    said=0
+    while :; do
+        read -r -t 20 never <&6
+        kill -USR1 "$1" || return
+        read -r up idle </proc/uptime
+        for about in /sys/block/nbd[0-3]/stat; do
+            read -r in merged sectors ms out merged sectors ms sent rest <$about
+            echo "  at $up s: ${about%/stat}: $in reads and $out writes have ended, $sent are under way"
+        done
+        while read -r kind a b c d e f g h i j k again rest; do
+            case $kind in Tcp:) segments=$k repeated=$again ;; esac
+        done </proc/net/snmp
+        read -r waits <"/proc/$2/wchan"
+        echo "  $segments TCP segments sent, $repeated again; the watcher is in ${waits:-nothing}"
+        # Established ones: bytes that wait, which timer runs and for how long, and how often in a row.
+        while read -r at here there state queues timer repeats rest; do
+            case $state in 01) echo "  TCP $there: queues $queues, timer $timer, again $repeats" ;; esac
+        done </proc/net/tcp
+        told=0
+        while read -r line; do
+            told=$((told + 1))
+            [ $told -le $said ] || echo "  swap: $line"
+        done </tmp/swap.log
+        said=$told
+        [ "${blocked:-}" ] || [ "${up%.*}" -lt "$((${since:=${up%.*}} + 40))" ] || {
+            blocked=told
+            read -r level rest </proc/sys/kernel/printk
+            echo 8 >/proc/sys/kernel/printk
+            echo w >/proc/sysrq-trigger
+            echo l >/proc/sysrq-trigger
+            echo "$level" >/proc/sys/kernel/printk
+        }
+    done
 }
 
 # By so many connections, and with these options.
@@ -501,12 +616,15 @@ check cut_off short cut_off
 check late short late
 check killed short killed
 check off_cut short off_cut
+check off_twice short off_twice
+check off_restarted short off_restarted
 check off_fails short off_fails
 check freed short freed
 check crypted short crypted
 check several short several
 check small long small
 check mirrored short mirrored
+check silent_copy short silent_copy
 check pressure short pressure 1
 check pressure_by_four long pressure 4
 check pressure_cut long pressure_cut

@@ -9,8 +9,14 @@
 # FARMEM_GUEST_KERNEL: the suite of Debian whose kernel it boots, as bookworm-backports (6.12); else this system's.
 # FARMEM_GUEST_IMAGE: a kernel that needs no modules (lab/guest/kernel.sh). FARMEM_BIN: the program that is tried; else it is
 # built.
+# FARMEM_GUEST_NETWORK=tap: the nodes are in a network namespace with the machine, and the kernel's own TCP is at both ends.
+# QEMU's, which is there otherwise, sends a lost packet again after a second at the least. No check works so that asks this
+# side for something by TFTP. Nothing is downloaded: it needs FARMEM_GUEST_IMAGE, or a time before without it.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
+if [ "${FARMEM_GUEST_NETWORK:-}" = tap ] && [ -z "${FARMEM_GUEST_INSIDE:-}" ]; then
+    FARMEM_GUEST_INSIDE=1 exec unshare --net $([ "$(id -u)" = 0 ] || echo --map-root-user) "$0" "$@"
+fi
 begun=$SECONDS
 . lab/guest/lib.sh
 
@@ -50,21 +56,29 @@ install lab/guest/swap/init.sh "$root/init"
 install lab/guest/swap/{checks,faults,record,machine}.sh "$root/"
 echo "$@" >"$root/wanted"
 
-# The nodes are outside of the guest, which sees this machine's loopback at 10.0.2.2. All but the first ask for a token.
+# The nodes are outside of the guest, which sees this machine's loopback, or its end of the tap device, at 10.0.2.2. All but the first ask for a token.
 "$farmem" token create --tenant guest --quota 224M --store "$new/tokens" >"$root/token" 2>"$new/token.log" || { cat "$new/token.log" >&2; exit 1; }
 chmod 600 "$root/token"
+
+here=127.0.0.1 network=(-netdev "user,id=n,tftp=$new/answers")
+if [ -n "${FARMEM_GUEST_INSIDE:-}" ]; then
+    here=10.0.2.2 network=(-netdev tap,id=n,ifname=guest,script=no,downscript=no)
+    need ip:iproute2
+    ip link set lo up && ip tuntap add guest mode tap && ip addr add $here/24 dev guest && ip link set guest up ||
+        skip "a tap device cannot be made"
+fi
 
 # start NAME PORT [OPTION...]   Starts a node.
 start() {
     local name=$1 port=$2
     shift 2
     mkdir -p "$new/$name"
-    RUNTIME_DIRECTORY=$new/$name "$farmem" node --lend 512M --listen "127.0.0.1:$port" "$@" >"$new/$name.log" 2>&1 &
+    RUNTIME_DIRECTORY=$new/$name "$farmem" node --lend 512M --listen "$here:$port" "$@" >"$new/$name.log" 2>&1 &
     echo $! >"$new/$name.pid"
 }
 
 # The port that a node says it has.
-port() { sed -n 's/.* at 127.0.0.1:\([0-9]*\)$/\1/p' "$new/$1.log"; }
+port() { sed -n "s/.* at $here:\([0-9]*\)$/\1/p" "$new/$1.log"; }
 
 start node 0
 start second 0 --tokens "$new/tokens"
@@ -80,17 +94,25 @@ port=$(port node)
 echo "$port" >"$root/port"
 port second >"$root/guarded"
 port third >"$root/third"
-# A relay to it, whose answers come late, or whose connections are cut, when the guest asks for that.
 cc -O2 -Wall -o "$new/slow" lab/guest/swap/slow.c
-"$new/slow" 0 "$port" "$new/delay" >"$new/slow.port" &
-echo $! >"$new/slow.pid"
-tries=0
-until [ -s "$new/slow.port" ]; do
-    tries=$((tries + 1))
-    [ $tries -lt 600 ] || { echo "the relay did not begin" >&2; exit 1; }
-    sleep 0.1
-done
-cp "$new/slow.port" "$root/slow"
+
+# relay NAME PORT FILE   Starts a relay to a node's port, which obeys the file. The guest learns of it by its name.
+relay() {
+    local tries=0
+    "$new/slow" 0 "$2" "$new/$3" >"$new/$1.port" &
+    echo $! >"$new/$1.pid"
+    until [ -s "$new/$1.port" ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 600 ] || { echo "the relay did not begin" >&2; exit 1; }
+        sleep 0.1
+    done
+    cp "$new/$1.port" "$root/$1"
+}
+
+# Answers of the first come late, or its connections are cut, when the guest asks for that. By the second a node is silent
+# about pages alone.
+relay slow "$port" delay
+relay silent "$(port third)" silence.third
 # Beside it, if that is wanted, a server that others wrote, and the plainest there can be.
 case " $* " in *" faults "*)
     need nbdkit:nbdkit nbd-client:nbd-client
@@ -146,7 +168,7 @@ case " $* " in *" machine "*)
     put "$root" "$(command -v qemu-system-x86_64)" $(ls /usr/lib/*/qemu/accel-tcg-x86_64.so 2>/dev/null)
     for folder in qemu seabios; do
         mkdir -p "$root/usr/share/$folder"
-        cp /usr/share/$folder/{bios-256k,kvmvapic,linuxboot_dma,linuxboot}.bin "$root/usr/share/$folder/" 2>/dev/null || true
+        cp /usr/share/$folder/{bios-256k,kvmvapic,linuxboot_dma,linuxboot,pvh}.bin "$root/usr/share/$folder/" 2>/dev/null || true
     done
     FARMEM_GUEST_MEMORY=${FARMEM_GUEST_MEMORY:-768} FARMEM_GUEST_LIMIT=${FARMEM_GUEST_LIMIT:-7200}
     ;;
@@ -180,6 +202,13 @@ host() {
                 mv "$new/delay.new" "$new/delay"
                 : >"$new/answers/$answer"
                 ;;
+            "HOST silent "*)
+                # yes or no, ANSWER
+                read -r _ _ ms answer <<<"$line"
+                case $ms in yes) echo "-1 0" ;; *) echo "0 0" ;; esac >"$new/silence.new"
+                mv "$new/silence.new" "$new/silence.third"
+                : >"$new/answers/$answer"
+                ;;
             "HOST go") kill -CONT $node ;;
             "HOST pause "*)
                 kill -STOP $node
@@ -203,7 +232,7 @@ echo "guest: $release by $(accelerator), image $(($(stat -c %s "$new.img") >> 20
 status=0
 # A file system of half of the memory would not hold what is under test.
 APPEND="rootfstype=ramfs nbd.nbds_max=0" boot "${FARMEM_GUEST_LIMIT:-300}" "${FARMEM_GUEST_MEMORY:-224}" "$kernel" "$new.img" \
-    -netdev "user,id=n,tftp=$new/answers" -device virtio-net-pci,netdev=n,romfile= |
+    "${network[@]}" -device virtio-net-pci,netdev=n,romfile= |
     host | tee "$new/console" || status=$?
 echo "guest: $((SECONDS - begun)) s in all; the node said:"
 sed 's/^/    /' "$new/node.log"

@@ -1,6 +1,7 @@
 /* slow PORT TO FILE: a relay from loopback's PORT to its port TO. FILE has two numbers, or is not there. Bytes
- * that come back are held for the first number of milliseconds, in their order. When the second number changes,
- * all connections are cut. Serves until it is killed. */
+ * that come back are held for the first number of milliseconds, in their order. If it is -1, connections that have asked
+ * for a page get nothing back while it is. When the second number changes, all connections are cut. Serves until it is
+ * killed. */
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -32,6 +33,14 @@ static void orders(int64_t *delay, int64_t *cuts) {
     *delay = ms, *cuts = n;
 }
 
+/* Whether bytes of a client's ask for a page, or bring one: an NBD READ or WRITE begins like this. */
+static int moves(const char *bytes, ssize_t n) {
+    static const char head[7] = {0x25, 0x60, (char)0x95, 0x13, 0, 0, 0};
+    for (ssize_t at = 0; at + 8 <= n; at++)
+        if (!memcmp(bytes + at, head, sizeof head) && (unsigned char)bytes[at + 7] < 2) return 1;
+    return 0;
+}
+
 static int put(int s, const char *from, ssize_t n) {
     for (ssize_t at = 0, m; at < n; at += m)
         if ((m = send(s, from + at, n - at, MSG_NOSIGNAL)) <= 0) return 0;
@@ -43,10 +52,12 @@ static void relay(int client, int server) {
     static char bytes[65536];
     struct piece *first = NULL, **last = &first;
     int64_t due = 0, delay, begun, cuts;
+    int has_moved = 0;
     for (orders(&delay, &begun);;) {
         orders(&delay, &cuts);
         if (cuts != begun) return;
-        for (; first && first->due <= now();) {
+        int silent = delay < 0 && has_moved;
+        for (; !silent && first && first->due <= now();) {
             struct piece *piece = first;
             if (!put(client, piece->bytes, piece->length)) return;
             first = piece->next;
@@ -54,16 +65,17 @@ static void relay(int client, int server) {
             free(piece);
         }
         struct pollfd both[2] = {{client, POLLIN, 0}, {server, POLLIN, 0}};
-        int64_t left = first ? first->due - now() : 100;
+        int64_t left = first && !silent ? first->due - now() : 100;
         if (poll(both, 2, left < 0 ? 0 : left > 100 ? 100 : (int)left) < 0) return;
         if (both[0].revents) {
             ssize_t n = recv(client, bytes, sizeof bytes, 0);
             if (n <= 0 || !put(server, bytes, n)) return;
+            has_moved |= moves(bytes, n);
         }
         if (both[1].revents) {
             struct piece *piece = malloc(sizeof *piece);
             if (!piece || (piece->length = recv(server, piece->bytes, sizeof piece->bytes, 0)) <= 0) return;
-            int64_t at = now() + delay;
+            int64_t at = now() + (delay < 0 ? 0 : delay);
             piece->due = due = at > due ? at : due;
             piece->next = NULL;
             *last = piece;
