@@ -12,7 +12,7 @@
 //! A device whose watcher was killed is taken over first. One that another process watches is that
 //! one's to watch, until it is killed.
 //!
-//! One process undoes at a time ([`state::try_undo`]): another waits for its end, and watches
+//! One process undoes at a time ([`state::turn`]): another waits for its end, and watches
 //! meanwhile what nobody else does. A watcher that begins meanwhile waits too, and swaps to nothing
 //! new: its service may have started it again because it was killed.
 
@@ -57,8 +57,8 @@ struct Undoing {
 /// Waits while another process undoes devices. True: it has undone all of them.
 pub fn wait_for_others() -> Result<bool, Error> {
     let directory = Path::new(state::DIRECTORY);
-    let told = || say("another farmem undoes the devices of this machine: waits for its end");
-    let waited = state::wait_for_undo(directory, told).map_err(|e| Error::File(state::DIRECTORY.into(), e))?;
+    let told = || say("another farmem makes or undoes devices of this machine: waits for its end");
+    let waited = state::wait_for_turn(directory, told).map_err(|e| Error::File(state::DIRECTORY.into(), e))?;
     Ok(waited && state::all(directory).is_empty())
 }
 
@@ -120,14 +120,14 @@ impl Undoing {
         let (begun, mut told) = (Instant::now(), false);
         let mut tended = begun;
         loop {
-            match state::try_undo(directory) {
+            match state::try_turn(directory) {
                 Ok(Some(turn)) => return Ok(turn),
                 Ok(None) => {}
                 Err(e) => return Err(Error::File(state::DIRECTORY.into(), e)),
             }
             if !told && begun.elapsed() >= TELLS_AFTER {
                 told = true;
-                say("another farmem undoes the devices of this machine: waits for its end");
+                say("another farmem makes or undoes devices of this machine: waits for its end");
             }
             self.wait(&mut tended, &state::all(directory));
         }

@@ -133,9 +133,16 @@ pub fn is_known(directory: &Path, index: u32) -> bool {
     file(directory, index).exists()
 }
 
-/// The right to undo devices, which one process has at a time, until it is dropped or the process
-/// ends. `None`: another process has it. It leaves no file.
-pub fn try_undo(directory: &Path) -> io::Result<Option<File>> {
+/// Waits for the right to make or undo devices, which one process has at a time, until it is
+/// dropped or the process ends. It leaves no file.
+pub fn turn(directory: &Path) -> io::Result<File> {
+    DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
+    let locked = File::open(directory)?;
+    locked.lock().map(|()| locked)
+}
+
+/// The same right. `None`: another process has it.
+pub fn try_turn(directory: &Path) -> io::Result<Option<File>> {
     let locked = File::open(directory)?;
     match locked.try_lock() {
         Ok(()) => Ok(Some(locked)),
@@ -144,8 +151,8 @@ pub fn try_undo(directory: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Waits while a process undoes devices. Whether one did. Calls `before` if it has to wait.
-pub fn wait_for_undo(directory: &Path, before: impl FnOnce()) -> io::Result<bool> {
+/// Waits while a process makes or undoes devices. Whether one did. Calls `before` if it has to wait.
+pub fn wait_for_turn(directory: &Path, before: impl FnOnce()) -> io::Result<bool> {
     let locked = match File::open(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         opened => opened?,
@@ -224,12 +231,13 @@ mod tests {
         assert_eq!((all(&directory).len(), kind(&directory, 3), kind(&directory, 9)), (1, Some(17), None));
         remove(&directory, 3);
         assert!(!held.stands());
-        let right = try_undo(&directory).unwrap();
-        assert!(right.is_some() && try_undo(&directory).unwrap().is_none());
-        assert!(wait_for_undo(&directory, || drop(right)).unwrap());
+        let right = turn(&directory).unwrap();
+        assert!(try_turn(&directory).unwrap().is_none());
+        assert!(wait_for_turn(&directory, || drop(right)).unwrap());
         for idle in [&directory, Path::new("/absent")] {
-            assert!(!wait_for_undo(idle, || unreachable!()).unwrap());
+            assert!(!wait_for_turn(idle, || unreachable!()).unwrap());
         }
+        drop(try_turn(&directory).unwrap().unwrap());
         let other = create(&directory, state).unwrap();
         assert_eq!(kind(&directory, 3), None);
         assert!(other.stands() && !held.stands());

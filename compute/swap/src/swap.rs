@@ -81,6 +81,8 @@ pub fn on(plan: &Plan) -> Result<Watch, Error> {
         let devices = adopt(plan, &known)?;
         return Ok(Watch::new(client, plan, devices, said(plan, open_probe(plan))));
     }
+    // A watcher whose devices were undone must not remove the probe of these.
+    let _turn = state::turn(Path::new(state::DIRECTORY)).map_err(|e| Error::File(state::DIRECTORY.into(), e))?;
     let mut opened = open_probe(plan);
     let probe = opened.as_mut().ok();
     let begun =

@@ -93,10 +93,13 @@ impl Watch {
         self.teller = None;
         // No death is missed between here and `undo`.
         self.died = Some(died);
-        if over == Over::Undone && state::all(Path::new(state::DIRECTORY)).is_empty() {
+        if over == Over::Undone {
             // `--off` could not remove the probe while this process had it open. A new watcher has
-            // its own.
-            freed::close();
+            // its own, and its devices by the end of its turn.
+            let _turn = state::turn(Path::new(state::DIRECTORY));
+            if state::all(Path::new(state::DIRECTORY)).is_empty() {
+                freed::close();
+            }
         }
         Ok(over)
     }

@@ -60,9 +60,9 @@ echo "$@" >"$root/wanted"
 "$farmem" token create --tenant guest --quota 224M --store "$new/tokens" >"$root/token" 2>"$new/token.log" || { cat "$new/token.log" >&2; exit 1; }
 chmod 600 "$root/token"
 
-here=127.0.0.1 network=(-netdev "user,id=n,tftp=$new/answers")
+here=127.0.0.1 open= network=(-netdev "user,id=n,tftp=$new/answers")
 if [ -n "${FARMEM_GUEST_INSIDE:-}" ]; then
-    here=10.0.2.2 network=(-netdev tap,id=n,ifname=guest,script=no,downscript=no)
+    here=10.0.2.2 open=--open network=(-netdev tap,id=n,ifname=guest,script=no,downscript=no)
     need ip:iproute2
     ip link set lo up && ip tuntap add guest mode tap && ip addr add $here/24 dev guest && ip link set guest up ||
         skip "a tap device cannot be made"
@@ -80,7 +80,7 @@ start() {
 # The port that a node says it has.
 port() { sed -n "s/.* at $here:\([0-9]*\)$/\1/p" "$new/$1.log"; }
 
-start node 0
+start node 0 $open
 start second 0 --tokens "$new/tokens"
 start third 0 --tokens "$new/tokens"
 tries=0
