@@ -7,7 +7,8 @@
 //! | a request's body | [`crate::guard::LONGEST_REQUEST`], within 5 s; 256 bodies at a time |
 //! | a connection | is asked to end after 60 s, and cut 10 s later, also if its peer does not read |
 //!
-//! So strangers can make the controller hold at most 4096 heads and 256 bodies: 80 MiB.
+//! So strangers can make the controller hold at most 4096 heads and 256 bodies: 80 MiB. Long answers
+//! are made at most every 250 ms, and shared by all who look at the rack.
 
 use axum::Router;
 use axum::extract::ConnectInfo;

@@ -24,8 +24,9 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use farmem_protocol::fairness::is_fair;
 use farmem_trust::{Key, Mac, Nonce, TokenId, drawn, hex, same, unhex};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,11 @@ pub const LONGEST_REQUEST: usize = 64 << 10;
 /// A challenge can be answered for this long.
 const GOOD_FOR: Duration = Duration::from_secs(10);
 /// The most answered challenges that are remembered. Further ones within [`GOOD_FOR`] are refused.
+/// One token may have half of what the others leave.
 const MOST_ANSWERED: usize = 1 << 17;
+/// Those of them that only tokens of the tenant [`OPERATOR`] may have: beats and orders come
+/// through, however much the others ask.
+const OPERATORS: usize = MOST_ANSWERED / 8;
 /// A request whose body takes longer to arrive is refused. The wait for [`MOST_BODIES`] counts.
 const BODY_WITHIN: Duration = Duration::from_secs(5);
 /// The most bodies that are received at the same time. Others wait.
@@ -100,11 +105,52 @@ pub struct Guard {
     /// A random key that no other process knows: it seals challenges.
     seal: Key,
     begun: Instant,
-    /// Challenges that were answered in the last [`GOOD_FOR`], the oldest first.
-    answered: Mutex<BTreeSet<Challenge>>,
+    answered: Mutex<Answered>,
     bodies: tokio::sync::Semaphore,
     body_within: Duration,
 }
+
+/// Challenges that were answered in the last [`GOOD_FOR`].
+#[derive(Default)]
+struct Answered {
+    /// The oldest first, each with the token that answered it.
+    challenges: BTreeMap<Challenge, TokenId>,
+    /// How many of them each token has answered.
+    of: HashMap<TokenId, usize>,
+}
+
+impl Answered {
+    /// Forgets the oldest, if it is too old.
+    fn forget_first(&mut self, is_old: impl Fn(&Challenge) -> bool) -> bool {
+        let Some(oldest) = self.challenges.first_entry().filter(|oldest| is_old(oldest.key())) else { return false };
+        let token = oldest.remove();
+        if let Some(count) = self.of.get_mut(&token) {
+            *count -= 1;
+            if *count == 0 {
+                self.of.remove(&token);
+            }
+        }
+        true
+    }
+
+    /// Remembers a challenge that a token has answered. False: it was answered before, or the token
+    /// has as many as it may.
+    fn insert(&mut self, challenge: &Challenge, key: &Key) -> bool {
+        let most = if key.tenant.as_str() == OPERATOR { MOST_ANSWERED } else { MOST_ANSWERED - OPERATORS };
+        let of = self.of.get(&key.id).copied().unwrap_or(0);
+        let all = self.challenges.len();
+        if all >= most || !is_fair(of + 1, most - all - 1, most) || self.challenges.contains_key(challenge) {
+            return false;
+        }
+        self.challenges.insert(*challenge, key.id);
+        self.of.insert(key.id, of + 1);
+        true
+    }
+}
+
+/// The tenant of a request's proven token, for its handler.
+#[derive(Clone)]
+pub struct OfTenant(pub String);
 
 /// A token that a request names, and whether it is proven.
 struct Named {
@@ -139,8 +185,9 @@ impl Guard {
         Some(challenge)
     }
 
-    /// Whether a challenge is this controller's, not too old, and answered for the first time.
-    fn takes(&self, challenge: &Challenge) -> bool {
+    /// Whether a challenge is this controller's, not too old, and answered for the first time, by this
+    /// token.
+    fn takes(&self, challenge: &Challenge, key: &Key) -> bool {
         let time = |challenge: &Challenge| challenge[..8].iter().fold(0u64, |at, &byte| at << 8 | u64::from(byte));
         let (mut sealed, mut shown) = (self.seal.of_request(&[&challenge[..24]]), [0; 32]);
         shown[..16].copy_from_slice(&challenge[24..]);
@@ -151,10 +198,8 @@ impl Guard {
             return false;
         }
         let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        while answered.first().is_some_and(is_old) {
-            answered.pop_first();
-        }
-        answered.len() < MOST_ANSWERED && answered.insert(*challenge)
+        while answered.forget_first(is_old) {}
+        answered.insert(challenge, key)
     }
 
     /// The token that a request names, if the controller knows it.
@@ -165,7 +210,10 @@ impl Guard {
             (Some(challenge), Some(mac), None) => {
                 let shown =
                     unhex(mac).is_some_and(|mac| same(&mac, &of_request(&key, challenge.as_bytes(), &nonce, asked)));
-                shown && unhex(challenge).is_some_and(|challenge| self.takes(&challenge))
+                // What needs no proof uses no challenge up.
+                shown
+                    && asked.method == Method::POST.as_str()
+                    && unhex(challenge).is_some_and(|challenge| self.takes(&challenge, &key))
             }
             _ => false,
         };
@@ -225,7 +273,13 @@ pub async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next
     let named = guard.named(find, &head.headers, asked);
     let answer = match guard.refusal(named.as_ref(), &head.headers, asked) {
         Some(refusal) => refusal,
-        None => next.run(Request::from_parts(head, Body::from(body))).await,
+        None => {
+            let mut request = Request::from_parts(head, Body::from(body));
+            if let Some(Named { key, proven: true, .. }) = &named {
+                request.extensions_mut().insert(OfTenant(key.tenant.to_string()));
+            }
+            next.run(request).await
+        }
     };
     match named {
         Some(Named { key, nonce, .. }) => proven(answer, &key, &nonce, asked).await,
@@ -299,12 +353,50 @@ mod tests {
     fn a_challenge_of_another_controller_or_of_long_ago_is_of_no_use() {
         let key = Token::new("lab", &[7; 40]).unwrap().key();
         let (one, mut other) = (guard(key), guard(key));
-        assert!(!other.takes(&one.challenge().unwrap()));
+        assert!(!other.takes(&one.challenge().unwrap(), &key));
         let old = other.challenge().unwrap();
         // As if the controller had begun that much earlier.
         other.begun -= GOOD_FOR + Duration::from_millis(2);
-        assert!(!other.takes(&old) && other.takes(&other.challenge().unwrap()));
-        assert_eq!(other.answered.lock().unwrap().len(), 1);
+        assert!(!other.takes(&old, &key) && other.takes(&other.challenge().unwrap(), &key));
+        assert_eq!(other.answered.lock().unwrap().challenges.len(), 1);
+    }
+
+    /// However much tokens of others prove, another token is left some, and the operator's an eighth.
+    #[test]
+    fn a_token_that_proves_much_keeps_nobody_out() {
+        let key = |tenant, drawn| Token::new(tenant, &[drawn; 40]).unwrap().key();
+        let greedy: Vec<Key> = (0..80).map(|drawn| key("lab", drawn)).collect();
+        let (modest, operator) = (key("shop", 100), key(OPERATOR, 101));
+        let mut answered = Answered::default();
+        let mut number = 0_u64;
+        let mut proves = |answered: &mut Answered, key: &Key| {
+            number += 1;
+            let mut challenge = [0; 40];
+            challenge[8..16].copy_from_slice(&number.to_le_bytes());
+            answered.insert(&challenge, key)
+        };
+        let first = (0..MOST_ANSWERED).take_while(|_| proves(&mut answered, &greedy[0])).count();
+        assert!(first <= MOST_ANSWERED / 2, "{first}");
+        assert!((0..1000).all(|_| proves(&mut answered, &modest)), "another token proves on");
+        for key in &greedy[1..] {
+            while proves(&mut answered, key) {}
+        }
+        assert!(!proves(&mut answered, &greedy[79]));
+        assert!((0..1000).all(|_| proves(&mut answered, &operator)), "beats come through");
+        assert!(!answered.insert(&[0; 40], &operator) || !answered.insert(&[0; 40], &operator), "each once");
+        let all = answered.challenges.len();
+        while answered.forget_first(|_| true) {}
+        assert!(all > MOST_ANSWERED / 2 && answered.of.is_empty());
+    }
+
+    #[test]
+    fn a_look_uses_no_challenge_up() {
+        let key = Token::new("lab", &[7; 40]).unwrap().key();
+        let (guard, nonce) = (guard(key), [3; 32]);
+        let challenge = hex(&guard.challenge().unwrap());
+        let asked = Asked { method: "GET", path: "/v1/rack", body: b"" };
+        assert!(named(&guard, &token(&key, &nonce, Some(&challenge), asked), asked).is_some());
+        assert!(guard.answered.lock().unwrap().challenges.is_empty());
     }
 
     #[test]

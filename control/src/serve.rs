@@ -7,11 +7,12 @@ use crate::api::{Beat, Given, ORDER_HEADER, Orders, Rack, Refused, Term, Want};
 use crate::door;
 use crate::election::{self, CONFIRMED_FOR};
 use crate::etcd::{Etcd, EtcdError};
-use crate::guard::{self, Guard};
+use crate::guard::{self, Guard, OfTenant};
 use crate::metrics;
 use crate::state::{Action, Intent, Refusal, State};
 use crate::store::{Kept, Store, StoreError};
-use axum::extract::{ConnectInfo, Path, State as With};
+use axum::body::Bytes;
+use axum::extract::{ConnectInfo, Extension, Path, State as With};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{Html, IntoResponse, Response};
@@ -29,6 +30,18 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// How long a new leader waits for the beats of nodes that it knows, before it gives nodes to runs.
 const BEATS_WITHIN: Duration = Duration::from_millis(1200);
+
+/// How long a text of the rack is given to all who look at it.
+const SHOWN_FOR: Duration = Duration::from_millis(250);
+
+/// The rack as texts, which all who look at it share: a peer that reads slowly holds no text of its
+/// own.
+struct Shown {
+    made: Instant,
+    term: Term,
+    rack: Bytes,
+    counters: Bytes,
+}
 
 /// Whether a controller leads the rack now.
 enum Role {
@@ -62,6 +75,8 @@ pub struct Served {
     /// Held while intents are written to the store. So they reach it in the order in which the
     /// state took them.
     keeping: tokio::sync::Mutex<()>,
+    /// The newest texts. Held while they are made, so that one maker at a time asks for the state.
+    shown: tokio::sync::Mutex<Option<Arc<Shown>>>,
 }
 
 impl Served {
@@ -69,7 +84,7 @@ impl Served {
         let (unsaved, random, begun) = (Vec::new(), Random::new(seed), Instant::now());
         let controller = Controller { state, role, unsaved, quotas: BTreeMap::new(), random, begun, log };
         let controller = Mutex::new(controller);
-        Arc::new(Served { controller, store, keeping: tokio::sync::Mutex::new(()) })
+        Arc::new(Served { controller, store, keeping: Default::default(), shown: Default::default() })
     }
 
     /// The only controller of its rack, with the content of its store. `seed` is random: it decides
@@ -119,6 +134,25 @@ impl Served {
             Role::Leads(_) => Err(No::not_now("this controller does not reach etcd and may lead no longer".into())),
             Role::Stands(why) => Err(No::not_now(why.clone())),
         }
+    }
+
+    /// The rack's texts, at most [`SHOWN_FOR`] old. They are made without the controller's lock.
+    async fn shown(&self) -> Result<Arc<Shown>, No> {
+        let mut shown = self.shown.lock().await;
+        let (view, term) = {
+            let controller = self.led()?;
+            let term = controller.state.term();
+            let is_new = |shown: &&Arc<Shown>| shown.term == term && shown.made.elapsed() < SHOWN_FOR;
+            if let Some(shown) = shown.as_ref().filter(is_new) {
+                return Ok(Arc::clone(shown));
+            }
+            (controller.state.view(controller.now()), term)
+        };
+        let rack = serde_json::to_vec(&view).map_err(|e| No(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?;
+        let (rack, counters) = (rack.into(), metrics::exposition(Some(&view)).into());
+        let made = Arc::new(Shown { made: Instant::now(), term, rack, counters });
+        *shown = Some(Arc::clone(&made));
+        Ok(made)
     }
 
     /// Writes the unsaved intents to the store. The controller is not locked meanwhile.
@@ -216,6 +250,8 @@ impl From<Refusal> for No {
             Refusal::Malformed(_) => StatusCode::BAD_REQUEST,
             Refusal::Unknown(_) => StatusCode::NOT_FOUND,
             Refusal::NameTaken(_) | Refusal::IsUp(_) | Refusal::NoNode(_) => StatusCode::CONFLICT,
+            Refusal::OthersRun(_) => StatusCode::FORBIDDEN,
+            Refusal::ManyRuns(_) => StatusCode::TOO_MANY_REQUESTS,
             Refusal::Deposed => StatusCode::SERVICE_UNAVAILABLE,
         };
         No(status, refusal.to_string())
@@ -304,7 +340,12 @@ fn completed(at: &str, from: IpAddr) -> String {
     }
 }
 
-async fn want(With(shared): With<Shared>, Json(want): Json<Want>) -> Result<Json<Given>, No> {
+async fn want(
+    With(shared): With<Shared>,
+    tenant: Option<Extension<OfTenant>>,
+    Json(want): Json<Want>,
+) -> Result<Json<Given>, No> {
+    let tenant = tenant.map_or_else(String::new, |Extension(OfTenant(tenant))| tenant);
     let mut controller = shared.led()?;
     // A node counts as down until its first beat. So a leader that answers at once would replace
     // nodes that are up.
@@ -312,12 +353,11 @@ async fn want(With(shared): With<Shared>, Json(want): Json<Want>) -> Result<Json
         return Err(No::not_now("this controller has just begun to lead: ask again".into()));
     }
     let (now, random) = (controller.now(), controller.random.bits());
-    Ok(Json(controller.state.want(now, &want, random)?))
+    Ok(Json(controller.state.want_of(&tenant, now, &want, random)?))
 }
 
-async fn rack(With(shared): With<Shared>) -> Result<Json<Rack>, No> {
-    let controller = shared.led()?;
-    Ok(Json(controller.state.view(controller.now())))
+async fn rack(With(shared): With<Shared>) -> Result<impl IntoResponse, No> {
+    Ok(([(header::CONTENT_TYPE, "application/json")], shared.shown().await?.rack.clone()))
 }
 
 async fn order(
@@ -342,19 +382,49 @@ async fn order(
         controller.carry_out(actions);
         controller.state.view(now)
     };
+    // The next look shows what the order has changed.
+    *shared.shown.lock().await = None;
     shared.keep().await?;
     Ok(Json(view))
 }
 
 async fn counters(With(shared): With<Shared>) -> impl IntoResponse {
     // A standby has no figures of the rack.
-    let rack = shared.led().ok().map(|controller| controller.state.view(controller.now()));
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::exposition(rack.as_ref()))
+    let counters = match shared.shown().await {
+        Ok(shown) => shown.counters.clone(),
+        Err(_) => metrics::exposition(None).into(),
+    };
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], counters)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn alone() -> Arc<Served> {
+        let kept = Kept { term: Term::default(), intents: Vec::new() };
+        Served::alone(Store::Memory, kept, 1, |_| ())
+    }
+
+    /// Many who look at the rack are given one text, and a term that begins makes another.
+    #[test]
+    fn all_who_look_share_one_text() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let served = alone();
+            let look = || async { served.shown().await.ok().map(|shown| shown.rack.as_ptr()) };
+            let (begun, first) = (Instant::now(), look().await.unwrap());
+            let mut same = true;
+            for _ in 0..1000 {
+                same &= look().await == Some(first);
+            }
+            assert!(same || begun.elapsed() >= SHOWN_FOR);
+            served.lock().state = State::default().led_in(Term { rack: 5, epoch: 7 });
+            assert_ne!(look().await, Some(first));
+            served.lock().role = Role::Stands("another leads".into());
+            assert_eq!(look().await, None, "only the leader shows it");
+        });
+    }
 
     #[test]
     fn an_address_of_no_host_becomes_the_nodes_own() {

@@ -45,6 +45,8 @@ pub const LEAST_FREE: u64 = farmem_protocol::addr::SLAB_BYTES;
 const EVENTS: usize = 100;
 /// The most nodes that a rack has.
 const MOST_NODES: usize = 20_000;
+/// The most runs that are known at a time. One tenant's may be half of what the others leave.
+const MOST_RUNS: usize = 20_000;
 
 /// A part of the state that outlives the controller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,6 +105,12 @@ pub enum Refusal {
     /// The node is up, so it cannot be forgotten.
     #[error("{0} is up: drain it and stop it first")]
     IsUp(String),
+    /// The name is another tenant's run's.
+    #[error("a run of another tenant is called {0}: begin the program again")]
+    OthersRun(String),
+    /// Too many runs are known, or too many of one tenant.
+    #[error("this rack knows {0} runs, of which the tenant has its part: wait until some have ended")]
+    ManyRuns(usize),
     /// There is no node to give to the run.
     #[error("{0}")]
     NoNode(String),
@@ -207,6 +215,8 @@ impl Node {
 }
 
 struct Run {
+    /// Its tenant. Empty: the controller asks for no tokens.
+    tenant: String,
     host: String,
     /// The number of failure domains in which it wants nodes.
     domains: u32,

@@ -1,8 +1,9 @@
 //! Which nodes a run is given.
 
 use super::names::{is_text, name_is_good};
-use super::{HEADROOM, LEAST_FREE, Node, Refusal, Run, Standing, State};
+use super::{HEADROOM, LEAST_FREE, MOST_RUNS, Node, Refusal, Run, Standing, State};
 use crate::api::{Given, GivenNode, LONGEST, MOST, Want};
+use farmem_protocol::fairness::is_fair;
 use farmem_protocol::random::Random;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,6 +26,14 @@ impl State {
     /// [`Refusal::Malformed`]; [`Refusal::Deposed`]; [`Refusal::NoNode`] if no node can be given,
     /// or if a run that begins would get fewer domains than it wants.
     pub fn want(&mut self, now: Duration, want: &Want, random: u64) -> Result<Given, Refusal> {
+        self.want_of("", now, want, random)
+    }
+
+    /// As [`State::want`], for a run of this tenant.
+    ///
+    /// # Errors
+    /// As there; [`Refusal::OthersRun`]; [`Refusal::ManyRuns`].
+    pub fn want_of(&mut self, tenant: &str, now: Duration, want: &Want, random: u64) -> Result<Given, Refusal> {
         self.not_deposed(want.seen)?;
         name_is_good("run", &want.run)?;
         name_is_good("host", &want.host)?;
@@ -34,6 +43,7 @@ impl State {
         if want.held.len() > MOST || want.domains == 0 || want.domains > 2 {
             return Err(Refusal::Malformed("a run has at most 64 nodes, in 1 or 2 domains".into()));
         }
+        self.has_place(tenant, &want.run)?;
         let mut chosen: Vec<String> = Vec::new();
         for at in &want.held {
             let open = self.at.get(at).filter(|name| self.nodes[*name].is_open() && !chosen.contains(name));
@@ -73,9 +83,24 @@ impl State {
         let nodes = chosen.iter().map(given).collect();
         self.compare(now, want);
         let figures = want.figures.clone();
-        let run = Run { host: want.host.clone(), domains: want.domains, nodes: chosen, figures, asked: now };
+        let tenant = tenant.to_owned();
+        let run = Run { tenant, host: want.host.clone(), domains: want.domains, nodes: chosen, figures, asked: now };
         self.runs.insert(want.run.clone(), run);
         Ok(Given { nodes, term: self.term })
+    }
+
+    /// Whether a run of this tenant may be known by this name: it is already, or there is room for one
+    /// more.
+    fn has_place(&self, tenant: &str, run: &str) -> Result<(), Refusal> {
+        if let Some(known) = self.runs.get(run) {
+            let is_own = known.tenant == tenant;
+            return is_own.then_some(()).ok_or_else(|| Refusal::OthersRun(run.to_owned()));
+        }
+        let all = self.runs.len();
+        let of = self.runs.values().filter(|run| run.tenant == tenant).count();
+        // Without tokens all are of one tenant.
+        let fair = tenant.is_empty() || all < MOST_RUNS && is_fair(of + 1, MOST_RUNS - all - 1, MOST_RUNS);
+        (all < MOST_RUNS && fair).then_some(()).ok_or(Refusal::ManyRuns(all))
     }
 
     /// Takes a node from a run whose machine needs the memory that it has lent: the run's pages move

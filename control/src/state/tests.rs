@@ -394,3 +394,25 @@ fn a_full_rack_names_those_who_hold_it() {
     let why = state.want(s(1), &want("r2", 1, &[]), 7).unwrap_err().to_string();
     assert!(why.ends_with("; most of it is held by job on h (3072 MiB)"), "{why}");
 }
+
+/// One tenant's runs are many, and keep no other's out. Nor does it take another's name.
+#[test]
+fn runs_are_bounded_and_a_name_is_its_tenants() {
+    let mut state = rack(&[("a", "1")]);
+    let mut names = 0..;
+    let mut begins = |state: &mut State, tenant: &str| {
+        let name = format!("{tenant}{}", names.next().unwrap());
+        state.want_of(tenant, s(0), &want(&name, 1, &[]), 1).map(|_| name)
+    };
+    let lab: Vec<String> = std::iter::from_fn(|| begins(&mut state, "lab").ok()).collect();
+    assert!(lab.len() == MOST_RUNS / 2 && matches!(begins(&mut state, "lab"), Err(Refusal::ManyRuns(_))));
+    let shop = begins(&mut state, "shop").unwrap();
+    let others = state.want_of("lab", s(0), &want(&shop, 1, &["a:7411"]), 1);
+    assert_eq!(others, Err(Refusal::OthersRun(shop.clone())));
+    assert!(state.want_of("shop", s(0), &want(&shop, 1, &["a:7411"]), 1).is_ok());
+    assert!(state.want_of("lab", s(0), &want(&lab[0], 1, &["a:7411"]), 1).is_ok(), "what is known goes on");
+    // They are over.
+    state.tick(s(101), &mut Vec::new());
+    state.beat(s(101), beat("a", "1", 8 * GIB, 0), &mut Vec::new()).unwrap();
+    assert!(begins(&mut state, "lab").is_ok());
+}
