@@ -37,6 +37,11 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub etcd_ca: Option<PathBuf>,
 
+    /// With etcds://, a file with a certificate that this controller shows to etcd, and its private
+    /// key, in PEM; only its owner may read it
+    #[arg(long, value_name = "FILE")]
+    pub etcd_cert: Option<PathBuf>,
+
     /// With etcds://, a file with NAME:PASSWORD of the user that etcd is to know this controller
     /// by; only its owner may read it
     #[arg(long, value_name = "FILE")]
@@ -142,9 +147,10 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Failure::usage(format!("--store {}: {e}", options.store.clone().unwrap_or_default().display()))
     };
     let several = options.store.as_ref().and_then(|store| store.to_str()).filter(|store| is_etcd(store));
-    let access = Access { ca: options.etcd_ca.clone(), user: options.etcd_user.clone() };
-    if several.is_none() && (access.ca.is_some() || access.user.is_some()) {
-        return Err(Failure::usage("--etcd-ca and --etcd-user go with --store etcds://HOST:PORT"));
+    let (ca, user, cert) = (options.etcd_ca.clone(), options.etcd_user.clone(), options.etcd_cert.clone());
+    let access = Access { ca, user, cert };
+    if several.is_none() && !access.is_plain() {
+        return Err(Failure::usage("--etcd-ca, --etcd-cert and --etcd-user go with --store etcds://HOST:PORT"));
     }
     let controller = match (several, &options.store) {
         (Some(named), _) => {

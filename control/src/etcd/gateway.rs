@@ -7,11 +7,12 @@
 
 use super::EtcdError;
 use serde_json::{Value, json};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::tls::{ClientCert, PemItem, RootCerts, TlsConfig, parse_pem};
 
 /// How long one member may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_millis(600);
@@ -32,6 +33,16 @@ pub struct Access {
     pub ca: Option<PathBuf>,
     /// A file with `NAME:PASSWORD`, which only its owner may read.
     pub user: Option<PathBuf>,
+    /// A file with this controller's own certificate and its private key, in PEM, which only its
+    /// owner may read.
+    pub cert: Option<PathBuf>,
+}
+
+impl Access {
+    /// Whether it is by an address alone.
+    pub fn is_plain(&self) -> bool {
+        self.ca.is_none() && self.user.is_none() && self.cert.is_none()
+    }
 }
 
 #[derive(Debug)]
@@ -73,8 +84,8 @@ impl Gateway {
                 "'{text}' names no etcd: write etcd://HOST:PORT, or etcds:// for TLS, or up to {MOST} of them by commas"
             ));
         }
-        if scheme == "http" && (access.ca.is_some() || access.user.is_some()) {
-            return Err("an authority and a user need TLS: write etcds://HOST:PORT".into());
+        if scheme == "http" && !access.is_plain() {
+            return Err("an authority, a certificate and a user need TLS: write etcds://HOST:PORT".into());
         }
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(ANSWER_WITHIN))
@@ -82,7 +93,10 @@ impl Gateway {
             .proxy(None)
             .max_redirects(0);
         let config = match scheme {
-            "https" => config.tls_config(tls(access.ca.as_deref().unwrap_or(Path::new(SYSTEMS_AUTHORITIES)))?),
+            "https" => {
+                let own = access.cert.as_deref().map(certificate_in).transpose()?;
+                config.tls_config(tls(access.ca.as_deref().unwrap_or(Path::new(SYSTEMS_AUTHORITIES)), own)?)
+            }
             _ => config,
         };
         let user = access.user.as_deref().map(user_in).transpose()?;
@@ -154,7 +168,14 @@ impl Gateway {
         if let Some(token) = token {
             request = request.header("Authorization", token);
         }
-        let failed = |e: ureq::Error| Failed::Away(e.to_string());
+        // In TLS 1.3 a member that does not like this end's certificate just hangs up.
+        let hung_up = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof];
+        let failed = |e: ureq::Error| match &e {
+            ureq::Error::Io(io) if self.scheme == "https" && hung_up.contains(&io.kind()) => {
+                Failed::Away(format!("{e}: does it ask for another certificate (--etcd-cert)?"))
+            }
+            _ => Failed::Away(e.to_string()),
+        };
         let mut answer = request.send_json(body).map_err(failed)?;
         let text = answer.body_mut().with_config().limit(LONGEST).read_to_string().map_err(failed)?;
         Ok((answer.status().as_u16(), text))
@@ -182,8 +203,8 @@ fn answered(status: u16, text: String) -> Result<String, Failed> {
     }
 }
 
-/// TLS by ring, which trusts the authorities of a file alone.
-fn tls(ca: &Path) -> Result<TlsConfig, String> {
+/// TLS by ring, which trusts the authorities of a file alone. `own`: what this end shows of itself.
+fn tls(ca: &Path, own: Option<ClientCert>) -> Result<TlsConfig, String> {
     let wrong = |what: String| format!("{}: {what}", ca.display());
     let text = std::fs::read(ca).map_err(|e| wrong(e.to_string()))?;
     let mut authorities = Vec::new();
@@ -198,8 +219,27 @@ fn tls(ca: &Path) -> Result<TlsConfig, String> {
     let ring = Arc::new(rustls::crypto::ring::default_provider());
     Ok(TlsConfig::builder()
         .root_certs(RootCerts::new_with_certs(&authorities))
+        .client_cert(own)
         .unversioned_rustls_crypto_provider(ring)
         .build())
+}
+
+/// The certificates and the private key in a file.
+fn certificate_in(file: &Path) -> Result<ClientCert, String> {
+    let text = farmem_trust::file::secret(file).map_err(|e| e.to_string())?;
+    let wrong = |what: String| format!("{}: {what}", file.display());
+    let (mut chain, mut key) = (Vec::new(), None);
+    for item in parse_pem(text.as_bytes()) {
+        match item.map_err(|e| wrong(e.to_string()))? {
+            PemItem::Certificate(certificate) => chain.push(certificate),
+            PemItem::PrivateKey(found) => key = Some(found),
+            _ => {}
+        }
+    }
+    match key.filter(|_| !chain.is_empty()) {
+        Some(key) => Ok(ClientCert::new_with_certs(&chain, key)),
+        None => Err(wrong("it is to hold a certificate and its private key, in PEM".into())),
+    }
 }
 
 /// The name and the password in a file.
@@ -232,7 +272,7 @@ mod tests {
     #[test]
     fn a_password_needs_tls_and_a_file_of_its_own() {
         let file = std::env::temp_dir().join(format!("farmem-etcd-user-{}", std::process::id()));
-        let access = Access { ca: None, user: Some(file.clone()) };
+        let access = Access { user: Some(file.clone()), ..Access::default() };
         let named = |text| Gateway::named(text, &access).err().unwrap_or_default();
         std::fs::write(&file, "rack:secret\n").unwrap();
         let mode = |mode| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -245,7 +285,8 @@ mod tests {
             std::fs::write(&file, bad).unwrap();
             assert!(user_in(&file).unwrap_err().contains("NAME:PASSWORD"), "{bad:?}");
         }
-        assert!(tls(&file).unwrap_err().contains("no certificate"));
+        assert!(tls(&file, None).unwrap_err().contains("no certificate"));
+        assert!(certificate_in(&file).unwrap_err().contains("a certificate and its private key"));
         std::fs::remove_file(&file).unwrap();
         assert!(named("etcds://a:1").contains("No such file"));
     }

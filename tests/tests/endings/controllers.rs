@@ -105,6 +105,8 @@ fn certificates(dir: &Path, host: &str) -> Result<()> {
     for line in [
         format!("req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=authority"),
         format!("req {key} -keyout etcd.key -out etcd.csr -subj /CN=etcd"),
+        format!("req {key} -keyout rack.key -out rack.csr -subj /CN=rack"),
+        "x509 -req -in rack.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out rack.crt -days 2 -extfile names".into(),
         "x509 -req -in etcd.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out etcd.pem -days 2 -extfile names".into(),
         format!("req -x509 {key} -keyout other.key -out other.pem -days 2 -subj /CN=other"),
     ] {
@@ -186,6 +188,50 @@ fn etcd_is_reached_by_tls_and_with_a_user() -> Result<()> {
     post(plain, "/v3/auth/user/changepw", &json!({ "name": "root", "password": "more" }), root)?;
     farmem(&["drain", "only"], &at.to_string())?.success()?;
     ensure!(is("empty") && rack.alive(), "{}", rack.stderr());
+    Ok(())
+}
+
+/// An etcd that asks for client certificates serves a controller that has one of its authority, and no
+/// other.
+#[test]
+fn etcd_is_reached_with_a_client_certificate() -> Result<()> {
+    let dir = TempDir::new("etcd-cert")?;
+    let file = |name: &str| dir.path().join(name);
+    let [secret, peer] = [free_port()?, free_port()?];
+    certificates(dir.path(), &secret.ip().to_string())?;
+    let mut command = Command::new("etcd");
+    command.args(["--name", "m", "--unsafe-no-fsync", "--client-cert-auth", "--data-dir"]).arg(file("data"));
+    for (option, name) in [("--cert-file", "etcd.pem"), ("--key-file", "etcd.key"), ("--trusted-ca-file", "ca.pem")] {
+        command.arg(option).arg(file(name));
+    }
+    let (client, peer) = (format!("https://{secret}"), format!("http://{peer}"));
+    command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+    command.args(["--initial-cluster", &format!("m={peer}")]);
+    let etcd = process::spawn(command).context("no etcd: tests/peers.sh installs etcd-server")?;
+    for (own, name) in [("rack", "rack.crt"), ("other", "other.pem")] {
+        let both = [name, &format!("{own}.key")].map(|part| std::fs::read(file(part)));
+        let [certificate, key] = both;
+        std::fs::write(file(&format!("{own}.both")), [certificate?, key?].concat())?;
+        std::fs::set_permissions(file(&format!("{own}.both")), std::fs::Permissions::from_mode(0o600))?;
+    }
+    let begin = |own: Option<&str>| -> Result<Running> {
+        let mut command = Command::new(binary());
+        command.args(["controller", "--listen", &free_port()?.to_string(), "--store", &format!("etcds://{secret}")]);
+        command.arg("--etcd-ca").arg(file("ca.pem"));
+        own.into_iter().for_each(|own| _ = command.arg("--etcd-cert").arg(file(&format!("{own}.both"))));
+        process::spawn(command)
+    };
+    let rack = begin(Some("rack"))?;
+    let leads_or_ends = || leads(&rack, 1) || !rack.alive();
+    ensure!(eventually(LIMIT, leads_or_ends) && rack.alive(), "{}{}", rack.stderr(), etcd.stderr());
+    rack.signal(libc::SIGKILL);
+    ensure!(eventually(LIMIT, || !rack.alive()));
+    for own in [None, Some("other")] {
+        let refused = begin(own)?;
+        let told = || refused.stderr().to_lowercase().contains("certificate");
+        ensure!(eventually(LIMIT, told) && !leads(&refused, 1), "{own:?}: {}", refused.stderr());
+    }
     Ok(())
 }
 
