@@ -137,7 +137,8 @@ impl Moves<'_> {
     }
 
     /// Whether the node of a slab's other home than this one answers. It is asked before this one is
-    /// given up: a node that has just died may still be in the slab's word. A disk is not asked, nor
+    /// given up or filled from it: a node that has just died may still be in the slab's word. Where it
+    /// does not answer, what needs it is put off for a second ([`crate::Repair::lacks`]). A disk is not asked, nor
     /// is a home that is absent: the step itself refuses then. No lock is held meanwhile.
     pub fn other_answers(self, index: u32, home: usize) -> bool {
         let word = self.tables.extents.word(index);
@@ -145,7 +146,10 @@ impl Moves<'_> {
             return true;
         }
         let stays = self.tables.extents.home(word, 1 - home);
-        self.tables.nodes.all().get(stays.node as usize).is_none_or(|node| node.session().records().answers())
+        let Some(node) = self.tables.nodes.all().get(stays.node as usize) else { return true };
+        let answers = node.session().records().answers();
+        node.note_answer(self.tables.nodes.moment(), answers);
+        answers
     }
 
     /// Takes one of two whole homes of a slab away; false where that is not what it has. The home

@@ -41,6 +41,8 @@ pub(crate) struct SlabSlots {
     pub seat: Seat,
     /// The node that wants it back, with the life of its number.
     pub wanted_by: Option<(u32, u32)>,
+    /// For how many more questions of its node it is left alone, because it could go nowhere.
+    pub stays: u8,
     /// Bit set: taken by this process.
     taken: [u64; WORDS],
     live: u32,
@@ -62,6 +64,7 @@ impl SlabSlots {
             closed: false,
             seat: Seat::None,
             wanted_by: None,
+            stays: 0,
             taken: [0; WORDS],
             live: 0,
             block_live: [0; BLOCKS],

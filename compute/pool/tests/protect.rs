@@ -181,3 +181,44 @@ fn a_node_that_is_taken_out_is_emptied() {
         assert_eq!((pool.repair().single_bytes(), pool.losses().tend()), (0, Ok(())));
     }
 }
+
+/// The node of a slab's other copy is stopped: the slab stays where it is, and what other slabs lack
+/// is done meanwhile.
+#[test]
+fn work_that_needs_a_stopped_node_is_put_off() {
+    let (networks, pool) = mirrored(&[1, 1]);
+    let mut lane = Lane::new();
+    let first = written(pool, &mut lane);
+    let mut others = Vec::new();
+    for seed in [3, 4] {
+        let (network, session) = node(seed, 1);
+        pool.add_node(session).unwrap();
+        others.push(network);
+    }
+    // A second slab, on the two nodes that have come; then one more node, for copies.
+    let all = farmem_protocol::addr::SLOTS_PER_SLAB as usize;
+    let second = alloc(pool, all).into_iter().find(|slot| slot.slab_index() != first[0].slab_index()).unwrap();
+    assert_eq!(write(pool, &mut lane, second, 77), Ok(0));
+    let (fifth, session) = node(5, 4);
+    pool.add_node(session).unwrap();
+    // The first slab can leave its first node, when that of its other copy answers.
+    let [Some((leaves, _)), Some((stays, _))] = pool.homes(first[0].slab_index()) else { panic!("two copies") };
+    pool.take_out(leaves);
+    while !matches!(pool.repair().lacks(), Some(farmem_pool::Lacks::Way(..))) {
+        match pool.repair().lacks() {
+            Some(farmem_pool::Lacks::Home(index)) => pool.moves().add_home(index).unwrap(),
+            Some(farmem_pool::Lacks::Bytes(index, nth)) => drop(common::fill(pool, &mut lane, index, nth)),
+            other => panic!("{other:?}"),
+        }
+        leave_once(pool);
+    }
+    let Some(farmem_pool::Lacks::Way(index, home)) = pool.repair().lacks() else { unreachable!() };
+    networks[stays].stop_node(60_000 * MS);
+    others[0].kill_node();
+    assert!(read(pool, &mut lane, second).is_ok() && pool.losses().tend().is_ok());
+    assert!(!pool.moves().other_answers(index, home));
+    assert!(matches!(pool.repair().lacks(), Some(farmem_pool::Lacks::Home(other)) if other == second.slab_index()));
+    networks[0].pass(1_100 * MS);
+    assert_eq!(pool.repair().lacks(), Some(farmem_pool::Lacks::Way(index, home)), "it is tried again");
+    drop(fifth);
+}

@@ -207,3 +207,53 @@ fn a_late_answer_is_taken_by_the_next_question() {
     assert!(alloc(&pool, 3 * SLOTS_PER_SLAB as usize).iter().all(|slot| pool.is_own(*slot)));
     all_there(&pool, &mut lane, &slots);
 }
+
+/// A slab that can go nowhere keeps no other from moving.
+#[test]
+fn a_slab_that_can_go_nowhere_holds_up_no_other() {
+    let (pressed, session) = reserving(1, 4);
+    let pool = Pool::new(vec![session]).unwrap();
+    let mut lane = Lane::new();
+    let slots = filled(&pool, &mut lane, 2);
+    lends(&pressed, 0);
+    pool.moves().ask_back();
+    let Some(Lacks::Room(first)) = pool.repair().lacks() else { panic!("room is lacking") };
+    assert!(pool.moves().find_room(first).is_err(), "there is no other node");
+    pool.moves().stay(first);
+    assert!(matches!(pool.repair().lacks(), Some(Lacks::Room(other)) if other != first));
+    let (other, session) = common::node(2, 1);
+    pool.add_node(session).unwrap();
+    assert!(repaired(&pool, &mut lane));
+    assert_eq!((pressed.lent(), other.lent()), (SLAB_BYTES, SLAB_BYTES));
+    // It is tried again some questions later.
+    let (third, session) = common::node(3, 1);
+    pool.add_node(session).unwrap();
+    for _ in 0..8 {
+        pool.moves().ask_back();
+        assert!(repaired(&pool, &mut lane));
+    }
+    assert_eq!((pressed.lent(), third.lent()), (0, SLAB_BYTES));
+    all_there(&pool, &mut lane, &slots);
+}
+
+/// Two nodes that want slabs back and grant them by turns have few of them move.
+#[test]
+fn nodes_that_lie_have_few_slabs_move() {
+    let (one, session) = reserving(1, 16);
+    let (other, second) = reserving(2, 16);
+    let pool = Pool::new(vec![session, second]).unwrap();
+    let mut lane = Lane::new();
+    let slots = filled(&pool, &mut lane, 4);
+    let mut moved = 0;
+    for turn in 0..50 {
+        let (wants, takes) = if turn % 2 == 0 { (&one, &other) } else { (&other, &one) };
+        lends(wants, 0);
+        lends(takes, 16);
+        let before = takes.lent();
+        pool.moves().ask_back();
+        assert!(repaired(&pool, &mut lane));
+        moved += (takes.lent() - before) / SLAB_BYTES;
+    }
+    assert!((4..=16).contains(&moved), "{moved} slabs moved within a minute");
+    all_there(&pool, &mut lane, &slots);
+}

@@ -306,7 +306,7 @@ impl Host {
                     self.pool.moves().move_home(&mut self.writes, index, place);
                 }
                 Ok(None) => {}
-                Err(_) => self.pool.moves().stay(),
+                Err(_) => self.pool.moves().stay(index),
             },
             Lacks::Way(index, _) if self.mistake == Some(Mistake::ReleasedUnderRead) => {
                 self.release_under_read(lacks, index);

@@ -157,8 +157,13 @@ impl House {
                 false
             }
             Some(Lacks::Bytes(index, nth)) => {
-                repair.filling = Some((index, nth, 0));
-                true
+                // The READs would wait for a node that is stopped, and hold the evictor's lock.
+                let answers = {
+                    let _inside = self.base.threads.enter();
+                    self.base.pool.moves().other_answers(index, nth)
+                };
+                repair.filling = answers.then_some((index, nth, 0));
+                answers
             }
             Some(Lacks::Home(index)) => {
                 let added = {
@@ -238,7 +243,7 @@ impl House {
                 moved && self.free_dropped()
             }
             Err(_) => {
-                moves.stay();
+                moves.stay(index);
                 repair.look_ns = now_ns() + REFUSED_NS;
                 false
             }

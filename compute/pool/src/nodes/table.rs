@@ -15,7 +15,7 @@
 // Sessions are reached by pointers that are never freed.
 #![allow(unsafe_code)]
 
-use super::{MAX_NODES, NoPlace, Standing};
+use super::{MAX_NODES, Moment, NoPlace, Standing};
 use crate::copies::Dropped;
 use crate::losses::Losses;
 use farmem_fabric::Session;
@@ -26,6 +26,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize
 const OWN: u32 = 0;
 const RESTS: u32 = 1;
 const FREE: u32 = 2;
+
+/// How long work is put off that needs a node which did not answer.
+const PUT_OFF_NS: u64 = 1_000_000_000;
 
 /// One node, as long as its number is its own.
 pub(crate) struct Node {
@@ -44,6 +47,11 @@ pub(crate) struct Node {
     pub distrusted: AtomicBool,
     /// It wanted slabs back when it was asked last.
     pub is_short: AtomicBool,
+    /// Slabs that it may still have moved in this minute, and questions until the next one begins.
+    pub may_move: AtomicU32,
+    pub minute: AtomicU32,
+    /// The moment at which it was asked and did not answer. 0: it answered.
+    silent: AtomicU64,
 }
 
 impl Node {
@@ -51,7 +59,9 @@ impl Node {
         let session = AtomicPtr::new(std::ptr::null_mut());
         let [standing, held, domain, life, number] = [0; 5].map(AtomicU32::new);
         let [distrusted, is_short] = [false; 2].map(AtomicBool::new);
-        Node { session, standing, held, domain, life, number, distrusted, is_short }
+        let [may_move, minute] = [0; 2].map(AtomicU32::new);
+        let silent = AtomicU64::new(0);
+        Node { session, standing, held, domain, life, number, distrusted, is_short, may_move, minute, silent }
     }
 
     pub fn session(&self) -> &'static Session {
@@ -86,6 +96,18 @@ impl Node {
     /// Whether it answers, as far as is known.
     pub fn is_there(&self) -> bool {
         matches!(self.standing(), Standing::In | Standing::Leaving)
+    }
+
+    /// It was asked whether it is there.
+    pub fn note_answer(&self, now: Moment, answers: bool) {
+        self.silent.store(if answers { 0 } else { now.ticks.max(1) }, Ordering::Relaxed);
+    }
+
+    /// Whether it did not answer a moment ago. What needs it is put off then, so that other work of
+    /// repair goes on.
+    pub fn is_put_off(&self, now: Moment) -> bool {
+        let silent = self.silent.load(Ordering::Relaxed);
+        silent > 0 && now.ns(now.ticks.saturating_sub(silent)) < PUT_OFF_NS
     }
 
     /// Its failure domain, as a number.
@@ -205,6 +227,8 @@ impl Nodes {
         node.number.store(OWN, Ordering::Relaxed);
         node.life.fetch_add(u32::from(!is_new), Ordering::AcqRel);
         node.is_short.store(false, Ordering::Relaxed);
+        [&node.may_move, &node.minute].iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        node.silent.store(0, Ordering::Relaxed);
         node.set(Standing::In);
         self.count.fetch_max(number + 1, Ordering::AcqRel);
         Ok(number)

@@ -57,6 +57,7 @@ impl Repair<'_> {
         self.tables.protection.how() == Protect::Mirror
             && slab.is_some_and(|slab| slab.sharers == 0)
             && self.tables.lies_together(index)
+            && !self.tables.nodes.all()[self.tables.first_node(index) as usize].is_put_off(self.tables.nodes.moment())
             && !self.tables.others_of(self.tables.first_node(index)).is_empty()
     }
 

@@ -58,7 +58,8 @@ impl Repair<'_> {
         self.tables.beside(index)
     }
 
-    /// The next step. Slabs that are being filled or left come first.
+    /// The next step. Slabs that are being filled or left come first. A step that needs a node which
+    /// did not answer a moment ago is put off ([`crate::Moves::other_answers`]).
     pub fn lacks(self) -> Option<Lacks> {
         let slabs = self.held.slabs.lock();
         let all = || 0..slabs.list.len() as u32;
@@ -90,16 +91,17 @@ impl Repair<'_> {
         let filling = |nth: &usize| whole(1 - nth) && word.state(*nth) == State::Filling;
         if let Some(nth) = (0..HOMES).find(filling) {
             let may = !on_disk(nth) || self.tables.protection.disk().is_some_and(Disk::may_fill);
-            return may.then_some(Lacks::Bytes(index, nth));
+            return (may && !self.is_put_off(word, 1 - nth)).then_some(Lacks::Bytes(index, nth));
         }
         let way = (0..HOMES).find(|&nth| leaving(nth) && whole(nth) && whole(1 - nth));
         if let Some(nth) = way {
-            return Some(Lacks::Way(index, nth));
+            return (!self.is_put_off(word, 1 - nth)).then_some(Lacks::Way(index, nth));
         }
         if let Some(nth) = self.tables.wanted_home(slab, word) {
             match word.homes() {
                 1 => return Some(Lacks::Room(index)),
                 _ if !whole(1 - nth) => {}
+                _ if self.is_put_off(word, 1 - nth) => return None,
                 _ if self.tables.needs_two(word, 1 - nth) => return Some(Lacks::Room(index)),
                 _ => return Some(Lacks::Way(index, nth)),
             }
@@ -117,6 +119,12 @@ impl Repair<'_> {
             |(number, standing): (usize, Standing)| standing == Standing::In && !beside.contains(&(number as u32));
         let nodes = self.tables.nodes.all().iter().map(|node| node.standing()).enumerate();
         ((protects && !leaving(only) || moves) && nodes.into_iter().any(elsewhere)).then_some(Lacks::Home(index))
+    }
+
+    /// Whether the node of a home did not answer a moment ago.
+    fn is_put_off(self, word: Word, nth: usize) -> bool {
+        let node = self.tables.nodes.all().get(self.tables.extents.home(word, nth).node as usize);
+        node.is_some_and(|node| node.is_put_off(self.tables.nodes.moment()))
     }
 
     fn is_left(self, word: Word, nth: usize) -> bool {

@@ -22,32 +22,46 @@ use crate::tables::Tables;
 use crate::{Moves, NoRoom, Protect};
 use farmem_sys::memory::SparseArray;
 use farmem_sys::raw::Errno;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// A part of the heat that is lost each second: one in this many.
 const COOLS: u32 = 8;
+/// Slabs that one node may have moved within [`MINUTE`] questions, at least. Else half of those that
+/// it has: two nodes that want slabs and grant some by turns do not have them move without end.
+const LEAST_MOVES: u32 = 8;
+/// Questions in which a node may have so many slabs moved: about a minute's.
+const MINUTE: u32 = 60;
+/// Questions for which a slab is left alone that could go nowhere.
+const STAYS: u8 = 4;
 
 /// How much each slab is used, by its index.
-pub(crate) struct Heat(SparseArray<AtomicU32>);
+pub(crate) struct Heat {
+    counts: SparseArray<AtomicU32>,
+    /// Some node may ask for slabs. Until then nothing is counted.
+    is_on: AtomicBool,
+}
 
 impl Heat {
     pub fn new() -> Result<Heat, Errno> {
-        SparseArray::new(MAX_SLABS).map(Heat)
+        Ok(Heat { counts: SparseArray::new(MAX_SLABS)?, is_on: AtomicBool::new(false) })
     }
 
     /// A slab is read or written at a node.
     #[inline]
     pub fn touch(&self, index: u32) {
-        let heat = &self.0[index as usize];
-        heat.store(heat.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+        if self.is_on.load(Ordering::Relaxed) {
+            let heat = &self.counts[index as usize];
+            heat.store(heat.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+        }
     }
 
     fn of(&self, index: u32) -> u32 {
-        self.0[index as usize].load(Ordering::Relaxed)
+        self.counts[index as usize].load(Ordering::Relaxed)
     }
 
     fn cool(&self, slabs: usize) {
-        for heat in (0..slabs).map(|index| &self.0[index]) {
+        self.is_on.store(true, Ordering::Relaxed);
+        for heat in (0..slabs).map(|index| &self.counts[index]) {
             let now = heat.load(Ordering::Relaxed);
             if now > 0 {
                 heat.store(now - now.div_ceil(COOLS), Ordering::Relaxed);
@@ -113,6 +127,7 @@ impl Moves<'_> {
     /// Marks the coldest slabs of a node, of those that can leave it. Together with those on their
     /// way they are as many as it wants.
     fn mark(self, node: (u32, u32), wanted: u64) {
+        let may = self.may_mark(node.0);
         let mut slabs = self.held.slabs.lock();
         let goes_back = |home: crate::extent::Home| home.node == node.0;
         let mut begun = slabs.dropped.iter().filter(|(_, dropped)| dropped.home.is_some_and(goes_back)).count() as u64;
@@ -131,19 +146,34 @@ impl Moves<'_> {
             if self.tables.wanted_home(slab, word).is_none() && !self.tables.is_on_its_way(word) {
                 slab.wanted_by = None;
             }
-            if slab.wanted_by.is_none() && slab.sharers == 0 && !slab.closed && self.tables.can_leave(word, node.0) {
+            let stays = slab.stays > 0;
+            slab.stays = slab.stays.saturating_sub(1);
+            let can_go = slab.wanted_by.is_none() && slab.sharers == 0 && !slab.closed && !stays;
+            if can_go && self.tables.can_leave(word, node.0) {
                 can.push((self.tables.heat.of(index as u32), slab.live(), index));
             }
         }
         can.sort_unstable();
-        let more = usize::try_from(wanted.saturating_sub(begun)).unwrap_or(usize::MAX);
-        for (.., index) in can.into_iter().take(more) {
+        let more = u32::try_from(wanted.saturating_sub(begun)).unwrap_or(u32::MAX).min(may);
+        for (.., index) in can.into_iter().take(more as usize) {
             if let Some(slab) = &mut slabs.list[index] {
                 slab.wanted_by = Some(node);
             }
         }
         let any = slabs.list.iter().flatten().any(|slab| slab.wanted_by.is_some());
         self.held.marked.store(any, Ordering::Relaxed);
+    }
+
+    /// Slabs that a node may have marked now. Called once for each question.
+    fn may_mark(self, node: u32) -> u32 {
+        let node = &self.tables.nodes.all()[node as usize];
+        let minute = node.minute.load(Ordering::Relaxed);
+        if minute == 0 {
+            let half = node.held.load(Ordering::Relaxed).div_ceil(2);
+            node.may_move.store(half.max(LEAST_MOVES), Ordering::Relaxed);
+        }
+        node.minute.store(if minute == 0 { MINUTE } else { minute - 1 }, Ordering::Relaxed);
+        node.may_move.load(Ordering::Relaxed)
     }
 
     /// Finds room for a slab that lacks it ([`crate::Lacks::Room`]). `None`: it has another home
@@ -153,6 +183,16 @@ impl Moves<'_> {
     /// # Errors
     /// No other node grants a slab, or that of the other copy does not answer. Call [`Moves::stay`] then.
     pub fn find_room(self, index: u32) -> Result<Option<Place>, NoRoom> {
+        let by = self.held.slabs.lock().list.get(index as usize).and_then(|slab| slab.as_ref()?.wanted_by);
+        let found = self.room_for(index)?;
+        if let Some(node) = by.and_then(|(number, _)| self.tables.nodes.all().get(number as usize)) {
+            let left = node.may_move.load(Ordering::Relaxed);
+            node.may_move.store(left.saturating_sub(1), Ordering::Relaxed);
+        }
+        Ok(found)
+    }
+
+    fn room_for(self, index: u32) -> Result<Option<Place>, NoRoom> {
         let word = self.tables.extents.word(index);
         if word.homes() == 1 {
             return self
@@ -179,14 +219,13 @@ impl Moves<'_> {
         asked
     }
 
-    /// Forgets the marks on slabs whose move has not begun. Their nodes ask again.
-    pub fn stay(self) {
+    /// Forgets the mark on a slab that can go nowhere now. Others may find room: its node may want
+    /// them in its place.
+    pub fn stay(self, index: u32) {
         let mut slabs = self.held.slabs.lock();
-        for (index, slab) in slabs.list.iter_mut().enumerate() {
-            let Some(slab) = slab.as_mut().filter(|slab| slab.wanted_by.is_some()) else { continue };
-            if !self.tables.is_on_its_way(self.tables.extents.word(index as u32)) {
-                slab.wanted_by = None;
-            }
+        let Some(Some(slab)) = slabs.list.get_mut(index as usize) else { return };
+        if !self.tables.is_on_its_way(self.tables.extents.word(index)) {
+            (slab.wanted_by, slab.stays) = (None, STAYS);
         }
     }
 }

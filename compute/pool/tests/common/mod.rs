@@ -132,7 +132,7 @@ pub fn repaired(pool: &Pool, lane: &mut Lane) -> bool {
                 match pool.moves().find_room(index) {
                     Ok(Some(place)) => assert!(pool.moves().move_home(lane, index, place)),
                     Ok(None) => {}
-                    Err(_) => pool.moves().stay(),
+                    Err(_) => pool.moves().stay(index),
                 }
                 leave_once(pool);
             }
