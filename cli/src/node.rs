@@ -34,6 +34,11 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub reserve: Option<Size>,
 
+    /// With --reserve: a directory on a disk. Memory of programs that do not answer goes there while
+    /// this machine needs it
+    #[arg(long, value_name = "DIR", requires = "reserve")]
+    pub spill: Option<PathBuf>,
+
     /// Where to listen: HOST:PORT or unix:PATH; may be repeated
     #[arg(long, value_name = "ADDR", required = true)]
     pub listen: Vec<NodeAddr>,
@@ -134,6 +139,9 @@ pub struct Status {
     pub held_back: u64,
     /// Bytes it has lent now.
     pub lent: u64,
+    /// … of these, on the disk, because their owners do not answer (`--spill`).
+    #[serde(default)]
+    pub aside: u64,
     /// Processes that borrow now, and are there.
     pub clients: u64,
     /// Processes that are not: their memory is kept for their grace.
@@ -220,6 +228,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let config = Config {
         lend: options.lend.bytes(ram),
         reserve: options.reserve.map_or(0, |reserve| reserve.bytes(ram)),
+        spill: options.spill.clone(),
         listen: options.listen.iter().map(absolute).collect::<Result<_, _>>()?,
         metrics: options.metrics,
         grace: options.grace,

@@ -7,6 +7,7 @@
   mirror   CPU time, elapsed time and bytes of a program with two copies, as multiples of one without
   parity   memory at the nodes with ec:4+2, and the median fetch with all nodes and without one
   kill     the longest stall of a program that loses one of two copies: its node is killed
+  repair   how fast copies are made again, in Gbit/s, and the median fetch meanwhile, beside that of an undisturbed run
 
 Each line names the load. A round alternates what it compares. A program checks every byte that it reads;
 one that finds a wrong byte, or that ends otherwise than it should, ends the script.
@@ -195,7 +196,29 @@ def parity(lab, rounds):
         print(f"  median fetch, µs, {how}: {summary(of)}")
 
 
-PARTS = {"drain": drain, "mirror": mirror, "parity": parity, "kill": kill}
+def repair(lab, rounds):
+    rates, medians = [], {"undisturbed": [], "repaired": []}
+    for _ in range(rounds):
+        for how, into in medians.items():
+            nodes = lab.start_nodes(3)
+            options = [option for node in nodes for option in ("--node", node)] + ["--protect", "mirror"]
+            run = Run(lab, options, 192, 1)
+            if how == "repaired":
+                lab.nodes[0][1].kill()
+                run.says("two copies again")
+            else:
+                time.sleep(5)
+            into.append(run.end()[1]["demand_latency_ns"]["p50"] / 1000)
+            if how == "repaired":
+                copied = re.search(r"two copies again: ([\d.]+) (\w+) copied in (\d+) ms", lab.read("err"))
+                scale = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[copied[2]]
+                rates.append(float(copied[1]) * scale * 8 / 1e6 / int(copied[3]))
+    print(f"  copied, Gbit/s: {summary(rates)}")
+    for how, of in medians.items():
+        print(f"  median fetch, µs, {how}: {summary(of)}")
+
+
+PARTS = {"drain": drain, "mirror": mirror, "parity": parity, "kill": kill, "repair": repair}
 
 
 def main():

@@ -12,6 +12,7 @@
 //! * `hot`: the connections served last, which a worker looks at first.
 //! * `tokens`: the store of tokens, read again when it changes. `reserve`: memory that is kept for the
 //!   machine's own programs.
+//! * `spill`: a file for the slabs of programs that do not answer.
 //! * `trim`: memory that goes back to the system.
 //! * `compute`: functions near memory.
 //! * `metrics`, `status`, [`log`]: counters, status and log lines for the operator.
@@ -26,6 +27,7 @@ pub mod log;
 mod metrics;
 mod reserve;
 mod run;
+mod spill;
 mod status;
 pub mod tokens;
 mod trim;
@@ -49,6 +51,7 @@ use farmem_sys::process;
 use farmem_sys::verbs::{Absent, Device};
 use listen::Listener;
 use reserve::Reserve;
+use spill::Spill;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -67,6 +70,9 @@ pub struct Config {
     /// Bytes of memory to leave to the machine's own programs. While less is available, the node
     /// lends less. 0: it does not look.
     pub reserve: u64,
+    /// A directory on a disk for the slabs of programs that do not answer while the machine needs
+    /// memory. `None`: they stay in memory.
+    pub spill: Option<PathBuf>,
     /// Where to listen; at least one.
     pub listen: Vec<NodeAddr>,
     /// The address at which counters are served, in Prometheus' text format over HTTP.
@@ -106,6 +112,7 @@ impl Config {
         Config {
             lend,
             reserve: 0,
+            spill: None,
             listen,
             metrics: None,
             grace: Duration::ZERO,
@@ -189,6 +196,12 @@ pub enum StartError {
     /// The RDMA card that was named cannot be used.
     #[error("{0}")]
     Rdma(Absent),
+    /// No file can be made for what is spilled.
+    #[error("--spill {0}: no file can be made there: {1}")]
+    Spill(PathBuf, std::io::Error),
+    /// The file for what is spilled would take memory.
+    #[error("--spill {0}: this directory is in memory: name one on a disk")]
+    SpillInMemory(PathBuf),
     /// The store of tokens is another user's.
     #[error("--tokens {0}: its owner is another user, and the node gives up root's right to read it: chown root {0}")]
     OthersTokens(PathBuf),
@@ -282,12 +295,14 @@ impl Node {
             None => (None, None),
         };
         listeners.extend(own_socket);
+        let spill = config.spill.as_deref().map(Spill::new_in).transpose()?;
         // All work that needs root's rights is done, and no other thread has begun.
         let confined = config.confined.then(|| confine(&[SERVICE]));
         // The store is read before any host is let in. It is read with the rights that the node
         // keeps, because the node reads it again later.
         let tokens = config.tokens.as_deref().map(|path| followed(path, &nic)).transpose()?.map(Mutex::new);
         let metrics = metrics.map(|listener| metrics::serve(listener, &nic)).transpose()?;
+        spill.map(|spill| spill.begin(&nic)).transpose()?;
         let workers = Workers::start(&nic, listeners)?;
         Ok(Node { nic, addresses, workers, metrics, unshared, tokens, confined })
     }

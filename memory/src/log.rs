@@ -38,12 +38,14 @@ enum Kind {
     Joined,
     Left,
     Refused,
+    /// Slabs that were put on the disk, or cannot be read from it.
+    Aside,
     /// Events that are told with `-v` alone.
     Other,
 }
 
 /// The words of a count, by [`Kind`].
-const COUNTED: [&str; 4] = ["joined", "left", "were refused", "other events"];
+const COUNTED: [&str; 5] = ["joined", "left", "were refused", "on the disk", "other events"];
 
 /// Lines that may still be written of one kind.
 #[derive(Clone, Copy)]
@@ -235,6 +237,7 @@ fn said(event: Event<'_>) -> (Kind, impl FnOnce() -> String) {
         Event::Joined(_) | Event::Announced(_) => Kind::Joined,
         Event::Left(..) => Kind::Left,
         Event::Refused(..) => Kind::Refused,
+        Event::Aside(..) | Event::Unreadable(_) => Kind::Aside,
         Event::Volume(_, VolumeEvent::Made) => Kind::Joined,
         Event::Volume(_, VolumeEvent::Freed | VolumeEvent::Forgotten | VolumeEvent::Revoked) => Kind::Left,
         Event::Volume(..) => Kind::Other,
@@ -275,6 +278,10 @@ fn line(event: Event<'_>) -> String {
                 VolumeEvent::Forgotten => format!("swap forgotten: {name}: no connection came back within its grace"),
             }
         }
+        Event::Aside(member, aside) => {
+            format!("put on the disk: {} of {}, which does not answer", bytes(aside), name(member))
+        }
+        Event::Unreadable(member) => format!("lost: a slab of {}: the disk does not give it back", name(member)),
         Event::Attached(member) => format!("connected: {}", name(member)),
         Event::Cut(member, grace_ms) => {
             format!("cut off: {}: kept for {}.{} s", name(member), grace_ms / 1000, grace_ms / 100 % 10)

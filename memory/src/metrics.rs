@@ -166,6 +166,7 @@ pub fn text(nic: &Nic) -> String {
     tell("gauge", "held_back_bytes", "", "… of that, not lent now, because its machine needs it.", held_back);
     tell("gauge", "lent_bytes", "", "Memory lent now.", nic.lent());
     tell("gauge", "lent_bytes_peak", "", "The most memory that was lent at once.", nic.lending.peak());
+    tell("gauge", "aside_bytes", "", "… of that, put on the disk, because its owner does not answer.", nic.aside());
     tell("gauge", "used_bytes", "", "Memory that what is lent has really taken.", nic.in_use());
     let members = nic.members();
     let absent = members.iter().filter(|member| !member.is_present()).count() as u64;

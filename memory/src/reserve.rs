@@ -10,13 +10,15 @@
 //! A slab that is lent stays lent until its holder gives it back, because the holder's bytes are in
 //! it. Members that have joined by the network ask how many slabs they should give back. Slabs that
 //! come back are not lent again before the machine has its reserve. A controller learns the smaller
-//! limit from the node's beats, and gives runs other nodes.
+//! limit from the node's beats, and gives runs other nodes. What members have that do not answer can
+//! go to a disk (`spill`): it is lent, and takes no memory.
 
 use crate::status::available_ram;
 use farmem_nic::Nic;
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::units::bytes;
 use farmem_sys::group::Groups;
+use farmem_sys::raw::now_ns;
 
 /// Looks once a second, and says when it begins to hold memory back, and when it ends.
 pub struct Reserve {
@@ -33,10 +35,11 @@ impl Reserve {
     /// Sets what the node lends now. A line where that has changed in kind.
     pub fn look(&mut self, nic: &Nic) -> Option<String> {
         let lending = &nic.lending;
+        nic.look_at_owners(now_ns());
         let left = Groups::own().and_then(|groups| groups.limit()).map(|limit| limit.left);
         // A system that does not say what it has is not judged.
         let available = left.into_iter().chain(available_ram()).min()?;
-        let most = most(lending.limit(), (lending.lent(), nic.in_use()), available, self.bytes);
+        let most = most(lending.limit(), (lending.lent_here(), nic.in_use()), available, self.bytes);
         lending.set_most(most);
         let holds_back = most < lending.limit();
         if std::mem::replace(&mut self.holds_back, holds_back) == holds_back {

@@ -59,6 +59,7 @@ fn text(node: &Node) -> String {
         "lend": nic.lending.limit(),
         "held_back": nic.lending.limit() - nic.lending.most(),
         "lent": nic.lent(),
+        "aside": nic.aside(),
         "used": nic.in_use(),
         "clients": members.len() - absent,
         "absent": absent,

@@ -125,7 +125,7 @@ pub const SERVICE: &[Calls] = &[
         calls: &[libc::SYS_mmap, libc::SYS_mprotect],
     },
     always(
-        "files: stores of tokens and of the rack, status files, libc's name services",
+        "files: stores of tokens and of the rack, status files, a spill file, libc's name services",
         &[
             libc::SYS_openat,
             libc::SYS_open,
@@ -159,6 +159,8 @@ pub const SERVICE: &[Calls] = &[
             libc::SYS_fchmod,
             libc::SYS_fsync,
             libc::SYS_fdatasync,
+            libc::SYS_sync_file_range,
+            libc::SYS_fadvise64,
             libc::SYS_flock,
             libc::SYS_dup,
             libc::SYS_dup3,

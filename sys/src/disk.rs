@@ -145,6 +145,50 @@ impl PageFile {
         self.check()
     }
 
+    /// [`PageFile::write`] of a slice that is near.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        // SAFETY: a live slice.
+        unsafe { self.write(offset, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Reads bytes of a range that was settled ([`PageFile::settle`]).
+    ///
+    /// # Errors
+    /// The error of pread(2). EIO, too, if the file is shorter.
+    pub fn read_settled(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        // SAFETY: a live slice.
+        let read = unsafe { self.all(libc::SYS_pread64, offset, into.as_mut_ptr() as usize, into.len())? };
+        if read == into.len() { Ok(()) } else { Err(Errno(libc::EIO)) }
+    }
+
+    /// Waits until a range that was written is on the disk, and has the system drop it from its cache.
+    /// A later read then comes from the disk, and says so if it fails.
+    ///
+    /// # Errors
+    /// The disk did not take it, or had failed to take something before.
+    pub fn settle(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        let (fd, offset, len) = (self.fd as usize, offset as usize, len as usize);
+        // SAFETY: no pointers.
+        unsafe {
+            checked(libc::SYS_sync_file_range, [fd, offset, len, flags as usize, 0, 0])?;
+            syscall(libc::SYS_fadvise64, [fd, offset, len, libc::POSIX_FADV_DONTNEED as usize, 0, 0]);
+        }
+        self.check()
+    }
+
+    /// Whether the file takes memory instead of a disk's room: it is on a tmpfs, say.
+    pub fn is_in_memory(&self) -> bool {
+        // SAFETY: zero is a valid statfs.
+        let mut about: libc::statfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel fills a live statfs.
+        let asked = unsafe { checked(libc::SYS_fstatfs, [self.fd as usize, &raw mut about as usize, 0, 0, 0, 0]) };
+        asked.is_ok() && matches!(about.f_type as u64, 0x0102_1994 | 0x8584_58f6 | 0x9584_58f6)
+    }
+
     /// Whether the disk has failed to take something, now or before. The kernel names an error
     /// once, and only to a caller that waits. So this waits for the file's first page, and keeps the
     /// error. Errors are the whole file's.
@@ -216,6 +260,12 @@ mod tests {
             file.read(8192, found.as_mut_ptr(), 4096).unwrap();
         }
         assert_eq!((found, file.write_back()), ([0; 4096], Ok(())));
+        file.write_bytes(16384, &page).unwrap();
+        file.settle(16384, 4096).unwrap();
+        file.read_settled(16384, &mut found).unwrap();
+        assert_eq!((found, file.is_in_memory()), (page, PageFile::new_in(c"/tmp").unwrap().is_in_memory()));
+        assert!(file.read_settled(1 << 30, &mut found).is_err(), "beyond its end");
+        assert!(PageFile::new_in(c"/dev/shm").is_ok_and(|file| file.is_in_memory()));
         assert!(PageFile::new_in(c"/no/such/directory").is_err());
     }
 }

@@ -309,6 +309,30 @@ impl Memfd {
         found.is_ok_and(|at| (at as u64) < offset + len)
     }
 
+    /// The ranges that have something in them, in order: all else reads as zero. The kernel counts
+    /// in pages. Where it does not count, it is all one range.
+    pub fn extents(&self) -> Vec<std::ops::Range<u64>> {
+        let seek = |from: u64, what: i32| {
+            // SAFETY: no pointers.
+            unsafe { checked(libc::SYS_lseek, [self.0 as usize, from as usize, what as usize, 0, 0, 0]) }
+        };
+        let len = seek(0, libc::SEEK_END).map_or(u64::MAX, |end| end as u64);
+        let mut extents = Vec::new();
+        let mut from = 0;
+        while from < len {
+            let start = match seek(from, libc::SEEK_DATA) {
+                Ok(start) => start as u64,
+                // Nothing more.
+                Err(Errno(libc::ENXIO)) => break,
+                // Huge pages of the system's reserve are not counted.
+                Err(_) => from,
+            };
+            from = seek(start, libc::SEEK_HOLE).map_or(len, |end| end as u64);
+            extents.push(start..from);
+        }
+        extents
+    }
+
     /// Bytes of memory it has taken from the system.
     pub fn taken(&self) -> u64 {
         // SAFETY: zero is a valid stat.
@@ -346,7 +370,10 @@ mod tests {
         assert_eq!(b.cas(16, 5, 7), Some(5));
         assert_eq!((a.cas(16, 5, 9), a.faa(17, 1), a.faa(8190, 1)), (Some(7), None, None));
         let taken = memfd.taken();
+        assert_eq!(memfd.extents().first(), Some(&(0..8192)));
         memfd.discard(4096, 4096);
+        assert_eq!((memfd.extents().first(), memfd.extents().len()), (Some(&(0..4096)), 1));
+        assert!(Memfd::new(8192, false).unwrap().extents().is_empty());
         assert_eq!((b.faa(16, 0), b.faa(8184, 0)), (Some(7), Some(0)));
         assert!(b.discard(0, 4096) && !b.discard(0, 8193));
         assert_eq!((memfd.taken() < taken, a.faa(16, 0)), (true, Some(0)));

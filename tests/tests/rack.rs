@@ -138,6 +138,35 @@ fn a_node_is_drained_while_a_program_works_and_its_controller_dies() -> Result<(
     Ok(())
 }
 
+/// Each process of the rack is started anew, one after the other, while a program works that keeps two
+/// copies, and one that keeps one: nodes are emptied first, the controller is killed. Nothing is lost.
+#[test]
+fn a_rolling_restart_of_a_rack_loses_nothing() -> Result<()> {
+    let mut rack = Controller::start()?;
+    let names = ["first", "second", "third"];
+    let mut nodes = Vec::new();
+    for (name, shelf) in names.iter().zip(["shelf1", "shelf2", "shelf3"]) {
+        nodes.push(rack.node(name, shelf)?);
+    }
+    let works = [rack.work()?, working(&["--stats", "none", "--controller", &rack.at, "--protect", "mirror"])?];
+    works.iter().try_for_each(is_ready)?;
+    for (at, name) in names.iter().enumerate() {
+        rack.farmem(&["drain", name, "--no-wait"])?.success()?;
+        rack.until(name, "empty")?;
+        nodes[at].running.signal(libc::SIGTERM);
+        ensure!(eventually(LIMIT, || !nodes[at].running.alive()), "{}", nodes[at].running.stderr());
+        rack.until(name, "down")?;
+        nodes[at] =
+            Node::start("1G", &["--controller", &rack.at, "--name", name, "--domain", &format!("shelf{}", at + 1)])?;
+        rack.farmem(&["undrain", name])?.success()?;
+        rack.until(name, "up")?;
+        rack.again()?;
+        rack.until(name, "up")?;
+        ensure!(works.iter().all(Running::alive), "{}{}", works[0].stderr(), works[1].stderr());
+    }
+    works.into_iter().try_for_each(|work| ends_sound(work).map(drop))
+}
+
 /// A drain that has nowhere to go harms nobody, and ends when there is another node. While the owner
 /// is stopped nothing moves.
 #[test]

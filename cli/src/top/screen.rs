@@ -438,6 +438,7 @@ mod tests {
             lend: 1 << 30,
             held_back: 0,
             lent: 512 << 20,
+            aside: 0,
             clients: 2,
             absent: 0,
             confined: None,
@@ -474,6 +475,14 @@ mod tests {
     fn a_hint_is_for_runs_that_wait_with_their_local_memory_full() {
         assert!(hint(&run(1, "a", 0.95)).is_some() && hint(&run(1, "a", 0.8)).is_none());
         assert!(hint(&Run { local: 1 << 20, ..run(1, "a", 0.95) }).is_none());
+    }
+
+    #[test]
+    fn what_is_on_a_disk_is_said_beside_its_node() {
+        let status =
+            Status { listen: vec!["a:1".into()], lend: 1 << 30, lent: 2 << 26, aside: 1 << 26, ..Status::default() };
+        let cells = node_cells(&Node { status, read_per_s: 0.0, written_per_s: 0.0 }, &[]);
+        assert_eq!(&cells[0], "a:1 (64.0 MiB on disk)");
     }
 
     #[test]

@@ -105,7 +105,10 @@ pub fn node_cells(node: &Node, runs: &[Run]) -> [String; 7] {
         false => units::bytes(rate as u64),
     };
     [
-        node.status.listen.join(" "),
+        match node.status.aside {
+            0 => node.status.listen.join(" "),
+            aside => format!("{} ({} on disk)", node.status.listen.join(" "), units::bytes(aside)),
+        },
         node.status.pid.to_string(),
         units::bytes(node.status.lent),
         units::bytes(node.status.lend - node.status.held_back.min(node.status.lend)),

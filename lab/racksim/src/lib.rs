@@ -16,7 +16,8 @@
 //!
 //! A host forks now and then. The child is a copy of its pool, with sessions of its own. Both write
 //! until the child ends and drops all that it holds. If a READ is late, by the network's clock, the
-//! host reads the other copy.
+//! host reads the other copy. Nodes that want slabs back may put them aside, whether or not their
+//! hosts answer.
 //!
 //! Not simulated: the pager, shared memory, RDMA, and two threads of one process at one instant.
 //! For these threads `farmem_pool`'s models walk every interleaving (`tests/two_homes.rs`,
@@ -75,6 +76,8 @@ pub enum Mistake {
     SharesLate,
     /// A node confirms an order about shares before it has it.
     SharesConfirmedEarly,
+    /// A slab that a node has put aside comes back without its bytes.
+    SpilledBytesLost,
 }
 
 impl Mistake {

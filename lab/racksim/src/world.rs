@@ -64,6 +64,8 @@ pub struct Reached {
     pub changed: u64,
     /// Nodes that died.
     pub killed: u64,
+    /// Slabs that nodes had put aside, each time that they looked.
+    pub spilled: u64,
 }
 
 struct World {
@@ -421,6 +423,11 @@ impl World {
             let at = self.aside.index(self.nodes.len());
             let most = if self.aside.index(2) == 0 { LENDS } else { self.aside.below(LENDS) };
             self.nodes[at].network.with_nic(|nic| nic.lending.set_most(most * SLAB_BYTES));
+        }
+        if self.reserves && self.aside.index(6) == 0 {
+            let at = self.aside.index(self.nodes.len());
+            let aside = self.nodes[at].network.spill(self.mistake == Some(Mistake::SpilledBytesLost));
+            self.reached.spilled += aside / SLAB_BYTES;
         }
     }
 

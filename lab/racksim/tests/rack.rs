@@ -16,9 +16,10 @@ fn a_rack_holds_its_rules() {
         all.followed += reached.followed;
         all.changed += reached.changed;
         all.killed += reached.killed;
+        all.spilled += reached.spilled;
     }
     println!("{all:?}");
-    let rare = [all.forks, all.turned, all.followed, all.changed, all.killed];
+    let rare = [all.forks, all.turned, all.followed, all.changed, all.killed, all.spilled];
     assert!(rare.iter().all(|met| *met > 0), "what is rare is met: {all:?}");
 }
 
@@ -56,6 +57,7 @@ fn each_mistake_is_found() {
         (Mistake::SharesNotKept, "its quota in the rack"),
         (Mistake::SharesLate, "its quota in the rack"),
         (Mistake::SharesConfirmedEarly, "its quota in the rack"),
+        (Mistake::SpilledBytesLost, "host "),
     ];
     let mut unfound = Vec::new();
     for (mistake, told) in mistakes {

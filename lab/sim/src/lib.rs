@@ -11,12 +11,14 @@
 use farmem_fabric::network;
 use farmem_nic::Nic;
 use farmem_nic::engine::{Circumstances, Engine, Goodbye};
-use farmem_nic::lending::{Backing, Lending};
+use farmem_nic::lending::{Backing, Lending, Slab};
+use farmem_nic::spill::{Kept, Shelf};
 use farmem_protocol::random::Random;
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
 use farmem_sys::sync::Lock;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 /// What the network is like.
@@ -63,6 +65,37 @@ struct State {
     wires: Vec<Wire>,
     /// What the node says until then takes so much longer.
     slow: (u64, u64),
+    /// When slabs that are called come back from the shelf, if any is called.
+    back_ns: Option<u64>,
+}
+
+/// How long a shelf takes to give a slab back, in nanoseconds.
+const SHELF_NS: u64 = 20_000_000;
+
+/// A shelf in memory, for what a node puts aside. One that forgets gives zeros back.
+struct Memory {
+    forgets: bool,
+}
+
+/// The bytes of a slab, with their places.
+struct Bytes(Vec<(u64, Vec<u8>)>);
+
+impl Shelf for Memory {
+    fn put(&self, slab: &Slab) -> Result<Box<dyn Kept>, Errno> {
+        let copied = |extent: Range<u64>| {
+            let bytes = slab.mapping.bytes(extent.start, (extent.end - extent.start) as u32)?;
+            Some((extent.start, if self.forgets { vec![0; bytes.len()] } else { bytes }))
+        };
+        let bytes: Option<Vec<_>> = slab.extents().into_iter().map(copied).collect();
+        Ok(Box::new(Bytes(bytes.ok_or(Errno(libc::EINVAL))?)))
+    }
+}
+
+impl Kept for Bytes {
+    fn take(&self, slab: &Slab) -> Result<(), Errno> {
+        let given = self.0.iter().all(|(at, bytes)| slab.mapping.write_bytes(*at, bytes));
+        given.then_some(()).ok_or(Errno(libc::EINVAL))
+    }
 }
 
 /// One connection.
@@ -99,6 +132,7 @@ impl Network {
                 cuts: VecDeque::new(),
                 wires: Vec::new(),
                 slow: (0, 0),
+                back_ns: None,
             }),
             beside: Lock::new(Vec::new()),
         };
@@ -207,6 +241,12 @@ impl Network {
         self.state.lock().nic.as_ref().map_or(0, |nic| nic.lent())
     }
 
+    /// Has the node put aside what it has lent beyond what it lends now, whether or not its members are silent. With
+    /// `forgets` the bytes are lost. Returns the bytes that are aside then.
+    pub fn spill(&self, forgets: bool) -> u64 {
+        self.with_nic(|nic| nic.spill(&Memory { forgets }, 0).map_or(0, |()| nic.aside())).unwrap_or_default()
+    }
+
     /// Has a look at the node itself. `None`: it is dead.
     pub fn with_nic<T>(&self, look: impl FnOnce(&Nic) -> T) -> Option<T> {
         self.state.lock().nic.as_ref().map(look)
@@ -300,21 +340,26 @@ impl State {
 
     /// When something next arrives at the node or the host, or connections are cut.
     fn next_event(&self) -> Option<u64> {
+        // One that waits for a slab takes nothing until that is back.
+        let takes = |wire: &Wire| wire.engine.as_ref().is_some_and(|engine| !engine.waits());
         let arrivals = self.wires.iter().flat_map(|wire| {
-            let to_node =
-                wire.to_node.pieces.front().filter(|_| wire.engine.is_some()).map(|p| p.0.max(self.stopped_until_ns));
+            let to_node = wire.to_node.pieces.front().filter(|_| takes(wire)).map(|p| p.0.max(self.stopped_until_ns));
             let to_host = wire.to_host.pieces.front().map(|p| p.0).filter(|at| *at > self.now_ns);
             to_node.into_iter().chain(to_host)
         });
-        arrivals.chain(self.cuts.front().map(|(at, _)| *at)).min()
+        arrivals.chain(self.cuts.front().map(|(at, _)| *at)).chain(self.back_ns.filter(|_| self.nic.is_some())).min()
     }
 
     /// The node takes what has arrived.
     fn run_node(&mut self, weather: &Weather) {
-        let State { now_ns, random, nic, stopped_until_ns, wires, slow, .. } = self;
+        let State { now_ns, random, nic, stopped_until_ns, wires, slow, back_ns, .. } = self;
         let (Some(nic), now) = (nic, *now_ns) else { return };
         if now < *stopped_until_ns {
+            *back_ns = back_ns.map(|at| at.max(*stopped_until_ns));
             return;
+        }
+        if back_ns.take_if(|at| *at <= now).is_some() {
+            nic.bring_back();
         }
         let longer = if now < slow.0 { slow.1 } else { 0 };
         for wire in wires.iter_mut() {
@@ -329,7 +374,7 @@ impl State {
                     true => Ok(parts.iter().map(Part::len).sum()),
                 });
                 goodbye = goodbye.or(pushed.err());
-                if pulled == Ok(0) && !to_node.has_arrived(now) {
+                if pulled == Ok(0) && !to_node.has_arrived(now) || engine.waits() {
                     break;
                 }
             }
@@ -343,6 +388,9 @@ impl State {
         }
         nic.expire(now);
         while nic.keep(&|| 0) {}
+        if back_ns.is_none() && nic.has_called() {
+            *back_ns = Some(now + SHELF_NS);
+        }
     }
 }
 

@@ -49,6 +49,10 @@ pub enum Event<'a> {
     Granted(&'a Member, Result<(), &'static str>),
     /// A member has given a slab back.
     Released(&'a Member),
+    /// Bytes of a member that does not answer were put aside ([`super::spill`]).
+    Aside(&'a Member, u64),
+    /// A slab of a member was put aside, and cannot be read again.
+    Unreadable(&'a Member),
     /// A volume, and what became of it.
     Volume(&'a Volume, VolumeEvent),
 }

@@ -8,6 +8,7 @@
 
 use super::Member;
 use super::events::{Event, Events};
+use super::spill::{Aside, Whereabouts};
 use super::tally::{Tally, count};
 use super::units::Units;
 use super::units::leases::Lease;
@@ -41,6 +42,8 @@ pub struct Lending {
     backing: Backing,
     reserve_empty: AtomicBool,
     left_alone: AtomicBool,
+    /// Slabs whose bytes are not in memory.
+    pub(super) aside: Aside,
 }
 
 /// Why there is no slab.
@@ -66,6 +69,7 @@ impl Lending {
             backing,
             reserve_empty: AtomicBool::new(false),
             left_alone: AtomicBool::new(false),
+            aside: Aside::default(),
         }
     }
 
@@ -96,9 +100,14 @@ impl Lending {
         self.most.load(Ordering::Relaxed) != u64::MAX
     }
 
-    /// Slabs that are lent beyond what it lends now.
+    /// Slabs in memory that are lent beyond what it lends now.
     pub fn excess(&self) -> u64 {
-        self.lent().saturating_sub(self.most()).div_ceil(SLAB_BYTES)
+        self.lent_here().saturating_sub(self.most()).div_ceil(SLAB_BYTES)
+    }
+
+    /// Bytes lent now as slabs, without those whose bytes are put aside.
+    pub fn lent_here(&self) -> u64 {
+        self.lent().saturating_sub(self.aside.bytes())
     }
 
     /// The words that say who owns what.
@@ -135,7 +144,8 @@ impl Lending {
         let before = self.lent.fetch_add(SLAB_BYTES, Ordering::Relaxed);
         self.peak.fetch_max(before + SLAB_BYTES, Ordering::Relaxed);
         let (lending, lease) = (Arc::clone(self), Arc::clone(lease));
-        Ok(Arc::new(Slab { id, mapping, memfd, pins: Lock::new(0), first, lending, _lease: lease }))
+        let (pins, whereabouts) = (Lock::new(0), Whereabouts::default());
+        Ok(Arc::new(Slab { id, mapping, memfd, pins, whereabouts, first, lending, _lease: lease }))
     }
 
     /// Whether the system would give a slab's memory now.
@@ -199,6 +209,8 @@ pub struct Slab {
     memfd: Memfd,
     /// Windows by which a card has some of its pages locked: none of them is given back meanwhile.
     pub(super) pins: Lock<u32>,
+    /// Where its bytes are.
+    pub(super) whereabouts: Whereabouts,
     /// The first of its blocks in the word table.
     first: u32,
     lending: Arc<Lending>,
@@ -210,6 +222,15 @@ impl Slab {
     /// The descriptor that a member on this machine maps.
     pub fn fd(&self) -> i32 {
         self.memfd.fd()
+    }
+
+    pub(super) fn lending(&self) -> &Lending {
+        &self.lending
+    }
+
+    /// The ranges that have something in them, in order: all else reads as zero.
+    pub fn extents(&self) -> Vec<std::ops::Range<u64>> {
+        self.memfd.extents()
     }
 
     /// Gives a range's memory back to the system; it reads as zero.
@@ -234,6 +255,7 @@ impl Drop for Slab {
         if !self.lending.left_alone.load(Ordering::Relaxed) {
             self.memfd.discard(0, SLAB_BYTES);
         }
+        self.ends_aside();
         self.lending.units.free_slab(self.first);
         self.lending.lent.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
     }

@@ -14,8 +14,10 @@
 //! * [`regions`]: memory with a name, which outlives its members.
 //! * `graces`: how long members and volumes may be absent.
 //! * [`service`]: a hook for services that members ask by SEND.
+//! * `wanted`: how many slabs each member should give back.
 //! * [`volumes`]: the volumes that hosts' kernels swap to.
 //! * [`shares`]: bounded tables, and how much of them a peer may have.
+//! * [`spill`]: slabs of silent owners, whose bytes are put on a disk.
 //! * [`epochs`]: when the last transfer under a revoked right has ended.
 //!
 //! The daemon runs this code over epoll, the simulator in virtual time, the fuzzer on garbage. Time
@@ -34,10 +36,12 @@ pub mod members;
 pub mod regions;
 pub mod service;
 pub mod shares;
+pub mod spill;
 pub mod tally;
 pub mod tenants;
 pub mod units;
 pub mod volumes;
+pub(crate) mod wanted;
 pub mod windows;
 pub(crate) mod wires;
 
@@ -250,26 +254,6 @@ impl Nic {
     fn offers(&self) -> u8 {
         let card = if self.card.is_some() { OFFERS_RDMA } else { 0 };
         card | if self.lending.keeps_reserve() { OFFERS_RESERVE } else { 0 }
-    }
-
-    /// Slabs that a member is to give back, because the node has lent more than it lends now. All
-    /// members together give back just the excess, each in proportion to what it holds. A member
-    /// that has its slabs mapped is not asked: it would keep them mapped.
-    fn wanted_back(&self, member: &Member) -> u64 {
-        let excess = self.lending.excess();
-        if excess == 0 || member.mapped {
-            return 0;
-        }
-        let held = |member: &Member| member.holds.lock().slabs.len() as u64;
-        let others = self.roster.members();
-        // The parts of all members up to one add up to their part of the excess, rounded down.
-        let before = others.iter().filter(|other| !other.mapped && other.serial < member.serial);
-        let before: u64 = before.map(|other| held(other)).sum();
-        let behind = others.iter().filter(|other| !other.mapped && other.serial > member.serial);
-        let own = held(member);
-        let all = before + own + behind.map(|other| held(other)).sum::<u64>();
-        let part = |held: u64| (excess.min(all) * held).checked_div(all).unwrap_or(0);
-        part(before + own) - part(before)
     }
 
     /// Makes `service` answer SENDs from now on. Once one was set, further calls change nothing.

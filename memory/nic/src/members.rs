@@ -30,6 +30,7 @@ use super::lending::Slab;
 use super::regions::Shared;
 use super::service::Computed;
 use super::shares::{Peer, Place};
+use super::spill::Heard;
 use super::tenants::Tenant;
 use super::units::leases::Lease;
 use super::wires::Wires;
@@ -89,6 +90,10 @@ pub struct Member {
     pub(super) control: Arc<Turn>,
     pub(super) presence: Lock<Presence>,
     pub(super) holds: Lock<Holds>,
+    /// Anything that came from it.
+    pub(super) heard: Heard,
+    /// Its questions whether slabs are wanted back.
+    pub(super) asked: Heard,
     /// Locked before `holds`.
     pub(super) wires: Lock<Wires>,
     /// Its functions near memory.

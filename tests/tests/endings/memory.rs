@@ -85,6 +85,40 @@ fn a_node_gets_back_what_its_machine_needs() -> Result<()> {
     work.sound().map(|_| ())
 }
 
+/// A program that is stopped does not answer its node, whose machine needs memory. What it has goes to a
+/// disk, and comes back with its bytes when the program goes on.
+#[test]
+fn what_a_stopped_program_has_is_spilled() -> Result<()> {
+    const NAME: &str = "what_a_stopped_program_has_is_spilled";
+    let group = match Group::new(1 << 30) {
+        Ok(group) => group,
+        Err(e) => {
+            eprintln!("skipped: {NAME}: {e:#}");
+            return Ok(());
+        }
+    };
+    let pressed = Node::start("512M", &["--reserve", "400M", "--spill", "/var/tmp"])?;
+    group.take(pressed.running.pid())?;
+    let work = Work::start(&By::Tcp.far("8M", &pressed.by_tcp()), &["96", "2"])?;
+    let metric = |name: &str| pressed.metric(name);
+    let (used, aside) = (|| metric("farmem_node_used_bytes"), || metric("farmem_node_aside_bytes"));
+    ensure!(aside()? == 0.0 && used()? > f64::from(80 << 20), "{}", pressed.metrics()?);
+    let resident = || shared_memory(pressed.running.pid());
+    let before = resident()?;
+    process::send(work.program, libc::SIGSTOP);
+    // 96 MiB of the group's 470 are used, and 400 are to be left.
+    group.set_limit(470 << 20)?;
+    ensure!(eventually(LIMIT, || aside().is_ok_and(|bytes| bytes > 0.0)), "{}", pressed.metrics()?);
+    ensure!(metric("farmem_node_lent_bytes")? == f64::from(128 << 20), "it holds what it held");
+    let is_freed = || resident().is_ok_and(|now| before.saturating_sub(now) > 16 << 20);
+    ensure!(eventually(LIMIT, is_freed), "{before} {}: {}", resident()?, pressed.metrics()?);
+    let is_told = || pressed.running.stderr().contains("put on the disk");
+    ensure!(eventually(LIMIT, is_told), "{}", pressed.running.stderr());
+    process::send(work.program, libc::SIGCONT);
+    group.set_limit(1 << 30)?;
+    work.sound().map(|_| ())
+}
+
 #[test]
 fn a_program_that_asks_for_more_than_there_is() -> Result<()> {
     for (by, lend) in [(By::Shm, 128), (By::Tcp, 256), (By::Shm, 256)] {
@@ -202,6 +236,13 @@ fn local_memory_is_never_exceeded() -> Result<()> {
     together(vec![sampled(By::Shm, "inline"), sampled(By::Tcp, "inline"), sampled(By::Shm, "thread")])
 }
 
+/// Bytes of shared memory that a process has mapped, and that are there.
+fn shared_memory(pid: i32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let shared = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).context("no RssShmem")?;
+    Ok(shared.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
+}
+
 /// What the node itself has taken, while two runs want twice what it lends.
 #[test]
 fn what_a_node_lends_is_never_exceeded() -> Result<()> {
@@ -218,9 +259,7 @@ fn what_a_node_lends_is_never_exceeded() -> Result<()> {
     });
     let mut most = (0, 0);
     while !runs.iter().all(|run| run.is_finished()) {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", node.running.pid()))?;
-        let shared = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).context("no RssShmem")?;
-        let shared = shared.trim().trim_end_matches(" kB").parse::<u64>()? * 1024;
+        let shared = shared_memory(node.running.pid())?;
         let lent = node.metric("farmem_node_lent_bytes")? as u64;
         most = (most.0.max(shared), most.1.max(lent));
         std::thread::sleep(Duration::from_millis(5));

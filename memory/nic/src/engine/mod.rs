@@ -145,6 +145,8 @@ pub struct Engine {
     sealed: Option<Box<Sealed>>,
     /// See [`Engine::take_opened`].
     opened: Vec<UnixStream>,
+    /// The next request waits for a slab that is away.
+    put_off: bool,
     /// Its place in the table of connections, once it has said who it is.
     place: Option<Place>,
     /// Its place in the table of connections with much output, as long as much waits.
@@ -165,6 +167,7 @@ impl Engine {
             turn: usize::MAX,
             sealed: None,
             opened: Vec::new(),
+            put_off: false,
             place: None,
             roomy: None,
         }
@@ -225,10 +228,10 @@ impl Engine {
         self.output.backlog >= self.turn || self.output.is_backed_up(self.roomy.is_some())
     }
 
-    /// Whether the service put a SEND off: the connection is to be served again soon, and takes no
-    /// input meanwhile.
+    /// Whether something was put off: a SEND by its service, or what needs a slab that is away. The
+    /// connection is to be served again soon, and takes no input meanwhile.
     pub fn waits(&self) -> bool {
-        matches!(&self.phase, Phase::Queue(serving) if serving.waits.is_some())
+        self.put_off || matches!(&self.phase, Phase::Queue(serving) if serving.put_off || serving.waits.is_some())
     }
 
     /// Whether input must wait now. A connection whose output exceeds [`output::SMALL`] takes one
@@ -252,6 +255,10 @@ impl Engine {
             return Err(Goodbye::Done);
         }
         let mut receive = Some(receive);
+        self.put_off = false;
+        if let Phase::Queue(serving) = &mut self.phase {
+            serving.put_off = false;
+        }
         let mut n = 0;
         loop {
             // The turn is locked while bytes go to memory, and while verbs and requests are carried

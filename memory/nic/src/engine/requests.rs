@@ -4,6 +4,7 @@ use super::output::Passed;
 use super::{Engine, Goodbye, Phase};
 use crate::events::Leaving;
 use crate::{Member, Nic};
+use farmem_protocol::addr::SlabId;
 use farmem_protocol::wire::{self, Answer, Ask, Reply, Request, Status};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -14,14 +15,19 @@ impl Engine {
     pub(super) fn answer(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
         let Phase::Control(control) = &self.phase else { return Ok(false) };
         let member = Arc::clone(&control.member);
-        let request = match Request::read(&self.input[self.start..self.end]) {
-            Ok(Some((request, used))) => {
-                self.start += used;
-                request
-            }
+        let (request, used) = match Request::read(&self.input[self.start..self.end]) {
+            Ok(Some(read)) => read,
             Ok(None) => return Ok(false),
             Err(rule) => return Err(Goodbye::Broken(rule)),
         };
+        // Held until the request is carried out: the slab stays here.
+        let needed = needed(&request.ask).and_then(|id| member.slab(id));
+        if needed.as_ref().is_some_and(|slab| !nic.is_at_hand_for_request(slab)) {
+            self.put_off = true;
+            return Ok(false);
+        }
+        self.start += used;
+        member.heard.stir();
         // The host dials again, and is told why.
         if member.is_gone() {
             return Err(Goodbye::Done);
@@ -63,12 +69,18 @@ impl Engine {
             Ask::Grant => {
                 let slab = nic.grant(member)?;
                 let id = slab.id;
+                if local {
+                    slab.pass();
+                }
                 *passed = local.then_some(Passed::Slab(slab));
                 Ok(Reply::Slab(id))
             }
             Ask::Release(slab) => done(nic.release(member, slab)),
             Ask::Again(slab) => {
                 let slab = member.slab(slab).ok_or(Status::NotHeld)?;
+                if local {
+                    slab.pass();
+                }
                 *passed = local.then_some(Passed::Slab(slab));
                 Ok(Reply::Done)
             }
@@ -94,7 +106,10 @@ impl Engine {
                 done(status)
             }
             Ask::Who(owner) => Ok(nic.who(owner).map(Reply::Who).ok_or(Status::NotHeld)?),
-            Ask::Wanted => Ok(Reply::Figure(nic.wanted_back(member))),
+            Ask::Wanted => {
+                member.asked.stir();
+                Ok(Reply::Figure(nic.wanted_back(member)))
+            }
             Ask::Figure(figure) => Ok(Reply::Figure(nic.figure(figure))),
             Ask::Expose(slab) => nic.cards().expose(member, slab).map(|rkey| Reply::Exposed(rkey, 0)),
             Ask::ExposeWindow(key, queue) => Ok(nic.cards().expose_window(member, key, queue)?),
@@ -120,5 +135,14 @@ impl Engine {
         let (ours, theirs) = self.about.local.then(UnixStream::pair)?.ok()?;
         self.opened.push(ours);
         Some(theirs)
+    }
+}
+
+/// The slab whose bytes a request uses, or whose descriptor it asks for.
+fn needed(ask: &Ask) -> Option<SlabId> {
+    match ask {
+        Ask::Discard(range) | Ask::Back(range) => Some(range.slab),
+        Ask::Again(slab) | Ask::Expose(slab) => Some(*slab),
+        _ => None,
     }
 }

@@ -36,6 +36,8 @@ pub(super) struct Serving {
     pub refused: bool,
     /// The SEND whose turn it is waits, with the mark of its service.
     pub waits: Option<u64>,
+    /// The verb whose turn it is waits for a slab that is away.
+    pub put_off: bool,
     last_hasher: LastHasher,
 }
 
@@ -71,6 +73,7 @@ impl Serving {
             number: 0,
             refused: false,
             waits: None,
+            put_off: false,
             last_hasher: LastHasher::default(),
         }
     }
@@ -133,6 +136,9 @@ impl Serving {
         }
         let verb = self.verbs[self.at];
         let (op, len) = verb.shape()?;
+        if op != Op::Bind && !self.has_at_hand(nic, verb.key()) {
+            return Ok(None);
+        }
         let (key, offset) = (verb.key(), verb.offset.get());
         match op {
             Op::Read => {
@@ -169,6 +175,9 @@ impl Serving {
                 if nic.admission().is_ending(key) {
                     section.renew_after(|| nic.admission().settle(key));
                 }
+                if !self.has_at_hand(nic, Key(binding.parent.get())) {
+                    return Ok(None);
+                }
                 let bound = nic.admission().bind(&self.member, self.queue, key, &binding);
                 self.settle(nic, output, bound.map(|key| key.0));
                 Ok(Some(size_of::<Binding>()))
@@ -195,6 +204,15 @@ impl Serving {
                 Ok(Some(len as usize))
             }
         }
+    }
+
+    /// Whether the slab of a key is here. If not, the verb is put off until it is. Within the section in
+    /// which the slab is used then.
+    fn has_at_hand(&mut self, nic: &Nic, key: Key) -> bool {
+        if let KeyKind::Slab(id) = key.kind() {
+            self.put_off = !nic.is_at_hand(&self.member, id);
+        }
+        !self.put_off
     }
 
     /// Begins a WRITE: decides where its bytes go, if anywhere.
@@ -358,6 +376,7 @@ impl Serving {
         }
         self.verbs.clear();
         self.verbs.extend_from_slice(verbs);
+        self.member.heard.stir();
         self.at = 0;
         Ok(Some(size_of::<Batch>() + n * size_of::<Verb>()))
     }

@@ -7,6 +7,7 @@ use crate::events::{Event, Events, Leaving};
 use crate::graces::Graces;
 use crate::service::{Computed, Served};
 use crate::shares::{Full, Peer, Place, Table};
+use crate::spill::Heard;
 use crate::tally::{Tally, count};
 use crate::tenants::Tenant;
 use crate::units::Units;
@@ -210,6 +211,8 @@ impl Membership<'_> {
                 answered: None,
             }),
             holds: Lock::new(Holds { place: Some(place), ..Holds::default() }),
+            heard: Heard::default(),
+            asked: Heard::default(),
             wires: Lock::new(Wires::default()),
             computed: Computed::default(),
         });
