@@ -24,7 +24,7 @@ for time in $(seq "$times"); do
     [ $status != 77 ] || { tail -1 "$said"; exit 77; }
     for check in "${checks[@]}"; do
         verdict=$(sed -n "s/^CHECK $check: //p" "$said")
-        echo "time $time of $times, $check: ${verdict:-did not end}, $(sed -n "/^CHECK $check\$/,/^CHECK $check:/s/^  \(.*words wrong.*\)/\1/p" "$said")"
+        echo "time $time of $times, $check: ${verdict:-did not end}, $(sed -n "/^CHECK $check\$/,/^CHECK $check:/s/^  \(.*words wrong, filled.*\)/\1/p" "$said")"
         case $verdict in
             ok*) passed[$check]=$((passed[$check] + 1)) ;;
             *) sed 's/^/    /' "$said" ;;
