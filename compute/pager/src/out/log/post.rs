@@ -13,8 +13,8 @@ use farmem_protocol::lines::{self, Entry, LINE_BYTES, Runs};
 use std::time::Duration;
 
 impl Out {
-    /// A page, staged, goes to its slot by these lines: notes it for a record, posts its WRITEs, or posts
-    /// its change if parity changes with it.
+    /// A page, staged, goes to its slot by these lines. Notes it for a record, posts its WRITEs, or
+    /// posts its change if parity changes with it.
     pub(crate) fn log_lines(&self, evictor: &mut Evictor, staged: usize, slot: FarSlot, (lines, was): (u64, u64)) {
         if evictor.log.by == By::Writes {
             let last = u64::BITS - lines.leading_zeros();
