@@ -41,7 +41,7 @@ pub struct Options {
     /// MiB of objects [default: 64; with --quick 32]
     #[arg(long, value_name = "MIB")]
     objects: Option<usize>,
-    /// Timed accesses of each kind [default: 100000; with --quick 50000]
+    /// Timed accesses of each kind [default: 30000; with --quick 10000]
     #[arg(long, value_name = "N")]
     accesses: Option<usize>,
     /// Rounds in which every system runs once [default: 5; with --quick 1]
@@ -83,7 +83,7 @@ impl Options {
         report::can_be_written([&self.json, &self.svg])?;
         let mib = self.objects.unwrap_or(if self.quick { 32 } else { 64 });
         ensure!((32..=16 << 10).contains(&mib), "--objects is {mib} MiB: 32 to 16384 can be measured");
-        let accesses = self.accesses.unwrap_or(if self.quick { 50_000 } else { 100_000 });
+        let accesses = self.accesses.unwrap_or(if self.quick { 10_000 } else { 30_000 });
         let rounds = self.rounds.unwrap_or(if self.quick { 1 } else { 5 });
         ensure!(rounds > 0 && accesses > 0, "--rounds and --accesses must be more than 0");
         let _alone = Alone::take()?;

@@ -32,6 +32,8 @@ pub enum System {
 
 /// Bits a second of a network of 10 Gbit/s.
 const RATE: &str = "10000000000";
+/// The same, as `farmem run --shape` reads it.
+const SHAPE: &str = "10G";
 
 impl System {
     /// All, in the order of the tables.
@@ -116,7 +118,7 @@ impl<'a> Bench<'a> {
                 _ => command.args(["--transport", "tcp", "--node", &self.tcp]),
             };
             if system == System::RunTcp10 {
-                command.args(["--shape", "10gbit"]);
+                command.args(["--shape", SHAPE]);
             }
             command.arg("--").arg(self.farmem);
         }
@@ -141,5 +143,15 @@ impl<'a> Bench<'a> {
         affinity::pin(&before)?;
         let printed = printed?;
         serde_json::from_str(printed.trim()).with_context(|| format!("the program printed {printed:?}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_are_held_to_one_rate() {
+        assert_eq!(farmem_fabric::shape::rate(SHAPE), Ok(RATE.parse().unwrap()));
     }
 }
