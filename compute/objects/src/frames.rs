@@ -36,7 +36,7 @@
 use crate::class::Class;
 use crate::heap::Inner;
 use crate::homes::{self, Home};
-use crate::space::{self, At};
+use crate::space::{self, At, Spot};
 use crate::word::{ARRIVING, SEEN, STAMP, Word};
 use crate::{Error, Far, Result, Scope};
 use farmem::{Addr, Lane};
@@ -52,6 +52,16 @@ use std::rc::Rc;
 pub struct Header {
     word: Cell<u64>,
     meta: Cell<u64>,
+}
+
+impl Header {
+    /// Notes a use by a scope with this mark: its stamp, without bits. This clears [`SEEN`].
+    #[inline]
+    fn stamp(&self, mark: u64) {
+        if self.meta.get() < mark {
+            self.meta.set(mark);
+        }
+    }
 }
 
 // SAFETY: two words, all of whose values are valid; both are cells.
@@ -112,13 +122,10 @@ impl Frames {
         meta.set(meta.get() | SEEN);
     }
 
-    /// Notes a use by a scope with this mark: its stamp, without bits. This clears [`SEEN`].
+    /// [`Header::stamp`] of a frame.
     #[inline]
     pub fn stamp(&self, at: At, mark: u64) {
-        let meta = &self.header(at).meta;
-        if meta.get() < mark {
-            meta.set(mark);
-        }
+        self.header(at).stamp(mark);
     }
 
     /// Reads objects into frames that await them, and writes others home, by one round trip.
@@ -279,22 +286,21 @@ impl<T: Far> FarBox<T> {
     /// The frame with the value, which the scope holds from now on. Fetches the value if it is
     /// away.
     #[inline]
-    fn hold(&self, scope: &Scope) -> Result<At> {
-        let arena = &scope.arena;
-        let at = arena.of_word(Self::CLASS, self.word());
-        if arena.word(at) != self.word.get() {
+    fn hold<'a>(&self, scope: &'a Scope) -> Result<Spot<'a, Header>> {
+        let spot = scope.arena.spot(Self::CLASS, self.word());
+        if spot.header().word.get() != self.word.get() {
             return self.load(scope);
         }
-        arena.stamp(at, scope.mark);
-        Ok(at)
+        spot.header().stamp(scope.mark);
+        Ok(spot)
     }
 
     #[cold]
     #[inline(never)]
-    fn load(&self, scope: &Scope) -> Result<At> {
+    fn load<'a>(&self, scope: &'a Scope) -> Result<Spot<'a, Header>> {
         let word = scope.inner.load(Self::CLASS, self.word(), scope.mark)?;
         self.set_word(word);
-        Ok(scope.arena.of_word(Self::CLASS, word))
+        Ok(scope.arena.spot(Self::CLASS, word))
     }
 
     /// The value.
@@ -303,10 +309,10 @@ impl<T: Far> FarBox<T> {
     /// [`Error::ScopeFull`], [`Error::OtherHeap`], [`Error::Memory`].
     #[inline]
     pub fn get<'a>(&'a self, scope: &'a Scope) -> Result<&'a T> {
-        let at = self.hold(scope)?;
+        let spot = self.hold(scope)?;
         // SAFETY: the frame has this box's value: `size_of::<T>()` bytes, aligned, any of which are
         // a T. The scope holds it for 'a, and writing needs an exclusive borrow of this box.
-        Ok(unsafe { scope.arena.payload(at, Self::CLASS).cast().as_ref() })
+        Ok(unsafe { spot.payload(Self::CLASS).cast().as_ref() })
     }
 
     /// The value, to write to.
@@ -315,13 +321,12 @@ impl<T: Far> FarBox<T> {
     /// As [`FarBox::get`].
     #[inline]
     pub fn get_mut<'a>(&'a mut self, scope: &'a Scope) -> Result<&'a mut T> {
-        let at = self.hold(scope)?;
-        let arena = &scope.arena;
+        let spot = self.hold(scope)?;
         let word = self.word().dirty();
         self.word.set(word.0);
-        arena.header(at).word.set(word.0);
+        spot.header().word.set(word.0);
         // SAFETY: as in `get`; the borrow is exclusive, and a box is the only way to its value.
-        Ok(unsafe { arena.payload(at, Self::CLASS).cast().as_mut() })
+        Ok(unsafe { spot.payload(Self::CLASS).cast().as_mut() })
     }
 
     /// A copy of the value.

@@ -63,6 +63,27 @@ impl At {
     }
 }
 
+/// The address of a frame: always that of a header within its arena.
+pub struct Spot<'a, H> {
+    at: NonNull<u8>,
+    header: PhantomData<&'a H>,
+}
+
+impl<'a, H: Header> Spot<'a, H> {
+    #[inline]
+    pub fn header(&self) -> &'a H {
+        // SAFETY: as in `Frames::header`.
+        unsafe { self.at.cast().as_ref() }
+    }
+
+    /// The payload of a frame of this class, `class.payload` bytes.
+    #[inline]
+    pub fn payload(&self, class: Class) -> NonNull<u8> {
+        // SAFETY: the payload follows the header in the arena.
+        unsafe { self.at.byte_add(class.header) }
+    }
+}
+
 /// All frames of a heap. Unmapped with it.
 pub struct Arena<H>(Frames<H>);
 
@@ -120,6 +141,15 @@ impl<H: Header> Frames<H> {
     #[inline]
     pub fn of_word(&self, class: Class, word: Word) -> At {
         At(class.from + (word.place() << class.unit) as usize)
+    }
+
+    /// [`Frames::of_word`] as an address. The class's first frame comes first, so that uses of many
+    /// boxes of a class compute it once.
+    #[inline]
+    pub fn spot(&self, class: Class, word: Word) -> Spot<'_, H> {
+        // SAFETY: the range of a class is within the arena, and a place is within its range.
+        let at = unsafe { self.base.byte_add(class.from).byte_add((word.place() << class.unit) as usize) };
+        Spot { at, header: PhantomData }
     }
 
     #[inline]

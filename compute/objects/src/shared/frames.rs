@@ -28,7 +28,7 @@
 use super::{Inner, Seat, SharedScope, owners};
 use crate::class::Class;
 use crate::homes::Home;
-use crate::space::{self, At};
+use crate::space::{self, At, Spot};
 use crate::word::Word;
 use crate::{Far, Result};
 use farmem::{Addr, Lane};
@@ -167,18 +167,17 @@ impl<T: Far> SharedBox<T> {
     }
 
     #[inline]
-    fn hold(&self, scope: &SharedScope<'_>) -> Result<At> {
-        let frames = scope.frames();
+    fn hold<'a>(&self, scope: &'a SharedScope<'_>) -> Result<Spot<'a, Header>> {
         let word = Word(self.word.load(Ordering::Relaxed));
-        let at = frames.of_word(Self::CLASS, word);
-        if frames.header(at).is(word.0) { Ok(at) } else { self.load(scope) }
+        let spot = scope.frames().spot(Self::CLASS, word);
+        if spot.header().is(word.0) { Ok(spot) } else { self.load(scope) }
     }
 
     #[cold]
     #[inline(never)]
-    fn load(&self, scope: &SharedScope<'_>) -> Result<At> {
+    fn load<'a>(&self, scope: &'a SharedScope<'_>) -> Result<Spot<'a, Header>> {
         let word = scope.seat().load(Self::CLASS, &self.word)?;
-        Ok(scope.frames().of_word(Self::CLASS, word))
+        Ok(scope.frames().spot(Self::CLASS, word))
     }
 
     /// The value.
@@ -187,10 +186,10 @@ impl<T: Far> SharedBox<T> {
     /// [`crate::Error::ScopeFull`], [`crate::Error::OtherHeap`], [`crate::Error::Memory`].
     #[inline]
     pub fn get<'a>(&'a self, scope: &'a SharedScope<'_>) -> Result<&'a T> {
-        let at = self.hold(scope)?;
+        let spot = self.hold(scope)?;
         // SAFETY: the frame has this box's value: `size_of::<T>()` bytes, aligned, any of which are
         // a T. The scope holds it for 'a, and writing needs an exclusive borrow of this box.
-        Ok(unsafe { scope.frames().payload(at, Self::CLASS).cast().as_ref() })
+        Ok(unsafe { spot.payload(Self::CLASS).cast().as_ref() })
     }
 
     /// The value, to write to.
@@ -199,20 +198,19 @@ impl<T: Far> SharedBox<T> {
     /// As [`SharedBox::get`].
     #[inline]
     pub fn get_mut<'a>(&'a mut self, scope: &'a SharedScope<'_>) -> Result<&'a mut T> {
-        let frames = scope.frames();
-        let at = loop {
-            let at = self.hold(scope)?;
+        let spot = loop {
+            let spot = self.hold(scope)?;
             let word = Word(*self.word.get_mut());
             if word.is_dirty() {
-                break at;
+                break spot;
             }
-            if frames.header(at).soil(word.0, word.dirty().0) {
+            if spot.header().soil(word.0, word.dirty().0) {
                 *self.word.get_mut() = word.dirty().0;
-                break at;
+                break spot;
             }
         };
         // SAFETY: as in `get`; the borrow is exclusive, and a box is the only way to its value.
-        Ok(unsafe { frames.payload(at, Self::CLASS).cast().as_mut() })
+        Ok(unsafe { spot.payload(Self::CLASS).cast().as_mut() })
     }
 
     /// A copy of the value.
