@@ -29,6 +29,7 @@ struct Table {
     use_each: unsafe extern "C" fn(*const usize, usize, i32),
     advise: unsafe extern "C" fn(usize, usize, i32),
     objects: unsafe extern "C" fn(isize) -> usize,
+    weigh: unsafe extern "C" fn(usize, usize, usize) -> isize,
 }
 
 const PAGE: usize = 4096;
@@ -105,9 +106,19 @@ pub fn runs() -> bool {
 /// program does not run on far memory, or the share has no room.
 #[doc(hidden)]
 pub fn objects(pages: isize) -> usize {
-    let has_it = |table: &&Table| table.bytes >= size_of::<Table>();
+    let has_it = |table: &&Table| table.bytes >= core::mem::offset_of!(Table, weigh);
     // SAFETY: it counts pages, and touches none.
     table().filter(has_it).map_or(0, |table| unsafe { (table.objects)(pages) })
+}
+
+/// Tells what far objects have missed since the last call, for the crate `farmem-objects`: pages,
+/// and in ns what that cost and what a little more local memory would have saved of it. Returns the
+/// pages that they may take now, or have to give if negative. `None` where nobody weighs that.
+#[doc(hidden)]
+pub fn weigh(pages: usize, cost: usize, saved: usize) -> Option<isize> {
+    let has_it = |table: &&Table| table.bytes >= size_of::<Table>();
+    // SAFETY: it compares numbers, and touches none of the caller's memory.
+    table().filter(has_it).map(|table| unsafe { (table.weigh)(pages, cost, saved) })
 }
 
 /// Whether the page where a value begins is local, or not far at all. It may leave a moment later.

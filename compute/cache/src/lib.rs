@@ -26,6 +26,7 @@ pub mod ghosts;
 pub mod prefetch;
 pub mod sample;
 pub mod segments;
+pub mod shares;
 pub mod trace;
 
 mod pages;
@@ -81,6 +82,11 @@ pub trait Policy: Send {
 
     /// Pages that should leave now, however much room there is.
     fn overdue(&self) -> usize {
+        0
+    }
+
+    /// Pages that came back, each before a [`shares::DEPTH`]th of local memory had left since it did.
+    fn returned(&self) -> u64 {
         0
     }
 

@@ -137,6 +137,10 @@ impl Policy for Sampled {
         self.rest.gone(page);
     }
 
+    fn returned(&self) -> u64 {
+        self.rest.returned()
+    }
+
     fn len(&self) -> usize {
         self.sample.len() + self.rest.len()
     }

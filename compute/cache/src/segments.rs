@@ -34,7 +34,7 @@
 
 use crate::ghosts::{Ghost, Ghosts};
 use crate::pages::Pages;
-use crate::{Arrival, Policy};
+use crate::{Arrival, Policy, shares};
 use farmem_protocol::addr::PageId;
 
 /// The sizes, in percent of the capacity.
@@ -121,6 +121,8 @@ pub struct Segments {
     window: u64,
     /// The fate of each queue's victims.
     fates: [Fate; 2],
+    /// See [`Policy::returned`].
+    returned: u64,
     /// Counts the choices between the queues, so that one in [`Shape::look`] is the other way.
     turn: u32,
 }
@@ -138,6 +140,7 @@ impl Segments {
             capacity: capacity as u64,
             window: ((capacity / WINDOW.0) as u64).max(WINDOW.1),
             fates: [Fate::default(); 2],
+            returned: 0,
             turn: 0,
         }
     }
@@ -148,6 +151,7 @@ impl Segments {
             && matches!(how, Arrival::Demand | Arrival::Rescue)
             && ghost.distance < self.capacity
         {
+            self.returned += u64::from(ghost.distance < self.capacity / shares::DEPTH);
             self.fates[queue_of(ghost.returns)].comes_back();
         }
         let soon = ghost.filter(|g| g.distance < self.soon);
@@ -266,6 +270,10 @@ impl Policy for Segments {
         if !self.pages.remove(page) {
             self.ghosts.take(page);
         }
+    }
+
+    fn returned(&self) -> u64 {
+        self.returned
     }
 
     fn len(&self) -> usize {

@@ -7,6 +7,7 @@
 //! farmem run --local 16M -- orders threads
 //! farmem run --local 16M -- orders turns    # heaps use the run's share in turn
 //! farmem run … --protect mirror -- orders lost    # says what is left when a node is lost
+//! farmem run --local 16M -- orders shares    # objects and pages by turns, and what each has then
 //! ```
 
 use farmem_objects::{Error, FarHashMap, FarVec, Heap, Result, SharedVec};
@@ -27,6 +28,7 @@ fn main() -> std::process::ExitCode {
         Some(word) if word == "threads" => threads(),
         Some(word) if word == "turns" => turns(),
         Some(word) if word == "lost" => lost(),
+        Some(word) if word == "shares" => shares(),
         node => orders(node),
     };
     match ran {
@@ -149,4 +151,36 @@ fn turns() -> Result<String> {
     let last = Heap::of_run()?;
     let seven = last.alloc(&7u64)?.read()?;
     Ok(format!("{seven}, full {full} times: {bytes:?}"))
+}
+
+/// Objects that need more than half of local memory, then pages that do. What objects have of it, in
+/// KiB, after each.
+fn shares() -> Result<String> {
+    const BYTES: usize = 10 << 20;
+    let far = Heap::of_run()?;
+    let objects = (0..BYTES as u64 / 512).map(|n| far.alloc(&[n; 64])).collect::<Result<Vec<_>>>()?;
+    let pages: Vec<u64> = (0..BYTES as u64 / 8).collect();
+    let mut random = 1u64;
+    let mut below = |most: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % most as u64) as usize
+    };
+    let (mut had, mut sum) = (Vec::new(), 0u64);
+    for are_objects in [true, false, true] {
+        for n in 0..120_000 {
+            let takes_object = if n % 64 == 0 { !are_objects } else { are_objects };
+            if takes_object {
+                let place = below(objects.len());
+                let value = objects[place].read()?;
+                sum += u64::from(value == [place as u64; 64]);
+            } else {
+                let place = below(pages.len());
+                sum += u64::from(pages[place] == place as u64);
+            }
+        }
+        had.push(far.local().0 >> 10);
+    }
+    Ok(format!("{sum} sound, objects had {had:?} KiB"))
 }

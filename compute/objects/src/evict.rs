@@ -18,11 +18,14 @@
 //! Victims are chosen [`BATCH`] at a time, before the last free frame is taken. So the writes of
 //! dirty victims follow the read of a miss by the same round trip.
 
+mod returns;
 mod segments;
+
+pub use returns::Missed;
 
 use crate::class::{CLASSES, Class, SEGMENT};
 use crate::frames::{Arena, Move};
-use crate::homes::Homes;
+use crate::homes::{Home, Homes};
 use crate::rooms::Room;
 use crate::share::{SPARE, Share};
 use crate::space::At;
@@ -30,8 +33,9 @@ use crate::word::{ARRIVING, SEEN, STAMP, Word};
 use crate::{Error, Result};
 use farmem::near::{Found, Scan};
 use farmem::{Addr, Completion, Lane};
+use returns::Returns;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Victims that are chosen together.
 const BATCH: usize = 32;
@@ -63,6 +67,10 @@ pub struct Evictor {
     share: Rc<Share>,
     /// The most segments that all classes may have.
     most: usize,
+    /// The most that they may ever have.
+    cap: usize,
+    /// What the heap misses, if its run weighs that.
+    returns: Option<Returns>,
     /// Dirty victims that are still in their frames.
     leaving: Vec<At>,
     /// Posted arrivals that have not ended.
@@ -81,11 +89,15 @@ pub struct Evictor {
 impl Evictor {
     /// An evictor with at most `most` segments.
     pub fn new(most: usize, share: Rc<Share>, lane: Lane) -> Evictor {
+        // An eighth of the run's local memory, of which `most` is three quarters.
+        let returns = share.is_of_run().then(|| Returns::new((most * SEGMENT / 6) as u64));
         Evictor {
             rooms: Room::of_all(),
             left: most,
             share,
             most,
+            cap: most,
+            returns,
             leaving: Vec::new(),
             posted: 0,
             buffers: Vec::new(),
@@ -146,6 +158,9 @@ impl Evictor {
         if self.gone >= LOOK {
             // This is the safe moment: no frame was taken that is not yet given to a box.
             self.share_out(arena, oldest);
+        }
+        if self.returns.as_ref().is_some_and(Returns::is_due) {
+            self.weigh(arena, oldest);
         }
         while self.rooms[class.index].free() < n {
             if self.widen(arena, class) {
@@ -227,11 +242,18 @@ impl Evictor {
         let results = match (reads, &writes[..]) {
             (&[], &[]) => return Ok(()),
             (&[one], &[]) => {
+                let begun = self.begins();
                 let came = arena.arrive(&mut self.lane, one);
+                self.took(1, begun);
                 self.came(arena, one.0, came.is_ok());
                 return came.map_err(Error::from);
             }
-            _ => arena.transfer(&mut self.lane, reads, &writes, oldest),
+            _ => {
+                let begun = self.begins().filter(|_| !reads.is_empty());
+                let results = arena.transfer(&mut self.lane, reads, &writes, oldest);
+                self.took(reads.len(), begun);
+                results
+            }
         };
         let mut ended = Ok(());
         for (n, result) in results.into_iter().enumerate() {
@@ -239,6 +261,7 @@ impl Evictor {
                 (Some(&(at, _)), result) => self.came(arena, at, result.is_ok()),
                 (None, Ok(_)) => {
                     let (at, _) = writes[n - reads.len()];
+                    self.left(Word(arena.word(at)), at.class());
                     arena.empty(at, oldest);
                     self.free(at.class(), at);
                     self.moved.written += 1;
@@ -254,6 +277,31 @@ impl Evictor {
         }
         self.moved.batches += u64::from(!writes.is_empty());
         ended
+    }
+
+    /// When a fetch begins that is to be timed.
+    fn begins(&mut self) -> Option<Instant> {
+        self.returns.as_mut().is_some_and(Returns::times).then(Instant::now)
+    }
+
+    fn took(&mut self, objects: usize, begun: Option<Instant>) {
+        if let (Some(returns), Some(begun)) = (&mut self.returns, begun) {
+            returns.took(objects, begun.elapsed());
+        }
+    }
+
+    /// An object leaves for others.
+    fn left(&mut self, word: Word, class: Class) {
+        if let Some(returns) = &mut self.returns {
+            returns.left(word.home(), class.stride);
+        }
+    }
+
+    /// An object comes in because it is used.
+    fn missed(&mut self, home: Home, class: Class) {
+        if let Some(returns) = &mut self.returns {
+            returns.came(home, class.stride);
+        }
     }
 
     /// Notes that an arrival has ended: the object is in its frame, or did not come.
@@ -272,6 +320,7 @@ impl Evictor {
     pub fn fetch_one(&mut self, arena: &Arena, (class, mark, oldest): (Class, u64, u64), word: Word) -> Result<Word> {
         let home = self.homes.addr(word.home()).ok_or(Error::OtherHeap)?;
         let at = self.frame(arena, class, oldest)?;
+        self.missed(word.home(), class);
         let word = Word::new(at.units(class), word.home());
         arena.give(at, word, mark | SEEN);
         self.run(arena, &[(at, home)], oldest)?;
@@ -294,6 +343,7 @@ impl Evictor {
         for (n, home) in homes.into_iter().enumerate() {
             let (segment, number) = self.rooms[class.index].take().ok_or(Error::ScopeFull(self.most()))?;
             let at = arena.frame(class, segment, number);
+            self.missed(away[n].home(), class);
             let word = Word::new(at.units(class), away[n].home());
             arena.give(at, word, mark | SEEN);
             tell(n, word);
@@ -311,7 +361,7 @@ impl Evictor {
         &mut self,
         arena: &Arena,
         (class, mark, oldest): (Class, u64, u64),
-        home: impl FnOnce(&mut Homes) -> Result<crate::homes::Home>,
+        home: impl FnOnce(&mut Homes) -> Result<Home>,
     ) -> Result<(At, Word)> {
         let at = self.frame(arena, class, oldest)?;
         match home(&mut self.homes) {

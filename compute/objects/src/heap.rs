@@ -22,6 +22,8 @@ use std::time::Duration;
 const LEAST: usize = 64;
 /// Local memory where nothing else is said, bytes.
 const USUAL: usize = 64 << 20;
+/// Scopes between two looks at the heap's share of its run's local memory.
+const SCOPES: u64 = 256;
 /// Later than all stamps.
 const NO_SCOPE: u64 = u64::MAX >> STAMP;
 
@@ -54,12 +56,23 @@ impl Inner {
     fn begin(&self) -> u64 {
         let stamp = self.clock.get() + 1;
         self.clock.set(stamp);
+        if stamp.is_multiple_of(SCOPES) {
+            self.weigh();
+        }
         if self.oldest.get() == NO_SCOPE {
             self.oldest.set(stamp);
         } else {
             self.younger.borrow_mut().push(stamp);
         }
         stamp << STAMP
+    }
+
+    /// Gives the run what its pages gain more by. A heap that misses nothing would not ask.
+    #[cold]
+    fn weigh(&self) {
+        if let Ok(mut evictor) = self.evictor.try_borrow_mut() {
+            evictor.weigh(&self.arena, self.oldest());
+        }
     }
 
     #[inline]

@@ -1,6 +1,7 @@
 //! How much local memory a heap may have: a limit of its own, or a share of its run's `--local`.
 
 use crate::class::SEGMENT;
+use crate::evict::Missed;
 use crate::{Builder, Error, Heap, Result};
 use farmem_run::RunSpec;
 use std::cell::Cell;
@@ -97,6 +98,14 @@ impl Share {
         self.is_of_run
     }
 
+    /// Tells the run what the heap has missed. Returns the segments that it may have now, `None`
+    /// where the heap has a limit of its own.
+    pub fn weigh(&self, missed: Missed) -> Option<usize> {
+        let Missed { pages, cost, saved } = missed;
+        let more = self.is_of_run.then(|| farmem_hints::weigh(pages as usize, cost as usize, saved as usize))??;
+        Some(self.taken.get().saturating_add_signed(more.div_euclid(PAGES)))
+    }
+
     /// Gives back what the heap has beyond this many segments. The memory of the others is
     /// discarded.
     pub fn keep(&self, segments: usize) {
@@ -119,8 +128,8 @@ impl Drop for Share {
 
 impl Heap {
     /// A heap on the nodes of this program's `farmem run`. Its local memory is a part of the run's
-    /// `--local`: half of it at most, taken as the heap grows. It goes back when objects are dropped.
-    /// The process's pages have the rest.
+    /// `--local`, taken as the heap grows: half of it at first. Then it goes to objects or to pages as
+    /// each gains by it, three quarters of `--local` at most. It goes back when objects are dropped.
     ///
     /// Nodes that join or leave the run later change nothing for the heap. It has one copy of each
     /// object, also where the run mirrors pages.

@@ -48,6 +48,7 @@ mod thread;
 mod wake;
 pub mod word;
 
+pub use farmem_cache::shares::Side;
 pub use hints::{Hints, STEP};
 pub use house::House;
 pub use house::fork::Fork;

@@ -2,18 +2,22 @@
 //! both.
 //!
 //! Objects take their pages here before they touch them. The pages count as resident, so the limit
-//! holds at every instant over both, and pages of the program leave where that is needed. Objects
-//! get at most one part in [`PART`], so that the program itself can always go on.
+//! holds at every instant over both, and pages of the program leave where that is needed.
+//!
+//! How much they may have is weighed by gain ([`farmem_cache::shares`]). Heaps ask now and then
+//! ([`Share::weigh`]): they tell what their misses cost, and learn how much they may take or have to
+//! give. Pages always have a quarter of local memory, so that the program itself can go on.
 
 use crate::base::Base;
 use crate::local::Local;
 use crate::room::Room;
+use farmem_cache::shares::{Shares, Side};
 use farmem_protocol::addr::PAGE_BYTES;
+use farmem_run::counters::Histogram;
 use farmem_sys::raw::SignalsBlocked;
+use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Objects get one part in this many of local memory.
-const PART: u64 = 2;
 /// Pages that are reserved together: fewer than the smallest batch of evictions.
 const STEP: u64 = 8;
 
@@ -24,16 +28,50 @@ pub struct Share {
     room: &'static Room,
     /// Pages that objects have.
     taken: AtomicU64,
+    /// Pages that they may have now.
+    may: AtomicU64,
+    weighed: Lock<Weighed>,
+}
+
+/// The shares, and what was counted when they were last weighed.
+struct Weighed {
+    shares: Shares,
+    demand: u64,
+    soon: u64,
 }
 
 impl Share {
     pub(crate) fn new(base: &'static Base, local: &'static Local, room: &'static Room) -> Share {
-        Share { base, local, room, taken: AtomicU64::new(0) }
+        let shares = Shares::new(local.limit());
+        let may = AtomicU64::new(shares.objects(local.limit()));
+        let weighed = Lock::new(Weighed { shares, demand: 0, soon: 0 });
+        Share { base, local, room, taken: AtomicU64::new(0), may, weighed }
     }
 
-    /// Pages that objects can have in all.
+    /// Pages that objects can ever have in all.
     pub fn most(&self) -> u64 {
-        self.local.limit() / PART
+        *Shares::bounds(self.local.limit()).end()
+    }
+
+    /// Objects have missed this much since the last call. Returns how many pages they may take now,
+    /// or have to give if negative.
+    ///
+    /// As [`Share::take`].
+    pub fn weigh(&self, objects: Side) -> i64 {
+        let _signals = SignalsBlocked::new();
+        let _inside = self.base.threads.enter();
+        let soon = self.local.policy().returned();
+        let demand = self.base.counters.demand.load(Ordering::Relaxed);
+        let (limit, taken) = (self.local.limit(), self.taken.load(Ordering::Relaxed));
+        let mut weighed = self.weighed.lock();
+        let (misses, back) = (demand.saturating_sub(weighed.demand), soon.saturating_sub(weighed.soon));
+        (weighed.demand, weighed.soon) = (demand, soon);
+        let each = mean(&self.base.counters.latency);
+        let pages = Side { pages: misses, cost: misses * each, saved: back.min(misses) * each };
+        if weighed.shares.count(limit, taken, pages, objects) {
+            self.may.store(weighed.shares.objects(limit), Ordering::Relaxed);
+        }
+        self.may.load(Ordering::Relaxed).cast_signed() - taken.cast_signed()
     }
 
     /// Takes pages for objects: all of them, or none if the share has no room. Pages of the program
@@ -41,8 +79,8 @@ impl Share {
     ///
     /// Not from a signal handler of the runtime's. No far memory may be in use by the caller.
     pub fn take(&self, pages: u64) -> bool {
-        let most = self.most();
-        let more = |taken: u64| taken.checked_add(pages).filter(|&after| after <= most);
+        let may = self.may.load(Ordering::Relaxed).min(self.most());
+        let more = |taken: u64| taken.checked_add(pages).filter(|&after| after <= may);
         if self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
             return false;
         }
@@ -74,21 +112,33 @@ impl Share {
     }
 }
 
+/// The mean of what was recorded, ns.
+fn mean(latency: &Histogram) -> u64 {
+    let counts = latency.snapshot();
+    let sum = |of: fn(usize) -> u64| counts.iter().enumerate().map(|(at, &n)| n * of(at)).sum::<u64>();
+    sum(Histogram::bucket_floor) / sum(|_| 1).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::start::{Ground, bare};
 
     #[test]
-    fn objects_get_half_and_no_more() {
+    fn objects_get_half_at_first_and_what_they_gain_by_later() {
         let Ground { base, local, changes, out } = bare::ground(4 << 20);
         let share = Share::new(base, local, Box::leak(Box::new(Room::new(base, local, changes, out))));
-        let (resident, most) = (|| local.resident.load(Ordering::Relaxed), share.most());
-        assert!(most == local.limit() / 2 && share.take(most - 16));
-        assert!(!share.take(17) && !share.take(u64::MAX) && resident() == most - 16);
-        assert!(share.take(16) && resident() == most && !share.take(1));
-        assert_eq!(base.counters.objects_bytes.load(Ordering::Relaxed), most * PAGE_BYTES as u64);
-        assert!(!share.give(most + 1) && !share.give(u64::MAX) && share.give(most));
+        let (resident, half) = (|| local.resident.load(Ordering::Relaxed), local.limit() / 2);
+        assert!(share.take(half - 16));
+        assert!(!share.take(17) && !share.take(u64::MAX) && resident() == half - 16);
+        assert!(share.take(16) && resident() == half && !share.take(1));
+        assert_eq!(base.counters.objects_bytes.load(Ordering::Relaxed), half * PAGE_BYTES as u64);
+        // They miss what they had not long ago, and pages miss nothing: up to three quarters.
+        let misses = Side { pages: local.limit(), cost: 1000, saved: 900 };
+        let more = (0..64).map(|_| share.weigh(misses)).max().unwrap().cast_unsigned();
+        assert_eq!(half + more, share.most());
+        assert!(share.take(more) && !share.take(1) && resident() == share.most());
+        assert!(!share.give(share.most() + 1) && !share.give(u64::MAX) && share.give(share.most()));
         assert_eq!((resident(), base.counters.objects_bytes.load(Ordering::Relaxed)), (0, 0));
     }
 }

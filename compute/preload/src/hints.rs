@@ -6,7 +6,7 @@
 
 use crate::near;
 use crate::process::{pager, started};
-use farmem_pager::STEP;
+use farmem_pager::{STEP, Side};
 use farmem_protocol::addr::{FAR_PAGES, FAR_START};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
@@ -31,6 +31,10 @@ pub struct Hints {
     /// Local memory for far objects, pages: takes them (1: done), gives them back if negative, and
     /// tells for 0 how many there can be.
     objects: extern "C" fn(isize) -> usize,
+    /// Far objects have missed this much since the last call: pages, and in ns what that cost and
+    /// what a little more memory would have saved of it. Returns the pages that they may take now,
+    /// or have to give if negative.
+    weigh: extern "C" fn(usize, usize, usize) -> isize,
 }
 
 /// Named for its version.
@@ -45,6 +49,7 @@ pub static farmem_v1: Hints = Hints {
     use_each,
     advise,
     objects,
+    weigh,
 };
 
 /// The process is on far memory.
@@ -99,6 +104,23 @@ extern "C" fn objects(pages: isize) -> usize {
         near::call(decided, &mut asked);
     }
     asked.result
+}
+
+struct Weighed {
+    objects: Side,
+    result: isize,
+}
+
+extern "C" fn weigh(pages: usize, cost: usize, saved: usize) -> isize {
+    extern "C" fn decided(weighed: &mut Weighed) {
+        weighed.result = pager().share.weigh(weighed.objects) as isize;
+    }
+    let objects = Side { pages: pages as u64, cost: cost as u64, saved: saved as u64 };
+    let mut weighed = Weighed { objects, result: 0 };
+    if started() {
+        near::call(decided, &mut weighed);
+    }
+    weighed.result
 }
 
 struct Each {

@@ -6,19 +6,21 @@ use crate::class::{CLASSES, Class};
 use crate::frames::Arena;
 use crate::rooms::Room;
 use crate::space::At;
-use crate::word::{ARRIVING, SEEN, STAMP};
+use crate::word::{ARRIVING, SEEN, STAMP, Word};
+
+/// Segments that a heap gives back to its run at a time, at most.
+const GIVEN: usize = 16;
 
 impl Evictor {
     /// Lets the hand choose up to `want` victims. Clean ones are freed at once. Dirty ones are
     /// added to `leaving`. Returns the number of both.
     pub(super) fn choose(&mut self, arena: &Arena, class: Class, want: usize, oldest: u64) -> usize {
-        let room = &mut self.rooms[class.index];
         let mut chosen = 0;
-        for _ in 0..2 * room.len() * class.frames() {
+        for _ in 0..2 * self.rooms[class.index].len() * class.frames() {
             if chosen == want || self.leaving.len() >= BATCH {
                 break;
             }
-            let (segment, number) = room.step();
+            let (segment, number) = self.rooms[class.index].step();
             let at = arena.frame(class, segment, number);
             let meta = arena.meta(at);
             if arena.word(at) == 0 || meta & ARRIVING != 0 || meta >> STAMP >= oldest {
@@ -29,8 +31,9 @@ impl Evictor {
                 continue;
             }
             if !arena.is_dirty(at) {
+                self.left(Word(arena.word(at)), class);
                 arena.empty(at, oldest);
-                room.give((segment, number));
+                self.rooms[class.index].give((segment, number));
             } else if !self.leaving.contains(&at) {
                 self.leaving.push(at);
             } else {
@@ -38,7 +41,7 @@ impl Evictor {
             }
             chosen += 1;
         }
-        room.gone += chosen * class.stride;
+        self.rooms[class.index].gone += chosen * class.stride;
         self.gone += chosen * class.stride;
         chosen
     }
@@ -81,6 +84,7 @@ impl Evictor {
             return Ok(false);
         }
         for at in used.into_iter().filter(|&at| arena.word(at) != 0) {
+            self.left(Word(arena.word(at)), class);
             arena.empty(at, oldest);
             self.free(class, at);
         }
@@ -107,5 +111,37 @@ impl Evictor {
             }
         }
         self.rooms.iter_mut().for_each(|room| room.gone /= 2);
+    }
+
+    /// Tells the run what the heap has missed. It may have more segments then, or gives some back.
+    pub fn weigh(&mut self, arena: &Arena, oldest: u64) {
+        let Some(returns) = &mut self.returns else { return };
+        let missed = returns.report();
+        let Some(may) = self.share.weigh(missed) else { return };
+        let used = self.most - self.left;
+        if may >= used {
+            (self.most, self.left) = (may.min(self.cap).max(used), may.min(self.cap).saturating_sub(used));
+            return;
+        }
+        for _ in 0..(used - may).min(GIVEN) {
+            if !self.give_one(arena, oldest) {
+                break;
+            }
+        }
+        let used = self.most - self.left;
+        self.share.keep(used);
+        (self.most, self.left) = (used, 0);
+    }
+
+    /// Empties a segment for the run: one of the class with the least turnover for its size.
+    fn give_one(&mut self, arena: &Arena, oldest: u64) -> bool {
+        let density = |room: &Room| room.gone / room.len().max(1);
+        let mut classes: Vec<usize> = (0..CLASSES).filter(|&index| self.rooms[index].len() > 1).collect();
+        classes.sort_by_key(|&index| density(&self.rooms[index]));
+        classes.into_iter().any(|index| {
+            (0..self.rooms[index].len())
+                .rev()
+                .any(|nth| matches!(self.give_up(arena, Class::new(index), nth, oldest), Ok(true)))
+        })
     }
 }
