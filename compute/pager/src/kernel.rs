@@ -58,6 +58,68 @@ pub fn discard_page(page: PageId) {
     let _ = discard(page.addr(), PAGE_BYTES);
 }
 
+/// Near memory, reserved for a moment, where a mapping is made before it may replace a far one: what
+/// the kernel refuses has then taken nothing away.
+pub struct Aside {
+    start: usize,
+    end: usize,
+    at: usize,
+    len: usize,
+}
+
+impl Aside {
+    /// Room for `len` bytes, in whole pages, that lie to huge pages as those at `like` do.
+    ///
+    /// # Errors
+    /// The kernel's, negative.
+    pub fn new(like: usize, len: usize) -> Result<Aside, isize> {
+        const ALIGNMENTS: [usize; 2] = [1 << 30, 2 << 20];
+        let align = ALIGNMENTS.into_iter().find(|&align| like.is_multiple_of(align)).unwrap_or(PAGE_BYTES);
+        let total = len.checked_add(align - PAGE_BYTES).ok_or(-(libc::ENOMEM as isize))?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a fresh reservation where the kernel likes.
+        let start =
+            unsafe { syscall(libc::SYS_mmap, [0, total, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0]) };
+        if start < 0 {
+            return Err(start);
+        }
+        let start = start as usize;
+        Ok(Aside { start, end: start + total, at: start.next_multiple_of(align), len })
+    }
+
+    /// Where the room begins.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Moves what lies in the room to a far address, over whatever is there.
+    pub fn move_to(mut self, to: usize) -> isize {
+        assert!(is_far(to), "a far call about {to:#x}");
+        let fixed = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
+        // SAFETY: the room is this object's, and what lies far is the program's own to lose.
+        let ret = unsafe { syscall(libc::SYS_mremap, [self.at, self.len, self.len, fixed, to, 0]) };
+        if ret >= 0 {
+            // Other threads may map in the hole at once.
+            self.unmap(self.at + self.len, self.end);
+            self.end = self.at;
+        }
+        ret
+    }
+
+    fn unmap(&self, from: usize, to: usize) {
+        if from < to {
+            // SAFETY: a part of this object's reservation, which nothing has left.
+            unsafe { syscall(libc::SYS_munmap, [from, to - from, 0, 0, 0, 0]) };
+        }
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        self.unmap(self.start, self.end);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

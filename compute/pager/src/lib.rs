@@ -58,7 +58,7 @@ pub use out::log;
 pub use pins::Pins;
 pub use record::RECORD_FLAGS;
 pub use share::Share;
-pub use space::Space;
+pub use space::{Part, Space};
 pub use start::{MIN_LOCAL, StartError, start};
 
 use base::Base;

@@ -4,6 +4,7 @@
 use crate::call::{Call, issue};
 use crate::process::pager;
 use crate::{guard, limits};
+use farmem_pager::Part;
 use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, is_far};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -86,11 +87,14 @@ pub fn mmap(call: &Call) -> isize {
         return at;
     }
     if fixed && is_far(addr) && len > 0 {
-        // A file or shared memory over far addresses.
-        let ret = pager().space.forget_range(addr, len, prot);
-        if ret < 0 {
-            return ret;
-        }
+        // A file or shared memory at far addresses.
+        let spares = flags & libc::MAP_FIXED_NOREPLACE != 0;
+        return pager().space.lay_foreign(addr, len, prot, spares, |at| {
+            // Elsewhere it is a trial, which brings nothing in.
+            let flags = if at == addr { flags } else { flags & !libc::MAP_POPULATE };
+            let [_, _, prot, _, fd, offset] = call.args;
+            issue(&Call { args: [at, len, prot, flags as usize, fd, offset], ..*call })
+        });
     } else if is_far(addr) {
         // A mere hint. Near memory must not come to lie among far addresses.
         return issue(&Call { args: [0, len, prot as usize, flags as usize, fd, call.args[5]], ..*call });
@@ -174,54 +178,102 @@ pub fn mremap(call: &Call) -> isize {
     }
     if flags & libc::MREMAP_FIXED != 0 && is_far(new) {
         // Near memory moves to far addresses and stays what it is.
-        let ret = pager().space.forget_range(new, new_len, libc::PROT_READ | libc::PROT_WRITE);
-        if ret < 0 {
-            return ret;
-        }
+        return pager().space.move_in(new, new_len, |to| {
+            let mut moving = *call;
+            moving.args[4] = to;
+            issue(&moving)
+        });
     }
     issue(call)
 }
 
 /// The moves of far memory that the pager does not make, by copying: to near addresses, where it is
-/// near from then on, and those that leave an empty mapping behind.
+/// near from then on, and those that leave an empty mapping behind. The protection moves along.
 fn copied(old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) -> isize {
     const KNOWN: i32 = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-    let (from, len) = (old_len.next_multiple_of(PAGE_BYTES), new_len.next_multiple_of(PAGE_BYTES));
+    let (Some(from), Some(len)) = (old_len.checked_next_multiple_of(PAGE_BYTES), whole_pages(new_len)) else {
+        return EINVAL;
+    };
     let stays = flags & libc::MREMAP_DONTUNMAP != 0;
     let fixed = flags & libc::MREMAP_FIXED != 0;
     let aligned = old.is_multiple_of(PAGE_BYTES) && (!fixed || new.is_multiple_of(PAGE_BYTES));
+    let overlaps = fixed && new < old.saturating_add(from) && old < new.saturating_add(len);
     if flags & !KNOWN != 0
         || flags & libc::MREMAP_MAYMOVE == 0
         || !aligned
-        || len == 0
+        || overlaps
         || from == 0
         || stays && from != len
     {
         return EINVAL;
     }
-    if pager().pins.pin(old, 1, false) == 0 {
+    if from > FAR_END - old {
         return -(libc::EFAULT as isize);
     }
-    pager().pins.unpin(old, 1);
-    let prot = libc::PROT_READ | libc::PROT_WRITE;
-    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // All of it is there, before anything changes.
+    let (mut at, mut writable) = (old, false);
+    while at < old + from {
+        let Some(part) = pager().space.part(at, old + from) else { return -(libc::EFAULT as isize) };
+        at += part.len;
+        writable |= part.prot & libc::PROT_WRITE != 0;
+    }
+    // Memory that nobody may write needs no room of its own.
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | if writable { 0 } else { libc::MAP_NORESERVE };
     let to = if fixed && !is_far(new) {
-        let args = [new, len, prot as usize, (private | libc::MAP_FIXED) as usize, usize::MAX, 0];
+        let args = [new, len, DATA as usize, (kind | libc::MAP_FIXED) as usize, usize::MAX, 0];
         issue(&Call { nr: libc::SYS_mmap, args, sp: 0 })
     } else {
-        pager().space.mmap(new, len, prot, private | if fixed { libc::MAP_FIXED } else { 0 })
+        pager().space.mmap(new, len, DATA, kind | if fixed { libc::MAP_FIXED } else { 0 })
     };
     if to < 0 {
         return to;
     }
-    // SAFETY: both are mapped; user-mode accesses, which fault like the program's.
-    unsafe { std::ptr::copy_nonoverlapping(old as *const u8, to as *mut u8, from.min(len)) };
+    let (mut at, kept) = (old, old + from.min(len));
+    while at < kept {
+        let Some(part) = pager().space.part(at, kept) else { break };
+        at += part.len;
+        // The growth is protected like the end.
+        let room = if at == kept { old + len - part.at } else { part.len };
+        copy_part(part, to as usize + (part.at - old), room, stays);
+    }
     if stays {
         pager().space.madvise(old, from, libc::MADV_DONTNEED);
     } else {
         pager().space.munmap(old, from);
     }
     to
+}
+
+/// Copies a part of far memory to fresh memory, `room` bytes of which get its protection. The part
+/// keeps it where it `stays`.
+fn copy_part(part: Part, to: usize, room: usize, stays: bool) {
+    let space = &pager().space;
+    let readable = part.prot & libc::PROT_READ != 0;
+    if !readable {
+        space.mprotect(part.at, part.len, part.prot | libc::PROT_READ);
+    }
+    space.touched(part.at, part.len, |page| {
+        // SAFETY: both are mapped, the one may be read and the other written; user-mode accesses,
+        // which fault like the program's.
+        unsafe { std::ptr::copy_nonoverlapping(page as *const u8, (to + (page - part.at)) as *mut u8, PAGE_BYTES) };
+    });
+    if !readable && stays {
+        space.mprotect(part.at, part.len, part.prot);
+    }
+    if part.prot == DATA {
+        return;
+    }
+    if is_far(to) {
+        space.mprotect(to, room, part.prot);
+    } else {
+        let args = [to, room, part.prot as usize, 0, 0, 0];
+        issue(&Call { nr: libc::SYS_mprotect, args, sp: 0 });
+    }
+}
+
+/// A length in whole pages; none of nothing.
+fn whole_pages(len: usize) -> Option<usize> {
+    len.checked_next_multiple_of(PAGE_BYTES).filter(|&len| len > 0)
 }
 
 /// shmat at a far address: there, and nowhere else. The kernel reports other errors.

@@ -1,11 +1,14 @@
 //! Mappings that are not ours at far addresses: files, shared memory, and near memory that the
 //! program has moved there. The kernel keeps what is in them; here is kept only that their
 //! addresses are taken, under the same lock as our own mappings.
+//!
+//! A refusal by the kernel must leave what was there as it is, as it does without farmem. So a
+//! mapping that is to replace others is first made aside, and only then are they taken away.
 
 use super::Space;
-use crate::kernel;
+use crate::kernel::{self, Aside};
 use crate::maps::regions::{OnFork, Region};
-use crate::maps::{EINVAL, in_range, page_up};
+use crate::maps::{EINVAL, Maps, in_range, page_up};
 use farmem_protocol::addr::{PAGE_BYTES, is_far};
 use farmem_sys::raw::SignalsBlocked;
 
@@ -19,6 +22,74 @@ impl Space {
     /// unmapped.
     pub fn forget_range(&self, addr: usize, len: usize, prot: i32) -> isize {
         self.empty(addr, len, |space, end| space.regions(addr).insert(addr, region(end, prot)))
+    }
+
+    /// Lays a mapping that is not ours (a file, shared memory) at far addresses by `lay`, which gets
+    /// the address: over whatever is there, or, if it `spares`, only where nothing is.
+    pub fn lay_foreign(&self, addr: usize, len: usize, prot: i32, spares: bool, lay: impl Fn(usize) -> isize) -> isize {
+        let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
+        if !addr.is_multiple_of(PAGE_BYTES) || !in_range(addr, len) {
+            return EINVAL;
+        }
+        let _signals = SignalsBlocked::new();
+        let _inside = self.base.threads.enter();
+        let mut space = self.base.maps.lock();
+        let free = space.regions(addr).is_free(addr, len);
+        if !spares && !free {
+            let tried = match Aside::new(addr, len) {
+                Ok(aside) => lay(aside.at()),
+                Err(e) => e,
+            };
+            if tried < 0 {
+                return tried;
+            }
+            self.take_away(&mut space, addr, addr + len);
+        }
+        // The kernel sees what is there, too, and refuses what spares it.
+        let ret = lay(addr);
+        if ret >= 0 {
+            space.regions(addr).remove(addr, addr + len);
+            space.regions(addr).insert(addr, region(addr + len, prot));
+        }
+        ret
+    }
+
+    /// Moves a near mapping to far addresses by `move_to`, over whatever is there. It stays what it
+    /// is.
+    pub fn move_in(&self, addr: usize, len: usize, move_to: impl FnOnce(usize) -> isize) -> isize {
+        let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
+        if !addr.is_multiple_of(PAGE_BYTES) || !in_range(addr, len) {
+            return EINVAL;
+        }
+        let _signals = SignalsBlocked::new();
+        let _inside = self.base.threads.enter();
+        let mut space = self.base.maps.lock();
+        self.replace(&mut space, addr, len, libc::PROT_READ | libc::PROT_WRITE, move_to)
+    }
+
+    /// Lets `move_to` move a mapping to far addresses, by way of memory aside.
+    fn replace(
+        &self,
+        space: &mut Maps,
+        addr: usize,
+        len: usize,
+        prot: i32,
+        move_to: impl FnOnce(usize) -> isize,
+    ) -> isize {
+        let aside = match Aside::new(addr, len) {
+            Ok(aside) => aside,
+            Err(e) => return e,
+        };
+        let moved = move_to(aside.at());
+        if moved < 0 {
+            return moved;
+        }
+        self.take_away(space, addr, addr + len);
+        let ret = aside.move_to(addr);
+        if ret >= 0 {
+            space.regions(addr).insert(addr, region(addr + len, prot));
+        }
+        ret
     }
 
     /// Attaches shared memory at far addresses by `attach`: over anything there (`over`), or only
@@ -83,7 +154,12 @@ impl Space {
             if new < old + old_len && old < new + new_len {
                 return Some(EINVAL);
             }
-            self.take_away(&mut space, new, new + new_len);
+            let move_to = |aside| kernel::remap(old, old_len, new_len, flags, aside);
+            let ret = self.replace(&mut space, new, new_len, kind.prot, move_to);
+            if ret >= 0 && flags & libc::MREMAP_DONTUNMAP == 0 {
+                space.regions(old).remove(old, old + old_len);
+            }
+            return Some(ret);
         }
         let ret = kernel::remap(old, old_len, new_len, flags, new);
         if ret < 0 {

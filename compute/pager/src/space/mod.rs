@@ -36,6 +36,7 @@ use crate::maps::regions::{OnFork, Region};
 use crate::maps::{EINVAL, ENOMEM, HEAP_BYTES, Mapped, Maps, in_range, page_up, pages};
 use crate::out::Out;
 use crate::pins::Pins;
+use crate::word::State;
 use farmem_pool::NoRoom;
 use farmem_protocol::addr::{FAR_START, PAGE_BYTES, is_far};
 use farmem_sys::raw::SignalsBlocked;
@@ -47,6 +48,17 @@ pub const THRESHOLD: usize = 64 << 10;
 const BESIDE: usize = 128 << 10;
 
 const EEXIST: isize = -(libc::EEXIST as isize);
+
+/// A part of far memory that is protected alike.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// Where it begins.
+    pub at: usize,
+    /// Its bytes.
+    pub len: usize,
+    /// `PROT_*` bits.
+    pub prot: i32,
+}
 
 /// The parts that the calls use.
 pub(crate) struct Parts {
@@ -95,7 +107,10 @@ impl Space {
 
     /// mmap of anonymous private memory, in the far range. The address, or -errno.
     pub fn mmap(&self, addr: usize, len: usize, prot: i32, flags: i32) -> isize {
-        let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
+        let Some(len) = page_up(len) else { return ENOMEM };
+        if len == 0 {
+            return EINVAL;
+        }
         let _signals = SignalsBlocked::new();
         let _inside = self.base.threads.enter();
         let mut space = self.base.maps.lock();
@@ -156,6 +171,27 @@ impl Space {
         let _inside = self.base.threads.enter();
         let mut space = self.base.maps.lock();
         space.regions(addr).within(addr, addr + 1).first().map_or(0, |(_, region)| region.prot)
+    }
+
+    /// The first part of a range of far memory, which is protected alike. `None` where it begins
+    /// with nothing of ours.
+    pub fn part(&self, addr: usize, end: usize) -> Option<Part> {
+        let _signals = SignalsBlocked::new();
+        let _inside = self.base.threads.enter();
+        let mut space = self.base.maps.lock();
+        let within = in_range(addr, end - addr).then(|| space.regions(addr).within(addr, end))?;
+        let &(at, region) = within.first().filter(|&&(at, region)| at == addr && !region.foreign)?;
+        Some(Part { at, len: region.end - at, prot: region.prot })
+    }
+
+    /// Calls `visit` with the address of every page of a far range that has been touched.
+    pub fn touched(&self, addr: usize, len: usize, mut visit: impl FnMut(usize)) {
+        let (first, last) = pages(addr, addr + len);
+        self.base.table.walk(first, last, |page, word| {
+            if word.load().state() != State::Untouched {
+                visit(page.addr());
+            }
+        });
     }
 
     /// Whether all pages of a range that begins in the far range are mapped.
