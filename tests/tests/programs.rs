@@ -319,6 +319,22 @@ fn executed(case: &str) -> Result<()> {
     Ok(())
 }
 
+/// What a program executes preloads the program's list, and the runtime: where the run was begun with a library, and without.
+#[test]
+fn preloads() -> Result<()> {
+    let library = compile::c("preloads", &["-shared", "-fPIC", "-DLIBRARY"])?;
+    for begun_with in [None, Some(&library)] {
+        let mut program = Command::new(compile::c("preloads", &[])?);
+        program.arg("first").arg(&library).arg("start").envs(begun_with.map(|path| ("LD_PRELOAD", path)));
+        let native = process::run(copy(&program), LIMIT)?.success()?;
+        let (far, _) = far_run(&program, &Far::local("4M"), LIMIT)?;
+        compare(&native, &far).map_err(|e| e.context(format!("{begun_with:?}")))?;
+        let count = |said: &str| far.stderr.lines().filter(|line| *line == said).count();
+        ensure!([count("far 1"), count("far 0")] == [11, 0], "{}", far.stderr);
+    }
+    Ok(())
+}
+
 /// What is left in registers is no argument, in an image with the runtime and in one that has only inherited the filter.
 #[test]
 fn leftovers() -> Result<()> {

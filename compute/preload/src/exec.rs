@@ -29,20 +29,28 @@ static LIBRARY_LEN: AtomicUsize = AtomicUsize::new(0);
 /// Strings and vectors of one exec at most: beyond it, the kernel is left to refuse.
 const LARGEST: usize = 16 << 20;
 
-/// Keeps this process's own two variables. At start.
+/// Keeps this process's own two variables; of `LD_PRELOAD` this library alone. The others in it are
+/// the program's to hand on or not. At start.
 pub fn carry(variables: Pointers) {
     for (slot, name) in CARRIED.iter().zip(NAMES) {
         let Some(value) = variable(variables, name) else { continue };
-        let mut text = [name, value].concat();
-        let len = text.iter().position(|b| matches!(b, b':' | b' ')).unwrap_or(text.len()) - name.len().min(text.len());
-        text.push(0);
-        let text: &'static mut [u8] = Box::leak(text.into_boxed_slice());
-        if name == b"LD_PRELOAD=" {
+        let preloads = name == NAMES[0];
+        let value = if preloads { own_path(value) } else { value };
+        let text: &'static mut [u8] = Box::leak([name, value, b"\0"].concat().into_boxed_slice());
+        if preloads {
             LIBRARY.store(text.as_ptr() as usize + name.len(), Ordering::Relaxed);
-            LIBRARY_LEN.store(len, Ordering::Relaxed);
+            LIBRARY_LEN.store(value.len(), Ordering::Relaxed);
         }
         slot.store(text.as_mut_ptr(), Ordering::Relaxed);
     }
+}
+
+/// This library in a value of `LD_PRELOAD`, where a program may have put others before it.
+fn own_path(list: &[u8]) -> &[u8] {
+    const FILE: &[u8] = b"libfarmem_preload";
+    let is_ours = |one: &&[u8]| one.rsplit(|&b| b == b'/').next().is_some_and(|file| file.starts_with(FILE));
+    let mut parts = list.split(|b| matches!(b, b':' | b' '));
+    parts.clone().find(is_ours).or(parts.next()).unwrap_or(list)
 }
 
 /// The library's path. After [`carry`].
@@ -136,7 +144,8 @@ fn path_len(text: usize) -> usize {
     if text == 0 { 0 } else { peek_text(text, std::ptr::null_mut(), LARGEST).unwrap_or(0) + 1 }
 }
 
-/// The carried variables that an environment lacks, or whose value does not load this library.
+/// The carried variables that an environment lacks, or whose value (the last one's, which ld.so
+/// takes) does not load this library.
 fn missing(envp: usize) -> [usize; 2] {
     let mut lacks = [0usize; 2];
     for (lack, kept) in lacks.iter_mut().zip(&CARRIED) {
@@ -145,8 +154,9 @@ fn missing(envp: usize) -> [usize; 2] {
     for text in vector(envp) {
         let Some(head) = peek::<[u8; 11]>(text).or_else(|| head_of(text)) else { continue };
         for (i, name) in NAMES.iter().enumerate() {
-            if head == **name && (i == 1 || loads_us(text + name.len())) {
-                lacks[i] = 0;
+            if head == **name {
+                let there = i == 1 || loads_us(text + name.len());
+                lacks[i] = if there { 0 } else { CARRIED[i].load(Ordering::Relaxed) as usize };
             }
         }
     }
@@ -228,8 +238,19 @@ impl Copy {
         Some(to)
     }
 
-    /// The vector at `from` with `extra` strings added, in place of any of the same name; the
-    /// library not preloaded where it `leaves_us`.
+    /// The string at `text` behind the library's, of both of which the values are lists.
+    fn joined(&mut self, ours: usize, text: usize) -> Option<usize> {
+        let to = self.text(ours)?;
+        // Over the NUL.
+        let colon = self.at - 1;
+        self.text(text + NAMES[0].len())?;
+        // SAFETY: within the scratch memory, just written.
+        unsafe { (colon as *mut u8).write(b':') };
+        Some(to)
+    }
+
+    /// The vector at `from` with `extra` strings added. The library goes before what a value of the
+    /// same name preloads; it is not preloaded where it `leaves_us`.
     fn vector(&mut self, from: usize, extra: [usize; 2], leaves_us: bool) -> Option<usize> {
         let to = self.at.next_multiple_of(8);
         let count = vector(from).count() + 2;
@@ -243,19 +264,21 @@ impl Copy {
             unsafe { (to as *mut usize).add(n).write(text) };
             n += 1;
         };
-        let replaced = |text: usize| {
-            extra.iter().zip(NAMES).any(|(&e, name)| e != 0 && head_of(text).is_some_and(|head| head == *name))
-        };
+        let mut joined = false;
         for text in vector(from).take(count - 2) {
-            if !replaced(text) {
-                let near = self.text(text)?;
-                if leaves_us && head_of(near).is_some_and(|head| head == *NAMES[0]) {
-                    leave_out(near + NAMES[0].len());
-                }
-                put(near);
+            let preloads = head_of(text).is_some_and(|head| head == *NAMES[0]);
+            if preloads && extra[0] != 0 {
+                put(self.joined(extra[0], text)?);
+                joined = true;
+                continue;
             }
+            let near = self.text(text)?;
+            if preloads && leaves_us {
+                leave_out(near + NAMES[0].len());
+            }
+            put(near);
         }
-        extra.into_iter().filter(|&e| e != 0).for_each(&mut put);
+        extra.into_iter().skip(usize::from(joined)).filter(|&e| e != 0).for_each(&mut put);
         put(0);
         Some(to)
     }
@@ -278,6 +301,19 @@ mod tests {
             blank_out(&mut list, own);
             assert_eq!(list, text(after));
         }
+    }
+
+    #[test]
+    fn we_are_known_wherever_we_are_in_the_list() {
+        let own: &[u8] = b"/run/libfarmem_preload-1.so";
+        for list in [
+            &b"/run/libfarmem_preload-1.so"[..],
+            b"/lib/a.so:/run/libfarmem_preload-1.so",
+            b"/run/libfarmem_preload-1.so /b.so",
+        ] {
+            assert_eq!(own_path(list), own);
+        }
+        assert_eq!(own_path(b"/us.so:/b.so"), b"/us.so");
     }
 
     #[test]
