@@ -20,6 +20,10 @@ const ENOSYS: isize = -(libc::ENOSYS as isize);
 const EINVAL: isize = -(libc::EINVAL as isize);
 const EBADF: isize = -(libc::EBADF as isize);
 
+const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
+const PR_SET_MDWE: usize = 65;
+const SYS_MSEAL: i64 = 462;
+
 /// Dispatches a call that came from a stack of the program's.
 pub fn from_program(call: &Call) -> isize {
     stacks::note_stack(call.sp);
@@ -105,6 +109,12 @@ pub fn dispatch(call: &Call) -> isize {
         // The program may not forbid the time stamp counter: the runtime's clock reads it, also in
         // its handlers.
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize && b == libc::PR_TSC_SIGSEGV as usize => EINVAL,
+        // Answered as by a kernel without them. Calls that the program is to emulate, by where they
+        // come from, would be the runtime's, too; and without memory that is written first and
+        // executed then, the runtime of the next image has no gate.
+        libc::SYS_prctl if matches!(a, PR_SET_SYSCALL_USER_DISPATCH | PR_SET_MDWE) => EINVAL,
+        // So is the seal on a mapping, against which pages could not come and go.
+        SYS_MSEAL if is_far(a) || is_far(a.saturating_add(b)) => ENOSYS,
         libc::SYS_prctl | libc::SYS_seccomp if sandbox::begins(call) => sandbox::begin(call),
         // This flag is cleared: with it the libraries of the next executed program would lie at far
         // addresses.
