@@ -89,7 +89,7 @@ pub struct Record {
     pub alternate: AtomicUsize,
     /// The alternate stack that the program asked for: address, size (0: none).
     pub asked_at: AtomicUsize,
-    /// See `asked_at`.
+    /// See `asked_at`; with [`crate::signals::stacks::DISARMS`] if so.
     pub asked_size: AtomicUsize,
     /// The last far address whose fault the pager refused.
     pub refused: AtomicUsize,
@@ -241,7 +241,8 @@ impl Record {
 
     /// Whether an address lies on the alternate stack that the program asked for.
     pub fn is_asked(&self, addr: usize) -> bool {
-        addr.wrapping_sub(self.asked_at.load(Ordering::Relaxed)) < self.asked_size.load(Ordering::Relaxed)
+        let size = self.asked_size.load(Ordering::Relaxed) & !crate::signals::stacks::DISARMS;
+        addr.wrapping_sub(self.asked_at.load(Ordering::Relaxed)) < size
     }
 
     /// Whether an address lies on the near alternate stack.

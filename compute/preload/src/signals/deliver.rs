@@ -25,7 +25,8 @@ use super::kernel::{ALL, KernelAction, OURS};
 use super::view::{self, View};
 use super::{actions, masks, open, resume, stacks};
 use crate::gate::{AFTER_THREAD, GATE, RETURN};
-use crate::{near, threads};
+use crate::near;
+use crate::threads::{self, Record};
 use farmem_protocol::addr::is_far;
 use farmem_sys::raw::GATE_THREAD;
 use std::sync::atomic::Ordering;
@@ -115,6 +116,35 @@ core::arch::global_asm!(
     "farmem_at 7, {regs}+15*8",
     "farmem_at 16, {regs}+16*8",
     "nop",
+    // A handler on a near stack may have changed the mask in its frame ([`masks::returns_with`]); if
+    // it has left the runtime's signals out, the kernel can have it as it is.
+    ".globl farmem_leave_plainly",
+    ".hidden farmem_leave_plainly",
+    ".type farmem_leave_plainly,@function",
+    "farmem_leave_plainly:",
+    "test byte ptr [rsp + {mask}], {bus}", "jnz farmem_leave_handler",
+    "test byte ptr [rsp + {mask} + 3], {sys}", "jnz farmem_leave_handler",
+    "movabs rbx, {by_kernel}",
+    "jmp rbx",
+    "nop",
+    // … where the kernel has written the frame: they are taken out.
+    ".globl farmem_leave_in_place",
+    ".hidden farmem_leave_in_place",
+    ".type farmem_leave_in_place,@function",
+    "farmem_leave_in_place:",
+    "and byte ptr [rsp + {mask}], {not_bus}",
+    "and byte ptr [rsp + {mask} + 3], {not_sys}",
+    "movabs rbx, {by_kernel}",
+    "jmp rbx",
+    "nop",
+    // … one whose stack has disarmed itself …
+    ".globl farmem_leave_disarmed",
+    ".hidden farmem_leave_disarmed",
+    ".type farmem_leave_disarmed,@function",
+    "farmem_leave_disarmed:",
+    "lea r12, [rip + {bring_armed}]",
+    "jmp 3f",
+    "nop",
     // … and one that has not seen where it is to return to.
     ".globl farmem_leave_call",
     ".hidden farmem_leave_call",
@@ -150,6 +180,12 @@ core::arch::global_asm!(
     "jmp rbx",
     ".size farmem_leave_handler, .-farmem_leave_handler",
     info = const 8 + UCONTEXT_BYTES,
+    mask = const MASK_AT,
+    bus = const OURS as u8,
+    sys = const (OURS >> 24) as u8,
+    not_bus = const !(OURS as u8) as i8,
+    not_sys = const !((OURS >> 24) as u8) as i8,
+    bring_armed = sym bring_armed,
     regs = const REGISTERS_AT,
     setmask = const libc::SIG_SETMASK,
     sigprocmask = const libc::SYS_rt_sigprocmask,
@@ -169,6 +205,9 @@ unsafe extern "C" {
     fn farmem_mask_set();
     fn farmem_leave_handler();
     fn farmem_leave_call();
+    fn farmem_leave_disarmed();
+    fn farmem_leave_plainly();
+    fn farmem_leave_in_place();
     /// The kernel's handler for signals of the program's that must not come on the interrupted
     /// stack.
     fn farmem_on_signal();
@@ -275,9 +314,8 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         resume::interrupted(context).or_else(|| open::interrupted(context)).unwrap_or(context)
     };
     // SAFETY: fields of the kernel's ucontext.
-    let (interrupted, vector, before) = unsafe {
-        (read(context + RSP_AT), read(context + VECTOR_AT), (context as *const u8).add(MASK_AT).cast::<u64>().read())
-    };
+    let (interrupted, before) =
+        unsafe { (read(context + RSP_AT), (context as *const u8).add(MASK_AT).cast::<u64>().read()) };
     // During a call that waits with a mask of its own, the frame has the mask from before the call.
     // The handler begins with the call's mask. SAFETY: the kernel's frame.
     let before = unsafe { masks::in_wait(record, context) }.unwrap_or(before);
@@ -289,7 +327,7 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         true => record.trapped_at.load(Ordering::Relaxed),
         false => near::program_of(interrupted).unwrap_or(interrupted),
     };
-    let asked = record.asked_size.load(Ordering::Relaxed);
+    let asked = record.asked_size.load(Ordering::Relaxed) & !stacks::DISARMS;
     let wants_own = action.has(libc::SA_ONSTACK) && asked != 0;
     // During a trapped call the call's frame is live on the near alternate stack. If the handler
     // ran on another stack, the next fault's frame would begin at the top again and overwrite it.
@@ -308,28 +346,57 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     if !moves {
         // The frame stays where it is, and the handler starts on it as the kernel would have
         // started it. No frame of the runtime lies between them, because the handler may unwind.
-        // SAFETY: the kernel's frame, which says to return to the gate; another signal's siginfo
-        // goes in its place.
+        // SAFETY: the kernel's frame, which says to return to the gate, and does so by a detour;
+        // another signal's siginfo goes in its place.
         unsafe {
+            ((context - 8) as *mut usize).write(farmem_leave_in_place as *const () as usize);
             if info != context + UCONTEXT_BYTES {
                 copy(info, context + UCONTEXT_BYTES, INFO_BYTES);
             }
             farmem_enter_handler(context - 8, action.handler, signal, mask, 0, slot)
         }
     }
-    let top = if wants_own && !stacks::is_on(record, program) {
-        record.asked_at.load(Ordering::Relaxed) + asked
+    let (top, disarmed) = if wants_own && !stacks::is_on(record, program) {
+        (record.asked_at.load(Ordering::Relaxed) + asked, stacks::Disarmed::take(record))
     } else {
-        program - RED_ZONE
+        (program - RED_ZONE, None)
     };
+    // SAFETY: the kernel's frame, and what the program's stack has room for.
+    let frame = unsafe {
+        let view = if in_trap { View::PLAIN } else { View::of(record, context, signal, program) };
+        lay_frame(record, context, info, top, &view, disarmed)
+    };
+    let narrower = if in_trap { record.narrower(rest) } else { 0 };
+    // SAFETY: the frame is complete.
+    unsafe { farmem_enter_handler(frame, action.handler, signal, mask, narrower, slot) }
+}
+
+/// Copies the kernel's frame to the program's stack below `top`, as the handler is to see it. Returns
+/// the copy.
+///
+/// # Safety
+/// `context` and `info` must be the kernel's, and below `top` must be what the kernel would write
+/// to.
+unsafe fn lay_frame(
+    record: &Record,
+    context: usize,
+    info: usize,
+    top: usize,
+    view: &View,
+    disarmed: Option<stacks::Disarmed>,
+) -> usize {
+    // SAFETY: a field of the kernel's ucontext.
+    let vector = unsafe { read(context + VECTOR_AT) };
     let vector_bytes = if vector == 0 { 0 } else { vector_bytes(vector) };
-    // SAFETY: the kernel's frame.
-    let view = if in_trap { View::PLAIN } else { unsafe { View::of(record, context, signal, program) } };
-    let (vector_copy, frame) = places(top, vector_bytes, view.beside());
-    let restorer = match view.beside() {
-        0 if !is_far(frame) => RETURN,
-        0 => farmem_leave_handler as *const () as usize,
-        _ => farmem_leave_call as *const () as usize,
+    let first = if disarmed.is_some() { size_of::<Armed>() } else { 0 };
+    let (vector_copy, frame) = places(top, vector_bytes, first + view.beside());
+    // The handler sees the program's mask.
+    let hidden = record.hidden.load(Ordering::Relaxed) as u64;
+    let restorer = match (view.beside(), &disarmed) {
+        (_, Some(_)) => farmem_leave_disarmed as *const () as usize,
+        (0, None) if !is_far(frame) && hidden == 0 => farmem_leave_plainly as *const () as usize,
+        (0, None) => farmem_leave_handler as *const () as usize,
+        (_, None) => farmem_leave_call as *const () as usize,
     };
     // SAFETY: the target is the program's stack, below what it uses, as the kernel would write it;
     // the sources are the kernel's frame. User-mode writes: absent pages fault, on the near stack.
@@ -339,11 +406,15 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         copy(info, frame + 8 + UCONTEXT_BYTES, INFO_BYTES);
         (frame as *mut usize).write(restorer);
         ((frame + 8 + VECTOR_AT) as *mut usize).write(if vector == 0 { 0 } else { vector_copy });
-        view.apply(record, frame + 8, frame + FRAME_BYTES);
+        let mask = (frame + 8 + MASK_AT) as *mut u64;
+        mask.write(mask.read() | hidden);
+        let calls = view.beside() > 0;
+        if let Some(stack) = disarmed {
+            ((frame + FRAME_BYTES) as *mut Armed).write(Armed { stack, calls });
+        }
+        view.apply(record, frame + 8, frame + FRAME_BYTES + first);
     }
-    let narrower = if in_trap { record.narrower(rest) } else { 0 };
-    // SAFETY: the frame is complete.
-    unsafe { farmem_enter_handler(frame, action.handler, signal, mask, narrower, slot) }
+    frame
 }
 
 /// Bytes below its stack pointer that a function may use without moving it (System V ABI).
@@ -360,15 +431,27 @@ fn places(top: usize, vector_bytes: usize, beside: usize) -> (usize, usize) {
     (vector, ((vector - FRAME_BYTES - beside) & !15) - 8)
 }
 
+/// Beside a frame on a stack that has disarmed itself.
+#[repr(C)]
+struct Armed {
+    stack: stacks::Disarmed,
+    /// Behind it is what [`View::apply`] has left.
+    calls: bool,
+}
+
 /// Copies the frame whose ucontext is at `context` to near memory. Returns the copy's ucontext.
 extern "C" fn bring_near(context: usize) -> usize {
     let frame = context - 8;
+    // Before the copy, which a handler of what is sent would overwrite. SAFETY: as below.
+    let mask = unsafe { ((context + MASK_AT) as *const u64).read() };
+    masks::returns_with(mask);
     let to = threads::current().return_area();
     // SAFETY: `deliver` made the frame and the program's handler kept it (as it must for the
     // kernel); the return area is this thread's, and large enough for any vector state of today.
     unsafe {
         let vector = read(context + VECTOR_AT);
         copy(frame, to + 8, FRAME_BYTES);
+        ((to + 16 + MASK_AT) as *mut u64).write(mask & !OURS);
         if vector != 0 {
             let at = (to + 8 + FRAME_BYTES).next_multiple_of(64);
             copy(vector, at, vector_bytes(vector).min(threads::RETURN_BYTES - 1024));
@@ -383,6 +466,21 @@ extern "C" fn bring_back(context: usize) -> usize {
     let copy = bring_near(context);
     // SAFETY: that it returns by this says so.
     unsafe { view::put_back(threads::current(), copy, context - 8 + FRAME_BYTES) };
+    copy
+}
+
+/// [`bring_near`] of a frame that has beside it the stack it is on.
+extern "C" fn bring_armed(context: usize) -> usize {
+    let copy = bring_near(context);
+    let beside = context - 8 + FRAME_BYTES;
+    // SAFETY: as above.
+    unsafe {
+        let armed = &*(beside as *const Armed);
+        armed.stack.put_back(threads::current());
+        if armed.calls {
+            view::put_back(threads::current(), copy, beside + size_of::<Armed>());
+        }
+    }
     copy
 }
 

@@ -75,6 +75,14 @@ fn send_pending(hidden: u64) {
     }
 }
 
+/// The mask that a handler leaves in its frame is the program's from here on: of the runtime's
+/// signals it is only noted, and what of them it has opened is sent.
+pub fn returns_with(mask: u64) {
+    let hidden = mask & OURS;
+    threads::current().hidden.store(hidden as usize, Ordering::Relaxed);
+    send_pending(hidden);
+}
+
 /// Sends a signal to the calling thread.
 pub fn send_to_self(signal: i32) {
     // SAFETY: no pointers.

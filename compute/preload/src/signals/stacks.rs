@@ -8,6 +8,9 @@ use farmem_protocol::addr::is_far;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const AUTODISARM: i32 = i32::MIN;
+/// Beside the size of the alternate stack that the program asked for: while a handler is on it there
+/// is none (`SS_AUTODISARM`).
+pub const DISARMS: usize = 1 << 63;
 const LEAST: usize = 2048;
 
 /// Whether some thread has been seen on a far stack: from then on every handler is delivered.
@@ -27,10 +30,11 @@ pub fn note_stack(sp: usize) {
     }
 }
 
-/// Whether the program runs on the alternate stack that it asked for.
+/// Whether the program runs on the alternate stack that it asked for. (On one that disarms itself,
+/// it is never known to.)
 pub fn is_on(record: &Record, sp: usize) -> bool {
     let (at, size) = (record.asked_at.load(Ordering::Relaxed), record.asked_size.load(Ordering::Relaxed));
-    size != 0 && sp.wrapping_sub(at) <= size
+    size != 0 && size & DISARMS == 0 && sp.wrapping_sub(at) <= size
 }
 
 /// sigaltstack of the program's; `sp` is where it calls from.
@@ -39,10 +43,11 @@ pub fn sigaltstack(new: usize, old: usize, sp: usize) -> isize {
     let (at, size) = (record.asked_at.load(Ordering::Relaxed), record.asked_size.load(Ordering::Relaxed));
     let before = libc::stack_t {
         ss_sp: at as *mut _,
-        ss_size: size,
+        ss_size: size & !DISARMS,
         ss_flags: match (size, is_on(record, sp)) {
             (0, _) => libc::SS_DISABLE,
             (_, true) => libc::SS_ONSTACK,
+            (_, false) if size & DISARMS != 0 => AUTODISARM,
             (_, false) => 0,
         },
     };
@@ -59,7 +64,8 @@ pub fn sigaltstack(new: usize, old: usize, sp: usize) -> isize {
             0 | libc::SS_ONSTACK if wanted.ss_size < LEAST => return -(libc::ENOMEM as isize),
             0 | libc::SS_ONSTACK => {
                 record.asked_at.store(wanted.ss_sp as usize, Ordering::Relaxed);
-                record.asked_size.store(wanted.ss_size, Ordering::Relaxed);
+                let disarms = if wanted.ss_flags & AUTODISARM != 0 { DISARMS } else { 0 };
+                record.asked_size.store(wanted.ss_size | disarms, Ordering::Relaxed);
                 // Handlers on it are interrupted by others before any fault has shown where they
                 // stand.
                 note_stack(wanted.ss_sp as usize);
@@ -71,6 +77,32 @@ pub fn sigaltstack(new: usize, old: usize, sp: usize) -> isize {
         return BAD_ADDRESS;
     }
     0
+}
+
+/// A stack that has disarmed itself for a handler, beside the handler's frame, whose return arms it
+/// again.
+#[repr(C)]
+pub struct Disarmed {
+    at: usize,
+    size: usize,
+}
+
+impl Disarmed {
+    /// Disarms the thread's stack, if it is one of those.
+    pub fn take(record: &Record) -> Option<Disarmed> {
+        let (at, size) = (record.asked_at.load(Ordering::Relaxed), record.asked_size.load(Ordering::Relaxed));
+        (size & DISARMS != 0).then(|| {
+            record.asked_at.store(0, Ordering::Relaxed);
+            record.asked_size.store(0, Ordering::Relaxed);
+            Disarmed { at, size }
+        })
+    }
+
+    /// Arms it again.
+    pub fn put_back(&self, record: &Record) {
+        record.asked_at.store(self.at, Ordering::Relaxed);
+        record.asked_size.store(self.size, Ordering::Relaxed);
+    }
 }
 
 #[cfg(test)]
@@ -85,7 +117,13 @@ mod tests {
         record.asked_size.store(0x2000, Ordering::Relaxed);
         // An empty stack's pointer is one past its last byte.
         let on = [0x3fff, 0x4000, 0x5000, 0x6000, 0x6001].map(|sp| is_on(record, sp));
-        record.asked_size.store(0, Ordering::Relaxed);
         assert_eq!(on, [false, true, true, true, false]);
+        record.asked_size.store(0x2000 | DISARMS, Ordering::Relaxed);
+        assert!(!is_on(record, 0x5000), "one that disarms itself");
+        let disarmed = Disarmed::take(record);
+        assert!(Disarmed::take(record).is_none(), "it is disarmed");
+        disarmed.inspect(|it| it.put_back(record));
+        assert_eq!(record.asked_size.swap(0, Ordering::Relaxed), 0x2000 | DISARMS);
+        assert_eq!(record.asked_at.load(Ordering::Relaxed), 0x4000);
     }
 }
