@@ -380,6 +380,17 @@ int main(void) {
     printf(" peek %d", ptrace(PTRACE_PEEKDATA, child, squeeze, 0) == *(long *)squeeze);
     MUST(ptrace(PTRACE_CONT, child, 0, 0) == 0 && waitpid(child, status, 0) == child);
     printf(" %d\n", WEXITSTATUS(*status));
+    /* Of several pages. An older kernel has neither. */
+    struct mount { uint32_t size, descriptor; uint64_t id, wanted; } *mount = FAR(struct mount);
+    *mount = (struct mount){sizeof *mount, 0, UINT64_MAX, 0};
+    uint64_t *mounts = far_map(MIB);
+    squeeze();
+    long listed = syscall(458, mount, mounts, 4096, 0);
+    printf("listmount %d", listed > 0 ? 0 : errno);
+    mount->id = listed > 0 ? mounts[0] : 0, mount->wanted = 2 | 16;
+    char *told = far_map(MIB);
+    squeeze();
+    printf(" statmount %ld\n", syscall(457, mount, told, 3 * PAGE, 0));
     struct ifconf interfaces = {.ifc_len = 20 * sizeof(struct ifreq), .ifc_buf = next_page()};
     int udp = socket(AF_INET, SOCK_DGRAM, 0);
     squeeze();

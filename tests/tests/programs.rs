@@ -113,7 +113,7 @@ cases! {
     own_handlers handler_masks edited_frames signals_blocked go_signals far_stacks exits_far alt_stacks
     reservations insists jit remap remap_evicted remap_beside remap_unreadable remap_protected refused_maps asks_in_vain advise program_break instructions wide
     kernel_words segments edges keys early_maps last_exit
-    sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers barred memory_file big_io blocked_calls waiting_calls remapped_calls sent_faults left_stacks debugger emulated
+    sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers far_pointers barred memory_file big_io blocked_calls waiting_calls remapped_calls sent_faults left_stacks debugger emulated
 }
 
 /// The named case where dirty pages cannot be held, and are protected; where no call takes many

@@ -214,6 +214,12 @@ impl Pins {
         }
     }
 
+    /// Whether the program's mapping may forbid reading in some page of a range, which is pinned. It
+    /// does not where the mapping was never such.
+    pub fn may_be_unreadable(&self, addr: usize, len: usize) -> bool {
+        pages_of(addr, len).any(|page| self.base.table.may_be_unreadable(page))
+    }
+
     /// Takes back what [`Pins::pin`] pinned: the same address, and the length that it returned.
     pub fn unpin(&self, addr: usize, len: usize) {
         pages_of(addr, len).for_each(|page| self.unpin_page(page));

@@ -1,8 +1,9 @@
 //! Memory that the program points to, near or far: read and written by the runtime.
 //!
-//! A near pointer may lead nowhere, and the program expects EFAULT then. So the kernel copies
-//! (`process_vm_readv` on this process). Some container profiles forbid that: then the kernel is
-//! asked about each page first, and the runtime copies ([`near`]).
+//! A pointer may lead nowhere, and the program expects EFAULT then. So the kernel copies
+//! (`process_vm_readv` on this process), except from far memory that nobody has barred. Some
+//! container profiles forbid that: then the kernel is asked about each page first, and the runtime
+//! copies ([`near`]). The runtime also writes by itself, behind such a question.
 
 mod near;
 
@@ -28,15 +29,14 @@ pub fn peek_into(addr: usize, to: *mut u8, len: usize) -> bool {
     }
     let pager = crate::process::pager();
     let mut pins = Pins::new(pager);
-    if !pins.add(addr, len, false) {
-        return false;
-    }
-    if is_far(addr) {
+    let pinned = pins.add(addr, len, false);
+    if pinned && is_far(addr) && !pager.pins.may_be_unreadable(addr, len) {
         // SAFETY: pinned; `to` is the caller's.
         unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, to, len) };
         return true;
     }
-    // SAFETY: `to` is the caller's.
+    // What is not pinned may be a mapping that is not ours, or none; what is pinned may not be the
+    // program's to read. SAFETY: `to` is the caller's.
     unsafe { near::read(addr, to, len) }
 }
 
@@ -66,29 +66,17 @@ pub fn peek_text(addr: usize, to: *mut u8, most: usize) -> Option<usize> {
     Some(len)
 }
 
-/// Copies bytes to where the program points to. Near, and perhaps nowhere or not to be written: the
-/// kernel tells.
+/// Copies bytes to where the program points to, if it may write there: the kernel tells.
 pub fn poke_from(addr: usize, from: &[u8]) -> bool {
     let mut pins = Pins::new(crate::process::pager());
-    if is_far(addr) {
-        let pinned = pins.add(addr, from.len(), true);
-        if pinned {
-            // SAFETY: pinned writable; the source is ours.
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), addr as *mut u8, from.len()) };
-        }
-        return pinned;
-    }
+    pins.add(addr, from.len(), true);
     near::write(addr, from)
 }
 
 /// Writes a `T` where the program points to.
 pub fn poke<T: Copy>(addr: usize, value: T) -> bool {
-    let mut pins = Pins::new(crate::process::pager());
-    if !pins.add(addr, size_of::<T>(), true) {
-        return false;
-    }
-    // SAFETY: pinned writable if far; if near, the program's own pointer, as it gave it to the
-    // kernel.
-    unsafe { (addr as *mut T).write_unaligned(value) };
-    true
+    let at = std::ptr::from_ref(&value).cast::<u8>();
+    // SAFETY: a live value; plain data of the kernel's ABI.
+    let bytes = unsafe { std::slice::from_raw_parts(at, size_of::<T>()) };
+    poke_from(addr, bytes)
 }

@@ -79,7 +79,8 @@ impl<'a> Pins<'a> {
         let mut at = addr;
         while is_far(at) && at - addr < 1 << 21 {
             let end = (at | (PAGE_BYTES - 1)) + 1;
-            if !self.add(at, end - at, false) {
+            // Where it may not be read, the kernel says so.
+            if !self.add(at, end - at, false) || self.pager.pins.may_be_unreadable(at, end - at) {
                 return;
             }
             // SAFETY: pinned just now.

@@ -291,6 +291,12 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         nr::FUTEX_WAKE => const { &[out(0, Extent::Bytes(4))] },
         nr::FUTEX_WAIT => const { &[out(0, Extent::Bytes(4)), inp(4, Extent::Bytes(16))] },
         nr::FUTEX_REQUEUE => const { &[out(0, Extent::Pair)] },
+        nr::STATMOUNT => const { &[inp(0, Extent::Bytes(32)), out(1, Extent::Arg(2))] },
+        nr::LISTMOUNT => const { &[inp(0, Extent::Bytes(32)), out(1, Extent::Times(2, 8))] },
+        nr::LISTXATTRAT => const { &[inp(1, Extent::Text), out(3, Extent::Arg(4))] },
+        nr::REMOVEXATTRAT => const { &[inp(1, Extent::Text), inp(3, Extent::Text)] },
+        nr::FILE_GETATTR | nr::FILE_SETATTR => const { &[inp(1, Extent::Text), out(2, Extent::Arg(3))] },
+        nr::INIT_MODULE => const { &[inp(0, Extent::Arg(1)), inp(2, Extent::Text)] },
         nr::GETXATTRAT => const { &[inp(1, Extent::Text), inp(3, Extent::Text), out(4, Extent::Arg(5))] },
         // These calls use no memory, or name mappings whose bytes the kernel does not read.
         nr::CLOSE
@@ -568,6 +574,7 @@ mod nr {
     pub const SETDOMAINNAME: i64 = 171;
     pub const IOPL: i64 = 172;
     pub const IOPERM: i64 = 173;
+    pub const INIT_MODULE: i64 = 175;
     pub const QUOTACTL: i64 = 179;
     pub const GETTID: i64 = 186;
     pub const READAHEAD: i64 = 187;
@@ -728,7 +735,13 @@ mod nr {
     pub const FUTEX_WAKE: i64 = 454;
     pub const FUTEX_WAIT: i64 = 455;
     pub const FUTEX_REQUEUE: i64 = 456;
+    pub const STATMOUNT: i64 = 457;
+    pub const LISTMOUNT: i64 = 458;
     pub const GETXATTRAT: i64 = 464;
+    pub const LISTXATTRAT: i64 = 465;
+    pub const REMOVEXATTRAT: i64 = 466;
+    pub const FILE_GETATTR: i64 = 468;
+    pub const FILE_SETATTR: i64 = 469;
 }
 
 #[cfg(test)]

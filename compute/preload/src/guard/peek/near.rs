@@ -5,8 +5,7 @@ use farmem_sys::memory::copy_bytes;
 use farmem_sys::raw::{getpid, syscall};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// `process_vm_readv`, or `process_vm_writev`, was refused as no kernel refuses it to a process on
-/// itself.
+/// `process_vm_readv` was refused as no kernel refuses it to a process on itself.
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
 /// Copies from the program's memory. False where not all of it can be read.
@@ -14,7 +13,7 @@ static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 /// # Safety
 /// `to` must be writable for `len` bytes, and no memory of the program's.
 pub unsafe fn read(addr: usize, to: *mut u8, len: usize) -> bool {
-    copied(libc::SYS_process_vm_readv, addr, to, len).unwrap_or_else(|| {
+    copied(addr, to, len).unwrap_or_else(|| {
         let readable = pages(addr, len).all(is_readable);
         if readable {
             // SAFETY: the caller's target; the kernel has just read from each page. A thread of the
@@ -26,26 +25,27 @@ pub unsafe fn read(addr: usize, to: *mut u8, len: usize) -> bool {
 }
 
 /// Copies to the program's memory. False where not all of it can be written.
+///
+/// Not by `process_vm_writev`: a sandbox of the program's would have to allow it to the runtime, and
+/// with it what other processes have.
 pub fn write(addr: usize, from: &[u8]) -> bool {
-    copied(libc::SYS_process_vm_writev, addr, from.as_ptr().cast_mut(), from.len()).unwrap_or_else(|| {
-        let writable = pages(addr, from.len()).all(is_writable);
-        if writable {
-            // SAFETY: as in `read`.
-            unsafe { copy_bytes(from.as_ptr(), addr as *mut u8, from.len()) };
-        }
-        writable
-    })
+    let writable = pages(addr, from.len()).all(is_writable);
+    if writable {
+        // SAFETY: as in `read`.
+        unsafe { copy_bytes(from.as_ptr(), addr as *mut u8, from.len()) };
+    }
+    writable
 }
 
 /// Has the kernel copy. `None`: it may not be asked.
-fn copied(nr: i64, addr: usize, own: *mut u8, len: usize) -> Option<bool> {
+fn copied(addr: usize, own: *mut u8, len: usize) -> Option<bool> {
     if FORBIDDEN.load(Ordering::Relaxed) {
         return None;
     }
     let [local, remote] = [own as usize, addr].map(|at| libc::iovec { iov_base: at as *mut _, iov_len: len });
     let at = |one: &libc::iovec| std::ptr::from_ref(one) as usize;
     // SAFETY: one live iovec each; the kernel checks the remote one.
-    let done = unsafe { syscall(nr, [getpid() as usize, at(&local), 1, at(&remote), 1, 0]) };
+    let done = unsafe { syscall(libc::SYS_process_vm_readv, [getpid() as usize, at(&local), 1, at(&remote), 1, 0]) };
     let known = done >= 0 || [libc::EFAULT, libc::EINVAL, libc::ENOMEM].contains(&-(done as i32));
     FORBIDDEN.fetch_or(!known, Ordering::Relaxed);
     known.then_some(done == len as isize)
