@@ -300,7 +300,8 @@ impl Call {
                         link => at = link,
                     }
                 }
-                Some(Reply::Chased { at, hops, found: false })
+                // Nobody has looked at the last link.
+                (at < self.source.len).then_some(Reply::Chased { at, hops, found: false })
             }
             Function::Mark(mark) => Some(Reply::Marked(mark.run(self.source, memory)?)),
             Function::Wait { .. } => Some(Reply::Waited(self.word(memory, 0, 0)?)),
