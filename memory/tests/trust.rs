@@ -12,7 +12,7 @@ use farmem_protocol::wire::{Cipher, Greeting, Hello, Join, Proof, Purpose, Text,
 use farmem_trust::{Key, Token};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -183,6 +183,24 @@ fn a_tenant_cannot_come_as_a_member_of_another() {
     assert!(session.grant().is_ok());
 }
 
+/// A tenant learns of no other's regions, and takes none of their names away.
+#[test]
+fn a_tenant_cannot_remove_a_region_of_another() {
+    let (here, key) = Guarded::start(None);
+    let other = issue(&here.store, "research", 2, None);
+    here.node.look_at_tokens();
+    let name = |name: &str| name.parse().unwrap();
+    let (session, stranger) = (here.connect(1, Some(key)).unwrap(), here.connect(2, Some(other)).unwrap());
+    session.regions().open(name("sessions"), true).unwrap();
+    stranger.regions().open(name("theirs"), true).unwrap();
+    let listed = |session: &Session| session.regions().list().unwrap().iter().map(|region| region.name).collect();
+    let (ours, theirs): (Vec<_>, Vec<_>) = (listed(&session), listed(&stranger));
+    assert_eq!((ours, theirs), (vec![name("sessions")], vec![name("theirs")]));
+    assert_eq!(stranger.regions().remove(name("sessions")), Ok(false));
+    assert_eq!(session.regions().open(name("sessions"), false), Ok(0));
+    assert_eq!(session.regions().remove(name("sessions")), Ok(true));
+}
+
 /// A relay between a host and the node, which records and changes what the host says.
 fn relay(node: String, change: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> (String, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -283,4 +301,51 @@ fn a_store_that_others_may_read_is_refused_and_one_that_goes_bad_changes_nothing
     std::fs::write(&here.store, "[[token]]\ntenant = 7\n").unwrap();
     assert!(here.node.look_at_tokens().is_some() && here.node.look_at_tokens().is_none(), "told once");
     here.connect(1, Some(key)).unwrap();
+}
+
+/// A store that could not be read is tried again, though it does not change. Tokens whose time is over
+/// meanwhile are over.
+#[test]
+fn a_store_that_cannot_be_read_for_a_while_is_read_later() {
+    let (here, key) = Guarded::start(None);
+    let short = issue(&here.store, "research", 3, Some(farmem_memory::tokens::now() + 2));
+    assert!(here.node.look_at_tokens().is_none());
+    here.connect(2, Some(short)).unwrap();
+    Store::change(&here.store, |store| {
+        store.tokens[0].revoked = true;
+        Ok(())
+    })
+    .unwrap();
+    // Its mode is not a change of its content.
+    std::fs::set_permissions(&here.store, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(here.node.look_at_tokens().is_some(), "it cannot be used");
+    here.connect(1, Some(key)).unwrap();
+    common::within("a token's time is over, whatever the store is", || {
+        std::thread::sleep(Duration::from_millis(100));
+        here.node.look_at_tokens();
+        here.connect(2, Some(short)).is_err_and(|e| e.to_string().contains("has expired"))
+    });
+    std::fs::set_permissions(&here.store, std::fs::Permissions::from_mode(0o600)).unwrap();
+    common::within("the store is read", || {
+        std::thread::sleep(Duration::from_millis(100));
+        here.node.look_at_tokens();
+        here.connect(1, Some(key)).is_err_and(|e| e.to_string().contains("was revoked"))
+    });
+}
+
+/// Who may read a store is its operator's to say, not that of whoever changes it.
+#[test]
+fn a_store_that_is_changed_stays_its_owners() {
+    let (here, _) = Guarded::start(None);
+    let about = || {
+        let about = std::fs::metadata(&here.store).unwrap();
+        (about.uid(), about.gid(), about.mode() & 0o777)
+    };
+    std::fs::set_permissions(&here.store, std::fs::Permissions::from_mode(0o400)).unwrap();
+    // Only root can give a file away.
+    let given = std::os::unix::fs::chown(&here.store, Some(1234), Some(1235)).is_ok();
+    let before = about();
+    issue(&here.store, "research", 2, None);
+    assert_eq!(about(), before, "given: {given}");
+    assert!(!given || before == (1234, 1235, 0o400));
 }

@@ -56,6 +56,7 @@ use farmem_protocol::key::Key;
 use farmem_protocol::node::Domain;
 use farmem_protocol::wire::Range;
 use farmem_protocol::wire::{Figure, MAX_BACKED, OFFERS_RDMA, OFFERS_RESERVE, Refused, Secret, Status};
+use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
 use lending::{Grants, Lending, Slab};
 use members::Turn;
@@ -78,6 +79,9 @@ use wires::Cards;
 pub const MAX_CONNECTIONS: usize = 32_768;
 /// The most connections that may have much output waiting at once. See `engine::Engine::must_wait`.
 const MAX_ROOMY: usize = 1024;
+
+/// How long a member is told the same of the memory in use, ns: each slab costs a system call.
+const USED_NS: u64 = 100_000_000;
 
 /// Draws unguessable bits, new ones each time.
 pub(crate) type Draw = Box<dyn Fn() -> Secret + Send + Sync>;
@@ -123,6 +127,8 @@ pub struct Nic {
     /// How much of the card windows may take.
     budget: Arc<budget::Budget>,
     draining: AtomicBool,
+    /// [`Nic::in_use`] as it was found last for a member, and when.
+    used: Lock<Option<(u64, u64)>>,
     /// Hears of events.
     pub events: Events,
     draw: Draw,
@@ -155,6 +161,7 @@ impl Nic {
             card: None,
             budget: budget::Budget::new(0, 0, None),
             draining: AtomicBool::new(false),
+            used: Lock::new(None),
             events: Events::default(),
             draw: Box::new(draw),
         }
@@ -236,8 +243,8 @@ impl Nic {
         self.lending.lent() + self.units.words.held()
     }
 
-    /// One of the node's figures.
-    pub fn figure(&self, figure: Figure) -> u64 {
+    /// One of the node's figures. Any member may ask, often.
+    pub fn figure(&self, figure: Figure, now_ns: u64) -> u64 {
         let kept = self.units.kept();
         match figure {
             Figure::Windows => self.windows.count().0,
@@ -246,7 +253,13 @@ impl Nic {
             Figure::ScrubNs => kept.scrub_ns.load(Ordering::Relaxed),
             Figure::ScrubbedBytes => kept.scrubbed_bytes.load(Ordering::Relaxed),
             Figure::Reclaimed => kept.reclaimed.load(Ordering::Relaxed),
-            Figure::InUse => self.in_use(),
+            Figure::InUse => {
+                let mut known = self.used.lock();
+                if known.is_none_or(|(at_ns, _)| now_ns >= at_ns + USED_NS) {
+                    *known = Some((now_ns, self.in_use()));
+                }
+                known.map_or(0, |(_, bytes)| bytes)
+            }
         }
     }
 

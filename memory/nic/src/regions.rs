@@ -44,6 +44,18 @@ pub(super) struct Region {
     _place: Place,
 }
 
+impl Region {
+    fn tenant(&self) -> Option<farmem_trust::Tenant> {
+        self.lease.tenant().map(|tenant| tenant.name)
+    }
+
+    /// Whether a member may know of it and take its name away: another tenant's may not. A member
+    /// without a tenant is of the node's own user, or of a node that anybody may use.
+    fn is_shown_to(&self, member: &Member) -> bool {
+        member.tenant().is_none_or(|tenant| self.tenant() == Some(tenant.name))
+    }
+}
+
 /// The facts of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionInfo {
@@ -125,7 +137,7 @@ impl Regions<'_> {
             }
         };
         // Another tenant's is none to this one.
-        if region.lease.tenant().map(|tenant| tenant.name) != member.tenant().map(|tenant| tenant.name) {
+        if region.tenant() != member.tenant().map(|tenant| tenant.name) {
             return Err(Status::NotHeld);
         }
         let slabs = region.slabs.lock().len() as u64;
@@ -169,25 +181,42 @@ impl Regions<'_> {
 
     /// Takes a region's name away. False: there is none of this name.
     pub fn remove(self, name: RegionName) -> bool {
-        let removed = self.named.regions.lock().remove(&name);
-        // Scrubbing takes milliseconds a slab: the lock is not held here.
+        self.remove_if(name, |_| true)
+    }
+
+    /// [`Regions::remove`] by a member. Another tenant's region is none to it.
+    pub(super) fn remove_by(self, member: &Member, name: RegionName) -> bool {
+        self.remove_if(name, |region| region.is_shown_to(member))
+    }
+
+    fn remove_if(self, name: RegionName, may: impl FnOnce(&Region) -> bool) -> bool {
+        let mut regions = self.named.regions.lock();
+        let may = regions.get(&name).is_some_and(|region| may(region));
+        let removed = may.then(|| regions.remove(&name));
+        // Scrubbing takes milliseconds a slab: the lock is not held then.
+        drop(regions);
         removed.is_some()
     }
 
     /// The regions that have names, in the order of these.
     pub fn list(self) -> Vec<RegionInfo> {
+        self.list_if(|_| true)
+    }
+
+    fn list_if(self, is_meant: impl Fn(&Region) -> bool) -> Vec<RegionInfo> {
         let regions = self.named.regions.lock();
         let info = |(name, region): (&RegionName, &Arc<Region>)| RegionInfo {
             name: *name,
             slabs: region.slabs.lock().len() as u64,
             owner: region.lease.owner().slot(),
         };
-        regions.iter().map(info).collect()
+        regions.iter().filter(|(_, region)| is_meant(region)).map(info).collect()
     }
 
-    /// The region at a place in the order of names.
-    pub(super) fn at(self, place: u64) -> Option<RegionInfo> {
-        usize::try_from(place).ok().and_then(|place| self.list().into_iter().nth(place))
+    /// The region at a place in the order of names, of those that a member may know.
+    pub(super) fn at(self, member: &Member, place: u64) -> Option<RegionInfo> {
+        let list = || self.list_if(|region| region.is_shown_to(member));
+        usize::try_from(place).ok().and_then(|place| list().into_iter().nth(place))
     }
 
     /// Their slabs, by name.

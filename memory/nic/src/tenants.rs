@@ -2,7 +2,8 @@
 //! fast they move bytes.
 
 use crate::events::VolumeEvent;
-use crate::{Leaving, Member, Nic};
+use crate::{Leaving, Nic};
+use farmem_protocol::wire::Verdict;
 use farmem_sys::sync::Lock;
 use farmem_trust::{Key, TokenId};
 use std::collections::BTreeMap;
@@ -193,6 +194,15 @@ impl Tenants {
         (tokens.is_some(), tokens.as_ref().and_then(|tokens| tokens.get(id).copied()))
     }
 
+    /// Why a token cannot be used now; `None`: it can.
+    pub(super) fn why_not(&self, id: &TokenId) -> Option<Verdict> {
+        match self.token(id).1.map(|known| known.standing) {
+            Some(Standing::Good) => None,
+            Some(Standing::Expired) => Some(Verdict::Expired),
+            Some(Standing::Revoked) | None => Some(Verdict::Revoked),
+        }
+    }
+
     /// Whether the node serves holders of tokens alone.
     pub fn are_asked(&self) -> bool {
         self.tokens.lock().is_some()
@@ -258,17 +268,15 @@ impl Nic {
             tenant.pace.set(known.rate);
         }
         let good: BTreeMap<TokenId, Known> = tokens.into_iter().map(|known| (known.key.id, known)).collect();
-        let is_good = |id: &TokenId| good.get(id).is_some_and(|known| known.standing == Standing::Good);
-        let is_over = |member: &Arc<Member>| member.token().is_some_and(|id| !is_good(id));
-        let ended: Vec<_> = self.members().into_iter().filter(is_over).collect();
-        let mut volumes = self.volumes.all();
-        volumes.retain(|volume| volume.token().is_some_and(|id| !is_good(&id)));
+        // Set before members are listed: one that comes in meanwhile is listed, or looks at its
+        // token after it has come in, and goes.
         *self.tenants.tokens.lock() = Some(good);
-        for member in ended {
-            self.membership().part(&member, Leaving::Revoked);
+        let is_over = |id: &TokenId| self.tenants.why_not(id).is_some();
+        for member in self.members().iter().filter(|member| member.token().is_some_and(is_over)) {
+            self.membership().part(member, Leaving::Revoked);
         }
-        for volume in volumes {
-            self.swap().free(&volume, VolumeEvent::Revoked);
+        for volume in self.volumes.all().iter().filter(|volume| volume.token().is_some_and(|id| is_over(&id))) {
+            self.swap().free(volume, VolumeEvent::Revoked);
         }
     }
 }

@@ -56,7 +56,9 @@ const MAX_STREAMS: u32 = 16;
 /// One part in `RESERVE` of a node's memory is promised to no volume. It is for memory that is
 /// being cleaned, and for members' claims of small units.
 const RESERVE: u64 = 32;
-/// An overcommitted volume may have at most this many times the memory that the node lends.
+/// All overcommitted volumes of a tenant, or of a peer without one, may have at most this many times
+/// the memory that it may borrow. All of a node may have twice as many times what the node lends: their
+/// tables then take a twentieth of that.
 const OVERCOMMIT: u64 = 4;
 /// Pages that one call of [`Volume::tidy`] moves.
 const MOVES: u32 = 64;
@@ -94,9 +96,12 @@ struct State {
     token: Option<TokenId>,
 }
 
+/// Volumes by their ids.
+type All = BTreeMap<Secret, Arc<Volume>>;
+
 /// All volumes of a node.
 pub struct Volumes {
-    all: Lock<BTreeMap<Secret, Arc<Volume>>>,
+    all: Lock<All>,
     places: Arc<Table>,
     /// Some have blocks to be put together.
     sparse: AtomicBool,
@@ -250,9 +255,12 @@ impl Volume {
     ) -> Result<Option<u32>, Superseded> {
         /// Pages that are forgotten under one hold of the lock: some hundred microseconds.
         const AT_ONCE: u32 = 4096;
+        /// Slots that are looked at, most of which may never have been written.
+        const LOOKED_AT: u32 = 1 << 21;
         let mut state = self.state(turn)?;
-        let (mut at, mut trimmed) = (first, 0);
-        while let Some(slot) = state.map.next_used(at, end).filter(|_| trimmed < AT_ONCE) {
+        let (mut at, mut trimmed, end) = (first, 0, end.min(self.slots));
+        let until = end.min(first.saturating_add(LOOKED_AT));
+        while let Some(slot) = state.map.next_used(at, until).filter(|_| trimmed < AT_ONCE) {
             match mark {
                 Some(mark) => {
                     state.map.freed(slot, mark);
@@ -262,7 +270,7 @@ impl Volume {
             (at, trimmed) = (slot + 1, trimmed + 1);
         }
         self.give_back(node, &mut state);
-        Ok((trimmed == AT_ONCE).then_some(at))
+        Ok(if trimmed == AT_ONCE { Some(at) } else { (until < end).then_some(until) })
     }
 
     /// A number for this moment ([`farmem_volume::Volume::mark`]). From now on the volume counts as

@@ -25,7 +25,7 @@ use super::units::WordRight;
 use farmem_protocol::key::{Key, Rights, WINDOWS};
 use farmem_protocol::wire::{ANY_QUEUE, Op, Status};
 use farmem_sys::sync::Lock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Entries of windows are allocated this many at a time.
@@ -42,6 +42,9 @@ const LAST: u32 = u32::MAX - 1;
 pub struct Windows {
     chunks: Box<[OnceLock<Box<[Entry]>>]>,
     spare: Lock<Spare>,
+    /// Windows that have a holder, and those that are bound.
+    made: AtomicU64,
+    bound: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -104,7 +107,8 @@ pub struct Bound {
 impl Default for Windows {
     fn default() -> Self {
         let chunks = (0..WINDOWS as usize / CHUNK).map(|_| OnceLock::new()).collect();
-        Windows { chunks, spare: Lock::new(Spare::default()) }
+        let [made, bound] = [0; 2].map(AtomicU64::new);
+        Windows { chunks, spare: Lock::new(Spare::default()), made, bound }
     }
 }
 
@@ -127,6 +131,7 @@ impl Windows {
         });
         let entry = &chunk[index as usize % CHUNK];
         entry.what.lock().holder = holder;
+        self.made.fetch_add(1, Ordering::Relaxed);
         Some(Key::window(index, entry.generation.load(Ordering::SeqCst)))
     }
 
@@ -143,6 +148,7 @@ impl Windows {
             return Err(Status::Window);
         }
         what.bound = Some(bound);
+        self.bound.fetch_add(1, Ordering::Relaxed);
         entry.generation.store(generation + 1, Ordering::SeqCst);
         Ok(Key::window(index, generation + 1))
     }
@@ -164,6 +170,7 @@ impl Windows {
         }
         entry.generation.store(generation + 1, Ordering::SeqCst);
         let bound = what.unbind();
+        self.bound.fetch_sub(1, Ordering::Relaxed);
         drop(what);
         drop(bound);
         Ok(Key::window(index, generation + 1))
@@ -207,6 +214,8 @@ impl Windows {
         let next = generation.saturating_add(if bound.is_some() { 1 } else { 2 });
         entry.generation.store(next, Ordering::SeqCst);
         what.holder = 0;
+        self.made.fetch_sub(1, Ordering::Relaxed);
+        self.bound.fetch_sub(bound.is_some().into(), Ordering::Relaxed);
         drop(what);
         drop(bound);
         self.settle(index, until_ns);
@@ -283,15 +292,9 @@ impl Windows {
         Ok(carved)
     }
 
-    /// The number of windows, and how many of them are bound. Shown to the operator.
+    /// The number of windows, and how many of them are bound. Any member may ask, often.
     pub fn count(&self) -> (u64, u64) {
-        let (mut made, mut bound) = (0, 0);
-        for entry in self.chunks.iter().filter_map(OnceLock::get).flat_map(|chunk| chunk.iter()) {
-            let what = entry.what.lock();
-            made += (what.holder != 0) as u64;
-            bound += what.bound.is_some() as u64;
-        }
-        (made, bound)
+        (self.made.load(Ordering::Relaxed), self.bound.load(Ordering::Relaxed))
     }
 }
 

@@ -352,6 +352,36 @@ fn a_node_promises_what_it_has() {
     wire.close(Goodbye::Cut, 1);
 }
 
+/// A page of zeros takes no block, but the tables of its volume. So sizes count, also of volumes that
+/// are promised nothing.
+#[test]
+fn sizes_of_overcommitted_volumes_are_bounded_together() {
+    let (nic, lend) = (nic(), 4 * SLAB_BYTES);
+    assert_eq!(refused(&nic, &made(lend * 4 + MIB, true)), Verdict::NoRoom(lend * 4));
+    let mut first = stream(&nic, &made_as(1, lend * 3, true));
+    assert_eq!(refused(&nic, &made_as(2, lend * 2, true)), Verdict::NoRoom(lend));
+    let mut second = stream(&nic, &made_as(2, lend, true));
+    assert_eq!(refused(&nic, &made_as(3, MIB, true)), Verdict::NoRoom(0));
+    // Tenants have what their quotas say, and all of them what the node says.
+    let tenants = [("a", 7), ("b", 8), ("c", 9)].map(|(name, seed)| Token::new(name, &[seed; 40]).unwrap().key());
+    let quotas = [SLAB_BYTES, u64::MAX, u64::MAX];
+    let known = |(key, quota)| Issued { key, standing: Standing::Good, quota, rate: u64::MAX };
+    nic.set_tokens(tenants.into_iter().zip(quotas).map(known).collect());
+    let new = |id, size| {
+        Purpose::NewVolume(NewVolume { id: secret(id), size, kept_ms: 1000, overcommit: true, ..NewVolume::default() })
+    };
+    let verdict = |id, size, key: &Key| match by_token(&nic, new(id, size), key).0 {
+        Greeting::Refused(verdict) => Some(verdict),
+        _ => None,
+    };
+    assert_eq!(verdict(4, SLAB_BYTES * 4 + MIB, &tenants[0]), Some(Verdict::NoRoom(SLAB_BYTES * 4)));
+    assert_eq!(verdict(5, SLAB_BYTES * 4, &tenants[0]), None);
+    assert_eq!(verdict(6, lend * 4, &tenants[1]), Some(Verdict::NoRoom(lend * 3)));
+    assert_eq!(verdict(7, lend * 3, &tenants[1]), None);
+    assert_eq!(verdict(8, MIB, &tenants[2]), Some(Verdict::NoRoom(0)));
+    [&mut first, &mut second].into_iter().for_each(|wire| wire.close(Goodbye::Cut, 1));
+}
+
 /// More than there is: pages that find no room are refused, and the others are as they were.
 #[test]
 fn a_page_without_room_is_refused_and_none_is_lost() {

@@ -23,8 +23,8 @@ pub(super) struct Connection {
     pub held_up: bool,
     /// Its class in the worker's `turns`. `None`: it has not said who it is.
     pub class: Option<usize>,
-    /// Input in the engine waited for output to be sent, and that was sent. No event of the socket
-    /// tells of it, so the worker serves the connection again by itself.
+    /// Input in the engine waited for output to be sent, and that was sent; or the turn was over.
+    /// No event of the socket tells of it, so the worker serves the connection again by itself.
     pub goes_on: bool,
     /// Its tenant is ahead of its rate. The connection waits, and epoll does not watch it.
     pub put_off: bool,
@@ -73,7 +73,7 @@ impl Connection {
                 }
             })?;
         }
-        self.goes_on = backed_up && !self.engine.is_backed_up();
+        self.goes_on = (backed_up || self.engine.was_long()) && !self.engine.is_backed_up();
         pulled.map(|n| n > 0)
     }
 }

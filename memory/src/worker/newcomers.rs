@@ -58,9 +58,11 @@ impl Worker {
                 self.connections.len() - 1
             }
         };
+        let mut engine = Engine::new(about);
+        engine.set_clock(farmem_sys::raw::now_ns);
         let connection = Connection {
             socket,
-            engine: Engine::new(about),
+            engine,
             since_ns: now,
             watched: (true, false),
             passed: false,

@@ -11,9 +11,9 @@
 use super::sealed::Sealed;
 use super::serving::Serving;
 use super::{CONTROL_INPUT, Control, Engine, Goodbye, INPUT, Phase, Wire, volume};
-use crate::events::{Event, Refused};
+use crate::events::{Event, Leaving, Refused, VolumeEvent};
 use crate::shares::Peer;
-use crate::tenants::{Known, Standing};
+use crate::tenants::Known;
 use crate::volumes::Attached;
 use crate::{Member, Nic, count};
 use farmem_protocol::wire::control::Path;
@@ -104,10 +104,8 @@ impl Engine {
             return self.turn_away(nic, Verdict::WrongToken);
         }
         // As it stands now: it may have been revoked since the challenge.
-        match nic.tenants.token(&known.key.id).1.map(|known| known.standing) {
-            Some(Standing::Good) => {}
-            Some(Standing::Expired) => return self.turn_away(nic, Verdict::Expired),
-            Some(Standing::Revoked) | None => return self.turn_away(nic, Verdict::Revoked),
+        if let Some(over) = nic.tenants.why_not(&known.key.id) {
+            return self.turn_away(nic, over);
         }
         match self.agree(nic, &hello, proof.share) {
             Some((agreed, share)) => self.enter(nic, &hello, Some(Proven { known, nonce, agreed, share }), now_ns),
@@ -186,6 +184,11 @@ impl Engine {
         };
         match entered {
             Ok((member, phase)) => {
+                // It may have been revoked since the proof, and its member not have been found then.
+                if let Some(over) = over(nic, proven.as_ref()) {
+                    nic.membership().part(&member, Leaving::Revoked);
+                    return self.turn_away(nic, over);
+                }
                 if !matches!(hello.purpose, Purpose::Join(_)) {
                     count(&nic.tally.rejoined, 1);
                     nic.events.tell(Event::Attached(&member));
@@ -209,6 +212,10 @@ impl Engine {
     ) -> Result<bool, Goodbye> {
         match attached {
             Ok(attached) => {
+                if let Some(over) = over(nic, proven.as_ref()) {
+                    nic.swap().free(&attached.volume, VolumeEvent::Revoked);
+                    return self.turn_away(nic, over);
+                }
                 let owner = attached.volume.owner();
                 self.phase = Phase::Volume(Box::new(volume::Stream::new(attached)));
                 self.widen(INPUT);
@@ -271,6 +278,11 @@ impl Engine {
             self.sealed = Some(Box::new(Sealed::new(ends, raw, self.output.backlog)));
         }
     }
+}
+
+/// Why the token of a peer that has come in cannot be used any more.
+fn over(nic: &Nic, proven: Option<&Proven>) -> Option<Verdict> {
+    proven.and_then(|proven| nic.tenants.why_not(&proven.known.key.id))
 }
 
 /// Bytes that nobody can guess.

@@ -30,6 +30,7 @@ mod sealed;
 mod serving;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod turn;
 mod volume;
 
 use super::epochs::Section;
@@ -141,6 +142,9 @@ pub struct Engine {
     output: Output,
     /// Bytes that it may take, and that it may answer, before others are served.
     turn: usize,
+    /// See [`Engine::set_clock`] and [`Engine::was_long`].
+    clock: Option<fn() -> u64>,
+    was_long: bool,
     /// The state of encryption: bytes after the Welcome go in records. `None`: they go in plain.
     sealed: Option<Box<Sealed>>,
     /// See [`Engine::take_opened`].
@@ -165,6 +169,8 @@ impl Engine {
             end: 0,
             output: Output::default(),
             turn: usize::MAX,
+            clock: None,
+            was_long: false,
             sealed: None,
             opened: Vec::new(),
             put_off: false,
@@ -188,12 +194,6 @@ impl Engine {
             Phase::Wire(wire) => wire.member.tenant(),
             Phase::Volume(stream) => stream.attached.volume.tenant(),
         }
-    }
-
-    /// From now on the connection takes and answers about this many bytes at a time, and then waits
-    /// to be served again.
-    pub fn set_turn(&mut self, bytes: usize) {
-        self.turn = bytes;
     }
 
     /// Where it comes from.
@@ -260,6 +260,8 @@ impl Engine {
             serving.put_off = false;
         }
         let mut n = 0;
+        let ends = self.turn_ends();
+        self.was_long = false;
         loop {
             // The turn is locked while bytes go to memory, and while verbs and requests are carried
             // out. A connection whose turn has passed to a newer one is closed.
@@ -295,8 +297,10 @@ impl Engine {
             // A Hello may just have made this the connection of a member. The rest of the input is
             // then carried out in another round, which takes the turn and, for verbs, a section.
             let mut entered = false;
-            while !entered && !self.must_wait(nic) && self.step(nic, section.as_mut(), now_ns)? {
+            while !entered && !self.was_long && !self.must_wait(nic) && self.step(nic, section.as_mut(), now_ns)? {
                 entered = held.is_none() && matches!(self.phase, Phase::Queue(_) | Phase::Control(_));
+                // At least one step is done, so the connection goes on.
+                self.was_long = ends.is_some_and(|(clock, end)| clock() >= end);
             }
             if !entered && self.is_refused_as_gone() {
                 return Err(Goodbye::Done);

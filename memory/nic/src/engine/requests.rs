@@ -110,7 +110,7 @@ impl Engine {
                 member.asked.stir();
                 Ok(Reply::Figure(nic.wanted_back(member)))
             }
-            Ask::Figure(figure) => Ok(Reply::Figure(nic.figure(figure))),
+            Ask::Figure(figure) => Ok(Reply::Figure(nic.figure(figure, now_ns))),
             Ask::Expose(slab) => nic.cards().expose(member, slab).map(|rkey| Reply::Exposed(rkey, 0)),
             Ask::ExposeWindow(key, queue) => Ok(nic.cards().expose_window(member, key, queue)?),
             Ask::Region(name, make) => Ok(nic.regions().open(member, name, make).map(Reply::Slabs)?),
@@ -121,10 +121,12 @@ impl Engine {
                 Ok(Reply::Slab(id))
             }
             Ask::RegionExpel(name, tag) => done(nic.expel(member, name, tag)),
-            Ask::RegionRemove(name) => done(if nic.regions().remove(name) { Status::Done } else { Status::NotHeld }),
+            Ask::RegionRemove(name) => {
+                done(if nic.regions().remove_by(member, name) { Status::Done } else { Status::NotHeld })
+            }
             Ask::VolumeAt(place) => Ok(nic.swap().at(place).map(Reply::Volume).ok_or(Status::NotHeld)?),
             Ask::RegionAt(place) => {
-                let region = nic.regions().at(place).ok_or(Status::NotHeld)?;
+                let region = nic.regions().at(member, place).ok_or(Status::NotHeld)?;
                 Ok(Reply::Region(region.name, region.slabs, region.owner))
             }
         }

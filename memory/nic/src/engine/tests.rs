@@ -3,6 +3,7 @@
 mod expelled;
 mod spilled;
 
+use super::turn::TURN_NS;
 use super::*;
 use crate::lending::{Backing, Lending};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
@@ -13,6 +14,7 @@ use farmem_protocol::wire::{
 };
 use farmem_protocol::wire::{Figure, Range};
 use farmem_sys::sync::Lock;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
@@ -132,6 +134,45 @@ fn verbs_that_come_with_the_hello_are_carried_out_at_once() {
     pull(&mut engine, &node.nic, &bytes).unwrap();
     assert_eq!(found(&pushed(&mut engine, &node.nic)), [0, 1, 2, 3, 4]);
     assert_eq!(node.word(), 5);
+}
+
+/// Requests that take long end the turn, and are carried out in later ones, although nothing more
+/// comes. A turn has one request at least.
+#[test]
+fn a_turn_ends_after_its_time_and_goes_on() {
+    thread_local!(static NOW: Cell<u64> = const { Cell::new(0) });
+    // Each look at the clock finds that time has passed.
+    let clocks: [(fn() -> u64, usize); 2] =
+        [(|| NOW.replace(NOW.get() + TURN_NS / 4), 4), (|| NOW.replace(NOW.get() + 5 * TURN_NS), 1)];
+    for (clock, most) in clocks {
+        let node = Node::new();
+        let mut control = Engine::new(Circumstances::default());
+        entered(&mut control, &node.nic, Purpose::Join(Join::default()));
+        control.set_clock(clock);
+        let asked: Vec<u8> = (0..40).flat_map(|n| Request::new(n, Ask::Ping).frame().as_bytes().to_vec()).collect();
+        pull(&mut control, &node.nic, &asked).unwrap();
+        let (mut answers, mut turns) = (0, 0);
+        loop {
+            let said = pushed(&mut control, &node.nic);
+            let (mut at, mut some) = (0, 0);
+            while let Some((answer, used)) = Answer::read(&said[at..]).unwrap().filter(|_| at < said.len()) {
+                assert_eq!(answer.number, answers);
+                (at, some, answers) = (at + used, some + 1, answers + 1);
+            }
+            assert!((1..=most).contains(&some), "{some} in one turn");
+            turns += 1;
+            if !control.was_long() {
+                break;
+            }
+            if answers < 40 {
+                assert_eq!(control.pull(&node.nic, 0, |_| Err(Errno(libc::EAGAIN))), Ok(0));
+            } else {
+                control.pull(&node.nic, 0, |_| Err(Errno(libc::EAGAIN))).unwrap();
+                break;
+            }
+        }
+        assert!(answers == 40 && turns >= 40 / most as u64 && !control.was_long());
+    }
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! The volumes of a node: made, found, left by their streams, ended.
 
-use super::{Attached, BLOCK, MAX_KEPT_MS, MAX_STREAMS, OVERCOMMIT, RESERVE, State, Volume, Volumes};
+use super::{All, Attached, BLOCK, MAX_KEPT_MS, MAX_STREAMS, OVERCOMMIT, RESERVE, State, Volume, Volumes};
 use crate::events::{Event, Events, VolumeEvent};
 use crate::graces::Graces;
 use crate::lending::Lending;
 use crate::members::Holder;
 use crate::shares::Peer;
 use crate::tally::Tally;
+use crate::tenants::Tenant;
 use crate::units::Units;
 use crate::units::leases::Lease;
 use farmem_protocol::nbd::PAGE;
@@ -120,9 +121,9 @@ impl Swap<'_> {
         }
         let promised = !new.overcommit;
         let needed = size.next_multiple_of(BLOCK);
-        let too_much = if promised { needed > self.promisable() } else { size / OVERCOMMIT > self.lending.limit() };
-        if too_much {
-            return Err(Verdict::NoRoom(self.promisable()));
+        let room = if promised { self.promisable() } else { self.addressable(&all, tenant.as_deref(), peer) };
+        if (if promised { needed } else { size }) > room {
+            return Err(Verdict::NoRoom(room));
         }
         let place = self.volumes.places.take(peer).map_err(|_| Verdict::Full)?;
         // A promise counts to the tenant here, and not again when its memory is claimed.
@@ -164,6 +165,23 @@ impl Swap<'_> {
         drop(all);
         self.events.tell(Event::Volume(&volume, VolumeEvent::Made));
         Ok(volume)
+    }
+
+    /// Bytes that one more overcommitted volume may have, of a tenant or else a peer. Its pages need
+    /// memory only as they are written, but its tables need some for a single page in two MiB.
+    fn addressable(self, all: &All, tenant: Option<&Tenant>, peer: Peer) -> u64 {
+        let overcommitted = || all.values().filter(|volume| !volume.promised);
+        let is_theirs = |volume: &&Arc<Volume>| match (tenant, volume.tenant()) {
+            (Some(tenant), Some(other)) => tenant.name == other.name,
+            (None, None) => volume.peer == peer,
+            _ => false,
+        };
+        let bytes = |volume: &Arc<Volume>| u64::from(volume.slots) * PAGE;
+        let lends = self.lending.limit();
+        let own = OVERCOMMIT.saturating_mul(tenant.map_or(lends, |tenant| tenant.quota().min(lends)));
+        let of_all = (2 * OVERCOMMIT).saturating_mul(lends);
+        let left = own.saturating_sub(overcommitted().filter(is_theirs).map(bytes).sum());
+        left.min(of_all.saturating_sub(overcommitted().map(bytes).sum()))
     }
 
     /// Bytes that could be promised to one more volume.

@@ -221,8 +221,12 @@ pub fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
         ask(15, Ask::RegionGrow(region, 0)),
         ask(16, Ask::RegionSlab(region, 0)),
         ask(17, Ask::RegionAt(0)),
-        ask(18, Ask::RegionRemove(region)),
-        ask(19, Ask::Bye),
+        ask(18, Ask::RegionExpel(region, 7)),
+        ask(19, Ask::RegionRemove(region)),
+        ask(20, Ask::VolumeAt(0)),
+        ask(21, Ask::Again(SlabId(1))),
+        ask(22, Ask::Wanted),
+        ask(23, Ask::Bye),
     ];
     let queue = [
         attach(3, incarnation),

@@ -3,19 +3,22 @@
 use crate::conversations::{seeds, turns};
 use crate::frames::{ask, batch, join};
 use crate::mutation::mutate;
-use crate::wire::{Wire, nic};
+use crate::wire::{Wire, nic, secret};
 use farmem_nic::Nic;
 use farmem_nic::engine::Goodbye;
+use farmem_nic::lending::{Backing, Lending};
 use farmem_nic::tenants::{Known, Standing};
+use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::random::Random;
 use farmem_protocol::wire::{
-    Ask, Cipher, Credential, Greeting, Hello, Known as Member, Op, Proof, Purpose, Secret, Welcome,
+    Ask, Cipher, Credential, Greeting, Hello, Join, Known as Member, NewVolume, Op, Proof, Purpose, Secret, Welcome,
 };
 use farmem_sys::raw::thread_cpu_ns;
 use farmem_trust::agree::{Agreed, Half};
 use farmem_trust::record::{Ends, HEAD, MOST, OVERHEAD, Opener};
 use farmem_trust::{Key, Token};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 fn key() -> Key {
     Token::new("analytics", &[6; 40]).unwrap().key()
@@ -83,6 +86,32 @@ impl<'a> Host<'a> {
             self.heard += len;
         }
         answers
+    }
+}
+
+/// A token is revoked between its proof and the place of its member or volume.
+#[test]
+fn who_comes_in_while_its_token_is_revoked_is_gone() {
+    let tokens = |standing| vec![Known { key: key(), standing, quota: u64::MAX, rate: u64::MAX }];
+    let volume = Purpose::NewVolume(NewVolume { id: secret(77), size: 1 << 20, ..NewVolume::default() });
+    for purpose in [Purpose::Join(Join::default()), volume] {
+        let (nic, drawn) = (Arc::new(OnceLock::<Nic>::new()), AtomicU64::new(1));
+        let within = Arc::clone(&nic);
+        let draw = move || {
+            let n = drawn.fetch_add(1, Ordering::Relaxed);
+            // The first is the incarnation's; then two for the challenge, and two for the share that
+            // the node adds after it has looked at the proof.
+            if let (5, Some(nic)) = (n, within.get()) {
+                nic.set_tokens(tokens(Standing::Revoked));
+            }
+            secret(n)
+        };
+        assert!(nic.set(Nic::new(Lending::new(4 * SLAB_BYTES, Backing::Small), draw)).is_ok());
+        let nic = nic.get().unwrap();
+        nic.set_tokens(tokens(Standing::Good));
+        let host = Host::new(nic, &Hello::new(purpose), None);
+        assert!(host.is_none(), "it is let in");
+        assert_eq!((nic.members().len(), nic.volumes.is_empty()), (0, true));
     }
 }
 
