@@ -26,10 +26,15 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Between attempts to read a store that could not be read and does not change, and between errors
+/// about it.
+const AGAIN: Duration = Duration::from_secs(1);
+const TOLD: Duration = Duration::from_secs(60);
 
 /// Why a store, or a token's file, cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -140,7 +145,7 @@ impl Store {
     }
 
     /// Changes a store by `change`. Creates the store if it does not exist. A reader sees the old
-    /// store or the new one, never a part.
+    /// store or the new one, never a part. Owner, group and mode stay.
     pub fn change<T>(path: &Path, change: impl FnOnce(&mut Store) -> Result<T, String>) -> Result<T, StoreError> {
         let draft = path.with_extension("toml.new");
         let failed = |e: io::Error| match e.kind() {
@@ -150,11 +155,18 @@ impl Store {
         // The draft serves as a lock: only one command can create it, so no change is lost.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(failed)?;
         let changed = (|| {
-            let mut store = if path.exists() { Store::read(path)? } else { Store::default() };
+            let failed = |e| StoreError::File(draft.clone(), e);
+            let mut store = Store::default();
+            if path.exists() {
+                store = Store::read(path)?;
+                // Services that read it are not whoever changes it.
+                let about = fs::metadata(path).map_err(|e| StoreError::File(path.to_owned(), e))?;
+                fchown(&file, Some(about.uid()), Some(about.gid())).map_err(failed)?;
+                file.set_permissions(about.permissions()).map_err(failed)?;
+            }
             let wrong = |why| StoreError::Content(path.to_owned(), why);
             let made = change(&mut store).map_err(wrong)?;
             let text = toml::to_string(&store).map_err(|e| wrong(e.to_string()))?;
-            let failed = |e| StoreError::File(draft.clone(), e);
             file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
             fs::rename(&draft, path).map_err(|e| StoreError::File(path.to_owned(), e))?;
             Ok(made)
@@ -203,37 +215,64 @@ impl Store {
     }
 }
 
-/// A store's file, which is read again when it changes or a token expires.
+/// Inode, time of change and length of a file. `None`: they cannot be read.
+type About = Option<(u64, i64, i64, u64)>;
+
+/// A store's file, which is read again when it changes, and its content.
 struct Watched {
     path: PathBuf,
-    /// Inode, time of change and length of the file when it was read last. See `about`.
-    seen: Option<(u64, i64, i64, u64)>,
+    /// The file when it was read last. See [`Watched::about`].
+    seen: About,
+    /// The content that was read last. It stays if the file cannot be read.
+    store: Store,
     next_end: Option<u64>,
+    /// The file that could not be read, when that was tried last, and when it was told.
+    failed: Option<(About, Instant, Instant)>,
 }
 
 impl Watched {
-    fn new(path: &Path) -> Watched {
-        Watched { path: path.to_owned(), seen: None, next_end: None }
+    /// Reads a store.
+    fn open(path: &Path) -> Result<Watched, StoreError> {
+        let (path, store) = (path.to_owned(), Store::default());
+        let mut watched = Watched { path, seen: None, store, next_end: None, failed: None };
+        watched.read(watched.about())?;
+        watched.next_end = watched.store.next_end();
+        Ok(watched)
     }
 
-    /// Reads the store if it has changed, or if a token has expired. `None`: neither. An error is
-    /// returned once, and then not before the file changes again.
-    fn look(&mut self) -> Option<Result<Store, StoreError>> {
-        let ended = self.next_end.is_some_and(|end| end <= now());
-        (ended || self.about() != self.seen).then(|| self.read())
+    /// Reads the store if it has changed. Returns whether its tokens stand otherwise than before:
+    /// they are others, or one has expired. An error is returned once, and again each minute. The
+    /// reading is tried again each second.
+    fn look(&mut self) -> (bool, Option<StoreError>) {
+        let (about, time) = (self.about(), Instant::now());
+        let mut changed = self.next_end.is_some_and(|end| end <= now());
+        let mut wrong = None;
+        let before = self.failed.filter(|(failed, ..)| *failed == about);
+        if about != self.seen && before.is_none_or(|(_, tried, _)| time >= tried + AGAIN) {
+            match self.read(about) {
+                Ok(()) => (changed, self.failed) = (true, None),
+                Err(e) => {
+                    let told = before.map(|(.., told)| told).filter(|&told| time < told + TOLD);
+                    self.failed = Some((about, time, told.unwrap_or(time)));
+                    wrong = told.is_none().then_some(e);
+                }
+            }
+        }
+        if changed {
+            self.next_end = self.store.next_end();
+        }
+        (changed, wrong)
     }
 
-    fn read(&mut self) -> Result<Store, StoreError> {
-        // Taken before the content is read: a change that comes in between is read again.
-        self.seen = self.about();
-        self.next_end = None;
-        let store = Store::read(&self.path)?;
-        self.next_end = store.next_end();
-        Ok(store)
+    /// `about`: taken before the content is read, so that a change that comes in between is read
+    /// again.
+    fn read(&mut self, about: About) -> Result<(), StoreError> {
+        self.store = Store::read(&self.path)?;
+        self.seen = about;
+        Ok(())
     }
 
-    /// Inode, time of change and length of the file now. `None`: they cannot be read.
-    fn about(&self) -> Option<(u64, i64, i64, u64)> {
+    fn about(&self) -> About {
         let about = fs::metadata(&self.path).ok()?;
         Some((about.ino(), about.mtime(), about.mtime_nsec(), about.len()))
     }
@@ -245,19 +284,20 @@ pub struct Followed(Watched);
 impl Followed {
     /// Reads the store, and makes the node serve only holders of its tokens.
     pub fn begin(path: &Path, nic: &Nic) -> Result<Followed, StoreError> {
-        let mut watched = Watched::new(path);
-        watched.read()?.apply(nic);
+        let watched = Watched::open(path)?;
+        watched.store.apply(nic);
         Ok(Followed(watched))
     }
 
-    /// Reads the store again, if it has changed or a token's time is over. An error is returned
-    /// once, and the node goes on with the tokens that it had.
+    /// Reads the store again, if it has changed, and looks whether a token's time is over. An error
+    /// is returned once, and again each minute. The node goes on with the tokens that it had, as
+    /// long as their time is not over.
     pub fn look(&mut self, nic: &Nic) -> Option<StoreError> {
-        match self.0.look()? {
-            Ok(store) => store.apply(nic),
-            Err(e) => return Some(e),
+        let (changed, wrong) = self.0.look();
+        if changed {
+            self.0.store.apply(nic);
         }
-        None
+        wrong
     }
 }
 
@@ -271,35 +311,35 @@ struct Within {
 }
 
 impl Within {
-    /// Reads the store again if it has changed. If that fails, `say` is told once, and the tokens
-    /// stay as they were.
-    fn look(&mut self, say: impl FnOnce(&StoreError)) {
-        match self.watched.look() {
-            Some(Ok(store)) => (self.keys, self.rack_quotas) = (store.good(), store.rack_quotas()),
-            Some(Err(e)) => say(&e),
-            None => {}
+    /// Reads the store again if it has changed. If that fails, `say` is told now and then,
+    /// and the tokens stay as they were.
+    fn look(&mut self, say: impl FnMut(&StoreError)) {
+        let (changed, wrong) = self.watched.look();
+        if changed {
+            (self.keys, self.rack_quotas) = (self.watched.store.good(), self.watched.store.rack_quotas());
         }
+        wrong.iter().for_each(say);
     }
 }
 
 impl Keys {
     /// Reads the store.
     pub fn read(path: &Path) -> Result<Keys, StoreError> {
-        let mut watched = Watched::new(path);
-        let store = watched.read()?;
-        Ok(Keys(Mutex::new(Within { watched, keys: store.good(), rack_quotas: store.rack_quotas() })))
+        let watched = Watched::open(path)?;
+        let (keys, rack_quotas) = (watched.store.good(), watched.store.rack_quotas());
+        Ok(Keys(Mutex::new(Within { watched, keys, rack_quotas })))
     }
 
     /// The key of a token that can be used now. The store is read again if it has changed. If that
-    /// fails, `say` is told once, and the tokens read before stay valid.
-    pub fn find(&self, id: &TokenId, say: impl FnOnce(&StoreError)) -> Option<Key> {
+    /// fails, `say` is told now and then, and the tokens read before stay valid.
+    pub fn find(&self, id: &TokenId, say: impl FnMut(&StoreError)) -> Option<Key> {
         let mut within = self.locked();
         within.look(say);
         within.keys.get(id).copied()
     }
 
     /// Bytes that tenants may hold in the whole rack, by name. The store is read as by [`Keys::find`].
-    pub fn rack_quotas(&self, say: impl FnOnce(&StoreError)) -> BTreeMap<String, u64> {
+    pub fn rack_quotas(&self, say: impl FnMut(&StoreError)) -> BTreeMap<String, u64> {
         let mut within = self.locked();
         within.look(say);
         within.rack_quotas.clone()
