@@ -4,10 +4,11 @@
 usage: store_clients.py [--venv DIR] [--report FILE] FARMEM [FRAMEWORK...]
 
 Frameworks: celery, rq, dramatiq, huey, django-redis; without any, all. DIR is an environment that has them; without
-it, one is made with pip. Each uses one front end: Celery's scripts name several keys, which several front ends
-refuse. Ends with status 1 if a job fails, with 77 if the packages cannot be had.
+it, one is made with pip. Each uses one front end, but celery-two and rq-two: jobs come and are done by two, of which
+one is killed in the middle. Ends with status 1 if a job fails, with 77 if the packages cannot be had.
 """
 import argparse
+import socket
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,45 @@ failing = queue.enqueue(operator.truediv, 1, 0)
 SimpleWorker([queue], connection=store).work(burst=True, logging_level="CRITICAL")
 assert [job.return_value(refresh=True) for job in jobs] == [3, 4, 5, 6, 7]
 assert failing.get_status() == "failed" and failing.latest_result().type.name == "FAILED"
+""",
+    "celery-two": """
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+worker = Celery("jobs", broker=there, backend=there)
+worker.conf.task_default_queue = "jobs"
+@worker.task(name="add")
+def add(a, b):
+    return a + b
+givers = [Celery("jobs", broker=at, backend=at) for at in (here, there)]
+for giver in givers:
+    giver.conf.task_default_queue = "jobs"
+with start_worker(worker, perform_ping_check=False, pool="solo"):
+    many = [givers[n % 2].send_task("add", (n, 1)) for n in range(20)]
+    assert [one.get(timeout=60) for one in many] == list(range(1, 21))
+    many = [givers[n % 2].send_task("add", (n, 1)) for n in range(20)]
+    kill()
+    # Their results are read where there is a front end still.
+    again = [givers[1].AsyncResult(one.id) for one in many]
+    assert [one.get(timeout=60) for one in again] == list(range(1, 21))
+""",
+    "rq-two": """
+import operator, threading, redis
+from rq import Queue, SimpleWorker
+stores = [redis.Redis.from_url(at) for at in (here, there)]
+queues = [Queue(connection=store) for store in stores]
+jobs = [queues[n % 2].enqueue(operator.add, n, 3) for n in range(60)]
+def work(n):
+    try:
+        SimpleWorker([queues[n]], connection=stores[n]).work(burst=True, max_jobs=10, logging_level="CRITICAL")
+    except redis.exceptions.RedisError:
+        pass
+for n in (0, 1):
+    work(n)
+kill()
+SimpleWorker([queues[1]], connection=stores[1]).work(burst=True, logging_level="CRITICAL")
+for n, job in enumerate(jobs):
+    job.connection = stores[1]
+    assert job.return_value(refresh=True) == n + 3, n
 """,
     "dramatiq": """
 import dramatiq
@@ -114,7 +154,16 @@ def main():
         for name in options.frameworks or JOBS:
             with Store(options.farmem) as store:
                 here = f"redis://127.0.0.1:{store.port}/0"
-                program = f"here = {here!r}\n" + JOBS[name]
+                program = f"here = {here!r}\n"
+                if name.endswith("-two"):
+                    with socket.socket() as some:
+                        some.bind(("127.0.0.1", 0))
+                        port = some.getsockname()[1]
+                    first = store.children[-1].pid
+                    store.front(port)
+                    program += f"there = 'redis://127.0.0.1:{port}/0'\nimport os, signal\n"
+                    program += f"kill = lambda: os.kill({first}, signal.SIGKILL)\n"
+                program += JOBS[name]
                 try:
                     ended = subprocess.run([python, "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                            stderr=subprocess.STDOUT, text=True, timeout=LIMIT)

@@ -91,6 +91,9 @@ impl Keyspace {
     /// A store of these shards.
     pub fn new(name: &str, shards: Vec<Rc<Shard>>, evicts: bool, begun_ms: u64, seed: u64) -> Keyspace {
         let random = RefCell::new(Random::new(seed));
+        for shard in &shards {
+            shard.index.peers.replace(shards.iter().map(|other| Rc::downgrade(&other.index)).collect());
+        }
         Keyspace { name: name.into(), shards, evicts, begun_ms, figures: Figures::default(), random }
     }
 
@@ -132,8 +135,9 @@ impl Keyspace {
         &self.shards[Hash::of(key).shard(self.shards.len())]
     }
 
+    /// Whether an object stands for an absent key.
     pub(crate) fn has_ended(&self, object: &Object) -> bool {
-        object.expiry().is_some_and(|at| at <= self.now_ms())
+        object.kind() == Type::Vacant || object.expiry().is_some_and(|at| at <= self.now_ms())
     }
 
     /// The key's object, unless it has ended.
@@ -141,6 +145,13 @@ impl Keyspace {
         let shard = self.shard(key);
         let found = shard.index.find(io, key).await?;
         match found {
+            // A transaction is about to lock it, unless its front end has died.
+            Some(found)
+                if found.object.kind() == Type::Vacant
+                    && found.object.expiry().is_some_and(|at| at > self.now_ms()) =>
+            {
+                Ok(None)
+            }
             Some(found) if self.has_ended(&found.object) => {
                 if shard.index.replace(io, key, &found, None).await? {
                     count_one(&self.figures.expired);
@@ -395,6 +406,7 @@ pub fn name(kind: Type) -> &'static str {
         Type::SortedSet => "zset",
         Type::Message => "message",
         Type::Stream => "stream",
+        Type::Lock | Type::Verdict | Type::Vacant => "none",
     }
 }
 

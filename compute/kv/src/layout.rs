@@ -42,6 +42,11 @@ const SIZES: [u16; 32] = [
 pub const LARGE: u8 = 63;
 /// The class of the extents of long values ([`crate::long`]), which have a piece each.
 pub const EXTENT: u8 = 62;
+/// The class by which a slot is told that is *locked*: it refers to a lock instead of the key's object
+/// ([`crate::atomic`]).
+pub const LOCKED: u8 = 61;
+/// Bytes that a lock takes.
+pub const LOCK_BYTES: u64 = 2 * UNIT;
 /// Bytes that are read of a [`LARGE`] object before its length is known.
 pub const LARGE_FIRST: u32 = 32 << 10;
 
@@ -58,6 +63,9 @@ pub fn class_of(bytes: u64) -> u8 {
 
 /// Bytes that an object of this class takes; those of a [`LARGE`] one are its piece's.
 pub fn class_bytes(class: u8) -> u64 {
+    if class == LOCKED {
+        return LOCK_BYTES;
+    }
     SIZES.get(usize::from(class)).map_or(u64::from(LARGE_FIRST), |&units| u64::from(units) * UNIT)
 }
 
@@ -97,6 +105,11 @@ impl Slot {
     /// Whether its insert has not been decided. Readers pass over it.
     pub fn is_pending(self) -> bool {
         self.0 & Slot::PENDING != 0
+    }
+
+    /// Whether a transaction holds it. It refers to the transaction's lock of the key.
+    pub fn is_locked(self) -> bool {
+        self.is_used() && self.class() == LOCKED
     }
 
     /// The same, frozen.
@@ -257,7 +270,7 @@ const FIRST_TABLES: u64 = 8192;
 const _: () = assert!(HEAD_BYTES + 8 + head::SPARE_TEXT as u64 <= FIRST_TABLES);
 
 /// Says that this is a store, and of which version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x05\0");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x06\0");
 
 /// Which nodes of a pair have the shard: a word of the head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

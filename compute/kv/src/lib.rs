@@ -19,12 +19,14 @@
 //! * [`shard`]: the protocol on one node's memory, in parts: [`reach`], [`space`] with its [`heap`],
 //!   [`near`] with its [`lease`], [`index`], [`member`], [`recover`], [`mend`].
 //! * [`keyspace`]: the shards of all nodes as one store.
+//! * [`atomic`]: changes of several keys at one moment.
 //! * [`copies`]: one node beneath a shard, or two.
 //! * [`resp`]: the redis protocol. [`command`]: the commands.
 //! * [`drive`]: verbs on a region of the nodes' memory. [`serve`]: the event loop.
 
 #![forbid(unsafe_code)]
 
+pub mod atomic;
 mod batch;
 pub mod blocks;
 pub mod command;

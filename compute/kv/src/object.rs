@@ -35,12 +35,20 @@ pub enum Type {
     Message = 7,
     /// A stream.
     Stream = 8,
+    /// A transaction's lock of a key, which the key's slot refers to meanwhile ([`crate::atomic`]).
+    Lock = 9,
+    /// What a transaction has decided, and the slots that it locks.
+    Verdict = 10,
+    /// No value: a transaction has given the absent key a slot, to lock it.
+    Vacant = 11,
 }
 
 impl Type {
     pub(crate) fn of(byte: u8) -> Option<Type> {
-        use Type::{Hash, List, Long, Message, Set, SortedSet, Stream, String};
-        [String, List, Set, Hash, SortedSet, Long, Message, Stream].into_iter().find(|kind| *kind as u8 == byte)
+        use Type::{Hash, List, Lock, Long, Message, Set, SortedSet, Stream, String, Vacant, Verdict};
+        [String, List, Set, Hash, SortedSet, Long, Message, Stream, Lock, Verdict, Vacant]
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
     }
 }
 

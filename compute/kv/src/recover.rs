@@ -113,6 +113,15 @@ impl Recovery {
                     continue;
                 }
             }
+            // What a lock hides is as live as its transaction decides.
+            if slots.iter().any(|(_, slot)| slot.is_locked()) && !self.reach.rules.get().broken(Bug::JudgeUnderLocks) {
+                match self.index.unlock_all(io, &slots).await {
+                    Err(_) if self.reach.shut_out.get() => return slots,
+                    Err(_) => io.pause(1).await,
+                    Ok(_) => {}
+                }
+                continue;
+            }
             return slots;
         }
     }
@@ -361,7 +370,8 @@ impl Recovery {
         let step = if owner.class == LARGE { u64::from(bytes) - PIECE_HEADER } else { class_bytes(owner.class) };
         // At the node that decides every object has its bytes to which the index there refers.
         let content = self.reach.read_decided(io, at, bytes).await;
-        let shown = self.reach.read(io, at, bytes).await;
+        // Without a second node that is what shows, too.
+        let shown = if self.reach.copies.is_double() { self.reach.read(io, at, bytes).await } else { Vec::new() };
         let count = (u64::from(bytes) - PIECE_HEADER) / step;
         let place_at = |n: u64| at + PIECE_HEADER + n * step;
         let mut places = Vec::new();
@@ -371,6 +381,10 @@ impl Recovery {
             let object = content.get(start..start + step as usize).unwrap_or_default();
             let version = later(object, shown.get(start..start + step as usize).unwrap_or_default());
             let object = Object::decode(object.to_vec());
+            let verdict = object.as_ref().filter(|object| object.kind() == Type::Verdict);
+            if let Some(verdict) = verdict.filter(|_| !self.reach.rules.get().broken(Bug::DropLocks)) {
+                self.index.end_verdict(io, place_at(n), verdict).await?;
+            }
             let hash = object.as_ref().map(|object| object.hash().0);
             let ends = second(object.as_ref().and_then(Object::expiry));
             sound.extend(hash.map(|hash| (place_at(n), hash)));

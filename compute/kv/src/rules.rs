@@ -55,10 +55,22 @@ pub enum Bug {
     FillUndrained,
     /// A node counts as filled although a dead front end's objects are missing there.
     FillWithoutTheDead,
+    /// A transaction takes effect although some of its slots are not locked.
+    DecideUnlocked,
+    /// A key that a transaction has found absent is not locked.
+    LeaveAbsent,
+    /// A lock is ended as if its transaction had taken effect, before it is decided.
+    TrustUndecided,
+    /// A split freezes locked slots.
+    FreezeLocks,
+    /// A locked key's object counts as garbage.
+    JudgeUnderLocks,
+    /// A transaction's memory is used again although its locks may be in slots.
+    DropLocks,
 }
 
 /// All of the above, for tests.
-pub const BUGS: [Bug; 26] = [
+pub const BUGS: [Bug; 32] = [
     Bug::CommitUnchecked,
     Bug::SparePending,
     Bug::CopyPending,
@@ -85,6 +97,12 @@ pub const BUGS: [Bug; 26] = [
     Bug::FillUnpaused,
     Bug::FillUndrained,
     Bug::FillWithoutTheDead,
+    Bug::DecideUnlocked,
+    Bug::LeaveAbsent,
+    Bug::TrustUndecided,
+    Bug::FreezeLocks,
+    Bug::JudgeUnderLocks,
+    Bug::DropLocks,
 ];
 
 /// The rules in force.

@@ -49,6 +49,9 @@ pub enum Trouble {
     /// A connection broke, and whether the operation took effect cannot be told any more.
     #[error("IOERR the connection to a memory node broke: the command may have taken effect or not")]
     Unsettled,
+    /// Other transactions have come between again and again.
+    #[error("ERR other clients change the same keys all the time: nothing was changed; try again")]
+    Contended,
     /// The index cannot grow any further there.
     #[error("OOM the index cannot grow any further")]
     Deep,

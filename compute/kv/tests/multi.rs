@@ -128,19 +128,26 @@ fn a_watched_key_is_not_overwritten_by_any_front_end() {
     assert!(done > 50, "{done}");
     let mut client = fronts[0].client();
     assert_eq!(client.ask("GET n"), done.to_string());
-    // Several keys cannot be watched while others might change them.
-    answers(&mut client, &[("WATCH n m", "+OK"), ("MULTI", "+OK"), ("SET n 1", "+QUEUED")]);
+    // Several keys, which another front end changes.
+    let mut other = fronts[1].client();
+    let watch = [("WATCH n m", "+OK"), ("MULTI", "+OK"), ("SET n 1", "+QUEUED"), ("SET m 2", "+QUEUED")];
+    answers(&mut client, &watch);
+    assert_eq!(other.ask("SET m x"), "+OK");
+    answers(&mut client, &[("EXEC", "*-1"), ("GET n", &done.to_string())]);
+    answers(&mut client, &watch);
+    answers(&mut client, &[("EXEC", "[+OK +OK]")]);
+    answers(&mut other, &[("MGET n m", "[1 2]"), ("DBSIZE", ":2")]);
+    // A command that names no keys is carried out beside other front ends' commands.
+    answers(&mut client, &[("WATCH n m", "+OK"), ("MULTI", "+OK"), ("DBSIZE", "+QUEUED")]);
     assert!(client.ask("EXEC").starts_with("-ERR EXEC is refused"));
-    assert_eq!(client.ask("GET n"), done.to_string());
-    answers(&mut client, &[("MULTI", "+OK"), ("SET n 1", "+QUEUED"), ("SET m 2", "+QUEUED"), ("EXEC", "[+OK +OK]")]);
     let [stays, mut goes] = fronts;
     goes.kill();
     let begun = Instant::now();
     loop {
         let mut client = stays.client();
-        answers(&mut client, &[("WATCH n m", "+OK"), ("MULTI", "+OK"), ("GET n", "+QUEUED")]);
+        answers(&mut client, &[("WATCH n m", "+OK"), ("MULTI", "+OK"), ("DBSIZE", "+QUEUED")]);
         match client.ask("EXEC").as_str() {
-            "[1]" => break,
+            "[:2]" => break,
             said => assert!(said.starts_with("-ERR EXEC is refused") && begun.elapsed().as_secs() < 60, "{said}"),
         }
         std::thread::sleep(Duration::from_millis(200));
@@ -183,4 +190,38 @@ fn nobody_at_the_front_end_sees_half_of_a_transaction() {
         stop.store(true, Ordering::Relaxed);
     });
     assert!(seen.load(Ordering::Relaxed) > 20, "{seen:?}");
+}
+
+/// Four clients of two front ends move between two keys by transactions, and look at both.
+#[test]
+fn nobody_at_any_front_end_sees_half_of_a_transaction() {
+    let node = Process::node(Transport::Tcp);
+    let fronts = [Process::front("halves", &node.at), Process::front("halves", &node.at)];
+    assert_eq!(fronts[0].client().ask("MSET a 0 b 0"), "+OK");
+    let moved: i64 = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|n| {
+                let mut client = fronts[n % 2].client();
+                scope.spawn(move || {
+                    let mut moved = 0;
+                    for round in 0..60 {
+                        let lines: &[&str] = if round % 3 == 2 {
+                            &["MULTI", "GET a", "GET b", "EXEC"]
+                        } else {
+                            &["MULTI", "INCR a", "DECR b", "EXEC"]
+                        };
+                        let said = lines.iter().map(|line| client.ask(line)).last().unwrap();
+                        assert!(!said.starts_with('-'), "{said}");
+                        moved += i64::from(round % 3 != 2);
+                        let both = said.trim_matches(['[', ']']).replace(':', "");
+                        let (a, b) = both.split_once(' ').unwrap();
+                        assert_eq!(a.parse::<i64>().unwrap(), -b.parse::<i64>().unwrap());
+                    }
+                    moved
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(fronts[1].client().ask("MGET a b"), format!("[{moved} -{moved}]"));
 }

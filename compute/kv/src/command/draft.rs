@@ -6,6 +6,7 @@
 use super::Fail;
 use super::channels::Message;
 use super::types::{Entry, Id, Stream};
+use crate::atomic::Intent;
 use crate::index::Found;
 use crate::keyspace::Change;
 use crate::layout::MAX_OBJECT;
@@ -275,6 +276,13 @@ impl Draft {
         self.encode();
         let mut pages = self.pages.borrow_mut();
         pages.iter_mut().filter_map(|(key, page)| Some((key.clone(), page.change.take()?))).collect()
+    }
+
+    /// All keys, and what becomes of them.
+    pub fn intents(&self) -> Vec<Intent> {
+        self.encode();
+        let mut pages = self.pages.borrow_mut();
+        pages.iter_mut().map(|(key, page)| Intent { key: key.clone(), change: page.change.take() }).collect()
     }
 
     /// The change of the only key.

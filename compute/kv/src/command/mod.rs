@@ -2,7 +2,8 @@
 //!
 //! A command is an `async` function of the store, the client and its arguments, and ends with a
 //! reply. Commands on one key take effect at once, at one moment, for every front end. Commands on
-//! several keys take effect key by key: MSET and DEL are no exception.
+//! several keys take effect key by key: MSET and DEL are no exception. Transactions and scripts take effect
+//! at one moment ([`multi`], [`scripts`]).
 
 mod access;
 mod args;
@@ -18,6 +19,7 @@ pub mod long;
 mod multi;
 pub mod scripts;
 mod server;
+mod several;
 mod stats;
 mod strings;
 mod table;

@@ -7,13 +7,17 @@
 //!   place of the value that was read. The transaction takes effect at one moment, for every
 //!   front end, or not at all. If another client was faster it runs again, or fails if it watches
 //!   the key.
-//! * **Several keys.** The event loop lets nothing of this front end's other clients run meanwhile.
-//!   Other front ends' commands may come in between. So a transaction that watches keys is refused
-//!   while other front ends are alive.
+//! * **Several keys.** They run on a draft of all keys, whose changes take effect at one moment, for every
+//!   front end ([`super::several`]). The event loop lets nothing of this front end's other clients run
+//!   meanwhile.
+//! * **Keys that are not named**, a script, or more than 10 000 keys. Nothing of this front end's other
+//!   clients runs meanwhile, but other front ends' commands may come in between. So such a transaction is
+//!   refused if it watches keys while other front ends are alive.
 //!
 //! A watched key is remembered by its slot and its object's checksum, which every change replaces.
 
 use super::draft::{Draft, Seen, seen};
+use super::several::{KEYS, Several};
 use super::table::{self, Command};
 use super::{Answered, Call, Client, Fail, Group, channels, dispatch};
 use crate::index::Found;
@@ -32,6 +36,9 @@ const COLLECTED: usize = 64 << 20;
 /// How long a transaction on one key may run. Nothing else runs meanwhile, and other front ends take one
 /// that is silent for dead.
 const TIME: Duration = Duration::from_secs(2);
+
+/// How long a transaction on several keys may take to read them.
+const READS: Duration = Duration::from_secs(60);
 
 /// A key that is watched.
 pub type Watched = (Vec<u8>, Seen);
@@ -159,7 +166,10 @@ pub async fn exec(call: Call, transaction: Transaction, only: Option<Vec<u8>>) -
     }
     let answered = match only {
         Some(key) => on_one_key(&call, &transaction, &key).await,
-        None => on_several(&call, &transaction).await,
+        None => match transaction.keys() {
+            Some(keys) => on_several(&call, &transaction, keys).await,
+            None => key_by_key(&call, &transaction).await,
+        },
     };
     answered.unwrap_or_else(|fail| fail.0)
 }
@@ -176,20 +186,9 @@ async fn on_one_key(call: &Call, transaction: &Transaction, key: &[u8]) -> Answe
         }
         let draft = Rc::new(Draft::new(call.store().now_ms(), call.store().random(usize::MAX) as u64));
         draft.enter(key, there.map(|found| found.object.clone()));
-        let mut replies = Vec::with_capacity(transaction.multi.commands.len());
-        let until = Instant::now() + TIME;
-        for (command, args) in &transaction.multi.commands {
-            if Instant::now() >= until {
-                return Err(Fail::new(format!(
-                    "the transaction ran for more than {} s: it changes nothing. Give fewer commands at once",
-                    TIME.as_secs()
-                )));
-            }
-            let call = Call { args: Rc::clone(args), draft: Some(Rc::clone(&draft)), ..call.clone() };
-            replies.push(at_once(dispatch(command, &call)).unwrap_or_else(|| Reply::error("not in a transaction")));
-        }
+        let replies = transaction.on(call, &draft, Instant::now() + TIME)?;
         last.replace(Some(Rc::clone(&draft)));
-        Ok(draft.change(Reply::Array(replies)))
+        Ok(draft.change(replies))
     };
     let reply = call.store().update_found(&call.io, key, change).await?;
     let messages = last.take().filter(|_| reply != CHANGED).map_or(Vec::new(), |draft| draft.messages());
@@ -205,11 +204,50 @@ pub(super) fn at_once<T>(command: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-async fn on_several(call: &Call, transaction: &Transaction) -> Answered {
+async fn on_several(call: &Call, transaction: &Transaction, keys: Vec<Vec<u8>>) -> Answered {
+    let (seed, watched) = (call.store().random(usize::MAX) as u64, &transaction.watched);
+    let several = Several { call, seed, time: READS, too_slow: too_slow(), watched };
+    let ended = several.run(keys, |draft, _| Ok((transaction.on(call, draft, Instant::now() + TIME)?, false))).await?;
+    Ok(ended.unwrap_or(CHANGED))
+}
+
+fn too_slow() -> String {
+    format!("the transaction ran for more than {} s: it changes nothing. Give fewer commands at once", TIME.as_secs())
+}
+
+impl Transaction {
+    /// The keys of its commands, if they are named, few enough, and can be changed on a draft.
+    fn keys(&self) -> Option<Vec<Vec<u8>>> {
+        let mut keys = Vec::new();
+        for (command, request) in &self.multi.commands {
+            let named = command.named(request).filter(|_| command.runs_on_a_draft())?;
+            keys.extend(named.into_iter().map(<[u8]>::to_vec));
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        (keys.len() + self.watched.len() <= KEYS).then_some(keys)
+    }
+
+    /// The replies of its commands on a draft.
+    fn on(&self, call: &Call, draft: &Rc<Draft>, until: Instant) -> Answered {
+        let mut replies = Vec::with_capacity(self.multi.commands.len());
+        for (command, args) in &self.multi.commands {
+            if Instant::now() >= until {
+                return Err(Fail::new(too_slow()));
+            }
+            let (args, draft) = (Rc::clone(args), Some(Rc::clone(draft)));
+            let call = Call { args, draft, in_exec: true, ..call.clone() };
+            replies.push(at_once(dispatch(command, &call)).unwrap_or_else(|| Reply::error("not in a transaction")));
+        }
+        Ok(Reply::Array(replies))
+    }
+}
+
+async fn key_by_key(call: &Call, transaction: &Transaction) -> Answered {
     if !transaction.watched.is_empty() && call.store().has_company(&call.io).await? {
         return Err(Fail::new(
-            "EXEC is refused: it watches keys and names several, and other front ends serve this store, which could \
-             change them meanwhile. Watch and change one key, or use one front end",
+            "EXEC is refused: it watches keys, and has a script or a command that names no keys, while other front \
+             ends serve this store. Leave that out, or use one front end",
         ));
     }
     for (key, before) in &transaction.watched {

@@ -76,7 +76,8 @@ impl Copies {
     /// Copies the object of a slot that the second node has decided to the first, if it lacks it.
     /// False: a node has ended.
     async fn complete(&self, io: &Io, second: u8, slot: Slot) -> bool {
-        if !slot.is_used() {
+        // Both nodes have a lock before it is put into a slot.
+        if !slot.is_used() || slot.is_locked() {
             return true;
         }
         let (at, mut from, mut len) = (slot.at(self.first), 0, class_bytes(slot.class()) as u32);

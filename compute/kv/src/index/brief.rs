@@ -62,6 +62,9 @@ impl Index {
                 slot.is_used() && !slot.is_pending() && slot.fingerprint() == hash.fingerprint()
             };
             let alike: Vec<(u64, Slot)> = slots.iter().filter(|slot| alike(slot)).copied().collect();
+            if self.unlock_all(io, &alike).await? {
+                continue;
+            }
             let referred: Vec<Slot> = alike.iter().map(|&(_, slot)| slot).collect();
             let objects: Option<Vec<Object>> = self.briefs(io, &referred).await.into_iter().collect();
             let changing = slots.iter().any(|(_, slot)| slot.is_frozen());

@@ -130,7 +130,8 @@ impl Index {
             if !slot.is_used() || slot.fingerprint() != hash.fingerprint() || others.contains(&(at, slot)) {
                 continue;
             }
-            if slot.is_frozen() {
+            // Under a lock may be this key.
+            if slot.is_frozen() || slot.is_locked() {
                 return Ok(false);
             }
             if !slot.is_pending() {
@@ -144,7 +145,7 @@ impl Index {
             // sees ours.
             if let Err(found) = self.reach.swap(io, at, slot.0, 0).await? {
                 let found = Slot(found);
-                if found.is_frozen() {
+                if found.is_frozen() || found.is_locked() {
                     return Ok(false);
                 }
                 if found.is_used() {

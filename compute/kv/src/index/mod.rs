@@ -17,6 +17,9 @@
 //!   plain. Of two inserts, the one whose pending slot came second sees the other's. It undoes that
 //!   slot if it is pending still, and its own if the other's is plain.
 //!
+//! * A TRANSACTION on several keys puts locks into their slots first. Who meets one ends it, and reads
+//!   the slot again ([`locked`]).
+//!
 //! The buckets hold nothing but slots. A front end that knows a key's slot and finds it unchanged
 //! needs no bucket: [`Cache`]. A front end that knows an outdated table finds it frozen: [`split`].
 
@@ -24,6 +27,7 @@ mod at_once;
 mod brief;
 mod cache;
 mod insert;
+pub(crate) mod locked;
 mod split;
 pub(crate) use split::slots;
 mod trie;
@@ -46,7 +50,7 @@ use crate::space::{Section, Space};
 use crate::task::{Answer, Io, Verb};
 use std::cell::RefCell;
 use std::collections::HashSet;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 /// Epochs for which an unchanged slot proves an unchanged object. A slot's version has 12 bits, so
 /// a place must be used 4096 times before a slot looks the same. Two uses of it are at least
@@ -62,9 +66,9 @@ pub struct Found {
     pub slot: Slot,
     /// The object.
     pub object: Object,
-    table: At,
+    pub(crate) table: At,
     /// Keeps the object's place from being reused.
-    section: Section,
+    pub(crate) section: Section,
 }
 
 /// The result of a look at two buckets.
@@ -91,6 +95,8 @@ pub struct Index {
     pub(crate) trie: RefCell<Trie>,
     /// Tables that this front end is splitting.
     splitting: RefCell<HashSet<At>>,
+    /// Those of the store's other nodes, where a transaction may have its verdict.
+    pub(crate) peers: RefCell<Vec<Weak<Index>>>,
 }
 
 impl Index {
@@ -102,6 +108,7 @@ impl Index {
             geometry,
             trie: RefCell::new(Trie::new(reach.root, geometry)),
             splitting: RefCell::default(),
+            peers: RefCell::default(),
         }
     }
 
@@ -154,7 +161,7 @@ impl Index {
     }
 
     /// Searches the slots of both buckets for a key.
-    async fn look(&self, io: &Io, key: &[u8], hash: Hash, table: At, slots: &Slots) -> Seen {
+    async fn look(self: &Rc<Index>, io: &Io, key: &[u8], hash: Hash, table: At, slots: &Slots) -> Seen {
         if slots.iter().any(|(_, slot)| slot.is_frozen()) && !self.reach.rules.get().broken(Bug::TrustFrozen) {
             // Frozen slots are valid until the table forwards. The forward word is read after them.
             let forward = word(&self.reach.read(io, table, 8).await, 0);
@@ -168,6 +175,11 @@ impl Index {
             .filter(|(_, slot)| slot.is_used() && !slot.is_pending() && slot.fingerprint() == hash.fingerprint())
             .copied()
             .collect();
+        if alike.iter().any(|(_, slot)| slot.is_locked()) {
+            // A lock that cannot be ended is met again, and the attempts come to an end.
+            let _ = self.unlock_all(io, &alike).await;
+            return Seen::Again;
+        }
         let referred: Vec<Slot> = alike.iter().map(|&(_, slot)| slot).collect();
         for (&(at, slot), object) in alike.iter().zip(self.objects(io, &referred).await) {
             match object {

@@ -43,7 +43,7 @@ impl Index {
             io.pause(1).await;
             return Ok(());
         }
-        let _mark = Mark(self, table);
+        let (_mark, _section) = (Mark(self, table), self.space.section());
         let mut bytes = self.reach.read(io, table, self.geometry.table() as u32).await;
         if slots(&bytes).iter().any(|slot| slot.is_frozen()) && word(&bytes, 0) == 0 {
             io.pause(PATIENCE_MS).await;
@@ -86,13 +86,19 @@ impl Index {
     }
 
     /// Freezes every slot. Returns their final values.
-    async fn freeze(&self, io: &Io, table: At, mut slots: Vec<Slot>) -> Result<Vec<Slot>, Trouble> {
+    async fn freeze(self: &Rc<Index>, io: &Io, table: At, mut slots: Vec<Slot>) -> Result<Vec<Slot>, Trouble> {
         loop {
+            // A lock says nothing about the half that its key belongs to, and must not be copied.
+            let at = |n: usize| table + UNIT + n as u64 * 8;
+            let is_locked = |slot: Slot| slot.is_locked() && !self.reach.rules.get().broken(Bug::FreezeLocks);
+            while let Some(n) = slots.iter().position(|&slot| is_locked(slot)) {
+                Box::pin(self.unlock(io, at(n), slots[n])).await?;
+                slots[n] = Slot(self.reach.word(io, at(n)).await?);
+            }
             let warm: Vec<usize> = (0..slots.len()).filter(|&n| !slots[n].is_frozen()).collect();
             if warm.is_empty() {
                 return Ok(slots);
             }
-            let at = |n: usize| table + UNIT + n as u64 * 8;
             let cas = |&n: &usize| Verb::Cas { at: at(n), old: slots[n].0, new: slots[n].frozen().0 };
             let answers = self.reach.verbs(io, warm.iter().map(cas).collect()).await;
             for (&n, answer) in warm.iter().zip(answers) {

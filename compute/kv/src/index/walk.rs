@@ -30,6 +30,9 @@ impl Index {
             }
             let placed: Vec<(u64, Slot)> =
                 slots.into_iter().enumerate().map(|(n, slot)| (leaf.table + UNIT + n as u64 * 8, slot)).collect();
+            if self.unlock_all(io, &placed).await? {
+                continue;
+            }
             let out = see(&placed);
             if out.iter().any(|(_, slot)| slot.is_frozen()) {
                 self.split(io, leaf.table, Hash(u64::from(leaf.path) << 33)).await?;
@@ -42,7 +45,7 @@ impl Index {
                 for ((_, slot), answer) in out.iter().zip(answers) {
                     match answer {
                         Answer::Word(found) if found == slot.0 => self.space.retire(*slot),
-                        Answer::Word(found) => again |= Slot(found).is_frozen(),
+                        Answer::Word(found) => again |= Slot(found).is_frozen() || Slot(found).is_locked(),
                         // It may have been carried out, or not.
                         _ => again = true,
                     }
@@ -57,7 +60,7 @@ impl Index {
     /// About `count` keys from a place on, and the place to continue from. A place is a
     /// path of the trie and a bucket of the table there. `whole`: values are read, too.
     pub(crate) async fn some(
-        &self,
+        self: &Rc<Index>,
         io: &Io,
         from: (u32, u8),
         count: usize,
@@ -79,6 +82,10 @@ impl Index {
                     self.trie.borrow_mut().learn(leaf.table, forward);
                     continue;
                 }
+            }
+            let placed = slots.iter().enumerate().map(|(n, &slot)| (at + n as u64 * 8, slot));
+            if self.unlock_all(io, &placed.collect::<Vec<_>>()).await? {
+                continue;
             }
             let plain: Vec<Slot> = slots.into_iter().filter(|slot| slot.is_used() && !slot.is_pending()).collect();
             let objects = match whole {

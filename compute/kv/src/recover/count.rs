@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 pub struct Count {
     /// Keys, expired ones too.
     pub keys: u64,
-    /// Inserts that are not decided.
+    /// Inserts and locks that are not decided.
     pub pending: u64,
     /// Bytes of all pieces.
     pub bytes: u64,
@@ -93,8 +93,9 @@ impl Recovery {
             }
             path = Trie::after(leaf);
             let slots: Vec<Slot> = crate::index::slots(&table);
-            count.pending += slots.iter().filter(|slot| slot.is_pending()).count() as u64;
-            let plain: Vec<Slot> = slots.into_iter().filter(|slot| slot.is_used() && !slot.is_pending()).collect();
+            count.pending += slots.iter().filter(|slot| slot.is_pending() || slot.is_locked()).count() as u64;
+            let plain = |slot: &Slot| slot.is_used() && !slot.is_pending() && !slot.is_locked();
+            let plain: Vec<Slot> = slots.into_iter().filter(plain).collect();
             for some in plain.chunks(AT_ONCE) {
                 let _section = self.space.section();
                 for (slot, object) in some.iter().zip(self.index.objects(io, some).await) {

@@ -179,6 +179,23 @@ impl Memory {
         (outcome, self.verbs - before.0, self.trips - before.1)
     }
 
+    /// A front end of a store of so many shards.
+    pub fn join_all(&mut self, geometry: Geometry, rules: Rules, local: u64, shards: u8) -> Vec<Rc<Shard>> {
+        if shards == 1 {
+            return vec![self.join(geometry, rules, local)];
+        }
+        self.fronts += 1;
+        let (tag, mode, secret) = (self.fronts, Mode::Single, 77);
+        let join = |number: u8| {
+            let (node, root_word) = (number, u64::from(number) << NODE_SHIFT | ROOT_WORDS);
+            let opening = Opening { node, number, mode, shards, root_word, secret, geometry, local, tag };
+            let shard = self.run(Task::new(|io| opening.join(io))).expect("a store");
+            shard.reach.rules.set(rules);
+            Rc::new(shard)
+        };
+        (0..shards).map(join).collect()
+    }
+
     /// A front end.
     pub fn join(&mut self, geometry: Geometry, rules: Rules, local: u64) -> Rc<Shard> {
         self.fronts += 1;

@@ -10,8 +10,7 @@
 //!   that name several. It is remembered, so it begins alone the next time.
 //! * **None or several.** The event loop lets nothing of this front end's other clients run
 //!   meanwhile. A script that asks for a key that is not in KEYS is begun again, with this key
-//!   read too. Other front ends could change such keys meanwhile. So a script that uses several
-//!   keys is refused while other front ends are alive.
+//!   read too. Its changes take effect at one moment, for every front end ([`super::several`]).
 
 mod convert;
 mod json;
@@ -19,18 +18,15 @@ mod library;
 mod machine;
 mod patterns;
 
-use super::draft::{BYTES, Draft};
+use super::draft::Draft;
+use super::several::{KEYS, Several};
 use super::{Answered, Call, Fail, args, channels};
 use crate::index::Found;
 use crate::keyspace::Change;
-use crate::object::Object;
 use crate::resp::{Reply, Request};
-use crate::shard::Trouble;
-use crate::task::join;
 use machine::Machine;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::pin::Pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -41,10 +37,6 @@ const KEPT: usize = 4 << 20;
 const TIME: Duration = Duration::from_millis(500);
 /// The time that scripts together may take before the event loop has its turn again.
 const TURN: Duration = Duration::from_millis(50);
-/// Keys that one script may use.
-const KEYS: usize = 10_000;
-/// Keys that are read at once. Each may have 2 MiB.
-const TOGETHER: usize = 16;
 
 /// A front end's scripts, by the SHA-1 of their texts in hexadecimal digits.
 #[derive(Debug, Default)]
@@ -163,18 +155,17 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     scripts.turn(call).await;
     let until = Instant::now() + TIME;
     let seed = call.store().random(usize::MAX) as u64;
-    let mut script = Script { call, text, sha, reads: name.ends_with("_ro"), named, until, seed };
+    let script = Script { call, text, sha, reads: name.ends_with("_ro"), named, until, seed };
     if call.draft.is_some() {
         return Err(Fail::new("a script runs no other script"));
     }
     let alone = call.front.turn.get() == Some(call.client.id);
     if let (Ok([key]), false) = (keys(&call.args), alone) {
-        if let Some(reply) = script.on_one_key(key, false).await? {
+        if let Some(reply) = script.on_one_key(key).await? {
             return Ok(reply);
         }
         scripts.wide.borrow_mut().insert(script.sha.clone());
         call.wait_for_turn().await;
-        script.until = Instant::now() + TIME;
     }
     script.on_several().await
 }
@@ -189,9 +180,6 @@ impl Call {
         }
     }
 }
-
-/// A key on its way.
-type Find<'a> = Pin<Box<dyn Future<Output = Result<Option<Found>, Trouble>> + 'a>>;
 
 /// A script that is to run.
 struct Script<'a> {
@@ -209,25 +197,24 @@ struct Script<'a> {
 
 impl Script<'_> {
     /// Runs it on a draft, from its first line to its last. The reply, and whether it has failed.
-    fn on(&self, draft: &Rc<Draft>) -> Result<(Reply, bool), Fail> {
+    fn on(&self, draft: &Rc<Draft>, until: Instant) -> Result<(Reply, bool), Fail> {
         draft.read_only.set(self.reads);
         let call = Call { draft: Some(Rc::clone(draft)), in_exec: true, ..self.call.clone() };
         let (scripts, began) = (&self.call.front.scripts, Instant::now());
-        let ended = scripts.machine()?.run(call, (&self.sha, &self.text), self.named, self.until);
+        let ended = scripts.machine()?.run(call, (&self.sha, &self.text), self.named, until);
         scripts.took(self.call.front.turns.get(), began.elapsed());
         ended
     }
 
-    /// `None`: the script uses other keys, too. `found`: it runs alone, and was seen to use this key
-    /// and no other.
-    async fn on_one_key(&self, key: &[u8], found: bool) -> Result<Option<Reply>, Fail> {
+    /// `None`: the script uses other keys, too.
+    async fn on_one_key(&self, key: &[u8]) -> Result<Option<Reply>, Fail> {
         let (last, wide) = (RefCell::new(Vec::new()), Cell::new(false));
         let change = |there: Option<&Found>| -> Result<Change<Reply>, Fail> {
-            let draft = self.draft();
+            let draft = Rc::new(Draft::new(self.call.store().now_ms(), self.seed));
             draft.enter(key, there.map(|found| found.object.clone()));
-            let (reply, failed) = self.on(&draft)?;
+            let (reply, failed) = self.on(&draft, self.until)?;
             if let Some(other) = draft.missed().first() {
-                wide.set(!found);
+                wide.set(true);
                 let other = String::from_utf8_lossy(other).into_owned();
                 return Err(Fail::new(format!(
                     "the script uses key '{other}' only sometimes: name all of its keys in KEYS"
@@ -245,103 +232,15 @@ impl Script<'_> {
         Ok(Some(reply))
     }
 
-    fn draft(&self) -> Rc<Draft> {
-        Rc::new(Draft::new(self.call.store().now_ms(), self.seed))
-    }
-
-    /// Reads keys into a draft.
-    async fn read(&self, draft: &Draft, keys: &[Vec<u8>]) -> Result<(), Fail> {
-        if draft.count() + keys.len() > KEYS {
-            return Err(Fail::new(format!("the script uses more than {KEYS} keys")));
-        }
-        let (store, io) = (self.call.store(), &self.call.io);
-        for some in keys.chunks(TOGETHER) {
-            if Instant::now() >= self.until {
-                return Err(Fail::new(machine::too_slow()));
-            }
-            let find = |key| -> Find<'_> { Box::pin(store.find(io, key)) };
-            for (key, found) in some.iter().zip(join(some.iter().map(|key| find(key)).collect()).await) {
-                draft.enter(key, found?.map(|found| found.object));
-            }
-            if draft.held() > BYTES {
-                return Err(Fail::new(format!("the script's keys have more than {} MiB together", BYTES >> 20)));
-            }
-        }
-        Ok(())
-    }
-
     async fn on_several(&self) -> Answered {
         let named = keys(&self.call.args)?;
         if named.len() > KEYS {
             return Err(Fail::new(format!("the script uses more than {KEYS} keys")));
         }
-        let mut keys = named.to_vec();
-        keys.sort_unstable();
-        keys.dedup();
-        loop {
-            let (draft, reply, failed) = self.on_all_keys(&keys).await?;
-            keys = draft.keys();
-            if !keys.is_empty() && self.call.store().has_company(&self.call.io).await? {
-                if let [key] = keys.as_slice() {
-                    return self.on_one_key(key, true).await.map(|reply| reply.unwrap_or(Reply::Null));
-                }
-                return Err(Fail::new(
-                    "the script is refused: it uses several keys, and other front ends serve this store, which could \
-                     change them meanwhile. Use one key, or one front end",
-                ));
-            }
-            if failed {
-                return Ok(reply);
-            }
-            if self.write(&draft).await? {
-                channels::send_all(self.call, draft.messages()).await;
-                return Ok(reply);
-            }
-        }
-    }
-
-    /// Runs it until all keys that it asks for are in its draft.
-    async fn on_all_keys(&self, keys: &[Vec<u8>]) -> Result<(Rc<Draft>, Reply, bool), Fail> {
-        let draft = self.draft();
-        let mut missing = keys.to_vec();
-        loop {
-            self.read(&draft, &missing).await?;
-            draft.again();
-            let (reply, failed) = self.on(&draft)?;
-            missing = draft.missed();
-            if missing.is_empty() {
-                return Ok((draft, reply, failed));
-            }
-        }
-    }
-
-    /// Writes the draft's changes; `false`: a key has changed since it was read, and nothing was
-    /// written. Only a front end that has joined since then can have changed it.
-    async fn write(&self, draft: &Draft) -> Result<bool, Fail> {
-        let (store, io) = (self.call.store(), &self.call.io);
-        let mut begun = false;
-        for (key, value) in draft.changes() {
-            let change = |there: Option<&Object>| -> Result<Change<bool>, Fail> {
-                // Room for the values that were written before may have cost this one.
-                let evicted = there.is_none() && store.evicts;
-                if !evicted && !draft.is_as_read(&key, there, store.now_ms()) {
-                    return Ok(Change::Keep(false));
-                }
-                Ok(value.clone().map_or(Change::Delete(true), |value| Change::Put(value, true)))
-            };
-            if !store.update(io, &key, change).await? {
-                if !begun {
-                    return Ok(false);
-                }
-                let key = String::from_utf8_lossy(&key).into_owned();
-                return Err(Fail::new(format!(
-                    "the script has written some of its values: another front end has joined and changed key '{key}' \
-                     meanwhile"
-                )));
-            }
-            begun = true;
-        }
-        Ok(true)
+        let (too_slow, watched) = (machine::too_slow(), &[][..]);
+        let several = Several { call: self.call, seed: self.seed, time: TIME, too_slow, watched };
+        let ended = several.run(named.to_vec(), |draft, until| self.on(draft, until)).await?;
+        Ok(ended.unwrap_or(Reply::Null))
     }
 }
 

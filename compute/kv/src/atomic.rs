@@ -1,0 +1,467 @@
+//! Changes of several keys at one moment, for every front end.
+//!
+//! ```text
+//!  slot ──► lock: what the slot was, is to be ──► verdict: the slots' addresses │ undecided, done or undone
+//!  slot ──► lock ───────────────────────────────►
+//! ```
+//!
+//! 1. Each key is found. One that is absent gets a slot by an insert of a *vacant* object, which ends.
+//! 2. The new objects, a *lock* of each key and one *verdict* are written.
+//! 3. A CAS of each slot puts its lock in the place of what was found. If one fails, the transaction is
+//!    undone and begins again.
+//! 4. One CAS decides the verdict: at that moment all slots have their new values.
+//! 5. A CAS of each slot puts its new value in the place of its lock.
+//!
+//! Keys that are only read are locked like the others. So between the last CAS of step 3 and step 4
+//! nothing that was read has changed. Nobody waits for a lock: who meets one ends it
+//! ([`crate::index`], `locked.rs`). Two transactions that meet are undone and begin again, after pauses
+//! that differ. GET and SET of a key that is not locked are what they are without transactions.
+//!
+//! *A crash.* Locks are ended by whoever meets them, by the verdict. An adopter of a dead front end's
+//! verdict undoes it if it is undecided, and ends its locks at all nodes, before the memory is used again.
+
+use crate::copies::{Mode, is_done};
+use crate::heap::Held;
+use crate::index::Found;
+use crate::index::Known;
+use crate::index::locked::{DONE, Entry, Lock, UNDONE, last_word, verdict, verdict_bytes};
+use crate::keyspace::Keyspace;
+use crate::layout::{Hash, LOCK_BYTES, LOCKED, Slot, class_of};
+use crate::lease::Writing;
+use crate::long::{self, Long};
+use crate::object::{self, Object, Type, Value};
+use crate::rules::Bug;
+use crate::shard::{Shard, Trouble};
+use crate::task::{Answer, Io, Verb, join};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+/// Attempts of a transaction that others undo.
+const ATTEMPTS: u32 = 200;
+/// Keys that are found at once. Each may have 2 MiB.
+const TOGETHER: usize = 16;
+/// Verbs of one batch, at most.
+const BATCH: usize = 256;
+/// How long a vacant object stands for an absent key, in ms.
+const VACANT_MS: u64 = 2000;
+
+/// A key that a transaction has read, and what it is to be.
+#[derive(Clone, Debug)]
+pub struct Intent {
+    /// The key.
+    pub key: Vec<u8>,
+    /// `None`: it was only read. `Some(None)`: it goes.
+    pub change: Option<Option<Value>>,
+}
+
+/// A place that is given back unless it is kept.
+#[derive(Debug)]
+struct Spot {
+    shard: Rc<Shard>,
+    held: Held,
+    kept: bool,
+}
+
+impl Drop for Spot {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.shard.space.heap.borrow_mut().give_back(self.held.at);
+        }
+    }
+}
+
+impl Spot {
+    /// Its bytes may be read by others, who end their operations before it is used again.
+    fn retire(&mut self) {
+        self.kept = true;
+        let epoch = self.shard.space.epoch() + 1;
+        self.shard.space.heap.borrow_mut().retire(self.held.at, epoch);
+    }
+}
+
+/// One key of a transaction.
+#[derive(Debug)]
+struct Part {
+    shard: Rc<Shard>,
+    key: Vec<u8>,
+    hash: Hash,
+    change: Option<Option<Value>>,
+    /// The new value's extents.
+    long: Option<Long>,
+    /// The new object's place.
+    spot: Option<Spot>,
+    found: Option<Found>,
+    lock: Option<Spot>,
+    /// The new object and its slot, once they are made.
+    object: Option<(Object, Slot)>,
+    old: Slot,
+    new: Slot,
+    locked: Slot,
+    _writing: Option<Writing>,
+}
+
+impl Part {
+    /// Takes back what one attempt has made.
+    fn reset(&mut self) {
+        self._writing = None;
+        (self.found, self.lock) = (None, None);
+    }
+
+    /// Makes the object and the lock that its places are held for.
+    fn make(&mut self, id: u64, verdict: u64) -> Option<(Verb, Option<Verb>, Entry)> {
+        let (found, lock) = (self.found.as_ref()?, self.lock.as_ref()?);
+        let is_vacant = found.object.kind() == Type::Vacant;
+        self.old = found.slot;
+        let mut write = None;
+        self.new = match (&self.change, &self.spot) {
+            (Some(Some(value)), Some(spot)) => {
+                let make = || self.shard.space.made(self.hash, &self.key, value, &spot.held);
+                let (object, slot) = self.object.get_or_insert_with(make);
+                write = Some(Verb::Write { at: spot.held.at, bytes: Rc::clone(object.bytes()) });
+                *slot
+            }
+            (None, _) if !is_vacant => found.slot,
+            _ => Slot(0),
+        };
+        self.locked = Slot::new(self.hash.fingerprint(), LOCKED, lock.held.version, lock.held.at);
+        let (old, new, slot_at) = (self.old, self.new, found.slot_at);
+        let now_s = (self.shard.space.now_ms.get() / 1000) as u32;
+        let bytes = Lock { id, verdict, slot_at, old, new }.object(self.hash, lock.held.version, now_s).bytes().clone();
+        let lock = Verb::Write { at: lock.held.at, bytes };
+        Some((lock, write, Entry { slot_at, locked: self.locked }))
+    }
+
+    /// The transaction has taken effect, and no slot refers to the lock any more.
+    fn took_effect(&mut self) {
+        if self.new == self.old {
+            return;
+        }
+        let Some(found) = &self.found else { return };
+        let object = self.object.take().map(|(object, _)| object);
+        let number = object.as_ref().and_then(long::number);
+        self.shard.space.retire_for(self.old, long::number(&found.object), number);
+        let near = &self.shard.near;
+        match (object, &self.change, &mut self.spot, &self._writing) {
+            (Some(object), Some(Some(value)), Some(spot), Some(writing)) => {
+                spot.kept = true;
+                self.shard.space.linked(spot.held.at, self.hash, value);
+                let known = Known {
+                    table: found.table,
+                    slot_at: found.slot_at,
+                    slot: self.new,
+                    len: object.len(),
+                    expiry: object.expiry().unwrap_or(0),
+                    epoch: found.section.epoch,
+                    era: 0,
+                };
+                near.remember_written(&self.key, self.hash, known, Some(&object), writing);
+            }
+            _ => near.cache.borrow_mut().forget(&self.key, self.hash),
+        }
+        // The heap keeps the extents from here on.
+        self.long = None;
+    }
+}
+
+/// Futures of one transaction, side by side.
+type Each<'a, T> = Vec<Pin<Box<dyn Future<Output = T> + 'a>>>;
+
+impl Keyspace {
+    /// Carries out the changes at one moment, at which every key is as `is_as_read` says. False: one of
+    /// them is not, and nothing was changed.
+    ///
+    /// # Errors
+    /// Nothing was changed, unless a connection broke or this front end was shut out.
+    pub async fn commit(
+        &self,
+        io: &Io,
+        intents: Vec<Intent>,
+        is_as_read: &dyn Fn(&[u8], Option<&Object>) -> bool,
+    ) -> Result<bool, Trouble> {
+        let mut parts = self.parts(io, intents).await?;
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                // Others pause for another time.
+                io.pause(self.random(2 << attempt.min(4)) as u32).await;
+            }
+            parts.iter_mut().for_each(Part::reset);
+            let Some(mut verdict) = self.hold_locks(io, &mut parts).await? else { continue };
+            match self.find_parts(io, &mut parts, is_as_read).await? {
+                None => continue,
+                Some(false) => return Ok(false),
+                Some(true) => {}
+            }
+            if self.attempt(io, &mut parts, &mut verdict).await? {
+                return Ok(true);
+            }
+        }
+        Err(Trouble::Contended)
+    }
+
+    /// The parts of a transaction, with places for the new objects. No section is held meanwhile.
+    async fn parts(&self, io: &Io, intents: Vec<Intent>) -> Result<Vec<Part>, Trouble> {
+        let mut parts = Vec::with_capacity(intents.len());
+        for Intent { key, mut change } in intents {
+            let (shard, hash, mut long, mut spot) = (Rc::clone(self.shard(&key)), Hash::of(&key), None, None);
+            if let Some(Some(value)) = &mut change {
+                if self.is_long(&key, value) {
+                    let written = Box::pin(self.lengthen(io, &key, &value.bytes)).await?;
+                    *value = written.head(value.expiry);
+                    long = Some(written);
+                }
+                let len = object::len(&key, &value.bytes);
+                while spot.is_none() {
+                    spot = self.spot(io, &shard, len).await?;
+                }
+            }
+            let none = Slot(0);
+            let (old, new, locked) = (none, none, none);
+            let (found, lock, object) = (None, None, None);
+            parts.push(Part {
+                shard,
+                key,
+                hash,
+                change,
+                long,
+                spot,
+                found,
+                lock,
+                object,
+                old,
+                new,
+                locked,
+                _writing: None,
+            });
+        }
+        Ok(parts)
+    }
+
+    /// Holds a place. `None`: there was none, and room was made.
+    async fn spot(&self, io: &Io, shard: &Rc<Shard>, len: u64) -> Result<Option<Spot>, Trouble> {
+        match shard.space.hold(io, len).await {
+            Ok(held) => Ok(Some(Spot { shard: Rc::clone(shard), held, kept: false })),
+            Err(Trouble::Full) => self.make_room(io, shard, class_of(len), len).await.map(|()| None),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// Holds places for the locks, and for the verdict. `None`: there was no room.
+    async fn hold_locks(&self, io: &Io, parts: &mut [Part]) -> Result<Option<Spot>, Trouble> {
+        for part in parts.iter_mut() {
+            part.lock = self.spot(io, &part.shard, LOCK_BYTES).await?;
+            if part.lock.is_none() {
+                return Ok(None);
+            }
+        }
+        let Some(first) = parts.first() else { return Ok(None) };
+        self.spot(io, &first.shard, verdict_bytes(parts.len())).await
+    }
+
+    /// Finds every key, and gives absent ones a slot. False: one is not as it was read. `None`: there was
+    /// no room.
+    async fn find_parts(
+        &self,
+        io: &Io,
+        parts: &mut [Part],
+        is_as_read: &dyn Fn(&[u8], Option<&Object>) -> bool,
+    ) -> Result<Option<bool>, Trouble> {
+        for some in parts.chunks_mut(TOGETHER) {
+            let find = |part: &Part| -> Pin<Box<dyn Future<Output = Result<Option<Found>, Trouble>> + '_>> {
+                let (shard, key) = (Rc::clone(&part.shard), part.key.clone());
+                Box::pin(async move { self.find_or_make(io, &shard, &key, is_as_read).await })
+            };
+            let found = join(some.iter().map(find).collect::<Each<'_, _>>()).await;
+            let mut full = None;
+            for (part, found) in some.iter_mut().zip(found) {
+                match found {
+                    Ok(Some(found)) => part.found = Some(found),
+                    Ok(None) => return Ok(Some(false)),
+                    Err(Trouble::Full) => full = Some(part),
+                    Err(trouble) => return Err(trouble),
+                }
+            }
+            if let Some(part) = full {
+                let (shard, len) = (Rc::clone(&part.shard), object::len(&part.key, &[]));
+                // Their sections would keep memory from coming back.
+                parts.iter_mut().for_each(|part| part.found = None);
+                self.make_room(io, &shard, class_of(len), len).await?;
+                return Ok(None);
+            }
+        }
+        Ok(Some(true))
+    }
+
+    /// A key's slot, which a vacant object has if the key is absent. `None`: the key is not as it was read.
+    async fn find_or_make(
+        &self,
+        io: &Io,
+        shard: &Rc<Shard>,
+        key: &[u8],
+        is_as_read: &dyn Fn(&[u8], Option<&Object>) -> bool,
+    ) -> Result<Option<Found>, Trouble> {
+        loop {
+            let found = shard.index.find(io, key).await?;
+            let there = found.as_ref().map(|found| &found.object).filter(|object| !self.has_ended(object));
+            if !is_as_read(key, there) {
+                return Ok(None);
+            }
+            if found.is_some() {
+                return Ok(found);
+            }
+            let expiry = Some(self.now_ms() + VACANT_MS);
+            let vacant = Value { kind: Type::Vacant, expiry, bytes: Vec::new() };
+            shard.index.insert(io, key, &vacant).await?;
+        }
+    }
+
+    /// Writes, locks and decides. False: another was first, and nothing was changed.
+    async fn attempt(&self, io: &Io, parts: &mut [Part], verdict_spot: &mut Spot) -> Result<bool, Trouble> {
+        let id = (self.random(1 << 31) as u64) << 33 | (self.random(1 << 31) as u64) << 2;
+        let (home, held) = (Rc::clone(&verdict_spot.shard), verdict_spot.held);
+        let last = last_word(held.at, parts.len());
+        let mut writes: Vec<(Rc<Shard>, Vec<Verb>)> = Vec::new();
+        let mut entries = Vec::with_capacity(parts.len());
+        for part in parts.iter_mut() {
+            let Some((lock, object, entry)) = part.make(id, last) else { return Ok(false) };
+            if part.new != part.old {
+                part._writing = Some(part.shard.near.writing(Some(part.hash)));
+            }
+            into(&mut writes, &part.shard).extend(object.into_iter().chain([lock]));
+            entries.push(entry);
+        }
+        let now_s = (self.now_ms() / 1000) as u32;
+        let bytes = Rc::new(verdict(id, &entries, held.version, now_s));
+        into(&mut writes, &home).push(Verb::Write { at: held.at, bytes });
+        let fills = || matches!(home.reach.copies.mode(), Mode::Mending(_));
+        let filled = fills();
+        write_all(io, writes).await?;
+        // From here on others may read them.
+        parts.iter_mut().filter_map(|part| part.lock.as_mut()).for_each(|lock| lock.kept = true);
+        parts.iter_mut().filter_map(|part| part.spot.as_mut()).for_each(|spot| spot.kept = true);
+        verdict_spot.kept = true;
+        let rules = home.reach.rules.get();
+        let frozen = self.put_locks(io, parts).await?;
+        let all = frozen.is_none() || rules.broken(Bug::DecideUnlocked);
+        let state = home.reach.decide(io, last, id, if all { DONE } else { UNDONE }).await?;
+        let done = state == id | DONE;
+        if filled || fills() {
+            // The decision was the survivor's alone. The new node has the verdict as it was written.
+            let bytes = Rc::new(state.to_le_bytes().to_vec());
+            write_all(io, vec![(Rc::clone(&home), vec![Verb::Write { at: last, bytes }])]).await?;
+        }
+        self.end_locks(io, parts, done).await?;
+        for part in parts.iter_mut() {
+            part.lock.iter_mut().for_each(Spot::retire);
+            part.spot.iter_mut().for_each(|spot| spot.kept = false);
+            if done {
+                part.took_effect();
+            }
+        }
+        verdict_spot.retire();
+        for n in frozen.into_iter().flatten().filter(|_| !done) {
+            if let Some(found) = &parts[n].found {
+                parts[n].shard.index.split(io, found.table, parts[n].hash).await?;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Puts the locks into the slots. `None`: all of them. Else the parts whose table is being split.
+    async fn put_locks(&self, io: &Io, parts: &[Part]) -> Result<Option<Vec<usize>>, Trouble> {
+        let mut order: Vec<usize> = (0..parts.len()).collect();
+        // In one order for all: of two transactions that meet, the second then loses the first slot already.
+        let slot_at = |n: usize| parts[n].found.as_ref().map_or(0, |found| found.slot_at);
+        let spares = |part: &Part| {
+            let vacant = part.found.as_ref().is_some_and(|found| found.object.kind() == Type::Vacant);
+            vacant && part.change.is_none() && part.shard.reach.rules.get().broken(Bug::LeaveAbsent)
+        };
+        order.retain(|&n| !spares(&parts[n]));
+        order.sort_unstable_by_key(|&n| slot_at(n));
+        let mut batches: Vec<(Rc<Shard>, Vec<usize>)> = Vec::new();
+        for n in order {
+            into(&mut batches, &parts[n].shard).push(n);
+        }
+        let put = |(shard, which): &(Rc<Shard>, Vec<usize>)| -> Pin<Box<dyn Future<Output = _> + '_>> {
+            let (shard, which) = (Rc::clone(shard), which.clone());
+            Box::pin(async move {
+                let swap = |&n: &usize| Verb::Cas { at: slot_at(n), old: parts[n].old.0, new: parts[n].locked.0 };
+                let mut failed = Vec::new();
+                for some in which.chunks(BATCH) {
+                    let answers = shard.reach.verbs(io, some.iter().map(swap).collect()).await;
+                    for (&n, answer) in some.iter().zip(answers) {
+                        let (old, new) = (parts[n].old.0, parts[n].locked.0);
+                        match shard.reach.settle(io, slot_at(n), old, new, answer).await {
+                            Ok(Ok(())) => {}
+                            Ok(Err(found)) => failed.push((n, Slot(found).is_frozen())),
+                            Err(Trouble::Unsettled) => failed.push((n, false)),
+                            Err(trouble) => return Err(trouble),
+                        }
+                    }
+                    if !failed.is_empty() && !shard.reach.rules.get().broken(Bug::DecideUnlocked) {
+                        break;
+                    }
+                }
+                Ok(failed)
+            })
+        };
+        let failed = join(batches.iter().map(put).collect::<Each<'_, _>>()).await;
+        let failed: Vec<(usize, bool)> = failed.into_iter().collect::<Result<Vec<_>, _>>()?.concat();
+        let frozen = failed.iter().filter(|(_, frozen)| *frozen).map(|(n, _)| *n).collect();
+        Ok(if failed.is_empty() { None } else { Some(frozen) })
+    }
+
+    /// Takes the locks out of the slots again, for the new values or the old ones.
+    async fn end_locks(&self, io: &Io, parts: &[Part], done: bool) -> Result<(), Trouble> {
+        let mut batches: Vec<(Rc<Shard>, Vec<usize>)> = Vec::new();
+        for n in 0..parts.len() {
+            into(&mut batches, &parts[n].shard).push(n);
+        }
+        let end = |(shard, which): &(Rc<Shard>, Vec<usize>)| -> Pin<Box<dyn Future<Output = _> + '_>> {
+            let (shard, which) = (Rc::clone(shard), which.clone());
+            Box::pin(async move {
+                let last = |part: &Part| if done { part.new } else { part.old };
+                let at = |part: &Part| part.found.as_ref().map_or(0, |found| found.slot_at);
+                let swap = |&n: &usize| Verb::Cas { at: at(&parts[n]), old: parts[n].locked.0, new: last(&parts[n]).0 };
+                for some in which.chunks(BATCH) {
+                    let answers = shard.reach.verbs(io, some.iter().map(swap).collect()).await;
+                    for (&n, answer) in some.iter().zip(answers) {
+                        if !matches!(answer, Answer::Word(_)) {
+                            let (part, locked) = (&parts[n], parts[n].locked);
+                            shard.reach.take_lock_out(io, at(part), locked, last(part)).await?;
+                        }
+                    }
+                }
+                Ok(())
+            })
+        };
+        join(batches.iter().map(end).collect::<Each<'_, _>>()).await.into_iter().collect()
+    }
+}
+
+/// What is meant for a shard.
+fn into<'a, T>(all: &'a mut Vec<(Rc<Shard>, Vec<T>)>, shard: &Rc<Shard>) -> &'a mut Vec<T> {
+    let place = all.iter().position(|(other, _)| Rc::ptr_eq(other, shard));
+    let place = place.unwrap_or_else(|| {
+        all.push((Rc::clone(shard), Vec::new()));
+        all.len() - 1
+    });
+    &mut all[place].1
+}
+
+/// Writes all of it, however often connections break.
+async fn write_all(io: &Io, writes: Vec<(Rc<Shard>, Vec<Verb>)>) -> Result<(), Trouble> {
+    let write = |(shard, verbs): (Rc<Shard>, Vec<Verb>)| -> Pin<Box<dyn Future<Output = Result<(), Trouble>> + '_>> {
+        Box::pin(async move {
+            for some in verbs.chunks(BATCH) {
+                while !shard.reach.verbs(io, some.to_vec()).await.iter().all(is_done) {
+                    if shard.reach.shut_out.get() {
+                        return Err(Trouble::ShutOut);
+                    }
+                }
+            }
+            Ok(())
+        })
+    };
+    join(writes.into_iter().map(write).collect::<Each<'_, _>>()).await.into_iter().collect()
+}

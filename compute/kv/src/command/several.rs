@@ -1,0 +1,113 @@
+//! Scripts and transactions on several keys: they run on a draft of the keys' values, and what has become
+//! of the draft is carried out at one moment ([`crate::atomic`]).
+//!
+//! A run that asks for a key which is not in the draft begins again, with that key read too. So does one
+//! whose keys were changed before its end, by another front end or by an eviction.
+
+use super::draft::{BYTES, Draft, Seen, seen};
+use super::{Call, Fail, channels};
+use crate::index::Found;
+use crate::shard::Trouble;
+use crate::task::join;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Keys that one run may use.
+pub const KEYS: usize = 10_000;
+/// Keys that are read at once. Each may have 2 MiB.
+const TOGETHER: usize = 16;
+/// Runs whose keys others change, at most.
+const ATTEMPTS: u32 = 100;
+
+/// A key on its way.
+type Find<'a> = Pin<Box<dyn Future<Output = Result<Option<Found>, Trouble>> + 'a>>;
+
+/// See the module.
+pub struct Several<'a> {
+    /// The script, or EXEC.
+    pub call: &'a Call,
+    /// Of random numbers, in all runs.
+    pub seed: u64,
+    /// How long one run may take, with the reads before it.
+    pub time: Duration,
+    /// The error of a run that takes longer.
+    pub too_slow: String,
+    /// Keys that must be as they were.
+    pub watched: &'a [(Vec<u8>, Seen)],
+}
+
+impl Several<'_> {
+    /// Runs it on these keys, and on others that it asks for. `run` gets the draft and the end of its
+    /// time, and tells its outcome and whether it has failed: then it changes nothing. `None`: a watched
+    /// key is not what it was.
+    ///
+    /// # Errors
+    /// Those of `run`, and those of the store.
+    pub async fn run<T>(
+        &self,
+        mut keys: Vec<Vec<u8>>,
+        mut run: impl FnMut(&Rc<Draft>, Instant) -> Result<(T, bool), Fail>,
+    ) -> Result<Option<T>, Fail> {
+        let (store, io) = (self.call.store(), &self.call.io);
+        keys.extend(self.watched.iter().map(|(key, _)| key.clone()));
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                io.pause(store.random(2 << attempt.min(4)) as u32).await;
+            }
+            let (until, draft) = (Instant::now() + self.time, Rc::new(Draft::new(store.now_ms(), self.seed)));
+            keys.sort_unstable();
+            keys.dedup();
+            let mut missing = keys;
+            let (outcome, failed) = loop {
+                if !self.read(&draft, &missing, until).await? {
+                    return Ok(None);
+                }
+                draft.again();
+                let ended = run(&draft, until)?;
+                missing = draft.missed();
+                if missing.is_empty() {
+                    break ended;
+                }
+            };
+            keys = draft.keys();
+            if failed {
+                return Ok(Some(outcome));
+            }
+            let as_read = |key: &[u8], there: Option<&_>| draft.is_as_read(key, there, store.now_ms());
+            let intents = draft.intents();
+            if intents.is_empty() || store.commit(io, intents, &as_read).await? {
+                channels::send_all(self.call, draft.messages()).await;
+                return Ok(Some(outcome));
+            }
+        }
+        Err(Trouble::Contended.into())
+    }
+
+    /// Reads keys into a draft. False: one that is watched is not what it was.
+    async fn read(&self, draft: &Draft, keys: &[Vec<u8>], until: Instant) -> Result<bool, Fail> {
+        if draft.count() + keys.len() > KEYS {
+            return Err(Fail::new(format!("the script uses more than {KEYS} keys")));
+        }
+        let (store, io) = (self.call.store(), &self.call.io);
+        for some in keys.chunks(TOGETHER) {
+            if Instant::now() >= until {
+                return Err(Fail::new(&self.too_slow));
+            }
+            let find = |key| -> Find<'_> { Box::pin(store.find(io, key)) };
+            for (key, found) in some.iter().zip(join(some.iter().map(|key| find(key)).collect()).await) {
+                let found = found?;
+                let watched = self.watched.iter().find(|(watched, _)| watched == key);
+                if watched.is_some_and(|(_, before)| *before != seen(found.as_ref())) {
+                    return Ok(false);
+                }
+                draft.enter(key, found.map(|found| found.object));
+            }
+            if draft.held() > BYTES {
+                return Err(Fail::new(format!("the script's keys have more than {} MiB together", BYTES >> 20)));
+            }
+        }
+        Ok(true)
+    }
+}

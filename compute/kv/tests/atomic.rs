@@ -1,0 +1,363 @@
+//! Changes of several keys at one moment: in every order beside other operations and each other, with
+//! splits, with a front end that dies at any verb, at two nodes. Mistakes that this must notice.
+
+mod world;
+
+use farmem_kv::atomic::Intent;
+use farmem_kv::index::Removed;
+use farmem_kv::keyspace::Keyspace;
+use farmem_kv::object::Object;
+use farmem_kv::rules::{Bug, Rules};
+use farmem_kv::shard::{Shard, Trouble};
+use farmem_kv::task::{Io, Task};
+use std::rc::Rc;
+use world::linear::{Call, Model, check};
+use world::ops::{KEY, TINY, number, sibling, value};
+use world::{Chooser, Ended, Every, Memory, Random, interleave};
+
+/// Two keys: absent, or a number each.
+type State = [Option<u64>; 2];
+
+/// What is done to them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Op {
+    /// Moves 1 from one key to the other, if there is one. A key of 0 is absent.
+    Move(usize),
+    /// Each gets what the other has.
+    Swap,
+    /// Reads both.
+    Look,
+    /// Sets a key if the other is absent.
+    First(usize),
+    Get(usize),
+    Set(usize, u64),
+    Delete(usize),
+}
+
+impl Op {
+    /// The state after it.
+    fn after(self, [one, other]: State) -> State {
+        let positive = |n: u64| Some(n).filter(|&n| n > 0);
+        let moved = |from: Option<u64>, to: Option<u64>| match from {
+            None | Some(0) => (from, to),
+            Some(n) => (positive(n - 1), Some(to.unwrap_or(0) + 1)),
+        };
+        let set = |which: usize, value| if which == 0 { [value, other] } else { [one, value] };
+        match self {
+            Op::Move(0) => moved(one, other).into(),
+            Op::Move(_) => {
+                let (other, one) = moved(other, one);
+                [one, other]
+            }
+            Op::Swap => [other, one],
+            Op::Look | Op::Get(_) => [one, other],
+            Op::First(0) if other.is_none() => [Some(7), other],
+            Op::First(1) if one.is_none() => [one, Some(7)],
+            Op::First(_) => [one, other],
+            Op::Set(which, n) => set(which, Some(n)),
+            Op::Delete(which) => set(which, None),
+        }
+    }
+}
+
+/// An operation, and what it saw of each key, if it is known.
+type Done = (Op, [Option<Option<u64>>; 2]);
+
+struct Pair;
+
+impl Model for Pair {
+    type State = State;
+    type Operation = Done;
+
+    fn apply(state: &State, (op, seen): &Done) -> Option<State> {
+        let fits = seen.iter().zip(state).all(|(seen, is)| seen.is_none_or(|seen| seen == *is));
+        fits.then(|| op.after(*state))
+    }
+}
+
+/// A front end's store, the keys, and its shards.
+#[derive(Clone)]
+struct Front {
+    store: Rc<Keyspace>,
+    keys: [Vec<u8>; 2],
+}
+
+impl Front {
+    fn new(shards: Vec<Rc<Shard>>, keys: [Vec<u8>; 2]) -> Front {
+        let seed = u64::from(shards[0].reach.me.line) + 5;
+        Front { store: Rc::new(Keyspace::new("atomic", shards, false, 0, seed)), keys }
+    }
+
+    fn shards(&self) -> Vec<Rc<Shard>> {
+        self.store.shards.clone()
+    }
+}
+
+fn is(object: Option<&Object>) -> Option<u64> {
+    object.map(|object| number(object.value()))
+}
+
+async fn perform(front: Front, io: Io, op: Op) -> Result<Done, Trouble> {
+    let (store, keys) = (&front.store, &front.keys);
+    let alone = |which: usize, seen| if which == 0 { [Some(seen), None] } else { [None, Some(seen)] };
+    match op {
+        Op::Get(which) => {
+            let found = store.find(&io, &keys[which]).await?;
+            Ok((op, alone(which, is(found.as_ref().map(|found| &found.object)))))
+        }
+        Op::Set(which, n) => {
+            store.put(&io, &keys[which], &value(n)).await?;
+            Ok((op, [None, None]))
+        }
+        Op::Delete(which) => {
+            let shard = &store.shards[farmem_kv::layout::Hash::of(&keys[which]).shard(store.shards.len())];
+            let removed = shard.index.remove(&io, &keys[which]).await?;
+            let absent = matches!(removed, Removed::Absent);
+            Ok((op, if absent { alone(which, None) } else { [None, None] }))
+        }
+        Op::Move(_) | Op::Swap | Op::Look | Op::First(_) => loop {
+            let mut seen = [None, None];
+            for (seen, key) in seen.iter_mut().zip(keys) {
+                *seen = is(store.find(&io, key).await?.as_ref().map(|found| &found.object));
+            }
+            let after = op.after(seen);
+            let intent =
+                |n: usize| Intent { key: keys[n].clone(), change: (after[n] != seen[n]).then(|| after[n].map(value)) };
+            let as_read = |key: &[u8], there: Option<&Object>| is(there) == seen[usize::from(key != keys[0])];
+            if store.commit(&io, vec![intent(0), intent(1)], &as_read).await? {
+                return Ok((op, seen.map(Some)));
+            }
+        },
+    }
+}
+
+fn task(front: &Front, op: Op) -> Task<Result<Done, Trouble>> {
+    let front = front.clone();
+    Task::new(|io| perform(front, io, op))
+}
+
+struct Scene {
+    memory: Memory,
+    fronts: Vec<Front>,
+    start: State,
+}
+
+/// `fill` other keys are in the first table.
+fn scene(memory: Memory, rules: Rules, fronts: usize, start: State, fill: usize, shards: u8) -> Scene {
+    let mut memory = memory;
+    let keys = if shards == 1 { [KEY.to_vec(), sibling(0)] } else { apart() };
+    let join = |memory: &mut Memory| Front::new(memory.join_all(TINY, rules, 64 << 10, shards), keys.clone());
+    let fronts: Vec<Front> = (0..fronts).map(|_| join(&mut memory)).collect();
+    for n in 1..=fill {
+        let (store, key) = (Rc::clone(&fronts[n % fronts.len()].store), sibling(n));
+        memory.run(Task::new(|io| async move { store.put(&io, &key, &value(9)).await })).expect("room");
+    }
+    for (n, value) in start.iter().enumerate().filter_map(|(n, value)| Some((n, (*value)?))) {
+        memory.run(task(&fronts[n % fronts.len()], Op::Set(n, value))).expect("room");
+        for front in &fronts {
+            memory.run(task(front, Op::Get(n))).expect("sound");
+        }
+    }
+    Scene { memory, fronts, start }
+}
+
+/// Two keys on two shards.
+fn apart() -> [Vec<u8>; 2] {
+    let on = |wanted: usize| {
+        let mut keys = (0..).map(|n: u32| format!("a{n}").into_bytes());
+        keys.find(|key| farmem_kv::layout::Hash::of(key).shard(2) == wanted).expect("some")
+    };
+    [on(0), on(1)]
+}
+
+fn history(ops: &[Op], ended: &[Ended<Result<Done, Trouble>>]) -> Vec<Call<Done>> {
+    let call = |(&op, one): (&Op, &Ended<Result<Done, Trouble>>)| {
+        let (operation, ended) = match one.outcome.clone() {
+            // It may have taken effect, or may yet.
+            None | Some(Err(Trouble::Unsettled)) => ((op, [None, None]), None),
+            Some(done) => (done.expect("sound"), one.ended),
+        };
+        Call { operation, begun: one.begun as u64 * 2, ended: ended.map(|at| at as u64 * 2 + 1) }
+    };
+    ops.iter().zip(ended).filter(|(_, one)| one.begun != usize::MAX).map(call).collect()
+}
+
+/// Lets the last front end find all others dead, take over their memory and use it again.
+fn take_over(memory: &mut Memory, stays: &Front, uses: u64) {
+    let run = |memory: &mut Memory, shard: &Rc<Shard>, now_ms: u64, adopts: bool| {
+        let shard = Rc::clone(shard);
+        memory.run(Task::new(|io| async move {
+            shard.members.tick(&io, now_ms).await.expect("alive");
+            if adopts {
+                shard.recovery.adopt(&io, now_ms).await.expect("sound");
+            }
+        }));
+    };
+    // One after the other: each uses its memory again before the next is looked at.
+    for shard in stays.shards() {
+        (0..9000).step_by(500).for_each(|now_ms| run(memory, &shard, now_ms, false));
+        // The second look frees pieces that have no owner.
+        (0..3).for_each(|look| run(memory, &shard, 9000 + look * 11_000, true));
+        // Other keys use what was left, objects as well as locks.
+        for n in 0..uses {
+            run(memory, &shard, 40_000 + n, false);
+            let (store, key) = (Rc::clone(&stays.store), format!("later{n}").into_bytes());
+            let value = if n % 2 == 0 { value(n) } else { farmem_kv::object::Value::string(vec![7; 60]) };
+            memory.run(Task::new(|io| async move { store.put(&io, &key, &value).await })).expect("room");
+        }
+    }
+}
+
+/// Runs the operations in one order and looks at the keys from everywhere. `dies`: whoever is dropped is
+/// found dead, and its memory used again, so often. Whether the first operation has ended.
+fn judge(scene: Scene, ops: &[Op], chooser: &mut dyn Chooser, dies: Option<u64>) -> Result<bool, String> {
+    let Scene { mut memory, mut fronts, start } = scene;
+    let tasks = ops.iter().enumerate().map(|(n, &op)| task(&fronts[n % fronts.len()], op)).collect();
+    let ended = interleave(&mut memory, tasks, chooser);
+    let mut calls = history(ops, &ended);
+    if let Some(uses) = dies {
+        let stays = fronts.pop().expect("one");
+        fronts = vec![stays];
+        take_over(&mut memory, &fronts[0], uses);
+    }
+    for (n, front) in fronts.iter().enumerate() {
+        for look in 0..2u64 {
+            for op in [Op::Get(0), Op::Get(1)] {
+                let done = memory.run(task(front, op)).map_err(|e| e.to_string())?;
+                let at = u64::MAX - 1000 + 100 * n as u64 + 10 * look + 2 * u64::from(op == Op::Get(1));
+                calls.push(Call { operation: done, begun: at, ended: Some(at + 1) });
+            }
+        }
+    }
+    for shard in fronts[0].shards() {
+        let count = memory.run(Task::new(|io| async move { shard.recovery.count(&io).await }));
+        let goes = |problem: &&String| problem.contains("nobody's") || problem.contains("that is gone");
+        if let Some(problem) = count.problems.iter().find(|problem| dies.is_some() || !goes(problem)) {
+            return Err(problem.clone());
+        }
+        if dies.is_some() && count.pending > 0 {
+            return Err(format!("{} locks are left", count.pending));
+        }
+    }
+    if check::<Pair>(start, &calls) {
+        Ok(ended[0].outcome.is_some())
+    } else {
+        Err(format!("not in one order: {calls:?}"))
+    }
+}
+
+const STARTS: [State; 4] = [[Some(3), Some(5)], [Some(1), None], [None, Some(2)], [None, None]];
+
+/// Every order of two operations; the number of orders, or the first that is not sound.
+fn every_order(rules: Rules, pairs: &[[Op; 2]], switches: usize, fill: usize) -> Result<usize, String> {
+    let mut orders = 0;
+    for ops in pairs {
+        for start in STARTS {
+            let mut every = Every::new(switches);
+            loop {
+                orders += 1;
+                judge(scene(Memory::default(), rules, 2, start, fill, 1), ops, &mut every, None)
+                    .map_err(|why| format!("{ops:?} from {start:?}: {why}"))?;
+                if !every.next() {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(orders)
+}
+
+fn pairs() -> Vec<[Op; 2]> {
+    let beside = [Op::Move(0), Op::Move(1), Op::Look, Op::Get(0), Op::Get(1), Op::Set(1, 8), Op::Delete(0)];
+    let pairs = [Op::Move(0), Op::Swap].into_iter().flat_map(|op| beside.map(|other| [op, other]));
+    pairs.chain([[Op::First(0), Op::First(1)], [Op::First(0), Op::Set(1, 8)]]).collect()
+}
+
+#[test]
+fn two_operations_in_every_order() {
+    let orders = every_order(Rules::SOUND, &pairs(), 2, 0).expect("at one moment");
+    assert!(orders > 5000, "{orders}");
+}
+
+/// Any order of three operations, with splits, one of them dropped in the middle and taken over.
+fn at_random(rules: Rules, seeds: std::ops::Range<u64>, shards: u8, copied: bool) -> Result<(), String> {
+    let all = [
+        Op::Move(0),
+        Op::Move(1),
+        Op::Swap,
+        Op::Look,
+        Op::First(1),
+        Op::Set(0, 7),
+        Op::Set(1, 8),
+        Op::Delete(0),
+        Op::Get(1),
+    ];
+    for seed in seeds {
+        let mut chooser = Random::new(seed);
+        let start = STARTS[chooser.numbers.index(4)];
+        let fill = if shards == 1 && seed % 2 == 0 { 14 + seed as usize / 2 % 2 } else { 2 };
+        let mut ops: Vec<Op> = (0..3).map(|_| all[chooser.numbers.index(all.len())]).collect();
+        ops[0] = all[chooser.numbers.index(3)];
+        let dies = chooser.numbers.below(3) != 0;
+        if dies {
+            chooser.kill = Some((chooser.numbers.index(70), 0));
+        }
+        let memory = if copied { Memory::copied() } else { Memory::default() };
+        judge(scene(memory, rules, 3, start, fill, shards), &ops, &mut chooser, dies.then_some(30))
+            .map_err(|why| format!("seed {seed}: {ops:?} from {start:?}, {fill} others, dies {dies}: {why}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn three_operations_with_splits_and_crashes() {
+    at_random(Rules::SOUND, 0..3000, 1, false).expect("at one moment");
+}
+
+#[test]
+fn three_operations_on_two_shards_with_crashes() {
+    at_random(Rules::SOUND, 0..2000, 2, false).expect("at one moment");
+}
+
+#[test]
+fn three_operations_in_two_copies_with_crashes() {
+    at_random(Rules::SOUND, 0..1000, 1, true).expect("at one moment");
+}
+
+/// A front end that dies at each verb, with nobody beside it. All of its memory is used again.
+fn at_each_verb(rules: Rules) -> Result<(), String> {
+    for (shards, start) in [1, 2].into_iter().flat_map(|shards| STARTS.map(|start| (shards, start))) {
+        for op in [Op::Move(0), Op::Swap, Op::First(0)] {
+            for step in 0.. {
+                let mut chooser = Random::new(1);
+                (chooser.switch, chooser.kill) = (u64::MAX, Some((step, 0)));
+                let scene = scene(Memory::default(), rules, 2, start, 0, shards);
+                let ended = judge(scene, &[op], &mut chooser, Some(300))
+                    .map_err(|why| format!("{op:?} from {start:?} up to {step}, {shards} shards: {why}"))?;
+                if ended {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_front_end_that_dies_at_each_verb_leaves_nothing() {
+    at_each_verb(Rules::SOUND).expect("at one moment");
+}
+
+#[test]
+fn mistakes_are_noticed() {
+    let notices = |bug: Bug, tries: &dyn Fn(Rules) -> Result<(), String>| {
+        let noticed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| tries(Rules::without(bug))));
+        assert!(!matches!(noticed, Ok(Ok(()))), "{bug:?} went unnoticed");
+    };
+    for bug in [Bug::DecideUnlocked, Bug::TrustUndecided, Bug::LeaveAbsent] {
+        notices(bug, &|rules| every_order(rules, &pairs(), 2, 0).map(drop));
+    }
+    notices(Bug::FreezeLocks, &|rules| at_random(rules, 0..20_000, 1, false));
+    notices(Bug::JudgeUnderLocks, &at_each_verb);
+    notices(Bug::DropLocks, &at_each_verb);
+}
