@@ -414,8 +414,8 @@ impl Keyspace {
     /// Takes the locks out of the slots again, for the new values or the old ones.
     async fn end_locks(&self, io: &Io, parts: &[Part], done: bool) -> Result<(), Trouble> {
         let mut batches: Vec<(Rc<Shard>, Vec<usize>)> = Vec::new();
-        for n in 0..parts.len() {
-            into(&mut batches, &parts[n].shard).push(n);
+        for (n, part) in parts.iter().enumerate() {
+            into(&mut batches, &part.shard).push(n);
         }
         let end = |(shard, which): &(Rc<Shard>, Vec<usize>)| -> Pin<Box<dyn Future<Output = _> + '_>> {
             let (shard, which) = (Rc::clone(shard), which.clone());

@@ -172,7 +172,7 @@ fn apart() -> [Vec<u8>; 2] {
 
 fn history(ops: &[Op], ended: &[Ended<Result<Done, Trouble>>]) -> Vec<Call<Done>> {
     let call = |(&op, one): (&Op, &Ended<Result<Done, Trouble>>)| {
-        let (operation, ended) = match one.outcome.clone() {
+        let (operation, ended) = match one.outcome {
             // It may have taken effect, or may yet.
             None | Some(Err(Trouble::Unsettled)) => ((op, [None, None]), None),
             Some(done) => (done.expect("sound"), one.ended),
