@@ -319,6 +319,7 @@ impl Keyspace {
     async fn attempt(&self, io: &Io, parts: &mut [Part], verdict_spot: &mut Spot) -> Result<bool, Trouble> {
         let id = (self.random(1 << 31) as u64) << 33 | (self.random(1 << 31) as u64) << 2;
         let (home, held) = (Rc::clone(&verdict_spot.shard), verdict_spot.held);
+        let _decides = home.reach.copies.decides(io).await;
         let last = last_word(held.at, parts.len());
         let mut writes: Vec<(Rc<Shard>, Vec<Verb>)> = Vec::new();
         let mut entries = Vec::with_capacity(parts.len());

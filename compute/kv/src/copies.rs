@@ -157,7 +157,7 @@ impl Copies {
             return self.alone(io, stays, &verbs).await;
         }
         self.gate(io).await;
-        while self.mending.paused.get() {
+        while self.waits() {
             io.pause(1).await;
         }
         let _open = (Counted::new(&self.open), Phase::new(self));

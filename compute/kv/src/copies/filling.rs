@@ -20,6 +20,8 @@ pub(crate) struct Mending {
     pub paused: Cell<bool>,
     /// Pieces that this front end is taking over.
     pub adopting: Cell<u32>,
+    /// Attempts of transactions under way whose verdict this shard has. See [`Copies::decides`].
+    deciding: Cell<u32>,
 }
 
 /// What a look at the pair's word has changed.
@@ -154,8 +156,26 @@ impl Copies {
     /// What this front end says to the pair's word: the word itself, once it has done its part.
     pub(crate) fn consent(&self, pair: Pair) -> u64 {
         let ready = self.mends(pair) && self.mending.ready.get() && self.mending.adopting.get() == 0;
-        let quiet = pair.stage() == Stage::Mending || self.mending.paused.get() && self.open.get() == 0;
+        let ended = self.open.get() == 0 && self.mending.deciding.get() == 0;
+        let quiet = pair.stage() == Stage::Mending || self.mending.paused.get() && ended;
         if ready && quiet { pair.0 } else { 0 }
+    }
+
+    /// Begins an attempt of a transaction, once no pause is on; it ends with what is returned.
+    ///
+    /// While a node is filled a verdict is written to both nodes and decided at the survivor alone. If
+    /// both counted before the decision is at both, the new node would decide it again. So this front
+    /// end does not consent to a pause's end while an attempt is under way. Meanwhile its verbs go on.
+    pub(crate) async fn decides(&self, io: &Io) -> Counted<'_> {
+        while self.mending.paused.get() {
+            io.pause(1).await;
+        }
+        Counted::new(&self.mending.deciding)
+    }
+
+    /// Whether batches wait for a pause's end now.
+    pub(super) fn waits(&self) -> bool {
+        self.mending.paused.get() && self.mending.deciding.get() == 0
     }
 
     /// This front end has said that it knows of a pause's end.
@@ -222,4 +242,20 @@ impl Copies {
             _ => io.verb(moved(verb, stays)).await,
         }
     }
+}
+
+#[test]
+fn a_pause_is_not_consented_to_while_a_transaction_is_decided() {
+    let copies = Copies::new(0, Mode::Alone(0));
+    let mending = Pair::default().at(Stage::Mending);
+    copies.found(0, 0, mending);
+    assert!(copies.mend(mending));
+    copies.mending.ready.set(true);
+    let attempt = Counted::new(&copies.mending.deciding);
+    assert_eq!(copies.consent(mending), mending.0);
+    let paused = mending.at(Stage::Paused);
+    copies.saw(paused);
+    assert!(copies.consent(paused) == 0 && !copies.waits());
+    drop(attempt);
+    assert!(copies.consent(paused) == paused.0 && copies.waits());
 }
