@@ -360,7 +360,7 @@ impl Keyspace {
         for shard in &self.shards {
             shard
                 .index
-                .each_table(io, |slots| {
+                .each_table(io, true, |slots| {
                     keys += slots.iter().filter(|(_, slot)| slot.is_used() && !slot.is_pending()).count() as u64;
                     Vec::new()
                 })
@@ -375,7 +375,7 @@ impl Keyspace {
             let _writing = shard.near.writing(None);
             shard
                 .index
-                .each_table(io, |slots| {
+                .each_table(io, false, |slots| {
                     slots.iter().filter(|(_, slot)| slot.is_used() && !slot.is_pending()).copied().collect()
                 })
                 .await?;
