@@ -314,7 +314,13 @@ pub async fn splice(call: &Call, at: Option<u64>, n: usize) -> Answered {
         let long = writer.end(io).await?;
         let done = match &found {
             Some(found) => shard.index.replace(io, key, found, Some(&long.head(found.object.expiry()))).await,
-            None => shard.index.insert(io, key, &long.head(None)).await.map(|ended| matches!(ended, Inserted::Done)),
+            None => match shard.index.insert(io, key, &long.head(None)).await {
+                // A transaction's, which may stand there for a while.
+                Ok(Inserted::Exists(vacant)) if vacant.object.kind() == Type::Vacant => {
+                    shard.index.replace(io, key, &vacant, Some(&long.head(None))).await
+                }
+                ended => ended.map(|ended| matches!(ended, Inserted::Done)),
+            },
         };
         match done {
             Ok(true) => return Ok(Reply::Int(old.max(end) as i64)),
