@@ -16,10 +16,6 @@ use farmem_sys::raw::SignalsBlocked;
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Long calls may together pin one part in this many of local memory. The rest is for faults
-/// meanwhile.
-const PINNED_PART: u64 = 2;
-
 /// Losses that are remembered by page.
 const REMEMBERED: usize = 128;
 
@@ -71,8 +67,6 @@ pub struct Pins {
     base: &'static Base,
     local: &'static Local,
     incoming: &'static Incoming,
-    /// Pages that long calls have claimed for pins.
-    long_pins: AtomicU64,
     /// How many times pages were taken away from under their pins.
     losses: AtomicU64,
     /// Which pages those were. Held while a page is taken away.
@@ -81,31 +75,28 @@ pub struct Pins {
 
 impl Pins {
     pub(crate) fn new(base: &'static Base, local: &'static Local, incoming: &'static Incoming) -> Pins {
-        let (long_pins, losses, losing) = (AtomicU64::new(0), AtomicU64::new(0), Lock::new(Lost::new()));
-        Pins { base, local, incoming, long_pins, losses, losing }
+        Pins { base, local, incoming, losses: AtomicU64::new(0), losing: Lock::new(Lost::new()) }
     }
 
-    /// The most pages that are pinned for long calls, of those that take turns.
+    /// The most pages that are pinned now for long calls, of those that take turns: fewer where
+    /// objects have much of local memory.
     pub fn most_pins(&self) -> u64 {
-        self.local.limit() / PINNED_PART
+        self.local.crowd.most_pins(self.local.limit())
     }
 
     /// Claims `pages` pages for the pins of a long call. False if too many are claimed.
     pub fn claim_pins(&self, pages: u64) -> bool {
-        let claim = |claimed: u64| (claimed + pages <= self.most_pins()).then_some(claimed + pages);
-        self.long_pins.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
+        self.local.crowd.claim(pages, self.local.limit())
     }
 
     /// Its pages are unpinned.
     pub fn give_back_pins(&self, pages: u64) {
-        let less = |claimed: u64| claimed.checked_sub(pages);
-        let _ = self.long_pins.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        self.local.crowd.unclaim(pages);
     }
 
     /// In a forked child: the threads that claimed or pinned pages do not exist here.
     pub(crate) fn forget_claims(&self) {
-        self.long_pins.store(0, Ordering::Relaxed);
-        self.local.crowd.forget();
+        self.local.crowd.forget_threads();
         let mut lost = self.losing.lock();
         lost.add_all();
         self.losses.store(lost.number, Ordering::SeqCst);

@@ -7,6 +7,9 @@
 //! How much they may have is weighed by gain ([`farmem_cache::shares`]). Heaps ask now and then
 //! ([`Share::weigh`]): they tell what their misses cost, and learn how much they may take or have to
 //! give. Pages always have a quarter of local memory, so that the program itself can go on.
+//!
+//! Long calls pin pages. These and the pages of objects together are not more than local memory. The
+//! one that comes later waits, or goes without ([`crate::local::crowd`]).
 
 use crate::base::Base;
 use crate::local::Local;
@@ -81,7 +84,9 @@ impl Share {
     pub fn take(&self, pages: u64) -> bool {
         let may = self.may.load(Ordering::Relaxed).min(self.most());
         let more = |taken: u64| taken.checked_add(pages).filter(|&after| after <= may);
-        if self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
+        let Ok(before) = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) else { return false };
+        if !self.local.crowd.promise(pages, before + pages, self.local.limit()) {
+            self.taken.fetch_sub(pages, Ordering::Relaxed);
             return false;
         }
         for from in (0..pages).step_by(STEP as usize) {
@@ -91,6 +96,7 @@ impl Share {
             self.room.reserve(step);
             // They leave by `give` alone, as pages that are pinned.
             self.local.crowd.keep(step);
+            self.local.crowd.kept_promise(step);
         }
         let bytes = pages * PAGE_BYTES as u64;
         let before = self.base.counters.objects_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -140,5 +146,19 @@ mod tests {
         assert!(share.take(more) && !share.take(1) && resident() == share.most());
         assert!(!share.give(share.most() + 1) && !share.give(u64::MAX) && share.give(share.most()));
         assert_eq!((resident(), base.counters.objects_bytes.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn objects_do_not_take_what_long_calls_have_claimed() {
+        let Ground { base, local, changes, out } = bare::ground(4 << 20);
+        let share = Share::new(base, local, Box::leak(Box::new(Room::new(base, local, changes, out))));
+        let limit = local.limit();
+        share.may.store(share.most(), Ordering::Relaxed);
+        assert!(local.crowd.claim(limit / 2, limit) && share.take(limit / 2) && !share.take(2));
+        local.crowd.unclaim(limit / 2);
+        assert!(share.take(limit / 4) && !local.crowd.claim(limit / 4, limit));
+        let left = local.crowd.most_pins(limit);
+        assert!(left > 0 && left < limit / 4 && local.crowd.claim(left, limit));
+        assert!(share.give(limit / 2 + limit / 4) && local.crowd.claim(limit / 2 - left, limit));
     }
 }

@@ -27,6 +27,10 @@
 //! overwritten by the next step 1.
 //!
 //! A count kept where pages are pinned was rejected: every call on every CPU would write that word.
+//!
+//! *Claims.* A long call claims pages before it pins them, and objects are promised pages before they
+//! take them. Each side adds its own number first, then looks at the other's (SeqCst). So at least one
+//! of two sees the other, and goes back. Together they are not more than the limit.
 
 use super::Local;
 use crate::word::Word;
@@ -36,6 +40,9 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 /// them. An instruction that gathers words from far memory uses up to 32 pages at once, and two of
 /// stack.
 const FEWEST: u64 = 34;
+/// Long calls may together pin one part in this many of local memory. The rest is for faults
+/// meanwhile.
+const PINNED_PART: u64 = 2;
 /// The least room beside the pins, pages.
 const LEAST_ROOM: u64 = 2 * FEWEST;
 
@@ -55,24 +62,82 @@ pub(crate) struct Crowd {
     /// A lower bound of the pinned pages, while they are counted. Below zero during a look.
     pinned: AtomicI64,
     counted: AtomicBool,
-    /// Pages that the tracker has taken for good.
+    /// Pages that the tracker has taken for good, and those of objects.
     kept: AtomicU64,
+    /// Pages that objects are promised, and that are not kept yet.
+    promised: AtomicU64,
+    /// Pages that long calls have claimed for pins.
+    claimed: AtomicU64,
 }
 
 impl Crowd {
     /// Nothing is pinned.
     pub const fn new() -> Crowd {
-        Crowd { pinned: AtomicI64::new(0), counted: AtomicBool::new(false), kept: AtomicU64::new(0) }
+        let [kept, promised, claimed] = [const { AtomicU64::new(0) }; 3];
+        Crowd { pinned: AtomicI64::new(0), counted: AtomicBool::new(false), kept, promised, claimed }
     }
 
     /// See [`Local::keep`].
     pub fn keep(&self, pages: u64) {
-        self.kept.fetch_add(pages, Ordering::Relaxed);
+        self.kept.fetch_add(pages, Ordering::SeqCst);
     }
 
     /// Pages that were kept are free again.
     pub fn unkeep(&self, pages: u64) {
         self.kept.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    /// The most pages that long calls may claim together.
+    pub fn most_pins(&self, limit: u64) -> u64 {
+        // In this order: a promise is over after its pages are kept.
+        let promised = self.promised.load(Ordering::SeqCst);
+        let kept = self.kept.load(Ordering::SeqCst) + promised;
+        (limit / PINNED_PART).min(limit.saturating_sub(kept + FEWEST))
+    }
+
+    /// Claims pages for the pins of a long call. False if too many are claimed.
+    pub fn claim(&self, pages: u64, limit: u64) -> bool {
+        let claim = |claimed: u64| (claimed + pages <= self.most_pins(limit)).then_some(claimed + pages);
+        if self.claimed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, claim).is_err() {
+            return false;
+        }
+        // A promise that did not see this claim is seen now.
+        let is_sound = self.claimed.load(Ordering::SeqCst) <= self.most_pins(limit);
+        if !is_sound {
+            self.unclaim(pages);
+        }
+        is_sound
+    }
+
+    /// Pages that were claimed are not pinned any more.
+    pub fn unclaim(&self, pages: u64) {
+        let less = |claimed: u64| claimed.checked_sub(pages);
+        let _ = self.claimed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    }
+
+    /// Promises pages to objects, which will have `after` then. False if these and claimed pages are
+    /// more than `limit`. [`Crowd::keep`] and [`Crowd::kept_promise`] follow.
+    pub fn promise(&self, pages: u64, after: u64, limit: u64) -> bool {
+        self.promised.fetch_add(pages, Ordering::SeqCst);
+        // A claim that did not see this promise is seen now.
+        let is_sound = after + self.claimed.load(Ordering::SeqCst) <= limit;
+        if !is_sound {
+            self.kept_promise(pages);
+        }
+        is_sound
+    }
+
+    /// Pages that were promised are kept now, or will not be.
+    pub fn kept_promise(&self, pages: u64) {
+        self.promised.fetch_sub(pages, Ordering::SeqCst);
+    }
+
+    /// In a forked child: the threads that claimed or pinned pages, or took them for objects, do not
+    /// exist.
+    pub fn forget_threads(&self) {
+        self.claimed.store(0, Ordering::SeqCst);
+        self.promised.store(0, Ordering::SeqCst);
+        self.forget();
     }
 
     /// Pages that cannot leave.
@@ -94,7 +159,7 @@ impl Crowd {
         }
     }
 
-    /// Counts no more. In a forked child nothing is pinned.
+    /// Counts no more.
     pub fn forget(&self) {
         self.counted.store(false, Ordering::SeqCst);
         self.pinned.store(0, Ordering::SeqCst);
@@ -162,5 +227,25 @@ mod tests {
         crowd.begin();
         crowd.end(Some(98 - FEWEST), 100);
         assert!(!crowd.counted.load(Ordering::Relaxed), "pins leave enough");
+    }
+
+    #[test]
+    fn claims_and_what_objects_have_are_not_more_than_the_limit() {
+        let crowd = Crowd::new();
+        assert!(crowd.claim(500, 1000) && !crowd.claim(1, 1000), "half");
+        assert!(crowd.promise(500, 500, 1000) && !crowd.promise(1, 501, 1000));
+        crowd.keep(500);
+        crowd.kept_promise(500);
+        crowd.unclaim(500);
+        assert_eq!(crowd.most_pins(1000), 500 - FEWEST);
+        assert!(crowd.promise(250, 750, 1000) && !crowd.claim(251 - FEWEST, 1000), "promised counts as kept");
+        crowd.keep(250);
+        crowd.kept_promise(250);
+        assert!(!crowd.claim(251 - FEWEST, 1000) && crowd.claim(250 - FEWEST, 1000));
+        crowd.unkeep(750);
+        assert!(crowd.claim(250 + FEWEST, 1000) && !crowd.claim(1, 1000));
+        crowd.forget_threads();
+        assert!(crowd.claim(500, 1000));
+        assert_eq!(crowd.most_pins(FEWEST), 0);
     }
 }
