@@ -36,6 +36,7 @@ struct farmem_v1 {
     void (*advise)(uintptr_t addr, size_t bytes, int advice);
     size_t (*objects)(intptr_t pages); /* local memory of farmem-objects */
     intptr_t (*weigh)(size_t pages, size_t cost, size_t saved); /* the share of farmem-objects */
+    size_t (*need)(void); /* more for a scope of farmem-objects */
 };
 
 /* The table, or null. By a weak symbol, always through the global offset table: in a program that

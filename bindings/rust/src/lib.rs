@@ -30,6 +30,7 @@ struct Table {
     advise: unsafe extern "C" fn(usize, usize, i32),
     objects: unsafe extern "C" fn(isize) -> usize,
     weigh: unsafe extern "C" fn(usize, usize, usize) -> isize,
+    need: unsafe extern "C" fn() -> usize,
 }
 
 const PAGE: usize = 4096;
@@ -116,9 +117,18 @@ pub fn objects(pages: isize) -> usize {
 /// pages that they may take now, or have to give if negative. `None` where nobody weighs that.
 #[doc(hidden)]
 pub fn weigh(pages: usize, cost: usize, saved: usize) -> Option<isize> {
-    let has_it = |table: &&Table| table.bytes >= size_of::<Table>();
+    let has_it = |table: &&Table| table.bytes >= core::mem::offset_of!(Table, need);
     // SAFETY: it compares numbers, and touches none of the caller's memory.
     table().filter(has_it).map(|table| unsafe { (table.weigh)(pages, cost, saved) })
+}
+
+/// Tells that a scope holds all that far objects may have, and needs more, for the crate
+/// `farmem-objects`. Returns the pages that they may take now.
+#[doc(hidden)]
+pub fn need() -> usize {
+    let has_it = |table: &&Table| table.bytes >= size_of::<Table>();
+    // SAFETY: as above.
+    table().filter(has_it).map_or(0, |table| unsafe { (table.need)() })
 }
 
 /// Whether the page where a value begins is local, or not far at all. It may leave a moment later.

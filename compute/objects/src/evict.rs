@@ -71,6 +71,8 @@ pub struct Evictor {
     cap: usize,
     /// What the heap misses, if its run weighs that.
     returns: Option<Returns>,
+    /// Segments that were asked in vain to be given to the run, and the oldest scope meanwhile.
+    vain: (usize, u64),
     /// Dirty victims that are still in their frames.
     leaving: Vec<At>,
     /// Posted arrivals that have not ended.
@@ -98,6 +100,7 @@ impl Evictor {
             most,
             cap: most,
             returns,
+            vain: (0, 0),
             leaving: Vec::new(),
             posted: 0,
             buffers: Vec::new(),
@@ -173,7 +176,7 @@ impl Evictor {
             }
             if !self.leaving.is_empty() {
                 self.run(arena, &[], oldest)?;
-            } else if came == 0 && !self.steal(arena, class, oldest)? {
+            } else if came == 0 && !self.steal(arena, class, oldest)? && !self.need(arena, class) {
                 return Err(Error::ScopeFull(self.most()));
             }
         }

@@ -25,7 +25,7 @@ const USUAL: usize = 64 << 20;
 /// Scopes between two looks at the heap's share of its run's local memory.
 const SCOPES: u64 = 256;
 /// Later than all stamps.
-const NO_SCOPE: u64 = u64::MAX >> STAMP;
+pub(crate) const NO_SCOPE: u64 = u64::MAX >> STAMP;
 
 pub(crate) struct Inner {
     /// Declared before the arena, so dropped before it: its lane ends the transfers under way.

@@ -5,6 +5,7 @@ use crate::evict::Missed;
 use crate::{Builder, Error, Heap, Result};
 use farmem_run::RunSpec;
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Pages of a segment.
 const PAGES: isize = (SEGMENT / 4096) as isize;
@@ -53,6 +54,18 @@ impl From<&str> for Local {
 /// allocates in turn does not ask the run each time.
 pub const SPARE: usize = 2;
 
+/// The process's heaps that have a share of the run's, and their segments.
+static HEAPS: AtomicUsize = AtomicUsize::new(0);
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Segments that a heap with `taken` may have, where all the heaps may take `more`, or have to give
+/// if negative. A heap that is idle gives nothing, so the one that asks gives for all, but none of an
+/// equal part. `all`: segments of all heaps, and their number.
+fn part(taken: usize, more: isize, all: (usize, usize)) -> usize {
+    let equal = all.0.saturating_add_signed(more) / all.1.max(1);
+    taken.saturating_add_signed(more).max(equal)
+}
+
 /// Segments that a heap has of its limit. It gives back those that it does not need, and its end
 /// all others: after the frames are gone.
 pub struct Share {
@@ -75,6 +88,7 @@ impl Share {
     /// [`Error::ShareFull`]: the process's other heaps have the rest.
     pub fn of_run(first: usize) -> Result<Share> {
         let share = Share { is_of_run: true, least: first, taken: Cell::new(0) };
+        HEAPS.fetch_add(1, Ordering::Relaxed);
         match share.has(first) {
             true => Ok(share),
             false => Err(Error::ShareFull),
@@ -89,8 +103,15 @@ impl Share {
                 return false;
             }
             self.taken.set(self.taken.get() + 1);
+            TAKEN.fetch_add(1, Ordering::Relaxed);
         }
         true
+    }
+
+    /// A scope holds all of the heap's segments, and needs more. Returns how many the heap may have
+    /// now; 0 where it has a limit of its own.
+    pub fn need(&self) -> usize {
+        if self.is_of_run { self.taken.get() + farmem_hints::need() / PAGES.unsigned_abs() } else { 0 }
     }
 
     /// Whether segments that the heap does not need are of use to the run.
@@ -103,7 +124,8 @@ impl Share {
     pub fn weigh(&self, missed: Missed) -> Option<usize> {
         let Missed { pages, cost, saved } = missed;
         let more = self.is_of_run.then(|| farmem_hints::weigh(pages as usize, cost as usize, saved as usize))??;
-        Some(self.taken.get().saturating_add_signed(more.div_euclid(PAGES)))
+        let all = (TAKEN.load(Ordering::Relaxed), HEAPS.load(Ordering::Relaxed));
+        Some(part(self.taken.get(), more.div_euclid(PAGES), all).max(self.least))
     }
 
     /// Gives back what the heap has beyond this many segments. The memory of the others is
@@ -116,6 +138,7 @@ impl Share {
         if segments > 0 {
             farmem_hints::objects(-PAGES * segments as isize);
             self.taken.set(self.taken.get() - segments);
+            TAKEN.fetch_sub(segments, Ordering::Relaxed);
         }
     }
 }
@@ -123,6 +146,7 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.give(self.taken.get());
+        HEAPS.fetch_sub(usize::from(self.is_of_run), Ordering::Relaxed);
     }
 }
 
@@ -163,6 +187,15 @@ impl Heap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_heap_that_asks_gives_for_idle_ones_but_none_of_an_equal_part() {
+        assert_eq!((part(100, -60, (100, 1)), part(10, 30, (10, 1)), part(10, -60, (10, 1))), (40, 40, 0));
+        assert_eq!(part(100, -60, (200, 2)), 70);
+        assert_eq!(part(40, -60, (200, 2)), 70);
+        assert_eq!(part(100, -150, (200, 2)), 25);
+        assert_eq!(part(25, 30, (100, 4)), 55);
+    }
 
     #[test]
     fn sizes_are_read_as_flags_are() {

@@ -6,7 +6,8 @@
 //!
 //! How much they may have is weighed by gain ([`farmem_cache::shares`]). Heaps ask now and then
 //! ([`Share::weigh`]): they tell what their misses cost, and learn how much they may take or have to
-//! give. Pages always have a quarter of local memory, so that the program itself can go on.
+//! give. Pages always have a quarter of local memory, so that the program itself can go on. Scopes
+//! that hold all their objects can count on half, if pages had gained more before ([`Share::need`]).
 //!
 //! Long calls pin pages. These and the pages of objects together are not more than local memory. The
 //! one that comes later waits, or goes without ([`crate::local::crowd`]).
@@ -23,6 +24,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages that are reserved together: fewer than the smallest batch of evictions.
 const STEP: u64 = 8;
+/// Scopes can count on one part in this many of local memory, …
+const SURE: u64 = 2;
+/// … and get it by one part in this many, …
+const NEEDED: u64 = 32;
+/// … or by this many pages, if that is more.
+const LEAST_NEEDED: u64 = 32;
 
 /// The share of far objects.
 pub struct Share {
@@ -75,6 +82,14 @@ impl Share {
             self.may.store(weighed.shares.objects(limit), Ordering::Relaxed);
         }
         self.may.load(Ordering::Relaxed).cast_signed() - taken.cast_signed()
+    }
+
+    /// A scope holds all that objects may have, and needs more. They may have a step more until the
+    /// next look at the shares. Returns how many pages they may take now.
+    pub fn need(&self) -> u64 {
+        let (limit, taken) = (self.local.limit(), self.taken.load(Ordering::Relaxed));
+        let enough = (taken + LEAST_NEEDED.max(limit / NEEDED)).min(limit / SURE);
+        self.may.fetch_max(enough, Ordering::Relaxed).max(enough).saturating_sub(taken)
     }
 
     /// Takes pages for objects: all of them, or none if the share has no room. Pages of the program
@@ -146,6 +161,28 @@ mod tests {
         assert!(share.take(more) && !share.take(1) && resident() == share.most());
         assert!(!share.give(share.most() + 1) && !share.give(u64::MAX) && share.give(share.most()));
         assert_eq!((resident(), base.counters.objects_bytes.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn scopes_get_half_by_need_though_pages_gained_more() {
+        let Ground { base, local, changes, out } = bare::ground(4 << 20);
+        let share = Share::new(base, local, Box::leak(Box::new(Room::new(base, local, changes, out))));
+        let limit = local.limit();
+        share.may.store(limit / 8, Ordering::Relaxed);
+        assert!(share.take(limit / 8) && !share.take(1));
+        let mut steps = 0;
+        loop {
+            let more = share.need();
+            if more == 0 {
+                break;
+            }
+            assert!(more <= LEAST_NEEDED.max(limit / NEEDED) && share.take(more) && !share.take(1));
+            steps += 1;
+        }
+        assert!(share.taken.load(Ordering::Relaxed) == limit / 2 && steps > 4, "{steps}");
+        // The gain of pages is not forgotten.
+        share.may.store(limit / 8, Ordering::Relaxed);
+        assert_eq!(share.weigh(Side::default()), (limit / 8).cast_signed() - (limit / 2).cast_signed());
     }
 
     #[test]

@@ -35,6 +35,9 @@ pub struct Hints {
     /// what a little more memory would have saved of it. Returns the pages that they may take now,
     /// or have to give if negative.
     weigh: extern "C" fn(usize, usize, usize) -> isize,
+    /// A scope holds all that far objects may have, and needs more: returns the pages that they may
+    /// take now.
+    need: extern "C" fn() -> usize,
 }
 
 /// Named for its version.
@@ -50,6 +53,7 @@ pub static farmem_v1: Hints = Hints {
     advise,
     objects,
     weigh,
+    need,
 };
 
 /// The process is on far memory.
@@ -121,6 +125,17 @@ extern "C" fn weigh(pages: usize, cost: usize, saved: usize) -> isize {
         near::call(decided, &mut weighed);
     }
     weighed.result
+}
+
+extern "C" fn need() -> usize {
+    extern "C" fn decided(pages: &mut usize) {
+        *pages = pager().share.need() as usize;
+    }
+    let mut pages = 0;
+    if started() {
+        near::call(decided, &mut pages);
+    }
+    pages
 }
 
 struct Each {

@@ -4,12 +4,15 @@ use super::{BATCH, Evictor};
 use crate::Result;
 use crate::class::{CLASSES, Class};
 use crate::frames::Arena;
+use crate::heap::NO_SCOPE;
 use crate::rooms::Room;
 use crate::space::At;
 use crate::word::{ARRIVING, SEEN, STAMP, Word};
 
 /// Segments that a heap gives back to its run at a time, at most.
 const GIVEN: usize = 16;
+/// Segments that it looks at for that, at most.
+const ASKED: usize = 64;
 
 impl Evictor {
     /// Lets the hand choose up to `want` victims. Clean ones are freed at once. Dirty ones are
@@ -66,11 +69,15 @@ impl Evictor {
     /// whether the class gave it up.
     fn give_up(&mut self, arena: &Arena, class: Class, nth: usize, oldest: u64) -> Result<bool> {
         let segment = self.rooms[class.index].segment(nth);
-        let frames = (0..class.frames()).map(|number| arena.frame(class, segment, number));
-        let used: Vec<At> = frames.filter(|&at| arena.word(at) != 0).collect();
-        let is_held = |&at: &At| arena.meta(at) & ARRIVING != 0 || arena.meta(at) >> STAMP >= oldest;
-        if used.iter().any(is_held) {
-            return Ok(false);
+        let mut used: Vec<At> = Vec::new();
+        for at in (0..class.frames()).map(|number| arena.frame(class, segment, number)) {
+            if arena.word(at) == 0 {
+                continue;
+            }
+            if arena.meta(at) & ARRIVING != 0 || arena.meta(at) >> STAMP >= oldest {
+                return Ok(false);
+            }
+            used.push(at);
         }
         self.leaving.retain(|at| !used.contains(at));
         let kept = std::mem::take(&mut self.leaving);
@@ -123,8 +130,9 @@ impl Evictor {
             (self.most, self.left) = (may.min(self.cap).max(used), may.min(self.cap).saturating_sub(used));
             return;
         }
+        let mut asked = 0;
         for _ in 0..(used - may).min(GIVEN) {
-            if !self.give_one(arena, oldest) {
+            if !self.give_one(arena, oldest, &mut asked) {
                 break;
             }
         }
@@ -133,15 +141,40 @@ impl Evictor {
         (self.most, self.left) = (used, 0);
     }
 
-    /// Empties a segment for the run: one of the class with the least turnover for its size.
-    fn give_one(&mut self, arena: &Arena, oldest: u64) -> bool {
+    /// Empties a segment for the run: one of the class with the least turnover for its size. `asked`
+    /// counts the segments that this call of [`Evictor::weigh`] has looked at. What a scope holds
+    /// stays held while that scope is the oldest. So a segment that was looked at in vain is passed
+    /// over until then.
+    fn give_one(&mut self, arena: &Arena, oldest: u64, asked: &mut usize) -> bool {
         let density = |room: &Room| room.gone / room.len().max(1);
         let mut classes: Vec<usize> = (0..CLASSES).filter(|&index| self.rooms[index].len() > 1).collect();
         classes.sort_by_key(|&index| density(&self.rooms[index]));
-        classes.into_iter().any(|index| {
-            (0..self.rooms[index].len())
-                .rev()
-                .any(|nth| matches!(self.give_up(arena, Class::new(index), nth, oldest), Ok(true)))
-        })
+        let all: usize = classes.iter().map(|&index| self.rooms[index].len()).sum();
+        // Between scopes, segments that could not be written home are tried again in turn.
+        if self.vain.1 != oldest || oldest == NO_SCOPE && self.vain.0 >= all {
+            self.vain = (0, oldest);
+        }
+        let places = classes.iter().flat_map(|&index| (0..self.rooms[index].len()).rev().map(move |nth| (index, nth)));
+        let next: Vec<_> = places.skip(self.vain.0).take(ASKED - *asked).collect();
+        for (index, nth) in next {
+            *asked += 1;
+            if matches!(self.give_up(arena, Class::new(index), nth, oldest), Ok(true)) {
+                return true;
+            }
+            self.vain.0 += 1;
+        }
+        false
+    }
+
+    /// Scopes hold all that the heap may have. Gives a class a segment more, if the run says that they
+    /// may have it.
+    pub(super) fn need(&mut self, arena: &Arena, class: Class) -> bool {
+        let used = self.most - self.left;
+        let may = self.share.need().min(self.cap);
+        if may <= used {
+            return false;
+        }
+        (self.most, self.left) = (may, may - used);
+        self.widen(arena, class)
     }
 }
