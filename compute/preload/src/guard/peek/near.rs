@@ -67,14 +67,20 @@ fn is_readable(word: usize) -> bool {
     said == -(libc::EINVAL as isize)
 }
 
-/// Whether the kernel can write a word. The probe is one atomic addition of zero by FUTEX_WAKE_OP,
-/// which wakes no thread.
+/// Whether the kernel can write a word. The probe is one atomic addition of zero by FUTEX_WAKE_OP.
+///
+/// The kernel makes it, and then finds that it knows no such comparison with what was there
+/// (ENOSYS): so it never comes to wake a thread that waits on the word. Where a comparison is true
+/// it wakes one, even if it may wake none.
 fn is_writable(word: usize) -> bool {
     const ADD_NOTHING: usize = (libc::FUTEX_OP_ADD as usize) << 28;
+    const NO_COMPARISON: usize = 15 << 24;
     let none = AtomicU32::new(0);
     let wake = (libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG) as usize;
+    let args = [none.as_ptr() as usize, wake, 0, 0, word, ADD_NOTHING | NO_COMPARISON];
     // SAFETY: a live word of ours, on which nobody sleeps; the kernel checks the program's.
-    unsafe { syscall(libc::SYS_futex, [none.as_ptr() as usize, wake, 0, 0, word, ADD_NOTHING]) >= 0 }
+    let said = unsafe { syscall(libc::SYS_futex, args) };
+    said >= 0 || said == -(libc::ENOSYS as isize)
 }
 
 #[cfg(test)]
@@ -98,6 +104,30 @@ mod tests {
         let [first, second, third] = [0, 1, 2].map(|page| at + page * PAGE_BYTES);
         assert_eq!([first, second, third, 0, 1 << 62].map(is_readable), [true, true, false, false, false]);
         assert_eq!([first, second, third, 0, 1 << 62].map(is_writable), [false, true, false, false, false]);
+    }
+
+    #[test]
+    fn a_question_wakes_no_thread() {
+        static WORDS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+        let [first, second] = [0, 1].map(|n| WORDS[n].as_ptr() as usize);
+        let futex = |at: usize, op: i32, n: usize, more: usize, to: usize| {
+            let private = (op | libc::FUTEX_PRIVATE_FLAG) as usize;
+            // SAFETY: live words of the test's.
+            unsafe { syscall(libc::SYS_futex, [at, private, n, more, to, 0]) }
+        };
+        let sleeper = std::thread::spawn(move || {
+            while WORDS[1].load(Ordering::Relaxed) == 0 {
+                futex(first, libc::FUTEX_WAIT, 0, 0, 0);
+            }
+        });
+        // One that is moved from the first word to the second sleeps there, until it is woken.
+        while futex(first, libc::FUTEX_REQUEUE, 0, 1, second) == 0 {
+            std::thread::yield_now();
+        }
+        assert!(is_writable(second));
+        WORDS[1].store(1, Ordering::Relaxed);
+        assert_eq!(futex(second, libc::FUTEX_WAKE, 1, 0, 0), 1, "it still slept");
+        sleeper.join().unwrap();
     }
 
     #[test]
