@@ -284,6 +284,21 @@ static void chained(void) {
     show("chained");
 }
 
+/* What a handler blocks is as before once it returns. */
+static void blocks(int s) {
+    (void)s;
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+}
+static void blocked_by_a_handler(void) {
+    struct sigaction a = {.sa_handler = blocks};
+    MUST(sigaction(SIGUSR1, &a, NULL) == 0);
+    raise(SIGUSR1);
+    note_mask();
+    show("after one that blocks all");
+}
+
 int main(void) {
     uint8_t *heap = far_map(8 * MIB);
     fill(heap, 8 * MIB, 3);
@@ -292,6 +307,7 @@ int main(void) {
     one_shots();
     two_at_once();
     between();
+    blocked_by_a_handler();
     chained();
     printf("wrong %zu\n", wrong(heap, 8 * MIB, 3));
 }

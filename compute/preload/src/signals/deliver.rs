@@ -116,14 +116,16 @@ core::arch::global_asm!(
     "farmem_at 7, {regs}+15*8",
     "farmem_at 16, {regs}+16*8",
     "nop",
-    // A handler on a near stack may have changed the mask in its frame ([`masks::returns_with`]); if
-    // it has left the runtime's signals out, the kernel can have it as it is.
+    // A handler on a near stack may have changed the mask in its frame ([`masks::returns_with`]), or
+    // its own; if the runtime's signals are in neither, the kernel can have the frame as it is.
     ".globl farmem_leave_plainly",
     ".hidden farmem_leave_plainly",
     ".type farmem_leave_plainly,@function",
     "farmem_leave_plainly:",
     "test byte ptr [rsp + {mask}], {bus}", "jnz farmem_leave_handler",
     "test byte ptr [rsp + {mask} + 3], {sys}", "jnz farmem_leave_handler",
+    "mov rbx, [rsp + {beside}]",
+    "cmp qword ptr [rbx], 0", "jne farmem_leave_handler",
     "movabs rbx, {by_kernel}",
     "jmp rbx",
     "nop",
@@ -181,6 +183,7 @@ core::arch::global_asm!(
     ".size farmem_leave_handler, .-farmem_leave_handler",
     info = const 8 + UCONTEXT_BYTES,
     mask = const MASK_AT,
+    beside = const FRAME_BYTES - 8,
     bus = const OURS as u8,
     sys = const (OURS >> 24) as u8,
     not_bus = const !(OURS as u8) as i8,
@@ -388,7 +391,8 @@ unsafe fn lay_frame(
     // SAFETY: a field of the kernel's ucontext.
     let vector = unsafe { read(context + VECTOR_AT) };
     let vector_bytes = if vector == 0 { 0 } else { vector_bytes(vector) };
-    let first = if disarmed.is_some() { size_of::<Armed>() } else { 0 };
+    let alone = disarmed.is_none() && view.beside() == 0;
+    let first = if disarmed.is_some() { size_of::<Armed>() } else { usize::from(alone) * size_of::<usize>() };
     let (vector_copy, frame) = places(top, vector_bytes, first + view.beside());
     // The handler sees the program's mask.
     let hidden = record.hidden.load(Ordering::Relaxed) as u64;
@@ -408,6 +412,10 @@ unsafe fn lay_frame(
         ((frame + 8 + VECTOR_AT) as *mut usize).write(if vector == 0 { 0 } else { vector_copy });
         let mask = (frame + 8 + MASK_AT) as *mut u64;
         mask.write(mask.read() | hidden);
+        if alone {
+            // Where `farmem_leave_plainly` looks for it.
+            ((frame + FRAME_BYTES) as *mut usize).write(record.hidden.as_ptr() as usize);
+        }
         let calls = view.beside() > 0;
         if let Some(stack) = disarmed {
             ((frame + FRAME_BYTES) as *mut Armed).write(Armed { stack, calls });
