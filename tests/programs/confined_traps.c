@@ -24,6 +24,7 @@ static void on_sys(int signal, siginfo_t *info, void *context) {
         strcpy(path, "/from/the/handler");
         asked[0]++, answered = 900;
     } else if (info->si_syscall == SYS_clone) asked[1]++, answered = 4321;
+    else if (info->si_syscall == SYS_mremap) munmap(far_map(MIB), MIB), answered = -EPERM;
     else if (info->si_syscall == SYS_exit_group) asked[2] += regs[REG_RDI], answered = -EPERM;
     else asked[3]++, answered = -ENOSYS;
     regs[REG_RAX] = answered;
@@ -42,6 +43,7 @@ int main(void) {
         LOAD(nr),
         CASE(SYS_openat, SECCOMP_RET_TRAP),
         CASE(SYS_clone, SECCOMP_RET_TRAP),
+        CASE(SYS_mremap, SECCOMP_RET_TRAP),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 3),
         LOAD(args[0]),
         CASE(7, SECCOMP_RET_TRAP),
@@ -63,6 +65,12 @@ int main(void) {
         fill(more, MIB, round);
         printf("wrong %zu\n", wrong(more, MIB, round));
     }
+    /* Near memory does not move, and no handler waits for what its own call holds. */
+    uint8_t *near = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0), *to = far_map(MIB);
+    MUST(near != MAP_FAILED);
+    fill(near, MIB, 2), fill(to, MIB, 3);
+    int moved = mremap(near, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED, error = errno;
+    printf("moved %d, errno %d, wrong %zu %zu\n", moved, error, wrong(near, MIB, 2), wrong(to, MIB, 3));
     printf("asked %ld %ld %ld %ld, bad %ld\n", asked[0], asked[1], asked[2], asked[3], bad);
     /* A library asks what there is by what must fail. */
     MUST(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, NULL) == -1 && errno == EFAULT);

@@ -69,6 +69,10 @@ int main(void) {
     squeeze();
     printf("file %d%c%c%c, around it %zu\n", p[PAGE], p[PAGE + 1], p[PAGE + 2], p[PAGE + 3], wrong(p, PAGE, n - 1));
     p = fresh();
+    MUST(mmap(p, 2 * PAGE, rw, MAP_PRIVATE | MAP_FIXED | MAP_LOCKED, fd, 0) == p);
+    squeeze();
+    printf("locked %d%c%c%c, behind it %zu\n", p[0], p[1], p[2], p[3], wrong(p + 2 * PAGE, BYTES - 2 * PAGE, n - 1 + 2 * PAGE / 8));
+    p = fresh();
     MUST(munmap(p, BYTES) == 0);
     MUST(mmap(p, BYTES, rw, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == p);
     fill(p, BYTES, n - 1);

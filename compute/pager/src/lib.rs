@@ -53,6 +53,7 @@ pub use hints::{Hints, STEP};
 pub use house::House;
 pub use house::fork::Fork;
 pub use house::nodes::NotJoined;
+pub use kernel::Origin;
 pub use maps::Mapped;
 pub use out::log;
 pub use pins::Pins;

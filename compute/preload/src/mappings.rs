@@ -3,9 +3,10 @@
 
 use crate::call::{Call, issue};
 use crate::process::pager;
-use crate::{guard, limits};
-use farmem_pager::Part;
+use crate::{guard, limits, threads};
+use farmem_pager::{Origin, Part};
 use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, is_far};
+use farmem_sys::raw::syscall;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const EINVAL: isize = -(libc::EINVAL as isize);
@@ -87,19 +88,89 @@ pub fn mmap(call: &Call) -> isize {
         return at;
     }
     if fixed && is_far(addr) && len > 0 {
-        // A file or shared memory at far addresses.
-        let spares = flags & libc::MAP_FIXED_NOREPLACE != 0;
-        return pager().space.lay_foreign(addr, len, prot, spares, |at| {
-            // Elsewhere it is a trial, which brings nothing in.
-            let flags = if at == addr { flags } else { flags & !libc::MAP_POPULATE };
-            let [_, _, prot, _, fd, offset] = call.args;
-            issue(&Call { args: [at, len, prot, flags as usize, fd, offset], ..*call })
-        });
+        return lay_foreign(call);
     } else if is_far(addr) {
         // A mere hint. Near memory must not come to lie among far addresses.
         return issue(&Call { args: [0, len, prot as usize, flags as usize, fd, call.args[5]], ..*call });
     }
     issue(call)
+}
+
+/// Makes a call of the program's while the pager's lock is held. The program's handler of a trap might
+/// come to wait for that lock, so a call that its filter traps is refused.
+fn issue_locked(call: &Call) -> isize {
+    threads::current().without_traps(|| issue(call)).unwrap_or(-(libc::EPERM as isize))
+}
+
+/// mmap of a file or shared memory at far addresses. While the pager's lock is held nothing is
+/// brought in, which may take long.
+fn lay_foreign(call: &Call) -> isize {
+    let [addr, len, prot, flags, fd, offset] = call.args;
+    let (access, kind) = (prot as i32, flags as i32);
+    let page = page_bytes(kind, fd);
+    let spares = kind & libc::MAP_FIXED_NOREPLACE != 0;
+    let locks = kind & libc::MAP_LOCKED != 0;
+    let later = kind & !(libc::MAP_POPULATE | libc::MAP_LOCKED);
+    let ret = pager().space.lay_foreign(addr, len, access, spares, page, |at| {
+        let ret = issue_locked(&Call { args: [at, len, prot, later as usize, fd, offset], ..*call });
+        if ret < 0 || !locks {
+            return ret;
+        }
+        let lock = [at, len, libc::MLOCK_ONFAULT as usize, 0, 0, 0];
+        let locked = issue_locked(&Call { nr: libc::SYS_mlock2, args: lock, ..*call });
+        if locked >= 0 {
+            return ret;
+        }
+        // A trial goes with the room that it lies in.
+        if at == addr {
+            // SAFETY: the mapping that was just made.
+            unsafe { syscall(libc::SYS_munmap, [at, len.next_multiple_of(page), 0, 0, 0, 0]) };
+        }
+        let refused = if locked == -(libc::EPERM as isize) { libc::EPERM } else { libc::EAGAIN };
+        -(refused as isize)
+    });
+    let now = kind & (libc::MAP_POPULATE | libc::MAP_NONBLOCK) == libc::MAP_POPULATE;
+    if ret >= 0 && (now || locks) {
+        let copies = access & libc::PROT_WRITE != 0 && kind & libc::MAP_TYPE == libc::MAP_PRIVATE;
+        let advice = if copies { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+        // What does not come in now comes when it is touched. SAFETY: changes nothing that is there.
+        unsafe { syscall(libc::SYS_madvise, [addr, len, advice as usize, 0, 0, 0]) };
+    }
+    ret
+}
+
+/// The bytes of a page, in whole ones of which the kernel maps this: huge ones too.
+fn page_bytes(flags: i32, fd: usize) -> usize {
+    const SIZES: [usize; 2] = [2 << 20, 1 << 30];
+    let size = (flags >> libc::MAP_HUGE_SHIFT & libc::MAP_HUGE_MASK) as u32;
+    match (flags & libc::MAP_ANONYMOUS != 0, flags & libc::MAP_HUGETLB != 0) {
+        (true, false) => PAGE_BYTES,
+        // The kernel refuses sizes that it does not have.
+        (true, true) if size > 0 => 1usize.checked_shl(size).unwrap_or(0).max(PAGE_BYTES),
+        (true, true) => {
+            let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_HUGETLB;
+            // SAFETY: a fresh mapping, of which only whole pages can be unmapped: that tells.
+            unsafe {
+                let at = syscall(libc::SYS_mmap, [0, 1, libc::PROT_NONE as usize, kind as usize, usize::MAX, 0]);
+                let whole = |size: &usize| syscall(libc::SYS_munmap, [at as usize, *size, 0, 0, 0, 0]) == 0;
+                // Without huge pages the program's mapping is refused, too.
+                if at < 0 { PAGE_BYTES } else { SIZES.into_iter().find(whole).unwrap_or(PAGE_BYTES) }
+            }
+        }
+        (false, _) => {
+            // SAFETY: plain data, which the kernel fills; live objects.
+            unsafe {
+                let (mut file, mut system): (libc::stat, libc::statfs) = std::mem::zeroed();
+                let fills = |nr, to: usize| syscall(nr, [fd, to, 0, 0, 0, 0]) == 0;
+                // A filter of the program's knows of no fstatfs: it is only asked where it may matter.
+                let huge = fills(libc::SYS_fstat, &raw mut file as usize)
+                    && SIZES.contains(&(file.st_blksize as usize))
+                    && fills(libc::SYS_fstatfs, &raw mut system as usize)
+                    && system.f_type == libc::HUGETLBFS_MAGIC;
+                if huge { file.st_blksize as usize } else { PAGE_BYTES }
+            }
+        }
+    }
 }
 
 /// mprotect.
@@ -178,10 +249,11 @@ pub fn mremap(call: &Call) -> isize {
     }
     if flags & libc::MREMAP_FIXED != 0 && is_far(new) {
         // Near memory moves to far addresses and stays what it is.
-        return pager().space.move_in(new, new_len, |to| {
+        let from = Origin::of(old, old_len, new_len, flags);
+        return pager().space.move_in(new, new_len, from, |to| {
             let mut moving = *call;
             moving.args[4] = to;
-            issue(&moving)
+            issue_locked(&moving)
         });
     }
     issue(call)
@@ -294,12 +366,12 @@ pub fn shmat(call: &Call) -> isize {
     let write = if flags & libc::SHM_RDONLY == 0 { libc::PROT_WRITE } else { 0 };
     let execute = if flags & libc::SHM_EXEC != 0 { libc::PROT_EXEC } else { 0 };
     let over = flags & libc::SHM_REMAP != 0;
-    pager().space.attach(at, segment.shm_segsz, libc::PROT_READ | write | execute, over, || issue(call))
+    pager().space.attach(at, segment.shm_segsz, libc::PROT_READ | write | execute, over, || issue_locked(call))
 }
 
 /// shmdt of what lies at a far address.
 pub fn shmdt(call: &Call) -> isize {
-    pager().space.detach(call.args[0], || issue(call))
+    pager().space.detach(call.args[0], || issue_locked(call))
 }
 
 /// mincore of a far range.

@@ -6,7 +6,7 @@
 //! mapping that is to replace others is first made aside, and only then are they taken away.
 
 use super::Space;
-use crate::kernel::{self, Aside};
+use crate::kernel::{self, Aside, Origin};
 use crate::maps::regions::{OnFork, Region};
 use crate::maps::{EINVAL, Maps, in_range, page_up};
 use farmem_protocol::addr::{PAGE_BYTES, is_far};
@@ -25,10 +25,19 @@ impl Space {
     }
 
     /// Lays a mapping that is not ours (a file, shared memory) at far addresses by `lay`, which gets
-    /// the address: over whatever is there, or, if it `spares`, only where nothing is.
-    pub fn lay_foreign(&self, addr: usize, len: usize, prot: i32, spares: bool, lay: impl Fn(usize) -> isize) -> isize {
-        let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
-        if !addr.is_multiple_of(PAGE_BYTES) || !in_range(addr, len) {
+    /// the address: over whatever is there, or, if it `spares`, only where nothing is. The kernel
+    /// lays whole pages, each of `page` bytes.
+    pub fn lay_foreign(
+        &self,
+        addr: usize,
+        len: usize,
+        prot: i32,
+        spares: bool,
+        page: usize,
+        lay: impl Fn(usize) -> isize,
+    ) -> isize {
+        let Some(len) = len.checked_next_multiple_of(page).filter(|&l| l > 0) else { return EINVAL };
+        if !addr.is_multiple_of(page) || !in_range(addr, len) {
             return EINVAL;
         }
         let _signals = SignalsBlocked::new();
@@ -55,8 +64,14 @@ impl Space {
     }
 
     /// Moves a near mapping to far addresses by `move_to`, over whatever is there. It stays what it
-    /// is.
-    pub fn move_in(&self, addr: usize, len: usize, move_to: impl FnOnce(usize) -> isize) -> isize {
+    /// is. `from`: where it is.
+    pub fn move_in(
+        &self,
+        addr: usize,
+        len: usize,
+        from: Option<Origin>,
+        move_to: impl FnOnce(usize) -> isize,
+    ) -> isize {
         let Some(len) = page_up(len).filter(|&l| l > 0) else { return EINVAL };
         if !addr.is_multiple_of(PAGE_BYTES) || !in_range(addr, len) {
             return EINVAL;
@@ -64,16 +79,18 @@ impl Space {
         let _signals = SignalsBlocked::new();
         let _inside = self.base.threads.enter();
         let mut space = self.base.maps.lock();
-        self.replace(&mut space, addr, len, libc::PROT_READ | libc::PROT_WRITE, move_to)
+        self.replace(&mut space, addr, len, libc::PROT_READ | libc::PROT_WRITE, from, move_to)
     }
 
-    /// Lets `move_to` move a mapping to far addresses, by way of memory aside.
+    /// Lets `move_to` move a mapping to far addresses, by way of memory aside. If it cannot go on
+    /// from there, it goes back.
     fn replace(
         &self,
         space: &mut Maps,
         addr: usize,
         len: usize,
         prot: i32,
+        from: Option<Origin>,
         move_to: impl FnOnce(usize) -> isize,
     ) -> isize {
         let aside = match Aside::new(addr, len) {
@@ -85,7 +102,7 @@ impl Space {
             return moved;
         }
         self.take_away(space, addr, addr + len);
-        let ret = aside.move_to(addr);
+        let ret = aside.move_to(addr, from);
         if ret >= 0 {
             space.regions(addr).insert(addr, region(addr + len, prot));
         }
@@ -155,7 +172,8 @@ impl Space {
                 return Some(EINVAL);
             }
             let move_to = |aside| kernel::remap(old, old_len, new_len, flags, aside);
-            let ret = self.replace(&mut space, new, new_len, kind.prot, move_to);
+            let from = Origin::of(old, old_len, new_len, flags);
+            let ret = self.replace(&mut space, new, new_len, kind.prot, from, move_to);
             if ret >= 0 && flags & libc::MREMAP_DONTUNMAP == 0 {
                 space.regions(old).remove(old, old + old_len);
             }
