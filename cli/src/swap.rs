@@ -140,7 +140,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         return Ok(());
     }
     let signals = Signals::take().map_err(Failure::usage)?;
-    let mut watch = swap::on(&plan).map_err(failed)?;
+    let Some(mut watch) = swap::on(&plan, &signals).map_err(failed)? else { return Ok(()) };
     let over = watch.run(&signals).map_err(failed)?;
     match over {
         Over::Undone => return Ok(()),

@@ -32,13 +32,15 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// How often it is seen whether the kernel has swapped off.
-const ENDS_EVERY: Duration = Duration::from_millis(50);
+pub(crate) const ENDS_EVERY: Duration = Duration::from_millis(50);
 
 /// How long `--off` waits after a device whose watcher was killed, for that watcher to be started
 /// again by a service's manager, which does so after a second.
 const LINGERS: Duration = Duration::from_secs(3);
 /// How long another process may undo before the user is told that it is waited for.
-const TELLS_AFTER: Duration = Duration::from_secs(1);
+pub(crate) const TELLS_AFTER: Duration = Duration::from_secs(1);
+/// The line by which that is told.
+pub(crate) const WAITS: &str = "another farmem makes or undoes devices of this machine: waits for its end";
 /// How long a device may take to be taken over. Its node cannot be reached then.
 const TAKES_AT_MOST: Duration = Duration::from_secs(5);
 /// Times that devices are looked for.
@@ -57,7 +59,7 @@ struct Undoing {
 /// Waits while another process undoes devices. True: it has undone all of them.
 pub fn wait_for_others() -> Result<bool, Error> {
     let directory = Path::new(state::DIRECTORY);
-    let told = || say("another farmem makes or undoes devices of this machine: waits for its end");
+    let told = || say(WAITS);
     let waited = state::wait_for_turn(directory, told).map_err(|e| Error::File(state::DIRECTORY.into(), e))?;
     Ok(waited && state::all(directory).is_empty())
 }
@@ -127,7 +129,7 @@ impl Undoing {
             }
             if !told && begun.elapsed() >= TELLS_AFTER {
                 told = true;
-                say("another farmem makes or undoes devices of this machine: waits for its end");
+                say(WAITS);
             }
             self.wait(&mut tended, &state::all(directory));
         }

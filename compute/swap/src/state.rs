@@ -151,6 +151,37 @@ pub fn try_turn(directory: &Path) -> io::Result<Option<File>> {
     }
 }
 
+/// The beginning of a process that is to watch devices.
+#[derive(Debug)]
+pub enum Begins {
+    /// These are there. Another process may have made them while the turn was waited for.
+    Adopts(Vec<State>),
+    /// There are none, and this process has the turn to make some.
+    Makes(File),
+    /// It was to wait no longer.
+    Stopped,
+}
+
+/// Looks for devices, and waits for the turn to make some if there are none. Calls `waits` again
+/// and again meanwhile, which waits a moment; false: it is to wait no longer.
+pub fn begins(directory: &Path, mut waits: impl FnMut() -> bool) -> io::Result<Begins> {
+    let known = all(directory);
+    if !known.is_empty() {
+        return Ok(Begins::Adopts(known));
+    }
+    DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
+    let turn = loop {
+        match try_turn(directory)? {
+            Some(turn) => break turn,
+            None if waits() => {}
+            None => return Ok(Begins::Stopped),
+        }
+    };
+    // The one that had the turn may have made some after the first look.
+    let known = all(directory);
+    Ok(if known.is_empty() { Begins::Makes(turn) } else { Begins::Adopts(known) })
+}
+
 /// Waits while a process makes or undoes devices. Whether one did. Calls `before` if it has to wait.
 pub fn wait_for_turn(directory: &Path, before: impl FnOnce()) -> io::Result<bool> {
     let locked = match File::open(directory) {
@@ -199,6 +230,46 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn state(index: u32) -> State {
+        State {
+            index,
+            node: "bighost:7411".into(),
+            volume: digits(&[7; 16]),
+            incarnation: 1,
+            size: 1 << 30,
+            grace_s: 60,
+            timeout_s: 3,
+            token: None,
+            mirrored: false,
+        }
+    }
+
+    #[test]
+    fn devices_that_were_made_while_the_turn_was_waited_for_are_taken_over() {
+        let directory = std::env::temp_dir().join(format!("farmem-swap-begins-{}", std::process::id()));
+        // Two that see nothing: one makes devices, the other waits and sees them then.
+        let Begins::Makes(turn) = begins(&directory, || unreachable!()).unwrap() else { panic!("nothing is there") };
+        assert!(matches!(begins(&directory, || false).unwrap(), Begins::Stopped));
+        let (mut turn, mut held) = (Some(turn), None);
+        let waits = || {
+            held = Some(create(&directory, state(3)).unwrap());
+            drop(turn.take());
+            true
+        };
+        let second = begins(&directory, waits).unwrap();
+        assert!(matches!(&second, Begins::Adopts(known) if *known == [state(3)]), "{second:?}");
+        // Nobody waits for the turn to take over, and nobody has it.
+        assert!(matches!(begins(&directory, || unreachable!()).unwrap(), Begins::Adopts(_)));
+        drop(try_turn(&directory).unwrap().unwrap());
+        // One that has failed to make any leaves the turn to the next.
+        remove(&directory, 3);
+        let mut turn = try_turn(&directory).unwrap();
+        let third = begins(&directory, || turn.take().is_some()).unwrap();
+        assert!(matches!(third, Begins::Makes(_)), "{third:?}");
+        drop(held);
+        fs::remove_dir_all(&directory).unwrap();
+    }
 
     #[test]
     fn a_device_is_one_watchers_and_can_be_taken_over() {

@@ -3,14 +3,14 @@
 use crate::device::{self, Device};
 use crate::freed::{self, Probe};
 use crate::nbd::{Client, Settings};
-use crate::off::{end_area, end_device};
-use crate::state::{self, Held, State};
+use crate::off::{ENDS_EVERY, TELLS_AFTER, WAITS, end_area, end_device};
+use crate::state::{self, Begins, Held, State};
 use crate::stream::{PATIENCE, Stream, Wanted, dial};
 use crate::watch::{Watch, Watched};
 use crate::{Error, crypt, header, mirror};
 use farmem_protocol::nbd::{PAGE, Report};
 use farmem_protocol::units::bytes;
-use farmem_sys::process;
+use farmem_sys::process::{self, Signals};
 use farmem_sys::swap;
 use std::fs::OpenOptions;
 use std::io;
@@ -72,29 +72,45 @@ pub fn machine() -> u64 {
     farmem_protocol::nbd::machine(&id)
 }
 
-/// Begins to swap, or takes over the watch of devices that another process has set up.
-pub fn on(plan: &Plan) -> Result<Watch, Error> {
+/// Begins to swap, or takes over the watch of devices that another process has set up. `None`: a
+/// signal asked to end before it was this process's turn.
+pub fn on(plan: &Plan, signals: &Signals) -> Result<Option<Watch>, Error> {
     let mut client = Client::open()?;
     stand_firm();
-    let known = state::all(Path::new(state::DIRECTORY));
-    if !known.is_empty() {
-        let devices = adopt(plan, &known)?;
-        return Ok(Watch::new(client, plan, devices, said(plan, open_probe(plan))));
-    }
     // A watcher whose devices were undone must not remove the probe of these.
-    let _turn = state::turn(Path::new(state::DIRECTORY)).map_err(|e| Error::File(state::DIRECTORY.into(), e))?;
+    let _turn = match begins(signals)? {
+        Begins::Makes(turn) => turn,
+        Begins::Adopts(known) => {
+            let devices = adopt(plan, &known)?;
+            return Ok(Some(Watch::new(client, plan, devices, said(plan, open_probe(plan)))));
+        }
+        Begins::Stopped => return Ok(None),
+    };
     let mut opened = open_probe(plan);
     let probe = opened.as_mut().ok();
     let begun =
         if plan.mirror { begin_mirror(&mut client, plan, probe) } else { begin_plain(&mut client, plan, probe) };
     match begun {
-        Ok(devices) => Ok(Watch::new(client, plan, devices, said(plan, opened))),
+        Ok(devices) => Ok(Some(Watch::new(client, plan, devices, said(plan, opened)))),
         Err(e) => {
             drop(opened);
             freed::close();
             Err(e)
         }
     }
+}
+
+/// Looks for devices, or waits for the turn to make some, until a signal asks to end.
+fn begins(signals: &Signals) -> Result<Begins, Error> {
+    let (begun, mut told) = (Instant::now(), false);
+    let waits = || {
+        if !told && begun.elapsed() >= TELLS_AFTER {
+            told = true;
+            say(WAITS);
+        }
+        !signals.next(ENDS_EVERY).is_some_and(|arrived| signals.asks_to_end(arrived))
+    };
+    state::begins(Path::new(state::DIRECTORY), waits).map_err(|e| Error::File(state::DIRECTORY.into(), e))
 }
 
 /// This process is not to wait for pages that wait for it.
