@@ -3,6 +3,7 @@
 use crate::patience::Load;
 use crate::{crypt, mirror};
 use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// A device of ours that holds slots.
@@ -70,6 +71,9 @@ pub struct Swap {
     pub used: u64,
 }
 
+/// The end of a name in `/proc/swaps` whose file was removed since: `/dev` was made anew.
+const DELETED: &str = "\\040(deleted)";
+
 /// The kernel's swap areas.
 pub fn swaps() -> Vec<Swap> {
     fs::read_to_string("/proc/swaps").map(|text| parse(&text)).unwrap_or_default()
@@ -77,13 +81,42 @@ pub fn swaps() -> Vec<Swap> {
 
 /// Whether it swaps to this device.
 pub fn is_swap(device: &Path) -> bool {
-    swaps().iter().any(|swap| swap.path == device)
+    used(device).is_some()
+}
+
+/// Bytes in use of this device. `None`: it does not swap to it.
+pub(crate) fn used(device: &Path) -> Option<u64> {
+    swaps().iter().find(|swap| swap.path == device).map(|swap| swap.used)
+}
+
+/// The number, major and minor, of the kernel's device of this file's name, if the file is not that
+/// device, or is not there: swapoff by this path would not find it, or another one.
+pub(crate) fn hidden(path: &Path) -> Option<(u32, u32)> {
+    let name = path.file_name()?;
+    let number = fs::read_to_string(Path::new("/sys/block").join(name).join("dev")).ok()?;
+    parse_number(&number).filter(|&number| !is_device(path, number))
+}
+
+/// Whether this file is the block device of this number.
+fn is_device(path: &Path, number: (u32, u32)) -> bool {
+    let is = |about: fs::Metadata| {
+        let here = (libc::major(about.rdev()), libc::minor(about.rdev()));
+        about.file_type().is_block_device() && here == number
+    };
+    fs::metadata(path).is_ok_and(is)
+}
+
+fn parse_number(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.trim_end().split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 fn parse(text: &str) -> Vec<Swap> {
     let line = |line: &str| {
         let mut fields = line.split_whitespace();
-        let path = PathBuf::from(fields.next()?);
+        let path = fields.next()?;
+        // The kernel swaps to it even so.
+        let path = PathBuf::from(path.strip_suffix(DELETED).unwrap_or(path));
         let mut numbers = fields.skip(1).map(|field| field.parse::<u64>().ok());
         Some(Swap { path, size: numbers.next()?? << 10, used: numbers.next()?? << 10 })
     };
@@ -102,11 +135,25 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_another_device_is_told_from_the_kernels() {
+        assert_eq!(parse_number("43:17\n"), Some((43, 17)));
+        assert_eq!((parse_number("43"), parse_number("")), (None, None));
+        // A device of characters, with this very number; a directory; nothing.
+        for other in ["/dev/null", "/dev", "/absent/nbd0"] {
+            assert!(!is_device(Path::new(other), (1, 3)), "{other}");
+        }
+        // The kernel has no device of this name.
+        assert_eq!(hidden(Path::new("/dev/null")), None);
+    }
+
+    #[test]
     fn proc_swaps_is_read() {
         let text = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
                     /dev/nbd0                               partition\t131068\t\t1024\t\t10\n\
+                    /dev/nbd1\\040(deleted)                 partition\t64\t\t0\t\t10\n\
                     nonsense\n";
         let all = parse(text);
-        assert_eq!(all, [Swap { path: Device::Nbd(0).path(), size: 131_068 << 10, used: 1 << 20 }]);
+        let swap = |index, size, used| Swap { path: Device::Nbd(index).path(), size, used };
+        assert_eq!(all, [swap(0, 131_068 << 10, 1 << 20), swap(1, 64 << 10, 0)]);
     }
 }

@@ -83,6 +83,9 @@ pub enum Error {
     /// A file of this machine.
     #[error("{0}: {1}")]
     File(String, io::Error),
+    /// The kernel swaps to a device, and cannot be told from here to end that.
+    #[error("{0}")]
+    Stays(String),
     /// There is something already.
     #[error("{0}")]
     Already(String),

@@ -18,6 +18,7 @@
 
 use crate::device::{self, Device};
 use crate::nbd::Client;
+use crate::patience::MOST_TIMES;
 use crate::state::{self, State};
 use crate::stream::{KEPT_LONGER, Wanted, dial};
 use crate::swap::{path, say, stand_firm};
@@ -33,6 +34,8 @@ use std::time::{Duration, Instant};
 
 /// How often it is seen whether the kernel has swapped off.
 pub(crate) const ENDS_EVERY: Duration = Duration::from_millis(50);
+/// How much longer another program's swapoff may stand still than pages are waited for.
+const STANDS_STILL: Duration = Duration::from_secs(10);
 
 /// How long `--off` waits after a device whose watcher was killed, for that watcher to be started
 /// again by a service's manager, which does so after a second.
@@ -173,7 +176,7 @@ impl Undoing {
         // New streams first: the kernel may wait for one already.
         self.tend(states);
         std::thread::scope(|scope| {
-            let thread = Builder::new().name("swapoff".into()).spawn_scoped(scope, || end_area(device));
+            let thread = Builder::new().name("swapoff".into()).spawn_scoped(scope, || end_area(device, states));
             let thread = thread.map_err(|e| Error::Kernel("a thread", e))?;
             let mut tended = Instant::now();
             while !thread.is_finished() {
@@ -206,13 +209,78 @@ impl Undoing {
     }
 }
 
+/// The wait for another program, as swapoff(8), that has the kernel swap off.
+struct Other {
+    /// How long it may stand still.
+    limit: Duration,
+    begun: Instant,
+    /// The fewest bytes in use that were seen, and when first.
+    least: u64,
+    since: Instant,
+    told: bool,
+}
+
+impl Other {
+    fn new(limit: Duration, used: u64, now: Instant) -> Other {
+        Other { limit, begun: now, least: used, since: now, told: false }
+    }
+
+    /// Bytes that are in use now. False: it has stood still for too long.
+    fn goes_on(&mut self, used: u64, now: Instant) -> bool {
+        if used < self.least {
+            (self.least, self.since) = (used, now);
+        }
+        now.duration_since(self.since) < self.limit
+    }
+
+    /// Whether the user is to be told now that it is waited for. True once.
+    fn tells(&mut self, now: Instant) -> bool {
+        !self.told && now.duration_since(self.begun) >= TELLS_AFTER && !std::mem::replace(&mut self.told, true)
+    }
+}
+
+/// How long another program's swapoff may stand still: a stream may be cut meanwhile, and its pages
+/// wait for a new one. A process that gave up sooner would leave them without a watcher.
+fn stands_still(states: &[State]) -> Duration {
+    let waits = |state: &State| state.grace_s.saturating_add(MOST_TIMES.saturating_mul(state.timeout_s));
+    STANDS_STILL.saturating_add(Duration::from_secs(states.iter().map(waits).max().unwrap_or(0)))
+}
+
 /// Has the kernel stop swapping to a device, which brings its pages back. Ends its encryption.
-pub(crate) fn end_area(device: Device) -> Result<(), Error> {
+/// `states`: of the devices that hold its pages.
+///
+/// EINVAL of swapoff says that the path names no device that the kernel swaps to. Where it is the
+/// right device, another program's swapoff is under way: it is waited for, since it may yet fail.
+pub(crate) fn end_area(device: Device, states: &[State]) -> Result<(), Error> {
     let area = device.area();
-    while device::is_swap(&area) {
+    let mut other: Option<Other> = None;
+    let path = area.display();
+    while let Some(used) = device::used(&area) {
+        if let Some((major, minor)) = device::hidden(&area) {
+            return Err(Error::Stays(format!(
+                "this machine swaps to {path}, and the file of that name here is not that device: make it anew \
+                 (rm -f {path}; mknod {path} b {major} {minor}), or go to the mount namespace where swapping began; then \
+                 farmem swap --off"
+            )));
+        }
         match swap::swapoff(&area) {
-            // Another program, as swapoff(8), is at it: it may yet fail.
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => std::thread::sleep(ENDS_EVERY),
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+                let now = Instant::now();
+                let other = other.get_or_insert_with(|| Other::new(stands_still(states), used, now));
+                if !other.goes_on(used, now) {
+                    let stood = other.limit.as_secs();
+                    return Err(Error::Stays(format!(
+                        "another program, as swapoff(8), has brought back nothing from {path} for {stood} s: end it, then \
+                         farmem swap --off"
+                    )));
+                }
+                if other.tells(now) {
+                    say(format_args!(
+                        "another program, as swapoff(8), brings back what is on {path}: waits for its end"
+                    ));
+                }
+                std::thread::sleep(ENDS_EVERY);
+            }
             done => done.map_err(|e| Error::Kernel("swapoff", e))?,
         }
     }
@@ -233,4 +301,46 @@ pub(crate) fn end_device(client: &mut Client, state: &State) -> Result<(), Error
         _ => say(format_args!("{}: swaps no longer to {}", path(state), state.node)),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_swapoff_is_waited_for_while_it_brings_pages_back() {
+        let (begun, limit) = (Instant::now(), Duration::from_secs(20));
+        let at = |s| begun + Duration::from_secs(s);
+        let mut other = Other::new(limit, 900, begun);
+        assert!(!other.tells(begun));
+        assert!(other.tells(at(1)) && !other.tells(at(2)));
+        // It goes on for longer than the limit as long as pages come back.
+        for s in 0..100 {
+            assert!(other.goes_on(900 - s, at(s)), "{s}");
+        }
+        assert!(other.goes_on(801, at(99 + 19)));
+        assert!(!other.goes_on(801, at(99 + 20)));
+        // More bytes than before are no progress, nor is the same number again.
+        let mut other = Other::new(limit, 900, begun);
+        assert!(other.goes_on(950, at(10)) && !other.goes_on(900, at(20)));
+    }
+
+    #[test]
+    fn another_swapoff_may_stand_still_while_pages_wait_for_a_stream() {
+        let state = |grace_s, timeout_s| State {
+            index: 0,
+            node: "a:1".into(),
+            volume: String::new(),
+            incarnation: 0,
+            size: 1 << 20,
+            grace_s,
+            timeout_s,
+            token: None,
+            mirrored: false,
+        };
+        assert_eq!(stands_still(&[]), STANDS_STILL);
+        let longest = stands_still(&[state(60, 10), state(5, 1)]);
+        assert_eq!(longest, STANDS_STILL + Duration::from_secs(60 + MOST_TIMES * 10));
+        assert!(stands_still(&[state(u64::MAX, u64::MAX)]) >= Duration::from_secs(u64::MAX));
+    }
 }

@@ -207,7 +207,8 @@ fn begin_plain(client: &mut Client, plan: &Plan, mut probe: Option<&mut Probe>) 
             }
             Err(e) => {
                 for Watched { held: Held { state, .. }, .. } in &devices {
-                    let _ = end_area(state.device()).and_then(|()| end_device(client, state));
+                    let states = std::slice::from_ref(state);
+                    let _ = end_area(state.device(), states).and_then(|()| end_device(client, state));
                 }
                 return Err(e);
             }
