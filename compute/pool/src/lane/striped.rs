@@ -97,6 +97,8 @@ pub(super) struct Striped {
     pub ended: Vec<Result<u64, Lost>>,
     /// Pages that the current update reads, and parity that it writes.
     pub buffer: Vec<u8>,
+    /// Its stripes of which a page cannot be had, so that their parity is unknown.
+    blind: Vec<bool>,
     /// The key of the hashes of pages that were noted with their changed lines.
     pub seed: Seed,
     pub hasher: LastHasher,
@@ -251,8 +253,10 @@ impl Lane {
         }
     }
 
-    /// READs the data of the stripes that the update does not replace, if parity is to be computed.
-    /// Returns, by stripe, the loss of a page that neither a home nor other seats can give.
+    /// READs the data of the stripes that the update does not replace. Also while a group has no
+    /// parity: a home for it may come between here and the WRITEs, which are sent to each home that
+    /// is there then. Returns, by stripe, the loss of a page that neither a home nor other seats can
+    /// give.
     fn read_beside(
         &mut self,
         pool: &Pool,
@@ -270,7 +274,7 @@ impl Lane {
                 let into = &mut buffer[at * update.each() + seat * PAGE_BYTES..][..PAGE_BYTES];
                 if zeros || pool.tables.slips.has(Slip::ParityWithoutOthers) {
                     into.fill(0);
-                } else if pool.tables.has_parity(stripes, *group) {
+                } else {
                     let verb = Verb::Read { into: into.as_mut_ptr() };
                     let number = self.begin_own(stripes.slot(*group, seat, *place), (0, PAGE_BYTES), verb);
                     reads.push((at, self.striped.ended.len() - 1));
@@ -280,9 +284,14 @@ impl Lane {
         }
         self.await_update(pool, foreign);
         let mut lost = vec![None; update.ranges.len()];
+        self.striped.blind = vec![false; update.ranges.len()];
         for (at, number) in reads {
-            if let Err(why) = &self.striped.ended[number] {
-                lost[at] = Some(why.clone());
+            let Err(why) = &self.striped.ended[number] else { continue };
+            let group = update.noted[update.ranges[at].start].group;
+            // Without parity a lost page takes no other page along. And none can be filled in then.
+            match pool.tables.has_parity(stripes, group) {
+                true => lost[at] = Some(why.clone()),
+                false => self.striped.blind[at] = true,
             }
         }
         lost
@@ -298,7 +307,8 @@ impl Lane {
         for (at, range) in update.sound(lost) {
             let (Noted { group, place, .. }, new) = (&update.noted[range.start], update.new_pages(range));
             update.turn(range);
-            for seat in 0..shape.seats() {
+            let seats = if self.striped.blind[at] { shape.data } else { shape.seats() };
+            for seat in 0..seats {
                 let parity = || buffer[at * update.each() + seat * PAGE_BYTES..].as_ptr();
                 let bytes = if seat < shape.data { new[seat] } else { Some(parity()) };
                 let Some(bytes) = bytes else { continue };
