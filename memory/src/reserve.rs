@@ -36,9 +36,8 @@ impl Reserve {
     pub fn look(&mut self, nic: &Nic) -> Option<String> {
         let lending = &nic.lending;
         nic.look_at_owners(now_ns());
-        let left = Groups::own().and_then(|groups| groups.limit()).map(|limit| limit.left);
         // A system that does not say what it has is not judged.
-        let available = left.into_iter().chain(available_ram()).min()?;
+        let available = available()?;
         let most = most(lending.limit(), (lending.lent_here(), nic.in_use()), available, self.bytes);
         lending.set_most(most);
         let holds_back = most < lending.limit();
@@ -56,6 +55,12 @@ impl Reserve {
             false => format!("the node lends all of its {} again", bytes(lending.limit())),
         })
     }
+}
+
+/// What the machine, or the node's memory group, has left now.
+pub fn available() -> Option<u64> {
+    let left = Groups::own().and_then(|groups| groups.limit()).map(|limit| limit.left);
+    left.into_iter().chain(available_ram()).min()
 }
 
 /// The memory that a node with a limit of `limit` bytes lends now, in whole slabs.

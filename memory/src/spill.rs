@@ -11,6 +11,7 @@
 //! memory goes back: a disk that is full or fails costs nothing but the memory that stays taken.
 
 use crate::StartError;
+use crate::reserve::available;
 use farmem_nic::Nic;
 use farmem_nic::lending::Slab;
 use farmem_nic::spill::{Kept, SILENT_NS, Shelf};
@@ -30,6 +31,8 @@ use std::time::Duration;
 const EVERY: Duration = Duration::from_secs(1);
 /// How soon a slab is brought back again for which the system had no memory.
 const AGAIN: Duration = Duration::from_millis(50);
+/// Bytes that the machine keeps when a slab is brought back.
+const MARGIN: u64 = 16 << 20;
 /// Bytes that are copied at a time.
 const PIECE: usize = 256 << 10;
 
@@ -78,9 +81,14 @@ impl Spill {
     }
 
     fn run(self, nic: &Weak<Nic>) {
-        let (mut looked_ns, mut failed) = (0, None);
+        let (mut looked_ns, mut failed, mut was_done) = (0, None, true);
         while let Some(nic) = nic.upgrade() {
             let is_done = nic.bring_back();
+            if was_done && !is_done {
+                let dir = self.dir.display();
+                eprintln!("farmem: --spill {dir}: this machine has no memory for what a program wants back: it waits");
+            }
+            was_done = is_done;
             if now_ns().saturating_sub(looked_ns) >= EVERY.as_nanos() as u64 {
                 looked_ns = now_ns();
                 let error = nic.spill(&self, SILENT_NS).err();
@@ -130,6 +138,8 @@ impl Place {
 
 impl Shelf for Spill {
     fn put(&self, slab: &Slab) -> Result<Box<dyn Kept>, Errno> {
+        // A disk that has failed once is not given more: nothing of it would be believed.
+        self.disk.file.check()?;
         let place = Place::new(&self.disk, slab.extents());
         let file = &self.disk.file;
         for extent in &place.extents {
@@ -150,6 +160,10 @@ impl Shelf for Spill {
 
 impl Kept for Place {
     fn take(&self, slab: &Slab) -> Result<(), Errno> {
+        // In a memory group, memory that is not there would be the end of the node, not an error.
+        if available().is_some_and(|left| left < SLAB_BYTES + MARGIN) {
+            return Err(Errno(libc::ENOMEM));
+        }
         // Memory that is not there is said here. A store to it would be the end of the node.
         self.extents.iter().try_for_each(|extent| slab.back(extent.start, extent.end - extent.start))?;
         let mut bytes = vec![0; PIECE];

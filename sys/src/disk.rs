@@ -192,7 +192,10 @@ impl PageFile {
     /// Whether the disk has failed to take something, now or before. The kernel names an error
     /// once, and only to a caller that waits. So this waits for the file's first page, and keeps the
     /// error. Errors are the whole file's.
-    fn check(&self) -> Result<(), Errno> {
+    ///
+    /// # Errors
+    /// Why it has failed.
+    pub fn check(&self) -> Result<(), Errno> {
         let mut failed = self.failed.lock();
         let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE as usize;
         // SAFETY: no pointers.

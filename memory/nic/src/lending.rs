@@ -100,6 +100,11 @@ impl Lending {
         self.most.load(Ordering::Relaxed) != u64::MAX
     }
 
+    /// Whether slabs are made of huge pages of the system's reserve, as long as there are any.
+    pub fn takes_huge_pages(&self) -> bool {
+        self.backing == Backing::Huge
+    }
+
     /// Slabs in memory that are lent beyond what it lends now.
     pub fn excess(&self) -> u64 {
         self.lent_here().saturating_sub(self.most()).div_ceil(SLAB_BYTES)

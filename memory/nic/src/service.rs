@@ -7,7 +7,7 @@ use super::epochs::{Epochs, Section};
 use super::grip::Grip;
 use super::windows::Windows;
 use super::{Member, Nic};
-use farmem_protocol::key::Key;
+use farmem_protocol::key::{Key, KeyKind};
 use farmem_protocol::wire::{Op, REPLY_BYTES, Status};
 use farmem_sys::sync::Lock;
 use std::cell::Cell;
@@ -125,8 +125,14 @@ impl Caller<'_> {
     /// renewed.
     ///
     /// # Errors
-    /// As a verb would be refused.
+    /// As a verb would be refused. [`Status::Empty`]: the slab was put aside ([`super::spill`]), and is
+    /// on its way back.
     pub fn admit(&self, key: Key, op: Op, offset: u64, len: u64) -> Result<Grip, Status> {
+        if let KeyKind::Slab(slab) = key.kind()
+            && !self.nic.is_at_hand(self.member, slab)
+        {
+            return Err(Status::Empty);
+        }
         self.nic.admission().admit(self.member, self.queue, (key, op), offset, len)
     }
 

@@ -57,6 +57,8 @@ const LEAVING: u8 = 1;
 const AWAY: u8 = 2;
 /// They are on the shelf alone, and wanted.
 const CALLED: u8 = 3;
+/// The shelf cannot give them back.
+const LOST: u8 = 4;
 
 /// Where a slab's bytes are.
 #[derive(Default)]
@@ -69,7 +71,8 @@ pub(super) struct Whereabouts {
 
 impl std::fmt::Debug for Whereabouts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(["here", "leaving", "away", "called"][self.state.load(Ordering::Relaxed) as usize & 3])
+        let state = usize::from(self.state.load(Ordering::Relaxed));
+        f.write_str(["here", "leaving", "away", "called", "lost"].get(state).unwrap_or(&""))
     }
 }
 
@@ -142,7 +145,13 @@ impl Slab {
 
     /// Whether its memory was given back to the machine.
     pub(super) fn is_away(&self) -> bool {
-        matches!(self.whereabouts.state.load(Ordering::SeqCst), AWAY | CALLED)
+        matches!(self.whereabouts.state.load(Ordering::SeqCst), AWAY | CALLED | LOST)
+    }
+
+    /// Whether its bytes cannot be had any more. Its holders lose it; so does who comes to hold it
+    /// meanwhile, if it looks here afterwards.
+    pub(super) fn is_lost(&self) -> bool {
+        self.whereabouts.state.load(Ordering::SeqCst) == LOST
     }
 
     /// A member gets its descriptor. From now on it stays in memory.
@@ -232,6 +241,10 @@ impl Nic {
     /// # Errors
     /// The shelf's, at the first slab that it does not take.
     pub fn spill(&self, shelf: &dyn Shelf, silent_ns: u64) -> Result<(), Errno> {
+        // Huge pages go back to the system's reserve of them: the machine has no memory more.
+        if self.lending.takes_huge_pages() {
+            return Ok(());
+        }
         for member in self.members() {
             let mut put = 0;
             let tried = self.spill_of(&member, (shelf, silent_ns), &mut put);
@@ -335,6 +348,7 @@ impl Nic {
                     done = false;
                 }
                 Err(_) => {
+                    slab.whereabouts.state.store(LOST, Ordering::SeqCst);
                     for member in self.members() {
                         if member.holds.lock().slabs.remove(&slab.id).is_some() {
                             self.events.tell(Event::Unreadable(&member));

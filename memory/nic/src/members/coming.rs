@@ -338,10 +338,12 @@ impl Membership<'_> {
         let holds = parent.holds.lock();
         let (slabs, shared) = (holds.slabs.clone(), holds.shared.inherited());
         drop(holds);
-        for slab in slabs.into_values() {
-            child.hold(slab);
+        for slab in slabs.values() {
+            child.hold(Arc::clone(slab));
         }
         let mut holds = child.holds.lock();
+        // One that was lost meanwhile may have been taken from its holders before.
+        holds.slabs.retain(|_, slab| !slab.is_lost());
         if !holds.gone {
             holds.shared = shared;
         }

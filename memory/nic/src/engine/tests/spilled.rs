@@ -1,6 +1,8 @@
 //! Slabs whose bytes are put aside: what verbs and requests meet meanwhile, and that no write is lost.
 
 use super::*;
+use crate::service::{Caller, Service};
+use crate::windows::Windows;
 use crate::lending::Slab;
 use crate::spill::{Kept, SILENT_NS, Shelf};
 use farmem_protocol::random::Random;
@@ -118,6 +120,61 @@ fn a_verb_that_comes_meanwhile_has_its_slab_stay() {
     spill(&node, &shelf).unwrap();
     assert_eq!((node.aside(), node.word()), (0, 1));
     assert_eq!(values(&pushed(&mut queue.lock(), &node.nic)), [0]);
+}
+
+/// A service that adds one to the first word of a slab.
+struct Adds(SlabId);
+
+impl Service for Adds {
+    fn send(
+        &self,
+        caller: &Caller<'_>,
+        _: u32,
+        _: &[u8],
+        _: &Windows,
+        _: &mut Section<'_>,
+    ) -> Result<[u8; 64], Status> {
+        let grip = caller.admit(Key::from(self.0), Op::Faa, 0, 8)?;
+        grip.memory.mapping().faa(grip.offset, 1).map(|_| [0; 64]).ok_or(Status::Range)
+    }
+
+    fn departed(&self, _: u64, _: &Windows, _: &mut dyn FnMut()) {}
+
+    fn keep(&self, _: &Windows) {}
+}
+
+/// A function near memory names slabs, too. One that is away is called, and the function is refused.
+#[test]
+fn a_function_finds_no_slab_that_is_away() {
+    let node = Arc::new(Node::new());
+    node.nic.serve(Adds(node.slab));
+    let queue = Arc::new(Lock::new(node.queue(0)));
+    let send = || {
+        let key = Key::service(1).0.into();
+        let verb = Verb { op: Op::Send as u8, zero: [0; 3], len: 0.into(), key, offset: 0.into() };
+        let batch = Batch { count: 1.into(), zero: 0.into(), bytes: 0.into(), first: 0.into() };
+        [batch.as_bytes(), verb.as_bytes()].concat()
+    };
+    let sent = |queue: &mut Engine| {
+        pull(queue, &node.nic, &send()).unwrap();
+        Completion::read_from_bytes(&pushed(queue, &node.nic)[..16]).unwrap().status
+    };
+    assert_eq!(sent(&mut queue.lock()), Status::Done as u8);
+    node.is_silent();
+    spill(&node, &shelf()).unwrap();
+    assert_eq!(node.aside(), 1);
+    assert_eq!(sent(&mut queue.lock()), Status::Empty as u8);
+    assert!(node.nic.bring_back());
+    assert_eq!(sent(&mut queue.lock()), Status::Done as u8);
+    assert_eq!(node.word(), 2);
+    // While bytes are being copied it has the slab stay.
+    node.is_silent();
+    let (other, beside) = (Arc::clone(&node), Arc::clone(&queue));
+    let meanwhile = with(move || {
+        pull(&mut beside.lock(), &other.nic, &send()).unwrap();
+    });
+    spill(&node, &meanwhile).unwrap();
+    assert_eq!((node.aside(), node.word()), (0, 3));
 }
 
 /// What refers to the slab keeps it here: half a WRITE, a READ whose bytes have not gone, a window.
