@@ -169,7 +169,7 @@ type Each<'a, T> = Vec<Pin<Box<dyn Future<Output = T> + 'a>>>;
 
 impl Keyspace {
     /// Carries out the changes at one moment, at which every key is as `is_as_read` says. False: one of
-    /// them is not, and nothing was changed.
+    /// them is not, and nothing was changed. No attempt begins again when it `is_late`.
     ///
     /// # Errors
     /// Nothing was changed, unless a connection broke or this front end was shut out.
@@ -177,13 +177,17 @@ impl Keyspace {
         &self,
         io: &Io,
         intents: Vec<Intent>,
-        is_as_read: &dyn Fn(&[u8], Option<&Object>) -> bool,
+        is_as_read: &dyn Fn(&[u8], Option<&Found>) -> bool,
+        is_late: &dyn Fn() -> bool,
     ) -> Result<bool, Trouble> {
         let mut parts = self.parts(io, intents).await?;
         for attempt in 0..ATTEMPTS {
             if attempt > 0 {
                 // Others pause for another time.
                 io.pause(self.random(2 << attempt.min(4)) as u32).await;
+            }
+            if is_late() {
+                break;
             }
             parts.iter_mut().for_each(Part::reset);
             let Some(mut verdict) = self.hold_locks(io, &mut parts).await? else { continue };
@@ -264,7 +268,7 @@ impl Keyspace {
         &self,
         io: &Io,
         parts: &mut [Part],
-        is_as_read: &dyn Fn(&[u8], Option<&Object>) -> bool,
+        is_as_read: &dyn Fn(&[u8], Option<&Found>) -> bool,
     ) -> Result<Option<bool>, Trouble> {
         for some in parts.chunks_mut(TOGETHER) {
             let find = |part: &Part| -> Pin<Box<dyn Future<Output = Result<Option<Found>, Trouble>> + '_>> {
@@ -298,11 +302,11 @@ impl Keyspace {
         io: &Io,
         shard: &Rc<Shard>,
         key: &[u8],
-        is_as_read: &dyn Fn(&[u8], Option<&Object>) -> bool,
+        is_as_read: &dyn Fn(&[u8], Option<&Found>) -> bool,
     ) -> Result<Option<Found>, Trouble> {
         loop {
             let found = shard.index.find(io, key).await?;
-            let there = found.as_ref().map(|found| &found.object).filter(|object| !self.has_ended(object));
+            let there = found.as_ref().filter(|found| !self.has_ended(&found.object));
             if !is_as_read(key, there) {
                 return Ok(None);
             }
@@ -408,6 +412,10 @@ impl Keyspace {
         };
         let failed = join(batches.iter().map(put).collect::<Each<'_, _>>()).await;
         let failed: Vec<(usize, bool)> = failed.into_iter().collect::<Result<Vec<_>, _>>()?.concat();
+        for part in failed.iter().map(|&(n, _)| &parts[n]) {
+            // What is cached of it is outdated, and the next attempt would find it again.
+            part.shard.near.cache.borrow_mut().forget(&part.key, part.hash);
+        }
         let frozen = failed.iter().filter(|(_, frozen)| *frozen).map(|(n, _)| *n).collect();
         Ok(if failed.is_empty() { None } else { Some(frozen) })
     }

@@ -4,7 +4,7 @@
 mod world;
 
 use farmem_kv::atomic::Intent;
-use farmem_kv::index::Removed;
+use farmem_kv::index::{Found, Removed};
 use farmem_kv::keyspace::Keyspace;
 use farmem_kv::object::Object;
 use farmem_kv::rules::{Bug, Rules};
@@ -123,8 +123,10 @@ async fn perform(front: Front, io: Io, op: Op) -> Result<Done, Trouble> {
             let after = op.after(seen);
             let intent =
                 |n: usize| Intent { key: keys[n].clone(), change: (after[n] != seen[n]).then(|| after[n].map(value)) };
-            let as_read = |key: &[u8], there: Option<&Object>| is(there) == seen[usize::from(key != keys[0])];
-            if store.commit(&io, vec![intent(0), intent(1)], &as_read).await? {
+            let as_read = |key: &[u8], there: Option<&Found>| {
+                is(there.map(|found| &found.object)) == seen[usize::from(key != keys[0])]
+            };
+            if store.commit(&io, vec![intent(0), intent(1)], &as_read, &|| false).await? {
                 return Ok((op, seen.map(Some)));
             }
         },

@@ -225,3 +225,30 @@ fn nobody_at_any_front_end_sees_half_of_a_transaction() {
     });
     assert_eq!(fronts[1].client().ask("MGET a b"), format!("[{moved} -{moved}]"));
 }
+
+/// A front end that is alone answers from its near cache, also of tables that it has split since.
+#[test]
+fn a_lone_front_end_changes_keys_together_when_tables_have_split() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("grown", &node.at);
+    let mut client = front.client();
+    for round in 0..10 {
+        for n in 0..20 {
+            client.ask(&format!("SET early{n} {round}"));
+            assert_eq!(client.ask(&format!("GET early{n}")), round.to_string());
+        }
+        for n in 0..20 {
+            let pairs: String = (0..100).map(|k| format!(" more{} x", round * 2000 + n * 100 + k)).collect();
+            assert_eq!(client.ask(&format!("MSET{pairs}")), "+OK");
+        }
+        let begun = Instant::now();
+        for n in (0..20).step_by(2) {
+            let (one, other) = (format!("INCR early{n}"), format!("INCR early{}", n + 1));
+            let said = ["MULTI", &one, &other, "EXEC"].map(|line| client.ask(line));
+            assert_eq!(said[3], format!("[:{0} :{0}]", round + 1), "round {round}, {:?}", begun.elapsed());
+        }
+        let script = "EVAL return{redis.call('incr',KEYS[1]),redis.call('incr',KEYS[2])} 2 early0 early1";
+        assert_eq!(client.ask(script), format!("[:{0} :{0}]", round + 2));
+    }
+    assert_eq!(client.ask("DBSIZE"), ":20020");
+}

@@ -17,7 +17,7 @@
 //! A watched key is remembered by its slot and its object's checksum, which every change replaces.
 
 use super::draft::{Draft, Seen, seen};
-use super::several::{KEYS, Several};
+use super::several::{ALL, KEYS, Several};
 use super::table::{self, Command};
 use super::{Answered, Call, Client, Fail, Group, channels, dispatch};
 use crate::index::Found;
@@ -37,8 +37,6 @@ const COLLECTED: usize = 64 << 20;
 /// that is silent for dead.
 const TIME: Duration = Duration::from_secs(2);
 
-/// How long a transaction on several keys may take to read them.
-const READS: Duration = Duration::from_secs(60);
 
 /// A key that is watched.
 pub type Watched = (Vec<u8>, Seen);
@@ -206,13 +204,13 @@ pub(super) fn at_once<T>(command: impl Future<Output = T>) -> Option<T> {
 
 async fn on_several(call: &Call, transaction: &Transaction, keys: Vec<Vec<u8>>) -> Answered {
     let (seed, watched) = (call.store().random(usize::MAX) as u64, &transaction.watched);
-    let several = Several { call, seed, time: READS, too_slow: too_slow(), watched };
+    let several = Several { call, seed, time: ALL, too_slow: too_slow(ALL), watched };
     let ended = several.run(keys, |draft, _| Ok((transaction.on(call, draft, Instant::now() + TIME)?, false))).await?;
     Ok(ended.unwrap_or(CHANGED))
 }
 
-fn too_slow() -> String {
-    format!("the transaction ran for more than {} s: it changes nothing. Give fewer commands at once", TIME.as_secs())
+fn too_slow(time: Duration) -> String {
+    format!("the transaction ran for more than {} s: it changes nothing. Give fewer commands at once", time.as_secs())
 }
 
 impl Transaction {
@@ -233,7 +231,7 @@ impl Transaction {
         let mut replies = Vec::with_capacity(self.multi.commands.len());
         for (command, args) in &self.multi.commands {
             if Instant::now() >= until {
-                return Err(Fail::new(too_slow()));
+                return Err(Fail::new(too_slow(TIME)));
             }
             let (args, draft) = (Rc::clone(args), Some(Rc::clone(draft)));
             let call = Call { args, draft, in_exec: true, ..call.clone() };

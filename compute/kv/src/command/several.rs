@@ -20,6 +20,8 @@ pub const KEYS: usize = 10_000;
 const TOGETHER: usize = 16;
 /// Runs whose keys others change, at most.
 const ATTEMPTS: u32 = 100;
+/// How long all runs may take together: other clients of the front end wait meanwhile.
+pub const ALL: Duration = Duration::from_secs(20);
 
 /// A key on its way.
 type Find<'a> = Pin<Box<dyn Future<Output = Result<Option<Found>, Trouble>> + 'a>>;
@@ -30,7 +32,7 @@ pub struct Several<'a> {
     pub call: &'a Call,
     /// Of random numbers, in all runs.
     pub seed: u64,
-    /// How long one run may take, with the reads before it.
+    /// How long one run may take, with the reads before it. [`ALL`] bounds all of them.
     pub time: Duration,
     /// The error of a run that takes longer.
     pub too_slow: String,
@@ -52,11 +54,16 @@ impl Several<'_> {
     ) -> Result<Option<T>, Fail> {
         let (store, io) = (self.call.store(), &self.call.io);
         keys.extend(self.watched.iter().map(|(key, _)| key.clone()));
+        let end = Instant::now() + ALL;
         for attempt in 0..ATTEMPTS {
             if attempt > 0 {
                 io.pause(store.random(2 << attempt.min(4)) as u32).await;
             }
-            let (until, draft) = (Instant::now() + self.time, Rc::new(Draft::new(store.now_ms(), self.seed)));
+            if Instant::now() >= end {
+                break;
+            }
+            let until = end.min(Instant::now() + self.time);
+            let draft = Rc::new(Draft::new(store.now_ms(), self.seed));
             keys.sort_unstable();
             keys.dedup();
             let mut missing = keys;
@@ -73,16 +80,29 @@ impl Several<'_> {
             };
             keys = draft.keys();
             if failed {
-                return Ok(Some(outcome));
+                draft.again();
+                if Instant::now() >= until || keys.len() < 2 {
+                    return Ok(Some(outcome));
+                }
+                // The keys were read one after another: it may have failed by what never was.
             }
-            let as_read = |key: &[u8], there: Option<&_>| draft.is_as_read(key, there, store.now_ms());
+            let as_read = |key: &[u8], there: Option<&Found>| {
+                let object = there.map(|found| &found.object);
+                self.is_as_watched(key, there) && draft.is_as_read(key, object, store.now_ms())
+            };
             let intents = draft.intents();
-            if intents.is_empty() || store.commit(io, intents, &as_read).await? {
+            if intents.is_empty() || store.commit(io, intents, &as_read, &|| Instant::now() >= end).await? {
                 channels::send_all(self.call, draft.messages()).await;
                 return Ok(Some(outcome));
             }
         }
         Err(Trouble::Contended.into())
+    }
+
+    /// Whether a key is what it was when it was watched, if it is. Another value alike is another one.
+    fn is_as_watched(&self, key: &[u8], there: Option<&Found>) -> bool {
+        let watched = self.watched.iter().find(|(watched, _)| watched == key);
+        watched.is_none_or(|(_, before)| *before == seen(there))
     }
 
     /// Reads keys into a draft. False: one that is watched is not what it was.
@@ -98,8 +118,7 @@ impl Several<'_> {
             let find = |key| -> Find<'_> { Box::pin(store.find(io, key)) };
             for (key, found) in some.iter().zip(join(some.iter().map(|key| find(key)).collect()).await) {
                 let found = found?;
-                let watched = self.watched.iter().find(|(watched, _)| watched == key);
-                if watched.is_some_and(|(_, before)| *before != seen(found.as_ref())) {
+                if !self.is_as_watched(key, found.as_ref()) {
                     return Ok(false);
                 }
                 draft.enter(key, found.map(|found| found.object));

@@ -197,7 +197,12 @@ impl Index {
     /// one round trip if it has cached the slot, else two.
     pub async fn find(self: &Rc<Index>, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
         let (hash, section) = (Hash::of(key), self.space.section());
-        if let Some((Known { table, slot_at, slot, .. }, object)) = self.near.get(key, hash) {
+        // Of a table that was split the slots are frozen: no CAS changes them any more.
+        let split = |known: &Known| known.table != self.trie.borrow().table(hash);
+        if let Some((known, object)) = self.near.get(key, hash)
+            && !split(&known)
+        {
+            let Known { table, slot_at, slot, .. } = known;
             self.reach.counters.near.set(self.reach.counters.near.get() + 1);
             return Ok(Some(Found { slot_at, slot, object, table, section }));
         }
