@@ -18,10 +18,11 @@ pub struct Columns {
 
 impl Columns {
     /// Bytes of the summed column where the tested one has this many. `None`: these are no whole
-    /// elements.
+    /// elements, or more than memory can have.
     pub fn bytes_of_values(&self, tests: u64) -> Option<u64> {
         let each = u64::from(self.test.bytes());
-        tests.is_multiple_of(each).then(|| tests / each * u64::from(self.value.bytes()))
+        let elements = tests.is_multiple_of(each).then_some(tests / each)?;
+        elements.checked_mul(u64::from(self.value.bytes()))
     }
 
     /// Adds what the columns say, in order. The elements that one has more are left out.

@@ -200,7 +200,7 @@ fn again(stream: &Stream, group: &mut Group, (consumer, behind, most): (&[u8], I
     let shown = ids.into_iter().map(|id| match stream.get(id) {
         Some(entry) => {
             if let Some(pending) = group.pending.get_mut(&id) {
-                (pending.delivered_ms, pending.count) = (now_ms, pending.count + 1);
+                (pending.delivered_ms, pending.count) = (now_ms, pending.count.saturating_add(1));
             }
             shown(entry)
         }

@@ -226,7 +226,7 @@ impl Stream {
         for (name, group) in &self.groups {
             put_bytes(&mut out, name);
             put_id(&mut out, group.last);
-            put(&mut out, group.read.map_or(0, |read| read + 1));
+            put(&mut out, group.read.map_or(0, |read| read.saturating_add(1)));
             put(&mut out, group.consumers.len() as u64);
             let mut places = BTreeMap::new();
             for (place, (name, seen)) in group.consumers.iter().enumerate() {
@@ -268,7 +268,7 @@ impl Stream {
 
     /// Adds an entry behind all others.
     pub fn append(&mut self, entry: Entry) {
-        (self.last, self.added) = (entry.id, self.added + 1);
+        (self.last, self.added) = (entry.id, self.added.wrapping_add(1));
         self.entries.push(entry);
     }
 
@@ -328,7 +328,7 @@ impl Stream {
         match id.cmp(&first) {
             _ if self.max_deleted != Id::MIN && self.max_deleted >= first => None,
             std::cmp::Ordering::Less => Some(left),
-            std::cmp::Ordering::Equal => Some(left + 1),
+            std::cmp::Ordering::Equal => Some(left.saturating_add(1)),
             std::cmp::Ordering::Greater => None,
         }
     }
@@ -348,7 +348,7 @@ impl Stream {
             return;
         }
         if let Some(read) = group.read.filter(|_| !self.has_gaps_from(id)) {
-            group.read = Some(read + 1);
+            group.read = Some(read.saturating_add(1));
         } else if self.added > 0 {
             group.read = self.distance(id);
         }
