@@ -37,7 +37,6 @@ const COLLECTED: usize = 64 << 20;
 /// that is silent for dead.
 const TIME: Duration = Duration::from_secs(2);
 
-
 /// A key that is watched.
 pub type Watched = (Vec<u8>, Seen);
 

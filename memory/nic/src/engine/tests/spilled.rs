@@ -1,10 +1,10 @@
 //! Slabs whose bytes are put aside: what verbs and requests meet meanwhile, and that no write is lost.
 
 use super::*;
-use crate::service::{Caller, Service};
-use crate::windows::Windows;
 use crate::lending::Slab;
+use crate::service::{Caller, Service};
 use crate::spill::{Kept, SILENT_NS, Shelf};
+use crate::windows::Windows;
 use farmem_protocol::random::Random;
 use std::sync::atomic::AtomicU64;
 
