@@ -149,12 +149,14 @@ fn a_function_finds_no_slab_that_is_away() {
     let node = Arc::new(Node::new());
     node.nic.serve(Adds(node.slab));
     let queue = Arc::new(Lock::new(node.queue(0)));
-    let send = || {
-        let key = Key::service(1).0.into();
+    let number = Arc::new(AtomicU64::new(0));
+    let send = move || {
+        let (key, first) = (Key::service(1).0.into(), number.fetch_add(1, Ordering::Relaxed));
         let verb = Verb { op: Op::Send as u8, zero: [0; 3], len: 0.into(), key, offset: 0.into() };
-        let batch = Batch { count: 1.into(), zero: 0.into(), bytes: 0.into(), first: 0.into() };
+        let batch = Batch { count: 1.into(), zero: 0.into(), bytes: 0.into(), first: first.into() };
         [batch.as_bytes(), verb.as_bytes()].concat()
     };
+    let later = send.clone();
     let sent = |queue: &mut Engine| {
         pull(queue, &node.nic, &send()).unwrap();
         Completion::read_from_bytes(&pushed(queue, &node.nic)[..16]).unwrap().status
@@ -171,7 +173,7 @@ fn a_function_finds_no_slab_that_is_away() {
     node.is_silent();
     let (other, beside) = (Arc::clone(&node), Arc::clone(&queue));
     let meanwhile = with(move || {
-        pull(&mut beside.lock(), &other.nic, &send()).unwrap();
+        pull(&mut beside.lock(), &other.nic, &later()).unwrap();
     });
     spill(&node, &meanwhile).unwrap();
     assert_eq!((node.aside(), node.word()), (0, 3));
