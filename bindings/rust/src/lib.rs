@@ -112,9 +112,10 @@ pub fn objects(pages: isize) -> usize {
     table().filter(has_it).map_or(0, |table| unsafe { (table.objects)(pages) })
 }
 
-/// Tells what far objects have missed since the last call, for the crate `farmem-objects`: pages,
-/// and in ns what that cost and what a little more local memory would have saved of it. Returns the
-/// pages that they may take now, or have to give if negative. `None` where nobody weighs that.
+/// Reports the misses of far objects since the last call: their number in pages, their time in ns,
+/// and the time in ns that a little more local memory would have saved. Returns the pages that the
+/// objects may take now; if negative, those that they have to give. `None`: the runtime does not
+/// weigh them. The crate `farmem-objects` calls it.
 #[doc(hidden)]
 pub fn weigh(pages: usize, cost: usize, saved: usize) -> Option<isize> {
     let has_it = |table: &&Table| table.bytes >= core::mem::offset_of!(Table, need);
@@ -122,8 +123,8 @@ pub fn weigh(pages: usize, cost: usize, saved: usize) -> Option<isize> {
     table().filter(has_it).map(|table| unsafe { (table.weigh)(pages, cost, saved) })
 }
 
-/// Tells that a scope holds all that far objects may have, and needs more, for the crate
-/// `farmem-objects`. Returns the pages that they may take now.
+/// Reports that a scope holds all memory that far objects may have, and needs more. Returns the
+/// pages that they may take now. The crate `farmem-objects` calls it.
 #[doc(hidden)]
 pub fn need() -> usize {
     let has_it = |table: &&Table| table.bytes >= size_of::<Table>();

@@ -44,9 +44,9 @@ const WAIT: (u32, u32) = (4, 128);
 pub struct Side {
     /// Pages that came in, or objects in pages.
     pub pages: u64,
-    /// What its misses cost, in any unit of time.
+    /// The time of its misses, in any unit.
     pub cost: u64,
-    /// What those of them cost that a [`DEPTH`]th more memory would have saved.
+    /// The part of that time which a [`DEPTH`]th more memory would have saved.
     pub saved: u64,
 }
 
@@ -137,7 +137,7 @@ impl Shares {
         self.last = Some((to, self.looks));
         let (step, now) = (steps * (local / STEP).max(1), self.objects(local));
         self.objects = match to {
-            // What objects do not use is the pages' already.
+            // The pages have the unused part of the objects' share already.
             To::Pages => now.min(used).saturating_sub(step),
             To::Objects => now + step,
         };
