@@ -108,6 +108,8 @@ pub struct Blocks {
     actor: Actor,
     claimer: Claimer,
     ledger: Arc<Ledger>,
+    /// Which of the agent's nodes this is, in the ledger.
+    node: usize,
     /// `None`: memory is mapped.
     windows: Option<Windows>,
     held: HashMap<BlockId, Vec<Grant>>,
@@ -120,15 +122,24 @@ pub struct Blocks {
 impl Blocks {
     /// Joins a node as a new member. Nothing may be recorded as held.
     pub fn join(node: &NodeAddr, options: &ConnectOptions, ledger: Arc<Ledger>) -> Result<Blocks, JoinError> {
+        Blocks::join_as(node, options, (ledger, 0))
+    }
+
+    /// The same, as one of the two nodes that the ledger has room for.
+    pub fn join_as(
+        node: &NodeAddr,
+        options: &ConnectOptions,
+        (ledger, at): (Arc<Ledger>, usize),
+    ) -> Result<Blocks, JoinError> {
         let session = Session::connect_lasting(node, options)?;
         let Identity { secret, incarnation, number } = session.identity();
-        ledger.set_membership(&Membership { secret, incarnation, number });
-        Blocks::of(session, ledger)
+        ledger.set_membership(at, Some(&Membership { secret, incarnation, number }));
+        Blocks::of(session, ledger, at)
     }
 
     /// Joins a node as a new member that ends with this process. Its memory is not taken over.
     pub fn join_alone(node: &NodeAddr, options: &ConnectOptions, ledger: Arc<Ledger>) -> Result<Blocks, JoinError> {
-        Blocks::of(Session::connect(node, options)?, ledger)
+        Blocks::of(Session::connect(node, options)?, ledger, 0)
     }
 
     /// Is again the member that a former agent recorded, and holds what it recorded as
@@ -136,30 +147,30 @@ impl Blocks {
     pub fn resume(
         node: &NodeAddr,
         options: &ConnectOptions,
-        ledger: Arc<Ledger>,
+        (ledger, at): (Arc<Ledger>, usize),
         membership: &Membership,
         recorded: impl Iterator<Item = Recorded>,
     ) -> Result<Blocks, JoinError> {
         let Membership { secret, incarnation, number } = *membership;
         // A request of this member must not repeat a number of the former one's last requests.
         let number = number + REQUESTS;
-        ledger.set_membership(&Membership { number, ..*membership });
+        ledger.set_membership(at, Some(&Membership { number, ..*membership }));
         let session = Session::resume(node, options, &Identity { secret, incarnation, number })?;
-        let mut blocks = Blocks::of(session, ledger)?;
+        let mut blocks = Blocks::of(session, ledger, at)?;
         blocks.take_over(recorded)?;
         Ok(blocks)
     }
 
-    fn of(session: Session, ledger: Arc<Ledger>) -> Result<Blocks, JoinError> {
+    fn of(session: Session, ledger: Arc<Ledger>, node: usize) -> Result<Blocks, JoinError> {
         // The member's first queue pair, by the same number in every agent: its turn is this
         // agent's from the first answer on.
         let mut queue = session.queue_pair()?;
         let words = Words::open(&mut queue)?;
         let actor = Actor::new(Owner::new(session.owner()), Claimant::new(0));
         let claimer = Claimer::new(actor, words.geometry());
-        let windows = (!session.is_mapped()).then(|| Windows::new(Arc::clone(&ledger)));
+        let windows = (!session.is_mapped()).then(|| Windows::new(Arc::clone(&ledger), node));
         let (held, count, released_ns) = (HashMap::new(), Arc::default(), 0);
-        Ok(Blocks { session, queue, words, actor, claimer, ledger, windows, held, count, released_ns })
+        Ok(Blocks { session, queue, words, actor, claimer, ledger, node, windows, held, count, released_ns })
     }
 
     fn take_over(&mut self, recorded: impl Iterator<Item = Recorded>) -> Result<(), JoinError> {
@@ -180,7 +191,8 @@ impl Blocks {
             }
         }
         if self.windows.is_some() {
-            self.windows = Some(Windows::resume(Arc::clone(&self.ledger), &self.session, &self.held)?);
+            let ledger = (Arc::clone(&self.ledger), self.node);
+            self.windows = Some(Windows::resume(ledger, &self.session, &self.held)?);
         }
         let surplus: Vec<Grant> = mine.into_values().collect();
         Ok(self.give_back(&surplus)?)
@@ -220,15 +232,70 @@ impl Blocks {
     /// do not hold the lock on this meanwhile. `since_ns`: when the claim was first tried, by
     /// [`raw::now_ns`]; after a fifth of a second it is refused.
     pub fn claim(&mut self, blocks: u32, since_ns: u64) -> Result<Option<Claimed>, Refusal> {
+        self.claim_beside(None, blocks, since_ns)
+    }
+
+    /// The same beside blocks of another node, whose names are not given again.
+    pub(crate) fn claim_beside(
+        &mut self,
+        other: Option<&Blocks>,
+        blocks: u32,
+        since_ns: u64,
+    ) -> Result<Option<Claimed>, Refusal> {
         let Some(grants) = self.claim_units(blocks, since_ns)? else { return Ok(None) };
-        let block = self.name();
+        let block = self.name(other);
         let place = grants[0].place.index;
-        self.count.fetch_add(grants.len() as u64, Ordering::Relaxed);
-        self.held.insert(block, grants);
+        self.adopt(block, grants);
         Ok(Some(Claimed { block, place }))
     }
 
-    fn claim_units(&mut self, blocks: u32, since_ns: u64) -> Result<Option<Vec<Grant>>, Refusal> {
+    /// Holds what was claimed, under this name.
+    pub(crate) fn adopt(&mut self, block: BlockId, grants: Vec<Grant>) {
+        self.count.fetch_add(grants.len() as u64, Ordering::Relaxed);
+        self.held.insert(block, grants);
+    }
+
+    /// Whether a block is of this node.
+    pub(crate) fn holds(&self, block: BlockId) -> bool {
+        self.held.contains_key(&block)
+    }
+
+    /// One of the blocks and runs of this node, and of how many blocks it is.
+    pub(crate) fn any(&self) -> Option<(BlockId, u32)> {
+        self.held.iter().next().map(|(block, grants)| (*block, grants.len() as u32))
+    }
+
+    /// Which of the agent's nodes this is, in the ledger.
+    pub(crate) fn node(&self) -> usize {
+        self.node
+    }
+
+    /// The node's incarnation: two nodes never have the same.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.session.identity().incarnation
+    }
+
+    /// Counts its blocks together with those of another node from now on.
+    pub(crate) fn count_with(&mut self, other: &Blocks) {
+        other.count.fetch_add(self.count.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.count = Arc::clone(&other.count);
+    }
+
+    /// Ends the keys of a block, and copies its bytes to blocks that were claimed at another node.
+    /// When keys have ended, nothing is under way by them. So no later byte is left behind.
+    pub(crate) fn copy_out(&mut self, block: BlockId, to: &mut Blocks, grants: &[Grant]) -> Result<(), Refusal> {
+        if let Some(windows) = &mut self.windows {
+            windows.unbind((&self.session, &mut self.queue), &[block]).map_err(|_| Refusal::Lost)?;
+        }
+        let from = self.held.get(&block).ok_or(Refusal::Tables)?;
+        for (from, into) in from.iter().zip(grants) {
+            let keys = [from, into].map(|grant| Key(grant.key().0));
+            crate::sources::copy_block([&mut self.queue, &mut to.queue], keys)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn claim_units(&mut self, blocks: u32, since_ns: u64) -> Result<Option<Vec<Grant>>, Refusal> {
         let want = Want::run(&self.words.geometry(), Level::Block, blocks).ok_or(Refusal::Exhausted)?;
         let in_time = || raw::now_ns().saturating_sub(since_ns) <= CLEANING_NS;
         loop {
@@ -270,12 +337,12 @@ impl Blocks {
     }
 
     /// A name that no block in use has. It comes again after all others.
-    fn name(&mut self) -> BlockId {
+    fn name(&mut self, other: Option<&Blocks>) -> BlockId {
         loop {
             let next = self.ledger.next_name();
             self.ledger.set_next_name((next + 1) % MAX_BLOCK_ID as u64);
             let name = BlockId(next as u32 % MAX_BLOCK_ID);
-            if !self.held.contains_key(&name) {
+            if !self.holds(name) && !other.is_some_and(|other| other.holds(name)) {
                 return name;
             }
         }
@@ -297,7 +364,7 @@ impl Blocks {
         let _ = self.give_back(&grants);
     }
 
-    fn give_back(&mut self, grants: &[Grant]) -> Result<(), Lost> {
+    pub(crate) fn give_back(&mut self, grants: &[Grant]) -> Result<(), Lost> {
         for some in grants.chunks(MAX_OUTSTANDING) {
             let mut releases: Vec<Release> = some.iter().map(|&grant| Release::new(self.actor, grant)).collect();
             self.words.run_each(&mut self.queue, &mut releases)?;

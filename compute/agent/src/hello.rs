@@ -7,6 +7,7 @@
 //!   │     … the rest is said in the ring …        │
 //!   │◄─────────────── Mapped + a block's memfd ───│   for each MAP, where memory is on this machine
 //!   │◄───────────────── Reached, a key or more ───│   for each MAP, where it is elsewhere
+//!   │◄──────────────────────── Located, a text ───│   for each WHERE
 //! ```
 //! An agent of memory elsewhere may not know an application as a member of the node. Then the
 //! application is told which node it is ([`Entry::Elsewhere`]), joins that itself, and comes again
@@ -18,7 +19,7 @@ use crate::chunks::Map;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// First bytes, both ways; the last is the version.
-pub const MAGIC: [u8; 8] = *b"fmagent\x02";
+pub const MAGIC: [u8; 8] = *b"fmagent\x03";
 
 /// The application's first words.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -41,8 +42,8 @@ pub struct Hello {
     pub queue: u64,
     /// The member of the node that is to reach it, by its owner id; 0: none yet.
     pub owner: u32,
-    /// Zero.
-    pub zero: u32,
+    /// The number of that node, as [`Entry::Elsewhere`] says it.
+    pub node: u32,
 }
 
 /// A block or a run that an application holds.
@@ -66,7 +67,7 @@ pub struct Welcome {
     /// An [`Entry`].
     pub status: u32,
     /// Bytes of text that follow, at most [`MAX_NODE`]: for [`Entry::Elsewhere`], how to reach the
-    /// node, as `tcp HOST:PORT`, or `verbs HOST:PORT`.
+    /// node and its number, as `tcp HOST:PORT 0`, or `verbs HOST:PORT 0`.
     pub text: u32,
     /// The token by which the application proves itself when it comes again.
     pub token: [u8; 16],
@@ -116,8 +117,20 @@ pub struct Mapped {
 pub struct Reached {
     /// The block that was asked about.
     pub block: u64,
+    /// The number of the node that it is at.
+    pub node: u64,
     /// Keys that follow.
     pub keys: u64,
+}
+
+/// Tells an application which node a block is at. Text as behind a [`Welcome`] follows.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Located {
+    /// The block that was asked about.
+    pub block: u64,
+    /// Bytes that follow.
+    pub text: u64,
 }
 
 const _: () = assert!(size_of::<Hello>() == 80 && size_of::<Declaration>() == 72 && size_of::<Welcome>() == 32);

@@ -8,7 +8,8 @@
 
 use crate::blocks::{Blocks, Claimed, JoinError, Recorded};
 use crate::ledger::{self, Ledger};
-use crate::serve::{End, Report, Service};
+use crate::serve::{End, MoveError, Report, Service, text_of};
+use crate::sources::Sources;
 use crate::stock::{Quotas, Stock};
 use farmem_fabric::session::names_of;
 use farmem_fabric::words::WordsError;
@@ -64,6 +65,9 @@ pub enum StartError {
     /// A file cannot be used.
     #[error("cannot use {0}: {1}")]
     File(PathBuf, io::Error),
+    /// It cannot move to another node.
+    #[error(transparent)]
+    Move(#[from] MoveError),
     /// The system refused threads or descriptors.
     #[error("the system refused what an agent needs: {0}")]
     System(#[from] Errno),
@@ -92,8 +96,18 @@ pub struct Agent {
     listener: UnixListener,
     /// Locked as long as it is open.
     _lock: File,
+    /// The node that it uses, which its last move may have led to.
+    node: NodeAddr,
     /// Applications of a killed agent that it has taken over.
     pub recovered: usize,
+}
+
+/// Moves an agent to other nodes.
+#[derive(Clone)]
+pub struct Mover {
+    config: Config,
+    service: Arc<Service>,
+    ledger: Arc<Ledger>,
 }
 
 impl Agent {
@@ -110,51 +124,28 @@ impl Agent {
         let (ledger, _) = Ledger::open(file.as_raw_fd())?;
         let ledger = Arc::new(ledger);
 
-        let options = ConnectOptions {
-            timeout: Duration::from_secs(5),
-            grace: config.grace,
-            run: random()?,
-            pid: std::process::id(),
-            transport: config.transport,
-            names: names_of("farmem agent"),
-            trust: config.trust,
-        };
         let mut stock = Stock::open(Arc::clone(&ledger), config.quotas.clone());
-        let resumed = match ledger.membership() {
-            Some(member) => {
-                let recorded = stock.owned().map(|owned| Recorded {
-                    claimed: Claimed { block: owned.block, place: owned.place },
-                    blocks: owned.blocks,
-                });
-                match Blocks::resume(&config.node, &options, Arc::clone(&ledger), &member, recorded) {
-                    Ok(blocks) => Some(blocks),
-                    // The node was restarted, or gave the memory back: nothing of it is left.
-                    Err(JoinError::Node(ConnectError::Unknown(_))) => None,
-                    Err(e) => return Err(e.into()),
-                }
-            }
-            None => None,
-        };
-        let blocks = match resumed {
-            Some(blocks) => blocks,
+        let (sources, node) = match resumed(&config, &ledger, &stock)? {
+            Some(resumed) => resumed,
             None => {
                 ledger.clear();
                 stock = Stock::open(Arc::clone(&ledger), config.quotas.clone());
-                Blocks::join(&config.node, &options, Arc::clone(&ledger))?
+                if let NodeAddr::Tcp(at) = &config.node {
+                    ledger.set_address(0, at);
+                }
+                let blocks = Blocks::join(&config.node, &config.options()?, Arc::clone(&ledger))?;
+                let text = text_of(&config.node, config.transport, 0);
+                (Sources::new(Arc::clone(&ledger), blocks, text), config.node.clone())
             }
         };
         let recovered = stock.applications().count();
-        let elsewhere = match (&config.node, config.transport) {
-            (NodeAddr::Shm(_), _) => None,
-            (NodeAddr::Tcp(at), Transport::Verbs) => Some(format!("verbs {at}")),
-            (NodeAddr::Tcp(at), _) => Some(format!("tcp {at}")),
-        };
-        let service = Service::new(stock, blocks, elsewhere)?;
+        let text = text_of(&node, config.transport, ledger.current().1);
+        let service = Service::new(stock, sources, text)?;
         let at = socket(&config.dir);
         // A killed agent's; another that lives has the lock.
         let _ = std::fs::remove_file(&at);
         let listener = UnixListener::bind(&at).map_err(|e| StartError::File(at, e))?;
-        Ok(Agent { config, service, ledger, listener, _lock: lock, recovered })
+        Ok(Agent { config, service, ledger, listener, _lock: lock, node, recovered })
     }
 
     /// The service; [`Service::stop`] is called on it.
@@ -167,8 +158,26 @@ impl Agent {
         self.service.report(&self.ledger)
     }
 
+    /// What moves it to another node, in a thread of the caller's.
+    pub fn mover(&self) -> Mover {
+        let (config, service, ledger) = (self.config.clone(), Arc::clone(&self.service), Arc::clone(&self.ledger));
+        Mover { config, service, ledger }
+    }
+
+    /// The node that it used at its start. It is another than the configured one if a former agent
+    /// has moved.
+    pub fn node(&self) -> &NodeAddr {
+        &self.node
+    }
+
     /// Serves until told to stop, or idle. `each` is called a few times a second.
     pub fn run(&self, each: &mut dyn FnMut(&Report)) -> Result<End, StartError> {
+        if self.service.is_moving() {
+            // A move that a former agent began. If its thread cannot be made, the next agent ends it.
+            let service = Arc::clone(&self.service);
+            let goes_on = move || drop(service.finish_move());
+            let _ = std::thread::Builder::new().name("moves".into()).spawn(goes_on);
+        }
         let mut tell = || each(&self.report());
         Ok(self.service.run(Some(&self.listener), &self.ledger, self.config.idle, &mut tell)?)
     }
@@ -183,6 +192,70 @@ impl Agent {
             // No farewell to the node, which would take the memory back.
             std::mem::forget(self.service);
         }
+    }
+}
+
+impl Mover {
+    /// Moves all memory of the agent to another node, and claims there from now on. It returns when
+    /// nothing is left at the old one. False: it is the same node.
+    ///
+    /// # Errors
+    /// [`MoveError`].
+    pub fn to(&self, node: &NodeAddr) -> Result<bool, StartError> {
+        Ok(self.service.move_to(node, &self.config.options()?, &self.ledger)?)
+    }
+}
+
+impl Config {
+    fn options(&self) -> Result<ConnectOptions, StartError> {
+        Ok(ConnectOptions {
+            timeout: Duration::from_secs(5),
+            grace: self.grace,
+            run: random()?,
+            pid: std::process::id(),
+            transport: self.transport,
+            names: names_of("farmem agent"),
+            trust: self.trust,
+        })
+    }
+}
+
+/// The nodes of a former agent, and the one that it used. `None`: there was none, or a node was
+/// restarted or has given the memory back, so that nothing is left of it.
+fn resumed(config: &Config, ledger: &Arc<Ledger>, stock: &Stock) -> Result<Option<(Sources, NodeAddr)>, StartError> {
+    let (current, number) = ledger.current();
+    let Some(now) = again(config, ledger, stock, current)? else { return Ok(None) };
+    let (blocks, node) = now;
+    let text = text_of(&node, config.transport, number);
+    let sources = Sources::new(Arc::clone(ledger), blocks, text);
+    if ledger.membership(1 - current).is_none() {
+        return Ok(Some((sources, node)));
+    }
+    let Some((left, from)) = again(config, ledger, stock, 1 - current)? else { return Ok(None) };
+    let text = text_of(&from, config.transport, number.saturating_sub(1));
+    Ok(Some((sources.leaving(left, text), node)))
+}
+
+/// A former agent's member of one of its nodes, and the node.
+fn again(
+    config: &Config,
+    ledger: &Arc<Ledger>,
+    stock: &Stock,
+    at: usize,
+) -> Result<Option<(Blocks, NodeAddr)>, StartError> {
+    let Some(member) = ledger.membership(at) else { return Ok(None) };
+    let recorded = stock
+        .owned()
+        .filter(|owned| owned.node == at)
+        .map(|owned| Recorded { claimed: Claimed { block: owned.block, place: owned.place }, blocks: owned.blocks });
+    let node = ledger.address(at).map_or_else(|| config.node.clone(), NodeAddr::Tcp);
+    let options = config.options()?;
+    match Blocks::resume(&node, &options, (Arc::clone(ledger), at), &member, recorded) {
+        Ok(blocks) => Ok(Some((blocks, node))),
+        Err(JoinError::Node(ConnectError::Unknown(_))) => Ok(None),
+        // Another node is named, because this one is gone.
+        Err(JoinError::Node(_)) if node != config.node => Ok(None),
+        Err(e) => Err(e.into()),
     }
 }
 

@@ -1,10 +1,10 @@
 //! The agent's record of what its applications hold, in a file that outlives it.
 //!
 //! ```text
-//! byte 0        header    magic, the membership at the node, the next block's name
+//! byte 0        header    magic, the memberships at two nodes and their addresses, the next block's name
 //!      4096     applications, 256 × 128 bytes     token, user, process, job
 //!      36864    blocks, 65536 × 128 bytes         owner, name, place at the node, map of chunks
-//!      8425472  windows, 65536 × 16 bytes         key, and the block that it is bound to
+//!      8425472  windows, 2 × 65536 × 16 bytes     key, and the block that it is bound to
 //! ```
 //! (All numbers are words of 8 bytes, of this machine's order: the file never leaves it.)
 //!
@@ -19,13 +19,14 @@
 //! | chunks recorded, and the application told | chunks that it does not declare | they are free ([`crate::stock::Stock::declare`]) |
 //! | an application's FREE read, and recorded | chunks that it does not declare | the same |
 //! | a window bound or unbound, and its record | one that is recorded as bound to nothing | it is dropped ([`crate::windows`]) |
+//! | a block claimed at another node, and its record | a block that lies where it was | the new one is given back ([`crate::sources`]) |
 //! | an application admitted, and told its token | one that never comes back | its time is over, its process is found gone |
 //!
 //! An entry's first word is therefore stored last when it begins, and first when
 //! it ends.
 
 use crate::chunks::Map;
-use crate::word::BlockId;
+use crate::word::{BlockId, MAX_BLOCK_ID};
 use farmem_protocol::key::Key;
 use farmem_sys::raw::Errno;
 use farmem_sys::shared::Shared;
@@ -39,17 +40,29 @@ pub const MAX_ENTRIES: usize = 65_536;
 /// Bytes of a job's name.
 pub const MAX_JOB: usize = 32;
 /// Bytes of the file; sparse.
-pub const BYTES: usize = WINDOWS + MAX_WINDOWS * WINDOW;
-/// Windows of one agent: as many as a node lets a member have.
+pub const BYTES: usize = WINDOWS + NODES * MAX_WINDOWS * WINDOW;
+/// Windows of one agent at one node: as many as a node lets a member have.
 pub const MAX_WINDOWS: usize = 1 << 16;
+/// Nodes of one agent at once: the one that it uses, and one that it leaves.
+pub const NODES: usize = 2;
+/// Bytes of a node's address.
+pub const MAX_NODE: usize = 300;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"fmagent4");
+const MAGIC: u64 = u64::from_le_bytes(*b"fmagent5");
+/// Where the memberships begin.
+const MEMBERS: [usize; NODES] = [8, 48];
+/// Which node is used, and the number of moves so far.
+const CURRENT: usize = 80;
+/// Where the nodes' addresses begin.
+const ADDRESSES: [usize; NODES] = [512, 1024];
 const APPS: usize = 4096;
 const APP: usize = 128;
 const BLOCKS: usize = APPS + MAX_APPS * APP;
 const BLOCK: usize = 128;
 const WINDOWS: usize = BLOCKS + MAX_ENTRIES * BLOCK;
 const WINDOW: usize = 16;
+/// In the second word of a block, above its name: which node it is at.
+const NODE_BIT: u32 = MAX_BLOCK_ID.trailing_zeros();
 /// In the second word of a window: it is bound.
 const BOUND: u64 = 1 << 63;
 
@@ -91,6 +104,8 @@ pub struct Owned {
     pub block: BlockId,
     /// Blocks: 1, or those of a run.
     pub blocks: u32,
+    /// Which of the agent's [`NODES`] it is at.
+    pub node: usize,
     /// The (first) block's number at the node.
     pub place: u32,
     /// Chunks that the application has, of a block that is no run.
@@ -160,17 +175,56 @@ impl Ledger {
         std::array::from_fn(|i| words[i / 8].load(Acquire).to_le_bytes()[i % 8])
     }
 
-    /// How the agent is known at its node, if it ever was.
-    pub fn membership(&self) -> Option<Membership> {
-        let incarnation = self.word(24);
-        (incarnation != 0).then(|| Membership { secret: self.bytes(8), incarnation, number: self.word(32) })
+    /// How the agent is known at one of its [`NODES`], if it is.
+    pub fn membership(&self, node: usize) -> Option<Membership> {
+        let at = MEMBERS[node];
+        let incarnation = self.word(at + 16);
+        (incarnation != 0).then(|| Membership { secret: self.bytes(at), incarnation, number: self.word(at + 24) })
     }
 
-    /// Records how the agent is known at its node.
-    pub fn set_membership(&self, membership: &Membership) {
-        self.put_bytes(8, &membership.secret);
-        self.put(32, membership.number);
-        self.put(24, membership.incarnation);
+    /// Records how the agent is known at a node, or that it has left it.
+    pub fn set_membership(&self, node: usize, membership: Option<&Membership>) {
+        let at = MEMBERS[node];
+        let Some(membership) = membership else { return self.put(at + 16, 0) };
+        self.put_bytes(at, &membership.secret);
+        self.put(at + 24, membership.number);
+        self.put(at + 16, membership.incarnation);
+    }
+
+    /// The address of a node, if it was recorded.
+    pub fn address(&self, node: usize) -> Option<String> {
+        let at = ADDRESSES[node];
+        let len = (self.word(at) as usize).min(MAX_NODE);
+        let words = self.shared.words(at + 8, len.div_ceil(8));
+        let bytes = words.iter().flat_map(|word| word.load(Acquire).to_le_bytes()).take(len);
+        (len > 0).then(|| String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned())
+    }
+
+    /// Records the address of a node, before the agent is a member there.
+    pub fn set_address(&self, node: usize, address: &str) {
+        let at = ADDRESSES[node];
+        self.put(at, 0);
+        if address.len() <= MAX_NODE {
+            self.put_bytes(at + 8, address.as_bytes());
+            self.put(at, address.len() as u64);
+        }
+    }
+
+    /// Which node is used, and how often the agent has moved to another.
+    pub fn current(&self) -> (usize, u64) {
+        let word = self.word(CURRENT);
+        ((word & 1) as usize, word >> 1)
+    }
+
+    /// Records it.
+    pub fn set_current(&self, node: usize, moves: u64) {
+        self.put(CURRENT, moves << 1 | node as u64);
+    }
+
+    /// Forgets all windows at a node, which the agent is no member of.
+    pub fn clear_windows(&self, node: usize) {
+        let words = self.shared.words(WINDOWS + node * MAX_WINDOWS * WINDOW, MAX_WINDOWS * WINDOW / 8);
+        words.iter().filter(|word| word.load(Relaxed) != 0).for_each(|word| word.store(0, Release));
     }
 
     /// The next block's name.
@@ -219,7 +273,8 @@ impl Ledger {
         (owner != 0).then(|| Owned {
             app: (owner & 0xFFFF) as usize,
             blocks: (owner >> 16 & 0xFF) as u32,
-            block: BlockId(self.word(at + 8) as u32),
+            block: BlockId(self.word(at + 8) as u32 & (MAX_BLOCK_ID - 1)),
+            node: (self.word(at + 8) >> NODE_BIT & 1) as usize,
             place: (self.word(at + 8) >> 32) as u32,
             map: std::array::from_fn(|i| self.word(at + 16 + i * 8)),
         })
@@ -228,9 +283,15 @@ impl Ledger {
     /// Records that an application owns a block.
     pub fn own(&self, entry: usize, owned: &Owned) {
         let at = BLOCKS + entry * BLOCK;
-        self.put(at + 8, (owned.place as u64) << 32 | owned.block.0 as u64);
+        self.put_place(entry, owned);
         self.set_map(entry, &owned.map);
         self.put(at, 1 << 32 | (owned.blocks as u64) << 16 | owned.app as u64);
+    }
+
+    /// Records where a block is, by one store: a kill leaves the old place or the new one.
+    pub fn put_place(&self, entry: usize, owned: &Owned) {
+        let place = (owned.place as u64) << 32 | (owned.node as u64) << NODE_BIT | owned.block.0 as u64;
+        self.put(BLOCKS + entry * BLOCK + 8, place);
     }
 
     /// Records which chunks of the block are the application's.
@@ -283,19 +344,29 @@ mod tests {
     fn what_is_recorded_is_found_by_the_next() {
         let fd = shared::memory(c"ledger", BYTES as u64).unwrap();
         let (first, known) = Ledger::open(fd).unwrap();
-        assert!(!known && first.membership().is_none() && first.app(3).is_none());
+        assert!(!known && first.membership(1).is_none() && first.app(3).is_none());
         let app = Identity { token: [7; 16], uid: 1000, pid: 42, began: 99, job: "nightly".into() };
         let member = Membership { secret: [9; 16], incarnation: 5, number: 17 };
-        let owned =
-            Owned { app: 3, block: BlockId(77), blocks: 1, place: u32::MAX, map: [1, 2, 3, 4, 5, 6, 7, u64::MAX] };
+        let owned = Owned {
+            app: 3,
+            block: BlockId(77),
+            blocks: 1,
+            node: 1,
+            place: u32::MAX,
+            map: [1, 2, 3, 4, 5, 6, 7, u64::MAX],
+        };
         first.set_app(3, Some(&app));
-        first.set_membership(&member);
+        first.set_membership(1, Some(&member));
+        first.set_address(1, "bighost:7411");
+        first.set_current(1, 9);
         first.set_next_name(55);
         first.own(MAX_ENTRIES - 1, &owned);
         let (next, known) = Ledger::open(fd).unwrap();
         assert!(known);
         assert_eq!((next.app(3), next.app(4)), (Some(app), None));
-        assert_eq!((next.membership(), next.next_name()), (Some(member), 55));
+        assert_eq!((next.membership(0), next.membership(1), next.next_name()), (None, Some(member), 55));
+        assert_eq!((next.address(0), next.address(1)), (None, Some("bighost:7411".into())));
+        assert_eq!(next.current(), (1, 9));
         assert_eq!((next.owned(MAX_ENTRIES - 1), next.owned(0)), (Some(owned), None));
         let key = Key::window(70_000, 5);
         first.set_window(MAX_WINDOWS - 1, Some(Key::window(70_000, 4)));

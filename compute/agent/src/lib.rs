@@ -18,6 +18,7 @@
 //! | [`chunks`], [`stock`] | the allocator: no I/O |
 //! | [`ledger`] | which application has which chunk, in a file that survives the agent |
 //! | [`blocks`] | claiming blocks at a node |
+//! | [`sources`] | the node that blocks are claimed at, and the one that is being left |
 //! | [`windows`] | the keys to blocks of a node elsewhere |
 //! | [`serve`], [`host`] | the agent's threads; the agent as a process, with its files |
 //! | [`client`] | the library of applications, and an agent that runs within one |
@@ -40,6 +41,8 @@ pub mod client;
 pub mod host;
 #[cfg(not(loom))]
 pub mod serve;
+#[cfg(not(loom))]
+pub mod sources;
 #[cfg(not(loom))]
 pub mod stock;
 #[cfg(not(loom))]

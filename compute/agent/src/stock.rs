@@ -266,23 +266,34 @@ impl Stock {
         }
     }
 
-    /// Gives the application a block, or a run, of which all chunks are taken at once. `place`: the
-    /// number of its first block at the node.
+    /// Gives the application a block, or a run, of which all chunks are taken at once. `at`: which
+    /// of the agent's nodes it is at, and the number of its first block there.
     ///
     /// # Errors
     /// The application may not have it any more: another application took the last of the quota or
     /// of the table meanwhile. The block stays the caller's.
-    pub fn supply(&mut self, app: usize, block: BlockId, blocks: u32, place: u32) -> Result<(), Refusal> {
+    pub fn supply(&mut self, app: usize, block: BlockId, blocks: u32, at: (usize, u32)) -> Result<(), Refusal> {
         self.may_have(app, blocks)?;
+        let (node, place) = at;
         let at = self.free_entries.pop().unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() as u32 - 1
         });
         let map = if blocks == 1 { EMPTY } else { [u64::MAX; 8] };
-        let owned = Owned { app, block, blocks, place, map };
+        let owned = Owned { app, block, blocks, node, place, map };
         self.ledger.own(at as usize, &owned);
         self.enter(at, owned);
         Ok(())
+    }
+
+    /// Records that a block or run is at another place now. If nobody owns it any more, nothing is
+    /// recorded.
+    pub fn moved(&mut self, block: BlockId, (node, place): (usize, u32)) {
+        let Some(&at) = self.by_block.get(&block) else { return };
+        if let Some(entry) = self.entries[at as usize].as_mut() {
+            (entry.owned.node, entry.owned.place) = (node, place);
+            self.ledger.put_place(at as usize, &entry.owned);
+        }
     }
 
     /// Adds an entry, and charges it to its accounts.

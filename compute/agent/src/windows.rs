@@ -26,7 +26,7 @@ use std::time::Duration;
 
 /// The member that is to reach a program's blocks, as the program says. It need not be believed:
 /// the keys are given to the program alone, and they open the program's own memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct User {
     /// Of this user of the machine, as the kernel says.
     pub uid: u32,
@@ -53,24 +53,24 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// None yet.
-    pub fn new(ledger: Arc<Ledger>) -> Windows {
-        let empty = (0..MAX_WINDOWS).rev().collect();
+    /// None yet, at one of the agent's nodes.
+    pub fn new(ledger: Arc<Ledger>, node: usize) -> Windows {
+        let empty = places(node).rev().collect();
         Windows { ledger, spare: Vec::new(), bound: HashMap::new(), of_user: HashMap::new(), empty }
     }
 
     /// Those of a former agent that are bound to blocks which are still held; all others are
     /// dropped.
     pub fn resume(
-        ledger: Arc<Ledger>,
+        (ledger, node): (Arc<Ledger>, usize),
         session: &Session,
         held: &HashMap<BlockId, Vec<Grant>>,
     ) -> Result<Windows, Lost> {
-        let mut windows = Windows::new(ledger);
+        let mut windows = Windows::new(ledger, node);
         windows.empty.clear();
         let mut found: HashMap<BlockId, Vec<(u32, Window)>> = HashMap::new();
         let mut doubtful = Vec::new();
-        for slot in (0..MAX_WINDOWS).rev() {
+        for slot in places(node).rev() {
             match windows.ledger.window(slot) {
                 None => windows.empty.push(slot),
                 Some((key, Some((block, of_run)))) if held.contains_key(&block) => {
@@ -208,6 +208,11 @@ impl Windows {
     }
 }
 
+/// The places in the ledger of a node's windows.
+fn places(node: usize) -> std::ops::Range<usize> {
+    node * MAX_WINDOWS..(node + 1) * MAX_WINDOWS
+}
+
 /// Whether a user that has `has` windows may have `more`, when `left` are left: with them it has no
 /// more than are left for the others.
 fn may_have(has: usize, more: usize, left: usize) -> bool {
@@ -220,7 +225,7 @@ fn is_worn(key: Key) -> bool {
 }
 
 /// Waits for `verbs` verbs, tagged from 0 on, which are all that are under way.
-fn finish(queue: &mut QueuePair, verbs: usize) -> Result<Vec<Result<u64, farmem_fabric::Refusal>>, Lost> {
+pub(crate) fn finish(queue: &mut QueuePair, verbs: usize) -> Result<Vec<Result<u64, farmem_fabric::Refusal>>, Lost> {
     queue.doorbell()?;
     let mut done: Vec<Completion> = Vec::with_capacity(verbs);
     while done.len() < verbs {

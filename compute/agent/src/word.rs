@@ -10,10 +10,12 @@
 //! | kind | up (application → agent) | down (agent → application) |
 //! |---|---|---|
 //! | 1 | FREE: the piece `block, first, ord` | GRANT: that piece |
-//! | 2 | WANT: `n` pieces of `ord` | DONE: a WANT, RUN or MAP is answered; `n` is a [`Refusal`], 0 for none |
+//! | 2 | WANT: `n` pieces of `ord` | DONE: a WANT, RUN, MAP or WHERE is answered; `n` is a [`Refusal`], 0 for none |
 //! | 3 | RUN: `n` adjacent blocks | RUN: those from `block` |
 //! | 4 | FREE RUN: the `n` blocks from `block` | |
 //! | 5 | MAP: the memory of `block`, or by what it is reached, over the socket | |
+//! | 6 | WHERE: the node that `block` is at, over the socket | |
+//! | 7 | MEMBER: it is member `block` of the node of number `n` | |
 //!
 //! A word that comes from the ring is a claim: [`Up::of`] and [`Down::of`] take no
 //! other than the forms above. Whether its sender holds what it names is for
@@ -91,6 +93,8 @@ pub enum Refusal {
     Share = 6,
     /// The memory is on another machine, and its node does not know the member that is to reach it.
     Stranger = 7,
+    /// The block is at a node of which the agent does not know the application as a member.
+    Moved = 8,
 }
 
 /// A word of an application.
@@ -112,7 +116,19 @@ pub enum Up {
     FreeRun(BlockId, u32),
     /// It wants a block's memory.
     Map(BlockId),
+    /// It wants to know which node a block is at.
+    Where(BlockId),
+    /// It is a member of a node of the agent's.
+    Member {
+        /// The node's number, which rises with each that the agent moves to.
+        node: u32,
+        /// The member's owner id.
+        owner: u16,
+    },
 }
+
+/// Nodes of an agent are numbered below this.
+pub const MAX_NODES: u64 = 1 << 12;
 
 /// A word of the agent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -155,6 +171,8 @@ impl Up {
             Up::Run(n) => word(3, n as u64, NOTHING),
             Up::FreeRun(block, n) => word(4, n as u64, whole(block)),
             Up::Map(block) => word(5, 0, whole(block)),
+            Up::Where(block) => word(6, 0, whole(block)),
+            Up::Member { node, owner } => word(7, node as u64, whole(BlockId(owner as u32))),
         }
     }
 
@@ -172,6 +190,10 @@ impl Up {
             3 if is_run(n, piece) && piece == NOTHING => Up::Run(n as u32),
             4 if is_run(n, piece) => Up::FreeRun(piece.block, n as u32),
             5 if n == 0 && piece == whole(piece.block) => Up::Map(piece.block),
+            6 if n == 0 && piece == whole(piece.block) => Up::Where(piece.block),
+            7 if piece == whole(piece.block) && piece.block.0 > 0 => {
+                Up::Member { node: n as u32, owner: u16::try_from(piece.block.0).ok()? }
+            }
             _ => return None,
         };
         Some(known)
@@ -229,10 +251,12 @@ mod tests {
         }
 
         #[test]
-        fn what_is_said_is_understood(block in 0..MAX_BLOCK_ID, order in 0u8..=9, at in 0u16..512, n in 1..=MAX_RUN, count in 1..=MAX_WANT) {
+        fn what_is_said_is_understood(block in 0..MAX_BLOCK_ID, order in 0u8..=9, at in 0u16..512, n in 1..=MAX_RUN, count in 1..=MAX_WANT, owner in 1..=u16::MAX) {
             let block = BlockId(block);
             let piece = Piece { block, first: at >> order << order, order };
-            for up in [Up::Free(piece), Up::Want { order, count }, Up::Run(n), Up::FreeRun(block, n), Up::Map(block)] {
+            let member = Up::Member { node: count, owner };
+            let words = [Up::Free(piece), Up::Want { order, count }, Up::Run(n), Up::FreeRun(block, n), Up::Map(block)];
+            for up in words.into_iter().chain([Up::Where(block), member]) {
                 prop_assert_eq!(Up::of(up.bits()), Some(up));
             }
             for down in [Down::Grant(piece), Down::Done(None), Down::Done(Some(Refusal::Quota)), Down::Run(block, n)] {

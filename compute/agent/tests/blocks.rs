@@ -114,7 +114,7 @@ fn what_a_killed_agent_was_splitting_its_successor_splits() {
         // It takes no leave.
         std::mem::forget((words, queue, session));
         let membership = Membership { secret, incarnation, number };
-        let blocks = Blocks::resume(&node, &options, ledger(&host, "ledger"), &membership, std::iter::empty());
+        let blocks = Blocks::resume(&node, &options, (ledger(&host, "ledger"), 0), &membership, std::iter::empty());
         let mut blocks = blocks.map_err(|e| e.to_string()).unwrap();
         assert!(pool.word(giant).is(State::Shared), "{verbs}: {:?}", pool.word(giant));
         assert_eq!(host.lent(), 0);

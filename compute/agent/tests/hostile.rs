@@ -99,7 +99,7 @@ fn words_without_a_meaning_and_positions_that_cannot_be() {
     let mut host = Host::new(512);
     host.agent("");
     let bystander = Bystander::new(&host);
-    for nonsense in [0, u64::MAX, 6 << 60, Up::Want { order: 3, count: 1 }.bits() | 1, 0x2000_0000_0000_0000] {
+    for nonsense in [0, u64::MAX, 7 << 60, 8 << 60, Up::Want { order: 3, count: 1 }.bits() | 1, 0x2000_0000_0000_0000] {
         let mut liar = Liar::new(&host);
         liar.say(nonsense);
         assert_eq!(liar.verdict(), NONSENSE, "{nonsense:x}");

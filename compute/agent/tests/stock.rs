@@ -132,7 +132,7 @@ fn run(steps: &[Step]) {
                 if stock.may_have(places[app], blocks).is_ok()
                     && let Some(block) = model.claim(blocks)
                 {
-                    stock.supply(places[app], block, blocks, block.0).unwrap();
+                    stock.supply(places[app], block, blocks, (0, block.0)).unwrap();
                     model.granted(app, Piece { block, first: 0, order: BLOCK_ORDER }, blocks);
                 }
             }
@@ -236,7 +236,7 @@ fn with_blocks(
             }
             Err(Need::Block) => {
                 let block = model.claim(1)?;
-                stock.supply(app, block, 1, block.0).unwrap();
+                stock.supply(app, block, 1, (0, block.0)).unwrap();
             }
         }
     }
@@ -280,7 +280,7 @@ fn quotas_are_exact_for_user_and_job() {
     let mut next = 0..;
     let mut fill = |stock: &mut Stock, app: usize| {
         while stock.may_have(app, 1).is_ok() {
-            stock.supply(app, BlockId(next.next().unwrap()), 1, 0).unwrap();
+            stock.supply(app, BlockId(next.next().unwrap()), 1, (0, 0)).unwrap();
             assert_eq!(stock.alloc(app, BLOCK_ORDER).map(|piece| piece.order), Ok(BLOCK_ORDER));
         }
         assert_eq!(stock.alloc(app, 0), Err(Need::Refused(Refusal::Quota)));
@@ -304,7 +304,7 @@ fn empty_blocks_go_back_when_they_are_idle_and_full_ones_are_filled_first() {
     let mut stock = Stock::open(Arc::new(Ledger::open(fd).unwrap().0), Quotas::default());
     let app = stock.admit(&identity(0)).unwrap();
     for block in 0..2 {
-        stock.supply(app, BlockId(block), 1, block).unwrap();
+        stock.supply(app, BlockId(block), 1, (0, block)).unwrap();
     }
     let whole = stock.alloc(app, BLOCK_ORDER).unwrap();
     let other = stock.alloc(app, BLOCK_ORDER).unwrap();
@@ -321,7 +321,7 @@ fn empty_blocks_go_back_when_they_are_idle_and_full_ones_are_filled_first() {
     assert_eq!(beats(&mut stock, 1), [], "the other one is in use");
 
     stock.free(app, other).unwrap();
-    stock.supply(app, BlockId(7), 1, 7).unwrap();
+    stock.supply(app, BlockId(7), 1, (0, 7)).unwrap();
     let pieces: Vec<Piece> = (0..16).map(|_| stock.alloc(app, 6).unwrap()).collect();
     let (first, second) = (pieces[0].block, pieces[15].block);
     // 64 chunks free of the first block to be filled, 128 of the second: both in runs of 64.
@@ -341,11 +341,11 @@ fn as_the_holding_shrinks_fewer_empty_blocks_are_kept() {
     let app = stock.admit(&identity(0)).unwrap();
     let pieces: Vec<Piece> = (0..100)
         .map(|block| {
-            stock.supply(app, BlockId(block), 1, block).unwrap();
+            stock.supply(app, BlockId(block), 1, (0, block)).unwrap();
             stock.alloc(app, BLOCK_ORDER).unwrap()
         })
         .collect();
-    stock.supply(app, BlockId(100), 32, 100).unwrap();
+    stock.supply(app, BlockId(100), 32, (0, 100)).unwrap();
     let mut back: BTreeSet<u32> = BTreeSet::new();
     let mut empty = 0;
     let mut held = 132;
@@ -388,7 +388,7 @@ fn a_user_leaves_half_of_the_tables_to_others() {
     let mut blocks = 0..;
     let mut supply = |stock: &mut Stock, app| {
         let block = blocks.next().unwrap();
-        stock.supply(app, BlockId(block), 1, block).map(|()| match stock.alloc(app, BLOCK_ORDER) {
+        stock.supply(app, BlockId(block), 1, (0, block)).map(|()| match stock.alloc(app, BLOCK_ORDER) {
             Ok(_) => {}
             Err(need) => panic!("{need:?}"),
         })

@@ -17,7 +17,8 @@
 use super::{ConnectError, member_options};
 use crate::blocks::Blocks;
 use crate::ledger::{self, Ledger};
-use crate::serve::Service;
+use crate::serve::{Service, text_of};
+use crate::sources::Sources;
 use crate::stock::{Quotas, Stock};
 use farmem_fabric::{NodeAddr, Transport};
 use farmem_sys::descriptors;
@@ -47,15 +48,17 @@ impl Alone {
         let ledger = Ledger::fresh(fd);
         descriptors::close(fd);
         let ledger = Arc::new(ledger.map_err(system)?);
-        let (transport, elsewhere) = match node {
-            NodeAddr::Shm(_) => (Transport::Shm, None),
-            NodeAddr::Tcp(at) => (Transport::Tcp, Some(format!("tcp {at}"))),
+        let transport = match node {
+            NodeAddr::Shm(_) => Transport::Shm,
+            NodeAddr::Tcp(_) => Transport::Tcp,
         };
+        let text = text_of(node, transport, 0);
         let options = member_options(patience, GRACE, transport)?;
         let blocks = Blocks::join_alone(node, &options, Arc::clone(&ledger));
         let blocks = blocks.map_err(|e| ConnectError::Node(e.to_string()))?;
         let stock = Stock::open(Arc::clone(&ledger), Quotas::default());
-        let service = Service::new(stock, blocks, elsewhere).map_err(system)?;
+        let sources = Sources::new(Arc::clone(&ledger), blocks, text.clone());
+        let service = Service::new(stock, sources, text).map_err(system)?;
         let serving = Arc::clone(&service);
         // Until it is stopped. That the node is lost the program learns with the next thing that it
         // asks.

@@ -1,11 +1,11 @@
 //! The connection: socket, desk, and what happens when the agent ends.
 
 use super::alone::Alone;
-use super::reach::Member;
+use super::reach::{Member, Members};
 use super::{AllocError, ConnectError, Counts, Options};
 use crate::chunks::Map;
 use crate::desk::Desk;
-use crate::hello::{self, Declaration, Entry, Hello, MAGIC, MAX_NODE, Mapped, Welcome};
+use crate::hello::{self, Declaration, Entry, Hello, Located, MAGIC, MAX_NODE, Mapped, Welcome};
 use crate::ring::{Consumer, Producer};
 use crate::word::{BlockId, Down, Up};
 use farmem_protocol::key::Key;
@@ -35,8 +35,9 @@ pub struct Link {
     stream: UnixStream,
     desk: Desk,
     token: [u8; 16],
-    /// The member of the node that reaches this program's memory; 0: it is mapped.
-    owner: u16,
+    /// The members by which this program reaches its memory, by the nodes' numbers. None: it is
+    /// mapped.
+    members: Arc<Members>,
     /// The agent, if it is within this process.
     alone: Option<Arc<Alone>>,
     up: Producer,
@@ -48,31 +49,38 @@ pub struct Link {
 
 impl Link {
     /// Connects; if memory is elsewhere, as a member of that node.
-    pub fn connect(options: Options, alone: Option<Arc<Alone>>) -> Result<(Link, Option<Member>), ConnectError> {
-        let mut member = None;
-        let (stream, desk, token) = match reach((&options, &alone), 0, None, &[])? {
+    pub fn connect(options: Options, alone: Option<Arc<Alone>>) -> Result<Link, ConnectError> {
+        let members = Arc::new(Members::default());
+        let (stream, desk, token) = match reach((&options, &alone), (0, 0), None, &[])? {
             Reached::Seat(seat) => seat,
             Reached::Elsewhere(node) => {
-                let joined = member.insert(Member::join(&node, options.patience)?);
-                reach((&options, &alone), joined.owner(), None, &[])?.seat()?
+                let (number, joined) = Member::join(&node, options.patience)?;
+                let owner = joined.owner();
+                members.add(number, joined);
+                reach((&options, &alone), (number, owner), None, &[])?.seat()?
             }
         };
-        let owner = member.as_ref().map_or(0, Member::owner);
         let counts = Counts::default();
         let (up, down) = Default::default();
-        Ok((Link { options, stream, desk, token, owner, alone, up, down, recalls: 0, counts }, member))
+        Ok(Link { options, stream, desk, token, members, alone, up, down, recalls: 0, counts })
     }
 
     /// Whether memory is reached by keys.
     pub fn is_elsewhere(&self) -> bool {
-        self.owner != 0
+        self.members.last().is_some()
+    }
+
+    /// The members by which this program reaches its memory.
+    pub fn members(&self) -> &Arc<Members> {
+        &self.members
     }
 
     /// Connects again and declares what is held.
     pub fn again(&mut self, held: &[(BlockId, u32, Map)]) -> Result<(), ConnectError> {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        let user = self.members.last().map_or((0, 0), |(number, member)| (number, member.owner()));
         (self.stream, self.desk, self.token) =
-            reach((&self.options, &self.alone), self.owner, Some(self.token), held)?.seat()?;
+            reach((&self.options, &self.alone), user, Some(self.token), held)?.seat()?;
         (self.up, self.down, self.recalls) = (Producer::default(), Consumer::default(), 0);
         self.counts.again += 1;
         Ok(())
@@ -168,8 +176,8 @@ impl Link {
         }
     }
 
-    /// The keys that a MAP was answered with, one for each block.
-    pub fn receive_keys(&mut self, block: BlockId, blocks: usize) -> Result<Vec<Key>, ConnectError> {
+    /// The keys that a MAP was answered with, one for each block, and the number of their node.
+    pub fn receive_keys(&mut self, block: BlockId, blocks: usize) -> Result<(u64, Vec<Key>), ConnectError> {
         let mut head = hello::Reached::new_zeroed();
         let until = raw::now_ns() + FRAME_NS;
         let failed = |e: Errno| ConnectError::System(e.to_string());
@@ -179,7 +187,31 @@ impl Link {
         }
         let mut keys = vec![0u64; blocks];
         receive(&self.stream, keys.as_mut_bytes(), until).map_err(failed)?;
-        Ok(keys.into_iter().map(Key).collect())
+        Ok((head.node, keys.into_iter().map(Key).collect()))
+    }
+
+    /// Hears which node a block is at, as the answer to a WHERE, and joins it if this program has
+    /// not yet. Returns the node's number and the member's owner id.
+    pub fn receive_node(&mut self, block: BlockId) -> Result<(u64, u16), ConnectError> {
+        let nonsense = || ConnectError::System("the agent answers what was not asked".into());
+        let mut head = Located::new_zeroed();
+        let until = raw::now_ns() + FRAME_NS;
+        let failed = |e: Errno| ConnectError::System(e.to_string());
+        receive(&self.stream, head.as_mut_bytes(), until).map_err(failed)?;
+        if head.block != block.0 as u64 || head.text as usize > MAX_NODE {
+            return Err(nonsense());
+        }
+        let mut text = vec![0; head.text as usize];
+        receive(&self.stream, &mut text, until).map_err(failed)?;
+        let text = String::from_utf8_lossy(&text);
+        let number = Member::number_in(&text).ok_or_else(nonsense)?;
+        if let Some(member) = self.members.of(number) {
+            return Ok((number, member.owner()));
+        }
+        let (number, member) = Member::join(&text, self.options.patience)?;
+        let owner = member.owner();
+        self.members.add(number, member);
+        Ok((number, owner))
     }
 }
 
@@ -221,7 +253,7 @@ fn receive(stream: &UnixStream, into: &mut [u8], until: u64) -> Result<Option<i3
 /// it starts one, once.
 fn reach(
     (options, alone): (&Options, &Option<Arc<Alone>>),
-    owner: u16,
+    user: (u64, u16),
     token: Option<[u8; 16]>,
     held: &[(BlockId, u32, Map)],
 ) -> Result<Reached, ConnectError> {
@@ -234,7 +266,7 @@ fn reach(
             None => UnixStream::connect(&options.socket),
         };
         let failed = match connected {
-            Ok(stream) => match greet(stream, options, owner, token, held) {
+            Ok(stream) => match greet(stream, options, user, token, held) {
                 // It went down as we came: the next one is asked.
                 Err(Greeting::Gone) => None,
                 Err(Greeting::Refused(e)) => return Err(e),
@@ -264,7 +296,7 @@ enum Greeting {
 fn greet(
     mut stream: UnixStream,
     options: &Options,
-    owner: u16,
+    (node, owner): (u64, u16),
     token: Option<[u8; 16]>,
     held: &[(BlockId, u32, Map)],
 ) -> Result<Reached, Greeting> {
@@ -277,7 +309,7 @@ fn greet(
     hello.token = token.unwrap_or_default();
     hello.declared = held.len() as u32;
     // Every thread of this program has a queue pair of its own.
-    (hello.owner, hello.queue) = (owner as u32, ANY_QUEUE);
+    (hello.owner, hello.node, hello.queue) = (owner as u32, node as u32, ANY_QUEUE);
     let gone = |_| Greeting::Gone;
     stream.write_all(hello.as_bytes()).map_err(gone)?;
     for &(block, blocks, map) in held {

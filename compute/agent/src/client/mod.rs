@@ -18,6 +18,10 @@
 //! holds.
 //! Requests under way are repeated. Memory that is held stays mapped and usable all the while.
 //!
+//! *The agent moves.* Its memory goes to another node, block by block. What a program has there is
+//! refused then, its keys being over. The library asks the agent where the piece is now, joins that
+//! node, and goes on.
+//!
 //! *Fork.* A child is no application of the agent's: its calls are refused
 //! ([`AllocError::Forked`]). Memory is shared with the parent, not copied.
 
@@ -36,7 +40,7 @@ use farmem_protocol::key::Key;
 use farmem_sys::shared;
 use farmem_sys::sync::Lock;
 use link::Link;
-use reach::Member;
+use reach::Members;
 use state::{Asked, Block, State, chunk_of, packed};
 use std::cell::Cell;
 use std::io::ErrorKind;
@@ -185,7 +189,7 @@ impl From<Refusal> for AllocError {
             Refusal::Lost => AllocError::Lost,
             Refusal::System => AllocError::System,
             Refusal::Share => AllocError::Share,
-            Refusal::Stranger => AllocError::Stranger,
+            Refusal::Stranger | Refusal::Moved => AllocError::Stranger,
         }
     }
 }
@@ -292,8 +296,8 @@ pub struct Client {
     state: Lock<State>,
     /// The number by which its chunks name it. No other client of this process ever has it.
     number: u32,
-    /// This process as a member of the node, if memory is elsewhere.
-    member: Option<Member>,
+    /// This process as a member of nodes, if memory is elsewhere.
+    members: Arc<Members>,
     /// The agent, if it is within this process.
     alone: Option<Arc<Alone>>,
     /// 1 in the process that connected, 0 in its forked children.
@@ -322,8 +326,9 @@ impl Client {
         here.store(1, Ordering::Relaxed);
         let number = CLIENTS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| last.checked_add(1));
         let number = number.map_err(|_| ConnectError::System("this program has made too many clients".into()))?;
-        let (link, member) = Link::connect(options, alone.clone())?;
-        Ok(Client { state: Lock::new(State::new(link, number)), number, member, alone, here })
+        let link = Link::connect(options, alone.clone())?;
+        let members = Arc::clone(link.members());
+        Ok(Client { state: Lock::new(State::new(link, number)), number, members, alone, here })
     }
 
     /// Allocates a piece of `4096 << order` bytes, aligned to its size.
@@ -425,9 +430,7 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         if self.here.load(Ordering::Relaxed) == 0 {
-            if let Some(member) = &mut self.member {
-                member.forget_in_child();
-            }
+            self.members.forget_in_child();
             // The agent's threads are in the parent. To end it here would end the parent's session
             // with the node.
             std::mem::forget(self.alone.take());

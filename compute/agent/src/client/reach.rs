@@ -12,13 +12,14 @@
 #![allow(unsafe_code)]
 
 use super::{Chunk, Client, ConnectError, member_options};
-use crate::word::BLOCK_BYTES;
+use crate::word::{BLOCK_BYTES, MAX_NODES};
 use farmem_fabric::{Completion, Lost, NodeAddr, QueuePair, Refusal, Session, Transport};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::MAX_VERB_BYTES;
 use farmem_sys::sync::Lock;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long a connection to the node that was cut may take to come back.
@@ -59,7 +60,7 @@ impl From<Refusal> for ReachError {
     }
 }
 
-/// The program as a member of the node that its memory is at.
+/// The program as a member of a node that its memory is at.
 pub(super) struct Member {
     /// Queue pairs that no thread uses, with nothing under way. A new one for every [`Reach`] would
     /// be a connection for each. `None` as below.
@@ -69,19 +70,27 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Joins the node that the agent names, as `tcp HOST:PORT` or `verbs HOST:PORT`.
-    pub(super) fn join(text: &str, patience: Duration) -> Result<Member, ConnectError> {
+    /// Joins the node that the agent names, as `tcp HOST:PORT NUMBER` or `verbs HOST:PORT NUMBER`.
+    /// Returns the number, too.
+    pub(super) fn join(text: &str, patience: Duration) -> Result<(u64, Member), ConnectError> {
         let nonsense = || ConnectError::System(format!("the agent names no node: {text:?}"));
         let (way, at) = text.split_once(' ').ok_or_else(nonsense)?;
+        let (at, _) = at.split_once(' ').ok_or_else(nonsense)?;
         let transport = match way {
             "tcp" => Transport::Tcp,
             "verbs" => Transport::Verbs,
             _ => return Err(nonsense()),
         };
+        let number = Member::number_in(text).ok_or_else(nonsense)?;
         let node: NodeAddr = at.parse().map_err(|_| nonsense())?;
         let session = Session::connect(&node, &member_options(patience, GRACE, transport)?)
             .map_err(|e| ConnectError::Node(e.to_string()))?;
-        Ok(Member { idle: Some(Lock::new(Vec::new())), session: Some(session) })
+        Ok((number, Member { idle: Some(Lock::new(Vec::new())), session: Some(session) }))
+    }
+
+    /// The number of the node in such a text.
+    pub(super) fn number_in(text: &str) -> Option<u64> {
+        text.rsplit(' ').next()?.parse().ok().filter(|number| *number < MAX_NODES)
     }
 
     pub(super) fn owner(&self) -> u16 {
@@ -110,7 +119,7 @@ impl Member {
     }
 
     /// In a forked child: closes the descriptors and says nothing.
-    pub(super) fn forget_in_child(&mut self) {
+    fn forget_in_child(&mut self) {
         if let Some(idle) = self.idle.take() {
             if let Some(mut idle) = idle.try_lock() {
                 idle.drain(..).for_each(QueuePair::forget_in_child);
@@ -124,14 +133,82 @@ impl Member {
     }
 }
 
+/// The program as a member of each node that its memory is at or was at, by the nodes' numbers.
+#[derive(Default)]
+pub(super) struct Members {
+    all: Lock<Vec<(u64, Arc<Member>)>>,
+    /// The number of the first.
+    first: AtomicU64,
+    /// A block is at another node than the first, or has got another key.
+    moved: AtomicBool,
+}
+
+impl Members {
+    pub(super) fn add(&self, number: u64, member: Member) {
+        let mut all = self.all.lock();
+        if all.is_empty() {
+            self.first.store(number, Ordering::Release);
+        }
+        all.push((number, Arc::new(member)));
+    }
+
+    /// A block is at the node of this number.
+    pub(super) fn reached(&self, number: u64) {
+        if number != self.first.load(Ordering::Acquire) {
+            self.have_moved();
+        }
+    }
+
+    /// From now on a piece's own key is not what opens it.
+    pub(super) fn have_moved(&self) {
+        self.moved.store(true, Ordering::Release);
+    }
+
+    /// The number of the only node that blocks were ever at, by the keys that their pieces have.
+    fn only(&self) -> Option<u64> {
+        (!self.moved.load(Ordering::Acquire)).then(|| self.first.load(Ordering::Acquire))
+    }
+
+    pub(super) fn of(&self, number: u64) -> Option<Arc<Member>> {
+        self.all.lock().iter().find(|(of, _)| *of == number).map(|(_, member)| Arc::clone(member))
+    }
+
+    /// The member that was added last, with the number of its node. `None`: memory is mapped.
+    pub(super) fn last(&self) -> Option<(u64, Arc<Member>)> {
+        self.all.lock().last().cloned()
+    }
+
+    /// In a forked child: closes the descriptors and says nothing.
+    pub(super) fn forget_in_child(self: &Arc<Self>) {
+        let Some(mut all) = self.all.try_lock() else {
+            // Locked by a thread that is not here, they may be anything: they are never dropped.
+            std::mem::forget(Arc::clone(self));
+            return;
+        };
+        for (_, member) in all.drain(..) {
+            match Arc::try_unwrap(member) {
+                Ok(mut member) => member.forget_in_child(),
+                // In use by a thread that is not here.
+                Err(member) => std::mem::forget(member),
+            }
+        }
+    }
+}
+
 /// A thread's way to its program's pieces.
 pub struct Reach<'a> {
     client: &'a Client,
-    /// `None`: pieces are mapped.
-    queue: Option<QueuePair>,
-    /// The queue pair was lost, and is dropped: it touches no buffer any more.
-    lost: Option<Lost>,
+    /// By the numbers of nodes, those used last behind. None: pieces are mapped.
+    ways: Vec<Way>,
     done: Vec<Completion>,
+}
+
+/// A thread's queue pair to a node.
+struct Way {
+    node: u64,
+    member: Arc<Member>,
+    /// One that was lost is dropped: it touches no buffer any more.
+    queue: Result<QueuePair, Lost>,
 }
 
 impl Client {
@@ -140,22 +217,42 @@ impl Client {
     /// most.
     pub fn reach(&self) -> Result<Reach<'_>, ReachError> {
         self.is_here()?;
-        let queue = self.member.as_ref().map(Member::queue_pair).transpose()?;
-        Ok(Reach { client: self, queue, lost: None, done: Vec::new() })
+        let way = |(node, member): (u64, Arc<Member>)| Ok(Way { node, queue: Ok(member.queue_pair()?), member });
+        let way: Option<Result<Way, ReachError>> = self.members.last().map(way);
+        Ok(Reach { client: self, ways: way.transpose()?.into_iter().collect(), done: Vec::new() })
     }
 
-    /// By which key a byte of a piece is reached, and where behind it. `None`: it is mapped.
+    /// By which key a byte of a piece is reached, and where behind it. `None`: it is mapped. The key
+    /// of a piece that the agent has moved to another node opens nothing any more: after a READ or
+    /// WRITE of the piece by [`Reach::read`] or [`Reach::write`] this returns the one that does, for
+    /// [`Reach::queue_of`].
     pub fn key(&self, chunk: &Chunk, at: u64) -> Result<Option<(Key, u64)>, ReachError> {
+        Ok(self.place(chunk, at)?.map(|(_, key, offset)| (key, offset)))
+    }
+
+    /// The same, behind the number of the node.
+    fn place(&self, chunk: &Chunk, at: u64) -> Result<Option<(u64, Key, u64)>, ReachError> {
         self.is_its(chunk)?;
         if at >= chunk.bytes() {
             return Err(ReachError::Range);
         }
         let Some(key) = chunk.at.key() else { return Ok(None) };
-        if chunk.run == 0 {
-            return Ok(Some((key, chunk.offset() + at)));
+        if let (0, Some(node)) = (chunk.run, self.members.only()) {
+            return Ok(Some((node, key, chunk.offset() + at)));
         }
-        let key = self.state.lock().key(chunk.slot, (at / BLOCK_BYTES) as usize);
-        Ok(Some((key.ok_or(ReachError::Range)?, at % BLOCK_BYTES)))
+        let (of_run, offset) = match chunk.run {
+            0 => (0, chunk.offset() + at),
+            _ => ((at / BLOCK_BYTES) as usize, at % BLOCK_BYTES),
+        };
+        let (node, key) = self.state.lock().key(chunk.slot, of_run).ok_or(ReachError::Range)?;
+        Ok(Some((node, key, offset)))
+    }
+
+    /// Whether a piece that failed for this reason is elsewhere now: the agent has moved.
+    #[cold]
+    fn follow(&self, chunk: &Chunk, used: (u64, Key), why: &ReachError) -> bool {
+        let is_lost = matches!(why, ReachError::Lost(_));
+        self.is_its(chunk).is_ok() && self.state.lock().follow(chunk.slot, used, is_lost).unwrap_or(false)
     }
 
     /// In this process, and by this client.
@@ -179,10 +276,10 @@ impl Reach<'_> {
             unsafe { std::ptr::copy_nonoverlapping(at.as_ptr(), into.as_mut_ptr(), into.len()) };
             return Ok(());
         }
-        self.verbs(chunk, from, len, |queue, key, offset, done, len| {
+        self.verbs(chunk, from, len, |queue, key, offset, (done, len)| {
             // SAFETY: a part of the slice, which outlives the verb: it is awaited before `verbs`
             // returns.
-            unsafe { queue.read(0, key, offset, into.as_mut_ptr().add(done as usize), len) };
+            unsafe { queue.read(done, key, offset, into.as_mut_ptr().add(done as usize), len) };
         })
     }
 
@@ -194,9 +291,9 @@ impl Reach<'_> {
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr(), bytes.len()) };
             return Ok(());
         }
-        self.verbs(chunk, from, len, |queue, key, offset, done, len| {
+        self.verbs(chunk, from, len, |queue, key, offset, (done, len)| {
             // SAFETY: as above.
-            unsafe { queue.write(0, key, offset, bytes.as_ptr().add(done as usize), len) };
+            unsafe { queue.write(done, key, offset, bytes.as_ptr().add(done as usize), len) };
         })
     }
 
@@ -220,12 +317,19 @@ impl Reach<'_> {
 
     /// The queue pair by which pieces elsewhere are reached, for those who post several verbs at
     /// once: by [`Client::key`]. `None`: they are mapped. The next call here waits for what is
-    /// under way, and drops its completions.
+    /// under way, and drops its completions. It leads to the node that this program's memory was at
+    /// when this way was made.
     pub fn queue(&mut self) -> Result<Option<&mut QueuePair>, ReachError> {
         self.client.is_here()?;
-        match &self.lost {
-            Some(lost) => Err(lost.clone().into()),
-            None => Ok(self.queue.as_mut()),
+        let Some(way) = self.ways.first_mut() else { return Ok(None) };
+        way.queue.as_mut().map(Some).map_err(|lost| lost.clone().into())
+    }
+
+    /// The same to the node that a piece is at.
+    pub fn queue_of(&mut self, chunk: &Chunk) -> Result<Option<&mut QueuePair>, ReachError> {
+        match self.client.place(chunk, 0)? {
+            Some((node, ..)) => self.way(node).map(Some),
+            None => Ok(None),
         }
     }
 
@@ -247,78 +351,146 @@ impl Reach<'_> {
         Ok(self.place(chunk, at, 8)?.map(|address| unsafe { address.cast::<AtomicU64>().as_ref() }))
     }
 
-    /// Verbs for a range, one for each part of it that a single key opens, and awaits them.
+    /// Verbs for a range, one for each part of it that a single key opens, and awaits them. Parts
+    /// that fail because the piece has moved are posted again to where it is.
     fn verbs(
         &mut self,
         chunk: &Chunk,
         from: u64,
         len: u64,
-        mut post: impl FnMut(&mut QueuePair, Key, u64, u64, u32),
+        mut post: impl FnMut(&mut QueuePair, Key, u64, (u64, u32)),
     ) -> Result<(), ReachError> {
         self.settle()?;
-        let mut done = 0;
-        while done < len {
-            // Earlier posts are awaited below in any case.
-            let Ok(Some((key, offset))) = self.client.key(chunk, from + done) else { break };
-            let part = (len - done).min(BLOCK_BYTES - offset).min(MAX_VERB_BYTES as u64);
-            let Some(queue) = &mut self.queue else { return Err(self.gone()) };
-            post(queue, key, offset, done, part as u32);
-            done += part;
+        // `None`: all parts.
+        let mut again: Option<Vec<(u64, u32)>> = None;
+        loop {
+            let used = self.used(chunk)?;
+            let mut one = |part| self.post(chunk, from, part, &mut post);
+            let posted = match &again {
+                None => parts(chunk, from, len).try_for_each(&mut one),
+                Some(parts) => parts.iter().copied().try_for_each(&mut one),
+            };
+            // In any case: the buffers are free then.
+            let settled = self.settle();
+            let refused = self.done.iter().find_map(|completion| completion.result.err());
+            let why = match (posted.and(settled), refused) {
+                (Ok(()), None) => return Ok(()),
+                (_, Some(refusal)) if refusal != Refusal::Access => return Err(refusal.into()),
+                (Ok(()), Some(refusal)) => refusal.into(),
+                (Err(lost @ ReachError::Lost(_)), _) => lost,
+                (Err(other), _) => return Err(other),
+            };
+            if !self.client.follow(chunk, used, &why) {
+                return Err(why);
+            }
+            let is_done = |part: &(u64, u32)| self.done.iter().any(|ended| ended.tag == part.0 && ended.result.is_ok());
+            again = Some(match again {
+                None => parts(chunk, from, len).filter(|part| !is_done(part)).collect(),
+                Some(parts) => parts.into_iter().filter(|part| !is_done(part)).collect(),
+            });
         }
-        self.finish()?;
-        if done < len { Err(ReachError::Range) } else { Ok(()) }
     }
 
-    fn one(&mut self, chunk: &Chunk, at: u64, post: impl FnOnce(&mut QueuePair, Key, u64)) -> Result<u64, ReachError> {
-        let (key, offset) = self.client.key(chunk, at)?.ok_or(ReachError::Range)?;
-        self.settle()?;
-        let Some(queue) = &mut self.queue else { return Err(self.gone()) };
-        post(queue, key, offset);
-        self.finish()
+    /// Posts the verb for a part of a range.
+    fn post(
+        &mut self,
+        chunk: &Chunk,
+        from: u64,
+        part: (u64, u32),
+        post: &mut impl FnMut(&mut QueuePair, Key, u64, (u64, u32)),
+    ) -> Result<(), ReachError> {
+        let (node, key, offset) = self.client.place(chunk, from + part.0)?.ok_or(ReachError::Range)?;
+        post(self.way(node)?, key, offset, part);
+        Ok(())
     }
 
-    /// Why there is no queue pair.
-    fn gone(&self) -> ReachError {
-        self.lost.clone().map_or(ReachError::Range, ReachError::Lost)
+    /// An atomic verb, again if the piece has moved.
+    fn one(&mut self, chunk: &Chunk, at: u64, post: impl Fn(&mut QueuePair, Key, u64)) -> Result<u64, ReachError> {
+        loop {
+            self.settle()?;
+            let used = self.used(chunk)?;
+            let (node, key, offset) = self.client.place(chunk, at)?.ok_or(ReachError::Range)?;
+            let posted = self.way(node).map(|queue| post(queue, key, offset));
+            let was_posted = posted.is_ok();
+            let ended = posted.and_then(|()| self.settle());
+            let result = self.done.last().map_or(Ok(0), |completion| completion.result);
+            let why = match (ended, result) {
+                (Ok(()), Ok(value)) => return Ok(value),
+                (Ok(()), Err(refusal)) if refusal != Refusal::Access => return Err(refusal.into()),
+                (Ok(()), Err(refusal)) => refusal.into(),
+                (Err(lost @ ReachError::Lost(_)), _) => lost,
+                (Err(other), _) => return Err(other),
+            };
+            match self.client.follow(chunk, used, &why) {
+                false => return Err(why),
+                // It may have been carried out before the piece moved.
+                true if matches!(why, ReachError::Lost(_)) && was_posted => return Err(ReachError::Unknown),
+                true => {}
+            }
+        }
+    }
+
+    /// By what a piece is reached now: the number of its node, and its first key.
+    fn used(&self, chunk: &Chunk) -> Result<(u64, Key), ReachError> {
+        self.client.place(chunk, 0)?.map(|(node, key, _)| (node, key)).ok_or(ReachError::Range)
+    }
+
+    /// The queue pair to the node of this number.
+    fn way(&mut self, node: u64) -> Result<&mut QueuePair, ReachError> {
+        let at = match self.ways.iter().position(|way| way.node == node) {
+            Some(at) => at,
+            None => {
+                let member = self.client.members.of(node).ok_or(ReachError::Range)?;
+                self.ways.push(Way { node, queue: Ok(member.queue_pair()?), member });
+                self.ways.len() - 1
+            }
+        };
+        self.ways[at].queue.as_mut().map_err(|lost| lost.clone().into())
     }
 
     /// Waits until nothing is under way, of any caller: all its buffers are free, and no completion
     /// is to come.
     fn settle(&mut self) -> Result<(), ReachError> {
-        let Some(queue) = &mut self.queue else { return Err(self.gone()) };
         self.done.clear();
-        if queue.in_flight() == 0 {
-            return Ok(());
+        let mut ended = Ok(());
+        for way in &mut self.ways {
+            let Ok(queue) = &mut way.queue else { continue };
+            if queue.in_flight() == 0 {
+                continue;
+            }
+            let mut waited = queue.doorbell();
+            while waited.is_ok() && queue.in_flight() > 0 {
+                waited = queue.wait(&mut self.done, Duration::from_secs(1)).map(|_| ());
+            }
+            if let Err(lost) = waited {
+                ended = Err(lost.clone().into());
+                way.queue = Err(lost);
+            }
         }
-        let mut waited = queue.doorbell();
-        while waited.is_ok() && queue.in_flight() > 0 {
-            waited = queue.wait(&mut self.done, Duration::from_secs(1)).map(|_| ());
-        }
-        if let Err(lost) = waited {
-            self.queue = None;
-            self.lost = Some(lost);
-            return Err(self.gone());
-        }
-        Ok(())
+        ended
     }
+}
 
-    /// Waits for all that was posted since nothing was under way, also when some of it fails.
-    fn finish(&mut self) -> Result<u64, ReachError> {
-        self.settle()?;
-        let failed = self.done.iter().find_map(|completion| completion.result.err());
-        match failed {
-            Some(refusal) => Err(refusal.into()),
-            None => Ok(self.done.last().map_or(0, |completion| completion.result.unwrap_or(0))),
-        }
-    }
+/// The parts of a range of a piece that a single verb reaches: how far behind its beginning, and how
+/// long.
+fn parts(chunk: &Chunk, from: u64, len: u64) -> impl Iterator<Item = (u64, u32)> + use<> {
+    let offset = chunk.offset() + from;
+    let part = move |done: u64| {
+        let most = BLOCK_BYTES - (offset + done) % BLOCK_BYTES;
+        (done < len).then(|| (done, (len - done).min(most).min(MAX_VERB_BYTES as u64) as u32))
+    };
+    std::iter::successors(part(0), move |(done, len)| part(done + *len as u64))
 }
 
 impl Drop for Reach<'_> {
     fn drop(&mut self) {
-        let Some(queue) = self.queue.take() else { return };
-        match &self.client.member {
-            Some(member) if self.client.is_here().is_ok() => member.keep(queue),
-            _ => queue.forget_in_child(),
+        let is_here = self.client.is_here().is_ok();
+        for Way { member, queue, .. } in self.ways.drain(..) {
+            match queue {
+                Ok(queue) if is_here => member.keep(queue),
+                Ok(queue) => queue.forget_in_child(),
+                Err(_) => {}
+            }
         }
     }
 }

@@ -19,6 +19,8 @@ pub struct Block {
     pub base: Option<At>,
     /// The name of the memory that it is mapped from: its key in [`State::memories`].
     name: u64,
+    /// The number of the node that it is at, if it is elsewhere.
+    node: u64,
     /// The keys of its blocks, if it is a run that is elsewhere.
     keys: Box<[Key]>,
     /// The chunks that this program holds, in use or kept.
@@ -339,32 +341,81 @@ impl State {
             self.blocks.push(None);
             self.blocks.len() as u32 - 1
         });
-        self.blocks[slot as usize] = Some(Block { id, blocks, base: None, name: 0, keys: Box::default(), held: EMPTY });
+        self.blocks[slot as usize] =
+            Some(Block { id, blocks, base: None, name: 0, node: 0, keys: Box::default(), held: EMPTY });
         self.by_id.insert(id, slot);
         slot
     }
 
-    /// The key of the block at index `of_run` of a run.
-    pub fn key(&self, slot: u32, of_run: usize) -> Option<Key> {
-        self.blocks.get(slot as usize)?.as_ref()?.keys.get(of_run).copied()
+    /// The key of a block, and the number of its node. `of_run`: its index in a run.
+    pub fn key(&self, slot: u32, of_run: usize) -> Option<(u64, Key)> {
+        let block = self.blocks.get(slot as usize)?.as_ref()?;
+        let key = if block.blocks > 1 { block.keys.get(of_run).copied() } else { block.base.and_then(At::key) };
+        Some((block.node, key?))
+    }
+
+    /// Asks again by which keys a block is reached. Returns whether they are others than this
+    /// program used, `used` being that of the first block: then it has moved. `is_lost`: the node is
+    /// lost, and its agent may have ended for that. It is not waited for.
+    #[cold]
+    pub fn follow(&mut self, slot: u32, used: (u64, Key), is_lost: bool) -> Result<bool, AllocError> {
+        if self.key(slot, 0) != Some(used) {
+            // Another thread has asked meanwhile.
+            return Ok(true);
+        }
+        if is_lost && !self.link.stands() {
+            return Ok(false);
+        }
+        let Some(block) = self.blocks[slot as usize].as_mut() else { return Ok(false) };
+        let before = block.base.take();
+        let asked = self.mapped(slot);
+        if let (Err(_), Some(block)) = (&asked, self.blocks[slot as usize].as_mut()) {
+            block.base = before;
+        }
+        asked?;
+        let has_moved = self.key(slot, 0) != Some(used);
+        if has_moved {
+            self.link.members().have_moved();
+        }
+        Ok(has_moved)
+    }
+
+    /// Joins the node that a block is at, and tells the agent by which member.
+    #[cold]
+    fn join_node_of(&mut self, id: BlockId) -> Result<(), AllocError> {
+        if let Some(refusal) = self.ask(Up::Where(id), Asked::Map)? {
+            return Err(refusal.into());
+        }
+        let (number, owner) = self.link.receive_node(id)?;
+        self.say(Up::Member { node: number as u32, owner });
+        Ok(())
     }
 
     /// Where a block is. At first use, maps it or asks the agent for its keys.
     fn mapped(&mut self, slot: u32) -> Result<At, AllocError> {
+        // An agent moves seldom: one that says so again and again means nothing.
+        let mut moves = 0..4;
         loop {
             let Some(block) = self.blocks[slot as usize].as_ref() else { return Err(AllocError::Tables) };
             if let Some(base) = block.base {
                 return Ok(base);
             }
             let (id, blocks) = (block.id, block.blocks);
-            if let Some(refusal) = self.ask(Up::Map(id), Asked::Map)? {
-                return Err(refusal.into());
+            match self.ask(Up::Map(id), Asked::Map)? {
+                None => {}
+                Some(Refusal::Moved) if moves.next().is_some() => {
+                    self.join_node_of(id)?;
+                    continue;
+                }
+                Some(refusal) => return Err(refusal.into()),
             }
             if self.link.is_elsewhere() {
-                let keys = self.link.receive_keys(id, blocks as usize)?;
+                let (node, keys) = self.link.receive_keys(id, blocks as usize)?;
                 let base = keys.first().and_then(|key| At::elsewhere(*key)).ok_or_else(|| self.link.nonsense())?;
                 if let Some(block) = self.blocks[slot as usize].as_mut() {
+                    self.link.members().reached(node);
                     block.base = Some(base);
+                    block.node = node;
                     block.keys = if blocks > 1 { keys.into() } else { Box::default() };
                 }
                 continue;

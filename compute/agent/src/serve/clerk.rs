@@ -8,7 +8,7 @@
 use super::Service;
 use super::seat::{Seat, pass, tell};
 use crate::blocks::{Claimed, LOOK_NS, Memory};
-use crate::hello::{Mapped, Reached};
+use crate::hello::{Located, Mapped, Reached};
 use crate::ring::{Consumer, Producer};
 use crate::stock::{Need, Stock, Violation};
 use crate::word::{BLOCK_ORDER, BlockId, Down, Piece, Refusal, Up};
@@ -40,7 +40,7 @@ impl Service {
             shared::futex_wake(seat.desk.down().tail);
         }
         let _ = seat.stream.shutdown(std::net::Shutdown::Both);
-        if ending.is_err() && self.elsewhere.is_none() {
+        if ending.is_err() && self.elsewhere.lock().is_empty() {
             // It may go on writing to memory that it has mapped. No other application gets that
             // until it has ended, and its tenant's quota is charged for it. (Memory that it reaches
             // by keys is out of reach once they are unbound.)
@@ -118,9 +118,13 @@ impl Service {
                 self.release(freed);
                 return Ok(());
             }
+            Up::Member { node, owner } => {
+                seat.names_itself(node as u64, owner);
+                return Ok(());
+            }
             Up::Want { count, .. } => count as usize + 1,
             Up::Run(_) => 2,
-            Up::Map(_) => 1,
+            Up::Map(_) | Up::Where(_) => 1,
         };
         // Answers that have no room are answers to questions that an honest application would not
         // have asked yet. It has as many as fit, read or not; nothing is kept for it anywhere else.
@@ -132,7 +136,8 @@ impl Service {
             Up::Want { order, count } => self.grant(seat, answers, order, count),
             Up::Run(blocks) => self.grant_run(seat, answers, blocks),
             Up::Map(block) => self.map(seat, block)?,
-            Up::Free(_) | Up::FreeRun(..) => None,
+            Up::Where(block) => self.locate(seat, block)?,
+            Up::Free(_) | Up::FreeRun(..) | Up::Member { .. } => None,
         };
         answers.push(down, Down::Done(refusal).bits());
         Ok(())
@@ -172,10 +177,10 @@ impl Service {
             Err(Need::Refused(refusal)) => return Err(refusal),
             Err(Need::Block) => {}
         }
-        let Claimed { block, place } = self.claim(seat, 1)?;
+        let (Claimed { block, place }, node) = self.claim(seat, 1)?;
         let mut stock = self.stock.lock();
         // Under one lock: between the two the block is empty, and another's recall would take it.
-        let taken = stock.supply(seat.app, block, 1, place).map(|()| take(&mut stock));
+        let taken = stock.supply(seat.app, block, 1, (node, place)).map(|()| take(&mut stock));
         drop(stock);
         match taken {
             Ok(Ok(piece)) => Ok(piece),
@@ -211,8 +216,8 @@ impl Service {
         } else {
             may?;
         }
-        let Claimed { block, place } = self.claim(seat, blocks)?;
-        let supplied = self.stock.lock().supply(seat.app, block, blocks, place);
+        let (Claimed { block, place }, node) = self.claim(seat, blocks)?;
+        let supplied = self.stock.lock().supply(seat.app, block, blocks, (node, place));
         if let Err(refusal) = supplied {
             self.blocks.lock().release(&[block]);
             return Err(refusal);
@@ -223,7 +228,7 @@ impl Service {
     /// Claims blocks from the source for the application. The stock's lock is not held while the
     /// node is asked, and the blocks' lock is held for one attempt at a time. So a claim that waits
     /// for the node to clean makes no other wait.
-    fn claim(&self, seat: &Seat, blocks: u32) -> Result<Claimed, Refusal> {
+    fn claim(&self, seat: &Seat, blocks: u32) -> Result<(Claimed, usize), Refusal> {
         let begun = raw::now_ns();
         let mut recalled_ns = None;
         // Each look reads the table, with the blocks locked: they become rarer, some 45 in the
@@ -258,16 +263,16 @@ impl Service {
         if !self.stock.lock().owns(seat.app, block) {
             return Err(Violation::NotHeld);
         }
-        let memory = self.blocks.lock().memory(block, seat.user);
+        let memory = self.blocks.lock().memory(block, |number| seat.user_at(number));
         let said = match memory {
-            Ok(Memory::Here { fd, name, len }) => {
+            Ok((_, Memory::Here { fd, name, len })) => {
                 let mapped = Mapped { block: block.0 as u64, name, len, offset: 0 };
                 let passed = pass(&seat.stream, mapped.as_bytes(), fd);
                 descriptors::close(fd);
                 passed
             }
-            Ok(Memory::Elsewhere(keys)) => {
-                let mut said = Reached { block: block.0 as u64, keys: keys.len() as u64 }.as_bytes().to_vec();
+            Ok((node, Memory::Elsewhere(keys))) => {
+                let mut said = Reached { block: block.0 as u64, node, keys: keys.len() as u64 }.as_bytes().to_vec();
                 keys.iter().for_each(|key| said.extend_from_slice(&key.0.to_ne_bytes()));
                 tell(&seat.stream, &said)
             }
@@ -275,5 +280,17 @@ impl Service {
         };
         // A socket that is full is one that nobody reads.
         if said { Ok(None) } else { Err(Violation::Unread) }
+    }
+
+    /// Says over the socket which node a block is at.
+    fn locate(&self, seat: &Seat, block: BlockId) -> Result<Option<Refusal>, Violation> {
+        if !self.stock.lock().owns(seat.app, block) {
+            return Err(Violation::NotHeld);
+        }
+        let text = self.blocks.lock().text(block);
+        let mut said = Located { block: block.0 as u64, text: text.len() as u64 }.as_bytes().to_vec();
+        said.extend_from_slice(text.as_bytes());
+        // As above.
+        if tell(&seat.stream, &said) { Ok(None) } else { Err(Violation::Unread) }
     }
 }

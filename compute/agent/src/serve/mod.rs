@@ -12,10 +12,13 @@
 //! node is asked, the stock's never.
 
 mod clerk;
+mod moves;
 mod seat;
 
-use crate::blocks::Blocks;
+pub use moves::{MoveError, text_of};
+
 use crate::ledger::{Identity, Ledger};
+use crate::sources::Sources;
 use crate::stock::Stock;
 use crate::word::{BLOCK_BYTES, BlockId};
 use farmem_sys::epoll::{Epoll, Waker};
@@ -64,11 +67,11 @@ struct Unheard {
 /// The service: the memory, and the applications that it serves.
 pub struct Service {
     stock: Lock<Stock>,
-    blocks: Lock<Blocks>,
+    blocks: Lock<Sources>,
     seats: Lock<BTreeMap<usize, Arc<Seat>>>,
-    /// The node that applications reach their memory at, as [`crate::hello::Entry::Elsewhere`] has
-    /// it; `None`: they map it.
-    elsewhere: Option<String>,
+    /// The node that applications reach new memory at, as [`crate::hello::Entry::Elsewhere`] has it;
+    /// empty: they map it.
+    elsewhere: Lock<String>,
     /// Wakes the watcher.
     waker: Waker,
     strangers: Lock<Vec<Unheard>>,
@@ -98,15 +101,15 @@ pub struct Report {
 
 impl Service {
     /// Over a stock and its source. The stock's applications are absent: each may come back as long
-    /// as its process lives. `elsewhere`: the node that they reach by verbs, if they map nothing.
-    pub fn new(stock: Stock, blocks: Blocks, elsewhere: Option<String>) -> Result<Arc<Service>, Errno> {
+    /// as its process lives. `elsewhere`: how they reach new memory; empty: they map it.
+    pub fn new(stock: Stock, blocks: Sources, elsewhere: String) -> Result<Arc<Service>, Errno> {
         let taken = blocks.count();
         Ok(Arc::new(Service {
             taken,
             stock: Lock::new(stock),
             blocks: Lock::new(blocks),
             seats: Lock::new(BTreeMap::new()),
-            elsewhere,
+            elsewhere: Lock::new(elsewhere),
             waker: Waker::new()?,
             strangers: Lock::new(Vec::new()),
             stranger: AtomicU64::new(0),

@@ -4,11 +4,12 @@ use super::Service;
 use crate::chunks::Map;
 use crate::desk::{self, Desk};
 use crate::hello::{Declaration, Entry, Hello, MAGIC, Welcome};
-use crate::ledger::{Identity, MAX_ENTRIES, Token};
+use crate::ledger::{Identity, MAX_ENTRIES, NODES, Token};
 use crate::windows::User;
 use crate::word::BlockId;
 use farmem_protocol::wire::ANY_QUEUE;
 use farmem_sys::descriptors;
+use farmem_sys::sync::Lock;
 use farmem_sys::{process, shared, socket};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
@@ -30,8 +31,10 @@ pub struct Seat {
     /// Readable when its process has ended.
     pub pidfd: Pidfd,
     pub desk: Desk,
-    /// The user that reaches its memory, where that is elsewhere.
-    pub user: User,
+    /// The user that reaches its memory, where that is elsewhere, at the node by which it came.
+    user: User,
+    /// Its members of the agent's nodes, by the nodes' numbers, the last one last.
+    members: Lock<Vec<(u64, u16)>>,
     /// The watcher knows it.
     pub watched: AtomicBool,
     ended: AtomicBool,
@@ -56,6 +59,24 @@ impl Seat {
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
+
+    /// The application says which member of a node it is. It need not be believed ([`User`]).
+    pub fn names_itself(&self, node: u64, owner: u16) {
+        let mut members = self.members.lock();
+        members.retain(|(other, _)| *other != node);
+        members.push((node, owner));
+        let over = members.len().saturating_sub(NODES);
+        members.drain(..over);
+    }
+
+    /// The application as a member of the node of this number, if it has said which.
+    pub fn user_at(&self, node: u64) -> Option<User> {
+        let members = self.members.lock();
+        members
+            .iter()
+            .find(|(other, owner)| *other == node && *owner != 0)
+            .map(|(_, owner)| User { owner: *owner, ..self.user })
+    }
 }
 
 /// The claims of an unknown peer, and the kernel's facts about it.
@@ -64,6 +85,8 @@ struct Stranger {
     declared: Vec<(BlockId, u32, Map)>,
     job: String,
     user: User,
+    /// The number of the node that the user is a member of.
+    node: u64,
     uid: u32,
     pid: u32,
     began: u64,
@@ -76,7 +99,7 @@ impl Service {
         let _ = stream.set_nonblocking(false);
         let _ = stream.set_write_timeout(Some(PATIENCE));
         let seated = hear(&stream).and_then(|stranger| {
-            if self.elsewhere.is_some() && stranger.user.owner == 0 {
+            if !self.elsewhere.lock().is_empty() && stranger.user.owner == 0 {
                 return Err(Some(Entry::Elsewhere));
             }
             let fd = shared::memory(c"farmem-desk", desk::BYTES as u64).map_err(|_| Some(Entry::System))?;
@@ -88,7 +111,7 @@ impl Service {
             Ok(seated) => seated,
             Err(entry) => {
                 let entry = entry?;
-                let text = self.elsewhere.as_deref().filter(|_| entry == Entry::Elsewhere).unwrap_or_default();
+                let text = if entry == Entry::Elsewhere { self.elsewhere.lock().clone() } else { String::new() };
                 let (status, len) = (entry as u32, text.len() as u32);
                 let refusal = Welcome { magic: MAGIC, status, text: len, token: [0; 16] };
                 let _ = stream.write_all(refusal.as_bytes()).and_then(|()| stream.write_all(text.as_bytes()));
@@ -108,7 +131,7 @@ impl Service {
 
     /// Admits it, or finds it again.
     fn seat(&self, stranger: Stranger, desk: Desk, stream: &UnixStream) -> Result<(Arc<Seat>, Token), Entry> {
-        let Stranger { again, declared, job, user, uid, pid, began, pidfd } = stranger;
+        let Stranger { again, declared, job, user, node, uid, pid, began, pidfd } = stranger;
         let stream = stream.try_clone().map_err(|_| Entry::System)?;
         // Held to the end: an application that is just being seated must not be taken for absent.
         let mut seats = self.seats.lock();
@@ -127,7 +150,8 @@ impl Service {
         };
         drop(stock);
         let (watched, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        let seat = Arc::new(Seat { app, stream, pidfd, desk, user, watched, ended });
+        let members = Lock::new(vec![(node, user.owner)]);
+        let seat = Arc::new(Seat { app, stream, pidfd, desk, user, members, watched, ended });
         seats.insert(app, Arc::clone(&seat));
         drop(seats);
         self.release(freed);
@@ -163,7 +187,7 @@ fn hear(stream: &UnixStream) -> Result<Stranger, Option<Entry>> {
     let len = hello.job.iter().position(|&b| b == 0).unwrap_or(hello.job.len());
     let job = std::str::from_utf8(&hello.job[..len]).map_err(|_| Some(Entry::Malformed))?.to_owned();
     let owner = u16::try_from(hello.owner).map_err(|_| Some(Entry::Malformed))?;
-    let sound = hello.magic == MAGIC && hello.again <= 1 && hello.declared as usize <= MAX_ENTRIES && hello.zero == 0;
+    let sound = hello.magic == MAGIC && hello.again <= 1 && hello.declared as usize <= MAX_ENTRIES;
     if !sound || (hello.again == 0 && hello.declared > 0) {
         return Err(Some(Entry::Malformed));
     }
@@ -180,7 +204,8 @@ fn hear(stream: &UnixStream) -> Result<Stranger, Option<Entry>> {
     let began = process::began(peer.pid).ok_or(None)?;
     let user = User { uid: peer.uid, owner, queue: (hello.queue != ANY_QUEUE).then_some(hello.queue) };
     let again = (hello.again == 1).then_some(hello.token);
-    Ok(Stranger { again, declared, job, user, uid: peer.uid, pid: peer.pid, began, pidfd })
+    let node = hello.node as u64;
+    Ok(Stranger { again, declared, job, user, node, uid: peer.uid, pid: peer.pid, began, pidfd })
 }
 
 /// Sends a frame without waiting. False when the socket takes no more.

@@ -80,9 +80,9 @@ impl Liar {
             Down::Done(None) => {}
             refused => return Err(refused),
         }
-        let mut said = [0; 24];
+        let mut said = [0; 32];
         self.stream.read_exact(&mut said).unwrap();
-        let (reached, key) = said.split_at(16);
+        let (reached, key) = said.split_at(24);
         assert_eq!(Reached::read_from_bytes(reached).unwrap().keys, 1);
         Ok(Key(u64::from_ne_bytes(key.try_into().unwrap())))
     }

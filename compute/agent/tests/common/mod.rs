@@ -63,6 +63,19 @@ impl Host {
         Beside { agent, dir }
     }
 
+    /// Tells its agent to move to another node.
+    pub fn move_to(&self, other: &Host) {
+        let part = self.dir.join("move-to.part");
+        std::fs::write(&part, other.node.addresses()[1].to_string()).unwrap();
+        std::fs::rename(part, self.dir.join("move-to")).unwrap();
+    }
+
+    /// Whether the move to another node has ended.
+    pub fn has_moved(&self, other: &Host) -> bool {
+        let to = std::fs::read_to_string(self.dir.join("moved")).unwrap_or_default();
+        to == other.node.addresses()[1].to_string()
+    }
+
     /// Every word of the node, counted: nothing may be wrong.
     pub fn recount(&self) -> Recount {
         let pool = &self.node.nic().units;
@@ -184,7 +197,7 @@ pub fn child() -> Option<Vec<String>> {
 }
 
 /// An agent until it is killed: `agent DIR [node=DIR | tcp=ADDR] [quota=MIB] [job=NAME:MIB]
-/// [idle=MS] [grace=MS]`.
+/// [idle=MS] [grace=MS]`. It moves to the node that the file `move-to` in its directory names.
 pub fn be_agent(words: &[String]) {
     let dir = PathBuf::from(&words[1]);
     let (mut quotas, mut idle) = (Quotas::default(), None);
@@ -218,6 +231,19 @@ pub fn be_agent(words: &[String]) {
     };
     std::fs::write(dir.join("agent.part"), format!("recovered {}", agent.recovered)).unwrap();
     std::fs::rename(dir.join("agent.part"), dir.join("agent.says")).unwrap();
+    let (mover, order, has_moved) = (agent.mover(), dir.join("move-to"), dir.join("moved"));
+    std::thread::spawn(move || {
+        let mut last = String::new();
+        loop {
+            let to = std::fs::read_to_string(&order).unwrap_or_default();
+            if !to.is_empty() && to != last {
+                mover.to(&NodeAddr::Tcp(to.clone())).unwrap();
+                std::fs::write(&has_moved, &to).unwrap();
+                last = to;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    });
     let state = dir.join("agent.report");
     agent.run(&mut |report| drop(std::fs::write(&state, format!("{report:?}")))).unwrap();
     agent.close();

@@ -1,0 +1,110 @@
+//! The agent moves to another node: it claims there from now on, and what it has comes after.
+
+use super::Service;
+use crate::blocks::{Blocks, JoinError};
+use crate::ledger::Ledger;
+use crate::sources::Step;
+use crate::word::Refusal;
+use farmem_fabric::{ConnectOptions, NodeAddr, Transport};
+use farmem_sys::raw;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Between two blocks: others want the lock of the nodes, too.
+const PAUSE_NS: u64 = 200_000;
+/// How long to wait for room at the new node before it is asked again.
+const LATER_NS: u64 = 100_000_000;
+
+/// Why an agent did not move.
+#[derive(Debug, thiserror::Error)]
+pub enum MoveError {
+    /// The other node cannot be joined.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// Memory here is mapped by programs, and cannot be called back.
+    #[error("memory of a node on this machine is mapped by programs, and does not move")]
+    Mapped,
+    /// The ledger has no number for one more node, or a move is under way.
+    #[error("this agent can move no further now: end it when nobody uses it, and start another")]
+    Numbers,
+    /// One of the two nodes is gone.
+    #[error("a node was lost in the middle of a move")]
+    Lost,
+}
+
+/// How applications reach a node, as [`crate::hello::Entry::Elsewhere`] has it; empty: they map it.
+pub fn text_of(node: &NodeAddr, transport: Transport, number: u64) -> String {
+    match (node, transport) {
+        (NodeAddr::Shm(_), _) => String::new(),
+        (NodeAddr::Tcp(at), Transport::Verbs) => format!("verbs {at} {number}"),
+        (NodeAddr::Tcp(at), _) => format!("tcp {at} {number}"),
+    }
+}
+
+impl Service {
+    /// Claims memory at another node from now on, and moves all that applications hold there. It
+    /// returns when nothing is left at the old node. Without room at the new one it waits. Only one
+    /// thread moves. False: it is the same node by another name.
+    ///
+    /// # Errors
+    /// If no move was begun, all is as it was. After [`MoveError::Lost`] the agent ends soon.
+    pub fn move_to(&self, node: &NodeAddr, options: &ConnectOptions, ledger: &Arc<Ledger>) -> Result<bool, MoveError> {
+        let NodeAddr::Tcp(at) = node else { return Err(MoveError::Mapped) };
+        self.finish_move()?;
+        if self.elsewhere.lock().is_empty() {
+            return Err(MoveError::Mapped);
+        }
+        let number = self.blocks.lock().next_number().ok_or(MoveError::Numbers)?;
+        let place = 1 - ledger.current().0;
+        ledger.clear_windows(place);
+        ledger.set_address(place, at);
+        let blocks = match Blocks::join_as(node, options, (Arc::clone(ledger), place)) {
+            Ok(blocks) => blocks,
+            Err(e) => {
+                ledger.set_membership(place, None);
+                return Err(e.into());
+            }
+        };
+        let text = text_of(node, options.transport, number);
+        if !self.blocks.lock().begin(blocks, number, text.clone()) {
+            ledger.set_membership(place, None);
+            return Ok(false);
+        }
+        *self.elsewhere.lock() = text;
+        self.finish_move()?;
+        Ok(true)
+    }
+
+    /// Moves what is left at a node that is being left. Returns early when the service ends.
+    ///
+    /// # Errors
+    /// [`MoveError::Lost`].
+    pub fn finish_move(&self) -> Result<(), MoveError> {
+        let mut since_ns = raw::now_ns();
+        while !self.stop.load(Ordering::Acquire) && !self.over.load(Ordering::Acquire) {
+            let mut sources = self.blocks.lock();
+            let records = |block, place, node| self.stock.lock().moved(block, (node, place));
+            let step = sources.step(since_ns, records);
+            let gone = sources.end();
+            drop(sources);
+            // Its farewell may wait for the node.
+            drop(gone);
+            match step {
+                Ok(Step::Done) => return Ok(()),
+                Ok(Step::Moved) => raw::sleep_ns(PAUSE_NS),
+                Ok(Step::Later) => raw::sleep_ns(LATER_NS),
+                Err(Refusal::Lost) => return Err(MoveError::Lost),
+                Err(_) => raw::sleep_ns(LATER_NS),
+            }
+            if step != Ok(Step::Later) {
+                since_ns = raw::now_ns();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a node is being left.
+    pub fn is_moving(&self) -> bool {
+        self.blocks.lock().is_moving()
+    }
+}

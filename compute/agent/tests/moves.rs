@@ -1,0 +1,201 @@
+//! An agent that moves from node to node while its programs work.
+
+mod common;
+
+use common::liar::Liar;
+use common::programs::{self, Churn};
+use common::stranger::Stranger;
+use common::{Host, at_work, be_agent, child, within};
+use farmem_agent::client::{Chunk, Client, Reach};
+use farmem_agent::hello::{Hello, MAGIC};
+use farmem_agent::word::Up;
+use farmem_protocol::random::Random;
+use farmem_protocol::wire::{ANY_QUEUE, Figure};
+use std::cell::RefCell;
+use std::time::Duration;
+use zerocopy::FromZeros;
+
+/// Not a test: what this binary does as a child.
+#[test]
+fn a_child() {
+    let Some(words) = child() else { return };
+    if words[0] == "agent" {
+        return be_agent(&words);
+    }
+    let (dir, client) = programs::client(&words);
+    let reach = RefCell::new(client.reach().unwrap());
+    let stamped = |order, stamp| stamped(&client, &mut reach.borrow_mut(), order, stamp);
+    let checked = |chunk: &Chunk, stamp| checked(&mut reach.borrow_mut(), chunk, stamp);
+    programs::churn_by(&client, &dir, Churn { most: 300, told_after: 500 }, stamped, checked);
+}
+
+/// A piece with a stamp in the first and last word of it.
+fn stamped(client: &Client, reach: &mut Reach<'_>, order: u8, stamp: u64) -> Chunk {
+    let chunk = client.alloc(order).unwrap();
+    for at in [0, chunk.bytes() - 8] {
+        reach.write(&chunk, at, &(stamp ^ at).to_le_bytes()).unwrap();
+    }
+    chunk
+}
+
+fn checked(reach: &mut Reach<'_>, chunk: &Chunk, stamp: u64) {
+    for at in [0, chunk.bytes() - 8] {
+        let mut word = [0; 8];
+        reach.read(chunk, at, &mut word).unwrap();
+        assert_eq!(u64::from_le_bytes(word), stamp ^ at);
+    }
+}
+
+/// No memory is lent and no window bound, in a while.
+fn is_left(host: &Host, stranger: &Stranger, what: &str) {
+    within(what, || host.lent() == 0 && stranger.figure(Figure::WindowsBound) == 0);
+    host.recount();
+}
+
+/// Pieces, a run and a counter are at their place whenever the agent moves. What threads write while a block moves is in
+/// the copy, or is written where it has moved to. The old node may go at once.
+#[test]
+fn what_programs_hold_moves_with_the_agent() {
+    let (mut host, others) = (Host::new(256), [Host::new(256), Host::new(256)]);
+    host.agent_elsewhere("");
+    let (client, stranger) = (host.client(), Stranger::new(&host));
+    let mut programs: Vec<_> = (0..2).map(|_| host.program("churner")).collect();
+    programs.iter().for_each(|program| at_work(&host.dir, program));
+    let mut reach = client.reach().unwrap();
+    let held: Vec<(Chunk, u64)> = (0..600).map(|n| (stamped(&client, &mut reach, (n % 5) as u8, n), n)).collect();
+    let run = client.alloc_run(5).unwrap();
+    let across: Vec<u8> = (0..3 << 20).map(|at| (at / 11) as u8).collect();
+    reach.write(&run, 3 << 20, &across).unwrap();
+    let (counted, mut counts, mut last) = (client.alloc(0).unwrap(), 0u64, 0u64);
+    for (nth, other) in others.iter().enumerate() {
+        host.move_to(other);
+        while !host.has_moved(other) {
+            // Each is answered, and none is carried out twice.
+            assert_eq!(reach.faa(&counted, 64, 1), Ok(counts));
+            counts += 1;
+            assert_eq!(reach.cas(&counted, 128, last, counts), Ok(last));
+            last = counts;
+            let (chunk, stamp) = &held[counts as usize * 31 % held.len()];
+            checked(&mut reach, chunk, *stamp);
+            reach.write(&counted, 192, &counts.to_le_bytes()).unwrap();
+            let mut word = [0; 8];
+            reach.read(&counted, 192, &mut word).unwrap();
+            assert_eq!(u64::from_le_bytes(word), counts);
+        }
+        let (from, its) = if nth == 0 { (&host, &stranger) } else { (&others[0], &Stranger::new(&others[0])) };
+        is_left(from, its, "the old node lends nothing");
+        held.iter().for_each(|(chunk, stamp)| checked(&mut reach, chunk, *stamp));
+        let mut found = vec![0; across.len()];
+        reach.read(&run, 3 << 20, &mut found).unwrap();
+        assert!(found == across, "a run was overwritten");
+        let more = stamped(&client, &mut reach, 3, 7);
+        checked(&mut reach, &more, 7);
+        client.free(more);
+    }
+    assert!(counts > 10);
+    // Who comes now is sent to the node that memory is at.
+    let late = host.client();
+    let mut lates = late.reach().unwrap();
+    let piece = stamped(&late, &mut lates, 4, 9);
+    checked(&mut lates, &piece, 9);
+    late.free(piece);
+    std::fs::write(host.dir.join("enough"), "").unwrap();
+    assert!(programs.iter_mut().all(|program| program.ended_well()));
+    held.into_iter().for_each(|(chunk, _)| client.free(chunk));
+    [run, counted].into_iter().for_each(|chunk| client.free(chunk));
+    client.trim();
+    late.trim();
+    drop((reach, lates));
+    drop((client, late));
+    is_left(&others[1], &Stranger::new(&others[1]), "everything is given back");
+}
+
+/// An agent that is killed in the midst of a move leaves each block at one node, and the next one ends the move.
+#[test]
+fn agents_killed_in_the_midst_of_a_move_lose_nothing() {
+    // The agent's files are at the host. Its own node is not used.
+    let (mut host, nodes) = (Host::new(64), [Host::new(256), Host::new(256)]);
+    let grace = format!("grace={}", common::LIMIT.as_millis());
+    let address = |at: usize| nodes[at].node.addresses()[1].to_string();
+    host.agent(&format!("tcp={} {grace}", address(0)));
+    let client = host.client();
+    let strangers = [0, 1].map(|at| Stranger::new(&nodes[at]));
+    let mut reach = client.reach().unwrap();
+    let held: Vec<(Chunk, u64)> = (0..60).map(|n| (stamped(&client, &mut reach, 9, n), n)).collect();
+    let run = client.alloc_run(4).unwrap();
+    reach.write(&run, 5 << 20, b"of a run").unwrap();
+    let mut random = Random::new(5);
+    for round in 0..8 {
+        let (to, from) = (&nodes[(round + 1) % 2], &nodes[round % 2]);
+        let before = to.lent();
+        host.move_to(to);
+        // The move has begun, and is somewhere.
+        within("the move begins", || to.lent() > before || host.has_moved(to));
+        std::thread::sleep(Duration::from_micros(random.below(40_000)));
+        host.kill_agent();
+        host.agent(&format!("tcp={} {grace}", address(random.index(2))));
+        held.iter().for_each(|(chunk, stamp)| checked(&mut reach, chunk, *stamp));
+        let more = stamped(&client, &mut reach, 2, round as u64);
+        checked(&mut reach, &more, round as u64);
+        client.free(more);
+        // The order stands: the next agent finds it.
+        within("the move ends", || host.has_moved(to) && from.lent() == 0);
+        held.iter().for_each(|(chunk, stamp)| checked(&mut reach, chunk, *stamp));
+        let mut word = [0; 8];
+        reach.read(&run, 5 << 20, &mut word).unwrap();
+        assert_eq!(&word, b"of a run");
+        std::fs::remove_file(host.dir.join("moved")).unwrap();
+    }
+    held.into_iter().for_each(|(chunk, _)| client.free(chunk));
+    client.free(run);
+    client.trim();
+    drop(reach);
+    drop(client);
+    nodes.iter().zip(&strangers).for_each(|(node, stranger)| is_left(node, stranger, "nothing is left"));
+}
+
+/// Where the new node has no room, what does not fit stays where it is, and is used there. It follows when there is room.
+#[test]
+fn a_move_waits_for_room() {
+    let (mut host, small) = (Host::new(256), Host::new(64));
+    host.agent_elsewhere("");
+    let client = host.client();
+    let mut reach = client.reach().unwrap();
+    let mut held: Vec<(Chunk, u64)> = (0..50).map(|n| (stamped(&client, &mut reach, 9, n), n)).collect();
+    host.move_to(&small);
+    within("the new node is full", || small.lent() == 64 << 20);
+    held.iter().for_each(|(chunk, stamp)| checked(&mut reach, chunk, *stamp));
+    assert!(host.lent() >= 36 << 20 && !host.has_moved(&small));
+    while held.len() > 20 {
+        let (chunk, stamp) = held.swap_remove(held.len() / 2);
+        checked(&mut reach, &chunk, stamp);
+        client.free(chunk);
+    }
+    client.trim();
+    within("the rest follows", || host.has_moved(&small) && host.lent() == 0);
+    held.iter().for_each(|(chunk, stamp)| checked(&mut reach, chunk, *stamp));
+}
+
+/// A program that says of itself what it likes has no block of another's.
+#[test]
+fn who_lies_about_its_members_harms_itself() {
+    let (mut host, other) = (Host::new(256), Host::new(256));
+    host.agent_elsewhere("");
+    let client = host.client();
+    let mut reach = client.reach().unwrap();
+    let piece = stamped(&client, &mut reach, 9, 3);
+    let own = Stranger::new(&host);
+    let hello = Hello { magic: MAGIC, owner: own.0.owner() as u32, queue: ANY_QUEUE, ..Hello::new_zeroed() };
+    let mut liar = Liar::greeting(&host, hello, &[]).unwrap();
+    liar.chunk();
+    for node in 0..200 {
+        liar.say(Up::Member { node, owner: 16_000 }.bits());
+    }
+    host.move_to(&other);
+    within("it moves", || host.has_moved(&other) && host.lent() == 0);
+    checked(&mut reach, &piece, 3);
+    // Where a block is that it does not have, it is not told.
+    liar.say(Up::Where(farmem_agent::word::BlockId(1 << 20)).bits());
+    assert_ne!(liar.verdict(), 0);
+    checked(&mut reach, &piece, 3);
+}
