@@ -141,13 +141,20 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     let signals = Signals::take().map_err(Failure::usage)?;
     let Some(mut watch) = swap::on(&plan, &signals).map_err(failed)? else { return Ok(()) };
-    let over = watch.run(&signals).map_err(failed)?;
-    match over {
-        Over::Undone => return Ok(()),
-        Over::NodeGoes => eprintln!("farmem: {} is going down: bringing back what is swapped to it", plan.nodes[0]),
-        Over::Asked => eprintln!("farmem: bringing back what is swapped to {}", plan.nodes.join(" and ")),
+    loop {
+        let nodes = plan.nodes.join(" and ");
+        let over = watch.run(&signals).map_err(failed)?;
+        match over {
+            Over::Undone => return Ok(()),
+            Over::NodeGoes => eprintln!("farmem: {nodes} goes down or is to be emptied: bringing back what is there"),
+            Over::Asked => eprintln!("farmem: bringing back what is swapped to {nodes}"),
+        }
+        match watch.undo() {
+            // Nobody asked this process to end: the device keeps its watcher.
+            Err(e) if over == Over::NodeGoes => eprintln!("farmem: {e}: swapping goes on, and is ended when it can be"),
+            done => return done.map_err(failed),
+        }
     }
-    watch.undo().map_err(failed)
 }
 
 /// The nodes, if they go with the other options.

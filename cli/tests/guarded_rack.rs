@@ -8,8 +8,12 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command};
+use std::time::Duration;
 
 use common::{Place, eventually, free, outcome};
+use farmem_protocol::nbd::{self, Asked, TO_BE_EMPTIED};
+use farmem_swap::stream::{Wanted, dial};
+use zerocopy::IntoBytes;
 
 /// Processes that end with the test.
 struct Ends(Child);
@@ -126,6 +130,50 @@ fn nobody_changes_a_rack_without_its_token() {
     revoke.arg(rack.place.path().join("tokens.toml"));
     assert_eq!(outcome(revoke).0, Some(0));
     refused(rack.run(&rack.at, Some("lab")), "does not know this token");
+}
+
+/// A drained node tells the machines that swap to it, and `farmem drain` ends when their pages are back.
+#[test]
+fn a_drained_node_tells_those_that_swap_to_it() {
+    let rack = Rack::start();
+    let _node = rack.node("good", Some("rack"));
+    eventually("the node is of the rack", || rack.rack().contains("\"up\""));
+    let of_node = |field: &str| {
+        let view: serde_json::Value = serde_json::from_str(&rack.rack()).unwrap();
+        view["nodes"][0][field].clone()
+    };
+    let at = of_node("address").as_str().unwrap().to_owned();
+    let token = rack.place.path().join("lab.token");
+    let limit = Duration::from_secs(60);
+    let new = Wanted {
+        node: &at,
+        id: [7; 16],
+        incarnation: 0,
+        size: 1 << 20,
+        kept: limit,
+        overcommit: false,
+        data: false,
+        host: "here",
+        token: Some(&token),
+    };
+    let mut asks = dial(&new, limit).unwrap();
+    let mut pages = dial(&Wanted { incarnation: asks.incarnation, data: true, ..new }, limit).unwrap().into_socket();
+    let page: [u8; 4096] = std::array::from_fn(|at| (at % 251) as u8);
+    pages.write_all(&[Asked::frame(nbd::Command::Write, 1, 0, 4096).as_bytes(), &page].concat()).unwrap();
+    pages.read_exact(&mut [0; 16]).unwrap();
+    eventually("the rack knows that the page takes memory", || of_node("lent").as_u64() > Some(0));
+
+    let mut drain = rack.command(&["drain", "good", "--controller", &rack.at], Some("rack"));
+    let mut drain = Ends(drain.spawn().unwrap());
+    eventually("the machine is told", || asks.report().unwrap().flags.get() & TO_BE_EMPTIED != 0);
+    let refused = dial(&Wanted { id: [8; 16], ..new }, limit).unwrap_err().to_string();
+    assert!(refused.contains("empties"), "{refused}");
+    assert!(drain.0.try_wait().unwrap().is_none());
+    asks.free().unwrap();
+    assert!(drain.0.wait().unwrap().success());
+    assert!(rack.rack().contains("\"empty\""), "{}", rack.rack());
+    assert_eq!(outcome(rack.command(&["undrain", "good", "--controller", &rack.at], Some("rack"))).0, Some(0));
+    eventually("the node takes volumes again", || dial(&Wanted { id: [9; 16], ..new }, limit).is_ok());
 }
 
 /// Passes a connection's bytes on, with one word of the controller's answers replaced by another of its length.

@@ -108,9 +108,19 @@ modules() {
 # pack DIRECTORY   The archive that the kernel unpacks into its first file system.
 pack() { (cd "$1" && find . -print0 | cpio --null -o -H newc --quiet); }
 
-# How to run the guest: by the CPU's own virtualization where there is one, else by emulation.
-accelerator() {
-    if [ -w /dev/kvm ] && grep -qE '^flags.* (vmx|svm)' /proc/cpuinfo; then echo kvm; else echo tcg,thread=multi; fi
+# Whether this kernel boots within 20 s by the CPU's own virtualization, to where it wants a file system. Not each
+# /dev/kvm can: one that emulates instructions takes minutes, or ends.
+boots_by_kvm() {
+    timeout --foreground 20 qemu-system-x86_64 -accel kvm -cpu max -m 256 -kernel "$1" -append "console=ttyS0 panic=-1" \
+        -display none -serial stdio -monitor none -no-reboot </dev/null 2>/dev/null | grep -q 'Unable to mount root'
+}
+
+# choose_accelerator KERNEL   Sets how guests are run: by the CPU's own virtualization where a boot by it succeeds, else by
+# emulation.
+choose_accelerator() {
+    [ -z "${ACCELERATOR:-}" ] || return 0
+    ACCELERATOR=tcg,thread=multi
+    [ ! -w /dev/kvm ] || ! grep -qE '^flags.* (vmx|svm)' /proc/cpuinfo || ! boots_by_kvm "$1" || ACCELERATOR=kvm
 }
 
 # boot SECONDS MEMORY_MIB KERNEL IMAGE [OPTION...]   Runs a guest. Its console is the output. APPEND: for its kernel.
@@ -119,7 +129,8 @@ accelerator() {
 boot() {
     local limit=$1 memory=$2 kernel=$3 image=$4
     shift 4
-    nice -n "${FARMEM_GUEST_NICE:-0}" timeout --foreground "$limit" qemu-system-x86_64 -accel "$(accelerator)" -cpu max -smp 2 -m "$memory" \
+    choose_accelerator "$kernel"
+    nice -n "${FARMEM_GUEST_NICE:-0}" timeout --foreground "$limit" qemu-system-x86_64 -accel "$ACCELERATOR" -cpu max -smp 2 -m "$memory" \
         -kernel "$kernel" -initrd "$image" -append "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init ${APPEND:-}" \
         -display none -serial stdio -monitor none -no-reboot "$@" </dev/null | sed -u 's,\r,,g'
 }

@@ -142,7 +142,15 @@ fn tell_who_is_left(node: &Node, grace: Option<Duration>) {
         let held = bytes(u64::from(volume.usage().blocks) << 21);
         eprintln!("farmem:   {} holds {held}", volume_name(&volume));
     }
+    let volumes = node.nic().volumes.all().len();
     if holders.is_empty() {
+        match grace {
+            _ if volumes == 0 => {}
+            Some(grace) => {
+                eprintln!("farmem: going down: waiting up to {} s for machines that swap here", grace.as_secs())
+            }
+            None => eprintln!("farmem: going down with pages of machines that swap here, lost to them now"),
+        }
         return;
     }
     let (there, held) = (programs(holders.len()), bytes(node.nic().lent()));

@@ -84,7 +84,7 @@ pub struct Report {
     /// A number of the running kernel beneath the node: the same for all that runs on it,
     /// containers too.
     pub machine: U64,
-    /// Bit 0: the node is going down.
+    /// Bit 0: the node is going down. Bit 1: its rack wants it to be emptied.
     pub flags: U64,
 }
 
@@ -94,8 +94,11 @@ pub fn machine(boot_id: &[u8]) -> u64 {
     if boot_id.is_empty() { 0 } else { boot_id.iter().fold(0xCBF2_9CE4_8422_2325, mix) | 1 }
 }
 
-/// [`Report::flags`]: the node is going down.
+/// [`Report::flags`]: the node is going down. Hosts are to bring their pages back now.
 pub const GOING_DOWN: u64 = 1;
+/// [`Report::flags`]: the node's rack wants it to be emptied. Hosts are to bring their pages back
+/// when they have room for them.
+pub const TO_BE_EMPTIED: u64 = 2;
 
 /// The command of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

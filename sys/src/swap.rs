@@ -1,4 +1,5 @@
-//! Kernel interfaces for swapping: swapon, swapoff, locked memory, and a generic netlink socket.
+//! Kernel interfaces for swapping: swapon, swapoff, files of devices, locked memory, and a generic
+//! netlink socket.
 
 use crate::raw::{Errno, checked};
 use crate::socket::set_option;
@@ -33,6 +34,15 @@ pub fn swapon(device: &Path, priority: u16) -> io::Result<()> {
 /// is no memory for it.
 pub fn swapoff(device: &Path) -> io::Result<()> {
     call(libc::SYS_swapoff, device, 0)
+}
+
+/// Makes a file that is the block device of this number, for root alone.
+pub fn make_node(path: &Path, (major, minor): (u32, u32)) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let (mode, number) = ((libc::S_IFBLK | 0o600) as usize, libc::makedev(major, minor) as usize);
+    // SAFETY: a terminated path, which the call only reads.
+    let done = unsafe { checked(libc::SYS_mknod, [path.as_ptr() as usize, mode, number, 0, 0, 0]) };
+    done.map(drop).map_err(|Errno(e)| io::Error::from_raw_os_error(e))
 }
 
 /// No page of this process, now or later, leaves memory once it was touched.

@@ -121,6 +121,7 @@ fn say(client: &Client, nic: &Arc<Nic>, mut about: Beat) {
                 about.applied = Some((orders.term, orders.serial));
                 if orders.drain != drain {
                     drain = orders.drain;
+                    nic.set_emptied(drain);
                     let what = if drain { "is to be emptied: runs are given other nodes" } else { "is open again" };
                     eprintln!("farmem: {} {what}", about.name);
                 }

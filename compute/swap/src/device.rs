@@ -1,10 +1,17 @@
 //! A device's files in sysfs and procfs.
 
 use crate::patience::Load;
-use crate::{crypt, mirror};
-use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use crate::{Error, crypt, mirror};
+use farmem_sys::swap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Times that a device is opened while others look at it, and how long to wait between.
+const TRIES: u32 = 50;
+const TRIES_EVERY: Duration = Duration::from_millis(20);
 
 /// A device of ours that holds slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,17 +91,113 @@ pub fn is_swap(device: &Path) -> bool {
     used(device).is_some()
 }
 
-/// Bytes in use of this device. `None`: it does not swap to it.
+/// Bytes in use of this device. `None`: it does not swap to it, by any name that `/proc/swaps` has
+/// for it here. In another root or mount namespace that may be a name of nothing.
 pub(crate) fn used(device: &Path) -> Option<u64> {
-    swaps().iter().find(|swap| swap.path == device).map(|swap| swap.used)
+    used_of(&swaps(), device, |name| number(device).is_some_and(|number| is_device(name, number)))
 }
 
-/// The number, major and minor, of the kernel's device of this file's name, if the file is not that
-/// device, or is not there: swapoff by this path would not find it, or another one.
-pub(crate) fn hidden(path: &Path) -> Option<(u32, u32)> {
-    let name = path.file_name()?;
-    let number = fs::read_to_string(Path::new("/sys/block").join(name).join("dev")).ok()?;
-    parse_number(&number).filter(|&number| !is_device(path, number))
+/// As [`used`], of these areas. `is_it`: whether the file of that name is the device.
+fn used_of(swaps: &[Swap], device: &Path, is_it: impl Fn(&Path) -> bool) -> Option<u64> {
+    swaps.iter().find(|swap| swap.path == device || is_it(&swap.path)).map(|swap| swap.used)
+}
+
+/// Bytes that are free for pages of these areas: memory, and swap elsewhere.
+pub(crate) fn free_beside(areas: &[PathBuf]) -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    available(&meminfo) + room_of_others(&swaps(), areas)
+}
+
+/// Bytes of memory that can be had without swapping, as `/proc/meminfo` has them.
+fn available(meminfo: &str) -> u64 {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
+fn room_of_others(swaps: &[Swap], areas: &[PathBuf]) -> u64 {
+    let others = swaps.iter().filter(|swap| !areas.contains(&swap.path));
+    others.map(|swap| swap.size.saturating_sub(swap.used)).sum()
+}
+
+/// The number, major and minor, of the kernel's device of this file's name. `None`: there is none.
+fn number(path: &Path) -> Option<(u32, u32)> {
+    parse_number(&fs::read_to_string(Path::new("/sys/block").join(path.file_name()?).join("dev")).ok()?)
+}
+
+/// A file that is a device: its own, or one that was made for as long as this is held, because the
+/// file of that name is missing or another device. `/dev` may have been made anew.
+#[derive(Debug)]
+pub(crate) struct Node {
+    path: PathBuf,
+    is_made: bool,
+}
+
+impl Node {
+    /// Of the kernel's device that has this file's name. `None`: the kernel has no such device.
+    ///
+    /// # Errors
+    /// One line that says by which commands the file is made: it could not be made here.
+    pub(crate) fn of(device: &Path) -> Result<Option<Node>, Error> {
+        let Some(number) = number(device) else { return Ok(None) };
+        if is_device(device, number) {
+            return Ok(Some(Node { path: device.to_owned(), is_made: false }));
+        }
+        let name = device.file_name().unwrap_or_default().to_string_lossy();
+        let path = device.with_file_name(format!(".farmem-{}-{name}", std::process::id()));
+        match swap::make_node(&path, number) {
+            Ok(()) => Ok(Some(Node { path, is_made: true })),
+            Err(e) => {
+                let (device, (major, minor)) = (device.display(), number);
+                Err(Error::Stays(format!(
+                    "{device} is not the kernel's device of that name, and no file can be made for it ({e}): make it anew \
+                     (rm -f {device}; mknod {device} b {major} {minor}), or go to the mount namespace where swapping began; \
+                     then farmem swap --off"
+                )))
+            }
+        }
+    }
+
+    /// Its path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the device is in use: swap by any name, an array, or encryption is on it.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.open_alone().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY))
+    }
+
+    /// Opens it for this process alone, and waits a moment for others that look at it, as udev.
+    /// Nothing can be put on the device until the file is closed.
+    ///
+    /// # Errors
+    /// It is in use: what is on it would be lost if it were to end.
+    pub(crate) fn alone(&self) -> Result<File, Error> {
+        let path = self.path.display();
+        for tries in 0.. {
+            match self.open_alone() {
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) && tries < TRIES => std::thread::sleep(TRIES_EVERY),
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => break,
+                opened => return opened.map_err(|e| Error::File(path.to_string(), e)),
+            }
+        }
+        Err(Error::Stays(format!(
+            "{path} is in use, so it stays: it would take what is on it with it; end that use, then farmem swap --off"
+        )))
+    }
+
+    fn open_alone(&self) -> io::Result<File> {
+        OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&self.path)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.is_made {
+            // Best effort: a file that stays takes nothing.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 /// Whether this file is the block device of this number.
@@ -142,8 +245,8 @@ mod tests {
         for other in ["/dev/null", "/dev", "/absent/nbd0"] {
             assert!(!is_device(Path::new(other), (1, 3)), "{other}");
         }
-        // The kernel has no device of this name.
-        assert_eq!(hidden(Path::new("/dev/null")), None);
+        // The kernel has no block device of this name.
+        assert!(number(Path::new("/dev/null")).is_none() && Node::of(Path::new("/dev/null")).unwrap().is_none());
     }
 
     #[test]
@@ -155,5 +258,11 @@ mod tests {
         let all = parse(text);
         let swap = |index, size, used| Swap { path: Device::Nbd(index).path(), size, used };
         assert_eq!(all, [swap(0, 131_068 << 10, 1 << 20), swap(1, 64 << 10, 0)]);
+        assert_eq!(room_of_others(&all, &[all[1].path.clone()]), (131_068 << 10) - (1 << 20));
+        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   24 kB\nBuffers: 1 kB\n"), 24 << 10);
+        // Swapping began in a chroot, so the device has another name here: it is told by its number.
+        let jailed = [Swap { path: "/jail/dev/nbd0".into(), ..all[0].clone() }];
+        let used = |is_it: fn(&Path) -> bool| used_of(&jailed, Path::new("/dev/nbd0"), is_it);
+        assert_eq!((used(|_| false), used(|name| name.starts_with("/jail"))), (None, Some(1 << 20)));
     }
 }

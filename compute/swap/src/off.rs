@@ -16,7 +16,7 @@
 //! meanwhile what nobody else does. A watcher that begins meanwhile waits too, and swaps to nothing
 //! new: its service may have started it again because it was killed.
 
-use crate::device::{self, Device};
+use crate::device::{self, Device, Node};
 use crate::nbd::Client;
 use crate::patience::MOST_TIMES;
 use crate::state::{self, State};
@@ -50,10 +50,10 @@ const TAKES_AT_MOST: Duration = Duration::from_secs(5);
 const PASSES: u32 = 3;
 
 /// The watch over devices that are being undone.
-struct Undoing {
-    client: Client,
-    devices: Vec<Watched>,
-    died: Died,
+struct Undoing<'a> {
+    client: &'a mut Client,
+    devices: &'a mut Vec<Watched>,
+    died: &'a Died,
     looked: Option<Instant>,
     /// The watcher of a device was killed.
     took_over: bool,
@@ -73,25 +73,27 @@ pub fn off() -> Result<bool, Error> {
     if state::all(Path::new(state::DIRECTORY)).is_empty() {
         return Ok(false);
     }
-    let client = Client::open()?;
+    let mut client = Client::open()?;
     stand_firm();
     // No signal ends this process while it takes over: the node may have ended the stream before, and
     // the kernel has no other yet.
     let signals = Signals::take().map_err(|e| Error::Kernel("signals", e))?;
     // Before a device is given its stream, so that no death is missed.
     let died = listen(&client, false)?;
-    let mut undoing = Undoing { client, devices: Vec::new(), died, looked: None, took_over: false };
+    let mut devices = Vec::new();
+    let mut undoing =
+        Undoing { client: &mut client, devices: &mut devices, died: &died, looked: None, took_over: false };
     undoing.take_over();
     signals.release();
     undoing.end().map(|()| true)
 }
 
 /// Ends swapping. `devices` are watched by this process, and `died` tells of them.
-pub(crate) fn undo(client: Client, devices: Vec<Watched>, died: Died) -> Result<(), Error> {
+pub(crate) fn undo(client: &mut Client, devices: &mut Vec<Watched>, died: &Died) -> Result<(), Error> {
     Undoing { client, devices, died, looked: None, took_over: false }.end()
 }
 
-impl Undoing {
+impl Undoing<'_> {
     /// Ends swapping to each device, when it is this process's turn.
     fn end(&mut self) -> Result<(), Error> {
         let _turn = self.turn()?;
@@ -109,7 +111,7 @@ impl Undoing {
                 if !state.mirrored {
                     self.end_area(&states, state.device())?;
                 }
-                end_device(&mut self.client, state)?;
+                end_device(self.client, state)?;
             }
         }
         freed::close();
@@ -142,7 +144,7 @@ impl Undoing {
     fn wait(&mut self, tended: &mut Instant, states: &[State]) {
         let told = self.died.recv_timeout(ENDS_EVERY);
         match told {
-            Ok(index) => all_told(&mut self.devices, index),
+            Ok(index) => all_told(self.devices, index),
             Err(RecvTimeoutError::Timeout) => {}
             // The kernel tells no more. Without this the loop would spin.
             Err(RecvTimeoutError::Disconnected) => std::thread::sleep(ENDS_EVERY),
@@ -162,11 +164,11 @@ impl Undoing {
             let settled = |watched: &Watched| watched.held.state.index != state.index || watched.is_settled();
             while begun.elapsed() < TAKES_AT_MOST && !self.devices.iter().all(settled) {
                 match self.died.recv_timeout(ENDS_EVERY) {
-                    Ok(index) => all_told(&mut self.devices, index),
+                    Ok(index) => all_told(self.devices, index),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => std::thread::sleep(ENDS_EVERY),
                 }
-                step(&mut self.devices, &mut self.client, false);
+                step(self.devices, self.client, false);
             }
         }
     }
@@ -191,7 +193,7 @@ impl Undoing {
         let watches = |devices: &[Watched], index| devices.iter().any(|watched| watched.held.state.index == index);
         self.devices.retain(|watched| watched.held.stands());
         for state in states {
-            if !watches(&self.devices, state.index)
+            if !watches(self.devices, state.index)
                 && let Ok(Some(held)) = state::adopt(Path::new(state::DIRECTORY), state)
                 && held.stands()
             {
@@ -202,7 +204,7 @@ impl Undoing {
         }
         let looks = self.looked.is_none_or(|at| at.elapsed() >= LOOKS_EVERY);
         // A node that goes down waits for its pages, which are on their way.
-        step(&mut self.devices, &mut self.client, looks);
+        step(self.devices, self.client, looks);
         if looks {
             self.looked = Some(Instant::now());
         }
@@ -246,24 +248,32 @@ fn stands_still(states: &[State]) -> Duration {
     STANDS_STILL.saturating_add(Duration::from_secs(states.iter().map(waits).max().unwrap_or(0)))
 }
 
+/// Bytes in use of a device that the kernel may swap to. `None`: it does not. `/proc/swaps` may
+/// name it as another mount namespace does, and nothing has that name here: then it counts as one
+/// of no bytes.
+fn in_use(node: &Node, area: &Path) -> Option<u64> {
+    device::used(area).or_else(|| node.is_in_use().then_some(0))
+}
+
 /// Has the kernel stop swapping to a device, which brings its pages back. Ends its encryption.
 /// `states`: of the devices that hold its pages.
 ///
-/// EINVAL of swapoff says that the path names no device that the kernel swaps to. Where it is the
-/// right device, another program's swapoff is under way: it is waited for, since it may yet fail.
+/// The kernel finds the device by its number, whatever its name was where swapping began. EINVAL of
+/// swapoff says that it does not swap to that device any more, or that another program's swapoff is
+/// under way: that one is waited for, since it may yet fail.
 pub(crate) fn end_area(device: Device, states: &[State]) -> Result<(), Error> {
     let area = device.area();
+    if let Some(node) = Node::of(&area)? {
+        swap_off(&node, &area, states)?;
+    }
+    crypt::end(device).map_err(|e| Error::Kernel("the device mapper", e))
+}
+
+fn swap_off(node: &Node, area: &Path, states: &[State]) -> Result<(), Error> {
     let mut other: Option<Other> = None;
     let path = area.display();
-    while let Some(used) = device::used(&area) {
-        if let Some((major, minor)) = device::hidden(&area) {
-            return Err(Error::Stays(format!(
-                "this machine swaps to {path}, and the file of that name here is not that device: make it anew \
-                 (rm -f {path}; mknod {path} b {major} {minor}), or go to the mount namespace where swapping began; then \
-                 farmem swap --off"
-            )));
-        }
-        match swap::swapoff(&area) {
+    while let Some(used) = in_use(node, area) {
+        match swap::swapoff(node.path()) {
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
                 let now = Instant::now();
                 let other = other.get_or_insert_with(|| Other::new(stands_still(states), used, now));
@@ -284,16 +294,25 @@ pub(crate) fn end_area(device: Device, states: &[State]) -> Result<(), Error> {
             done => done.map_err(|e| Error::Kernel("swapoff", e))?,
         }
     }
-    crypt::end(device).map_err(|e| Error::Kernel("the device mapper", e))
+    Ok(())
 }
 
 /// Ends a device that nobody uses, and frees its volume.
+///
+/// # Errors
+/// It is in use after all: nothing of it was undone.
 pub(crate) fn end_device(client: &mut Client, state: &State) -> Result<(), Error> {
+    // Held until the device has ended, so that nothing can be put on it meanwhile.
+    let unused = match device::is_connected(state.index) {
+        true => Node::of(&Device::Nbd(state.index).path())?.map(|node| node.alone()).transpose()?,
+        false => None,
+    };
     // Before the device ends, so that a watcher does not take that for a cut.
     state::remove(Path::new(state::DIRECTORY), state.index);
     if device::is_connected(state.index) {
         client.disconnect(state.index).map_err(|e| Error::Kernel("the kernel's NBD client", e))?;
     }
+    drop(unused);
     let host = process::host_name();
     let freed = state.id().map(|id| dial(&Wanted::of(state, id, &host, false), KEPT_LONGER).and_then(|mut s| s.free()));
     match freed {

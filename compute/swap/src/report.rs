@@ -71,7 +71,6 @@ pub fn remove(directory: &Path, index: u32) {
 
 /// The swap devices of this machine. Their directory is root's: others see none.
 pub fn looks() -> Vec<Look> {
-    let swaps = device::swaps();
     let states = state::all(Path::new(state::DIRECTORY));
     // Two that mirror each other are one device: the one that has all pages stands for both.
     let stands = |state: &&State| !state.mirrored || mirror::standing(state.index) == Standing::Whole;
@@ -80,7 +79,7 @@ pub fn looks() -> Vec<Look> {
     whole.dedup_by_key(|state| state.device());
     let look = |state: &State| {
         let path = state.device().area();
-        let used = swaps.iter().find(|swap| swap.path == path)?.used;
+        let used = device::used(&path)?;
         let said = fs::read(file(Path::new(state::DIRECTORY), state.index)).unwrap_or_default();
         let stat = fs::read_to_string(format!("/sys/block/{}/stat", state.device().name())).unwrap_or_default();
         Some(Look {

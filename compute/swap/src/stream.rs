@@ -177,7 +177,7 @@ fn why(verdict: Verdict) -> String {
              than it can promise with --overcommit",
             farmem_protocol::units::bytes(bytes)
         ),
-        Verdict::Draining => "is going down".into(),
+        Verdict::Draining => "is going down, or its rack empties it".into(),
         Verdict::Full => "has no place left for a volume".into(),
         Verdict::Unknown => "no longer has the volume: it had no stream for longer than it is kept".into(),
         Verdict::Incarnation => "was started anew, and what was swapped to it is gone".into(),

@@ -11,7 +11,7 @@ use crate::stream::{Stream, Wanted, dial};
 use crate::swap::{Plan, path, say};
 use crate::tell::{self, Teller};
 use crate::{Error, device, mirror, report};
-use farmem_protocol::nbd::{GOING_DOWN, Report};
+use farmem_protocol::nbd::{GOING_DOWN, Report, TO_BE_EMPTIED};
 use farmem_protocol::units::bytes;
 use farmem_sys::process::{self, Signals};
 use farmem_sys::swap;
@@ -25,6 +25,8 @@ pub(crate) const LOOKS_EVERY: Duration = Duration::from_secs(5);
 pub(crate) const TRIES_EVERY: Duration = Duration::from_secs(1);
 /// How long after the offer of a stream the end of the one before may be told.
 const SETTLES: Duration = Duration::from_secs(2);
+/// How long after a failed swapoff for a node that goes the next is tried. Memory may be free then.
+const GOES_AGAIN: Duration = Duration::from_secs(10);
 /// A volume that holds more of its size than this, where the node has less than that left for it,
 /// is near its end.
 const LITTLE: u64 = 64 << 20;
@@ -60,10 +62,16 @@ pub struct Watch {
     pub(crate) plan: Plan,
     /// Reports freed slots, until [`Watch::run`] passes it on.
     probe: Option<Probe>,
+    /// Whether it does.
+    is_probed: bool,
     teller: Option<Teller>,
     pub(crate) pair: Pair,
     /// From the beginning of [`Watch::run`].
     died: Option<Died>,
+    /// When swapping could not be ended for a node that goes.
+    failed: Option<Instant>,
+    /// The user was told that there is no room for the pages of a node that is to be emptied.
+    is_full: bool,
 }
 
 /// The indexes of devices whose stream has died; `u32::MAX`: of any.
@@ -74,7 +82,7 @@ pub(crate) type Died = Receiver<u32>;
 pub enum Over {
     /// A signal asks for it.
     Asked,
-    /// A node is going down.
+    /// A node is going down, or is to be emptied.
     NodeGoes,
     /// Another process has undone all devices.
     Undone,
@@ -82,12 +90,13 @@ pub enum Over {
 
 impl Watch {
     pub(crate) fn new(client: Client, plan: &Plan, devices: Vec<Watched>, probe: Option<Probe>) -> Watch {
-        Watch { client, devices, plan: plan.clone(), probe, teller: None, pair: Pair::default(), died: None }
+        let (plan, is_probed, pair) = (plan.clone(), probe.is_some(), Pair::default());
+        Watch { client, devices, plan, probe, is_probed, teller: None, pair, died: None, failed: None, is_full: false }
     }
 
     /// Watches until it is to end. `signals` were taken before any thread existed.
     pub fn run(&mut self, signals: &Signals) -> Result<Over, Error> {
-        let died = listen(&self.client, true)?;
+        let died = self.died.take().map_or_else(|| listen(&self.client, true), Ok)?;
         self.teller = self.tell();
         let over = self.watch(signals, &died);
         self.teller = None;
@@ -105,9 +114,19 @@ impl Watch {
     }
 
     /// Ends swapping, and watches until that is done.
-    pub fn undo(self) -> Result<(), Error> {
-        let died = self.died.map_or_else(|| listen(&self.client, true), Ok)?;
-        off::undo(self.client, self.devices, died)
+    ///
+    /// # Errors
+    /// The kernel swaps on, and [`Watch::run`] can watch on. For a node that goes, it tries again
+    /// after a while.
+    pub fn undo(&mut self) -> Result<(), Error> {
+        let died = self.died.take().map_or_else(|| listen(&self.client, true), Ok)?;
+        let done = off::undo(&mut self.client, &mut self.devices, &died);
+        self.died = Some(died);
+        if done.is_err() {
+            self.failed = Some(Instant::now());
+            self.probe = self.is_probed.then(|| Probe::open().ok()).flatten();
+        }
+        done
     }
 
     /// Begins to tell nodes of freed slots.
@@ -147,7 +166,7 @@ impl Watch {
             }
             let looks = looked.is_none_or(|at| at.elapsed() >= LOOKS_EVERY);
             let going = step(&mut self.devices, &mut self.client, looks);
-            if going.into_iter().any(|index| !self.does_without(index)) {
+            if self.leaves(&going) {
                 return Over::NodeGoes;
             }
             if looks {
@@ -160,6 +179,43 @@ impl Watch {
                 return Over::Asked;
             }
         }
+    }
+}
+
+impl Watch {
+    /// Whether swapping is to be ended now, for nodes that go: those of the devices with these
+    /// flags.
+    ///
+    /// A node that goes down waits for a while, and each page that comes back meanwhile is saved.
+    /// One that is to be emptied stays: without room for all pages nothing is begun, which would
+    /// put the machine out of memory again and again.
+    fn leaves(&mut self, going: &[(u32, u64)]) -> bool {
+        let left: Vec<u64> =
+            going.iter().filter(|&&(index, _)| !self.does_without(index)).map(|&(_, flags)| flags).collect();
+        if left.is_empty() || self.failed.is_some_and(|at| at.elapsed() < GOES_AGAIN) {
+            return false;
+        }
+        let lacks = if left.iter().any(|flags| flags & GOING_DOWN != 0) { None } else { self.lacks() };
+        if let Some((used, free)) = lacks
+            && !std::mem::replace(&mut self.is_full, true)
+        {
+            let (nodes, used, free) = (self.plan.nodes.join(" and "), bytes(used), bytes(free));
+            say(format_args!(
+                "{nodes} is to be emptied: {used} are swapped to it, and {free} are free here: swapping goes on until \
+                 there is room"
+            ));
+        }
+        lacks.is_none()
+    }
+
+    /// Bytes that are swapped to these devices, and bytes that are free for them. `None`: there is
+    /// room.
+    fn lacks(&self) -> Option<(u64, u64)> {
+        let mut areas: Vec<_> = self.devices.iter().map(|watched| watched.held.state.device().area()).collect();
+        areas.dedup();
+        let used = areas.iter().filter_map(|area| device::used(area)).sum();
+        let free = device::free_beside(&areas);
+        (used > free).then_some((used, free))
     }
 }
 
@@ -194,8 +250,8 @@ pub(crate) fn all_told(devices: &mut [Watched], index: u32) {
 }
 
 /// Gives new streams for dead ones, and, if it `looks`, asks the nodes. Returns the indexes of
-/// devices whose node is going down.
-pub(crate) fn step(devices: &mut [Watched], client: &mut Client, looks: bool) -> Vec<u32> {
+/// devices whose node is going down or to be emptied, each with the flags that say so.
+pub(crate) fn step(devices: &mut [Watched], client: &mut Client, looks: bool) -> Vec<(u32, u64)> {
     let mut going = Vec::new();
     // Before any node is asked, which may take seconds: a timeout of 0 may have been left behind.
     devices.iter_mut().for_each(|watched| watched.tell_timeout(client));
@@ -204,8 +260,9 @@ pub(crate) fn step(devices: &mut [Watched], client: &mut Client, looks: bool) ->
             watched.tried = Some(Instant::now());
             watched.revive(client);
         }
-        if looks && watched.look() {
-            going.push(watched.held.state.index);
+        let flags = if looks { watched.look() } else { 0 };
+        if flags != 0 {
+            going.push((watched.held.state.index, flags));
         }
         watched.tend_patience(client, looks);
     }
@@ -358,8 +415,9 @@ impl Watched {
         }
     }
 
-    /// Asks the node about the volume, and keeps its report. True: the node is going down.
-    fn look(&mut self) -> bool {
+    /// Asks the node about the volume, and keeps its report. Returns the flags by which the node wants
+    /// its pages to be brought back.
+    fn look(&mut self) -> u64 {
         let state = &self.held.state;
         // The node ends a volume with the token that it was last asked by: it is asked by a new one
         // before the old one is revoked.
@@ -371,10 +429,10 @@ impl Watched {
             let host = process::host_name();
             self.asked = state.id().and_then(|id| dial(&Wanted::of(state, id, &host, false), self.timeout).ok());
         }
-        let Some(report) = self.asked.as_mut().map(Stream::report) else { return false };
+        let Some(report) = self.asked.as_mut().map(Stream::report) else { return 0 };
         let Ok(report) = report else {
             self.asked = None;
-            return false;
+            return 0;
         };
         report::keep(Path::new(state::DIRECTORY), state.index, &report);
         if is_near_end(&report) && !std::mem::replace(&mut self.warned, true) {
@@ -385,7 +443,7 @@ impl Watched {
                 state.node
             ));
         }
-        report.flags.get() & GOING_DOWN != 0
+        report.flags.get() & (GOING_DOWN | TO_BE_EMPTIED)
     }
 }
 

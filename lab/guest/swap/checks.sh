@@ -99,7 +99,7 @@ within() {
 verified() {
     on || return 1
     within 8 pages 20 600 || return 1
-    farmem status "$node" >/tmp/status || return 1
+    sound && farmem status "$node" >/tmp/status || return 1
     sed -n '/swap volume of/,/^$/p' /tmp/status | grep -A1 volume || { cat /tmp/status; return 1; }
     off || return 1
     ! farmem status "$node" | grep -q 'swap volume of'
@@ -289,6 +289,86 @@ off_fails() {
     farmem swap --off >>/tmp/swap.log 2>&1 && has_swap 0
 }
 
+# The node's words agree with its records.
+sound() { farmem check "$node" >/tmp/check || { cat /tmp/check; return 1; }; }
+
+# elsewhere HOW COMMAND...   In a root of its own: a chroot, or a chroot of a mount namespace of its own.
+elsewhere() {
+    how=$1
+    shift
+    mkdir -p /jail
+    case $how in
+        chroot) sh -c "$jail" sh "$@" ;;
+        namespace) unshare -m sh -c "$jail" sh "$@" ;;
+    esac
+}
+jail='mount -t tmpfs -o mode=755 jail /jail
+for at in dev proc sys run tmp; do mkdir /jail/$at; mount -o bind /$at /jail/$at; done
+for at in bin usr lib lib64; do [ ! -e /$at ] || { mkdir /jail/$at; mount -o bind /$at /jail/$at; }; done
+exec chroot /jail "$@"'
+
+# So many swap areas, by whatever names.
+areas() { [ "$(tail -n +2 /proc/swaps | wc -l)" = "$1" ]; }
+
+# Swapping began in another root, so /proc/swaps has another name for the device here, or the name of nothing. --off ends it
+# and loses no word. A device that is in use by something else stays, with its pages.
+renamed() {
+    for how in chroot namespace; do
+        elsewhere $how farmem swap --size 31M --node "$node" --timeout 3s --grace 120s >>/tmp/swap.log 2>&1 &
+        watcher=$!
+        await 60 areas 1 || { cat /tmp/swap.log; return 1; }
+        echo "  $how: $(awk '/dev/ { print $1 }' /proc/swaps)"
+        [ $how = namespace ] || ! grep -q '^/dev/nbd' /proc/swaps || return 1
+        has_given 24 || return 1
+        echo "farmem swap --off" >/tmp/waits
+        farmem swap --off >>/tmp/swap.log 2>&1 && areas 0 || { cat /tmp/swap.log; return 1; }
+        ended $watcher "the watcher, whose device was undone" || return 1
+        rm /tmp/given
+        ended $program "the program" || return 1
+        [ $how = namespace ] || umount -l /jail || return 1
+    done
+}
+
+# The node is told to go down. The watcher brings everything back while the node waits. When there is no room for that it
+# watches on, and tries again.
+goes() {
+    farmem swap --size 48M --node "$third" --token /token --timeout 10s --grace 120s >>/tmp/swap.log 2>&1 &
+    watcher=$!
+    await 60 has_swap || { cat /tmp/swap.log; return 1; }
+    has_given 24 || return 1
+    echo 1 >/proc/sys/vm/overcommit_kbytes
+    echo 2 >/proc/sys/vm/overcommit_memory
+    echo "HOST end third"
+    await 60 said 'ended when it can be'
+    tried=$?
+    echo 0 >/proc/sys/vm/overcommit_memory
+    [ $tried = 0 ] && has_swap 1 || return 1
+    ended $watcher "the watcher, which tries again" || { echo "  the watcher ended with $?"; return 1; }
+    has_swap 0 || return 1
+    rm /tmp/given
+    ended $program "the program" || return 1
+    await 60 answered ended.third || { echo "  the node has not ended"; return 1; }
+    echo "HOST again third"
+    await 60 farmem status --token /token "$third" >/dev/null
+}
+
+# The rack of the node is told to empty it. The watcher brings everything back, and the drain ends.
+drained() {
+    echo "HOST rack"
+    await 60 answered racked || return 1
+    farmem swap --size 48M --node "10.0.2.2:$(cat /tmp/answer)" --timeout 10s --grace 120s >>/tmp/swap.log 2>&1 &
+    watcher=$!
+    await 60 has_swap || { cat /tmp/swap.log; return 1; }
+    has_given 24 || return 1
+    echo max >/cg/small/memory.max
+    echo "HOST drain"
+    ended $watcher "the watcher of a drained node" || { echo "  the watcher ended with $?"; return 1; }
+    said 'is to be emptied' && has_swap 0 || return 1
+    rm /tmp/given
+    ended $program "the program" || return 1
+    await 60 answered drained || { echo "  the drain has not ended"; return 1; }
+}
+
 # A memory group of version 2, without swap: a program that its limit kills goes on under farmem run, with a node outside
 # of the group. A --local beyond the limit is refused.
 grouped() {
@@ -302,6 +382,9 @@ grouped() {
     within 24 farmem run --local 30M --transport tcp --node "$node" -- far-pages 48 200 >/tmp/refused 2>&1
     [ $? = 64 ] && grep 'memory group' /tmp/refused | sed 's/^/  /'
 }
+
+# Seconds since then.
+took() { cut -d' ' -f1 /proc/uptime | awk -v from="$1" '{ printf "%.1f", $1 - from }'; }
 
 # figure NAME   Of the volume, in KiB, as the node says.
 figure() { farmem status --json "$node" | grep -A8 '"volumes"' | sed -n "s/.*\"$1\": *\([0-9]*\).*/\1/p" | awk '{ sum += $1 } END { print int(sum / 1024) }'; }
@@ -333,12 +416,18 @@ freed() {
     # Large beside a block of 2 MiB, of which the last may be nearly empty. A page that was just written may be
     # told of late, so it is kept for some seconds before it is given back.
     has_given 112 5 || return 1
+    given=$(cut -d' ' -f1 /proc/uptime)
     await 120 well_used || return 1
+    echo "  $(took "$given") s after giving back:"
     farmem status "$node" | grep -A1 'swap volume of'
+    sound || return 1
     echo "  after giving back: $used KiB of slots in use, $held KiB held, $((used * 100 / held)) %"
     rm /tmp/given
     ended $program "the program" || return 1
+    given=$(cut -d' ' -f1 /proc/uptime)
     await 120 gave_back || return 1
+    echo "  $(took "$given") s after its end:"
+    sound || return 1
     echo "  after its end: $used KiB of slots in use, $held KiB held"
     off && [ ! -e /sys/kernel/tracing/instances/farmem_swap ]
 }
@@ -622,6 +711,9 @@ check off_cut short off_cut
 check off_twice short off_twice
 check off_restarted short off_restarted
 check off_fails short off_fails
+check renamed short renamed
+check goes short goes
+check drained short drained
 check freed short freed
 check crypted short crypted
 check several short several

@@ -82,7 +82,7 @@ port() { sed -n "s/.* at $here:\([0-9]*\)$/\1/p" "$new/$1.log"; }
 
 start node 0 $open
 start second 0 --tokens "$new/tokens"
-start third 0 --tokens "$new/tokens"
+start third 0 --tokens "$new/tokens" --grace 600s
 tries=0
 until [ -n "$(port node)" ] && [ -n "$(port second)" ] && [ -n "$(port third)" ]; do
     tries=$((tries + 1))
@@ -175,6 +175,27 @@ case " $* " in *" machine "*)
 esac
 pack "$root" >"$new.img"
 
+# Starts a rack of one node, racked, whose port is the answer.
+rack() {
+    local tries=0 at=
+    RUNTIME_DIRECTORY=$new "$farmem" controller --listen $here:0 $open >"$new/controller.log" 2>&1 &
+    echo $! >"$new/controller.pid"
+    until at=$(sed -n "s/.*controller is at \([^;]*\);.*/\1/p" "$new/controller.log") && [ -n "$at" ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 600 ] || { cat "$new/controller.log"; return; }
+        sleep 0.1
+    done
+    echo "$at" >"$new/controller"
+    start racked 0 $open --controller "$at" --name racked
+    until grep -q 'is of the rack' "$new/racked.log"; do
+        tries=$((tries + 1))
+        [ $tries -lt 600 ] || { cat "$new/racked.log"; return; }
+        sleep 0.1
+    done
+    port racked >"$new/answers/racked.new"
+    mv "$new/answers/racked.new" "$new/answers/racked"
+}
+
 # Whether a page of lab/guest/swap/give.c lies in the node's memory as it is.
 seek() {
     local file
@@ -187,7 +208,7 @@ seek() {
 # What the guest asks of this side, by lines of its console. It is answered by files, which it gets by TFTP.
 mkdir "$new/answers"
 host() {
-    local line ms cuts answer
+    local line ms cuts answer ending
     while IFS= read -r line; do
         echo "$line"
         case $line in
@@ -219,7 +240,18 @@ host() {
                 kill -9 "$(cat "$new/${line#HOST kill }.pid")"
                 : >"$new/answers/killed.${line#HOST kill }"
                 ;;
-            "HOST again third") start third "$(cat "$root/third")" --tokens "$new/tokens" ;;
+            "HOST end third")
+                ending=$(cat "$new/third.pid")
+                kill -TERM "$ending"
+                # Said when it has.
+                (while kill -0 "$ending" 2>/dev/null; do sleep 0.2; done; : >"$new/answers/ended.third") &
+                ;;
+            "HOST rack") rack ;;
+            "HOST drain")
+                # It ends when the node is empty.
+                ("$farmem" drain racked --controller "$(cat "$new/controller")" && : >"$new/answers/drained") &
+                ;;
+            "HOST again third") start third "$(cat "$root/third")" --tokens "$new/tokens" --grace 600s ;;
             "HOST seek "*)
                 echo "GUEST sought ${line#HOST seek }: $(seek)"
                 : >"$new/answers/${line#HOST seek }"
@@ -228,7 +260,8 @@ host() {
     done
 }
 
-echo "guest: $release by $(accelerator), image $(($(stat -c %s "$new.img") >> 20)) MiB, built after $((SECONDS - begun)) s"
+choose_accelerator "$kernel"
+echo "guest: $release by $ACCELERATOR, image $(($(stat -c %s "$new.img") >> 20)) MiB, built after $((SECONDS - begun)) s"
 status=0
 # A file system of half of the memory would not hold what is under test.
 # A processor that is stuck in the kernel for 120 s ends the machine.
@@ -237,7 +270,7 @@ APPEND="rootfstype=ramfs nbd.nbds_max=0 watchdog_thresh=60 softlockup_panic=1" b
     host | tee "$new/console" || status=$?
 # QEMU's emulation can go on carrying out a breakpoint that the kernel has taken out of its own code
 # (docs/results/2026-11-27-swap-guests.md). Then the machine begins anew, once.
-if [ -z "${FARMEM_GUEST_AGAIN:-}" ] && [ "$(accelerator)" != kvm ] && grep -q 'BUG: soft lockup' "$new/console"; then
+if [ -z "${FARMEM_GUEST_AGAIN:-}" ] && [ "$ACCELERATOR" != kvm ] && grep -q 'BUG: soft lockup' "$new/console"; then
     echo "guest: the emulated processor was stuck in the kernel: all checks again"
     status=0
     FARMEM_GUEST_AGAIN=1 lab/guest/swap/run.sh "$@" || status=$?

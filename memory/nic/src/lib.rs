@@ -53,6 +53,7 @@ use epochs::Epochs;
 use events::{Event, Events, Leaving};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
+use farmem_protocol::nbd;
 use farmem_protocol::node::Domain;
 use farmem_protocol::wire::Range;
 use farmem_protocol::wire::{Figure, MAX_BACKED, OFFERS_RDMA, OFFERS_RESERVE, Refused, Secret, Status};
@@ -127,6 +128,8 @@ pub struct Nic {
     /// How much of the card windows may take.
     budget: Arc<budget::Budget>,
     draining: AtomicBool,
+    /// Its rack has ordered that it be emptied.
+    emptied: AtomicBool,
     /// [`Nic::in_use`] as it was found last for a member, and when.
     used: Lock<Option<(u64, u64)>>,
     /// Hears of events.
@@ -161,6 +164,7 @@ impl Nic {
             card: None,
             budget: budget::Budget::new(0, 0, None),
             draining: AtomicBool::new(false),
+            emptied: AtomicBool::new(false),
             used: Lock::new(None),
             events: Events::default(),
             draw: Box::new(draw),
@@ -197,8 +201,11 @@ impl Nic {
 
     /// Volumes that are made, found and ended.
     pub fn swap(&self) -> Swap<'_> {
-        let Nic { volumes, units, lending, tally, events, incarnation, draining, .. } = self;
-        Swap { volumes, units, lending, tally, events, incarnation: *incarnation, draining }
+        let Nic { volumes, units, lending, tally, events, incarnation, .. } = self;
+        let flag = |flag, is_set: bool| if is_set { flag } else { 0 };
+        let leaves =
+            flag(nbd::GOING_DOWN, self.is_draining()) | flag(nbd::TO_BE_EMPTIED, self.emptied.load(Ordering::Relaxed));
+        Swap { volumes, units, lending, tally, events, incarnation: *incarnation, leaves }
     }
 
     /// From now on takes no new runs.
@@ -209,6 +216,12 @@ impl Nic {
     /// Whether [`Nic::drain`] was called.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Whether its rack wants it to be emptied. Runs learn of that by the controller; hosts that
+    /// swap to it, by their volumes' reports. It takes no new volume meanwhile.
+    pub fn set_emptied(&self, wanted: bool) {
+        self.emptied.store(wanted, Ordering::Relaxed);
     }
 
     /// Does a piece of the node's own work: it drains and scrubs units, and recovers those of dead

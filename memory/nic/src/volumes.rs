@@ -37,7 +37,7 @@ use super::tally::count;
 use super::tenants::Tenant;
 use super::units::Units;
 use super::units::leases::Lease;
-use farmem_protocol::nbd::{GOING_DOWN, PAGE, Refusal, Report};
+use farmem_protocol::nbd::{PAGE, Refusal, Report};
 use farmem_protocol::wire::{Names, Secret, run_id};
 use farmem_sys::sync::{Held, Lock};
 use farmem_trust::TokenId;
@@ -322,7 +322,7 @@ impl Volume {
             held: (usage.blocks as u64 * BLOCK).into(),
             free: free.saturating_sub(promised_to_others).into(),
             machine: node.volumes.machine.load(Ordering::Relaxed).into(),
-            flags: if node.draining.load(Ordering::Relaxed) { GOING_DOWN } else { 0 }.into(),
+            flags: node.leaves.into(),
         }
     }
 }

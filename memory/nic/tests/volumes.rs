@@ -12,7 +12,7 @@ use farmem_nic::engine::Goodbye;
 use farmem_nic::tenants::{Known as Issued, Standing};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::check::recount;
-use farmem_protocol::nbd::{Asked, Command, MAX_BYTES, MAX_FREED_BYTES, Report};
+use farmem_protocol::nbd::{Asked, Command, GOING_DOWN, MAX_BYTES, MAX_FREED_BYTES, Report, TO_BE_EMPTIED};
 use farmem_protocol::random::Random;
 use farmem_protocol::wire::{Cipher, Credential, Greeting, Hello, Known, NewVolume, Proof, Purpose, Verdict};
 use farmem_trust::{Key, Token};
@@ -330,6 +330,27 @@ fn a_volume_outlives_its_streams_for_its_grace() {
     nic.expire(3_000_000_001);
     keep(&nic);
     assert_eq!((nic.volumes.all().len(), nic.lent()), (0, 0));
+}
+
+/// A node that its rack empties tells the hosts that swap to it, and takes no new volume meanwhile.
+#[test]
+fn a_node_that_is_to_be_emptied_says_so() {
+    let nic = nic();
+    let mut wire = volume(&nic, MIB, false);
+    let mut asks = stream(&nic, &known(nic.incarnation, false));
+    let new = made_as(ID + 1, MIB, false);
+    assert_eq!(report(&mut asks).flags.get(), 0);
+    nic.set_emptied(true);
+    assert_eq!(report(&mut asks).flags.get(), TO_BE_EMPTIED);
+    assert_eq!(refused(&nic, &new), Verdict::Draining);
+    // Pages are brought back meanwhile.
+    assert_eq!(ask(&mut wire, Command::Read, 0, 4096, &[]).0, 0);
+    nic.set_emptied(false);
+    assert_eq!(report(&mut asks).flags.get(), 0);
+    let mut other = stream(&nic, &new);
+    nic.drain();
+    assert_eq!(report(&mut asks).flags.get(), GOING_DOWN);
+    [&mut other, &mut asks, &mut wire].into_iter().for_each(|wire| wire.close(Goodbye::Cut, 1));
 }
 
 #[test]

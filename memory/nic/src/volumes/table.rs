@@ -16,7 +16,7 @@ use farmem_sys::sync::Lock;
 use farmem_trust::TokenId;
 use farmem_volume::MAX_SLOTS;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 impl Volumes {
     /// The kernel beneath this node, by [`farmem_protocol::nbd::machine`].
@@ -50,7 +50,8 @@ pub struct Swap<'a> {
     pub(crate) tally: &'a Tally,
     pub(crate) events: &'a Events,
     pub(crate) incarnation: u64,
-    pub(crate) draining: &'a AtomicBool,
+    /// The flags of a report: the node goes down, or is to be emptied.
+    pub(crate) leaves: u64,
 }
 
 impl Swap<'_> {
@@ -111,7 +112,7 @@ impl Swap<'_> {
         if size == 0 || !size.is_multiple_of(PAGE) || size / PAGE > MAX_SLOTS as u64 {
             return Err(Verdict::Malformed);
         }
-        if self.draining.load(Ordering::Relaxed) {
+        if self.leaves != 0 {
             return Err(Verdict::Draining);
         }
         // Held until the volume is there: two that come together are promised one after the other.
