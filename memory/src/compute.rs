@@ -7,6 +7,9 @@
 //! is refused does the work by verbs. So N of the node's workers may compute;
 //! verbs on other workers wait for nothing.
 //!
+//! A function of the caller's own ([`farmem_protocol::near::wasm`]) runs in builds with that feature,
+//! and is refused by others.
+//!
 //! A WAIT looks at its word, and is put off if that has not changed ([`Caller::later`]): it holds
 //! neither a worker nor one of the N, and delays its own queue pair alone. Its mark is the time
 //! when it ends, in nanoseconds since the service began.
@@ -16,7 +19,7 @@ use farmem_nic::grip::Grip;
 use farmem_nic::service::{Caller, Service};
 use farmem_nic::windows::Windows;
 use farmem_protocol::key::Key;
-use farmem_protocol::near::{Bytes, Call, Function, Range, Which, mark};
+use farmem_protocol::near::{Bytes, Call, Function, Range, Reply, Which, mark, wasm};
 use farmem_protocol::wire::{Op, Status};
 use farmem_sys::mapping::Mapping;
 use farmem_sys::raw::thread_cpu_ns;
@@ -32,17 +35,25 @@ pub struct Compute {
     most: usize,
     running: AtomicUsize,
     since: Instant,
+    modules: wasm::Engine,
 }
 
 impl Compute {
     pub fn new(most: usize) -> Compute {
-        Compute { most, running: AtomicUsize::new(0), since: Instant::now() }
+        Compute { most, running: AtomicUsize::new(0), since: Instant::now(), modules: wasm::Engine::default() }
     }
 
     fn begin(&self) -> Option<Turn<'_>> {
         let turn = Turn(&self.running);
         let before = self.running.fetch_add(1, Ordering::Relaxed);
         (before < self.most).then_some(turn)
+    }
+
+    fn carry_out(&self, call: &Call, memory: &mut impl Bytes) -> Option<Reply> {
+        match call.function {
+            Function::Wasm(wasm) => self.modules.run(call, wasm, memory),
+            _ => call.run(memory),
+        }
     }
 
     /// Puts a call off whose time is not over. False: it is over, or too many of the caller's wait.
@@ -178,7 +189,7 @@ impl Service for Compute {
         }
         let begun = Instant::now();
         let memory = Admitted::new(caller, &call, thread_cpu_ns() + DEADLINE.as_nanos() as u64);
-        let reply = memory.and_then(|mut memory| call.run(&mut memory).ok_or(Status::Range));
+        let reply = memory.and_then(|mut memory| self.carry_out(&call, &mut memory).ok_or(Status::Range));
         let waits =
             reply.is_ok_and(|reply| call.is_unfinished(&reply)) && wait.is_some_and(|ms| self.put_off(caller, ms));
         caller.computed(begun.elapsed().as_nanos() as u64, !waits);

@@ -76,6 +76,9 @@ pub enum Error {
     /// memory.
     #[error("the node refused it: {0}; connect anew")]
     Refused(Refusal),
+    /// A function of the program's own is no module, trapped, or did not end.
+    #[error("the function near memory: {0}")]
+    Module(String),
     /// The node serves as many queue pairs for this process as one can have.
     #[error("{0} has as many connections of this process as one can have (8192): share lanes between threads")]
     Lanes(String),

@@ -24,6 +24,7 @@ use std::sync::atomic::Ordering;
 
 mod group;
 pub mod mark;
+mod wasm;
 mod words;
 
 pub use group::Columned;
@@ -33,6 +34,9 @@ pub use farmem_protocol::near::{Columns, Found, Group, Grouped, Kind, Scan};
 
 /// Calls under way together. More would delay other members at the node.
 const TOGETHER: usize = 16;
+
+/// For fewer pieces READs take no more bytes than a GATHER.
+const FEW: usize = 4;
 
 /// Two ranges of a [`Near::scan_columns`], each by its address and its bytes.
 pub type Pair = ((Addr, u64), (Addr, u64));
@@ -167,6 +171,14 @@ impl Near<'_> {
         self.is_computed(node)
     }
 
+    /// Whether [`Near::gather`] takes one round trip for these places, and few verbs: they lie in one
+    /// slab of a node that computes.
+    pub fn gathers(&self, places: &[Addr]) -> bool {
+        let [first, rest @ ..] = places else { return false };
+        let alike = rest.iter().all(|at| (at.node(), at.slab()) == (first.node(), first.slab()));
+        places.len() >= FEW && alike && self.is_computed(first.node()) && self.lane.memory().inner.region.is_none()
+    }
+
     /// The pieces of `each` bytes (1 to 4096) at these places, one behind the other in their order.
     ///
     /// # Errors
@@ -213,8 +225,7 @@ impl Near<'_> {
     /// trip. `None`: the node does not do it.
     fn gather_there(&mut self, places: &[Addr], each: u32) -> Result<Option<Vec<u8>>> {
         let node = places[0].node();
-        // For so few pieces READs take no more bytes.
-        if places.len() < 4 || !self.is_computed(node) || self.lane.memory().inner.region.is_some() {
+        if places.len() < FEW || !self.is_computed(node) || self.lane.memory().inner.region.is_some() {
             return Ok(None);
         }
         for &at in places {

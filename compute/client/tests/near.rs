@@ -142,6 +142,21 @@ fn bytes_stay_where_they_are() {
     assert!(moved.contains(&(8000, 32 + 1)), "the scan's bytes stayed, the gather's came once: {moved:?}");
 }
 
+/// Builds without the feature run no functions of the program's own, and say so.
+#[cfg(not(feature = "wasm"))]
+#[test]
+fn modules_need_the_feature() {
+    let node = node(1);
+    let memory = memory(&node);
+    let mut lane = memory.lane().unwrap();
+    let piece = lane.alloc(1 << 20).unwrap();
+    let said = lane.near().wasm(b"\0asm\x01\0\0\0", (piece, 64), 8, 0);
+    assert!(matches!(&said, Err(Error::Module(why)) if why.contains("without the feature")), "{said:?}");
+    // Other functions are carried out there all the same.
+    lane.near().fill(piece, 4096, 7).unwrap();
+    assert!(calls(&node) >= 1);
+}
+
 /// A function has no right that its caller lacks, and what is wrong is told as for verbs.
 #[test]
 fn rights_are_those_of_verbs() {

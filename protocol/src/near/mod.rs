@@ -17,6 +17,7 @@
 //! | [`Function::Wait`] | returns when a word has changed | [`MAX_WAIT_MS`] |
 //! | [`Function::Commit`] | compares words, and writes if all are as expected | [`commit::MAX_LIST`] |
 //! | [`Function::Group`] | sums a column by the values of another | [`MAX_BYTES`], [`group::MAX_GROUPS`] |
+//! | [`Function::Wasm`] | runs a function of the caller's own | [`MAX_BYTES`], [`wasm::MAX_FUEL`] |
 //!
 //! [`Call::run`] runs a function on any [`Bytes`]: a node's slabs, or a host's copy of them. A host
 //! whose node refuses a call runs the same code on its copy, and gets the same bytes.
@@ -30,6 +31,7 @@ pub mod group;
 pub mod mark;
 mod reply;
 pub mod scan;
+pub mod wasm;
 mod wire;
 
 use crate::key::Key;
@@ -39,6 +41,7 @@ pub use group::{Group, Grouped};
 pub use mark::{Mark, Marked};
 pub use reply::Reply;
 pub use scan::{Found, Kind, Scan};
+pub use wasm::Wasm;
 
 /// Bytes of a call, and of its reply.
 pub const FRAME: usize = 64;
@@ -121,6 +124,8 @@ pub enum Function {
     /// Sums values by keys. `source` has the keys; `list` names the values, and takes the sums. See
     /// [`group`].
     Group(Group),
+    /// Runs the module in `list` on the bytes of `source`. See [`wasm`].
+    Wasm(Wasm),
 }
 
 /// A call.
@@ -179,7 +184,9 @@ impl Call {
     /// Whether a range is written to.
     pub fn writes(&self, which: Which) -> bool {
         match self.function {
-            Function::Gather { .. } | Function::Copy | Function::Mark(_) | Function::Group(_) => which == Which::List,
+            Function::Gather { .. } | Function::Copy | Function::Mark(_) | Function::Group(_) | Function::Wasm(_) => {
+                which == Which::List
+            }
             Function::Scatter { .. } | Function::Fill(_) | Function::Commit(_) => which == Which::Source,
             Function::Scan(_) | Function::Columns(_) | Function::Chase { .. } | Function::Wait { .. } => false,
         }
@@ -235,12 +242,13 @@ impl Call {
             }
             Function::Commit(commit) => commit.is_sound(source) && list.len == commit.list(),
             Function::Group(group) => group.is_sound(source.len) && list.len == group.work(),
+            Function::Wasm(wasm) => wasm.is_sound(source.len) && list.len == wasm.work(),
         };
         if bounded && fits(source) && fits(list) { Ok(()) } else { Err(Nonsense) }
     }
 
     /// Runs the call. Returns `None` if an offset of a list, or a link, leaves the source. Bytes
-    /// written before that stay.
+    /// written before that stay. A [`Function::Wasm`] is run by [`wasm::Engine::run`] alone.
     pub fn run(&self, memory: &mut impl Bytes) -> Option<Reply> {
         match self.function {
             Function::Gather { count, each } => self.pieces(memory, count, each, true),
@@ -307,6 +315,7 @@ impl Call {
             Function::Wait { .. } => Some(Reply::Waited(self.word(memory, 0, 0)?)),
             Function::Commit(commit) => Some(Reply::Committed(commit.run(self.source.len, memory)?)),
             Function::Group(group) => Some(Reply::Grouped(group.run(self.source.len, memory)?)),
+            Function::Wasm(_) => None,
         }
     }
 

@@ -27,6 +27,8 @@ pub enum Reply {
     Committed(Committed),
     /// The number of groups. `None`: there are more than there is room for.
     Grouped(Option<u32>),
+    /// What a function of the caller's own returned.
+    Ran(u64),
 }
 
 impl Reply {
@@ -44,6 +46,7 @@ impl Reply {
                 let [outcome, nth, word] = committed.words();
                 [6, outcome, nth, word, 0, 0]
             }
+            Reply::Ran(word) => [8, word, 0, 0, 0, 0],
             Reply::Grouped(groups) => [7, groups.is_some().into(), groups.unwrap_or(0).into(), 0, 0, 0],
         };
         let mut frame = [0; FRAME];
@@ -96,6 +99,7 @@ impl Reply {
                     _ => (groups <= group.room && u64::from(groups) <= rows).then_some(Reply::Grouped(Some(groups))),
                 }
             }
+            (Function::Wasm(_), 8) => Some(Reply::Ran(words[1])),
             _ => None,
         }?;
         (reply.frame() == *frame).then_some(reply)

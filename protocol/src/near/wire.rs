@@ -1,6 +1,6 @@
 //! Frames of calls: 64 bytes, of which each call has exactly one form.
 
-use super::{Call, Columns, Commit, FRAME, Function, Group, Kind, Mark, Nonsense, Range, Scan, laid};
+use super::{Call, Columns, Commit, FRAME, Function, Group, Kind, Mark, Nonsense, Range, Scan, Wasm, laid};
 use crate::key::Key;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -85,6 +85,10 @@ impl Call {
                 wire.count = group.room.into();
                 wire.words = [group.least, group.most].map(U64::new);
             }
+            Function::Wasm(wasm) => {
+                (wire.function, wire.count) = (11, wasm.code.into());
+                wire.words = [u64::from(wasm.room), wasm.argument].map(U64::new);
+            }
         }
         let mut frame = [0; FRAME];
         frame.copy_from_slice(wire.as_bytes());
@@ -150,6 +154,11 @@ impl Call {
                 let [Some(key), Some(value), test] = wire.kinds.map(Kind::of) else { return Err(Nonsense) };
                 let group = Group { key, value, test, least: words[0], most: words[1], room: count };
                 (run(group.work()), Function::Group(group))
+            }
+            11 => {
+                let room = u32::try_from(words[0]).map_err(|_| Nonsense)?;
+                let wasm = Wasm { code: count, room, argument: words[1] };
+                (run(wasm.work()), Function::Wasm(wasm))
             }
             _ => return Err(Nonsense),
         };
