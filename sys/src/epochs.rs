@@ -84,8 +84,8 @@ pub struct Header {
 
 impl Header {
     /// Of a frame that is nobody's.
-    #[cfg(all(test, loom))]
-    pub fn new() -> Header {
+    #[cfg(test)]
+    fn new() -> Header {
         Header { word: AtomicU64::new(0), state: AtomicU64::new(0) }
     }
 
@@ -222,6 +222,83 @@ impl Epochs {
         let began = self.slots[..threads].iter().map(|slot| slot.0.load(Ordering::Relaxed));
         let open = began.enumerate().filter(|&(_, epoch)| epoch != IDLE);
         open.min_by_key(|&(slot, epoch)| (epoch, slot)).map(|(slot, _)| slot)
+    }
+}
+
+/// Threads use an object while it is replaced and brought back, on real memory: `.ci/long miri` runs
+/// this under Miri, which finds accesses that are not ordered.
+#[cfg(all(test, not(loom)))]
+mod threads {
+    use super::*;
+    use std::cell::UnsafeCell;
+    use std::sync::atomic::AtomicBool;
+
+    const PLACE: u64 = 7 << 36;
+    const USERS: usize = 2;
+
+    struct Frame {
+        header: Header,
+        epochs: Epochs,
+        payload: UnsafeCell<[u64; 4]>,
+        is_over: AtomicBool,
+    }
+
+    // SAFETY: that its payload is accessed in an order is what this test is for.
+    unsafe impl Sync for Frame {}
+
+    #[test]
+    fn uses_meet_whole_objects() {
+        let rounds = if cfg!(miri) { 30 } else { 20_000 };
+        let frame = Frame {
+            header: Header::new(),
+            epochs: Epochs::new(USERS),
+            payload: UnsafeCell::new([1; 4]),
+            is_over: AtomicBool::new(false),
+        };
+        frame.header.publish(PLACE | 1);
+        let frame = &frame;
+        let uses: u64 = std::thread::scope(|threads| {
+            let user = |slot: usize| {
+                let mut uses = 0;
+                while !frame.is_over.load(Ordering::Relaxed) || uses == 0 {
+                    frame.epochs.enter(slot);
+                    for object in 1..4 {
+                        let word = PLACE | object;
+                        if frame.header.is(word) || frame.header.warm(word) {
+                            // SAFETY: the scope is open, and the frame has the object.
+                            let seen = unsafe { *frame.payload.get() };
+                            assert_eq!(seen, [object; 4]);
+                            uses += 1;
+                        }
+                    }
+                    frame.epochs.leave(slot);
+                    std::thread::yield_now();
+                }
+                uses
+            };
+            let users: Vec<_> = (0..USERS).map(|slot| threads.spawn(move || user(slot))).collect();
+            let (mut object, mut replaced) = (1, 0);
+            while replaced < rounds {
+                let word = PLACE | object;
+                let epoch = frame.epochs.now();
+                frame.header.set_state(State::Present(epoch));
+                if frame.header.chill(word, &frame.epochs) {
+                    frame.epochs.turn();
+                }
+                if frame.header.claim(word, epoch, frame.epochs.oldest(USERS)) {
+                    object = object % 3 + 1;
+                    // SAFETY: it was claimed, so no thread uses it.
+                    unsafe { *frame.payload.get() = [object; 4] };
+                    frame.header.set_state(State::Present(0));
+                    frame.header.publish(PLACE | object);
+                    replaced += 1;
+                }
+                std::thread::yield_now();
+            }
+            frame.is_over.store(true, Ordering::Relaxed);
+            users.into_iter().map(|user| user.join().unwrap()).sum()
+        });
+        assert!(uses > 0);
     }
 }
 

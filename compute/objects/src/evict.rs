@@ -18,10 +18,11 @@
 //! Victims are chosen [`BATCH`] at a time, before the last free frame is taken. So the writes of
 //! dirty victims follow the read of a miss by the same round trip.
 
+mod posted;
 mod returns;
 mod segments;
 
-pub use returns::Missed;
+pub use returns::{Missed, Returns};
 
 use crate::class::{CLASSES, Class, SEGMENT};
 use crate::frames::{Arena, Move};
@@ -33,21 +34,19 @@ use crate::word::{ARRIVING, SEEN, STAMP, Word};
 use crate::{Error, Result};
 use farmem::near::{Found, Scan};
 use farmem::{Addr, Completion, Lane};
-use returns::Returns;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Victims that are chosen together.
 const BATCH: usize = 32;
 /// A class with fewer free frames chooses victims.
 const LOW: usize = 8;
+/// As many objects are gathered at their node, if it computes.
+const GATHERED: usize = 6;
 /// Segments are shared out again among the classes each time this many bytes have left.
 const LOOK: usize = 4 << 20;
 /// The most bytes of adjacent objects that one scan covers: those of a block.
 const TOGETHER: u64 = 2 << 20;
-/// How long to sleep for an arrival before looking whether the node is lost.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 /// The amounts moved since the heap was built.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Moved {
@@ -77,6 +76,8 @@ pub struct Evictor {
     leaving: Vec<At>,
     /// Posted arrivals that have not ended.
     posted: usize,
+    /// Some of them are not sent yet.
+    unsent: bool,
     /// Buffers for posted arrivals, to be used again.
     buffers: Vec<Vec<u8>>,
     /// Kept empty between calls for its allocation.
@@ -103,6 +104,7 @@ impl Evictor {
             vain: (0, 0),
             leaving: Vec::new(),
             posted: 0,
+            unsent: false,
             buffers: Vec::new(),
             done: Vec::new(),
             gone: 0,
@@ -251,6 +253,7 @@ impl Evictor {
                 self.came(arena, one.0, came.is_ok());
                 return came.map_err(Error::from);
             }
+            (some, &[]) if self.gathers(some) => return self.gather(arena, some),
             _ => {
                 let begun = self.begins().filter(|_| !reads.is_empty());
                 let results = arena.transfer(&mut self.lane, reads, &writes, oldest);
@@ -280,6 +283,28 @@ impl Evictor {
         }
         self.moved.batches += u64::from(!writes.is_empty());
         ended
+    }
+
+    /// Whether objects come by one call of their node's. A call takes three verbs, whatever it moves.
+    fn gathers(&mut self, reads: &[Move]) -> bool {
+        let places: Vec<Addr> = reads.iter().map(|&(_, home)| home).collect();
+        reads.len() >= GATHERED && self.lane.near().gathers(&places)
+    }
+
+    /// Has a node gather objects, which come by one read.
+    fn gather(&mut self, arena: &Arena, reads: &[Move]) -> Result<()> {
+        let places: Vec<Addr> = reads.iter().map(|&(_, home)| home).collect();
+        let each = reads[0].0.class().payload;
+        let begun = self.begins();
+        let came = self.lane.near().gather(&places, each as u32);
+        self.took(reads.len(), begun);
+        for (n, &(at, _)) in reads.iter().enumerate() {
+            if let Ok(bytes) = &came {
+                arena.fill(at, &bytes[n * each..(n + 1) * each]);
+            }
+            self.came(arena, at, came.is_ok());
+        }
+        Ok(came.map(drop)?)
     }
 
     /// When a fetch begins that is to be timed.
@@ -378,60 +403,6 @@ impl Evictor {
                 Err(e)
             }
         }
-    }
-
-    /// Fetches objects ahead: posts their arrivals, and does not wait. Leaves out those for which
-    /// there is no frame.
-    pub fn post(
-        &mut self,
-        arena: &Arena,
-        (class, mark, oldest): (Class, u64, u64),
-        away: &[Word],
-        mut tell: impl FnMut(usize, Word),
-    ) {
-        for (n, word) in away.iter().enumerate() {
-            let Some(home) = self.homes.addr(word.home()) else { continue };
-            let Ok(at) = self.frame(arena, class, oldest) else { break };
-            let word = Word::new(at.units(class), word.home());
-            // Without SEEN: the hand spares the object once, because it has not been used yet.
-            arena.give(at, word, mark);
-            tell(n, word);
-            let mut buffer = self.buffers.pop().unwrap_or_default();
-            buffer.resize(class.payload, 0);
-            self.lane.post_read(at.tag(), home, buffer);
-            self.posted += 1;
-        }
-        self.lane.ring();
-    }
-
-    /// Posted arrivals that are under way.
-    pub fn posted(&self) -> usize {
-        self.posted
-    }
-
-    /// Takes in the posted arrivals that have ended. With `wait` it waits for one if any is under
-    /// way.
-    pub fn settle(&mut self, arena: &Arena, wait: bool) {
-        if self.posted == 0 {
-            return;
-        }
-        let mut done = std::mem::take(&mut self.done);
-        match wait {
-            true => self.lane.wait(&mut done, PATIENCE),
-            false => self.lane.poll(&mut done),
-        };
-        for Completion { tag, result, buffer, .. } in done.drain(..) {
-            self.posted -= 1;
-            let Some(at) = At::of_tag(tag) else { continue };
-            // An error is not reported here: the next use fetches the object again, and returns the
-            // error.
-            if result.is_ok() {
-                arena.fill(at, &buffer);
-            }
-            self.came(arena, at, result.is_ok());
-            self.buffers.push(buffer);
-        }
-        self.done = done;
     }
 
     /// Notes that a scan is done with an object. If room is short, the object's frame is freed at

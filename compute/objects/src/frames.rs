@@ -38,7 +38,7 @@ use crate::heap::Inner;
 use crate::homes::{self, Home};
 use crate::space::{self, At, Spot};
 use crate::word::{ARRIVING, SEEN, STAMP, Word};
-use crate::{Error, Far, Result, Scope};
+use crate::{Error, Far, Load, Result, Scope};
 use farmem::{Addr, Lane};
 use std::cell::Cell;
 use std::fmt;
@@ -134,20 +134,13 @@ impl Frames {
     pub fn transfer(&self, lane: &mut Lane, reads: &[Move], writes: &[Move], oldest: u64) -> Vec<farmem::Result<u64>> {
         let mut batch = lane.batch();
         for (n, &(at, home)) in reads.iter().enumerate() {
-            let class = at.class();
-            assert!(self.meta(at) & ARRIVING != 0 && reads[..n].last().is_none_or(|&(before, _)| before != at));
-            // SAFETY: a frame that awaits its object is lent to nobody, and was given away once;
-            // the batch ends below.
-            let payload = unsafe { std::slice::from_raw_parts_mut(self.payload(at, class).as_ptr(), class.payload) };
-            batch.read(home, payload);
+            assert!(reads[..n].last().is_none_or(|&(before, _)| before != at));
+            // SAFETY: a frame was given away once; the batch ends below.
+            batch.read(home, unsafe { self.awaited(at) });
         }
         for &(at, home) in writes {
-            let class = at.class();
-            assert!(self.meta(at) & ARRIVING == 0 && self.meta(at) >> STAMP < oldest);
-            // SAFETY: no scope holds it, so no reference to its payload is left; the batch ends
-            // below.
-            let payload = unsafe { std::slice::from_raw_parts(self.payload(at, class).as_ptr(), class.payload) };
-            batch.write(home, payload);
+            // SAFETY: the batch ends below.
+            batch.write(home, unsafe { self.unheld(at, oldest) });
         }
         batch.run()
     }
@@ -182,13 +175,34 @@ impl Frames {
         saved
     }
 
-    /// Reads one object into the frame that awaits it.
-    pub fn arrive(&self, lane: &mut Lane, (at, home): Move) -> farmem::Result<()> {
+    /// The payload of a frame that awaits its object, which is lent to nobody.
+    ///
+    /// # Safety
+    /// The caller has it once at a time, and lets go of it before the object has arrived.
+    #[allow(clippy::mut_from_ref)] // What is lent is not the frames, but memory that they name.
+    unsafe fn awaited<'a>(&self, at: At) -> &'a mut [u8] {
         let class = at.class();
         assert!(self.meta(at) & ARRIVING != 0);
+        // SAFETY: a frame that awaits its object is lent to nobody, and as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(self.payload(at, class).as_ptr(), class.payload) }
+    }
+
+    /// The payload of a frame that no scope holds. `oldest`: the stamp of the oldest open scope.
+    ///
+    /// # Safety
+    /// The caller lets go of it before the frame's box is used again.
+    unsafe fn unheld<'a>(&self, at: At, oldest: u64) -> &'a [u8] {
+        let class = at.class();
+        assert!(self.meta(at) & ARRIVING == 0 && self.meta(at) >> STAMP < oldest);
+        // SAFETY: no scope holds it, so no reference to its payload is left, and as the caller
+        // promises.
+        unsafe { std::slice::from_raw_parts(self.payload(at, class).as_ptr(), class.payload) }
+    }
+
+    /// Reads one object into the frame that awaits it.
+    pub fn arrive(&self, lane: &mut Lane, (at, home): Move) -> farmem::Result<()> {
         // SAFETY: as in `transfer`.
-        let payload = unsafe { std::slice::from_raw_parts_mut(self.payload(at, class).as_ptr(), class.payload) };
-        lane.read(home, payload)
+        lane.read(home, unsafe { self.awaited(at) })
     }
 
     /// Writes an object's bytes into the frame that awaits it.
@@ -287,20 +301,31 @@ impl<T: Far> FarBox<T> {
     /// away.
     #[inline]
     fn hold<'a>(&self, scope: &'a Scope) -> Result<Spot<'a, Header>> {
-        let spot = scope.arena.spot(Self::CLASS, self.word());
-        if spot.header().word.get() != self.word.get() {
-            return self.load(scope);
+        match self.local(&scope.arena, scope.mark) {
+            Some(spot) => Ok(spot),
+            None => self.fetch(&scope.inner, scope.mark),
         }
-        spot.header().stamp(scope.mark);
-        Ok(spot)
     }
 
+    /// [`FarBox::hold`] of a value that is local. `mark`: the scope's.
+    #[inline]
+    fn local<'a>(&self, frames: &'a Frames, mark: u64) -> Option<Spot<'a, Header>> {
+        let spot = frames.spot(Self::CLASS, self.word());
+        if spot.header().word.get() != self.word.get() {
+            return None;
+        }
+        spot.header().stamp(mark);
+        Some(spot)
+    }
+
+    /// [`FarBox::hold`] of a value that is away. It takes the parts of a scope, not the scope: a caller
+    /// of many uses then keeps these parts in registers.
     #[cold]
     #[inline(never)]
-    fn load<'a>(&self, scope: &'a Scope) -> Result<Spot<'a, Header>> {
-        let word = scope.inner.load(Self::CLASS, self.word(), scope.mark)?;
+    fn fetch<'a>(&self, inner: &'a Inner, mark: u64) -> Result<Spot<'a, Header>> {
+        let word = inner.load(Self::CLASS, self.word(), mark)?;
         self.set_word(word);
-        Ok(scope.arena.spot(Self::CLASS, word))
+        Ok(inner.arena.spot(Self::CLASS, word))
     }
 
     /// The value.
@@ -310,9 +335,39 @@ impl<T: Far> FarBox<T> {
     #[inline]
     pub fn get<'a>(&'a self, scope: &'a Scope) -> Result<&'a T> {
         let spot = self.hold(scope)?;
+        // SAFETY: this box holds it, for a scope that lives for 'a.
+        Ok(unsafe { self.lent(&spot) })
+    }
+
+    /// The value in the frame.
+    ///
+    /// # Safety
+    /// [`FarBox::hold`] has returned the frame, and its scope lives for 'a.
+    #[inline]
+    unsafe fn lent<'a>(&'a self, spot: &Spot<'a, Header>) -> &'a T {
         // SAFETY: the frame has this box's value: `size_of::<T>()` bytes, aligned, any of which are
         // a T. The scope holds it for 'a, and writing needs an exclusive borrow of this box.
-        Ok(unsafe { spot.payload(Self::CLASS).cast().as_ref() })
+        unsafe { spot.payload(Self::CLASS).cast().as_ref() }
+    }
+
+    /// The value in the frame, to write to. From now on it is dirty.
+    ///
+    /// # Safety
+    /// As [`FarBox::lent`].
+    #[inline]
+    unsafe fn lent_mut<'a>(&'a mut self, spot: &Spot<'a, Header>) -> &'a mut T {
+        let word = self.word().dirty();
+        self.word.set(word.0);
+        spot.header().word.set(word.0);
+        // SAFETY: as in `lent`; the borrow is exclusive, and a box is the only way to its value.
+        unsafe { spot.payload(Self::CLASS).cast().as_mut() }
+    }
+
+    /// The value, for a task that lets others go on while it comes: see [`Heap::join`].
+    ///
+    /// [`Heap::join`]: crate::Heap::join
+    pub fn load<'a>(&'a self, scope: &'a Scope) -> Load<'a, T> {
+        Load::new(self, scope)
     }
 
     /// The value, to write to.
@@ -322,11 +377,8 @@ impl<T: Far> FarBox<T> {
     #[inline]
     pub fn get_mut<'a>(&'a mut self, scope: &'a Scope) -> Result<&'a mut T> {
         let spot = self.hold(scope)?;
-        let word = self.word().dirty();
-        self.word.set(word.0);
-        spot.header().word.set(word.0);
-        // SAFETY: as in `get`; the borrow is exclusive, and a box is the only way to its value.
-        Ok(unsafe { spot.payload(Self::CLASS).cast().as_mut() })
+        // SAFETY: as in `get`.
+        Ok(unsafe { self.lent_mut(&spot) })
     }
 
     /// A copy of the value.
@@ -407,3 +459,6 @@ pub fn copied<T: Far>(bytes: &[u8]) -> T {
     // SAFETY: enough bytes; any of them are a T.
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
 //! A heap: the nodes' memory, and the frames that are local of it.
 
+mod posted;
+
 use crate::class::{Class, SEGMENT};
 use crate::evict::{Evictor, Moved};
 use crate::frames::Arena;
@@ -168,40 +170,6 @@ impl Inner {
         let words: Vec<Word> = away.iter().map(|one| one.word()).collect();
         let when = (class, mark, self.oldest());
         self.evictor.borrow_mut().fetch(&self.arena, when, &words, |n, word| away[n].set_word(word))
-    }
-
-    /// Posts the arrival of those that are away.
-    pub fn post<T: Far>(&self, boxes: &[&FarBox<T>]) {
-        let class = FarBox::<T>::CLASS;
-        let is_away = |one: &&&FarBox<T>| {
-            let word = self.arena.word(self.arena.of_word(class, one.word()));
-            word != one.word().0 && word != !one.word().0
-        };
-        let mut away: Vec<&FarBox<T>> = boxes.iter().filter(is_away).copied().collect();
-        away.sort_unstable_by_key(|one| one.word().home().0);
-        away.dedup_by_key(|one| one.word().home().0);
-        if !away.is_empty() {
-            let words: Vec<Word> = away.iter().map(|one| one.word()).collect();
-            let when = (class, self.clock.get() << STAMP, self.oldest());
-            let tell = |n: usize, word| away[n].set_word(word);
-            let mut evictor = self.evictor.borrow_mut();
-            if self.is_mapped {
-                // A copy is done at once. A caller that needs the bytes is told of a failure.
-                let _ = evictor.fetch(&self.arena, when, &words, tell);
-            } else {
-                evictor.post(&self.arena, when, &words, tell);
-            }
-        }
-    }
-
-    /// Waits until an object that is on its way to a frame has come, or has not.
-    pub fn settle(&self, at: At, word: Word) {
-        if self.arena.word(at) == !word.0 {
-            let evictor = &mut *self.evictor.borrow_mut();
-            while self.arena.word(at) == !word.0 && evictor.posted() > 0 {
-                evictor.settle(&self.arena, true);
-            }
-        }
     }
 
     /// A box is dropped. `at`: its object's frame, if it was local.

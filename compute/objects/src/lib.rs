@@ -199,6 +199,7 @@ mod frames;
 mod heap;
 mod homes;
 mod list;
+mod load;
 mod map;
 mod queue;
 mod rooms;
@@ -227,6 +228,7 @@ pub use frame::{
 pub use frames::FarBox;
 pub use heap::{Builder, Heap};
 pub use list::FarList;
+pub use load::Load;
 pub use map::FarHashMap;
 pub use queue::FarQueue;
 pub use scope::Scope;

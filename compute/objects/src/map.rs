@@ -210,6 +210,23 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         Ok(None)
     }
 
+    /// The value of a key, for a task that lets others go on while it comes: see [`Heap::join`].
+    ///
+    /// # Errors
+    /// As [`FarHashMap::get`].
+    pub async fn load<'a>(&'a self, key: &K, scope: &'a Scope) -> Result<Option<&'a V>> {
+        let hash = self.hasher.hash_one(key);
+        let mut at = self.first(hash);
+        while let Some(bucket) = at {
+            let bytes = self.buckets[bucket].load(scope).await?;
+            if let Some(slot) = Self::slot(bytes, hash, key) {
+                return Ok(Some(Self::value(bytes, slot)));
+            }
+            at = self.after(bucket);
+        }
+        Ok(None)
+    }
+
     /// The value of a key, to write to.
     ///
     /// # Errors

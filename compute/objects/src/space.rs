@@ -14,9 +14,37 @@
 use crate::class::{ARENA, Class, SEGMENT};
 use crate::word::Word;
 use crate::{Error, Result};
+#[cfg(not(miri))]
 use farmem_sys::memory;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+
+/// The calls of `farmem_sys::memory`, for Miri, which makes no system calls.
+#[cfg(miri)]
+mod memory {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len, 4096).expect("whole pages")
+    }
+
+    pub fn reserve(len: usize) -> Result<*mut u8, (i32,)> {
+        // SAFETY: not of size 0.
+        Ok(unsafe { alloc_zeroed(layout(len)) })
+    }
+
+    pub unsafe fn unmap(at: *mut u8, len: usize) {
+        // SAFETY: as its caller promises, of `reserve`.
+        unsafe { dealloc(at, layout(len)) };
+    }
+
+    pub unsafe fn discard(at: *mut u8, len: usize) {
+        // SAFETY: as its caller promises, nobody uses the memory.
+        unsafe { at.write_bytes(0, len) };
+    }
+
+    pub fn prefetch(_: usize) {}
+}
 
 /// The header of a frame.
 ///

@@ -86,6 +86,16 @@ impl<T: Far> FarVec<T> {
         indices.iter().map(|&index| self.get(index, scope)).collect()
     }
 
+    /// An element, for a task that lets others go on while it comes: see [`Heap::join`].
+    ///
+    /// # Errors
+    /// As [`FarVec::get`].
+    pub async fn load<'a>(&'a self, index: usize, scope: &'a Scope) -> Result<&'a T> {
+        self.check(index)?;
+        let chunk = self.chunks[index / Self::EACH].load(scope).await?;
+        Ok(&slice(&chunk.0)[index % Self::EACH])
+    }
+
     /// A copy of an element.
     ///
     /// # Errors

@@ -7,7 +7,8 @@ mod common;
 
 use common::node;
 use farmem::Transport;
-use farmem_objects::{Error, FarBox, Heap};
+use farmem_memory::Node;
+use farmem_objects::{Error, FarBox, Heap, SharedBox};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The run's local memory, pages.
@@ -146,5 +147,48 @@ fn scopes_get_half_though_pages_had_the_memory_and_idle_heaps_are_not_paid_for()
     boxes.iter().enumerate().for_each(|(n, one)| assert_eq!(one.read().unwrap(), value(n)));
     assert_eq!(first.local().0, 4 * SEGMENT);
     drop((boxes, others, first, second));
+    assert_eq!(TAKEN.load(Ordering::Relaxed), 0);
+    threads_heaps_have_what_a_threads_has(&node);
+}
+
+/// The same of a heap that threads share.
+fn threads_heaps_have_what_a_threads_has(node: &Node) {
+    MAY.store(LIMIT / 8, Ordering::Relaxed);
+    let heap = Heap::builder_of_run().unwrap().node(common::address(node, Transport::Shm)).build_shared().unwrap();
+    let seat = heap.seat().unwrap();
+    let boxes: Vec<SharedBox<Object>> = (0..6000).map(|n| seat.alloc(&value(n)).unwrap()).collect();
+    assert_eq!(heap.local().0, LIMIT / 8 * 4096);
+
+    // A scope holds three times as much as the heap may have, while pages gain more all the time.
+    let scope = seat.scope();
+    let held: Vec<&Object> = (0..2400)
+        .map(|n| {
+            MAY.store(LIMIT / 8, Ordering::Relaxed);
+            boxes[n].get(&scope).unwrap()
+        })
+        .collect();
+    assert!(held.iter().enumerate().all(|(n, found)| **found == value(n)));
+    assert!(heap.local().0 > LIMIT * 4096 / 3 && heap.local().0 <= LIMIT / 2 * 4096);
+    // Half is what there is.
+    let full = (2400..6000).find_map(|n| boxes[n].get(&scope).err());
+    assert!(matches!(full, Some(Error::ScopeFull(_))), "{full:?}");
+    assert_eq!(heap.local().0, LIMIT / 2 * 4096);
+    drop(scope);
+
+    // It gives back what pages gain more by, also where it misses nothing.
+    let shrinks = |pages: usize| {
+        MAY.store(pages, Ordering::Relaxed);
+        (0..64 * 256).for_each(|_| drop(seat.scope()));
+        assert_eq!((heap.local().0, TAKEN.load(Ordering::Relaxed)), (pages * 4096, pages));
+    };
+    shrinks(LIMIT / 4);
+    boxes.iter().enumerate().for_each(|(n, one)| assert_eq!(one.read(&seat).unwrap(), value(n)));
+    // It grows again when it misses.
+    MAY.store(LIMIT / 2, Ordering::Relaxed);
+    boxes.iter().enumerate().for_each(|(n, one)| assert_eq!(one.read(&seat).unwrap(), value(n)));
+    assert_eq!(heap.local().0, LIMIT / 2 * 4096);
+    shrinks(LIMIT / 8);
+    boxes.iter().enumerate().for_each(|(n, one)| assert_eq!(one.read(&seat).unwrap(), value(n)));
+    drop((boxes, seat, heap));
     assert_eq!(TAKEN.load(Ordering::Relaxed), 0);
 }

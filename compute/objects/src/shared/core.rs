@@ -22,6 +22,7 @@
 //! A class that is short gets other classes' empty segments. Where there is none, a segment of the
 //! class with the most is closed: no frame is taken of it, its objects leave, and then it goes.
 
+mod gain;
 mod seats;
 
 use super::Shared;
@@ -30,13 +31,15 @@ use super::pledge::Pledge;
 use crate::class::{CLASSES, Class, SEGMENT};
 use crate::homes::{Home, Homes};
 use crate::rooms::Room;
-use crate::share::SPARE;
+use crate::share::{SPARE, Share};
 use crate::space::At;
 use crate::word::Word;
 use crate::{Error, Result};
 use farmem::{Addr, Memory};
 use farmem_sys::epochs::{Epochs, State};
+use gain::Gain;
 use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Dirty objects that leave together, and frames that are made cold together.
 const BATCH: usize = 32;
@@ -95,6 +98,8 @@ pub struct Core {
     /// Segments that no class has.
     left: usize,
     pub most: usize,
+    /// What the heap gains by its share of a run's local memory.
+    gain: Option<Gain>,
     /// A class and its closed segment.
     closing: Option<(usize, usize)>,
     gone: usize,
@@ -116,13 +121,19 @@ pub struct Ground<'a> {
     pub frames: &'a Frames,
     pub epochs: &'a Epochs,
     pub memory: &'a Memory,
-    /// Whether the heap may have this many segments.
-    pub may_have: &'a dyn Fn(usize) -> bool,
+    /// Taken under the heap's lock alone.
+    pub share: &'a Mutex<Share>,
+}
+
+impl Ground<'_> {
+    fn share(&self) -> MutexGuard<'_, Share> {
+        self.share.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Core {
-    /// `most`: segments.
-    pub fn new(most: usize) -> Core {
+    /// `most`: segments. `is_of_run`: they are a share of a run's.
+    pub fn new(most: usize, is_of_run: bool) -> Core {
         Core {
             rooms: Room::of_all(),
             cold: [const { VecDeque::new() }; CLASSES],
@@ -130,6 +141,7 @@ impl Core {
             floor: 0,
             left: most,
             most,
+            gain: is_of_run.then(|| Gain::new(most)),
             closing: None,
             gone: 0,
             turns: 0,
@@ -151,6 +163,7 @@ impl Core {
     /// to `moving`.
     pub fn room(&mut self, on: Ground<'_>, class: Class, (n, slot): (usize, usize), moving: &mut Moving) -> Space {
         self.turns += 1;
+        self.weigh_if_due(on);
         if self.closing.is_some() && self.turns.is_multiple_of(STEP) {
             self.go_on_closing(on, on.epochs.oldest(self.seats.len()), moving);
         }
@@ -185,7 +198,7 @@ impl Core {
             if !moving.writes.is_empty() {
                 return Space::After;
             }
-            if before == self.progress(class, moving) {
+            if before == self.progress(class, moving) && !self.need(on, class) {
                 return Space::Held(first);
             }
         }
@@ -264,6 +277,7 @@ impl Core {
         let Some(grip) = on.frames.claim(at, claim) else { return false };
         self.gone += class.stride;
         self.rooms[class.index].gone += class.stride;
+        self.left_for_others(word, class);
         match self.homes.addr(word.home()).filter(|_| word.is_dirty()) {
             Some(home) => {
                 self.leaving += 1;
@@ -286,7 +300,7 @@ impl Core {
         if self.rooms[class.index].len() == class.segments() {
             return false;
         }
-        if self.left > 0 && !(on.may_have)(self.most - self.left + 1) {
+        if self.left > 0 && !on.share().has(self.most - self.left + 1) {
             // Other heaps have the rest of the run's share. It is not asked for again and again.
             (self.most, self.left) = (self.most - self.left, 0);
         }
@@ -362,6 +376,7 @@ impl Core {
         if self.rooms[index].remove_closed() {
             on.frames.discard(class, segment);
             (self.closing, self.left) = (None, self.left + 1);
+            self.give(on);
         }
     }
 

@@ -170,14 +170,14 @@ impl<T: Far> SharedBox<T> {
     fn hold<'a>(&self, scope: &'a SharedScope<'_>) -> Result<Spot<'a, Header>> {
         let word = Word(self.word.load(Ordering::Relaxed));
         let spot = scope.frames().spot(Self::CLASS, word);
-        if spot.header().is(word.0) { Ok(spot) } else { self.load(scope) }
+        if spot.header().is(word.0) { Ok(spot) } else { self.load(scope.seat()) }
     }
 
     #[cold]
     #[inline(never)]
-    fn load<'a>(&self, scope: &'a SharedScope<'_>) -> Result<Spot<'a, Header>> {
-        let word = scope.seat().load(Self::CLASS, &self.word)?;
-        Ok(scope.frames().spot(Self::CLASS, word))
+    fn load<'a>(&self, seat: &'a Seat) -> Result<Spot<'a, Header>> {
+        let word = seat.load(Self::CLASS, &self.word)?;
+        Ok(seat.frames().spot(Self::CLASS, word))
     }
 
     /// The value.

@@ -145,9 +145,8 @@ impl Inner {
 
     /// Calls `work` with the parts of the heap that are outside its lock.
     fn with_ground<R>(&self, work: impl FnOnce(Ground<'_>) -> R) -> R {
-        let may_have = |segments| self.share.lock().unwrap_or_else(PoisonError::into_inner).has(segments);
         let (frames, epochs, memory) = (&*self.arena, &self.epochs, &self.memory);
-        work(Ground { frames, epochs, memory, may_have: &may_have })
+        work(Ground { frames, epochs, memory, share: &self.share })
     }
 
     /// Looks whether the objects of boxes are local. Chooses frames for those that are away, and
@@ -189,6 +188,7 @@ impl Inner {
             }
             for (home, address, cell) in away {
                 let (grip, word) = core.frame(on, (class, slot), home)?;
+                core.missed(home, class);
                 cell.store(word.0, Ordering::Relaxed);
                 moving.reads.push((grip, address));
                 moving.words.push(word);
@@ -314,12 +314,25 @@ impl Inner {
         }
     }
 
+    /// Gives the run what its pages gain more by. A heap that misses nothing would not ask.
+    #[cold]
+    fn weigh(&self, seat: &Seat) {
+        if self.is_of_run && !is_forked() {
+            let mut moving = Moving::default();
+            self.with_ground(|on| self.lock().look(on, &mut moving));
+            if !moving.is_empty() {
+                // What cannot go home stays, and a miss will tell of it.
+                let _ = self.run(seat, moving);
+            }
+        }
+    }
+
     /// Moves objects by one round trip.
     ///
     /// # Errors
     /// The first error of an arrival. If there are no arrivals, the first of a departure.
     fn run(&self, seat: &Seat, moving: Moving) -> Result<()> {
-        let mut ending = Ending { inner: self, moving, results: Vec::new() };
+        let mut ending = Ending { inner: self, moving, results: Vec::new(), begun: Instant::now() };
         let arrivals = ending.moving.reads.len();
         let lane = &mut *seat.lane.borrow_mut();
         ending.results = self.arena.transfer(lane, &ending.moving.reads, &ending.moving.writes);
@@ -379,12 +392,14 @@ struct Ending<'a> {
     inner: &'a Inner,
     moving: Moving,
     results: Vec<farmem::Result<u64>>,
+    begun: Instant,
 }
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
         let mut core = self.inner.lock();
         let moving = std::mem::take(&mut self.moving);
+        core.took(moving.reads.len(), self.begun.elapsed());
         self.inner.with_ground(|on| core.ended(on, moving, &self.results));
         if core.waiting > 0 {
             self.inner.ended.notify_all();
@@ -409,7 +424,7 @@ impl SharedHeap {
         let (arena, epochs) = (Arena::new()?, Epochs::new(SEATS));
         Ok(SharedHeap {
             inner: Arc::new_cyclic(|itself| Inner {
-                core: Mutex::new(Core::new(local)),
+                core: Mutex::new(Core::new(local, share.is_of_run())),
                 ended: Condvar::new(),
                 epochs,
                 arena,
@@ -437,8 +452,9 @@ impl SharedHeap {
         }
         self.inner.with_ground(|on| core.sit(on, slot));
         drop(core);
-        let (depth, is_low, gave_up) = (Cell::new(0), Cell::new(true), Cell::new(0));
-        Ok(Seat { lane, slot, depth, is_low, gave_up, inner: Arc::clone(&self.inner) })
+        let (depth, is_low) = (Cell::new(0), Cell::new(true));
+        let (gave_up, scopes) = (Cell::new(0), Cell::new(0));
+        Ok(Seat { lane, slot, depth, is_low, gave_up, scopes, inner: Arc::clone(&self.inner) })
     }
 
     /// An empty vector.

@@ -11,6 +11,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Scopes of a seat between two looks at the heap's share of its run's local memory.
+const SCOPES: u64 = 256;
+
 /// A thread's seat at a shared heap. It may be sent to another thread, and is used by one at a time.
 pub struct Seat {
     /// Declared before the heap, so dropped before it: the lane uses the heap's memory.
@@ -23,6 +26,8 @@ pub struct Seat {
     pub(super) is_low: Cell<bool>,
     /// The epoch of a scope for whose end it waited in vain.
     pub(super) gave_up: Cell<u64>,
+    /// Outermost scopes that began.
+    pub(super) scopes: Cell<u64>,
     pub(super) inner: Arc<Inner>,
 }
 
@@ -32,6 +37,10 @@ impl Seat {
     #[inline]
     pub fn scope(&self) -> SharedScope<'_> {
         if self.depth.replace(self.depth.get() + 1) == 0 {
+            self.scopes.set(self.scopes.get() + 1);
+            if self.scopes.get().is_multiple_of(SCOPES) {
+                self.inner.weigh(self);
+            }
             if self.is_low.get() {
                 self.inner.settle(self);
             }
@@ -46,6 +55,10 @@ impl Seat {
     /// [`crate::Error::Memory`] where the nodes have no room, [`crate::Error::ScopeFull`].
     pub fn alloc<T: Far>(&self, value: &T) -> Result<SharedBox<T>> {
         SharedBox::new(&self.inner, self, value)
+    }
+
+    pub(super) fn frames(&self) -> &Frames {
+        &self.inner.arena
     }
 
     /// Brings in a box's object if it is away. Returns the box's word.

@@ -1,0 +1,82 @@
+//! Loads that let other work go on: futures of objects that are on their way.
+//!
+//! ```text
+//! task ─ load ─► post ─┐
+//! task ─ load ─► post ─┼─ no task can go on: send all, wait for one ─► poll those tasks again
+//! task ─ …             ┘
+//! ```
+//!
+//! No runtime is needed. [`Heap::join`] runs tasks on this thread, and waits by the heap's lane when
+//! none of them can go on. Another executor of this thread may poll a load as well. It is woken at
+//! once then, so it polls until the object is there.
+
+use crate::{Far, FarBox, Heap, Result, Scope};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+/// A value that comes while other tasks go on: see [`FarBox::load`].
+///
+/// Awaited, it is the value, or an error as of [`FarBox::get`]. A load that is dropped earlier
+/// leaves the value on its way.
+#[must_use = "nothing is fetched before the load is polled"]
+pub struct Load<'a, T: Far> {
+    from: &'a FarBox<T>,
+    scope: &'a Scope,
+    is_posted: bool,
+}
+
+impl<'a, T: Far> Load<'a, T> {
+    pub(crate) fn new(from: &'a FarBox<T>, scope: &'a Scope) -> Load<'a, T> {
+        Load { from, scope, is_posted: false }
+    }
+}
+
+impl<'a, T: Far> Future for Load<'a, T> {
+    type Output = Result<&'a T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<&'a T>> {
+        let on_its_way = self.scope.inner.begin_load(self.from, self.scope.mark(), self.is_posted);
+        if on_its_way {
+            self.is_posted = true;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        // It is here. Or it has not come: then this fetches it, and says why it cannot.
+        Poll::Ready(self.from.get(self.scope))
+    }
+}
+
+impl<T: Far> fmt::Debug for Load<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Load").field("is_posted", &self.is_posted).finish_non_exhaustive()
+    }
+}
+
+impl Heap {
+    /// Runs tasks on this thread until all have ended. Returns their outputs, in the order of the
+    /// tasks. While a task awaits a value ([`FarBox::load`]), the others go on. So tasks that each
+    /// follow links share the round trips.
+    ///
+    /// A task may await other things. It is polled again and again then.
+    pub fn join<F: Future>(&self, tasks: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+        let mut tasks: Vec<Pin<Box<F>>> = tasks.into_iter().map(Box::pin).collect();
+        let mut outputs: Vec<Option<F::Output>> = tasks.iter().map(|_| None).collect();
+        let mut open: Vec<usize> = (0..tasks.len()).collect();
+        let mut context = Context::from_waker(Waker::noop());
+        while !open.is_empty() {
+            open.retain(|&n| match tasks[n].as_mut().poll(&mut context) {
+                Poll::Ready(output) => {
+                    outputs[n] = Some(output);
+                    false
+                }
+                Poll::Pending => true,
+            });
+            if !open.is_empty() && !self.inner.await_one() {
+                std::thread::yield_now();
+            }
+        }
+        outputs.into_iter().flatten().collect()
+    }
+}
