@@ -5,15 +5,22 @@
 
 #[path = "frame.rs"]
 mod frame;
+#[path = "graph.rs"]
+mod graph;
+#[path = "pair.rs"]
+mod pair;
+#[path = "records.rs"]
+mod records;
 #[path = "web.rs"]
 mod web;
 
 use std::collections::HashMap;
 use std::hint::black_box;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use farmem_objects::{FarBox, FarHashMap, FarVec, Heap, Transport};
+use farmem_objects::{Builder, FarBox, FarHashMap, FarVec, Heap, Transport};
 use serde::{Deserialize, Serialize};
 
 /// What is stored: 64 bytes.
@@ -44,12 +51,38 @@ pub enum Work {
     Frame,
     /// A web front: 32 keys looked up, and a block of 8 KiB compressed
     Web,
+    /// Random reads by two threads
+    Pair,
+    /// A column, compressed in order by pieces of 4 KiB
+    Compress,
+    /// A graph, searched in breadth
+    Graph,
+    /// A graph of which half is garbage, collected
+    Collect,
+    /// Records: the sum of a field where another is small
+    Filter,
+    /// A word of each of many records
+    Gather,
 }
 
 impl Work {
     /// All of them.
-    pub const ALL: [Work; 8] =
-        [Work::Deref, Work::Random, Work::Together, Work::Writes, Work::Scan, Work::Map, Work::Frame, Work::Web];
+    pub const ALL: [Work; 14] = [
+        Work::Deref,
+        Work::Random,
+        Work::Together,
+        Work::Writes,
+        Work::Scan,
+        Work::Map,
+        Work::Frame,
+        Work::Web,
+        Work::Pair,
+        Work::Compress,
+        Work::Graph,
+        Work::Collect,
+        Work::Filter,
+        Work::Gather,
+    ];
 }
 
 /// Where objects lie.
@@ -90,6 +123,15 @@ pub struct Options {
     /// What to do
     #[arg(long, value_enum, value_delimiter = ',')]
     work: Vec<Work>,
+    /// The program says by hints what it will use
+    #[arg(long)]
+    hints: bool,
+    /// The CPU of a second thread
+    #[arg(long)]
+    second: Option<usize>,
+    /// A memory group to join
+    #[arg(long)]
+    group: Option<PathBuf>,
 }
 
 /// What a program found.
@@ -119,15 +161,22 @@ pub fn run(options: &Options) -> Result<()> {
 /// # Errors
 /// As [`run`].
 pub fn found(options: &Options) -> Result<Vec<Found>> {
+    if let Some(group) = &options.group {
+        farmem_bench::swap::join(group).context("joining the memory group")?;
+    }
     match options.place {
         Place::Near => options.work.iter().map(|&work| near(options, work)).collect(),
         Place::Shm | Place::Tcp => {
-            let way = if options.place == Place::Shm { Transport::Shm } else { Transport::Tcp };
-            let node = options.node.as_deref().context("--node is missing")?;
-            let heap = Heap::builder().local(options.local).node(node).transport(way).rate(options.rate).build()?;
+            let heap = builder(options)?.build()?;
             options.work.iter().map(|&work| far(options, &heap, work)).collect()
         }
     }
+}
+
+fn builder(options: &Options) -> Result<Builder> {
+    let way = if options.place == Place::Shm { Transport::Shm } else { Transport::Tcp };
+    let node = options.node.as_deref().context("--node is missing")?;
+    Ok(Heap::builder().local(options.local).node(node).transport(way).rate(options.rate))
 }
 
 fn object(n: u64) -> Object {
@@ -156,10 +205,21 @@ trait Store {
     fn write(&mut self, place: usize) -> Result<()>;
 }
 
-struct Near(Vec<Object>);
+struct Near(Vec<Object>, bool);
+
+impl Near {
+    /// Says which objects come next, if the program gives hints.
+    fn hint(&self, places: &[usize]) {
+        if self.1 {
+            let some: Vec<&Object> = places.iter().map(|&at| &self.0[at]).collect();
+            farmem_hints::read_each(&some);
+        }
+    }
+}
 
 impl Store for Near {
     fn read(&self, places: &[usize]) -> Result<u64> {
+        self.hint(places);
         Ok(places.iter().fold(0, |sum, &at| sum.wrapping_add(self.0[at][3])))
     }
 
@@ -168,6 +228,9 @@ impl Store for Near {
     }
 
     fn write(&mut self, place: usize) -> Result<()> {
+        if self.1 {
+            farmem_hints::write(&mut self.0[place]);
+        }
         self.0[place][3] = self.0[place][3].wrapping_add(1);
         Ok(())
     }
@@ -239,6 +302,26 @@ fn best(times: usize, uses: usize, mut each: impl FnMut() -> Result<u64>) -> Res
     Ok((least, sum))
 }
 
+/// Words of a piece that is compressed: a far chunk.
+const PIECE: usize = 512;
+
+/// Words of which half can be compressed.
+fn mixed(n: u64) -> u64 {
+    if n.is_multiple_of(2) { n >> 9 } else { n.wrapping_mul(0x9E37_79B9_7F4A_7C15) }
+}
+
+/// The compressed length of a piece.
+fn compressed(piece: &[u64], packed: &mut [u8]) -> Result<u64> {
+    Ok(lz4_flex::block::compress_into(zerocopy::IntoBytes::as_bytes(piece), packed)? as u64)
+}
+
+/// Says that a column will be read in order, if the program gives hints.
+fn in_order<T>(column: &[T], options: &Options) {
+    if options.hints {
+        farmem_hints::pattern(column, farmem_hints::Pattern::Sequential);
+    }
+}
+
 fn near(options: &Options, work: Work) -> Result<Found> {
     let words = options.objects * 8;
     let (ns, sum) = match work {
@@ -248,6 +331,7 @@ fn near(options: &Options, work: Work) -> Result<Found> {
         }
         Work::Scan => {
             let column: Vec<u64> = (0..words as u64).collect();
+            in_order(&column, options);
             best(3, words, || Ok(column.iter().fold(0, |sum: u64, &one| sum.wrapping_add(one))))?
         }
         Work::Map => {
@@ -260,7 +344,18 @@ fn near(options: &Options, work: Work) -> Result<Found> {
         }
         Work::Frame => frame::near(options.objects)?,
         Work::Web => web::near(options.objects, options.accesses, options.seed)?,
-        _ => random(&mut Near((0..options.objects as u64).map(object).collect()), options, work)?,
+        Work::Pair => pair::near(options)?,
+        Work::Compress => {
+            let column: Vec<u64> = (0..words as u64).map(mixed).collect();
+            in_order(&column, options);
+            let mut packed = vec![0; 2 * PIECE * 8];
+            best(2, words / PIECE, || {
+                column.chunks(PIECE).try_fold(0u64, |sum, piece| Ok(sum.wrapping_add(compressed(piece, &mut packed)?)))
+            })?
+        }
+        Work::Graph | Work::Collect => graph::near(options, work)?,
+        Work::Filter | Work::Gather => records::near(options, work)?,
+        _ => random(&mut Near((0..options.objects as u64).map(object).collect(), options.hints), options, work)?,
     };
     Ok(Found { work, ns, sum, fetched: 0 })
 }
@@ -312,6 +407,27 @@ fn far(options: &Options, heap: &Heap, work: Work) -> Result<Found> {
         }
         Work::Frame => frame::far(heap, options.objects)?,
         Work::Web => web::far(heap, options.objects, options.accesses, options.seed)?,
+        Work::Pair => return pair::far(options),
+        Work::Compress => {
+            let mut column: FarVec<u64> = heap.vec();
+            for from in (0..words as u64).step_by(1 << 16) {
+                let some: Vec<u64> = (from..(from + (1 << 16)).min(words as u64)).map(mixed).collect();
+                column.extend_from_slice(&some)?;
+            }
+            let mut packed = vec![0; 2 * PIECE * 8];
+            best(2, words / PIECE, || {
+                let mut sum = Ok(0u64);
+                column.scan(|_, piece| {
+                    let done = sum.as_ref().ok().map(|sum| (*sum, compressed(piece, &mut packed)));
+                    if let Some((before, len)) = done {
+                        sum = len.map(|len| before.wrapping_add(len));
+                    }
+                })?;
+                sum
+            })?
+        }
+        Work::Graph | Work::Collect => graph::far(heap, options, work)?,
+        Work::Filter | Work::Gather => records::far(heap, options, work)?,
         _ => {
             let boxes = (0..options.objects as u64).map(|n| heap.alloc(&object(n)));
             let boxes = boxes.collect::<farmem_objects::Result<Vec<FarBox<Object>>>>()?;

@@ -8,6 +8,7 @@
 //! | file | |
 //! |---|---|
 //! | [`child`] | the programs, over near memory and over far objects |
+//! | `graph.rs`, `records.rs`, … | programs with a file of their own |
 //! | [`systems`] | what they run on |
 //! | this file | rounds, tables, targets, the chart |
 
@@ -90,8 +91,10 @@ impl Options {
         supervise::note_interrupts();
         let bench = Bench::start(farmem, mib << 20, accesses, &self.work)?;
         let begun = Instant::now();
-        let mut progress = Progress { rounds, begun, limit: Duration::from_secs(60 * self.minutes), round: 0, done: 0 };
-        let measured = Rounds::interleave(&System::ALL, rounds, |system, round| {
+        let systems = bench.systems();
+        let limit = Duration::from_secs(60 * self.minutes);
+        let mut progress = Progress { rounds, systems: systems.len(), begun, limit, round: 0, done: 0 };
+        let measured = Rounds::interleave(&systems, rounds, |system, round| {
             supervise::interrupted()?;
             match progress.begins(system, round) {
                 true => bench.run(system, self.seed + round as u64).map(Some),
@@ -106,7 +109,7 @@ impl Options {
                 ensure!(alike, "{} read other values than near memory", system.name());
             }
         }
-        let report = self.report(&measured, mib, accesses, rounds);
+        let report = Report { skipped: bench.lacks(), ..self.report(&measured, mib, accesses, rounds) };
         let json = || Ok(report.json()? + "\n");
         let svg = || Ok(self.chart(&measured));
         report::tell(&report, &[(&self.json, &json), (&self.svg, &svg)])
@@ -155,6 +158,21 @@ impl Options {
             let ratio = gain(System::RunShm, System::Shm, Work::Random);
             targets.push(Target::new("random objects, shm, against paging", Bound::AtLeast(8.0, 10.0), ratio));
         }
+        if has(Work::Pair) {
+            let ratio = gain(System::RunShm, System::Shm, Work::Pair);
+            let what = "random objects, two threads, shm, against paging";
+            targets.push(Target::new(what, Bound::AtLeast(7.0, 9.0), ratio));
+        }
+        for work in [Work::Filter, Work::Gather].into_iter().filter(|&work| has(work)) {
+            let what = format!("{}, 10 Gbit/s: at the node against fetched", text(work));
+            let ratio = gain(System::Plain10, System::Tcp10, work);
+            targets.push(Target::new(what, Bound::AtLeast(3.0, 5.0), ratio));
+        }
+        if has(Work::Collect) {
+            let ratio = gain(System::Plain10, System::Tcp10, Work::Collect);
+            let what = "a collection, 10 Gbit/s: marked at the node against fetched";
+            targets.push(Target::new(what, Bound::AtLeast(5.0, 10.0), ratio));
+        }
         if has(Work::Together) {
             let ratio = gain(System::RunTcp, System::Tcp, Work::Together);
             targets.push(Target::new("16 in flight, tcp, against paging", Bound::AtLeast(12.0, 16.0), ratio));
@@ -164,6 +182,8 @@ impl Options {
                 let what = format!("{}, {}, a quarter local: share of near memory's speed", text(work), system.name());
                 targets.push(Target::new(what, Bound::AtLeast(0.5, 1.0), gain(System::Near, system, work)));
             }
+            let what = format!("{}, objects at 10 Gbit/s against zram", text(work));
+            targets.push(Target::new(what, Bound::AtLeast(5.0, 8.0), gain(System::Zram, System::Tcp10, work)));
         }
         for work in [Work::Random, Work::Scan, Work::Map, Work::Frame].into_iter().filter(|&work| has(work)) {
             let what = format!("{}, all local, against near memory", text(work));
@@ -189,6 +209,8 @@ impl Options {
 /// Tells how far the rounds are, and begins none that would last too long.
 struct Progress {
     rounds: usize,
+    /// Systems of a round.
+    systems: usize,
     begun: Instant,
     limit: Duration,
     /// The round that was begun last, and its systems.
@@ -201,7 +223,7 @@ impl Progress {
     fn begins(&mut self, system: System, round: usize) -> bool {
         let spent = self.begun.elapsed();
         if round > self.round {
-            let whole = self.done == System::ALL.len();
+            let whole = self.done == self.systems;
             if !whole || !fits(spent, round, self.limit) {
                 return false;
             }
@@ -209,13 +231,8 @@ impl Progress {
         }
         self.done += 1;
         let (of, name) = (self.rounds, system.name());
-        eprintln!(
-            "{:>4} s: round {} of {of}, {} of {}: {name}",
-            spent.as_secs(),
-            round + 1,
-            self.done,
-            System::ALL.len()
-        );
+        let (spent, round, done, systems) = (spent.as_secs(), round + 1, self.done, self.systems);
+        eprintln!("{spent:>4} s: round {round} of {of}, {done} of {systems}: {name}");
         true
     }
 
@@ -252,6 +269,12 @@ fn text(work: Work) -> &'static str {
         Work::Map => "map lookup",
         Work::Frame => "table, a row",
         Work::Web => "web front, a request",
+        Work::Pair => "two threads, a read",
+        Work::Compress => "compression, 4 KiB",
+        Work::Graph => "graph search, a node",
+        Work::Collect => "collection, a node",
+        Work::Filter => "filtered sum, a record",
+        Work::Gather => "words of records, each",
     }
 }
 
@@ -264,7 +287,14 @@ mod tests {
         let seconds = Duration::from_secs;
         assert!(fits(seconds(100), 1, seconds(200)) && !fits(seconds(101), 1, seconds(200)));
         assert!(fits(seconds(150), 3, seconds(200)) && !fits(seconds(151), 3, seconds(200)));
-        let mut progress = Progress { rounds: 9, begun: Instant::now(), limit: seconds(0), round: 0, done: 0 };
+        let mut progress = Progress {
+            rounds: 9,
+            systems: System::ALL.len(),
+            begun: Instant::now(),
+            limit: seconds(0),
+            round: 0,
+            done: 0,
+        };
         assert!(System::ALL.iter().all(|&system| progress.begins(system, 0)));
         // Time is over: neither the next round nor one after it begins.
         std::thread::sleep(Duration::from_millis(1));

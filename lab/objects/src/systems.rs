@@ -6,7 +6,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::child::{Found, Work};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use farmem_bench::swap;
+use farmem_kit::report::Skipped;
 use farmem_kit::{affinity, supervise};
 
 /// Where objects lie, and how much of them is local.
@@ -22,12 +24,18 @@ pub enum System {
     Tcp,
     /// … over TCP at 10 Gbit/s.
     Tcp10,
+    /// … of a node that computes nothing.
+    Plain10,
     /// Near memory under `farmem run`, a quarter local, over shared memory.
     RunShm,
     /// … over TCP.
     RunTcp,
     /// … over TCP at 10 Gbit/s.
     RunTcp10,
+    /// … by a program that gives hints.
+    Hints10,
+    /// Near memory in a memory group that swaps to zram, a quarter of it local.
+    Zram,
 }
 
 /// Bits a second of a network of 10 Gbit/s.
@@ -37,15 +45,18 @@ const SHAPE: &str = "10G";
 
 impl System {
     /// All, in the order of the tables.
-    pub const ALL: [System; 8] = [
+    pub const ALL: [System; 11] = [
         System::Near,
         System::Fits,
         System::Shm,
         System::Tcp,
         System::Tcp10,
+        System::Plain10,
         System::RunShm,
         System::RunTcp,
         System::RunTcp10,
+        System::Hints10,
+        System::Zram,
     ];
 
     /// Heads a column.
@@ -56,12 +67,39 @@ impl System {
             System::Shm => "objects shm",
             System::Tcp => "objects tcp",
             System::Tcp10 => "objects 10 Gbit/s",
+            System::Plain10 => "… no compute",
             System::RunShm => "run shm",
             System::RunTcp => "run tcp",
             System::RunTcp10 => "run 10 Gbit/s",
+            System::Hints10 => "… with hints",
+            System::Zram => "zram",
         }
     }
+
+    /// Whether `farmem run` starts the program.
+    fn is_run(self) -> bool {
+        matches!(self, System::RunShm | System::RunTcp | System::RunTcp10 | System::Hints10)
+    }
 }
+
+/// A memory group, and swap to zram for it.
+struct Swap {
+    group: swap::Group,
+    area: swap::Area,
+}
+
+impl Swap {
+    /// The reason why there is none: rights, or what the kernel lacks.
+    fn new(local: usize, bytes: usize) -> Result<Swap> {
+        ensure!(swap::privileged(), "swap and memory groups need root");
+        // What the program has beside objects, and the device's own memory.
+        let group = swap::Group::new((local + OVERHEAD) as u64)?;
+        Ok(Swap { group, area: swap::Area::zram(4 * bytes as u64)? })
+    }
+}
+
+/// Bytes of a program beside what it stores.
+const OVERHEAD: usize = 8 << 20;
 
 /// A node, and what is to be run.
 pub struct Bench<'a> {
@@ -70,38 +108,61 @@ pub struct Bench<'a> {
     accesses: usize,
     work: String,
     cpu: usize,
-    _node: supervise::Group,
+    second: usize,
+    _nodes: [supervise::Group; 2],
     tcp: String,
     shm: String,
+    /// By TCP, a node that computes nothing.
+    plain: String,
+    swap: Result<Swap>,
+}
+
+/// A node on this CPU, and its address by TCP.
+fn node(farmem: &Path, cpu: usize, arguments: &[&str]) -> Result<(supervise::Group, String)> {
+    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+    let tcp = format!("127.0.0.1:{port}");
+    let mut command = Command::new(farmem);
+    command.args(["node", "--listen", &tcp]).args(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut node = affinity::inherited(&[cpu], || supervise::Group::start(&mut command))?;
+    let until = Instant::now() + Duration::from_secs(5);
+    while std::net::TcpStream::connect(&tcp).is_err() {
+        if Instant::now() > until || node.process().try_wait()?.is_some() {
+            bail!("the node does not answer");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok((node, tcp))
 }
 
 impl<'a> Bench<'a> {
-    /// Starts the node, on the last CPU; programs run on the first.
+    /// Starts the nodes, on the last CPU; programs run on the first.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When one does not answer.
     pub fn start(farmem: &'a Path, bytes: usize, accesses: usize, work: &[Work]) -> Result<Bench<'a>> {
         let cpus = affinity::allowed();
         let (&first, &last) = cpus.first().zip(cpus.last()).context("no CPU is allowed")?;
-        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-        let tcp = format!("127.0.0.1:{port}");
         let socket = std::env::temp_dir().join(format!("farmem-objects-{}.sock", std::process::id()));
         let shm = format!("unix:{}", socket.display());
-        let mut command = Command::new(farmem);
         let lend = (6 * bytes + (512 << 20)).to_string();
-        command.args(["node", "--lend", &lend, "--compute", "1", "--listen", &tcp, "--listen", &shm]);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut node = affinity::inherited(&[last], || supervise::Group::start(&mut command))?;
-        let until = Instant::now() + Duration::from_secs(5);
-        while std::net::TcpStream::connect(&tcp).is_err() {
-            if Instant::now() > until || node.process().try_wait()?.is_some() {
-                bail!("the node does not answer");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let (computes, tcp) = node(farmem, last, &["--lend", &lend, "--compute", "1", "--listen", &shm])?;
+        let (refuses, plain) = node(farmem, last, &["--lend", &lend])?;
         let names = work.iter().filter_map(clap::ValueEnum::to_possible_value);
         let work = names.map(|name| name.get_name().to_owned()).collect::<Vec<_>>().join(",");
-        Ok(Bench { farmem, bytes, accesses, work, cpu: first, _node: node, tcp, shm })
+        let (nodes, swap) = ([computes, refuses], Swap::new(bytes / 4, bytes));
+        Ok(Bench { farmem, bytes, accesses, work, cpu: first, second: last, _nodes: nodes, tcp, shm, plain, swap })
+    }
+
+    /// The systems that this machine has.
+    pub fn systems(&self) -> Vec<System> {
+        System::ALL.into_iter().filter(|&system| system != System::Zram || self.swap.is_ok()).collect()
+    }
+
+    /// Those that it lacks, with the reasons.
+    pub fn lacks(&self) -> Vec<Skipped> {
+        let reason = self.swap.as_ref().err().map(|e| format!("{e:#}"));
+        reason.map(|reason| Skipped { system: System::Zram.name().into(), reason }).into_iter().collect()
     }
 
     /// The programs' figures on one system.
@@ -111,28 +172,38 @@ impl<'a> Bench<'a> {
     pub fn run(&self, system: System, seed: u64) -> Result<Vec<Found>> {
         let (quarter, all) = (self.bytes / 4, 4 * self.bytes);
         let mut command = Command::new(self.farmem);
-        if let System::RunShm | System::RunTcp | System::RunTcp10 = system {
+        if system.is_run() {
             command.args(["run", "--no-settings", "--local", &quarter.to_string()]);
             match system {
                 System::RunShm => command.args(["--transport", "shm"]),
                 _ => command.args(["--transport", "tcp", "--node", &self.tcp]),
             };
-            if system == System::RunTcp10 {
+            if let System::RunTcp10 | System::Hints10 = system {
                 command.args(["--shape", SHAPE]);
             }
             command.arg("--").arg(self.farmem);
         }
         let (place, node, local) = match system {
-            System::Near | System::RunShm | System::RunTcp | System::RunTcp10 => ("near", None, all),
+            System::Plain10 => ("tcp", Some(&self.plain), quarter),
             System::Fits => ("shm", Some(&self.shm), all),
             System::Shm => ("shm", Some(&self.shm), quarter),
             System::Tcp | System::Tcp10 => ("tcp", Some(&self.tcp), quarter),
+            _ => ("near", None, all),
         };
         command.args(["objects-child", "--place", place, "--work", &self.work]);
         command.arg(format!("--local={local}")).arg(format!("--objects={}", self.bytes / 64));
         command.arg(format!("--accesses={}", self.accesses)).arg(format!("--seed={seed}"));
-        if system == System::Tcp10 {
+        command.arg(format!("--second={}", self.second));
+        if let System::Tcp10 | System::Plain10 = system {
             command.args(["--rate", RATE]);
+        }
+        if system == System::Hints10 {
+            command.arg("--hints");
+        }
+        let swap = self.swap.as_ref().ok().filter(|_| system == System::Zram);
+        let _on = swap.map(|swap| swap.area.on()).transpose()?;
+        if let Some(swap) = swap {
+            command.arg(format!("--group={}", swap.group.path().display()));
         }
         if let Some(node) = node {
             command.args(["--node", node]);
