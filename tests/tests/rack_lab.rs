@@ -41,13 +41,30 @@ fn a_program_in_the_rack_outlives_a_node() -> Result<()> {
                 { seq 399000; until [ -e $XDG_RUNTIME_DIR/killed ]; do sleep 0.05; done; seq 399001 400000; } | \
                 sort -R --random-source=/dev/zero -S 128M | sort -n -S 128M | md5sum";
     let native = Command::new("sh").args(["-c", "seq 400000 | md5sum"]).output()?;
-    let mut up = named(&["up", "--nodes", "3", "--lend", "512M", "--"]);
+    let mut up = named(&["up", "--nodes", "3", "--etcd", "--lend", "512M", "--"]);
     up.args(["farmem", "run", "--local", "8M", "--protect", "mirror", "--stats", "none", "--", "sh", "-c", sort]);
     let up = process::spawn(up)?;
     let begun = || Path::new("/run/farmem-lab/h1/begun").exists() || !up.alive();
     ensure!(eventually(LIMIT, begun), "the program has not begun: {}", up.stderr());
-    let killed = named(&["fault", "n1", "kill"]).output()?;
-    ensure!(killed.status.success(), "{}", String::from_utf8_lossy(&killed.stderr));
+    // One of the controllers and one of etcd's members go, packets are lost, and a node's answers come late.
+    let disk = Path::new("/run/farmem-lab/h1/disk");
+    for (machine, fault) in [
+        ("e1", "kill"),
+        ("c1", "kill"),
+        ("h1", "loss=1%"),
+        ("h1", "full"),
+        ("n2", "delay=5ms"),
+        ("n2", "heal"),
+        ("h1", "heal"),
+        ("e1", "start"),
+        ("n1", "kill"),
+    ] {
+        let happens = named(&["fault", machine, fault]).output()?;
+        ensure!(happens.status.success(), "{machine} {fault}: {}", String::from_utf8_lossy(&happens.stderr));
+        let is_full = std::fs::write(disk.join("probe"), vec![1; 1 << 20]).is_err();
+        ensure!(fault != "full" || is_full, "a full disk takes a file");
+        ensure!(fault != "heal" || machine != "h1" || !is_full, "the disk has no room");
+    }
     std::fs::write("/run/farmem-lab/h1/killed", "")?;
     let ended = up.wait(LIMIT).context("the rack did not end with its command")?;
     assert_eq!((ended.code(), &ended.stdout), (0, &native.stdout), "{}", ended.stderr);

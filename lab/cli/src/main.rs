@@ -88,6 +88,8 @@ enum Command {
     Rack(farmem_racksim::Rack),
     Up(farmem_up::Up),
     Fault(farmem_up::Happen),
+    #[command(hide = true)]
+    Relay(farmem_up::Relay),
     #[command(flatten)]
     Product(farmem_cli::Command),
 }
@@ -149,6 +151,7 @@ impl Program for Lab {
             Command::SwapCluster(swap) => swap.run()?,
             Command::Up(up) => std::process::exit(up.run(myself()?)?),
             Command::Fault(fault) => fault.run()?,
+            Command::Relay(relay) => relay.run()?,
             Command::Rack(rack) => rack.run()?,
             Command::Product(command) => command.execute()?,
         }

@@ -5,6 +5,9 @@
 
 mod machines;
 mod plan;
+mod relay;
+
+pub use relay::Relay;
 
 use std::path::PathBuf;
 
@@ -41,6 +44,9 @@ pub struct Up {
     /// What each node lends
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub lend: String,
+    /// Two controllers, over an etcd of three members, in place of one controller with a file
+    #[arg(long)]
+    pub etcd: bool,
     /// Nodes that share a failure domain
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub nodes_per_domain: usize,
@@ -53,8 +59,10 @@ const FAULT: &str = "\
 Examples:
   sudo farmem-lab fault n1 cut          packets vanish: nobody is told
   sudo farmem-lab fault n1 reject       connections are reset
-  sudo farmem-lab fault n1 rate=100mbit a slow link
-  sudo farmem-lab fault n1 heal         the network is as at first
+  sudo farmem-lab fault n1 rate=100mbit a slow link; loss=5%: packets are lost
+  sudo farmem-lab fault n1 delay=20ms   its answers come later
+  sudo farmem-lab fault h1 full         its disk ($FARMEM_LAB_DISK) is full
+  sudo farmem-lab fault n1 heal         network and disk are as at first
   sudo farmem-lab fault n2 stop         its processes stand still; go: they go on
   sudo farmem-lab fault c1 kill         they are killed; start: they are started anew";
 
@@ -62,9 +70,9 @@ Examples:
 #[derive(clap::Args, Debug)]
 #[command(after_help = FAULT)]
 pub struct Happen {
-    /// c1, n1, n2, h1 and so on
+    /// c1, n1, n2, h1, e1 and so on
     pub machine: String,
-    /// cut, reject, rate=RATE, heal, stop, go, kill or start
+    /// cut, reject, rate=RATE, loss=N%, delay=Nms, full, heal, stop, go, kill or start
     pub fault: Fault,
 }
 
@@ -74,13 +82,15 @@ impl Up {
     /// # Errors
     /// If it cannot be made: nothing is left of it then.
     pub fn run(&self, farmem: PathBuf) -> Result<i32> {
-        let rack = Rack::new(self.nodes, self.hosts, &self.lend, self.nodes_per_domain)?;
+        let rack = Rack::new(self.nodes, self.hosts, &self.lend, self.nodes_per_domain, self.etcd)?;
         let signals = Signals::take()?;
         let mut machines = Machines::make(rack, farmem)?;
         machines.start_all(&signals)?;
         if self.command.is_empty() {
             println!("{}", table(&machines.rack));
-            println!("FARMEM_CONTROLLER={}   page: http://{0}/   Ctrl-C ends it", machines.rack.controller());
+            let all = machines.rack.controller();
+            let page = all.split(',').next().unwrap_or_default();
+            println!("FARMEM_CONTROLLER={all}   page: http://{page}/   Ctrl-C ends it");
             while !signals
                 .next(std::time::Duration::from_secs(3600))
                 .is_some_and(|arrived| signals.asks_to_end(arrived))
@@ -112,7 +122,8 @@ fn table(rack: &Rack) -> Table {
     let mut table = Table::new(["machine", "address", "namespace", "is"]);
     for machine in &rack.machines {
         let is = match machine.role {
-            Role::Controller => "the controller",
+            Role::Controller => "a controller",
+            Role::Etcd => "a member of etcd",
             Role::Node => "a node",
             Role::Host => "for programs",
         };

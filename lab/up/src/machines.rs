@@ -12,12 +12,17 @@ use anyhow::{Context, Result, bail, ensure};
 use farmem_sys::process::Signals;
 use serde_json::Value;
 
-use crate::plan::{Fault, Machine, Rack, Role, network};
+use crate::plan::{Fault, Machine, Rack, Role, network, relay};
 
 /// What a rack leaves on disk while it is there: the plan, the controller's store, logs, runtime directories.
 const STATE: &str = "/run/farmem-lab";
 /// How long the rack may take until all nodes have told the controller that they are there.
-const BEGINNING: Duration = Duration::from_secs(10);
+const BEGINNING: Duration = Duration::from_secs(30);
+
+/// What fills a machine's disk.
+const FILLER: &str = "filler";
+/// Bytes of a machine's disk, in memory as far as it is used.
+const DISK: &str = "1g";
 
 /// A rack that is there.
 pub struct Machines {
@@ -43,6 +48,19 @@ impl Machines {
         for call in made.rack.links() {
             tool("ip", &call).context("a rack needs root, and the tools of iproute2")?;
         }
+        for machine in &made.rack.machines {
+            let disk = disk(machine);
+            fs::create_dir_all(&disk)?;
+            let size = format!("size={DISK},mode=1777");
+            tool(
+                "mount",
+                &["-t", "tmpfs", "-o", &size, "farmem-lab"]
+                    .map(String::from)
+                    .into_iter()
+                    .chain([disk.display().to_string()])
+                    .collect::<Vec<_>>(),
+            )?;
+        }
         Ok(made)
     }
 
@@ -62,7 +80,8 @@ impl Machines {
         let nodes = self.rack.machines.iter().filter(|machine| machine.role == Role::Node).count();
         let began = Instant::now();
         loop {
-            let mut status = self.inside(&self.rack.machines[0], &self.farmem);
+            let controller = self.rack.of(Role::Controller).next().context("a rack has a controller")?;
+            let mut status = self.inside(controller, &self.farmem);
             status.args(["status", "--json", "--controller", &self.rack.controller()]);
             let said = status.stderr(Stdio::null()).output()?;
             let rack: Value = serde_json::from_slice(&said.stdout).unwrap_or_default();
@@ -80,7 +99,8 @@ impl Machines {
     fn start(&self, machine: &Machine) -> Result<()> {
         let Some(arguments) = self.rack.daemon(machine, STATE) else { return Ok(()) };
         let log = fs::OpenOptions::new().create(true).append(true).open(format!("{STATE}/{}.log", machine.name))?;
-        let mut command = self.inside(machine, &self.farmem);
+        let program = if machine.role == Role::Etcd { Path::new("etcd") } else { &self.farmem };
+        let mut command = self.inside(machine, program);
         command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         command.spawn().with_context(|| format!("cannot start {}", machine.name))?;
         Ok(())
@@ -111,6 +131,7 @@ impl Machines {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &machine.namespace()]).arg(program);
         command.env("FARMEM_CONTROLLER", self.rack.controller()).env("FARMEM_TRANSPORT", "tcp");
+        command.env("FARMEM_LAB_DISK", disk(machine));
         // A directory that is not there is told by whoever needs it.
         if fs::create_dir_all(&runtime).is_ok() {
             command.env("XDG_RUNTIME_DIR", runtime);
@@ -120,6 +141,9 @@ impl Machines {
 
     /// Lets a fault happen.
     pub fn happen(&self, machine: &Machine, fault: &Fault) -> Result<()> {
+        if let Fault::Delay(ms) = fault {
+            self.delay(machine, *ms)?;
+        }
         for call in network(machine, fault) {
             tool(&call[0], &call[1..])?;
         }
@@ -131,7 +155,69 @@ impl Machines {
                 ensure!(pids(&machine.namespace())?.is_empty(), "{} runs already: kill it first", machine.name);
                 self.start(machine)
             }
-            Fault::Cut | Fault::Reject | Fault::Rate(_) | Fault::Heal => Ok(()),
+            Fault::Full => fill(&disk(machine)),
+            Fault::Heal => {
+                end_relay(machine)?;
+                let filler = disk(machine).join(FILLER);
+                if filler.exists() { fs::remove_file(filler).context("cannot empty the disk") } else { Ok(()) }
+            }
+            Fault::Cut | Fault::Reject | Fault::Rate(_) | Fault::Loss(_) | Fault::Delay(_) => Ok(()),
+        }
+    }
+
+    /// Starts what delays a machine's answers, in place of what does so already.
+    fn delay(&self, machine: &Machine, ms: u64) -> Result<()> {
+        let [listen, to] = relay(machine).context("nobody connects to a host: delay a node or a controller")?;
+        end_relay(machine)?;
+        let own = std::env::current_exe().context("this program has no name")?;
+        let mut command = self.inside(machine, &own);
+        command.args(["relay", "--listen", &listen, "--to", &to, "--late-ms", &ms.to_string()]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        fs::write(relay_file(machine), child.id().to_string())?;
+        let began = Instant::now();
+        while !listens(machine, &listen)? {
+            ensure!(began.elapsed() < BEGINNING, "the relay does not listen at {listen}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+}
+
+/// The directory of a machine's disk.
+fn disk(machine: &Machine) -> PathBuf {
+    Path::new(STATE).join(&machine.name).join("disk")
+}
+
+fn relay_file(machine: &Machine) -> PathBuf {
+    Path::new(STATE).join(&machine.name).join("relay")
+}
+
+/// Whether anything listens at an address of a machine.
+fn listens(machine: &Machine, at: &str) -> Result<bool> {
+    let said = Command::new("ip").args(["netns", "exec", &machine.namespace(), "ss", "-Hltn"]).output()?;
+    Ok(String::from_utf8_lossy(&said.stdout).split_whitespace().any(|word| word == at))
+}
+
+/// Ends what delays a machine's answers, if anything does.
+fn end_relay(machine: &Machine) -> Result<()> {
+    let Ok(pid) = fs::read_to_string(relay_file(machine)) else { return Ok(()) };
+    fs::remove_file(relay_file(machine))?;
+    // `ip netns exec` has become the relay. It is ended only if it is still there.
+    if pids(&machine.namespace())?.contains(&pid) {
+        tool("kill", &["-KILL".to_owned(), pid])?;
+    }
+    Ok(())
+}
+
+/// Takes all room of a disk.
+fn fill(disk: &Path) -> Result<()> {
+    let mut filler = fs::File::create(disk.join(FILLER))?;
+    let zeros = vec![0; 1 << 20];
+    loop {
+        match std::io::Write::write_all(&mut filler, &zeros) {
+            Ok(()) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::StorageFull => return Ok(()),
+            Err(e) => return Err(e).context("cannot fill the disk"),
         }
     }
 }
@@ -147,6 +233,9 @@ impl Drop for Machines {
                 let _ = Command::new("kill").arg("-KILL").args(pids).stderr(Stdio::null()).status();
             }
             let _ = Command::new("ip").args(["netns", "delete", &namespace]).stderr(Stdio::null()).status();
+        }
+        for machine in &self.rack.machines {
+            let _ = Command::new("umount").arg(disk(machine)).stderr(Stdio::null()).status();
         }
         let _ = fs::remove_dir_all(STATE);
     }
