@@ -481,5 +481,30 @@ fn the_page_shows_the_rack() -> Result<()> {
         ensure!(page.contains(text), "{text} is not on the page:\n{page}\n{}", shown.stderr);
     }
     ensure!(!page.contains("<b>shelf1"), "{page}");
+    // A keyboard reaches every button and every table that may be wider than the screen.
+    ensure!(page.matches("<button").count() == 1 && page.matches("tabindex=\"0\"").count() == 3, "{page}");
+    // It is drawn on a phone, and as the viewer's system says: light or dark.
+    let mut drawn = Vec::new();
+    for scheme in ["0", "1"] {
+        let file = dir.path().join(format!("{scheme}.png"));
+        let mut command = Command::new(browser.context("no browser")?);
+        command.args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--virtual-time-budget=4000",
+            "--window-size=390,900",
+        ]);
+        command.arg(format!("--blink-settings=preferredColorScheme={scheme}"));
+        command
+            .arg(format!("--screenshot={}", file.display()))
+            .arg(format!("--user-data-dir={}", dir.path().display()));
+        process::run(command.arg(format!("http://{}/", rack.at)), LIMIT)?.success()?;
+        drawn.push(std::fs::read(file)?);
+    }
+    // Bytes 16 to 24 of a PNG are its width and height.
+    let size = [0, 0, 1, 134, 0, 0, 3, 132];
+    ensure!(drawn.iter().all(|image| image.get(16..24) == Some(&size[..])), "not the size of a phone");
+    ensure!(drawn[0] != drawn[1], "the dark page is the light one");
     Ok(())
 }
