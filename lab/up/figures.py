@@ -5,7 +5,7 @@
 
   drain    the longest stall of a program whose node is emptied, beside that of the same program undisturbed
   mirror   CPU time, elapsed time and bytes of a program with two copies, as multiples of one without
-  parity   memory at the nodes with ec:4+2, and the median fetch with all nodes and without one
+  parity   memory at the nodes with ec:4+2, and the median fetch without parity, with it, and with a node lost
   kill     the longest stall of a program that loses one of two copies: its node is killed
   repair   how fast copies are made again, in Gbit/s, and the median fetch meanwhile, beside that of an undisturbed run
 
@@ -77,8 +77,11 @@ class Lab:
 
     def lent(self, nodes):
         """Bytes of slabs that the nodes have lent."""
-        out = subprocess.run([self.farmem, "status", "--json", *nodes], capture_output=True, text=True, check=False)
-        return sum(int(bytes) for bytes in re.findall(r'"held": (\d+)', out.stdout))
+        held = 0
+        for at in nodes:
+            status = subprocess.run([self.farmem, "status", "--json", at], capture_output=True, text=True, check=True)
+            held += json.loads(status.stdout)[0]["held"]
+        return held
 
 
 class Run:
@@ -147,7 +150,7 @@ def kill(lab, rounds):
 
 MIRRORED = """
 d = {i: str(i) * 8 for i in range(120000)}
-for turn in range(3):
+for turn in range(30):
     for i in range(0, 120000, 3):
         d[i] = str(i + turn) * 8
 print(sum(len(v) for v in d.values()))
@@ -177,15 +180,16 @@ def mirror(lab, rounds):
 
 
 def parity(lab, rounds):
-    medians = {"all nodes": [], "one node lost": []}
+    medians = {"no parity": [], "all nodes": [], "one node lost": []}
     for _ in range(rounds):
         for how, into in medians.items():
             nodes = lab.start_nodes(6)
-            options = [option for node in nodes for option in ("--node", node)] + ["--protect", "ec:4+2"]
+            protect = "none" if how == "no parity" else "ec:4+2"
+            options = [option for node in nodes for option in ("--node", node)] + ["--protect", protect]
             run = Run(lab, options, 192, 1)
             if how == "all nodes":
                 lent = lab.lent(nodes)
-            else:
+            elif how == "one node lost":
                 lab.nodes[0][1].kill()
             time.sleep(8)
             stats = run.end()[1]

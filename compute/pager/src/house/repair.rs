@@ -5,8 +5,8 @@
 //!                                                                     │ it was to leave a node: drop_home
 //! ```
 //!
-//! By the background thread, a little at a time: pieces under the evictor's lock, then a pause of
-//! the same length, or longer while fetches take longer than usual ([`super::throttle`]). Nothing is
+//! By the background thread, a little at a time: pieces under the evictor's lock, then a pause
+//! that is longer while fetches take longer than usual ([`super::throttle`]). Nothing is
 //! kept between pieces but where to go on, so that a fork, a loss and the end of the process may
 //! come at any time. The slabs' words and stale bits have all that must be known.
 //!
@@ -33,7 +33,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Pages copied under the evictor's lock at a time, at most and at least.
-const MOST: u32 = 32;
+const MOST: u32 = 64;
 const LEAST: u32 = 4;
 /// The time that a piece should take, at most.
 const PIECE_NS: u64 = 500_000;
@@ -346,7 +346,7 @@ mod tests {
             piece.0
         };
         assert_eq!([100_000, 300_000].map(&mut after), [MOST, MOST]);
-        assert_eq!([900_000, 600_000, 2_000_000, 2_000_000].map(&mut after), [16, 8, LEAST, LEAST]);
+        assert_eq!([900_000, 600_000, 2_000_000, 2_000_000].map(&mut after), [32, 16, 8, LEAST]);
         assert_eq!([300_000, 90_000, 90_000, 90_000, 90_000].map(&mut after), [4, 8, 16, 32, MOST]);
     }
 }

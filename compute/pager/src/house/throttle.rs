@@ -3,11 +3,11 @@
 //! ```text
 //!  nothing is copied ─► the median of the fetches is the usual one
 //!  copying ─► every LOOK_NS: median > usual × 1.25 ─► pauses twice as long, at most MOST times the work
-//!                            else                  ─► half as long, down to the work's own length
+//!                            else                  ─► half as long, down to a quarter of the work
 //! ```
 //!
-//! A program that fetches little feels nothing, and repair goes on at its full pace. It keeps a
-//! ninth of the time, because a slab without its copy is what a second loss ends the program for.
+//! A pause is as long as the work at first. A program that fetches little feels nothing, and repair
+//! soon copies for four fifths of the time. It keeps a ninth of the time, because a slab without its copy is what a second loss ends the program for.
 
 use farmem_run::counters::{Histogram, percentile};
 
@@ -17,6 +17,8 @@ const LOOK_NS: u64 = 100_000_000;
 const FEW: u64 = 16;
 /// The longest pause, as a multiple of the work before it.
 pub const MOST: u64 = 8;
+/// The shortest pause is the work before it divided by this.
+const PARTS: u64 = 4;
 
 /// See the module.
 pub(crate) struct Throttle {
@@ -24,13 +26,13 @@ pub(crate) struct Throttle {
     looked_ns: u64,
     /// The median while nothing was copied; 0: not known.
     usual_ns: u64,
-    /// The pause, as a multiple of the work.
+    /// The pause, in [`PARTS`] of the work.
     factor: u64,
 }
 
 impl Default for Throttle {
     fn default() -> Throttle {
-        Throttle { seen: [0; 160], looked_ns: 0, usual_ns: 0, factor: 1 }
+        Throttle { seen: [0; 160], looked_ns: 0, usual_ns: 0, factor: PARTS }
     }
 }
 
@@ -46,7 +48,7 @@ impl Throttle {
 
     /// Nothing is copied now: fetches take as long as they usually do.
     pub fn rests(&mut self, fetches: &Histogram, now_ns: u64) {
-        self.factor = 1;
+        self.factor = PARTS;
         if let Some(median) = self.median(fetches, now_ns) {
             self.usual_ns = median;
         }
@@ -57,14 +59,14 @@ impl Throttle {
         if now_ns.saturating_sub(self.looked_ns) >= LOOK_NS {
             let median = self.median(fetches, now_ns);
             let slow = median.is_some_and(|median| self.usual_ns > 0 && median > self.usual_ns + self.usual_ns / 4);
-            self.factor = if slow { (self.factor * 2).min(MOST) } else { (self.factor / 2).max(1) };
+            self.factor = if slow { (self.factor * 2).min(MOST * PARTS) } else { (self.factor / 2).max(1) };
         }
-        spent_ns * self.factor
+        spent_ns * self.factor / PARTS
     }
 
     /// Whether it is slower than it could be.
     pub fn is_slow(&self) -> bool {
-        self.factor > 1
+        self.factor > PARTS
     }
 }
 
@@ -86,19 +88,21 @@ mod tests {
         let mut after = |n, us| {
             now += LOOK_NS;
             fetch(&fetches, n, us);
-            throttle.pause(&fetches, now, 10)
+            throttle.pause(&fetches, now, 40)
         };
-        assert_eq!([20, 20].map(|us| after(50, us)), [10, 10], "nothing is felt");
+        assert_eq!([20, 20, 20].map(|us| after(50, us)), [20, 10, 10], "nothing is felt");
         assert_eq!([40, 40, 40].map(|us| after(50, us)), [20, 40, 80], "twice as slow each time");
         assert_eq!(after(3, 900), 40, "few fetches say nothing");
-        assert_eq!((0..10).map(|_| after(50, 90)).last(), Some(10 * MOST), "it never stops");
+        assert_eq!((0..10).map(|_| after(50, 90)).last(), Some(40 * MOST), "it never stops");
         assert_eq!((0..10).map(|_| after(50, 20)).last(), Some(10));
     }
 
     #[test]
-    fn without_anything_to_compare_with_it_copies_for_half_of_the_time() {
+    fn it_begins_with_half_of_the_time() {
         let (fetches, mut throttle) = (Histogram::default(), Throttle::default());
         fetch(&fetches, 100, 900);
-        assert_eq!((throttle.pause(&fetches, LOOK_NS, 7), throttle.is_slow()), (7, false));
+        assert_eq!((throttle.pause(&fetches, LOOK_NS - 1, 7), throttle.is_slow()), (7, false));
+        // Nothing to compare with.
+        assert_eq!((throttle.pause(&fetches, LOOK_NS, 8), throttle.is_slow()), (4, false));
     }
 }

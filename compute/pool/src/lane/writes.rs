@@ -5,7 +5,7 @@
 //! operation counts as done (*Bits before completions*, [`super`]).
 
 use super::operations::{Operation, Verb};
-use super::{Change, Done, HOME_BIT, Lane, in_place};
+use super::{Change, Done, HOME_BIT, Home, Lane, in_place};
 use crate::Pool;
 use crate::extent::{HOMES, State, Word};
 use crate::protect::disk::DISK;
@@ -213,45 +213,59 @@ impl Lane {
         let home = pool.tables.extents.home(word, nth);
         // SAFETY: one page of the buffers for each, this call's until it returns.
         let buffer = |i: usize| unsafe { buffers.add(i * PAGE_BYTES) };
-        let mut done = Vec::new();
-        let mut had = vec![false; slots.len()];
+        let (mut done, mut written) = (Vec::new(), Vec::new());
+        // READs have even tags, WRITEs odd ones.
         for (i, &slot) in slots.iter().enumerate() {
             // SAFETY: as above.
-            unsafe { self.read(pool, i as u64, slot, 0, buffer(i), PAGE_BYTES as u32) };
+            unsafe { self.read(pool, 2 * i as u64, slot, 0, buffer(i), PAGE_BYTES as u32) };
         }
-        self.all_done(pool, &mut done);
-        done.drain(..).for_each(|done| had[done.tag as usize] = done.result.is_ok());
-        for (i, &slot) in slots.iter().enumerate().filter(|(i, _)| had[*i]) {
-            let number = self.operations.begin(i as u64, slot, 0, PAGE_BYTES as u32, Verb::Write);
-            self.operations[number].fills = true;
-            if home.node == DISK {
-                self.post_to_disk(pool, number, (nth, home), (slot, 0), (buffer(i), PAGE_BYTES as u32));
-            } else if home.base != 0 {
-                // SAFETY: a slab of ours, mapped; nobody reads the slot there, for its bit is set.
-                unsafe { copy_bytes(buffer(i), in_place(&home, slot, 0), PAGE_BYTES) };
-                self.operations[number].done += 1;
-            } else if let Some(link) = self.links.to(pool.losses(), home.node) {
-                let key = number as u64 | (nth as u64) << HOME_BIT;
-                // SAFETY: the buffer is this call's.
-                unsafe { link.write(key, home.slab, slot.offset(), buffer(i), PAGE_BYTES as u32) };
-                self.operations[number].at[nth] = Some(home.node);
+        self.doorbell(pool);
+        // The pages that have come are written while the others are on their way.
+        while self.in_flight() > 0 || !done.is_empty() {
+            if done.is_empty() {
+                self.wait(pool, &mut done, Duration::from_secs(1));
             }
-            self.end_if_done(pool, number);
+            let is_read = |done: &Done| done.tag.is_multiple_of(2);
+            written.extend(done.iter().filter(|done| !is_read(done)).cloned());
+            let come: Vec<usize> = done
+                .drain(..)
+                .filter(|done| is_read(done) && done.result.is_ok())
+                .map(|done| done.tag as usize / 2)
+                .collect();
+            self.fill_with(pool, (nth, home), come.into_iter().map(|i| (2 * i as u64 + 1, slots[i], buffer(i))));
+            self.doorbell(pool);
         }
-        self.all_done(pool, &mut done);
-        for done in done.iter().filter(|done| done.result.is_ok()) {
+        for done in written.iter().filter(|done| done.result.is_ok()) {
             // The bit is cleared only now that the WRITE is acknowledged. A READ of another thread
             // could overtake the WRITE.
-            pool.tables.extents.set_stale(word, nth, slots[done.tag as usize].place(), false);
+            pool.tables.extents.set_stale(word, nth, slots[done.tag as usize / 2].place(), false);
         }
         Some(at)
     }
 
-    /// Waits until nothing is under way.
-    fn all_done(&mut self, pool: &Pool, done: &mut Vec<Done>) {
-        self.doorbell(pool);
-        while self.in_flight() > 0 {
-            self.wait(pool, done, Duration::from_secs(1));
+    /// Posts WRITEs of pages, with their tags, to a filling home.
+    fn fill_with(
+        &mut self,
+        pool: &Pool,
+        (nth, home): (usize, Home),
+        pages: impl Iterator<Item = (u64, FarSlot, *mut u8)>,
+    ) {
+        for (tag, slot, buffer) in pages {
+            let number = self.operations.begin(tag, slot, 0, PAGE_BYTES as u32, Verb::Write);
+            self.operations[number].fills = true;
+            if home.node == DISK {
+                self.post_to_disk(pool, number, (nth, home), (slot, 0), (buffer, PAGE_BYTES as u32));
+            } else if home.base != 0 {
+                // SAFETY: a slab of ours, mapped; nobody reads the slot there, for its bit is set.
+                unsafe { copy_bytes(buffer, in_place(&home, slot, 0), PAGE_BYTES) };
+                self.operations[number].done += 1;
+            } else if let Some(link) = self.links.to(pool.losses(), home.node) {
+                let key = number as u64 | (nth as u64) << HOME_BIT;
+                // SAFETY: the buffer is the caller's, who awaits the operation.
+                unsafe { link.write(key, home.slab, slot.offset(), buffer, PAGE_BYTES as u32) };
+                self.operations[number].at[nth] = Some(home.node);
+            }
+            self.end_if_done(pool, number);
         }
     }
 }
