@@ -334,3 +334,84 @@ fn room_is_made_ahead_of_writes() {
         assert_eq!(client.ask(&format!("STRLEN key{n}")), ":60000");
     }
 }
+
+/// Strangers who say nothing do not stay, and keep nobody out meanwhile.
+#[test]
+fn strangers_are_shown_out() {
+    let node = Process::node(Transport::Shm);
+    let front = front(&node, "guests", "password=secret clients=300");
+    let mut strangers: Vec<Client> = (0..320).map(|_| front.client()).collect();
+    let mut client = front.client();
+    assert_eq!(client.ask("AUTH secret"), "+OK");
+    assert_eq!(strangers[0].reply(), None, "the first had to give way");
+    let ended = Instant::now() + Duration::from_secs(60);
+    while !client.ask("INFO clients").contains("connected_clients:1\r") {
+        assert!(Instant::now() < ended, "strangers stay");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A client that has sent all of its requests before replies are full goes on when these have left, though
+/// nothing more comes from it. One that reads nothing is full again, and is closed.
+#[test]
+fn requests_that_waited_for_room_go_on() {
+    let node = Process::node(Transport::Shm);
+    let front = front(&node, "room", "kept=1000000 unread=300");
+    let mut client = front.client();
+    client.send(&["SET", "large", &"v".repeat(600_000)]).unwrap();
+    assert_eq!(client.reply().as_deref(), Some("+OK"));
+    let get = b"*2\r\n$3\r\nGET\r\n$5\r\nlarge\r\n";
+    client.stream.get_mut().write_all(&get.repeat(50)).unwrap();
+    for n in 0..50 {
+        assert_eq!(client.reply().map(|said| said.len()), Some(600_000), "{n}");
+    }
+    let mut deaf = front.client();
+    deaf.stream.get_mut().write_all(&get.repeat(1000)).unwrap();
+    let ended = Instant::now() + Duration::from_secs(60);
+    while !client.ask("INFO clients").contains("connected_clients:1\r") {
+        assert!(Instant::now() < ended, "it is not closed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The same for strangers, of whose replies little is kept.
+#[test]
+fn strangers_are_answered() {
+    let node = Process::node(Transport::Shm);
+    let front = front(&node, "answers", "password=secret");
+    let mut stranger = front.client();
+    stranger.stream.get_mut().write_all(&b"*1\r\n$4\r\nPING\r\n".repeat(4000)).unwrap();
+    for n in 0..4000 {
+        assert_eq!(stranger.reply().as_deref(), Some("-NOAUTH Authentication required."), "{n}");
+    }
+    assert_eq!(stranger.ask("AUTH secret"), "+OK");
+}
+
+/// Others have their turn between the commands of one that asks for much.
+#[test]
+fn slow_commands_keep_nobody_out() {
+    let node = Process::node(Transport::Shm);
+    let front = front(&node, "spell", "");
+    let [mut slow, mut other] = [front.client(), front.client()];
+    // As alike as takes longest, and as long as may be.
+    let (one, two) = ("a".repeat(2000), "b".repeat(2000));
+    other.send(&["MSET", "one", &one, "two", &two]).unwrap();
+    assert_eq!(other.reply().as_deref(), Some("+OK"));
+    slow.stream.get_mut().write_all(&b"*3\r\n$3\r\nLCS\r\n$3\r\none\r\n$3\r\ntwo\r\n".repeat(256)).unwrap();
+    let calls = loop {
+        let told = other.ask("INFO commandstats");
+        let lcs = told.lines().find_map(|line| line.strip_prefix("cmdstat_lcs:calls="));
+        if let Some(calls) = lcs.and_then(|rest| rest.split(',').next()) {
+            break calls.parse::<u32>().unwrap();
+        }
+    };
+    assert!((1..256).contains(&calls), "{calls}");
+    let long = "x".repeat(1025);
+    for words in [&["KEYS", &long][..], &["SCAN", "0", "MATCH", &long]] {
+        other.send(words).unwrap();
+        assert_eq!(other.reply().as_deref(), Some("-ERR a pattern has 1024 bytes at most"));
+    }
+    other.send(&["SET", "three", &"c".repeat(2100)]).unwrap();
+    assert_eq!(other.reply().as_deref(), Some("+OK"));
+    assert!(other.ask("LCS one three").starts_with("-ERR Insufficient memory"));
+}

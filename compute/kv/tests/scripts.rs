@@ -185,6 +185,15 @@ fn scripts_are_held_within_limits() {
         ("return string.gsub(string.rep('a', 4000), '(' .. string.rep('a*', 20) .. ')b', '')", "ran for more than"),
         ("return string.find(string.rep('(', 1e6), '%b()')", "ran for more than"),
         (
+            "local a = ('x'):rep(64 * (4096 * 20 - 1) - 1) .. 'w'; return string.find(a .. ('x'):rep(2e7), '^(x+w).-%1y')",
+            "ran for more than",
+        ),
+        (
+            "local x = ('x'):rep(1e7); local a, b, t = x .. 'a', x .. 'b', {}; \
+             for n = 1, 1e5 do t[n] = n % 2 == 0 and a or b end; table.sort(t)",
+            "ran for more than",
+        ),
+        (
             "local s = string.rep('x', 16e6); local t = {}; for i = 1, 100 do t[i] = s end; redis.call('echo', unpack(t))",
             "64 MiB|ran for",
         ),

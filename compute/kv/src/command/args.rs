@@ -96,6 +96,17 @@ pub fn range(first: i64, last: i64, len: usize) -> Option<(usize, usize)> {
     (from <= to && from < len && to >= 0).then(|| (from as usize, to as usize + 1))
 }
 
+/// Bytes of a pattern at most: each name is matched with it, for a time that grows with both.
+const PATTERN: usize = 1024;
+
+/// A pattern for names.
+pub fn pattern(text: &[u8]) -> Result<&[u8], Fail> {
+    if text.len() > PATTERN {
+        return Err(Fail::new(format!("a pattern has {PATTERN} bytes at most")));
+    }
+    Ok(text)
+}
+
 #[test]
 fn numbers() {
     assert_eq!(parse_int(b"-12"), Some(-12));

@@ -1,10 +1,14 @@
 //! Commands on keys of any type.
 
-use super::args::{self, Unit, int, is};
+use super::args::{self, Unit, int, is, pattern};
 use super::{Answered, Call, Fail};
 use crate::keyspace::{Change, Cursor, name};
 use crate::object::{Object, Type, Value};
 use crate::resp::{Reply, matches};
+use std::time::{Duration, Instant};
+
+/// After how long KEYS lets others have their turn.
+const STRETCH: Duration = Duration::from_millis(5);
 
 pub async fn run(command: &str, call: &Call) -> Answered {
     match command {
@@ -132,11 +136,17 @@ async fn ends(call: &Call, say: impl Fn(i64, i64) -> i64) -> Answered {
 }
 
 async fn keys(call: &Call) -> Answered {
+    let wanted = pattern(call.arg(1))?;
     let (mut all, mut at) = (std::collections::HashSet::new(), Some(Cursor::default()));
+    let mut rest = Instant::now() + STRETCH;
     while let Some(cursor) = at {
+        if Instant::now() >= rest {
+            call.io.pause(0).await;
+            rest = Instant::now() + STRETCH;
+        }
         let (objects, next) = call.store().scan(&call.io, cursor, 64).await?;
-        let wanted = objects.iter().filter(|object| matches(call.arg(1), object.key()));
-        all.extend(wanted.map(|object| object.key().to_vec()));
+        let some = objects.iter().filter(|object| matches(wanted, object.key()));
+        all.extend(some.map(|object| object.key().to_vec()));
         at = next;
     }
     Ok(Reply::Array(all.into_iter().map(Reply::Bulk).collect()))
@@ -145,11 +155,11 @@ async fn keys(call: &Call) -> Answered {
 async fn scan(call: &Call) -> Answered {
     let invalid = || Fail::new("invalid cursor");
     let cursor = std::str::from_utf8(call.arg(1)).ok().and_then(|text| text.parse().ok()).ok_or_else(invalid)?;
-    let (mut pattern, mut count, mut kind, mut n) = (None, 10, None, 2);
+    let (mut names, mut count, mut kind, mut n) = (None, 10, None, 2);
     while n < call.count() {
         let value = call.args.get(n + 1).ok_or_else(Fail::syntax)?;
         match call.arg(n).to_ascii_lowercase().as_slice() {
-            b"match" => pattern = Some(value),
+            b"match" => names = Some(pattern(value)?),
             b"count" => {
                 count = int(value)?;
                 if count < 1 {
@@ -163,7 +173,7 @@ async fn scan(call: &Call) -> Answered {
     }
     let (objects, next) = call.store().scan(&call.io, Cursor::of(cursor), count.min(10_000) as usize).await?;
     let wanted = |object: &&Object| {
-        pattern.is_none_or(|pattern| matches(pattern, object.key()))
+        names.is_none_or(|names| matches(names, object.key()))
             && kind.as_ref().is_none_or(|kind| name(object.kind()).as_bytes() == kind.as_slice())
     };
     let found = objects.iter().filter(wanted).map(|object| Reply::bulk(object.key())).collect();

@@ -37,6 +37,11 @@ const COLLECTED: usize = 64 << 20;
 /// that is silent for dead.
 const TIME: Duration = Duration::from_secs(2);
 
+/// How long a transaction may run on keys that are not named, alone at its front end, and after how long
+/// the front end shows that it is alive.
+const ALONE: Duration = Duration::from_secs(10);
+const STRETCH: Duration = Duration::from_millis(20);
+
 /// A key that is watched.
 pub type Watched = (Vec<u8>, Seen);
 
@@ -253,7 +258,22 @@ async fn key_by_key(call: &Call, transaction: &Transaction) -> Answered {
         }
     }
     let mut replies = Vec::with_capacity(transaction.multi.commands.len());
+    let until = Instant::now() + ALONE;
+    let mut rest = Instant::now() + STRETCH;
     for (command, args) in &transaction.multi.commands {
+        let now = Instant::now();
+        if now >= until {
+            replies.push(Reply::error(format!(
+                "the transaction ran for more than {} s: this command was not carried out, those before it were. Give \
+                 fewer commands at once",
+                ALONE.as_secs()
+            )));
+            continue;
+        }
+        if now >= rest {
+            call.io.pause(0).await;
+            rest = Instant::now() + STRETCH;
+        }
         let call = Call { args: Rc::clone(args), in_exec: true, ..call.clone() };
         // Boxed: EXEC runs commands, and is one.
         replies.push(Box::pin(dispatch(command, &call)).await);

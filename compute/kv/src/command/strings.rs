@@ -384,7 +384,8 @@ async fn common(call: &Call) -> Answered {
     };
     let (one, other) = (of(call.arg(1)).await?, of(call.arg(2)).await?);
     let width = other.len() + 1;
-    if (one.len() + 1).saturating_mul(width) > 1 << 26 {
+    // Some 10 ms, in which no other client is served.
+    if (one.len() + 1).saturating_mul(width) > 1 << 22 {
         return Err(Fail::new("Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len"));
     }
     // At [a * width + b]: the length for the first `a` bytes of one and the first `b` of the other.

@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// Bytes of replies that a client may leave unread even while all together have left [`ALL`].
 const UNREAD: usize = 1 << 20;
 const ALL: usize = 1 << 30;
+/// Bytes that a client may leave unread that has not given the password, and how long it may stay so.
+const GUEST: usize = 16 << 10;
+const VISIT: Duration = Duration::from_secs(10);
 /// Bytes that a client with subscriptions may leave unread. As redis, which has it as a setting.
 const MESSAGES: usize = 32 << 20;
 /// Commands of one connection that run side by side.
@@ -76,6 +79,10 @@ pub struct Connection {
     counted: usize,
     /// Since when nothing was read although as much is kept as may be.
     stuck: Option<Instant>,
+    /// Its next request waits, because as much is kept as may be.
+    stopped: bool,
+    /// Since when it has been here without the password.
+    guest: Option<Instant>,
     /// Nothing more is read. The connection closes after the replies to earlier requests.
     ended: bool,
     /// The socket is of no more use.
@@ -105,6 +112,8 @@ impl Connection {
             shared,
             counted: 0,
             stuck: None,
+            stopped: false,
+            guest: None,
             ended: false,
             broken: false,
             readable: true,
@@ -118,6 +127,9 @@ impl Connection {
 
     /// Whether as much is kept for the client as may be.
     fn is_full(&self) -> bool {
+        if !self.client.authenticated.get() {
+            return self.unread() > GUEST;
+        }
         self.unread() > if self.is_in_long() || self.shared.unread.get() > ALL { UNREAD } else { self.kept }
     }
 
@@ -137,9 +149,15 @@ impl Connection {
         self.counted = unread;
     }
 
-    /// Whether the client has left its replies unread for too long. Its connection is of no more
-    /// use then.
+    /// Whether the client has left its replies unread for too long, or has not given the password in
+    /// time. Its connection is of no more use then.
     pub fn gives_up(&mut self, now: Instant, patience: Duration) -> bool {
+        if self.client.authenticated.get() {
+            self.guest = None;
+        } else if !self.broken && now.duration_since(*self.guest.get_or_insert(now)) >= VISIT {
+            self.broken = true;
+            return true;
+        }
         if !self.is_full() || self.broken {
             self.stuck = None;
             return false;
@@ -150,7 +168,8 @@ impl Connection {
 
     /// The next request. Reads from the socket if need be.
     pub fn request(&mut self) -> Option<Request> {
-        if self.is_full() || self.client.closing.get() {
+        self.stopped = self.is_full();
+        if self.stopped || self.client.closing.get() {
             return None;
         }
         if let Some(request) = self.next.take() {
@@ -288,6 +307,14 @@ impl Connection {
             begun.reply = Some(reply);
         }
         self.collect();
+    }
+
+    /// Whether its next request waited, and need not any more. Its bytes may have been read: then no
+    /// event of its socket comes that would have it go on.
+    pub fn goes_on(&mut self) -> bool {
+        let goes_on = self.stopped && !self.is_full();
+        self.stopped &= !goes_on;
+        goes_on
     }
 
     /// Moves replies that are next in order to what is sent.

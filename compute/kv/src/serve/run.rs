@@ -1,5 +1,6 @@
 //! Opens a store, serves it until told to end, and leaves it.
 
+mod arrive;
 mod begin;
 mod deliver;
 
@@ -10,19 +11,17 @@ use super::open::{self, Clients, Config, Failed, Opened, alone, random, system, 
 use super::schedule::Schedule;
 use super::tell::{Tell, counters};
 use crate::command::scripts::Scripts;
-use crate::command::{Channels, Client, Front, Stats, metrics as metrics_of};
+use crate::command::{Channels, Front, Stats, metrics as metrics_of};
 use crate::drive::{Direct, Drive};
 use crate::fast::{Map, Set};
 use crate::keyspace::Keyspace;
 use crate::resp::Reply;
 use crate::shard::Trouble;
 use crate::task::AtOnce;
-use farmem_sys::epoll::{Epoll, Event};
+use farmem_sys::epoll::Epoll;
 use farmem_sys::process::{self, Signals};
-use farmem_sys::socket::send_at_once;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
-use std::io::ErrorKind;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
@@ -30,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// Rounds of tasks between looks at the sockets.
 const ROUNDS: usize = 16;
+/// For how long such rounds go on, a last one aside.
+const TURN: Duration = Duration::from_millis(10);
 /// How long answers of nodes are waited for before the sockets are looked at.
 const GLANCE: Duration = Duration::from_micros(100);
 /// Between looks for signals, and for commands that wait in vain.
@@ -54,6 +55,8 @@ struct Server<'a> {
     epoll: Epoll,
     listeners: &'a [TcpListener],
     connections: Map<u64, Connection>,
+    /// Those that came without the password, until they are seen to have given it, or to be gone.
+    guests: BTreeSet<u64>,
     shared: Rc<Shared>,
     /// Room for a new value.
     buffer: Vec<u8>,
@@ -182,6 +185,7 @@ impl<'a> Server<'a> {
             next_client: listeners.len() as u64,
             listeners,
             connections: Map::default(),
+            guests: BTreeSet::new(),
             shared: Rc::default(),
             buffer: Vec::new(),
             stale: true,
@@ -229,10 +233,8 @@ impl<'a> Server<'a> {
             self.front.store.set_now_ms(wall_ms());
             if now.duration_since(looked) >= LOOK {
                 looked = now;
-                while let Some(signal) = signals.next(Duration::ZERO) {
-                    if signals.asks_to_end(signal) {
-                        ends.get_or_insert(now + PASSING);
-                    }
+                if self.is_told_to_end(signals) {
+                    ends.get_or_insert(now + PASSING);
                 }
                 self.active.extend(self.waiting.drain().flat_map(|(_, connections)| connections));
                 self.look(now);
@@ -245,7 +247,8 @@ impl<'a> Server<'a> {
             self.background.begin(now, &self.drive);
             self.work()?;
             self.end_killed();
-            let busy = self.drive.borrow().under_way() > 0 || self.commands.is_ready() || !self.active.is_empty();
+            let ready = self.commands.is_ready() || self.background.tasks.is_ready();
+            let busy = self.drive.borrow().under_way() > 0 || ready || !self.active.is_empty();
             let until = self.background.wakes().min(looked + LOOK);
             let until = self.commands.wakes().map_or(until, |wakes| until.min(wakes));
             let idle = until.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000);
@@ -275,7 +278,9 @@ impl<'a> Server<'a> {
             if connection.gives_up(now, self.clients.unread) {
                 over.push(id);
                 let (from, s) = (&connection.client.address, self.clients.unread.as_secs());
-                eprintln!("farmem: client {from} has not read its replies for {s} s: its connection is closed");
+                if connection.client.authenticated.get() {
+                    eprintln!("farmem: client {from} has not read its replies for {s} s: its connection is closed");
+                }
             }
         }
         over.into_iter().for_each(|id| self.flush(id));
@@ -294,7 +299,7 @@ impl<'a> Server<'a> {
 
     /// Goes on with connections and tasks for some rounds.
     fn work(&mut self) -> Result<(), Failed> {
-        let mut touched = Set::default();
+        let (mut touched, begun) = (Set::default(), Instant::now());
         for round in 0..ROUNDS {
             self.stream(&mut touched);
             // In the order in which their requests came.
@@ -329,7 +334,8 @@ impl<'a> Server<'a> {
             let told = !answers.is_empty();
             self.commands.take(&mut answers);
             self.background.tasks.take(&mut answers);
-            if rest && !told && (round > 0 || self.drive.borrow().under_way() == 0) {
+            let rests = rest && !told && (round > 0 || self.drive.borrow().under_way() == 0);
+            if rests || begun.elapsed() > TURN {
                 break;
             }
         }
@@ -337,48 +343,6 @@ impl<'a> Server<'a> {
         touched.extend(self.active.iter().copied());
         touched.into_iter().for_each(|id| self.flush(id));
         Ok(())
-    }
-
-    fn happened(&mut self, event: Event) {
-        if let Some(listener) = self.listeners.get(event.token as usize) {
-            match listener.accept() {
-                Ok((stream, from)) => self.greet(stream, from),
-                // No descriptor is free: those that are there go on.
-                Err(e) if e.kind() != ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
-                Err(_) => {}
-            }
-            return;
-        }
-        if let Some(connection) = self.connections.get_mut(&event.token) {
-            connection.readable |= event.readable;
-            self.active.push(event.token);
-        }
-    }
-
-    fn greet(&mut self, stream: std::net::TcpStream, from: SocketAddr) {
-        if stream.set_nonblocking(true).is_err() {
-            return;
-        }
-        if self.connections.len() >= self.front.most_clients {
-            self.front.rejected.set(self.front.rejected.get() + 1);
-            let _ = std::io::Write::write(&mut &stream, b"-ERR max number of clients reached\r\n");
-            return;
-        }
-        send_at_once(stream.as_raw_fd());
-        let id = self.next_client;
-        self.next_client += 1;
-        if self.epoll.add(stream.as_raw_fd(), id, true, false).is_err() {
-            return;
-        }
-        let to = stream.local_addr().map_or(String::new(), |at| at.to_string());
-        let client = Client::new(id, [from.to_string(), to], self.front.store.now_ms());
-        client.authenticated.set(self.front.password.is_none());
-        let client = Rc::new(client);
-        self.front.clients.borrow_mut().insert(id, Rc::clone(&client));
-        let figures = &self.front.store.figures;
-        figures.connections.set(figures.connections.get() + 1);
-        self.connections.insert(id, Connection::new(client, stream, self.clients.kept, Rc::clone(&self.shared)));
-        self.active.push(id);
     }
 
     /// Has a connection's transaction run alone: others begin nothing more. Whether nothing of
@@ -466,6 +430,9 @@ impl<'a> Server<'a> {
     fn flush(&mut self, id: u64) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.flush();
+        if connection.goes_on() {
+            self.active.push(id);
+        }
         if connection.is_lost() && connection.client.blocked.get() {
             // The client that waited for an element is gone.
             for begun in connection.begun.drain(..) {

@@ -98,11 +98,18 @@ fn bound_strings(lua: &Lua, strings: &Table) -> mlua::Result<()> {
 /// Keeps functions that change tables away from those with rules, which they do not heed.
 fn bound_tables(lua: &Lua, globals: &Table) -> mlua::Result<()> {
     let tables = globals.raw_get::<Table>("table")?;
+    // Lua's own comparison within a sort is no instruction, so no clock would end it.
+    let less = lua.load("return function(a, b) return a < b end").set_name("=sort").eval::<Function>()?;
     for name in ["insert", "remove", "sort"] {
-        let function = tables.raw_get::<Function>(name)?;
-        let bounded = lua.create_function(move |_, args: MultiValue| match args.front() {
+        let (function, less) = (tables.raw_get::<Function>(name)?, less.clone());
+        let bounded = lua.create_function(move |_, mut args: MultiValue| match args.front() {
             Some(Value::Table(table)) if table.metatable().is_some() => {
                 Err(error("Attempt to modify a readonly table"))
+            }
+            Some(Value::Table(_)) if name == "sort" && args.get(1).is_none_or(Value::is_nil) => {
+                args.truncate(1);
+                args.push_back(Value::Function(less.clone()));
+                function.call::<MultiValue>(args)
             }
             _ => function.call::<MultiValue>(args),
         })?;

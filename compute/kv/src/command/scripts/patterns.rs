@@ -7,9 +7,10 @@
 
 mod matcher;
 
-use self::matcher::{LOOK, Match, Matched};
+use self::matcher::{Match, Matched};
 use super::library::error;
 use super::machine::{Current, MEMORY, late};
+use memchr::memmem::Finder;
 use mlua::{Function, Lua, LuaString, MultiValue, Table, Value};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,6 +18,8 @@ use std::time::Instant;
 
 /// The most bytes of a pattern. Its items are matched within each other, on the thread's stack.
 const PATTERN: usize = 1024;
+/// Bytes of a text that are searched for another between looks at the clock.
+const STRETCH: usize = 1 << 20;
 /// Characters without which a pattern is plain text.
 const SPECIAL: &[u8] = b"^$*+?.([%-";
 
@@ -132,24 +135,22 @@ fn find(
     Ok([Value::Nil].into_iter().collect())
 }
 
-/// Where a text has another first.
+/// Where a text has another first. The time grows with the bytes of both, and the clock is looked
+/// at after each [`STRETCH`] of them.
 fn position(text: &[u8], other: &[u8], until: Option<Instant>) -> Matched<usize> {
-    let Some((&first, rest)) = other.split_first() else { return Ok(Some(0)) };
-    let mut compared = 0;
-    for at in 0..text.len() {
-        if text[at] == first {
-            let same = text[at + 1..].iter().zip(rest).take_while(|(one, other)| one == other).count();
-            if same == rest.len() {
-                return Ok(Some(at));
-            }
-            compared += same + 1;
-            if compared > LOOK as usize {
-                compared = 0;
-                if until.is_some_and(|until| Instant::now() >= until) {
-                    return Err(late());
-                }
-            }
+    let finder = Finder::new(other);
+    // Each stretch overlaps the one before by what another's beginning can take there.
+    let stretch = STRETCH.max(other.len());
+    let mut at = 0;
+    while at + other.len() <= text.len() {
+        let end = text.len().min(at + stretch + other.len());
+        if let Some(found) = finder.find(&text[at..end]) {
+            return Ok(Some(at + found));
         }
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return Err(late());
+        }
+        at += stretch;
     }
     Ok(None)
 }

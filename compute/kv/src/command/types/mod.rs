@@ -28,7 +28,7 @@ pub use sorted::run as sorted;
 pub use streams::run as streams;
 pub use streams::{Entry, Id, Stream};
 
-use super::args::{int, is, parse_int};
+use super::args::{int, is, parse_int, pattern};
 use super::{Call, Fail};
 use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
@@ -190,11 +190,11 @@ async fn scan(call: &Call, kind: Type, step: usize) -> Result<Reply, Fail> {
     if parse_int(call.arg(2)).is_none() {
         return Err(Fail::new("invalid cursor"));
     }
-    let (mut pattern, mut n) = (None, 3);
+    let (mut names, mut n) = (None, 3);
     while n < call.count() {
         let value = call.args.get(n + 1).ok_or_else(Fail::syntax)?;
         match call.arg(n) {
-            arg if is(arg, "match") => pattern = Some(value),
+            arg if is(arg, "match") => names = Some(pattern(value)?),
             arg if is(arg, "count") && parse_int(value).is_some_and(|count| count > 0) => {}
             _ => return Err(Fail::syntax()),
         }
@@ -204,7 +204,7 @@ async fn scan(call: &Call, kind: Type, step: usize) -> Result<Reply, Fail> {
     let mut found = Vec::new();
     for item in items.chunks(step) {
         let name = &item[if kind == Type::SortedSet { 1 } else { 0 }];
-        if pattern.is_some_and(|pattern| !matches(pattern, name)) {
+        if names.is_some_and(|names| !matches(names, name)) {
             continue;
         }
         match kind {

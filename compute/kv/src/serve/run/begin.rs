@@ -9,15 +9,18 @@ use crate::serve::connection::{AT_ONCE, Begun, Means, Run};
 use crate::serve::open::{Failed, wall_ms};
 use crate::task::Task;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// Commands that end with their first step, before other connections have their turn.
 const RUN: u32 = 256;
+/// For how long these may take, a last one aside.
+const SPELL: Duration = Duration::from_millis(5);
 
 impl Server<'_> {
     /// Begins a connection's requests in their order, up to one that must wait: for another
     /// connection that runs alone, for a pause, for a command on the same key, or for its turn.
     pub(super) fn begin_commands(&mut self, id: u64) -> Result<(), Failed> {
-        let mut ended = 0;
+        let (mut ended, begun) = (0, Instant::now());
         loop {
             if self.alone.connection.is_some_and(|alone| alone != id) {
                 self.alone.held.push(id);
@@ -30,7 +33,7 @@ impl Server<'_> {
                     return Ok(());
                 }
             }
-            if self.answer_at_once(id)? == Run::Paused || ended > RUN {
+            if self.answer_at_once(id)? == Run::Paused || ended > RUN || ended > 0 && begun.elapsed() > SPELL {
                 self.active.push(id);
                 return Ok(());
             }

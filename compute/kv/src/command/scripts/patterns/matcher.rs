@@ -8,7 +8,7 @@ use std::time::Instant;
 /// Captures of a pattern, at most.
 const CAPTURES: usize = 32;
 /// Steps between two looks at the clock.
-pub(super) const LOOK: u32 = 4096;
+const LOOK: u64 = 4096;
 
 /// The length of a capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,20 +27,30 @@ pub(super) struct Match<'a> {
     pub(super) pattern: &'a [u8],
     pub(super) captures: Vec<(usize, Len)>,
     pub(super) until: Option<Instant>,
-    pub(super) steps: u32,
+    /// Steps so far, and at how many the clock is looked at next.
+    steps: u64,
+    look: u64,
 }
 
 pub(super) type Matched<T> = mlua::Result<Option<T>>;
 
 impl<'a> Match<'a> {
     pub(super) fn new(text: &'a [u8], pattern: &'a [u8], until: Option<Instant>) -> Match<'a> {
-        Match { text, pattern, captures: Vec::new(), until, steps: 0 }
+        Match { text, pattern, captures: Vec::new(), until, steps: 0, look: LOOK }
     }
 
     pub(super) fn step(&mut self) -> mlua::Result<()> {
-        self.steps += 1;
-        if self.steps.is_multiple_of(LOOK) && self.until.is_some_and(|until| Instant::now() >= until) {
-            return Err(late());
+        self.spend(1)
+    }
+
+    /// Counts what is done next, and looks at the clock if it is time.
+    fn spend(&mut self, steps: u64) -> mlua::Result<()> {
+        self.steps += steps;
+        if self.steps >= self.look {
+            self.look = self.steps + LOOK;
+            if self.until.is_some_and(|until| Instant::now() >= until) {
+                return Err(late());
+            }
         }
         Ok(())
     }
@@ -193,7 +203,7 @@ impl<'a> Match<'a> {
         let capture = n.and_then(|n| self.captures.get(n)).filter(|(_, len)| *len != Len::Open);
         let &(from, len) = capture.ok_or_else(|| error("invalid capture index"))?;
         let Len::Bytes(len) = len else { return Ok(None) };
-        self.steps = self.steps.wrapping_add((len / 64) as u32);
+        self.spend(len as u64 / 64)?;
         Ok(self.text[at..].starts_with(&self.text[from..from + len]).then_some(at + len))
     }
 

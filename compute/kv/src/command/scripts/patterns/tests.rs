@@ -98,3 +98,25 @@ fn replacements_come_from_tables_and_functions() {
         assert_eq!(ours, own, "{code}");
     }
 }
+
+/// A text that almost has another everywhere: the search takes as long as both are, and not their product.
+#[test]
+fn a_long_text_is_found_in_a_long_text() {
+    let text = vec![b'a'; 8 << 20];
+    let mut other = vec![b'a'; 4 << 20];
+    let until = Some(Instant::now() + std::time::Duration::from_secs(60));
+    assert_eq!(position(&text, &other, until).unwrap(), Some(0));
+    *other.last_mut().unwrap() = b'b';
+    assert_eq!(position(&text, &other, until).unwrap(), None);
+    let mut text = text;
+    // At the end of the text, and over the seam of two stretches.
+    for end in [8 << 20, STRETCH + 3, 5 << 20] {
+        text[end - 1] = b'b';
+        assert_eq!(position(&text[..end], b"aaab", until).unwrap(), Some(end - 4), "{end}");
+        text[end - 1] = b'a';
+    }
+    assert_eq!(position(b"ab", b"", until).unwrap(), Some(0));
+    assert_eq!(position(b"ab", b"abc", until).unwrap(), None);
+    // A clock that has run out ends it after a stretch.
+    assert!(position(&text, b"b", Some(Instant::now())).is_err());
+}

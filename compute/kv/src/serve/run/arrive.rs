@@ -1,0 +1,106 @@
+//! What comes from outside: signals, new connections, bytes for connections.
+
+use super::Server;
+use crate::command::Client;
+use crate::serve::connection::Connection;
+use farmem_sys::epoll::Event;
+use farmem_sys::process::Signals;
+use farmem_sys::socket::send_at_once;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Clients that have not given the password, at most.
+const GUESTS: usize = 256;
+
+impl Server<'_> {
+    /// Closes a connection without the password if there are too many: the oldest of the address
+    /// that has most. So strangers keep nobody out.
+    fn make_way(&mut self) {
+        let most = GUESTS.min(self.front.most_clients.div_ceil(2));
+        if self.guests.len() < most {
+            return;
+        }
+        let connections = &self.connections;
+        self.guests.retain(|id| connections.get(id).is_some_and(|guest| !guest.client.authenticated.get()));
+        if self.guests.len() < most {
+            return;
+        }
+        let mut by_address: BTreeMap<&str, (usize, Reverse<u64>)> = BTreeMap::new();
+        for id in self.guests.iter().rev() {
+            let address = connections.get(id).and_then(|guest| guest.client.address.rsplit_once(':'));
+            let (count, oldest) = by_address.entry(address.map_or("", |(address, _)| address)).or_default();
+            (*count, *oldest) = (*count + 1, Reverse(*id));
+        }
+        let oldest = by_address.into_values().max().map(|(_, Reverse(id))| id);
+        if let Some(id) = oldest
+            && let Some(connection) = self.connections.get_mut(&id)
+        {
+            connection.broken = true;
+            self.flush(id);
+        }
+    }
+
+    /// Takes the signals that have come. Lets nobody in any more if one asks to end.
+    pub(super) fn is_told_to_end(&mut self, signals: &Signals) -> bool {
+        let come = std::iter::from_fn(|| signals.next(Duration::ZERO));
+        let ends = come.fold(false, |ends, signal| ends | signals.asks_to_end(signal));
+        if ends {
+            std::mem::take(&mut self.listeners).iter().for_each(|listener| self.epoll.forget(listener.as_raw_fd()));
+        }
+        ends
+    }
+
+    /// An event of a listener, or of a connection.
+    pub(super) fn happened(&mut self, event: Event) {
+        if let Some(listener) = self.listeners.get(event.token as usize) {
+            match listener.accept() {
+                Ok((stream, from)) => self.greet(stream, from),
+                // No descriptor is free: those that are there go on.
+                Err(e) if e.kind() != ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
+                Err(_) => {}
+            }
+            return;
+        }
+        if let Some(connection) = self.connections.get_mut(&event.token) {
+            connection.readable |= event.readable;
+            self.active.push(event.token);
+        }
+    }
+
+    fn greet(&mut self, stream: std::net::TcpStream, from: SocketAddr) {
+        if stream.set_nonblocking(true).is_err() {
+            return;
+        }
+        if self.front.password.is_some() {
+            self.make_way();
+        }
+        if self.connections.len() >= self.front.most_clients {
+            self.front.rejected.set(self.front.rejected.get() + 1);
+            let _ = std::io::Write::write(&mut &stream, b"-ERR max number of clients reached\r\n");
+            return;
+        }
+        send_at_once(stream.as_raw_fd());
+        let id = self.next_client;
+        self.next_client += 1;
+        if self.epoll.add(stream.as_raw_fd(), id, true, false).is_err() {
+            return;
+        }
+        let to = stream.local_addr().map_or(String::new(), |at| at.to_string());
+        let client = Client::new(id, [from.to_string(), to], self.front.store.now_ms());
+        client.authenticated.set(self.front.password.is_none());
+        if self.front.password.is_some() {
+            self.guests.insert(id);
+        }
+        let client = Rc::new(client);
+        self.front.clients.borrow_mut().insert(id, Rc::clone(&client));
+        let figures = &self.front.store.figures;
+        figures.connections.set(figures.connections.get() + 1);
+        self.connections.insert(id, Connection::new(client, stream, self.clients.kept, Rc::clone(&self.shared)));
+        self.active.push(id);
+    }
+}
