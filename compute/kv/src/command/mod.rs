@@ -42,6 +42,7 @@ pub use info::metrics;
 pub use multi::{Multi, Transaction, exec};
 pub use stats::Stats;
 pub use table::{COMMANDS, Command, Group, find};
+pub use types::is_sound;
 
 /// Why a command ends early: the reply that says it.
 #[derive(Clone, PartialEq, Debug)]

@@ -11,6 +11,7 @@
 //! of it is restored.
 
 use super::open::{Config, Failed, alone, join as joined, wall_ms};
+use crate::command::is_sound;
 use crate::index::Found;
 use crate::keyspace::{Cursor, Keyspace};
 use crate::long::Reader as Extents;
@@ -299,6 +300,10 @@ impl Reader {
         let key = self.bytes(lens & 0xffff_ffff)?;
         let bytes = self.bytes(lens >> 32)?;
         self.entries += 1;
+        // Commands rely on the form of what they find.
+        if !is_sound(kind, &bytes) {
+            return Err(Wrong::Damaged);
+        }
         Ok(Some((key, Value { kind, expiry, bytes })))
     }
 }
@@ -312,7 +317,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("farmem-kv-snapshot-{}", std::process::id()));
         let mut writer = Writer::new(File::create(&path).unwrap()).unwrap();
         for n in 0..3u8 {
-            let value = Value { kind: Type::Hash, expiry: Some(7), bytes: vec![n; 5] };
+            let value = Value { kind: Type::String, expiry: Some(7), bytes: vec![n; 5] };
             writer.entry(&Object::of(&[n], &value)).unwrap();
         }
         assert_eq!(writer.end().unwrap(), 3);
@@ -333,6 +338,33 @@ mod tests {
             assert!(read(&whole[..n]).is_err(), "cut off at {n}");
         }
         assert!(matches!(read(&[&whole[..], b"x"].concat()), Err(Wrong::Damaged)));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    /// Anybody can write a file with a right checksum. Commands rely on the form of values, and a
+    /// head of a long value names memory that is another key's.
+    #[test]
+    fn values_that_no_store_has_are_refused() {
+        let path = std::env::temp_dir().join(format!("farmem-kv-unsound-{}", std::process::id()));
+        let read = |kind, bytes: &[u8]| -> Result<bool, Wrong> {
+            let mut writer = Writer::new(File::create(&path)?)?;
+            writer.entry(&Object::of(b"k", &Value { kind, expiry: None, bytes: bytes.to_vec() }))?;
+            writer.end()?;
+            Ok(Reader::open(&path)?.entry()?.is_some())
+        };
+        assert!(read(Type::String, b"").unwrap() && read(Type::Set, b"\x01\0\0\0a").unwrap());
+        let unsound: [(Type, &[u8]); 7] = [
+            (Type::SortedSet, b"\x01\0\0\0a"),
+            (Type::Hash, b"\x01\0\0\0a"),
+            (Type::List, b""),
+            (Type::List, b"\xff\0\0\0a"),
+            (Type::Stream, b"\x01"),
+            (Type::Long, &[0; 16]),
+            (Type::Message, b"\x01\0\0\0a"),
+        ];
+        for (kind, bytes) in unsound {
+            assert!(matches!(read(kind, bytes), Err(Wrong::Damaged)), "{kind:?} {bytes:?}");
+        }
         std::fs::remove_file(&path).unwrap();
     }
 }
