@@ -251,8 +251,9 @@ fn intercept(
     let sees_libc = missed.is_some();
     let complete = net::arm(&missed.unwrap_or_default(), &own.marked, &own.plain);
     let complete = complete.map_err(|e| format!("the system-call filter cannot be armed: {e}"))?;
+    signals::actions::deliver_all();
     if !run.mask.has(Feature::Resume) && run.faults == Faults::Inline && sees_libc && complete {
-        signals::actions::begin_resuming();
+        signals::resume::begin();
         if !run.mask.has(Feature::Open) && pager.waits_for_nobody() {
             pager.house.each_second(signals::open::watch);
             signals::open::begin(sites::counts_vforks());

@@ -134,9 +134,6 @@ pub fn set_default(signal: i32) -> bool {
         && set_action(signal, Some(&KernelAction::DEFAULT), None) == 0
 }
 
-/// Whether libc has its handler for [`CANCEL`]: then every handler is delivered, by whom that one
-/// sees where libc stands ([`super::view`]).
-static CANCELS: AtomicBool = AtomicBool::new(false);
 /// libc cancels a waiting call by where the thread stands (glibc 2.41), which is not where libc
 /// looks.
 static CANCEL_BY_PLACE: AtomicBool = AtomicBool::new(false);
@@ -169,13 +166,10 @@ fn plainly(action: &KernelAction, delivered: bool) -> KernelAction {
     }
 }
 
-/// From now on faults return by [`resume`].
-pub fn begin_resuming() {
-    resume::begin(deliver_all);
-}
-
-/// Every handler goes through [`deliver`] from now on, those too that libraries have set before the
-/// runtime started: a far stack has been seen, or faults are to return by [`resume`].
+/// At start: every handler goes through [`deliver`], those too that libraries have set already. So
+/// a fault may return by [`resume`], a handler is on a far stack like on any other, what a handler
+/// blocks ends with it, and libc sees where the thread stands ([`super::view`]). (Again where a far
+/// stack is seen first: a vfork child's handlers are delivered from then on, too.)
 pub fn deliver_all() {
     let own = is_own();
     let _signals = SignalsBlocked::new();
@@ -223,11 +217,6 @@ pub fn rt_sigaction(signal: i32, new: usize, old: usize, size: usize) -> isize {
     };
     let mut before = KernelAction::DEFAULT;
     let own = is_own();
-    if signal == CANCEL && own && wanted.is_some_and(|action| action.is_function()) && !CANCELS.load(Ordering::Relaxed)
-    {
-        CANCELS.store(true, Ordering::SeqCst);
-        deliver_all();
-    }
     {
         let _signals = SignalsBlocked::new();
         let mut program = program();
@@ -240,7 +229,7 @@ pub fn rt_sigaction(signal: i32, new: usize, old: usize, size: usize) -> isize {
             if !own && wanted.is_some_and(|action| action.is_function()) {
                 resume::end();
             }
-            let delivered = far_stacks() || own && (resume::has_begun() || CANCELS.load(Ordering::Relaxed));
+            let delivered = own || far_stacks();
             let told = wanted.as_ref().map(|action| for_kernel(signal, action, delivered));
             let ret = set_action(signal, told.as_ref(), Some(&mut before));
             if ret < 0 {

@@ -129,15 +129,13 @@ core::arch::global_asm!(
     "movabs rbx, {by_kernel}",
     "jmp rbx",
     "nop",
-    // … where the kernel has written the frame: they are taken out.
+    // … where the frame is the kernel's own, which stays in its place …
     ".globl farmem_leave_in_place",
     ".hidden farmem_leave_in_place",
     ".type farmem_leave_in_place,@function",
     "farmem_leave_in_place:",
-    "and byte ptr [rsp + {mask}], {not_bus}",
-    "and byte ptr [rsp + {mask} + 3], {not_sys}",
-    "movabs rbx, {by_kernel}",
-    "jmp rbx",
+    "lea r12, [rip + {restore_mask}]",
+    "jmp 3f",
     "nop",
     // … one whose stack has disarmed itself …
     ".globl farmem_leave_disarmed",
@@ -176,7 +174,7 @@ core::arch::global_asm!(
     "lea rsp, [rsp - 8]",
     "and rsp, -16",
     "call {near}",
-    // rax: the frame's near copy, at its ucontext.
+    // rax: the ucontext of the frame that the kernel is to have.
     "mov rsp, rax",
     "movabs rbx, {by_kernel}",
     "jmp rbx",
@@ -186,8 +184,7 @@ core::arch::global_asm!(
     beside = const FRAME_BYTES - 8,
     bus = const OURS as u8,
     sys = const (OURS >> 24) as u8,
-    not_bus = const !(OURS as u8) as i8,
-    not_sys = const !((OURS >> 24) as u8) as i8,
+    restore_mask = sym restore_mask,
     bring_armed = sym bring_armed,
     regs = const REGISTERS_AT,
     setmask = const libc::SIG_SETMASK,
@@ -350,8 +347,10 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         // The frame stays where it is, and the handler starts on it as the kernel would have
         // started it. No frame of the runtime lies between them, because the handler may unwind.
         // SAFETY: the kernel's frame, which says to return to the gate, and does so by a detour;
-        // another signal's siginfo goes in its place.
+        // another signal's siginfo goes in its place. The handler sees the program's mask.
         unsafe {
+            let shown = (context + MASK_AT) as *mut u64;
+            shown.write(shown.read() | record.hidden.load(Ordering::Relaxed) as u64);
             ((context - 8) as *mut usize).write(farmem_leave_in_place as *const () as usize);
             if info != context + UCONTEXT_BYTES {
                 copy(info, context + UCONTEXT_BYTES, INFO_BYTES);
@@ -445,6 +444,19 @@ struct Armed {
     stack: stacks::Disarmed,
     /// Behind it is what [`View::apply`] has left.
     calls: bool,
+}
+
+/// Takes the program's mask from the kernel's frame whose ucontext is at `context`, and leaves there
+/// what the kernel may have of it. Returns that ucontext.
+extern "C" fn restore_mask(context: usize) -> usize {
+    let mask = (context + MASK_AT) as *mut u64;
+    // SAFETY: the kernel's frame, which the program's handler kept, as it must for the kernel.
+    unsafe {
+        let left = mask.read();
+        mask.write(left & !OURS);
+        masks::returns_with(left);
+    }
+    context
 }
 
 /// Copies the frame whose ucontext is at `context` to near memory. Returns the copy's ucontext.

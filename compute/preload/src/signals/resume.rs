@@ -23,11 +23,10 @@
 //! rest of the stub's work. Most signals that come in a fault are delivered there, because the call
 //! lets them in.
 //!
-//! So every handler of the program's must come by way of [`super::deliver`] ([`has_begun`], asked
-//! by [`super::actions`]): where some may not, nothing is resumed this way. (An action that a
-//! library sets by a `syscall` instruction of its own is not seen. Its handler runs in the window
-//! as it comes: on the near stack, with the stub's registers in its context; then the stub goes
-//! on.)
+//! So every handler of the program's must come by way of [`super::deliver`] ([`super::actions`] sees
+//! to it): where some may not, nothing is resumed this way. (An action that a library sets by a
+//! `syscall` instruction of its own is not seen. Its handler runs in the window as it comes: on the
+//! near stack, with the stub's registers in its context; then the stub goes on.)
 //!
 //! Where signals stay open in faults there is no call, and the window is what comes behind the last
 //! look at what was kept ([`open`]).
@@ -193,25 +192,16 @@ unsafe extern "C" {
     fn farmem_resume_open_end();
 }
 
-/// Set once, and never cleared: a thread may be about to return so.
-static BEGUN: AtomicBool = AtomicBool::new(false);
+/// Cleared where a handler is set that is not delivered.
 static ON: AtomicBool = AtomicBool::new(false);
 /// Where in a vector state the protection keys' register is.
 static PKRU_AT: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether faults have ever returned this way: then every handler of the program's is delivered.
-pub fn has_begun() -> bool {
-    BEGUN.load(Ordering::Relaxed)
-}
-
-/// From now on faults return this way. `deliver_all` sees to it that every handler that is set
-/// already is delivered: those set from now on are, and not before all are does a fault return so.
-pub fn begin(deliver_all: impl FnOnce()) {
+/// From now on faults return this way. Every handler that is set is delivered already.
+pub fn begin() {
     // Every processor with an extended state has this leaf. On one without, it is not asked for.
     let leaf = core::arch::x86_64::__cpuid_count(0xD, PKRU);
     PKRU_AT.store(leaf.ebx as usize, Ordering::Relaxed);
-    BEGUN.store(true, Ordering::Relaxed);
-    deliver_all();
     ON.store(true, Ordering::Release);
 }
 
