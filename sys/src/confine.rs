@@ -91,6 +91,7 @@ pub const SERVICE: &[Calls] = &[
             libc::SYS_epoll_ctl,
             libc::SYS_epoll_create1,
             libc::SYS_eventfd2,
+            libc::SYS_signalfd4,
             libc::SYS_poll,
             libc::SYS_ppoll,
             libc::SYS_futex,

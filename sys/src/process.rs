@@ -7,6 +7,7 @@
 use crate::raw::{Errno, checked};
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -129,6 +130,18 @@ impl Signals {
         // SAFETY: filled in by the call.
         let info = unsafe { info.assume_init() };
         Some(Arrived { number, sent: info.si_code <= 0 })
+    }
+
+    /// A descriptor that can be read while a signal is there for [`Signals::next`], so that a service
+    /// waits for signals beside its sockets. Nothing is to be read from it.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        // SAFETY: a set that the kernel wrote, live for the call.
+        let fd = unsafe { libc::signalfd(-1, &self.taken, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: it was just opened, and nothing else has it.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// The calling thread has the mask again that it had before. A signal that came meanwhile has

@@ -245,20 +245,137 @@ fn a_lost_message_is_told() {
     let [mut listener, mut talker] = [fronts[0].client(), fronts[1].client()];
     assert_eq!(listener.ask("SUBSCRIBE news"), "[subscribe news :1]");
     let pid = fronts[0].child.id();
-    let signal = |name: &str| {
-        let sent = std::process::Command::new("kill").args([name, &pid.to_string()]).status().unwrap();
-        assert!(sent.success());
-    };
-    signal("-STOP");
+    signal(&fronts[0], "-STOP");
     until("it stands still", || are_all(pid, 'T'));
     assert_eq!(talker.ask("PUBLISH news hello"), ":0");
     until("the message is on its way", || talker.ask("DBSIZE") == ":1");
     assert_eq!(talker.ask("FLUSHALL"), "+OK");
-    signal("-CONT");
+    signal(&fronts[0], "-CONT");
     // If this took so long that the front end was shut out, it closes the connection for that.
     let mut said = listener.reply();
     while said.as_ref().is_some_and(|said| said.starts_with('-')) {
         said = listener.reply();
     }
     assert_eq!(said, None);
+}
+
+fn signal(process: &Process, name: &str) {
+    let sent = std::process::Command::new("kill").args([name, &process.child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// A front end that is told to end passes on first what was published, and lets nobody in meanwhile.
+#[test]
+fn one_that_ends_passes_its_messages_on() {
+    let node = Process::node(Transport::Tcp);
+    let mut fronts = [Process::front("passing", &node.at), Process::front("passing", &node.at)];
+    let [mut listener, mut talker] = [fronts[0].client(), fronts[1].client()];
+    assert_eq!(listener.ask("SUBSCRIBE news"), "[subscribe news :1]");
+    assert_eq!(talker.ask("PUBLISH news first"), ":0");
+    assert_eq!(hear(&mut listener, "first").len(), 1);
+    // It stands still while all of them come, so they are still queued when it sees that it is to end.
+    signal(&fronts[1], "-STOP");
+    until("it stands still", || are_all(fronts[1].child.id(), 'T'));
+    for n in 0..500 {
+        talker.send(&["PUBLISH", "news", &n.to_string()]).unwrap();
+    }
+    signal(&fronts[1], "-CONT");
+    assert_eq!(talker.reply().as_deref(), Some(":0"));
+    signal(&fronts[1], "-TERM");
+    let published = 1 + std::iter::from_fn(|| talker.reply()).filter(|said| said == ":0").count();
+    fronts[1].child.wait().unwrap();
+    let heard = hear(&mut listener, &(published - 1).to_string());
+    assert!(heard.iter().map(|n| n.parse::<usize>().unwrap()).eq(0..published), "{heard:?}");
+}
+
+/// The listener's front end learns that the other is gone before it looks for messages.
+#[test]
+fn the_last_message_of_one_that_has_left_is_heard() {
+    let node = Process::node(Transport::Tcp);
+    let mut fronts = [Process::front("last", &node.at), Process::front("last", &node.at)];
+    let [mut listener, mut talker] = [fronts[0].client(), fronts[1].client()];
+    assert_eq!(listener.ask("SUBSCRIBE news"), "[subscribe news :1]");
+    assert_eq!(talker.ask("PUBLISH news first"), ":0");
+    assert_eq!(hear(&mut listener, "first").len(), 1);
+    signal(&fronts[0], "-STOP");
+    until("it stands still", || are_all(fronts[0].child.id(), 'T'));
+    assert_eq!(talker.ask("PUBLISH news last"), ":0");
+    signal(&fronts[1], "-TERM");
+    fronts[1].child.wait().unwrap();
+    signal(&fronts[0], "-CONT");
+    assert_eq!(hear(&mut listener, "last"), ["last"]);
+}
+
+/// Whoever comes after SIGTERM is not served.
+#[test]
+fn one_that_ends_lets_nobody_in() {
+    let node = Process::node(Transport::Shm);
+    let mut front = Process::front("closed", &node.at);
+    assert_eq!(front.client().ask("PING"), "+PONG");
+    signal(&front, "-STOP");
+    until("it stands still", || are_all(front.child.id(), 'T'));
+    signal(&front, "-TERM");
+    // The kernel takes the connection.
+    let mut late = front.client();
+    late.send(&["PING"]).unwrap();
+    signal(&front, "-CONT");
+    assert_eq!(late.reply(), None);
+    front.child.wait().unwrap();
+}
+
+/// Full nodes: a message that cannot reach the other front ends is refused.
+#[test]
+fn full_nodes_refuse_messages() {
+    let node = Process::node(Transport::Shm);
+    let fronts = [Process::front("full", &node.at), Process::front("full", &node.at)];
+    let [mut filler, mut talker] = [fronts[0].client(), fronts[1].client()];
+    assert_eq!(talker.ask("PUBLISH news first"), ":0");
+    let value = "x".repeat(1 << 20);
+    let mut n = 0;
+    loop {
+        filler.send(&["SET", &format!("key{n}"), &value]).unwrap();
+        let said = filler.reply().unwrap();
+        if said.starts_with("-OOM") {
+            break;
+        }
+        assert_eq!(said, "+OK");
+        n += 1;
+    }
+    let large = "y".repeat(900_000);
+    let ended = Instant::now() + Duration::from_secs(60);
+    loop {
+        talker.send(&["PUBLISH", "news", &large]).unwrap();
+        let said = talker.reply().unwrap();
+        if said.starts_with("-OOM") {
+            break;
+        }
+        assert!(said == ":0" && Instant::now() < ended, "{said}");
+    }
+    // It is of use again when there is room.
+    for n in 0..n {
+        assert_eq!(filler.ask(&format!("DEL key{n}")), ":1");
+    }
+    let ended = Instant::now() + Duration::from_secs(60);
+    while talker.ask("PUBLISH news last") != ":0" {
+        assert!(Instant::now() < ended, "there is room");
+    }
+}
+
+/// CLIENT KILL ends a subscriber that reads nothing, with what it has not read.
+#[test]
+fn a_killed_subscriber_that_reads_nothing_is_cut_off() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("killed", &node.at);
+    let [mut slow, mut talker] = [front.client(), front.client()];
+    assert_eq!(slow.ask("SUBSCRIBE news"), "[subscribe news :1]");
+    // More than the sockets take, less than it is cut off for.
+    let large = "x".repeat(1_000_000);
+    for _ in 0..24 {
+        talker.send(&["PUBLISH", "news", &large]).unwrap();
+        assert_eq!(talker.reply().as_deref(), Some(":1"));
+    }
+    assert_eq!(talker.ask("CLIENT KILL TYPE pubsub"), ":1");
+    until("it is gone", || talker.ask("INFO clients").contains("connected_clients:1"));
+    assert_eq!(talker.ask("PUBLISH news late"), ":0");
+    assert!(std::iter::from_fn(|| slow.reply()).count() < 24);
 }

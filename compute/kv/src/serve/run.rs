@@ -33,8 +33,10 @@ const ROUNDS: usize = 16;
 const TURN: Duration = Duration::from_millis(10);
 /// How long answers of nodes are waited for before the sockets are looked at.
 const GLANCE: Duration = Duration::from_micros(100);
-/// Between looks for signals, and for commands that wait in vain.
+/// Between looks for commands that wait in vain.
 const LOOK: Duration = Duration::from_millis(200);
+/// The event that tells of signals.
+const SIGNAL: u64 = u64::MAX;
 /// How long a front end that ends goes on passing published messages to the others.
 const PASSING: Duration = Duration::from_secs(2);
 
@@ -87,6 +89,8 @@ struct Server<'a> {
     counted: (Instant, u64),
     /// From which its clock counts.
     start: Instant,
+    /// Until when it goes on, once it was told to end.
+    ends: Option<Instant>,
 }
 
 /// Serves the store until SIGTERM or SIGINT. Calls `ready` with the addresses when it listens, and
@@ -124,8 +128,9 @@ pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr]), tell: Tell) -> Re
             Ok(()) => return server.leave(),
             Err(failed) => failed,
         };
+        let ends = server.ends.is_some();
         server.dismiss();
-        if !failed.may_be_a_shutting_out() {
+        if ends || !failed.may_be_a_shutting_out() {
             return Err(failed);
         }
         opened = open::join_anew(config, &shards).ok_or(failed)?;
@@ -199,6 +204,7 @@ impl<'a> Server<'a> {
             alone: Alone::default(),
             background: Background::new(config, run, &store, start),
             start,
+            ends: None,
             clients: config.clients.clone(),
             shown: None,
             tell,
@@ -222,20 +228,18 @@ impl<'a> Server<'a> {
     }
 
     fn serve(&mut self, signals: &Signals) -> Result<(), Failed> {
+        let signalled = signals.descriptor().map_err(|e| Failed::System { what: "signals", reason: e.to_string() })?;
+        self.epoll.add(signalled.as_raw_fd(), SIGNAL, true, false).map_err(system("epoll"))?;
         let mut events = Vec::new();
         let mut looked = Instant::now();
-        let mut ends: Option<Instant> = None;
         loop {
             let now = Instant::now();
-            if ends.is_some_and(|until| now >= until || self.front.channels.forward.is_idle()) {
+            if self.ends.is_some_and(|until| now >= until || self.front.channels.forward.is_idle()) {
                 return Ok(());
             }
             self.front.store.set_now_ms(wall_ms());
             if now.duration_since(looked) >= LOOK {
                 looked = now;
-                if self.is_told_to_end(signals) {
-                    ends.get_or_insert(now + PASSING);
-                }
                 self.active.extend(self.waiting.drain().flat_map(|(_, connections)| connections));
                 self.look(now);
                 if self.drive.borrow().under_way() == 0 {
@@ -254,6 +258,10 @@ impl<'a> Server<'a> {
             let idle = until.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000);
             let timeout = if busy { 0 } else { idle.min(self.paused_ms()) as i32 };
             self.epoll.wait(&mut events, timeout).map_err(system("epoll"))?;
+            // Before connections are accepted: after SIGTERM none is.
+            if events.iter().any(|event| event.token == SIGNAL) && self.is_told_to_end(signals) {
+                self.ends.get_or_insert(Instant::now() + PASSING);
+            }
             for event in events.drain(..) {
                 self.happened(event);
             }

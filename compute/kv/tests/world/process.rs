@@ -6,6 +6,7 @@ use farmem_kv::serve::{Clients, Config, run};
 use farmem_memory::{Config as NodeConfig, Node};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -20,12 +21,10 @@ pub struct Process {
 
 impl Process {
     pub fn start(role: &str) -> Process {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["another_process", "--exact", "--nocapture"])
-            .env(ROLE, role)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["another_process", "--exact", "--nocapture"]).env(ROLE, role).stdout(Stdio::piped());
+        keep_from_threads(&mut command, libc::SIGTERM);
+        let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let said = lines.map_while(Result::ok).find_map(|line| line.split("ready at ").nth(1).map(str::to_owned));
         Process { child, at: said.expect("it is ready") }
@@ -75,6 +74,22 @@ pub fn config(name: &str, nodes: &str) -> Config {
         maxmemory: None,
         clients: Clients::default(),
         metrics: None,
+    }
+}
+
+/// Has a signal wait until the process asks for it. A front end takes signals before it has threads; here there
+/// are a test's, one of which would end the process at once.
+#[allow(unsafe_code)] // Between fork and exec there is no safe way to set a mask.
+fn keep_from_threads(command: &mut Command, signal: i32) {
+    // SAFETY: the closure makes one system call on a set that it has made itself.
+    unsafe {
+        command.pre_exec(move || {
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            libc::sigaddset(&mut set, signal);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+            Ok(())
+        });
     }
 }
 

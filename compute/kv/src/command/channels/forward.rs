@@ -225,7 +225,10 @@ impl Forward {
         let which = forward.listens.get();
         let mut pause = 1;
         let over = || forward.hearing.get() != which || forward.heard.borrow().is_none();
-        while !over() && front.store.has_others() {
+        // The last look begins when the others are known to be gone: what they sent is there by then.
+        let mut more = true;
+        while !over() && more {
+            more = front.store.has_others();
             let Ok(tails) = tails(&front, &io).await else { break };
             for (line, &tail) in tails.iter().enumerate() {
                 if line != usize::from(front.store.shards[0].reach.me.line) && !over() {
@@ -234,7 +237,9 @@ impl Forward {
                 }
             }
             pause = (pause + 1).min(LOOK_MS);
-            io.pause(pause).await;
+            if more {
+                io.pause(pause).await;
+            }
         }
         if forward.listens.get() == which {
             forward.listens.set(0);
