@@ -6,7 +6,7 @@ use crate::process::pager;
 use crate::{guard, limits, threads};
 use farmem_pager::{Origin, Part};
 use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, is_far};
-use farmem_sys::raw::syscall;
+use farmem_sys::raw::{read_file, syscall};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const EINVAL: isize = -(libc::EINVAL as isize);
@@ -248,7 +248,11 @@ pub fn mremap(call: &Call) -> isize {
         return pager().space.mremap(old, old_len, new_len, flags, new);
     }
     if flags & libc::MREMAP_FIXED != 0 && is_far(new) {
-        // Near memory moves to far addresses and stays what it is.
+        // Near memory moves to far addresses and stays what it is. Of huge pages the kernel moves whole
+        // ones, whatever the lengths.
+        let page = page_bytes_at(old);
+        let [old_len, new_len] = [old_len, new_len].map(|len| len.checked_next_multiple_of(page));
+        let (Some(old_len), Some(new_len), true) = (old_len, new_len, new.is_multiple_of(page)) else { return EINVAL };
         let from = Origin::of(old, old_len, new_len, flags);
         return pager().space.move_in(new, new_len, from, |to| {
             let mut moving = *call;
@@ -257,6 +261,39 @@ pub fn mremap(call: &Call) -> isize {
         });
     }
     issue(call)
+}
+
+/// The bytes of a page of the near mapping at an address.
+fn page_bytes_at(at: usize) -> usize {
+    const LEAST_HUGE: usize = 2 << 20;
+    // The kernel moves huge pages from their borders only.
+    if !at.is_multiple_of(LEAST_HUGE) {
+        return PAGE_BYTES;
+    }
+    // Advice that changes nothing: refused for huge pages, and for little else.
+    // SAFETY: no memory is passed.
+    let advised = unsafe { syscall(libc::SYS_madvise, [at, PAGE_BYTES, libc::MADV_COLD as usize, 0, 0, 0]) };
+    if advised != EINVAL {
+        return PAGE_BYTES;
+    }
+    read_file(c"/proc/self/smaps").ok().and_then(|text| page_bytes_in(&text, at)).unwrap_or(PAGE_BYTES)
+}
+
+/// The bytes of a page of the mapping at an address, as a text of smaps has them.
+fn page_bytes_in(smaps: &[u8], at: usize) -> Option<usize> {
+    let mut is_there = false;
+    for line in smaps.split(|&byte| byte == b'\n') {
+        let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
+        let first = std::str::from_utf8(words.next().unwrap_or(b"")).unwrap_or("");
+        let bound = |text: &str| usize::from_str_radix(text, 16).ok();
+        if let Some((from, to)) = first.split_once('-').and_then(|(from, to)| bound(from).zip(bound(to))) {
+            is_there = (from..to).contains(&at);
+        } else if is_there && first == "KernelPageSize:" {
+            let kib: usize = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
+            return kib.checked_mul(1024).filter(|bytes| bytes.is_power_of_two());
+        }
+    }
+    None
 }
 
 /// The moves of far memory that the pager does not make, by copying: to near addresses, where it is
@@ -374,17 +411,41 @@ pub fn shmdt(call: &Call) -> isize {
     pager().space.detach(call.args[0], || issue_locked(call))
 }
 
-/// mincore of a far range.
+/// mincore of a far range, part by part.
 pub fn mincore(addr: usize, len: usize, vec: usize) -> isize {
-    let pages = len.div_ceil(4096);
-    let pinned = pager().pins.pin(vec, pages, true);
-    if is_far(vec) && pinned < pages {
-        pager().pins.unpin(vec, pinned);
-        return guard::peek::BAD_ADDRESS;
+    const PAGES: usize = 512;
+    let mut done = 0;
+    loop {
+        let part = (len - done).min(PAGES * PAGE_BYTES);
+        let mut told = [0u8; PAGES];
+        let ret = pager().space.mincore(addr + done, part, |page, resident| told[page] = resident as u8);
+        if ret < 0 {
+            return ret;
+        }
+        let pages = part.div_ceil(PAGE_BYTES);
+        if pages > 0 && !guard::peek::poke_from(vec + done / PAGE_BYTES, &told[..pages]) {
+            return guard::peek::BAD_ADDRESS;
+        }
+        done += part;
+        if done == len {
+            return ret;
+        }
     }
-    // SAFETY: one byte for each page, pinned, or near and the program's own.
-    let tell = |page, resident| unsafe { (vec as *mut u8).add(page).write(resident as u8) };
-    let ret = pager().space.mincore(addr, len, tell);
-    pager().pins.unpin(vec, pinned);
-    ret
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_as_large_as_smaps_says() {
+        let smaps = b"00400000-00452000 r-xp 00000000 08:02 173521  /usr/bin/a-b\n\
+            Size:                328 kB\nKernelPageSize:        4 kB\nMMUPageSize:           4 kB\n\
+            7f0000200000-7f0000600000 rw-p 00000000 00:0f 77 /anon_hugepage (deleted)\n\
+            Size:               4096 kB\nKernelPageSize:     2048 kB\nMMUPageSize:        2048 kB\n\
+            7f0000600000-7f0000700000 rw-p 00000000 00:00 0 \nSize: 1024 kB\n";
+        let at = |at| page_bytes_in(smaps, at);
+        assert_eq!([at(0x400000), at(0x451fff), at(0x452000)], [Some(4096), Some(4096), None]);
+        assert_eq!([at(0x7f0000200000), at(0x7f0000400000), at(0x7f0000600000)], [Some(2 << 20), Some(2 << 20), None]);
+    }
 }
