@@ -14,6 +14,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How many of them this process has. They do not end.
 static STARTED: AtomicU32 = AtomicU32::new(0);
+/// Their numbers (`gettid`), in the order in which they started. There are fewer kinds of them than places.
+static NUMBERS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
+
+/// How many of these threads this process has.
+pub fn started() -> u32 {
+    STARTED.load(Ordering::Relaxed)
+}
+
+/// Whether a thread of this process, by its number (`gettid`), is one of these.
+pub fn is_one(number: u32) -> bool {
+    NUMBERS.iter().take(started() as usize).any(|one| one.load(Ordering::Relaxed) == number)
+}
 
 /// How many threads this process has beside the calling one and these. `None` where /proc does not
 /// tell.
@@ -169,7 +181,10 @@ pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
         }
         return Err(Errno(-ret as i32));
     }
-    STARTED.fetch_add(1, Ordering::Relaxed);
+    let nth = STARTED.fetch_add(1, Ordering::Relaxed);
+    if let Some(place) = NUMBERS.get(nth as usize) {
+        place.store(ret as u32, Ordering::Relaxed);
+    }
     Ok(())
 }
 

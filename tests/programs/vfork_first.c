@@ -1,18 +1,16 @@
 /* The first page to leave leaves while a vfork child runs: whatever the runtime starts then must be the parent's,
  * not the child's, which is soon gone. */
 #include "case.h"
-#include <dirent.h>
+#include <sys/stat.h>
 
 enum { BYTES = 24 << 20 };
 static uint8_t *mem;
 
+/* With the runtime's, which a listing leaves out. */
 static int threads(void) {
-    int n = 0;
-    DIR *dir = opendir("/proc/self/task");
-    MUST(dir);
-    for (struct dirent *entry; (entry = readdir(dir));) n += entry->d_name[0] != '.';
-    closedir(dir);
-    return n;
+    struct stat about;
+    MUST(stat("/proc/self/task", &about) == 0);
+    return about.st_nlink - 2;
 }
 
 static __attribute__((noinline)) void child(void) {

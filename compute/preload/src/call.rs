@@ -49,6 +49,8 @@ pub const ALWAYS: &[i64] = &[
     libc::SYS_prlimit64,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_rt_sigpending,
     libc::SYS_rt_sigsuspend,
     libc::SYS_ppoll,
     libc::SYS_pselect6,

@@ -8,8 +8,8 @@
 use crate::call::{Call, issue};
 use crate::guard::peek::peek;
 use crate::process::{is_this_process, pager};
-use crate::signals::{actions, masks, stacks};
-use crate::{confined, exec, fork, guard, hidden, limits, mappings, near, robust, sandbox, threads};
+use crate::signals::{actions, blocked, masks, stacks};
+use crate::{confined, counted, exec, fork, guard, hidden, limits, mappings, near, robust, sandbox, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::descriptors::owns_fd;
 use farmem_sys::members;
@@ -69,6 +69,8 @@ pub fn dispatch(call: &Call) -> isize {
         }
         libc::SYS_rt_sigaction => actions::rt_sigaction(a as i32, b, c, d),
         libc::SYS_rt_sigprocmask => masks::rt_sigprocmask(a as i32, b, c, d),
+        libc::SYS_rt_sigtimedwait => blocked::rt_sigtimedwait(call),
+        libc::SYS_rt_sigpending => blocked::rt_sigpending(call),
         libc::SYS_sigaltstack => stacks::sigaltstack(a, b, call.sp),
         libc::SYS_rt_sigsuspend
         | libc::SYS_ppoll
@@ -77,6 +79,9 @@ pub fn dispatch(call: &Call) -> isize {
         | libc::SYS_epoll_pwait2 => masks::waiting(call),
         _ if hidden::names(call) => EBADF,
         libc::SYS_getdents64 => hidden::list(call),
+        libc::SYS_open | libc::SYS_openat => counted::open(call),
+        libc::SYS_read | libc::SYS_pread64 if counted::watches(a) => counted::read(call),
+        libc::SYS_close if counted::watches(a) => counted::close(call),
         libc::SYS_dup2 | libc::SYS_dup3 if owns_fd(b as i32) => EBADF,
         libc::SYS_close_range => close_range(a as u32, b as u32, c),
         // The kernel would use its rings and buffers at times that the runtime cannot know.

@@ -11,7 +11,7 @@ use crate::call::{Call, issue};
 use crate::guard::peek::{BAD_ADDRESS, peek, peek_text};
 use crate::start::{Pointers, variable};
 use crate::stays_near::{self, Note};
-use crate::{confined, threads};
+use crate::{confined, signals, threads};
 use farmem_protocol::addr::is_far;
 use farmem_run::counters::Near;
 use farmem_sys::holdings::{reserve, strike};
@@ -84,7 +84,7 @@ fn exec_carrying(call: &Call, leaves_us: bool) -> isize {
         && !is_far(path)
         && [argv, envp].iter().all(|&v| !is_far(v) && vector(v).all(|text| !is_far(text)));
     if near_already {
-        return issue(call);
+        return bequeathing(call);
     }
     let mut size = 4096 + path_len(path);
     for at in [argv, envp] {
@@ -110,7 +110,13 @@ fn exec_carrying(call: &Call, leaves_us: bool) -> isize {
             None => return BAD_ADDRESS,
         }
     }
-    issue(&changed)
+    bequeathing(&changed)
+}
+
+/// Makes the call, whose arguments are near.
+fn bequeathing(call: &Call) -> isize {
+    let _bequest = signals::bequeath();
+    issue(call)
 }
 
 /// Whether the library must be taken out of what is executed, and the note of it if it has no far

@@ -1,10 +1,11 @@
-//! The runtime's descriptors, which the program does not see.
+//! The runtime's descriptors and threads, which the program does not see.
 //!
-//! They lie in the program's own table, above the numbers that it gets. Programs look for
+//! The descriptors lie in the program's own table, above the numbers that it gets. Programs look for
 //! descriptors that they do not know: daemons before they close all, test suites to find leaks.
 //!
 //! * A call that names one as its first argument finds it closed ([`names`]).
-//! * A listing of `/proc/self/fd` leaves them out ([`list`]).
+//! * A listing of `/proc/self/fd` leaves them out, and one of `/proc/self/task` the threads ([`list`]).
+//!   (Their number in other files: [`crate::counted`].)
 //!
 //! Not hidden: from calls outside libc, from `poll` and `select`, and by their paths under `/proc`.
 
@@ -14,6 +15,7 @@ use crate::{confined, guard};
 use farmem_protocol::addr::is_far;
 use farmem_sys::descriptors::owns_fd;
 use farmem_sys::raw::{checked, getpid};
+use farmem_sys::thread;
 use std::mem::offset_of;
 
 /// Calls whose first argument is a descriptor, but for `close_range`, which goes around ours.
@@ -118,36 +120,53 @@ pub fn names(call: &Call) -> bool {
         }
 }
 
-/// getdents64. Where it lists this process's descriptors, ours are taken out of what the kernel
-/// tells.
+/// Lists of this process under `/proc` that hold something of the runtime's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Listed {
+    Descriptors,
+    Threads,
+}
+
+impl Listed {
+    fn is_own(self, number: u32) -> bool {
+        match self {
+            Listed::Descriptors => owns_fd(number as i32),
+            Listed::Threads => thread::is_one(number),
+        }
+    }
+}
+
+/// getdents64. Where it lists this process's descriptors or threads, ours are taken out of what the
+/// kernel tells.
 pub fn list(call: &Call) -> isize {
     loop {
         pager().count_guarded_syscall();
         let told = guard::call(pager(), call);
-        if told <= 0 || !lists_descriptors(call.args[0]) {
+        if told <= 0 {
             return told;
         }
+        let Some(listed) = in_proc(call.args[0], |path| listed(path, getpid())) else { return told };
         // Nothing left is no end of the directory: the kernel is asked for more.
-        match without_own(call.args[1], told as usize) {
+        match edit(call.args[1], told as usize, |entries| without(entries, |number| listed.is_own(number))) {
             0 => {}
             left => return left as isize,
         }
     }
 }
 
-/// Whether a directory is `fd` or `fdinfo` of this process, or of a thread of its. Asked by calls
-/// that a program's filter may forbid: in a confined process, no directory is.
-fn lists_descriptors(fd: usize) -> bool {
+/// Looks for something in the path of a descriptor's file, if that is in the file system of
+/// processes. It needs calls that a program's filter may forbid, so in a confined process no file is.
+pub fn in_proc<T>(fd: usize, find: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
     const PROC: i64 = 0x9fa0;
     if confined::alone().is_some() {
-        return false;
+        return None;
     }
     // SAFETY: zero is valid for it.
     let mut about: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: live, and the kernel's to fill.
     let asked = unsafe { checked(libc::SYS_fstatfs, [fd, &raw mut about as usize, 0, 0, 0, 0]) };
     if asked.is_err() || about.f_type != PROC {
-        return false;
+        return None;
     }
     let link = format!("/proc/self/fd/{fd}\0");
     let mut path = [0u8; 256];
@@ -156,22 +175,43 @@ fn lists_descriptors(fd: usize) -> bool {
         let (link, to) = (link.as_ptr() as usize, path.as_mut_ptr() as usize);
         checked(libc::SYS_readlink, [link, to, path.len(), 0, 0, 0])
     };
-    read.is_ok_and(|len| is_of_process(&path[..len], getpid()))
+    find(&path[..read.ok()?])
 }
 
-/// Whether a path ends in `/PID/fd`, `/PID/fdinfo`, or that of a thread, `/PID/task/TID/fd`.
-fn is_of_process(path: &[u8], pid: u32) -> bool {
-    let mut names = path.rsplit(|&byte| byte == b'/');
-    if !names.next().is_some_and(|name| matches!(name, b"fd" | b"fdinfo")) {
-        return false;
+fn listed(path: &[u8], pid: u32) -> Option<Listed> {
+    match of_process(path, pid)? {
+        b"fd" | b"fdinfo" => Some(Listed::Descriptors),
+        b"task" => Some(Listed::Threads),
+        _ => None,
     }
-    let (number, above) = (names.next(), names.next());
-    let of = if above == Some(b"task") { names.next() } else { number };
-    of.and_then(number_of) == Some(pid)
+}
+
+/// The last name of a path that ends in `/PID/NAME`, or in that of a thread, `/PID/task/TID/NAME`.
+pub fn of_process(path: &[u8], pid: u32) -> Option<&[u8]> {
+    let mut names = path.rsplit(|&byte| byte == b'/');
+    let (name, number, above) = (names.next()?, names.next()?, names.next());
+    let of = if above == Some(b"task") { names.next()? } else { number };
+    (number_of(of) == Some(pid)).then_some(name)
 }
 
 fn number_of(name: &[u8]) -> Option<u32> {
     std::str::from_utf8(name).ok()?.parse().ok()
+}
+
+/// Has `change` shorten `len` bytes that the kernel has just written to the program's buffer.
+/// Returns how many are left.
+pub fn edit(at: usize, len: usize, change: impl FnOnce(&mut [u8]) -> usize) -> usize {
+    // Near memory was written by the kernel just now.
+    let pinned = if is_far(at) { pager().pins.pin(at, len, true) } else { 0 };
+    let left = if is_far(at) && pinned < len {
+        len
+    } else {
+        // SAFETY: so many bytes of the program's, which are there, and which it has given to the
+        // kernel.
+        change(unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) })
+    };
+    pager().pins.unpin(at, pinned);
+    left
 }
 
 /// An entry of a directory as the kernel lays it down; its name follows, ended by NUL.
@@ -182,22 +222,6 @@ struct Entry {
     len: u16,
     kind: u8,
     name: [u8; 0],
-}
-
-/// Takes our descriptors out of `len` bytes of entries, in the program's buffer. Returns what is
-/// left.
-fn without_own(at: usize, len: usize) -> usize {
-    // Near memory was written by the kernel just now.
-    let pinned = if is_far(at) { pager().pins.pin(at, len, true) } else { 0 };
-    let left = if is_far(at) && pinned < len {
-        len
-    } else {
-        // SAFETY: so many bytes of the program's, which are there, and which it has given to the
-        // kernel.
-        without(unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) }, |fd| owns_fd(fd as i32))
-    };
-    pager().pins.unpin(at, pinned);
-    left
 }
 
 /// Moves the entries together that do not name a number that is `hidden`.
@@ -262,12 +286,16 @@ mod tests {
     }
 
     #[test]
-    fn directories_of_descriptors_are_known_by_their_paths() {
+    fn directories_of_this_process_are_known_by_their_paths() {
+        let listed = |path: &str| listed(path.as_bytes(), 77);
         for path in ["/proc/77/fd", "/proc/77/fdinfo", "/proc/77/task/78/fd", "/jail/proc/77/task/77/fdinfo"] {
-            assert!(is_of_process(path.as_bytes(), 77), "{path}");
+            assert_eq!(listed(path), Some(Listed::Descriptors), "{path}");
         }
-        for path in ["/proc/78/fd", "/proc/77", "/proc/77/task", "/proc/78/task/77/fd", "/77/fds", "fd", ""] {
-            assert!(!is_of_process(path.as_bytes(), 77), "{path}");
+        for path in ["/proc/77/task", "/jail/proc/77/task"] {
+            assert_eq!(listed(path), Some(Listed::Threads), "{path}");
+        }
+        for path in ["/proc/78/fd", "/proc/77", "/proc/78/task", "/proc/78/task/77/fd", "/77/fds", "fd", "task", ""] {
+            assert_eq!(listed(path), None, "{path}");
         }
     }
 }

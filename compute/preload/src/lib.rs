@@ -26,7 +26,7 @@
 //! | `guard` | which memory each system call uses |
 //! | `signals` | SIGBUS and SIGSYS, which the runtime uses without the program's notice |
 //! | `threads` | the record that is kept for each thread |
-//! | `hidden` | the runtime's descriptors, which the program does not see |
+//! | `hidden`, `counted` | the runtime's descriptors and threads, which the program does not see |
 //! | `robust` | locks that a thread holds when it ends |
 //! | `near` | stacks for work that begins on a far one |
 //! | `sandbox`, `bpf`, `confined` | filters of the program's own; whether there are any |
@@ -50,6 +50,7 @@ mod bound;
 mod bpf;
 mod call;
 mod confined;
+mod counted;
 mod dispatch;
 mod exec;
 #[cfg(not(test))]

@@ -14,8 +14,8 @@
 use crate::gate::NotBuilt;
 use crate::run::joining;
 use crate::{
-    bound, call, exec, fork, gate, go, hints, limits, mappings, near, net, process, roster, sandbox, signals, sites,
-    stays_near, threads, waits,
+    bound, call, counted, exec, fork, gate, go, hints, limits, mappings, near, net, process, roster, sandbox, signals,
+    sites, stays_near, threads, waits,
 };
 use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Session};
@@ -221,8 +221,8 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     process::begin(pager);
     hints::publish();
     run.sites.as_deref().into_iter().for_each(waits::begin);
-    for &nr in call::ALWAYS.iter().chain(&fork::COMPANY) {
-        sites::always(nr);
+    for &nr in call::ALWAYS.iter().chain(&fork::COMPANY).chain(&counted::OPENS) {
+        sites::dispatches(nr, true);
     }
     intercept(&run, pager, (from, to), stubs)?;
     move_heap();

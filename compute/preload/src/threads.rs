@@ -83,8 +83,10 @@ pub struct Record {
     number: AtomicUsize,
     /// Which of the runtime's signals (SIGBUS, SIGSYS) the program believes it has blocked.
     pub hidden: AtomicUsize,
-    /// … and which of those were sent meanwhile.
+    /// … and which of those were sent to it meanwhile.
     pub pending: AtomicUsize,
+    /// … and for which it waits ([`crate::signals::blocked`]), or did when a handler left the wait.
+    pub awaits: AtomicUsize,
     /// The near alternate stack; 0 before it has one.
     pub alternate: AtomicUsize,
     /// The alternate stack that the program asked for: address, size (0: none).
@@ -145,6 +147,7 @@ impl Record {
             number: zero(),
             hidden: zero(),
             pending: zero(),
+            awaits: zero(),
             alternate: zero(),
             asked_at: zero(),
             asked_size: zero(),
@@ -172,7 +175,8 @@ impl Record {
     fn clean(&self, hidden: usize) {
         self.hidden.store(hidden, Ordering::Relaxed);
         let fields = [&self.pending, &self.asked_at, &self.asked_size, &self.refused, &self.serving, &self.wait_at];
-        let more = [&self.kept.signal, &self.at_actions, &self.stack_from, &self.site, &self.cancelled_at];
+        let more =
+            [&self.kept.signal, &self.at_actions, &self.stack_from, &self.site, &self.cancelled_at, &self.awaits];
         fields.iter().chain(&more).for_each(|field| field.store(0, Ordering::Relaxed));
     }
 
@@ -333,6 +337,22 @@ fn leave(records: &[Record; RECORDS], index: usize) {
     }
 }
 
+/// The number of another thread whose record is as wanted.
+pub fn other(own: &Record, is_wanted: impl Fn(&Record) -> bool) -> Option<usize> {
+    let found = ever().find(|record| {
+        !std::ptr::eq(*record, own) && record.owner.load(Ordering::Relaxed) > GIVEN_BACK && is_wanted(record)
+    });
+    found.map(|record| record.number.load(Ordering::Relaxed)).filter(|&number| number != 0)
+}
+
+/// The records that ever had an owner.
+fn ever() -> impl Iterator<Item = &'static Record> {
+    EVER.iter().enumerate().flat_map(|(i, word)| {
+        let word = word.load(Ordering::Relaxed);
+        (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| &RECORDS_OF_THREADS[i * 64 + bit])
+    })
+}
+
 /// Takes [`CHANGES`] before a fork. [`release_after_fork`] follows in parent and child.
 pub fn hold_across_fork() {
     CHANGES.hold_across_fork();
@@ -444,15 +464,10 @@ pub fn forget_in_child(forker: &Record) {
         return;
     }
     let signals = SignalsBlocked::all();
-    for (i, word) in EVER.iter().enumerate() {
-        let mut bits = word.load(Ordering::Relaxed);
-        while bits != 0 {
-            let record = &RECORDS_OF_THREADS[i * 64 + bits.trailing_zeros() as usize];
-            bits &= bits - 1;
-            if !std::ptr::eq(record, own) && record.owner.load(Ordering::Relaxed) > GIVEN_BACK {
-                record.notes.forget();
-                give_back(record, &signals);
-            }
+    for record in ever() {
+        if !std::ptr::eq(record, own) && record.owner.load(Ordering::Relaxed) > GIVEN_BACK {
+            record.notes.forget();
+            give_back(record, &signals);
         }
     }
     // Set, not counted down: a thread of the parent may have taken a record and not counted it yet.

@@ -99,7 +99,7 @@ pub fn inherit(signal: i32, before: KernelAction) {
 }
 
 /// Whether this is the process whose actions are kept: no vfork child.
-fn is_own() -> bool {
+pub fn is_own() -> bool {
     pid() == PROCESS.load(Ordering::Relaxed)
 }
 

@@ -2,7 +2,7 @@
 
 use super::kernel::{KernelAction, set_action};
 use super::stacks::note_stack;
-use super::{actions, deliver, masks, open, resume};
+use super::{actions, blocked, deliver, masks, open, resume};
 use crate::process::pager;
 use crate::threads::{self, Record};
 use crate::waits;
@@ -163,7 +163,8 @@ pub fn not_ours(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mu
         return;
     }
     if sent && record.hidden.load(Ordering::Relaxed) >> (signal - 1) & 1 != 0 {
-        record.pending.fetch_or(1 << (signal - 1), Ordering::Relaxed);
+        // SAFETY: the kernel's arguments, and the last thing done with them.
+        unsafe { blocked::came(record, signal, code, info as usize, context as usize) };
         return;
     }
     let action = actions::take(signal);

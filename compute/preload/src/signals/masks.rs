@@ -1,6 +1,7 @@
 //! Signal masks: the runtime's two signals never reach the kernel in one, and the
 //! program is told the mask that it set.
 
+use super::blocked;
 use super::frame::{R10_AT, RAX_AT, RDI_AT, REGISTERS_AT, RIP_AT, read};
 use super::kernel::OURS;
 use crate::call::{Call, issue};
@@ -27,9 +28,9 @@ pub fn change(how: i32, set: u64) -> u64 {
     before
 }
 
-/// Opens the runtime's two signals, should anything have blocked them.
-pub fn open() {
-    change(libc::SIG_UNBLOCK, OURS);
+/// Opens the runtime's two signals, should anything have blocked them. Returns those that were.
+pub fn open() -> u64 {
+    change(libc::SIG_UNBLOCK, OURS) & OURS
 }
 
 /// rt_sigprocmask of the program's.
@@ -49,7 +50,7 @@ pub fn rt_sigprocmask(how: i32, new: usize, old: usize, size: usize) -> isize {
         };
         record.hidden.store(now as usize, Ordering::Relaxed);
         let before = change(how, set & !OURS);
-        send_pending(now);
+        blocked::send_kept(now);
         before
     } else {
         change(libc::SIG_BLOCK, 0)
@@ -60,27 +61,12 @@ pub fn rt_sigprocmask(how: i32, new: usize, old: usize, size: usize) -> isize {
     0
 }
 
-/// Sends what was sent to the thread while it had it blocked, as it believes.
-fn send_pending(hidden: u64) {
-    let record = threads::current();
-    let due = record.pending.load(Ordering::Relaxed) & !hidden as usize;
-    if due == 0 {
-        return;
-    }
-    record.pending.fetch_and(!due, Ordering::Relaxed);
-    for signal in [libc::SIGBUS, libc::SIGSYS] {
-        if due >> (signal - 1) & 1 != 0 {
-            send_to_self(signal);
-        }
-    }
-}
-
 /// The mask that a handler leaves in its frame is the program's from here on: of the runtime's
 /// signals it is only noted, and what of them it has opened is sent.
 pub fn returns_with(mask: u64) {
     let hidden = mask & OURS;
     threads::current().hidden.store(hidden as usize, Ordering::Relaxed);
-    send_pending(hidden);
+    blocked::send_kept(hidden);
 }
 
 /// Sends a signal to the calling thread.

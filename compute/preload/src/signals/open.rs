@@ -39,7 +39,8 @@
 
 use super::frame::{MASK_AT, R14_AT, RIP_AT, RSP_AT, UCONTEXT_BYTES, read};
 use super::kernel::{ALL, KernelAction, is_ours, own_action, set_action};
-use super::{actions, deliver, faults, masks, resume};
+use super::{actions, blocked, deliver, faults, masks, resume};
+use crate::confined;
 use crate::gate::GATE;
 use crate::threads::{self, Info, Kept, Record};
 use farmem_sys::members::{SHARERS, VFORKS};
@@ -154,17 +155,21 @@ fn add(kept: &Kept, signal: i32, info: Info) {
 }
 
 /// Sends a signal to the calling thread, as it came.
-fn send(signal: i32, info: &Info) {
+pub fn send(signal: i32, info: &Info) {
+    // SAFETY: no pointers.
+    send_to(unsafe { syscall(libc::SYS_gettid, [0; 6]) as usize }, signal, info);
+}
+
+/// Sends a signal to a thread of this process, as it came. False: there is none of this number.
+pub fn send_to(thread: usize, signal: i32, info: &Info) -> bool {
+    let to = [getpid() as usize, thread, signal as usize];
+    // A filter of the program's may forbid it.
+    let may_say_more = confined::alone().is_none();
     // SAFETY: a live siginfo of the kernel's own.
-    let sent = unsafe {
-        let thread = syscall(libc::SYS_gettid, [0; 6]) as usize;
-        let args = [getpid() as usize, thread, signal as usize, info.as_ptr() as usize, 0, 0];
-        syscall(libc::SYS_rt_tgsigqueueinfo, args)
-    };
-    if sent < 0 {
-        // No more can be queued.
-        masks::send_to_self(signal);
-    }
+    let sent = may_say_more
+        && unsafe { syscall(libc::SYS_rt_tgsigqueueinfo, [to[0], to[1], to[2], info.as_ptr() as usize, 0, 0]) } >= 0;
+    // Where no more can be queued, the signal alone. SAFETY: no pointers.
+    sent || unsafe { syscall(libc::SYS_tgkill, [to[0], to[1], to[2], 0, 0, 0]) } >= 0
 }
 
 /// From now on faults leave the program's signals open: in a process of one thread, for one that is
@@ -195,7 +200,9 @@ pub fn watch() {
 /// In a forked child, which has no others.
 pub fn forget_in_child() {
     SHARERS.fetch_and(!VFORKS, Ordering::Relaxed);
-    threads::current().kept.signal.store(0, Ordering::Relaxed);
+    let record = threads::current();
+    record.kept.signal.store(0, Ordering::Relaxed);
+    blocked::forget_in_child(record);
 }
 
 /// Where a signal came, as far as that matters here.

@@ -4,10 +4,11 @@ use super::standing::Kept;
 use crate::dispatch;
 use crate::threads::{self, Record};
 use farmem_sys::descriptors::{FDS, LOWEST};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Numbers that are dispatched whatever their arguments: mappings, masks, descriptors, and calls
 /// whose near arguments point to structures with far pointers in them.
-static mut ALWAYS: [u8; 512] = [0; 512];
+static ALWAYS: [AtomicU8; 512] = [const { AtomicU8::new(0) }; 512];
 
 core::arch::global_asm!(
     ".globl farmem_site",
@@ -124,8 +125,7 @@ extern "C" fn from_site(kept: &mut Kept) -> isize {
     dispatch::from_program(&kept.call)
 }
 
-/// Marks a number as always dispatched. Before [`fn@super::patch`] only.
-pub fn always(nr: i64) {
-    // SAFETY: single-threaded start.
-    unsafe { ALWAYS[nr as usize] = 1 };
+/// From now on calls of this number are dispatched whatever their arguments, or not any more.
+pub fn dispatches(nr: i64, always: bool) {
+    ALWAYS[nr as usize].store(u8::from(always), Ordering::Relaxed);
 }

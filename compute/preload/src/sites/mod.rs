@@ -37,7 +37,7 @@
 //!
 //! The stub leaves the red zone alone, keeps all registers that a system call
 //! keeps, and does the call itself unless an argument is far or the number was given
-//! to [`always`] (a few ns). Far arguments of code elsewhere are caught by [`crate::net`] too.
+//! to [`dispatches`] (a few ns). Far arguments of code elsewhere are caught by [`crate::net`] too.
 //!
 //! Rejected: rewriting `syscall` itself to `call *%rax` (needs page 0, root),
 //! system call user dispatch (every call becomes a signal), a disassembler.
@@ -52,7 +52,7 @@ mod patch;
 mod standing;
 mod text;
 
-pub use entry::always;
+pub use entry::dispatches;
 pub use patch::{counts_vforks, patch, reserve_stubs, sees_clones};
 pub(crate) use patch::{near, rel};
 pub use standing::{Standing, standing};

@@ -18,9 +18,14 @@ impl Kept {
         Kept { signal: AtomicUsize::new(0), info: [const { AtomicUsize::new(0) }; _] }
     }
 
+    /// What came with it.
+    pub fn info(&self) -> Info {
+        std::array::from_fn(|i| self.info[i].load(Ordering::Relaxed))
+    }
+
     /// Takes it.
     pub fn take(&self) -> Option<(i32, Info)> {
-        let info = std::array::from_fn(|i| self.info[i].load(Ordering::Relaxed));
+        let info = self.info();
         Some((self.signal.swap(0, Ordering::Relaxed) as i32, info)).filter(|&(signal, _)| signal != 0)
     }
 

@@ -1,0 +1,283 @@
+//! SIGBUS and SIGSYS that are sent while the program believes them blocked.
+//!
+//! The kernel never has them blocked, and so never keeps them: it gives them to a handler at once.
+//! Here they are kept until a thread unblocks them, or takes them by `sigwait` or `sigtimedwait`.
+//!
+//! ```text
+//! sent to      kept in              goes to
+//! a thread     its record           that thread
+//! the process  [`PROCESS`]          a thread that waits for it, or has not blocked it;
+//!                                   if there is none yet, the first that does
+//! ```
+//!
+//! *A wait.* Within `rt_sigtimedwait` the kernel takes what it waits for from the queue, blocked or
+//! not. One that comes before would be kept while the thread goes to sleep. So the last look at what
+//! is kept and the call are one piece of assembly ([`farmem_await`]), and the handler of a signal
+//! that came in it has it begin again.
+//!
+//! Not served: `signalfd`, waits outside libc, a signal that is sent to a thread before it has begun
+//! (its handler gets it), and one that the program's own handler sends itself where it has
+//! interrupted that piece.
+
+use super::frame::{RIP_AT, RSP_AT, read};
+use super::kernel::OURS;
+use super::open;
+use crate::call::Call;
+use crate::gate::GATE;
+use crate::guard::peek::{BAD_ADDRESS, peek, poke};
+use crate::process::pager;
+use crate::threads::{self, Info, Kept, Record};
+use crate::{confined, guard};
+use farmem_sys::raw::{GATE_PROGRAM, getpid, syscall};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The signals that were sent to the process and are kept, as a mask.
+static PENDING: AtomicUsize = AtomicUsize::new(0);
+/// The siginfo of each.
+static PROCESS: [Kept; 2] = [const { Kept::new() }; 2];
+/// Non-zero while a thread writes there.
+static WRITTEN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+const SIGNALS: [i32; 2] = [libc::SIGBUS, libc::SIGSYS];
+
+/// [`farmem_await`] has not waited: something is kept.
+const KEPT: isize = isize::MAX;
+
+core::arch::global_asm!(
+    // rdi: the thread's kept signals, a mask. rsi: those it waits for. rdx: four arguments of the call.
+    ".globl farmem_await",
+    ".hidden farmem_await",
+    ".type farmem_await,@function",
+    "farmem_await:",
+    "push rbx",
+    "movabs rbx, {gate}",
+    "mov rcx, rdx",
+    ".globl farmem_await_looks",
+    ".hidden farmem_await_looks",
+    "farmem_await_looks:",
+    "mov rax, [rip + {pending}]",
+    "or rax, [rdi]",
+    "test rax, rsi", "jnz 2f",
+    "mov rdi, [rcx]", "mov rsi, [rcx + 8]", "mov rdx, [rcx + 16]", "mov r10, [rcx + 24]",
+    "xor r8d, r8d",
+    "xor r9d, r9d",
+    "mov eax, {nr}",
+    "call rbx",
+    ".globl farmem_await_called",
+    ".hidden farmem_await_called",
+    "farmem_await_called:",
+    "pop rbx",
+    "ret",
+    "2:",
+    ".globl farmem_await_over",
+    ".hidden farmem_await_over",
+    "farmem_await_over:",
+    "movabs rax, {kept}",
+    "pop rbx",
+    "ret",
+    ".size farmem_await, .-farmem_await",
+    pending = sym PENDING,
+    nr = const libc::SYS_rt_sigtimedwait,
+    gate = const GATE + GATE_PROGRAM,
+    kept = const KEPT,
+);
+
+// SAFETY: defined by the assembly above: a function, and places in it that are never called.
+unsafe extern "C" {
+    fn farmem_await(own: *const AtomicUsize, wanted: usize, args: *const [usize; 4]) -> isize;
+    fn farmem_await_looks();
+    fn farmem_await_called();
+    fn farmem_await_over();
+}
+
+fn bit(signal: i32) -> usize {
+    1 << (signal - 1)
+}
+
+fn place(signal: i32) -> usize {
+    usize::from(signal == libc::SIGSYS)
+}
+
+/// Keeps a signal that was sent to the process. One that is there already stays: the kernel, too,
+/// keeps one of each of these.
+fn keep(signal: i32, info: Info) {
+    let written = &WRITTEN[place(signal)];
+    // Another thread that writes sets the bit, too.
+    if written.swap(1, Ordering::Acquire) == 0 {
+        if PENDING.load(Ordering::Relaxed) & bit(signal) == 0 {
+            PROCESS[place(signal)].put(signal, info);
+        }
+        PENDING.fetch_or(bit(signal), Ordering::SeqCst);
+        written.store(0, Ordering::Release);
+    }
+}
+
+/// Takes one that was sent to the process.
+fn take_of_process(signal: i32) -> Option<Info> {
+    let there = PENDING.fetch_and(!bit(signal), Ordering::SeqCst) & bit(signal) != 0;
+    there.then(|| PROCESS[place(signal)].info())
+}
+
+/// Takes one that the thread may have.
+fn take(record: &Record, wanted: usize) -> Option<(i32, Info)> {
+    SIGNALS.into_iter().filter(|&signal| wanted & bit(signal) != 0).find_map(|signal| {
+        if record.pending.fetch_and(!bit(signal), Ordering::Relaxed) & bit(signal) != 0 {
+            return Some((signal, by_thread(signal)));
+        }
+        take_of_process(signal).map(|info| (signal, info))
+    })
+}
+
+/// The siginfo of a signal by `pthread_kill` or `raise`.
+fn by_thread(signal: i32) -> Info {
+    let mut info: Info = [0; _];
+    let user = match confined::alone() {
+        // SAFETY: no arguments.
+        None => unsafe { syscall(libc::SYS_getuid, [0; 6]) as usize },
+        Some(_) => 0,
+    };
+    (info[0], info[1], info[2]) = (signal as usize, libc::SI_TKILL as u32 as usize, getpid() as usize | user << 32);
+    info
+}
+
+/// A signal that was sent, and that this thread has blocked, as the program believes.
+///
+/// # Safety
+/// `info` and `context` must be what the kernel gave to the handler that calls this, or was kept.
+/// The handler returns by `context` next.
+pub unsafe fn came(record: &Record, signal: i32, code: i32, info: usize, context: usize) {
+    // SAFETY: the caller's.
+    let in_wait = unsafe { begins_again(context) };
+    if code == libc::SI_TKILL {
+        record.pending.fetch_or(bit(signal), Ordering::Relaxed);
+        return;
+    }
+    // SAFETY: a siginfo, by the caller's word.
+    keep(signal, std::array::from_fn(|i| unsafe { read(info + i * 8) }));
+    if in_wait {
+        return;
+    }
+    let takes: [fn(&Record, usize) -> bool; 2] = [
+        |other, bit| other.awaits.load(Ordering::SeqCst) & bit != 0,
+        |other, bit| other.hidden.load(Ordering::Relaxed) & bit == 0,
+    ];
+    let Some(other) = takes.iter().find_map(|takes| threads::other(record, |other| takes(other, bit(signal)))) else {
+        return;
+    };
+    if let Some(info) = take_of_process(signal)
+        && !open::send_to(other, signal, &info)
+    {
+        keep(signal, info);
+    }
+}
+
+/// Has a wait look again at what is kept, if the signal came between its last look and its call.
+///
+/// # Safety
+/// `context` must be the kernel's, of a handler that returns by it.
+unsafe fn begins_again(context: usize) -> bool {
+    let [looks, called, over] = [
+        farmem_await_looks as *const () as usize,
+        farmem_await_called as *const () as usize,
+        farmem_await_over as *const () as usize,
+    ];
+    // SAFETY: the kernel's frame; before its first instruction the gate's stack has where it returns to.
+    unsafe {
+        let (rip, rsp) = (read(context + RIP_AT), read(context + RSP_AT));
+        let at_gate = rip == GATE + GATE_PROGRAM && read(rsp) == called;
+        if !at_gate && !(looks..called).contains(&rip) {
+            return false;
+        }
+        ((context + RIP_AT) as *mut usize).write(over);
+        ((context + RSP_AT) as *mut usize).write(rsp + if at_gate { 8 } else { 0 });
+    }
+    true
+}
+
+/// Sends the calling thread what was kept, of what it does not have blocked any more.
+pub fn send_kept(hidden: u64) {
+    let due = !hidden as usize & (threads::current().pending.load(Ordering::Relaxed) | PENDING.load(Ordering::SeqCst));
+    for signal in SIGNALS.into_iter().filter(|&signal| due & bit(signal) != 0) {
+        while let Some((signal, info)) = take(threads::current(), bit(signal)) {
+            open::send(signal, &info);
+        }
+    }
+}
+
+/// rt_sigtimedwait of the program's.
+pub fn rt_sigtimedwait(call: &Call) -> isize {
+    let [set_at, info_at, timeout_at, size, ..] = call.args;
+    let set = if size == 8 { peek::<u64>(set_at) } else { None };
+    let Some(set) = set.filter(|set| set & OURS != 0) else {
+        pager().count_guarded_syscall();
+        return guard::call(pager(), call);
+    };
+    // Near copies: a handler may leave the wait by a jump, and nothing is pinned then.
+    let timeout = if timeout_at == 0 { Some([0; 2]) } else { peek::<[usize; 2]>(timeout_at) };
+    let Some(timeout) = timeout else { return BAD_ADDRESS };
+    let mut info: Info = [0; _];
+    let timeout_at = if timeout_at == 0 { 0 } else { timeout.as_ptr() as usize };
+    let args = [&raw const set as usize, info.as_mut_ptr() as usize, timeout_at, 8];
+    let (record, wanted) = (threads::current(), (set & OURS) as usize);
+    // Before the look at what is kept. A handler keeps a signal first, and looks here after.
+    record.awaits.store(wanted, Ordering::SeqCst);
+    let came = loop {
+        // SAFETY: live words, and arguments of the call that are.
+        match unsafe { farmem_await(&raw const record.pending, wanted, &raw const args) } {
+            KEPT => {}
+            came => break came,
+        }
+        if let Some((signal, kept)) = take(record, wanted) {
+            info = kept;
+            break signal as isize;
+        }
+    };
+    record.awaits.store(0, Ordering::SeqCst);
+    if came > 0 && info_at != 0 && !poke(info_at, info) { BAD_ADDRESS } else { came }
+}
+
+/// rt_sigpending of the program's.
+pub fn rt_sigpending(call: &Call) -> isize {
+    let [at, size, ..] = call.args;
+    pager().count_guarded_syscall();
+    let told = guard::call(pager(), call);
+    let record = threads::current();
+    let kept = record.pending.load(Ordering::Relaxed) | PENDING.load(Ordering::SeqCst);
+    let kept = kept & record.hidden.load(Ordering::Relaxed);
+    if told < 0 || kept == 0 || size != 8 {
+        return told;
+    }
+    match peek::<u64>(at) {
+        Some(set) if poke(at, set | kept as u64) => told,
+        _ => BAD_ADDRESS,
+    }
+}
+
+/// In a forked child, to which nothing has been sent.
+pub fn forget_in_child(record: &Record) {
+    record.pending.store(0, Ordering::Relaxed);
+    record.awaits.store(0, Ordering::Relaxed);
+    PENDING.store(0, Ordering::Relaxed);
+    WRITTEN.iter().for_each(|written| written.store(0, Ordering::Relaxed));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernel::is_ours;
+    use super::*;
+
+    #[test]
+    fn one_of_each_is_kept_for_the_process() {
+        SIGNALS.iter().for_each(|&signal| assert!(is_ours(signal)));
+        let info = |value: usize| std::array::from_fn(|i| value + i);
+        keep(libc::SIGBUS, info(100));
+        keep(libc::SIGBUS, info(200));
+        keep(libc::SIGSYS, info(300));
+        assert_eq!(PENDING.load(Ordering::Relaxed), OURS as usize);
+        assert_eq!(take_of_process(libc::SIGBUS), Some(info(100)));
+        assert_eq!(take_of_process(libc::SIGBUS), None);
+        keep(libc::SIGBUS, info(400));
+        assert_eq!([libc::SIGSYS, libc::SIGBUS].map(take_of_process), [Some(info(300)), Some(info(400))]);
+        assert_eq!(PENDING.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,176 @@
+/* SIGBUS and SIGSYS that are sent while they are blocked: they are pending, are taken by sigwait and its kin with what came
+ * with them, and wait for the thread that unblocks them. A child has none of them; an executed program has the mask and what
+ * is ignored. */
+#include "case.h"
+
+enum { ROUNDS = 1000 };
+static const int both[2] = {SIGBUS, SIGSYS};
+static uint8_t *mem;
+static sigset_t two;
+
+static volatile int handled, handled_by_main;
+static pthread_t first;
+static void handler(int s) {
+    handled += s;
+    handled_by_main += pthread_equal(pthread_self(), first) != 0;
+    MUST(wrong(mem, MIB, 3) == 0);
+}
+
+static void pending(const char *when) {
+    sigset_t *set = far_map(PAGE);
+    MUST(sigpending(set) == 0);
+    printf("%s: pending %d %d\n", when, sigismember(set, SIGBUS), sigismember(set, SIGSYS));
+    munmap(set, PAGE);
+}
+
+/* By far memory, which is away when the wait begins. */
+static void take(const char *what) {
+    sigset_t *set = far_map(PAGE);
+    siginfo_t *info = far_map(PAGE);
+    struct timespec *soon = far_map(PAGE);
+    *set = two;
+    soon->tv_nsec = 20000000;
+    squeeze();
+    int got = sigtimedwait(set, info, soon);
+    if (got < 0)
+        printf("%s: errno %d\n", what, errno);
+    else
+        printf("%s: %d, signo %d code %d mine %d value %d\n", what, got, info->si_signo, info->si_code,
+               info->si_pid == getpid() && info->si_uid == getuid(), info->si_code == SI_QUEUE ? info->si_value.sival_int : 0);
+    munmap(set, PAGE), munmap(info, PAGE), munmap(soon, PAGE);
+}
+
+static void by_one_thread(int s) {
+    printf("signal %d\n", s);
+    take("none");
+    raise(s);
+    pending("raised");
+    raise(s);
+    take("raised");
+    take("raised twice is once");
+    kill(getpid(), s);
+    pending("sent");
+    take("sent");
+    MUST(sigqueue(getpid(), s, (union sigval){.sival_int = 4711}) == 0);
+    take("queued");
+    pending("taken");
+    int got = 0;
+    kill(getpid(), s);
+    printf("sigwait %d", sigwait(&two, &got));
+    printf(" %d\n", got);
+    /* Unblocked, it comes to the handler. */
+    handled = 0;
+    kill(getpid(), s);
+    raise(s);
+    MUST(handled == 0 && sigprocmask(SIG_UNBLOCK, &two, NULL) == 0);
+    printf("handled %d\n", handled > 0);
+    MUST(sigprocmask(SIG_BLOCK, &two, NULL) == 0);
+    raise(s);
+    pid_t child = fork();
+    if (child == 0) {
+        pending("a child");
+        fflush(stdout);
+        _exit(wrong(mem, 4 * MIB, 3) != 0);
+    }
+    int status;
+    MUST(waitpid(child, &status, 0) == child);
+    printf("child %d\n", status);
+    take("the parent's");
+}
+
+static volatile int has_begun, taken, sum;
+static void *takes(void *unused) {
+    (void)unused;
+    has_begun = 1;
+    for (int i = 0; i < 3 * ROUNDS; i++) {
+        siginfo_t info;
+        int got = sigwaitinfo(&two, &info);
+        MUST(got == info.si_signo);
+        sum += got;
+        __atomic_store_n(&taken, taken + 1, __ATOMIC_RELEASE);
+    }
+    return NULL;
+}
+
+/* One after the other, to the process and to a thread that waits, or is about to. */
+static void to_a_thread_that_waits(void) {
+    pthread_t waits;
+    MUST(pthread_create(&waits, NULL, takes, NULL) == 0);
+    while (!has_begun) sched_yield();
+    for (int i = 0; i < 3 * ROUNDS; i++) {
+        int s = both[i % 2];
+        if (i % 3 == 0)
+            pthread_kill(waits, s);
+        else if (i % 3 == 1)
+            kill(getpid(), s);
+        else
+            MUST(sigqueue(getpid(), s, (union sigval){.sival_int = i}) == 0);
+        while (__atomic_load_n(&taken, __ATOMIC_ACQUIRE) != i + 1) sched_yield();
+    }
+    MUST(pthread_join(waits, NULL) == 0);
+    printf("taken %d, sum %d\n", taken, sum);
+}
+
+static volatile int is_open;
+static void *opens(void *unused) {
+    (void)unused;
+    MUST(pthread_sigmask(SIG_UNBLOCK, &two, NULL) == 0);
+    is_open = 1;
+    while (handled == 0) usleep(1000);
+    return NULL;
+}
+
+/* The first thread has them blocked: another's handler gets them. */
+static void to_a_thread_that_has_not_blocked_them(void) {
+    pthread_t open;
+    handled = handled_by_main = 0;
+    MUST(pthread_create(&open, NULL, opens, NULL) == 0);
+    while (!is_open) usleep(1000);
+    kill(getpid(), SIGBUS);
+    MUST(pthread_join(open, NULL) == 0);
+    printf("handled %d, by the first thread %d\n", handled, handled_by_main);
+}
+
+static int executed(void) {
+    sigset_t now;
+    struct sigaction bus, sys;
+    MUST(sigprocmask(SIG_BLOCK, NULL, &now) == 0);
+    MUST(sigaction(SIGBUS, NULL, &bus) == 0 && sigaction(SIGSYS, NULL, &sys) == 0);
+    mem = far_map(16 * MIB);
+    fill(mem, 16 * MIB, 3);
+    printf("executed: blocked %d %d, ignored %d %d, wrong %zu\n", sigismember(&now, SIGBUS), sigismember(&now, SIGSYS),
+           bus.sa_handler == SIG_IGN, sys.sa_handler == SIG_IGN, wrong(mem, 16 * MIB, 3));
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1) return executed();
+    first = pthread_self();
+    mem = far_map(16 * MIB);
+    fill(mem, 16 * MIB, 3);
+    sigemptyset(&two);
+    for (int i = 0; i < 2; i++) {
+        struct sigaction a = {.sa_handler = handler};
+        sigaddset(&two, both[i]);
+        MUST(sigaction(both[i], &a, NULL) == 0);
+    }
+    MUST(sigprocmask(SIG_BLOCK, &two, NULL) == 0);
+    by_one_thread(SIGBUS);
+    by_one_thread(SIGSYS);
+    to_a_thread_that_waits();
+    to_a_thread_that_has_not_blocked_them();
+    printf("wrong %zu\n", wrong(mem, 16 * MIB, 3));
+    fflush(stdout);
+    signal(SIGSYS, SIG_IGN);
+    sigset_t sys;
+    sigemptyset(&sys);
+    sigaddset(&sys, SIGSYS);
+    MUST(sigprocmask(SIG_UNBLOCK, &sys, NULL) == 0);
+    /* One that fails changes nothing. */
+    char *none[] = {"none", NULL};
+    execv("/nowhere/at/all", none);
+    MUST(wrong(mem, 16 * MIB, 3) == 0);
+    char *again[] = {argv[0], "executed", NULL};
+    execv("/proc/self/exe", again);
+    return 1;
+}
