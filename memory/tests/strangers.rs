@@ -182,6 +182,42 @@ fn who_makes_windows_leaves_as_many() {
     assert_eq!(status(&mut one_more, 2, Ask::Window), Status::Done);
 }
 
+/// Regions outlive those who made them, and stay until their names are removed.
+#[test]
+fn who_makes_regions_leaves_as_many() {
+    let here = Fixture::new("regions", 4);
+    let region = |n: usize, make: bool| Ask::Region(format!("r{n}").parse().unwrap(), make);
+    let (mut made, mut members) = (0, Vec::new());
+    // One member opens 64, all of a peer's make 128 of the 256.
+    for most in [64, 64, 0] {
+        let mut stranger = here.stranger();
+        greet(&mut stranger, &hello(run(members.len()), 0)).unwrap();
+        let before = made;
+        while status(&mut stranger, made as u64 + 1, region(made, true)) == Status::Done {
+            made += 1;
+        }
+        assert_eq!(made - before, most);
+        members.push(stranger);
+    }
+    let mut last = members.pop().unwrap();
+    assert_eq!(status(&mut last, 1000, region(made, true)), Status::Exhausted);
+    assert_eq!(status(&mut last, 1001, region(5, false)), Status::Done, "it opens what is there");
+    let mut neighbour = here.neighbour();
+    greet(&mut neighbour, &hello(run(9), 0)).unwrap();
+    assert_eq!(status(&mut neighbour, 1, region(made, true)), Status::Done);
+    // A place is free when the name is removed and nobody has the region open. The neighbour's counts, too.
+    for n in 0..2 {
+        assert_eq!(status(&mut neighbour, 2 + n, Ask::RegionRemove(format!("r{n}").parse().unwrap())), Status::Done);
+    }
+    assert_eq!(status(&mut last, 1002, region(1000, true)), Status::Exhausted);
+    drop(members);
+    let mut number = 1002;
+    within("the member that had it open is gone", || {
+        number += 1;
+        status(&mut last, number, region(1000, true)) == Status::Done
+    });
+}
+
 /// Connections on which a Hello never comes whole give way to those on which it does.
 #[test]
 fn who_says_nothing_keeps_nobody_out() {

@@ -353,6 +353,28 @@ fn a_node_that_is_to_be_emptied_says_so() {
     [&mut other, &mut asks, &mut wire].into_iter().for_each(|wire| wire.close(Goodbye::Cut, 1));
 }
 
+/// A volume has 16 streams at most. A peer makes 128 of 256 volumes, and others as soon as some are gone.
+#[test]
+fn streams_and_volumes_have_bounds() {
+    let nic = nic();
+    let one_more = |n: u64| stream(&nic, &made_as(n, MIB, true));
+    let mut streams = vec![one_more(ID)];
+    streams.extend((1..16).map(|_| stream(&nic, &known(nic.incarnation, false))));
+    assert_eq!(refused(&nic, &known(nic.incarnation, false)), Verdict::Full);
+    streams.pop().unwrap().close(Goodbye::Cut, 1);
+    streams.push(stream(&nic, &known(nic.incarnation, true)));
+    let mut volumes: Vec<_> = (1..128).map(|n| one_more(1000 + n)).collect();
+    assert_eq!(refused(&nic, &made_as(2000, MIB, true)), Verdict::Full);
+    assert_eq!(nic.volumes.all().len(), 128);
+    volumes.iter_mut().take(27).for_each(|wire| wire.close(Goodbye::Cut, 1));
+    // Their grace is a second.
+    nic.expire(2_000_000_000);
+    keep(&nic);
+    let mut others: Vec<_> = (0..27).map(|n| one_more(3000 + n)).collect();
+    assert_eq!(refused(&nic, &made_as(2000, MIB, true)), Verdict::Full);
+    streams.iter_mut().chain(&mut volumes).chain(&mut others).for_each(|wire| wire.close(Goodbye::Cut, 1));
+}
+
 #[test]
 fn a_node_promises_what_it_has() {
     let nic = nic();
