@@ -15,7 +15,7 @@ import tempfile
 
 from store import Store
 
-PACKAGES = ["celery", "dramatiq", "rq", "huey", "django-redis", "redis"]
+PACKAGES = ["celery", "packaging", "dramatiq", "rq", "huey", "django-redis", "redis"]
 # Seconds that a framework may take.
 LIMIT = 180
 

@@ -52,11 +52,12 @@ pub async fn run(call: &Call) -> Answered {
 
 fn head(stream: &Stream) -> Vec<(Reply, Reply)> {
     let recorded = stream.entries.first().map_or(super::Id::MIN, |entry| entry.id);
+    let nodes = stream.entries.len().div_ceil(100) as i64;
     vec![
         pair("length", Reply::Int(stream.entries.len() as i64)),
-        // There is no tree: as if all were in one node of it.
-        pair("radix-tree-keys", Reply::Int(1)),
-        pair("radix-tree-nodes", Reply::Int(2)),
+        // There is no tree. Redis keeps 100 entries in a node of its tree.
+        pair("radix-tree-keys", Reply::Int(nodes)),
+        pair("radix-tree-nodes", Reply::Int(nodes + 1)),
         pair("last-generated-id", Reply::bulk(stream.last.text())),
         pair("max-deleted-entry-id", Reply::bulk(stream.max_deleted.text())),
         pair("entries-added", Reply::Int(stream.added as i64)),
@@ -125,4 +126,16 @@ fn full(stream: &Stream, most: usize) -> Reply {
     });
     pairs.push(pair("groups", Reply::Array(groups.collect())));
     Reply::Map(pairs)
+}
+
+/// Programs, redis's own tests among them, add entries until there are some nodes.
+#[test]
+fn a_stream_that_grows_has_more_nodes() {
+    let nodes = |entries: u64| {
+        let mut stream = Stream::default();
+        (0..entries)
+            .for_each(|ms| stream.append(super::stream::Entry { id: super::Id { ms, seq: 1 }, fields: Vec::new() }));
+        head(&stream)[1].1.clone()
+    };
+    assert_eq!([0, 1, 100, 2001].map(nodes), [0, 1, 1, 21].map(Reply::Int));
 }
