@@ -499,7 +499,8 @@ fn the_page_shows_the_rack() -> Result<()> {
         command
             .arg(format!("--screenshot={}", file.display()))
             .arg(format!("--user-data-dir={}", dir.path().display()));
-        process::run(command.arg(format!("http://{}/", rack.at)), LIMIT)?.success()?;
+        command.arg(format!("http://{}/", rack.at));
+        process::run(command, LIMIT)?.success()?;
         drawn.push(std::fs::read(file)?);
     }
     // Bytes 16 to 24 of a PNG are its width and height.
