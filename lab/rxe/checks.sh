@@ -86,26 +86,29 @@ pages() {
 }
 
 # Swap by ublk, whose pages go to a node by RDMA: a program has more memory than its group, every word of it is right, and
-# blocks come back when they are trimmed.
+# blocks come back when they are trimmed. Blocks are claimed by this allocator's protocol.
 swapped() {
     [ -e /dev/ublk-control ] || { echo "  skipped: this kernel has no ublk"; return 0; }
     start_node || return 1
-    farmem-rxe swap 127.0.0.1:7411 128 >/tmp/swap.log 2>&1 &
+    farmem-rxe swap 127.0.0.1:7411 128 "$1" >/tmp/swap.log 2>&1 &
     server=$!
     tries=0
     until grep -q ready /tmp/swap.log || ! kill -0 $server 2>/dev/null || [ $tries -ge 300 ]; do
         tries=$((tries + 1))
         sleep 0.1
     done
-    mkswap /dev/ublkb0 >/dev/null && swapon -d /dev/ublkb0 || { cat /tmp/swap.log; return 1; }
-    mkdir -p /cg && mount -t cgroup2 cgroup2 /cg && echo +memory >/cg/cgroup.subtree_control && mkdir -p /cg/small || return 1
+    device=$(sed -n 's/^swap: \(\/dev[^ ]*\) of.*/\1/p' /tmp/swap.log)
+    mkswap "$device" >/dev/null && swapon -d "$device" || { cat /tmp/swap.log; return 1; }
+    [ -e /cg/cgroup.procs ] || { mkdir -p /cg && mount -t cgroup2 cgroup2 /cg; } || return 1
+    echo +memory >/cg/cgroup.subtree_control && mkdir -p /cg/small || return 1
     echo 8M >/cg/small/memory.max
     sh -c 'echo $$ >/cg/small/cgroup.procs; exec words 20 600'
     held=$?
-    swapoff /dev/ublkb0 || held=1
+    swapoff "$device" || held=1
     kill $server
     wait $server
-    sed 's/^/  /' /tmp/swap.log
+    sed "s/^/  $1: /" /tmp/swap.log
+    grep -q 'claims and .* returns' /tmp/swap.log || held=1
     kill $node
     wait $node
     return $held
@@ -119,7 +122,9 @@ check sort sorts
 check held held
 check pages pages
 check node_dies node_dies
-check swap swapped
+check swap swapped farmem
+check swap_finemem swapped finemem
+check swap_onesidedmw swapped onesidedmw
 
 echo "GUEST failed: $failed"
 exit $failed

@@ -1,18 +1,22 @@
 //! Every allocator, small, under the ledger, compared after every change of a word; and the simulator's arithmetic, by hand.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::rc::Rc;
 
-use crate::allocators::Allocator;
 use crate::allocators::extent::Extent;
 use crate::allocators::finemem::FineMem;
 use crate::allocators::free_array::FreeArray;
 use crate::allocators::onesidedmw::OneSidedMw;
 use crate::allocators::rpc::{Kind, Rpc};
+use crate::allocators::{Allocator, BLOCK, BLOCK_ORDER, Client};
+use crate::ledger::Standing;
 use crate::run::{Bench, Load, Outcome};
+use crate::sim::card::Card;
 use crate::sim::clock::World;
 use crate::sim::costs::Costs;
-use crate::sim::node::Node;
+use crate::sim::node::{At, Node};
 use crate::systems::System;
 
 fn node(words: usize, seed: u64) -> Rc<Node> {
@@ -256,4 +260,66 @@ fn nobody_waits_for_a_heartbeat_while_there_is_memory() {
     let outcome = System::Farmem.run(load, &costs).unwrap();
     let heartbeat = crate::sim::costs::us(costs.host.heartbeat);
     assert!(outcome.allocations.longest < heartbeat, "{:?}", outcome.allocations);
+}
+
+/// Words of a node that are not the simulator's.
+struct Elsewhere(Rc<RefCell<Vec<u64>>>);
+
+impl Card for Elsewhere {
+    fn read(&mut self, at: At, words: &mut [u64]) {
+        words.copy_from_slice(&self.0.borrow()[at..at + words.len()]);
+    }
+
+    fn write(&mut self, at: At, words: &[u64]) {
+        self.0.borrow_mut()[at..at + words.len()].copy_from_slice(words);
+    }
+
+    fn cas(&mut self, at: At, expected: u64, word: u64) -> u64 {
+        let was = self.0.borrow()[at];
+        if was == expected {
+            self.0.borrow_mut()[at] = word;
+        }
+        was
+    }
+
+    fn faa(&mut self, at: At, add: u64) -> u64 {
+        let was = self.0.borrow()[at];
+        self.0.borrow_mut()[at] = was + add;
+        was
+    }
+}
+
+/// With a card all of an allocator's state is in the words that the card changes.
+fn on_a_card<A: Allocator>(node: &Rc<Node>, allocator: Rc<A>, words: usize) {
+    const BLOCKS: usize = 8;
+    let elsewhere = Rc::new(RefCell::new(vec![0; words]));
+    node.attach(Box::new(Elsewhere(elsewhere.clone())));
+    let client = Client::new(0, 0, node, 1);
+    let take = || node.world.at_once(allocator.allocate(&client, BLOCK_ORDER));
+    let standings = |words: &[u64]| {
+        let survey = allocator.survey(words);
+        (0..BLOCKS as u32).filter(|block| survey(block * BLOCK) == Standing::Held(None)).count()
+    };
+    let free = elsewhere.borrow().clone();
+    assert_eq!(standings(&free), 0);
+    for round in 0..3 {
+        let grants: Vec<_> = std::iter::from_fn(take).collect();
+        let blocks: BTreeSet<u32> = grants.iter().map(|grant| grant.chunk / BLOCK).collect();
+        assert_eq!((grants.len(), blocks.len()), (BLOCKS, BLOCKS), "round {round}");
+        assert_eq!(standings(&elsewhere.borrow()), BLOCKS);
+        for grant in grants {
+            node.world.at_once(allocator.free(&client, grant));
+        }
+        assert_eq!(standings(&elsewhere.borrow()), 0);
+    }
+}
+
+#[test]
+fn a_card_holds_all_that_allocators_know() {
+    let chunks = 8 * BLOCK;
+    let (words, chains) = (FineMem::words(chunks), OneSidedMw::words(chunks, BLOCK_ORDER));
+    let bitmaps = node(words, 1);
+    on_a_card(&bitmaps, FineMem::new(&bitmaps, chunks, 1), words);
+    let ring = node(chains, 1);
+    on_a_card(&ring, OneSidedMw::new(&ring, chunks, BLOCK_ORDER), chains);
 }

@@ -7,7 +7,8 @@
 //! farmem-rxe contract    the fabric's contract suite
 //! farmem-rxe evict       changed lines by WRITEs, pages whole, records in frames: what they take
 //! farmem-rxe soft-dirty  farmem track by soft-dirty bits, of: farmem-rxe writes K
-//! farmem-rxe swap NODE MIB  a swap device by ublk, whose pages go to the node by RDMA
+//! farmem-rxe swap NODE MIB [POOL]  a swap device by ublk, whose pages go to the node by RDMA; the allocator of its
+//!                                  blocks is farmem, finemem or onesidedmw
 //! farmem-rxe lines N     N lines in no order, the same every time: input for programs under test
 //! ```
 
@@ -18,6 +19,7 @@ use std::process::ExitCode;
 mod contract;
 mod evict;
 mod half;
+mod pools;
 mod revoked;
 mod soft_dirty;
 mod swap;
@@ -38,7 +40,8 @@ fn main() -> ExitCode {
         Some("swap") => swap(),
         Some("lines") => lines(),
         _ => {
-            Err("usage: farmem-rxe devices | windows | contract | evict | soft-dirty | swap NODE MIB | lines N".into())
+            Err("usage: farmem-rxe devices | windows | contract | evict | soft-dirty | swap NODE MIB [POOL] | lines N"
+                .into())
         }
     };
     match done {
@@ -57,7 +60,7 @@ fn number() -> Result<u64, String> {
 fn swap() -> Result<(), String> {
     let node = std::env::args().nth(2).ok_or("which node?")?;
     let mib = std::env::args().nth(3).and_then(|n| n.parse().ok()).ok_or("how many MiB?")?;
-    swap::serve(&node, mib)
+    swap::serve(&node, mib, &std::env::args().nth(4).unwrap_or_else(|| "farmem".into()))
 }
 
 fn lines() -> Result<(), String> {

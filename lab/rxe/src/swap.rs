@@ -2,17 +2,18 @@
 //!
 //! ```text
 //!  kernel: swap ─► ublk ─► this process ── READ, WRITE ═══ RDMA ═══► slabs   a block of 2 MiB for each that is in use
-//!                                       └─ CAS on a block's word ══► slab 0  claims it; gives it back when it is trimmed
+//!                                       └─ verbs on words ════════► slab 0  claim a block; give it back when it is trimmed
 //! ```
 //!
-//! On the way of a page nothing is allocated and nothing is sent by TCP. Slabs are granted before
-//! the device appears. Buffers are registered and locked. A block is claimed by one CAS of the
-//! card's. Everything else about a device of this kind is not here: freed slots, tokens, a node that
-//! ends. A block that another host had is not scrubbed.
+//! On the way of a page nothing is sent by TCP. With farmem's own pool nothing is allocated. Slabs are granted before
+//! the device appears. Buffers are registered and locked. A block is claimed from a pool ([`crate::pools`]): from
+//! farmem's by one CAS of the card's. Everything else about a device of this kind is not here: freed slots, tokens, a
+//! node that ends. A block that another host had is not scrubbed.
 
 // It plays the caller of READ and WRITE, and has buffers that the kernel writes to.
 #![allow(unsafe_code)]
 
+use crate::pools::{BUFFER, Pool, Words, pool};
 use farmem_fabric::{Completion, ConnectOptions, NodeAddr, QueuePair, Session, Transport};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_sys::process::Signals;
@@ -26,16 +27,16 @@ const BLOCKS_OF_SLAB: u64 = SLAB_BYTES / BLOCK;
 /// Requests under way, and bytes of one at most. Their product is locked.
 const DEPTH: u16 = 32;
 const MOST: u32 = 128 << 10;
-/// The tag of a CAS. Others are of requests.
-const CLAIM: u64 = u64::MAX;
-/// How long a claim may take.
+/// The tag of the first READ of each slab. Others are of requests.
+const FIRST: u64 = u64::MAX;
+/// How long that may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Makes a device of `mib` MiB, and serves it until the device or this process is ended.
+/// Makes a device of `mib` MiB with blocks of this pool, and serves it until the device or this process is ended.
 ///
 /// # Errors
 /// One line that says what is missing.
-pub fn serve(node: &str, mib: u64) -> Result<(), String> {
+pub fn serve(node: &str, mib: u64, blocks_of: &str) -> Result<(), String> {
     let signals = Signals::take().map_err(|e| e.to_string())?;
     swap::stay_resident().map_err(|e| e.to_string())?;
     let options = ConnectOptions {
@@ -52,8 +53,9 @@ pub fn serve(node: &str, mib: u64) -> Result<(), String> {
     let slabs: Result<Vec<SlabId>, String> =
         (0..slabs).map(|_| session.grant().map(|slab| slab.id).map_err(|e| e.to_string())).collect();
     let slabs = slabs?;
-    let buffers: &'static mut [u8] = vec![0u8; usize::from(DEPTH) * MOST as usize].leak();
+    let buffers: &'static mut [u8] = vec![0u8; usize::from(DEPTH) * MOST as usize + BUFFER].leak();
     let at = buffers.as_mut_ptr() as usize;
+    let last = at + usize::from(DEPTH) * MOST as usize;
     // SAFETY: the buffers are leaked: they stay until the process ends.
     unsafe { session.arena(at as *mut u8, buffers.len()) };
     let device = Device::new(mib << 20, DEPTH, MOST).map_err(|e| format!("ublk: {e}"))?;
@@ -67,7 +69,12 @@ pub fn serve(node: &str, mib: u64) -> Result<(), String> {
             let session = &session;
             let slabs = &slabs;
             scope.spawn(move || -> Result<(), String> {
-                let mut server = Server::new(session, slabs.clone(), made()?, mib)?;
+                let queue = session.queue_pair().map_err(|e| e.to_string())?;
+                // SAFETY: the last bytes of the arena, which no request has.
+                let words = unsafe { Words::new(queue, slabs[0], last as *mut u8) };
+                let blocks = (slabs.len() as u64 - 1) * BLOCKS_OF_SLAB;
+                let pool = pool(blocks_of, words, blocks as usize, u64::from(session.owner()) + 1)?;
+                let mut server = Server::new(session, slabs.clone(), made()?, mib, pool)?;
                 // The first verb to a slab makes its key known, by a message: not when memory is out.
                 server.touch()?;
                 swap::wait_for_no_page().and_then(|()| swap::come_first()).map_err(|e| e.to_string())?;
@@ -100,11 +107,9 @@ struct Server {
     queue: QueuePair,
     slabs: Vec<SlabId>,
     ublk: Queue,
-    owner: u64,
     /// The block of the pool that each block of the device has.
     places: Vec<Option<u32>>,
-    /// Blocks of the pool that this process has claimed.
-    taken: Vec<bool>,
+    pool: Box<dyn Pool>,
     under: [Under; DEPTH as usize],
     done: Vec<Completion>,
     claims: u64,
@@ -113,15 +118,19 @@ struct Server {
 }
 
 impl Server {
-    fn new(session: &Session, slabs: Vec<SlabId>, ublk: Queue, mib: u64) -> Result<Server, String> {
-        let blocks = (slabs.len() as u64 - 1) * BLOCKS_OF_SLAB;
+    fn new(
+        session: &Session,
+        slabs: Vec<SlabId>,
+        ublk: Queue,
+        mib: u64,
+        pool: Box<dyn Pool>,
+    ) -> Result<Server, String> {
         Ok(Server {
             queue: session.queue_pair().map_err(|e| e.to_string())?,
             slabs,
             ublk,
-            owner: u64::from(session.owner()) + 1,
             places: vec![None; (mib << 20).div_ceil(BLOCK) as usize],
-            taken: vec![false; blocks as usize],
+            pool,
             under: [Under::default(); DEPTH as usize],
             done: Vec::with_capacity(256),
             claims: 0,
@@ -134,8 +143,8 @@ impl Server {
     fn touch(&mut self) -> Result<(), String> {
         for slab in self.slabs.clone() {
             // SAFETY: a buffer of the queue's, which no request has yet.
-            unsafe { self.queue.read(CLAIM, slab, 0, self.ublk.buffer(0), 4096) };
-            self.await_claim()?;
+            unsafe { self.queue.read(FIRST, slab, 0, self.ublk.buffer(0), 4096) };
+            self.await_first()?;
         }
         Ok(())
     }
@@ -148,7 +157,10 @@ impl Server {
                 continue;
             }
             if self.queue.in_flight() == 0 && self.ublk.has_ended() {
-                println!("swap: {} claims, {} returns, {} verbs", self.claims, self.returns, self.moved);
+                let (claims, returns, moved, verbs) = (self.claims, self.returns, self.moved, self.pool.verbs());
+                println!(
+                    "swap: {claims} claims and {returns} returns by {verbs} verbs; {moved} READs and WRITEs of pages"
+                );
                 return Ok(());
             }
             self.queue.doorbell().map_err(|e| e.to_string())?;
@@ -161,7 +173,7 @@ impl Server {
         match request.what {
             What::Read | What::Write => self.transfer(request)?,
             What::Discard | What::Zeroes => {
-                self.trim(request)?;
+                self.trim(request);
                 self.ublk.complete(request.tag, request.len as i32);
             }
             What::Flush => self.ublk.complete(request.tag, 0),
@@ -181,8 +193,9 @@ impl Server {
             let block = (offset / BLOCK) as usize;
             let place = match (self.places[block], request.what) {
                 (None, What::Write) => {
-                    let claimed = self.claim()?;
+                    let claimed = self.pool.claim();
                     self.places[block] = claimed;
+                    self.claims += u64::from(claimed.is_some());
                     claimed
                 }
                 (place, _) => place,
@@ -221,48 +234,25 @@ impl Server {
     }
 
     /// Gives back the blocks that lie wholly in what is trimmed.
-    fn trim(&mut self, request: Request) -> Result<(), String> {
+    fn trim(&mut self, request: Request) {
         let end = request.offset + u64::from(request.len);
         for block in request.offset.div_ceil(BLOCK)..end / BLOCK {
             let Some(place) = self.places[block as usize].take() else { continue };
-            self.cas(place, self.owner, 0)?;
-            self.taken[place as usize] = false;
+            self.pool.give(place);
             self.returns += 1;
         }
-        Ok(())
     }
 
-    /// A block of the pool that was nobody's. None: all are taken.
-    fn claim(&mut self) -> Result<Option<u32>, String> {
-        for place in 0..self.taken.len() {
-            if !self.taken[place] {
-                let was = self.cas(place as u32, 0, self.owner)?;
-                self.taken[place] = true;
-                if was == 0 {
-                    self.claims += 1;
-                    return Ok(Some(place as u32));
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    /// One CAS of the card's on a block's word. Completions of other verbs that come meanwhile are kept.
-    fn cas(&mut self, place: u32, expected: u64, new: u64) -> Result<u64, String> {
-        self.queue.cas(CLAIM, self.slabs[0], u64::from(place) * 8, expected, new);
-        self.await_claim()
-    }
-
-    fn await_claim(&mut self) -> Result<u64, String> {
+    fn await_first(&mut self) -> Result<(), String> {
         self.queue.doorbell().map_err(|e| e.to_string())?;
         let begun = std::time::Instant::now();
         loop {
             self.queue.wait(&mut self.done, Duration::from_millis(10)).map_err(|e| e.to_string())?;
-            if let Some(at) = self.done.iter().position(|done| done.tag == CLAIM) {
-                return self.done.remove(at).result.map_err(|e| format!("a block's word: {e:?}"));
+            if let Some(at) = self.done.iter().position(|done| done.tag == FIRST) {
+                return self.done.remove(at).result.map(drop).map_err(|e| format!("a slab: {e:?}"));
             }
             if begun.elapsed() > PATIENCE {
-                return Err("a block's word is not answered".into());
+                return Err("a slab is not answered".into());
             }
         }
     }

@@ -43,12 +43,6 @@ enum Broken {
     Bound,
 }
 
-/// FAA.
-fn bump(word: &mut u64) -> u64 {
-    *word += 1;
-    *word - 1
-}
-
 const HEAD: At = 0;
 const TAIL: At = 1;
 const RING: At = 2;
@@ -100,7 +94,7 @@ impl OneSidedMw {
         // The RECV's scatter.
         self.step().await;
         self.step().await;
-        let ticket = node.local(|words| bump(&mut words[HEAD]));
+        let ticket = node.bump(HEAD);
         self.step().await;
         let pointer = node.peek(self.slot(ticket));
         self.step().await;
@@ -117,9 +111,9 @@ impl OneSidedMw {
             }
         }
         self.step().await;
-        node.local(|words| words[self.slot(ticket)] = 0);
+        node.set(self.slot(ticket), 0);
         self.step().await;
-        node.local(|words| words[self.owner(entry)] = u64::from(client.id) + 1);
+        node.set(self.owner(entry), u64::from(client.id) + 1);
         self.step().await;
         Ok(entry)
     }
@@ -129,15 +123,15 @@ impl OneSidedMw {
         let node = &self.node;
         node.world.until(node.core(us(node.costs.core.call), Work::Call)).await;
         if ticket >= node.peek(TAIL) {
-            return node.local(|words| words[HEAD] = words[HEAD].min(words[TAIL]));
+            return node.set(HEAD, node.peek(HEAD).min(node.peek(TAIL)));
         }
         while node.peek(HEAD) > ticket {
-            let entry = node.local(|words| std::mem::take(&mut words[self.slot(ticket)]));
+            let slot = self.slot(ticket);
+            let entry = node.peek(slot);
             if entry != 0 {
-                return node.local(|words| {
-                    let place = bump(&mut words[TAIL]);
-                    words[self.slot(place)] = entry;
-                });
+                node.set(slot, 0);
+                let place = node.bump(TAIL);
+                return node.set(self.slot(place), entry);
             }
             node.world.sleep(us(node.costs.window.chain_step)).await;
         }
@@ -152,11 +146,11 @@ impl OneSidedMw {
             node.world.sleep(us(node.costs.window.invalidate)).await;
         }
         self.step().await;
-        node.local(|words| words[self.owner(entry)] = 0);
+        node.set(self.owner(entry), 0);
         self.step().await;
-        let ticket = node.local(|words| bump(&mut words[TAIL]));
+        let ticket = node.bump(TAIL);
         self.step().await;
-        node.local(|words| words[self.slot(ticket)] = u64::from(entry) + 1);
+        node.set(self.slot(ticket), u64::from(entry) + 1);
         self.step().await;
         self.step().await;
         self.step().await;

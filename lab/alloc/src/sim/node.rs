@@ -13,6 +13,8 @@
 //! it reads as a hint and commits by CAS.) Waiting only puts off the answer,
 //! which changes no order, for one engine serves in order of arrival.
 //!
+//! With a [`Card`] the words are a real node's, and verbs are carried out there.
+//!
 //! The core is a queue of its own: two-sided calls, and what the daemon does. What is zeroed may be so by others of the
 //! node's cores at the same time ([`Node::zeroing`]).
 
@@ -23,6 +25,7 @@ use std::rc::Rc;
 
 use serde::Serialize;
 
+use super::card::Card;
 use super::clock::{Nanos, World, both};
 use super::costs::{Costs, us};
 use super::random::Random;
@@ -123,7 +126,7 @@ pub struct Node {
     pub world: Rc<World>,
     /// What things cost.
     pub costs: Costs,
-    words: RefCell<Vec<u64>>,
+    pub(super) words: RefCell<Vec<u64>>,
     word_free: RefCell<Vec<Nanos>>,
     engine_free: Cell<Nanos>,
     chains_free: Cell<Nanos>,
@@ -135,6 +138,7 @@ pub struct Node {
     beside: Cell<Verbs>,
     random: Random,
     watch: RefCell<Option<Watch>>,
+    pub(super) card: RefCell<Option<Box<dyn Card>>>,
 }
 
 /// Called after every verb that changed a word.
@@ -158,6 +162,7 @@ impl Node {
             beside: Cell::default(),
             random: Random::new(seed ^ 0x6E6F_6465),
             watch: RefCell::new(None),
+            card: RefCell::new(None),
         })
     }
 
@@ -174,11 +179,6 @@ impl Node {
     /// What the core did so far.
     pub fn busy(&self) -> Busy {
         self.busy.get()
-    }
-
-    /// A word as it is now, without a verb: for the checker.
-    pub fn peek(&self, at: At) -> u64 {
-        self.words.borrow()[at]
     }
 
     /// Changes words without a posted verb: a chain's steps, and the daemon's, which go through the same NIC.
@@ -336,6 +336,10 @@ impl Link {
     /// READ of `N` words. What is read was so at one moment, and may be no more when it is here.
     pub async fn read<const N: usize>(&self, at: At) -> [u64; N] {
         self.count(Verbs { read: 1, ..Verbs::default() });
+        let mut found = [0; N];
+        if self.node.on_card(|card| card.read(at, &mut found)).is_some() {
+            return found;
+        }
         let (cost, occupancy) = (self.node.costs.verb.read, self.node.costs.nic.verb_occupancy);
         self.verb(cost, occupancy, 8 * N, |words| std::array::from_fn(|n| words[at + n])).await
     }
@@ -343,6 +347,10 @@ impl Link {
     /// READ of so many words.
     pub async fn read_many(&self, at: At, count: usize) -> Vec<u64> {
         self.count(Verbs { read: 1, ..Verbs::default() });
+        let mut found = vec![0; count];
+        if self.node.on_card(|card| card.read(at, &mut found)).is_some() {
+            return found;
+        }
         let (cost, occupancy) = (self.node.costs.verb.read, self.node.costs.nic.verb_occupancy);
         self.verb(cost, occupancy, 8 * count, |words| words[at..at + count].to_vec()).await
     }
@@ -363,6 +371,9 @@ impl Link {
     /// WRITE of one word.
     pub async fn write(&self, at: At, word: u64) {
         self.count(Verbs { write: 1, ..Verbs::default() });
+        if self.node.on_card(|card| card.write(at, &[word])).is_some() {
+            return;
+        }
         let (cost, occupancy) = (self.node.costs.verb.write, self.node.costs.nic.verb_occupancy);
         self.change(cost, occupancy, at, false, |_| word).await;
     }
@@ -370,6 +381,9 @@ impl Link {
     /// CAS. The word that was there: `expected` if it took effect.
     pub async fn cas(&self, at: At, expected: u64, word: u64) -> u64 {
         self.count(Verbs { cas: 1, ..Verbs::default() });
+        if let Some(was) = self.node.on_card(|card| card.cas(at, expected, word)) {
+            return was;
+        }
         let (cost, occupancy) = (self.node.costs.verb.cas, self.node.costs.nic.atomic_occupancy);
         self.change(cost, occupancy, at, true, |was| if was == expected { word } else { was }).await
     }
@@ -391,6 +405,9 @@ impl Link {
     /// FAA. The word that was there.
     pub async fn faa(&self, at: At, add: u64) -> u64 {
         self.count(Verbs { cas: 1, ..Verbs::default() });
+        if let Some(was) = self.node.on_card(|card| card.faa(at, add)) {
+            return was;
+        }
         let (cost, occupancy) = (self.node.costs.verb.cas, self.node.costs.nic.atomic_occupancy);
         self.change(cost, occupancy, at, true, |was| was.wrapping_add(add)).await
     }
