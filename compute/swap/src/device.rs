@@ -102,21 +102,46 @@ fn used_of(swaps: &[Swap], device: &Path, is_it: impl Fn(&Path) -> bool) -> Opti
     swaps.iter().find(|swap| swap.path == device || is_it(&swap.path)).map(|swap| swap.used)
 }
 
-/// Bytes that are free for pages of these areas: memory, and swap elsewhere.
-pub(crate) fn free_beside(areas: &[PathBuf]) -> u64 {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    available(&meminfo) + room_of_others(&swaps(), areas)
+/// Bytes for pages that come back to this machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Room {
+    /// Of memory, and of swap elsewhere.
+    pub free: u64,
+    /// Of all memory.
+    total: u64,
 }
 
-/// Bytes of memory that can be had without swapping, as `/proc/meminfo` has them.
-fn available(meminfo: &str) -> u64 {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+impl Room {
+    /// Beside these areas.
+    pub(crate) fn beside(areas: &[PathBuf]) -> Room {
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let is = |area: &Path, name: &Path| number(area).is_some_and(|number| is_device(name, number));
+        let free = of_meminfo(&meminfo, "MemAvailable:") + room_of_others(&swaps(), areas, is);
+        Room { free, total: of_meminfo(&meminfo, "MemTotal:") }
+    }
+
+    /// Whether as many bytes can come back, with some to spare. The kernel ends a process that has it
+    /// swap off before all others when memory is out.
+    pub(crate) fn holds(self, used: u64) -> bool {
+        used + used / 8 + self.total / 32 <= self.free
+    }
+}
+
+/// Bytes of a line of `/proc/meminfo`. A line that is not there has none.
+fn of_meminfo(meminfo: &str, name: &str) -> u64 {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
-fn room_of_others(swaps: &[Swap], areas: &[PathBuf]) -> u64 {
-    let others = swaps.iter().filter(|swap| !areas.contains(&swap.path));
-    others.map(|swap| swap.size.saturating_sub(swap.used)).sum()
+/// Free bytes of areas other than these. None, if one of these is not found by any name: its own room
+/// would count. `is`: whether the second file is the device of the first.
+fn room_of_others(swaps: &[Swap], areas: &[PathBuf], is: impl Fn(&Path, &Path) -> bool) -> u64 {
+    let is_one = |swap: &&Swap| areas.iter().any(|area| swap.path == *area || is(area, &swap.path));
+    let (own, others): (Vec<&Swap>, Vec<&Swap>) = swaps.iter().partition(is_one);
+    if own.len() < areas.len() {
+        return 0;
+    }
+    others.iter().map(|swap| swap.size.saturating_sub(swap.used)).sum()
 }
 
 /// The number, major and minor, of the kernel's device of this file's name. `None`: there is none.
@@ -144,6 +169,8 @@ impl Node {
         }
         let name = device.file_name().unwrap_or_default().to_string_lossy();
         let path = device.with_file_name(format!(".farmem-{}-{name}", std::process::id()));
+        // Of a killed process with this pid: in a container it may always be the same one.
+        let _ = fs::remove_file(&path);
         match swap::make_node(&path, number) {
             Ok(()) => Ok(Some(Node { path, is_made: true })),
             Err(e) => {
@@ -163,8 +190,17 @@ impl Node {
     }
 
     /// Whether the device is in use: swap by any name, an array, or encryption is on it.
-    pub(crate) fn is_in_use(&self) -> bool {
-        self.open_alone().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY))
+    ///
+    /// # Errors
+    /// It cannot be known.
+    pub(crate) fn is_in_use(&self) -> Result<bool, Error> {
+        match self.open_alone().map_err(|e| (e.raw_os_error(), e)) {
+            Ok(_) => Ok(false),
+            Err((Some(libc::EBUSY), _)) => Ok(true),
+            // It has gone meanwhile.
+            Err((Some(libc::ENXIO | libc::ENODEV | libc::ENOENT), _)) => Ok(false),
+            Err((_, e)) => Err(Error::File(self.path.display().to_string(), e)),
+        }
     }
 
     /// Opens it for this process alone, and waits a moment for others that look at it, as udev.
@@ -258,8 +294,17 @@ mod tests {
         let all = parse(text);
         let swap = |index, size, used| Swap { path: Device::Nbd(index).path(), size, used };
         assert_eq!(all, [swap(0, 131_068 << 10, 1 << 20), swap(1, 64 << 10, 0)]);
-        assert_eq!(room_of_others(&all, &[all[1].path.clone()]), (131_068 << 10) - (1 << 20));
-        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   24 kB\nBuffers: 1 kB\n"), 24 << 10);
+        let second = "/dev/nbd1".into();
+        let room = |area, is: fn(&Path) -> bool| room_of_others(&all, &[area], |_, name| is(name));
+        assert_eq!(room(second, |_| false), (131_068 << 10) - (1 << 20));
+        // By another name: it is told by its number, or its room is not told from others'.
+        assert_eq!(room("/dev/nbd7".into(), |name| name.ends_with("nbd0")), 64 << 10);
+        assert_eq!(room("/dev/nbd7".into(), |_| false), 0);
+        let meminfo = "MemTotal:  320 kB\nMemAvailable:   24 kB\nBuffers: 1 kB\n";
+        let room = Room { free: of_meminfo(meminfo, "MemAvailable:"), total: of_meminfo(meminfo, "MemTotal:") };
+        assert_eq!(room, Room { free: 24 << 10, total: 320 << 10 });
+        // An eighth more, and a thirty-second of all memory.
+        assert!(room.holds(12 << 10) && !room.holds(13 << 10));
         // Swapping began in a chroot, so the device has another name here: it is told by its number.
         let jailed = [Swap { path: "/jail/dev/nbd0".into(), ..all[0].clone() }];
         let used = |is_it: fn(&Path) -> bool| used_of(&jailed, Path::new("/dev/nbd0"), is_it);

@@ -251,8 +251,11 @@ fn stands_still(states: &[State]) -> Duration {
 /// Bytes in use of a device that the kernel may swap to. `None`: it does not. `/proc/swaps` may
 /// name it as another mount namespace does, and nothing has that name here: then it counts as one
 /// of no bytes.
-fn in_use(node: &Node, area: &Path) -> Option<u64> {
-    device::used(area).or_else(|| node.is_in_use().then_some(0))
+fn in_use(node: &Node, area: &Path) -> Result<Option<u64>, Error> {
+    match device::used(area) {
+        None => Ok(node.is_in_use()?.then_some(0)),
+        used => Ok(used),
+    }
 }
 
 /// Has the kernel stop swapping to a device, which brings its pages back. Ends its encryption.
@@ -272,7 +275,7 @@ pub(crate) fn end_area(device: Device, states: &[State]) -> Result<(), Error> {
 fn swap_off(node: &Node, area: &Path, states: &[State]) -> Result<(), Error> {
     let mut other: Option<Other> = None;
     let path = area.display();
-    while let Some(used) = in_use(node, area) {
+    while let Some(used) = in_use(node, area)? {
         match swap::swapoff(node.path()) {
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
                 let now = Instant::now();

@@ -211,11 +211,15 @@ impl Watch {
     /// Bytes that are swapped to these devices, and bytes that are free for them. `None`: there is
     /// room.
     fn lacks(&self) -> Option<(u64, u64)> {
-        let mut areas: Vec<_> = self.devices.iter().map(|watched| watched.held.state.device().area()).collect();
-        areas.dedup();
-        let used = areas.iter().filter_map(|area| device::used(area)).sum();
-        let free = device::free_beside(&areas);
-        (used > free).then_some((used, free))
+        // An area that is not found by any name may be full.
+        let mut areas: Vec<_> = self.devices.iter().map(|watched| &watched.held.state).collect();
+        areas.dedup_by_key(|state| state.device());
+        let (areas, used): (Vec<_>, Vec<_>) = (areas.iter())
+            .map(|state| (state.device().area(), state.size))
+            .map(|(area, size)| (area.clone(), device::used(&area).unwrap_or(size)))
+            .unzip();
+        let (used, room) = (used.iter().sum(), device::Room::beside(&areas));
+        (!room.holds(used)).then_some((used, room.free))
     }
 }
 
