@@ -324,6 +324,31 @@ impl Seals<'_> {
         unsafe { key.open(nonce, tag, from, to) }.map_err(|gcm::Altered| self.altered(slot))
     }
 
+    /// Whether a page is other than the one that was sealed last for its slot. The caller owns all
+    /// write-back. Of a slot for which nothing was sealed this is false.
+    #[cold]
+    pub(crate) fn is_altered(self, slot: FarSlot, page: &[u8]) -> bool {
+        let Some(sealing) = self.tables.sealed.0.get() else { return false };
+        let at = sealing.mark(slot);
+        let [nonce, tag] = [at, at + 1].map(|at| sealing.marks[at].load(Ordering::Relaxed));
+        if (nonce, tag) == (0, 0) {
+            return false;
+        }
+        let mut opened = vec![0; gcm::PAGE];
+        let opens = |key: &Key| {
+            page.len() == gcm::PAGE
+            // SAFETY: two pages, the second of which is ours.
+            && unsafe { key.open(nonce, tag, page.as_ptr(), opened.as_mut_ptr()) }.is_ok()
+        };
+        !sealing.key(nonce >> COUNT_BITS).is_some_and(opens)
+    }
+
+    /// A node sent an altered page of a slot. As [`Seals::distrust`].
+    #[cold]
+    pub(crate) fn give_up(self, slot: FarSlot, node: u32) -> bool {
+        self.distrust(Some(node), &self.altered(slot))
+    }
+
     /// A page that came from a node does not open. Gives that node up if the page can be had
     /// elsewhere: the caller reads it again. False: it cannot, and the caller ends the process.
     ///

@@ -24,6 +24,7 @@
 // Buffers are the caller's raw memory, and mapped homes are copied to.
 #![allow(unsafe_code)]
 
+mod beside;
 mod changes;
 mod disk;
 mod late;

@@ -20,7 +20,7 @@ use crate::extent::HOMES;
 use crate::stripes::code::MAX_SEATS;
 use crate::stripes::{Stripes, is_under_way};
 use crate::tables::Tables;
-use crate::{LOOK_ROUNDS, Pool, Slip};
+use crate::{LOOK_ROUNDS, Pool};
 use farmem_fabric::Lost;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_sys::gf;
@@ -98,7 +98,7 @@ pub(super) struct Striped {
     /// Pages that the current update reads, and parity that it writes.
     pub buffer: Vec<u8>,
     /// Its stripes of which a page cannot be had, so that their parity is unknown.
-    blind: Vec<bool>,
+    pub blind: Vec<bool>,
     /// The key of the hashes of pages that were noted with their changed lines.
     pub seed: Seed,
     pub hasher: LastHasher,
@@ -124,7 +124,7 @@ impl Update<'_> {
         self.stripes.shape.seats() * PAGE_BYTES
     }
 
-    fn new_pages(&self, range: &Range<usize>) -> New {
+    pub fn new_pages(&self, range: &Range<usize>) -> New {
         self.noted[range.clone()].iter().fold([None; MAX_SEATS], |mut new: New, page| {
             new[page.seat] = Some(page.bytes);
             new
@@ -251,50 +251,6 @@ impl Lane {
             self.operations.ready.push(Done { tag: page.tag, result, from: None });
             self.operations.under_way -= 1;
         }
-    }
-
-    /// READs the data of the stripes that the update does not replace. Also while a group has no
-    /// parity: a home for it may come between here and the WRITEs, which are sent to each home that
-    /// is there then. Returns, by stripe, the loss of a page that neither a home nor other seats can
-    /// give.
-    fn read_beside(
-        &mut self,
-        pool: &Pool,
-        update: &Update<'_>,
-        buffer: &mut [u8],
-        foreign: &mut Vec<Done>,
-    ) -> Vec<Option<Lost>> {
-        let stripes = update.stripes;
-        let mut reads: Vec<(usize, usize)> = Vec::new();
-        self.striped.ended.clear();
-        for (at, range) in update.ranges.iter().enumerate() {
-            let (Noted { group, place, .. }, new) = (&update.noted[range.start], update.new_pages(range));
-            let zeros = stripes.version(*group, *place) == 0;
-            for seat in (0..stripes.shape.data).filter(|&seat| new[seat].is_none()) {
-                let into = &mut buffer[at * update.each() + seat * PAGE_BYTES..][..PAGE_BYTES];
-                if zeros || pool.tables.slips.has(Slip::ParityWithoutOthers) {
-                    into.fill(0);
-                } else {
-                    let verb = Verb::Read { into: into.as_mut_ptr() };
-                    let number = self.begin_own(stripes.slot(*group, seat, *place), (0, PAGE_BYTES), verb);
-                    reads.push((at, self.striped.ended.len() - 1));
-                    self.send_read(pool, number);
-                }
-            }
-        }
-        self.await_update(pool, foreign);
-        let mut lost = vec![None; update.ranges.len()];
-        self.striped.blind = vec![false; update.ranges.len()];
-        for (at, number) in reads {
-            let Err(why) = &self.striped.ended[number] else { continue };
-            let group = update.noted[update.ranges[at].start].group;
-            // Without parity a lost page takes no other page along. And none can be filled in then.
-            match pool.tables.has_parity(stripes, group) {
-                true => lost[at] = Some(why.clone()),
-                false => self.striped.blind[at] = true,
-            }
-        }
-        lost
     }
 
     /// Posts the WRITEs of all new pages and parity. Before its first WRITE a stripe's version
@@ -442,7 +398,7 @@ impl Lane {
 
 impl Tables {
     /// Whether any parity seat of a group has a home that takes pages.
-    fn has_parity(&self, stripes: &Stripes, group: u32) -> bool {
+    pub(super) fn has_parity(&self, stripes: &Stripes, group: u32) -> bool {
         let takes = |index: u32| {
             let word = self.extents.word(index);
             (0..HOMES).any(|nth| word.takes_pages(nth))
