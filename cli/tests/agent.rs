@@ -3,7 +3,11 @@
 #[allow(dead_code)] // Shared by test programs, each of which uses a part.
 mod common;
 
-use common::{Place, eventually, outcome, runs};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use common::{Place, eventually, free, outcome, runs};
+use farmem_agent::client::{Client, Options};
 
 #[test]
 fn an_agent_is_started_on_demand_seen_and_ends() {
@@ -63,4 +67,53 @@ fn what_cannot_be_is_one_line() {
         assert!(code != Some(0) && out.is_empty(), "{arguments:?}: {out}");
         assert!(err.lines().count() == 1 && err.starts_with("farmem: ") && err.contains(says), "{arguments:?}: {err}");
     }
+}
+
+/// A process that ends with the test.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The agent of a rack: its node is drained while a program has pieces there, and the drain comes to its end.
+#[test]
+fn an_agent_of_a_rack_moves_when_its_node_is_drained() {
+    let (place, at) = (Place::new(), free().to_string());
+    let begun = |mut command: Command| Ends(command.spawn().unwrap());
+    let _controller = begun(place.farmem(["controller", "--listen", &at]));
+    let nodes = [("a", free().to_string()), ("b", free().to_string())];
+    let _nodes = nodes.clone().map(|(name, listen)| {
+        let node = ["node", "--lend", "256M", "--rdma", "off", "--listen", &listen, "--controller", &at];
+        begun(place.farmem([&node[..], &["--name", name, "--domain", name]].concat()))
+    });
+    let rack = || outcome(place.farmem(["status", "--controller", &at])).1;
+    eventually("both nodes are up", || rack().matches(" up ").count() == 2);
+    let agent = begun(place.farmem(["agent", "--controller", &at, "--idle", "0s"]));
+    let socket = place.path().join("farmem/agent.sock");
+    common::listens(&socket);
+    let status = || outcome(place.farmem(["agent", "--status"])).1;
+    let of = |name: &str| nodes.iter().find(|(of, _)| *of == name).unwrap().1.clone();
+    eventually("it says which node it uses", || status().contains(" taken from "));
+    let (from, to) = if status().contains(&of("a")) { ("a", "b") } else { ("b", "a") };
+    let options = Options { socket, job: String::new(), patience: Duration::from_secs(60), start: None };
+    let client = Client::connect(options).unwrap();
+    let mut reach = client.reach().unwrap();
+    let pieces: Vec<_> = (0..20).map(|_| client.alloc(9).unwrap()).collect();
+    for (at, piece) in pieces.iter().enumerate() {
+        reach.write(piece, 4096, &[at as u8; 64]).unwrap();
+    }
+    assert!(status().contains(&of(from)), "{}", status());
+    let drained = outcome(place.farmem(["drain", from, "--controller", &at]));
+    assert!(drained.0 == Some(0) && drained.1.contains("is empty"), "{drained:?}");
+    for (at, piece) in pieces.iter().enumerate() {
+        let mut found = [0; 64];
+        reach.read(piece, 4096, &mut found).unwrap();
+        assert_eq!(found, [at as u8; 64]);
+    }
+    eventually("its report names the other node", || status().contains(&of(to)));
+    drop(agent);
 }

@@ -7,13 +7,14 @@
 //! agent that is killed finds its applications' memory again. That process ends
 //! when nobody has held memory there for some seconds.
 
+mod moves;
 mod node;
 mod quota;
 pub mod report;
 mod start;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farmem_agent::host::{self, Agent, Config, StartError};
@@ -46,8 +47,13 @@ pub struct Options {
     #[arg(long, value_name = "ADDR")]
     pub node: Option<NodeAddr>,
 
+    /// The controller of a rack that gives it a node; several by commas. When that node is to be
+    /// emptied, the memory of all programs moves to another one
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "node", value_parser = crate::rack::address)]
+    pub controller: Option<String>,
+
     /// Memory that the node started for it lends, at most
-    #[arg(long, value_name = "SIZE", default_value = "25%", conflicts_with = "node")]
+    #[arg(long, value_name = "SIZE", default_value = "25%", conflicts_with_all = ["node", "controller"])]
     pub lend: Size,
 
     /// What a user's programs may hold: SIZE for each user, USER=SIZE for one, USER/JOB=SIZE for
@@ -98,6 +104,10 @@ Examples:
       socket; by HOST:PORT programs read and write their pieces by verbs over
       tcp, not by loads and stores.
 
+  farmem agent --controller rack:7400
+      Memory of a node that the rack's controller names. It moves when that
+      node is drained, while programs go on.
+
   farmem agent --status
       Who holds what.
 
@@ -121,7 +131,15 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     // Before any thread, so that signals come to the one that waits for them.
     let signals = Signals::take().map_err(|e| Failure::usage(format!("cannot take over signals: {e}")))?;
-    let node = node_of(options, &dir)?;
+    let trust = options.token.trust()?;
+    let mut asker = match &options.controller {
+        Some(at) => Some(moves::asker(at, &trust)?),
+        None => None,
+    };
+    let node = match &mut asker {
+        Some(asker) => asker.first(&signals)?.swap_remove(0).at,
+        None => node_of(options, &dir)?,
+    };
     // The node was a process of its own to start; from here on nothing is.
     crate::confined::begin();
     let transport = match &node {
@@ -136,11 +154,13 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         quotas: options.quota.iter().fold(Quotas::default(), Quota::add_to),
         idle: (!options.idle.is_zero()).then_some(options.idle),
         grace: options.grace,
-        trust: options.token.trust()?,
+        trust,
     };
-    let publisher = report::Publisher::new(&dir, config.node.to_string());
+    let wanted = config.node.clone();
     let agent = Agent::start(config).map_err(refusal)?;
-    let mut publish = publisher.publish();
+    let named = Arc::new(Mutex::new(agent.node().to_string()));
+    let mut publish = report::Publisher::new(&dir, Arc::clone(&named)).publish();
+    moves::begin(&agent, moves::Wants { node: wanted, asker, named }, &dir)?;
     // Before anybody who was told that it listens asks who holds what.
     publish(&agent.report());
     if !options.quiet {

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use farmem_agent::serve::Report;
 use farmem_sys::process;
@@ -76,20 +77,22 @@ impl Agent {
 /// Writes the report when it changes.
 pub struct Publisher {
     path: PathBuf,
-    node: String,
-    last: Option<Report>,
+    /// The node that it uses, which may change.
+    node: Arc<Mutex<String>>,
+    last: Option<(Report, String)>,
 }
 
 impl Publisher {
     /// For the agent of this directory, on this node.
-    pub fn new(dir: &Path, node: String) -> Publisher {
+    pub fn new(dir: &Path, node: Arc<Mutex<String>>) -> Publisher {
         Publisher { path: Agent::path(dir), node, last: None }
     }
 
     /// The function that the agent calls a few times a second.
     pub fn publish(mut self) -> impl FnMut(&Report) {
         move |report| {
-            if self.last.as_ref() == Some(report) {
+            let node = self.node.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if self.last.as_ref().is_some_and(|(last, at)| last == report && *at == node) {
                 return;
             }
             let program = |(pid, uid, job, held): &(u32, u32, String, u64)| Program {
@@ -100,7 +103,7 @@ impl Publisher {
             };
             let agent = Agent {
                 pid: std::process::id(),
-                node: self.node.clone(),
+                node: node.clone(),
                 taken: report.taken,
                 violations: report.violations,
                 applications: report.applications.iter().map(program).collect(),
@@ -109,7 +112,7 @@ impl Publisher {
             let text = serde_json::to_string(&agent).unwrap_or_default();
             // A full directory costs the view, no more.
             let _ = fs::write(&draft, text + "\n").and_then(|()| fs::rename(&draft, &self.path));
-            self.last = Some(report.clone());
+            self.last = Some((report.clone(), node));
         }
     }
 }

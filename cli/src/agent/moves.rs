@@ -1,0 +1,77 @@
+//! An agent follows its controller: when its node is given to nobody any more, it moves to the one
+//! that it is given in its place.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use farmem_agent::host::{Agent, Mover};
+use farmem_fabric::{NodeAddr, RunNode, Trust};
+
+use crate::failure::Failure;
+use crate::rack::nodes::{Asker, Followed};
+use crate::run::RunName;
+
+/// How often it looks whether it has another node.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Where an agent is to be.
+pub struct Wants {
+    /// The node that it was told to use. A former agent may have left its memory at another.
+    pub node: NodeAddr,
+    /// Its place at a controller, if it has one.
+    pub asker: Option<Asker>,
+    /// The node that its report names.
+    pub named: Arc<Mutex<String>>,
+}
+
+/// The place of a new agent at a controller.
+pub fn asker(controller: &str, trust: &Trust) -> Result<Asker, Failure> {
+    let name = RunName::new().map_err(|e| Failure::usage(format!("cannot draw a random name: {e}")))?;
+    Ok(Asker::new(controller, name, 1, trust.token))
+}
+
+/// Moves the agent, in a thread, to where it is to be, now and later.
+pub fn begin(agent: &Agent, wants: Wants, dir: &Path) -> Result<(), Failure> {
+    let is_there = *agent.node() == wants.node;
+    if is_there && wants.asker.is_none() {
+        return Ok(());
+    }
+    // It has no counters: the controller shows it as a run without figures.
+    let followed = wants.asker.map(|asker| asker.follow(&dir.join("agent.counters")));
+    let (mover, at, node, named) = (agent.mover(), agent.node().clone(), wants.node, wants.named);
+    let follow = move || follow(&mover, at, node, followed.as_ref(), &named);
+    let spawned = std::thread::Builder::new().name("moves".into()).spawn(follow);
+    spawned.map(drop).map_err(|e| Failure::usage(format!("cannot start a thread: {e}")))
+}
+
+fn follow(mover: &Mover, mut at: NodeAddr, mut to: NodeAddr, followed: Option<&Followed>, named: &Mutex<String>) {
+    let mut trouble = None::<String>;
+    loop {
+        if let Some(nodes) = followed.and_then(Followed::changed)
+            && !nodes.iter().any(|node: &RunNode| node.at == to)
+            && let Some(other) = nodes.into_iter().next()
+        {
+            to = other.at;
+        }
+        if at != to {
+            match mover.to(&to) {
+                Ok(has_moved) => {
+                    if has_moved {
+                        eprintln!("farmem: agent: all memory has moved from {at} to {to}");
+                    }
+                    *named.lock().unwrap_or_else(PoisonError::into_inner) = to.to_string();
+                    (at, trouble) = (to.clone(), None);
+                }
+                Err(e) => {
+                    let why = e.to_string();
+                    if trouble.as_ref() != Some(&why) {
+                        eprintln!("farmem: agent: cannot move to {to}: {why}; it stays at {at}, and tries again");
+                    }
+                    trouble = Some(why);
+                }
+            }
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
