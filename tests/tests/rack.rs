@@ -279,6 +279,23 @@ fn a_tenants_quota_holds_in_the_whole_rack() -> Result<()> {
     Ok(())
 }
 
+/// A run that begins while the controller is away says what it waits for, and begins when there is one.
+#[test]
+fn a_run_that_begins_waits_for_its_controller() -> Result<()> {
+    let mut rack = Controller::start()?;
+    let _node = rack.node("first", "shelf")?;
+    rack.until("first", "up")?;
+    rack.running.signal(libc::SIGKILL);
+    ensure!(eventually(LIMIT, || !rack.running.alive()));
+    let work = rack.work()?;
+    let waits = || work.stderr().contains("the run begins when a controller answers");
+    ensure!(eventually(LIMIT, || waits() || !work.alive()) && work.alive(), "{}", work.stderr());
+    rack.again()?;
+    is_ready(&work)?;
+    ends_sound(work)?;
+    Ok(())
+}
+
 /// A rack without room says who holds it.
 #[test]
 fn a_full_rack_says_who_holds_it() -> Result<()> {

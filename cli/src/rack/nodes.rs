@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use farmem_control::api::{Figures, GivenNode, Want};
 use farmem_control::client::{AskError, Client};
 use farmem_fabric::{NodeAddr, RunNode};
-use farmem_sys::process;
+use farmem_sys::process::{self, Signals};
 use farmem_trust::Key;
 
 use crate::counters::{Counts, Sample};
@@ -18,6 +18,8 @@ use crate::top::{as_run, short_program};
 
 /// How often a run asks.
 const ASK_EVERY: Duration = Duration::from_secs(1);
+/// How long a run that begins waits for a controller that is away.
+const WAITS: Duration = Duration::from_secs(30);
 
 /// A run's place at a controller.
 #[derive(Clone)]
@@ -37,12 +39,30 @@ impl Asker {
         }
     }
 
-    /// The run's first nodes.
+    /// The run's first nodes. For a controller that is away it waits, and says so. `signals` may end
+    /// that.
     ///
     /// # Errors
     /// No controller, or it has none to give.
-    pub fn first(&mut self) -> Result<Vec<RunNode>, Failure> {
-        self.ask().map_err(|e| Failure::no_node(format!("--controller: {e}")))?.ok_or_else(|| {
+    pub fn first(&mut self, signals: &Signals) -> Result<Vec<RunNode>, Failure> {
+        let (until, mut told) = (Instant::now() + WAITS, false);
+        let asked = loop {
+            match self.ask() {
+                Err(e @ (AskError::Away { .. } | AskError::NotNow { .. })) if Instant::now() < until => {
+                    if !std::mem::replace(&mut told, true) {
+                        eprintln!(
+                            "farmem: {e}; the run begins when a controller answers, or ends after {} s",
+                            WAITS.as_secs()
+                        );
+                    }
+                    if signals.next(ASK_EVERY).is_some_and(|arrived| signals.asks_to_end(arrived)) {
+                        break Err(e);
+                    }
+                }
+                asked => break asked,
+            }
+        };
+        asked.map_err(|e| Failure::no_node(format!("--controller: {e}")))?.ok_or_else(|| {
             Failure::no_node(format!("--controller {}: it gave no address that can be used", self.client.address()))
         })
     }

@@ -292,7 +292,7 @@ fn join(
     let domains = if protect.nodes() > 1 { 2 } else { 1 };
     let mut asker = plan.controller.as_deref().map(|at| Asker::new(at, run, domains, trust.token));
     if let Some(asker) = &mut asker {
-        nodes = asker.first()?;
+        nodes = asker.first(signals)?;
     }
     let embedded = if nodes.is_empty() {
         forbidden::check(&[probe::NODE])?;
