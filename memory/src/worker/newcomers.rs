@@ -1,8 +1,9 @@
 //! Connections that have just come, until their peers have said who they are.
 
 use super::{Connection, IDLE_S, LISTENERS, SILENT_MS, STRANGERS, TOGETHER, WAITING, Worker, lacks};
-use farmem_nic::engine::{Circumstances, Engine, Goodbye};
+use farmem_nic::engine::{Circumstances, Clocks, Engine, Goodbye};
 use farmem_nic::events::{self, Refused};
+use farmem_sys::raw::{now_ns, thread_cpu_ns};
 use farmem_sys::socket;
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -59,7 +60,7 @@ impl Worker {
             }
         };
         let mut engine = Engine::new(about);
-        engine.set_clock(farmem_sys::raw::now_ns);
+        engine.set_clocks(Clocks { time: now_ns, cpu: thread_cpu_ns });
         let connection = Connection {
             socket,
             engine,

@@ -12,7 +12,7 @@
 
 use super::{LATER_NS, Worker};
 use farmem_nic::engine::{Circumstances, Goodbye};
-use farmem_sys::raw::now_ns;
+use farmem_sys::raw::{now_ns, thread_cpu_ns};
 use std::os::fd::AsRawFd;
 
 /// Pieces of one connection's answers that are sent before others are served: some hundred KiB.
@@ -56,14 +56,17 @@ impl Worker {
 
     /// Serves connections that wait for their turns, until it is time to ask epoll for others: after
     /// each one, while several tenants ask. Returns whether anything came.
+    ///
+    /// A tenant pays with the CPU time of its turns. Time in which the machine did something else is
+    /// nobody's.
     pub(super) fn take_turns(&mut self, now: u64) -> bool {
         let (mut came, mut at) = (false, now);
         let until = if self.turns.crowded(now) { now } else { now + TURNS_NS };
         while let Some((class, entry)) = self.turns.next(at) {
+            let begun = thread_cpu_ns();
             came |= self.serve(entry, at);
-            let after = now_ns();
-            self.turns.took(class, after.saturating_sub(at));
-            at = after;
+            self.turns.took(class, thread_cpu_ns().saturating_sub(begun));
+            at = now_ns();
             if at >= until {
                 break;
             }

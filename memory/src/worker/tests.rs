@@ -14,6 +14,8 @@ use farmem_protocol::wire::{
 };
 use farmem_trust::{Key, Token};
 use std::io::{ErrorKind, Read, Write};
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
 const PAGE: usize = 4096;
@@ -28,17 +30,25 @@ fn key(tenant: &str, seed: u8) -> Key {
 struct Rounds {
     worker: Worker,
     pass: Pass,
+    /// How long the machine does something else whenever the node draws a secret, ns.
+    pauses: Arc<AtomicU64>,
 }
 
 impl Rounds {
     fn new(keys: &[Key]) -> Rounds {
-        let nic = Arc::new(Nic::new(Lending::new(4 * SLAB_BYTES, Backing::Small), || [7; 16]));
+        let (pauses, drawn) = (Arc::new(AtomicU64::new(0)), AtomicU64::new(1));
+        let pause = Arc::clone(&pauses);
+        let draw = move || {
+            std::thread::sleep(Duration::from_nanos(pause.load(Ordering::Relaxed)));
+            u128::from(drawn.fetch_add(1, Ordering::Relaxed)).to_le_bytes()
+        };
+        let nic = Arc::new(Nic::new(Lending::new(4 * SLAB_BYTES, Backing::Small), draw));
         let known = |key: &Key| Known { key: *key, standing: Standing::Good, quota: u64::MAX, rate: u64::MAX };
         nic.set_tokens(keys.iter().map(known).collect());
         let waker = Waker::new().unwrap();
         let inbox = Inbox { waker, called: AtomicBool::new(false), accepted: Lock::new(VecDeque::new()) };
         let shared = Shared { nic, stop: AtomicBool::new(false), strangers: AtomicUsize::new(0), inboxes: vec![inbox] };
-        Rounds { worker: Worker::new(Arc::new(shared), 0, Vec::new()).unwrap(), pass: Pass::new() }
+        Rounds { worker: Worker::new(Arc::new(shared), 0, Vec::new()).unwrap(), pass: Pass::new(), pauses }
     }
 
     fn connect(&mut self) -> UnixStream {
@@ -190,6 +200,39 @@ fn a_request_of_an_idle_tenant_is_served_at_once_beside_a_flood() {
             judged += 1;
         }
     }
+}
+
+/// The machine stops the worker in the midst of a quiet tenant's request. That is not this tenant's debt.
+#[test]
+fn time_in_which_the_worker_does_not_run_is_no_tenants() {
+    let (loud, quiet) = (key("loud", 1), key("quiet", 2));
+    let mut rounds = Rounds::new(&[loud, quiet]);
+    let (_control, queues, loud_read) = rounds.tenant(&loud, 1, LOUD);
+    let mut streams: Vec<Stream> = queues.into_iter().map(|host| Stream(host, Vec::new(), 0)).collect();
+    let (mut other, mut queue, read) = rounds.tenant(&quiet, 2, 1);
+    let (mut number, mut least) = (0, u64::MAX);
+    for nth in 0..10 {
+        let mut ask = |rounds: &mut Rounds| {
+            queue[0].write_all(&batch(read, 1, number)).unwrap();
+            number += 1;
+            let before = rounds.reads();
+            rounds.receive(&mut queue[0], size_of::<Completion>() + PAGE);
+            rounds.reads() - before
+        };
+        ask(&mut rounds);
+        for _ in 0..3 {
+            streams.iter_mut().for_each(|stream| stream.go_on(loud_read));
+            (0..8).for_each(|_| rounds.go());
+        }
+        rounds.pauses.store(100_000_000, Ordering::Relaxed);
+        other.write_all(Request::new(10 + nth, Ask::Ticket).frame().as_bytes()).unwrap();
+        let Ok(Reply::Child(_)) = rounds.frame(&mut other, Answer::read).result else { panic!("no ticket") };
+        rounds.pauses.store(0, Ordering::Relaxed);
+        streams.iter_mut().for_each(|stream| stream.go_on(loud_read));
+        least = least.min(ask(&mut rounds));
+    }
+    // The CPU time of the ticket is made up for by some turns. Those of a pause would be thousands of READs.
+    assert!(least < 100, "its next request waited for {least} READs of others each time");
 }
 
 #[test]

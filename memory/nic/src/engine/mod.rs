@@ -33,6 +33,8 @@ mod tests;
 mod turn;
 mod volume;
 
+pub use turn::Clocks;
+
 use super::epochs::Section;
 use super::events::{Event, Refused};
 use super::shares::{Peer, Place};
@@ -51,6 +53,7 @@ use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use turn::End;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes of input of a queue pair: more than the largest head of a batch, and enough for one
@@ -142,8 +145,8 @@ pub struct Engine {
     output: Output,
     /// Bytes that it may take, and that it may answer, before others are served.
     turn: usize,
-    /// See [`Engine::set_clock`] and [`Engine::was_long`].
-    clock: Option<fn() -> u64>,
+    /// See [`Engine::set_clocks`] and [`Engine::was_long`].
+    clocks: Option<Clocks>,
     was_long: bool,
     /// The state of encryption: bytes after the Welcome go in records. `None`: they go in plain.
     sealed: Option<Box<Sealed>>,
@@ -169,7 +172,7 @@ impl Engine {
             end: 0,
             output: Output::default(),
             turn: usize::MAX,
-            clock: None,
+            clocks: None,
             was_long: false,
             sealed: None,
             opened: Vec::new(),
@@ -260,7 +263,7 @@ impl Engine {
             serving.put_off = false;
         }
         let mut n = 0;
-        let ends = self.turn_ends();
+        let mut end = self.turn_end();
         self.was_long = false;
         loop {
             // The turn is locked while bytes go to memory, and while verbs and requests are carried
@@ -300,7 +303,7 @@ impl Engine {
             while !entered && !self.was_long && !self.must_wait(nic) && self.step(nic, section.as_mut(), now_ns)? {
                 entered = held.is_none() && matches!(self.phase, Phase::Queue(_) | Phase::Control(_));
                 // At least one step is done, so the connection goes on.
-                self.was_long = ends.is_some_and(|(clock, end)| clock() >= end);
+                self.was_long = end.as_mut().is_some_and(End::has_come);
             }
             if !entered && self.is_refused_as_gone() {
                 return Err(Goodbye::Done);

@@ -148,7 +148,7 @@ fn a_turn_ends_after_its_time_and_goes_on() {
         let node = Node::new();
         let mut control = Engine::new(Circumstances::default());
         entered(&mut control, &node.nic, Purpose::Join(Join::default()));
-        control.set_clock(clock);
+        control.set_clocks(Clocks { time: clock, cpu: clock });
         let asked: Vec<u8> = (0..40).flat_map(|n| Request::new(n, Ask::Ping).frame().as_bytes().to_vec()).collect();
         pull(&mut control, &node.nic, &asked).unwrap();
         let (mut answers, mut turns) = (0, 0);
@@ -173,6 +173,24 @@ fn a_turn_ends_after_its_time_and_goes_on() {
         }
         assert!(answers == 40 && turns >= 40 / most as u64 && !control.was_long());
     }
+}
+
+#[test]
+fn time_in_which_the_worker_does_not_run_ends_no_turn() {
+    thread_local!(static NOW: Cell<u64> = const { Cell::new(0) });
+    let node = Node::new();
+    let mut control = Engine::new(Circumstances::default());
+    entered(&mut control, &node.nic, Purpose::Join(Join::default()));
+    // The machine does something else between any two looks.
+    control.set_clocks(Clocks { time: || NOW.replace(NOW.get() + 5 * TURN_NS), cpu: || 7 });
+    let asked: Vec<u8> = (0..40).flat_map(|n| Request::new(n, Ask::Ping).frame().as_bytes().to_vec()).collect();
+    pull(&mut control, &node.nic, &asked).unwrap();
+    let said = pushed(&mut control, &node.nic);
+    let (mut at, mut answers) = (0, 0);
+    while let Some((_, used)) = Answer::read(&said[at..]).unwrap().filter(|_| at < said.len()) {
+        (at, answers) = (at + used, answers + 1);
+    }
+    assert!(answers == 40 && !control.was_long(), "{answers}");
 }
 
 #[test]
