@@ -313,6 +313,36 @@ fn whoever_speaks_to_a_node_names_its_token() {
     let _ = (front.kill(), front.wait());
 }
 
+/// A tenant is told by name who holds what is its own. Of others it is told the sum.
+#[test]
+fn status_names_a_tenants_own_holders_alone() {
+    let here = Guarded::start("512M");
+    create(&here.place, &["--tenant", "research"], "research.token");
+    let token = here.token("analytics.token");
+    let open = Memory::builder().node(&here.at).region("shared").create(true).timeout(Duration::from_secs(60));
+    let memory = open.token(&token).connect().unwrap();
+    let piece = memory.alloc(4096).unwrap();
+    memory.write(piece, b"ours").unwrap();
+    let status = |token: &str, json: bool| {
+        let mut command = here.place.farmem(["status", &here.at, "--token"]);
+        command.arg(here.token(token)).args(json.then_some("--json"));
+        outcome(command)
+    };
+    eventually("the node knows the other token", || status("research.token", false).0 == Some(0));
+    let view = |token: &str| {
+        let (_, said, complaint) = status(token, true);
+        let views: serde_json::Value = serde_json::from_str(&said).unwrap_or_else(|e| panic!("{e}: {said}{complaint}"));
+        views[0].clone()
+    };
+    let (ours, theirs) = (view("analytics.token"), view("research.token"));
+    let region = |view: &serde_json::Value| view["holders"].as_array().unwrap().iter().any(|h| h["region"] == "shared");
+    assert!(region(&ours) && !region(&theirs), "{ours} {theirs}");
+    assert_eq!((&theirs["unnamed"], theirs["holders"].as_array().unwrap().len()), (&ours["held"], 0), "{theirs}");
+    assert_eq!(ours["unnamed"], 0, "{ours}");
+    let said = [status("analytics.token", false).1, status("research.token", false).1];
+    assert_eq!(said.map(|said| said.contains("by others")), [false, true]);
+}
+
 /// The kernel's connections to a node prove the token, too, up to where the kernel has them.
 #[test]
 fn a_swap_volume_is_asked_for_by_a_token() {

@@ -7,15 +7,13 @@
 
 mod common;
 
-use common::{ask, greeted, receive};
+use common::{ask, prove};
 use farmem_contract::get;
 use farmem_fabric::{ConnectOptions, NodeAddr, QueuePair, Session, Transport, Trust};
 use farmem_memory::tokens::{Entry, Store};
 use farmem_memory::{Config, Node};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
-use farmem_protocol::wire::{
-    Ask, Batch, Cipher, Credential, Greeting, Hello, Join, Known, MAX_VERBS, Op, Proof, Purpose, Reply, Verb, Welcome,
-};
+use farmem_protocol::wire::{Ask, Batch, Join, Known, MAX_VERBS, Op, Purpose, Reply, Verb};
 use farmem_trust::{Key, Token};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -82,17 +80,6 @@ fn join(node: &Node, run: u8, token: Key) -> Session {
         ..ConnectOptions::default()
     };
     Session::connect(&node.addresses()[0], &options).unwrap()
-}
-
-/// Says hello and proves a token; nothing is encrypted.
-fn prove(stream: &mut TcpStream, purpose: Purpose, key: &Key) -> Welcome {
-    let credential = Credential { id: key.id, nonce: [9; 32], cipher: Cipher::Plain };
-    let hello = Hello { tenant: key.tenant, credential: Some(credential), ..Hello::new(purpose) };
-    let Some(Greeting::Challenge(nonce)) = greeted(stream, &hello) else { panic!("no challenge") };
-    let proof = Proof { mac: key.of_host(&nonce, hello.frame().as_bytes(), None), share: None };
-    stream.write_all(proof.frame().as_bytes()).unwrap();
-    let Some(Greeting::Welcome(welcome)) = receive(stream, Greeting::read) else { panic!("no welcome") };
-    welcome
 }
 
 /// Only one of the tests at a time: one floods, and the other looks at the workers' time.

@@ -3,12 +3,12 @@
 
 mod common;
 
-use common::receive;
+use common::{prove, receive};
 use farmem_fabric::{ConnectError, ConnectOptions, GrantError, NodeAddr, Session, Transport, Trust};
 use farmem_memory::tokens::{Entry, Store};
 use farmem_memory::{Config, Node};
 use farmem_protocol::addr::SLAB_BYTES;
-use farmem_protocol::wire::{Cipher, Greeting, Hello, Join, Proof, Purpose, Text, Verdict};
+use farmem_protocol::wire::{Cipher, Greeting, Hello, Join, NewVolume, Proof, Purpose, Text, Verdict};
 use farmem_trust::{Key, Token};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -199,6 +199,31 @@ fn a_tenant_cannot_remove_a_region_of_another() {
     assert_eq!(stranger.regions().remove(name("sessions")), Ok(false));
     assert_eq!(session.regions().open(name("sessions"), false), Ok(0));
     assert_eq!(session.regions().remove(name("sessions")), Ok(true));
+}
+
+/// A tenant learns of no other's processes, runs and volumes: only how much numbered owners hold.
+#[test]
+fn a_tenant_is_not_told_who_holds_what_is_anothers() {
+    let (here, key) = Guarded::start(None);
+    let other = issue(&here.store, "research", 2, None);
+    here.node.look_at_tokens();
+    let (session, stranger) = (here.connect(1, Some(key)).unwrap(), here.connect(2, Some(other)).unwrap());
+    session.grant().unwrap();
+    session.regions().open("sessions".parse().unwrap(), true).unwrap();
+    let volume = NewVolume { id: [7; 16], size: 1 << 20, ..NewVolume::default() };
+    let mut stream = TcpStream::connect(here.at()).unwrap();
+    prove(&mut stream, Purpose::NewVolume(volume), &key);
+    // Of the first owners: which are named, and how many volumes.
+    let named = |session: &Session| {
+        let told = |owner: &u16| session.records().who(*owner).unwrap().is_some();
+        let volumes = (0..3).filter(|&place| session.records().volume(place).unwrap().is_some()).count();
+        ((0..64).filter(told).collect::<Vec<u16>>(), volumes)
+    };
+    let ((ours, our_volumes), (theirs, their_volumes)) = (named(&session), named(&stranger));
+    assert!(ours.contains(&session.owner()) && !ours.contains(&stranger.owner()), "{ours:?}");
+    assert!(theirs.contains(&stranger.owner()) && ours.iter().all(|owner| !theirs.contains(owner)), "{theirs:?}");
+    // Itself, its run, its region, its volume; itself and its run.
+    assert_eq!((ours.len(), theirs.len(), our_volumes, their_volumes), (4, 2, 1, 0));
 }
 
 /// A relay between a host and the node, which records and changes what the host says.

@@ -44,7 +44,7 @@ Examples:
 
 A region's slabs stand under its name; a run's under the run, by the pid that farmem top shows if it is of this machine; what a \
 process claims itself, in pieces from 4 KiB on, under its pid, or as agent if it is this user's. \"Used\" is what of it was touched and not freed by programs since. \
-\"Cleaning\" was given back and is drained and scrubbed before it is free.";
+\"By others\" is what other tenants hold, whom a node does not name. \"Cleaning\" was given back and is drained and scrubbed before it is free.";
 
 /// The known facts of a node. Bytes, unless it says otherwise.
 #[derive(Debug, Serialize)]
@@ -63,6 +63,9 @@ struct View {
     free_runs: Vec<Runs>,
     /// Shared blocks, a count.
     shared_blocks: u64,
+    /// Of what is held: by holders that the node does not name, because they are of other tenants, or
+    /// are just leaving.
+    unnamed: u64,
     holders: Vec<Holder>,
     volumes: Vec<Volume>,
     /// Counts.
@@ -217,7 +220,7 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
     let mut reader = Reader::connect(node, trust)?;
     let (snapshot, recount, _) = lasting(&mut reader)?;
     let bytes = |chunks: u64| chunks * 4096;
-    let mut holders = Vec::new();
+    let (mut holders, mut unnamed) = (Vec::new(), 0);
     let agent = runtime_dir::own().ok().and_then(|dir| Agent::living(&dir)).map(|agent| agent.pid);
     let runs = runs_here();
     let regions = reader.session.regions().list().map_err(Failure::no_node)?;
@@ -225,6 +228,10 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
         let who = reader.session.records().who(owner.slot()).map_err(Failure::no_node)?;
         let slabs = bytes(snapshot.slab_chunks(owner));
         let region = regions.iter().find(|region| region.owner == owner.slot()).map(|region| region.name.to_string());
+        if who.is_none() && region.is_none() {
+            unnamed += bytes(chunks);
+            continue;
+        }
         let run = who.filter(|_| region.is_none()).map_or_else(String::new, |who| format!("{:016x}", who.run));
         let pid = who.map(|who| who.pid).filter(|&pid| pid != 0);
         let agent = pid.is_some() && pid == agent;
@@ -250,6 +257,7 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
         longest_free: runs.iter().copied().max().unwrap_or(0),
         free_runs: orders.into_iter().map(|(at_least, count)| Runs { at_least, count }).collect(),
         shared_blocks: recount.shared_blocks,
+        unnamed,
         holders,
         volumes,
         windows: figure(Figure::Windows)?,
@@ -278,7 +286,7 @@ fn text(view: &View) -> String {
     let size = |n: u64| units::bytes(n);
     let mut out = format!("{}\n", view.node);
     let row = |name: &str, value: String| [name.to_owned(), value];
-    out += &units::aligned(&[
+    let mut rows = vec![
         row("lend", size(view.lend)),
         row("held", format!("{} ({})", size(view.held), units::share(view.held, view.lend))),
         row("used", size(view.used)),
@@ -291,7 +299,11 @@ fn text(view: &View) -> String {
         row("scrubbed", format!("{} in {} of CPU", size(view.scrubbed), units::nanos(view.scrub_cpu_ns))),
         row("confined", view.confined.clone().unwrap_or_else(|| "-".to_owned())),
         row("drained", format!("in {} of CPU", units::nanos(view.drain_cpu_ns))),
-    ]);
+    ];
+    if view.unnamed > 0 {
+        rows.insert(2, row("by others", size(view.unnamed)));
+    }
+    out += &units::aligned(&rows);
     if !view.free_runs.is_empty() {
         let mut rows = vec![["free runs of at least".to_owned(), "count".to_owned()]];
         rows.extend(view.free_runs.iter().map(|runs| [size(runs.at_least), units::count(runs.count)]));

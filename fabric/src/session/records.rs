@@ -22,7 +22,8 @@ impl Session {
 }
 
 impl Records<'_> {
-    /// The present holder of an owner id at the node. `None`: the id is free.
+    /// The present holder of an owner id at the node. `None`: the id is free, or its holder is another
+    /// tenant's.
     pub fn who(self, owner: u16) -> Result<Option<Who>, Lost> {
         match self.member.ask(Ask::Who(owner))? {
             (Ok(Reply::Who(who)), _) => Ok(Some(who)),
@@ -60,8 +61,8 @@ impl Records<'_> {
         }
     }
 
-    /// The swap volume at a place in the node's order of them. `None`: the place is beyond the
-    /// last.
+    /// The swap volume at a place in the node's order of them, of those that are no other tenant's.
+    /// `None`: the place is beyond the last.
     pub fn volume(self, place: u64) -> Result<Option<VolumeInfo>, Lost> {
         match self.member.ask(Ask::VolumeAt(place))?.0 {
             Ok(Reply::Volume(volume)) => Ok(Some(volume)),

@@ -231,6 +231,12 @@ impl Member {
         self.tenant().map(|tenant| tenant.name) == holder.as_ref().map(|(tenant, _)| tenant.name)
     }
 
+    /// Whether it may know of what belongs to this tenant: another tenant's it may not. A member
+    /// without a tenant is of the node's own user, or of a node that anybody may use.
+    pub(super) fn may_know(&self, of: Option<&Arc<Tenant>>) -> bool {
+        self.tenant().is_none_or(|own| of.is_some_and(|of| of.name == own.name))
+    }
+
     /// The id by which descriptor words name it.
     pub fn owner(&self) -> u16 {
         self.lease.owner().slot()

@@ -49,10 +49,9 @@ impl Region {
         self.lease.tenant().map(|tenant| tenant.name)
     }
 
-    /// Whether a member may know of it and take its name away: another tenant's may not. A member
-    /// without a tenant is of the node's own user, or of a node that anybody may use.
+    /// Whether a member may know of it and take its name away.
     fn is_shown_to(&self, member: &Member) -> bool {
-        member.tenant().is_none_or(|tenant| self.tenant() == Some(tenant.name))
+        member.may_know(self.lease.tenant())
     }
 }
 

@@ -3,8 +3,10 @@
 #![allow(dead_code)] // Each test file is a program of its own, and uses a part.
 
 use farmem_protocol::wire::{
-    Answer, Ask, Greeting, Hello, Join, Purpose, Refused, Reply, Request, Status, Verdict, Welcome,
+    Answer, Ask, Cipher, Credential, Greeting, Hello, Join, Proof, Purpose, Refused, Reply, Request, Status, Verdict,
+    Welcome,
 };
+use farmem_trust::Key;
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
@@ -51,6 +53,17 @@ pub fn refused(stream: &mut (impl Read + Write), hello: &Hello) -> Option<Verdic
         Greeting::Welcome(_) | Greeting::Challenge(_) => None,
         Greeting::Refused(verdict) => Some(verdict),
     }
+}
+
+/// Says hello and proves a token; nothing is encrypted.
+pub fn prove(stream: &mut (impl Read + Write), purpose: Purpose, key: &Key) -> Welcome {
+    let credential = Credential { id: key.id, nonce: [9; 32], cipher: Cipher::Plain };
+    let hello = Hello { tenant: key.tenant, credential: Some(credential), ..Hello::new(purpose) };
+    let Some(Greeting::Challenge(nonce)) = greeted(stream, &hello) else { panic!("no challenge") };
+    let proof = Proof { mac: key.of_host(&nonce, hello.frame().as_bytes(), None), share: None };
+    stream.write_all(proof.frame().as_bytes()).unwrap();
+    let Some(Greeting::Welcome(welcome)) = receive(stream, Greeting::read) else { panic!("no welcome") };
+    welcome
 }
 
 /// Asks for something, and waits for the answer.

@@ -72,7 +72,8 @@ pub enum Ask {
     Window,
     /// The window with this key, bound or not, is no longer needed: it ceases to be.
     DropWindow(Key),
-    /// Asks for the holder of this owner id. Answer: [`Reply::Who`]. Not held: the id is free.
+    /// Asks for the holder of this owner id. Answer: [`Reply::Who`]. Not held: the id is free, or its
+    /// holder is another tenant's.
     Who(u16),
     /// A figure of the node. Answer: [`Reply::Figure`].
     Figure(Figure),
@@ -96,8 +97,8 @@ pub enum Ask {
     /// The region at this index in the order of names. Answer: [`Reply::Region`]. Not held: there
     /// are fewer regions.
     RegionAt(u64),
-    /// The swap volume at this index in an order of the node's. Answer: [`Reply::Volume`]. Not
-    /// held: there are fewer volumes.
+    /// The swap volume at this index in an order of the node's, of those that are no other tenant's.
+    /// Answer: [`Reply::Volume`]. Not held: there are fewer.
     VolumeAt(u64),
     /// Takes all rights at this node from the processes of this tag that have the region open
     /// ([`super::tag`]). Done: none of their verbs takes effect from now on. Shared: one of them

@@ -105,7 +105,7 @@ impl Engine {
                 nic.epochs.wait();
                 done(status)
             }
-            Ask::Who(owner) => Ok(nic.who(owner).map(Reply::Who).ok_or(Status::NotHeld)?),
+            Ask::Who(owner) => Ok(nic.who(member, owner).map(Reply::Who).ok_or(Status::NotHeld)?),
             Ask::Wanted => {
                 member.asked.stir();
                 Ok(Reply::Figure(nic.wanted_back(member)))
@@ -124,7 +124,7 @@ impl Engine {
             Ask::RegionRemove(name) => {
                 done(if nic.regions().remove_by(member, name) { Status::Done } else { Status::NotHeld })
             }
-            Ask::VolumeAt(place) => Ok(nic.swap().at(place).map(Reply::Volume).ok_or(Status::NotHeld)?),
+            Ask::VolumeAt(place) => Ok(nic.swap().at(member, place).map(Reply::Volume).ok_or(Status::NotHeld)?),
             Ask::RegionAt(place) => {
                 let region = nic.regions().at(member, place).ok_or(Status::NotHeld)?;
                 Ok(Reply::Region(region.name, region.slabs, region.owner))

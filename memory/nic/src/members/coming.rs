@@ -381,8 +381,14 @@ impl Nic {
         all
     }
 
-    /// The present holder of an owner id.
-    pub fn who(&self, owner: u16) -> Option<Who> {
+    /// The present holder of an owner id, if the member that asks may know of it.
+    pub fn who(&self, asks: &Member, owner: u16) -> Option<Who> {
+        // A volume's memory counts to its tenant by the volume, not by its owner id.
+        let volume = self.swap().of_owner(owner);
+        let tenant = volume.as_ref().map_or_else(|| self.units.tenant_of(owner), |of| of.tenant().cloned());
+        if !asks.may_know(tenant.as_ref()) {
+            return None;
+        }
         if let Some(member) = self.roster.member_of(owner) {
             let leader = self.roster.leader(&member.run).map_or(0, |leader| leader.pid);
             return Some(Who { pid: member.pid, run: member.run_id(), leader, names: member.names });
@@ -393,7 +399,7 @@ impl Nic {
             let leader = leader.map_or(0, |leader| leader.pid);
             return Some(Who { pid: 0, run: run_id(&run), leader, names });
         }
-        if let Some(volume) = self.swap().of_owner(owner) {
+        if let Some(volume) = volume {
             return Some(Who { pid: volume.pid(), run: volume.name(), leader: 0, names: *volume.names() });
         }
         let region = self.regions().list().into_iter().find(|region| region.owner == owner)?;

@@ -128,6 +128,11 @@ impl Drop for Lease {
 }
 
 impl Units {
+    /// The tenant that the memory of an owner id counts to.
+    pub(crate) fn tenant_of(&self, owner: u16) -> Option<Arc<Tenant>> {
+        self.tenants.lock().get(&owner).cloned()
+    }
+
     /// The slot can be leased again.
     pub(super) fn vacate(&self, owner: Owner) {
         // Units that it still counted were taken back by their words, one by one, and no longer

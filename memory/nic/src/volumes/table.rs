@@ -4,7 +4,7 @@ use super::{All, Attached, BLOCK, MAX_KEPT_MS, MAX_STREAMS, OVERCOMMIT, RESERVE,
 use crate::events::{Event, Events, VolumeEvent};
 use crate::graces::Graces;
 use crate::lending::Lending;
-use crate::members::Holder;
+use crate::members::{Holder, Member};
 use crate::shares::Peer;
 use crate::tally::Tally;
 use crate::tenants::Tenant;
@@ -60,10 +60,13 @@ impl Swap<'_> {
         self.volumes.all.lock().values().find(|volume| volume.owner() == owner).cloned()
     }
 
-    /// The volume at a place in the order of ids, which nobody learns.
-    pub(crate) fn at(self, place: u64) -> Option<VolumeInfo> {
+    /// The volume at a place in the order of ids, which nobody learns, of those that the member that
+    /// asks may know.
+    pub(crate) fn at(self, asks: &Member, place: u64) -> Option<VolumeInfo> {
         let place = usize::try_from(place).ok()?;
-        let volume = self.volumes.all.lock().values().nth(place).cloned()?;
+        let all = self.volumes.all.lock();
+        let volume = all.values().filter(|volume| asks.may_know(volume.tenant())).nth(place).cloned()?;
+        drop(all);
         let (usage, bytes) = (volume.usage(), |pages: u32| u64::from(pages) * PAGE);
         Some(VolumeInfo {
             owner: volume.owner(),
