@@ -380,16 +380,17 @@ impl Worker {
         }
     }
 
-    /// Closes connections that have overstayed: strangers after `STRANGER_NS`, and those of members
-    /// that are gone. Watches deaf listeners again. Worker 0 also looks after the whole node.
+    /// Closes connections that have overstayed: strangers after `STRANGER_NS`, those of members that
+    /// are gone, and those that came by a token that is revoked or has expired. Watches deaf listeners again. Worker 0 also looks after the whole node.
     fn sweep(&mut self, now: u64) {
         for entry in 0..self.connections.len() {
-            let Some(connection) = &self.connections[entry] else { continue };
+            let Some(connection) = &mut self.connections[entry] else { continue };
             let overdue = connection.engine.is_stranger() && now.saturating_sub(connection.since_ns) > STRANGER_NS;
+            let ended = connection.engine.is_orphan() || connection.engine.is_over(&self.shared.nic);
             if overdue {
                 self.tell_refused(entry, Refused::Silent);
             }
-            if overdue || self.connections[entry].as_ref().is_some_and(|other| other.engine.is_orphan()) {
+            if overdue || ended {
                 self.close(entry, Goodbye::Done, now);
             }
         }

@@ -201,11 +201,11 @@ impl Nic {
 
     /// Volumes that are made, found and ended.
     pub fn swap(&self) -> Swap<'_> {
-        let Nic { volumes, units, lending, tally, events, incarnation, .. } = self;
+        let Nic { volumes, units, lending, tally, tenants, events, incarnation, .. } = self;
         let flag = |flag, is_set: bool| if is_set { flag } else { 0 };
         let leaves =
             flag(nbd::GOING_DOWN, self.is_draining()) | flag(nbd::TO_BE_EMPTIED, self.emptied.load(Ordering::Relaxed));
-        Swap { volumes, units, lending, tally, events, incarnation: *incarnation, leaves }
+        Swap { volumes, units, lending, tally, tenants, events, incarnation: *incarnation, leaves }
     }
 
     /// From now on takes no new runs.

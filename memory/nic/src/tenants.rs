@@ -178,12 +178,14 @@ pub struct Known {
 pub struct Tenants {
     /// `None`: the node serves whoever can reach it.
     tokens: Lock<Option<BTreeMap<TokenId, Known>>>,
+    /// How often they were set.
+    changes: AtomicU64,
     tenants: Lock<BTreeMap<farmem_trust::Tenant, Arc<Tenant>>>,
 }
 
 impl Default for Tenants {
     fn default() -> Tenants {
-        Tenants { tokens: Lock::new(None), tenants: Lock::new(BTreeMap::new()) }
+        Tenants { tokens: Lock::new(None), changes: AtomicU64::new(0), tenants: Lock::new(BTreeMap::new()) }
     }
 }
 
@@ -192,6 +194,12 @@ impl Tenants {
     pub(super) fn token(&self, id: &TokenId) -> (bool, Option<Known>) {
         let tokens = self.tokens.lock();
         (tokens.is_some(), tokens.as_ref().and_then(|tokens| tokens.get(id).copied()))
+    }
+
+    /// Another number whenever tokens have been set. One that is read before a token is looked at is
+    /// another by the time that the token's standing changes.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
     }
 
     /// Why a token cannot be used now; `None`: it can.
@@ -271,6 +279,7 @@ impl Nic {
         // Set before members are listed: one that comes in meanwhile is listed, or looks at its
         // token after it has come in, and goes.
         *self.tenants.tokens.lock() = Some(good);
+        self.tenants.changes.fetch_add(1, Ordering::SeqCst);
         let is_over = |id: &TokenId| self.tenants.why_not(id).is_some();
         for member in self.members().iter().filter(|member| member.token().is_some_and(is_over)) {
             self.membership().part(member, Leaving::Revoked);

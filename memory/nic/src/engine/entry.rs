@@ -6,13 +6,14 @@
 //!        └─ else ─► Refused
 //! ```
 //!
-//! A peer that is refused has its answer, and then its connection closes.
+//! A peer that is refused has its answer, and then its connection closes. So does a connection whose
+//! token is revoked or expires, whoever's the member is that it came to ([`Engine::is_over`]).
 
 use super::sealed::Sealed;
 use super::serving::Serving;
 use super::{CONTROL_INPUT, Control, Engine, Goodbye, INPUT, Phase, Wire, volume};
 use crate::events::{Event, Leaving, Refused, VolumeEvent};
-use crate::shares::Peer;
+use crate::shares::{Peer, Place};
 use crate::tenants::Known;
 use crate::volumes::Attached;
 use crate::{Member, Nic, count};
@@ -144,19 +145,15 @@ impl Engine {
         let Ok(place) = nic.connections.take(self.about.peer) else { return self.turn_away(nic, Verdict::Full) };
         let holder = proven.as_ref().map(|Proven { known, .. }| (nic.tenants.of(known), known.key.id));
         let agreed = proven.as_ref().and_then(|proven| proven.agreed);
-        let is_new = proven.as_ref().is_some_and(|proven| proven.share.is_some());
+        let agreed_anew = proven.as_ref().is_some_and(|proven| proven.share.is_some());
         self.place = Some(place);
+        self.token = holder.as_ref().map(|(_, token)| (*token, nic.tenants.changes()));
         let from = (self.about.peer, self.about.local);
         let control =
             |(member, ours): (Arc<Member>, u64)| (Arc::clone(&member), Phase::Control(Control { member, ours }));
         let entered = match &hello.purpose {
             Purpose::Join(join) => nic.membership().join(join, from, holder, agreed, now_ns).map(control),
-            Purpose::Rejoin(known) => nic.membership().rejoin(known, &holder).map(|(member, ours)| {
-                if is_new {
-                    *member.agreed.lock() = agreed;
-                }
-                control((member, ours))
-            }),
+            Purpose::Rejoin(known) => nic.membership().rejoin(known, &holder).map(control),
             Purpose::Attach(known, queue) => {
                 nic.membership().attach(known, *queue, &holder).map(|(member, turn, ours)| {
                     let serving = Serving::new(Arc::clone(&member), *queue, turn, ours);
@@ -172,7 +169,11 @@ impl Engine {
             Purpose::NewVolume(new) => {
                 let token = holder.as_ref().map(|(_, token)| *token);
                 let made = nic.swap().make(new, self.about.peer, holder, now_ns);
-                let attached = made.and_then(|volume| nic.swap().attach(volume, false, token));
+                let attached = made.and_then(|volume| {
+                    let attached = nic.swap().attach(Arc::clone(&volume), false, token);
+                    // Nobody else has it yet.
+                    attached.inspect_err(|_| nic.swap().free(&volume, VolumeEvent::Revoked))
+                });
                 return self.enter_volume(nic, attached, hello, proven);
             }
             Purpose::Volume(known, data) => {
@@ -184,10 +185,16 @@ impl Engine {
         };
         match entered {
             Ok((member, phase)) => {
-                // It may have been revoked since the proof, and its member not have been found then.
                 if let Some(over) = over(nic, proven.as_ref()) {
-                    nic.membership().part(&member, Leaving::Revoked);
+                    // It was revoked since the proof. A member that joined by it now was not found by
+                    // the one who revoked it. One that joined by another token stays.
+                    let joined_by_it = member.token() == self.token.as_ref().map(|(token, _)| token);
+                    joined_by_it.then(|| nic.membership().part(&member, Leaving::Revoked));
+                    phase.leave(nic, true, now_ns);
                     return self.turn_away(nic, over);
+                }
+                if matches!(hello.purpose, Purpose::Rejoin(_)) && agreed_anew {
+                    *member.agreed.lock() = agreed;
                 }
                 if !matches!(hello.purpose, Purpose::Join(_)) {
                     count(&nic.tally.rejoined, 1);
@@ -212,10 +219,6 @@ impl Engine {
     ) -> Result<bool, Goodbye> {
         match attached {
             Ok(attached) => {
-                if let Some(over) = over(nic, proven.as_ref()) {
-                    nic.swap().free(&attached.volume, VolumeEvent::Revoked);
-                    return self.turn_away(nic, over);
-                }
                 let owner = attached.volume.owner();
                 self.phase = Phase::Volume(Box::new(volume::Stream::new(attached)));
                 self.widen(INPUT);
@@ -224,6 +227,30 @@ impl Engine {
             }
             Err(verdict) => self.turn_away(nic, verdict),
         }
+    }
+
+    /// Whether the token by which it came can be used no more: then it is to be closed. This costs
+    /// little unless the node's tokens have changed since the last call.
+    pub fn is_over(&mut self, nic: &Nic) -> bool {
+        let changes = nic.tenants.changes();
+        let Some((token, seen)) = &mut self.token else { return false };
+        std::mem::replace(seen, changes) != changes && nic.tenants.why_not(token).is_some()
+    }
+
+    /// The connection has closed. Returns its place in the table of connections: the caller keeps
+    /// it while anything of the connection still takes a descriptor.
+    pub fn close(self, nic: &Nic, why: Goodbye, now_ns: u64) -> Option<Place> {
+        if let Goodbye::Broken(rule) = why {
+            count(&nic.tally.broken_connections, 1);
+            nic.events.tell(Event::Refused(self.about.peer, Refused::Broken(rule)));
+        }
+        let broke = match &self.phase {
+            Phase::Control(control) if matches!(why, Goodbye::Broken(_)) => Some(Arc::clone(&control.member)),
+            _ => None,
+        };
+        self.phase.leave(nic, why == Goodbye::Done, now_ns);
+        broke.iter().for_each(|member| nic.membership().broke(member));
+        self.place
     }
 
     /// Refuses a peer for the reason that it is told.
@@ -276,6 +303,26 @@ impl Engine {
             let raw = (self.start, self.end);
             self.end = self.start;
             self.sealed = Some(Box::new(Sealed::new(ends, raw, self.output.backlog)));
+        }
+    }
+}
+
+impl Phase {
+    /// The connection has closed: its member or volume has one less. `by_node`: the node closed it.
+    fn leave(self, nic: &Nic, by_node: bool, now_ns: u64) {
+        match self {
+            Phase::Control(control) => nic.membership().left(&control.member, true, by_node, now_ns),
+            Phase::Queue(serving) => {
+                let (member, queue, turn) = (*serving).ended();
+                member.detach(queue, turn);
+                nic.membership().left(&member, false, by_node, now_ns);
+            }
+            Phase::Wire(wire) => {
+                wire.member.wires.lock().cut(wire.queue, wire.ours);
+                nic.membership().left(&wire.member, false, by_node, now_ns);
+            }
+            Phase::Volume(stream) => nic.swap().left(&stream.attached, now_ns),
+            Phase::Hello | Phase::Proving(_) | Phase::Closing => {}
         }
     }
 }

@@ -13,7 +13,7 @@
 //! (`output` says how far), input waits, and through TCP so does the host. docs/design/tables.md
 //! has the sum for one connection.
 //!
-//! * This file: the connection, and its input. `entry`: the peer's identity and admission.
+//! * This file: the connection, and its input. `entry`: how a peer is let in, and leaves.
 //! * `requests`: a member's requests. `serving`: verbs. `volume`: a swap volume's stream.
 //! * `output`: bytes on their way out. `sealed`: bytes that go in records.
 //!
@@ -36,16 +36,16 @@ mod volume;
 pub use turn::Clocks;
 
 use super::epochs::Section;
-use super::events::{Event, Refused};
 use super::shares::{Peer, Place};
 use super::tenants::Tenant;
-use super::{Member, Nic, count};
+use super::{Member, Nic};
 use entry::Proving;
 use farmem_protocol::lines::MAX_RECORD_BYTES;
 use farmem_protocol::wire::control::{MAX_HELLO, MAX_REQUEST};
 use farmem_protocol::wire::{Broken, Endpoint};
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
+use farmem_trust::TokenId;
 use output::{NotSent, Output};
 use sealed::Sealed;
 use serving::Serving;
@@ -156,6 +156,8 @@ pub struct Engine {
     put_off: bool,
     /// Its place in the table of connections, once it has said who it is.
     place: Option<Place>,
+    /// The token by which it came, and at which change of the node's tokens this was looked at last.
+    token: Option<(TokenId, u64)>,
     /// Its place in the table of connections with much output, as long as much waits.
     roomy: Option<Place>,
 }
@@ -178,6 +180,7 @@ impl Engine {
             opened: Vec::new(),
             put_off: false,
             place: None,
+            token: None,
             roomy: None,
         }
     }
@@ -468,35 +471,5 @@ impl Engine {
         }
         self.roomy = None;
         if let Phase::Closing = self.phase { Err(Goodbye::Done) } else { Ok(()) }
-    }
-
-    /// The connection has closed. Returns its place in the table of connections: the caller keeps
-    /// it while anything of the connection still takes a descriptor.
-    pub fn close(self, nic: &Nic, why: Goodbye, now_ns: u64) -> Option<Place> {
-        if let Goodbye::Broken(rule) = why {
-            count(&nic.tally.broken_connections, 1);
-            nic.events.tell(Event::Refused(self.about.peer, Refused::Broken(rule)));
-        }
-        let by_node = why == Goodbye::Done;
-        match self.phase {
-            Phase::Control(control) => {
-                nic.membership().left(&control.member, true, by_node, now_ns);
-                if let Goodbye::Broken(_) = why {
-                    nic.membership().broke(&control.member);
-                }
-            }
-            Phase::Queue(serving) => {
-                let (member, queue, turn) = (*serving).ended();
-                member.detach(queue, turn);
-                nic.membership().left(&member, false, by_node, now_ns);
-            }
-            Phase::Wire(wire) => {
-                wire.member.wires.lock().cut(wire.queue, wire.ours);
-                nic.membership().left(&wire.member, false, by_node, now_ns);
-            }
-            Phase::Volume(stream) => nic.swap().left(&stream.attached, now_ns),
-            Phase::Hello | Phase::Proving(_) | Phase::Closing => {}
-        }
-        self.place
     }
 }

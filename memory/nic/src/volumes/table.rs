@@ -7,7 +7,7 @@ use crate::lending::Lending;
 use crate::members::{Holder, Member};
 use crate::shares::Peer;
 use crate::tally::Tally;
-use crate::tenants::Tenant;
+use crate::tenants::{Tenant, Tenants};
 use crate::units::Units;
 use crate::units::leases::Lease;
 use farmem_protocol::nbd::PAGE;
@@ -48,6 +48,7 @@ pub struct Swap<'a> {
     pub(crate) units: &'a Arc<Units>,
     pub(crate) lending: &'a Lending,
     pub(crate) tally: &'a Tally,
+    pub(crate) tenants: &'a Tenants,
     pub(crate) events: &'a Events,
     pub(crate) incarnation: u64,
     /// The flags of a report: the node goes down, or is to be emptied.
@@ -89,7 +90,7 @@ impl Swap<'_> {
     }
 
     /// One more stream of a volume, by this token. `data`: pages move by it, and by no other from
-    /// now on.
+    /// now on. The token may have been revoked since it was proven: then nothing has changed.
     pub(crate) fn attach(self, volume: Arc<Volume>, data: bool, token: Option<TokenId>) -> Result<Attached, Verdict> {
         let mut state = volume.state.lock();
         if state.gone {
@@ -97,6 +98,10 @@ impl Swap<'_> {
         }
         if state.streams == MAX_STREAMS {
             return Err(Verdict::Full);
+        }
+        // Under the lock. A token that is revoked after this is found in `state` by `set_tokens`.
+        if let Some(over) = token.and_then(|token| self.tenants.why_not(&token)) {
+            return Err(over);
         }
         (state.streams, state.token) = (state.streams + 1, token);
         let turn = data.then(|| {

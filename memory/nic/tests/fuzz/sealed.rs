@@ -24,6 +24,11 @@ fn key() -> Key {
     Token::new("analytics", &[6; 40]).unwrap().key()
 }
 
+/// Another token of the same tenant.
+fn second() -> Key {
+    Token::new("analytics", &[7; 40]).unwrap().key()
+}
+
 fn guarded() -> Nic {
     let nic = nic();
     nic.set_tokens(vec![Known { key: key(), standing: Standing::Good, quota: u64::MAX, rate: u64::MAX }]);
@@ -44,14 +49,19 @@ struct Host<'a> {
 impl<'a> Host<'a> {
     /// `earlier`: the secret of the member's first connection. `None`: it was refused.
     fn new(nic: &'a Nic, hello: &Hello, earlier: Option<Agreed>) -> Option<Host<'a>> {
-        let (mut wire, key, nonce) = (Wire::new(nic), key(), [8; 32]);
+        let is_later = matches!(hello.purpose, Purpose::Rejoin(_) | Purpose::Attach(..) | Purpose::Wire(..));
+        Host::by(key(), nic, hello, earlier, !is_later)
+    }
+
+    /// By this token. `agrees`: on a secret of its own.
+    fn by(key: Key, nic: &'a Nic, hello: &Hello, earlier: Option<Agreed>, agrees: bool) -> Option<Host<'a>> {
+        let (mut wire, nonce) = (Wire::new(nic), [8; 32]);
         let credential = Some(Credential { id: key.id, nonce, cipher: Cipher::Aes128Gcm });
         let hello = Hello { tenant: key.tenant, credential, ..*hello };
         wire.feed(hello.frame().as_bytes(), 1000, 1);
         let Ok(Some((Greeting::Challenge(theirs), said))) = Greeting::read(&wire.said) else { return None };
         let half = Half::new(&[9; 32]).unwrap();
-        let is_later = matches!(hello.purpose, Purpose::Rejoin(_) | Purpose::Attach(..) | Purpose::Wire(..));
-        let share = (!is_later).then(|| half.share());
+        let share = agrees.then(|| half.share());
         let proof = Proof { mac: key.of_host(&theirs, hello.frame().as_bytes(), share.as_ref()), share };
         wire.feed(proof.frame().as_bytes(), 1000, 1);
         let greeting = Greeting::read(&wire.said[said..]);
@@ -113,6 +123,85 @@ fn who_comes_in_while_its_token_is_revoked_is_gone() {
         assert!(host.is_none(), "it is let in");
         assert_eq!((nic.members().len(), nic.volumes.is_empty()), (0, true));
     }
+}
+
+/// A node with both tokens, which draws numbers from 1 on, and has the second revoked in the midst of the draw that
+/// `revokes` holds then.
+fn with_second(revokes: &Arc<AtomicU64>) -> Arc<OnceLock<Nic>> {
+    let (nic, drawn) = (Arc::new(OnceLock::<Nic>::new()), AtomicU64::new(1));
+    let (within, revokes) = (Arc::clone(&nic), Arc::clone(revokes));
+    let draw = move || {
+        let n = drawn.fetch_add(1, Ordering::Relaxed);
+        if let (true, Some(nic)) = (revokes.fetch_sub(1, Ordering::Relaxed) == 1, within.get()) {
+            nic.set_tokens(both(Standing::Revoked));
+        }
+        secret(n)
+    };
+    assert!(nic.set(Nic::new(Lending::new(4 * SLAB_BYTES, Backing::Small), draw)).is_ok());
+    nic.get().unwrap().set_tokens(both(Standing::Good));
+    nic
+}
+
+fn both(of_second: Standing) -> Vec<Known> {
+    let known = |key, standing| Known { key, standing, quota: u64::MAX, rate: u64::MAX };
+    vec![known(key(), Standing::Good), known(second(), of_second)]
+}
+
+/// A connection comes by a token that is revoked after its proof. The member had joined by another token of the tenant,
+/// a good one: it stays, with the secret that it has.
+#[test]
+fn a_token_that_is_revoked_while_it_attaches_ends_no_member_of_another() {
+    let revokes = Arc::new(AtomicU64::new(u64::MAX));
+    let nic = with_second(&revokes);
+    let nic = nic.get().unwrap();
+    let lasting = Hello::new(Purpose::Join(Join { lasting: true, ..Join::default() }));
+    let mut first = Host::new(nic, &lasting, None).unwrap();
+    let member = Member { secret: first.secret, incarnation: nic.incarnation };
+    let rejoin = Hello::new(Purpose::Rejoin(member));
+    // Two draws are the challenge's; the node makes its share by two more, when it has looked at the proof.
+    revokes.store(4, Ordering::Relaxed);
+    assert!(Host::by(second(), nic, &rejoin, None, true).is_none(), "it is let in");
+    assert_eq!(nic.members().len(), 1, "the member has ended");
+    let mut again = Host::new(nic, &rejoin, Some(first.agreed)).expect("it comes again by its own token and secret");
+    let ping = again.seal(&mut Random::new(1), &ask(2, Ask::Ping));
+    again.wire.feed(&ping, 1000, 1);
+    assert!(!again.answers().is_empty());
+    // No connection of it is counted any more.
+    [&mut first, &mut again].into_iter().for_each(|host| host.wire.close(Goodbye::Cut, 1));
+    nic.expire(4_000_000_000_000_000);
+    assert!(nic.members().is_empty(), "its grace never ends");
+}
+
+/// The same of a volume's streams.
+#[test]
+fn a_token_that_is_revoked_while_it_comes_for_a_volume_ends_none_of_another() {
+    let revokes = Arc::new(AtomicU64::new(u64::MAX));
+    let nic = with_second(&revokes);
+    let nic = nic.get().unwrap();
+    let made = NewVolume { id: secret(77), size: 1 << 20, ..NewVolume::default() };
+    let _first = Host::new(nic, &Hello::new(Purpose::NewVolume(made)), None).unwrap();
+    let known = Member { secret: secret(77), incarnation: nic.incarnation };
+    let stream = Hello::new(Purpose::Volume(known, true));
+    revokes.store(4, Ordering::Relaxed);
+    assert!(Host::by(second(), nic, &stream, None, true).is_none(), "it is let in");
+    assert!(!nic.volumes.is_empty(), "the volume has ended");
+    assert!(Host::new(nic, &stream, None).is_some());
+}
+
+/// A connection ends with the token by which it came, also where the member had joined by another.
+#[test]
+fn a_connection_ends_with_its_own_token() {
+    let nic = with_second(&Arc::new(AtomicU64::new(u64::MAX)));
+    let nic = nic.get().unwrap();
+    let control = Host::new(nic, &Hello::new(Purpose::Join(Join::default())), None).unwrap();
+    let member = Member { secret: control.secret, incarnation: nic.incarnation };
+    let attach = |queue| Hello::new(Purpose::Attach(member, queue));
+    let mut own = Host::new(nic, &attach(0), Some(control.agreed)).unwrap();
+    let mut others = Host::by(second(), nic, &attach(1), Some(control.agreed), false).unwrap();
+    assert!(!own.wire.is_over() && !others.wire.is_over());
+    nic.set_tokens(both(Standing::Revoked));
+    assert_eq!((own.wire.is_over(), others.wire.is_over()), (false, true));
+    assert_eq!(nic.members().len(), 1);
 }
 
 /// Until when to go on, by this thread's CPU time in ns, and by which draws.

@@ -81,6 +81,11 @@ impl<'a> Wire<'a> {
         }
     }
 
+    /// Whether the token by which it came can be used no more.
+    pub fn is_over(&mut self) -> bool {
+        self.engine.as_mut().is_some_and(|engine| engine.is_over(self.nic))
+    }
+
     pub fn close(&mut self, why: Goodbye, now: u64) {
         if let Some(engine) = self.engine.take() {
             engine.close(self.nic, why, now);
