@@ -225,6 +225,30 @@ fn the_encrypted_wire_holds_the_contract() {
     });
 }
 
+/// Runs of odd and of even numbers are of two tenants.
+#[test]
+fn tenants_hold_the_contract_apart() {
+    let here = Guarded::start(contract::SLABS as u64);
+    let other = Token::new("research", &[6; 40]).unwrap();
+    let add = |store: &mut Store| {
+        store.tokens.push(Entry::new(&other, None));
+        Ok(())
+    };
+    Store::change(&here.store, add).unwrap();
+    assert!(here.node.look_at_tokens().is_none());
+    contract::hold_apart(&Subject {
+        connect: &|options| {
+            let key = if options.run[0] % 2 == 1 { here.key } else { other.key() };
+            let options = ConnectOptions { transport: Transport::Tcp, trust: key.into(), ..options.clone() };
+            Session::connect(&here.node.addresses()[0], &options)
+        },
+        lent: &|| here.node.nic().lent(),
+        pass: &|| std::thread::sleep(Duration::from_millis(1)),
+    });
+    let tenants: Vec<u64> = here.node.nic().tenants.all().iter().map(|tenant| tenant.pace.moved()).collect();
+    assert!(tenants.len() == 2 && tenants.iter().all(|moved| *moved > 0), "{tenants:?}");
+}
+
 /// Nothing of a page, nor of the token, is in what passes; with `plain` pages are.
 #[test]
 fn who_listens_hears_no_page_and_no_token() {

@@ -74,6 +74,27 @@ pub fn hold(subject: &Subject<'_>) {
     }
 }
 
+/// Runs the part of it that is about members who share nothing, for a back end where runs of odd
+/// and of even numbers are of two tenants.
+///
+/// # Panics
+/// When the back end breaks the contract.
+pub fn hold_apart(subject: &Subject<'_>) {
+    let tests: [fn(&Subject<'_>); 7] = [
+        slabs_are_fresh_for_another,
+        members_do_not_meet,
+        windows::a_window_is_one_tenants,
+        units::a_unit_is_its_owners,
+        units::words_go_only_where_the_rules_let_them,
+        units::a_member_that_ends_leaves_nothing,
+        units::no_write_outlives_its_unit,
+    ];
+    for test in tests {
+        test(subject);
+        await_that(subject, "all memory is given back", || (subject.lent)() == 0);
+    }
+}
+
 /// What the suite asks of a session: of this run, with a short grace.
 pub fn options(run: u8) -> ConnectOptions {
     ConnectOptions {
@@ -271,6 +292,23 @@ fn records_change_their_lines_and_no_others(subject: &Subject<'_>) {
     assert_eq!(put(&mut queue, slab, 0, b"after a refusal all goes on"), Ok(0));
 }
 
+/// All of a node's memory is one run's, and then another's.
+fn slabs_are_fresh_for_another(subject: &Subject<'_>) {
+    for run in 1..4 {
+        let session = subject.join(run);
+        let mut queue = session.queue_pair().expect("queue pair");
+        for _ in 0..SLABS {
+            let slab = session.grant().expect("grant").id;
+            for offset in [0, 8192, SLAB_BYTES / 2, SLAB_BYTES - 4096] {
+                assert_eq!(get(&mut queue, slab, offset, 4096), Ok(vec![0; 4096]), "another's bytes");
+                assert_eq!(put(&mut queue, slab, offset, &[run; 4096]), Ok(0));
+            }
+        }
+        drop((queue, session));
+        await_that(subject, "what a run held is free", || (subject.lent)() == 0);
+    }
+}
+
 fn nothing_but_what_is_held(subject: &Subject<'_>) {
     let session = subject.join(1);
     let slab = session.grant().expect("grant").id;
@@ -331,7 +369,12 @@ fn what_is_backed_stays(subject: &Subject<'_>) {
 }
 
 fn members_do_not_meet(subject: &Subject<'_>) {
-    let (a, b) = (subject.join(1), subject.join(1));
+    apart(subject.join(1), subject.join(1), subject);
+    await_that(subject, "all memory is given back", || (subject.lent)() == 0);
+    apart(subject.join(1), subject.join(2), subject);
+}
+
+fn apart(a: Session, b: Session, subject: &Subject<'_>) {
     let (of_a, of_b) = (a.grant().expect("grant").id, b.grant().expect("grant").id);
     let (mut queue_a, mut queue_b) = (a.queue_pair().expect("queue pair"), b.queue_pair().expect("queue pair"));
     assert_eq!(put(&mut queue_a, of_a, 0, b"a's"), Ok(0));

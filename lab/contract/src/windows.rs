@@ -95,6 +95,37 @@ pub fn a_window_is_one_queue_pairs(subject: &Subject<'_>) {
     assert_eq!(bind(&mut others, again, &part(slab, Rights::ALL)), Err(Refusal::Window), "another's window");
 }
 
+/// Of two tenants: a window of one is of no use to the other, and cannot be bound for it.
+pub fn a_window_is_one_tenants(subject: &Subject<'_>) {
+    let (session, slab, mut queue) = member(subject, 1);
+    let (other, theirs, mut others) = member(subject, 2);
+    let (own, given) = (session.window().expect("window"), session.window().expect("window"));
+    let own = bind(&mut queue, own, &part(slab, Rights::ALL)).expect("bind");
+    let to_other = Bind { owner: other.owner(), ..part(slab, Rights::ALL) };
+    assert_eq!(bind(&mut queue, given, &to_other), Err(Refusal::Window), "for another tenant's member");
+    assert_eq!(put(&mut queue, own, 0, b"ours"), Ok(0));
+    assert_eq!(get(&mut others, own, 0, 4), Err(Refusal::Access));
+    assert_eq!(put(&mut others, own, 0, b"no"), REFUSED);
+    assert_eq!(add(&mut others, own, 8), REFUSED);
+    assert_eq!(invalidate(&mut others, own), Err(Refusal::Access));
+    other.drop_window(own).expect("a node, which drops nothing");
+    let from_ours = part(slab, Rights::ALL);
+    let window = other.window().expect("window");
+    assert_eq!(bind(&mut others, window, &from_ours), Err(Refusal::Window), "of another's slab");
+    assert_eq!(bind(&mut others, given, &part(theirs, Rights::ALL)), Err(Refusal::Window), "another's window");
+    // A key that the other tenant guesses is no better than one that it was told.
+    for index in 0..8 {
+        let guesses = (1..6).map(|generation| Key::window(index, generation));
+        let found = guesses.filter(|key| get(&mut others, *key, 0, 1).is_ok()).count();
+        assert_eq!(found, 0, "window {index}");
+    }
+    assert_eq!(get(&mut queue, own, 0, 4), Ok(b"ours".to_vec()));
+    // Its member is gone, and its index is used again.
+    drop((queue, session));
+    await_that(subject, "its member is gone", || (subject.lent)() == SLAB_BYTES);
+    assert_eq!(get(&mut others, own, 0, 4), Err(Refusal::Access));
+}
+
 pub fn no_key_revives(subject: &Subject<'_>) {
     let (session, slab, mut queue) = member(subject, 1);
     let mut free = session.window().expect("window");

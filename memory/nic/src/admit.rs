@@ -68,7 +68,8 @@ impl Admission<'_> {
         }
     }
 
-    /// BIND: of a range that the binder itself may touch, to whomever it likes.
+    /// BIND: of a range that the binder itself may touch, for a member of its own tenant. (For any
+    /// member, if the binder has no tenant.)
     pub fn bind(self, member: &Member, queue: u64, key: Key, binding: &Binding) -> Result<Key, Status> {
         let KeyKind::Window { index, generation } = key.kind() else { return Err(Status::Window) };
         let parent = Key(binding.parent.get());
@@ -85,7 +86,10 @@ impl Admission<'_> {
         };
         let user = match binding.owner.get() {
             0 => member.serial,
-            owner => self.roster.member_of(owner).ok_or(Status::Window)?.serial,
+            owner => {
+                let user = self.roster.member_of(owner).filter(|user| member.may_know(user.tenant()));
+                user.ok_or(Status::Window)?.serial
+            }
         };
         let queue = binding.queue.get();
         let (memory, base, carved) = (grip.memory, grip.offset, Vec::new());
