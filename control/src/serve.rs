@@ -25,6 +25,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// What a browser shows. It makes text of names, and never markup.
+const PAGE: &str = include_str!("page.html");
+/// What a browser lets the page do: run what is in it, and ask this controller. No other site's page
+/// may show it in a frame, and have its user press a button unawares.
+const PAGE_MAY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+    connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 /// How often the state is told the time.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -279,7 +285,7 @@ pub async fn serve(listener: std::net::TcpListener, served: Arc<Served>, guard: 
     let listener = tokio::net::TcpListener::from_std(listener)?;
     tokio::spawn(tick(Arc::clone(&served)));
     let router = Router::new()
-        .route("/", get(|| async { Html(include_str!("page.html")) }))
+        .route("/", get(|| async { ([(header::CONTENT_SECURITY_POLICY, PAGE_MAY)], Html(PAGE)) }))
         .route("/v1/leads", get(leads))
         .route("/v1/beat", post(beat))
         .route("/v1/want", post(want))
@@ -424,6 +430,20 @@ mod tests {
             served.lock().role = Role::Stands("another leads".into());
             assert_eq!(look().await, None, "only the leader shows it");
         });
+    }
+
+    /// Names come from hosts and nodes. Nothing in the page could make markup, a script or an address of them.
+    #[test]
+    fn the_page_makes_no_markup_of_names() {
+        for word in
+            ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "DOMParser"]
+        {
+            assert!(!PAGE.contains(word), "{word}");
+        }
+        for word in ["href", "src=", "srcdoc", "setAttribute", "javascript:", "location ="] {
+            assert!(!PAGE.contains(word), "{word}");
+        }
+        assert!(PAGE_MAY.starts_with("default-src 'none'") && PAGE_MAY.contains("frame-ancestors 'none'"));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A controller's port, by raw bytes: one that asks for tokens, and one that does not.
+//! The ports that speak HTTP, by raw bytes: a controller's, of one that asks for tokens and one that does not, and a
+//! node's counters.
 
 use crate::fuzz::fuzz_by;
 use crate::token;
@@ -6,9 +7,13 @@ use farmem_control::api::Term;
 use farmem_control::guard::{self, Asked, Guard};
 use farmem_control::serve::{Served, serve};
 use farmem_control::store::{Kept, Store};
+use farmem_memory::{Config, Node};
+use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::node::NodeAddr;
 use farmem_sys::raw::now_ns;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -54,15 +59,62 @@ fn heard(at: SocketAddr, says: &[u8], waits: Duration) -> Vec<u8> {
     answer
 }
 
+/// Counts panics of the threads that serve.
+fn count_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |about| {
+            if matches!(std::thread::current().name(), Some("controller" | "metrics")) {
+                PANICS.fetch_add(1, Ordering::Relaxed);
+            }
+            before(about);
+        }));
+    });
+}
+
+#[test]
+fn a_nodes_counters() {
+    count_panics();
+    let mut config = Config::new(SLAB_BYTES, vec![NodeAddr::Tcp("127.0.0.1:0".into())]);
+    config.metrics = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+    let node = Node::start(&config).unwrap();
+    let at = node.metrics().unwrap();
+    let texts: [&[u8]; 4] = [
+        b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /?x=1 HTTP/1.0\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\ncontent-length: 1\r\n\r\nx",
+        b"\r\n\r\n",
+    ];
+    fuzz_by(now_ns, "counters", &texts, |_, bytes| {
+        let answer = heard(at, bytes, WAITS);
+        assert_eq!(PANICS.load(Ordering::Relaxed), 0, "{:?}", String::from_utf8_lossy(bytes));
+        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 "), "{:?}", String::from_utf8_lossy(&answer));
+        answer.get(..12).map(<[u8]>::to_vec)
+    });
+    assert!(heard(at, texts[0], LONG).starts_with(b"HTTP/1.1 200"));
+}
+
+/// A browser sends what another site's page says, but no header of ours, and shows no page of ours in its frame.
+#[test]
+fn a_page_of_another_site_gives_no_orders() {
+    let at = open(false);
+    let post = |header: &str| {
+        let said = format!("POST /v1/nodes/a/forget HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{header}\r\n");
+        String::from_utf8(heard(at, said.as_bytes(), LONG)).unwrap()
+    };
+    assert!(post("").starts_with("HTTP/1.1 403"));
+    assert!(post("x-farmem-order: 1\r\n").starts_with("HTTP/1.1 404"), "there is no such node");
+    let allowed = b"OPTIONS /v1/nodes/a/forget HTTP/1.1\r\nhost: a\r\norigin: http://b\r\nconnection: close\r\n\r\n";
+    let allowed = String::from_utf8(heard(at, allowed, LONG)).unwrap().to_lowercase();
+    assert!(!allowed.contains("access-control-allow"), "{allowed}");
+    let page = heard(at, b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", LONG);
+    assert!(String::from_utf8(page).unwrap().contains("frame-ancestors 'none'"));
+}
+
 #[test]
 fn a_controllers_port() {
-    let before = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |about| {
-        if std::thread::current().name() == Some("controller") {
-            PANICS.fetch_add(1, Ordering::Relaxed);
-        }
-        before(about);
-    }));
+    count_panics();
     let (guarded, open) = (open(true), open(false));
     let (key, body) = (token().key(), br#"{"run":"1","host":"h","domains":1,"held":[],"seen":null,"figures":null}"#);
     let asked = Asked { method: "POST", path: "/v1/want", body };
