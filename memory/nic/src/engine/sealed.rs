@@ -11,14 +11,17 @@
 
 use super::output::{NotSent, Output};
 use crate::Nic;
+use farmem_protocol::wire::Completion;
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
 use farmem_trust::record::{BadRecord, ENOUGH, Ends, HEAD, MOST, OVERHEAD, Opener, Sealer};
 
 /// Bytes of records that wait for the socket, at most.
 const BOUNCE: usize = 64 << 10;
-/// Bytes of that room which a connection keeps while nothing waits.
+/// Bytes of that room which a connection keeps while nothing waits: enough for a page and its
+/// completion, so that an answer with a page takes no memory and gives none back.
 const KEPT: usize = 8 << 10;
+const _: () = assert!(room_for(size_of::<Completion>() + 4096) <= KEPT);
 
 pub(super) struct Sealed {
     opener: Opener,
@@ -27,21 +30,28 @@ pub(super) struct Sealed {
     pub raw: (usize, usize),
     /// Bytes of output that were made before: they go as they are.
     before: usize,
+    /// Room for records. It is cleared where it grows, and not for each record.
     bounce: Vec<u8>,
-    /// How much of it the socket has taken.
+    /// Its records: those up to `gone` the socket has taken.
     gone: usize,
+    to: usize,
+}
+
+/// Bytes of records that carry so many bytes, at most.
+const fn room_for(carried: usize) -> usize {
+    carried + (carried / ENOUGH + 1) * OVERHEAD
 }
 
 impl Sealed {
     /// From here on. `raw`: input that has come already; `before`: output that waits already.
     pub fn new(ends: Ends, raw: (usize, usize), before: usize) -> Sealed {
         let Ends { opener, sealer } = ends;
-        Sealed { opener, sealer, raw, before, bounce: Vec::new(), gone: 0 }
+        Sealed { opener, sealer, raw, before, bounce: Vec::new(), gone: 0, to: 0 }
     }
 
     /// Whether records wait for the socket.
     pub fn has_output(&self) -> bool {
-        self.gone < self.bounce.len()
+        self.gone < self.to
     }
 
     /// Opens what has come whole. `end`: of what is open; returns where it is now. No record is
@@ -82,60 +92,58 @@ impl Sealed {
             });
         }
         if !self.has_output() {
-            self.forget();
             output.send_once(nic, &mut |parts: &[Part], _| self.seal(parts))?;
         }
-        let left = &self.bounce[self.gone..];
+        let left = &self.bounce[self.gone..self.to];
         let sent = send(&[Part::new(left.as_ptr() as *mut u8, left.len())], None).map_err(NotSent::System)?;
         self.gone += sent;
-        if !self.has_output() {
-            self.forget();
+        if !self.has_output() && self.bounce.len() > KEPT {
+            self.bounce.truncate(KEPT);
             self.bounce.shrink_to(KEPT);
         }
         Ok(())
     }
 
-    fn forget(&mut self) {
-        self.bounce.clear();
-        self.gone = 0;
-    }
-
     /// Makes records of the first bytes of the parts, as many as may wait. Returns how many bytes
     /// these carry.
     fn seal(&mut self, parts: &[Part]) -> Result<usize, Errno> {
-        let (mut begun, mut carried) = (0, 0);
-        self.bounce.reserve((parts.iter().map(Part::len).sum::<usize>() + KEPT).min(BOUNCE));
+        let all = parts.iter().map(Part::len).sum();
+        let room = room_for(all).clamp(KEPT, BOUNCE);
+        if self.bounce.len() < room {
+            self.bounce.resize(room, 0);
+        }
+        (self.gone, self.to) = (0, 0);
+        let (mut at, mut carried) = (HEAD, 0);
         for part in parts {
             let mut done = 0;
             while done < part.len() {
-                if self.bounce.len() == begun {
-                    if begun + OVERHEAD + ENOUGH > BOUNCE {
-                        return Ok(carried);
-                    }
-                    self.bounce.resize(begun + HEAD, 0);
-                }
-                let at = self.bounce.len();
-                let n = (part.len() - done).min(begun + HEAD + MOST - at).min(BOUNCE - (OVERHEAD - HEAD) - at);
-                self.bounce.resize(at + n, 0);
+                let most = (self.to + HEAD + MOST).min(self.bounce.len() - (OVERHEAD - HEAD));
+                let n = (part.len() - done).min(most - at);
                 // SAFETY: inside the part: the engine's own memory, or lent memory that is admitted
                 // as long as the section.
-                unsafe { part.copy_out(done, &mut self.bounce[at..]) };
-                (done, carried) = (done + n, carried + n);
-                if at + n - begun >= HEAD + ENOUGH {
-                    begun = self.close(begun)?;
+                unsafe { part.copy_out(done, &mut self.bounce[at..at + n]) };
+                (at, done, carried) = (at + n, done + n, carried + n);
+                if at - self.to >= HEAD + ENOUGH || at == most {
+                    self.close(at)?;
+                    at = self.to + HEAD;
+                    if self.bounce.len() - self.to < OVERHEAD + ENOUGH.min(all - carried) {
+                        return Ok(carried);
+                    }
                 }
             }
         }
-        if self.bounce.len() > begun {
-            self.close(begun)?;
+        if at > self.to + HEAD {
+            self.close(at)?;
         }
         Ok(carried)
     }
 
-    fn close(&mut self, begun: usize) -> Result<usize, Errno> {
-        self.bounce.resize(self.bounce.len() + (OVERHEAD - HEAD), 0);
+    /// Seals the record that carries bytes up to `end`. The next begins behind it.
+    fn close(&mut self, end: usize) -> Result<(), Errno> {
+        let (begun, to) = (self.to, end + OVERHEAD - HEAD);
         // The host dials again, and there is another key.
-        self.sealer.seal(&mut self.bounce[begun..]).map_err(|_| Errno(libc::EKEYEXPIRED))?;
-        Ok(self.bounce.len())
+        self.sealer.seal(&mut self.bounce[begun..to]).map_err(|_| Errno(libc::EKEYEXPIRED))?;
+        self.to = to;
+        Ok(())
     }
 }
