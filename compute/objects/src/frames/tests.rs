@@ -147,7 +147,9 @@ fn references_stay_good_while_others_come_and_leave() {
         }
         world.open.clear();
     }
-    assert!(came > 20 && full > 0 && world.rest.len() > 700, "{came} came, {full} times full");
+    // Miri is slow, and has too few rounds for that.
+    let was_full = full > 0 || cfg!(miri);
+    assert!(came > 20 && was_full && world.rest.len() > 700, "{came} came, {full} times full");
     // All is here or at the node as it was written last.
     for (n, one) in boxes.iter().enumerate() {
         let (frames, mark) = (world.arena.frames(), world.begin());
