@@ -381,7 +381,8 @@ impl Worker {
     }
 
     /// Closes connections that have overstayed: strangers after `STRANGER_NS`, those of members that
-    /// are gone, and those that came by a token that is revoked or has expired. Watches deaf listeners again. Worker 0 also looks after the whole node.
+    /// are gone, and those that came by a token that is revoked or has expired. Watches deaf
+    /// listeners again. Worker 0 also looks after the whole node.
     fn sweep(&mut self, now: u64) {
         for entry in 0..self.connections.len() {
             let Some(connection) = &mut self.connections[entry] else { continue };
