@@ -118,6 +118,11 @@ fn prefixed(prefix: &[u8], key: &[u8]) -> Vec<u8> {
     [prefix, key].concat()
 }
 
+/// Whether a key is one of a block's, and not of a client's.
+pub(crate) fn is_own(key: &[u8]) -> bool {
+    [HEAD, PART, PIN].iter().any(|own| key.starts_with(own))
+}
+
 /// Bytes that a part takes in its piece beside its own.
 fn beside(key: &[u8]) -> usize {
     PIECE_HEADER as usize + crate::object::len(&[], &[]) as usize + PART.len() + 16 + NUMBER + key.len()

@@ -22,6 +22,7 @@ use crate::keyspace::{Keyspace, count_one};
 use crate::layout::{At, Slot};
 use crate::object::Object;
 use crate::shard::{Shard, Trouble};
+use crate::space::Left;
 use crate::task::{Io, join};
 use std::cell::Cell;
 use std::future::Future;
@@ -241,9 +242,14 @@ impl Keyspace {
     /// Evicts a key whose object is at a place of own memory, unless it is pinned.
     async fn evict_one(&self, io: &Io, at: At, victim: &Object) -> Result<(), Trouble> {
         if !blocks::is_pinned(self, io, victim.key()).await? && blocks::evict(self, io, victim.key(), Some(at)).await? {
-            count_one(&self.figures.evicted);
+            self.evicted(victim);
         }
         Ok(())
+    }
+
+    fn evicted(&self, victim: &Object) {
+        count_one(&self.figures.evicted);
+        self.shard(victim.key()).space.leaving.push(Left::Evicted, victim.kind(), victim.key());
     }
 
     /// Evicts before memory is full. False: it is of no use to go on at once.
@@ -292,7 +298,7 @@ impl Keyspace {
                 continue;
             }
             if blocks::evict(self, io, victim.key(), Some(at)).await? {
-                count_one(&self.figures.evicted);
+                self.evicted(victim);
                 evicted += 1;
             }
         }

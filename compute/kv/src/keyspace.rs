@@ -7,6 +7,7 @@ use crate::index::{Found, Inserted, Removed};
 use crate::layout::{Hash, MAX_DEPTH, ROOT_BITS, class_of};
 use crate::object::{self, Object, Type, Value};
 use crate::shard::{Shard, Trouble};
+use crate::space::Left;
 use crate::task::Io;
 use farmem_protocol::random::Random;
 use std::cell::{Cell, RefCell};
@@ -102,6 +103,21 @@ impl Keyspace {
         self.shards[0].space.now_ms.get()
     }
 
+    /// Has keys that end or are evicted be told of, or not.
+    pub fn tell_leaving(&self, told: bool) {
+        self.shards.iter().for_each(|shard| shard.space.leaving.told.set(told));
+    }
+
+    /// Those keys since the last call, and whether there were more than may wait.
+    pub fn take_leaving(&self) -> (Vec<(Left, Vec<u8>)>, bool) {
+        let (mut keys, mut lost) = (Vec::new(), false);
+        for (some, missing) in self.shards.iter().map(|shard| shard.space.leaving.take()) {
+            keys.extend(some);
+            lost |= missing;
+        }
+        (keys, lost)
+    }
+
     /// Tells the time.
     pub fn set_now_ms(&self, now_ms: u64) {
         self.shards.iter().for_each(|shard| shard.space.now_ms.set(now_ms));
@@ -155,6 +171,7 @@ impl Keyspace {
             Some(found) if self.has_ended(&found.object) => {
                 if shard.index.replace(io, key, &found, None).await? {
                     count_one(&self.figures.expired);
+                    shard.space.leaving.push(Left::Ended, found.object.kind(), key);
                 }
                 Ok(None)
             }

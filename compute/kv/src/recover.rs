@@ -28,7 +28,7 @@ use crate::object::{Header, Object, Type};
 use crate::reach::Reach;
 use crate::rules::Bug;
 use crate::shard::Trouble;
-use crate::space::Space;
+use crate::space::{Left, Space};
 use crate::task::{Answer, Io, Verb, join};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -210,7 +210,8 @@ impl Recovery {
 
     /// Takes own objects that have ended out of the index, about `most` of them; how many were in
     /// it, and whether there may be more. An object never changes, so what its owner knows of its
-    /// end holds. No object is read, and none is looked up that has not ended.
+    /// end holds. No object is read unless keys that end are told of, and none is looked up that
+    /// has not ended.
     pub async fn sweep(&self, io: &Io, most: usize) -> (usize, bool) {
         let now_s = (self.space.now_ms.get() / 1000).min(u64::from(u32::MAX)) as u32;
         let ended = self.space.heap.borrow_mut().ended(now_s, most);
@@ -255,9 +256,12 @@ impl Recovery {
                 false
             }
             Some((slot_at, slot)) => {
+                let told = self.space.leaving.told.get();
+                let object = if told { self.index.briefs(io, &[slot]).await.pop().flatten() } else { None };
                 let out = matches!(self.reach.swap(io, slot_at, slot.0, 0).await, Ok(Ok(())));
                 if out {
                     self.space.retire(slot);
+                    object.iter().for_each(|object| self.space.leaving.push(Left::Ended, object.kind(), object.key()));
                 }
                 out
             }

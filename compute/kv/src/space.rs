@@ -1,5 +1,6 @@
 //! A front end's places for objects in one shard, and the epochs that say when a place is used again.
 
+use crate::blocks;
 use crate::copies::Phase;
 use crate::heap::{Heap, Held, second};
 use crate::layout::{At, Hash, Kind, MAX_OBJECT, Owner, Slot, class_of};
@@ -25,6 +26,55 @@ pub(crate) struct Epochs {
 /// The share of a limit that eviction keeps free ahead of writes, and its bytes at most.
 const HEADROOM: u64 = 16;
 const MOST_HEADROOM: u64 = 32 << 20;
+
+/// Why a key was taken out that no client has removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// It had ended.
+    Ended,
+    /// Its memory was wanted.
+    Evicted,
+}
+
+/// Keys that this front end has taken out for such a reason.
+#[derive(Debug, Default)]
+pub struct Leaving {
+    /// Whether they are to be told of.
+    pub told: Cell<bool>,
+    /// Since they were taken last, with their bytes, and whether there was no room for others.
+    keys: RefCell<Vec<(Left, Vec<u8>)>>,
+    bytes: Cell<usize>,
+    lost: Cell<bool>,
+}
+
+/// Bytes of keys that are told of: a longer one does not fit a message.
+pub const TOLD_KEY: usize = 1_000_000;
+/// Bytes of keys that may wait to be told of.
+const LEAVING: usize = 16 << 20;
+
+impl Leaving {
+    /// Notes a key of clients. What the store keeps for itself is nobody's: told of, a batch of
+    /// messages would make another one when it ends.
+    pub(crate) fn push(&self, left: Left, kind: Type, key: &[u8]) {
+        let own = matches!(kind, Type::Message | Type::Lock | Type::Verdict | Type::Vacant);
+        if !self.told.get() || key.len() >= TOLD_KEY || own || blocks::is_own(key) {
+            return;
+        }
+        let bytes = self.bytes.get() + key.len() + 64;
+        if bytes > LEAVING {
+            self.lost.set(true);
+            return;
+        }
+        self.bytes.set(bytes);
+        self.keys.borrow_mut().push((left, key.to_vec()));
+    }
+
+    /// The keys since the last call, and whether others are missing.
+    pub(crate) fn take(&self) -> (Vec<(Left, Vec<u8>)>, bool) {
+        self.bytes.set(0);
+        (self.keys.take(), self.lost.take())
+    }
+}
 
 /// One front end's memory in one shard.
 #[derive(Debug)]
@@ -56,6 +106,8 @@ pub struct Space {
     pub longest: Cell<u64>,
     /// Writes that wait for memory to come back.
     pub(crate) pressed: Cell<u32>,
+    /// Keys that have ended or were evicted.
+    pub leaving: Leaving,
     pub(crate) heap: RefCell<Heap>,
     pub(crate) epochs: RefCell<Epochs>,
 }
@@ -99,6 +151,7 @@ impl Space {
             search_ms: Cell::new(0),
             longest: Cell::new(MAX_OBJECT),
             pressed: Cell::new(0),
+            leaving: Leaving::default(),
             heap: RefCell::default(),
             epochs: RefCell::default(),
         }
@@ -267,4 +320,22 @@ impl Space {
     pub fn epoch(&self) -> u64 {
         self.epochs.borrow().now
     }
+}
+
+#[test]
+fn keys_that_leave_are_kept_up_to_a_bound() {
+    let leaving = Leaving::default();
+    leaving.push(Left::Ended, Type::String, b"a");
+    assert_eq!(leaving.take(), (Vec::new(), false));
+    leaving.told.set(true);
+    leaving.push(Left::Ended, Type::Message, b"a");
+    leaving.push(Left::Ended, Type::Vacant, b"a");
+    leaving.push(Left::Evicted, Type::String, b"farmem:part:a");
+    assert_eq!(leaving.take(), (Vec::new(), false));
+    leaving.push(Left::Ended, Type::String, &[b'b'; TOLD_KEY]);
+    (0..16).for_each(|_| leaving.push(Left::Evicted, Type::String, &[b'c'; TOLD_KEY - 1]));
+    assert!(matches!(leaving.take(), (keys, false) if keys.len() == 16));
+    (0..20).for_each(|_| leaving.push(Left::Evicted, Type::String, &[b'c'; TOLD_KEY - 1]));
+    assert!(matches!(leaving.take(), (keys, true) if keys.len() == 16));
+    assert_eq!(leaving.take(), (Vec::new(), false));
 }

@@ -379,3 +379,90 @@ fn a_killed_subscriber_that_reads_nothing_is_cut_off() {
     assert_eq!(talker.ask("PUBLISH news late"), ":0");
     assert!(std::iter::from_fn(|| slow.reply()).count() < 24);
 }
+
+/// Changes of keys are published as notify-keyspace-events says, to subscribers at every front end.
+#[test]
+fn changes_of_keys_are_published() {
+    let node = Process::node(Transport::Shm);
+    let fronts = [Process::front("events", &node.at), Process::front("events", &node.at)];
+    let [mut listener, mut far, mut a] = [fronts[0].client(), fronts[1].client(), fronts[0].client()];
+    answers(
+        &mut a,
+        &[
+            ("CONFIG GET notify-keyspace-events", "[notify-keyspace-events ]"),
+            ("CONFIG SET notify-keyspace-events KEA", "+OK"),
+            ("CONFIG GET notify-keyspace-events", "[notify-keyspace-events AKE]"),
+            ("CONFIG SET notify-keyspace-events gE", "+OK"),
+        ],
+    );
+    assert!(a.ask("CONFIG SET notify-keyspace-events KEn").starts_with("-ERR CONFIG SET failed"));
+    for client in [&mut listener, &mut far] {
+        assert_eq!(client.ask("PSUBSCRIBE __keyevent@0__:*"), "[psubscribe __keyevent@0__:* :1]");
+    }
+    a.ask("CONFIG SET notify-keyspace-events EA");
+    for (said, events) in [
+        ("SET a 1", "set a"),
+        ("SET a 1 EX 100", "set a expire a"),
+        ("INCR a", "incrby a"),
+        ("EXPIRE a 100", "expire a"),
+        ("EXPIRE none 100", ""),
+        ("PERSIST a", "persist a"),
+        ("DEL a none", "del a"),
+        ("RPUSH l 1 2", "rpush l"),
+        ("LMOVE l l LEFT RIGHT", "lpop l rpush l"),
+        ("RPOPLPUSH l m", "rpop l lpush m"),
+        ("LPOP l", "lpop l del l"),
+        ("SADD s 1", "sadd s"),
+        ("SADD s 1", ""),
+        ("SREM s 1", "srem s del s"),
+        ("RENAME m n", "rename_from m rename_to n"),
+        ("ZADD z 1 x", "zadd z"),
+        ("ZUNIONSTORE y 1 z", "zunionstore y"),
+        ("ZUNIONSTORE y 1 none", "del y"),
+        ("XADD x * f v", "xadd x"),
+        ("XGROUP CREATE x g 0", "xgroup-create x"),
+        ("GET a", ""),
+        ("EVAL return(redis.call('set','k','v')) 1 k", "set k"),
+        ("EVAL redis.call('set','k','w');error('x') 1 k", ""),
+    ] {
+        assert!(!a.ask(said).is_empty());
+        // The end of what the command has published.
+        assert!(a.ask("PUBLISH __keyevent@0__:end -").starts_with(':'));
+        for client in [&mut listener, &mut far] {
+            let mut heard = Vec::new();
+            loop {
+                let told = client.reply().unwrap();
+                let told = told.trim_matches(['[', ']']).rsplit(':').next().unwrap().to_owned();
+                if told == "end -" {
+                    break;
+                }
+                heard.push(told);
+            }
+            if said.starts_with("RENAME") {
+                heard.sort();
+            }
+            assert_eq!(heard.join(" "), events, "{said}");
+        }
+    }
+    answers(&mut a, &[("MULTI", "+OK"), ("SET k 1", "+QUEUED"), ("DEL k", "+QUEUED"), ("EXEC", "[+OK :1]")]);
+    let mut next = || listener.reply().unwrap().trim_matches(['[', ']']).rsplit(':').next().unwrap().to_owned();
+    assert_eq!([next(), next()], ["set k", "del k"]);
+    // It ends though nobody asks for it.
+    assert_eq!(a.ask("SET short 1 PX 50"), "+OK");
+    assert_eq!([next(), next(), next()], ["set short", "expire short", "expired short"]);
+}
+
+/// The values in which messages go to other front ends end, too: nobody is told, which would be a message again.
+#[test]
+fn what_the_store_keeps_for_itself_is_not_told_of() {
+    let node = Process::node(Transport::Shm);
+    let fronts = [Process::front("own", &node.at), Process::front("own", &node.at)];
+    let [mut listener, mut a] = [fronts[1].client(), fronts[0].client()];
+    assert_eq!(listener.ask("PSUBSCRIBE *"), "[psubscribe * :1]");
+    assert_eq!(a.ask("CONFIG SET notify-keyspace-events EA"), "+OK");
+    assert_eq!(a.ask("PUBLISH x first"), ":0");
+    assert_eq!(listener.reply().as_deref(), Some("[pmessage * x first]"));
+    until("it has ended", || a.ask("DBSIZE") == ":0");
+    assert_eq!(a.ask("PUBLISH x last"), ":0");
+    assert_eq!(listener.reply().as_deref(), Some("[pmessage * x last]"));
+}

@@ -89,6 +89,8 @@ fn clients_are_served() {
         ("GEOSEARCH geo FROMLONLAT 15 37 BYRADIUS 200 km ASC WITHDIST", "[[Catania 56.4413] [Palermo 190.4424]]"),
         ("GEORADIUSBYMEMBER geo Palermo 100 km", "[Palermo]"),
         ("GEOSEARCHSTORE near geo FROMMEMBER Catania BYBOX 10 10 km", ":1"),
+        ("GEOSEARCH geo FROMLONLAT 15 37 FROMMEMBER Catania BYRADIUS 200 km", "-ERR syntax error"),
+        ("GEOSEARCH geo FROMLONLAT 15 37 BYRADIUS 200 km BYBOX 1 1 km", "-ERR syntax error"),
         ("ZRANGE near 0 -1", "[Catania]"),
         ("GEOADD geo 181 0 x", "-ERR invalid longitude,latitude pair 181.000000,0.000000"),
         ("DEL geo near", ":2"),

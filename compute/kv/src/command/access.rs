@@ -1,9 +1,10 @@
 //! How commands reach a key: in the store, or in the draft of a transaction or a script.
 
-use super::Call;
+use super::{Call, Draft, notify};
 use crate::keyspace::Change;
 use crate::object::{Object, Value};
 use crate::shard::Trouble;
+use std::cell::Cell;
 
 impl Call {
     /// Milliseconds since 1970. On a draft always the same.
@@ -38,22 +39,33 @@ impl Call {
     /// Stores a value, in place of any other.
     pub(super) async fn put(&self, key: &[u8], value: &Value) -> Result<(), Trouble> {
         match &self.draft {
-            Some(draft) => draft.put(key, Some(value.clone())),
-            None => self.store().put(&self.io, key, value).await,
+            Some(draft) => draft.put(key, Some(value.clone()))?,
+            None => self.store().put(&self.io, key, value).await?,
         }
+        self.tell(key, Some(false)).await
     }
 
     /// Takes a key out; whether it was there.
     pub(super) async fn remove(&self, key: &[u8]) -> Result<bool, Trouble> {
-        match &self.draft {
+        let there = match &self.draft {
             Some(draft) => {
                 let there = draft.object(key)?.is_some();
                 if there {
                     draft.put(key, None)?;
                 }
-                Ok(there)
+                there
             }
-            None => self.store().remove(&self.io, key).await,
+            None => self.store().remove(&self.io, key).await?,
+        };
+        self.tell(key, there.then_some(true)).await?;
+        Ok(there)
+    }
+
+    /// Publishes a change of a key, if that is wanted: whether it is gone.
+    async fn tell(&self, key: &[u8], gone: Option<bool>) -> Result<(), Trouble> {
+        match gone {
+            Some(gone) if self.front.events.is_any() => Box::pin(notify::changed(self, key, gone)).await,
+            _ => Ok(()),
         }
     }
 
@@ -66,7 +78,29 @@ impl Call {
         key: &[u8],
         mut change: impl FnMut(Option<&Object>) -> Result<Change<T>, E>,
     ) -> Result<T, E> {
-        let Some(draft) = &self.draft else { return self.store().update(&self.io, key, change).await };
+        let gone = Cell::new(None);
+        let change = |there: Option<&Object>| -> Result<Change<T>, E> {
+            let decided = change(there)?;
+            gone.set(match &decided {
+                Change::Keep(_) => None,
+                Change::Put(..) => Some(false),
+                Change::Delete(_) => there.map(|_| true),
+            });
+            Ok(decided)
+        };
+        let outcome = match &self.draft {
+            None => self.store().update(&self.io, key, change).await?,
+            Some(draft) => Self::update_on(draft, key, change)?,
+        };
+        self.tell(key, gone.get()).await?;
+        Ok(outcome)
+    }
+
+    fn update_on<T, E: From<Trouble>>(
+        draft: &Draft,
+        key: &[u8],
+        mut change: impl FnMut(Option<&Object>) -> Result<Change<T>, E>,
+    ) -> Result<T, E> {
         let there = draft.object(key)?;
         match change(there.as_ref())? {
             Change::Keep(outcome) => Ok(outcome),

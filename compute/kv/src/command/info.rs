@@ -109,10 +109,17 @@ fn section(front: &Front, name: &str) -> Lines {
             ("evicted_keys", figures.evicted.get().to_string()),
             ("keyspace_hits", figures.hits.get().to_string()),
             ("keyspace_misses", figures.misses.get().to_string()),
+            ("total_error_replies", front.stats.errors().values().sum::<u64>().to_string()),
         ],
-        "replication" => vec![("role", "master".into()), ("connected_slaves", "0".into())],
+        "replication" => {
+            vec![("role", "master".into()), ("connected_slaves", "0".into()), ("master_repl_offset", "0".into())]
+        }
         "cluster" => vec![("cluster_enabled", "0".into())],
-        "cpu" | "errorstats" => Vec::new(),
+        "errorstats" => {
+            let errors = front.stats.errors().into_iter();
+            return errors.map(|(word, count)| (format!("errorstat_{word}"), format!("count={count}"))).collect();
+        }
+        "cpu" => return processor(),
         "farmem" => vec![
             ("store", store.name.clone()),
             ("nodes", store.shards.len().to_string()),
@@ -129,6 +136,17 @@ fn section(front: &Front, name: &str) -> Lines {
         further => return by_command(front, further),
     };
     lines.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// CPU time of the process, in seconds.
+fn processor() -> Lines {
+    // Ticks are of 10 ms on Linux, on all its processors.
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit(") ").next().unwrap_or_default();
+    let ticks = |n| fields.split(' ').nth(n).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+    let names =
+        [("used_cpu_sys", 12), ("used_cpu_user", 11), ("used_cpu_sys_children", 14), ("used_cpu_user_children", 13)];
+    names.map(|(name, n)| (name.to_owned(), format!("{:.6}", ticks(n) as f64 / 100.0))).into()
 }
 
 fn by_command(front: &Front, name: &str) -> Lines {

@@ -10,6 +10,7 @@ mod args;
 mod bits;
 mod channels;
 mod clients;
+mod describe;
 mod draft;
 mod dump;
 mod hyperloglog;
@@ -17,6 +18,7 @@ mod info;
 mod keys;
 pub mod long;
 mod multi;
+pub mod notify;
 pub mod scripts;
 mod server;
 mod several;
@@ -180,6 +182,8 @@ pub struct Front {
     pub scripts: scripts::Scripts,
     /// Subscriptions of its clients.
     pub channels: Channels,
+    /// Which changes of keys are published.
+    pub events: notify::Events,
 }
 
 impl Front {
@@ -235,15 +239,17 @@ impl Call {
 
 /// Carries out a request.
 pub async fn execute(call: Call) -> Reply {
-    let Some(command) = find(call.arg(0)) else { return unknown(&call.args) };
-    call.client.last.set(command.name);
-    if let Some((_, Err(trouble))) = &call.given {
-        return Reply::Error(trouble.to_string());
-    }
-    if !command.takes(call.count()) {
-        return wrong_number(command.name);
-    }
-    dispatch(command, &call).await
+    let refused = match (find(call.arg(0)), &call.given) {
+        (None, _) => unknown(&call.args),
+        (Some(_), Some((_, Err(trouble)))) => Reply::Error(trouble.to_string()),
+        (Some(command), _) if !command.takes(call.count()) => wrong_number(command.name),
+        (Some(command), _) => {
+            call.client.last.set(command.name);
+            return dispatch(command, &call).await;
+        }
+    };
+    call.front.stats.refused(&refused);
+    refused
 }
 
 /// Carries out a command whose number of arguments is right.

@@ -166,14 +166,21 @@ pub async fn exec(call: Call, transaction: Transaction, only: Option<Vec<u8>>) -
     if transaction.multi.failed {
         return Reply::Error("EXECABORT Transaction discarded because of previous errors.".into());
     }
-    let answered = match only {
-        Some(key) => on_one_key(&call, &transaction, &key).await,
-        None => match transaction.keys() {
-            Some(keys) => on_several(&call, &transaction, keys).await,
-            None => key_by_key(&call, &transaction).await,
-        },
+    let keys = if only.is_none() { transaction.keys() } else { None };
+    let on_a_draft = only.is_some() || keys.is_some();
+    let answered = match (only, keys) {
+        (Some(key), _) => on_one_key(&call, &transaction, &key).await,
+        (None, Some(keys)) => on_several(&call, &transaction, keys).await,
+        (None, None) => key_by_key(&call, &transaction).await,
     };
-    answered.unwrap_or_else(|fail| fail.0)
+    let reply = answered.unwrap_or_else(|fail| fail.0);
+    // Its commands may have run again and again. Their errors count once.
+    if let Reply::Array(replies) = &reply
+        && on_a_draft
+    {
+        replies.iter().for_each(|reply| call.front.stats.refused(reply));
+    }
+    reply
 }
 
 /// The reply of an EXEC whose watched keys have changed.

@@ -2,19 +2,19 @@
 
 use super::args::{float, int, is, parse_int};
 use super::info::REDIS_VERSION;
-use super::table::COMMANDS;
-use super::{Answered, Call, Command, Fail};
+use super::{Answered, Call, Fail};
 use crate::resp::{Reply, matches};
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
+        "acl" => acl(call),
         "auth" => match call.count() {
             2 => admit(call, b"default", call.arg(1)).map(|()| Reply::Ok),
             3 => admit(call, call.arg(1), call.arg(2)).map(|()| Reply::Ok),
             _ => Err(Fail::syntax()),
         },
         "client" => super::clients::run(call),
-        "command" => Ok(command(call)),
+        "command" => super::describe::run(call),
         "config" => config(call),
         "debug" => debug(call).await,
         "echo" => Ok(Reply::bulk(call.arg(1))),
@@ -70,6 +70,19 @@ pub async fn run(name: &str, call: &Call) -> Answered {
 pub(super) fn unknown(call: &Call, of: &str) -> Fail {
     let what = String::from_utf8_lossy(call.arg(1)).into_owned();
     Fail::new(format!("unknown subcommand '{what}'. farmem kv does not support it for '{of}'"))
+}
+
+/// ACL: there is one user, who may do everything.
+fn acl(call: &Call) -> Answered {
+    match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
+        (b"whoami", 2) => Ok(Reply::bulk("default")),
+        (b"users", 2) => Ok(Reply::Array(vec![Reply::bulk("default")])),
+        (b"list", 2) => {
+            let password = if call.front.password.is_some() { "#" } else { "nopass" };
+            Ok(Reply::Array(vec![Reply::bulk(format!("user default on {password} ~* &* +@all"))]))
+        }
+        _ => Err(unknown(call, "acl")),
+    }
 }
 
 /// Lets a client in that gives the password. There is one user.
@@ -142,50 +155,6 @@ fn hello(call: &Call) -> Answered {
     ]))
 }
 
-fn described(command: &Command) -> Reply {
-    let flags = [if command.writes { "write" } else { "readonly" }, "fast"].map(|flag| Reply::Line(flag.into()));
-    let (first, last, step) = command.keys;
-    Reply::Array(vec![
-        Reply::bulk(command.name),
-        Reply::Int(i64::from(command.arity)),
-        Reply::Set(flags.into()),
-        Reply::Int(i64::from(first)),
-        Reply::Int(i64::from(last)),
-        Reply::Int(i64::from(step)),
-        Reply::Set(Vec::new()),
-        Reply::Set(Vec::new()),
-        Reply::Set(Vec::new()),
-        Reply::Set(Vec::new()),
-    ])
-}
-
-fn command(call: &Call) -> Reply {
-    match call.arg(1).to_ascii_lowercase().as_slice() {
-        b"" => Reply::Array(COMMANDS.iter().map(described).collect()),
-        b"count" => Reply::Int(COMMANDS.len() as i64),
-        b"list" => Reply::Array(COMMANDS.iter().map(|command| Reply::bulk(command.name)).collect()),
-        b"info" => {
-            let named = |name: &Vec<u8>| super::find(name).map_or(Reply::NullArray, described);
-            Reply::Array(call.args[2..].iter().map(named).collect())
-        }
-        b"docs" => Reply::Map(Vec::new()),
-        b"getkeys" if call.count() > 2 => keys_of(&call.args[2..]),
-        _ => unknown(call, "command").0,
-    }
-}
-
-/// COMMAND GETKEYS.
-fn keys_of(request: &[Vec<u8>]) -> Reply {
-    let Some(command) = super::find(&request[0]) else { return Reply::error("Invalid command specified") };
-    if !command.takes(request.len()) {
-        return Reply::error("Invalid number of arguments specified for command");
-    }
-    match command.named(request) {
-        Some(keys) if !keys.is_empty() => Reply::Array(keys.into_iter().map(Reply::bulk).collect()),
-        _ => Reply::error("The command has no key arguments"),
-    }
-}
-
 /// Settings that clients read before they begin.
 fn settings(call: &Call) -> Vec<(&'static str, String)> {
     let evicts = call.store().evicts;
@@ -200,6 +169,7 @@ fn settings(call: &Call) -> Vec<(&'static str, String)> {
         ("timeout", "0".into()),
         ("cluster-enabled", "no".into()),
         ("maxclients", call.front.most_clients.to_string()),
+        ("notify-keyspace-events", call.front.events.to_string()),
         ("slowlog-log-slower-than", call.front.stats.threshold_us.get().to_string()),
         ("slowlog-max-len", call.front.stats.most.get().to_string()),
     ]
@@ -226,6 +196,19 @@ const LAYOUT: [&str; 17] = [
     "zset-max-ziplist-value",
 ];
 
+/// Sets which changes of keys are published.
+fn events(call: &Call, value: &[u8]) -> Result<(), Fail> {
+    call.front.events.set(value).map_err(|letter| {
+        Fail::new(format!(
+            "CONFIG SET failed (possibly related to argument 'notify-keyspace-events') - events of class '{}' are \
+             not published here",
+            char::from(letter).escape_default()
+        ))
+    })?;
+    call.store().tell_leaving(call.front.events.tells_ends());
+    Ok(())
+}
+
 /// CONFIG SET: takes the slow log's settings, layout, and what is so already.
 fn configure(call: &Call) -> Answered {
     let now = settings(call);
@@ -234,6 +217,7 @@ fn configure(call: &Call) -> Answered {
         let so = now.iter().any(|(known, is_now)| *known == name && is_now.as_bytes() == value.as_slice());
         match name.as_str() {
             "slowlog-log-slower-than" => call.front.stats.threshold_us.set(int(value)?),
+            "notify-keyspace-events" => events(call, value)?,
             "slowlog-max-len" => call.front.stats.most.set(int(value)?.clamp(0, 1024) as usize),
             name if so || LAYOUT.contains(&name) => {}
             name => {

@@ -4,13 +4,18 @@ use super::args::{int, is};
 use super::{Answered, COMMANDS, Call, Command, Fail};
 use crate::resp::Reply;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// Slow commands that are remembered, at most.
 const SLOW_MOST: usize = 1024;
 /// Of a slow command: arguments, and bytes of each.
 const SHOWN: (usize, usize) = (32, 128);
+
+/// Kinds of errors that are counted, at most: a script can make up any.
+const ERRORS: usize = 128;
+/// Bytes of the word that names one, at most.
+const ERROR: usize = 32;
 
 /// The cost of one command.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +47,8 @@ pub struct Stats {
     costs: RefCell<Vec<Cost>>,
     slow: RefCell<VecDeque<Slow>>,
     next: Cell<u64>,
+    /// Replies that were errors, by the error's first word.
+    errors: RefCell<BTreeMap<String, u64>>,
     /// Commands that take at least this many µs are slow. Negative: none is.
     pub threshold_us: Cell<i64>,
     /// Slow commands that are remembered.
@@ -53,8 +60,8 @@ pub struct Stats {
 impl Default for Stats {
     fn default() -> Stats {
         let costs = vec![Cost::default(); COMMANDS.len()].into();
-        let (slow, next, lately) = (RefCell::default(), Cell::new(0), Cell::new(0));
-        Stats { costs, slow, next, threshold_us: Cell::new(10_000), most: Cell::new(128), lately }
+        let (slow, next, errors, lately) = (RefCell::default(), Cell::new(0), RefCell::default(), Cell::new(0));
+        Stats { costs, slow, next, errors, threshold_us: Cell::new(10_000), most: Cell::new(128), lately }
     }
 }
 
@@ -69,12 +76,37 @@ impl Stats {
         cost.us += us;
         cost.failed += u64::from(matches!(reply, Reply::Error(_)));
         cost.histogram[us.max(1).ilog2().min(31) as usize] += 1;
+        drop(costs);
+        // On a draft, a transaction counts the errors of its commands itself, and a script has dealt with
+        // them, or fails as they do.
+        if call.draft.is_none() || !call.in_exec {
+            self.refused(reply);
+        }
         let waits = command.name.starts_with('b') && !command.name.starts_with("bit");
         // AUTH and HELLO have passwords in them.
         let secret = matches!(command.name, "auth" | "hello");
         if self.threshold_us.get() >= 0 && us >= self.threshold_us.get() as u64 && !waits && !secret {
             self.remember(call, us);
         }
+    }
+
+    /// Counts a reply if it is an error.
+    pub fn refused(&self, reply: &Reply) {
+        let Reply::Error(text) = reply else { return };
+        // A script makes up its errors: their words are kept short, and in one line of INFO.
+        let end = text.bytes().position(|byte| !byte.is_ascii_alphanumeric() && byte != b'_').unwrap_or(text.len());
+        let word = &text[..end.min(ERROR)];
+        let mut errors = self.errors.borrow_mut();
+        if let Some(count) = errors.get_mut(word) {
+            *count += 1;
+        } else if errors.len() < ERRORS {
+            errors.insert(word.to_owned(), 1);
+        }
+    }
+
+    /// Replies that were errors, by the error's first word.
+    pub fn errors(&self) -> BTreeMap<String, u64> {
+        self.errors.borrow().clone()
     }
 
     /// Some commands were answered at once, each in about this time.
@@ -115,6 +147,7 @@ impl Stats {
     /// Forgets counts and times.
     pub fn reset(&self) {
         self.costs.borrow_mut().fill(Cost::default());
+        self.errors.borrow_mut().clear();
     }
 }
 

@@ -86,6 +86,7 @@ use Group::{
 
 /// All of them, by name.
 pub const COMMANDS: &[Command] = &[
+    command("acl", -2, NONE, false, Server),
     command("append", 3, ONE, true, Strings),
     command("auth", -2, NONE, false, Server),
     command("bitcount", -2, ONE, false, Bits),

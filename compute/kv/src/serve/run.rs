@@ -160,6 +160,7 @@ impl<'a> Server<'a> {
             turns: 0.into(),
             scripts: Scripts::default(),
             channels: Channels::default(),
+            events: Default::default(),
             store: Rc::clone(&store),
             clients: BTreeMap::new().into(),
             blocked: 0.into(),

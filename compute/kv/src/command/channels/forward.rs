@@ -272,7 +272,7 @@ impl Forward {
                         front.channels.reach(&Rc::new(message), true);
                     }
                 }
-                None => front.close_subscribers(),
+                None => front.close_subscribers("of another front end were lost before they were read"),
             }
             news = true;
         }
@@ -290,16 +290,18 @@ async fn tails(front: &Front, io: &Io) -> Result<Vec<u64>, Trouble> {
 }
 
 impl Front {
+    /// Messages of this front end's were dropped: no subscriber anywhere misses them without being told.
+    pub(in crate::command) fn lose_messages(&self) {
+        self.channels.forward.lost.set(true);
+        self.close_subscribers("about keys that have ended came faster than they were sent");
+    }
+
     /// Closes the connections of all clients with subscriptions: messages were lost.
-    fn close_subscribers(&self) {
+    fn close_subscribers(&self, why: &str) {
         let clients = self.clients.borrow();
         let those = clients.values().filter(|client| client.listens());
         let those: Vec<u64> = those.inspect(|client| client.closing.set(true)).map(|client| client.id).collect();
-        eprintln!(
-            "farmem: messages of another front end were lost before they were read: {} clients with subscriptions are \
-             disconnected",
-            those.len()
-        );
+        eprintln!("farmem: messages {why}: {} clients with subscriptions are disconnected", those.len());
         self.killed.borrow_mut().extend(those);
     }
 }

@@ -14,7 +14,7 @@ mod forward;
 
 pub use forward::Forward;
 
-use super::{Answered, Call, Client, Fail};
+use super::{Answered, Call, Client, Fail, Front};
 use crate::resp::{Reply, matches};
 use crate::shard::Trouble;
 use crate::task::Io;
@@ -340,15 +340,15 @@ async fn publish(call: &Call, message: Message) -> Answered {
         return Err(Trouble::Full.into());
     }
     let message = Rc::new(message);
-    Ok(Reply::Int(send(call, message).await as i64))
+    Ok(Reply::Int(send(&call.front, &call.io, message).await as i64))
 }
 
 /// Hands a message to all who have subscribed; how many clients of this front end these are.
-async fn send(call: &Call, message: Rc<Message>) -> usize {
-    let channels = &call.front.channels;
-    channels.calm(&call.io).await;
-    if call.store().has_others() {
-        channels.forward.room(&call.io).await;
+pub(super) async fn send(front: &Front, io: &Io, message: Rc<Message>) -> usize {
+    let channels = &front.channels;
+    channels.calm(io).await;
+    if front.store.has_others() {
+        channels.forward.room(io).await;
         // One moment for both: so all subscribers see this front end's messages in one order.
         channels.forward.push(&message);
     }
@@ -358,7 +358,7 @@ async fn send(call: &Call, message: Rc<Message>) -> usize {
 /// Publishes what a script or a transaction has, now that it has taken effect.
 pub(super) async fn send_all(call: &Call, messages: Vec<Rc<Message>>) {
     for message in messages {
-        send(call, message).await;
+        send(&call.front, &call.io, message).await;
     }
 }
 

@@ -221,22 +221,22 @@ impl Search {
             let more = call.count() - n - 1;
             if !radius && is(call.arg(n), "frommember") && more > 0 {
                 if middle.is_some() {
-                    return Err(one_of("FROMMEMBER or FROMLONLAT", name));
+                    return Err(Fail::syntax());
                 }
                 (middle, n) = (Some(of_member(call.arg(n + 1))?), n + 2);
             } else if !radius && is(call.arg(n), "fromlonlat") && more > 1 {
                 if middle.is_some() {
-                    return Err(one_of("FROMMEMBER or FROMLONLAT", name));
+                    return Err(Fail::syntax());
                 }
                 (middle, n) = (Some(Some(coordinates(call.arg(n + 1), call.arg(n + 2))?)), n + 3);
             } else if !radius && is(call.arg(n), "byradius") && more > 1 {
                 if shape.is_some() {
-                    return Err(one_of("BYRADIUS and BYBOX", name));
+                    return Err(Fail::syntax());
                 }
                 ((shape, search.meters), n) = (circle(call, n + 1)?, n + 3);
             } else if !radius && is(call.arg(n), "bybox") && more > 2 {
                 if shape.is_some() {
-                    return Err(one_of("BYRADIUS and BYBOX", name));
+                    return Err(Fail::syntax());
                 }
                 ((shape, search.meters), n) = (rectangle(call, n + 1)?, n + 4);
             } else {

@@ -139,7 +139,9 @@ impl Connection {
 impl Means<'_> {
     /// The way to change a key now, unless a command under way does.
     fn way_to(&mut self, key: &[u8]) -> Option<(&Front, &mut Drive)> {
+        // A change that is published takes a task.
         let free = self.writing.is_empty() || !self.writing.contains(&Hash::of(key).0);
+        let free = free && !self.front.events.is_any();
         self.drive.as_deref_mut().filter(|_| free).map(|drive| (self.front, drive))
     }
 

@@ -77,6 +77,7 @@ impl Server<'_> {
                 return Ok(());
             }
             if let Some(reply) = connection.client.collect(&request) {
+                self.front.stats.refused(&reply);
                 connection.begun.push_back(Begun { task: u64::MAX, key: None, writes: false, reply: Some(reply) });
                 continue;
             }
@@ -140,7 +141,12 @@ impl Server<'_> {
             let call = Call { given, ..Call::new(&front, &client, io, request) };
             async move {
                 match transaction {
-                    Some((transaction, only)) => Box::pin(exec(call, transaction, only)).await,
+                    Some((transaction, only)) => {
+                        let front = Rc::clone(&call.front);
+                        let reply = Box::pin(exec(call, transaction, only)).await;
+                        front.stats.refused(&reply);
+                        reply
+                    }
                     None => execute(call).await,
                 }
             }

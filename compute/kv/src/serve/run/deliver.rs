@@ -1,7 +1,7 @@
 //! Hands published messages to connections, and begins the tasks that carry them between front ends.
 
 use super::Server;
-use crate::command::Forward;
+use crate::command::{Forward, notify};
 use crate::fast::Set;
 use crate::resp::Reply;
 use std::rc::Rc;
@@ -21,6 +21,13 @@ impl Server<'_> {
             let front = Rc::clone(&self.front);
             self.commands.begin(|io| async move {
                 Forward::listen(front, io).await;
+                Reply::Silence
+            });
+        }
+        if let Some(left) = notify::begins_to_tell(&self.front) {
+            let front = Rc::clone(&self.front);
+            self.commands.begin(|io| async move {
+                notify::ended(&front, &io, left).await;
                 Reply::Silence
             });
         }

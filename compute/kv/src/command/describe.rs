@@ -1,0 +1,163 @@
+//! COMMAND: what commands there are, and which keys a request names.
+
+use super::args::{is, parse_int};
+use super::table::COMMANDS;
+use super::{Answered, Call, Command, Fail, Group, find};
+use crate::resp::{Reply, matches};
+
+pub fn run(call: &Call) -> Answered {
+    let names = |wanted: &dyn Fn(&Command) -> bool| {
+        Reply::Array(COMMANDS.iter().filter(|one| wanted(one)).map(|one| Reply::bulk(one.name)).collect())
+    };
+    Ok(match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
+        (b"", _) => Reply::Array(COMMANDS.iter().map(described).collect()),
+        (b"count", 2) => Reply::Int(COMMANDS.len() as i64),
+        (b"list", 2) => names(&|_: &Command| true),
+        (b"list", 5) if is(call.arg(2), "filterby") => {
+            let by = call.arg(4).to_ascii_lowercase();
+            match call.arg(3).to_ascii_lowercase().as_slice() {
+                b"pattern" => names(&|one: &Command| matches(&by, one.name.as_bytes())),
+                b"aclcat" => names(&|one: &Command| is_of(one, &by)),
+                // There are none.
+                b"module" => names(&|_: &Command| false),
+                _ => return Err(Fail::syntax()),
+            }
+        }
+        (b"list", _) => return Err(Fail::syntax()),
+        (b"info", 2) => Reply::Array(COMMANDS.iter().map(described).collect()),
+        (b"info", _) => {
+            let named = |name: &Vec<u8>| find(name).map_or(Reply::NullArray, described);
+            Reply::Array(call.args[2..].iter().map(named).collect())
+        }
+        (b"docs", _) => Reply::Map(Vec::new()),
+        (b"getkeys", 3..) => keys(&call.args[2..])?,
+        _ => return Err(super::server::unknown(call, "command")),
+    })
+}
+
+fn described(command: &Command) -> Reply {
+    let mut flags = vec![Reply::Line(if command.writes { "write" } else { "readonly" }.into())];
+    if !matches!(command.keys, (0, 0, 0)) {
+        flags.push(Reply::Line("fast".into()));
+    }
+    if moves(command) {
+        flags.push(Reply::Line("movablekeys".into()));
+    }
+    let (first, last, step) = command.keys;
+    let categories = ["read", "write", category(command.group)];
+    let categories = categories.iter().filter(|one| is_of(command, one.as_bytes()));
+    Reply::Array(vec![
+        Reply::bulk(command.name),
+        Reply::Int(i64::from(command.arity)),
+        Reply::Set(flags),
+        Reply::Int(i64::from(first)),
+        Reply::Int(i64::from(last)),
+        Reply::Int(i64::from(step)),
+        Reply::Set(categories.map(|one| Reply::Line(format!("@{one}"))).collect()),
+        Reply::Set(Vec::new()),
+        Reply::Set(Vec::new()),
+        Reply::Set(Vec::new()),
+    ])
+}
+
+/// The category of redis's that a group of commands is in.
+fn category(group: Group) -> &'static str {
+    match group {
+        Group::Strings => "string",
+        Group::Bits => "bitmap",
+        Group::Lists | Group::Moves => "list",
+        Group::Hashes => "hash",
+        Group::Sets => "set",
+        Group::SortedSets | Group::Ranges | Group::Combined => "sortedset",
+        Group::Scripts => "scripting",
+        Group::Places => "geo",
+        Group::Counts => "hyperloglog",
+        Group::Streams => "stream",
+        Group::Channels => "pubsub",
+        Group::Keys => "keyspace",
+        Group::Server => "connection",
+    }
+}
+
+fn is_of(command: &Command, wanted: &[u8]) -> bool {
+    let of_keys = !matches!(command.group, Group::Server | Group::Channels | Group::Scripts);
+    match wanted {
+        b"read" => of_keys && !command.writes,
+        b"write" => of_keys && command.writes,
+        wanted => category(command.group).as_bytes() == wanted,
+    }
+}
+
+/// Whether the places of a command's keys depend on its arguments.
+fn moves(command: &Command) -> bool {
+    counted(command.name).is_some()
+        || matches!(command.name, "sort" | "sort_ro" | "georadius" | "georadiusbymember" | "xread" | "xreadgroup")
+}
+
+/// Of a command that says how many keys it names: the place of that number.
+fn counted(name: &str) -> Option<usize> {
+    match name {
+        "lmpop" | "sintercard" | "zdiff" | "zinter" | "zintercard" | "zmpop" | "zunion" => Some(1),
+        "blmpop" | "bzmpop" | "eval" | "eval_ro" | "evalsha" | "evalsha_ro" => Some(2),
+        "zdiffstore" | "zinterstore" | "zunionstore" => Some(2),
+        _ => None,
+    }
+}
+
+/// COMMAND GETKEYS.
+fn keys(request: &[Vec<u8>]) -> Answered {
+    let command = find(&request[0]).ok_or_else(|| Fail::new("Invalid command specified"))?;
+    if !command.takes(request.len()) {
+        return Err(Fail::new("Invalid number of arguments specified for command"));
+    }
+    let places = places(command, request).ok_or_else(|| Fail::new("Invalid arguments specified for command"))?;
+    if places.is_empty() && counted(command.name).is_none() {
+        return Err(Fail::new("The command has no key arguments"));
+    }
+    Ok(Reply::Array(places.into_iter().map(|place| Reply::bulk(request[place].as_slice())).collect()))
+}
+
+/// The places of a request's keys. `None`: its arguments do not fit together.
+fn places(command: &Command, request: &[Vec<u8>]) -> Option<Vec<usize>> {
+    let words = request.len();
+    if let Some(place) = counted(command.name) {
+        let count = usize::try_from(parse_int(request.get(place)?)?).ok()?;
+        let end = (place + 1).checked_add(count).filter(|end| *end <= words)?;
+        let stores = command.name.ends_with("store").then_some(1);
+        return Some(stores.into_iter().chain(place + 1..end).collect());
+    }
+    match command.name {
+        "sort" | "sort_ro" | "georadius" | "georadiusbymember" => {
+            let mut stored = None;
+            let mut n = 2;
+            while n < words {
+                let arg = request[n].to_ascii_lowercase();
+                match (arg.as_slice(), command.name) {
+                    (b"limit", "sort" | "sort_ro") => n += 2,
+                    (b"by" | b"get", "sort" | "sort_ro") => n += 1,
+                    (b"store", "sort_ro") => {}
+                    (b"store", _) | (b"storedist", "georadius" | "georadiusbymember") if n + 1 < words => {
+                        stored = Some(n + 1);
+                        n += 1;
+                    }
+                    _ => {}
+                }
+                n += 1;
+            }
+            Some([1].into_iter().chain(stored).collect())
+        }
+        "xread" | "xreadgroup" => {
+            let begin = 1 + request.iter().position(|arg| is(arg, "streams"))?;
+            let both = words - begin;
+            (both > 0 && both.is_multiple_of(2)).then(|| (begin..begin + both / 2).collect())
+        }
+        "memory" => Some(if is(&request[1], "usage") && words > 2 { vec![2] } else { Vec::new() }),
+        _ if command.keys.0 == 0 => Some(Vec::new()),
+        _ => {
+            let (first, last, step) = command.keys;
+            let last = if last < 0 { words as i64 + i64::from(last) } else { i64::from(last) };
+            let last = usize::try_from(last).ok()?.min(words - 1);
+            Some((first as usize..=last).step_by(step.max(1) as usize).collect())
+        }
+    }
+}
