@@ -71,10 +71,14 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Notes a new connection of a tenant. Returns its class.
+    /// Notes a new connection of a tenant. Returns its class. One whose time is ahead of the clock is
+    /// still its tenant's, though it has no connection: a tenant cannot shed its debt by connecting
+    /// again.
     pub fn join(&mut self, tenant: Option<&Arc<Tenant>>) -> usize {
-        let known = self.classes.iter().position(|class| class.connections > 0 && class.is_of(tenant));
-        let class = known.or_else(|| self.classes.iter().position(|class| class.connections == 0));
+        let clock_ns = self.clock_ns;
+        let is_taken = |class: &Class| class.connections > 0 || class.start_ns > clock_ns;
+        let known = self.classes.iter().position(|class| is_taken(class) && class.is_of(tenant));
+        let class = known.or_else(|| self.classes.iter().position(|class| !is_taken(class)));
         let class = class.unwrap_or_else(|| {
             self.classes.push(Class::default());
             self.classes.len() - 1
@@ -91,7 +95,6 @@ impl Turns {
         of.connections -= 1;
         of.ready.retain(|&ready| ready != token);
         if of.connections == 0 {
-            of.start_ns = 0;
             self.there -= 1;
         }
     }
@@ -277,6 +280,22 @@ mod tests {
             took += 50_000;
         }
         assert_eq!(took, 20_000_000);
+    }
+
+    #[test]
+    fn a_tenant_that_connects_again_has_its_debt_still() {
+        let (mut turns, loud, quiet) = two();
+        let loud_tenant = turns.classes[loud].tenant.clone();
+        turns.ready(loud, 1);
+        assert_eq!(turns.next(0), Some((loud, 1)));
+        turns.took(loud, 20_000_000);
+        (0..64).for_each(|token| turns.leave(loud, token));
+        // Nobody else is given its place meanwhile.
+        assert_ne!(turns.join(Some(&tenant("third", u64::MAX))), loud);
+        assert_eq!(turns.join(loud_tenant.as_ref()), loud);
+        turns.ready(loud, 1);
+        turns.ready(quiet, 64);
+        assert_eq!(turns.next(0), Some((quiet, 64)));
     }
 
     #[test]
