@@ -145,7 +145,7 @@ impl Part {
         match (object, &self.change, &mut self.spot, &self._writing) {
             (Some(object), Some(Some(value)), Some(spot), Some(writing)) => {
                 spot.kept = true;
-                self.shard.space.linked(spot.held.at, self.hash, value);
+                self.shard.space.linked(spot.held.at, self.hash, value, found.slot_at);
                 let known = Known {
                     table: found.table,
                     slot_at: found.slot_at,

@@ -9,8 +9,8 @@
 //! Parts are sized so that each fills a piece of memory, and their hashes spread them over the
 //! nodes. A writer stores the parts first, then the head if there is none: with it the whole block
 //! exists. Parts never change. A writer that comes second removes its own parts, whose keys have a
-//! nonce of its own. A writer that is killed before it stores a head leaves parts that nothing
-//! refers to, until they are evicted.
+//! nonce of its own. A writer that is killed before it stores a head leaves parts that no head
+//! names. The front end that takes its memory over takes them out ([`end_part`]).
 //!
 //! A block of which a part is missing counts as absent, and its head is taken out, so that it can
 //! be put again. Eviction takes a whole block, unless it is pinned. A pin that comes while a block
@@ -263,6 +263,19 @@ fn block_of(key: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
     }
     let (nonce, rest) = key.strip_prefix(PART)?.split_at_checked(16)?;
     Some((Some(nonce), rest.get(NUMBER..)?))
+}
+
+/// Whether a key is that of a part.
+pub(crate) fn is_part(key: &[u8]) -> bool {
+    key.starts_with(PART)
+}
+
+/// Takes out a part of which the writer is gone, unless its block is there; whether it did.
+pub(crate) async fn end_part(store: &Keyspace, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
+    let Some((Some(nonce), block)) = block_of(key) else { return Ok(false) };
+    let head = store.find(io, &prefixed(HEAD, block)).await?;
+    let is_there = head.is_some_and(|found| Head::of(&found.object).is_ok_and(|head| head.nonce == nonce));
+    if is_there { Ok(false) } else { store.discard(io, key, None).await }
 }
 
 /// Takes out what a key stands for: the whole of a block. Whether there was anything. `only`: a key of

@@ -190,8 +190,12 @@ impl Keyspace {
         let is_enough = || heap.borrow().sizes().whole - before >= bytes;
         let (mut given, mut vain) = (0, 0);
         while given < bytes && !is_enough() && vain < VAIN {
-            let random = self.random(1 << 32) as u64;
-            let Some(piece) = heap.borrow_mut().close(random) else { break };
+            let Some(piece) = self.coldest(io, shard).await else { break };
+            if !heap.borrow_mut().close(piece) {
+                // A place of it was taken meanwhile.
+                vain += 1;
+                continue;
+            }
             let size = heap.borrow().piece_bytes(piece).unwrap_or(0);
             let emptied = self.empty(io, shard, piece, &is_enough).await;
             if emptied.is_ok() && heap.borrow().linked_of(piece).is_empty() {
@@ -204,6 +208,30 @@ impl Keyspace {
             emptied?;
         }
         Ok(given > 0 || is_enough())
+    }
+
+    /// The piece to be given up, of a few: the one with the least that was used here lately. Of equal
+    /// ones it is the one whose objects were written longest ago. A few objects speak for each piece.
+    async fn coldest(&self, io: &Io, shard: &Rc<Shard>) -> Option<At> {
+        let random = self.random(1 << 32) as u64;
+        let candidates = shard.space.heap.borrow().candidates(random);
+        let slots: Vec<Slot> = candidates.iter().flat_map(|candidate| candidate.some.iter().copied()).collect();
+        let objects = {
+            // While it lives no place is used again.
+            let _section = shard.space.section();
+            shard.index.briefs(io, &slots).await
+        };
+        let cache = shard.near.cache.borrow();
+        let mut objects = objects.into_iter();
+        let judged = candidates.iter().map(|candidate| {
+            let some: Vec<Object> = objects.by_ref().take(candidate.some.len()).flatten().collect();
+            let some: Vec<&Object> = some.iter().filter(|object| !self.has_ended(object)).collect();
+            let count = some.len().max(1) as u64;
+            let hot = some.iter().filter(|object| cache.is_hot(object.key(), object.hash())).count() as u64;
+            let written = some.iter().map(|object| u64::from(object.written_s())).sum::<u64>() / count;
+            ((candidate.used * hot / count, written, candidate.used), candidate.at)
+        });
+        judged.min().map(|(_, at)| at)
     }
 
     /// Evicts the objects of a closed piece, until it is enough.

@@ -13,6 +13,8 @@
 mod closing;
 mod looks;
 
+pub use closing::Candidate;
+
 use crate::layout::{At, EXTENT, LARGE, PIECE_HEADER, PIECES, class_bytes, is_whole};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -45,6 +47,8 @@ pub struct Place {
     pub ends: u32,
     /// Hash of the key whose object it has, if linked.
     pub hash: u64,
+    /// The slot that referred to the object when it was linked; 0: it is not known.
+    pub slot: At,
 }
 
 impl Place {
@@ -207,7 +211,7 @@ impl Heap {
     fn insert(&mut self, at: At, bytes: u32, class: u8, known: Vec<Place>) {
         let step = if is_whole(class) { u64::from(bytes) - PIECE_HEADER } else { class_bytes(class) };
         let count = (u64::from(bytes) - PIECE_HEADER) / step;
-        let free = Place { used: Use::Free, version: 0, ends: 0, hash: 0 };
+        let free = Place { used: Use::Free, version: 0, ends: 0, hash: 0, slot: 0 };
         let mut places = known;
         places.resize(count as usize, free);
         let used = places.iter().filter(|place| place.used != Use::Free).count() as u32;
@@ -244,13 +248,13 @@ impl Heap {
         Some(&mut piece.places[number])
     }
 
-    /// The object was linked. `ends`: see [`Place::ends`].
-    pub fn linked(&mut self, at: At, hash: u64, ends: u32) {
+    /// The object was linked. `ends`: see [`Place::ends`]; `slot`: see [`Place::slot`].
+    pub fn linked(&mut self, at: At, hash: u64, ends: u32, slot: At) {
         let Some((piece, number)) = self.located(at) else { return };
         let place = &mut piece.places[number];
         // It may have been taken out again before this front end has learned that it was linked.
         if place.used == Use::Held {
-            (place.used, place.hash, place.ends) = (Use::Linked, hash, ends);
+            (place.used, place.hash, place.ends, place.slot) = (Use::Linked, hash, ends, slot);
             if ends > 0 {
                 piece.soonest = piece.soonest.min(ends);
             }
@@ -364,7 +368,7 @@ impl Heap {
         let Some(known) = self.heads.get(&head).and_then(|number| self.longs.get_mut(number)) else { return };
         known.linked = true;
         let (hash, places) = (known.hash, known.places.clone());
-        places.into_iter().for_each(|at| self.linked(at, hash, 0));
+        places.into_iter().for_each(|at| self.linked(at, hash, 0, 0));
     }
 
     fn forget_head(&mut self, head: At) -> Option<u64> {
@@ -431,6 +435,11 @@ impl Heap {
     /// Whether the place still has the object of this hash, and that has ended.
     pub fn has_ended(&mut self, at: At, hash: u64, now_s: u32) -> bool {
         self.place(at).is_some_and(|place| place.hash == hash && place.end().is_some_and(|end| end <= now_s))
+    }
+
+    /// Where the object at a place was linked, as far as is known.
+    pub fn slot_of(&mut self, at: At) -> Option<At> {
+        self.place(at).map(|place| place.slot).filter(|&slot| slot != 0)
     }
 
     /// Linked places, with their keys' hashes.

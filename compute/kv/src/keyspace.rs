@@ -3,8 +3,9 @@
 //! A key has *ended* when its expiry has passed. It stays in the index until a lookup, an eviction,
 //! or a sweep of the front end that has its object removes it.
 
+use crate::blocks;
 use crate::index::{Found, Inserted, Removed};
-use crate::layout::{Hash, MAX_DEPTH, ROOT_BITS, class_of};
+use crate::layout::{Hash, LARGE, MAX_DEPTH, PIECE_HEADER, ROOT_BITS, class_of};
 use crate::object::{self, Object, Type, Value};
 use crate::shard::{Shard, Trouble};
 use crate::space::Left;
@@ -203,13 +204,23 @@ impl Keyspace {
         }
     }
 
-    /// Takes a key out; whether it was there.
+    /// Takes a key out; whether it was there. Needs memory only if a front end has died while it
+    /// split the key's table.
     pub async fn remove(&self, io: &Io, key: &[u8]) -> Result<bool, Trouble> {
-        Ok(match self.shard(key).index.remove(io, key).await? {
-            Removed::Absent => false,
-            Removed::Unseen => true,
-            Removed::Was(found) => !self.has_ended(&found.object),
-        })
+        let shard = self.shard(key);
+        loop {
+            return Ok(match shard.index.remove(io, key).await {
+                Err(Trouble::Full) => {
+                    let len = u64::from(shard.index.geometry.pair_bytes()) - PIECE_HEADER;
+                    self.make_room(io, shard, LARGE, len).await?;
+                    continue;
+                }
+                Ok(Removed::Absent) => false,
+                Ok(Removed::Unseen) => true,
+                Ok(Removed::Was(found)) => !self.has_ended(&found.object),
+                Err(trouble) => return Err(trouble),
+            });
+        }
     }
 
     /// Takes a key out if its object is the one meant; whether it was there. Needs no memory.
@@ -398,6 +409,14 @@ impl Keyspace {
                 .await?;
         }
         Ok(())
+    }
+
+    /// Takes out parts of blocks whose writers have died before their blocks were there.
+    pub(crate) async fn end_parts(&self, io: &Io, shard: &Rc<Shard>) {
+        for part in shard.recovery.parts_left() {
+            // Of one that is not answered for, eviction is left.
+            let _ = blocks::end_part(self, io, &part).await;
+        }
     }
 
     /// Takes keys that have ended and were written here out, about `most` of each node's; whether

@@ -40,8 +40,10 @@ pub const STALE_MS: u64 = 2000;
 /// Which word of its line a member's tail is.
 pub(crate) const TAIL: u64 = 5;
 
-/// Which word of its line says how many bytes a member wants from others.
+/// Which word of its line says how many bytes a member wants from others. With the bit, because the
+/// node has none left.
 const WANTED: u64 = 6;
+const NODE_FULL: u64 = 1 << 63;
 
 /// The last look of a front end at another's line.
 #[derive(Clone, Copy, Debug, Default)]
@@ -343,6 +345,7 @@ impl Members {
     /// [`Trouble::ShutOut`]: it was taken for dead.
     pub async fn tick(&self, io: &Io, now_ms: u64) -> Result<Ticked, Trouble> {
         let look = vec![Verb::Read { at: self.reach.root, len: HEAD_BYTES as u32 }];
+        let was_alone = !matches!(self.reach.copies.mode(), Mode::Single | Mode::Both(_));
         let Some(Answer::Bytes(seen)) = self.reach.words(io, Words::Head, look).await.pop() else {
             return Err(Trouble::Unsettled);
         };
@@ -360,20 +363,24 @@ impl Members {
         let others = (0..MEMBERS).filter(|&line| line != me && state(&seen, line).is_alive());
         let pair = Pair(word(&seen, head::PAIR as usize / 8));
         let mut ticked = Ticked { turn: self.reach.copies.saw(pair), ..Ticked::default() };
+        self.space.read_epoch(was_alone && ticked.turn != Turn::Mended, epoch);
         if ticked.turn == Turn::Mended {
             self.reach.counters.mended.set(self.reach.counters.mended.get() + 1);
         }
         let (mut all, mut held, mut fronts) = (oldest == epoch, 0, 0);
+        let mut full = false;
         for line in others {
             ticked.company = true;
             fronts += 1;
             all &= line_word(&seen, line, 2) == epoch;
             held += line_word(&seen, line, 3);
-            ticked.wanted = ticked.wanted.saturating_add(line_word(&seen, line, WANTED as usize));
+            let wanted = line_word(&seen, line, WANTED as usize);
+            ticked.wanted = ticked.wanted.saturating_add(wanted & !NODE_FULL);
+            full |= wanted & NODE_FULL != 0;
         }
         self.space.others.set(held);
         self.space.fronts.set(fronts);
-        self.space.promised.set(ticked.wanted);
+        self.space.is_asked(ticked.wanted, full);
         self.company.set(ticked.company);
         self.space.company.set(ticked.company || self.space.company.get());
         if ticked.company {
@@ -385,12 +392,18 @@ impl Members {
         let bytes = Rc::new(words.map(u64::to_le_bytes).concat());
         let line = Verb::Write { at: member_at(self.reach.root, me) + 8, bytes };
         let mut batch = vec![line];
-        let wanted = self.space.wanted.get().min(MOST_ASKED);
+        let mut wanted = self.space.wanted.get().min(MOST_ASKED);
+        if wanted > 0 && self.space.node_full.get() {
+            wanted |= NODE_FULL;
+        }
         if line_word(&seen, me, WANTED as usize) != wanted {
             let at = member_at(self.reach.root, me) + 8 * WANTED;
             batch.push(Verb::Write { at, bytes: Rc::new(wanted.to_le_bytes().to_vec()) });
         }
-        if all && self.space.heap.borrow().sizes().retired > 0 && !self.reach.copies.is_paused() {
+        let waits = self.space.heap.borrow().sizes().retired > 0 || self.space.may_show_more();
+        // Between pauses, too, of which the next begins only when this line says so.
+        let pauses = self.reach.copies.is_paused() && pair.stage() == Stage::Paused;
+        if all && waits && !pauses {
             batch.push(Verb::Cas { at: self.reach.root + head::EPOCH, old: epoch, new: epoch + 1 });
         }
         let answers = self.reach.words(io, Words::Head, batch).await;

@@ -14,6 +14,7 @@ mod count;
 
 pub use count::Count;
 
+use crate::blocks::is_part;
 use crate::copies::{Counted, Words};
 use crate::heap::{Place, Use, second};
 use crate::index::Index;
@@ -30,13 +31,15 @@ use crate::rules::Bug;
 use crate::shard::Trouble;
 use crate::space::{Left, Space};
 use crate::task::{Answer, Io, Verb, join};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
 use std::rc::Rc;
 
 /// Objects that are looked up at once.
 const AT_ONCE: usize = 64;
+/// Until pieces are looked at again that were left because a node has ended, in ms.
+const SOON_MS: u64 = 20;
 
 /// Lines, states and heartbeats of members that are alive.
 type Beats = Vec<(usize, u64, u64)>;
@@ -65,6 +68,10 @@ pub struct Recovery {
     index: Rc<Index>,
     /// Pieces without an owner, by when they were seen first, and the heartbeats of that time.
     suspects: RefCell<BTreeMap<At, (u64, Rc<Beats>)>>,
+    /// Keys of blocks' parts in memory that was taken over.
+    parts: RefCell<Vec<Vec<u8>>>,
+    /// Pieces were left to a later [`Recovery::adopt`], because a node has ended just now.
+    postponed: Cell<bool>,
 }
 
 impl Recovery {
@@ -75,6 +82,8 @@ impl Recovery {
             near: Rc::clone(near),
             index: Rc::clone(index),
             suspects: RefCell::default(),
+            parts: RefCell::default(),
+            postponed: Cell::new(false),
         }
     }
 
@@ -176,6 +185,30 @@ impl Recovery {
         join(objects.iter().map(look).collect()).await
     }
 
+    /// [`Recovery::is_live`] of own objects, by one READ each if the slot does not tell otherwise. A
+    /// slot that is not frozen, and refers to something else than when the object was linked there,
+    /// proves that the object is gone: only a split moves an object, and it leaves the slot frozen.
+    async fn own_are_live(&self, io: &Io, objects: &[(At, u64)]) -> Vec<bool> {
+        let slot = |n: usize| Some((n, self.space.heap.borrow_mut().slot_of(objects[n].0)?));
+        let known: Vec<(usize, At)> = (0..objects.len()).filter_map(slot).collect();
+        let mut live: Vec<Option<bool>> = vec![None; objects.len()];
+        if !known.is_empty() {
+            let reads = known.iter().map(|&(_, at)| Verb::Read { at, len: 8 }).collect();
+            for (&(n, _), answer) in known.iter().zip(self.reach.verbs(io, reads).await) {
+                let Answer::Bytes(bytes) = answer else { continue };
+                let slot = Slot(word(&bytes, 0));
+                if !slot.is_frozen() && !slot.is_locked() {
+                    live[n] = Some(slot.is_used() && slot.at(self.reach.node) == objects[n].0);
+                }
+            }
+        }
+        let left: Vec<usize> = (0..objects.len()).filter(|&n| live[n].is_none()).collect();
+        let looked_up: Vec<(At, u64)> = left.iter().map(|&n| objects[n]).collect();
+        let answers = self.are_live(io, &looked_up).await;
+        left.into_iter().zip(answers).for_each(|(n, is_live)| live[n] = Some(is_live));
+        live.into_iter().map(|live| live != Some(false)).collect()
+    }
+
     /// Finds own extents whose long value others took out of the index; how many values.
     async fn scavenge_longs(&self, io: &Io) -> usize {
         let (longs, mut found) = (self.space.heap.borrow().all_longs(), 0);
@@ -198,7 +231,7 @@ impl Recovery {
             let _section = self.space.section();
             let mine = |&(at, hash): &(At, u64)| self.space.heap.borrow_mut().is_linked(at, hash);
             let some: Vec<(At, u64)> = some.iter().filter(|object| mine(object)).copied().collect();
-            let live = self.are_live(io, &some).await;
+            let live = self.own_are_live(io, &some).await;
             let epoch = self.space.epoch() + 1;
             for ((at, _), _) in some.iter().zip(&live).filter(|(_, live)| !**live) {
                 self.space.heap.borrow_mut().retire(*at, epoch);
@@ -269,8 +302,13 @@ impl Recovery {
     }
 
     /// Takes over the pieces of front ends that are gone; how many. `now_ms` is of a clock that
-    /// never goes back.
+    /// never goes back. After a node's end that must wait ([`Recovery::again_ms`]): a helper may yet
+    /// show a slot whose object nothing refers to now.
     pub async fn adopt(&self, io: &Io, now_ms: u64) -> Result<usize, Trouble> {
+        self.postponed.set(self.space.may_show_more());
+        if self.postponed.get() {
+            return Ok(0);
+        }
         let members = self.reach.read(io, self.reach.root, HEAD_BYTES as u32).await;
         let beats = Rc::new(beats(&members, self.reach.me));
         let (mut adopted, mut strange) = (0, BTreeMap::new());
@@ -298,9 +336,18 @@ impl Recovery {
         Ok(adopted)
     }
 
-    /// Whether pieces without an owner were seen, which a later [`Recovery::adopt`] frees.
-    pub fn has_suspects(&self) -> bool {
-        !self.suspects.borrow().is_empty()
+    /// Keys of blocks' parts that front ends have left which are gone. They may have had no block yet.
+    pub(crate) fn parts_left(&self) -> Vec<Vec<u8>> {
+        self.parts.take()
+    }
+
+    /// In how many ms another [`Recovery::adopt`] can do what the last one could not, if there is
+    /// such: pieces without an owner are to be seen a second time, or operations must end first.
+    pub fn again_ms(&self) -> Option<u64> {
+        match self.postponed.get() {
+            true => Some(SOON_MS),
+            false => (!self.suspects.borrow().is_empty()).then_some(2 * LEASE_MS + 500),
+        }
     }
 
     /// The node's pieces, but for those that begin before the root: first byte, length, owner,
@@ -328,10 +375,46 @@ impl Recovery {
     /// decided, it is shown first.
     async fn leads_to(&self, io: &Io, forward: At, pair: At) -> bool {
         let rules = self.reach.rules.get();
+        // Whoever adopts alone later waits for this operation.
+        let _section = self.space.section();
         if !rules.broken(Bug::FreeUnshown) {
             self.reach.copies.settle(io, rules, Words::Index, forward).await;
         }
         word(&self.reach.read(io, forward, 8).await, 0) == pair
+    }
+
+    /// Whether a node has ended so lately that what shows does not tell garbage.
+    fn must_wait(&self) -> bool {
+        self.postponed.set(self.postponed.get() || self.space.may_show_more());
+        self.postponed.get()
+    }
+
+    /// Gives a piece back to the front end that is gone: a node has ended while it was judged. A later
+    /// [`Recovery::adopt`] finds it again.
+    async fn hand_back(&self, io: &Io, at: At, mine: u64, its: u64) -> Result<bool, Trouble> {
+        self.reach.take_over(io, at, mine, its).await;
+        Ok(false)
+    }
+
+    /// [`Recovery::adopt_piece`] of a piece of a long string, which has the first owner now and had the
+    /// second.
+    async fn adopt_extent(&self, io: &Io, at: At, bytes: u32, [mine, its]: [u64; 2]) -> Result<bool, Trouble> {
+        let header = self.reach.read(io, at, 32).await;
+        let (number, hash) = (word(&header, 2), word(&header, 3));
+        let live = self.refers_to_long(io, Hash(hash), number).await;
+        if self.must_wait() {
+            return self.hand_back(io, at, mine, its).await;
+        }
+        let (place, epoch) = (at + PIECE_HEADER, self.space.epoch() + 1);
+        let mut heap = self.space.heap.borrow_mut();
+        heap.adopt(at, bytes, EXTENT, vec![Place { used: Use::Linked, version: 0, ends: 0, hash, slot: 0 }]);
+        match live {
+            true => heap.adopt_extent(place, number, hash),
+            false => {
+                heap.retire(place, epoch);
+            }
+        }
+        Ok(true)
     }
 
     /// Takes a piece over from a front end that is gone. `third`: of a piece with tables, the address
@@ -341,7 +424,7 @@ impl Recovery {
     /// long string is kept if a list refers to it. Of a piece with objects each place is looked up:
     /// those that the index does not refer to are retired, because others may still read them.
     async fn adopt_piece(&self, io: &Io, at: At, bytes: u32, owner: Owner, third: u64) -> Result<bool, Trouble> {
-        if owner.kind == Kind::Tables && self.leads_to(io, third, at).await {
+        if owner.kind == Kind::Tables && (self.leads_to(io, third, at).await || self.must_wait()) {
             // Tables in use need no living owner.
             return Ok(false);
         }
@@ -357,19 +440,7 @@ impl Recovery {
             return Ok(true);
         }
         if owner.class == EXTENT {
-            let header = self.reach.read(io, at, 32).await;
-            let (number, hash) = (word(&header, 2), word(&header, 3));
-            let live = self.refers_to_long(io, Hash(hash), number).await;
-            let (place, epoch) = (at + PIECE_HEADER, self.space.epoch() + 1);
-            let mut heap = self.space.heap.borrow_mut();
-            heap.adopt(at, bytes, EXTENT, vec![Place { used: Use::Linked, version: 0, ends: 0, hash }]);
-            match live {
-                true => heap.adopt_extent(place, number, hash),
-                false => {
-                    heap.retire(place, epoch);
-                }
-            }
-            return Ok(true);
+            return Box::pin(self.adopt_extent(io, at, bytes, [new, old])).await;
         }
         let step = if owner.class == LARGE { u64::from(bytes) - PIECE_HEADER } else { class_bytes(owner.class) };
         // At the node that decides every object has its bytes to which the index there refers.
@@ -379,7 +450,7 @@ impl Recovery {
         let count = (u64::from(bytes) - PIECE_HEADER) / step;
         let place_at = |n: u64| at + PIECE_HEADER + n * step;
         let mut places = Vec::new();
-        let (mut sound, mut lists) = (Vec::new(), Vec::new());
+        let (mut sound, mut lists, mut parts) = (Vec::new(), Vec::new(), Vec::new());
         for n in 0..count {
             let start = (PIECE_HEADER + n * step) as usize;
             let object = content.get(start..start + step as usize).unwrap_or_default();
@@ -392,15 +463,20 @@ impl Recovery {
             let hash = object.as_ref().map(|object| object.hash().0);
             let ends = second(object.as_ref().and_then(Object::expiry));
             sound.extend(hash.map(|hash| (place_at(n), hash)));
+            parts.extend(object.as_ref().filter(|one| is_part(one.key())).map(|part| part.key().to_vec()));
             let list = object.filter(|object| object.kind() == Type::Long);
             lists.extend(list.and_then(|list| Some((place_at(n), List::decode(list.value(), self.reach.node)?))));
-            places.push(Place { used: Use::Linked, version, ends, hash: hash.unwrap_or(0) });
+            places.push(Place { used: Use::Linked, version, ends, hash: hash.unwrap_or(0), slot: 0 });
         }
         let mut live = HashMap::new();
         for some in sound.chunks(AT_ONCE) {
             let answers = self.are_live(io, some).await;
             live.extend(some.iter().map(|(at, _)| *at).zip(answers));
         }
+        if self.must_wait() {
+            return self.hand_back(io, at, new, old).await;
+        }
+        self.parts.borrow_mut().extend(parts);
         let epoch = self.space.epoch() + 1;
         let mut heap = self.space.heap.borrow_mut();
         heap.adopt(at, bytes, owner.class, places);

@@ -47,6 +47,9 @@ pub enum Bug {
     FreeUnshown,
     /// A helper shows a slot whose object only the deciding node may have.
     ShowBare,
+    /// A front end that is left with the first node takes memory over while a helper may yet show
+    /// what the second had decided.
+    AdoptAtOnce,
     /// A node that is being filled is not written to.
     FillUnmirrored,
     /// A node counts as filled although operations are under way.
@@ -70,7 +73,7 @@ pub enum Bug {
 }
 
 /// All of the above, for tests.
-pub const BUGS: [Bug; 32] = [
+pub const BUGS: [Bug; 33] = [
     Bug::CommitUnchecked,
     Bug::SparePending,
     Bug::CopyPending,
@@ -93,6 +96,7 @@ pub const BUGS: [Bug; 32] = [
     Bug::AdoptShown,
     Bug::FreeUnshown,
     Bug::ShowBare,
+    Bug::AdoptAtOnce,
     Bug::FillUnmirrored,
     Bug::FillUnpaused,
     Bug::FillUndrained,

@@ -1,7 +1,7 @@
 //! A front end's places for objects in one shard, and the epochs that say when a place is used again.
 
 use crate::blocks;
-use crate::copies::Phase;
+use crate::copies::{Mode, Phase};
 use crate::heap::{Heap, Held, second};
 use crate::layout::{At, Hash, Kind, MAX_OBJECT, Owner, Slot, class_of};
 use crate::long::List;
@@ -92,6 +92,11 @@ pub struct Space {
     pub(crate) ask_ms: Cell<u64>,
     /// Bytes that others asked for: this front end takes no piece instead of them.
     pub(crate) promised: Cell<u64>,
+    /// The node had no piece left although the limit allowed one: here, and at others that ask.
+    pub(crate) node_full: Cell<bool>,
+    pub(crate) others_lack: Cell<bool>,
+    /// Bytes of own pieces when others began to ask.
+    asked_at: Cell<Option<u64>>,
     /// There are other front ends, or there were. They may have replaced objects of this one.
     pub(crate) company: Cell<bool>,
     /// A search for such objects is under way, and when the next may begin: see
@@ -108,6 +113,8 @@ pub struct Space {
     pub(crate) pressed: Cell<u32>,
     /// Keys that have ended or were evicted.
     pub leaving: Leaving,
+    /// The store's epoch when this front end first read it after the second node's end.
+    alone_since: Cell<Option<u64>>,
     pub(crate) heap: RefCell<Heap>,
     pub(crate) epochs: RefCell<Epochs>,
 }
@@ -144,6 +151,9 @@ impl Space {
             wanted: Cell::new(0),
             ask_ms: Cell::new(0),
             promised: Cell::new(0),
+            node_full: Cell::new(false),
+            others_lack: Cell::new(false),
+            asked_at: Cell::new(None),
             company: Cell::new(false),
             searching: Cell::new(0),
             giving: Cell::new(0),
@@ -152,6 +162,7 @@ impl Space {
             longest: Cell::new(MAX_OBJECT),
             pressed: Cell::new(0),
             leaving: Leaving::default(),
+            alone_since: Cell::new(None),
             heap: RefCell::default(),
             epochs: RefCell::default(),
         }
@@ -218,11 +229,14 @@ impl Space {
         // Two that ask do not wait for each other.
         let promised = if self.wanted.get() > 0 { 0 } else { self.promised.get() };
         let all = self.heap.borrow().sizes().all + self.others.get();
-        if (all + promised).saturating_add(u64::from(bytes)) > self.limit.get() {
+        let allowed = (all + promised).saturating_add(u64::from(bytes)) <= self.limit.get();
+        self.node_full.set(false);
+        if !allowed {
             return None;
         }
         let node = self.reach.node;
         let Some(Answer::Place(at)) = self.reach.verbs(io, vec![Verb::Alloc { node, bytes }]).await.pop() else {
+            self.node_full.set(true);
             return None;
         };
         let words = [self.reach.owner(kind, class).word(self.reach.secret, at), Owner::second(self.reach.secret, at)];
@@ -251,10 +265,10 @@ impl Space {
         (object, Slot::new(hash.fingerprint(), held.class, held.version, held.at))
     }
 
-    /// The object is in the index now.
-    pub(crate) fn linked(&self, at: At, hash: Hash, value: &Value) {
+    /// The object is in the index now, in this slot.
+    pub(crate) fn linked(&self, at: At, hash: Hash, value: &Value, slot_at: At) {
         let mut heap = self.heap.borrow_mut();
-        heap.linked(at, hash.0, second(value.expiry));
+        heap.linked(at, hash.0, second(value.expiry), slot_at);
         if value.kind == Type::Long {
             heap.linked_list(at);
         }
@@ -280,14 +294,27 @@ impl Space {
         }
     }
 
+    /// Others want so many bytes, as a tick has found; `full`: because the node has none left.
+    pub(crate) fn is_asked(&self, wanted: u64, full: bool) {
+        let began = || self.asked_at.get().unwrap_or_else(|| self.bytes());
+        self.asked_at.set((wanted > 0).then(began));
+        self.promised.set(wanted);
+        self.others_lack.set(full);
+    }
+
     /// Bytes of own pieces to give up for what others want. An owner gives as large a part as it
-    /// has of all.
+    /// has of all. Below the limit there is room, unless the node has none: then what was given
+    /// since they began to ask counts.
     pub(crate) fn owes(&self, wanted: u64) -> u64 {
         let (heap, limit) = (self.heap.borrow(), self.limit.get());
-        let all = heap.sizes().all + self.others.get();
-        let lack = wanted.saturating_sub(limit.saturating_sub(all));
-        let part = (u128::from(lack) * u128::from(heap.sizes().all)).div_ceil(u128::from(all.max(1)));
-        (part as u64).saturating_sub(heap.closing_bytes())
+        let own = heap.sizes().all;
+        let all = own + self.others.get();
+        let (lack, given) = match self.others_lack.get() {
+            true => (wanted, self.asked_at.get().unwrap_or(own).saturating_sub(own)),
+            false => (wanted.saturating_sub(limit.saturating_sub(all)), 0),
+        };
+        let part = (u128::from(lack) * u128::from(own)).div_ceil(u128::from(all.max(1)));
+        (part as u64).saturating_sub(given).saturating_sub(heap.closing_bytes())
     }
 
     /// Bytes to evict before memory is full; 0: there is room, or no limit.
@@ -304,6 +331,20 @@ impl Space {
         let room =
             limit.saturating_sub(heap.sizes().all + self.others.get()) + heap.sizes().free + heap.sizes().retired;
         (limit / HEADROOM).min(MOST_HEADROOM).saturating_sub(room)
+    }
+
+    /// The store's epoch was read. `left`: the first node was known to be left alone before that.
+    pub(crate) fn read_epoch(&self, left: bool, epoch: u64) {
+        self.alone_since.set(if left { self.alone_since.get().or(Some(epoch)) } else { None });
+    }
+
+    /// Whether the first node alone has the shard, and an operation may be under way that has read a
+    /// decision of the second one. It may yet show that. So what shows does not tell garbage. It
+    /// began in the epoch of the second's end at the latest, so it has ended two epochs later.
+    pub(crate) fn may_show_more(&self) -> bool {
+        let left = matches!(self.reach.copies.mode(), Mode::Alone(node) if node == self.reach.node);
+        let ended = || self.alone_since.get().is_some_and(|since| self.epoch() >= since + 2);
+        left && !ended() && !self.reach.rules.get().broken(Bug::AdoptAtOnce)
     }
 
     /// Bytes of pieces that this front end holds.

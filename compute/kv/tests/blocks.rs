@@ -129,3 +129,25 @@ fn pinned_blocks_outlast_eviction() {
     assert_eq!(one(&mut store, "pinned", Act::PinBlock { until: None }), Outcome::Done);
     assert_eq!(one(&mut store, "pinned", Act::PinBlock { until: None }), Outcome::Absent);
 }
+
+/// A writer dies when it has written a block, and some parts of another one.
+#[test]
+fn a_writer_that_is_gone_leaves_no_parts() {
+    let (_node, address) = node("gone");
+    let mut stays = Store::open("blocks", &[&address]).expect("a store");
+    let mut dies = Store::open("blocks", &[&address]).expect("a store");
+    assert_eq!(put(&mut dies, "whole", &block(3_000_000, 1)), Outcome::Done);
+    let before = stays.size().expect("a size");
+    for number in 0u32..3 {
+        let part = [&b"farmem:part:"[..], &[7; 16], &number.to_le_bytes(), b"half"].concat();
+        dies.put(&part, &block(500_000, 2)).expect("stored");
+    }
+    assert_eq!(stays.size().expect("a size"), before + 3);
+    drop(dies);
+    let begun = std::time::Instant::now();
+    while stays.size().expect("a size") != before {
+        assert!(begun.elapsed().as_secs() < 60, "its parts are still there");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(get(&mut stays, "whole").is_some_and(|found| found == block(3_000_000, 1)));
+}

@@ -110,6 +110,25 @@ fn a_front_end_that_is_alone_reads_without_a_verb() {
 }
 
 #[test]
+fn an_owner_reads_eight_bytes_of_each_object_that_others_may_have_replaced() {
+    let mut memory = Memory::default();
+    let [owner, other] = [(), ()].map(|()| memory.join(Geometry::STORE, Rules::SOUND, 64 << 10));
+    let put = |memory: &mut Memory, shard: &Rc<Shard>, n: u32| {
+        let shard = Rc::clone(shard);
+        let put = move |io| async move { shard.index.put(&io, format!("k{n}").as_bytes(), &value("v")).await };
+        memory.run(Task::new(put)).expect("room");
+    };
+    (0..20).for_each(|n| put(&mut memory, &owner, n));
+    (0..5).for_each(|n| put(&mut memory, &other, n));
+    let mut search = || {
+        let owner = Rc::clone(&owner);
+        memory.ledger(|io| async move { owner.recovery.scavenge(&io).await })
+    };
+    assert_eq!(search(), (5, 20, 1));
+    assert_eq!(search(), (0, 15, 1));
+}
+
+#[test]
 fn updates_for_ever_take_no_more_memory() {
     let mut memory = Memory::default();
     let shard = memory.join(Geometry::STORE, Rules::SOUND, 64 << 10);

@@ -194,3 +194,42 @@ fn a_value_of_another_size_takes_the_pieces_that_it_needs() {
     let lost = before + 1 - store.keys();
     assert!(lost < before / 4, "{lost} of {before} keys went for one");
 }
+
+#[test]
+fn of_pieces_that_are_given_up_the_coldest_go_first() {
+    let mut store = Store::new(1, Some(4 << 20));
+    let (old, new) = (2000, 1000);
+    store.fronts[0].1.set_now_ms(1_000_000);
+    (0..old).for_each(|n| store.put(0, &format!("old{n}"), 1000).expect("room"));
+    store.fronts[0].1.set_now_ms(2_000_000);
+    (0..new).for_each(|n| store.put(0, &format!("new{n}"), 1000).expect("room"));
+    // Pieces of the newer keys are the emptier ones.
+    (0..new).step_by(2).for_each(|n| store.remove(0, &format!("new{n}")));
+    (0..10).for_each(|_| store.tick());
+    assert_eq!(store.evicted(), 0);
+    store.put(0, "large", 500_000).expect("room");
+    let mut lost = |key: String| {
+        let found = store.run(0, |store, io| async move { store.find(&io, key.as_bytes()).await });
+        usize::from(found.0.expect("sound").is_none())
+    };
+    let of_old: usize = (0..old).map(|n| lost(format!("old{n}"))).sum();
+    let of_new: usize = (1..new).step_by(2).map(|n| lost(format!("new{n}"))).sum();
+    // A piece has the last of the old ones and the first of the new ones.
+    assert!(of_old > 300 && 10 * of_new < of_old, "{of_old} old ones, {of_new} new ones");
+}
+
+#[test]
+fn a_front_end_that_a_full_node_leaves_without_room_gets_some() {
+    let mut store = Store::new(2, Some(32 << 20));
+    store.memory.limit = Some(4 << 20);
+    let mut n = 0;
+    while store.evicted() == 0 {
+        store.put(0, &format!("k{n}"), 1000).expect("room");
+        n += 1;
+    }
+    let before = store.keys();
+    store.put(1, "new", 1000).expect("the other front end gives room");
+    let lost = before + 1 - store.keys();
+    assert!(lost < before / 4, "{lost} of {before} keys went for one");
+    (0..100).for_each(|n| store.put(1, &format!("n{n}"), 1000).expect("room"));
+}

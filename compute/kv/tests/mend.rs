@@ -4,7 +4,9 @@
 
 mod world;
 
+use farmem_kv::atomic::Intent;
 use farmem_kv::copies::Mode;
+use farmem_kv::keyspace::Keyspace;
 use farmem_kv::layout::Stage;
 use farmem_kv::rules::{Bug, Rules};
 use farmem_kv::shard::{Shard, Trouble};
@@ -12,10 +14,10 @@ use farmem_kv::task::Task;
 use std::cell::Cell;
 use std::rc::Rc;
 use world::linear::{Call, Register, Step, check};
-use world::ops::{KEY, OPS, Op, TINY, history, sibling, task};
+use world::ops::{KEY, OPS, Op, TINY, history, number, sibling, task, value};
 use world::{Chooser, Memory, Random, interleave};
 
-/// Front ends. Each has an operation, a part in the filling, and its ticks.
+/// Front ends. Each has an operation, a part in the filling, its ticks, and transactions.
 const FRONTS: usize = 3;
 
 /// What a task has come to: an operation's outcome, or nothing.
@@ -40,12 +42,15 @@ fn part(shard: &Rc<Shard>) -> Task<Outcome> {
 fn ticks(shard: &Rc<Shard>, dead: &Rc<Cell<bool>>) -> Task<Outcome> {
     let (shard, dead) = (Rc::clone(shard), Rc::clone(dead));
     Task::new(|io| async move {
-        let (mut now_ms, mut paused) = (0, 0);
+        let (mut now_ms, mut paused, mut adopts) = (0, 0, false);
         loop {
             now_ms += if dead.get() { 25 } else { 0 };
             let ticked = shard.members.tick(&io, now_ms).await?;
-            if ticked.deaths && dead.get() {
+            adopts |= ticked.deaths && dead.get();
+            // In a pause it would wait for a tick of this very task.
+            if adopts && !shard.reach.copies.is_paused() {
                 shard.recovery.adopt(&io, now_ms).await?;
+                adopts = shard.recovery.again_ms().is_some_and(|ms| ms < 100);
             }
             match shard.reach.copies.mode() {
                 Mode::Mending(_) if shard.reach.copies.is_paused() => paused += 1,
@@ -78,6 +83,38 @@ fn finisher(shard: &Rc<Shard>) -> Task<Outcome> {
     })
 }
 
+/// Keys that only transactions change: all of them have the same value.
+const TOGETHER: [&[u8]; 2] = [b"one", b"other"];
+
+fn keyspace(shard: &Rc<Shard>) -> Rc<Keyspace> {
+    let seed = u64::from(shard.reach.me.line) + 5;
+    Rc::new(Keyspace::new("mend", vec![Rc::clone(shard)], false, 0, seed))
+}
+
+/// Sets both keys, three times.
+fn transactions(shard: &Rc<Shard>, n: u64) -> Task<Outcome> {
+    let store = keyspace(shard);
+    Task::new(move |io| async move {
+        for round in 0..3 {
+            let change = Some(Some(value(10 * n + round)));
+            let intents = TOGETHER.map(|key| Intent { key: key.to_vec(), change: change.clone() });
+            store.commit(&io, intents.into(), &|_, _| true, &|| false).await?;
+        }
+        NOTHING
+    })
+}
+
+/// Whether the keys that are set together have the same value.
+fn are_alike(memory: &mut Memory, shard: &Rc<Shard>) -> Result<(), String> {
+    let store = keyspace(shard);
+    let [one, other] = TOGETHER.map(|key| {
+        let store = Rc::clone(&store);
+        let found = memory.run(Task::new(|io| async move { store.find(&io, key).await })).expect("sound");
+        found.map(|found| number(found.object.value()))
+    });
+    if one == other { Ok(()) } else { Err(format!("{one:?} and {other:?}")) }
+}
+
 /// Any order, in which a front end dies.
 struct Dying {
     chooser: Random,
@@ -98,7 +135,7 @@ impl Chooser for Dying {
 }
 
 /// One filling; whether it was sound, and whether it came to its end.
-fn filled(rules: Rules, seed: u64, dies: bool) -> Result<bool, String> {
+fn filled(rules: Rules, seed: u64, dies: bool, with_transactions: bool) -> Result<bool, String> {
     let mut chooser = Random::new(seed);
     let numbers = &mut chooser.numbers;
     let (ended, present, fill) = (numbers.below(2) as u8, numbers.below(2) == 0, numbers.index(18));
@@ -135,6 +172,9 @@ fn filled(rules: Rules, seed: u64, dies: bool) -> Result<bool, String> {
     tasks.extend(fronts.iter().map(part));
     tasks.extend(fronts.iter().map(|front| ticks(front, &dead)));
     tasks.extend(fronts.iter().map(finisher));
+    if with_transactions {
+        tasks.extend(fronts.iter().zip(1..).map(|(front, n)| transactions(front, n)));
+    }
     let mut order = Dying { chooser, dies, dead, steps: 0 };
     let all = interleave(&mut memory, tasks, &mut order);
     let gone = dies.filter(|(step, _)| order.steps > *step).map(|(_, front)| front);
@@ -149,6 +189,7 @@ fn filled(rules: Rules, seed: u64, dies: bool) -> Result<bool, String> {
         calls.push(Call { operation, begun: moment, ended: Some(moment + 1) });
     };
     left.iter().for_each(|front| look(&mut memory, front));
+    are_alike(&mut memory, left[0]).map_err(|wrong| format!("seed {seed}: {wrong}"))?;
     if both {
         // The node that had the only copy.
         memory.ends = Some((1 - ended, memory.verbs));
@@ -157,6 +198,7 @@ fn filled(rules: Rules, seed: u64, dies: bool) -> Result<bool, String> {
         memory.run(Task::new(|io| async move { front.members.tick(&io, 0).await })).expect("alive");
         let fresh = memory.join(TINY, Rules::SOUND, 0);
         look(&mut memory, &fresh);
+        are_alike(&mut memory, &fresh).map_err(|wrong| format!("seed {seed}, after the end: {wrong}"))?;
         for n in 0..fill {
             let found = memory.run(task(&fresh, &sibling(n), Op::Get)).expect("sound");
             if found != Step::Get(Some(n as u64)) {
@@ -179,7 +221,7 @@ fn filled(rules: Rules, seed: u64, dies: bool) -> Result<bool, String> {
 fn fillings(rules: Rules, seeds: std::ops::Range<u64>, die: bool) -> Result<u64, String> {
     let mut ended = 0;
     for seed in seeds {
-        ended += u64::from(filled(rules, seed, die)?);
+        ended += u64::from(filled(rules, seed, die, false)?);
     }
     Ok(ended)
 }
@@ -193,6 +235,15 @@ fn a_new_node_has_what_the_other_has() {
 fn a_front_end_that_dies_on_the_way_takes_nothing_along() {
     let ended = fillings(Rules::SOUND, 0..60, true).expect("sound");
     assert!(ended > 30, "{ended}");
+}
+
+#[test]
+fn transactions_go_on_while_a_node_is_filled() {
+    let ended = (0..60).map(|seed| filled(Rules::SOUND, seed, false, true)).collect::<Result<Vec<bool>, String>>();
+    assert_eq!(ended, Ok(vec![true; 60]));
+    for seed in 0..60 {
+        filled(Rules::SOUND, seed, true, true).expect("sound");
+    }
 }
 
 #[test]

@@ -9,8 +9,8 @@ use farmem_kv::rules::{Bug, Rules};
 use farmem_kv::shard::Shard;
 use farmem_kv::task::{Ask, Task, Verb};
 use std::rc::Rc;
-use world::Memory;
 use world::ops::{KEY, Op, TINY, number, sibling, task};
+use world::{Memory, Running};
 
 /// When a front end dies: in which batch, and how many of its verbs each node has carried out.
 #[derive(Clone, Copy, Debug)]
@@ -180,6 +180,86 @@ fn mistakes_are_noticed() {
             std::panic::catch_unwind(|| acts().iter().find_map(|act| every_death(Rules::without(bug), act).err()));
         assert!(!matches!(noticed, Ok(None)), "{bug:?} went unnoticed");
     }
+}
+
+/// Keys of other tables than the key's.
+fn others(count: usize) -> Vec<Vec<u8>> {
+    let table = |key: &[u8]| Hash::of(key).path() >> MAX_DEPTH;
+    let keys = (0..).map(|n: u32| format!("o{n}").into_bytes());
+    keys.filter(|key| table(key) != table(KEY)).take(count).collect()
+}
+
+/// A front end dies when its SET was decided at the second node. Another helps, and is stopped after
+/// so many of its verbs. The second node ends. A third front end takes over what the dead one held,
+/// by what the first node shows, and uses it again. Then the helper goes on. False: it had ended.
+fn a_late_helper(rules: Rules, carried: [usize; 2], steps: usize) -> Result<bool, String> {
+    let (mut memory, dies, stays) = scene(rules);
+    let helps = memory.join(TINY, rules, 64 << 10);
+    memory.run(task(&helps, KEY, Op::Get)).expect("sound");
+    carry_out(&mut memory, task(&dies, KEY, Op::Set(2)), Death { batch: 0, carried });
+    let tick = |memory: &mut Memory, front: &Rc<Shard>, now_ms: u64| {
+        let front = Rc::clone(front);
+        memory.run(Task::new(|io| async move { front.members.tick(&io, now_ms).await })).expect("alive");
+    };
+    for now_ms in (0..9000).step_by(500) {
+        [&stays, &helps].into_iter().for_each(|front| tick(&mut memory, front, now_ms));
+    }
+    let mut late = Running::new(task(&helps, KEY, Op::Set(3)));
+    for now in 0..steps {
+        late.advance(&mut memory, now);
+        if late.outcome.is_some() {
+            return Ok(false);
+        }
+    }
+    memory.ends = Some((1, memory.verbs));
+    let keys = others(200);
+    let take_over = |memory: &mut Memory, n: usize| {
+        let (front, now_ms) = (Rc::clone(&stays), 9000 + n as u64);
+        tick(memory, &stays, now_ms);
+        memory.run(Task::new(|io| async move { front.recovery.adopt(&io, now_ms).await })).expect("sound");
+        memory.run(task(&stays, &keys[n], Op::Set(n as u64))).expect("room");
+    };
+    (0..50).for_each(|n| take_over(&mut memory, n));
+    while late.outcome.is_none() {
+        late.advance(&mut memory, steps);
+    }
+    for n in 50..keys.len() {
+        tick(&mut memory, &helps, 9000 + n as u64);
+        take_over(&mut memory, n);
+    }
+    let mut get = |key: &[u8]| {
+        let (front, name) = (Rc::clone(&stays), key.to_vec());
+        let found = memory.run(Task::new(|io| async move { front.index.find(&io, &name).await }));
+        found.map(|found| found.map(|found| number(found.object.value())))
+    };
+    let key = get(KEY);
+    let lost = (0..OTHERS).filter(|&n| get(&sibling(n)) != Ok(Some(n as u64))).count();
+    let (front, adopted) = (Rc::clone(&stays), stays.reach.counters.adopted.get());
+    let count = memory.run(Task::new(|io| async move { front.recovery.count(&io).await }));
+    let sound = matches!(key, Ok(Some(1..=3))) && lost == 0 && adopted > 0 && count.problems.is_empty();
+    let told = || format!("{carried:?}, {steps} steps: {key:?}, {lost} others lost, {adopted} adopted, {count:?}");
+    if sound { Ok(true) } else { Err(told()) }
+}
+
+/// Every step at which the helper stops; how many.
+fn every_late_helper(rules: Rules) -> Result<usize, String> {
+    let mut stops = 0;
+    for carried in [[0, 2], [1, 2]] {
+        let mut steps = 0;
+        while a_late_helper(rules, carried, steps)? {
+            steps += 1;
+        }
+        stops += steps;
+    }
+    Ok(stops)
+}
+
+#[test]
+fn what_a_late_helper_shows_is_not_garbage() {
+    let noticed = std::panic::catch_unwind(|| every_late_helper(Rules::without(Bug::AdoptAtOnce)));
+    assert!(!matches!(noticed, Ok(Ok(_))), "it went unnoticed");
+    let stops = every_late_helper(Rules::SOUND).expect("nothing lost");
+    assert!(stops > 10, "{stops}");
 }
 
 /// A front end has a key in its cache, which is moved. The place is free when a new second node is

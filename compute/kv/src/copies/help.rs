@@ -128,6 +128,13 @@ impl Copies {
         let read = |node: u8| ranges.iter().map(|&(at, len)| Verb::Read { at: on(node, at), len }).collect();
         let first = io.verbs(read(self.first)).await;
         let other = io.verbs(read(second)).await;
+        for (node, answers) in [(self.first, &first), (second, &other)] {
+            if answers.contains(&Answer::Lost) {
+                self.ended(node);
+                self.gate(io).await;
+                return words;
+            }
+        }
         for ((&(at, len), one), other) in ranges.iter().zip(first).zip(other) {
             let (Answer::Bytes(one), Answer::Bytes(other)) = (one, other) else { continue };
             let word = crate::layout::word;

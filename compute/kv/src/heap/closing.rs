@@ -1,11 +1,23 @@
 //! Pieces that are to go back to the node: their free places are not taken any more, and their
-//! objects are evicted.
+//! objects are evicted. [`crate::evict`] chooses them.
 
 use super::{Heap, Use};
 use crate::layout::{At, EXTENT, Hash, PIECE_HEADER, Slot, class_bytes, is_whole};
 
-/// Pieces among which the emptiest is closed.
+/// Pieces among which one is closed, and objects by which each is judged.
 const AMONG: usize = 8;
+const BY: usize = 4;
+
+/// A piece that may be closed.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// Where it is.
+    pub at: At,
+    /// How much of it is used, of 1024.
+    pub used: u64,
+    /// Slots of some of its linked objects.
+    pub some: Vec<Slot>,
+}
 
 impl Heap {
     /// Bytes of pieces that are closed.
@@ -13,20 +25,26 @@ impl Heap {
         self.closing_bytes
     }
 
-    /// Closes a piece: the emptiest of a few from a random one on, by the share of it that is used.
-    /// Pieces whose places are held stay. Extents go with their heads.
-    pub fn close(&mut self, random: u64) -> Option<At> {
-        let (&first, _) = self.pieces.first_key_value()?;
-        let (&last, _) = self.pieces.last_key_value()?;
+    /// Some pieces that may be closed, from a random one on. Pieces whose places are held stay. Extents
+    /// go with their heads.
+    pub fn candidates(&self, random: u64) -> Vec<Candidate> {
+        let (Some((&first, _)), Some((&last, _))) = (self.pieces.first_key_value(), self.pieces.last_key_value())
+        else {
+            return Vec::new();
+        };
         let from = first + random.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (last - first + 1);
         let pieces = self.pieces.range(from..).chain(self.pieces.range(..from));
-        let may_go = pieces.filter(|(_, piece)| {
-            !piece.closed && piece.class != EXTENT && piece.places.iter().all(|place| place.used != Use::Held)
-        });
-        let used = |piece: &super::Piece| 1024 * u64::from(piece.used) * piece.place_bytes() / u64::from(piece.bytes);
-        let (&at, _) = may_go.take(AMONG).min_by_key(|(_, piece)| used(piece))?;
-        self.set_closed(at, true);
-        Some(at)
+        let candidate = |(&at, piece): (&At, &super::Piece)| Candidate {
+            at,
+            used: 1024 * u64::from(piece.used) * piece.place_bytes() / u64::from(piece.bytes),
+            some: piece.linked(at, random as usize).take(BY).collect(),
+        };
+        pieces.filter(|(_, piece)| piece.may_close()).take(AMONG).map(candidate).collect()
+    }
+
+    /// Closes a piece; whether it may be closed, still.
+    pub fn close(&mut self, at: At) -> bool {
+        self.pieces.get(&at).is_some_and(super::Piece::may_close) && self.set_closed(at, true) > 0
     }
 
     /// Opens a closed piece again: something in it must stay.
@@ -59,13 +77,7 @@ impl Heap {
 
     /// Slots of a piece's linked objects.
     pub fn linked_of(&self, at: At) -> Vec<Slot> {
-        let Some(piece) = self.pieces.get(&at) else { return Vec::new() };
-        let linked = piece.places.iter().enumerate().filter(|(_, place)| place.used == Use::Linked);
-        let slot = |(n, place): (usize, &super::Place)| {
-            let place_at = at + PIECE_HEADER + n as u64 * piece.step();
-            Slot::new(Hash(place.hash).fingerprint(), piece.class, place.version, place_at)
-        };
-        linked.map(slot).collect()
+        self.pieces.get(&at).map_or(Vec::new(), |piece| piece.linked(at, 0).collect())
     }
 
     /// Whether the heap has a piece of the class. Of a class with a piece for each: one of `bytes`
@@ -78,6 +90,20 @@ impl Heap {
 }
 
 impl super::Piece {
+    fn may_close(&self) -> bool {
+        !self.closed && self.class != EXTENT && self.places.iter().all(|place| place.used != Use::Held)
+    }
+
+    /// Slots of its linked objects, if it is at `at`, from the `turned`th place on.
+    fn linked(&self, at: At, turned: usize) -> impl Iterator<Item = Slot> + '_ {
+        let count = self.places.len().max(1);
+        let numbers = (0..self.places.len()).map(move |n| (n + turned % count) % count);
+        numbers.filter(|&n| self.places[n].used == Use::Linked).map(move |n| {
+            let (place, place_at) = (&self.places[n], at + PIECE_HEADER + n as u64 * self.step());
+            Slot::new(Hash(place.hash).fingerprint(), self.class, place.version, place_at)
+        })
+    }
+
     /// Bytes from a place to the next.
     fn step(&self) -> u64 {
         if is_whole(self.class) { u64::from(self.bytes) - PIECE_HEADER } else { class_bytes(self.class) }

@@ -7,7 +7,7 @@ fn a_place_is_free_again_after_its_grace() {
     heap.add(1 << 20, 4096, 0);
     let all: Vec<Held> = std::iter::from_fn(|| heap.take(0, 1)).collect();
     assert_eq!(all.len(), 63);
-    heap.linked(all[5].at, 7, 0);
+    heap.linked(all[5].at, 7, 0, 8);
     assert_eq!(heap.all_linked(), [(all[5].at, 7)]);
     heap.retire(all[5].at, 10);
     heap.retire(all[5].at, 10);
@@ -24,7 +24,7 @@ fn a_place_that_is_retired_early_is_not_lost() {
     heap.add(1 << 20, 4096, 0);
     let held = heap.take(0, 1).unwrap();
     heap.retire(held.at, 10);
-    heap.linked(held.at, 7, 0);
+    heap.linked(held.at, 7, 0, 8);
     assert!(heap.all_linked().is_empty());
     heap.reap(13);
     assert_eq!(heap.take(0, 1), Some(Held { version: 2, ..held }));
@@ -38,7 +38,7 @@ fn objects_that_have_ended_are_found_by_their_pieces() {
     // Most never end, and some do at 100, 101, …
     for (n, held) in held.iter().enumerate() {
         let ends = if n % 50 == 0 { second(Some(99_001 + n as u64 / 50 * 1000)) } else { 0 };
-        heap.linked(held.at, n as u64, ends);
+        heap.linked(held.at, n as u64, ends, 8);
     }
     assert!(heap.ended(99, 1000).is_empty());
     let mut found = heap.ended(102, 1000);
@@ -57,7 +57,7 @@ fn objects_that_have_ended_are_found_by_their_pieces() {
     heap.retire(held[150].at, 1);
     heap.reap(1 + GRACE);
     let again = std::iter::from_fn(|| heap.take(0, 1)).find(|again| again.at == held[150].at);
-    heap.linked(again.expect("it is free").at, 150, 0);
+    heap.linked(again.expect("it is free").at, 150, 0, 8);
     assert!(!heap.has_ended(held[150].at, 150, u32::MAX));
     assert_eq!((second(None), second(Some(0)), second(Some(1000)), second(Some(u64::MAX))), (0, 1, 1, u32::MAX));
 }
@@ -83,7 +83,7 @@ fn free_bytes_are_those_of_free_places() {
     assert_eq!(heap.sizes().free, 0);
     assert!(heap.some_linked(7, 8).is_empty());
     for held in &held[..100] {
-        heap.linked(held.at, 7 << 32, 0);
+        heap.linked(held.at, 7 << 32, 0, 8);
     }
     for random in 0..50 {
         let some = heap.some_linked(random, 8);
@@ -106,17 +106,20 @@ fn a_closed_piece_is_not_filled_and_goes_when_it_is_empty() {
     let mut heap = Heap::default();
     heap.add(1 << 20, 4096, 0);
     let held: Vec<Held> = (0..3).filter_map(|_| heap.take(0, 1)).collect();
-    held.iter().for_each(|held| heap.linked(held.at, 7, 0));
+    held.iter().for_each(|held| heap.linked(held.at, 7, 0, 8));
     let free = heap.sizes().free;
-    assert_eq!((heap.close(5), heap.closing_bytes()), (Some(1 << 20), 4096));
-    assert_eq!((heap.close(5), heap.sizes().free, heap.take(0, 1)), (None, 0, None));
+    let candidates = heap.candidates(5);
+    assert_eq!((candidates.len(), candidates[0].at, candidates[0].some.len()), (1, 1 << 20, 3));
+    assert_eq!((heap.close(1 << 20), heap.closing_bytes()), (true, 4096));
+    assert_eq!((heap.close(1 << 20), heap.sizes().free, heap.take(0, 1)), (false, 0, None));
+    assert!(heap.candidates(5).is_empty());
     assert_eq!(heap.linked_of(1 << 20).len(), 3);
     heap.reopen(1 << 20);
     assert_eq!((heap.closing_bytes(), heap.sizes().free), (0, free));
     let more = heap.take(0, 1).expect("its places are back");
-    assert!(heap.close(5).is_none(), "an operation under way has a place");
+    assert!(!heap.close(1 << 20) && heap.candidates(5).is_empty(), "an operation under way has a place");
     heap.give_back(more.at);
-    assert_eq!(heap.close(5), Some(1 << 20));
+    assert!(heap.close(1 << 20));
     for held in &held {
         heap.retire(held.at, 1);
     }

@@ -93,7 +93,7 @@ impl Index {
             return Ok(false);
         }
         self.space.retire(known.slot);
-        self.space.heap.borrow_mut().linked(held.at, hash.0, 0);
+        self.space.heap.borrow_mut().linked(held.at, hash.0, 0, known.slot_at);
         let known = Known { slot, len: object.len(), expiry: 0, epoch, era, ..known };
         // Nothing came between: this is the only change of the key.
         self.near.cache.borrow_mut().renew(place, known, object);

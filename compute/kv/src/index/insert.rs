@@ -9,6 +9,7 @@ use crate::rules::Bug;
 use crate::shard::{ATTEMPTS, Trouble};
 use crate::space::Section;
 use crate::task::{Answer, Io, Verb};
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// An object that is to be linked.
@@ -17,6 +18,8 @@ struct Made<'a> {
     at: At,
     slot: Slot,
     writing: &'a Writing,
+    /// Told when it is linked: the slot's address.
+    linked_in: &'a Cell<At>,
 }
 
 /// How an insert ended.
@@ -35,10 +38,11 @@ impl Index {
         let writing = self.near.writing(Some(hash));
         let held = self.space.hold(io, object::len(key, &value.bytes)).await?;
         let (object, slot) = self.space.made(hash, key, value, &held);
-        let made = Made { object: &object, at: held.at, slot, writing: &writing };
+        let linked_in = Cell::new(0);
+        let made = Made { object: &object, at: held.at, slot, writing: &writing, linked_in: &linked_in };
         let ended = Box::pin(self.insert_slot(io, key, hash, made, section)).await;
         match ended {
-            Ok(Inserted::Done) => self.space.linked(held.at, hash, value),
+            Ok(Inserted::Done) => self.space.linked(held.at, hash, value, linked_in.get()),
             // Whether the slot is there is not known: the place stays held.
             Err(Trouble::Unsettled) => {}
             Ok(Inserted::Exists(_)) | Err(_) => self.space.heap.borrow_mut().give_back(held.at),
@@ -92,6 +96,7 @@ impl Index {
             }
             match self.reach.swap(io, at, slot.pending().0, slot.0).await? {
                 Ok(()) => {
+                    made.linked_in.set(at);
                     let (len, expiry) = (made.object.len(), made.object.expiry().unwrap_or(0));
                     let known = Known { table, slot_at: at, slot, len, expiry, epoch: section.epoch, era };
                     self.near.remember_written(key, hash, known, Some(made.object), made.writing);

@@ -316,7 +316,7 @@ impl Index {
             Ok(Ok(())) => {
                 self.space.retire_for(old, long, made.as_ref().and_then(|(_, object, _)| long::number(object)));
                 if let (Some((held, object, slot)), Some(value)) = (made, value) {
-                    self.space.linked(held.at, hash, value);
+                    self.space.linked(held.at, hash, value, at);
                     let (len, expiry) = (object.len(), object.expiry().unwrap_or(0));
                     let known = Known { table, slot_at: at, slot, len, expiry, epoch: section.epoch, era };
                     self.near.remember_written(key, hash, known, Some(&object), &writing);

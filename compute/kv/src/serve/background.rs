@@ -8,7 +8,7 @@ use super::schedule::Schedule;
 use crate::copies::{Mode, Turn};
 use crate::drive::Drive;
 use crate::keyspace::Keyspace;
-use crate::member::{LEASE_MS, STALE_MS, Ticked};
+use crate::member::{STALE_MS, Ticked};
 use crate::shard::{Shard, Trouble};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -196,11 +196,12 @@ impl Background {
                 if adopts {
                     state.adopt = None;
                 }
-                let shard = Rc::clone(&state.shard);
+                let (store, shard) = (Rc::clone(&self.store), Rc::clone(&state.shard));
                 self.tasks.begin(|io| async move {
                     if adopts {
                         // A failure is repeated by the next search.
                         let _ = shard.recovery.adopt(&io, now_ms).await;
+                        store.end_parts(&io, &shard).await;
                     }
                     if searches {
                         shard.recovery.scavenge(&io).await;
@@ -237,7 +238,8 @@ impl Background {
                 }
                 state.company |= ticked.company;
                 state.wanted = ticked.wanted;
-                let waits = state.shard.space.heap.borrow().sizes().retired > 0;
+                let space = &state.shard.space;
+                let waits = space.heap.borrow().sizes().retired > 0 || space.may_show_more();
                 if matches!(ticked.turn, Turn::Mended | Turn::GivenUp) {
                     state.alone = ticked.turn == Turn::GivenUp;
                 }
@@ -280,8 +282,10 @@ impl Background {
                 let state = &mut self.shards[n];
                 state.tidying = false;
                 state.searched = state.shard.space.bytes().max(1 << 20);
-                if state.shard.recovery.has_suspects() && state.adopt.is_none() {
-                    state.adopt = Some(now + Duration::from_millis(2 * LEASE_MS + 500));
+                if let Some(ms) = state.shard.recovery.again_ms()
+                    && state.adopt.is_none()
+                {
+                    state.adopt = Some(now + Duration::from_millis(ms));
                 }
             }
             Ended::Swept(more) => {

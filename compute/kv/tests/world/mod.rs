@@ -225,17 +225,21 @@ fn node_of(verb: &Verb) -> u8 {
 }
 
 /// What is under way of a task.
-struct Running<T> {
+pub struct Running<T> {
     task: Task<T>,
     asked: VecDeque<(u32, VecDeque<Verb>, Vec<Answer>)>,
-    outcome: Option<T>,
+    pub outcome: Option<T>,
     begun: Option<usize>,
     ended: Option<usize>,
 }
 
 impl<T> Running<T> {
-    /// Carries out its next verb; whether it has ended.
-    fn advance(&mut self, memory: &mut Memory, now: usize) {
+    pub fn new(task: Task<T>) -> Running<T> {
+        Running { task, asked: VecDeque::new(), outcome: None, begun: None, ended: None }
+    }
+
+    /// Carries out its next verb.
+    pub fn advance(&mut self, memory: &mut Memory, now: usize) {
         self.begun.get_or_insert(now);
         if let Some((id, verbs, answers)) = self.asked.front_mut() {
             if let Some(verb) = verbs.pop_front() {
@@ -280,8 +284,7 @@ pub trait Chooser {
 
 /// Runs tasks in the order of a chooser, until all have ended or are dropped.
 pub fn interleave<T>(memory: &mut Memory, tasks: Vec<Task<T>>, chooser: &mut dyn Chooser) -> Vec<Ended<T>> {
-    let running = |task| Running { task, asked: VecDeque::new(), outcome: None, begun: None, ended: None };
-    let mut all: Vec<Running<T>> = tasks.into_iter().map(running).collect();
+    let mut all: Vec<Running<T>> = tasks.into_iter().map(Running::new).collect();
     let (mut last, mut now) = (0, 0);
     loop {
         let mut ready: Vec<usize> = (0..all.len()).filter(|&n| all[n].outcome.is_none()).collect();
