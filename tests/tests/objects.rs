@@ -94,7 +94,8 @@ fn a_lost_node_of_a_run_that_mirrors_takes_its_objects_alone() -> Result<()> {
     Ok(())
 }
 
-/// The heap of several threads shares the limit with pages, too.
+/// The heap of several threads shares the limit with pages, too: by gain, three quarters of it at
+/// most.
 #[test]
 fn threads_share_a_heap_under_one_limit() -> Result<()> {
     let mut program = Command::new(example("orders")?);
@@ -109,7 +110,7 @@ fn threads_share_a_heap_under_one_limit() -> Result<()> {
         let line = format!("1000000 squares by 4 threads, {sum}\n");
         ensure!(said.stdout == line.as_bytes(), "{line}{said:?}");
         let [objects, all] = ["objects_peak", "local_peak"].map(|name| counter(&stats, name));
-        ensure!(objects > 1 << 20 && objects <= 4 << 20 && all <= 8 << 20, "{way}: {objects} of {all}; {stats}");
+        ensure!(objects > 1 << 20 && objects <= 6 << 20 && all <= 8 << 20, "{way}: {objects} of {all}; {stats}");
     }
     Ok(())
 }

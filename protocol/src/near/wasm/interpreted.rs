@@ -17,21 +17,21 @@ const KEPT: usize = 16;
 const PAGE: usize = 64 << 10;
 
 /// Runs modules, and keeps the last ones.
+#[derive(Default)]
 pub struct Engine {
-    engine: wasmi::Engine,
-    /// The last modules, by their bytes.
+    /// The last modules, by their bytes. Each has an engine of its own: an engine frees the code of
+    /// its modules when it is dropped, and not before.
     kept: Mutex<VecDeque<(Box<[u8]>, Module)>>,
 }
 
-impl Default for Engine {
-    fn default() -> Engine {
-        let mut config = Config::default();
-        config.consume_fuel(true).allow_start_fn(false).ignore_custom_sections(true);
-        // Validated and translated before a function runs: within the deadline of the call, or not at all.
-        config.compilation_mode(CompilationMode::Eager).enforced_limits(EnforcedLimits::strict());
-        config.set_max_recursion_depth(256).set_max_stack_height(256 << 10);
-        Engine { engine: wasmi::Engine::new(&config), kept: Mutex::default() }
-    }
+/// An engine of wasmi for one module.
+fn engine() -> wasmi::Engine {
+    let mut config = Config::default();
+    config.consume_fuel(true).allow_start_fn(false).ignore_custom_sections(true);
+    // Validated and translated before a function runs: within the deadline of the call, or not at all.
+    config.compilation_mode(CompilationMode::Eager).enforced_limits(EnforcedLimits::strict());
+    config.set_max_recursion_depth(256).set_max_stack_height(256 << 10);
+    wasmi::Engine::new(&config)
 }
 
 impl fmt::Debug for Engine {
@@ -72,12 +72,12 @@ impl Engine {
         }
         let behind = source.len().next_multiple_of(8);
         let pages = (behind + wasm.room as usize).div_ceil(PAGE);
-        let mut store = Store::new(&self.engine, limits(pages * PAGE));
+        let mut store = Store::new(module.engine(), limits(pages * PAGE));
         store.limiter(|limits| limits);
         let fuel = |e: wasmi::Error| e.to_string();
         store.set_fuel(SLICE).map_err(fuel)?;
         // Nothing is linked: a module with imports is refused.
-        let instance = Linker::new(&self.engine).instantiate_and_start(&mut store, &module).map_err(fuel)?;
+        let instance = Linker::new(module.engine()).instantiate_and_start(&mut store, &module).map_err(fuel)?;
         let memory = instance.get_memory(&store, "memory").ok_or("it exports no memory")?;
         let run = instance.get_typed_func::<(i32, i32, i32, i32, i64), i64>(&store, "run").map_err(fuel)?;
         let at = memory.grow(&mut store, pages as u64).map_err(|e| e.to_string())? as usize * PAGE;
@@ -116,7 +116,7 @@ impl Engine {
             return Ok(module.clone());
         }
         drop(kept);
-        let module = Module::new(&self.engine, code).map_err(|e| e.to_string())?;
+        let module = Module::new(&engine(), code).map_err(|e| e.to_string())?;
         kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.truncate(KEPT - 1);
         kept.push_front((code.into(), module.clone()));
