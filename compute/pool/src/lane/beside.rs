@@ -15,7 +15,7 @@ struct Beside {
     at: usize,
     slot: FarSlot,
     into: *mut u8,
-    /// The READ's number in [`Striped::ended`].
+    /// The READ's number in [`ended`](super::striped::Striped::ended).
     number: usize,
 }
 
@@ -65,7 +65,7 @@ impl Lane {
         lost
     }
 
-    /// READs a page for the current update. Returns its number in [`Striped::ended`].
+    /// READs a page for the current update. Returns its number in [`ended`](super::striped::Striped::ended).
     fn read_one(&mut self, pool: &Pool, slot: FarSlot, into: &mut [u8]) -> usize {
         let number = self.begin_own(slot, (0, PAGE_BYTES), Verb::Read { into: into.as_mut_ptr() });
         self.send_read(pool, number);
