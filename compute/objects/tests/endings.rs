@@ -131,8 +131,8 @@ fn threads_that_share_a_heap_are_told_of_a_lost_node() {
                         assert_eq!(value, [n as u64; 8]);
                         here += 1;
                     }
-                    result => {
-                        assert!(is_lost(result));
+                    Err(error) => {
+                        assert!(matches!(error, Error::Memory(farmem::Error::Lost { .. })), "{n}: {error:?}");
                         lost += 1;
                     }
                 }

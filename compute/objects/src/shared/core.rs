@@ -102,6 +102,8 @@ pub struct Core {
     gain: Option<Gain>,
     /// A class and its closed segment.
     closing: Option<(usize, usize)>,
+    /// Why the last object that was to leave has stayed, if it has.
+    failed: Option<farmem::Error>,
     gone: usize,
     turns: usize,
     /// Objects that are on their way home.
@@ -143,6 +145,7 @@ impl Core {
             most,
             gain: is_of_run.then(|| Gain::new(most)),
             closing: None,
+            failed: None,
             gone: 0,
             turns: 0,
             leaving: 0,
@@ -289,6 +292,11 @@ impl Core {
         true
     }
 
+    /// Why there is no room: what was to leave could not, or else open scopes hold all.
+    pub fn full(&self) -> Error {
+        self.failed.clone().map_or(Error::ScopeFull(self.most * SEGMENT), Error::Memory)
+    }
+
     /// Takes back a frame that has no object any more.
     pub fn free(&mut self, at: At) {
         let class = at.class();
@@ -429,8 +437,10 @@ impl Core {
             }
             if is_done(reads + n) || is_orphan {
                 self.written += 1;
+                self.failed = None;
                 self.free(on.frames.vacate(grip));
             } else {
+                self.failed = results.get(reads + n).and_then(|result| result.as_ref().err().cloned());
                 on.frames.publish(grip, word);
             }
         }

@@ -215,8 +215,7 @@ impl Inner {
                     Look::Again => {}
                     Look::Wait => core = self.wait(core),
                     Look::Held(first) => {
-                        drop(core);
-                        self.held(seat, first, &mut waits)?;
+                        self.held(core, seat, first, &mut waits)?;
                         core = self.lock();
                     }
                 }
@@ -254,17 +253,23 @@ impl Inner {
         core
     }
 
-    /// Waits a moment, because scopes hold all room. `first`: the slot of the seat whose scope
+    /// Waits a moment, because scopes hold all room. `core`: as it was looked at. (What leaves may have ended
+    /// once it is let go, and has made room, or cannot leave.) `first`: the slot of the seat whose scope
     /// began first. `waits`: how long the caller has waited; the caller keeps it between calls. A
     /// slow scope is not a stuck one: [`PATIENCE`] begins again when an object has come or the
     /// oldest scope has ended.
     ///
     /// # Errors
     /// [`Error::ScopeFull`]: the patience is over, or the scope that began first is the caller's
-    /// own.
-    fn held(&self, seat: &Seat, first: Option<usize>, waits: &mut Option<Waits>) -> Result<()> {
-        let core = self.lock();
-        let full = Error::ScopeFull(core.most * SEGMENT);
+    /// own. [`Error::Memory`]: so it is, because what was to leave could not.
+    fn held(
+        &self,
+        core: MutexGuard<'_, Core>,
+        seat: &Seat,
+        first: Option<usize>,
+        waits: &mut Option<Waits>,
+    ) -> Result<()> {
+        let full = core.full();
         if core.leaving > 0 {
             drop(self.wait(core));
             return Ok(());
@@ -293,8 +298,8 @@ impl Inner {
             let (mut core, mut moving) = (self.lock(), Moving::default());
             let space = self.with_ground(|on| core.settle(on, seat.slot, &mut moving));
             let oldest = self.epochs.oldest(core.seats.len());
-            drop(core);
             if !moving.is_empty() {
+                drop(core);
                 // What cannot go home stays, and a miss will tell of it.
                 if self.run(seat, moving).is_err() {
                     return;
@@ -306,7 +311,7 @@ impl Inner {
                 Space::After => {}
                 Space::Held(_) if seat.gave_up.get() == oldest => return,
                 Space::Held(first) => {
-                    if self.held(seat, first, &mut waits).is_err() {
+                    if self.held(core, seat, first, &mut waits).is_err() {
                         return seat.gave_up.set(oldest);
                     }
                 }
@@ -357,12 +362,15 @@ impl Inner {
             let space = self.with_ground(|on| core.room(on, class, (1, seat.slot), &mut moving));
             let made = matches!(space, Space::Is).then(|| self.make(&mut core, (class, seat.slot), bytes));
             seat.is_low.set(seat.is_low.get() || core.is_low(class, seat.slot));
+            if let (true, Space::Held(first)) = (moving.is_empty(), &space) {
+                self.held(core, seat, *first, &mut waits)?;
+                continue;
+            }
             drop(core);
             let ran = if moving.is_empty() { Ok(()) } else { self.run(seat, moving) };
-            match (made, space) {
-                (Some(made), _) => return made,
-                (None, Space::Held(first)) => self.held(seat, first, &mut waits)?,
-                (None, _) => ran?,
+            match made {
+                Some(made) => return made,
+                None => ran?,
             }
         }
     }
