@@ -171,14 +171,6 @@ impl Near<'_> {
         self.is_computed(node)
     }
 
-    /// Whether [`Near::gather`] takes one round trip for these places, and few verbs: they lie in one
-    /// slab of a node that computes.
-    pub fn gathers(&self, places: &[Addr]) -> bool {
-        let [first, rest @ ..] = places else { return false };
-        let alike = rest.iter().all(|at| (at.node(), at.slab()) == (first.node(), first.slab()));
-        places.len() >= FEW && alike && self.is_computed(first.node()) && self.lane.memory().inner.region.is_none()
-    }
-
     /// The pieces of `each` bytes (1 to 4096) at these places, one behind the other in their order.
     ///
     /// # Errors

@@ -41,8 +41,6 @@ use std::time::Instant;
 const BATCH: usize = 32;
 /// A class with fewer free frames chooses victims.
 const LOW: usize = 8;
-/// As many objects are gathered at their node, if it computes.
-const GATHERED: usize = 6;
 /// Segments are shared out again among the classes each time this many bytes have left.
 const LOOK: usize = 4 << 20;
 /// The most bytes of adjacent objects that one scan covers: those of a block.
@@ -253,7 +251,6 @@ impl Evictor {
                 self.came(arena, one.0, came.is_ok());
                 return came.map_err(Error::from);
             }
-            (some, &[]) if self.gathers(some) => return self.gather(arena, some),
             _ => {
                 let begun = self.begins().filter(|_| !reads.is_empty());
                 let results = arena.transfer(&mut self.lane, reads, &writes, oldest);
@@ -283,28 +280,6 @@ impl Evictor {
         }
         self.moved.batches += u64::from(!writes.is_empty());
         ended
-    }
-
-    /// Whether objects come by one call of their node's. A call takes three verbs, whatever it moves.
-    fn gathers(&mut self, reads: &[Move]) -> bool {
-        let places: Vec<Addr> = reads.iter().map(|&(_, home)| home).collect();
-        reads.len() >= GATHERED && self.lane.near().gathers(&places)
-    }
-
-    /// Has a node gather objects, which come by one read.
-    fn gather(&mut self, arena: &Arena, reads: &[Move]) -> Result<()> {
-        let places: Vec<Addr> = reads.iter().map(|&(_, home)| home).collect();
-        let each = reads[0].0.class().payload;
-        let begun = self.begins();
-        let came = self.lane.near().gather(&places, each as u32);
-        self.took(reads.len(), begun);
-        for (n, &(at, _)) in reads.iter().enumerate() {
-            if let Ok(bytes) = &came {
-                arena.fill(at, &bytes[n * each..(n + 1) * each]);
-            }
-            self.came(arena, at, came.is_ok());
-        }
-        Ok(came.map(drop)?)
     }
 
     /// When a fetch begins that is to be timed.
