@@ -72,31 +72,6 @@ fn values_are_under_way_together() {
     assert_eq!(found.into_iter().collect::<Result<Vec<_>>>().unwrap(), away);
 }
 
-/// A node that computes sends many objects by one call. Its answers are few verbs.
-#[test]
-fn many_objects_come_by_one_call() {
-    let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into())];
-    let node = Node::start(&Config { compute: 1, ..Config::new(128 << 20, listen) }).unwrap();
-    let address = node.addresses()[0].to_string();
-    let heap = Heap::builder().local(128 * CHUNK).node(address).transport(Transport::Tcp).build().unwrap();
-    let boxes: Vec<FarBox<[u64; 8]>> = (0..20_000).map(|n| heap.alloc(&[n; 8]).unwrap()).collect();
-    let calls = || node.nic().computed.calls.load(std::sync::atomic::Ordering::Relaxed);
-    // All have been home, so that nothing has to leave first.
-    boxes.iter().zip(0..).for_each(|(one, n)| assert_eq!(one.read().unwrap(), [n; 8]));
-    let by_one: Vec<u64> = (0..30)
-        .map(|round| {
-            let away: Vec<usize> = (round * 100..boxes.len()).filter(|&n| !boxes[n].is_local()).take(16).collect();
-            let (before, scope) = (calls(), heap.scope());
-            let some: Vec<&FarBox<[u64; 8]>> = away.iter().map(|&n| &boxes[n]).collect();
-            let found = heap.get_many(&some, &scope).unwrap();
-            assert!(found.iter().zip(&away).all(|(found, &n)| **found == [n as u64; 8]));
-            calls() - before
-        })
-        .collect();
-    // A call that is late on a slow machine is done here.
-    assert!(by_one.contains(&1) && by_one.iter().all(|&calls| calls <= 1), "{by_one:?}");
-}
-
 /// Another executor of the thread may poll: it is woken until the value is there.
 #[test]
 fn any_executor_will_do() {
