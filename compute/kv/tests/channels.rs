@@ -4,7 +4,7 @@ mod world;
 
 use farmem::Transport;
 use std::time::{Duration, Instant};
-use world::process::{Client, Process, answers};
+use world::process::{Client, Process, answers, are_all, signal};
 
 #[test]
 fn another_process() {
@@ -220,15 +220,6 @@ fn many_copies_of_a_message_are_one() {
     assert_eq!(heard.len(), 201);
 }
 
-/// Whether every thread of a process has this state.
-fn are_all(pid: u32, state: char) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    tasks.flatten().all(|task| {
-        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(state))
-    })
-}
-
 fn until(what: &str, mut is: impl FnMut() -> bool) {
     let ended = Instant::now() + Duration::from_secs(30);
     while !is() {
@@ -257,11 +248,6 @@ fn a_lost_message_is_told() {
         said = listener.reply();
     }
     assert_eq!(said, None);
-}
-
-fn signal(process: &Process, name: &str) {
-    let sent = std::process::Command::new("kill").args([name, &process.child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
 }
 
 /// A front end that is told to end passes on first what was published, and lets nobody in meanwhile.

@@ -7,7 +7,7 @@ use farmem_kv::serve::{Failed, restore, run, save};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
-use world::process::{Client, Process, config};
+use world::process::{Client, Process, are_all, config, signal};
 
 #[test]
 fn another_process() {
@@ -193,6 +193,60 @@ fn a_client_that_waits_and_goes_takes_nothing() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!((other.ask("RPUSH queue b"), other.ask("LRANGE queue 0 -1")), (":1".into(), "[b]".into()));
+}
+
+/// Has a client ask and go. The front end finds both when it goes on, and takes no notice of the end before
+/// it has begun to look.
+fn goes(front: &Process, other: &mut Client, words: &[&str]) {
+    let until = Instant::now() + Duration::from_secs(60);
+    let wait = |what: &str| {
+        assert!(Instant::now() < until, "{what}: {}", words[0]);
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let mut client = front.client();
+    assert_eq!(client.ask("PING"), "+PONG");
+    signal(front, "-STOP");
+    while !are_all(front.child.id(), 'T') {
+        wait("it does not stand still");
+    }
+    client.send(words).unwrap();
+    drop(client);
+    signal(front, "-CONT");
+    while !other.ask("INFO clients").contains("connected_clients:1\r") {
+        wait("its client is not seen to be gone");
+    }
+}
+
+/// A look at so many keys takes more turns than the front end needs to see that the client is gone.
+#[test]
+fn a_client_that_goes_while_its_command_looks_takes_nothing() {
+    let node = Process::node(Transport::Tcp);
+    let front = front(&node, "gone", "");
+    let mut other = front.client();
+    let names: Vec<String> = (0..200).map(|n| format!("k{n}")).collect();
+    let keys: Vec<&str> = names.iter().map(String::as_str).collect();
+    let pop = |name| [&[name][..], &keys, &["0"]].concat();
+    for (name, adds, looks) in
+        [("BLPOP", "RPUSH k199 a", "LRANGE k199 0 -1"), ("BZPOPMIN", "ZADD k199 1 a", "ZRANGE k199 0 -1")]
+    {
+        // It looks in vain, and must not wait for what comes later.
+        goes(&front, &mut other, &pop(name));
+        assert_eq!(other.ask(adds), ":1");
+        goes(&front, &mut other, &pop(name));
+        assert_eq!([other.ask(looks), other.ask("DEL k199")], ["[a]", ":1"], "{name}");
+    }
+    let read =
+        |words: &[&'static str], from| [words, &["BLOCK", "0", "STREAMS"], &keys, &vec![from; keys.len()]].concat();
+    goes(&front, &mut other, &read(&["XREAD"], "$"));
+    for key in &keys {
+        assert_eq!(other.ask(&format!("XGROUP CREATE {key} g 0 MKSTREAM")), "+OK");
+    }
+    // Each stream that it looks at gets its consumer.
+    let of_group = read(&["XREADGROUP", "GROUP", "g", "me"], ">");
+    goes(&front, &mut other, &of_group);
+    assert_eq!(other.ask("XADD k199 1-1 f a"), "1-1");
+    goes(&front, &mut other, &of_group);
+    assert_eq!(other.ask("XREADGROUP GROUP g you STREAMS k199 >"), "[[k199 [[1-1 [f a]]]]]");
 }
 
 #[test]

@@ -106,6 +106,8 @@ pub struct Client {
     pub closing: Cell<bool>,
     /// Whether it may give commands.
     pub authenticated: Cell<bool>,
+    /// It has closed its connection, or the connection is of no more use.
+    pub gone: Cell<bool>,
     /// Whether its command waits for an element.
     pub blocked: Cell<bool>,
     /// CLIENT UNBLOCK was given for it: with an error, or as if its time was over.
@@ -133,12 +135,18 @@ impl Client {
             replies: Cell::default(),
             closing: Cell::new(false),
             authenticated: Cell::new(true),
+            gone: Cell::new(false),
             blocked: Cell::new(false),
             unblocked: Cell::new(None),
             multi: RefCell::default(),
             watched: RefCell::default(),
             names: RefCell::default(),
         }
+    }
+
+    /// Whether nobody reads the reply to a command that waits.
+    fn is_lost(&self) -> bool {
+        self.gone.get() || self.closing.get()
     }
 }
 

@@ -299,6 +299,15 @@ impl Connection {
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(_) => self.broken = true,
         }
+        self.tell_client();
+    }
+
+    /// Lets a command under way know when the client is gone. At once: it may take an element before
+    /// the connection is flushed.
+    fn tell_client(&self) {
+        if self.ended || self.broken {
+            self.client.gone.set(true);
+        }
     }
 
     /// A command has ended.
@@ -424,6 +433,7 @@ impl Connection {
             self.sent = 0;
         }
         self.count();
+        self.tell_client();
     }
 
     /// The events that epoll should watch: reading, writing.

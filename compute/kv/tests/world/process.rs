@@ -60,6 +60,20 @@ impl Drop for Process {
     }
 }
 
+pub fn signal(process: &Process, name: &str) {
+    let sent = Command::new("kill").args([name, &process.child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// Whether every thread of a process has this state.
+pub fn are_all(pid: u32, state: char) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks.flatten().all(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(state))
+    })
+}
+
 pub fn config(name: &str, nodes: &str) -> Config {
     Config {
         trust: farmem::Trust::default(),

@@ -2,7 +2,8 @@
 //!
 //! A command that finds nothing looks again after a pause, which grows from 1 ms to [`LONGEST`]:
 //! the element may come from any front end, and nobody tells. It does not wait in a transaction.
-//! While it waits it holds nothing, and its connection may end it.
+//! While it waits it holds nothing, and its connection may end it. One whose client goes while it
+//! looks takes nothing, and ends before it waits again.
 
 use super::super::args::{is, parse_float};
 use super::super::{Answered, Call, Fail};
@@ -50,6 +51,10 @@ pub async fn wait(
     loop {
         let blocked = Blocked::new(call);
         loop {
+            // While it looked its connection could not end it.
+            if call.client.is_lost() {
+                return Ok(Reply::Silence);
+            }
             let now = call.store().now_ms();
             if timeout_ms > 0 && now >= until {
                 return Ok(nothing);
@@ -76,6 +81,13 @@ pub async fn wait(
             Err(fail) => return Err(fail),
         }
     }
+}
+
+/// Whether the command is one that waits, and its client is gone: an element would be lost with it.
+/// Asked at the last moment before one is taken, because a look may take long.
+pub fn is_for_nobody(call: &Call) -> bool {
+    let waits = !call.in_exec && call.draft.is_none() && call.arg(0).first().is_some_and(|first| b"bB".contains(first));
+    waits && call.client.is_lost()
 }
 
 /// Whether the only key that is waited for has a value without such elements. Of several keys, one

@@ -1,7 +1,7 @@
 //! Commands that move elements between lists, take them from the first of several, or look for
 //! them.
 
-use super::blocking::{most, numbered, timeout, wait};
+use super::blocking::{is_for_nobody, most, numbered, timeout, wait};
 use super::{Items, bulks, change_at, decode, read};
 use crate::command::args::{is, parse_int};
 use crate::command::{Answered, Call, Fail};
@@ -69,7 +69,7 @@ fn put(items: &mut Items, front: bool, item: Vec<u8>) {
 async fn taken(call: &Call, key: &[u8], front: bool, most: usize) -> Result<Items, Fail> {
     let mut taken = Items::new();
     let edit = |items: &mut Items| {
-        taken = take(items, front, most);
+        taken = take(items, front, if is_for_nobody(call) { 0 } else { most });
         Ok(Reply::Null)
     };
     change_at(call, key, Type::List, edit).await?;
@@ -112,7 +112,8 @@ async fn shift(call: &Call, (from_front, to_front): (bool, bool)) -> Result<Opti
     let (from, to) = (call.arg(1), call.arg(2));
     if from == to {
         let edit = |items: &mut Items| {
-            let Some(item) = take(items, from_front, 1).pop() else { return Ok(Reply::Null) };
+            let most = usize::from(!is_for_nobody(call));
+            let Some(item) = take(items, from_front, most).pop() else { return Ok(Reply::Null) };
             put(items, to_front, item.clone());
             Ok(Reply::bulk(item))
         };

@@ -1,5 +1,6 @@
 //! Commands on sorted sets. The items are scores and members in turn, in the order of the set.
 
+use super::blocking::is_for_nobody;
 use super::ranges::Span;
 use super::{Items, change_at, count, random_count, random_places, read, scan};
 use crate::command::args::{float, int, is};
@@ -208,7 +209,7 @@ async fn remove_span(call: &Call, span: &Span) -> Answered {
 pub async fn pop_from(call: &Call, key: &[u8], largest: bool, most: usize) -> Result<Vec<Member>, Fail> {
     let mut taken = Vec::new();
     let apply = |all: &mut Vec<Member>| {
-        let n = most.min(all.len());
+        let n = if is_for_nobody(call) { 0 } else { most.min(all.len()) };
         taken = if largest { all.split_off(all.len() - n) } else { all.drain(..n).collect() };
         if largest {
             taken.reverse();

@@ -102,7 +102,7 @@ impl Reading {
             }
         }
         let until = call.store().now_ms().saturating_add(self.block.unwrap_or(0));
-        let waits = self.block.is_some() && !call.in_exec && call.draft.is_none();
+        let waits = self.waits(call);
         let (mut seen, mut pause) = (vec![None; self.streams.len()], 1);
         let mut first = true;
         loop {
@@ -116,6 +116,10 @@ impl Reading {
             first = false;
             let _blocked = Blocked::new(call);
             loop {
+                // While it looked its connection could not end it.
+                if call.client.is_lost() {
+                    return Ok(Reply::Silence);
+                }
                 if self.block.is_some_and(|ms| ms > 0) && call.store().now_ms() >= until {
                     return Ok(Reply::NullArray);
                 }
@@ -136,6 +140,10 @@ impl Reading {
         }
     }
 
+    fn waits(&self, call: &Call) -> bool {
+        self.block.is_some() && !call.in_exec && call.draft.is_none()
+    }
+
     /// One look at a stream; `None`: nothing is new.
     async fn look_at(
         &self,
@@ -144,6 +152,10 @@ impl Reading {
         seen: &mut Option<u64>,
         first: bool,
     ) -> Result<Option<Vec<Reply>>, Fail> {
+        // What is noted as delivered would be pending for nobody.
+        if self.waits(call) && call.client.is_lost() {
+            return Ok(None);
+        }
         let object = if first { call.get(key).await? } else { call.find(key).await? };
         let checksum = object.as_ref().map(Object::checksum);
         if !first && checksum == *seen {
