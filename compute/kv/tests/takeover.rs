@@ -8,6 +8,7 @@ use farmem_kv::layout::{Hash, MAX_DEPTH, NODE_SHIFT};
 use farmem_kv::rules::{Bug, Rules};
 use farmem_kv::shard::Shard;
 use farmem_kv::task::{Ask, Task, Verb};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use world::ops::{KEY, Op, TINY, number, sibling, task};
 use world::{Memory, Running};
@@ -260,6 +261,40 @@ fn what_a_late_helper_shows_is_not_garbage() {
     assert!(!matches!(noticed, Ok(Ok(_))), "it went unnoticed");
     let stops = every_late_helper(Rules::SOUND).expect("nothing lost");
     assert!(stops > 10, "{stops}");
+}
+
+/// The second node ends while a front end takes over what two dead ones have left. It hands back the piece
+/// that it has judged, and begins with no other.
+#[test]
+fn no_piece_is_begun_after_a_nodes_end() {
+    let mut memory = Memory::copied();
+    let [one, other, stays] = [(), (), ()].map(|()| memory.join(TINY, Rules::SOUND, 64 << 10));
+    memory.run(task(&one, &sibling(0), Op::Set(1))).expect("room");
+    memory.run(task(&other, &sibling(1), Op::Set(1))).expect("room");
+    for now_ms in (0..9000).step_by(500) {
+        let front = Rc::clone(&stays);
+        memory.run(Task::new(|io| async move { front.members.tick(&io, now_ms).await })).expect("alive");
+    }
+    let front = Rc::clone(&stays);
+    let mut adopts = Task::new(|io| async move { front.recovery.adopt(&io, 9000).await });
+    let mut taken = BTreeSet::new();
+    let adopted = loop {
+        if let Some(outcome) = adopts.step() {
+            break outcome;
+        }
+        for (id, ask) in adopts.asks() {
+            let verbs = if let Ask::Verbs(verbs) = ask { verbs } else { Vec::new() };
+            taken.extend(verbs.iter().filter_map(|verb| match verb {
+                Verb::Cas { at, .. } if memory.pieces.contains_key(at) => Some(at & ((1 << NODE_SHIFT) - 1)),
+                _ => None,
+            }));
+            adopts.answer(id, verbs.iter().map(|verb| memory.execute(verb)).collect());
+            if !taken.is_empty() && memory.ends.is_none() {
+                memory.ends = Some((1, memory.verbs));
+            }
+        }
+    };
+    assert_eq!((adopted, taken.len()), (Ok(0), 1), "{taken:?}");
 }
 
 /// A front end has a key in its cache, which is moved. The place is free when a new second node is
