@@ -335,7 +335,9 @@ fn full_nodes_refuse_messages() {
         if said.starts_with("-OOM") {
             break;
         }
-        assert!(said == ":0" && Instant::now() < ended, "{said}");
+        // On a machine that is busy a front end may be silent for too long. It joins again.
+        let is_shut_out = said.starts_with("-IOERR this front end was silent");
+        assert!((said == ":0" || is_shut_out) && Instant::now() < ended, "{said}");
     }
     // It is of use again when there is room.
     for n in 0..n {
