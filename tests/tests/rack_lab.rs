@@ -61,7 +61,10 @@ fn a_program_in_the_rack_outlives_a_node() -> Result<()> {
     ] {
         let happens = named(&["fault", machine, fault]).output()?;
         ensure!(happens.status.success(), "{machine} {fault}: {}", String::from_utf8_lossy(&happens.stderr));
-        let is_full = std::fs::write(disk.join("probe"), vec![1; 1 << 20]).is_err();
+        let probe = disk.join("probe");
+        let is_full = std::fs::write(&probe, vec![1; 1 << 20]).is_err();
+        // What stays would make room for the next one.
+        std::fs::remove_file(&probe)?;
         ensure!(fault != "full" || is_full, "a full disk takes a file");
         ensure!(fault != "heal" || machine != "h1" || !is_full, "the disk has no room");
     }
