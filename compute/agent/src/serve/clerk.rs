@@ -177,20 +177,13 @@ impl Service {
             Err(Need::Refused(refusal)) => return Err(refusal),
             Err(Need::Block) => {}
         }
-        let (Claimed { block, place }, node) = self.claim(seat, 1)?;
-        let mut stock = self.stock.lock();
-        // Under one lock: between the two the block is empty, and another's recall would take it.
-        let taken = stock.supply(seat.app, block, 1, (node, place)).map(|()| take(&mut stock));
-        drop(stock);
-        match taken {
-            Ok(Ok(piece)) => Ok(piece),
-            // A block just supplied has room for every order.
-            Ok(Err(_)) => Err(Refusal::Tables),
-            Err(refusal) => {
-                self.blocks.lock().release(&[block]);
-                Err(refusal)
-            }
-        }
+        let taken = self.claim(seat, 1, |stock, Claimed { block, place }, node| {
+            // Under one lock: between the two the block is empty, and another's recall would take
+            // it.
+            stock.supply(seat.app, block, 1, (node, place)).map(|()| take(stock))
+        })?;
+        // A block just supplied has room for every order.
+        taken.map_err(|_| Refusal::Tables)
     }
 
     fn grant_run(&self, seat: &Seat, answers: &mut Producer, blocks: u32) -> Option<Refusal> {
@@ -216,29 +209,41 @@ impl Service {
         } else {
             may?;
         }
-        let (Claimed { block, place }, node) = self.claim(seat, blocks)?;
-        let supplied = self.stock.lock().supply(seat.app, block, blocks, (node, place));
-        if let Err(refusal) = supplied {
-            self.blocks.lock().release(&[block]);
-            return Err(refusal);
-        }
-        Ok(block)
+        self.claim(seat, blocks, |stock, Claimed { block, place }, node| {
+            stock.supply(seat.app, block, blocks, (node, place)).map(|()| block)
+        })
     }
 
-    /// Claims blocks from the source for the application. The stock's lock is not held while the
-    /// node is asked, and the blocks' lock is held for one attempt at a time. So a claim that waits
-    /// for the node to clean makes no other wait.
-    fn claim(&self, seat: &Seat, blocks: u32) -> Result<(Claimed, usize), Refusal> {
+    /// Claims blocks from the source for the application, and lets `supply` record them and which
+    /// node they are at. If it refuses, they go back. The stock's lock is not held while the node is
+    /// asked, and the blocks' lock is held for one attempt at a time. So a claim that waits for the
+    /// node to clean makes no other wait.
+    fn claim<T>(
+        &self,
+        seat: &Seat,
+        blocks: u32,
+        supply: impl Fn(&mut Stock, Claimed, usize) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
         let begun = raw::now_ns();
         let mut recalled_ns = None;
         // Each look reads the table, with the blocks locked: they become rarer, some 45 in the
         // fifth of a second that a claim may wait for what is being cleaned.
         let mut look_ns = LOOK_NS;
         loop {
-            let claimed = self.blocks.lock().claim(blocks, begun);
+            let mut sources = self.blocks.lock();
+            let claimed = sources.claim(blocks, begun);
+            if let Ok(Some((claimed, node))) = claimed {
+                // The blocks stay locked: a move that came between would find no record of this one
+                // to change, and the record would then name the place that it had left.
+                let supplied = supply(&mut self.stock.lock(), claimed, node);
+                if supplied.is_err() {
+                    sources.release(&[claimed.block]);
+                }
+                return supplied;
+            }
+            drop(sources);
             match (claimed, recalled_ns) {
-                (Ok(Some(claimed)), _) => return Ok(claimed),
-                (Ok(None), _) => {
+                (Ok(_), _) => {
                     raw::sleep_ns(look_ns);
                     look_ns = (look_ns * 2).min(RECALLED_NS / 4);
                 }
@@ -292,5 +297,94 @@ impl Service {
         said.extend_from_slice(text.as_bytes());
         // As above.
         if tell(&seat.stream, &said) { Ok(None) } else { Err(Violation::Unread) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::Blocks;
+    use crate::hello::{Hello, MAGIC};
+    use crate::ledger::{self, Ledger};
+    use crate::sources::{Sources, Step};
+    use farmem_fabric::{ConnectOptions, NodeAddr, Transport};
+    use farmem_protocol::wire::ANY_QUEUE;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use std::time::{Duration, Instant};
+    use zerocopy::FromZeros;
+
+    fn within(what: &str, mut condition: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !condition() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn moves(sources: &mut Sources, new: Blocks, mut moved: impl FnMut(BlockId, (usize, u32))) {
+        assert!(sources.begin(new, 1, "tcp new 1".into()));
+        while sources.step(raw::now_ns(), |block, place, node| moved(block, (node, place))) == Ok(Step::Moved) {}
+    }
+
+    /// A move that begins as early as it can, after a claim and before its record.
+    #[test]
+    fn what_is_claimed_as_a_move_begins_is_recorded_where_it_is() {
+        let nodes = [0, 1].map(|_| {
+            let listens = vec![NodeAddr::Tcp("127.0.0.1:0".into())];
+            farmem_memory::Node::start(&farmem_memory::Config::new(64 << 20, listens)).unwrap()
+        });
+        let fd = shared::memory(c"ledger", ledger::BYTES as u64).unwrap();
+        let ledger = Arc::new(Ledger::open(fd).unwrap().0);
+        let limit = Duration::from_secs(60);
+        let transport = Transport::Tcp;
+        let options = ConnectOptions { timeout: limit, grace: limit, run: [7; 16], transport, ..Default::default() };
+        let [old, new] = [0, 1].map(|at| {
+            let blocks = Blocks::join_as(&nodes[at].addresses()[0], &options, (Arc::clone(&ledger), at));
+            blocks.map_err(|e| e.to_string()).unwrap()
+        });
+        let stock = Stock::open(Arc::clone(&ledger), Default::default());
+        let sources = Sources::new(Arc::clone(&ledger), old, "tcp old 0".into());
+        let service = Service::new(stock, sources, "tcp old 0".into()).unwrap();
+        let (mine, its) = UnixStream::pair().unwrap();
+        let hello = Hello { magic: MAGIC, owner: 1, queue: ANY_QUEUE, ..Hello::new_zeroed() };
+        (&mine).write_all(hello.as_bytes()).unwrap();
+        let seat = service.receive(its).unwrap();
+
+        let sources = service.blocks.lock();
+        let (looks, looked) = std::sync::mpsc::channel();
+        let clerk = std::thread::spawn({
+            let service = Arc::clone(&service);
+            move || {
+                service.piece(&seat, |stock| {
+                    looks.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+                    stock.alloc(seat.app, 0)
+                })
+            }
+        });
+        let thread = looked.recv().unwrap();
+        // When it has looked. It can claim now, and record nothing.
+        let mut stock = service.stock.lock();
+        drop(sources);
+        within("it claims", || service.taken.load(Ordering::Relaxed) == 1);
+        within("it waits for the stock", || {
+            let stat = std::fs::read_to_string(std::path::Path::new("/proc").join(&thread).join("stat")).unwrap();
+            stat.rsplit(") ").next().unwrap().starts_with('S')
+        });
+        let unlocked = service.blocks.try_lock();
+        if let Some(mut sources) = unlocked {
+            moves(&mut sources, new, |block, to| stock.moved(block, to));
+            drop((sources, stock));
+            clerk.join().unwrap().unwrap();
+        } else {
+            drop((unlocked, stock));
+            clerk.join().unwrap().unwrap();
+            moves(&mut service.blocks.lock(), new, |block, to| service.stock.lock().moved(block, to));
+        }
+        let recorded: Vec<usize> = service.stock.lock().owned().map(|owned| owned.node).collect();
+        assert_eq!(recorded, [1], "the record names the node that the block has left");
+        let at_nodes = [0, 1].map(|at| nodes[at].nic().lent());
+        assert_eq!(at_nodes, [0, 2 << 20]);
+        descriptors::close(fd);
     }
 }
