@@ -51,7 +51,7 @@ pub struct Sources {
 pub enum Step {
     /// A block, or a run, has moved.
     Moved,
-    /// The new node has no room now.
+    /// The new node has no room now for anything that is left.
     Later,
     /// Nothing is left at the old node.
     Done,
@@ -99,12 +99,19 @@ impl Sources {
     /// first asked for.
     pub fn step(&mut self, since_ns: u64, records: impl FnOnce(BlockId, u32, usize)) -> Result<Step, Refusal> {
         let Some(left) = &mut self.left else { return Ok(Step::Done) };
-        let Some((block, count)) = left.blocks.any() else { return Ok(Step::Done) };
+        let Some((mut block, mut count)) = left.blocks.any() else { return Ok(Step::Done) };
         let to = &mut self.now.blocks;
-        let grants = match to.claim_units(count, since_ns) {
-            Ok(Some(grants)) => grants,
-            Ok(None) | Err(Refusal::Exhausted | Refusal::Share) => return Ok(Step::Later),
-            Err(refusal) => return Err(refusal),
+        let grants = loop {
+            match to.claim_units(count, since_ns) {
+                Ok(Some(grants)) => break grants,
+                // A run waits for neighbours. Fewer may be free: what is smaller does not wait with
+                // it.
+                Ok(None) | Err(Refusal::Exhausted | Refusal::Share) => match left.blocks.smaller(count) {
+                    Some(fewer) => (block, count) = fewer,
+                    None => return Ok(Step::Later),
+                },
+                Err(refusal) => return Err(refusal),
+            }
         };
         if let Err(refusal) = left.blocks.copy_out(block, to, &grants) {
             let _ = to.give_back(&grants);

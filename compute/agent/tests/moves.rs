@@ -176,6 +176,38 @@ fn a_move_waits_for_room() {
     held.iter().for_each(|(chunk, stamp)| checked(&mut reach, chunk, *stamp));
 }
 
+/// A run for which the new node has no neighbours stays for now. Pieces do not wait with it.
+#[test]
+fn a_run_that_does_not_fit_keeps_nothing_else() {
+    let (mut host, mut small) = (Host::new(256), Host::new(64));
+    host.agent_elsewhere("");
+    small.agent("");
+    let (client, theirs) = (host.client(), small.client());
+    let mut reach = client.reach().unwrap();
+    let in_the_way = theirs.alloc(9).unwrap();
+    let run = client.alloc_run(32).unwrap();
+    reach.write(&run, 63 << 20, b"of a run").unwrap();
+    let held: Vec<(Chunk, u64)> = (0..20).map(|n| (stamped(&client, &mut reach, 9, n), n)).collect();
+    host.move_to(&small);
+    within("all but the run has moved", || host.lent() == run.bytes());
+    assert!(!host.has_moved(&small));
+    let mut word = [0; 8];
+    reach.read(&run, 63 << 20, &mut word).unwrap();
+    assert_eq!(&word, b"of a run");
+    // The other way about: now there are neighbours.
+    for (chunk, stamp) in held {
+        checked(&mut reach, &chunk, stamp);
+        client.free(chunk);
+    }
+    theirs.free(in_the_way);
+    client.trim();
+    theirs.trim();
+    drop(theirs);
+    within("the run follows", || host.has_moved(&small) && host.lent() == 0);
+    reach.read(&run, 63 << 20, &mut word).unwrap();
+    assert_eq!(&word, b"of a run");
+}
+
 /// A program that says of itself what it likes has no block of another's.
 #[test]
 fn who_lies_about_its_members_harms_itself() {
