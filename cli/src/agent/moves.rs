@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use farmem_agent::host::{Agent, Mover};
+use farmem_agent::host::{Agent, Mover, StartError};
+use farmem_agent::serve::MoveError;
 use farmem_fabric::{NodeAddr, RunNode, Trust};
 
 use crate::failure::Failure;
@@ -47,6 +48,8 @@ pub fn begin(agent: &Agent, wants: Wants, dir: &Path) -> Result<(), Failure> {
 
 fn follow(mover: &Mover, mut at: NodeAddr, mut to: NodeAddr, followed: Option<&Followed>, named: &Mutex<String>) {
     let mut trouble = None::<String>;
+    // A move has begun and waits for room. It goes on whatever the controller says meanwhile.
+    let mut waits = false;
     loop {
         if let Some(nodes) = followed.and_then(Followed::changed)
             && !nodes.iter().any(|node: &RunNode| node.at == to)
@@ -54,19 +57,25 @@ fn follow(mover: &Mover, mut at: NodeAddr, mut to: NodeAddr, followed: Option<&F
         {
             to = other.at;
         }
-        if at != to {
+        if at != to || waits {
             match mover.to(&to) {
                 Ok(has_moved) => {
-                    if has_moved {
+                    if has_moved || waits {
                         eprintln!("farmem: agent: all memory has moved from {at} to {to}");
                     }
                     *named.lock().unwrap_or_else(PoisonError::into_inner) = to.to_string();
-                    (at, trouble) = (to.clone(), None);
+                    (at, trouble, waits) = (to.clone(), None, false);
                 }
                 Err(e) => {
+                    waits |= matches!(e, StartError::Move(MoveError::Room));
                     let why = e.to_string();
                     if trouble.as_ref() != Some(&why) {
-                        eprintln!("farmem: agent: cannot move to {to}: {why}; it stays at {at}, and tries again");
+                        match e {
+                            StartError::Move(MoveError::Room) => eprintln!("farmem: agent: {why}"),
+                            _ => eprintln!(
+                                "farmem: agent: cannot move to {to}: {why}; it stays at {at}, and tries again"
+                            ),
+                        }
                     }
                     trouble = Some(why);
                 }

@@ -175,7 +175,7 @@ impl Agent {
         if self.service.is_moving() {
             // A move that a former agent began. If its thread cannot be made, the next agent ends it.
             let service = Arc::clone(&self.service);
-            let goes_on = move || drop(service.finish_move());
+            let goes_on = move || while let Err(MoveError::Room) = service.finish_move() {};
             let _ = std::thread::Builder::new().name("moves".into()).spawn(goes_on);
         }
         let mut tell = || each(&self.report());
@@ -197,10 +197,10 @@ impl Agent {
 
 impl Mover {
     /// Moves all memory of the agent to another node, and claims there from now on. It returns when
-    /// nothing is left at the old one. False: it is the same node.
+    /// nothing is left at the old one. False: it is the same node, or was there already.
     ///
     /// # Errors
-    /// [`MoveError`].
+    /// [`MoveError`]. After [`MoveError::Room`] call it again.
     pub fn to(&self, node: &NodeAddr) -> Result<bool, StartError> {
         Ok(self.service.move_to(node, &self.config.options()?, &self.ledger)?)
     }

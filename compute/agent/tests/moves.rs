@@ -5,13 +5,19 @@ mod common;
 use common::liar::Liar;
 use common::programs::{self, Churn};
 use common::stranger::Stranger;
-use common::{Host, at_work, be_agent, child, within};
+use common::{Host, LIMIT, at_work, be_agent, child, within};
 use farmem_agent::client::{Chunk, Client, Reach};
 use farmem_agent::hello::{Hello, MAGIC};
+use farmem_agent::host::{Agent, Config};
+use farmem_agent::ledger::Ledger;
+use farmem_agent::stock::Quotas;
 use farmem_agent::word::Up;
+use farmem_fabric::{Transport, Trust};
 use farmem_protocol::random::Random;
 use farmem_protocol::wire::{ANY_QUEUE, Figure};
 use std::cell::RefCell;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use zerocopy::FromZeros;
 
@@ -166,6 +172,7 @@ fn a_move_waits_for_room() {
     within("the new node is full", || small.lent() == 64 << 20);
     held.iter().for_each(|(chunk, stamp)| checked(&mut reach, chunk, *stamp));
     assert!(host.lent() >= 36 << 20 && !host.has_moved(&small));
+    within("who asked for the move is told", || host.dir.join("waits-for-room").exists());
     while held.len() > 20 {
         let (chunk, stamp) = held.swap_remove(held.len() / 2);
         checked(&mut reach, &chunk, stamp);
@@ -206,6 +213,50 @@ fn a_run_that_does_not_fit_keeps_nothing_else() {
     within("the run follows", || host.has_moved(&small) && host.lent() == 0);
     reach.read(&run, 63 << 20, &mut word).unwrap();
     assert_eq!(&word, b"of a run");
+}
+
+/// Of threads that move an agent at once one does, and the others find it moved.
+#[test]
+fn threads_that_move_an_agent_at_once_move_it_once() {
+    let nodes = [Host::new(64), Host::new(64)];
+    let address = |at: usize| nodes[at % 2].node.addresses()[1].clone();
+    let config = Config {
+        dir: nodes[0].dir.clone(),
+        node: address(0),
+        transport: Transport::Tcp,
+        quotas: Quotas::default(),
+        idle: None,
+        grace: LIMIT,
+        trust: Trust::default(),
+    };
+    let agent = Agent::start(config).unwrap();
+    let ledger = ledger(&nodes[0]);
+    for round in 1..6 {
+        let together = Barrier::new(4);
+        let mut has_moved: Vec<bool> = std::thread::scope(|scope| {
+            let one = || {
+                let mover = agent.mover();
+                together.wait();
+                mover.to(&address(round)).unwrap()
+            };
+            let all: Vec<_> = (0..4).map(|_| scope.spawn(one)).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        has_moved.sort_unstable();
+        assert_eq!(has_moved, [false, false, false, true]);
+        let (current, moves) = ledger.current();
+        assert_eq!(moves, round as u64);
+        assert!(ledger.membership(current).is_some() && ledger.membership(1 - current).is_none());
+        assert_eq!(ledger.address(current), Some(address(round).to_string()));
+    }
+}
+
+/// The record of a host's agent.
+fn ledger(host: &Host) -> Arc<Ledger> {
+    let file = std::fs::File::options().read(true).write(true).open(host.dir.join("agent.ledger")).unwrap();
+    let (ledger, is_known) = Ledger::open(file.as_raw_fd()).unwrap();
+    assert!(is_known);
+    Arc::new(ledger)
 }
 
 /// A program that says of itself what it likes has no block of another's.

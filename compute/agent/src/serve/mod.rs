@@ -72,6 +72,8 @@ pub struct Service {
     /// The node that applications reach new memory at, as [`crate::hello::Entry::Elsewhere`] has it;
     /// empty: they map it.
     elsewhere: Lock<String>,
+    /// Held by the thread that begins a move.
+    begins: Lock<()>,
     /// Wakes the watcher.
     waker: Waker,
     strangers: Lock<Vec<Unheard>>,
@@ -110,6 +112,7 @@ impl Service {
             blocks: Lock::new(blocks),
             seats: Lock::new(BTreeMap::new()),
             elsewhere: Lock::new(elsewhere),
+            begins: Lock::new(()),
             waker: Waker::new()?,
             strangers: Lock::new(Vec::new()),
             stranger: AtomicU64::new(0),

@@ -14,6 +14,8 @@ use std::sync::atomic::Ordering;
 const PAUSE_NS: u64 = 200_000;
 /// How long to wait for room at the new node before it is asked again.
 const LATER_NS: u64 = 100_000_000;
+/// How long to wait for room at the new node before the caller is told.
+const ROOM_NS: u64 = 2_000_000_000;
 
 /// Why an agent did not move.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +29,10 @@ pub enum MoveError {
     /// The ledger has no number for one more node, or a move is under way.
     #[error("this agent can move no further now: end it when nobody uses it, and start another")]
     Numbers,
+    /// The move is under way, and goes on when [`Service::finish_move`] or [`Service::move_to`] is
+    /// called again.
+    #[error("a move waits for room at the other node: what does not fit there stays, is used where it is, and follows")]
+    Room,
     /// One of the two nodes is gone.
     #[error("a node was lost in the middle of a move")]
     Lost,
@@ -43,13 +49,17 @@ pub fn text_of(node: &NodeAddr, transport: Transport, number: u64) -> String {
 
 impl Service {
     /// Claims memory at another node from now on, and moves all that applications hold there. It
-    /// returns when nothing is left at the old node. Without room at the new one it waits. Only one
-    /// thread moves. False: it is the same node by another name.
+    /// returns when nothing is left at the old node. Of several threads each waits until the move
+    /// of the one before has ended. False: it is the same node by another name.
     ///
     /// # Errors
-    /// If no move was begun, all is as it was. After [`MoveError::Lost`] the agent ends soon.
+    /// If no move was begun, all is as it was. After [`MoveError::Lost`] the agent ends soon, after
+    /// [`MoveError::Room`] it is between the two nodes.
     pub fn move_to(&self, node: &NodeAddr, options: &ConnectOptions, ledger: &Arc<Ledger>) -> Result<bool, MoveError> {
         let NodeAddr::Tcp(at) = node else { return Err(MoveError::Mapped) };
+        // From the end of the move before to the beginning of this one: both have the same place in
+        // the ledger, and whoever does not begin strikes it out.
+        let begins = self.begins.lock();
         self.finish_move()?;
         if self.elsewhere.lock().is_empty() {
             return Err(MoveError::Mapped);
@@ -71,6 +81,7 @@ impl Service {
             return Ok(false);
         }
         *self.elsewhere.lock() = text;
+        drop(begins);
         self.finish_move()?;
         Ok(true)
     }
@@ -78,7 +89,7 @@ impl Service {
     /// Moves what is left at a node that is being left. Returns early when the service ends.
     ///
     /// # Errors
-    /// [`MoveError::Lost`].
+    /// [`MoveError::Lost`]; [`MoveError::Room`]: nothing has moved for a while.
     pub fn finish_move(&self) -> Result<(), MoveError> {
         let mut since_ns = raw::now_ns();
         while !self.stop.load(Ordering::Acquire) && !self.over.load(Ordering::Acquire) {
@@ -92,6 +103,7 @@ impl Service {
             match step {
                 Ok(Step::Done) => return Ok(()),
                 Ok(Step::Moved) => raw::sleep_ns(PAUSE_NS),
+                Ok(Step::Later) if raw::now_ns().saturating_sub(since_ns) >= ROOM_NS => return Err(MoveError::Room),
                 Ok(Step::Later) => raw::sleep_ns(LATER_NS),
                 Err(Refusal::Lost) => return Err(MoveError::Lost),
                 Err(_) => raw::sleep_ns(LATER_NS),

@@ -11,6 +11,7 @@ pub mod stranger;
 
 use farmem_agent::client::{Client, Options};
 use farmem_agent::host::{self, Agent, Config};
+use farmem_agent::serve::MoveError;
 use farmem_agent::stock::Quotas;
 use farmem_fabric::{NodeAddr, Transport, Trust};
 use farmem_memory::Node;
@@ -231,20 +232,23 @@ pub fn be_agent(words: &[String]) {
     };
     std::fs::write(dir.join("agent.part"), format!("recovered {}", agent.recovered)).unwrap();
     std::fs::rename(dir.join("agent.part"), dir.join("agent.says")).unwrap();
+    let state = dir.join("agent.report");
     let (mover, order, has_moved) = (agent.mover(), dir.join("move-to"), dir.join("moved"));
     std::thread::spawn(move || {
         let mut last = String::new();
         loop {
             let to = std::fs::read_to_string(&order).unwrap_or_default();
             if !to.is_empty() && to != last {
-                mover.to(&NodeAddr::Tcp(to.clone())).unwrap();
+                while let Err(e) = mover.to(&NodeAddr::Tcp(to.clone())) {
+                    assert!(matches!(e, host::StartError::Move(MoveError::Room)), "{e}");
+                    tell(&dir, "waits-for-room");
+                }
                 std::fs::write(&has_moved, &to).unwrap();
                 last = to;
             }
             std::thread::sleep(Duration::from_millis(2));
         }
     });
-    let state = dir.join("agent.report");
     agent.run(&mut |report| drop(std::fs::write(&state, format!("{report:?}")))).unwrap();
     agent.close();
 }
