@@ -18,6 +18,7 @@ use farmem_protocol::extent::Failed;
 use farmem_sys::process;
 use farmem_sys::raw::Errno;
 use farmem_sys::shared;
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -125,7 +126,7 @@ impl Agent {
         let ledger = Arc::new(ledger);
 
         let mut stock = Stock::open(Arc::clone(&ledger), config.quotas.clone());
-        let (sources, node) = match resumed(&config, &ledger, &stock)? {
+        let (sources, node) = match resumed(&config, &ledger, &mut stock)? {
             Some(resumed) => resumed,
             None => {
                 ledger.clear();
@@ -220,18 +221,36 @@ impl Config {
     }
 }
 
-/// The nodes of a former agent, and the one that it used. `None`: there was none, or a node was
-/// restarted or has given the memory back, so that nothing is left of it.
-fn resumed(config: &Config, ledger: &Arc<Ledger>, stock: &Stock) -> Result<Option<(Sources, NodeAddr)>, StartError> {
+/// The nodes of a former agent, and the one that it used. `None`: there was none, or that node was
+/// restarted or has given the memory back. If only the other one of a move has, the applications
+/// that have blocks there are dismissed.
+fn resumed(
+    config: &Config,
+    ledger: &Arc<Ledger>,
+    stock: &mut Stock,
+) -> Result<Option<(Sources, NodeAddr)>, StartError> {
     let (current, number) = ledger.current();
-    let Some(now) = again(config, ledger, stock, current)? else { return Ok(None) };
-    let (blocks, node) = now;
+    let other = 1 - current;
+    let Some((blocks, node)) = again(config, ledger, stock, current)? else { return Ok(None) };
     let text = text_of(&node, config.transport, number);
-    let sources = Sources::new(Arc::clone(ledger), blocks, text);
-    if ledger.membership(1 - current).is_none() {
+    let mut sources = Sources::new(Arc::clone(ledger), blocks, text);
+    if ledger.membership(other).is_none() {
         return Ok(Some((sources, node)));
     }
-    let Some((left, from)) = again(config, ledger, stock, 1 - current)? else { return Ok(None) };
+    let left = match again(config, ledger, stock, other) {
+        // Nobody has anything there: the former agent had just joined it, or was about to leave it.
+        Err(StartError::Node(_)) if stock.owned().all(|owned| owned.node == current) => None,
+        left => left?,
+    };
+    let Some((left, from)) = left else {
+        let lost: BTreeSet<usize> = stock.owned().filter(|owned| owned.node == other).map(|owned| owned.app).collect();
+        let freed = lost.into_iter().flat_map(|app| stock.dismiss(app)).map(|(block, _)| block);
+        // What they had at the node that is there goes back.
+        sources.release(&freed.collect::<Vec<_>>());
+        // Last: until then the next agent finds the same.
+        ledger.set_membership(other, None);
+        return Ok(Some((sources, node)));
+    };
     let text = text_of(&from, config.transport, number.saturating_sub(1));
     Ok(Some((sources.leaving(left, text), node)))
 }

@@ -6,13 +6,14 @@ use common::liar::Liar;
 use common::programs::{self, Churn};
 use common::stranger::Stranger;
 use common::{Host, LIMIT, at_work, be_agent, child, within};
+use farmem_agent::blocks::Blocks;
 use farmem_agent::client::{Chunk, Client, Reach};
 use farmem_agent::hello::{Hello, MAGIC};
 use farmem_agent::host::{Agent, Config};
 use farmem_agent::ledger::Ledger;
 use farmem_agent::stock::Quotas;
 use farmem_agent::word::Up;
-use farmem_fabric::{Transport, Trust};
+use farmem_fabric::{ConnectOptions, NodeAddr, Transport, Trust};
 use farmem_protocol::random::Random;
 use farmem_protocol::wire::{ANY_QUEUE, Figure};
 use std::cell::RefCell;
@@ -213,6 +214,70 @@ fn a_run_that_does_not_fit_keeps_nothing_else() {
     within("the run follows", || host.has_moved(&small) && host.lent() == 0);
     reach.read(&run, 63 << 20, &mut word).unwrap();
     assert_eq!(&word, b"of a run");
+}
+
+/// An agent is killed when it has joined another node, and claimed nothing there. That node ends.
+#[test]
+fn a_node_that_ends_before_anything_is_there_costs_nothing() {
+    let mut host = Host::new(256);
+    let grace = format!("grace={}", LIMIT.as_millis());
+    host.agent_elsewhere(&grace);
+    let client = host.client();
+    let mut reach = client.reach().unwrap();
+    let held: Vec<(Chunk, u64)> = (0..20).map(|n| (stamped(&client, &mut reach, 7, n), n)).collect();
+    for names_the_other in [false, true] {
+        host.kill_agent();
+        let other = Host::new(64);
+        let at = other.node.addresses()[1].to_string();
+        let ledger = ledger(&host);
+        ledger.set_address(1, &at);
+        let transport = Transport::Tcp;
+        let options = ConnectOptions { timeout: LIMIT, grace: LIMIT, run: [5; 16], transport, ..Default::default() };
+        let joined = Blocks::join_as(&NodeAddr::Tcp(at.clone()), &options, (Arc::clone(&ledger), 1));
+        assert!(joined.is_ok() && ledger.membership(1).is_some());
+        drop((joined, other));
+        let named = if names_the_other { at } else { host.node.addresses()[1].to_string() };
+        host.agent(&format!("tcp={named} {grace}"));
+        assert_eq!(host.agent_said(), "recovered 1");
+        assert!(ledger.membership(1).is_none());
+        held.iter().for_each(|(chunk, stamp)| checked(&mut reach, chunk, *stamp));
+        let more = stamped(&client, &mut reach, 9, 5);
+        checked(&mut reach, &more, 5);
+        client.free(more);
+    }
+}
+
+/// An agent is killed between two nodes, and the one that it was leaving ends. Programs that have
+/// nothing there any more keep what they have.
+#[test]
+fn who_has_left_a_node_that_ends_loses_nothing() {
+    // The agent's files are at the host. Its own node is not used.
+    let (mut host, from, mut to) = (Host::new(64), Host::new(256), Host::new(64));
+    let address = |node: &Host| node.node.addresses()[1].to_string();
+    let grace = format!("grace={}", LIMIT.as_millis());
+    host.agent(&format!("tcp={} {grace}", address(&from)));
+    to.agent("");
+    let in_the_way = to.client();
+    let _block = in_the_way.alloc(9).unwrap();
+    let (client, unlucky) = (host.client(), host.client());
+    let mut reach = client.reach().unwrap();
+    let held: Vec<(Chunk, u64)> = (0..10).map(|n| (stamped(&client, &mut reach, 9, n), n)).collect();
+    let _at_both = (unlucky.alloc(9).unwrap(), unlucky.alloc_run(32).unwrap());
+    host.move_to(&to);
+    within("all but the run has moved", || from.lent() == 64 << 20);
+    // It has been told where they are.
+    held.iter().for_each(|(chunk, stamp)| checked(&mut reach, chunk, *stamp));
+    let lent = to.lent();
+    host.kill_agent();
+    drop(from);
+    host.agent(&format!("tcp={} {grace}", address(&to)));
+    assert_eq!(host.agent_said(), "recovered 1");
+    held.iter().for_each(|(chunk, stamp)| checked(&mut reach, chunk, *stamp));
+    within("what the other program had here goes back", || to.lent() < lent);
+    let more = stamped(&client, &mut reach, 9, 5);
+    checked(&mut reach, &more, 5);
+    assert!(unlucky.alloc_run(2).is_err());
+    to.recount();
 }
 
 /// Of threads that move an agent at once one does, and the others find it moved.
