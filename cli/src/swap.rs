@@ -150,7 +150,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             Over::Asked => eprintln!("farmem: bringing back what is swapped to {nodes}"),
         }
         match watch.undo() {
-            // Nobody asked this process to end: the device keeps its watcher.
+            // The user did not ask for an end. So the device keeps its watcher.
             Err(e) if over == Over::NodeGoes => eprintln!("farmem: {e}: swapping goes on, and is ended when it can be"),
             done => return done.map_err(failed),
         }

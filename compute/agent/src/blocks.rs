@@ -265,7 +265,7 @@ impl Blocks {
         self.held.iter().next().map(|(block, grants)| (*block, grants.len() as u32))
     }
 
-    /// The largest of them that is of fewer blocks than so many.
+    /// The largest run that has fewer blocks than `than`, and how many it has.
     pub(crate) fn smaller(&self, than: u32) -> Option<(BlockId, u32)> {
         let all = self.held.iter().map(|(block, grants)| (*block, grants.len() as u32));
         all.filter(|(_, count)| *count < than).max_by_key(|(_, count)| *count)

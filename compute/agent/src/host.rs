@@ -159,7 +159,7 @@ impl Agent {
         self.service.report(&self.ledger)
     }
 
-    /// What moves it to another node, in a thread of the caller's.
+    /// A handle by which a thread of the caller's moves the agent to another node.
     pub fn mover(&self) -> Mover {
         let (config, service, ledger) = (self.config.clone(), Arc::clone(&self.service), Arc::clone(&self.ledger));
         Mover { config, service, ledger }
@@ -238,14 +238,14 @@ fn resumed(
         return Ok(Some((sources, node)));
     }
     let left = match again(config, ledger, stock, other) {
-        // Nobody has anything there: the former agent had just joined it, or was about to leave it.
+        // No program has memory there: the former agent had just joined it, or was about to leave it.
         Err(StartError::Node(_)) if stock.owned().all(|owned| owned.node == current) => None,
         left => left?,
     };
     let Some((left, from)) = left else {
         let lost: BTreeSet<usize> = stock.owned().filter(|owned| owned.node == other).map(|owned| owned.app).collect();
         let freed = lost.into_iter().flat_map(|app| stock.dismiss(app)).map(|(block, _)| block);
-        // What they had at the node that is there goes back.
+        // Their memory at the living node goes back to it.
         sources.release(&freed.collect::<Vec<_>>());
         // Last: until then the next agent finds the same.
         ledger.set_membership(other, None);

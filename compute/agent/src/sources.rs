@@ -104,8 +104,7 @@ impl Sources {
         let grants = loop {
             match to.claim_units(count, since_ns) {
                 Ok(Some(grants)) => break grants,
-                // A run waits for neighbours. Fewer may be free: what is smaller does not wait with
-                // it.
+                // The new node has no room for so long a run. It may have room for a shorter one.
                 Ok(None) | Err(Refusal::Exhausted | Refusal::Share) => match left.blocks.smaller(count) {
                     Some(fewer) => (block, count) = fewer,
                     None => return Ok(Step::Later),

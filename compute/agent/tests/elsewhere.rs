@@ -4,10 +4,11 @@
 mod common;
 
 use common::liar::Liar;
+use common::pieces::{checked, stamped};
 use common::programs::{self, Churn};
 use common::stranger::{Stranger, finish, put};
 use common::{Host, LIMIT, at_work, be_agent, child, tell, within, within_of};
-use farmem_agent::client::{AllocError, Chunk, Client, ConnectError, Options, Reach, ReachError};
+use farmem_agent::client::{AllocError, Chunk, Client, ConnectError, Options, ReachError};
 use farmem_agent::hello::{Entry, Hello, MAGIC};
 use farmem_agent::word::{Down, Refusal as Unserved};
 use farmem_fabric::{NodeAddr, Refusal};
@@ -38,23 +39,6 @@ fn a_child() {
         }
         "churner" => churn(&client, &dir),
         other => panic!("{other}"),
-    }
-}
-
-/// A piece with a stamp in the first and last word of it.
-fn stamped(client: &Client, reach: &mut Reach<'_>, order: u8, stamp: u64) -> Chunk {
-    let chunk = client.alloc(order).unwrap();
-    for at in [0, chunk.bytes() - 8] {
-        reach.write(&chunk, at, &(stamp ^ at).to_le_bytes()).unwrap();
-    }
-    chunk
-}
-
-fn checked(reach: &mut Reach<'_>, chunk: &Chunk, stamp: u64) {
-    for at in [0, chunk.bytes() - 8] {
-        let mut word = [0; 8];
-        reach.read(chunk, at, &mut word).unwrap();
-        assert_eq!(u64::from_le_bytes(word), stamp ^ at);
     }
 }
 

@@ -3,11 +3,12 @@
 mod common;
 
 use common::liar::Liar;
+use common::pieces::{checked, stamped};
 use common::programs::{self, Churn};
 use common::stranger::Stranger;
 use common::{Host, LIMIT, at_work, be_agent, child, within};
 use farmem_agent::blocks::Blocks;
-use farmem_agent::client::{Chunk, Client, Reach};
+use farmem_agent::client::Chunk;
 use farmem_agent::hello::{Hello, MAGIC};
 use farmem_agent::host::{Agent, Config};
 use farmem_agent::ledger::Ledger;
@@ -34,23 +35,6 @@ fn a_child() {
     let stamped = |order, stamp| stamped(&client, &mut reach.borrow_mut(), order, stamp);
     let checked = |chunk: &Chunk, stamp| checked(&mut reach.borrow_mut(), chunk, stamp);
     programs::churn_by(&client, &dir, Churn { most: 300, told_after: 500 }, stamped, checked);
-}
-
-/// A piece with a stamp in the first and last word of it.
-fn stamped(client: &Client, reach: &mut Reach<'_>, order: u8, stamp: u64) -> Chunk {
-    let chunk = client.alloc(order).unwrap();
-    for at in [0, chunk.bytes() - 8] {
-        reach.write(&chunk, at, &(stamp ^ at).to_le_bytes()).unwrap();
-    }
-    chunk
-}
-
-fn checked(reach: &mut Reach<'_>, chunk: &Chunk, stamp: u64) {
-    for at in [0, chunk.bytes() - 8] {
-        let mut word = [0; 8];
-        reach.read(chunk, at, &mut word).unwrap();
-        assert_eq!(u64::from_le_bytes(word), stamp ^ at);
-    }
 }
 
 /// No memory is lent and no window bound, in a while.

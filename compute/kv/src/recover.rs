@@ -313,7 +313,7 @@ impl Recovery {
         let beats = Rc::new(beats(&members, self.reach.me));
         let (mut adopted, mut strange) = (0, BTreeMap::new());
         for (at, bytes, owner, third) in self.pieces(io).await {
-            // A node has ended meanwhile: whatever is judged now would be handed back.
+            // A node has ended meanwhile. A piece that is taken now would be handed back.
             if self.postponed.get() {
                 break;
             }

@@ -53,8 +53,8 @@ pub const TOLD_KEY: usize = 1_000_000;
 const LEAVING: usize = 16 << 20;
 
 impl Leaving {
-    /// Notes a key of clients. What the store keeps for itself is nobody's: told of, a batch of
-    /// messages would make another one when it ends.
+    /// Notes a key of clients. Objects of the store's own are left out. If the end of a batch of
+    /// messages were told, the telling would be another batch.
     pub(crate) fn push(&self, left: Left, kind: Type, key: &[u8]) {
         let own = matches!(kind, Type::Message | Type::Lock | Type::Verdict | Type::Vacant);
         if !self.told.get() || key.len() >= TOLD_KEY || own || blocks::is_own(key) {
@@ -294,7 +294,7 @@ impl Space {
         }
     }
 
-    /// Others want so many bytes, as a tick has found; `full`: because the node has none left.
+    /// Notes that others want this many bytes, as a tick has found. `full`: the node has none left.
     pub(crate) fn is_asked(&self, wanted: u64, full: bool) {
         let began = || self.asked_at.get().unwrap_or_else(|| self.bytes());
         self.asked_at.set((wanted > 0).then(began));

@@ -18,9 +18,9 @@
 //! holds.
 //! Requests under way are repeated. Memory that is held stays mapped and usable all the while.
 //!
-//! *The agent moves.* Its memory goes to another node, block by block. What a program has there is
-//! refused then, its keys being over. The library asks the agent where the piece is now, joins that
-//! node, and goes on.
+//! *The agent moves.* Its memory goes to another node, block by block. The keys of the old
+//! place end, so the program's verbs there are refused. The library asks the agent where the piece
+//! is now, joins that node, and goes on.
 //!
 //! *Fork.* A child is no application of the agent's: its calls are refused
 //! ([`AllocError::Forked`]). Memory is shared with the parent, not copied.

@@ -9,7 +9,7 @@
 //! A clerk serves one application and sleeps on that application's ring. An application that floods
 //! its ring keeps its own clerk busy, and the system shares the processors among clerks. They share
 //! the stock and the source of blocks, each under a lock. The source's lock may be held while a
-//! node is asked, the stock's never. Who takes both takes the source's first.
+//! node is asked, the stock's never. A clerk that takes both takes the source's first.
 
 mod clerk;
 mod moves;

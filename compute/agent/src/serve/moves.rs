@@ -31,7 +31,7 @@ pub enum MoveError {
     Numbers,
     /// The move is under way, and goes on when [`Service::finish_move`] or [`Service::move_to`] is
     /// called again.
-    #[error("a move waits for room at the other node: what does not fit there stays, is used where it is, and follows")]
+    #[error("the move waits for room at the other node: memory that does not fit yet stays in use where it is")]
     Room,
     /// One of the two nodes is gone.
     #[error("a node was lost in the middle of a move")]

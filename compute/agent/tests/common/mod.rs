@@ -6,6 +6,7 @@
 #![allow(dead_code)] // Each test file is a program of its own, and uses a part.
 
 pub mod liar;
+pub mod pieces;
 pub mod programs;
 pub mod stranger;
 

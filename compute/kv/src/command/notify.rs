@@ -91,7 +91,7 @@ pub(super) async fn changed(call: &Call, key: &[u8], gone: bool) -> Result<(), T
     Ok(())
 }
 
-/// The keys to tell of by [`ended`], unless it is under way: what waits is bounded.
+/// The keys that [`ended`] is to tell of. `None` while it is under way, so that the list is bounded.
 pub fn begins_to_tell(front: &Front) -> Option<Vec<(Left, Vec<u8>)>> {
     if front.events.1.get() {
         return None;

@@ -225,7 +225,7 @@ impl Forward {
         let which = forward.listens.get();
         let mut pause = 1;
         let over = || forward.hearing.get() != which || forward.heard.borrow().is_none();
-        // The last look begins when the others are known to be gone: what they sent is there by then.
+        // The last look begins when the others are known to be gone. All that they sent is there by then.
         let mut more = true;
         while !over() && more {
             more = front.store.has_others();
