@@ -2,15 +2,18 @@
  * with them, and wait for the thread that unblocks them. A child has none of them; an executed program has the mask and what
  * is ignored. */
 #include "case.h"
+#include <setjmp.h>
 
 enum { ROUNDS = 1000 };
 static const int both[2] = {SIGBUS, SIGSYS};
 static uint8_t *mem;
 static sigset_t two;
 
-static volatile int handled, handled_by_main;
+static volatile int handled, handled_by_main, code;
 static pthread_t first;
-static void handler(int s) {
+static void handler(int s, siginfo_t *info, void *context) {
+    (void)context;
+    code = info->si_code;
     handled += s;
     handled_by_main += pthread_equal(pthread_self(), first) != 0;
     MUST(wrong(mem, MIB, 3) == 0);
@@ -78,31 +81,43 @@ static void by_one_thread(int s) {
     take("the parent's");
 }
 
+static void sends(int s) {
+    (void)s;
+    raise(SIGBUS);
+}
+
 static volatile int has_begun, taken, sum;
 static void *takes(void *unused) {
     (void)unused;
+    /* libc has no SI_TKILL here. */
+    static const int codes[4] = {SI_USER, SI_USER, SI_QUEUE, SI_USER};
     has_begun = 1;
-    for (int i = 0; i < 3 * ROUNDS; i++) {
+    for (int i = 0; i < 4 * ROUNDS; i++) {
         siginfo_t info;
-        int got = sigwaitinfo(&two, &info);
-        MUST(got == info.si_signo);
+        int got;
+        while ((got = sigwaitinfo(&two, &info)) < 0) MUST(errno == EINTR);
+        MUST(got == info.si_signo && info.si_code == codes[i % 4] && info.si_pid == getpid());
         sum += got;
         __atomic_store_n(&taken, taken + 1, __ATOMIC_RELEASE);
     }
     return NULL;
 }
 
-/* One after the other, to the process and to a thread that waits, or is about to. */
+/* One after the other, to the process and to a thread that waits, or is about to, and by a handler that comes there. */
 static void to_a_thread_that_waits(void) {
     pthread_t waits;
+    struct sigaction a = {.sa_handler = sends};
+    MUST(sigaction(SIGUSR2, &a, NULL) == 0);
     MUST(pthread_create(&waits, NULL, takes, NULL) == 0);
     while (!has_begun) sched_yield();
-    for (int i = 0; i < 3 * ROUNDS; i++) {
-        int s = both[i % 2];
-        if (i % 3 == 0)
+    for (int i = 0; i < 4 * ROUNDS; i++) {
+        int s = both[i / 4 % 2];
+        if (i % 4 == 0)
             pthread_kill(waits, s);
-        else if (i % 3 == 1)
+        else if (i % 4 == 1)
             kill(getpid(), s);
+        else if (i % 4 == 3)
+            pthread_kill(waits, SIGUSR2);
         else
             MUST(sigqueue(getpid(), s, (union sigval){.sival_int = i}) == 0);
         while (__atomic_load_n(&taken, __ATOMIC_ACQUIRE) != i + 1) sched_yield();
@@ -128,7 +143,49 @@ static void to_a_thread_that_has_not_blocked_them(void) {
     while (!is_open) usleep(1000);
     kill(getpid(), SIGBUS);
     MUST(pthread_join(open, NULL) == 0);
-    printf("handled %d, by the first thread %d\n", handled, handled_by_main);
+    printf("handled %d, by the first thread %d, code %d\n", handled, handled_by_main, code);
+}
+
+static __thread sigjmp_buf out_of_wait;
+static __thread volatile int is_inside;
+static volatile int left;
+static void leaves(int s) {
+    (void)s;
+    if (!is_inside) return;
+    is_inside = 0;
+    siglongjmp(out_of_wait, 1);
+}
+
+static void *leaves_a_wait(void *over) {
+    siginfo_t info;
+    if (sigsetjmp(out_of_wait, 1) == 0) {
+        is_inside = 1;
+        for (;;) sigwaitinfo(&two, &info);
+    }
+    __atomic_add_fetch(&left, 1, __ATOMIC_SEQ_CST);
+    while (!*(volatile int *)over) usleep(1000);
+    return NULL;
+}
+
+/* Threads that a handler has taken out of a wait by a jump do not wait any more: what is sent then is pending. */
+static void past_threads_that_left_a_wait(void) {
+    struct sigaction a = {.sa_handler = leaves};
+    MUST(sigaction(SIGUSR1, &a, NULL) == 0);
+    static volatile int over;
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) MUST(pthread_create(&threads[i], NULL, leaves_a_wait, (void *)&over) == 0);
+    for (int i = 0; i < 2; i++)
+        while (left == i) {
+            pthread_kill(threads[i], SIGUSR1);
+            usleep(20000);
+        }
+    kill(getpid(), SIGBUS);
+    pending("past threads that left a wait");
+    take("past them");
+    MUST(sigqueue(getpid(), SIGBUS, (union sigval){.sival_int = 4712}) == 0);
+    take("past them, queued");
+    over = 1;
+    for (int i = 0; i < 2; i++) MUST(pthread_join(threads[i], NULL) == 0);
 }
 
 static int executed(void) {
@@ -150,7 +207,7 @@ int main(int argc, char **argv) {
     fill(mem, 16 * MIB, 3);
     sigemptyset(&two);
     for (int i = 0; i < 2; i++) {
-        struct sigaction a = {.sa_handler = handler};
+        struct sigaction a = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO};
         sigaddset(&two, both[i]);
         MUST(sigaction(both[i], &a, NULL) == 0);
     }
@@ -159,6 +216,7 @@ int main(int argc, char **argv) {
     by_one_thread(SIGSYS);
     to_a_thread_that_waits();
     to_a_thread_that_has_not_blocked_them();
+    past_threads_that_left_a_wait();
     printf("wrong %zu\n", wrong(mem, 16 * MIB, 3));
     fflush(stdout);
     signal(SIGSYS, SIG_IGN);

@@ -85,7 +85,7 @@ pub struct Record {
     pub hidden: AtomicUsize,
     /// … and which of those were sent to it meanwhile.
     pub pending: AtomicUsize,
-    /// … and for which it waits ([`crate::signals::blocked`]), or did when a handler left the wait.
+    /// … and for which it waits ([`crate::signals::blocked`]).
     pub awaits: AtomicUsize,
     /// The near alternate stack; 0 before it has one.
     pub alternate: AtomicUsize,

@@ -13,11 +13,16 @@
 //! *A wait.* Within `rt_sigtimedwait` the kernel takes what it waits for from the queue, blocked or
 //! not. One that comes before would be kept while the thread goes to sleep. So the last look at what
 //! is kept and the call are one piece of assembly ([`farmem_await`]), and the handler of a signal
-//! that came in it has it begin again.
+//! that came in it has it begin again. The thread is noted as waiting there alone: not in a handler
+//! of the program's, which may leave the wait by a jump.
 //!
-//! Not served: `signalfd`, waits outside libc, a signal that is sent to a thread before it has begun
-//! (its handler gets it), and one that the program's own handler sends itself where it has
-//! interrupted that piece.
+//! *From thread to thread.* What `kill` has sent cannot be sent on as it came: the kernel refuses
+//! its code, and with that of `pthread_kill` it would stay with a thread that waits no more. So it
+//! has a code of the runtime's on its way ([`MOVED`]).
+//!
+//! Not served: `signalfd`, waits outside libc, and a signal that is sent to a thread before it has
+//! begun (its handler gets it). Under a filter of the program's, what is sent on stays with the
+//! thread that it is sent to.
 
 use super::frame::{RIP_AT, RSP_AT, read};
 use super::kernel::OURS;
@@ -29,6 +34,7 @@ use crate::process::pager;
 use crate::threads::{self, Info, Kept, Record};
 use crate::{confined, guard};
 use farmem_sys::raw::{GATE_PROGRAM, getpid, syscall};
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The signals that were sent to the process and are kept, as a mask.
@@ -40,11 +46,15 @@ static WRITTEN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 const SIGNALS: [i32; 2] = [libc::SIGBUS, libc::SIGSYS];
 
-/// [`farmem_await`] has not waited: something is kept.
+/// The code of a signal by `kill` that one thread has sent on to another. The kernel has none of
+/// this value.
+const MOVED: i32 = -0x4641;
+
+/// [`farmem_await`] has not waited: something is kept, or a handler came before the call.
 const KEPT: isize = isize::MAX;
 
 core::arch::global_asm!(
-    // rdi: the thread's kept signals, a mask. rsi: those it waits for. rdx: four arguments of the call.
+    // rdi: the thread's record. rsi: a mask of what it waits for. rdx: four arguments of the call.
     ".globl farmem_await",
     ".hidden farmem_await",
     ".type farmem_await,@function",
@@ -55,8 +65,12 @@ core::arch::global_asm!(
     ".globl farmem_await_looks",
     ".hidden farmem_await_looks",
     "farmem_await_looks:",
+    // Noted before the look at what is kept (an exchange is a barrier). A handler keeps a signal
+    // first, and looks for a thread that waits after.
+    "mov rax, rsi",
+    "xchg [rdi + {awaits}], rax",
     "mov rax, [rip + {pending}]",
-    "or rax, [rdi]",
+    "or rax, [rdi + {own}]",
     "test rax, rsi", "jnz 2f",
     "mov rdi, [rcx]", "mov rsi, [rcx + 8]", "mov rdx, [rcx + 16]", "mov r10, [rcx + 24]",
     "xor r8d, r8d",
@@ -76,6 +90,8 @@ core::arch::global_asm!(
     "pop rbx",
     "ret",
     ".size farmem_await, .-farmem_await",
+    awaits = const offset_of!(Record, awaits),
+    own = const offset_of!(Record, pending),
     pending = sym PENDING,
     nr = const libc::SYS_rt_sigtimedwait,
     gate = const GATE + GATE_PROGRAM,
@@ -84,7 +100,7 @@ core::arch::global_asm!(
 
 // SAFETY: defined by the assembly above: a function, and places in it that are never called.
 unsafe extern "C" {
-    fn farmem_await(own: *const AtomicUsize, wanted: usize, args: *const [usize; 4]) -> isize;
+    fn farmem_await(record: *const (), wanted: usize, args: *const [usize; 4]) -> isize;
     fn farmem_await_looks();
     fn farmem_await_called();
     fn farmem_await_over();
@@ -140,6 +156,39 @@ fn by_thread(signal: i32) -> Info {
     info
 }
 
+/// A siginfo with another code, if it has the one. (The code begins its second word.)
+fn with_code(mut info: Info, code: i32, other: i32) -> Info {
+    if info[1] as i32 == code {
+        info[1] = info[1] >> 32 << 32 | other as u32 as usize;
+    }
+    info
+}
+
+/// Gives a siginfo of the runtime's signals the code with which it was sent, and returns that.
+///
+/// # Safety
+/// It must be the kernel's, or a copy, of a handler of the calling thread.
+pub unsafe fn as_sent(info: *mut libc::siginfo_t) -> i32 {
+    // SAFETY: the caller's.
+    unsafe {
+        if (*info).si_code == MOVED {
+            (*info).si_code = libc::SI_USER;
+        }
+        (*info).si_code
+    }
+}
+
+/// A handler of the program's begins. If the thread is about to wait, it begins the wait again
+/// behind the handler: what the handler sends is kept.
+///
+/// # Safety
+/// As [`begins_again`].
+pub unsafe fn interrupted(record: &Record, context: usize) {
+    // SAFETY: the caller's.
+    unsafe { begins_again(context) };
+    record.awaits.store(0, Ordering::Relaxed);
+}
+
 /// A signal that was sent, and that this thread has blocked, as the program believes.
 ///
 /// # Safety
@@ -165,7 +214,7 @@ pub unsafe fn came(record: &Record, signal: i32, code: i32, info: usize, context
         return;
     };
     if let Some(info) = take_of_process(signal)
-        && !open::send_to(other, signal, &info)
+        && !open::send_to(other, signal, &with_code(info, libc::SI_USER, MOVED))
     {
         keep(signal, info);
     }
@@ -219,13 +268,14 @@ pub fn rt_sigtimedwait(call: &Call) -> isize {
     let timeout_at = if timeout_at == 0 { 0 } else { timeout.as_ptr() as usize };
     let args = [&raw const set as usize, info.as_mut_ptr() as usize, timeout_at, 8];
     let (record, wanted) = (threads::current(), (set & OURS) as usize);
-    // Before the look at what is kept. A handler keeps a signal first, and looks here after.
-    record.awaits.store(wanted, Ordering::SeqCst);
     let came = loop {
-        // SAFETY: live words, and arguments of the call that are.
-        match unsafe { farmem_await(&raw const record.pending, wanted, &raw const args) } {
+        // SAFETY: a live record and live words, and arguments of the call that are.
+        match unsafe { farmem_await(std::ptr::from_ref(record).cast(), wanted, &raw const args) } {
             KEPT => {}
-            came => break came,
+            came => {
+                info = with_code(info, MOVED, libc::SI_USER);
+                break came;
+            }
         }
         if let Some((signal, kept)) = take(record, wanted) {
             info = kept;
@@ -265,6 +315,21 @@ pub fn forget_in_child(record: &Record) {
 mod tests {
     use super::super::kernel::is_ours;
     use super::*;
+
+    #[test]
+    fn a_signal_by_kill_has_its_code_again() {
+        let info = |code: i32| -> Info {
+            [4711, 7 << 32 | code as u32 as usize, 4712, 4713, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        };
+        let there = with_code(info(libc::SI_USER), libc::SI_USER, MOVED);
+        assert_eq!((there, with_code(there, MOVED, libc::SI_USER)), (info(MOVED), info(libc::SI_USER)));
+        assert_eq!(with_code(info(libc::SI_QUEUE), libc::SI_USER, MOVED), info(libc::SI_QUEUE));
+        let mut there = there;
+        let told = (&raw mut there).cast::<libc::siginfo_t>();
+        // SAFETY: a siginfo.
+        assert_eq!([(); 2].map(|()| unsafe { as_sent(told) }), [libc::SI_USER; 2]);
+        assert_eq!(there, info(libc::SI_USER));
+    }
 
     #[test]
     fn one_of_each_is_kept_for_the_process() {

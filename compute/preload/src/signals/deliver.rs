@@ -23,7 +23,7 @@ use super::frame::{
 };
 use super::kernel::{ALL, KernelAction, OURS};
 use super::view::{self, View};
-use super::{actions, masks, open, resume, stacks};
+use super::{actions, blocked, masks, open, resume, stacks};
 use crate::gate::{AFTER_THREAD, GATE, RETURN};
 use crate::near;
 use crate::threads::{self, Record};
@@ -313,6 +313,8 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         enter_first(context);
         resume::interrupted(context).or_else(|| open::interrupted(context)).unwrap_or(context)
     };
+    // SAFETY: the kernel's frame, of what is interrupted.
+    unsafe { blocked::interrupted(record, context) };
     // SAFETY: fields of the kernel's ucontext.
     let (interrupted, before) =
         unsafe { (read(context + RSP_AT), (context as *const u8).add(MASK_AT).cast::<u64>().read()) };

@@ -75,7 +75,7 @@ impl Bus {
             }
             record.refused.store(0, Ordering::Relaxed);
         }
-        not_ours(self.signal, self.code, self.info, self.context);
+        not_ours(self.signal, self.info, self.context);
     }
 }
 
@@ -155,8 +155,10 @@ pub extern "C" fn on_bus_open(
 }
 
 /// A signal that is not the runtime's goes where the program wants it. Last act of a handler.
-pub fn not_ours(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+pub fn not_ours(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let record = threads::current();
+    // SAFETY: the kernel's siginfo, or what was kept.
+    let code = unsafe { blocked::as_sent(info) };
     let sent = code <= 0;
     // SAFETY: the kernel's arguments, or what was kept, which is in no fault any more.
     if sent && unsafe { open::keep(signal, info as usize, context as usize) } {

@@ -271,8 +271,7 @@ pub extern "C" fn deliver_kept(context: usize) {
         match is_ours(signal) {
             true => {
                 let info = (&raw mut info).cast::<libc::siginfo_t>();
-                // SAFETY: the kernel's siginfo.
-                faults::not_ours(signal, unsafe { (*info).si_code }, info, context as *mut libc::c_void);
+                faults::not_ours(signal, info, context as *mut libc::c_void);
             }
             false => deliver::handle_now(signal, info.as_ptr() as usize, context),
         }

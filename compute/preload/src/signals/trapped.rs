@@ -48,7 +48,7 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
     };
     // By `int 0x80`: another table of calls, none of which the runtime looks after.
     if sys.code == SYS_SECCOMP && sys.arch != X86_64 {
-        return others(signal, sys, info, context);
+        return others(signal, sys.code, info, context);
     }
     if sys.code == SYS_SECCOMP && is_trial(call.nr, call.args[1]) {
         ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = CAUGHT;
@@ -66,12 +66,12 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
             ucontext.uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::EPERM);
             return;
         }
-        return others(signal, sys, info, context);
+        return others(signal, sys.code, info, context);
     }
     // A filter of the program's may trap elsewhere, too, but what it makes of a far argument does
     // not come to us: the kernel asks every filter, and one signal is sent.
     if sys.code != SYS_SECCOMP || !(call.args.iter().any(|&a| is_far(a)) || is_missed(sys.addr)) {
-        return others(signal, sys, info, context);
+        return others(signal, sys.code, info, context);
     }
     note_stack(call.sp);
     pager().count_trapped_syscall();
@@ -92,9 +92,9 @@ pub extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut 
 
 /// A trap that is the program's: of its filter, or of its strict mode, which is a filter of the
 /// runtime's.
-fn others(signal: i32, sys: &SysInfo, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    if sys.code == SYS_SECCOMP && sandbox::is_strict() {
+fn others(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    if code == SYS_SECCOMP && sandbox::is_strict() {
         sandbox::end_strictly();
     }
-    faults::not_ours(signal, sys.code, info, context);
+    faults::not_ours(signal, info, context);
 }
