@@ -7,7 +7,7 @@ use common::{Place, eventually, outcome, runs};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 #[test]
 fn a_program_is_recorded_and_its_recording_gives_the_same_figures() {
@@ -143,6 +143,24 @@ fn a_program_ends_with_its_recorder() {
     recorder.kill().unwrap();
     recorder.wait().unwrap();
     eventually("the program has ended", || !runs(pid().unwrap()));
+}
+
+#[test]
+fn a_terminal_shows_how_far_a_recording_is() {
+    let place = Place::new();
+    let [pid_file, shown] = ["pid", "shown"].map(|name| place.path().join(name));
+    let endless = format!("echo $$ > {}; while :; do :; done", pid_file.display());
+    let farmem = format!("exec {} amat --by qemu -- sh -c '{endless}'", env!("CARGO_BIN_EXE_farmem"));
+    let mut terminal = Command::new("script");
+    terminal.args(["-qefc", &farmem]).arg(&shown).env("TMPDIR", place.path()).env("XDG_RUNTIME_DIR", place.path());
+    let mut terminal = terminal.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("script (bsdutils)");
+    let says = |what| fs::read_to_string(&shown).is_ok_and(|said| said.contains(what));
+    eventually("the terminal shows a rate", || says(" M a second"));
+    assert!(says(" M references recorded, "));
+    terminal.kill().unwrap();
+    terminal.wait().unwrap();
+    let pid = || fs::read_to_string(&pid_file).ok()?.trim().parse::<u32>().ok();
+    eventually("the program has ended", || pid().is_some_and(|pid| !runs(pid)));
 }
 
 #[test]
