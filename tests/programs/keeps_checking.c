@@ -1,14 +1,15 @@
 /* A program that is at work while things happen to it: threads that check and
  * rewrite pages of a map many times the size of local memory, at random.
  *
- *   keeps_checking MIB THREADS [fork] [idle] [few] [noreserve] [crash]
+ *   keeps_checking MIB THREADS [fork] [idle] [few] [noreserve] [crash] [reads]
  *
  * Says "ready PID" when every page is written, and works until SIGUSR1. Then
  * every thread checks all of its pages once more, and the program says "sound",
- * with the longest time that the work on one page took, and ends with 0. Time for which the thread itself
+ * with the mean and the longest time that the work on one page took, and ends with 0. Time for which the thread itself
  * waited for a CPU is not counted. A word that is not what was written last: "WRONG", and 99.
  * With `fork`, a child does the same to its copy, which the parent waits for.
  * With `idle`, nothing is touched between "ready" and SIGUSR1.
+ * With `reads`, no page is written after "ready".
  * With `few`, writing a page again changes three of its lines. With `noreserve`, the map is one that nobody promised memory for. With `crash`,
  * a thread writes to address 16 while the others work. SIGINT is counted, and told at once: "interrupted". */
 #include "case.h"
@@ -20,6 +21,7 @@ static uint64_t *map;
 static uint32_t *written; /* how often each page was: local, so that nothing far vouches for far */
 static volatile sig_atomic_t finish, interrupts;
 static _Atomic uint64_t longest, longest_by_clock; /* ns */
+static _Atomic uint64_t worked, worked_ns; /* pages, and the time of the work on them */
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -48,7 +50,7 @@ static void on_interrupt(int s) {
     write(1, "interrupted\n", 12);
 }
 
-static int few;
+static int few, reads;
 
 static uint64_t word(size_t page, uint32_t generation, size_t i) {
     if (few && i / 8 != 0 && i / 8 != 1 + (page + generation) % 63) generation = 0;
@@ -85,9 +87,10 @@ static void *work(void *arg) {
         for (; page < end && page < own; page++) {
             uint64_t begun = now_ns();
             check_page(me * own + page);
-            if (random % 3 == 0) write_page(me * own + page);
+            if (random % 3 == 0 && !reads) write_page(me * own + page);
             uint64_t took = now_ns() - begun, before = waited;
             waited = waited_ns(schedstat);
+            worked++, worked_ns += took;
             note(&longest_by_clock, took);
             note(&longest, took - (waited - before < took ? waited - before : took));
         }
@@ -121,6 +124,7 @@ int main(int argc, char **argv) {
         crashes |= !strcmp(argv[i], "crash");
         unpromised |= !strcmp(argv[i], "noreserve");
         few |= !strcmp(argv[i], "few");
+        reads |= !strcmp(argv[i], "reads");
     }
     struct sigaction action = {.sa_handler = on_finish, .sa_flags = SA_RESTART};
     sigaction(SIGUSR1, &action, NULL);
@@ -154,6 +158,7 @@ int main(int argc, char **argv) {
     }
     printf("sound interrupts %d child %d", (int)interrupts, WIFEXITED(ended) ? WEXITSTATUS(ended) : -WTERMSIG(ended));
     printf(" by_clock_us %llu", (unsigned long long)longest_by_clock / 1000);
+    printf(" page_ns %llu", (unsigned long long)(worked ? worked_ns / worked : 0));
     printf(" longest_us %llu\n", (unsigned long long)longest / 1000);
     return 0;
 }

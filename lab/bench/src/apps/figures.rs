@@ -97,7 +97,11 @@ impl Measured {
 
 /// The report.
 pub fn report(method: Vec<String>, environment: Environment, skipped: Vec<Skipped>, all: &[Measured]) -> Report<Raw> {
-    let sections = vec![slowdowns(all), gains(all), causes(all)];
+    let mut sections = vec![slowdowns(all), gains(all), causes(all)];
+    if all.iter().any(|one| one.systems().contains(&System::Mirror)) {
+        sections.push(copies(all));
+    }
+
     let raw = Raw { programs: all.iter().map(raw).collect() };
     Report { bench: "apps", method, environment, skipped, sections, targets: Vec::new(), raw }
 }
@@ -150,6 +154,27 @@ fn gains(all: &[Measured]) -> Section {
         }
     }
     Section { title: "Time under swap to zram over time under farmem, at the same limit".into(), table }
+}
+
+/// What a second copy costs: two nodes against one, over TCP.
+fn copies(all: &[Measured]) -> Section {
+    let mut table = Table::new(["program", "local", "time", "processor time", "bytes sent"]);
+    for one in all {
+        for share in one.shares() {
+            let both = [System::Mirror, System::Tcp].map(|system| Setting { system, share });
+            let of = |figure: fn(&Run) -> Option<f64>| {
+                one.rounds.within(both, |[two, one]: [&Run; 2]| Some(figure(two)? / figure(one)?)).map(Figure::Of)
+            };
+            table.row([
+                one.program.name().to_owned(),
+                format!("{share} %"),
+                show(of(Run::wall_ns)),
+                show(of(Run::cpu_ns)),
+                show(of(Run::sent)),
+            ]);
+        }
+    }
+    Section { title: "Two copies of each page against one, over TCP (medians of the rounds' ratios)".into(), table }
 }
 
 /// What stands behind farmem's figures, at the least share.

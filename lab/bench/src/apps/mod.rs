@@ -26,7 +26,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 
+use crate::paging::systems::Node;
 use crate::swap;
+use farmem_kit::affinity;
 use farmem_kit::alone::Alone;
 use farmem_kit::environment::Environment;
 use farmem_kit::pairs::Rounds;
@@ -55,6 +57,9 @@ pub struct Options {
     /// farmem over TCP too, to a node on this machine
     #[arg(long)]
     tcp: bool,
+    /// farmem over TCP to one node, and with --protect mirror to two, on this machine
+    #[arg(long)]
+    mirror: bool,
     /// Leave swap to zram out
     #[arg(long)]
     no_swap: bool,
@@ -82,7 +87,10 @@ Examples:
       A look: small inputs, one round. As root it also shows swap to zram.
 
   farmem-lab bench apps --programs redis,sort --shares 50,25 --tcp --json apps.json
-      Two programs, two shares, TCP beside shared memory, all figures in a file.";
+      Two programs, two shares, TCP beside shared memory, all figures in a file.
+
+  farmem-lab bench apps --programs python,gcc --shares 25 --mirror --no-swap
+      What a second copy of every page costs.";
 
 impl Options {
     fn rounds(&self) -> usize {
@@ -112,6 +120,8 @@ pub enum System {
     Shm,
     /// farmem, TCP over loopback to a node on this machine.
     Tcp,
+    /// The same to two nodes that hold each page both.
+    Mirror,
     /// Swap to compressed memory.
     Zram,
 }
@@ -123,6 +133,7 @@ impl System {
             System::Native => "native",
             System::Shm => "farmem shm",
             System::Tcp => "farmem tcp",
+            System::Mirror => "farmem tcp, mirror",
             System::Zram => "swap zram",
         }
     }
@@ -180,7 +191,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     let environment = Environment::read();
     let begun = Instant::now();
     let place = Workplace::new("apps")?;
-    let mut runner = Runner { farmem, dir: place.path(), limit: options.give_up(), zram: None };
+    let mut runner = Runner { farmem, dir: place.path(), limit: options.give_up(), zram: None, nodes: Vec::new() };
     let mut skipped: Vec<Skipped> = Vec::new();
 
     let mut ready: Vec<Ready> = Vec::new();
@@ -195,8 +206,15 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
         }
     }
     let mut systems = vec![System::Shm];
-    if options.tcp {
+    if options.tcp || options.mirror {
         systems.push(System::Tcp);
+    }
+    if options.mirror {
+        // Every program is done before the next one begins, and its memory is the node's again.
+        let lend = 4 * ready.iter().map(|one| one.size.far).max().unwrap_or(0) + (1 << 30);
+        let cpus = affinity::allowed();
+        runner.nodes = vec![Node::start(farmem, lend, &cpus)?, Node::start(farmem, lend, &cpus)?];
+        systems.push(System::Mirror);
     }
     if !options.no_swap {
         match zram(ready.iter().map(|one| one.size)) {

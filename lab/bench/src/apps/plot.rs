@@ -14,6 +14,7 @@ fn colour(system: System) -> &'static str {
         System::Native => COLOURS[0],
         System::Shm => COLOURS[2],
         System::Tcp => COLOURS[3],
+        System::Mirror => COLOURS[1],
         System::Zram => COLOURS[4],
     }
 }

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::System;
 use super::programs::Job;
+use crate::paging::systems::Node;
 use crate::swap;
 use farmem_kit::supervise;
 
@@ -73,6 +74,14 @@ impl Run {
         }
     }
 
+    /// Bytes that it sent to nodes, where it ran on farmem and sent any.
+    pub fn sent(&self) -> Option<f64> {
+        match self {
+            Run::Ended { stats, .. } => stats["wire_out"].as_f64().filter(|&sent| sent > 0.0),
+            Run::GivenUp { .. } | Run::Killed => None,
+        }
+    }
+
     /// Its time on a CPU, where that is known.
     pub fn cpu_ns(&self) -> Option<f64> {
         match self {
@@ -92,6 +101,8 @@ pub struct Runner<'a> {
     pub limit: Duration,
     /// For [`System::Zram`].
     pub zram: Option<swap::Area>,
+    /// For [`System::Mirror`], two; [`System::Tcp`] uses the first, or one that `farmem run` starts.
+    pub nodes: Vec<Node>,
 }
 
 impl Runner<'_> {
@@ -113,7 +124,15 @@ impl Runner<'_> {
                 self.finish(job, command, expected)
             }
             System::Shm => self.far(job, &["--transport", "shm"], allowance.local, expected),
-            System::Tcp => self.far(job, &["--transport", "tcp"], allowance.local, expected),
+            System::Tcp | System::Mirror => {
+                let used = if system == System::Mirror { &self.nodes[..] } else { self.nodes.get(..1).unwrap_or(&[]) };
+                let mut options = vec!["--transport", "tcp"];
+                options.extend(used.iter().flat_map(|node| ["--node", node.address()]));
+                if system == System::Mirror {
+                    options.extend(["--protect", "mirror"]);
+                }
+                self.far(job, &options, allowance.local, expected)
+            }
             System::Zram => self.swapped(job, allowance.limit, expected),
         }
     }

@@ -200,7 +200,7 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     let ways: Vec<Way> = ways().filter(|way| options.ways.is_empty() || options.ways.contains(way)).collect();
     let place = Workplace::new("dirty")?;
     let limit = Duration::from_secs(options.give_up);
-    let runner = Runner { farmem, dir: place.path(), limit, zram: None };
+    let runner = Runner { farmem, dir: place.path(), limit, zram: None, nodes: Vec::new() };
 
     let mut skipped: Vec<Skipped> = Vec::new();
     let mut ready: Vec<Ready> = Vec::new();
