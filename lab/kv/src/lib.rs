@@ -20,6 +20,7 @@
 //! | [`allocators`] | the store on simulated network cards, with one allocator after the other |
 //! | [`hot`] | the same: one key of many clients, and what reclamation costs |
 //! | [`memory`] | the same: how much memory pieces save |
+//! | [`near`] | the near cache's policy beside others, replayed |
 //! | [`calls`] | one call of the libraries for Rust, C and Python |
 //! | this file | options, and rounds |
 
@@ -32,6 +33,7 @@ pub mod hot;
 pub mod load;
 pub mod memory;
 pub mod mix;
+pub mod near;
 pub mod systems;
 pub mod trace;
 pub mod wire;
@@ -108,6 +110,9 @@ pub struct Options {
     /// Time one call of the libraries for Rust, C and Python
     #[arg(long, conflicts_with_all = ["trace", "allocators"])]
     calls: bool,
+    /// Replay requests through the near cache's policy and others; --trace adds the blocks of a trace
+    #[arg(long, conflicts_with_all = ["allocators", "calls"])]
+    near: bool,
     /// MiB of memory for the blocks of a trace [default: half of what they take]
     #[arg(long, value_name = "MIB")]
     memory: Option<u64>,
@@ -138,7 +143,9 @@ Examples:
   farmem-lab bench kv --allocators
       Updates and inserts of 1 to 512 clients, by allocator, in virtual time.
   farmem-lab bench kv --calls
-      A get and a put of each library, by CPU time and instructions.";
+      A get and a put of each library, by CPU time and instructions.
+  farmem-lab bench kv --near --trace lab/kv/traces/mooncake.jsonl
+      The near cache's policy beside LRU, SIEVE, 2Q, S3-FIFO and the bound.";
 
 /// The smallest local memory: a run needs some.
 const LOCAL: u64 = 2 << 20;
@@ -168,6 +175,12 @@ impl Options {
         if self.allocators {
             ensure!(self.svg.is_none(), "--svg draws mixes, and no allocators");
             let report = allocators::report(self.quick)?;
+            let json = || Ok(report.json()? + "\n");
+            return report::tell(&report, &[(&self.json, &json)]);
+        }
+        if self.near {
+            ensure!(self.svg.is_none(), "--svg draws mixes, and no policies");
+            let report = near::report(self.trace.as_deref(), self.quick)?;
             let json = || Ok(report.json()? + "\n");
             return report::tell(&report, &[(&self.json, &json)]);
         }
