@@ -15,7 +15,9 @@ import tempfile
 
 from store import Store
 
-PACKAGES = ["celery", "packaging", "dramatiq", "rq", "huey", "django-redis", "redis"]
+# Those that were tried; others by --venv.
+PACKAGES = ["celery==5.7.0", "kombu==5.7.0", "packaging", "dramatiq==2.2.1", "rq==3.0.0", "huey==3.5.4",
+            "Django==5.2.19", "django-redis==7.0.0", "redis==8.1.0"]
 # Seconds that a framework may take.
 LIMIT = 180
 
