@@ -5,7 +5,7 @@
 pub mod status;
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
@@ -49,8 +49,13 @@ pub struct Options {
     maxclients: u32,
 
     /// A password that clients must give (AUTH), or @FILE whose first line is one
-    #[arg(long, value_name = "PASSWORD")]
+    #[arg(long, value_name = "PASSWORD", conflicts_with = "open")]
     requirepass: Option<String>,
+
+    /// Serve clients of other machines without a password: whoever reaches the port may read and
+    /// write. Without it and without a password, only clients of this machine are served
+    #[arg(long)]
+    open: bool,
 
     /// Where to serve counters for Prometheus, over HTTP
     #[arg(long, value_name = "IP:PORT")]
@@ -137,8 +142,10 @@ Examples:
   farmem kv --name sessions --node bighost:7411 --listen 0.0.0.0:6379
       redis-cli, redis-benchmark and every redis client talk to it.
 
-  farmem kv --name sessions --node bighost:7411 --listen 0.0.0.0:6380
-      A second front end, on this machine or another: the same data.
+  farmem kv --name sessions --node bighost:7411 --listen 0.0.0.0:6380 \\
+      --requirepass @kv.password
+      A second front end, on this machine or another: the same data. Clients
+      of other machines are served if they know the password.
 
   farmem kv --name cache --node a:7411,b:7411 --maxmemory 4G
       Keys are spread over two nodes, and evicted when 4 GiB are used.
@@ -155,7 +162,7 @@ Examples:
       Before and after a planned stop of the nodes.
 
 The data stays at the nodes when the last front end ends, and until they end. `farmem region rm` removes it. \
-Whoever can reach the port can read and write: keep it in a trusted network.";
+What clients send is not encrypted, the password neither: keep the port in a trusted network.";
 
 /// Serves, or checks.
 pub fn run(options: &Options) -> Result<(), Failure> {
@@ -199,12 +206,14 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         clients: Clients {
             most: options.maxclients as usize,
             password: options.requirepass.as_deref().map(password).transpose()?,
+            open: options.open,
             ..Clients::default()
         },
         metrics: options.metrics,
         spares: options.spare.iter().map(ToString::to_string).collect(),
         ..config(&name, &options.store)?
     };
+    tell_of_strangers(options, &config.listen);
     let nodes = config.nodes.join(", ");
     crate::confined::begin();
     let ready = |at: &[SocketAddr]| {
@@ -233,13 +242,31 @@ fn config(name: &str, store: &Store) -> Result<Config, Failure> {
     })
 }
 
-/// A password, or the first line of the file that `@` names.
+/// Says that clients of other machines are refused, if they could come.
+fn tell_of_strangers(options: &Options, listen: &[SocketAddr]) {
+    let guarded = options.open || options.requirepass.is_some();
+    if !guarded && listen.iter().any(|at| !at.ip().to_canonical().is_loopback()) {
+        eprintln!(
+            "farmem: without a password only clients of this machine are served: name --requirepass @FILE, or --open \
+             if whoever reaches the port may read and write"
+        );
+    }
+}
+
+/// A password, or the first line of the file that `@` names. A file that others may read is refused.
 fn password(given: &str) -> Result<Vec<u8>, Failure> {
-    let Some(file) = given.strip_prefix('@') else { return Ok(given.into()) };
-    let text = std::fs::read_to_string(file).map_err(|e| Failure::usage(format!("--requirepass {given}: {e}")))?;
+    let wrong = |reason: String| Failure::usage(format!("--requirepass {given}: {reason}"));
+    let Some(file) = given.strip_prefix('@') else {
+        return if given.is_empty() {
+            Err(wrong("it is empty: leave it out, or say --open".into()))
+        } else {
+            Ok(given.into())
+        };
+    };
+    let text = farmem_trust::file::secret(Path::new(file)).map_err(|e| Failure::usage(format!("--requirepass {e}")))?;
     match text.lines().next() {
         Some(line) if !line.is_empty() => Ok(line.into()),
-        _ => Err(Failure::usage(format!("--requirepass {given}: the file's first line is empty"))),
+        _ => Err(wrong("the file's first line is empty".into())),
     }
 }
 

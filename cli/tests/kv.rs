@@ -225,3 +225,64 @@ fn front_ends_of_two_versions_do_not_share_a_store() {
     assert_eq!(Client::of(&of.front("new", &[&node], &[])).ask("GET key"), "value");
     assert_eq!(client.ask("GET key"), "value");
 }
+
+/// This machine's address of a network, if it has one.
+fn own_address() -> Option<std::net::IpAddr> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
+    // Nothing is sent.
+    socket.connect("192.0.2.1:9").ok()?;
+    Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
+}
+
+/// Without a password, clients of this machine are served, and others are told in one line what to do. A
+/// password's file is its owner's alone.
+#[test]
+fn a_front_end_says_who_may_come() {
+    use std::os::unix::fs::PermissionsExt;
+    let of = Nodes::start(1);
+    let (node, file) = (of.at[0].clone(), of.place.path().join("password"));
+    let named = format!("@{}", file.display());
+    let line = of.refused(&[&node], &["--requirepass", ""]);
+    assert!(line.contains("it is empty"), "{line}");
+    fs::write(&file, "secret\n").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    let line = of.refused(&[&node], &["--requirepass", &named]);
+    assert!(line.contains("others may read it") && line.contains("chmod 600"), "{line}");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+
+    // By an address of a network this machine is as any other.
+    let address = own_address().map(|ip| format!("{ip}:0"));
+    let both: Vec<&str> = address.iter().flat_map(|at| ["--listen", at.as_str()]).collect();
+    let away = |front: &Service| {
+        let said = front.said();
+        let at = said.lines().filter_map(|line| line.split("is served at ").nth(1)).nth(1)?.to_owned();
+        Some(Client(BufReader::new(TcpStream::connect(at).unwrap())))
+    };
+    let plain = of.front("plain", &[&node], &both);
+    assert_eq!(Client::of(&plain).ask("SET key value"), "+OK");
+    for asked in ["GET key", "AUTH secret", "HELLO 3", "SET key other", "RESET", "NONSENSE"] {
+        let Some(mut stranger) = away(&plain) else { break };
+        let said = stranger.ask(asked);
+        assert!(said.starts_with("-DENIED") && said.contains("--requirepass") && said.contains("--open"), "{said}");
+        assert_eq!(stranger.ask("PING"), "", "it goes on after {asked}");
+    }
+    if address.is_some() {
+        assert!(plain.said().contains("only clients of this machine"), "{}", plain.said());
+    }
+    assert_eq!(Client::of(&plain).ask("GET key"), "value");
+    for line in ["POST / HTTP/1.1", "Host: example"] {
+        let mut browser = Client::of(&plain);
+        assert!(browser.ask(line).starts_with("-ERR this is no web server"));
+        assert_eq!(browser.ask("PING"), "");
+    }
+
+    let front = of.front("guarded", &[&node], &[&both[..], &["--requirepass", &named]].concat());
+    for mut client in [Some(Client::of(&front)), away(&front)].into_iter().flatten() {
+        assert!(client.ask("GET key").starts_with("-NOAUTH"));
+        assert_eq!((client.ask("AUTH secret"), client.ask("GET key")), ("+OK".into(), "value".into()));
+    }
+    let open = of.front("open", &[&node], &[&both[..], &["--open"]].concat());
+    for mut client in [Some(Client::of(&open)), away(&open)].into_iter().flatten() {
+        assert_eq!(client.ask("GET key"), "value");
+    }
+}

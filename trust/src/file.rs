@@ -17,7 +17,7 @@ pub enum FileError {
     #[error("{0}: {1}")]
     File(PathBuf, io::Error),
     /// Others may read it.
-    #[error("{0}: others may read it, and it holds what proves a token: chmod 600 {0}")]
+    #[error("{0}: others may read it, and it holds a secret: chmod 600 {0}")]
     Mode(PathBuf),
     /// It holds no token.
     #[error("{0}: {1}")]

@@ -106,6 +106,8 @@ pub struct Client {
     pub closing: Cell<bool>,
     /// Whether it may give commands.
     pub authenticated: Cell<bool>,
+    /// It comes from another machine, and no password protects the store: it is told so.
+    pub stranger: Cell<bool>,
     /// It has closed its connection, or the connection is of no more use.
     pub gone: Cell<bool>,
     /// Whether its command waits for an element.
@@ -135,6 +137,7 @@ impl Client {
             replies: Cell::default(),
             closing: Cell::new(false),
             authenticated: Cell::new(true),
+            stranger: Cell::new(false),
             gone: Cell::new(false),
             blocked: Cell::new(false),
             unblocked: Cell::new(None),

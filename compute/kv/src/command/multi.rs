@@ -42,6 +42,10 @@ const TIME: Duration = Duration::from_secs(2);
 const ALONE: Duration = Duration::from_secs(10);
 const STRETCH: Duration = Duration::from_millis(20);
 
+/// What clients of other machines are told while there is no password.
+const STRANGER: &str = "DENIED this front end has no password and serves only clients of its own machine. Start it with \
+                        --requirepass @FILE to serve others, or with --open if whoever reaches its port may read and write";
+
 /// A key that is watched.
 pub type Watched = (Vec<u8>, Seen);
 
@@ -82,6 +86,10 @@ impl Client {
     /// `None`: it is to be run.
     pub fn collect(&self, request: &Request) -> Option<Reply> {
         let name = request[0].to_ascii_lowercase();
+        if let Some(refused) = self.is_turned_away(&name) {
+            self.closing.set(true);
+            return Some(refused);
+        }
         if let Some(refused) = self.only_listens(&name) {
             return Some(refused);
         }
@@ -104,6 +112,15 @@ impl Client {
             (b"exec" | b"quit" | b"reset", _) | (_, false) => None,
             (_, true) => Some(self.queue(request)),
         }
+    }
+
+    /// The reply to a client whose connection is closed whatever it asks for.
+    fn is_turned_away(&self, name: &[u8]) -> Option<Reply> {
+        if self.stranger.get() {
+            return Some(Reply::Error(STRANGER.into()));
+        }
+        // A web page can have a browser send this, and commands behind it.
+        matches!(name, b"post" | b"host:").then(|| Reply::error("this is no web server: the connection is closed"))
     }
 
     fn queue(&self, request: &Request) -> Reply {

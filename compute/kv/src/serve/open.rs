@@ -65,11 +65,13 @@ pub struct Clients {
     pub unread: Duration,
     /// The password that they must give first.
     pub password: Option<Vec<u8>>,
+    /// Without a password: whether those of other machines are served, too.
+    pub open: bool,
 }
 
 impl Default for Clients {
     fn default() -> Clients {
-        Clients { most: 10_000, kept: 256 << 20, unread: Duration::from_secs(60), password: None }
+        Clients { most: 10_000, kept: 256 << 20, unread: Duration::from_secs(60), password: None, open: false }
     }
 }
 

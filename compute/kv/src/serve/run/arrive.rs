@@ -17,6 +17,11 @@ use std::time::Duration;
 /// Clients that have not given the password, at most.
 const GUESTS: usize = 256;
 
+/// Whether a client comes from another machine.
+fn is_away(from: SocketAddr) -> bool {
+    !from.ip().to_canonical().is_loopback()
+}
+
 impl Server<'_> {
     /// Closes a connection without the password if there are too many: the oldest of the address
     /// that has most. So strangers keep nobody out.
@@ -76,7 +81,9 @@ impl Server<'_> {
         if stream.set_nonblocking(true).is_err() {
             return;
         }
-        if self.front.password.is_some() {
+        let stranger = self.front.password.is_none() && !self.clients.open && is_away(from);
+        let guest = self.front.password.is_some() || stranger;
+        if guest {
             self.make_way();
         }
         if self.connections.len() >= self.front.most_clients {
@@ -92,8 +99,9 @@ impl Server<'_> {
         }
         let to = stream.local_addr().map_or(String::new(), |at| at.to_string());
         let client = Client::new(id, [from.to_string(), to], self.front.store.now_ms());
-        client.authenticated.set(self.front.password.is_none());
-        if self.front.password.is_some() {
+        client.authenticated.set(!guest);
+        client.stranger.set(stranger);
+        if guest {
             self.guests.insert(id);
         }
         let client = Rc::new(client);
@@ -102,5 +110,20 @@ impl Server<'_> {
         figures.connections.set(figures.connections.get() + 1);
         self.connections.insert(id, Connection::new(client, stream, self.clients.kept, Rc::clone(&self.shared)));
         self.active.push(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_of_this_machine_are_known_by_their_address() {
+        for here in ["127.0.0.1:1", "127.8.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+            assert!(!is_away(here.parse().unwrap()), "{here}");
+        }
+        for away in ["192.0.2.2:1", "0.0.0.0:1", "[::ffff:192.0.2.2]:1", "[fe80::1]:1", "[::]:1"] {
+            assert!(is_away(away.parse().unwrap()), "{away}");
+        }
     }
 }
