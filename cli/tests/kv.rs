@@ -5,11 +5,11 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::Child;
 
-use common::{Place, eventually, listens, outcome};
+use common::{Place, eventually, free, listens, outcome};
 use farmem::{Addr, Memory};
 use farmem_kv::layout::{MAGIC, head};
 
@@ -121,6 +121,21 @@ impl Client {
             let _ = self.0.read_line(&mut reply);
         }
         reply.trim_end().to_owned()
+    }
+
+    /// A figure of INFO.
+    fn figure(&mut self, name: &str) -> u64 {
+        let head = {
+            self.0.get_mut().write_all(b"INFO everything\r\n").unwrap();
+            let mut head = String::new();
+            self.0.read_line(&mut head).unwrap();
+            head
+        };
+        let mut told = vec![0; head.trim_end()[1..].parse::<usize>().unwrap() + 2];
+        self.0.read_exact(&mut told).unwrap();
+        let told = String::from_utf8(told).unwrap();
+        let figure = told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        figure.unwrap_or_else(|| panic!("no {name} in {told}")).parse().unwrap()
     }
 }
 
@@ -285,4 +300,37 @@ fn a_front_end_says_who_may_come() {
     for mut client in [Some(Client::of(&open)), away(&open)].into_iter().flatten() {
         assert_eq!(client.ask("GET key"), "value");
     }
+}
+
+/// A front end that stood still is shut out where its verbs can be refused. It says so in one line, its clients
+/// are told or disconnected, what they asked for meanwhile changes nothing, and it serves again.
+#[test]
+fn a_front_end_that_stood_still_joins_anew() {
+    let (place, at) = (Place::new(), free().to_string());
+    let _node = Service::start(&place, "node", &["node", "--lend", "256M", "--rdma", "off", "--listen", &at]);
+    eventually("the node listens", || TcpStream::connect(&at).is_ok());
+    let front = |name: &str| {
+        let arguments = ["kv", "--name", "store", "--node", &at, "--transport", "tcp", "--listen", "127.0.0.1:0"];
+        let front = Service::start(&place, name, &arguments);
+        front.says("is served at");
+        front
+    };
+    let (still, other) = (front("still"), front("other"));
+    let [mut late, mut waits, mut client] = [&still, &still, &other].map(Client::of);
+    assert_eq!(late.ask("SET key old"), "+OK");
+    waits.0.get_mut().write_all(b"BLPOP none 0\r\n").unwrap();
+    eventually("it waits", || late.figure("blocked_clients") == 1);
+    still.signal(libc::SIGSTOP);
+    late.0.get_mut().write_all(b"SET key late\r\n").unwrap();
+    eventually("its memory is taken over", || client.figure("pieces_adopted") > 0);
+    assert_eq!(client.ask("SET key new"), "+OK");
+    still.signal(libc::SIGCONT);
+    still.says("joined anew");
+    for client in [&mut late, &mut waits] {
+        let mut said = String::new();
+        let _ = client.0.read_to_string(&mut said);
+        assert!(said.is_empty() || said.starts_with('-') && said.lines().count() == 1, "{said}");
+    }
+    assert_eq!((client.ask("GET key"), Client::of(&still).ask("GET key")), ("new".into(), "new".into()));
+    assert_eq!(still.said().lines().count(), 2, "{}", still.said());
 }
