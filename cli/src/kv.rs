@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
-use farmem_kv::serve::{self, Clients, Config, Failed};
+use farmem_kv::serve::{self, Clients, Config, Failed, Part, Tls};
 use farmem_run::{Protect, Transport, exit};
 
 use crate::failure::Failure;
@@ -56,6 +56,18 @@ pub struct Options {
     /// write. Without it and without a password, only clients of this machine are served
     #[arg(long)]
     open: bool,
+
+    /// Clients speak TLS: the front end's certificate with its chain, in PEM
+    #[arg(long, value_name = "FILE", alias = "tls-cert-file", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+
+    /// The private key to the certificate, in PEM. Nobody else may read this file
+    #[arg(long, value_name = "FILE", alias = "tls-key-file", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// Clients must show a certificate of an authority in this file, in PEM
+    #[arg(long, value_name = "FILE", alias = "tls-ca-cert-file", requires = "tls_cert")]
+    tls_ca: Option<PathBuf>,
 
     /// Where to serve counters for Prometheus, over HTTP
     #[arg(long, value_name = "IP:PORT")]
@@ -147,6 +159,10 @@ Examples:
       A second front end, on this machine or another: the same data. Clients
       of other machines are served if they know the password.
 
+  farmem kv --name sessions --node bighost:7411 --listen 0.0.0.0:6379 \\
+      --requirepass @kv.password --tls-cert kv.crt --tls-key kv.key
+      Clients speak TLS: redis-cli --tls --cacert ca.crt.
+
   farmem kv --name cache --node a:7411,b:7411 --maxmemory 4G
       Keys are spread over two nodes, and evicted when 4 GiB are used.
 
@@ -162,7 +178,7 @@ Examples:
       Before and after a planned stop of the nodes.
 
 The data stays at the nodes when the last front end ends, and until they end. `farmem region rm` removes it. \
-What clients send is not encrypted, the password neither: keep the port in a trusted network.";
+Without --tls-cert, what clients send can be read on its way, the password too: keep the port in a trusted network.";
 
 /// Serves, or checks.
 pub fn run(options: &Options) -> Result<(), Failure> {
@@ -207,6 +223,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             most: options.maxclients as usize,
             password: options.requirepass.as_deref().map(password).transpose()?,
             open: options.open,
+            tls: tls(options)?,
             ..Clients::default()
         },
         metrics: options.metrics,
@@ -244,13 +261,29 @@ fn config(name: &str, store: &Store) -> Result<Config, Failure> {
 
 /// Says that clients of other machines are refused, if they could come.
 fn tell_of_strangers(options: &Options, listen: &[SocketAddr]) {
-    let guarded = options.open || options.requirepass.is_some();
+    let guarded = options.open || options.requirepass.is_some() || options.tls_ca.is_some();
     if !guarded && listen.iter().any(|at| !at.ip().to_canonical().is_loopback()) {
         eprintln!(
             "farmem: without a password only clients of this machine are served: name --requirepass @FILE, or --open \
              if whoever reaches the port may read and write"
         );
     }
+}
+
+/// The certificate by which clients know the front end, and who they may be.
+fn tls(options: &Options) -> Result<Option<Tls>, Failure> {
+    let (Some(certificate), Some(key)) = (&options.tls_cert, &options.tls_key) else { return Ok(None) };
+    let wrong = |flag: &str, file: &Path, why: String| Failure::usage(format!("{flag} {}: {why}", file.display()));
+    let read = |flag, file: &Path| std::fs::read(file).map_err(|e| wrong(flag, file, e.to_string()));
+    let chain = read("--tls-cert", certificate)?;
+    let secret = farmem_trust::file::secret(key).map_err(|e| Failure::usage(format!("--tls-key {e}")))?;
+    let authorities = options.tls_ca.as_deref().map(|file| read("--tls-ca", file)).transpose()?;
+    let tls = Tls::new(&chain, secret.as_bytes(), authorities.as_deref()).map_err(|(part, why)| match part {
+        Part::Certificate => wrong("--tls-cert", certificate, why),
+        Part::Key => wrong("--tls-key", key, why),
+        Part::Authorities => wrong("--tls-ca", options.tls_ca.as_deref().unwrap_or(certificate), why),
+    });
+    tls.map(Some)
 }
 
 /// A password, or the first line of the file that `@` names. A file that others may read is refused.

@@ -16,6 +16,10 @@ pub struct Event {
     pub readable: bool,
     /// It can be written, or is broken.
     pub writable: bool,
+    /// The other end sends nothing more ([`Epoll::hear`]), or it is broken.
+    pub ended: bool,
+    /// It is broken.
+    pub broken: bool,
 }
 
 /// Events of one wait, at most.
@@ -31,22 +35,26 @@ impl Epoll {
 
     /// Watches a descriptor for what is asked, until it is closed.
     pub fn add(&self, fd: i32, token: u64, read: bool, write: bool) -> Result<(), Errno> {
-        self.control(libc::EPOLL_CTL_ADD, fd, token, read, write)
+        self.control(libc::EPOLL_CTL_ADD, fd, token, events(read, write))
     }
 
     /// Changes what is asked.
     pub fn change(&self, fd: i32, token: u64, read: bool, write: bool) -> Result<(), Errno> {
-        self.control(libc::EPOLL_CTL_MOD, fd, token, read, write)
+        self.control(libc::EPOLL_CTL_MOD, fd, token, events(read, write))
+    }
+
+    /// As [`Epoll::change`]. `end`: also when the other end sends nothing more, whatever it has sent before.
+    pub fn hear(&self, fd: i32, token: u64, (read, write, end): (bool, bool, bool)) -> Result<(), Errno> {
+        self.control(libc::EPOLL_CTL_MOD, fd, token, events(read, write) | if end { libc::EPOLLRDHUP } else { 0 })
     }
 
     /// Watches a descriptor no more.
     pub fn forget(&self, fd: i32) {
         // Not watched, or closed since: nothing to forget.
-        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, false, false);
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
     }
 
-    fn control(&self, op: i32, fd: i32, token: u64, read: bool, write: bool) -> Result<(), Errno> {
-        let events = if read { libc::EPOLLIN } else { 0 } | if write { libc::EPOLLOUT } else { 0 };
+    fn control(&self, op: i32, fd: i32, token: u64, events: i32) -> Result<(), Errno> {
         let mut event = libc::epoll_event { events: events as u32, u64: token };
         // SAFETY: a live event.
         unsafe {
@@ -81,10 +89,17 @@ impl Epoll {
                 token,
                 readable: broken || happened & libc::EPOLLIN != 0,
                 writable: broken || happened & libc::EPOLLOUT != 0,
+                ended: broken || happened & libc::EPOLLRDHUP != 0,
+                broken,
             }
         }));
         Ok(())
     }
+}
+
+fn events(read: bool, write: bool) -> i32 {
+    let read = if read { libc::EPOLLIN } else { 0 };
+    read | if write { libc::EPOLLOUT } else { 0 }
 }
 
 impl Drop for Epoll {

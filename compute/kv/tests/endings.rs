@@ -195,6 +195,47 @@ fn a_client_that_waits_and_goes_takes_nothing() {
     assert_eq!((other.ask("RPUSH queue b"), other.ask("LRANGE queue 0 -1")), (":1".into(), "[b]".into()));
 }
 
+/// Its next request waits behind one that waits for an element: nothing is read from its socket then.
+#[test]
+fn a_client_that_goes_with_a_request_left_takes_nothing() {
+    let node = Process::node(Transport::Shm);
+    let front = front(&node, "left", "");
+    let mut other = front.client();
+    let until = Instant::now() + Duration::from_secs(60);
+    let wait = |other: &mut Client, what: &str| {
+        while !other.ask("INFO clients").contains(what) {
+            assert!(Instant::now() < until, "{what}: {}", other.ask("INFO clients"));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    for resets in [false, true] {
+        let mut client = front.client();
+        if resets {
+            // A reply that it leaves unread has its end be a reset.
+            client.send(&["PING"]).unwrap();
+        }
+        client.stream.get_mut().write_all(b"BLPOP queue 0\r\nINCR after\r\nBLPOP queue 0\r\n").unwrap();
+        wait(&mut other, "blocked_clients:1\r");
+        drop(client);
+        wait(&mut other, "connected_clients:1\r");
+        assert_eq!(
+            (other.ask("RPUSH queue a"), other.ask("LRANGE queue 0 -1")),
+            (":1".into(), "[a]".into()),
+            "{resets}"
+        );
+        assert_eq!(other.ask("DEL queue"), ":1");
+        wait(&mut other, "blocked_clients:0\r");
+    }
+    // What was sent before the end is carried out.
+    assert!([":2", ":3"].contains(&other.ask("INCR after").as_str()));
+    // One that sends no more, and waits for its replies, has those of the requests behind.
+    let mut client = front.client();
+    client.stream.get_mut().write_all(b"BLPOP queue 0\r\nECHO last\r\n").unwrap();
+    wait(&mut other, "blocked_clients:1\r");
+    client.stream.get_ref().shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!((client.reply().as_deref(), client.reply()), (Some("last"), None));
+}
+
 /// Has a client ask and go. The front end finds both when it goes on, and takes no notice of the end before
 /// it has begun to look.
 fn goes(front: &Process, other: &mut Client, words: &[&str]) {

@@ -7,18 +7,20 @@ use crate::command::long::{Given, Inlet, streams};
 use crate::command::{Client, Replies, find, scripts};
 use crate::layout::Hash;
 use crate::resp::{Limits, Parser, Reply, Request};
+use crate::serve::tls::Wire;
 use crate::shard::Trouble;
+use farmem_sys::epoll::Event;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::io::ErrorKind;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Bytes of replies that a client may leave unread even while all together have left [`ALL`].
 const UNREAD: usize = 1 << 20;
 const ALL: usize = 1 << 30;
-/// Bytes that a client may leave unread that has not given the password, and how long it may stay so.
+/// Bytes that a client may leave unread that has not given the password. How long one may be without
+/// it, or in a handshake.
 const GUEST: usize = 16 << 10;
 const VISIT: Duration = Duration::from_secs(10);
 /// Bytes that a client with subscriptions may leave unread. As redis, which has it as a setting.
@@ -56,7 +58,7 @@ pub struct Connection {
     /// The client.
     pub client: Rc<Client>,
     /// The socket.
-    pub stream: TcpStream,
+    pub wire: Wire,
     /// Commands that were begun, in order.
     pub begun: VecDeque<Begun>,
     /// The request that comes next, if it had to wait.
@@ -65,8 +67,8 @@ pub struct Connection {
     pub given: Option<Given>,
     /// An argument that streams in.
     inlet: Option<Rc<Inlet>>,
-    /// The events that epoll watches: reading, writing.
-    pub watched: (bool, bool),
+    /// The events that epoll watches: reading, writing, the end of what the client sends.
+    pub watched: (bool, bool, bool),
     parser: Parser,
     out: Vec<u8>,
     sent: usize,
@@ -81,7 +83,7 @@ pub struct Connection {
     stuck: Option<Instant>,
     /// Its next request waits, because as much is kept as may be.
     stopped: bool,
-    /// Since when it has been here without the password.
+    /// Since when it has been a guest.
     guest: Option<Instant>,
     /// Nothing more is read. The connection closes after the replies to earlier requests.
     ended: bool,
@@ -95,15 +97,15 @@ pub struct Connection {
 
 impl Connection {
     /// With a client that has just come.
-    pub fn new(client: Rc<Client>, stream: TcpStream, kept: usize, shared: Rc<Shared>) -> Connection {
+    pub fn new(client: Rc<Client>, wire: Wire, kept: usize, shared: Rc<Shared>) -> Connection {
         Connection {
             client,
-            stream,
+            wire,
             begun: VecDeque::new(),
             next: None,
             given: None,
             inlet: None,
-            watched: (true, false),
+            watched: (true, false, false),
             parser: Parser::default(),
             out: Vec::new(),
             sent: 0,
@@ -149,10 +151,15 @@ impl Connection {
         self.counted = unread;
     }
 
-    /// Whether the client has left its replies unread for too long, or has not given the password in
-    /// time. Its connection is of no more use then.
+    /// Whether it has still to show that it may give commands: by a handshake, or by the password.
+    pub fn is_guest(&self) -> bool {
+        !self.client.authenticated.get() || self.wire.is_in_handshake()
+    }
+
+    /// Whether the client has left its replies unread for too long, or has been a guest for too long.
+    /// Its connection is of no more use then.
     pub fn gives_up(&mut self, now: Instant, patience: Duration) -> bool {
-        if self.client.authenticated.get() {
+        if !self.is_guest() {
             self.guest = None;
         } else if !self.broken && now.duration_since(*self.guest.get_or_insert(now)) >= VISIT {
             self.broken = true;
@@ -289,10 +296,10 @@ impl Connection {
     fn fill(&mut self) {
         let mut bytes = self.shared.scratch.borrow_mut();
         bytes.resize(READ, 0);
-        match self.stream.read(&mut bytes) {
+        match self.wire.read(&mut bytes) {
             Ok(0) => (self.ended, self.readable) = (true, false),
             Ok(n) => {
-                (self.readable, self.filled) = (n == READ, true);
+                (self.readable, self.filled) = (n == READ || !self.wire.is_emptied_by_a_short_read(), true);
                 self.parser.feed(&bytes[..n]);
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => self.readable = false,
@@ -307,6 +314,15 @@ impl Connection {
     fn tell_client(&self) {
         if self.ended || self.broken {
             self.client.gone.set(true);
+        }
+    }
+
+    /// Takes notice of an event of its socket. A client that goes while nothing is read is seen here.
+    pub fn happened(&mut self, event: Event) {
+        self.readable |= event.readable;
+        if !self.watched.0 {
+            self.broken |= event.broken;
+            self.client.gone.set(self.client.gone.get() || event.ended);
         }
     }
 
@@ -411,8 +427,9 @@ impl Connection {
 
     /// Sends what the socket takes.
     pub fn flush(&mut self) {
+        self.broken |= self.wire.drain().is_err_and(|e| e.kind() != ErrorKind::WouldBlock);
         while self.unread() > 0 && !self.broken {
-            match self.stream.write(&self.out[self.sent..]) {
+            match self.wire.write(&self.out[self.sent..]) {
                 Ok(n) => {
                     self.sent += n;
                     self.stuck = None;
@@ -436,21 +453,24 @@ impl Connection {
         self.tell_client();
     }
 
-    /// The events that epoll should watch: reading, writing.
-    pub fn wants(&self) -> (bool, bool) {
+    /// The events that epoll should watch: reading, writing, the end of what the client sends. A read
+    /// shows that end itself.
+    pub fn wants(&self) -> (bool, bool, bool) {
         let full = self.inlet.as_ref().is_some_and(|inlet| inlet.is_full() || inlet.left() == 0);
         let reads = !full && !self.is_full() && !self.ended && self.begun.len() < AT_ONCE && self.next.is_none();
-        (reads, self.unread() > 0)
+        // In a handshake the socket's room says nothing about when a reply can be sent.
+        let writes = self.wire.is_unsent() || self.unread() > 0 && !self.wire.is_in_handshake();
+        (reads, writes, !reads && !self.client.gone.get())
     }
 
     /// Whether the client is gone, or is to go.
     pub fn is_lost(&self) -> bool {
-        self.ended || self.broken || self.client.closing.get()
+        self.client.gone.get() || self.broken || self.client.closing.get()
     }
 
     /// Whether it is over.
     pub fn is_over(&self) -> bool {
-        let answered = self.begun.is_empty() && self.unread() == 0;
+        let answered = self.begun.is_empty() && self.unread() == 0 && !self.wire.is_unsent();
         let asked_to_end = self.client.closing.get() && answered;
         self.broken && self.begun.is_empty() || asked_to_end || self.ended && answered && self.next.is_none()
     }

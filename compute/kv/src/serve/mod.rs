@@ -23,8 +23,10 @@ mod run;
 mod schedule;
 mod snapshot;
 mod tell;
+mod tls;
 
 pub use open::{Clients, Config, Failed, check, go_alone};
 pub use run::run;
 pub use snapshot::{Wrong, restore, save};
 pub use tell::{Counters, Tell};
+pub use tls::{Part, Tls};

@@ -2,6 +2,7 @@
 
 use super::mend::ATTEMPT_WORD;
 use super::snapshot::Wrong;
+use super::tls::Tls;
 use crate::copies::Mode;
 use crate::drive::Drive;
 use crate::layout::{Geometry, NODE_SHIFT, Pair, Stage, head, word};
@@ -67,11 +68,20 @@ pub struct Clients {
     pub password: Option<Vec<u8>>,
     /// Without a password: whether those of other machines are served, too.
     pub open: bool,
+    /// They speak TLS, if this is given.
+    pub tls: Option<Tls>,
 }
 
 impl Default for Clients {
     fn default() -> Clients {
-        Clients { most: 10_000, kept: 256 << 20, unread: Duration::from_secs(60), password: None, open: false }
+        Clients {
+            most: 10_000,
+            kept: 256 << 20,
+            unread: Duration::from_secs(60),
+            password: None,
+            open: false,
+            tls: None,
+        }
     }
 }
 

@@ -31,6 +31,8 @@ use std::time::{Duration, Instant};
 const ROUNDS: usize = 16;
 /// For how long such rounds go on, a last one aside.
 const TURN: Duration = Duration::from_millis(10);
+/// Steps of handshakes in one turn: each may take a millisecond.
+const HANDSHAKES: u32 = 4;
 /// How long answers of nodes are waited for before the sockets are looked at.
 const GLANCE: Duration = Duration::from_micros(100);
 /// Between looks for commands that wait in vain.
@@ -57,8 +59,10 @@ struct Server<'a> {
     epoll: Epoll,
     listeners: &'a [TcpListener],
     connections: Map<u64, Connection>,
-    /// Those that came without the password, until they are seen to have given it, or to be gone.
+    /// Those that came as guests, until they are seen to be none any more, or to be gone.
     guests: BTreeSet<u64>,
+    /// Steps of handshakes that this turn may still take.
+    handshakes: u32,
     shared: Rc<Shared>,
     /// Room for a new value.
     buffer: Vec<u8>,
@@ -192,6 +196,7 @@ impl<'a> Server<'a> {
             listeners,
             connections: Map::default(),
             guests: BTreeSet::new(),
+            handshakes: 0,
             shared: Rc::default(),
             buffer: Vec::new(),
             stale: true,
@@ -287,7 +292,7 @@ impl<'a> Server<'a> {
             if connection.gives_up(now, self.clients.unread) {
                 over.push(id);
                 let (from, s) = (&connection.client.address, self.clients.unread.as_secs());
-                if connection.client.authenticated.get() {
+                if !connection.is_guest() {
                     eprintln!("farmem: client {from} has not read its replies for {s} s: its connection is closed");
                 }
             }
@@ -309,6 +314,7 @@ impl<'a> Server<'a> {
     /// Goes on with connections and tasks for some rounds.
     fn work(&mut self) -> Result<(), Failed> {
         let (mut touched, begun) = (Set::default(), Instant::now());
+        self.handshakes = HANDSHAKES;
         for round in 0..ROUNDS {
             self.stream(&mut touched);
             // In the order in which their requests came.
@@ -448,21 +454,29 @@ impl<'a> Server<'a> {
                 self.commands.cancel(begun.task);
                 self.running.remove(&begun.task);
             }
+            // Requests that were sent before the end are carried out.
+            self.active.push(id);
         }
-        let fd = connection.stream.as_raw_fd();
+        let fd = connection.wire.as_raw_fd();
         if connection.is_over() {
             self.epoll.forget(fd);
             if self.alone.connection == Some(id) {
                 self.end_alone();
             }
-            if let Some(connection) = self.connections.remove(&id) {
+            if let Some(mut connection) = self.connections.remove(&id) {
+                connection.wire.end();
                 self.front.channels.leave(&connection.client);
             }
             self.front.clients.borrow_mut().remove(&id);
             return;
         }
+        if connection.broken {
+            // Its commands end first. Epoll would tell of it again and again until then.
+            self.epoll.forget(fd);
+            return;
+        }
         let wants = connection.wants();
-        if wants != connection.watched && self.epoll.change(fd, id, wants.0, wants.1).is_ok() {
+        if wants != connection.watched && self.epoll.hear(fd, id, wants).is_ok() {
             connection.watched = wants;
         }
     }

@@ -2,7 +2,7 @@
 
 use farmem::Transport;
 use farmem_fabric::NodeAddr;
-use farmem_kv::serve::{Clients, Config, run};
+use farmem_kv::serve::{Clients, Config, Tls, run};
 use farmem_memory::{Config as NodeConfig, Node};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -139,6 +139,8 @@ pub fn another_process() {
                     Some(("maxmemory", bytes)) => config.maxmemory = Some(bytes.parse().unwrap()),
                     Some(("mirror", yes)) => config.mirror = yes == "yes",
                     Some(("spare", at)) => config.spares = vec![at.into()],
+                    Some(("tls", papers)) => config.clients.tls = Some(tls(papers, at)),
+                    Some(("clients-show", _)) => {}
                     Some(("metrics", at)) => config.metrics = Some(at.parse().unwrap()),
                     _ => config.listen = vec![option.parse().unwrap()],
                 }
@@ -149,6 +151,13 @@ pub fn another_process() {
         _ => panic!("{role}"),
     }
     std::process::exit(0);
+}
+
+/// A server's certificate of this folder, and an authority of clients' ones if these are asked for.
+fn tls(papers: &str, options: &[&str]) -> Tls {
+    let of = |name: &str| std::fs::read(format!("{papers}/{name}")).unwrap();
+    let authority = options.contains(&"clients-show=yes").then(|| of("ca.crt"));
+    Tls::new(&of("server.crt"), &of("server.key"), authority.as_deref()).unwrap()
 }
 
 /// Sends each line, and judges its reply.

@@ -3,6 +3,7 @@
 use super::Server;
 use crate::command::Client;
 use crate::serve::connection::Connection;
+use crate::serve::tls::Wire;
 use farmem_sys::epoll::Event;
 use farmem_sys::process::Signals;
 use farmem_sys::socket::send_at_once;
@@ -16,6 +17,8 @@ use std::time::Duration;
 
 /// Clients that have not given the password, at most.
 const GUESTS: usize = 256;
+/// The same where clients come with a handshake, which takes some turns with each.
+const WITH_TLS: usize = 1024;
 
 /// Whether a client comes from another machine.
 fn is_away(from: SocketAddr) -> bool {
@@ -23,15 +26,16 @@ fn is_away(from: SocketAddr) -> bool {
 }
 
 impl Server<'_> {
-    /// Closes a connection without the password if there are too many: the oldest of the address
+    /// Closes a guest's connection if there are too many: the oldest of the address
     /// that has most. So strangers keep nobody out.
     fn make_way(&mut self) {
-        let most = GUESTS.min(self.front.most_clients.div_ceil(2));
+        let most = if self.clients.tls.is_some() { WITH_TLS } else { GUESTS };
+        let most = most.min(self.front.most_clients.div_ceil(2));
         if self.guests.len() < most {
             return;
         }
         let connections = &self.connections;
-        self.guests.retain(|id| connections.get(id).is_some_and(|guest| !guest.client.authenticated.get()));
+        self.guests.retain(|id| connections.get(id).is_some_and(|guest| guest.is_guest()));
         if self.guests.len() < most {
             return;
         }
@@ -72,7 +76,7 @@ impl Server<'_> {
             return;
         }
         if let Some(connection) = self.connections.get_mut(&event.token) {
-            connection.readable |= event.readable;
+            connection.happened(event);
             self.active.push(event.token);
         }
     }
@@ -81,25 +85,32 @@ impl Server<'_> {
         if stream.set_nonblocking(true).is_err() {
             return;
         }
-        let stranger = self.front.password.is_none() && !self.clients.open && is_away(from);
-        let guest = self.front.password.is_some() || stranger;
+        let tls = self.clients.tls.clone();
+        let known = self.clients.open || tls.as_ref().is_some_and(|tls| tls.asks_clients);
+        let stranger = self.front.password.is_none() && !known && is_away(from);
+        let authenticated = self.front.password.is_none() && !stranger;
+        let guest = !authenticated || tls.is_some();
         if guest {
             self.make_way();
         }
         if self.connections.len() >= self.front.most_clients {
             self.front.rejected.set(self.front.rejected.get() + 1);
+            if tls.is_some() {
+                return;
+            }
             let _ = std::io::Write::write(&mut &stream, b"-ERR max number of clients reached\r\n");
             return;
         }
         send_at_once(stream.as_raw_fd());
+        let to = stream.local_addr().map_or(String::new(), |at| at.to_string());
+        let Ok(wire) = Wire::new(stream, tls.as_ref()) else { return };
         let id = self.next_client;
         self.next_client += 1;
-        if self.epoll.add(stream.as_raw_fd(), id, true, false).is_err() {
+        if self.epoll.add(wire.as_raw_fd(), id, true, false).is_err() {
             return;
         }
-        let to = stream.local_addr().map_or(String::new(), |at| at.to_string());
         let client = Client::new(id, [from.to_string(), to], self.front.store.now_ms());
-        client.authenticated.set(!guest);
+        client.authenticated.set(authenticated);
         client.stranger.set(stranger);
         if guest {
             self.guests.insert(id);
@@ -108,7 +119,7 @@ impl Server<'_> {
         self.front.clients.borrow_mut().insert(id, Rc::clone(&client));
         let figures = &self.front.store.figures;
         figures.connections.set(figures.connections.get() + 1);
-        self.connections.insert(id, Connection::new(client, stream, self.clients.kept, Rc::clone(&self.shared)));
+        self.connections.insert(id, Connection::new(client, wire, self.clients.kept, Rc::clone(&self.shared)));
         self.active.push(id);
     }
 }

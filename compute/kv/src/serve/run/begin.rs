@@ -33,6 +33,13 @@ impl Server<'_> {
                     return Ok(());
                 }
             }
+            if connection.wire.is_in_handshake() {
+                if self.handshakes == 0 {
+                    self.active.push(id);
+                    return Ok(());
+                }
+                self.handshakes -= 1;
+            }
             if self.answer_at_once(id)? == Run::Paused || ended > RUN || ended > 0 && begun.elapsed() > SPELL {
                 self.active.push(id);
                 return Ok(());
