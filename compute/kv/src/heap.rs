@@ -317,15 +317,18 @@ impl Heap {
 
     /// Frees what was retired early enough. `now` is the store's epoch as last read.
     pub fn reap(&mut self, now: u64) {
-        while let Some(&(epoch, at)) = self.retired.front() {
-            if epoch + GRACE > now {
-                break;
-            }
-            self.retired.pop_front();
+        while self.reap_some(now, usize::MAX) {}
+    }
+
+    /// [`Heap::reap`] of so many objects at most; whether there may be more.
+    pub fn reap_some(&mut self, now: u64, most: usize) -> bool {
+        for _ in 0..most {
+            let Some((_, at)) = self.retired.pop_front_if(|(epoch, _)| *epoch + GRACE <= now) else { return false };
             let bytes = self.free(at);
             self.sizes.retired -= bytes;
             self.sizes.reaped += bytes;
         }
+        true
     }
 
     /// Takes a piece of which nothing is used out of the heap, to be given back to the node: a

@@ -37,6 +37,8 @@ pub const LEASE_MS: u64 = 5000;
 /// A front end that could not show itself for so long must do that before anything else.
 pub const STALE_MS: u64 = 2000;
 
+/// Retired objects that are freed in one turn.
+const REAPED: usize = 4096;
 /// Which word of its line a member's tail is.
 pub(crate) const TAIL: u64 = 5;
 
@@ -413,7 +415,11 @@ impl Members {
             epochs.now = epochs.now.max(epoch + 1);
             ticked.advanced = true;
         }
-        self.space.heap.borrow_mut().reap(self.space.epoch());
+        let now = self.space.epoch();
+        while self.space.heap.borrow_mut().reap_some(now, REAPED) {
+            // Many objects can be retired at once: others have their turn.
+            io.pause(0).await;
+        }
         // Nothing but what fills the node changes the head during a pause.
         if !self.reach.copies.is_paused() {
             (ticked.deaths, ticked.held_up) = self.watch(io, &seen, now_ms).await;

@@ -23,6 +23,8 @@ pub(crate) struct Epochs {
     pub under_way: BTreeMap<u64, u32>,
 }
 
+/// Retired objects that one write frees before it looks for a place.
+const REAPED: usize = 64;
 /// The share of a limit that eviction keeps free ahead of writes, and its bytes at most.
 const HEADROOM: u64 = 16;
 const MOST_HEADROOM: u64 = 32 << 20;
@@ -186,9 +188,13 @@ impl Space {
 
     /// Holds a place of this class.
     pub(crate) async fn hold_class(&self, io: &Io, class: u8, bytes: u64) -> Result<Held, Trouble> {
-        self.heap.borrow_mut().reap(self.epochs.borrow().now);
-        if let Some(held) = self.heap.borrow_mut().take(class, bytes) {
-            return Ok(held);
+        let (now, mut more) = (self.epochs.borrow().now, true);
+        while more {
+            // A few at a time: a write must not wait for all that were retired at once.
+            more = self.heap.borrow_mut().reap_some(now, REAPED);
+            if let Some(held) = self.heap.borrow_mut().take(class, bytes) {
+                return Ok(held);
+            }
         }
         Box::pin(self.hold_more(io, class, bytes)).await
     }

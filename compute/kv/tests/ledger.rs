@@ -7,7 +7,7 @@ use farmem_kv::layout::Geometry;
 use farmem_kv::object::Value;
 use farmem_kv::rules::Rules;
 use farmem_kv::shard::Shard;
-use farmem_kv::task::Task;
+use farmem_kv::task::{Ask, Task};
 use std::rc::Rc;
 use world::Memory;
 
@@ -246,6 +246,50 @@ fn a_sweep_looks_at_ended_keys_only() {
     memory.run(Task::new(|io| async move { io_store.put(&io, b"key1", &again).await.expect("room") }));
     assert_eq!(sweep(&mut memory, 91_000), (49 * 4, 50));
     assert_eq!(store.figures.expired.get(), 99);
+}
+
+/// A look at all keys, their end, and the freeing of their memory leave others their turns, also where memory is
+/// mapped and no verb waits.
+#[test]
+fn all_keys_are_passed_in_turns() {
+    let mut memory = Memory::default();
+    let shard = memory.join(Geometry::STORE, Rules::SOUND, 64 << 10);
+    let store = Rc::new(Keyspace::new("store", vec![Rc::clone(&shard)], false, 0, 7));
+    let fill = Rc::clone(&store);
+    memory.run(Task::new(|io| async move {
+        for n in 0..20_000u64 {
+            fill.put(&io, format!("key{n}").as_bytes(), &value("1")).await.expect("room");
+        }
+    }));
+    let mut pauses = |task: Task<bool>| {
+        let (mut task, mut pauses) = (task, 0);
+        loop {
+            if let Some(sound) = task.step() {
+                assert!(sound);
+                return pauses;
+            }
+            for (id, ask) in task.asks() {
+                let answers = match ask {
+                    Ask::Verbs(verbs) => verbs.iter().map(|verb| memory.execute(verb)).collect(),
+                    Ask::Pause(_) => {
+                        pauses += 1;
+                        Vec::new()
+                    }
+                };
+                task.answer(id, answers);
+            }
+        }
+    };
+    // At least 23 tables of 882 slots.
+    let (size, clear) = (Rc::clone(&store), Rc::clone(&store));
+    assert!(pauses(Task::new(|io| async move { size.size(&io).await == Ok(20_000) })) >= 1);
+    assert!(pauses(Task::new(|io| async move { clear.clear(&io).await.is_ok() })) >= 23);
+    let mut freed = 0;
+    for now_ms in (0..10_000).step_by(1000) {
+        let ticks = Rc::clone(&shard);
+        freed += pauses(Task::new(move |io| async move { ticks.members.tick(&io, now_ms).await.is_ok() }));
+    }
+    assert!(freed >= 4 && shard.space.retired_bytes() == 0, "{freed}");
 }
 
 /// The front end that takes over a dead one's objects takes them out when they end.

@@ -7,6 +7,10 @@ use crate::shard::Trouble;
 use crate::task::{Answer, Io, Verb};
 use std::rc::Rc;
 
+/// Tables of one turn that are only looked at, and that are emptied.
+const LOOKED_AT: u32 = 16;
+const EMPTIED: u32 = 1;
+
 impl Index {
     /// The slots once transactions' locks are out of them. Those that were locked are read again, and
     /// no others: beside transactions without end a whole table may never be seen without any lock.
@@ -21,15 +25,20 @@ impl Index {
     }
 
     /// Shows each table's slots to `see`, and removes the slots that it returns. `locked`: also slots
-    /// that are locked, which it returns none of.
+    /// that are locked, which it returns none of. Others have their turn after each few tables: also
+    /// where memory is mapped and no verb waits.
     pub(crate) async fn each_table(
         self: &Rc<Index>,
         io: &Io,
         locked: bool,
         mut see: impl FnMut(&[(u64, Slot)]) -> Vec<(u64, Slot)>,
     ) -> Result<(), Trouble> {
-        let mut path = Some(0);
+        let (mut path, mut looks) = (Some(0), 0u32);
         while let Some(from) = path {
+            looks += 1;
+            if looks.is_multiple_of(if locked { LOOKED_AT } else { EMPTIED }) {
+                io.pause(0).await;
+            }
             let leaf = self.trie.borrow().leaf(from);
             let _section = self.space.section();
             let table = self.reach.read(io, leaf.table, self.geometry.table() as u32).await;
