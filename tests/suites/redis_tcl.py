@@ -17,8 +17,8 @@ import tempfile
 
 from store import Store, debian_source, skip_list
 
-UNITS = "type/string type/incr expire keyspace scan protocol bitops bitfield multi type/hash type/list type/list-2 type/list-3 type/set type/zset type/stream type/stream-cgroups sort pubsub pubsubshard hyperloglog geo scripting info-command introspection-2 slowlog quit"
-# Runs twice, by functions and by EVAL. A store has no functions.
+UNITS = "type/string type/incr expire keyspace scan protocol bitops bitfield multi type/hash type/list type/list-2 type/list-3 type/set type/zset type/stream type/stream-cgroups sort pubsub pubsubshard hyperloglog geo info-command introspection-2 slowlog quit"
+# The unit of scripts, which is run only if it is named: by functions and by EVAL. A store has no functions.
 TWICE = ("tests/unit/scripting.tcl", "foreach is_eval {0 1} {", "foreach is_eval {1} {")
 # Seconds that a unit may take.
 LIMIT = 500

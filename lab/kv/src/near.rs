@@ -22,8 +22,11 @@ use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
+/// Reads of a trace that miss, by a cache with room for so many objects.
+type Misses = fn(&Trace, usize) -> u64;
+
 /// Policies that see every request, beside the store's.
-const OTHERS: [(&str, fn(&Trace, usize) -> u64); 6] = [
+const OTHERS: [(&str, Misses); 6] = [
     ("LRU", ideal::lru),
     ("CLOCK", ideal::clock),
     ("SIEVE", ideal::sieve),
