@@ -77,3 +77,34 @@ fn what_is_no_function_is_an_error_and_the_node_goes_on() {
     assert!(theirs.near().wasm(&sum, (piece, 64), 8, 0).is_err());
     assert_eq!(lane.near().wasm(&sum, (piece, 64), 8, 9).unwrap().0, 9);
 }
+
+/// Resident memory of this process, bytes.
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+/// The memory of a node, and of a host, does not grow by the modules that they have run.
+#[test]
+fn thousands_of_modules_leave_nothing() {
+    let node = node(1);
+    let memory = memory(&node);
+    let mut lane = memory.lane().unwrap();
+    let piece = lane.alloc(1 << 20).unwrap();
+    let mut run = |n: u16| {
+        // Each adds up 1000 numbers of its own: 4 KiB of code.
+        let (low, high) = ((n & 0x3f) as u8, (n >> 6 & 0x3f) as u8);
+        let one = [0x42, low, 0x7c, 0x42, high, 0x7c];
+        let code = [&[0x42, 0][..], &one.repeat(680)].concat();
+        let (word, _) = lane.near().wasm(&modules::module(1, false, &code), (piece, 64), 8, 0).unwrap();
+        let signed = |n: u8| i64::from((n as i8) << 1 >> 1);
+        assert_eq!(word.cast_signed(), 680 * (signed(low) + signed(high)));
+    };
+    (0..400).for_each(&mut run);
+    let before = resident();
+    (400..4000).for_each(&mut run);
+    let grown = resident().saturating_sub(before);
+    // What is kept of each is more than its code: 3600 would be 15 MB at least.
+    assert!(grown < 8 << 20, "{grown} bytes more");
+    assert!(calls(&node) >= 4000);
+}

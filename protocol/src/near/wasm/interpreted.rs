@@ -1,5 +1,7 @@
 //! An engine that interprets modules: no code is made that a processor would run.
 
+mod locals;
+
 use super::{MAX_CODE, MAX_FUEL, MAX_OWN, Wasm};
 use crate::near::{Bytes, Call, Reply, STEP, Which};
 use std::collections::VecDeque;
@@ -28,6 +30,8 @@ pub struct Engine {
 fn engine() -> wasmi::Engine {
     let mut config = Config::default();
     config.consume_fuel(true).allow_start_fn(false).ignore_custom_sections(true);
+    // A branch of several values is translated for each of its targets, which are a byte each.
+    config.wasm_multi_value(false);
     // Validated and translated before a function runs: within the deadline of the call, or not at all.
     config.compilation_mode(CompilationMode::Eager).enforced_limits(EnforcedLimits::strict());
     config.set_max_recursion_depth(256).set_max_stack_height(256 << 10);
@@ -116,6 +120,9 @@ impl Engine {
             return Ok(module.clone());
         }
         drop(kept);
+        if !locals::are_few(code).ok_or("it is no module")? {
+            return Err("it has a function of more than 256 locals, or more than 4096 in all".into());
+        }
         let module = Module::new(&engine(), code).map_err(|e| e.to_string())?;
         kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.truncate(KEPT - 1);
@@ -130,6 +137,8 @@ fn limits(beside: usize) -> StoreLimits {
     limits.instances(1).memories(1).tables(1).build()
 }
 
+#[cfg(test)]
+mod large;
 #[cfg(test)]
 mod modules;
 #[cfg(test)]

@@ -1,9 +1,14 @@
 //! Modules for tests, put together by hand.
 
+/// A length of two bytes, as WebAssembly writes it.
+fn length(of: &[u8]) -> [u8; 2] {
+    assert!(of.len() < 1 << 14);
+    [(of.len() & 0x7f) as u8 | 0x80, (of.len() >> 7) as u8]
+}
+
 /// A section: its number, and what it has.
 fn section(number: u8, body: &[u8]) -> Vec<u8> {
-    assert!(body.len() < 128);
-    [&[number, body.len() as u8], body].concat()
+    [&[number][..], &length(body), body].concat()
 }
 
 /// A module with a memory of `pages` pages, whose `run` has this code. `imports`: it wants a
@@ -19,7 +24,7 @@ pub fn module(pages: u8, imports: bool, code: &[u8]) -> Vec<u8> {
     module.extend(section(3, &[1, 0]));
     module.extend(section(5, &[1, 0, pages]));
     module.extend(section(7, &exports));
-    module.extend(section(10, &[&[1, body.len() as u8], &body[..]].concat()));
+    module.extend(section(10, &[&[1][..], &length(&body), &body].concat()));
     module
 }
 

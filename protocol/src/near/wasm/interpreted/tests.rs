@@ -3,6 +3,7 @@ use crate::key::Key;
 use crate::near::{Function, Range};
 use proptest::prelude::*;
 
+use super::large;
 use super::modules::{endless, module, sum};
 
 fn wasm(code: &[u8], room: u32, argument: u64) -> Wasm {
@@ -114,4 +115,31 @@ proptest! {
             let _ = computed(&code, &[7; 64], 8);
         }
     }
+}
+
+/// A worker of a node translates a module before it looks at the clock. So no module may be much more
+/// work than its bytes say: each kind is compared with one of plain sums.
+#[test]
+fn no_module_is_much_work_for_its_bytes() {
+    let translated = |code: &[u8]| {
+        let each = (0..9).map(|_| {
+            let begun = std::time::Instant::now();
+            Engine::default().module(code).map(|_| begun.elapsed())
+        });
+        each.min_by_key(|each| each.clone().unwrap_or_default()).unwrap()
+    };
+    let all = large::all();
+    let plain = translated(&all[0].1).unwrap();
+    for (name, code) in all {
+        assert!(code.len() <= MAX_CODE as usize, "{name}: {}", code.len());
+        let took = translated(&code).unwrap_or_else(|e| panic!("{name}: {e}"));
+        println!("{name}: {} bytes, {took:?}", code.len());
+        assert!(took < 6 * plain, "{name}: {took:?}, where plain sums take {plain:?}");
+    }
+    for code in large::of_many_locals() {
+        let said = Engine::default().module(&code).map(drop).unwrap_err();
+        assert!(said.contains("locals"), "{said}");
+    }
+    let said = Engine::default().module(&large::branches_with_results()).map(drop).unwrap_err();
+    assert!(said.contains("multi-value"), "{said}");
 }
