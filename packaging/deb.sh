@@ -17,11 +17,11 @@ trap 'rm -rf "$tree"' EXIT
 chmod 755 "$tree"
 install -Dm755 "$binary" "$tree/usr/bin/farmem"
 # Without symbols of the binary's own; the library inside it is data and stays as it is.
-strip "$tree/usr/bin/farmem" 2>/dev/null || true
+strip --remove-section=.comment "$tree/usr/bin/farmem" 2>/dev/null || true
 # The same bytes as in the binary, which then writes no copy of its own.
 install -Dm644 "$target/release/deps/libfarmem_preload.so" "$tree/usr/lib/farmem/libfarmem_preload.so"
 install -Dm644 "$target/release/libfarmem_store.so" "$tree/usr/lib/farmem/libfarmem_store.so"
-strip --strip-unneeded "$tree/usr/lib/farmem/libfarmem_store.so" 2>/dev/null || true
+strip --strip-unneeded --remove-section=.comment "$tree/usr/lib/farmem/libfarmem_store.so" 2>/dev/null || true
 for header in farmem farmem_store; do
     install -Dm644 "bindings/c/$header.h" "$tree/usr/include/$header.h"
 done
@@ -94,6 +94,8 @@ Description: more memory than the machine has
  network cards.
 CONTROL
 printf '/etc/default/farmem-%s\n' controller kv node swap >"$tree/DEBIAN/conffiles"
+# By these `dpkg --verify` finds a file that has changed. (Those in /etc are the user's to change.)
+(cd "$tree" && find usr lib -type f | LC_ALL=C sort | xargs md5sum) >"$tree/DEBIAN/md5sums"
 
 package=$into/farmem_${version}_amd64.deb
 dpkg-deb --build --root-owner-group "$tree" "$package" >/dev/null

@@ -37,6 +37,7 @@ chromium-headless-shell:chromium-headless-shell
 etcd:etcd-server
 openssl:openssl
 iptables:iptables
+lintian:lintian
 /usr/bin/python3:python3
 "
 
