@@ -194,13 +194,32 @@ impl Moves<'_> {
         true
     }
 
-    /// A filling home that lacks nothing any more is whole; whether it is now.
+    /// A filling home that lacks nothing any more is whole; whether it is now. A home that was being
+    /// left may have been lost before: then nothing is left any more, and pages may be overwritten
+    /// again.
     pub fn end_filling(self, index: u32, home: usize) -> bool {
         // No slot is taken meanwhile: the first write of a fresh one goes to both homes.
-        let _slabs = self.held.slabs.lock();
+        let mut slabs = self.held.slabs.lock();
         let extents = &self.tables.extents;
         let full = |word: Word| word.state(home) == State::Filling && extents.next_stale(word, home, 0).is_none();
-        extents.update(index, |word| full(word).then(|| word.with_state(home, State::Whole))).is_some()
+        // A node is marked as being left before its slabs are, under this lock.
+        let leaves = |word: Word| (0..HOMES).any(|nth| word.state(nth) != State::Absent && self.is_left(word, nth));
+        let ended = extents.update(index, |word| {
+            full(word).then(|| word.with_state(home, State::Whole).with_leaving(word.is_leaving() && leaves(word)))
+        });
+        if let Some((seen, _)) = ended
+            && seen.is_leaving()
+            && !leaves(seen)
+        {
+            self.held.reopen(&mut slabs, index);
+        }
+        ended.is_some()
+    }
+
+    /// Whether the node of a home is being left.
+    fn is_left(self, word: Word, nth: usize) -> bool {
+        let node = self.tables.nodes.all().get(self.tables.extents.home(word, nth).node as usize);
+        node.is_some_and(|node| node.standing() == Standing::Leaving)
     }
 
     /// The slots of a slab that a home lacks, from a place on: the next. None, while a fork shares

@@ -44,6 +44,15 @@ impl Slips {
 
 #[cfg(feature = "lab")]
 impl crate::Pool {
+    /// The homes of a slab as nodes know them: each node's number here, and the slab's name there.
+    pub fn names(&self, index: u32) -> [Option<(usize, farmem_protocol::addr::SlabId)>; crate::extent::HOMES] {
+        let word = self.tables.extents.word(index);
+        std::array::from_fn(|nth| {
+            let is_there = word.number() != 0 && word.state(nth) != crate::extent::State::Absent;
+            is_there.then(|| self.tables.extents.home(word, nth)).map(|home| (home.node as usize, home.slab))
+        })
+    }
+
     /// From now on it makes a mistake.
     pub fn slip(&self, slip: Slip) {
         self.tables.slips.now.store(slip as u32, Ordering::Relaxed);

@@ -4,6 +4,7 @@
 
 mod forks;
 mod pages;
+mod sealed;
 
 use crate::Mistake;
 use crate::judge::{Broken, Judge, Verdict, holds};
@@ -18,6 +19,8 @@ use farmem_sys::lines::{Hasher, Unit};
 use pages::{SEED, bytes, change};
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use sealed::Spot;
 
 /// Pages that one step of repair copies.
 const CHUNK: u32 = 8;
@@ -64,6 +67,19 @@ pub struct Host {
     pub terms: Terms,
     mistake: Option<Mistake>,
     hasher: Hasher,
+    /// Its pages leave sealed.
+    seals: bool,
+    /// The node that answered the last READ, by its number in the pool.
+    sender: Option<u32>,
+    /// An operation failed: no home could be reached.
+    failed: bool,
+    /// Nodes that it gave up for a page that did not open, each in an incarnation: it never joins them
+    /// again.
+    distrusted: Vec<(usize, u64)>,
+    /// How many it gave up so.
+    pub told: u64,
+    /// Pages that it lost because a node lied: no copy of them opened.
+    pub lost_to_lies: u64,
 }
 
 fn options(host: usize) -> ConnectOptions {
@@ -127,6 +143,12 @@ impl Host {
             terms: Terms::default(),
             mistake,
             hasher: Hasher::new(&SEED, Unit::best()),
+            seals: false,
+            sender: None,
+            failed: false,
+            distrusted: Vec::new(),
+            told: 0,
+            lost_to_lies: 0,
         }
     }
 
@@ -142,8 +164,14 @@ impl Host {
             rounds += 1;
             holds(rounds < ROUNDS, || format!("host {}: an operation is never done", self.number))?;
         }
+        self.sender = done.last().and_then(|done| done.from);
         match done.into_iter().find_map(|done| done.result.err()) {
             None => Ok(()),
+            // The judge is asked whether a copy is there.
+            Some(_) if self.seals => {
+                self.failed = true;
+                Ok(())
+            }
             Some(lost) => Err(Broken(format!("host {} lost a page that another node has: {lost}", self.number))),
         }
     }
@@ -158,8 +186,11 @@ impl Host {
         let (used, spare): (Vec<_>, Vec<_>) = slots.into_iter().enumerate().partition(|(at, _)| at % stride == 0);
         self.pool.slots().free(&spare.into_iter().map(|(_, slot)| slot).collect::<Vec<_>>());
         for (_, slot) in used {
-            let found = self.value_at(slot)?;
-            judge.fresh(self.number, self.family, found)?;
+            // Of sealed bytes nobody can say whose they are.
+            if !self.seals {
+                let found = self.value_at(slot)?.unwrap_or_default();
+                judge.fresh(self.number, self.family, found)?;
+            }
             self.next_page += 1;
             self.pages.push(Page { number: self.next_page, slot, value: None });
         }
@@ -185,12 +216,15 @@ impl Host {
                 page.value = None;
             }
             let value = judge.value(self.family);
-            buffers.push(bytes(value));
+            let mut sealed = bytes(value);
+            self.seal_page(page.slot, &mut sealed);
+            buffers.push(sealed);
             let buffer = buffers[buffers.len() - 1].as_ptr().cast();
             // Parity changes by lines, but for one page in four.
             let old = page
                 .value
-                .filter(|_| self.pool.takes_lines(page.slot) == Some(By::Stripes) && !value.is_multiple_of(4));
+                .filter(|_| self.pool.takes_lines(page.slot) == Some(By::Stripes) && !value.is_multiple_of(4))
+                .filter(|_| !self.seals);
             // SAFETY: the buffer outlives the operation, which is awaited below.
             unsafe {
                 match old {
@@ -218,6 +252,8 @@ impl Host {
             _ => {}
         }
         self.all_done(false)?;
+        // What was not written anywhere is lost, and is found so when it is read.
+        self.failed = false;
         self.pool.slots().free(&left);
         Ok(())
     }
@@ -233,37 +269,51 @@ impl Host {
         self.write(which, judge)
     }
 
-    /// Reads the value in a slot. A slot that was never written has 0.
-    fn value_at(&mut self, slot: FarSlot) -> Result<u64, Broken> {
+    /// Reads a slot into the buffer of READs. Returns the node that answered, by its number in the
+    /// pool, if it was one. `None`: no home could be reached.
+    fn land(&mut self, slot: FarSlot) -> Result<Option<Option<u32>>, Broken> {
         self.landing.fill(u64::MAX);
         let into = self.landing.as_mut_ptr().cast();
         // SAFETY: the buffer outlives the lane.
         unsafe { self.reads.read(self.pool, 1, slot, 0, into, PAGE_BYTES as u32) };
         self.all_done(true)?;
+        Ok((!std::mem::take(&mut self.failed)).then_some(self.sender))
+    }
+
+    /// Reads the value in a slot. A slot that was never written has 0. `None`: no copy can be had or
+    /// opened.
+    fn value_at(&mut self, slot: FarSlot) -> Result<Option<u64>, Broken> {
+        let Some(from) = self.land(slot)? else { return Ok(None) };
+        if !self.open_page(slot, from)? {
+            return Ok(None);
+        }
         let found = self.landing.clone();
         let value = found[0];
         let zero = found.iter().all(|word| *word == 0);
         holds(zero || found == bytes(value), || format!("host {}: a page of several writes", self.number))?;
-        Ok(value)
+        Ok(Some(value))
     }
 
     /// Reads one page, and has the judge check it.
-    pub fn look(&mut self, random: &mut Random, judge: &Judge) -> Verdict {
+    pub fn look(&mut self, random: &mut Random, judge: &mut Judge) -> Verdict {
         match self.pages.len() {
             0 => Ok(()),
             n => self.look_at(random.index(n), judge),
         }
     }
 
-    fn look_at(&mut self, at: usize, judge: &Judge) -> Verdict {
-        let page = self.pages[at];
-        let found = self.value_at(page.slot)?;
-        judge.read(self.number, page.number, found)
+    fn look_at(&mut self, at: usize, judge: &mut Judge) -> Verdict {
+        let Some(page) = self.pages.get(at).copied() else { return Ok(()) };
+        match self.value_at(page.slot)? {
+            Some(found) => judge.read(self.number, page.number, found),
+            None => self.lose_page(at, judge),
+        }
     }
 
     /// Reads all pages.
-    pub fn look_at_all(&mut self, judge: &Judge) -> Verdict {
-        (0..self.pages.len()).try_for_each(|at| self.look_at(at, judge))
+    pub fn look_at_all(&mut self, judge: &mut Judge) -> Verdict {
+        // Backwards: a page that is lost gives its place to the last one, which was read.
+        (0..self.pages.len()).rev().try_for_each(|at| self.look_at(at, judge))
     }
 
     /// Drops some pages, or all.
@@ -369,7 +419,7 @@ impl Host {
         let slots: Vec<FarSlot> =
             self.pages.iter().map(|page| page.slot).filter(|slot| slot.slab_index() == index).collect();
         for slot in slots.into_iter().filter(|slot| self.pool.is_own(*slot)) {
-            if let Ok(value) = self.value_at(slot) {
+            if let Ok(Some(value)) = self.value_at(slot) {
                 self.late_fills.push((slot, value));
             }
         }
@@ -382,8 +432,15 @@ impl Host {
 
     /// Checks that every slab has the copies that its protection asks for, at different nodes and
     /// in different domains. It asks for no more than the nodes and domains that are there allow.
-    pub fn lacks(&self, domain: impl Fn(usize) -> &'static str, (there, nodes): (usize, usize)) -> Verdict {
-        for slab in self.slabs() {
+    pub fn lacks(
+        &self,
+        domain: impl Fn(usize) -> &'static str,
+        (there, nodes): (usize, usize),
+        room: impl Fn(usize) -> bool,
+        judge: &Judge,
+    ) -> Verdict {
+        // What a liar has made of a group's copies may leave nothing to fill others from.
+        for slab in self.slabs().into_iter().filter(|slab| !self.seals || self.has_honest(*slab, judge)) {
             let homes = |index: u32| self.pool.homes(index).into_iter().flatten();
             let whole = |(_, state): &(usize, State)| *state == State::Whole;
             let of: Vec<Option<usize>> = self
@@ -403,23 +460,45 @@ impl Host {
             let mut apart = of.clone();
             apart.sort_unstable();
             apart.dedup();
-            let room = nodes >= needs;
-            holds(!room || of.len() >= needs && apart.len() == of.len(), || {
+            let enough = nodes >= needs;
+            holds(!enough || of.len() >= needs && apart.len() == of.len(), || {
                 format!("host {}: a slab has {} of {needs} copies, at {of:?}", self.number, apart.len())
             })?;
             let mut shelves: Vec<_> = apart.into_iter().flatten().map(&domain).collect();
             shelves.sort_unstable();
             shelves.dedup();
-            holds(shelves.len() >= domains.min(there), || {
+            // A node in another domain grants nothing when all that it lends is lent.
+            let elsewhere = (0..5).filter(|at| !shelves.contains(&domain(*at)) && self.may_use(*at));
+            holds(shelves.len() >= domains.min(there) || !elsewhere.into_iter().any(&room), || {
                 format!("host {}: both copies of a slab are in {shelves:?}", self.number)
             })?;
         }
         Ok(())
     }
 
+    /// Whether nodes enough grant slabs for all copies of a slab, or all seats of a group.
+    pub fn has_nodes(&self) -> bool {
+        let grants = |(.., number): &&(usize, u64, usize)| self.pool.nodes().standing(*number) == Some(Standing::In);
+        let needs = match self.protect {
+            Protect::Ec { data, parity } => data as usize + parity as usize,
+            Protect::Mirror => 2,
+            Protect::None | Protect::Disk => 1,
+        };
+        self.joined.iter().filter(grants).count() >= needs
+    }
+
+    /// Whether the pool counts a node of the rack as one that grants slabs, in whichever incarnation.
+    fn may_use(&self, node: usize) -> bool {
+        let mut of = self.joined.iter().filter(|(at, ..)| *at == node);
+        of.any(|(.., number)| self.pool.nodes().standing(*number) == Some(Standing::In))
+    }
+
     /// Housekeeping.
-    pub fn keep_house(&mut self) -> Verdict {
-        self.pool.losses().tend().map_err(|lost| Broken(format!("host {}: {lost}", self.number)))?;
+    pub fn keep_house(&mut self, judge: &mut Judge) -> Verdict {
+        if let Err(lost) = self.pool.losses().tend() {
+            holds(self.seals, || format!("host {}: {lost}", self.number))?;
+            self.lose_slabs(judge)?;
+        }
         self.pool.forks().end_shares();
         self.pool.moves().ask_back();
         self.leave();
@@ -434,7 +513,7 @@ impl Host {
         let has = |(at, of, number): &(usize, u64, usize)| {
             *at == node && *of == life && self.pool.nodes().standing(*number) == Some(Standing::In)
         };
-        if self.joined.iter().any(has) {
+        if self.joined.iter().any(has) || self.distrusted.contains(&(node, life)) {
             return;
         }
         if let Ok(session) = Session::simulated(network, &options(self.number))
@@ -466,7 +545,7 @@ impl Host {
             let of = self.joined.iter().find(|(_, _, at)| *at == number);
             of.is_some_and(|(at, life, _)| *at != node && lives(*at, *life))
         };
-        let needs = if let Protect::Ec { data, .. } = self.protect { data as usize } else { 1 };
+        let needs = self.needs();
         // A slab that moves has two homes, and counts as one seat of its group.
         let elsewhere = |index: &u32| {
             let mut homes = self.pool.homes(*index).into_iter().flatten();

@@ -1,6 +1,6 @@
 //! The rules that must hold. The judge has records of its own, and uses no code that it judges.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A rule that was broken, in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +16,34 @@ const MIRRORED_NS: u64 = 1_000_000_000;
 /// s.
 const SINGLE_NS: u64 = 8_000_000_000;
 
+/// A copy's place: a node of the rack, and its incarnation.
+pub type Home = (usize, u64);
+
+/// The copies of a group of slabs that go together, as a host knows them: one slab and its copies, or
+/// the seats of a group with parity.
+#[derive(Clone, Default, Debug)]
+pub struct Copies {
+    /// The group's number at its host.
+    pub group: u32,
+    /// Copies that each page can be had from, at least.
+    pub needs: usize,
+    /// Homes that are whole.
+    pub whole: BTreeSet<Home>,
+    /// Homes that are being filled.
+    pub filling: BTreeSet<Home>,
+}
+
+/// What the judge knows of a group's copies.
+struct Known {
+    needs: usize,
+    /// Homes whose bytes came from the host, or from homes like them.
+    honest: BTreeSet<Home>,
+    /// Homes that were whole at the last look.
+    seen: BTreeSet<Home>,
+    /// Homes that were being filled while another one could have lied.
+    suspect: BTreeSet<Home>,
+}
+
 /// The records.
 #[derive(Default)]
 pub struct Judge {
@@ -29,6 +57,10 @@ pub struct Judge {
     drains: BTreeMap<String, bool>,
     /// Slabs that tenants hold, by tenant and node.
     held: BTreeMap<(String, String), u64>,
+    /// Nodes that have lied.
+    liars: BTreeSet<Home>,
+    /// By host and group.
+    copies: BTreeMap<(usize, u32), Known>,
 }
 
 /// Breaks a rule unless it holds.
@@ -133,5 +165,70 @@ impl Judge {
     /// Checks that a host holds at most its quota at a node.
     pub fn within(&self, host: usize, node: &str, slabs: u64, quota: u64) -> Verdict {
         holds(slabs <= quota, || format!("host {host} holds {slabs} slabs at {node}, its quota is {quota}"))
+    }
+
+    /// Records that a node lies from now on, or is no more: none of its copies is honest.
+    pub fn is_not_honest(&mut self, node: usize, life: u64) {
+        self.liars.insert((node, life));
+        self.copies.values_mut().for_each(|known| {
+            known.honest.remove(&(node, life));
+        });
+    }
+
+    /// Takes down which copies a host has now. A copy that was filled is honest if all those that it
+    /// could come from are.
+    pub fn has_copies(&mut self, host: usize, all: Vec<Copies>) {
+        let named = |group: u32| all.iter().any(|copies| copies.group == group);
+        self.copies.retain(|(of, group), _| *of != host || named(*group));
+        for Copies { group, needs, whole, filling } in all {
+            let honest = whole.difference(&self.liars).copied().collect();
+            let fresh = || Known { needs, honest, seen: whole.clone(), suspect: BTreeSet::new() };
+            let known = self.copies.entry((host, group)).or_insert_with(fresh);
+            let sound = known.honest.len() >= needs && known.seen.is_subset(&known.honest);
+            let come = whole.difference(&known.seen).filter(|home| sound && !known.suspect.contains(home));
+            known.honest.extend(come.filter(|home| !self.liars.contains(home)).copied().collect::<Vec<_>>());
+            known.honest.retain(|home| whole.contains(home));
+            known.seen = whole;
+            if !sound || !known.seen.is_subset(&known.honest) {
+                known.suspect.extend(filling);
+            }
+        }
+    }
+
+    /// Whether every group keeps enough honest copies without this node.
+    pub fn spares(&self, node: usize, life: u64) -> bool {
+        let left = |known: &Known| known.honest.iter().filter(|home| **home != (node, life)).count();
+        self.copies.values().all(|known| known.honest.len() < known.needs || left(known) >= known.needs)
+    }
+
+    /// Checks that a page which no copy gives has no honest copies.
+    pub fn copies_are_gone(&self, host: usize, group: u32, page: u64) -> Verdict {
+        let honest = self.copies.get(&(host, group)).filter(|known| known.honest.len() >= known.needs);
+        holds(honest.is_none(), || {
+            let at = honest.map(|known| &known.honest);
+            format!("host {host} page {page}: no copy opens, and honest ones are at {at:?}")
+        })
+    }
+
+    /// Checks that a slab of a node has one owner. `named`: by name, each with the families that have
+    /// it by their own account, or by the node's.
+    pub fn one_owner(&self, node: &str, named: &BTreeMap<u64, BTreeSet<usize>>) -> Verdict {
+        let several = named.iter().find(|(_, families)| families.len() > 1);
+        holds(several.is_none(), || format!("{node}: a slab has several owners: {several:?}"))
+    }
+
+    /// Checks that a node's words name an owner as often as it has slabs. `words`: of blocks, as they
+    /// lie in the table. `slabs`: by owner.
+    pub fn words_name(&self, node: &str, words: &[u64], slabs: &BTreeMap<u16, BTreeSet<u64>>) -> Verdict {
+        // The state is in the upper 4 bits, the owner in the 14 below, the claimant at 32: all ones
+        // for slabs. State 2 is owned.
+        let is_slabs = |word: &&u64| **word >> 60 == 2 && **word >> 32 & 1023 == 1023;
+        for (owner, slabs) in slabs {
+            let named = words.iter().filter(is_slabs).filter(|word| (**word >> 46) as u16 & 0x3FFF == *owner).count();
+            holds(named >= 32 * slabs.len(), || {
+                format!("{node}: {} slabs of owner {owner} have {named} words of their own", slabs.len())
+            })?;
+        }
+        Ok(())
     }
 }

@@ -19,6 +19,10 @@
 //! host reads the other copy. Nodes that want slabs back may put them aside, whether or not their
 //! hosts answer.
 //!
+//! In three of twenty seeds the hosts seal their pages, and a node may lie: it alters pages that it holds,
+//! swaps them, or puts earlier ones back. Nothing that it made up may be used, and a page with an
+//! honest copy must be read from that.
+//!
 //! Not simulated: the pager, shared memory, RDMA, and two threads of one process at one instant.
 //! For these threads `farmem_pool`'s models walk every interleaving (`tests/two_homes.rs`,
 //! `tests/stripes.rs`).
@@ -78,6 +82,14 @@ pub enum Mistake {
     SharesConfirmedEarly,
     /// A slab that a node has put aside comes back without its bytes.
     SpilledBytesLost,
+    /// Hosts use what a node gives back, whether or not it is what they wrote.
+    NotSealed,
+    /// A page that does not open is not asked for at its other copy.
+    OtherNotAsked,
+    /// A node's word says that a block is free which a run has.
+    OwnerForgotten,
+    /// A node lets two runs hold one slab.
+    HeldTwice,
 }
 
 impl Mistake {
@@ -90,8 +102,8 @@ impl Mistake {
 /// Run a rack in virtual time, seed by seed
 ///
 /// Three hosts, five nodes and the controllers, of the code that is shipped, with faults and forks. Checks that the
-/// last write wins, that nothing freed is read, that waits end, that copies lie apart, that any one node may go in
-/// the end, and that old orders do nothing.
+/// last write wins, that a slab has one owner, that nothing freed is read, that waits end, that copies lie apart, that
+/// any one node may go in the end, that old orders do nothing, and that nobody believes a node that lies.
 #[derive(clap::Args, Debug)]
 pub struct Rack {
     /// How many seeds

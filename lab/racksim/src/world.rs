@@ -1,5 +1,7 @@
 //! One seed: the rack, its steps and its end.
 
+mod lies;
+
 use crate::Mistake;
 use crate::control::{Control, TENANT_QUOTA, TENANTS};
 use crate::host::Host;
@@ -66,6 +68,12 @@ pub struct Reached {
     pub killed: u64,
     /// Slabs that nodes had put aside, each time that they looked.
     pub spilled: u64,
+    /// Pages that a node altered, swapped or put back.
+    pub lies: u64,
+    /// Nodes that were given up because a page did not open.
+    pub told: u64,
+    /// Pages of which no copy opened, and no honest one was there.
+    pub lost_to_lies: u64,
 }
 
 struct World {
@@ -87,6 +95,7 @@ struct World {
     calm: bool,
     /// Nodes may want slabs back, as their machines need memory.
     reserves: bool,
+    lies: lies::Lies,
 }
 
 /// Runs a seed.
@@ -134,7 +143,9 @@ impl World {
             };
             Host::new(number, &with, protect, mistake)
         };
-        let hosts = (0..HOSTS).map(|number| host(number, random.index(5))).collect();
+        let mut hosts: Vec<Host> = (0..HOSTS).map(|number| host(number, random.index(5))).collect();
+        let lies = lies::Lies::of(seed);
+        hosts.iter_mut().filter(|_| lies.may).for_each(|host| host.seal(mistake));
         let (control, judge) = (Control::new(mistake), Judge::default());
         World {
             random,
@@ -149,6 +160,7 @@ impl World {
             mistake,
             calm: false,
             reserves,
+            lies,
         }
     }
 
@@ -171,6 +183,7 @@ impl World {
             60..76 => {
                 for _ in 0..1 + self.random.index(12) {
                     self.hosts[host].repair();
+                    self.take_down();
                 }
             }
             76..86 => {
@@ -193,15 +206,21 @@ impl World {
         }
         (0..3).try_for_each(|_| self.charge())?;
         self.press();
+        self.take_down();
+        self.lie()?;
         let ns = 1 + self.random.below(60 * MS);
         self.pass(ns)?;
+        self.take_down();
+        self.owners()?;
         self.quotas()
     }
 
     /// Lets a host do something. The judge checks how long it took.
     fn timed(&mut self, host: usize, does: impl Fn(&mut Host, &mut Random, &mut Judge) -> Verdict) -> Verdict {
-        let (begun, spared) = (self.now(), self.hosts[host].is_doubled());
+        let (begun, spared, told) = (self.now(), self.hosts[host].is_doubled(), self.hosts[host].told);
         does(&mut self.hosts[host], &mut self.random, &mut self.judge)?;
+        // A host that has just given up a liar has one copy, and waits for that.
+        let spared = spared && self.hosts[host].told == told;
         self.judge.took(host, spared, self.now() - begun)
     }
 
@@ -243,7 +262,7 @@ impl World {
                 self.ask(host);
             }
             let begun = self.now();
-            self.hosts[host].keep_house()?;
+            self.hosts[host].keep_house(&mut self.judge)?;
             self.judge.took(host, false, self.now() - begun)?;
         }
         self.deliver()
@@ -378,7 +397,8 @@ impl World {
         let careless = self.mistake == Some(Mistake::OneCopy);
         let protected = |host: &Host| !matches!(host.protect, Protect::None | Protect::Disk);
         let spares = |host: &Host| careless && protected(host) || host.can_do_without(at, lives);
-        if self.is_quiet() && self.hosts.iter().all(spares) {
+        let honest = self.judge.spares(at, self.nodes[at].life);
+        if self.is_quiet() && self.hosts.iter().all(spares) && honest {
             self.kill(at);
         }
         Ok(())
@@ -388,6 +408,7 @@ impl World {
         self.nodes[at].network.kill_node();
         self.nodes[at].alive = false;
         self.judge.died(&self.nodes[at].name);
+        self.judge.is_not_honest(at, self.nodes[at].life);
         self.reached.killed += 1;
     }
 
@@ -500,6 +521,12 @@ impl World {
     /// all pages are dropped, no node may have lent anything.
     fn end(&mut self) -> Verdict {
         self.calm = true;
+        // Its operator has found the liar.
+        if let Some((at, _)) =
+            self.lies.liar.filter(|(at, life)| self.nodes[*at].alive && self.nodes[*at].life == *life)
+        {
+            self.kill(at);
+        }
         for node in self.nodes.iter().filter(|_| self.reserves) {
             node.network.with_nic(|nic| nic.lending.set_most(LENDS * SLAB_BYTES));
         }
@@ -526,15 +553,24 @@ impl World {
             let mut steps = 0;
             while self.hosts[number].repair() {
                 steps += 1;
+                self.take_down();
+                // A group of which a liar has left too little is never whole again: its program would
+                // have ended.
+                if steps == 2_000 && self.hosts[number].lost_to_lies > 0 {
+                    break;
+                }
                 holds(steps < 20_000, || format!("host {number}: repair does not end"))?;
             }
+            self.take_down();
             let there = |&at: &usize| self.hosts[number].is_in(at, self.nodes[at].life);
             let mut shelves: Vec<&str> = (0..DOMAINS.len()).filter(there).map(|at| DOMAINS[at]).collect();
             let nodes = shelves.len();
             shelves.dedup();
-            self.hosts[number].lacks(|at| DOMAINS[at], (shelves.len(), nodes))?;
-            self.hosts[number].look_at_all(&self.judge)?;
+            let room = |at: usize| self.nodes[at].network.lent() + SLAB_BYTES <= LENDS * SLAB_BYTES;
+            self.hosts[number].lacks(|at| DOMAINS[at], (shelves.len(), nodes), room, &self.judge)?;
+            self.hosts[number].look_at_all(&mut self.judge)?;
         }
+        self.take_down();
         self.any_one_may_go()?;
         for number in 0..HOSTS {
             self.hosts[number].drop_pages(usize::MAX, &mut self.random, &mut self.judge);
@@ -552,7 +588,8 @@ impl World {
     /// Kills one node when everything is repaired. Every page of a protected host must stay
     /// readable.
     fn any_one_may_go(&mut self) -> Verdict {
-        let bare = |host: &Host| host.protect == Protect::None;
+        // With too few nodes for its copies, a host may lose a page by the next death.
+        let bare = |host: &Host| host.protect == Protect::None || !host.has_nodes();
         for host in self.hosts.iter_mut().filter(|host| bare(host)) {
             host.drop_pages(usize::MAX, &mut self.random, &mut self.judge);
         }
@@ -562,6 +599,8 @@ impl World {
             self.timed(host, |host, _, judge| host.look_at_all(judge))?;
             let met = self.hosts[host].met();
             self.reached.count(met);
+            self.reached.told += self.hosts[host].told;
+            self.reached.lost_to_lies += self.hosts[host].lost_to_lies;
         }
         Ok(())
     }

@@ -31,6 +31,8 @@ pub mod epochs;
 pub mod events;
 pub(crate) mod graces;
 pub mod grip;
+#[cfg(feature = "lab")]
+pub mod lab;
 pub mod lending;
 pub mod members;
 pub mod regions;

@@ -30,12 +30,19 @@ impl Host {
             terms: Terms::default(),
             mistake: self.mistake,
             hasher: Hasher::new(&super::SEED, Unit::best()),
+            seals: false,
+            sender: None,
+            failed: false,
+            distrusted: Vec::new(),
+            told: 0,
+            lost_to_lies: 0,
         })
     }
 
-    /// Whether it can fork: it shares nothing already, and has no file.
+    /// Whether it can fork: it shares nothing already, has no file, and its pages are
+    /// not sealed.
     pub fn may_fork(&self) -> bool {
-        self.protect != Protect::Disk && !self.pool.shares()
+        self.protect != Protect::Disk && !self.seals && !self.pool.shares()
     }
 
     /// The process ends at once, with all that it holds.
