@@ -73,8 +73,8 @@ pub struct Member {
     pub(super) lease: Lease,
     /// And its run's slabs.
     pub(super) tenancy: Arc<Lease>,
-    /// The token that it joined by.
-    pub(super) token: Option<TokenId>,
+    /// The token that it joined by, or came back by since. Changed while the node's tokens are locked.
+    pub(super) token: Lock<Option<TokenId>>,
     /// The secret of its connections, where these are encrypted.
     pub(super) agreed: Lock<Option<Agreed>>,
     /// It outlives its process.
@@ -216,14 +216,14 @@ impl Member {
         self.lease.tenant()
     }
 
-    /// The token that it joined by.
-    pub(super) fn token(&self) -> Option<&TokenId> {
-        self.token.as_ref()
+    /// The token that it ends with.
+    pub(super) fn token(&self) -> Option<TokenId> {
+        *self.token.lock()
     }
 
     /// Its tenant and its token.
     fn holder(&self) -> Holder {
-        self.tenant().cloned().zip(self.token)
+        self.tenant().cloned().zip(self.token())
     }
 
     /// Whether its memory is for this tenant.

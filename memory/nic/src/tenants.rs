@@ -202,6 +202,15 @@ impl Tenants {
         self.changes.load(Ordering::SeqCst)
     }
 
+    /// Calls `then` if the token can be used. It is not taken back before that returns.
+    pub(super) fn if_good(&self, id: &TokenId, then: impl FnOnce()) {
+        let tokens = self.tokens.lock();
+        let known = tokens.as_ref().and_then(|tokens| tokens.get(id));
+        if known.is_some_and(|known| known.standing == Standing::Good) {
+            then();
+        }
+    }
+
     /// Why a token cannot be used now; `None`: it can.
     pub(super) fn why_not(&self, id: &TokenId) -> Option<Verdict> {
         match self.token(id).1.map(|known| known.standing) {
@@ -281,7 +290,7 @@ impl Nic {
         *self.tenants.tokens.lock() = Some(good);
         self.tenants.changes.fetch_add(1, Ordering::SeqCst);
         let is_over = |id: &TokenId| self.tenants.why_not(id).is_some();
-        for member in self.members().iter().filter(|member| member.token().is_some_and(is_over)) {
+        for member in self.members().iter().filter(|member| member.token().is_some_and(|id| is_over(&id))) {
             self.membership().part(member, Leaving::Revoked);
         }
         for volume in self.volumes.all().iter().filter(|volume| volume.token().is_some_and(|id| is_over(&id))) {

@@ -185,15 +185,20 @@ impl Engine {
         };
         match entered {
             Ok((member, phase)) => {
+                let rejoins = matches!(hello.purpose, Purpose::Rejoin(_));
+                if let (true, Some((token, _))) = (rejoins, &self.token) {
+                    // Its process may have another token by now, and ends with that.
+                    nic.tenants.if_good(token, || *member.token.lock() = Some(*token));
+                }
                 if let Some(over) = over(nic, proven.as_ref()) {
                     // It was revoked since the proof. A member that joined by it now was not found by
                     // the one who revoked it. One that joined by another token stays.
-                    let joined_by_it = member.token() == self.token.as_ref().map(|(token, _)| token);
+                    let joined_by_it = member.token() == self.token.as_ref().map(|(token, _)| *token);
                     joined_by_it.then(|| nic.membership().part(&member, Leaving::Revoked));
                     phase.leave(nic, true, now_ns);
                     return self.turn_away(nic, over);
                 }
-                if matches!(hello.purpose, Purpose::Rejoin(_)) && agreed_anew {
+                if rejoins && agreed_anew {
                     *member.agreed.lock() = agreed;
                 }
                 if !matches!(hello.purpose, Purpose::Join(_)) {

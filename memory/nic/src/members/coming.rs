@@ -47,11 +47,13 @@ impl Roster {
         self.members.lock().values().cloned().collect()
     }
 
-    /// The owner of a run's slabs.
+    /// The owner of a run's slabs. `None`: no owner is left, or it is another tenant's still. It may
+    /// outlive the run's members by a moment.
     pub(crate) fn tenancy(&self, units: &Arc<Units>, run: Secret, tenant: Option<Arc<Tenant>>) -> Option<Arc<Lease>> {
         let mut runs = self.runs.lock();
         if let Some(lease) = runs.get(&run).and_then(Weak::upgrade) {
-            return Some(lease);
+            let name = |tenant: Option<&Arc<Tenant>>| tenant.map(|tenant| tenant.name);
+            return (name(lease.tenant()) == name(tenant.as_ref())).then_some(lease);
         }
         runs.retain(|_, lease| lease.strong_count() > 0);
         let lease = Arc::new(Lease::of(units, tenant)?);
@@ -194,7 +196,7 @@ impl Membership<'_> {
             serial,
             lease,
             tenancy,
-            token,
+            token: Lock::new(token),
             agreed: Lock::new(agreed),
             lasting,
             local,
@@ -324,7 +326,7 @@ impl Membership<'_> {
     /// table. A member with a token stays, because an attacker on the path may have changed its
     /// bytes.
     pub(crate) fn broke(self, member: &Arc<Member>) {
-        if member.token.is_none() && !member.is_present() && member.is_empty_handed() {
+        if member.token().is_none() && !member.is_present() && member.is_empty_handed() {
             self.part(member, Leaving::Broke);
         }
     }

@@ -204,6 +204,45 @@ fn a_connection_ends_with_its_own_token() {
     assert_eq!(nic.members().len(), 1);
 }
 
+/// A process that comes back by another token of its tenant (an agent, whose token was rotated) is a member by that one
+/// from then on: it stays when the token by which it joined is revoked, and ends with the other.
+#[test]
+fn who_comes_back_by_another_token_ends_with_that() {
+    let nic = with_second(&Arc::new(AtomicU64::new(u64::MAX)));
+    let nic = nic.get().unwrap();
+    let of = |key, standing| Known { key, standing, quota: u64::MAX, rate: u64::MAX };
+    let lasting = Hello::new(Purpose::Join(Join { lasting: true, ..Join::default() }));
+    let mut first = Host::new(nic, &lasting, None).unwrap();
+    let member = Member { secret: first.secret, incarnation: nic.incarnation };
+    let mut again = Host::by(second(), nic, &Hello::new(Purpose::Rejoin(member)), None, true).unwrap();
+    nic.set_tokens(vec![of(key(), Standing::Revoked), of(second(), Standing::Good)]);
+    assert_eq!((nic.members().len(), first.wire.is_over(), again.wire.is_over()), (1, true, false));
+    let ping = again.seal(&mut Random::new(1), &ask(1, Ask::Ping));
+    again.wire.feed(&ping, 1000, 1);
+    assert!(!again.answers().is_empty());
+    nic.set_tokens(vec![of(key(), Standing::Good), of(second(), Standing::Revoked)]);
+    assert!(nic.members().is_empty(), "it outlives its token");
+}
+
+/// A connection of a run's last member stands for a moment after the member has ended. Nobody of another tenant, who has
+/// heard the run's name, is granted memory that counts to the first.
+#[test]
+fn memory_counts_to_no_tenant_whose_run_has_ended() {
+    let (nic, others) = (nic(), Token::new("guest", &[9; 40]).unwrap().key());
+    let of = |key, standing| Known { key, standing, quota: u64::MAX, rate: u64::MAX };
+    nic.set_tokens(vec![of(key(), Standing::Good), of(others, Standing::Good)]);
+    let join = Hello::new(Purpose::Join(Join { run: [3; 16], ..Join::default() }));
+    let _stands = Host::new(&nic, &join, None).unwrap();
+    assert!(Host::by(others, &nic, &join, None, true).is_none(), "it is let into another tenant's run");
+    nic.set_tokens(vec![of(key(), Standing::Revoked), of(others, Standing::Good)]);
+    if let Some(mut guest) = Host::by(others, &nic, &join, None, true) {
+        let grant = guest.seal(&mut Random::new(1), &ask(1, Ask::Grant));
+        guest.wire.feed(&grant, 1000, 1);
+    }
+    let held = nic.tenants.all().iter().map(|tenant| (tenant.name.to_string(), tenant.held())).collect::<Vec<_>>();
+    assert!(held.iter().all(|(name, held)| name != "analytics" || *held == 0), "{held:?}");
+}
+
 /// Until when to go on, by this thread's CPU time in ns, and by which draws.
 fn limits() -> (u64, Random) {
     let number = |name: &str, default| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
