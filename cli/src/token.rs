@@ -1,6 +1,10 @@
 //! `farmem token`: tokens say who may borrow, and how much. Also the token by which a command
 //! borrows.
 
+use std::fs::{File, Permissions};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,7 +12,7 @@ use farmem_fabric::Trust;
 use farmem_memory::tokens::{self, Entry, Store, StoreError};
 use farmem_nic::tenants::Standing;
 use farmem_sys::process;
-use farmem_trust::{Key, Token, is_tenant};
+use farmem_trust::{Key, Token, hex, is_tenant};
 
 use crate::failure::Failure;
 use crate::settings::Settings;
@@ -147,8 +151,22 @@ fn create(
         Ok(())
     })
     .map_err(|e| Failure::usage(e.to_string()))?;
-    println!("{token}");
-    Ok(())
+    show(&token).map_err(|e| {
+        let id = hex(&token.key().id);
+        Failure::usage(format!("the token {id} is in the store, and could not be printed: {e}; revoke it"))
+    })
+}
+
+/// Prints a token. A file that it goes to is its owner's alone before it holds the token, whatever mode
+/// the shell has given it.
+fn show(token: &Token) -> io::Result<()> {
+    let mut out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let about = out.metadata()?;
+    // Another's file is another's business: this process cannot change it, or is root's.
+    if about.is_file() && about.uid() == process::user() {
+        out.set_permissions(Permissions::from_mode(about.mode() & 0o600))?;
+    }
+    out.write_all(format!("{token}\n").as_bytes())
 }
 
 fn table(store: &Store) -> String {

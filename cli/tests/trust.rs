@@ -83,6 +83,54 @@ fn refused(command: std::process::Command, says: &str) {
     assert!(complaint.lines().count() == 1 && complaint.contains(says), "{complaint}");
 }
 
+/// A shell makes the file that a token is printed into, and others may read what it makes.
+#[test]
+fn a_token_is_printed_into_a_file_of_its_owners_alone() {
+    let place = Place::new();
+    let token = |out: fs::File| {
+        let mut command = place.farmem(["token", "create", "--tenant", "lab", "--store"]);
+        command.arg(place.path().join("tokens.toml")).stdout(out).output().unwrap()
+    };
+    let path = place.path().join("lab.token");
+    let made = fs::File::create(&path).unwrap();
+    made.set_permissions(fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(token(made).status.success());
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(farmem_trust::file::token(&path).is_ok());
+    // Where it cannot be printed, the reader is told which one to revoke.
+    let full = token(fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let (status, complaint) = (full.status.code(), text(&full.stderr));
+    assert!(status.is_some_and(|status| status != 0 && status != 101), "{status:?} {complaint}");
+    assert!(complaint.lines().count() == 1 && complaint.contains("revoke it"), "{complaint}");
+}
+
+/// A node may read the store by another name than the command that changes it. Nothing else is written through a link.
+#[test]
+fn a_store_is_changed_where_it_lies() {
+    let place = Place::new();
+    let at = |name: &str| place.path().join(name);
+    let token = |order: &[&str], store: &str| {
+        let mut command = place.farmem([&["token"], order, &["--store"]].concat());
+        command.arg(at(store));
+        outcome(command)
+    };
+    fs::create_dir(at("real")).unwrap();
+    assert_eq!(token(&["create", "--tenant", "lab"], "real/tokens.toml").0, Some(0));
+    std::os::unix::fs::symlink("real/tokens.toml", at("link.toml")).unwrap();
+    assert_eq!(token(&["revoke", "lab"], "link.toml").0, Some(0));
+    assert!(fs::symlink_metadata(at("link.toml")).unwrap().is_symlink());
+    assert!(token(&["list"], "real/tokens.toml").1.contains("revoked"), "a node that reads the file is not told");
+    std::os::unix::fs::symlink("nowhere/tokens.toml", at("lost.toml")).unwrap();
+    let (status, _, complaint) = token(&["create", "--tenant", "lab"], "lost.toml");
+    assert!(status != Some(0) && complaint.lines().count() == 1, "{complaint}");
+    // A draft that somebody has laid there as a link is not followed.
+    fs::write(at("victim"), "as it was").unwrap();
+    std::os::unix::fs::symlink("victim", at("own.toml.new")).unwrap();
+    let (status, _, complaint) = token(&["create", "--tenant", "lab"], "own.toml");
+    assert!(status != Some(0) && complaint.contains("at work on it"), "{complaint}");
+    assert_eq!(fs::read_to_string(at("victim")).unwrap(), "as it was");
+}
+
 #[test]
 fn a_run_with_its_token_goes_as_without_far_memory() {
     let here = Guarded::start("512M");

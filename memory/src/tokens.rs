@@ -145,8 +145,17 @@ impl Store {
     }
 
     /// Changes a store by `change`. Creates the store if it does not exist. A reader sees the old
-    /// store or the new one, never a part. Owner, group and mode stay.
+    /// store or the new one, never a part. Owner, group and mode stay. Where `path` is a link, the
+    /// file that it leads to is changed: nodes may read that one by its own name.
     pub fn change<T>(path: &Path, change: impl FnOnce(&mut Store) -> Result<T, String>) -> Result<T, StoreError> {
+        let is_there = fs::symlink_metadata(path).is_ok();
+        let path = match fs::canonicalize(path) {
+            Ok(path) => path,
+            Err(_) if !is_there => path.to_owned(),
+            // A link to nowhere, or a folder that this process may not look into.
+            Err(e) => return Err(StoreError::File(path.to_owned(), e)),
+        };
+        let path = path.as_path();
         let draft = path.with_extension("toml.new");
         let failed = |e: io::Error| match e.kind() {
             io::ErrorKind::AlreadyExists => StoreError::Busy(path.to_owned(), draft.clone()),
@@ -157,7 +166,7 @@ impl Store {
         let changed = (|| {
             let failed = |e| StoreError::File(draft.clone(), e);
             let mut store = Store::default();
-            if path.exists() {
+            if is_there {
                 store = Store::read(path)?;
                 // Services that read it are not whoever changes it.
                 let about = fs::metadata(path).map_err(|e| StoreError::File(path.to_owned(), e))?;
@@ -169,6 +178,10 @@ impl Store {
             let text = toml::to_string(&store).map_err(|e| wrong(e.to_string()))?;
             file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
             fs::rename(&draft, path).map_err(|e| StoreError::File(path.to_owned(), e))?;
+            // A token that was revoked stays revoked, also if the machine fails now. A folder that cannot
+            // be opened for this is written in the system's own time.
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let _ = fs::File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
             Ok(made)
         })();
         if changed.is_err() {

@@ -257,13 +257,19 @@ fn a_join_that_was_recorded_is_of_no_use() {
     drop(connect(&at, 1, Some(key)).unwrap());
     let said = heard.lock().unwrap().clone();
     let (hello, used) = Hello::read(&said).unwrap().unwrap();
-    let mut stream = TcpStream::connect(here.at()).unwrap();
-    stream.write_all(&said[..used]).unwrap();
-    assert!(matches!(receive(&mut stream, Greeting::read), Some(Greeting::Challenge(_))));
-    // The proof that was recorded.
-    let (proof, _) = Proof::read(&said[used..]).unwrap().unwrap();
-    stream.write_all(proof.frame().as_bytes()).unwrap();
-    assert_eq!(receive(&mut stream, Greeting::read), Some(Greeting::Refused(Verdict::WrongToken)));
+    // Nor at another node that has the same store.
+    let mut config = Config::new(SLAB_BYTES, vec![NodeAddr::Tcp("127.0.0.1:0".into())]);
+    config.tokens = Some(here.store.clone());
+    let other = Node::start(&config).unwrap();
+    for at in [here.at(), other.addresses()[0].to_string()] {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(&said[..used]).unwrap();
+        assert!(matches!(receive(&mut stream, Greeting::read), Some(Greeting::Challenge(_))));
+        // The proof that was recorded.
+        let (proof, _) = Proof::read(&said[used..]).unwrap().unwrap();
+        stream.write_all(proof.frame().as_bytes()).unwrap();
+        assert_eq!(receive(&mut stream, Greeting::read), Some(Greeting::Refused(Verdict::WrongToken)));
+    }
     assert_eq!(hello.tenant, key.tenant);
     // Nor does any secret go over the wire.
     assert!(!said.windows(16).any(|w| key.bytes().windows(16).any(|k| k == w)));
@@ -373,4 +379,16 @@ fn a_store_that_is_changed_stays_its_owners() {
     issue(&here.store, "research", 2, None);
     assert_eq!(about(), before, "given: {given}");
     assert!(!given || before == (1234, 1235, 0o400));
+}
+
+/// A node names its socket as it likes. A host shows that as text.
+#[test]
+fn the_name_of_a_nodes_socket_moves_no_cursor() {
+    let socket = std::env::temp_dir().join(format!("farmem-\x1b[2J-{}.sock", std::process::id()));
+    let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(socket.clone())];
+    let node = Node::start(&Config::new(SLAB_BYTES, listen)).unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    let options = ConnectOptions { transport: Transport::Shm, ..ConnectOptions::default() };
+    let refused = Session::connect(&node.addresses()[0], &options).err().unwrap().to_string();
+    assert!(refused.contains("farmem-?[2J-") && !refused.contains(char::is_control), "{refused:?}");
 }
