@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
+use farmem_protocol::wire::text::printable;
 use farmem_run::counters::{self, MAGIC, NEAR_PROGRAMS, NearProgram, PROCESSES, ROSTER_WORDS, percentile};
 use serde::Serialize;
 
@@ -386,7 +387,7 @@ impl Words<'_> {
         let field = &self.0[offset..offset + words * 8];
         let end = field.iter().position(|&b| b == 0).unwrap_or(field.len());
         // A hostile command line must not draw on the terminal of whoever looks at it.
-        String::from_utf8_lossy(&field[..end]).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+        printable(&String::from_utf8_lossy(&field[..end]))
     }
 }
 

@@ -147,7 +147,7 @@ pub struct Figures {
 }
 
 /// A run asks for nodes: at its start, and each second again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Want {
     /// The run's public name.
     pub run: String,

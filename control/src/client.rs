@@ -2,9 +2,11 @@
 
 use crate::api::{Beat, Given, ORDER_HEADER, Orders, Rack, Refused, Term, Terms, Want};
 use crate::guard::{self, Asked};
+use farmem_protocol::wire::text::printable;
 use farmem_trust::{Key, Nonce, drawn};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -215,7 +217,7 @@ impl Client {
                 headers.fold(self.agent.post(url), |post, (name, value)| post.header(name, value)).send(asked.body)
             }
         };
-        let mut answer = sent.map_err(|e| AskError::Away { at: at.to_owned(), why: e.to_string() })?;
+        let mut answer = sent.map_err(|e| AskError::Away { at: at.to_owned(), why: printable(&e.to_string()) })?;
         let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let (challenge, proof) = (header(guard::CHALLENGE), header(guard::ANSWER));
         let text = answer.body_mut().read_to_string();
@@ -240,13 +242,25 @@ impl Answer {
 
 fn read<T: DeserializeOwned>(at: &str, answer: Answer) -> Result<T, AskError> {
     let stranger = |why: String| AskError::Stranger { at: at.to_owned(), why };
+    let said = serde_json::from_str::<Value>(&answer.text).map(cleaned);
     if answer.is_success() {
-        return serde_json::from_str(&answer.text).map_err(|e| stranger(e.to_string()));
+        return said.and_then(serde_json::from_value).map_err(|e| stranger(e.to_string()));
     }
-    match serde_json::from_str::<Refused>(&answer.text) {
+    match said.and_then(serde_json::from_value::<Refused>) {
         Ok(Refused { why }) if answer.status == 503 => Err(AskError::NotNow { at: at.to_owned(), why }),
         Ok(refused) => Err(AskError::Refused(refused.why)),
         Err(_) => Err(stranger(format!("status {}", answer.status))),
+    }
+}
+
+/// The same, with texts that can be printed: another may have written them, as whoever answers at a
+/// controller's address where no token is named. An operator's terminal obeys none of them.
+pub fn cleaned(said: Value) -> Value {
+    match said {
+        Value::String(text) => Value::String(printable(&text)),
+        Value::Array(all) => all.into_iter().map(cleaned).collect(),
+        Value::Object(all) => all.into_iter().map(|(name, value)| (printable(&name), cleaned(value))).collect(),
+        other => other,
     }
 }
 
@@ -254,4 +268,39 @@ fn read<T: DeserializeOwned>(at: &str, answer: Answer) -> Result<T, AskError> {
 fn encoded(byte: u8) -> Option<String> {
     let plain = byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     (!plain).then(|| format!("%{byte:02X}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    /// Whatever listens at a controller's address writes nothing to a terminal but text.
+    #[test]
+    fn an_answer_moves_no_cursor() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap().to_string();
+        let node = r#"{"at":"a\u001b[2J:1","domain":"\u202ed"}"#;
+        let answers = [
+            ("409 Conflict", r#"{"why":"no\u001b]0;x\u0007\nfarmem: yes"}"#.to_owned()),
+            ("200 OK", format!(r#"{{"nodes":[{node}],"term":{{"rack":1,"epoch":1}}}}"#)),
+        ];
+        let serves = std::thread::spawn(move || {
+            for (status, body) in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut asked = [0; 4096];
+                assert!(stream.read(&mut asked).unwrap() > 0);
+                let length = body.len();
+                let head = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
+                stream.write_all((head + &body).as_bytes()).unwrap();
+            }
+        });
+        let client = Client::new(&at);
+        let refused = client.rack().unwrap_err().to_string();
+        assert_eq!(refused, "no?]0;x??farmem: yes");
+        let given = client.want(&Want::default()).unwrap();
+        assert_eq!((given.nodes[0].at.as_str(), given.nodes[0].domain.as_str()), ("a?[2J:1", "?d"));
+        serves.join().unwrap();
+    }
 }

@@ -75,7 +75,7 @@ impl Election {
         } else {
             self.unanswered += 1;
         }
-        let is_late = seen.lease.is_none_or(|(granted, left)| left + LATE_S <= granted);
+        let is_late = seen.lease.is_none_or(|(granted, left)| left.saturating_add(LATE_S) <= granted);
         let is_gone = self.reached == leader.revision && self.unanswered >= UNANSWERED;
         if is_late || is_gone { Step::Take(Some(leader.revision)) } else { Step::Follow(leader.address.clone()) }
     }

@@ -16,6 +16,7 @@ pub use gateway::Access;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use farmem_protocol::wire::text::printable;
 use gateway::Gateway;
 use serde_json::{Value, json};
 
@@ -119,7 +120,8 @@ impl Etcd {
         let held = Held {
             revision: number(&found["mod_revision"]).ok_or_else(|| strange(&answer))?,
             lease: text(&found["lease"]).unwrap_or_default(),
-            address: decoded(&found["value"]).unwrap_or_default(),
+            // It is shown to operators.
+            address: printable(&decoded(&found["value"]).unwrap_or_default()),
         };
         Ok(Some(held))
     }
@@ -226,5 +228,5 @@ fn number(value: &Value) -> Option<u64> {
 }
 
 fn strange(answer: &Value) -> EtcdError {
-    EtcdError::Strange(answer.to_string().chars().take(200).collect())
+    EtcdError::Strange(printable(&answer.to_string().chars().take(200).collect::<String>()))
 }

@@ -11,6 +11,7 @@ use farmem_control::guard::{Find, Guard};
 use farmem_control::serve::{Served, serve};
 use farmem_control::store::{Kept, Store};
 use farmem_memory::tokens::{Keys, StoreError};
+use farmem_protocol::wire::text::printable;
 
 use crate::failure::Failure;
 
@@ -142,7 +143,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let guard = guard(keys.as_ref())?;
     let at = listener.local_addr().map_err(Failure::usage)?;
     eprintln!("farmem: the rack's controller is at {at}; its page: http://{at}/");
-    let log: fn(&str) = |line| eprintln!("farmem: {line}");
+    let log: fn(&str) = |line| eprintln!("farmem: {}", printable(line));
     let wrong = |e: &dyn std::fmt::Display| {
         Failure::usage(format!("--store {}: {e}", options.store.clone().unwrap_or_default().display()))
     };

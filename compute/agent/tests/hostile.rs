@@ -189,6 +189,10 @@ fn who_comes_again_must_be_known_and_right() {
     assert_eq!(refused(Hello { declared: 1, ..hello }, &[]), Some(Some(Entry::Malformed)));
     assert_eq!(refused(Hello { magic: [0; 8], ..hello }, &[]), Some(Some(Entry::Malformed)));
     assert_eq!(refused(Hello { job: [0xFF; 32], ..hello }, &[]), Some(Some(Entry::Malformed)));
+    // An operator's terminal would obey it.
+    let mut job = [0; 32];
+    job[..4].copy_from_slice(b"\x1b[2J");
+    assert_eq!(refused(Hello { job, ..hello }, &[]), Some(Some(Entry::Malformed)));
     // While it is here, nobody else is it, though he knew its token.
     let mut liar = Liar::new(&host);
     let own = liar.chunk();

@@ -6,6 +6,7 @@
 //! is sent again.
 
 use super::EtcdError;
+use farmem_protocol::wire::text::printable;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -174,7 +175,7 @@ impl Gateway {
             ureq::Error::Io(io) if self.scheme == "https" && hung_up.contains(&io.kind()) => {
                 Failed::Away(format!("{e}: does it ask for another certificate (--etcd-cert)?"))
             }
-            _ => Failed::Away(e.to_string()),
+            _ => Failed::Away(printable(&e.to_string())),
         };
         let mut answer = request.send_json(body).map_err(failed)?;
         let text = answer.body_mut().with_config().limit(LONGEST).read_to_string().map_err(failed)?;
@@ -196,6 +197,7 @@ fn answered(status: u16, text: String) -> Result<String, Failed> {
     }
     let said: Value = serde_json::from_str(text.trim()).unwrap_or_default();
     let said = said["error"].as_str().unwrap_or(text.trim()).chars().take(200).collect::<String>();
+    let said = printable(&said);
     let about_users = ["user", "authentic", "auth token", "permission denied"];
     match matches!(status, 401 | 403) || status < 500 && about_users.iter().any(|what| said.contains(what)) {
         true => Err(Failed::Refused(said)),

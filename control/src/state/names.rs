@@ -2,10 +2,11 @@
 
 use super::Refusal;
 use crate::api::LONGEST;
+use farmem_protocol::wire::text::is_plain;
 
-/// Whether a text is printable, has no comma, and is neither empty nor too long.
+/// Whether a text can be printed beside others, has no comma, and is neither empty nor too long.
 pub(super) fn is_text(text: &str) -> bool {
-    !text.is_empty() && text.len() <= LONGEST && !text.chars().any(|c| c.is_control() || c == ',')
+    !text.is_empty() && text.len() <= LONGEST && text.chars().all(|c| is_plain(c) && c != ',')
 }
 
 /// Refuses a name that is no [`is_text`], or has a space. `what` names it in the refusal.

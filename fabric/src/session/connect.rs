@@ -9,6 +9,7 @@ use crate::network::Network;
 use crate::shape::Shaper;
 use crate::verbs::{Card, connect::try_once};
 use crate::{ConnectError, NodeAddr};
+use farmem_protocol::wire::text::printable;
 use farmem_protocol::wire::{Join, Known, OFFERS_RDMA, OFFERS_RESERVE, Purpose};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
@@ -123,15 +124,16 @@ fn shared_if_possible(
     let node = || session.member.node.clone();
     let reason = match path {
         None => "it is not on this machine, or has no Unix socket".to_owned(),
+        // The path is the node's word: it is shown as text.
         Some(path) => match join(Reach::Unix(path.clone()), node(), options) {
             Ok((shared, ..)) if shared.member.incarnation == session.member.incarnation => return Ok(shared),
             Err(ConnectError::Forbidden(_)) => format!(
                 "its socket {} is not this user's to open: be its user, or start it with --listen unix:/PATH where \
                  others may open that",
-                path.display()
+                printable(&path.to_string_lossy())
             ),
             // Of a container, say, whose files are others.
-            _ => format!("its socket {} is not to be found here", path.display()),
+            _ => format!("its socket {} is not to be found here", printable(&path.to_string_lossy())),
         },
     };
     match transport {

@@ -15,8 +15,13 @@ pub struct Text<const N: usize> {
     bytes: [u8; N],
 }
 
+/// A text that may be printed beside others: `?` for every character that may not.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if is_plain(c) { c } else { '?' }).collect()
+}
+
 /// Whether a character is safe to print beside others.
-fn is_plain(c: char) -> bool {
+pub fn is_plain(c: char) -> bool {
     // Marks and overrides of direction, and separators of lines.
     !c.is_control()
         && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

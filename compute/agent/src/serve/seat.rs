@@ -8,6 +8,7 @@ use crate::ledger::{Identity, MAX_ENTRIES, NODES, Token};
 use crate::windows::User;
 use crate::word::BlockId;
 use farmem_protocol::wire::ANY_QUEUE;
+use farmem_protocol::wire::text::is_plain;
 use farmem_sys::descriptors;
 use farmem_sys::sync::Lock;
 use farmem_sys::{process, shared, socket};
@@ -185,7 +186,9 @@ fn hear(stream: &UnixStream) -> Result<Stranger, Option<Entry>> {
     words.read_exact(hello.as_mut_bytes()).map_err(|_| None)?;
     words.until += DECLARING;
     let len = hello.job.iter().position(|&b| b == 0).unwrap_or(hello.job.len());
-    let job = std::str::from_utf8(&hello.job[..len]).map_err(|_| Some(Entry::Malformed))?.to_owned();
+    // It is shown to operators.
+    let job = std::str::from_utf8(&hello.job[..len]).ok().filter(|job| job.chars().all(is_plain));
+    let job = job.ok_or(Some(Entry::Malformed))?.to_owned();
     let owner = u16::try_from(hello.owner).map_err(|_| Some(Entry::Malformed))?;
     let sound = hello.magic == MAGIC && hello.again <= 1 && hello.declared as usize <= MAX_ENTRIES;
     if !sound || (hello.again == 0 && hello.declared > 0) {
