@@ -166,8 +166,7 @@ impl Status {
 
     /// Reads a status file; removes it if its node is gone.
     pub fn read_living(path: &Path) -> Option<Status> {
-        let text = fs::read(path).ok()?;
-        let status: Status = serde_json::from_slice(&text).ok()?;
+        let status: Status = runtime_dir::status(path)?;
         // Its own, if it made one (`farmem_memory::Config::status_dir`).
         let socket = path.with_extension("sock");
         let lives = match status.began {

@@ -15,11 +15,13 @@
 //! | `libfarmem_preload-HASH.so` | the library, as this binary carries it |
 
 use std::fs;
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use farmem_control::client::cleaned;
 use farmem_sys::process;
+use serde::de::DeserializeOwned;
 
 /// Why there is no directory.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +33,9 @@ pub enum Unsafe {
     #[error("{0} is not a private directory of user {1}: remove it, or set XDG_RUNTIME_DIR to a directory of yours")]
     NotOurs(PathBuf, u32),
 }
+
+/// The longest status file that is read.
+const LONGEST: u64 = 4 << 20;
 
 /// Where every user may make a directory, in the order in which it is tried.
 const SHARED: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
@@ -111,6 +116,17 @@ fn private(dir: PathBuf) -> Result<PathBuf, Unsafe> {
     }
 }
 
+/// The content of a status file. Another user may have made it, whose files root looks at: what is no
+/// file is not opened for long, no more than a bounded part is read, and its texts can be printed.
+pub fn status<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    let is_file = file.metadata().is_ok_and(|about| about.is_file());
+    let mut text = Vec::new();
+    file.take(if is_file { LONGEST } else { 0 }).read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).map(cleaned).and_then(serde_json::from_value).ok()
+}
+
 /// A file that is removed when this value goes, unless it is [kept](Scratch::keep).
 pub struct Scratch(Option<PathBuf>);
 
@@ -161,6 +177,26 @@ mod tests {
         assert!(process::may_write(Path::new("/proc/sys")).is_err());
         assert!(process::may_write(Path::new("/nonexistent")).is_err());
         assert!(process::may_write(&std::env::temp_dir()).is_ok());
+    }
+
+    /// Root looks into directories that others fill.
+    #[test]
+    fn a_status_file_of_another_holds_nobody_up_and_draws_nothing() {
+        let dir = std::env::temp_dir().join(format!("farmem-status-{}", std::process::id()));
+        private(dir.clone()).unwrap();
+        let read = |name: &str| status::<serde_json::Value>(&dir.join(name));
+        fs::write(dir.join("good"), r#"{"listen":["a\u001b[2J"]}"#).unwrap();
+        assert_eq!(read("good").unwrap()["listen"][0], "a?[2J");
+        std::os::unix::fs::symlink("good", dir.join("link")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", dir.join("endless")).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(dir.join("pipe")).status().unwrap();
+        assert!(made.success());
+        let long = fs::File::create(dir.join("long")).unwrap();
+        long.set_len(1 << 40).unwrap();
+        for name in ["link", "endless", "pipe", "long", "absent"] {
+            assert_eq!(read(name), None, "{name}");
+        }
+        fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]

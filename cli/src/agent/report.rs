@@ -9,7 +9,7 @@ use farmem_agent::serve::Report;
 use farmem_sys::process;
 use serde::{Deserialize, Serialize};
 
-use crate::units;
+use crate::{runtime_dir, units};
 
 /// An agent, as it was when anything last changed. Bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ impl Agent {
 
     /// The agent of a directory, if it lives.
     pub fn living(dir: &Path) -> Option<Agent> {
-        let agent: Agent = serde_json::from_slice(&fs::read(Agent::path(dir)).ok()?).ok()?;
+        let agent: Agent = runtime_dir::status(&Agent::path(dir))?;
         process::exists(agent.pid).then_some(agent)
     }
 

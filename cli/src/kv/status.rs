@@ -45,7 +45,7 @@ pub struct Status {
 impl Status {
     /// Reads a status file; removes it if its front end is gone.
     pub fn read_living(path: &Path) -> Option<Status> {
-        let status: Option<Status> = fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let status: Option<Status> = runtime_dir::status(path);
         let lives = status.as_ref().is_some_and(|status| process::began(status.pid) == status.began);
         if !lives {
             let _ = fs::remove_file(path);
