@@ -19,14 +19,17 @@
 
 use crate::api::Refused;
 use axum::Json;
-use axum::body::{Body, to_bytes};
-use axum::extract::{Request, State};
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::header::{CONNECTION, TRANSFER_ENCODING};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use farmem_protocol::fairness::is_fair;
 use farmem_trust::{Key, Mac, Nonce, TokenId, drawn, hex, same, unhex};
 use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -49,9 +52,10 @@ const MOST_ANSWERED: usize = 1 << 17;
 /// Those of them that only tokens of the tenant [`OPERATOR`] may have: beats and orders come
 /// through, however much the others ask.
 const OPERATORS: usize = MOST_ANSWERED / 8;
-/// A request whose body takes longer to arrive is refused. The wait for [`MOST_BODIES`] counts.
+/// A request whose body takes longer to arrive is refused.
 const BODY_WITHIN: Duration = Duration::from_secs(5);
-/// The most bodies that are received at the same time. Others wait.
+/// The most bodies that are received at the same time. One address may have half of what the others
+/// leave.
 const MOST_BODIES: usize = 256;
 
 /// 8 bytes of time in milliseconds, 16 random bytes, 16 bytes of the seal. The time is big-endian,
@@ -106,7 +110,7 @@ pub struct Guard {
     seal: Key,
     begun: Instant,
     answered: Mutex<Answered>,
-    bodies: tokio::sync::Semaphore,
+    bodies: Mutex<Bodies>,
     body_within: Duration,
 }
 
@@ -167,7 +171,7 @@ impl Guard {
     pub fn new(find: Option<Find>) -> std::io::Result<Guard> {
         let seal = drawn().ok_or_else(|| std::io::Error::other("the system has no randomness"))?;
         let seal = Key::stored(Default::default(), [0; 8], seal);
-        let bodies = tokio::sync::Semaphore::new(MOST_BODIES);
+        let bodies = Mutex::default();
         let (begun, answered) = (Instant::now(), Mutex::default());
         Ok(Guard { find, seal, begun, answered, bodies, body_within: BODY_WITHIN })
     }
@@ -252,17 +256,76 @@ impl Guard {
     }
 }
 
+/// Bodies that are being received, by the addresses that they come from.
+#[derive(Default)]
+struct Bodies {
+    all: usize,
+    of: HashMap<IpAddr, usize>,
+}
+
+/// The place of a body that is being received.
+struct Place<'a>(&'a Mutex<Bodies>, IpAddr);
+
+impl Place<'_> {
+    /// `None`: this address has its share.
+    fn take(bodies: &Mutex<Bodies>, from: IpAddr) -> Option<Place<'_>> {
+        let mut within = bodies.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = within.of.get(&from).copied().unwrap_or(0);
+        if within.all >= MOST_BODIES || !is_fair(of + 1, MOST_BODIES - within.all - 1, MOST_BODIES) {
+            return None;
+        }
+        within.all += 1;
+        within.of.insert(from, of + 1);
+        Some(Place(bodies, from))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut bodies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        bodies.all -= 1;
+        match bodies.of.get_mut(&self.1) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(bodies.of.remove(&self.1)),
+        }
+    }
+}
+
+impl Guard {
+    /// Receives a request's body within bounds. A refusal, if it does not come.
+    async fn body(&self, head: &Parts, body: Body) -> Result<Bytes, Response> {
+        // What asks for the rack needs no body. A stranger's request is refused whatever its body is:
+        // one that sends it slowly keeps no other request from being received.
+        let named = || head.headers.get(TOKEN)?.to_str().ok()?.split(' ').next().and_then(unhex);
+        let is_stranger = self.find.as_ref().is_some_and(|find| named().and_then(|id| find(&id)).is_none());
+        if head.method == Method::GET || is_stranger {
+            return Ok(Bytes::new());
+        }
+        let from = head.extensions.get::<ConnectInfo<SocketAddr>>();
+        let from = from.map_or(IpAddr::from([0; 4]), |ConnectInfo(from)| from.ip().to_canonical());
+        let Some(_place) = Place::take(&self.bodies, from) else {
+            return Err(refused(StatusCode::SERVICE_UNAVAILABLE, "this address sends too many requests at a time"));
+        };
+        match tokio::time::timeout(self.body_within, to_bytes(body, LONGEST_REQUEST)).await {
+            Ok(Ok(body)) => Ok(body),
+            Ok(Err(_)) => Err(refused(StatusCode::PAYLOAD_TOO_LARGE, "the request is too long, or was cut off")),
+            Err(_) => Err(refused(StatusCode::REQUEST_TIMEOUT, "the request was too slow")),
+        }
+    }
+}
+
 /// Receives a request's body within bounds, and passes the request on unless it is refused.
 pub async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
-    let received = tokio::time::timeout(guard.body_within, async {
-        let _one = guard.bodies.acquire().await;
-        to_bytes(body, LONGEST_REQUEST).await
-    });
-    let body = match received.await {
-        Ok(Ok(body)) => body,
-        Ok(Err(_)) => return refused(StatusCode::PAYLOAD_TOO_LARGE, "the request is too long, or was cut off"),
-        Err(_) => return refused(StatusCode::REQUEST_TIMEOUT, "the request was too slow"),
+    // A proxy before this controller may take another length to be the request's. Then the rest would
+    // be a request of whoever comes next by that proxy.
+    if head.headers.contains_key(TRANSFER_ENCODING) {
+        let refusal = refused(StatusCode::LENGTH_REQUIRED, "a request says its length by content-length");
+        return ([(CONNECTION, "close")], refusal).into_response();
+    }
+    let body = match guard.body(&head, body).await {
+        Ok(body) => body,
+        Err(refusal) => return refusal,
     };
     let whole = body.clone();
     let (method, path) = (head.method.clone(), head.uri.path().to_owned());
@@ -347,6 +410,23 @@ mod tests {
         for shown in ["", " ", "00", "x y z w", "é", &format!("{good} {good}")] {
             assert!(named(&guard, shown, asked).is_none_or(|named| !named.proven), "{shown}");
         }
+    }
+
+    /// However many addresses send bodies slowly, and however many each, another one's is received.
+    #[test]
+    fn one_address_receives_a_part_of_all_bodies_and_gives_it_back() {
+        let (bodies, address) = (Mutex::default(), |n: u8| IpAddr::from([10, 0, 0, n]));
+        let mut places = Vec::new();
+        for from in 0..5 {
+            places.push(Place::take(&bodies, address(from)).expect("another address"));
+            while let Some(place) = Place::take(&bodies, address(from)) {
+                places.push(place);
+            }
+        }
+        assert!(places.len() > MOST_BODIES / 2 && places.len() < MOST_BODIES);
+        drop(places);
+        let bodies = bodies.lock().unwrap();
+        assert!(bodies.all == 0 && bodies.of.is_empty());
     }
 
     #[test]
