@@ -179,8 +179,10 @@ impl Ground {
             recorder,
             background: Background::new(),
         });
-        if sealing == Some(Sealing::Lines) {
-            tracker.keep_as_sealed(base);
+        match sealing {
+            Some(Sealing::Lines) => tracker.keep_as_sealed(base),
+            Some(Sealing::Whole) => tracker.send_whole(),
+            None => {}
         }
         let local = for_good(Local::new(base, limit, sizes, policy(limit, rate, records_all)));
         let changes = for_good(Changes::new(tracker));

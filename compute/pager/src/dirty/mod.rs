@@ -26,6 +26,8 @@
 //!
 //! *Sealed pages* ([`farmem_pool::Sealing::Lines`]) are hashed as they lie in their slots, because a
 //! node confirms that. So a page is sealed once more when it comes in, and once when it leaves.
+//! Pages that are sealed whole go whole. So under `auto` a page that is known to be written is not
+//! compared: that could only tell that the same bytes were written again.
 //!
 //! *When*: before a page is installed. A demand page whose slot is not mapped is hashed later, from
 //! where its bytes landed, while the thread's next fault waits for its answer
@@ -145,6 +147,8 @@ pub(crate) struct Tracker {
     in_turns: bool,
     /// By what pages are sealed, if hashes are of sealed pages.
     sealed_by: Option<&'static Base>,
+    /// Pages whose writes are known go whole, uncompared.
+    written_go_whole: bool,
 }
 
 impl Tracker {
@@ -167,13 +171,20 @@ impl Tracker {
         }
         let guess = choice == Dirty::Auto;
         let hasher = Hasher::new(&random, Unit::best());
-        Ok(Tracker { policy, guess, hasher, hashed, kept, asks_along: asks_along(), in_turns, sealed_by: None })
+        let (asks_along, sealed_by, written_go_whole) = (asks_along(), None, false);
+        Ok(Tracker { policy, guess, hasher, hashed, kept, asks_along, in_turns, sealed_by, written_go_whole })
     }
 
     /// From now on what is kept of a page is kept of it as its slot has it sealed. A sealed page is
     /// the same each time under its nonce, so it is sealed once more for this.
     pub fn keep_as_sealed(&mut self, by: &'static Base) {
         self.sealed_by = Some(by);
+    }
+
+    /// From now on pages leave whole, because they are sealed whole. `lines`, if the user asks for it,
+    /// still tells pages in which the same bytes were written again.
+    pub fn send_whole(&mut self) {
+        self.written_go_whole = self.guess;
     }
 
     /// Whether changes are told by pages as they are sealed.
@@ -212,6 +223,7 @@ impl Tracker {
     pub fn comes(&self, mapped: bool, write: bool, likely: impl FnOnce() -> bool) -> Comes {
         match self.policy {
             Policy::None => Comes::Writable,
+            Policy::Lines if write && self.written_go_whole => Comes::Writable,
             Policy::Lines if write || !self.guess => Comes::Compared,
             Policy::Exact if write => Comes::Writable,
             // Where slots are not mapped a wrong guess is not seen on the way out, and would send
@@ -306,7 +318,7 @@ impl Tracker {
     /// Whether pages that came in protected are kept at their first write.
     #[inline]
     pub fn keeps_late(&self) -> bool {
-        self.kept.is_some()
+        self.kept.is_some() && !self.written_go_whole
     }
 
     /// Whether pages whose slots are mapped may be compared with them.
@@ -382,3 +394,26 @@ impl Tracker {
 }
 
 const _: () = assert!(LINES == 64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sealed whole, a page that is known to be written goes whatever is in it: to hash it tells nothing. A policy that
+    /// was asked for stays.
+    #[test]
+    fn written_pages_that_go_whole_are_not_compared() {
+        let of = |choice, whole: bool| {
+            let mut tracker = Tracker::new(choice, 16, false, Hashed::InFull, false).unwrap();
+            whole.then(|| tracker.send_whole());
+            let came = [(true, false), (false, true), (false, false)];
+            (came.map(|(write, likely)| tracker.comes(false, write, || likely)), tracker.keeps_late())
+        };
+        use Comes::{Compared, Protected, Writable};
+        assert_eq!(of(Dirty::Auto, true), ([Writable, Compared, Protected], false));
+        assert_eq!(of(Dirty::Auto, false), ([Compared, Compared, Protected], true));
+        assert_eq!(of(Dirty::Lines, true), of(Dirty::Lines, false));
+        assert_eq!(of(Dirty::Exact, true), of(Dirty::Exact, false));
+        assert_eq!(of(Dirty::None, true), of(Dirty::None, false));
+    }
+}
