@@ -255,11 +255,20 @@ pub fn now_ns() -> u64 {
 /// system call of ours: the vDSO would make it for this clock, by an instruction that a program's
 /// own filter may forbid.
 pub fn thread_cpu_ns() -> u64 {
+    cpu_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// Nanoseconds of CPU time that all threads of this process have had, as [`thread_cpu_ns`].
+pub fn process_cpu_ns() -> u64 {
+    cpu_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+fn cpu_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes to `time` alone, which is live for the length of the call.
     unsafe {
         let time = &raw mut time as usize;
-        syscall(libc::SYS_clock_gettime, [libc::CLOCK_THREAD_CPUTIME_ID as usize, time, 0, 0, 0, 0])
+        syscall(libc::SYS_clock_gettime, [clock as usize, time, 0, 0, 0, 0])
     };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

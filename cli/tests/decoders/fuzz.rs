@@ -1,7 +1,7 @@
 //! The loop of a fuzzer: mutates texts, and keeps those that a decoder answers in a new way.
 
 use farmem_protocol::random::Random;
-use farmem_sys::raw::thread_cpu_ns;
+use farmem_sys::raw::{now_ns, thread_cpu_ns};
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
@@ -17,12 +17,25 @@ const POOL: usize = 2048;
 /// outcome of a new kind is mutated further, and written to the corpus if `FARMEM_FUZZ_KEEP` is
 /// set.
 pub fn fuzz<T: Hash>(name: &str, texts: &[&[u8]], one: impl FnMut(&mut Random, &[u8]) -> T) {
-    fuzz_by(thread_cpu_ns, name, texts, one);
+    until(thread_cpu_ns, name, texts, one);
 }
 
-/// [`fuzz`] by another clock, in nanoseconds.
+/// [`fuzz`] of what other threads or processes decode: `cpu_ns` tells their CPU time. Without
+/// `FARMEM_FUZZ_SECONDS` it takes [`SECONDS`] by the clock, because most of it is waiting.
 pub fn fuzz_by<T: Hash>(
-    clock_ns: fn() -> u64,
+    cpu_ns: impl Fn() -> u64,
+    name: &str,
+    texts: &[&[u8]],
+    one: impl FnMut(&mut Random, &[u8]) -> T,
+) {
+    match std::env::var_os("FARMEM_FUZZ_SECONDS") {
+        Some(_) => until(cpu_ns, name, texts, one),
+        None => until(now_ns, name, texts, one),
+    }
+}
+
+fn until<T: Hash>(
+    clock_ns: impl Fn() -> u64,
     name: &str,
     texts: &[&[u8]],
     mut one: impl FnMut(&mut Random, &[u8]) -> T,

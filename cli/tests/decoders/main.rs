@@ -6,13 +6,23 @@
 //! | a token's text, the store of tokens | conversations with a node, records, volumes: `memory/nic/tests/fuzz` |
 //! | frames of either end, words of the agent's ring | what an agent does with them: `compute/agent/tests/hostile.rs` |
 //! | a controller's JSON, proofs and port | |
-//! | a redis client's stream | |
+//! | what a node says, as a host meets it | |
+//! | a redis client's stream, a store's commands, its snapshots | |
+//! | a run's settings; functions near memory, and their replies; sealed pages | |
 //!
 //! `FARMEM_FUZZ_SECONDS=1800 FARMEM_FUZZ_SEED=7 cargo test -p farmem-cli --test decoders`: half
 //! an hour of CPU time each. Not `--release`, because overflows must be caught.
 
+#[allow(dead_code)] // Shared by test programs, each of which uses a part.
+#[path = "../common/mod.rs"]
+mod common;
+mod etcd;
 mod fuzz;
+mod host;
 mod http;
+mod near;
+mod sealed;
+mod store;
 
 use farmem_agent::word::{Down, Up};
 use farmem_control::api::{Beat, Figures, Given, LONGEST, MOST, Orders, Rack, Term, Want};
@@ -24,6 +34,7 @@ use farmem_nic::tenants::Standing;
 use farmem_protocol::nbd::{self, Command};
 use farmem_protocol::random::Random;
 use farmem_protocol::wire;
+use farmem_run::RunSpec;
 use farmem_trust::Token;
 use fuzz::fuzz;
 use std::mem::discriminant;
@@ -139,6 +150,44 @@ fn frames_of_either_end() {
         let (up, down) = (Up::of(word), Down::of(word));
         assert!(up.is_none_or(|up| up.bits() == word) && down.is_none_or(|down| down.bits() == word));
         (control, asked.is_err(), asked.ok(), up.map(|up| discriminant(&up)), down.map(|down| discriminant(&down)))
+    });
+}
+
+/// Settings that are read are written, and read again as they were.
+#[test]
+fn a_runs_settings() {
+    let nodes = ["a:7411@rack7/shelf2", "unix:/run/farmem/node.sock"].map(|node| node.parse().unwrap());
+    let full = RunSpec {
+        run: [7; 16],
+        local: 1 << 30,
+        nodes: nodes.into(),
+        shape: Some(10_000_000_000),
+        disk: Some("/var/tmp".into()),
+        token: Some("/home/a/token".into()),
+        mask: "hold,open".parse().unwrap(),
+        ..RunSpec::default()
+    };
+    let text = full.to_text().unwrap();
+    let keys: Vec<&str> = text.split(';').filter_map(|pair| Some(pair.split_once('=')?.0)).collect();
+    let texts = [text.clone(), RunSpec::default().to_text().unwrap(), "v=2;run=00;local=-1".into()];
+    let texts: Vec<&[u8]> = texts.iter().map(String::as_bytes).collect();
+    fuzz("settings", &texts, |_, bytes| {
+        let Ok(text) = std::str::from_utf8(bytes) else { return "no text".to_owned() };
+        match RunSpec::parse(text) {
+            Ok(spec) => {
+                // A path with a zero byte cannot come in a variable, and cannot be passed on.
+                let again = spec.to_text().ok().map(|text| RunSpec::parse(&text));
+                assert!(again.is_none_or(|again| again.as_ref() == Ok(&spec)), "{text:?}");
+                format!("{} nodes", spec.nodes.len().min(5))
+            }
+            Err(wrong) => {
+                let line = wrong.to_string();
+                assert!(!line.contains('\n'), "{line:?}");
+                // The kind: what of it is wrong, and about how much is said of that.
+                let of = keys.iter().position(|key| line.contains(key));
+                format!("{of:?} {}", line.len() / 32)
+            }
+        }
     });
 }
 
