@@ -5,7 +5,7 @@ mod common;
 use common::liar::Liar;
 use common::pieces::{checked, stamped};
 use common::programs::{self, Churn};
-use common::stranger::Stranger;
+use common::stranger::{Stranger, finish};
 use common::{Host, LIMIT, at_work, be_agent, child, within};
 use farmem_agent::blocks::Blocks;
 use farmem_agent::client::Chunk;
@@ -79,6 +79,11 @@ fn what_programs_hold_moves_with_the_agent() {
         let mut found = vec![0; across.len()];
         reach.read(&run, 3 << 20, &mut found).unwrap();
         assert!(found == across, "a run was overwritten");
+        // A key and the queue pair to its node come by one call: the first of a way leads elsewhere by now.
+        let (queue, key, offset) = reach.queue_to(&counted, 64).unwrap().unwrap();
+        queue.faa(1, key, offset, 1);
+        assert_eq!(finish(queue), Ok(counts), "a word that was posted by hand");
+        counts += 1;
         let more = stamped(&client, &mut reach, 3, 7);
         checked(&mut reach, &more, 7);
         client.free(more);

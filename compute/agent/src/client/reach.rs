@@ -224,8 +224,8 @@ impl Client {
 
     /// By which key a byte of a piece is reached, and where behind it. `None`: it is mapped. The key
     /// of a piece that the agent has moved to another node opens nothing any more: after a READ or
-    /// WRITE of the piece by [`Reach::read`] or [`Reach::write`] this returns the one that does, for
-    /// [`Reach::queue_of`].
+    /// WRITE of the piece by [`Reach::read`] or [`Reach::write`] this returns the one that does. A key
+    /// is of one node, so a program whose agent may move asks for both by [`Reach::queue_to`].
     pub fn key(&self, chunk: &Chunk, at: u64) -> Result<Option<(Key, u64)>, ReachError> {
         Ok(self.place(chunk, at)?.map(|(_, key, offset)| (key, offset)))
     }
@@ -316,7 +316,7 @@ impl Reach<'_> {
     }
 
     /// The queue pair by which pieces elsewhere are reached, for those who post several verbs at
-    /// once: by [`Client::key`]. `None`: they are mapped. The next call here waits for what is
+    /// once: by [`Client::key`], if the agent does not move, or else [`Reach::queue_to`]. `None`: they are mapped. The next call here waits for what is
     /// under way, and drops its completions. It leads to the node that this program's memory was at
     /// when this way was made.
     pub fn queue(&mut self) -> Result<Option<&mut QueuePair>, ReachError> {
@@ -325,10 +325,12 @@ impl Reach<'_> {
         way.queue.as_mut().map(Some).map_err(|lost| lost.clone().into())
     }
 
-    /// The same to the node that a piece is at.
-    pub fn queue_of(&mut self, chunk: &Chunk) -> Result<Option<&mut QueuePair>, ReachError> {
-        match self.client.place(chunk, 0)? {
-            Some((node, ..)) => self.way(node).map(Some),
+    /// The queue pair to the node that a byte of a piece is at, the key that opens the piece there,
+    /// and where the byte is behind it. All three are of one look, so that a key goes to no other node
+    /// than its own, where it could name another piece. `None`: it is mapped.
+    pub fn queue_to(&mut self, chunk: &Chunk, at: u64) -> Result<Option<(&mut QueuePair, Key, u64)>, ReachError> {
+        match self.client.place(chunk, at)? {
+            Some((node, key, offset)) => Ok(Some((self.way(node)?, key, offset))),
             None => Ok(None),
         }
     }
