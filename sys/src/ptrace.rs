@@ -82,6 +82,11 @@ pub fn resume(tid: u32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_CONT, tid, 0, signal as usize)
 }
 
+/// Lets a stopped thread carry out one instruction. It tells [`Told::Signal`] of SIGTRAP then.
+pub fn step(tid: u32) -> io::Result<()> {
+    request(libc::PTRACE_SINGLESTEP, tid, 0, 0)
+}
+
 /// Lets it run to its next entry to or return from a system call, taking this signal first (0:
 /// none).
 pub fn resume_to_call(tid: u32, signal: i32) -> io::Result<()> {

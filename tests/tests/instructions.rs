@@ -1,13 +1,16 @@
-//! Hot paths do not grow unnoticed: their instructions, counted by valgrind.
+//! Hot paths do not grow unnoticed: their instructions, counted by valgrind. Uses of local far
+//! objects are stepped through.
 //!
 //! A clock on a shared machine cannot see two per cent; a count of instructions
 //! is the same on every run. What may change, and how: docs/design/bench.md.
 
 use std::collections::BTreeMap;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use farmem_sys::ptrace::{self, Follow, Remote, Told};
 use farmem_tests::farmem::built;
 
 /// The paths, and how many times one is gone through; counts are of the second that many.
@@ -92,5 +95,86 @@ fn hot_paths_take_no_more_instructions_than_they_did() -> Result<()> {
         wrong.join("\n"),
         counts_file().display()
     );
+    Ok(())
+}
+
+/// The bytes of the instruction `syscall`.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+/// The next report of a process that is traced.
+fn next(pid: u32) -> Result<Told> {
+    loop {
+        if let Some((_, told)) = ptrace::told_by(pid as i32)? {
+            return Ok(told);
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Steps through one turn of a program that stands in a read. Returns the instructions to its next
+/// system call.
+fn turn(child: &mut Child) -> Result<u64> {
+    let pid = child.id();
+    ptrace::interrupt(pid)?;
+    ensure!(next(pid)? == Told::Trap, "it was not reading");
+    child.stdin.as_mut().context("its input")?.write_all(b"x")?;
+    // The first step ends the read.
+    ptrace::step(pid)?;
+    ensure!(matches!(next(pid)?, Told::Signal(libc::SIGTRAP)), "it took no step");
+    let mut steps = 0;
+    let mut code = [0; 2];
+    loop {
+        let start = ptrace::registers(pid)?.rip;
+        ensure!(ptrace::read(pid, &[Remote { start, len: 2 }], &mut code)? == 2);
+        if code == SYSCALL {
+            ptrace::detach(pid, 0)?;
+            return Ok(steps);
+        }
+        ptrace::step(pid)?;
+        match next(pid)? {
+            Told::Signal(libc::SIGTRAP) => steps += 1,
+            told => bail!("it took no step: {told:?}"),
+        }
+    }
+}
+
+/// Instructions of one turn of `local-uses`, which uses this many objects so many times each.
+fn stepped(program: &Path, kind: &str, uses: u64, rounds: u64) -> Result<u64> {
+    let mut command = Command::new(program);
+    command.args([kind, &uses.to_string(), &rounds.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn()?;
+    // The first turn loads pages, and binds functions.
+    child.stdin.as_mut().context("its input")?.write_all(b"x")?;
+    child.stdout.as_mut().context("its output")?.read_exact(&mut [0])?;
+    while !std::fs::read_to_string(format!("/proc/{}/syscall", child.id()))?.starts_with("0 0x0 ") {
+        ensure!(child.try_wait()?.is_none(), "it ended early");
+        std::thread::yield_now();
+    }
+    ptrace::seize(child.id(), Follow { forks: false })?;
+    let steps = turn(&mut child)?;
+    drop(child.stdin.take());
+    ensure!(child.wait()?.success());
+    Ok(steps)
+}
+
+/// From the box to the address of its value, in a scope of 64 objects. In a heap of one thread the
+/// first use by a scope leaves the scope's stamp besides.
+#[test]
+fn a_use_of_a_local_object_takes_eight_instructions() -> Result<()> {
+    let program = built("farmem-instructions", "local-uses")?;
+    let once = |kind| stepped(&program, kind, 64, 1);
+    // What the 65th to the 128th object take, and what 64 take that were used before.
+    let first = |kind| Ok::<_, anyhow::Error>((stepped(&program, kind, 128, 1)? - once(kind)?) as f64 / 64.0);
+    let again = |kind| {
+        Ok::<_, anyhow::Error>((stepped(&program, kind, 64, 3)? - stepped(&program, kind, 64, 2)?) as f64 / 64.0)
+    };
+    let near = (first("near")?, again("near")?);
+    for (kind, most) in [("far", (10.0, 8.0)), ("shared", (8.0, 8.0))] {
+        // A near use is one: the load of the address. A turn's own few instructions are not 64
+        // objects'.
+        let (first, again) = (first(kind)? - near.0 + 1.0, again(kind)? - near.1 + 1.0);
+        println!("{kind}: the first use by a scope {first:.2} instructions, each further {again:.2}");
+        ensure!(first < most.0 + 0.3 && again < most.1 + 0.3, "{kind}: {first:.2} and {again:.2} instructions");
+    }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Frames: where objects are while they are local. Their addresses are [`crate::space`]'s.
 //!
 //! ```text
-//! FarBox ── word: place 28 | dirty 1 | home 35 ─► frame: word | meta: stamp, arriving, seen | payload
-//!                                                        └─ another word? then the object is away
+//! FarBox ── word: home, place, dirty ─► frame: word | meta: stamp, arriving, seen | payload
+//!                                              └─ another word? then the object is away
 //! ```
 //!
 //! *Place*: where the frame is in its class. *Home*: where the object lies in far memory. *Stamp*:
@@ -263,7 +263,7 @@ impl<T: Far> FarBox<T> {
 
     /// A box whose object is at this home, and away. No other box has this home.
     pub(crate) fn away(home: Home) -> FarBox<T> {
-        FarBox { word: Cell::new(home.0), value: PhantomData }
+        FarBox { word: Cell::new(Word::away(home).0), value: PhantomData }
     }
 
     /// Gives the box a new value, without fetching the one at its home.
@@ -285,7 +285,7 @@ impl<T: Far> FarBox<T> {
             inner.arena.abandon(at);
             inner.vacant(Self::CLASS, at);
         }
-        self.word.set(self.word().home().0);
+        self.word.set(Word::away(self.word().home()).0);
     }
 
     pub(crate) fn word(&self) -> Word {
@@ -303,7 +303,7 @@ impl<T: Far> FarBox<T> {
     fn hold<'a>(&self, scope: &'a Scope) -> Result<Spot<'a, Header>> {
         match self.local(&scope.arena, scope.mark) {
             Some(spot) => Ok(spot),
-            None => self.fetch(&scope.inner, scope.mark),
+            None => self.fetch(scope.inner()?, scope.mark),
         }
     }
 

@@ -37,7 +37,7 @@ impl<'a, T: Far> Future for Load<'a, T> {
     type Output = Result<&'a T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<&'a T>> {
-        let on_its_way = self.scope.inner.begin_load(self.from, self.scope.mark(), self.is_posted);
+        let on_its_way = self.scope.inner()?.begin_load(self.from, self.scope.mark(), self.is_posted);
         if on_its_way {
             self.is_posted = true;
             context.waker().wake_by_ref();

@@ -10,8 +10,12 @@ use std::fmt;
 use std::rc::Rc;
 
 /// Keeps local the objects that are reached by it.
+///
+/// A use needs `arena` and `mark`. They stay in registers over a loop of uses only if the address
+/// of the scope goes nowhere. So its heap leaves it by value when it ends.
 pub struct Scope {
-    pub(crate) inner: Rc<Inner>,
+    /// `None` when it has ended.
+    inner: Option<Rc<Inner>>,
     /// The frames of `inner`, which the scope keeps alive. A copy here saves a use one pointer.
     pub(crate) arena: Frames,
     /// Its stamp, shifted to where a frame's `meta` has it; the bits below are 0.
@@ -21,11 +25,20 @@ pub struct Scope {
 impl Scope {
     #[inline]
     pub(crate) fn new(inner: Rc<Inner>, mark: u64) -> Scope {
-        Scope { arena: inner.arena.frames(), inner, mark }
+        Scope { arena: inner.arena.frames(), inner: Some(inner), mark }
+    }
+
+    /// Its heap.
+    ///
+    /// # Errors
+    /// [`Error::OtherHeap`]: the scope has ended, which no caller sees.
+    #[inline]
+    pub(crate) fn inner(&self) -> Result<&Inner> {
+        self.inner.as_deref().ok_or(Error::OtherHeap)
     }
 
     pub(crate) fn is_of(&self, heap: &Heap) -> Result<()> {
-        if Rc::ptr_eq(&self.inner, &heap.inner) { Ok(()) } else { Err(Error::OtherHeap) }
+        if std::ptr::eq(self.inner()?, &*heap.inner) { Ok(()) } else { Err(Error::OtherHeap) }
     }
 
     #[inline]
@@ -35,10 +48,19 @@ impl Scope {
 }
 
 impl Drop for Scope {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        self.inner.end(self.mark);
+        if let Some(inner) = self.inner.take() {
+            ended(inner, self.mark);
+        }
     }
+}
+
+/// Ends a scope of a heap. A call, so that what drops a scope is small enough to be a part of each
+/// caller: if it is not, the scope is in memory.
+#[inline(never)]
+fn ended(inner: Rc<Inner>, mark: u64) {
+    inner.end(mark);
 }
 
 impl fmt::Debug for Scope {

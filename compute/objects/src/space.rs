@@ -176,7 +176,7 @@ impl<H: Header> Frames<H> {
     #[inline]
     pub fn spot(&self, class: Class, word: Word) -> Spot<'_, H> {
         // SAFETY: the range of a class is within the arena, and a place is within its range.
-        let at = unsafe { self.base.byte_add(class.from).byte_add((word.place() << class.unit) as usize) };
+        let at = unsafe { self.base.byte_add(class.from).byte_add(word.offset(class.unit)) };
         Spot { at, header: PhantomData }
     }
 

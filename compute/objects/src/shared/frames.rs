@@ -2,7 +2,7 @@
 //! [`crate::space`]'s.
 //!
 //! ```text
-//! SharedBox ── word: place 28 | dirty 1 | home 35 ─► frame: word | state | payload
+//! SharedBox ── word: home, place, dirty ─► frame: word | state | payload
 //! ```
 //!
 //! Boxes, places and homes are those of [`crate::frames`]. No two boxes of all shared heaps have one
