@@ -54,29 +54,62 @@ impl<T: Far> fmt::Debug for Load<'_, T> {
     }
 }
 
+/// Tasks that are begun together: enough to share a round trip.
+const TOGETHER: usize = 64;
+/// Tasks that begin between two looks at what scopes hold.
+const LOOK: usize = 8;
+
 impl Heap {
     /// Runs tasks on this thread until all have ended. Returns their outputs, in the order of the
     /// tasks. While a task awaits a value ([`FarBox::load`]), the others go on. So tasks that each
     /// follow links share the round trips.
     ///
-    /// A task may await other things. It is polled again and again then.
+    /// 64 tasks are open at a time. While scopes hold more than a quarter of local memory no further
+    /// one begins. A scope that is open for long holds what other tasks use meanwhile, too. If no open
+    /// task can go on, a further one begins all the same: so tasks may wait for one another. A task
+    /// that awaits other things is polled again and again.
     pub fn join<F: Future>(&self, tasks: impl IntoIterator<Item = F>) -> Vec<F::Output> {
-        let mut tasks: Vec<Pin<Box<F>>> = tasks.into_iter().map(Box::pin).collect();
-        let mut outputs: Vec<Option<F::Output>> = tasks.iter().map(|_| None).collect();
-        let mut open: Vec<usize> = (0..tasks.len()).collect();
+        let mut more = tasks.into_iter().fuse();
+        let mut outputs: Vec<Option<F::Output>> = Vec::new();
+        let mut open: Vec<(usize, Pin<Box<F>>)> = Vec::new();
         let mut context = Context::from_waker(Waker::noop());
-        while !open.is_empty() {
-            open.retain(|&n| match tasks[n].as_mut().poll(&mut context) {
+        let mut must = false;
+        loop {
+            while must || open.len() < TOGETHER && !self.is_crowded(open.len(), outputs.len()) {
+                let Some(task) = more.next() else { break };
+                let (number, mut task) = (outputs.len(), Box::pin(task));
+                must = false;
+                // What it awaits first is under way when the next one begins.
+                match task.as_mut().poll(&mut context) {
+                    Poll::Ready(output) => outputs.push(Some(output)),
+                    Poll::Pending => {
+                        outputs.push(None);
+                        open.push((number, task));
+                    }
+                }
+            }
+            if open.is_empty() {
+                return outputs.into_iter().flatten().collect();
+            }
+            let before = open.len();
+            open.retain_mut(|(number, task)| match task.as_mut().poll(&mut context) {
                 Poll::Ready(output) => {
-                    outputs[n] = Some(output);
+                    outputs[*number] = Some(output);
                     false
                 }
                 Poll::Pending => true,
             });
-            if !open.is_empty() && !self.inner.await_one() {
+            let has_ended = open.len() < before;
+            if !open.is_empty() && !self.inner.await_one() && !has_ended {
+                must = true;
                 std::thread::yield_now();
             }
         }
-        outputs.into_iter().flatten().collect()
+    }
+
+    /// Whether a task should not begin while `open` others are: their scopes hold much. It looks at
+    /// that once for some tasks.
+    fn is_crowded(&self, open: usize, begun: usize) -> bool {
+        open > 0 && (begun.is_multiple_of(LOOK) || open < LOOK) && self.inner.is_crowded()
     }
 }

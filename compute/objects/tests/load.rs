@@ -123,6 +123,42 @@ fn vectors_and_maps_are_awaited() {
     }
 }
 
+/// Thousands of tasks in little local memory, beside one that holds its scope for long.
+#[test]
+fn more_tasks_than_local_memory_has_room_for_all_end() {
+    for way in WAYS {
+        let node = node();
+        let heap = Heap::builder().local(64 * CHUNK).node(address(&node, way)).transport(way).build().unwrap();
+        let boxes: Vec<FarBox<[u64; 64]>> = (0..4000).map(|n| heap.alloc(&[n; 64]).unwrap()).collect();
+        let task = async |from: usize| -> Result<u64> {
+            let (scope, objects) = (heap.scope(), if from == 7 { 150 } else { 2 });
+            let mut sum = 0;
+            for n in 0..objects {
+                sum += boxes[(from + n * 1999) % boxes.len()].load(&scope).await?[63];
+            }
+            Ok(sum)
+        };
+        let found: Result<Vec<u64>> = heap.join((0..boxes.len()).map(task)).into_iter().collect();
+        let found = found.unwrap_or_else(|e| panic!("{way:?}: {e}"));
+        assert!((0..boxes.len()).filter(|&n| n != 7).all(|n| found[n] == (n + (n + 1999) % boxes.len()) as u64));
+    }
+}
+
+/// Tasks that wait for one that begins last.
+#[test]
+fn tasks_may_wait_for_one_another() {
+    let node = node();
+    let heap = heap(&node, Transport::Tcp);
+    let (told, len) = (std::cell::Cell::new(false), 500);
+    let task = async |n: usize| {
+        if n + 1 == len {
+            told.set(true);
+        }
+        std::future::poll_fn(|_| if told.get() { Poll::Ready(n) } else { Poll::Pending }).await
+    };
+    assert_eq!(heap.join((0..len).map(task)), (0..len).collect::<Vec<_>>());
+}
+
 /// A lost node, and scopes that hold all, are errors of the await.
 #[test]
 fn endings_are_errors_of_the_await() {

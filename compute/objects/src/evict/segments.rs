@@ -13,6 +13,9 @@ use crate::word::{ARRIVING, SEEN, STAMP, Word};
 const GIVEN: usize = 16;
 /// Segments that it looks at for that, at most.
 const ASKED: usize = 64;
+/// Segments of a sample, and frames of each.
+const SAMPLE: usize = 16;
+const PARTS: usize = 4;
 
 impl Evictor {
     /// Lets the hand choose up to `want` victims. Clean ones are freed at once. Dirty ones are
@@ -47,6 +50,29 @@ impl Evictor {
         self.rooms[class.index].gone += chosen * class.stride;
         self.gone += chosen * class.stride;
         chosen
+    }
+
+    /// Whether scopes hold more than a quarter of local memory, by the frames of a sample. `oldest`:
+    /// the stamp of the oldest open scope.
+    pub fn is_crowded(&self, arena: &Arena, oldest: u64) -> bool {
+        let segments: usize = self.rooms.iter().map(Room::len).sum();
+        if self.left > 0 || segments == 0 {
+            return false;
+        }
+        let all = self.rooms.iter().enumerate().flat_map(|(index, room)| {
+            let class = Class::new(index);
+            (0..room.len()).map(move |nth| (class, room.segment(nth)))
+        });
+        let (mut looked, mut held) = (0, 0);
+        for (nth, (class, segment)) in all.step_by(segments.div_ceil(SAMPLE)).enumerate() {
+            for part in 0..PARTS {
+                // Other frames of each segment: a class fills its segments in order.
+                let at = arena.frame(class, segment, (part * class.frames() / PARTS + nth) % class.frames());
+                looked += 1;
+                held += usize::from(arena.word(at) != 0 && arena.meta(at) >> STAMP >= oldest);
+            }
+        }
+        4 * held > looked
     }
 
     /// Takes a segment from another class. The class with the most segments is tried first.

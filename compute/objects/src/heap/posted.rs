@@ -1,6 +1,6 @@
 //! Objects that are on their way while the thread works.
 
-use super::Inner;
+use super::{Inner, NO_SCOPE};
 use crate::space::At;
 use crate::word::{STAMP, Word};
 use crate::{Far, FarBox};
@@ -71,5 +71,11 @@ impl Inner {
                 evictor.settle(&self.arena, true);
             }
         }
+    }
+
+    /// Whether open scopes hold more than a quarter of local memory, by a sample.
+    pub fn is_crowded(&self) -> bool {
+        let oldest = self.oldest();
+        oldest != NO_SCOPE && self.evictor.borrow().is_crowded(&self.arena, oldest)
     }
 }
