@@ -115,10 +115,16 @@ class Vec(_Object):
             raise IndexError("a slice of a far vector has no step: take it of the array that comes")
         return first, max(first, end)
 
+    def _place(self, at):
+        try:
+            return range(self._len)[at]
+        except IndexError:
+            raise IndexError(f"index {at} of a far vector of {self._len}") from None
+
     def __getitem__(self, at):
         import numpy
         if not isinstance(at, slice):
-            at = range(self._len)[at]
+            at = self._place(at)
             return self[at:at + 1][0]
         first, end = self._range(at)
         array = numpy.empty(end - first, self.dtype)
@@ -129,7 +135,7 @@ class Vec(_Object):
 
     def __setitem__(self, at, values):
         if not isinstance(at, slice):
-            at = range(self._len)[at]
+            at = self._place(at)
             at, values = slice(at, at + 1), [values]
         (first, end), array = self._range(at), self._array(values)
         if array.size != end - first:

@@ -34,7 +34,7 @@ def vectors():
     far[7] = -1.0
     far[1000:1003] = [1, 2, 3]
     assert far[7] == -1.0 and list(far[999:1004]) == [499.5, 1, 2, 3, 501.5]
-    refused(IndexError, "", lambda: far[500_000])
+    refused(IndexError, "index 500000 of a far vector", lambda: far[500_000])
     refused(ValueError, "does not shift", lambda: far.__setitem__(slice(0, 3), [1, 2]))
     # Any thread may use it.
     said = []
