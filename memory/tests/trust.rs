@@ -380,3 +380,20 @@ fn a_store_that_is_changed_stays_its_owners() {
     assert_eq!(about(), before, "given: {given}");
     assert!(!given || before == (1234, 1235, 0o400));
 }
+
+/// A node names its socket as it likes. A host shows that as text.
+#[test]
+fn the_name_of_a_nodes_socket_moves_no_cursor() {
+    let socket = std::env::temp_dir().join(format!("farmem-\x1b[2J-{}.sock", std::process::id()));
+    let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(socket.clone())];
+    let node = Node::start(&Config::new(SLAB_BYTES, listen)).unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    let options = ConnectOptions {
+        timeout: Duration::from_secs(10),
+        grace: Duration::from_secs(5),
+        transport: Transport::Shm,
+        ..ConnectOptions::default()
+    };
+    let refused = why(Session::connect(&node.addresses()[0], &options));
+    assert!(refused.contains("farmem-?[2J-") && !refused.contains(char::is_control), "{refused:?}");
+}
