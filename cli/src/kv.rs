@@ -8,6 +8,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farmem_fabric::NodeAddr;
 use farmem_kv::serve::{self, Clients, Config, Failed, Part, Tls};
 use farmem_run::{Protect, Transport, exit};
@@ -97,16 +98,27 @@ struct Store {
 
     /// Whether each key is kept at two nodes, so that the end of one loses nothing. Nodes form
     /// pairs in the order in which they are named first
-    #[arg(long, value_parser = names::<Protect>(), value_name = "HOW", default_value = "none")]
+    #[arg(long, value_parser = copies(), value_name = "HOW", default_value = "none")]
     protect: Protect,
 
     #[command(flatten)]
     token: crate::token::Flag,
 }
 
+/// The ways to protect a run that a store has.
+fn copies() -> impl TypedValueParser<Value = Protect> {
+    let none = PossibleValue::new("none").help("One copy of each key");
+    let mirror = PossibleValue::new("mirror").help("Two copies, at different nodes");
+    let which = |named: String| if named == "mirror" { Protect::Mirror } else { Protect::None };
+    PossibleValuesParser::new([none, mirror]).map(which)
+}
+
 #[derive(clap::Subcommand, Debug)]
 enum Sub {
     /// Recount a store: whether every object and every piece of memory is accounted for
+    #[command(after_help = "\
+Example:
+  farmem kv check sessions --node bighost:7411")]
     Check {
         /// The store
         #[arg(value_name = "NAME")]
@@ -118,6 +130,9 @@ enum Sub {
 
     /// Say that a node of a mirrored store has ended for good, so that the other may go on without
     /// it. Needed only if no front end ran when it ended
+    #[command(after_help = "\
+Example:
+  farmem kv alone orders --node a:7411,b:7411 --protect mirror")]
     Alone {
         /// The store
         #[arg(value_name = "NAME")]
@@ -128,9 +143,16 @@ enum Sub {
     },
 
     /// Write a whole store to a file
+    #[command(after_help = "\
+Example:
+  farmem kv save sessions sessions.kv --node bighost:7411
+      Clients may write meanwhile: each key is as it was at some moment.")]
     Save(Snapshot),
 
     /// Fill an empty store from a file that save has written
+    #[command(after_help = "\
+Example:
+  farmem kv restore sessions sessions.kv --node bighost:7411")]
     Restore(Snapshot),
 }
 

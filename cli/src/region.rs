@@ -23,6 +23,10 @@ A region is there until it is removed, or its node ends. Programs that have it o
 #[derive(clap::Subcommand, Debug)]
 enum Command {
     /// List them, with the memory that each holds
+    #[command(after_help = "\
+Examples:
+  farmem region ls bighost:7411
+  farmem region ls bighost:7411 --json | jq '.[].name'")]
     Ls {
         /// The node: HOST:PORT or unix:PATH
         #[arg(value_name = "NODE")]
@@ -34,6 +38,9 @@ enum Command {
         token: Flag,
     },
     /// Remove one by its name; its memory is free when the last program that has it open has ended
+    #[command(after_help = "\
+Example:
+  farmem region rm bighost:7411 sessions")]
     Rm {
         /// The node: HOST:PORT or unix:PATH
         #[arg(value_name = "NODE")]

@@ -106,7 +106,7 @@ fn explain(program: &clap::Command, refused: &clap::Error) -> Failure {
             let unclear =
                 [ErrorKind::UnknownArgument, ErrorKind::InvalidSubcommand, ErrorKind::MissingRequiredArgument];
             if unclear.contains(&kind) {
-                line += &format!("; see {} --help", command_meant(program, std::env::args_os().nth(1)));
+                line += &format!("; see {} --help", command_meant(program, std::env::args_os().skip(1)));
             }
             Failure::usage(line)
         }
@@ -122,11 +122,16 @@ fn moved(program: &clap::Command, name: &str) -> Option<String> {
     })
 }
 
-/// The command whose help is named: `farmem run` if the first word is `run`, else `farmem`.
-fn command_meant(program: &clap::Command, first: Option<OsString>) -> String {
-    let (name, first) = (program.get_name(), first.unwrap_or_default());
-    let known = program.get_subcommands().find(|command| first == command.get_name());
-    known.map_or(name.to_owned(), |command| format!("{name} {}", command.get_name()))
+/// The command whose help is named: `farmem token create` if the first words are `token create`,
+/// and `farmem` if the first one is no command.
+fn command_meant(program: &clap::Command, words: impl Iterator<Item = OsString>) -> String {
+    let (mut command, mut meant) = (program, program.get_name().to_owned());
+    for word in words {
+        let Some(known) = command.get_subcommands().find(|command| word == command.get_name()) else { break };
+        command = known;
+        meant += &format!(" {}", command.get_name());
+    }
+    meant
 }
 
 /// The first paragraph of a message, which names the mistake, and its tip, as one line.
@@ -173,10 +178,24 @@ mod tests {
     }
 
     #[test]
+    fn each_command_has_an_example() {
+        fn look(command: &clap::Command) {
+            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            // What `lab` has is said by farmem-lab.
+            let is_shown = !command.is_hide_set() && !["farmem", "lab"].contains(&command.get_name());
+            assert!(!is_shown || after.contains("Example"), "{} --help", command.get_name());
+            command.get_subcommands().for_each(look);
+        }
+        look(&Farmem::command());
+    }
+
+    #[test]
     fn the_command_that_was_meant_is_named() {
-        assert_eq!(command_meant(&Farmem::command(), Some("run".into())), "farmem run");
-        assert_eq!(command_meant(&Farmem::command(), Some("nonsense".into())), "farmem");
-        assert_eq!(command_meant(&Farmem::command(), None), "farmem");
+        let meant = |words: &[&str]| command_meant(&Farmem::command(), words.iter().map(OsString::from));
+        assert_eq!(meant(&["run", "--local", "1G", "node"]), "farmem run");
+        assert_eq!(meant(&["token", "create"]), "farmem token create");
+        assert_eq!(meant(&["nonsense"]), "farmem");
+        assert_eq!(meant(&[]), "farmem");
     }
 
     #[test]

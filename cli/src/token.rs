@@ -42,6 +42,14 @@ const LEAST_RATE: u64 = 64 << 10;
 #[derive(clap::Subcommand, Debug)]
 enum Command {
     /// Make a token, print it, and keep its hash in the store
+    ///
+    /// A file to which it goes by > is made readable for its owner alone.
+    #[command(after_help = "\
+Examples:
+  farmem token create --tenant lab --quota 64G --expires 30d \\
+      --store tokens.toml > lab.token
+  farmem token create --tenant rack --store tokens.toml > rack.token
+      The tenant rack: nodes and orders of a rack prove themselves by it.")]
     Create {
         /// For whom: letters, digits, _ and -
         #[arg(long, value_name = "NAME")]
@@ -49,12 +57,12 @@ enum Command {
         /// What all programs of the tenant may hold together at a node
         #[arg(long, value_name = "SIZE")]
         quota: Option<Size>,
-        /// Bytes a second that they may move together through a node, as 500M
-        #[arg(long, value_name = "SIZE")]
-        rate: Option<Size>,
         /// … and in a whole rack, whose controller and nodes read this store
         #[arg(long, value_name = "SIZE")]
         rack_quota: Option<Size>,
+        /// Bytes a second that they may move together through a node, as 500M
+        #[arg(long, value_name = "SIZE")]
+        rate: Option<Size>,
         /// How long it can be used, as 30d
         #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
         expires: Option<Duration>,
@@ -62,11 +70,19 @@ enum Command {
         store: StoreFile,
     },
     /// List the tokens of a store
+    #[command(after_help = "\
+Example:
+  farmem token list --store tokens.toml")]
     List {
         #[command(flatten)]
         store: StoreFile,
     },
     /// Take a token back: its runs end
+    #[command(after_help = "\
+Examples:
+  farmem token revoke b257cdc0b58cb74d --store tokens.toml
+  farmem token revoke lab --store tokens.toml
+      All tokens of the tenant lab.")]
     Revoke {
         /// The token's id, as list shows it, or a tenant's name for all of its tokens
         #[arg(value_name = "ID|TENANT")]
@@ -75,6 +91,10 @@ enum Command {
         store: StoreFile,
     },
     /// Make another token for a tenant; the tokens that it has can be used until they are revoked
+    #[command(after_help = "\
+Example:
+  farmem token rotate --tenant lab --store tokens.toml > new.token
+      Give it to those who borrow, then revoke the old one by its id.")]
     Rotate {
         /// For whom
         #[arg(long, value_name = "NAME")]

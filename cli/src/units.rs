@@ -20,6 +20,11 @@ pub fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
     out
 }
 
+/// A number of things, in the singular for one.
+pub fn number(n: usize, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

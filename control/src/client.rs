@@ -217,12 +217,20 @@ impl Client {
                 headers.fold(self.agent.post(url), |post, (name, value)| post.header(name, value)).send(asked.body)
             }
         };
-        let mut answer = sent.map_err(|e| AskError::Away { at: at.to_owned(), why: printable(&e.to_string()) })?;
+        let mut answer = sent.map_err(|e| AskError::Away { at: at.to_owned(), why: printable(&why_away(e)) })?;
         let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let (challenge, proof) = (header(guard::CHALLENGE), header(guard::ANSWER));
         let text = answer.body_mut().read_to_string();
         let text = text.map_err(|e| AskError::Stranger { at: at.to_owned(), why: e.to_string() })?;
         Ok(Answer { status: answer.status().as_u16(), challenge, proof, text })
+    }
+}
+
+/// What the system says, where it is the system that refuses.
+fn why_away(e: ureq::Error) -> String {
+    match e {
+        ureq::Error::Io(e) => e.to_string(),
+        e => e.to_string(),
     }
 }
 

@@ -32,8 +32,17 @@ const LEAST: u64 = 8 << 20;
 /// Bytes lent beside the buffer.
 const BESIDE: u64 = 64 << 20;
 
+const EXAMPLES: &str = "\
+Examples:
+  farmem demo
+      Half a minute: a table, and a plot in farmem-demo.svg.
+
+  farmem demo --input 512M --lines random --svg worst.svg
+      More memory, in the order that is worst for it.";
+
 /// Sort a file with less and less local memory; compare outputs and times
 #[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub struct Options {
     /// Size of the file to sort
     #[arg(long, value_name = "SIZE", default_value = "128M")]

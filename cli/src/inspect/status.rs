@@ -297,9 +297,11 @@ fn text(view: &View) -> String {
         row("shared blocks", units::count(view.shared_blocks)),
         row("windows", format!("{} ({} bound)", units::count(view.windows), units::count(view.windows_bound))),
         row("scrubbed", format!("{} in {} of CPU", size(view.scrubbed), units::nanos(view.scrub_cpu_ns))),
-        row("confined", view.confined.clone().unwrap_or_else(|| "-".to_owned())),
         row("drained", format!("in {} of CPU", units::nanos(view.drain_cpu_ns))),
     ];
+    if let Some(confined) = &view.confined {
+        rows.push(row("confined", confined.clone()));
+    }
     if view.unnamed > 0 {
         rows.insert(2, row("by others", size(view.unnamed)));
     }

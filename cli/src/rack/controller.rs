@@ -142,7 +142,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     let guard = guard(keys.as_ref())?;
     let at = listener.local_addr().map_err(Failure::usage)?;
-    eprintln!("farmem: the rack's controller is at {at}; its page: http://{at}/");
     let log: fn(&str) = |line| eprintln!("farmem: {}", printable(line));
     let wrong = |e: &dyn std::fmt::Display| {
         Failure::usage(format!("--store {}: {e}", options.store.clone().unwrap_or_default().display()))
@@ -173,6 +172,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             Served::alone(Store::Memory, kept, seed, log)
         }
     };
+    eprintln!("farmem: the rack's controller is at {at}; its page: http://{at}/");
     if let Some(keys) = keys {
         follow_quotas(keys, Arc::clone(&controller))?;
     }

@@ -51,8 +51,13 @@ pub struct Drain {
     pub no_wait: bool,
 }
 
+const UNDRAIN: &str = "\
+Example:
+  farmem undrain bighost --controller rack:7400";
+
 /// Open a node again that was drained
 #[derive(clap::Args, Debug)]
+#[command(after_help = UNDRAIN)]
 pub struct Undrain {
     /// The node's name, as farmem status --controller shows it
     pub node: String,
@@ -61,10 +66,16 @@ pub struct Undrain {
     pub rack: Which,
 }
 
+const FORGET: &str = "\
+Example:
+  farmem forget bighost --controller rack:7400
+      After it was drained, and stopped for good.";
+
 /// Forget a node of a rack that will not come back
 ///
 /// A node that beats again is a node of the rack again.
 #[derive(clap::Args, Debug)]
+#[command(after_help = FORGET)]
 pub struct Forget {
     /// The node's name, as farmem status --controller shows it
     pub node: String,
@@ -96,7 +107,8 @@ fn failed(e: AskError) -> Failure {
 
 fn find<'a>(rack: &'a Rack, node: &str) -> Result<&'a NodeView, Failure> {
     let found = rack.nodes.iter().find(|each| each.name == node);
-    found.ok_or_else(|| Failure::usage(format!("no node of this rack is called {node}")))
+    found
+        .ok_or_else(|| Failure::usage(format!("no node of this rack is called {node}: see farmem status --controller")))
 }
 
 /// Gives the order and waits until the node is empty.

@@ -203,9 +203,9 @@ impl Screen {
     fn headline(&self) -> Line<'_> {
         let faults: f64 = self.view.runs.iter().map(|run| run.faults_per_s).sum();
         let text = format!(
-            " farmem top   {} runs, {} nodes   {} faults/s ",
-            self.view.runs.len(),
-            self.view.nodes.len(),
+            " farmem top   {}, {}   {} faults/s ",
+            units::number(self.view.runs.len(), "run", "runs"),
+            units::number(self.view.nodes.len(), "node", "nodes"),
             units::count(faults as u64)
         );
         let mut spans = vec![Span::from(text).style(Style::new().add_modifier(Modifier::BOLD))];
@@ -302,9 +302,9 @@ impl Screen {
         let lines = vec![
             Line::from(format!(" {}", run.program)).style(Style::new().add_modifier(Modifier::BOLD)),
             Line::from(format!(
-                " for {}, {} processes, faults {mode}, nodes {}{}",
+                " for {}, {}, faults {mode}, nodes {}{}",
                 units::nanos((run.age_s.max(0.0) * 1e9) as u64),
-                run.processes,
+                units::number(run.processes, "process", "processes"),
                 run.nodes,
                 table::losses(run)
             )),

@@ -109,7 +109,7 @@ impl Store {
     /// # Errors
     /// As there.
     pub fn open_as(config: &Config) -> Result<Store, Failed> {
-        Store::with(config, open::join(config)?)
+        Store::with(config, open::join(config, true)?)
     }
 
     fn with(config: &Config, (drive, shards): Opened) -> Result<Store, Failed> {

@@ -335,6 +335,12 @@ fn a_store_survives_in_a_file() {
         client.ask(&format!("SET k{n} {n}"));
     }
     assert_eq!(save(&config("saved", &node.at), &file).unwrap(), 506);
+    // A misspelt name: no file is written, and no store is made.
+    let missing = file.with_extension("missing");
+    for _ in 0..2 {
+        let said = save(&config("svaed", &node.at), &missing).unwrap_err().to_string();
+        assert!(said.contains("no region svaed") && !missing.exists(), "{said}");
+    }
     let said = restore(&config("saved", &node.at), &file).unwrap_err().to_string();
     assert!(said.contains("506 keys already"), "{said}");
     let other = Process::node(Transport::Shm);

@@ -191,11 +191,11 @@ pub(crate) fn random() -> Result<u64, Failed> {
 /// A region's memory, and the shards of its store.
 pub(crate) type Opened = (Drive, Vec<Rc<Shard>>);
 
-/// Opens the store, or makes it, and joins it.
-pub(crate) fn join(config: &Config) -> Result<Opened, Failed> {
+/// Opens the store and joins it. `create`: makes it if there is none.
+pub(crate) fn join(config: &Config, create: bool) -> Result<Opened, Failed> {
     let begun = std::time::Instant::now();
     loop {
-        match open(config, true, connect(config, true, FIRST)?) {
+        match open(config, true, connect(config, create, FIRST)?) {
             Err(Failed::Store { reason: NotOpened::Mending, .. }) if begun.elapsed() < FILLING => {
                 std::thread::sleep(Duration::from_millis(200));
             }

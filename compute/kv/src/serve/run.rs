@@ -110,7 +110,7 @@ pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr]), tell: Tell) -> Re
     process::raise_descriptor_limit();
     let listeners = config.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     let at: Vec<SocketAddr> = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
-    let mut opened = open::join(config)?;
+    let mut opened = open::join(config, true)?;
     let mut ready = Some(ready);
     let shown = match config.metrics {
         Some(at) => {

@@ -69,7 +69,8 @@ pub fn save(config: &Config, path: &Path) -> Result<u64, Failed> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}.tmp", std::process::id()));
     let beside = PathBuf::from(beside);
-    let written = with_store(config, |io, store| {
+    // A misspelt name makes no store, and no empty snapshot.
+    let written = with_store(config, false, |io, store| {
         let beside = beside.clone();
         async move {
             let mut out = Writer::new(File::create(&beside)?)?;
@@ -99,7 +100,7 @@ pub fn restore(config: &Config, path: &Path) -> Result<u64, Failed> {
     let mut reader = Reader::open(path).map_err(failed)?;
     while reader.entry().map_err(failed)?.is_some() {}
     let again = path.to_owned();
-    let restored = with_store(config, |io, store| async move {
+    let restored = with_store(config, true, |io, store| async move {
         let there = store.size(&io).await?;
         if there > 0 {
             return Err(Wrong::Occupied(there));
@@ -109,12 +110,13 @@ pub fn restore(config: &Config, path: &Path) -> Result<u64, Failed> {
     restored.map_err(failed)
 }
 
-/// Joins the store, carries out an operation, and leaves it.
+/// Joins the store, carries out an operation, and leaves it. `create`: makes it if there is none.
 fn with_store<T: 'static, F: Future<Output = T> + 'static>(
     config: &Config,
+    create: bool,
     operation: impl FnOnce(Io, Rc<Keyspace>) -> F,
 ) -> Result<T, Failed> {
-    let (mut drive, shards) = joined(config)?;
+    let (mut drive, shards) = joined(config, create)?;
     let store = Rc::new(Keyspace::new(&config.name, shards, false, wall_ms(), 1));
     store.set_now_ms(wall_ms());
     let done = alone(&mut drive, |io| operation(io, Rc::clone(&store)))?;
