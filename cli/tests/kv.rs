@@ -260,7 +260,7 @@ fn a_front_end_says_who_may_come() {
     let line = of.refused(&[&node], &["--requirepass", ""]);
     assert!(line.contains("it is empty"), "{line}");
     fs::write(&file, "secret\n").unwrap();
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let line = of.refused(&[&node], &["--requirepass", &named]);
     assert!(line.contains("others may read it") && line.contains("chmod 600"), "{line}");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();

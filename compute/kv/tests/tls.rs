@@ -195,6 +195,35 @@ fn a_client_without_tls_is_told_so_and_garbage_ends_its_connection() {
     says(&mut good, b"PING\r\n", b"+PONG\r\n");
 }
 
+/// A request that comes byte by byte, each in a record of its own, as fast as it can be sent.
+#[test]
+fn a_client_that_sends_tiny_records_keeps_nobody_waiting() {
+    let (node, papers) = (Process::node(Transport::Shm), Papers::new("tiny"));
+    let front = papers.front(&node, "tiny", "");
+    let mut good = client(&front.at, &papers.0, false, ANY);
+    let mut tiny = client(&front.at, &papers.0, false, ANY);
+    says(&mut tiny, b"PING\r\n", b"+PONG\r\n");
+    let value = vec![b'v'; 300_000];
+    let sends = std::thread::spawn(move || {
+        tiny.conn.set_buffer_limit(None);
+        for some in request(&[b"SET", b"tiny", &value]).chunks(1000) {
+            for byte in some {
+                tiny.conn.writer().write_all(&[*byte]).unwrap();
+            }
+            while tiny.conn.wants_write() {
+                tiny.conn.write_tls(&mut tiny.sock).unwrap();
+            }
+        }
+        says(&mut tiny, &request(&[b"GET", b"tiny"]), &[b"+OK\r\n", &bulk(&value)[..]].concat());
+    });
+    let mut asked = 0;
+    while !sends.is_finished() || asked == 0 {
+        says(&mut good, b"PING\r\n", b"+PONG\r\n");
+        asked += 1;
+    }
+    sends.join().unwrap();
+}
+
 #[test]
 fn clients_that_never_end_their_handshake_keep_nobody_out() {
     let (node, papers) = (Process::node(Transport::Shm), Papers::new("silent"));

@@ -29,6 +29,8 @@ const MESSAGES: usize = 32 << 20;
 pub const AT_ONCE: usize = 128;
 /// Bytes that are read at once.
 const READ: usize = 64 << 10;
+/// Reads of one connection, which may bring little each, before others have their turn.
+const READS: u32 = 32;
 
 /// The state that all connections share.
 #[derive(Debug, Default)]
@@ -93,6 +95,8 @@ pub struct Connection {
     pub readable: bool,
     /// Bytes have come since this was last looked at.
     pub filled: bool,
+    /// Reads since others had their turn.
+    reads: u32,
 }
 
 impl Connection {
@@ -120,6 +124,7 @@ impl Connection {
             broken: false,
             readable: true,
             filled: false,
+            reads: 0,
         }
     }
 
@@ -210,7 +215,7 @@ impl Connection {
                     return None;
                 }
             }
-            if !self.readable || self.ended {
+            if !self.readable || self.ended || self.reads >= READS {
                 return None;
             }
             self.fill();
@@ -250,7 +255,7 @@ impl Connection {
                 inlet.push(bytes);
                 continue;
             }
-            if !self.readable || self.ended || self.broken {
+            if !self.readable || self.ended || self.broken || self.reads >= READS {
                 return false;
             }
             self.fill();
@@ -293,7 +298,13 @@ impl Connection {
         }
     }
 
+    /// Has its next turn begin; whether the one before ended with more to be read.
+    pub fn ends_turn(&mut self) -> bool {
+        std::mem::take(&mut self.reads) >= READS && self.readable && !self.broken
+    }
+
     fn fill(&mut self) {
+        self.reads += 1;
         let mut bytes = self.shared.scratch.borrow_mut();
         bytes.resize(READ, 0);
         match self.wire.read(&mut bytes) {

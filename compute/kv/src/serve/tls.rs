@@ -21,6 +21,8 @@ use std::sync::Arc;
 
 /// The first byte of a TLS client's first record.
 const HANDSHAKE: u8 = 22;
+/// Reads of the socket in one read of the wire: records may have no plaintext in them.
+const READS: u32 = 4;
 /// Told to a client that begins without TLS.
 const PLAIN: &[u8] = b"-ERR this port speaks TLS: connect with TLS, as by redis-cli --tls\r\n";
 
@@ -122,9 +124,10 @@ impl Wire {
     /// Reads what has come. 0: nothing more will.
     ///
     /// # Errors
-    /// `WouldBlock` if nothing is there. Any other: the wire is of no more use.
+    /// `WouldBlock` if nothing is there. `Interrupted` if there may be more, and others are to have their
+    /// turn first. Any other: the wire is of no more use.
     pub fn read(&mut self, into: &mut [u8]) -> Outcome<usize> {
-        loop {
+        for _ in 0..READS {
             let Some(tls) = &mut self.tls else { return self.stream.read(into) };
             match tls.reader().read(into) {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {}
@@ -147,6 +150,7 @@ impl Wire {
             }
             state.map_err(|e| Error::new(ErrorKind::InvalidData, e))?;
         }
+        Err(ErrorKind::Interrupted.into())
     }
 
     /// Takes bytes to be sent, as many as it can.

@@ -58,6 +58,9 @@ impl Server<'_> {
                 });
             }
             let Some(request) = request else {
+                if connection.ends_turn() {
+                    self.active.push(id);
+                }
                 connection.collect();
                 let runs = connection.begun.iter().any(|begun| begun.reply.is_none());
                 if self.alone.connection == Some(id) && !runs {
