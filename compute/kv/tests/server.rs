@@ -80,3 +80,38 @@ fn keys_of_a_request_are_named() {
         ],
     );
 }
+
+#[test]
+fn lists_are_read_and_changed_at_both_ends() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("lists", &node.at);
+    answers(
+        &mut front.client(),
+        &[
+            ("RPUSH l a b c", ":3"),
+            ("LPUSH l z y", ":5"),
+            ("EXPIRE l 1000", ":1"),
+            ("LRANGE l 0 -1", "[y z a b c]"),
+            ("LRANGE l 1 2", "[z a]"),
+            ("LRANGE l -2 100", "[b c]"),
+            ("LRANGE l 5 9223372036854775807", "[]"),
+            ("LINDEX l -1", "c"),
+            ("LINDEX l 5", "nil"),
+            ("LINDEX l -6", "nil"),
+            ("LPOP l 0", "[]"),
+            ("LPOP l 2", "[y z]"),
+            ("RPOP l 2", "[c b]"),
+            ("LLEN l", ":1"),
+            ("PERSIST l", ":1"),
+            ("RPUSHX l d", ":2"),
+            ("RPOP l 9", "[d a]"),
+            ("EXISTS l", ":0"),
+            ("LPOP l", "nil"),
+            ("RPOP l 1", "*-1"),
+            ("LPUSHX l x", ":0"),
+            ("SET l x", "+OK"),
+            ("LLEN l", "-WRONGTYPE Operation against a key holding the wrong kind of value"),
+            ("RPOP l", "-WRONGTYPE Operation against a key holding the wrong kind of value"),
+        ],
+    );
+}

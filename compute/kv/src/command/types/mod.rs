@@ -40,17 +40,33 @@ pub type Items = Vec<Vec<u8>>;
 
 /// The items of an object.
 fn decode(object: &Object, kind: Type) -> Result<Items, Fail> {
-    if object.kind() != kind {
-        return Err(Fail::wrong_type());
+    Ok(Lying(bytes_of(object, kind)?).map(<[u8]>::to_vec).collect())
+}
+
+/// The bytes of an object of this type.
+fn bytes_of(object: &Object, kind: Type) -> Result<&[u8], Fail> {
+    if object.kind() == kind { Ok(object.value()) } else { Err(Fail::wrong_type()) }
+}
+
+/// Items where they lie in a value's bytes, from the first on. What is left of the bytes follows them.
+#[derive(Clone)]
+struct Lying<'a>(&'a [u8]);
+
+impl<'a> Iterator for Lying<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let (len, after) = self.0.split_first_chunk::<4>()?;
+        let (item, after) = after.split_at((u32::from_le_bytes(*len) as usize).min(after.len()));
+        self.0 = after;
+        Some(item)
     }
-    let (mut items, mut rest) = (Vec::new(), object.value());
-    while let Some((len, after)) = rest.split_first_chunk::<4>() {
-        let len = (u32::from_le_bytes(*len) as usize).min(after.len());
-        let (item, after) = after.split_at(len);
-        items.push(item.to_vec());
-        rest = after;
-    }
-    Ok(items)
+}
+
+/// Adds an item to a value's bytes.
+fn write_item(bytes: &mut Vec<u8>, item: &[u8]) {
+    bytes.extend_from_slice(&(item.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(item);
 }
 
 /// Whether no name comes twice.
@@ -97,10 +113,7 @@ pub fn is_sound(kind: Type, bytes: &[u8]) -> bool {
 
 fn encode(items: &Items) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(items.iter().map(|item| item.len() + 4).sum());
-    for item in items {
-        bytes.extend_from_slice(&(item.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(item);
-    }
+    items.iter().for_each(|item| write_item(&mut bytes, item));
     bytes
 }
 
@@ -123,19 +136,36 @@ async fn change_at(
     mut edit: impl FnMut(&mut Items) -> Result<Reply, Fail>,
 ) -> Result<Reply, Fail> {
     let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
-        let before = there.map_or(Ok(Items::new()), |object| decode(object, kind))?;
-        let mut items = before.clone();
+        let before = there.map_or(Ok(&[][..]), |object| bytes_of(object, kind))?;
+        let mut items: Items = Lying(before).map(<[u8]>::to_vec).collect();
         let reply = edit(&mut items)?;
-        Ok(match there {
-            _ if items == before => Change::Keep(reply),
-            _ if items.is_empty() => Change::Delete(reply),
-            there => {
-                let expiry = there.and_then(Object::expiry);
-                Change::Put(Value { kind, expiry, bytes: encode(&items) }, reply)
-            }
-        })
+        let bytes = encode(&items);
+        Ok(if bytes == before { Change::Keep(reply) } else { becomes(there, kind, bytes, reply) })
     };
     call.update(key, change).await
+}
+
+/// Changes the bytes of the command's key, where items need not be told apart. `None`: they stay.
+async fn change_bytes(
+    call: &Call,
+    kind: Type,
+    mut edit: impl FnMut(&[u8]) -> Result<(Option<Vec<u8>>, Reply), Fail>,
+) -> Result<Reply, Fail> {
+    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        Ok(match edit(there.map_or(Ok(&[][..]), |object| bytes_of(object, kind))?)? {
+            (None, reply) => Change::Keep(reply),
+            (Some(bytes), reply) => becomes(there, kind, bytes, reply),
+        })
+    };
+    call.update(call.arg(1), change).await
+}
+
+/// The change to these bytes, of which none are left where no item is.
+fn becomes(there: Option<&Object>, kind: Type, bytes: Vec<u8>, reply: Reply) -> Change<Reply> {
+    match bytes.is_empty() {
+        true => Change::Delete(reply),
+        false => Change::Put(Value { kind, expiry: there.and_then(Object::expiry), bytes }, reply),
+    }
 }
 
 /// Stores items in place of any other value. Without items the key is deleted.
