@@ -36,6 +36,8 @@ pub const SUSPECT_AFTER: Duration = Duration::from_secs(1);
 pub const DOWN_AFTER: Duration = Duration::from_secs(2);
 /// A run that has not asked for this long counts as over.
 const RUN_LASTS: Duration = Duration::from_secs(10);
+/// A run that has not asked for this long is not named as one that holds memory: it has mostly ended.
+const HOLDS: Duration = Duration::from_secs(3);
 /// The least bytes that a run's nodes together have free, if the rack has them. So a run gets one
 /// more node before it needs it.
 pub const HEADROOM: u64 = 1 << 30;

@@ -74,7 +74,7 @@ impl State {
         }
         let domains = self.domains_of(&chosen);
         if chosen.is_empty() || domains.len() < want.domains as usize && !goes_on {
-            return Err(Refusal::NoNode(self.why_none(domains.len(), want.domains)));
+            return Err(Refusal::NoNode(self.why_none(now, domains.len(), want.domains)));
         }
         let given = |name: &String| {
             let node = &self.nodes[name];
@@ -160,7 +160,7 @@ impl State {
         all.min_by_key(shares).map(|(name, _)| name.clone())
     }
 
-    fn why_none(&self, domains: usize, wanted: u32) -> String {
+    fn why_none(&self, now: Duration, domains: usize, wanted: u32) -> String {
         let count = |is: fn(&Node) -> bool| self.nodes.values().filter(|node| is(node)).count();
         let up = count(Node::is_open);
         let full = count(|node| node.is_open() && node.free() < LEAST_FREE);
@@ -168,7 +168,8 @@ impl State {
         let lost = count(|node| node.standing != Standing::Up);
         let of = format!("{up} up, of these {full} full; {drained} being emptied; {lost} not heard of");
         match domains {
-            0 => format!("the rack has no node with room: {of}{}", self.holders()),
+            0 if up == 0 => format!("the rack has no node with room: {of}"),
+            0 => format!("the rack has no node with room: {of}{}", self.holders(now)),
             has => format!("the run wants nodes in {wanted} failure domains, and {has} of the rack has room: {of}"),
         }
     }

@@ -393,6 +393,16 @@ fn a_full_rack_names_those_who_hold_it() {
     state.beat(s(1), beat("a", "1", 8 * GIB, 8 * GIB), &mut Vec::new()).unwrap();
     let why = state.want(s(1), &want("r2", 1, &[]), 7).unwrap_err().to_string();
     assert!(why.ends_with("; most of it is held by job on h (3072 MiB)"), "{why}");
+    // It has asked no more: it has ended.
+    state.beat(s(40), beat("a", "1", 8 * GIB, 8 * GIB), &mut Vec::new()).unwrap();
+    let why = state.want(s(40), &want("r2", 1, &[]), 7).unwrap_err().to_string();
+    assert!(why.contains("1 up, of these 1 full") && !why.contains("held by"), "{why}");
+    // Nothing is held of a rack without nodes.
+    let figures = Some(Figures { far: 3 * GIB, program: "job".into(), ..Figures::default() });
+    state.want(s(41), &Want { figures, ..want("r1", 1, &["a:7411"]) }, 7).unwrap();
+    state.tick(s(65), &mut Vec::new());
+    let why = state.want(s(65), &want("r2", 1, &[]), 7).unwrap_err().to_string();
+    assert!(why.contains("0 up") && !why.contains("held by"), "{why}");
 }
 
 /// One tenant's runs are many, and keep no other's out. Nor does it take another's name.

@@ -1,6 +1,6 @@
 //! The operator's view of the rack, and events about runs' copies.
 
-use super::{Node, Run, State};
+use super::{HOLDS, Node, Run, State};
 use crate::api::{EventView, NodeView, Rack, RunView, TenantView, Want};
 use std::time::Duration;
 
@@ -68,10 +68,11 @@ impl State {
         }
     }
 
-    /// The runs that hold most, as a part of a sentence.
-    pub(super) fn holders(&self) -> String {
+    /// The runs that hold most, as a part of a sentence. Runs that do not ask any more are left out.
+    pub(super) fn holders(&self, now: Duration) -> String {
         let held = |run: &Run| run.figures.as_ref().map_or(0, |figures| figures.far);
-        let mut runs: Vec<&Run> = self.runs.values().filter(|run| held(run) > 0).collect();
+        let lives = |run: &&Run| held(run) > 0 && now.saturating_sub(run.asked) < HOLDS;
+        let mut runs: Vec<&Run> = self.runs.values().filter(lives).collect();
         runs.sort_by_key(|run| std::cmp::Reverse(held(run)));
         let name = |run: &&Run| {
             let program = run.figures.as_ref().map_or("", |figures| &figures.program);
