@@ -6,7 +6,8 @@
 //! holder of such a lock does.
 //!
 //! A holder that shares this memory from another process may be killed. So the lock's word names
-//! the holder, and whoever has waited a second asks whether it still is ([`crate::members`]).
+//! the holder. A thread that has waited a second asks whether that process still is
+//! ([`crate::members`]).
 //!
 //! [`Lock::hold_across_fork`] takes it before a fork; [`Lock::release_after_fork`]
 //! gives it back on both sides.
@@ -27,7 +28,7 @@ mod word {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     pub const SPINS: usize = 100;
-    pub use crate::members::{judge, own_name};
+    pub use crate::members::{Doubt, judge, own_name};
     pub use std::hint::spin_loop;
 
     pub struct Word(AtomicU32);
@@ -77,7 +78,15 @@ mod word {
         crate::members::UNNAMED
     }
 
-    pub fn judge(_: u32) {}
+    pub struct Doubt;
+
+    impl Doubt {
+        pub fn new() -> Doubt {
+            Doubt
+        }
+    }
+
+    pub fn judge(_: &Doubt, _: u32) {}
 
     pub struct Word {
         value: AtomicU32,
@@ -185,6 +194,7 @@ impl<T> Lock<T> {
                 return;
             }
         }
+        let doubt = word::Doubt::new();
         loop {
             let seen = self.state.load();
             // Others may sleep as well: the next holder wakes one at its end.
@@ -198,7 +208,7 @@ impl<T> Lock<T> {
             // At most a second.
             self.state.sleep_while(to);
             if self.state.load() == to {
-                word::judge(to & !AWAITED);
+                word::judge(&doubt, to & !AWAITED);
             }
         }
     }

@@ -6,6 +6,12 @@
  *   evict   a companion that makes room, and so holds the runtime's lock for that
  *   vfork   a vfork child that waits for a page
  *   storm   a companion that reads at random, killed after NODE microseconds: no node is stopped
+ *   Rfault, Revict, Ridle, Rstorm   the same, made by a `syscall` instruction of the program's own
+ *   Rvfork  a child that waits for a page, made so, while its parent waits for it as for a vfork child
+ *   Nfault, Nevict, Nidle, Nstorm   the same as without N, in a PID namespace of its own
+ *   Lfault  as Nfault, with a list of robust locks of its own, so that nobody can be sure that it has ended
+ *   Lstop   such a one is not killed, but stopped for 16 s
+ * 77: there are no namespaces to be had.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -70,11 +76,16 @@ static void stop(pid_t node) {
     closedir(threads);
 }
 
+static const char *thread_of(pid_t process) {
+    static char thread[16];
+    snprintf(thread, sizeof thread, "%d", process);
+    return thread;
+}
+
 /* Waits until a process has slept for 200 ms, and so waits for the node. One that the machine has not come to does not
  * sleep. */
 static void until_it_waits(pid_t process) {
-    char thread[16];
-    snprintf(thread, sizeof thread, "%d", process);
+    const char *thread = thread_of(process);
     for (int asleep = 0; asleep < 20; usleep(10000)) asleep = state_of(process, thread) == 'S' ? asleep + 1 : 0;
 }
 
@@ -102,6 +113,53 @@ static void killed(int status) {
     fflush(stdout);
 }
 
+/* A clone by an instruction of this program's own. The child has the same thread pointer. */
+static pid_t raw_clone(int (*does)(void *), uint8_t *top, unsigned long flags) {
+    long made = SYS_clone;
+    register long none __asm__("r10") = 0;
+    register long no_tls __asm__("r8") = 0;
+    __asm__ volatile(
+        "syscall\n"
+        "test %%rax, %%rax\n"
+        "jnz 1f\n"
+        "xor %%edi, %%edi\n"
+        "call *%%rbx\n"
+        "xor %%edi, %%edi\n"
+        "mov $60, %%eax\n"
+        "syscall\n"
+        "1:"
+        : "+a"(made)
+        : "D"(flags), "S"(top), "d"(0L), "r"(none), "r"(no_tls), "b"(does)
+        : "rcx", "r11", "memory");
+    return made;
+}
+
+/* What a child that is its parent's vfork child does: it says its number, and waits for a page. */
+static int told_to;
+static int vforked(void *unused) {
+    (void)unused;
+    pid_t own = syscall(SYS_getpid);
+    syscall(SYS_write, told_to, &own, sizeof own);
+    return faults(NULL);
+}
+
+static int lists(void *unused) {
+    static struct { void *next; long offset; void *pending; } head = {&head, 0, NULL};
+    syscall(SYS_set_robust_list, &head, sizeof head);
+    return faults(unused);
+}
+
+/* Lets the one whose number comes by `in` go on after a while. Made before, because a fork waits for threads that far
+ * memory comes for. */
+static void continue_later(int in) {
+    pid_t stopped;
+    if (fork()) return;
+    MUST(read(in, &stopped, sizeof stopped) == sizeof stopped);
+    sleep(16);
+    kill(stopped, SIGCONT);
+    _exit(0);
+}
+
 int main(int argc, char **argv) {
     static uint8_t stack[256 << 10] __attribute__((aligned(64)));
     MUST(argc == 3);
@@ -110,27 +168,46 @@ int main(int argc, char **argv) {
     mem = far_map(BYTES);
     fresh = far_map(FRESH);
     fill(mem, BYTES, 0);
-    int status, ends[2], (*does)(void *) = how[0] == 'i' ? idles : how[0] == 'f' ? faults : how[0] == 'e' ? evicts : storms;
+    int raw = how[0] == 'R', elsewhere = how[0] == 'N' || how[0] == 'L', own_list = how[0] == 'L';
+    how += raw || elsewhere;
+    int stays = !strcmp(how, "stop");
+    int (*does)(void *) = how[0] == 'i' ? idles : how[0] == 'e' ? evicts : strcmp(how, "storm") ? faults : storms;
+    int status, ends[2];
     if (!strcmp(how, "vfork")) {
         MUST(!pipe(ends));
         pid_t killer = fork();
         if (killer == 0) kill_after(ends[0], node);
         stop(node);
-        pid_t child = vfork();
+        told_to = ends[1];
+        pid_t child = raw ? raw_clone(vforked, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD) : vfork();
         if (child == 0) in_vfork(ends[1]);
         MUST(child > 0 && waitpid(child, &status, 0) == child);
     } else {
         int stops = does == faults || does == evicts;
+        /* A namespace of processes is for those who may, or in a namespace of users, where CLONE_FS may not be. */
+        unsigned long apart = geteuid() ? CLONE_NEWPID | CLONE_NEWUSER : CLONE_NEWPID | CLONE_FS;
+        unsigned long flags = CLONE_VM | CLONE_FILES | SIGCHLD | (elsewhere ? apart : CLONE_FS);
+        MUST(!pipe(ends));
+        if (stays) continue_later(ends[0]);
         if (stops) stop(node);
-        pid_t child = clone(does, stack + sizeof stack, CLONE_VM | CLONE_FS | CLONE_FILES | SIGCHLD, NULL);
+        pid_t child = raw ? raw_clone(does, stack + sizeof stack, flags)
+                          : clone(own_list ? lists : does, stack + sizeof stack, flags, NULL);
+        if (child < 0 && elsewhere && errno == EPERM) return kill(node, SIGCONT), 77;
         MUST(child > 0);
         if (does == storms) usleep(node);
         else until_it_waits(child);
-        kill(child, SIGKILL);
-        MUST(waitpid(child, &status, 0) == child);
+        if (stays) {
+            kill(child, SIGSTOP);
+            while (state_of(child, thread_of(child)) != 'T') usleep(1000);
+            MUST(write(ends[1], &child, sizeof child) == sizeof child);
+        } else {
+            kill(child, SIGKILL);
+            MUST(waitpid(child, &status, 0) == child);
+        }
         if (stops) kill(node, SIGCONT);
     }
-    killed(status);
+    if (stays) printf("killed\n"), fflush(stdout);
+    else killed(status);
     for (int round = 0; round < 3; round++) printf("wrong %zu\n", wrong(mem, BYTES, 0));
     printf("ends\n");
 }

@@ -5,6 +5,7 @@
 use farmem_fabric::Lost;
 use farmem_pool::Altered;
 use farmem_run::{counters, exit};
+use farmem_sys::members::SOME;
 use farmem_sys::raw::{Errno, sleep_ns, syscall, write_all};
 use farmem_sys::{descriptors, socket};
 use std::sync::OnceLock;
@@ -64,14 +65,15 @@ pub(crate) fn exit_group(status: i32) -> ! {
 
 /// Ends this process because another one that shares its memory has ended inside the runtime.
 /// Things that it held stay as they are for ever, and a thread here waits for it. The status is
-/// that of the other process, if the runtime ended it.
+/// that of the other process, if the runtime ended it. [`SOME`]: it is not known which.
 pub fn member_gone(process: u32) {
-    let died = ENDING.load(Ordering::Relaxed) == process as i32;
+    let died = process != SOME && ENDING.load(Ordering::Relaxed) == process as i32;
     let status = if died { STATUS.load(Ordering::Relaxed) } else { exit::BROKEN };
+    let which = if process == SOME { "a process".to_owned() } else { format!("process {process}") };
     die(
         status,
         &format!(
-            "process {process}, which shared this program's memory, has ended while far memory came or went for it: \
+            "{which}, which shared this program's memory, has ended while far memory came or went for it: \
              what it held cannot be used any more"
         ),
     )

@@ -12,6 +12,7 @@ use crate::local::Local;
 use crate::word::{AtomicWord, State, Word};
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
 use farmem_sys::clock;
+use farmem_sys::members;
 use farmem_sys::raw::SignalsBlocked;
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -188,6 +189,7 @@ impl Pins {
                 continue;
             }
             let _signals = SignalsBlocked::new();
+            members::notice();
             let mut inside = self.base.threads.enter();
             // The kernel says EFAULT for memory that nobody may read. Bringing it in would be of no
             // use, and eviction could not read it either: a block that is not in use is not marked

@@ -25,7 +25,7 @@ use farmem_cache::prefetch::{FirstTouch, Prefetcher, Window};
 use farmem_pool::{Done, Lane};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_sys::holdings::Lots;
-use farmem_sys::members;
+use farmem_sys::members::{self, Doubt};
 use farmem_sys::raw::{Errno, now_ns, sleep_ns, yield_cpu};
 use farmem_sys::sync::Lock;
 use std::cell::UnsafeCell;
@@ -194,6 +194,10 @@ pub struct Threads {
     closed: AtomicBool,
     /// The process of the thread that closed it.
     closer: AtomicU32,
+    /// Whether the closer is there, if that cannot be told.
+    of_closer: Doubt,
+    /// The same of one thread inside, by its context's place and count.
+    of_inside: Doubt,
     /// Longest prefetch window of a thread.
     longest: u32,
 }
@@ -229,7 +233,8 @@ impl Threads {
             })
             .collect();
         let (closed, closer) = (AtomicBool::new(false), AtomicU32::new(NOBODY));
-        Threads { contexts, spare: Lock::new(Vec::new()), closed, closer, longest }
+        let (of_closer, of_inside) = (Doubt::new(), Doubt::new());
+        Threads { contexts, spare: Lock::new(Vec::new()), closed, closer, of_closer, of_inside, longest }
     }
 
     /// Enters the pager, waiting while a fork is under way.
@@ -374,19 +379,32 @@ impl Threads {
     }
 
     /// Ends the process if a thread that is in the pager, or has closed it, is gone with its
-    /// process.
+    /// process. If that cannot be told of some threads inside, one of them is watched, until it
+    /// leaves or has been inside for too long; then another.
     #[cold]
     pub fn look(&self) {
-        for context in &self.contexts {
+        let watched = self.of_inside.of();
+        let (mut still, mut next, mut first) = (None, None, None);
+        for (place, context) in self.contexts.iter().enumerate() {
             let seen = context.inside.load(Ordering::Acquire);
             let name = context.name.load(Ordering::Acquire);
             // If the count has changed, the thread has left, and the name may be its successor's.
-            if is_in(seen) && context.inside.load(Ordering::Acquire) == seen {
-                members::judge(name);
+            if is_in(seen) && context.inside.load(Ordering::Acquire) == seen && !members::is_there(name) {
+                let of = (place as u64) << 32 | u64::from(seen);
+                first = first.or(Some((name, of)));
+                if of == watched {
+                    still = Some((name, of));
+                } else if next.is_none() && of >> 32 > watched >> 32 {
+                    next = Some((name, of));
+                }
             }
         }
+        match still.or(next).or(first) {
+            Some((name, of)) => members::is_doubtful(&self.of_inside, name, of),
+            None => self.of_inside.clear(),
+        }
         if self.closed.load(Ordering::Acquire) {
-            members::judge(self.closer.load(Ordering::Relaxed));
+            members::judge(&self.of_closer, self.closer.load(Ordering::Relaxed));
         }
     }
 
@@ -413,6 +431,7 @@ impl Threads {
     /// Lets others in again.
     pub fn open(&self) {
         self.closer.store(NOBODY, Ordering::Relaxed);
+        self.of_closer.clear();
         self.closed.store(false, Ordering::SeqCst);
     }
 

@@ -105,9 +105,17 @@ pub fn dispatch(call: &Call) -> isize {
         }
         libc::SYS_fork => fork::fork(call),
         libc::SYS_unshare | libc::SYS_setns => {
-            // Children may share this memory and number processes differently (another PID
-            // namespace).
-            members::count_elsewhere();
+            // Children may share this memory and number processes differently.
+            let of = if call.nr == libc::SYS_setns && b == 0 {
+                usize::MAX
+            } else if call.nr == libc::SYS_setns {
+                b
+            } else {
+                a
+            };
+            if of & libc::CLONE_NEWPID as usize != 0 {
+                members::count_elsewhere();
+            }
             issue(call)
         }
         libc::SYS_clone3 if fork::copies(call) => fork::by_clone3(call),

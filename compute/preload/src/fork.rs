@@ -14,7 +14,7 @@ use crate::near;
 use crate::process::{claim_counters, is_this_process, pager, take_over};
 use crate::signals::{actions, open};
 use crate::threads;
-use farmem_sys::members::{COMPANION, SHARERS};
+use farmem_sys::members::{self, COMPANION, SHARERS};
 use std::sync::atomic::Ordering;
 
 /// The flags of a clone that say what the child shares with the thread that makes it, as far as
@@ -40,6 +40,9 @@ pub const COMPANY: [i64; 2] = [500, 501];
 
 /// Notes a companion that nothing will count. The maker of a clone with such flags calls it first.
 pub fn company_begins(flags: usize) {
+    if flags & (libc::CLONE_VM | libc::CLONE_NEWPID) as usize == (libc::CLONE_VM | libc::CLONE_NEWPID) as usize {
+        members::count_elsewhere();
+    }
     if flags as u32 & BESIDE != libc::CLONE_VM as u32 {
         return;
     }

@@ -5,13 +5,15 @@ use farmem_run::counters;
 use farmem_sys::members;
 use farmem_sys::raw::checked;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::time::Duration;
 
 static PAGER: AtomicPtr<Pager> = AtomicPtr::new(std::ptr::null_mut());
 
 /// From now on the process is on far memory.
-pub fn begin(pager: &'static Pager) {
+pub fn begin(pager: &'static Pager, grace: Duration) {
     PAGER.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
-    members::watch(ending::member_gone, || self::pager().look_for_members());
+    let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
+    members::watch(ending::member_gone, || self::pager().look_for_members(), grace_ms);
 }
 
 /// The pager. Only after [`started`].

@@ -218,7 +218,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     signals::actions::learn_cancellation();
     signals::install();
     process::take_over();
-    process::begin(pager);
+    process::begin(pager, run.grace);
     hints::publish();
     run.sites.as_deref().into_iter().for_each(waits::begin);
     for &nr in call::ALWAYS.iter().chain(&fork::COMPANY).chain(&counted::OPENS) {

@@ -199,7 +199,7 @@ impl Record {
     /// in a fault, its name still stands there, and is cleared.
     pub fn is_serving(&self) -> bool {
         let name = self.serving.load(Ordering::Relaxed);
-        let own = matches!(name, SERVES | UNNAMED) || name != 0 && name == own_number();
+        let own = matches!(name, SERVES | UNNAMED) || name != 0 && name == members::own_name() as usize;
         if name != 0 && !own {
             self.serving.store(0, Ordering::Relaxed);
         }

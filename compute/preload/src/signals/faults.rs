@@ -4,9 +4,10 @@ use super::kernel::{KernelAction, set_action};
 use super::stacks::note_stack;
 use super::{actions, blocked, deliver, masks, open, resume};
 use crate::process::pager;
+use crate::sites::is_runtimes;
 use crate::threads::{self, Record};
 use crate::waits;
-use farmem_pager::ending::broken;
+use farmem_pager::ending::{self, broken};
 use farmem_protocol::addr::is_far;
 use farmem_sys::members;
 use std::sync::atomic::Ordering;
@@ -98,7 +99,15 @@ pub extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut 
         let own = record.is_alternate(context as usize);
         if own && record.is_serving() {
             let (addr, ip) = (bus.addr, bus.register(libc::REG_RIP));
+            if !is_runtimes(ip) {
+                // A process that has used this record is gone: a vfork child past libc.
+                ending::member_gone(members::SOME);
+            }
             broken(&format!("the runtime touched far memory at {addr:#x}, from {ip:#x}"));
+        }
+        if !own {
+            // A process that libc did not make begins without an alternate stack.
+            members::notice();
         }
         let mark = |serving: usize| own.then(|| record.serving.store(serving, Ordering::Relaxed));
         mark(members::own_name() as usize);

@@ -55,5 +55,5 @@ mod text;
 pub use entry::dispatches;
 pub use patch::{counts_vforks, patch, reserve_stubs, sees_clones};
 pub(crate) use patch::{near, rel};
-pub use standing::{Standing, standing};
+pub use standing::{Standing, is_runtimes, standing};
 pub(crate) use text::instructions;

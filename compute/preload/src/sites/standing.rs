@@ -165,7 +165,7 @@ pub unsafe fn standing(record: &Record, rip: usize, rsp: usize, rbp: usize, belo
 }
 
 /// Whether an address is in the runtime's own code.
-fn is_runtimes(at: usize) -> bool {
+pub fn is_runtimes(at: usize) -> bool {
     unsafe extern "C" {
         static __ehdr_start: u8;
         static etext: u8;

@@ -1,0 +1,48 @@
+/* A process that shares this memory, and whose far memory its maker's handler thread brings, outlives its maker. It
+ * reads all of its memory then. Prints its number first. `outlives kill`: the maker is killed; `outlives exec`: it
+ * executes another program. */
+#define _GNU_SOURCE
+#include <poll.h>
+#include <sched.h>
+
+#include "case.h"
+
+enum { BYTES = 24 << 20 };
+static uint8_t *mem;
+static int alone[2];
+
+static int reads(void *unused) {
+    (void)unused;
+    char byte;
+    /* Ends when no maker holds the other end, which is closed when it executes too. */
+    while (read(alone[0], &byte, 1) > 0)
+        ;
+    for (int round = 0; round < 3; round++)
+        if (wrong(mem, BYTES, 0)) return 1;
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    static uint8_t stack[256 << 10] __attribute__((aligned(64)));
+    MUST(argc == 2);
+    mem = far_map(BYTES);
+    fill(mem, BYTES, 0);
+    MUST(!pipe(alone));
+    /* The table of descriptors is shared: so another process holds the other end, until this one is gone. */
+    pid_t maker = getpid();
+    pid_t holder = fork();
+    if (holder == 0) {
+        int told = syscall(SYS_pidfd_open, maker, 0);
+        struct pollfd gone = {.fd = told, .events = POLLIN};
+        if (!strcmp(argv[1], "exec")) sleep(1);
+        else poll(&gone, 1, -1);
+        _exit(0);
+    }
+    close(alone[1]);
+    pid_t child = clone(reads, stack + sizeof stack, CLONE_VM | CLONE_FS | CLONE_FILES | SIGCHLD, NULL);
+    MUST(child > 0);
+    printf("%d\n", child);
+    fflush(stdout);
+    if (!strcmp(argv[1], "exec")) execlp("true", "true", NULL);
+    kill(maker, SIGKILL);
+}
