@@ -259,3 +259,49 @@ fn a_lone_front_end_changes_keys_together_when_tables_have_split() {
     }
     assert_eq!(client.ask("DBSIZE"), ":20020");
 }
+
+/// A front end is killed among commands that change two keys: each has taken effect as a whole, or not.
+#[test]
+fn a_front_end_that_is_killed_tears_no_command_on_two_keys() {
+    let node = Process::node(Transport::Tcp);
+    let stays = Process::front("two", &node.at);
+    let mut watcher = stays.client();
+    const COUNT: usize = 20;
+    for n in 0..COUNT {
+        assert_eq!(watcher.ask(&format!("RPUSH list0 {n}")), format!(":{}", n + 1));
+        assert_eq!(watcher.ask(&format!("SADD set0 {n}")), ":1");
+    }
+    assert_eq!(watcher.ask("SET name0 v"), "+OK");
+    for round in 0..4 {
+        let mut dies = Process::front("two", &node.at);
+        let mut client = dies.client();
+        for _ in 0..200 {
+            for (from, to) in [(0, 1), (1, 0)] {
+                let sets = (0..COUNT).map(|n| format!("SMOVE set{from} set{to} {n}"));
+                let lines = sets.chain([
+                    format!("LMOVE list{from} list{to} LEFT RIGHT"),
+                    format!("RPOPLPUSH list{from} list{to}"),
+                    format!("RENAME name{from} name{to}"),
+                ]);
+                for line in lines {
+                    let words: Vec<&str> = line.split(' ').collect();
+                    client.send(&words).unwrap();
+                }
+            }
+        }
+        (0..37 * (round + 1)).for_each(|_| assert!(client.reply().is_some()));
+        dies.kill();
+        let mut size = |line: &str| watcher.ask(line)[1..].parse::<usize>().unwrap();
+        assert_eq!(size("LLEN list0") + size("LLEN list1"), COUNT, "round {round}");
+        assert_eq!(size("SCARD set0") + size("SCARD set1"), COUNT, "round {round}");
+        assert_eq!(size("EXISTS name0 name1"), 1, "round {round}");
+        // Back to the beginning.
+        while watcher.ask("LMOVE list1 list0 LEFT RIGHT") != "nil" {}
+        (0..COUNT).for_each(|n| drop(watcher.ask(&format!("SMOVE set1 set0 {n}"))));
+        watcher.ask("RENAME name1 name0");
+    }
+    assert_eq!(watcher.ask("MSETNX name0 1 other 2"), ":0");
+    assert_eq!(watcher.ask("EXISTS other"), ":0");
+    assert_eq!(watcher.ask("MSETNX one 1 other 2 one 3"), ":1");
+    assert_eq!((watcher.ask("GET one"), watcher.ask("GET other")), ("3".into(), "2".into()));
+}

@@ -1,6 +1,7 @@
 //! Commands on keys of any type.
 
 use super::args::{self, Unit, int, is, pattern};
+use super::several::at_one_moment;
 use super::{Answered, Call, Fail};
 use crate::keyspace::{Change, Cursor, name};
 use crate::object::{Object, Type, Value};
@@ -187,6 +188,12 @@ async fn rename(call: &Call, if_absent: bool) -> Answered {
     let found = found.ok_or_else(|| Fail::new("no such key"))?;
     if from == to {
         return Ok(if if_absent { Reply::Int(0) } else { Reply::Ok });
+    }
+    // A long value is copied piece by piece, which a draft does not do.
+    if call.draft.is_none() && found.kind() != Type::Long {
+        let renamed =
+            at_one_moment(call, vec![from.to_vec(), to.to_vec()], move |call| Box::pin(rename(call, if_absent)));
+        return Box::pin(renamed).await;
     }
     if !give(call, &found, to, if_absent).await? {
         return Ok(Reply::Int(0));

@@ -5,6 +5,7 @@
 //! whose keys were changed before its end, by another front end or by an eviction.
 
 use super::draft::{BYTES, Draft, Seen, seen};
+use super::multi::at_once;
 use super::{Call, Fail, channels};
 use crate::index::Found;
 use crate::shard::Trouble;
@@ -22,6 +23,29 @@ const TOGETHER: usize = 16;
 const ATTEMPTS: u32 = 100;
 /// How long all runs may take together: other clients of the front end wait meanwhile.
 pub const ALL: Duration = Duration::from_secs(20);
+
+/// What a command comes to.
+type Comes<'a, T> = Pin<Box<dyn Future<Output = Result<T, Fail>> + 'a>>;
+
+/// Carries out a command at one moment on these keys: on a draft of them. If its front end dies, all
+/// of its changes are there or none.
+///
+/// # Errors
+/// Those of the command, which then changes nothing, and those of the store.
+pub async fn at_one_moment<T>(
+    call: &Call,
+    keys: Vec<Vec<u8>>,
+    command: impl for<'a> Fn(&'a Call) -> Comes<'a, T>,
+) -> Result<T, Fail> {
+    let seed = call.store().random(usize::MAX) as u64;
+    let several = Several { call, seed, time: ALL, too_slow: "the command took too long".into(), watched: &[] };
+    let run = |draft: &Rc<Draft>, _| {
+        let call = Call { draft: Some(Rc::clone(draft)), ..call.clone() };
+        let came = at_once(command(&call)).unwrap_or_else(|| Err(Fail::new("the command would wait")));
+        came.map(|outcome| (outcome, false))
+    };
+    several.run(keys, run).await?.ok_or_else(|| Trouble::Contended.into())
+}
 
 /// A key on its way.
 type Find<'a> = Pin<Box<dyn Future<Output = Result<Option<Found>, Trouble>> + 'a>>;

@@ -2,6 +2,7 @@
 
 use super::args::{self, Unit, float, int, is, parse_float, parse_int};
 use super::long::MOST_WHOLE;
+use super::several::{KEYS, at_one_moment};
 use super::{Answered, Call, Fail};
 use crate::keyspace::Change;
 use crate::long;
@@ -218,6 +219,10 @@ async fn mget(call: &Call) -> Answered {
 async fn mset(call: &Call, if_absent: bool) -> Answered {
     if call.count().is_multiple_of(2) {
         return Err(Fail(super::wrong_number(if if_absent { "msetnx" } else { "mset" })));
+    }
+    if if_absent && call.draft.is_none() && call.count() < 2 * KEYS {
+        let keys = call.args[1..].iter().step_by(2).cloned().collect();
+        return Box::pin(at_one_moment(call, keys, |call| Box::pin(mset(call, true)))).await;
     }
     if if_absent {
         for key in call.args[1..].iter().step_by(2) {

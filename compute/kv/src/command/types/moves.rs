@@ -4,6 +4,7 @@
 use super::blocking::{is_for_nobody, most, numbered, timeout, wait};
 use super::{Items, bulks, change_at, decode, read};
 use crate::command::args::{is, parse_int};
+use crate::command::several::at_one_moment;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
@@ -107,7 +108,7 @@ impl<'a> Popped<'a> {
     }
 }
 
-/// LMOVE: out of one list, then into the other. An element that the other cannot take goes back.
+/// LMOVE: out of one list and into the other at one moment. An element that the other cannot take stays.
 async fn shift(call: &Call, (from_front, to_front): (bool, bool)) -> Result<Option<Reply>, Fail> {
     let (from, to) = (call.arg(1), call.arg(2));
     if from == to {
@@ -126,6 +127,11 @@ async fn shift(call: &Call, (from_front, to_front): (bool, bool)) -> Result<Opti
     if let Some(object) = call.find(to).await? {
         decode(&object, Type::List)?;
     }
+    if call.draft.is_none() {
+        let keys = vec![from.to_vec(), to.to_vec()];
+        let moved = at_one_moment(call, keys, move |call| Box::pin(shift(call, (from_front, to_front))));
+        return Box::pin(moved).await;
+    }
     let Some(item) = taken(call, from, from_front, 1).await?.pop() else { return Ok(None) };
     let push = |items: &mut Items| {
         put(items, to_front, item.clone());
@@ -134,6 +140,7 @@ async fn shift(call: &Call, (from_front, to_front): (bool, bool)) -> Result<Opti
     match change_at(call, to, Type::List, push).await {
         Ok(moved) => Ok(Some(moved)),
         Err(fail) => {
+            // A transaction goes on with the draft.
             let back = |items: &mut Items| {
                 put(items, from_front, item.clone());
                 Ok(Reply::Null)

@@ -3,6 +3,7 @@
 use super::blocking::numbered;
 use super::{Items, bulks, change, change_at, count, decode, put_at, random_count, random_places, read, scan};
 use crate::command::args::{is, parse_int};
+use crate::command::several::at_one_moment;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
@@ -146,6 +147,10 @@ async fn shift(call: &Call) -> Answered {
     }
     if !there || from == to {
         return Ok(Reply::Int(i64::from(there)));
+    }
+    if call.draft.is_none() {
+        let moved = at_one_moment(call, vec![from.to_vec(), to.to_vec()], |call| Box::pin(shift(call)));
+        return Box::pin(moved).await;
     }
     let add = |items: &mut Items| {
         if !items.iter().any(|item| item == member) {
