@@ -20,6 +20,10 @@
 //! *A crash.* Locks are ended by whoever meets them, by the verdict. An adopter of a dead front end's
 //! verdict undoes it if it is undecided, and ends its locks at all nodes, before the memory is used again.
 
+mod decided;
+
+pub use decided::Changes;
+
 use crate::copies::{Mode, is_done};
 use crate::heap::Held;
 use crate::index::Found;
@@ -102,6 +106,26 @@ struct Part {
 }
 
 impl Part {
+    /// Of a key that is only read.
+    fn new(shard: &Rc<Shard>, key: Vec<u8>) -> Part {
+        let none = Slot(0);
+        Part {
+            shard: Rc::clone(shard),
+            hash: Hash::of(&key),
+            key,
+            change: None,
+            long: None,
+            spot: None,
+            found: None,
+            lock: None,
+            object: None,
+            old: none,
+            new: none,
+            locked: none,
+            _writing: None,
+        }
+    }
+
     /// Takes back what one attempt has made.
     fn reset(&mut self) {
         self._writing = None;
@@ -207,7 +231,7 @@ impl Keyspace {
     async fn parts(&self, io: &Io, intents: Vec<Intent>) -> Result<Vec<Part>, Trouble> {
         let mut parts = Vec::with_capacity(intents.len());
         for Intent { key, mut change } in intents {
-            let (shard, hash, mut long, mut spot) = (Rc::clone(self.shard(&key)), Hash::of(&key), None, None);
+            let (shard, mut long, mut spot) = (Rc::clone(self.shard(&key)), None, None);
             if let Some(Some(value)) = &mut change {
                 if self.is_long(&key, value) {
                     let written = Box::pin(self.lengthen(io, &key, &value.bytes)).await?;
@@ -219,24 +243,7 @@ impl Keyspace {
                     spot = self.spot(io, &shard, len).await?;
                 }
             }
-            let none = Slot(0);
-            let (old, new, locked) = (none, none, none);
-            let (found, lock, object) = (None, None, None);
-            parts.push(Part {
-                shard,
-                key,
-                hash,
-                change,
-                long,
-                spot,
-                found,
-                lock,
-                object,
-                old,
-                new,
-                locked,
-                _writing: None,
-            });
+            parts.push(Part { change, long, spot, ..Part::new(&shard, key) });
         }
         Ok(parts)
     }
@@ -340,13 +347,19 @@ impl Keyspace {
         into(&mut writes, &home).push(Verb::Write { at: held.at, bytes });
         let fills = || matches!(home.reach.copies.mode(), Mode::Mending(_));
         let filled = fills();
-        write_all(io, writes).await?;
+        // At one node the locks go with what they refer to, and behind it.
+        let together = home.reach.copies.mode() == Mode::Single && writes.len() == 1;
+        let mut before = Vec::new();
+        match writes.pop() {
+            Some((_, verbs)) if together => before = verbs,
+            last => write_all(io, writes.into_iter().chain(last).collect()).await?,
+        }
         // From here on others may read them.
         parts.iter_mut().filter_map(|part| part.lock.as_mut()).for_each(|lock| lock.kept = true);
         parts.iter_mut().filter_map(|part| part.spot.as_mut()).for_each(|spot| spot.kept = true);
         verdict_spot.kept = true;
         let rules = home.reach.rules.get();
-        let frozen = self.put_locks(io, parts).await?;
+        let frozen = self.put_locks(io, parts, before).await?;
         let all = frozen.is_none() || rules.broken(Bug::DecideUnlocked);
         let state = home.reach.decide(io, last, id, if all { DONE } else { UNDONE }).await?;
         let done = state == id | DONE;
@@ -373,7 +386,8 @@ impl Keyspace {
     }
 
     /// Puts the locks into the slots. `None`: all of them. Else the parts whose table is being split.
-    async fn put_locks(&self, io: &Io, parts: &[Part]) -> Result<Option<Vec<usize>>, Trouble> {
+    /// `before`: WRITEs to the only node, which come before the locks.
+    async fn put_locks(&self, io: &Io, parts: &[Part], before: Vec<Verb>) -> Result<Option<Vec<usize>>, Trouble> {
         let mut order: Vec<usize> = (0..parts.len()).collect();
         // In one order for all: of two transactions that meet, the second then loses the first slot already.
         let slot_at = |n: usize| parts[n].found.as_ref().map_or(0, |found| found.slot_at);
@@ -388,12 +402,17 @@ impl Keyspace {
             into(&mut batches, &parts[n].shard).push(n);
         }
         let put = |(shard, which): &(Rc<Shard>, Vec<usize>)| -> Pin<Box<dyn Future<Output = _> + '_>> {
-            let (shard, which) = (Rc::clone(shard), which.clone());
+            let (shard, which, mut before) = (Rc::clone(shard), which.clone(), before.clone());
             Box::pin(async move {
                 let swap = |&n: &usize| Verb::Cas { at: slot_at(n), old: parts[n].old.0, new: parts[n].locked.0 };
                 let mut failed = Vec::new();
                 for some in which.chunks(BATCH) {
-                    let answers = shard.reach.verbs(io, some.iter().map(swap).collect()).await;
+                    let writes = std::mem::take(&mut before);
+                    let verbs = writes.iter().cloned().chain(some.iter().map(swap)).collect();
+                    let mut written = shard.reach.verbs(io, verbs).await;
+                    let answers = written.split_off(writes.len());
+                    // What the locks refer to may not be there: they come out again.
+                    failed.extend(some.first().filter(|_| !written.iter().all(is_done)).map(|&n| (n, false)));
                     for (&n, answer) in some.iter().zip(answers) {
                         let (old, new) = (parts[n].old.0, parts[n].locked.0);
                         match shard.reach.settle(io, slot_at(n), old, new, answer).await {

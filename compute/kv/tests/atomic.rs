@@ -115,7 +115,18 @@ async fn perform(front: Front, io: Io, op: Op) -> Result<Done, Trouble> {
             let absent = matches!(removed, Removed::Absent);
             Ok((op, if absent { alone(which, None) } else { [None, None] }))
         }
-        Op::Move(_) | Op::Swap | Op::Look | Op::First(_) => loop {
+        // Decided by what is locked.
+        Op::Swap | Op::First(_) => {
+            let mut seen = [None, None];
+            let mut decide = |there: &[Option<&Object>]| {
+                seen = [is(there[0]), is(there[1])];
+                let after = op.after(seen);
+                Some((0..2).map(|n| (after[n] != seen[n]).then(|| after[n].map(value))).collect())
+            };
+            assert!(store.commit_by(&io, keys, &mut decide, &|| false).await?);
+            Ok((op, seen.map(Some)))
+        }
+        Op::Move(_) | Op::Look => loop {
             let mut seen = [None, None];
             for (seen, key) in seen.iter_mut().zip(keys) {
                 *seen = is(store.find(&io, key).await?.as_ref().map(|found| &found.object));

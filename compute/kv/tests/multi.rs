@@ -305,3 +305,65 @@ fn a_front_end_that_is_killed_tears_no_command_on_two_keys() {
     assert_eq!(watcher.ask("MSETNX one 1 other 2 one 3"), ":1");
     assert_eq!((watcher.ask("GET one"), watcher.ask("GET other")), ("3".into(), "2".into()));
 }
+
+/// 64 clients of two front ends move elements between the same lists, and between the same sets, while others
+/// push and pop there. Each waits for the others; none is refused, and no element is lost.
+#[test]
+fn clients_that_move_between_the_same_keys_wait_for_each_other() {
+    const CLIENTS: usize = 64;
+    const ROUNDS: usize = 10;
+    let node = Process::node(Transport::Tcp);
+    let fronts = [Process::front("same", &node.at), Process::front("same", &node.at)];
+    let mut first = fronts[0].client();
+    assert_eq!(first.ask("RPUSH a 1 2 3 4 5"), ":5");
+    assert_eq!(first.ask("SADD s 1 2 3 4 5"), ":5");
+    let moves = |n: usize| {
+        let mut client = fronts[n % 2].client();
+        for round in 0..ROUNDS {
+            let (from, to) = if (n + round) % 4 < 2 { ("a", "b") } else { ("b", "a") };
+            let lines = match n % 4 {
+                0 => [format!("LMOVE {from} {to} LEFT RIGHT"), format!("SMOVE s t {}", n % 5 + 1)],
+                1 => [format!("RPOPLPUSH {from} {to}"), format!("SMOVE t s {}", n % 5 + 1)],
+                2 => [format!("BLMOVE {from} {to} LEFT RIGHT 0.05"), "MSETNX x 1 y 2".into()],
+                _ => [format!("LPUSH a {n}"), "LPOP a".into()],
+            };
+            for line in lines {
+                let said = client.ask(&line);
+                assert!(!said.starts_with('-'), "{line}: {said}");
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..CLIENTS).for_each(|n| drop(scope.spawn(move || moves(n)))));
+    let mut size = |line: &str| first.ask(line)[1..].parse::<usize>().unwrap();
+    assert_eq!(size("LLEN a") + size("LLEN b"), 5);
+    assert_eq!(size("SCARD s") + size("SCARD t"), 5);
+    assert_eq!(size("EXISTS x y"), 2);
+}
+
+/// Producers at one front end change a list all the time, from which a client of another moves elements.
+#[test]
+fn a_move_comes_about_beside_changes_of_its_keys_without_end() {
+    let node = Process::node(Transport::Tcp);
+    let fronts = [Process::front("busy", &node.at), Process::front("busy", &node.at)];
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let moved = std::thread::scope(|scope| {
+        for n in 0..4 {
+            let (front, stop) = (&fronts[n % 2], &stop);
+            scope.spawn(move || {
+                let mut client = front.client();
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    client.ask("RPUSH from x");
+                    client.ask("RPUSH to y");
+                    client.ask("LTRIM from 0 9");
+                    client.ask("LTRIM to 0 9");
+                }
+            });
+        }
+        let mut client = fronts[1].client();
+        while client.ask("LLEN from") == ":0" {}
+        let moved = (0..20).map(|_| client.ask("LMOVE from to LEFT LEFT")).collect::<Vec<_>>();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        moved
+    });
+    assert_eq!(moved, ["x"; 20]);
+}

@@ -40,7 +40,10 @@ impl Call {
     pub(super) async fn put(&self, key: &[u8], value: &Value) -> Result<(), Trouble> {
         match &self.draft {
             Some(draft) => draft.put(key, Some(value.clone()))?,
-            None => self.store().put(&self.io, key, value).await?,
+            None => {
+                let _turn = self.front.in_turn.for_one(&self.io, key).await;
+                self.store().put(&self.io, key, value).await?;
+            }
         }
         self.tell(key, Some(false)).await
     }
@@ -55,7 +58,10 @@ impl Call {
                 }
                 there
             }
-            None => self.store().remove(&self.io, key).await?,
+            None => {
+                let _turn = self.front.in_turn.for_one(&self.io, key).await;
+                self.store().remove(&self.io, key).await?
+            }
         };
         self.tell(key, there.then_some(true)).await?;
         Ok(there)
@@ -89,7 +95,10 @@ impl Call {
             Ok(decided)
         };
         let outcome = match &self.draft {
-            None => self.store().update(&self.io, key, change).await?,
+            None => {
+                let _turn = self.front.in_turn.for_one(&self.io, key).await;
+                self.store().update(&self.io, key, change).await?
+            }
             Some(draft) => Self::update_on(draft, key, change)?,
         };
         self.tell(key, gone.get()).await?;

@@ -1,9 +1,9 @@
 //! The commands that clients can send.
 //!
 //! A command is an `async` function of the store, the client and its arguments, and ends with a
-//! reply. Commands on one key take effect at once, at one moment, for every front end. Commands on
-//! several keys take effect key by key: MSET and DEL are no exception. Transactions and scripts take effect
-//! at one moment ([`multi`], [`scripts`]).
+//! reply. Commands on one key take effect at once, at one moment, for every front end. So do LMOVE and
+//! its relatives, SMOVE, RENAME and MSETNX ([`several`]), transactions and scripts ([`multi`],
+//! [`scripts`]). Other commands on several keys take effect key by key, MSET and DEL among them.
 
 mod access;
 mod args;
@@ -14,6 +14,7 @@ mod describe;
 mod draft;
 mod dump;
 mod hyperloglog;
+mod in_turn;
 mod info;
 mod keys;
 pub mod long;
@@ -171,6 +172,8 @@ pub struct Front {
     pub turn: Cell<Option<u64>>,
     /// Clients whose command is under way, and waits until it is alone.
     pub wanting: RefCell<VecDeque<u64>>,
+    /// Commands on several keys, and others of the same keys.
+    pub in_turn: in_turn::InTurn,
     /// A pause of clients' commands.
     pub pause: Cell<Pause>,
     /// Where it listens.

@@ -7,7 +7,9 @@
 use super::draft::{BYTES, Draft, Seen, seen};
 use super::multi::at_once;
 use super::{Call, Fail, channels};
+use crate::atomic::{Changes, Intent};
 use crate::index::Found;
+use crate::object::Object;
 use crate::shard::Trouble;
 use crate::task::join;
 use std::future::Future;
@@ -17,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Keys that one run may use.
 pub const KEYS: usize = 10_000;
+/// Keys of a command that are locked as soon as they are found.
+const FEW: usize = 64;
 /// Keys that are read at once. Each may have 2 MiB.
 const TOGETHER: usize = 16;
 /// Runs whose keys others change, at most.
@@ -28,23 +32,56 @@ pub const ALL: Duration = Duration::from_secs(20);
 type Comes<'a, T> = Pin<Box<dyn Future<Output = Result<T, Fail>> + 'a>>;
 
 /// Carries out a command at one moment on these keys: on a draft of them. If its front end dies, all
-/// of its changes are there or none.
+/// of its changes are there or none. Others that change the same keys here have their turns.
 ///
 /// # Errors
 /// Those of the command, which then changes nothing, and those of the store.
 pub async fn at_one_moment<T>(
     call: &Call,
-    keys: Vec<Vec<u8>>,
+    mut keys: Vec<Vec<u8>>,
     command: impl for<'a> Fn(&'a Call) -> Comes<'a, T>,
 ) -> Result<T, Fail> {
-    let seed = call.store().random(usize::MAX) as u64;
-    let several = Several { call, seed, time: ALL, too_slow: "the command took too long".into(), watched: &[] };
-    let run = |draft: &Rc<Draft>, _| {
+    let (store, io) = (call.store(), &call.io);
+    let _turn = call.front.in_turn.come(io, keys.iter().map(Vec::as_slice)).await;
+    let (seed, end) = (store.random(usize::MAX) as u64, Instant::now() + ALL);
+    let on = |draft: &Rc<Draft>| {
         let call = Call { draft: Some(Rc::clone(draft)), ..call.clone() };
-        let came = at_once(command(&call)).unwrap_or_else(|| Err(Fail::new("the command would wait")));
-        came.map(|outcome| (outcome, false))
+        at_once(command(&call)).unwrap_or_else(|| Err(Fail::new("the command would wait")))
     };
-    several.run(keys, run).await?.ok_or_else(|| Trouble::Contended.into())
+    // In the order of a draft's intents.
+    keys.sort_unstable();
+    keys.dedup();
+    let (mut outcome, mut messages, mut long) = (None, Vec::new(), false);
+    let mut decide = |there: &[Option<&Object>]| {
+        let draft = Rc::new(Draft::new(store.now_ms(), seed));
+        keys.iter().zip(there).for_each(|(key, object)| draft.enter(key, object.cloned()));
+        let came = outcome.insert(on(&draft));
+        messages = draft.messages();
+        if came.is_err() {
+            return None;
+        }
+        let intents = draft.intents();
+        let is_long = |intent: &Intent| intent.change.iter().flatten().any(|value| store.is_long(&intent.key, value));
+        long = intents.iter().any(is_long);
+        let changes: Changes = intents.into_iter().map(|intent| intent.change).collect();
+        (!long).then_some(changes)
+    };
+    if keys.len() <= FEW {
+        store.commit_by(io, &keys, &mut decide, &|| Instant::now() >= end).await?;
+    }
+    if !long && let Some(outcome) = outcome {
+        channels::send_all(call, messages).await;
+        return outcome;
+    }
+    let several = Several { call, seed, time: ALL, too_slow: "the command took too long".into(), watched: &[] };
+    let contended = Fail::from(Trouble::Contended);
+    loop {
+        match several.run(keys.clone(), |draft, _| Ok((on(draft)?, false))).await {
+            // As long as a client waits: redis never refuses such a command.
+            Err(fail) if fail == contended && Instant::now() < end => {}
+            ended => return ended?.ok_or(contended),
+        }
+    }
 }
 
 /// A key on its way.

@@ -171,6 +171,7 @@ impl<'a> Server<'a> {
             waiters: BTreeMap::new().into(),
             alone: false.into(),
             turn: None.into(),
+            in_turn: Default::default(),
             wanting: VecDeque::new().into(),
             pause: Default::default(),
             port: first.map_or(0, |at| at.port()),

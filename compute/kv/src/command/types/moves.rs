@@ -129,7 +129,11 @@ async fn shift(call: &Call, (from_front, to_front): (bool, bool)) -> Result<Opti
     }
     if call.draft.is_none() {
         let keys = vec![from.to_vec(), to.to_vec()];
-        let moved = at_one_moment(call, keys, move |call| Box::pin(shift(call, (from_front, to_front))));
+        let moved = at_one_moment(call, keys, move |on| {
+            // The last moment before the locks.
+            let nobody = is_for_nobody(call);
+            Box::pin(async move { if nobody { Ok(None) } else { shift(on, (from_front, to_front)).await } })
+        });
         return Box::pin(moved).await;
     }
     let Some(item) = taken(call, from, from_front, 1).await?.pop() else { return Ok(None) };

@@ -1,0 +1,76 @@
+//! Changes of a few keys that are decided by the very objects that are locked.
+//!
+//! [`Keyspace::commit`] takes changes that were worked out before, and begins anew if a key has changed
+//! since. Here the changes are worked out between the look at the slots and their locks, which leave in
+//! one batch. So one round trip lies between, as in a change of one key. A command that competes with
+//! changes of its keys at other front ends wins as often as each of them.
+
+use super::{Part, Spot};
+use crate::keyspace::Keyspace;
+use crate::layout::class_of;
+use crate::object::{self, Object, Value};
+use crate::shard::{Shard, Trouble};
+use crate::task::Io;
+use std::rc::Rc;
+
+/// What becomes of each key: see [`super::Intent::change`]. No value is a long one.
+pub type Changes = Vec<Option<Option<Value>>>;
+
+impl Keyspace {
+    /// Changes keys at one moment, by what they are. `decide` gets their objects, and returns their
+    /// changes; `None`: there are none. It may be called several times. Whether there were changes. No
+    /// attempt begins when it `is_late`.
+    ///
+    /// # Errors
+    /// As of [`Keyspace::commit`].
+    pub async fn commit_by(
+        &self,
+        io: &Io,
+        keys: &[Vec<u8>],
+        decide: &mut dyn FnMut(&[Option<&Object>]) -> Option<Changes>,
+        is_late: &dyn Fn() -> bool,
+    ) -> Result<bool, Trouble> {
+        let mut attempts = 0;
+        while !is_late() {
+            if attempts > 0 {
+                // Others pause for another time.
+                io.pause(self.random(1 << attempts.min(5)) as u32).await;
+            }
+            attempts += 1;
+            let mut parts: Vec<Part> = keys.iter().map(|key| Part::new(self.shard(key), key.clone())).collect();
+            let Some(mut verdict) = self.hold_locks(io, &mut parts).await? else { continue };
+            if self.find_parts(io, &mut parts, &|_, _| true).await? != Some(true) {
+                continue;
+            }
+            let found = parts.iter().map(|part| part.found.as_ref().map(|found| &found.object));
+            let there: Vec<Option<&Object>> =
+                found.map(|object| object.filter(|object| !self.has_ended(object))).collect();
+            let Some(changes) = decide(&there) else { return Ok(false) };
+            parts.iter_mut().zip(changes).for_each(|(part, change)| part.change = change);
+            if let Some((shard, len)) = self.hold_objects(io, &mut parts).await? {
+                // Their sections would keep memory from coming back.
+                drop(parts);
+                self.make_room(io, &shard, class_of(len), len).await?;
+                continue;
+            }
+            if self.attempt(io, &mut parts, &mut verdict).await? {
+                return Ok(true);
+            }
+        }
+        Err(Trouble::Contended)
+    }
+
+    /// Holds places for the new objects. An object's shard and length, if it has none.
+    async fn hold_objects(&self, io: &Io, parts: &mut [Part]) -> Result<Option<(Rc<Shard>, u64)>, Trouble> {
+        for part in parts {
+            let Some(Some(value)) = &part.change else { continue };
+            let (shard, len) = (Rc::clone(&part.shard), object::len(&part.key, &value.bytes));
+            match shard.space.hold(io, len).await {
+                Ok(held) => part.spot = Some(Spot { shard, held, kept: false }),
+                Err(Trouble::Full) => return Ok(Some((shard, len))),
+                Err(trouble) => return Err(trouble),
+            }
+        }
+        Ok(None)
+    }
+}

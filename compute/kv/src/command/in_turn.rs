@@ -1,0 +1,124 @@
+//! The order in which one front end's commands change keys that a command on several keys changes.
+//!
+//! Such a command takes effect only if none of its keys changes between its look and its locks. Beside
+//! other clients' changes of the same keys it might never come to that. So commands on several keys go
+//! one after the other where they have a key in common, in the order in which they came. A command that
+//! changes one of these keys alone takes its place in the same order. Commands of other front ends are
+//! met by the locks ([`crate::atomic`]), one at a time of each front end.
+
+use crate::layout::Hash;
+use crate::task::Io;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+/// The earlier ones that are counted at most: a later one looks seldom.
+const COUNTED: usize = 128;
+/// Of so many the next ones look in every turn of the event loop, and others a millisecond later for each
+/// so many before them.
+const NEAR: usize = 8;
+
+/// Commands that have a turn, or wait for it, and the hashes of their keys, in order.
+#[derive(Debug, Default)]
+pub struct InTurn {
+    next: Cell<u64>,
+    all: RefCell<BTreeMap<u64, Vec<u64>>>,
+}
+
+/// A place in the order. Another one's turn comes when it is dropped.
+#[derive(Debug)]
+pub struct Turn<'a>(&'a InTurn, u64);
+
+impl InTurn {
+    /// Waits for the turn of a command that changes these keys.
+    pub async fn come<'k>(&self, io: &Io, keys: impl Iterator<Item = &'k [u8]>) -> Turn<'_> {
+        let mut hashes: Vec<u64> = keys.map(|key| Hash::of(key).0).collect();
+        hashes.sort_unstable();
+        let place = self.next.replace(self.next.get() + 1);
+        self.all.borrow_mut().insert(place, hashes);
+        let turn = Turn(self, place);
+        loop {
+            match turn.before() {
+                0 => return turn,
+                n => io.pause((n / NEAR) as u32).await,
+            }
+        }
+    }
+
+    /// The turn of a command that changes one key. `None`: no command on several keys has it.
+    pub async fn for_one(&self, io: &Io, key: &[u8]) -> Option<Turn<'_>> {
+        let is_free = || {
+            let all = self.all.borrow();
+            all.is_empty() || !has_any(all.values(), &[Hash::of(key).0])
+        };
+        if is_free() {
+            return None;
+        }
+        Some(Box::pin(self.come(io, std::iter::once(key))).await)
+    }
+}
+
+/// Whether any of these commands has one of these keys.
+fn has_any<'a>(mut others: impl Iterator<Item = &'a Vec<u64>>, hashes: &[u64]) -> bool {
+    others.any(|other| are_joint(other, hashes))
+}
+
+/// Whether two sorted lists have a number in common.
+fn are_joint(one: &[u64], other: &[u64]) -> bool {
+    let (few, many) = if one.len() < other.len() { (one, other) } else { (other, one) };
+    few.iter().any(|hash| many.binary_search(hash).is_ok())
+}
+
+impl Turn<'_> {
+    /// How many earlier ones have a key in common with it.
+    fn before(&self) -> usize {
+        let all = self.0.all.borrow();
+        let Some(own) = all.get(&self.1) else { return 0 };
+        all.range(..self.1).filter(|(_, other)| are_joint(other, own)).take(COUNTED).count()
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.all.borrow_mut().remove(&self.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::Task;
+    use std::rc::Rc;
+
+    #[test]
+    fn turns_come_in_order_where_keys_are_the_same() {
+        let (turns, log) = (Rc::new(InTurn::default()), Rc::new(RefCell::new(Vec::new())));
+        let begin = |name: char, keys: &'static [&'static str]| {
+            let (turns, log) = (Rc::clone(&turns), Rc::clone(&log));
+            let mut task = Task::new(move |io| async move {
+                let _turn = turns.come(&io, keys.iter().map(|key| key.as_bytes())).await;
+                log.borrow_mut().push(name);
+                io.pause(1).await;
+            });
+            assert!(task.step().is_none());
+            task
+        };
+        let mut all = [("a", &["k", "l"][..]), ("b", &["l", "m"]), ("c", &["n"]), ("d", &["k"]), ("e", &["m", "k"])]
+            .map(|(name, keys)| begin(name.chars().next().unwrap_or(' '), keys))
+            .map(Some);
+        // Those without a key in common do not wait.
+        assert_eq!(*log.borrow(), ['a', 'c']);
+        for _ in 0..100 {
+            for place in &mut all {
+                let Some(task) = place else { continue };
+                task.asks().into_iter().for_each(|(id, _)| task.answer(id, Vec::new()));
+                if task.step().is_some() {
+                    *place = None;
+                }
+            }
+        }
+        assert_eq!(*log.borrow(), ['a', 'c', 'b', 'd', 'e']);
+        assert!(turns.all.borrow().is_empty());
+        let mut alone = Task::new(|io| async move { turns.for_one(&io, b"k").await.is_none() });
+        assert_eq!(alone.step(), Some(true));
+    }
+}
