@@ -41,9 +41,11 @@ pub enum Use {
 pub struct Place {
     /// Its state.
     pub used: Use,
-    /// How often it was used.
+    /// Of the last object.
     pub version: u16,
     /// When the object ends, in seconds since 1970, rounded up; 0: never.
+    /// How often it was taken here.
+    pub uses: u16,
     pub ends: u32,
     /// Hash of the key whose object it has, if linked.
     pub hash: u64,
@@ -70,9 +72,11 @@ pub struct Held {
     pub at: At,
     /// Its class.
     pub class: u8,
-    /// For the slot and the object.
+    /// For the slot and the object: the low bits of the epoch in which it was taken.
     pub version: u16,
 }
+    /// By which this use is told from later ones of the same place.
+    pub uses: u16,
 
 #[derive(Debug)]
 struct Piece {
@@ -128,6 +132,8 @@ pub struct Heap {
     sizes: Sizes,
     /// Bytes of closed pieces.
     closing_bytes: u64,
+    /// The store's epoch as last told.
+    now: u64,
     /// Long values of which this front end has extents, by their numbers.
     longs: HashMap<u64, Extents>,
     /// Own objects that list extents, and the number of the long value.
@@ -158,6 +164,7 @@ impl Default for Heap {
             sizes: Sizes::default(),
             closing_bytes: 0,
             longs: HashMap::new(),
+            now: 0,
             heads: HashMap::new(),
             taken_over: Vec::new(),
         }
@@ -179,9 +186,13 @@ impl Heap {
         let (piece, place) = self.located(at)?;
         piece.used += 1;
         let (bytes, place) = (piece.place_bytes(), &mut piece.places[place]);
+        let version = (self.now & 0xfff) as u16;
         place.used = Use::Held;
-        place.version = place.version.wrapping_add(1) & 0xfff;
-        let held = Held { at, class, version: place.version };
+        // Not a count of uses: that would begin again when the piece goes back to the node and is taken by
+        // another front end, and a slot of before would look like one of now.
+        place.version = version;
+        place.uses = place.uses.wrapping_add(1);
+        let held = Held { at, class, version: place.version, uses: place.uses };
         self.sizes.free -= bytes;
         Some(held)
     }
@@ -211,7 +222,7 @@ impl Heap {
     fn insert(&mut self, at: At, bytes: u32, class: u8, known: Vec<Place>) {
         let step = if is_whole(class) { u64::from(bytes) - PIECE_HEADER } else { class_bytes(class) };
         let count = (u64::from(bytes) - PIECE_HEADER) / step;
-        let free = Place { used: Use::Free, version: 0, ends: 0, hash: 0, slot: 0 };
+        let free = Place { used: Use::Free, version: 0, uses: 0, ends: 0, hash: 0, slot: 0 };
         let mut places = known;
         places.resize(count as usize, free);
         let used = places.iter().filter(|place| place.used != Use::Free).count() as u32;
@@ -325,6 +336,7 @@ impl Heap {
         for _ in 0..most {
             let Some((_, at)) = self.retired.pop_front_if(|(epoch, _)| *epoch + GRACE <= now) else { return false };
             let bytes = self.free(at);
+        self.now = if now == u64::MAX { self.now } else { now };
             self.sizes.retired -= bytes;
             self.sizes.reaped += bytes;
         }
@@ -397,7 +409,7 @@ impl Heap {
         }
         self.longs.remove(&number);
         for held in held {
-            if self.place(held.at).is_some_and(|place| place.used == Use::Held && place.version == held.version) {
+            if self.place(held.at).is_some_and(|place| place.used == Use::Held && place.uses == held.uses) {
                 self.free(held.at);
             }
         }

@@ -300,14 +300,14 @@ impl Filler<'_> {
     /// it is. An extent may be free at any time until it is linked.
     async fn copy_held(&self, held: Vec<(At, u16)>) -> Option<Vec<(At, u16)>> {
         let mut left = Vec::new();
-        for (at, version) in held {
+        for (at, uses) in held {
             let _section = self.space.section();
             let state = self.space.heap.borrow_mut().state(at);
             // Used again, it was written to both nodes.
-            let Some((place, class, len)) = state.filter(|(place, ..)| place.version == version) else { continue };
+            let Some((place, class, len)) = state.filter(|(place, ..)| place.uses == uses) else { continue };
             match place.used {
                 Use::Free => {}
-                Use::Held if class == EXTENT => left.push((at, version)),
+                Use::Held if class == EXTENT => left.push((at, uses)),
                 Use::Held | Use::Linked | Use::Retired => self.copy(at, len).await?,
             }
         }

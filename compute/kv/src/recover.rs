@@ -411,7 +411,7 @@ impl Recovery {
         }
         let (place, epoch) = (at + PIECE_HEADER, self.space.epoch() + 1);
         let mut heap = self.space.heap.borrow_mut();
-        heap.adopt(at, bytes, EXTENT, vec![Place { used: Use::Linked, version: 0, ends: 0, hash, slot: 0 }]);
+        heap.adopt(at, bytes, EXTENT, vec![Place { used: Use::Linked, version: 0, uses: 0, ends: 0, hash, slot: 0 }]);
         match live {
             true => heap.adopt_extent(place, number, hash),
             false => {
@@ -470,7 +470,7 @@ impl Recovery {
             parts.extend(object.as_ref().filter(|one| is_part(one.key())).map(|part| part.key().to_vec()));
             let list = object.filter(|object| object.kind() == Type::Long);
             lists.extend(list.and_then(|list| Some((place_at(n), List::decode(list.value(), self.reach.node)?))));
-            places.push(Place { used: Use::Linked, version, ends, hash: hash.unwrap_or(0), slot: 0 });
+            places.push(Place { used: Use::Linked, version, uses: 0, ends, hash: hash.unwrap_or(0), slot: 0 });
         }
         let mut live = HashMap::new();
         for some in sound.chunks(AT_ONCE) {

@@ -39,7 +39,7 @@ impl Heap {
         for (&at, piece) in &self.pieces {
             let step = if is_whole(piece.class) { 0 } else { class_bytes(piece.class) };
             let mine = piece.places.iter().enumerate().filter(|(_, place)| place.used == Use::Held);
-            held.extend(mine.map(|(n, place)| (at + PIECE_HEADER + n as u64 * step, place.version)));
+            held.extend(mine.map(|(n, place)| (at + PIECE_HEADER + n as u64 * step, place.uses)));
         }
         held
     }

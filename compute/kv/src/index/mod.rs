@@ -52,10 +52,15 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::{Rc, Weak};
 
-/// Epochs for which an unchanged slot proves an unchanged object. A slot's version has 12 bits, so
-/// a place must be used 4096 times before a slot looks the same. Two uses of it are at least
-/// [`crate::heap::GRACE`] epochs apart.
-const TRUSTED: u64 = 4096;
+/// Whether an unchanged slot proves an unchanged object in this epoch. A slot's version are the low bits of
+/// the epoch in which the object's place was taken. A place is used again [`crate::heap::GRACE`] epochs
+/// after its object has gone, at the earliest. So the slot can be another object's only if an epoch with
+/// these bits has come since it was verified. What a front end knows of the epoch may be one behind.
+fn proves(known: &Known, epoch: u64) -> bool {
+    let from = known.epoch + 1;
+    let next = from + (u64::from(known.slot.version()).wrapping_sub(from) & 0xfff);
+    next > epoch + 1
+}
 
 /// A key's object and the slot that referred to it.
 #[derive(Debug)]
@@ -209,7 +214,7 @@ impl Index {
         let (era, quiet) = (self.near.lease.era(), self.near.writes.quiet(hash));
         if let Some((known, cached)) = self.known(key, hash) {
             self.reach.counters.warm.set(self.reach.counters.warm.get() + 1);
-            let cached = cached.filter(|_| section.epoch < known.epoch + TRUSTED);
+            let cached = cached.filter(|_| proves(&known, section.epoch));
             let known = Known { epoch: section.epoch, era, ..known };
             if let Some(object) = self.near.verify(io, key, known, cached).await {
                 let Known { table, slot_at, slot, .. } = known;
