@@ -344,11 +344,12 @@ impl Space {
         self.alone_since.set(if left { self.alone_since.get().or(Some(epoch)) } else { None });
     }
 
-    /// Whether the first node alone has the shard, and an operation may be under way that has read a
+    /// Whether the first node has the shard, alone or while another is filled, and an operation may be under way that has read a
     /// decision of the second one. It may yet show that. So what shows does not tell garbage. It
     /// began in the epoch of the second's end at the latest, so it has ended two epochs later.
     pub(crate) fn may_show_more(&self) -> bool {
-        let left = matches!(self.reach.copies.mode(), Mode::Alone(node) if node == self.reach.node);
+        let left =
+            matches!(self.reach.copies.mode(), Mode::Alone(node) | Mode::Mending(node) if node == self.reach.node);
         let ended = || self.alone_since.get().is_some_and(|since| self.epoch() >= since + 2);
         left && !ended() && !self.reach.rules.get().broken(Bug::AdoptAtOnce)
     }

@@ -192,8 +192,9 @@ fn others(count: usize) -> Vec<Vec<u8>> {
 
 /// A front end dies when its SET was decided at the second node. Another helps, and is stopped after
 /// so many of its verbs. The second node ends. A third front end takes over what the dead one held,
-/// by what the first node shows, and uses it again. Then the helper goes on. False: it had ended.
-fn a_late_helper(rules: Rules, carried: [usize; 2], steps: usize) -> Result<bool, String> {
+/// by what the first node shows, and uses it again. `fills`: it has begun to fill another node by then.
+/// Then the helper goes on. False: it had ended.
+fn a_late_helper(rules: Rules, carried: [usize; 2], steps: usize, fills: bool) -> Result<bool, String> {
     let (mut memory, dies, stays) = scene(rules);
     let helps = memory.join(TINY, rules, 64 << 10);
     memory.run(task(&helps, KEY, Op::Get)).expect("sound");
@@ -213,16 +214,34 @@ fn a_late_helper(rules: Rules, carried: [usize; 2], steps: usize) -> Result<bool
         }
     }
     memory.ends = Some((1, memory.verbs));
+    let mut filling = None;
+    if fills {
+        tick(&mut memory, &stays, 9000);
+        memory.revive();
+        let front = Rc::clone(&stays);
+        assert!(memory.run(Task::new(|io| async move { front.mend.begin_mending(&io, "new", 9).await })));
+        tick(&mut memory, &stays, 9000);
+        let (front, pair) = (Rc::clone(&stays), stays.reach.copies.pair());
+        filling = Some(Running::new(Task::new(|io| async move { front.mend.mend(&io, pair).await })));
+    }
     let keys = others(200);
-    let take_over = |memory: &mut Memory, n: usize| {
+    let mut take_over = |memory: &mut Memory, n: usize| {
         let (front, now_ms) = (Rc::clone(&stays), 9000 + n as u64);
+        if let Some(filling) = &mut filling {
+            (0..20).for_each(|_| filling.advance(memory, n));
+        }
         tick(memory, &stays, now_ms);
         memory.run(Task::new(|io| async move { front.recovery.adopt(&io, now_ms).await })).expect("sound");
         memory.run(task(&stays, &keys[n], Op::Set(n as u64))).expect("room");
     };
     (0..50).for_each(|n| take_over(&mut memory, n));
     while late.outcome.is_none() {
+        // The helper's connection is to the node that has ended.
+        memory.ends = Some((1, memory.verbs));
         late.advance(&mut memory, steps);
+        if fills {
+            memory.ends = None;
+        }
     }
     for n in 50..keys.len() {
         tick(&mut memory, &helps, 9000 + n as u64);
@@ -243,11 +262,11 @@ fn a_late_helper(rules: Rules, carried: [usize; 2], steps: usize) -> Result<bool
 }
 
 /// Every step at which the helper stops; how many.
-fn every_late_helper(rules: Rules) -> Result<usize, String> {
+fn every_late_helper(rules: Rules, fills: bool) -> Result<usize, String> {
     let mut stops = 0;
     for carried in [[0, 2], [1, 2]] {
         let mut steps = 0;
-        while a_late_helper(rules, carried, steps)? {
+        while a_late_helper(rules, carried, steps, fills)? {
             steps += 1;
         }
         stops += steps;
@@ -257,10 +276,12 @@ fn every_late_helper(rules: Rules) -> Result<usize, String> {
 
 #[test]
 fn what_a_late_helper_shows_is_not_garbage() {
-    let noticed = std::panic::catch_unwind(|| every_late_helper(Rules::without(Bug::AdoptAtOnce)));
-    assert!(!matches!(noticed, Ok(Ok(_))), "it went unnoticed");
-    let stops = every_late_helper(Rules::SOUND).expect("nothing lost");
-    assert!(stops > 10, "{stops}");
+    for fills in [false, true] {
+        let noticed = std::panic::catch_unwind(|| every_late_helper(Rules::without(Bug::AdoptAtOnce), fills));
+        assert!(!matches!(noticed, Ok(Ok(_))), "it went unnoticed; another node is filled: {fills}");
+        let stops = every_late_helper(Rules::SOUND, fills).expect("nothing lost");
+        assert!(stops > 10, "{stops}");
+    }
 }
 
 /// The second node ends while a front end takes over what two dead ones have left. It hands back the piece
