@@ -240,7 +240,7 @@ impl Keyspace {
                 }
                 let len = object::len(&key, &value.bytes);
                 while spot.is_none() {
-                    spot = self.spot(io, &shard, len).await?;
+                    spot = self.spot(io, &shard, len, false).await?;
                 }
             }
             parts.push(Part { change, long, spot, ..Part::new(&shard, key) });
@@ -248,9 +248,11 @@ impl Keyspace {
         Ok(parts)
     }
 
-    /// Holds a place. `None`: there was none, and room was made.
-    async fn spot(&self, io: &Io, shard: &Rc<Shard>, len: u64) -> Result<Option<Spot>, Trouble> {
-        match shard.space.hold(io, len).await {
+    /// Holds a place. `None`: there was none, and room was made. `back`: it is given back at once.
+    async fn spot(&self, io: &Io, shard: &Rc<Shard>, len: u64, back: bool) -> Result<Option<Spot>, Trouble> {
+        let held =
+            if back { shard.space.hold_instead(io, len, u8::MAX).await } else { shard.space.hold(io, len).await };
+        match held {
             Ok(held) => Ok(Some(Spot { shard: Rc::clone(shard), held, kept: false })),
             Err(Trouble::Full) => self.make_room(io, shard, class_of(len), len).await.map(|()| None),
             Err(trouble) => Err(trouble),
@@ -260,13 +262,13 @@ impl Keyspace {
     /// Holds places for the locks, and for the verdict. `None`: there was no room.
     async fn hold_locks(&self, io: &Io, parts: &mut [Part]) -> Result<Option<Spot>, Trouble> {
         for part in parts.iter_mut() {
-            part.lock = self.spot(io, &part.shard, LOCK_BYTES).await?;
+            part.lock = self.spot(io, &part.shard, LOCK_BYTES, true).await?;
             if part.lock.is_none() {
                 return Ok(None);
             }
         }
         let Some(first) = parts.first() else { return Ok(None) };
-        self.spot(io, &first.shard, verdict_bytes(parts.len())).await
+        self.spot(io, &first.shard, verdict_bytes(parts.len()), true).await
     }
 
     /// Finds every key, and gives absent ones a slot. False: one is not as it was read. `None`: there was

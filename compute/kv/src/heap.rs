@@ -12,6 +12,7 @@
 
 mod closing;
 mod looks;
+mod reserve;
 
 pub use closing::Candidate;
 
@@ -43,9 +44,9 @@ pub struct Place {
     pub used: Use,
     /// Of the last object.
     pub version: u16,
-    /// When the object ends, in seconds since 1970, rounded up; 0: never.
     /// How often it was taken here.
     pub uses: u16,
+    /// When the object ends, in seconds since 1970, rounded up; 0: never.
     pub ends: u32,
     /// Hash of the key whose object it has, if linked.
     pub hash: u64,
@@ -74,9 +75,9 @@ pub struct Held {
     pub class: u8,
     /// For the slot and the object: the low bits of the epoch in which it was taken.
     pub version: u16,
-}
     /// By which this use is told from later ones of the same place.
     pub uses: u16,
+}
 
 #[derive(Debug)]
 struct Piece {
@@ -87,6 +88,8 @@ struct Piece {
     soonest: u32,
     /// It is to go back to the node: no place of it is taken.
     closed: bool,
+    /// It is kept for writes that give memory back: see `reserve.rs`.
+    kept: bool,
     places: Vec<Place>,
 }
 
@@ -129,11 +132,11 @@ pub struct Heap {
     classes: Vec<Class>,
     pieces: BTreeMap<At, Piece>,
     retired: VecDeque<(u64, At)>,
+    /// The store's epoch as last told.
+    now: u64,
     sizes: Sizes,
     /// Bytes of closed pieces.
     closing_bytes: u64,
-    /// The store's epoch as last told.
-    now: u64,
     /// Long values of which this front end has extents, by their numbers.
     longs: HashMap<u64, Extents>,
     /// Own objects that list extents, and the number of the long value.
@@ -161,10 +164,10 @@ impl Default for Heap {
             classes,
             pieces: BTreeMap::new(),
             retired: VecDeque::new(),
+            now: 0,
             sizes: Sizes::default(),
             closing_bytes: 0,
             longs: HashMap::new(),
-            now: 0,
             heads: HashMap::new(),
             taken_over: Vec::new(),
         }
@@ -183,10 +186,10 @@ impl Heap {
         } else {
             self.classes[usize::from(class)].free.pop()?
         };
+        let version = (self.now & 0xfff) as u16;
         let (piece, place) = self.located(at)?;
         piece.used += 1;
         let (bytes, place) = (piece.place_bytes(), &mut piece.places[place]);
-        let version = (self.now & 0xfff) as u16;
         place.used = Use::Held;
         // Not a count of uses: that would begin again when the piece goes back to the node and is taken by
         // another front end, and a slot of before would look like one of now.
@@ -236,7 +239,7 @@ impl Heap {
                 .map(|n| at + PIECE_HEADER + n as u64 * step),
         );
         self.sizes.all += u64::from(bytes);
-        let mut piece = Piece { bytes, class, used, soonest: 0, closed: false, places };
+        let mut piece = Piece { bytes, class, used, soonest: 0, closed: false, kept: false, places };
         piece.soonest = piece.soonest();
         self.sizes.free += (count - u64::from(used)) * piece.place_bytes();
         self.pieces.insert(at, piece);
@@ -333,10 +336,10 @@ impl Heap {
 
     /// [`Heap::reap`] of so many objects at most; whether there may be more.
     pub fn reap_some(&mut self, now: u64, most: usize) -> bool {
+        self.now = if now == u64::MAX { self.now } else { now };
         for _ in 0..most {
             let Some((_, at)) = self.retired.pop_front_if(|(epoch, _)| *epoch + GRACE <= now) else { return false };
             let bytes = self.free(at);
-        self.now = if now == u64::MAX { self.now } else { now };
             self.sizes.retired -= bytes;
             self.sizes.reaped += bytes;
         }
@@ -351,22 +354,30 @@ impl Heap {
             let class = &self.classes[usize::from(piece.class)];
             let places = piece.places.len();
             let keep = !piece.closed && !is_whole(piece.class) && class.free.len() < places * 2;
-            if piece.used == 0 && !keep {
+            if piece.used == 0 && !keep && !piece.kept {
                 found = Some((at, piece.bytes));
                 break;
             }
         }
         let (at, bytes) = found?;
-        let piece = self.pieces.remove(&at)?;
-        let class = &mut self.classes[usize::from(piece.class)];
-        class.free.retain(|&place| place < at || place >= at + u64::from(bytes));
-        class.bytes -= u64::from(bytes);
-        self.sizes.all -= u64::from(bytes);
-        match piece.closed {
-            true => self.closing_bytes -= u64::from(bytes),
-            false => self.sizes.free -= piece.places.len() as u64 * piece.place_bytes(),
-        }
+        self.take_out(at)?;
         Some((at, bytes))
+    }
+
+    /// Takes a piece out of which nothing is used; its bytes.
+    fn take_out(&mut self, at: At) -> Option<u32> {
+        let piece = self.pieces.remove(&at)?;
+        let bytes = u64::from(piece.bytes);
+        let class = &mut self.classes[usize::from(piece.class)];
+        class.free.retain(|&place| place < at || place >= at + bytes);
+        class.bytes -= bytes;
+        self.sizes.all -= bytes;
+        if piece.closed {
+            self.closing_bytes -= bytes;
+        } else if !piece.kept {
+            self.sizes.free -= piece.places.len() as u64 * piece.place_bytes();
+        }
+        Some(piece.bytes)
     }
 
     /// The object at `head`, which is about to be linked, lists the extents of a long value.

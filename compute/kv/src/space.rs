@@ -3,7 +3,7 @@
 use crate::blocks;
 use crate::copies::{Mode, Phase};
 use crate::heap::{Heap, Held, second};
-use crate::layout::{At, Hash, Kind, MAX_OBJECT, Owner, Slot, class_of};
+use crate::layout::{At, Hash, Kind, LARGE, MAX_OBJECT, Owner, Slot, class_of, is_whole};
 use crate::long::List;
 use crate::object::{Object, Type, Value};
 use crate::reach::Reach;
@@ -28,6 +28,9 @@ const REAPED: usize = 64;
 /// The share of a limit that eviction keeps free ahead of writes, and its bytes at most.
 const HEADROOM: u64 = 16;
 const MOST_HEADROOM: u64 = 32 << 20;
+
+/// Bytes of a piece in reserve: as many as the node has of these.
+const RESERVE: [u32; 2] = [256 << 10, 64 << 10];
 
 /// Why a key was taken out that no client has removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -192,7 +195,7 @@ impl Space {
         while more {
             // A few at a time: a write must not wait for all that were retired at once.
             more = self.heap.borrow_mut().reap_some(now, REAPED);
-            if let Some(held) = self.heap.borrow_mut().take(class, bytes) {
+            if let Some(held) = self.heap.borrow_mut().take_but(self.left(), class, bytes) {
                 return Ok(held);
             }
         }
@@ -204,7 +207,7 @@ impl Space {
         // Not every caller has a section.
         let _phase = Phase::new(&self.reach.copies);
         loop {
-            if let Some(held) = self.heap.borrow_mut().take(class, bytes) {
+            if let Some(held) = self.heap.borrow_mut().take_but(self.left(), class, bytes) {
                 return Ok(held);
             }
             let wanted = self.heap.borrow().piece_for(class, bytes);
@@ -230,6 +233,54 @@ impl Space {
         }
     }
 
+    /// Free places of each size that are left to writes which give memory back. A store that evicts
+    /// needs none.
+    pub(crate) fn left(&self) -> usize {
+        usize::from(self.limit.get() == u64::MAX)
+    }
+
+    /// Holds a place for an object of `bytes` that goes in place of one of the class `old`, which has as
+    /// many bytes at least. In a full store that does not evict it is of the reserve (`heap/reserve.rs`).
+    pub(crate) async fn hold_instead(&self, io: &Io, bytes: u64, old: u8) -> Result<Held, Trouble> {
+        match self.hold(io, bytes).await {
+            Err(Trouble::Full) if self.left() > 0 => {
+                Box::pin(self.hold_reserved(io, class_of(bytes), bytes, old)).await.ok_or(Trouble::Full)
+            }
+            held => held,
+        }
+    }
+
+    async fn hold_reserved(&self, io: &Io, class: u8, bytes: u64, old: u8) -> Option<Held> {
+        let _phase = Phase::new(&self.reach.copies);
+        if is_whole(class) {
+            return None;
+        }
+        let held = self.heap.borrow_mut().take_up_to(old, class, bytes);
+        if held.is_some() {
+            return held;
+        }
+        let unused = self.heap.borrow_mut().take_unused(class);
+        if let Some((at, size)) = unused {
+            self.own(io, at, Kind::Objects, class).await;
+            self.heap.borrow_mut().add(at, size, class);
+        }
+        self.heap.borrow_mut().take_up_to(u8::MAX, class, bytes)
+    }
+
+    /// Has a piece in reserve, if the store does not evict and the node has one.
+    pub(crate) async fn keep_reserve(&self, io: &Io) {
+        if self.left() == 0 || self.heap.borrow().has_kept() {
+            return;
+        }
+        let _phase = Phase::new(&self.reach.copies);
+        for bytes in RESERVE {
+            if let Some((at, bytes)) = self.claim(io, Kind::Objects, LARGE - 1, bytes).await {
+                self.heap.borrow_mut().keep(at, bytes);
+                break;
+            }
+        }
+    }
+
     /// Takes a piece from the node and writes down whose it is.
     async fn claim(&self, io: &Io, kind: Kind, class: u8, bytes: u32) -> Option<(At, u32)> {
         // Two that ask do not wait for each other.
@@ -245,9 +296,14 @@ impl Space {
             self.node_full.set(true);
             return None;
         };
+        self.own(io, at, kind, class).await;
+        Some((at, bytes))
+    }
+
+    /// Writes down whose a piece is, and what it has.
+    async fn own(&self, io: &Io, at: At, kind: Kind, class: u8) {
         let words = [self.reach.owner(kind, class).word(self.reach.secret, at), Owner::second(self.reach.secret, at)];
         self.reach.verbs(io, vec![Verb::Write { at, bytes: Rc::new(words.map(u64::to_le_bytes).concat()) }]).await;
-        Some((at, bytes))
     }
 
     /// Gives pieces of which nothing is used back to the node.

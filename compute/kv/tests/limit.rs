@@ -3,7 +3,7 @@
 
 mod world;
 
-use farmem_kv::keyspace::Keyspace;
+use farmem_kv::keyspace::{Change, Keyspace};
 use farmem_kv::layout::Geometry;
 use farmem_kv::long::Writer;
 use farmem_kv::object::Value;
@@ -232,4 +232,36 @@ fn a_front_end_that_a_full_node_leaves_without_room_gets_some() {
     let lost = before + 1 - store.keys();
     assert!(lost < before / 4, "{lost} of {before} keys went for one");
     (0..100).for_each(|n| store.put(1, &format!("n{n}"), 1000).expect("room"));
+}
+
+/// In a full store that does not evict each value can be made smaller, again and again. Meanwhile writes that
+/// want more are refused, or find room.
+#[test]
+fn values_can_be_made_smaller_in_a_full_store() {
+    let mut store = Store::new(2, None);
+    store.memory.limit = Some(4 << 20);
+    let (mut keys, mut refused) = (0, 0);
+    while store.put(0, &format!("k{keys}"), 2000).is_ok() {
+        keys += 1;
+    }
+    assert!(keys > 1000, "{keys}");
+    for round in 0..5 {
+        for n in 0..keys {
+            let (key, len) = (format!("k{n}"), 1800 - 180 * round);
+            let made = store.run(0, move |store, io| async move {
+                let change = |there: Option<&farmem_kv::object::Object>| -> Result<Change<()>, Trouble> {
+                    assert!(there.is_some());
+                    Ok(Change::Put(Value::string(vec![b'y'; len]), ()))
+                };
+                store.update(&io, key.as_bytes(), change).await
+            });
+            assert_eq!(made.0, Ok(()), "round {round}, key {n}");
+            // The clock of a front end that works goes on.
+            store.tick();
+            if n % 400 == 0 {
+                refused += usize::from(store.put(0, &format!("more{round}-{n}"), 2000).is_err());
+            }
+        }
+    }
+    assert!(refused > 0);
 }

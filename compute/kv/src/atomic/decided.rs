@@ -1,6 +1,6 @@
 //! Changes of a few keys that are decided by the very objects that are locked.
 //!
-//! [`Keyspace::commit`] takes changes that were worked out before, and begins anew if a key has changed
+//! [`Keyspace::commit`] takes changes that were worked out before, and begins again if a key has changed
 //! since. Here the changes are worked out between the look at the slots and their locks, which leave in
 //! one batch. So one round trip lies between, as in a change of one key. A command that competes with
 //! changes of its keys at other front ends wins as often as each of them.
@@ -65,7 +65,8 @@ impl Keyspace {
         for part in parts {
             let Some(Some(value)) = &part.change else { continue };
             let (shard, len) = (Rc::clone(&part.shard), object::len(&part.key, &value.bytes));
-            match shard.space.hold(io, len).await {
+            // Of RENAME, SMOVE and their relatives the memory of what goes comes back.
+            match shard.space.hold_instead(io, len, u8::MAX).await {
                 Ok(held) => part.spot = Some(Spot { shard, held, kept: false }),
                 Err(Trouble::Full) => return Ok(Some((shard, len))),
                 Err(trouble) => return Err(trouble),

@@ -91,7 +91,7 @@ impl Heap {
 
 impl super::Piece {
     fn may_close(&self) -> bool {
-        !self.closed && self.class != EXTENT && self.places.iter().all(|place| place.used != Use::Held)
+        !self.closed && !self.kept && self.class != EXTENT && self.places.iter().all(|place| place.used != Use::Held)
     }
 
     /// Slots of its linked objects, if it is at `at`, from the `turned`th place on.

@@ -78,7 +78,8 @@ impl Index {
         if class == LARGE {
             return Ok(false);
         }
-        let Some(held) = self.space.heap.borrow_mut().take(class, len) else { return Ok(false) };
+        let left = if len <= u64::from(known.len) { 0 } else { self.space.left() };
+        let Some(held) = self.space.heap.borrow_mut().take_but(left, class, len) else { return Ok(false) };
         let (writing, era, epoch) = (self.near.writing(Some(hash)), self.near.lease.era(), self.space.epoch());
         let old = self.near.cache.borrow_mut().lend(place);
         let object = Object::string(old, (hash, key), value, held.version, (self.space.now_ms.get() / 1000) as u32);

@@ -305,7 +305,11 @@ impl Index {
         let mut made = None;
         let mut batch = Vec::with_capacity(2);
         if let Some(value) = value {
-            let held = self.space.hold(io, object::len(key, &value.bytes)).await?;
+            let len = object::len(key, &value.bytes);
+            let held = match len <= u64::from(known.len) {
+                true => self.space.hold_instead(io, len, old.class()).await?,
+                false => self.space.hold(io, len).await?,
+            };
             let (object, slot) = self.space.made(hash, key, value, &held);
             batch.push(Verb::Write { at: held.at, bytes: Rc::clone(object.bytes()) });
             made = Some((held, object, slot));

@@ -58,10 +58,17 @@ impl Index {
         }
         // Memory first: a front end that has none must not leave a table frozen.
         let (node, size) = (self.reach.node, self.geometry.pair_bytes());
-        let Some(Answer::Place(pair)) = self.reach.verbs(io, vec![Verb::Alloc { node, bytes: size }]).await.pop()
-        else {
-            return Err(Trouble::Full);
-        };
+        let alloc = async || self.reach.verbs(io, vec![Verb::Alloc { node, bytes: size }]).await.pop();
+        let mut taken = alloc().await;
+        if taken == Some(Answer::Full) && slots(&bytes).iter().any(|slot| slot.is_frozen()) {
+            // Of a front end that died in the middle. Keys that are to go must not wait for memory.
+            let kept = self.space.heap.borrow_mut().take_kept();
+            if let Some(kept) = kept {
+                self.reach.release(io, kept).await;
+                taken = alloc().await;
+            }
+        }
+        let Some(Answer::Place(pair)) = taken else { return Err(Trouble::Full) };
         let frozen = match self.freeze(io, table, slots(&bytes)).await {
             Ok(frozen) => frozen,
             Err(trouble) => {

@@ -168,6 +168,7 @@ impl Background {
                     let ticked = shard.members.tick(&io, now_ms).await;
                     if trims && ticked.is_ok() {
                         shard.space.trim(&io).await;
+                        shard.space.keep_reserve(&io).await;
                     }
                     Ended::Tick(n, ticked)
                 });
