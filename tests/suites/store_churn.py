@@ -34,8 +34,8 @@ class Gone(Exception):
 class Client:
     """A redis client, as small as can be."""
 
-    def __init__(self, port):
-        deadline = time.monotonic() + 60
+    def __init__(self, port, patience=120):
+        deadline = time.monotonic() + patience
         while True:
             try:
                 self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -92,7 +92,7 @@ class Store:
     def __init__(self, farmem, scratch, node, name, options):
         self.farmem, self.scratch, self.node, self.name, self.options = farmem, scratch, node, name, options
         self.fronts, self.ports = [None] * FRONTS, []
-        self.wrong, self.requests, self.kills = [], [0] * FRONTS, 0
+        self.wrong, self.requests, self.kills, self.ended = [], [0] * FRONTS, 0, 0
         for _ in range(FRONTS):
             with socket.socket() as some:
                 some.bind(("127.0.0.1", 0))
@@ -110,6 +110,13 @@ class Store:
         self.fronts[n].kill()
         self.fronts[n].wait()
         self.kills += 1
+
+    def mend(self):
+        """Starts front ends again that have ended by themselves: on a busy machine the others may take one for dead."""
+        for n, front in enumerate(self.fronts):
+            if front.poll() is not None:
+                self.ended += 1
+                self.start(n)
 
     def use(self, n, rate, ends):
         """Requests of one client until a moment."""
@@ -172,9 +179,8 @@ class Store:
         """Bytes of all front ends' pieces, as a living one knows them. None: none is there."""
         for port in self.ports:
             try:
-                client = Client(port)
-                said = client.ask(("INFO", "memory"))[0].decode()
-            except (Gone, OSError):
+                said = Client(port, 0).ask(("INFO", "memory"))[0].decode()
+            except (Gone, OSError, AttributeError):  # It may answer by an error.
                 continue
             return sum(int(re.search(rf"{word}:(\d+)", said)[1]) for word in ("used_memory", "farmem_memory_of_others"))
         return None
@@ -200,6 +206,7 @@ class Store:
         lines = []
         for n in range(1, FRONTS):
             self.kill(n)
+        self.mend()
         client = Client(self.ports[0])
         time.sleep(8)  # Until the first has taken over what they had.
         lines.append(f"{self.name}, one front end left: " + self.settle("full"))
@@ -210,10 +217,10 @@ class Store:
         client.ask(("FLUSHALL",))
         lines.append(f"{self.name}, emptied: " + self.settle("emptied"))
         deadline = time.monotonic() + 60
-        while self.held() > 4 << 20 and time.monotonic() < deadline:
+        while (held := self.held() or 0) > 4 << 20 and time.monotonic() < deadline:
             time.sleep(0.5)
-        if self.held() > 4 << 20:
-            self.wrong.append(f"{self.held()} bytes are held by a store without keys")
+        if held > 4 << 20:
+            self.wrong.append(f"{held} bytes are held by a store without keys")
         return lines
 
 
@@ -257,8 +264,12 @@ def churn(options, scratch, said):
         next_kill = begun + options.kill
         while time.monotonic() < ends and not any(store.wrong for store in stores):
             time.sleep(2)
+            for store in stores:
+                store.mend()
             fronts = sum(resident(front.pid) for store in stores for front in store.fronts)
-            sample = (bounded.held() or 0, kept.held() or 0, resident(node.pid), fronts)
+            sample = (bounded.held(), kept.held(), resident(node.pid), fronts)
+            if None in sample:
+                continue  # All of a store are busy, or on their way.
             samples.append(sample)
             minute = (time.monotonic() - begun) / 60
             if minute >= shown:
@@ -288,7 +299,8 @@ def churn(options, scratch, said):
         done, kills = sum(sum(store.requests) for store in stores), sum(store.kills for store in stores)
         for line in wrong[:20]:
             said(f"WRONG {line}")
-        said(f"{options.minutes:g} minutes, {done} requests, {kills} kills, {len(wrong)} wrong")
+        ended = sum(store.ended for store in stores)
+        said(f"{options.minutes:g} minutes, {done} requests, {kills} kills, {ended} ended by themselves, {len(wrong)} wrong")
         return bool(wrong)
     finally:
         for store in [one for one in (locals().get("bounded"), locals().get("kept")) if one]:
