@@ -350,7 +350,7 @@ impl Keyspace {
         let fills = || matches!(home.reach.copies.mode(), Mode::Mending(_));
         let filled = fills();
         // At one node the locks go with what they refer to, and behind it.
-        let together = home.reach.copies.mode() == Mode::Single && writes.len() == 1;
+        let together = home.reach.copies.mode() == Mode::Single && writes.len() == 1 && writes[0].1.len() <= BATCH;
         let mut before = Vec::new();
         match writes.pop() {
             Some((_, verbs)) if together => before = verbs,

@@ -19,7 +19,7 @@
 //! here. Until it has ended its key is not answered from here, and what was read meanwhile is not
 //! kept ([`Writes`]).
 
-use crate::layout::{HEAD_BYTES, Hash, MEMBERS};
+use crate::layout::{HEAD_BYTES, Hash, MEMBERS, head, word};
 use crate::member::{Members, STALE_MS, line_word, state};
 use crate::near::Near;
 use crate::rules::Bug;
@@ -137,6 +137,10 @@ impl Members {
         let mut others: Option<Vec<(usize, u64, u64)>> = None;
         for _ in 0..=AWAIT_MS / LOOK_MS {
             let bytes = self.reach.read(io, self.reach.root, HEAD_BYTES as u32).await;
+            // Objects are named by the epoch from the first one on.
+            let mut epochs = self.space.epochs.borrow_mut();
+            epochs.now = epochs.now.max(word(&bytes, head::EPOCH as usize / 8));
+            drop(epochs);
             let lines = (0..MEMBERS).filter(|&line| line != usize::from(self.reach.me.line));
             let now = lines.map(|line| (line, state(&bytes, line), line_word(&bytes, line, 1)));
             let now: Vec<_> =

@@ -319,7 +319,7 @@ pub struct Ticked {
 #[derive(Debug)]
 pub struct Members {
     pub(crate) reach: Rc<Reach>,
-    space: Rc<Space>,
+    pub(crate) space: Rc<Space>,
     near: Rc<Near>,
     watch: RefCell<Vec<Watched>>,
     /// When this front end last looked after the others.

@@ -207,6 +207,9 @@ impl Space {
         // Not every caller has a section.
         let _phase = Phase::new(&self.reach.copies);
         loop {
+            // The epoch may have gone on while a piece was claimed.
+            let epoch = self.epochs.borrow().now;
+            self.heap.borrow_mut().reap_some(epoch, 0);
             if let Some(held) = self.heap.borrow_mut().take_but(self.left(), class, bytes) {
                 return Ok(held);
             }

@@ -353,6 +353,9 @@ fn a_move_comes_about_beside_changes_of_its_keys_without_end() {
     let node = Process::node(Transport::Tcp);
     let fronts = [Process::front("busy", &node.at), Process::front("busy", &node.at)];
     let stop = std::sync::atomic::AtomicBool::new(false);
+    // More than are moved: also where those that push do not run for a moment.
+    let mut client = fronts[1].client();
+    (0..30).for_each(|_| _ = client.ask("RPUSH from x"));
     let moved = std::thread::scope(|scope| {
         for n in 0..4 {
             let (front, stop) = (&fronts[n % 2], &stop);
@@ -361,13 +364,11 @@ fn a_move_comes_about_beside_changes_of_its_keys_without_end() {
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                     client.ask("RPUSH from x");
                     client.ask("RPUSH to y");
-                    client.ask("LTRIM from 0 9");
+                    client.ask("LTRIM from 0 49");
                     client.ask("LTRIM to 0 9");
                 }
             });
         }
-        let mut client = fronts[1].client();
-        while client.ask("LLEN from") == ":0" {}
         let moved = (0..20).map(|_| client.ask("LMOVE from to LEFT LEFT")).collect::<Vec<_>>();
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         moved

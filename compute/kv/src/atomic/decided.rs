@@ -62,11 +62,22 @@ impl Keyspace {
 
     /// Holds places for the new objects. An object's shard and length, if it has none.
     async fn hold_objects(&self, io: &Io, parts: &mut [Part]) -> Result<Option<(Rc<Shard>, u64)>, Trouble> {
+        // Of RENAME, SMOVE and their relatives the memory of what goes comes back; not of MSETNX.
+        let (mut new, mut old) = (0, 0);
+        for part in parts.iter() {
+            let Some(change) = &part.change else { continue };
+            new += change.as_ref().map_or(0, |value| object::len(&part.key, &value.bytes));
+            old += part.found.as_ref().map_or(0, |found| u64::from(found.object.len()));
+        }
         for part in parts {
             let Some(Some(value)) = &part.change else { continue };
             let (shard, len) = (Rc::clone(&part.shard), object::len(&part.key, &value.bytes));
-            // Of RENAME, SMOVE and their relatives the memory of what goes comes back.
-            match shard.space.hold_instead(io, len, u8::MAX).await {
+            let held = if new <= old {
+                shard.space.hold_instead(io, len, u8::MAX).await
+            } else {
+                shard.space.hold(io, len).await
+            };
+            match held {
                 Ok(held) => part.spot = Some(Spot { shard, held, kept: false }),
                 Err(Trouble::Full) => return Ok(Some((shard, len))),
                 Err(trouble) => return Err(trouble),

@@ -9,7 +9,7 @@
 use crate::layout::Hash;
 use crate::task::Io;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// The earlier ones that are counted at most: a later one looks seldom.
 const COUNTED: usize = 128;
@@ -17,69 +17,76 @@ const COUNTED: usize = 128;
 /// so many before them.
 const NEAR: usize = 8;
 
-/// Commands that have a turn, or wait for it, and the hashes of their keys, in order.
+/// Commands that have a turn, or wait for it: for the hash of each key their places, in order. So a look
+/// costs no more where many wait for many other keys.
 #[derive(Debug, Default)]
 pub struct InTurn {
     next: Cell<u64>,
-    all: RefCell<BTreeMap<u64, Vec<u64>>>,
+    queues: RefCell<BTreeMap<u64, VecDeque<u64>>>,
 }
 
-/// A place in the order. Another one's turn comes when it is dropped.
+/// A place in the order, and the hashes of its keys. Another one's turn comes when it is dropped.
 #[derive(Debug)]
-pub struct Turn<'a>(&'a InTurn, u64);
+pub struct Turn<'a> {
+    order: &'a InTurn,
+    place: u64,
+    hashes: Vec<u64>,
+}
 
 impl InTurn {
     /// Waits for the turn of a command that changes these keys.
     pub async fn come<'k>(&self, io: &Io, keys: impl Iterator<Item = &'k [u8]>) -> Turn<'_> {
         let mut hashes: Vec<u64> = keys.map(|key| Hash::of(key).0).collect();
         hashes.sort_unstable();
+        hashes.dedup();
         let place = self.next.replace(self.next.get() + 1);
-        self.all.borrow_mut().insert(place, hashes);
-        let turn = Turn(self, place);
-        loop {
-            match turn.before() {
-                0 => return turn,
+        for &hash in &hashes {
+            self.queues.borrow_mut().entry(hash).or_default().push_back(place);
+        }
+        let turn = Turn { order: self, place, hashes };
+        // A place that is the first of a queue stays that: later ones go behind it.
+        let mut first = 0;
+        while let Some(&hash) = turn.hashes.get(first) {
+            match turn.before(hash) {
+                0 => first += 1,
                 n => io.pause((n / NEAR) as u32).await,
             }
         }
+        turn
     }
 
     /// The turn of a command that changes one key. `None`: no command on several keys has it.
     pub async fn for_one(&self, io: &Io, key: &[u8]) -> Option<Turn<'_>> {
-        let is_free = || {
-            let all = self.all.borrow();
-            all.is_empty() || !has_any(all.values(), &[Hash::of(key).0])
-        };
-        if is_free() {
+        if !self.queues.borrow().contains_key(&Hash::of(key).0) {
             return None;
         }
         Some(Box::pin(self.come(io, std::iter::once(key))).await)
     }
 }
 
-/// Whether any of these commands has one of these keys.
-fn has_any<'a>(mut others: impl Iterator<Item = &'a Vec<u64>>, hashes: &[u64]) -> bool {
-    others.any(|other| are_joint(other, hashes))
-}
-
-/// Whether two sorted lists have a number in common.
-fn are_joint(one: &[u64], other: &[u64]) -> bool {
-    let (few, many) = if one.len() < other.len() { (one, other) } else { (other, one) };
-    few.iter().any(|hash| many.binary_search(hash).is_ok())
-}
-
 impl Turn<'_> {
-    /// How many earlier ones have a key in common with it.
-    fn before(&self) -> usize {
-        let all = self.0.all.borrow();
-        let Some(own) = all.get(&self.1) else { return 0 };
-        all.range(..self.1).filter(|(_, other)| are_joint(other, own)).take(COUNTED).count()
+    /// How many earlier ones have this key.
+    fn before(&self, hash: u64) -> usize {
+        let queues = self.order.queues.borrow();
+        let Some(queue) = queues.get(&hash) else { return 0 };
+        queue.iter().take(COUNTED).position(|&place| place == self.place).unwrap_or(COUNTED)
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.all.borrow_mut().remove(&self.1);
+        let mut queues = self.order.queues.borrow_mut();
+        for hash in &self.hashes {
+            let Some(queue) = queues.get_mut(hash) else { continue };
+            match queue.front() {
+                Some(&first) if first == self.place => _ = queue.pop_front(),
+                // It has given up before its turn came.
+                _ => queue.retain(|&place| place != self.place),
+            }
+            if queue.is_empty() {
+                queues.remove(hash);
+            }
+        }
     }
 }
 
@@ -117,7 +124,7 @@ mod tests {
             }
         }
         assert_eq!(*log.borrow(), ['a', 'c', 'b', 'd', 'e']);
-        assert!(turns.all.borrow().is_empty());
+        assert!(turns.queues.borrow().is_empty());
         let mut alone = Task::new(|io| async move { turns.for_one(&io, b"k").await.is_none() });
         assert_eq!(alone.step(), Some(true));
     }

@@ -235,7 +235,8 @@ impl Connection {
     /// Whether an argument that streams in can go on.
     pub fn can_go_on(&self) -> bool {
         let held_up = self.is_full() || self.next.is_some() || self.begun.len() >= AT_ONCE;
-        !held_up && self.inlet.as_ref().is_some_and(|inlet| inlet.is_ready() && (self.readable || inlet.left() == 0))
+        let has_bytes = self.readable || self.parser.waiting() > 0;
+        !held_up && self.inlet.as_ref().is_some_and(|inlet| inlet.is_ready() && (has_bytes || inlet.left() == 0))
     }
 
     /// Hands on bytes of an argument that streams in; whether all are there and written.

@@ -53,7 +53,12 @@ impl Connection {
     /// A node is lost.
     pub fn answer_at_once(&mut self, means: &mut Means<'_>) -> Result<Run, farmem::Error> {
         let (client, stats) = (&self.client, &means.front.stats);
-        let held_up = self.next.is_some() || !self.begun.is_empty() || client.collects() || !client.authenticated.get();
+        // While an argument streams in, what is read is the argument's, and is read only as there is room.
+        let held_up = self.next.is_some()
+            || self.inlet.is_some()
+            || !self.begun.is_empty()
+            || client.collects()
+            || !client.authenticated.get();
         // With a threshold of 0 every command is to be logged.
         let paused = means.front.pause.get().until_ms > means.front.store.now_ms();
         let silent = client.replies.get() != Replies::On;
