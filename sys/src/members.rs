@@ -21,7 +21,6 @@ mod doubt;
 mod sharers;
 
 pub use doubt::Doubt;
-pub use sharers::each_sharer;
 
 use crate::raw::{Errno, checked, getpid, home, now_ns, syscall};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};

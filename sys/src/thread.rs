@@ -130,45 +130,9 @@ pub const THREAD_FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_SYSVSEM
     | libc::CLONE_SETTLS;
 
-/// Of a process that shares everything with its maker, and is no thread of its.
-const PROCESS_FLAGS: i32 = THREAD_FLAGS & !(libc::CLONE_THREAD | libc::CLONE_SYSVSEM);
-
 /// Starts a thread that runs `job(argument)`. All its signals are blocked, except those that the
 /// kernel forces.
 pub fn spawn(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
-    let number = start(job, argument, THREAD_FLAGS)?;
-    let nth = STARTED.fetch_add(1, Ordering::Relaxed);
-    if let Some(place) = NUMBERS.get(nth as usize) {
-        place.store(number, Ordering::Relaxed);
-    }
-    Ok(())
-}
-
-/// Starts a process that runs `job(argument)` and shares everything with this one. It is no child of
-/// this process: the one that makes it ends at once. It lives on when this process ends.
-pub fn spawn_apart(job: fn(usize) -> !, argument: usize) -> Result<(), Errno> {
-    fn between(order: usize) -> ! {
-        // SAFETY: the order lies on the stack of the caller, which waits until this process has
-        // ended.
-        let (job, argument) = unsafe { *(order as *const (fn(usize) -> !, usize)) };
-        let status = start(job, argument, PROCESS_FLAGS).is_err();
-        loop {
-            // SAFETY: no pointers; does not return.
-            unsafe { syscall(libc::SYS_exit, [status as usize, 0, 0, 0, 0, 0]) };
-        }
-    }
-    let order = (job, argument);
-    let child = start(between, &raw const order as usize, PROCESS_FLAGS | libc::CLONE_VFORK)?;
-    let mut status = 0i32;
-    // SAFETY: a live word. The child sends no signal when it ends, so only __WALL finds it.
-    unsafe {
-        checked(libc::SYS_wait4, [child as usize, &raw mut status as usize, libc::__WALL as usize, 0, 0, 0])?;
-    }
-    if status == 0 { Ok(()) } else { Err(Errno(libc::EAGAIN)) }
-}
-
-/// Makes a task with these flags, a stack and a thread pointer of its own. Returns its number.
-fn start(job: fn(usize) -> !, argument: usize, flags: i32) -> Result<u32, Errno> {
     let stack = reserve(STACK_BYTES)? as usize;
     let thread_pointer = reserve(TLS_BYTES)? as usize + BELOW;
     let _signals = crate::raw::SignalsBlocked::new();
@@ -195,7 +159,7 @@ fn start(job: fn(usize) -> !, argument: usize, flags: i32) -> Result<u32, Errno>
             "ud2",
             "2:",
             inlateout("rax") libc::SYS_clone as isize => ret,
-            in("rdi") flags as usize,
+            in("rdi") THREAD_FLAGS as usize,
             in("rsi") (stack + STACK_BYTES) & !63,
             in("rdx") 0usize,
             in("r10") 0usize,
@@ -216,7 +180,11 @@ fn start(job: fn(usize) -> !, argument: usize, flags: i32) -> Result<u32, Errno>
         }
         return Err(Errno(-ret as i32));
     }
-    Ok(ret as u32)
+    let nth = STARTED.fetch_add(1, Ordering::Relaxed);
+    if let Some(place) = NUMBERS.get(nth as usize) {
+        place.store(ret as u32, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::raw::{checked, getpid};
 use std::ffi::{CStr, CString};
 
 /// Calls `each` with the number of every process that has the caller's memory, the caller's too.
-pub fn each_sharer(mut each: impl FnMut(u32)) {
+fn each_sharer(mut each: impl FnMut(u32)) {
     let own = getpid();
     each_number(c"/proc", |process| {
         if process == own || has_memory_of(own, process) == Some(true) {

@@ -125,24 +125,3 @@ fn the_others_end_or_go_on_wherever_the_kill_falls() -> Result<()> {
     }
     Ok(())
 }
-
-/// By a handler thread, which ends with the process that it belongs to.
-#[test]
-fn one_that_outlives_the_handler_thread_is_ended() -> Result<()> {
-    let outlives = |how: &'static str| {
-        scenario(how, move || {
-            let node = Node::start("256M", &[])?;
-            let mut program = Command::new(compile::c("outlives", &[])?);
-            program.arg(how);
-            let far = By::Tcp.far("4M", &By::Tcp.address(&node)).with(&["--fault", "thread"]);
-            let run = process::spawn(far.command(&program))?;
-            let outcome = run.wait(LIMIT).context("it waits for ever")?;
-            let (_, said) = split_stats(&outcome.stderr);
-            let number = String::from_utf8_lossy(&outcome.stdout).trim().parse::<i32>()?;
-            let gone = || !std::path::Path::new(&format!("/proc/{number}/mem")).exists();
-            ensure!(eventually(LIMIT, gone), "{number} is still there: {said}");
-            Ok(())
-        })
-    };
-    together(vec![outlives("kill"), outlives("exec")])
-}

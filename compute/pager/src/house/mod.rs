@@ -23,6 +23,7 @@ use crate::local::Local;
 use crate::out::Out;
 use crate::pins::Pins;
 use crate::space::Space;
+use crate::wake::start_thread;
 use farmem_run::Faults;
 use std::sync::OnceLock;
 
@@ -68,10 +69,10 @@ impl House {
         self.start_handler();
     }
 
-    /// Starts the handler thread and its watcher, in thread mode.
+    /// Starts the handler thread, in thread mode.
     fn start_handler(&self) {
         if self.base.spec.faults == Faults::Thread {
-            self.start_events();
+            start_thread(|_| the_house().run_handler());
         }
     }
 
