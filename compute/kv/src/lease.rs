@@ -138,9 +138,10 @@ impl Members {
         for _ in 0..=AWAIT_MS / LOOK_MS {
             let bytes = self.reach.read(io, self.reach.root, HEAD_BYTES as u32).await;
             // Objects are named by the epoch from the first one on.
-            let mut epochs = self.space.epochs.borrow_mut();
-            epochs.now = epochs.now.max(word(&bytes, head::EPOCH as usize / 8));
-            drop(epochs);
+            {
+                let mut epochs = self.space.epochs.borrow_mut();
+                epochs.now = epochs.now.max(word(&bytes, head::EPOCH as usize / 8));
+            }
             let lines = (0..MEMBERS).filter(|&line| line != usize::from(self.reach.me.line));
             let now = lines.map(|line| (line, state(&bytes, line), line_word(&bytes, line, 1)));
             let now: Vec<_> =
