@@ -116,8 +116,8 @@ fn private(dir: PathBuf) -> Result<PathBuf, Unsafe> {
     }
 }
 
-/// The content of a status file. Another user may have made it, whose files root looks at: what is no
-/// file is not opened for long, no more than a bounded part is read, and its texts can be printed.
+/// The content of a status file. Root also reads files that other users made. So a pipe or a device
+/// does not block it, the part that is read is bounded, and control characters are taken out.
 pub fn status<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;

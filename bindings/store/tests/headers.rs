@@ -32,7 +32,7 @@ fn text(path: &str) -> String {
     std::fs::read_to_string(here(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// What lies before and behind the first of these.
+/// The text before and behind the first place of `at`.
 fn cut<'a>(text: &'a str, at: &str) -> (&'a str, &'a str) {
     text.split_once(at).unwrap_or_else(|| panic!("{at:?} is missing: {}", &text[..text.len().min(200)]))
 }

@@ -1,7 +1,7 @@
-//! What etcd says to a controller that shares it with others: a server answers its calls by anything.
+//! The controller's decoder of etcd's answers: a server answers its calls by anything.
 //!
-//! A text has the bodies of the answers, one a line, which calls are given in turn. A text that begins
-//! as HTTP does is sent as it is, and the connection ends behind it.
+//! A text has the bodies of the answers, one a line. Calls are given them in turn. A text that begins
+//! as HTTP does is sent unchanged, and then the connection ends.
 
 use crate::fuzz::fuzz_by;
 use farmem_control::election::{Election, Seen};

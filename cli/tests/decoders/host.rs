@@ -1,8 +1,8 @@
-//! What a node says, as a host meets it: a relay between the public library and a node changes
+//! The host's decoder of a node's answers: a relay between the public library and a node changes
 //! bytes on their way to the host.
 //!
-//! A text says which: of four bytes each, how far behind the last change, how it is changed, and by
-//! what. The host may fail, with an error. It may not panic, and goes on or ends in time.
+//! A text lists the changes, four bytes each: the distance from the last change, the kind of change,
+//! and its operand. The host may fail, with an error. It may not panic, and goes on or ends in time.
 
 use crate::fuzz::fuzz_by;
 use farmem::{Error, Memory, Transport};
