@@ -1,6 +1,8 @@
 //! What the programs run on.
 
+use std::cell::RefCell;
 use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -106,7 +108,7 @@ pub struct Bench<'a> {
     farmem: &'a Path,
     bytes: usize,
     accesses: usize,
-    work: String,
+    work: Vec<Work>,
     cpu: usize,
     second: usize,
     _nodes: [supervise::Group; 2],
@@ -115,6 +117,14 @@ pub struct Bench<'a> {
     /// By TCP, a node that computes nothing.
     plain: String,
     swap: Result<Swap>,
+    /// Programs that the kernel killed because swap did not make room in their group fast enough.
+    killed: RefCell<Vec<Work>>,
+}
+
+/// The programs, as `--work` names them.
+fn names(work: &[Work]) -> String {
+    let names = work.iter().filter_map(clap::ValueEnum::to_possible_value);
+    names.map(|name| name.get_name().to_owned()).collect::<Vec<_>>().join(",")
 }
 
 /// A node on this CPU, and its address by TCP.
@@ -148,10 +158,9 @@ impl<'a> Bench<'a> {
         let lend = (6 * bytes + (512 << 20)).to_string();
         let (computes, tcp) = node(farmem, last, &["--lend", &lend, "--compute", "1", "--listen", &shm])?;
         let (refuses, plain) = node(farmem, last, &["--lend", &lend])?;
-        let names = work.iter().filter_map(clap::ValueEnum::to_possible_value);
-        let work = names.map(|name| name.get_name().to_owned()).collect::<Vec<_>>().join(",");
-        let (nodes, swap) = ([computes, refuses], Swap::new(bytes / 4, bytes));
-        Ok(Bench { farmem, bytes, accesses, work, cpu: first, second: last, _nodes: nodes, tcp, shm, plain, swap })
+        let (work, killed) = (work.to_vec(), RefCell::default());
+        let (cpu, second, _nodes, swap) = (first, last, [computes, refuses], Swap::new(bytes / 4, bytes));
+        Ok(Bench { farmem, bytes, accesses, work, cpu, second, _nodes, tcp, shm, plain, swap, killed })
     }
 
     /// The systems that this machine has.
@@ -159,17 +168,39 @@ impl<'a> Bench<'a> {
         System::ALL.into_iter().filter(|&system| system != System::Zram || self.swap.is_ok()).collect()
     }
 
-    /// Those that it lacks, with the reasons.
+    /// Those that it lacks, and programs that did not end on one, with the reasons.
     pub fn lacks(&self) -> Vec<Skipped> {
-        let reason = self.swap.as_ref().err().map(|e| format!("{e:#}"));
-        reason.map(|reason| Skipped { system: System::Zram.name().into(), reason }).into_iter().collect()
+        let lacking = self.swap.as_ref().err().map(|e| format!("{e:#}"));
+        let killed = self.killed.borrow();
+        let killed = killed.iter().map(|&work| format!("{}: the kernel killed it for its group's limit", names(&[work])));
+        let skipped = |reason| Skipped { system: System::Zram.name().into(), reason };
+        lacking.into_iter().chain(killed).map(skipped).collect()
     }
 
-    /// The programs' figures on one system.
+    /// The programs' figures on one system. With swap each program is a process of its own; one
+    /// that the kernel kills has no figure, and does not run again.
     ///
     /// # Errors
     /// When a program failed.
     pub fn run(&self, system: System, seed: u64) -> Result<Vec<Found>> {
+        if system != System::Zram {
+            return self.child(system, &self.work, seed)?.with_context(|| format!("{} was killed", system.name()));
+        }
+        let mut all = Vec::new();
+        for &work in &self.work {
+            if self.killed.borrow().contains(&work) {
+                continue;
+            }
+            match self.child(system, &[work], seed)? {
+                Some(found) => all.extend(found),
+                None => self.killed.borrow_mut().push(work),
+            }
+        }
+        Ok(all)
+    }
+
+    /// These programs' figures on one system, by one process. None if it was killed.
+    fn child(&self, system: System, work: &[Work], seed: u64) -> Result<Option<Vec<Found>>> {
         let (quarter, all) = (self.bytes / 4, 4 * self.bytes);
         let mut command = Command::new(self.farmem);
         if system.is_run() {
@@ -190,7 +221,7 @@ impl<'a> Bench<'a> {
             System::Tcp | System::Tcp10 => ("tcp", Some(&self.tcp), quarter),
             _ => ("near", None, all),
         };
-        command.args(["objects-child", "--place", place, "--work", &self.work]);
+        command.args(["objects-child", "--place", place, "--work", &names(work)]);
         command.arg(format!("--local={local}")).arg(format!("--objects={}", self.bytes / 64));
         command.arg(format!("--accesses={}", self.accesses)).arg(format!("--seed={seed}"));
         command.arg(format!("--second={}", self.second));
@@ -210,10 +241,14 @@ impl<'a> Bench<'a> {
         }
         let before = affinity::allowed();
         affinity::pin(&[self.cpu])?;
-        let printed = supervise::output(&mut command, Duration::from_secs(500));
+        let ended = supervise::ended(&mut command, Duration::from_secs(500));
         affinity::pin(&before)?;
-        let printed = printed?;
-        serde_json::from_str(printed.trim()).with_context(|| format!("the program printed {printed:?}"))
+        let (status, printed, complaint) = ended?;
+        if status.signal() == Some(libc::SIGKILL) {
+            return Ok(None);
+        }
+        ensure!(status.success(), "{status}: {} ({command:?})", complaint.trim_end());
+        serde_json::from_str(printed.trim()).map(Some).with_context(|| format!("the program printed {printed:?}"))
     }
 }
 
