@@ -105,7 +105,8 @@ impl Options {
         let near: Vec<&Cells> = measured.of(System::Near).collect();
         for system in System::ALL {
             for (cells, near) in measured.of(system).zip(&near) {
-                let alike = cells.iter().all(|one| near.iter().any(|near| near.work == one.work && near.sum == one.sum));
+                let alike =
+                    cells.iter().all(|one| near.iter().any(|near| near.work == one.work && near.sum == one.sum));
                 ensure!(alike, "{} read other values than near memory", system.name());
             }
         }

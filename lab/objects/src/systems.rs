@@ -172,7 +172,8 @@ impl<'a> Bench<'a> {
     pub fn lacks(&self) -> Vec<Skipped> {
         let lacking = self.swap.as_ref().err().map(|e| format!("{e:#}"));
         let killed = self.killed.borrow();
-        let killed = killed.iter().map(|&work| format!("{}: the kernel killed it for its group's limit", names(&[work])));
+        let killed =
+            killed.iter().map(|&work| format!("{}: the kernel killed it for its group's limit", names(&[work])));
         let skipped = |reason| Skipped { system: System::Zram.name().into(), reason };
         lacking.into_iter().chain(killed).map(skipped).collect()
     }
