@@ -146,6 +146,7 @@ fn a_drained_node_tells_those_that_swap_to_it() {
     let token = rack.place.path().join("lab.token");
     let limit = Duration::from_secs(60);
     let new = Wanted {
+        at: &[],
         node: &at,
         id: [7; 16],
         incarnation: 0,

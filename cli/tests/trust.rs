@@ -396,6 +396,7 @@ fn status_names_a_tenants_own_holders_alone() {
 fn a_swap_volume_is_asked_for_by_a_token() {
     let here = Guarded::start("512M");
     let wanted = |token| Wanted {
+        at: &[],
         node: &here.at,
         id: [3; 16],
         incarnation: 0,

@@ -14,6 +14,8 @@ const PRIORITY_MASK: u32 = 0x7fff;
 const PREFER: u32 = 0x8000;
 const DISCARD: u32 = 0x1_0000;
 const DISCARD_PAGES: u32 = 0x4_0000;
+/// Bytes that can be read of what is kept beside a file.
+const MAX_BESIDE: usize = 4096;
 /// libc has no name for it.
 const PR_SET_IO_FLUSHER: i32 = 57;
 
@@ -43,6 +45,33 @@ pub fn make_node(path: &Path, (major, minor): (u32, u32)) -> io::Result<()> {
     // SAFETY: a terminated path, which the call only reads.
     let done = unsafe { checked(libc::SYS_mknod, [path.as_ptr() as usize, mode, number, 0, 0, 0]) };
     done.map(drop).map_err(|Errno(e)| io::Error::from_raw_os_error(e))
+}
+
+fn attribute(path: &Path, name: &str) -> io::Result<(CString, CString)> {
+    let invalid = |_| io::Error::from_raw_os_error(libc::EINVAL);
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(invalid)?;
+    Ok((path, CString::new(format!("trusted.{name}")).map_err(invalid)?))
+}
+
+/// Keeps bytes beside a file, for root alone, all or nothing. On tmpfs the kernel keeps them in
+/// memory of its own, which is never swapped out, as the file's content may be.
+pub fn keep_beside(path: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let (path, name) = attribute(path, name)?;
+    let arguments = [path.as_ptr() as usize, name.as_ptr() as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0];
+    // SAFETY: two terminated texts, and bytes of the length that is told; the call only reads them.
+    let done = unsafe { checked(libc::SYS_setxattr, arguments) };
+    done.map(drop).map_err(|Errno(e)| io::Error::from_raw_os_error(e))
+}
+
+/// The bytes that [`keep_beside`] kept.
+pub fn kept_beside(path: &Path, name: &str) -> io::Result<Vec<u8>> {
+    let (path, name) = attribute(path, name)?;
+    let mut room = vec![0; MAX_BESIDE];
+    let arguments = [path.as_ptr() as usize, name.as_ptr() as usize, room.as_mut_ptr() as usize, room.len(), 0, 0];
+    // SAFETY: two terminated texts, and room of the length that is told, which the call fills.
+    let n = unsafe { checked(libc::SYS_getxattr, arguments) };
+    room.truncate(n.map_err(|Errno(e)| io::Error::from_raw_os_error(e))?);
+    Ok(room)
 }
 
 /// No page of this process, now or later, leaves memory once it was touched.

@@ -155,6 +155,7 @@ fn volume(at: &str) -> Result<TcpStream, Box<dyn Error>> {
     let mut id = [0; 16];
     farmem_sys::process::random_bytes(&mut id)?;
     let wanted = Wanted {
+        at: &[],
         node: at,
         id,
         incarnation: 0,

@@ -141,7 +141,12 @@ pub fn end() -> io::Result<()> {
 
 /// How a device stands in the array.
 pub fn standing(index: u32) -> Standing {
-    fs::read_to_string(directory().join(format!("dev-nbd{index}/state"))).map_or(Standing::Absent, |text| parse(&text))
+    match fs::read_to_string(directory().join(format!("dev-nbd{index}/state"))) {
+        Ok(text) => parse(&text),
+        Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ENODEV) => Standing::Absent,
+        // Not known: nothing is removed for that.
+        Err(_) => Standing::Copying,
+    }
 }
 
 /// A `state` file of a device: words between commas.

@@ -95,14 +95,16 @@ impl Client {
         self.ask(ask, |_, _| ())
     }
 
-    /// Gives a device another stream in the place of one that is dead, and this timeout.
+    /// Gives a device another stream in the place of one that is dead, and this timeout and grace, in
+    /// seconds.
     ///
     /// When none is dead, as far as the kernel knows, it takes no stream and says so by nothing. It
     /// tells when that one dies.
-    pub fn reconfigure(&mut self, index: u32, timeout_s: u64, stream: i32) -> io::Result<()> {
+    pub fn reconfigure(&mut self, index: u32, (timeout_s, grace_s): (u64, u64), stream: i32) -> io::Result<()> {
         let ask = Message::new(self.family, RECONFIGURE)
             .with_u32(INDEX, index)
             .with_u64(TIMEOUT, timeout_s)
+            .with_u64(DEAD_CONN_TIMEOUT, grace_s)
             .with_nested(SOCKETS, SOCKET_ITEM, SOCKET_FD, &stream.to_ne_bytes());
         self.ask(ask, |_, _| ())
     }

@@ -258,6 +258,15 @@ fn in_use(node: &Node, area: &Path) -> Result<Option<u64>, Error> {
     }
 }
 
+/// Whether the kernel swaps to a device.
+pub(crate) fn is_swapped_to(device: Device) -> Result<bool, Error> {
+    let area = device.area();
+    Ok(match Node::of(&area)? {
+        Some(node) => in_use(&node, &area)?.is_some(),
+        None => false,
+    })
+}
+
 /// Has the kernel stop swapping to a device, which brings its pages back. Ends its encryption.
 /// `states`: of the devices that hold its pages.
 ///
@@ -303,7 +312,7 @@ fn swap_off(node: &Node, area: &Path, states: &[State]) -> Result<(), Error> {
 /// Ends a device that nobody uses, and frees its volume.
 ///
 /// # Errors
-/// It is in use after all: nothing of it was undone.
+/// It is in use after all, or the kernel does not end it: nothing of it was undone.
 pub(crate) fn end_device(client: &mut Client, state: &State) -> Result<(), Error> {
     // Held until the device has ended, so that nothing can be put on it meanwhile.
     let unused = match device::is_connected(state.index) {
@@ -313,7 +322,12 @@ pub(crate) fn end_device(client: &mut Client, state: &State) -> Result<(), Error
     // Before the device ends, so that a watcher does not take that for a cut.
     state::remove(Path::new(state::DIRECTORY), state.index);
     if device::is_connected(state.index) {
-        client.disconnect(state.index).map_err(|e| Error::Kernel("the kernel's NBD client", e))?;
+        let ended = client.disconnect(state.index);
+        if ended.is_err() && device::is_connected(state.index) {
+            // So that it can be undone later.
+            let _ = state::create(Path::new(state::DIRECTORY), state.clone());
+        }
+        ended.map_err(|e| Error::Kernel("the kernel's NBD client", e))?;
     }
     drop(unused);
     let host = process::host_name();
@@ -352,6 +366,7 @@ mod tests {
         let state = |grace_s, timeout_s| State {
             index: 0,
             node: "a:1".into(),
+            at: Vec::new(),
             volume: String::new(),
             incarnation: 0,
             size: 1 << 20,

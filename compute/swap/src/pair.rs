@@ -11,7 +11,7 @@ use crate::mirror::{self, Standing};
 use crate::off::end_device;
 use crate::state;
 use crate::swap::{begin, say};
-use crate::watch::Watch;
+use crate::watch::{Watch, Watched};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ pub(crate) struct Pair {
     /// It was said that there is one.
     told: bool,
     tried: Option<Instant>,
+    /// When devices were looked for that are in no array.
+    looked: Option<Instant>,
     /// Which of the named nodes is tried next.
     turn: usize,
 }
@@ -37,6 +39,7 @@ impl Watch {
             return;
         }
         self.drop_failed();
+        self.end_left();
         let standings: Vec<Standing> =
             self.devices.iter().map(|watched| mirror::standing(watched.held.state.index)).collect();
         self.pair.is_whole = standings == [Standing::Whole; 2];
@@ -44,7 +47,8 @@ impl Watch {
             say(format_args!("two copies again, at {}", self.nodes()));
         }
         let waited = self.pair.tried.is_none_or(|at| at.elapsed() >= LOOKS_FOR_NODE_EVERY);
-        if standings == [Standing::Whole] && waited {
+        // Never while the last copy's stream is dead: its pages wait for this thread.
+        if standings == [Standing::Whole] && waited && !self.devices.iter().any(Watched::is_dead) {
             self.replace();
             self.pair.tried = Some(Instant::now());
         }
@@ -63,7 +67,7 @@ impl Watch {
     /// Removes devices that the kernel uses no more.
     fn drop_failed(&mut self) {
         let stands = |index| matches!(mirror::standing(index), Standing::Whole | Standing::Copying);
-        let failed = |watched: &crate::watch::Watched| !stands(watched.held.state.index);
+        let failed = |watched: &Watched| !stands(watched.held.state.index);
         let Some(at) = self.devices.iter().position(failed) else { return };
         let state = self.devices[at].held.state.clone();
         // Requests may still be under way: then it is tried again.
@@ -78,6 +82,26 @@ impl Watch {
             say(format_args!("{}: {e}", state.node));
         }
         self.tell_anew();
+    }
+
+    /// Ends devices that are in no array, and that no process watches: this one could not end them
+    /// when they left, or was killed before.
+    fn end_left(&mut self) {
+        let directory = Path::new(state::DIRECTORY);
+        if self.pair.looked.is_some_and(|at| at.elapsed() < LOOKS_FOR_NODE_EVERY) {
+            return;
+        }
+        self.pair.looked = Some(Instant::now());
+        for state in state::all(directory).into_iter().filter(|state| state.mirrored) {
+            let watches = self.devices.iter().any(|watched| watched.held.state.index == state.index);
+            if !watches
+                && mirror::standing(state.index) == Standing::Absent
+                && let Ok(Some(_held)) = state::adopt(directory, &state)
+            {
+                // In use after all: the next look tries again.
+                let _ = end_device(&mut self.client, &state);
+            }
+        }
     }
 
     /// Gives another node a copy: any of those that were named, but the one that has the other

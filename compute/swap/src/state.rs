@@ -3,12 +3,19 @@
 //!
 //! The file is written before the kernel is told anything, and removed last. The watcher of a
 //! device holds a lock on its file, which ends with the process.
+//!
+//! The directory is on tmpfs, whose content the kernel may swap out, to these very devices. A
+//! watcher that takes over a device with a dead stream would then wait for a page that waits for
+//! it. So the facts are also kept in an attribute of each file, which is never swapped out, and is
+//! what is read. The content is for people, and for file systems without such attributes.
 
 use crate::device::Device;
 use crate::{Error, report};
+use farmem_sys::swap;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -23,6 +30,10 @@ pub struct State {
     pub index: u32,
     /// The node.
     pub node: String,
+    /// The addresses of that name when swapping began. A lookup asks programs whose pages may wait
+    /// for the answer.
+    #[serde(default)]
+    pub at: Vec<SocketAddr>,
     /// The volume's id, which is the right to it: 32 hexadecimal digits.
     pub volume: String,
     /// The node's incarnation: of another one, the volume is not there.
@@ -83,6 +94,22 @@ pub fn digits(id: &[u8; 16]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The attribute in which a file's content is kept, too.
+const BESIDE: &str = "farmem.swap";
+
+/// Keeps a text in a file and beside it.
+fn write(path: &Path, text: &[u8]) -> io::Result<()> {
+    fs::write(path, text)?;
+    // Where there are no attributes, the content alone is read.
+    let _ = swap::keep_beside(path, BESIDE, text);
+    Ok(())
+}
+
+/// The text that is kept beside a file, else its content.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    swap::kept_beside(path, BESIDE).or_else(|_| fs::read(path))
+}
+
 fn file(directory: &Path, index: u32) -> PathBuf {
     directory.join(format!("nbd{index}.json"))
 }
@@ -94,12 +121,12 @@ fn kind_file(directory: &Path, index: u32) -> PathBuf {
 /// Keeps the kernel's number of the swap device, by which its probes name it, for whoever watches
 /// next.
 pub fn keep_kind(directory: &Path, index: u32, kind: u32) -> io::Result<()> {
-    fs::write(kind_file(directory, index), kind.to_string())
+    write(&kind_file(directory, index), kind.to_string().as_bytes())
 }
 
 /// The number that [`keep_kind`] stored.
 pub fn kind(directory: &Path, index: u32) -> Option<u32> {
-    fs::read_to_string(kind_file(directory, index)).ok()?.parse().ok()
+    String::from_utf8(read(&kind_file(directory, index)).ok()?).ok()?.parse().ok()
 }
 
 /// Writes a new file, and holds it.
@@ -110,7 +137,12 @@ pub fn create(directory: &Path, state: State) -> io::Result<Held> {
     DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
     let path = file(directory, state.index);
     let mut locked = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-    let written = locked.lock().and_then(|()| locked.write_all(serde_json::to_string(&state)?.as_bytes()));
+    let written = locked.lock().and_then(|()| {
+        let text = serde_json::to_string(&state)?;
+        locked.write_all(text.as_bytes())?;
+        let _ = swap::keep_beside(&path, BESIDE, text.as_bytes());
+        Ok(())
+    });
     if let Err(e) = written {
         let _ = fs::remove_file(&path);
         return Err(e);
@@ -121,9 +153,9 @@ pub fn create(directory: &Path, state: State) -> io::Result<Held> {
 /// All that there are; those that cannot be read are not.
 pub fn all(directory: &Path) -> Vec<State> {
     let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|file| file.path());
-    let read = |path: PathBuf| serde_json::from_slice(&fs::read(path).ok()?).ok();
+    let state = |path: PathBuf| serde_json::from_slice(&read(&path).ok()?).ok();
     let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
-    let mut states: Vec<State> = files.filter_map(read).collect();
+    let mut states: Vec<State> = files.filter_map(state).collect();
     states.sort_by_key(|state| state.index);
     states
 }
@@ -219,6 +251,21 @@ pub fn remove(directory: &Path, index: u32) {
 }
 
 impl Held {
+    /// Notes other times for the device.
+    pub fn set_times(&mut self, timeout_s: u64, grace_s: u64) -> io::Result<()> {
+        if (self.state.timeout_s, self.state.grace_s) == (timeout_s, grace_s) {
+            return Ok(());
+        }
+        (self.state.timeout_s, self.state.grace_s) = (timeout_s, grace_s);
+        let text = serde_json::to_string(&self.state)?;
+        match swap::keep_beside(&self.path, BESIDE, text.as_bytes()) {
+            // What is beside the file counts, and changes as a whole. A process that is killed may
+            // leave half of a content.
+            Ok(()) => Ok(()),
+            Err(_) => fs::write(&self.path, text),
+        }
+    }
+
     /// Whether the file is still there. If not, another process has undone the device. A new file
     /// of the same name belongs to a new device.
     pub fn stands(&self) -> bool {
@@ -235,6 +282,7 @@ mod tests {
         State {
             index,
             node: "bighost:7411".into(),
+            at: Vec::new(),
             volume: digits(&[7; 16]),
             incarnation: 1,
             size: 1 << 30,
@@ -271,6 +319,23 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
     }
 
+    /// The content may be on a device that waits for whoever reads it.
+    #[test]
+    fn nothing_is_read_that_the_kernel_may_have_swapped_out() {
+        let directory = PathBuf::from(format!("/dev/shm/farmem-swap-beside-{}", std::process::id()));
+        let held = create(&directory, state(3)).unwrap();
+        keep_kind(&directory, 3, 17).unwrap();
+        if swap::kept_beside(&held.path, BESIDE).is_err() {
+            eprintln!("skipped: only root may keep anything beside a file, and only where the file system can");
+        } else {
+            for path in [held.path.clone(), kind_file(&directory, 3)] {
+                fs::write(path, "not read").unwrap();
+            }
+            assert_eq!((all(&directory), kind(&directory, 3)), (vec![state(3)], Some(17)));
+        }
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
     #[test]
     fn a_device_is_one_watchers_and_can_be_taken_over() {
         let directory = std::env::temp_dir().join(format!("farmem-swap-state-{}", std::process::id()));
@@ -278,6 +343,7 @@ mod tests {
         let state = State {
             index: 3,
             node: "bighost:7411".into(),
+            at: Vec::new(),
             volume: digits(&id),
             incarnation: u64::MAX,
             size: 1 << 30,
@@ -296,7 +362,9 @@ mod tests {
         assert_eq!(older, State { timeout_s: 10, ..state.clone() });
         assert!(adopt(&directory, &state).unwrap().is_none() && held.stands());
         drop(held);
-        let held = adopt(&directory, &state).unwrap().unwrap();
+        let mut held = adopt(&directory, &state).unwrap().unwrap();
+        held.set_times(5, 90).unwrap();
+        assert_eq!(all(&directory), [State { timeout_s: 5, grace_s: 90, ..state.clone() }]);
         fs::write(directory.join("nbd9.json"), "{").unwrap();
         keep_kind(&directory, 3, 17).unwrap();
         assert_eq!((all(&directory).len(), kind(&directory, 3), kind(&directory, 9)), (1, Some(17), None));

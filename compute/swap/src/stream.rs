@@ -13,7 +13,7 @@ use farmem_sys::process::random_bytes;
 use farmem_sys::socket;
 use farmem_trust::file;
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
@@ -21,6 +21,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// How long the node may take to be reached, and to answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// The same of a node that is one of two, or is to be: less than the grace of the other one, whose
+/// stream may be cut meanwhile, and which the same thread revives.
+pub(crate) const SHORT: Duration = Duration::from_secs(1);
 /// Time that the node keeps a volume without a stream, beyond the grace for which requests wait.
 pub const KEPT_LONGER: Duration = Duration::from_secs(540);
 /// Seconds of silence after which a connection's peer is asked whether it is there.
@@ -31,6 +34,8 @@ const IDLE_S: i32 = 2;
 pub struct Wanted<'a> {
     /// `HOST:PORT`.
     pub node: &'a str,
+    /// Its addresses, if they are known: the name is not looked up.
+    pub at: &'a [SocketAddr],
     /// Random, and the right to the volume.
     pub id: Secret,
     /// The node's, of a volume that is there; 0: a new one.
@@ -55,6 +60,7 @@ impl<'a> Wanted<'a> {
     pub fn of(state: &'a State, id: Secret, host: &'a str, data: bool) -> Wanted<'a> {
         Wanted {
             node: &state.node,
+            at: &state.at,
             id,
             incarnation: state.incarnation,
             size: state.size,
@@ -79,26 +85,39 @@ pub struct Stream {
     cookie: u64,
 }
 
+/// Looks a node's addresses up.
+///
+/// # Errors
+/// There is no such host.
+pub(crate) fn addresses(node: &str) -> Result<Vec<SocketAddr>, Error> {
+    node.to_socket_addrs().map(Iterator::collect).map_err(|e| Error::Node(node.to_owned(), e))
+}
+
 /// Connects to the node, and greets it for the volume.
 pub fn dial(wanted: &Wanted<'_>, silent: Duration) -> Result<Stream, Error> {
-    let failed = |e| Error::Node(wanted.node.to_owned(), e);
+    dial_within(wanted, silent, PATIENCE)
+}
+
+/// The same. The node may take `patience` to be reached, and as long to answer.
+pub(crate) fn dial_within(wanted: &Wanted<'_>, silent: Duration, patience: Duration) -> Result<Stream, Error> {
+    let found = if wanted.at.is_empty() { addresses(wanted.node)? } else { wanted.at.to_vec() };
     let mut last = io::Error::new(io::ErrorKind::NotFound, "no such host");
-    for at in wanted.node.to_socket_addrs().map_err(failed)? {
-        match TcpStream::connect_timeout(&at, PATIENCE) {
-            Ok(socket) => return greet(socket, wanted, silent),
+    for at in found {
+        match TcpStream::connect_timeout(&at, patience) {
+            Ok(socket) => return greet(socket, wanted, silent, patience),
             Err(e) => last = e,
         }
     }
-    Err(failed(last))
+    Err(Error::Node(wanted.node.to_owned(), last))
 }
 
 /// Tells the node which volume the stream is for, and takes its answer. With a token, each end
 /// proves that it knows the token: the host by the node's nonce, the node by its Welcome.
-fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration) -> Result<Stream, Error> {
+fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration, patience: Duration) -> Result<Stream, Error> {
     let failed = |e| Error::Node(wanted.node.to_owned(), e);
     let refused = |why: &str| Error::Refused(wanted.node.to_owned(), why.to_owned());
     socket.set_nodelay(true).map_err(failed)?;
-    socket.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    socket.set_read_timeout(Some(patience)).map_err(failed)?;
     socket::notice_silence(socket.as_raw_fd(), IDLE_S, silent.as_millis().min(u32::MAX as u128) as u32);
     let purpose = match wanted.incarnation {
         0 => Purpose::NewVolume(NewVolume {
@@ -305,6 +324,7 @@ mod tests {
     fn wanted(node: &str, data: bool) -> Wanted<'_> {
         Wanted {
             node,
+            at: &[],
             id: [1; 16],
             incarnation: 7,
             size: 0,
@@ -314,6 +334,17 @@ mod tests {
             host: "here",
             token: None,
         }
+    }
+
+    #[test]
+    fn a_name_is_not_looked_up_while_pages_wait() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = [listener.local_addr().unwrap()];
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| welcomes(&listener));
+            dial(&Wanted { at: &at, ..wanted("no such name", true) }, PATIENCE).unwrap();
+            other.join().unwrap();
+        });
     }
 
     #[test]

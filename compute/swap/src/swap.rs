@@ -3,10 +3,10 @@
 use crate::device::{self, Device};
 use crate::freed::{self, Probe};
 use crate::nbd::{Client, Settings};
-use crate::off::{ENDS_EVERY, TELLS_AFTER, WAITS, end_area, end_device};
+use crate::off::{ENDS_EVERY, TELLS_AFTER, WAITS, end_area, end_device, is_swapped_to};
 use crate::state::{self, Begins, Held, State};
-use crate::stream::{PATIENCE, Stream, Wanted, dial};
-use crate::watch::{Watch, Watched};
+use crate::stream::{PATIENCE, SHORT, Stream, Wanted, addresses, dial_within};
+use crate::watch::{Watch, Watched, listen};
 use crate::{Error, crypt, header, mirror};
 use farmem_protocol::nbd::{PAGE, Report};
 use farmem_protocol::units::bytes;
@@ -77,12 +77,14 @@ pub fn machine() -> u64 {
 pub fn on(plan: &Plan, signals: &Signals) -> Result<Option<Watch>, Error> {
     let mut client = Client::open()?;
     stand_firm();
+    // Before a device is given its stream, so that no death is missed.
+    let died = listen(&client, true)?;
     // A watcher whose devices were undone must not remove the probe of these.
     let _turn = match begins(signals)? {
         Begins::Makes(turn) => turn,
         Begins::Adopts(known) => {
             let devices = adopt(plan, &known)?;
-            return Ok(Some(Watch::new(client, plan, devices, said(plan, open_probe(plan)))));
+            return Ok(Some(Watch::new(client, plan, devices, said(plan, open_probe(plan)), died)));
         }
         Begins::Stopped => return Ok(None),
     };
@@ -91,7 +93,7 @@ pub fn on(plan: &Plan, signals: &Signals) -> Result<Option<Watch>, Error> {
     let begun =
         if plan.mirror { begin_mirror(&mut client, plan, probe) } else { begin_plain(&mut client, plan, probe) };
     match begun {
-        Ok(devices) => Ok(Some(Watch::new(client, plan, devices, said(plan, opened)))),
+        Ok(devices) => Ok(Some(Watch::new(client, plan, devices, said(plan, opened), died))),
         Err(e) => {
             drop(opened);
             freed::close();
@@ -154,14 +156,21 @@ fn adopt(plan: &Plan, known: &[State]) -> Result<Vec<Watched>, Error> {
         let already = "this machine swaps already, with another --protect: first farmem swap --off";
         return Err(Error::Already(already.into()));
     }
-    if plan.mirror && !device::is_swap(&Device::Mirror.area()) {
-        return Err(Error::Already("a mirror was begun and is not swapped to: first farmem swap --off".into()));
-    }
     let mut devices = Vec::new();
     for state in known {
-        let held = state::adopt(Path::new(state::DIRECTORY), state)?.ok_or_else(|| {
+        let mut held = state::adopt(Path::new(state::DIRECTORY), state)?.ok_or_else(|| {
             Error::Already(format!("another farmem swap watches {}: farmem swap --off undoes it", path(state)))
         })?;
+        if !is_swapped_to(state.device())? {
+            let begun = format!("{} was begun and is not swapped to: first farmem swap --off", path(state));
+            return Err(Error::Already(begun));
+        }
+        if plan.crypt != crypt::find(state.device()).is_some() {
+            let has = if plan.crypt { "without" } else { "with" };
+            return Err(Error::Already(format!("this machine swaps already, {has} --crypt: first farmem swap --off")));
+        }
+        let [timeout_s, grace_s] = [plan.timeout, plan.grace].map(|time| time.as_secs().max(1));
+        held.set_times(timeout_s, grace_s).map_err(|e| Error::File(state::DIRECTORY.into(), e))?;
         say(format_args!("watches {} on, {} at {}", path(state), bytes(state.size), state.node));
         devices.push(Watched::found(held, plan.timeout, plan.grace));
     }
@@ -264,6 +273,7 @@ pub(crate) fn begin(client: &mut Client, plan: &Plan, node: &str, size: u64) -> 
     let mut state = State {
         index: 0,
         node: node.to_owned(),
+        at: addresses(node)?,
         volume: state::digits(&id),
         incarnation: 0,
         size,
@@ -274,9 +284,11 @@ pub(crate) fn begin(client: &mut Client, plan: &Plan, node: &str, size: u64) -> 
     };
     // The stream by which this process asks makes the volume. The kernel has no part in it yet.
     let first = Wanted { overcommit: plan.overcommit, ..Wanted::of(&state, id, &host, false) };
-    let mut asked = dial(&first, plan.timeout)?;
+    // Of a mirror that stands, the other copy's stream may be cut meanwhile.
+    let within = if mirror::exists() { SHORT } else { PATIENCE };
+    let mut asked = dial_within(&first, plan.timeout, within)?;
     state.incarnation = asked.incarnation;
-    match connect(client, plan, &mut state, id, &host, &mut asked) {
+    match connect(client, plan, &mut state, id, within, &mut asked) {
         Ok(held) => Ok(Watched::begun(held, asked, plan.timeout, plan.grace)),
         Err(e) => {
             let _ = asked.free();
@@ -307,7 +319,7 @@ fn connect(
     plan: &Plan,
     state: &mut State,
     id: [u8; 16],
-    host: &str,
+    within: Duration,
     asked: &mut Stream,
 ) -> Result<Held, Error> {
     let report = answered_in_time(asked, plan.timeout, &state.node)?;
@@ -315,8 +327,8 @@ fn connect(
     if near && !plan.same_machine {
         return Err(Error::SameMachine(state.node.clone()));
     }
-    let mut data = dial(&Wanted::of(state, id, host, true), plan.timeout)?;
-    data.try_page(PATIENCE)?;
+    let mut data = dial_within(&Wanted::of(state, id, &process::host_name(), true), plan.timeout, within)?;
+    data.try_page(within)?;
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for index in (0..INDEXES).filter(|&index| !device::is_connected(index)) {
         state.index = index;

@@ -7,7 +7,7 @@ use crate::off;
 use crate::pair::Pair;
 use crate::patience::{MOST_TIMES, Patience};
 use crate::state::{self, Held};
-use crate::stream::{Stream, Wanted, dial};
+use crate::stream::{PATIENCE, SHORT, Stream, Wanted, dial_within};
 use crate::swap::{Plan, path, say};
 use crate::tell::{self, Teller};
 use crate::{Error, device, mirror, report};
@@ -66,7 +66,7 @@ pub struct Watch {
     is_probed: bool,
     teller: Option<Teller>,
     pub(crate) pair: Pair,
-    /// From the beginning of [`Watch::run`].
+    /// Tells of the streams that the kernel gives up. `None` while it is listened to.
     died: Option<Died>,
     /// When swapping could not be ended for a node that goes.
     failed: Option<Instant>,
@@ -89,9 +89,9 @@ pub enum Over {
 }
 
 impl Watch {
-    pub(crate) fn new(client: Client, plan: &Plan, devices: Vec<Watched>, probe: Option<Probe>) -> Watch {
-        let (plan, is_probed, pair) = (plan.clone(), probe.is_some(), Pair::default());
-        Watch { client, devices, plan, probe, is_probed, teller: None, pair, died: None, failed: None, is_full: false }
+    pub(crate) fn new(client: Client, plan: &Plan, devices: Vec<Watched>, probe: Option<Probe>, died: Died) -> Watch {
+        let (plan, is_probed, pair, died) = (plan.clone(), probe.is_some(), Pair::default(), Some(died));
+        Watch { client, devices, plan, probe, is_probed, teller: None, pair, died, failed: None, is_full: false }
     }
 
     /// Watches until it is to end. `signals` were taken before any thread existed.
@@ -259,6 +259,8 @@ pub(crate) fn step(devices: &mut [Watched], client: &mut Client, looks: bool) ->
     let mut going = Vec::new();
     // Before any node is asked, which may take seconds: a timeout of 0 may have been left behind.
     devices.iter_mut().for_each(|watched| watched.tell_timeout(client));
+    // First those whose pages are nowhere else.
+    devices.sort_by_key(|watched| watched.has_other());
     for watched in devices {
         if watched.dead && watched.tried.is_none_or(|at| at.elapsed() >= TRIES_EVERY) {
             watched.tried = Some(Instant::now());
@@ -316,6 +318,21 @@ impl Watched {
         !self.dead && (!self.takes_over || self.given.is_some_and(|at| at.elapsed() >= SETTLES))
     }
 
+    /// Whether the kernel waits for a new stream.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead
+    }
+
+    /// Whether its pages are at another node, too.
+    fn has_other(&self) -> bool {
+        self.held.state.mirrored && mirror::has_other(self.held.state.index)
+    }
+
+    /// How long its node may take to be reached, and to answer.
+    fn reached_within(&self) -> Duration {
+        if self.has_other() { SHORT } else { PATIENCE }
+    }
+
     /// Something is to be done sooner than the next look.
     fn is_pressing(&self) -> bool {
         self.patience.waits() || self.has_s != Some(self.patience.timeout_s())
@@ -329,7 +346,7 @@ impl Watched {
             // Also when there is no stream as far as is known here: the kernel may have one yet.
             self.patience.stop();
         } else if !self.dead && self.patience.waits() {
-            self.patience.spare(self.held.state.mirrored && mirror::has_other(index));
+            self.patience.spare(self.has_other());
             if self.patience.look(Instant::now(), device::load(index)) {
                 self.lose(client);
             }
@@ -380,7 +397,8 @@ impl Watched {
         let Some(id) = state.id().filter(|_| !self.patience.is_lost()) else { return };
         let host = process::host_name();
         let raised = Duration::from_secs(self.patience.raised_s());
-        let dialled = dial(&Wanted::of(state, id, &host, true), self.timeout.max(raised));
+        let within = self.reached_within();
+        let dialled = dial_within(&Wanted::of(state, id, &host, true), self.timeout.max(raised), within);
         let index = state.index;
         let (patience, has_s) = (&mut self.patience, &mut self.has_s);
         let done = dialled.and_then(|stream| {
@@ -390,7 +408,7 @@ impl Watched {
             // The node ends the stream before this one. If the kernel has not seen that yet, it takes
             // none, and tells of the death next.
             client
-                .reconfigure(index, patience.timeout_s(), stream.fd())
+                .reconfigure(index, (patience.timeout_s(), state.grace_s), stream.fd())
                 .map_err(|e| Error::Kernel("the kernel's NBD client", e))
         });
         match done {
@@ -431,7 +449,8 @@ impl Watched {
         }
         if self.asked.is_none() && !self.dead {
             let host = process::host_name();
-            self.asked = state.id().and_then(|id| dial(&Wanted::of(state, id, &host, false), self.timeout).ok());
+            let (wanted, within) = (|id| Wanted::of(state, id, &host, false), self.reached_within());
+            self.asked = state.id().and_then(|id| dial_within(&wanted(id), self.timeout, within).ok());
         }
         let Some(report) = self.asked.as_mut().map(Stream::report) else { return 0 };
         let Ok(report) = report else {

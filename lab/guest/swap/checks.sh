@@ -183,6 +183,11 @@ killed() {
     # An idle stream stays, for longer than the watcher would have waited for an answer.
     sleep 7
     ! dmesg | grep 'Receive control failed' || { echo "  an idle stream was given up"; return 1; }
+    # What is asked for anew is not silently left out.
+    farmem swap --size 192M --node "$node" --crypt >>/tmp/swap.log 2>&1 && { echo "  --crypt was left out"; return 1; }
+    await 60 said 'without --crypt' || return 1
+    # The file's content could be on the device itself: nothing is read of it.
+    for about in /run/farmem-swap/nbd*.json; do echo unreadable >"$about"; done
     before=$(reconnects)
     farmem swap --size 192M --node "$node" >>/tmp/swap.log 2>&1 &
     watcher=$!
