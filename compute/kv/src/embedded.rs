@@ -340,7 +340,7 @@ impl Store {
         if !failed.may_be_a_shutting_out() {
             return Err(failed);
         }
-        let opened = open::join_anew(&self.config, &self.inner.shards).ok_or(failed)?;
+        let opened = open::join_anew(&self.config, &self.inner.shards, failed)?;
         *self = Store::with(&self.config.clone(), opened)?;
         Ok(())
     }

@@ -25,6 +25,8 @@ const FIRST: Duration = Duration::from_secs(5);
 const FILLING: Duration = Duration::from_secs(60);
 /// How long they may take when it is in doubt whether one is lost.
 const DOUBT: Duration = Duration::from_secs(2);
+/// How often a front end that joins begins again where the others have shut it out before it had joined.
+const AGAIN: u32 = 10;
 
 /// The settings of a front end.
 #[derive(Clone, Debug)]
@@ -140,6 +142,11 @@ impl Failed {
         matches!(self, Failed::Memory(farmem::Error::Lost { .. } | farmem::Error::Refused(_)))
     }
 
+    /// Whether a node has said so, and is there.
+    fn is_told(&self) -> bool {
+        matches!(self, Failed::ShutOut | Failed::Memory(farmem::Error::Refused(_)))
+    }
+
     /// Whether the others may have shut this front end out: its node then refuses it as one that it
     /// does not know.
     pub(crate) fn may_be_a_shutting_out(&self) -> bool {
@@ -193,26 +200,40 @@ pub(crate) type Opened = (Drive, Vec<Rc<Shard>>);
 
 /// Opens the store and joins it. `create`: makes it if there is none.
 pub(crate) fn join(config: &Config, create: bool) -> Result<Opened, Failed> {
-    let begun = std::time::Instant::now();
+    join_patiently(config, || connect(config, create, FIRST))
+}
+
+/// Joins by what `connect` returns. Begins again while a node is being filled. So it does if the others
+/// shut this front end out: one that waits for the others, and has no CPU, is silent.
+fn join_patiently(config: &Config, connect: impl Fn() -> Result<Drive, Failed>) -> Result<Opened, Failed> {
+    let (begun, mut shut_out) = (std::time::Instant::now(), 0);
     loop {
-        match open(config, true, connect(config, create, FIRST)?) {
-            Err(Failed::Store { reason: NotOpened::Mending, .. }) if begun.elapsed() < FILLING => {
-                std::thread::sleep(Duration::from_millis(200));
-            }
+        match open(config, true, connect()?) {
+            Err(Failed::Store { reason: NotOpened::Mending, .. }) if begun.elapsed() < FILLING => {}
+            Err(failed) if failed.may_be_a_shutting_out() && shut_out < AGAIN => shut_out += 1,
             opened => return opened,
         }
+        std::thread::sleep(Duration::from_millis(200));
     }
 }
 
-/// Joins a store again that has shut this front end out. `None`: it is another store by now.
-pub(crate) fn join_anew(config: &Config, before: &[Rc<Shard>]) -> Option<Opened> {
-    let (_, seen) = open(config, false, connect(config, false, DOUBT).ok()?).ok()?;
+/// Joins a store again that has shut this front end out, as `failed` says.
+///
+/// # Errors
+/// `failed`: a node is gone, or it is another store by now.
+pub(crate) fn join_anew(config: &Config, before: &[Rc<Shard>], failed: Failed) -> Result<Opened, Failed> {
+    // A node that was read from, or has refused, is there.
+    let timeout = if failed.is_told() { FIRST } else { DOUBT };
     let same =
         |(old, new): (&Rc<Shard>, &Rc<Shard>)| old.reach.secret == new.reach.secret && old.reach.root == new.reach.root;
-    if seen.len() != before.len() || !before.iter().zip(&seen).all(same) {
-        return None;
-    }
-    open(config, true, connect(config, false, DOUBT).ok()?).ok()
+    let connect = || {
+        let (_, seen) = open(config, false, connect(config, false, timeout)?)?;
+        if seen.len() != before.len() || !before.iter().zip(&seen).all(same) {
+            return Err(Failed::Store { name: config.name.clone(), reason: NotOpened::Foreign });
+        }
+        connect(config, false, timeout)
+    };
+    join_patiently(config, connect).map_err(|_| failed)
 }
 
 /// How this front end connects to nodes of its region.

@@ -137,7 +137,7 @@ pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr]), tell: Tell) -> Re
         if ends || !failed.may_be_a_shutting_out() {
             return Err(failed);
         }
-        opened = open::join_anew(config, &shards).ok_or(failed)?;
+        opened = open::join_anew(config, &shards, failed)?;
         let name = &config.name;
         eprintln!("farmem: store {name}: this front end was silent for more than 5 s and was shut out; it joined anew");
     }

@@ -137,6 +137,7 @@ pub fn another_process() {
                     Some(("unread", ms)) => config.clients.unread = Duration::from_millis(ms.parse().unwrap()),
                     Some(("password", password)) => config.clients.password = Some(password.into()),
                     Some(("maxmemory", bytes)) => config.maxmemory = Some(bytes.parse().unwrap()),
+                    Some(("way", "tcp")) => config.transport = Transport::Tcp,
                     Some(("mirror", yes)) => config.mirror = yes == "yes",
                     Some(("spare", at)) => config.spares = vec![at.into()],
                     Some(("tls", papers)) => config.clients.tls = Some(tls(papers, at)),
