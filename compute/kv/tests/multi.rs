@@ -375,3 +375,79 @@ fn a_move_comes_about_beside_changes_of_its_keys_without_end() {
     });
     assert_eq!(moved, ["x"; 20]);
 }
+
+/// Clients of two front ends, on two nodes, change keys by commands on several. Each sees all of another's command,
+/// or nothing.
+#[test]
+fn commands_on_several_keys_are_whole_for_every_front_end() {
+    const ROUNDS: usize = 40;
+    let nodes = [Process::node(Transport::Tcp), Process::node(Transport::Tcp)];
+    let nodes = format!("{},{}", nodes[0].at, nodes[1].at);
+    let fronts = [Process::front("whole", &nodes), Process::front("whole", &nodes)];
+    let mut first = fronts[0].client();
+    answers(&mut first, &[("MSET p 0 q 0 r 0 n 0", "+OK"), ("SADD s 1 2 3 4 5 6 7 8", ":8"), ("ZADD z 1 a 2 b", ":2")]);
+    let changes = |front: usize| {
+        let mut client = fronts[front].client();
+        for round in 0..ROUNDS {
+            let (one, v) = (round % 8 + 1, 1000 + round);
+            assert_eq!(client.ask(&format!("MSET p {v} q {v} r {v}")), "+OK");
+            client.ask(&format!("SMOVE {} {one}", if (front + round / 8).is_multiple_of(2) { "s t" } else { "t s" }));
+            assert!(client.ask("INCR n").starts_with(':'));
+            assert_eq!(client.ask("COPY n copied REPLACE"), ":1");
+        }
+    };
+    let looks = |front: usize| {
+        let (mut client, mut last) = (fronts[front].client(), 0);
+        for _ in 0..ROUNDS {
+            let said = ["MULTI", "GET p", "GET q", "GET r", "EXEC"].map(|line| client.ask(line));
+            let values: Vec<&str> = said[4].trim_matches(['[', ']']).split(' ').collect();
+            assert!(values.len() == 3 && values[0] == values[1] && values[1] == values[2], "{said:?}");
+            let said = client.ask("MGET p q r");
+            let values: Vec<&str> = said.trim_matches(['[', ']']).split(' ').collect();
+            assert!(values[0] == values[1] && values[1] == values[2], "{said}");
+            assert_eq!(client.ask("SUNION s t").split(' ').count(), 8);
+            assert_eq!(client.ask("SINTERCARD 2 s t"), ":0");
+            client.ask(&format!("BITOP XOR x{front} p r"));
+            assert_eq!(client.ask(&format!("BITCOUNT x{front}")), ":0");
+            assert_eq!(client.ask(&format!("SUNIONSTORE u{front} s t")), ":8");
+            assert_eq!(client.ask(&format!("ZUNIONSTORE v{front} 2 s t")), ":8");
+            assert_eq!(client.ask(&format!("SINTERSTORE i{front} s t")), ":0");
+            // Of two that copy, the later one does not bring an older value.
+            let copied = client.ask("GET copied").parse().unwrap_or(0);
+            assert!(copied >= last, "{copied} after {last}");
+            last = copied;
+        }
+    };
+    std::thread::scope(|scope| {
+        for front in 0..2 {
+            scope.spawn(move || changes(front));
+            scope.spawn(move || looks(front));
+        }
+    });
+    // What they do is what they do alone.
+    answers(
+        &mut first,
+        &[
+            ("ZRANGESTORE y z 0 -1", ":2"),
+            ("ZRANGE y 0 -1", "[a b]"),
+            ("MSET w_a 2 w_b 1", "+OK"),
+            ("SORT z BY w_* GET # GET w_* STORE sorted", ":4"),
+            ("LRANGE sorted 0 -1", "[b 1 a 2]"),
+            ("SORT z STORE sorted", "-ERR One or more scores can't be converted into double"),
+            ("SORT none STORE sorted", ":0"),
+            ("EXISTS sorted", ":0"),
+            ("GEOADD geo 13.361389 38.115556 Palermo", ":1"),
+            ("GEORADIUS geo 13 38 100 km STORE near", ":1"),
+            ("ZDIFFSTORE y 2 z near", ":2"),
+            ("ZINTERSTORE y 9 z near", "-ERR syntax error"),
+            ("COPY none copied", ":0"),
+            ("COPY n n", "-ERR source and destination objects are the same"),
+            ("BITOP NOT x p q", "-ERR BITOP NOT must be called with a single source key."),
+            ("SINTERSTORE x p s", "-WRONGTYPE Operation against a key holding the wrong kind of value"),
+            ("MSET x", "-ERR wrong number of arguments for 'mset' command"),
+            ("MSET x 1 y", "-ERR wrong number of arguments for 'mset' command"),
+            ("MSET x 1 x 2", "+OK"),
+            ("GET x", "2"),
+        ],
+    );
+}

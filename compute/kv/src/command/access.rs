@@ -1,5 +1,6 @@
 //! How commands reach a key: in the store, or in the draft of a transaction or a script.
 
+use super::in_turn::Turn;
 use super::{Call, Draft, notify};
 use crate::keyspace::Change;
 use crate::object::{Object, Value};
@@ -36,12 +37,17 @@ impl Call {
         }
     }
 
+    /// The turn of a command that changes this key, if one on several keys has it.
+    async fn turn(&self, key: &[u8]) -> Option<Turn<'_>> {
+        if self.in_turn { None } else { self.front.in_turn.for_one(&self.io, key).await }
+    }
+
     /// Stores a value, in place of any other.
     pub(super) async fn put(&self, key: &[u8], value: &Value) -> Result<(), Trouble> {
         match &self.draft {
             Some(draft) => draft.put(key, Some(value.clone()))?,
             None => {
-                let _turn = self.front.in_turn.for_one(&self.io, key).await;
+                let _turn = self.turn(key).await;
                 self.store().put(&self.io, key, value).await?;
             }
         }
@@ -59,7 +65,7 @@ impl Call {
                 there
             }
             None => {
-                let _turn = self.front.in_turn.for_one(&self.io, key).await;
+                let _turn = self.turn(key).await;
                 self.store().remove(&self.io, key).await?
             }
         };
@@ -96,7 +102,7 @@ impl Call {
         };
         let outcome = match &self.draft {
             None => {
-                let _turn = self.front.in_turn.for_one(&self.io, key).await;
+                let _turn = self.turn(key).await;
                 self.store().update(&self.io, key, change).await?
             }
             Some(draft) => Self::update_on(draft, key, change)?,

@@ -1,9 +1,9 @@
 //! The commands that clients can send.
 //!
 //! A command is an `async` function of the store, the client and its arguments, and ends with a
-//! reply. Commands on one key take effect at once, at one moment, for every front end. So do LMOVE and
-//! its relatives, SMOVE, RENAME and MSETNX ([`several`]), transactions and scripts ([`multi`],
-//! [`scripts`]). Other commands on several keys take effect key by key, MSET and DEL among them.
+//! reply. Commands on one key take effect at once, at one moment, for every front end. So do commands
+//! that change several keys, or one by others ([`several`]), those that read several ([`glance`]),
+//! transactions and scripts ([`multi`], [`scripts`]). DEL goes key by key.
 
 mod access;
 mod args;
@@ -13,6 +13,7 @@ mod clients;
 mod describe;
 mod draft;
 mod dump;
+mod glance;
 mod hyperloglog;
 mod in_turn;
 mod info;
@@ -229,13 +230,15 @@ pub struct Call {
     pub given: Option<long::Given>,
     /// Whether EXEC runs it, so that it must not wait.
     pub in_exec: bool,
+    /// Whether it has the turn of its keys: other commands of this front end that change them wait.
+    pub in_turn: bool,
 }
 
 impl Call {
     /// A request of a client.
     pub fn new(front: &Rc<Front>, client: &Rc<Client>, io: Io, args: Request) -> Call {
         let (front, client) = (Rc::clone(front), Rc::clone(client));
-        Call { front, client, io, args: Rc::new(args), draft: None, given: None, in_exec: false }
+        Call { front, client, io, args: Rc::new(args), draft: None, given: None, in_exec: false, in_turn: false }
     }
 
     fn store(&self) -> &Keyspace {
@@ -267,13 +270,26 @@ pub async fn execute(call: Call) -> Reply {
 }
 
 /// Carries out a command whose number of arguments is right.
-async fn dispatch(command: &Command, call: &Call) -> Reply {
+async fn dispatch(command: &'static Command, call: &Call) -> Reply {
     let figures = &call.front.store.figures;
     figures.commands.set(figures.commands.get() + 1);
     let begun = Instant::now();
+    let answered = match several::joint(command, call) {
+        Some(keys) => Box::pin(several::together(command, call, keys)).await,
+        None => match glance::read(command, call) {
+            Some(keys) => Box::pin(glance::glance(command, call, keys)).await,
+            None => carry_out(command, call).await,
+        },
+    };
+    let reply = answered.unwrap_or_else(|fail| fail.0);
+    call.front.stats.record(command, call, begun.elapsed(), &reply);
+    reply
+}
+
+async fn carry_out(command: &'static Command, call: &Call) -> Answered {
     // A command's future is as large as that of its largest part. Strings are the common case and
     // need little.
-    let answered = match command.group {
+    match command.group {
         Group::Strings => strings::run(command.name, call).await,
         Group::Bits => Box::pin(bits::run(command.name, call)).await,
         Group::Lists => Box::pin(types::lists(command.name, call)).await,
@@ -290,10 +306,7 @@ async fn dispatch(command: &Command, call: &Call) -> Reply {
         Group::Channels => Box::pin(channels::run(command.name, call)).await,
         Group::Keys => Box::pin(keys::run(command.name, call)).await,
         Group::Server => Box::pin(server::run(command.name, call)).await,
-    };
-    let reply = answered.unwrap_or_else(|fail| fail.0);
-    call.front.stats.record(command, call, begun.elapsed(), &reply);
-    reply
+    }
 }
 
 fn wrong_number(name: &str) -> Reply {

@@ -4,9 +4,10 @@
 //! A run that asks for a key which is not in the draft begins again, with that key read too. So does one
 //! whose keys were changed before its end, by another front end or by an eviction.
 
+use super::args::{is, parse_int};
 use super::draft::{BYTES, Draft, Seen, seen};
 use super::multi::at_once;
-use super::{Call, Fail, channels};
+use super::{Answered, Call, Command, Fail, carry_out, channels, long};
 use crate::atomic::{Changes, Intent};
 use crate::index::Found;
 use crate::object::Object;
@@ -19,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Keys that one run may use.
 pub const KEYS: usize = 10_000;
+const WOULD_WAIT: &str = "the command would wait";
+const TOO_SLOW: &str = "the command took too long";
 /// Keys of a command that are locked as soon as they are found.
 const FEW: usize = 64;
 /// Keys that are read at once. Each may have 2 MiB.
@@ -28,8 +31,79 @@ const ATTEMPTS: u32 = 100;
 /// How long all runs may take together: other clients of the front end wait meanwhile.
 pub const ALL: Duration = Duration::from_secs(20);
 
+/// Keys that MSET sets one by one at most where nobody else serves the store. Other clients see nothing of
+/// that: the verbs are posted together.
+const BY_ONE: usize = 32;
+
 /// What a command comes to.
 type Comes<'a, T> = Pin<Box<dyn Future<Output = Result<T, Fail>> + 'a>>;
+
+/// The keys of a command that changes several, or one by others: it takes effect at one moment. `None`: it
+/// is no such command, or its keys are not told by its arguments. LMOVE and others see to it themselves.
+pub fn joint(command: &Command, call: &Call) -> Option<Vec<Vec<u8>>> {
+    if !command.writes || command.keys == (1, 1, 1) || call.draft.is_some() {
+        return None;
+    }
+    let args = &call.args[..];
+    let keys = match command.name {
+        "mset" if call.count().is_multiple_of(2) => return None,
+        "bitop" | "copy" | "geosearchstore" | "mset" | "pfmerge" | "sdiffstore" | "sinterstore" | "sunionstore"
+        | "zrangestore" => command.named(args)?.into_iter().map(<[u8]>::to_vec).collect(),
+        "zdiffstore" | "zinterstore" | "zunionstore" => {
+            let count = usize::try_from(parse_int(call.arg(2))?).ok()?;
+            [&args[1..2], args[3..].get(..count)?].concat()
+        }
+        "georadius" | "georadiusbymember" | "sort" => {
+            let stores = |n: &usize| is(&args[*n], "store") || is(&args[*n], "storedist");
+            let store = (2..args.len() - 1).rev().find(stores)?;
+            vec![args[1].clone(), args[store + 1].clone()]
+        }
+        _ => return None,
+    };
+    Some(keys).filter(|keys| keys.len() <= KEYS)
+}
+
+/// Carries out a command at one moment ([`joint`]).
+///
+/// Where nobody else serves the store its turn is enough: nobody changes what it has read, and a change of
+/// one key is one moment. Otherwise it goes by the locks, but for what no draft can have: long strings, and
+/// more than there is room for. Then it goes key by key.
+///
+/// # Errors
+/// Those of the command, and those of the store.
+pub async fn together(command: &'static Command, call: &Call, keys: Vec<Vec<u8>>) -> Answered {
+    let store = call.store();
+    let few = command.name != "mset" || store.shards.len() == 1 && keys.len() <= BY_ONE;
+    if few && !store.has_others() {
+        let _turn = call.front.in_turn.come(&call.io, keys.iter().map(Vec::as_slice)).await;
+        return carry_out(command, &Call { in_turn: true, ..call.clone() }).await;
+    }
+    let ended = if command.name == "sort" {
+        by_others(command, call, keys).await
+    } else {
+        at_one_moment(call, keys, move |on| Box::pin(carry_out(command, on))).await
+    };
+    match ended {
+        Err(fail) if [long::too_long(), too_many(), too_much(), Trouble::Unread.into()].contains(&fail) => {
+            carry_out(command, call).await
+        }
+        ended => ended,
+    }
+}
+
+/// SORT, which finds the names of other keys in what it sorts.
+async fn by_others(command: &'static Command, call: &Call, keys: Vec<Vec<u8>>) -> Answered {
+    let _turn = call.front.in_turn.come(&call.io, keys.iter().map(Vec::as_slice)).await;
+    let seed = call.store().random(usize::MAX) as u64;
+    let several = Several { call, seed, time: ALL, too_slow: TOO_SLOW.into(), watched: &[] };
+    let run = |draft: &Rc<Draft>, _| {
+        let call = Call { draft: Some(Rc::clone(draft)), ..call.clone() };
+        let came = at_once(carry_out(command, &call)).unwrap_or_else(|| Err(Fail::new(WOULD_WAIT)));
+        let failed = came.is_err();
+        Ok((came, failed))
+    };
+    several.run(keys, run).await?.unwrap_or_else(|| Err(Trouble::Contended.into()))
+}
 
 /// Carries out a command at one moment on these keys: on a draft of them. If its front end dies, all
 /// of its changes are there or none. Others that change the same keys here have their turns.
@@ -46,7 +120,7 @@ pub async fn at_one_moment<T>(
     let (seed, end) = (store.random(usize::MAX) as u64, Instant::now() + ALL);
     let on = |draft: &Rc<Draft>| {
         let call = Call { draft: Some(Rc::clone(draft)), ..call.clone() };
-        at_once(command(&call)).unwrap_or_else(|| Err(Fail::new("the command would wait")))
+        at_once(command(&call)).unwrap_or_else(|| Err(Fail::new(WOULD_WAIT)))
     };
     // In the order of a draft's intents.
     keys.sort_unstable();
@@ -73,7 +147,7 @@ pub async fn at_one_moment<T>(
         channels::send_all(call, messages).await;
         return outcome;
     }
-    let several = Several { call, seed, time: ALL, too_slow: "the command took too long".into(), watched: &[] };
+    let several = Several { call, seed, time: ALL, too_slow: TOO_SLOW.into(), watched: &[] };
     let contended = Fail::from(Trouble::Contended);
     loop {
         match several.run(keys.clone(), |draft, _| Ok((on(draft)?, false))).await {
@@ -84,8 +158,18 @@ pub async fn at_one_moment<T>(
     }
 }
 
+/// Keys beyond [`KEYS`].
+fn too_many() -> Fail {
+    Fail::new(format!("the script uses more than {KEYS} keys"))
+}
+
+/// Values beyond [`BYTES`].
+fn too_much() -> Fail {
+    Fail::new(format!("the script's keys have more than {} MiB together", BYTES >> 20))
+}
+
 /// A key on its way.
-type Find<'a> = Pin<Box<dyn Future<Output = Result<Option<Found>, Trouble>> + 'a>>;
+pub type Read<'a, T> = Pin<Box<dyn Future<Output = Result<T, Trouble>> + 'a>>;
 
 /// See the module.
 pub struct Several<'a> {
@@ -169,14 +253,14 @@ impl Several<'_> {
     /// Reads keys into a draft. False: one that is watched is not what it was.
     async fn read(&self, draft: &Draft, keys: &[Vec<u8>], until: Instant) -> Result<bool, Fail> {
         if draft.count() + keys.len() > KEYS {
-            return Err(Fail::new(format!("the script uses more than {KEYS} keys")));
+            return Err(too_many());
         }
         let (store, io) = (self.call.store(), &self.call.io);
         for some in keys.chunks(TOGETHER) {
             if Instant::now() >= until {
                 return Err(Fail::new(&self.too_slow));
             }
-            let find = |key| -> Find<'_> { Box::pin(store.find(io, key)) };
+            let find = |key| -> Read<'_, Option<Found>> { Box::pin(store.find(io, key)) };
             for (key, found) in some.iter().zip(join(some.iter().map(|key| find(key)).collect()).await) {
                 let found = found?;
                 if !self.is_as_watched(key, found.as_ref()) {
@@ -185,7 +269,7 @@ impl Several<'_> {
                 draft.enter(key, found.map(|found| found.object));
             }
             if draft.held() > BYTES {
-                return Err(Fail::new(format!("the script's keys have more than {} MiB together", BYTES >> 20)));
+                return Err(too_much());
             }
         }
         Ok(true)

@@ -5,6 +5,7 @@ use crate::command::args::{int, parse_float};
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
+use crate::shard::Trouble;
 use std::cmp::Ordering;
 
 /// The arguments of SORT.
@@ -82,20 +83,41 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     let (skip, most) = wanted.limit.unwrap_or((0, -1));
     let skip = usize::try_from(skip).unwrap_or(0);
     let items = items.into_iter().skip(skip).take(usize::try_from(most).unwrap_or(usize::MAX));
-    let mut found = Vec::new();
+    let (mut found, mut unread) = (Vec::new(), Unread(None));
     for item in items {
         if wanted.get.is_empty() {
             found.push(Some(item));
             continue;
         }
         for pattern in &wanted.get {
-            found.push(looked_up(call, pattern, &item).await?);
+            found.extend(unread.or(looked_up(call, pattern, &item).await)?);
         }
     }
+    unread.end()?;
     let Some(key) = wanted.store else { return Ok(Reply::Array(found.into_iter().map(Reply::maybe).collect())) };
     let found: Items = found.into_iter().map(Option::unwrap_or_default).collect();
     put_at(call, key, Type::List, &found).await?;
     Ok(Reply::Int(found.len() as i64))
+}
+
+/// A key that a draft lacks. All of them are asked for before the command begins again.
+struct Unread(Option<Fail>);
+
+impl Unread {
+    /// What was looked up; `None`: the draft lacks it.
+    fn or<T>(&mut self, looked_up: Result<T, Fail>) -> Result<Option<T>, Fail> {
+        match looked_up {
+            Err(fail) if fail == Trouble::Unread.into() => {
+                self.0 = Some(fail);
+                Ok(None)
+            }
+            looked_up => looked_up.map(Some),
+        }
+    }
+
+    fn end(self) -> Result<(), Fail> {
+        self.0.map_or(Ok(()), Err)
+    }
 }
 
 /// The elements of the command's key, and its type.
@@ -110,10 +132,13 @@ async fn elements(call: &Call) -> Result<(Items, Option<Type>), Fail> {
 }
 
 async fn ordered(call: &Call, wanted: &Wanted<'_>, items: Items) -> Result<Items, Fail> {
-    let mut weighted = Vec::with_capacity(items.len());
+    let (mut weighted, mut unread) = (Vec::with_capacity(items.len()), Unread(None));
     for item in items {
         let by = match wanted.by {
-            Some(pattern) => looked_up(call, pattern, &item).await?,
+            Some(pattern) => match unread.or(looked_up(call, pattern, &item).await)? {
+                Some(by) => by,
+                None => continue,
+            },
             None => Some(item.clone()),
         };
         let weight = match (wanted.alphabetic, by) {
@@ -126,6 +151,7 @@ async fn ordered(call: &Call, wanted: &Wanted<'_>, items: Items) -> Result<Items
         };
         weighted.push((weight, item));
     }
+    unread.end()?;
     weighted.sort_by(|one, other| one.0.cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
     if wanted.descending {
         weighted.reverse();

@@ -146,7 +146,7 @@ impl Means<'_> {
     fn way_to(&mut self, key: &[u8]) -> Option<(&Front, &mut Drive)> {
         // A change that is published takes a task.
         let free = self.writing.is_empty() || !self.writing.contains(&Hash::of(key).0);
-        let free = free && !self.front.events.is_any();
+        let free = free && !self.front.events.is_any() && self.front.in_turn.is_free(key);
         self.drive.as_deref_mut().filter(|_| free).map(|drive| (self.front, drive))
     }
 
