@@ -49,6 +49,10 @@ pub(crate) const MOST_ASKED: u64 = 2 << 20;
 const VAIN: u32 = 4;
 /// How long it waits for the others, in ms. An idle one looks every 500 ms.
 const ASK_MS: u32 = 3000;
+/// Where nothing is evicted others give only what they find replaced. They have looked after so many signs
+/// of each and so long: one that is asked shows itself every 10 ms.
+const SIGNS: u64 = 12;
+const LOOKED_MS: u32 = 200;
 /// How often objects of a piece are evicted that goes back.
 const PASSES: u32 = 3;
 /// How long a write waits for memory to come back, in ms.
@@ -166,8 +170,13 @@ impl Keyspace {
         let wanted = piece.max((space.limit.get() / ASK).min(MOST_ASKED));
         let _wanted = Wanted::new(&space.wanted, wanted);
         let (others, before) = (space.others.get(), free());
+        let beats = space.beats.borrow().clone();
+        let is_quiet = |&(state, beat): &(u64, u64)| beats.iter().any(|&(s, b)| s == state && beat < b + SIGNS);
         for waited in 0..ASK_MS {
             io.pause(1).await;
+            if !self.evicts && waited >= LOOKED_MS && !space.beats.borrow().iter().any(is_quiet) {
+                break;
+            }
             // By then a tick has seen whether anybody is left.
             if waited > ASK_MS / 3 && space.fronts.get() == 0 {
                 break;

@@ -15,8 +15,9 @@ mod looks;
 mod reserve;
 
 pub use closing::Candidate;
+pub use looks::Linked;
 
-use crate::layout::{At, EXTENT, LARGE, PIECE_HEADER, PIECES, class_bytes, is_whole};
+use crate::layout::{At, LARGE, PIECE_HEADER, PIECES, class_bytes, is_whole};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Epochs between an object's retirement and its place's reuse. See [`crate::member`].
@@ -135,8 +136,9 @@ pub struct Heap {
     /// The store's epoch as last told.
     now: u64,
     sizes: Sizes,
-    /// Bytes of closed pieces.
+    /// Bytes of closed pieces, and of the kept one.
     closing_bytes: u64,
+    kept: u32,
     /// Long values of which this front end has extents, by their numbers.
     longs: HashMap<u64, Extents>,
     /// Own objects that list extents, and the number of the long value.
@@ -167,6 +169,7 @@ impl Default for Heap {
             now: 0,
             sizes: Sizes::default(),
             closing_bytes: 0,
+            kept: 0,
             longs: HashMap::new(),
             heads: HashMap::new(),
             taken_over: Vec::new(),
@@ -186,6 +189,11 @@ impl Heap {
         } else {
             self.classes[usize::from(class)].free.pop()?
         };
+        self.hold_at(at, class)
+    }
+
+    /// Takes a place that is free, and no more among those that others may take.
+    fn hold_at(&mut self, at: At, class: u8) -> Option<Held> {
         let version = (self.now & 0xfff) as u16;
         let (piece, place) = self.located(at)?;
         piece.used += 1;
@@ -374,7 +382,9 @@ impl Heap {
         self.sizes.all -= bytes;
         if piece.closed {
             self.closing_bytes -= bytes;
-        } else if !piece.kept {
+        } else if piece.kept {
+            self.kept = 0;
+        } else {
             self.sizes.free -= piece.places.len() as u64 * piece.place_bytes();
         }
         Some(piece.bytes)
@@ -461,23 +471,6 @@ impl Heap {
     /// Whether the place still has the object of this hash, and that has ended.
     pub fn has_ended(&mut self, at: At, hash: u64, now_s: u32) -> bool {
         self.place(at).is_some_and(|place| place.hash == hash && place.end().is_some_and(|end| end <= now_s))
-    }
-
-    /// Where the object at a place was linked, as far as is known.
-    pub fn slot_of(&mut self, at: At) -> Option<At> {
-        self.place(at).map(|place| place.slot).filter(|&slot| slot != 0)
-    }
-
-    /// Linked places, with their keys' hashes.
-    pub fn all_linked(&self) -> Vec<(At, u64)> {
-        let mut linked = Vec::new();
-        for (&at, piece) in self.pieces.iter().filter(|(_, piece)| piece.class != EXTENT) {
-            let step = if is_whole(piece.class) { 0 } else { class_bytes(piece.class) };
-            for (n, place) in piece.places.iter().enumerate().filter(|(_, place)| place.used == Use::Linked) {
-                linked.push((at + PIECE_HEADER + n as u64 * step, place.hash));
-            }
-        }
-        linked
     }
 }
 

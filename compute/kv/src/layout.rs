@@ -38,6 +38,8 @@ const SIZES: [u16; 32] = [
     1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
     384, 448, 512,
 ];
+/// The largest class of objects that share pieces.
+pub const SHARED: u8 = SIZES.len() as u8 - 1;
 /// The class of objects that have a piece for themselves.
 pub const LARGE: u8 = 63;
 /// The class of the extents of long values ([`crate::long`]), which have a piece each.

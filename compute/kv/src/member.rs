@@ -370,10 +370,11 @@ impl Members {
             self.reach.counters.mended.set(self.reach.counters.mended.get() + 1);
         }
         let (mut all, mut held, mut fronts) = (oldest == epoch, 0, 0);
-        let mut full = false;
+        let (mut full, mut beats) = (false, Vec::new());
         for line in others {
             ticked.company = true;
             fronts += 1;
+            beats.push((state(&seen, line).0, line_word(&seen, line, 1)));
             all &= line_word(&seen, line, 2) == epoch;
             held += line_word(&seen, line, 3);
             let wanted = line_word(&seen, line, WANTED as usize);
@@ -382,6 +383,7 @@ impl Members {
         }
         self.space.others.set(held);
         self.space.fronts.set(fronts);
+        self.space.beats.replace(beats);
         self.space.is_asked(ticked.wanted, full);
         self.company.set(ticked.company);
         self.space.company.set(ticked.company || self.space.company.get());

@@ -11,6 +11,7 @@
 //! *sweeping*.
 
 mod count;
+mod scavenge;
 
 pub use count::Count;
 
@@ -168,7 +169,12 @@ impl Recovery {
         loop {
             match self.referrer(io, hash, at).await {
                 None => return false,
-                Some((_, slot)) if !slot.is_pending() => return true,
+                Some((slot_at, slot)) if !slot.is_pending() => {
+                    if !slot.is_frozen() {
+                        self.space.heap.borrow_mut().is_in(at, hash.0, slot_at);
+                    }
+                    return true;
+                }
                 Some((slot_at, slot)) if !slot.is_frozen() => {
                     self.reach.verbs(io, vec![Verb::Cas { at: slot_at, old: slot.0, new: 0 }]).await;
                 }
@@ -183,62 +189,6 @@ impl Recovery {
             Box::pin(self.is_live(io, Hash(hash), at))
         };
         join(objects.iter().map(look).collect()).await
-    }
-
-    /// [`Recovery::is_live`] of own objects, by one READ each if the slot does not tell otherwise. A
-    /// slot that is not frozen, and refers to something else than when the object was linked there,
-    /// proves that the object is gone: only a split moves an object, and it leaves the slot frozen.
-    async fn own_are_live(&self, io: &Io, objects: &[(At, u64)]) -> Vec<bool> {
-        let slot = |n: usize| Some((n, self.space.heap.borrow_mut().slot_of(objects[n].0)?));
-        let known: Vec<(usize, At)> = (0..objects.len()).filter_map(slot).collect();
-        let mut live: Vec<Option<bool>> = vec![None; objects.len()];
-        if !known.is_empty() {
-            let reads = known.iter().map(|&(_, at)| Verb::Read { at, len: 8 }).collect();
-            for (&(n, _), answer) in known.iter().zip(self.reach.verbs(io, reads).await) {
-                let Answer::Bytes(bytes) = answer else { continue };
-                let slot = Slot(word(&bytes, 0));
-                if !slot.is_frozen() && !slot.is_locked() {
-                    live[n] = Some(slot.is_used() && slot.at(self.reach.node) == objects[n].0);
-                }
-            }
-        }
-        let left: Vec<usize> = (0..objects.len()).filter(|&n| live[n].is_none()).collect();
-        let looked_up: Vec<(At, u64)> = left.iter().map(|&n| objects[n]).collect();
-        let answers = self.are_live(io, &looked_up).await;
-        left.into_iter().zip(answers).for_each(|(n, is_live)| live[n] = Some(is_live));
-        live.into_iter().map(|live| live != Some(false)).collect()
-    }
-
-    /// Finds own extents whose long value others took out of the index; how many values.
-    async fn scavenge_longs(&self, io: &Io) -> usize {
-        let (longs, mut found) = (self.space.heap.borrow().all_longs(), 0);
-        for (number, hash) in longs {
-            if !self.refers_to_long(io, Hash(hash), number).await {
-                let epoch = self.space.epoch() + 1;
-                self.space.heap.borrow_mut().retire_long(number, epoch);
-                found += 1;
-            }
-        }
-        found
-    }
-
-    /// Finds own objects that others took out of the index; how many.
-    pub async fn scavenge(&self, io: &Io) -> usize {
-        let mut found = self.scavenge_longs(io).await;
-        let linked = self.space.heap.borrow().all_linked();
-        for some in linked.chunks(AT_ONCE) {
-            // While it lives no place is used again, so what was looked up is what is retired.
-            let _section = self.space.section();
-            let mine = |&(at, hash): &(At, u64)| self.space.heap.borrow_mut().is_linked(at, hash);
-            let some: Vec<(At, u64)> = some.iter().filter(|object| mine(object)).copied().collect();
-            let live = self.own_are_live(io, &some).await;
-            let epoch = self.space.epoch() + 1;
-            for ((at, _), _) in some.iter().zip(&live).filter(|(_, live)| !**live) {
-                self.space.heap.borrow_mut().retire(*at, epoch);
-                found += 1;
-            }
-        }
-        found
     }
 
     /// Takes own objects that have ended out of the index, about `most` of them; how many were in

@@ -3,7 +3,7 @@
 use crate::blocks;
 use crate::copies::{Mode, Phase};
 use crate::heap::{Heap, Held, second};
-use crate::layout::{At, Hash, Kind, LARGE, MAX_OBJECT, Owner, Slot, class_of, is_whole};
+use crate::layout::{At, EXTENT, Hash, Kind, MAX_OBJECT, Owner, Slot, class_of};
 use crate::long::List;
 use crate::object::{Object, Type, Value};
 use crate::reach::Reach;
@@ -29,8 +29,8 @@ const REAPED: usize = 64;
 const HEADROOM: u64 = 16;
 const MOST_HEADROOM: u64 = 32 << 20;
 
-/// Bytes of a piece in reserve: as many as the node has of these.
-const RESERVE: [u32; 2] = [256 << 10, 64 << 10];
+/// Bytes of a piece in reserve, at least.
+const RESERVE: u32 = 64 << 10;
 
 /// Why a key was taken out that no client has removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,11 +111,15 @@ pub struct Space {
     pub(crate) giving: Cell<u32>,
     /// Other front ends that are alive, as last read.
     pub(crate) fronts: Cell<u64>,
+    /// Their states and heartbeats.
+    pub(crate) beats: RefCell<Vec<(u64, u64)>>,
     pub(crate) search_ms: Cell<u64>,
     /// Bytes of an object at most, and of an extent. Longer strings are long values.
     pub longest: Cell<u64>,
     /// Writes that wait for memory to come back.
     pub(crate) pressed: Cell<u32>,
+    /// A piece is kept in reserve, if the node has one.
+    keeps: Cell<bool>,
     /// Keys that have ended or were evicted.
     pub leaving: Leaving,
     /// The store's epoch when this front end first read it after the second node's end.
@@ -163,9 +167,11 @@ impl Space {
             searching: Cell::new(0),
             giving: Cell::new(0),
             fronts: Cell::new(0),
+            beats: RefCell::default(),
             search_ms: Cell::new(0),
             longest: Cell::new(MAX_OBJECT),
             pressed: Cell::new(0),
+            keeps: Cell::new(false),
             leaving: Leaving::default(),
             alone_since: Cell::new(None),
             heap: RefCell::default(),
@@ -255,32 +261,43 @@ impl Space {
 
     async fn hold_reserved(&self, io: &Io, class: u8, bytes: u64, old: u8) -> Option<Held> {
         let _phase = Phase::new(&self.reach.copies);
-        if is_whole(class) {
+        if class == EXTENT {
             return None;
         }
         let held = self.heap.borrow_mut().take_up_to(old, class, bytes);
         if held.is_some() {
             return held;
         }
-        let unused = self.heap.borrow_mut().take_unused(class);
-        if let Some((at, size)) = unused {
-            self.own(io, at, Kind::Objects, class).await;
-            self.heap.borrow_mut().add(at, size, class);
-        }
-        self.heap.borrow_mut().take_up_to(u8::MAX, class, bytes)
+        let unused = self.heap.borrow_mut().take_unused(class, bytes);
+        let Some((at, held)) = unused else { return self.heap.borrow_mut().take_up_to(u8::MAX, class, bytes) };
+        // Behind its entry in the heap, whose place is held: so it is not lost if this operation ends here.
+        self.own(io, at, Kind::Objects, class).await;
+        Some(held)
     }
 
-    /// Has a piece in reserve, if the store does not evict and the node has one.
-    pub(crate) async fn keep_reserve(&self, io: &Io) {
-        if self.left() == 0 || self.heap.borrow().has_kept() {
+    /// Has a piece in reserve, if the store does not evict and the node has one: of as many bytes as the
+    /// largest value of this front end's that has a piece, if that can be had.
+    pub async fn keep_reserve(&self, io: &Io) {
+        let (kept, wanted) = {
+            let heap = self.heap.borrow();
+            (heap.kept_bytes(), heap.reserve())
+        };
+        self.keeps.set(self.left() > 0);
+        if !self.keeps.get() || kept >= wanted {
             return;
         }
         let _phase = Phase::new(&self.reach.copies);
-        for bytes in RESERVE {
-            if let Some((at, bytes)) = self.claim(io, Kind::Objects, LARGE - 1, bytes).await {
+        let mut bytes = wanted;
+        while bytes > kept && bytes >= RESERVE {
+            if let Some((at, bytes)) = self.claim(io, Kind::Objects, EXTENT, bytes).await {
+                let smaller = self.heap.borrow_mut().take_kept();
                 self.heap.borrow_mut().keep(at, bytes);
+                if let Some(at) = smaller {
+                    self.reach.release(io, at).await;
+                }
                 break;
             }
+            bytes /= 2;
         }
     }
 
@@ -313,7 +330,14 @@ impl Space {
     pub async fn trim(&self, io: &Io) {
         loop {
             let spare = self.heap.borrow_mut().spare();
-            let Some((at, _)) = spare else { return };
+            let Some((at, bytes)) = spare else { return };
+            if self.keeps.get() && bytes >= RESERVE && self.heap.borrow().kept_bytes() == 0 {
+                // The reserve has been used. A full node would give this one to another write.
+                let _phase = Phase::new(&self.reach.copies);
+                self.heap.borrow_mut().keep(at, bytes);
+                self.own(io, at, Kind::Objects, EXTENT).await;
+                continue;
+            }
             self.reach.release(io, at).await;
         }
     }
@@ -416,6 +440,12 @@ impl Space {
     /// Bytes of pieces that this front end holds.
     pub fn bytes(&self) -> u64 {
         self.heap.borrow().sizes().all
+    }
+
+    /// Bytes of places with objects to which the index refers, as far as is known, or will.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        let sizes = self.heap.borrow().sizes();
+        sizes.all.saturating_sub(sizes.free + sizes.retired)
     }
 
     /// Bytes that wait for the epoch.

@@ -228,3 +228,28 @@ fn a_million_operations_with_kills_are_linearizable() {
         eprintln!("{calls} of {wanted} operations, {round} kills");
     }
 }
+
+/// Each of two front ends replaces the other's objects again and again. Their owners find them in time: the memory
+/// of both stays within a few times what there is.
+#[test]
+fn replacing_each_others_objects_takes_no_more_memory_for_ever() {
+    const KEYS: usize = 1500;
+    let node = Process::node(Transport::Shm);
+    let fronts = [Process::front("replaced", &node.at), Process::front("replaced", &node.at)];
+    let mut clients = fronts.each_ref().map(Process::client);
+    let value = "x".repeat(1000);
+    let mut most = 0;
+    for round in 0..60 {
+        for client in &mut clients {
+            (0..KEYS).for_each(|n| client.send(&["SET", &format!("k{n}"), &value]).unwrap());
+            (0..KEYS).for_each(|_| assert_eq!(client.reply().as_deref(), Some("+OK")));
+        }
+        let info = clients.each_mut().map(|client| client.ask("INFO memory"));
+        let used = |info: &String| {
+            let line = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
+            line.and_then(|bytes| bytes.trim().parse::<usize>().ok()).expect("bytes")
+        };
+        most = most.max(info.iter().map(used).max().unwrap_or(0));
+        assert!(most < 14 << 20, "{most} bytes in round {round} for {} of objects", KEYS * 1080);
+    }
+}

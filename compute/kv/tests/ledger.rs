@@ -109,8 +109,8 @@ fn a_front_end_that_is_alone_reads_without_a_verb() {
     assert_eq!(cost(&mut memory, &shard, Op::Get("known")), (1, 1), "the lease is over");
 }
 
-#[test]
-fn an_owner_reads_eight_bytes_of_each_object_that_others_may_have_replaced() {
+/// Two front ends of a store, of which one replaces some of the other's objects; and the other's search for them.
+fn searches(keys: u32, replaced: u32) -> [(usize, u64, u64); 2] {
     let mut memory = Memory::default();
     let [owner, other] = [(), ()].map(|()| memory.join(Geometry::STORE, Rules::SOUND, 64 << 10));
     let put = |memory: &mut Memory, shard: &Rc<Shard>, n: u32| {
@@ -118,14 +118,28 @@ fn an_owner_reads_eight_bytes_of_each_object_that_others_may_have_replaced() {
         let put = move |io| async move { shard.index.put(&io, format!("k{n}").as_bytes(), &value("v")).await };
         memory.run(Task::new(put)).expect("room");
     };
-    (0..20).for_each(|n| put(&mut memory, &owner, n));
-    (0..5).for_each(|n| put(&mut memory, &other, n));
-    let mut search = || {
+    (0..keys).for_each(|n| put(&mut memory, &owner, n));
+    (0..replaced).for_each(|n| put(&mut memory, &other, n));
+    [(), ()].map(|()| {
         let owner = Rc::clone(&owner);
         memory.ledger(|io| async move { owner.recovery.scavenge(&io).await })
-    };
-    assert_eq!(search(), (5, 20, 1));
-    assert_eq!(search(), (0, 15, 1));
+    })
+}
+
+#[test]
+fn an_owner_reads_a_table_to_find_its_objects_that_others_have_replaced() {
+    // Of few objects each may take a READ of 8 bytes.
+    let [(found, verbs, trips), again] = searches(20, 5);
+    assert!(found == 5 && verbs <= 20 && trips == 1, "{found} by {verbs} verbs in {trips} trips");
+    assert!(again.0 == 0 && again.1 <= 15 && again.2 == 1, "{again:?}");
+    // Of many in a table one READ proves hundreds.
+    let (keys, replaced) = (4000, 1000);
+    let [(found, verbs, _), _] = searches(keys, replaced);
+    assert!(found == replaced as usize && verbs < 50, "{found} by {verbs} verbs");
+    // Tables have been split since many were linked. Those that are looked up once are known then.
+    let (keys, replaced) = (15_000, 1000);
+    let [(found, ..), (none, verbs, _)] = searches(keys, replaced);
+    assert!(found == replaced as usize && none == 0 && verbs < 400, "{found}, then {none} by {verbs} verbs");
 }
 
 #[test]

@@ -18,6 +18,8 @@ struct Store {
     memory: Memory,
     fronts: Vec<(Rc<Shard>, Rc<Keyspace>)>,
     clock_ms: u64,
+    /// Whether front ends keep a piece in reserve.
+    keeps: bool,
 }
 
 impl Store {
@@ -31,7 +33,7 @@ impl Store {
             (shard, Rc::new(store))
         };
         let fronts = (0..fronts).map(front).collect();
-        let mut store = Store { memory, fronts, clock_ms: 0 };
+        let mut store = Store { memory, fronts, clock_ms: 0, keeps: false };
         store.tick();
         store
     }
@@ -42,10 +44,13 @@ impl Store {
         for (shard, store) in &self.fronts {
             store.set_clock_ms(self.clock_ms);
             let (shard, now_ms) = (Rc::clone(shard), self.clock_ms);
-            let store = Rc::clone(store);
+            let (store, keeps) = (Rc::clone(store), self.keeps);
             self.memory.run(Task::new(|io| async move {
                 let ticked = shard.members.tick(&io, now_ms).await.expect("alive");
                 shard.space.trim(&io).await;
+                if keeps {
+                    shard.space.keep_reserve(&io).await;
+                }
                 if ticked.wanted > 0 {
                     store.hand_over(&io, &shard, ticked.wanted).await.expect("sound");
                 }
@@ -264,4 +269,53 @@ fn values_can_be_made_smaller_in_a_full_store() {
         }
     }
     assert!(refused > 0);
+}
+
+/// The same of values that have a piece each: from the first one on, which only the reserve has room for.
+#[test]
+fn large_values_can_be_made_smaller_in_a_full_store() {
+    for len in [100_000, 700_000] {
+        let mut store = Store::new(2, None);
+        (store.keeps, store.memory.limit) = (true, Some(16 << 20));
+        store.put(0, "k0", len).expect("room");
+        // The front end learns what it needs in reserve before memory is used up.
+        (0..10).for_each(|_| store.tick());
+        let mut keys = 1;
+        while store.put(0, &format!("k{keys}"), len).is_ok() {
+            keys += 1;
+        }
+        assert!(keys > 10, "{keys}");
+        for round in 1..4 {
+            for n in 0..keys {
+                let (key, len) = (format!("k{n}"), len - 9000 * round);
+                let (made, waited_ms) = store.run(0, move |store, io| async move {
+                    let change = |_: Option<&farmem_kv::object::Object>| -> Result<Change<()>, Trouble> {
+                        Ok(Change::Put(Value::string(vec![b'y'; len]), ()))
+                    };
+                    store.update(&io, key.as_bytes(), change).await
+                });
+                assert_eq!(made, Ok(()), "round {round}, key {n} of {keys}, {len} bytes");
+                assert!(waited_ms < 500, "it waited {waited_ms} ms");
+            }
+        }
+        assert!(store.put(0, "more", len).is_err());
+    }
+}
+
+/// A write that is refused beside other front ends is so as soon as these have looked for what they can give.
+#[test]
+fn a_write_that_is_refused_beside_others_waits_for_their_look_alone() {
+    let mut store = Store::new(3, None);
+    store.memory.limit = Some(4 << 20);
+    let mut keys = 0;
+    while store.put(0, &format!("k{keys}"), 4000).is_ok() {
+        keys += 1;
+    }
+    // Until it asks the others again.
+    (0..7000).for_each(|_| store.tick());
+    let refuse =
+        |store: Rc<Keyspace>, io: Io| async move { store.put(&io, b"more", &Value::string(vec![b'x'; 4000])).await };
+    let (refused, waited_ms) = store.run(0, refuse);
+    assert_eq!(refused, Err(Trouble::Full));
+    assert!((200..600).contains(&waited_ms), "{waited_ms} ms");
 }

@@ -3,7 +3,50 @@
 use super::{Heap, Place, Use};
 use crate::layout::{At, EXTENT, Hash, PIECE_HEADER, Slot, class_bytes, is_whole};
 
+/// A place with an object to which the index refers, or did when this was last known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Linked {
+    /// Where it is.
+    pub at: At,
+    /// The hash of its key.
+    pub hash: u64,
+    /// The slot; 0: it is not known.
+    pub slot: At,
+}
+
 impl Heap {
+    /// Linked places, of extents none: of pieces from an address on, until there are so many, and the piece
+    /// to go on with.
+    pub fn linked_from(&self, from: At, most: usize) -> (Vec<Linked>, Option<At>) {
+        let mut linked = Vec::new();
+        for (&at, piece) in self.pieces.range(from..).filter(|(_, piece)| piece.class != EXTENT) {
+            if linked.len() >= most {
+                return (linked, Some(at));
+            }
+            let step = if is_whole(piece.class) { 0 } else { class_bytes(piece.class) };
+            let there = piece.places.iter().enumerate().filter(|(_, place)| place.used == Use::Linked);
+            linked.extend(there.map(|(n, place)| Linked {
+                at: at + PIECE_HEADER + n as u64 * step,
+                hash: place.hash,
+                slot: place.slot,
+            }));
+        }
+        (linked, None)
+    }
+
+    /// Whether a place still has this object in this slot.
+    pub fn is_as_linked(&mut self, one: &Linked) -> bool {
+        let same = |place: &&mut Place| (place.used, place.hash, place.slot) == (Use::Linked, one.hash, one.slot);
+        self.place(one.at).filter(same).is_some()
+    }
+
+    /// The object of this hash at a place was found in this slot.
+    pub fn is_in(&mut self, at: At, hash: u64, slot: At) {
+        if let Some(place) = self.place(at).filter(|place| place.used == Use::Linked && place.hash == hash) {
+            place.slot = slot;
+        }
+    }
+
     /// Its pieces: first byte and length.
     pub fn all_pieces(&self) -> Vec<(At, u32)> {
         self.pieces.iter().map(|(&at, piece)| (at, piece.bytes)).collect()

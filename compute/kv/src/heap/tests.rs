@@ -8,7 +8,7 @@ fn a_place_is_free_again_after_its_grace() {
     let all: Vec<Held> = std::iter::from_fn(|| heap.take(0, 1)).collect();
     assert_eq!(all.len(), 63);
     heap.linked(all[5].at, 7, 0, 8);
-    assert_eq!(heap.all_linked(), [(all[5].at, 7)]);
+    assert_eq!(heap.linked_from(0, 9), (vec![Linked { at: all[5].at, hash: 7, slot: 8 }], None));
     heap.retire(all[5].at, 10);
     heap.retire(all[5].at, 10);
     heap.reap(12);
@@ -25,7 +25,7 @@ fn a_place_that_is_retired_early_is_not_lost() {
     let held = heap.take(0, 1).unwrap();
     heap.retire(held.at, 10);
     heap.linked(held.at, 7, 0, 8);
-    assert!(heap.all_linked().is_empty());
+    assert!(heap.linked_from(0, 9).0.is_empty());
     heap.reap(13);
     assert_eq!(heap.take(0, 1), Some(Held { version: 13, uses: 2, ..held }));
 }

@@ -32,8 +32,8 @@ const SWEPT: usize = 1024;
 pub enum Ended {
     /// A shard's tick.
     Tick(usize, Result<Ticked, Trouble>),
-    /// A shard was looked through for others' leavings and own garbage.
-    Tidied(usize),
+    /// A shard was looked through for others' leavings; whether for own garbage, too.
+    Tidied(usize, bool),
     /// Ended keys were taken out; whether there may be more.
     Swept(bool),
     /// Keys of a shard were evicted ahead of writes; whether it is of use to go on.
@@ -59,7 +59,7 @@ struct State {
     told: bool,
     /// There were other front ends, which may have made objects of this one garbage.
     company: bool,
-    /// Bytes held after the last search for garbage.
+    /// Bytes that objects had after the last search for garbage.
     searched: u64,
     /// It was said that one node goes on without the other.
     alone: bool,
@@ -191,7 +191,7 @@ impl Background {
                 });
             }
             let adopts = state.adopt.is_some_and(|at| at <= now);
-            let searches = state.company && state.shard.space.bytes() > state.searched + state.searched / 4;
+            let searches = state.company && state.shard.space.used_bytes() > state.searched + state.searched / 4;
             if !state.tidying && (adopts || searches) {
                 state.tidying = true;
                 if adopts {
@@ -207,7 +207,7 @@ impl Background {
                     if searches {
                         shard.recovery.scavenge(&io).await;
                     }
-                    Ended::Tidied(n)
+                    Ended::Tidied(n, searches)
                 });
             }
         }
@@ -279,10 +279,13 @@ impl Background {
                     mender.ended(n, step, now);
                 }
             }
-            Ended::Tidied(n) => {
+            Ended::Tidied(n, searched) => {
                 let state = &mut self.shards[n];
                 state.tidying = false;
-                state.searched = state.shard.space.bytes().max(1 << 20);
+                if searched {
+                    // Not all bytes of its pieces: the next search would come ever later.
+                    state.searched = state.shard.space.used_bytes().max(1 << 20);
+                }
                 if let Some(ms) = state.shard.recovery.again_ms()
                     && state.adopt.is_none()
                 {
