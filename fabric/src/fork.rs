@@ -45,7 +45,7 @@ impl Session {
         let Ok(Reply::Child(secret)) = answer else {
             return Err(self.member.give_up("it takes no more programs, and so no forked child".into()));
         };
-        let slabs = self.member.slabs.lock().iter().map(|(id, mapping)| (*id, mapping.extent())).collect();
+        let slabs = self.member.slabs.extents();
         // A node on this machine passes the connection: its socket's file may be out of reach by
         // now.
         let (link, owner) = match passed.and_then(|fd| self.member.present(fd, secret)) {

@@ -59,6 +59,14 @@ impl Lane {
         unsafe { ways.run(inner, at, read(into)) }.map(drop)
     }
 
+    /// Has the CPU fetch the bytes at an address soon, if the node's memory is mapped here: a hint for
+    /// a caller that does something else before it reads them.
+    #[inline]
+    pub fn touch(&mut self, at: Addr) {
+        let (ways, inner) = self.parts();
+        ways.touch(inner, at);
+    }
+
     /// See [`Memory::write`].
     pub fn write(&mut self, at: Addr, bytes: &[u8]) -> Result<()> {
         let (ways, inner) = self.parts();

@@ -291,6 +291,16 @@ impl Ways {
         link.as_mut().ok_or(Error::Forked)
     }
 
+    /// See [`crate::Lane::touch`].
+    #[inline]
+    pub fn touch(&mut self, inner: &Inner, at: Addr) {
+        if let Ok(slab) = self.slab(inner, at, 1)
+            && let Some(link) = &self.links[at.node()]
+        {
+            link.touch(slab, at.offset());
+        }
+    }
+
     /// Sends what was started.
     pub fn ring(&mut self, inner: &Inner) {
         inner.watch();

@@ -12,6 +12,7 @@ use farmem_protocol::lines::conditional::{Conditional, lay_if};
 use farmem_protocol::wire::MAX_VERB_BYTES;
 use farmem_sys::lines::{Hasher, Unit};
 use farmem_sys::mapping::Mapping;
+use farmem_sys::memory;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +36,14 @@ impl Mapped {
 
     pub fn in_flight(&self) -> usize {
         self.posted.len() + self.framed.as_ref().map_or(0, |framed| framed.in_flight())
+    }
+
+    /// See [`super::QueuePair::touch`].
+    #[inline]
+    pub fn touch(&self, slab: SlabId, offset: u64) {
+        if let Some(mapping) = self.member.slabs.of_queue(self.number).lock().get(&slab) {
+            memory::prefetch(mapping.extent().0.as_ptr() as usize + offset as usize);
+        }
     }
 
     #[inline]
@@ -93,7 +102,7 @@ impl Mapped {
         if n == 0 {
             return;
         }
-        let slabs = self.member.slabs.lock();
+        let slabs = self.member.slabs.of_queue(self.number).lock();
         // In place: a verb is a hundred bytes, and moving it out costs more than looking its slab
         // up.
         for pending in self.posted.iter().take(n) {

@@ -3,6 +3,7 @@
 use super::dial::{Greeted, NoDial, Pass, Patience, dial};
 use super::member::Health;
 use super::silence::{Ear, Heard};
+use super::slabs::Slabs;
 use super::{ConnectOptions, Control, Identity, Membership, Session, Transport};
 use crate::link::Reach;
 use crate::network::Network;
@@ -14,7 +15,6 @@ use farmem_protocol::wire::{Join, Known, OFFERS_RDMA, OFFERS_RESERVE, Purpose};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::verbs::Device;
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::unix::ffi::OsStrExt;
@@ -231,7 +231,7 @@ fn member_of(reach: Reach, node: String, options: &ConnectOptions, greeted: &Gre
         process: if mapped { link.peer_process() } else { 0 },
         card: Card::default(),
         control: Lock::new(Control::new(None, 1)),
-        slabs: Lock::new(BTreeMap::new()),
+        slabs: Slabs::default(),
         next_queue: AtomicU64::new(1),
         health: Health::default(),
         reach,

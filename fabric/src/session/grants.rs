@@ -44,7 +44,7 @@ impl Membership {
         match mapping {
             Ok(mapping) => {
                 let base = mapping.extent().0;
-                self.slabs.lock().insert(id, mapping);
+                self.slabs.insert(id, mapping);
                 Ok(Slab { id, base: Some(base) })
             }
             Err(e) => {
@@ -56,8 +56,7 @@ impl Membership {
 
     /// This member no longer needs the slab. It is unmapped; no queue pair may use it any more.
     pub fn release(&self, id: SlabId) -> Result<(), Lost> {
-        let mapping = self.slabs.lock().remove(&id);
-        drop(mapping);
+        self.slabs.remove(id);
         self.card.forget_key(id);
         self.ask(Ask::Release(id)).map(|_| ())
     }

@@ -6,6 +6,7 @@ mod redial;
 
 use super::dial::{Broken, NoDial, Pass, Patience, exchange, greet};
 use super::silence::{DOUBT_NS, Ear, Heard, KEEP_S, Outage};
+use super::slabs::Slabs;
 use super::spare::{SLOW_NS, Spare};
 use crate::Lost;
 use crate::link::{Carrier, Link, Reach};
@@ -80,7 +81,7 @@ pub(crate) struct Membership {
     /// RDMA, if slabs are reached by it.
     pub card: Card,
     pub control: Lock<Control>,
-    pub slabs: Lock<BTreeMap<SlabId, Mapping>>,
+    pub slabs: Slabs,
     pub next_queue: AtomicU64,
     pub health: Health,
 }
@@ -148,7 +149,7 @@ impl Membership {
             process: self.process,
             card: self.card.of_child(),
             control: Lock::new(Control::new(Some(link), 1)),
-            slabs: Lock::new(slabs),
+            slabs: Slabs::new(slabs),
             next_queue: AtomicU64::new(1),
             health: Health::default(),
         }

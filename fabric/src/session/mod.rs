@@ -30,6 +30,7 @@ mod regions;
 mod silence;
 #[cfg(all(test, not(loom)))]
 mod simulated;
+mod slabs;
 mod spare;
 mod standing;
 
@@ -244,7 +245,7 @@ impl Session {
     /// caller must know that the slab is not shared.
     pub fn discard(&self, id: SlabId, offset: u64, len: u64) -> Result<bool, Lost> {
         if self.member.mapped {
-            return Ok(self.member.slabs.lock().get(&id).is_some_and(|mapping| mapping.discard(offset, len)));
+            return Ok(self.member.slabs.discard(id, offset, len));
         }
         let (answer, _) = self.member.ask(Ask::Discard(Range { slab: id, offset, len }))?;
         Ok(answer.is_ok())
