@@ -156,7 +156,8 @@ impl Header {
 /// No scope is open.
 const IDLE: u64 = u64::MAX;
 
-/// One thread's slot: the epoch in which its outermost scope began.
+/// An epoch with a line of the cache to itself. One thread's slot: the epoch in which its outermost
+/// scope began.
 #[repr(align(128))]
 #[derive(Debug)]
 struct Slot(AtomicU64);
@@ -164,7 +165,8 @@ struct Slot(AtomicU64);
 /// Epochs, and the slots of threads.
 #[derive(Debug)]
 pub struct Epochs {
-    now: AtomicU64,
+    /// Each miss raises it, so it has a line of the cache to itself.
+    now: Slot,
     slots: Box<[Slot]>,
 }
 
@@ -172,13 +174,13 @@ impl Epochs {
     /// Epochs with slots for this many threads.
     pub fn new(threads: usize) -> Epochs {
         let slots = (0..threads).map(|_| Slot(AtomicU64::new(IDLE))).collect();
-        Epochs { now: AtomicU64::new(1), slots }
+        Epochs { now: Slot(AtomicU64::new(1)), slots }
     }
 
     /// The outermost scope of a thread begins.
     #[inline]
     pub fn enter(&self, slot: usize) {
-        let now = self.now.load(Ordering::Acquire);
+        let now = self.now.0.load(Ordering::Acquire);
         // Releases the scopes before this one too, as the evictor may see this store alone.
         self.slots[slot].0.store(now, Ordering::Release);
         if !made(Mistake::NoFenceInScope) {
@@ -195,12 +197,12 @@ impl Epochs {
 
     /// The epoch. It is raised by holders of the heap's lock alone.
     pub fn now(&self) -> u64 {
-        self.now.load(Ordering::Relaxed)
+        self.now.0.load(Ordering::Relaxed)
     }
 
     /// Frames were made cold: raises the epoch. A scope of the next one finds them cold.
     pub fn turn(&self) {
-        self.now.fetch_add(1, Ordering::Release);
+        self.now.0.fetch_add(1, Ordering::Release);
     }
 
     /// The epoch of the oldest open scope among the first `threads` slots: later than all, if there

@@ -111,6 +111,50 @@ pub unsafe fn try_discard(at: *mut u8, len: usize) -> Result<(), Errno> {
     unsafe { checked(libc::SYS_madvise, [at as usize, len, libc::MADV_DONTNEED as usize, 0, 0, 0]) }.map(drop)
 }
 
+/// Bytes of a huge page.
+pub const HUGE_PAGE: usize = 2 << 20;
+
+/// Has the kernel back a part of a reservation by huge pages, and copy there what it has. `at` and
+/// `len` are multiples of [`HUGE_PAGE`]. Pages that were not touched yet take memory from now on.
+/// Memory beside the part stays without. False: the kernel has no huge page free now.
+///
+/// # Errors
+/// The kernel gives none: before Linux 6.1, or by its settings.
+///
+/// # Safety
+/// The range must lie in a reservation of the caller's.
+pub unsafe fn join(at: *mut u8, len: usize) -> Result<bool, Errno> {
+    let advise = |advice: i32| {
+        // SAFETY: as the caller promises; no byte changes.
+        unsafe { checked(libc::SYS_madvise, [at as usize, len, advice as usize, 0, 0, 0]) }.map(drop)
+    };
+    advise(libc::MADV_HUGEPAGE)?;
+    let joined = advise(MADV_COLLAPSE);
+    // This splits no huge page. It has the kernel know one mapping again, and make no others here.
+    let _ = advise(libc::MADV_NOHUGEPAGE);
+    match joined {
+        Err(Errno(libc::ENOMEM | libc::EAGAIN | libc::EBUSY)) => Ok(false),
+        joined => joined.map(|()| true),
+    }
+}
+
+/// Linux 6.1.
+const MADV_COLLAPSE: i32 = 25;
+
+/// [`discard`] of a part of a huge page that [`join`] made. The kernel would unmap such a part, and
+/// keep its memory with the rest until memory is short. So the huge page is split first, which
+/// `MADV_FREE` of a part does.
+///
+/// # Safety
+/// As [`discard`].
+pub unsafe fn discard_part(at: *mut u8, len: usize) {
+    // SAFETY: as the caller promises, nobody needs the bytes.
+    unsafe {
+        let _ = checked(libc::SYS_madvise, [at as usize, len, libc::MADV_FREE as usize, 0, 0, 0]);
+        discard(at, len);
+    }
+}
+
 /// Drops the pages of all ranges with one TLB flush (`process_madvise`, vectored).
 /// Returns the number of bytes the kernel dropped before it stopped.
 ///
@@ -263,6 +307,48 @@ mod tests {
             assert_eq!(at.add(8191).read(), 1);
             discard(at, 1 << 20);
             assert!(is_zero(at));
+        }
+    }
+
+    /// Whether a page is part of a huge page, by the kernel's flags of its memory. `None`: this user
+    /// may not ask.
+    fn is_huge(at: *const u8) -> Option<bool> {
+        use std::os::unix::fs::FileExt;
+        let word = |file: &str, nth: u64| {
+            let mut word = [0; 8];
+            std::fs::File::open(file).ok()?.read_exact_at(&mut word, 8 * nth).ok()?;
+            Some(u64::from_le_bytes(word))
+        };
+        let frame = word("/proc/self/pagemap", at as u64 / 4096)? & ((1 << 55) - 1);
+        // KPF_THP
+        (frame != 0).then(|| word("/proc/kpageflags", frame)).flatten().map(|flags| flags >> 22 & 1 == 1)
+    }
+
+    #[test]
+    fn a_part_of_a_huge_page_is_given_back_at_once() {
+        let whole = reserve(2 * HUGE_PAGE).unwrap();
+        let at = whole.map_addr(|at| at.next_multiple_of(HUGE_PAGE));
+        let part = 64 << 10;
+        let is_sound = |from: usize| {
+            (from..HUGE_PAGE).step_by(4096).all(|n| {
+                // SAFETY: our own mapping.
+                unsafe { at.add(n).read() == (n / 4096) as u8 }
+            })
+        };
+        // SAFETY: our own mapping.
+        unsafe {
+            (0..HUGE_PAGE).step_by(4096).for_each(|n| at.add(n).write((n / 4096) as u8));
+            let joined = join(at, HUGE_PAGE);
+            if !matches!(joined, Ok(true)) {
+                eprintln!("skipped: this kernel gives no huge page now: {joined:?}");
+                return;
+            }
+            assert!(is_sound(0) && is_huge(at) != Some(false));
+            discard_part(at, part);
+            // The memory of the rest is that of single pages: nothing is kept for what was given back.
+            assert!(is_sound(part) && is_huge(at.add(part)) != Some(true));
+            assert!((0..part).step_by(4096).all(|n| is_zero(at.add(n))));
+            unmap(whole, 2 * HUGE_PAGE);
         }
     }
 }

@@ -15,6 +15,8 @@ pub const CLASSES: usize = 28;
 pub const LARGEST: usize = 4096;
 /// Bytes of a segment: the unit in which local memory is given to a class.
 pub const SEGMENT: usize = 64 << 10;
+/// Segments that the kernel can back by one huge page.
+pub const GROUP: usize = 32;
 /// Bits of a frame's place in its class. Miri has no addresses that are only reserved.
 pub const PLACE_BITS: u32 = if cfg!(miri) { 14 } else { 28 };
 /// Classes with small headers.

@@ -45,6 +45,8 @@ const LOW: usize = 8;
 const LOOK: usize = 4 << 20;
 /// The most bytes of adjacent objects that one scan covers: those of a block.
 const TOGETHER: u64 = 2 << 20;
+/// Objects of a fetch that the CPU is told of beforehand: as many lines as it has under way at once.
+const TOUCHED: usize = 16;
 /// The amounts moved since the heap was built.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Moved {
@@ -138,7 +140,7 @@ impl Evictor {
         self.rooms[class.index].give(at.place(class));
     }
 
-    /// A free frame of a class. `oldest`: the stamp of the oldest open scope.
+    /// A free frame of a class. `oldest`: the oldest stamp that open scopes need.
     ///
     /// # Errors
     /// As [`Evictor::provide`].
@@ -152,7 +154,7 @@ impl Evictor {
     }
 
     /// Makes sure that a class has `n` free frames, and chooses victims when it has few. `oldest`:
-    /// the stamp of the oldest open scope.
+    /// the oldest stamp that open scopes need.
     ///
     /// # Errors
     /// [`Error::ScopeFull`]: open scopes hold the other frames. [`Error::Memory`]: victims could
@@ -203,9 +205,16 @@ impl Evictor {
             let Some((other, nth)) = empty else { return false };
             self.take_away(arena, Class::new(other), nth);
         }
-        self.left -= 1;
-        self.rooms[class.index].add();
+        self.add(arena, class);
         true
+    }
+
+    /// Gives a class a segment that no class has.
+    fn add(&mut self, arena: &Arena, class: Class) {
+        self.left -= 1;
+        if let Some(group) = self.rooms[class.index].add() {
+            arena.join(class, group);
+        }
     }
 
     /// Takes an empty segment from a class. `nth`: its place among the class's segments.
@@ -322,6 +331,8 @@ impl Evictor {
     /// word.
     pub fn fetch_one(&mut self, arena: &Arena, (class, mark, oldest): (Class, u64, u64), word: Word) -> Result<Word> {
         let home = self.homes.addr(word.home()).ok_or(Error::OtherHeap)?;
+        // It comes into the cache while a frame is chosen.
+        self.lane.touch(home);
         let at = self.frame(arena, class, oldest)?;
         self.missed(word.home(), class);
         let word = Word::new(at.units(class), word.home());
@@ -341,6 +352,7 @@ impl Evictor {
     ) -> Result<()> {
         let homes: Option<Vec<_>> = away.iter().map(|word| self.homes.addr(word.home())).collect();
         let homes = homes.ok_or(Error::OtherHeap)?;
+        homes.iter().take(TOUCHED).for_each(|&home| self.lane.touch(home));
         self.provide(arena, class, away.len(), oldest)?;
         let mut reads = Vec::with_capacity(away.len());
         for (n, home) in homes.into_iter().enumerate() {

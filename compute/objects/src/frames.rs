@@ -6,10 +6,10 @@
 //! ```
 //!
 //! *Place*: where the frame is in its class. *Home*: where the object lies in far memory. *Stamp*:
-//! the number of the last scope that used the object; later scopes have greater ones.
+//! the number of the scope by which the object was used last; later scopes have greater ones.
 //!
-//! A write sets the dirty bit in the box's word and in the frame's. So a read or a write changes at
-//! most one word of the header, and only once a scope.
+//! A write sets the dirty bit in the box's word and in the frame's. So a use stores one word of the
+//! header, and looks at none but the word: the stamp is stored each time.
 //!
 //! A place is validated, not patched: a frame has the word of the box that it serves. So a frame
 //! can be taken without a search for its box. A box's place always names a header of its class
@@ -17,10 +17,10 @@
 //! words mean: this frame has this box's object.
 //!
 //! *Why a reference stays good.* It is tied to the box's borrow and to a scope. [`FarBox::get`]
-//! leaves in the frame a stamp that is not older than the scope's. A frame whose stamp is not older
-//! than the oldest open scope's is neither emptied nor filled: [`Frames::transfer`] and
-//! [`Frames::empty`] assert that. The arena is unmapped with the last owner of the heap, and each
-//! scope is an owner.
+//! leaves the scope's stamp in the frame. Scopes that are open beside it may leave theirs there
+//! later. A frame whose stamp is not older than what open scopes need ([`crate::scope::Open`]) is
+//! neither emptied nor filled: [`Frames::transfer`] and [`Frames::empty`] assert that. The arena is
+//! unmapped with the last owner of the heap, and each scope is an owner.
 //!
 //! *Why no write races a reference.* A payload is written through an exclusive borrow of its
 //! box, or by an arrival. While its object is on the way, a frame has the complement of the box's
@@ -55,12 +55,12 @@ pub struct Header {
 }
 
 impl Header {
-    /// Notes a use by a scope with this mark: its stamp, without bits. This clears [`SEEN`].
+    /// Notes a use by a scope with this mark: its stamp, without bits. This clears [`SEEN`]. The
+    /// object has come. A younger scope's stamp may be replaced ([`crate::scope::Open`]).
     #[inline]
     fn stamp(&self, mark: u64) {
-        if self.meta.get() < mark {
-            self.meta.set(mark);
-        }
+        debug_assert!(self.meta.get() & ARRIVING == 0);
+        self.meta.set(mark);
     }
 }
 
@@ -94,7 +94,7 @@ impl Frames {
         self.header(at).word.set(!word.0);
     }
 
-    /// Frees a frame whose object has left. `oldest`: the stamp of the oldest open scope.
+    /// Frees a frame whose object has left. `oldest`: the oldest stamp that open scopes need.
     pub fn empty(&self, at: At, oldest: u64) {
         assert!(self.meta(at) >> STAMP < oldest && self.meta(at) & ARRIVING == 0, "a frame that a scope holds stays");
         self.header(at).word.set(0);
@@ -129,8 +129,8 @@ impl Frames {
     }
 
     /// Reads objects into frames that await them, and writes others home, by one round trip.
-    /// Returns the results of the reads, then those of the writes. `oldest`: the stamp of the
-    /// oldest open scope.
+    /// Returns the results of the reads, then those of the writes. `oldest`: the oldest
+    /// stamp that open scopes need.
     pub fn transfer(&self, lane: &mut Lane, reads: &[Move], writes: &[Move], oldest: u64) -> Vec<farmem::Result<u64>> {
         let mut batch = lane.batch();
         for (n, &(at, home)) in reads.iter().enumerate() {
@@ -187,7 +187,7 @@ impl Frames {
         unsafe { std::slice::from_raw_parts_mut(self.payload(at, class).as_ptr(), class.payload) }
     }
 
-    /// The payload of a frame that no scope holds. `oldest`: the stamp of the oldest open scope.
+    /// The payload of a frame that no scope holds. `oldest`: the oldest stamp that open scopes need.
     ///
     /// # Safety
     /// The caller lets go of it before the frame's box is used again.

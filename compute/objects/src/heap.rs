@@ -6,6 +6,7 @@ use crate::class::{Class, SEGMENT};
 use crate::evict::{Evictor, Moved};
 use crate::frames::Arena;
 use crate::homes::Home;
+use crate::scope::Open;
 use crate::share::{Local, Share};
 use crate::space::At;
 use crate::word::{STAMP, Word};
@@ -26,9 +27,6 @@ const LEAST: usize = 64;
 const USUAL: usize = 64 << 20;
 /// Scopes between two looks at the heap's share of its run's local memory.
 const SCOPES: u64 = 256;
-/// Later than all stamps.
-pub(crate) const NO_SCOPE: u64 = u64::MAX >> STAMP;
-
 pub(crate) struct Inner {
     /// Declared before the arena, so dropped before it: its lane ends the transfers under way.
     evictor: RefCell<Evictor>,
@@ -40,18 +38,17 @@ pub(crate) struct Inner {
     is_mapped: bool,
     /// Rises with each scope.
     clock: Cell<u64>,
-    /// The stamp of the oldest open scope, or [`NO_SCOPE`].
-    oldest: Cell<u64>,
-    /// The stamps of the other open scopes, ascending.
-    younger: RefCell<Vec<u64>>,
+    /// The open scopes.
+    open: Open,
     itself: Weak<Inner>,
 }
 
 impl Inner {
-    /// The stamp of the oldest open scope. A frame whose stamp is not older stays.
+    /// The oldest stamp that open scopes need ([`Open::needed`]). A frame whose stamp is not older
+    /// stays.
     #[inline]
     fn oldest(&self) -> u64 {
-        self.oldest.get()
+        self.open.needed()
     }
 
     #[inline]
@@ -61,11 +58,7 @@ impl Inner {
         if stamp.is_multiple_of(SCOPES) {
             self.weigh();
         }
-        if self.oldest.get() == NO_SCOPE {
-            self.oldest.set(stamp);
-        } else {
-            self.younger.borrow_mut().push(stamp);
-        }
+        self.open.begin(stamp);
         stamp << STAMP
     }
 
@@ -79,19 +72,7 @@ impl Inner {
 
     #[inline]
     pub fn end(&self, mark: u64) {
-        let mut younger = self.younger.borrow_mut();
-        if younger.is_empty() {
-            self.oldest.set(NO_SCOPE);
-            return;
-        }
-        let stamp = mark >> STAMP;
-        if stamp == self.oldest.get() {
-            self.oldest.set(younger.remove(0));
-        } else if younger.last() == Some(&stamp) {
-            younger.pop();
-        } else {
-            younger.retain(|&one| one != stamp);
-        }
+        self.open.end(mark >> STAMP);
     }
 
     /// A scope of this heap.
@@ -346,8 +327,7 @@ impl Builder {
                 is_mapped: (0..memory.nodes()).all(|node| memory.is_mapped(node)),
                 memory,
                 clock: Cell::new(1),
-                oldest: Cell::new(NO_SCOPE),
-                younger: RefCell::default(),
+                open: Open::default(),
                 itself: itself.clone(),
             }),
         })

@@ -118,8 +118,9 @@
 //! # Threads
 //!
 //! One thread uses a [`Heap`]. Threads that share objects use a [`SharedHeap`]. Each of them has a
-//! [`Seat`] of its own: its place at the heap, with its way to the nodes. The heap's boxes and
-//! vectors are shared and sent as `Box` and `Vec` are: many threads read, or one writes.
+//! [`Seat`] of its own: its place at the heap, with its way to the nodes. The heap's boxes,
+//! vectors and hash maps are shared and sent as `Box`, `Vec` and `HashMap` are: many threads read, or
+//! one writes.
 //!
 //! ```no_run
 //! # fn main() -> farmem_objects::Result<()> {
@@ -234,7 +235,7 @@ pub use queue::FarQueue;
 pub use scope::Scope;
 pub use select::{Field, Filter, Filtered, Number, Summary};
 pub use share::Local;
-pub use shared::{Seat, SharedBox, SharedHeap, SharedScope, SharedVec};
+pub use shared::{Seat, SharedBox, SharedHashMap, SharedHeap, SharedScope, SharedVec};
 pub use text::FarString;
 pub use vec::{FarVec, Iter};
 

@@ -58,6 +58,8 @@ impl<T: Far> fmt::Debug for Load<'_, T> {
 const TOGETHER: usize = 64;
 /// Tasks that begin between two looks at what scopes hold.
 const LOOK: usize = 8;
+/// Rounds of all open tasks in which none ends, until a further one begins.
+const PATIENCE: usize = 1024;
 
 impl Heap {
     /// Runs tasks on this thread until all have ended. Returns their outputs, in the order of the
@@ -66,14 +68,14 @@ impl Heap {
     ///
     /// 64 tasks are open at a time. While scopes hold more than a quarter of local memory no further
     /// one begins. A scope that is open for long holds what other tasks use meanwhile, too. If no open
-    /// task can go on, a further one begins all the same: so tasks may wait for one another. A task
-    /// that awaits other things is polled again and again.
+    /// task can go on, or none has ended for 1024 rounds, a further one begins all the same: so tasks
+    /// may wait for one another. A task that awaits other things is polled again and again.
     pub fn join<F: Future>(&self, tasks: impl IntoIterator<Item = F>) -> Vec<F::Output> {
         let mut more = tasks.into_iter().fuse();
         let mut outputs: Vec<Option<F::Output>> = Vec::new();
         let mut open: Vec<(usize, Pin<Box<F>>)> = Vec::new();
         let mut context = Context::from_waker(Waker::noop());
-        let mut must = false;
+        let (mut must, mut in_vain) = (false, 0);
         loop {
             while must || open.len() < TOGETHER && !self.is_crowded(open.len(), outputs.len()) {
                 let Some(task) = more.next() else { break };
@@ -100,9 +102,14 @@ impl Heap {
                 Poll::Pending => true,
             });
             let has_ended = open.len() < before;
+            in_vain = if has_ended { 0 } else { in_vain + 1 };
             if !open.is_empty() && !self.inner.await_one() && !has_ended {
                 must = true;
                 std::thread::yield_now();
+            }
+            // Loads may be all that open tasks do until a later one tells them something.
+            if in_vain == PATIENCE {
+                (must, in_vain) = (true, 0);
             }
         }
     }

@@ -15,51 +15,26 @@
 //! would be much larger than the buckets need, a further bucket is chained instead: a bad hash
 //! makes a map slow, and never large.
 
-use crate::frames::{copied, slice, slice_mut};
+mod bucket;
+
+pub use bucket::{Bytes, Directory, Entries, Growth};
+
+use crate::frames::copied;
 use crate::vec::Ahead;
 use crate::{Far, FarBox, Heap, Result, Scope};
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::marker::PhantomData;
 
-/// Bytes of a bucket.
-const BUCKET: usize = 512;
-/// Tags of a bucket: entries at most.
-const TAGS: usize = 32;
-/// Directory bits beyond those that the buckets need, at most.
-const SPREAD: u32 = 6;
-/// Directory bits at most.
-const MOST_BITS: u32 = 30;
 /// Buckets that a walk has under way.
 const AHEAD: usize = 64;
-/// No bucket is chained.
-const NONE: u32 = u32::MAX;
-
-/// The bytes of a bucket.
-#[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, Clone)]
-#[repr(C, align(16))]
-struct Bytes([u8; BUCKET]);
-
-/// The local facts about a bucket. A lookup that finds its key does not need them.
-struct Note {
-    /// Bits of the hash that all its entries share.
-    bits: u8,
-    /// Entries.
-    len: u8,
-    /// The bucket that takes what has no room here.
-    next: u32,
-}
 
 /// A hash map of plain keys and values in far memory.
 ///
 /// Entries that are removed leave room for others. The nodes get memory back when the map is
 /// cleared or dropped.
 pub struct FarHashMap<K: Far + Eq + Hash, V: Far, S = RandomState> {
-    directory: Vec<u32>,
-    bits: u32,
+    directory: Directory,
     buckets: Vec<FarBox<Bytes>>,
-    /// Of each bucket.
-    notes: Vec<Note>,
-    len: usize,
     heap: Heap,
     hasher: S,
     entries: PhantomData<(K, V)>,
@@ -75,117 +50,31 @@ impl<K: Far + Eq + Hash, V: Far> FarHashMap<K, V> {
 }
 
 impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
-    /// Entries of a bucket. Keys and values that are empty, or larger than four to a bucket, do not
-    /// compile.
-    const SLOTS: usize = {
-        let (key, value) = (size_of::<K>(), size_of::<V>());
-        assert!(key > 0 && value > 0, "keys and values of a FarHashMap have at least one byte");
-        assert!(align_of::<K>() <= 16 && align_of::<V>() <= 16);
-        let fit = (BUCKET - TAGS) / Self::ENTRY;
-        assert!(fit >= 4, "an entry of a FarHashMap has 120 bytes at most: keep larger values in a FarVec");
-        if fit < TAGS { fit } else { TAGS }
-    };
-    /// Where an entry's value begins.
-    const VALUE: usize = size_of::<K>().next_multiple_of(align_of::<V>());
-    /// Bytes of an entry. Its key and its value mostly share a line of the CPU's cache.
-    const ENTRY: usize = {
-        let align = if align_of::<K>() > align_of::<V>() { align_of::<K>() } else { align_of::<V>() };
-        (Self::VALUE + size_of::<V>()).next_multiple_of(align)
-    };
-
     /// An empty map with another way of hashing.
     pub fn with_hasher(heap: Heap, hasher: S) -> FarHashMap<K, V, S> {
-        FarHashMap {
-            directory: Vec::new(),
-            bits: 0,
-            buckets: Vec::new(),
-            notes: Vec::new(),
-            len: 0,
-            heap,
-            hasher,
-            entries: PhantomData,
-        }
+        FarHashMap { directory: Directory::default(), buckets: Vec::new(), heap, hasher, entries: PhantomData }
     }
 
     /// Entries.
     pub fn len(&self) -> usize {
-        self.len
+        self.directory.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    #[inline]
-    fn key(bytes: &Bytes, slot: usize) -> &K {
-        let at = TAGS + slot * Self::ENTRY;
-        &slice(&bytes.0[at..at + size_of::<K>()])[0]
-    }
-
-    #[inline]
-    fn value(bytes: &Bytes, slot: usize) -> &V {
-        let at = TAGS + slot * Self::ENTRY + Self::VALUE;
-        &slice(&bytes.0[at..at + size_of::<V>()])[0]
-    }
-
-    #[inline]
-    fn value_mut(bytes: &mut Bytes, slot: usize) -> &mut V {
-        let at = TAGS + slot * Self::ENTRY + Self::VALUE;
-        &mut slice_mut(&mut bytes.0[at..at + size_of::<V>()])[0]
-    }
-
-    /// Puts an entry into the first free slot, of which there is one.
-    fn place(bytes: &mut Bytes, hash: u64, key: &K, value: V) {
-        let Some(slot) = bytes.0[..TAGS].iter().position(|&tag| tag == 0) else { return };
-        let at = TAGS + slot * Self::ENTRY;
-        bytes.0[at..at + size_of::<K>()].copy_from_slice(key.as_bytes());
-        *Self::value_mut(bytes, slot) = value;
-        bytes.0[slot] = tag(hash);
-    }
-
-    /// The first bucket for a hash. `None`: there is no bucket yet.
-    #[inline]
-    fn first(&self, hash: u64) -> Option<usize> {
-        self.directory.get(index(hash, self.bits)).map(|&bucket| bucket as usize)
-    }
-
-    /// The slot of a key in a bucket.
-    #[inline]
-    fn slot(bytes: &Bytes, hash: u64, key: &K) -> Option<usize> {
-        let wanted = u64::from(tag(hash)) * LOW;
-        for (nth, eight) in bytes.0[..TAGS].chunks_exact(8).enumerate() {
-            let differs = u64::from_le_bytes(eight.try_into().unwrap_or_default()) ^ wanted;
-            // A bit for each byte that is zero, and at times for one behind such a byte: the key
-            // decides.
-            let mut alike = differs.wrapping_sub(LOW) & !differs & (LOW << 7);
-            while alike != 0 {
-                let slot = 8 * nth + alike.trailing_zeros() as usize / 8;
-                if bytes.0[slot] == tag(hash) && slot < Self::SLOTS && Self::key(bytes, slot) == key {
-                    return Some(slot);
-                }
-                alike &= alike - 1;
-            }
-        }
-        None
+        self.len() == 0
     }
 
     /// Where a key is.
     fn find(&self, hash: u64, key: &K, scope: &Scope) -> Result<Option<Slot>> {
-        let mut at = self.first(hash);
+        let mut at = self.directory.first(hash);
         while let Some(bucket) = at {
-            if let Some(slot) = Self::slot(self.buckets[bucket].get(scope)?, hash, key) {
+            if let Some(slot) = Entries::<K, V>::slot(self.buckets[bucket].get(scope)?, hash, key) {
                 return Ok(Some((bucket, slot)));
             }
-            at = self.after(bucket);
+            at = self.directory.after(bucket);
         }
         Ok(None)
-    }
-
-    #[inline]
-    fn after(&self, bucket: usize) -> Option<usize> {
-        let next = self.notes[bucket].next;
-        (next != NONE).then_some(next as usize)
     }
 
     /// The value of a key.
@@ -199,13 +88,13 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
 
     #[inline]
     fn get_hashed<'a>(&'a self, hash: u64, key: &K, scope: &'a Scope) -> Result<Option<&'a V>> {
-        let mut at = self.first(hash);
+        let mut at = self.directory.first(hash);
         while let Some(bucket) = at {
             let bytes = self.buckets[bucket].get(scope)?;
-            if let Some(slot) = Self::slot(bytes, hash, key) {
-                return Ok(Some(Self::value(bytes, slot)));
+            if let Some(slot) = Entries::<K, V>::slot(bytes, hash, key) {
+                return Ok(Some(Entries::<K, V>::value(bytes, slot)));
             }
-            at = self.after(bucket);
+            at = self.directory.after(bucket);
         }
         Ok(None)
     }
@@ -216,13 +105,13 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     /// As [`FarHashMap::get`].
     pub async fn load<'a>(&'a self, key: &K, scope: &'a Scope) -> Result<Option<&'a V>> {
         let hash = self.hasher.hash_one(key);
-        let mut at = self.first(hash);
+        let mut at = self.directory.first(hash);
         while let Some(bucket) = at {
             let bytes = self.buckets[bucket].load(scope).await?;
-            if let Some(slot) = Self::slot(bytes, hash, key) {
-                return Ok(Some(Self::value(bytes, slot)));
+            if let Some(slot) = Entries::<K, V>::slot(bytes, hash, key) {
+                return Ok(Some(Entries::<K, V>::value(bytes, slot)));
             }
-            at = self.after(bucket);
+            at = self.directory.after(bucket);
         }
         Ok(None)
     }
@@ -235,7 +124,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         let hash = self.hasher.hash_one(key);
         let Some((bucket, slot)) = self.find(hash, key, scope)? else { return Ok(None) };
         let bytes = self.buckets[bucket].get_mut(scope)?;
-        Ok(Some(Self::value_mut(bytes, slot)))
+        Ok(Some(Entries::<K, V>::value_mut(bytes, slot)))
     }
 
     /// Whether a key is there.
@@ -255,7 +144,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     pub fn get_many<'a>(&'a self, keys: &[K], scope: &'a Scope) -> Result<Vec<Option<&'a V>>> {
         scope.is_of(&self.heap)?;
         let hashes: Vec<u64> = keys.iter().map(|key| self.hasher.hash_one(key)).collect();
-        let first = hashes.iter().filter_map(|&hash| self.first(hash));
+        let first = hashes.iter().filter_map(|&hash| self.directory.first(hash));
         let boxes: Vec<&FarBox<Bytes>> = first.map(|bucket| &self.buckets[bucket]).collect();
         self.heap.inner.load_all(&boxes, scope.mark())?;
         keys.iter().zip(hashes).map(|(key, hash)| self.get_hashed(hash, key, scope)).collect()
@@ -271,16 +160,12 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         loop {
             let scope = heap.scope();
             if let Some((bucket, slot)) = self.find(hash, &key, &scope)? {
-                let old = Self::value_mut(self.buckets[bucket].get_mut(&scope)?, slot);
+                let old = Entries::<K, V>::value_mut(self.buckets[bucket].get_mut(&scope)?, slot);
                 return Ok(Some(std::mem::replace(old, value)));
             }
-            let mut at = self.first(hash);
-            while let Some(bucket) = at.filter(|&bucket| self.notes[bucket].len as usize == Self::SLOTS) {
-                at = self.after(bucket);
-            }
-            if let Some(bucket) = at {
-                self.put(bucket, hash, key, value, &scope)?;
-                self.len += 1;
+            if let Some(bucket) = self.directory.with_room(hash, Entries::<K, V>::SLOTS) {
+                Entries::place(self.buckets[bucket].get_mut(&scope)?, hash, &key, value);
+                self.directory.placed(bucket);
                 return Ok(None);
             }
             drop(scope);
@@ -288,68 +173,24 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
         }
     }
 
-    /// Puts an entry into a bucket with room.
-    fn put(&mut self, bucket: usize, hash: u64, key: K, value: V, scope: &Scope) -> Result<()> {
-        let bytes = self.buckets[bucket].get_mut(scope)?;
-        Self::place(bytes, hash, &key, value);
-        self.notes[bucket].len += 1;
-        Ok(())
-    }
-
-    fn add(&mut self, bytes: FarBox<Bytes>, bits: u8, len: u8) {
-        self.buckets.push(bytes);
-        self.notes.push(Note { bits, len, next: NONE });
-    }
-
     /// Makes room for one more entry with this hash, or comes nearer to that.
     fn grow(&mut self, hash: u64) -> Result<()> {
-        let Some(first) = self.first(hash) else {
-            let bytes = self.heap.alloc(&Bytes([0; BUCKET]))?;
-            self.add(bytes, 0, 0);
-            self.directory = vec![0];
-            return Ok(());
-        };
-        let bits = u32::from(self.notes[first].bits);
-        let most = (self.buckets.len().ilog2() + SPREAD).min(MOST_BITS);
-        if self.after(first).is_none() && bits < most {
-            return self.split(first, hash, bits);
+        let growth = self.directory.growth(hash);
+        let (mut added, mut lens) = (Bytes::EMPTY, [0; 2]);
+        let mut low = None;
+        if let Growth::Split(bucket, bits) = growth {
+            let old = self.buckets[bucket].read()?;
+            let halves;
+            (halves, lens) = Entries::<K, V>::halves(&old, bits, |key| self.hasher.hash_one(key));
+            let [first, second] = halves;
+            (low, added) = (Some((bucket, first)), second);
         }
-        let bytes = self.heap.alloc(&Bytes([0; BUCKET]))?;
-        let mut last = first;
-        while let Some(next) = self.after(last) {
-            last = next;
+        let added = self.heap.alloc(&added)?;
+        if let Some((bucket, bytes)) = low {
+            self.buckets[bucket].set(&bytes)?;
         }
-        self.notes[last].next = self.buckets.len() as u32;
-        self.add(bytes, bits as u8, 0);
-        Ok(())
-    }
-
-    /// Splits a bucket by one more bit of the hash.
-    fn split(&mut self, bucket: usize, hash: u64, bits: u32) -> Result<()> {
-        let old = self.buckets[bucket].read()?;
-        let mut halves = [Bytes([0; BUCKET]), Bytes([0; BUCKET])];
-        let mut lens = [0u8; 2];
-        for slot in (0..Self::SLOTS).filter(|&slot| old.0[slot] != 0) {
-            let (key, value) = (Self::key(&old, slot), Self::value(&old, slot));
-            let of_it = self.hasher.hash_one(key);
-            let half = (of_it >> (63 - bits) & 1) as usize;
-            Self::place(&mut halves[half], of_it, key, copied::<V>(value.as_bytes()));
-            lens[half] += 1;
-        }
-        let [low, high] = halves;
-        let fresh = self.heap.alloc(&high)?;
-        self.buckets[bucket].set(&low)?;
-        if bits == self.bits {
-            self.directory = self.directory.iter().flat_map(|&bucket| [bucket; 2]).collect();
-            self.bits += 1;
-        }
-        let number = self.buckets.len() as u32;
-        let entries = 1 << (self.bits - bits);
-        let from = index(hash, bits) * entries;
-        self.directory[from + entries / 2..from + entries].fill(number);
-        let bits = bits as u8 + 1;
-        (self.notes[bucket].bits, self.notes[bucket].len) = (bits, lens[0]);
-        self.add(fresh, bits, lens[1]);
+        self.buckets.push(added);
+        self.directory.grown(growth, hash, lens);
         Ok(())
     }
 
@@ -360,20 +201,15 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     pub fn remove(&mut self, key: &K) -> Result<Option<V>> {
         let (hash, scope) = (self.hasher.hash_one(key), self.heap.scope());
         let Some((bucket, slot)) = self.find(hash, key, &scope)? else { return Ok(None) };
-        let bytes = self.buckets[bucket].get_mut(&scope)?;
-        bytes.0[slot] = 0;
-        let value = copied(Self::value(bytes, slot).as_bytes());
-        self.notes[bucket].len -= 1;
-        self.len -= 1;
+        let value = Entries::<K, V>::take(self.buckets[bucket].get_mut(&scope)?, slot);
+        self.directory.taken(bucket);
         Ok(Some(value))
     }
 
     /// Removes all entries.
     pub fn clear(&mut self) {
-        self.directory.clear();
         self.buckets.clear();
-        self.notes.clear();
-        (self.bits, self.len) = (0, 0);
+        self.directory = Directory::default();
     }
 
     /// Calls `visit` for all entries, in no order. The next ones are under way meanwhile.
@@ -386,8 +222,8 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
             ahead.go(number, self.buckets.len(), |n| &self.buckets[n]);
             let scope = self.heap.scope();
             let bytes = bucket.get(&scope)?;
-            for slot in (0..Self::SLOTS).filter(|&slot| bytes.0[slot] != 0) {
-                visit(Self::key(bytes, slot), Self::value(bytes, slot));
+            for slot in Entries::<K, V>::used(bytes) {
+                visit(Entries::<K, V>::key(bytes, slot), Entries::<K, V>::value(bytes, slot));
             }
             drop(scope);
             ahead.seen(bucket);
@@ -404,12 +240,11 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
             ahead.seen(&self.buckets[number]);
             match read {
                 Ok(bytes) => {
-                    let used = (0..Self::SLOTS).filter(|&slot| bytes.0[slot] != 0);
                     let entry = |slot: usize| {
-                        let (key, value) = (Self::key(&bytes, slot), Self::value(&bytes, slot));
+                        let (key, value) = (Entries::<K, V>::key(&bytes, slot), Entries::<K, V>::value(&bytes, slot));
                         Ok((copied(key.as_bytes()), copied(value.as_bytes())))
                     };
-                    used.map(entry).collect::<Vec<_>>()
+                    Entries::<K, V>::used(&bytes).map(entry).collect::<Vec<_>>()
                 }
                 Err(e) => vec![Err(e)],
             }
@@ -417,21 +252,8 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     }
 }
 
-const LOW: u64 = 0x0101_0101_0101_0101;
-
-#[inline]
-fn tag(hash: u64) -> u8 {
-    hash as u8 | 0x80
-}
-
-/// The top bits of a hash.
-#[inline]
-fn index(hash: u64, bits: u32) -> usize {
-    (hash >> 1 >> (63 - bits)) as usize
-}
-
 impl<K: Far + Eq + Hash, V: Far, S> std::fmt::Debug for FarHashMap<K, V, S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FarHashMap").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("FarHashMap").field("len", &self.directory.len()).finish_non_exhaustive()
     }
 }

@@ -3,7 +3,7 @@
 //! A class takes frames from the segment that it took from last. A segment of which all frames are
 //! free is known at once: another class may have it.
 
-use crate::class::{CLASSES, Class};
+use crate::class::{CLASSES, Class, GROUP};
 
 /// Frames of one class.
 pub struct Room {
@@ -24,6 +24,8 @@ pub struct Room {
     hand: (usize, usize),
     /// A segment from which no frame is taken any more.
     closed: Option<usize>,
+    /// Of each group of [`GROUP`] segments, whether it was whole since it was empty.
+    whole: Vec<bool>,
     /// Bytes that left since the last look.
     pub gone: usize,
 }
@@ -40,6 +42,7 @@ impl Room {
             empty: 0,
             hand: (0, 0),
             closed: None,
+            whole: Vec::new(),
             gone: 0,
         }
     }
@@ -114,8 +117,9 @@ impl Room {
         self.empty += usize::from(segment.len() == self.class.frames());
     }
 
-    /// One segment more.
-    pub fn add(&mut self) {
+    /// One segment more. Returns its group if the class has all segments of it now, for the first
+    /// time since it had none: segments that come and go are no reason to join them again and again.
+    pub fn add(&mut self) -> Option<usize> {
         let number = self.spare.pop().unwrap_or(self.segments.len());
         self.segments.resize_with(self.segments.len().max(number + 1), || None);
         // The lowest is taken first.
@@ -125,6 +129,16 @@ impl Room {
         self.segments[number] = Some(free);
         self.order.push(number);
         self.roomy.push(number);
+        let group = number / GROUP;
+        self.whole.resize(self.whole.len().max(group + 1), false);
+        let is_new = !self.whole[group] && self.has_of(group) == GROUP;
+        self.whole[group] |= is_new;
+        is_new.then_some(group)
+    }
+
+    /// Segments of a group that the class has.
+    fn has_of(&self, group: usize) -> usize {
+        self.segments.iter().skip(group * GROUP).take(GROUP).flatten().count()
     }
 
     /// No frame is taken of its nth segment from now on. One segment can be closed at a time.
@@ -165,6 +179,9 @@ impl Room {
         self.roomy.retain(|&other| other != number);
         self.spare.push(number);
         self.hand = (0, 0);
+        if self.has_of(number / GROUP) == 0 {
+            self.whole[number / GROUP] = false;
+        }
     }
 
     /// The frame to which the hand comes next: its segment, and its number there.
@@ -188,7 +205,7 @@ mod tests {
     fn segments_of_which_all_is_free_are_known() {
         let class = Class::of(4096);
         let mut room = Room::new(class);
-        (0..3).for_each(|_| room.add());
+        (0..3).for_each(|_| assert!(room.add().is_none()));
         assert_eq!((room.len(), room.free(), room.spare_segment()), (3, 3 * class.frames(), Some(2)));
         let taken: Vec<_> = std::iter::from_fn(|| room.take()).collect();
         assert_eq!((taken.len(), room.spare_segment(), room.take()), (3 * class.frames(), None, None));
@@ -210,7 +227,7 @@ mod tests {
     fn a_closed_segment_gives_no_frames_and_goes_when_it_is_empty() {
         let class = Class::of(1024);
         let mut room = Room::new(class);
-        (0..2).for_each(|_| room.add());
+        (0..2).for_each(|_| assert!(room.add().is_none()));
         let taken: Vec<_> = std::iter::from_fn(|| room.take()).collect();
         let (closed, open): (Vec<_>, Vec<_>) = taken.into_iter().partition(|&(segment, _)| segment == 1);
         let (last, rest) = closed.split_last().unwrap();
@@ -225,9 +242,27 @@ mod tests {
     }
 
     #[test]
+    fn a_group_is_told_once_until_it_was_empty() {
+        let mut room = Room::new(Class::of(1024));
+        let told = |room: &mut Room, n: usize| (0..n).filter_map(|_| room.add()).collect::<Vec<_>>();
+        assert!(told(&mut room, GROUP - 1).is_empty());
+        assert_eq!(told(&mut room, 2 * GROUP), [0, 1]);
+        // A segment of the first group goes, and comes back.
+        let nth = (0..room.len()).find(|&nth| room.segment(nth) == 7).unwrap();
+        room.remove(nth);
+        assert!(told(&mut room, 1).is_empty() && room.segment(room.len() - 1) == 7);
+        // All go, and come back.
+        (0..3 * GROUP - 1).for_each(|_| room.remove(room.len() - 1));
+        let mut again = told(&mut room, 3 * GROUP - 1);
+        again.sort_unstable();
+        assert_eq!(again, [0, 1]);
+        assert_eq!((room.len(), room.free()), (3 * GROUP - 1, (3 * GROUP - 1) * Class::of(1024).frames()));
+    }
+
+    #[test]
     fn the_hand_comes_to_each_frame() {
         let mut room = Room::new(Class::of(1024));
-        (0..2).for_each(|_| room.add());
+        (0..2).for_each(|_| assert!(room.add().is_none()));
         let each = Class::of(1024).frames();
         let steps: Vec<_> = (0..2 * each).map(|_| room.step()).collect();
         assert_eq!((steps[0], steps[each], steps[2 * each - 1]), ((0, 0), (1, 0), (1, each - 1)));

@@ -6,18 +6,24 @@
 //! arena: | class 0: segment, segment, … | class 1 | …      segment: | header, payload | header, … |
 //! ```
 //!
+//! A class fills its segments in order. When it has all of a group of 32, the kernel is asked to back
+//! the group by one huge page ([`Arena::join`]): a use at random then misses one entry of the CPU's
+//! table of addresses, and not one for each object. All of the group counts as local before. So the
+//! limit holds.
+//!
 //! An [`At`] is always the place of a header. This file makes references to headers. It gives out
 //! payloads as pointers: a caller that makes a reference of one argues for itself.
 
 #![allow(unsafe_code)] // Maps and unmaps the frames, and makes references to headers; see above.
 
-use crate::class::{ARENA, Class, SEGMENT};
+use crate::class::{ARENA, Class, GROUP, SEGMENT};
 use crate::word::Word;
 use crate::{Error, Result};
 #[cfg(not(miri))]
 use farmem_sys::memory;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The calls of `farmem_sys::memory`, for Miri, which makes no system calls.
 #[cfg(miri)]
@@ -41,6 +47,14 @@ mod memory {
     pub unsafe fn discard(at: *mut u8, len: usize) {
         // SAFETY: as its caller promises, nobody uses the memory.
         unsafe { at.write_bytes(0, len) };
+    }
+
+    pub use self::discard as discard_part;
+
+    pub const HUGE_PAGE: usize = 2 << 20;
+
+    pub unsafe fn join(_: *mut u8, _: usize) -> Result<bool, (i32,)> {
+        Err((0,))
     }
 
     pub fn prefetch(_: usize) {}
@@ -113,7 +127,15 @@ impl<'a, H: Header> Spot<'a, H> {
 }
 
 /// All frames of a heap. Unmapped with it.
-pub struct Arena<H>(Frames<H>);
+pub struct Arena<H> {
+    frames: Frames<H>,
+    /// Bytes of the mapping before the first frame, so that a group of segments can be a huge page.
+    before: usize,
+    /// Whether the kernel may give huge pages.
+    joins: AtomicBool,
+    /// Whether it has given one.
+    has_joined: AtomicBool,
+}
 
 /// All frames of a heap. Valid only while the heap's [`Arena`] lives.
 pub struct Frames<H> {
@@ -126,29 +148,68 @@ impl<H> std::ops::Deref for Arena<H> {
 
     #[inline]
     fn deref(&self) -> &Frames<H> {
-        &self.0
+        &self.frames
     }
 }
 
 impl<H: Header> Arena<H> {
     pub fn new() -> Result<Arena<H>> {
         const { assert!(size_of::<H>() <= 16 && align_of::<H>() <= 16) }
-        let base = memory::reserve(ARENA).map_err(|e| Error::NoAddresses(e.0))?;
-        let base = NonNull::new(base).ok_or(Error::NoAddresses(12))?;
-        Ok(Arena(Frames { base, headers: PhantomData }))
+        const { assert!(GROUP * SEGMENT == memory::HUGE_PAGE) }
+        let whole = memory::reserve(ARENA + memory::HUGE_PAGE).map_err(|e| Error::NoAddresses(e.0))?;
+        let whole = NonNull::new(whole).ok_or(Error::NoAddresses(12))?;
+        let before = whole.addr().get().next_multiple_of(memory::HUGE_PAGE) - whole.addr().get();
+        // SAFETY: less than a huge page, which the mapping has more than the arena.
+        let frames = Frames { base: unsafe { whole.byte_add(before) }, headers: PhantomData };
+        Ok(Arena { frames, before, joins: AtomicBool::new(true), has_joined: AtomicBool::new(false) })
+    }
+
+    /// Has the kernel back a group of segments by a huge page, if it will. The class has all of
+    /// them, and all of them count as local: pages of theirs that were not touched take memory from
+    /// now on. Bytes stay as they are.
+    #[cold]
+    pub fn join(&self, class: Class, group: usize) {
+        if !self.joins.load(Ordering::Relaxed) {
+            return;
+        }
+        let at = self.frame(class, group * GROUP, 0);
+        // SAFETY: all segments of the group are within the arena, which is a reservation.
+        let joined = unsafe { memory::join(self.base.byte_add(at.0).as_ptr(), memory::HUGE_PAGE) };
+        match joined {
+            Ok(true) => self.has_joined.store(true, Ordering::Relaxed),
+            // None is free now. The group stays as it is.
+            Ok(false) => {}
+            Err(_) => self.joins.store(false, Ordering::Relaxed),
+        }
+    }
+
+    /// Gives the memory of a segment back to the system. All of its frames are free.
+    pub fn discard(&self, class: Class, segment: usize) {
+        let mut frames = (0..class.frames()).map(|number| self.frame(class, segment, number));
+        assert!(frames.all(|at| self.header(at).is_free()));
+        let at = self.frame(class, segment, 0);
+        // SAFETY: within the arena; no payload of it is lent. Zero is the header of a free frame.
+        unsafe {
+            let at = self.base.byte_add(at.0).as_ptr();
+            match self.has_joined.load(Ordering::Relaxed) {
+                true => memory::discard_part(at, SEGMENT),
+                false => memory::discard(at, SEGMENT),
+            }
+        }
     }
 
     /// The frames, for a caller that keeps the arena alive.
     #[inline]
     pub fn frames(&self) -> Frames<H> {
-        Frames { base: self.0.base, headers: PhantomData }
+        Frames { base: self.frames.base, headers: PhantomData }
     }
 }
 
 impl<H> Drop for Arena<H> {
     fn drop(&mut self) {
-        // SAFETY: each reference into the arena keeps the heap alive, and the heap is gone.
-        unsafe { memory::unmap(self.0.base.as_ptr(), ARENA) };
+        // SAFETY: each reference into the arena keeps the heap alive, and the heap is gone. The
+        // mapping begins so many bytes before its first frame.
+        unsafe { memory::unmap(self.base.byte_sub(self.before).as_ptr(), ARENA + memory::HUGE_PAGE) };
     }
 }
 
@@ -198,14 +259,5 @@ impl<H: Header> Frames<H> {
     pub fn payload(&self, at: At, class: Class) -> NonNull<u8> {
         // SAFETY: the payload follows the header in the arena.
         unsafe { self.base.byte_add(at.0 + class.header) }
-    }
-
-    /// Gives the memory of a segment back to the system. All of its frames are free.
-    pub fn discard(&self, class: Class, segment: usize) {
-        let mut frames = (0..class.frames()).map(|number| self.frame(class, segment, number));
-        assert!(frames.all(|at| self.header(at).is_free()));
-        let at = self.frame(class, segment, 0);
-        // SAFETY: within the arena; no payload of it is lent. Zero is the header of a free frame.
-        unsafe { memory::discard(self.base.byte_add(at.0).as_ptr(), SEGMENT) };
     }
 }

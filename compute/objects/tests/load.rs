@@ -159,6 +159,31 @@ fn tasks_may_wait_for_one_another() {
     assert_eq!(heap.join((0..len).map(task)), (0..len).collect::<Vec<_>>());
 }
 
+/// Tasks that wait for one that begins last, and load what is away meanwhile: something is always on
+/// its way.
+#[test]
+fn tasks_that_load_may_wait_for_one_another() {
+    let node = node();
+    let heap = Heap::builder().local(64 * CHUNK).node(address(&node, Transport::Tcp)).transport(Transport::Tcp);
+    let heap = heap.build().unwrap();
+    let boxes: Vec<FarBox<[u64; 64]>> = (0..4000).map(|n| heap.alloc(&[n; 64]).unwrap()).collect();
+    let (told, tasks) = (std::cell::Cell::new(false), 67);
+    let task = async |n: usize| -> Result<usize> {
+        if n + 1 == tasks {
+            told.set(true);
+        }
+        let mut at = n * 50;
+        while !told.get() {
+            let scope = heap.scope();
+            at = (at + 61) % boxes.len();
+            assert_eq!(boxes[at].load(&scope).await?[63], at as u64);
+        }
+        Ok(n)
+    };
+    let found: Vec<usize> = heap.join((0..tasks).map(task)).into_iter().collect::<Result<_>>().unwrap();
+    assert_eq!(found, (0..tasks).collect::<Vec<_>>());
+}
+
 /// A lost node, and scopes that hold all, are errors of the await.
 #[test]
 fn endings_are_errors_of_the_await() {

@@ -4,7 +4,8 @@ mod common;
 
 use farmem::Transport;
 use farmem_memory::Node;
-use farmem_objects::{CHUNK, Error, Heap, Seat, SharedBox, SharedHeap, SharedVec};
+use farmem_objects::{CHUNK, Error, Heap, Seat, SharedBox, SharedHashMap, SharedHeap, SharedVec};
+use std::collections::HashMap;
 use std::sync::{Barrier, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,7 @@ fn heaps_boxes_and_vectors_are_shared_and_scopes_are_not() {
     shared::<SharedHeap>();
     shared::<SharedBox<[u64; 8]>>();
     shared::<SharedVec<u64>>();
+    shared::<SharedHashMap<u64, u64>>();
     sent::<Seat>();
 }
 
@@ -281,4 +283,58 @@ fn seats_are_counted() {
     assert!(matches!(heap.seat(), Err(Error::NoSeat(256))));
     drop(seats);
     assert!(heap.seat().is_ok());
+}
+
+/// A map that threads read together and change in turn, against std's: most of it is away.
+#[test]
+fn a_map_is_as_stds_under_threads() {
+    for way in WAYS {
+        let node = common::node();
+        let heap = heap(&node, way, 96 * CHUNK);
+        let near = RwLock::new(HashMap::<u64, [u64; 3]>::new());
+        let far = RwLock::new(heap.map::<u64, [u64; 3]>());
+        std::thread::scope(|threads| {
+            for thread in 0..3u64 {
+                let (heap, near, far) = (&heap, &near, &far);
+                threads.spawn(move || {
+                    let (seat, mut draw) = (heap.seat().unwrap(), Draw(thread + 1));
+                    for n in 0..30_000u64 {
+                        let (key, value) = (draw.below(20_000) as u64, [n, thread, n ^ thread]);
+                        if n % 3 != 0 {
+                            // Both in one order: near is locked while far is.
+                            let mut far = far.write().unwrap();
+                            let (found, wanted) = match draw.below(4) {
+                                0 => (far.remove(&key, &seat).unwrap(), near.write().unwrap().remove(&key)),
+                                _ => (far.insert(key, value, &seat).unwrap(), near.write().unwrap().insert(key, value)),
+                            };
+                            assert_eq!((found, far.len()), (wanted, near.read().unwrap().len()), "{way:?}");
+                            continue;
+                        }
+                        let (far, scope) = (far.read().unwrap(), seat.scope());
+                        let keys: [u64; 8] = std::array::from_fn(|_| draw.below(20_000) as u64);
+                        let found = far.get_many(&keys, &scope).unwrap();
+                        let near = near.read().unwrap();
+                        assert!(keys.iter().zip(&found).all(|(key, found)| *found == near.get(key)), "{way:?}");
+                        assert_eq!(far.get(&key, &scope).unwrap(), near.get(&key));
+                    }
+                });
+            }
+        });
+        let (seat, mut far, near) = (heap.seat().unwrap(), far.into_inner().unwrap(), near.into_inner().unwrap());
+        let mut seen = HashMap::new();
+        far.scan(&seat, |&key, &value| assert!(seen.insert(key, value).is_none())).unwrap();
+        assert!(seen == near && heap.moved().0 > 1000, "{way:?}: {} entries", seen.len());
+        let (&key, value) = near.iter().next().unwrap();
+        let scope = seat.scope();
+        far.get_mut(&key, &scope).unwrap().unwrap()[1] = 77;
+        drop(scope);
+        let scope = seat.scope();
+        assert_eq!(far.get(&key, &scope).unwrap(), Some(&[value[0], 77, value[2]]));
+        drop(scope);
+        // Another heap's seat is refused.
+        let other = self::heap(&node, way, 64 * CHUNK);
+        assert!(matches!(far.insert(1, [0; 3], &other.seat().unwrap()), Err(Error::OtherHeap)));
+        far.clear();
+        assert!(far.is_empty() && !far.contains_key(&key, &seat).unwrap());
+    }
 }

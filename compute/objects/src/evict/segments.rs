@@ -4,8 +4,8 @@ use super::{BATCH, Evictor};
 use crate::Result;
 use crate::class::{CLASSES, Class};
 use crate::frames::Arena;
-use crate::heap::NO_SCOPE;
 use crate::rooms::Room;
+use crate::scope::NO_SCOPE;
 use crate::space::At;
 use crate::word::{ARRIVING, SEEN, STAMP, Word};
 
@@ -53,7 +53,7 @@ impl Evictor {
     }
 
     /// Whether scopes hold more than a quarter of local memory, by the frames of a sample. `oldest`:
-    /// the stamp of the oldest open scope.
+    /// the oldest stamp that open scopes need.
     pub fn is_crowded(&self, arena: &Arena, oldest: u64) -> bool {
         let segments: usize = self.rooms.iter().map(Room::len).sum();
         if self.left > 0 || segments == 0 {
@@ -82,8 +82,7 @@ impl Evictor {
         for other in others {
             for nth in 0..self.rooms[other].len() {
                 if self.give_up(arena, Class::new(other), nth, oldest)? {
-                    self.left -= 1;
-                    self.rooms[class.index].add();
+                    self.add(arena, class);
                     return Ok(true);
                 }
             }
@@ -139,8 +138,7 @@ impl Evictor {
             // A class whose objects cannot leave now keeps its segment.
             let nth = self.rooms[idle].len() - 1;
             if let Ok(true) = self.give_up(arena, Class::new(idle), nth, oldest) {
-                self.left -= 1;
-                self.rooms[busy].add();
+                self.add(arena, Class::new(busy));
             }
         }
         self.rooms.iter_mut().for_each(|room| room.gone /= 2);

@@ -2,8 +2,8 @@
 //! come, leave and change. `.ci/long miri` runs this under Miri, which watches each access.
 
 use super::*;
-use crate::heap::NO_SCOPE;
 use crate::rooms::Room;
+use crate::scope::Open;
 use zerocopy::IntoBytes;
 
 type Value = [u64; 8];
@@ -31,18 +31,17 @@ struct World {
     rest: Vec<(usize, usize)>,
     node: Vec<Value>,
     clock: u64,
-    /// Stamps of open scopes.
-    open: Vec<u64>,
+    open: Open,
 }
 
 impl World {
     fn new() -> World {
         let [.., mut room] = Room::of_all();
         std::mem::swap(&mut room, &mut Room::of_all()[FarBox::<Value>::CLASS.index]);
-        room.add();
+        assert!(room.add().is_none());
         let rest = (LOCAL..FarBox::<Value>::CLASS.frames()).map(|_| room.take().unwrap()).collect();
         let node = (0..OBJECTS as u64).map(|n| [n; 8]).collect();
-        World { arena: Arena::new().unwrap(), room, rest, node, clock: 1, open: Vec::new() }
+        World { arena: Arena::new().unwrap(), room, rest, node, clock: 1, open: Open::default() }
     }
 
     fn home(n: usize) -> Home {
@@ -54,13 +53,17 @@ impl World {
     }
 
     fn oldest(&self) -> u64 {
-        self.open.iter().copied().min().unwrap_or(NO_SCOPE)
+        self.open.needed()
     }
 
     fn begin(&mut self) -> u64 {
         self.clock += 1;
-        self.open.push(self.clock);
+        self.open.begin(self.clock);
         self.clock << STAMP
+    }
+
+    fn end(&self, mark: u64) {
+        self.open.end(mark >> STAMP);
     }
 
     /// A free frame: one that is, or that of an object which no scope holds.
@@ -116,13 +119,19 @@ fn references_stay_good_while_others_come_and_leave() {
     let (mut wanted, mut draw) = (world.node.clone(), Draw(7));
     let (mut full, mut came) = (0, 0);
     for round in 0..if cfg!(miri) { 60 } else { 2000 } {
-        // A scope reads some, and another within it: all of their references live until they end.
+        // A scope reads some, and another within it. The one that began first ends first, in the
+        // middle, with its references: those of the other live until it ends, too.
         let marks = [world.begin(), world.begin()];
         let frames = world.arena.frames();
-        let mut held: Vec<(usize, &Value)> = Vec::new();
-        for step in 0..2 + round % LOCAL {
+        let mut held: Vec<(usize, &Value, u64)> = Vec::new();
+        let steps = 2 + round % LOCAL;
+        for step in 0..steps {
             let n = draw.below(OBJECTS);
-            let mark = marks[step % 2];
+            if step == steps * 2 / 3 {
+                held.retain(|&(_, _, by)| by != marks[0]);
+                world.end(marks[0]);
+            }
+            let mark = if step < steps * 2 / 3 { marks[draw.below(2)] } else { marks[1] };
             let mut spot = boxes[n].local(&frames, mark);
             if spot.is_none() && world.bring(&boxes[n], mark) {
                 came += 1;
@@ -130,13 +139,13 @@ fn references_stay_good_while_others_come_and_leave() {
             }
             match spot {
                 // SAFETY: `local` has returned it, and the scope is open until `held` is gone.
-                Some(spot) => held.push((n, unsafe { boxes[n].lent(&spot) })),
+                Some(spot) => held.push((n, unsafe { boxes[n].lent(&spot) }, mark)),
                 None => full += 1,
             }
-            held.iter().for_each(|&(n, value)| assert_eq!(*value, wanted[n]));
+            held.iter().for_each(|&(n, value, _)| assert_eq!(*value, wanted[n]));
         }
         drop(held);
-        world.open.clear();
+        world.end(marks[1]);
         // A write, by an exclusive borrow; and a box that is forgotten and comes back.
         let (n, mark) = (draw.below(OBJECTS), world.begin());
         if boxes[n].local(&frames, mark).is_some() || world.bring(&boxes[n], mark) {
@@ -145,7 +154,7 @@ fn references_stay_good_while_others_come_and_leave() {
             // SAFETY: as above.
             *unsafe { boxes[n].lent_mut(&spot) } = wanted[n];
         }
-        world.open.clear();
+        world.end(mark);
     }
     // Miri is slow, and has too few rounds for that.
     let was_full = full > 0 || cfg!(miri);
@@ -157,7 +166,7 @@ fn references_stay_good_while_others_come_and_leave() {
         // SAFETY: as above.
         let value = spot.map_or(world.node[n], |spot| *unsafe { one.lent(&spot) });
         assert_eq!(value, wanted[n]);
-        world.open.clear();
+        world.end(mark);
     }
 }
 
@@ -176,7 +185,7 @@ fn a_frame_that_a_scope_holds_is_neither_emptied_nor_read_for_its_way_home() {
     // SAFETY: it panics.
     assert!(panics(&|| assert!(unsafe { world.arena.awaited(at) }.len() > 1)));
     assert!(panics(&|| world.arena.give(at, one.word(), mark)));
-    world.open.clear();
+    world.end(mark);
     world.arena.empty(at, world.oldest());
     assert!(one.local(&world.arena.frames(), mark).is_none());
 }

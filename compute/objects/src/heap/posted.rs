@@ -1,6 +1,7 @@
 //! Objects that are on their way while the thread works.
 
-use super::{Inner, NO_SCOPE};
+use super::Inner;
+use crate::scope::NO_SCOPE;
 use crate::space::At;
 use crate::word::{STAMP, Word};
 use crate::{Far, FarBox};

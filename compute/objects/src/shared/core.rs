@@ -26,7 +26,7 @@ mod gain;
 mod seats;
 
 use super::Shared;
-use super::frames::{Frames, Grip};
+use super::frames::{Arena, Grip};
 use super::pledge::Pledge;
 use crate::class::{CLASSES, Class, SEGMENT};
 use crate::homes::{Home, Homes};
@@ -120,7 +120,7 @@ pub struct Core {
 /// The parts beside the core that a step needs.
 #[derive(Clone, Copy)]
 pub struct Ground<'a> {
-    pub frames: &'a Frames,
+    pub frames: &'a Arena,
     pub epochs: &'a Epochs,
     pub memory: &'a Memory,
     /// Taken under the heap's lock alone.
@@ -321,7 +321,9 @@ impl Core {
             self.left += 1;
         }
         self.left -= 1;
-        self.rooms[class.index].add();
+        if let Some(group) = self.rooms[class.index].add() {
+            on.frames.join(class, group);
+        }
         let (want, free) = (self.share(class, self.rooms[class.index].len()), self.rooms[class.index].free());
         for slot in (0..self.seats.len()).filter(|&slot| self.seats[slot]) {
             self.pledges[class.index].raise(slot, want, free);

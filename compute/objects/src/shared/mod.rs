@@ -3,7 +3,7 @@
 //! ```text
 //! thread ── Seat: lane, slot of epochs ─┐
 //! thread ── Seat: lane, slot of epochs ─┼─► heap: frames │ lock: which objects leave, which come
-//! SharedBox, SharedVec: Send and Sync ──┘
+//! SharedBox, SharedVec, … : Send, Sync ─┘
 //! ```
 //!
 //! An object that is local lies in a *frame*. To use it takes no lock and writes nothing
@@ -18,6 +18,8 @@
 
 mod core;
 mod frames;
+mod map;
+mod owners;
 mod pledge;
 mod seat;
 mod vec;
@@ -33,11 +35,12 @@ use farmem_sys::epochs::{Epochs, State};
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use frames::Arena;
 pub use frames::SharedBox;
+pub use map::SharedHashMap;
 pub use seat::{Seat, SharedScope};
 pub use vec::SharedVec;
 
@@ -48,6 +51,8 @@ const SEATS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long it waits in all.
 const MOST_PATIENCE: Duration = Duration::from_secs(10);
+/// Looks at the heap's lock before a thread sleeps for it.
+const SPINS: usize = 200;
 /// Time between two looks whether those scopes have ended.
 const NAP: Duration = Duration::from_micros(50);
 
@@ -77,32 +82,6 @@ impl Owner for Shared {
 
     fn leave(number: usize, is_empty: bool) {
         owners::leave(number, is_empty);
-    }
-}
-
-/// The process's table of which shared heap owns which block of homes.
-mod owners {
-    use super::{Home, Inner, Shared, Table, is_forked};
-    use std::sync::{Arc, PoisonError, RwLock};
-
-    static OWNERS: RwLock<Table<Shared>> = RwLock::new(Table::new());
-
-    pub fn enter(owner: &Shared) -> Option<usize> {
-        OWNERS.write().unwrap_or_else(PoisonError::into_inner).enter(owner)
-    }
-
-    pub fn leave(number: usize, is_empty: bool) {
-        if !is_forked() {
-            OWNERS.write().unwrap_or_else(PoisonError::into_inner).leave(number, is_empty);
-        }
-    }
-
-    /// The heap that owns a home. `None`: it is gone, or this is a forked child.
-    pub fn of(home: Home) -> Option<Arc<Inner>> {
-        if is_forked() {
-            return None;
-        }
-        OWNERS.read().unwrap_or_else(PoisonError::into_inner).of(home).and_then(|owner| owner.0.upgrade())
     }
 }
 
@@ -140,12 +119,20 @@ enum Look {
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, Core> {
+        // It is held for less than a microsecond mostly. To sleep and be woken takes several.
+        for _ in 0..SPINS {
+            match self.core.try_lock() {
+                Ok(core) => return core,
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+                Err(TryLockError::Poisoned(core)) => return core.into_inner(),
+            }
+        }
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls `work` with the parts of the heap that are outside its lock.
     fn with_ground<R>(&self, work: impl FnOnce(Ground<'_>) -> R) -> R {
-        let (frames, epochs, memory) = (&*self.arena, &self.epochs, &self.memory);
+        let (frames, epochs, memory) = (&self.arena, &self.epochs, &self.memory);
         work(Ground { frames, epochs, memory, share: &self.share })
     }
 
@@ -468,6 +455,11 @@ impl SharedHeap {
     /// An empty vector.
     pub fn vec<T: Far>(&self) -> SharedVec<T> {
         SharedVec::new(self.clone())
+    }
+
+    /// An empty map.
+    pub fn map<K: Far + Eq + std::hash::Hash, V: Far>(&self) -> SharedHashMap<K, V> {
+        SharedHashMap::new(self.clone())
     }
 
     /// The numbers of objects fetched and written back since the heap was built.

@@ -1,0 +1,246 @@
+//! Where the entries of a hash map are: the layout of a bucket, and the directory that leads to
+//! buckets. Pure: a map keeps its buckets, and moves their bytes.
+
+use crate::Far;
+use crate::frames::{copied, slice, slice_mut};
+use std::marker::PhantomData;
+
+/// Bytes of a bucket.
+const BUCKET: usize = 512;
+/// Tags of a bucket: entries at most.
+const TAGS: usize = 32;
+/// Directory bits beyond those that the buckets need, at most.
+const SPREAD: u32 = 6;
+/// Directory bits at most.
+const MOST_BITS: u32 = 30;
+/// No bucket is chained.
+const NONE: u32 = u32::MAX;
+const LOW: u64 = 0x0101_0101_0101_0101;
+
+/// The bytes of a bucket.
+#[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, Clone)]
+#[repr(C, align(16))]
+pub struct Bytes([u8; BUCKET]);
+
+impl Bytes {
+    pub const EMPTY: Bytes = Bytes([0; BUCKET]);
+}
+
+#[inline]
+fn tag(hash: u64) -> u8 {
+    hash as u8 | 0x80
+}
+
+/// The top bits of a hash.
+#[inline]
+fn index(hash: u64, bits: u32) -> usize {
+    (hash >> 1 >> (63 - bits)) as usize
+}
+
+/// The entries of a bucket.
+pub struct Entries<K, V>(PhantomData<(K, V)>);
+
+impl<K: Far + Eq, V: Far> Entries<K, V> {
+    /// Entries of a bucket. Keys and values that are empty, or larger than four to a bucket, do not
+    /// compile.
+    pub const SLOTS: usize = {
+        let (key, value) = (size_of::<K>(), size_of::<V>());
+        assert!(key > 0 && value > 0, "keys and values of a FarHashMap have at least one byte");
+        assert!(align_of::<K>() <= 16 && align_of::<V>() <= 16);
+        let fit = (BUCKET - TAGS) / Self::ENTRY;
+        assert!(fit >= 4, "an entry of a FarHashMap has 120 bytes at most: keep larger values in a FarVec");
+        if fit < TAGS { fit } else { TAGS }
+    };
+    /// Where an entry's value begins.
+    const VALUE: usize = size_of::<K>().next_multiple_of(align_of::<V>());
+    /// Bytes of an entry. Its key and its value mostly share a line of the CPU's cache.
+    const ENTRY: usize = {
+        let align = if align_of::<K>() > align_of::<V>() { align_of::<K>() } else { align_of::<V>() };
+        (Self::VALUE + size_of::<V>()).next_multiple_of(align)
+    };
+
+    #[inline]
+    pub fn key(bytes: &Bytes, slot: usize) -> &K {
+        let at = TAGS + slot * Self::ENTRY;
+        &slice(&bytes.0[at..at + size_of::<K>()])[0]
+    }
+
+    #[inline]
+    pub fn value(bytes: &Bytes, slot: usize) -> &V {
+        let at = TAGS + slot * Self::ENTRY + Self::VALUE;
+        &slice(&bytes.0[at..at + size_of::<V>()])[0]
+    }
+
+    #[inline]
+    pub fn value_mut(bytes: &mut Bytes, slot: usize) -> &mut V {
+        let at = TAGS + slot * Self::ENTRY + Self::VALUE;
+        &mut slice_mut(&mut bytes.0[at..at + size_of::<V>()])[0]
+    }
+
+    /// Puts an entry into the first free slot, of which there is one.
+    pub fn place(bytes: &mut Bytes, hash: u64, key: &K, value: V) {
+        let Some(slot) = bytes.0[..TAGS].iter().position(|&tag| tag == 0) else { return };
+        let at = TAGS + slot * Self::ENTRY;
+        bytes.0[at..at + size_of::<K>()].copy_from_slice(key.as_bytes());
+        *Self::value_mut(bytes, slot) = value;
+        bytes.0[slot] = tag(hash);
+    }
+
+    /// The slot of a key in a bucket.
+    #[inline]
+    pub fn slot(bytes: &Bytes, hash: u64, key: &K) -> Option<usize> {
+        let wanted = u64::from(tag(hash)) * LOW;
+        for (nth, eight) in bytes.0[..TAGS].chunks_exact(8).enumerate() {
+            let differs = u64::from_le_bytes(eight.try_into().unwrap_or_default()) ^ wanted;
+            // A bit for each byte that is zero, and at times for one behind such a byte: the key
+            // decides.
+            let mut alike = differs.wrapping_sub(LOW) & !differs & (LOW << 7);
+            while alike != 0 {
+                let slot = 8 * nth + alike.trailing_zeros() as usize / 8;
+                if bytes.0[slot] == tag(hash) && slot < Self::SLOTS && Self::key(bytes, slot) == key {
+                    return Some(slot);
+                }
+                alike &= alike - 1;
+            }
+        }
+        None
+    }
+
+    /// Frees a slot. Returns its value.
+    pub fn take(bytes: &mut Bytes, slot: usize) -> V {
+        bytes.0[slot] = 0;
+        copied(Self::value(bytes, slot).as_bytes())
+    }
+
+    /// The slots with an entry.
+    pub fn used(bytes: &Bytes) -> impl Iterator<Item = usize> {
+        (0..Self::SLOTS).filter(|&slot| bytes.0[slot] != 0)
+    }
+
+    /// Parts the entries of a bucket by one more bit of their hashes. Both halves, and how many each
+    /// has.
+    pub fn halves(old: &Bytes, bits: u32, hash: impl Fn(&K) -> u64) -> ([Bytes; 2], [u8; 2]) {
+        let (mut halves, mut lens) = ([Bytes::EMPTY, Bytes::EMPTY], [0u8; 2]);
+        for slot in Self::used(old) {
+            let (key, value) = (Self::key(old, slot), Self::value(old, slot));
+            let of_it = hash(key);
+            let half = (of_it >> (63 - bits) & 1) as usize;
+            Self::place(&mut halves[half], of_it, key, copied::<V>(value.as_bytes()));
+            lens[half] += 1;
+        }
+        (halves, lens)
+    }
+}
+
+/// The local facts about a bucket. A lookup that finds its key does not need them.
+struct Note {
+    /// Bits of the hash that all its entries share.
+    bits: u8,
+    /// Entries.
+    len: u8,
+    /// The bucket that takes what has no room here.
+    next: u32,
+}
+
+/// What makes room for one more entry, or comes nearer to that.
+#[derive(Clone, Copy)]
+pub enum Growth {
+    /// The first bucket.
+    First,
+    /// A bucket is parted by the bit behind so many.
+    Split(usize, u32),
+    /// A further bucket behind this one.
+    Chain(usize),
+}
+
+/// Which bucket an entry is in, by its hash. Buckets are numbered as they are added.
+#[derive(Default)]
+pub struct Directory {
+    entries: Vec<u32>,
+    bits: u32,
+    /// Of each bucket.
+    notes: Vec<Note>,
+    len: usize,
+}
+
+impl Directory {
+    /// Entries of the map.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The first bucket for a hash. `None`: there is no bucket yet.
+    #[inline]
+    pub fn first(&self, hash: u64) -> Option<usize> {
+        self.entries.get(index(hash, self.bits)).map(|&bucket| bucket as usize)
+    }
+
+    /// The bucket that takes what has no room in another.
+    #[inline]
+    pub fn after(&self, bucket: usize) -> Option<usize> {
+        let next = self.notes[bucket].next;
+        (next != NONE).then_some(next as usize)
+    }
+
+    /// A bucket that takes one more entry with this hash. `slots`: entries of a bucket.
+    pub fn with_room(&self, hash: u64, slots: usize) -> Option<usize> {
+        let mut at = self.first(hash);
+        while let Some(bucket) = at.filter(|&bucket| self.notes[bucket].len as usize == slots) {
+            at = self.after(bucket);
+        }
+        at
+    }
+
+    /// A bucket has one entry more.
+    pub fn placed(&mut self, bucket: usize) {
+        (self.notes[bucket].len, self.len) = (self.notes[bucket].len + 1, self.len + 1);
+    }
+
+    /// … or one fewer.
+    pub fn taken(&mut self, bucket: usize) {
+        (self.notes[bucket].len, self.len) = (self.notes[bucket].len - 1, self.len - 1);
+    }
+
+    /// How there is to be room for one more entry with this hash.
+    pub fn growth(&self, hash: u64) -> Growth {
+        let Some(first) = self.first(hash) else { return Growth::First };
+        let bits = u32::from(self.notes[first].bits);
+        let most = (self.notes.len().ilog2() + SPREAD).min(MOST_BITS);
+        if self.after(first).is_none() && bits < most {
+            return Growth::Split(first, bits);
+        }
+        let mut last = first;
+        while let Some(next) = self.after(last) {
+            last = next;
+        }
+        Growth::Chain(last)
+    }
+
+    /// The map has a bucket more, for this. `lens`: of a split, the entries of both halves.
+    pub fn grown(&mut self, growth: Growth, hash: u64, lens: [u8; 2]) {
+        let number = self.notes.len() as u32;
+        let (bits, len) = match growth {
+            Growth::First => {
+                self.entries = vec![0];
+                (0, 0)
+            }
+            Growth::Chain(last) => {
+                self.notes[last].next = number;
+                (self.notes[last].bits, 0)
+            }
+            Growth::Split(bucket, bits) => {
+                if bits == self.bits {
+                    self.entries = self.entries.iter().flat_map(|&bucket| [bucket; 2]).collect();
+                    self.bits += 1;
+                }
+                let entries = 1 << (self.bits - bits);
+                let from = index(hash, bits) * entries;
+                self.entries[from + entries / 2..from + entries].fill(number);
+                let note = &mut self.notes[bucket];
+                (note.bits, note.len) = (bits as u8 + 1, lens[0]);
+                (note.bits, lens[1])
+            }
+        };
+        self.notes.push(Note { bits, len, next: NONE });
+    }
+}
