@@ -423,6 +423,136 @@ fn hostile_calls_touch_nothing_of_others() {
     assert!(after == bytes(5, 2 << 20));
 }
 
+/// Calls that say as much as their frames can: each ends by itself, within its bounds.
+#[test]
+fn the_largest_and_the_endless_are_bounded() {
+    use farmem_fabric::{ConnectOptions, QueuePair, Session};
+    use farmem_protocol::key::Key;
+    use farmem_protocol::near::{Call, Commit, Committed, Function, MAX_BYTES, Range, Reply, laid};
+    let node = node(2);
+    let victim = memory(&node);
+    let mut theirs = victim.lane().unwrap();
+    let piece = theirs.alloc(2 << 20).unwrap();
+    theirs.write(piece, &bytes(5, 2 << 20)).unwrap();
+
+    let (timeout, grace) = (Duration::from_secs(60), Duration::from_secs(1));
+    let options =
+        ConnectOptions { transport: Transport::Tcp, run: [9; 16], timeout, grace, ..ConnectOptions::default() };
+    let hostile = Session::connect(&node.addresses()[0], &options).unwrap();
+    let own = Key(hostile.grant().unwrap().id.0);
+    /// Sends calls all at once, and waits for the answers.
+    fn ask(queue: &mut QueuePair, calls: &[Call]) -> Vec<Option<Reply>> {
+        let mut replies = vec![[0u8; 64]; calls.len()];
+        for (n, (call, reply)) in (0..).zip(calls.iter().zip(&mut replies)) {
+            // SAFETY: the replies outlive the completions, which are awaited below.
+            unsafe { queue.send(n, Key::COMPUTE, &call.frame(), reply.as_mut_ptr()) };
+        }
+        queue.doorbell().unwrap();
+        let (mut done, mut went) = (Vec::new(), vec![false; calls.len()]);
+        let mut left = calls.len();
+        while left > 0 {
+            queue.wait(&mut done, Duration::from_secs(60)).unwrap();
+            left -= done.len();
+            done.drain(..).for_each(|one| went[one.tag as usize] = one.result.is_ok());
+        }
+        (0..calls.len()).map(|n| went[n].then(|| Reply::parse(&replies[n], &calls[n])).flatten()).collect()
+    }
+    let mut queue = hostile.queue_pair().unwrap();
+    let range = |at, len| Range { key: own, at, len };
+    let none = Range { key: Key(0), at: 0, len: 0 };
+    let call = |source, list, function| Call { source, list, function };
+    // On a slow machine a sound call may be late, or find all turns taken.
+    let mut done = |call: Call| (0..1000).find_map(|_| ask(&mut queue, &[call]).remove(0)).expect("it is sound");
+    let fill = |at, word| call(range(at, 8), none, Function::Fill(word));
+    let look = |at| call(range(at, 8), none, Function::Wait { expected: 12345, ms: 0 });
+
+    // A chain in a circle, and links that lead out.
+    done(fill(64, 128));
+    done(fill(128, 64));
+    let chase = |from, hops| Function::Chase { from, next: 0, field: 8, wanted: 1, hops };
+    let ended = done(call(range(0, 4096), none, chase(64, 1024)));
+    assert_eq!(ended, Reply::Chased { at: 64, hops: 1024, found: false });
+    // A list within its own source, and a thousand pieces of one place.
+    let each = |count, each| (range(8192, laid(count) + u64::from(count * each)), Function::Gather { count, each });
+    let (list, gather) = each(1000, 64);
+    assert_eq!(done(call(range(0, 1 << 20), list, gather)), Reply::Moved(64_000));
+    // A commit whose lock another number has, or its own; then one that finds it free.
+    let (list, commit) = (range(1 << 20, 16), Commit { lock: 0, owner: 5, checks: 0, writes: 1, bytes: 8 });
+    let committing = call(range(4096, 64), list, Function::Commit(commit));
+    let head = |at: u64| fill(1 << 20, at | 8 << 32);
+    done(head(16));
+    for held in [77, 5, 0] {
+        done(fill(4096, held));
+        let wanted = if held == 0 { Committed::Done } else { Committed::Held(held) };
+        assert_eq!(done(committing), Reply::Committed(wanted));
+        assert_eq!(done(look(4096)), Reply::Waited(held));
+    }
+    // A scatter that changes its own list behind the part that was checked.
+    let (from, count) = (2 << 20, 2000);
+    done(fill(from, from + 4 * 1500));
+    done(fill(from + laid(count), u32::MAX.into()));
+    let scattered = range(from, laid(count) + 4 * u64::from(count));
+    let scatter = call(range(0, 4 << 20), scattered, Function::Scatter { count, each: 4 });
+    done(fill(64, u64::MAX - 3));
+    // A write that would touch the lock.
+    done(head(4));
+    let long = |len| range(0, len);
+    let scan = Scan { stride: 8, test: Kind::U64, test_at: 0, least: 0, most: 9, value: Kind::U64, value_at: 0 };
+    let group = Group { key: Kind::U64, value: Kind::U64, test: None, least: 0, most: 0, room: u32::MAX };
+    let refused = [
+        scatter,
+        committing,
+        call(range(0, 4096), none, chase(64, 1024)),
+        call(range(0, 4096), none, chase(u32::MAX, 1)),
+        call(range(0, 4096), none, chase(128, 1025)),
+        call(range(0, 4096), none, chase(128, u32::MAX)),
+        call(long(1 << 60), none, Function::Scan(scan)),
+        call(long(MAX_BYTES + 8), none, Function::Scan(scan)),
+        call(range(u64::MAX - 7, 8), none, Function::Scan(scan)),
+        call(long(64), none, Function::Scan(Scan { stride: 0, ..scan })),
+        call(long(1 << 63), none, Function::Fill(0)),
+        call(long(u64::MAX), long(u64::MAX), Function::Copy),
+        call(long(1000), range(500, 1000), Function::Copy),
+        call(long(4096), range(8192, 1 << 20), Function::Group(group)),
+        call(long(1 << 20), range(8192, laid(u32::MAX)), Function::Gather { count: u32::MAX, each: u32::MAX }),
+        call(range(0, 8), none, Function::Wait { expected: 0, ms: u32::MAX }),
+        call(range(4096, 64), list, Function::Commit(Commit { checks: u16::MAX, writes: u16::MAX, ..commit })),
+        call(range(4096, 64), list, Function::Commit(Commit { lock: u32::MAX - 7, ..commit })),
+    ];
+    for (n, call) in refused.iter().enumerate() {
+        assert_eq!(ask(&mut queue, &[*call]), [None], "{n}: {call:?}");
+    }
+
+    // Thousands of waits, by more queue pairs than may wait at once.
+    let of_it = || node.nic().members().iter().map(|member| member.computed.waiting.load(Ordering::Relaxed)).max();
+    let wait = call(range(1 << 21, 8), none, Function::Wait { expected: 7, ms: 1 });
+    let mut queues: Vec<QueuePair> = (0..80).map(|_| hostile.queue_pair().unwrap()).collect();
+    assert_eq!(ask(&mut queue, &[fill(1 << 21, 7)]).len(), 1);
+    std::thread::scope(|threads| {
+        let waits: Vec<_> = queues
+            .chunks_mut(20)
+            .map(|some| threads.spawn(|| some.iter_mut().map(|queue| ask(queue, &[wait; 50]).len()).sum::<usize>()))
+            .collect();
+        while waits.iter().any(|one| !one.is_finished()) {
+            assert!(of_it() <= Some(64));
+            let mut some = [0; 4096];
+            theirs.read(piece, &mut some).unwrap();
+        }
+        assert_eq!(waits.into_iter().map(|one| one.join().unwrap()).sum::<usize>(), 4000);
+    });
+    let until = Instant::now() + Duration::from_secs(60);
+    while of_it() != Some(0) {
+        assert!(Instant::now() < until, "a wait stays");
+    }
+    // All of it is on the member's account, and nothing on the other's.
+    let paid: Vec<u64> = node.nic().members().iter().map(|member| member.computed.ns.load(Ordering::Relaxed)).collect();
+    assert_eq!(paid.iter().sum::<u64>(), node.nic().computed.ns.load(Ordering::Relaxed));
+    assert!(paid.len() == 2 && paid.iter().filter(|&&ns| ns > 0).count() == 1, "{paid:?}");
+    let mut after = vec![0; 2 << 20];
+    theirs.read(piece, &mut after).unwrap();
+    assert!(after == bytes(5, 2 << 20));
+}
+
 /// A marking that changes its own directory, so that a block has another's places and more slots
 /// than that one: it reaches nothing behind its own piece.
 #[test]

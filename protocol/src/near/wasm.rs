@@ -13,8 +13,8 @@
 //! A build without the feature `wasm` runs no module: its [`Engine`] refuses each. A node that
 //! refuses leaves the work to the host, which needs the feature then.
 
-/// The most bytes of a module.
-pub const MAX_CODE: u32 = 16 << 10;
+/// The most bytes of a module. A worker translates it before it looks at the clock.
+pub const MAX_CODE: u32 = 8 << 10;
 /// The most bytes that a module has of its own in its memory.
 pub const MAX_OWN: usize = 1 << 20;
 /// The most fuel of a call: about as many instructions. A node's deadline comes earlier.

@@ -10,7 +10,7 @@ impl Near<'_> {
     /// computes modules, else here. Returns the word that the module returned, and its result of
     /// `room` bytes. `farmem_protocol::near::wasm` says what a module is, and its bounds.
     ///
-    /// Module, range and result have 256 KiB together at most, the module 16 KiB. Needs the feature
+    /// Module, range and result have 256 KiB together at most, the module 8 KiB. Needs the feature
     /// `wasm`, here and in the node.
     ///
     /// # Errors

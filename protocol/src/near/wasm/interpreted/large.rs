@@ -60,7 +60,7 @@ pub fn all() -> Vec<(&'static str, Vec<u8>)> {
         functions(1, &vec![(locals, code); n])
     };
     let targets = MAX_CODE as usize - 200;
-    let gets = [0x20, 0].repeat(4000);
+    let gets = [0x20, 0].repeat(1950);
     vec![
         ("sums", one(filled(&[0x20, 0, 0x41, 1, 0x6a, 0x21, 0], &[], 0))),
         ("blocks in blocks", one(filled(&[0x02, 0x40], &[0x0b], 0))),
@@ -72,12 +72,12 @@ pub fn all() -> Vec<(&'static str, Vec<u8>)> {
             one([vec![0x02, 0x40, 0x20, 0, 0x0e], leb(targets), vec![0; targets + 1], vec![0x0b]].concat()),
         ),
         ("a deep stack", one(filled(&[0x20, 0], &[0x1a], 0))),
-        ("blocks on a deep stack", one([&gets[..], &[0x02, 0x40, 0x0b].repeat(1400), &[0x1a].repeat(4000)].concat())),
-        ("locals that are kept", one([&gets[..], &[0x41, 7, 0x21, 0].repeat(1000), &[0x1a].repeat(4000)].concat())),
+        ("blocks on a deep stack", one([&gets[..], &[0x02, 0x40, 0x0b].repeat(680), &[0x1a].repeat(1950)].concat())),
+        ("locals that are kept", one([&gets[..], &[0x41, 7, 0x21, 0].repeat(480), &[0x1a].repeat(1950)].concat())),
         ("locals kept one by one", one(filled(&[0x20, 0, 0x41, 7, 0x21, 0], &[0x1a], 0))),
         ("choices", one(filled(&[0x20, 0, 0x20, 1, 0x20, 2, 0x1b, 0x21, 3], &[], 0))),
-        ("many functions", several(0, &[0x01], 300)),
-        ("functions of 20 locals", several(20, &[0x01], 200)),
+        ("many functions", several(0, &[0x01], 150)),
+        ("functions of 20 locals", several(20, &[0x01], 120)),
         ("a thousand loads", one(filled(&[0x20, 0, 0x29, 3, 0, 0x1a], &[], 0))),
     ]
 }
@@ -85,7 +85,7 @@ pub fn all() -> Vec<(&'static str, Vec<u8>)> {
 /// Modules of more locals than there may be: in one function, and in all.
 pub fn of_many_locals() -> Vec<Vec<u8>> {
     let code = [vec![0x01; 36], ZERO.to_vec()].concat();
-    [(30_000, 300), (257, 1), (250, 300), (41, 100)]
+    [(30_000, 100), (257, 1), (250, 100), (41, 100)]
         .map(|(locals, n)| functions(1, &vec![(locals, code.clone()); n]))
         .into()
 }
