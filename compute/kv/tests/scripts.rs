@@ -56,6 +56,29 @@ fn scripts_read_change_and_return() {
         ("return cjson.encode({a={1,2}, })", &["0"], "{\"a\":[1,2]}"),
         ("return cjson.decode('{\"a\": [1, {\"b\": \"c\"}]}').a[2].b", &["0"], "c"),
         ("return cjson.decode('[null]')[1] == cjson.null", &["0"], ":1"),
+        // As redis 7.0 packs them.
+        (
+            "local t = {7, -32, 128, 255, 256, 65536, 4294967296, -33, -129, -32769, -2147483649, 1.5, 0.1, true, false}; \
+             local s = ''; for _, v in ipairs(t) do s = s .. cmsgpack.pack(v):gsub('.', function(c) \
+             return string.format('%02x', c:byte()) end) .. ' ' end; return s",
+            &["0"],
+            "07 e0 cc80 ccff cd0100 ce00010000 cf0000000100000000 d0df d1ff7f d2ffff7fff d3ffffffff7fffffff ca3fc00000 \
+             cb3fb999999999999a c3 c2 ",
+        ),
+        ("return {cmsgpack.unpack(cmsgpack.pack('a', {}, {1, {2}}, nil, 3))}", &["0"], "[a [] [:1 [:2]]]"),
+        ("local t = cmsgpack.unpack(cmsgpack.pack({a = {b = 'c'}, [3] = 4})); return {t.a.b, t[3]}", &["0"], "[c :4]"),
+        ("return {cmsgpack.unpack_one(cmsgpack.pack(1, 2, 3), 1)}", &["0"], "[:2 :2]"),
+        ("return {cmsgpack.unpack_limit(cmsgpack.pack(1, 2, 3), 2, 1)}", &["0"], "[:-1 :2 :3]"),
+        ("local t = {}; t.t = t; return cmsgpack.unpack(cmsgpack.pack(t)).t.t ~= nil", &["0"], ":1"),
+        ("return cmsgpack.unpack(string.char(0xc4, 2) .. 'ab' .. string.char(0xd9, 1) .. 'c')", &["0"], "ab"),
+        ("local s = ('x'):rep(300); return cmsgpack.unpack(cmsgpack.pack({s}))[1] == s", &["0"], ":1"),
+        (
+            "return {bit.band(7, 12, 5), bit.bor(1, 2), bit.bxor(5, 1), bit.bnot(0), bit.lshift(1, 31), bit.rshift(-1, 31), \
+             bit.arshift(-8, 1), bit.rol(0x12345678, 8), bit.bswap(1), bit.tobit(0xffffffff), bit.tohex(255, 4), \
+             bit.tohex(-1, -2)}",
+            &["0"],
+            "[:4 :3 :4 :-1 :-2147483648 :1 :-4 :878082066 :16777216 :-1 00ff FF]",
+        ),
         ("return redis.sha1hex('')", &["0"], "da39a3ee5e6b4b0d3255bfef95601890afd80709"),
         ("return redis.status_reply('FINE')", &["0"], "+FINE"),
         ("return ('%d-%s'):format(3, ('ab'):upper())", &["0"], "3-AB"),
@@ -176,6 +199,16 @@ fn scripts_are_held_within_limits() {
         ("local t = {}; t[1] = t; return cjson.encode(t)", "within each other"),
         ("local t = {1}; for i = 1, 40 do t = {t, t} end; return cjson.encode(t)", "longer than"),
         ("return cjson.decode(string.rep('[', 1e5))", "cjson"),
+        ("local t = {1}; for i = 1, 15 do t = {t, t, t, t, t} end; return cmsgpack.pack(t)", "longer than|ran for"),
+        ("return cmsgpack.unpack(string.rep(string.char(0x91), 1e5))", "within each other"),
+        ("return cmsgpack.unpack(string.rep(string.char(0x91), 1e7))", "longer than"),
+        ("return cmsgpack.unpack(string.char(0xdd, 255, 255, 255, 255))", "Missing bytes"),
+        ("return cmsgpack.unpack(string.char(0xdb, 255, 255, 255, 255))", "Missing bytes"),
+        ("return cmsgpack.unpack(string.char(0xc1))", "Bad data"),
+        ("return cmsgpack.unpack(string.char(0x81, 0xc0, 0xc0))", "a key is nil"),
+        ("return cmsgpack.unpack_one('', 1)", "behind the end"),
+        ("return cmsgpack.pack()", "needs input"),
+        ("bit.band = 1", "readonly table"),
         ("return string.find('a', string.rep('a?', 1e6))", "pattern is longer"),
         ("return ('a'):find(string.rep('a?', 1e6))", "pattern is longer"),
         ("local function f() return f() + 1 end; return f()", "stack overflow"),

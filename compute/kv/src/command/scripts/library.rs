@@ -130,7 +130,7 @@ pub fn seal(lua: &Lua, globals: &Table) -> mlua::Result<()> {
     if let Some(rules) = lua.type_metatable::<LuaString>() {
         rules.raw_set("__metatable", false)?;
     }
-    for name in ["redis", "cjson", "string", "table", "math"] {
+    for name in ["redis", "cjson", "cmsgpack", "bit", "string", "table", "math"] {
         let (shown, rules) = (lua.create_table()?, lua.create_table()?);
         rules.raw_set("__index", globals.raw_get::<Table>(name)?)?;
         let refuse = |_: &Lua, _: MultiValue| -> mlua::Result<()> { Err(error("Attempt to modify a readonly table")) };

@@ -5,7 +5,7 @@
 //! the libraries' tables cannot be changed. Its memory and its time have limits.
 
 use super::convert::to_reply;
-use super::{TIME, json, library};
+use super::{TIME, bits, json, library, msgpack};
 use crate::command::{Call, Fail};
 use crate::resp::Reply;
 use mlua::chunk::ChunkMode;
@@ -44,6 +44,8 @@ impl Machine {
         library::narrow(&lua, &globals, &call)?;
         globals.raw_set("redis", library::redis(&lua, &call)?)?;
         globals.raw_set("cjson", json::module(&lua)?)?;
+        globals.raw_set("cmsgpack", msgpack::module(&lua)?)?;
+        globals.raw_set("bit", bits::module(&lua)?)?;
         library::seal(&lua, &globals)?;
         let pcall = globals.raw_get("pcall")?;
         Ok(Machine { lua, compiled: RefCell::default(), call, globals, pcall })

@@ -12,10 +12,12 @@
 //!   meanwhile. A script that asks for a key that is not in KEYS is begun again, with this key
 //!   read too. Its changes take effect at one moment, for every front end ([`super::several`]).
 
+mod bits;
 mod convert;
 mod json;
 mod library;
 mod machine;
+mod msgpack;
 mod patterns;
 
 use super::draft::Draft;
