@@ -259,7 +259,7 @@ pub mod head {
     /// Which nodes of a pair have the shard: [`super::Pair`].
     pub const PAIR: u64 = 96;
     /// One unit a member: state, heartbeat, epoch, bytes held, consent to [`PAIR`], batches of messages.
-    /// They outlive the member. Bytes wanted.
+    /// They outlive the member. Bytes wanted. Whether its clients have subscriptions.
     pub const MEMBERS: u64 = 128;
     /// Bytes of the address of the node that came last, and the address.
     pub const SPARE: u64 = super::HEAD_BYTES;

@@ -47,6 +47,9 @@ pub(crate) const TAIL: u64 = 5;
 const WANTED: u64 = 6;
 const NODE_FULL: u64 = 1 << 63;
 
+/// Which word of its line says whether a member's clients have subscriptions.
+pub(crate) const SUBSCRIBED: u64 = 7;
+
 /// The last look of a front end at another's line.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Watched {
@@ -281,6 +284,11 @@ fn member_at(root: At, line: usize) -> At {
 /// ([`crate::command`]).
 pub(crate) fn tail_at(root: At, line: usize) -> At {
     member_at(root, line) + 8 * TAIL
+}
+
+/// Where a member says whether its clients have subscriptions ([`crate::command`]).
+pub(crate) fn subscribed_at(root: At, line: usize) -> At {
+    member_at(root, line) + 8 * SUBSCRIBED
 }
 
 /// The state of a line, from the root piece's first bytes.

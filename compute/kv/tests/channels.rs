@@ -220,6 +220,53 @@ fn many_copies_of_a_message_are_one() {
     assert_eq!(heard.len(), 201);
 }
 
+/// PUBSUB tells of the clients of all front ends, also at one whose clients have no subscriptions.
+#[test]
+fn subscriptions_of_all_front_ends_are_counted() {
+    for way in [Transport::Shm, Transport::Tcp] {
+        let node = Process::node(way);
+        let fronts: Vec<Process> = (0..3).map(|_| Process::front("numbers", &node.at)).collect();
+        let [mut a, mut b, mut c] = [fronts[0].client(), fronts[0].client(), fronts[1].client()];
+        let mut asks = fronts[2].client();
+        answers(&mut asks, &[("PUBSUB NUMSUB news", "[news :0]"), ("PUBSUB CHANNELS", "[]"), ("PUBSUB NUMPAT", ":0")]);
+        answers(&mut a, &[("SUBSCRIBE news", "[subscribe news :1]"), ("PSUBSCRIBE n*", "[psubscribe n* :2]")]);
+        answers(&mut b, &[("SUBSCRIBE news", "[subscribe news :1]"), ("SSUBSCRIBE news", "[ssubscribe news :1]")]);
+        answers(
+            &mut c,
+            &[
+                ("SUBSCRIBE news", "[subscribe news :1]"),
+                ("SUBSCRIBE other", "[subscribe other :2]"),
+                ("PSUBSCRIBE n*", "[psubscribe n* :3]"),
+                ("PSUBSCRIBE m*", "[psubscribe m* :4]"),
+            ],
+        );
+        let told = [
+            ("PUBSUB NUMSUB news none other", "[news :3 none :0 other :1]"),
+            ("PUBSUB CHANNELS", "[news other]"),
+            ("PUBSUB CHANNELS o*", "[other]"),
+            ("PUBSUB SHARDCHANNELS", "[news]"),
+            ("PUBSUB SHARDNUMSUB news", "[news :1]"),
+            ("PUBSUB NUMPAT", ":2"),
+        ];
+        answers(&mut asks, &told);
+        // At one that has subscriptions, too.
+        answers(&mut fronts[1].client(), &told);
+        // A transaction waits for nobody.
+        answers(&mut asks, &[("MULTI", "+OK"), ("PUBSUB NUMSUB news", "+QUEUED"), ("EXEC", "[[news :0]]")]);
+        drop((a, b));
+        until("subscriptions end with their connections", || asks.ask("PUBSUB NUMSUB news").ends_with(":1]"));
+        assert_eq!(asks.ask("PUBSUB NUMPAT"), ":2");
+        // One that stands still is left out.
+        signal(&fronts[1], "-STOP");
+        until("it stands still", || are_all(fronts[1].child.id(), 'T'));
+        assert_eq!(asks.ask("PUBSUB NUMSUB news other"), "[news :0 other :0]");
+        signal(&fronts[1], "-CONT");
+        drop(c);
+        until("the last one's, too", || asks.ask("PUBSUB NUMPAT") == ":0");
+        assert_eq!(asks.ask("PUBSUB CHANNELS"), "[]");
+    }
+}
+
 fn until(what: &str, mut is: impl FnMut() -> bool) {
     let ended = Instant::now() + Duration::from_secs(30);
     while !is() {

@@ -3,6 +3,9 @@
 mod world;
 
 use farmem::Transport;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
 use world::process::{Process, answers};
 
 #[test]
@@ -79,6 +82,126 @@ fn keys_of_a_request_are_named() {
             ("ACL LIST", "[user default on nopass ~* &* +@all]"),
         ],
     );
+}
+
+/// A monitor is told of the commands of all clients of its front end, in order, and of no passwords.
+#[test]
+fn a_monitor_is_told_of_all_commands() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("monitor", &node.at);
+    let [mut monitor, mut client] = [front.client(), front.client()];
+    // Its slot is known, so that the next is answered without a task.
+    answers(&mut client, &[("SET k v", "+OK"), ("SET k v", "+OK")]);
+    assert_eq!(monitor.ask("MONITOR"), "+OK");
+    let said =
+        ["SET k w", "GET k", "INCR n", "MULTI", "LPUSH l a", "EXEC", "CONFIG GET port", "AUTH secret", "NONSENSE"];
+    said.iter().for_each(|line| drop(client.ask(line)));
+    client.send(&["ECHO", "a\r\n\"b"]).unwrap();
+    assert_eq!(client.reply().as_deref(), Some("a\r\n\"b"));
+    let told = ["SET k w", "GET k", "INCR n", "MULTI", "LPUSH l a", "EXEC", "AUTH (redacted)", "NONSENSE"];
+    let mut lines: Vec<String> = told.iter().map(|line| format!("\"{}\"", line.replace(' ', "\" \""))).collect();
+    lines.push(r#""ECHO" "a\r\n\"b""#.into());
+    for line in lines {
+        let heard = monitor.reply().unwrap();
+        let (before, rest) = heard.split_once("] ").unwrap();
+        assert!(before.starts_with('+') && before.contains(" [0 127.0.0.1:") && rest == line, "{heard} for {line}");
+    }
+    assert!(client.ask("CLIENT LIST").contains(" flags=O "));
+    // It may give commands, too. RESET ends it.
+    monitor.send(&["RESET"]).unwrap();
+    for last in [r#""CLIENT" "LIST""#, r#""RESET""#, "+RESET"] {
+        let heard = monitor.reply().unwrap();
+        assert!(heard.ends_with(last), "{heard}");
+    }
+    answers(&mut client, &[("SET k x", "+OK"), ("MULTI", "+OK"), ("MONITOR", "+QUEUED")]);
+    assert_eq!(client.ask("EXEC"), "[-ERR MONITOR is not carried out in a transaction]");
+    assert_eq!(monitor.ask("GET k"), "x");
+}
+
+/// The questions of tools and libraries have answers of redis's forms.
+#[test]
+fn tools_are_answered() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("tools", &node.at);
+    let mut client = front.client();
+    answers(
+        &mut client,
+        &[
+            ("SET k v", "+OK"),
+            ("CLUSTER INFO", "-ERR This instance has cluster support disabled"),
+            ("READONLY", "-ERR This instance has cluster support disabled"),
+            ("MODULE LIST", "[]"),
+            ("SWAPDB 0 0", "+OK"),
+            ("SWAPDB 0 1", "-ERR DB index is out of range"),
+            ("OBJECT IDLETIME none", "nil"),
+            ("MEMORY PURGE", "+OK"),
+            ("CLIENT TRACKING OFF", "+OK"),
+            ("CLIENT TRACKINGINFO", "[flags [off] redirect :-1 prefixes []]"),
+            ("CONFIG REWRITE", "-ERR The server is running without a config file"),
+            ("CONFIG GET replica-read-only", "[replica-read-only yes]"),
+            ("ACL GETUSER default", "[flags [on nopass] passwords [] commands +@all keys ~* channels &* selectors []]"),
+            ("ACL GETUSER nobody", "*-1"),
+            ("ACL LOG", "[]"),
+            ("ACL CAT hyperloglog", "[pfadd pfcount pfmerge]"),
+            ("COMMAND DOCS get", "[get [summary As redis's GET group string]]"),
+            ("LATENCY LATEST", "[]"),
+            ("SCRIPT KILL", "-NOTBUSY No scripts in execution right now."),
+        ],
+    );
+    assert_eq!(client.ask("ACL GENPASS 6").len(), 2);
+    assert!(client.ask("MEMORY STATS").ends_with("keys.count :1]"));
+    let idle: i64 = client.ask("OBJECT IDLETIME k")[1..].parse().unwrap();
+    assert!((0..600).contains(&idle), "{idle}");
+    for (refused, why) in [
+        ("DEBUG SLEEP 5", "-ERR DEBUG command not allowed"),
+        ("OBJECT FREQ k", "-ERR An LFU maxmemory policy is not selected"),
+        ("CLIENT TRACKING ON", "-ERR CLIENT TRACKING is not supported"),
+        ("REPLICAOF NO ONE", "-ERR unknown command 'REPLICAOF': a farmem store has no replicas"),
+        ("BGSAVE", "-ERR unknown command 'BGSAVE': a farmem store is saved by farmem kv save"),
+        ("MIGRATE h 1 k 0 5", "-ERR unknown command 'MIGRATE': a farmem store is no redis cluster"),
+        ("MODULE LOAD x", "-ERR unknown subcommand 'LOAD'"),
+        ("ACL SETUSER x", "-ERR unknown subcommand 'SETUSER'"),
+    ] {
+        let said = client.ask(refused);
+        assert!(said.starts_with(why), "{refused}: {said}");
+    }
+    let line = client.ask("CLIENT INFO");
+    for field in [" idle=0 ", " omem=", " redir=-1 ", " events=r ", " flags=N "] {
+        assert!(line.contains(field), "{field} is not in {line}");
+    }
+    let info = client.ask("INFO everything");
+    for field in
+        ["used_memory_peak_human:", "rdb_last_bgsave_status:ok", "master_replid:", "db0:keys=1", "pubsub_channels:0"]
+    {
+        assert!(info.contains(field), "{field} is not in {info}");
+    }
+}
+
+/// Askers who say nothing, or take nothing, keep nobody from the counters.
+#[test]
+fn silent_askers_keep_nobody_from_the_counters() {
+    let node = Process::node(Transport::Shm);
+    // At an address where no other test asks for a port meanwhile.
+    let free = TcpListener::bind("127.0.0.9:0").unwrap();
+    let at = free.local_addr().unwrap();
+    drop(free);
+    let _front = Process::start(&format!("front counters {} metrics={at}", node.at));
+    let begun = Instant::now();
+    // One after the other, these would take two seconds each.
+    let mut silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(at).unwrap()).collect();
+    for asker in silent.iter_mut().skip(1).step_by(2) {
+        asker.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
+    }
+    for _ in 0..3 {
+        let mut asks = TcpStream::connect(at).unwrap();
+        asks.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut said = String::new();
+        asks.read_to_string(&mut said).unwrap();
+        assert!(said.starts_with("HTTP/1.1 200 OK"), "{said}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60));
+    // They do not stay.
+    silent.iter_mut().for_each(|asker| assert!(!matches!(asker.read(&mut [0]), Ok(1))));
 }
 
 #[test]

@@ -101,6 +101,13 @@ pub(super) fn run(call: &Call) -> Answered {
         (b"no-evict" | b"no-touch", 3) => Err(Fail::syntax()),
         // Nothing is tracked, and nothing redirected.
         (b"getredir", 2) => Ok(Reply::Int(-1)),
+        (b"tracking", 3) if is(call.arg(2), "off") => Ok(Reply::Ok),
+        (b"tracking", 3..) => Err(Fail::new("CLIENT TRACKING is not supported: keep no copies of values in clients")),
+        (b"trackinginfo", 2) => Ok(Reply::Map(vec![
+            (Reply::bulk("flags"), Reply::Set(vec![Reply::bulk("off")])),
+            (Reply::bulk("redirect"), Reply::Int(-1)),
+            (Reply::bulk("prefixes"), Reply::Array(Vec::new())),
+        ])),
         _ => Err(super::server::unknown(call, "client")),
     }
 }
@@ -114,16 +121,18 @@ pub(super) fn named(name: &[u8]) -> Result<Vec<u8>, Fail> {
 
 fn line(client: &Client, now_ms: u64) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let library = client.library.borrow();
+    let (library, unread) = (client.library.borrow(), client.unread.get());
     format!(
-        "id={} addr={} laddr={} fd=0 name={} age={} idle=0 flags={} db=0 sub={} psub={} ssub={} multi={} cmd={} \
-         user=default resp={} lib-name={} lib-ver={}\n",
+        "id={} addr={} laddr={} fd=0 name={} age={} idle={} flags={} db=0 sub={} psub={} ssub={} multi={} qbuf=0 \
+         qbuf-free=0 argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl={unread} oll=0 omem={unread} tot-mem={unread} events=r cmd={} \
+         user=default redir=-1 resp={} lib-name={} lib-ver={}\n",
         client.id,
         client.address,
         client.local,
         text(&client.name.borrow()),
         now_ms.saturating_sub(client.since_ms) / 1000,
-        if client.listens() { "P" } else { "N" },
+        now_ms.saturating_sub(client.seen_ms.get()) / 1000,
+        flags(client),
         client.subscribed(Kind::Plain),
         client.subscribed(Kind::Pattern),
         client.subscribed(Kind::Sharded),
@@ -133,6 +142,19 @@ fn line(client: &Client, now_ms: u64) -> String {
         text(&library[0]),
         text(&library[1]),
     )
+}
+
+/// The letters by which redis says what a client does just now.
+fn flags(client: &Client) -> String {
+    let is = [
+        ('O', client.monitors.get()),
+        ('P', client.listens()),
+        ('x', client.collects()),
+        ('b', client.blocked.get()),
+        ('c', client.closing.get()),
+    ];
+    let flags: String = is.iter().filter(|(_, is)| *is).map(|(letter, _)| letter).collect();
+    if flags.is_empty() { "N".into() } else { flags }
 }
 
 /// Tells the clients that are listed.

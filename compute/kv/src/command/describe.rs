@@ -4,6 +4,7 @@ use super::args::{is, parse_int};
 use super::table::COMMANDS;
 use super::{Answered, Call, Command, Fail, Group, find};
 use crate::resp::{Reply, matches};
+use std::collections::BTreeSet;
 
 pub fn run(call: &Call) -> Answered {
     let names = |wanted: &dyn Fn(&Command) -> bool| {
@@ -29,10 +30,42 @@ pub fn run(call: &Call) -> Answered {
             let named = |name: &Vec<u8>| find(name).map_or(Reply::NullArray, described);
             Reply::Array(call.args[2..].iter().map(named).collect())
         }
-        (b"docs", _) => Reply::Map(Vec::new()),
+        (b"docs", 2) => Reply::Map(COMMANDS.iter().map(documented).collect()),
+        (b"docs", _) => {
+            let named = call.args[2..].iter().filter_map(|name| find(name));
+            Reply::Map(named.map(documented).collect())
+        }
         (b"getkeys", 3..) => keys(&call.args[2..])?,
         _ => return Err(super::server::unknown(call, "command")),
     })
+}
+
+/// COMMAND DOCS of one: which group it is of. Redis's own pages have the rest.
+fn documented(command: &Command) -> (Reply, Reply) {
+    let summary = format!("As redis's {}", command.name.to_ascii_uppercase());
+    let group = match category(command.group) {
+        "keyspace" => "generic",
+        "sortedset" => "sorted-set",
+        other => other,
+    };
+    let about = [("summary", summary.as_str()), ("group", group)];
+    let about = about.map(|(key, value)| (Reply::bulk(key), Reply::bulk(value)));
+    (Reply::bulk(command.name), Reply::Map(about.into()))
+}
+
+/// ACL CAT.
+pub fn categories(call: &Call) -> Answered {
+    if call.count() == 2 {
+        let groups = COMMANDS.iter().map(|command| category(command.group));
+        let all: BTreeSet<&str> = groups.chain(["read", "write"]).collect();
+        return Ok(Reply::Array(all.into_iter().map(Reply::bulk).collect()));
+    }
+    let wanted = call.arg(2).to_ascii_lowercase();
+    let of: Vec<Reply> = COMMANDS.iter().filter(|one| is_of(one, &wanted)).map(|one| Reply::bulk(one.name)).collect();
+    if of.is_empty() {
+        return Err(Fail::new(format!("Unknown category '{}'", String::from_utf8_lossy(call.arg(2)))));
+    }
+    Ok(Reply::Array(of))
 }
 
 fn described(command: &Command) -> Reply {

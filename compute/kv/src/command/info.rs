@@ -1,6 +1,7 @@
 //! INFO: a front end's state in sections, as tools for redis parse them. And the same for
 //! Prometheus.
 
+use super::channels::Kind;
 use super::{Answered, Call, Fail, Front};
 use crate::resp::Reply;
 use crate::shard::Shard;
@@ -19,7 +20,9 @@ pub async fn run(call: &Call) -> Answered {
     for arg in &call.args[1..] {
         match String::from_utf8_lossy(arg).to_ascii_lowercase().as_str() {
             "default" => wanted.extend(DEFAULT.map(str::to_owned)),
-            "all" | "everything" => wanted.extend(DEFAULT.iter().chain(&FURTHER).map(|&name| name.to_owned())),
+            "all" | "everything" => {
+                wanted.extend(DEFAULT.iter().chain(&FURTHER).chain(&["keyspace"]).map(|&name| name.to_owned()));
+            }
             name => wanted.push(name.to_owned()),
         }
     }
@@ -78,6 +81,8 @@ fn section(front: &Front, name: &str) -> Lines {
             ("redis_mode", "standalone".into()),
             ("os", "Linux".into()),
             ("arch_bits", "64".into()),
+            ("multiplexing_api", "epoll".into()),
+            ("config_file", String::new()),
             ("process_id", std::process::id().to_string()),
             ("run_id", format!("{:040x}", store.begun_ms)),
             ("tcp_port", front.port.to_string()),
@@ -93,13 +98,23 @@ fn section(front: &Front, name: &str) -> Lines {
         "memory" => vec![
             ("used_memory", used.to_string()),
             ("used_memory_human", human(used)),
+            ("used_memory_peak", front.stats.peak(used).to_string()),
+            ("used_memory_peak_human", human(front.stats.peak(used))),
+            ("used_memory_dataset", used.to_string()),
             ("farmem_writes_when_full", figures.full.get().to_string()),
             ("farmem_memory_of_others", all(front, |shard| shard.space.others.get()).to_string()),
             ("maxmemory", front.maxmemory.to_string()),
             ("maxmemory_human", human(front.maxmemory)),
             ("maxmemory_policy", if store.evicts { "allkeys-random" } else { "noeviction" }.into()),
         ],
-        "persistence" => vec![("loading", "0".into()), ("aof_enabled", "0".into())],
+        // Nothing of a front end is saved, as of a redis with `save ""`.
+        "persistence" => {
+            let names =
+                ["loading", "async_loading", "rdb_bgsave_in_progress", "aof_enabled", "aof_rewrite_in_progress"];
+            let zeros = names.map(|name| (name, "0".to_owned()));
+            let ok = ["rdb_last_bgsave_status", "aof_last_bgrewrite_status", "aof_last_write_status"];
+            zeros.into_iter().chain(ok.map(|name| (name, "ok".to_owned()))).collect()
+        }
         "stats" => vec![
             ("total_connections_received", figures.connections.get().to_string()),
             ("total_commands_processed", figures.commands.get().to_string()),
@@ -109,10 +124,22 @@ fn section(front: &Front, name: &str) -> Lines {
             ("evicted_keys", figures.evicted.get().to_string()),
             ("keyspace_hits", figures.hits.get().to_string()),
             ("keyspace_misses", figures.misses.get().to_string()),
+            ("pubsub_channels", front.channels.names(Kind::Plain).to_string()),
+            ("pubsub_patterns", front.channels.names(Kind::Pattern).to_string()),
+            ("pubsubshard_channels", front.channels.names(Kind::Sharded).to_string()),
+            ("latest_fork_usec", "0".into()),
             ("total_error_replies", front.stats.errors().values().sum::<u64>().to_string()),
         ],
         "replication" => {
-            vec![("role", "master".into()), ("connected_slaves", "0".into()), ("master_repl_offset", "0".into())]
+            vec![
+                ("role", "master".into()),
+                ("connected_slaves", "0".into()),
+                ("master_failover_state", "no-failover".into()),
+                ("master_replid", format!("{:040x}", store.begun_ms)),
+                ("master_repl_offset", "0".into()),
+                ("second_repl_offset", "-1".into()),
+                ("repl_backlog_active", "0".into()),
+            ]
         }
         "cluster" => vec![("cluster_enabled", "0".into())],
         "errorstats" => {

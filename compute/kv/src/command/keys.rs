@@ -263,25 +263,39 @@ async fn object(call: &Call) -> Answered {
             _ => "listpack",
         })),
         b"refcount" => Ok(Reply::Int(1)),
-        b"idletime" | b"freq" => Ok(Reply::Int(0)),
+        // Reads are not noted, so it counts from the last change.
+        b"idletime" => Ok(Reply::Int((call.now_ms() / 1000).saturating_sub(u64::from(found.written_s())) as i64)),
+        b"freq" => Err(Fail::new(
+            "An LFU maxmemory policy is not selected, access frequency not tracked. A farmem store has no such policy",
+        )),
         _ => Err(Fail::new(format!("unknown subcommand '{}'", String::from_utf8_lossy(&what)))),
     }
 }
 
 async fn memory(call: &Call) -> Answered {
-    if is(call.arg(1), "usage") && call.count() >= 3 {
-        let found = call.find(call.arg(2)).await?;
-        let bytes = |found: Object| {
-            if found.kind() == Type::Long {
-                return crate::long::len(&found) as i64;
-            }
-            let len = u64::from(found.len());
-            match crate::layout::class_of(len) {
-                crate::layout::LARGE => (len + 64).next_power_of_two() as i64,
-                class => crate::layout::class_bytes(class) as i64,
-            }
-        };
-        return Ok(found.map_or(Reply::Null, |found| Reply::Int(bytes(found))));
+    match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
+        (b"usage", 3..) => Ok(call.find(call.arg(2)).await?.map_or(Reply::Null, |found| Reply::Int(taken(&found)))),
+        (b"stats", 2) => {
+            let held = call.store().shards.iter().map(|shard| shard.space.bytes()).sum::<u64>() as i64;
+            let keys = call.store().size(&call.io).await? as i64;
+            let about = [("total.allocated", held), ("dataset.bytes", held), ("keys.count", keys)];
+            Ok(Reply::Map(about.map(|(name, value)| (Reply::bulk(name), Reply::Int(value))).into()))
+        }
+        (b"doctor", 2) => Ok(Reply::Text("The data is in the nodes' memory: farmem kv check counts it.".into())),
+        // What is free goes back to the nodes by itself.
+        (b"purge", 2) => Ok(Reply::Ok),
+        _ => Err(Fail::new(format!("unknown subcommand '{}' of 'memory'", String::from_utf8_lossy(call.arg(1))))),
     }
-    Err(Fail::new(format!("unknown subcommand '{}' of 'memory'", String::from_utf8_lossy(call.arg(1)))))
+}
+
+/// Bytes of the place in which an object lies.
+fn taken(found: &Object) -> i64 {
+    if found.kind() == Type::Long {
+        return crate::long::len(found) as i64;
+    }
+    let len = u64::from(found.len());
+    match crate::layout::class_of(len) {
+        crate::layout::LARGE => (len + 64).next_power_of_two() as i64,
+        class => crate::layout::class_bytes(class) as i64,
+    }
 }

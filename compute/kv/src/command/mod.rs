@@ -19,6 +19,7 @@ mod in_turn;
 mod info;
 mod keys;
 pub mod long;
+pub mod monitor;
 mod multi;
 pub mod notify;
 pub mod scripts;
@@ -39,7 +40,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 pub(crate) use args::parse_int;
-pub use channels::{Channels, Forward, Heard};
+pub use channels::{Channels, Forward, Heard, show};
 pub use clients::{Pause, Replies};
 pub use draft::Draft;
 pub use info::metrics;
@@ -102,6 +103,12 @@ pub struct Client {
     pub library: RefCell<[Vec<u8>; 2]>,
     /// Its last command.
     pub last: Cell<&'static str>,
+    /// When it last sent something, in ms since 1970.
+    pub seen_ms: Cell<u64>,
+    /// Bytes of replies that it has not read.
+    pub unread: Cell<usize>,
+    /// Whether it is told of all commands.
+    pub monitors: Cell<bool>,
     /// Which replies it is sent.
     pub replies: Cell<Replies>,
     /// To be closed when it has been answered.
@@ -136,6 +143,9 @@ impl Client {
             name: RefCell::default(),
             library: RefCell::default(),
             last: Cell::new("NULL"),
+            seen_ms: Cell::new(since_ms),
+            unread: Cell::new(0),
+            monitors: Cell::new(false),
             replies: Cell::default(),
             closing: Cell::new(false),
             authenticated: Cell::new(true),
@@ -199,6 +209,8 @@ pub struct Front {
     pub channels: Channels,
     /// Which changes of keys are published.
     pub events: notify::Events,
+    /// Clients that are told of all commands.
+    pub monitors: monitor::Monitors,
 }
 
 impl Front {
@@ -314,10 +326,16 @@ fn wrong_number(name: &str) -> Reply {
 }
 
 /// Parts of redis that a store does not have, by their commands' names.
-const MISSING: [(&[&str], &str); 3] = [
+const MISSING: [(&[&str], &str); 6] = [
     (&["fcall", "fcall_ro"], "has no functions"),
     (&["save", "bgsave", "bgrewriteaof", "lastsave"], "is saved by farmem kv save"),
     (&["shutdown"], "is served until its front ends get SIGTERM"),
+    (
+        &["replicaof", "slaveof", "psync", "sync", "replconf", "failover"],
+        "has no replicas: its nodes hold two copies with --protect mirror, and any number of front ends serve it",
+    ),
+    (&["asking", "restore-asking", "migrate"], "is no redis cluster: each of its front ends serves all keys"),
+    (&["lolwut", "pfdebug", "pfselftest"], "does not have it"),
 ];
 
 /// The error for a command that is not supported. It names the command.

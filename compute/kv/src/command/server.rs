@@ -1,6 +1,6 @@
 //! Commands on the front end and its connections.
 
-use super::args::{float, int, is, parse_int};
+use super::args::{int, is, parse_int};
 use super::info::REDIS_VERSION;
 use super::{Answered, Call, Fail};
 use crate::resp::{Reply, matches};
@@ -14,14 +14,22 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             _ => Err(Fail::syntax()),
         },
         "client" => super::clients::run(call),
+        // As redis says it that is no node of a cluster.
+        "cluster" | "readonly" | "readwrite" => Err(Fail::new("This instance has cluster support disabled")),
         "command" => super::describe::run(call),
         "config" => config(call),
-        "debug" => debug(call).await,
+        "debug" => Err(Fail::new("DEBUG command not allowed: a farmem store has none")),
         "echo" => Ok(Reply::bulk(call.arg(1))),
         "function" => function(call),
         "hello" => hello(call),
         "info" => super::info::run(call).await,
         "latency" => super::stats::latency(call),
+        "module" => match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
+            // There are none.
+            (b"list", 2) => Ok(Reply::Array(Vec::new())),
+            _ => Err(unknown(call, "module")),
+        },
+        "monitor" => super::monitor::run(call),
         "ping" => match call.count() {
             1 | 2 if call.client.version.get() < 3 && call.client.listens() => {
                 Ok(Reply::Array(vec![Reply::bulk("pong"), Reply::bulk(call.arg(1))]))
@@ -39,6 +47,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             call.client.discard();
             let mut told = call.front.channels.take_due_of(&call.client);
             call.front.channels.leave(&call.client);
+            call.front.monitors.leave(&call.client);
             call.client.authenticated.set(call.front.password.is_none());
             call.client.name.borrow_mut().clear();
             call.client.replies.set(super::Replies::On);
@@ -53,6 +62,12 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             Err(_) => Err(Fail::new("invalid DB index")),
         },
         "slowlog" => super::stats::slowlog(call),
+        "swapdb" => match (int(call.arg(1)), int(call.arg(2))) {
+            (Ok(0), Ok(0)) => Ok(Reply::Ok),
+            (Ok(_), Ok(_)) => Err(Fail::new("DB index is out of range")),
+            (Err(_), _) => Err(Fail::new("invalid first DB index")),
+            (_, Err(_)) => Err(Fail::new("invalid second DB index")),
+        },
         "time" => {
             let now = call.now_ms();
             Ok(Reply::Array(vec![Reply::bulk((now / 1000).to_string()), Reply::bulk((now % 1000 * 1000).to_string())]))
@@ -74,15 +89,49 @@ pub(super) fn unknown(call: &Call, of: &str) -> Fail {
 
 /// ACL: there is one user, who may do everything.
 fn acl(call: &Call) -> Answered {
+    let guarded = call.front.password.is_some();
     match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
         (b"whoami", 2) => Ok(Reply::bulk("default")),
         (b"users", 2) => Ok(Reply::Array(vec![Reply::bulk("default")])),
         (b"list", 2) => {
-            let password = if call.front.password.is_some() { "#" } else { "nopass" };
+            let password = if guarded { "#" } else { "nopass" };
             Ok(Reply::Array(vec![Reply::bulk(format!("user default on {password} ~* &* +@all"))]))
         }
+        (b"getuser", 3) if call.arg(2) == b"default" => {
+            let flags = if guarded { &["on"][..] } else { &["on", "nopass"] };
+            let flags = flags.iter().map(|&flag| Reply::bulk(flag)).collect();
+            Ok(Reply::Map(vec![
+                (Reply::bulk("flags"), Reply::Set(flags)),
+                (Reply::bulk("passwords"), Reply::Array(Vec::new())),
+                (Reply::bulk("commands"), Reply::bulk("+@all")),
+                (Reply::bulk("keys"), Reply::bulk("~*")),
+                (Reply::bulk("channels"), Reply::bulk("&*")),
+                (Reply::bulk("selectors"), Reply::Array(Vec::new())),
+            ]))
+        }
+        (b"getuser", 3) => Ok(Reply::NullArray),
+        (b"cat", 2 | 3) => super::describe::categories(call),
+        (b"genpass", 2 | 3) => secret(call),
+        // Nobody but whoever lacks the password is refused anything.
+        (b"log", 2 | 3) if is(call.arg(2), "reset") => Ok(Reply::Ok),
+        (b"log", 2 | 3) => Ok(Reply::Array(Vec::new())),
         _ => Err(unknown(call, "acl")),
     }
+}
+
+/// ACL GENPASS: random digits of base 16.
+fn secret(call: &Call) -> Answered {
+    let bits = if call.count() == 3 { int(call.arg(2))? } else { 256 };
+    if !(1..=4096).contains(&bits) {
+        return Err(Fail::new(
+            "ACL GENPASS argument must be the number of bits for the output password, a positive \
+             number up to 4096",
+        ));
+    }
+    let mut bytes = [0; 512];
+    farmem_sys::process::random_bytes(&mut bytes).map_err(|error| Fail::new(format!("no random numbers: {error}")))?;
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Reply::bulk(&digits.as_bytes()[..(bits as usize).div_ceil(4)]))
 }
 
 /// Lets a client in that gives the password. There is one user.
@@ -168,6 +217,15 @@ fn settings(call: &Call) -> Vec<(&'static str, String)> {
         ("port", call.front.port.to_string()),
         ("timeout", "0".into()),
         ("cluster-enabled", "no".into()),
+        ("replica-read-only", "yes".into()),
+        ("slave-read-only", "yes".into()),
+        ("client-output-buffer-limit", "normal 0 0 0 slave 0 0 0 pubsub 33554432 0 0".into()),
+        ("maxmemory-clients", "0".into()),
+        ("lua-time-limit", "500".into()),
+        ("busy-reply-threshold", "500".into()),
+        ("latency-tracking", "yes".into()),
+        ("latency-monitor-threshold", "0".into()),
+        ("enable-debug-command", "no".into()),
         ("maxclients", call.front.most_clients.to_string()),
         ("notify-keyspace-events", call.front.events.to_string()),
         ("slowlog-log-slower-than", call.front.stats.threshold_us.get().to_string()),
@@ -246,6 +304,7 @@ fn config(call: &Call) -> Answered {
             [&figures.hits, &figures.misses, &figures.expired, &figures.evicted].iter().for_each(|one| one.set(0));
             Ok(Reply::Ok)
         }
+        b"rewrite" if call.count() == 2 => Err(Fail::new("The server is running without a config file")),
         b"set" if call.count() >= 4 && call.count().is_multiple_of(2) => configure(call),
         _ => Err(unknown(call, "config")),
     }
@@ -257,16 +316,5 @@ fn function(call: &Call) -> Answered {
         b"flush" => Ok(Reply::Ok),
         b"list" => Ok(Reply::Array(Vec::new())),
         _ => Err(unknown(call, "function")),
-    }
-}
-
-async fn debug(call: &Call) -> Answered {
-    match call.arg(1).to_ascii_lowercase().as_slice() {
-        b"sleep" if call.count() == 3 => {
-            let seconds = float(call.arg(2))?.clamp(0.0, 60.0);
-            call.io.pause((seconds * 1000.0) as u32).await;
-            Ok(Reply::Ok)
-        }
-        _ => Err(unknown(call, "debug")),
     }
 }

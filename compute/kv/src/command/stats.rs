@@ -55,13 +55,16 @@ pub struct Stats {
     pub most: Cell<usize>,
     /// Commands in the last full second.
     pub lately: Cell<u64>,
+    /// The most bytes of nodes' memory that were seen to be held.
+    peak: Cell<u64>,
 }
 
 impl Default for Stats {
     fn default() -> Stats {
         let costs = vec![Cost::default(); COMMANDS.len()].into();
         let (slow, next, errors, lately) = (RefCell::default(), Cell::new(0), RefCell::default(), Cell::new(0));
-        Stats { costs, slow, next, errors, threshold_us: Cell::new(10_000), most: Cell::new(128), lately }
+        let (threshold_us, most, peak) = (Cell::new(10_000), Cell::new(128), Cell::new(0));
+        Stats { costs, slow, next, errors, threshold_us, most, lately, peak }
     }
 }
 
@@ -135,6 +138,12 @@ impl Stats {
         let mut slow = self.slow.borrow_mut();
         slow.push_front(Slow { id, at_s: call.store().now_ms() / 1000, us, args, client, name });
         slow.truncate(self.most.get().min(SLOW_MOST));
+    }
+
+    /// The most bytes that were held, and are now.
+    pub fn peak(&self, now: u64) -> u64 {
+        self.peak.set(self.peak.get().max(now));
+        self.peak.get()
     }
 
     /// Commands that were carried out, with their costs.
@@ -216,6 +225,9 @@ pub fn latency(call: &Call) -> Answered {
         }
         b"latest" | b"history" => Ok(Reply::Array(Vec::new())),
         b"reset" => Ok(Reply::Int(0)),
+        b"graph" => {
+            Err(Fail::new(format!("No samples available for event '{}'", String::from_utf8_lossy(call.arg(2)))))
+        }
         b"doctor" => Ok(Reply::Text("LATENCY HISTOGRAM and SLOWLOG GET tell where time goes.".into())),
         b"help" => Ok(help(&["LATENCY HISTOGRAM [<command> ...] | LATEST | HISTORY <event> | RESET | DOCTOR"])),
         _ => Err(unknown(call, "LATENCY")),

@@ -153,6 +153,7 @@ impl Connection {
     fn count(&mut self) {
         let unread = self.unread() + self.held.len();
         self.shared.unread.set(self.shared.unread.get() - self.counted + unread);
+        self.client.unread.set(unread);
         self.counted = unread;
     }
 

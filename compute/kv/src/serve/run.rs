@@ -165,6 +165,7 @@ impl<'a> Server<'a> {
             scripts: Scripts::default(),
             channels: Channels::default(),
             events: Default::default(),
+            monitors: Default::default(),
             store: Rc::clone(&store),
             clients: BTreeMap::new().into(),
             blocked: 0.into(),
@@ -305,7 +306,9 @@ impl<'a> Server<'a> {
             let commands = self.front.store.figures.commands.get();
             self.front.stats.lately.set(u128::from(commands - before).saturating_mul(1000).div_euclid(passed) as u64);
             self.counted = (now, commands);
-            (self.tell)(&counters(&self.front));
+            let counters = counters(&self.front);
+            self.front.stats.peak(counters.bytes);
+            (self.tell)(&counters);
             if let Some(shown) = &self.shown {
                 shown.set(metrics_of(&self.front));
             }
@@ -467,6 +470,7 @@ impl<'a> Server<'a> {
             if let Some(mut connection) = self.connections.remove(&id) {
                 connection.wire.end();
                 self.front.channels.leave(&connection.client);
+                self.front.monitors.leave(&connection.client);
             }
             self.front.clients.borrow_mut().remove(&id);
             return;

@@ -21,15 +21,15 @@
 //! tail tells, and the reader closes its subscribers' connections. Messages that a front end had
 //! queued when it was killed are lost. One that is told to end empties its queue first.
 
-use super::{Kind, Message};
+use super::{Kind, Message, asked};
 use crate::command::{Call, Front};
 use crate::layout::{HEAD_BYTES, MEMBERS};
-use crate::member::{line_word, tail_at};
+use crate::member::{SUBSCRIBED, line_word, state, tail_at};
 use crate::object::{Type, Value};
 use crate::shard::Trouble;
 use crate::task::{Answer, Io, Verb};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 /// Batches of a front end that are kept.
@@ -74,29 +74,38 @@ fn key(line: usize, number: u64) -> Vec<u8> {
     format!("\u{0}farmem message {line} {}", number % RING).into_bytes()
 }
 
-fn record(message: &Message) -> Vec<u8> {
-    let mut bytes = vec![message.kind as u8];
-    for part in [&message.channel, &message.text] {
-        bytes.extend((part.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(part);
-    }
+/// Records that are no messages: a question of [`super::asked`], and an answer.
+pub(super) const QUESTION: u8 = 3;
+pub(super) const ANSWER: u8 = 4;
+
+/// Appends bytes with their length.
+pub(super) fn put_part(bytes: &mut Vec<u8>, part: &[u8]) {
+    bytes.extend((part.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(part);
+}
+
+/// Takes what [`put_part`] has appended.
+pub(super) fn part<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (len, rest) = bytes.split_first_chunk::<4>()?;
+    let (part, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+    *bytes = rest;
+    Some(part)
+}
+
+fn record(kind: u8, name: &[u8], text: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![kind];
+    put_part(&mut bytes, name);
+    put_part(&mut bytes, text);
     bytes
 }
 
-/// The messages of a batch, up to one that is not sound.
-fn messages(mut bytes: &[u8]) -> Vec<Message> {
-    fn part<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
-        let (len, rest) = bytes.split_first_chunk::<4>()?;
-        let (part, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-        *bytes = rest;
-        Some(part)
-    }
+/// The records of a batch, up to one that is not sound: kind, name, text.
+fn records(mut bytes: &[u8]) -> Vec<(u8, &[u8], &[u8])> {
     let mut found = Vec::new();
     while let Some((&kind, rest)) = bytes.split_first() {
         bytes = rest;
-        let kind = if kind == Kind::Sharded as u8 { Kind::Sharded } else { Kind::Plain };
-        let (Some(channel), Some(text)) = (part(&mut bytes), part(&mut bytes)) else { break };
-        found.push(Message { kind, channel: channel.to_vec(), text: text.to_vec() });
+        let (Some(name), Some(text)) = (part(&mut bytes), part(&mut bytes)) else { break };
+        found.push((kind, name, text));
     }
     found
 }
@@ -116,9 +125,19 @@ impl Forward {
             self.lost.set(true);
             return;
         }
-        let bytes = record(message);
-        self.queued.set(self.queued.get() + bytes.len());
-        self.queue.borrow_mut().push_back(bytes);
+        self.put(record(message.kind as u8, &message.channel, &message.text));
+    }
+
+    fn put(&self, record: Vec<u8>) {
+        self.queued.set(self.queued.get() + record.len());
+        self.queue.borrow_mut().push_back(record);
+    }
+
+    /// Queues a question or an answer. Without room it is dropped: nobody waits for long.
+    pub(super) fn tell(&self, kind: u8, name: &[u8], text: &[u8]) {
+        if self.queued.get() <= QUEUED {
+            self.put(record(kind, name, text));
+        }
     }
 
     fn batch(&self) -> Option<Vec<u8>> {
@@ -267,9 +286,8 @@ impl Forward {
             }
             match batch {
                 Some((_, batch)) => {
-                    for message in messages(batch) {
-                        front.channels.calm(io).await;
-                        front.channels.reach(&Rc::new(message), true);
+                    for record in records(batch) {
+                        take(front, io, line, record).await;
                     }
                 }
                 None => front.close_subscribers("of another front end were lost before they were read"),
@@ -280,11 +298,37 @@ impl Forward {
     }
 }
 
+/// Takes a record of the front end of this line.
+async fn take(front: &Front, io: &Io, line: usize, (kind, name, text): (u8, &[u8], &[u8])) {
+    match kind {
+        QUESTION => asked::answer(front, io, name, text).await,
+        ANSWER => front.channels.asked.answered(line, name, text),
+        kind => {
+            let kind = if kind == Kind::Sharded as u8 { Kind::Sharded } else { Kind::Plain };
+            front.channels.calm(io).await;
+            front.channels.reach(&Rc::new(Message { kind, channel: name.to_vec(), text: text.to_vec() }), true);
+        }
+    }
+}
+
+/// The lines of the other front ends whose clients have subscriptions.
+pub(super) async fn subscribed(front: &Front, io: &Io) -> Result<BTreeSet<usize>, Trouble> {
+    let (head, me) = (head(front, io).await?, usize::from(front.store.shards[0].reach.me.line));
+    let has = |line: &usize| state(&head, *line).is_alive() && line_word(&head, *line, SUBSCRIBED as usize) != 0;
+    Ok((0..MEMBERS).filter(|line| *line != me).filter(has).collect())
+}
+
 /// The number of the last batch of each line.
 async fn tails(front: &Front, io: &Io) -> Result<Vec<u64>, Trouble> {
+    let head = head(front, io).await?;
+    Ok((0..MEMBERS).map(|line| line_word(&head, line, 5)).collect())
+}
+
+/// The first shard's head.
+async fn head(front: &Front, io: &Io) -> Result<Vec<u8>, Trouble> {
     let reach = &front.store.shards[0].reach;
     match reach.verbs(io, vec![Verb::Read { at: reach.root, len: HEAD_BYTES as u32 }]).await.pop() {
-        Some(Answer::Bytes(head)) => Ok((0..MEMBERS).map(|line| line_word(&head, line, 5)).collect()),
+        Some(Answer::Bytes(head)) => Ok(head),
         _ => Err(Trouble::Unsettled),
     }
 }
@@ -301,6 +345,10 @@ impl Front {
         let clients = self.clients.borrow();
         let those = clients.values().filter(|client| client.listens());
         let those: Vec<u64> = those.inspect(|client| client.closing.set(true)).map(|client| client.id).collect();
+        // One that only listens for answers.
+        if those.is_empty() {
+            return;
+        }
         eprintln!("farmem: messages {why}: {} clients with subscriptions are disconnected", those.len());
         self.killed.borrow_mut().extend(those);
     }
@@ -308,11 +356,8 @@ impl Front {
 
 #[test]
 fn a_batch_has_its_messages() {
-    let some = [
-        Message { kind: Kind::Plain, channel: b"a".to_vec(), text: Vec::new() },
-        Message { kind: Kind::Sharded, channel: Vec::new(), text: vec![7; 300] },
-    ];
-    let bytes: Vec<u8> = some.iter().flat_map(record).collect();
-    assert_eq!(messages(&bytes), some);
-    assert_eq!(messages(&bytes[..bytes.len() - 1]), some[..1]);
+    let some: [(u8, &[u8], &[u8]); 2] = [(Kind::Plain as u8, b"a", b""), (Kind::Sharded as u8, b"", &[7; 300])];
+    let bytes: Vec<u8> = some.iter().flat_map(|(kind, name, text)| record(*kind, name, text)).collect();
+    assert_eq!(records(&bytes), some);
+    assert_eq!(records(&bytes[..bytes.len() - 1]), some[..1]);
 }

@@ -10,14 +10,17 @@
 //!
 //! A script or a transaction on one key publishes when it has taken effect.
 
+mod asked;
 mod forward;
 
+pub use asked::show;
 pub use forward::Forward;
 
 use super::{Answered, Call, Client, Fail, Front};
 use crate::resp::{Reply, matches};
 use crate::shard::Trouble;
 use crate::task::Io;
+use asked::{Asked, Question};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -96,6 +99,7 @@ pub struct Channels {
     due_bytes: Cell<usize>,
     /// The way to other front ends.
     pub forward: Forward,
+    asked: Asked,
 }
 
 impl Channels {
@@ -136,7 +140,12 @@ impl Channels {
             }
         }
         self.count.set(self.count.get() - 1);
-        if self.count.get() == 0 {
+        self.rest();
+    }
+
+    /// Hears nothing more of other front ends, if nothing of theirs is waited for.
+    fn rest(&self) {
+        if self.count.get() == 0 && !self.asked.waits() {
             self.forward.close();
         }
     }
@@ -206,18 +215,9 @@ impl Channels {
         !self.due.borrow().is_empty()
     }
 
-    /// PUBSUB CHANNELS and SHARDCHANNELS.
-    fn active(&self, kind: Kind, pattern: Option<&[u8]>) -> Reply {
-        let subscribers = self.subscribers.borrow();
-        let wanted = |name: &&Rc<[u8]>| pattern.is_none_or(|pattern| matches(pattern, name));
-        Reply::Array(subscribers[kind as usize].keys().filter(wanted).map(|name| Reply::bulk(&**name)).collect())
-    }
-
-    /// PUBSUB NUMSUB and SHARDNUMSUB.
-    fn numbers(&self, kind: Kind, names: &[Vec<u8>]) -> Reply {
-        let subscribers = self.subscribers.borrow();
-        let number = |name: &Vec<u8>| subscribers[kind as usize].get(name.as_slice()).map_or(0, BTreeSet::len) as i64;
-        Reply::Array(names.iter().flat_map(|name| [Reply::bulk(name.as_slice()), Reply::Int(number(name))]).collect())
+    /// How many names of a kind this front end's clients have subscribed to.
+    pub(super) fn names(&self, kind: Kind) -> usize {
+        self.subscribers.borrow()[kind as usize].len()
     }
 }
 
@@ -276,7 +276,7 @@ pub async fn run(name: &'static str, call: &Call) -> Answered {
             let message = Message { kind, channel: call.arg(1).to_vec(), text: call.arg(2).to_vec() };
             publish(call, message).await
         }
-        "pubsub" => pubsub(call),
+        "pubsub" => pubsub(call).await,
         _ if call.in_exec => Err(Fail::new(format!("{name} is not carried out in a transaction"))),
         "subscribe" | "psubscribe" | "ssubscribe" => subscribe(name, kind, call).await,
         _ => Ok(unsubscribe(name, kind, call)),
@@ -289,6 +289,8 @@ async fn subscribe(what: &str, kind: Kind, call: &Call) -> Answered {
         return Err(Fail::new(format!("a channel's name or a pattern has {NAME} bytes at most")));
     }
     channels.forward.open(call).await?;
+    channels.asked.coming.set(channels.asked.coming.get() + 1);
+    asked::comes(call).await;
     let mut told = Vec::with_capacity(call.count() - 1);
     for name in &call.args[1..] {
         match channels.add(&call.client, kind, name) {
@@ -299,9 +301,8 @@ async fn subscribe(what: &str, kind: Kind, call: &Call) -> Answered {
             }
         }
     }
-    if channels.count.get() == 0 {
-        channels.forward.close();
-    }
+    channels.asked.coming.set(channels.asked.coming.get() - 1);
+    channels.rest();
     Ok(Reply::Several(told))
 }
 
@@ -362,18 +363,28 @@ pub(super) async fn send_all(call: &Call, messages: Vec<Rc<Message>>) {
     }
 }
 
-fn pubsub(call: &Call) -> Answered {
-    let channels = &call.front.channels;
-    let pattern = || call.args.get(2).map(Vec::as_slice);
-    match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
-        (b"channels", 2 | 3) => Ok(channels.active(Kind::Plain, pattern())),
-        (b"shardchannels", 2 | 3) => Ok(channels.active(Kind::Sharded, pattern())),
-        (b"numsub", _) => Ok(channels.numbers(Kind::Plain, &call.args[2..])),
-        (b"shardnumsub", _) => Ok(channels.numbers(Kind::Sharded, &call.args[2..])),
-        (b"numpat", 2) => {
-            let subscribers = channels.subscribers.borrow();
-            Ok(Reply::Int(subscribers[Kind::Pattern as usize].len() as i64))
+/// PUBSUB, for all front ends.
+async fn pubsub(call: &Call) -> Answered {
+    let names = |kind| {
+        let pattern = call.args.get(2).map(|text| super::args::pattern(text).map(<[u8]>::to_vec)).transpose()?;
+        Ok::<_, Fail>(Question::Names(kind, pattern))
+    };
+    let numbers = |kind| Question::Numbers(kind, call.args[2..].to_vec());
+    let question = match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
+        (b"channels", 2 | 3) => names(Kind::Plain)?,
+        (b"shardchannels", 2 | 3) => names(Kind::Sharded)?,
+        (b"numpat", 2) => Question::Names(Kind::Pattern, None),
+        (b"numsub", _) => numbers(Kind::Plain),
+        (b"shardnumsub", _) => numbers(Kind::Sharded),
+        _ => return Err(super::server::unknown(call, "pubsub")),
+    };
+    let counts = asked::of_all(call, question.clone()).await?;
+    Ok(match question {
+        Question::Names(Kind::Pattern, _) => Reply::Int(counts.len() as i64),
+        Question::Names(..) => Reply::Array(counts.into_keys().map(Reply::Bulk).collect()),
+        Question::Numbers(_, names) => {
+            let number = |name: &Vec<u8>| Reply::Int(counts.get(name).map_or(0, |count| *count as i64));
+            Reply::Array(names.iter().flat_map(|name| [Reply::bulk(name.as_slice()), number(name)]).collect())
         }
-        _ => Err(super::server::unknown(call, "pubsub")),
-    }
+    })
 }

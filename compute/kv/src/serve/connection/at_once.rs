@@ -70,6 +70,7 @@ impl Connection {
             || client.closing.get()
             || self.broken
             || stats.threshold_us.get() == 0
+            || means.front.monitors.is_any()
         {
             return Ok(Run::Ended);
         }
@@ -81,6 +82,7 @@ impl Connection {
         }
         let begun = Instant::now();
         means.front.store.set_clock_ms(begun.duration_since(means.start).as_millis() as u64);
+        self.client.seen_ms.set(means.front.store.now_ms());
         let (mut counts, mut last, mut sum) = ([0; NAMES.len()], None, 0);
         while sum < RUN
             && !self.is_full()

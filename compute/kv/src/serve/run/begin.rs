@@ -3,13 +3,13 @@
 
 use super::Server;
 use crate::command::long::{Inlet, Outlet};
-use crate::command::{Call, exec, execute, scripts};
+use crate::command::{Call, exec, execute, monitor, scripts};
 use crate::resp::{Reply, Request};
 use crate::serve::connection::{AT_ONCE, Begun, Means, Run};
 use crate::serve::open::{Failed, wall_ms};
 use crate::task::Task;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Commands that end with their first step, before other connections have their turn.
 const RUN: u32 = 256;
@@ -48,6 +48,7 @@ impl Server<'_> {
             let request = connection.request();
             if std::mem::take(&mut connection.filled) {
                 self.front.store.set_clock_ms(self.start.elapsed().as_millis() as u64);
+                connection.client.seen_ms.set(self.front.store.now_ms());
             }
             if let Some(inlet) = connection.inlet() {
                 self.streaming.insert(id);
@@ -89,6 +90,7 @@ impl Server<'_> {
             if let Some(reply) = connection.client.collect(&request) {
                 self.front.stats.refused(&reply);
                 connection.begun.push_back(Begun { task: u64::MAX, key: None, writes: false, reply: Some(reply) });
+                self.tell_monitors(id, &request);
                 continue;
             }
             let transaction = request[0].eq_ignore_ascii_case(b"exec") && connection.client.collects();
@@ -99,7 +101,25 @@ impl Server<'_> {
                 }
                 return Ok(());
             }
+            self.tell_monitors(id, &request);
             ended += u32::from(self.begin(id, request, transaction.then_some(only), (key, writes)));
+        }
+    }
+
+    /// Tells the clients that have asked for it of a command that begins.
+    fn tell_monitors(&mut self, id: u64, request: &Request) {
+        if !self.front.monitors.is_any() {
+            return;
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let Some(line) = self.connections.get(&id).and_then(|of| monitor::told(&of.client, request, now)) else {
+            return;
+        };
+        for monitor in self.front.monitors.all() {
+            if let Some(connection) = self.connections.get_mut(&monitor) {
+                connection.push(line.clone());
+                self.active.push(monitor);
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Hands published messages to connections, and begins the tasks that carry them between front ends.
 
 use super::Server;
-use crate::command::{Forward, notify};
+use crate::command::{Forward, notify, show};
 use crate::fast::Set;
 use crate::resp::Reply;
 use std::rc::Rc;
@@ -21,6 +21,13 @@ impl Server<'_> {
             let front = Rc::clone(&self.front);
             self.commands.begin(|io| async move {
                 Forward::listen(front, io).await;
+                Reply::Silence
+            });
+        }
+        if self.front.channels.begins_to_show() {
+            let front = Rc::clone(&self.front);
+            self.commands.begin(|io| async move {
+                show(&front, &io).await;
                 Reply::Silence
             });
         }
