@@ -154,10 +154,12 @@ pub fn is_doubtful(doubt: &Doubt, name: u32, of: u64) {
     }
 }
 
-/// Both, for a waiter that waits for this holder alone: a lock's.
+/// Both, for a waiter that waits for this holder alone: a lock's. `holding` tells holdings apart
+/// whose holders have the same name.
 #[cold]
-pub fn judge(doubt: &Doubt, name: u32) {
-    if is_there(name) { doubt.clear() } else { is_doubtful(doubt, name, u64::from(name) + 1) }
+pub fn judge(doubt: &Doubt, name: u32, holding: u32) {
+    let of = u64::from(holding) << 32 | (u64::from(name) + 1);
+    if is_there(name) { doubt.clear() } else { is_doubtful(doubt, name, of) }
 }
 
 /// Looks through everything that members hold. For a caller that has waited long and does not know
@@ -200,7 +202,7 @@ fn fate(name: u32) -> (Fate, u32) {
     // A thread of its own process ends with it. Another's number may be a third one's by now.
     let fate = match has_ended(name) {
         Some(true) => Fate::Gone,
-        Some(false) if name == own => Fate::There,
+        Some(false) if is_thread_of(own, name) => Fate::There,
         Some(false) => match has_memory_of(own, name) {
             Some(true) => Fate::There,
             Some(false) => Fate::Gone,
@@ -231,8 +233,14 @@ fn has_ended(number: u32) -> Option<bool> {
     }
 }
 
+/// Whether a number is that of a thread of this process, `own`.
+fn is_thread_of(own: u32, number: u32) -> bool {
+    // SAFETY: no pointers, and no signal.
+    unsafe { checked(libc::SYS_tgkill, [own as usize, number as usize, 0, 0, 0, 0]) }.is_ok()
+}
+
 /// Whether two tasks have one memory. `None`: the system does not tell.
-fn has_memory_of(one: u32, other: u32) -> Option<bool> {
+pub fn has_memory_of(one: u32, other: u32) -> Option<bool> {
     const KCMP_VM: usize = 1;
     // SAFETY: no pointers.
     unsafe { checked(libc::SYS_kcmp, [one as usize, other as usize, KCMP_VM, 0, 0, 0]) }.ok().map(|order| order == 0)

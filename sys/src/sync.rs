@@ -17,7 +17,7 @@
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use word::Word;
 
@@ -86,7 +86,7 @@ mod word {
         }
     }
 
-    pub fn judge(_: &Doubt, _: u32) {}
+    pub fn judge(_: &Doubt, _: u32, _: u32) {}
 
     pub struct Word {
         value: AtomicU32,
@@ -132,6 +132,10 @@ const AWAITED: u32 = 1 << 31;
 pub struct Lock<T> {
     /// 0: free. Otherwise the holder's name, and [`AWAITED`].
     state: Word,
+    /// Which holding is awaited. Grows when [`AWAITED`] has been set in the word, and at no other
+    /// time: once for each holding that is waited for.
+    /// (Not one of loom's: nobody is kept out or let in by it.)
+    awaited: AtomicU32,
     value: UnsafeCell<T>,
 }
 
@@ -160,13 +164,13 @@ impl<T> Lock<T> {
     /// A free lock.
     #[cfg(not(loom))]
     pub const fn new(value: T) -> Self {
-        Lock { state: Word::new(0), value: UnsafeCell::new(value) }
+        Lock { state: Word::new(0), awaited: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
     /// A free lock.
     #[cfg(loom)]
     pub fn new(value: T) -> Self {
-        Lock { state: Word::new(0), value: UnsafeCell::new(value) }
+        Lock { state: Word::new(0), awaited: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
     /// Waits for the lock.
@@ -199,8 +203,12 @@ impl<T> Lock<T> {
             let seen = self.state.load();
             // Others may sleep as well: the next holder wakes one at its end.
             let to = if seen == 0 { own | AWAITED } else { seen | AWAITED };
-            if seen != to && self.state.compare_exchange(seen, to, Ordering::Acquire, Ordering::Relaxed).is_err() {
-                continue;
+            if seen != to {
+                if self.state.compare_exchange(seen, to, Ordering::Acquire, Ordering::Relaxed).is_err() {
+                    continue;
+                }
+                // A look in between takes this holding for the last: it counts one round too many.
+                self.awaited.fetch_add(1, Ordering::Relaxed);
             }
             if seen == 0 {
                 return;
@@ -208,7 +216,7 @@ impl<T> Lock<T> {
             // At most a second.
             self.state.sleep_while(to);
             if self.state.load() == to {
-                word::judge(&doubt, to & !AWAITED);
+                word::judge(&doubt, to & !AWAITED, self.awaited.load(Ordering::Relaxed));
             }
         }
     }
@@ -348,5 +356,35 @@ mod tests {
         threads.into_iter().for_each(|t| t.join().unwrap());
         assert_eq!(*sum.lock(), 40_000);
         assert!(sum.try_lock().is_some());
+    }
+
+    /// All of one process: their names are the same.
+    #[test]
+    fn each_holding_that_is_waited_for_has_a_number() {
+        let lock = Arc::new(Lock::new(false));
+        let mut held = lock.lock();
+        let waiter = std::thread::spawn({
+            let lock = Arc::clone(&lock);
+            move || {
+                while !*lock.lock() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let mut last = None;
+        for _ in 0..50 {
+            while lock.state.load() & AWAITED == 0 {
+                std::thread::yield_now();
+            }
+            while last == Some(lock.awaited.load(Ordering::Relaxed)) {
+                std::thread::yield_now();
+            }
+            last = Some(lock.awaited.load(Ordering::Relaxed));
+            drop(held);
+            held = lock.lock();
+        }
+        *held = true;
+        drop(held);
+        waiter.join().unwrap();
     }
 }

@@ -404,7 +404,8 @@ impl Threads {
             None => self.of_inside.clear(),
         }
         if self.closed.load(Ordering::Acquire) {
-            members::judge(&self.of_closer, self.closer.load(Ordering::Relaxed));
+            // Each closing ends by clearing the doubt: two are told apart so.
+            members::judge(&self.of_closer, self.closer.load(Ordering::Relaxed), 0);
         }
     }
 

@@ -10,7 +10,7 @@
 //! * Everything begins anew when what is waited for has changed hands.
 
 use super::sharers::any_stands_still;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most that one round counts.
 const ROUND_MS: u64 = 1000;
@@ -20,14 +20,16 @@ const ROUND_MS: u64 = 1000;
 pub struct Doubt {
     /// Which holding it is: the waiter's own number for it, not 0.
     of: AtomicU64,
-    waited_ms: AtomicU32,
+    /// How long was waited for it, ms, and above that a [`mark`] of the holding: so that a waiter
+    /// which comes between the two words' changes adds nothing to the count of another holding.
+    waited: AtomicU64,
     last_ms: AtomicU64,
 }
 
 impl Doubt {
     /// No doubt.
     pub const fn new() -> Doubt {
-        Doubt { of: AtomicU64::new(0), waited_ms: AtomicU32::new(0), last_ms: AtomicU64::new(0) }
+        Doubt { of: AtomicU64::new(0), waited: AtomicU64::new(0), last_ms: AtomicU64::new(0) }
     }
 
     /// Which holding is doubtful; 0: none.
@@ -37,7 +39,9 @@ impl Doubt {
 
     /// What was waited for has come free, or its holder is there.
     pub fn clear(&self) {
-        self.of.store(0, Ordering::Relaxed);
+        // First: nobody is to find the old count of a holding that is doubtful anew.
+        self.waited.store(0, Ordering::Relaxed);
+        self.of.store(0, Ordering::Release);
     }
 
     /// One more round of waiting for the holding `of`. Returns how long that was waited for by now,
@@ -47,15 +51,32 @@ impl Doubt {
     }
 
     fn counted(&self, of: u64, now_ms: u64, stands_still: impl FnOnce() -> bool) -> u32 {
-        if self.of.swap(of, Ordering::Relaxed) != of {
-            self.waited_ms.store(0, Ordering::Relaxed);
+        if self.of.swap(of, Ordering::AcqRel) != of {
             self.last_ms.store(now_ms, Ordering::Relaxed);
+            self.waited.store(mark(of), Ordering::Release);
             return 0;
         }
         let since = now_ms.saturating_sub(self.last_ms.swap(now_ms, Ordering::Relaxed));
         let counts = if since == 0 || stands_still() { 0 } else { since.min(ROUND_MS) as u32 };
-        self.waited_ms.fetch_add(counts, Ordering::Relaxed).saturating_add(counts)
+        let (own, mut before) = (mark(of), self.waited.load(Ordering::Relaxed));
+        loop {
+            // The count of another holding: whoever was to begin this one's has not done so yet, or
+            // has ended.
+            let to = if before & MARK == own { before + u64::from(counts) } else { own };
+            match self.waited.compare_exchange_weak(before, to, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return (to & !MARK) as u32,
+                Err(seen) => before = seen,
+            }
+        }
     }
+}
+
+/// The bits of a [`mark`].
+const MARK: u64 = (u32::MAX as u64) << 32;
+
+/// Tells a holding from those before and after it. Never 0.
+fn mark(of: u64) -> u64 {
+    (of ^ of << 32) & MARK | 1 << 63
 }
 
 #[cfg(test)]
@@ -75,5 +96,22 @@ mod tests {
         assert_eq!(look(6, 93_500, false), 500);
         doubt.clear();
         assert_eq!(look(6, 94_000, false), 0, "it was free meanwhile");
+    }
+
+    #[test]
+    fn a_waiter_between_the_steps_of_another_counts_nothing_for_another_holding() {
+        let doubt = Doubt::new();
+        let look = |of, now| doubt.counted(of, now, || false);
+        look(5, 1000);
+        assert_eq!(look(5, 1900), 900);
+        // Another waiter has found holding 6, and not begun its count yet.
+        doubt.of.store(6, Ordering::Relaxed);
+        assert_eq!(look(6, 2800), 0, "the count is that of holding 5");
+        // Another waiter has cleared the count, and not the holding.
+        doubt.clear();
+        doubt.of.store(5, Ordering::Relaxed);
+        assert_eq!([look(5, 3700), look(5, 4600)], [0, 900]);
+        doubt.clear();
+        assert_eq!([look(5, 5000), look(5, 5500)], [0, 500]);
     }
 }

@@ -2,6 +2,7 @@
 //! a PID namespace that the caller does not see are not among them.
 
 use super::has_memory_of;
+use crate::descriptors;
 use crate::raw::{checked, getpid};
 use std::ffi::{CStr, CString};
 
@@ -30,7 +31,13 @@ pub(super) fn any_stands_still() -> bool {
 /// The letter by which /proc names a task's state.
 fn state(process: u32, task: u32) -> Option<u8> {
     let path = CString::new(format!("/proc/{process}/task/{task}/stat")).ok()?;
-    let stat = crate::raw::read_file(&path).ok()?;
+    let fd = descriptors::open_own(&path).ok()?;
+    // The state is among the first bytes: a number, a name of at most 15 bytes.
+    let mut stat = [0u8; 64];
+    // SAFETY: a live buffer of that length.
+    let read = unsafe { checked(libc::SYS_read, [fd as usize, stat.as_mut_ptr() as usize, stat.len(), 0, 0, 0]) };
+    descriptors::close(fd);
+    let stat = &stat[..read.ok()?];
     let name_ends = stat.iter().rposition(|&byte| byte == b')')?;
     stat.get(name_ends + 2).copied()
 }
@@ -40,13 +47,11 @@ fn each_number(directory: &CStr, mut each: impl FnMut(u32)) {
     /// `struct linux_dirent64`: where its own length is, and its name.
     const LENGTH_AT: usize = 16;
     const NAME_AT: usize = 19;
-    let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as usize;
-    let args = [libc::AT_FDCWD as usize, directory.as_ptr() as usize, flags, 0, 0, 0];
-    // SAFETY: a live path.
-    let Ok(fd) = (unsafe { checked(libc::SYS_openat, args) }) else { return };
+    // Ours, by a number out of the program's way: it stays for as long as the walk takes.
+    let Ok(fd) = descriptors::open_own(directory) else { return };
     let mut entries = [0u8; 2048];
     loop {
-        let into = [fd, entries.as_mut_ptr() as usize, entries.len(), 0, 0, 0];
+        let into = [fd as usize, entries.as_mut_ptr() as usize, entries.len(), 0, 0, 0];
         // SAFETY: a live buffer of that length.
         let Ok(len @ 1..) = (unsafe { checked(libc::SYS_getdents64, into) }) else { break };
         let mut at = 0;
@@ -58,7 +63,7 @@ fn each_number(directory: &CStr, mut each: impl FnMut(u32)) {
             at += usize::from(u16::from_ne_bytes([entry[LENGTH_AT], entry[LENGTH_AT + 1]])).max(1);
         }
     }
-    crate::descriptors::close(fd as i32);
+    descriptors::close(fd);
 }
 
 #[cfg(test)]
