@@ -222,9 +222,41 @@ pub fn adopt_orphans() {
 
 /// The children of this process, zombies included; none where the kernel does not tell.
 pub fn children() -> Vec<u32> {
-    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    children_of("self")
+}
+
+fn children_of(process: &str) -> Vec<u32> {
+    let tasks = format!("/proc/{process}/task");
+    let lists = numbers(&tasks).filter_map(|task| std::fs::read_to_string(format!("{tasks}/{task}/children")).ok());
     lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()).collect()
+}
+
+/// The children of this process, their children, and so on, zombies included; none where the kernel
+/// does not tell.
+pub fn descendants() -> Vec<u32> {
+    let mut found = children();
+    let mut at = 0;
+    while let Some(&parent) = found.get(at) {
+        // One that is adopted meanwhile may be listed twice.
+        found.extend(children_of(&parent.to_string()));
+        at += 1;
+    }
+    found
+}
+
+/// The threads of a process, by their numbers.
+pub fn tasks(pid: u32) -> Vec<u32> {
+    numbers(&format!("/proc/{pid}/task")).collect()
+}
+
+/// All processes that this one can see.
+pub fn all() -> impl Iterator<Item = u32> {
+    numbers("/proc")
+}
+
+fn numbers(directory: &str) -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// Sends a signal to a process. An error means that it is gone, or not ours to signal.

@@ -9,6 +9,7 @@
 use crate::descriptors::open_own;
 use crate::holdings::reserve;
 use crate::raw::{Errno, checked, syscall};
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How many of them this process has. They do not end.
@@ -120,6 +121,16 @@ const BELOW: usize = 1 << 20;
 /// … and above it, for libc's own record of a thread: zero but for its address.
 const ABOVE: usize = 16 << 10;
 const TLS_BYTES: usize = BELOW + ABOVE;
+
+/// The name of the thread that brings the pages of its process's memory (`--fault thread`): by it
+/// other processes know that there is one.
+pub const HANDLER: &CStr = c"farmem-faults";
+
+/// Names the calling thread, for all who look at it in /proc. At most 15 bytes are kept.
+pub fn name_own(name: &CStr) {
+    // SAFETY: a live text.
+    unsafe { syscall(libc::SYS_prctl, [libc::PR_SET_NAME as usize, name.as_ptr() as usize, 0, 0, 0, 0]) };
+}
 
 /// A thread shares everything with the others, and has a thread pointer of its own.
 pub const THREAD_FLAGS: i32 = libc::CLONE_VM

@@ -20,10 +20,13 @@ use std::time::Duration;
 
 use farmem_fabric::{NodeAddr, RunNode, Transport, Trust};
 use farmem_run::counters::PROCESSES;
+use farmem_run::{Choice, Faults};
 use farmem_sys::process;
 
 use super::embedded::Embedded;
+use super::environment::names;
 use super::far::{self, Far, RunName};
+use super::stranded::Stranded;
 use crate::counters::{self, Sample};
 use crate::failure::Failure;
 
@@ -43,6 +46,9 @@ pub struct Options {
     counters: PathBuf,
     #[arg(long)]
     process: Vec<u32>,
+    /// How the run's programs fault
+    #[arg(long, value_parser = names::<Faults>(), default_value = "inline")]
+    fault: Faults,
 }
 
 /// The processes of a run whose program has ended: known by its counters, or orphans of the
@@ -50,7 +56,8 @@ pub struct Options {
 pub fn left_behind(counters: &Path, sample: &Sample, node: Option<u32>) -> Vec<u32> {
     let mut pids = living(counters, sample);
     let orphans = process::children().into_iter().filter(|&child| Some(child) != node && !pids.contains(&child));
-    let orphans: Vec<u32> = orphans.collect();
+    // One that has ended, and that nobody has asked for yet, goes on no more.
+    let orphans: Vec<u32> = orphans.filter(|&child| process::began(child).is_some()).collect();
     pids.extend(orphans);
     pids
 }
@@ -60,7 +67,7 @@ pub fn living(counters: &Path, sample: &Sample) -> Vec<u32> {
     let mut pids: Vec<u32> = sample.processes.iter().map(|process| process.pid).collect();
     if pids.len() == PROCESSES {
         // More processes than slots: the file no longer names them all.
-        pids = numbers().collect();
+        pids = process::all().collect();
     }
     pids.retain(|&pid| process::exists(pid) && has_mapped(pid, counters));
     pids
@@ -68,16 +75,11 @@ pub fn living(counters: &Path, sample: &Sample) -> Vec<u32> {
 
 /// Whether any process has the file mapped, of those that may be looked at.
 pub fn is_mapped(file: &Path) -> bool {
-    numbers().any(|pid| has_mapped(pid, file))
+    process::all().any(|pid| has_mapped(pid, file))
 }
 
-/// All processes.
-fn numbers() -> impl Iterator<Item = u32> {
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-}
-
-fn has_mapped(pid: u32, file: &Path) -> bool {
+/// Whether a process has the file mapped.
+pub fn has_mapped(pid: u32, file: &Path) -> bool {
     let name = file.as_os_str().as_bytes();
     fs::read(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.split(|&b| b == b'\n').any(|line| line.ends_with(name)))
 }
@@ -88,11 +90,12 @@ pub fn start(
     nodes: &[RunNode],
     counters: &Path,
     token: Option<&Path>,
-    processes: &[u32],
+    (processes, fault): (&[u32], Faults),
     embedded: Option<Embedded>,
 ) -> Result<(), Failure> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("farmem").arg("keep").args(["--run", &run.to_string()]).arg("--counters").arg(counters);
+    command.args(["--fault", fault.name()]);
     for node in nodes {
         command.args(["--node", &node.at.to_string()]);
     }
@@ -124,11 +127,14 @@ pub fn keep(options: &Options) -> Result<(), Failure> {
     let nodes: Vec<RunNode> = options.node.iter().cloned().map(RunNode::from).collect();
     let trust = Trust { token, plain: false };
     let far = Far::connect(&nodes, options.run, Transport::Auto, Duration::ZERO, Path::new("farmem"), trust);
+    let mut stranded = Stranded::new(options.fault, &options.counters);
     while let Ok(sample) = Sample::read(&options.counters) {
         // A number of the list that is reused keeps the run longer than need be, at worst.
         if !options.process.iter().any(|&pid| process::exists(pid)) && living(&options.counters, &sample).is_empty() {
             break;
         }
+        // No line: nobody may read what was the run's standard error.
+        stranded.look_at(process::all);
         std::thread::sleep(LOOK_EVERY);
     }
     if let Ok(far) = far {

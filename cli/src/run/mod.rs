@@ -20,6 +20,7 @@ mod plan;
 mod roster;
 mod sites;
 mod stdio;
+mod stranded;
 mod summary;
 mod watch;
 
@@ -51,6 +52,7 @@ pub use summary::Outcome;
 use crate::rack::nodes::Asker;
 pub use far::{RunName, run_node};
 use roster::Roster;
+use stranded::Stranded;
 pub use summary::Stats;
 pub use watch::Ending;
 
@@ -371,13 +373,17 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
         (None, None) => None,
     };
     let mut roster = source.map(|source| Roster::begin(source, &counters, &far));
-    let look = || roster.iter_mut().for_each(|roster| roster.look(&mut far));
+    let mut stranded = Stranded::new(options.fault, &counters);
+    let look = || {
+        roster.iter_mut().for_each(|roster| roster.look(&mut far));
+        stranded.look();
+    };
     let (ending, mut peaks) = watch::until_end(&signals, child.id(), embedded.as_ref(), &counters, look);
     let elapsed = begun.elapsed();
+    stranded.last_look();
     if let Some(line) = group.told(ending, embedded.is_some()) {
         eprintln!("farmem: {line}");
     }
-
     let sample = Sample::read(&counters).map_err(|e| Failure::usage(format!("the run's counters are lost: {e}")))?;
     peaks.note(&sample);
     let others = keeper::left_behind(&counters, &sample, embedded.as_ref().map(Embedded::pid));
@@ -386,7 +392,8 @@ pub fn carry_out(options: &Options, plan: &Plan) -> Result<Outcome, Failure> {
         drop(embedded);
         drop(counters);
     } else {
-        keeper::start(run, &nodes, &counters, plan.spec.token.as_deref().map(Path::new), &others, embedded)?;
+        let token = plan.spec.token.as_deref().map(Path::new);
+        keeper::start(run, &nodes, &counters, token, (&others, options.fault), embedded)?;
         counters.keep();
     }
     let sites = sites.map(|file| sites::read(&file).map_err(|e| e.to_string()));

@@ -5,7 +5,7 @@
 //! stops the program, we stop with it, so that the shell sees the job stopped.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farmem_sys::process::{self, Change, Signals};
 
@@ -44,18 +44,22 @@ pub fn until_end(
     mut look: impl FnMut(),
 ) -> (Ending, Peaks) {
     let mut peaks = Peaks::default();
+    let mut next = Instant::now() + SAMPLE_EVERY;
     loop {
-        match signals.next(SAMPLE_EVERY) {
-            None => {
-                if let Ok(sample) = Sample::read(counters) {
-                    peaks.note(&sample);
-                }
-                look();
+        let now = Instant::now();
+        // By the clock: children may end more often than that.
+        if now >= next {
+            if let Ok(sample) = Sample::read(counters) {
+                peaks.note(&sample);
             }
-            Some(arrived) if arrived.sent && arrived.number != libc::SIGCHLD => {
-                let _ = process::send(program, arrived.number);
-            }
-            Some(_) => {}
+            look();
+            next = now + SAMPLE_EVERY;
+        }
+        if let Some(arrived) = signals.next(next.saturating_duration_since(now))
+            && arrived.sent
+            && arrived.number != libc::SIGCHLD
+        {
+            let _ = process::send(program, arrived.number);
         }
         // Children are looked at after every signal: SIGCHLDs that come together are one.
         let mut ending = None;

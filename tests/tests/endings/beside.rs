@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use farmem_tests::compile;
-use farmem_tests::farmem::{Node, split_stats};
+use farmem_tests::farmem::{Far, Node, split_stats};
 use farmem_tests::process::{self, eventually};
 
 use crate::{BOTH, By, LIMIT, scenario, together};
@@ -123,5 +123,68 @@ fn the_others_end_or_go_on_wherever_the_kill_falls() -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// Far memory that a handler thread brings, which ends with its process, by an exec too.
+#[test]
+fn one_that_outlives_the_handler_thread_is_ended() -> Result<()> {
+    let outlives = |how: &'static str, status: i32| {
+        scenario(how, move || {
+            let node = Node::start("256M", &[])?;
+            let mut program = Command::new(compile::c("outlives", &[])?);
+            program.arg(how);
+            let far = By::Tcp.far("4M", &By::Tcp.address(&node)).with(&["--fault", "thread"]);
+            let run = process::spawn(far.command(&program))?;
+            let outcome = run.wait(LIMIT).context("it waits for ever")?;
+            let (stats, said) = split_stats(&outcome.stderr);
+            let printed = String::from_utf8_lossy(&outcome.stdout).into_owned();
+            let number = printed.lines().next().context("no number")?.parse::<i32>()?;
+            // Gone, or a zombie.
+            let gone = || {
+                let stat = std::fs::read_to_string(format!("/proc/{number}/stat"));
+                stat.map_or(true, |stat| stat.contains(") Z "))
+            };
+            ensure!(eventually(LIMIT, gone), "{number} is still there: {said}");
+            ensure!(outcome.code() == status, "{outcome:?}");
+            if how == "exec" {
+                // The run goes on meanwhile.
+                ensure!(printed.ends_with("ended 9\n") && said.lines().count() == 1, "{printed}{said}");
+                ensure!(said.contains("has been ended: the process that brought its far memory"), "{said}");
+                let stats = stats.context("no summary")?;
+                ensure!(stats["background_processes"] == 0, "{stats}");
+            }
+            Ok(())
+        })
+    };
+    together(vec![outlives("kill", 137), outlives("exit", 0), outlives("exec", 0)])
+}
+
+/// Nothing stands beside a program whose far memory a handler thread brings: a process that shared
+/// its memory could not but share what an exec looks at (set-user-ID, locks), or what a supervisor
+/// counts.
+#[test]
+fn a_handler_thread_has_no_process_beside_it() -> Result<()> {
+    let mut program = Command::new("/bin/sh");
+    let lists = "read own </proc/$$/task/$$/children; read all </proc/$PPID/task/$PPID/children";
+    program.args(["-c", &format!("{lists}; echo \"own:$own all:$all\"")]);
+    let far = Far::local("4M").with(&["--fault", "thread"]);
+    let outcome = process::spawn(far.command(&program))?.wait(LIMIT)?;
+    let (stats, said) = split_stats(&outcome.stderr);
+    let printed = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    let all = printed.strip_prefix("own: all:").with_context(|| format!("{printed}{said}"))?;
+    // The supervisor's node, and the shell.
+    ensure!(outcome.code() == 0 && all.split_whitespace().count() == 2, "{printed}{said}");
+    ensure!(stats.context("no summary")?["background_processes"] == 0, "{said}");
+    Ok(())
+}
+
+/// Nor is a program of the run ended that has no far memory, and waits for pages of its own making.
+#[test]
+fn one_that_waits_for_its_own_pages_is_left_alone() -> Result<()> {
+    let mut program = Command::new("/bin/sh");
+    program.arg("-c").arg(format!("{}; echo status $?", compile::c("own_faults", &["-static", "-pthread"])?.display()));
+    let outcome = process::spawn(Far::local("4M").with(&["--fault", "thread"]).command(&program))?.wait(LIMIT)?;
+    ensure!(String::from_utf8_lossy(&outcome.stdout) == "7\nstatus 0\n", "{outcome:?}");
     Ok(())
 }

@@ -23,7 +23,6 @@ use crate::local::Local;
 use crate::out::Out;
 use crate::pins::Pins;
 use crate::space::Space;
-use crate::wake::start_thread;
 use farmem_run::Faults;
 use std::sync::OnceLock;
 
@@ -72,7 +71,7 @@ impl House {
     /// Starts the handler thread, in thread mode.
     fn start_handler(&self) {
         if self.base.spec.faults == Faults::Thread {
-            start_thread(|_| the_house().run_handler());
+            self.start_events();
         }
     }
 
