@@ -10,8 +10,11 @@
 //   dirties silent PAGES       stores what is there already
 //   dirties ends HOW PAGES     one line of each page for a while, nothing for a while, then three lines once, and ends
 //                              at once: by return, exit (of a thread), signal or exec
+//   dirties filtered ...       as the rest says, with a seccomp filter that allows everything
 //   dirties calls              sleeps, polls and reads that nothing may interrupt, under signals that it counts
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -20,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
@@ -139,6 +143,14 @@ int main(int n, char **arguments) {
     sigaction(SIGTERM, &action, 0);
     starter = getppid();
     const char *mode = arguments[1];
+    if (!strcmp(mode, "filtered")) {
+        struct sock_filter all = {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW};
+        struct sock_fprog filter = {1, &all};
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) harmed("prctl");
+        arguments++;
+        n--;
+        mode = arguments[1];
+    }
     pages = strtoul(arguments[n - 1], 0, 10);
     if (!strcmp(mode, "lines")) {
         write_lines(array(pages), atoi(arguments[2]), pages, 0);

@@ -454,3 +454,18 @@ fn any_user_may_track_what_is_his() -> Result<()> {
     ours.unharmed(LIMIT)?;
     theirs.unharmed(LIMIT)
 }
+
+/// A process that may not be given a userfaultfd is read, and the report says nothing else.
+#[test]
+fn a_process_with_a_filter_is_read_and_the_report_says_so() -> Result<()> {
+    let program = dirties(&["filtered", "lines", "2", "500"])?;
+    let pid = program.pid().to_string();
+    let (found, outcome) = found(&["--pid", &pid, "--window", "200ms", "--windows", "3", "--max-pause", "1s"])?;
+    let said = String::from_utf8_lossy(&outcome.stdout);
+    ensure!(found["way"] == "read" && said.contains("written pages found by reading all of its memory\n"), "{said}");
+    let fell_back = said.contains("no write protection (it has a seccomp filter)");
+    // Where the kernel has no such protection, no process has.
+    ensure!(fell_back || !said.contains("no write protection ("), "{said}");
+    ensure!(!said.contains("hold what they held"), "{said}");
+    program.unharmed(LIMIT)
+}

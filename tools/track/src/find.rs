@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::diff::PAGE;
 
 /// A way to find the pages that were written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
     /// Asynchronous write protection by a userfaultfd

@@ -174,8 +174,9 @@ impl Track {
             windows.push(window.clone());
         });
         let remarks = session.remarks().map(str::to_owned).collect();
+        let ways = session.ways();
         session.leave();
-        let report = Report { program, settings: &settings, windows: &windows, end: ended?, remarks };
+        let report = Report { program, settings: &settings, windows: &windows, end: ended?, remarks, ways };
         show(&format!("\n{report}"));
         if let Some(file) = &self.svg {
             let pooled = count::Pooled::of(windows.iter());

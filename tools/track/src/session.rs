@@ -91,6 +91,8 @@ pub struct Session {
     threads: usize,
     /// Remarks on what could not be done as meant.
     remarks: BTreeSet<String>,
+    /// How written pages were found, of one process or another.
+    ways: BTreeSet<Way>,
     ended: Option<Told>,
     program: u32,
 }
@@ -107,6 +109,7 @@ impl Session {
             last_words: None,
             threads: 1,
             remarks: BTreeSet::new(),
+            ways: BTreeSet::new(),
             ended: None,
             program,
         }
@@ -115,6 +118,12 @@ impl Session {
     /// Remarks for the reader.
     pub fn remarks(&self) -> impl Iterator<Item = &str> {
         self.remarks.iter().map(String::as_str)
+    }
+
+    /// How written pages were found: by more than one way where not all processes could be tracked
+    /// as meant.
+    pub fn ways(&self) -> Vec<Way> {
+        if self.ways.is_empty() { vec![self.settings.way] } else { self.ways.iter().copied().collect() }
     }
 
     /// Lets the program go.
@@ -243,6 +252,7 @@ impl Session {
                 ));
             }
         }
+        self.ways.insert(eyes.way());
         let all = eyes.way() == Way::Read;
         let mut limit = Limit::until(Instant::now() + self.settings.max_pause);
         let watch = self.sample.of(process);

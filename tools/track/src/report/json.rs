@@ -111,7 +111,7 @@ impl Report<'_> {
                 End::Ended(Told::Exited(status)) => format!("status {status}"),
                 End::Ended(_) => "ended".into(),
             },
-            way: self.settings.way,
+            way: self.ways.last().copied().unwrap_or(self.settings.way),
             pages_only: self.settings.pages_only,
             window: self.settings.window.as_secs_f64(),
             max_pause: self.settings.max_pause.as_secs_f64(),

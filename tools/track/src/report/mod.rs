@@ -23,6 +23,8 @@ pub struct Report<'a> {
     pub end: End,
     /// Things that could not be done as meant.
     pub remarks: Vec<String>,
+    /// How written pages were found. Not always as the settings say: a process may not let it be done.
+    pub ways: Vec<Way>,
 }
 
 /// Bytes that farmem would send for these dirty pages: lines in records of the eviction log, or
@@ -56,8 +58,8 @@ impl Report<'_> {
             caveats.push("pages only: which lines and bytes changed was not looked at".into());
         } else {
             let silent = sum(|window| window.found.by_mapping.values().map(|tally| tally.silent).sum());
-            let told = match self.settings.way {
-                Way::Read => String::new(),
+            let told = match self.ways[..] {
+                [Way::Read] => String::new(),
                 _ => format!("; {silent} pages were written and hold what they held"),
             };
             caveats.push(format!(

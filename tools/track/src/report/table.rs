@@ -57,7 +57,7 @@ impl fmt::Display for Report<'_> {
             self.windows.len(),
             pooled.seconds,
             if left_out > 0 { format!(", {left_out} left out: first, idle or cut short") } else { String::new() },
-            self.settings.way.describe(),
+            self.ways.iter().map(|way| way.describe()).collect::<Vec<_>>().join("; of some processes by "),
         )?;
         if pooled.windows > 0 && !self.settings.pages_only {
             write!(f, "\nDirtied, all windows together\n\n{}", dirtied(&pooled))?;
