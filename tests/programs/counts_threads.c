@@ -1,7 +1,9 @@
 /* A program that asks how many threads it has, by each file of /proc that tells and by the listing: as many as it has made.
  * (Its own names are left out: they differ from run to run.) */
+#define _GNU_SOURCE
 #include "case.h"
 #include <dirent.h>
+#include <sys/stat.h>
 
 enum { THREADS = 12 };
 static pthread_barrier_t begun, over;
@@ -69,6 +71,24 @@ static int by_listing(const char *path) {
     return n;
 }
 
+/* By the links of the directory, of which it has two of its own; asked in each way, near and far. */
+static int by_links(const char *path) {
+    struct stat near, *far = far_map(PAGE);
+    struct statx *extended = far_map(PAGE), near_extended;
+    int fd = open(path, O_RDONLY | O_DIRECTORY);
+    MUST(fd >= 0 && !stat(path, &near) && !fstat(fd, far));
+    MUST(!statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, extended));
+    MUST(!statx(AT_FDCWD, path, 0, STATX_BASIC_STATS, &near_extended));
+    struct stat other;
+    MUST(!stat("/proc/1/task", &other) && other.st_nlink >= 3);
+    close(fd);
+    int n = near.st_nlink, same = far->st_nlink == near.st_nlink && extended->stx_nlink == near.st_nlink &&
+                                  near_extended.stx_nlink == near.st_nlink;
+    munmap(far, PAGE);
+    munmap(extended, PAGE);
+    return same ? n - 2 : -1;
+}
+
 static void count(const char *when) {
     char path[64];
     printf("%s: %d %d %d", when, by_file("/proc/self/stat", of_stat), by_file("/proc/self/status", of_status),
@@ -78,7 +98,8 @@ static void count(const char *when) {
     snprintf(path, sizeof path, "/proc/%d/status", getpid());
     printf(" %d %d", by_file(path, of_status), by_descriptor(path, of_status));
     snprintf(path, sizeof path, "/proc/%d/task", getpid());
-    printf(" %d\n", by_listing(path));
+    printf(" %d", by_listing(path));
+    printf(" %d %d\n", by_links("/proc/self/task"), by_links(path));
     fflush(stdout);
 }
 

@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const WAYS: [&[&str]; 3] = [&["--transport", "shm"], &["--transport", "tcp"], &["--fault", "thread"]];
 
 /// Cases that meet the handler thread: they run in all ways in every test run.
-const WITH_A_HANDLER_THREAD: [&str; 26] = [
+const WITH_A_HANDLER_THREAD: [&str; 27] = [
     "threads64",
     "thread_churn",
     "raw_threads",
@@ -28,6 +28,7 @@ const WITH_A_HANDLER_THREAD: [&str; 26] = [
     "vfork_beside",
     "vfork_first",
     "exec_family",
+    "exec_rights",
     "own_handlers",
     "handler_masks",
     "signals_blocked",
@@ -111,11 +112,11 @@ macro_rules! cases {
 
 cases! {
     threads64 thread_churn no_descriptors
-    fork_live fork_guesses fork_threads fork_written held_pages no_mappings vfork_beside vfork_forks companion connects newcomers first_thread half_clone clone_copies exec_family close_all looks_for_descriptors counts_threads gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
+    fork_live fork_guesses fork_threads fork_written held_pages no_mappings vfork_beside vfork_forks companion connects newcomers first_thread half_clone clone_copies exec_family exec_rights close_all looks_for_descriptors counts_threads gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
     own_handlers handler_masks edited_frames signals_blocked sent_blocked go_signals far_stacks exits_far alt_stacks
     reservations insists jit remap huge_moves remap_evicted remap_beside remap_unreadable remap_protected refused_maps asks_in_vain advise program_break instructions wide
     kernel_words segments edges keys early_maps last_exit
-    sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers far_pointers barred memory_file big_io blocked_calls waiting_calls remapped_calls sent_faults left_stacks debugger emulated
+    sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers far_pointers barred memory_file big_io file_limit blocked_calls waiting_calls remapped_calls sent_faults left_stacks debugger emulated
 }
 
 /// The named case where dirty pages cannot be held, and are protected; where no call takes many

@@ -11,15 +11,18 @@
 //!                                           └────── close ─► no longer watched
 //! ```
 //!
+//! The kernel also tells it by the links of the directory `/proc/self/task`, which Chromium reads. So
+//! each call that asks for a file's status is looked at, if it has told of a directory.
+//!
 //! Not lowered: in calls outside libc, by `readv`, in a text of which the number is cut, by
 //! descriptors of [`MOST`] and above, and in a confined process. (A listing of the threads:
 //! [`crate::hidden`].)
 
 use crate::call::{Call, issue};
 use crate::process::pager;
-use crate::{guard, hidden, sites};
+use crate::{confined, guard, hidden, sites};
 use farmem_protocol::addr::is_far;
-use farmem_sys::raw::getpid;
+use farmem_sys::raw::{checked, getpid};
 use farmem_sys::thread;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +30,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The calls that open files: dispatched where libc's instructions are patched, and not by the
 /// filter elsewhere.
 pub const OPENS: [i64; 2] = [libc::SYS_open, libc::SYS_openat];
+/// The calls that tell a file's status, dispatched likewise.
+pub const STATS: [i64; 5] = [libc::SYS_stat, libc::SYS_lstat, libc::SYS_fstat, libc::SYS_newfstatat, libc::SYS_statx];
 const READS: [i64; 2] = [libc::SYS_read, libc::SYS_pread64];
 
 /// Descriptors that can be watched.
@@ -49,17 +54,88 @@ pub fn watches(fd: usize) -> bool {
 
 /// open and openat.
 pub fn open(call: &Call) -> isize {
-    let opened = if call.args.iter().any(|&arg| is_far(arg)) {
-        pager().count_guarded_syscall();
-        guard::call(pager(), call)
-    } else {
-        issue(call)
-    };
+    let opened = made(call);
     if (0..MOST as isize).contains(&opened) && file(opened as usize).is_some() {
         WATCHED[opened as usize / 64].fetch_or(1 << (opened % 64), Ordering::SeqCst);
         dispatch_reads();
     }
     opened
+}
+
+fn made(call: &Call) -> isize {
+    if !call.args.iter().any(|&arg| is_far(arg)) {
+        return issue(call);
+    }
+    pager().count_guarded_syscall();
+    guard::call(pager(), call)
+}
+
+/// stat and its kin.
+pub fn stat(call: &Call) -> isize {
+    let told = made(call);
+    if told != 0 || !thread::any() || confined::alone().is_some() {
+        return told;
+    }
+    let (at, len, lower): (_, _, fn(&mut [u8], u32)) = match call.nr {
+        libc::SYS_statx => (call.args[4], size_of::<libc::statx>(), fewer_links_x),
+        libc::SYS_newfstatat => (call.args[2], size_of::<libc::stat>(), fewer_links),
+        _ => (call.args[1], size_of::<libc::stat>(), fewer_links),
+    };
+    hidden::edit(at, len, |about| {
+        lower(about, thread::started());
+        len
+    });
+    told
+}
+
+fn is_directory(mode: u32) -> bool {
+    mode & libc::S_IFMT == libc::S_IFDIR
+}
+
+/// Whether a file, by its device and number, is the directory of this process's threads.
+fn lists_threads(device: u64, number: u64) -> bool {
+    // SAFETY: zero is valid for it.
+    let mut own: libc::stat = unsafe { std::mem::zeroed() };
+    let path = c"/proc/self/task".as_ptr() as usize;
+    let args = [libc::AT_FDCWD as usize, path, &raw mut own as usize, 0, 0, 0];
+    // SAFETY: a live path and stat.
+    let asked = unsafe { checked(libc::SYS_newfstatat, args) };
+    asked.is_ok() && (own.st_dev, own.st_ino) == (device, number)
+}
+
+/// Lowers the links in a status that the kernel has written, if it is that of the directory.
+fn fewer_links(about: &mut [u8], own: u32) {
+    // SAFETY: so many bytes (the caller's), and plain data.
+    let mut told = unsafe { about.as_ptr().cast::<libc::stat>().read_unaligned() };
+    if is_directory(told.st_mode)
+        && let Some(left) = links_left(told.st_nlink, own)
+        && lists_threads(told.st_dev, told.st_ino)
+    {
+        told.st_nlink = left;
+        // SAFETY: as above.
+        unsafe { about.as_mut_ptr().cast::<libc::stat>().write_unaligned(told) };
+    }
+}
+
+/// The same of `statx`.
+fn fewer_links_x(about: &mut [u8], own: u32) {
+    // SAFETY: so many bytes (the caller's), and plain data.
+    let mut told = unsafe { about.as_ptr().cast::<libc::statx>().read_unaligned() };
+    let device = libc::makedev(told.stx_dev_major, told.stx_dev_minor);
+    if is_directory(told.stx_mode.into())
+        && let Some(left) = links_left(told.stx_nlink.into(), own)
+        && lists_threads(device, told.stx_ino)
+    {
+        told.stx_nlink = left as u32;
+        // SAFETY: as above.
+        unsafe { about.as_mut_ptr().cast::<libc::statx>().write_unaligned(told) };
+    }
+}
+
+/// A link for each thread, and the two that every directory has: without `own` threads, if one is
+/// left.
+fn links_left(links: u64, own: u32) -> Option<u64> {
+    links.checked_sub(own.into()).filter(|&left| left > 2)
 }
 
 /// close of a watched descriptor.
@@ -161,6 +237,13 @@ mod tests {
         for cut in 0..whole.find("12 0 4155").unwrap() + 2 {
             assert_eq!(lowered(&whole[..cut], File::Stat, 1), &whole[..cut]);
         }
+    }
+
+    #[test]
+    fn links_are_left_for_the_programs_threads() {
+        assert_eq!([links_left(4, 1), links_left(15, 2)], [Some(3), Some(13)]);
+        // A vfork child has none of its parent's, and a file has one link.
+        assert_eq!([links_left(3, 1), links_left(1, 2)], [None, None]);
     }
 
     #[test]

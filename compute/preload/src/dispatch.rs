@@ -23,6 +23,13 @@ const EBADF: isize = -(libc::EBADF as isize);
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 const PR_SET_MDWE: usize = 65;
 const SYS_MSEAL: i64 = 462;
+/// `setxattrat` and `getxattrat`: their argument, near or far, is a structure that names more memory.
+const XATTRS: [i64; 2] = [463, 464];
+
+/// Calls that are dispatched where libc's instructions are patched, and not by the filter elsewhere.
+pub fn where_patched() -> impl Iterator<Item = i64> {
+    counted::OPENS.into_iter().chain(counted::STATS).chain(XATTRS)
+}
 
 /// Dispatches a call that came from a stack of the program's.
 pub fn from_program(call: &Call) -> isize {
@@ -80,12 +87,15 @@ pub fn dispatch(call: &Call) -> isize {
         _ if hidden::names(call) => EBADF,
         libc::SYS_getdents64 => hidden::list(call),
         libc::SYS_open | libc::SYS_openat => counted::open(call),
+        _ if counted::STATS.contains(&call.nr) => counted::stat(call),
         libc::SYS_read | libc::SYS_pread64 if counted::watches(a) => counted::read(call),
         libc::SYS_close if counted::watches(a) => counted::close(call),
         libc::SYS_dup2 | libc::SYS_dup3 if owns_fd(b as i32) => EBADF,
         libc::SYS_close_range => close_range(a as u32, b as u32, c),
         // The kernel would use its rings and buffers at times that the runtime cannot know.
         libc::SYS_io_uring_setup | libc::SYS_io_setup => ENOSYS,
+        // Answered as by a kernel before 6.13.
+        _ if XATTRS.contains(&call.nr) => ENOSYS,
         // Would drop far pages behind the pager's back; callers fall back to madvise.
         libc::SYS_process_madvise => ENOSYS,
         libc::SYS_clone if a & libc::CLONE_VM as usize == 0 && b == 0 => fork::fork(call),

@@ -14,7 +14,7 @@
 use crate::gate::NotBuilt;
 use crate::run::joining;
 use crate::{
-    bound, call, counted, exec, fork, gate, go, hints, limits, mappings, near, net, process, roster, sandbox, signals,
+    bound, call, dispatch, exec, fork, gate, go, hints, limits, mappings, near, net, process, roster, sandbox, signals,
     sites, stays_near, threads, waits,
 };
 use farmem_fabric::session::REFUSED_NS;
@@ -221,7 +221,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
     process::begin(pager, run.grace);
     hints::publish();
     run.sites.as_deref().into_iter().for_each(waits::begin);
-    for &nr in call::ALWAYS.iter().chain(&fork::COMPANY).chain(&counted::OPENS) {
+    for nr in call::ALWAYS.iter().chain(&fork::COMPANY).copied().chain(dispatch::where_patched()) {
         sites::dispatches(nr, true);
     }
     intercept(&run, pager, (from, to), stubs)?;

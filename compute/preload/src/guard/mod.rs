@@ -73,6 +73,7 @@ fn long(pager: &'static Pager, call: &Call) -> isize {
         one.pin(addr, len);
         return issue(call);
     }
+    let len = if writes { turn::below_limit(fd, len, positioned.then_some(call.args[3])) } else { len };
     pieces(len, how.piece, how.goes_on, |done, bytes| {
         let mut piece = *call;
         piece.args[1] += done;

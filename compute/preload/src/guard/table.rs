@@ -77,6 +77,7 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         | nr::LOOKUP_DCOOKIE
         | nr::GETDENTS64
         | nr::SCHED_GETATTR
+        | nr::MODIFY_LDT
         | nr::BPF => const { &[out(1, Extent::Arg(2))] },
         nr::WRITE | nr::PWRITE64 | nr::CONNECT | nr::BIND => const { &[inp(1, Extent::Arg(2))] },
         nr::MSGRCV => const { &[out(1, Extent::Typed(2))] },
@@ -210,6 +211,7 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
             const { &[inp(0, Extent::Arg(1))] }
         }
         nr::QUOTACTL => const { &[inp(1, Extent::Text), out(3, Extent::Bytes(512))] },
+        nr::QUOTACTL_FD => const { &[out(3, Extent::Bytes(512))] },
         nr::SETXATTR | nr::LSETXATTR | nr::ADD_KEY => {
             const { &[inp(0, Extent::Text), inp(1, Extent::Text), inp(2, Extent::Arg(3))] }
         }
@@ -557,6 +559,7 @@ mod nr {
     pub const MLOCKALL: i64 = 151;
     pub const MUNLOCKALL: i64 = 152;
     pub const VHANGUP: i64 = 153;
+    pub const MODIFY_LDT: i64 = 154;
     pub const PIVOT_ROOT: i64 = 155;
     pub const PRCTL: i64 = 157;
     pub const ARCH_PRCTL: i64 = 158;
@@ -727,6 +730,7 @@ mod nr {
     pub const PROCESS_MADVISE: i64 = 440;
     pub const EPOLL_PWAIT2: i64 = 441;
     pub const MOUNT_SETATTR: i64 = 442;
+    pub const QUOTACTL_FD: i64 = 443;
     pub const LANDLOCK_CREATE_RULESET: i64 = 444;
     pub const LANDLOCK_ADD_RULE: i64 = 445;
     pub const FUTEX_WAITV: i64 = 449;

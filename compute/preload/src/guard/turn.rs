@@ -135,6 +135,38 @@ pub fn how(pager: &Pager, fd: usize, writes: bool, positioned: bool) -> How {
     How { kind, piece, goes_on: writes || matches!(kind, Kind::File | Kind::Bytes) }
 }
 
+/// How much of a write to a file lies below the process's limit on the length of files. One call
+/// would stop there and tell a short count. A piece that begins there is refused, with a signal.
+/// `at`: the position that the call names.
+pub fn below_limit(fd: usize, len: usize, at: Option<usize>) -> usize {
+    let mut limit = [u64::MAX; 2];
+    // SAFETY: all-zero is a valid stat.
+    let mut about: libc::stat = unsafe { std::mem::zeroed() };
+    let ask = [0, libc::RLIMIT_FSIZE as usize, 0, &raw mut limit as usize, 0, 0];
+    // SAFETY: a live limit and stat; nothing is set.
+    let asked = unsafe {
+        confined::alone().is_none()
+            && checked(libc::SYS_prlimit64, ask).is_ok()
+            && limit[0] != u64::MAX
+            && checked(libc::SYS_fstat, [fd, &raw mut about as usize, 0, 0, 0, 0]).is_ok()
+    };
+    if !asked || about.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return len;
+    }
+    // SAFETY: no pointers.
+    let (flags, own) = unsafe {
+        (
+            checked(libc::SYS_fcntl, [fd, libc::F_GETFL as usize, 0, 0, 0, 0]),
+            checked(libc::SYS_lseek, [fd, 0, libc::SEEK_CUR as usize, 0, 0, 0]),
+        )
+    };
+    let appends = flags.is_ok_and(|flags| flags as i32 & libc::O_APPEND != 0);
+    let begins = if appends { Some(about.st_size as usize) } else { at.or(own.ok()) };
+    // What begins at the limit is refused as a whole.
+    let room = begins.and_then(|begins| (limit[0] as usize).checked_sub(begins)).filter(|&room| room > 0);
+    room.map_or(len, |room| len.min(room))
+}
+
 /// A write that is made as one call. It is its turn until this is dropped.
 pub struct One {
     record: &'static Record,

@@ -121,6 +121,7 @@ fn long(pager: &'static Pager, call: &Call, len: usize) -> isize {
     if how.kind == Kind::Stream && !writes && falls_short(len.min(how.piece)) {
         return whole(pager, call);
     }
+    let len = if writes { turn::below_limit(fd, len, positioned.then_some(call.args[3])) } else { len };
     let mut done = 0;
     while done < len {
         let piece = match rest.piece(FEW, (len - done).min(how.piece)) {
