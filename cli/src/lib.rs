@@ -145,7 +145,7 @@ impl Program for Farmem {
 }
 
 impl Command {
-    /// Does it.
+    /// Carries out the command.
     ///
     /// # Errors
     /// Says what is wrong, and the status to end with.

@@ -53,7 +53,7 @@ Example:
     },
 }
 
-/// Does it.
+/// Carries out the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     match &options.command {
         Command::Ls { node, json, token } => list(&at(node, token)?, node, *json),

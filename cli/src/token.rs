@@ -1,5 +1,5 @@
-//! `farmem token`: tokens say who may borrow, and how much. Also the token by which a command
-//! borrows.
+//! `farmem token`: makes, lists, rotates and revokes the tokens by which tenants borrow. Also
+//! `--token` and `--plain`, by which other commands name the token that they borrow by.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
@@ -51,19 +51,19 @@ Examples:
   farmem token create --tenant rack --store tokens.toml > rack.token
       The tenant rack: nodes and orders of a rack prove themselves by it.")]
     Create {
-        /// For whom: letters, digits, _ and -
+        /// The tenant's name: letters, digits, _ and -
         #[arg(long, value_name = "NAME")]
         tenant: String,
         /// What all programs of the tenant may hold together at a node
         #[arg(long, value_name = "SIZE")]
         quota: Option<Size>,
-        /// … and in a whole rack, whose controller and nodes read this store
+        /// What they may hold together in a whole rack, whose controller and nodes read this store
         #[arg(long, value_name = "SIZE")]
         rack_quota: Option<Size>,
-        /// Bytes a second that they may move together through a node, as 500M
+        /// Bytes a second that they may move together through a node, such as 500M
         #[arg(long, value_name = "SIZE")]
         rate: Option<Size>,
-        /// How long it can be used, as 30d
+        /// How long the token is valid, such as 30d
         #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
         expires: Option<Duration>,
         #[command(flatten)]
@@ -96,10 +96,10 @@ Example:
   farmem token rotate --tenant lab --store tokens.toml > new.token
       Give it to those who borrow, then revoke the old one by its id.")]
     Rotate {
-        /// For whom
+        /// The tenant's name
         #[arg(long, value_name = "NAME")]
         tenant: String,
-        /// How long the new one can be used, as 30d
+        /// How long the new token is valid, such as 30d
         #[arg(long, value_name = "TIME", value_parser = crate::time::parse)]
         expires: Option<Duration>,
         #[command(flatten)]
@@ -114,7 +114,7 @@ struct StoreFile {
     path: PathBuf,
 }
 
-/// Does it.
+/// Carries out the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let wrong = |e: StoreError| Failure::usage(e.to_string());
     match &options.command {

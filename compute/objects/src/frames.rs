@@ -1,4 +1,5 @@
-//! Frames: where objects are while they are local. Their addresses are [`crate::space`]'s.
+//! Frames: where objects are while they are local. Their addresses are [`crate::space`]'s. Also
+//! [`FarBox`], the value whose object a frame has.
 //!
 //! ```text
 //! FarBox ── word: home, place, dirty ─► frame: word | meta: stamp, arriving, seen | payload

@@ -189,6 +189,15 @@
 //! * A scope that is leaked (`std::mem::forget`) keeps what it reached local for ever.
 //! * A lost node is an error of the call that needs it, and never ends the process.
 
+// The files, for readers of the code:
+//   class, space, rooms    size classes; addresses of frames; which frames are free
+//   frames, homes, word    frames of one thread, and boxes; places in far memory; a box's word
+//   evict, heap, scope     which objects leave; a heap's operations; what a scope keeps local
+//   share                  the heap's share of a run's `--local`
+//   shared                 heaps that threads share
+//   vec, list, queue, map, btree, text, cache, arena, frame    the collections
+//   load, select           loads that let other work go on; elements by condition
+
 mod arena;
 mod btree;
 mod cache;

@@ -16,8 +16,9 @@
 //! | [`space`] | mmap, munmap, mremap, mprotect, madvise of far memory |
 //! | [`house`] | the background thread; nodes that join, leave and are lost; fork |
 //!
-//! Beside them: [`ending`], the ends that a load cannot report, and [`wake`], which wakes the
-//! background thread.
+//! Beside them: [`page`], memory of pages as types; [`kernel`], the system calls on far mappings;
+//! [`start`], which puts the parts together; [`ending`], the ends that a load cannot report; and
+//! [`wake`], which wakes the background thread.
 //!
 //! **Trap discipline.** A fault is a trap: it can interrupt only code that touches far memory. In
 //! user mode this crate touches no far memory but pages that it owns and that are present. So it

@@ -2,8 +2,9 @@
 //!
 //! A pager sees faults, not uses. So a recorded run keeps [`LOCAL_PAGES`] pages local whatever
 //! `--local` says, first in, first out, and fetches nothing ahead. Every move to a page that was
-//! not among the last few dozen faults is then a fault, and recorded. A use that is not recorded is
-//! one that any memory worth replaying would have kept (`docs/design/cache.md`, *Traces*).
+//! not among the last few dozen faults is then a fault, and recorded. A use that is missing from
+//! the trace would be a hit under any limit worth replaying, because its page is among those few
+//! dozen (`docs/design/cache.md`, *Traces*).
 //!
 //! Each record is written by a system call of its own, a tenth of the fault it
 //! belongs to. Nothing is buffered, so the file is whole up to the last fault

@@ -24,6 +24,8 @@
 //!       └──────────────────────────────────────────────────────────────── unmapped, discarded
 //! ```
 //!
+//! An *upgrade*, the first write to a clean page, goes Resident ──► Busy ──► Resident (dirty).
+//!
 //! *Busy* and *Leaving* belong to the one thread that set them; others wait.
 //! Every transition is one CAS by its owner. While a page is Busy only its pins
 //! may change under the owner (an `unpin`), hence owners leave Busy by
@@ -74,7 +76,7 @@ pub const MAX_STAGED: usize = 1 << 20;
 pub struct Word(pub u64);
 
 impl Word {
-    /// Zero: untouched.
+    /// The word of a page that was never touched: zero.
     pub const UNTOUCHED: Word = Word(0);
 
     /// The state.
@@ -96,49 +98,49 @@ impl Word {
         Word(self.0 & !(7 << STATE_SHIFT) | (state as u64) << STATE_SHIFT)
     }
 
-    /// D.
+    /// Whether the page differs from its far slot, or has none (D).
     #[inline(always)]
     pub fn dirty(self) -> bool {
         self.0 & DIRTY != 0
     }
 
-    /// The same with D as given.
+    /// The same word, dirty or clean (D).
     #[inline(always)]
     pub fn with_dirty(self, on: bool) -> Word {
         Word(if on { self.0 | DIRTY } else { self.0 & !DIRTY })
     }
 
-    /// G.
+    /// Whether the page will be compared when it leaves (G).
     #[inline(always)]
     pub fn guessed(self) -> bool {
         self.0 & GUESSED != 0
     }
 
-    /// The same with G as given.
+    /// The same word with G as given.
     #[inline(always)]
     pub fn with_guessed(self, on: bool) -> Word {
         Word(if on { self.0 | GUESSED } else { self.0 & !GUESSED })
     }
 
-    /// W.
+    /// Whether the page was dirty when it last left (W).
     #[inline(always)]
     pub fn written(self) -> bool {
         self.0 & WRITTEN != 0
     }
 
-    /// The same with W as given.
+    /// The same word with W as given.
     #[inline(always)]
     pub fn with_written(self, on: bool) -> Word {
         Word(if on { self.0 | WRITTEN } else { self.0 & !WRITTEN })
     }
 
-    /// U.
+    /// Whether the page came in write-protected and its first write faulted (U).
     #[inline(always)]
     pub fn upgraded(self) -> bool {
         self.0 & UPGRADED != 0
     }
 
-    /// The same with U as given.
+    /// The same word with U as given.
     #[inline(always)]
     pub fn with_upgraded(self, on: bool) -> Word {
         Word(if on { self.0 | UPGRADED } else { self.0 & !UPGRADED })

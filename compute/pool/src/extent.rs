@@ -1,5 +1,5 @@
 //! Which homes a slab of the host's table has: one atomic word for each slab index, into a table of
-//! records.
+//! records. (Not the extents of `farmem_protocol::extent`: those are runs of units at a node.)
 //!
 //! ```text
 //! 63 62  56  55 54  53 52  31         0

@@ -106,7 +106,8 @@ pub struct Pool {
 }
 
 const BLOCK_BYTES: u64 = MAX_BACKED;
-/// Pauses between two checks that the awaited process still exists: about half a second.
+/// Rounds of waiting between two checks that the process waited for still exists: about half a
+/// second.
 const LOOK_ROUNDS: u32 = 4096;
 const _: () = assert!(BLOCK_BYTES == 2 << 20);
 const _: () = assert!(SLOTS_PER_SLAB == 16384);

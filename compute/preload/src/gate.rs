@@ -13,13 +13,13 @@ pub const GATE: usize = FAR_END + 0x1_0000;
 /// The address behind `syscall`: a filter sees it as the instruction pointer of the runtime's own
 /// calls.
 pub const AFTER_SYSCALL: usize = GATE + 2;
-/// … of the program's, made for it.
+/// The address behind `syscall` of the calls that the runtime makes for the program.
 pub const AFTER_PROGRAM: usize = AFTER_SYSCALL + GATE_PROGRAM;
-/// … of the runtime's threads' beginnings.
+/// The address behind `syscall` of the calls by which the runtime starts its threads.
 pub const AFTER_THREAD: usize = AFTER_SYSCALL + GATE_THREAD;
-/// Where the runtime's handlers return by.
+/// The address of the code by which the runtime's signal handlers return.
 pub const RETURN: usize = GATE + GATE_RETURN;
-/// … of such a return.
+/// The address behind the `syscall` of such a return.
 pub const AFTER_RETURN: usize = RETURN + 9;
 
 /// Why there is no gate.

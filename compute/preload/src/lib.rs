@@ -8,14 +8,14 @@
 //!        ├─ libc call ────► sites (patched libc) ─┐
 //!        └─ raw syscall ──► net (seccomp, SIGSYS) ┴─► dispatch ─► mappings   mmap, munmap, … ─► pager
 //!                                                              ├► guard      pin what the call uses ─► gate
-//!                                                              └► signals, descriptors
+//!                                                              └► signals, hidden, counted
 //! ```
 //!
 //! | file | what happens there |
 //! |---|---|
 //! | `start` | the constructor: everything below is armed, in this order |
 //! | `run`, `process` | the run's settings; this process's pager and counters |
-//! | `arena` | the runtime's own memory, never the program's malloc |
+//! | `roster` | nodes that join and leave the run while it goes on |
 //! | `bound` | libc's names that are bound within the library, so that no function of the program's is called |
 //! | `gate` | the one place from which system calls pass the filter |
 //! | `sites` | libc's own `syscall` instructions, patched |
@@ -79,5 +79,6 @@ mod stays_near;
 mod threads;
 mod waits;
 
+// The runtime's own memory, never the program's malloc.
 #[global_allocator]
 static ARENA: farmem_sys::arena::Arena = farmem_sys::arena::Arena::new();

@@ -1,9 +1,9 @@
 //! Near stacks, for work that begins on a far one.
 //!
-//! The runtime must not touch far memory while it holds locks, and a stack is memory: a dispatch
-//! that begins on a far stack (a coroutine's) goes on on a near one, taken from a pool and given
-//! back at the end; there are [`STACKS`]. Uppermost on it stands where the program's stack is, as
-//! long as it is used.
+//! The runtime must not touch far memory while it holds locks, and a stack is memory. So a dispatch
+//! that begins on a far stack (a coroutine's) continues on a near one. It takes the stack from a
+//! pool of [`STACKS`], and gives it back at its end. While the stack is in use, its topmost word
+//! has the address of the program's stack.
 //!
 //! A signal handler of the program's that interrupts a dispatch there and leaves by `siglongjmp`
 //! keeps that stack, until another begins where that one stood: two cannot stand at one place of

@@ -1,8 +1,9 @@
-//! The net behind the patched sites: a seccomp filter that traps every system call with a far
-//! argument, unless it comes from the gate; and, of the calls that are dispatched whatever their
-//! arguments, those from libc's sites that could not be patched, by their address. [`REFUSED`] it
-//! refuses by itself, wherever they come from: liburing makes its calls without libc, with
-//! arguments on near stacks.
+//! The net: the seccomp filter for calls that do not go through a patched site.
+//!
+//! It traps every system call with a far argument, unless the call comes from the gate. It also
+//! traps, by their addresses, the calls of libc's sites that could not be patched, if they are
+//! dispatched whatever their arguments. It refuses [`REFUSED`] without a trap, wherever they come
+//! from: liburing makes these calls without libc, with arguments on near stacks.
 //!
 //! The filter is inherited over exec, by images that have no handler yet or never will (static
 //! programs). So it traps nothing but far arguments, which such an image does not have. If such an

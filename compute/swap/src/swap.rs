@@ -1,4 +1,5 @@
-//! Has the kernel swap to a node. [`crate::watch`] watches it then, and [`crate::off`] ends it.
+//! Begins to swap: makes volumes, streams and devices, and has the kernel use them.
+//! [`crate::watch`] then watches them, and [`crate::off`] ends them.
 
 use crate::device::{self, Device};
 use crate::freed::{self, Probe};

@@ -113,6 +113,6 @@ impl System {
 pub trait With {
     /// What comes of it.
     type Output;
-    /// Does it.
+    /// Works with the pool, by the allocator that the bench has.
     fn with<A: Allocator>(self, bench: Bench<A>) -> Self::Output;
 }

@@ -20,10 +20,11 @@ pub struct Tenant {
     held: AtomicI64,
     /// How fast its programs move bytes together.
     pub pace: Pace,
-    /// The part of them that this node may admit, of what they may hold in the whole rack;
-    /// `u64::MAX`: there is no such limit.
+    /// Bytes that this node may admit for the tenant: its share of the tenant's quota in the rack.
+    /// `u64::MAX`: the tenant has no quota in the rack.
     share: AtomicU64,
-    /// The largest request that was refused because the share was used up, since it was asked last.
+    /// The largest request, in bytes, that was refused because the share was used up, since
+    /// [`Tenant::take_short`] was last called.
     short: AtomicU64,
 }
 

@@ -1,4 +1,5 @@
-//! Changes of strings that are carried out at once, because the node's memory is mapped here.
+//! Changes of strings that are carried out at once, because the node's memory is mapped here: the
+//! index's half. The half that parses and replies is in `serve/connection/at_once.rs`.
 //!
 //! A key whose slot is known is changed by one WRITE and one CAS. On mapped memory both are
 //! accesses of this process, so nothing is waited for: no task, no batch, no doorbell. The protocol

@@ -1,4 +1,5 @@
-//! Frames: tables whose columns lie in far memory.
+//! Data frames ([`FarFrame`]): tables whose columns lie in far memory. (The places of local objects
+//! are called frames, too: [`crate::frames`].)
 //!
 //! ```text
 //! frame ── column "day": values    │ chunk │ chunk │ …     8192 rows are a part

@@ -5,9 +5,9 @@
 //! |---|---|
 //! | [`background`] | the background thread |
 //! | [`repair`] | copies slabs that lack a copy, and empties nodes that are taken out |
+//! | [`throttle`] | how fast repair copies slabs |
 //! | [`nodes`] | nodes that join and leave while the program runs |
 //! | [`fork`] | lets parent and child both go on |
-//! | [`throttle`] | how fast they are copied |
 //! | [`handler`] | serves faults by events, where SIGBUS cannot be had |
 
 pub(crate) mod background;

@@ -6,8 +6,10 @@
 //!                            else                  ─► half as long, down to a quarter of the work
 //! ```
 //!
-//! A pause is as long as the work at first. A program that fetches little feels nothing, and repair
-//! soon copies for four fifths of the time. It keeps a ninth of the time, because a slab without its copy is what a second loss ends the program for.
+//! At first a pause is as long as the work before it. If the program fetches little, or as fast as
+//! before, the pauses shrink, and repair copies for four fifths of the time. If fetches slow down,
+//! the pauses grow. Repair keeps at least a ninth of the time, because a slab without its copy is
+//! lost with the next node.
 
 use farmem_run::counters::{Histogram, percentile};
 

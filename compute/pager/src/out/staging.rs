@@ -1,7 +1,7 @@
 //! The staging ring: bytes of pages that have left and whose WRITE is under way, or whose place in
 //! the ring is not needed yet. A fault on such a page is served from here, without the fabric
-//! ([`crate::incoming`], *rescue*). It is the proof of a second touch that user space otherwise
-//! lacks.
+//! ([`crate::incoming`], *rescue*). A rescue also tells the policy that the page was used again
+//! soon after it left. The kernel tells user space nothing of uses between faults.
 //!
 //! The ring is for nodes whose memory is not mapped. Where it is (shm), the far slot is as near as
 //! the ring would be. The ring's memory counts as local.

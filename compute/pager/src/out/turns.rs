@@ -6,8 +6,8 @@
 //!                └── wait ◄──────┘ unlock
 //! ```
 //!
-//! The lock alone is not enough. A thread that has just let it go is usually the first to get it
-//! again, because the one that it wakes has yet to be given a CPU.
+//! The lock alone is not enough. The thread that releases it usually takes it again first, because
+//! the woken thread does not have a CPU yet.
 
 use farmem_sys::raw::{now_ns, sleep_ns};
 use farmem_sys::sync::{Held, Lock};

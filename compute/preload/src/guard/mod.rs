@@ -1,7 +1,16 @@
 //! The guard: before a system call, the far pages that it will use are pinned; after it, unpinned.
 //!
-//! [`table`] says which memory a call uses. Long transfers are made as one call where others could
-//! come between two; else piece by piece ([`turn`]).
+//! [`table`] says which memory a call uses. A long transfer is made piece by piece, so that few
+//! pages are pinned at a time. If other transfers could come between its pieces, as in a write to a
+//! file that several threads append to, it is one call, within bounds ([`turn`]).
+//!
+//! | file | |
+//! |---|---|
+//! | `pins`, `abandoned` | pins, and those of calls that never return |
+//! | `arity`, `array`, `behind` | arguments: how many, arrays, structures with pointers |
+//! | `peek` | reads and writes memory that an argument points to |
+//! | `whole`, `vectors`, `streams` | how a call is made: whole, by buffers, on a socket |
+//! | `forced` | calls with a far position, as in `/proc/PID/mem` |
 
 pub mod abandoned;
 pub mod arity;
