@@ -72,43 +72,6 @@ pub enum Bug {
     DropLocks,
 }
 
-/// All of the above, for tests.
-pub const BUGS: [Bug; 33] = [
-    Bug::CommitUnchecked,
-    Bug::SparePending,
-    Bug::CopyPending,
-    Bug::TrustFrozen,
-    Bug::CopyWarm,
-    Bug::ReuseAtOnce,
-    Bug::SkipKey,
-    Bug::BlindForever,
-    Bug::DeclareUnfenced,
-    Bug::JoinAtOnce,
-    Bug::TrustOldEra,
-    Bug::KeepUnderWrite,
-    Bug::SweepUntold,
-    Bug::CopyNothing,
-    Bug::FirstDecides,
-    Bug::LeaveBehind,
-    Bug::AnswerEarly,
-    Bug::HelpBackwards,
-    Bug::JudgeByFirst,
-    Bug::AdoptShown,
-    Bug::FreeUnshown,
-    Bug::ShowBare,
-    Bug::AdoptAtOnce,
-    Bug::FillUnmirrored,
-    Bug::FillUnpaused,
-    Bug::FillUndrained,
-    Bug::FillWithoutTheDead,
-    Bug::DecideUnlocked,
-    Bug::LeaveAbsent,
-    Bug::TrustUndecided,
-    Bug::FreezeLocks,
-    Bug::JudgeUnderLocks,
-    Bug::DropLocks,
-];
-
 /// The rules in force.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Rules(Option<Bug>);

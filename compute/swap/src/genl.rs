@@ -16,9 +16,7 @@ pub const FAMILY_ID: u16 = 1;
 pub const FAMILY_NAME: u16 = 2;
 /// See [`FAMILY_ID`].
 pub const FAMILY_GROUPS: u16 = 7;
-/// Of a group: its name, its number.
-pub const GROUP_NAME: u16 = 1;
-/// See [`GROUP_NAME`].
+/// A multicast group's number, beside its name (attribute 1).
 pub const GROUP_ID: u16 = 2;
 
 const REQUEST_AND_ACKNOWLEDGE: u16 = 1 | 4;

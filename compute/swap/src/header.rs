@@ -2,9 +2,6 @@
 
 use farmem_protocol::nbd::PAGE;
 
-/// The fewest pages of a device that the kernel takes.
-pub const LEAST_PAGES: u64 = 10;
-
 /// The header of a device of `pages` pages, with this id and a label for people.
 ///
 /// ```text

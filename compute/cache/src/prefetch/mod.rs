@@ -69,7 +69,8 @@ impl Window {
     }
 
     /// The page left unfetched, whose fault says that the window was used.
-    pub fn trip_wire(&self) -> Option<PageId> {
+    #[cfg(test)]
+    fn trip_wire(&self) -> Option<PageId> {
         (self.pages > 0).then(|| PageId(self.after.0.wrapping_add_signed(self.stride * (self.pages as i64 + 1))))
     }
 

@@ -172,20 +172,6 @@ impl WordTable {
         chunks * CHUNK_BYTES
     }
 
-    /// Free runs, for operators: the longest, in blocks.
-    pub fn longest_free_run(&self) -> u32 {
-        let (mut longest, mut run) = (0, 0u32);
-        for line in 0..self.geometry.lines(Level::Block) {
-            let mut bits = self.load(Target::Hint { about: Hint::FreeBlocks, line });
-            for _ in 0..64 {
-                run = if bits & 1 == 1 { run + 1 } else { 0 };
-                longest = longest.max(run);
-                bits >>= 1;
-            }
-        }
-        longest
-    }
-
     /// A step of an owner's word. Only the node makes these.
     pub(crate) fn lease_word(&self, owner: Owner, step: impl FnOnce(OwnerWord) -> Option<OwnerWord>) {
         if let Some(next) = step(self.owner(owner)) {
