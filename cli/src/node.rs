@@ -250,5 +250,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     options.rack.check(&config.listen)?;
     let key = options.rack.key()?;
-    farmem_memory::run_with(config, |node| options.rack.begin(node, key)).map_err(Failure::usage)
+    let begun = |node: &_| options.rack.begin(node, key).map(|beats| move || beats.leave());
+    farmem_memory::run_with(config, begun).map_err(Failure::usage)
 }

@@ -4,6 +4,7 @@
 mod common;
 
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{Place, eventually, free, outcome, runs};
@@ -116,4 +117,105 @@ fn an_agent_of_a_rack_moves_when_its_node_is_drained() {
     }
     eventually("its report names the other node", || status().contains(&of(to)));
     drop(agent);
+}
+
+/// Ends the work of another thread also where a check fails.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Stops a process as an operator does, and waits for its end.
+fn ends(mut process: Ends) {
+    farmem_sys::process::send(process.0.id(), libc::SIGTERM).unwrap();
+    eventually("it ends", || process.0.try_wait().unwrap().is_some());
+}
+
+/// Each process of a rack is started anew, one after the other, while a program works on an agent's pieces: the
+/// controller is killed, the agent is ended, and each node is emptied and ended.
+#[test]
+fn a_rolling_restart_with_an_agent_loses_nothing() {
+    let (place, at) = (Place::new(), free().to_string());
+    let store = place.path().join("rack.redb").display().to_string();
+    let begun = |mut command: Command| Ends(command.spawn().unwrap());
+    let controller = || begun(place.farmem(["controller", "--listen", &at, "--store", &store]));
+    let listens = [free().to_string(), free().to_string()];
+    let node = |n: usize| {
+        let node = ["node", "--lend", "256M", "--rdma", "off", "--listen", &listens[n], "--controller", &at];
+        let name = ["a", "b"][n];
+        begun(place.farmem([&node[..], &["--name", name, "--domain", name, "--grace", "5s"]].concat()))
+    };
+    let socket = place.path().join("farmem/agent.sock");
+    let agent = || {
+        let agent = begun(place.farmem(["agent", "--controller", &at, "--idle", "0s", "--grace", "60s"]));
+        common::listens(&socket);
+        agent
+    };
+    let rack = || outcome(place.farmem(["status", "--controller", &at])).1;
+    let are_up = || eventually("both nodes are up", || rack().matches(" up ").count() == 2);
+    let mut runs_here = (controller(), [node(0), node(1)]);
+    are_up();
+    let mut serves = agent();
+    let options =
+        Options { socket: socket.clone(), job: String::new(), patience: Duration::from_secs(60), start: None };
+    let client = Client::connect(options).unwrap();
+    let (rounds, enough) = (AtomicU64::new(0), AtomicBool::new(false));
+    // Every piece counts the rounds, at its own word and in its bytes.
+    let works = || {
+        let mut reach = client.reach().unwrap();
+        let pieces: Vec<_> = (0..20).map(|n| client.alloc(n % 10).unwrap()).collect();
+        while !enough.load(Ordering::Relaxed) {
+            let round = rounds.load(Ordering::Relaxed);
+            for piece in &pieces {
+                assert_eq!(reach.faa(piece, 64, 1), Ok(round), "a word was lost, or counted twice");
+                let mut found = [0; 8];
+                reach.read(piece, 2048, &mut found).unwrap();
+                assert_eq!(u64::from_le_bytes(found), round);
+                reach.write(piece, 2048, &(round + 1).to_le_bytes()).unwrap();
+            }
+            let other = client.alloc(0).unwrap();
+            reach.write(&other, 8, &round.to_le_bytes()).unwrap();
+            let mut found = [0; 8];
+            reach.read(&other, 8, &mut found).unwrap();
+            assert_eq!(u64::from_le_bytes(found), round);
+            client.free(other);
+            rounds.store(round + 1, Ordering::Relaxed);
+        }
+        pieces.into_iter().for_each(|piece| client.free(piece));
+    };
+    std::thread::scope(|scope| {
+        let (works, _stops) = (scope.spawn(works), Stops(&enough));
+        let goes_on = || {
+            let before = rounds.load(Ordering::Relaxed);
+            eventually("the program goes on", || rounds.load(Ordering::Relaxed) > before + 1 || works.is_finished());
+            assert!(!works.is_finished(), "the program has failed");
+        };
+        goes_on();
+        for n in [0, 1] {
+            drop(std::mem::replace(&mut runs_here.0, Ends(Command::new("true").spawn().unwrap())));
+            goes_on();
+            runs_here.0 = controller();
+            are_up();
+            ends(serves);
+            serves = agent();
+            goes_on();
+            let name = ["a", "b"][n];
+            let drained = outcome(place.farmem(["drain", name, "--controller", &at]));
+            assert!(drained.0 == Some(0) && drained.1.contains("is empty"), "{drained:?}");
+            ends(std::mem::replace(&mut runs_here.1[n], Ends(Command::new("true").spawn().unwrap())));
+            goes_on();
+            eventually("the rack misses it", || rack().contains(" down "));
+            runs_here.1[n] = node(n);
+            eventually("it is known again", || !rack().contains(" down "));
+            assert_eq!(outcome(place.farmem(["undrain", name, "--controller", &at])).0, Some(0));
+            are_up();
+            goes_on();
+        }
+        enough.store(true, Ordering::Relaxed);
+        works.join().unwrap();
+        drop(serves);
+    });
 }

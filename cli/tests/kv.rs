@@ -6,8 +6,10 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::process::Child;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use common::{Place, eventually, free, listens, outcome};
 use farmem::{Addr, Memory};
@@ -70,13 +72,16 @@ impl Nodes {
         let place = Place::new();
         let sockets: Vec<_> = (0..count).map(|n| place.path().join(format!("{n}.sock"))).collect();
         let at: Vec<String> = sockets.iter().map(|socket| format!("unix:{}", socket.display())).collect();
-        let node = |n: usize| {
-            let arguments = ["node", "--lend", "256M", "--rdma", "off", "--listen", &at[n]];
-            Service::start(&place, &format!("node{n}"), &arguments)
-        };
-        let nodes = (0..count).map(node).collect();
+        let mut all = Nodes { place, nodes: Vec::new(), at };
+        all.nodes = (0..count).map(|n| all.node(n)).collect();
         sockets.iter().for_each(|socket| listens(socket));
-        Nodes { place, nodes, at }
+        all
+    }
+
+    /// A process for one of them.
+    fn node(&self, n: usize) -> Service {
+        let arguments = ["node", "--lend", "256M", "--rdma", "off", "--listen", &self.at[n]];
+        Service::start(&self.place, &format!("node{n}"), &arguments)
     }
 
     /// A front end on some of the nodes, which listens.
@@ -219,6 +224,109 @@ fn a_confined_front_end_fills_a_spare_node() {
         assert_eq!(client.ask(&format!("GET key{n}")), n.to_string());
     }
     assert_eq!(client.ask("SET key after"), "+OK");
+}
+
+/// Ends the work of another thread also where a check fails.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A client that goes on by the other front end when one does not answer.
+struct Stubborn {
+    ports: [SocketAddr; 2],
+    client: Option<Client>,
+    tried: usize,
+}
+
+impl Stubborn {
+    /// The reply, of whichever front end gives one that is no error.
+    fn ask(&mut self, line: &str) -> String {
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            let connects = || TcpStream::connect(self.ports[self.tried % 2]).ok();
+            let client = self.client.take().or_else(|| connects().map(|stream| Client(BufReader::new(stream))));
+            if let Some(mut client) = client {
+                client.0.get_ref().set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+                let reply = client.ask(line);
+                if !reply.is_empty() && !reply.starts_with('-') {
+                    self.client = Some(client);
+                    return reply;
+                }
+            }
+            assert!(Instant::now() < until, "no front end answers to {line}");
+            self.tried += 1;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Each process of a store is started anew, one after the other, while a client works: both front ends, and each node,
+/// with a third node in its place. Nothing that was answered is lost.
+#[test]
+fn a_rolling_restart_of_a_store_loses_nothing() {
+    let mut of = Nodes::start(3);
+    let ports = [free(), free()];
+    let front = |of: &Nodes, which: usize, pair: [usize; 2], spare: usize| {
+        let (nodes, listen) = (format!("{},{}", of.at[pair[0]], of.at[pair[1]]), ports[which].to_string());
+        let front = ["kv", "--name", "store", "--node", &nodes, "--listen", &listen, "--spare", &of.at[spare]];
+        let front = Service::start(&of.place, &format!("front{which}"), &[&front[..], &MIRROR].concat());
+        front.says("is served at");
+        front
+    };
+    let mut fronts = [0, 1].map(|which| front(&of, which, [0, 1], 2));
+    let (rounds, enough) = (AtomicU64::new(0), AtomicBool::new(false));
+    let works = || {
+        let mut client = Stubborn { ports, client: None, tried: 0 };
+        let mut values = [None::<u64>; 40];
+        for round in 0.. {
+            if enough.load(Ordering::Relaxed) {
+                break;
+            }
+            let (sets, gets) = (round as usize % 40, round as usize * 17 % 40);
+            let is = client.ask(&format!("GET key{gets}"));
+            assert_eq!(is, values[gets].map_or("$-1".to_owned(), |value| value.to_string()), "key{gets}");
+            assert_eq!(client.ask(&format!("SET key{sets} {round}")), "+OK");
+            values[sets] = Some(round);
+            rounds.store(round, Ordering::Relaxed);
+        }
+        for (at, value) in values.iter().enumerate() {
+            assert_eq!(client.ask(&format!("GET key{at}")), value.unwrap().to_string());
+        }
+    };
+    std::thread::scope(|scope| {
+        let (works, _stops) = (scope.spawn(works), Stops(&enough));
+        let goes_on = || {
+            let before = rounds.load(Ordering::Relaxed);
+            eventually("the client goes on", || rounds.load(Ordering::Relaxed) > before + 80 || works.is_finished());
+            assert!(!works.is_finished(), "the client has failed");
+        };
+        goes_on();
+        // The node that ends, the one that stays, and the one that takes the first one's place.
+        for [ends, stays, comes] in [[0, 1, 2], [1, 2, 0]] {
+            of.nodes[ends].signal(libc::SIGTERM);
+            of.nodes[ends].says("going down");
+            // The store would keep it for as long as it may.
+            of.nodes[ends].signal(libc::SIGTERM);
+            of.nodes[ends].ended();
+            fronts.iter().for_each(|front| front.says("each key is at two nodes again"));
+            goes_on();
+            of.nodes[ends] = of.node(ends);
+            let socket = of.at[ends].strip_prefix("unix:").unwrap();
+            listens(std::path::Path::new(socket));
+            for which in [0, 1] {
+                fronts[which].signal(libc::SIGTERM);
+                fronts[which].ended();
+                goes_on();
+                fronts[which] = front(&of, which, [stays, comes], ends);
+                goes_on();
+            }
+        }
+        enough.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

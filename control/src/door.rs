@@ -4,7 +4,7 @@
 //! |---|---|
 //! | connections | [`MOST`], of which one address has at most [`MOST_OF_ONE`]. One more is closed at once |
 //! | a request's head | [`HEAD`] bytes, within [`HEAD_WITHIN`]. So long a connection may be idle too |
-//! | a request's body | [`crate::guard::LONGEST_REQUEST`], within 5 s; 256 bodies at a time, shared by addresses. Not received of those who name no token |
+//! | a request's body | [`crate::guard::LONGEST_REQUEST`], within 5 s; 256 at a time, shared by tenants, or addresses where there are no tokens. Kept of those alone whose head proves a token |
 //! | a connection | is asked to end after 60 s, and cut 10 s later, also if its peer does not read |
 //!
 //! So strangers can make the controller hold at most 4096 heads and 256 bodies: 80 MiB. Long answers

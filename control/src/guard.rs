@@ -4,11 +4,12 @@
 //! host                                                controller
 //!  │── POST …, x-farmem-token: id h ───────────────────►│
 //!  │◄──────────────── 401, x-farmem-challenge: n ───────│
-//!  │── POST …, x-farmem-token: id h n mac ─────────────►│  mac = HMAC(key, "request" n h method path body)
+//!  │── POST …, x-farmem-token: id h n mac head ────────►│  mac = HMAC(key, "request" n h method path body)
 //!  │◄── answer, x-farmem-answer: mac ───────────────────│  mac = HMAC(key, "answer" h method path status body)
 //! ```
 //!
-//! `h` is the host's nonce, `n` the challenge.
+//! `h` is the host's nonce, `n` the challenge; `head` is as `mac`, without the body. A body is
+//! received only behind a head that is proven, or where there are no tokens at all.
 //!
 //! Any token may ask for a run's nodes. A node's beat and an operator's order need a token of the
 //! tenant [`OPERATOR`]. A GET needs no token: every client that reaches the port may look at the
@@ -19,7 +20,7 @@
 
 use crate::api::Refused;
 use axum::Json;
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header::{CONNECTION, TRANSFER_ENCODING};
 use axum::http::request::Parts;
@@ -29,7 +30,9 @@ use axum::response::{IntoResponse, Response};
 use farmem_protocol::fairness::is_fair;
 use farmem_trust::{Key, Mac, Nonce, TokenId, drawn, hex, same, unhex};
 use std::collections::{BTreeMap, HashMap};
+use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -54,9 +57,11 @@ const MOST_ANSWERED: usize = 1 << 17;
 const OPERATORS: usize = MOST_ANSWERED / 8;
 /// A request whose body takes longer to arrive is refused.
 const BODY_WITHIN: Duration = Duration::from_secs(5);
-/// The most bodies that are received at the same time. One address may have half of what the others
-/// leave.
+/// The most bodies that are received at the same time. One tenant may have half of what the others
+/// leave; without tokens one address may.
 const MOST_BODIES: usize = 256;
+/// Those of them that only the tenant [`OPERATOR`] may have.
+const OPERATORS_BODIES: usize = MOST_BODIES / 8;
 
 /// 8 bytes of time in milliseconds, 16 random bytes, 16 bytes of the seal. The time is big-endian,
 /// so that challenges sort by age.
@@ -83,7 +88,8 @@ pub fn token(key: &Key, nonce: &Nonce, challenge: Option<&str>, asked: Asked<'_>
     match challenge {
         None => named,
         Some(challenge) => {
-            format!("{named} {challenge} {}", hex(&of_request(key, challenge.as_bytes(), nonce, asked)))
+            let (seen, mac) = (challenge.as_bytes(), of_request(key, challenge.as_bytes(), nonce, asked));
+            format!("{named} {challenge} {} {}", hex(&mac), hex(&of_head(key, seen, nonce, asked.method, asked.path)))
         }
     }
 }
@@ -95,6 +101,10 @@ pub fn is_proven(answer: &str, key: &Key, nonce: &Nonce, asked: Asked<'_>, statu
 
 fn of_request(key: &Key, challenge: &[u8], nonce: &Nonce, asked: Asked<'_>) -> Mac {
     key.of_request(&[challenge, nonce, asked.method.as_bytes(), asked.path.as_bytes(), asked.body])
+}
+
+fn of_head(key: &Key, challenge: &[u8], nonce: &Nonce, method: &str, path: &str) -> Mac {
+    key.of_request(&[challenge, nonce, method.as_bytes(), path.as_bytes()])
 }
 
 fn of_answer(key: &Key, nonce: &Nonce, asked: Asked<'_>, status: u16, body: &[u8]) -> Mac {
@@ -156,11 +166,22 @@ impl Answered {
 #[derive(Clone)]
 pub struct OfTenant(pub String);
 
-/// A token that a request names, and whether it is proven.
+/// A token that a request names.
 struct Named {
     key: Key,
     nonce: Nonce,
-    proven: bool,
+    /// The challenge that its head has answered, and the proof for the whole request.
+    shown: Option<(String, Mac)>,
+}
+
+impl Named {
+    /// Whether the request is proven.
+    fn proves(&self, asked: Asked<'_>) -> bool {
+        let is = |(challenge, mac): &(String, Mac)| {
+            same(mac, &of_request(&self.key, challenge.as_bytes(), &self.nonce, asked))
+        };
+        self.shown.as_ref().is_some_and(is)
+    }
 }
 
 impl Guard {
@@ -206,22 +227,22 @@ impl Guard {
         answered.insert(challenge, key)
     }
 
-    /// The token that a request names, if the controller knows it.
-    fn named(&self, find: &Find, headers: &HeaderMap, asked: Asked<'_>) -> Option<Named> {
+    /// The token that a request names, if the controller knows it. A challenge that its head answers
+    /// is used up.
+    fn named(&self, find: &Find, headers: &HeaderMap, method: &str, path: &str) -> Option<Named> {
         let mut words = headers.get(TOKEN)?.to_str().ok()?.split(' ');
         let (key, nonce) = (find(&unhex(words.next()?)?)?, unhex(words.next()?)?);
-        let proven = match (words.next(), words.next(), words.next()) {
-            (Some(challenge), Some(mac), None) => {
-                let shown =
-                    unhex(mac).is_some_and(|mac| same(&mac, &of_request(&key, challenge.as_bytes(), &nonce, asked)));
-                // What needs no proof uses no challenge up.
-                shown
-                    && asked.method == Method::POST.as_str()
-                    && unhex(challenge).is_some_and(|challenge| self.takes(&challenge, &key))
+        let shown = match (words.next(), words.next().and_then(unhex), words.next().and_then(unhex), words.next()) {
+            (Some(challenge), Some(mac), Some(head), None) => {
+                let is_proven = same(&head, &of_head(&key, challenge.as_bytes(), &nonce, method, path))
+                    // What needs no proof uses no challenge up.
+                    && method == Method::POST.as_str()
+                    && unhex(challenge).is_some_and(|challenge| self.takes(&challenge, &key));
+                is_proven.then(|| (challenge.to_owned(), mac))
             }
-            _ => false,
+            _ => None,
         };
-        Some(Named { key, nonce, proven })
+        Some(Named { key, nonce, shown })
     }
 
     /// The same guard, with another limit on the time of bodies.
@@ -230,19 +251,20 @@ impl Guard {
         Guard { body_within, ..self }
     }
 
-    /// The refusal of a request; `None` if it may be carried out.
-    fn refusal(&self, named: Option<&Named>, headers: &HeaderMap, asked: Asked<'_>) -> Option<Response> {
+    /// The refusal of a request; `None` if it may be carried out. The token that it names, and whether
+    /// it proves it.
+    fn refusal(&self, named: Option<(&Named, bool)>, headers: &HeaderMap, asked: Asked<'_>) -> Option<Response> {
         if asked.method != Method::POST.as_str() {
             return None;
         }
         let why = match named {
-            Some(Named { key, proven: true, .. }) if key.tenant.as_str() == OPERATOR => return None,
-            Some(Named { proven: true, .. }) if asked.path == "/v1/want" => return None,
-            Some(Named { proven: true, .. }) => {
+            Some((Named { key, .. }, true)) if key.tenant.as_str() == OPERATOR => return None,
+            Some((_, true)) if asked.path == "/v1/want" => return None,
+            Some((_, true)) => {
                 let why = "nodes and orders need a token of the tenant rack: name it by --token FILE";
                 return Some(refused(StatusCode::FORBIDDEN, why));
             }
-            Some(Named { proven: false, .. }) => "the token was not proven: answer the challenge",
+            Some((_, false)) => "the token was not proven: answer the challenge",
             None if headers.contains_key(TOKEN) => {
                 "the controller does not know this token: it was revoked, has expired, or is of another store"
             }
@@ -256,26 +278,36 @@ impl Guard {
     }
 }
 
-/// Bodies that are being received, by the addresses that they come from.
+/// Whose body it is.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Sender {
+    Tenant(String),
+    /// Where there are no tokens.
+    Address(IpAddr),
+}
+
+/// Bodies that are being received, by their senders.
 #[derive(Default)]
 struct Bodies {
     all: usize,
-    of: HashMap<IpAddr, usize>,
+    of: HashMap<Sender, usize>,
 }
 
 /// The place of a body that is being received.
-struct Place<'a>(&'a Mutex<Bodies>, IpAddr);
+struct Place<'a>(&'a Mutex<Bodies>, Sender);
 
 impl Place<'_> {
-    /// `None`: this address has its share.
-    fn take(bodies: &Mutex<Bodies>, from: IpAddr) -> Option<Place<'_>> {
+    /// `None`: this sender has its share.
+    fn take(bodies: &Mutex<Bodies>, from: Sender) -> Option<Place<'_>> {
+        let is_operator = matches!(&from, Sender::Tenant(tenant) if tenant == OPERATOR);
+        let most = if is_operator { MOST_BODIES } else { MOST_BODIES - OPERATORS_BODIES };
         let mut within = bodies.lock().unwrap_or_else(PoisonError::into_inner);
         let of = within.of.get(&from).copied().unwrap_or(0);
-        if within.all >= MOST_BODIES || !is_fair(of + 1, MOST_BODIES - within.all - 1, MOST_BODIES) {
+        if within.all >= most || !is_fair(of + 1, most - within.all - 1, most) {
             return None;
         }
         within.all += 1;
-        within.of.insert(from, of + 1);
+        within.of.insert(from.clone(), of + 1);
         Some(Place(bodies, from))
     }
 }
@@ -291,24 +323,51 @@ impl Drop for Place<'_> {
     }
 }
 
+/// Receives a body of at most [`LONGEST_REQUEST`], and keeps nothing of it.
+async fn dropped(mut body: Body) -> Result<Bytes, axum::Error> {
+    let mut length = 0;
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        length += frame?.data_ref().map_or(0, Bytes::len);
+        if length > LONGEST_REQUEST {
+            return Err(axum::Error::new("too long"));
+        }
+    }
+    Ok(Bytes::new())
+}
+
 impl Guard {
     /// Receives a request's body within bounds. A refusal, if it does not come.
-    async fn body(&self, head: &Parts, body: Body) -> Result<Bytes, Response> {
+    async fn body(&self, head: &Parts, named: Option<&Named>, body: Body) -> Result<Bytes, Response> {
         // What asks for the rack needs no body. A stranger's request is refused whatever its body is:
         // one that sends it slowly keeps no other request from being received.
-        let named = || head.headers.get(TOKEN)?.to_str().ok()?.split(' ').next().and_then(unhex);
-        let is_stranger = self.find.as_ref().is_some_and(|find| named().and_then(|id| find(&id)).is_none());
-        if head.method == Method::GET || is_stranger {
+        if head.method == Method::GET || self.find.is_some() && named.is_none() {
             return Ok(Bytes::new());
         }
-        let from = head.extensions.get::<ConnectInfo<SocketAddr>>();
-        let from = from.map_or(IpAddr::from([0; 4]), |ConnectInfo(from)| from.ip().to_canonical());
-        let Some(_place) = Place::take(&self.bodies, from) else {
-            return Err(refused(StatusCode::SERVICE_UNAVAILABLE, "this address sends too many requests at a time"));
+        let sender = match named {
+            // To know a token's name is not to know the token. The body is no use, but behind it comes
+            // the request with the proof, on the same connection.
+            Some(Named { shown: None, .. }) => None,
+            Some(Named { key, .. }) => Some(Sender::Tenant(key.tenant.to_string())),
+            None => {
+                let from = head.extensions.get::<ConnectInfo<SocketAddr>>();
+                let from = from.map_or(IpAddr::from([0; 4]), |ConnectInfo(from)| from.ip().to_canonical());
+                Some(Sender::Address(from))
+            }
         };
-        match tokio::time::timeout(self.body_within, to_bytes(body, LONGEST_REQUEST)).await {
-            Ok(Ok(body)) => Ok(body),
-            Ok(Err(_)) => Err(refused(StatusCode::PAYLOAD_TOO_LARGE, "the request is too long, or was cut off")),
+        let receives = async {
+            let Some(sender) = sender else { return Ok(dropped(body).await) };
+            match Place::take(&self.bodies, sender) {
+                Some(_place) => Ok(to_bytes(body, LONGEST_REQUEST).await),
+                None => {
+                    let why = "this tenant, or address, sends too many requests at a time";
+                    Err(refused(StatusCode::SERVICE_UNAVAILABLE, why))
+                }
+            }
+        };
+        match tokio::time::timeout(self.body_within, receives).await {
+            Ok(Ok(Ok(body))) => Ok(body),
+            Ok(Ok(Err(_))) => Err(refused(StatusCode::PAYLOAD_TOO_LARGE, "the request is too long, or was cut off")),
+            Ok(Err(refusal)) => Err(refusal),
             Err(_) => Err(refused(StatusCode::REQUEST_TIMEOUT, "the request was too slow")),
         }
     }
@@ -323,22 +382,24 @@ pub async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next
         let refusal = refused(StatusCode::LENGTH_REQUIRED, "a request says its length by content-length");
         return ([(CONNECTION, "close")], refusal).into_response();
     }
-    let body = match guard.body(&head, body).await {
+    let (method, path) = (head.method.clone(), head.uri.path().to_owned());
+    let find = guard.find.as_ref();
+    let named = find.and_then(|find| guard.named(find, &head.headers, method.as_str(), &path));
+    let body = match guard.body(&head, named.as_ref(), body).await {
         Ok(body) => body,
         Err(refusal) => return refusal,
     };
     let whole = body.clone();
-    let (method, path) = (head.method.clone(), head.uri.path().to_owned());
     let asked = Asked { method: method.as_str(), path: &path, body: &whole };
-    let Some(find) = &guard.find else {
+    if find.is_none() {
         return next.run(Request::from_parts(head, Body::from(body))).await;
-    };
-    let named = guard.named(find, &head.headers, asked);
-    let answer = match guard.refusal(named.as_ref(), &head.headers, asked) {
+    }
+    let shown = named.as_ref().map(|named| (named, named.proves(asked)));
+    let answer = match guard.refusal(shown, &head.headers, asked) {
         Some(refusal) => refusal,
         None => {
             let mut request = Request::from_parts(head, Body::from(body));
-            if let Some(Named { key, proven: true, .. }) = &named {
+            if let Some((Named { key, .. }, true)) = shown {
                 request.extensions_mut().insert(OfTenant(key.tenant.to_string()));
             }
             next.run(request).await
@@ -380,11 +441,11 @@ mod tests {
     fn named(guard: &Guard, shown: &str, asked: Asked<'_>) -> Option<Named> {
         let mut headers = HeaderMap::new();
         headers.insert(TOKEN, shown.parse().unwrap());
-        guard.named(guard.find.as_ref().unwrap(), &headers, asked)
+        guard.named(guard.find.as_ref().unwrap(), &headers, asked.method, asked.path)
     }
 
     fn is_proven_by(guard: &Guard, shown: &str, asked: Asked<'_>) -> bool {
-        named(guard, shown, asked).is_some_and(|named| named.proven)
+        named(guard, shown, asked).is_some_and(|named| named.proves(asked))
     }
 
     #[test]
@@ -394,7 +455,6 @@ mod tests {
         let challenge = hex(&guard.challenge().unwrap());
         let asked = Asked { method: "POST", path: "/v1/want", body: b"{}" };
         let good = token(&key, &nonce, Some(&challenge), asked);
-        assert!(!is_proven_by(&guard, &good, Asked { body: b"{ }", ..asked }), "another body");
         assert!(!is_proven_by(&guard, &good, Asked { path: "/v1/beat", ..asked }), "another path");
         assert!(!is_proven_by(&guard, &good, Asked { method: "GET", ..asked }), "another method");
         assert!(!is_proven_by(&guard, &good.replace(&hex(&nonce), &hex(&[4; 32])), asked), "another nonce");
@@ -403,27 +463,42 @@ mod tests {
         assert!(!is_proven_by(&guard, &token(&other, &nonce, Some(&challenge), asked), asked), "another token");
         assert!(is_proven_by(&guard, &good, asked));
         assert!(!is_proven_by(&guard, &good, asked), "a second time");
+        let challenge = hex(&guard.challenge().unwrap());
+        let good = token(&key, &nonce, Some(&challenge), asked);
+        assert!(!is_proven_by(&guard, &good, Asked { body: b"{ }", ..asked }), "another body");
+        assert!(!is_proven_by(&guard, &good, asked), "its head was proven, and is so once");
+        let challenge = hex(&guard.challenge().unwrap());
         let made_up = ["00".repeat(40), challenge.replacen(&challenge[30..34], "0bad", 1), challenge[..60].to_owned()];
         for made_up in made_up {
             assert!(!is_proven_by(&guard, &token(&key, &nonce, Some(&made_up), asked), asked), "{made_up}");
         }
         for shown in ["", " ", "00", "x y z w", "é", &format!("{good} {good}")] {
-            assert!(named(&guard, shown, asked).is_none_or(|named| !named.proven), "{shown}");
+            assert!(!is_proven_by(&guard, shown, asked), "{shown}");
         }
     }
 
-    /// However many addresses send bodies slowly, and however many each, another one's is received.
+    /// However many tenants or addresses send bodies slowly, and however many each, another one's is
+    /// received. The operator's is in any case.
     #[test]
-    fn one_address_receives_a_part_of_all_bodies_and_gives_it_back() {
-        let (bodies, address) = (Mutex::default(), |n: u8| IpAddr::from([10, 0, 0, n]));
+    fn one_sender_receives_a_part_of_all_bodies_and_gives_it_back() {
+        let (bodies, tenant) = (Mutex::default(), |n: u8| Sender::Tenant(format!("t{n}")));
+        let address = |n: u8| Sender::Address(IpAddr::from([10, 0, 0, n]));
         let mut places = Vec::new();
-        for from in 0..5 {
-            places.push(Place::take(&bodies, address(from)).expect("another address"));
-            while let Some(place) = Place::take(&bodies, address(from)) {
+        for from in (0..5).map(|n| if n % 2 == 0 { tenant(n) } else { address(n) }) {
+            places.push(Place::take(&bodies, from.clone()).expect("another sender"));
+            while let Some(place) = Place::take(&bodies, from.clone()) {
                 places.push(place);
             }
         }
-        assert!(places.len() > MOST_BODIES / 2 && places.len() < MOST_BODIES);
+        assert!(places.len() > MOST_BODIES / 2 && places.len() < MOST_BODIES - OPERATORS_BODIES);
+        for other in 5..40 {
+            while let Some(place) = Place::take(&bodies, tenant(other)) {
+                places.push(place);
+            }
+        }
+        assert_eq!(places.len(), MOST_BODIES - OPERATORS_BODIES);
+        let operator = Sender::Tenant(OPERATOR.to_owned());
+        assert!(Place::take(&bodies, operator).is_some(), "beats come through");
         drop(places);
         let bodies = bodies.lock().unwrap();
         assert!(bodies.all == 0 && bodies.of.is_empty());

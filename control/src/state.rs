@@ -138,6 +138,9 @@ struct Node {
     drain: bool,
     /// The most bytes that it had lent since its drain was ordered. 0: it is not drained.
     drain_from: u64,
+    /// An answer to a beat has told the node that it is to be emptied. What an earlier beat says it has
+    /// lent may be less than what it has granted since.
+    knows_drain: bool,
     /// Whether the event "is empty" was reported.
     told_empty: bool,
     /// Bytes that runs may have taken since its last beat: [`HEADROOM`] for each run that was given
@@ -175,6 +178,7 @@ impl Node {
             leaving: false,
             drain: false,
             drain_from: 0,
+            knows_drain: false,
             told_empty: false,
             placed: 0,
             heard: None,
@@ -208,7 +212,7 @@ impl Node {
         match self.standing {
             Standing::Down => "down",
             Standing::Suspect => "suspect",
-            Standing::Up if self.drain && self.lent == 0 => "empty",
+            Standing::Up if self.told_empty => "empty",
             Standing::Up if self.drain => "draining",
             Standing::Up if self.leaving => "leaving",
             Standing::Up => "up",
@@ -401,8 +405,9 @@ impl State {
         node.pressed = node.pressed.or(Some(now)).filter(|_| node.is_pressed());
         let begins_to_leave = beat.leaving && !node.leaving;
         node.leaving = beat.leaving;
-        let is_emptied = node.drain && node.lent == 0 && !node.told_empty;
-        node.told_empty = node.drain && node.lent == 0;
+        let is_empty = node.drain && !is_other && node.knows_drain && node.lent == 0;
+        let is_emptied = is_empty && !node.told_empty;
+        (node.told_empty, node.knows_drain) = (is_empty, node.drain);
         let drain = node.drain;
         let (serial, shares) = self.shares.beat(&beat, self.term, actions);
         let name = &beat.name;
@@ -467,7 +472,7 @@ impl State {
     pub fn drain(&mut self, now: Duration, name: &str, wanted: bool, actions: &mut Vec<Action>) -> Result<(), Refusal> {
         let node = self.nodes.get_mut(name).ok_or_else(|| Refusal::Unknown(name.into()))?;
         if node.drain != wanted {
-            (node.drain, node.told_empty) = (wanted, false);
+            (node.drain, node.knows_drain, node.told_empty) = (wanted, false, false);
             node.drain_from = if wanted { node.lent } else { 0 };
             self.weigh(name);
             actions.push(Action::Keep(Intent::Drain { name: name.into(), wanted }));

@@ -23,11 +23,12 @@ const STATUS_EVERY: Duration = Duration::from_secs(1);
 ///
 /// An embedded node ends as soon as its standard input does: its starter holds the other end.
 pub fn run(config: Config) -> Result<(), StartError> {
-    run_with(config, |_| Ok(()))
+    run_with(config, |_| Ok(|| ()))
 }
 
-/// As [`run`]; `begun` is called once the node serves.
-pub fn run_with(config: Config, begun: impl FnOnce(&Node) -> io::Result<()>) -> Result<(), StartError> {
+/// As [`run`]; `begun` is called once the node serves. What it returns is called when the node has
+/// been told to end and takes no new members: the node's end waits for that call.
+pub fn run_with<L: Fn()>(config: Config, begun: impl FnOnce(&Node) -> io::Result<L>) -> Result<(), StartError> {
     let signals = Signals::take().map_err(StartError::System)?;
     let node = Node::start(&config)?;
     let mut status = match &config.status_dir {
@@ -46,7 +47,7 @@ pub fn run_with(config: Config, begun: impl FnOnce(&Node) -> io::Result<()>) -> 
 
     let mut reserve = (config.reserve > 0).then(|| Reserve::new(config.reserve));
     keep(&mut reserve, &node);
-    begun(&node).map_err(StartError::System)?;
+    let leaves = begun(&node).map_err(StartError::System)?;
     let mut ends: Option<Instant> = None;
     loop {
         let signal = signals.next(if ends.is_some() { Duration::from_millis(50) } else { STATUS_EVERY });
@@ -64,6 +65,7 @@ pub fn run_with(config: Config, begun: impl FnOnce(&Node) -> io::Result<()>) -> 
         match signal.filter(|&signal| signals.asks_to_end(signal)) {
             Some(_) if ends.is_none() => {
                 node.nic().drain();
+                leaves();
                 ends = Some(Instant::now() + config.grace);
                 tell_who_is_left(&node, Some(config.grace));
             }

@@ -20,13 +20,14 @@ use std::time::Duration;
 use farmem_agent::host::{self, Agent, Config, StartError};
 use farmem_agent::serve::End;
 use farmem_agent::stock::Quotas;
-use farmem_fabric::{ConnectError, NodeAddr, Transport};
+use farmem_fabric::{ConnectError, NodeAddr, Transport, Trust};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_run::exit;
 use farmem_sys::probe;
 use farmem_sys::process::Signals;
 
 use crate::failure::Failure;
+use crate::rack::nodes::{Asker, Unreached};
 use crate::size::{self, Size};
 use crate::{forbidden, runtime_dir, units};
 pub use node::Options as NodeOptions;
@@ -136,28 +137,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Some(at) => Some(moves::asker(at, &trust)?),
         None => None,
     };
-    let node = match &mut asker {
-        Some(asker) => asker.first(&signals)?.swap_remove(0).at,
-        None => node_of(options, &dir)?,
-    };
-    // The node was a process of its own to start; from here on nothing is.
-    crate::confined::begin();
-    let transport = match &node {
-        NodeAddr::Shm(_) => Transport::Shm,
-        // Windows of blocks are not on RDMA cards: their verbs would go in frames all the same.
-        NodeAddr::Tcp(_) => Transport::Tcp,
-    };
-    let config = Config {
-        dir: dir.clone(),
-        node,
-        transport,
-        quotas: options.quota.iter().fold(Quotas::default(), Quota::add_to),
-        idle: (!options.idle.is_zero()).then_some(options.idle),
-        grace: options.grace,
-        trust,
-    };
-    let wanted = config.node.clone();
-    let agent = Agent::start(config).map_err(refusal)?;
+    let (wanted, agent) = begin(options, &dir, asker.as_mut(), trust, &signals)?;
     let named = Arc::new(Mutex::new(agent.node().to_string()));
     let mut publish = report::Publisher::new(&dir, Arc::clone(&named)).publish();
     moves::begin(&agent, moves::Wants { node: wanted, asker, named }, &dir)?;
@@ -223,6 +203,49 @@ fn ended(end: End, left: usize, options: &Options) -> Result<(), Failure> {
         }
         End::Told => Ok(()),
         End::Lost(why) => Err(Failure { status: exit::NODE_LOST, line: format!("agent: {why}") }),
+    }
+}
+
+/// Starts the service, on one thread: the agent, and the node that it is to use.
+fn begin(
+    options: &Options,
+    dir: &Path,
+    asker: Option<&mut Asker>,
+    trust: Trust,
+    signals: &Signals,
+) -> Result<(NodeAddr, Agent), Failure> {
+    let start = |node: &NodeAddr| {
+        let transport = match node {
+            NodeAddr::Shm(_) => Transport::Shm,
+            // Windows of blocks are not on RDMA cards: their verbs would go in frames all the same.
+            NodeAddr::Tcp(_) => Transport::Tcp,
+        };
+        Agent::start(Config {
+            dir: dir.to_owned(),
+            node: node.clone(),
+            transport,
+            quotas: options.quota.iter().fold(Quotas::default(), Quota::add_to),
+            idle: (!options.idle.is_zero()).then_some(options.idle),
+            grace: options.grace,
+            trust,
+        })
+    };
+    let Some(asker) = asker else {
+        let node = node_of(options, dir)?;
+        // The node was a process of its own to start; from here on nothing is.
+        crate::confined::begin();
+        let agent = start(&node).map_err(refusal)?;
+        return Ok((node, agent));
+    };
+    crate::confined::begin();
+    let (mut nodes, agent) = asker.reached(signals, |nodes| start(&nodes[0].at).map_err(unreached))?;
+    Ok((nodes.swap_remove(0).at, agent))
+}
+
+fn unreached(e: StartError) -> Unreached {
+    match e {
+        StartError::Node(e) => e.into(),
+        other => Unreached { failure: refusal(other), is_gone: false },
     }
 }
 

@@ -55,6 +55,8 @@ struct View {
     held: u64,
     /// Really taken from the system: pages touched and not given back.
     used: u64,
+    /// Of what is held: on the node's disk, because its owners do not answer (`--spill`).
+    on_disk: u64,
     cleaning: u64,
     retired: u64,
     /// The longest run of free memory.
@@ -252,6 +254,7 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
         free: bytes(recount.free.iter().sum()),
         held: bytes(recount.held.values().sum()),
         used: figure(Figure::InUse)?,
+        on_disk: figure(Figure::Aside)?,
         cleaning: bytes(recount.quarantined + recount.moving),
         retired: bytes(recount.bad),
         longest_free: runs.iter().copied().max().unwrap_or(0),
@@ -301,6 +304,9 @@ fn text(view: &View) -> String {
     ];
     if let Some(confined) = &view.confined {
         rows.push(row("confined", confined.clone()));
+    }
+    if view.on_disk > 0 {
+        rows.insert(2, row("on disk", size(view.on_disk)));
     }
     if view.unnamed > 0 {
         rows.insert(2, row("by others", size(view.unnamed)));

@@ -6,6 +6,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::Thread;
 use std::time::Duration;
 
 use farmem_control::api::{Beat, Share};
@@ -19,6 +21,9 @@ use farmem_sys::process;
 use farmem_trust::Key;
 
 use crate::failure::Failure;
+
+/// How long a node's end waits for the controller to be told of it.
+const LEAVES_WITHIN: Duration = Duration::from_secs(1);
 
 /// Where a node belongs.
 #[derive(clap::Args, Clone, Debug)]
@@ -66,8 +71,8 @@ impl Rack {
     }
 
     /// Begins to say that the node is there, for as long as the process lives.
-    pub fn begin(&self, node: &Node, key: Option<Key>) -> std::io::Result<()> {
-        let Some(controller) = &self.controller else { return Ok(()) };
+    pub fn begin(&self, node: &Node, key: Option<Key>) -> std::io::Result<Beats> {
+        let Some(controller) = &self.controller else { return Ok(Beats(None)) };
         let tcp = node.addresses().iter().filter(|at| matches!(at, NodeAddr::Tcp(_))).map(ToString::to_string);
         let listen = self.advertise.clone().map_or_else(|| tcp.collect(), |at| vec![at]);
         let host = process::host_name();
@@ -87,8 +92,24 @@ impl Rack {
             applied: None,
         };
         let (client, nic) = (Client::new(controller).by(key), Arc::clone(node.shared_nic()));
-        std::thread::Builder::new().name("beats".into()).spawn(move || say(&client, &nic, about))?;
-        Ok(())
+        let (said, heard) = sync_channel(1);
+        let beats = std::thread::Builder::new().name("beats".into());
+        let beats = beats.spawn(move || say(&client, &nic, about, &said))?;
+        Ok(Beats(Some((beats.thread().clone(), heard))))
+    }
+}
+
+/// The beats of a node, if it is of a rack.
+pub struct Beats(Option<(Thread, Receiver<()>)>);
+
+impl Beats {
+    /// Tells the controller now that the node leaves, so that no new run is given it. Returns when a
+    /// beat that says so was answered or has failed, and after [`LEAVES_WITHIN`] at the latest.
+    pub fn leave(&self) {
+        if let Some((beats, heard)) = &self.0 {
+            beats.unpark();
+            let _ = heard.recv_timeout(LEAVES_WITHIN);
+        }
     }
 }
 
@@ -98,7 +119,8 @@ fn said(tenant: &Tenant) -> Share {
     Share { tenant: tenant.name.to_string(), bytes, held: tenant.held(), short: tenant.take_short() }
 }
 
-fn say(client: &Client, nic: &Arc<Nic>, mut about: Beat) {
+/// Sends beats without end. `leaving` gets a word after the first that says that the node leaves.
+fn say(client: &Client, nic: &Arc<Nic>, mut about: Beat, leaving: &SyncSender<()>) {
     let (mut trouble, mut drain, mut is_known) = (None::<String>, false, false);
     loop {
         let moved = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
@@ -135,6 +157,11 @@ fn say(client: &Client, nic: &Arc<Nic>, mut about: Beat) {
                 trouble = Some(why);
             }
         }
-        std::thread::sleep(next);
+        if about.leaving {
+            // Full: it was said before.
+            let _ = leaving.try_send(());
+        }
+        // Ended early by a node that leaves.
+        std::thread::park_timeout(next);
     }
 }

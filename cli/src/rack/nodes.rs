@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use farmem_control::api::{Figures, GivenNode, Want};
 use farmem_control::client::{AskError, Client};
-use farmem_fabric::{NodeAddr, RunNode};
+use farmem_fabric::{ConnectError, NodeAddr, RunNode};
 use farmem_sys::process::{self, Signals};
 use farmem_trust::Key;
 
@@ -20,6 +20,26 @@ use crate::top::{as_run, short_program};
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How long a run that begins waits for a controller that is away.
 const WAITS: Duration = Duration::from_secs(30);
+
+/// How long a run that begins asks for others in the place of nodes that have just gone: longer than
+/// a controller takes to miss one.
+const GONE: Duration = Duration::from_secs(10);
+
+/// Why nodes were not reached.
+pub struct Unreached {
+    /// What a run without a controller ends with.
+    pub failure: Failure,
+    /// One of them is gone, or is about to go. Others may do.
+    pub is_gone: bool,
+}
+
+impl From<ConnectError> for Unreached {
+    fn from(error: ConnectError) -> Unreached {
+        use ConnectError::{Draining, Full, Refused, Silent, Unreachable};
+        let is_gone = matches!(error, Refused(_) | Unreachable { .. } | Silent(_) | Draining(_) | Full(_));
+        Unreached { failure: Failure::no_node(error), is_gone }
+    }
+}
 
 /// A run's place at a controller.
 #[derive(Clone)]
@@ -65,6 +85,36 @@ impl Asker {
         asked.map_err(|e| Failure::no_node(format!("--controller: {e}")))?.ok_or_else(|| {
             Failure::no_node(format!("--controller {}: it gave no address that can be used", self.client.address()))
         })
+    }
+
+    /// As [`Asker::first`], and what `reach` makes of the nodes. The controller gives a node that has
+    /// just died until it misses it. So a run that does not reach a node asks again, for
+    /// [`GONE`], and says so. `signals` may end that.
+    ///
+    /// # Errors
+    /// As there, and those of `reach`.
+    pub fn reached<T>(
+        &mut self,
+        signals: &Signals,
+        mut reach: impl FnMut(&[RunNode]) -> Result<T, Unreached>,
+    ) -> Result<(Vec<RunNode>, T), Failure> {
+        let (until, mut told) = (Instant::now() + GONE, false);
+        loop {
+            let nodes = self.first(signals)?;
+            match reach(&nodes) {
+                Ok(reached) => return Ok((nodes, reached)),
+                Err(Unreached { failure, is_gone: true }) if Instant::now() < until => {
+                    if !std::mem::replace(&mut told, true) {
+                        eprintln!("farmem: {}; the controller is asked for other nodes", failure.line);
+                    }
+                    self.want.held.clear();
+                    if signals.next(ASK_EVERY / 4).is_some_and(|arrived| signals.asks_to_end(arrived)) {
+                        return Err(failure);
+                    }
+                }
+                Err(Unreached { failure, .. }) => return Err(failure),
+            }
+        }
     }
 
     /// Asks, and gives the nodes as they are now. None: an answer that makes no sense.
@@ -151,5 +201,69 @@ impl Followed {
     /// The nodes, if they have changed since the last look.
     pub fn changed(&self) -> Option<Vec<RunNode>> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    /// A controller that gives the first node twice, then the second.
+    fn controller() -> (String, std::thread::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap().to_string();
+        let serves = move || {
+            let answer = |given: &str| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let (mut asked, mut piece) = (String::new(), [0; 4096]);
+                // The body is the last thing that comes, and ends with the only bracket at a line's end.
+                while !asked.ends_with('}') {
+                    let n = stream.read(&mut piece).unwrap();
+                    assert!(n > 0, "{asked}");
+                    asked.push_str(std::str::from_utf8(&piece[..n]).unwrap());
+                }
+                let node = format!(r#"{{"at":"{given}:1","domain":"d"}}"#);
+                let body = format!(r#"{{"nodes":[{node}],"term":{{"rack":1,"epoch":1}}}}"#);
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+                stream.write_all((head + &body).as_bytes()).unwrap();
+                asked
+            };
+            ["first", "first", "second"].map(answer).to_vec()
+        };
+        (at, std::thread::spawn(serves))
+    }
+
+    #[test]
+    fn a_run_that_is_given_a_node_that_has_just_gone_asks_again() {
+        let signals = Signals::take().unwrap();
+        let (at, serves) = controller();
+        let mut asker = Asker::new(&at, RunName::new().unwrap(), 1, None);
+        let mut tried = Vec::new();
+        let reach = |nodes: &[RunNode]| {
+            let at = nodes[0].at.to_string();
+            tried.push(at.clone());
+            if at == "second:1" { Ok(at) } else { Err(ConnectError::Refused(at).into()) }
+        };
+        let (nodes, reached) = asker.reached(&signals, reach).ok().unwrap();
+        assert_eq!((reached.as_str(), nodes.len()), ("second:1", 1));
+        assert_eq!(tried, ["first:1", "first:1", "second:1"]);
+        // It does not say that it has what it did not reach: the controller would let it keep that.
+        assert!(serves.join().unwrap().iter().all(|asked| asked.contains(r#""held":[]"#)));
+    }
+
+    #[test]
+    fn a_node_that_refuses_a_run_is_not_asked_again() {
+        let signals = Signals::take().unwrap();
+        let (at, _serves) = controller();
+        let mut asker = Asker::new(&at, RunName::new().unwrap(), 1, None);
+        let mut tried = 0;
+        let reach = |nodes: &[RunNode]| -> Result<(), Unreached> {
+            tried += 1;
+            Err(ConnectError::Token { node: nodes[0].at.to_string(), why: "no" }.into())
+        };
+        let failure = asker.reached(&signals, reach).err().unwrap();
+        assert_eq!((failure.status, tried), (72, 1));
     }
 }

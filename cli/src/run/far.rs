@@ -14,7 +14,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use farmem_fabric::session::names_of;
-use farmem_fabric::{ConnectOptions, NodeAddr, RunNode, Session, Transport, Trust};
+use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, RunNode, Session, Transport, Trust};
 use farmem_run::{Choice, Protect};
 
 use crate::failure::Failure;
@@ -103,7 +103,7 @@ impl Far {
         grace: Duration,
         program: &Path,
         trust: Trust,
-    ) -> Result<Far, Failure> {
+    ) -> Result<Far, ConnectError> {
         let name = program.file_name().map(OsStr::to_string_lossy).unwrap_or_default();
         let options = ConnectOptions {
             timeout: ANSWER_WITHIN,
@@ -114,8 +114,7 @@ impl Far {
             names: names_of(&name),
             trust,
         };
-        let sessions = nodes.iter().map(|node| Session::connect(&node.at, &options).map_err(Failure::no_node));
-        let sessions = sessions.collect::<Result<_, _>>()?;
+        let sessions = nodes.iter().map(|node| Session::connect(&node.at, &options)).collect::<Result<_, _>>()?;
         Ok(Far { options, nodes: nodes.to_vec(), sessions })
     }
 

@@ -293,10 +293,7 @@ fn join(
     // Copies must lie in different failure domains.
     let domains = if protect.nodes() > 1 { 2 } else { 1 };
     let mut asker = plan.controller.as_deref().map(|at| Asker::new(at, run, domains, trust.token));
-    if let Some(asker) = &mut asker {
-        nodes = asker.first(signals)?;
-    }
-    let embedded = if nodes.is_empty() {
+    let embedded = if nodes.is_empty() && asker.is_none() {
         forbidden::check(&[probe::NODE])?;
         let node = Embedded::start(dir, run, lend, plan.spec.transport, signals)?;
         nodes.push(node.node().clone().into());
@@ -304,7 +301,16 @@ fn join(
     } else {
         None
     };
-    let far = Far::connect(&nodes, run, plan.spec.transport, plan.spec.grace, Path::new(&options.command[0]), trust)?;
+    let program = Path::new(&options.command[0]);
+    let reach = |nodes: &[RunNode]| Far::connect(nodes, run, plan.spec.transport, plan.spec.grace, program, trust);
+    let far = match &mut asker {
+        Some(asker) => {
+            let (given, far) = asker.reached(signals, |nodes| Ok(reach(nodes)?))?;
+            nodes = given;
+            far
+        }
+        None => reach(&nodes).map_err(Failure::no_node)?,
+    };
     if protect.nodes() > 1 {
         if nodes.len() < protect.nodes() {
             return Err(Failure::no_node(format!(

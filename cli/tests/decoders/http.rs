@@ -138,19 +138,24 @@ fn a_request_has_one_length() {
     assert!(String::from_utf8(rack).unwrap().contains("\"nodes\":[]"));
 }
 
-/// Strangers who send bodies slowly, more than are received at a time, keep no holder of a token out.
+/// Strangers who send bodies slowly, more than are received at a time, keep no holder of a token out. Some name no
+/// token, some one that is not known, and some one that is: its name is no secret.
 #[test]
 fn strangers_who_send_slowly_keep_nobody_out() {
     let (at, key) = (open(true), token().key());
-    let slow: Vec<TcpStream> = (0..400)
+    let slow: Vec<TcpStream> = (0..600)
         .map(|n| {
             let mut stream = TcpStream::connect(at).unwrap();
-            let named = if n % 2 == 0 {
-                format!("{}: {} {}\r\n", guard::TOKEN, "0bad".repeat(4), "00".repeat(32))
-            } else {
-                String::new()
+            let nonce = "00".repeat(32);
+            let known = guard::token(&key, &[0; 32], None, Asked { method: "POST", path: "/v1/want", body: b"" });
+            let named = match n % 4 {
+                0 => format!("{}: {} {nonce}\r\n", guard::TOKEN, "0bad".repeat(4)),
+                // As a first request has it, and with a challenge and proofs that are made up.
+                1 => format!("{}: {known}\r\n", guard::TOKEN),
+                2 => format!("{}: {known} {} {nonce} {nonce}\r\n", guard::TOKEN, "00".repeat(40)),
+                _ => String::new(),
             };
-            let method = if n % 4 == 3 { "GET /v1/rack" } else { "POST /v1/want" };
+            let method = if n % 8 == 3 { "GET /v1/rack" } else { "POST /v1/want" };
             let said = format!("{method} HTTP/1.1\r\nhost: a\r\n{named}content-length: 60000\r\n\r\n{{");
             stream.write_all(said.as_bytes()).unwrap();
             stream

@@ -109,6 +109,28 @@ fn a_run_keeps_its_node_and_gets_one_more_before_it_is_full() {
     assert_eq!(state.want(s(2), &want("r", 1, &["b:7411"]), 1).unwrap().addresses(), ["b:7411", "a:7411"]);
 }
 
+/// A run that was given the node just before may take memory there until the node knows.
+#[test]
+fn a_node_is_empty_only_by_a_beat_after_the_order() {
+    let mut state = rack(&[("a", "1"), ("b", "2")]);
+    let mut actions = Vec::new();
+    state.beat(s(1), beat("a", "1", 8 * GIB, 0), &mut actions).unwrap();
+    state.drain(s(1), "a", true, &mut actions).unwrap();
+    assert_eq!(standing(&state, "a"), "draining");
+    // This one was on its way already, as far as the controller knows.
+    assert!(state.beat(s(2), beat("a", "1", 8 * GIB, 0), &mut actions).unwrap().drain);
+    assert_eq!(standing(&state, "a"), "draining");
+    for (lent, standing_then) in [(GIB, "draining"), (0, "empty"), (GIB, "draining"), (0, "empty")] {
+        state.beat(s(3), beat("a", "1", 8 * GIB, lent), &mut actions).unwrap();
+        assert_eq!(standing(&state, "a"), standing_then);
+    }
+    // Another process by its name does not know of the order yet.
+    let anew = Beat { incarnation: 2, leaving: true, ..beat("a", "1", 8 * GIB, 0) };
+    state.beat(s(3), Beat { incarnation: 1, ..anew.clone() }, &mut actions).unwrap();
+    state.beat(s(3), anew, &mut actions).unwrap();
+    assert_eq!(standing(&state, "a"), "draining");
+}
+
 #[test]
 fn a_node_that_is_drained_is_given_to_nobody_and_says_when_it_is_empty() {
     let mut state = rack(&[("a", "1"), ("b", "2")]);
@@ -125,8 +147,10 @@ fn a_node_that_is_drained_is_given_to_nobody_and_says_when_it_is_empty() {
     assert_eq!((standing(&state, "a").as_str(), actions.len()), ("empty", 0), "it is said once");
     // After a restart it is drained still.
     let mut state = State::of(state.intents());
-    state.beat(s(0), beat("a", "1", 8 * GIB, 0), &mut actions).unwrap();
-    assert_eq!(standing(&state, "a"), "empty");
+    for standing_then in ["draining", "empty"] {
+        state.beat(s(0), beat("a", "1", 8 * GIB, 0), &mut actions).unwrap();
+        assert_eq!(standing(&state, "a"), standing_then);
+    }
     state.drain(s(1), "a", false, &mut actions).unwrap();
     assert_eq!(state.want(s(1), &want("r", 1, &[]), 1).unwrap().addresses(), ["a:7411"]);
     assert_eq!(state.drain(s(1), "z", true, &mut actions), Err(Refusal::Unknown("z".into())));

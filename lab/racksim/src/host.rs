@@ -125,6 +125,12 @@ impl Host {
             _ => {}
         }
         mistake.and_then(Mistake::slip).into_iter().for_each(|slip| pool.slip(slip));
+        let joined = nodes.iter().enumerate().map(|(at, (node, life, ..))| (*node, *life, at)).collect();
+        Host { joined, ..Host::with(number, pool, protect, mistake) }
+    }
+
+    /// A host with a pool, and no pages so far.
+    fn with(number: usize, pool: &'static Pool, protect: Protect, mistake: Option<Mistake>) -> Host {
         Host {
             number,
             family: number,
@@ -138,7 +144,7 @@ impl Host {
             next_page: 0,
             filling: None,
             late_fills: Vec::new(),
-            joined: nodes.iter().enumerate().map(|(at, (node, life, ..))| (*node, *life, at)).collect(),
+            joined: Vec::new(),
             held: Vec::new(),
             terms: Terms::default(),
             mistake,

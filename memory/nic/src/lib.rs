@@ -275,6 +275,7 @@ impl Nic {
                 }
                 known.map_or(0, |(_, bytes)| bytes)
             }
+            Figure::Aside => self.aside(),
         }
     }
 

@@ -137,6 +137,8 @@ pub enum Figure {
     Reclaimed,
     /// Bytes of memory really taken from the system.
     InUse,
+    /// Bytes of slabs that are on the node's disk alone, because their owners do not answer.
+    Aside,
 }
 
 /// The node's answer.

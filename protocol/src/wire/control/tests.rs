@@ -228,7 +228,7 @@ fn an_unknown_variant_is_refused() {
         let read = behind(&[1, 0, unknown]).iter().any(|body| matches!(Request::read(&framed(body)), Ok(Some(_))));
         assert_eq!(read, unknown < all_asks().len() as u8, "ask {unknown}");
         let read = matches!(Request::read(&framed(&[1, 0, 13, unknown])), Ok(Some(_)));
-        assert_eq!(read, unknown <= Figure::InUse as u8, "figure {unknown}");
+        assert_eq!(read, unknown <= Figure::Aside as u8, "figure {unknown}");
         let read = behind(&[1, 0, 0, unknown]).iter().any(|body| matches!(Answer::read(&framed(body)), Ok(Some(_))));
         assert_eq!(read, unknown < all_results().len() as u8 - 1, "reply {unknown}");
         let read = matches!(Answer::read(&framed(&[1, 0, 1, unknown, 0])), Ok(Some(_)));

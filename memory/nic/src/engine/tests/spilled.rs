@@ -97,6 +97,7 @@ fn what_a_silent_owner_has_is_put_aside_and_comes_back() {
     node.is_silent();
     spill(&node, &shelf).unwrap();
     assert_eq!((node.aside(), node.taken(), node.nic.lent()), (1, 0, SLAB_BYTES));
+    assert_eq!(node.nic.figure(Figure::Aside, 0), SLAB_BYTES, "members are told");
     assert_eq!(node.nic.lending.excess(), 0, "what is aside takes no memory");
     // A verb waits, and has the slab called.
     pull(&mut queue, &node.nic, &node.additions(2, 3)).unwrap();
