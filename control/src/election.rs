@@ -84,7 +84,7 @@ impl Election {
 /// The controller that takes part.
 pub trait Led {
     /// It leads from now on, in this term. `sure`: as of when.
-    fn leads(&self, term: Term, revision: u64, kept: Kept, sure: Instant);
+    fn leads(&self, term: Term, kept: Kept, sure: Instant);
     /// It leads still, as of then.
     fn is_sure(&self, at: Instant);
     /// It does not lead.
@@ -92,6 +92,9 @@ pub trait Led {
     /// A line for the log.
     fn say(&self, line: &str);
 }
+
+/// How long a controller that took the lead, and cannot read the rack, leaves it to others.
+const LEAVES_IT_FOR: Duration = Duration::from_secs(3);
 
 /// A controller's part in the election. Never returns. `rack`: the rack's number, if it has none
 /// yet.
@@ -107,9 +110,16 @@ pub fn take_part(controller: &impl Led, etcd: &Etcd, address: &str, rack: u64) {
             Ok(Step::Lead(revision)) => match kept_in(etcd, revision, rack) {
                 Ok(kept) => {
                     leads = revision;
-                    controller.leads(kept.term, revision, kept, begun);
+                    controller.leads(kept.term, kept, begun);
                 }
-                Err(e) => controller.say(&format!("cannot lead yet: {e}")),
+                Err(e) => {
+                    controller.say(&format!("cannot lead: {e}"));
+                    // Another controller may be able to read what this one cannot.
+                    if let Some(lease) = own.take() {
+                        let _ = etcd.revoke(&lease);
+                    }
+                    std::thread::sleep(LEAVES_IT_FOR);
+                }
             },
             Ok(Step::Follow(leader)) => {
                 leads = 0;

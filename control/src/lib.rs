@@ -33,3 +33,4 @@ pub mod metrics;
 pub mod serve;
 pub mod state;
 pub mod store;
+mod unsaved;

@@ -11,6 +11,7 @@ use crate::guard::{self, Guard, OfTenant};
 use crate::metrics;
 use crate::state::{Action, Intent, Refusal, State};
 use crate::store::{Kept, Store, StoreError};
+use crate::unsaved::Unsaved;
 use axum::body::Bytes;
 use axum::extract::{ConnectInfo, Extension, Path, State as With};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -21,7 +22,6 @@ use axum::{Json, Router};
 use farmem_protocol::random::Random;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -62,10 +62,8 @@ enum Role {
 struct Controller {
     state: State,
     role: Role,
-    /// Intents that the state has and the store does not have yet. They stay here after a failure,
-    /// such as a full disk. Each later change, and each tick, tries again. A repeated order changes
-    /// nothing in the state, so it alone would not be kept.
-    unsaved: Vec<Intent>,
+    /// Each later change, and each tick, tries to keep them.
+    unsaved: Unsaved,
     /// Bytes that tenants may hold in the whole rack, by name.
     quotas: BTreeMap<String, u64>,
     random: Random,
@@ -87,7 +85,7 @@ pub struct Served {
 
 impl Served {
     fn of(store: Store, state: State, role: Role, seed: u64, log: fn(&str)) -> Arc<Served> {
-        let (unsaved, random, begun) = (Vec::new(), Random::new(seed), Instant::now());
+        let (unsaved, random, begun) = (Unsaved::default(), Random::new(seed), Instant::now());
         let controller = Controller { state, role, unsaved, quotas: BTreeMap::new(), random, begun, log };
         let controller = Mutex::new(controller);
         Arc::new(Served { controller, store, keeping: Default::default(), shown: Default::default() })
@@ -107,7 +105,7 @@ impl Served {
     /// The system has no thread.
     pub fn of_several(etcd: Etcd, address: &str, seed: u64, log: fn(&str)) -> std::io::Result<Arc<Served>> {
         let etcd = Arc::new(etcd);
-        let store = Store::Etcd(Arc::clone(&etcd), AtomicU64::new(0));
+        let store = Store::Etcd(Arc::clone(&etcd));
         let role = Role::Stands("this controller has just begun: ask again".to_owned());
         let served = Served::of(store, State::default(), role, seed, log);
         let (one, address) = (Arc::clone(&served), address.to_owned());
@@ -161,34 +159,30 @@ impl Served {
         Ok(made)
     }
 
-    /// Writes the unsaved intents to the store. The controller is not locked meanwhile.
-    async fn keep(self: &Arc<Self>) -> Result<(), StoreError> {
+    /// Writes the unsaved intents of this term to the store. The controller is not locked meanwhile.
+    ///
+    /// # Errors
+    /// The store failed, or another term began, which has discarded them: nothing is said to be kept
+    /// that is not.
+    async fn keep(self: &Arc<Self>, of: Term) -> Result<(), StoreError> {
         let _one = self.keeping.lock().await;
-        let (intents, epoch) = {
-            let controller = self.lock();
-            (controller.unsaved.clone(), controller.state.term())
-        };
+        let (up_to, intents) = self.lock().unsaved_of(of)?;
         if intents.is_empty() {
             return Ok(());
         }
-        let (served, of) = (Arc::clone(self), intents.len());
-        let kept = tokio::task::spawn_blocking(move || served.store.keep(&intents)).await;
+        let served = Arc::clone(self);
+        let kept = tokio::task::spawn_blocking(move || served.store.keep(of.epoch, &intents)).await;
         kept.map_err(|e| StoreError::Panicked(e.to_string()))??;
         let mut controller = self.lock();
-        // A new term began meanwhile: it has discarded the unsaved intents of the last one.
-        if controller.state.term() == epoch {
-            controller.unsaved.drain(..of);
-        }
+        controller.unsaved_of(of)?;
+        controller.unsaved.saved(up_to);
         Ok(())
     }
 }
 
 /// The controller's side of an election.
 impl election::Led for Served {
-    fn leads(&self, term: Term, revision: u64, kept: Kept, sure: Instant) {
-        if let Store::Etcd(_, at) = &self.store {
-            at.store(revision, Ordering::Release);
-        }
+    fn leads(&self, term: Term, kept: Kept, sure: Instant) {
         let mut controller = self.lock();
         controller.state = State::of(kept.intents).led_in(term);
         let quotas = controller.quotas.clone();
@@ -219,6 +213,11 @@ impl election::Led for Served {
 }
 
 impl Controller {
+    /// The unsaved intents, if the term is this one.
+    fn unsaved_of(&self, term: Term) -> Result<(u64, Vec<Intent>), StoreError> {
+        if self.state.term() == term { Ok(self.unsaved.all()) } else { Err(EtcdError::Deposed.into()) }
+    }
+
     fn now(&self) -> Duration {
         self.begun.elapsed()
     }
@@ -303,15 +302,16 @@ async fn tick(shared: Shared) {
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         every.tick().await;
-        if let Ok(mut controller) = shared.led() {
+        let term = if let Ok(mut controller) = shared.led() {
             let (now, mut actions) = (controller.now(), Vec::new());
             controller.state.tick(now, &mut actions);
             controller.carry_out(actions);
+            controller.state.term()
         } else {
             continue;
-        }
+        };
         // Retries intents that could not be kept. The operators of such orders were told already.
-        let _ = shared.keep().await;
+        let _ = shared.keep(term).await;
     }
 }
 
@@ -326,14 +326,14 @@ async fn beat(
     Json(mut beat): Json<Beat>,
 ) -> Result<Json<Orders>, No> {
     beat.listen = beat.listen.iter().map(|at| completed(at, from.ip())).collect();
-    let orders = {
+    let (term, orders) = {
         let mut controller = shared.led()?;
         let (now, mut actions) = (controller.now(), Vec::new());
         let orders = controller.state.beat(now, beat, &mut actions)?;
         controller.carry_out(actions);
-        orders
+        (controller.state.term(), orders)
     };
-    shared.keep().await?;
+    shared.keep(term).await?;
     Ok(Json(orders))
 }
 
@@ -376,7 +376,7 @@ async fn order(
     if !headers.contains_key(ORDER_HEADER) {
         return Err(No(StatusCode::FORBIDDEN, format!("an order has the header {ORDER_HEADER}")));
     }
-    let view = {
+    let (term, view) = {
         let mut controller = shared.led()?;
         let (now, mut actions) = (controller.now(), Vec::new());
         match order.as_str() {
@@ -386,11 +386,11 @@ async fn order(
             _ => return Err(No(StatusCode::NOT_FOUND, format!("no such order: {order}"))),
         }
         controller.carry_out(actions);
-        controller.state.view(now)
+        (controller.state.term(), controller.state.view(now))
     };
     // The next look shows what the order has changed.
     *shared.shown.lock().await = None;
-    shared.keep().await?;
+    shared.keep(term).await?;
     Ok(Json(view))
 }
 

@@ -12,7 +12,6 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 const INTENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("intents");
 /// The rack's number, and how often the file was opened: its epoch.
@@ -41,9 +40,8 @@ pub enum Store {
     Memory,
     /// A file.
     File(Database),
-    /// A cluster that several controllers share, and the revision of the leader key by which this
-    /// one leads.
-    Etcd(Arc<Etcd>, AtomicU64),
+    /// A cluster that several controllers share.
+    Etcd(Arc<Etcd>),
 }
 
 /// The content of a store when it was opened.
@@ -54,15 +52,24 @@ pub struct Kept {
     pub intents: Vec<Intent>,
 }
 
+/// The key of the row that an intent changes. A node's forgetting also removes its drain.
+pub(crate) fn key(intent: &Intent) -> String {
+    match intent {
+        Intent::Member { name, .. } | Intent::Forgotten { name } => format!("member/{name}"),
+        Intent::Drain { name, .. } => format!("drain/{name}"),
+        Intent::Share { tenant, node, .. } => format!("share/{node}/{tenant}"),
+    }
+}
+
 /// The rows that an intent changes: a key and its new value, or `None` to delete it. A later intent
 /// about the same thing has the same key.
 fn rows(intent: &Intent) -> Result<Vec<(String, Option<String>)>, serde_json::Error> {
     let value = Some(serde_json::to_string(intent)?);
     Ok(match intent {
-        Intent::Member { name, .. } => vec![(format!("member/{name}"), value)],
-        Intent::Forgotten { name } => vec![(format!("member/{name}"), None), (format!("drain/{name}"), None)],
-        Intent::Drain { name, wanted } => vec![(format!("drain/{name}"), value.filter(|_| *wanted))],
-        Intent::Share { tenant, node, bytes } => vec![(format!("share/{node}/{tenant}"), value.filter(|_| *bytes > 0))],
+        Intent::Member { .. } => vec![(key(intent), value)],
+        Intent::Forgotten { name } => vec![(key(intent), None), (format!("drain/{name}"), None)],
+        Intent::Drain { wanted, .. } => vec![(key(intent), value.filter(|_| *wanted))],
+        Intent::Share { bytes, .. } => vec![(key(intent), value.filter(|_| *bytes > 0))],
     })
 }
 
@@ -115,19 +122,24 @@ impl Store {
         Ok((Store::File(database), Kept { term, intents: ordered(rows.into_values()) }))
     }
 
-    /// Keeps intents: all of them, or none (of etcd's, by the hundred). On disk when it returns.
+    /// Keeps intents of this epoch: all of them, or none (of etcd's, by the hundred). On disk when it
+    /// returns.
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub fn keep(&self, intents: &[Intent]) -> Result<(), StoreError> {
+    pub fn keep(&self, epoch: u64, intents: &[Intent]) -> Result<(), StoreError> {
         if intents.is_empty() {
             return Ok(());
         }
-        let rows = intents.iter().map(rows).collect::<Result<Vec<_>, _>>()?.concat();
+        // The last row of a key: etcd refuses a transaction that changes a key twice.
+        let rows: BTreeMap<_, _> =
+            intents.iter().map(rows).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        let rows: Vec<_> = rows.into_iter().collect();
         match self {
             Store::Memory => Ok(()),
             Store::File(database) => keep_in_file(database, &rows),
-            Store::Etcd(etcd, revision) => Ok(etcd.keep(revision.load(Ordering::Acquire), &rows)?),
+            // The epoch is the revision of the leader key by which this controller leads.
+            Store::Etcd(etcd) => Ok(etcd.keep(epoch, &rows)?),
         }
     }
 }
@@ -169,7 +181,7 @@ mod tests {
             let (store, Kept { term, intents: before }) = Store::open(&file, epoch + 40).unwrap();
             assert_eq!(term, Term { rack: 41, epoch });
             assert_eq!(State::of(before).intents(), State::of(all.clone()).intents());
-            store.keep(&step).unwrap();
+            store.keep(epoch, &step).unwrap();
             all.extend(step);
         }
         let (_open, kept) = Store::open(&file, 0).unwrap();

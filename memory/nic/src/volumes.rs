@@ -214,7 +214,7 @@ impl Volume {
         let chunk = match state.map.place(slot) {
             Ok(chunk) => chunk,
             Err(_) => {
-                let Ok(block) = node.units.claim_block(&self.lease) else {
+                let Ok(block) = node.units.claim_block(&self.lease, self.promised) else {
                     count(&node.tally.exhausted, 1);
                     return Ok(Err(Refusal::NoSpace));
                 };

@@ -395,6 +395,26 @@ fn a_node_promises_what_it_has() {
     wire.close(Goodbye::Cut, 1);
 }
 
+#[test]
+fn what_was_promised_to_one_volume_no_other_takes() {
+    let nic = nic();
+    let mut promised = volume(&nic, nic.swap().promisable() / 2 / MIB * MIB, false);
+    let mut greedy = stream(&nic, &made_as(2, 4 * SLAB_BYTES, true));
+    let other = Known { secret: secret(2), incarnation: nic.incarnation };
+    let mut moving = stream(&nic, Hello::new(Purpose::Volume(other, true)).frame().as_bytes());
+    let bytes = pages(&mut Random::new(1), 512);
+    let write = |wire: &mut Wire<'_>, at| ask(wire, Command::Write, at, 2 * MIB as u32, &bytes).0;
+    // More than the node has: it takes what nobody was promised, and is refused then.
+    let taken = (0..4 * SLAB_BYTES).step_by(2 * MIB as usize).take_while(|&at| write(&mut moving, at) == 0).count();
+    assert!(taken > 0 && (taken as u64) < 4 * SLAB_BYTES / (2 * MIB), "{taken}");
+    let size = report(&mut promised).size.get();
+    for at in (0..size / (2 * MIB)).map(|block| block * 2 * MIB) {
+        assert_eq!(write(&mut promised, at), 0, "{at}");
+    }
+    is_sound(&nic);
+    [promised, moving, greedy].into_iter().for_each(|mut wire| wire.close(Goodbye::Cut, 1));
+}
+
 /// A page of zeros takes no block, but the tables of its volume. So sizes count, also of volumes that
 /// are promised nothing.
 #[test]

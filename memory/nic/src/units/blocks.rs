@@ -9,12 +9,18 @@ use std::sync::atomic::Ordering;
 
 /// Chunks of a block.
 const CHUNKS: i64 = 512;
+/// Their bytes.
+const BLOCK_BYTES: u64 = 2 << 20;
 /// Their log2, as the words' order.
 const ORDER: u8 = 9;
 
 impl Units {
-    /// Claims a free block for a volume. Its bytes are zero.
-    pub(crate) fn claim_block(&self, lease: &Lease) -> Result<u32, NoSlab> {
+    /// Claims a free block for a volume. Its bytes are zero. `promised`: memory was promised to this
+    /// volume. What was promised to others is not taken for one that has no promise.
+    pub(crate) fn claim_block(&self, lease: &Lease, promised: bool) -> Result<u32, NoSlab> {
+        if !promised && !self.is_unpromised(BLOCK_BYTES) {
+            return Err(NoSlab::Exhausted);
+        }
         let owner = lease.owner();
         if !self.charge(owner, CHUNKS) {
             return Err(NoSlab::Quota(self.quota_of(owner)));
