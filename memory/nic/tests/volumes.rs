@@ -399,7 +399,7 @@ fn a_node_promises_what_it_has() {
 fn what_was_promised_to_one_volume_no_other_takes() {
     let nic = nic();
     let mut promised = volume(&nic, nic.swap().promisable() / 2 / MIB * MIB, false);
-    let mut greedy = stream(&nic, &made_as(2, 4 * SLAB_BYTES, true));
+    let greedy = stream(&nic, &made_as(2, 4 * SLAB_BYTES, true));
     let other = Known { secret: secret(2), incarnation: nic.incarnation };
     let mut moving = stream(&nic, Hello::new(Purpose::Volume(other, true)).frame().as_bytes());
     let bytes = pages(&mut Random::new(1), 512);
