@@ -397,7 +397,7 @@ fn reads(slots: impl Iterator<Item = u64>) -> Vec<usize> {
 /// Runs one case on one system.
 ///
 /// # Errors
-/// As [`report`].
+/// As [`mod@report`].
 pub fn run(system: System, case: Case, costs: &Costs) -> Result<Came> {
     let operations = case.clients * case.operations;
     let objects = case.keys + operations;
