@@ -17,7 +17,7 @@
 //! | [`house`] | the background thread; nodes that join, leave and are lost; fork |
 //!
 //! Beside them: [`page`], memory of pages as types; [`kernel`], the system calls on far mappings;
-//! [`start`], which puts the parts together; [`ending`], the ends that a load cannot report; and
+//! [`mod@start`], which puts the parts together; [`ending`], the ends that a load cannot report; and
 //! [`wake`], which wakes the background thread.
 //!
 //! **Trap discipline.** A fault is a trap: it can interrupt only code that touches far memory. In
