@@ -6,9 +6,9 @@
 //! nothing with it. They look once a second.
 //!
 //! A task is *stranded* if it sleeps in a fault (by the kernel function that it sleeps in), its
-//! process has far memory, and no task that has this memory is a handler thread. A handler thread has its name before any code of
-//! the program can fault. So one look suffices; the second spares a line about a process that ends
-//! together with its maker.
+//! process has far memory, and no task that has this memory is a handler thread. A handler thread
+//! has its name before any code of the program can fault. So one look suffices; the second spares a
+//! line about a process that ends together with its maker.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -97,9 +97,14 @@ impl Stranded {
         {
             return false;
         }
-        // A handler that cannot be compared with the task, though the task can be looked at, has
-        // another memory: who may look is a matter of the memory.
-        !process::all().filter_map(handler).any(|handler| has_memory_of(handler, task) == Some(true))
+        // A process of the run that has changed its user may be one that cannot be compared: it counts
+        // as one that brings the page. Other runs' processes do not.
+        let kin: BTreeSet<u32> = process::descendants().into_iter().collect();
+        let brings = |process: u32| {
+            let same = handler(process).map(|handler| has_memory_of(handler, task));
+            same.is_some_and(|same| same.unwrap_or_else(|| kin.contains(&process)))
+        };
+        !process::all().any(brings)
     }
 
     /// Those of `seen` that the last look has seen too. The others are suspects from now on.

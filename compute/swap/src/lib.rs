@@ -37,6 +37,7 @@ pub mod genl;
 pub mod header;
 pub mod mapper;
 pub mod mirror;
+mod names;
 pub mod nbd;
 pub mod off;
 pub mod pair;

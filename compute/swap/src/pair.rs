@@ -114,8 +114,9 @@ impl Watch {
         }
         let node = others[self.pair.turn % others.len()].clone();
         self.pair.turn += 1;
-        // A node that cannot be reached, or refuses: others have their turn.
-        let Ok(begun) = begin(&mut self.client, &self.plan, &node, left.size) else { return };
+        // A node that is not known yet, cannot be reached, or refuses: others have their turn.
+        let Some(at) = self.names.get(&node) else { return };
+        let Ok(begun) = begin(&mut self.client, &self.plan, (&node, at), left.size) else { return };
         let state = &begun.held.state;
         let added = if state.incarnation == left.incarnation {
             Ok(false)

@@ -73,6 +73,23 @@ impl State {
         if self.mirrored { Device::Mirror } else { Device::Nbd(self.index) }
     }
 
+    /// A device at this node, for tests.
+    #[cfg(test)]
+    pub(crate) fn of_test(node: &str) -> State {
+        State {
+            index: 3,
+            node: node.into(),
+            at: Vec::new(),
+            volume: digits(&[7; 16]),
+            incarnation: 1,
+            size: 1 << 30,
+            grace_s: 60,
+            timeout_s: 3,
+            token: None,
+            mirrored: false,
+        }
+    }
+
     /// The volume's id.
     pub fn id(&self) -> Option<[u8; 16]> {
         let digits = self.volume.as_bytes();
@@ -279,18 +296,7 @@ mod tests {
     use super::*;
 
     fn state(index: u32) -> State {
-        State {
-            index,
-            node: "bighost:7411".into(),
-            at: Vec::new(),
-            volume: digits(&[7; 16]),
-            incarnation: 1,
-            size: 1 << 30,
-            grace_s: 60,
-            timeout_s: 3,
-            token: None,
-            mirrored: false,
-        }
+        State { index, ..State::of_test("bighost:7411") }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use farmem_sys::process::{self, Signals};
 use farmem_sys::swap;
 use std::fs::OpenOptions;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -196,11 +197,16 @@ fn parts(plan: &Plan, told: bool) -> Vec<(u64, u16)> {
     (0..n).map(part).collect()
 }
 
+/// A node and its addresses. Nothing is swapped to it yet, so nobody waits for the lookup.
+fn named(node: &str) -> Result<(&str, Vec<SocketAddr>), Error> {
+    Ok((node, addresses(node)?))
+}
+
 /// Devices that each have a copy of their own.
 fn begin_plain(client: &mut Client, plan: &Plan, mut probe: Option<&mut Probe>) -> Result<Vec<Watched>, Error> {
     let mut devices: Vec<Watched> = Vec::new();
     for (size, priority) in parts(plan, probe.is_some()) {
-        let begun = begin(client, plan, &plan.nodes[0], size).and_then(|watched| {
+        let begun = named(&plan.nodes[0]).and_then(|node| begin(client, plan, node, size)).and_then(|watched| {
             let state = &watched.held.state;
             match swap_to(state, &state.node, priority, plan.crypt) {
                 Ok(()) => Ok(watched),
@@ -230,8 +236,8 @@ fn begin_plain(client: &mut Client, plan: &Plan, mut probe: Option<&mut Probe>) 
 /// Two devices with the same pages, at the first two nodes.
 fn begin_mirror(client: &mut Client, plan: &Plan, mut probe: Option<&mut Probe>) -> Result<Vec<Watched>, Error> {
     let size = plan.size / PAGE * PAGE;
-    let first = begin(client, plan, &plan.nodes[0], size)?;
-    let second = begin(client, plan, &plan.nodes[1], size).inspect_err(|_| {
+    let first = begin(client, plan, named(&plan.nodes[0])?, size)?;
+    let second = named(&plan.nodes[1]).and_then(|node| begin(client, plan, node, size)).inspect_err(|_| {
         let _ = end_device(client, &first.held.state);
     })?;
     let devices = vec![first, second];
@@ -266,15 +272,20 @@ fn keep_kind(state: &State, probe: Option<&mut Probe>) {
     }
 }
 
-/// Makes a volume at a node, and an NBD device for it.
-pub(crate) fn begin(client: &mut Client, plan: &Plan, node: &str, size: u64) -> Result<Watched, Error> {
+/// Makes a volume at a node, which has these addresses, and an NBD device for it.
+pub(crate) fn begin(
+    client: &mut Client,
+    plan: &Plan,
+    (node, at): (&str, Vec<SocketAddr>),
+    size: u64,
+) -> Result<Watched, Error> {
     let mut id = [0; 16];
     process::random_bytes(&mut id).map_err(|e| Error::Kernel("random bytes", e))?;
     let host = process::host_name();
     let mut state = State {
         index: 0,
         node: node.to_owned(),
-        at: addresses(node)?,
+        at,
         volume: state::digits(&id),
         incarnation: 0,
         size,

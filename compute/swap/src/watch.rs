@@ -2,11 +2,12 @@
 //! their volumes are doing.
 
 use crate::freed::{self, Probe};
+use crate::names::Names;
 use crate::nbd::{Client, Deaths};
 use crate::off;
 use crate::pair::Pair;
 use crate::patience::{MOST_TIMES, Patience};
-use crate::state::{self, Held};
+use crate::state::{self, Held, State};
 use crate::stream::{PATIENCE, SHORT, Stream, Wanted, dial_within};
 use crate::swap::{Plan, path, say};
 use crate::tell::{self, Teller};
@@ -66,6 +67,8 @@ pub struct Watch {
     is_probed: bool,
     teller: Option<Teller>,
     pub(crate) pair: Pair,
+    /// The addresses of nodes that may get a copy.
+    pub(crate) names: Names,
     /// Tells of the streams that the kernel gives up. `None` while it is listened to.
     died: Option<Died>,
     /// When swapping could not be ended for a node that goes.
@@ -90,8 +93,11 @@ pub enum Over {
 
 impl Watch {
     pub(crate) fn new(client: Client, plan: &Plan, devices: Vec<Watched>, probe: Option<Probe>, died: Died) -> Watch {
+        let known: Vec<&State> = devices.iter().map(|watched| &watched.held.state).collect();
+        let names = if plan.mirror { Names::of(&plan.nodes, &known) } else { Names::default() };
         let (plan, is_probed, pair, died) = (plan.clone(), probe.is_some(), Pair::default(), Some(died));
-        Watch { client, devices, plan, probe, is_probed, teller: None, pair, died, failed: None, is_full: false }
+        let (teller, failed, is_full) = (None, None, false);
+        Watch { client, devices, plan, probe, is_probed, teller, pair, names, died, failed, is_full }
     }
 
     /// Watches until it is to end. `signals` were taken before any thread existed.
