@@ -272,7 +272,7 @@ const FIRST_TABLES: u64 = 8192;
 const _: () = assert!(HEAD_BYTES + 8 + head::SPARE_TEXT as u64 <= FIRST_TABLES);
 
 /// Says that this is a store, and of which version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x08\0");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x09\0");
 
 /// Which nodes of a pair have the shard: a word of the head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

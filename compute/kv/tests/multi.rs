@@ -376,6 +376,39 @@ fn a_move_comes_about_beside_changes_of_its_keys_without_end() {
     assert_eq!(moved, ["x"; 20]);
 }
 
+/// A front end that is alone: what a transaction or a script on one key has changed is not overwritten by a command that
+/// had read the key before.
+#[test]
+fn a_change_by_a_script_is_not_lost_beside_a_command_on_several_keys() {
+    const ROUNDS: usize = 150;
+    let node = Process::node(Transport::Tcp);
+    let front = Process::front("beside", &node.at);
+    let mut client = front.client();
+    answers(&mut client, &[("SADD a 0", ":1"), ("SADD b 0", ":1")]);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut client = front.client();
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    client.ask("SUNIONSTORE a a b");
+                }
+            });
+        }
+        for round in 0..ROUNDS {
+            client
+                .send(&["EVAL", "return redis.call('SADD',KEYS[1],ARGV[1])", "1", "a", &format!("s{round}")])
+                .unwrap();
+            assert_eq!(client.reply().as_deref(), Some(":1"));
+            client.ask("MULTI");
+            client.ask(&format!("SADD a t{round}"));
+            client.ask("EXEC");
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert_eq!(client.ask("SCARD a"), format!(":{}", 1 + 2 * ROUNDS));
+}
+
 /// Clients of two front ends, on two nodes, change keys by commands on several. Each sees all of another's command,
 /// or nothing.
 #[test]

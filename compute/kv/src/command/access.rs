@@ -38,7 +38,7 @@ impl Call {
     }
 
     /// The turn of a command that changes this key, if one on several keys has it.
-    async fn turn(&self, key: &[u8]) -> Option<Turn<'_>> {
+    pub(super) async fn turn(&self, key: &[u8]) -> Option<Turn<'_>> {
         if self.in_turn { None } else { self.front.in_turn.for_one(&self.io, key).await }
     }
 

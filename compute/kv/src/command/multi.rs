@@ -216,7 +216,10 @@ async fn on_one_key(call: &Call, transaction: &Transaction, key: &[u8]) -> Answe
         last.replace(Some(Rc::clone(&draft)));
         Ok(draft.change(replies))
     };
+    // Commands on several keys, which have their turn, replace what they have read.
+    let turn = call.turn(key).await;
     let reply = call.store().update_found(&call.io, key, change).await?;
+    drop(turn);
     let messages = last.take().filter(|_| reply != CHANGED).map_or(Vec::new(), |draft| draft.messages());
     channels::send_all(call, messages).await;
     Ok(reply)

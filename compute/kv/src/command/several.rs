@@ -65,18 +65,22 @@ pub fn joint(command: &Command, call: &Call) -> Option<Vec<Vec<u8>>> {
 
 /// Carries out a command at one moment ([`joint`]).
 ///
-/// Where nobody else serves the store its turn is enough: nobody changes what it has read, and a change of
-/// one key is one moment. Otherwise it goes by the locks, but for what no draft can have: long strings, and
-/// more than there is room for. Then it goes key by key.
+/// An MSET of a few keys reads nothing: where nobody else serves the store its turn is enough. Otherwise a
+/// command goes by the locks, because changes of one key that are under way take no turn, and would be
+/// overwritten by what it made of the value before. Long strings, and more than there is room for, no draft
+/// can have: there it goes key by key.
 ///
 /// # Errors
 /// Those of the command, and those of the store.
 pub async fn together(command: &'static Command, call: &Call, keys: Vec<Vec<u8>>) -> Answered {
     let store = call.store();
-    let few = command.name != "mset" || store.shards.len() == 1 && keys.len() <= BY_ONE;
+    let few = command.name == "mset" && store.shards.len() == 1 && keys.len() <= BY_ONE;
     if few && !store.has_others() {
         let _turn = call.front.in_turn.come(&call.io, keys.iter().map(Vec::as_slice)).await;
-        return carry_out(command, &Call { in_turn: true, ..call.clone() }).await;
+        // Another front end may have joined while the turn was waited for.
+        if !store.has_others() {
+            return carry_out(command, &Call { in_turn: true, ..call.clone() }).await;
+        }
     }
     let ended = if command.name == "sort" {
         by_others(command, call, keys).await

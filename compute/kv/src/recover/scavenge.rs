@@ -38,9 +38,13 @@ impl Recovery {
         for mut block in blocks.into_values() {
             block.sort_unstable_by_key(|one| one.slot);
             let near = |one: &Linked, next: &Linked| one.slot > 0 && next.slot - one.slot <= NEAR;
-            reads.extend(block.chunk_by(near).map(<[Linked]>::to_vec));
-            while reads.len() >= AT_ONCE {
-                found += self.judge(io, reads.drain(..AT_ONCE).collect()).await;
+            // One after the other: after a takeover all objects are of one block, each a group.
+            for group in block.chunk_by(near) {
+                reads.push(group.to_vec());
+                if reads.len() == AT_ONCE {
+                    found += self.judge(io, std::mem::take(&mut reads)).await;
+                    io.pause(0).await;
+                }
             }
         }
         found + self.judge(io, reads).await

@@ -48,7 +48,7 @@ pub struct Asked {
     /// A task is about to write that.
     shows: Cell<bool>,
     /// SUBSCRIBEs that are about to take effect.
-    pub(super) coming: Cell<usize>,
+    coming: Cell<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -89,6 +89,23 @@ struct Open<'a>(&'a Channels, u64);
 impl Drop for Open<'_> {
     fn drop(&mut self) {
         self.0.asked.open.borrow_mut().remove(&self.1);
+        self.0.rest();
+    }
+}
+
+/// A SUBSCRIBE that is about to take effect, as long as this lives.
+pub(super) struct Coming<'a>(&'a Channels);
+
+impl Coming<'_> {
+    pub(super) fn of(channels: &Channels) -> Coming<'_> {
+        channels.asked.coming.set(channels.asked.coming.get() + 1);
+        Coming(channels)
+    }
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.0.asked.coming.set(self.0.asked.coming.get() - 1);
         self.0.rest();
     }
 }
@@ -183,7 +200,7 @@ pub(super) async fn of_all(call: &Call, question: Question) -> Result<Counts, Fa
 /// Answers a question of another front end's.
 pub(super) async fn answer(front: &Front, io: &Io, about: &[u8], text: &[u8]) {
     let channels = &front.channels;
-    let Some((number, question)) = Question::decode(about, text).filter(|_| channels.count.get() > 0) else { return };
+    let Some((number, question)) = Question::decode(about, text) else { return };
     let mut told = vec![0];
     for (name, count) in question.of_own(channels, io).await {
         if told.len() + name.len() + 16 > ANSWER {
@@ -196,7 +213,7 @@ pub(super) async fn answer(front: &Front, io: &Io, about: &[u8], text: &[u8]) {
 }
 
 impl Channels {
-    fn has_subscriptions(&self) -> bool {
+    pub(super) fn has_subscriptions(&self) -> bool {
         self.count.get() > 0 || self.asked.coming.get() > 0
     }
 

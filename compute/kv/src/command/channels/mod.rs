@@ -145,7 +145,7 @@ impl Channels {
 
     /// Hears nothing more of other front ends, if nothing of theirs is waited for.
     fn rest(&self) {
-        if self.count.get() == 0 && !self.asked.waits() {
+        if !self.has_subscriptions() && !self.asked.waits() {
             self.forward.close();
         }
     }
@@ -288,8 +288,9 @@ async fn subscribe(what: &str, kind: Kind, call: &Call) -> Answered {
     if call.args[1..].iter().any(|name| name.len() > NAME) {
         return Err(Fail::new(format!("a channel's name or a pattern has {NAME} bytes at most")));
     }
+    // Counted first, so that nobody stops hearing between here and the subscription.
+    let coming = asked::Coming::of(channels);
     channels.forward.open(call).await?;
-    channels.asked.coming.set(channels.asked.coming.get() + 1);
     asked::comes(call).await;
     let mut told = Vec::with_capacity(call.count() - 1);
     for name in &call.args[1..] {
@@ -301,8 +302,7 @@ async fn subscribe(what: &str, kind: Kind, call: &Call) -> Answered {
             }
         }
     }
-    channels.asked.coming.set(channels.asked.coming.get() - 1);
-    channels.rest();
+    drop(coming);
     Ok(Reply::Several(told))
 }
 

@@ -225,7 +225,10 @@ impl Script<'_> {
             last.replace(if failed { Vec::new() } else { draft.messages() });
             Ok(if failed { Change::Keep(reply) } else { draft.change(reply) })
         };
+        // Commands on several keys, which have their turn, replace what they have read.
+        let turn = self.call.turn(key).await;
         let ended = self.call.store().update_found(&self.call.io, key, change).await;
+        drop(turn);
         if wide.get() {
             return Ok(None);
         }
