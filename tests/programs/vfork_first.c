@@ -6,10 +6,12 @@
 enum { BYTES = 24 << 20 };
 static uint8_t *mem;
 
-/* With the runtime's, which a listing leaves out. */
+/* With the runtime's, which are left out of what libc is told: so by an instruction of this program's. */
 static int threads(void) {
     struct stat about;
-    MUST(stat("/proc/self/task", &about) == 0);
+    long done;
+    __asm__ volatile("syscall" : "=a"(done) : "a"(4L), "D"("/proc/self/task"), "S"(&about) : "rcx", "r11", "memory");
+    MUST(done == 0);
     return about.st_nlink - 2;
 }
 
