@@ -59,7 +59,7 @@ fn shares_follow_what_is_used() -> Result<()> {
         let had: Vec<u64> = said.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
         let [_, first, second, third] = had[..] else { bail!("{way}: {said}") };
         let parts = [first, second, third].map(|kib| (kib << 10) as f64 / local as f64);
-        ensure!(parts[0] >= 0.5 && parts[1] < 0.25 && parts[2] > 2.0 * parts[1], "{way}: {said}, of {local} bytes");
+        ensure!(parts[0] > 0.5 && parts[1] < 0.25 && parts[2] > 2.0 * parts[1], "{way}: {said}, of {local} bytes");
         ensure!(counter(&stats, "local_peak") <= local, "{way}: {stats}");
     }
     Ok(())
