@@ -20,8 +20,8 @@
 //! child      └──── shared ──── exec or exit┘
 //! ```
 
-use crate::extent::Extents;
 use crate::held::{Held, Slabs};
+use crate::homes::Homes;
 use crate::losses::Losses;
 use crate::protect::Disk;
 use crate::slab::SlabSlots;
@@ -158,7 +158,7 @@ impl Forks<'_> {
         for (index, slab) in slabs.list.iter_mut().enumerate() {
             if let Some(slab) = slab {
                 slab.sharers += 1;
-                self.tables.extents.set_shared(index as u32, true);
+                self.tables.homes.set_shared(index as u32, true);
                 held.push((index as u32, slab.serial));
             }
         }
@@ -167,13 +167,13 @@ impl Forks<'_> {
 
     /// Looks whether other sides have gone, and makes what was shared with them own again.
     pub fn end_shares(self) {
-        self.held.slabs.lock().end_shares(&self.tables.extents);
+        self.held.slabs.lock().end_shares(&self.tables.homes);
     }
 }
 
 impl Slabs {
     /// [`Forks::end_shares`] under the lock. Returns whether a slab became own again.
-    pub(crate) fn end_shares(&mut self, extents: &Extents) -> bool {
+    pub(crate) fn end_shares(&mut self, homes: &Homes) -> bool {
         let list = &mut self.list;
         let mut freed = false;
         self.shares.retain(|share| {
@@ -185,7 +185,7 @@ impl Slabs {
                     if let Some(slab) = list[index as usize].as_mut().filter(same) {
                         slab.sharers -= 1;
                         freed |= slab.sharers == 0;
-                        extents.set_shared(index, slab.sharers > 0);
+                        homes.set_shared(index, slab.sharers > 0);
                     }
                 }
             }

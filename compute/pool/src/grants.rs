@@ -5,8 +5,8 @@
 //! back, and others are asked.
 
 use crate::NoRoom;
-use crate::extent::{HOMES, Home, MAX_SLABS, State, Word};
 use crate::held::Held;
+use crate::homes::{HOMES, Home, MAX_SLABS, State, Word};
 use crate::losses::{Changes, Losses};
 use crate::nodes::Standing;
 use crate::protect::disk::DISK;
@@ -87,7 +87,7 @@ impl Grants<'_> {
         let mut slabs = self.held.slabs.lock();
         let hole = slabs.list.iter().position(Option::is_none);
         let index = hole.or_else(|| (slabs.list.len() < MAX_SLABS).then_some(slabs.list.len())).filter(|_| is_in);
-        let record = index.and_then(|_| self.tables.extents.record(homes));
+        let record = index.and_then(|_| self.tables.homes.record(homes));
         let (Some(index), Some(record)) = (index, record) else {
             drop(slabs);
             drop(changing);
@@ -105,7 +105,7 @@ impl Grants<'_> {
         });
         let none = Word::of(record).with_state(0, State::Absent);
         let word = there().fold(none, |word, nth| word.with_state(nth, State::Whole));
-        self.tables.extents.publish(index as u32, word);
+        self.tables.homes.publish(index as u32, word);
         self.held.capacity.fetch_add(SLAB_BYTES, Ordering::Relaxed);
         Ok(())
     }

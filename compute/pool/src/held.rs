@@ -1,8 +1,8 @@
 //! The slabs that a process holds, under one lock.
 
-use crate::copies::Dropped;
-use crate::extent::{HOMES, Home, State, Word};
 use crate::fork::Share;
+use crate::homes::{HOMES, Home, State, Word};
+use crate::moves::Dropped;
 use crate::protect::disk::DISK;
 use crate::slab::{Seat, SlabSlots};
 use crate::tables::Tables;
@@ -80,15 +80,14 @@ impl Held {
         if !slab.closed && slab.seat != Seat::Parity {
             self.capacity.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
         }
-        let extents = &tables.extents;
-        let word = extents.word(index as u32);
+        let word = tables.homes.word(index as u32);
         // Others read a shared slab's place on the disk; the last of them gives it up.
         let stays = |home: Home| home.node == DISK && slab.sharers > 0;
         let there = |home: &usize| word.state(*home) != State::Absent;
-        let home = |home: usize| Some(home).filter(there).map(|home| extents.home(word, home));
+        let home = |home: usize| Some(home).filter(there).map(|home| tables.homes.home(word, home));
         let homes = std::array::from_fn(|nth| home(nth).filter(|home| !stays(*home)).unwrap_or(Home::NONE));
-        extents.publish(index as u32, Word::FREE);
-        extents.free(word.number());
+        tables.homes.publish(index as u32, Word::FREE);
+        tables.homes.free(word.number());
         tables.sealed.forget(index);
         Some(homes)
     }

@@ -18,7 +18,7 @@
 //! | part | what it does | locks |
 //! |---|---|---|
 //! | [`Nodes`] | the nodes by number: their sessions, their standing, the order in which to ask them | none |
-//! | `Tables` | nodes, the words of slabs ([`extent`]), protection and seals; what follows from them alone | none |
+//! | `Tables` | nodes, the words of slabs ([`homes`]), protection and seals; what follows from them alone | none |
 //! | `Held` | the slabs of this process, and their slots | `slabs` |
 //! | [`Losses`] | a node or the disk fails: words forget it | `changes`, `slabs` |
 //! | `Grants` | nodes grant slabs and get them back | `changes`, `slabs` |
@@ -44,13 +44,13 @@
 //! *Fork* (`fork.rs`): slots that a parent and its child can both reach belong to neither while the
 //! other lives. `docs/design/pool.md` has the reasons.
 
-mod copies;
-pub mod extent;
 mod fork;
 mod grants;
 mod held;
+pub mod homes;
 pub mod lane;
 mod losses;
+mod moves;
 mod nodes;
 mod paces;
 mod protect;
@@ -64,12 +64,12 @@ mod tables;
 #[cfg(feature = "lab")]
 mod twin;
 
-pub use copies::Moves;
-pub use extent::MAX_SLABS;
 pub use farmem_run::Protect;
 pub use fork::{ForkShare, Forks};
+pub use homes::MAX_SLABS;
 pub use lane::{Change, Done, Lane, Met};
 pub use losses::{Loss, Losses};
+pub use moves::Moves;
 pub use nodes::{MAX_NODES, NoPlace, Nodes, Standing};
 pub use protect::repair::Repair;
 pub use protect::{Disk, Lacks, Place};

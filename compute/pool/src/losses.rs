@@ -3,8 +3,8 @@
 //! A lane, a request to the node, or [`Losses::tend`] finds a loss and calls `lose`. If a page has no
 //! other home, the consumer ends: `anything_lost` looks for such a page.
 
-use crate::extent::{HOMES, State};
 use crate::held::{Held, Slabs};
+use crate::homes::{HOMES, State};
 use crate::nodes::Standing;
 use crate::slab::Seat;
 use crate::tables::Tables;
@@ -59,15 +59,15 @@ impl Losses<'_> {
     /// Slabs of a node that is being left take no new pages, and are not overwritten.
     pub(crate) fn close_slabs_of(self, slabs: &mut Slabs, node: usize) {
         for index in 0..slabs.list.len() as u32 {
-            let word = self.tables.extents.word(index);
-            let at = |home: usize| self.tables.extents.home(word, home).node as usize;
+            let word = self.tables.homes.word(index);
+            let at = |home: usize| self.tables.homes.home(word, home).node as usize;
             let there = (0..HOMES).any(|home| word.state(home) != State::Absent && at(home) == node);
             if let Some(slab) = slabs.list[index as usize].as_mut().filter(|slab| there && !slab.closed) {
                 slab.closed = true;
                 if slab.seat != Seat::Parity {
                     self.held.capacity.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
                 }
-                self.tables.extents.update(index, |word| Some(word.with_leaving(true)));
+                self.tables.homes.update(index, |word| Some(word.with_leaving(true)));
             }
         }
     }
@@ -124,9 +124,9 @@ impl Losses<'_> {
         let mut single = 0;
         if !kept {
             for index in 0..slabs.list.len() as u32 {
-                let word = self.tables.extents.word(index);
+                let word = self.tables.homes.word(index);
                 self.tables.forsake(index, number);
-                let left = self.tables.extents.word(index);
+                let left = self.tables.homes.word(index);
                 single += (word != left && (!left.is_lost() || self.tables.follows(index))) as u32;
             }
         }
@@ -142,7 +142,7 @@ impl Losses<'_> {
         }
         let mut slabs = self.held.slabs.lock();
         for index in 0..slabs.list.len() {
-            let word = self.tables.extents.word(index as u32);
+            let word = self.tables.homes.word(index as u32);
             let Some(slab) = slabs.list[index].as_ref().filter(|_| word.is_lost()) else { continue };
             if !slab.is_idle() && !self.tables.follows(index as u32) {
                 return Err(self.tables.why_lost(word));

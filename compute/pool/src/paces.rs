@@ -8,7 +8,7 @@
 //!
 //! Which of two good homes is asked is the order in their record, which the placement draws.
 
-use crate::extent::Home;
+use crate::homes::Home;
 use crate::nodes::Moment;
 
 const SLOW: u64 = 4;

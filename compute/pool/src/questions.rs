@@ -2,7 +2,7 @@
 //! another.
 
 use crate::Pool;
-use crate::extent::{HOMES, Home, State, Word};
+use crate::homes::{HOMES, Home, State, Word};
 use crate::protect::disk::DISK;
 use crate::tables::Tables;
 use farmem_protocol::addr::FarSlot;
@@ -24,9 +24,9 @@ impl Pool {
     /// consumer's own write-backs.
     #[inline]
     pub fn readable_in_place(&self, slot: FarSlot) -> Option<*const u8> {
-        let word = self.tables.extents.word(slot.slab_index());
+        let word = self.tables.homes.word(slot.slab_index());
         if word.is_single() {
-            return in_place(self.tables.extents.home(word, 0), slot).map(<*mut u8>::cast_const);
+            return in_place(self.tables.homes.home(word, 0), slot).map(<*mut u8>::cast_const);
         }
         self.tables.one_readable_in_place(word, slot)
     }
@@ -36,13 +36,13 @@ impl Pool {
     /// leaves the consumer.
     #[inline]
     pub fn writable_in_place(&self, slot: FarSlot) -> Option<*mut u8> {
-        let word = self.tables.extents.word(slot.slab_index());
+        let word = self.tables.homes.word(slot.slab_index());
         // Parity would not follow.
         if word.is_striped() {
             return None;
         }
         if word.is_single() {
-            return in_place(self.tables.extents.home(word, 0), slot);
+            return in_place(self.tables.homes.home(word, 0), slot);
         }
         self.tables.only_one_in_place(word, slot)
     }
@@ -51,15 +51,15 @@ impl Pool {
     /// `None`: the page goes whole.
     #[inline]
     pub fn takes_lines(&self, slot: FarSlot) -> Option<By> {
-        let word = self.tables.extents.word(slot.slab_index());
+        let word = self.tables.homes.word(slot.slab_index());
         if word.is_striped() {
             return self.tables.takes_changes(word, slot).then_some(By::Stripes);
         }
         // The disk gets whole pages beside the nodes' lines.
-        let on_disk = |home: usize| self.tables.extents.home(word, home).node == DISK;
+        let on_disk = |home: usize| self.tables.homes.home(word, home).node == DISK;
         let taking = || (0..HOMES).filter(|&home| word.takes_pages(home) && !on_disk(home));
-        let has = |home| word.reads(home, || self.tables.extents.is_stale(word, home, slot.place()));
-        let node = |home| &self.tables.nodes.all()[self.tables.extents.home(word, home).node as usize];
+        let has = |home| word.reads(home, || self.tables.homes.is_stale(word, home, slot.place()));
+        let node = |home| &self.tables.nodes.all()[self.tables.homes.home(word, home).node as usize];
         let records = |home| node(home).takes_records();
         match taking().all(has) && taking().next().is_some() {
             true if taking().all(records) => Some(By::Records),
@@ -71,34 +71,34 @@ impl Pool {
     /// Whether a slot's slab is of a group, so that parity changes with the slot.
     #[inline]
     pub fn has_parity(&self, slot: FarSlot) -> bool {
-        self.tables.extents.word(slot.slab_index()).is_striped()
+        self.tables.homes.word(slot.slab_index()).is_striped()
     }
 
     /// Homes that a record of lines of this slot's slab may go to.
     pub fn copies(&self, slot: FarSlot) -> usize {
-        let word = self.tables.extents.word(slot.slab_index());
-        let on_disk = |home: usize| self.tables.extents.home(word, home).node == DISK;
+        let word = self.tables.homes.word(slot.slab_index());
+        let on_disk = |home: usize| self.tables.homes.home(word, home).node == DISK;
         let takes = |home: &usize| word.state(*home) != State::Absent && !on_disk(*home);
         (0..HOMES).filter(takes).count()
     }
 
     /// The homes of a slab, each by its node, as they are now.
     pub fn homes(&self, index: u32) -> [Option<(usize, State)>; HOMES] {
-        self.tables.homes(index)
+        self.tables.homes_of(index)
     }
 
     /// Whether a slot may be overwritten: no other process can reach it, and its node is not being
     /// left. Takes no lock.
     #[inline]
     pub fn is_own(&self, slot: FarSlot) -> bool {
-        self.tables.extents.word(slot.slab_index()).is_own()
+        self.tables.homes.word(slot.slab_index()).is_own()
     }
 }
 
 impl Tables {
     #[cold]
     fn one_readable_in_place(&self, word: Word, slot: FarSlot) -> Option<*const u8> {
-        let (_, home) = self.extents.reader(word, slot, |home| home.base != 0)?;
+        let (_, home) = self.homes.reader(word, slot, |home| home.base != 0)?;
         in_place(home, slot).map(<*mut u8>::cast_const)
     }
 
@@ -106,7 +106,7 @@ impl Tables {
     fn only_one_in_place(&self, word: Word, slot: FarSlot) -> Option<*mut u8> {
         let mut homes = (0..HOMES).filter(|&home| word.state(home) != State::Absent);
         let only = homes.next().filter(|&home| homes.next().is_none() && word.state(home) == State::Whole)?;
-        in_place(self.extents.home(word, only), slot)
+        in_place(self.homes.home(word, only), slot)
     }
 }
 

@@ -33,7 +33,7 @@
 
 #![allow(unsafe_code)] // Pages are the caller's raw memory.
 
-use crate::extent::{HOMES, MAX_SLABS, State};
+use crate::homes::{HOMES, MAX_SLABS, State};
 use crate::losses::Losses;
 use crate::tables::Tables;
 use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB};
@@ -357,9 +357,9 @@ impl Seals<'_> {
     #[cold]
     pub fn distrust(self, from: Option<u32>, altered: &Altered) -> bool {
         let (slot, Some(node)) = (altered.slot, from) else { return false };
-        let word = self.tables.extents.word(slot.slab_index());
-        let has = |nth: usize| word.reads(nth, || self.tables.extents.is_stale(word, nth, slot.place()));
-        let elsewhere = (0..HOMES).any(|nth| has(nth) && self.tables.extents.home(word, nth).node != node);
+        let word = self.tables.homes.word(slot.slab_index());
+        let has = |nth: usize| word.reads(nth, || self.tables.homes.is_stale(word, nth, slot.place()));
+        let elsewhere = (0..HOMES).any(|nth| has(nth) && self.tables.homes.home(word, nth).node != node);
         let follows = || word.is_striped() && self.tables.follows(slot.slab_index());
         if !(elsewhere || follows()) {
             return false;
@@ -377,7 +377,7 @@ impl Seals<'_> {
 
     #[cold]
     fn altered(self, slot: FarSlot) -> Altered {
-        let homes = self.tables.homes(slot.slab_index()).into_iter().flatten();
+        let homes = self.tables.homes_of(slot.slab_index()).into_iter().flatten();
         let homes = homes.filter(|(_, state)| *state != State::Behind);
         let nodes = self.tables.nodes.all();
         let name = |node: usize| nodes.get(node).map_or("the copy on disk", |node| node.session().node());

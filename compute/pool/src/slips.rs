@@ -45,11 +45,11 @@ impl Slips {
 #[cfg(feature = "lab")]
 impl crate::Pool {
     /// The homes of a slab as nodes know them: each node's number here, and the slab's name there.
-    pub fn names(&self, index: u32) -> [Option<(usize, farmem_protocol::addr::SlabId)>; crate::extent::HOMES] {
-        let word = self.tables.extents.word(index);
+    pub fn names(&self, index: u32) -> [Option<(usize, farmem_protocol::addr::SlabId)>; crate::homes::HOMES] {
+        let word = self.tables.homes.word(index);
         std::array::from_fn(|nth| {
-            let is_there = word.number() != 0 && word.state(nth) != crate::extent::State::Absent;
-            is_there.then(|| self.tables.extents.home(word, nth)).map(|home| (home.node as usize, home.slab))
+            let is_there = word.number() != 0 && word.state(nth) != crate::homes::State::Absent;
+            is_there.then(|| self.tables.homes.home(word, nth)).map(|home| (home.node as usize, home.slab))
         })
     }
 

@@ -5,9 +5,9 @@
 //!  free     ─► a block stays idle (`give_back_idle`), a slab is empty (`shrink`) ─► memory goes back
 //! ```
 
-use crate::extent::{HOMES, Home, State};
 use crate::grants::Grants;
 use crate::held::{Held, Slabs};
+use crate::homes::{HOMES, Home, State};
 use crate::losses::Losses;
 use crate::slab::{Seat, SlabSlots, each_of};
 use crate::tables::Tables;
@@ -76,7 +76,7 @@ impl Slots<'_> {
                 passed += 1;
                 if let Some(slots) = &mut slabs.list[index]
                     && slots.may_allocate()
-                    && !self.tables.extents.word(index as u32).is_lost()
+                    && !self.tables.homes.word(index as u32).is_lost()
                 {
                     let (had, left) = (out.len(), n - (out.len() - before));
                     let row = if slots.seat == Seat::Data { slots.row_left() } else { left };
@@ -99,7 +99,7 @@ impl Slots<'_> {
             // The slabs that a child shared are the parent's again when the child has ended. This
             // is done here too, and not only by housekeeping: otherwise a program that forks often
             // would take a slab for each fork.
-            if slabs.end_shares(&self.tables.extents) {
+            if slabs.end_shares(&self.tables.homes) {
                 continue;
             }
             // Blocks on their way back to a node are free again in a moment. The node may have no
@@ -128,8 +128,8 @@ impl Slots<'_> {
 
     /// Has nodes allocate the memory of blocks of a slab, if this process maps them.
     fn back(self, index: u32, blocks: u32) -> Result<(), NoRoom> {
-        let word = self.tables.extents.word(index);
-        for home in (0..HOMES).filter(|&home| word.takes_pages(home)).map(|home| self.tables.extents.home(word, home)) {
+        let word = self.tables.homes.word(index);
+        for home in (0..HOMES).filter(|&home| word.takes_pages(home)).map(|home| self.tables.homes.home(word, home)) {
             let Some(node) = self.tables.nodes.all().get(home.node as usize) else {
                 self.back_on_disk(index, home, blocks)?;
                 continue;
@@ -225,10 +225,10 @@ impl Slots<'_> {
 
     /// Gives a range of a slab back to the systems of all its homes. False where one has not.
     fn discard(self, index: u32, offset: u64, len: u64) -> bool {
-        let word = self.tables.extents.word(index);
+        let word = self.tables.homes.word(index);
         let homes = (0..HOMES).filter(|&home| word.state(home) != State::Absent);
         homes.fold(true, |all, home| {
-            let home = self.tables.extents.home(word, home);
+            let home = self.tables.homes.home(word, home);
             let Some(node) = self.tables.nodes.all().get(home.node as usize) else {
                 return all & self.tables.protection.disk().is_some_and(|disk| disk.punch(home.slab, offset, len));
             };

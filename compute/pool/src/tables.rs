@@ -1,6 +1,6 @@
 //! The tables of a pool that are read without a lock, and what follows from them alone.
 
-use crate::extent::{Extents, HOMES, State, Word};
+use crate::homes::{HOMES, Homes, State, Word};
 use crate::nodes::{Node, Nodes};
 use crate::protect::disk::DISK;
 use crate::protect::reserve::Heat;
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 pub(crate) struct Tables {
     pub nodes: Nodes,
     /// Which homes each slab has.
-    pub extents: Extents,
+    pub homes: Homes,
     /// How slabs outlive a node.
     pub protection: Protection,
     /// Keys and marks of sealed pages.
@@ -30,7 +30,7 @@ impl Tables {
     pub fn new(nodes: Nodes) -> Result<Tables, Errno> {
         Ok(Tables {
             nodes,
-            extents: Extents::new()?,
+            homes: Homes::new()?,
             protection: Protection::default(),
             sealed: Sealed::default(),
             slips: Slips::default(),
@@ -39,20 +39,20 @@ impl Tables {
     }
 
     /// The homes of a slab, each by its node, as they are now.
-    pub fn homes(&self, index: u32) -> [Option<(usize, State)>; HOMES] {
-        let word = self.extents.word(index);
+    pub fn homes_of(&self, index: u32) -> [Option<(usize, State)>; HOMES] {
+        let word = self.homes.word(index);
         std::array::from_fn(|home| {
             let there = word.number() != 0 && word.state(home) != State::Absent;
-            there.then(|| (self.extents.home(word, home).node as usize, word.state(home)))
+            there.then(|| (self.homes.home(word, home).node as usize, word.state(home)))
         })
     }
 
     /// A slab has no home at a node any more.
     pub(crate) fn forsake(&self, index: u32, node: usize) {
         let there = |word: Word, home: usize| {
-            word.state(home) != State::Absent && self.extents.home(word, home).node as usize == node
+            word.state(home) != State::Absent && self.homes.home(word, home).node as usize == node
         };
-        let gone = self.extents.update(index, |word| {
+        let gone = self.homes.update(index, |word| {
             let homes = (0..HOMES).filter(|&home| there(word, home));
             let gone = homes.fold(word, |word, home| word.with_state(home, State::Absent));
             (gone != word).then_some(gone)
@@ -64,7 +64,7 @@ impl Tables {
 
     /// Why the homes that a word's record names are of no use.
     pub(crate) fn why_lost(&self, word: Word) -> Lost {
-        let at = (0..HOMES).map(|home| self.extents.home(word, home).node);
+        let at = (0..HOMES).map(|home| self.homes.home(word, home).node);
         // A disk that has failed is told before: the loss of the node is why the page is gone.
         let sessions = || at.clone().filter_map(|node| self.nodes.all().get(node as usize)).map(Node::session);
         let unsaid = || {
@@ -77,23 +77,23 @@ impl Tables {
 
     /// Whether a node has all of a slab.
     pub(crate) fn has_node(&self, word: Word) -> bool {
-        (0..HOMES).any(|nth| word.state(nth) == State::Whole && self.extents.home(word, nth).node != DISK)
+        (0..HOMES).any(|nth| word.state(nth) == State::Whole && self.homes.home(word, nth).node != DISK)
     }
 
     /// A page that its node has is not on the disk. False where no node has the slab any more.
     pub(crate) fn disk_misses(&self, slot: FarSlot) -> bool {
         let index = slot.slab_index();
         let on_disk =
-            |word: Word| (0..HOMES).find(|&nth| word.takes_pages(nth) && self.extents.home(word, nth).node == DISK);
+            |word: Word| (0..HOMES).find(|&nth| word.takes_pages(nth) && self.homes.home(word, nth).node == DISK);
         let filling = |word: Word| match on_disk(word) {
             Some(nth) if self.has_node(word) => Some(word.with_state(nth, State::Filling)),
             _ => None,
         };
-        let Some((_, word)) = self.extents.update(index, filling) else {
-            return on_disk(self.extents.word(index)).is_none();
+        let Some((_, word)) = self.homes.update(index, filling) else {
+            return on_disk(self.homes.word(index)).is_none();
         };
         if let Some(nth) = on_disk(word) {
-            self.extents.set_stale(word, nth, slot.place(), true);
+            self.homes.set_stale(word, nth, slot.place(), true);
         }
         true
     }

@@ -54,7 +54,7 @@ impl Pool {
     fn twin(&self) -> Result<Pool, Errno> {
         let of = |count: &AtomicU64| AtomicU64::new(count.load(Ordering::Relaxed));
         let slabs = self.held.slabs.lock();
-        let Tables { nodes, extents, protection, sealed, .. } = &self.tables;
+        let Tables { nodes, homes, protection, sealed, .. } = &self.tables;
         assert!(slabs.shares.is_empty() && protection.disk().is_none() && !sealed.is_on(), "see the module");
         let childs = Protection::default();
         if let Some(stripes) = protection.stripes() {
@@ -72,7 +72,7 @@ impl Pool {
         Ok(Pool {
             tables: Tables {
                 nodes: nodes.twin(),
-                extents: extents.twin(slabs.list.len())?,
+                homes: homes.twin(slabs.list.len())?,
                 protection: childs,
                 sealed: Default::default(),
                 slips: Default::default(),

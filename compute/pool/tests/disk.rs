@@ -3,7 +3,7 @@
 mod common;
 
 use common::{all_done, all_there, alloc, leave_once, node, page, read, repaired, write};
-use farmem_pool::extent::State;
+use farmem_pool::homes::State;
 use farmem_pool::{Disk, Lacks, Lane, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
 use farmem_protocol::lines::{self, Entry};

@@ -6,7 +6,7 @@
 mod common;
 
 use common::{all_done, alloc, fill, leave_once, mirror, node_in, page, pool, read, repaired, write};
-use farmem_pool::extent::State;
+use farmem_pool::homes::State;
 use farmem_pool::{By, Lane, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
 use farmem_protocol::lines::{self, Entry};

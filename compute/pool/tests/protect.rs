@@ -3,7 +3,7 @@
 mod common;
 
 use common::{all_there, alloc, leave_once, node, page, read, repaired, write};
-use farmem_pool::extent::State;
+use farmem_pool::homes::State;
 use farmem_pool::{Lane, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, SLAB_BYTES};
 use farmem_sim::Network;

@@ -13,7 +13,7 @@
 //! Whatever the order: a read gives the value stored last; no page is told to be lost; nobody is
 //! stuck. Seeded mistakes are each caught by the same check.
 
-use farmem_pool::extent::{State, Word};
+use farmem_pool::homes::{State, Word};
 use farmem_pool::stripes::{is_under_way, next_version};
 use std::collections::HashSet;
 

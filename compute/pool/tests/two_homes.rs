@@ -11,7 +11,7 @@
 //! Whatever the order: a read gives the value stored last, or there is no home left that has it;
 //! and nobody is stuck. Seeded mistakes are each caught by the same check.
 
-use farmem_pool::extent::{State, Word};
+use farmem_pool::homes::{State, Word};
 use std::collections::HashSet;
 
 /// Ways to get it wrong.

@@ -10,7 +10,7 @@ use crate::Mistake;
 use crate::judge::{Broken, Judge, Verdict, holds};
 use farmem_control::api::Terms;
 use farmem_fabric::{ConnectOptions, Session};
-use farmem_pool::extent::State;
+use farmem_pool::homes::State;
 use farmem_pool::{By, Disk, Lacks, Lane, MAX_NODES, Met, Pool, Protect, Slip, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_protocol::random::Random;

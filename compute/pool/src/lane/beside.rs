@@ -4,7 +4,7 @@
 use super::Lane;
 use super::operations::Verb;
 use super::striped::{Noted, Update};
-use crate::extent::HOMES;
+use crate::homes::HOMES;
 use crate::{Done, Pool, Slip};
 use farmem_fabric::Lost;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
@@ -85,10 +85,9 @@ impl Lane {
                 if self.striped.ended[read.number].is_err() || !pool.seals().is_altered(read.slot, page) {
                     continue;
                 }
-                let word = pool.tables.extents.word(read.slot.slab_index());
-                let has =
-                    |nth: &usize| word.reads(*nth, || pool.tables.extents.is_stale(word, *nth, read.slot.place()));
-                let home = (0..HOMES).find(has).map(|nth| pool.tables.extents.home(word, nth).node);
+                let word = pool.tables.homes.word(read.slot.slab_index());
+                let has = |nth: &usize| word.reads(*nth, || pool.tables.homes.is_stale(word, *nth, read.slot.place()));
+                let home = (0..HOMES).find(has).map(|nth| pool.tables.homes.home(word, nth).node);
                 if home.is_none_or(|node| pool.seals().give_up(read.slot, node)) {
                     again = true;
                     read.number = self.read_one(pool, read.slot, page);

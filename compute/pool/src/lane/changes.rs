@@ -23,7 +23,7 @@ use super::Lane;
 use super::links::Links;
 use super::operations::Verb;
 use super::striped::{Noted, STRIPES, Update, Writes};
-use crate::extent::{HOMES, Word};
+use crate::homes::{HOMES, Word};
 use crate::stripes::Stripes;
 use crate::stripes::code::MAX_SEATS;
 use crate::tables::Tables;
@@ -263,20 +263,20 @@ impl Tables {
     /// no home, so nothing is to be laid. `None`: some home lacks the slot, takes no records, or is
     /// out of this lane's reach.
     fn lays_lines(&self, links: &Links, slot: FarSlot) -> Option<bool> {
-        let word = self.extents.word(slot.slab_index());
+        let word = self.homes.word(slot.slab_index());
         if (0..HOMES).any(|nth| word.misses(nth)) {
             return None;
         }
         let mut taking = (0..HOMES).filter(|&nth| word.takes_pages(nth)).peekable();
         let some = taking.peek().is_some();
-        let barred = |nth: usize| links.is_barred(&self.nodes, self.extents.home(word, nth).node);
+        let barred = |nth: usize| links.is_barred(&self.nodes, self.homes.home(word, nth).node);
         taking.all(|nth| self.lays_at(word, nth, slot) && !barred(nth)).then_some(some)
     }
 
     /// Whether a home has a slot, and its node takes records for it.
     fn lays_at(&self, word: Word, nth: usize, slot: FarSlot) -> bool {
-        let home = self.extents.home(word, nth);
-        word.reads(nth, || self.extents.is_stale(word, nth, slot.place()))
+        let home = self.homes.home(word, nth);
+        word.reads(nth, || self.homes.is_stale(word, nth, slot.place()))
             && home.base == 0
             && self.nodes.all()[home.node as usize].takes_records()
     }

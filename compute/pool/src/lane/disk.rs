@@ -9,7 +9,7 @@
 use super::operations::Operation;
 use super::{Done, Lane};
 use crate::Pool;
-use crate::extent::{HOMES, Home};
+use crate::homes::{HOMES, Home};
 use crate::protect::disk::{DISK, Disk, Job, SLOW_NS};
 use farmem_protocol::addr::FarSlot;
 use farmem_sys::raw::{Errno, now_ns};
@@ -102,7 +102,7 @@ impl Lane {
         let may = |job: &Job| {
             let operation = &operations[job.number];
             (operation.done > 0 || operation.fills)
-                && pool.tables.has_node(pool.tables.extents.word(job.slot.slab_index()))
+                && pool.tables.has_node(pool.tables.homes.word(job.slot.slab_index()))
         };
         disk.forget(self.disk.lane, now_ns().saturating_sub(SLOW_NS), may, &mut forgotten);
         for job in forgotten.drain(..) {

@@ -33,7 +33,7 @@ mod operations;
 mod striped;
 mod writes;
 
-use crate::extent::{HOMES, Home, State};
+use crate::homes::{HOMES, Home, State};
 use crate::paces::Paces;
 use crate::protect::disk::DISK;
 use crate::{Disk, Pool};
@@ -169,11 +169,11 @@ impl Lane {
         loop {
             let Operation { slot, from, len, verb, refused, .. } = self.operations[number];
             let Verb::Read { into } = verb else { return };
-            let word = pool.tables.extents.word(slot.slab_index());
+            let word = pool.tables.homes.word(slot.slab_index());
             let barred = |home: &Home| home.base == 0 && self.links.is_barred(&pool.tables.nodes, home.node);
             let usable = |(nth, home): &(usize, Home)| !refused[*nth] && !barred(home);
-            let reads = |nth: &usize| word.reads(*nth, || pool.tables.extents.is_stale(word, *nth, slot.place()));
-            let homes = (0..HOMES).filter(reads).map(|nth| (nth, pool.tables.extents.home(word, nth)));
+            let reads = |nth: &usize| word.reads(*nth, || pool.tables.homes.is_stale(word, *nth, slot.place()));
+            let homes = (0..HOMES).filter(reads).map(|nth| (nth, pool.tables.homes.home(word, nth)));
             let mut homes = homes.filter(usable);
             let (first, other) = (homes.next(), homes.next());
             let chosen = match (first, other) {
@@ -371,9 +371,9 @@ impl Lane {
         if let Some(reason) = operation.reason.take() {
             return reason;
         }
-        let word = pool.tables.extents.word(operation.slot.slab_index());
+        let word = pool.tables.homes.word(operation.slot.slab_index());
         let barred = (0..HOMES).filter(|&nth| word.number() != 0 && word.state(nth) != State::Absent);
-        let barred = barred.map(|nth| pool.tables.extents.home(word, nth).node as usize);
+        let barred = barred.map(|nth| pool.tables.homes.home(word, nth).node as usize);
         let barred = barred.into_iter().find_map(|node| self.links.why_barred(node).cloned());
         barred.unwrap_or_else(|| pool.tables.why_lost(word))
     }

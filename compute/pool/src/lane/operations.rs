@@ -3,7 +3,7 @@
 use super::Done;
 use super::late::Late;
 use super::striped::Whose;
-use crate::extent::HOMES;
+use crate::homes::HOMES;
 use crate::nodes::Moment;
 use crate::paces::Paces;
 use farmem_fabric::Lost;

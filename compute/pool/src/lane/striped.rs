@@ -16,7 +16,7 @@
 use super::links::Links;
 use super::operations::Verb;
 use super::{Done, Lane};
-use crate::extent::HOMES;
+use crate::homes::HOMES;
 use crate::stripes::code::MAX_SEATS;
 use crate::stripes::{Stripes, is_under_way};
 use crate::tables::Tables;
@@ -400,7 +400,7 @@ impl Tables {
     /// Whether any parity seat of a group has a home that takes pages.
     pub(super) fn has_parity(&self, stripes: &Stripes, group: u32) -> bool {
         let takes = |index: u32| {
-            let word = self.extents.word(index);
+            let word = self.homes.word(index);
             (0..HOMES).any(|nth| word.takes_pages(nth))
         };
         stripes.members(group).skip(stripes.shape.data).any(takes)
@@ -416,10 +416,10 @@ impl Tables {
         into: &mut [u8; MAX_SEATS],
     ) -> usize {
         let has = |other: &usize| {
-            let word = self.extents.word(stripes.member(group, *other));
+            let word = self.homes.word(stripes.member(group, *other));
             (0..HOMES).any(|nth| {
-                word.reads(nth, || self.extents.is_stale(word, nth, place))
-                    && !links.is_barred(&self.nodes, self.extents.home(word, nth).node)
+                word.reads(nth, || self.homes.is_stale(word, nth, place))
+                    && !links.is_barred(&self.nodes, self.homes.home(word, nth).node)
             })
         };
         let seats = (0..stripes.shape.seats()).filter(|&other| other != seat).filter(has).take(stripes.shape.data);

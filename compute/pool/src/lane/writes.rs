@@ -7,7 +7,7 @@
 use super::operations::{Operation, Verb};
 use super::{Change, Done, HOME_BIT, Home, Lane, in_place};
 use crate::Pool;
-use crate::extent::{HOMES, State, Word};
+use crate::homes::{HOMES, State, Word};
 use crate::protect::disk::DISK;
 use crate::tables::Tables;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SlabId};
@@ -22,7 +22,7 @@ impl Lane {
     /// `bytes` must be readable for `len` bytes, near, and stay so until the operation is done, or
     /// the lane dropped.
     pub unsafe fn write(&mut self, pool: &Pool, tag: u64, slot: FarSlot, from: u32, bytes: *const u8, len: u32) {
-        if pool.tables.extents.word(slot.slab_index()).is_striped() {
+        if pool.tables.homes.word(slot.slab_index()).is_striped() {
             assert!(len as usize == PAGE_BYTES, "a stripe is written by whole pages");
             self.operations.under_way += usize::from(self.striped.note(&pool.tables, tag, slot, bytes, None));
             return;
@@ -60,23 +60,23 @@ impl Lane {
     pub(super) unsafe fn send_write(&mut self, pool: &Pool, number: u32, bytes: *const u8) {
         let Operation { slot, from, len, .. } = self.operations[number];
         pool.tables.heat.touch(slot.slab_index());
-        let word = pool.tables.extents.word(slot.slab_index());
+        let word = pool.tables.homes.word(slot.slab_index());
         let whole = len as usize == PAGE_BYTES;
         for nth in 0..HOMES {
             if word.misses(nth) {
-                pool.tables.extents.set_stale(word, nth, slot.place(), true);
+                pool.tables.homes.set_stale(word, nth, slot.place(), true);
                 continue;
             }
             // A part is of no use where the rest is not.
             if !word.takes_pages(nth)
-                || !whole && !word.reads(nth, || pool.tables.extents.is_stale(word, nth, slot.place()))
+                || !whole && !word.reads(nth, || pool.tables.homes.is_stale(word, nth, slot.place()))
             {
                 continue;
             }
             if word.state(nth) == State::Filling {
-                pool.tables.extents.set_stale(word, nth, slot.place(), false);
+                pool.tables.homes.set_stale(word, nth, slot.place(), false);
             }
-            let home = pool.tables.extents.home(word, nth);
+            let home = pool.tables.homes.home(word, nth);
             if home.node == DISK {
                 self.post_to_disk(pool, number, (nth, home), (slot, from), (bytes, len));
             } else if home.base != 0 {
@@ -134,18 +134,18 @@ impl Lane {
         let slots = pages.clone().map(|(slot, _)| slot);
         let first = self.operations[number].slot;
         pool.tables.heat.touch(first.slab_index());
-        let word = pool.tables.extents.word(first.slab_index());
+        let word = pool.tables.homes.word(first.slab_index());
         for nth in 0..HOMES {
             let (taken, missed) = (word.takes_pages(nth), word.misses(nth));
             if !taken && !missed {
                 continue;
             }
-            let stale = |slot: FarSlot| pool.tables.extents.is_stale(word, nth, slot.place());
-            let home = pool.tables.extents.home(word, nth);
+            let stale = |slot: FarSlot| pool.tables.homes.is_stale(word, nth, slot.place());
+            let home = pool.tables.homes.home(word, nth);
             if home.node == DISK && taken {
                 for (slot, bytes) in pages.clone() {
                     if word.state(nth) == State::Filling {
-                        pool.tables.extents.set_stale(word, nth, slot.place(), false);
+                        pool.tables.homes.set_stale(word, nth, slot.place(), false);
                     }
                     self.post_to_disk(pool, number, (nth, home), (slot, 0), (bytes, PAGE_BYTES as u32));
                 }
@@ -209,8 +209,8 @@ impl Lane {
         if slots.is_empty() {
             return None;
         }
-        let word = pool.tables.extents.word(index);
-        let home = pool.tables.extents.home(word, nth);
+        let word = pool.tables.homes.word(index);
+        let home = pool.tables.homes.home(word, nth);
         // SAFETY: one page of the buffers for each, this call's until it returns.
         let buffer = |i: usize| unsafe { buffers.add(i * PAGE_BYTES) };
         let (mut done, mut written) = (Vec::new(), Vec::new());
@@ -238,7 +238,7 @@ impl Lane {
         for done in written.iter().filter(|done| done.result.is_ok()) {
             // The bit is cleared only now that the WRITE is acknowledged. A READ of another thread
             // could overtake the WRITE.
-            pool.tables.extents.set_stale(word, nth, slots[done.tag as usize / 2].place(), false);
+            pool.tables.homes.set_stale(word, nth, slots[done.tag as usize / 2].place(), false);
         }
         Some(at)
     }
@@ -278,11 +278,11 @@ impl Tables {
         let Some(first) = slots.clone().next() else { return };
         let index = first.slab_index();
         let whole = |word: Word| (word.state(nth) == State::Whole).then(|| word.with_state(nth, State::Filling));
-        self.extents.update(index, whole);
+        self.homes.update(index, whole);
         // The word still names this record: while a home is not whole, no home is added or dropped.
-        let word = self.extents.word(index);
+        let word = self.homes.word(index);
         slots.for_each(|slot| {
-            self.extents.set_stale(word, nth, slot.place(), true);
+            self.homes.set_stale(word, nth, slot.place(), true);
         });
     }
 }

@@ -16,8 +16,8 @@
 #![allow(unsafe_code)]
 
 use super::{MAX_NODES, Moment, NoPlace, Standing};
-use crate::copies::Dropped;
 use crate::losses::Losses;
+use crate::moves::Dropped;
 use farmem_fabric::Session;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 

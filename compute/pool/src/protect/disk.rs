@@ -32,9 +32,9 @@
 
 #![allow(unsafe_code)] // Pages of the caller's, between posting and the end of the operation.
 
-use crate::copies::Dropped;
-use crate::extent::{HOMES, Home, State};
 use crate::held::Slabs;
+use crate::homes::{HOMES, Home, State};
+use crate::moves::Dropped;
 use crate::nodes::MAX_NODES;
 use crate::{BLOCK_BYTES, Losses, NoRoom, Pool, Slots};
 use farmem_fabric::Lost;
@@ -387,12 +387,12 @@ impl Losses<'_> {
     /// False if no node has the slab.
     pub(crate) fn leave_disk(self, index: u32) -> bool {
         let mut slabs = self.held.slabs.lock();
-        let word = self.tables.extents.word(index);
+        let word = self.tables.homes.word(index);
         if !self.tables.has_node(word) {
             return false;
         }
         let homes = (0..HOMES).filter(|&nth| word.state(nth) != State::Absent);
-        let homes = homes.map(|nth| self.tables.extents.home(word, nth));
+        let homes = homes.map(|nth| self.tables.homes.home(word, nth));
         if let Some(home) = homes.into_iter().find(|home| home.node == DISK) {
             self.tables.forsake(index, DISK as usize);
             let is_shared = slabs.list[index as usize].as_ref().is_none_or(|slab| slab.sharers > 0);

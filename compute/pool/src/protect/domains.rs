@@ -10,9 +10,9 @@
 //! While the copy is filled the slab has one whole copy. Its two copies shared a domain until then,
 //! so that what is risked is the loss of one node in that time, not of the domain.
 
-use crate::copies::Dropped;
-use crate::extent::{HOMES, Home, State, Word};
 use crate::held::Slabs;
+use crate::homes::{HOMES, Home, State, Word};
+use crate::moves::Dropped;
 use crate::protect::disk::DISK;
 use crate::slab::SlabSlots;
 use crate::tables::Tables;
@@ -29,8 +29,8 @@ impl Tables {
     /// Whether both copies of a slab are whole and lie in one failure domain. Not one that leaves a
     /// node anyway.
     pub(crate) fn lies_together(&self, index: u32) -> bool {
-        let word = self.extents.word(index);
-        let home = |nth| self.extents.home(word, nth);
+        let word = self.homes.word(index);
+        let home = |nth| self.homes.home(word, nth);
         let whole = (0..HOMES).all(|nth| word.state(nth) == State::Whole && home(nth).base == 0);
         let domain = |nth| self.nodes.domain(home(nth).node as usize);
         whole && !word.is_leaving() && domain(0) == domain(1)
@@ -38,7 +38,7 @@ impl Tables {
 
     /// The node of a slab's first home.
     fn first_node(&self, index: u32) -> u32 {
-        self.extents.home(self.extents.word(index), 0).node
+        self.homes.home(self.homes.word(index), 0).node
     }
 
     /// Nodes that are in, of other domains than this one, in the order in which to ask them.
@@ -113,24 +113,24 @@ impl Moves<'_> {
         let mut slabs = self.held.slabs.lock();
         let slab = slabs.list.get(index as usize).and_then(Option::as_ref).filter(|slab| slab.sharers == 0);
         let Some(slab) = slab.filter(|_| node.standing() == Standing::In) else { return false };
-        let seen = self.tables.extents.word(index);
+        let seen = self.tables.homes.word(index);
         let Some(leaves) = self.leaves(slab, seen, index) else { return false };
-        let [stays, goes] = [1 - leaves, leaves].map(|nth| self.tables.extents.home(seen, nth));
+        let [stays, goes] = [1 - leaves, leaves].map(|nth| self.tables.homes.home(seen, nth));
         if stays.node == place.node {
             return false;
         }
         // As in `add_home`: the whole one comes first, but for a disk.
         let (whole, filling) = if stays.node == DISK { (1, 0) } else { (0, 1) };
         let homes = if whole == 0 { [stays, place] } else { [place, stays] };
-        let Some(record) = self.tables.extents.record(homes) else { return false };
+        let Some(record) = self.tables.homes.record(homes) else { return false };
         let next =
             |word: Word| word.with_number(record).with_state(whole, State::Whole).with_state(filling, State::Filling);
         slab.taken().for_each(|at| {
-            self.tables.extents.set_stale(next(seen), filling, at, true);
+            self.tables.homes.set_stale(next(seen), filling, at, true);
         });
         // Another thread may be cut off from a home just now, and take it out of the word.
-        if self.tables.extents.update(index, |word| (word == seen).then(|| next(word))).is_none() {
-            self.tables.extents.free(record);
+        if self.tables.homes.update(index, |word| (word == seen).then(|| next(word))).is_none() {
+            self.tables.homes.free(record);
             return false;
         }
         node.held.fetch_add(1, Ordering::Relaxed);
@@ -148,7 +148,7 @@ impl Moves<'_> {
     /// The home of a slab with two copies that will move: the one that its node wants back, or the
     /// second.
     pub(super) fn leaves_first(self, index: u32) -> usize {
-        let word = self.tables.extents.word(index);
+        let word = self.tables.homes.word(index);
         let slabs = self.held.slabs.lock();
         let slab = slabs.list.get(index as usize).and_then(Option::as_ref);
         slab.and_then(|slab| self.tables.wanted_home(slab, word)).unwrap_or(1)

@@ -28,8 +28,8 @@ pub use disk::Disk;
 pub use domains::Place;
 pub use repair::Lacks;
 
-use crate::extent::{HOMES, Home, State};
 use crate::grants::Grants;
+use crate::homes::{HOMES, Home, State};
 use crate::losses::Losses;
 use crate::nodes::Standing;
 use crate::stripes::code::Shape;
@@ -194,8 +194,8 @@ impl Losses<'_> {
             if self.tables.seat(index as u32).is_some() {
                 return self.tables.follows_without(index as u32, number);
             }
-            let word = self.tables.extents.word(index as u32);
-            let at = |nth: usize| self.tables.extents.home(word, nth).node as usize;
+            let word = self.tables.homes.word(index as u32);
+            let at = |nth: usize| self.tables.homes.home(word, nth).node as usize;
             let there = |nth: usize| word.state(nth) != State::Absent && at(nth) == number;
             !(0..HOMES).any(there) || (0..HOMES).any(|nth| word.state(nth) == State::Whole && at(nth) != number)
         };

@@ -14,8 +14,8 @@
 //! could arrive after the other has made the slab its own again, and has overwritten the slot.
 
 use super::disk::{DISK, Disk};
-use crate::extent::{HOMES, State, Word};
 use crate::held::{Held, Slabs};
+use crate::homes::{HOMES, State, Word};
 use crate::nodes::Node;
 use crate::slab::Seat;
 use crate::tables::Tables;
@@ -72,7 +72,7 @@ impl Repair<'_> {
 
     fn lacks_of(self, slabs: &Slabs, index: u32) -> Option<Lacks> {
         let slab = slabs.list[index as usize].as_ref().filter(|slab| slab.sharers == 0)?;
-        let word = self.tables.extents.word(index);
+        let word = self.tables.homes.word(index);
         let whole = |nth: usize| word.state(nth) == State::Whole;
         let leaving = |nth: usize| word.state(nth) != State::Absent && self.is_left(word, nth);
         let striped = (0..HOMES).find(|&nth| word.state(nth) == State::Filling).filter(|_| word.is_striped());
@@ -87,7 +87,7 @@ impl Repair<'_> {
             let any = self.tables.follows(index) && self.tables.nodes.all().iter().enumerate().any(apart);
             return any.then_some(Lacks::Home(index));
         }
-        let on_disk = |nth: usize| self.tables.extents.home(word, nth).node == DISK;
+        let on_disk = |nth: usize| self.tables.homes.home(word, nth).node == DISK;
         let filling = |nth: &usize| whole(1 - nth) && word.state(*nth) == State::Filling;
         if let Some(nth) = (0..HOMES).find(filling) {
             let may = !on_disk(nth) || self.tables.protection.disk().is_some_and(Disk::may_fill);
@@ -108,7 +108,7 @@ impl Repair<'_> {
         }
         let only = (0..HOMES).find(|&nth| whole(nth)).filter(|_| word.homes() == 1)?;
         let copies = matches!(self.tables.protection.how(), Protect::Mirror | Protect::Disk);
-        let protects = copies && self.tables.extents.home(word, only).base == 0;
+        let protects = copies && self.tables.homes.home(word, only).base == 0;
         if protects && !leaving(only) && self.tables.protection.how() == Protect::Disk && !on_disk(only) {
             return self.tables.protection.disk_in().map(|_| Lacks::Home(index));
         }
@@ -123,12 +123,12 @@ impl Repair<'_> {
 
     /// Whether the node of a home did not answer a moment ago.
     fn is_put_off(self, word: Word, nth: usize) -> bool {
-        let node = self.tables.nodes.all().get(self.tables.extents.home(word, nth).node as usize);
+        let node = self.tables.nodes.all().get(self.tables.homes.home(word, nth).node as usize);
         node.is_some_and(|node| node.is_put_off(self.tables.nodes.moment()))
     }
 
     fn is_left(self, word: Word, nth: usize) -> bool {
-        let home = self.tables.extents.home(word, nth);
+        let home = self.tables.homes.home(word, nth);
         home.node != DISK && self.tables.nodes.all()[home.node as usize].standing() == Standing::Leaving
     }
 
@@ -140,12 +140,12 @@ impl Repair<'_> {
         }
         let slabs = self.held.slabs.lock();
         let single = |index: &u32| {
-            let word = self.tables.extents.word(*index);
+            let word = self.tables.homes.word(*index);
             if word.is_striped() {
                 return word.state(0) != State::Whole && word.state(1) != State::Whole;
             }
             let whole = (0..HOMES).filter(|&nth| word.state(nth) == State::Whole);
-            let mapped = || whole.clone().any(|nth| self.tables.extents.home(word, nth).base != 0);
+            let mapped = || whole.clone().any(|nth| self.tables.homes.home(word, nth).base != 0);
             slabs.list[*index as usize].as_ref().is_some_and(|slab| !slab.is_idle())
                 && whole.clone().count() < HOMES
                 && !mapped()

@@ -15,7 +15,7 @@
 //! may overwrite each other's counts, because it only puts slabs in an order.
 
 use super::domains::Place;
-use crate::extent::{HOMES, MAX_SLABS, State, Word};
+use crate::homes::{HOMES, MAX_SLABS, State, Word};
 use crate::nodes::{Node, Standing};
 use crate::slab::SlabSlots;
 use crate::tables::Tables;
@@ -76,13 +76,13 @@ impl Tables {
         let (number, life) = slab.wanted_by?;
         let node = self.nodes.all().get(number as usize)?;
         let is_in = node.life() == life && node.standing() == Standing::In;
-        (0..HOMES).find(|&nth| is_in && word.state(nth) == State::Whole && self.extents.home(word, nth).node == number)
+        (0..HOMES).find(|&nth| is_in && word.state(nth) == State::Whole && self.homes.home(word, nth).node == number)
     }
 
     /// Whether a slab of which one home is dropped lacks a copy, if the other one is this.
     pub(crate) fn needs_two(&self, word: Word, stays: usize) -> bool {
         let copies = matches!(self.protection.how(), Protect::Mirror | Protect::Disk);
-        copies && !word.is_striped() && self.extents.home(word, stays).base == 0
+        copies && !word.is_striped() && self.homes.home(word, stays).base == 0
     }
 
     /// Whether a marked slab is on its way: its other home is there, or is being filled.
@@ -93,7 +93,7 @@ impl Tables {
 
     /// Whether a slab can leave a node: it is whole there, and has all the copies that it should.
     fn can_leave(&self, word: Word, node: u32) -> bool {
-        let at = |nth: usize| word.state(nth) == State::Whole && self.extents.home(word, nth).node == node;
+        let at = |nth: usize| word.state(nth) == State::Whole && self.homes.home(word, nth).node == node;
         // A group's seats stay: a new place would have to be of a kind that stripes can be written to.
         !word.is_striped()
             && (0..HOMES).find(|&nth| at(nth)).is_some_and(|nth| match word.homes() {
@@ -129,12 +129,12 @@ impl Moves<'_> {
     fn mark(self, node: (u32, u32), wanted: u64) {
         let may = self.may_mark(node.0);
         let mut slabs = self.held.slabs.lock();
-        let goes_back = |home: crate::extent::Home| home.node == node.0;
+        let goes_back = |home: crate::homes::Home| home.node == node.0;
         let mut begun = slabs.dropped.iter().filter(|(_, dropped)| dropped.home.is_some_and(goes_back)).count() as u64;
         let mut can = Vec::new();
         for (index, slab) in slabs.list.iter_mut().enumerate() {
             let Some(slab) = slab else { continue };
-            let word = self.tables.extents.word(index as u32);
+            let word = self.tables.homes.word(index as u32);
             if slab.wanted_by == Some(node) {
                 if self.tables.is_on_its_way(word) {
                     begun += 1;
@@ -193,7 +193,7 @@ impl Moves<'_> {
     }
 
     fn room_for(self, index: u32) -> Result<Option<Place>, NoRoom> {
-        let word = self.tables.extents.word(index);
+        let word = self.tables.homes.word(index);
         if word.homes() == 1 {
             return self
                 .add_home_by(index, |beside| self.grants.first_grant(&self.with_room(beside, None)))
@@ -201,7 +201,7 @@ impl Moves<'_> {
         }
         let leaves = self.leaves_first(index);
         self.stays_safely(index, leaves)?;
-        let stays = self.tables.extents.home(word, 1 - leaves).node as usize;
+        let stays = self.tables.homes.home(word, 1 - leaves).node as usize;
         // Two copies in two domains stay in two.
         let apart = (!self.tables.lies_together(index)).then(|| self.tables.nodes.domain(stays));
         let asked = self.with_room(&self.tables.nodes_beside(index), apart);
@@ -224,7 +224,7 @@ impl Moves<'_> {
     pub fn stay(self, index: u32) {
         let mut slabs = self.held.slabs.lock();
         let Some(Some(slab)) = slabs.list.get_mut(index as usize) else { return };
-        if !self.tables.is_on_its_way(self.tables.extents.word(index)) {
+        if !self.tables.is_on_its_way(self.tables.homes.word(index)) {
             (slab.wanted_by, slab.stays) = (None, STAYS);
         }
     }

@@ -27,10 +27,10 @@
 
 pub mod code;
 
-use crate::copies::Dropped;
-use crate::extent::{HOMES, Home, MAX_SLABS, State, Word};
 use crate::grants::{Grants, too_many_slabs};
 use crate::held::Slabs;
+use crate::homes::{HOMES, Home, MAX_SLABS, State, Word};
+use crate::moves::Dropped;
 use crate::slab::{Seat, SlabSlots};
 use crate::tables::Tables;
 use crate::{Moves, NoRoom, Protect, Standing};
@@ -192,10 +192,10 @@ impl Tables {
     /// `filling`: seats that are being filled count too.
     fn seats_apart(&self, stripes: &Stripes, group: u32, node: Option<usize>, filling: bool) -> usize {
         let counts = |index: u32| {
-            let word = self.extents.word(index);
+            let word = self.homes.word(index);
             (0..HOMES).any(|nth| {
                 let state = word.state(nth);
-                let away = node.is_none_or(|node| self.extents.home(word, nth).node as usize != node);
+                let away = node.is_none_or(|node| self.homes.home(word, nth).node as usize != node);
                 away && (state == State::Whole || filling && state == State::Filling)
             })
         };
@@ -269,9 +269,9 @@ impl Tables {
         let nodes = self.nodes.all();
         let mut beside = Vec::new();
         for other in self.beside(index) {
-            let word = self.extents.word(other);
+            let word = self.homes.word(other);
             for home in (0..HOMES).filter(|&nth| word.state(nth) != State::Absent) {
-                let number = self.extents.home(word, home).node;
+                let number = self.homes.home(word, home).node;
                 beside.push(number);
                 let Some(node) = nodes.get(number as usize) else { continue };
                 if other != index || node.standing() != Standing::Leaving {
@@ -349,10 +349,10 @@ impl Grants<'_> {
         let indices: Vec<u32> = holes.map(|index| index as u32).collect();
         let mut records = Vec::new();
         if are_in && indices.len() == homes.len() {
-            records.extend(homes.iter().map_while(|&home| self.tables.extents.record([home, Home::NONE])));
+            records.extend(homes.iter().map_while(|&home| self.tables.homes.record([home, Home::NONE])));
         }
         if records.len() < homes.len() {
-            records.into_iter().for_each(|record| self.tables.extents.free(record));
+            records.into_iter().for_each(|record| self.tables.homes.free(record));
             drop(slabs);
             drop(changing);
             there().for_each(|&home| self.decline(home));
@@ -368,7 +368,7 @@ impl Grants<'_> {
             let slab = SlabSlots::new(slabs.serial).in_group(seat_of);
             slabs.put(index as usize, slab);
             let state = if homes[seat] == Home::NONE { State::Absent } else { State::Whole };
-            self.tables.extents.publish(index, Word::of(record).with_striped().with_state(0, state));
+            self.tables.homes.publish(index, Word::of(record).with_striped().with_state(0, state));
         }
         there().for_each(|home| {
             nodes[home.node as usize].held.fetch_add(1, Ordering::Relaxed);
@@ -384,25 +384,25 @@ impl Moves<'_> {
     pub(crate) fn replace_home(self, index: u32) -> Result<(), NoRoom> {
         let gone = || NoRoom::Exhausted("the slab has gone, or has a home".to_owned());
         let lost = |word: Word| word.is_lost() && word.homes() == 0 && self.tables.follows(index);
-        if !lost(self.tables.extents.word(index)) {
+        if !lost(self.tables.homes.word(index)) {
             return Err(gone());
         }
         let home = self.grants.granted_unmapped(&self.tables.nodes_beside(index))?;
         let changing = self.changes.now.lock();
         let node = &self.tables.nodes.all()[home.node as usize];
         let mut slabs = self.held.slabs.lock();
-        let seen = self.tables.extents.word(index);
+        let seen = self.tables.homes.word(index);
         let mut replaced = None;
         let own = slabs.list.get(index as usize).and_then(Option::as_ref).is_some_and(|slab| slab.sharers == 0);
         if own && lost(seen) && node.standing() == Standing::In {
-            replaced = self.tables.extents.record([home, Home::NONE]).and_then(|record| {
+            replaced = self.tables.homes.record([home, Home::NONE]).and_then(|record| {
                 let next = seen.with_number(record).with_state(0, State::Filling).with_leaving(false);
                 self.tables.lacking(&slabs, index).into_iter().for_each(|at| {
-                    self.tables.extents.set_stale(next, 0, at, true);
+                    self.tables.homes.set_stale(next, 0, at, true);
                 });
-                let swapped = self.tables.extents.update(index, |word| (word == seen).then_some(next));
+                let swapped = self.tables.homes.update(index, |word| (word == seen).then_some(next));
                 swapped.map(|_| seen.number()).or_else(|| {
-                    self.tables.extents.free(record);
+                    self.tables.homes.free(record);
                     None
                 })
             });

@@ -7,7 +7,7 @@
 use super::{Host, Page};
 use crate::Mistake;
 use crate::judge::{Broken, Copies, Home, Judge, Verdict};
-use farmem_pool::extent::State;
+use farmem_pool::homes::State;
 use farmem_pool::{MAX_NODES, Protect, Sealing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SlabId};
 use farmem_protocol::random::Random;

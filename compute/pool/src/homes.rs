@@ -1,5 +1,5 @@
 //! Which homes a slab of the host's table has: one atomic word for each slab index, into a table of
-//! records. (Not the extents of `farmem_protocol::extent`: those are runs of units at a node.)
+//! records.
 //!
 //! ```text
 //! 63 62  56  55 54  53 52  31         0
@@ -201,7 +201,7 @@ const RECORD_WORDS: usize = 8;
 const STALE_WORDS: usize = SLOTS_PER_SLAB as usize / 64;
 
 /// The words, records and stale bits of a process.
-pub(crate) struct Extents {
+pub(crate) struct Homes {
     words: SparseArray<AtomicU64>,
     records: SparseArray<AtomicU64>,
     stale: SparseArray<AtomicU64>,
@@ -215,11 +215,11 @@ struct Free {
     again: Vec<u32>,
 }
 
-impl Extents {
+impl Homes {
     /// The same, as a forked child has it: of slab indices below `slabs`.
     #[cfg(feature = "lab")]
-    pub fn twin(&self, slabs: usize) -> Result<Extents, Errno> {
-        let twin = Extents::new()?;
+    pub fn twin(&self, slabs: usize) -> Result<Homes, Errno> {
+        let twin = Homes::new()?;
         let free = self.free.lock();
         let records = free.next as usize;
         let copy = |from: &SparseArray<AtomicU64>, to: &SparseArray<AtomicU64>, n: usize| {
@@ -232,8 +232,8 @@ impl Extents {
         Ok(twin)
     }
 
-    pub fn new() -> Result<Extents, Errno> {
-        Ok(Extents {
+    pub fn new() -> Result<Homes, Errno> {
+        Ok(Homes {
             words: SparseArray::new(MAX_SLABS)?,
             records: SparseArray::new(MAX_RECORDS * RECORD_WORDS)?,
             stale: SparseArray::new(MAX_RECORDS * HOMES * STALE_WORDS)?,
@@ -378,26 +378,26 @@ mod tests {
 
     #[test]
     fn a_record_used_again_has_no_stale_bits() {
-        let extents = Extents::new().unwrap();
+        let homes = Homes::new().unwrap();
         let home = |node| Home { node, slab: SlabId(node as u64 + 5), base: 0 };
-        let number = extents.record([home(0), home(1)]).unwrap();
+        let number = homes.record([home(0), home(1)]).unwrap();
         let word = Word::of(number).with_state(1, State::Filling);
-        extents.publish(3, word);
-        assert_eq!((extents.word(3), extents.home(word, 1)), (word, home(1)));
+        homes.publish(3, word);
+        assert_eq!((homes.word(3), homes.home(word, 1)), (word, home(1)));
         let slot = FarSlot::new(3, 100);
-        let reader = |word, node| extents.reader(word, slot, |home| home.node == node).map(|(home, _)| home);
+        let reader = |word, node| homes.reader(word, slot, |home| home.node == node).map(|(home, _)| home);
         assert_eq!([reader(word, 0), reader(word, 1)], [Some(0), Some(1)]);
-        assert!(extents.set_stale(word, 1, 100, true) && !extents.set_stale(word, 1, 100, true));
+        assert!(homes.set_stale(word, 1, 100, true) && !homes.set_stale(word, 1, 100, true));
         assert_eq!([reader(word, 0), reader(word, 1)], [Some(0), None]);
-        assert_eq!(extents.next_stale(word, 1, 0), Some(100));
-        assert_eq!([100, 101].map(|from| extents.next_stale(word, 1, from)), [Some(100), None]);
-        assert!(!extents.is_stale(word, 0, 100) && extents.is_stale(word, 1, 100));
-        extents.free(number);
-        assert_eq!(extents.record([home(2), Home::NONE]), Some(number));
-        assert_eq!(extents.next_stale(word, 1, 0), None);
-        assert!(extents.set_stale(word, 1, 7, true) && extents.set_stale(word, 1, 7, false));
-        let lost = extents.update(3, |word| Some(word.with_state(0, State::Absent))).unwrap();
-        assert_eq!(lost, (word, extents.word(3)));
-        assert_eq!(extents.update(3, |_| None), None);
+        assert_eq!(homes.next_stale(word, 1, 0), Some(100));
+        assert_eq!([100, 101].map(|from| homes.next_stale(word, 1, from)), [Some(100), None]);
+        assert!(!homes.is_stale(word, 0, 100) && homes.is_stale(word, 1, 100));
+        homes.free(number);
+        assert_eq!(homes.record([home(2), Home::NONE]), Some(number));
+        assert_eq!(homes.next_stale(word, 1, 0), None);
+        assert!(homes.set_stale(word, 1, 7, true) && homes.set_stale(word, 1, 7, false));
+        let lost = homes.update(3, |word| Some(word.with_state(0, State::Absent))).unwrap();
+        assert_eq!(lost, (word, homes.word(3)));
+        assert_eq!(homes.update(3, |_| None), None);
     }
 }

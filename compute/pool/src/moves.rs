@@ -9,9 +9,9 @@
 //! dropped waits until every thread has left once since ([`Moves::dropped`],
 //! [`Moves::all_have_left`]).
 
-use crate::extent::{HOMES, Home, State, Word};
 use crate::grants::Grants;
 use crate::held::{Held, Slabs};
+use crate::homes::{HOMES, Home, State, Word};
 use crate::losses::Changes;
 use crate::protect::disk::DISK;
 use crate::slab::SlabSlots;
@@ -56,7 +56,7 @@ impl Moves<'_> {
     /// No other node grants a slab; or the slab has gone, or has two homes.
     pub fn add_home(self, index: u32) -> Result<(), NoRoom> {
         // A seat's stripe is written by frames: its slabs are neither mapped nor reached by RDMA.
-        let is_striped = self.tables.extents.word(index).is_striped();
+        let is_striped = self.tables.homes.word(index).is_striped();
         self.add_home_by(index, |beside| match is_striped {
             true => self.grants.granted_unmapped(beside),
             false => self.grants.granted(beside),
@@ -70,15 +70,15 @@ impl Moves<'_> {
         index: u32,
         grant: impl FnOnce(&[u32]) -> Result<Home, NoRoom>,
     ) -> Result<(), NoRoom> {
-        if self.tables.extents.word(index).is_striped() && self.tables.extents.word(index).homes() == 0 {
+        if self.tables.homes.word(index).is_striped() && self.tables.homes.word(index).homes() == 0 {
             return self.replace_home(index);
         }
         let gone = || NoRoom::Exhausted("the slab has gone, or has two homes".to_owned());
         let only = |word: Word| {
             let only = (0..HOMES).find(|&nth| word.state(nth) == State::Whole).filter(|_| word.homes() == 1);
-            only.map(|nth| (word, self.tables.extents.home(word, nth)))
+            only.map(|nth| (word, self.tables.homes.home(word, nth)))
         };
-        let (_, first) = only(self.tables.extents.word(index)).ok_or_else(gone)?;
+        let (_, first) = only(self.tables.homes.word(index)).ok_or_else(gone)?;
         let second = match self.wants_disk(first) {
             true => {
                 let warm = self.held.slabs.lock().list[index as usize].as_ref().map_or(0, SlabSlots::warm);
@@ -90,24 +90,24 @@ impl Moves<'_> {
         let node = self.tables.nodes.all().get(second.node as usize);
         let mut slabs = self.held.slabs.lock();
         let is_in = node.map_or(self.tables.protection.disk_in().is_some(), |node| node.standing() == Standing::In);
-        let found = only(self.tables.extents.word(index)).filter(|_| is_in);
+        let found = only(self.tables.homes.word(index)).filter(|_| is_in);
         let found = found.filter(|_| slabs.list.get(index as usize).is_some_and(Option::is_some));
         let added = found.and_then(|(word, first)| {
             // The whole home comes first in the record, because readers look there first. But a
             // disk always comes last.
             let (whole, filling) = if first.node == DISK { (1, 0) } else { (0, 1) };
-            let record = self.tables.extents.record(if whole == 0 { [first, second] } else { [second, first] })?;
+            let record = self.tables.homes.record(if whole == 0 { [first, second] } else { [second, first] })?;
             let next = word.with_number(record).with_state(whole, State::Whole).with_state(filling, State::Filling);
             if !self.tables.slips.has(Slip::BitsAfterWord) {
                 self.tables.lacking(&slabs, index).into_iter().for_each(|place| {
-                    self.tables.extents.set_stale(next, filling, place, true);
+                    self.tables.homes.set_stale(next, filling, place, true);
                 });
             }
             // The update fails if another thread has lost the first home meanwhile and taken it out
             // of the word.
-            let swapped = self.tables.extents.update(index, |seen| (seen == word).then_some(next));
+            let swapped = self.tables.homes.update(index, |seen| (seen == word).then_some(next));
             swapped.map(|_| Dropped { record: Some(word.number()), ..Dropped::default() }).or_else(|| {
-                self.tables.extents.free(record);
+                self.tables.homes.free(record);
                 None
             })
         });
@@ -141,11 +141,11 @@ impl Moves<'_> {
     /// does not answer, what needs it is put off for a second ([`crate::Repair::lacks`]). A disk is not asked, nor
     /// is a home that is absent: the step itself refuses then. No lock is held meanwhile.
     pub fn other_answers(self, index: u32, home: usize) -> bool {
-        let word = self.tables.extents.word(index);
+        let word = self.tables.homes.word(index);
         if word.state(1 - home) == State::Absent {
             return true;
         }
-        let stays = self.tables.extents.home(word, 1 - home);
+        let stays = self.tables.homes.home(word, 1 - home);
         let Some(node) = self.tables.nodes.all().get(stays.node as usize) else { return true };
         let answers = node.session().records().answers();
         node.note_answer(self.tables.nodes.moment(), answers);
@@ -163,13 +163,13 @@ impl Moves<'_> {
         }
         let mut slabs = self.held.slabs.lock();
         let whole = |word: Word| (0..HOMES).all(|home| word.state(home) == State::Whole);
-        let seen = self.tables.extents.word(index);
+        let seen = self.tables.homes.word(index);
         if !whole(seen) {
             return false;
         }
         // The one that stays comes first, where questions look first.
-        let stays = self.tables.extents.home(seen, 1 - home);
-        let Some(record) = self.tables.extents.record([stays, Home::NONE]) else { return false };
+        let stays = self.tables.homes.home(seen, 1 - home);
+        let Some(record) = self.tables.homes.record([stays, Home::NONE]) else { return false };
         // Pages may be overwritten again, unless the node of this one is being left, too.
         let stays_at = self.tables.nodes.all().get(stays.node as usize);
         let left = stays_at.is_some_and(|node| node.standing() == Standing::Leaving);
@@ -179,17 +179,17 @@ impl Moves<'_> {
         };
         let moved = self
             .tables
-            .extents
+            .homes
             .update(index, |word| (whole(word) && word.number() == seen.number()).then(|| single(word)));
         if moved.is_none() {
-            self.tables.extents.free(record);
+            self.tables.homes.free(record);
             return false;
         }
         if !left {
             self.held.reopen(&mut slabs, index);
         }
         slabs.list[index as usize].iter_mut().for_each(|slab| slab.wanted_by = None);
-        let home = Some(self.tables.extents.home(seen, home));
+        let home = Some(self.tables.homes.home(seen, home));
         slabs.drop_later(Dropped { record: Some(seen.number()), home, ..Dropped::default() });
         true
     }
@@ -200,11 +200,11 @@ impl Moves<'_> {
     pub fn end_filling(self, index: u32, home: usize) -> bool {
         // No slot is taken meanwhile: the first write of a fresh one goes to both homes.
         let mut slabs = self.held.slabs.lock();
-        let extents = &self.tables.extents;
-        let full = |word: Word| word.state(home) == State::Filling && extents.next_stale(word, home, 0).is_none();
+        let homes = &self.tables.homes;
+        let full = |word: Word| word.state(home) == State::Filling && homes.next_stale(word, home, 0).is_none();
         // A node is marked as being left before its slabs are, under this lock.
         let leaves = |word: Word| (0..HOMES).any(|nth| word.state(nth) != State::Absent && self.is_left(word, nth));
-        let ended = extents.update(index, |word| {
+        let ended = homes.update(index, |word| {
             full(word).then(|| word.with_state(home, State::Whole).with_leaving(word.is_leaving() && leaves(word)))
         });
         if let Some((seen, _)) = ended
@@ -218,16 +218,16 @@ impl Moves<'_> {
 
     /// Whether the node of a home is being left.
     fn is_left(self, word: Word, nth: usize) -> bool {
-        let node = self.tables.nodes.all().get(self.tables.extents.home(word, nth).node as usize);
+        let node = self.tables.nodes.all().get(self.tables.homes.home(word, nth).node as usize);
         node.is_some_and(|node| node.standing() == Standing::Leaving)
     }
 
     /// The slots of a slab that a home lacks, from a place on: the next. None, while a fork shares
     /// the slab: a late WRITE of one side could land on what the other has written since.
     pub fn next_stale(self, index: u32, home: usize, from: u32) -> Option<FarSlot> {
-        let word = self.tables.extents.word(index);
+        let word = self.tables.homes.word(index);
         let stale = (word.state(home) == State::Filling && !word.is_shared())
-            .then(|| self.tables.extents.next_stale(word, home, from))?;
+            .then(|| self.tables.homes.next_stale(word, home, from))?;
         stale.map(|place| FarSlot::new(index, place))
     }
 
@@ -247,7 +247,7 @@ impl Moves<'_> {
                 return;
             };
             drop(slabs);
-            record.into_iter().for_each(|record| self.tables.extents.free(record));
+            record.into_iter().for_each(|record| self.tables.homes.free(record));
             home.into_iter().for_each(|home| self.grants.release([home, Home::NONE]));
             node.into_iter().for_each(|node| self.tables.nodes.free_number(node));
         }
