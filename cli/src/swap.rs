@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
 use farmem_run::{Protect, exit};
-use farmem_swap::swap::{self, MAX_DEVICES, Plan};
+use farmem_swap::on::{MAX_DEVICES, Plan};
 use farmem_swap::watch::Over;
-use farmem_swap::{Error, off};
+use farmem_swap::{Error, off, on};
 use farmem_sys::process::{self, Signals};
 
 use crate::failure::Failure;
@@ -140,7 +140,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         return Ok(());
     }
     let signals = Signals::take().map_err(Failure::usage)?;
-    let Some(mut watch) = swap::on(&plan, &signals).map_err(failed)? else { return Ok(()) };
+    let Some(mut watch) = on::on(&plan, &signals).map_err(failed)? else { return Ok(()) };
     loop {
         let nodes = plan.nodes.join(" and ");
         let over = watch.run(&signals).map_err(failed)?;

@@ -27,7 +27,7 @@
 //! * [`patience`]: how long the kernel waits for answers.
 //! * [`report`]: the state of devices, for `farmem top`.
 //! * [`mirror`]: two copies of each page, by the kernel's RAID 1.
-//! * [`swap`]: begins to swap. [`watch`]: watches devices. [`pair`]: watches a mirror. [`off`]: ends
+//! * [`on`]: begins to swap. [`watch`]: watches devices. [`pair`]: watches a mirror. [`off`]: ends
 //!   swapping, and watches meanwhile.
 
 pub mod crypt;
@@ -40,12 +40,12 @@ pub mod mirror;
 mod names;
 pub mod nbd;
 pub mod off;
+pub mod on;
 pub mod pair;
 pub(crate) mod patience;
 pub mod report;
 pub mod state;
 pub mod stream;
-pub mod swap;
 pub mod tell;
 pub mod watch;
 

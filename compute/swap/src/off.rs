@@ -18,10 +18,10 @@
 
 use crate::device::{self, Device, Node};
 use crate::nbd::Client;
+use crate::on::{path, say, stand_firm};
 use crate::patience::MOST_TIMES;
 use crate::state::{self, State};
 use crate::stream::{KEPT_LONGER, Wanted, dial};
-use crate::swap::{path, say, stand_firm};
 use crate::watch::{Died, LOOKS_EVERY, TRIES_EVERY, Watched, all_told, listen, step};
 use crate::{Error, crypt, freed, mirror};
 use farmem_sys::process::{self, Signals};

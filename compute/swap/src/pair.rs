@@ -9,8 +9,8 @@
 
 use crate::mirror::{self, Standing};
 use crate::off::end_device;
+use crate::on::{begin, say};
 use crate::state;
-use crate::swap::{begin, say};
 use crate::watch::{Watch, Watched};
 use std::path::Path;
 use std::time::{Duration, Instant};
