@@ -20,7 +20,7 @@ pub enum Feature {
     /// refusals put it right.
     Changes,
     /// Pages that leave are compared and copied whole alternately, to see which is faster.
-    Turns,
+    Alternate,
     /// Faults return with the kernel's help.
     Resume,
     /// The program's signals are blocked in faults.
@@ -35,7 +35,7 @@ impl Feature {
         (Feature::Swapless, "swapless"),
         (Feature::Records, "records"),
         (Feature::Changes, "changes"),
-        (Feature::Turns, "turns"),
+        (Feature::Alternate, "alternate"),
         (Feature::Resume, "resume"),
         (Feature::Open, "open"),
     ];

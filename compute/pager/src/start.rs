@@ -155,7 +155,7 @@ impl Ground {
             left,
             pool.nodes().all_mapped(),
             shares.hashed(&spec),
-            spec.mask.has(Feature::Turns),
+            spec.mask.has(Feature::Alternate),
         )
         .map_err(StartError::Memory)?;
         log.confirm_by(tracker.seed());

@@ -66,7 +66,7 @@ const WAYS: &[(&str, Way)] = &[
     ("tcp-lines-writes", TCP_LINES.without(Feature::Records)),
     ("tcp-overlooking", TCP.without(Feature::Changes)),
     ("tcp-lines-overlooking", TCP_LINES.without(Feature::Changes)),
-    ("shm-lines-in-turns", Way { dirty: Dirty::Lines, ..PLAIN }.without(Feature::Turns)),
+    ("shm-lines-alternate", Way { dirty: Dirty::Lines, ..PLAIN }.without(Feature::Alternate)),
     ("tcp-exact", Way { dirty: Dirty::Exact, ..TCP }),
     ("shm-none", Way { dirty: Dirty::None, ..PLAIN }),
     ("tcp-none", Way { dirty: Dirty::None, ..TCP }),
@@ -145,10 +145,10 @@ fn by_line_hashes_taken_late_that_miss() {
     in_its_own_process("tcp-overlooking");
 }
 
-/// Compared and copied whole by turns, by which a bench tells the two apart.
+/// Compared and copied whole alternately, by which a bench tells the two apart.
 #[test]
-fn by_lines_and_not_at_all_in_turns() {
-    in_its_own_process("shm-lines-in-turns");
+fn by_lines_and_whole_alternately() {
+    in_its_own_process("shm-lines-alternate");
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn child() {
     // (One line in 4096 is overlooked anyhow.)
     assert!(!way.mask.has(Feature::Changes) || refused > 100, "{name}: {refused} pages were refused");
     assert!(
-        !way.mask.has(Feature::Turns) || lines.min(whole) > 1000,
+        !way.mask.has(Feature::Alternate) || lines.min(whole) > 1000,
         "{name}: {lines} lines and {whole} pages were sent"
     );
 }

@@ -35,9 +35,9 @@
 
 #![allow(unsafe_code)] // Entries are filled and read.
 
+pub mod alternate;
 pub(crate) mod guess;
 pub mod kept;
-pub mod turns;
 
 use crate::base::Base;
 use crate::ending::broken;
@@ -143,8 +143,8 @@ pub(crate) struct Tracker {
     kept: Option<Kept>,
     /// [`asks_along`].
     asks_along: bool,
-    /// Comparing alternates with copying ([`turns`]).
-    in_turns: bool,
+    /// Comparing alternates with copying ([`alternate`]).
+    alternates: bool,
     /// By what pages are sealed, if hashes are of sealed pages.
     sealed_by: Option<&'static Base>,
     /// Pages whose writes are known go whole, uncompared.
@@ -152,8 +152,8 @@ pub(crate) struct Tracker {
 }
 
 impl Tracker {
-    /// For `pages` of local memory. `mapped`: every slot is. `in_turns`: see [`turns`].
-    pub fn new(choice: Dirty, pages: u64, mapped: bool, hashed: Hashed, in_turns: bool) -> Result<Tracker, Errno> {
+    /// For `pages` of local memory. `mapped`: every slot is. `alternates`: see [`alternate`].
+    pub fn new(choice: Dirty, pages: u64, mapped: bool, hashed: Hashed, alternates: bool) -> Result<Tracker, Errno> {
         let policy = match choice {
             Dirty::Auto | Dirty::Lines => Policy::Lines,
             Dirty::Exact => Policy::Exact,
@@ -172,7 +172,7 @@ impl Tracker {
         let guess = choice == Dirty::Auto;
         let hasher = Hasher::new(&random, Unit::best());
         let (asks_along, sealed_by, written_go_whole) = (asks_along(), None, false);
-        Ok(Tracker { policy, guess, hasher, hashed, kept, asks_along, in_turns, sealed_by, written_go_whole })
+        Ok(Tracker { policy, guess, hasher, hashed, kept, asks_along, alternates, sealed_by, written_go_whole })
     }
 
     /// From now on what is kept of a page is kept of it as its slot has it sealed. A sealed page is
@@ -333,10 +333,10 @@ impl Tracker {
         self.keep(page, came, false, true, Comes::Compared) == Comes::Compared
     }
 
-    /// Whether compared pages are compared now, or copied because it is the turn of that.
+    /// Whether compared pages are compared now, or copied because that alternates with it.
     #[inline]
     pub fn compares(&self) -> bool {
-        !self.in_turns || turns::turn(farmem_sys::raw::now_ns()).1 == turns::Turn::Compares
+        !self.alternates || alternate::work_at(farmem_sys::raw::now_ns()).1 == alternate::Work::Compares
     }
 
     /// The changes of a compared page with these bytes. `None` if nothing was kept of it. The

@@ -8,19 +8,19 @@
 //! | [`plot`] | where whole pages win |
 //! | [`redis`] | a whole program under the policies of `--dirty` |
 //! | [`trusted`] | the same at a node that asks for a token: plain, encrypted, sealed |
-//! | [`turns`] | one server that compares what leaves, and copies it, by turns |
+//! | [`alternate`] | one server that compares what leaves, and copies it, alternately |
 //!
 //! A host and a node, a process each, on a CPU each, over TCP on the loopback device, at its own speed and held to
 //! that of slower links ([`farmem_fabric::shape`]). Gathering, applying and acknowledging are in the time; unmapping
 //! pages and telling what changed are not, for all ways share these.
 
+pub mod alternate;
 pub mod detect;
 pub mod drive;
 pub mod figures;
 pub mod plot;
 pub mod redis;
 pub mod trusted;
-pub mod turns;
 
 use farmem_protocol::random::Random;
 use std::path::{Path, PathBuf};

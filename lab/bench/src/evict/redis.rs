@@ -14,7 +14,7 @@
 //!
 //! That fifth is more than `none` and `lines` differ by over shared memory, where all that they do
 //! differently is to copy what leaves or to compare it with its slot. So where both are asked for
-//! there is one more server a round, which does each in its turn ([`super::turns`]): in it what is
+//! there is one more server a round, which does both alternately ([`super::alternate`]): in it what is
 //! compared differs by nothing else, not by what memory a server was given. Counters are those of
 //! the overwriting alone: filling is over. *Sent* are the bytes of write-back with 90 for each
 //! 1448, as they would be on Ethernet: acknowledgements and fetches are not in it. *Changed* are
@@ -27,14 +27,14 @@ use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 use farmem_fabric::shape::on_the_wire;
-use farmem_pager::dirty::turns::TURN;
+use farmem_pager::dirty::alternate::SPAN;
 use farmem_protocol::lines::LINE_BYTES;
 use farmem_sys::raw::now_ns;
 use serde::Serialize;
 
 use super::Options;
+use super::alternate::Alternated;
 use super::trusted::{Trusted, WAYS};
-use super::turns::Turns;
 use crate::counters::{self, Counts};
 use crate::redis::{EACH, Order, Place, Server};
 use farmem_kit::alone::Alone;
@@ -51,7 +51,7 @@ const RATE: &str = "10G";
 /// works with in the CPU's caches again, short beside what disturbs a shared machine.
 const TURNS: usize = 40;
 
-/// How much longer the server that compares and copies by turns is looked at than others, which have one thing to do.
+/// How much longer the server that compares and copies alternately is looked at than others, which have one thing to do.
 const LONGER: u64 = 2;
 
 /// How far memory is reached.
@@ -113,8 +113,8 @@ struct Raw {
     keys: usize,
     local: u64,
     runs: Vec<(By, &'static str, Vec<Sample>)>,
-    /// Of each round's server that compares and copies by turns: how many times as many requests a second while it compares.
-    in_turns: Vec<Spread>,
+    /// Of each round's server that compares and copies alternately: how many times as many requests a second while it compares.
+    alternated: Vec<Spread>,
 }
 
 struct Bench<'a> {
@@ -156,12 +156,12 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
     let plenty = (4 * keys * EACH) as u64;
     let local = bench.fill((By::Shm, "auto"), plenty.max(64 << 20), None)?.end()?.counts.local_peak / 4;
     let both = BOTH.iter().all(|system| systems.contains(system));
-    let mut in_turns = Vec::new();
+    let mut alternated = Vec::new();
     let measured = Rounds::together(&systems, rounds, |round| {
         eprintln!("round {} of {rounds}", round + 1);
         let samples = bench.round(&systems, round, local, requests)?;
         if both {
-            in_turns.push(bench.in_turns(local, LONGER * requests)?);
+            alternated.push(bench.alternated(local, LONGER * requests)?);
         }
         anyhow::Ok(samples)
     })?;
@@ -179,19 +179,19 @@ pub fn run(options: &Options, farmem: &Path) -> anyhow::Result<()> {
         "sent: write-back with 90 bytes for each 1448; changed: whole lines found changed".into(),
     ];
     if both {
-        sections.push(section_in_turns(&in_turns));
+        sections.push(section_alternated(&alternated));
         method.push(format!(
-            "in turns: one more server a round, {} overwritten, which compares what leaves and copies it by turns of {} ms; medians of pairs of turns",
+            "alternately: one more server a round, {} overwritten, which compares what leaves and copies it, {} ms each; medians of pairs of spans",
             LONGER * requests,
-            TURN.as_millis()
+            SPAN.as_millis()
         ));
     }
     let runs = systems.iter().map(|&(by, dirty)| (by, dirty, measured.of((by, dirty)).copied().collect())).collect();
-    let mut targets = targets(&measured, &in_turns);
+    let mut targets = targets(&measured, &alternated);
     // Those of what was not asked for are left out.
     targets.retain(|target| target.ratio.is_some());
     let skipped = Vec::new();
-    let raw = Raw { keys, local, runs, in_turns };
+    let raw = Raw { keys, local, runs, alternated };
     let report = Report { bench: "evict-redis", method, environment, skipped, sections, targets, raw };
     report::tell(&report, &[(&options.json, &|| Ok(report.json()?))])
 }
@@ -234,12 +234,12 @@ impl Bench<'_> {
         filled.into_iter().map(|(_, server)| server.end()).collect()
     }
 
-    /// One server that does by turns what both do.
-    fn in_turns(&self, local: u64, requests: u64) -> anyhow::Result<Spread> {
-        let mut filled = self.fill((By::Shm, "lines"), local, Some("turns"))?;
-        let mut turns = Turns::default();
+    /// One server that does alternately what both do.
+    fn alternated(&self, local: u64, requests: u64) -> anyhow::Result<Spread> {
+        let mut filled = self.fill((By::Shm, "lines"), local, Some("alternate"))?;
+        let mut alternated = Alternated::default();
         filled.server.overwrite(|done| {
-            turns.begins(now_ns());
+            alternated.begins(now_ns());
             done < requests
         })?;
         let counts = filled.end()?.counts;
@@ -247,10 +247,10 @@ impl Bench<'_> {
         let whole = counts.pages_whole as f64 / (counts.evicted - counts.evicted_clean).max(1) as f64;
         ensure!(
             (0.2..0.8).contains(&whole),
-            "{:.0} % of the pages went whole: they are not compared and copied by turns",
+            "{:.0} % of the pages went whole: they are not compared and copied alternately",
             100.0 * whole
         );
-        turns.compared().context("too few requests for a pair of turns")
+        alternated.compared().context("too few requests for a pair of spans")
     }
 
     fn fill(&self, (by, dirty): System, local: u64, mask: Option<&str>) -> anyhow::Result<Filled> {
@@ -347,19 +347,19 @@ fn section(by: By, measured: &Rounds<System, Sample>) -> Section {
     Section { title: format!("redis, a quarter local, {over}"), table }
 }
 
-fn section_in_turns(rounds: &[Spread]) -> Section {
-    let mut table = Table::new(["round", "lines of none, requests/s", "with 95 %", "pairs of turns"]);
+fn section_alternated(rounds: &[Spread]) -> Section {
+    let mut table = Table::new(["round", "lines of none, requests/s", "with 95 %", "pairs of spans"]);
     for (round, pairs) in rounds.iter().enumerate() {
         let likely = pairs.likely.map_or("–".into(), |(from, to)| format!("{from:.3} – {to:.3}"));
         table.row([format!("{}", round + 1), format!("{:.3}", pairs.median), likely, pairs.rounds.to_string()]);
     }
-    Section { title: "redis, a quarter local, over shared memory: one server, in turns".into(), table }
+    Section { title: "redis, a quarter local, over shared memory: one server, alternately".into(), table }
 }
 
-fn targets(measured: &Rounds<System, Sample>, in_turns: &[Spread]) -> Vec<Target> {
+fn targets(measured: &Rounds<System, Sample>, alternated: &[Spread]) -> Vec<Target> {
     let speed = |by| against(measured, (by, "lines"), (by, "none"));
     let time = |way| against(measured, (By::Token, WAYS[0]), (By::Token, way));
-    let within_one = Spread::of(in_turns.iter().map(|pairs| pairs.median));
+    let within_one = Spread::of(alternated.iter().map(|pairs| pairs.median));
     vec![
         Target::new(
             "bytes sent for each byte of changed lines, tcp, lines",
@@ -368,7 +368,7 @@ fn targets(measured: &Rounds<System, Sample>, in_turns: &[Spread]) -> Vec<Target
         ),
         Target::new("requests/s, lines against none, shm", Bound::AtLeast(1.0, 1.2), speed(By::Shm)),
         Target::new(
-            "requests/s, lines against none, shm, in turns of one server",
+            "requests/s, lines against none, shm, alternately in one server",
             Bound::AtLeast(1.0, 1.2),
             within_one,
         ),
