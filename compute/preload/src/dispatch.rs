@@ -9,7 +9,7 @@ use crate::call::{Call, issue};
 use crate::guard::peek::peek;
 use crate::process::{is_this_process, pager};
 use crate::signals::{actions, blocked, masks, stacks};
-use crate::{confined, counted, exec, fork, guard, hidden, limits, mappings, near, robust, sandbox, threads};
+use crate::{confined, counted, exec, fork, guard, hidden, limits, mappings, near_stack, robust, sandbox, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::descriptors::owns_fd;
 use farmem_sys::members;
@@ -198,7 +198,7 @@ fn exit_thread(call: &Call) -> isize {
 /// with. A filter of the program's may refuse it: then it must come back.
 fn end(call: &Call) -> isize {
     if confined::alone().is_none() {
-        near::end(call.nr, call.args[0]);
+        near_stack::end(call.nr, call.args[0]);
     }
     issue(call)
 }

@@ -4,7 +4,7 @@
 use crate::call::{ALWAYS, Call, issue};
 use crate::guard::peek::peek;
 use crate::process::{pager, started};
-use crate::{bound, dispatch, fork, hidden, near, threads};
+use crate::{bound, dispatch, fork, hidden, near_stack, threads};
 use farmem_protocol::addr::is_far;
 
 fn result(ret: isize) -> isize {
@@ -51,12 +51,12 @@ extern "C" fn made(clone: &mut Clone3) {
 /// memory must not return through frames of ours, and is made from here.
 fn clone3(call: Call) -> isize {
     let mut clone = Clone3 { call, ret: None, pinned: 0 };
-    near::call(decided, &mut clone);
+    near_stack::call(decided, &mut clone);
     clone.ret.unwrap_or_else(|| {
         let ret = issue(&call);
         // Once, by the parent.
         if ret != 0 && clone.pinned > 0 {
-            near::call(made, &mut clone);
+            near_stack::call(made, &mut clone);
         }
         ret
     })
@@ -68,12 +68,12 @@ fn clone3(call: Call) -> isize {
 /// As libc's; unused arguments are whatever the registers held, as there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
-    let mut call = Call { nr, args: [a, b, c, d, e, f], sp: near::stack_pointer() };
+    let mut call = Call { nr, args: [a, b, c, d, e, f], sp: near_stack::stack_pointer() };
     let decides = |call: &Call| ALWAYS.contains(&nr) || call.args.iter().any(|&x| is_far(x)) || hidden::names(call);
     let decided = started() && decides(&call);
     result(match nr {
         libc::SYS_clone3 if started() => clone3(call),
-        _ if decided => near::result(guarded, &mut call),
+        _ if decided => near_stack::result(guarded, &mut call),
         _ => issue(&call),
     })
 }
@@ -112,5 +112,5 @@ extern "C" fn fetch(range: &mut Range) -> isize {
 /// runs on. Not more than fits in local memory at once.
 #[unsafe(no_mangle)]
 pub extern "C" fn farmem_fetch(addr: usize, len: usize) -> isize {
-    if !started() { 0 } else { near::result(fetch, &mut Range { addr, len }) }
+    if !started() { 0 } else { near_stack::result(fetch, &mut Range { addr, len }) }
 }

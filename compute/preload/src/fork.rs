@@ -10,7 +10,7 @@
 
 use crate::call::{Call, issue};
 use crate::guard::peek::{BAD_ADDRESS, peek, peek_into};
-use crate::near;
+use crate::near_stack;
 use crate::process::{claim_counters, is_this_process, pager, take_over};
 use crate::signals::{actions, open};
 use crate::threads;
@@ -163,7 +163,7 @@ fn make(call: &Call) -> Option<isize> {
     actions::release_after_fork();
     if ret == Some(0) {
         take_over();
-        near::forget_in_child();
+        near_stack::forget_in_child();
         threads::forget_in_child(record);
         actions::adopt();
         pager().house.fork_child(fork, claim_counters());

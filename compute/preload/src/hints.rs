@@ -4,7 +4,7 @@
 //! A caller reads the page's word itself and calls nothing while the page is local. Programs are
 //! compiled against the layout in `bindings/c/farmem.h`, so it never changes.
 
-use crate::near;
+use crate::near_stack;
 use crate::process::{pager, started};
 use farmem_pager::{STEP, Side};
 use farmem_protocol::addr::{FAR_PAGES, FAR_START};
@@ -75,7 +75,7 @@ extern "C" fn use_range(addr: usize, pages: usize, write: i32) {
         pager().hints.will_use(range.addr, range.len, range.how != 0);
     }
     if started() {
-        near::call(decided, &mut Range { addr, len: pages, how: write });
+        near_stack::call(decided, &mut Range { addr, len: pages, how: write });
     }
 }
 
@@ -85,7 +85,7 @@ extern "C" fn advise(addr: usize, len: usize, advice: i32) {
         pager().space.madvise(range.addr, range.len, range.how);
     }
     if started() && farmem_protocol::addr::is_far(addr) {
-        near::call(decided, &mut Range { addr, len, how: advice });
+        near_stack::call(decided, &mut Range { addr, len, how: advice });
     }
 }
 
@@ -105,7 +105,7 @@ extern "C" fn objects(pages: isize) -> usize {
     }
     let mut asked = Objects { pages, result: 0 };
     if started() {
-        near::call(decided, &mut asked);
+        near_stack::call(decided, &mut asked);
     }
     asked.result
 }
@@ -122,7 +122,7 @@ extern "C" fn weigh(pages: usize, cost: usize, saved: usize) -> isize {
     let objects = Side { pages: pages as u64, cost: cost as u64, saved: saved as u64 };
     let mut weighed = Weighed { objects, result: 0 };
     if started() {
-        near::call(decided, &mut weighed);
+        near_stack::call(decided, &mut weighed);
     }
     weighed.result
 }
@@ -133,7 +133,7 @@ extern "C" fn need() -> usize {
     }
     let mut pages = 0;
     if started() {
-        near::call(decided, &mut pages);
+        near_stack::call(decided, &mut pages);
     }
     pages
 }
@@ -159,6 +159,6 @@ extern "C" fn use_each(addrs: *const usize, n: usize, write: i32) {
         }
     }
     if started() {
-        near::call(decided, &mut Each { addrs, n, write: write != 0 });
+        near_stack::call(decided, &mut Each { addrs, n, write: write != 0 });
     }
 }

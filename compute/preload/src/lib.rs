@@ -28,7 +28,7 @@
 //! | `threads` | the record that is kept for each thread |
 //! | `hidden`, `counted` | the runtime's descriptors and threads, which the program does not see |
 //! | `robust` | locks that a thread holds when it ends |
-//! | `near` | stacks for work that begins on a far one |
+//! | `near_stack` | stacks for work that begins on a far one |
 //! | `sandbox`, `bpf`, `confined` | filters of the program's own; whether there are any |
 //! | `limits` | limits on addresses that the program sets |
 //! | `fork`, `exec`, `image` | children and executed images, and what they inherit |
@@ -65,7 +65,7 @@ mod hints;
 mod image;
 mod limits;
 mod mappings;
-mod near;
+mod near_stack;
 mod net;
 mod process;
 mod robust;

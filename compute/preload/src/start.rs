@@ -207,7 +207,7 @@ fn arm(text: &str, variables: Pointers) -> Result<(), String> {
         // are taken. (The protection passed here matters only for far mappings.)
         pager.space.forget_range(at, end - at, libc::PROT_NONE);
     }
-    near::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
+    near_stack::reserve().map_err(|e| format!("no address space for near stacks: {e}"))?;
     threads::create::resolve();
     exec::carry(variables);
     stays_near::begin(run.nodes.iter().filter_map(|node| match &node.at {

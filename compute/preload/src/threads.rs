@@ -20,7 +20,7 @@ pub use kept::{Info, Kept};
 use claim::Claim;
 use notes::Held;
 
-use crate::near;
+use crate::near_stack;
 use crate::process::pager;
 use farmem_pager::ending;
 use farmem_run::exit;
@@ -417,7 +417,7 @@ pub fn end() {
         from => from.min(tp),
     };
     record.notes.end(|at| record.is_alternate(at), from..tp);
-    near::abandon(record.cancelled_at.swap(0, Ordering::Relaxed));
+    near_stack::abandon(record.cancelled_at.swap(0, Ordering::Relaxed));
     pager().house.thread_is_gone();
     let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
     // SAFETY: the structure is live.
@@ -458,7 +458,7 @@ pub fn forget_in_child(forker: &Record) {
     // may have been changing its notes.
     own.notes.forget();
     forker.notes.forget();
-    // The interrupted stack is free in the child, or already another's ([`near::forget_in_child`]).
+    // The interrupted stack is free in the child, or already another's ([`near_stack::forget_in_child`]).
     own.cancelled_at.store(0, Ordering::Relaxed);
     if OWNED.load(Ordering::Relaxed) == 1 {
         return;

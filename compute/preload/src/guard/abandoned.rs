@@ -40,7 +40,7 @@
 
 use super::pins::Pins;
 use crate::call::Call;
-use crate::near;
+use crate::near_stack;
 use crate::threads::notes::unpin_left;
 use crate::threads::{self, Record};
 
@@ -51,7 +51,7 @@ const FRAMES: usize = 64 << 10;
 /// the guard's own.
 fn frames(record: &Record, (at, len): (usize, usize), sp: usize) -> (usize, usize) {
     // On a near stack in a far one's place: that is used from where it was left.
-    let low = near::program_of(at).unwrap_or(at);
+    let low = near_stack::program_of(at).unwrap_or(at);
     // A trapped call's frames are on the near alternate stack. The memory between that and the
     // program's stack can be anything.
     if record.is_alternate(at) || sp <= low || sp - low > FRAMES { (at, at + len) } else { (low, sp) }

@@ -25,7 +25,7 @@ use super::kernel::{ALL, KernelAction, OURS};
 use super::view::{self, View};
 use super::{actions, blocked, masks, open, resume, stacks};
 use crate::gate::{AFTER_THREAD, GATE, RETURN};
-use crate::near;
+use crate::near_stack;
 use crate::threads::{self, Record};
 use farmem_protocol::addr::is_far;
 use farmem_sys::raw::GATE_THREAD;
@@ -196,7 +196,7 @@ core::arch::global_asm!(
     bring_near = sym bring_near,
     bring_back = sym bring_back,
     handle = sym handle,
-    near = sym near::farmem_near_call,
+    near = sym near_stack::farmem_near_call,
 );
 
 unsafe extern "C" {
@@ -327,7 +327,7 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     let in_trap = record.is_alternate(interrupted);
     let program = match in_trap {
         true => record.trapped_at.load(Ordering::Relaxed),
-        false => near::program_of(interrupted).unwrap_or(interrupted),
+        false => near_stack::program_of(interrupted).unwrap_or(interrupted),
     };
     let asked = record.asked_size.load(Ordering::Relaxed) & !stacks::DISARMS;
     let wants_own = action.has(libc::SA_ONSTACK) && asked != 0;
@@ -342,8 +342,11 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
     let rest = interrupted.wrapping_sub(RED_ZONE).wrapping_sub(record.alternate.load(Ordering::Relaxed)) & !15;
     // If neither holds, the signal has interrupted the last instructions of another step of the
     // runtime.
-    let moves =
-        if in_trap { wants_own && program != 0 && rest >= ROOM } else { record.is_alternate(near::stack_pointer()) };
+    let moves = if in_trap {
+        wants_own && program != 0 && rest >= ROOM
+    } else {
+        record.is_alternate(near_stack::stack_pointer())
+    };
     let (mask, slot) = (blocked & !OURS, record.handler_mask.as_ptr());
     if !moves {
         // The frame stays where it is, and the handler starts on it as the kernel would have

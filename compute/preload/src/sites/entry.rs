@@ -100,7 +100,7 @@ core::arch::global_asm!(
     always = sym ALWAYS,
     lowest = sym LOWEST,
     descriptors = const FDS,
-    near = sym crate::near::farmem_near_call,
+    near = sym crate::near_stack::farmem_near_call,
     from_site = sym from_site,
     hash = const threads::HASH,
     shift = const usize::BITS - threads::RECORDS_SHIFT,

@@ -1,7 +1,7 @@
 //! `pthread_create`: a thread of the program's is ready for faults before it runs anything.
 
 use super::{OWNED, RECORDS, begin, current, has_stack};
-use crate::near;
+use crate::near_stack;
 use crate::process::{pager, started};
 use crate::signals::masks;
 use farmem_protocol::addr::is_far;
@@ -137,12 +137,12 @@ pub unsafe fn thread(
         let hidden = current().hidden.load(Ordering::Relaxed);
         Box::into_raw(Box::new(Start { routine, argument: argument as usize, hidden, stack }))
     };
-    let mut job = Pinning { attributes: attributes as usize, stack: near::stack_pointer() };
+    let mut job = Pinning { attributes: attributes as usize, stack: near_stack::stack_pointer() };
     // On a near stack: pinning the stack one stands on would be a fault inside the pager.
-    near::call(pin_far_stacks, &mut job);
+    near_stack::call(pin_far_stacks, &mut job);
     // SAFETY: the caller's arguments but for the routine, which passes control on to the program's.
     let ret = unsafe { real(thread, attributes, farmem_thread_start as *const () as usize, start.cast()) };
-    near::call(unpin_own_stack, &mut job);
+    near_stack::call(unpin_own_stack, &mut job);
     masks::open();
     if ret != 0 {
         let _signals = SignalsBlocked::new();
