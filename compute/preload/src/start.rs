@@ -14,8 +14,8 @@
 use crate::gate::NotBuilt;
 use crate::run::joining;
 use crate::{
-    bound, call, dispatch, exec, fork, gate, go, hints, limits, mappings, near, net, process, roster, sandbox, signals,
-    sites, stays_near, threads, waits,
+    bound, call, dispatch, exec, fork, gate, go, hints, limits, mappings, near_stack, net, process, roster, sandbox,
+    signals, sites, stays_near, threads, waits,
 };
 use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Session};
