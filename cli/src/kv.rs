@@ -102,7 +102,7 @@ struct Store {
     protect: Protect,
 
     #[command(flatten)]
-    token: crate::token::Flag,
+    token: crate::borrow::Flag,
 }
 
 /// The ways to protect a run that a store has.

@@ -24,6 +24,7 @@
 //! it was built with.
 
 mod agent;
+mod borrow;
 mod confined;
 mod counters;
 mod demo;

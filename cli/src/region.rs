@@ -1,7 +1,7 @@
 //! `farmem region`: the regions of a node, which outlive the programs that use them.
 
+use crate::borrow::Flag;
 use crate::failure::Failure;
-use crate::token::Flag;
 use crate::units;
 use farmem::{Builder, Error, Memory};
 

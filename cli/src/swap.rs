@@ -10,12 +10,12 @@ use farmem_swap::watch::Over;
 use farmem_swap::{Error, off, on};
 use farmem_sys::process::{self, Signals};
 
+use crate::borrow::Flag;
 use crate::failure::Failure;
 use crate::run::names;
 use crate::settings::Settings;
 use crate::size::{self, Size};
 use crate::time;
-use crate::token::Flag;
 
 /// Have this machine's kernel swap to a node: more memory for every program, as root
 #[derive(clap::Args, Debug)]

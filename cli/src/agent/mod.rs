@@ -72,7 +72,7 @@ pub struct Options {
     pub grace: Duration,
 
     #[command(flatten)]
-    pub token: crate::token::Flag,
+    pub token: crate::borrow::Flag,
 
     /// Tell who holds what of the service that runs, and end
     #[arg(long)]

@@ -15,7 +15,7 @@ pub struct Options {
     pub node: NodeAddr,
 
     #[command(flatten)]
-    pub token: crate::token::Flag,
+    pub token: crate::borrow::Flag,
 }
 
 const EXAMPLES: &str = "\

@@ -26,7 +26,7 @@ pub struct Options {
     pub node: Option<NodeAddr>,
 
     #[command(flatten)]
-    pub token: crate::token::Flag,
+    pub token: crate::borrow::Flag,
 
     /// The controller of a rack: show its nodes instead
     #[arg(long, value_name = "HOST:PORT", value_parser = crate::rack::address, conflicts_with = "node")]

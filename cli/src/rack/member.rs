@@ -65,7 +65,7 @@ impl Rack {
     pub fn key(&self) -> Result<Option<Key>, Failure> {
         match &self.token {
             _ if self.controller.is_none() => Ok(None),
-            Some(file) => crate::token::key(file).map(Some),
+            Some(file) => crate::borrow::key(file).map(Some),
             None => farmem_trust::file::of_environment().map_err(|e| Failure::usage(format!("FARMEM_TOKEN: {e}"))),
         }
     }

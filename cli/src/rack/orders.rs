@@ -7,9 +7,9 @@ use std::time::Duration;
 use farmem_control::api::{NodeView, Rack};
 use farmem_control::client::{AskError, Client};
 
+use crate::borrow::Flag;
 use crate::failure::Failure;
 use crate::settings::Settings;
-use crate::token::Flag;
 use crate::units;
 
 const DRAIN: &str = "\

@@ -123,7 +123,7 @@ pub fn start(
 /// Waits until the run is over, and ends it.
 pub fn keep(options: &Options) -> Result<(), Failure> {
     // Encrypted, even if the run is not: it sends one message, once.
-    let token = options.token.as_deref().and_then(|path| crate::token::key(path).ok());
+    let token = options.token.as_deref().and_then(|path| crate::borrow::key(path).ok());
     let nodes: Vec<RunNode> = options.node.iter().cloned().map(RunNode::from).collect();
     let trust = Trust { token, plain: false };
     let far = Far::connect(&nodes, options.run, Transport::Auto, Duration::ZERO, Path::new("farmem"), trust);

@@ -37,11 +37,11 @@ use farmem_run::{Choice, Dirty, Faults, Mask, Prefetch, Seal, Transport};
 use farmem_sys::probe;
 use farmem_sys::process::{self, Signals};
 
+use crate::borrow;
 use crate::counters::{self, Beginning, Sample};
 use crate::failure::Failure;
 use crate::runtime_dir::{self, Scratch};
 use crate::size::{Ram, Size};
-use crate::token;
 use crate::{agent, forbidden, leftovers, library, program, rack, units};
 use embedded::Embedded;
 pub use environment::names;
@@ -125,7 +125,7 @@ pub struct Options {
     pub grace: Option<Duration>,
 
     #[command(flatten)]
-    pub token: token::Flag,
+    pub token: borrow::Flag,
 
     /// Do not trust the nodes: pages leave encrypted, and one that comes back changed or old ends
     /// the program. They go over tcp to nodes on this machine, too, and whole; with --seal=lines
@@ -189,7 +189,7 @@ impl Options {
             shape: None,
             agent: false,
             grace: None,
-            token: token::Flag::default(),
+            token: borrow::Flag::default(),
             seal: Seal::Off,
             stats: None,
             trace: None,

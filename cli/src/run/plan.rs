@@ -96,8 +96,8 @@ pub struct Plan {
 impl Plan {
     /// The token by which the run and its nodes know each other, if they have one.
     pub fn trust(&self) -> Result<Trust, Failure> {
-        let token = self.spec.token.as_ref().map(|file| crate::token::key(file.as_ref())).transpose()?;
-        Ok(crate::token::trust(token, self.spec.plain))
+        let token = self.spec.token.as_ref().map(|file| crate::borrow::key(file.as_ref())).transpose()?;
+        Ok(crate::borrow::trust(token, self.spec.plain))
     }
 
     /// The plan of a run by its flags. Missing ones are taken from variables, files and defaults.
