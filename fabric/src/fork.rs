@@ -48,7 +48,7 @@ impl Session {
         let slabs = self.member.slabs.extents();
         // A node on this machine passes the connection: its socket's file may be out of reach by
         // now.
-        let (link, owner) = match passed.and_then(|fd| self.member.present(fd, secret)) {
+        let (link, owner) = match passed.and_then(|passed| self.member.present(passed, secret)) {
             Some(present) => present,
             None => self.member.restore_as(secret)?,
         };

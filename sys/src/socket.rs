@@ -288,7 +288,8 @@ pub fn receive_with_descriptor(fd: i32, into: &mut [u8]) -> Result<(usize, Optio
     message.msg_iov = (&mut part as *mut Part).cast();
     message.msg_iovlen = 1;
     message.msg_control = (&mut control as *mut OneDescriptor).cast();
-    message.msg_controllen = size_of::<OneDescriptor>();
+    // Without the padding, in which the kernel would put a second descriptor.
+    message.msg_controllen = ONE;
     let flags = (libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) as usize;
     // A descriptor that comes when the process may have no more is lost. So a spare one is closed
     // first.

@@ -2,7 +2,7 @@
 
 use super::Trust;
 use super::silence::{DOUBT_NS, Ear, KEEP_S};
-use crate::link::{Link, Reach};
+use crate::link::{Link, Passed, Reach};
 use crate::{ConnectError, ConnectOptions};
 use farmem_protocol::wire::control::{MAX_HELLO, MAX_REQUEST};
 use farmem_protocol::wire::{
@@ -288,7 +288,7 @@ fn receive_frame<T, E>(
     room: &mut [u8],
     until: u64,
     read: impl Fn(&[u8]) -> Result<Option<T>, E>,
-) -> Result<(T, Option<i32>), NoFrame<E>> {
+) -> Result<(T, Option<Passed>), NoFrame<E>> {
     let (mut got, mut passed) = (0, None);
     loop {
         let (n, fd) = receive_some(ear, link, &mut room[got..], until).map_err(NoFrame::Broken)?;
@@ -303,7 +303,7 @@ fn receive_frame<T, E>(
 }
 
 /// Receives exactly `into`, and a descriptor if one came along.
-pub(crate) fn receive_all(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64) -> Result<Option<i32>, Broken> {
+pub(crate) fn receive_all(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64) -> Result<Option<Passed>, Broken> {
     let (mut got, mut passed) = (0, None);
     while got < into.len() {
         let (n, fd) = receive_some(ear, link, &mut into[got..], until)?;
@@ -316,7 +316,7 @@ pub(crate) fn receive_all(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64
 ///
 /// On this connection the peer's kernel is asked for an acknowledgement at least every [`KEEP_S`]
 /// seconds. So a machine that is out of reach is noticed.
-fn receive_some(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64) -> Result<(usize, Option<i32>), Broken> {
+fn receive_some(ear: Ear<'_>, link: &Link, into: &mut [u8], until: u64) -> Result<(usize, Option<Passed>), Broken> {
     loop {
         match link.receive_passed(into) {
             Ok((0, _)) => return Err(Errno(libc::ECONNRESET).into()),
@@ -342,13 +342,13 @@ pub(super) fn exchange(
     link: &Link,
     request: &[u8],
     within_ns: u64,
-) -> Result<(Answer, Option<i32>), Broken> {
+) -> Result<(Answer, Option<Passed>), Broken> {
     send_now(link, request)?;
     receive_answer(ear, link, within_ns)
 }
 
 /// The next answer on a control connection.
-pub(super) fn receive_answer(ear: Ear<'_>, link: &Link, within_ns: u64) -> Result<(Answer, Option<i32>), Broken> {
+pub(super) fn receive_answer(ear: Ear<'_>, link: &Link, within_ns: u64) -> Result<(Answer, Option<Passed>), Broken> {
     let until = ear.reach.now_ns() + within_ns;
     let mut room = [0; MAX_REQUEST];
     receive_frame(ear, link, &mut room, until, |seen| match Answer::read(seen) {
@@ -365,7 +365,12 @@ pub(super) fn receive_answer(ear: Ear<'_>, link: &Link, within_ns: u64) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::Carrier;
+    use crate::session::silence::Heard;
+    use farmem_protocol::wire::Reply;
+    use farmem_sys::descriptors::{close, socket_pair};
     use farmem_sys::raw::{futex_wait, futex_wake, sleep_ns, syscall};
+    use farmem_sys::socket;
     use std::fmt::Write;
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -421,5 +426,27 @@ mod tests {
             futex_wait(&LETTERS, 0, 1_000_000_000);
         }
         assert_eq!(LETTERS.load(Ordering::Acquire), count());
+    }
+
+    /// What a node passes unasked must not fill the table of this process's descriptors.
+    #[test]
+    fn a_descriptor_that_nobody_takes_is_closed() {
+        let (ours, theirs) = socket_pair().unwrap();
+        let link = Carrier::Socket(ours).into();
+        let (reach, heard) = (Reach::Unix("nowhere".into()), Heard::default());
+        let answer = Answer { number: 7, epoch: 0, result: Ok(Reply::Done) }.frame();
+        let (one, other) = answer.as_bytes().split_at(3);
+        let [left, right] = [one, other].map(|bytes| {
+            let (passed, kept) = socket_pair().unwrap();
+            assert_eq!(socket::send_frame(theirs, bytes, passed), Ok(bytes.len()));
+            close(passed);
+            kept
+        });
+        let (heard, came) = receive_answer(Ear::at(&reach, &heard), &link, 1_000_000_000).map_err(|_| ()).unwrap();
+        assert!(heard.number == 7 && came.is_some());
+        assert!(!socket::is_cut(left) && socket::is_cut(right), "the second is of no use");
+        drop(came);
+        assert!(socket::is_cut(left));
+        [left, right, theirs].into_iter().for_each(close);
     }
 }

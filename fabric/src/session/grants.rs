@@ -1,6 +1,7 @@
 //! Slabs that the node has granted to a member, and their mappings.
 
 use super::{Membership, Slab};
+use crate::link::Passed;
 use crate::{GrantError, Lost};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::wire::{Ask, Refused, Reply, Status};
@@ -10,7 +11,7 @@ use farmem_sys::raw::Errno;
 
 impl Membership {
     /// The slab that an answer grants, mapped if slabs are mapped here.
-    pub fn granted(&self, answer: Result<Reply, Refused>, passed: Option<i32>) -> Result<Slab, GrantError> {
+    pub fn granted(&self, answer: Result<Reply, Refused>, passed: Option<Passed>) -> Result<Slab, GrantError> {
         let node = || self.node.clone();
         let system = |reason| GrantError::System { node: node(), reason };
         let id = match answer {
@@ -33,7 +34,8 @@ impl Membership {
             return Ok(Slab { id, base: None });
         }
         let mapping = match passed {
-            Some(fd) => {
+            Some(passed) => {
+                let fd = passed.into_raw();
                 let mapping = Mapping::new(fd, SLAB_BYTES as usize);
                 descriptors::close(fd);
                 mapping

@@ -9,7 +9,7 @@ use super::silence::{DOUBT_NS, Ear, Heard, KEEP_S, Outage};
 use super::slabs::Slabs;
 use super::spare::{SLOW_NS, Spare};
 use crate::Lost;
-use crate::link::{Carrier, Link, Reach};
+use crate::link::{Carrier, Link, Passed, Reach};
 use crate::verbs::Card;
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::node::Domain;
@@ -273,12 +273,12 @@ impl Membership {
         self.give_up(format!("it has not answered for {} s", SILENT_NS / 1_000_000_000))
     }
 
-    /// Turns a connection into the control connection of the member with this secret. The node has
-    /// passed that connection as the descriptor `passed`. Also returns the member's owner id.
+    /// Turns a connection that the node has passed into the control connection of the member with
+    /// this secret. Also returns the member's owner id.
     /// `None`: the node does not welcome it.
-    pub fn present(&self, passed: i32, secret: Secret) -> Option<(Link, u16)> {
+    pub fn present(&self, passed: Passed, secret: Secret) -> Option<(Link, u16)> {
         let purpose = Purpose::Rejoin(Known { secret, ..self.known() });
-        let link = Carrier::Socket(passed).into();
+        let link = Carrier::Socket(passed.into_raw()).into();
         let greeted = greet(self.ear(), link, purpose, self.pass.as_ref(), SILENT_NS).ok()?;
         Some((greeted.link, greeted.welcome.owner))
     }

@@ -46,6 +46,7 @@ pub use spare::{SLOW_NS, Spare};
 pub(crate) use spare::{STEP_NS, Standstill};
 pub use standing::Standing;
 
+use crate::link::Passed;
 use crate::{GrantError, Lost, QueuePair, WindowError};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::key::Key;
@@ -140,7 +141,7 @@ impl Session {
     /// Another descriptor of a held slab. The caller may pass it to a process that it trusts, and
     /// closes it. `None`: the slab is not held, or not shared.
     pub fn descriptor(&self, id: SlabId) -> Result<Option<i32>, Lost> {
-        self.member.ask(Ask::Again(id)).map(|(_, passed)| passed)
+        self.member.ask(Ask::Again(id)).map(|(_, passed)| passed.map(Passed::into_raw))
     }
 
     /// A descriptor of neighbouring blocks' memory, for processes on this machine to map. `first`
@@ -156,7 +157,7 @@ impl Session {
         let (answer, passed) = self.member.ask(Ask::Unit(first, blocks))?;
         let system = |reason| Err(GrantError::System { node: self.member.node.clone(), reason });
         match (answer, passed) {
-            (Ok(_), Some(fd)) => Ok(fd),
+            (Ok(_), Some(passed)) => Ok(passed.into_raw()),
             // The node passed one; this process had no room for it.
             (Ok(_), None) => system(format!("here: {}", Errno(libc::EMFILE))),
             (Err(refused), _) => match refused.status {

@@ -9,7 +9,7 @@ mod lent;
 mod numbers;
 pub mod spare;
 
-use crate::raw::{Errno, getpid};
+use crate::raw::{Errno, checked, getpid};
 pub use numbers::{FDS, LOWEST, close, own_fd, own_fds, owns_fd};
 
 /// A connected pair of Unix stream sockets, close-on-exec, ours (see [`own_fd`]).
@@ -22,6 +22,22 @@ pub fn socket_pair() -> Result<(i32, i32), Errno> {
     };
     let one = own_fd(pair[0]).inspect_err(|_| close(pair[1]))?;
     Ok((one, own_fd(pair[1]).inspect_err(|_| close(one))?))
+}
+
+/// Whether a regular file that is open for writing as `fd` is open by another descriptor, too, in
+/// any process. (Copies of `fd` do not count.) False where its file system cannot tell.
+///
+/// The kernel grants a write lease to the only opener of a file. It is given back at once.
+pub fn is_open_elsewhere(fd: i32) -> bool {
+    const F_SETSIG: i32 = 10;
+    let control = |command: i32, with: i32| {
+        // SAFETY: these commands take numbers, and change nothing but the lease of an open file.
+        unsafe { checked(libc::SYS_fcntl, [fd as usize, command as usize, with as usize, 0, 0, 0]) }
+    };
+    // Who opens the file while the lease stands has the kernel send a signal: one that does nothing.
+    let leased = control(F_SETSIG, libc::SIGURG).and_then(|_| control(libc::F_SETLEASE, libc::F_WRLCK));
+    let _ = control(libc::F_SETLEASE, libc::F_UNLCK);
+    leased == Err(Errno(libc::EAGAIN))
 }
 
 /// A pidfd of this process, ours.

@@ -63,3 +63,37 @@ fn a_descriptor_travels_with_bytes() {
     assert_eq!(receive_bytes(d, &mut byte), Ok(1));
     [a, b, c, d, passed].into_iter().for_each(close);
 }
+
+/// A peer may pass more than it was asked for. A second descriptor must not stay in this process,
+/// where nobody knows its number.
+#[test]
+fn of_two_descriptors_in_a_message_one_comes() {
+    #[repr(C)]
+    struct Two {
+        head: libc::cmsghdr,
+        fds: [i32; 2],
+    }
+    let (a, b) = crate::descriptors::socket_pair().unwrap();
+    let (c, d) = crate::descriptors::socket_pair().unwrap();
+    let (e, f) = crate::descriptors::socket_pair().unwrap();
+    let part = Part::new(b"x".as_ptr() as *mut u8, 1);
+    // SAFETY: zero is valid for both.
+    let (mut message, mut control): (libc::msghdr, Two) = unsafe { (zeroed(), zeroed()) };
+    control.head.cmsg_len = size_of::<Two>();
+    (control.head.cmsg_level, control.head.cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+    control.fds = [c, e];
+    message.msg_iov = (&raw const part).cast_mut().cast();
+    message.msg_iovlen = 1;
+    message.msg_control = (&raw mut control).cast();
+    message.msg_controllen = size_of::<Two>();
+    // SAFETY: the header, its part and its control message are live.
+    let sent = unsafe { retried(libc::SYS_sendmsg, [a as usize, &raw const message as usize, 0, 0, 0, 0]) };
+    assert_eq!(sent, Ok(1));
+    let (n, passed) = receive_with_descriptor(b, &mut [0]).unwrap();
+    assert_eq!(n, 1);
+    close(c);
+    close(e);
+    close(passed.expect("the first comes"));
+    assert!(is_cut(d) && is_cut(f), "a descriptor is still open");
+    [a, b, d, f].into_iter().for_each(close);
+}

@@ -2,6 +2,7 @@
 
 use super::{Membership, SILENT_NS, SLOW};
 use crate::Lost;
+use crate::link::Passed;
 use crate::session::dial::{Broken, exchange, receive_answer};
 use crate::session::spare::SLOW_NS;
 use farmem_protocol::wire::{Ask, Refused, Reply, Request};
@@ -9,7 +10,7 @@ use farmem_sys::raw::{self, SignalsBlocked};
 
 impl Membership {
     /// Sends a request and waits for its answer, over as many connections as it takes.
-    pub fn ask(&self, ask: Ask) -> Result<(Result<Reply, Refused>, Option<i32>), Lost> {
+    pub fn ask(&self, ask: Ask) -> Result<(Result<Reply, Refused>, Option<Passed>), Lost> {
         // In a fault over shm the program's signals are open. A signal would end the wait early,
         // and that would look like a cut.
         let _signals = SignalsBlocked::new();
