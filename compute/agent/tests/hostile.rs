@@ -17,7 +17,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, IntoBytes};
 
 /// Not a test: what this binary does as a child.
 #[test]
@@ -230,6 +230,39 @@ fn strangers_who_say_nothing_keep_nobody_out() {
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     drop((client, strangers));
     Bystander::new(&host).checks_out();
+}
+
+/// Declarations by a token that nobody has are not kept while they come.
+#[test]
+fn words_of_strangers_take_no_memory() {
+    const DECLARED: usize = 60_000;
+    let mut host = Host::new(512);
+    host.agent("");
+    let bystander = Bystander::new(&host);
+    let status = format!("/proc/{}/status", host.agent_pid());
+    let resident_kib = || {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    let hello = Hello { magic: MAGIC, again: 1, declared: DECLARED as u32, token: [3; 16], ..Hello::new_zeroed() };
+    let before = resident_kib();
+    let strangers: Vec<_> = (0..8)
+        .map(|_| {
+            let mut stream = UnixStream::connect(host.socket()).unwrap();
+            std::thread::spawn(move || {
+                let declarations = vec![0; (DECLARED - 1) * size_of::<Declaration>()];
+                // (A busy machine's agent may lose its patience before all of it has come.)
+                let _ = stream.write_all(hello.as_bytes()).and_then(|()| stream.write_all(&declarations));
+                stream
+            })
+        })
+        .collect();
+    let streams: Vec<UnixStream> = strangers.into_iter().map(|stranger| stranger.join().unwrap()).collect();
+    let grown = resident_kib().saturating_sub(before);
+    assert!(grown < 8 << 10, "{grown} KiB for what eight strangers of 4 MiB say");
+    drop(streams);
+    bystander.checks_out();
 }
 
 /// A stranger that says a byte at a time has as long as any other.

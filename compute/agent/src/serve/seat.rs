@@ -99,7 +99,11 @@ impl Service {
     pub(super) fn receive(&self, mut stream: UnixStream) -> Option<Arc<Seat>> {
         let _ = stream.set_nonblocking(false);
         let _ = stream.set_write_timeout(Some(PATIENCE));
-        let seated = hear(&stream).and_then(|stranger| {
+        let entries = |token: &Token, uid| {
+            let stock = self.stock.lock();
+            stock.find(token, uid).map(|app| stock.owned().filter(|owned| owned.app == app).count())
+        };
+        let seated = hear(&stream, entries).and_then(|stranger| {
             if !self.elsewhere.lock().is_empty() && stranger.user.owner == 0 {
                 return Err(Some(Entry::Elsewhere));
             }
@@ -179,8 +183,9 @@ impl Read for Words<'_> {
     }
 }
 
-/// Reads the first words. An error: the refusal, if the stranger is still listening.
-fn hear(stream: &UnixStream) -> Result<Stranger, Option<Entry>> {
+/// Reads the first words. `entries` tells how many the application of a token and a user has. An
+/// error: the refusal, if the stranger is still listening.
+fn hear(stream: &UnixStream, entries: impl Fn(&Token, u32) -> Option<usize>) -> Result<Stranger, Option<Entry>> {
     let mut hello = Hello::new_zeroed();
     let mut words = Words { stream, until: Instant::now() + PATIENCE };
     words.read_exact(hello.as_mut_bytes()).map_err(|_| None)?;
@@ -194,19 +199,31 @@ fn hear(stream: &UnixStream) -> Result<Stranger, Option<Entry>> {
     if !sound || (hello.again == 0 && hello.declared > 0) {
         return Err(Some(Entry::Malformed));
     }
+    let peer = shared::peer_of(stream.as_raw_fd()).map_err(|_| Some(Entry::System))?;
+    let again = (hello.again == 1).then_some(hello.token);
+    // A stranger's declarations take no memory: they are kept if the token proves that it may have
+    // as many.
+    let refusal = again.and_then(|token| match entries(&token, peer.uid) {
+        None => Some(Entry::Unknown),
+        Some(most) => (hello.declared as usize > most).then_some(Entry::NotHeld),
+    });
     let mut declared = Vec::new();
     for _ in 0..hello.declared {
         let mut one = Declaration::new_zeroed();
         words.read_exact(one.as_mut_bytes()).map_err(|_| None)?;
-        declared.push((BlockId(one.block), one.blocks, one.map));
+        if refusal.is_none() {
+            declared.push((BlockId(one.block), one.blocks, one.map));
+        }
     }
-    let peer = shared::peer_of(stream.as_raw_fd()).map_err(|_| Some(Entry::System))?;
+    // Only now, when the application has said everything: it does not read before.
+    if refusal.is_some() {
+        return Err(refusal);
+    }
     let pidfd = Pidfd(shared::pidfd(peer.pid).map_err(|_| None)?);
     // After the pidfd: whose beginning this is, the pidfd is of, or the process is gone and that is
     // seen.
     let began = process::began(peer.pid).ok_or(None)?;
     let user = User { uid: peer.uid, owner, queue: (hello.queue != ANY_QUEUE).then_some(hello.queue) };
-    let again = (hello.again == 1).then_some(hello.token);
     let node = hello.node as u64;
     Ok(Stranger { again, declared, job, user, node, uid: peer.uid, pid: peer.pid, began, pidfd })
 }
