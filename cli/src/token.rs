@@ -3,15 +3,15 @@
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use farmem_memory::tokens::{self, Entry, Store, StoreError};
 use farmem_nic::tenants::Standing;
-use farmem_sys::process;
-use farmem_trust::{Token, hex, is_tenant};
+use farmem_sys::{descriptors, process};
+use farmem_trust::{Token, hex, is_tenant, unhex};
 
 use crate::failure::Failure;
 use crate::size::{self, Size};
@@ -122,6 +122,10 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             if rate.is_some_and(|rate| rate < LEAST_RATE) {
                 return Err(Failure::usage("--rate is below 64K, at which no program gets on"));
             }
+            // `revoke` takes either by its name.
+            if unhex::<8>(tenant).is_some() {
+                return Err(Failure::usage(format!("--tenant {tenant}: it would be taken for the id of a token")));
+            }
             create(tenant, *expires, &store.path, |store| {
                 let about = store.tenants.entry(tenant.clone()).or_default();
                 about.quota = quota.or(about.quota);
@@ -163,28 +167,34 @@ fn create(
     process::random_bytes(&mut random).map_err(|e| Failure::usage(format!("no randomness for a token: {e}")))?;
     let token = Token::new(tenant, &random).ok_or_else(|| Failure::usage("no tenant can be called so"))?;
     let expires = expires.map(|time| tokens::now() + time.as_secs());
+    let mut out = output().map_err(|e| Failure::usage(format!("no token was made: {e}")))?;
     Store::change(store, |store| {
         about(store)?;
         store.tokens.push(Entry::new(&token, expires));
         Ok(())
     })
     .map_err(|e| Failure::usage(e.to_string()))?;
-    show(&token).map_err(|e| {
+    out.write_all(format!("{token}\n").as_bytes()).map_err(|e| {
         let id = hex(&token.key().id);
         Failure::usage(format!("the token {id} is in the store, and could not be printed: {e}; revoke it"))
     })
 }
 
-/// Prints a token. A file that it goes to is its owner's alone before it holds the token, whatever mode
-/// the shell has given it.
-fn show(token: &Token) -> io::Result<()> {
-    let mut out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+/// Where a token is printed. A file is its owner's alone before it holds the token, whatever mode the
+/// shell has given it. Nobody may have opened it before: its descriptor would read the token.
+fn output() -> io::Result<File> {
+    let out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let about = out.metadata()?;
     // Another's file is another's business: this process cannot change it, or is root's.
     if about.is_file() && about.uid() == process::user() {
         out.set_permissions(Permissions::from_mode(about.mode() & 0o600))?;
+        if descriptors::is_open_elsewhere(out.as_raw_fd()) {
+            return Err(io::Error::other(
+                "another process has the file open that it would be printed into, and could read it: name another file",
+            ));
+        }
     }
-    out.write_all(format!("{token}\n").as_bytes())
+    Ok(out)
 }
 
 fn table(store: &Store) -> String {

@@ -97,11 +97,46 @@ fn a_token_is_printed_into_a_file_of_its_owners_alone() {
     assert!(token(made).status.success());
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(farmem_trust::file::token(&path).is_ok());
+    // Who opened the file while the shell's mode stood would read the token.
+    let early = place.path().join("early.token");
+    let made = fs::File::create(&early).unwrap();
+    let reader = fs::File::open(&early).unwrap();
+    let tokens = || fs::read_to_string(place.path().join("tokens.toml")).unwrap();
+    let before = tokens();
+    let (status, complaint) = (|out: std::process::Output| (out.status.code(), text(&out.stderr)))(token(made));
+    assert!(status.is_some_and(|status| status != 0 && status != 101), "{status:?} {complaint}");
+    assert!(complaint.lines().count() == 1 && complaint.contains("another file"), "{complaint}");
+    assert_eq!((reader.metadata().unwrap().len(), tokens()), (0, before), "it is nowhere");
     // Where it cannot be printed, the reader is told which one to revoke.
     let full = token(fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
     let (status, complaint) = (full.status.code(), text(&full.stderr));
     assert!(status.is_some_and(|status| status != 0 && status != 101), "{status:?} {complaint}");
     assert!(complaint.lines().count() == 1 && complaint.contains("revoke it"), "{complaint}");
+}
+
+/// `revoke` takes a tenant or the id of a token.
+#[test]
+fn no_tenant_has_the_name_of_a_token() {
+    let place = Place::new();
+    let mut command = place.farmem(["token", "create", "--tenant", "0123456789abcdef", "--store"]);
+    command.arg(place.path().join("tokens.toml"));
+    refused(command, "the id of a token");
+}
+
+/// Two stores may differ in their last part alone.
+#[test]
+fn stores_beside_each_other_have_drafts_of_their_own() {
+    let place = Place::new();
+    let at = |name: &str| place.path().join(name);
+    // Another command is changing this one.
+    fs::write(at("a.b.new"), "").unwrap();
+    let create = |store: &str| {
+        let mut command = place.farmem(["token", "create", "--tenant", "lab", "--store"]);
+        command.arg(at(store));
+        command
+    };
+    refused(create("a.b"), "a.b.new");
+    assert_eq!(outcome(create("a.c")).0, Some(0));
 }
 
 /// A node may read the store by another name than the command that changes it. Nothing else is written through a link.

@@ -156,7 +156,10 @@ impl Store {
             Err(e) => return Err(StoreError::File(path.to_owned(), e)),
         };
         let path = path.as_path();
-        let draft = path.with_extension("toml.new");
+        // Behind the whole name: stores of one folder may differ in what looks like an extension.
+        let mut draft = path.as_os_str().to_owned();
+        draft.push(".new");
+        let draft = PathBuf::from(draft);
         let failed = |e: io::Error| match e.kind() {
             io::ErrorKind::AlreadyExists => StoreError::Busy(path.to_owned(), draft.clone()),
             _ => StoreError::File(draft.clone(), e),
