@@ -76,8 +76,7 @@ impl Engine {
 
     /// Whether the peer is of the node's user, or root, through a Unix socket.
     fn is_own(&self) -> bool {
-        self.about.local
-            && (self.about.peer == Peer::User(0) || self.about.peer == Peer::User(farmem_sys::process::user()))
+        self.about.local && is_of(self.about.peer, farmem_sys::process::user())
     }
 
     /// Has the peer prove that it has the token that its Hello names.
@@ -145,7 +144,6 @@ impl Engine {
         let Ok(place) = nic.connections.take(self.about.peer) else { return self.turn_away(nic, Verdict::Full) };
         let holder = proven.as_ref().map(|Proven { known, .. }| (nic.tenants.of(known), known.key.id));
         let agreed = proven.as_ref().and_then(|proven| proven.agreed);
-        let agreed_anew = proven.as_ref().is_some_and(|proven| proven.share.is_some());
         self.place = Some(place);
         self.token = holder.as_ref().map(|(_, token)| (*token, nic.tenants.changes()));
         let from = (self.about.peer, self.about.local);
@@ -184,34 +182,48 @@ impl Engine {
             }
         };
         match entered {
-            Ok((member, phase)) => {
-                let rejoins = matches!(hello.purpose, Purpose::Rejoin(_));
-                if let (true, Some((token, _))) = (rejoins, &self.token) {
-                    // Its process may have another token by now, and ends with that.
-                    nic.tenants.if_good(token, || *member.token.lock() = Some(*token));
-                }
-                if let Some(over) = over(nic, proven.as_ref()) {
-                    // It was revoked since the proof. A member that joined by it now was not found by
-                    // the one who revoked it. One that joined by another token stays.
-                    let joined_by_it = member.token() == self.token.as_ref().map(|(token, _)| *token);
-                    joined_by_it.then(|| nic.membership().part(&member, Leaving::Revoked));
-                    phase.leave(nic, true, now_ns);
-                    return self.turn_away(nic, over);
-                }
-                if rejoins && agreed_anew {
-                    *member.agreed.lock() = agreed;
-                }
-                if !matches!(hello.purpose, Purpose::Join(_)) {
-                    count(&nic.tally.rejoined, 1);
-                    nic.events.tell(Event::Attached(&member));
-                }
-                self.phase = phase;
-                self.widen(if let Phase::Queue(_) = self.phase { INPUT } else { CONTROL_INPUT });
-                self.welcome(nic, (member.owner(), member.secret), hello, proven);
-                Ok(true)
-            }
+            Ok((member, phase)) => self.admitted(nic, &member, phase, hello, proven, now_ns),
             Err(verdict) => self.turn_away(nic, verdict),
         }
+    }
+
+    /// A member was made or found: gives it what was proven, and welcomes it. Turns it away if its
+    /// token was revoked since the proof.
+    fn admitted(
+        &mut self,
+        nic: &Nic,
+        member: &Arc<Member>,
+        phase: Phase,
+        hello: &Hello,
+        proven: Option<Proven>,
+        now_ns: u64,
+    ) -> Result<bool, Goodbye> {
+        let rejoins = matches!(hello.purpose, Purpose::Rejoin(_));
+        if let (true, Some((token, _))) = (rejoins, &self.token) {
+            // Its process may have another token by now, and ends with that.
+            nic.tenants.if_good(token, || *member.token.lock() = Some(*token));
+        }
+        if let Some(over) = over(nic, proven.as_ref()) {
+            // A member that joined by it now was not found by the one who revoked it. One that
+            // joined by another token stays.
+            let joined_by_it = member.token() == self.token.as_ref().map(|(token, _)| *token);
+            joined_by_it.then(|| nic.membership().part(member, Leaving::Revoked));
+            phase.leave(nic, true, now_ns);
+            return self.turn_away(nic, over);
+        }
+        if let Some(Proven { agreed, share: Some(_), .. }) = &proven
+            && rejoins
+        {
+            *member.agreed.lock() = *agreed;
+        }
+        if !matches!(hello.purpose, Purpose::Join(_)) {
+            count(&nic.tally.rejoined, 1);
+            nic.events.tell(Event::Attached(member));
+        }
+        self.phase = phase;
+        self.widen(if let Phase::Queue(_) = self.phase { INPUT } else { CONTROL_INPUT });
+        self.welcome(nic, (member.owner(), member.secret), hello, proven);
+        Ok(true)
     }
 
     /// [`Engine::enter`] for the stream of a volume.
@@ -337,6 +349,14 @@ fn over(nic: &Nic, proven: Option<&Proven>) -> Option<Verdict> {
     proven.and_then(|proven| nic.tenants.why_not(&proven.known.key.id))
 }
 
+/// Whether a peer on this machine is of this user, or root. The kernel tells one number for all users
+/// that it cannot name here (of other user namespaces): that is nobody's own.
+fn is_of(peer: Peer, user: u32) -> bool {
+    /// `/proc/sys/kernel/overflowuid`, as it is unless an administrator has changed it.
+    const UNNAMED: u32 = 65534;
+    peer == Peer::User(0) || (user != UNNAMED && peer == Peer::User(user))
+}
+
 /// Bytes that nobody can guess.
 fn draw(nic: &Nic) -> [u8; 32] {
     let mut bytes = [0; 32];
@@ -349,5 +369,17 @@ fn ipv6_octets(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_of_other_namespaces_are_not_the_nodes_user() {
+        assert!(is_of(Peer::User(1000), 1000) && is_of(Peer::User(0), 1000) && is_of(Peer::User(0), 65534));
+        assert!(!is_of(Peer::User(1001), 1000) && !is_of(Peer::User(1000), 0) && !is_of(Peer::Unknown, 1000));
+        assert!(!is_of(Peer::User(65534), 65534), "a node of nobody's, and a peer without a name");
     }
 }
