@@ -9,6 +9,7 @@ use crate::StartError;
 use farmem_nic::Nic;
 use farmem_nic::tenants::Tenant;
 use farmem_sys::epoll::{Epoll, Event};
+use farmem_sys::raw::thread_cpu_ns;
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Read, Write};
@@ -24,6 +25,10 @@ const REQUEST: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Requests that are being said, at most.
 const ASKERS: usize = 64;
+/// A text is served again for this many times as long as the thread worked at it …
+const SHARE: u32 = 20;
+/// … but no longer than this.
+const KEPT: Duration = Duration::from_millis(250);
 /// The listener's token; others are connections' numbers.
 const LISTENER: u64 = 0;
 
@@ -38,7 +43,14 @@ pub fn serve(listener: TcpListener, nic: &Arc<Nic>) -> Result<SocketAddr, StartE
     let bound = listener.local_addr().map_err(StartError::System)?;
     let epoll = Epoll::new().map_err(StartError::from)?;
     epoll.add(listener.as_raw_fd(), LISTENER, true, false).map_err(StartError::from)?;
-    let server = Server { listener, epoll, nic: Arc::downgrade(nic), askers: VecDeque::new(), next: LISTENER + 1 };
+    let server = Server {
+        listener,
+        epoll,
+        nic: Arc::downgrade(nic),
+        askers: VecDeque::new(),
+        next: LISTENER + 1,
+        kept: Kept::default(),
+    };
     std::thread::Builder::new().name("metrics".into()).spawn(|| server.run()).map_err(StartError::System)?;
     Ok(bound)
 }
@@ -58,6 +70,26 @@ struct Server {
     /// In the order in which they came, which is that of their ends of patience.
     askers: VecDeque<Asker>,
     next: u64,
+    kept: Kept,
+}
+
+/// The last text, and until when it is served again. To make one looks at every member and slab, and
+/// anybody who reaches the address may ask: so asking takes at most a share of one CPU.
+#[derive(Default)]
+struct Kept(Option<(Instant, String)>);
+
+impl Kept {
+    /// The text, made anew if the last one has been served for [`SHARE`] times as long as it took.
+    /// `cpu_ns`: the CPU time of this thread.
+    fn text(&mut self, now: Instant, cpu_ns: impl Fn() -> u64, make: impl FnOnce() -> String) -> &str {
+        let kept = self.0.take().filter(|(until, _)| now < *until);
+        let kept = kept.unwrap_or_else(|| {
+            let (before, text) = (cpu_ns(), make());
+            let took = Duration::from_nanos(cpu_ns() - before);
+            (now + (took * SHARE).min(KEPT), text)
+        });
+        &self.0.insert(kept).1
+    }
 }
 
 impl Server {
@@ -124,21 +156,22 @@ impl Server {
         let whole = |asker: &Asker| asker.head.len() == REQUEST || asker.head.windows(4).any(|w| w == b"\r\n\r\n");
         if self.askers.get(at).is_some_and(|asker| asker.number == number && whole(asker)) {
             let asker = self.askers.remove(at)?;
-            answer(asker, &*self.nic.upgrade()?);
+            let nic = self.nic.upgrade()?;
+            answer(asker, || self.kept.text(Instant::now(), thread_cpu_ns, || text(&nic)));
         }
         Some(())
     }
 }
 
-fn answer(mut asker: Asker, nic: &Nic) {
+fn answer<'a>(mut asker: Asker, counters: impl FnOnce() -> &'a str) {
     let mut words = asker.head.split(|&b| b == b' ' || b == b'\r');
     // The text behind a question mark does not change the counters.
     let path = |target: &[u8]| target.split(|&b| b == b'?').next().unwrap_or_default().to_vec();
     let asked = (words.next().unwrap_or_default(), words.next().map(path).unwrap_or_default());
     let (status, body) = match (asked.0, asked.1.as_slice()) {
-        (b"GET", b"/metrics" | b"/") => ("200 OK", text(nic)),
-        (b"GET", _) => ("404 Not Found", "the counters are at /metrics\n".into()),
-        _ => ("405 Method Not Allowed", "only GET is understood\n".into()),
+        (b"GET", b"/metrics" | b"/") => ("200 OK", counters()),
+        (b"GET", _) => ("404 Not Found", "the counters are at /metrics\n"),
+        _ => ("405 Method Not Allowed", "only GET is understood\n"),
     };
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     let length = body.len();
@@ -241,4 +274,28 @@ pub fn text(nic: &Nic) -> String {
     each("counter", "tenant_moved_bytes_total", "Bytes moved for a tenant, both ways.", |tenant| tenant.pace.moved());
     each("gauge", "tenant_rate_bytes", "Bytes a second that it may move.", |tenant| tenant.pace.rate());
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn who_asks_often_gets_a_text_that_is_there() {
+        let begun = Instant::now();
+        let asked = |took_ms: u64, at_ms: &[u64]| -> Vec<u32> {
+            let (mut kept, cpu_ns, made) = (Kept::default(), Cell::new(0), Cell::new(0));
+            let make = || {
+                cpu_ns.set(cpu_ns.get() + took_ms * 1_000_000);
+                made.set(made.get() + 1);
+                made.get().to_string()
+            };
+            let mut ask = |ms| kept.text(begun + Duration::from_millis(ms), || cpu_ns.get(), make).parse().unwrap();
+            at_ms.iter().map(|&ms| ask(ms)).collect()
+        };
+        assert_eq!(asked(1, &[0, 19, 20, 39, 100]), [1, 1, 2, 2, 3]);
+        assert_eq!(asked(1000, &[0, 249, 250, 499, 500]), [1, 1, 2, 2, 3], "no figure is older than that");
+        assert_eq!(asked(0, &[0, 0, 1]), [1, 2, 3]);
+    }
 }
