@@ -27,7 +27,7 @@ const GONE: Duration = Duration::from_secs(10);
 
 /// Why nodes were not reached.
 pub struct Unreached {
-    /// What a run without a controller ends with.
+    /// The failure of a run that has no controller to ask.
     pub failure: Failure,
     /// One of them is gone, or is about to go. Others may do.
     pub is_gone: bool,

@@ -133,7 +133,7 @@ pub fn keep(options: &Options) -> Result<(), Failure> {
         if !options.process.iter().any(|&pid| process::exists(pid)) && living(&options.counters, &sample).is_empty() {
             break;
         }
-        // No line: nobody may read what was the run's standard error.
+        // Nothing is printed: the run's standard error may be another program's file by now.
         stranded.look_at(process::all);
         std::thread::sleep(LOOK_EVERY);
     }

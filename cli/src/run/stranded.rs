@@ -32,12 +32,12 @@ const KILLED: Duration = Duration::from_secs(1);
 /// A process, by number and beginning.
 type Known = (u32, u64);
 
-/// What the last look has seen.
+/// Processes that the last look found without their handler thread, and when to look next.
 #[derive(Debug)]
 pub struct Stranded {
     /// Whether there are handler threads.
     by_thread: bool,
-    /// The run's counters. What has far memory has them mapped.
+    /// The run's file of counters, which each process with far memory has mapped.
     counters: PathBuf,
     suspects: BTreeSet<Known>,
     next: Option<Instant>,
