@@ -98,19 +98,19 @@ pub enum NoRoom {
     Lost(#[from] Lost),
 }
 
+const BLOCK_BYTES: u64 = MAX_BACKED;
+const _: () = assert!(BLOCK_BYTES == 2 << 20);
+const _: () = assert!(SLOTS_PER_SLAB == 16384);
+/// Rounds of a wait for another process between two checks that it still exists: about half a
+/// second.
+const LOOK_ROUNDS: u32 = 4096;
+
 /// The pool. One per process.
 pub struct Pool {
     tables: Tables,
     held: Held,
     changes: Changes,
 }
-
-const BLOCK_BYTES: u64 = MAX_BACKED;
-/// Rounds of waiting between two checks that the process waited for still exists: about half a
-/// second.
-const LOOK_ROUNDS: u32 = 4096;
-const _: () = assert!(BLOCK_BYTES == 2 << 20);
-const _: () = assert!(SLOTS_PER_SLAB == 16384);
 
 impl Pool {
     /// A pool over sessions with nodes, of which it can have [`MAX_NODES`].

@@ -58,22 +58,10 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_shmat if is_far(b) => mappings::shmat(call),
         libc::SYS_shmdt if is_far(a) => mappings::shmdt(call),
         libc::SYS_mincore if is_far(a) => mappings::mincore(a, b, c),
-        // Locked memory must not be written to a disk. Far memory never is, so it may stay far.
-        libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlock2 if is_far(a) => {
-            if pager().space.covers(a, b) {
-                0
-            } else {
-                -(libc::ENOMEM as isize)
-            }
-        }
+        libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlock2 if is_far(a) => lock(a, b),
         libc::SYS_mbind if is_far(a) => 0,
         libc::SYS_mlockall => 0,
-        // The kernel writes there when the thread ends, or at any time. So the memory is pinned for
-        // good.
-        libc::SYS_set_tid_address | libc::SYS_rseq | libc::SYS_set_robust_list => {
-            pager().pins.pin(a, 32, true);
-            issue(call)
-        }
+        libc::SYS_set_tid_address | libc::SYS_rseq | libc::SYS_set_robust_list => pinned_for_good(call),
         libc::SYS_rt_sigaction => actions::rt_sigaction(a as i32, b, c, d),
         libc::SYS_rt_sigprocmask => masks::rt_sigprocmask(a as i32, b, c, d),
         libc::SYS_rt_sigtimedwait => blocked::rt_sigtimedwait(call),
@@ -113,22 +101,9 @@ pub fn dispatch(call: &Call) -> isize {
             peek::<u64>(a).iter().for_each(|&flags| fork::company_begins(flags as usize));
             0
         }
-        libc::SYS_fork => fork::fork(call),
-        libc::SYS_unshare | libc::SYS_setns => {
-            // Children may share this memory and number processes differently.
-            let of = if call.nr == libc::SYS_setns && b == 0 {
-                usize::MAX
-            } else if call.nr == libc::SYS_setns {
-                b
-            } else {
-                a
-            };
-            if of & libc::CLONE_NEWPID as usize != 0 {
-                members::count_elsewhere();
-            }
-            issue(call)
-        }
         libc::SYS_clone3 if fork::copies(call) => fork::by_clone3(call),
+        libc::SYS_fork => fork::fork(call),
+        libc::SYS_unshare | libc::SYS_setns => leave_namespaces(call),
         // The program may not forbid the time stamp counter: the runtime's clock reads it, also in
         // its handlers.
         libc::SYS_prctl if a == libc::PR_SET_TSC as usize && b == libc::PR_TSC_SIGSEGV as usize => EINVAL,
@@ -153,6 +128,33 @@ pub fn dispatch(call: &Call) -> isize {
             guard::call(pager(), call)
         }
     }
+}
+
+/// mlock and munlock. Locked memory must not be written to a disk. Far memory never is, so it may
+/// stay far.
+fn lock(at: usize, len: usize) -> isize {
+    if pager().space.covers(at, len) { 0 } else { -(libc::ENOMEM as isize) }
+}
+
+/// A call by which the kernel learns where to write when the thread ends, or at any time. So the
+/// memory is pinned for good.
+fn pinned_for_good(call: &Call) -> isize {
+    pager().pins.pin(call.args[0], 32, true);
+    issue(call)
+}
+
+/// unshare and setns. Children may share this memory and number processes differently.
+fn leave_namespaces(call: &Call) -> isize {
+    let flags = match (call.nr, call.args[1]) {
+        (libc::SYS_unshare, _) => call.args[0],
+        // Of whatever kind the descriptor's namespace is.
+        (_, 0) => usize::MAX,
+        (_, kinds) => kinds,
+    };
+    if flags & libc::CLONE_NEWPID as usize != 0 {
+        members::count_elsewhere();
+    }
+    issue(call)
 }
 
 /// Ends the process, and tells its nodes first. Otherwise they would keep its memory for its grace.
