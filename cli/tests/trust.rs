@@ -103,7 +103,8 @@ fn a_token_is_printed_into_a_file_of_its_owners_alone() {
     let reader = fs::File::open(&early).unwrap();
     let tokens = || fs::read_to_string(place.path().join("tokens.toml")).unwrap();
     let before = tokens();
-    let (status, complaint) = (|out: std::process::Output| (out.status.code(), text(&out.stderr)))(token(made));
+    let out = token(made);
+    let (status, complaint) = (out.status.code(), text(&out.stderr));
     assert!(status.is_some_and(|status| status != 0 && status != 101), "{status:?} {complaint}");
     assert!(complaint.lines().count() == 1 && complaint.contains("another file"), "{complaint}");
     assert_eq!((reader.metadata().unwrap().len(), tokens()), (0, before), "it is nowhere");
