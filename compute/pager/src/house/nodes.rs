@@ -106,7 +106,8 @@ impl House {
                     self.out.staging.tell(&self.base.pool);
                     return Ok(());
                 }
-                self.out.evict_from(&mut evictor, self.local.sizes.batch_of_many, Reach::Found);
+                // Nodes join by the background thread.
+                self.out.evict_beside(&mut evictor, self.local.sizes.batch_of_many, Reach::Found);
             }
             if now_ns() > until {
                 self.local.limit.store(before, Ordering::Relaxed);

@@ -74,9 +74,9 @@ impl Regions {
         self.gaps.range(..=start).next_back().is_some_and(|(&gap, &room)| start + len <= gap + room)
     }
 
-    /// Maps a free range.
+    /// Maps a free range. Panics if it is not: a gap that wraps gives addresses out twice.
     pub fn insert(&mut self, start: usize, region: Region) {
-        debug_assert!(self.is_free(start, region.end - start));
+        assert!(self.is_free(start, region.end - start), "{start:#x} to {:#x} is mapped", region.end);
         if let Some((&gap, _)) = self.gaps.range(..=start).next_back() {
             let room = self.remove_gap(gap);
             self.add_gap(gap, start - gap);

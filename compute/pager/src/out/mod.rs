@@ -98,19 +98,29 @@ impl Out {
         self.evict_from(evictor, n, Reach::Named)
     }
 
-    /// Evicts up to `n` pages. Returns how many left.
+    /// Evicts up to `n` pages. Returns how many left. By a thread of the program's.
     pub fn evict_from(&self, evictor: &mut Evictor, n: usize, reach: Reach) -> usize {
         self.choose(evictor, n.min(most_at_once(self.staging.len())), reach);
         self.evict_chosen(evictor)
     }
 
+    /// [`Out::evict_from`], by a thread of the runtime's: the program runs beside it.
+    pub fn evict_beside(&self, evictor: &mut Evictor, n: usize, reach: Reach) -> usize {
+        self.choose(evictor, n.min(most_at_once(self.staging.len())), reach);
+        self.evict_leaving(evictor, false)
+    }
+
     /// Steps 2 to 5, for pages that are Leaving and that the policy takes for gone. Returns how
-    /// many left.
+    /// many left. By a thread of the program's.
     pub fn evict_chosen(&self, evictor: &mut Evictor) -> usize {
+        let still = !evictor.leaving.is_empty() && self.is_still(evictor);
+        self.evict_leaving(evictor, still)
+    }
+
+    fn evict_leaving(&self, evictor: &mut Evictor, still: bool) -> usize {
         if evictor.leaving.is_empty() {
             return 0;
         }
-        let still = self.is_still(evictor);
         let any_held = self.settle(evictor, still);
         self.copy_in_place(evictor);
         self.drop_pages(evictor);

@@ -20,7 +20,8 @@ use farmem_sys::members::any_companion;
 
 impl Out {
     /// Whether nothing of the program runs before the calling thread, one of the program's, has
-    /// left the pager.
+    /// left the pager. A thread of the runtime's must not ask: if the program has one thread, that
+    /// one runs beside it, and would not be counted ([`Out::evict_beside`]).
     ///
     /// Never where a handler thread serves faults: the program's thread goes on as soon as it has
     /// its page, while the handler does more.

@@ -145,7 +145,7 @@ impl Space {
         if !addr.is_multiple_of(PAGE_BYTES) {
             return EINVAL;
         }
-        if !in_range(addr, len) || !self.base.maps.lock().regions(addr).covers(addr, addr + len) {
+        if !self.covers(addr, len) {
             return ENOMEM;
         }
         for i in 0..len / PAGE_BYTES {

@@ -288,6 +288,10 @@ impl Space {
         }
         let (mapped, wanted) = (old.next_multiple_of(PAGE_BYTES), addr.next_multiple_of(PAGE_BYTES));
         if wanted > mapped {
+            // As the kernel: not over a mapping, nor up to it.
+            if !space.regions(mapped).is_free(mapped, wanted - mapped + PAGE_BYTES) {
+                return old;
+            }
             let more = (wanted - mapped) as u64;
             if self.commit(space.committed + more).is_err() {
                 return old;

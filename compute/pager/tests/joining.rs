@@ -1,0 +1,120 @@
+//! A node over TCP joins by the background thread, while the program's one thread writes to memory
+//! that is all near: no write is lost to the eviction that makes room for the staging ring.
+//!
+//! The nodes are in the test's process. The program is a fork of the test started again as
+//! [`child`]: a forked process has one thread, where the harness has two.
+
+#![allow(unsafe_code)] // Plays the program: touches the memory that the pager pages.
+
+mod common;
+
+use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
+use farmem_memory::{Config, Node};
+use farmem_pager::House;
+use farmem_pool::Pool;
+use farmem_protocol::addr::PAGE_BYTES;
+use farmem_protocol::random::Random;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const LOCAL: u64 = 8 << 20;
+const PAGES: usize = LOCAL as usize / PAGE_BYTES;
+const NODES: &str = "FARMEM_TEST_NODES";
+
+#[test]
+fn the_one_thread_of_a_program_writes_while_a_node_joins() {
+    let path = std::env::temp_dir().join(format!("farmem-joining-{}.sock", std::process::id()));
+    let listens = vec![NodeAddr::Shm(path), NodeAddr::Tcp("127.0.0.1:0".into())];
+    let node = Node::start(&Config::new(1 << 30, listens)).unwrap();
+    let addresses: Vec<String> = node.addresses().iter().map(ToString::to_string).collect();
+    for round in 0..5 {
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["child", "--exact", "--nocapture", "--test-threads", "1"])
+            .env(NODES, addresses.join(" "))
+            .status()
+            .unwrap();
+        assert!(status.success(), "round {round}: {status}");
+    }
+}
+
+/// Where the second node is.
+static SECOND: OnceLock<NodeAddr> = OnceLock::new();
+/// 1: the second node is to join. 2: it has joined.
+static JOINS: AtomicU32 = AtomicU32::new(0);
+
+fn connect(address: &NodeAddr, transport: Transport) -> Session {
+    let options = ConnectOptions {
+        timeout: Duration::from_secs(30),
+        grace: Duration::from_secs(1),
+        run: [1; 16],
+        pid: std::process::id(),
+        transport,
+        ..ConnectOptions::default()
+    };
+    Session::connect(address, &options).unwrap()
+}
+
+/// By the background thread.
+fn join(house: &House) {
+    if JOINS.load(Ordering::SeqCst) == 1 {
+        house.add_node(connect(SECOND.get().unwrap(), Transport::Tcp)).unwrap();
+        JOINS.store(2, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn child() {
+    let Ok(nodes) = std::env::var(NODES) else { return };
+    // SAFETY: the harness's other thread waits for this one and holds no lock, so the forked process can do what this one can.
+    // It leaves by _exit, without unwinding into the harness.
+    unsafe {
+        let forked = libc::fork();
+        if forked == 0 {
+            let sound = std::panic::catch_unwind(|| program(&nodes)).is_ok();
+            libc::_exit(i32::from(!sound));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(forked, &raw mut status, 0), forked);
+        assert_eq!(status, 0, "the program's status");
+    }
+}
+
+fn program(nodes: &str) {
+    let nodes: Vec<NodeAddr> = nodes.split(' ').map(|node| node.parse().unwrap()).collect();
+    SECOND.set(nodes[1].clone()).unwrap();
+    let pool = Pool::new(vec![connect(&nodes[0], Transport::Shm)]).unwrap();
+    let pager = farmem_pager::start(common::spec(LOCAL), pool, common::counters()).unwrap();
+    common::serve_faults(pager);
+    pager.house.each_tick(join);
+    assert_eq!(farmem_sys::thread::others(), Some(0), "one thread of the program's");
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let base = pager.space.mmap(0, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags);
+    assert!(base > 0, "{base}");
+    let at = |page: usize| (base as usize + page * PAGE_BYTES + page % 512 * 8) as *mut u64;
+    let mut written = [0u64; PAGES];
+    let mut random = Random::nth(1, 1);
+    let begun = Instant::now();
+    let mut after = 0;
+    for round in 0u64.. {
+        let page = random.index(PAGES);
+        written[page] += 1;
+        // SAFETY: within the mapping, which nothing else touches.
+        unsafe { at(page).write_volatile(at(page).read_volatile() + 1) };
+        if round == 200_000 {
+            JOINS.store(1, Ordering::SeqCst);
+        }
+        if round % 1024 == 0 && JOINS.load(Ordering::Relaxed) == 2 {
+            after += 1;
+            if after == 20 {
+                break;
+            }
+        }
+        assert!(round % 1_000_000 != 0 || begun.elapsed() < Duration::from_secs(60), "no node joins");
+    }
+    for (page, &expected) in written.iter().enumerate() {
+        // SAFETY: as above.
+        assert_eq!(unsafe { at(page).read_volatile() }, expected, "page {page}");
+    }
+}
