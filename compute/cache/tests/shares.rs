@@ -188,6 +188,32 @@ fn shares_follow_loads_that_change() {
     }
 }
 
+/// A load that needs more than half, beside one that is hardly used: whoever has it gains more, and
+/// ends with more than half, whatever was before.
+#[test]
+fn whoever_gains_more_ends_with_more_than_half() {
+    let mut random = Random::new(9);
+    for n in 0..60 {
+        let mut load = || {
+            let pages = 50 + random.below(3000);
+            [Load::Uniform, Load::Skewed, Load::Circle][random.index(3)](pages)
+        };
+        let before = (20_000, load(), load(), 10 + random.below(81));
+        let used = 50 + random.below(800);
+        let (many, few) = (Load::Uniform(700 + random.below(800)), Load::Uniform(used));
+        // Of a fresh start, too, of which the first phase is too short for a look.
+        let before = if n % 4 == 0 { (100, before.1, before.2, 50) } else { before };
+        for are_objects in [true, false] {
+            let last = if are_objects { (40_000, few, many, 2) } else { (40_000, many, few, 98) };
+            let found = run(&[before, last], None, n);
+            let most = *found[1].shares.last().unwrap();
+            // Pages have what objects do not use.
+            let has_more = if are_objects { most > LOCAL / 2 } else { most.min(used) < LOCAL / 2 };
+            assert!(has_more, "{n}: {before:?}, {last:?}: {:?}", found[1].shares);
+        }
+    }
+}
+
 /// Any two loads: never worse than halves by more than 5 %.
 #[test]
 fn shares_by_gain_are_as_good_as_halves() {
