@@ -14,7 +14,7 @@
 //! A call goes on where the one before stopped: all of its state is in the caller's memory. So a
 //! host posts several calls at once, and each is short. Grey objects wait on a stack to be scanned.
 //! Those that do not fit are found later, by a sweep over the bits. All grey objects that are not
-//! on the stack lie in blocks from [`Head::cursor`] on.
+//! on the stack lie from [`Head::cursor`] and [`Head::within`] on.
 //!
 //! A link to another node's block is reported once: the call keeps bits for that block, too. A link
 //! to a block that moved is reported each time, with the place where it lies.
@@ -40,7 +40,7 @@ pub const PLACES: usize = 2 * CACHED;
 /// The most blocks that a call remembers.
 const CACHED: usize = 64;
 /// Bytes of each bitmap that a sweep reads at a time.
-const SWEEP: usize = 512;
+const SWEEP: u32 = 512;
 /// The lowest bit of a link's place in [`Report::holder`]. The bits below are the object's word.
 pub const LINK: u32 = 52;
 
@@ -90,10 +90,12 @@ pub struct Head {
     pub count: U32,
     /// Reports in the work range.
     pub told: U32,
-    /// No block before this one has a grey object that is not on the stack.
+    /// No block before this one has a grey object that is not on the stack, …
     pub cursor: U32,
+    /// … nor has this one before this byte of its bitmaps: a multiple of [`SWEEP`].
+    pub within: U32,
     /// For the alignment of the stack.
-    pub zero: [U32; 13],
+    pub zero: [U32; 12],
 }
 
 /// A link that leads elsewhere.
@@ -170,7 +172,8 @@ impl Mark {
         memory.read(Which::List, 0, head.as_mut_bytes())?;
         let blocks = (directory.len / ENTRY) as u32;
         let (count, told) = (head.count.get(), head.told.get());
-        if count > STACK || told > self.room || head.cursor.get() > blocks {
+        let is_sound = head.cursor.get() <= blocks && head.within.get().is_multiple_of(SWEEP);
+        if count > STACK || told > self.room || !is_sound {
             return None;
         }
         let words = self.stride / 8;
@@ -188,15 +191,16 @@ impl Mark {
             stack: [0; STACK as usize],
             depth: 0,
             told,
-            cursor: head.cursor.get(),
+            cursor: (head.cursor.get(), head.within.get()),
             looked: 0,
             object: [0; 4096],
         };
         let scanned = marker.work(count)?;
-        let Marker { depth, told, cursor, .. } = marker;
+        let Marker { depth, told, cursor: (cursor, within), .. } = marker;
         let waits = marker.stack[..depth as usize].as_bytes();
         memory.write(Which::List, STACK_AT, waits)?;
-        (head.count, head.told, head.cursor) = (depth.into(), told.into(), cursor.into());
+        (head.count, head.told) = (depth.into(), told.into());
+        (head.cursor, head.within) = (cursor.into(), within.into());
         memory.write(Which::List, 0, head.as_bytes())?;
         Some(Marked { scanned, told, left: depth, done: depth == 0 && cursor == blocks })
     }
@@ -219,8 +223,9 @@ struct Marker<'a, B> {
     stack: [u64; STACK as usize],
     depth: u32,
     told: u32,
-    cursor: u32,
-    /// Objects and links looked at in this call.
+    /// As [`Head::cursor`] and [`Head::within`].
+    cursor: (u32, u32),
+    /// Objects, links, and parts of bitmaps looked at in this call.
     looked: u32,
     /// The part of an object that has its links. Kept, because clearing it costs more than a scan.
     object: [u8; 4096],
@@ -242,7 +247,7 @@ impl<B: Bytes> Marker<'_, B> {
         }
         let (mut scanned, mut since) = (0, 0);
         loop {
-            if self.looked - since >= 16 && scanned > 0 {
+            if self.looked - since >= 16 {
                 since = self.looked;
                 if self.memory.is_late() {
                     return Some(scanned);
@@ -252,7 +257,7 @@ impl<B: Bytes> Marker<'_, B> {
                 return Some(scanned);
             }
             if self.depth == 0 {
-                if self.cursor == self.blocks {
+                if self.cursor.0 == self.blocks {
                     return Some(scanned);
                 }
                 self.sweep()?;
@@ -271,7 +276,8 @@ impl<B: Bytes> Marker<'_, B> {
     /// finds the object.
     fn push(&mut self, word: u64, block: u32) {
         if self.depth == STACK {
-            self.cursor = self.cursor.min(block);
+            let from = word as u32 / 8 / SWEEP * SWEEP;
+            self.cursor = self.cursor.min((block, from));
         } else {
             self.stack[self.depth as usize] = word;
             self.depth += 1;
@@ -375,39 +381,37 @@ impl<B: Bytes> Marker<'_, B> {
         Some(())
     }
 
-    /// Puts grey objects of the block at the cursor on the stack.
+    /// Puts the grey objects at the cursor on the stack: those of one part of a block's bitmaps. So
+    /// the caller looks at its bounds between two parts.
     fn sweep(&mut self) -> Option<()> {
-        let block = self.cursor;
+        self.looked += 1;
+        let (block, from) = self.cursor;
         let here = self.look_up(block)?.filter(|(_, known)| known.lies == Lies::Here);
-        let Some((at, known)) = here else {
-            self.looked += 1;
-            self.cursor += 1;
+        let Some((at, known, half)) = here.map(|(at, known)| (at, known, bitmap(known.slots))) else {
+            self.cursor = (block + 1, 0);
             return Some(());
         };
-        let half = bitmap(known.slots);
-        for from in (0..half).step_by(SWEEP) {
-            self.looked += 1;
-            let len = (half - from).min(SWEEP as u64) as usize;
-            let (mut marked, mut scanned) = ([0; SWEEP], [0; SWEEP]);
-            self.memory.read(Which::Place(at + 1), from, &mut marked[..len])?;
-            self.memory.read(Which::Place(at + 1), half + from, &mut scanned[..len])?;
-            let (marked, scanned) = (marked.as_chunks::<8>().0, scanned.as_chunks::<8>().0);
-            for (n, (marked, scanned)) in marked.iter().zip(scanned).take(len / 8).enumerate() {
-                let mut grey = u64::from_le_bytes(*marked) & !u64::from_le_bytes(*scanned);
-                while grey != 0 {
-                    let slot = 8 * from as u32 + 64 * n as u32 + grey.trailing_zeros();
-                    grey &= grey - 1;
-                    if slot < known.slots {
-                        self.push(word(block, slot), block);
-                    }
+        let Some(left) = half.checked_sub(u64::from(from)).filter(|&left| left > 0) else {
+            self.cursor = (block + 1, 0);
+            return Some(());
+        };
+        let len = left.min(SWEEP.into()) as usize;
+        let (mut marked, mut scanned) = ([0; SWEEP as usize], [0; SWEEP as usize]);
+        self.memory.read(Which::Place(at + 1), from.into(), &mut marked[..len])?;
+        self.memory.read(Which::Place(at + 1), half + u64::from(from), &mut scanned[..len])?;
+        // Before: what finds no room on the stack takes the cursor back to this part.
+        self.cursor = if left > SWEEP.into() { (block, from + SWEEP) } else { (block + 1, 0) };
+        let (marked, scanned) = (marked.as_chunks::<8>().0, scanned.as_chunks::<8>().0);
+        for (n, (marked, scanned)) in marked.iter().zip(scanned).take(len / 8).enumerate() {
+            let mut grey = u64::from_le_bytes(*marked) & !u64::from_le_bytes(*scanned);
+            while grey != 0 {
+                let slot = 8 * from + 64 * n as u32 + grey.trailing_zeros();
+                grey &= grey - 1;
+                if slot < known.slots {
+                    self.push(word(block, slot), block);
                 }
             }
-            if self.depth > STACK / 2 {
-                // The cursor stays, so that another sweep finds the rest of the block.
-                return Some(());
-            }
         }
-        self.cursor += 1;
         Some(())
     }
 }

@@ -306,7 +306,7 @@ impl<T: Linked> Marker<'_, T> {
             there.marked = marked;
             // Impossible: more objects than there are, or rounds without end.
             let most = self.blocks.len() as u64 * u64::from(Self::SLOTS);
-            if there.scanned > most || there.idle > 16 + self.blocks.len() {
+            if there.scanned > most || there.idle > 16 + 4 * self.blocks.len() {
                 return Err(Stopped::Refused(there.node));
             }
             let mut reports = vec![0; marked.told as usize * size_of::<Report>()];

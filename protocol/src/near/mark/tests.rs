@@ -10,6 +10,8 @@ struct World {
     memories: Vec<Vec<u8>>,
     places: Vec<Option<Range>>,
     always_late: bool,
+    /// Bytes that were read.
+    read: usize,
 }
 
 const DIRECTORY: u64 = 0;
@@ -34,6 +36,7 @@ impl World {
 impl Bytes for World {
     fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()> {
         let (key, range) = self.place(of, at, into.len())?;
+        self.read += into.len();
         into.copy_from_slice(self.memories[key].get(range)?);
         Some(())
     }
@@ -171,7 +174,7 @@ impl Graph {
         work.extend(self.roots.iter().flat_map(|root| root.to_le_bytes()));
         work.resize(self.mark().work() as usize, 0);
         memories[WORK as usize] = work;
-        World { memories, places: vec![None; PLACES], always_late: self.late }
+        World { memories, places: vec![None; PLACES], always_late: self.late, read: 0 }
     }
 
     fn mark(&self) -> Mark {
@@ -286,7 +289,7 @@ fn a_directory_that_a_marking_changes_opens_nothing() {
     work.extend([word(0, large - 1), word(1, 33), word(64, 0)].iter().flat_map(|word| word.to_le_bytes()));
     work.resize(mark.work() as usize, 0);
     memories[WORK as usize] = work;
-    let mut world = World { memories, places: vec![None; PLACES], always_late: false };
+    let mut world = World { memories, places: vec![None; PLACES], always_late: false, read: 0 };
     let range = |key: u64| Range { key: Key(key), at: 0, len: world.memories[key as usize].len() as u64 };
     let call = Call { source: range(DIRECTORY), list: range(WORK), function: Function::Mark(mark) };
     // `World` fails on an access outside of an opened range, and at a place that is not open.
@@ -333,6 +336,47 @@ fn a_stack_that_overflows_loses_nothing() {
         }
     }
     assert_eq!(scanned, here.len());
+}
+
+/// A call that finds little in a large block ends as soon as others: it goes on where it stopped. Grey
+/// objects behind a gap are found, though more of them than the stack has room for.
+#[test]
+fn a_sweep_of_a_large_block_has_bounds() {
+    let slots = 16 << 20;
+    let half = bitmap(slots) as usize;
+    let entry = Entry { block: [U64::new(2), U64::new(0)], bits: [U64::new(3), U64::new(0)], ..Entry::default() };
+    let entry = Entry { slots: slots.into(), lies: (Lies::Here as u32).into(), ..entry };
+    for (late, least, most) in [(true, 8 << 10, 64 << 10), (false, 1 << 20, 3 << 20)] {
+        let mark = Mark { stride: 8, room: 4, steps: MAX_HOPS };
+        let mut work = Head::default().as_bytes().to_vec();
+        work.resize(mark.work() as usize, 0);
+        let memories = vec![entry.as_bytes().to_vec(), work, vec![0; 8 * slots as usize], vec![0; 2 * half]];
+        let mut world = World { memories, places: vec![None; PLACES], always_late: late, read: 0 };
+        // 4000 of them side by side, and the last one.
+        let grey = 500;
+        world.memories[3][half - 600..half - 600 + grey].fill(0xFF);
+        world.memories[3][half - 1] = 0x80;
+        let range = |key: u64| Range { key: Key(key), at: 0, len: world.memories[key as usize].len() as u64 };
+        let call = Call { source: range(DIRECTORY), list: range(WORK), function: Function::Mark(mark) };
+        let (mut scanned, mut calls) = (0, 0);
+        loop {
+            world.read = 0;
+            let Some(Reply::Marked(marked)) = call.run(&mut world) else { panic!("refused") };
+            // The stack and the head come with each call.
+            let read = world.read.saturating_sub(STACK_AT as usize + 8 * STACK as usize);
+            assert!(read <= most, "{read} bytes by one call");
+            (scanned, calls) = (scanned + marked.scanned as usize, calls + 1);
+            assert!(calls > 1 || world.read >= least, "{} bytes by the first call", world.read);
+            if marked.done {
+                break;
+            }
+            assert!(calls < 10_000);
+        }
+        assert_eq!(scanned, 8 * grey + 1);
+        // A position that no call leaves.
+        world.memories[1][std::mem::offset_of!(Head, within)] = 8;
+        assert_eq!(call.run(&mut world), None);
+    }
 }
 
 #[test]
