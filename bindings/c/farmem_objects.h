@@ -44,7 +44,7 @@ void farmem_heap_close(struct farmem_heap *heap);
  * its bytes. */
 int farmem_vec_new(const struct farmem_heap *heap, uint64_t *vec, struct farmem_store_error *why);
 
-/* Appends bytes. */
+/* Appends bytes: all of them, or none after an error. */
 int farmem_vec_append(const struct farmem_heap *heap, uint64_t vec, const void *bytes, size_t n,
                       struct farmem_store_error *why);
 

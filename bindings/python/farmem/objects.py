@@ -90,8 +90,8 @@ class Vec(_Object):
         import numpy
         number = _u64()
         self.dtype = numpy.dtype(dtype)
-        if self.dtype.hasobject:
-            raise TypeError(f"{self.dtype} has Python objects: a far vector has numbers")
+        if self.dtype.hasobject or self.dtype.itemsize == 0 or self.dtype.subdtype:
+            raise TypeError(f"{self.dtype} is no type of numbers: a far vector has numbers, or records of them")
         _call("vec_new", heap._as, ctypes.byref(number))
         super().__init__(heap, number.value)
         self._len = 0

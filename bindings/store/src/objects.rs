@@ -173,6 +173,19 @@ fn not_null<T>(what: &str, pointer: *const T) -> Result<(), Problem> {
     if pointer.is_null() { Err(Problem::invalid(format!("{what} must not be NULL"))) } else { Ok(()) }
 }
 
+/// The caller's bytes.
+///
+/// # Safety
+/// There are `n` bytes at `bytes`, unless it is null or `n` is more than any program has.
+unsafe fn given<'a>(bytes: *const c_void, n: usize) -> Result<&'a [u8], Problem> {
+    not_null("bytes", bytes)?;
+    if n > isize::MAX as usize {
+        return Err(Problem::invalid(format!("{n} bytes are more than a program has")));
+    }
+    // SAFETY: as this function's caller promises.
+    Ok(unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), n) })
+}
+
 /// Opens a heap. Returns null after an error.
 ///
 /// # Safety
@@ -238,7 +251,7 @@ pub unsafe extern "C" fn farmem_vec_new(heap: *const HeapHandle, vec: *mut u64, 
     }
 }
 
-/// Appends `n` bytes to a vector.
+/// Appends `n` bytes to a vector: all of them, or none after an error.
 ///
 /// # Safety
 /// `heap` is open. There are `n` bytes at `bytes`. `why` is null or points to an error.
@@ -254,9 +267,12 @@ pub unsafe extern "C" fn farmem_vec_append(
     unsafe {
         call(why, || {
             if n > 0 {
-                not_null("bytes", bytes)?;
-                let bytes = Sent(std::slice::from_raw_parts(bytes.cast::<u8>(), n));
-                handle(heap)?.on(move |state| Ok(state.vec(vec)?.extend_from_slice(bytes.get())?))?;
+                let bytes = Sent(given(bytes, n)?);
+                handle(heap)?.on(move |state| {
+                    let vec = state.vec(vec)?;
+                    let before = vec.len();
+                    Ok(vec.extend_from_slice(bytes.get()).inspect_err(|_| vec.truncate(before))?)
+                })?;
             }
             Ok(code::OK)
         })
@@ -279,7 +295,9 @@ pub unsafe extern "C" fn farmem_vec_read(
     // SAFETY: the caller upholds what is used here, and waits.
     unsafe {
         call(why, || {
-            not_null("into", into)?;
+            if n > 0 {
+                not_null("into", into)?;
+            }
             let into = Sent(into.cast::<u8>());
             handle(heap)?.on(move |state| {
                 let from = at as usize;
@@ -309,8 +327,7 @@ pub unsafe extern "C" fn farmem_vec_write(
     unsafe {
         call(why, || {
             if n > 0 {
-                not_null("bytes", bytes)?;
-                let bytes = Sent(std::slice::from_raw_parts(bytes.cast::<u8>(), n));
+                let bytes = Sent(given(bytes, n)?);
                 handle(heap)?.on(move |state| Ok(state.vec(vec)?.set_range(at as usize, bytes.get())?))?;
             }
             Ok(code::OK)
@@ -375,9 +392,16 @@ pub unsafe extern "C" fn farmem_frame_append(
             ((*array).release, (*schema).release) = (None, None);
             let (table, number) = (Table::from_arrow(moved, of)?, *frame);
             *frame = handle(heap)?.on(move |state| {
-                let number = if number == 0 { state.number() } else { number };
-                let fresh = || state.heap.frame_writer();
-                state.writers.entry(number).or_insert_with(fresh).append(&table)?;
+                if number != 0 {
+                    let writer = state.writers.get_mut(&number);
+                    let none = || Problem::invalid(format!("frame {number} is not being written"));
+                    writer.ok_or_else(none)?.append(&table)?;
+                    return Ok(number);
+                }
+                let mut writer = state.heap.frame_writer();
+                writer.append(&table)?;
+                let number = state.number();
+                state.writers.insert(number, writer);
                 Ok(number)
             })?;
             Ok(code::OK)

@@ -34,6 +34,31 @@ int main(int argc, char **argv) {
     assert(farmem_vec_read(heap, vec, MANY - 1, back, 2, &why) == FARMEM_STORE_INVALID && why.text[0]);
     assert(farmem_vec_write(heap, vec, MANY, "x", 1, NULL) == FARMEM_STORE_INVALID);
     assert(farmem_vec_read(heap, 99, 0, back, 1, &why) == FARMEM_STORE_INVALID);
+    /* What is wrong at a glance is an error, and changes nothing. */
+    assert(farmem_vec_append(heap, vec, bytes, (size_t)-1, &why) == FARMEM_STORE_INVALID);
+    assert(farmem_vec_write(heap, vec, 0, bytes, (size_t)-1, &why) == FARMEM_STORE_INVALID);
+    assert(farmem_vec_read(heap, vec, UINT64_MAX, back, (size_t)-1, &why) == FARMEM_STORE_INVALID);
+    assert(farmem_vec_append(heap, vec, NULL, 1, &why) == FARMEM_STORE_INVALID);
+    assert(farmem_vec_read(heap, vec, MANY, NULL, 0, &why) == FARMEM_STORE_OK);
+    assert(farmem_vec_new(NULL, &n, &why) == FARMEM_STORE_INVALID);
+    assert(farmem_vec_len(heap, vec, &n, &why) == FARMEM_STORE_OK && n == MANY);
+    /* An append for which the nodes have no room leaves nothing behind. */
+    uint64_t more = 0;
+    assert(farmem_vec_new(heap, &more, &why) == FARMEM_STORE_OK);
+    int code = FARMEM_STORE_OK;
+    uint64_t before = 0;
+    while (code == FARMEM_STORE_OK) {
+        assert(farmem_vec_len(heap, more, &before, &why) == FARMEM_STORE_OK);
+        code = farmem_vec_append(heap, more, bytes, MANY - 5, &why);
+    }
+    assert(code == FARMEM_STORE_FULL);
+    assert(farmem_vec_len(heap, more, &n, &why) == FARMEM_STORE_OK && n == before && n % (MANY - 5) == 0);
+    assert(farmem_object_drop(heap, more, &why) == FARMEM_STORE_OK);
+    /* Structures that were released, and frames that nobody writes. */
+    uint64_t array[10] = {0}, schema[9] = {0}, frame = 0;
+    assert(farmem_frame_append(heap, &frame, (struct ArrowArray *)array, (struct ArrowSchema *)schema, &why) ==
+           FARMEM_STORE_INVALID);
+    assert(strstr(why.text, "released") && frame == 0);
     pid_t child = fork();
     if (!child) _exit(farmem_vec_len(heap, vec, &n, &why) == FARMEM_STORE_FORKED ? 0 : 1);
     int status = 1;

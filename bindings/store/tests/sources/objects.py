@@ -36,6 +36,8 @@ def vectors():
     assert far[7] == -1.0 and list(far[999:1004]) == [499.5, 1, 2, 3, 501.5]
     refused(IndexError, "index 500000 of a far vector", lambda: far[500_000])
     refused(ValueError, "does not shift", lambda: far.__setitem__(slice(0, 3), [1, 2]))
+    for no_number in ("O", "S", "(2,)f8"):
+        refused(TypeError, "a far vector has numbers", lambda: farmem.Vec(heap, no_number))
     # Any thread may use it.
     said = []
     thread = threading.Thread(target=lambda: said.append(far[499_999]))

@@ -3,8 +3,9 @@
 //! * *Out*: the consumer gets the columns' own memory, without a copy, and gives it back by the
 //!   release callback, on whatever thread. A far column is never in one run: rows of a frame are
 //!   copied once, into a near table, which then leaves without another copy.
-//! * *In*: one copy, into a near table, and from there to the nodes. Offsets and texts are checked;
-//!   lengths and pointers are believed, as the interface has it.
+//! * *In*: one copy, into a near table, and from there to the nodes. What can be seen to be wrong is
+//!   refused: structures that were released, rows and buffers that are missing, offsets, texts. That
+//!   a buffer has as many bytes as the rows need is believed, as the interface has it.
 //!
 //! *Why a release is sound.* An exported structure owns its private data, a box made here, until
 //! its callback takes it; then the callback is null, as the interface demands of both sides. A
@@ -190,28 +191,43 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::Column`]: a type that frames do not have, offsets that go back, text that is no
-    /// UTF-8.
+    /// UTF-8, a structure that was released or lacks what its type has.
     ///
     /// # Safety
-    /// Both are as the C data interface has it, and not released. The caller does not use them any
-    /// more.
+    /// Both are as the C data interface has it. The caller does not use them any more.
     pub unsafe fn from_arrow(array: ArrowArray, schema: ArrowSchema) -> Result<Table> {
         let (mut array, mut schema) = (Held(array), HeldSchema(schema));
         let (array, schema) = (&mut array.0, &mut schema.0);
         // SAFETY: the producer's structures are whole until they are released, at the end of this
         // function.
         unsafe {
+            if array.release.is_none() || schema.release.is_none() {
+                return Err(Error::column("", "was released: an array and its schema can be given away once"));
+            }
+            let has_children = array.n_children == 0 || !array.children.is_null() && !schema.children.is_null();
+            let is_sized = array.length >= 0 && array.offset >= 0 && array.n_children >= 0 && has_children;
+            if !is_sized || schema.format.is_null() {
+                return Err(Error::column("", "has no rows or columns that can be counted"));
+            }
             if CStr::from_ptr(schema.format).to_bytes() != b"+s" || array.n_children != schema.n_children {
                 return Err(Error::column("", "is no struct array: a table has one, with a child for each column"));
             }
-            if array.null_count != 0 && array.n_buffers > 0 && !(*array.buffers).is_null() {
+            if array.null_count != 0 && array.n_buffers > 0 && !array.buffers.is_null() && !(*array.buffers).is_null() {
                 return Err(Error::column("", "is null in whole rows: a frame has nulls in columns alone"));
             }
             let mut columns = Vec::new();
             for n in 0..array.n_children as usize {
-                let (child, schema) = (&**array.children.add(n), &**schema.children.add(n));
+                let (child, schema) = (*array.children.add(n), *schema.children.add(n));
+                let (Some(child), Some(schema)) = (child.as_ref(), schema.as_ref()) else {
+                    return Err(Error::column("", "lacks a column"));
+                };
                 let name = if schema.name.is_null() { "" } else { CStr::from_ptr(schema.name).to_str().unwrap_or("") };
-                let range = (child.offset + array.offset, array.length);
+                let end = array.offset.checked_add(array.length).filter(|&end| end <= child.length);
+                let from = child.offset.checked_add(array.offset).filter(|_| child.offset >= 0);
+                let (Some(_), Some(from)) = (end, from) else {
+                    return Err(Error::column(name, "has fewer rows than its table"));
+                };
+                let range = (from, array.length);
                 columns.push((name.to_owned(), column(name, child, schema, range)?));
             }
             Table::new(columns)
@@ -228,9 +244,19 @@ unsafe fn column(name: &str, of: &ArrowArray, schema: &ArrowSchema, (from, rows)
     // SAFETY: an array has as many buffers as its format says, and each is as long as its offset and
     // length say; elements are aligned as the interface asks of producers, and read unaligned here.
     unsafe {
+        if of.release.is_none() || schema.release.is_none() || schema.format.is_null() {
+            return Err(Error::column(name, "was moved away or released"));
+        }
         let format = CStr::from_ptr(schema.format).to_string_lossy().into_owned();
         if !schema.dictionary.is_null() {
             return Err(Error::column(name, "is a dictionary: decode it, or cast it to its values' type"));
+        }
+        let buffers = if matches!(format.as_str(), "u" | "U") { 3 } else { 2 };
+        let has = |n: usize| n < buffers && !(*of.buffers.add(n)).is_null();
+        let is_whole = !of.buffers.is_null() && of.n_buffers == buffers as i64;
+        // The bytes of texts may be none.
+        if rows > 0 && !(is_whole && has(1)) {
+            return Err(Error::column(name, "lacks a buffer of its type"));
         }
         let buffer = |n: usize| *of.buffers.add(n);
         let bits = |at: *const c_void| -> Bits {
@@ -262,7 +288,7 @@ unsafe fn column(name: &str, of: &ArrowArray, schema: &ArrowSchema, (from, rows)
                 return Err(Error::column(name, why));
             }
         };
-        let valid = (of.null_count != 0 && !buffer(0).is_null()).then(|| bits(buffer(0)));
+        let valid = (of.null_count != 0 && rows > 0 && has(0)).then(|| bits(buffer(0)));
         Ok(Series { values, valid })
     }
 }
@@ -276,6 +302,7 @@ unsafe fn text(name: &str, at: *const u8, ends: Vec<i64>) -> Result<Values> {
     let (first, last) = (ends[0], ends[ends.len() - 1]);
     let bytes = match first == last {
         true => Vec::new(),
+        false if at.is_null() => return Err(Error::column(name, "lacks a buffer of its type")),
         // SAFETY: as the caller says.
         false => unsafe { std::slice::from_raw_parts(at.add(first as usize), (last - first) as usize) }.to_vec(),
     };
@@ -344,6 +371,58 @@ mod tests {
         let part = unsafe { Table::from_arrow(array, schema) }.unwrap();
         let rows = |table: &Table, from: usize| format!("{:?} {:?}", table.row(from), table.row(from + 1));
         assert_eq!((rows(&part, 0), part.len()), (rows(&table(), 1), 2));
+    }
+
+    /// What a program does wrong is an error, and reads no memory that is not there.
+    #[test]
+    fn what_is_missing_is_refused() {
+        type Change = fn(&mut ArrowArray, &mut ArrowSchema);
+        // SAFETY: of each change: the children and buffers of structures that were made here.
+        let changes: [(Change, &str); 11] = unsafe {
+            [
+                (|array, _| drop(Held(std::mem::replace(array, released()))), "was released"),
+                (|array, _| array.length = -1, "counted"),
+                (|array, _| array.offset = i64::MIN, "counted"),
+                (|array, _| array.offset = 1, "fewer rows"),
+                (|array, _| array.length = i64::MAX, "fewer rows"),
+                (|array, _| (**array.children).length = 3, "fewer rows"),
+                (|array, _| (**array.children).offset = -1, "fewer rows"),
+                (|array, _| (**array.children.add(5)).n_buffers = 2, "lacks a buffer"),
+                (|array, _| *(**array.children.add(5)).buffers.add(2) = std::ptr::null(), "lacks a buffer"),
+                (|array, _| *(**array.children).buffers.add(1) = std::ptr::null(), "lacks a buffer"),
+                (|_, schema| schema.format = std::ptr::null(), "counted"),
+            ]
+        };
+        for (change, why) in changes {
+            let (mut schema, mut array) = (table().arrow_schema().unwrap(), table().into_arrow());
+            change(&mut array, &mut schema);
+            // SAFETY: made here.
+            let refused = unsafe { Table::from_arrow(array, schema) }.unwrap_err().to_string();
+            assert!(refused.contains(why), "{refused}: {why}");
+        }
+        // A child that was moved out.
+        let (schema, array) = (table().arrow_schema().unwrap(), table().into_arrow());
+        // SAFETY: the child's place is left without a callback.
+        let moved = unsafe { Held(std::mem::replace(&mut **array.children, released())) };
+        // SAFETY: made here.
+        let refused = unsafe { Table::from_arrow(array, schema) }.unwrap_err().to_string();
+        assert!(refused.contains("fewer rows") || refused.contains("released"), "{refused}");
+        drop(moved);
+    }
+
+    fn released() -> ArrowArray {
+        ArrowArray {
+            length: 4,
+            null_count: 0,
+            offset: 0,
+            n_buffers: 0,
+            n_children: 0,
+            buffers: null_mut(),
+            children: null_mut(),
+            dictionary: null_mut(),
+            release: None,
+            private_data: null_mut(),
+        }
     }
 
     /// A consumer may take a child away, and release it later, on another thread.
