@@ -6,6 +6,7 @@
 //! * [`descriptors`]: descriptors of the runtime's own, beside the program's.
 //! * [`disk`]: a file of pages.
 //! * [`epoll`]: waiting for many descriptors.
+//! * [`ends`]: the two ends of a queue that threads share.
 //! * [`epochs`]: words of frames that threads share, and when a frame is used by none.
 //! * [`errno`]: the meanings of the kernel's error numbers.
 //! * [`gcm`]: seals and opens whole pages. [`xts`]: so that lines that did not change stay alike.
@@ -47,6 +48,7 @@ pub mod clock;
 pub mod confine;
 pub mod descriptors;
 pub mod disk;
+pub mod ends;
 pub mod epochs;
 pub mod epoll;
 pub mod errno;

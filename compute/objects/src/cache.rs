@@ -82,11 +82,13 @@ impl<K: Eq + Hash + Clone, V: Far> FarCache<K, V> {
         if self.entries.len() == self.most {
             self.drop_some(1);
         }
+        // A key whose `clone` panics changes nothing.
+        let keys = (key.clone(), key.clone());
         for _ in 0..=PART {
             match self.heap.alloc(value) {
                 Ok(value) => {
-                    self.entries.insert(key.clone(), Entry { value, used: false });
-                    self.order.push_back(key.clone());
+                    self.entries.insert(keys.0, Entry { value, used: false });
+                    self.order.push_back(keys.1);
                     return Ok(());
                 }
                 Err(Error::Memory(farmem::Error::Full(_))) => self.drop_some(self.entries.len().div_ceil(PART)),

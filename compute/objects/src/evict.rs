@@ -24,7 +24,7 @@ mod segments;
 
 pub use returns::{Missed, Returns};
 
-use crate::class::{CLASSES, Class, SEGMENT};
+use crate::class::{CLASSES, Class, GROUP, SEGMENT};
 use crate::frames::{Arena, Move};
 use crate::homes::{Home, Homes};
 use crate::rooms::Room;
@@ -213,8 +213,17 @@ impl Evictor {
     fn add(&mut self, arena: &Arena, class: Class) {
         self.left -= 1;
         if let Some(group) = self.rooms[class.index].add() {
+            self.join(arena, class, group);
+        }
+    }
+
+    /// Has the kernel back a group by a huge page, if there is room for the copy that it makes.
+    fn join(&mut self, arena: &Arena, class: Class, group: usize) {
+        let used = self.most - self.left;
+        if self.left >= GROUP && arena.may_join() && self.share.has(used + GROUP) {
             arena.join(class, group);
         }
+        self.share.keep(used);
     }
 
     /// Takes an empty segment from a class. `nth`: its place among the class's segments.

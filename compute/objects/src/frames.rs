@@ -34,6 +34,7 @@
 
 #![allow(unsafe_code)] // Lends payloads beyond the borrow of the arena; see above.
 
+use crate::boxes::check;
 use crate::class::Class;
 use crate::heap::Inner;
 use crate::homes::{self, Home};
@@ -244,7 +245,8 @@ pub struct FarBox<T: Far> {
 impl<T: Far> FarBox<T> {
     pub(crate) const CLASS: Class = {
         let class = Class::of(size_of::<T>());
-        assert!(size_of::<T>() > 0 && align_of::<T>() <= class.header, "a far object's alignment is at most 16");
+        check::<T>();
+        assert!(align_of::<T>() <= class.header, "a far object's alignment is at most 16");
         class
     };
 

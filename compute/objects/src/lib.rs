@@ -77,6 +77,24 @@
 //! }
 //! ```
 //!
+//! … A value that does something when it is dropped cannot leave either: nobody could say which of
+//! its copies is the value.
+//!
+//! ```compile_fail,E0080
+//! #[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
+//! #[repr(transparent)]
+//! struct Descriptor(u32);
+//! impl Drop for Descriptor {
+//!     fn drop(&mut self) {}
+//! }
+//! fn holds(v: &mut farmem_objects::FarVec<Descriptor>) {
+//!     v.push(Descriptor(0)).unwrap();
+//! }
+//! fn main() {
+//!     std::hint::black_box(holds as fn(&mut farmem_objects::FarVec<Descriptor>));
+//! }
+//! ```
+//!
 //! A box is the only way to its value, and stays on its thread, too:
 //!
 //! ```compile_fail,E0382
@@ -196,9 +214,11 @@
 //   share                  the heap's share of a run's `--local`
 //   shared                 heaps that threads share
 //   vec, list, queue, map, btree, text, cache, arena, frame    the collections
+//   boxes                  what collections need of either kind of heap
 //   load, select           loads that let other work go on; elements by condition
 
 mod arena;
+mod boxes;
 mod btree;
 mod cache;
 mod class;
@@ -244,7 +264,7 @@ pub use queue::FarQueue;
 pub use scope::Scope;
 pub use select::{Field, Filter, Filtered, Number, Summary};
 pub use share::Local;
-pub use shared::{Seat, SharedBox, SharedHashMap, SharedHeap, SharedScope, SharedVec};
+pub use shared::{Seat, SharedBTree, SharedBox, SharedHashMap, SharedHeap, SharedQueue, SharedScope, SharedVec};
 pub use text::FarString;
 pub use vec::{FarVec, Iter};
 

@@ -6,6 +6,7 @@
 //!
 //! An insertion moves the elements of one chunk. Finding an index looks at near counts alone.
 
+use crate::boxes::elements;
 use crate::frames::{copied, slice, slice_mut};
 use crate::vec::Ahead;
 use crate::{CHUNK, Chunk, Error, Far, FarBox, Heap, Result, Scope};
@@ -29,10 +30,7 @@ pub struct FarList<T: Far> {
 }
 
 impl<T: Far> FarList<T> {
-    const EACH: usize = {
-        assert!(size_of::<T>() > 0 && size_of::<T>() <= CHUNK / 2 && align_of::<T>() <= 64);
-        CHUNK / size_of::<T>()
-    };
+    const EACH: usize = elements::<T>(CHUNK / 2);
 
     pub(crate) fn new(heap: Heap) -> FarList<T> {
         FarList { parts: Vec::new(), len: 0, heap, elements: PhantomData }

@@ -16,14 +16,15 @@
 //! makes a map slow, and never large.
 
 mod bucket;
+mod table;
 
 pub use bucket::{Bytes, Directory, Entries, Growth};
+pub use table::Table;
 
 use crate::frames::copied;
 use crate::vec::Ahead;
 use crate::{Far, FarBox, Heap, Result, Scope};
 use std::hash::{BuildHasher, Hash, RandomState};
-use std::marker::PhantomData;
 
 /// Buckets that a walk has under way.
 const AHEAD: usize = 64;
@@ -33,15 +34,9 @@ const AHEAD: usize = 64;
 /// Entries that are removed leave room for others. The nodes get memory back when the map is
 /// cleared or dropped.
 pub struct FarHashMap<K: Far + Eq + Hash, V: Far, S = RandomState> {
-    directory: Directory,
-    buckets: Vec<FarBox<Bytes>>,
+    table: Table<K, V, S, FarBox<Bytes>>,
     heap: Heap,
-    hasher: S,
-    entries: PhantomData<(K, V)>,
 }
-
-/// Where an entry is: its bucket, and its slot there.
-type Slot = (usize, usize);
 
 impl<K: Far + Eq + Hash, V: Far> FarHashMap<K, V> {
     pub(crate) fn new(heap: Heap) -> FarHashMap<K, V> {
@@ -52,29 +47,17 @@ impl<K: Far + Eq + Hash, V: Far> FarHashMap<K, V> {
 impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     /// An empty map with another way of hashing.
     pub fn with_hasher(heap: Heap, hasher: S) -> FarHashMap<K, V, S> {
-        FarHashMap { directory: Directory::default(), buckets: Vec::new(), heap, hasher, entries: PhantomData }
+        FarHashMap { table: Table::new(hasher), heap }
     }
 
     /// Entries.
     pub fn len(&self) -> usize {
-        self.directory.len()
+        self.table.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Where a key is.
-    fn find(&self, hash: u64, key: &K, scope: &Scope) -> Result<Option<Slot>> {
-        let mut at = self.directory.first(hash);
-        while let Some(bucket) = at {
-            if let Some(slot) = Entries::<K, V>::slot(self.buckets[bucket].get(scope)?, hash, key) {
-                return Ok(Some((bucket, slot)));
-            }
-            at = self.directory.after(bucket);
-        }
-        Ok(None)
     }
 
     /// The value of a key.
@@ -83,20 +66,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     /// [`crate::Error::ScopeFull`], [`crate::Error::OtherHeap`], [`crate::Error::Memory`].
     #[inline]
     pub fn get<'a>(&'a self, key: &K, scope: &'a Scope) -> Result<Option<&'a V>> {
-        self.get_hashed(self.hasher.hash_one(key), key, scope)
-    }
-
-    #[inline]
-    fn get_hashed<'a>(&'a self, hash: u64, key: &K, scope: &'a Scope) -> Result<Option<&'a V>> {
-        let mut at = self.directory.first(hash);
-        while let Some(bucket) = at {
-            let bytes = self.buckets[bucket].get(scope)?;
-            if let Some(slot) = Entries::<K, V>::slot(bytes, hash, key) {
-                return Ok(Some(Entries::<K, V>::value(bytes, slot)));
-            }
-            at = self.directory.after(bucket);
-        }
-        Ok(None)
+        self.table.get(self.table.hash(key), key, scope)
     }
 
     /// The value of a key, for a task that lets others go on while it comes: see [`Heap::join`].
@@ -104,14 +74,14 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     /// # Errors
     /// As [`FarHashMap::get`].
     pub async fn load<'a>(&'a self, key: &K, scope: &'a Scope) -> Result<Option<&'a V>> {
-        let hash = self.hasher.hash_one(key);
-        let mut at = self.directory.first(hash);
+        let hash = self.table.hash(key);
+        let mut at = self.table.first(hash);
         while let Some(bucket) = at {
-            let bytes = self.buckets[bucket].load(scope).await?;
+            let bytes = self.table.buckets[bucket].load(scope).await?;
             if let Some(slot) = Entries::<K, V>::slot(bytes, hash, key) {
                 return Ok(Some(Entries::<K, V>::value(bytes, slot)));
             }
-            at = self.directory.after(bucket);
+            at = self.table.after(bucket);
         }
         Ok(None)
     }
@@ -121,10 +91,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     /// # Errors
     /// As [`FarHashMap::get`].
     pub fn get_mut<'a>(&'a mut self, key: &K, scope: &'a Scope) -> Result<Option<&'a mut V>> {
-        let hash = self.hasher.hash_one(key);
-        let Some((bucket, slot)) = self.find(hash, key, scope)? else { return Ok(None) };
-        let bytes = self.buckets[bucket].get_mut(scope)?;
-        Ok(Some(Entries::<K, V>::value_mut(bytes, slot)))
+        self.table.get_mut(key, scope)
     }
 
     /// Whether a key is there.
@@ -143,11 +110,9 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     /// As [`FarHashMap::get`].
     pub fn get_many<'a>(&'a self, keys: &[K], scope: &'a Scope) -> Result<Vec<Option<&'a V>>> {
         scope.is_of(&self.heap)?;
-        let hashes: Vec<u64> = keys.iter().map(|key| self.hasher.hash_one(key)).collect();
-        let first = hashes.iter().filter_map(|&hash| self.directory.first(hash));
-        let boxes: Vec<&FarBox<Bytes>> = first.map(|bucket| &self.buckets[bucket]).collect();
+        let (boxes, hashes) = self.table.first_of(keys);
         self.heap.inner.load_all(&boxes, scope.mark())?;
-        keys.iter().zip(hashes).map(|(key, hash)| self.get_hashed(hash, key, scope)).collect()
+        keys.iter().zip(hashes).map(|(key, hash)| self.table.get(hash, key, scope)).collect()
     }
 
     /// Sets the value of a key. Returns the one it had.
@@ -155,43 +120,7 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     /// # Errors
     /// As [`FarHashMap::get`], and where the nodes have no room. The entries are as they were then.
     pub fn insert(&mut self, key: K, value: V) -> Result<Option<V>> {
-        let hash = self.hasher.hash_one(&key);
-        let heap = self.heap.clone();
-        loop {
-            let scope = heap.scope();
-            if let Some((bucket, slot)) = self.find(hash, &key, &scope)? {
-                let old = Entries::<K, V>::value_mut(self.buckets[bucket].get_mut(&scope)?, slot);
-                return Ok(Some(std::mem::replace(old, value)));
-            }
-            if let Some(bucket) = self.directory.with_room(hash, Entries::<K, V>::SLOTS) {
-                Entries::place(self.buckets[bucket].get_mut(&scope)?, hash, &key, value);
-                self.directory.placed(bucket);
-                return Ok(None);
-            }
-            drop(scope);
-            self.grow(hash)?;
-        }
-    }
-
-    /// Makes room for one more entry with this hash, or comes nearer to that.
-    fn grow(&mut self, hash: u64) -> Result<()> {
-        let growth = self.directory.growth(hash);
-        let (mut added, mut lens) = (Bytes::EMPTY, [0; 2]);
-        let mut low = None;
-        if let Growth::Split(bucket, bits) = growth {
-            let old = self.buckets[bucket].read()?;
-            let halves;
-            (halves, lens) = Entries::<K, V>::halves(&old, bits, |key| self.hasher.hash_one(key));
-            let [first, second] = halves;
-            (low, added) = (Some((bucket, first)), second);
-        }
-        let added = self.heap.alloc(&added)?;
-        if let Some((bucket, bytes)) = low {
-            self.buckets[bucket].set(&bytes)?;
-        }
-        self.buckets.push(added);
-        self.directory.grown(growth, hash, lens);
-        Ok(())
+        self.table.insert(&self.heap, key, value)
     }
 
     /// Removes a key. Returns its value.
@@ -199,17 +128,12 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     /// # Errors
     /// As [`FarHashMap::get`].
     pub fn remove(&mut self, key: &K) -> Result<Option<V>> {
-        let (hash, scope) = (self.hasher.hash_one(key), self.heap.scope());
-        let Some((bucket, slot)) = self.find(hash, key, &scope)? else { return Ok(None) };
-        let value = Entries::<K, V>::take(self.buckets[bucket].get_mut(&scope)?, slot);
-        self.directory.taken(bucket);
-        Ok(Some(value))
+        self.table.remove(&self.heap, key)
     }
 
     /// Removes all entries.
     pub fn clear(&mut self) {
-        self.buckets.clear();
-        self.directory = Directory::default();
+        self.table.clear();
     }
 
     /// Calls `visit` for all entries, in no order. The next ones are under way meanwhile.
@@ -218,13 +142,11 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
     /// As [`FarHashMap::get`].
     pub fn scan(&self, mut visit: impl FnMut(&K, &V)) -> Result<()> {
         let mut ahead = Ahead::new(&self.heap, AHEAD);
-        for (number, bucket) in self.buckets.iter().enumerate() {
-            ahead.go(number, self.buckets.len(), |n| &self.buckets[n]);
+        let buckets = &self.table.buckets;
+        for (number, bucket) in buckets.iter().enumerate() {
+            ahead.go(number, buckets.len(), |n| &buckets[n]);
             let scope = self.heap.scope();
-            let bytes = bucket.get(&scope)?;
-            for slot in Entries::<K, V>::used(bytes) {
-                visit(Entries::<K, V>::key(bytes, slot), Entries::<K, V>::value(bytes, slot));
-            }
+            Table::<K, V, S, FarBox<Bytes>>::visit(bucket.get(&scope)?, &mut visit);
             drop(scope);
             ahead.seen(bucket);
         }
@@ -233,11 +155,11 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
 
     /// Copies of all entries, in no order. The next ones are under way meanwhile.
     pub fn iter(&self) -> impl Iterator<Item = Result<(K, V)>> {
-        let mut ahead = Ahead::new(&self.heap, AHEAD);
-        (0..self.buckets.len()).flat_map(move |number| {
-            ahead.go(number, self.buckets.len(), |n| &self.buckets[n]);
-            let read = self.buckets[number].read();
-            ahead.seen(&self.buckets[number]);
+        let (mut ahead, buckets) = (Ahead::new(&self.heap, AHEAD), &self.table.buckets);
+        (0..buckets.len()).flat_map(move |number| {
+            ahead.go(number, buckets.len(), |n| &buckets[n]);
+            let read = buckets[number].read();
+            ahead.seen(&buckets[number]);
             match read {
                 Ok(bytes) => {
                     let entry = |slot: usize| {
@@ -254,6 +176,6 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher> FarHashMap<K, V, S> {
 
 impl<K: Far + Eq + Hash, V: Far, S> std::fmt::Debug for FarHashMap<K, V, S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FarHashMap").field("len", &self.directory.len()).finish_non_exhaustive()
+        f.debug_struct("FarHashMap").field("len", &self.table.len()).finish_non_exhaustive()
     }
 }

@@ -1,5 +1,6 @@
 //! A queue with two ends, of which the chunks are far.
 
+use crate::boxes::elements;
 use crate::frames::{copied, slice, slice_mut};
 use crate::vec::Ahead;
 use crate::{CHUNK, Chunk, Far, FarBox, Heap, Result};
@@ -24,10 +25,7 @@ pub struct FarQueue<T: Far> {
 }
 
 impl<T: Far> FarQueue<T> {
-    const EACH: usize = {
-        assert!(size_of::<T>() > 0 && size_of::<T>() <= CHUNK && align_of::<T>() <= 64);
-        CHUNK / size_of::<T>()
-    };
+    const EACH: usize = elements::<T>(CHUNK);
 
     pub(crate) fn new(heap: Heap) -> FarQueue<T> {
         FarQueue { chunks: VecDeque::new(), skip: 0, len: 0, heap, elements: PhantomData }

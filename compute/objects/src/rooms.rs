@@ -66,6 +66,11 @@ impl Room {
         self.order[nth]
     }
 
+    /// Whether it has the segment of this number.
+    pub fn has(&self, number: usize) -> bool {
+        self.segments.get(number).is_some_and(Option::is_some)
+    }
+
     /// Free frames of its nth segment.
     pub fn free_of(&self, nth: usize) -> usize {
         self.segments[self.order[nth]].as_ref().map_or(0, Vec::len)

@@ -8,8 +8,9 @@
 //!
 //! A class fills its segments in order. When it has all of a group of 32, the kernel is asked to back
 //! the group by one huge page ([`Arena::join`]): a use at random then misses one entry of the CPU's
-//! table of addresses, and not one for each object. All of the group counts as local before. So the
-//! limit holds.
+//! table of addresses, and not one for each object. All of the group counts as local before, and as
+//! much again while the kernel copies it. So the limit holds. A group for whose copy there is no room
+//! stays as it is.
 //!
 //! An [`At`] is always the place of a header. This file makes references to headers. It gives out
 //! payloads as pointers: a caller that makes a reference of one argues for itself.
@@ -133,7 +134,7 @@ pub struct Arena<H> {
     before: usize,
     /// Whether the kernel may give huge pages.
     joins: AtomicBool,
-    /// Whether it has given one.
+    /// Whether it was asked for one.
     has_joined: AtomicBool,
 }
 
@@ -164,22 +165,27 @@ impl<H: Header> Arena<H> {
         Ok(Arena { frames, before, joins: AtomicBool::new(true), has_joined: AtomicBool::new(false) })
     }
 
-    /// Has the kernel back a group of segments by a huge page, if it will. The class has all of
-    /// them, and all of them count as local: pages of theirs that were not touched take memory from
-    /// now on. Bytes stay as they are.
+    /// Whether [`Arena::join`] may get a huge page.
+    pub fn may_join(&self) -> bool {
+        self.joins.load(Ordering::Relaxed)
+    }
+
+    /// Has the kernel back a group of segments by a huge page, if it will. All of the group counts as
+    /// local, and so does as much again: the kernel copies the pages before it frees them. Pages that
+    /// were not touched take memory from now on. Bytes stay as they are.
     #[cold]
     pub fn join(&self, class: Class, group: usize) {
-        if !self.joins.load(Ordering::Relaxed) {
+        if !self.may_join() {
             return;
         }
+        // Before: a segment that another thread discards meanwhile is a part of the page.
+        self.has_joined.store(true, Ordering::Relaxed);
         let at = self.frame(class, group * GROUP, 0);
         // SAFETY: all segments of the group are within the arena, which is a reservation.
         let joined = unsafe { memory::join(self.base.byte_add(at.0).as_ptr(), memory::HUGE_PAGE) };
-        match joined {
-            Ok(true) => self.has_joined.store(true, Ordering::Relaxed),
-            // None is free now. The group stays as it is.
-            Ok(false) => {}
-            Err(_) => self.joins.store(false, Ordering::Relaxed),
+        // Without an error, none may be free now: then the group stays as it is.
+        if joined.is_err() {
+            self.joins.store(false, Ordering::Relaxed);
         }
     }
 

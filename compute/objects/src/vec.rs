@@ -1,5 +1,6 @@
 //! A vector of which the chunks are far.
 
+use crate::boxes::elements;
 use crate::frames::{copied, slice, slice_mut};
 use crate::{CHUNK, Chunk, Error, Far, FarBox, Heap, Result, Scope};
 use std::marker::PhantomData;
@@ -19,10 +20,7 @@ pub struct FarVec<T: Far> {
 
 impl<T: Far> FarVec<T> {
     /// Elements of a chunk. An element that is empty, or larger than a chunk, does not compile.
-    pub(crate) const EACH: usize = {
-        assert!(size_of::<T>() > 0 && size_of::<T>() <= CHUNK && align_of::<T>() <= 64);
-        CHUNK / size_of::<T>()
-    };
+    pub(crate) const EACH: usize = elements::<T>(CHUNK);
 
     pub(crate) fn new(heap: Heap) -> FarVec<T> {
         FarVec { len: 0, chunks: Vec::new(), heap, elements: PhantomData }

@@ -2,6 +2,7 @@
 //! buckets. Pure: a map keeps its buckets, and moves their bytes.
 
 use crate::Far;
+use crate::boxes::check;
 use crate::frames::{copied, slice, slice_mut};
 use std::marker::PhantomData;
 
@@ -44,8 +45,8 @@ impl<K: Far + Eq, V: Far> Entries<K, V> {
     /// Entries of a bucket. Keys and values that are empty, or larger than four to a bucket, do not
     /// compile.
     pub const SLOTS: usize = {
-        let (key, value) = (size_of::<K>(), size_of::<V>());
-        assert!(key > 0 && value > 0, "keys and values of a FarHashMap have at least one byte");
+        check::<K>();
+        check::<V>();
         assert!(align_of::<K>() <= 16 && align_of::<V>() <= 16);
         let fit = (BUCKET - TAGS) / Self::ENTRY;
         assert!(fit >= 4, "an entry of a FarHashMap has 120 bytes at most: keep larger values in a FarVec");
@@ -77,9 +78,10 @@ impl<K: Far + Eq, V: Far> Entries<K, V> {
         &mut slice_mut(&mut bytes.0[at..at + size_of::<V>()])[0]
     }
 
-    /// Puts an entry into the first free slot, of which there is one.
+    /// Puts an entry into the first free slot. There is one, unless the node has changed the bucket:
+    /// then the entry is lost with others.
     pub fn place(bytes: &mut Bytes, hash: u64, key: &K, value: V) {
-        let Some(slot) = bytes.0[..TAGS].iter().position(|&tag| tag == 0) else { return };
+        let Some(slot) = bytes.0[..Self::SLOTS].iter().position(|&tag| tag == 0) else { return };
         let at = TAGS + slot * Self::ENTRY;
         bytes.0[at..at + size_of::<K>()].copy_from_slice(key.as_bytes());
         *Self::value_mut(bytes, slot) = value;
@@ -196,9 +198,10 @@ impl Directory {
         (self.notes[bucket].len, self.len) = (self.notes[bucket].len + 1, self.len + 1);
     }
 
-    /// … or one fewer.
+    /// … or one fewer. A node that lies may have given it more than were put there.
     pub fn taken(&mut self, bucket: usize) {
-        (self.notes[bucket].len, self.len) = (self.notes[bucket].len - 1, self.len - 1);
+        let note = &mut self.notes[bucket];
+        (note.len, self.len) = (note.len.saturating_sub(1), self.len.saturating_sub(1));
     }
 
     /// How there is to be room for one more entry with this hash.
@@ -242,5 +245,52 @@ impl Directory {
             }
         };
         self.notes.push(Note { bits, len, next: NONE });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A node may answer any bytes. Entries may be lost or wrong then, and nothing else happens.
+    #[test]
+    fn any_bytes_are_a_bucket() {
+        fn holds<K: Far + Eq + Clone, V: Far + Clone>(bytes: &[u8], key: &K, value: &V) {
+            let mut bucket = Bytes([0; BUCKET]);
+            bucket.0.copy_from_slice(bytes);
+            let mut other = bucket.clone();
+            let hash = u64::from(bytes[0]) << 56 | u64::from(bytes[1]);
+            let found = Entries::<K, V>::slot(&bucket, hash, key);
+            assert!(found.is_none_or(|slot| slot < Entries::<K, V>::SLOTS));
+            let before = Entries::<K, V>::used(&bucket).count();
+            Entries::<K, V>::place(&mut bucket, hash, key, value.clone());
+            let after = Entries::<K, V>::used(&bucket).count();
+            assert_eq!(after, (before + 1).min(Entries::<K, V>::SLOTS));
+            let (_, lens) = Entries::<K, V>::halves(&other, 3, |_| hash);
+            assert_eq!(lens.iter().map(|&len| usize::from(len)).sum::<usize>(), before);
+            let first = Entries::<K, V>::used(&other).next();
+            first.map(|slot| Entries::<K, V>::take(&mut other, slot));
+        }
+        let tags = prop::collection::vec(prop_oneof![Just(0u8), Just(0x80), any::<u8>()], TAGS);
+        let config = ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() };
+        proptest!(config, |(tags in tags, rest in prop::collection::vec(any::<u8>(), BUCKET - TAGS))| {
+            let bytes = [tags, rest].concat();
+            holds::<u64, [u64; 3]>(&bytes, &7, &[1; 3]);
+            holds::<u8, u8>(&bytes, &7, &1);
+            holds::<[u8; 100], [u8; 20]>(&bytes, &[3; 100], &[1; 20]);
+            // Every slot is in use, says the node, and none of what follows.
+            let full = [vec![0xFF; Entries::<u64, [u64; 3]>::SLOTS], vec![0; BUCKET]].concat();
+            holds::<u64, [u64; 3]>(&full[..BUCKET], &7, &[1; 3]);
+        });
+    }
+
+    #[test]
+    fn a_directory_bears_more_removals_than_entries() {
+        let mut directory = Directory::default();
+        directory.grown(Growth::First, 1, [0; 2]);
+        directory.placed(0);
+        (0..3).for_each(|_| directory.taken(0));
+        assert_eq!((directory.len(), directory.with_room(1, 4)), (0, Some(0)));
     }
 }

@@ -23,6 +23,7 @@
 //! class with the most is closed: no frame is taken of it, its objects leave, and then it goes.
 
 mod gain;
+mod joins;
 mod seats;
 
 use super::Shared;
@@ -100,6 +101,8 @@ pub struct Core {
     pub most: usize,
     /// What the heap gains by its share of a run's local memory.
     gain: Option<Gain>,
+    /// Groups that the caller has the kernel join, without the heap's lock.
+    pub joins: Vec<(Class, usize)>,
     /// A class and its closed segment.
     closing: Option<(usize, usize)>,
     /// Why the last object that was to leave has stayed, if it has.
@@ -144,6 +147,7 @@ impl Core {
             left: most,
             most,
             gain: is_of_run.then(|| Gain::new(most)),
+            joins: Vec::new(),
             closing: None,
             failed: None,
             gone: 0,
@@ -322,7 +326,7 @@ impl Core {
         }
         self.left -= 1;
         if let Some(group) = self.rooms[class.index].add() {
-            on.frames.join(class, group);
+            self.begin_joining(on, class, group);
         }
         let (want, free) = (self.share(class, self.rooms[class.index].len()), self.rooms[class.index].free());
         for slot in (0..self.seats.len()).filter(|&slot| self.seats[slot]) {

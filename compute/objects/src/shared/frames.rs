@@ -26,6 +26,7 @@
 #![allow(unsafe_code)] // Lends payloads beyond the borrow of the frames; see above.
 
 use super::{Inner, Seat, SharedScope, owners};
+use crate::boxes::check;
 use crate::class::Class;
 use crate::homes::Home;
 use crate::space::{self, At, Spot};
@@ -152,7 +153,8 @@ pub struct SharedBox<T: Far> {
 impl<T: Far> SharedBox<T> {
     pub(super) const CLASS: Class = {
         let class = Class::of(size_of::<T>());
-        assert!(size_of::<T>() > 0 && align_of::<T>() <= class.header, "a far object's alignment is at most 16");
+        check::<T>();
+        assert!(align_of::<T>() <= class.header, "a far object's alignment is at most 16");
         class
     };
 

@@ -16,31 +16,35 @@
 //! ([`core`]). An open scope holds all objects that were local when it began. So a scope that stays
 //! open lets nothing leave. Threads that need room wait for it, up to [`PATIENCE`].
 
+mod btree;
 mod core;
 mod frames;
+mod heap;
 mod map;
 mod owners;
 mod pledge;
+mod queue;
 mod seat;
 mod vec;
 
 use self::core::{Core, Ground, Moving, Space};
-use crate::class::{Class, SEGMENT};
+use crate::class::Class;
 use crate::homes::{Home, Owner, Table};
 use crate::share::Share;
 use crate::word::Word;
-use crate::{Error, Far, Result};
+use crate::{Error, Result};
 use farmem::Memory;
 use farmem_sys::epochs::{Epochs, State};
-use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
+pub use btree::SharedBTree;
 use frames::Arena;
 pub use frames::SharedBox;
+pub use heap::SharedHeap;
 pub use map::SharedHashMap;
+pub use queue::SharedQueue;
 pub use seat::{Seat, SharedScope};
 pub use vec::SharedVec;
 
@@ -196,7 +200,8 @@ impl Inner {
             let mut moving = Moving::default();
             let said = self.look(&mut core, (class, seat.slot), cells, &mut moving);
             seat.is_low.set(seat.is_low.get() || core.is_low(class, seat.slot));
-            if moving.is_empty() {
+            let joins = std::mem::take(&mut core.joins);
+            if moving.is_empty() && joins.is_empty() {
                 match said? {
                     Look::Here | Look::Coming => return Ok(()),
                     Look::Again => {}
@@ -210,6 +215,7 @@ impl Inner {
             }
             drop(core);
             let ran = self.run(seat, moving);
+            self.join(joins);
             let said = said?;
             ran?;
             if matches!(said, Look::Coming) {
@@ -285,10 +291,13 @@ impl Inner {
             let (mut core, mut moving) = (self.lock(), Moving::default());
             let space = self.with_ground(|on| core.settle(on, seat.slot, &mut moving));
             let oldest = self.epochs.oldest(core.seats.len());
-            if !moving.is_empty() {
+            let joins = std::mem::take(&mut core.joins);
+            if !moving.is_empty() || !joins.is_empty() {
                 drop(core);
+                let ran = self.run(seat, moving);
+                self.join(joins);
                 // What cannot go home stays, and a miss will tell of it.
-                if self.run(seat, moving).is_err() {
+                if ran.is_err() {
                     return;
                 }
                 continue;
@@ -312,18 +321,27 @@ impl Inner {
         if self.is_of_run && !is_forked() {
             let mut moving = Moving::default();
             self.with_ground(|on| self.lock().look(on, &mut moving));
-            if !moving.is_empty() {
-                // What cannot go home stays, and a miss will tell of it.
-                let _ = self.run(seat, moving);
-            }
+            // What cannot go home stays, and a miss will tell of it.
+            let _ = self.run(seat, moving);
         }
     }
 
-    /// Moves objects by one round trip.
+    /// Has the kernel join groups of segments. The caller does not hold the heap's lock.
+    fn join(&self, groups: Vec<(Class, usize)>) {
+        for (class, group) in groups {
+            self.arena.join(class, group);
+            self.with_ground(|on| self.lock().joined(on, class, group));
+        }
+    }
+
+    /// Moves objects by one round trip, if there are any.
     ///
     /// # Errors
     /// The first error of an arrival. If there are no arrivals, the first of a departure.
     fn run(&self, seat: &Seat, moving: Moving) -> Result<()> {
+        if moving.is_empty() {
+            return Ok(());
+        }
         let mut ending = Ending { inner: self, moving, results: Vec::new(), begun: Instant::now() };
         let arrivals = ending.moving.reads.len();
         let lane = &mut *seat.lane.borrow_mut();
@@ -349,12 +367,14 @@ impl Inner {
             let space = self.with_ground(|on| core.room(on, class, (1, seat.slot), &mut moving));
             let made = matches!(space, Space::Is).then(|| self.make(&mut core, (class, seat.slot), bytes));
             seat.is_low.set(seat.is_low.get() || core.is_low(class, seat.slot));
-            if let (true, Space::Held(first)) = (moving.is_empty(), &space) {
+            let joins = std::mem::take(&mut core.joins);
+            if let (true, Space::Held(first)) = (moving.is_empty() && joins.is_empty(), &space) {
                 self.held(core, seat, *first, &mut waits)?;
                 continue;
             }
             drop(core);
-            let ran = if moving.is_empty() { Ok(()) } else { self.run(seat, moving) };
+            let ran = self.run(seat, moving);
+            self.join(joins);
             match made {
                 Some(made) => return made,
                 None => ran?,
@@ -399,84 +419,5 @@ impl Drop for Ending<'_> {
         if core.waiting > 0 {
             self.inner.ended.notify_all();
         }
-    }
-}
-
-/// Far memory for objects that threads share, with a part of it local. Cheap to clone, `Send` and
-/// `Sync`. A thread uses it by a [`Seat`].
-#[derive(Clone)]
-pub struct SharedHeap {
-    inner: Arc<Inner>,
-}
-
-impl SharedHeap {
-    /// A heap with `local` segments of local memory.
-    pub(crate) fn new(local: usize, share: Share, memory: Memory) -> Result<SharedHeap> {
-        HERE.get_or_init(|| farmem_sys::shared::wiped_on_fork().ok().inspect(|here| here.store(1, Ordering::Relaxed)));
-        if is_forked() {
-            return Err(Error::Memory(farmem::Error::Forked));
-        }
-        let (arena, epochs) = (Arena::new()?, Epochs::new(SEATS));
-        Ok(SharedHeap {
-            inner: Arc::new_cyclic(|itself| Inner {
-                core: Mutex::new(Core::new(local, share.is_of_run())),
-                ended: Condvar::new(),
-                epochs,
-                arena,
-                is_of_run: share.is_of_run(),
-                share: Mutex::new(share),
-                memory,
-                itself: Shared(itself.clone()),
-            }),
-        })
-    }
-
-    /// A seat for the calling thread, with a lane of its own.
-    ///
-    /// # Errors
-    /// [`Error::NoSeat`], [`Error::Memory`].
-    pub fn seat(&self) -> Result<Seat> {
-        if is_forked() {
-            return Err(Error::Memory(farmem::Error::Forked));
-        }
-        let lane = RefCell::new(self.inner.memory.lane()?);
-        let mut core = self.inner.lock();
-        let slot = core.seats.iter().position(|is_taken| !is_taken).unwrap_or(core.seats.len());
-        if slot == SEATS {
-            return Err(Error::NoSeat(SEATS));
-        }
-        self.inner.with_ground(|on| core.sit(on, slot));
-        drop(core);
-        let (depth, is_low) = (Cell::new(0), Cell::new(true));
-        let (gave_up, scopes) = (Cell::new(0), Cell::new(0));
-        Ok(Seat { lane, slot, depth, is_low, gave_up, scopes, inner: Arc::clone(&self.inner) })
-    }
-
-    /// An empty vector.
-    pub fn vec<T: Far>(&self) -> SharedVec<T> {
-        SharedVec::new(self.clone())
-    }
-
-    /// An empty map.
-    pub fn map<K: Far + Eq + std::hash::Hash, V: Far>(&self) -> SharedHashMap<K, V> {
-        SharedHashMap::new(self.clone())
-    }
-
-    /// The numbers of objects fetched and written back since the heap was built.
-    pub fn moved(&self) -> (u64, u64) {
-        let core = self.inner.lock();
-        (core.fetched, core.written)
-    }
-
-    /// Bytes of local memory in use, and their limit. Both count the headers of frames.
-    pub fn local(&self) -> (usize, usize) {
-        let core = self.inner.lock();
-        (core.used() * SEGMENT, core.most * SEGMENT)
-    }
-}
-
-impl fmt::Debug for SharedHeap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedHeap").finish_non_exhaustive()
     }
 }

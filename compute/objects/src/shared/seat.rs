@@ -4,10 +4,11 @@ use super::frames::Frames;
 use super::{Inner, SharedBox, is_forked};
 use crate::class::Class;
 use crate::word::Word;
-use crate::{Far, Result};
+use crate::{Error, Far, Result};
 use farmem::Lane;
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -69,6 +70,33 @@ impl Seat {
         }
         self.inner.load_all(self, class, &[cell])?;
         Ok(Word(cell.load(Ordering::Relaxed)))
+    }
+}
+
+impl Seat {
+    /// Calls `visit` with the values of boxes, by number. So many come together. `of`: the box of a
+    /// number.
+    pub(super) fn visit<'b, T: Far>(
+        &self,
+        (numbers, together): (Range<usize>, usize),
+        of: impl Fn(usize) -> &'b SharedBox<T>,
+        mut visit: impl FnMut(usize, &T),
+    ) -> Result<()> {
+        let mut next = numbers.start;
+        while next < numbers.end {
+            let mut until = numbers.end.min(next + together);
+            let scope = self.scope();
+            let cells: Vec<_> = (next..until).map(|n| of(n).cell()).collect();
+            if let Err(Error::ScopeFull(_)) = scope.load_all(SharedBox::<T>::CLASS, &cells) {
+                // A small heap cannot hold all of them at once.
+                until = next + 1;
+            }
+            for n in next..until {
+                visit(n, of(n).get(&scope)?);
+            }
+            next = until;
+        }
+        Ok(())
     }
 }
 

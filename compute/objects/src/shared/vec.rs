@@ -1,11 +1,11 @@
 //! A vector of far chunks that threads share.
 
 use super::{Seat, SharedBox, SharedHeap, SharedScope};
+use crate::boxes::elements;
 use crate::frames::{copied, slice, slice_mut};
 use crate::{CHUNK, Chunk, Error, Far, Result};
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// Chunks that a scan brings in together.
@@ -22,10 +22,7 @@ pub struct SharedVec<T: Far> {
 
 impl<T: Far> SharedVec<T> {
     /// Elements of a chunk. An element that is empty, or larger than a chunk, does not compile.
-    const EACH: usize = {
-        assert!(size_of::<T>() > 0 && size_of::<T>() <= CHUNK && align_of::<T>() <= 64);
-        CHUNK / size_of::<T>()
-    };
+    const EACH: usize = elements::<T>(CHUNK);
 
     pub(super) fn new(heap: SharedHeap) -> SharedVec<T> {
         SharedVec { len: 0, chunks: Vec::new(), heap, elements: PhantomData }
@@ -112,9 +109,7 @@ impl<T: Far> SharedVec<T> {
     /// # Errors
     /// As [`SharedVec::push`]. The first of them may be there then.
     pub fn extend_from_slice(&mut self, elements: &[T], seat: &Seat) -> Result<()> {
-        if !Arc::ptr_eq(&self.heap.inner, &seat.inner) {
-            return Err(Error::OtherHeap);
-        }
+        self.heap.has(seat)?;
         let (size, mut left) = (size_of::<T>(), elements);
         while !left.is_empty() {
             let at = self.len % Self::EACH;
@@ -161,24 +156,16 @@ impl<T: Far> SharedVec<T> {
         if start > end || end > self.len {
             return Err(Error::Index { index: end.max(start), len: self.len });
         }
-        let (mut next, last) = (start, end.div_ceil(Self::EACH));
-        while next < end {
-            let number = next / Self::EACH;
-            let group = &self.chunks[number..last.min(number + TOGETHER)];
-            let scope = seat.scope();
-            let cells: Vec<_> = group.iter().map(SharedBox::cell).collect();
-            let is_together = scope.load_all(SharedBox::<Chunk>::CLASS, &cells);
-            // A small heap cannot hold all of them at once.
-            let group = if let Err(Error::ScopeFull(_)) = is_together { &group[..1] } else { group };
-            for (n, chunk) in group.iter().enumerate() {
-                let first = (number + n) * Self::EACH;
-                let elements = slice::<T>(&chunk.get(&scope)?.0);
-                let until = Self::EACH.min(end - first);
-                visit(next, &elements[next - first..until]);
-                next = first + until;
-            }
-        }
-        Ok(())
+        let chunks = start / Self::EACH..end.div_ceil(Self::EACH);
+        seat.visit(
+            (if start < end { chunks } else { 0..0 }, TOGETHER),
+            |n| &self.chunks[n],
+            |n, chunk| {
+                let first = n * Self::EACH;
+                let (from, until) = (start.max(first), end.min(first + Self::EACH));
+                visit(from, &slice::<T>(&chunk.0)[from - first..until - first]);
+            },
+        )
     }
 }
 
