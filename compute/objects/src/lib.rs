@@ -90,9 +90,31 @@
 //! fn holds(v: &mut farmem_objects::FarVec<Descriptor>) {
 //!     v.push(Descriptor(0)).unwrap();
 //! }
-//! fn main() {
-//!     std::hint::black_box(holds as fn(&mut farmem_objects::FarVec<Descriptor>));
-//! }
+//! std::hint::black_box(holds as fn(&mut farmem_objects::FarVec<Descriptor>));
+//! ```
+//!
+//! … Nor can a value of more than 4 KiB, of no bytes, or that is aligned to more than the largest
+//! number:
+//!
+//! ```compile_fail,E0080
+//! use farmem_objects::Heap;
+//! let puts: fn(&Heap) -> bool = |heap| heap.alloc(&[0u8; 4097]).is_ok();
+//! std::hint::black_box(puts);
+//! ```
+//!
+//! ```compile_fail,E0080
+//! use farmem_objects::Heap;
+//! let puts: fn(&Heap) -> bool = |heap| heap.alloc(&[0u64; 0]).is_ok();
+//! std::hint::black_box(puts);
+//! ```
+//!
+//! ```compile_fail,E0080
+//! use farmem_objects::Heap;
+//! #[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
+//! #[repr(C, align(32))]
+//! struct Wide([u8; 32]);
+//! let puts: fn(&Heap) -> bool = |heap| heap.alloc(&Wide([0; 32])).is_ok();
+//! std::hint::black_box(puts);
 //! ```
 //!
 //! A box is the only way to its value, and stays on its thread, too:
