@@ -226,7 +226,8 @@
 //! * An arena of objects has 64 GiB at most, and 8 bytes near for each slot.
 //! * A scope that reaches more than the heap's local memory gets [`Error::ScopeFull`]: open scopes
 //!   in loops.
-//! * A scope that is leaked (`std::mem::forget`) keeps what it reached local for ever.
+//! * A scope that is leaked (`std::mem::forget`) keeps what it reached local for ever, and all that is
+//!   used after it began. When that is all local memory, each use gets [`Error::ScopeFull`].
 //! * A lost node is an error of the call that needs it, and never ends the process.
 
 // The files, for readers of the code:
