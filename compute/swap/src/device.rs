@@ -108,7 +108,7 @@ pub(crate) struct Room {
     /// Of memory, and of swap elsewhere.
     pub free: u64,
     /// Of all memory.
-    total: u64,
+    pub total: u64,
 }
 
 impl Room {

@@ -35,6 +35,7 @@ pub mod device;
 pub mod freed;
 pub mod genl;
 pub mod header;
+mod leaving;
 pub mod mapper;
 pub mod mirror;
 mod names;

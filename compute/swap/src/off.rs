@@ -319,15 +319,19 @@ pub(crate) fn end_device(client: &mut Client, state: &State) -> Result<(), Error
         true => Node::of(&Device::Nbd(state.index).path())?.map(|node| node.alone()).transpose()?,
         false => None,
     };
-    // Before the device ends, so that a watcher does not take that for a cut.
-    state::remove(Path::new(state::DIRECTORY), state.index);
+    let directory = Path::new(state::DIRECTORY);
+    state::begin_end(directory, state.index);
     if device::is_connected(state.index) {
         let ended = client.disconnect(state.index);
         if ended.is_err() && device::is_connected(state.index) {
             // So that it can be undone later.
-            let _ = state::create(Path::new(state::DIRECTORY), state.clone());
+            state::goes_on(directory, state.index);
+        } else {
+            state::ended(directory, state.index);
         }
         ended.map_err(|e| Error::Kernel("the kernel's NBD client", e))?;
+    } else {
+        state::ended(directory, state.index);
     }
     drop(unused);
     let host = process::host_name();

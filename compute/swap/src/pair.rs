@@ -116,7 +116,9 @@ impl Watch {
         self.pair.turn += 1;
         // A node that is not known yet, cannot be reached, or refuses: others have their turn.
         let Some(at) = self.names.get(&node) else { return };
-        let Ok(begun) = begin(&mut self.client, &self.plan, (&node, at), left.size) else { return };
+        let Ok(begun) = begin(&mut self.client, &self.plan, (&node, at), left.size) else {
+            return self.names.again(&node);
+        };
         let state = &begun.held.state;
         let added = if state.incarnation == left.incarnation {
             Ok(false)

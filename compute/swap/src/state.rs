@@ -30,8 +30,8 @@ pub struct State {
     pub index: u32,
     /// The node.
     pub node: String,
-    /// The addresses of that name when swapping began. A lookup asks programs whose pages may wait
-    /// for the answer.
+    /// The addresses of that name when it was looked up last ([`crate::names`]). A lookup asks
+    /// programs whose pages may wait for the answer.
     #[serde(default)]
     pub at: Vec<SocketAddr>,
     /// The volume's id, which is the right to it: 32 hexadecimal digits.
@@ -131,6 +131,21 @@ fn file(directory: &Path, index: u32) -> PathBuf {
     directory.join(format!("nbd{index}.json"))
 }
 
+/// The name that the file has while the device ends.
+fn ending(directory: &Path, index: u32) -> PathBuf {
+    directory.join(format!("nbd{index}.ending"))
+}
+
+/// The number of the device whose file this is, and whether the device was to end.
+fn index_of(path: &Path) -> Option<(u32, bool)> {
+    let index = path.file_stem()?.to_str()?.strip_prefix("nbd")?.parse().ok()?;
+    match path.extension()?.to_str()? {
+        "json" => Some((index, false)),
+        "ending" => Some((index, true)),
+        _ => None,
+    }
+}
+
 fn kind_file(directory: &Path, index: u32) -> PathBuf {
     directory.join(format!("nbd{index}.type"))
 }
@@ -167,14 +182,16 @@ pub fn create(directory: &Path, state: State) -> io::Result<Held> {
     Ok(Held { state, path, locked })
 }
 
-/// All that there are; those that cannot be read are not.
+/// All that there are, and those whose end was begun by a process that was killed; those that cannot
+/// be read are not.
 pub fn all(directory: &Path) -> Vec<State> {
     let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|file| file.path());
     let state = |path: PathBuf| serde_json::from_slice(&read(&path).ok()?).ok();
-    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
-    let mut states: Vec<State> = files.filter_map(state).collect();
-    states.sort_by_key(|state| state.index);
-    states
+    let mut files: Vec<_> = files.filter_map(|path| Some((index_of(&path)?, path))).collect();
+    // Of two, the device that is there now. The other one's end was not noted as done.
+    files.sort();
+    files.dedup_by_key(|((index, _), _)| *index);
+    files.into_iter().filter_map(|(_, path)| state(path)).collect()
 }
 
 /// Whether the device of this number has a file.
@@ -250,7 +267,10 @@ pub fn wait_for_turn(directory: &Path, before: impl FnOnce()) -> io::Result<bool
 
 /// Takes over the watch of a device. `None`: another process watches it.
 pub fn adopt(directory: &Path, state: &State) -> Result<Option<Held>, Error> {
-    let path = file(directory, state.index);
+    let mut path = file(directory, state.index);
+    if !path.exists() {
+        path = ending(directory, state.index);
+    }
     let failed = |e| Error::File(path.display().to_string(), e);
     let locked = File::open(&path).map_err(failed)?;
     match locked.try_lock() {
@@ -262,9 +282,26 @@ pub fn adopt(directory: &Path, state: &State) -> Result<Option<Held>, Error> {
 
 /// Forgets a device that is undone.
 pub fn remove(directory: &Path, index: u32) {
+    begin_end(directory, index);
+    ended(directory, index);
+}
+
+/// Notes that a device is about to end. Its watcher knows then that it is not cut. The file stays
+/// under another name, so that a device which a killed process has left can still be undone.
+pub fn begin_end(directory: &Path, index: u32) {
     let _ = fs::remove_file(kind_file(directory, index));
     report::remove(directory, index);
-    let _ = fs::remove_file(file(directory, index));
+    let _ = fs::rename(file(directory, index), ending(directory, index));
+}
+
+/// Notes that it has ended.
+pub fn ended(directory: &Path, index: u32) {
+    let _ = fs::remove_file(ending(directory, index));
+}
+
+/// Notes that it has not. Whoever holds the file holds it still.
+pub fn goes_on(directory: &Path, index: u32) {
+    let _ = fs::rename(ending(directory, index), file(directory, index));
 }
 
 impl Held {
@@ -274,6 +311,16 @@ impl Held {
             return Ok(());
         }
         (self.state.timeout_s, self.state.grace_s) = (timeout_s, grace_s);
+        self.note()
+    }
+
+    /// Notes other addresses of the node.
+    pub fn set_addresses(&mut self, at: Vec<SocketAddr>) -> io::Result<()> {
+        self.state.at = at;
+        self.note()
+    }
+
+    fn note(&self) -> io::Result<()> {
         let text = serde_json::to_string(&self.state)?;
         match swap::keep_beside(&self.path, BESIDE, text.as_bytes()) {
             // What is beside the file counts, and changes as a whole. A process that is killed may
@@ -322,6 +369,33 @@ mod tests {
         let third = begins(&directory, || turn.take().is_some()).unwrap();
         assert!(matches!(third, Begins::Makes(_)), "{third:?}");
         drop(held);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_device_whose_end_was_begun_and_not_done_is_known() {
+        let directory = std::env::temp_dir().join(format!("farmem-swap-ending-{}", std::process::id()));
+        let held = create(&directory, state(3)).unwrap();
+        begin_end(&directory, 3);
+        // Its watcher takes its streams for cut no more. One that is to undo all finds it, and has it
+        // alone.
+        assert!(!held.stands() && !is_known(&directory, 3));
+        assert_eq!(all(&directory), [state(3)]);
+        assert!(adopt(&directory, &state(3)).unwrap().is_none());
+        drop(held);
+        let held = adopt(&directory, &state(3)).unwrap().unwrap();
+        assert!(held.stands());
+        // It does not end: it is as it was, with its holder.
+        goes_on(&directory, 3);
+        assert!(is_known(&directory, 3) && adopt(&directory, &state(3)).unwrap().is_none());
+        // It has ended, and its number is another device's before that is noted.
+        begin_end(&directory, 3);
+        let other = create(&directory, State { node: "other:7411".into(), ..state(3) }).unwrap();
+        assert!(all(&directory).iter().eq([&other.state]));
+        ended(&directory, 3);
+        assert!(other.stands() && all(&directory).iter().eq([&other.state]));
+        remove(&directory, 3);
+        assert!(all(&directory).is_empty());
         fs::remove_dir_all(&directory).unwrap();
     }
 

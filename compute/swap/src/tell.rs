@@ -14,10 +14,10 @@
 //! unneeded page at the node, until its slot is written again or its cluster is free.
 
 use crate::freed::{Event, Probe, What};
+use crate::names::Lookup;
 use crate::state::{self, State};
-use crate::stream::{Stream, Wanted, dial};
+use crate::stream::{PATIENCE, Stream};
 use farmem_protocol::nbd::{MAX_FREED_BYTES, PAGE, Slots};
-use farmem_sys::process;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
@@ -56,6 +56,7 @@ struct Told {
     device: Device,
     stream: Option<Stream>,
     tried: Option<Instant>,
+    lookup: Lookup,
     marks: Marks,
 }
 
@@ -107,9 +108,10 @@ impl Told {
     fn with<T>(&mut self, silent: Duration, order: impl FnOnce(&mut Stream) -> Result<T, crate::Error>) -> Option<T> {
         if self.stream.is_none() && self.tried.is_none_or(|at| at.elapsed() >= TRIES_EVERY) {
             self.tried = Some(Instant::now());
-            let (state, host) = (&self.device.state, process::host_name());
-            let wanted = |id| Wanted::of(state, id, &host, false);
-            self.stream = state.id().and_then(|id| dial(&wanted(id), silent).ok());
+            if let Some(at) = self.lookup.changed(&self.device.state) {
+                self.device.state.at = at;
+            }
+            self.stream = self.lookup.dial(&self.device.state, false, silent, PATIENCE).ok();
         }
         let done = order(self.stream.as_mut()?);
         if done.is_err() {
@@ -141,7 +143,8 @@ impl Teller {
     /// # Errors
     /// No thread can be had.
     pub fn start(probe: Probe, devices: Vec<Device>, silent: Duration) -> std::io::Result<Teller> {
-        let told = |device| Told { device, stream: None, tried: None, marks: Marks::default() };
+        let told =
+            |device| Told { device, stream: None, tried: None, lookup: Lookup::default(), marks: Marks::default() };
         let mut told: Vec<Told> = devices.into_iter().map(told).collect();
         let over = Arc::new(AtomicBool::new(false));
         let asked = Arc::clone(&over);

@@ -1,15 +1,17 @@
 //! The watch over devices that the kernel swaps to: new streams for those that were cut, and how
 //! their volumes are doing.
 
+use crate::device::Room;
 use crate::freed::{self, Probe};
-use crate::names::Names;
+use crate::leaving::{Leaving, Then};
+use crate::names::{Lookup, Names};
 use crate::nbd::{Client, Deaths};
 use crate::off;
 use crate::on::{Plan, path, say};
 use crate::pair::Pair;
 use crate::patience::{MOST_TIMES, Patience};
 use crate::state::{self, Held, State};
-use crate::stream::{PATIENCE, SHORT, Stream, Wanted, dial_within};
+use crate::stream::{PATIENCE, SHORT, Stream};
 use crate::tell::{self, Teller};
 use crate::{Error, device, mirror, report};
 use farmem_protocol::nbd::{GOING_DOWN, Report, TO_BE_EMPTIED};
@@ -26,8 +28,6 @@ pub(crate) const LOOKS_EVERY: Duration = Duration::from_secs(5);
 pub(crate) const TRIES_EVERY: Duration = Duration::from_secs(1);
 /// How long after the offer of a stream the end of the one before may be told.
 const SETTLES: Duration = Duration::from_secs(2);
-/// How long after a failed swapoff for a node that goes the next is tried. Memory may be free then.
-const GOES_AGAIN: Duration = Duration::from_secs(10);
 /// A volume that holds more of its size than this, where the node has less than that left for it,
 /// is near its end.
 const LITTLE: u64 = 64 << 20;
@@ -50,6 +50,8 @@ pub(crate) struct Watched {
     /// Another process gave the kernel its stream. If that one stands, the kernel takes no other
     /// until the node has ended it.
     takes_over: bool,
+    /// Where the node's name is looked up when it is not reached.
+    lookup: Lookup,
     /// When the token's file was changed last, as far as `asked` knows.
     token: Option<SystemTime>,
     /// The user was told already that the node is lost, or nearly full.
@@ -71,10 +73,7 @@ pub struct Watch {
     pub(crate) names: Names,
     /// Tells of the streams that the kernel gives up. `None` while it is listened to.
     died: Option<Died>,
-    /// When swapping could not be ended for a node that goes.
-    failed: Option<Instant>,
-    /// The user was told that there is no room for the pages of a node that is to be emptied.
-    is_full: bool,
+    leaving: Leaving,
 }
 
 /// The indexes of devices whose stream has died; `u32::MAX`: of any.
@@ -96,8 +95,8 @@ impl Watch {
         let known: Vec<&State> = devices.iter().map(|watched| &watched.held.state).collect();
         let names = if plan.mirror { Names::of(&plan.nodes, &known) } else { Names::default() };
         let (plan, is_probed, pair, died) = (plan.clone(), probe.is_some(), Pair::default(), Some(died));
-        let (teller, failed, is_full) = (None, None, false);
-        Watch { client, devices, plan, probe, is_probed, teller, pair, names, died, failed, is_full }
+        let (teller, leaving) = (None, Leaving::default());
+        Watch { client, devices, plan, probe, is_probed, teller, pair, names, died, leaving }
     }
 
     /// Watches until it is to end. `signals` were taken before any thread existed.
@@ -129,7 +128,7 @@ impl Watch {
         let done = off::undo(&mut self.client, &mut self.devices, &died);
         self.died = Some(died);
         if done.is_err() {
-            self.failed = Some(Instant::now());
+            self.leaving.failed(Instant::now());
             self.probe = self.is_probed.then(|| Probe::open().ok()).flatten();
         }
         done
@@ -190,43 +189,38 @@ impl Watch {
 
 impl Watch {
     /// Whether swapping is to be ended now, for nodes that go: those of the devices with these
-    /// flags.
-    ///
-    /// A node that goes down waits for a while, and each page that comes back meanwhile is saved.
-    /// One that is to be emptied stays: without room for all pages nothing is begun, which would
-    /// put the machine out of memory again and again.
+    /// flags ([`crate::leaving`]).
     fn leaves(&mut self, going: &[(u32, u64)]) -> bool {
         let left: Vec<u64> =
             going.iter().filter(|&&(index, _)| !self.does_without(index)).map(|&(_, flags)| flags).collect();
-        if left.is_empty() || self.failed.is_some_and(|at| at.elapsed() < GOES_AGAIN) {
-            return false;
+        let states: Vec<&State> = self.devices.iter().map(|watched| &watched.held.state).collect();
+        match self.leaving.look(&left, Instant::now(), || room_for(&states)) {
+            Then::Stays => false,
+            Then::Leaves => true,
+            Then::Lacks(used, free) => {
+                let (nodes, used, free) = (self.plan.nodes.join(" and "), bytes(used), bytes(free));
+                say(format_args!(
+                    "{nodes} is to be emptied: {used} are swapped to it, and {free} are free here: swapping goes on \
+                     until there is room"
+                ));
+                false
+            }
         }
-        let lacks = if left.iter().any(|flags| flags & GOING_DOWN != 0) { None } else { self.lacks() };
-        if let Some((used, free)) = lacks
-            && !std::mem::replace(&mut self.is_full, true)
-        {
-            let (nodes, used, free) = (self.plan.nodes.join(" and "), bytes(used), bytes(free));
-            say(format_args!(
-                "{nodes} is to be emptied: {used} are swapped to it, and {free} are free here: swapping goes on until \
-                 there is room"
-            ));
-        }
-        lacks.is_none()
     }
+}
 
-    /// Bytes that are swapped to these devices, and bytes that are free for them. `None`: there is
-    /// room.
-    fn lacks(&self) -> Option<(u64, u64)> {
-        // An area that is not found by any name may be full.
-        let mut areas: Vec<_> = self.devices.iter().map(|watched| &watched.held.state).collect();
-        areas.dedup_by_key(|state| state.device());
-        let (areas, used): (Vec<_>, Vec<_>) = (areas.iter())
-            .map(|state| (state.device().area(), state.size))
-            .map(|(area, size)| (area.clone(), device::used(&area).unwrap_or(size)))
-            .unzip();
-        let (used, room) = (used.iter().sum(), device::Room::beside(&areas));
-        (!room.holds(used)).then_some((used, room.free))
-    }
+/// Bytes that are swapped to these devices, and the room for them.
+fn room_for(states: &[&State]) -> (u64, Room) {
+    let mut areas = states.to_vec();
+    areas.dedup_by_key(|state| state.device());
+    let area = |state: &&State| {
+        let area = state.device().area();
+        // One that is not found by any name may be full.
+        let used = device::used(&area).unwrap_or(state.size);
+        (area, used)
+    };
+    let (areas, used): (Vec<_>, Vec<_>) = areas.iter().map(area).unzip();
+    (used.iter().sum(), Room::beside(&areas))
 }
 
 /// Begins to hear which streams the kernel gives up. `wakes`: a signal wakes the watcher, which has
@@ -304,6 +298,7 @@ impl Watched {
             tried: None,
             given: None,
             takes_over: true,
+            lookup: Lookup::default(),
             token: None,
             warned: false,
         }
@@ -397,14 +392,24 @@ impl Watched {
         }
     }
 
+    /// A stream of the volume. `data`: for the kernel.
+    fn dial(&mut self, data: bool, silent: Duration) -> Result<Stream, Error> {
+        if let Some(at) = self.lookup.changed(&self.held.state) {
+            // A note that fails is made at the next change. This watcher has the addresses.
+            let _ = self.held.set_addresses(at);
+        }
+        let within = self.reached_within();
+        self.lookup.dial(&self.held.state, data, silent, within)
+    }
+
     /// Gives the kernel a new stream for a dead one.
     fn revive(&mut self, client: &mut Client) {
-        let state = &self.held.state;
-        let Some(id) = state.id().filter(|_| !self.patience.is_lost()) else { return };
-        let host = process::host_name();
+        if self.patience.is_lost() {
+            return;
+        }
         let raised = Duration::from_secs(self.patience.raised_s());
-        let within = self.reached_within();
-        let dialled = dial_within(&Wanted::of(state, id, &host, true), self.timeout.max(raised), within);
+        let dialled = self.dial(true, self.timeout.max(raised));
+        let state = &self.held.state;
         let index = state.index;
         let (patience, has_s) = (&mut self.patience, &mut self.has_s);
         let done = dialled.and_then(|stream| {
@@ -446,18 +451,16 @@ impl Watched {
     /// Asks the node about the volume, and keeps its report. Returns the flags by which the node wants
     /// its pages to be brought back.
     fn look(&mut self) -> u64 {
-        let state = &self.held.state;
         // The node ends a volume with the token that it was last asked by: it is asked by a new one
         // before the old one is revoked.
-        let token = state.token_changed();
+        let token = self.held.state.token_changed();
         if std::mem::replace(&mut self.token, token) != token {
             self.asked = None;
         }
         if self.asked.is_none() && !self.dead {
-            let host = process::host_name();
-            let (wanted, within) = (|id| Wanted::of(state, id, &host, false), self.reached_within());
-            self.asked = state.id().and_then(|id| dial_within(&wanted(id), self.timeout, within).ok());
+            self.asked = self.dial(false, self.timeout).ok();
         }
+        let state = &self.held.state;
         let Some(report) = self.asked.as_mut().map(Stream::report) else { return 0 };
         let Ok(report) = report else {
             self.asked = None;
