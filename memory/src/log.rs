@@ -1,4 +1,5 @@
 //! The node's log: joins, leaves and refusals, one line each, and a flood as a count.
+//! ([`newcomers`]: which joins and leaves are one line.)
 //!
 //! ```text
 //!  worker ── event ─► is there a line for it? ──yes─► queue ─► the log's thread ─► standard error
@@ -10,11 +11,14 @@
 //! however many others come. Only the log's own thread writes, so a full pipe at standard error
 //! holds up nothing else. The thread sleeps while nothing is to be written.
 
+mod newcomers;
+
 use farmem_nic::events::{Event, Leaving, Refused, VolumeEvent};
 use farmem_nic::volumes::Volume;
 use farmem_nic::{MAX_MEMBERS, Member, Nic};
 use farmem_protocol::units::bytes;
 use farmem_protocol::wire::{VERSION, Verdict};
+use newcomers::{Gone, Newcomers, Process};
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -76,6 +80,7 @@ impl Allowance {
 struct Pending {
     allowances: [Allowance; COUNTED.len()],
     lines: VecDeque<String>,
+    newcomers: Newcomers,
     /// When counts were last told.
     told: Instant,
     /// The log is being dropped.
@@ -87,7 +92,14 @@ struct Pending {
 impl Pending {
     fn new(now: Instant) -> Pending {
         let full = Allowance { lines: BURST, since: now, untold: 0 };
-        Pending { allowances: [full; COUNTED.len()], lines: VecDeque::new(), told: now, ends: false, ended: false }
+        Pending {
+            allowances: [full; COUNTED.len()],
+            lines: VecDeque::new(),
+            newcomers: Newcomers::default(),
+            told: now,
+            ends: false,
+            ended: false,
+        }
     }
 
     /// Adds a line to be written, or counts the event if there is no line for it.
@@ -98,6 +110,46 @@ impl Pending {
         } else if allowance.take(now) {
             self.lines.push_back(line());
         }
+    }
+
+    /// Adds the lines of an event, which may be none, or those of members that have waited.
+    fn hear(&mut self, event: Event<'_>, now: Instant) {
+        let (kind, line) = said(event);
+        match event {
+            Event::Joined(member) => {
+                let at_once = self.newcomers.come(member.serial(), process(member), who(member), now);
+                self.join(at_once, now);
+            }
+            Event::Left(member, why, held) => {
+                match self.newcomers.go(member.serial(), why == Leaving::Farewell && held == 0) {
+                    Gone::Nothing => {}
+                    Gone::Visited(who) => self.add(Kind::Joined, now, || format!("came and went: {who}")),
+                    Gone::Both(who) => {
+                        self.join([who], now);
+                        self.add(kind, now, line);
+                    }
+                    Gone::Left => self.add(kind, now, line),
+                }
+            }
+            Event::Granted(member, _) => self.settle(process(member), now),
+            Event::Announced(child) => {
+                self.settle(process(child), now);
+                self.add(kind, now, line);
+            }
+            _ if kind == Kind::Other => {}
+            _ => self.add(kind, now, line),
+        }
+    }
+
+    /// The line of a process that has joined waits no longer.
+    fn settle(&mut self, process: Process, now: Instant) {
+        let settled = self.newcomers.settle(process);
+        self.join(settled, now);
+    }
+
+    /// Adds the lines of members that have joined.
+    fn join(&mut self, joined: impl IntoIterator<Item = String>, now: Instant) {
+        joined.into_iter().for_each(|who| self.add(Kind::Joined, now, || format!("joined: {who}")));
     }
 
     fn is_untold(&self) -> bool {
@@ -145,11 +197,16 @@ impl Log {
         let thread = std::thread::Builder::new().name("log".into()).spawn(move || writes.write(out))?;
         let hears = Arc::clone(&shared);
         nic.events.listen(move |event| {
-            let (kind, line) = said(event);
-            if kind == Kind::Other && !verbose {
-                return;
+            let now = Instant::now();
+            match (verbose, event) {
+                (true, _) => {
+                    let (kind, line) = said(event);
+                    hears.lock().add(kind, now, line);
+                }
+                // Of these nothing is told, and they may be many.
+                (false, Event::Attached(_) | Event::Cut(..) | Event::Released(_)) => return,
+                (false, _) => hears.lock().hear(event, now),
             }
-            hears.lock().add(kind, Instant::now(), line);
             hears.changed.notify_all();
         });
         Ok(Log { shared, thread: Some(thread) })
@@ -172,11 +229,14 @@ impl Drop for Log {
 }
 
 impl Shared {
-    /// The log's thread: writes lines as they come, and counts every [`COUNTS_EVERY`].
+    /// The log's thread: writes lines as they come or have waited, and counts every
+    /// [`COUNTS_EVERY`].
     fn write(&self, mut out: Box<dyn Write + Send>) {
         let mut pending = self.lock();
         loop {
             let (now, due) = (Instant::now(), pending.told + COUNTS_EVERY);
+            let settled = if pending.ends { pending.newcomers.all() } else { pending.newcomers.due(now) };
+            pending.join(settled, now);
             if let Some(line) = pending.lines.pop_front() {
                 drop(pending);
                 let _ = writeln!(out, "farmem: {line}");
@@ -186,15 +246,20 @@ impl Shared {
                 pending.lines.push_back(line);
             } else if pending.ends {
                 break;
-            } else if pending.is_untold() {
-                pending = match self.changed.wait_timeout(pending, due - now) {
-                    Ok((pending, _)) => pending,
-                    Err(poisoned) => poisoned.into_inner().0,
-                };
             } else {
-                // No event is without a line, so the next count covers the time from here on.
-                pending.told = now;
-                pending = self.changed.wait(pending).unwrap_or_else(|poisoned| poisoned.into_inner());
+                let counts = pending.is_untold().then_some(due);
+                if counts.is_none() {
+                    // No event is without a line, so the next count covers the time from here on.
+                    pending.told = now;
+                }
+                let until = counts.into_iter().chain(pending.newcomers.next()).min();
+                pending = match until {
+                    Some(until) => match self.changed.wait_timeout(pending, until.saturating_duration_since(now)) {
+                        Ok((pending, _)) => pending,
+                        Err(poisoned) => poisoned.into_inner().0,
+                    },
+                    None => self.changed.wait(pending).unwrap_or_else(|poisoned| poisoned.into_inner()),
+                };
             }
         }
         pending.ended = true;
@@ -226,6 +291,16 @@ fn says(member: &Member) -> String {
     }
 }
 
+/// A member that has joined.
+fn who(member: &Member) -> String {
+    format!("{}, run {:016x}{}", name(member), member.run_id(), says(member))
+}
+
+/// The process of a member; of an announced child, its parent.
+fn process(member: &Member) -> Process {
+    (member.run_id(), member.pid())
+}
+
 /// A volume, as operators know it.
 pub(crate) fn volume_name(volume: &Volume) -> String {
     format!("volume {:016x} of {} at {}", volume.name(), volume.names().host, volume.peer())
@@ -248,9 +323,7 @@ fn said(event: Event<'_>) -> (Kind, impl FnOnce() -> String) {
 
 fn line(event: Event<'_>) -> String {
     match event {
-        Event::Joined(member) => {
-            format!("joined: {}, run {:016x}{}", name(member), member.run_id(), says(member))
-        }
+        Event::Joined(member) => format!("joined: {}", who(member)),
         Event::Announced(member) => format!("joined: a child of {}, run {:016x}", name(member), member.run_id()),
         Event::Left(member, why, held) => {
             let why = match why {

@@ -81,6 +81,35 @@ fn who_joins_leaves_and_is_refused_has_a_line() {
     assert_eq!(of("farmem: connected"), 0, "{:#?}", read.lines());
 }
 
+/// One that names the TCP address of a node on its machine goes over to the node's Unix socket.
+#[test]
+fn a_process_that_joins_by_both_transports_has_one_line() {
+    let socket = std::env::temp_dir().join(format!("farmem-log-{}.sock", std::process::id()));
+    let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(socket.clone())];
+    let node = Node::start(&Config::new(4 * SLAB_BYTES, listen)).unwrap();
+    let read = Read::default();
+    let log = Log::start(node.nic(), false, Box::new(read.clone())).unwrap();
+    let join = |pid| {
+        let (timeout, grace) = (Duration::from_secs(30), Duration::from_secs(5));
+        let options = ConnectOptions { timeout, grace, run: [1; 16], pid, ..ConnectOptions::default() };
+        let at = node.addresses().iter().find(|at| matches!(at, NodeAddr::Tcp(_))).unwrap();
+        let session = Session::connect(at, &options).unwrap();
+        assert!(session.is_mapped());
+        session
+    };
+    // One that only reads, and one that is granted memory.
+    drop(join(77));
+    let session = join(78);
+    session.grant().unwrap();
+    drop(session);
+    within("it is told", || read.has("left: process 78"));
+    drop(log);
+    let lines: Vec<String> = read.lines().iter().map(|line| line.replacen("farmem: ", "", 1)).collect();
+    let of = |pid| lines.iter().filter(|line| line.contains(&format!("process {pid} "))).collect::<Vec<_>>();
+    assert!(of(77).len() == 1 && of(77)[0].starts_with("came and went: process 77 of "), "{lines:#?}");
+    assert!(of(78).len() == 2 && of(78)[0].starts_with("joined: ") && of(78)[1].starts_with("left: "), "{lines:#?}");
+}
+
 #[test]
 fn with_v_slabs_and_connections_have_lines_too() {
     let (node, at, read, _log) = start(true);

@@ -201,6 +201,11 @@ impl Member {
         run_id(&self.run)
     }
 
+    /// Its number at this node, which no other member has or had.
+    pub fn serial(&self) -> u64 {
+        self.serial
+    }
+
     /// The host's process.
     pub fn pid(&self) -> u32 {
         self.pid
