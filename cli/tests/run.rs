@@ -3,7 +3,8 @@
 #[allow(dead_code)] // Shared by test programs, each of which uses a part.
 mod common;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
@@ -50,6 +51,50 @@ fn signals_go_on_to_the_program() {
         signal(child.id(), &format!("-{name}"));
         assert_eq!(lines.next().unwrap().unwrap(), format!("got {name}"));
         assert_eq!(child.wait().unwrap().code(), Some(5));
+    }
+}
+
+/// A controller that gives a node at which nobody listens, until the test ends.
+fn gives_a_node_that_is_gone() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let (mut asked, mut piece) = (String::new(), [0; 4096]);
+            while !asked.ends_with('}') {
+                let n = stream.read(&mut piece).unwrap_or(0);
+                if n == 0 {
+                    break;
+                }
+                asked.push_str(&common::text(&piece[..n]));
+            }
+            let body = r#"{"nodes":[{"at":"127.0.0.1:1","domain":"d"}],"term":{"rack":1,"epoch":1}}"#;
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+            let _ = stream.write_all((head + body).as_bytes());
+        }
+    });
+    at
+}
+
+#[test]
+fn a_run_that_asks_for_nodes_ends_when_it_is_told_to() {
+    let place = Place::new();
+    let gone = gives_a_node_that_is_gone();
+    for (controller, waits) in [("127.0.0.1:1", "when a controller answers"), (&gone, "asked for other nodes")] {
+        for command in [
+            &["run", "--local", "16M", "--controller", controller, "--", "true"][..],
+            &["agent", "--controller", controller],
+        ] {
+            let mut child = place.farmem(command).stderr(Stdio::piped()).spawn().unwrap();
+            let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+            assert!(lines.any(|line| line.unwrap().contains(waits)), "{command:?}");
+            // Not one that asks to end: it is neither the end of the wait nor of the run.
+            signal(child.id(), "-USR1");
+            signal(child.id(), "-TERM");
+            let ended = child.wait().unwrap();
+            let expected = if command[0] == "run" { (None, Some(15)) } else { (Some(0), None) };
+            assert_eq!((ended.code(), ended.signal()), expected, "{command:?} {:?}", lines.collect::<Vec<_>>());
+        }
     }
 }
 

@@ -120,10 +120,29 @@ impl Signals {
 
     /// Waits for the next signal, at most `limit`; `None` when none came.
     pub fn next(&self, limit: Duration) -> Option<Arrived> {
+        Signals::wait(&self.taken, limit)
+    }
+
+    /// Waits for a signal that asks to end, at most `limit`. Others stay, for [`Signals::next`].
+    pub fn end_within(&self, limit: Duration) -> Option<Arrived> {
+        let mut ends = MaybeUninit::<libc::sigset_t>::uninit();
+        let hangs_up = self.hangs_up.then_some(libc::SIGHUP);
+        // SAFETY: sigemptyset initializes the set that it is given.
+        let ends = unsafe {
+            libc::sigemptyset(ends.as_mut_ptr());
+            for end in [libc::SIGTERM, libc::SIGINT].into_iter().chain(hangs_up) {
+                libc::sigaddset(ends.as_mut_ptr(), end);
+            }
+            ends.assume_init()
+        };
+        Signals::wait(&ends, limit)
+    }
+
+    fn wait(which: &libc::sigset_t, limit: Duration) -> Option<Arrived> {
         let limit = libc::timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos() as _ };
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         // SAFETY: all three are live for the call; zero is a valid siginfo.
-        let number = unsafe { libc::sigtimedwait(&self.taken, info.as_mut_ptr(), &limit) };
+        let number = unsafe { libc::sigtimedwait(which, info.as_mut_ptr(), &limit) };
         if number <= 0 {
             return None;
         }
@@ -441,6 +460,23 @@ mod tests {
         };
         assert_eq!(change, Change::Exited(0));
         assert!(change_of(child).is_err());
+    }
+
+    /// Both are of this thread alone: others of the test's process have them not blocked.
+    #[test]
+    fn a_wait_for_an_end_leaves_other_signals() {
+        let signals = Signals::take().unwrap();
+        let raise = |signal| {
+            // SAFETY: no memory is involved; the signal is blocked in this thread.
+            unsafe { libc::raise(signal) };
+        };
+        raise(libc::SIGUSR1);
+        assert_eq!(signals.end_within(Duration::ZERO), None);
+        raise(libc::SIGTERM);
+        let number = |arrived: Option<Arrived>| arrived.map(|arrived| arrived.number);
+        assert_eq!(number(signals.end_within(Duration::from_secs(60))), Some(libc::SIGTERM));
+        assert_eq!(number(signals.next(Duration::from_secs(60))), Some(libc::SIGUSR1));
+        signals.release();
     }
 
     #[test]

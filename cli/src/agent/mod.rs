@@ -27,7 +27,7 @@ use farmem_sys::probe;
 use farmem_sys::process::Signals;
 
 use crate::failure::Failure;
-use crate::rack::nodes::{Asker, Unreached};
+use crate::rack::nodes::{Asker, NoNodes, Unreached};
 use crate::size::{self, Size};
 use crate::{forbidden, runtime_dir, units};
 pub use node::Options as NodeOptions;
@@ -238,7 +238,13 @@ fn begin(
         return Ok((node, agent));
     };
     crate::confined::begin();
-    let (mut nodes, agent) = asker.reached(signals, |nodes| start(&nodes[0].at).map_err(unreached))?;
+    let reached = asker.reached(signals, |nodes| start(&nodes[0].at).map_err(unreached));
+    let (mut nodes, agent) = match reached {
+        // It serves nobody yet, and ends as an agent that is told to end.
+        Err(NoNodes::Ended(_)) => std::process::exit(0),
+        Err(NoNodes::Failed(failure)) => return Err(failure),
+        Ok(reached) => reached,
+    };
     Ok((nodes.swap_remove(0).at, agent))
 }
 

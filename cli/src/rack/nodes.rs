@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use farmem_control::api::{Figures, GivenNode, Want};
 use farmem_control::client::{AskError, Client};
 use farmem_fabric::{ConnectError, NodeAddr, RunNode};
-use farmem_sys::process::{self, Signals};
+use farmem_sys::process::{self, Arrived, Signals};
 use farmem_trust::Key;
 
 use crate::counters::{Counts, Sample};
@@ -41,6 +41,20 @@ impl From<ConnectError> for Unreached {
     }
 }
 
+/// Why there are no nodes.
+pub enum NoNodes {
+    /// A signal asked to end while the controller was asked again. No other signal was taken.
+    Ended(Arrived),
+    /// What the caller ends with.
+    Failed(Failure),
+}
+
+impl From<Failure> for NoNodes {
+    fn from(failure: Failure) -> NoNodes {
+        NoNodes::Failed(failure)
+    }
+}
+
 /// A run's place at a controller.
 #[derive(Clone)]
 pub struct Asker {
@@ -63,8 +77,8 @@ impl Asker {
     /// that.
     ///
     /// # Errors
-    /// No controller, or it has none to give.
-    pub fn first(&mut self, signals: &Signals) -> Result<Vec<RunNode>, Failure> {
+    /// No controller, or it has none to give; or such a signal.
+    fn first(&mut self, signals: &Signals) -> Result<Vec<RunNode>, NoNodes> {
         let (until, mut told) = (Instant::now() + WAITS, false);
         let asked = loop {
             match self.ask() {
@@ -75,15 +89,16 @@ impl Asker {
                             WAITS.as_secs()
                         );
                     }
-                    if signals.next(ASK_EVERY).is_some_and(|arrived| signals.asks_to_end(arrived)) {
-                        break Err(e);
+                    if let Some(arrived) = signals.end_within(ASK_EVERY) {
+                        return Err(NoNodes::Ended(arrived));
                     }
                 }
                 asked => break asked,
             }
         };
         asked.map_err(|e| Failure::no_node(format!("--controller: {e}")))?.ok_or_else(|| {
-            Failure::no_node(format!("--controller {}: it gave no address that can be used", self.client.address()))
+            let at = self.client.address();
+            Failure::no_node(format!("--controller {at}: it gave no address that can be used")).into()
         })
     }
 
@@ -97,7 +112,7 @@ impl Asker {
         &mut self,
         signals: &Signals,
         mut reach: impl FnMut(&[RunNode]) -> Result<T, Unreached>,
-    ) -> Result<(Vec<RunNode>, T), Failure> {
+    ) -> Result<(Vec<RunNode>, T), NoNodes> {
         let (until, mut told) = (Instant::now() + GONE, false);
         loop {
             let nodes = self.first(signals)?;
@@ -108,11 +123,11 @@ impl Asker {
                         eprintln!("farmem: {}; the controller is asked for other nodes", failure.line);
                     }
                     self.want.held.clear();
-                    if signals.next(ASK_EVERY / 4).is_some_and(|arrived| signals.asks_to_end(arrived)) {
-                        return Err(failure);
+                    if let Some(arrived) = signals.end_within(ASK_EVERY / 4) {
+                        return Err(NoNodes::Ended(arrived));
                     }
                 }
-                Err(Unreached { failure, .. }) => return Err(failure),
+                Err(Unreached { failure, .. }) => return Err(failure.into()),
             }
         }
     }
@@ -263,7 +278,7 @@ mod tests {
             tried += 1;
             Err(ConnectError::Token { node: nodes[0].at.to_string(), why: "no" }.into())
         };
-        let failure = asker.reached(&signals, reach).err().unwrap();
+        let Err(NoNodes::Failed(failure)) = asker.reached(&signals, reach) else { panic!("it was reached") };
         assert_eq!((failure.status, tried), (72, 1));
     }
 }

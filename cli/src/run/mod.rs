@@ -49,7 +49,7 @@ use far::Far;
 pub use plan::{Nodes, Plan, Protection};
 pub use summary::Outcome;
 
-use crate::rack::nodes::Asker;
+use crate::rack::nodes::{Asker, NoNodes};
 pub use far::{RunName, run_node};
 use roster::Roster;
 use stranded::Stranded;
@@ -305,8 +305,13 @@ fn join(
     let reach = |nodes: &[RunNode]| Far::connect(nodes, run, plan.spec.transport, plan.spec.grace, program, trust);
     let far = match &mut asker {
         Some(asker) => {
-            let (given, far) = asker.reached(signals, |nodes| Ok(reach(nodes)?))?;
-            nodes = given;
+            let far;
+            (nodes, far) = match asker.reached(signals, |nodes| Ok(reach(nodes)?)) {
+                Ok(reached) => reached,
+                Err(NoNodes::Failed(failure)) => return Err(failure),
+                // The program has not begun, and would have ended so.
+                Err(NoNodes::Ended(arrived)) => Ending::Killed(arrived.number).imitate(),
+            };
             far
         }
         None => reach(&nodes).map_err(Failure::no_node)?,

@@ -58,7 +58,8 @@ impl Slabs {
         self.0[0].0.lock().iter().map(|(id, mapping)| (*id, mapping.extent())).collect()
     }
 
-    /// [`Mapping::discard`] of a slab. False: it is not mapped.
+    /// [`Mapping::discard`] of a slab. False: it is not mapped. A copy of another table that is under
+    /// way may come before or after: the caller is whose range it is, and has none under way.
     pub fn discard(&self, id: SlabId, offset: u64, len: u64) -> bool {
         self.0[0].0.lock().get(&id).is_some_and(|mapping| mapping.discard(offset, len))
     }
