@@ -47,9 +47,15 @@ impl Lane {
         Lane { ways: Some(ways), memory }
     }
 
+    /// All verbs go through here. In a forked child the connections are the parent's, and nothing is
+    /// sent or taken by them.
     pub(crate) fn parts(&mut self) -> (&mut Ways, &Inner) {
         let inner = &*self.memory.inner;
-        (self.ways.get_or_insert_with(|| Ways::new(inner.shards.len())), inner)
+        let ways = self.ways.get_or_insert_with(|| Ways::new(inner.shards.len()));
+        if inner.is_forked() {
+            ways.end_in_child();
+        }
+        (ways, inner)
     }
 
     /// See [`Memory::read`].

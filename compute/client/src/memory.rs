@@ -64,7 +64,7 @@ impl Inner {
     /// mistake: other processes may have made another one since.
     #[inline]
     pub fn watch(&self) {
-        if !self.is_watched {
+        if !self.is_watched || self.is_forked() {
             return;
         }
         let (now, before) = (self.begun.elapsed().as_millis() as u64, self.watched_ms.load(Ordering::Relaxed));
@@ -82,6 +82,19 @@ impl Inner {
     #[inline]
     pub fn is_forked(&self) -> bool {
         self.here.load(Ordering::Relaxed) == 0
+    }
+
+    /// # Errors
+    /// [`Error::Forked`] in a forked child.
+    #[inline]
+    pub fn unless_forked(&self) -> Result<()> {
+        if self.is_forked() { Err(Error::Forked) } else { Ok(()) }
+    }
+
+    /// A node, to be asked for something: by its parent's connection a child would be given, or take,
+    /// the answers to the parent's questions.
+    pub fn shard(&self, node: usize) -> Result<&Shard> {
+        self.unless_forked().map(|()| &self.shards[node])
     }
 
     fn ways(&self) -> Ways {

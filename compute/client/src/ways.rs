@@ -133,6 +133,25 @@ impl Ways {
         self.links.iter_mut().filter_map(Option::take).for_each(QueuePair::forget_in_child);
     }
 
+    /// In a forked child: ends the parent's operations here, as refused. No queue pair is made again.
+    #[cold]
+    pub fn end_in_child(&mut self) {
+        self.forget_in_child();
+        self.end_all(Error::Forked, |_| true);
+    }
+
+    /// Ends the operations under way at such nodes.
+    fn end_all(&mut self, why: Error, at_node: impl Fn(usize) -> bool) {
+        for at in 0..self.operations.len() {
+            let operation = &mut self.operations[at];
+            if operation.left > 0 && at_node(operation.node) {
+                operation.left = 0;
+                self.under_way -= 1;
+                self.fail(Number(at as u32), why.clone());
+            }
+        }
+    }
+
     /// Drops all queue pairs: from here on nobody touches a buffer.
     pub fn abandon(&mut self) {
         self.links.iter_mut().for_each(|link| *link = None);
@@ -261,9 +280,7 @@ impl Ways {
     /// The slab of an address, if the range lies within it.
     pub fn slab(&mut self, inner: &Inner, at: Addr, len: u64) -> Result<SlabId> {
         let range = Error::Range { at, len };
-        if inner.is_forked() {
-            return Err(Error::Forked);
-        }
+        inner.unless_forked()?;
         let Some(number) = at.slab().checked_sub(1).filter(|_| at.node() < self.slabs.len()) else { return Err(range) };
         if at.offset() + len > SLAB_BYTES {
             return Err(range);
@@ -271,7 +288,7 @@ impl Ways {
         if let Some(&slab) = self.slabs[at.node()].get(number) {
             return Ok(slab);
         }
-        self.slabs[at.node()] = inner.shards[at.node()].up_to(number + 1)?;
+        self.slabs[at.node()] = inner.shard(at.node())?.up_to(number + 1)?;
         self.slabs[at.node()].get(number).copied().ok_or(range)
     }
 
@@ -359,14 +376,7 @@ impl Ways {
     fn lose(&mut self, node: usize, why: Error) {
         self.links[node] = None;
         self.barred[node] = Some(why.clone());
-        for at in 0..self.operations.len() {
-            let operation = &mut self.operations[at];
-            if operation.left > 0 && operation.node == node {
-                operation.left = 0;
-                self.under_way -= 1;
-                self.fail(Number(at as u32), why.clone());
-            }
-        }
+        self.end_all(why, |at| at == node);
     }
 
     fn end(&mut self, number: Number) -> Ended {

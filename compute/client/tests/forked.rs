@@ -6,7 +6,8 @@
 mod common;
 
 use common::{WAYS, builder, node};
-use farmem::{Addr, Error};
+use farmem::{Addr, Completion, Error, Lane};
+use std::time::{Duration, Instant};
 
 /// Runs `work` in a forked child. Whether it returned true.
 fn in_child(work: impl FnOnce() -> bool) -> bool {
@@ -49,5 +50,71 @@ fn a_child_is_refused_and_its_parent_goes_on() {
         }));
         assert_eq!((private.load(pieces[0]), shared.fetch_add(pieces[1], 1)), (Ok(7), Ok(0)));
         assert_eq!((private.free(pieces[0]), shared.free(pieces[1]), private.check()), (Ok(()), Ok(()), Ok(())));
+    }
+}
+
+/// All that is under way in a lane, as it ends.
+fn ended(lane: &mut Lane) -> Vec<Completion> {
+    let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+    while lane.in_flight() > 0 {
+        assert!(Instant::now() < until, "not within 60 s");
+        lane.wait(&mut done, Duration::from_secs(1));
+    }
+    done
+}
+
+/// The bytes that come for the parent are not taken by the child, which has the same sockets.
+#[test]
+fn a_child_takes_nothing_that_comes_for_its_parent() {
+    const LEN: usize = 1 << 20;
+    for way in WAYS {
+        let node = node(2);
+        let memory = builder(&[&node], way).connect().unwrap();
+        let at: Vec<Addr> = (0..2).map(|_| memory.alloc(LEN as u64).unwrap()).collect();
+        let bytes: Vec<Vec<u8>> =
+            (0..2usize).map(|n| (0..LEN).map(|i| (i * 7 + i / 251 + n) as u8).collect()).collect();
+        at.iter().zip(&bytes).for_each(|(at, bytes)| memory.write(*at, bytes).unwrap());
+        let mut lane = memory.lane().unwrap();
+        for _ in 0..10 {
+            at.iter().zip(0..).for_each(|(at, tag)| lane.post_read(tag, *at, vec![0; LEN]));
+            lane.ring();
+            assert!(in_child(|| {
+                let mut done = Vec::new();
+                for _ in 0..1000 {
+                    lane.poll(&mut done);
+                }
+                // What the parent waits for has ended here.
+                lane.in_flight() == 0 && done.len() == 2 && done.iter().all(|one| one.result == Err(Error::Forked))
+            }));
+            for Completion { tag, result, buffer, .. } in ended(&mut lane) {
+                assert_eq!(result, Ok(0));
+                assert!(buffer == bytes[tag as usize], "wrong bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_child_sends_nothing_for_its_parent() {
+    for way in WAYS {
+        let node = node(2);
+        let shared = builder(&[&node], way).region("r").create(true).connect().unwrap();
+        let word = shared.alloc_zeroed(8).unwrap();
+        let mut lane = shared.lane().unwrap();
+        for n in 0..5 {
+            lane.post_fetch_add(7, word, 1);
+            assert!(in_child(|| {
+                let refused = lane.load(word) == Err(Error::Forked);
+                lane.ring();
+                // Nor on the connection by which nodes are asked for memory.
+                let asked = [lane.pieces().map(drop), lane.alloc_at(word, 8), lane.alloc(2 << 20).map(drop)];
+                refused && asked.iter().all(|asked| *asked == Err(Error::Forked))
+            }));
+            assert_eq!(lane.in_flight(), 1);
+            let [one] = &ended(&mut lane)[..] else { panic!("not one") };
+            assert_eq!((one.tag, &one.result), (7, &Ok(n)));
+            shared.alloc(2 << 20).unwrap();
+        }
+        assert_eq!(shared.load(word), Ok(5));
     }
 }

@@ -89,6 +89,7 @@ impl Lane {
     pub fn alloc(&mut self, bytes: u64) -> Result<Addr> {
         let order = table::order_of(bytes).ok_or(Error::Size(bytes))?;
         let inner = self.inner();
+        inner.unless_forked()?;
         let (count, turn) = (inner.shards.len(), inner.pieces.turn.fetch_add(1, Ordering::Relaxed));
         let mut nodes: Vec<usize> = (0..count).map(|n| (turn + n) % count).collect();
         // Nodes that had no memory lately are asked last.
@@ -126,9 +127,7 @@ impl Lane {
     /// See [`crate::Memory::free`].
     pub fn free(&mut self, piece: Addr) -> Result<()> {
         let inner = self.inner();
-        if inner.is_forked() {
-            return Err(Error::Forked);
-        }
+        inner.unless_forked()?;
         let (node, chunk) = (piece.node(), (piece.offset() / CHUNK) as usize);
         let slab =
             piece.slab().checked_sub(1).filter(|_| node < inner.shards.len() && piece.offset().is_multiple_of(CHUNK));
@@ -166,6 +165,8 @@ impl Lane {
 
     /// See [`crate::Memory::pieces_on`].
     pub fn pieces_on(&mut self, node: usize) -> Result<Vec<Piece>> {
+        // A lock that another thread of the parent's held at the fork is held for ever.
+        self.inner().unless_forked()?;
         if node >= self.inner().shards.len() {
             return Err(Error::Nodes(node));
         }
@@ -185,6 +186,7 @@ impl Lane {
     /// See [`crate::Memory::alloc_at`].
     pub fn alloc_at(&mut self, piece: Addr, bytes: u64) -> Result<()> {
         let order = table::order_of(bytes).ok_or(Error::Size(bytes))?;
+        self.inner().unless_forked()?;
         let (node, first) = (piece.node(), (piece.offset() / CHUNK) as usize);
         let span = Span { first, order };
         let known = node < self.inner().shards.len() && self.inner().region.is_some();
@@ -195,7 +197,7 @@ impl Lane {
             if slabs > slab {
                 break;
             }
-            let grown = self.inner().shards[node].grow(slabs)?.len();
+            let grown = self.inner().shard(node)?.grow(slabs)?.len();
             if grown <= slabs {
                 return Err(Error::Size(bytes));
             }
@@ -222,9 +224,7 @@ impl Lane {
     }
 
     fn alloc_of(&mut self, node: usize, order: u32) -> Result<Addr> {
-        if self.inner().is_forked() {
-            return Err(Error::Forked);
-        }
+        self.inner().unless_forked()?;
         if let Some(lost) = self.inner().shards[node].session().standing().loss() {
             return Err(lost.into());
         }
@@ -245,7 +245,7 @@ impl Lane {
                 continue;
             }
             let known = self.inner().pieces.nodes[node].lock().tables.len();
-            match self.inner().shards[node].grow(known) {
+            match self.inner().shard(node)?.grow(known) {
                 Ok(slabs) if slabs.len() > known => self.add_tables(node, slabs.len())?,
                 // As many as addresses can name.
                 Ok(_) => return Err(Error::Size(CHUNK << order)),
@@ -337,7 +337,7 @@ impl Lane {
 
     /// Reads all tables of a region at a node.
     fn read_tables(&mut self, node: usize) -> Result<()> {
-        let slabs = self.inner().shards[node].up_to(usize::MAX)?.len();
+        let slabs = self.inner().shard(node)?.up_to(usize::MAX)?.len();
         self.add_tables(node, slabs)
     }
 
