@@ -24,7 +24,7 @@ use farmem_fabric::{ConnectError, NodeAddr, Transport, Trust};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_run::exit;
 use farmem_sys::probe;
-use farmem_sys::process::Signals;
+use farmem_sys::process::{self, Signals};
 
 use crate::failure::Failure;
 use crate::rack::nodes::{Asker, NoNodes, Unreached};
@@ -130,6 +130,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     if options.detach {
         return start::detached(&dir);
     }
+    // Programs hold a descriptor or more each, and as many may be under way to them as it may have.
+    process::raise_descriptor_limit();
     // Before any thread, so that signals come to the one that waits for them.
     let signals = Signals::take().map_err(|e| Failure::usage(format!("cannot take over signals: {e}")))?;
     let trust = options.token.trust()?;

@@ -137,6 +137,21 @@ fn who_does_not_read_its_answers_is_shown_out() {
     bystander.checks_out();
 }
 
+/// The kernel bounds the descriptors that are under way for all programs of a user.
+#[test]
+fn who_takes_no_descriptors_is_shown_out() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let bystander = Bystander::new(&host);
+    let mut liar = Liar::new(&host);
+    let own = liar.chunk();
+    for _ in 0..64 {
+        liar.say(Up::Map(own.block).bits());
+    }
+    assert_eq!(liar.verdict(), UNREAD);
+    bystander.checks_out();
+}
+
 /// A flood of sound requests: the flooder's own clerk is busy, and others are served.
 #[test]
 fn a_flood_is_served_and_others_too() {

@@ -6,7 +6,7 @@
 //! that it held is kept from others until its process has ended.
 
 use super::Service;
-use super::seat::{Seat, pass, tell};
+use super::seat::{Passed, Seat, pass, tell};
 use crate::blocks::{Claimed, LOOK_NS, Memory};
 use crate::hello::{Located, Mapped, Reached};
 use crate::ring::{Consumer, Producer};
@@ -274,7 +274,10 @@ impl Service {
                 let mapped = Mapped { block: block.0 as u64, name, len, offset: 0 };
                 let passed = pass(&seat.stream, mapped.as_bytes(), fd);
                 descriptors::close(fd);
-                passed
+                match passed {
+                    Passed::Crowded => return Ok(Some(Refusal::System)),
+                    passed => passed == Passed::Sent,
+                }
             }
             Ok((node, Memory::Elsewhere(keys))) => {
                 let mut said = Reached { block: block.0 as u64, node, keys: keys.len() as u64 }.as_bytes().to_vec();

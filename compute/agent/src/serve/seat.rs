@@ -10,6 +10,7 @@ use crate::word::BlockId;
 use farmem_protocol::wire::ANY_QUEUE;
 use farmem_protocol::wire::text::is_plain;
 use farmem_sys::descriptors;
+use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use farmem_sys::{process, shared, socket};
 use std::io::{self, Read, Write};
@@ -24,6 +25,12 @@ use zerocopy::{FromZeros, IntoBytes};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How much longer it may take to declare what it holds.
 const DECLARING: Duration = Duration::from_secs(8);
+
+/// Bytes that an application may leave unread when a descriptor is sent, with what the kernel needs to
+/// hold them. An honest one waits for each block that it maps.
+const UNREAD: usize = 16 << 10;
+/// How long a descriptor waits for others that are under way.
+const CROWDED: Duration = Duration::from_secs(1);
 
 /// An application that is here.
 pub struct Seat {
@@ -127,7 +134,7 @@ impl Service {
         // at once.
         self.waker.wake();
         let welcome = Welcome { magic: MAGIC, status: Entry::Welcome as u32, text: 0, token };
-        if !pass(&stream, welcome.as_bytes(), fd) {
+        if pass(&stream, welcome.as_bytes(), fd) != Passed::Sent {
             seat.end();
         }
         descriptors::close(fd);
@@ -233,7 +240,33 @@ pub(super) fn tell(stream: &UnixStream, bytes: &[u8]) -> bool {
     socket::send_bytes(stream.as_raw_fd(), bytes) == Ok(bytes.len())
 }
 
-/// Sends a short frame and a descriptor, without waiting. False when the socket takes no more.
-pub(super) fn pass(stream: &UnixStream, bytes: &[u8], fd: i32) -> bool {
-    socket::send_frame(stream.as_raw_fd(), bytes, fd) == Ok(bytes.len())
+/// How the sending of a descriptor ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Passed {
+    Sent,
+    /// Nobody reads at the other end.
+    Unread,
+    /// The kernel lets this user have no more descriptors under way: others do not take theirs.
+    Crowded,
+}
+
+/// Sends a short frame and a descriptor. Waits for [`CROWDED`] at most.
+pub(super) fn pass(stream: &UnixStream, bytes: &[u8], fd: i32) -> Passed {
+    let begun = Instant::now();
+    loop {
+        // The limit is the user's: one program's descriptors must not use it up.
+        if socket::untaken(stream.as_raw_fd()) > UNREAD {
+            return Passed::Unread;
+        }
+        match socket::send_frame(stream.as_raw_fd(), bytes, fd) {
+            Ok(sent) if sent == bytes.len() => return Passed::Sent,
+            Err(Errno(libc::ETOOMANYREFS | libc::ENOBUFS | libc::ENOMEM)) => {
+                if begun.elapsed() >= CROWDED {
+                    return Passed::Crowded;
+                }
+                std::thread::sleep(CROWDED / 100);
+            }
+            _ => return Passed::Unread,
+        }
+    }
 }
