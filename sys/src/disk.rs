@@ -1,20 +1,29 @@
 //! A file without a name, for pages: the runtime's own, beside a program that has limits on files.
 //!
 //! A forked child has the same file. Places in it are handed out by a counter that both share.
+//!
+//! The kernel names an error of the disk once for each description of the file. So a child has a
+//! description of its own, opened before the fork ([`PageFile::again`]): errors from then on are named to
+//! both, and earlier ones were kept. An error that one of them has seen is also in memory that both
+//! share, for where no description could be opened.
 
 use crate::descriptors::{close, own_fd, spare};
 use crate::raw::{Errno, checked, syscall};
-use crate::sync::Lock;
 use std::ffi::CStr;
-use std::sync::atomic::AtomicU64;
+use std::io::Write;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// The file. It is gone when the last process that has it has ended.
 pub struct PageFile {
     fd: i32,
-    /// Why the disk did not take something, once it has not.
-    failed: Lock<Option<Errno>>,
-    /// In memory that forked children share.
-    pub next: &'static AtomicU64,
+    shared: &'static Shared,
+}
+
+/// In memory that forked children share.
+struct Shared {
+    next: AtomicU64,
+    /// Why the disk did not take something, once it has not. 0: it has taken all.
+    failed: AtomicI32,
 }
 
 impl PageFile {
@@ -23,7 +32,7 @@ impl PageFile {
     /// # Errors
     /// The error of open(2).
     pub fn new_in(dir: &CStr) -> Result<PageFile, Errno> {
-        let next = shared_word()?;
+        let shared = Shared::new()?;
         let open = |path: &CStr, flags: i32| {
             let flags = (flags | libc::O_RDWR | libc::O_CLOEXEC) as usize;
             // SAFETY: a live path.
@@ -42,7 +51,36 @@ impl PageFile {
             }
             other => other?,
         };
-        Ok(PageFile { fd: own_fd(fd as i32)?, failed: Lock::new(None), next })
+        Ok(PageFile { fd: own_fd(fd as i32)?, shared })
+    }
+
+    /// A counter that forked children share.
+    pub fn next(&self) -> &'static AtomicU64 {
+        &self.shared.next
+    }
+
+    /// Before a fork: the file again, by a description of its own, for the child.
+    ///
+    /// # Errors
+    /// The error of open(2): there is no `/proc`, say.
+    pub fn again(&self) -> Result<i32, Errno> {
+        let mut path = [0u8; 32];
+        // The rest stays 0, and there is enough.
+        let _ = write!(&mut path[..31], "/proc/self/fd/{}", self.fd);
+        let flags = (libc::O_RDWR | libc::O_CLOEXEC) as usize;
+        // SAFETY: a live path that ends in 0.
+        let fd = unsafe {
+            spare::made(libc::SYS_openat, [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags, 0, 0, 0])?
+        };
+        own_fd(fd as i32)
+    }
+
+    /// In a forked child: takes the description that was opened for it. Without one, or if this fails,
+    /// it keeps its parent's.
+    pub fn become_own(&self, again: i32) {
+        // SAFETY: no pointers. The number is this file's before and after.
+        unsafe { syscall(libc::SYS_dup3, [again as usize, self.fd as usize, libc::O_CLOEXEC as usize, 0, 0, 0]) };
+        close(again);
     }
 
     /// Reads `len` bytes at an offset. Bytes that were never written read as zero. So do bytes that
@@ -196,14 +234,21 @@ impl PageFile {
     /// # Errors
     /// Why it has failed.
     pub fn check(&self) -> Result<(), Errno> {
-        let mut failed = self.failed.lock();
         let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE as usize;
         // SAFETY: no pointers.
         let waited = unsafe { checked(libc::SYS_sync_file_range, [self.fd as usize, 0, 4096, flags, 0, 0]) };
         if let Err(e @ Errno(libc::EIO | libc::ENOSPC | libc::EDQUOT)) = waited {
-            failed.get_or_insert(e);
+            self.note(e);
         }
-        failed.map_or(Ok(()), Err)
+        match self.shared.failed.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            why => Err(Errno(why)),
+        }
+    }
+
+    /// The first error stays.
+    fn note(&self, why: Errno) {
+        let _ = self.shared.failed.compare_exchange(0, why.0, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
 
@@ -229,14 +274,16 @@ fn named(dir: &CStr) -> Result<std::ffi::CString, Errno> {
     std::ffi::CString::new(path).map_err(|_| Errno(libc::EINVAL))
 }
 
-/// A word, zero, that this process and its forked children share for good.
-fn shared_word() -> Result<&'static AtomicU64, Errno> {
-    let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-    let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
-    // SAFETY: a new mapping at an address of the kernel's choice, never unmapped.
-    unsafe {
-        let at = checked(libc::SYS_mmap, [0, 4096, prot, flags, usize::MAX, 0])?;
-        Ok(&*(at as *const AtomicU64))
+impl Shared {
+    /// All zero; this process and its forked children have it for good.
+    fn new() -> Result<&'static Shared, Errno> {
+        let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
+        // SAFETY: a new mapping at an address of the kernel's choice, never unmapped.
+        unsafe {
+            let at = checked(libc::SYS_mmap, [0, 4096, prot, flags, usize::MAX, 0])?;
+            Ok(&*(at as *const Shared))
+        }
     }
 }
 
@@ -270,5 +317,55 @@ mod tests {
         assert!(file.read_settled(1 << 30, &mut found).is_err(), "beyond its end");
         assert!(PageFile::new_in(c"/dev/shm").is_ok_and(|file| file.is_in_memory()));
         assert!(PageFile::new_in(c"/no/such/directory").is_err());
+    }
+
+    /// Runs `work` in a forked child. Whether it returned true.
+    fn in_child(work: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child calls `work` and ends, without the parent's destructors.
+        match unsafe { libc::fork() } {
+            // SAFETY: it ends.
+            0 => unsafe { libc::_exit(i32::from(!work())) },
+            child => {
+                let mut status = 0;
+                // SAFETY: a live integer.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+            }
+        }
+    }
+
+    #[test]
+    fn a_child_has_a_description_of_its_own() {
+        let file = PageFile::new_in(c"/tmp").unwrap();
+        let (parent, again) = (crate::raw::getpid() as usize, file.again().unwrap());
+        // KCMP_FILE: 0 if both have one description.
+        let is_one = |fd: i32| {
+            let args = [parent, crate::raw::getpid() as usize, 0, file.fd as usize, fd as usize, 0];
+            // SAFETY: no pointers.
+            unsafe { checked(libc::SYS_kcmp, args) }
+        };
+        let knows = is_one(file.fd) == Ok(0);
+        assert!(in_child(|| {
+            let before = is_one(file.fd);
+            file.become_own(again);
+            let wrote = file.write_bytes(4096, &[7; 4096]).is_ok() && file.check().is_ok();
+            wrote && (!knows || (before == Ok(0) && is_one(file.fd) != Ok(0)))
+        }));
+        close(again);
+        let mut found = [0; 4096];
+        file.read_settled(4096, &mut found).unwrap();
+        assert_eq!(found, [7; 4096]);
+    }
+
+    #[test]
+    fn what_one_process_was_told_of_the_disk_all_know() {
+        let file = PageFile::new_in(c"/tmp").unwrap();
+        assert_eq!(file.check(), Ok(()));
+        assert!(in_child(|| {
+            file.note(Errno(libc::EIO));
+            file.check() == Err(Errno(libc::EIO))
+        }));
+        file.note(Errno(libc::ENOSPC));
+        assert_eq!((file.check(), file.write_back()), (Err(Errno(libc::EIO)), Err(Errno(libc::EIO))));
     }
 }

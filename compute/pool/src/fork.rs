@@ -51,6 +51,8 @@ pub struct ForkShare {
     pub(crate) tickets: Vec<Option<ForkTicket>>,
     pub(crate) parent_fd: i32,
     pub(crate) child_fd: i32,
+    /// The disk's file, for the child.
+    pub(crate) disk: Option<i32>,
 }
 
 /// The steps of a fork, in the order in which a process takes them.
@@ -88,13 +90,16 @@ impl Forks<'_> {
         // the child's exit would look like the end of all who do.
         let pair = if raw::is_away() { None } else { descriptors::socket_pair().ok() };
         let (parent_fd, child_fd) = pair.unwrap_or((-1, -1));
-        Ok(ForkShare { tickets, parent_fd, child_fd })
+        // No other thread asks the disk for errors between here and the fork.
+        let disk = self.tables.protection.disk().and_then(Disk::before_fork);
+        Ok(ForkShare { tickets, parent_fd, child_fd, disk })
     }
 
     /// In the parent, after the fork or its failure.
     pub fn parent(self, share: ForkShare, forked: bool) {
         farmem_sys::verbs::after_fork();
         descriptors::close(share.child_fd);
+        share.disk.into_iter().for_each(descriptors::close);
         let tickets = share.tickets.into_iter().flatten();
         if forked {
             tickets.for_each(ForkTicket::handed_over);
@@ -141,7 +146,7 @@ impl Forks<'_> {
             // Not dropped: it names the mappings that the child's own session has now.
             leaves(inherited);
         }
-        self.tables.protection.disk().into_iter().for_each(Disk::forget_in_child);
+        self.tables.protection.disk().into_iter().for_each(|disk| disk.begin_in_child(share.disk));
         self.held.slabs.lock().leave_places();
         self.share(share.child_fd);
         if !self.tables.sealed.in_child() {

@@ -92,7 +92,9 @@ impl Pool {
 impl ForkShare {
     /// The parent's part and the child's.
     fn in_two(self) -> (ForkShare, ForkShare) {
-        let ForkShare { tickets, parent_fd, child_fd } = self;
-        (ForkShare { tickets: Vec::new(), parent_fd, child_fd: -1 }, ForkShare { tickets, parent_fd: -1, child_fd })
+        let ForkShare { tickets, parent_fd, child_fd, disk } = self;
+        let parent = ForkShare { tickets: Vec::new(), parent_fd, child_fd: -1, disk };
+        // One process has one disk.
+        (parent, ForkShare { tickets, parent_fd: -1, child_fd, disk: None })
     }
 }

@@ -160,7 +160,7 @@ impl Disk {
 
     /// A place for a slab.
     pub fn place(&self) -> Home {
-        let place = self.places.lock().pop().unwrap_or_else(|| self.file.next.fetch_add(1, Ordering::Relaxed));
+        let place = self.places.lock().pop().unwrap_or_else(|| self.file.next().fetch_add(1, Ordering::Relaxed));
         Home { node: DISK, slab: SlabId(place), base: 0 }
     }
 
@@ -323,9 +323,15 @@ impl Disk {
         }
     }
 
+    /// Before a fork: the file for the child. Without one it has its parent's description.
+    pub fn before_fork(&self) -> Option<i32> {
+        self.file.again().ok()
+    }
+
     /// In a forked child: free places stay the parent's, and there is no thread. No write is under
-    /// way.
-    pub fn forget_in_child(&self) {
+    /// way. `file`: from [`Disk::before_fork`].
+    pub fn begin_in_child(&self, file: Option<i32>) {
+        file.into_iter().for_each(|file| self.file.become_own(file));
         self.places.lock().clear();
         self.has_thread.store(false, Ordering::Relaxed);
     }
