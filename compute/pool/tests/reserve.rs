@@ -3,8 +3,9 @@
 mod common;
 
 use common::{all_there, alloc, at, node_in, options, read, repaired, write};
-use farmem_fabric::Session;
-use farmem_pool::{Lacks, Lane, Pool, Protect};
+use farmem_fabric::session::Spare;
+use farmem_fabric::{Lost, Session};
+use farmem_pool::{Lacks, Lane, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, SLAB_BYTES, SLOTS_PER_SLAB};
 use farmem_sim::{Network, Weather};
 use std::sync::Arc;
@@ -256,4 +257,48 @@ fn nodes_that_lie_have_few_slabs_move() {
     }
     assert!((4..=16).contains(&moved), "{moved} slabs moved within a minute");
     all_there(&pool, &mut lane, &slots);
+}
+
+/// A slab that comes back from the disk takes longer than a copy may be silent. Its node answers elsewhere
+/// meanwhile, and is kept. A disk that stands still is not waited for as long as it takes.
+#[test]
+fn a_node_that_brings_a_slab_back_is_kept() {
+    let (nodes, sessions): (Vec<_>, Vec<_>) = [1, 2].into_iter().map(|seed| reserving(seed, 4)).unzip();
+    let pool: &'static Pool = Box::leak(Box::new(Pool::new(sessions).unwrap()));
+    pool.protect(Protect::Mirror);
+    let mut lane = Lane::new();
+    let slots = filled(pool, &mut lane, 1);
+    lends(&nodes[0], 0);
+    for (takes_ms, stands) in [(900, Standing::In), (60_000, Standing::Lost)] {
+        nodes[0].set_shelf_ns(takes_ms * 1_000_000);
+        assert_eq!(nodes[0].spill(false), SLAB_BYTES);
+        let begun = nodes[0].now_ns();
+        assert_eq!(write(pool, &mut lane, slots[0], 1), Ok(0));
+        let took_ms = (nodes[0].now_ns() - begun) / 1_000_000;
+        assert_eq!(pool.nodes().standing(0), Some(stands), "{took_ms} ms");
+        assert!(took_ms < 4_000, "{took_ms} ms");
+        all_there(pool, &mut lane, &slots);
+    }
+}
+
+/// A request that needs such a slab is waited for, too.
+#[test]
+fn a_request_for_a_slab_that_is_brought_back_is_waited_for() {
+    let (network, session) = reserving(1, 4);
+    let slab = session.grant().unwrap().id;
+    lends(&network, 0);
+    network.set_shelf_ns(900_000_000);
+    assert_eq!(network.spill(false), SLAB_BYTES);
+    session.standing().held_by(Box::leak(Box::new(Anyway)), 0);
+    session.discard(slab, 0, 4096).unwrap();
+    assert!(!session.standing().is_lost());
+}
+
+/// Holds a member, and can always do without it.
+struct Anyway;
+
+impl Spare for Anyway {
+    fn can_spare(&self, _: usize, _: &Lost) -> bool {
+        true
+    }
 }

@@ -6,8 +6,14 @@
 //!
 //! * A connection was cut, and one attempt to restore it has failed. (Of a node that was killed:
 //!   within a millisecond.)
-//! * An answer is due, and for [`SLOW_NS`] of waiting no byte has gone or come on the connection.
+//! * An answer is due, and for [`SLOW_NS`] of waiting no byte has gone or come on the connection. Over
+//!   RDMA: no verb of the member has completed.
 //! * A request on the control connection has had no answer for [`SLOW_NS`].
+//!
+//! *A node that is busy.* Some answers take longer at a node that is well: a slab comes back from a
+//! disk, or is locked for a card. Where that may be so, the node's process is asked on a connection
+//! of its own ([`Membership::lives`](super::Membership)). While it answers, it is waited for
+//! [`MOST_BORNE`] times as long.
 //!
 //! If the holder can do without the member it says so, and already does when it answers. The member
 //! is lost then, for good: nothing of it is sent again, and its node is told to forget it. If not,
@@ -21,6 +27,8 @@ use crate::Lost;
 pub const SLOW_NS: u64 = 200_000_000;
 /// Between looks, and what one look adds to a standstill, at most.
 pub(crate) const STEP_NS: u64 = 20_000_000;
+/// How many standstills in a row are borne of a node whose process answers elsewhere.
+pub(crate) const MOST_BORNE: u32 = 10;
 
 /// Holds members, and knows which it can do without.
 pub trait Spare: Sync {
@@ -38,6 +46,8 @@ pub(crate) struct Standstill {
     looked_ns: u64,
     /// Bytes that had gone and come at the last look.
     moved: Option<u64>,
+    /// Standstills in a row that were borne.
+    borne: u32,
 }
 
 impl Standstill {
@@ -55,14 +65,21 @@ impl Standstill {
         }
         let moved = moved();
         if self.moved.replace(moved).is_some_and(|before| before != moved) {
-            self.lasted_ns = 0;
+            (self.lasted_ns, self.borne) = (0, 0);
         }
         self.looked_ns = self.lasted_ns;
         let long = self.lasted_ns >= SLOW_NS;
         if long {
-            self.end();
+            *self = Standstill { borne: self.borne, ..Standstill::default() };
         }
         long
+    }
+
+    /// Whether a standstill that is too long is borne: the node's process `lives`, and this is not the
+    /// last of many.
+    pub fn is_borne(&mut self, lives: impl FnOnce() -> bool) -> bool {
+        self.borne += 1;
+        self.borne <= MOST_BORNE && lives()
     }
 }
 
@@ -81,5 +98,21 @@ mod tests {
         assert!((0..9).all(|_| !still.note(10 * STEP_NS, || 8)), "a thread that was stopped");
         still.end();
         assert_eq!(steps(&mut still, 8), Some(10));
+    }
+
+    #[test]
+    fn a_standstill_of_a_node_that_lives_is_borne_for_a_while() {
+        let mut still = Standstill::default();
+        let steps = |still: &mut Standstill, moved: u64| (1..100).find(|_| still.note(STEP_NS, || moved));
+        for _ in 0..MOST_BORNE {
+            assert!(steps(&mut still, 7).is_some() && still.is_borne(|| true));
+        }
+        assert!(steps(&mut still, 7).is_some() && !still.is_borne(|| true));
+        assert!(
+            steps(&mut still, 8).is_some() && !still.is_borne(|| false),
+            "a completion has come; then the node dies"
+        );
+        still.end();
+        assert!(steps(&mut still, 8).is_some() && still.is_borne(|| true));
     }
 }

@@ -40,10 +40,15 @@ pub(super) fn establish(member: &Membership, host: &Host, number: u64, new: bool
         };
         match connect(member, host, &link) {
             Ok(queue) => return Ok((link, queue)),
-            Err(NoWire::Card(why)) if raw::now_ns() - begun >= member.grace.as_nanos() as u64 => {
-                return Err(member.give_up(format!("it cannot be reached by RDMA: {why}")));
+            Err(NoWire::Card(why)) => {
+                member.end_if_spared(|| format!("it cannot be reached by RDMA: {why}"))?;
+                if raw::now_ns() - begun >= member.grace.as_nanos() as u64 {
+                    return Err(member.give_up(format!("it cannot be reached by RDMA: {why}")));
+                }
+                raw::sleep_ns(RETRY_NS);
             }
-            Err(_) => raw::sleep_ns(RETRY_NS),
+            // The next attempt finds out why.
+            Err(NoWire::Cut) => raw::sleep_ns(RETRY_NS),
         }
     }
 }
@@ -69,7 +74,7 @@ fn connect(member: &Membership, host: &Host, link: &Link) -> Result<RcQueue, NoW
     let said = Endpoint::ready(own.mtu, own.lid, own.number, own.sequence, own.gid);
     send_now(link, said.as_bytes()).map_err(|_| NoWire::Cut)?;
     let mut peer = Endpoint::new_zeroed();
-    let until = member.reach.now_ns() + SILENT_NS;
+    let until = member.reach.now_ns() + if member.has_spare() { FIRST_NS } else { SILENT_NS };
     receive_all(member.ear(), link, peer.as_mut_bytes(), until).map_err(|_| NoWire::Cut)?;
     if variant::<Status>(peer.status) != Some(Status::Done) {
         return Err(NoWire::Card(format!("the node's card: {}", Errno(peer.error.get() as i32))));

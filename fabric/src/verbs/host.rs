@@ -12,6 +12,7 @@ use farmem_sys::sync::Lock;
 use farmem_sys::verbs::{Absent, Device, Domain, Region, Rights};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A member's state of RDMA: whether it uses it, and the card once it is open.
 pub(crate) struct Card {
@@ -20,6 +21,8 @@ pub(crate) struct Card {
     open: Lock<Option<Arc<Host>>>,
     /// Ranges that may be registered, `(start, length)`: they stay mapped as long as the member.
     arenas: Lock<Vec<(usize, usize)>>,
+    /// How often completions have come to the member's queue pairs.
+    moved: AtomicU64,
 }
 
 /// An open card.
@@ -75,7 +78,7 @@ impl Session {
 
 impl Default for Card {
     fn default() -> Card {
-        Card { wanted: false, open: Lock::new(None), arenas: Lock::new(Vec::new()) }
+        Card { wanted: false, open: Lock::new(None), arenas: Lock::new(Vec::new()), moved: AtomicU64::new(0) }
     }
 }
 
@@ -89,7 +92,7 @@ impl Card {
 
     /// A forked child's: the same use and the same ranges, to be opened when first needed.
     pub fn of_child(&self) -> Card {
-        Card { wanted: self.wanted, open: Lock::new(None), arenas: Lock::new(self.arenas.lock().clone()) }
+        Card { wanted: self.wanted, arenas: Lock::new(self.arenas.lock().clone()), ..Card::default() }
     }
 
     /// In a forked child, of its parent's: closes the descriptors.
@@ -98,6 +101,17 @@ impl Card {
             host.device.forget_in_child();
             std::mem::forget(host);
         }
+    }
+
+    /// Completions have come.
+    pub fn note_moved(&self) {
+        self.moved.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often completions have come, to any queue pair of the member: while that changes, the node
+    /// and the way to it are there.
+    pub fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
     }
 
     /// A range that is worth registering. Does nothing where RDMA is not used.

@@ -242,8 +242,15 @@ impl Wired {
     /// Counts time that was spent without a completion. When it is long, looks whether the node can
     /// still be reached.
     pub fn note_silence(&mut self, waited_ns: u64) -> Result<(), Lost> {
-        if self.member.has_spare() && self.standstill.note(waited_ns, || 0) {
-            self.member.end_if_spared(|| SLOW.into())?;
+        let Wired { member, standstill, .. } = self;
+        // What the card has sent is not known, only what it has completed. So a standstill may be a
+        // large message under way, or a card that others use too. The process says whether the node
+        // is there. A way that is down is told by the card, which then fails the verbs.
+        if member.has_spare()
+            && standstill.note(waited_ns, || member.card.moved())
+            && !standstill.is_borne(|| member.lives())
+        {
+            member.end_if_spared(|| SLOW.into())?;
         }
         self.silent_ns += waited_ns.min(2 * NAP_NS);
         if self.silent_ns < LISTEN_NS {
@@ -344,6 +351,9 @@ impl Wired {
                     break;
                 }
             };
+            if told[..n].iter().any(|one| one.outcome == Outcome::SUCCESS) {
+                self.member.card.note_moved();
+            }
             for one in &told[..n] {
                 match one.outcome {
                     Outcome::SUCCESS if failed.is_none() => self.confirmed = self.confirmed.max(one.id + 1),
@@ -366,6 +376,10 @@ impl Wired {
                     self.host.forget_keys();
                 }
                 self.failures += 1;
+                // One attempt was made to go on after the first failure.
+                if self.failures > 1 && outcome != Outcome::REMOTE_ACCESS {
+                    self.member.end_if_spared(|| format!("its RDMA card does not answer: {outcome}"))?;
+                }
                 if self.failures > FAILURES {
                     return Err(self.member.give_up(format!("its RDMA card refuses what it granted: {outcome}")));
                 }

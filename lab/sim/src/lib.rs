@@ -67,6 +67,8 @@ struct State {
     slow: (u64, u64),
     /// When slabs that are called come back from the shelf, if any is called.
     back_ns: Option<u64>,
+    /// How long a slab takes to come back.
+    shelf_ns: u64,
 }
 
 /// How long a shelf takes to give a slab back, in nanoseconds.
@@ -133,6 +135,7 @@ impl Network {
                 wires: Vec::new(),
                 slow: (0, 0),
                 back_ns: None,
+                shelf_ns: SHELF_NS,
             }),
             beside: Lock::new(Vec::new()),
         };
@@ -217,6 +220,11 @@ impl Network {
     pub fn stop_node(&self, ns: u64) {
         let mut state = self.state.lock();
         state.stopped_until_ns = state.now_ns + ns;
+    }
+
+    /// From now on the node's shelf takes this long to give a slab back.
+    pub fn set_shelf_ns(&self, ns: u64) {
+        self.state.lock().shelf_ns = ns;
     }
 
     /// Packets vanish for a while. Bytes on connections that exist arrive as late again, because
@@ -352,7 +360,7 @@ impl State {
 
     /// The node takes what has arrived.
     fn run_node(&mut self, weather: &Weather) {
-        let State { now_ns, random, nic, stopped_until_ns, wires, slow, back_ns, .. } = self;
+        let State { now_ns, random, nic, stopped_until_ns, wires, slow, back_ns, shelf_ns, .. } = self;
         let (Some(nic), now) = (nic, *now_ns) else { return };
         if now < *stopped_until_ns {
             *back_ns = back_ns.map(|at| at.max(*stopped_until_ns));
@@ -389,7 +397,7 @@ impl State {
         nic.expire(now);
         while nic.keep(&|| 0) {}
         if back_ns.is_none() && nic.has_called() {
-            *back_ns = Some(now + SHELF_NS);
+            *back_ns = Some(now + *shelf_ns);
         }
     }
 }

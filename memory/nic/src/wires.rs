@@ -10,6 +10,10 @@
 //! parting      windows ─► queue pairs ─► regions ─► slabs
 //! ```
 //!
+//! *Putting a slab on the card* locks all of it, which may take longer than a worker's other members
+//! should wait. A thread of its own does it, one slab of a member at a time, and the request is put
+//! off until it has.
+//!
 //! Taking back waits, by the card's own promise, until nothing is under way. Verbs that do not end
 //! by themselves are broken off, after a while or at once (`carved`). All of an exposed slab is
 //! locked in memory, and none of it is discarded before it ends: the card would go on using pages
@@ -49,6 +53,10 @@ pub(super) struct Wires {
     /// Before the regions: a queue pair that cannot be named any more need not be looked for.
     queues: BTreeMap<u64, Wire>,
     regions: BTreeMap<SlabId, Exposed>,
+    /// The slab that a thread puts on the card.
+    coming: Option<SlabId>,
+    /// The slab that the card did not take last, and why, until that is told.
+    failed: Option<(SlabId, Errno)>,
     domain: Option<Arc<Domain>>,
     /// The part of it that windows may take.
     budget: Option<Arc<Budget>>,
@@ -99,9 +107,9 @@ impl Wires {
         }
     }
 
-    /// Whether a slab is on it.
+    /// Whether a slab is on it, or about to be: the card has its pages, or takes them just now.
     pub fn exposes(&self, slab: SlabId) -> bool {
-        self.regions.contains_key(&slab)
+        self.regions.contains_key(&slab) || self.coming == Some(slab)
     }
 
     /// Queue pairs on it.
@@ -155,6 +163,28 @@ pub(super) struct Cards<'a> {
 }
 
 impl Cards<'_> {
+    /// Begins to put a slab of the member's on the card, if it is not there. Whether
+    /// [`Cards::expose`] has an answer now.
+    pub(super) fn prepare(self, member: &Arc<Member>, id: SlabId) -> bool {
+        let Some(card) = self.card else { return true };
+        let mut wires = member.wires.lock();
+        let Some(slab) = member.slab(id).filter(|_| !wires.gone) else { return true };
+        if wires.regions.contains_key(&id) || wires.failed.is_some_and(|(failed, _)| failed == id) {
+            return true;
+        }
+        if wires.coming.is_some() {
+            return false;
+        }
+        let Ok(domain) = wires.domain(card) else { return true };
+        let theirs = Arc::clone(member);
+        let taker = std::thread::Builder::new().name("farmem-reg".into()).stack_size(256 << 10);
+        // The thread waits for the lock that is held here.
+        let taken = taker.spawn(move || theirs.take_on_card(slab, &domain));
+        wires.coming = taken.is_ok().then_some(id);
+        // Without a thread the worker does it.
+        wires.coming.is_none()
+    }
+
     /// Puts a slab of the member's on the card. Its key there.
     pub(super) fn expose(self, member: &Member, id: SlabId) -> Result<u32, Refused> {
         let refused = |e: Errno| Refused { status: Status::System, value: e.0 as u64 };
@@ -166,11 +196,11 @@ impl Cards<'_> {
         if let Some(exposed) = wires.regions.get(&id) {
             return Ok(exposed.region.rkey());
         }
+        if let Some((_, e)) = wires.failed.take_if(|(failed, _)| *failed == id) {
+            return Err(refused(e));
+        }
         let domain = wires.domain(card).map_err(refused)?;
-        let at = slab.mapping.extent().0.as_ptr();
-        // SAFETY: mapped as long as the slab, which the entry holds beside the region; accessed
-        // raw.
-        let region = unsafe { domain.region(at, SLAB_BYTES as usize, Rights::All) }.map_err(refused)?;
+        let region = region_of(&slab, &domain).map_err(refused)?;
         let rkey = region.rkey();
         wires.regions.insert(id, Exposed { region, _slab: slab });
         Ok(rkey)
@@ -238,6 +268,33 @@ impl Cards<'_> {
         let own = made.endpoint();
         wire.queue = Some(Arc::new(Lock::new(made)));
         Ok(own)
+    }
+}
+
+/// All of a slab as a region, which must be dropped before the slab.
+fn region_of(slab: &Slab, domain: &Arc<Domain>) -> Result<Region, Errno> {
+    let at = slab.mapping.extent().0.as_ptr();
+    // SAFETY: mapped as long as the slab, which the caller keeps beside the region; accessed raw.
+    unsafe { domain.region(at, SLAB_BYTES as usize, Rights::All) }
+}
+
+impl Member {
+    /// Puts a slab on the card, for [`Cards::prepare`].
+    fn take_on_card(&self, slab: Arc<Slab>, domain: &Arc<Domain>) {
+        let made = region_of(&slab, domain);
+        let mut wires = self.wires.lock();
+        wires.coming = None;
+        match made {
+            Err(e) => wires.failed = Some((slab.id, e)),
+            // As in `expose`: a release finds the region, or we no slab.
+            Ok(region) if !wires.gone && self.slab(slab.id).is_some() => {
+                wires.regions.insert(slab.id, Exposed { region, _slab: slab });
+            }
+            Ok(region) => {
+                drop(wires);
+                drop(region);
+            }
+        }
     }
 }
 

@@ -87,9 +87,12 @@ impl Framed {
     pub fn note_silence(&mut self, waited_ns: u64) -> Result<(), Lost> {
         if self.member.has_spare() {
             self.member.check()?;
-            let link = &self.link;
-            if self.standstill.note(waited_ns, || link.as_ref().map_or(0, |link| link.traffic().1)) {
-                self.member.end_if_spared(|| SLOW.into())?;
+            let Framed { member, standstill, link, .. } = self;
+            // A node that may have put the slab on a disk does not answer while it brings it back.
+            if standstill.note(waited_ns, || link.as_ref().map_or(0, |link| link.traffic().1))
+                && !(member.asks_back && standstill.is_borne(|| member.lives()))
+            {
+                member.end_if_spared(|| SLOW.into())?;
             }
         }
         self.silent_ns += waited_ns.min(2 * SLEEP_NS);

@@ -1,12 +1,13 @@
 //! Requests on the control connection: those that are waited for, and questions that can wait.
 
-use super::{Membership, SILENT_NS, SLOW};
+use super::{HASTE, Membership, SILENT_NS, SLOW};
 use crate::Lost;
 use crate::link::Passed;
-use crate::session::dial::{Broken, exchange, receive_answer};
-use crate::session::spare::SLOW_NS;
-use farmem_protocol::wire::{Ask, Refused, Reply, Request};
+use crate::session::dial::{Broken, NoDial, exchange, receive_answer};
+use crate::session::spare::{MOST_BORNE, SLOW_NS};
+use farmem_protocol::wire::{Ask, Purpose, Refused, Reply, Request, Verdict};
 use farmem_sys::raw::{self, SignalsBlocked};
+use std::sync::atomic::Ordering;
 
 impl Membership {
     /// Sends a request and waits for its answer, over as many connections as it takes.
@@ -17,15 +18,21 @@ impl Membership {
         self.check()?;
         let mut control = self.control.lock();
         control.number += 1;
+        // Locking a slab for the card, and bringing one back from a disk, may take long.
+        let mut borne = match ask {
+            Ask::Expose(_) | Ask::ExposeWindow(..) => 0,
+            Ask::Discard(_) | Ask::Back(_) if self.asks_back => 0,
+            _ => MOST_BORNE,
+        };
         let request = Request::new(control.number, ask).frame();
         let number = control.number;
-        let (mut restored, mut hasty) = (false, self.has_spare());
+        let (mut restored, mut hasty, mut said) = (false, self.has_spare(), false);
         loop {
             if let Some(link) = &control.link {
                 let within_ns = if hasty { SLOW_NS } else { SILENT_NS };
-                let answered = match control.owed {
-                    0 => exchange(self.ear(), link, request.as_bytes(), within_ns),
-                    _ => receive_answer(self.ear(), link, within_ns),
+                let answered = match control.owed == 0 && !std::mem::replace(&mut said, false) {
+                    true => exchange(self.ear(), link, request.as_bytes(), within_ns),
+                    false => receive_answer(self.ear(), link, within_ns),
                 };
                 match answered {
                     Ok((answer, _)) if control.owed != 0 && answer.number == control.owed => {
@@ -43,6 +50,10 @@ impl Membership {
                     Ok(_) | Err(Broken::Nonsense) => {
                         return Err(self.give_up("it answers what was not asked".into()));
                     }
+                    Err(Broken::Late) if hasty && control.owed == 0 && borne < MOST_BORNE && self.lives() => {
+                        (borne, said) = (borne + 1, true);
+                        continue;
+                    }
                     Err(Broken::Late) if hasty => {
                         hasty = false;
                         self.end_if_spared(|| SLOW.into())?;
@@ -59,6 +70,14 @@ impl Membership {
             self.rejoin(&mut control)?;
             restored = true;
         }
+    }
+
+    /// Whether the node's process answers on a connection of its own, at once. One that has no room for
+    /// it, or is being drained, answers too.
+    pub(crate) fn lives(&self) -> bool {
+        let queue = self.next_queue.fetch_add(1, Ordering::Relaxed);
+        let dialled = self.dial(Purpose::Attach(self.known(), queue), HASTE);
+        matches!(dialled, Ok(_) | Err(NoDial::Verdict(Verdict::Full | Verdict::Draining)))
     }
 
     /// Sends a request that can wait, if the control connection stands and is free, and waits

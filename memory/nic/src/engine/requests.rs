@@ -22,7 +22,11 @@ impl Engine {
         };
         // Held until the request is carried out: the slab stays here.
         let needed = needed(&request.ask).and_then(|id| member.slab(id));
-        if needed.as_ref().is_some_and(|slab| !nic.is_at_hand_for_request(slab)) {
+        let is_ready = match request.ask {
+            Ask::Expose(slab) => nic.cards().prepare(&member, slab),
+            _ => true,
+        };
+        if needed.as_ref().is_some_and(|slab| !nic.is_at_hand_for_request(slab)) || !is_ready {
             self.put_off = true;
             return Ok(false);
         }
