@@ -144,7 +144,8 @@ impl Losses<'_> {
         for index in 0..slabs.list.len() {
             let word = self.tables.homes.word(index as u32);
             let Some(slab) = slabs.list[index].as_ref().filter(|_| word.is_lost()) else { continue };
-            if !slab.is_idle() && !self.tables.follows(index as u32) {
+            // Blocks that are on their way back to the node have nothing of ours.
+            if !slab.is_empty() && !self.tables.follows(index as u32) {
                 return Err(self.tables.why_lost(word));
             }
             // It goes with its group, or gets another home.

@@ -46,6 +46,8 @@ pub(crate) struct SlabSlots {
     /// Bit set: taken by this process.
     taken: [u64; WORDS],
     live: u32,
+    /// Of these, slots whose blocks are on their way back ([`SlabSlots::take_idle`]).
+    returning: u32,
     /// Of each block.
     block_live: [u16; BLOCKS],
     /// Bit set: the block may have taken memory at the node.
@@ -67,6 +69,7 @@ impl SlabSlots {
             stays: 0,
             taken: [0; WORDS],
             live: 0,
+            returning: 0,
             block_live: [0; BLOCKS],
             warm: 0,
             was_idle: 0,
@@ -93,6 +96,11 @@ impl SlabSlots {
     /// Nothing of ours is in it. Others that share it hold it themselves.
     pub fn is_idle(&self) -> bool {
         self.live == 0
+    }
+
+    /// No page of ours is in it, though blocks may be on their way back.
+    pub fn is_empty(&self) -> bool {
+        self.live == self.returning
     }
 
     /// Takes up to `n` free slots. Returns the blocks that have become warm by it, bit k for block
@@ -170,6 +178,7 @@ impl SlabSlots {
             self.taken[block as usize * BLOCK_WORDS..][..BLOCK_WORDS].fill(u64::MAX);
             self.block_live[block as usize] = BLOCK_SLOTS as u16;
             self.live += BLOCK_SLOTS as u32;
+            self.returning += BLOCK_SLOTS as u32;
         }
         Some(run)
     }
@@ -181,6 +190,7 @@ impl SlabSlots {
             self.taken[block as usize * BLOCK_WORDS..][..BLOCK_WORDS].fill(0);
             self.block_live[block as usize] = 0;
             self.live -= BLOCK_SLOTS as u32;
+            self.returning -= BLOCK_SLOTS as u32;
             self.was_idle &= !(1 << block);
             if given_back {
                 self.warm &= !(1 << block);
@@ -284,6 +294,7 @@ mod tests {
         slab.note_idle();
         assert_eq!(slab.take_idle(), Some(4..5));
         slab.end_idle(4..5, true);
+        assert!(!slab.is_empty());
         // Taken again between two looks, or shared with a child: stays.
         free(&mut slab, &out[..BLOCK_SLOTS]);
         slab.note_idle();
@@ -293,6 +304,20 @@ mod tests {
         slab.cursor = 0;
         slab.take(0, 1, &mut Vec::new());
         assert_eq!(slab.take_idle(), None);
+    }
+
+    /// While blocks are on their way back the slab has no page, and is not given back.
+    #[test]
+    fn a_slab_whose_blocks_return_is_empty_and_not_idle() {
+        let (mut slab, mut out) = (SlabSlots::new(0), Vec::new());
+        slab.take(0, 2 * BLOCK_SLOTS, &mut out);
+        assert!(!slab.is_empty());
+        out.iter().for_each(|slot| assert!(slab.give_back(slot.place())));
+        slab.note_idle();
+        let run = slab.take_idle().unwrap();
+        assert!(slab.is_empty() && !slab.is_idle());
+        slab.end_idle(run, true);
+        assert!(slab.is_empty() && slab.is_idle());
     }
 
     /// A block is named when its first slot is taken, and again after it was given back.

@@ -16,6 +16,9 @@ use farmem_fabric::GrantError;
 use farmem_protocol::addr::FarSlot;
 use std::sync::atomic::Ordering;
 
+/// Rounds in which blocks on their way back are waited for, before more slabs are asked for: 10 ms.
+const MOMENT: u32 = 200;
+
 /// Blocks of slabs that have just become warm: of which slab index, bit k for block k.
 type Cold = Vec<(u32, u32)>;
 
@@ -66,7 +69,7 @@ impl Slots<'_> {
     /// added to `cold`.
     fn take(self, n: usize, out: &mut Vec<FarSlot>, cold: &mut Cold) -> Result<(), NoRoom> {
         let before = out.len();
-        let mut rounds = 0u32;
+        let (mut rounds, mut refused) = (0u32, None);
         let mut held = self.held.slabs.lock();
         loop {
             let slabs = &mut *held;
@@ -103,8 +106,13 @@ impl Slots<'_> {
                 continue;
             }
             // Blocks on their way back to a node are free again in a moment. The node may have no
-            // more.
-            let soon = slabs.returning > 0;
+            // more. A node that is silent or stopped keeps them for longer than a moment.
+            let soon = slabs.returning > 0 && (rounds < MOMENT || refused.is_some());
+            if let Some(e) = refused.take_if(|_| !soon) {
+                slabs.give_back(&out[before..]);
+                out.truncate(before);
+                return Err(e);
+            }
             let left = if soon { Vec::new() } else { self.leave_shared(slabs) };
             drop(held);
             if soon {
@@ -116,11 +124,8 @@ impl Slots<'_> {
                 }
             } else {
                 left.into_iter().for_each(|homes| self.grants.release(homes));
-                if let Err(e) = self.grants.grow() {
-                    self.held.slabs.lock().give_back(&out[before..]);
-                    out.truncate(before);
-                    return Err(e);
-                }
+                // Where no node has more, blocks that are on their way back are waited for.
+                refused = self.grants.grow().err();
             }
             held = self.held.slabs.lock();
         }
@@ -210,11 +215,15 @@ impl Slots<'_> {
             };
             let serial = slab.serial;
             slabs.returning += 1;
+            // The slab may be forgotten meanwhile, and the index be another's.
+            let word = self.tables.homes.word(index as u32);
+            let there = (0..HOMES).filter(|&home| word.state(home) != State::Absent);
+            let homes: Vec<Home> = there.map(|home| self.tables.homes.home(word, home)).collect();
             drop(slabs);
             // No lock is held: a fault that needs slots gets them elsewhere meanwhile. No verb is
             // under way on these slots: a page's slots are freed when it is nobody's.
             let (offset, len) = (run.start as u64 * BLOCK_BYTES, run.len() as u64 * BLOCK_BYTES);
-            let given = self.discard(index as u32, offset, len);
+            let given = self.discard(&homes, offset, len);
             let mut slabs = self.held.slabs.lock();
             slabs.returning -= 1;
             if let Some(slab) = slabs.list[index].as_mut().filter(|slab| slab.serial == serial) {
@@ -224,11 +233,8 @@ impl Slots<'_> {
     }
 
     /// Gives a range of a slab back to the systems of all its homes. False where one has not.
-    fn discard(self, index: u32, offset: u64, len: u64) -> bool {
-        let word = self.tables.homes.word(index);
-        let homes = (0..HOMES).filter(|&home| word.state(home) != State::Absent);
-        homes.fold(true, |all, home| {
-            let home = self.tables.homes.home(word, home);
+    fn discard(self, homes: &[Home], offset: u64, len: u64) -> bool {
+        homes.iter().fold(true, |all, home| {
             let Some(node) = self.tables.nodes.all().get(home.node as usize) else {
                 return all & self.tables.protection.disk().is_some_and(|disk| disk.punch(home.slab, offset, len));
             };

@@ -153,11 +153,48 @@ fn a_repair_that_is_broken_off_goes_on() {
     third.kill_node();
     assert_eq!((pool.losses().tend(), write(pool, &mut lane, slots[5], 6)), (Ok(()), Ok(0)));
     all_there(pool, &mut lane, &slots);
+    assert_eq!(
+        (pool.repair().lacks(), pool.repair().owes()),
+        (None, true),
+        "nothing can be done, and one copy is there"
+    );
     let (_fourth, session) = node(11, 2);
     pool.add_node(session).unwrap();
-    assert!(repaired(pool, &mut lane));
+    assert!(repaired(pool, &mut lane) && !pool.repair().owes());
     networks[0].kill_node();
     all_there(pool, &mut lane, &slots);
+}
+
+/// While the one node that has a copy does not answer, there is no next step, and the copy is not there.
+#[test]
+fn a_repair_that_is_put_off_is_not_done() {
+    for protect in [Protect::None, Protect::Mirror] {
+        let (networks, pool) = common::pool(&[2, 2]);
+        let pool: &'static Pool = Box::leak(Box::new(pool));
+        pool.protect(protect);
+        let mut lane = Lane::new();
+        let slots = written(pool, &mut lane);
+        let index = slots[0].slab_index();
+        if protect == Protect::Mirror {
+            networks[1].kill_node();
+            assert_eq!((pool.losses().tend(), write(pool, &mut lane, slots[5], 6)), (Ok(()), Ok(0)));
+        } else {
+            pool.take_out(pool.homes(index)[0].unwrap().0);
+        }
+        let (_third, session) = node(9, 2);
+        pool.add_node(session).unwrap();
+        pool.moves().add_home(index).unwrap();
+        leave_once(pool);
+        assert!(matches!(pool.repair().lacks(), Some(farmem_pool::Lacks::Bytes(_, 1))));
+        assert_eq!(pool.repair().lacks_but(&[index]), None, "there is no other slab");
+        let (source, _) = pool.homes(index)[0].unwrap();
+        networks[source].stop_node(2_000 * MS);
+        assert!(!pool.moves().other_answers(index, 1));
+        assert_eq!((pool.repair().lacks(), pool.repair().owes()), (None, true), "{protect:?}");
+        networks.iter().for_each(|network| network.pass(4_000 * MS));
+        assert!(repaired(pool, &mut lane) && !pool.repair().owes(), "{protect:?}");
+        all_there(pool, &mut lane, &slots);
+    }
 }
 
 /// A node that is taken out is left when its slabs have moved, whether pages are touched or not.

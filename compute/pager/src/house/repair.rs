@@ -48,6 +48,8 @@ const BETWEEN_LOOKS_NS: u64 = 50_000;
 /// Between looks for a slab that lacks something, and for a node that takes it.
 const LOOK_NS: u64 = 250_000_000;
 const REFUSED_NS: u64 = 2_000_000_000;
+/// How long a slab is left alone of which something cannot be read now.
+const STUCK_NS: u64 = 1_000_000_000;
 
 /// Where a repair is. Of the background thread.
 #[derive(Default)]
@@ -56,6 +58,9 @@ pub(crate) struct Repair {
     buffers: Option<Frames>,
     /// The slab and its home that are being filled, and the place to go on from.
     filling: Option<(u32, usize, u32)>,
+    /// Slabs of which something could not be read, and until when they are left alone: others may be
+    /// repaired meanwhile.
+    stuck: Vec<(u32, u64)>,
     piece: Piece,
     /// Pages copied since nothing was lacking, and when that was.
     pages: u64,
@@ -149,7 +154,10 @@ impl House {
         if let Some(filling) = repair.filling {
             return self.free_dropped() && self.fill_some(repair, filling);
         }
-        match self.base.pool.repair().may_lack().then(|| self.base.pool.repair().lacks()).flatten() {
+        let now = now_ns();
+        repair.stuck.retain(|(_, until)| now < *until);
+        let stuck: Vec<u32> = repair.stuck.iter().map(|(index, _)| *index).collect();
+        match self.base.pool.repair().may_lack().then(|| self.base.pool.repair().lacks_but(&stuck)).flatten() {
             None => {
                 self.tell_repaired(repair);
                 repair.throttle.rests(&self.base.counters.latency, now_ns());
@@ -265,8 +273,10 @@ impl House {
             repair.piece.took(now_ns() - begun);
             repair.pages += u64::from(pages);
             self.base.count(&self.base.counters.repaired_bytes, u64::from(pages) * PAGE_BYTES as u64);
-        } else {
-            self.base.pool.moves().end_filling(index, nth);
+        } else if !self.base.pool.moves().end_filling(index, nth)
+            && self.base.pool.moves().next_stale(index, nth, 0).is_some()
+        {
+            repair.stuck.push((index, now_ns() + STUCK_NS));
         }
         repair.filling = next.map(|next| (index, nth, next));
         true
@@ -317,12 +327,14 @@ impl House {
         repair.together = together > 0;
     }
 
+    /// Says that nothing is lacking any more. Not where there is merely no next step: the node that
+    /// was being filled may be lost, or the other one not answer.
     fn tell_repaired(&self, repair: &mut Repair) {
-        let (pages, begun) = (std::mem::take(&mut repair.pages), std::mem::take(&mut repair.begun_ns));
         repair.told = false;
-        if begun == 0 {
+        if repair.begun_ns == 0 || self.base.pool.repair().owes() {
             return;
         }
+        let (pages, begun) = (std::mem::take(&mut repair.pages), std::mem::take(&mut repair.begun_ns));
         let (copied, ms) = (bytes(pages * PAGE_BYTES as u64), (now_ns() - begun) / 1_000_000);
         let whole = match self.base.pool.protection() {
             Protect::Mirror => "every page has two copies again",

@@ -277,6 +277,9 @@ impl Lane {
         for (node, completion) in came.drain(..) {
             let (number, nth) = (completion.tag as u32, (completion.tag >> HOME_BIT) as usize);
             let operation = &mut self.operations[number];
+            if operation.at[nth] != Some(node as u32) {
+                continue;
+            }
             operation.at[nth] = None;
             match completion.result {
                 Ok(value) => {
@@ -316,14 +319,16 @@ impl Lane {
         operation.reason = Some(Lost { node: address, reason: format!("it refused to {what}: {refusal}") });
         operation.refused[nth] = true;
         let index = operation.slot.slab_index();
+        // The doorbell rings when all that has come is taken in: a node that it finds lost ends
+        // operations, and those have no completion left in the list then.
         if let Whose::Part(_) = operation.whose {
             // Or it would be asked again.
             pool.tables.forsake(index, node);
             self.send_read(pool, number);
-            self.doorbell(pool);
+            self.striped.rings = true;
         } else if let Verb::Read { .. } = operation.verb {
             self.send_read(pool, number);
-            self.doorbell(pool);
+            self.striped.rings = true;
         } else {
             pool.tables.forsake(index, node);
             self.end_if_done(pool, number);

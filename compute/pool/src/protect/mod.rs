@@ -199,7 +199,7 @@ impl Losses<'_> {
             let there = |nth: usize| word.state(nth) != State::Absent && at(nth) == number;
             !(0..HOMES).any(there) || (0..HOMES).any(|nth| word.state(nth) == State::Whole && at(nth) != number)
         };
-        let live = |index: &usize| slabs.list[*index].as_ref().is_some_and(|slab| !slab.is_idle());
+        let live = |index: &usize| slabs.list[*index].as_ref().is_some_and(|slab| !slab.is_empty());
         if !(0..slabs.list.len()).filter(live).all(elsewhere) {
             return false;
         }

@@ -61,8 +61,13 @@ impl Repair<'_> {
     /// The next step. Slabs that are being filled or left come first. A step that needs a node which
     /// did not answer a moment ago is put off ([`crate::Moves::other_answers`]).
     pub fn lacks(self) -> Option<Lacks> {
+        self.lacks_but(&[])
+    }
+
+    /// As [`Repair::lacks`], of other slabs than these.
+    pub fn lacks_but(self, stuck: &[u32]) -> Option<Lacks> {
         let slabs = self.held.slabs.lock();
-        let all = || 0..slabs.list.len() as u32;
+        let all = || (0..slabs.list.len() as u32).filter(|index| !stuck.contains(index));
         let first = |urgent: fn(&Lacks) -> bool| all().find_map(|index| self.lacks_of(&slabs, index).filter(urgent));
         let under_way = first(|lacks| matches!(lacks, Lacks::Bytes(..) | Lacks::Way(..)));
         let copies = under_way.or_else(|| first(|lacks| matches!(lacks, Lacks::Home(_))));
@@ -119,6 +124,22 @@ impl Repair<'_> {
             |(number, standing): (usize, Standing)| standing == Standing::In && !beside.contains(&(number as u32));
         let nodes = self.tables.nodes.all().iter().map(|node| node.standing()).enumerate();
         ((protects && !leaving(only) || moves) && nodes.into_iter().any(elsewhere)).then_some(Lacks::Home(index))
+    }
+
+    /// Whether a slab with live slots still has fewer copies than it should, or is at a node that is
+    /// being left. [`Repair::lacks`] names no step of it while no node takes a copy, while a node
+    /// does not answer, or while a fork shares the slab.
+    pub fn owes(self) -> bool {
+        if self.single_bytes() > 0 {
+            return true;
+        }
+        let slabs = self.held.slabs.lock();
+        let is_used = |index: u32| slabs.list[index as usize].as_ref().is_some_and(|slab| !slab.is_idle());
+        let leaves = |index: u32| {
+            let word = self.tables.homes.word(index);
+            (0..HOMES).any(|nth| word.state(nth) != State::Absent && self.is_left(word, nth))
+        };
+        (0..slabs.list.len() as u32).any(|index| is_used(index) && leaves(index))
     }
 
     /// Whether the node of a home did not answer a moment ago.
