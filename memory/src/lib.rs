@@ -13,6 +13,7 @@
 //! * `tokens`: the store of tokens, read again when it changes. `reserve`: memory that is kept for the
 //!   machine's own programs.
 //! * `spill`: a file for the slabs of programs that do not answer.
+//! * `graves`: slabs of large members that have ended.
 //! * `trim`: memory that goes back to the system.
 //! * `compute`: functions near memory.
 //! * `metrics`, `status`, [`log`]: counters, status and log lines for the operator.
@@ -21,6 +22,7 @@
 //! Verbs and requests are carried out by [`farmem_nic`].
 
 mod compute;
+mod graves;
 mod hot;
 mod listen;
 pub mod log;
@@ -303,6 +305,7 @@ impl Node {
         let tokens = config.tokens.as_deref().map(|path| followed(path, &nic)).transpose()?.map(Mutex::new);
         let metrics = metrics.map(|listener| metrics::serve(listener, &nic)).transpose()?;
         spill.map(|spill| spill.begin(&nic)).transpose()?;
+        graves::begin(&nic)?;
         let workers = Workers::start(&nic, listeners)?;
         Ok(Node { nic, addresses, workers, metrics, unshared, tokens, confined })
     }

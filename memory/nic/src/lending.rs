@@ -17,8 +17,12 @@ use farmem_protocol::wire::{Refused, Status};
 use farmem_sys::mapping::{Mapping, Memfd};
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// The most slabs that are made clean by the thread that has let go of them.
+const FEW: usize = 4;
 
 /// How a node's memory is backed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +48,37 @@ pub struct Lending {
     left_alone: AtomicBool,
     /// Slabs whose bytes are not in memory.
     pub(super) aside: Aside,
+    graves: Graves,
+}
+
+/// Slabs that somebody has let go of, which wait to be made clean by another thread. They are lent
+/// until then.
+///
+/// Cleaning takes milliseconds a slab. A worker that hears of the end of a large member has other
+/// members to serve.
+#[derive(Default)]
+struct Graves {
+    list: Lock<VecDeque<Arc<Slab>>>,
+    /// Held while a slab of the list is dropped.
+    digging: Lock<()>,
+    /// Wakes the thread. Unset: there is none, and whoever lets go cleans.
+    bell: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl std::fmt::Debug for Graves {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Graves({})", self.list.lock().len())
+    }
+}
+
+/// Lets go of slabs. Many are made clean by the thread that digs ([`Lending::dig`]), if there is one.
+pub(super) fn bury(slabs: impl IntoIterator<Item = Arc<Slab>>) {
+    let slabs: VecDeque<_> = slabs.into_iter().collect();
+    let Some(lending) = slabs.front().map(|slab| Arc::clone(&slab.lending)) else { return };
+    if let Some(bell) = lending.graves.bell.get().filter(|_| slabs.len() > FEW) {
+        lending.graves.list.lock().extend(slabs);
+        bell();
+    }
 }
 
 /// Why there is no slab.
@@ -70,7 +105,21 @@ impl Lending {
             reserve_empty: AtomicBool::new(false),
             left_alone: AtomicBool::new(false),
             aside: Aside::default(),
+            graves: Graves::default(),
         }
+    }
+
+    /// From now on another thread cleans the slabs that a large member leaves: `bell` wakes it, and it
+    /// calls [`Lending::dig`]. Only the first call counts.
+    pub fn ring_for_graves(&self, bell: impl Fn() + Send + Sync + 'static) {
+        let _ = self.graves.bell.set(Box::new(bell));
+    }
+
+    /// Cleans one of the slabs that wait for it. False: none waits. None is being cleaned then.
+    pub fn dig(&self) -> bool {
+        let _digging = self.graves.digging.lock();
+        let slab = self.graves.list.lock().pop_front();
+        slab.is_some()
     }
 
     /// The node ends, perhaps before its members: from now on slabs are let go without a scrub.
@@ -135,8 +184,18 @@ impl Lending {
         self.reserve_empty.load(Ordering::Relaxed)
     }
 
-    /// A fresh slab, zero, in an owner's name.
+    /// A fresh slab, zero, in an owner's name. Slabs that wait to be cleaned are, until there is one.
     pub fn grant(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Arc<Slab>, NoSlab> {
+        let (mut tried, mut waits) = (self.try_grant(lease), self.graves.bell.get().is_some());
+        while waits && matches!(tried, Err(NoSlab::Exhausted | NoSlab::Quota(_))) {
+            // Once more where none is left: one may have been cleaned meanwhile.
+            waits = self.dig();
+            tried = self.try_grant(lease);
+        }
+        tried
+    }
+
+    fn try_grant(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Arc<Slab>, NoSlab> {
         if self.lent() + SLAB_BYTES > self.most() {
             return Err(NoSlab::Exhausted);
         }
@@ -269,6 +328,32 @@ impl Drop for Slab {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slabs_of_a_large_member_are_cleaned_elsewhere_or_when_they_are_wanted() {
+        let lending = Arc::new(Lending::new(8 * SLAB_BYTES, Backing::Small));
+        let lease = Arc::new(Lease::new(lending.units()).unwrap());
+        let all = || -> Vec<_> { (0..8).map(|_| lending.grant(&lease).unwrap()).collect() };
+        bury(all());
+        assert_eq!(lending.lent(), 0, "nobody else cleans");
+        let rung = Arc::new(AtomicU64::new(0));
+        let rings = Arc::clone(&rung);
+        lending.ring_for_graves(move || {
+            rings.fetch_add(1, Ordering::Relaxed);
+        });
+        let mut slabs = all();
+        slabs.iter().for_each(|slab| assert_eq!(slab.mapping.faa(0, 1), Some(0)));
+        bury(slabs.drain(..FEW));
+        assert_eq!((lending.lent(), rung.load(Ordering::Relaxed)), (4 * SLAB_BYTES, 0), "a few");
+        slabs.extend((0..FEW).map(|_| lending.grant(&lease).unwrap()));
+        bury(slabs);
+        assert_eq!((lending.lent(), rung.load(Ordering::Relaxed)), (8 * SLAB_BYTES, 1));
+        // Who needs memory has it at once, clean.
+        let fresh = lending.grant(&lease).unwrap();
+        assert_eq!((fresh.mapping.faa(0, 0), lending.lent()), (Some(0), 8 * SLAB_BYTES));
+        assert_eq!(std::iter::from_fn(|| lending.dig().then_some(())).count(), 7);
+        assert_eq!(lending.lent(), SLAB_BYTES);
+    }
 
     #[test]
     fn the_limit_holds_and_freed_slabs_can_be_had_again() {

@@ -48,6 +48,9 @@ use std::sync::{Arc, Weak};
 pub const MAX_MEMBERS: usize = 8000;
 /// Members let go of together when the table is full.
 const LET_GO: usize = 64;
+/// How often members are listed that are to end, at most: each time with the children that were being
+/// made when their parents ended.
+pub(super) const GENERATIONS: usize = 64;
 /// How long a forked child's place is kept for its first hello before it may give way.
 const AWAITED_NS: u64 = 30_000_000_000;
 /// Queue pairs of one member at a time, at most.

@@ -16,7 +16,8 @@
 //! *Growth.* A slab is added only under the number that is next, under the region's lock. Two
 //! members that ask for the same number get the same slab.
 
-use super::lending::{Grants, Slab};
+use super::lending::{Grants, Slab, bury};
+use super::members::GENERATIONS;
 use super::shares::{Place, Table};
 use super::tally::count;
 use super::units::Units;
@@ -42,6 +43,12 @@ pub(super) struct Region {
     slabs: Lock<Vec<Arc<Slab>>>,
     /// Its part of the table of regions.
     _place: Place,
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        bury(std::mem::take(&mut *self.slabs.lock()));
+    }
 }
 
 impl Region {
@@ -237,17 +244,24 @@ impl Nic {
         let opened = |member: &Member| member.holds.lock().shared.opened.get(&name).cloned();
         let Some(region) = opened(asks) else { return Status::NotHeld };
         let same = |member: &Member| opened(member).is_some_and(|other| Arc::ptr_eq(&other, &region));
-        let mut found = self.roster.members();
-        found.retain(|member| wire::tag(&member.run) == tag && member.serial != asks.serial && same(member));
-        if found.iter().any(|member| member.mapped && !member.is_gone()) {
-            return Status::Shared;
+        // Again for the children that were being made ([`Membership::ticket`]).
+        for _ in 0..GENERATIONS {
+            let mut found = self.roster.members();
+            found.retain(|member| wire::tag(&member.run) == tag && member.serial != asks.serial && same(member));
+            if found.iter().any(|member| member.mapped && !member.is_gone()) {
+                return Status::Shared;
+            }
+            if found.is_empty() {
+                self.epochs.wait();
+                return Status::Done;
+            }
+            for member in &found {
+                self.membership().part(member, Leaving::Expelled);
+                // Another thread may be ending it too. Either way its card's keys are gone after this.
+                drop(member.wires.lock().end());
+            }
         }
-        for member in &found {
-            self.membership().part(member, Leaving::Expelled);
-            // Another thread may be ending it too. Either way its card's keys are gone after this.
-            drop(member.wires.lock().end());
-        }
-        self.epochs.wait();
-        Status::Done
+        // Members of the tag open it as fast as they are ended: it cannot be fenced now.
+        Status::Shared
     }
 }

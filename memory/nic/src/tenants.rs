@@ -2,7 +2,7 @@
 //! fast they move bytes.
 
 use crate::events::VolumeEvent;
-use crate::{Leaving, Nic};
+use crate::{Leaving, Member, Nic};
 use farmem_protocol::wire::Verdict;
 use farmem_sys::sync::Lock;
 use farmem_trust::{Key, TokenId};
@@ -291,9 +291,8 @@ impl Nic {
         *self.tenants.tokens.lock() = Some(good);
         self.tenants.changes.fetch_add(1, Ordering::SeqCst);
         let is_over = |id: &TokenId| self.tenants.why_not(id).is_some();
-        for member in self.members().iter().filter(|member| member.token().is_some_and(|id| is_over(&id))) {
-            self.membership().part(member, Leaving::Revoked);
-        }
+        let is_theirs = |member: &Member| member.token().is_some_and(|id| is_over(&id));
+        self.membership().part_all(Leaving::Revoked, is_theirs);
         for volume in self.volumes.all().iter().filter(|volume| volume.token().is_some_and(|id| is_over(&id))) {
             self.swap().free(volume, VolumeEvent::Revoked);
         }

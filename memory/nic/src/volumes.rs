@@ -284,10 +284,11 @@ impl Volume {
     /// Gives empty blocks back, and has sparse ones looked after.
     fn give_back(&self, node: Swap<'_>, state: &mut State) {
         while let Some(block) = state.map.empty() {
-            node.units.release_block(&self.lease, block);
+            // Promised before it is free: nobody else takes it.
             if self.promised {
                 node.units.promise(BLOCK as i64);
             }
+            node.units.release_block(&self.lease, block);
         }
         if state.map.is_sparse() {
             node.volumes.sparse.store(true, Ordering::Release);

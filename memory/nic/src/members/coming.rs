@@ -1,10 +1,11 @@
 //! Members come and go: Join, Ticket, Rejoin, the ends of their connections, and their own ends.
 
-use super::{GRACE_MARGIN_NS, Holder, Holds, LET_GO, MAX_GRACE_MS, MAX_MEMBERS, MAX_QUEUES, Member};
+use super::{GENERATIONS, GRACE_MARGIN_NS, Holder, Holds, LET_GO, MAX_GRACE_MS, MAX_MEMBERS, MAX_QUEUES, Member};
 use super::{Newcomer, Presence, Turn};
 use crate::carved;
 use crate::events::{Event, Events, Leaving};
 use crate::graces::Graces;
+use crate::lending::bury;
 use crate::service::{Computed, Served};
 use crate::shares::{Full, Peer, Place, Table};
 use crate::spill::Heard;
@@ -175,7 +176,8 @@ impl Membership<'_> {
         member.lease.end();
         self.served.departed(member.serial);
         // Scrubbing takes milliseconds a slab: no lock is held here.
-        drop((held.slabs, held.shared));
+        bury(held.slabs.into_values());
+        drop(held.shared);
     }
 
     /// Makes a newcomer a member, with this number of control connections. `None`: no place or no
@@ -331,25 +333,29 @@ impl Membership<'_> {
         }
     }
 
-    /// A member for a child about to be forked, holding what its parent holds.
+    /// A member for a child about to be forked, holding what its parent holds. It is listed before it
+    /// is filled, and filled under the lock under which its parent ends. So whoever ends members, and
+    /// lists them again until none is found, ends the child too, or the child holds nothing.
     pub(crate) fn ticket(self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
         let Member { run, pid, names, peer, local, mapped, grace_ns, .. } = **parent;
         let (holder, agreed, lasting) = (parent.holder(), *parent.agreed.lock(), false);
         let new = Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder, agreed, lasting };
         let child = self.enrol(new, 0, now_ns).ok_or(Status::System)?;
-        let holds = parent.holds.lock();
-        let (slabs, shared) = (holds.slabs.clone(), holds.shared.inherited());
-        drop(holds);
-        for slab in slabs.values() {
-            child.hold(Arc::clone(slab));
+        let of_parent = parent.holds.lock();
+        if of_parent.gone {
+            drop(of_parent);
+            self.part(&child, Leaving::Run);
+            return Err(Status::NotHeld);
         }
+        // Nobody locks what two members hold in the other order.
         let mut holds = child.holds.lock();
-        // One that was lost meanwhile may have been taken from its holders before.
-        holds.slabs.retain(|_, slab| !slab.is_lost());
         if !holds.gone {
-            holds.shared = shared;
+            // One that is lost may have been taken from its holders before.
+            let here = of_parent.slabs.iter().filter(|(_, slab)| !slab.is_lost());
+            holds.slabs = here.map(|(&id, slab)| (id, Arc::clone(slab))).collect();
+            holds.shared = of_parent.shared.inherited();
         }
-        drop(holds);
+        drop((holds, of_parent));
         self.events.tell(Event::Announced(&child));
         Ok(child.secret)
     }
@@ -357,13 +363,21 @@ impl Membership<'_> {
     /// Ends the memberships of all members of a run, if it belongs to the tenant of the member that
     /// asks.
     pub(crate) fn end_run(self, asks: &Member, run: &Secret) {
-        let of_it = |member: &&Arc<Member>| member.run == *run && member.is_of(&asks.holder());
-        for member in self.roster.members().iter().filter(of_it) {
-            // An open Unix socket means that the process lives, even if its supervisor believes
-            // otherwise. Its memory is mapped there, and is free again as soon as the process ends.
-            if !(member.local && member.presence.lock().connections > 0) {
-                self.part(member, Leaving::Run);
+        // An open Unix socket means that the process lives, even if its supervisor believes
+        // otherwise. Its memory is mapped there, and is free again as soon as the process ends.
+        let lives = |member: &Member| member.local && member.presence.lock().connections > 0;
+        self.part_all(Leaving::Run, |member| member.run == *run && member.is_of(&asks.holder()) && !lives(member));
+    }
+
+    /// Ends all members that are meant, with the children that they were making.
+    pub(crate) fn part_all(self, why: Leaving, is_meant: impl Fn(&Member) -> bool) {
+        for _ in 0..GENERATIONS {
+            let mut found = self.roster.members();
+            found.retain(|member| is_meant(member) && !member.is_gone());
+            if found.is_empty() {
+                return;
             }
+            found.iter().for_each(|member| self.part(member, why));
         }
     }
 }

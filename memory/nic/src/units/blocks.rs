@@ -18,9 +18,10 @@ impl Units {
     /// Claims a free block for a volume. Its bytes are zero. `promised`: memory was promised to this
     /// volume. What was promised to others is not taken for one that has no promise.
     pub(crate) fn claim_block(&self, lease: &Lease, promised: bool) -> Result<u32, NoSlab> {
-        if !promised && !self.is_unpromised(BLOCK_BYTES) {
-            return Err(NoSlab::Exhausted);
-        }
+        let _claiming = match promised {
+            false => Some(self.claiming(BLOCK_BYTES).ok_or(NoSlab::Exhausted)?),
+            true => None,
+        };
         let owner = lease.owner();
         if !self.charge(owner, CHUNKS) {
             return Err(NoSlab::Quota(self.quota_of(owner)));
@@ -76,13 +77,62 @@ impl Units {
 
     /// Bytes that are promised in addition, or fewer.
     pub(crate) fn promise(&self, bytes: i64) {
-        self.promised.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.promised.fetch_add(bytes as u64, Ordering::SeqCst);
     }
 
-    /// Whether anything but a volume may claim this many bytes: promised bytes stay free.
+    /// Promises bytes, unless fewer than `reserve` would be left beside all promises. The error: the
+    /// bytes that can be promised now.
+    ///
+    /// *Claims beside it.* A promise is made before it looks at claims, and a claim is noted before it
+    /// looks at promises: one of the two sees the other. Claims are read before the free bytes: one
+    /// that has ended meanwhile has taken its bytes by then.
+    pub(crate) fn promise_if(&self, bytes: u64, reserve: u64) -> Result<Promise<'_>, u64> {
+        let before = self.promised.fetch_add(bytes, Ordering::SeqCst);
+        let promise = Promise { units: self, bytes };
+        let claiming = self.claiming.load(Ordering::SeqCst);
+        let room = self.words.free_bytes().saturating_sub(before.saturating_add(claiming).saturating_add(reserve));
+        if bytes <= room { Ok(promise) } else { Err(room) }
+    }
+
+    /// Notes that bytes are being claimed for an owner without a promise. `None`: promised bytes would
+    /// not stay free. Others that are being claimed count as taken, though they may yet fail.
     #[inline]
-    pub(crate) fn is_unpromised(&self, bytes: u64) -> bool {
-        let promised = self.promised();
-        promised == 0 || self.words.free_bytes() >= promised + bytes
+    pub(crate) fn claiming(&self, bytes: u64) -> Option<Claiming<'_>> {
+        let others = self.claiming.fetch_add(bytes, Ordering::SeqCst);
+        let claiming = Claiming { units: self, bytes };
+        let promised = self.promised.load(Ordering::SeqCst);
+        let may = promised == 0 || self.words.free_bytes() >= promised.saturating_add(others).saturating_add(bytes);
+        may.then_some(claiming)
+    }
+}
+
+/// Bytes that were promised, and are taken back unless they are kept.
+pub(crate) struct Promise<'a> {
+    units: &'a Units,
+    bytes: u64,
+}
+
+impl Promise<'_> {
+    /// From now on it is the caller's to take back.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        self.units.promise(-(self.bytes as i64));
+    }
+}
+
+/// Bytes that are being claimed without a promise, until the words and their hints say who has them.
+pub(crate) struct Claiming<'a> {
+    units: &'a Units,
+    bytes: u64,
+}
+
+impl Drop for Claiming<'_> {
+    fn drop(&mut self) {
+        self.units.claiming.fetch_sub(self.bytes, Ordering::SeqCst);
     }
 }

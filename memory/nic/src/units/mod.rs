@@ -20,7 +20,7 @@
 //! * [`keeper`]: the node's own work: drain, scrub, recover.
 
 mod arena;
-mod blocks;
+pub(crate) mod blocks;
 pub mod files;
 pub mod keeper;
 pub mod leases;
@@ -77,6 +77,8 @@ pub struct Units {
     keeping: Keeping,
     /// Bytes that volumes may still claim by promise. No other owner may have them.
     promised: AtomicU64,
+    /// Bytes that are being claimed without a promise ([`blocks::Claiming`]).
+    claiming: AtomicU64,
 }
 
 impl std::fmt::Debug for Units {
@@ -103,6 +105,7 @@ impl Units {
             tenants: Lock::new(BTreeMap::new()),
             keeping: Keeping::default(),
             promised: AtomicU64::new(0),
+            claiming: AtomicU64::new(0),
         }
     }
 
@@ -217,11 +220,15 @@ impl Units {
             Level::Block => new.is(State::Owned) || new.is(State::Splitting),
             Level::Chunk => false,
         };
-        if old.is(State::Free)
-            && takes
-            && !self.is_unpromised(self.words.geometry().bytes(place).end - self.words.geometry().bytes(place).start)
-            || !self.charge(charge.owner, charge.chunks)
-        {
+        // Held until the hints follow the word.
+        let _claiming = match old.is(State::Free) && takes {
+            true => {
+                let bytes = self.words.geometry().bytes(place);
+                Some(self.claiming(bytes.end - bytes.start).ok_or(Status::Quota)?)
+            }
+            false => None,
+        };
+        if !self.charge(charge.owner, charge.chunks) {
             return Err(Status::Quota);
         }
         let undo = || self.charge(charge.owner, -charge.chunks);

@@ -14,9 +14,7 @@ impl Units {
     /// Claims the words of a slab's blocks for an owner. Returns the first of them. Fails if no 32
     /// neighbours are free and no giant can be split, or if the owner's quota is used up.
     pub(crate) fn claim_slab(&self, owner: Owner) -> Result<u32, NoSlab> {
-        if !self.is_unpromised(SLAB_BYTES) {
-            return Err(NoSlab::Exhausted);
-        }
+        let _claiming = self.claiming(SLAB_BYTES).ok_or(NoSlab::Exhausted)?;
         if !self.charge(owner, SLAB_CHUNKS) {
             return Err(NoSlab::Quota(self.least_quota_of(owner)));
         }

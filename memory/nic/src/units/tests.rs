@@ -412,3 +412,28 @@ fn another_member_recovers_who_is_dead_and_nobody_who_is_only_fenced() {
     assert_eq!((after.problems.len(), after.total()), (0, before.total()));
     assert_eq!((units.words.word(block).state(), units.words.word(published).state()), (State::Free, State::Free));
 }
+
+/// Threads claim, and one promises, at the same time: what is promised stays free.
+#[test]
+fn no_claim_takes_what_is_promised_beside_it() {
+    for round in 0..400 {
+        let units = Arc::new(Units::new(4 * SLAB_BYTES, false));
+        let leases: Vec<_> = (0..4).map(|_| Lease::new(&units).unwrap()).collect();
+        let promised = (round % 4) * SLAB_BYTES;
+        units.promise(promised as i64);
+        let together = std::sync::Barrier::new(5);
+        let free = |units: &Units| units.words.free_bytes();
+        std::thread::scope(|scope| {
+            for lease in &leases {
+                scope.spawn(|| {
+                    together.wait();
+                    let _ = units.claim_slab(lease.owner());
+                });
+            }
+            together.wait();
+            units.promise_if(SLAB_BYTES, 0).into_iter().for_each(|promise| promise.keep());
+        });
+        assert!(free(&units) >= units.promised(), "{round}: {} {}", free(&units) >> 20, units.promised() >> 20);
+        assert!(units.promised() <= promised + SLAB_BYTES && units.claiming.load(Ordering::SeqCst) == 0);
+    }
+}

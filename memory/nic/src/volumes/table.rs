@@ -9,6 +9,7 @@ use crate::shares::Peer;
 use crate::tally::Tally;
 use crate::tenants::{Tenant, Tenants};
 use crate::units::Units;
+use crate::units::blocks::Promise;
 use crate::units::leases::Lease;
 use farmem_protocol::nbd::PAGE;
 use farmem_protocol::wire::{Known, NewVolume, Verdict, VolumeInfo};
@@ -130,10 +131,13 @@ impl Swap<'_> {
         }
         let promised = !new.overcommit;
         let needed = size.next_multiple_of(BLOCK);
-        let room = if promised { self.promisable() } else { self.addressable(&all, tenant.as_deref(), peer) };
-        if (if promised { needed } else { size }) > room {
-            return Err(Verdict::NoRoom(room));
-        }
+        let promise = match promised {
+            true => Some(self.units.promise_if(needed, self.reserve()).map_err(Verdict::NoRoom)?),
+            false => match self.addressable(&all, tenant.as_deref(), peer) {
+                room if size > room => return Err(Verdict::NoRoom(room)),
+                _ => None,
+            },
+        };
         let place = self.volumes.places.take(peer).map_err(|_| Verdict::Full)?;
         // A promise counts to the tenant here, and not again when its memory is claimed.
         let charged = if promised { None } else { tenant.clone() };
@@ -143,9 +147,6 @@ impl Swap<'_> {
         }
         if let Some(tenant) = tenant.as_ref().filter(|tenant| promised && !tenant.charge(needed as i64)) {
             return Err(Verdict::NoRoom(tenant.limit().saturating_sub(tenant.held())));
-        }
-        if promised {
-            self.units.promise(needed as i64);
         }
         let slots = (size / PAGE) as u32;
         let state = State {
@@ -172,6 +173,8 @@ impl Swap<'_> {
         });
         all.insert(new.id, Arc::clone(&volume));
         drop(all);
+        // The volume's end takes it back.
+        promise.into_iter().for_each(Promise::keep);
         self.events.tell(Event::Volume(&volume, VolumeEvent::Made));
         Ok(volume)
     }
@@ -195,8 +198,12 @@ impl Swap<'_> {
 
     /// Bytes that could be promised to one more volume.
     pub fn promisable(self) -> u64 {
-        let reserve = (self.lending.limit() / RESERVE).max(BLOCK);
-        self.units.words.free_bytes().saturating_sub(self.units.promised() + reserve)
+        self.units.words.free_bytes().saturating_sub(self.units.promised() + self.reserve())
+    }
+
+    /// Bytes that are never promised.
+    fn reserve(self) -> u64 {
+        (self.lending.limit() / RESERVE).max(BLOCK)
     }
 
     /// A stream of a volume has closed.

@@ -1,6 +1,7 @@
 //! A member that another opener of its region has expelled: what of its verbs came before took effect, and no more.
 
 use super::*;
+use std::sync::atomic::AtomicU64;
 
 const LEN: usize = 4096;
 
@@ -78,4 +79,32 @@ fn a_member_with_mapped_memory_is_expelled_by_its_end_alone() {
     entered(&mut other, &nic, Purpose::Join(Join { run: run(3), ..Join::default() }));
     let expel = Ask::RegionExpel("region".parse().unwrap(), wire::tag(&run(1)));
     assert_eq!(answered(&mut other, &nic, &Request::new(1, expel)).unwrap_err().status, Status::NotHeld);
+}
+
+/// A fork beside the fence: no child of an expelled member holds the region, nor anything else.
+#[test]
+fn a_child_that_is_being_made_goes_with_its_parent() {
+    const SLABS: u64 = 24;
+    let draw = AtomicU64::new(1);
+    let drawn = move || u128::from(draw.fetch_add(1, Ordering::Relaxed)).to_le_bytes();
+    let nic = Nic::new(Lending::new((SLABS + 1) * SLAB_BYTES, Backing::Small), drawn);
+    let (stays, ..) = opener(&nic, 1, false);
+    let asks = nic.members().remove(0);
+    let tag = wire::tag(&run(2));
+    for round in 0..200 {
+        let (mut goes, ..) = opener(&nic, 2, false);
+        (0..SLABS).for_each(|n| assert!(answered(&mut goes, &nic, &Request::new(3 + n, Ask::Grant)).is_ok()));
+        let parent = nic.members().into_iter().find(|member| member.run == run(2)).unwrap();
+        let together = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                together.wait();
+                let _ = nic.membership().ticket(&parent, 0);
+            });
+            together.wait();
+            assert_eq!(nic.expel(&asks, "region".parse().unwrap(), tag), Status::Done);
+        });
+        assert_eq!(nic.members().len(), 1, "round {round}: a child is left");
+    }
+    drop(stays);
 }
