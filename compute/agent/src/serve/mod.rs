@@ -44,6 +44,8 @@ pub const TEND: Duration = Duration::from_millis(250);
 const RECALL_NS: u64 = 100_000_000;
 /// Blocks that go back in one batch.
 const TOGETHER: usize = 64;
+/// Connections that are taken in before the watcher looks at everything else.
+const AT_ONCE: usize = 32;
 
 /// Why the agent ended.
 #[derive(Debug)]
@@ -154,12 +156,16 @@ impl Service {
         }
         watcher.epoll.add(self.waker.fd(), 1, true, false)?;
         let mut events = Vec::new();
-        let (mut last_seen, mut tended) = (Instant::now(), Instant::now());
+        let (mut last_seen, mut tended, mut deaf) = (Instant::now(), Instant::now(), false);
         loop {
             watcher.epoll.wait(&mut events, TEND.as_millis() as i32)?;
             for event in &events {
                 match event.token {
-                    0 => listener.iter().for_each(|listener| self.accept(listener)),
+                    0 => {
+                        if let Some(listener) = listener.filter(|listener| !self.accept(listener)) {
+                            deaf = watcher.epoll.change(listener.as_raw_fd(), 0, false, false).is_ok();
+                        }
+                    }
                     1 => self.waker.reset(),
                     token => watcher.happened(token),
                 }
@@ -170,6 +176,9 @@ impl Service {
             watcher.follow(&self.seats.lock());
             if tended.elapsed() >= TEND {
                 tended = Instant::now();
+                if let Some(listener) = listener.filter(|_| deaf) {
+                    deaf = watcher.epoll.change(listener.as_raw_fd(), 0, true, false).is_err();
+                }
                 // Locked: a clerk asks the node something, which may take as long as a node may be
                 // silent, and finds out what there is to find.
                 let tended = self.blocks.try_lock().map(|mut blocks| blocks.tend());
@@ -189,10 +198,19 @@ impl Service {
         }
     }
 
-    fn accept(self: &Arc<Self>, listener: &UnixListener) {
-        while let Ok((stream, _)) = listener.accept() {
-            self.welcome(stream);
+    /// Takes in some of those who wait: more may come as fast. False: the process, or the system, has
+    /// no descriptor for one more. The listener would be reported again at once then.
+    fn accept(self: &Arc<Self>, listener: &UnixListener) -> bool {
+        for _ in 0..AT_ONCE {
+            match listener.accept() {
+                Ok((stream, _)) => self.welcome(stream),
+                Err(e) => {
+                    let lacking = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+                    return !e.raw_os_error().is_some_and(|error| lacking.contains(&error));
+                }
+            }
         }
+        true
     }
 
     /// Tells every clerk to end: those that serve, and those that are about to.
