@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `POST /v1/beat` | [`Beat`] | [`Orders`] |
 //! | `POST /v1/want` | [`Want`] | [`Given`] |
-//! | `POST /v1/nodes/NAME/drain`, `…/undrain`, `…/forget` | – | [`Rack`] |
+//! | `POST /v1/nodes/NAME/drain`, `…/undrain`, `…/forget` | – | [`Rack`], of this node alone |
 //! | `GET /v1/rack` | – | [`Rack`] |
 //!
 //! A refusal has a status of 4xx and a body of [`Refused`]. An answer of 503 has that body, too:
@@ -19,6 +19,9 @@ pub const ORDER_HEADER: &str = "x-farmem-order";
 pub const LONGEST: usize = 200;
 /// The most addresses that a node listens at, and the most nodes of a run.
 pub const MOST: usize = 64;
+
+/// The most runs that a view of the rack shows.
+pub const MOST_SHOWN: usize = 1000;
 
 /// The time of one leader of a rack. Orders of an earlier one are refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -193,8 +196,12 @@ pub struct GivenNode {
 pub struct Rack {
     /// By name.
     pub nodes: Vec<NodeView>,
-    /// Runs that asked within the last seconds.
+    /// Runs that asked within the last seconds. If there are more than [`MOST_SHOWN`], those that have
+    /// most.
     pub runs: Vec<RunView>,
+    /// Further runs.
+    #[serde(default)]
+    pub more_runs: u64,
     /// Tenants that have a quota in the whole rack.
     #[serde(default)]
     pub tenants: Vec<TenantView>,

@@ -17,6 +17,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 const ONE_WITHIN: Duration = Duration::from_millis(700);
 /// How long to look for one of several that leads: as long as another may take to take over.
 const LEADER_WITHIN: Duration = Duration::from_secs(4);
+/// The longest answer that is read: a rack of 20 000 nodes, and of [`crate::api::MOST_SHOWN`] runs.
+const LONGEST_ANSWER: u64 = 64 << 20;
 /// Between two rounds.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -220,7 +222,7 @@ impl Client {
         let mut answer = sent.map_err(|e| AskError::Away { at: at.to_owned(), why: printable(&why_away(e)) })?;
         let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let (challenge, proof) = (header(guard::CHALLENGE), header(guard::ANSWER));
-        let text = answer.body_mut().read_to_string();
+        let text = answer.body_mut().with_config().limit(LONGEST_ANSWER).read_to_string();
         let text = text.map_err(|e| AskError::Stranger { at: at.to_owned(), why: e.to_string() })?;
         Ok(Answer { status: answer.status().as_u16(), challenge, proof, text })
     }

@@ -126,7 +126,10 @@ pub fn take_part(controller: &impl Led, etcd: &Etcd, address: &str, rack: u64) {
                 controller.stands(format!("this controller stands by: {leader} leads the rack"));
             }
             // Another was first: the next look shows it.
-            Ok(Step::Take(_)) => continue,
+            Ok(Step::Take(_)) => {
+                std::thread::sleep(LOOK_EVERY / 10);
+                continue;
+            }
             Err(e) if !trouble => controller.say(&format!("{e}; tried again")),
             Err(_) => {}
         }

@@ -83,7 +83,7 @@ pub fn exposition(rack: Option<&Rack>) -> String {
             text += &format!("{name}{{tenant=\"{}\"}} {}\n", escaped(&tenant.name), value(tenant));
         }
     }
-    gauge(&mut text, "farmem_rack_runs", "Runs that asked for nodes lately.", rack.runs.len() as u64);
+    gauge(&mut text, "farmem_rack_runs", "Runs that asked for nodes lately.", rack.runs.len() as u64 + rack.more_runs);
     let crowded = rack.runs.iter().filter(|run| run.crowded).count() as u64;
     gauge(&mut text, "farmem_rack_crowded_runs", "Runs that lie in fewer failure domains than they want.", crowded);
     gauge(&mut text, "farmem_rack_epoch", "The epoch of the controller that leads.", rack.term.epoch);

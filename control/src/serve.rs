@@ -7,7 +7,7 @@ use crate::api::{Beat, Given, ORDER_HEADER, Orders, Rack, Refused, Term, Want};
 use crate::door;
 use crate::election::{self, CONFIRMED_FOR};
 use crate::etcd::{Etcd, EtcdError};
-use crate::guard::{self, Guard, OfTenant};
+use crate::guard::{self, Guard, Hash, OfTenant};
 use crate::metrics;
 use crate::state::{Action, Intent, Refusal, State};
 use crate::store::{Kept, Store, StoreError};
@@ -46,6 +46,8 @@ struct Shown {
     made: Instant,
     term: Term,
     rack: Bytes,
+    /// Of the rack's text: anybody may ask for a proof, often.
+    hash: Hash,
     counters: Bytes,
 }
 
@@ -153,8 +155,9 @@ impl Served {
             (controller.state.view(controller.now()), term)
         };
         let rack = serde_json::to_vec(&view).map_err(|e| No(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?;
+        let hash = Hash(farmem_trust::hashed(&rack));
         let (rack, counters) = (rack.into(), metrics::exposition(Some(&view)).into());
-        let made = Arc::new(Shown { made: Instant::now(), term, rack, counters });
+        let made = Arc::new(Shown { made: Instant::now(), term, rack, hash, counters });
         *shown = Some(Arc::clone(&made));
         Ok(made)
     }
@@ -363,7 +366,8 @@ async fn want(
 }
 
 async fn rack(With(shared): With<Shared>) -> Result<impl IntoResponse, No> {
-    Ok(([(header::CONTENT_TYPE, "application/json")], shared.shown().await?.rack.clone()))
+    let shown = shared.shown().await?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], Extension(shown.hash), shown.rack.clone()))
 }
 
 async fn order(
@@ -386,7 +390,7 @@ async fn order(
             _ => return Err(No(StatusCode::NOT_FOUND, format!("no such order: {order}"))),
         }
         controller.carry_out(actions);
-        (controller.state.term(), controller.state.view(now))
+        (controller.state.term(), controller.state.view_of(now, &name))
     };
     // The next look shows what the order has changed.
     *shared.shown.lock().await = None;

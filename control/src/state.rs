@@ -49,6 +49,8 @@ const EVENTS: usize = 100;
 const MOST_NODES: usize = 20_000;
 /// The most runs that are known at a time. One tenant's may be half of what the others leave.
 const MOST_RUNS: usize = 20_000;
+/// The most bytes that a node is taken to lend, or to have lent.
+const MOST_LENT: u64 = 1 << 48;
 
 /// A part of the state that outlives the controller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -375,6 +377,9 @@ impl State {
         if is_other && known.is_some_and(|node| node.standing == Standing::Up && !node.leaving) {
             return Err(Refusal::NameTaken(beat.name));
         }
+        // A process that says an address is there; the name that had it may be its own of before.
+        let is_up = |name: &String| self.nodes.get(name).is_some_and(|node| node.standing == Standing::Up);
+        let is_free = self.at.get(&address).is_none_or(|holder| *holder != beat.name && !is_up(holder));
         let (was, is_new) = (known.map(|node| node.standing), known.is_none_or(|node| node.domain != beat.domain));
         self.seat(&beat.name);
         let node = self.nodes.get_mut(&beat.name).expect("it has a seat");
@@ -389,15 +394,16 @@ impl State {
         node.moved = moved;
         node.incarnation = beat.incarnation;
         node.domain.clone_from(&beat.domain);
-        if node.address != address {
-            // If two nodes claim one address, the later claim counts.
+        if node.address != address || is_free {
+            // If two nodes claim one address, the later claim counts, while its node is up.
             if self.at.get(&node.address) == Some(&beat.name) {
                 self.at.remove(&node.address);
             }
             self.at.insert(address.clone(), beat.name.clone());
             node.address = address;
         }
-        (node.lends, node.lent, node.members) = (beat.lends, beat.lent, beat.members);
+        // Sums of them do not overflow, whatever a node says.
+        (node.lends, node.lent, node.members) = (beat.lends.min(MOST_LENT), beat.lent.min(MOST_LENT), beat.members);
         node.placed = 0;
         node.drain_from = if node.drain { node.drain_from.max(node.lent) } else { 0 };
         node.standing = Standing::Up;

@@ -152,7 +152,7 @@ impl Key {
 
     /// The proof for the answer to such a request.
     pub fn of_answer(&self, parts: &[&[u8]]) -> Mac {
-        self.mac(b"farmem 5 answer", parts)
+        self.mac(b"farmem 6 answer", parts)
     }
 
     /// HMAC of the label and the parts. A label names the version of the wire in which what it
@@ -192,6 +192,13 @@ impl From<Option<Key>> for Trust {
     fn from(token: Option<Key>) -> Trust {
         Trust { token, plain: false }
     }
+}
+
+/// SHA-256.
+pub fn hashed(bytes: &[u8]) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());
+    hash
 }
 
 /// Whether two proofs are the same, in a time that does not depend on where they differ.

@@ -99,6 +99,9 @@ fn text(rack: &Rack) -> String {
         let crowded = if run.crowded { " (in one failure domain: no node of another has room)" } else { "" };
         out += &format!("run {} on {}: {}{crowded}\n", run.run, run.host, run.nodes.join(", "));
     }
+    if rack.more_runs > 0 {
+        out += &format!("{} more runs, which have less\n", rack.more_runs);
+    }
     for tenant in &rack.tenants {
         out += &format!("tenant {}: {} of {}\n", tenant.name, units::bytes(tenant.held), units::bytes(tenant.quota));
     }

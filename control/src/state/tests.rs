@@ -1,6 +1,6 @@
 use super::*;
-use crate::api::LONGEST;
 use crate::api::Want;
+use crate::api::{LONGEST, MOST_SHOWN};
 use farmem_protocol::random::Random;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -99,6 +99,39 @@ fn a_mirror_goes_on_in_the_one_domain_that_is_left() {
     let given = state.want(s(3), &want("r", 2, &["a:7411", "b:7411"]), 7).unwrap();
     assert_eq!(given.addresses(), ["a:7411", "b:7411", "c:7411"]);
     assert_eq!(given.nodes[2].domain, "2");
+}
+
+/// A node that was started under another name by mistake, and under its own again: its address names it.
+#[test]
+fn an_address_is_of_the_node_that_is_up_there() {
+    let says = |state: &mut State, now, name: &str| {
+        let beat = Beat { listen: vec!["a:7411".into()], ..beat(name, "1", 8 * GIB, 0) };
+        state.beat(now, beat, &mut Vec::new()).unwrap();
+    };
+    let mut state = State::default();
+    says(&mut state, s(0), "a");
+    says(&mut state, s(1), "mistake");
+    says(&mut state, s(2), "a");
+    assert_eq!(state.at["a:7411"], "mistake", "both seem to be up: the later claim counts");
+    for tenths in [12, 17, 22, 27] {
+        state.tick(s(tenths), &mut Vec::new());
+        says(&mut state, s(tenths), "a");
+    }
+    assert_eq!((standing(&state, "mistake").as_str(), state.at["a:7411"].as_str()), ("down", "a"));
+    assert_eq!(state.want(s(27), &want("r", 1, &["a:7411"]), 1).unwrap().addresses(), ["a:7411"]);
+    state.forget(s(27), "mistake", &mut Vec::new()).unwrap();
+    assert_eq!(state.want(s(28), &want("r", 1, &["a:7411"]), 1).unwrap().addresses(), ["a:7411"]);
+}
+
+/// What nodes say they lend is added up, and may be anything.
+#[test]
+fn sums_of_what_nodes_say_do_not_overflow() {
+    let mut state = rack(&[]);
+    for name in ["a", "b", "c"] {
+        state.beat(s(0), beat(name, name, u64::MAX, u64::MAX), &mut Vec::new()).unwrap();
+        state.beat(s(0), beat(name, name, u64::MAX, 0), &mut Vec::new()).unwrap();
+    }
+    assert_eq!(state.want(s(1), &want("r", 2, &["a:7411", "b:7411"]), 1).unwrap().addresses(), ["a:7411", "b:7411"]);
 }
 
 #[test]
@@ -445,6 +478,14 @@ fn runs_are_bounded_and_a_name_is_its_tenants() {
     assert_eq!(others, Err(Refusal::OthersRun(shop.clone())));
     assert!(state.want_of("shop", s(0), &want(&shop, 1, &["a:7411"]), 1).is_ok());
     assert!(state.want_of("lab", s(0), &want(&lab[0], 1, &["a:7411"]), 1).is_ok(), "what is known goes on");
+    // Nor does it hide them from an operator.
+    let figures = Some(Figures { far: GIB, program: "p".into(), ..Figures::default() });
+    state.want_of("shop", s(0), &Want { figures, ..want(&shop, 1, &["a:7411"]) }, 1).unwrap();
+    let shown = state.view(s(0));
+    assert_eq!((shown.runs.len(), shown.more_runs as usize), (MOST_SHOWN, lab.len() + 1 - MOST_SHOWN));
+    assert!(shown.runs.iter().any(|run| run.run == shop));
+    let one = state.view_of(s(0), "a");
+    assert_eq!((one.nodes, one.runs.len()), (shown.nodes, 0));
     // They are over.
     state.tick(s(101), &mut Vec::new());
     state.beat(s(101), beat("a", "1", 8 * GIB, 0), &mut Vec::new()).unwrap();

@@ -1,7 +1,8 @@
 //! The operator's view of the rack, and events about runs' copies.
 
 use super::{HOLDS, Node, Run, State};
-use crate::api::{EventView, NodeView, Rack, RunView, TenantView, Want};
+use crate::api::{EventView, MOST_SHOWN, NodeView, Rack, RunView, TenantView, Want};
+use std::cmp::Reverse;
 use std::time::Duration;
 
 /// Runs that are named where the rack has no room.
@@ -29,21 +30,14 @@ impl State {
         }
     }
 
+    /// One node of the rack, and nothing else.
+    pub fn view_of(&self, now: Duration, name: &str) -> Rack {
+        let nodes = self.nodes.get_key_value(name).map(|found| viewed(now, found)).into_iter().collect();
+        Rack { nodes, runs: Vec::new(), more_runs: 0, tenants: Vec::new(), events: Vec::new(), term: self.term }
+    }
+
     /// The rack as an operator sees it.
     pub fn view(&self, now: Duration) -> Rack {
-        let node = |(name, node): (&String, &Node)| NodeView {
-            name: name.clone(),
-            domain: node.domain.clone(),
-            address: node.address.clone(),
-            standing: node.shown().into(),
-            lends: node.lends,
-            lent: node.lent,
-            drain_from: node.drain_from,
-            members: node.members,
-            read_rate: node.rates.0,
-            write_rate: node.rates.1,
-            heard_ms: node.heard.map(|heard| now.saturating_sub(heard).as_millis() as u64),
-        };
         let run = |(run, of): (&String, &Run)| RunView {
             run: run.clone(),
             host: of.host.clone(),
@@ -55,9 +49,18 @@ impl State {
             ago_s: now.saturating_sub(*when).as_secs(),
             what: what.clone(),
         };
+        let mut runs: Vec<(&String, &Run)> = self.runs.iter().collect();
+        let more = runs.len().saturating_sub(MOST_SHOWN);
+        if more > 0 {
+            // A tenant that begins many small runs hides none that matters.
+            runs.sort_by_key(|(_, run)| Reverse(run.figures.as_ref().map_or(0, |figures| figures.far)));
+            runs.truncate(MOST_SHOWN);
+            runs.sort_by_key(|(name, _)| *name);
+        }
         Rack {
-            nodes: self.nodes.iter().map(node).collect(),
-            runs: self.runs.iter().map(run).collect(),
+            nodes: self.nodes.iter().map(|found| viewed(now, found)).collect(),
+            runs: runs.into_iter().map(run).collect(),
+            more_runs: more as u64,
             tenants: self
                 .shares
                 .all()
@@ -82,5 +85,21 @@ impl State {
             none if none.is_empty() => String::new(),
             most => format!("; most of it is held by {}", most.join(", ")),
         }
+    }
+}
+
+fn viewed(now: Duration, (name, node): (&String, &Node)) -> NodeView {
+    NodeView {
+        name: name.clone(),
+        domain: node.domain.clone(),
+        address: node.address.clone(),
+        standing: node.shown().into(),
+        lends: node.lends,
+        lent: node.lent,
+        drain_from: node.drain_from,
+        members: node.members,
+        read_rate: node.rates.0,
+        write_rate: node.rates.1,
+        heard_ms: node.heard.map(|heard| now.saturating_sub(heard).as_millis() as u64),
     }
 }
