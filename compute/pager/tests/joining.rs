@@ -9,7 +9,6 @@
 mod common;
 
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
-use farmem_memory::{Config, Node};
 use farmem_pager::House;
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
@@ -27,7 +26,7 @@ const NODES: &str = "FARMEM_TEST_NODES";
 fn the_one_thread_of_a_program_writes_while_a_node_joins() {
     let path = std::env::temp_dir().join(format!("farmem-joining-{}.sock", std::process::id()));
     let listens = vec![NodeAddr::Shm(path), NodeAddr::Tcp("127.0.0.1:0".into())];
-    let node = Node::start(&Config::new(1 << 30, listens)).unwrap();
+    let (node, _session) = common::member(1 << 30, listens, Transport::Shm);
     let addresses: Vec<String> = node.addresses().iter().map(ToString::to_string).collect();
     for round in 0..5 {
         let status = Command::new(std::env::current_exe().unwrap())
