@@ -16,6 +16,7 @@ use farmem_protocol::addr::is_far;
 use farmem_sys::descriptors::owns_fd;
 use farmem_sys::raw::{checked, getpid};
 use farmem_sys::thread;
+use std::io::Write;
 use std::mem::offset_of;
 
 /// Calls whose first argument is a descriptor, but for `close_range`, which goes around ours.
@@ -168,7 +169,10 @@ pub fn in_proc<T>(fd: usize, find: impl FnOnce(&[u8]) -> Option<T>) -> Option<T>
     if asked.is_err() || about.f_type != PROC {
         return None;
     }
-    let link = format!("/proc/self/fd/{fd}\0");
+    // Nothing is allocated: a handler of the program's may come between, and allocate too.
+    let mut link = [0u8; 40];
+    // Longer than any number needs; the rest stays 0.
+    let _ = write!(&mut link[..39], "/proc/self/fd/{fd}");
     let mut path = [0u8; 256];
     // SAFETY: a live path, and room for another.
     let read = unsafe {

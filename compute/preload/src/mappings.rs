@@ -6,7 +6,7 @@ use crate::process::pager;
 use crate::{guard, limits, threads};
 use farmem_pager::{Origin, Part};
 use farmem_protocol::addr::{FAR_END, FAR_START, PAGE_BYTES, is_far};
-use farmem_sys::raw::{read_file, syscall};
+use farmem_sys::raw::{SignalsBlocked, read_file, syscall};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const EINVAL: isize = -(libc::EINVAL as isize);
@@ -276,6 +276,8 @@ fn page_bytes_at(at: usize) -> usize {
     if advised != EINVAL {
         return PAGE_BYTES;
     }
+    // The text is allocated: no handler that may allocate is to come between.
+    let _signals = SignalsBlocked::new();
     read_file(c"/proc/self/smaps").ok().and_then(|text| page_bytes_in(&text, at)).unwrap_or(PAGE_BYTES)
 }
 
