@@ -1,76 +1,33 @@
-//! Counters over HTTP, as Prometheus reads them: `GET /metrics`.
-//!
-//! One thread serves all requests, and no connection is kept alive: it is for a scrape every few
-//! seconds. A client that says nothing, or says it slowly, makes no other wait: requests are read
-//! as they come, and the oldest that is not whole gives way when there are too many. It sleeps in
-//! epoll.
+//! A node's counters, as Prometheus reads them (`farmem_scrape`).
 
 use crate::StartError;
 use farmem_nic::Nic;
 use farmem_nic::tenants::Tenant;
-use farmem_sys::epoll::{Epoll, Event};
 use farmem_sys::raw::thread_cpu_ns;
-use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// A request's head, at most.
-const REQUEST: usize = 4096;
-/// How long it may take to say it.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Requests that are being said, at most.
-const ASKERS: usize = 64;
 /// A text is served again for this many times as long as the thread worked at it …
 const SHARE: u32 = 20;
 /// … but no longer than this.
 const KEPT: Duration = Duration::from_millis(250);
-/// The listener's token; others are connections' numbers.
-const LISTENER: u64 = 0;
 
 /// Listens at an address. Requests from now on are answered once the counters are served.
 pub fn bind(at: SocketAddr) -> Result<TcpListener, StartError> {
-    let bound = TcpListener::bind(at).and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
-    bound.map_err(|e| StartError::Listen(at.to_string(), e))
+    farmem_scrape::bind(at).map_err(|e| StartError::Listen(at.to_string(), e))
 }
 
 /// Serves the counters; returns the address with its port. Ends with the node.
 pub fn serve(listener: TcpListener, nic: &Arc<Nic>) -> Result<SocketAddr, StartError> {
-    let bound = listener.local_addr().map_err(StartError::System)?;
-    let epoll = Epoll::new().map_err(StartError::from)?;
-    epoll.add(listener.as_raw_fd(), LISTENER, true, false).map_err(StartError::from)?;
-    let server = Server {
-        listener,
-        epoll,
-        nic: Arc::downgrade(nic),
-        askers: VecDeque::new(),
-        next: LISTENER + 1,
-        kept: Kept::default(),
+    let (nic, mut kept) = (Arc::downgrade(nic), Kept::default());
+    let counters = move || {
+        let nic = nic.upgrade()?;
+        Some(kept.text(Instant::now(), thread_cpu_ns, || text(&nic)).to_owned())
     };
-    std::thread::Builder::new().name("metrics".into()).spawn(|| server.run()).map_err(StartError::System)?;
-    Ok(bound)
-}
-
-/// A client whose request is not whole yet.
-struct Asker {
-    number: u64,
-    stream: TcpStream,
-    head: Vec<u8>,
-    until: Instant,
-}
-
-struct Server {
-    listener: TcpListener,
-    epoll: Epoll,
-    nic: Weak<Nic>,
-    /// In the order in which they came, which is that of their ends of patience.
-    askers: VecDeque<Asker>,
-    next: u64,
-    kept: Kept,
+    farmem_scrape::serve(listener, counters).map_err(StartError::System)
 }
 
 /// The last text, and until when it is served again. To make one looks at every member and slab, and
@@ -90,97 +47,6 @@ impl Kept {
         });
         &self.0.insert(kept).1
     }
-}
-
-impl Server {
-    fn run(mut self) {
-        let mut events: Vec<Event> = Vec::new();
-        loop {
-            let now = Instant::now();
-            while self.askers.front().is_some_and(|asker| asker.until <= now) {
-                self.askers.pop_front();
-            }
-            // Rounded up, or the last millisecond would be spent in asking.
-            let left = self.askers.front().map_or(-1, |asker| (asker.until - now).as_millis() as i32 + 1);
-            if self.epoll.wait(&mut events, left).is_err() {
-                return;
-            }
-            for event in &events {
-                let ended = if event.token == LISTENER { self.accept() } else { self.hear(event.token) };
-                if ended.is_none() {
-                    return;
-                }
-            }
-        }
-    }
-
-    /// None when the node is gone.
-    fn accept(&mut self) -> Option<()> {
-        self.nic.upgrade()?;
-        match self.listener.accept() {
-            Ok((stream, _)) => {
-                let number = self.next;
-                self.next += 1;
-                let ready = stream.set_nonblocking(true).is_ok();
-                if ready && self.epoll.add(stream.as_raw_fd(), number, true, false).is_ok() {
-                    if self.askers.len() == ASKERS {
-                        self.askers.pop_front();
-                    }
-                    let until = Instant::now() + PATIENCE;
-                    self.askers.push_back(Asker { number, stream, head: Vec::new(), until });
-                }
-            }
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted
-                ) => {}
-            // No descriptor is left, perhaps for long.
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
-        }
-        Some(())
-    }
-
-    /// None when the node is gone.
-    fn hear(&mut self, number: u64) -> Option<()> {
-        // Gone, if it gave way to another in this batch of events.
-        let Some(at) = self.askers.iter().position(|asker| asker.number == number) else { return Some(()) };
-        let asker = &mut self.askers[at];
-        let mut said = [0; REQUEST];
-        let room = REQUEST - asker.head.len();
-        match asker.stream.read(&mut said[..room]) {
-            Ok(n) if n > 0 => asker.head.extend(&said[..n]),
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return Some(()),
-            _ => drop(self.askers.remove(at)),
-        }
-        let whole = |asker: &Asker| asker.head.len() == REQUEST || asker.head.windows(4).any(|w| w == b"\r\n\r\n");
-        if self.askers.get(at).is_some_and(|asker| asker.number == number && whole(asker)) {
-            let asker = self.askers.remove(at)?;
-            let nic = self.nic.upgrade()?;
-            answer(asker, || self.kept.text(Instant::now(), thread_cpu_ns, || text(&nic)));
-        }
-        Some(())
-    }
-}
-
-fn answer<'a>(mut asker: Asker, counters: impl FnOnce() -> &'a str) {
-    let mut words = asker.head.split(|&b| b == b' ' || b == b'\r');
-    // The text behind a question mark does not change the counters.
-    let path = |target: &[u8]| target.split(|&b| b == b'?').next().unwrap_or_default().to_vec();
-    let asked = (words.next().unwrap_or_default(), words.next().map(path).unwrap_or_default());
-    let (status, body) = match (asked.0, asked.1.as_slice()) {
-        (b"GET", b"/metrics" | b"/") => ("200 OK", counters()),
-        (b"GET", _) => ("404 Not Found", "the counters are at /metrics\n"),
-        _ => ("405 Method Not Allowed", "only GET is understood\n"),
-    };
-    let kind = "text/plain; version=0.0.4; charset=utf-8";
-    let length = body.len();
-    let said = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-    );
-    // Some kilobytes, which any socket's buffer takes at once. A peer that does not take them from
-    // there is its own problem.
-    let _ = asker.stream.write_all(said.as_bytes());
 }
 
 /// All counters and gauges of a node.
