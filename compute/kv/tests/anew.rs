@@ -9,11 +9,12 @@ use farmem_kv::drive::Drive;
 use farmem_kv::layout::{Geometry, HEAD_BYTES, MEMBERS, State, UNIT, head, word};
 use farmem_kv::member::Opening;
 use farmem_kv::shard::Shard;
-use farmem_kv::task::{Answer, Ask, Io, Task};
+use farmem_kv::task::{Io, Task};
 use farmem_memory::{Config, Node};
 use std::future::Future;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+use world::lane::run;
 use world::process::{Client, Process, are_all, signal};
 
 #[test]
@@ -69,25 +70,6 @@ impl Front {
             assert!(Instant::now() < until, "it does not join anew");
             std::thread::sleep(Duration::from_millis(1));
         }
-    }
-}
-
-fn run<T>(drive: &mut Drive, mut task: Task<T>) -> T {
-    let mut ended = Vec::new();
-    loop {
-        if let Some(outcome) = task.step() {
-            return outcome;
-        }
-        for (id, ask) in task.asks() {
-            match ask {
-                Ask::Verbs(verbs) => drive.post(u64::from(id), verbs).unwrap(),
-                Ask::Pause(_) => task.answer(id, Vec::new()),
-            }
-        }
-        while drive.under_way() > 0 {
-            drive.advance(Duration::from_millis(100), &mut ended).unwrap();
-        }
-        ended.drain(..).for_each(|(id, answers): (u64, Vec<Answer>)| task.answer(id as u32, answers));
     }
 }
 

@@ -1,6 +1,8 @@
 //! A front end that was stopped with verbs to come: they take effect as long as nothing that they touch was given to
 //! another, or not at all.
 
+mod world;
+
 use farmem::{Error, Memory, Transport};
 use farmem_fabric::NodeAddr;
 use farmem_kv::copies::Mode;
@@ -10,11 +12,12 @@ use farmem_kv::member::Opening;
 use farmem_kv::object::Value;
 use farmem_kv::rules::{Bug, Rules};
 use farmem_kv::shard::Shard;
-use farmem_kv::task::{Answer, Ask, Io, Task, Verb};
+use farmem_kv::task::{Ask, Io, Task, Verb};
 use farmem_memory::{Config, Node};
 use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
+use world::lane::run;
 
 struct Front {
     drive: Drive,
@@ -73,25 +76,6 @@ impl Front {
 
     fn problems(&mut self) -> Vec<String> {
         self.run(|shard, io| async move { shard.recovery.count(&io).await }).problems
-    }
-}
-
-fn run<T>(drive: &mut Drive, mut task: Task<T>) -> T {
-    let mut ended = Vec::new();
-    loop {
-        if let Some(outcome) = task.step() {
-            return outcome;
-        }
-        for (id, ask) in task.asks() {
-            match ask {
-                Ask::Verbs(verbs) => drive.post(u64::from(id), verbs).unwrap(),
-                Ask::Pause(_) => task.answer(id, Vec::new()),
-            }
-        }
-        while drive.under_way() > 0 {
-            drive.advance(Duration::from_millis(100), &mut ended).unwrap();
-        }
-        ended.drain(..).for_each(|(id, answers): (u64, Vec<Answer>)| task.answer(id as u32, answers));
     }
 }
 

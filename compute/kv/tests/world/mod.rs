@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // Each test file is a program of its own, and uses a part.
 
+pub mod lane;
 pub mod linear;
 pub mod load;
 pub mod ops;
