@@ -191,7 +191,7 @@ fn texts() -> Vec<Vec<u8>> {
         b"expire s 9223372036854775807 gt\npexpireat s -1\nexpireat h 99999999999\nttl h\ngetex h persist\nobject freq s\ncopy s s2 replace\nrename s h",
         b"multi\nset s 1\nlpush s 1\nincr s\nexec\nwatch s\nmulti\nexec\ndiscard\nunwatch",
         b"eval return(redis.call('set',KEYS[1],ARGV[1])) 1 s v\neval return{cjson.decode('[1,{}]'),string.rep('x',9):find('x*$'),#KEYS} 0\neval return(string.format('%5.3s%d%q',1,2,3)) 0\nscript load return(1)",
-        b"eval local(s)='a';return(s:gsub('(.)','%1%0%%')) 0\neval return(cmsgpack) 0\neval return(cjson.encode({1,{a=2}})) 0\neval return(redis.pcall('hgetall',KEYS[1])) 1 h\neval return(bit) 0\neval error({err='x'}) 0",
+        b"eval local(s)='a';return(s:gsub('(.)','%1%0%%')) 0\neval return(cmsgpack) 0\neval return(cjson.encode({1,{a=2}})) 0\neval return(redis.pcall('hgetall',KEYS[1])) 1 h\neval return{struct.unpack('<I2c0!4i',struct.pack('<I2c0!4i',3,'abc',7)),struct.size('>!bd')} 0\neval return(bit) 0\neval error({err='x'}) 0",
         b"restore r 0 \x02\x01\0\0\0a replace\nrestore r2 5 \x05\x08\0\0\0\0\0\0\0\0\0\xf0?\x01\0\0\0m absttl\nlrange r 0 -1\nzrange r2 0 -1\ndump r\nrestore r3 0 \x01text freq 3",
         b"restore x2 0 \x08\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0 replace\nxadd x2 * a b\nxinfo stream x2\nxsetid x2 5-5",
         b"hello 3 setname n\nclient tracking on bcast prefix s\nclient kill type pubsub maxage 9\nclient reply skip\nclient list id 1 2\nclient info\ncommand getkeys mset a b c d\nconfig get *\nmemory usage s samples 5\nslowlog get -1\nlatency histogram get",

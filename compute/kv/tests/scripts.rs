@@ -11,6 +11,30 @@ fn another_process() {
     world::process::another_process();
 }
 
+const WRITES: &str = "ERR Write commands are not allowed from read-only scripts.";
+
+/// One client's script changes nothing for the scripts of others.
+#[test]
+fn a_script_changes_no_global() {
+    let (_node, front) = front("globals");
+    let [mut one, mut other] = [front.client(), front.client()];
+    let names = ["redis", "pcall", "error", "type", "tostring", "math", "cjson", "struct", "_G", "_VERSION"];
+    for name in names {
+        for said in ["NAME = function() return 1 end", "_G.NAME = 1", "_G['NAME'] = nil", "local g = _G; g.NAME = 2"] {
+            let failed = eval(&mut one, &said.replace("NAME", name), &["0"]);
+            assert!(failed.starts_with("-ERR Attempt to modify a readonly table"), "{name}: {failed}");
+        }
+    }
+    for said in ["setmetatable(_G, {})", "rawset(_G, 'redis', 1)", "table.insert(_G, 1)", "setfenv(1, {})"] {
+        assert!(eval(&mut one, said, &["0"]).starts_with("-ERR "), "{said}");
+    }
+    // The keys are the script's own.
+    assert_eq!(eval(&mut one, "KEYS = {'x'}; ARGV = nil; redis = redis; return 1", &["1", "k"]).as_bytes()[0], b'-');
+    eval(&mut one, "KEYS = {'x'}; ARGV = nil", &["1", "k"]);
+    let said = "return {redis.call('set', KEYS[1], ARGV[1]), tostring(pcall(error)), type(_G), cjson.encode({1})}";
+    assert_eq!(eval(&mut other, said, &["1", "k", "v"]), "[+OK false table [1]]");
+}
+
 /// Runs a script with its keys and values.
 fn eval(client: &mut Client, script: &str, rest: &[&str]) -> String {
     client.send(&[&["EVAL", script], rest].concat()).unwrap();
@@ -69,6 +93,25 @@ fn scripts_read_change_and_return() {
         ("local t = cmsgpack.unpack(cmsgpack.pack({a = {b = 'c'}, [3] = 4})); return {t.a.b, t[3]}", &["0"], "[c :4]"),
         ("return {cmsgpack.unpack_one(cmsgpack.pack(1, 2, 3), 1)}", &["0"], "[:2 :2]"),
         ("return {cmsgpack.unpack_limit(cmsgpack.pack(1, 2, 3), 2, 1)}", &["0"], "[:-1 :2 :3]"),
+        ("return {cmsgpack.unpack_limit(cmsgpack.pack(1, 2), 0)}", &["0"], "[:1 :2]"),
+        // No key is lost, though the table's length may be the number of its keys.
+        (
+            "local t = cmsgpack.unpack(cmsgpack.pack({1, nil, 3, x = 9})); return {t.x, t[1], t[3]}",
+            &["0"],
+            "[:9 :1 :3]",
+        ),
+        (
+            "local t = cjson.decode(cjson.encode({1, nil, 3, x = 9})); return {t.x, t['1'], t['3']}",
+            &["0"],
+            "[:9 :1 :3]",
+        ),
+        ("return cjson.encode({[1] = 1, [3] = 3})", &["0"], "[1,null,3]"),
+        ("return {struct.unpack('<I2c0', struct.pack('<I2c0', 3, 'abc'))}", &["0"], "[abc :6]"),
+        ("return struct.size('>!4bi')", &["0"], ":8"),
+        ("#!lua flags=allow-oom\nreturn 1", &["0"], ":1"),
+        ("#!lua flags=no-writes\nreturn redis.pcall('set', 'k', 1).err", &["0"], WRITES),
+        ("#!lua flags=no-writes\nreturn redis.pcall('publish', 'c', 1).err", &["0"], WRITES),
+        ("#!py\nreturn 1", &["0"], "-ERR Unexpected engine in script shebang: #!py"),
         ("local t = {}; t.t = t; return cmsgpack.unpack(cmsgpack.pack(t)).t.t ~= nil", &["0"], ":1"),
         ("return cmsgpack.unpack(string.char(0xc4, 2) .. 'ab' .. string.char(0xd9, 1) .. 'c')", &["0"], "ab"),
         ("local s = ('x'):rep(300); return cmsgpack.unpack(cmsgpack.pack({s}))[1] == s", &["0"], ":1"),
@@ -80,6 +123,7 @@ fn scripts_read_change_and_return() {
             "[:4 :3 :4 :-1 :-2147483648 :1 :-4 :878082066 :16777216 :-1 00ff FF]",
         ),
         ("return redis.sha1hex('')", &["0"], "da39a3ee5e6b4b0d3255bfef95601890afd80709"),
+        ("return pcall(redis.sha1hex)", &["0"], "nil"),
         ("return redis.status_reply('FINE')", &["0"], "+FINE"),
         ("return ('%d-%s'):format(3, ('ab'):upper())", &["0"], "3-AB"),
         ("return string.match('key:12', ':(%d+)')", &["0"], "12"),
@@ -208,6 +252,9 @@ fn scripts_are_held_within_limits() {
         ("return cmsgpack.unpack(string.char(0x81, 0xc0, 0xc0))", "a key is nil"),
         ("return cmsgpack.unpack_one('', 1)", "behind the end"),
         ("return cmsgpack.pack()", "needs input"),
+        ("return cmsgpack.unpack(string.rep('a', 7001))", "too many return values at once"),
+        ("return cjson.encode({[1] = 1, [1000] = 3})", "excessively sparse"),
+        ("struct.x = 1", "readonly table"),
         ("bit.band = 1", "readonly table"),
         ("return string.find('a', string.rep('a?', 1e6))", "pattern is longer"),
         ("return ('a'):find(string.rep('a?', 1e6))", "pattern is longer"),
@@ -230,7 +277,10 @@ fn scripts_are_held_within_limits() {
             "local s = string.rep('x', 16e6); local t = {}; for i = 1, 100 do t[i] = s end; redis.call('echo', unpack(t))",
             "64 MiB|ran for",
         ),
-        ("local s = {ok=string.rep('x', 16e6)}; local t = {}; for i = 1, 1e5 do t[i] = s end; return t", "too large"),
+        (
+            "local s = {ok=string.rep('x', 16e6)}; local t = {}; for i = 1, 1e5 do t[i] = s end; return t",
+            "too large|ran for",
+        ),
         ("local s = string.rep('x', 16e6); for i = 1, 4000 do redis.call('set', 'k' .. i, s) end", ""),
         ("return unpack({}, -1073741824, 2147483647)", "too many results"),
         ("return unpack({}, 0/0, 1)", "too many results"),

@@ -59,6 +59,11 @@ impl Command {
         if wanted > 0 { given == wanted } else { given >= -wanted }
     }
 
+    /// Whether it changes anything for anybody: the store, or what subscribers hear.
+    pub fn changes(&self) -> bool {
+        self.writes || matches!(self.name, "publish" | "spublish")
+    }
+
     /// The keys that a request names; `None`: it concerns keys that it does not name.
     pub fn named<'a>(&self, request: &'a [Vec<u8>]) -> Option<Vec<&'a [u8]>> {
         let (first, last, step) = self.keys;

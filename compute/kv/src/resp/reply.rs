@@ -37,6 +37,8 @@ pub enum Reply {
     Push(Vec<Reply>),
     /// A published message.
     Heard(Heard),
+    /// Bytes as they are sent. Several clients are sent the same.
+    Encoded(Rc<[u8]>),
     /// Replies one after the other.
     Several(Vec<Reply>),
     /// No reply at all.
@@ -97,6 +99,7 @@ impl Reply {
                 line(out, if version >= 3 { b'>' } else { b'*' }, &parts.len().to_string());
                 parts.into_iter().for_each(|part| bulk(out, part));
             }
+            Reply::Encoded(bytes) => out.extend_from_slice(bytes),
             Reply::Several(replies) => replies.iter().for_each(|reply| reply.write(version, out)),
             Reply::Silence => {}
         }

@@ -25,7 +25,9 @@ pub fn to_lua(lua: &Lua, reply: Reply) -> mlua::Result<Value> {
         Reply::Double(number) => lua.create_string(crate::resp::double(number))?.into_lua(lua),
         Reply::Array(items) | Reply::Set(items) | Reply::Push(items) | Reply::Several(items) => sequence(lua, items),
         Reply::Map(pairs) => sequence(lua, pairs.into_iter().flat_map(|(key, value)| [key, value]).collect()),
-        Reply::Null | Reply::NullArray | Reply::Long(_) | Reply::Heard(_) | Reply::Silence => Ok(Value::Boolean(false)),
+        Reply::Null | Reply::NullArray | Reply::Long(_) | Reply::Heard(_) | Reply::Encoded(_) | Reply::Silence => {
+            Ok(Value::Boolean(false))
+        }
     }
 }
 
@@ -103,4 +105,27 @@ pub fn to_argument(value: &Value) -> Option<Vec<u8>> {
         Value::Number(number) => Some(crate::resp::double(*number).into_bytes()),
         _ => None,
     }
+}
+
+/// The keys of a table.
+pub struct List {
+    /// How many.
+    pub pairs: usize,
+    /// The largest, if all are positive numbers without a fraction.
+    pub largest: Option<usize>,
+}
+
+pub fn list(table: &Table) -> mlua::Result<List> {
+    let (mut pairs, mut largest) = (0, Some(0));
+    table.for_each(|key: Value, _: Value| {
+        let place = match key {
+            Value::Integer(n) => usize::try_from(n).ok().filter(|n| *n > 0),
+            Value::Number(n) if n >= 1.0 && n.fract() == 0.0 && n < 1e15 => Some(n as usize),
+            _ => None,
+        };
+        pairs += 1;
+        largest = largest.and_then(|largest: usize| Some(largest.max(place?)));
+        Ok(())
+    })?;
+    Ok(List { pairs, largest })
 }

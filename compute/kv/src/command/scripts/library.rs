@@ -130,7 +130,7 @@ pub fn seal(lua: &Lua, globals: &Table) -> mlua::Result<()> {
     if let Some(rules) = lua.type_metatable::<LuaString>() {
         rules.raw_set("__metatable", false)?;
     }
-    for name in ["redis", "cjson", "cmsgpack", "bit", "string", "table", "math"] {
+    for name in ["redis", "cjson", "cmsgpack", "bit", "struct", "string", "table", "math"] {
         let (shown, rules) = (lua.create_table()?, lua.create_table()?);
         rules.raw_set("__index", globals.raw_get::<Table>(name)?)?;
         let refuse = |_: &Lua, _: MultiValue| -> mlua::Result<()> { Err(error("Attempt to modify a readonly table")) };
@@ -147,9 +147,20 @@ pub fn seal(lua: &Lua, globals: &Table) -> mlua::Result<()> {
     let get = move |_: &Lua, (_, name): (Table, Value)| -> mlua::Result<()> {
         Err(error(format!("Script attempted to access nonexistent global variable '{}'", named(name))))
     };
+    // They lie in a table behind that of the scripts, which is empty: it would take a new value for
+    // what it has.
+    let behind = lua.create_table()?;
+    let all = globals.pairs::<Value, Value>().collect::<mlua::Result<Vec<_>>>()?;
+    for (name, value) in all {
+        behind.raw_set(&name, value)?;
+        globals.raw_set(name, Value::Nil)?;
+    }
+    let missing = lua.create_table()?;
+    missing.raw_set("__index", lua.create_function(get)?)?;
+    behind.set_metatable(Some(missing))?;
     let rules = lua.create_table()?;
     rules.raw_set("__newindex", lua.create_function(set)?)?;
-    rules.raw_set("__index", lua.create_function(get)?)?;
+    rules.raw_set("__index", behind)?;
     rules.raw_set("__metatable", false)?;
     globals.set_metatable(Some(rules))
 }
@@ -188,7 +199,13 @@ pub fn redis(lua: &Lua, call: &Current) -> mlua::Result<Table> {
         })?;
         table.raw_set(name, function)?;
     }
-    let sha1 = |lua: &Lua, text: LuaString| lua.create_string(super::sha1(&text.as_bytes()));
+    let sha1 = |lua: &Lua, mut args: MultiValue| match (args.pop_front(), args.len()) {
+        (Some(text), 0) => match lua.coerce_string(text)? {
+            Some(text) => lua.create_string(super::sha1(&text.as_bytes())),
+            None => Err(error("the argument is no string")),
+        },
+        _ => Err(error("wrong number of arguments")),
+    };
     table.raw_set("sha1hex", lua.create_function(sha1)?)?;
     // A front end has no log of scripts, and nothing is replicated.
     for name in ["log", "set_repl"] {
@@ -234,7 +251,7 @@ fn carry_out(call: &Call, args: &MultiValue) -> Reply {
     if ON_ANY_KEY.contains(&command.name) {
         return refused();
     }
-    if command.writes && call.draft.as_ref().is_some_and(|draft| draft.read_only.get()) {
+    if command.changes() && call.draft.as_ref().is_some_and(|draft| draft.read_only.get()) {
         return Reply::error("Write commands are not allowed from read-only scripts.");
     }
     // With a way of its own, a command that would reach the store waits, and is refused.

@@ -5,7 +5,7 @@
 //! the libraries' tables cannot be changed. Its memory and its time have limits.
 
 use super::convert::to_reply;
-use super::{TIME, bits, json, library, msgpack};
+use super::{TIME, bits, json, library, msgpack, shebang, structs};
 use crate::command::{Call, Fail};
 use crate::resp::Reply;
 use mlua::chunk::ChunkMode;
@@ -46,8 +46,9 @@ impl Machine {
         globals.raw_set("cjson", json::module(&lua)?)?;
         globals.raw_set("cmsgpack", msgpack::module(&lua)?)?;
         globals.raw_set("bit", bits::module(&lua)?)?;
+        globals.raw_set("struct", structs::module(&lua)?)?;
         library::seal(&lua, &globals)?;
-        let pcall = globals.raw_get("pcall")?;
+        let pcall = globals.get("pcall")?;
         Ok(Machine { lua, compiled: RefCell::default(), call, globals, pcall })
     }
 
@@ -63,7 +64,8 @@ impl Machine {
         if compiled.len() >= COMPILED {
             compiled.clear();
         }
-        let chunk = self.lua.load(text).set_mode(ChunkMode::Text).set_name("@user_script");
+        let (begin, _) = shebang::read(text)?;
+        let chunk = self.lua.load(&text[begin..]).set_mode(ChunkMode::Text).set_name("@user_script");
         let function = chunk
             .into_function()
             .map_err(|e| Fail::new(format!("Error compiling script (new function): {}", first_line(&e))))?;

@@ -19,6 +19,8 @@ mod library;
 mod machine;
 mod msgpack;
 mod patterns;
+mod shebang;
+mod structs;
 
 use super::draft::Draft;
 use super::several::{KEYS, Several};
@@ -132,6 +134,11 @@ pub fn is_run(request: &Request) -> bool {
         && super::find(&request[0]).is_some_and(|command| command.takes(request.len()))
 }
 
+/// Whether a script says that it changes nothing.
+pub fn only_reads(text: &[u8]) -> bool {
+    shebang::read(text).is_ok_and(|(_, reads)| reads)
+}
+
 /// The keys that a script's request names.
 ///
 /// # Errors
@@ -157,7 +164,8 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     scripts.turn(call).await;
     let until = Instant::now() + TIME;
     let seed = call.store().random(usize::MAX) as u64;
-    let script = Script { call, text, sha, reads: name.ends_with("_ro"), named, until, seed };
+    let reads = name.ends_with("_ro") | shebang::read(&text)?.1;
+    let script = Script { call, text, sha, reads, named, until, seed };
     if call.draft.is_some() {
         return Err(Fail::new("a script runs no other script"));
     }

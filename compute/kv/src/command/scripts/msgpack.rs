@@ -1,7 +1,10 @@
 //! MessagePack for scripts, as redis's module `cmsgpack` has it. BullMQ, for one, hands its scripts their
 //! arguments in it.
 
+use super::convert::{List, list};
+use super::json::VALUES;
 use mlua::{IntoLuaMulti, Lua, LuaString, MultiValue, Table, Value};
+use std::cell::Cell;
 
 /// Tables within each other that are written; a deeper one is nil, as with redis.
 const WRITTEN: u32 = 16;
@@ -10,6 +13,8 @@ const READ: u32 = 128;
 /// Bytes that are written by one call, and those that one call reads.
 const LONGEST: usize = 16 << 20;
 const TAKEN: usize = 4 << 20;
+/// Values that one call returns: a function of Lua's returns few.
+pub const RESULTS: usize = 7000;
 
 /// The table `cmsgpack`.
 pub fn module(lua: &Lua) -> mlua::Result<Table> {
@@ -18,14 +23,18 @@ pub fn module(lua: &Lua) -> mlua::Result<Table> {
         if values.is_empty() {
             return Err(mlua::Error::runtime("bad argument #0 to 'pack' (MessagePack pack needs input.)"));
         }
-        let mut out = Vec::new();
-        values.iter().try_for_each(|value| write(value, WRITTEN, &mut out))?;
+        let (mut out, left) = (Vec::new(), Cell::new(VALUES));
+        values.iter().try_for_each(|value| write(value, WRITTEN, &left, &mut out))?;
         lua.create_string(out)
     };
     let all = |lua: &Lua, text: LuaString| Ok(values(lua, &text, usize::MAX, 0)?.0);
     let limited = |lua: &Lua, (text, most, from): (LuaString, i64, Option<i64>)| {
         let most = usize::try_from(most).map_err(|_| wrong("the number of values is negative"))?;
-        next(lua, &text, most, from.unwrap_or(0))
+        match (most, from.unwrap_or(0)) {
+            // As with redis: all of them, and no place.
+            (0, 0) => Ok(values(lua, &text, usize::MAX, 0)?.0),
+            (most, from) => next(lua, &text, most, from),
+        }
     };
     let one = |lua: &Lua, (text, from): (LuaString, Option<i64>)| next(lua, &text, 1, from.unwrap_or(0));
     table.raw_set("pack", lua.create_function(pack)?)?;
@@ -57,18 +66,21 @@ fn values(lua: &Lua, text: &LuaString, most: usize, from: usize) -> mlua::Result
     }
     let rest = bytes.get(from..).ok_or_else(|| wrong("the place to begin at is behind the end"))?;
     let (mut reader, mut all) = (Reader(rest), MultiValue::new());
-    // A function of Lua's returns few values.
-    while !reader.0.is_empty() && all.len() < most.min(7000) {
+    while !reader.0.is_empty() && all.len() < most {
+        if all.len() == RESULTS {
+            return Err(wrong("too many return values at once; use unpack_one or unpack_limit instead."));
+        }
         all.push_back(reader.value(lua, READ)?);
     }
     let at = bytes.len() - reader.0.len();
     Ok((all, at))
 }
 
-fn write(value: &Value, depth: u32, out: &mut Vec<u8>) -> mlua::Result<()> {
-    if out.len() > LONGEST {
-        return Err(wrong(format!("the text is longer than {} MiB", LONGEST >> 20)));
+fn write(value: &Value, depth: u32, left: &Cell<u32>, out: &mut Vec<u8>) -> mlua::Result<()> {
+    if out.len() > LONGEST || left.get() == 0 {
+        return Err(wrong(format!("the text is longer than {} MiB, or than {VALUES} values", LONGEST >> 20)));
     }
+    left.set(left.get() - 1);
     match value {
         Value::Boolean(is) => out.push(0xc2 + u8::from(*is)),
         Value::Integer(number) => write_int(*number, out),
@@ -86,7 +98,7 @@ fn write(value: &Value, depth: u32, out: &mut Vec<u8>) -> mlua::Result<()> {
             head(text.len(), (0xa0, 32), Some(0xd9), 0xda, out);
             out.extend_from_slice(&text);
         }
-        Value::Table(table) if depth > 0 => write_table(table, depth - 1, out)?,
+        Value::Table(table) if depth > 0 => write_table(table, depth - 1, left, out)?,
         _ => out.push(0xc0),
     }
     Ok(())
@@ -125,20 +137,18 @@ fn write_int(number: i64, out: &mut Vec<u8>) {
 }
 
 /// A table is an array if its keys are 1, 2, 3 and so on, or if it is empty.
-fn write_table(table: &Table, depth: u32, out: &mut Vec<u8>) -> mlua::Result<()> {
-    let (len, mut pairs) = (table.raw_len(), 0);
-    table.for_each(|_: Value, _: Value| {
-        pairs += 1;
-        Ok(())
-    })?;
-    if len == pairs {
-        head(len, (0x90, 16), None, 0xdc, out);
-        return (1..=len).try_for_each(|n| write(&table.raw_get::<Value>(n)?, depth, out));
-    }
+fn write_table(table: &Table, depth: u32, left: &Cell<u32>, out: &mut Vec<u8>) -> mlua::Result<()> {
+    let pairs = match list(table)? {
+        List { pairs, largest: Some(largest) } if largest == pairs => {
+            head(pairs, (0x90, 16), None, 0xdc, out);
+            return (1..=pairs).try_for_each(|n| write(&table.raw_get::<Value>(n)?, depth, left, out));
+        }
+        List { pairs, .. } => pairs,
+    };
     head(pairs, (0x80, 16), None, 0xde, out);
     table.for_each(|key: Value, value: Value| {
-        write(&key, depth, out)?;
-        write(&value, depth, out)
+        write(&key, depth, left, out)?;
+        write(&value, depth, left, out)
     })
 }
 
