@@ -4,9 +4,9 @@ mod world;
 
 use farmem::Transport;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
-use world::process::{Process, answers};
+use world::process::{Client, Process, answers};
 
 #[test]
 fn another_process() {
@@ -74,7 +74,13 @@ fn keys_of_a_request_are_named() {
     answers(
         &mut client,
         &[
-            ("COMMAND LIST FILTERBY PATTERN xi*", "[xinfo]"),
+            ("COMMAND LIST FILTERBY PATTERN XI*", "[xinfo xinfo|consumers xinfo|groups xinfo|stream xinfo|help]"),
+            ("COMMAND LIST FILTERBY PATTERN config|*re*", "[config|resetstat config|rewrite]"),
+            (
+                "OBJECT HELP",
+                "[+OBJECT <subcommand> [<arg> [value] [opt] ...]. Subcommands are: +ENCODING +FREQ +IDLETIME +REFCOUNT +HELP]",
+            ),
+            ("GET help", "nil"),
             ("COMMAND LIST FILTERBY ACLCAT hyperloglog", "[pfadd pfcount pfmerge]"),
             ("COMMAND LIST FILTERBY MODULE any", "[]"),
             ("COMMAND LIST FILTERBY", "-ERR syntax error"),
@@ -82,6 +88,31 @@ fn keys_of_a_request_are_named() {
             ("ACL LIST", "[user default on nopass ~* &* +@all]"),
         ],
     );
+}
+
+/// What COMMAND LIST names is there, and has an answer of its own.
+#[test]
+fn all_subcommands_are_known() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("subcommands", &node.at);
+    let mut client = front.client();
+    let all = client.ask("COMMAND LIST");
+    let all: Vec<&str> = all.trim_matches(['[', ']']).split(' ').filter(|name| name.contains('|')).collect();
+    assert!(all.len() > 60);
+    for name in all {
+        let asked = name.replace('|', " ");
+        if asked.ends_with(" help") {
+            assert!(client.ask(&asked).ends_with("+HELP]"), "{name}");
+            continue;
+        }
+        let keys =
+            if name.starts_with("x") || name.starts_with("object") || name == "memory|usage" { " k" } else { "" };
+        let given = ["", " 1", " on", " error x", " 1 x", " g 0"];
+        let said: Vec<String> =
+            given.iter().map(|given| front.client().ask(&format!("{asked}{keys}{given}"))).collect();
+        let refused = |said: &String| said.starts_with("-ERR unknown sub") || said.starts_with("-ERR wrong number");
+        assert!(!said.iter().all(refused), "{name}: {said:?}");
+    }
 }
 
 /// A monitor is told of the commands of all clients of its front end, in order, and of no passwords.
@@ -98,7 +129,7 @@ fn a_monitor_is_told_of_all_commands() {
     said.iter().for_each(|line| drop(client.ask(line)));
     client.send(&["ECHO", "a\r\n\"b"]).unwrap();
     assert_eq!(client.reply().as_deref(), Some("a\r\n\"b"));
-    let told = ["SET k w", "GET k", "INCR n", "MULTI", "LPUSH l a", "EXEC", "AUTH (redacted)", "NONSENSE"];
+    let told = ["SET k w", "GET k", "INCR n", "MULTI", "LPUSH l a", "EXEC", "AUTH (redacted)"];
     let mut lines: Vec<String> = told.iter().map(|line| format!("\"{}\"", line.replace(' ', "\" \""))).collect();
     lines.push(r#""ECHO" "a\r\n\"b""#.into());
     for line in lines {
@@ -109,13 +140,92 @@ fn a_monitor_is_told_of_all_commands() {
     assert!(client.ask("CLIENT LIST").contains(" flags=O "));
     // It may give commands, too. RESET ends it.
     monitor.send(&["RESET"]).unwrap();
-    for last in [r#""CLIENT" "LIST""#, r#""RESET""#, "+RESET"] {
+    for last in [r#""CLIENT" "LIST""#, "+RESET"] {
         let heard = monitor.reply().unwrap();
         assert!(heard.ends_with(last), "{heard}");
     }
     answers(&mut client, &[("SET k x", "+OK"), ("MULTI", "+OK"), ("MONITOR", "+QUEUED")]);
     assert_eq!(client.ask("EXEC"), "[-ERR MONITOR is not carried out in a transaction]");
     assert_eq!(monitor.ask("GET k"), "x");
+}
+
+/// Monitors are few, and a line is short: they do not hold the others up.
+#[test]
+fn monitors_are_bounded() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("monitors", &node.at);
+    let mut monitors: Vec<Client> = (0..16).map(|_| front.client()).collect();
+    for monitor in &mut monitors {
+        assert_eq!(monitor.ask("MONITOR"), "+OK");
+    }
+    let mut client = front.client();
+    let refused = "-ERR this front end has 16 clients with MONITOR, which is the limit: end one";
+    answers(&mut client, &[("MONITOR", refused), ("PING", "+PONG")]);
+    let heard = |monitor: &mut Client| monitor.reply().unwrap().split_once("] ").unwrap().1.to_owned();
+    // A value that streams in is told of by its length, another one by its beginning.
+    for len in [3 << 20, 1 << 20] {
+        client.send(&["SET", "k", &"x".repeat(len)]).unwrap();
+        assert_eq!(client.reply().as_deref(), Some("+OK"));
+    }
+    for monitor in &mut monitors {
+        assert_eq!(heard(monitor), r#""PING""#);
+        assert_eq!(heard(monitor), r#""SET" "k" "... (3145728 more bytes)""#);
+        let cut = heard(monitor);
+        assert!(
+            cut.starts_with(r#""SET" "k" "xxx"#) && cut.ends_with(r#" more bytes)""#) && cut.len() < 70_000,
+            "{cut}"
+        );
+    }
+    // One that is told already may ask again. With its end there is a place.
+    assert_eq!(monitors[0].ask("MONITOR"), "+OK");
+    assert_eq!(monitors[0].ask("RESET"), "+RESET");
+    answers(&mut client, &[("MONITOR", "+OK")]);
+}
+
+/// A pause of changes holds up nothing else.
+#[test]
+fn a_pause_holds_up_changes_alone() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("pause", &node.at);
+    let [mut a, mut sets, mut exec, mut says] = [front.client(), front.client(), front.client(), front.client()];
+    answers(&mut a, &[("SET k 1", "+OK"), ("MULTI", "+OK"), ("GET k", "+QUEUED")]);
+    answers(&mut exec, &[("CLIENT PAUSE 600000 WRITE", "+OK"), ("MULTI", "+OK"), ("SET k 2", "+QUEUED")]);
+    answers(&mut a, &[("EXEC", "[1]"), ("SET k", "-ERR wrong number of arguments for 'set' command")]);
+    a.send(&["EVAL", "#!lua flags=no-writes\nreturn redis.call('get', 'k')", "1", "k"]).unwrap();
+    assert_eq!(a.reply().as_deref(), Some("1"));
+    for (client, request) in [(&mut sets, "SET j 1"), (&mut exec, "EXEC"), (&mut says, "PUBLISH c m")] {
+        client.send(&request.split(' ').collect::<Vec<_>>()).unwrap();
+    }
+    let until = Instant::now() + Duration::from_secs(60);
+    while !a.ask("INFO clients").contains("blocked_clients:3") {
+        assert!(Instant::now() < until, "three clients wait");
+    }
+    answers(&mut a, &[("GET k", "1"), ("CLIENT UNPAUSE", "+OK")]);
+    assert_eq!([sets.reply(), exec.reply(), says.reply()].map(Option::unwrap), ["+OK", "[+OK]", ":0"]);
+    assert!(a.ask("INFO clients").contains("blocked_clients:0"));
+}
+
+/// CONFIG SET sets all or nothing.
+#[test]
+fn settings_are_set_together() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("settings", &node.at);
+    let failed = "-ERR CONFIG SET failed (possibly related to argument";
+    let mut client = front.client();
+    answers(&mut client, &[("CONFIG SET slowlog-max-len 9 notify-keyspace-events AKE", "+OK")]);
+    for wrong in ["maxmemory 1", "slowlog-log-slower-than x", "notify-keyspace-events n"] {
+        let said = client.ask(&format!("CONFIG SET slowlog-max-len 7 {wrong}"));
+        assert!(said.starts_with("-ERR "), "{said}");
+    }
+    let said = client.ask("CONFIG SET slowlog-max-len 7 SLOWLOG-MAX-LEN 8 notify-keyspace-events K");
+    assert_eq!(said, format!("{failed} 'slowlog-max-len') - duplicate parameter"));
+    answers(
+        &mut client,
+        &[
+            ("CONFIG GET slowlog-max-len", "[slowlog-max-len 9]"),
+            ("CONFIG GET notify-keyspace-events", "[notify-keyspace-events AKE]"),
+        ],
+    );
 }
 
 /// The questions of tools and libraries have answers of redis's forms.
@@ -159,7 +269,9 @@ fn tools_are_answered() {
         ("REPLICAOF NO ONE", "-ERR unknown command 'REPLICAOF': a farmem store has no replicas"),
         ("BGSAVE", "-ERR unknown command 'BGSAVE': a farmem store is saved by farmem kv save"),
         ("MIGRATE h 1 k 0 5", "-ERR unknown command 'MIGRATE': a farmem store is no redis cluster"),
-        ("MODULE LOAD x", "-ERR unknown subcommand 'LOAD'"),
+        ("MODULE LOAD x", "-ERR unknown subcommand 'LOAD'. Try MODULE HELP."),
+        ("CLIENT Kill", "-ERR wrong number of arguments for 'client|kill' command"),
+        ("OBJECT FREQ", "-ERR wrong number of arguments for 'object|freq' command"),
         ("ACL SETUSER x", "-ERR unknown subcommand 'SETUSER'"),
     ] {
         let said = client.ask(refused);
@@ -181,11 +293,8 @@ fn tools_are_answered() {
 #[test]
 fn silent_askers_keep_nobody_from_the_counters() {
     let node = Process::node(Transport::Shm);
-    // At an address where no other test asks for a port meanwhile.
-    let free = TcpListener::bind("127.0.0.9:0").unwrap();
-    let at = free.local_addr().unwrap();
-    drop(free);
-    let _front = Process::start(&format!("front counters {} metrics={at}", node.at));
+    let front = Process::start(&format!("front counters {} metrics=127.0.0.1:0", node.at));
+    let at = front.counters.as_deref().unwrap();
     let begun = Instant::now();
     // One after the other, these would take two seconds each.
     let mut silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(at).unwrap()).collect();

@@ -2,25 +2,26 @@
 
 use super::args::{is, parse_int};
 use super::table::COMMANDS;
-use super::{Answered, Call, Command, Fail, Group, find};
+use super::{Answered, Call, Command, Fail, Group, find, subcommands};
 use crate::resp::{Reply, matches};
 use std::collections::BTreeSet;
 
 pub fn run(call: &Call) -> Answered {
-    let names = |wanted: &dyn Fn(&Command) -> bool| {
-        Reply::Array(COMMANDS.iter().filter(|one| wanted(one)).map(|one| Reply::bulk(one.name)).collect())
+    let names = |wanted: &dyn Fn(&Command, &str) -> bool| {
+        let named = |one| subcommands::named(one).filter(|name| wanted(one, name)).map(Reply::bulk);
+        Reply::Array(COMMANDS.iter().flat_map(named).collect())
     };
     Ok(match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
         (b"", _) => Reply::Array(COMMANDS.iter().map(described).collect()),
         (b"count", 2) => Reply::Int(COMMANDS.len() as i64),
-        (b"list", 2) => names(&|_: &Command| true),
+        (b"list", 2) => names(&|_, _| true),
         (b"list", 5) if is(call.arg(2), "filterby") => {
             let by = call.arg(4).to_ascii_lowercase();
             match call.arg(3).to_ascii_lowercase().as_slice() {
-                b"pattern" => names(&|one: &Command| matches(&by, one.name.as_bytes())),
-                b"aclcat" => names(&|one: &Command| is_of(one, &by)),
+                b"pattern" => names(&|_, name| matches(&by, name.as_bytes())),
+                b"aclcat" => names(&|one, _| is_of(one, &by)),
                 // There are none.
-                b"module" => names(&|_: &Command| false),
+                b"module" => names(&|_, _| false),
                 _ => return Err(Fail::syntax()),
             }
         }

@@ -73,12 +73,12 @@ pub(super) async fn restore(call: &Call) -> Answered {
         at if absolute => Some(at),
         ms => Some(now.saturating_add(ms)),
     };
-    let (kind, bytes) = read(call.arg(3)).ok_or_else(|| Fail::new("DUMP payload version or checksum are wrong"))?;
-    let value = Value { kind, expiry, bytes };
+    let value = read(call.arg(3)).map(|(kind, bytes)| Value { kind, expiry, bytes });
     let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
         if there.is_some() && !replaces {
             return Err(Fail(Reply::Error("BUSYKEY Target key name already exists.".into())));
         }
+        let value = value.as_ref().ok_or_else(|| Fail::new("DUMP payload version or checksum are wrong"))?;
         Ok(match expiry {
             // It has ended already.
             Some(at) if at <= now && there.is_none() => Change::Keep(Reply::Ok),

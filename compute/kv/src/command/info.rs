@@ -78,6 +78,8 @@ fn section(front: &Front, name: &str) -> Lines {
             ("redis_version", REDIS_VERSION.into()),
             ("server_name", "farmem".into()),
             ("farmem_version", env!("CARGO_PKG_VERSION").into()),
+            ("redis_git_sha1", "00000000".into()),
+            ("redis_git_dirty", "0".into()),
             ("redis_mode", "standalone".into()),
             ("os", "Linux".into()),
             ("arch_bits", "64".into()),
@@ -93,7 +95,7 @@ fn section(front: &Front, name: &str) -> Lines {
         "clients" => vec![
             ("connected_clients", front.clients.borrow().len().to_string()),
             ("maxclients", front.most_clients.to_string()),
-            ("blocked_clients", front.blocked.get().to_string()),
+            ("blocked_clients", (front.blocked.get() + front.paused.get()).to_string()),
         ],
         "memory" => vec![
             ("used_memory", used.to_string()),

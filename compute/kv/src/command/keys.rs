@@ -245,12 +245,9 @@ async fn copy(call: &Call) -> Answered {
 }
 
 async fn object(call: &Call) -> Answered {
-    if call.count() == 2 && is(call.arg(1), "help") {
-        return Ok(Reply::Array(vec![Reply::Line("OBJECT ENCODING|REFCOUNT|IDLETIME|FREQ key".into())]));
-    }
     let what = call.arg(1).to_ascii_lowercase();
-    if call.count() != 3 {
-        return Err(Fail::new(format!("unknown subcommand '{}'", String::from_utf8_lossy(&what))));
+    if call.count() != 3 || !super::subcommands::is_known("object", &what) {
+        return Err(super::server::unknown(call, "object"));
     }
     let Some(found) = call.find(call.arg(2)).await? else { return Ok(Reply::Null) };
     match what.as_slice() {
@@ -268,7 +265,7 @@ async fn object(call: &Call) -> Answered {
         b"freq" => Err(Fail::new(
             "An LFU maxmemory policy is not selected, access frequency not tracked. A farmem store has no such policy",
         )),
-        _ => Err(Fail::new(format!("unknown subcommand '{}'", String::from_utf8_lossy(&what)))),
+        _ => Err(super::server::unknown(call, "object")),
     }
 }
 
@@ -284,7 +281,7 @@ async fn memory(call: &Call) -> Answered {
         (b"doctor", 2) => Ok(Reply::Text("The data is in the nodes' memory: farmem kv check counts it.".into())),
         // What is free goes back to the nodes by itself.
         (b"purge", 2) => Ok(Reply::Ok),
-        _ => Err(Fail::new(format!("unknown subcommand '{}' of 'memory'", String::from_utf8_lossy(call.arg(1))))),
+        _ => Err(super::server::unknown(call, "memory")),
     }
 }
 

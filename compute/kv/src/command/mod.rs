@@ -27,6 +27,7 @@ mod server;
 mod several;
 mod stats;
 mod strings;
+mod subcommands;
 mod table;
 mod types;
 
@@ -174,6 +175,8 @@ pub struct Front {
     pub clients: RefCell<BTreeMap<u64, Rc<Client>>>,
     /// Commands that wait for an element.
     pub blocked: Cell<u64>,
+    /// Clients whose command waits for the end of a pause.
+    pub paused: Cell<u64>,
     /// Those clients in the order in which they began to wait: whether for sorted sets, and of
     /// which keys.
     pub waiters: RefCell<BTreeMap<u64, (bool, Request)>>,
@@ -214,14 +217,21 @@ pub struct Front {
 }
 
 impl Front {
-    /// Whether a request has to wait for the end of a pause. CLIENT does not: it ends one.
-    pub fn is_paused(&self, request: &Request) -> bool {
+    /// Whether a client's request has to wait for the end of a pause. CLIENT does not: it ends one. Nor do
+    /// those that are only collected, or refused.
+    pub fn is_paused(&self, client: &Client, request: &Request) -> bool {
         let pause = self.pause.get();
-        if pause.until_ms <= self.store.now_ms() || request[0].eq_ignore_ascii_case(b"client") {
+        if pause.until_ms <= self.store.now_ms() {
             return false;
         }
-        let publishes = |name| matches!(name, "publish" | "spublish");
-        !pause.spares_reads || find(&request[0]).is_some_and(|command| command.writes || publishes(command.name))
+        let Some(command) = find(&request[0]).filter(|command| command.takes(request.len())) else { return false };
+        match command.name {
+            "client" => false,
+            "exec" if pause.spares_reads => client.would_change(),
+            _ if client.collects() => !pause.spares_reads,
+            "eval" if pause.spares_reads => !scripts::only_reads(&request[1]),
+            _ => !pause.spares_reads || command.changes(),
+        }
     }
 }
 
@@ -299,6 +309,9 @@ async fn dispatch(command: &'static Command, call: &Call) -> Reply {
 }
 
 async fn carry_out(command: &'static Command, call: &Call) -> Answered {
+    if let Some(told) = subcommands::help(command, call) {
+        return told;
+    }
     // A command's future is as large as that of its largest part. Strings are the common case and
     // need little.
     match command.group {

@@ -3,6 +3,7 @@
 //! A command of a script is not told of, but the script is. Commands that may have secrets in them are
 //! told of without their arguments.
 
+use super::long::Given;
 use super::{Answered, Call, Client, Fail, find};
 use crate::resp::{Reply, Request};
 use std::cell::RefCell;
@@ -10,10 +11,11 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Bytes of an argument that are told, at most.
-const SHOWN: usize = 64 << 10;
+/// Clients of a front end that are told, at most. Each gets a copy of each line before the next
+/// command begins.
+const MOST: usize = 16;
 /// Bytes of a command that are told, at most, about.
-const LINE: usize = 1 << 20;
+const LINE: usize = 64 << 10;
 
 /// The numbers of the clients that are told of commands.
 #[derive(Debug, Default)]
@@ -42,17 +44,22 @@ pub(super) fn run(call: &Call) -> Answered {
     if call.in_exec || call.draft.is_some() {
         return Err(Fail::new("MONITOR is not carried out in a transaction"));
     }
+    let mut all = call.front.monitors.0.borrow_mut();
+    if all.len() >= MOST && !all.contains(&call.client.id) {
+        return Err(Fail::new(format!("this front end has {MOST} clients with MONITOR, which is the limit: end one")));
+    }
     call.client.monitors.set(true);
-    call.front.monitors.0.borrow_mut().insert(call.client.id);
+    all.insert(call.client.id);
     Ok(Reply::Ok)
 }
 
-/// A command as monitors are told of it; `None`: it is not told of. `now`: since 1970.
-pub fn told(client: &Client, request: &Request, now: Duration) -> Option<Reply> {
-    // As redis: not of those that look at the server itself.
+/// A command as monitors are told of it, with the argument that has streamed in; `None`: it is not told of.
+/// `now`: since 1970.
+pub fn told(client: &Client, request: &Request, given: Option<&Given>, now: Duration) -> Option<Reply> {
+    // As redis: not of those that look at the server itself, or are none.
     const QUIET: [&str; 6] = ["acl", "config", "debug", "latency", "monitor", "slowlog"];
-    let command = find(&request[0]);
-    let name = command.map_or("", |command| command.name);
+    let command = find(&request[0]).filter(|command| command.takes(request.len()))?;
+    let name = command.name;
     if !client.authenticated.get() && !matches!(name, "auth" | "hello") || QUIET.contains(&name) {
         return None;
     }
@@ -67,18 +74,28 @@ pub fn told(client: &Client, request: &Request, now: Duration) -> Option<Reply> 
             break;
         }
         text += " \"";
-        quote(&mut text, &arg[..arg.len().min(SHOWN)]);
-        if arg.len() > SHOWN {
-            let _ = write!(text, "... ({} more bytes)", arg.len() - SHOWN);
+        let shown = quote(&mut text, arg);
+        let streamed =
+            given.filter(|(place, _)| *place == n).map(|(_, given)| given.as_ref().map(|long| long.list().len));
+        match streamed.unwrap_or(Ok(arg.len() as u64)) {
+            Ok(len) if len > shown as u64 => {
+                let _ = write!(text, "... ({} more bytes)", len - shown as u64);
+            }
+            Ok(_) => {}
+            // It was not written, so the command fails.
+            Err(_) => text += "...",
         }
         text.push('"');
     }
     Some(Reply::Line(text))
 }
 
-/// Appends bytes as redis shows them within quotation marks.
-fn quote(text: &mut String, bytes: &[u8]) {
-    for &byte in bytes {
+/// Appends bytes as redis shows them within quotation marks, until the line is long. How many.
+fn quote(text: &mut String, bytes: &[u8]) -> usize {
+    for (n, &byte) in bytes.iter().enumerate() {
+        if text.len() > LINE {
+            return n;
+        }
         match byte {
             b'"' | b'\\' => text.extend(['\\', char::from(byte)]),
             b'\n' => *text += "\\n",
@@ -92,6 +109,7 @@ fn quote(text: &mut String, bytes: &[u8]) {
             }
         }
     }
+    bytes.len()
 }
 
 #[cfg(test)]
@@ -103,12 +121,21 @@ mod tests {
         let client = Client::new(7, ["127.0.0.1:4".into(), "127.0.0.1:6379".into()], 0);
         let tell = |words: &[&[u8]]| {
             let request: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
-            told(&client, &request, Duration::from_micros(1_000_002))
+            told(&client, &request, None, Duration::from_micros(1_000_002))
         };
         let line = |text: &str| Some(Reply::Line(format!("1.000002 [0 127.0.0.1:4] {text}")));
         assert_eq!(tell(&[b"set", b"a\r\n\"\\", b"\x00\xff\t"]), line(r#""set" "a\r\n\"\\" "\x00\xff\t""#));
         assert_eq!(tell(&[b"AUTH", b"me", b"secret"]), line(r#""AUTH" "(redacted)" "(redacted)""#));
         assert_eq!(tell(&[b"CONFIG", b"GET", b"x"]), None);
+        // Long arguments are cut off, whatever their bytes are shown as.
+        for arg in [vec![0; 1 << 20], vec![b'x'; 1 << 20]] {
+            let Some(Reply::Line(told)) = tell(&[b"set", b"k", &arg, &arg, b"y"]) else { panic!("it is told of") };
+            assert!(
+                told.len() < LINE + 100 && told.ends_with(r#" more bytes)" "... (2 more arguments)""#),
+                "{}",
+                &told[LINE..]
+            );
+        }
         client.authenticated.set(false);
         assert_eq!(tell(&[b"get", b"secret"]), None);
     }

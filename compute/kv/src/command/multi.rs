@@ -76,6 +76,11 @@ impl Client {
         self.multi.borrow().as_ref().map_or(-1, |multi| multi.commands.len() as i64)
     }
 
+    /// Whether the transaction that it collects has commands that change something.
+    pub(super) fn would_change(&self) -> bool {
+        self.multi.borrow().as_ref().is_some_and(|multi| multi.commands.iter().any(|(command, _)| command.changes()))
+    }
+
     /// Forgets the transaction and what it watches.
     pub(super) fn discard(&self) {
         *self.multi.borrow_mut() = None;

@@ -4,6 +4,7 @@ use super::args::{int, is, parse_int};
 use super::info::REDIS_VERSION;
 use super::{Answered, Call, Fail};
 use crate::resp::{Reply, matches};
+use std::collections::BTreeSet;
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
@@ -82,9 +83,13 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     }
 }
 
+/// The error for a subcommand that there is not, or not with so many arguments.
 pub(super) fn unknown(call: &Call, of: &str) -> Fail {
-    let what = String::from_utf8_lossy(call.arg(1)).into_owned();
-    Fail::new(format!("unknown subcommand '{what}'. farmem kv does not support it for '{of}'"))
+    let what = String::from_utf8_lossy(&call.arg(1)[..call.arg(1).len().min(128)]).into_owned();
+    if super::subcommands::is_known(of, call.arg(1)) {
+        return Fail(super::wrong_number(&format!("{of}|{}", what.to_ascii_lowercase())));
+    }
+    Fail::new(format!("unknown subcommand '{what}'. Try {} HELP.", of.to_ascii_uppercase()))
 }
 
 /// ACL: there is one user, who may do everything.
@@ -267,11 +272,29 @@ fn events(call: &Call, value: &[u8]) -> Result<(), Fail> {
     Ok(())
 }
 
-/// CONFIG SET: takes the slow log's settings, layout, and what is so already.
+/// CONFIG SET: takes the slow log's settings, layout, and what is so already. All of it or nothing.
 fn configure(call: &Call) -> Answered {
+    let (stats, events_before) = (&call.front.stats, call.front.events.to_string());
+    let before = (stats.threshold_us.get(), stats.most.get());
+    let done = configure_each(call);
+    if done.is_err() {
+        stats.threshold_us.set(before.0);
+        stats.most.set(before.1);
+        events(call, events_before.as_bytes())?;
+    }
+    done
+}
+
+fn configure_each(call: &Call) -> Answered {
     let now = settings(call);
+    let mut names = BTreeSet::new();
     for pair in call.args[2..].chunks(2) {
         let (name, value) = (String::from_utf8_lossy(&pair[0]).to_ascii_lowercase(), &pair[1]);
+        if !names.insert(name.clone()) {
+            return Err(Fail::new(format!(
+                "CONFIG SET failed (possibly related to argument '{name}') - duplicate parameter"
+            )));
+        }
         let so = now.iter().any(|(known, is_now)| *known == name && is_now.as_bytes() == value.as_slice());
         match name.as_str() {
             "slowlog-log-slower-than" => call.front.stats.threshold_us.set(int(value)?),

@@ -160,16 +160,6 @@ impl Stats {
     }
 }
 
-fn unknown(call: &Call, of: &str) -> Fail {
-    let what = String::from_utf8_lossy(call.arg(1)).into_owned();
-    Fail::new(format!("unknown subcommand '{what}'. Try {of} HELP."))
-}
-
-/// Lines of a HELP.
-fn help(lines: &[&str]) -> Reply {
-    Reply::Array(lines.iter().map(|&line| Reply::Line(line.into())).collect())
-}
-
 /// SLOWLOG.
 pub fn slowlog(call: &Call) -> Answered {
     let stats = &call.front.stats;
@@ -197,8 +187,7 @@ pub fn slowlog(call: &Call) -> Answered {
             stats.slow.borrow_mut().clear();
             Ok(Reply::Ok)
         }
-        (b"help", 2) => Ok(help(&["SLOWLOG GET [<count>] | LEN | RESET"])),
-        _ => Err(unknown(call, "SLOWLOG")),
+        _ => Err(super::server::unknown(call, "slowlog")),
     }
 }
 
@@ -229,7 +218,6 @@ pub fn latency(call: &Call) -> Answered {
             Err(Fail::new(format!("No samples available for event '{}'", String::from_utf8_lossy(call.arg(2)))))
         }
         b"doctor" => Ok(Reply::Text("LATENCY HISTOGRAM and SLOWLOG GET tell where time goes.".into())),
-        b"help" => Ok(help(&["LATENCY HISTOGRAM [<command> ...] | LATEST | HISTORY <event> | RESET | DOCTOR"])),
-        _ => Err(unknown(call, "LATENCY")),
+        _ => Err(super::server::unknown(call, "latency")),
     }
 }

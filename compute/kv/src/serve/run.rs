@@ -81,7 +81,7 @@ struct Server<'a> {
     /// Connections of which an argument streams in, or a reply out.
     streaming: Set<u64>,
     /// Connections whose next command waits for the end of a pause.
-    paused: Vec<u64>,
+    paused: BTreeSet<u64>,
     /// A transaction on several keys, beside which no other client's command runs.
     alone: Alone,
     background: Background,
@@ -169,6 +169,7 @@ impl<'a> Server<'a> {
             store: Rc::clone(&store),
             clients: BTreeMap::new().into(),
             blocked: 0.into(),
+            paused: 0.into(),
             waiters: BTreeMap::new().into(),
             alone: false.into(),
             turn: None.into(),
@@ -208,7 +209,7 @@ impl<'a> Server<'a> {
             waiting: Map::default(),
             active: Vec::new(),
             streaming: Set::default(),
-            paused: Vec::new(),
+            paused: BTreeSet::new(),
             alone: Alone::default(),
             background: Background::new(config, run, &store, start),
             start,
@@ -473,6 +474,8 @@ impl<'a> Server<'a> {
                 self.front.monitors.leave(&connection.client);
             }
             self.front.clients.borrow_mut().remove(&id);
+            self.paused.remove(&id);
+            self.front.paused.set(self.paused.len() as u64);
             return;
         }
         if connection.broken {

@@ -17,6 +17,8 @@ const ROLE: &str = "FARMEM_TEST_ROLE";
 pub struct Process {
     pub child: Child,
     pub at: String,
+    /// Where its counters are, if it shows them.
+    pub counters: Option<String>,
 }
 
 impl Process {
@@ -24,10 +26,23 @@ impl Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["another_process", "--exact", "--nocapture"]).env(ROLE, role).stdout(Stdio::piped());
         keep_from_threads(&mut command, libc::SIGTERM);
+        if role.contains(" metrics=") {
+            command.stderr(Stdio::piped());
+        }
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let said = lines.map_while(Result::ok).find_map(|line| line.split("ready at ").nth(1).map(str::to_owned));
-        Process { child, at: said.expect("it is ready") }
+        let counters = child.stderr.take().map(|said| {
+            let mut lines = BufReader::new(said).lines().map_while(Result::ok);
+            let at = lines.find_map(|line| {
+                let at = line.split("counters at http://").nth(1)?.strip_suffix("/metrics");
+                at.map(str::to_owned)
+            });
+            // What it says later is shown, too.
+            std::thread::spawn(move || lines.for_each(|line| eprintln!("{line}")));
+            at.expect("it shows its counters")
+        });
+        Process { child, at: said.expect("it is ready"), counters }
     }
 
     pub fn node(way: Transport) -> Process {

@@ -367,24 +367,28 @@ pub(super) async fn send_all(call: &Call, messages: Vec<Rc<Message>>) {
 async fn pubsub(call: &Call) -> Answered {
     let names = |kind| {
         let pattern = call.args.get(2).map(|text| super::args::pattern(text).map(<[u8]>::to_vec)).transpose()?;
-        Ok::<_, Fail>(Question::Names(kind, pattern))
+        Ok::<_, Fail>(Question::Names { kind, pattern, after: None })
     };
-    let numbers = |kind| Question::Numbers(kind, call.args[2..].to_vec());
+    let numbers = |kind| Question::numbers(kind, &call.args[2..]);
     let question = match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
         (b"channels", 2 | 3) => names(Kind::Plain)?,
         (b"shardchannels", 2 | 3) => names(Kind::Sharded)?,
-        (b"numpat", 2) => Question::Names(Kind::Pattern, None),
+        (b"numpat", 2) => Question::Names { kind: Kind::Pattern, pattern: None, after: None },
         (b"numsub", _) => numbers(Kind::Plain),
         (b"shardnumsub", _) => numbers(Kind::Sharded),
         _ => return Err(super::server::unknown(call, "pubsub")),
     };
-    let counts = asked::of_all(call, question.clone()).await?;
-    Ok(match question {
-        Question::Names(Kind::Pattern, _) => Reply::Int(counts.len() as i64),
-        Question::Names(..) => Reply::Array(counts.into_keys().map(Reply::Bulk).collect()),
-        Question::Numbers(_, names) => {
-            let number = |name: &Vec<u8>| Reply::Int(counts.get(name).map_or(0, |count| *count as i64));
-            Reply::Array(names.iter().flat_map(|name| [Reply::bulk(name.as_slice()), number(name)]).collect())
-        }
+    let (kind, counts_clients) = match &question {
+        Question::Names { kind, .. } => (*kind, false),
+        Question::Numbers(kind, _) => (*kind, true),
+    };
+    let counts = asked::of_all(call, question).await?;
+    Ok(if counts_clients {
+        let number = |name: &Vec<u8>| Reply::Int(counts.get(name).map_or(0, |count| *count as i64));
+        Reply::Array(call.args[2..].iter().flat_map(|name| [Reply::bulk(name.as_slice()), number(name)]).collect())
+    } else if kind == Kind::Pattern {
+        Reply::Int(counts.len() as i64)
+    } else {
+        Reply::Array(counts.into_keys().map(Reply::Bulk).collect())
     })
 }

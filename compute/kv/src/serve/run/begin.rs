@@ -70,9 +70,10 @@ impl Server<'_> {
                 }
                 return Ok(());
             };
-            if self.front.is_paused(&request) {
+            if self.front.is_paused(&connection.client, &request) {
                 connection.next = Some(request);
-                self.paused.push(id);
+                self.paused.insert(id);
+                self.front.paused.set(self.paused.len() as u64);
                 return Ok(());
             }
             let (only, (key, writes)) = connection.concerns(&request, &self.front.scripts);
@@ -106,18 +107,21 @@ impl Server<'_> {
         }
     }
 
-    /// Tells the clients that have asked for it of a command that begins.
+    /// Tells the clients that have asked for it of a command that begins. A monitor's own RESET ends that.
     fn tell_monitors(&mut self, id: u64, request: &Request) {
         if !self.front.monitors.is_any() {
             return;
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let Some(line) = self.connections.get(&id).and_then(|of| monitor::told(&of.client, request, now)) else {
-            return;
-        };
-        for monitor in self.front.monitors.all() {
+        let Some(of) = self.connections.get(&id) else { return };
+        let Some(line) = monitor::told(&of.client, request, of.given.as_ref(), now) else { return };
+        let mut bytes = Vec::new();
+        line.write(2, &mut bytes);
+        let bytes: Rc<[u8]> = bytes.into();
+        let ends = request[0].eq_ignore_ascii_case(b"reset");
+        for monitor in self.front.monitors.all().into_iter().filter(|monitor| !ends || *monitor != id) {
             if let Some(connection) = self.connections.get_mut(&monitor) {
-                connection.push(line.clone());
+                connection.push(Reply::Encoded(Rc::clone(&bytes)));
                 self.active.push(monitor);
             }
         }
@@ -126,7 +130,8 @@ impl Server<'_> {
     /// Lets those go on that a pause has held up, when it is over.
     pub(super) fn end_pause(&mut self) {
         if !self.paused.is_empty() && self.paused_ms() == 0 {
-            self.active.append(&mut self.paused);
+            self.active.extend(std::mem::take(&mut self.paused));
+            self.front.paused.set(0);
         }
     }
 

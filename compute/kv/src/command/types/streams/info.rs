@@ -82,7 +82,7 @@ fn of_group(stream: &Stream, name: &[u8], group: &Group) -> Reply {
         pair("pending", Reply::Int(group.pending.len() as i64)),
         pair("last-delivered-id", Reply::bulk(group.last.text())),
         pair("entries-read", number(group.read)),
-        pair("lag", number(stream.lag(group))),
+        pair("lag", stream.lag(group).map_or(Reply::Null, Reply::Int)),
     ])
 }
 
@@ -118,7 +118,7 @@ fn full(stream: &Stream, most: usize) -> Reply {
             pair("name", Reply::bulk(name.as_slice())),
             pair("last-delivered-id", Reply::bulk(group.last.text())),
             pair("entries-read", number(group.read)),
-            pair("lag", number(stream.lag(group))),
+            pair("lag", stream.lag(group).map_or(Reply::Null, Reply::Int)),
             pair("pel-count", Reply::Int(group.pending.len() as i64)),
             pair("pending", Reply::Array(pending.collect())),
             pair("consumers", Reply::Array(consumers.collect())),

@@ -333,13 +333,14 @@ impl Stream {
         }
     }
 
-    /// How many entries a group has not been given, if that can be told.
-    pub fn lag(&self, group: &Group) -> Option<u64> {
+    /// How many entries a group has not been given, if that can be told. A client may have said that it was given
+    /// more than there were: then it is negative, as with redis.
+    pub fn lag(&self, group: &Group) -> Option<i64> {
         if self.added == 0 {
             return Some(0);
         }
         let read = group.read.filter(|_| !self.has_gaps_from(group.last)).or_else(|| self.distance(group.last));
-        read.map(|read| self.added.saturating_sub(read))
+        read.map(|read| self.added.wrapping_sub(read) as i64)
     }
 
     /// A group has been given the entry of this ID.
