@@ -48,7 +48,6 @@ const ALLOWED: &[(&str, &str)] = &[
     ("environ", START),
     ("getauxval", START),
     ("gnu_get_libc_version", START),
-    ("mallinfo", START),
     ("sbrk", START),
     ("pthread_attr_destroy", CREATE),
     ("pthread_attr_getstack", CREATE),
@@ -77,6 +76,7 @@ const BOUND: &[(&str, &str)] = &[
     ("malloc", "GLIBC_2.2.5"),
     ("realloc", "GLIBC_2.2.5"),
     ("free", "GLIBC_2.2.5"),
+    ("mallinfo", "GLIBC_2.2.5"),
 ];
 
 /// The library's imports, with the versions that it was linked to (empty: none).

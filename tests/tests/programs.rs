@@ -194,6 +194,19 @@ fn signals_in_faults() -> Result<()> {
     Ok(())
 }
 
+/// A program whose sanitizer is within it: its functions in libc's place are not ready at the start.
+#[test]
+fn sanitized() -> Result<()> {
+    let program = Command::new(compile::c("sanitized", &["-fsanitize=address", "-static-libasan"])?);
+    let native = process::run(copy(&program), LIMIT)?.success()?;
+    for transport in ["shm", "tcp"] {
+        let (far, stats) = far_run(&program, &Far::local("4M").with(&["--transport", transport]), LIMIT)?;
+        compare(&native, &far)?;
+        ensure!(counter(&stats, "demand") > 0, "{transport}: nothing was far: {stats}");
+    }
+    Ok(())
+}
+
 /// Calls on stream sockets pin no more of a long buffer than a piece.
 #[test]
 fn streams() -> Result<()> {

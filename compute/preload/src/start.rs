@@ -270,16 +270,29 @@ fn intercept(
 /// addresses for somebody else's sbrk; one that moves to lower addresses is fatal. So where the
 /// heap began above the far range, as in a position-independent program, it stays, at its size
 /// (mappings::keep_near_break). More of it is refused, and malloc takes mappings instead.
+///
+/// The program's malloc is not asked whether it was used: it may be another than libc's, and not
+/// initialized yet (AddressSanitizer's).
 fn move_heap() {
-    // SAFETY: queries; then moves libc's idea of the break to where our brk says it is.
+    // SAFETY: a query; then moves libc's idea of the break to where our brk says it is.
     unsafe {
         let here = libc::sbrk(0) as usize;
-        if libc::mallinfo().arena == 0 || here < FAR_START {
+        let begun = read_file(c"/proc/self/stat").ok().and_then(|stat| heap_begins(&stat));
+        // Where nobody has asked for the break before, ours was asked just now.
+        if here <= FAR_START || begun == Some(here) {
             libc::brk(FAR_START as *mut libc::c_void);
         } else {
             mappings::keep_near_break(here);
         }
     }
+}
+
+/// Where the kernel began the heap, by a text of `/proc/PID/stat`: the 47th field. The name, which
+/// may hold anything, ends before the third.
+fn heap_begins(stat: &[u8]) -> Option<usize> {
+    let name_ends = stat.iter().rposition(|&byte| byte == b')')?;
+    let fields = std::str::from_utf8(&stat[name_ends + 1..]).ok()?;
+    fields.split_ascii_whitespace().nth(44)?.parse().ok()
 }
 
 /// This process's mappings, a line each. Names of files may be anything.
@@ -307,4 +320,22 @@ fn libc_text() -> Option<(usize, usize)> {
         let bounds = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);
         fields.next()?.contains('x').then_some(bounds)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_where_the_heap_begins() {
+        let stat = std::fs::read("/proc/self/stat").unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let heap = maps.lines().find(|line| line.ends_with("[heap]")).unwrap();
+        let from = usize::from_str_radix(heap.split('-').next().unwrap(), 16).unwrap();
+        // Without random addresses it may begin within a page of the program's data.
+        assert!(heap_begins(&stat).is_some_and(|begins| begins >= from && begins - from < 1 << 20));
+        let named = format!("7 (a) S 1 2 (b) R {}4711 9\n", "1 ".repeat(43));
+        assert_eq!(heap_begins(named.as_bytes()), Some(4711));
+        assert_eq!((heap_begins(b"7 (a) R 1 2"), heap_begins(b"")), (None, None));
+    }
 }
