@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Slip {
-    /// A queue pair is used further after its node was turned away from.
+    /// A queue pair is used further after its node was turned away from, and late answers are taken.
     KeptLateLink = 1,
     /// A filling home is in the slab's word before its stale bits are set.
     BitsAfterWord = 2,

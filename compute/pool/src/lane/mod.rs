@@ -36,7 +36,7 @@ mod writes;
 use crate::homes::{HOMES, Home, State};
 use crate::paces::Paces;
 use crate::protect::disk::DISK;
-use crate::{Disk, Pool};
+use crate::{Disk, Pool, Slip};
 use disk::OnDisk;
 use farmem_fabric::Lost;
 use farmem_protocol::addr::FarSlot;
@@ -277,7 +277,8 @@ impl Lane {
         for (node, completion) in came.drain(..) {
             let (number, nth) = (completion.tag as u32, (completion.tag >> HOME_BIT) as usize);
             let operation = &mut self.operations[number];
-            if operation.at[nth] != Some(node as u32) {
+            // The answer of a node that the operation does not wait for any more.
+            if operation.at[nth] != Some(node as u32) && !pool.tables.slips.has(Slip::KeptLateLink) {
                 continue;
             }
             operation.at[nth] = None;
