@@ -180,8 +180,9 @@ fn create(
     })
 }
 
-/// Where a token is printed. A file is its owner's alone before it holds the token, whatever mode the
-/// shell has given it. Nobody may have opened it before: its descriptor would read the token.
+/// Standard output, where a token is printed. If that is a file of this user's, its owner alone may
+/// open it from now on, whatever mode the shell has given it. An error if another process has it
+/// open already, because that one could read the token.
 fn output() -> io::Result<File> {
     let out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let about = out.metadata()?;

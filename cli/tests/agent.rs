@@ -134,8 +134,8 @@ fn ends(mut process: Ends) {
     eventually("it ends", || process.0.try_wait().unwrap().is_some());
 }
 
-/// While a program works on an agent's pieces, each process of its rack is started anew, one after the other: the
-/// controller after a kill, the agent after SIGTERM, each node after it was emptied.
+/// Every process of a rack is started anew in turn, while a program works on an agent's pieces: the controller after a
+/// kill, the agent after SIGTERM, each node after it was emptied.
 #[test]
 fn a_rolling_restart_with_an_agent_loses_nothing() {
     let (place, at) = (Place::new(), free().to_string());

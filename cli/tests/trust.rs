@@ -97,7 +97,7 @@ fn a_token_is_printed_into_a_file_of_its_owners_alone() {
     assert!(token(made).status.success());
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(farmem_trust::file::token(&path).is_ok());
-    // Who opened the file while the shell's mode stood would read the token.
+    // A process that opened the file before its mode changed could read the token.
     let early = place.path().join("early.token");
     let made = fs::File::create(&early).unwrap();
     let reader = fs::File::open(&early).unwrap();

@@ -45,7 +45,7 @@ impl From<ConnectError> for Unreached {
 pub enum NoNodes {
     /// A signal asked to end while the controller was asked again. No other signal was taken.
     Ended(Arrived),
-    /// What the caller ends with.
+    /// No node was given. The caller ends with this failure.
     Failed(Failure),
 }
 

@@ -188,8 +188,8 @@ fn shares_follow_loads_that_change() {
     }
 }
 
-/// A load that needs more than half, beside one that is hardly used: whoever has it gains more, and
-/// ends with more than half, whatever was before.
+/// One side needs more than half, and the other is hardly used. The first one gains more by a step,
+/// and ends with more than half from any start.
 #[test]
 fn whoever_gains_more_ends_with_more_than_half() {
     let mut random = Random::new(9);

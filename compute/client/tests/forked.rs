@@ -83,7 +83,7 @@ fn a_child_takes_nothing_that_comes_for_its_parent() {
                 for _ in 0..1000 {
                     lane.poll(&mut done);
                 }
-                // What the parent waits for has ended here.
+                // In the child, all that the parent waits for has ended with an error.
                 lane.in_flight() == 0 && done.len() == 2 && done.iter().all(|one| one.result == Err(Error::Forked))
             }));
             for Completion { tag, result, buffer, .. } in ended(&mut lane) {

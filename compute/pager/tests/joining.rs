@@ -8,7 +8,7 @@
 
 mod common;
 
-use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
+use farmem_fabric::{NodeAddr, Transport};
 use farmem_pager::House;
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
@@ -43,22 +43,10 @@ static SECOND: OnceLock<NodeAddr> = OnceLock::new();
 /// 1: the second node is to join. 2: it has joined.
 static JOINS: AtomicU32 = AtomicU32::new(0);
 
-fn connect(address: &NodeAddr, transport: Transport) -> Session {
-    let options = ConnectOptions {
-        timeout: Duration::from_secs(30),
-        grace: Duration::from_secs(1),
-        run: [1; 16],
-        pid: std::process::id(),
-        transport,
-        ..ConnectOptions::default()
-    };
-    Session::connect(address, &options).unwrap()
-}
-
 /// By the background thread.
 fn join(house: &House) {
     if JOINS.load(Ordering::SeqCst) == 1 {
-        house.add_node(connect(SECOND.get().unwrap(), Transport::Tcp)).unwrap();
+        house.add_node(common::connect(SECOND.get().unwrap(), Transport::Tcp)).unwrap();
         JOINS.store(2, Ordering::SeqCst);
     }
 }
@@ -66,8 +54,8 @@ fn join(house: &House) {
 #[test]
 fn child() {
     let Ok(nodes) = std::env::var(NODES) else { return };
-    // SAFETY: the harness's other thread waits for this one and holds no lock, so the forked process can do what this one can.
-    // It leaves by _exit, without unwinding into the harness.
+    // SAFETY: the harness's other thread waits for this one and holds no lock, so the forked process
+    // can do what this one can. It leaves by _exit, without unwinding into the harness.
     unsafe {
         let forked = libc::fork();
         if forked == 0 {
@@ -83,7 +71,7 @@ fn child() {
 fn program(nodes: &str) {
     let nodes: Vec<NodeAddr> = nodes.split(' ').map(|node| node.parse().unwrap()).collect();
     SECOND.set(nodes[1].clone()).unwrap();
-    let pool = Pool::new(vec![connect(&nodes[0], Transport::Shm)]).unwrap();
+    let pool = Pool::new(vec![common::connect(&nodes[0], Transport::Shm)]).unwrap();
     let pager = farmem_pager::start(common::spec(LOCAL), pool, common::counters()).unwrap();
     common::serve_faults(pager);
     pager.house.each_tick(join);

@@ -244,7 +244,7 @@ pub(super) fn tell(stream: &UnixStream, bytes: &[u8]) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Passed {
     Sent,
-    /// Nobody reads at the other end.
+    /// The other end reads nothing.
     Unread,
     /// The kernel lets this user have no more descriptors under way: others do not take theirs.
     Crowded,

@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(tell(&[b"set", b"a\r\n\"\\", b"\x00\xff\t"]), line(r#""set" "a\r\n\"\\" "\x00\xff\t""#));
         assert_eq!(tell(&[b"AUTH", b"me", b"secret"]), line(r#""AUTH" "(redacted)" "(redacted)""#));
         assert_eq!(tell(&[b"CONFIG", b"GET", b"x"]), None);
-        // Long arguments are cut off, whatever their bytes are shown as.
+        // Long arguments are cut off, also where four letters stand for each byte.
         for arg in [vec![0; 1 << 20], vec![b'x'; 1 << 20]] {
             let Some(Reply::Line(told)) = tell(&[b"set", b"k", &arg, &arg, b"y"]) else { panic!("it is told of") };
             assert!(

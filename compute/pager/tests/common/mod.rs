@@ -53,6 +53,11 @@ pub fn handle(signal: i32, handler: extern "C" fn(i32, *mut libc::siginfo_t, *mu
 pub fn member(lend: u64, listens: Vec<NodeAddr>, transport: Transport) -> (&'static Node, Session) {
     let node = Node::start(&farmem_memory::Config::new(lend, listens)).unwrap();
     let node: &'static Node = Box::leak(Box::new(node));
+    (node, connect(&node.addresses()[0], transport))
+}
+
+/// A member of the node at an address.
+pub fn connect(address: &NodeAddr, transport: Transport) -> Session {
     let options = ConnectOptions {
         timeout: Duration::from_secs(30),
         grace: Duration::from_secs(1),
@@ -61,7 +66,7 @@ pub fn member(lend: u64, listens: Vec<NodeAddr>, transport: Transport) -> (&'sta
         transport,
         ..ConnectOptions::default()
     };
-    (node, Session::connect(&node.addresses()[0], &options).unwrap())
+    Session::connect(address, &options).unwrap()
 }
 
 /// Counters that live as long as the test.
