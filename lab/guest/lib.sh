@@ -123,8 +123,25 @@ choose_accelerator() {
     [ ! -w /dev/kvm ] || ! grep -qE '^flags.* (vmx|svm)' /proc/cpuinfo || ! boots_by_kvm "$1" || ACCELERATOR=kvm
 }
 
+# Options of QEMU for MONITOR.
+monitor() { [ -z "${MONITOR:-}" ] && echo "-monitor none" || echo "-chardev pipe,id=monitor,path=$MONITOR -mon monitor"; }
+
+# stands_still   Says where the processors of a machine are that says nothing any more, and which of its tasks wait: by
+# MONITOR, and by the keys that its kernel obeys. What the kernel says comes by its console.
+stands_still() {
+    local key
+    echo "the machine has said nothing for a while:"
+    : >"$MONITOR.said"
+    cat "$MONITOR.out" >"$MONITOR.said" &
+    for _ in 1 2 3; do echo "info registers -a" && sleep 1; done >"$MONITOR.in"
+    for key in 9 w l; do echo "sendkey alt-sysrq-$key" && sleep 3; done >"$MONITOR.in"
+    kill $!
+    grep -aoE '^(CPU#|[RE]IP=).*' "$MONITOR.said" | sed 's/^/    /' || true
+    rm "$MONITOR.said"
+}
+
 # boot SECONDS MEMORY_MIB KERNEL IMAGE [OPTION...]   Runs a guest. Its console is the output. APPEND: for its kernel.
-# FARMEM_GUEST_NICE: the guest's, 0 to 19.
+# FARMEM_GUEST_NICE: the guest's, 0 to 19. MONITOR: two pipes, MONITOR.in and MONITOR.out, by which the machine is asked.
 # Lines come as they are said: what reads them may act on them.
 boot() {
     local limit=$1 memory=$2 kernel=$3 image=$4
@@ -132,5 +149,5 @@ boot() {
     choose_accelerator "$kernel"
     nice -n "${FARMEM_GUEST_NICE:-0}" timeout --foreground "$limit" qemu-system-x86_64 -accel "$ACCELERATOR" -cpu max -smp 2 -m "$memory" \
         -kernel "$kernel" -initrd "$image" -append "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init ${APPEND:-}" \
-        -display none -serial stdio -monitor none -no-reboot "$@" </dev/null | sed -u 's,\r,,g'
+        -display none -serial stdio -no-reboot $(monitor) "$@" </dev/null | sed -u 's,\r,,g'
 }
