@@ -116,10 +116,10 @@ boots_by_kvm() {
 }
 
 # choose_accelerator KERNEL   Sets how guests are run: by the CPU's own virtualization where a boot by it succeeds, else by
-# emulation.
+# emulation. THREADS: single or multi, QEMU's for emulated processors.
 choose_accelerator() {
     [ -z "${ACCELERATOR:-}" ] || return 0
-    ACCELERATOR=tcg,thread=multi
+    ACCELERATOR=tcg,thread=${THREADS:-multi}
     [ ! -w /dev/kvm ] || ! grep -qE '^flags.* (vmx|svm)' /proc/cpuinfo || ! boots_by_kvm "$1" || ACCELERATOR=kvm
 }
 

@@ -107,7 +107,7 @@ run_all() {
             shares) asks=(--token "$new/token1") && tell $machine "--size ${promised}M --node 10.0.2.2:$port --token /token" ;;
             pool) tell $machine "--size ${lend}M --node 10.0.2.2:$port --overcommit" ;;
         esac
-        (APPEND=rootfstype=ramfs boot "${FARMEM_GUEST_LIMIT:-3600}" "${FARMEM_GUEST_MEMORY:-192}" "$cache/tree/boot/vmlinuz-$release" \
+        (THREADS=single APPEND=rootfstype=ramfs boot "${FARMEM_GUEST_LIMIT:-3600}" "${FARMEM_GUEST_MEMORY:-192}" "$cache/tree/boot/vmlinuz-$release" \
             "$new/image$machine" -pidfile "$new/$machine.pid" -netdev "user,id=n,tftp=$new/answers" -device virtio-net-pci,netdev=n,romfile= |
             follow $machine | tee "$new/console.$machine") &
         machines+=($!)
