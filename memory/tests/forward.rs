@@ -5,7 +5,7 @@ mod common;
 
 use common::receive;
 use farmem_contract::{get, put};
-use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, QueuePair, Session, Transport, Trust};
+use farmem_fabric::{ConnectError, ConnectOptions, Identity, NodeAddr, QueuePair, Session, Transport, Trust};
 use farmem_memory::tokens::{Entry, Store};
 use farmem_memory::{Config, Node};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
@@ -40,15 +40,18 @@ fn guarded() -> (Node, Key) {
 }
 
 fn join(at: &str, key: Key) -> Result<Session, ConnectError> {
-    let options = ConnectOptions {
+    Session::connect(&NodeAddr::Tcp(at.to_owned()), &options(key))
+}
+
+fn options(key: Key) -> ConnectOptions {
+    ConnectOptions {
         timeout: Duration::from_secs(10),
         grace: Duration::from_secs(10),
         run: [1; 16],
         transport: Transport::Tcp,
         trust: Trust { token: Some(key), plain: false },
         ..ConnectOptions::default()
-    };
-    Session::connect(&NodeAddr::Tcp(at.to_owned()), &options)
+    }
 }
 
 /// What passed on one connection.
@@ -143,7 +146,10 @@ fn alone(_: &mut Proof, _: &mut Welcome) {}
 
 /// Joins, and writes a page of sevens to the slab that it is granted.
 fn writes(at: &str, key: Key) -> (Session, QueuePair, SlabId) {
-    let session = join(at, key).unwrap();
+    fill(join(at, key).unwrap())
+}
+
+fn fill(session: Session) -> (Session, QueuePair, SlabId) {
     let slab = session.grant().unwrap().id;
     let mut queue = session.queue_pair().unwrap();
     put(&mut queue, slab, 0, &[7; 4096]).unwrap();
@@ -212,9 +218,18 @@ fn come(
 
 #[test]
 fn a_token_alone_opens_no_member() {
+    for lasting in [false, true] {
+        opens_no_member(lasting);
+    }
+}
+
+/// `lasting`: the member of an agent.
+fn opens_no_member(lasting: bool) {
     let (node, key) = guarded();
     let (at, tapes) = path(&node, alone);
-    let (_session, mut queue, slab) = writes(&at, key);
+    let to = NodeAddr::Tcp(at.clone());
+    let joined = if lasting { Session::connect_lasting(&to, &options(key)) } else { join(&at, key) };
+    let (_session, mut queue, slab) = fill(joined.unwrap());
     // The thief knows the member's secret: it goes over the wire before there are keys.
     let welcome = tapes.lock().unwrap()[0].welcome;
     let known = Known { secret: welcome.secret, incarnation: welcome.incarnation };
@@ -232,6 +247,47 @@ fn a_token_alone_opens_no_member() {
         assert_eq!(came.map(|_| ()), Err(Verdict::Malformed));
     }
     assert_eq!(get(&mut queue, slab, 0, 4096), Ok(vec![7; 4096]));
+}
+
+/// An agent that is started again is the member that it was, by the secret that its record keeps. Who has the token and
+/// the name of the member, and not that secret, is not.
+#[test]
+fn an_agent_comes_back_by_the_secret_that_it_has_agreed_on() {
+    let (node, key) = guarded();
+    let to = node.addresses()[0].clone();
+    let (session, mut queue, slab) = fill(Session::connect_lasting(&to, &options(key)).unwrap());
+    let identity = session.identity();
+    let number = identity.number + 100;
+    assert!(Session::resume(&to, &options(key), &Identity { agreed: None, number, ..identity }).is_err());
+    assert_eq!(get(&mut queue, slab, 0, 4096), Ok(vec![7; 4096]));
+    session.grant().unwrap();
+    // It is killed.
+    std::mem::forget((session, queue));
+    let again = Session::resume(&to, &options(key), &Identity { number, ..identity }).unwrap();
+    assert_eq!(again.identity().agreed, identity.agreed);
+    assert_eq!(get(&mut again.queue_pair().unwrap(), slab, 0, 4096), Ok(vec![7; 4096]));
+    again.grant().unwrap();
+}
+
+/// An agent without encryption that is started again with it agrees on a secret then, and comes back by that.
+#[test]
+fn an_agent_that_is_encrypted_later_agrees_then() {
+    let (node, key) = guarded();
+    let to = node.addresses()[0].clone();
+    let plain = ConnectOptions { trust: Trust { token: Some(key), plain: true }, ..options(key) };
+    let (session, queue, slab) = fill(Session::connect_lasting(&to, &plain).unwrap());
+    let first = session.identity();
+    assert_eq!(first.agreed, None);
+    std::mem::forget((session, queue));
+    let mut known = Identity { number: first.number + 100, ..first };
+    for _ in 0..2 {
+        let again = Session::resume(&to, &options(key), &known).unwrap();
+        assert_eq!(get(&mut again.queue_pair().unwrap(), slab, 0, 4096), Ok(vec![7; 4096]));
+        known = Identity { number: again.identity().number + 100, ..again.identity() };
+        assert!(known.agreed.is_some());
+        std::mem::forget(again);
+    }
+    assert!(Session::resume(&to, &options(key), &first).is_err());
 }
 
 #[test]

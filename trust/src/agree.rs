@@ -54,7 +54,8 @@ impl Half {
 pub struct Agreed([u8; 32]);
 
 impl Agreed {
-    pub(crate) fn bytes(&self) -> &[u8; 32] {
+    /// For a record that nobody else reads.
+    pub fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 }

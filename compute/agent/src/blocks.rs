@@ -132,8 +132,8 @@ impl Blocks {
         (ledger, at): (Arc<Ledger>, usize),
     ) -> Result<Blocks, JoinError> {
         let session = Session::connect_lasting(node, options)?;
-        let Identity { secret, incarnation, number } = session.identity();
-        ledger.set_membership(at, Some(&Membership { secret, incarnation, number }));
+        let Identity { secret, incarnation, number, agreed } = session.identity();
+        ledger.set_membership(at, Some(&Membership { secret, incarnation, number, agreed }));
         Blocks::of(session, ledger, at)
     }
 
@@ -151,11 +151,13 @@ impl Blocks {
         membership: &Membership,
         recorded: impl Iterator<Item = Recorded>,
     ) -> Result<Blocks, JoinError> {
-        let Membership { secret, incarnation, number } = *membership;
+        let Membership { secret, incarnation, number, agreed } = *membership;
         // A request of this member must not repeat a number of the former one's last requests.
         let number = number + REQUESTS;
         ledger.set_membership(at, Some(&Membership { number, ..*membership }));
-        let session = Session::resume(node, options, &Identity { secret, incarnation, number })?;
+        let session = Session::resume(node, options, &Identity { secret, incarnation, number, agreed })?;
+        let agreed = session.identity().agreed;
+        ledger.set_membership(at, Some(&Membership { number, agreed, ..*membership }));
         let mut blocks = Blocks::of(session, ledger, at)?;
         blocks.take_over(recorded)?;
         Ok(blocks)

@@ -30,6 +30,7 @@ use crate::word::{BlockId, MAX_BLOCK_ID};
 use farmem_protocol::key::Key;
 use farmem_sys::raw::Errno;
 use farmem_sys::shared::Shared;
+use farmem_trust::agree::Agreed;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Applications of an agent at once.
@@ -53,6 +54,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"fmagent5");
 const MEMBERS: [usize; NODES] = [8, 48];
 /// Which node is used, and the number of moves so far.
 const CURRENT: usize = 80;
+/// Where the memberships' secrets begin, by which their connections are encrypted. Zero: they are not.
+const SECRETS: [usize; NODES] = [128, 160];
 /// Where the nodes' addresses begin.
 const ADDRESSES: [usize; NODES] = [512, 1024];
 const APPS: usize = 4096;
@@ -93,6 +96,9 @@ pub struct Membership {
     pub incarnation: u64,
     /// The agent's requests are numbered from here.
     pub number: u64,
+    /// The secret by which its connections are encrypted, if they are. It is here and at the node
+    /// alone: who has a token, and has heard all, does not come in the agent's place.
+    pub agreed: Option<Agreed>,
 }
 
 /// One entry of the table of blocks.
@@ -179,14 +185,24 @@ impl Ledger {
     pub fn membership(&self, node: usize) -> Option<Membership> {
         let at = MEMBERS[node];
         let incarnation = self.word(at + 16);
-        (incarnation != 0).then(|| Membership { secret: self.bytes(at), incarnation, number: self.word(at + 24) })
+        let agreed: [u8; 32] = self.bytes(SECRETS[node]);
+        (incarnation != 0).then(|| Membership {
+            secret: self.bytes(at),
+            incarnation,
+            number: self.word(at + 24),
+            agreed: (agreed != [0; 32]).then(|| agreed.into()),
+        })
     }
 
     /// Records how the agent is known at a node, or that it has left it.
     pub fn set_membership(&self, node: usize, membership: Option<&Membership>) {
         let at = MEMBERS[node];
-        let Some(membership) = membership else { return self.put(at + 16, 0) };
+        let Some(membership) = membership else {
+            self.put(at + 16, 0);
+            return self.put_bytes(SECRETS[node], &[0; 32]);
+        };
         self.put_bytes(at, &membership.secret);
+        self.put_bytes(SECRETS[node], membership.agreed.as_ref().map_or(&[0; 32], |agreed| agreed.bytes()));
         self.put(at + 24, membership.number);
         self.put(at + 16, membership.incarnation);
     }
@@ -346,7 +362,7 @@ mod tests {
         let (first, known) = Ledger::open(fd).unwrap();
         assert!(!known && first.membership(1).is_none() && first.app(3).is_none());
         let app = Identity { token: [7; 16], uid: 1000, pid: 42, began: 99, job: "nightly".into() };
-        let member = Membership { secret: [9; 16], incarnation: 5, number: 17 };
+        let member = Membership { secret: [9; 16], incarnation: 5, number: 17, agreed: Some([3; 32].into()) };
         let owned = Owned {
             app: 3,
             block: BlockId(77),
@@ -365,6 +381,8 @@ mod tests {
         assert!(known);
         assert_eq!((next.app(3), next.app(4)), (Some(app), None));
         assert_eq!((next.membership(0), next.membership(1), next.next_name()), (None, Some(member), 55));
+        first.set_membership(1, Some(&Membership { agreed: None, ..member }));
+        assert_eq!(next.membership(1), Some(Membership { agreed: None, ..member }));
         assert_eq!((next.address(0), next.address(1)), (None, Some("bighost:7411".into())));
         assert_eq!(next.current(), (1, 9));
         assert_eq!((next.owned(MAX_ENTRIES - 1), next.owned(0)), (Some(owned), None));

@@ -7,11 +7,13 @@ use farmem_agent::blocks::{Blocks, Claimed};
 use farmem_agent::ledger::{Ledger, Membership};
 use farmem_agent::word::Refusal;
 use farmem_fabric::words::Words;
-use farmem_fabric::{ConnectOptions, Identity, NodeAddr, Session, Transport};
+use farmem_fabric::{ConnectOptions, Identity, NodeAddr, Session, Transport, Trust};
+use farmem_memory::tokens::{Entry, Store};
 use farmem_protocol::extent::guard::Words as _;
 use farmem_protocol::extent::reshape::{Reshape, Reshaped};
 use farmem_protocol::extent::{Actor, Answer, Claimant, Failed, Level, Operation, Owner, Place, State, Step};
 use farmem_sys::raw;
+use farmem_trust::Token;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,10 +112,10 @@ fn what_a_killed_agent_was_splitting_its_successor_splits() {
         let killed = words.run(&mut queue, &mut Killed { of: split, verbs, under_way: 0 }).unwrap();
         assert!(killed.is_none());
         assert!(pool.word(giant).is(State::Splitting));
-        let Identity { secret, incarnation, number } = session.identity();
+        let Identity { secret, incarnation, number, agreed } = session.identity();
         // It takes no leave.
         std::mem::forget((words, queue, session));
-        let membership = Membership { secret, incarnation, number };
+        let membership = Membership { secret, incarnation, number, agreed };
         let blocks = Blocks::resume(&node, &options, (ledger(&host, "ledger"), 0), &membership, std::iter::empty());
         let mut blocks = blocks.map_err(|e| e.to_string()).unwrap();
         assert!(pool.word(giant).is(State::Shared), "{verbs}: {:?}", pool.word(giant));
@@ -124,4 +126,36 @@ fn what_a_killed_agent_was_splitting_its_successor_splits() {
         assert_eq!(host.lent(), 2 << 30);
         host.recount();
     }
+}
+
+/// An agent over an encrypted connection is killed. Its ledger has the secret on which it agreed with the node, and the
+/// next agent comes back by that. Without the secret nobody does, whatever token it has.
+#[test]
+fn a_ledger_has_the_secret_by_which_the_next_agent_comes_back() {
+    let host = Host::new(64);
+    let (store, token) = (host.dir.join("tokens.toml"), Token::new("analytics", &[5; 40]).unwrap());
+    let issued = Store::change(&store, |store| {
+        store.tokens.push(Entry::new(&token, None));
+        Ok(())
+    });
+    issued.unwrap();
+    let mut config = farmem_memory::Config::new(64 << 20, vec![NodeAddr::Tcp("127.0.0.1:0".into())]);
+    config.tokens = Some(store);
+    let guarded = farmem_memory::Node::start(&config).unwrap();
+    let node = guarded.addresses()[0].clone();
+    let trust = Trust { token: Some(token.key()), plain: false };
+    let options = ConnectOptions { transport: Transport::Tcp, trust, ..options() };
+    let record = ledger(&host, "ledger");
+    let mut blocks = Blocks::join(&node, &options, Arc::clone(&record)).unwrap();
+    claim(&mut blocks, 1).unwrap();
+    let found = record.membership(0).unwrap();
+    assert!(found.agreed.is_some());
+    // It takes no leave.
+    std::mem::forget(blocks);
+    let resume = |found| Blocks::resume(&node, &options, (Arc::clone(&record), 0), &found, std::iter::empty());
+    assert!(resume(Membership { agreed: None, ..found }).is_err());
+    let again = resume(found).map_err(|e| e.to_string()).unwrap();
+    assert_eq!(record.membership(0).unwrap().agreed, found.agreed);
+    // What no application is recorded to hold has gone back.
+    assert_eq!((again.taken(), guarded.nic().lent()), (0, 0));
 }

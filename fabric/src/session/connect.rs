@@ -83,13 +83,14 @@ impl Session {
     }
 
     /// Takes up a member of an ended process, by the [`Session::identity`] that it had. The member
-    /// still holds its slabs. None is mapped here.
+    /// still holds its slabs. None is mapped here. A member that was not encrypted may be from now
+    /// on: then its identity is another.
     pub fn resume(node: &NodeAddr, options: &ConnectOptions, identity: &Identity) -> Result<Session, ConnectError> {
-        let Identity { secret, incarnation, number } = *identity;
+        let Identity { secret, incarnation, number, agreed } = *identity;
         let purpose = Purpose::Rejoin(Known { secret, incarnation });
         let patience = Patience::both(options.timeout.as_nanos() as u64);
         first_of(node, |reach| {
-            let pass = Pass::of(options, &reach);
+            let pass = Pass::of(options, &reach).map(|pass| pass.with(agreed));
             let greeted = dial(Ear::at(&reach, &Heard::default()), purpose, pass.as_ref(), patience)
                 .map_err(|e| at_start(e, &reach, &node.to_string()))?;
             let member = member_of(reach, node.to_string(), options, &greeted);

@@ -136,6 +136,16 @@ impl Pass {
         token.map(|key| Pass { key, cipher: if plain { Cipher::Plain } else { record::fastest() }, agreed: None })
     }
 
+    /// For connections of a member that has agreed on this secret, if it has.
+    pub fn with(self, agreed: Option<Agreed>) -> Pass {
+        Pass { agreed, ..self }
+    }
+
+    /// The secret of the member's connections.
+    pub fn agreed(&self) -> Option<Agreed> {
+        self.agreed
+    }
+
     /// Whether bytes go in records.
     pub fn is_sealed(&self) -> bool {
         self.cipher != Cipher::Plain

@@ -35,6 +35,7 @@ mod spare;
 mod standing;
 
 pub use clock::Clock;
+use dial::Pass;
 pub(crate) use dial::{receive_all, send_now};
 pub(crate) use member::{Control, Membership, SLOW};
 pub use member::{FAREWELL_NS, REFUSED_NS, SILENT_NS};
@@ -56,6 +57,7 @@ use farmem_protocol::wire::{Ask, Names, Reply, Request, Secret, Status, Text};
 use farmem_sys::process;
 use farmem_sys::raw::Errno;
 pub use farmem_trust::Trust;
+use farmem_trust::agree::Agreed;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -113,6 +115,8 @@ pub struct Identity {
     /// Number of its last request. A request under the number of the one before is answered as that
     /// one was, and not carried out again.
     pub number: u64,
+    /// The secret of its connections, if they are encrypted. It never goes over the wire.
+    pub agreed: Option<Agreed>,
 }
 
 /// One member of a run at one node. Shared by the threads of a process.
@@ -135,7 +139,8 @@ impl Session {
     /// The identity for a later [`Session::resume`].
     pub fn identity(&self) -> Identity {
         let number = self.member.control.lock().number;
-        Identity { secret: self.member.secret, incarnation: self.member.incarnation, number }
+        let agreed = self.member.pass.as_ref().and_then(Pass::agreed);
+        Identity { secret: self.member.secret, incarnation: self.member.incarnation, number, agreed }
     }
 
     /// Another descriptor of a held slab. The caller may pass it to a process that it trusts, and

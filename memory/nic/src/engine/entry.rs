@@ -130,8 +130,12 @@ impl Engine {
         };
         let may = match &hello.purpose {
             Purpose::Join(_) | Purpose::NewVolume(_) | Purpose::Volume(..) => true,
-            // Its process may be another.
-            Purpose::Rejoin(known) => nic.membership().known(known).is_none_or(|member| member.lasting),
+            // One that was not encrypted may be when its process is another. A secret that is there stays:
+            // else a token, and what was heard of the member, would be enough to come in its place.
+            Purpose::Rejoin(known) => {
+                let found = nic.membership().known(known);
+                found.is_none_or(|member| member.lasting && member.agreed.lock().is_none())
+            }
             Purpose::Attach(..) | Purpose::Wire(..) => false,
         };
         let half = Half::new(&draw(nic)).filter(|_| sealed && may)?;

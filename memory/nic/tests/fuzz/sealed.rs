@@ -147,27 +147,42 @@ fn both(of_second: Standing) -> Vec<Known> {
     vec![known(key(), Standing::Good), known(second(), of_second)]
 }
 
+/// A connection without encryption, by the first token. Returns the member's secret.
+fn plain<'a>(nic: &'a Nic, hello: &Hello) -> Option<(Wire<'a>, Secret)> {
+    let (mut wire, key) = (Wire::new(nic), key());
+    let credential = Some(Credential { id: key.id, nonce: [8; 32], cipher: Cipher::Plain });
+    let hello = Hello { tenant: key.tenant, credential, ..*hello };
+    wire.feed(hello.frame().as_bytes(), 1000, 1);
+    let Ok(Some((Greeting::Challenge(theirs), said))) = Greeting::read(&wire.said) else { return None };
+    let mac = key.of_host(&theirs, hello.frame().as_bytes(), None);
+    wire.feed(Proof { mac, share: None }.frame().as_bytes(), 1000, 1);
+    match Greeting::read(&wire.said[said..]) {
+        Ok(Some((Greeting::Welcome(welcome), _))) => Some((wire, welcome.secret)),
+        _ => None,
+    }
+}
+
 /// A connection comes by a token that is revoked after its proof. The member had joined by another token of the tenant,
-/// a good one: it stays, with the secret that it has.
+/// a good one: it stays, with the secret that it has (here: none).
 #[test]
 fn a_token_that_is_revoked_while_it_attaches_ends_no_member_of_another() {
     let revokes = Arc::new(AtomicU64::new(u64::MAX));
     let nic = with_second(&revokes);
     let nic = nic.get().unwrap();
-    let lasting = Hello::new(Purpose::Join(Join { lasting: true, ..Join::default() }));
-    let mut first = Host::new(nic, &lasting, None).unwrap();
-    let member = Member { secret: first.secret, incarnation: nic.incarnation };
-    let rejoin = Hello::new(Purpose::Rejoin(member));
+    let (mut first, secret) =
+        plain(nic, &Hello::new(Purpose::Join(Join { lasting: true, ..Join::default() }))).unwrap();
+    let rejoin = Hello::new(Purpose::Rejoin(Member { secret, incarnation: nic.incarnation }));
     // Two draws are the challenge's; the node makes its share by two more, when it has looked at the proof.
     revokes.store(4, Ordering::Relaxed);
     assert!(Host::by(second(), nic, &rejoin, None, true).is_none(), "it is let in");
+    assert_eq!(revokes.load(Ordering::Relaxed), 0, "it was refused before");
     assert_eq!(nic.members().len(), 1, "the member has ended");
-    let mut again = Host::new(nic, &rejoin, Some(first.agreed)).expect("it comes again by its own token and secret");
-    let ping = again.seal(&mut Random::new(1), &ask(2, Ask::Ping));
-    again.wire.feed(&ping, 1000, 1);
-    assert!(!again.answers().is_empty());
+    let (mut again, _) = plain(nic, &rejoin).expect("it comes again by its own token, and without a secret");
+    let said = again.said.len();
+    again.feed(&ask(2, Ask::Ping), 1000, 1);
+    assert!(again.said.len() > said);
     // No connection of it is counted any more.
-    [&mut first, &mut again].into_iter().for_each(|host| host.wire.close(Goodbye::Cut, 1));
+    [&mut first, &mut again].into_iter().for_each(|wire| wire.close(Goodbye::Cut, 1));
     nic.expire(4_000_000_000_000_000);
     assert!(nic.members().is_empty(), "its grace never ends");
 }
@@ -214,7 +229,8 @@ fn who_comes_back_by_another_token_ends_with_that() {
     let lasting = Hello::new(Purpose::Join(Join { lasting: true, ..Join::default() }));
     let mut first = Host::new(nic, &lasting, None).unwrap();
     let member = Member { secret: first.secret, incarnation: nic.incarnation };
-    let mut again = Host::by(second(), nic, &Hello::new(Purpose::Rejoin(member)), None, true).unwrap();
+    let rejoin = Hello::new(Purpose::Rejoin(member));
+    let mut again = Host::by(second(), nic, &rejoin, Some(first.agreed), false).unwrap();
     nic.set_tokens(vec![of(key(), Standing::Revoked), of(second(), Standing::Good)]);
     assert_eq!((nic.members().len(), first.wire.is_over(), again.wire.is_over()), (1, true, false));
     let ping = again.seal(&mut Random::new(1), &ask(1, Ask::Ping));
