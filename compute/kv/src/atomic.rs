@@ -20,23 +20,23 @@
 //! *A crash.* Locks are ended by whoever meets them, by the verdict. An adopter of a dead front end's
 //! verdict undoes it if it is undecided, and ends its locks at all nodes, before the memory is used again.
 
+mod batch;
 mod decided;
+mod part;
 
+pub use batch::There;
 pub use decided::Changes;
 
 use crate::copies::{Mode, is_done};
-use crate::heap::Held;
 use crate::index::Found;
-use crate::index::Known;
-use crate::index::locked::{DONE, Entry, Lock, UNDONE, last_word, verdict, verdict_bytes};
+use crate::index::locked::{DONE, UNDONE, last_word, verdict, verdict_bytes};
 use crate::keyspace::Keyspace;
-use crate::layout::{Hash, LOCK_BYTES, LOCKED, Slot, class_of};
-use crate::lease::Writing;
-use crate::long::{self, Long};
-use crate::object::{self, Object, Type, Value};
+use crate::layout::{LOCK_BYTES, Slot, class_of};
+use crate::object::{self, Type, Value};
 use crate::rules::Bug;
 use crate::shard::{Shard, Trouble};
 use crate::task::{Answer, Io, Verb, join};
+use part::{Part, Spot};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -47,6 +47,8 @@ const ATTEMPTS: u32 = 200;
 const TOGETHER: usize = 16;
 /// Verbs of one batch, at most.
 const BATCH: usize = 256;
+/// Bytes of a found object that may stay here until a transaction's end.
+const BRIEF: u32 = 4096;
 /// How long a vacant object stands for an absent key, in ms.
 const VACANT_MS: u64 = 2000;
 
@@ -57,135 +59,6 @@ pub struct Intent {
     pub key: Vec<u8>,
     /// `None`: it was only read. `Some(None)`: it goes.
     pub change: Option<Option<Value>>,
-}
-
-/// A place that is given back unless it is kept.
-#[derive(Debug)]
-struct Spot {
-    shard: Rc<Shard>,
-    held: Held,
-    kept: bool,
-}
-
-impl Drop for Spot {
-    fn drop(&mut self) {
-        if !self.kept {
-            self.shard.space.heap.borrow_mut().give_back(self.held.at);
-        }
-    }
-}
-
-impl Spot {
-    /// Its bytes may be read by others, who end their operations before it is used again.
-    fn retire(&mut self) {
-        self.kept = true;
-        let epoch = self.shard.space.epoch() + 1;
-        self.shard.space.heap.borrow_mut().retire(self.held.at, epoch);
-    }
-}
-
-/// One key of a transaction.
-#[derive(Debug)]
-struct Part {
-    shard: Rc<Shard>,
-    key: Vec<u8>,
-    hash: Hash,
-    change: Option<Option<Value>>,
-    /// The new value's extents.
-    long: Option<Long>,
-    /// The new object's place.
-    spot: Option<Spot>,
-    found: Option<Found>,
-    lock: Option<Spot>,
-    /// The new object and its slot, once they are made.
-    object: Option<(Object, Slot)>,
-    old: Slot,
-    new: Slot,
-    locked: Slot,
-    _writing: Option<Writing>,
-}
-
-impl Part {
-    /// Of a key that is only read.
-    fn new(shard: &Rc<Shard>, key: Vec<u8>) -> Part {
-        let none = Slot(0);
-        Part {
-            shard: Rc::clone(shard),
-            hash: Hash::of(&key),
-            key,
-            change: None,
-            long: None,
-            spot: None,
-            found: None,
-            lock: None,
-            object: None,
-            old: none,
-            new: none,
-            locked: none,
-            _writing: None,
-        }
-    }
-
-    /// Takes back what one attempt has made.
-    fn reset(&mut self) {
-        self._writing = None;
-        (self.found, self.lock) = (None, None);
-    }
-
-    /// Makes the object and the lock that its places are held for.
-    fn make(&mut self, id: u64, verdict: u64) -> Option<(Verb, Option<Verb>, Entry)> {
-        let (found, lock) = (self.found.as_ref()?, self.lock.as_ref()?);
-        let is_vacant = found.object.kind() == Type::Vacant;
-        self.old = found.slot;
-        let mut write = None;
-        self.new = match (&self.change, &self.spot) {
-            (Some(Some(value)), Some(spot)) => {
-                let make = || self.shard.space.made(self.hash, &self.key, value, &spot.held);
-                let (object, slot) = self.object.get_or_insert_with(make);
-                write = Some(Verb::Write { at: spot.held.at, bytes: Rc::clone(object.bytes()) });
-                *slot
-            }
-            (None, _) if !is_vacant => found.slot,
-            _ => Slot(0),
-        };
-        self.locked = Slot::new(self.hash.fingerprint(), LOCKED, lock.held.version, lock.held.at);
-        let (old, new, slot_at) = (self.old, self.new, found.slot_at);
-        let now_s = (self.shard.space.now_ms.get() / 1000) as u32;
-        let bytes = Lock { id, verdict, slot_at, old, new }.object(self.hash, lock.held.version, now_s).bytes().clone();
-        let lock = Verb::Write { at: lock.held.at, bytes };
-        Some((lock, write, Entry { slot_at, locked: self.locked }))
-    }
-
-    /// The transaction has taken effect, and no slot refers to the lock any more.
-    fn took_effect(&mut self) {
-        if self.new == self.old {
-            return;
-        }
-        let Some(found) = &self.found else { return };
-        let object = self.object.take().map(|(object, _)| object);
-        let number = object.as_ref().and_then(long::number);
-        self.shard.space.retire_for(self.old, long::number(&found.object), number);
-        let near = &self.shard.near;
-        match (object, &self.change, &mut self.spot, &self._writing) {
-            (Some(object), Some(Some(value)), Some(spot), Some(writing)) => {
-                spot.kept = true;
-                self.shard.space.linked(spot.held.at, self.hash, value, found.slot_at);
-                let known = Known {
-                    table: found.table,
-                    slot_at: found.slot_at,
-                    slot: self.new,
-                    len: object.len(),
-                    expiry: object.expiry().unwrap_or(0),
-                    epoch: found.section.epoch,
-                    era: 0,
-                };
-                near.remember_written(&self.key, self.hash, known, Some(&object), writing);
-            }
-            _ => near.cache.borrow_mut().forget(&self.key, self.hash),
-        }
-        // The heap keeps the extents from here on.
-        self.long = None;
-    }
 }
 
 /// Futures of one transaction, side by side.
@@ -204,7 +77,18 @@ impl Keyspace {
         is_as_read: &dyn Fn(&[u8], Option<&Found>) -> bool,
         is_late: &dyn Fn() -> bool,
     ) -> Result<bool, Trouble> {
-        let mut parts = self.parts(io, intents).await?;
+        let parts = self.parts(io, intents).await?;
+        self.by_locks(io, parts, is_as_read, is_late).await
+    }
+
+    /// [`Keyspace::commit`] once there are places for the new objects.
+    async fn by_locks(
+        &self,
+        io: &Io,
+        mut parts: Vec<Part>,
+        is_as_read: &dyn Fn(&[u8], Option<&Found>) -> bool,
+        is_late: &dyn Fn() -> bool,
+    ) -> Result<bool, Trouble> {
         for attempt in 0..ATTEMPTS {
             if attempt > 0 {
                 // Others pause for another time.
@@ -215,7 +99,7 @@ impl Keyspace {
             }
             parts.iter_mut().for_each(Part::reset);
             let Some(mut verdict) = self.hold_locks(io, &mut parts).await? else { continue };
-            match self.find_parts(io, &mut parts, is_as_read).await? {
+            match self.find_parts(io, &mut parts, is_as_read, BRIEF).await? {
                 None => continue,
                 Some(false) => return Ok(false),
                 Some(true) => {}
@@ -271,13 +155,14 @@ impl Keyspace {
         self.spot(io, &first.shard, verdict_bytes(parts.len()), true).await
     }
 
-    /// Finds every key, and gives absent ones a slot. False: one is not as it was read. `None`: there was
-    /// no room.
+    /// Finds every key, and gives absent ones a slot. Of objects that are longer than `kept` no value stays. False:
+    /// one is not as it was read. `None`: there was no room.
     async fn find_parts(
         &self,
         io: &Io,
         parts: &mut [Part],
         is_as_read: &dyn Fn(&[u8], Option<&Found>) -> bool,
+        kept: u32,
     ) -> Result<Option<bool>, Trouble> {
         for some in parts.chunks_mut(TOGETHER) {
             let find = |part: &Part| -> Pin<Box<dyn Future<Output = Result<Option<Found>, Trouble>> + '_>> {
@@ -288,7 +173,7 @@ impl Keyspace {
             let mut full = None;
             for (part, found) in some.iter_mut().zip(found) {
                 match found {
-                    Ok(Some(found)) => part.found = Some(found),
+                    Ok(Some(found)) => part.found = Some(found.brief(kept)),
                     Ok(None) => return Ok(Some(false)),
                     Err(Trouble::Full) => full = Some(part),
                     Err(trouble) => return Err(trouble),
@@ -339,7 +224,7 @@ impl Keyspace {
         for part in parts.iter_mut() {
             let Some((lock, object, entry)) = part.make(id, last) else { return Ok(false) };
             if part.new != part.old {
-                part._writing = Some(part.shard.near.writing(Some(part.hash)));
+                part.begin_writing();
             }
             into(&mut writes, &part.shard).extend(object.into_iter().chain([lock]));
             entries.push(entry);

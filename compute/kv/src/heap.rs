@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 /// Epochs between an object's retirement and its place's reuse. See [`crate::member`].
 pub const GRACE: u64 = 3;
 /// Pieces of a class grow with it up to this size.
-const LARGEST_SHARED: u32 = 256 << 10;
+pub(crate) const LARGEST_SHARED: u32 = 256 << 10;
 
 /// The state of a place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

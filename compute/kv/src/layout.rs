@@ -15,7 +15,8 @@
 //!  state of a member   63..32 tag │ 31..16 incarnation │ 0 alive
 //! ```
 //!
-//! A *unit* is 64 bytes; a unit's number and its node make an address.
+//! A *unit* is 64 bytes; a unit's number and its node make an address. A slot of unit 0 is empty. Its other bits
+//! are 0, or say which front end has emptied it ([`Slot::emptied`]).
 
 /// An address: the node in bits 47..42, a byte of its memory in bits 41..0. As `farmem::Addr`.
 pub type At = u64;
@@ -92,6 +93,19 @@ impl Slot {
         let unit = (at & ((1 << NODE_SHIFT) - 1)) / UNIT;
         let version = u64::from(version) & 0xfff;
         Slot(u64::from(fingerprint) << 54 | u64::from(class & 63) << 48 | version << UNIT_BITS | unit)
+    }
+
+    /// A slot that has been emptied: by the front end of this line, as the `count`th that it empties. It refers to
+    /// nothing. It is another word than before the slot was used. So whoever finds the same words again knows that
+    /// no key has been there meanwhile.
+    pub fn emptied(line: u16, count: u32) -> Slot {
+        let count = u64::from(count);
+        Slot((count & 0xff) << 54 | u64::from(line.wrapping_add(1) & 63) << 48 | (count >> 8 & 0xfff) << UNIT_BITS)
+    }
+
+    /// Whether an insert may take it.
+    pub fn is_empty(self) -> bool {
+        !self.is_used() && !self.is_frozen()
     }
 
     /// Whether it refers to an object.
@@ -272,7 +286,7 @@ const FIRST_TABLES: u64 = 8192;
 const _: () = assert!(HEAD_BYTES + 8 + head::SPARE_TEXT as u64 <= FIRST_TABLES);
 
 /// Says that this is a store, and of which version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x09\0");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x0a\0");
 
 /// Which nodes of a pair have the shard: a word of the head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -431,6 +445,11 @@ mod tests {
         assert_eq!((slot.fingerprint(), slot.class(), slot.version(), slot.at(5)), (0xab, LARGE, 0xfff, at));
         assert!(!slot.is_frozen() && slot.frozen().is_frozen() && slot.pending().is_pending());
         assert_eq!(slot.frozen().pending().plain(), slot);
+        let emptied: std::collections::HashSet<u64> =
+            (0..1 << 20).step_by(77).flat_map(|n| [0, 62].map(|line| Slot::emptied(line, n).0)).collect();
+        assert_eq!(emptied.len(), 2 * (1usize << 20).div_ceil(77));
+        assert!(emptied.iter().all(|&word| word != 0 && Slot(word).is_empty() && !Slot(word).is_pending()));
+        assert!(!Slot::emptied(3, 9).frozen().is_empty() && !slot.is_empty() && Slot(0).is_empty());
     }
 
     #[test]

@@ -29,6 +29,7 @@
 pub mod atomic;
 mod batch;
 pub mod blocks;
+mod claims;
 pub mod command;
 pub mod copies;
 pub mod drive;
@@ -51,6 +52,7 @@ pub mod resp;
 pub mod rules;
 pub mod serve;
 pub mod shard;
+pub mod sight;
 pub mod space;
 pub mod task;
 

@@ -27,7 +27,7 @@ use crate::near::Near;
 use crate::reach::Reach;
 use crate::rules::{Bug, Rules};
 use crate::shard::{Shard, Trouble};
-use crate::space::Space;
+use crate::space::{LARGEST, Space};
 use crate::task::{Answer, Io, Verb};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -42,8 +42,8 @@ const REAPED: usize = 4096;
 /// Which word of its line a member's tail is.
 pub(crate) const TAIL: u64 = 5;
 
-/// Which word of its line says how many bytes a member wants from others. With the bit, because the
-/// node has none left.
+/// Which word of its line says how many bytes a member wants from others, in its low half. With the bit, because
+/// the node has none left. Other bits are those of [`Space::tells_largest`].
 const WANTED: u64 = 6;
 const NODE_FULL: u64 = 1 << 63;
 
@@ -378,7 +378,7 @@ impl Members {
             self.reach.counters.mended.set(self.reach.counters.mended.get() + 1);
         }
         let (mut all, mut held, mut fronts) = (oldest == epoch, 0, 0);
-        let (mut full, mut beats) = (false, Vec::new());
+        let (mut full, mut beats, mut largest) = (false, Vec::new(), 0);
         for line in others {
             ticked.company = true;
             fronts += 1;
@@ -386,13 +386,14 @@ impl Members {
             all &= line_word(&seen, line, 2) == epoch;
             held += line_word(&seen, line, 3);
             let wanted = line_word(&seen, line, WANTED as usize);
-            ticked.wanted = ticked.wanted.saturating_add(wanted & !NODE_FULL);
+            ticked.wanted = ticked.wanted.saturating_add(wanted & 0xffff_ffff);
+            largest = largest.max(wanted & LARGEST);
             full |= wanted & NODE_FULL != 0;
         }
         self.space.others.set(held);
         self.space.fronts.set(fronts);
         self.space.beats.replace(beats);
-        self.space.is_asked(ticked.wanted, full);
+        self.space.is_asked(ticked.wanted, full, largest);
         self.company.set(ticked.company);
         self.space.company.set(ticked.company || self.space.company.get());
         if ticked.company {
@@ -404,8 +405,8 @@ impl Members {
         let bytes = Rc::new(words.map(u64::to_le_bytes).concat());
         let line = Verb::Write { at: member_at(self.reach.root, me) + 8, bytes };
         let mut batch = vec![line];
-        let mut wanted = self.space.wanted.get().min(MOST_ASKED);
-        if wanted > 0 && self.space.node_full.get() {
+        let mut wanted = self.space.wanted.get().min(MOST_ASKED) | self.space.tells_largest();
+        if self.space.wanted.get() > 0 && self.space.node_full.get() {
             wanted |= NODE_FULL;
         }
         if line_word(&seen, me, WANTED as usize) != wanted {

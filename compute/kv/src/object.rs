@@ -177,6 +177,15 @@ impl Object {
         Object::new(Hash::of(key), key, value, 0, 0)
     }
 
+    /// The same without the value, unless that is a list of extents. It is no more what its slot refers to.
+    pub(crate) fn brief(self) -> Object {
+        if self.kind == Type::Long {
+            return self;
+        }
+        let value = Value { kind: self.kind, expiry: self.expiry(), bytes: Vec::new() };
+        Object::new(self.hash(), self.key(), &value, 0, self.written_s())
+    }
+
     /// All of its bytes.
     pub(crate) fn bytes(&self) -> &Rc<Vec<u8>> {
         &self.bytes

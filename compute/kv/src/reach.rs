@@ -1,7 +1,7 @@
 //! How a front end reaches one shard: where it lies, and what it needs to know for any verb.
 
 use crate::copies::{Copies, Mode, Words};
-use crate::layout::{At, Kind, Member, Owner};
+use crate::layout::{At, Kind, Member, Owner, Slot};
 use crate::rules::{Bug, Rules};
 use crate::shard::{Counters, Trouble};
 use crate::task::{Answer, Io, Verb};
@@ -31,6 +31,8 @@ pub struct Reach {
     pub nodes: RefCell<[String; 2]>,
     /// Counters.
     pub counters: Counters,
+    /// Slots that this front end has emptied, from a random number on.
+    pub emptied: Cell<u32>,
 }
 
 impl Reach {
@@ -46,6 +48,16 @@ impl Reach {
             Mode::Single => io.verbs(verbs).await,
             _ => Box::pin(self.copies.verbs(io, self.rules.get(), words, verbs)).await,
         }
+    }
+
+    /// What a slot becomes that this front end empties.
+    pub(crate) fn empty(&self) -> Slot {
+        if self.rules.get().broken(Bug::EmptyAlike) {
+            return Slot(0);
+        }
+        let count = self.emptied.get().wrapping_add(1);
+        self.emptied.set(count);
+        Slot::emptied(self.me.line, count)
     }
 
     pub(crate) async fn read(&self, io: &Io, at: At, len: u32) -> Vec<u8> {
@@ -98,8 +110,7 @@ impl Reach {
         loop {
             match answer {
                 Answer::Word(found) if found == old => return Ok(Ok(())),
-                // A slot's new value is this operation's alone, but an empty slot may be another's
-                // doing.
+                // A slot's new value is this operation's alone, also one that is emptied. Not so a 0.
                 Answer::Word(found) if lost && found == new && new != 0 => return Ok(Ok(())),
                 Answer::Word(_) if lost => return Err(Trouble::Unsettled),
                 Answer::Word(found) => return Ok(Err(found)),

@@ -241,7 +241,8 @@ impl Recovery {
             Some((slot_at, slot)) => {
                 let told = self.space.leaving.told.get();
                 let object = if told { self.index.briefs(io, &[slot]).await.pop().flatten() } else { None };
-                let out = matches!(self.reach.swap(io, slot_at, slot.0, 0).await, Ok(Ok(())));
+                let empty = self.reach.empty();
+                let out = matches!(self.reach.swap(io, slot_at, slot.0, empty.0).await, Ok(Ok(())));
                 if out {
                     self.space.retire(slot);
                     object.iter().for_each(|object| self.space.leaving.push(Left::Ended, object.kind(), object.key()));

@@ -68,6 +68,8 @@ pub enum Bug {
     FreezeLocks,
     /// A locked key's object counts as garbage.
     JudgeUnderLocks,
+    /// A slot that is emptied becomes what it was when it was empty before.
+    EmptyAlike,
     /// A transaction's memory is used again although its locks may be in slots.
     DropLocks,
 }

@@ -117,6 +117,7 @@ impl Shard {
             copies,
             nodes: RefCell::default(),
             counters: Counters::default(),
+            emptied: Cell::new(tag),
         });
         let space = Rc::new(Space::new(&reach));
         let near = Rc::new(Near::new(&reach, local));

@@ -1,9 +1,10 @@
 //! A front end's places for objects in one shard, and the epochs that say when a place is used again.
 
 use crate::blocks;
+use crate::claims::Claims;
 use crate::copies::{Mode, Phase};
 use crate::heap::{Heap, Held, second};
-use crate::layout::{At, EXTENT, Hash, Kind, MAX_OBJECT, Owner, Slot, class_of};
+use crate::layout::{At, EXTENT, Hash, Kind, MAX_OBJECT, Owner, PIECES, Slot, class_of, is_whole};
 use crate::long::List;
 use crate::object::{Object, Type, Value};
 use crate::reach::Reach;
@@ -29,6 +30,9 @@ const REAPED: usize = 64;
 const HEADROOM: u64 = 16;
 const MOST_HEADROOM: u64 = 32 << 20;
 
+/// The bits of a member's word that tell how large its largest value's piece is.
+pub(crate) const LARGEST: u64 = 0x3f_ffff << LARGEST_SHIFT;
+const LARGEST_SHIFT: u32 = 32;
 /// Bytes of a piece in reserve, at least.
 const RESERVE: u32 = 64 << 10;
 
@@ -111,6 +115,8 @@ pub struct Space {
     pub(crate) giving: Cell<u32>,
     /// Other front ends that are alive, as last read.
     pub(crate) fronts: Cell<u64>,
+    /// Bytes of the piece of their largest value.
+    pub(crate) largest: Cell<u32>,
     /// Their states and heartbeats.
     pub(crate) beats: RefCell<Vec<(u64, u64)>>,
     pub(crate) search_ms: Cell<u64>,
@@ -125,6 +131,7 @@ pub struct Space {
     /// The store's epoch when this front end first read it after the second node's end.
     alone_since: Cell<Option<u64>>,
     pub(crate) heap: RefCell<Heap>,
+    claims: Claims,
     pub(crate) epochs: RefCell<Epochs>,
 }
 
@@ -167,6 +174,7 @@ impl Space {
             searching: Cell::new(0),
             giving: Cell::new(0),
             fronts: Cell::new(0),
+            largest: Cell::new(0),
             beats: RefCell::default(),
             search_ms: Cell::new(0),
             longest: Cell::new(MAX_OBJECT),
@@ -175,6 +183,7 @@ impl Space {
             leaving: Leaving::default(),
             alone_since: Cell::new(None),
             heap: RefCell::default(),
+            claims: Claims::default(),
             epochs: RefCell::default(),
         }
     }
@@ -219,7 +228,11 @@ impl Space {
             if let Some(held) = self.heap.borrow_mut().take_but(self.left(), class, bytes) {
                 return Ok(held);
             }
-            let wanted = self.heap.borrow().piece_for(class, bytes);
+            if !is_whole(class) && self.claims.wait(io, class).await? {
+                continue;
+            }
+            let claiming = self.claims.begin(class);
+            let wanted = self.heap.borrow().piece_for(class, bytes).max(self.claims.wanted(class));
             let smallest = Heap::default().piece_for(class, bytes);
             if u64::from(smallest) > self.limit.get() {
                 return Err(Trouble::Beyond);
@@ -234,7 +247,10 @@ impl Space {
             let Some((at, size)) = taken else {
                 // A piece that another class does not need any more makes room for one of this.
                 let spare = self.heap.borrow_mut().spare();
-                let Some((spare, _)) = spare else { return Err(Trouble::Full) };
+                let Some((spare, _)) = spare else {
+                    claiming.refused();
+                    return Err(Trouble::Full);
+                };
                 self.reach.release(io, spare).await;
                 continue;
             };
@@ -275,12 +291,17 @@ impl Space {
         Some(held)
     }
 
+    /// Bytes of the piece of this front end's largest value, if the store does not evict: in [`LARGEST`].
+    pub(crate) fn tells_largest(&self) -> u64 {
+        if self.left() > 0 { u64::from(self.heap.borrow().largest()) << LARGEST_SHIFT } else { 0 }
+    }
+
     /// Has a piece in reserve, if the store does not evict and the node has one: of as many bytes as the
-    /// largest value of this front end's that has a piece, if that can be had.
+    /// largest value of any front end's that has a piece, if that can be had.
     pub async fn keep_reserve(&self, io: &Io) {
         let (kept, wanted) = {
             let heap = self.heap.borrow();
-            (heap.kept_bytes(), heap.reserve())
+            (heap.kept_bytes(), heap.reserve().max(self.largest.get()).min(*PIECES.end()))
         };
         self.keeps.set(self.left() > 0);
         if !self.keeps.get() || kept >= wanted {
@@ -384,7 +405,8 @@ impl Space {
     }
 
     /// Notes that others want this many bytes, as a tick has found. `full`: the node has none left.
-    pub(crate) fn is_asked(&self, wanted: u64, full: bool) {
+    pub(crate) fn is_asked(&self, wanted: u64, full: bool, largest: u64) {
+        self.largest.set((largest >> LARGEST_SHIFT) as u32);
         let began = || self.asked_at.get().unwrap_or_else(|| self.bytes());
         self.asked_at.set((wanted > 0).then(began));
         self.promised.set(wanted);

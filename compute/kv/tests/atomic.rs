@@ -25,8 +25,12 @@ enum Op {
     Move(usize),
     /// Each gets what the other has.
     Swap,
-    /// Reads both.
+    /// Reads both, by locks.
     Look,
+    /// Reads both, and looks whether they are still so; after some attempts by locks.
+    Glance,
+    /// Takes both out, whatever they are.
+    Both,
     /// Sets a key if the other is absent.
     First(usize),
     Get(usize),
@@ -50,7 +54,8 @@ impl Op {
                 [one, other]
             }
             Op::Swap => [other, one],
-            Op::Look | Op::Get(_) => [one, other],
+            Op::Look | Op::Glance | Op::Get(_) => [one, other],
+            Op::Both => [None, None],
             Op::First(0) if other.is_none() => [Some(7), other],
             Op::First(1) if one.is_none() => [one, Some(7)],
             Op::First(_) => [one, other],
@@ -74,6 +79,9 @@ impl Model for Pair {
         fits.then(|| op.after(*state))
     }
 }
+
+/// Looks at two keys before they are locked, as commands do it.
+const GLANCES: u32 = 8;
 
 /// A front end's store, the keys, and its shards.
 #[derive(Clone)]
@@ -125,6 +133,28 @@ async fn perform(front: Front, io: Io, op: Op) -> Result<Done, Trouble> {
             };
             assert!(store.commit_by(&io, keys, &mut decide, &|| false).await?);
             Ok((op, seen.map(Some)))
+        }
+        Op::Glance => {
+            for _ in 0..GLANCES {
+                let _sections: Vec<_> = store.shards.iter().map(|shard| shard.space.section()).collect();
+                let mut seen = Vec::new();
+                for key in keys {
+                    seen.push((key.clone(), store.sight(&io, key).await?));
+                }
+                if store.are_unchanged(&io, &seen).await {
+                    let of = |n: usize| Some(is(seen[n].1.object.as_ref()));
+                    return Ok((op, [of(0), of(1)]));
+                }
+            }
+            // A table that a dead front end has left half-split stays frozen for those who only look. Whoever puts
+            // locks in completes the split.
+            Box::pin(perform(front.clone(), io, Op::Look)).await
+        }
+        Op::Both => {
+            let intents = keys.iter().map(|key| Intent { key: key.clone(), change: Some(None) }).collect();
+            let there = store.change_all(&io, intents, &|| false).await?;
+            let absent = |n: usize| (!there.contains(&keys[n])).then_some(None);
+            Ok((op, [absent(0), absent(1)]))
         }
         Op::Move(_) | Op::Look => loop {
             let mut seen = [None, None];
@@ -283,13 +313,68 @@ fn every_order(rules: Rules, pairs: &[[Op; 2]], switches: usize, fill: usize) ->
 fn pairs() -> Vec<[Op; 2]> {
     let beside = [Op::Move(0), Op::Move(1), Op::Look, Op::Get(0), Op::Get(1), Op::Set(1, 8), Op::Delete(0)];
     let pairs = [Op::Move(0), Op::Swap].into_iter().flat_map(|op| beside.map(|other| [op, other]));
-    pairs.chain([[Op::First(0), Op::First(1)], [Op::First(0), Op::Set(1, 8)]]).collect()
+    let others = [
+        [Op::First(0), Op::First(1)],
+        [Op::First(0), Op::Set(1, 8)],
+        [Op::Glance, Op::Move(0)],
+        [Op::Glance, Op::Set(0, 8)],
+        [Op::Both, Op::Set(1, 8)],
+        [Op::Both, Op::Swap],
+    ];
+    pairs.chain(others).collect()
 }
 
 #[test]
 fn two_operations_in_every_order() {
     let orders = every_order(Rules::SOUND, &pairs(), 2, 0).expect("at one moment");
     assert!(orders > 5000, "{orders}");
+}
+
+/// One step of the first task, then some of the second, so that much happens between two verbs of the first.
+struct Beside {
+    numbers: farmem_protocol::random::Random,
+    left: u64,
+}
+
+impl Chooser for Beside {
+    fn choose(&mut self, ready: &[usize]) -> Option<usize> {
+        if !ready.contains(&0) || self.left > 0 && ready.contains(&1) {
+            self.left = self.left.saturating_sub(1);
+            return Some(1);
+        }
+        self.left = self.numbers.below(2) * self.numbers.below(80);
+        Some(0)
+    }
+}
+
+/// Another front end moves a number to and fro, beside one that looks at both keys: one of them is always there.
+fn glances(rules: Rules, seeds: std::ops::Range<u64>) -> Result<(), String> {
+    for seed in seeds {
+        let Scene { mut memory, fronts, .. } = scene(Memory::default(), rules, 2, [None, Some(1)], 2, 1);
+        let (looks, moves) = (fronts[0].clone(), fronts[1].clone());
+        let look = move |io| async move { perform(looks, io, Op::Glance).await };
+        let to_and_fro = move |io: Io| async move {
+            for n in 0..8 {
+                perform(moves.clone(), io.clone(), Op::Move(1 - n % 2)).await?;
+            }
+            Ok((Op::Glance, [None, None]))
+        };
+        let tasks = vec![Task::new(look), Task::new(to_and_fro)];
+        let mut chooser = Beside { numbers: farmem_protocol::random::Random::new(seed), left: 0 };
+        let ended = interleave(&mut memory, tasks, &mut chooser);
+        let seen = ended[0].outcome.map(|seen| seen.expect("sound").1);
+        let there = |seen: Option<Option<u64>>| usize::from(seen.flatten().is_some());
+        match seen {
+            Some([one, other]) if there(one) + there(other) == 1 => {}
+            seen => return Err(format!("seed {seed}: {seen:?}")),
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn keys_that_are_absent_are_seen_at_one_moment_too() {
+    glances(Rules::SOUND, 0..20_000).expect("one of them is there");
 }
 
 /// Any order of three operations, with splits, one of them dropped in the middle and taken over.
@@ -304,6 +389,8 @@ fn at_random(rules: Rules, seeds: std::ops::Range<u64>, shards: u8, copied: bool
         Op::Set(1, 8),
         Op::Delete(0),
         Op::Get(1),
+        Op::Glance,
+        Op::Both,
     ];
     for seed in seeds {
         let mut chooser = Random::new(seed);
@@ -371,6 +458,7 @@ fn mistakes_are_noticed() {
         notices(bug, &|rules| every_order(rules, &pairs(), 2, 0).map(drop));
     }
     notices(Bug::FreezeLocks, &|rules| at_random(rules, 0..20_000, 1, false));
+    notices(Bug::EmptyAlike, &|rules| glances(rules, 0..200_000));
     notices(Bug::JudgeUnderLocks, &at_each_verb);
     notices(Bug::DropLocks, &at_each_verb);
 }

@@ -229,8 +229,7 @@ fn a_million_operations_with_kills_are_linearizable() {
     }
 }
 
-/// Each of two front ends replaces the other's objects again and again. Their owners find them in time: memory does
-/// not grow from round to round. How much the first rounds take depends on how many writes ask for a piece at once.
+/// Each of two front ends replaces the other's objects again and again. Their owners find them in time.
 #[test]
 fn replacing_each_others_objects_takes_no_more_memory_for_ever() {
     const KEYS: usize = 1500;
@@ -238,7 +237,6 @@ fn replacing_each_others_objects_takes_no_more_memory_for_ever() {
     let fronts = [Process::front("replaced", &node.at), Process::front("replaced", &node.at)];
     let mut clients = fronts.each_ref().map(Process::client);
     let value = "x".repeat(1000);
-    let (mut first, mut most) = (0, 0);
     for round in 0..60 {
         for client in &mut clients {
             (0..KEYS).for_each(|n| client.send(&["SET", &format!("k{n}"), &value]).unwrap());
@@ -249,12 +247,8 @@ fn replacing_each_others_objects_takes_no_more_memory_for_ever() {
             let line = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
             line.and_then(|bytes| bytes.trim().parse::<usize>().ok()).expect("bytes")
         };
-        most = most.max(info.iter().map(used).max().unwrap_or(0));
-        if round == 10 {
-            first = most;
-        }
         // Without that search it was 84 MB, and still growing.
-        assert!(most < 60 << 20, "{most} bytes in round {round} for {} of objects", KEYS * 1080);
-        assert!(round <= 10 || most <= first + first / 2, "{most} bytes in round {round}, {first} in the first ten");
+        let most = info.iter().map(used).max().unwrap_or(0);
+        assert!(most < 14 << 20, "{most} bytes in round {round} for {} of objects", KEYS * 1080);
     }
 }

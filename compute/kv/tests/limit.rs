@@ -302,6 +302,32 @@ fn large_values_can_be_made_smaller_in_a_full_store() {
     }
 }
 
+/// Values of one front end, which another one makes smaller.
+#[test]
+fn large_values_of_others_can_be_made_smaller_in_a_full_store() {
+    let (len, smaller) = (1_500_000, 1_200_000);
+    let mut store = Store::new(2, None);
+    (store.keeps, store.memory.limit) = (true, Some(32 << 20));
+    store.put(0, "k0", len).expect("room");
+    (0..10).for_each(|_| store.tick());
+    let mut keys = 1;
+    while store.put(0, &format!("k{keys}"), len).is_ok() {
+        keys += 1;
+    }
+    assert!(keys > 8, "{keys}");
+    for n in 0..keys {
+        let key = format!("k{n}");
+        let (made, _) = store.run(1, move |store, io| async move {
+            let change = |_: Option<&farmem_kv::object::Object>| -> Result<Change<()>, Trouble> {
+                Ok(Change::Put(Value::string(vec![b'y'; smaller]), ()))
+            };
+            store.update(&io, key.as_bytes(), change).await
+        });
+        assert_eq!(made, Ok(()), "key {n} of {keys}");
+        (0..300).for_each(|_| store.tick());
+    }
+}
+
 /// A write that is refused beside other front ends is so as soon as these have looked for what they can give.
 #[test]
 fn a_write_that_is_refused_beside_others_waits_for_their_look_alone() {

@@ -484,3 +484,166 @@ fn commands_on_several_keys_are_whole_for_every_front_end() {
         ],
     );
 }
+
+/// The numbers of a reply.
+fn numbers(said: &str) -> Vec<Option<u64>> {
+    said.trim_matches(['[', ']']).split(' ').map(|word| word.parse().ok()).collect()
+}
+
+/// At a front end that is alone: a client changes one key after another, and MGET never sees the later change without
+/// the earlier one, although it reads many keys, at two nodes.
+#[test]
+fn keys_are_read_at_one_moment_beside_changes_of_single_keys() {
+    let nodes = [Process::node(Transport::Tcp), Process::node(Transport::Tcp)];
+    let front = Process::front("moment", &format!("{},{}", nodes[0].at, nodes[1].at));
+    let names: Vec<String> = (0..200).map(|n| format!("k{n}")).collect();
+    let mut client = front.client();
+    let pairs: String = names.iter().map(|name| format!(" {name} 0")).collect();
+    assert_eq!(client.ask(&format!("MSET{pairs}")), "+OK");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = front.client();
+            for round in 1u64.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                for name in ["k0", "k199"] {
+                    assert_eq!(client.ask(&format!("SET {name} {round}")), "+OK");
+                }
+            }
+        });
+        scope.spawn(|| {
+            // These take their time to be read.
+            let mut client = front.client();
+            while !stop.load(Ordering::Relaxed) {
+                (90..110).for_each(|n| client.send(&["SET", &names[n], "1"]).unwrap());
+                (90..110).for_each(|_| assert_eq!(client.reply().as_deref(), Some("+OK")));
+            }
+        });
+        let mget = format!("MGET {}", names.join(" "));
+        let mut torn = None;
+        for _ in 0..400 {
+            let seen = numbers(&client.ask(&mget));
+            let (first, last) = (seen[0].unwrap(), seen[199].unwrap());
+            torn = torn.or(Some((first, last)).filter(|(first, last)| !(*last..=last + 1).contains(first)));
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(torn, None);
+    });
+}
+
+/// MSET and DEL of two keys beside clients that look at them: at a front end that is alone, and at another one.
+#[test]
+fn several_keys_are_set_and_deleted_at_one_moment() {
+    for (way, count) in [(Transport::Tcp, 1), (Transport::Shm, 1), (Transport::Tcp, 2), (Transport::Shm, 2)] {
+        let node = Process::node(way);
+        let fronts: Vec<Process> = (0..count).map(|_| Process::front("both", &node.at)).collect();
+        let (mut client, stop) = (fronts[0].client(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut client = fronts[count - 1].client();
+                let mut round = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    round += 1;
+                    let n = round.to_string();
+                    // Both are there the second time.
+                    (0..2).for_each(|_| assert_eq!(client.ask(&format!("MSET a {n} b {n}")), "+OK"));
+                    assert_eq!(client.ask("DEL a none b"), ":2");
+                    assert_eq!(client.ask("UNLINK b none a"), ":0");
+                }
+            });
+            let mut torn = Vec::new();
+            for n in 0..600 {
+                let seen = numbers(&client.ask("MGET a b"));
+                let there = client.ask(if n % 2 == 0 { "EXISTS a b" } else { "EXISTS b none a" });
+                if seen[0] != seen[1] || there == ":1" {
+                    torn.push((seen, there));
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(torn.is_empty(), "{way:?}, {count} front ends: {torn:?}");
+        });
+    }
+}
+
+/// One client sets two keys, of which one is new. Another who has seen one of the values sees the other.
+#[test]
+fn whoever_sees_one_key_of_an_mset_sees_the_others() {
+    let node = Process::node(Transport::Tcp);
+    let front = Process::front("seen", &node.at);
+    let (mut client, mut other) = (front.client(), front.client());
+    for round in 0..200 {
+        let (old, new) = (format!("old{round}"), format!("new{round}"));
+        assert_eq!(client.ask(&format!("SET {old} 0")), "+OK");
+        client.send(&["MSET", &old, "1", &new, "1"]).unwrap();
+        while other.ask(&format!("GET {old}")) != "1" {}
+        assert_eq!(other.ask(&format!("GET {new}")), "1", "round {round}");
+        assert_eq!(client.reply().as_deref(), Some("+OK"));
+    }
+}
+
+/// A value goes from one key to another and back. It is always at one of them, for every front end, and so is what
+/// SORT finds by it.
+#[test]
+fn a_key_that_is_renamed_is_always_somewhere() {
+    for way in [Transport::Shm, Transport::Tcp] {
+        let node = Process::node(way);
+        let fronts = [Process::front("flip", &node.at), Process::front("flip", &node.at)];
+        let (mut client, stop) = (fronts[0].client(), AtomicBool::new(false));
+        answers(&mut client, &[("SET w_1 5", "+OK"), ("RPUSH list 1 2", ":2")]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut client = fronts[1].client();
+                while !stop.load(Ordering::Relaxed) {
+                    assert_eq!(client.ask("RENAME w_1 w_2"), "+OK");
+                    assert_eq!(client.ask("RENAME w_2 w_1"), "+OK");
+                }
+            });
+            let mut torn = Vec::new();
+            for _ in 0..600 {
+                let there = client.ask("EXISTS w_1 w_2");
+                let sorted = client.ask("SORT list BY nosort GET w_*");
+                if there != ":1" || !["[5 nil]", "[nil 5]"].contains(&sorted.as_str()) {
+                    torn.push((there, sorted));
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(torn.is_empty(), "{way:?}: {torn:?}");
+        });
+        // What follows STORE in another option is no key that is stored to.
+        answers(
+            &mut client,
+            &[
+                ("SORT list BY w_* GET # STORE store", ":2"),
+                ("SORT list BY store GET x", "[nil nil]"),
+                ("SORT list BY nosort GET store STORE to", ":2"),
+                ("LRANGE to 0 -1", "[ ]"),
+                ("SORT_RO list BY w_* GET #", "[2 1]"),
+                ("SORT list BY w_* STORE", "-ERR syntax error"),
+            ],
+        );
+    }
+}
+
+/// In a full store that does not evict DEL of several keys goes on.
+#[test]
+fn keys_are_deleted_in_a_full_store() {
+    let node = Process::start("node 127.0.0.1:0 1");
+    let fronts = [Process::front("full", &node.at), Process::front("full", &node.at)];
+    let mut client = fronts[0].client();
+    let value = "x".repeat(20_000);
+    let mut count = 0;
+    loop {
+        client.send(&["SET", &format!("k{count}"), &value]).unwrap();
+        let said = client.reply().unwrap();
+        if said != "+OK" {
+            assert!(said.starts_with("-OOM"), "{said}");
+            break;
+        }
+        count += 1;
+    }
+    let all: String = (0..count).map(|n| format!(" k{n} none{n}")).collect();
+    assert_eq!(client.ask(&format!("DEL{all}")), format!(":{count}"));
+    assert_eq!(client.ask("SET again 1"), "+OK");
+}

@@ -91,6 +91,9 @@ fn scripts_read_change_and_return() {
         ),
         ("return {cmsgpack.unpack(cmsgpack.pack('a', {}, {1, {2}}, nil, 3))}", &["0"], "[a [] [:1 [:2]]]"),
         ("local t = cmsgpack.unpack(cmsgpack.pack({a = {b = 'c'}, [3] = 4})); return {t.a.b, t[3]}", &["0"], "[c :4]"),
+        // A table with a gap and other keys is a map, whatever Lua takes for its length.
+        ("return cmsgpack.unpack(cmsgpack.pack({1, nil, 3, x = 9})).x", &["0"], ":9"),
+        ("return {cmsgpack.unpack_limit(cmsgpack.pack(1, 2), 0)}", &["0"], "[:1 :2]"),
         ("return {cmsgpack.unpack_one(cmsgpack.pack(1, 2, 3), 1)}", &["0"], "[:2 :2]"),
         ("return {cmsgpack.unpack_limit(cmsgpack.pack(1, 2, 3), 2, 1)}", &["0"], "[:-1 :2 :3]"),
         ("return {cmsgpack.unpack_limit(cmsgpack.pack(1, 2), 0)}", &["0"], "[:1 :2]"),
@@ -245,6 +248,7 @@ fn scripts_are_held_within_limits() {
         ("return cjson.decode(string.rep('[', 1e5))", "cjson"),
         ("local t = {1}; for i = 1, 15 do t = {t, t, t, t, t} end; return cmsgpack.pack(t)", "longer than|ran for"),
         ("return cmsgpack.unpack(string.rep(string.char(0x91), 1e5))", "within each other"),
+        ("return cmsgpack.unpack(string.rep(string.char(1), 7001))", "too many return values"),
         ("return cmsgpack.unpack(string.rep(string.char(0x91), 1e7))", "longer than"),
         ("return cmsgpack.unpack(string.char(0xdd, 255, 255, 255, 255))", "Missing bytes"),
         ("return cmsgpack.unpack(string.char(0xdb, 255, 255, 255, 255))", "Missing bytes"),

@@ -39,7 +39,7 @@ impl Keyspace {
             attempts += 1;
             let mut parts: Vec<Part> = keys.iter().map(|key| Part::new(self.shard(key), key.clone())).collect();
             let Some(mut verdict) = self.hold_locks(io, &mut parts).await? else { continue };
-            if self.find_parts(io, &mut parts, &|_, _| true).await? != Some(true) {
+            if self.find_parts(io, &mut parts, &|_, _| true, u32::MAX).await? != Some(true) {
                 continue;
             }
             let found = parts.iter().map(|part| part.found.as_ref().map(|found| &found.object));

@@ -74,7 +74,7 @@ impl Call {
     }
 
     /// Publishes a change of a key, if that is wanted: whether it is gone.
-    async fn tell(&self, key: &[u8], gone: Option<bool>) -> Result<(), Trouble> {
+    pub(super) async fn tell(&self, key: &[u8], gone: Option<bool>) -> Result<(), Trouble> {
         match gone {
             Some(gone) if self.front.events.is_any() => Box::pin(notify::changed(self, key, gone)).await,
             _ => Ok(()),

@@ -1,22 +1,29 @@
 //! Commands that read several keys, at one moment: MGET sees all of an MSET or nothing.
 //!
-//! They are read, and then their slots are read again. If none has changed, all keys had these values between
-//! the two. Nothing is locked, and it takes one round trip more. Where nobody else serves the store, and no
-//! command on several keys has come between, there is nothing to look at again.
+//! * A front end that is alone makes all changes itself, and counts them ([`crate::lease`]). If none of these keys
+//!   was changed while they were read, all keys had these values at the end. That takes no verb more.
+//! * Otherwise they are read, and then the words of the index are read again that tell of them. If none has changed,
+//!   all keys were so between the two. Nothing is locked, and it takes one round trip more.
+//!
+//! SORT without STORE finds the names of other keys in what it sorts. It runs on a draft, and begins again with the
+//! keys that the draft lacks.
 
 use super::draft::{BYTES, Draft};
 use super::multi::at_once;
-use super::several::{KEYS, Read, at_one_moment};
+use super::several::{KEYS, Read, WOULD_WAIT, at_one_moment, by_others};
 use super::{Answered, Call, Command, Fail, carry_out};
-use crate::index::Found;
-use crate::layout::{Slot, word};
+use crate::lease::Quiet;
 use crate::object::Type;
 use crate::shard::Trouble;
-use crate::task::{Answer, Verb, join};
+use crate::sight::Sight;
+use crate::space::Section;
+use crate::task::join;
 use std::rc::Rc;
 
-/// Attempts before keys are locked for a moment.
+/// Attempts before keys are locked for a moment, and attempts of a front end that is alone before that.
 const ATTEMPTS: u32 = 8;
+/// Keys of which none may be there that are read at once.
+const FEW: usize = 16;
 /// Keys that are read at once.
 const TOGETHER: usize = 64;
 
@@ -39,63 +46,159 @@ pub fn read(command: &Command, call: &Call) -> Option<Vec<Vec<u8>>> {
     Some(keys).filter(|keys| (2..=KEYS).contains(&keys.len()))
 }
 
+/// Whether a command is a SORT that reads other keys than the one that it names. One that stores is not asked about.
+pub fn looks_up(command: &Command, call: &Call) -> bool {
+    matches!(command.name, "sort" | "sort_ro")
+        && call.draft.is_none()
+        && call.args.iter().skip(3).any(|pattern| pattern.contains(&b'*'))
+}
+
 /// Carries out a command at one moment of these keys.
 ///
 /// # Errors
 /// Those of the command, and those of the store.
 pub async fn glance(command: &'static Command, call: &Call, keys: Vec<Vec<u8>>) -> Answered {
-    let (store, in_turn) = (call.store(), &call.front.in_turn);
-    if !store.has_others() {
-        let before = in_turn.quiet();
-        let answered = carry_out(command, call).await;
-        if before.is_some() && in_turn.quiet() == before {
-            return answered;
-        }
+    if let Some(answered) = undisturbed(command, call, &keys).await {
+        return answered;
     }
     for attempt in 0..ATTEMPTS {
-        if attempt > 0 {
-            call.io.pause(store.random(1 << attempt.min(4)) as u32).await;
-        }
-        let draft = Rc::new(Draft::new(store.now_ms(), store.random(usize::MAX) as u64));
-        let mut found = Vec::with_capacity(keys.len());
-        for some in keys.chunks(TOGETHER) {
-            let get = |key| -> Read<'_, Option<Found>> { Box::pin(store.get(&call.io, key)) };
-            for (key, one) in some.iter().zip(join(some.iter().map(|key| get(key)).collect()).await) {
-                let one = one?;
-                draft.enter(key, one.as_ref().map(|one| one.object.clone()));
-                found.push(one);
-            }
-        }
-        let is_long = |one: &Found| one.object.kind() == Type::Long;
-        if draft.held() > BYTES || found.iter().flatten().any(is_long) {
+        hesitate(call, attempt).await;
+        let mut view = View::new(call);
+        if !view.read(&keys).await? {
             return carry_out(command, call).await;
         }
-        if are_unchanged(call, &keys, &found).await? {
-            let call = Call { draft: Some(draft), ..call.clone() };
-            return at_once(carry_out(command, &call)).unwrap_or_else(|| Err(Fail::new("the command would wait")));
+        if view.holds().await {
+            view.count();
+            return view.on(command);
         }
     }
     at_one_moment(call, keys, move |on| Box::pin(carry_out(command, on))).await
 }
 
-/// Whether each key still is what was found.
-async fn are_unchanged(call: &Call, keys: &[Vec<u8>], found: &[Option<Found>]) -> Result<bool, Trouble> {
-    let (store, io) = (call.store(), &call.io);
-    let look = |(key, one): (&Vec<u8>, &Option<Found>)| -> Read<'_, bool> {
-        let (key, slot) = (key.clone(), one.as_ref().map(|one| (one.slot_at, one.slot)));
-        Box::pin(async move {
-            let Some((at, slot)) = slot else { return Ok(store.find(io, &key).await?.is_none()) };
-            let answer = store.shard(&key).reach.verbs(io, vec![Verb::Read { at, len: 8 }]).await.pop();
-            // A frozen slot may have gone elsewhere.
-            Ok(matches!(answer, Some(Answer::Bytes(bytes)) if Slot(word(&bytes, 0)) == slot))
-        })
-    };
-    let all: Vec<(&Vec<u8>, &Option<Found>)> = keys.iter().zip(found).collect();
-    for some in all.chunks(TOGETHER) {
-        let same = join(some.iter().map(|&one| look(one)).collect()).await;
-        if !same.into_iter().collect::<Result<Vec<bool>, _>>()?.into_iter().all(|same| same) {
+/// SORT without STORE, at one moment of all keys that it reads.
+///
+/// # Errors
+/// Those of the command, and those of the store.
+pub async fn sorted(command: &'static Command, call: &Call) -> Answered {
+    for attempt in 0..ATTEMPTS {
+        hesitate(call, attempt).await;
+        let (mut view, mut missing) = (View::new(call), vec![call.args[1].clone()]);
+        let answered = loop {
+            if view.seen.len() + missing.len() > KEYS || !view.read(&missing).await? {
+                return carry_out(command, call).await;
+            }
+            let answered = view.on(command);
+            missing = view.draft.missed();
+            if missing.is_empty() {
+                break answered;
+            }
+        };
+        if view.holds().await {
+            view.count();
+            return answered;
+        }
+    }
+    by_others(command, call, vec![call.args[1].clone()]).await
+}
+
+/// Whether none of these keys is there, at one moment.
+///
+/// # Errors
+/// Those of the store.
+pub async fn are_absent(call: &Call, keys: &[Vec<u8>]) -> Result<bool, Trouble> {
+    let mut view = View::new(call);
+    for some in keys.chunks(FEW) {
+        if !view.read(some).await? || view.seen.iter().any(|(_, sight)| sight.object.is_some()) {
             return Ok(false);
         }
     }
-    Ok(true)
+    Ok(view.holds().await)
+}
+
+async fn hesitate(call: &Call, attempt: u32) {
+    if attempt > 0 {
+        call.io.pause(call.store().random(1 << attempt.min(4)) as u32).await;
+    }
+}
+
+/// Carries out a command if this front end is alone and changes none of the keys meanwhile.
+async fn undisturbed(command: &'static Command, call: &Call, keys: &[Vec<u8>]) -> Option<Answered> {
+    let quiet = || keys.iter().map(|key| call.store().quiet(key)).collect::<Option<Vec<_>>>();
+    for _ in 0..ATTEMPTS {
+        if call.store().has_others() {
+            return None;
+        }
+        if let Some(before) = quiet() {
+            let answered = carry_out(command, call).await;
+            if quiet() == Some(before) {
+                return Some(answered);
+            }
+        }
+        call.io.pause(0).await;
+    }
+    None
+}
+
+/// Keys as they are read, one after another.
+struct View<'a> {
+    call: &'a Call,
+    draft: Rc<Draft>,
+    seen: Vec<(Vec<u8>, Sight)>,
+    /// What told that nobody changes them, of each before it was read.
+    quiet: Vec<Option<(u32, Quiet)>>,
+    /// While they live no word of a slot comes back.
+    _sections: Vec<Section>,
+}
+
+impl View<'_> {
+    fn new(call: &Call) -> View<'_> {
+        let store = call.store();
+        View {
+            call,
+            draft: Rc::new(Draft::new(store.now_ms(), store.random(usize::MAX) as u64)),
+            seen: Vec::new(),
+            quiet: Vec::new(),
+            _sections: store.shards.iter().map(|shard| shard.space.section()).collect(),
+        }
+    }
+
+    /// Reads keys. False: they are too much for a draft, or long strings, which no draft can have.
+    async fn read(&mut self, keys: &[Vec<u8>]) -> Result<bool, Trouble> {
+        let (store, io) = (self.call.store(), &self.call.io);
+        for some in keys.chunks(TOGETHER) {
+            self.quiet.extend(some.iter().map(|key| store.quiet(key)));
+            let look = |key| -> Read<'_, Sight> { Box::pin(store.sight(io, key)) };
+            for (key, sight) in some.iter().zip(join(some.iter().map(|key| look(key)).collect()).await) {
+                let sight = sight?;
+                if sight.object.as_ref().is_some_and(|object| object.kind() == Type::Long) {
+                    return Ok(false);
+                }
+                self.draft.enter(key, sight.object.clone());
+                self.seen.push((key.clone(), sight));
+            }
+            if self.draft.held() > BYTES {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Carries out a command on what was read.
+    fn on(&self, command: &'static Command) -> Answered {
+        let call = Call { draft: Some(Rc::clone(&self.draft)), ..self.call.clone() };
+        at_once(carry_out(command, &call)).unwrap_or_else(|| Err(Fail::new(WOULD_WAIT)))
+    }
+
+    /// Counts the keys as read.
+    fn count(&self) {
+        self.seen.iter().for_each(|(_, sight)| self.call.store().count_read(sight.object.as_ref()));
+    }
+
+    /// Whether there was a moment at which all keys were what was read.
+    async fn holds(&self) -> bool {
+        let store = self.call.store();
+        let is_quiet =
+            |(quiet, (key, _)): (&Option<_>, &(Vec<u8>, Sight))| quiet.is_some() && *quiet == store.quiet(key);
+        self.quiet.iter().zip(&self.seen).all(is_quiet) || store.are_unchanged(&self.call.io, &self.seen).await
+    }
 }

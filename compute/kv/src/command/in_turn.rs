@@ -61,11 +61,6 @@ impl InTurn {
         queues.is_empty() || !queues.contains_key(&Hash::of(key).0)
     }
 
-    /// The number of the next place, if nobody has one now.
-    pub fn quiet(&self) -> Option<u64> {
-        self.queues.borrow().is_empty().then(|| self.next.get())
-    }
-
     /// The turn of a command that changes one key. `None`: no command on several keys has it.
     pub async fn for_one(&self, io: &Io, key: &[u8]) -> Option<Turn<'_>> {
         if self.is_free(key) {

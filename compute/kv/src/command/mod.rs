@@ -3,7 +3,7 @@
 //! A command is an `async` function of the store, the client and its arguments, and ends with a
 //! reply. Commands on one key take effect at once, at one moment, for every front end. So do commands
 //! that change several keys, or one by others ([`several`]), those that read several ([`glance`]),
-//! transactions and scripts ([`multi`], [`scripts`]). DEL goes key by key.
+//! transactions and scripts ([`multi`], [`scripts`]).
 
 mod access;
 mod args;
@@ -298,6 +298,7 @@ async fn dispatch(command: &'static Command, call: &Call) -> Reply {
     let begun = Instant::now();
     let answered = match several::joint(command, call) {
         Some(keys) => Box::pin(several::together(command, call, keys)).await,
+        None if glance::looks_up(command, call) => Box::pin(glance::sorted(command, call)).await,
         None => match glance::read(command, call) {
             Some(keys) => Box::pin(glance::glance(command, call, keys)).await,
             None => carry_out(command, call).await,

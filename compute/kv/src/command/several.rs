@@ -6,13 +6,16 @@
 
 use super::args::{is, parse_int};
 use super::draft::{BYTES, Draft, Seen, seen};
+use super::glance::are_absent;
 use super::multi::at_once;
 use super::{Answered, Call, Command, Fail, carry_out, channels, long};
-use crate::atomic::{Changes, Intent};
+use crate::atomic::{Changes, Intent, There};
 use crate::index::Found;
-use crate::object::Object;
+use crate::object::{Object, Value};
+use crate::resp::Reply;
 use crate::shard::Trouble;
 use crate::task::join;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -20,7 +23,7 @@ use std::time::{Duration, Instant};
 
 /// Keys that one run may use.
 pub const KEYS: usize = 10_000;
-const WOULD_WAIT: &str = "the command would wait";
+pub const WOULD_WAIT: &str = "the command would wait";
 const TOO_SLOW: &str = "the command took too long";
 /// Keys of a command that are locked as soon as they are found.
 const FEW: usize = 64;
@@ -30,10 +33,6 @@ const TOGETHER: usize = 16;
 const ATTEMPTS: u32 = 100;
 /// How long all runs may take together: other clients of the front end wait meanwhile.
 pub const ALL: Duration = Duration::from_secs(20);
-
-/// Keys that MSET sets one by one at most where nobody else serves the store. Other clients see nothing of
-/// that: the verbs are posted together.
-const BY_ONE: usize = 32;
 
 /// What a command comes to.
 type Comes<'a, T> = Pin<Box<dyn Future<Output = Result<T, Fail>> + 'a>>;
@@ -47,13 +46,15 @@ pub fn joint(command: &Command, call: &Call) -> Option<Vec<Vec<u8>>> {
     let args = &call.args[..];
     let keys = match command.name {
         "mset" if call.count().is_multiple_of(2) => return None,
-        "bitop" | "copy" | "geosearchstore" | "mset" | "pfmerge" | "sdiffstore" | "sinterstore" | "sunionstore"
+        "del" | "mset" | "unlink" => return changed(command, call),
+        "bitop" | "copy" | "geosearchstore" | "pfmerge" | "sdiffstore" | "sinterstore" | "sunionstore"
         | "zrangestore" => command.named(args)?.into_iter().map(<[u8]>::to_vec).collect(),
         "zdiffstore" | "zinterstore" | "zunionstore" => {
             let count = usize::try_from(parse_int(call.arg(2))?).ok()?;
             [&args[1..2], args[3..].get(..count)?].concat()
         }
-        "georadius" | "georadiusbymember" | "sort" => {
+        "sort" => vec![args[1].clone(), super::types::stored_to(call)?],
+        "georadius" | "georadiusbymember" => {
             let stores = |n: &usize| is(&args[*n], "store") || is(&args[*n], "storedist");
             let store = (2..args.len() - 1).rev().find(stores)?;
             vec![args[1].clone(), args[store + 1].clone()]
@@ -65,27 +66,27 @@ pub fn joint(command: &Command, call: &Call) -> Option<Vec<Vec<u8>>> {
 
 /// Carries out a command at one moment ([`joint`]).
 ///
-/// An MSET of a few keys reads nothing: where nobody else serves the store its turn is enough. Otherwise a
-/// command goes by the locks, because changes of one key that are under way take no turn, and would be
-/// overwritten by what it made of the value before. Long strings, and more than there is room for, no draft
-/// can have: there it goes key by key.
+/// It goes by the locks, because changes of one key that are under way take no turn, and would be overwritten
+/// by what it made of the value before. Long strings, and more than there is room for, no draft can have:
+/// there it goes key by key.
 ///
 /// # Errors
 /// Those of the command, and those of the store.
 pub async fn together(command: &'static Command, call: &Call, keys: Vec<Vec<u8>>) -> Answered {
-    let store = call.store();
-    let few = command.name == "mset" && store.shards.len() == 1 && keys.len() <= BY_ONE;
-    if few && !store.has_others() {
-        let _turn = call.front.in_turn.come(&call.io, keys.iter().map(Vec::as_slice)).await;
-        // Another front end may have joined while the turn was waited for.
-        if !store.has_others() {
-            return carry_out(command, &Call { in_turn: true, ..call.clone() }).await;
-        }
-    }
-    let ended = if command.name == "sort" {
-        by_others(command, call, keys).await
-    } else {
-        at_one_moment(call, keys, move |on| Box::pin(carry_out(command, on))).await
+    let ended = match command.name {
+        "sort" => by_others(command, call, keys).await,
+        // Nothing is written for keys of which none is there.
+        "del" | "unlink" if call.store().has_others() && are_absent(call, &keys).await? => Ok(Reply::Int(0)),
+        "del" | "unlink" => match change_all(call, &keys, true).await {
+            Err(Trouble::Full) => return carry_out(command, call).await,
+            ended => Ok(Reply::Int(ended?.len() as i64)),
+        },
+        "mset" => match change_all(call, &keys, false).await {
+            // Values that become smaller have room in a full store, too.
+            Err(Trouble::Full) => at_one_moment(call, keys, move |on| Box::pin(carry_out(command, on))).await,
+            ended => Ok(ended.map(|_| Reply::Ok)?),
+        },
+        _ => at_one_moment(call, keys, move |on| Box::pin(carry_out(command, on))).await,
     };
     match ended {
         Err(fail) if [long::too_long(), too_many(), too_much(), Trouble::Unread.into()].contains(&fail) => {
@@ -95,8 +96,42 @@ pub async fn together(command: &'static Command, call: &Call, keys: Vec<Vec<u8>>
     }
 }
 
+/// The keys of a command that changes each of them whatever it is, if these are several.
+fn changed(command: &Command, call: &Call) -> Option<Vec<Vec<u8>>> {
+    if command.name != "mset" && call.count() < 3 || call.count() < 5 && command.name == "mset" {
+        return None;
+    }
+    let mut keys: Vec<Vec<u8>> = command.named(&call.args)?.into_iter().map(<[u8]>::to_vec).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    Some(keys).filter(|keys| (2..=KEYS).contains(&keys.len()))
+}
+
+/// Gives keys the values of an MSET, or takes them out, at one moment; which of them were there.
+async fn change_all(call: &Call, keys: &[Vec<u8>], gone: bool) -> Result<There, Trouble> {
+    let (store, io, end) = (call.store(), &call.io, Instant::now() + ALL);
+    // Of a key that is given twice the last value counts.
+    let pairs = call.args[1..].chunks_exact(if gone { usize::MAX } else { 2 });
+    let values: BTreeMap<&[u8], &[u8]> = pairs.map(|pair| (&pair[0][..], &pair[1][..])).collect();
+    let value = |key: &[u8]| values.get(key).map(|&value| Value::string(value));
+    let turn = call.front.in_turn.come(io, keys.iter().map(Vec::as_slice)).await;
+    let there = loop {
+        let intent = |key: &Vec<u8>| Intent { key: key.clone(), change: Some(value(key)) };
+        match store.change_all(io, keys.iter().map(intent).collect(), &|| Instant::now() >= end).await {
+            // As long as a client waits: redis never refuses such a command.
+            Err(Trouble::Contended) if Instant::now() < end => {}
+            ended => break ended?,
+        }
+    };
+    drop(turn);
+    for key in keys {
+        call.tell(key, Some(gone).filter(|gone| !gone || there.contains(key))).await?;
+    }
+    Ok(there)
+}
+
 /// SORT, which finds the names of other keys in what it sorts.
-async fn by_others(command: &'static Command, call: &Call, keys: Vec<Vec<u8>>) -> Answered {
+pub async fn by_others(command: &'static Command, call: &Call, keys: Vec<Vec<u8>>) -> Answered {
     let _turn = call.front.in_turn.come(&call.io, keys.iter().map(Vec::as_slice)).await;
     let seed = call.store().random(usize::MAX) as u64;
     let several = Several { call, seed, time: ALL, too_slow: TOO_SLOW.into(), watched: &[] };

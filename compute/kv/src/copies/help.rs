@@ -70,7 +70,7 @@ impl Copies {
     /// words were 0, too, and words of the head are told by their place.
     fn is_slot(&self, at: At, old: u64) -> bool {
         let in_head = at.checked_sub(self.root.get()).is_some_and(|offset| offset < HEAD_BYTES);
-        old != 0 && !in_head
+        Slot(old).is_used() && !in_head
     }
 
     /// Copies the object of a slot that the second node has decided to the first, if it lacks it.

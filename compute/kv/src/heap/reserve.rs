@@ -24,8 +24,13 @@ impl Heap {
 
     /// Bytes of the piece to keep: a value that becomes smaller may need as many as it has.
     pub fn reserve(&self) -> u32 {
+        self.largest().max(LEAST)
+    }
+
+    /// Bytes of the largest piece that a value has for itself.
+    pub fn largest(&self) -> u32 {
         let large = self.pieces.values().filter(|piece| piece.class == LARGE);
-        large.map(|piece| piece.bytes).max().unwrap_or(0).max(LEAST)
+        large.map(|piece| piece.bytes).max().unwrap_or(0)
     }
 
     /// Adds a piece that is kept, or keeps one of which nothing is used. It counts as an extent's, which no

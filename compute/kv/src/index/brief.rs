@@ -89,7 +89,7 @@ impl Index {
             };
             // Before the CAS, whose outcome may stay unknown.
             self.near.cache.borrow_mut().forget(key, hash);
-            if self.reach.swap(io, at, slot.0, 0).await?.is_ok() {
+            if self.reach.swap(io, at, slot.0, self.reach.empty().0).await?.is_ok() {
                 self.space.retire(slot);
                 return Ok(true);
             }

@@ -74,15 +74,15 @@ impl Index {
                 Seen::Again => continue,
             };
             let frozen = slots.iter().any(|(_, slot)| slot.is_frozen());
-            let Some(at) = empty(&slots).filter(|_| !frozen) else {
+            let Some((at, was)) = empty(&slots).filter(|_| !frozen) else {
                 self.split(io, table, hash).await?;
                 continue;
             };
-            let mut batch = vec![Verb::Cas { at, old: 0, new: slot.pending().0 }];
+            let mut batch = vec![Verb::Cas { at, old: was.0, new: slot.pending().0 }];
             batch.extend(self.bucket_verbs(table, hash));
             let mut answers = self.reach.verbs(io, batch).await;
             let first = std::mem::replace(&mut answers[0], Answer::Done);
-            match self.reach.settle(io, at, 0, slot.pending().0, first).await {
+            match self.reach.settle(io, at, was.0, slot.pending().0, first).await {
                 // Readers pass over a pending slot, so it may be there or not.
                 Err(Trouble::Unsettled) | Ok(Err(_)) => continue,
                 Err(trouble) => return Err(trouble),
@@ -148,7 +148,7 @@ impl Index {
             }
             // It may be another key's, which does no harm. Undone, its insert begins again and
             // sees ours.
-            if let Err(found) = self.reach.swap(io, at, slot.0, 0).await? {
+            if let Err(found) = self.reach.swap(io, at, slot.0, self.reach.empty().0).await? {
                 let found = Slot(found);
                 if found.is_frozen() || found.is_locked() {
                     return Ok(false);
@@ -164,7 +164,7 @@ impl Index {
 
     /// Takes a pending slot back. If it was frozen meanwhile, the split leaves it out.
     async fn withdraw(&self, io: &Io, at: At, slot: Slot) -> Result<(), Trouble> {
-        match self.reach.swap(io, at, slot.pending().0, 0).await {
+        match self.reach.swap(io, at, slot.pending().0, self.reach.empty().0).await {
             Err(Trouble::Unsettled) | Ok(_) => Ok(()),
             Err(trouble) => Err(trouble),
         }
@@ -172,9 +172,9 @@ impl Index {
 }
 
 /// An empty slot of the emptier bucket.
-fn empty(slots: &Slots) -> Option<At> {
+fn empty(slots: &Slots) -> Option<(At, Slot)> {
     let (first, second) = slots.split_at(slots.len().min(SLOTS));
-    let free = |bucket: &[(At, Slot)]| bucket.iter().filter(|(_, slot)| slot.0 == 0).count();
+    let free = |bucket: &[(At, Slot)]| bucket.iter().filter(|(_, slot)| slot.is_empty()).count();
     let fuller_last = if free(first) >= free(second) { [first, second] } else { [second, first] };
-    fuller_last.into_iter().flatten().find(|(_, slot)| slot.0 == 0).map(|&(at, _)| at)
+    fuller_last.into_iter().flatten().find(|(_, slot)| slot.is_empty()).copied()
 }

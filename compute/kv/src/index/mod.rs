@@ -76,6 +76,14 @@ pub struct Found {
     pub(crate) section: Section,
 }
 
+impl Found {
+    /// The same, without the value if the object is longer than `kept`. A list of extents stays.
+    pub(crate) fn brief(self, kept: u32) -> Found {
+        let object = if self.object.len() > kept { self.object.brief() } else { self.object };
+        Found { object, ..self }
+    }
+}
+
 /// The result of a look at two buckets.
 enum Seen {
     /// The key: its slot and object.
@@ -87,7 +95,7 @@ enum Seen {
 }
 
 /// Slots with their addresses.
-type Slots = Vec<(At, Slot)>;
+pub(crate) type Slots = Vec<(At, Slot)>;
 
 /// The keys of one shard, as one front end knows them.
 #[derive(Debug)]
@@ -123,6 +131,11 @@ impl Index {
         let mut cache = self.near.cache.borrow_mut();
         let (known, object) = cache.get(key, hash)?;
         (known.table == self.trie.borrow().table(hash)).then(|| (known, object.cloned()))
+    }
+
+    /// Whether this front end splits a table.
+    pub(crate) fn is_splitting(&self, table: At) -> bool {
+        self.splitting.borrow().contains(&table)
     }
 
     fn bucket_verbs(&self, table: At, hash: Hash) -> [Verb; 2] {
@@ -201,6 +214,11 @@ impl Index {
     /// The key's object. Takes no verb if this front end is alone and has cached the object. Takes
     /// one round trip if it has cached the slot, else two.
     pub async fn find(self: &Rc<Index>, io: &Io, key: &[u8]) -> Result<Option<Found>, Trouble> {
+        Ok(self.find_or_slots(io, key).await?.ok())
+    }
+
+    /// [`Index::find`]. Of a key that is absent it returns the slots in which it would be.
+    pub(crate) async fn find_or_slots(self: &Rc<Index>, io: &Io, key: &[u8]) -> Result<Result<Found, Slots>, Trouble> {
         let (hash, section) = (Hash::of(key), self.space.section());
         // Of a table that was split the slots are frozen: no CAS changes them any more.
         let split = |known: &Known| known.table != self.trie.borrow().table(hash);
@@ -209,7 +227,7 @@ impl Index {
         {
             let Known { table, slot_at, slot, .. } = known;
             self.reach.counters.near.set(self.reach.counters.near.get() + 1);
-            return Ok(Some(Found { slot_at, slot, object, table, section }));
+            return Ok(Ok(Found { slot_at, slot, object, table, section }));
         }
         let (era, quiet) = (self.near.lease.era(), self.near.writes.quiet(hash));
         if let Some((known, cached)) = self.known(key, hash) {
@@ -219,7 +237,7 @@ impl Index {
             if let Some(object) = self.near.verify(io, key, known, cached).await {
                 let Known { table, slot_at, slot, .. } = known;
                 self.near.remember(key, hash, known, &object, quiet);
-                return Ok(Some(Found { slot_at, slot, object, table, section }));
+                return Ok(Ok(Found { slot_at, slot, object, table, section }));
             }
             self.near.cache.borrow_mut().forget(key, hash);
         }
@@ -236,7 +254,7 @@ impl Index {
         hash: Hash,
         section: Section,
         (era, quiet): (u32, Option<Quiet>),
-    ) -> Result<Option<Found>, Trouble> {
+    ) -> Result<Result<Found, Slots>, Trouble> {
         for attempt in 0..ATTEMPTS {
             let table = self.trie.borrow().table(hash);
             let answers = self.reach.verbs(io, self.bucket_verbs(table, hash).into()).await;
@@ -246,9 +264,9 @@ impl Index {
                     let (len, expiry) = (object.len(), object.expiry().unwrap_or(0));
                     let known = Known { table, slot_at, slot, len, expiry, epoch: section.epoch, era };
                     self.near.remember(key, hash, known, &object, quiet);
-                    return Ok(Some(Found { slot_at, slot, object, table, section }));
+                    return Ok(Ok(Found { slot_at, slot, object, table, section }));
                 }
-                Seen::Absent(_) => return Ok(None),
+                Seen::Absent(_) => return Ok(Err(slots)),
                 Seen::Again => self.hesitate(io, attempt).await?,
             }
         }
@@ -314,7 +332,7 @@ impl Index {
             batch.push(Verb::Write { at: held.at, bytes: Rc::clone(object.bytes()) });
             made = Some((held, object, slot));
         }
-        let new = made.as_ref().map_or(0, |(_, _, slot)| slot.0);
+        let new = made.as_ref().map_or_else(|| self.reach.empty(), |(_, _, slot)| *slot).0;
         batch.push(Verb::Cas { at, old: old.0, new });
         let answer = self.reach.verbs(io, batch).await.pop().unwrap_or(Answer::Unknown);
         let ended = self.reach.settle(io, at, old.0, new, answer).await;

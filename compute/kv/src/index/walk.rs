@@ -70,7 +70,7 @@ impl Index {
     async fn take_out(self: &Rc<Index>, io: &Io, mut out: Vec<(At, Slot)>) -> Result<bool, Trouble> {
         let mut again = false;
         while !out.is_empty() {
-            let cas = |&(at, slot): &(At, Slot)| Verb::Cas { at, old: slot.0, new: 0 };
+            let cas = |&(at, slot): &(At, Slot)| Verb::Cas { at, old: slot.0, new: self.reach.empty().0 };
             let answers = self.reach.verbs(io, out.iter().map(cas).collect()).await;
             let mut locked = Vec::new();
             for (&(at, slot), answer) in out.iter().zip(answers) {

@@ -129,9 +129,10 @@ pub fn another_process() {
     let parent = std::os::unix::process::parent_id();
     let orphaned = move || std::os::unix::process::parent_id() != parent;
     match words[..] {
-        ["node", at] => {
+        ["node", at, ref slabs @ ..] => {
+            let slabs = slabs.first().map_or(16, |slabs| slabs.parse().unwrap());
             let listen: Vec<NodeAddr> = vec![at.parse().unwrap()];
-            let node = Node::start(&NodeConfig::new(16 * (64 << 20), listen)).unwrap();
+            let node = Node::start(&NodeConfig::new(slabs * (64 << 20), listen)).unwrap();
             println!("ready at {}", node.addresses()[0]);
             while !orphaned() {
                 std::thread::sleep(Duration::from_millis(50));

@@ -23,7 +23,7 @@ pub use lists::run as lists;
 pub use moves::run as moves;
 pub use ranges::run as ranges;
 pub use sets::run as sets;
-pub use sort::run as sort;
+pub use sort::{run as sort, stored_to};
 pub use sorted::run as sorted;
 pub use streams::run as streams;
 pub use streams::{Entry, Id, Stream};

@@ -52,6 +52,11 @@ impl<'a> Wanted<'a> {
     }
 }
 
+/// The key to which a SORT stores.
+pub fn stored_to(call: &Call) -> Option<Vec<u8>> {
+    Wanted::parse(call, true).ok()?.store.map(<[u8]>::to_vec)
+}
+
 /// The sort key of an element.
 enum Weight {
     Number(f64),

@@ -1,0 +1,131 @@
+//! Changes of several keys whatever they are: MSET and DEL.
+//!
+//! A front end that is alone changes keys that are there by one batch: the WRITEs of the new objects, and a CAS of
+//! each slot behind them. Its clients' other verbs come before the batch or behind it, so they see all of it or
+//! nothing. That takes no locks. A front end that is killed while it hands the batch over may leave a part of it
+//! undone. Whatever the batch cannot do goes by locks: keys that are to be made, several nodes, two copies.
+
+use super::part::Part;
+use super::{BATCH, BRIEF, Each, Intent, TOGETHER};
+use crate::copies::Mode;
+use crate::index::Found;
+use crate::keyspace::Keyspace;
+use crate::shard::Trouble;
+use crate::task::{Io, Verb, join};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+/// Keys that were there.
+pub type There = BTreeSet<Vec<u8>>;
+
+impl Keyspace {
+    /// Gives each of these keys its value, or takes it out, at one moment; which of them were there. None of the
+    /// keys is named twice, and each has a change. No attempt begins again when it `is_late`.
+    ///
+    /// # Errors
+    /// Nothing was changed, unless a connection broke or this front end was shut out.
+    pub async fn change_all(
+        &self,
+        io: &Io,
+        intents: Vec<Intent>,
+        is_late: &dyn Fn() -> bool,
+    ) -> Result<There, Trouble> {
+        let mut parts = self.parts(io, intents).await?;
+        let before = self.in_one_batch(io, &mut parts).await?;
+        if parts.is_empty() {
+            return Ok(before);
+        }
+        let there = RefCell::new(There::new());
+        let look = |key: &[u8], found: Option<&Found>| {
+            match found {
+                Some(_) => there.borrow_mut().insert(key.to_vec()),
+                None => there.borrow_mut().remove(key),
+            };
+            true
+        };
+        self.by_locks(io, parts, &look, is_late).await?;
+        let mut there = there.into_inner();
+        there.extend(before);
+        Ok(there)
+    }
+
+    /// Changes keys by one batch, if that is one moment for everybody. Takes those out of `parts` that it has
+    /// changed, and returns which of them were there.
+    async fn in_one_batch(&self, io: &Io, parts: &mut Vec<Part>) -> Result<There, Trouble> {
+        let mut there = There::new();
+        let [shard] = &self.shards[..] else { return Ok(there) };
+        let verbs: usize = parts.iter().map(|part| 1 + usize::from(part.spot.is_some())).sum();
+        let plain = shard.reach.copies.mode() == Mode::Single && verbs <= BATCH;
+        if self.has_others() || !plain || parts.iter().any(|part| part.long.is_some()) {
+            return Ok(there);
+        }
+        let quiet = |parts: &[Part]| parts.iter().map(|part| self.quiet(&part.key)).collect::<Option<Vec<_>>>();
+        let Some(before) = quiet(&parts[..]) else { return Ok(there) };
+        for some in parts.chunks_mut(TOGETHER) {
+            let find = |part: &Part| -> Pin<Box<dyn Future<Output = Result<Option<Found>, Trouble>> + '_>> {
+                let (shard, key) = (Rc::clone(&part.shard), part.key.clone());
+                Box::pin(async move { shard.index.find(io, &key).await })
+            };
+            let found = join(some.iter().map(find).collect::<Each<'_, _>>()).await;
+            for (part, found) in some.iter_mut().zip(found) {
+                part.found = found?.map(|found| found.brief(BRIEF));
+            }
+        }
+        let is_there = |part: &Part| part.found.as_ref().is_some_and(|found| !self.has_ended(&found.object));
+        let splits = |part: &Part| part.found.as_ref().is_some_and(|found| shard.index.is_splitting(found.table));
+        let makes = |part: &Part| part.spot.is_some() && !is_there(part);
+        if quiet(&parts[..]) != Some(before) || parts.iter().any(|part| makes(part) || splits(part)) {
+            parts.iter_mut().for_each(Part::reset);
+            return Ok(there);
+        }
+        // Nobody has changed them since they were found. Nothing is waited for before the batch is handed over.
+        parts.retain(is_there);
+        there.extend(parts.iter().map(|part| part.key.clone()));
+        self.replace_all(io, parts).await?;
+        parts.iter().for_each(|part| _ = there.remove(&part.key));
+        Ok(there)
+    }
+
+    /// Replaces what was found, by one batch. Leaves the parts whose slots were no more what was found: of a table
+    /// that a front end was splitting when it died.
+    async fn replace_all(&self, io: &Io, parts: &mut Vec<Part>) -> Result<(), Trouble> {
+        let (mut batch, mut swaps) = (Vec::with_capacity(2 * parts.len()), Vec::with_capacity(parts.len()));
+        let Some(shard) = parts.first().map(|part| Rc::clone(&part.shard)) else { return Ok(()) };
+        for part in parts.iter_mut() {
+            part.begin_writing();
+            batch.extend(part.renew());
+            let slot_at = part.found.as_ref().map_or(0, |found| found.slot_at);
+            swaps.push(Verb::Cas { at: slot_at, old: part.old.0, new: part.new.0 });
+            part.spot.iter_mut().for_each(|spot| spot.kept = true);
+        }
+        let written = batch.len();
+        batch.extend(swaps);
+        let answers = shard.reach.verbs(io, batch).await.split_off(written);
+        let (mut left, mut failed) = (Vec::new(), None);
+        for (mut part, answer) in std::mem::take(parts).into_iter().zip(answers) {
+            let slot_at = part.found.as_ref().map_or(0, |found| found.slot_at);
+            match shard.reach.settle(io, slot_at, part.old.0, part.new.0, answer).await {
+                Ok(Ok(())) => {
+                    part.spot.iter_mut().for_each(|spot| spot.kept = false);
+                    part.took_effect();
+                }
+                Ok(Err(_)) => {
+                    shard.near.cache.borrow_mut().forget(&part.key, part.hash);
+                    part.spot.iter_mut().for_each(|spot| spot.kept = false);
+                    part.reset();
+                    left.push(part);
+                }
+                // The new object may be linked: its place stays held.
+                Err(trouble) => {
+                    shard.near.cache.borrow_mut().forget(&part.key, part.hash);
+                    failed = Some(trouble);
+                }
+            }
+        }
+        *parts = left;
+        failed.map_or(Ok(()), Err)
+    }
+}
