@@ -647,3 +647,111 @@ fn keys_are_deleted_in_a_full_store() {
     assert_eq!(client.ask(&format!("DEL{all}")), format!(":{count}"));
     assert_eq!(client.ask("SET again 1"), "+OK");
 }
+
+/// An element goes from one key to another and back. It is always at one of them for whoever takes it out.
+#[test]
+fn an_element_is_taken_from_several_keys_at_one_moment() {
+    for (way, count) in [(Transport::Tcp, 1), (Transport::Shm, 2), (Transport::Tcp, 2)] {
+        let node = Process::node(way);
+        let fronts: Vec<Process> = (0..count).map(|_| Process::front("taken", &node.at)).collect();
+        let (mut client, stop) = (fronts[0].client(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut client = fronts[count - 1].client();
+                while !stop.load(Ordering::Relaxed) {
+                    for line in ["LMOVE x y LEFT LEFT", "LMOVE y x LEFT LEFT", "RENAME z1 z2", "RENAME z2 z1"] {
+                        client.ask(line);
+                    }
+                }
+            });
+            let mut missed = Vec::new();
+            for round in 0..150 {
+                assert!(client.ask("RPUSH x e").starts_with(':') && client.ask("ZADD z1 5 m").starts_with(':'));
+                // Those between take their time.
+                let none = " none".repeat(8);
+                let [(one, other), (first, last)] =
+                    if round % 2 == 0 { [("x", "y"), ("z1", "z2")] } else { [("y", "x"), ("z2", "z1")] };
+                let list = client.ask(&format!("LMPOP 10 {one}{none} {other} LEFT"));
+                let set = client.ask(&format!("ZMPOP 10 {first}{none} {last} MAX"));
+                if list == "*-1" || set == "*-1" {
+                    missed.push((round, list, set));
+                }
+                for line in ["BLPOP x y 0.001", "DEL z1 z2"] {
+                    client.ask(line);
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(missed.is_empty(), "{way:?}, {count} front ends: {missed:?}");
+        });
+        answers(
+            &mut client,
+            &[
+                ("DEL x y z1 z2", ":0"),
+                ("LMPOP 2 x y LEFT", "*-1"),
+                ("RPUSH y 1 2 3", ":3"),
+                ("BLPOP x y 0", "[y 1]"),
+                ("LMPOP 3 x y y RIGHT COUNT 5", "[y [3 2]]"),
+                ("SET s 1", "+OK"),
+                ("LMPOP 2 x s LEFT", "-WRONGTYPE Operation against a key holding the wrong kind of value"),
+                ("ZADD z2 1 a", ":1"),
+                ("BZPOPMIN z1 z2 0", "[z2 a 1]"),
+                ("BZMPOP 0.01 2 z1 z2 MIN", "*-1"),
+            ],
+        );
+    }
+}
+
+/// Entries go to one stream and then to another. XREAD never sees the later one alone.
+#[test]
+fn streams_are_read_at_one_moment() {
+    for (way, count) in [(Transport::Tcp, 1), (Transport::Shm, 2), (Transport::Tcp, 2)] {
+        let node = Process::node(way);
+        let fronts: Vec<Process> = (0..count).map(|_| Process::front("streams", &node.at)).collect();
+        let (mut client, stop) = (fronts[0].client(), AtomicBool::new(false));
+        answers(&mut client, &[("XADD s 1-0 f v", "1-0"), ("XADD t 1-0 f v", "1-0")]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut client = fronts[count - 1].client();
+                for n in 2.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    for stream in ["s", "t"] {
+                        assert_eq!(client.ask(&format!("XADD {stream} MAXLEN 1 {n}-0 f v")), format!("{n}-0"));
+                    }
+                }
+            });
+            let mut torn = Vec::new();
+            // Those between take their time.
+            let read = format!("XREAD BLOCK 1000 STREAMS s{} t{}", " none".repeat(20), " 0".repeat(22));
+            for _ in 0..300 {
+                let said = client.ask(&read);
+                let number = |word: &str| word.trim_start_matches('[').strip_suffix("-0")?.parse::<u64>().ok();
+                let seen: Vec<u64> = said.split(' ').filter_map(number).collect();
+                if seen.len() != 2 || !(seen[1]..=seen[1] + 1).contains(&seen[0]) {
+                    torn.push(said);
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(torn.is_empty(), "{way:?}, {count} front ends: {torn:?}");
+        });
+        answers(
+            &mut client,
+            &[
+                ("XGROUP CREATE s g $", "+OK"),
+                (
+                    "XREADGROUP GROUP g c STREAMS s t > >",
+                    "-NOGROUP No such key 't' or consumer group 'g' in XREADGROUP with GROUP option",
+                ),
+                ("XGROUP CREATE t g $", "+OK"),
+                ("XREADGROUP GROUP g c BLOCK 1 STREAMS s t > >", "*-1"),
+                ("XADD t 9999999-0 f w", "9999999-0"),
+                ("XREADGROUP GROUP g c STREAMS s t > >", "[[t [[9999999-0 [f w]]]]]"),
+                ("XREADGROUP GROUP g c STREAMS s t > >", "*-1"),
+                ("XREADGROUP GROUP g c STREAMS s t 0 0", "[[s []] [t [[9999999-0 [f w]]]]]"),
+                ("XREAD STREAMS s t $ $", "*-1"),
+                ("XREAD STREAMS none t 0 9999998", "[[t [[9999999-0 [f w]]]]]"),
+            ],
+        );
+    }
+}

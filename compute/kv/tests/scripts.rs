@@ -75,7 +75,8 @@ fn scripts_read_change_and_return() {
         ("return redis.call('get', 'x') + redis.call('get', ARGV[1])", &["0", "y"], ":3"),
         ("redis.call('lpush', 'from', 'e'); return redis.call('rpoplpush', 'from', 'to')", &["0"], "e"),
         ("return redis.call('lrange', 'to', 0, -1)", &["1", "to"], "[e]"),
-        ("return redis.call('blpop', KEYS[1], 0)", &["1", "nothing"], "nil"),
+        ("return {unpack({1, 2, 3}, 2)}", &["0"], "[:2 :3]"),
+        ("return #{unpack({1, 2, 3}, 3, 2)}", &["0"], ":0"),
         // Libraries.
         ("return cjson.encode({a={1,2}, })", &["0"], "{\"a\":[1,2]}"),
         ("return cjson.decode('{\"a\": [1, {\"b\": \"c\"}]}').a[2].b", &["0"], "c"),
@@ -228,6 +229,52 @@ fn any_number_of_scripts_may_come() {
             (n - 99..=n).for_each(|n| assert_eq!(client.reply(), Some(format!(":{n}"))));
         }
     }
+}
+
+/// As with redis 7.0, a script gets an error from a command that would wait, also if there is an element.
+#[test]
+fn scripts_are_refused_commands_that_wait() {
+    let (_node, front) = front("waits");
+    let mut client = front.client();
+    assert_eq!(client.ask("RPUSH l 1 2"), ":2");
+    assert_eq!(client.ask("ZADD z 1 a"), ":1");
+    assert_eq!(client.ask("XADD s 1-0 f v"), "1-0");
+    assert_eq!(client.ask("XGROUP CREATE s g $"), "+OK");
+    for words in [
+        "'blpop', 'l', 0",
+        "'BRPOP', 'l', 0",
+        "'brpoplpush', 'l', 'm', 0",
+        "'blmove', 'l', 'm', 'left', 'left', 0",
+        "'blmpop', 0, 1, 'l', 'left'",
+        "'bzpopmin', 'z', 0",
+        "'bzpopmax', 'z', 0",
+        "'bzmpop', 0, 1, 'z', 'min'",
+    ] {
+        client.send(&["EVAL", &format!("return redis.call({words})"), "0"]).unwrap();
+        let said = client.reply().unwrap();
+        assert!(said.contains("This Redis command is not allowed from script"), "{words}: {said}");
+    }
+    for (words, expected) in [
+        ("'xread', 'block', 0, 'streams', 's', '0'", "xread command is not allowed with BLOCK option from scripts"),
+        (
+            "'XREADGROUP', 'GROUP', 'g', 'c', 'COUNT', 1, 'BLOCK', 0, 'STREAMS', 's', '>'",
+            "XREADGROUP command is not allowed with BLOCK option from scripts",
+        ),
+        ("'xread', 'count', 'block', 'streams', 's', '0'", "integer"),
+    ] {
+        client.send(&["EVAL", &format!("return redis.call({words})"), "0"]).unwrap();
+        let said = client.reply().unwrap();
+        assert!(said.contains(expected), "{words}: {said}");
+    }
+    for (words, expected) in [
+        ("'xread', 'streams', 's', '$'", "nil"),
+        ("'xread', 'streams', 's', '0'", "[[s [[1-0 [f v]]]]]"),
+        ("'xreadgroup', 'group', 'g', 'block', 'streams', 's', '>'", "nil"),
+    ] {
+        client.send(&["EVAL", &format!("return redis.call({words})"), "0"]).unwrap();
+        assert_eq!(client.reply().unwrap(), expected, "{words}");
+    }
+    assert_eq!(client.ask("LRANGE l 0 -1"), "[1 2]");
 }
 
 /// A script cannot leave the machine, use it up, or change it for others.

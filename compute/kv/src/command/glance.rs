@@ -11,13 +11,16 @@
 use super::draft::{BYTES, Draft};
 use super::multi::at_once;
 use super::several::{KEYS, Read, WOULD_WAIT, at_one_moment, by_others};
+use super::types::is_for_nobody;
 use super::{Answered, Call, Command, Fail, carry_out};
 use crate::lease::Quiet;
 use crate::object::Type;
+use crate::resp::Reply;
 use crate::shard::Trouble;
 use crate::sight::Sight;
 use crate::space::Section;
 use crate::task::join;
+use std::future::{Future, ready};
 use std::rc::Rc;
 
 /// Attempts before keys are locked for a moment, and attempts of a front end that is alone before that.
@@ -115,6 +118,90 @@ pub async fn are_absent(call: &Call, keys: &[Vec<u8>]) -> Result<bool, Trouble> 
     Ok(view.holds().await)
 }
 
+/// Carries out what reads several keys and may change some of them, at one moment of all of them. Nothing is locked if
+/// it changes none. `counts`: the keys count as read. What no draft can have goes key by key.
+///
+/// # Errors
+/// Those of the command, which then changes nothing, and those of the store.
+pub async fn at_a_glance<T: 'static>(
+    call: &Call,
+    keys: Vec<Vec<u8>>,
+    counts: bool,
+    command: impl AsyncFn(&Call) -> Result<T, Fail>,
+) -> Result<T, Fail> {
+    for attempt in 0..ATTEMPTS {
+        hesitate(call, attempt).await;
+        let mut view = View::new(call);
+        if keys.len() > KEYS || !view.read(&keys).await? {
+            return command(call).await;
+        }
+        let came = on_draft(command(&view.call()));
+        if came.is_ok() && !view.draft.changes().is_empty() {
+            break;
+        }
+        if view.holds().await {
+            if counts {
+                view.count();
+            }
+            return came;
+        }
+    }
+    at_one_moment(call, keys, |on| Box::pin(ready(on_draft(command(on))))).await
+}
+
+/// Takes from the first of several keys that has something, at one moment of it and those before it. `pop` gets the
+/// keys in which it is to look. `None`: at one moment none of them had anything.
+///
+/// # Errors
+/// Those of `pop`, and those of the store.
+pub async fn first_of(
+    call: &Call,
+    keys: &[Vec<u8>],
+    pop: impl AsyncFn(&Call, &[Vec<u8>]) -> Result<Option<Reply>, Fail>,
+) -> Result<Option<Reply>, Fail> {
+    if keys.len() < 2 || keys.len() > KEYS || call.draft.is_some() {
+        return pop(call, keys).await;
+    }
+    // Before the first key there is none.
+    if let Some(popped) = pop(call, &keys[..1]).await? {
+        return Ok(Some(popped));
+    }
+    let locked = |keys: &[Vec<u8>]| {
+        let (some, pop) = (keys.to_vec(), &pop);
+        at_one_moment(call, keys.to_vec(), move |on| {
+            // The last moment before the locks.
+            let popped = if is_for_nobody(call) { Ok(None) } else { on_draft(pop(on, &some)) };
+            Box::pin(ready(popped))
+        })
+    };
+    for attempt in 0..ATTEMPTS {
+        hesitate(call, attempt).await;
+        let mut view = View::new(call);
+        if !view.read(keys).await? {
+            return pop(call, keys).await;
+        }
+        let on = view.call();
+        let looked = keys.iter().map(|key| on_draft(pop(&on, std::slice::from_ref(key))));
+        let found = looked.enumerate().find(|(_, popped)| *popped != Ok(None));
+        if let Some((n, Ok(_))) = found {
+            // Its sections would keep memory from coming back.
+            drop(view);
+            let popped = locked(&keys[..=n]).await?;
+            if popped.is_some() || is_for_nobody(call) {
+                return Ok(popped);
+            }
+        } else if view.holds().await {
+            return found.map_or(Ok(None), |(_, popped)| popped);
+        }
+    }
+    locked(keys).await
+}
+
+/// What comes of a command on a draft, which waits for nothing.
+fn on_draft<T>(command: impl Future<Output = Result<T, Fail>>) -> Result<T, Fail> {
+    at_once(command).unwrap_or_else(|| Err(Fail::new(WOULD_WAIT)))
+}
+
 async fn hesitate(call: &Call, attempt: u32) {
     if attempt > 0 {
         call.io.pause(call.store().random(1 << attempt.min(4)) as u32).await;
@@ -183,10 +270,14 @@ impl View<'_> {
         Ok(true)
     }
 
+    /// The call on what was read.
+    fn call(&self) -> Call {
+        Call { draft: Some(Rc::clone(&self.draft)), ..self.call.clone() }
+    }
+
     /// Carries out a command on what was read.
     fn on(&self, command: &'static Command) -> Answered {
-        let call = Call { draft: Some(Rc::clone(&self.draft)), ..self.call.clone() };
-        at_once(carry_out(command, &call)).unwrap_or_else(|| Err(Fail::new(WOULD_WAIT)))
+        on_draft(carry_out(command, &self.call()))
     }
 
     /// Counts the keys as read.

@@ -319,4 +319,9 @@ impl Command {
         !matches!(self.group, Group::Server | Group::Scripts | Group::Channels)
             || matches!(self.name, "echo" | "ping" | "time" | "publish" | "spublish")
     }
+
+    /// Whether it waits for an element if there is none.
+    pub(super) fn waits(&self) -> bool {
+        ["bl", "brpop", "bz"].iter().any(|begin| self.name.starts_with(begin))
+    }
 }

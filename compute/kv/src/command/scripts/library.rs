@@ -7,6 +7,7 @@
 use super::convert::{to_argument, to_lua};
 use super::machine::{Current, MEMORY, astray, late, stop};
 use super::patterns;
+use crate::command::args::is;
 use crate::command::multi::at_once;
 use crate::command::{Call, dispatch, find, unknown, wrong_number};
 use crate::resp::Reply;
@@ -228,6 +229,20 @@ pub fn redis(lua: &Lua, call: &Current) -> mlua::Result<Table> {
     Ok(table)
 }
 
+/// Whether XREAD or XREADGROUP is given the option BLOCK.
+fn has_block(args: &[Vec<u8>]) -> bool {
+    let mut n = 1;
+    while let Some(arg) = args.get(n).filter(|arg| !is(arg, "streams")) {
+        n += match &arg.to_ascii_lowercase()[..] {
+            b"block" => return n + 1 < args.len(),
+            b"group" => 3,
+            b"count" => 2,
+            _ => 1,
+        };
+    }
+    false
+}
+
 /// Carries out a command on the script's draft.
 fn carry_out(call: &Call, args: &MultiValue) -> Reply {
     let len = |value: &Value| if let Value::String(text) = value { text.as_bytes().len() } else { 32 };
@@ -245,8 +260,12 @@ fn carry_out(call: &Call, args: &MultiValue) -> Reply {
     if !command.takes(args.len()) {
         return wrong_number(command.name);
     }
-    if !command.runs_on_a_draft() {
+    if !command.runs_on_a_draft() || command.waits() {
         return Reply::error("This Redis command is not allowed from script");
+    }
+    if matches!(command.name, "xread" | "xreadgroup") && has_block(&args) {
+        let name = String::from_utf8_lossy(&args[0]);
+        return Reply::error(format!("{name} command is not allowed with BLOCK option from scripts"));
     }
     if ON_ANY_KEY.contains(&command.name) {
         return refused();

@@ -6,6 +6,7 @@ use super::sets::limit;
 use super::sorted::{Member, flat, members, pop_from, shown, sort};
 use super::{decode, put_at};
 use crate::command::args::{is, parse_float, parse_int};
+use crate::command::glance::first_of;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
@@ -154,12 +155,16 @@ fn number(score: f64) -> f64 {
 
 /// BZPOPMIN and BZPOPMAX: from the first key that has a member.
 async fn first(call: &Call, keys: &[Vec<u8>], largest: bool) -> Result<Option<Reply>, Fail> {
-    for key in keys {
-        if let Some((score, name)) = pop_from(call, key, largest, 1).await?.pop() {
-            return Ok(Some(Reply::Array(vec![Reply::bulk(key.as_slice()), Reply::bulk(name), Reply::Double(score)])));
+    let pop = async |call: &Call, keys: &[Vec<u8>]| -> Result<Option<Reply>, Fail> {
+        for key in keys {
+            if let Some((score, name)) = pop_from(call, key, largest, 1).await?.pop() {
+                let told = vec![Reply::bulk(key.as_slice()), Reply::bulk(name), Reply::Double(score)];
+                return Ok(Some(Reply::Array(told)));
+            }
         }
-    }
-    Ok(None)
+        Ok(None)
+    };
+    Box::pin(first_of(call, keys, pop)).await
 }
 
 /// The arguments of ZMPOP: keys, whether the largest, members at most.
@@ -177,15 +182,17 @@ impl<'a> Popped<'a> {
     }
 
     async fn pop(&self, call: &Call) -> Result<Option<Reply>, Fail> {
-        for key in self.0 {
-            let taken = pop_from(call, key, self.1, self.2).await?;
-            if !taken.is_empty() {
-                let pair =
-                    |(score, name): &Member| Reply::Array(vec![Reply::bulk(name.as_slice()), Reply::Double(*score)]);
-                let taken = Reply::Array(taken.iter().map(pair).collect());
-                return Ok(Some(Reply::Array(vec![Reply::bulk(key.as_slice()), taken])));
+        let pair = |(score, name): &Member| Reply::Array(vec![Reply::bulk(name.as_slice()), Reply::Double(*score)]);
+        let pop = async |call: &Call, keys: &[Vec<u8>]| -> Result<Option<Reply>, Fail> {
+            for key in keys {
+                let taken = pop_from(call, key, self.1, self.2).await?;
+                if !taken.is_empty() {
+                    let taken = Reply::Array(taken.iter().map(pair).collect());
+                    return Ok(Some(Reply::Array(vec![Reply::bulk(key.as_slice()), taken])));
+                }
             }
-        }
-        Ok(None)
+            Ok(None)
+        };
+        Box::pin(first_of(call, self.0, pop)).await
     }
 }

@@ -16,6 +16,7 @@ mod sort;
 mod sorted;
 mod streams;
 
+pub use blocking::is_for_nobody;
 pub use combine::run as combined;
 pub use geo::run as places;
 pub use hashes::run as hashes;

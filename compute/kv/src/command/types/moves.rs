@@ -4,6 +4,7 @@
 use super::blocking::{is_for_nobody, most, numbered, timeout, wait};
 use super::{Items, bulks, change_at, decode, read};
 use crate::command::args::{is, parse_int};
+use crate::command::glance::first_of;
 use crate::command::several::at_one_moment;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
@@ -79,12 +80,15 @@ async fn taken(call: &Call, key: &[u8], front: bool, most: usize) -> Result<Item
 
 /// BLPOP and BRPOP: from the first key that has an element.
 async fn first(call: &Call, keys: &[Vec<u8>], front: bool) -> Result<Option<Reply>, Fail> {
-    for key in keys {
-        if let Some(item) = taken(call, key, front, 1).await?.pop() {
-            return Ok(Some(Reply::Array(vec![Reply::bulk(key.as_slice()), Reply::bulk(item)])));
+    let pop = async |call: &Call, keys: &[Vec<u8>]| -> Result<Option<Reply>, Fail> {
+        for key in keys {
+            if let Some(item) = taken(call, key, front, 1).await?.pop() {
+                return Ok(Some(Reply::Array(vec![Reply::bulk(key.as_slice()), Reply::bulk(item)])));
+            }
         }
-    }
-    Ok(None)
+        Ok(None)
+    };
+    Box::pin(first_of(call, keys, pop)).await
 }
 
 /// The arguments of LMPOP: keys, whether from the front, elements at most.
@@ -98,13 +102,16 @@ impl<'a> Popped<'a> {
     }
 
     async fn pop(&self, call: &Call) -> Result<Option<Reply>, Fail> {
-        for key in self.0 {
-            let taken = taken(call, key, self.1, self.2).await?;
-            if !taken.is_empty() {
-                return Ok(Some(Reply::Array(vec![Reply::bulk(key.as_slice()), Reply::Array(bulks(&taken))])));
+        let pop = async |call: &Call, keys: &[Vec<u8>]| -> Result<Option<Reply>, Fail> {
+            for key in keys {
+                let taken = taken(call, key, self.1, self.2).await?;
+                if !taken.is_empty() {
+                    return Ok(Some(Reply::Array(vec![Reply::bulk(key.as_slice()), Reply::Array(bulks(&taken))])));
+                }
             }
-        }
-        Ok(None)
+            Ok(None)
+        };
+        Box::pin(first_of(call, self.0, pop)).await
     }
 }
 

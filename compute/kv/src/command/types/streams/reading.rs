@@ -1,6 +1,7 @@
 //! XREAD and XREADGROUP: reading of several streams, and waiting for an entry.
 
 use super::super::super::args::{int, is, parse_int};
+use super::super::super::glance::at_a_glance;
 use super::super::super::{Answered, Call, Fail};
 use super::super::blocking::Blocked;
 use super::stream::{Id, Stream, last_of};
@@ -26,6 +27,14 @@ pub enum From {
     New,
 }
 
+/// Where a reader of a stream is.
+#[derive(Clone)]
+struct Place {
+    from: From,
+    /// The object that the last look has found.
+    seen: Option<u64>,
+}
+
 /// XREAD or XREADGROUP.
 struct Reading {
     /// Group and consumer.
@@ -35,12 +44,18 @@ struct Reading {
     block: Option<u64>,
     no_ack: bool,
     streams: Vec<(Vec<u8>, From)>,
+    /// Whether it waits if nothing is new.
+    waits: bool,
+    /// Whether its reply has pairs in a list.
+    plain: bool,
 }
 
 impl Reading {
     fn of(name: &str, call: &Call) -> Result<Reading, Fail> {
         let grouped = name == "xreadgroup";
-        let mut reading = Reading { group: None, most: usize::MAX, block: None, no_ack: false, streams: Vec::new() };
+        let plain = call.client.version.get() < 3 || call.draft.is_some();
+        let (group, most, block, no_ack, streams) = (None, usize::MAX, None, false, Vec::new());
+        let mut reading = Reading { group, most, block, no_ack, streams, waits: false, plain };
         let mut n = 1;
         loop {
             let (arg, more) = (call.arg(n), call.count().saturating_sub(n + 1));
@@ -88,27 +103,19 @@ impl Reading {
         for (key, text) in keys.iter().zip(ids) {
             reading.streams.push((key.clone(), From::of(text, grouped)?));
         }
+        reading.waits = reading.block.is_some() && !call.in_exec && call.draft.is_none();
         Ok(reading)
     }
 
-    async fn run(mut self, call: &Call) -> Answered {
+    async fn run(self, call: &Call) -> Answered {
         // An earlier command may have ended before it took notice.
         call.client.unblocked.set(None);
-        for (key, from) in &mut self.streams {
-            if *from == From::Now {
-                let there = call.find(key).await?;
-                let last = there.map_or(Ok(Id::MIN), |object| Stream::of(&object).map(|stream| stream.last))?;
-                *from = From::Behind(last);
-            }
-        }
         let until = call.store().now_ms().saturating_add(self.block.unwrap_or(0));
-        let waits = self.waits(call);
-        let (mut seen, mut pause) = (vec![None; self.streams.len()], 1);
-        let mut first = true;
+        let mut places: Vec<Place> = self.streams.iter().map(|&(_, from)| Place { from, seen: None }).collect();
+        let (mut first, mut pause) = (true, 1);
         loop {
-            let told = self.look(call, &mut seen, first).await;
-            match told {
-                Ok(None) if waits => {}
+            match self.look_at_once(call, &mut places, first).await {
+                Ok(None) if self.waits => {}
                 Ok(None) => return Ok(Reply::NullArray),
                 Ok(Some(reply)) => return Ok(reply),
                 Err(fail) => return Err(fail),
@@ -140,36 +147,32 @@ impl Reading {
         }
     }
 
-    fn waits(&self, call: &Call) -> bool {
-        self.block.is_some() && !call.in_exec && call.draft.is_none()
-    }
-
     /// One look at a stream; `None`: nothing is new.
     async fn look_at(
         &self,
         call: &Call,
-        (key, from): (&[u8], From),
-        seen: &mut Option<u64>,
+        key: &[u8],
+        place: &mut Place,
         first: bool,
     ) -> Result<Option<Vec<Reply>>, Fail> {
         // What is noted as delivered would be pending for nobody.
-        if self.waits(call) && call.client.is_lost() {
+        if self.waits && call.client.is_lost() {
             return Ok(None);
         }
         let object = if first { call.get(key).await? } else { call.find(key).await? };
         let checksum = object.as_ref().map(Object::checksum);
-        if !first && checksum == *seen {
+        if !first && checksum == place.seen {
             return Ok(None);
         }
         let gone = object.as_ref().is_none_or(|object| object.kind() != Type::Stream);
         if !first && gone && self.group.is_some() {
             return Err(Fail(Reply::Error("UNBLOCKED the stream key no longer exists".into())));
         }
-        *seen = checksum;
+        place.seen = checksum;
         if let Some(group) = &self.group {
-            return groups::read(call, key, group, (from, self.most, self.no_ack)).await;
+            return groups::read(call, key, group, (place.from, self.most, self.no_ack)).await;
         }
-        let (From::Behind(id), Some(object)) = (from, object) else { return Ok(None) };
+        let (From::Behind(id), Some(object)) = (place.from, object) else { return Ok(None) };
         let other = object.kind() != Type::Stream && !first;
         if other || last_of(&object).is_some_and(|last| last <= id) {
             return Ok(None);
@@ -180,16 +183,39 @@ impl Reading {
         Ok((!entries.is_empty()).then(|| entries.iter().take(self.most).map(shown).collect()))
     }
 
-    /// One look at all streams. `seen`: the objects that the last look has found.
-    async fn look(&self, call: &Call, seen: &mut [Option<u64>], first: bool) -> Result<Option<Reply>, Fail> {
+    /// [`Reading::look`], at one moment of all streams.
+    async fn look_at_once(&self, call: &Call, places: &mut Vec<Place>, first: bool) -> Result<Option<Reply>, Fail> {
+        if self.streams.len() < 2 || call.draft.is_some() {
+            return self.look(call, places, first).await;
+        }
+        let keys = self.streams.iter().map(|(key, _)| key.clone()).collect();
+        let begun = places.clone();
+        let look = async |on: &Call| -> Result<(Option<Reply>, Vec<Place>), Fail> {
+            let mut places = begun.clone();
+            Ok((self.look(on, &mut places, first).await?, places))
+        };
+        let (told, after) = Box::pin(at_a_glance(call, keys, first, look)).await?;
+        *places = after;
+        Ok(told)
+    }
+
+    /// One look at all streams.
+    async fn look(&self, call: &Call, places: &mut [Place], first: bool) -> Result<Option<Reply>, Fail> {
+        for ((key, _), place) in self.streams.iter().zip(&mut *places) {
+            if place.from == From::Now {
+                let there = call.find(key).await?;
+                let last = there.map_or(Ok(Id::MIN), |object| Stream::of(&object).map(|stream| stream.last))?;
+                place.from = From::Behind(last);
+            }
+        }
         if let Some(group) = self.group.as_ref().filter(|_| first && self.streams.len() > 1) {
             for (key, _) in &self.streams {
                 groups::check(call, key, &group.0).await?;
             }
         }
         let mut found = Vec::new();
-        for ((key, from), seen) in self.streams.iter().zip(seen) {
-            match self.look_at(call, (key, *from), seen, first).await {
+        for ((key, _), place) in self.streams.iter().zip(places) {
+            match self.look_at(call, key, place, first).await {
                 Ok(None) => {}
                 Ok(Some(entries)) => found.push((Reply::bulk(key.as_slice()), Reply::Array(entries))),
                 Err(fail) if found.is_empty() => return Err(fail),
@@ -200,9 +226,8 @@ impl Reading {
         if found.is_empty() {
             return Ok(None);
         }
-        let plain = call.client.version.get() < 3 || call.draft.is_some();
         let pairs = |found: Vec<(Reply, Reply)>| found.into_iter().map(|(key, list)| Reply::Array(vec![key, list]));
-        Ok(Some(if plain { Reply::Array(pairs(found).collect()) } else { Reply::Map(found) }))
+        Ok(Some(if self.plain { Reply::Array(pairs(found).collect()) } else { Reply::Map(found) }))
     }
 }
 
