@@ -192,6 +192,37 @@ fn nobody_at_the_front_end_sees_half_of_a_transaction() {
     assert!(seen.load(Ordering::Relaxed) > 20, "{seen:?}");
 }
 
+/// A transaction on several keys takes long, and others are served meanwhile.
+#[test]
+fn others_have_their_turns_beside_a_long_transaction() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("turns", &node.at);
+    let [mut long, mut other] = [front.client(), front.client()];
+    let items: String = (0..4000).map(|n| format!(" item{n}")).collect();
+    assert_eq!(long.ask(&format!("RPUSH a{items}")), ":4000");
+    assert_eq!(long.ask("MULTI"), "+OK");
+    for _ in 0..500 {
+        assert_eq!(long.ask("LREM a 1 item3999"), "+QUEUED");
+        assert_eq!(long.ask("RPUSH a item3999"), "+QUEUED");
+    }
+    assert_eq!((long.ask("SET b 1"), other.ask("SET c 1")), ("+QUEUED".into(), "+OK".into()));
+    let (served, ended) = (AtomicUsize::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                assert!(other.ask("INCR c").starts_with(':'));
+                served.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let before = served.load(Ordering::Relaxed);
+        let said = long.on_time(&["EXEC"]);
+        let during = served.load(Ordering::Relaxed) - before;
+        ended.store(true, Ordering::Relaxed);
+        assert!(said.ends_with("+OK]") || said.contains("ran for more than"), "{}", &said[..80]);
+        assert!(during > 3, "{during} other commands");
+    });
+}
+
 /// Four clients of two front ends move between two keys by transactions, and look at both.
 #[test]
 fn nobody_at_any_front_end_sees_half_of_a_transaction() {

@@ -8,8 +8,8 @@
 //!   front end, or not at all. If another client was faster it runs again, or fails if it watches
 //!   the key.
 //! * **Several keys.** They run on a draft of all keys, whose changes take effect at one moment, for every
-//!   front end ([`super::several`]). The event loop lets nothing of this front end's other clients run
-//!   meanwhile.
+//!   front end ([`super::several`]). Other clients have their turns meanwhile. Those that change the same
+//!   keys wait for its end.
 //! * **Keys that are not named**, a script, or more than 10 000 keys. Nothing of this front end's other
 //!   clients runs meanwhile, but other front ends' commands may come in between. So such a transaction is
 //!   refused if it watches keys while other front ends are alive.
@@ -45,6 +45,9 @@ const STRETCH: Duration = Duration::from_millis(20);
 /// What clients of other machines are told while there is no password.
 const STRANGER: &str = "DENIED this front end has no password and serves only clients of its own machine. Start it with \
                         --requirepass @FILE to serve others, or with --open if whoever reaches its port may read and write";
+
+/// After how long the commands of a transaction on several keys let others have their turn.
+const TURN: Duration = Duration::from_millis(5);
 
 /// A key that is watched.
 pub type Watched = (Vec<u8>, Seen);
@@ -163,6 +166,12 @@ impl Client {
         keys.iter().all(|key| *key == first).then(|| first.to_vec())
     }
 
+    /// Whether the transaction that EXEC would begin runs alone: its keys are not named, or are too many.
+    pub fn runs_alone(&self) -> bool {
+        let (multi, watched) = (self.multi.borrow(), self.watched.borrow());
+        multi.as_ref().is_some_and(|multi| multi.keys(&watched).is_none())
+    }
+
     /// The transaction, which ends with this EXEC.
     pub fn take_transaction(&self) -> Option<Transaction> {
         let multi = self.multi.borrow_mut().take()?;
@@ -188,7 +197,7 @@ pub async fn exec(call: Call, transaction: Transaction, only: Option<Vec<u8>>) -
     if transaction.multi.failed {
         return Reply::Error("EXECABORT Transaction discarded because of previous errors.".into());
     }
-    let keys = if only.is_none() { transaction.keys() } else { None };
+    let keys = if only.is_none() { transaction.multi.keys(&transaction.watched) } else { None };
     let on_a_draft = only.is_some() || keys.is_some();
     let answered = match (only, keys) {
         (Some(key), _) => on_one_key(&call, &transaction, &key).await,
@@ -240,8 +249,9 @@ pub(super) fn at_once<T>(command: impl Future<Output = T>) -> Option<T> {
 
 async fn on_several(call: &Call, transaction: &Transaction, keys: Vec<Vec<u8>>) -> Answered {
     let (seed, watched) = (call.store().random(usize::MAX) as u64, &transaction.watched);
+    let _turn = call.front.in_turn.come(&call.io, keys.iter().map(Vec::as_slice)).await;
     let several = Several { call, seed, time: ALL, too_slow: too_slow(ALL), watched };
-    let ended = several.run(keys, |draft, _| Ok((transaction.on(call, draft, Instant::now() + TIME)?, false))).await?;
+    let ended = several.run(keys, async |draft, _| Ok((transaction.in_turns(call, draft).await?, false))).await?;
     Ok(ended.unwrap_or(CHANGED))
 }
 
@@ -249,17 +259,37 @@ fn too_slow(time: Duration) -> String {
     format!("the transaction ran for more than {} s: it changes nothing. Give fewer commands at once", time.as_secs())
 }
 
-impl Transaction {
+impl Multi {
     /// The keys of its commands, if they are named, few enough, and can be changed on a draft.
-    fn keys(&self) -> Option<Vec<Vec<u8>>> {
+    fn keys(&self, watched: &[Watched]) -> Option<Vec<Vec<u8>>> {
         let mut keys = Vec::new();
-        for (command, request) in &self.multi.commands {
+        for (command, request) in &self.commands {
             let named = command.named(request).filter(|_| command.runs_on_a_draft())?;
             keys.extend(named.into_iter().map(<[u8]>::to_vec));
         }
         keys.sort_unstable();
         keys.dedup();
-        (keys.len() + self.watched.len() <= KEYS).then_some(keys)
+        (keys.len() + watched.len() <= KEYS).then_some(keys)
+    }
+}
+
+impl Transaction {
+    /// The replies of its commands on a draft. Others have their turns between them.
+    async fn in_turns(&self, call: &Call, draft: &Rc<Draft>) -> Answered {
+        let mut replies = Vec::with_capacity(self.multi.commands.len());
+        let (mut begun, mut spent) = (Instant::now(), Duration::ZERO);
+        for (command, args) in &self.multi.commands {
+            if begun.elapsed() >= TURN {
+                spent += begun.elapsed();
+                call.io.pause(0).await;
+                begun = Instant::now();
+            }
+            if spent >= TIME {
+                return Err(Fail::new(too_slow(TIME)));
+            }
+            replies.push(on_draft(call, draft, command, args));
+        }
+        Ok(Reply::Array(replies))
     }
 
     /// The replies of its commands on a draft.
@@ -269,12 +299,17 @@ impl Transaction {
             if Instant::now() >= until {
                 return Err(Fail::new(too_slow(TIME)));
             }
-            let (args, draft) = (Rc::clone(args), Some(Rc::clone(draft)));
-            let call = Call { args, draft, in_exec: true, ..call.clone() };
-            replies.push(at_once(dispatch(command, &call)).unwrap_or_else(|| Reply::error("not in a transaction")));
+            replies.push(on_draft(call, draft, command, args));
         }
         Ok(Reply::Array(replies))
     }
+}
+
+/// The reply of one command of a transaction.
+fn on_draft(call: &Call, draft: &Rc<Draft>, command: &'static Command, args: &Rc<Request>) -> Reply {
+    let (args, draft) = (Rc::clone(args), Some(Rc::clone(draft)));
+    let call = Call { args, draft, in_exec: true, ..call.clone() };
+    at_once(dispatch(command, &call)).unwrap_or_else(|| Reply::error("not in a transaction"))
 }
 
 async fn key_by_key(call: &Call, transaction: &Transaction) -> Answered {

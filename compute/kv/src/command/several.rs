@@ -135,7 +135,7 @@ pub async fn by_others(command: &'static Command, call: &Call, keys: Vec<Vec<u8>
     let _turn = call.front.in_turn.come(&call.io, keys.iter().map(Vec::as_slice)).await;
     let seed = call.store().random(usize::MAX) as u64;
     let several = Several { call, seed, time: ALL, too_slow: TOO_SLOW.into(), watched: &[] };
-    let run = |draft: &Rc<Draft>, _| {
+    let run = async |draft: &Rc<Draft>, _| {
         let call = Call { draft: Some(Rc::clone(draft)), ..call.clone() };
         let came = at_once(carry_out(command, &call)).unwrap_or_else(|| Err(Fail::new(WOULD_WAIT)));
         let failed = came.is_err();
@@ -189,7 +189,7 @@ pub async fn at_one_moment<T>(
     let several = Several { call, seed, time: ALL, too_slow: TOO_SLOW.into(), watched: &[] };
     let contended = Fail::from(Trouble::Contended);
     loop {
-        match several.run(keys.clone(), |draft, _| Ok((on(draft)?, false))).await {
+        match several.run(keys.clone(), async |draft, _| Ok((on(draft)?, false))).await {
             // As long as a client waits: redis never refuses such a command.
             Err(fail) if fail == contended && Instant::now() < end => {}
             ended => return ended?.ok_or(contended),
@@ -234,7 +234,7 @@ impl Several<'_> {
     pub async fn run<T>(
         &self,
         mut keys: Vec<Vec<u8>>,
-        mut run: impl FnMut(&Rc<Draft>, Instant) -> Result<(T, bool), Fail>,
+        mut run: impl AsyncFnMut(&Rc<Draft>, Instant) -> Result<(T, bool), Fail>,
     ) -> Result<Option<T>, Fail> {
         let (store, io) = (self.call.store(), &self.call.io);
         keys.extend(self.watched.iter().map(|(key, _)| key.clone()));
@@ -256,7 +256,7 @@ impl Several<'_> {
                     return Ok(None);
                 }
                 draft.again();
-                let ended = run(&draft, until)?;
+                let ended = run(&draft, until).await?;
                 missing = draft.missed();
                 if missing.is_empty() {
                     break ended;

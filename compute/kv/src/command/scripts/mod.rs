@@ -252,7 +252,7 @@ impl Script<'_> {
         }
         let (too_slow, watched) = (machine::too_slow(), &[][..]);
         let several = Several { call: self.call, seed: self.seed, time: TIME, too_slow, watched };
-        let ended = several.run(named.to_vec(), |draft, until| self.on(draft, until)).await?;
+        let ended = several.run(named.to_vec(), async |draft, until| self.on(draft, until)).await?;
         Ok(ended.unwrap_or(Reply::Null))
     }
 }

@@ -95,7 +95,7 @@ impl Server<'_> {
                 continue;
             }
             let transaction = request[0].eq_ignore_ascii_case(b"exec") && connection.client.collects();
-            let alone = transaction && only.is_none() || script && key.is_none();
+            let alone = transaction && only.is_none() && connection.client.runs_alone() || script && key.is_none();
             if alone && !self.have_alone(id) {
                 if let Some(connection) = self.connections.get_mut(&id) {
                     connection.next = Some(request);
