@@ -93,6 +93,13 @@ impl Pool {
     pub fn is_own(&self, slot: FarSlot) -> bool {
         self.tables.homes.word(slot.slab_index()).is_own()
     }
+
+    /// Whether anybody may need a slot's bytes: it is taken, or a fork shares its slab.
+    pub(crate) fn is_taken(&self, slot: FarSlot) -> bool {
+        let slabs = self.held.slabs.lock();
+        let slab = slabs.list.get(slot.slab_index() as usize).and_then(Option::as_ref);
+        slab.is_none_or(|slab| slab.sharers > 0 || slab.has_taken(slot.place()))
+    }
 }
 
 impl Tables {

@@ -298,6 +298,15 @@ impl Seals<'_> {
         }
     }
 
+    /// A slot that is free holds nothing that was sealed any more. The caller owns all write-back.
+    #[cold]
+    pub(crate) fn unmark(self, slot: FarSlot) {
+        if let Some(sealing) = self.tables.sealed.0.get() {
+            let at = sealing.mark(slot);
+            [at, at + 1].into_iter().for_each(|at| sealing.marks[at].store(0, Ordering::Relaxed));
+        }
+    }
+
     /// Whether a slot's page is the one of which [`Seals::again`] gave this tag.
     pub fn is_as(self, slot: FarSlot, tag: u64) -> bool {
         self.tables

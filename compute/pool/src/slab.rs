@@ -149,6 +149,11 @@ impl SlabSlots {
         })
     }
 
+    /// Whether the slot of a place is taken.
+    pub fn has_taken(&self, place: u32) -> bool {
+        self.taken[place as usize / 64] >> (place % 64) & 1 != 0
+    }
+
     /// Marks a slot free. False when it was so already.
     pub fn give_back(&mut self, place: u32) -> bool {
         let (word, bit) = (place as usize / 64, 1u64 << (place % 64));

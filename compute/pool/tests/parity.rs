@@ -6,7 +6,7 @@ mod common;
 
 use common::{all_done, alloc, node, page, read, repaired};
 use farmem_fabric::Session;
-use farmem_pool::{Lane, Pool, Protect, Standing};
+use farmem_pool::{Lacks, Lane, Pool, Protect, Sealing, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
 use farmem_sim::Network;
 use proptest::prelude::*;
@@ -143,6 +143,74 @@ fn a_lost_seat_is_filled_elsewhere() {
         write_all(pool, &mut lane, &values[(round * 13) as usize..][..1]);
         assert!(repaired(pool, &mut lane));
         assert_eq!(pool.repair().single_bytes(), 0);
+        all_there(pool, &mut lane, &values);
+    }
+}
+
+/// Writes pages sealed, as the pager does.
+fn write_sealed(pool: &Pool, lane: &mut Lane, slots: &[FarSlot]) {
+    for &slot in slots {
+        let mut sealed = page(5);
+        let at = sealed.as_mut_ptr().cast::<u8>();
+        // SAFETY: a page of ours, which outlives the operation.
+        unsafe {
+            assert!(pool.seals().seal(slot, at, at));
+            lane.write(pool, 0, slot, 0, at, PAGE_BYTES as u32);
+        }
+        assert_eq!(all_done(pool, lane), [(0, Ok(0))]);
+    }
+}
+
+/// A slot that was written and is free, of which no seat is left to tell its bytes, is needed by
+/// nobody: the group becomes whole without them, and new pages of its stripe can be written.
+#[test]
+fn what_nobody_needs_does_not_keep_a_group_from_being_whole() {
+    for (writes_first, sealed) in [(false, false), (true, false), (false, true)] {
+        let (mut networks, pool) = pool(2, 1, &[2; 3]);
+        let mut lane = Lane::new();
+        let mut values = Vec::new();
+        let freed = alloc(pool, 128);
+        if sealed {
+            pool.seals().begin(Sealing::Whole).unwrap();
+            write_sealed(pool, &mut lane, &freed);
+        } else {
+            write_all(pool, &mut lane, &freed.iter().copied().zip(1..).collect::<Vec<_>>());
+        }
+        // All of it is free, so that two nodes of three may go, and nothing is lost.
+        pool.slots().free(&freed);
+        let (first, second) = (node_of(pool, freed[0]), node_of(pool, freed[32]));
+        let mut replaced = |gone: usize, seed| {
+            networks[gone].kill_node();
+            assert_eq!(pool.losses().tend(), Ok(()));
+            let (network, session) = node(seed, 2);
+            networks.push(network);
+            pool.add_node(session).unwrap();
+        };
+        replaced(first, 10);
+        // The lost seat has a home, and nothing there yet, when the next node goes.
+        let Some(Lacks::Home(index)) = pool.repair().lacks() else { panic!("a seat was lost") };
+        pool.moves().add_home(index).unwrap();
+        common::leave_once(pool);
+        replaced(second, 11);
+        if writes_first {
+            values = written(pool, &mut lane, 40);
+            all_there(pool, &mut lane, &values);
+        }
+        assert!(repaired(pool, &mut lane), "{:?}", pool.repair().lacks());
+        assert_eq!(pool.repair().single_bytes(), 0);
+        all_there(pool, &mut lane, &values);
+        let in_now = || (0..5).filter(|&node| pool.nodes().standing(node) == Some(Standing::In));
+        if sealed {
+            // The zeros are not taken for a forged page.
+            let slots = alloc(pool, 8);
+            write_sealed(pool, &mut lane, &slots);
+            assert_eq!(in_now().count(), 3);
+            continue;
+        }
+        values.extend(written(pool, &mut lane, 50));
+        // It bears the loss of any node again.
+        networks[in_now().next().unwrap()].kill_node();
+        assert_eq!(pool.losses().tend(), Ok(()));
         all_there(pool, &mut lane, &values);
     }
 }

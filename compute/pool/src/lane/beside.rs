@@ -23,7 +23,8 @@ impl Lane {
     /// READs the data of the stripes that the update does not replace. Also while a group has no
     /// parity: a home for it may come between here and the WRITEs, which are sent to each home that
     /// is there then. Returns, by stripe, the loss of a page that neither a home nor other seats can
-    /// give.
+    /// give. A page whose slot is free is needed by nobody: if it cannot be had, it is zeros from now
+    /// on, and is written as the new pages are ([`Striped::zeroed`](super::striped::Striped::zeroed)).
     pub(super) fn read_beside(
         &mut self,
         pool: &Pool,
@@ -53,9 +54,19 @@ impl Lane {
         }
         let mut lost = vec![None; update.ranges.len()];
         self.striped.blind = vec![false; update.ranges.len()];
-        for Beside { at, number, .. } in reads {
+        self.striped.zeroed = vec![0; update.ranges.len()];
+        for Beside { at, slot, into, number } in reads {
             let Err(why) = &self.striped.ended[number] else { continue };
-            let group = update.noted[update.ranges[at].start].group;
+            let Noted { group, .. } = update.noted[update.ranges[at].start];
+            // Whoever takes the slot from now on writes it by this lane, whole, after this update.
+            if !pool.is_taken(slot) {
+                pool.seals().unmark(slot);
+                // SAFETY: a page of the update's buffer. Nothing lands there now.
+                unsafe { into.write_bytes(0, PAGE_BYTES) };
+                let seat = pool.tables.seat(slot.slab_index()).map_or(0, |(.., seat)| seat);
+                self.striped.zeroed[at] |= 1 << seat;
+                continue;
+            }
             // Without parity a lost page takes no other page along. And none can be filled in then.
             match pool.tables.has_parity(stripes, group) {
                 true => lost[at] = Some(why.clone()),

@@ -99,6 +99,9 @@ pub(super) struct Striped {
     pub buffer: Vec<u8>,
     /// Its stripes of which a page cannot be had, so that their parity is unknown.
     pub blind: Vec<bool>,
+    /// By stripe, a bit for each seat: its page could not be had, nobody needs it, and it is zeros
+    /// in the buffer and from now on.
+    pub zeroed: Vec<u32>,
     /// The key of the hashes of pages that were noted with their changed lines.
     pub seed: Seed,
     pub hasher: LastHasher,
@@ -265,8 +268,10 @@ impl Lane {
             update.turn(range);
             let seats = if self.striped.blind[at] { shape.data } else { shape.seats() };
             for seat in 0..seats {
-                let parity = || buffer[at * update.each() + seat * PAGE_BYTES..].as_ptr();
-                let bytes = if seat < shape.data { new[seat] } else { Some(parity()) };
+                let computed = || buffer[at * update.each() + seat * PAGE_BYTES..].as_ptr();
+                let zeroed = self.striped.zeroed[at] >> seat & 1 != 0;
+                let bytes =
+                    if seat < shape.data { new[seat].or_else(|| zeroed.then(computed)) } else { Some(computed()) };
                 let Some(bytes) = bytes else { continue };
                 let number = self.begin_own(stripes.slot(*group, seat, *place), (0, PAGE_BYTES), Verb::Write);
                 writes[at][seat] = Some(self.striped.ended.len() - 1);

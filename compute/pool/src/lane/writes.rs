@@ -213,7 +213,7 @@ impl Lane {
         let home = pool.tables.homes.home(word, nth);
         // SAFETY: one page of the buffers for each, this call's until it returns.
         let buffer = |i: usize| unsafe { buffers.add(i * PAGE_BYTES) };
-        let (mut done, mut written) = (Vec::new(), Vec::new());
+        let (mut done, mut written, mut absent) = (Vec::new(), Vec::new(), Vec::new());
         // READs have even tags, WRITEs odd ones.
         for (i, &slot) in slots.iter().enumerate() {
             // SAFETY: as above.
@@ -227,11 +227,11 @@ impl Lane {
             }
             let is_read = |done: &Done| done.tag.is_multiple_of(2);
             written.extend(done.iter().filter(|done| !is_read(done)).cloned());
-            let come: Vec<usize> = done
-                .drain(..)
-                .filter(|done| is_read(done) && done.result.is_ok())
-                .map(|done| done.tag as usize / 2)
-                .collect();
+            let read = done.drain(..).filter(is_read);
+            let (come, missing): (Vec<Done>, Vec<Done>) = read.partition(|done| done.result.is_ok());
+            let at = |done: Done| done.tag as usize / 2;
+            absent.extend(missing.into_iter().map(at).map(|i| slots[i]));
+            let come: Vec<usize> = come.into_iter().map(at).collect();
             self.fill_with(pool, (nth, home), come.into_iter().map(|i| (2 * i as u64 + 1, slots[i], buffer(i))));
             self.doorbell(pool);
         }
@@ -240,7 +240,28 @@ impl Lane {
             // could overtake the WRITE.
             pool.tables.homes.set_stale(word, nth, slots[done.tag as usize / 2].place(), false);
         }
+        self.give_zeros(pool, &absent);
         Some(at)
+    }
+
+    /// Makes stripes whole of which a filling home lacks a page that cannot be had, where nobody
+    /// needs it: a free slot of each becomes zeros, and the parity is computed anew. Otherwise the
+    /// group would lack the page for as long as it stands, and be no help when another node is lost.
+    #[cold]
+    fn give_zeros(&mut self, pool: &Pool, absent: &[FarSlot]) {
+        static ZEROS: [u64; PAGE_BYTES / 8] = [0; PAGE_BYTES / 8];
+        for slot in absent {
+            let Some((stripes, group, _)) = pool.tables.seat(slot.slab_index()) else { continue };
+            let mut slots = (0..stripes.shape.data).map(|seat| stripes.slot(group, seat, slot.place()));
+            // If each slot is taken, the page that is absent is lost or will be written.
+            let Some(free) = slots.find(|slot| !pool.is_taken(*slot)) else { continue };
+            pool.seals().unmark(free);
+            let noted = self.striped.note(&pool.tables, 0, free, ZEROS.as_ptr().cast(), None);
+            self.operations.under_way += usize::from(noted);
+        }
+        let mut done = Vec::new();
+        self.doorbell(pool);
+        while self.wait(pool, &mut done, Duration::from_secs(1)) > 0 {}
     }
 
     /// Posts WRITEs of pages, with their tags, to a filling home.
