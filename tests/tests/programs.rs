@@ -140,19 +140,13 @@ fn protected_pages() -> Result<()> {
     Ok(())
 }
 
-/// Where held pages cannot be dropped (memory is locked by a call that was not seen) what is written to them would be lost: the run ends, and says why.
+/// Memory that the program locks by a call that was not seen leaves as ever: what is written to it meanwhile is kept.
 #[test]
-fn held_pages_that_do_not_leave() -> Result<()> {
+fn pages_that_are_locked_unseen() -> Result<()> {
     let program = Command::new(compile::c("locked_unseen", &[])?);
     let native = process::run(copy(&program), LIMIT)?.success()?;
-    // Who may lock no memory has nothing to test.
-    if native.stdout.starts_with(b"not locked") {
-        return Ok(());
-    }
     for transport in ["shm", "tcp"] {
-        let (ended, _) = far_run(&program, &Far::local("4M").with(&["--transport", transport]), LIMIT)?;
-        ensure!(ended.status.code() == Some(73), "{transport}: {}", ended.status);
-        ensure!(ended.stderr.contains("does not leave"), "{}", ended.stderr);
+        compare(&native, &far_run(&program, &Far::local("4M").with(&["--transport", transport]), LIMIT)?.0)?;
     }
     Ok(())
 }

@@ -42,14 +42,19 @@ pub fn remap(old: usize, old_len: usize, new_len: usize, flags: i32, new: usize)
     ask(libc::SYS_mremap, old, [old_len, new_len, flags as usize, new, 0])
 }
 
-/// Drops the pages of a range, which are the caller's.
+/// Drops the pages of a range, which are the caller's. Locked ones are unlocked: the program locked
+/// them by a call that nobody saw, and to lock far memory promises nothing.
 ///
 /// # Errors
-/// Locked memory stays.
+/// The kernel's.
 pub fn discard(at: usize, len: usize) -> Result<(), Errno> {
-    match advise(at, len, libc::MADV_DONTNEED) {
+    let drop = || match advise(at, len, libc::MADV_DONTNEED) {
         0.. => Ok(()),
         e => Err(Errno(-e as i32)),
+    };
+    match drop() {
+        Err(Errno(libc::EINVAL)) if ask(libc::SYS_munlock, at, [len, 0, 0, 0, 0]) == 0 => drop(),
+        dropped => dropped,
     }
 }
 

@@ -38,6 +38,7 @@ use crate::net::has_marked;
 use crate::process::pager;
 use crate::signals::open;
 use crate::threads;
+use farmem_protocol::addr::{FAR_END, FAR_START};
 use farmem_sys::descriptors::OPEN_MEM_FLAGS;
 use farmem_sys::hold::{GET_MEMORY_MERGE, PIPE_FLAGS, SPLICE_FLAGS};
 use farmem_sys::raw::{SignalsBlocked, syscall};
@@ -47,8 +48,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Calls that the runtime makes besides [`OWN`] if pages go to a file.
 const DISK_CALLS: [i64; 4] = [libc::SYS_pwrite64, libc::SYS_fallocate, libc::SYS_sync_file_range, libc::SYS_fadvise64];
 
+/// A mask of the upper half of an address, and what a far one has there.
+const FAR_HIGH: (u32, u32) = (!((FAR_START >> 32) as u32 - 1), (FAR_START >> 32) as u32);
+const _: () = assert!(FAR_START.is_power_of_two() && FAR_END == 2 * FAR_START);
+
 /// The calls that the runtime makes after its start, its threads and children included.
-const OWN: [i64; 50] = [
+const OWN: [i64; 51] = [
     // Faults and evictions.
     libc::SYS_ioctl,
     libc::SYS_process_madvise,
@@ -74,6 +79,7 @@ const OWN: [i64; 50] = [
     libc::SYS_munmap,
     libc::SYS_mprotect,
     libc::SYS_mremap,
+    libc::SYS_munlock,
     libc::SYS_mincore,
     libc::SYS_brk,
     // Nodes.
@@ -318,6 +324,13 @@ fn conditions(nr: i64, needs: Needs) -> Vec<libc::sock_filter> {
                 op(GO, BEHIND, 0, 0),
             ]
         }
+        // Far memory alone: what the program keeps from a disk elsewhere stays locked.
+        libc::SYS_munlock => vec![
+            op(LOAD, arg_high(0), 0, 0),
+            op(AND, FAR_HIGH.0, 0, 0),
+            op(EQUAL, FAR_HIGH.1, 1, 0),
+            op(GO, BEHIND, 0, 0),
+        ],
         libc::SYS_clone => one_of(0, ALL, &[THREAD_FLAGS as u32]),
         // The runtime's filter in the next image; and the question whether pages may be merged.
         libc::SYS_prctl => {
