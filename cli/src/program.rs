@@ -42,6 +42,9 @@ pub enum Unusable {
     /// Another C library.
     #[error("{0} is loaded by {1}: farmem works with glibc only")]
     Loader(String, String),
+    /// Its sanitizer wants the addresses of far memory.
+    #[error("{0} is built with {1}, which needs the addresses that farmem uses: run it without farmem")]
+    Sanitizer(String, &'static str),
 }
 
 impl Unusable {
@@ -149,8 +152,52 @@ fn check(file: &Path) -> Result<Option<PathBuf>, Unusable> {
         Some(Elf::OtherMachine) => Err(Unusable::Machine(show(file))),
         Some(Elf::Static) => Err(Unusable::Static(show(file))),
         Some(Elf::LoadedBy(loader)) if !glibc(&loader) => Err(Unusable::Loader(show(file), loader)),
-        Some(Elf::LoadedBy(_)) => Ok(None),
+        Some(Elf::LoadedBy(_)) => match sanitizer(&opened) {
+            Some(name) => Err(Unusable::Sanitizer(show(file), name)),
+            None => Ok(None),
+        },
     }
+}
+
+/// The sanitizer of a 64-bit ELF file, if it is one whose shadow memory lies at far addresses. Its
+/// entry is among the program's symbols, which it imports or, linked statically, has. A stripped
+/// program that has it is not known.
+fn sanitizer(file: &File) -> Option<&'static str> {
+    const NAMES: [(&[u8], &str); 2] =
+        [(b"\0__tsan_init\0", "ThreadSanitizer"), (b"\0__msan_init\0", "MemorySanitizer")];
+    const SECTION: usize = 64;
+    const STRINGS: u32 = 3;
+    /// Of a table of names: that of a larger program is not read.
+    const MOST: u64 = 16 << 20;
+    let mut head = [0; 64];
+    file.read_exact_at(&mut head, 0).ok()?;
+    let long = |bytes: &[u8], at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+    let half = |at: usize| usize::from(u16::from_le_bytes([head[at], head[at + 1]]));
+    let (table, size, count) = (long(&head, 40), half(58), half(60));
+    if size != SECTION {
+        return None;
+    }
+    let mut sections = vec![0; SECTION * count];
+    file.read_exact_at(&mut sections, table).ok()?;
+    let strings = |section: &&[u8]| section[4..8] == STRINGS.to_le_bytes() && long(section, 32) <= MOST;
+    sections.chunks_exact(SECTION).filter(strings).find_map(|section| {
+        let mut names = vec![0; long(section, 32) as usize];
+        file.read_exact_at(&mut names, long(section, 24)).ok()?;
+        NAMES.iter().find(|(entry, _)| has_name(&names, entry)).map(|(_, name)| *name)
+    })
+}
+
+/// Whether some bytes lie in others.
+fn has_name(bytes: &[u8], part: &[u8]) -> bool {
+    let mut rest = bytes;
+    // Names begin behind a zero, so only there is compared.
+    while let Some(at) = rest.iter().position(|byte| *byte == part[0]) {
+        if rest[at..].starts_with(part) {
+            return true;
+        }
+        rest = &rest[at + 1..];
+    }
+    false
 }
 
 fn glibc(loader: &str) -> bool {
@@ -273,6 +320,28 @@ mod tests {
         fs::write(&path, &elf).unwrap();
         assert!(matches!(find(path.as_os_str()), Err(Unusable::Machine(_))));
         fs::remove_file(path).unwrap();
+    }
+
+    /// Programs that the compiler makes with ThreadSanitizer, shared and static, are known; others are not taken for such.
+    #[test]
+    fn sanitizers_that_want_far_addresses_are_refused() {
+        let source = file("source.c", b"int main(void) { return 0; }\n", 0o644);
+        for (flags, refused) in [
+            (&["-fsanitize=thread"][..], true),
+            (&["-fsanitize=thread", "-static-libtsan"], true),
+            (&["-fsanitize=undefined"], false),
+        ] {
+            let program = file("sanitized", b"", 0o755);
+            let made = std::process::Command::new("gcc").args(flags).arg(&source).arg("-o").arg(&program).output();
+            // A compiler without the sanitizer's library has nothing to test.
+            if made.is_ok_and(|made| made.status.success()) {
+                let found = find(program.as_os_str());
+                assert_eq!(matches!(found, Err(Unusable::Sanitizer(_, "ThreadSanitizer"))), refused, "{flags:?}");
+                assert!(refused || found.is_ok(), "{flags:?}");
+            }
+            fs::remove_file(program).unwrap();
+        }
+        fs::remove_file(source).unwrap();
     }
 
     proptest! {
