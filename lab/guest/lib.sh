@@ -127,18 +127,20 @@ choose_accelerator() {
 monitor() { [ -z "${MONITOR:-}" ] && echo "-monitor none" || echo "-chardev pipe,id=monitor,path=$MONITOR -mon monitor"; }
 
 # stands_still   Says where the processors of a machine are that says nothing any more, and which of its tasks wait: by
-# MONITOR, and by the keys that its kernel obeys. What the kernel says comes by its console.
-stands_still() {
-    local key
+# MONITOR, and by the keys that its kernel obeys. What the kernel says comes by its console. The machine may end meanwhile.
+stands_still() (
+    trap '' PIPE
+    set +e
     echo "the machine has said nothing for a while:"
     : >"$MONITOR.said"
     cat "$MONITOR.out" >"$MONITOR.said" &
-    for _ in 1 2 3; do echo "info registers -a" && sleep 1; done >"$MONITOR.in"
-    for key in 9 w l; do echo "sendkey alt-sysrq-$key" && sleep 3; done >"$MONITOR.in"
+    exec 3<>"$MONITOR.in"
+    for _ in 1 2 3; do echo "info registers -a" >&3 && sleep 1; done
+    grep -aoE '^(CPU#|[RE]IP=).*' "$MONITOR.said" | sed 's/^/    /'
+    for key in 9 w l; do echo "sendkey alt-sysrq-$key" >&3 && sleep 3; done
     kill $!
-    grep -aoE '^(CPU#|[RE]IP=).*' "$MONITOR.said" | sed 's/^/    /' || true
     rm "$MONITOR.said"
-}
+)
 
 # boot SECONDS MEMORY_MIB KERNEL IMAGE [OPTION...]   Runs a guest. Its console is the output. APPEND: for its kernel.
 # FARMEM_GUEST_NICE: the guest's, 0 to 19. MONITOR: two pipes, MONITOR.in and MONITOR.out, by which the machine is asked.

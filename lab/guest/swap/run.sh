@@ -208,7 +208,7 @@ seek() {
 # What the guest asks of this side, by lines of its console. It is answered by files, which it gets by TFTP.
 mkdir "$new/answers"
 host() {
-    local line ms cuts answer ending code part= still=
+    local line ms cuts answer ending code keys= part= still=
     while :; do
         code=0
         IFS= read -r -t "${FARMEM_GUEST_SILENCE:-150}" line || code=$?
@@ -217,9 +217,9 @@ host() {
         if [ $code -gt 128 ]; then
             part=$line
             case $still in
-                "") stands_still && still=asked ;;
+                "") stands_still && still=${keys:-told} ;;
                 # A kernel answers these keys whatever its programs do.
-                asked) : >"$new/stuck" && still=ended && echo quit >"$MONITOR.in" ;;
+                asked) : >"$new/stuck" && still=ended && echo quit 1<>"$MONITOR.in" ;;
             esac
             continue
         fi
@@ -227,6 +227,7 @@ host() {
         [ "$still" != asked ] || still=answered
         echo "$line"
         case $line in
+            "GUEST obeys keys") keys=asked ;;
             "HOST stop")
                 kill -STOP $node
                 : >"$new/answers/stopped"
