@@ -264,6 +264,63 @@ fn nobody_at_any_front_end_sees_half_of_a_transaction() {
     assert_eq!(fronts[1].client().ask("MGET a b"), format!("[{moved} -{moved}]"));
 }
 
+/// Transactions with scripts at two front ends: the script moves from one key to another that it does not name, and
+/// commands before and behind it change both. Nobody sees a part, and none is refused although it watches.
+#[test]
+fn a_transaction_with_a_script_is_one_step_for_all_front_ends() {
+    let node = Process::node(Transport::Tcp);
+    let fronts = [Process::front("inside", &node.at), Process::front("inside", &node.at)];
+    let script = "redis.call('incrby', KEYS[1], ARGV[1]); return redis.call('decrby', KEYS[1] .. '2', ARGV[1])";
+    let queue = |client: &mut Client, script: &str, named: &[&str]| {
+        client.send(&[&["EVAL", script][..], named].concat()).unwrap();
+        assert_eq!(client.reply().as_deref(), Some("+QUEUED"));
+    };
+    let mut client = fronts[0].client();
+    answers(&mut client, &[("MSET a 0 a2 0", "+OK")]);
+    let stop = AtomicBool::new(false);
+    let done: i64 = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2)
+            .map(|n| {
+                let (mut client, stop) = (fronts[n].client(), &stop);
+                scope.spawn(move || {
+                    let mut done = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        answers(&mut client, &[("WATCH other", "+OK"), ("MULTI", "+OK"), ("INCR a", "+QUEUED")]);
+                        queue(&mut client, script, &["1", "a", "2"]);
+                        answers(&mut client, &[("DECR a2", "+QUEUED")]);
+                        let said = client.ask("EXEC");
+                        assert!(said.starts_with("[:"), "{said}");
+                        done += 3;
+                    }
+                    done
+                })
+            })
+            .collect();
+        for _ in 0..60 {
+            let seen = numbers(&client.ask("MGET a a2").replace('-', ""));
+            assert_eq!(seen[0], seen[1]);
+        }
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    answers(&mut client, &[("MGET a a2", &format!("[{done} -{done}]")), ("MULTI", "+OK"), ("SET b 1", "+QUEUED")]);
+    // A script that fails changes nothing, and the rest goes on.
+    queue(&mut client, "redis.call('set', 'b', 2); redis.call('publish', 'c', 'm'); error('no')", &["0"]);
+    queue(&mut client, "return redis.call('get', 'b')", &["0"]);
+    client.send(&["EVAL_RO", "return redis.call('set', 'b', 3)", "0"]).unwrap();
+    assert_eq!(client.reply().as_deref(), Some("+QUEUED"));
+    answers(&mut client, &[("INCR b", "+QUEUED"), ("EVALSHA abc 0", "+QUEUED"), ("EVAL x -1", "+QUEUED")]);
+    let said = client.ask("EXEC");
+    let words = ["[+OK -ERR ", "no script:", " 1 -ERR Write commands are not allowed", " :2 -NOSCRIPT "];
+    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    assert!(said.contains("-ERR Number of keys can't be negative"), "{said}");
+    answers(&mut client, &[("GET b", "2"), ("WATCH b", "+OK")]);
+    assert_eq!(fronts[1].client().ask("SET b 9"), "+OK");
+    answers(&mut client, &[("MULTI", "+OK")]);
+    queue(&mut client, "return redis.call('incr', KEYS[1])", &["1", "b"]);
+    answers(&mut client, &[("EXEC", "*-1"), ("GET b", "9")]);
+}
+
 /// A front end that is alone answers from its near cache, also of tables that it has split since.
 #[test]
 fn a_lone_front_end_changes_keys_together_when_tables_have_split() {

@@ -27,16 +27,22 @@ pub fn seen(found: Option<&Found>) -> Seen {
 }
 
 /// One key of a draft.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Page {
     /// As it was read; `None`: absent.
     read: Option<Object>,
     /// As the commands left it; `None`: absent.
     object: Option<Object>,
     /// The value to write. `None`: nothing was changed.
-    change: Option<Option<Value>>,
+    change: Option<Option<Rc<Value>>>,
     /// Its part of the draft's bytes.
     counted: usize,
+}
+
+impl Page {
+    fn take_change(&mut self) -> Option<Option<Value>> {
+        self.change.take().map(|value| value.map(Rc::unwrap_or_clone))
+    }
 }
 
 /// A stream that grows. It is encoded when another command wants it, or at the end: the time for many
@@ -56,6 +62,14 @@ struct Growing {
 
 /// Bytes of the values that a draft may read, and of those that it may change.
 pub const BYTES: usize = 128 << 20;
+
+/// What a draft's commands have come to, so that what follows can be taken back.
+#[derive(Debug)]
+pub struct Mark {
+    pages: BTreeMap<Vec<u8>, Page>,
+    bytes: usize,
+    messages: usize,
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -117,6 +131,21 @@ impl Draft {
         *self.random.borrow_mut() = Random::new(self.seed);
     }
 
+    /// Where the commands are now.
+    pub fn mark(&self) -> Mark {
+        self.encode();
+        let (pages, messages) = (self.pages.borrow().clone(), self.messages.borrow().len());
+        Mark { pages, bytes: self.bytes.get(), messages }
+    }
+
+    /// Takes back what commands have changed since.
+    pub fn back_to(&self, mark: Mark) {
+        *self.growing.borrow_mut() = None;
+        self.pages.replace(mark.pages);
+        self.bytes.set(mark.bytes);
+        self.messages.borrow_mut().truncate(mark.messages);
+    }
+
     /// Bytes of the values that were read.
     pub fn held(&self) -> usize {
         self.held.get()
@@ -173,7 +202,7 @@ impl Draft {
         self.bytes.set(bytes);
         page.counted = new;
         page.object = value.as_ref().map(|value| Object::of(key, value));
-        page.change = Some(value);
+        page.change = Some(value.map(Rc::new));
         Ok(())
     }
 
@@ -218,7 +247,7 @@ impl Draft {
         if let Some(page) = self.pages.borrow_mut().get_mut(&growing.key) {
             let value = Value { kind: Type::Stream, expiry: growing.expiry, bytes: growing.stream.to_bytes() };
             page.object = Some(Object::of(&growing.key, &value));
-            page.change = Some(Some(value));
+            page.change = Some(Some(Rc::new(value)));
         }
     }
 
@@ -275,14 +304,14 @@ impl Draft {
     pub fn changes(&self) -> Vec<(Vec<u8>, Option<Value>)> {
         self.encode();
         let mut pages = self.pages.borrow_mut();
-        pages.iter_mut().filter_map(|(key, page)| Some((key.clone(), page.change.take()?))).collect()
+        pages.iter_mut().filter_map(|(key, page)| Some((key.clone(), page.take_change()?))).collect()
     }
 
     /// All keys, and what becomes of them.
     pub fn intents(&self) -> Vec<Intent> {
         self.encode();
         let mut pages = self.pages.borrow_mut();
-        pages.iter_mut().map(|(key, page)| Intent { key: key.clone(), change: page.change.take() }).collect()
+        pages.iter_mut().map(|(key, page)| Intent { key: key.clone(), change: page.take_change() }).collect()
     }
 
     /// The change of the only key.

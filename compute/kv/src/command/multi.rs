@@ -7,10 +7,10 @@
 //!   place of the value that was read. The transaction takes effect at one moment, for every
 //!   front end, or not at all. If another client was faster it runs again, or fails if it watches
 //!   the key.
-//! * **Several keys.** They run on a draft of all keys, whose changes take effect at one moment, for every
-//!   front end ([`super::several`]). Other clients have their turns meanwhile. Those that change the same
-//!   keys wait for its end.
-//! * **Keys that are not named**, a script, or more than 10 000 keys. Nothing of this front end's other
+//! * **Several keys, or a script.** They run on a draft of all keys, whose changes take effect at one moment, for
+//!   every front end ([`super::several`]). It begins again with each key that a script uses and does not name. Other
+//!   clients have their turns meanwhile. Those that change the same keys wait for its end.
+//! * **Keys that are not named**, or more than 10 000 keys. Nothing of this front end's other
 //!   clients runs meanwhile, but other front ends' commands may come in between. So such a transaction is
 //!   refused if it watches keys while other front ends are alive.
 //!
@@ -19,7 +19,7 @@
 use super::draft::{Draft, Seen, seen};
 use super::several::{ALL, KEYS, Several};
 use super::table::{self, Command};
-use super::{Answered, Call, Client, Fail, Group, channels, dispatch};
+use super::{Answered, Call, Client, Fail, Group, channels, dispatch, scripts};
 use crate::index::Found;
 use crate::keyspace::Change;
 use crate::resp::{Reply, Request};
@@ -260,10 +260,16 @@ fn too_slow(time: Duration) -> String {
 }
 
 impl Multi {
-    /// The keys of its commands, if they are named, few enough, and can be changed on a draft.
+    /// The keys of its commands, if they are named, few enough, and can be changed on a draft. A script may use
+    /// others, too.
     fn keys(&self, watched: &[Watched]) -> Option<Vec<Vec<u8>>> {
         let mut keys = Vec::new();
         for (command, request) in &self.commands {
+            if scripts::is_run(request) {
+                // With a wrong number of keys it only has an error for a reply.
+                keys.extend(scripts::keys(request).unwrap_or_default().iter().cloned());
+                continue;
+            }
             let named = command.named(request).filter(|_| command.runs_on_a_draft())?;
             keys.extend(named.into_iter().map(<[u8]>::to_vec));
         }
@@ -288,6 +294,10 @@ impl Transaction {
                 return Err(Fail::new(too_slow(TIME)));
             }
             replies.push(on_draft(call, draft, command, args));
+            if draft.has_missed() {
+                // It begins again with that key.
+                break;
+            }
         }
         Ok(Reply::Array(replies))
     }
@@ -315,8 +325,8 @@ fn on_draft(call: &Call, draft: &Rc<Draft>, command: &'static Command, args: &Rc
 async fn key_by_key(call: &Call, transaction: &Transaction) -> Answered {
     if !transaction.watched.is_empty() && call.store().has_company(&call.io).await? {
         return Err(Fail::new(
-            "EXEC is refused: it watches keys, and has a script or a command that names no keys, while other front \
-             ends serve this store. Leave that out, or use one front end",
+            "EXEC is refused: it watches keys, and has a command that names no keys, while other front ends serve \
+             this store. Leave that out, or use one front end",
         ));
     }
     for (key, before) in &transaction.watched {

@@ -161,13 +161,15 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         return Err(Fail(Reply::Error("NOSCRIPT No matching script. Please use EVAL.".into())));
     };
     let named = keys(&call.args)?.len();
-    scripts.turn(call).await;
+    let reads = name.ends_with("_ro") | shebang::read(&text)?.1;
+    if call.draft.is_none() {
+        scripts.turn(call).await;
+    }
     let until = Instant::now() + TIME;
     let seed = call.store().random(usize::MAX) as u64;
-    let reads = name.ends_with("_ro") | shebang::read(&text)?.1;
     let script = Script { call, text, sha, reads, named, until, seed };
-    if call.draft.is_some() {
-        return Err(Fail::new("a script runs no other script"));
+    if let Some(draft) = &call.draft {
+        return script.in_transaction(draft);
     }
     let alone = call.front.turn.get() == Some(call.client.id);
     if let (Ok([key]), false) = (keys(&call.args), alone) {
@@ -214,6 +216,18 @@ impl Script<'_> {
         let ended = scripts.machine()?.run(call, (&self.sha, &self.text), self.named, until);
         scripts.took(self.call.front.turns.get(), began.elapsed());
         ended
+    }
+
+    /// Runs it on the draft of a transaction. If it fails it changes nothing there.
+    fn in_transaction(&self, draft: &Rc<Draft>) -> Answered {
+        let mark = draft.mark();
+        let ended = self.on(draft, self.until);
+        draft.read_only.set(false);
+        let (reply, failed) = ended?;
+        if failed {
+            draft.back_to(mark);
+        }
+        Ok(reply)
     }
 
     /// `None`: the script uses other keys, too.
