@@ -14,18 +14,19 @@ check() {
     echo "CHECK $name: $verdict ($(cut -d' ' -f1 /proc/uptime | awk -v b="$begun" '{ printf "%.1f", $1 - b }') s)"
 }
 
-# A node that lends 512 MiB over TCP and RDMA, ready when this returns.
+# A node that lends 512 MiB over TCP and RDMA, at port 7411 or another, ready when this returns.
 start_node() {
+    port=${1:-7411}
     # Empty before it is looked into: the node before wrote its address there, too.
     : >/tmp/node.log
-    farmem node --lend 512M --listen 127.0.0.1:7411 --rdma rxe0 >/tmp/node.log 2>&1 &
+    farmem node --lend 512M --listen 127.0.0.1:$port --rdma rxe0 >/tmp/node.log 2>&1 &
     node=$!
     tries=0
-    until grep -q 7411 /tmp/node.log || [ $tries -ge 100 ]; do
+    until grep -q $port /tmp/node.log || [ $tries -ge 100 ]; do
         tries=$((tries + 1))
         sleep 0.1
     done
-    grep -q 7411 /tmp/node.log || { cat /tmp/node.log; return 1; }
+    grep -q $port /tmp/node.log || { cat /tmp/node.log; return 1; }
 }
 
 far() { farmem run --local 2M --node 127.0.0.1:7411 --transport verbs "$@"; }
@@ -62,6 +63,53 @@ node_dies() {
     status=$?
     sed 's/^/  /' /tmp/said
     [ $status -eq 70 ] && grep -q '127.0.0.1:7411' /tmp/said
+}
+
+# Waits until a command succeeds, at most a minute of emulated time.
+until_so() {
+    tries=0
+    until "$@" || [ $tries -ge 600 ]; do
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+    "$@"
+}
+
+# Lines of the run since the last kill.
+since() { tail -n +$((mark + 1)) /tmp/said; }
+has_said() { since | grep -q "$1"; }
+# The last word about copies is that there are two. An emulated node may be late, and lose its copy for a while.
+is_whole() { ! since | grep -o 'with one copy\|two copies again' | tail -n 1 | grep -q one; }
+is_made_again() { has_said 'two copies again' && is_whole; }
+
+# Two copies over RDMA. Of the two nodes of a program that holds three times its room, one is killed. It is started anew,
+# without what it had, and gets its copy again; then the other one is killed. Each word is right.
+mirrored() {
+    start_node || return 1
+    first=$node
+    start_node 7412 || return 1
+    second=$node
+    rm -f /tmp/held /tmp/go
+    : >/tmp/said
+    far --node 127.0.0.1:7412 --protect mirror --stats none -- holds 6 /tmp/held /tmp/go >/tmp/got 2>/tmp/said &
+    run=$!
+    held=0 mark=0
+    until_so [ -e /tmp/held ] && until_so is_whole || held=1
+    mark=$(wc -l </tmp/said)
+    kill -9 $first && wait $first
+    until_so has_said '127.0.0.1:7411 is lost.* goes on with one copy' || held=1
+    start_node || held=1
+    until_so is_made_again || held=1
+    mark=$(wc -l </tmp/said)
+    kill -9 $second && wait $second
+    until_so has_said '127.0.0.1:7412 is lost.* goes on with one copy' || held=1
+    : >/tmp/go
+    wait $run || held=1
+    sed 's/^/  /' /tmp/said /tmp/got
+    grep -q '786432 words are right' /tmp/got || held=1
+    kill $node
+    wait $node
+    return $held
 }
 
 # Dirty pages leave by reference on this kernel too (before Linux 6.13: dropped by a call for each range); and none of what is written is lost.
@@ -122,6 +170,7 @@ check sort sorts
 check held held
 check pages pages
 check node_dies node_dies
+check mirror mirrored
 check swap swapped farmem
 check swap_finemem swapped finemem
 check swap_onesidedmw swapped onesidedmw
