@@ -211,7 +211,7 @@ fn come(
     stream.write_all(Proof { mac, share }.frame().as_bytes()).unwrap();
     match receive(&mut stream, Greeting::read) {
         Some(Greeting::Welcome(welcome)) => Ok((stream, (nonce, theirs), welcome)),
-        Some(Greeting::Refused(verdict)) => Err(verdict),
+        Some(Greeting::Refused(verdict) | Greeting::Proven(verdict, _)) => Err(verdict),
         other => panic!("{other:?}"),
     }
 }

@@ -5,6 +5,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
+/// Regions of one node, at most. Each takes one of the owner ids that members leave over.
+pub const MAX_REGIONS: usize = 256;
 /// Characters of a region's name, at most.
 pub const MAX_NAME: usize = 16;
 

@@ -9,6 +9,7 @@
 //!  │◄────────────── Challenge {node's nonce} ───│
 //!  │── Proof {share, HMAC(key, "host", nonce, Hello, share)} ►│  refuses, or lets in
 //!  │◄─── Welcome {share, proof = HMAC(key, "node", nonce, Hello, Welcome)}
+//!  │     or why not, proven likewise
 //! ```
 //!
 //! Neither the token nor its key goes over the wire. Both nonces are in both proofs, and so is
@@ -143,6 +144,12 @@ impl Key {
     /// Welcome. In the latter the field of the proof is zeros.
     pub fn of_node(&self, nonce: &Nonce, hello: &[u8], welcome: &[u8]) -> Mac {
         self.mac(b"farmem 6 node", &[nonce, hello, welcome])
+    }
+
+    /// The node's proof that it is the one who refuses. It covers the node's nonce, the bytes of the
+    /// Hello, and those of the refusal, with zeros in the proof's place.
+    pub fn of_refusal(&self, nonce: &Nonce, hello: &[u8], refusal: &[u8]) -> Mac {
+        self.mac(b"farmem 6 refusal", &[nonce, hello, refusal])
     }
 
     /// The proof for a request outside of a node's connection, such as one to a controller.

@@ -2,7 +2,7 @@
 
 use farmem_fabric::{NodeAddr, Trust};
 use farmem_protocol::extent::word::Owner;
-use farmem_protocol::wire::{Figure, Names, VolumeInfo, Who};
+use farmem_protocol::wire::{Figure, MAX_VOLUMES, Names, VolumeInfo, Who};
 use farmem_sys::process;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -240,7 +240,8 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
         let about = who.and_then(|who| runs.get(&who.run).cloned().or_else(|| About::told(&who)));
         holders.push(Holder { owner: owner.slot(), pid, region, agent, run, about, held: bytes(chunks), slabs });
     }
-    let volumes = volumes(&reader, |owner| bytes(recount.held.get(&Owner::new(owner)).copied().unwrap_or(0)))?;
+    let held = |owner| Owner::said(owner).and_then(|owner| recount.held.get(&owner));
+    let volumes = volumes(&reader, |owner| bytes(held(owner).copied().unwrap_or(0)))?;
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.held));
     let runs = snapshot.free_runs();
     let mut orders = std::collections::BTreeMap::new();
@@ -277,7 +278,10 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
 /// The swap volumes of a node. `held`: by owner id.
 fn volumes(reader: &Reader, held: impl Fn(u16) -> u64) -> Result<Vec<Volume>, Failure> {
     let mut volumes = Vec::new();
-    while let Some(info) = reader.session.records().volume(volumes.len() as u64).map_err(Failure::no_node)? {
+    // No node has more, whatever it says.
+    while volumes.len() < MAX_VOLUMES
+        && let Some(info) = reader.session.records().volume(volumes.len() as u64).map_err(Failure::no_node)?
+    {
         let (host, held) = (info.host.to_string(), held(info.owner));
         let VolumeInfo { size, live, filled: repeated, told: single_slots, .. } = info;
         volumes.push(Volume { host, size, live, repeated, held, single_slots });

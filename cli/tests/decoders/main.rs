@@ -115,6 +115,7 @@ fn frames_of_either_end() {
         welcome.frame().as_bytes().to_vec(),
         refused.frame().as_bytes().to_vec(),
         Greeting::Challenge([5; 32]).frame().as_bytes().to_vec(),
+        Greeting::Proven(Verdict::Incarnation, [8; 32]).frame().as_bytes().to_vec(),
         Proof { mac: [6; 32], share: Some([7; 32]) }.frame().as_bytes().to_vec(),
         wire::Request::new(300, Ask::Release(slab)).frame().as_bytes().to_vec(),
         answer.frame().as_bytes().to_vec(),

@@ -156,7 +156,7 @@ fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration, patience:
             return Err(refused("did not prove that it knows this token: something else answers at this address"));
         }
         Ok(Greeting::Welcome(welcome)) => welcome,
-        Ok(Greeting::Refused(verdict)) => return Err(refused(&why(verdict))),
+        Ok(Greeting::Refused(verdict) | Greeting::Proven(verdict, _)) => return Err(refused(&why(verdict))),
         Ok(Greeting::Challenge(_)) => return Err(refused("asks for a token that was not named")),
         Err(NoHello::Version(_)) => {
             return Err(refused("speaks another version of the protocol: use the same farmem at both ends"));

@@ -65,6 +65,8 @@ pub(crate) struct Framed {
     silent_ns: u64,
     /// At how much of it the next look around is due.
     listen_ns: u64,
+    /// Connections in a row that brought no completion, and since when.
+    fruitless: Option<(u32, u64)>,
     /// Where the member has a spare.
     standstill: Standstill,
     spin: Spin,
@@ -98,6 +100,7 @@ impl Framed {
             got: 0,
             silent_ns: 0,
             listen_ns: LISTEN_NS,
+            fruitless: None,
             standstill: Standstill::default(),
             spin: Spin::new(),
             sent: 0,
@@ -335,6 +338,7 @@ impl Framed {
             done.push(Completion { tag: pending.tag, result });
             self.got -= whole;
             self.due += 1;
+            self.fruitless = None;
             k += 1;
             self.under_way.pop_front();
         }

@@ -4,6 +4,7 @@ use super::Trust;
 use super::silence::{DOUBT_NS, Ear, KEEP_S};
 use crate::link::{Link, Passed, Reach};
 use crate::{ConnectError, ConnectOptions};
+use farmem_protocol::extent::Owner;
 use farmem_protocol::wire::control::{MAX_HELLO, MAX_REQUEST};
 use farmem_protocol::wire::{
     Answer, Cipher, Credential, Frame, Greeting, Hello, NoHello, Proof, Purpose, Verdict, Welcome,
@@ -28,6 +29,8 @@ pub(super) enum NoDial {
     Version(u16),
     /// The node refuses the connection.
     Verdict(Verdict),
+    /// Somebody refuses the connection, and has not proven to know the token that the host has.
+    Claimed(Verdict),
     /// The node has not proven that it knows the token.
     Unproven,
 }
@@ -39,7 +42,9 @@ impl NoDial {
         match self {
             NoDial::System(e) => !matches!(e.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS),
             NoDial::Silent | NoDial::Closed => true,
-            NoDial::NotFarmem | NoDial::Version(_) | NoDial::Unproven | NoDial::Verdict(..) => false,
+            NoDial::NotFarmem | NoDial::Version(_) | NoDial::Unproven | NoDial::Verdict(..) | NoDial::Claimed(..) => {
+                false
+            }
         }
     }
 
@@ -62,6 +67,7 @@ impl NoDial {
                 ConnectError::NotFarmem(node)
             }
             NoDial::Unproven => ConnectError::Unproven(node),
+            NoDial::Claimed(verdict) => NoDial::Verdict(verdict).at_start(&node),
             NoDial::Verdict(verdict) => ConnectError::Token { node, why: token_refused(verdict) },
         }
     }
@@ -76,7 +82,7 @@ impl std::fmt::Display for NoDial {
             NoDial::NotFarmem => f.write_str("not a farmem node"),
             NoDial::Version(theirs) => write!(f, "it speaks version {theirs} of the protocol"),
             NoDial::Unproven => f.write_str("it did not prove that it knows the token"),
-            NoDial::Verdict(verdict) => write!(f, "{verdict:?}"),
+            NoDial::Verdict(verdict) | NoDial::Claimed(verdict) => write!(f, "{verdict:?}"),
         }
     }
 }
@@ -201,8 +207,11 @@ pub(super) fn greet(
     };
     match answer {
         Greeting::Welcome(welcome) => match (pass, challenged) {
+            (Some(Pass { key, .. }), Some(nonce)) if !is_proven(key, &nonce, &said, &welcome) => Err(NoDial::Unproven),
+            // No owner has such a number.
+            (None, _) | (Some(_), Some(_)) if Owner::said(welcome.owner).is_none() => Err(NoDial::NotFarmem),
             (None, _) => Ok(Greeted { link, welcome, pass: None }),
-            (Some(pass), Some(nonce)) if is_proven(&pass.key, &nonce, &said, &welcome) => {
+            (Some(pass), Some(nonce)) => {
                 let mut pass = *pass;
                 if let Some(half) = half {
                     // Without a share of the node there is no secret: the node has proven nothing
@@ -218,9 +227,21 @@ pub(super) fn greet(
                 }
                 Ok(Greeted { link, welcome, pass: Some(pass) })
             }
-            (Some(_), _) => Err(NoDial::Unproven),
+            (Some(_), None) => Err(NoDial::Unproven),
         },
-        Greeting::Refused(verdict) => Err(NoDial::Verdict(verdict)),
+        // Nobody is on the path of a Unix socket.
+        Greeting::Refused(verdict) if pass.is_none() || matches!(ear.reach, Reach::Unix(_)) => {
+            Err(NoDial::Verdict(verdict))
+        }
+        Greeting::Refused(verdict) => Err(NoDial::Claimed(verdict)),
+        Greeting::Proven(verdict, proof) => match (pass, challenged) {
+            (Some(Pass { key, .. }), Some(nonce)) => {
+                let bare = Greeting::Proven(verdict, [0; 32]).frame();
+                let right = key.of_refusal(&nonce, said.as_bytes(), bare.as_bytes());
+                Err(if farmem_trust::same(&proof, &right) { NoDial::Verdict(verdict) } else { NoDial::Unproven })
+            }
+            _ => Err(NoDial::NotFarmem),
+        },
         // A challenge without a token to prove, or a second one.
         Greeting::Challenge(_) => Err(NoDial::NotFarmem),
     }

@@ -7,10 +7,12 @@
 //! ```text
 //!  cut ─► dial again, with secret and incarnation
 //!          ├─ welcome ──────────────────────────► go on; repeat what had no answer
-//!          ├─ unknown, other incarnation ───────► Lost: the memory is gone
+//!          ├─ unknown, other incarnation ───────► Lost: the memory is gone. With a token: if the node proves
+//!          │                                      that it says so; else again, until grace is over
 //!          ├─ refused, no middlebox between ────► Lost after REFUSED_NS: no process listens
 //!          ├─ refused by a middlebox, unreachable, closed at once ─► again, until grace is over
-//!          └─ connected, silent ────────────────► wait: a stopped node answers when it continues
+//!          ├─ connected, silent ────────────────► wait: a stopped node answers when it continues
+//!          └─ welcome, and then nonsense ───────► again; Lost when the grace is over
 //! ```
 //!
 //! A connection also counts as cut when the peer's machine has gone silent: [`silence`].

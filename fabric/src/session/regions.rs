@@ -2,7 +2,7 @@
 
 use super::{Membership, Session, Slab};
 use crate::{GrantError, Lost, RegionError};
-use farmem_protocol::region::RegionName;
+use farmem_protocol::region::{MAX_REGIONS, RegionName};
 use farmem_protocol::wire::{Ask, Reply, Status};
 
 /// A node's description of a region.
@@ -85,7 +85,10 @@ impl Regions<'_> {
     /// The regions that have names, in the order of these.
     pub fn list(self) -> Result<Vec<Region>, Lost> {
         let mut regions: Vec<Region> = Vec::new();
-        while let Ok(Reply::Region(name, slabs, owner)) = self.member.ask(Ask::RegionAt(regions.len() as u64))?.0 {
+        // No node has more, whatever it says.
+        while regions.len() < MAX_REGIONS
+            && let Ok(Reply::Region(name, slabs, owner)) = self.member.ask(Ask::RegionAt(regions.len() as u64))?.0
+        {
             regions.push(Region { name, slabs, owner });
         }
         // One that was made meanwhile may have moved another to a place that was asked already.

@@ -24,14 +24,13 @@ use super::units::Units;
 use super::units::leases::Lease;
 use super::{Leaving, Member, Nic};
 use farmem_protocol::addr::SlabId;
+pub use farmem_protocol::region::MAX_REGIONS;
 use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::{self, Refused, Status};
 use farmem_sys::sync::Lock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Regions of one node, at most. Each takes one of the owner ids that members leave over.
-pub const MAX_REGIONS: usize = 256;
 /// Regions that one member may have open, at most.
 pub const MAX_OPEN: usize = 64;
 /// Slabs of one region, at most (4 TiB).

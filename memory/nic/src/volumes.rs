@@ -38,6 +38,7 @@ use super::tenants::Tenant;
 use super::units::Units;
 use super::units::leases::Lease;
 use farmem_protocol::nbd::{PAGE, Refusal, Report};
+use farmem_protocol::wire::MAX_VOLUMES;
 use farmem_protocol::wire::{Names, Secret, run_id};
 use farmem_sys::sync::{Held, Lock};
 use farmem_trust::TokenId;
@@ -49,8 +50,6 @@ use table::Swap;
 
 /// Bytes of a block.
 const BLOCK: u64 = BLOCK_CHUNKS as u64 * PAGE;
-/// Volumes of a node, at most.
-const MAX_VOLUMES: usize = 256;
 /// Streams of one volume, at most.
 const MAX_STREAMS: u32 = 16;
 /// One part in `RESERVE` of a node's memory is promised to no volume. It is for memory that is

@@ -433,10 +433,7 @@ fn sizes_of_overcommitted_volumes_are_bounded_together() {
     let new = |id, size| {
         Purpose::NewVolume(NewVolume { id: secret(id), size, kept_ms: 1000, overcommit: true, ..NewVolume::default() })
     };
-    let verdict = |id, size, key: &Key| match by_token(&nic, new(id, size), key).0 {
-        Greeting::Refused(verdict) => Some(verdict),
-        _ => None,
-    };
+    let verdict = |id, size, key: &Key| by_token(&nic, new(id, size), key).0.refusal();
     assert_eq!(verdict(4, SLAB_BYTES * 4 + MIB, &tenants[0]), Some(Verdict::NoRoom(SLAB_BYTES * 4)));
     assert_eq!(verdict(5, SLAB_BYTES * 4, &tenants[0]), None);
     assert_eq!(verdict(6, lend * 4, &tenants[1]), Some(Verdict::NoRoom(lend * 3)));
@@ -525,7 +522,7 @@ fn a_volume_is_its_tenants() {
     let new = |id, size| Purpose::NewVolume(NewVolume { id: secret(id), size, kept_ms: 1000, ..NewVolume::default() });
     let of = |data| Purpose::Volume(Known { secret: secret(ID), incarnation: nic.incarnation }, data);
     let verdict = |purpose, key: &Key| match by_token(&nic, purpose, key).0 {
-        Greeting::Refused(verdict) => verdict,
+        Greeting::Refused(verdict) | Greeting::Proven(verdict, _) => verdict,
         said => panic!("{said:?}"),
     };
     issue(&[(first, Standing::Good), (other, Standing::Good)]);

@@ -43,16 +43,13 @@ pub fn greeted(stream: &mut (impl Read + Write), hello: &Hello) -> Option<Greeti
 pub fn greet(stream: &mut (impl Read + Write), hello: &Hello) -> Option<Welcome> {
     match greeted(stream, hello)? {
         Greeting::Welcome(welcome) => Some(welcome),
-        Greeting::Refused(_) | Greeting::Challenge(_) => None,
+        Greeting::Refused(_) | Greeting::Proven(..) | Greeting::Challenge(_) => None,
     }
 }
 
 /// Says hello. Returns why the node refuses; `None`: it does not.
 pub fn refused(stream: &mut (impl Read + Write), hello: &Hello) -> Option<Verdict> {
-    match greeted(stream, hello).expect("an answer") {
-        Greeting::Welcome(_) | Greeting::Challenge(_) => None,
-        Greeting::Refused(verdict) => Some(verdict),
-    }
+    greeted(stream, hello).expect("an answer").refusal()
 }
 
 /// Says hello and proves a token; nothing is encrypted.

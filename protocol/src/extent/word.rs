@@ -116,6 +116,11 @@ impl Owner {
         Owner(slot)
     }
 
+    /// The owner of a number that another machine has said. `None`: there is none of this number.
+    pub const fn said(slot: u16) -> Option<Owner> {
+        if slot != 0 && slot < 1 << Owner::BITS { Some(Owner(slot)) } else { None }
+    }
+
     /// Its slot in the owner table.
     #[inline(always)]
     pub const fn slot(self) -> u16 {

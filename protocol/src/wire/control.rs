@@ -265,6 +265,9 @@ pub enum Greeting {
     /// Random bits. The host must prove that it has the token it named; then the node welcomes or
     /// refuses it.
     Challenge([u8; 32]),
+    /// Why not, said to a host that has proven its token, with the node's own proof that it knows the
+    /// token.
+    Proven(Verdict, [u8; 32]),
 }
 
 impl Greeting {
@@ -276,6 +279,14 @@ impl Greeting {
     /// The Greeting at the front of `input`, and its bytes; `None`: it has not come whole.
     pub fn read(input: &[u8]) -> Result<Option<(Greeting, usize)>, NoHello> {
         first_frame(input)
+    }
+
+    /// Why the host is refused, whether or not that is proven. `None`: it is not.
+    pub fn refusal(&self) -> Option<Verdict> {
+        match *self {
+            Greeting::Refused(verdict) | Greeting::Proven(verdict, _) => Some(verdict),
+            Greeting::Welcome(_) | Greeting::Challenge(_) => None,
+        }
     }
 }
 

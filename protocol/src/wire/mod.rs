@@ -49,7 +49,7 @@ pub use control::{
     Welcome,
 };
 pub use endpoint::{Endpoint, OFFERS_RDMA, OFFERS_RESERVE};
-pub use request::{Answer, Ask, Figure, Range, Refused, Reply, Request, VolumeInfo, Who};
+pub use request::{Answer, Ask, Figure, MAX_VOLUMES, Range, Refused, Reply, Request, VolumeInfo, Who};
 pub use text::{Names, Text};
 pub use verb::{
     ANY_QUEUE, Batch, Binding, Completion, MAX_SEND_BYTES, MAX_VERB_BYTES, MAX_VERBS, Op, REPLY_BYTES, Verb,

@@ -189,6 +189,9 @@ pub enum Reply {
     Volume(VolumeInfo),
 }
 
+/// Swap volumes of one node, at most.
+pub const MAX_VOLUMES: usize = 256;
+
 /// A swap volume, as its node describes it. Sizes are bytes unless stated otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VolumeInfo {

@@ -14,6 +14,9 @@ use farmem_protocol::wire::Purpose;
 use farmem_sys::raw;
 use std::time::Duration;
 
+/// Connections in a row without a completion that are no sign of anything.
+const FRUITLESS: u32 = 8;
+
 impl Framed {
     pub fn wait(&mut self, done: &mut Vec<Completion>, limit: Duration) -> Result<usize, Lost> {
         let before = done.len();
@@ -134,6 +137,7 @@ impl Framed {
     #[cold]
     pub(super) fn restore(&mut self) -> Result<(), Lost> {
         loop {
+            self.note_fruitless()?;
             self.withdraw();
             self.link = Some(self.member.restore(Purpose::Attach(self.member.known(), self.number))?);
             self.away = Away::noted();
@@ -143,6 +147,21 @@ impl Framed {
                 return Ok(());
             }
         }
+    }
+
+    /// Counts a connection that ended. A node that takes each new one, and ends it or answers nonsense
+    /// before any verb has completed, does so for ever: it is given up at the end of the grace.
+    fn note_fruitless(&mut self) -> Result<(), Lost> {
+        let now = self.reach().now_ns();
+        let (count, since) = self.fruitless.map_or((1, now), |(count, since)| (count + 1, since));
+        self.fruitless = Some((count, since));
+        if count <= FRUITLESS {
+            return Ok(());
+        }
+        let reason = || format!("{count} connections in a row have ended before it answered on them as it should");
+        self.member.end_if_spared(reason)?;
+        let lasts = now.saturating_sub(since) >= self.member.grace.as_nanos() as u64;
+        if lasts { Err(self.member.give_up(reason())) } else { Ok(()) }
     }
 
     /// Takes everything under way back to the posted verbs, in order. A verb that may have

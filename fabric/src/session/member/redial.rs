@@ -48,7 +48,7 @@ impl Membership {
             let patience = if hasty { HASTE } else { Patience { connect_ns: CONNECT_NS, answer_ns: SILENT_NS } };
             match self.dial(purpose, patience) {
                 Ok(found) => return Ok(found),
-                Err(failure) if hasty && failure.is_the_nodes() => {
+                Err(failure) if hasty && (failure.is_the_nodes() || self.doubts(&failure)) => {
                     hasty = false;
                     self.end_if_spared(|| format!("its connection was cut and is not made again at once ({failure})"))?;
                     continue;
@@ -98,34 +98,8 @@ impl Membership {
     pub(super) fn judge(&self, failure: NoDial, outage: &mut Outage, over: bool) -> Result<(), Lost> {
         let now = self.reach.now_ns();
         let refused = matches!(failure, NoDial::System(Errno(libc::ECONNREFUSED | libc::ENOENT)));
-        match failure {
-            NoDial::Verdict(Verdict::Incarnation) => {
-                return Err(self.end("it was started anew and no longer has this program's memory"));
-            }
-            NoDial::Verdict(Verdict::Unknown) => {
-                return Err(self
-                    .give_up("it has given this program's memory back: the grace period or the run was over".into()));
-            }
-            NoDial::Verdict(
-                verdict @ (Verdict::NoToken
-                | Verdict::WrongToken
-                | Verdict::Revoked
-                | Verdict::Expired
-                | Verdict::NoTokens),
-            ) => return Err(self.give_up(token_refused(verdict).into())),
-            NoDial::Unproven => {
-                return Err(self.give_up("it does not know this run's token: it is another node".into()));
-            }
-            NoDial::NotFarmem
-            | NoDial::Version(_)
-            | NoDial::Verdict(Verdict::Version | Verdict::Malformed | Verdict::NoRoom(_)) => {
-                return Err(self.give_up("something else listens at its address now".into()));
-            }
-            NoDial::System(Errno(libc::EACCES)) if self.mapped => {
-                return Err(self.give_up("this process has given up the rights to reach its socket".into()));
-            }
-            _ if self.mapped => return Err(self.end("its process has ended")),
-            NoDial::System(_) | NoDial::Silent | NoDial::Closed | NoDial::Verdict(..) => {}
+        if over || !self.doubts(&failure) {
+            self.accept(&failure)?;
         }
         if refused {
             let since = *outage.refused_ns.get_or_insert(now);
@@ -151,6 +125,50 @@ impl Membership {
                     .give_up(format!("the connection was cut and could not be restored within {grace:?}: {failure}")))
             }
             false => Ok(()),
+        }
+    }
+    /// Whether an answer that would end this member may be somebody's who is on the path. The member has
+    /// a token then, and nothing shows that the answer's sender knows it. Until the grace is over such an
+    /// answer is a failure like any other.
+    fn doubts(&self, failure: &NoDial) -> bool {
+        let is_unproven =
+            matches!(failure, NoDial::Claimed(_) | NoDial::Unproven | NoDial::NotFarmem | NoDial::Version(_));
+        is_unproven && self.pass.is_some() && !self.mapped
+    }
+
+    /// An error if the answer means that the node, or this member there, is gone.
+    fn accept(&self, failure: &NoDial) -> Result<(), Lost> {
+        match failure {
+            NoDial::Verdict(Verdict::Incarnation) => {
+                Err(self.end("it was started anew and no longer has this program's memory"))
+            }
+            NoDial::Claimed(Verdict::Incarnation) => {
+                Err(self.give_up("it says that it was started anew, and does not prove it".into()))
+            }
+            NoDial::Verdict(Verdict::Unknown) | NoDial::Claimed(Verdict::Unknown) => {
+                Err(self
+                    .give_up("it has given this program's memory back: the grace period or the run was over".into()))
+            }
+            NoDial::Verdict(verdict) | NoDial::Claimed(verdict)
+                if matches!(
+                    verdict,
+                    Verdict::NoToken | Verdict::WrongToken | Verdict::Revoked | Verdict::Expired | Verdict::NoTokens
+                ) =>
+            {
+                Err(self.give_up(token_refused(*verdict).into()))
+            }
+            NoDial::Unproven => Err(self.give_up("it does not know this run's token: it is another node".into())),
+            NoDial::NotFarmem
+            | NoDial::Version(_)
+            | NoDial::Verdict(Verdict::Version | Verdict::Malformed | Verdict::NoRoom(_))
+            | NoDial::Claimed(Verdict::Version | Verdict::Malformed | Verdict::NoRoom(_)) => {
+                Err(self.give_up("something else listens at its address now".into()))
+            }
+            NoDial::System(Errno(libc::EACCES)) if self.mapped => {
+                Err(self.give_up("this process has given up the rights to reach its socket".into()))
+            }
+            _ if self.mapped => Err(self.end("its process has ended")),
+            NoDial::System(_) | NoDial::Silent | NoDial::Closed | NoDial::Verdict(..) | NoDial::Claimed(..) => Ok(()),
         }
     }
 }

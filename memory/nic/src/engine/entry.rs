@@ -21,8 +21,8 @@ use farmem_protocol::wire::control::Path;
 use farmem_protocol::wire::{
     Broken, Cipher, Greeting, Hello, NoHello, Proof, Purpose, Secret, Share, Verdict, Welcome,
 };
-use farmem_trust::Nonce;
 use farmem_trust::agree::{Agreed, Half};
+use farmem_trust::{Key, Nonce};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -43,6 +43,21 @@ pub(super) struct Proving {
     /// The node's part of the challenge.
     nonce: Nonce,
     known: Known,
+}
+
+/// What a refusal's proof is made of.
+pub(super) struct Vouches {
+    key: Key,
+    /// The node's part of the challenge.
+    nonce: Nonce,
+    hello: Hello,
+}
+
+impl Vouches {
+    fn greeting(&self, verdict: Verdict) -> Greeting {
+        let bare = Greeting::Proven(verdict, [0; 32]).frame();
+        Greeting::Proven(verdict, self.key.of_refusal(&self.nonce, self.hello.frame().as_bytes(), bare.as_bytes()))
+    }
 }
 
 impl Engine {
@@ -103,6 +118,7 @@ impl Engine {
         if !farmem_trust::same(&proof.mac, &right) || hello.tenant != known.key.tenant {
             return self.turn_away(nic, Verdict::WrongToken);
         }
+        self.vouches = Some(Box::new(Vouches { key: known.key, nonce, hello }));
         // As it stands now: it may have been revoked since the challenge.
         if let Some(over) = nic.tenants.why_not(&known.key.id) {
             return self.turn_away(nic, over);
@@ -283,7 +299,11 @@ impl Engine {
     fn refuse(&mut self, nic: &Nic, verdict: Verdict, why: Refused) -> Result<bool, Goodbye> {
         count(&nic.tally.refused_hellos, 1);
         nic.events.tell(Event::Refused(self.about.peer, why));
-        self.output.bytes(Greeting::Refused(verdict).frame().as_bytes());
+        let greeting = match self.vouches.take() {
+            Some(vouches) => vouches.greeting(verdict),
+            None => Greeting::Refused(verdict),
+        };
+        self.output.bytes(greeting.frame().as_bytes());
         self.phase = Phase::Closing;
         Ok(false)
     }
@@ -318,6 +338,7 @@ impl Engine {
                 .zip(agreed)
                 .and_then(|(host, agreed)| known.key.node_ends(host.cipher, (&host.nonce, &nonce), &agreed));
         }
+        self.vouches = None;
         self.output.bytes(Greeting::Welcome(welcome).frame().as_bytes());
         if let Some(ends) = ends {
             // Bytes that came behind the proof are a record already.

@@ -160,6 +160,8 @@ pub struct Engine {
     token: Option<(TokenId, u64)>,
     /// Its place in the table of connections with much output, as long as much waits.
     roomy: Option<Place>,
+    /// By what a refusal is proven: set when the peer has proven its token, until it is let in.
+    vouches: Option<Box<entry::Vouches>>,
 }
 
 impl Engine {
@@ -179,6 +181,7 @@ impl Engine {
             sealed: None,
             opened: Vec::new(),
             put_off: false,
+            vouches: None,
             place: None,
             token: None,
             roomy: None,

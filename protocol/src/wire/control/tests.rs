@@ -122,7 +122,8 @@ fn all_greetings() -> Vec<Greeting> {
         Expired,
         NoTokens,
     ];
-    let others = [Greeting::Welcome(welcome), Greeting::Challenge([0xFF; 32])];
+    let others =
+        [Greeting::Welcome(welcome), Greeting::Challenge([0xFF; 32]), Greeting::Proven(NoRoom(u64::MAX), [0xFF; 32])];
     verdicts.map(Greeting::Refused).into_iter().chain(others).collect()
 }
 
@@ -222,7 +223,7 @@ fn an_unknown_variant_is_refused() {
         let read = behind(&[unknown]).iter().any(|body| matches!(Hello::read(&first(body)), Ok(Some(_))));
         assert_eq!(read, known, "purpose {unknown}");
         let read = behind(&[unknown]).iter().any(|body| matches!(Greeting::read(&first(body)), Ok(Some(_))));
-        assert_eq!(read, unknown < 3, "greeting {unknown}");
+        assert_eq!(read, unknown < 4, "greeting {unknown}");
         let read = behind(&[1, unknown]).iter().any(|body| matches!(Greeting::read(&first(body)), Ok(Some(_))));
         assert_eq!(read, unknown < 12, "verdict {unknown}");
         let read = behind(&[1, 0, unknown]).iter().any(|body| matches!(Request::read(&framed(body)), Ok(Some(_))));
