@@ -8,6 +8,7 @@ use farmem_fabric::{ConnectError, ConnectOptions, GrantError, NodeAddr, Session,
 use farmem_memory::tokens::{Entry, Store};
 use farmem_memory::{Config, Node};
 use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::region::{MAX_REGIONS, RegionName};
 use farmem_protocol::wire::{Cipher, Greeting, Hello, Join, NewVolume, Proof, Purpose, Text, Verdict};
 use farmem_trust::{Key, Token};
 use std::io::{Read, Write};
@@ -199,6 +200,33 @@ fn a_tenant_cannot_remove_a_region_of_another() {
     assert_eq!(stranger.regions().remove(name("sessions")), Ok(false));
     assert_eq!(session.regions().open(name("sessions"), false), Ok(0));
     assert_eq!(session.regions().remove(name("sessions")), Ok(true));
+}
+
+/// A name that another tenant uses is free to this one, and is its own: each has its region, and the places of regions
+/// are shared by tenants.
+#[test]
+fn tenants_have_names_of_regions_of_their_own() {
+    let (here, key) = Guarded::start(None);
+    let other = issue(&here.store, "research", 2, None);
+    here.node.look_at_tokens();
+    let (session, stranger) = (here.connect(1, Some(key)).unwrap(), here.connect(2, Some(other)).unwrap());
+    let name: RegionName = "store".parse().unwrap();
+    let [first, second] = [&session, &stranger].map(|session| {
+        session.regions().open(name, true).unwrap();
+        session.regions().grow(name, 0).unwrap().id
+    });
+    assert_ne!(first, second);
+    // One tenant takes what it gets, by many members.
+    let make = |session: &Session, n: u32| session.regions().open(format!("r{n}").parse().unwrap(), true).is_ok();
+    let greedy: Vec<Session> = (3..10).map(|run| here.connect(run, Some(key)).unwrap()).collect();
+    let made = (0..300).filter(|&n| make(&greedy[n as usize / 50], n)).count();
+    let theirs = (0..50).filter(|&n| make(&stranger, n)).count();
+    assert!((100..MAX_REGIONS / 2 + 1).contains(&made) && theirs == 50, "{made} {theirs}");
+    drop(greedy);
+    assert_eq!(stranger.regions().remove(name), Ok(true));
+    assert_eq!((session.regions().open(name, false), stranger.regions().open(name, false).is_ok()), (Ok(1), false));
+    let listed = session.regions().list().unwrap();
+    assert_eq!(listed.iter().filter(|region| region.name == name).count(), 1);
 }
 
 /// A tenant learns of no other's processes, runs and volumes: only how much numbered owners hold.

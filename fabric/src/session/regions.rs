@@ -92,8 +92,8 @@ impl Regions<'_> {
             regions.push(Region { name, slabs, owner });
         }
         // One that was made meanwhile may have moved another to a place that was asked already.
-        regions.sort_by_key(|region| region.name);
-        regions.dedup_by_key(|region| region.name);
+        regions.sort_by_key(|region| (region.name, region.owner));
+        regions.dedup_by_key(|region| (region.name, region.owner));
         Ok(regions)
     }
 }

@@ -10,6 +10,9 @@
 //! and may then hold its slabs beside those that were granted to it. So admission, transports and
 //! atomics are those of any slab.
 //!
+//! *Names.* Each tenant has names of its own: what another one calls by the same name is another
+//! region. Members without a token have their names together.
+//!
 //! *Life.* The node's table of names and each member that has opened it hold a region by reference.
 //! Removing the name takes the node's reference. The last one gives the slabs back.
 //!
@@ -18,7 +21,7 @@
 
 use super::lending::{Grants, Slab, bury};
 use super::members::GENERATIONS;
-use super::shares::{Place, Table};
+use super::shares::{Peer, Place, Table};
 use super::tally::count;
 use super::units::Units;
 use super::units::leases::Lease;
@@ -28,6 +31,7 @@ pub use farmem_protocol::region::MAX_REGIONS;
 use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::{self, Refused, Status};
 use farmem_sys::sync::Lock;
+use farmem_trust::Tenant;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -41,8 +45,18 @@ pub(super) struct Region {
     lease: Arc<Lease>,
     slabs: Lock<Vec<Arc<Slab>>>,
     /// Its part of the table of regions.
-    _place: Place,
+    _place: Place<By>,
 }
+
+/// Whose a place in the table of regions is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum By {
+    Tenant(Tenant),
+    Peer(Peer),
+}
+
+/// A region's name, and the tenant whose it is, if any.
+type Name = (Option<Tenant>, RegionName);
 
 impl Drop for Region {
     fn drop(&mut self) {
@@ -51,10 +65,6 @@ impl Drop for Region {
 }
 
 impl Region {
-    fn tenant(&self) -> Option<farmem_trust::Tenant> {
-        self.lease.tenant().map(|tenant| tenant.name)
-    }
-
     /// Whether a member may know of it and take its name away.
     fn is_shown_to(&self, member: &Member) -> bool {
         member.may_know(self.lease.tenant())
@@ -105,9 +115,9 @@ impl Shared {
 
 /// The regions that have names.
 pub(super) struct Named {
-    regions: Lock<BTreeMap<RegionName, Arc<Region>>>,
+    regions: Lock<BTreeMap<Name, Arc<Region>>>,
     /// Places of regions.
-    places: Arc<Table>,
+    places: Arc<Table<By>>,
 }
 
 impl Default for Named {
@@ -127,30 +137,33 @@ pub struct Regions<'a> {
 impl Regions<'_> {
     /// Has a member open a region. Returns how many slabs it has.
     pub(super) fn open(self, member: &Member, name: RegionName, make: bool) -> Result<u64, Status> {
+        let is_full = |shared: &Shared| shared.opened.len() >= MAX_OPEN && !shared.opened.contains_key(&name);
+        // None is made that cannot be opened.
+        if is_full(&member.holds.lock().shared) {
+            return Err(Status::Exhausted);
+        }
         let region = {
             let mut regions = self.named.regions.lock();
-            match regions.get(&name) {
+            let of = member.tenant().map(|tenant| tenant.name);
+            match regions.get(&(of, name)) {
                 Some(region) => Arc::clone(region),
                 None if make => {
-                    let place = self.named.places.take(member.peer).map_err(|_| Status::Exhausted)?;
+                    let by = of.map_or(By::Peer(member.peer), By::Tenant);
+                    let place = self.named.places.take(by).map_err(|_| Status::Exhausted)?;
                     let lease = Arc::new(Lease::of(self.units, member.tenant().cloned()).ok_or(Status::Exhausted)?);
                     let region = Arc::new(Region { lease, slabs: Lock::new(Vec::new()), _place: place });
-                    regions.insert(name, Arc::clone(&region));
+                    regions.insert((of, name), Arc::clone(&region));
                     region
                 }
                 None => return Err(Status::NotHeld),
             }
         };
-        // Another tenant's is none to this one.
-        if region.tenant() != member.tenant().map(|tenant| tenant.name) {
-            return Err(Status::NotHeld);
-        }
         let slabs = region.slabs.lock().len() as u64;
         let mut holds = member.holds.lock();
         if holds.gone {
             return Err(Status::NotHeld);
         }
-        if holds.shared.opened.len() >= MAX_OPEN && !holds.shared.opened.contains_key(&name) {
+        if is_full(&holds.shared) {
             return Err(Status::Exhausted);
         }
         // One of this name that was removed since stays another's, or goes.
@@ -184,20 +197,25 @@ impl Regions<'_> {
         Ok(slab)
     }
 
-    /// Takes a region's name away. False: there is none of this name.
+    /// Takes a region's name away. False: there is none of this name, or tenants have several.
     pub fn remove(self, name: RegionName) -> bool {
-        self.remove_if(name, |_| true)
+        self.remove_if(None, name, |_| true)
     }
 
-    /// [`Regions::remove`] by a member. Another tenant's region is none to it.
+    /// [`Regions::remove`] by a member. Another tenant's region is none to it. The node's own user has
+    /// a region of its own removed, or else one that is a single tenant's.
     pub(super) fn remove_by(self, member: &Member, name: RegionName) -> bool {
-        self.remove_if(name, |region| region.is_shown_to(member))
+        self.remove_if(member.tenant().map(|tenant| tenant.name), name, |region| region.is_shown_to(member))
     }
 
-    fn remove_if(self, name: RegionName, may: impl FnOnce(&Region) -> bool) -> bool {
+    fn remove_if(self, of: Option<Tenant>, name: RegionName, may: impl Fn(&Region) -> bool) -> bool {
         let mut regions = self.named.regions.lock();
-        let may = regions.get(&name).is_some_and(|region| may(region));
-        let removed = may.then(|| regions.remove(&name));
+        let mut found: Vec<Name> =
+            regions.iter().filter(|((_, its), region)| *its == name && may(region)).map(|(&name, _)| name).collect();
+        if found.contains(&(of, name)) {
+            found = vec![(of, name)];
+        }
+        let removed = if let [one] = found[..] { regions.remove(&one) } else { None };
         // Scrubbing takes milliseconds a slab: the lock is not held then.
         drop(regions);
         removed.is_some()
@@ -210,12 +228,14 @@ impl Regions<'_> {
 
     fn list_if(self, is_meant: impl Fn(&Region) -> bool) -> Vec<RegionInfo> {
         let regions = self.named.regions.lock();
-        let info = |(name, region): (&RegionName, &Arc<Region>)| RegionInfo {
+        let info = |((_, name), region): (&Name, &Arc<Region>)| RegionInfo {
             name: *name,
             slabs: region.slabs.lock().len() as u64,
             owner: region.lease.owner().slot(),
         };
-        regions.iter().filter(|(_, region)| is_meant(region)).map(info).collect()
+        let mut found: Vec<RegionInfo> = regions.iter().filter(|(_, region)| is_meant(region)).map(info).collect();
+        found.sort_by_key(|region| (region.name, region.owner));
+        found
     }
 
     /// The region at a place in the order of names, of those that a member may know.

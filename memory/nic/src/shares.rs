@@ -60,17 +60,17 @@ impl std::fmt::Display for Peer {
     }
 }
 
-/// A bounded table, by what each peer has of it.
+/// A bounded table, by what each peer has of it, or each of something else.
 #[derive(Debug)]
-pub struct Table {
+pub struct Table<P: Ord = Peer> {
     most: usize,
-    taken: Lock<Taken>,
+    taken: Lock<Taken<P>>,
 }
 
-#[derive(Debug, Default)]
-struct Taken {
+#[derive(Debug)]
+struct Taken<P> {
     all: usize,
-    by: BTreeMap<Peer, usize>,
+    by: BTreeMap<P, usize>,
 }
 
 /// Why there is no place.
@@ -84,15 +84,15 @@ pub enum Full {
 
 /// One entry of a table. Dropping it gives the entry back.
 #[derive(Debug)]
-pub struct Place {
-    table: Arc<Table>,
-    peer: Peer,
+pub struct Place<P: Ord = Peer> {
+    table: Arc<Table<P>>,
+    peer: P,
 }
 
-impl Table {
+impl<P: Ord + Copy> Table<P> {
     /// A table of `most` places.
-    pub fn new(most: usize) -> Arc<Table> {
-        Arc::new(Table { most, taken: Lock::new(Taken::default()) })
+    pub fn new(most: usize) -> Arc<Table<P>> {
+        Arc::new(Table { most, taken: Lock::new(Taken { all: 0, by: BTreeMap::new() }) })
     }
 
     /// Places taken.
@@ -106,7 +106,7 @@ impl Table {
     }
 
     /// A place for `peer`, which has then no more than are left, or little.
-    pub fn take(self: &Arc<Self>, peer: Peer) -> Result<Place, Full> {
+    pub fn take(self: &Arc<Self>, peer: P) -> Result<Place<P>, Full> {
         let mut taken = self.taken.lock();
         if taken.all >= self.most {
             return Err(Full::All);
@@ -122,14 +122,14 @@ impl Table {
     }
 }
 
-impl Place {
+impl<P: Ord + Copy> Place<P> {
     /// Whose it is.
-    pub fn peer(&self) -> Peer {
+    pub fn peer(&self) -> P {
         self.peer
     }
 }
 
-impl Drop for Place {
+impl<P: Ord> Drop for Place<P> {
     fn drop(&mut self) {
         let mut taken = self.table.taken.lock();
         taken.all -= 1;
