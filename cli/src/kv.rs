@@ -129,7 +129,7 @@ Example:
     },
 
     /// Say that a node of a mirrored store has ended for good, so that the other may go on without
-    /// it. Needed only if no front end ran when it ended
+    /// it. Needed only if no front end is left that knew of both
     #[command(after_help = "\
 Example:
   farmem kv alone orders --node a:7411,b:7411 --protect mirror")]

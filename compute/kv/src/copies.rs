@@ -30,29 +30,25 @@
 //! again before it ends.
 //!
 //! *A node that has ended.* The second node has all that the first has shown, so either may go on
-//! alone. A front end must be certain that the other's process is gone. If the other node is only
-//! silent, the front end ends. The survivor is marked in [`head::PAIR`], for front ends that come
-//! later. Memory of an ended node on this machine stays mapped until its loss is seen. So nothing
-//! is changed at one node alone before [`GATE_MS`] have passed, in which all front ends look
-//! ([`crate::drive`]).
+//! alone. If the other node is only silent, the front end ends. Nothing is changed at one node
+//! alone before no other front end counts on the other node (the module `leaving`). The survivor is
+//! marked in [`crate::layout::head::PAIR`], for those that are there and those that come later.
 //!
 //! *A new node* in its place is filled by [`crate::mend`]. Until that has ended, the survivor alone
 //! is read and decides. The new node is written to, and nobody relies on it.
 
 mod filling;
 mod help;
+mod leaving;
 
 pub use filling::Turn;
 pub(crate) use filling::{Counted, Mending, Phase};
 
-use crate::layout::{At, NODE_SHIFT, Pair, Slot, Stage, head};
+use crate::layout::{At, Member, NODE_SHIFT, Pair, Slot};
 use crate::rules::{Bug, Rules};
 use crate::task::{Answer, Io, Verb};
 use std::cell::Cell;
 use std::rc::Rc;
-
-/// Milliseconds between seeing a node's end and the first change at the other alone.
-const GATE_MS: u32 = 100;
 
 /// Which nodes have the shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,6 +88,16 @@ pub struct Copies {
     /// The pair's word as last read.
     pair: Cell<Pair>,
     pub(crate) mending: Mending,
+    /// This front end, once it has joined.
+    me: Cell<Option<Member>>,
+    /// Whether the end of each node, the first and the other, is certain once it is told.
+    proven: Cell<[bool; 2]>,
+    /// The kernel has told of the end for which the gate is closed.
+    certain: Cell<bool>,
+    /// As last told.
+    rules: Cell<Rules>,
+    /// An operation looks after the gate.
+    leaving: Cell<bool>,
     /// Batches under way.
     open: Cell<u32>,
     /// The phase of what begins now: 0 or 1.
@@ -111,6 +117,11 @@ impl Copies {
             root_word: Cell::new(0),
             pair: Cell::default(),
             mending: Mending::default(),
+            me: Cell::new(None),
+            proven: Cell::new([false; 2]),
+            certain: Cell::new(false),
+            rules: Cell::new(Rules::SOUND),
+            leaving: Cell::new(false),
             open: Cell::new(0),
             phase: Cell::new(0),
             under_way: Default::default(),
@@ -139,6 +150,10 @@ impl Copies {
         self.pair.set(pair);
     }
 
+    pub(crate) fn root(&self) -> At {
+        self.root.get()
+    }
+
     pub(crate) fn root_word(&self) -> At {
         self.root_word.get()
     }
@@ -153,6 +168,7 @@ impl Copies {
         if self.mode.get() == Mode::Single {
             return io.verbs(verbs).await;
         }
+        self.rules.set(rules);
         if let (Mode::Mending(stays), Words::Head) = (self.mode.get(), words) {
             return self.alone(io, stays, &verbs).await;
         }
@@ -169,33 +185,13 @@ impl Copies {
         }
     }
 
-    /// Waits, after a node's end was seen, until the other may be changed alone.
-    async fn gate(&self, io: &Io) {
-        while self.gated.get() {
-            let Mode::Alone(node) = self.mode.get() else { return };
-            if self.root.get() != 0 {
-                // Fails if another has said so, or if more has happened since.
-                let (old, at) = (self.pair.get(), on(node, self.root.get() + head::PAIR));
-                io.verb(Verb::Cas { at, old: old.0, new: old.at(Stage::Alone).0 }).await;
-                self.pair.set(old.at(Stage::Alone));
-            }
-            io.pause(GATE_MS).await;
-            self.gated.set(false);
-        }
-    }
-
-    /// Notes that a node of the two has ended.
-    fn ended(&self, node: u8) {
-        if let Mode::Both(second) = self.mode.get() {
-            let stays = if node == second { self.first } else { second };
-            self.mode.set(Mode::Alone(stays));
-            self.gated.set(true);
-        }
-    }
-
     /// Verbs at one node.
     pub(crate) async fn alone(&self, io: &Io, node: u8, verbs: &[Verb]) -> Vec<Answer> {
         let answers = io.verbs(verbs.iter().map(|verb| moved(verb, node)).collect()).await;
+        while answers.contains(&Answer::Lost) && self.mode.get() == Mode::Alone(node) {
+            // The other was left, though it may be there: nothing can be answered any more.
+            self.doubt(io, Copies::other(node)).await;
+        }
         answers.into_iter().map(|answer| self.named(answer)).collect()
     }
 
@@ -483,6 +479,7 @@ fn moved(verb: &Verb, node: u8) -> Verb {
         Verb::Free { at } => Verb::Free { at: on(node, *at) },
         Verb::Pieces { .. } => Verb::Pieces { node },
         Verb::Expel { tag, .. } => Verb::Expel { node, tag: *tag },
+        Verb::Doubt { .. } => Verb::Doubt { node },
     }
 }
 

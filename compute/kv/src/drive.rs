@@ -19,6 +19,10 @@ use std::time::{Duration, Instant};
 
 /// Between looks at the nodes of a store with two copies, at most, while verbs are posted.
 const LOOK: Duration = Duration::from_millis(20);
+/// Why a front end ends that cannot go on alone.
+const DOUBT: &str = "this front end is told that its process has ended, or that others leave it, and some front end \
+                     has not said that it knows: that one may go on with the node. If no front end is left, say so \
+                     by `farmem kv alone`";
 /// How long one of several sides is waited for.
 const TURN: Duration = Duration::from_micros(50);
 
@@ -138,6 +142,16 @@ impl Drive {
         self.incomplete[usize::from(number)] = false;
     }
 
+    /// Nothing depends on this node any more.
+    pub fn leave(&mut self, number: u8) {
+        self.incomplete[usize::from(number)] = true;
+    }
+
+    /// Whether a node's end is told by the kernel, and not by the network.
+    pub fn proves_ends(&self, number: u8) -> bool {
+        self.place(number).is_some_and(|(side, at)| self.sides[side].memory.is_mapped(at))
+    }
+
     /// Reaches a node no more.
     pub fn detach(&mut self, number: u8) {
         self.nodes[usize::from(number)] = None;
@@ -184,6 +198,9 @@ impl Drive {
         self.batches.insert(id, Batch { left: 1, answers: vec![Answer::Done; verbs.len()] });
         for (place, verb) in verbs.into_iter().enumerate() {
             let node = node_of(&verb);
+            if let Verb::Doubt { .. } = verb {
+                return Err(Error::Lost { node: self.node(node).to_owned(), reason: DOUBT.to_owned() });
+            }
             let answer = match self.place(node) {
                 None => Answer::Lost,
                 Some(at) if is_posted(&verb) => {
@@ -261,7 +278,7 @@ impl Drive {
                 Answer::Pieces(pieces.iter().map(|piece| (place(piece.at), piece.bytes as u32)).collect())
             }
             Verb::Expel { tag, .. } => Answer::Expelled(memory.expel(node, tag)?),
-            Verb::Read { .. } | Verb::Write { .. } | Verb::Cas { .. } => Answer::Done,
+            Verb::Read { .. } | Verb::Write { .. } | Verb::Cas { .. } | Verb::Doubt { .. } => Answer::Done,
         })
     }
 
@@ -449,7 +466,7 @@ fn node_of(verb: &Verb) -> u8 {
         | Verb::Cas { at, .. }
         | Verb::Claim { at, .. }
         | Verb::Free { at } => (at >> NODE_SHIFT) as u8,
-        Verb::Alloc { node, .. } | Verb::Pieces { node } | Verb::Expel { node, .. } => node,
+        Verb::Alloc { node, .. } | Verb::Pieces { node } | Verb::Expel { node, .. } | Verb::Doubt { node } => node,
     }
 }
 

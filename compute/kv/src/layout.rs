@@ -303,6 +303,8 @@ pub enum Stage {
     Mending = 2,
     /// The same, and no operation is under way.
     Paused = 3,
+    /// The one that has this word is to go on alone, once no front end counts on the other.
+    Leaving = 4,
 }
 
 impl Pair {
@@ -317,6 +319,7 @@ impl Pair {
             0 => Stage::Both,
             2 => Stage::Mending,
             3 => Stage::Paused,
+            4 => Stage::Leaving,
             _ => Stage::Alone,
         }
     }

@@ -136,6 +136,7 @@ impl Members {
         }
         let mut others: Option<Vec<(usize, u64, u64)>> = None;
         for _ in 0..=AWAIT_MS / LOOK_MS {
+            self.reach.copies.heed(io).await;
             let bytes = self.reach.read(io, self.reach.root, HEAD_BYTES as u32).await;
             // Objects are named by the epoch from the first one on.
             {

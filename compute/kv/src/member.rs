@@ -17,6 +17,8 @@
 //! that: a slot that was verified in epoch *e* still refers to the same object for an operation
 //! that began in *e* + 1.
 
+mod way;
+
 use crate::copies::{Copies, Mode, Turn, Words};
 use crate::evict::MOST_ASKED;
 use crate::layout::{
@@ -25,12 +27,13 @@ use crate::layout::{
 };
 use crate::near::Near;
 use crate::reach::Reach;
-use crate::rules::{Bug, Rules};
+use crate::rules::Bug;
 use crate::shard::{Shard, Trouble};
 use crate::space::{LARGEST, Space};
 use crate::task::{Answer, Io, Verb};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use way::Way;
 
 /// A member whose heartbeat stands still for so long is taken for dead.
 pub const LEASE_MS: u64 = 5000;
@@ -39,6 +42,8 @@ pub const STALE_MS: u64 = 2000;
 
 /// Retired objects that are freed in one turn.
 const REAPED: usize = 4096;
+/// Which word of its line has a member's consent to the pair's word.
+pub(crate) const CONSENT: u64 = 4;
 /// Which word of its line a member's tail is.
 pub(crate) const TAIL: u64 = 5;
 
@@ -82,6 +87,18 @@ pub enum NotOpened {
     /// A node is being filled.
     #[error("a node is being filled with the copies that an ended one had: try again in a moment")]
     Mending,
+    /// A front end was told that a node has ended, and others have not said that they know.
+    #[error(
+        "a front end was told that one of its two nodes has ended, and waits for the others to say that they know: \
+         wait, or, if no front end is left, say so by `farmem kv alone`"
+    )]
+    Leaving,
+    /// Front ends go on with one of two nodes that are there.
+    #[error(
+        "its front ends have left one of its two nodes, as they were told that it had ended, and it is there: end \
+         that node, then try again"
+    )]
+    Left,
     /// No memory for its root.
     #[error("the node has no memory left for the store's root: lend more")]
     Full,
@@ -132,8 +149,12 @@ impl Opening {
             return Err(NotOpened::Mending);
         }
         let me = self.line(&way, root).await?;
-        let pair = Pair(word(&way.read(root + head::PAIR, 8).await, 0));
-        if pair != way.copies.pair() && self.mode != Mode::Single {
+        if let Mode::Both(_) = self.mode {
+            // The consent of one who had the line before is not this one's.
+            let at = member_at(root, usize::from(me.line)) + 8 * CONSENT;
+            way.verb(Verb::Write { at, bytes: Rc::new(vec![0; 8]) }).await;
+        }
+        if !way.is_as_found(self.mode).await {
             let (at, state) = (member_at(root, usize::from(me.line)), State::alive(self.tag, me.incarnation));
             way.verb(Verb::Cas { at, old: state.0, new: state.dead().0 }).await;
             return Err(NotOpened::Mending);
@@ -150,30 +171,6 @@ impl Opening {
         let (root, secret) = self.find(&way, false).await?;
         let nobody = Member { line: u16::MAX, incarnation: 0 };
         Ok(Shard::new(root, secret, way.copies, self.geometry, nobody, 0, 0))
-    }
-
-    /// Marks a node of a pair as the only one that has the shard. Only whoever knows that the other
-    /// has ended may say so.
-    ///
-    /// # Errors
-    /// There is no such shard.
-    pub async fn go_alone(self, io: Io) -> Result<(), NotOpened> {
-        let way = Way { io, copies: Copies::new(self.node, self.mode) };
-        let root = word(&way.read(self.root_word, 8).await, 0);
-        let bytes = way.read(root, HEAD_BYTES as u32).await;
-        let at = |offset: u64| word(&bytes, offset as usize / 8);
-        if root == 0 || at(head::MAGIC) != MAGIC {
-            return Err(NotOpened::Foreign);
-        }
-        if at(head::SHAPE) != self.shape() {
-            return Err(NotOpened::Shape);
-        }
-        let pair = Pair(at(head::PAIR));
-        if pair.stage() != Stage::Alone {
-            let new = pair.at(Stage::Alone).0;
-            way.verb(Verb::Cas { at: root + head::PAIR, old: pair.0, new }).await;
-        }
-        Ok(())
     }
 
     async fn find(&self, way: &Way, make: bool) -> Result<(At, u64), NotOpened> {
@@ -198,10 +195,20 @@ impl Opening {
             return Err(NotOpened::Halved);
         }
         let pair = Pair(at(head::PAIR));
-        if (pair.stage() != Stage::Both) != matches!(self.mode, Mode::Alone(_)) {
-            return Err(NotOpened::Halved);
-        }
         way.copies.found(self.root_word, root, pair);
+        let found = match self.mode {
+            Mode::Both(_) => way.copies.pairs(&way.io).await.ok_or(NotOpened::Mending)?,
+            _ => [pair; 2],
+        };
+        let is_at = |stage: Stage| found.iter().any(|pair| pair.stage() == stage);
+        match self.mode {
+            Mode::Both(_) if is_at(Stage::Leaving) => return Err(NotOpened::Leaving),
+            Mode::Alone(_) if is_at(Stage::Both) || is_at(Stage::Leaving) => return Err(NotOpened::Halved),
+            // One that has gone on alone has newer data.
+            Mode::Both(_) if is_at(Stage::Alone) => return Err(NotOpened::Left),
+            Mode::Both(_) | Mode::Single if found != [pair.at(Stage::Both); 2] => return Err(NotOpened::Halved),
+            _ => {}
+        }
         Ok((root, at(head::SECRET)))
     }
 
@@ -253,30 +260,7 @@ impl Opening {
     }
 }
 
-/// The way to a shard that is not open yet.
-struct Way {
-    io: Io,
-    copies: Copies,
-}
-
-impl Way {
-    async fn verbs(&self, verbs: Vec<Verb>) -> Vec<Answer> {
-        self.copies.verbs(&self.io, Rules::SOUND, Words::Index, verbs).await
-    }
-
-    async fn verb(&self, verb: Verb) -> Answer {
-        self.verbs(vec![verb]).await.pop().unwrap_or(Answer::Unknown)
-    }
-
-    async fn read(&self, at: At, len: u32) -> Vec<u8> {
-        match self.verb(Verb::Read { at, len }).await {
-            Answer::Bytes(bytes) => bytes,
-            _ => Vec::new(),
-        }
-    }
-}
-
-fn member_at(root: At, line: usize) -> At {
+pub(crate) fn member_at(root: At, line: usize) -> At {
     root + head::MEMBERS + line as u64 * UNIT
 }
 
@@ -354,6 +338,7 @@ impl Members {
     /// # Errors
     /// [`Trouble::ShutOut`]: it was taken for dead.
     pub async fn tick(&self, io: &Io, now_ms: u64) -> Result<Ticked, Trouble> {
+        self.reach.copies.heed(io).await;
         let look = vec![Verb::Read { at: self.reach.root, len: HEAD_BYTES as u32 }];
         let was_alone = !matches!(self.reach.copies.mode(), Mode::Single | Mode::Both(_));
         let Some(Answer::Bytes(seen)) = self.reach.words(io, Words::Head, look).await.pop() else {

@@ -50,6 +50,14 @@ pub enum Bug {
     /// A front end that is left with the first node takes memory over while a helper may yet show
     /// what the second had decided.
     AdoptAtOnce,
+    /// A front end in which both nodes are in use does not heed the mark of one that goes on alone.
+    IgnoreMark,
+    /// A front end goes on alone before the others know.
+    LeaveUnasked,
+    /// A front end goes on with the second node although another may go on with the first.
+    LeaveFirstUnheard,
+    /// A helper sets a word back at a first node that goes on alone.
+    SettleUnmarked,
     /// A node that is being filled is not written to.
     FillUnmirrored,
     /// A node counts as filled although operations are under way.

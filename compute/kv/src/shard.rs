@@ -106,6 +106,7 @@ pub struct Shard {
 impl Shard {
     /// Knows nothing yet but where it is and whose.
     pub fn new(root: At, secret: u64, copies: Copies, geometry: Geometry, me: Member, tag: u32, local: u64) -> Shard {
+        copies.joined(me);
         let reach = Rc::new(Reach {
             node: (root >> NODE_SHIFT) as u8,
             root,

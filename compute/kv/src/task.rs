@@ -74,6 +74,11 @@ pub enum Verb {
         /// Of which node.
         node: u8,
     },
+    /// Ends this front end: it cannot know whether others go on with this node.
+    Doubt {
+        /// Which node.
+        node: u8,
+    },
     /// Takes all rights at the node from the front end of this tag.
     Expel {
         /// Which node.

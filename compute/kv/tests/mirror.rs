@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use world::linear::{Call, Register, Step, check as linearizable};
 use world::load::{KEYS, clients};
-use world::process::{Process, config};
+use world::process::{Client, Process, config};
+use world::wire::Wire;
 
 #[test]
 fn another_process() {
@@ -215,4 +216,92 @@ fn a_node_that_was_started_anew_is_no_copy() {
     assert!(other.contains("lies on 2 nodes"), "{other}");
     let odd = farmem_kv::Store::open_as(&mirrored("odd", &pair[0].at)).map(drop).expect_err("one node").to_string();
     assert!(odd.contains("even number"), "{odd}");
+}
+
+/// What a client saw of its increments: the sums that were answered, and how many are uncertain.
+#[derive(Default, Debug)]
+struct Increments {
+    answered: Vec<u64>,
+    uncertain: u64,
+    ended: bool,
+}
+
+/// A client of a front end on another machine.
+fn known(front: &Process) -> Client {
+    let mut client = front.client();
+    assert_eq!(client.ask("AUTH secret"), "+OK");
+    client
+}
+
+/// Increments until the front end ends, or so many are answered after `acted` became true.
+fn increments(front: &Process, many: usize, acted: &AtomicBool) -> Increments {
+    let (mut client, mut seen, mut after) = (known(front), Increments::default(), 0);
+    while after < many {
+        let has_acted = acted.load(Ordering::Acquire);
+        let reply = client.send(&["INCR", "sum"]).ok().and_then(|()| client.reply());
+        match reply.as_deref() {
+            None => {
+                (seen.uncertain, seen.ended) = (seen.uncertain + 1, true);
+                break;
+            }
+            Some(sum) if sum.starts_with(':') => seen.answered.push(sum[1..].parse().unwrap()),
+            Some(other) => {
+                assert!(other.starts_with("-IOERR"), "{other}");
+                seen.uncertain += 1;
+            }
+        }
+        after += usize::from(has_acted);
+    }
+    seen
+}
+
+/// A filter on the way of one front end to one node rejects what it sends there. The other front end
+/// still reaches both. No increment that was answered is undone.
+fn one_way_rejects(refused: usize) {
+    let wire = match Wire::new() {
+        Ok(wire) => wire,
+        Err(missing) => return eprintln!("skipped: {missing}"),
+    };
+    let pair = [(); 2].map(|()| Process::start(&format!("node {}:0", wire.here)));
+    let nodes = format!("{},{}", pair[0].at, pair[1].at);
+    let role = format!("front rejected {nodes} mirror=yes way=tcp password=secret");
+    let fronts = [Process::start_in(&wire.namespace, &format!("{role} {}:0", wire.there)), Process::start(&role)];
+    let acted = AtomicBool::new(false);
+    let seen: Vec<Increments> = std::thread::scope(|scope| {
+        let threads: Vec<_> = fronts.iter().map(|front| scope.spawn(|| increments(front, 500, &acted))).collect();
+        let mut client = known(&fronts[1]);
+        let begun = Instant::now();
+        while client.ask("GET sum").parse().unwrap_or(0) < 200 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no increments");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        wire.reject(&pair[refused].at);
+        acted.store(true, Ordering::Release);
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut answered: Vec<u64> = seen.iter().flat_map(|one| one.answered.iter().copied()).collect();
+    let uncertain: u64 = seen.iter().map(|one| one.uncertain).sum();
+    let ended: Vec<bool> = seen.iter().map(|one| one.ended).collect();
+    eprintln!("node {refused}: {} answered, {uncertain} uncertain, ended {ended:?}", answered.len());
+    assert!(ended.contains(&false), "both front ends have ended");
+    answered.sort_unstable();
+    assert!(answered.windows(2).all(|sums| sums[0] < sums[1]), "a sum was answered twice");
+    let least = answered.len() as u64;
+    for (front, _) in fronts.iter().zip(&ended).filter(|(_, ended)| !**ended) {
+        let sum: u64 = known(front).ask("GET sum").parse().unwrap();
+        assert!((least..=least + uncertain).contains(&sum), "{sum} of {least} and perhaps {uncertain}");
+    }
+    // The node that was left is no copy any more.
+    let late = farmem_kv::Store::open_as(&mirrored("rejected", &nodes)).map(drop).expect_err("one is old").to_string();
+    assert!(late.contains("have left one of its two nodes"), "{late}");
+}
+
+#[test]
+fn a_filter_rejects_one_front_end_at_the_first_node() {
+    one_way_rejects(0);
+}
+
+#[test]
+fn a_filter_rejects_one_front_end_at_the_second_node() {
+    one_way_rejects(1);
 }

@@ -23,7 +23,9 @@ struct Death {
 /// The node of a verb that a front end's own batch may have.
 fn node(verb: &Verb) -> usize {
     match *verb {
-        Verb::Alloc { node, .. } | Verb::Pieces { node } | Verb::Expel { node, .. } => usize::from(node),
+        Verb::Alloc { node, .. } | Verb::Pieces { node } | Verb::Expel { node, .. } | Verb::Doubt { node } => {
+            usize::from(node)
+        }
         Verb::Read { at, .. }
         | Verb::Write { at, .. }
         | Verb::Cas { at, .. }

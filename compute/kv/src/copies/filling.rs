@@ -137,7 +137,8 @@ impl Copies {
                         self.mending.paused.set(true);
                         Turn::None
                     }
-                    Stage::Both if same => {
+                    // Filled, and left since: the next look at both nodes tells.
+                    Stage::Both | Stage::Leaving if same => {
                         self.mode.set(Mode::Both(self.first ^ 1));
                         self.mending.paused.set(false);
                         Turn::Mended
@@ -258,4 +259,15 @@ fn a_pause_is_not_consented_to_while_a_transaction_is_decided() {
     assert!(copies.consent(paused) == 0 && !copies.waits());
     drop(attempt);
     assert!(copies.consent(paused) == paused.0 && copies.waits());
+}
+
+#[test]
+fn a_front_end_that_has_not_seen_the_filling_end_does_not_leave_unasked() {
+    let copies = Copies::new(0, Mode::Alone(0));
+    let mending = Pair::default().at(Stage::Mending);
+    copies.found(0, 0, mending);
+    assert!(copies.mend(mending));
+    copies.saw(mending.at(Stage::Paused));
+    assert_eq!(copies.saw(mending.at(Stage::Leaving)), Turn::Mended);
+    assert!(copies.mode() == Mode::Both(1) && !copies.is_paused());
 }

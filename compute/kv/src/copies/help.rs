@@ -1,7 +1,7 @@
 //! Brings the first node to what the second has decided.
 
 use super::{Copies, Mode, Words, on};
-use crate::layout::{At, HEAD_BYTES, LARGE, LARGE_FIRST, MAX_OBJECT, Slot, class_bytes};
+use crate::layout::{At, HEAD_BYTES, LARGE, LARGE_FIRST, MAX_OBJECT, Slot, class_bytes, head};
 use crate::object::Header;
 use crate::rules::{Bug, Rules};
 use crate::task::{Answer, Io, Verb};
@@ -40,7 +40,8 @@ impl Copies {
     /// Brings a word at the first node to what the second has decided.
     pub(crate) async fn settle(&self, io: &Io, rules: Rules, words: Words, at: At) {
         while let Mode::Both(second) = self.mode.get() {
-            let (first, decided);
+            let (first, decided, mut marked);
+            marked = None;
             if rules.broken(Bug::HelpBackwards) {
                 decided = self.word(io, second, at).await;
                 first = self.word(io, self.first, at).await;
@@ -49,8 +50,16 @@ impl Copies {
                 // end of a node that the first has seen a consequence of.
                 first = self.word(io, self.first, at).await;
                 decided = self.word(io, second, at).await;
+                if first != decided && self.root.get() != 0 {
+                    // After the look at the first node: if nobody goes on with it alone yet, nobody
+                    // had done so then.
+                    marked = self.word(io, self.first, self.root.get() + head::PAIR).await;
+                }
             }
             let (Some(old), Some(new)) = (first, decided) else { continue };
+            if self.is_left(io, marked).await {
+                continue;
+            }
             if old == new {
                 return;
             }

@@ -110,7 +110,12 @@ impl Mender {
     pub fn look(&mut self, now: Instant, drive: &mut Drive, tasks: &mut Schedule<Ended>) {
         for (n, state) in self.shards.iter_mut().enumerate() {
             match state.shard.reach.copies.mode() {
-                Mode::Alone(stays) => state.look_alone(&self.config, n, stays, now, drive, tasks),
+                Mode::Alone(stays) => {
+                    if state.alone.is_none() {
+                        drive.leave(Copies::other(stays));
+                    }
+                    state.look_alone(&self.config, n, stays, now, drive, tasks);
+                }
                 Mode::Mending(_) => {
                     if let (Some(_), Some((_, address))) = (state.alone.take(), &state.attached) {
                         let name = &self.config.name;
@@ -210,6 +215,9 @@ impl State {
                         self.job = None;
                         return;
                     }
+                    // It may be reached in another way than the one before.
+                    let first = self.shard.reach.node;
+                    self.shard.reach.copies.proven([first, Copies::other(first)].map(|node| drive.proves_ends(node)));
                     let (begins, attempt, address) = (job.begins, job.attempt, job.address.clone());
                     self.attached = Some((attempt, address.clone()));
                     if begins {

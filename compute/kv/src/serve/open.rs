@@ -209,7 +209,8 @@ fn join_patiently(config: &Config, connect: impl Fn() -> Result<Drive, Failed>) 
     let (begun, mut shut_out) = (std::time::Instant::now(), 0);
     loop {
         match open(config, true, connect()?) {
-            Err(Failed::Store { reason: NotOpened::Mending, .. }) if begun.elapsed() < FILLING => {}
+            Err(Failed::Store { reason: NotOpened::Mending | NotOpened::Leaving, .. }) if begun.elapsed() < FILLING => {
+            }
             Err(failed) if failed.may_be_a_shutting_out() && shut_out < AGAIN => shut_out += 1,
             opened => return opened,
         }
@@ -378,6 +379,7 @@ fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed>
         };
         let shard = opened.map_err(refused)?;
         shard.reach.nodes.replace([node, node ^ 1].map(|node| drive.node(node).to_owned()));
+        shard.reach.copies.proven([node, node ^ 1].map(|node| drive.proves_ends(node)));
         shard.space.limit.set(config.maxmemory.map_or(u64::MAX, |most| most / count as u64));
         shards.push(Rc::new(shard));
     }
@@ -422,9 +424,10 @@ pub fn go_alone(config: &Config) -> Result<Vec<String>, Failed> {
     let mut alone_now = Vec::new();
     for number in 0..count {
         let opening = opening(&Config { mirror: true, ..config.clone() }, &drive, number, count)?;
-        if let Mode::Alone(node) = opening.mode {
-            let marked = alone(&mut drive, |io| opening.go_alone(io))?;
-            marked.map_err(|reason| Failed::Store { name: config.name.clone(), reason })?;
+        let mode = opening.mode;
+        let marked = alone(&mut drive, |io| opening.go_alone(io))?;
+        marked.map_err(|reason| Failed::Store { name: config.name.clone(), reason })?;
+        if let Mode::Alone(node) = mode {
             alone_now.push(drive.node(node).to_owned());
         }
     }

@@ -7,6 +7,7 @@ pub mod linear;
 pub mod load;
 pub mod ops;
 pub mod process;
+pub mod wire;
 
 use farmem_kv::copies::Mode;
 use farmem_kv::layout::{Geometry, NODE_SHIFT};
@@ -40,6 +41,19 @@ pub struct Memory {
     pub copied: bool,
     /// The node that ends, and how many verbs it takes until then.
     pub ends: Option<(u8, u64)>,
+    /// The front end whose verbs are carried out, by its tag, if that matters.
+    pub asks: u32,
+    /// Front ends that are told of the end of a node, which goes on for others: tag, node, and
+    /// after how many verbs.
+    pub cuts: Vec<(u32, u8, u64)>,
+    /// So many verbs behind such an end take effect, though their front end is told otherwise.
+    pub late: u64,
+    /// Ends of nodes are told by the network.
+    pub unproven: bool,
+    /// Front ends that have ended.
+    pub gone: BTreeSet<u32>,
+    /// Who was expelled where.
+    pub shut_out: BTreeSet<(u8, u32)>,
 }
 
 impl Memory {
@@ -68,9 +82,24 @@ impl Memory {
 
     pub fn execute(&mut self, verb: &Verb) -> Answer {
         self.verbs += 1;
-        if self.has_ended(node_of(verb)) {
+        let node = node_of(verb);
+        if matches!(verb, Verb::Doubt { .. }) || self.shut_out.contains(&(node, self.asks)) {
+            self.gone.insert(self.asks);
+            return Answer::Unknown;
+        }
+        if self.has_ended(node) || self.is_cut(node) {
+            if self.is_under_way(node) {
+                self.carry_out(verb);
+            }
+            if self.has_ended(node ^ 1) || self.is_cut(node ^ 1) {
+                self.gone.insert(self.asks);
+            }
             return Answer::Lost;
         }
+        self.carry_out(verb)
+    }
+
+    fn carry_out(&mut self, verb: &Verb) -> Answer {
         match verb {
             Verb::Read { at, len } => Answer::Bytes(self.bytes(*at, u64::from(*len))),
             Verb::Write { at, bytes } => {
@@ -128,8 +157,12 @@ impl Memory {
                 self.free.entry(bytes).or_default().push(*at);
                 Answer::Done
             }
-            Verb::Expel { tag, .. } => {
+            Verb::Doubt { .. } => Answer::Unknown,
+            Verb::Expel { node, tag } => {
                 self.expelled.insert(*tag);
+                if self.unproven {
+                    self.shut_out.insert((*node, *tag));
+                }
                 Answer::Expelled(true)
             }
             Verb::Pieces { node } => {
@@ -144,6 +177,17 @@ impl Memory {
         self.ends.is_some_and(|(ended, after)| ended == node && self.verbs > after)
     }
 
+    fn is_cut(&self, node: u8) -> bool {
+        self.cuts.iter().any(|&(tag, cut, after)| (tag, cut) == (self.asks, node) && self.verbs > after)
+    }
+
+    fn is_under_way(&self, node: u8) -> bool {
+        let is_late = |&(tag, cut, after): &(u32, u8, u64)| {
+            (tag, cut) == (self.asks, node) && (after + 1..=after + self.late).contains(&self.verbs)
+        };
+        !self.has_ended(node) && self.cuts.iter().any(is_late)
+    }
+
     /// A node comes in place of the one that has ended, with nothing on it.
     pub fn revive(&mut self) {
         let Some((node, _)) = self.ends.take() else { return };
@@ -156,7 +200,9 @@ impl Memory {
 
     /// Carries out a task alone.
     pub fn run<T>(&mut self, mut task: Task<T>) -> T {
+        let limit = self.trips + 1_000_000;
         loop {
+            assert!(self.trips < limit, "it does not end");
             if let Some(outcome) = task.step() {
                 return outcome;
             }
@@ -206,23 +252,28 @@ impl Memory {
             [false, false] => Mode::Both(1),
             [ended, _] => Mode::Alone(u8::from(ended)),
         };
-        let (shards, root_word, secret) = (1, ROOT_WORDS, 77);
-        let opening = Opening { node: 0, number: 0, mode, shards, root_word, secret, geometry, local, tag };
-        let shard = self.run(Task::new(|io| opening.join(io))).expect("a store");
+        let shard = self.run(Task::new(|io| opening(mode, geometry, local, tag).join(io))).expect("a store");
         shard.reach.rules.set(rules);
+        shard.reach.copies.proven([!self.unproven; 2]);
         Rc::new(shard)
     }
 }
 
 fn node_of(verb: &Verb) -> u8 {
     match *verb {
-        Verb::Alloc { node, .. } | Verb::Pieces { node } | Verb::Expel { node, .. } => node,
+        Verb::Alloc { node, .. } | Verb::Pieces { node } | Verb::Expel { node, .. } | Verb::Doubt { node } => node,
         Verb::Read { at, .. }
         | Verb::Write { at, .. }
         | Verb::Cas { at, .. }
         | Verb::Claim { at, .. }
         | Verb::Free { at } => (at >> NODE_SHIFT) as u8,
     }
+}
+
+/// How a front end of this tag opens a store of one shard.
+pub fn opening(mode: Mode, geometry: Geometry, local: u64, tag: u32) -> Opening {
+    let (shards, root_word, secret) = (1, ROOT_WORDS, 77);
+    Opening { node: 0, number: 0, mode, shards, root_word, secret, geometry, local, tag }
 }
 
 /// What is under way of a task.
@@ -237,6 +288,16 @@ pub struct Running<T> {
 impl<T> Running<T> {
     pub fn new(task: Task<T>) -> Running<T> {
         Running { task, asked: VecDeque::new(), outcome: None, begun: None, ended: None }
+    }
+
+    /// Whether it waits for time to pass.
+    pub fn pauses(&self) -> bool {
+        self.asked.front().is_some_and(|(_, verbs, answers)| verbs.is_empty() && answers.is_empty())
+    }
+
+    /// What it did, as it is now.
+    pub fn so_far(self) -> Ended<T> {
+        Ended { outcome: self.outcome, begun: self.begun.unwrap_or(usize::MAX), ended: self.ended }
     }
 
     /// Carries out its next verb.
@@ -300,9 +361,7 @@ pub fn interleave<T>(memory: &mut Memory, tasks: Vec<Task<T>>, chooser: &mut dyn
         all[next].advance(memory, now);
         (last, now) = (next, now + 1);
     }
-    all.into_iter()
-        .map(|one| Ended { outcome: one.outcome, begun: one.begun.unwrap_or(usize::MAX), ended: one.ended })
-        .collect()
+    all.into_iter().map(Running::so_far).collect()
 }
 
 /// Every order with so many switches at most between tasks that could go on.

@@ -23,7 +23,17 @@ pub struct Process {
 
 impl Process {
     pub fn start(role: &str) -> Process {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        Process::start_by(Command::new(std::env::current_exe().unwrap()), role)
+    }
+
+    /// Starts one in a network namespace.
+    pub fn start_in(namespace: &str, role: &str) -> Process {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace]).arg(std::env::current_exe().unwrap());
+        Process::start_by(command, role)
+    }
+
+    fn start_by(mut command: Command, role: &str) -> Process {
         command.args(["another_process", "--exact", "--nocapture"]).env(ROLE, role).stdout(Stdio::piped());
         keep_from_threads(&mut command, libc::SIGTERM);
         if role.contains(" metrics=") {
