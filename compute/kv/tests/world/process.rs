@@ -40,8 +40,12 @@ impl Process {
             command.stderr(Stdio::piped());
         }
         let mut child = command.spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let said = lines.map_while(Result::ok).find_map(|line| line.split("ready at ").nth(1).map(str::to_owned));
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut lines = out.by_ref().lines().map_while(Result::ok);
+        let said = lines.find_map(|line| line.split("ready at ").nth(1).map(str::to_owned));
+        // After a minute the test harness says there that the process still runs. If nobody could read that, it
+        // would end.
+        child.stdout = Some(out.into_inner());
         let counters = child.stderr.take().map(|said| {
             let mut lines = BufReader::new(said).lines().map_while(Result::ok);
             let at = lines.find_map(|line| {
