@@ -8,6 +8,7 @@ use super::args::{is, parse_int};
 use super::draft::{BYTES, Draft, Seen, seen};
 use super::glance::are_absent;
 use super::multi::at_once;
+use super::types::is_for_nobody;
 use super::{Answered, Call, Command, Fail, carry_out, channels, long};
 use crate::atomic::{Changes, Intent, There};
 use crate::index::Found;
@@ -270,11 +271,14 @@ impl Several<'_> {
                 }
                 // The keys were read one after another: it may have failed by what never was.
             }
+            let intents = draft.intents();
+            let changes = intents.iter().any(|intent| intent.change.is_some());
             let as_read = |key: &[u8], there: Option<&Found>| {
                 let object = there.map(|found| &found.object);
-                self.is_as_watched(key, there) && draft.is_as_read(key, object, store.now_ms())
+                // It begins again when its client goes, and takes nothing then.
+                let for_nobody = changes && is_for_nobody(self.call);
+                !for_nobody && self.is_as_watched(key, there) && draft.is_as_read(key, object, store.now_ms())
             };
-            let intents = draft.intents();
             if intents.is_empty() || store.commit(io, intents, &as_read, &|| Instant::now() >= end).await? {
                 channels::send_all(self.call, draft.messages()).await;
                 return Ok(Some(outcome));

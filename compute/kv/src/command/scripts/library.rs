@@ -7,8 +7,8 @@
 use super::convert::{to_argument, to_lua};
 use super::machine::{Current, MEMORY, astray, late, stop};
 use super::patterns;
-use crate::command::args::is;
 use crate::command::multi::at_once;
+use crate::command::types::has_block;
 use crate::command::{Call, dispatch, find, unknown, wrong_number};
 use crate::resp::Reply;
 use crate::task::Io;
@@ -227,20 +227,6 @@ pub fn redis(lua: &Lua, call: &Current) -> mlua::Result<Table> {
     table.raw_set("REPL_REPLICA", 2)?;
     table.raw_set("REDIS_VERSION", crate::command::info::REDIS_VERSION)?;
     Ok(table)
-}
-
-/// Whether XREAD or XREADGROUP is given the option BLOCK.
-fn has_block(args: &[Vec<u8>]) -> bool {
-    let mut n = 1;
-    while let Some(arg) = args.get(n).filter(|arg| !is(arg, "streams")) {
-        n += match &arg.to_ascii_lowercase()[..] {
-            b"block" => return n + 1 < args.len(),
-            b"group" => 3,
-            b"count" => 2,
-            _ => 1,
-        };
-    }
-    false
 }
 
 /// Carries out a command on the script's draft.

@@ -86,8 +86,29 @@ pub async fn wait(
 /// Whether the command is one that waits, and its client is gone: an element would be lost with it.
 /// Asked at the last moment before one is taken, because a look may take long.
 pub fn is_for_nobody(call: &Call) -> bool {
-    let waits = !call.in_exec && call.draft.is_none() && call.arg(0).first().is_some_and(|first| b"bB".contains(first));
-    waits && call.client.is_lost()
+    call.client.is_lost() && !call.in_exec && call.draft.is_none() && may_wait(&call.args)
+}
+
+/// Whether a request may wait for an element.
+pub fn may_wait(args: &[Vec<u8>]) -> bool {
+    match super::super::find(&args[0]) {
+        Some(command) if matches!(command.name, "xread" | "xreadgroup") => has_block(args),
+        command => command.is_some_and(super::super::Command::waits),
+    }
+}
+
+/// Whether XREAD or XREADGROUP is given the option BLOCK.
+pub fn has_block(args: &[Vec<u8>]) -> bool {
+    let mut n = 1;
+    while let Some(arg) = args.get(n).filter(|arg| !is(arg, "streams")) {
+        n += match &arg.to_ascii_lowercase()[..] {
+            b"block" => return n + 1 < args.len(),
+            b"group" => 3,
+            b"count" => 2,
+            _ => 1,
+        };
+    }
+    false
 }
 
 /// Whether the only key that is waited for has a value without such elements. Of several keys, one

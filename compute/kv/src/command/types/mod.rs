@@ -16,7 +16,7 @@ mod sort;
 mod sorted;
 mod streams;
 
-pub use blocking::is_for_nobody;
+pub use blocking::{has_block, is_for_nobody, may_wait};
 pub use combine::run as combined;
 pub use geo::run as places;
 pub use hashes::run as hashes;
