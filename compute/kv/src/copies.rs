@@ -96,8 +96,7 @@ pub struct Copies {
     certain: Cell<bool>,
     /// As last told.
     rules: Cell<Rules>,
-    /// An operation looks after the gate.
-    leaving: Cell<bool>,
+    asker: leaving::Asker,
     /// Batches under way.
     open: Cell<u32>,
     /// The phase of what begins now: 0 or 1.
@@ -121,7 +120,7 @@ impl Copies {
             proven: Cell::new([false; 2]),
             certain: Cell::new(false),
             rules: Cell::new(Rules::SOUND),
-            leaving: Cell::new(false),
+            asker: leaving::Asker::default(),
             open: Cell::new(0),
             phase: Cell::new(0),
             under_way: Default::default(),

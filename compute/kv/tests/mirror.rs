@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use world::linear::{Call, Register, Step, check as linearizable};
 use world::load::{KEYS, clients};
-use world::process::{Client, Process, config};
+use world::process::{Client, Process, config, signal};
 use world::wire::Wire;
 
 #[test]
@@ -256,8 +256,9 @@ fn increments(front: &Process, many: usize, acted: &AtomicBool) -> Increments {
 }
 
 /// A filter on the way of one front end to one node rejects what it sends there. The other front end
-/// still reaches both. No increment that was answered is undone.
-fn one_way_rejects(refused: usize) {
+/// still reaches both. No increment that was answered is undone. `stopped`: the other front end stands
+/// still until the first goes on without it, or ends.
+fn one_way_rejects(refused: usize, stopped: bool) {
     let wire = match Wire::new() {
         Ok(wire) => wire,
         Err(missing) => return eprintln!("skipped: {missing}"),
@@ -275,7 +276,15 @@ fn one_way_rejects(refused: usize) {
             assert!(begun.elapsed() < Duration::from_secs(60), "no increments");
             std::thread::sleep(Duration::from_millis(5));
         }
+        let mut first = known(&fronts[0]);
+        if stopped {
+            signal(&fronts[1], "-STOP");
+        }
         wire.reject(&pair[refused].at);
+        if stopped {
+            let _ = first.send(&["INCR", "other"]).ok().and_then(|()| first.reply());
+            signal(&fronts[1], "-CONT");
+        }
         acted.store(true, Ordering::Release);
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
@@ -298,10 +307,20 @@ fn one_way_rejects(refused: usize) {
 
 #[test]
 fn a_filter_rejects_one_front_end_at_the_first_node() {
-    one_way_rejects(0);
+    one_way_rejects(0, false);
 }
 
 #[test]
 fn a_filter_rejects_one_front_end_at_the_second_node() {
-    one_way_rejects(1);
+    one_way_rejects(1, false);
+}
+
+#[test]
+fn a_filter_rejects_at_the_first_node_while_the_other_front_end_is_stopped() {
+    one_way_rejects(0, true);
+}
+
+#[test]
+fn a_filter_rejects_at_the_second_node_while_the_other_front_end_is_stopped() {
+    one_way_rejects(1, true);
 }

@@ -37,12 +37,47 @@ const PATIENCE_MS: u32 = 5000;
 /// Milliseconds between looks whether all have said so.
 const ASK_MS: u32 = 10;
 
-/// An operation looks after the gate as long as this lives.
-struct Looks<'a>(&'a Cell<bool>);
+/// Looks of a waiting operation, a millisecond apart, without a step of the one that asks. Then it
+/// takes over: commands stand still while their front end has not shown itself for a while.
+const STILL: u32 = 1000;
+
+/// The operation that looks after the gate.
+#[derive(Debug, Default)]
+pub(super) struct Asker {
+    /// Its number; 0: none does.
+    number: Cell<u32>,
+    /// The number of the last.
+    last: Cell<u32>,
+    /// What all of them have done.
+    steps: Cell<u32>,
+}
+
+impl Asker {
+    fn begin(&self) -> Looks<'_> {
+        self.last.set(self.last.get().wrapping_add(1).max(1));
+        self.number.set(self.last.get());
+        Looks(self, self.last.get())
+    }
+
+    fn step(&self) {
+        self.steps.set(self.steps.get().wrapping_add(1));
+    }
+}
+
+/// An operation looks after the gate as long as this lives, unless another has taken over.
+struct Looks<'a>(&'a Asker, u32);
+
+impl Looks<'_> {
+    fn goes_on(&self) -> bool {
+        self.0.number.get() == self.1
+    }
+}
 
 impl Drop for Looks<'_> {
     fn drop(&mut self) {
-        self.0.set(false);
+        if self.goes_on() {
+            self.0.number.set(0);
+        }
     }
 }
 
@@ -122,21 +157,28 @@ impl Copies {
 
     /// Waits, after a node's end was seen, until the other may be changed alone.
     pub(super) async fn gate(&self, io: &Io) {
+        let (mut still, mut seen) = (0, 0);
         while self.gated.get() {
             let Mode::Alone(node) = self.mode.get() else { return };
-            if self.leaving.replace(true) {
+            if self.asker.number.get() != 0 && still < STILL {
                 // Another operation asks.
+                let steps = self.asker.steps.get();
+                still = if steps == seen { still + 1 } else { 0 };
+                seen = steps;
                 io.pause(1).await;
                 continue;
             }
-            let _looks = Looks(&self.leaving);
+            still = 0;
+            let looks = self.asker.begin();
             match self.me.get() {
                 // No member: what it does is seen by nobody, and it does not join.
                 None => io.pause(GATE_MS).await,
                 Some(_) if self.certain.get() => self.leave_ended(io, node).await,
-                Some(me) => self.leave_together(io, node, me).await,
+                Some(me) => self.leave_together(io, node, me, &looks).await,
             }
-            self.gated.set(false);
+            if looks.goes_on() {
+                self.gated.set(false);
+            }
         }
     }
 
@@ -157,9 +199,11 @@ impl Copies {
     }
 
     /// Leaves the other node together with all who are there. Does not return if that cannot be.
-    async fn leave_together(&self, io: &Io, node: u8, me: Member) {
+    /// Returns early if another operation has taken over.
+    async fn leave_together(&self, io: &Io, node: u8, me: Member, looks: &Looks<'_>) {
         let (mut waited, mut expelled): (u32, Vec<State>) = (0, Vec::new());
-        loop {
+        while looks.goes_on() {
+            self.asker.step();
             let look = Verb::Read { at: on(node, self.root.get()), len: HEAD_BYTES as u32 };
             let seen = match io.verb(look).await {
                 Answer::Bytes(seen) => seen,
@@ -199,7 +243,8 @@ impl Copies {
                 waited += ASK_MS;
             } else if node == self.first || self.rules.get().broken(Bug::LeaveFirstUnheard) {
                 for state in silent {
-                    if io.verb(Verb::Expel { node, tag: state.tag() }).await != Answer::Expelled(true) {
+                    let gone = io.verb(Verb::Expel { node, tag: state.tag() }).await == Answer::Expelled(true);
+                    if !gone && looks.goes_on() {
                         self.doubt(io, node).await;
                     }
                     expelled.push(state);
