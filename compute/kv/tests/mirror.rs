@@ -324,3 +324,22 @@ fn a_filter_rejects_at_the_first_node_while_the_other_front_end_is_stopped() {
 fn a_filter_rejects_at_the_second_node_while_the_other_front_end_is_stopped() {
     one_way_rejects(1, true);
 }
+
+/// The second pair refuses a front end that the first has let in. It is no member there any more:
+/// however often one begins, there is room for the next.
+#[test]
+fn a_front_end_that_is_refused_at_a_later_pair_leaves_the_others() {
+    let mut nodes = [(); 4].map(|()| Process::node(Transport::Tcp));
+    let named = nodes.each_ref().map(|node| node.at.clone()).join(",");
+    {
+        let front = front("later", &named);
+        assert_eq!(front.client().ask("SET key value"), "+OK");
+    }
+    let at = nodes[3].at.clone();
+    nodes[3].kill();
+    nodes[3] = Process::start(&format!("node {at}"));
+    for n in 0..farmem_kv::layout::MEMBERS + 2 {
+        let refused = farmem_kv::Store::open_as(&mirrored("later", &named)).map(drop).expect_err("half a pair");
+        assert!(refused.to_string().contains("one of the two nodes"), "try {n}: {refused}");
+    }
+}

@@ -367,15 +367,31 @@ fn placed(config: &Config, drive: &Drive, shard: usize) -> Option<(u8, Mode)> {
 
 /// The store's shards, joined or only looked at.
 fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed> {
+    let mut shards = Vec::new();
+    match open_each(config, join, &mut drive, &mut shards) {
+        Err(failed) if join => {
+            // Its lines would be taken for members that say nothing. One that cannot be given back
+            // is taken for dead by the others, if there are any.
+            let _ = alone(&mut drive, |io| async move {
+                for shard in shards {
+                    shard.members.leave(&io).await;
+                }
+            });
+            Err(failed)
+        }
+        opened => opened.map(|()| (drive, shards)),
+    }
+}
+
+fn open_each(config: &Config, join: bool, drive: &mut Drive, shards: &mut Vec<Rc<Shard>>) -> Result<(), Failed> {
     let count = drive.nodes() / if config.mirror { 2 } else { 1 };
     let refused = |reason| Failed::Store { name: config.name.clone(), reason };
-    let mut shards = Vec::new();
     for number in 0..count {
-        let opening = opening(config, &drive, number, count)?;
+        let opening = opening(config, drive, number, count)?;
         let node = opening.node;
         let opened = match join {
-            true => alone(&mut drive, |io| opening.join(io))?,
-            false => alone(&mut drive, |io| opening.look(io))?,
+            true => alone(drive, |io| opening.join(io))?,
+            false => alone(drive, |io| opening.look(io))?,
         };
         let shard = opened.map_err(refused)?;
         shard.reach.nodes.replace([node, node ^ 1].map(|node| drive.node(node).to_owned()));
@@ -386,7 +402,7 @@ fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed>
     if join {
         // Nothing is changed before the others know that they are not alone.
         let all = shards.clone();
-        let awaited = alone(&mut drive, |io| async move {
+        let awaited = alone(drive, |io| async move {
             let each = all
                 .iter()
                 .map(|shard| -> Pin<Box<dyn Future<Output = _> + '_>> { Box::pin(shard.members.await_others(&io)) });
@@ -394,7 +410,7 @@ fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed>
         })?;
         awaited.into_iter().collect::<Result<Vec<()>, _>>().map_err(|_| Failed::ShutOut)?;
     }
-    Ok((drive, shards))
+    Ok(())
 }
 
 fn opening(config: &Config, drive: &Drive, number: usize, count: usize) -> Result<Opening, Failed> {
