@@ -25,14 +25,13 @@
 //!
 //! *A relink* writes an object and CASes an older object's slot to its own. Both verbs go to the
 //! second node together, WRITE first. So a helper may meet a decision whose object the first node
-//! does not have yet. It copies the object before it shows the slot. So every object in the first
-//! node's index has its bytes there. The helper is an operation under way, so the place is not used
-//! again before it ends.
+//! does not have yet. It copies the object before it shows the slot: the first node has the bytes
+//! of all that its index shows. The place is not used again while the helper is under way.
 //!
 //! *A node that has ended.* The second node has all that the first has shown, so either may go on
-//! alone. If the other node is only silent, the front end ends. Nothing is changed at one node
-//! alone before no other front end counts on the other node (the module `leaving`). The survivor is
-//! marked in [`crate::layout::head::PAIR`], for those that are there and those that come later.
+//! alone. If the other is only silent, the front end ends. Nothing is changed at one node alone
+//! before no other front end counts on the other (the module `leaving`). The survivor is marked in
+//! [`crate::layout::head::PAIR`], for those that are there and those that come later.
 //!
 //! *A new node* in its place is filled by [`crate::mend`]. Until that has ended, the survivor alone
 //! is read and decides. The new node is written to, and nobody relies on it.
@@ -178,7 +177,12 @@ impl Copies {
         let _open = (Counted::new(&self.open), Phase::new(self));
         match self.mode.get() {
             Mode::Mending(stays) => self.filling(io, rules, stays, verbs).await,
-            Mode::Both(second) => self.both(io, (rules, words), second, verbs).await,
+            Mode::Both(second) => {
+                let answers = self.both(io, (rules, words), second, verbs).await;
+                // What the second alone has decided stands only if all go on with it.
+                self.gate(io).await;
+                answers
+            }
             Mode::Alone(node) => self.alone(io, node, &verbs).await,
             Mode::Single => io.verbs(verbs).await,
         }

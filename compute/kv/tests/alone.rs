@@ -285,6 +285,9 @@ fn at_random(rules: Rules, seeds: std::ops::Range<u64>) -> Result<(), String> {
 #[test]
 fn cuts_of_both_nodes_with_ends_and_joins() {
     at_random(Rules::SOUND, 0..300).expect("linearizable");
+    // Two front ends leave the first node, for which a third's change is under way; one leaves the
+    // second, and goes on.
+    at_random(Rules::SOUND, 4239..4240).expect("linearizable");
 }
 
 #[test]
