@@ -223,7 +223,8 @@ impl Keyspace {
         let mut entries = Vec::with_capacity(parts.len());
         for part in parts.iter_mut() {
             let Some((lock, object, entry)) = part.make(id, last) else { return Ok(false) };
-            if part.new != part.old {
+            // Also of a key that is only locked: its slot is not what was found.
+            if part.new != part.old || !home.reach.rules.get().broken(Bug::LockUntold) {
                 part.begin_writing();
             }
             into(&mut writes, &part.shard).extend(object.into_iter().chain([lock]));

@@ -78,6 +78,10 @@ pub enum Bug {
     JudgeUnderLocks,
     /// A slot that is emptied becomes what it was when it was empty before.
     EmptyAlike,
+    /// A key that a transaction locks and does not change counts as untouched.
+    LockUntold,
+    /// Keys are changed by one batch although a split has moved some of them since they were found.
+    BatchMoved,
     /// A transaction's memory is used again although its locks may be in slots.
     DropLocks,
 }

@@ -9,7 +9,7 @@ use farmem_kv::keyspace::Keyspace;
 use farmem_kv::object::Object;
 use farmem_kv::rules::{Bug, Rules};
 use farmem_kv::shard::{Shard, Trouble};
-use farmem_kv::task::{Io, Task};
+use farmem_kv::task::{Ask, Io, Task};
 use std::rc::Rc;
 use world::linear::{Call, Model, check};
 use world::ops::{KEY, TINY, number, sibling, value};
@@ -377,6 +377,84 @@ fn keys_that_are_absent_are_seen_at_one_moment_too() {
     glances(Rules::SOUND, 0..20_000).expect("one of them is there");
 }
 
+/// At a front end that is alone: keys are changed whatever they are, beside a transaction that only locks one of them, and
+/// inserts that split tables. Whoever sees a new value sees no old one after that.
+fn lone(rules: Rules, seeds: std::ops::Range<u64>) -> Result<(), String> {
+    const KEYS: usize = 20;
+    for seed in seeds {
+        let mut memory = Memory::default();
+        // Of some keys the front end must read where they are.
+        let local = if seed % 4 < 2 { 64 << 10 } else { 3 << 10 };
+        let front = Front::new(memory.join_all(TINY, rules, local, 1), [KEY.to_vec(), sibling(0)]);
+        let shard = Rc::clone(&front.shards()[0]);
+        memory.run(Task::new(|io| async move {
+            shard.near.lease.now_ms.set(1);
+            assert!(!shard.members.tick(&io, 1).await.expect("alive").company);
+            shard.near.lease.renew(1, 1);
+        }));
+        let store = Rc::clone(&front.store);
+        memory.run(Task::new(|io| async move {
+            for key in (0..KEYS).map(sibling).chain([KEY.to_vec()]) {
+                store.put(&io, &key, &value(1)).await.expect("room");
+            }
+        }));
+        let [changes, locks, looks, inserts] = [0; 4].map(|_| Rc::clone(&front.store));
+        let change = move |io| async move {
+            let intent = |n| Intent { key: sibling(n), change: Some(Some(value(2))) };
+            changes.change_all(&io, (0..KEYS).map(intent).collect(), &|| false).await.map(|there| there.len() == KEYS)
+        };
+        // It reads a key that is changed beside it, and changes another one.
+        let lock = move |io| async move {
+            let read = Intent { key: sibling(seed as usize % KEYS), change: None };
+            let other = Intent { key: KEY.to_vec(), change: Some(Some(value(3))) };
+            locks.commit(&io, vec![read, other], &|_, _| true, &|| false).await
+        };
+        let mut numbers = farmem_protocol::random::Random::new(seed);
+        let order: Vec<usize> = (0..12).map(|_| numbers.index(KEYS)).collect();
+        let look = move |io: Io| async move {
+            let mut seen = Vec::new();
+            for n in order {
+                let found = looks.get(&io, &sibling(n)).await?.expect("it is there");
+                seen.push(number(found.object.value()));
+                io.pause(0).await;
+            }
+            Ok(seen.is_sorted())
+        };
+        let insert = move |io| async move {
+            for n in KEYS..KEYS + 30 {
+                inserts.put(&io, &sibling(n), &value(1)).await?;
+            }
+            Ok(true)
+        };
+        let mut tasks = vec![Some(Task::new(change)), Some(Task::new(look))];
+        tasks.push(Some(if seed % 2 == 0 { Task::new(lock) } else { Task::new(insert) }));
+        while tasks.iter().any(Option::is_some) {
+            let n = numbers.index(tasks.len());
+            let Some(task) = &mut tasks[n] else { continue };
+            match task.step() {
+                Some(Ok(true)) => tasks[n] = None,
+                Some(ended) => return Err(format!("seed {seed}: task {n}: {ended:?}")),
+                // A front end's batches reach the node as a whole.
+                None => {
+                    for (id, ask) in task.asks() {
+                        let answers = match ask {
+                            Ask::Verbs(verbs) => verbs.iter().map(|verb| memory.execute(verb)).collect(),
+                            Ask::Pause(_) => Vec::new(),
+                        };
+                        task.answer(id, answers);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn keys_of_a_front_end_that_is_alone_are_changed_at_one_moment() {
+    lone(Rules::SOUND, 0..3000).expect("at one moment");
+}
+
 /// Any order of three operations, with splits, one of them dropped in the middle and taken over.
 fn at_random(rules: Rules, seeds: std::ops::Range<u64>, shards: u8, copied: bool) -> Result<(), String> {
     let all = [
@@ -459,6 +537,7 @@ fn mistakes_are_noticed() {
     }
     notices(Bug::FreezeLocks, &|rules| at_random(rules, 0..20_000, 1, false));
     notices(Bug::EmptyAlike, &|rules| glances(rules, 0..200_000));
+    notices(Bug::LockUntold, &|rules| lone(rules, 0..50_000));
     notices(Bug::JudgeUnderLocks, &at_each_verb);
     notices(Bug::DropLocks, &at_each_verb);
 }

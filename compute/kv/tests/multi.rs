@@ -321,6 +321,38 @@ fn a_transaction_with_a_script_is_one_step_for_all_front_ends() {
     answers(&mut client, &[("EXEC", "*-1"), ("GET b", "9")]);
 }
 
+/// Transactions whose scripts run as long as they may: others are served between any two of them.
+#[test]
+fn scripts_of_many_transactions_leave_others_their_turns() {
+    const MANY: usize = 10;
+    let node = Process::node(Transport::Tcp);
+    let front = Process::front("busy", &node.at);
+    let (mut other, ended) = (front.client(), AtomicUsize::new(0));
+    let mut clients: Vec<Client> = (0..MANY).map(|_| front.client()).collect();
+    for client in &mut clients {
+        assert_eq!(client.ask("MULTI"), "+OK");
+        client.send(&["EVAL", "while true do end", "0"]).unwrap();
+        assert_eq!(client.reply().as_deref(), Some("+QUEUED"));
+    }
+    clients.iter_mut().for_each(|client| client.send(&["EXEC"]).unwrap());
+    let mut served = 0;
+    std::thread::scope(|scope| {
+        for mut client in clients {
+            let ended = &ended;
+            scope.spawn(move || {
+                let said = client.reply().unwrap();
+                assert!(said.contains("ran for more than"), "{said}");
+                ended.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        while ended.load(Ordering::Relaxed) < MANY {
+            assert_eq!(other.ask("PING"), "+PONG");
+            served += 1;
+        }
+    });
+    assert!(served > MANY / 2, "{served} commands of another client");
+}
+
 /// A front end that is alone answers from its near cache, also of tables that it has split since.
 #[test]
 fn a_lone_front_end_changes_keys_together_when_tables_have_split() {

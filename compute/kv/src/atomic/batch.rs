@@ -75,7 +75,8 @@ impl Keyspace {
             }
         }
         let is_there = |part: &Part| part.found.as_ref().is_some_and(|found| !self.has_ended(&found.object));
-        let splits = |part: &Part| part.found.as_ref().is_some_and(|found| shard.index.is_splitting(found.table));
+        let splits =
+            |part: &Part| part.found.as_ref().is_some_and(|found| !shard.index.is_settled(found.table, part.hash));
         let makes = |part: &Part| part.spot.is_some() && !is_there(part);
         if quiet(&parts[..]) != Some(before) || parts.iter().any(|part| makes(part) || splits(part)) {
             parts.iter_mut().for_each(Part::reset);

@@ -188,6 +188,8 @@ pub struct Front {
     pub wanting: RefCell<VecDeque<u64>>,
     /// Commands on several keys, and others of the same keys.
     pub in_turn: in_turn::InTurn,
+    /// Transactions on several keys that are under way.
+    pub transactions: Cell<u32>,
     /// A pause of clients' commands.
     pub pause: Cell<Pause>,
     /// Where it listens.

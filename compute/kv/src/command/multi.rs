@@ -23,7 +23,7 @@ use super::{Answered, Call, Client, Fail, Group, channels, dispatch, scripts};
 use crate::index::Found;
 use crate::keyspace::Change;
 use crate::resp::{Reply, Request};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
@@ -48,6 +48,9 @@ const STRANGER: &str = "DENIED this front end has no password and serves only cl
 
 /// After how long the commands of a transaction on several keys let others have their turn.
 const TURN: Duration = Duration::from_millis(5);
+
+/// Transactions on several keys that are under way at a time: each may hold its values twice.
+const AT_ONCE: u32 = 8;
 
 /// A key that is watched.
 pub type Watched = (Vec<u8>, Seen);
@@ -249,10 +252,31 @@ pub(super) fn at_once<T>(command: impl Future<Output = T>) -> Option<T> {
 
 async fn on_several(call: &Call, transaction: &Transaction, keys: Vec<Vec<u8>>) -> Answered {
     let (seed, watched) = (call.store().random(usize::MAX) as u64, &transaction.watched);
-    let _turn = call.front.in_turn.come(&call.io, keys.iter().map(Vec::as_slice)).await;
+    let all = keys.iter().chain(watched.iter().map(|(key, _)| key));
+    let _turn = call.front.in_turn.come(&call.io, all.map(Vec::as_slice)).await;
+    while call.front.transactions.get() >= AT_ONCE {
+        call.io.pause(1).await;
+    }
+    let _under_way = UnderWay::new(&call.front.transactions);
     let several = Several { call, seed, time: ALL, too_slow: too_slow(ALL), watched };
     let ended = several.run(keys, async |draft, _| Ok((transaction.in_turns(call, draft).await?, false))).await?;
     Ok(ended.unwrap_or(CHANGED))
+}
+
+/// Counts a transaction while it lives.
+struct UnderWay<'a>(&'a Cell<u32>);
+
+impl UnderWay<'_> {
+    fn new(count: &Cell<u32>) -> UnderWay<'_> {
+        count.set(count.get() + 1);
+        UnderWay(count)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 fn too_slow(time: Duration) -> String {
@@ -280,25 +304,39 @@ impl Multi {
 }
 
 impl Transaction {
-    /// The replies of its commands on a draft. Others have their turns between them.
+    /// The replies of its commands on a draft. Others have their turns between them. All transactions and scripts
+    /// together have a part of each turn of the event loop: however many there are, others are served.
     async fn in_turns(&self, call: &Call, draft: &Rc<Draft>) -> Answered {
+        let (front, mut spent) = (&call.front, Duration::ZERO);
         let mut replies = Vec::with_capacity(self.multi.commands.len());
-        let (mut begun, mut spent) = (Instant::now(), Duration::ZERO);
+        front.scripts.turn(call).await;
+        let mut begun = Instant::now();
         for (command, args) in &self.multi.commands {
-            if begun.elapsed() >= TURN {
-                spent += begun.elapsed();
-                call.io.pause(0).await;
+            let (script, slice) = (scripts::is_run(args), begun.elapsed());
+            if script || slice >= TURN {
+                spent += slice;
+                front.scripts.took(front.turns.get(), slice);
+                if slice >= TURN {
+                    call.io.pause(0).await;
+                }
+                front.scripts.turn(call).await;
                 begun = Instant::now();
             }
             if spent >= TIME {
                 return Err(Fail::new(too_slow(TIME)));
             }
             replies.push(on_draft(call, draft, command, args));
+            if script {
+                // It has counted its time itself.
+                spent += begun.elapsed();
+                begun = Instant::now();
+            }
             if draft.has_missed() {
                 // It begins again with that key.
                 break;
             }
         }
+        front.scripts.took(front.turns.get(), begun.elapsed());
         Ok(Reply::Array(replies))
     }
 

@@ -133,9 +133,10 @@ impl Index {
         (known.table == self.trie.borrow().table(hash)).then(|| (known, object.cloned()))
     }
 
-    /// Whether this front end splits a table.
-    pub(crate) fn is_splitting(&self, table: At) -> bool {
-        self.splitting.borrow().contains(&table)
+    /// Whether keys of this hash are in this table, and this front end does not split it.
+    pub(crate) fn is_settled(&self, table: At, hash: Hash) -> bool {
+        let moved = self.trie.borrow().table(hash) != table && !self.reach.rules.get().broken(Bug::BatchMoved);
+        !moved && !self.splitting.borrow().contains(&table)
     }
 
     fn bucket_verbs(&self, table: At, hash: Hash) -> [Verb; 2] {

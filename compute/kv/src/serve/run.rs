@@ -174,6 +174,7 @@ impl<'a> Server<'a> {
             alone: false.into(),
             turn: None.into(),
             in_turn: Default::default(),
+            transactions: Default::default(),
             wanting: VecDeque::new().into(),
             pause: Default::default(),
             port: first.map_or(0, |at| at.port()),

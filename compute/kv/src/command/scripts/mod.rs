@@ -101,13 +101,14 @@ impl Scripts {
     }
 
     /// Waits while scripts have had their time in this turn of the event loop.
-    async fn turn(&self, call: &Call) {
+    pub(super) async fn turn(&self, call: &Call) {
         while self.taken.get().0 == call.front.turns.get() && self.taken.get().1 >= TURN {
             call.io.pause(1).await;
         }
     }
 
-    fn took(&self, turn: u64, time: Duration) {
+    /// Counts what a script, or a transaction, has taken of a turn.
+    pub(super) fn took(&self, turn: u64, time: Duration) {
         let (last, before) = self.taken.get();
         self.taken.set((turn, if last == turn { before + time } else { time }));
     }
