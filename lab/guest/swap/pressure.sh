@@ -10,6 +10,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 times=${1:-20}
+# A machine whose allocations fail may say nothing for minutes: its connections wait ever longer before they send again, and
+# the shell that tells of it may have been ended by such a failure.
+export FARMEM_GUEST_SILENCE=${FARMEM_GUEST_SILENCE:-600}
 export FARMEM_GUEST_MEMORY=${FARMEM_GUEST_MEMORY:-144} FARMEM_GUEST_LIMIT=${FARMEM_GUEST_LIMIT:-900} FARMEM_GUEST_NICE=${FARMEM_GUEST_NICE:-19}
 checks=(${FARMEM_GUEST_CHECKS:-pressure pressure_by_four})
 declare -A passed
