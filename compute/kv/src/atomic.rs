@@ -49,8 +49,10 @@ const TOGETHER: usize = 16;
 const BATCH: usize = 256;
 /// Bytes of a found object that may stay here until a transaction's end.
 const BRIEF: u32 = 4096;
-/// How long a vacant object stands for an absent key, in ms.
+/// How long a vacant object stands for an absent key, in ms, and how much longer for each key of its transaction: the first
+/// must stand when the last has been found.
 const VACANT_MS: u64 = 2000;
+const VACANT_FOR_EACH_MS: u64 = 2;
 
 /// A key that a transaction has read, and what it is to be.
 #[derive(Clone, Debug)]
@@ -164,10 +166,11 @@ impl Keyspace {
         is_as_read: &dyn Fn(&[u8], Option<&Found>) -> bool,
         kept: u32,
     ) -> Result<Option<bool>, Trouble> {
+        let vacant_ms = VACANT_MS + VACANT_FOR_EACH_MS * parts.len() as u64;
         for some in parts.chunks_mut(TOGETHER) {
             let find = |part: &Part| -> Pin<Box<dyn Future<Output = Result<Option<Found>, Trouble>> + '_>> {
                 let (shard, key) = (Rc::clone(&part.shard), part.key.clone());
-                Box::pin(async move { self.find_or_make(io, &shard, &key, is_as_read).await })
+                Box::pin(async move { self.find_or_make(io, &shard, &key, vacant_ms, is_as_read).await })
             };
             let found = join(some.iter().map(find).collect::<Each<'_, _>>()).await;
             let mut full = None;
@@ -190,12 +193,13 @@ impl Keyspace {
         Ok(Some(true))
     }
 
-    /// A key's slot, which a vacant object has if the key is absent. `None`: the key is not as it was read.
+    /// A key's slot, which a vacant object has for `vacant_ms` if the key is absent. `None`: the key is not as it was read.
     async fn find_or_make(
         &self,
         io: &Io,
         shard: &Rc<Shard>,
         key: &[u8],
+        vacant_ms: u64,
         is_as_read: &dyn Fn(&[u8], Option<&Found>) -> bool,
     ) -> Result<Option<Found>, Trouble> {
         loop {
@@ -207,7 +211,7 @@ impl Keyspace {
             if found.is_some() {
                 return Ok(found);
             }
-            let expiry = Some(self.now_ms() + VACANT_MS);
+            let expiry = Some(self.now_ms() + vacant_ms);
             let vacant = Value { kind: Type::Vacant, expiry, bytes: Vec::new() };
             shard.index.insert(io, key, &vacant).await?;
         }

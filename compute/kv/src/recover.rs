@@ -176,7 +176,8 @@ impl Recovery {
                     return true;
                 }
                 Some((slot_at, slot)) if !slot.is_frozen() => {
-                    self.reach.verbs(io, vec![Verb::Cas { at: slot_at, old: slot.0, new: 0 }]).await;
+                    let new = self.reach.empty().0;
+                    self.reach.verbs(io, vec![Verb::Cas { at: slot_at, old: slot.0, new }]).await;
                 }
                 // The split passes over it.
                 Some(_) => return false,
