@@ -564,54 +564,20 @@ silent_copy() {
 pressed() {
     free=$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
     echo "  $free MiB free, $((free + 32)) MiB wanted"
+    refills 2>/dev/null
     pages $((free + 32)) 200 &
     program=$!
     # A machine that hangs shows where.
-    how_far $program $watcher &
+    teller $program $watcher &
     watchdog=$!
     ended $program "the program"
     held=$?
     kill $watchdog 2>/dev/null
+    # The teller had the kernel tell of its errors.
+    echo 1 >/proc/sys/kernel/printk
+    sed 's/^/  swap: /' /tmp/swap.log
+    refilled 2>/dev/null
     return $held
-}
-
-# how_far PROGRAM WATCHER   Says every 20 s how far pages and requests are, and after a minute which tasks are blocked.
-# The shell does all of it by itself: there may be no memory for another process.
-how_far() {
-    exec 6<>/tmp/never
-    said=0
-    while :; do
-        read -r -t 20 never <&6
-        kill -USR1 "$1" || return
-        read -r up idle </proc/uptime
-        for about in /sys/block/nbd[0-3]/stat; do
-            read -r in merged sectors ms out merged sectors ms sent rest <$about
-            echo "  at $up s: ${about%/stat}: $in reads and $out writes have ended, $sent are under way"
-        done
-        while read -r kind a b c d e f g h i j k again rest; do
-            case $kind in Tcp:) segments=$k repeated=$again ;; esac
-        done </proc/net/snmp
-        read -r waits <"/proc/$2/wchan"
-        echo "  $segments TCP segments sent, $repeated again; the watcher is in ${waits:-nothing}"
-        # Established ones: bytes that wait, which timer runs and for how long, and how often in a row.
-        while read -r at here there state queues timer repeats rest; do
-            case $state in 01) echo "  TCP $there: queues $queues, timer $timer, again $repeats" ;; esac
-        done </proc/net/tcp
-        told=0
-        while read -r line; do
-            told=$((told + 1))
-            [ $told -le $said ] || echo "  swap: $line"
-        done </tmp/swap.log
-        said=$told
-        [ "${blocked:-}" ] || [ "${up%.*}" -lt "$((${since:=${up%.*}} + 40))" ] || {
-            blocked=told
-            read -r level rest </proc/sys/kernel/printk
-            echo 8 >/proc/sys/kernel/printk
-            echo w >/proc/sysrq-trigger
-            echo l >/proc/sysrq-trigger
-            echo "$level" >/proc/sys/kernel/printk
-        }
-    done
 }
 
 # By so many connections, and with these options.
@@ -651,8 +617,11 @@ pressure_unwatched() {
     farmem swap --off >>/tmp/swap.log 2>&1 && has_swap 0
 }
 
-# failing PERCENT   From now on allocations fail where the caller does not wait: of pages, and of smaller
-# pieces. Interrupts and the network allocate in this way: a packet is lost, and sent again.
+# failing PERCENT PERCENT_OF_PAGES   From now on allocations fail where the caller does not wait: of pieces smaller than a
+# page, and of several pages at once. Interrupts and the network allocate in this way: a packet is lost, and sent again.
+# A single page never fails on purpose. virtio_net that gets none for its ring receives nothing while it waits for one
+# (refill_work), and what it waits for may be a page that leaves by this network: that kernel then stands still until the
+# grace is over, and pages are lost.
 failing() {
     for what in fail_page_alloc failslab; do
         at=/sys/kernel/debug/$what
@@ -661,12 +630,35 @@ failing() {
         echo 0 >$at/verbose
         echo 100000000 >$at/times
         echo Y >$at/ignore-gfp-wait
-        [ $what = failslab ] || echo 0 >$at/min-order
-        echo "$1" >$at/probability
+        case $what in
+            failslab) echo "$1" >$at/probability ;;
+            *) echo 1 >$at/min-order && echo "$2" >$at/probability ;;
+        esac
     done
 }
 
 failed_allocations() { for what in fail_page_alloc failslab; do echo "$what $((100000000 - $(cat /sys/kernel/debug/$what/times)))"; done; }
+
+# Notes when virtio_net fills its ring outside of the interrupt, for which it stops receiving (refill_work).
+refills() {
+    at=/sys/kernel/debug/tracing/instances/refills
+    [ -d ${at%/*} ] || mount -t debugfs debugfs /sys/kernel/debug
+    for probe in p:ref/in r:ref/out; do echo "$probe refill_work" >>${at%/*/*}/kprobe_events; done
+    mkdir -p $at
+    echo 64 >$at/buffer_size_kb
+    : >$at/trace
+    echo 1 >$at/events/ref/enable
+}
+
+# How often, and for how long.
+refilled() {
+    awk '/ (in|out): / && match($0, /[0-9]+\.[0-9]+:/) {
+            at = substr($0, RSTART, RLENGTH - 1)
+            if (/ in: /) from = at; else { times++; took = at - from; if (took > most) most = took }
+        }
+        END { printf "  virtio_net filled its ring outside of the interrupt %d times, in %.3f s at most\n", times, most }' \
+        /sys/kernel/debug/tracing/instances/refills/trace
+}
 
 # The same while allocations fail.
 pressure_failing() {
@@ -675,11 +667,11 @@ pressure_failing() {
     devices=$1
     on --connections "$1" || return 1
     devices=1 timeout=
-    failing 5 || return 1
+    failing 5 25 || return 1
     pressed
     held=$?
     echo "  allocations that failed:" $(failed_allocations)
-    failing 0
+    failing 0 0
     [ $held = 0 ] && off
 }
 

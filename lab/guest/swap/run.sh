@@ -49,7 +49,7 @@ put "$new/libraries" "$farmem"
 rm -f "$new/libraries$(realpath -s "$farmem")"
 cp -a "$new/libraries/." "$root/"
 install -D "$new/farmem" "$root/usr/bin/farmem"
-for program in pages give faults; do cc -O2 -Wall -static -o "$root/usr/bin/$program" "lab/guest/swap/$program.c"; done
+for program in pages give faults teller; do cc -O2 -Wall -static -o "$root/usr/bin/$program" "lab/guest/swap/$program.c"; done
 # The same program with a dynamic loader, for farmem run.
 cc -O2 -Wall -o "$root/usr/bin/far-pages" lab/guest/swap/pages.c
 install lab/guest/swap/init.sh "$root/init"
