@@ -322,7 +322,8 @@ mod tests {
         fs::remove_file(path).unwrap();
     }
 
-    /// Programs that the compiler makes with ThreadSanitizer, shared and static, are known; others are not taken for such.
+    /// Programs with ThreadSanitizer are known, whether it is linked statically or not. Others are not
+    /// taken for such.
     #[test]
     fn sanitizers_that_want_far_addresses_are_refused() {
         let source = file("source.c", b"int main(void) { return 0; }\n", 0o644);

@@ -278,7 +278,7 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
 /// The swap volumes of a node. `held`: by owner id.
 fn volumes(reader: &Reader, held: impl Fn(u16) -> u64) -> Result<Vec<Volume>, Failure> {
     let mut volumes = Vec::new();
-    // No node has more, whatever it says.
+    // A node has no more. One that says so lies.
     while volumes.len() < MAX_VOLUMES
         && let Some(info) = reader.session.records().volume(volumes.len() as u64).map_err(Failure::no_node)?
     {

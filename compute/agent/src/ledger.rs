@@ -96,8 +96,8 @@ pub struct Membership {
     pub incarnation: u64,
     /// The agent's requests are numbered from here.
     pub number: u64,
-    /// The secret by which its connections are encrypted, if they are. It is here and at the node
-    /// alone: who has a token, and has heard all, does not come in the agent's place.
+    /// The secret by which its connections are encrypted, if they are. The ledger and the node alone
+    /// have it. So a thief of the token cannot come in the agent's place.
     pub agreed: Option<Agreed>,
 }
 

@@ -128,8 +128,8 @@ fn what_a_killed_agent_was_splitting_its_successor_splits() {
     }
 }
 
-/// An agent over an encrypted connection is killed. Its ledger has the secret on which it agreed with the node, and the
-/// next agent comes back by that. Without the secret nobody does, whatever token it has.
+/// An agent over an encrypted connection is killed. Its ledger has the secret on which it agreed with
+/// the node. The next agent comes back by that secret. With a token alone nobody does.
 #[test]
 fn a_ledger_has_the_secret_by_which_the_next_agent_comes_back() {
     let host = Host::new(64);

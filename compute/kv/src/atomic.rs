@@ -49,9 +49,10 @@ const TOGETHER: usize = 16;
 const BATCH: usize = 256;
 /// Bytes of a found object that may stay here until a transaction's end.
 const BRIEF: u32 = 4096;
-/// How long a vacant object stands for an absent key, in ms, and how much longer for each key of its transaction: the first
-/// must stand when the last has been found.
+/// How long a vacant object stands for an absent key, in ms.
 const VACANT_MS: u64 = 2000;
+/// How much longer it stands for each key of its transaction: the first must stand when the last has
+/// been found.
 const VACANT_FOR_EACH_MS: u64 = 2;
 
 /// A key that a transaction has read, and what it is to be.
@@ -157,8 +158,8 @@ impl Keyspace {
         self.spot(io, &first.shard, verdict_bytes(parts.len()), true).await
     }
 
-    /// Finds every key, and gives absent ones a slot. Of objects that are longer than `kept` no value stays. False:
-    /// one is not as it was read. `None`: there was no room.
+    /// Finds every key, and gives absent ones a slot. Keeps no value of an object that is longer than
+    /// `kept`. False: one is not as it was read. `None`: there was no room.
     async fn find_parts(
         &self,
         io: &Io,
@@ -193,7 +194,8 @@ impl Keyspace {
         Ok(Some(true))
     }
 
-    /// A key's slot, which a vacant object has for `vacant_ms` if the key is absent. `None`: the key is not as it was read.
+    /// A key's slot. If the key is absent, a vacant object has it for `vacant_ms`. `None`: the key is not
+    /// as it was read.
     async fn find_or_make(
         &self,
         io: &Io,

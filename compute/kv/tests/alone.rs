@@ -249,7 +249,7 @@ fn a_node_ends_for_one_front_end_alone() {
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/long copies runs it"]
+#[ignore = "more than a minute; .ci/long copies runs it, and the gate has some of its pairs"]
 fn a_node_ends_for_one_front_end_alone_in_all_pairs() {
     let orders = every_accident(Rules::SOUND, 1, cuts()).expect("linearizable");
     assert!(orders > 10_000, "{orders}");
@@ -291,7 +291,7 @@ fn cuts_of_both_nodes_with_ends_and_joins() {
 }
 
 #[test]
-#[ignore = "takes minutes: .ci/long copies runs it"]
+#[ignore = "a minute; .ci/long copies runs it, and the gate has its first 300 seeds"]
 fn cuts_of_both_nodes_with_ends_and_joins_by_many_seeds() {
     at_random(Rules::SOUND, 0..20_000).expect("linearizable");
 }

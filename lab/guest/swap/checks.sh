@@ -617,11 +617,8 @@ pressure_unwatched() {
     farmem swap --off >>/tmp/swap.log 2>&1 && has_swap 0
 }
 
-# failing PERCENT PERCENT_OF_PAGES   From now on allocations fail where the caller does not wait: of pieces smaller than a
-# page, and of several pages at once. Interrupts and the network allocate in this way: a packet is lost, and sent again.
-# A single page never fails on purpose. virtio_net that gets none for its ring receives nothing while it waits for one
-# (refill_work), and what it waits for may be a page that leaves by this network: that kernel then stands still until the
-# grace is over, and pages are lost.
+# failing PERCENT   From now on allocations fail where the caller does not wait: of pages, and of smaller
+# pieces. Interrupts and the network allocate in this way: a packet is lost, and sent again.
 failing() {
     for what in fail_page_alloc failslab; do
         at=/sys/kernel/debug/$what
@@ -630,10 +627,8 @@ failing() {
         echo 0 >$at/verbose
         echo 100000000 >$at/times
         echo Y >$at/ignore-gfp-wait
-        case $what in
-            failslab) echo "$1" >$at/probability ;;
-            *) echo 1 >$at/min-order && echo "$2" >$at/probability ;;
-        esac
+        [ $what = failslab ] || echo 0 >$at/min-order
+        echo "$1" >$at/probability
     done
 }
 
@@ -667,11 +662,11 @@ pressure_failing() {
     devices=$1
     on --connections "$1" || return 1
     devices=1 timeout=
-    failing 5 25 || return 1
+    failing 5 || return 1
     pressed
     held=$?
     echo "  allocations that failed:" $(failed_allocations)
-    failing 0 0
+    failing 0
     [ $held = 0 ] && off
 }
 

@@ -289,11 +289,13 @@ status=0
 APPEND="rootfstype=ramfs nbd.nbds_max=0 watchdog_thresh=60 softlockup_panic=1" boot "${FARMEM_GUEST_LIMIT:-300}" "${FARMEM_GUEST_MEMORY:-224}" "$kernel" "$new.img" \
     "${network[@]}" -device virtio-net-pci,netdev=n,romfile= |
     host | tee "$new/console" || status=$?
-# An emulated processor that is stuck in the kernel is no fault of what is tested. Then the machine begins anew, once, with the checks that had not passed.
+# An emulated processor that is stuck in the kernel is no fault of what is tested. Then the machine begins anew, once, with
+# the checks that had not passed.
 if [ -z "${FARMEM_GUEST_AGAIN:-}" ] && [ "$ACCELERATOR" != kvm ] &&
     { [ -e "$new/stuck" ] || grep -q 'BUG: soft lockup' "$new/console"; }; then
     left=()
     for named in "$@"; do grep -q "^CHECK $named: ok" "$new/console" || left+=("$named"); done
+    [ ${#left[@]} -gt 0 ] || left=("$@")
     echo "guest: the emulated processor was stuck in the kernel: a new machine for ${left[*]:-all checks}"
     status=0
     FARMEM_GUEST_AGAIN=1 lab/guest/swap/run.sh "${left[@]}" || status=$?

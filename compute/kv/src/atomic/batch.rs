@@ -1,9 +1,10 @@
 //! Changes of several keys whatever they are: MSET and DEL.
 //!
-//! A front end that is alone changes keys that are there by one batch: the WRITEs of the new objects, and a CAS of
-//! each slot behind them. Its clients' other verbs come before the batch or behind it, so they see all of it or
-//! nothing. That takes no locks. A front end that is killed while it hands the batch over may leave a part of it
-//! undone. Whatever the batch cannot do goes by locks: keys that are to be made, several nodes, two copies.
+//! A front end that is alone changes keys that are there by one batch: the WRITEs of the new objects,
+//! then a CAS of each slot. Its clients' other verbs come before the batch or after it. So they see
+//! all of it or nothing, and no locks are needed. A front end that is killed while it hands the batch
+//! over may leave a part of it undone. The batch cannot make keys, and does not go over several nodes
+//! or two copies. These go by locks.
 
 use super::part::Part;
 use super::{BATCH, BRIEF, Each, Intent, TOGETHER};
