@@ -2,13 +2,14 @@
 //! where they lie.
 //!
 //! ```text
-//! push ─► back: up to a block of elements ── full: sealed ─► blocks ── opened ─► front ─► pop
-//!                                  └── no blocks between: moved as it is ──────────┘
+//! push ─► back: up to a block of elements ── full: sealed ─► blocks ─► next ── opened ─► front ─► pop
+//!                                  └── no blocks between: moved as it is ──────────────────┘
 //! ```
 //!
 //! Each end has a lock. A thread that opens a block holds the front's alone, so others push
-//! meanwhile. Locks are taken in this order: front, back, blocks. Sealing and opening may fail: then
-//! nothing has moved.
+//! meanwhile. It is shown the blocks behind it, too, so that it can fetch them ahead: for that, some
+//! blocks at a time belong to the front. Locks are taken in this order: front, back, blocks. Sealing
+//! and opening may fail: then nothing has moved.
 //!
 //! A consumer that finds no block takes the back. Before, with the back's lock, it looks for blocks
 //! once more: the back may have been sealed meanwhile, and what is in it now is younger.
@@ -27,12 +28,19 @@ use std::sync::{Mutex, MutexGuard};
 /// The ends of a queue of elements `E`, and its blocks `B`.
 #[derive(Debug)]
 pub struct Ends<E, B> {
-    front: Mutex<VecDeque<E>>,
+    front: Mutex<Front<E, B>>,
     back: Mutex<Vec<E>>,
     blocks: Mutex<VecDeque<B>>,
     /// A mistake, for models: blocks are not looked for again.
     #[cfg(loom)]
     pub looks_once: bool,
+}
+
+/// The oldest elements, and the blocks behind them.
+#[derive(Debug)]
+struct Front<E, B> {
+    elements: VecDeque<E>,
+    next: VecDeque<B>,
 }
 
 /// No element is dropped under a lock, and no caller's code leaves one half changed: a lock whose
@@ -44,7 +52,7 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<E, B> Default for Ends<E, B> {
     fn default() -> Ends<E, B> {
         Ends {
-            front: Mutex::new(VecDeque::new()),
+            front: Mutex::new(Front { elements: VecDeque::new(), next: VecDeque::new() }),
             back: Mutex::new(Vec::new()),
             blocks: Mutex::new(VecDeque::new()),
             #[cfg(loom)]
@@ -69,38 +77,42 @@ impl<E, B> Ends<E, B> {
         Ok(())
     }
 
-    /// Takes the first element. `open` gives back the elements of a block, which are some.
+    /// Takes the first element. `open` gives back the elements of the first of some blocks, at most
+    /// `ahead`, which come to the front in this order. They are some.
     ///
     /// # Errors
     /// `open`'s. The queue is as it was then.
-    pub fn pop<X>(&self, open: impl FnOnce(&B) -> Result<Vec<E>, X>) -> Result<Option<E>, X> {
+    pub fn pop<X>(&self, ahead: usize, open: impl FnOnce(&[B]) -> Result<Vec<E>, X>) -> Result<Option<E>, X> {
         let mut front = locked(&self.front);
-        if front.is_empty() {
-            let Some(block) = self.first_block(&mut front) else { return Ok(front.pop_front()) };
-            match open(&block) {
-                Ok(elements) => *front = elements.into(),
-                Err(e) => {
-                    locked(&self.blocks).push_front(block);
-                    return Err(e);
-                }
+        if front.elements.is_empty() {
+            self.provide(&mut front, ahead.max(1));
+            if !front.next.is_empty() {
+                front.elements = open(front.next.make_contiguous())?.into();
+                front.next.pop_front();
             }
         }
-        Ok(front.pop_front())
+        Ok(front.elements.pop_front())
     }
 
-    /// Takes the first block. If there is none, moves the back to the front.
-    fn first_block(&self, front: &mut VecDeque<E>) -> Option<B> {
-        let first = || locked(&self.blocks).pop_front();
-        first().or_else(|| {
-            let mut back = locked(&self.back);
-            #[cfg(loom)]
-            let first = || if self.looks_once { None } else { first() };
-            let block = first();
-            if block.is_none() {
-                front.extend(back.drain(..));
+    /// Sees to a block for the front, if there is one. If there is none, moves the back to the front.
+    fn provide(&self, front: &mut Front<E, B>, ahead: usize) {
+        let take = |next: &mut VecDeque<B>| {
+            if next.is_empty() {
+                let mut blocks = locked(&self.blocks);
+                let some = ahead.min(blocks.len());
+                next.extend(blocks.drain(..some));
             }
-            block
-        })
+            !next.is_empty()
+        };
+        if take(&mut front.next) {
+            return;
+        }
+        let mut back = locked(&self.back);
+        #[cfg(loom)]
+        let take = |next: &mut VecDeque<B>| !self.looks_once && take(next);
+        if !take(&mut front.next) {
+            front.elements.extend(back.drain(..));
+        }
     }
 }
 
@@ -124,11 +136,37 @@ mod tests {
         }
         for n in 0..10 {
             if n % 4 == 0 && n < 8 {
-                assert_eq!(ends.pop(|_| Err("lost")), Err("lost"));
+                assert_eq!(ends.pop(1 + n as usize % 3, |_| Err("lost")), Err("lost"));
             }
-            assert_eq!(ends.pop(|block| Ok::<_, ()>(block.clone())), Ok(Some(n)));
+            assert_eq!(ends.pop(3, |blocks| Ok::<_, ()>(blocks[0].clone())), Ok(Some(n)));
         }
-        assert_eq!(ends.pop(|block| Ok::<_, ()>(block.clone())), Ok(None));
+        assert_eq!(ends.pop(3, |blocks| Ok::<_, ()>(blocks[0].clone())), Ok(None));
+    }
+
+    #[test]
+    fn who_opens_a_block_sees_those_that_come_next() {
+        let ends: Ends<u64, Vec<u64>> = Ends::default();
+        (0..9).for_each(|n| ends.push(n, 1, sealed).unwrap());
+        let mut seen = Vec::new();
+        while let Some(element) = ends
+            .pop(3, |blocks| {
+                seen.push(blocks.len());
+                assert!(blocks.windows(2).all(|two| two[0][0] + 1 == two[1][0]));
+                Ok::<_, ()>(blocks[0].clone())
+            })
+            .unwrap()
+        {
+            // What is pushed meanwhile is younger than all blocks.
+            if element == 4 {
+                ends.push(9, 1, sealed).unwrap();
+            }
+        }
+        assert_eq!(seen, [3, 2, 1, 3, 2, 1, 3, 2, 1]);
+        // A panic while a block is opened leaves it there.
+        (0..3).for_each(|n| ends.push(n, 1, sealed).unwrap());
+        let panics = std::panic::AssertUnwindSafe(|| ends.pop(2, |_| -> Result<_, ()> { panic!("on purpose") }));
+        assert!(std::panic::catch_unwind(panics).is_err());
+        assert_eq!(ends.pop(2, |blocks| Ok::<_, ()>(blocks[0].clone())), Ok(Some(0)));
     }
 
     #[test]
@@ -143,7 +181,7 @@ mod tests {
             let take = || {
                 let mut taken = Vec::new();
                 while left.load(Ordering::Relaxed) > 0 {
-                    match ends.pop(|block| Ok::<_, ()>(block.clone())).unwrap() {
+                    match ends.pop(3, |blocks| Ok::<_, ()>(blocks[0].clone())).unwrap() {
                         Some(element) => {
                             left.fetch_sub(1, Ordering::Relaxed);
                             taken.push(element);
@@ -184,7 +222,7 @@ mod models {
             let push = |element: u32, ends: &Ends<u32, Vec<u32>>| {
                 ends.push(element, 1, |all| Ok::<_, ()>(all.to_vec())).unwrap();
             };
-            let pop = |ends: &Ends<u32, Vec<u32>>| ends.pop(|block| Ok::<_, ()>(block.clone())).unwrap();
+            let pop = |ends: &Ends<u32, Vec<u32>>| ends.pop(2, |blocks| Ok::<_, ()>(blocks[0].clone())).unwrap();
             let pushers: Vec<_> = [10, 20]
                 .into_iter()
                 .map(|first| {

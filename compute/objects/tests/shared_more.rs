@@ -150,6 +150,31 @@ fn a_queue_has_several_producers_and_consumers() {
     }
 }
 
+/// Of a queue whose middle is away, the chunks behind the front come with it, and each comes once.
+#[test]
+fn a_queues_front_is_fetched_ahead() {
+    const CHUNKS: u64 = 400;
+    for way in WAYS {
+        let node = node();
+        let heap = heap(&node, way);
+        let (queue, seat) = (heap.queue::<[u64; 512]>(), heap.seat().unwrap());
+        (0..CHUNKS).for_each(|n| queue.push([n; 512], &seat).unwrap());
+        let (mut before, mut trips) = (heap.moved().0, 0);
+        let first = before;
+        for n in 0..CHUNKS {
+            assert_eq!(queue.pop(&seat).unwrap(), Some([n; 512]));
+            let now = heap.moved().0;
+            trips += u64::from(now > before);
+            before = now;
+        }
+        let fetched = before - first;
+        assert!((CHUNKS / 2..=CHUNKS).contains(&fetched), "{way:?}: {fetched} came");
+        // A sixteenth of 96 chunks is six.
+        assert!(trips <= fetched / 4, "{way:?}: {fetched} came in {trips} round trips");
+        assert!(queue.pop(&seat).unwrap().is_none());
+    }
+}
+
 /// A node that has no room, and one that is lost: each call says so, and the queue is as it was.
 #[test]
 fn a_queue_that_cannot_move_is_as_it_was() {

@@ -168,6 +168,12 @@ impl<T: Far> SharedBox<T> {
         &self.word
     }
 
+    /// Whether a use takes no lock now: the value is local, and was used or came lately.
+    pub(super) fn is_at_hand(&self, scope: &SharedScope<'_>) -> bool {
+        let word = Word(self.word.load(Ordering::Relaxed));
+        scope.frames().spot(Self::CLASS, word).header().is(word.0)
+    }
+
     #[inline]
     fn hold<'a>(&self, scope: &'a SharedScope<'_>) -> Result<Spot<'a, Header>> {
         let word = Word(self.word.load(Ordering::Relaxed));

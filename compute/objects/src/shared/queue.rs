@@ -1,7 +1,8 @@
 //! A queue of far chunks that threads share: several push, and several take.
 //!
 //! A chunk's worth of elements at either end is near ([`farmem_sys::ends`]). So most calls move
-//! nothing, and hold a lock for a moment. One of many seals a full chunk, or opens the next.
+//! nothing, and hold a lock for a moment. One of many seals a full chunk, or opens the next. If that
+//! one is away, those behind it come by the same round trip.
 
 use super::{Seat, SharedBox, SharedHeap, is_forked};
 use crate::boxes::elements;
@@ -11,14 +12,21 @@ use farmem_sys::ends::Ends;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::IntoBytes;
 
+/// Chunks that come together, at most: each seat's share of a class has room for as many.
+const AHEAD: usize = 8;
+/// One part in this many of local memory is for them, at most.
+const PART: usize = 16;
+
 /// A queue of plain elements in far memory, first in, first out. Any number of threads may push and
 /// take at a time. What one thread pushes comes out in the order in which it did.
 ///
-/// Elements that come to the front next are fetched when they are asked for. At most 8 KiB of a
-/// queue are near, beside the heap's local memory.
+/// Elements that come to the front next are fetched ahead, up to eight chunks by one round trip. At
+/// most 8 KiB of a queue are near, beside the heap's local memory.
 pub struct SharedQueue<T: Far> {
     ends: Ends<T, SharedBox<Chunk>>,
     len: AtomicUsize,
+    /// Chunks that come together, by the local memory there was when some last did.
+    ahead: AtomicUsize,
     heap: SharedHeap,
 }
 
@@ -26,7 +34,7 @@ impl<T: Far> SharedQueue<T> {
     const EACH: usize = elements::<T>(CHUNK);
 
     pub(super) fn new(heap: SharedHeap) -> SharedQueue<T> {
-        SharedQueue { ends: Ends::default(), len: AtomicUsize::new(0), heap }
+        SharedQueue { ends: Ends::default(), len: AtomicUsize::new(0), ahead: AtomicUsize::new(1), heap }
     }
 
     /// Elements at a moment of the call.
@@ -69,9 +77,16 @@ impl<T: Far> SharedQueue<T> {
     /// As [`SharedQueue::push`]. The element stays in the queue then.
     pub fn pop(&self, seat: &Seat) -> Result<Option<T>> {
         self.check(seat)?;
-        let taken = self.ends.pop(|chunk| {
+        let taken = self.ends.pop(self.ahead.load(Ordering::Relaxed), |chunks| {
             let scope = seat.scope();
-            let elements = &slice::<T>(&chunk.get(&scope)?.0)[..Self::EACH];
+            if !chunks[0].is_at_hand(&scope) {
+                let most = self.heap.local().1 / CHUNK / PART;
+                self.ahead.store(most.clamp(1, AHEAD), Ordering::Relaxed);
+                let cells: Vec<_> = chunks.iter().map(SharedBox::cell).collect();
+                // If not all of them can come, the first one may.
+                let _ = scope.load_all(SharedBox::<Chunk>::CLASS, &cells);
+            }
+            let elements = &slice::<T>(&chunks[0].get(&scope)?.0)[..Self::EACH];
             Ok::<_, Error>(elements.iter().map(|one| copied(one.as_bytes())).collect())
         })?;
         if taken.is_some() {
