@@ -312,7 +312,8 @@ mod owners {
     }
 
     pub fn enter(owner: &Weak<Inner>) -> Option<usize> {
-        OWNERS.with_borrow_mut(|owners| owners.enter(owner))
+        // At the end of a thread the table may be gone: then a heap gets no more blocks.
+        OWNERS.try_with(|owners| owners.borrow_mut().enter(owner)).ok().flatten()
     }
 
     pub fn leave(number: usize, is_empty: bool) {

@@ -181,3 +181,61 @@ fn a_shared_heap_is_forked_and_panics_in_scopes() {
     assert!(panicked.is_err());
     assert!(boxes.iter().enumerate().all(|(n, one)| one.read(&seat).unwrap() == [n as u64; 8]));
 }
+
+/// A forked child changes, allocates and drops what it likes: nothing of it reaches a node, and the parent's heap is as it
+/// was. Objects are on their way at the fork.
+#[test]
+fn a_forked_child_that_drops_and_changes_all_harms_nobody() {
+    for transport in [Transport::Shm, Transport::Tcp] {
+        let node = common::node();
+        let address = common::address(&node, transport);
+        let heap = Heap::builder().local(64 * CHUNK).node(address).transport(transport).build().unwrap();
+        let boxes: Vec<FarBox<[u64; 8]>> = (0..10_000).map(|n| heap.alloc(&[n; 8]).unwrap()).collect();
+        let (mut map, mut column, mut queue) = (heap.map::<u64, u64>(), heap.vec::<u64>(), heap.queue::<u64>());
+        for n in 0..20_000 {
+            map.insert(n, n).unwrap();
+            column.push(n).unwrap();
+            queue.push_back(n).unwrap();
+        }
+        heap.prefetch(&boxes.iter().take(30).collect::<Vec<_>>());
+        let (mut boxes, mut map, mut column, mut queue) = (Some(boxes), Some(map), Some(column), Some(queue));
+        assert!(
+            in_child(|| {
+                let (mut boxes, map) = (boxes.take().unwrap(), map.take().unwrap());
+                let (mut column, mut queue) = (column.take().unwrap(), queue.take().unwrap());
+                let mut failed = 0;
+                for one in &mut boxes {
+                    failed += usize::from(one.set(&[u64::MAX; 8]).is_err());
+                }
+                for n in 0..20_000 {
+                    failed += usize::from(column.set(n, u64::MAX).is_err());
+                    failed += usize::from(queue.push_back(u64::MAX).is_err());
+                    failed += usize::from(heap.alloc(&[u64::MAX; 64]).is_err());
+                }
+                let collected = map.scan(|_, _| ()).is_err() && column.scan(|_, _| ()).is_err();
+                drop((boxes, map, column, queue));
+                drop(heap.clone());
+                collected && failed > 40_000
+            }),
+            "{transport:?}"
+        );
+        assert!((0..).zip(boxes.as_ref().unwrap()).all(|(n, one)| one.read().unwrap() == [n; 8]), "{transport:?}");
+        let scope = heap.scope();
+        assert_eq!(map.as_ref().unwrap().get(&777, &scope).unwrap(), Some(&777));
+        drop(scope);
+        let mut next = 0;
+        column
+            .as_ref()
+            .unwrap()
+            .scan(|_, part| {
+                part.iter().for_each(|&n| {
+                    assert_eq!(n, next);
+                    next += 1;
+                });
+            })
+            .unwrap();
+        for n in 0..20_000 {
+            assert_eq!(queue.as_mut().unwrap().pop_front().unwrap(), Some(n));
+        }
+    }
+}

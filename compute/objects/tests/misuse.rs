@@ -73,6 +73,46 @@ fn values_outlive_what_else_a_thread_has() {
     }
 }
 
+/// Allocates at the end of its thread, when the library's own storage may be gone.
+struct Grows(Option<(Heap, FarVec<u64>)>);
+
+impl Drop for Grows {
+    fn drop(&mut self) {
+        let Some((heap, words)) = &mut self.0 else { return };
+        let before = words.len();
+        let pushed = (0..1_000_000).take_while(|&n| words.push(n).is_ok()).count();
+        assert_eq!(words.len(), before + pushed);
+        let mut arena: FarArena<Node2> = heap.arena();
+        let _ = (arena.alloc(&Node2 { next: Gc::NONE, n: 1 }).is_ok(), heap.alloc(&1u64).is_ok());
+        let _ = (heap.map().insert(1u64, 1u64).is_ok(), arena.collect().is_ok(), words.read(0).is_ok());
+    }
+}
+
+/// A destructor of a thread's own storage that needs more memory gets an error at most: a panic there
+/// would end the process.
+#[test]
+fn a_thread_may_allocate_while_it_ends() {
+    thread_local! {
+        static GROWS: RefCell<Grows> = const { RefCell::new(Grows(None)) };
+    }
+    let node = node();
+    for stored_first in [true, false] {
+        std::thread::scope(|threads| {
+            let thread = threads.spawn(|| {
+                if stored_first {
+                    GROWS.with_borrow_mut(|grows| grows.0 = None);
+                }
+                let heap = heap(&node);
+                let mut words: FarVec<u64> = heap.vec();
+                words.push(7).unwrap();
+                GROWS.with_borrow_mut(|grows| grows.0 = Some((heap, words)));
+            });
+            // This waits for the thread's own storage, too, which the end of the scope does not.
+            thread.join().unwrap();
+        });
+    }
+}
+
 #[test]
 fn what_is_leaked_costs_memory_alone() {
     let node = node();
