@@ -19,6 +19,7 @@ Frames need pyarrow, vectors numpy. Calls may come from any thread; a heap carri
 import ctypes
 import json
 import os
+import threading
 
 from farmem import _native
 from farmem.store import _failed, _size as _bytes
@@ -94,7 +95,7 @@ class Vec(_Object):
             raise TypeError(f"{self.dtype} is no type of numbers: a far vector has numbers, or records of them")
         _call("vec_new", heap._as, ctypes.byref(number))
         super().__init__(heap, number.value)
-        self._len = 0
+        self._len, self._counts = 0, threading.Lock()
 
     def __len__(self):
         return self._len
@@ -107,7 +108,9 @@ class Vec(_Object):
         """Appends an array's elements."""
         array = self._array(values)
         _call("vec_append", self._heap._as, self._number, array.ctypes.data, array.nbytes)
-        self._len += array.size
+        # Threads append at the same time. A forked child was refused above, so it never waits for a lock of its parent's.
+        with self._counts:
+            self._len += array.size
 
     def _range(self, at):
         first, end, step = at.indices(self._len)

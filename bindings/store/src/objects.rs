@@ -367,6 +367,22 @@ pub unsafe extern "C" fn farmem_object_drop(heap: *const HeapHandle, number: u64
     }
 }
 
+/// Releases an array, or a schema, of which the other is missing.
+///
+/// # Safety
+/// Each is null or follows Arrow's C data interface.
+unsafe fn released(array: *mut ArrowArray, schema: *mut ArrowSchema) {
+    // SAFETY: as this function's caller promises. Who is released once has no callback any more.
+    unsafe {
+        if let Some(release) = array.as_ref().and_then(|array| array.release) {
+            release(array);
+        }
+        if let Some(release) = schema.as_ref().and_then(|schema| schema.release) {
+            release(schema);
+        }
+    }
+}
+
 /// Appends the rows of an Arrow struct array to a frame that is being written. If `*frame` is 0,
 /// begins a frame and stores its number there.
 ///
@@ -385,12 +401,16 @@ pub unsafe extern "C" fn farmem_frame_append(
     // allows: the structs that stay are marked released, by a callback of `None`.
     unsafe {
         call(why, || {
-            not_null("frame", frame)?;
-            not_null("array", array)?;
-            not_null("schema", schema)?;
+            if array.is_null() || schema.is_null() {
+                released(array, schema);
+                return Err(Problem::invalid("array and schema must not be NULL".into()));
+            }
             let (moved, of) = (array.read(), schema.read());
             ((*array).release, (*schema).release) = (None, None);
-            let (table, number) = (Table::from_arrow(moved, of)?, *frame);
+            // Before all else that may be wrong: this releases both.
+            let table = Table::from_arrow(moved, of)?;
+            not_null("frame", frame)?;
+            let number = *frame;
             *frame = handle(heap)?.on(move |state| {
                 if number != 0 {
                     let writer = state.writers.get_mut(&number);

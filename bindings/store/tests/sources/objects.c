@@ -9,6 +9,11 @@
 
 #define MANY (3 << 20)
 
+/* An array of Arrow's has its callback in the ninth word, a schema in the eighth. */
+static int released;
+static void release_array(uint64_t *array) { released++, array[8] = 0; }
+static void release_schema(uint64_t *schema) { released++, schema[7] = 0; }
+
 static unsigned char byte_of(size_t at) { return (unsigned char)(at * 2654435761u >> 24); }
 
 int main(int argc, char **argv) {
@@ -59,6 +64,15 @@ int main(int argc, char **argv) {
     assert(farmem_frame_append(heap, &frame, (struct ArrowArray *)array, (struct ArrowSchema *)schema, &why) ==
            FARMEM_STORE_INVALID);
     assert(strstr(why.text, "released") && frame == 0);
+    /* Both are released, whatever else is wrong. */
+    for (int wrong = 0; wrong < 4; wrong++) {
+        array[8] = (uint64_t)(uintptr_t)release_array, schema[7] = (uint64_t)(uintptr_t)release_schema;
+        released = 0;
+        assert(farmem_frame_append(wrong == 3 ? NULL : heap, wrong == 0 ? NULL : &frame,
+                                   wrong == 1 ? NULL : (struct ArrowArray *)array,
+                                   wrong == 2 ? NULL : (struct ArrowSchema *)schema, &why) == FARMEM_STORE_INVALID);
+        assert(released == (wrong == 1 || wrong == 2 ? 1 : 2) && frame == 0);
+    }
     pid_t child = fork();
     if (!child) _exit(farmem_vec_len(heap, vec, &n, &why) == FARMEM_STORE_FORKED ? 0 : 1);
     int status = 1;

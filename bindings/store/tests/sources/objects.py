@@ -44,6 +44,18 @@ def vectors():
     thread.start()
     thread.join()
     assert said == [near[-1]]
+    # … and append to it: no element is lost, and each is whole. A thread is interrupted between any two steps.
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    many = farmem.Vec(heap, "u8")
+    threads = [threading.Thread(target=lambda by=by: [many.append([by, by]) for _ in range(500)]) for by in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(before)
+    assert len(many) == 4000 and all((many[:] == by).sum() == 1000 for by in range(4))
+    assert (many[0::1].reshape(-1, 2)[:, 0] == many[:].reshape(-1, 2)[:, 1]).all()
 
 
 def frames():
