@@ -58,6 +58,8 @@ pub mod category {
 pub mod entry {
     /// Written since `clear_refs`, on kernels that track it.
     pub const SOFT_DIRTY: u64 = 1 << 55;
+    /// Of memory that no other process has.
+    pub const EXCLUSIVE: u64 = 1 << 56;
     /// In swap.
     pub const SWAPPED: u64 = 1 << 62;
     /// In memory.

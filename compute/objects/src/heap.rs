@@ -62,9 +62,11 @@ impl Inner {
         stamp << STAMP
     }
 
-    /// Gives the run what its pages gain more by. A heap that misses nothing would not ask.
+    /// Gives the run what its pages gain more by, and the system what a forked child had. A heap that
+    /// misses nothing would not ask.
     #[cold]
     fn weigh(&self) {
+        self.arena.split();
         if let Ok(mut evictor) = self.evictor.try_borrow_mut() {
             evictor.weigh(&self.arena, self.oldest());
         }

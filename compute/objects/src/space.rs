@@ -25,6 +25,7 @@ use farmem_sys::memory;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The calls of `farmem_sys::memory`, for Miri, which makes no system calls.
 #[cfg(miri)]
@@ -51,6 +52,14 @@ mod memory {
     }
 
     pub use self::discard as discard_part;
+
+    pub fn is_shared(_: *mut u8, _: usize) -> bool {
+        false
+    }
+
+    pub unsafe fn split(_: *mut u8, _: usize) -> bool {
+        true
+    }
 
     pub const HUGE_PAGE: usize = 2 << 20;
 
@@ -136,6 +145,10 @@ pub struct Arena<H> {
     joins: AtomicBool,
     /// Whether it was asked for one.
     has_joined: AtomicBool,
+    /// Huge pages, by their first byte, of which a part went back while a forked child had them.
+    unsplit: Mutex<Vec<usize>>,
+    /// Whether there is any.
+    is_unsplit: AtomicBool,
 }
 
 /// All frames of a heap. Valid only while the heap's [`Arena`] lives.
@@ -162,7 +175,14 @@ impl<H: Header> Arena<H> {
         let before = whole.addr().get().next_multiple_of(memory::HUGE_PAGE) - whole.addr().get();
         // SAFETY: less than a huge page, which the mapping has more than the arena.
         let frames = Frames { base: unsafe { whole.byte_add(before) }, headers: PhantomData };
-        Ok(Arena { frames, before, joins: AtomicBool::new(true), has_joined: AtomicBool::new(false) })
+        Ok(Arena {
+            frames,
+            before,
+            joins: AtomicBool::new(true),
+            has_joined: AtomicBool::new(false),
+            unsplit: Mutex::default(),
+            is_unsplit: AtomicBool::new(false),
+        })
     }
 
     /// Whether [`Arena::join`] may get a huge page.
@@ -194,14 +214,45 @@ impl<H: Header> Arena<H> {
         let mut frames = (0..class.frames()).map(|number| self.frame(class, segment, number));
         assert!(frames.all(|at| self.header(at).is_free()));
         let at = self.frame(class, segment, 0);
+        let has_joined = self.has_joined.load(Ordering::Relaxed);
         // SAFETY: within the arena; no payload of it is lent. Zero is the header of a free frame.
         unsafe {
             let at = self.base.byte_add(at.0).as_ptr();
-            match self.has_joined.load(Ordering::Relaxed) {
+            match has_joined {
                 true => memory::discard_part(at, SEGMENT),
                 false => memory::discard(at, SEGMENT),
             }
         }
+        // Classes begin at huge pages.
+        let group = at.0 / memory::HUGE_PAGE * memory::HUGE_PAGE;
+        // SAFETY: within the arena.
+        if has_joined && memory::is_shared(unsafe { self.base.byte_add(group).as_ptr() }, memory::HUGE_PAGE) {
+            self.unsplit().push(group);
+            self.is_unsplit.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives back the memory of segments that went while a forked child had their huge page, if the
+    /// child has ended. Heaps ask now and then.
+    #[inline]
+    pub fn split(&self) {
+        if self.is_unsplit.load(Ordering::Relaxed) {
+            self.split_all();
+        }
+    }
+
+    #[cold]
+    fn split_all(&self) {
+        let mut unsplit = self.unsplit();
+        unsplit.sort_unstable();
+        unsplit.dedup();
+        // SAFETY: within the arena; no byte changes.
+        unsplit.retain(|&at| unsafe { !memory::split(self.base.byte_add(at).as_ptr(), memory::HUGE_PAGE) });
+        self.is_unsplit.store(!unsplit.is_empty(), Ordering::Relaxed);
+    }
+
+    fn unsplit(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.unsplit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The frames, for a caller that keeps the arena alive.

@@ -315,9 +315,13 @@ impl Inner {
         }
     }
 
-    /// Gives the run what its pages gain more by. A heap that misses nothing would not ask.
+    /// Gives the run what its pages gain more by, and the system what a forked child had. A heap that
+    /// misses nothing would not ask.
     #[cold]
     fn weigh(&self, seat: &Seat) {
+        if !is_forked() {
+            self.arena.split();
+        }
         if self.is_of_run && !is_forked() {
             let mut moving = Moving::default();
             self.with_ground(|on| self.lock().look(on, &mut moving));
