@@ -21,6 +21,7 @@ mod frames;
 mod mutation;
 mod records;
 mod sealed;
+mod volumes;
 mod wire;
 
 use conversations::{of_files, of_today, seeds, swap, turns, word};
