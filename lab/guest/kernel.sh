@@ -24,13 +24,16 @@ if [ ! -e "$image" ]; then
     nice -n 10 tar -C "$source" --strip-components=1 -xf "$cache/tree/usr/src/$package.tar.xz"
     # It is large: for another configuration it is downloaded again.
     rm -rf "$cache/tree" "$cache/debs" "$cache/packages"
+    # Linux offers this filter on x86-64 from 6.2 on. 6.1 has the same code, and an unwinder that it can rely on (ORC).
+    sed -i '/^config FAULT_INJECTION_STACKTRACE_FILTER/,/^config /{/depends on !X86_64/d}' "$source/lib/Kconfig.debug"
     {
         nice -n 10 make -C "$source" tinyconfig &&
             (cd "$source" && scripts/kconfig/merge_config.sh -m .config "$OLDPWD/lab/guest/kernel.config") &&
             nice -n 10 make -C "$source" olddefconfig &&
             nice -n 10 make -C "$source" -j"$(nproc)" vmlinux
     } >"$cache/log" 2>&1 || { tail -20 "$cache/log" >&2; skip "the kernel cannot be built"; }
-    for wanted in BLK_DEV_NBD SWAP MEMCG PVH VIRTIO_NET FAILSLAB FAIL_PAGE_ALLOC; do
+    for wanted in BLK_DEV_NBD SWAP MEMCG PVH VIRTIO_NET FAILSLAB FAIL_PAGE_ALLOC \
+        FAULT_INJECTION_STACKTRACE_FILTER UNWINDER_ORC KEYBOARD_ATKBD; do
         grep -q "^CONFIG_$wanted=y" "$source/.config" || skip "the kernel has no CONFIG_$wanted"
     done
     strip -o "$image.new" "$source/vmlinux"

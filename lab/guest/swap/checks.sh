@@ -617,19 +617,72 @@ pressure_unwatched() {
     farmem swap --off >>/tmp/swap.log 2>&1 && has_swap 0
 }
 
-# failing PERCENT   From now on allocations fail where the caller does not wait: of pages, and of smaller
-# pieces. Interrupts and the network allocate in this way: a packet is lost, and sent again.
+# span FUNCTION   Where a function of the kernel's begins and ends.
+span() {
+    awk -v name="$1" 'from && $1 != from { print "0x" from, "0x" $1; exit }
+        !from && ($3 == name || index($3, name ".") == 1 && $3 !~ /cold/) { from = $1 }' /proc/kallsyms
+}
+
+# may_fail WHAT   WHAT, which can fail on purpose, gets its settings: in at.
+may_fail() {
+    at=/sys/kernel/debug/$1
+    [ -d $at ] || mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
+    [ -e $at/reject-start ] || { echo "  this kernel has no $1, or cannot tell for whom it fails"; return 1; }
+    echo 0 >$at/verbose
+    echo 100000000 >$at/times
+    echo 32 >$at/stacktrace-depth
+}
+
+# failing PERCENT   From now on allocations fail where the caller does not wait: of pages, single ones too, and of
+# smaller pieces. Interrupts and the network allocate in this way: a packet is lost, and sent again.
+# What virtio_net allocates for its receive ring (try_fill_recv) is spared. Where that fails, its worker switches receiving
+# off and allocates with leave to wait: for pages to be swapped out, whose answers are then not received. Such a machine stands
+# still, whatever the node and the watcher do (docs/results/2026-11-28-long.md).
 failing() {
+    set -- "$1" $(span try_fill_recv)
+    [ $# = 3 ] || { echo "  this kernel does not say where try_fill_recv is"; return 1; }
     for what in fail_page_alloc failslab; do
-        at=/sys/kernel/debug/$what
-        [ -d $at ] || mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
-        [ -d $at ] || { echo "  this kernel has no $what"; return 1; }
-        echo 0 >$at/verbose
-        echo 100000000 >$at/times
+        may_fail $what || return 1
         echo Y >$at/ignore-gfp-wait
         [ $what = failslab ] || echo 0 >$at/min-order
+        echo "$2" >$at/reject-start
+        echo "$3" >$at/reject-end
         echo "$1" >$at/probability
     done
+}
+
+# A watcher is killed. The next one has the kernel take its stream, by which pages move then.
+taken_over() {
+    timeout=100s
+    on || return 1
+    timeout=
+    kill -9 $watcher
+    wait $watcher 2>/dev/null
+    before=$(reconnects)
+    farmem swap --size 192M --node "$node" >>/tmp/swap.log 2>&1 &
+    watcher=$!
+    await 60 reconnects_again || return 1
+    within 8 pages 16 300 && off
+}
+
+# The kernel has no memory to tell that it has given a stream up. A watcher sees it by the stream's descriptor, also one that
+# takes over.
+untold() {
+    set -- $(span nbd_dead_link_work)
+    [ $# = 2 ] || { echo "  this kernel does not say where nbd_dead_link_work is"; return 1; }
+    may_fail failslab || return 1
+    echo N >$at/ignore-gfp-wait
+    echo "$1" >$at/require-start
+    echo "$2" >$at/require-end
+    echo 100 >$at/probability
+    cut_off && taken_over
+    held=$?
+    echo 0 >$at/probability
+    echo 0 >$at/require-start
+    echo 0xffffffffffffffff >$at/require-end
+    lost=$((100000000 - $(cat $at/times)))
+    echo "  deaths that could not be told: $lost"
+    [ $held = 0 ] && [ $lost -ge 2 ]
 }
 
 failed_allocations() { for what in fail_page_alloc failslab; do echo "$what $((100000000 - $(cat /sys/kernel/debug/$what/times)))"; done; }
@@ -720,6 +773,7 @@ check pressure_crypted long pressure 1 --crypt
 check pressure_unwatched long pressure_unwatched
 check pressure_failing long pressure_failing 1
 check pressure_failing_by_two long pressure_failing 2
+check untold long untold
 check faults long faulted
 check recorded long recorded
 check machine long machine

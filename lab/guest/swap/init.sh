@@ -14,7 +14,7 @@ echo +memory >/cg/cgroup.subtree_control
 echo 1 >/proc/sys/kernel/printk
 # What the other side asks of the kernel by a keyboard, where there is one, when nothing is said (stands_still in lab/guest/lib.sh).
 echo 1 >/proc/sys/kernel/sysrq
-! grep -q kbd /proc/bus/input/devices 2>/dev/null || echo "GUEST obeys keys"
+! grep -q sysrq /proc/bus/input/devices 2>/dev/null || echo "GUEST obeys keys"
 for module in virtio_pci virtio_net; do
     [ ! -d /lib/modules ] || modprobe "$module" || echo "GUEST modprobe $module failed"
 done
