@@ -26,6 +26,7 @@
 //! * [`state`]: what is needed to undo a device, in a file for each.
 //! * [`patience`]: how long the kernel waits for answers.
 //! * [`report`]: the state of devices, for `farmem top`.
+//! * `given`: the stream that the kernel has, as its descriptor shows it.
 //! * [`mirror`]: two copies of each page, by the kernel's RAID 1.
 //! * [`on`]: begins to swap. [`watch`]: watches devices. [`pair`]: watches a mirror. [`off`]: ends
 //!   swapping, and watches meanwhile.
@@ -34,6 +35,7 @@ pub mod crypt;
 pub mod device;
 pub mod freed;
 pub mod genl;
+mod given;
 pub mod header;
 mod leaving;
 pub mod mapper;

@@ -301,7 +301,7 @@ pub(crate) fn begin(
     let mut asked = dial_within(&first, plan.timeout, within)?;
     state.incarnation = asked.incarnation;
     match connect(client, plan, &mut state, id, within, &mut asked) {
-        Ok(held) => Ok(Watched::begun(held, asked, plan.timeout, plan.grace)),
+        Ok((held, data)) => Ok(Watched::begun(held, asked, data, (plan.timeout, plan.grace))),
         Err(e) => {
             let _ = asked.free();
             Err(e)
@@ -325,7 +325,8 @@ fn answered_in_time(asked: &mut Stream, timeout: Duration, node: &str) -> Result
     Err(Error::Refused(node.to_owned(), why))
 }
 
-/// Finds a free NBD device, notes it in a file, and gives the kernel a stream of the volume.
+/// Finds a free NBD device, notes it in a file, and gives the kernel a stream of the volume, which
+/// this process keeps a descriptor of.
 fn connect(
     client: &mut Client,
     plan: &Plan,
@@ -333,7 +334,7 @@ fn connect(
     id: [u8; 16],
     within: Duration,
     asked: &mut Stream,
-) -> Result<Held, Error> {
+) -> Result<(Held, Stream), Error> {
     let report = answered_in_time(asked, plan.timeout, &state.node)?;
     let near = asked.is_near || report.machine == machine();
     if near && !plan.same_machine {
@@ -353,7 +354,7 @@ fn connect(
         match client.connect(&settings, data.fd()) {
             Ok(()) => {
                 device::tune(index);
-                return Ok(held);
+                return Ok((held, data));
             }
             Err(e) => {
                 state::remove(Path::new(state::DIRECTORY), index);

@@ -54,6 +54,16 @@ fn file(directory: &Path, index: u32) -> PathBuf {
     directory.join(format!("nbd{index}.said"))
 }
 
+/// A volume that holds more of its size than this, where the node has less than that left for it,
+/// is near its end.
+const LITTLE: u64 = 64 << 20;
+
+/// Whether the node may soon have to refuse pages.
+pub(crate) fn is_near_end(report: &Report) -> bool {
+    let missing = report.size.get().saturating_sub(report.held.get());
+    report.free.get() < missing.min(LITTLE)
+}
+
 /// Keeps what a node says.
 pub fn keep(directory: &Path, index: u32, report: &Report) {
     let said = Said { live: report.live.get(), held: report.held.get() };

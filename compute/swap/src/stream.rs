@@ -215,6 +215,23 @@ impl Stream {
         self.socket.as_raw_fd()
     }
 
+    /// Whether both ends are shut down: by a reset, or by the kernel, which has given the stream
+    /// up. A node that says no more is not enough: the kernel may not have seen that yet.
+    pub(crate) fn is_shut(&self) -> bool {
+        socket::wait(self.fd(), false, false, 0) & libc::POLLHUP != 0
+    }
+
+    /// Whether sending has a limit of time. The kernel sets one when it takes a socket.
+    pub(crate) fn has_limit(&self) -> bool {
+        !matches!(self.socket.write_timeout(), Ok(None))
+    }
+
+    /// A stream whose node is a test.
+    #[cfg(test)]
+    pub(crate) fn of_test(socket: TcpStream) -> Stream {
+        Stream { socket, node: "test".into(), incarnation: 1, is_near: false, cookie: 0 }
+    }
+
     /// Its socket. The caller speaks NBD itself.
     pub fn into_socket(self) -> TcpStream {
         self.socket

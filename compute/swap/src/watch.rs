@@ -3,6 +3,7 @@
 
 use crate::device::Room;
 use crate::freed::{self, Probe};
+use crate::given::Given;
 use crate::leaving::{Leaving, Then};
 use crate::names::{Lookup, Names};
 use crate::nbd::{Client, Deaths};
@@ -14,7 +15,7 @@ use crate::state::{self, Held, State};
 use crate::stream::{PATIENCE, SHORT, Stream};
 use crate::tell::{self, Teller};
 use crate::{Error, device, mirror, report};
-use farmem_protocol::nbd::{GOING_DOWN, Report, TO_BE_EMPTIED};
+use farmem_protocol::nbd::{GOING_DOWN, TO_BE_EMPTIED};
 use farmem_protocol::units::bytes;
 use farmem_sys::process::{self, Signals};
 use farmem_sys::swap;
@@ -26,11 +27,6 @@ use std::time::{Duration, Instant, SystemTime};
 pub(crate) const LOOKS_EVERY: Duration = Duration::from_secs(5);
 /// How often it tries to reach a node that it has lost.
 pub(crate) const TRIES_EVERY: Duration = Duration::from_secs(1);
-/// How long after the offer of a stream the end of the one before may be told.
-const SETTLES: Duration = Duration::from_secs(2);
-/// A volume that holds more of its size than this, where the node has less than that left for it,
-/// is near its end.
-const LITTLE: u64 = 64 << 20;
 
 /// A device under watch.
 pub(crate) struct Watched {
@@ -45,8 +41,8 @@ pub(crate) struct Watched {
     /// The timeout that the kernel has, in seconds. `None`: not known.
     has_s: Option<u64>,
     tried: Option<Instant>,
-    /// When the kernel was last offered a stream.
-    given: Option<Instant>,
+    /// The stream that the kernel was last offered.
+    given: Option<Given>,
     /// Another process gave the kernel its stream. If that one stands, the kernel takes no other
     /// until the node has ended it.
     takes_over: bool,
@@ -262,6 +258,7 @@ pub(crate) fn step(devices: &mut [Watched], client: &mut Client, looks: bool) ->
     // First those whose pages are nowhere else.
     devices.sort_by_key(|watched| watched.has_other());
     for watched in devices {
+        watched.heed(Instant::now());
         if watched.dead && watched.tried.is_none_or(|at| at.elapsed() >= TRIES_EVERY) {
             watched.tried = Some(Instant::now());
             watched.revive(client);
@@ -276,11 +273,12 @@ pub(crate) fn step(devices: &mut [Watched], client: &mut Client, looks: bool) ->
 }
 
 impl Watched {
-    /// A device that was just made.
-    pub(crate) fn begun(held: Held, asked: Stream, timeout: Duration, grace: Duration) -> Watched {
+    /// A device that was just made. `data`: the kernel's stream.
+    pub(crate) fn begun(held: Held, asked: Stream, data: Stream, times: (Duration, Duration)) -> Watched {
         let token = held.state.token_changed();
-        let mut begun = Watched::found(held, timeout, grace);
+        let mut begun = Watched::found(held, times.0, times.1);
         (begun.asked, begun.dead, begun.takes_over, begun.token) = (Some(asked), false, false, token);
+        begun.given = Some(Given::new(data, Instant::now()));
         begun
     }
 
@@ -314,9 +312,17 @@ impl Watched {
         }
     }
 
+    /// Sees whether the kernel has given its stream up without a word.
+    fn heed(&mut self, now: Instant) {
+        let takes_over = self.takes_over;
+        if !self.dead && self.given.as_mut().is_some_and(|given| given.is_dead(now, takes_over)) {
+            self.died();
+        }
+    }
+
     /// Whether the kernel has a stream from this process, as far as can be known.
     pub(crate) fn is_settled(&self) -> bool {
-        !self.dead && (!self.takes_over || self.given.is_some_and(|at| at.elapsed() >= SETTLES))
+        !self.dead && (!self.takes_over || self.given.as_ref().is_some_and(|given| given.is_settled(Instant::now())))
     }
 
     /// Whether the kernel waits for a new stream.
@@ -336,7 +342,8 @@ impl Watched {
 
     /// Something is to be done sooner than the next look.
     fn is_pressing(&self) -> bool {
-        self.patience.waits() || self.has_s != Some(self.patience.timeout_s())
+        let doubtful = self.given.as_ref().is_some_and(Given::is_doubtful);
+        doubtful || self.patience.waits() || self.has_s != Some(self.patience.timeout_s())
     }
 
     /// Has the kernel's timeout follow when requests need no longer be waited for. `looked`: the
@@ -420,15 +427,16 @@ impl Watched {
             // none, and tells of the death next.
             client
                 .reconfigure(index, (patience.timeout_s(), state.grace_s), stream.fd())
+                .map(|()| stream)
                 .map_err(|e| Error::Kernel("the kernel's NBD client", e))
         });
         match done {
-            Ok(()) => {
+            Ok(stream) => {
                 if self.warned {
                     say(format_args!("{}: {} is back", path(state), state.node));
                 }
                 (self.dead, self.warned, self.asked) = (false, false, None);
-                (self.has_s, self.given) = (Some(self.patience.timeout_s()), Some(Instant::now()));
+                (self.has_s, self.given) = (Some(self.patience.timeout_s()), Some(Given::new(stream, Instant::now())));
                 if self.patience.take_news() {
                     self.say_slow();
                 }
@@ -467,7 +475,7 @@ impl Watched {
             return 0;
         };
         report::keep(Path::new(state::DIRECTORY), state.index, &report);
-        if is_near_end(&report) && !std::mem::replace(&mut self.warned, true) {
+        if report::is_near_end(&report) && !std::mem::replace(&mut self.warned, true) {
             let free = bytes(report.free.get());
             say(format_args!(
                 "{}: {} has {free} left: pages that find no room there stay here",
@@ -492,8 +500,39 @@ impl Drop for Watched {
     }
 }
 
-/// Whether the node may soon have to refuse pages.
-fn is_near_end(report: &Report) -> bool {
-    let missing = report.size.get().saturating_sub(report.held.get());
-    report.free.get() < missing.min(LITTLE)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::given::tests::streams;
+    use std::net::Shutdown;
+
+    /// The kernel needs memory to tell of a death. It may have none.
+    #[test]
+    fn a_stream_that_died_untold_is_given_up() {
+        let directory = std::env::temp_dir().join(format!("farmem-swap-untold-{}", std::process::id()));
+        let held = state::create(&directory, State::of_test("bighost:7411")).unwrap();
+        let times = (Duration::from_secs(3), Duration::from_secs(60));
+        let ((asked, ..), (data, kernels, _node)) = (streams(), streams());
+        let mut watched = Watched::begun(held, asked, data, times);
+        let now = Instant::now();
+        watched.heed(now);
+        assert!(!watched.dead);
+        kernels.shutdown(Shutdown::Both).unwrap();
+        watched.heed(now);
+        assert!(!watched.dead && watched.is_pressing());
+        watched.heed(now + TRIES_EVERY);
+        assert!(watched.dead);
+
+        // One that takes over: the kernel had a stream still, and took none.
+        (watched.dead, watched.takes_over) = (false, true);
+        let (data, _kernels, _node) = streams();
+        watched.given = Some(Given::new(data, now));
+        watched.heed(now + LOOKS_EVERY);
+        assert!(watched.dead && !watched.takes_over);
+        // The next one is taken, as far as can be known.
+        watched.dead = false;
+        watched.heed(now + LOOKS_EVERY);
+        assert!(!watched.dead);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
 }
