@@ -1,6 +1,6 @@
 //! Arguments as numbers, options and times.
 
-use super::{Call, Fail};
+use super::{Call, Fail, extended};
 
 /// An integer.
 pub fn int(text: &[u8]) -> Result<i64, Fail> {
@@ -27,9 +27,16 @@ pub fn float(text: &[u8]) -> Result<f64, Fail> {
 pub fn parse_float(text: &[u8]) -> Option<f64> {
     let text = std::str::from_utf8(text).ok()?;
     let word = text.trim_start_matches(['-', '+']).to_ascii_lowercase();
+    if word.starts_with("0x") {
+        return extended::hexadecimal(text);
+    }
     let honest =
         word.starts_with(|first: char| first.is_ascii_digit() || first == '.') || word == "inf" || word == "infinity";
-    text.parse().ok().filter(|number: &f64| honest && !number.is_nan())
+    let number: f64 = text.parse().ok().filter(|_| honest)?;
+    // Too large, or too small, for a number of this kind.
+    let lost = number.is_infinite() && !word.starts_with("inf")
+        || number == 0.0 && word.split('e').next()?.contains(|digit| ('1'..='9').contains(&digit));
+    Some(number).filter(|_| !lost)
 }
 
 /// Whether an argument is this word, in any case.
@@ -115,8 +122,11 @@ fn numbers() {
             .iter()
             .all(|text| parse_int(text).is_none())
     );
-    assert_eq!(parse_float(b"-1.5e3"), Some(-1500.0));
-    assert!([&b"nan"[..], b"", b"1 ", b"x"].iter().all(|text| parse_float(text).is_none()));
+    assert_eq!(
+        (parse_float(b"-1.5e3"), parse_float(b"0e9"), parse_float(b"0x1p3")),
+        (Some(-1500.0), Some(0.0), Some(8.0))
+    );
+    assert!([&b"nan"[..], b"", b"1 ", b"x", b"1e400", b"1e-400"].iter().all(|text| parse_float(text).is_none()));
     assert_eq!((range(0, -1, 5), range(-3, -2, 5), range(2, 9, 5)), (Some((0, 5)), Some((2, 4)), Some((2, 5))));
     assert_eq!((range(3, 2, 5), range(5, 9, 5), range(0, -9, 5)), (None, None, None));
     assert_eq!((range(0, -1, 0), range(0, 9, 0), range(i64::MIN, i64::MAX, 2)), (None, None, Some((0, 2))));

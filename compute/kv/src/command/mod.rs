@@ -13,6 +13,7 @@ mod clients;
 mod describe;
 mod draft;
 mod dump;
+mod extended;
 mod glance;
 mod hyperloglog;
 mod in_turn;

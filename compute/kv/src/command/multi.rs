@@ -19,7 +19,7 @@
 use super::draft::{Draft, Seen, seen};
 use super::several::{ALL, KEYS, Several};
 use super::table::{self, Command};
-use super::{Answered, Call, Client, Fail, Group, channels, dispatch, scripts};
+use super::{Answered, Call, Client, Fail, Group, channels, dispatch, scripts, subcommands};
 use crate::index::Found;
 use crate::keyspace::Change;
 use crate::resp::{Reply, Request};
@@ -144,11 +144,11 @@ impl Client {
             Some(_) if multi.bytes + bytes > COLLECTED => {
                 Some(Reply::error("the transaction is too large: its commands may have 64 MiB together"))
             }
-            Some(command) => {
+            Some(command) => subcommands::refused(command, request).or_else(|| {
                 multi.bytes += bytes;
                 multi.commands.push((command, Rc::new(request.clone())));
                 None
-            }
+            }),
         };
         multi.failed |= refused.is_some();
         refused.unwrap_or_else(|| Reply::Line("QUEUED".into()))

@@ -85,10 +85,16 @@ pub async fn run(name: &str, call: &Call) -> Answered {
 
 /// The error for a subcommand that there is not, or not with so many arguments.
 pub(super) fn unknown(call: &Call, of: &str) -> Fail {
-    let what = String::from_utf8_lossy(&call.arg(1)[..call.arg(1).len().min(128)]).into_owned();
     if super::subcommands::is_known(of, call.arg(1)) {
-        return Fail(super::wrong_number(&format!("{of}|{}", what.to_ascii_lowercase())));
+        let what = String::from_utf8_lossy(call.arg(1)).to_ascii_lowercase();
+        return Fail(super::wrong_number(&format!("{of}|{what}")));
     }
+    no_subcommand(of, call.arg(1))
+}
+
+/// The error for a subcommand that there is not.
+pub(super) fn no_subcommand(of: &str, what: &[u8]) -> Fail {
+    let what = String::from_utf8_lossy(&what[..what.len().min(128)]);
     Fail::new(format!("unknown subcommand '{what}'. Try {} HELP.", of.to_ascii_uppercase()))
 }
 

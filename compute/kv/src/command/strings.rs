@@ -1,6 +1,7 @@
 //! Commands on strings.
 
-use super::args::{self, Unit, float, int, is, parse_float, parse_int};
+use super::args::{self, Unit, int, is, parse_int};
+use super::extended::Extended;
 use super::long::MOST_WHOLE;
 use super::several::{KEYS, at_one_moment};
 use super::{Answered, Call, Fail};
@@ -343,25 +344,21 @@ async fn add(call: &Call, by: i64) -> Answered {
 }
 
 async fn add_float(call: &Call) -> Answered {
-    let by = float(call.arg(2))?;
+    let invalid = || Fail::new("value is not a valid float");
+    let by = Extended::parse(call.arg(2)).ok_or_else(invalid)?;
     let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
         let old = match there {
-            None => 0.0,
-            Some(object) => parse_float(text(object)?).ok_or_else(|| Fail::new("value is not a valid float"))?,
+            None => Extended::ZERO,
+            Some(object) => Extended::parse(text(object)?).ok_or_else(invalid)?,
         };
-        let new = old + by;
+        let new = old.plus(by);
         if !new.is_finite() {
             return Err(Fail::new("increment would produce NaN or Infinity"));
         }
-        let bytes = plain(new).into_bytes();
+        let bytes = new.to_string().into_bytes();
         Ok(Change::Put(like(there, bytes.clone()), Reply::bulk(bytes)))
     };
     call.update(call.arg(1), change).await
-}
-
-/// A number without an exponent.
-fn plain(number: f64) -> String {
-    if number.abs() < 1e17 { format!("{number}") } else { format!("{number:.0}") }
 }
 
 /// LCS: the longest common subsequence of two strings.

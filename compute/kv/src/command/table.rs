@@ -52,11 +52,16 @@ pub struct Command {
     pub group: Group,
 }
 
+/// Whether this arity allows so many words: exactly so many, or at least so many if it is negative.
+pub fn takes(arity: i8, words: usize) -> bool {
+    let (given, wanted) = (words as i64, i64::from(arity));
+    if wanted > 0 { given == wanted } else { given >= -wanted }
+}
+
 impl Command {
     /// Whether it takes this number of words, its name among them.
     pub fn takes(&self, words: usize) -> bool {
-        let (given, wanted) = (words as i64, i64::from(self.arity));
-        if wanted > 0 { given == wanted } else { given >= -wanted }
+        takes(self.arity, words)
     }
 
     /// Whether it changes anything for anybody: the store, or what subscribers hear.

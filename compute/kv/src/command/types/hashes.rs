@@ -1,10 +1,11 @@
 //! Commands on hashes.
 
 use super::{Items, bulks, change, random_count, random_places, read, scan};
-use crate::command::args::{float, int, is, parse_float, parse_int};
+use crate::command::args::{int, is, parse_int};
+use crate::command::extended::Extended;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
-use crate::resp::{Reply, double};
+use crate::resp::Reply;
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
@@ -108,18 +109,19 @@ async fn add(call: &Call) -> Answered {
 }
 
 async fn add_float(call: &Call) -> Answered {
-    let by = float(call.arg(3))?;
+    let by = Extended::parse(call.arg(3)).ok_or_else(|| Fail::new("value is not a valid float"))?;
     if !by.is_finite() {
         return Err(Fail::new("value is NaN or Infinity"));
     }
     let edit = |items: &mut Items| {
-        let old = place(items, call.arg(2)).map_or(Some(0.0), |at| parse_float(&items[at + 1]));
-        let new = old.ok_or_else(|| Fail::new("hash value is not a float"))? + by;
+        let old = place(items, call.arg(2)).map_or(Some(Extended::ZERO), |at| Extended::parse(&items[at + 1]));
+        let new = old.ok_or_else(|| Fail::new("hash value is not a float"))?.plus(by);
         if !new.is_finite() {
             return Err(Fail::new("increment would produce NaN or Infinity"));
         }
-        put(items, call.arg(2), double(new).into_bytes());
-        Ok(Reply::bulk(double(new)))
+        let bytes = new.to_string().into_bytes();
+        put(items, call.arg(2), bytes.clone());
+        Ok(Reply::bulk(bytes))
     };
     change(call, Type::Hash, edit).await
 }

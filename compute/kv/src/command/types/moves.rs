@@ -15,7 +15,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "blmove" => {
             let sides = (front(call.arg(3))?, front(call.arg(4))?);
             let ms = timeout(call.arg(5))?;
-            wait(call, ms, &call.args[1..2], Reply::Null, async || shift(call, sides).await).await
+            wait(call, ms, &call.args[1..2], nothing(call), async || shift(call, sides).await).await
         }
         "blmpop" => {
             let ms = timeout(call.arg(1))?;
@@ -30,7 +30,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         }
         "brpoplpush" => {
             let ms = timeout(call.arg(3))?;
-            wait(call, ms, &call.args[1..2], Reply::Null, async || shift(call, (false, true)).await).await
+            wait(call, ms, &call.args[1..2], nothing(call), async || shift(call, (false, true)).await).await
         }
         "lmove" => {
             let sides = (front(call.arg(3))?, front(call.arg(4))?);
@@ -40,6 +40,11 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "lpos" => position(call).await,
         _ => Ok(shift(call, (false, true)).await?.unwrap_or(Reply::Null)),
     }
+}
+
+/// What BLMOVE and BRPOPLPUSH answer without an element: after their time an array, as redis does.
+fn nothing(call: &Call) -> Reply {
+    if call.in_exec || call.draft.is_some() { Reply::Null } else { Reply::NullArray }
 }
 
 /// LEFT or RIGHT.

@@ -141,7 +141,11 @@ pub fn limit(args: &[Vec<u8>]) -> Result<usize, Fail> {
 /// SMOVE: into the other set, then out of this one, so that the member is never in neither.
 async fn shift(call: &Call) -> Answered {
     let (from, to, member) = (call.arg(1), call.arg(2), call.arg(3));
-    let there = read(call, from, Type::Set).await?.iter().any(|item| item == member);
+    let items = read(call, from, Type::Set).await?;
+    if items.is_empty() {
+        return Ok(Reply::Int(0));
+    }
+    let there = items.iter().any(|item| item == member);
     if let Some(object) = call.find(to).await? {
         decode(&object, Type::Set)?;
     }

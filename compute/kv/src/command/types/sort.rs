@@ -82,7 +82,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     } else if kind == Some(Type::Set) && wanted.store.is_some() {
         // So that what is stored does not depend on the order of a set.
         items.sort();
-    } else if kind == Some(Type::SortedSet) && wanted.descending {
+    } else if kind != Some(Type::Set) && wanted.descending {
         items.reverse();
     }
     let (skip, most) = wanted.limit.unwrap_or((0, -1));
@@ -149,6 +149,7 @@ async fn ordered(call: &Call, wanted: &Wanted<'_>, items: Items) -> Result<Items
         let weight = match (wanted.alphabetic, by) {
             (true, by) => Weight::Text(by),
             (false, None) => Weight::Number(0.0),
+            (false, Some(by)) if by.is_empty() => Weight::Number(0.0),
             (false, Some(by)) => {
                 let wrong = || Fail::new("One or more scores can't be converted into double");
                 Weight::Number(parse_float(&by).ok_or_else(wrong)? + 0.0)

@@ -92,7 +92,6 @@ pub async fn claim(call: &Call) -> Answered {
         let (name, mut group) = named.ok_or_else(|| no_group(call.arg(1), call.arg(2)))?;
         group.last = group.last.max(claim.last);
         let taken = ids.iter().filter_map(|id| claim.take(stream, &mut group, call.arg(3), *id)).collect();
-        group.consumer(call.arg(3), now_ms);
         stream.groups.insert(name, group);
         Ok((Reply::Array(taken), true))
     })

@@ -304,9 +304,6 @@ async fn set_id(call: &Call) -> Answered {
         if added.is_some_and(|added| added < stream.entries.len() as u64) {
             return Err(Fail::new("The entries_added specified in XSETID is smaller than the target stream length"));
         }
-        if last < stream.max_deleted {
-            return Err(Fail::new("The ID specified in XSETID is smaller than current max_deleted_entry_id"));
-        }
         stream.last = last;
         stream.added = added.unwrap_or(stream.added);
         stream.max_deleted = deleted.filter(|id| *id != Id::MIN).unwrap_or(stream.max_deleted);
