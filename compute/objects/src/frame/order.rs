@@ -5,9 +5,10 @@
 
 use super::group::key;
 use super::steps::{gathered, ranges};
-use super::{Column, FarFrame, PART, STEP, Series, Steps, Table, Type, View, Writer, position, series};
+use super::{Column, FarFrame, PART, STEP, Series, Steps, Table, Text, Type, View, Writer, position, series};
 use crate::{Error, Result};
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// A number of a row that stands for none: all its values are null.
 pub(super) const NONE: u64 = u64::MAX;
@@ -116,10 +117,12 @@ impl FarFrame {
         let ends = gathered(self, &column.values, &places, 8)?;
         let ends = ends.as_chunks::<8>().0.as_chunks::<2>().0.iter().map(|ends| ends.map(u64::from_le_bytes));
         let places = rows.iter().zip(ends).map(|(&row, [before, end])| {
-            let from = if row == 0 { 0 } else { before as usize };
-            from..(end as usize).max(from)
+            let part = text.of_part(row / PART);
+            let from = if row == 0 { 0 } else { before as usize }.clamp(part.start, part.end);
+            from..(end as usize).clamp(from, part.end)
         });
-        let places: Vec<_> = places.collect();
+        let mut places: Vec<_> = places.collect();
+        text.bound(rows, &mut places);
         let bytes = ranges(self, &text.bytes, &places)?;
         let mut rest = &bytes[..];
         for place in &places {
@@ -267,6 +270,27 @@ impl FarFrame {
     }
 }
 
+impl Text {
+    /// Empties texts of rows that are together longer than their part's: a node lies about their places, and
+    /// each might be as long as all.
+    fn bound(&self, rows: &[usize], places: &mut [Range<usize>]) {
+        let (mut left, mut seen) = (HashMap::new(), HashMap::new());
+        for (&row, place) in rows.iter().zip(places) {
+            let place_of_row = seen.entry(row).or_insert_with(|| {
+                let left = left.entry(row / PART).or_insert_with(|| self.of_part(row / PART).len());
+                match left.checked_sub(place.len()) {
+                    Some(rest) => {
+                        *left = rest;
+                        place.clone()
+                    }
+                    None => place.start..place.start,
+                }
+            });
+            *place = place_of_row.clone();
+        }
+    }
+}
+
 /// The bits of a value as a word of the same order. Zeros are alike, and so are NaNs.
 fn ordered(kind: Type, word: u64) -> u64 {
     match kind {
@@ -282,5 +306,42 @@ fn ordered(kind: Type, word: u64) -> u64 {
             if bits >> 63 == 1 { !bits } else { bits | 1 << 63 }
         }
         Type::U64 | Type::Bool | Type::Text => word,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::frame::{PART, Table};
+    use crate::{Heap, Result};
+    use farmem_memory::{Config, Node};
+
+    /// A node may say of each text that it is as long as all: rows get no more bytes than there are.
+    #[test]
+    fn ends_that_lie_give_no_more_text_than_there_is() -> Result<()> {
+        const LONG: usize = 100;
+        let listen = vec![farmem_fabric::NodeAddr::Tcp("127.0.0.1:0".into())];
+        let node = Node::start(&Config::new(128 << 20, listen)).unwrap();
+        let heap = Heap::builder().local("1M").node(node.addresses()[0].to_string()).build()?;
+        let texts: Vec<String> = (0..PART + 1000).map(|n| format!("{n:0>LONG$}")).collect();
+        let columns = [("text", texts.clone().into()), ("n", (0..texts.len() as u64).collect::<Vec<_>>().into())];
+        let mut frame = heap.frame(&Table::new(columns)?)?;
+        let some: Vec<u64> = (0..PART as u64 + 1000).step_by(3).chain([7, 7, 7]).collect();
+        assert_eq!(frame.gather(&some)?.column("text")?.get(some.len() - 1), texts[7].as_str().into());
+        // Every other text of a part is all of it.
+        let all = (PART * LONG) as u64;
+        for row in (0..PART).step_by(2) {
+            let ends = [0, all].map(u64::to_le_bytes).concat();
+            frame.columns[0].values.set_range(8 * row, &ends)?;
+        }
+        let bytes = |table: &Table| -> Result<usize> {
+            Ok(table.column("text")?.iter().map(|text| format!("{text:?}").len() - r#"Text("")"#.len()).sum())
+        };
+        let rows = frame.rows(0..PART + 1000)?;
+        assert!(bytes(&rows)? <= (PART + 1000) * LONG, "{}", bytes(&rows)?);
+        assert_eq!(rows.column("text")?.get(PART + 999), texts[PART + 999].as_str().into());
+        let taken = frame.gather(&(0..PART as u64).collect::<Vec<_>>())?;
+        assert!(bytes(&taken)? <= PART * LONG, "{}", bytes(&taken)?);
+        assert_eq!(frame.take(&[PART as u64 + 999])?.rows(0..1)?.row(0)[0], texts[PART + 999].as_str().into());
+        Ok(())
     }
 }

@@ -235,14 +235,15 @@ impl<'a> Steps<'a> {
             let valid = column.valid.as_ref().and_then(|_| slices.next());
             let texts = column.text.as_ref().map(|_| {
                 text += 1;
-                (&texts[text - 1][..], place_of(column, part.number), begins[text - 1])
+                let (bytes, first, begins) = (&texts[text - 1][..], place_of(column, part.number), begins[text - 1]);
+                (if do_ascend((values, rows), begins, first + bytes.len() as u64) { bytes } else { &[] }, first, begins)
             });
             views.push(View { kind: column.kind, rows, values, valid, text: texts });
         }
         visit(first, &views)?;
         let with_text = views.iter().filter(|view| view.text.is_some());
         for (begin, view) in begins.iter_mut().zip(with_text) {
-            *begin = view.eights().last().map_or(0, |end| u64::from_le_bytes(*end));
+            *begin = view.eights().last().map_or(0, |end| u64::from_le_bytes(*end)).max(*begin);
         }
         Ok(())
     }
@@ -280,6 +281,13 @@ impl Part<'_> {
         }
         Ok(&[])
     }
+}
+
+/// Whether texts end one behind the other, from `begin` to `limit`. If not, a node lies, and might have each
+/// of them be as long as all.
+fn do_ascend((ends, rows): (&[u8], usize), begin: u64, limit: u64) -> bool {
+    let ends = ends.as_chunks::<8>().0.iter().take(rows).map(|end| u64::from_le_bytes(*end));
+    ends.fold((true, begin), |(is, before), end| (is && before <= end && end <= limit, end)).0
 }
 
 /// Where a part's text begins in its column.
