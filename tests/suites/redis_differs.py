@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Sends the same random commands to redis and to a front end of `farmem kv`, and compares every reply.
 
-usage: redis_differs.py [--seed N] [--seeds COUNT] [--commands COUNT] [--only NAME,...] [--keep-going] FARMEM
+usage: redis_differs.py [--seed N] [--seeds COUNT] [--commands COUNT] [--only NAME,...] [--fronts N] [--mirror] [--scripts] [--keep-going] FARMEM
 
 The forms of commands are redis's own (COMMAND DOCS): all that it has, with their options in every mixture. Keys are few,
 so that commands meet values of their own kind and of others. A part of the arguments is wrong on purpose. After each
-hundred commands all keys are compared. Ends with status 1 at the first difference, which it prints with the commands
+hundred commands all keys are compared. With several front ends of one store each gets some of the commands. By --scripts a script carries out each command. Ends with status 1 at the first difference, which it prints with the commands
 on its keys; with 77 without redis-server.
 """
 import argparse
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 
-from store import Store
+from store import Store, free_port
 
 # What a store has not, and says so: commands for a server's own files, replicas, modules, users and clusters.
 ABSENT = """acl asking bgrewriteaof bgsave cluster failover function fcall fcall_ro latency lolwut memory migrate module
@@ -95,6 +95,20 @@ class Peer:
         if kind == b":":
             return int(rest)
         return {b"+": "status", b"-": "error", b",": "double", b"#": "boolean", b"_": "null", b"(": "big"}[kind], rest
+
+
+class Fronts:
+    """A connection to each front end of a store. Each command goes to one of them, a transaction's to the same."""
+
+    def __init__(self, ports, version, draw):
+        self.peers, self.draw, self.at = [Peer(port, version) for port in ports], draw, 0
+        self.stays = False
+
+    def __call__(self, *args):
+        if not self.stays:
+            self.at = self.draw.randrange(len(self.peers))
+        self.stays = args[0] == b"MULTI" or self.stays and args[0] != b"EXEC"
+        return self.peers[self.at](*args)
 
 
 class Forms:
@@ -228,6 +242,9 @@ def same(name, one, other, words):
             return pairs[0] == pairs[1]
         # Cursors, and how much an answer has, are each server's own.
         if name.endswith("scan") and kind == "array" and len(one_in) == len(other_in) == 2:
+            if name == "zscan":
+                pairs = [{flat[n]: float(flat[n + 1]) for n in range(0, len(flat), 2)} for flat in (one_in[1][1], other_in[1][1])]
+                return one_in[0] != b"0" or pairs[0] == pairs[1]
             return one_in[0] != b"0" or sorted(map(plain, one_in[1][1])) == sorted(map(plain, other_in[1][1]))
         if (name in UNORDERED or kind in ("set", "map")) and kind != "nil array":
             return sorted(map(plain, one_in)) == sorted(map(plain, other_in))
@@ -283,10 +300,11 @@ def shown(words):
     return " ".join(word.decode() if re.fullmatch(rb"[\w.*+-]+", word) else repr(word)[1:] for word in words)
 
 
-def compare(forms, ports, seed, count, keep_going, seen):
+def compare(forms, ports, seed, count, keep_going, seen, scripts):
     draw = random.Random(seed)
     version = draw.choice([2, 3])
-    redis, farmem = Peer(ports[0], version), Peer(ports[1], version)
+    redis, farmem = Peer(ports[0], version), Fronts(ports[1], version, random.Random(seed))
+    asked = Peer(ports[0], version)
     for peer in (redis, farmem):
         peer(b"FLUSHALL")
     log, bad = [], 0
@@ -318,7 +336,7 @@ def compare(forms, ports, seed, count, keep_going, seen):
                 told("exec", [b"EXEC"], one, other)
             elif one[0] == "array":
                 for (name, words), a, b in zip(queued, one[1], other[1]):
-                    if not same(name, a, b, words) and not is_strict(redis, a, b, words):
+                    if not same(name, a, b, words) and not is_strict(asked, a, b, words):
                         told(name, words + [b"(in EXEC)"], a, b)
             elif one != other:
                 told("exec", [b"EXEC"], one, other)
@@ -326,9 +344,14 @@ def compare(forms, ports, seed, count, keep_going, seen):
         name, words = forms.draw(draw)
         if name in DRAWS and b"999" not in words:
             words = words[:2] + [b"999"]
-        if not in_transaction and not by_order(redis, name, words) or in_transaction and ("lex" in name or b"BYLEX" in words):
+        if not in_transaction and not by_order(asked, name, words) or in_transaction and ("lex" in name or b"BYLEX" in words):
             continue
-        one, other = redis(*words), farmem(*words)
+        sent = words
+        if scripts:
+            named = asked(b"COMMAND", b"GETKEYS", *words)
+            named = named[1] if named[0] == "array" else []
+            sent = [b"EVAL", b"return redis.pcall(unpack(ARGV))", b"%d" % len(named), *named, *words]
+        one, other = redis(*sent), farmem(*sent)
         log.append(words)
         if in_transaction:
             if one == other == ("status", b"QUEUED"):
@@ -336,7 +359,7 @@ def compare(forms, ports, seed, count, keep_going, seen):
             elif one != other and not same(name, one, other, words):
                 told(name, words, one, other)
         elif not same(name, one, other, words):
-            if is_strict(redis, one, other, words):
+            if is_strict(asked, one, other, words):
                 # Redis may have emptied a destination.
                 for peer in (redis, farmem):
                     peer(b"DEL", *[key for key in keys if key in words] or [b"-"])
@@ -363,16 +386,21 @@ def main():
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--commands", type=int, default=2000)
     parser.add_argument("--only", default="")
+    parser.add_argument("--fronts", type=int, default=1)
+    parser.add_argument("--mirror", action="store_true")
+    parser.add_argument("--scripts", action="store_true")
     parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("farmem")
     options = parser.parse_args()
     if not shutil.which("redis-server"):
         print("skipped: no redis-server")
         sys.exit(77)
-    with tempfile.TemporaryDirectory() as scratch, Store(options.farmem) as store:
-        with socket.socket() as some:
-            some.bind(("127.0.0.1", 0))
-            port = some.getsockname()[1]
+    with tempfile.TemporaryDirectory() as scratch, Store(options.farmem, mirror=options.mirror) as store:
+        fronts = [store.port]
+        for _ in range(options.fronts - 1):
+            fronts.append(free_port())
+            store.front(fronts[-1])
+        port = free_port()
         server = subprocess.Popen(["redis-server", "--port", str(port), "--save", "", "--dir", scratch],
                                   stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
         try:
@@ -397,7 +425,7 @@ def main():
             forms = Forms(tidy(redis(b"COMMAND", b"DOCS")), [name for name in options.only.split(",") if name])
             bad, seen = 0, set()
             for seed in range(options.seed, options.seed + options.seeds):
-                bad += compare(forms, (port, store.port), seed, options.commands, options.keep_going, seen)
+                bad += compare(forms, (port, fronts), seed, options.commands, options.keep_going, seen, options.scripts)
                 if bad and not options.keep_going:
                     break
             print(f"{options.seeds} seeds of {options.commands} commands, of {len(forms.commands)} kinds: {bad} differences")

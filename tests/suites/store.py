@@ -6,28 +6,34 @@ import tempfile
 import time
 
 
-class Store:
-    """A node that lends 1 GiB on a socket, and a front end at a port of its own. Ends with the block."""
+def free_port():
+    with socket.socket() as some:
+        some.bind(("127.0.0.1", 0))
+        return some.getsockname()[1]
 
-    def __init__(self, farmem, port=0, options=()):
-        self.farmem, self.port, self.options = os.path.abspath(farmem), port, options
-        self.children = []
+
+class Store:
+    """A node that lends 1 GiB on a socket, or two for a mirrored store, and a front end at a port of its own. Ends with
+    the block."""
+
+    def __init__(self, farmem, port=0, options=(), mirror=False):
+        self.farmem, self.port, self.options = os.path.abspath(farmem), port, list(options)
+        self.children, self.nodes = [], ["node", "other"] if mirror else ["node"]
+        if mirror:
+            self.options += ["--protect", "mirror"]
 
     def __enter__(self):
         self.scratch = tempfile.TemporaryDirectory(prefix="farmem-suite-")
-        node = f"unix:{self.scratch.name}/node.sock"
-        if not self.port:
-            with socket.socket() as some:
-                some.bind(("127.0.0.1", 0))
-                self.port = some.getsockname()[1]
-        self.start("node", "--lend", "1G", "--listen", node)
+        self.port = self.port or free_port()
+        for node in self.nodes:
+            self.start("node", "--lend", "1G", "--listen", f"unix:{self.scratch.name}/{node}.sock")
         self.front(self.port)
         return self
 
     def front(self, port):
         """Starts a front end at this port."""
-        node = f"unix:{self.scratch.name}/node.sock"
-        self.start("kv", "--name", "suite", "--node", node, "--listen", f"127.0.0.1:{port}", *self.options)
+        nodes = ",".join(f"unix:{self.scratch.name}/{node}.sock" for node in self.nodes)
+        self.start("kv", "--name", "suite", "--node", nodes, "--listen", f"127.0.0.1:{port}", *self.options)
 
     def start(self, *args):
         """Starts farmem, and waits until it says that it is ready."""

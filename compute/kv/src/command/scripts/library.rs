@@ -246,7 +246,9 @@ fn carry_out(call: &Call, args: &MultiValue) -> Reply {
     if !command.takes(args.len()) {
         return wrong_number(command.name);
     }
-    if !command.runs_on_a_draft() || command.waits() {
+    // Redis lets scripts have these two, which do not wait there.
+    let waits = command.waits() && !matches!(command.name, "blmpop" | "bzmpop");
+    if !command.runs_on_a_draft() || waits {
         return Reply::error("This Redis command is not allowed from script");
     }
     if matches!(command.name, "xread" | "xreadgroup") && has_block(&args) {

@@ -119,7 +119,6 @@ pub async fn autoclaim(call: &Call) -> Answered {
     change(call, call.arg(1), |stream, _| {
         let named = stream.groups.remove_entry(call.arg(2));
         let (name, mut group) = named.ok_or_else(|| no_group(call.arg(1), call.arg(2)))?;
-        group.consumer(call.arg(3), now_ms);
         let (mut taken, mut deleted, mut next) = (Vec::new(), Vec::new(), Id::MIN);
         let ids: Vec<Id> = group.pending.range(first..).map(|(id, _)| *id).collect();
         for (looked, id) in ids.into_iter().enumerate() {
