@@ -2,14 +2,15 @@
 //!
 //! | bound | |
 //! |---|---|
-//! | connections | [`MOST`], of which one address has at most [`MOST_OF_ONE`]. One more is closed at once |
+//! | connections | [`MOST`], of which one address has at most [`MOST_OF_ONE`]. One more is closed at once. An eighth is kept for addresses that have few, by networks |
 //! | a request's head | [`HEAD`] bytes, within [`HEAD_WITHIN`]. So long a connection may be idle too |
-//! | a request's body | [`crate::guard::LONGEST_REQUEST`], within 5 s; 256 at a time, shared by tenants, or addresses where there are no tokens. Kept of those alone whose head proves a token |
+//! | a request's body | [`crate::guard::LONGEST_REQUEST`], within 5 s; 256 at a time, shared by tenants, or addresses where there are no tokens; then a quarter is kept for addresses that have none, by networks. Kept of those alone whose head proves a token |
 //! | a connection | is asked to end after 60 s, and cut 10 s later, also if its peer does not read |
 //!
 //! So strangers can make the controller hold at most 4096 heads and 256 bodies: 80 MiB. Long answers
 //! are made at most every 250 ms, and shared by all who look at the rack.
 
+use crate::spare::Spare;
 use axum::Router;
 use axum::extract::ConnectInfo;
 use hyper::server::conn::http1;
@@ -27,6 +28,9 @@ use tokio::net::{TcpListener, TcpStream};
 pub const MOST: usize = 4096;
 /// Connections of one address at a time.
 pub const MOST_OF_ONE: usize = 1024;
+/// Those of [`MOST`] that are kept for addresses with fewer than [`FEW`].
+const KEPT: usize = MOST / 8;
+const FEW: usize = 8;
 /// Bytes of a request's head.
 const HEAD: usize = 16 << 10;
 /// How long a request's head may take. A connection that is idle for so long is closed.
@@ -46,38 +50,50 @@ const TIMES: Times = Times { head: HEAD_WITHIN, lives: Duration::from_secs(60), 
 /// How long to wait when the system has no descriptor for one more connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections by their peers' addresses.
+/// Connections by their peers' addresses. `all` are those that are not in `spare`.
 #[derive(Default)]
 struct Crowd {
     all: usize,
     of: HashMap<IpAddr, usize>,
+    spare: Spare,
 }
 
 /// One connection's place in the crowd.
-struct Place(Arc<Mutex<Crowd>>, IpAddr);
+struct Place {
+    crowd: Arc<Mutex<Crowd>>,
+    from: IpAddr,
+    /// It is one of those that are kept.
+    spare: bool,
+}
 
 impl Place {
-    /// `None`: there are too many, or too many of this address.
+    /// `None`: there are too many, too many of this address, or of its network.
     fn take(crowd: &Arc<Mutex<Crowd>>, from: IpAddr) -> Option<Place> {
         let mut within = crowd.lock().unwrap_or_else(PoisonError::into_inner);
         let of_one = within.of.get(&from).copied().unwrap_or(0);
-        if within.all >= MOST || of_one >= MOST_OF_ONE {
+        let spare = within.all >= MOST - KEPT;
+        if of_one >= MOST_OF_ONE || spare && (of_one >= FEW || !within.spare.take(from, KEPT)) {
             return None;
         }
-        within.all += 1;
+        if !spare {
+            within.all += 1;
+        }
         within.of.insert(from, of_one + 1);
-        Some(Place(Arc::clone(crowd), from))
+        Some(Place { crowd: Arc::clone(crowd), from, spare })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut crowd = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        crowd.all -= 1;
-        match crowd.of.get_mut(&self.1) {
+        let mut crowd = self.crowd.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.spare {
+            true => crowd.spare.give_back(self.from),
+            false => crowd.all -= 1,
+        }
+        match crowd.of.get_mut(&self.from) {
             Some(count) if *count > 1 => *count -= 1,
             _ => {
-                crowd.of.remove(&self.1);
+                crowd.of.remove(&self.from);
             }
         }
     }
@@ -192,14 +208,29 @@ mod tests {
         let (crowd, one) = (Arc::default(), IpAddr::from([10, 0, 0, 1]));
         let mut places: Vec<_> = (0..MOST_OF_ONE).map(|_| Place::take(&crowd, one).unwrap()).collect();
         assert!(Place::take(&crowd, one).is_none());
+        let address = |net, host| IpAddr::from([10, 0, net, host]);
         for other in 2..5 {
-            places.extend((0..MOST_OF_ONE).map(|_| Place::take(&crowd, IpAddr::from([10, 0, 0, other])).unwrap()));
+            while let Some(place) = Place::take(&crowd, address(0, other)) {
+                places.push(place);
+            }
         }
-        assert!(Place::take(&crowd, IpAddr::from([10, 0, 0, 9])).is_none());
+        assert_eq!(places.len(), MOST - KEPT, "four addresses have all that is not kept");
+        assert!(Place::take(&crowd, address(0, 4)).is_none());
+        // Others come in, a few each, and addresses of one network keep no other network out.
+        let few = std::iter::from_fn(|| Place::take(&crowd, address(1, 1)));
+        places.extend(few);
+        assert_eq!(places.len(), MOST - KEPT + FEW);
+        places.extend((0..=255).filter_map(|host| Place::take(&crowd, address(2, host))));
+        assert!(places.len() < MOST - KEPT / 2);
+        assert!(Place::take(&crowd, address(3, 1)).is_some() && Place::take(&crowd, address(0, 9)).is_some());
+        for net in 4..=255 {
+            places.extend((0..64).filter_map(|host| Place::take(&crowd, address(net, host))));
+        }
+        assert_eq!(places.len(), MOST);
         places.truncate(MOST_OF_ONE - 1);
         assert!(Place::take(&crowd, one).is_some());
         drop(places);
         let crowd = crowd.lock().unwrap();
-        assert!(crowd.all == 0 && crowd.of.is_empty());
+        assert!(crowd.all == 0 && crowd.of.is_empty() && crowd.spare.is_unused());
     }
 }

@@ -15,21 +15,27 @@
 //! tenant [`OPERATOR`]. A GET needs no token: every client that reaches the port may look at the
 //! rack. A client that names a token gets a proof with that answer, too.
 //!
+//! A request names this controller by an address or a name that its operator gave ([`Guard::called`]),
+//! unless it names a token: so a web page whose site's name was made to lead here (*rebinding*) gives
+//! no orders and reads nothing of the rack.
+//!
 //! A challenge can be answered once, within [`GOOD_FOR`]. It carries its time and a seal that only
 //! this controller can make. So the controller stores only challenges that were answered.
 
 use crate::api::Refused;
+use crate::spare::Spare;
 use axum::Json;
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::header::{CONNECTION, TRANSFER_ENCODING};
+use axum::http::header::{CONNECTION, HOST, TRANSFER_ENCODING};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use farmem_protocol::fairness::is_fair;
+use farmem_scrape::host::{host_of, is_no_site};
 use farmem_trust::{Key, Mac, Nonce, TokenId, drawn, hashed, hex, same, unhex};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -62,6 +68,8 @@ const BODY_WITHIN: Duration = Duration::from_secs(5);
 const MOST_BODIES: usize = 256;
 /// Those of them that only the tenant [`OPERATOR`] may have.
 const OPERATORS_BODIES: usize = MOST_BODIES / 8;
+/// Those of them that are kept for addresses that have none, where there are no tokens.
+const KEPT_BODIES: usize = MOST_BODIES / 4;
 
 /// 8 bytes of time in milliseconds, 16 random bytes, 16 bytes of the seal. The time is big-endian,
 /// so that challenges sort by age.
@@ -128,6 +136,8 @@ pub struct Guard {
     answered: Mutex<Answered>,
     bodies: Mutex<Bodies>,
     body_within: Duration,
+    /// Names of this controller, beside its addresses.
+    names: BTreeSet<String>,
 }
 
 /// Challenges that were answered in the last [`GOOD_FOR`].
@@ -200,7 +210,31 @@ impl Guard {
         let seal = Key::stored(Default::default(), [0; 8], seal);
         let bodies = Mutex::default();
         let (begun, answered) = (Instant::now(), Mutex::default());
-        Ok(Guard { find, seal, begun, answered, bodies, body_within: BODY_WITHIN })
+        Ok(Guard { find, seal, begun, answered, bodies, body_within: BODY_WITHIN, names: BTreeSet::new() })
+    }
+
+    /// The same guard, for a controller that requests may call by these names too, `HOST[:PORT]`.
+    pub fn called<'a>(self, names: impl IntoIterator<Item = &'a str>) -> Guard {
+        let names = names.into_iter().map(host_of).filter(|name| !name.is_empty()).collect();
+        Guard { names, ..self }
+    }
+
+    /// Whether a request calls this controller by its address, or by a name that is its own. The page
+    /// and whether it leads are no secret.
+    fn is_called(&self, head: &Parts) -> bool {
+        let is_own = |said: &str| {
+            let host = host_of(said);
+            is_no_site(&host) || self.names.contains(&host)
+        };
+        let mut said = head.headers.get_all(HOST).iter();
+        let names_own = match (said.next(), said.next()) {
+            // No browser does that.
+            (None, _) => true,
+            (Some(host), None) => host.to_str().is_ok_and(is_own),
+            (Some(_), Some(_)) => false,
+        };
+        let public = head.method == Method::GET && matches!(head.uri.path(), "/" | "/v1/leads");
+        public || names_own && head.uri.authority().is_none_or(|named| is_own(named.as_str()))
     }
 
     fn now_ms(&self) -> u64 {
@@ -295,36 +329,54 @@ enum Sender {
 /// Bodies that are being received, by their senders.
 #[derive(Default)]
 struct Bodies {
+    /// Without those in `spare`.
     all: usize,
     of: HashMap<Sender, usize>,
+    spare: Spare,
 }
 
 /// The place of a body that is being received.
-struct Place<'a>(&'a Mutex<Bodies>, Sender);
+struct Place<'a> {
+    bodies: &'a Mutex<Bodies>,
+    from: Sender,
+    /// The address, if it is one of those that are kept.
+    spare: Option<IpAddr>,
+}
 
 impl Place<'_> {
     /// `None`: this sender has its share.
     fn take(bodies: &Mutex<Bodies>, from: Sender) -> Option<Place<'_>> {
-        let is_operator = matches!(&from, Sender::Tenant(tenant) if tenant == OPERATOR);
-        let most = if is_operator { MOST_BODIES } else { MOST_BODIES - OPERATORS_BODIES };
+        let (kept, address) = match &from {
+            Sender::Tenant(tenant) if tenant == OPERATOR => (0, None),
+            Sender::Tenant(_) => (OPERATORS_BODIES, None),
+            Sender::Address(address) => (KEPT_BODIES, Some(*address)),
+        };
+        let most = MOST_BODIES - kept;
         let mut within = bodies.lock().unwrap_or_else(PoisonError::into_inner);
         let of = within.of.get(&from).copied().unwrap_or(0);
-        if within.all >= most || !is_fair(of + 1, most - within.all - 1, most) {
+        let fair = within.all < most && is_fair(of + 1, most - within.all - 1, most);
+        let spare = address.filter(|_| !fair && of == 0);
+        if !fair && !spare.is_some_and(|address| within.spare.take(address, KEPT_BODIES)) {
             return None;
         }
-        within.all += 1;
+        if fair {
+            within.all += 1;
+        }
         within.of.insert(from.clone(), of + 1);
-        Some(Place(bodies, from))
+        Some(Place { bodies, from, spare })
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut bodies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        bodies.all -= 1;
-        match bodies.of.get_mut(&self.1) {
+        let mut bodies = self.bodies.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.spare {
+            Some(address) => bodies.spare.give_back(address),
+            None => bodies.all -= 1,
+        }
+        match bodies.of.get_mut(&self.from) {
             Some(count) if *count > 1 => *count -= 1,
-            _ => drop(bodies.of.remove(&self.1)),
+            _ => drop(bodies.of.remove(&self.from)),
         }
     }
 }
@@ -391,6 +443,11 @@ pub async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next
     let (method, path) = (head.method.clone(), head.uri.path().to_owned());
     let find = guard.find.as_ref();
     let named = find.and_then(|find| guard.named(find, &head.headers, method.as_str(), &path));
+    if named.is_none() && !guard.is_called(&head) {
+        let why = "this controller does not go by the host that the request names: ask by its address, or start it \
+                   with --called NAME";
+        return refused(StatusCode::MISDIRECTED_REQUEST, why);
+    }
     let body = match guard.body(&head, named.as_ref(), body).await {
         Ok(body) => body,
         Err(refusal) => return refusal,
@@ -509,6 +566,30 @@ mod tests {
         drop(places);
         let bodies = bodies.lock().unwrap();
         assert!(bodies.all == 0 && bodies.of.is_empty());
+    }
+
+    /// Where there are no tokens, addresses that send as many bodies as they may keep out none that sends
+    /// one, unless they have many networks.
+    #[test]
+    fn addresses_that_send_many_bodies_keep_no_other_out() {
+        let bodies = Mutex::default();
+        let address = |net: u8, host: u8| Sender::Address(IpAddr::from([10, 0, net, host]));
+        let mut places = Vec::new();
+        for host in 0..=255 {
+            while let Some(place) = Place::take(&bodies, address(0, host)) {
+                places.push(place);
+            }
+        }
+        assert!(places.len() >= MOST_BODIES - KEPT_BODIES && places.len() < MOST_BODIES);
+        let mut other = (1..10).map(|net| Place::take(&bodies, address(net, 1)));
+        assert!(other.all(|place| place.is_some()), "another network's is received");
+        for net in 1..=255 {
+            places.extend((0..8).filter_map(|host| Place::take(&bodies, address(net, host))));
+        }
+        assert_eq!(places.len(), MOST_BODIES);
+        drop(places);
+        let bodies = bodies.lock().unwrap();
+        assert!(bodies.all == 0 && bodies.of.is_empty() && bodies.spare.is_unused());
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub mod etcd;
 pub mod guard;
 pub mod metrics;
 pub mod serve;
+mod spare;
 pub mod state;
 pub mod store;
 mod unsaved;

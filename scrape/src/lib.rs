@@ -4,8 +4,14 @@
 //! seconds. Askers do not wait for each other: requests are read as they come, and answers leave as
 //! they are taken, each within [`PATIENCE`]. Beyond [`ASKERS`] at a time, the oldest of the address
 //! that has most gives way. The thread sleeps in epoll.
+//!
+//! Counters at a loopback address are for this machine alone. So a request there names an address or
+//! `localhost` as its host, or none, as no browser does: a web page of a stranger's site reads nothing
+//! ([`host`]).
 
 #![forbid(unsafe_code)]
+
+pub mod host;
 
 use farmem_sys::epoll::{Epoll, Event};
 use farmem_sys::raw::Errno;
@@ -42,7 +48,8 @@ pub fn serve(
     let failed = |e: Errno| io::Error::from_raw_os_error(e.0);
     let epoll = Epoll::new().map_err(failed)?;
     epoll.add(listener.as_raw_fd(), LISTENER, true, false).map_err(failed)?;
-    let server = Server { listener, epoll, counters, askers: VecDeque::new(), next: LISTENER + 1 };
+    let near = bound.ip().to_canonical().is_loopback();
+    let server = Server { listener, epoll, counters, near, askers: VecDeque::new(), next: LISTENER + 1 };
     std::thread::Builder::new().name("metrics".into()).spawn(|| server.run())?;
     Ok(bound)
 }
@@ -54,6 +61,8 @@ struct Server<Counters> {
     listener: TcpListener,
     epoll: Epoll,
     counters: Counters,
+    /// Whether only this machine may ask.
+    near: bool,
     /// In the order in which they came, which is that of their ends of patience.
     askers: VecDeque<Asker>,
     next: u64,
@@ -137,7 +146,7 @@ impl<Counters: FnMut() -> Option<String>> Server<Counters> {
         let asker = &mut self.askers[at];
         let mut goes_on = asker.answer.is_some() || asker.hear();
         if asker.answer.is_none() && asker.is_whole() {
-            asker.answer = Some(answer(&asker.head, &mut self.counters)?);
+            asker.answer = Some(answer(&asker.head, self.near, &mut self.counters)?);
         }
         if goes_on && asker.answer.is_some() {
             goes_on = asker.tell() && self.epoll.change(asker.stream.as_raw_fd(), number, false, true).is_ok();
@@ -180,12 +189,25 @@ impl Asker {
     }
 }
 
-fn answer(head: &[u8], counters: impl FnOnce() -> Option<String>) -> Result<Vec<u8>, Over> {
+/// Whether a request's head names no host but addresses and this machine.
+fn names_no_site(head: &[u8]) -> bool {
+    let lines = head.split(|&byte| byte == b'\n').skip(1).take_while(|line| !line.trim_ascii().is_empty());
+    let said = lines.filter_map(|line| {
+        let colon = line.iter().position(|&byte| byte == b':')?;
+        line[..colon].trim_ascii().eq_ignore_ascii_case(b"host").then(|| line[colon + 1..].trim_ascii())
+    });
+    said.map(std::str::from_utf8).all(|said| said.is_ok_and(|said| host::is_no_site(&host::host_of(said))))
+}
+
+fn answer(head: &[u8], near: bool, counters: impl FnOnce() -> Option<String>) -> Result<Vec<u8>, Over> {
     let mut words = head.split(|&byte| byte == b' ' || byte == b'\r');
     let (verb, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     // The text behind a question mark does not change the counters.
     let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
     let (status, body) = match (verb, path) {
+        _ if near && !names_no_site(head) => {
+            ("421 Misdirected Request", "the counters are for this machine: ask by 127.0.0.1 or localhost\n".into())
+        }
         (b"GET", b"/metrics" | b"/") => ("200 OK", counters().ok_or(Over)?),
         (b"GET", _) => ("404 Not Found", "the counters are at /metrics\n".into()),
         _ => ("405 Method Not Allowed", "only GET is understood\n".into()),

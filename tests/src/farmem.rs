@@ -199,7 +199,7 @@ impl Node {
         use std::io::{Read, Write};
         let mut http = TcpStream::connect(self.metrics)?;
         http.set_read_timeout(Some(Duration::from_secs(60)))?;
-        write!(http, "GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        write!(http, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
         let mut text = String::new();
         http.read_to_string(&mut text)?;
         Ok(text)

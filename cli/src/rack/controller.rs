@@ -52,6 +52,12 @@ pub struct Options {
     #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
     pub advertise: Option<String>,
 
+    /// A name by which browsers and others without a token reach this controller, beside those of
+    /// --listen and --advertise and the machine's own. A request that names another one is refused:
+    /// it may come from a web page of a stranger. May be given several times
+    #[arg(long, value_name = "NAME")]
+    pub called: Vec<String>,
+
     /// The store of the tokens by which runs ask for nodes, as `farmem token` makes it. Nodes and
     /// orders need a token of the tenant rack
     #[arg(long, value_name = "FILE", conflicts_with = "open")]
@@ -100,9 +106,13 @@ fn listen(text: &str, open: bool) -> Result<TcpListener, Failure> {
 }
 
 /// Asks for the tokens of a store, if there is one.
-fn guard(keys: Option<&Arc<Keys>>) -> Result<Guard, Failure> {
+fn guard(keys: Option<&Arc<Keys>>, options: &Options) -> Result<Guard, Failure> {
     let find = keys.cloned().map(|keys| -> Find { Box::new(move |id| keys.find(id, keeps)) });
-    Guard::new(find).map_err(Failure::usage)
+    let machine = farmem_sys::process::host_name();
+    let advertised = options.advertise.iter().flat_map(|all| all.split(','));
+    let short = machine.split('.').next().unwrap_or_default();
+    let names = options.called.iter().map(String::as_str).chain(advertised).chain([&*options.listen, &*machine, short]);
+    Ok(Guard::new(find).map_err(Failure::usage)?.called(names))
 }
 
 fn keeps(e: &StoreError) {
@@ -140,7 +150,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             "--tokens has quotas of the whole rack: name a --store, or a restart would give out a share twice",
         ));
     }
-    let guard = guard(keys.as_ref())?;
+    let guard = guard(keys.as_ref(), options)?;
     let at = listener.local_addr().map_err(Failure::usage)?;
     let log: fn(&str) = |line| eprintln!("farmem: {}", printable(line));
     let wrong = |e: &dyn std::fmt::Display| {

@@ -36,7 +36,8 @@ fn open(guarded: bool) -> SocketAddr {
     let thread = std::thread::Builder::new().name("controller".into());
     let run = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(serve(listener, served, Guard::new(find).unwrap())).unwrap();
+        let guard = Guard::new(find).unwrap().called(["rack:7400"]);
+        runtime.block_on(serve(listener, served, guard)).unwrap();
     };
     thread.spawn(run).unwrap();
     at
@@ -80,10 +81,11 @@ fn a_nodes_counters() {
     config.metrics = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
     let node = Node::start(&config).unwrap();
     let at = node.metrics().unwrap();
-    let texts: [&[u8]; 4] = [
-        b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n",
+    let texts: [&[u8]; 5] = [
+        b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
         b"GET /?x=1 HTTP/1.0\r\n\r\n",
         b"POST /metrics HTTP/1.1\r\ncontent-length: 1\r\n\r\nx",
+        b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n",
         b"\r\n\r\n",
     ];
     fuzz_by(process_cpu_ns, "counters", &texts, |_, bytes| {
@@ -93,6 +95,7 @@ fn a_nodes_counters() {
         answer.get(..12).map(<[u8]>::to_vec)
     });
     assert!(heard(at, texts[0], LONG).starts_with(b"HTTP/1.1 200"));
+    assert!(heard(at, texts[3], LONG).starts_with(b"HTTP/1.1 421"), "a page whose site's name leads here reads none");
 }
 
 /// A browser sends what another site's page says, but no header of ours, and shows no page of ours in its frame.
@@ -100,16 +103,57 @@ fn a_nodes_counters() {
 fn a_page_of_another_site_gives_no_orders() {
     let at = open(false);
     let post = |header: &str| {
-        let said = format!("POST /v1/nodes/a/forget HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{header}\r\n");
+        let said = format!("POST /v1/nodes/a/forget HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n{header}\r\n");
         String::from_utf8(heard(at, said.as_bytes(), LONG)).unwrap()
     };
     assert!(post("").starts_with("HTTP/1.1 403"));
     assert!(post("x-farmem-order: 1\r\n").starts_with("HTTP/1.1 404"), "there is no such node");
-    let allowed = b"OPTIONS /v1/nodes/a/forget HTTP/1.1\r\nhost: a\r\norigin: http://b\r\nconnection: close\r\n\r\n";
+    let allowed =
+        b"OPTIONS /v1/nodes/a/forget HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: http://b\r\nconnection: close\r\n\r\n";
     let allowed = String::from_utf8(heard(at, allowed, LONG)).unwrap().to_lowercase();
     assert!(!allowed.contains("access-control-allow"), "{allowed}");
-    let page = heard(at, b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", LONG);
+    let page = heard(at, b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n", LONG);
     assert!(String::from_utf8(page).unwrap().contains("frame-ancestors 'none'"));
+}
+
+/// A page whose site's name was made to lead here is of this origin to its browser, and sends any header. Its Host is
+/// its site's name still.
+#[test]
+fn a_page_of_a_rebound_name_gives_no_orders_and_reads_nothing() {
+    let (open, guarded) = (open(false), open(true));
+    let say = |at, request: &str, hosts: &str| {
+        let said = format!("{request} HTTP/1.1\r\n{hosts}x-farmem-order: 1\r\nconnection: close\r\n\r\n");
+        String::from_utf8(heard(at, said.as_bytes(), LONG)).unwrap()
+    };
+    let order = "POST /v1/nodes/a/forget";
+    for hosts in [
+        "host: a.example\r\n",
+        "host: a.example:7400\r\n",
+        "host: 127.0.0.1.a.example\r\n",
+        "host: rack2\r\n",
+        "host: \r\n",
+        "host: a.example\r\nhost: 127.0.0.1\r\n",
+        "host: 127.0.0.1\r\nhost: a.example\r\n",
+        "host: 127.0.0.1@a.example\r\n",
+    ] {
+        for request in [order, "POST /v1/beat", "POST /v1/want", "GET /v1/rack", "GET /metrics"] {
+            for at in [open, guarded] {
+                let answer = say(at, request, hosts);
+                let refused = ["HTTP/1.1 421", "HTTP/1.1 400"].iter().any(|status| answer.starts_with(status));
+                assert!(refused && !answer.contains("\"nodes\""), "{request} {hosts:?}: {answer}");
+            }
+        }
+    }
+    // What names no host at all is no browser's.
+    assert!(say(open, order, "").starts_with("HTTP/1.1 404"));
+    let absolute = say(open, "POST http://a.example/v1/nodes/a/forget", "host: 127.0.0.1\r\n");
+    assert!(absolute.starts_with("HTTP/1.1 421"), "{absolute}");
+    for own in ["127.0.0.1", "127.0.0.1:7400", "[::1]:7400", "localhost:7400", "Rack", "rack.:7400"] {
+        let hosts = format!("host: {own}\r\n");
+        assert!(say(open, order, &hosts).starts_with("HTTP/1.1 404"), "{own}: there is no such node");
+        assert!(say(guarded, order, &hosts).starts_with("HTTP/1.1 401"), "{own}");
+        assert!(say(open, "GET /v1/rack", &hosts).starts_with("HTTP/1.1 200"), "{own}");
+    }
 }
 
 /// No proxy before a controller and the controller itself can disagree about where a request ends: one of two lengths
@@ -117,7 +161,7 @@ fn a_page_of_another_site_gives_no_orders() {
 #[test]
 fn a_request_has_one_length() {
     let at = open(false);
-    let order = "POST /v1/nodes/a/drain HTTP/1.1\r\nhost: a\r\nx-farmem-order: 1\r\nconnection: close\r\n\r\n";
+    let order = "POST /v1/nodes/a/drain HTTP/1.1\r\nhost: 127.0.0.1\r\nx-farmem-order: 1\r\nconnection: close\r\n\r\n";
     let chunked = "transfer-encoding: chunked";
     for lengths in [
         format!("content-length: {}\r\ncontent-length: 0", order.len()),
@@ -128,13 +172,13 @@ fn a_request_has_one_length() {
         format!("{chunked}\r\ncontent-length: {}", order.len()),
         format!("content-length: 5\r\n{chunked}"),
     ] {
-        let said = format!("POST /v1/want HTTP/1.1\r\nhost: a\r\n{lengths}\r\n\r\n0\r\n\r\n{order}");
+        let said = format!("POST /v1/want HTTP/1.1\r\nhost: 127.0.0.1\r\n{lengths}\r\n\r\n0\r\n\r\n{order}");
         let answer = String::from_utf8(heard(at, said.as_bytes(), LONG)).unwrap();
         // By RFC 9112, 6.3, chunks go before a length, and the connection ends behind them.
         let told: Vec<&str> = answer.matches("HTTP/1.1 ").collect();
         assert!(told.len() <= 1 && !answer.contains("no node"), "{lengths}: {answer}");
     }
-    let rack = heard(at, b"GET /v1/rack HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", LONG);
+    let rack = heard(at, b"GET /v1/rack HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n", LONG);
     assert!(String::from_utf8(rack).unwrap().contains("\"nodes\":[]"));
 }
 
@@ -156,7 +200,7 @@ fn strangers_who_send_slowly_keep_nobody_out() {
                 _ => String::new(),
             };
             let method = if n % 8 == 3 { "GET /v1/rack" } else { "POST /v1/want" };
-            let said = format!("{method} HTTP/1.1\r\nhost: a\r\n{named}content-length: 60000\r\n\r\n{{");
+            let said = format!("{method} HTTP/1.1\r\nhost: 127.0.0.1\r\n{named}content-length: 60000\r\n\r\n{{");
             stream.write_all(said.as_bytes()).unwrap();
             stream
         })
@@ -176,8 +220,9 @@ fn a_controllers_port() {
     let (key, body) = (token().key(), br#"{"run":"1","host":"h","domains":1,"held":[],"seen":null,"figures":null}"#);
     let asked = Asked { method: "POST", path: "/v1/want", body };
     let post = |path: &str, token: &str, body: &str| {
-        let head =
-            format!("POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nx-farmem-order: 1\r\n");
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nx-farmem-order: 1\r\n"
+        );
         format!("{head}{}: {token}\r\ncontent-length: {}\r\n\r\n{body}", guard::TOKEN, body.len())
     };
     let beat = r#"{"name":"a","incarnation":5,"domain":"r","listen":["0.0.0.0:7411"],"lends":99999999999,"lent":0,"#;
@@ -187,7 +232,7 @@ fn a_controllers_port() {
         post("/v1/want", &guard::token(&key, &[1; 32], Some(&"00".repeat(40)), asked), "{}"),
         post("/v1/beat", "", &beat),
         post("/v1/nodes/a%2Fb/drain", "", ""),
-        "GET /v1/rack HTTP/1.1\r\nhost: a\r\n\r\nGET /metrics HTTP/1.1\r\nhost: a\r\n\r\n".to_owned(),
+        "GET /v1/rack HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\nGET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".to_owned(),
         "POST /v1/beat HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{\"nam\r\n0\r\n\r\n".to_owned(),
         "GET / HTTP/1.0\r\nexpect: 100-continue\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n".to_owned(),
     ];
@@ -201,10 +246,13 @@ fn a_controllers_port() {
         (asks, answer.get(..13).map(<[u8]>::to_vec), answer.len().checked_ilog2())
     });
     // Nothing of the rack was changed by a stranger, and both still answer.
-    let rack =
-        String::from_utf8(heard(guarded, b"GET /v1/rack HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", LONG))
-            .unwrap();
+    let rack = String::from_utf8(heard(
+        guarded,
+        b"GET /v1/rack HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n",
+        LONG,
+    ))
+    .unwrap();
     assert!(rack.starts_with("HTTP/1.1 200") && rack.contains("\"nodes\":[],\"runs\":[]"), "{rack}");
-    let page = heard(open, b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", LONG);
+    let page = heard(open, b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n", LONG);
     assert!(page.starts_with(b"HTTP/1.1 200"));
 }
