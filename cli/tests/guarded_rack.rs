@@ -150,6 +150,7 @@ fn a_drained_node_tells_those_that_swap_to_it() {
         node: &at,
         id: [7; 16],
         incarnation: 0,
+        agreed: None,
         size: 1 << 20,
         kept: limit,
         overcommit: false,
@@ -158,7 +159,8 @@ fn a_drained_node_tells_those_that_swap_to_it() {
         token: Some(&token),
     };
     let mut asks = dial(&new, limit).unwrap();
-    let mut pages = dial(&Wanted { incarnation: asks.incarnation, data: true, ..new }, limit).unwrap().into_socket();
+    let moves = Wanted { incarnation: asks.incarnation, agreed: asks.agreed, data: true, ..new };
+    let mut pages = dial(&moves, limit).unwrap().into_socket();
     let page: [u8; 4096] = std::array::from_fn(|at| (at % 251) as u8);
     pages.write_all(&[Asked::frame(nbd::Command::Write, 1, 0, 4096).as_bytes(), &page].concat()).unwrap();
     pages.read_exact(&mut [0; 16]).unwrap();

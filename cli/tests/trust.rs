@@ -436,6 +436,7 @@ fn a_swap_volume_is_asked_for_by_a_token() {
         node: &here.at,
         id: [3; 16],
         incarnation: 0,
+        agreed: None,
         size: 16 << 20,
         kept: Duration::from_secs(1),
         overcommit: false,
@@ -452,5 +453,13 @@ fn a_swap_volume_is_asked_for_by_a_token() {
     assert!(wrong.contains("does not know this token"), "{wrong}");
     let mut stream = dial(Some(&good)).unwrap();
     stream.report().unwrap();
+    // Later streams come by what was agreed on as well: the token and the id, which was heard, are not enough.
+    let known = Wanted { incarnation: stream.incarnation, data: true, ..wanted(Some(&*good)) };
+    let again = |agreed| farmem_swap::stream::dial(&Wanted { agreed, ..known }, Duration::from_secs(5));
+    for agreed in [None, Some([0; 32])] {
+        assert!(again(agreed).is_err(), "{agreed:?}");
+    }
+    let mut moves = again(stream.agreed).unwrap();
+    moves.report().unwrap();
     stream.free().unwrap();
 }

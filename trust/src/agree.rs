@@ -49,7 +49,7 @@ impl Half {
     }
 }
 
-/// The secret of all connections of a member, or of the one connection of a volume.
+/// The secret of all connections of a member, of the one connection of a volume, or of a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Agreed([u8; 32]);
 

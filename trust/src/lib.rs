@@ -134,6 +134,12 @@ impl Key {
         &self.bytes
     }
 
+    /// The key for proofs by one who also has a secret that the two ends agreed on: neither the token
+    /// nor the secret is enough.
+    pub fn with(&self, agreed: &agree::Agreed) -> Key {
+        Key { bytes: self.mac(b"farmem 6 secret", &[agreed.bytes()]), ..*self }
+    }
+
     /// The host's proof. It covers the node's nonce, the bytes of the Hello as sent, and the host's
     /// share.
     pub fn of_host(&self, nonce: &Nonce, hello: &[u8], share: Option<&Share>) -> Mac {

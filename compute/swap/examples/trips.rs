@@ -159,6 +159,7 @@ fn volume(at: &str) -> Result<TcpStream, Box<dyn Error>> {
         node: at,
         id,
         incarnation: 0,
+        agreed: None,
         size: PAGES * 4096,
         kept: Duration::from_secs(1),
         overcommit: false,

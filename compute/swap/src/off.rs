@@ -372,6 +372,7 @@ mod tests {
             node: "a:1".into(),
             at: Vec::new(),
             volume: String::new(),
+            secret: None,
             incarnation: 0,
             size: 1 << 20,
             grace_s,

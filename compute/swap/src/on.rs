@@ -287,6 +287,7 @@ pub(crate) fn begin(
         node: node.to_owned(),
         at,
         volume: state::digits(&id),
+        secret: None,
         incarnation: 0,
         size,
         grace_s: plan.grace.as_secs().max(1),
@@ -300,6 +301,7 @@ pub(crate) fn begin(
     let within = if mirror::exists() { SHORT } else { PATIENCE };
     let mut asked = dial_within(&first, plan.timeout, within)?;
     state.incarnation = asked.incarnation;
+    state.secret = asked.agreed.map(|agreed| farmem_trust::hex(&agreed));
     match connect(client, plan, &mut state, id, within, &mut asked) {
         Ok((held, data)) => Ok(Watched::begun(held, asked, data, (plan.timeout, plan.grace))),
         Err(e) => {

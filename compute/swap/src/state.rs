@@ -36,6 +36,9 @@ pub struct State {
     pub at: Vec<SocketAddr>,
     /// The volume's id, which is the right to it: 32 hexadecimal digits.
     pub volume: String,
+    /// What was agreed on with the node when the volume was made by a token: 64 hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
     /// The node's incarnation: of another one, the volume is not there.
     pub incarnation: u64,
     /// Bytes.
@@ -81,6 +84,7 @@ impl State {
             node: node.into(),
             at: Vec::new(),
             volume: digits(&[7; 16]),
+            secret: None,
             incarnation: 1,
             size: 1 << 30,
             grace_s: 60,
@@ -98,6 +102,11 @@ impl State {
             *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
         }
         (digits.len() == 32).then_some(id)
+    }
+
+    /// What was agreed on with the node.
+    pub fn agreed(&self) -> Option<[u8; 32]> {
+        self.secret.as_deref().and_then(farmem_trust::unhex)
     }
 
     /// When the token's file was changed last. `None`: there is none.
@@ -425,6 +434,7 @@ mod tests {
             node: "bighost:7411".into(),
             at: Vec::new(),
             volume: digits(&id),
+            secret: Some(farmem_trust::hex(&[9; 32])),
             incarnation: u64::MAX,
             size: 1 << 30,
             grace_s: 60,
@@ -432,7 +442,7 @@ mod tests {
             token: None,
             mirrored: false,
         };
-        assert_eq!(state.id(), Some(id));
+        assert_eq!((state.id(), state.agreed()), (Some(id), Some([9; 32])));
         let held = create(&directory, state.clone()).unwrap();
         assert_eq!(create(&directory, state.clone()).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert!(all(&directory).iter().eq([&state]));

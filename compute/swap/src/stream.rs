@@ -11,6 +11,7 @@ use farmem_protocol::wire::{
 };
 use farmem_sys::process::random_bytes;
 use farmem_sys::socket;
+use farmem_trust::agree::Half;
 use farmem_trust::file;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -36,10 +37,12 @@ pub struct Wanted<'a> {
     pub node: &'a str,
     /// Its addresses, if they are known: the name is not looked up.
     pub at: &'a [SocketAddr],
-    /// Random, and the right to the volume.
+    /// Random, and the right to the volume where there are no tokens.
     pub id: Secret,
     /// The node's, of a volume that is there; 0: a new one.
     pub incarnation: u64,
+    /// What was agreed on with the node when the volume was made by a token.
+    pub agreed: Option<[u8; 32]>,
     /// Bytes, of a new one.
     pub size: u64,
     /// How long the node keeps the volume while no stream stands.
@@ -63,6 +66,7 @@ impl<'a> Wanted<'a> {
             at: &state.at,
             id,
             incarnation: state.incarnation,
+            agreed: state.agreed(),
             size: state.size,
             kept: Duration::from_secs(state.grace_s) + KEPT_LONGER,
             overcommit: false,
@@ -80,6 +84,8 @@ pub struct Stream {
     node: String,
     /// The node's.
     pub incarnation: u64,
+    /// What was agreed on with the node: by this stream, if it made the volume.
+    pub agreed: Option<[u8; 32]>,
     /// Whether it comes from this machine, as far as addresses tell.
     pub is_near: bool,
     cookie: u64,
@@ -112,7 +118,9 @@ pub(crate) fn dial_within(wanted: &Wanted<'_>, silent: Duration, patience: Durat
 }
 
 /// Tells the node which volume the stream is for, and takes its answer. With a token, each end
-/// proves that it knows the token: the host by the node's nonce, the node by its Welcome.
+/// proves that it knows the token: the host by the node's nonce, the node by its Welcome. The stream
+/// that makes the volume agrees on a secret, and later ones prove that, too: the id goes over the
+/// wire, and whoever heard it may have a token of the tenant.
 fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration, patience: Duration) -> Result<Stream, Error> {
     let failed = |e| Error::Node(wanted.node.to_owned(), e);
     let refused = |why: &str| Error::Refused(wanted.node.to_owned(), why.to_owned());
@@ -131,10 +139,16 @@ fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration, patience:
         incarnation => Purpose::Volume(Known { secret: wanted.id, incarnation }, wanted.data),
     };
     let key = wanted.token.map(file::token).transpose().map_err(|e| refused(&format!("is not asked: --token {e}")))?;
+    let mut half = None;
     let mut hello = Hello::new(purpose);
     if let Some(key) = &key {
         let mut nonce = [0; 32];
         random_bytes(&mut nonce).map_err(failed)?;
+        if wanted.incarnation == 0 {
+            let mut random = [0; 32];
+            random_bytes(&mut random).map_err(failed)?;
+            half = Half::new(&random);
+        }
         let credential = Some(Credential { id: key.id, nonce, cipher: Cipher::Plain });
         hello = Hello { tenant: key.tenant, credential, ..hello };
     }
@@ -143,7 +157,9 @@ fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration, patience:
     let mut greeted = greeting(&mut socket).map_err(failed)?;
     let mut proven = key.is_none();
     if let (Some(key), Ok(Greeting::Challenge(nonce))) = (&key, greeted) {
-        let proof = Proof { mac: key.of_host(&nonce, said.as_bytes(), None), share: None };
+        let share = half.as_ref().map(Half::share);
+        let by = wanted.agreed.map_or(*key, |agreed| key.with(&agreed.into()));
+        let proof = Proof { mac: by.of_host(&nonce, said.as_bytes(), share.as_ref()), share };
         socket.write_all(proof.frame().as_bytes()).map_err(failed)?;
         greeted = greeting(&mut socket).map_err(failed)?;
         if let Ok(Greeting::Welcome(welcome)) = greeted {
@@ -167,10 +183,15 @@ fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration, patience:
     if wanted.data {
         socket.set_read_timeout(None).map_err(failed)?;
     }
-    let Welcome { incarnation, .. } = welcome;
+    let Welcome { incarnation, share, .. } = welcome;
+    let made = half.and_then(|half| half.agree(&share?)).map(|agreed| *agreed.bytes());
+    if key.is_some() && wanted.incarnation == 0 && made.is_none() {
+        return Err(refused("agrees on no secret for the volume: use the same farmem at both ends"));
+    }
+    let agreed = made.or(wanted.agreed);
     let ends = (socket.local_addr().map_err(failed)?.ip(), socket.peer_addr().map_err(failed)?.ip());
     let is_near = ends.0 == ends.1 || ends.1.to_canonical().is_loopback();
-    Ok(Stream { socket, node: wanted.node.to_owned(), incarnation, is_near, cookie: 0 })
+    Ok(Stream { socket, node: wanted.node.to_owned(), incarnation, agreed, is_near, cookie: 0 })
 }
 
 /// The node's first words. It says nothing more before it is asked, so what comes is one frame.
@@ -344,6 +365,7 @@ mod tests {
             at: &[],
             id: [1; 16],
             incarnation: 7,
+            agreed: None,
             size: 0,
             kept: KEPT_LONGER,
             overcommit: false,

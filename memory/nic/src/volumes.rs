@@ -42,6 +42,7 @@ use farmem_protocol::wire::MAX_VOLUMES;
 use farmem_protocol::wire::{Names, Secret, run_id};
 use farmem_sys::sync::{Held, Lock};
 use farmem_trust::TokenId;
+use farmem_trust::agree::Agreed;
 use farmem_volume::{BLOCK_CHUNKS, Chunk, Content, Usage, repeated};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -76,6 +77,9 @@ pub struct Volume {
     kept_ns: u64,
     promised: bool,
     tenant: Option<Arc<Tenant>>,
+    /// What its host and this node agreed on when it was made, by a token: a right to it beside the
+    /// id, which goes over the wire.
+    agreed: Option<Agreed>,
     lease: Lease,
     slots: u32,
     state: Lock<State>,

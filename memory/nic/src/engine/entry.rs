@@ -114,11 +114,19 @@ impl Engine {
         };
         let Phase::Proving(proving) = std::mem::replace(&mut self.phase, Phase::Hello) else { return Ok(false) };
         let Proving { hello, nonce, known } = *proving;
-        let right = known.key.of_host(&nonce, hello.frame().as_bytes(), proof.share.as_ref());
-        if !farmem_trust::same(&proof.mac, &right) || hello.tenant != known.key.tenant {
+        let proves = |key: &Key| {
+            farmem_trust::same(&proof.mac, &key.of_host(&nonce, hello.frame().as_bytes(), proof.share.as_ref()))
+        };
+        let secret = nic.swap().agreed(&hello.purpose).map(|agreed| known.key.with(&agreed));
+        let opens = secret.as_ref().is_none_or(proves);
+        if !(secret.is_some() && opens || proves(&known.key)) || hello.tenant != known.key.tenant {
             return self.turn_away(nic, Verdict::WrongToken);
         }
         self.vouches = Some(Box::new(Vouches { key: known.key, nonce, hello }));
+        // A token, and what was heard of a volume, do not open it.
+        if !opens {
+            return self.turn_away(nic, Verdict::Unknown);
+        }
         // As it stands now: it may have been revoked since the challenge.
         if let Some(over) = nic.tenants.why_not(&known.key.id) {
             return self.turn_away(nic, over);
@@ -154,7 +162,9 @@ impl Engine {
             }
             Purpose::Attach(..) | Purpose::Wire(..) => false,
         };
-        let half = Half::new(&draw(nic)).filter(|_| sealed && may)?;
+        // A volume's streams may be plain: the secret is a right to it all the same.
+        let agrees = sealed && may || matches!(hello.purpose, Purpose::NewVolume(_));
+        let half = Half::new(&draw(nic)).filter(|_| agrees)?;
         let share = half.share();
         Some((Some(half.agree(&theirs)?), Some(share)))
     }
@@ -186,7 +196,7 @@ impl Engine {
             }
             Purpose::NewVolume(new) => {
                 let token = holder.as_ref().map(|(_, token)| *token);
-                let made = nic.swap().make(new, self.about.peer, holder, now_ns);
+                let made = nic.swap().make(new, (self.about.peer, holder, agreed), now_ns);
                 let attached = made.and_then(|volume| {
                     let attached = nic.swap().attach(Arc::clone(&volume), false, token);
                     // Nobody else has it yet.

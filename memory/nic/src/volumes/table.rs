@@ -12,9 +12,10 @@ use crate::units::Units;
 use crate::units::blocks::Promise;
 use crate::units::leases::Lease;
 use farmem_protocol::nbd::PAGE;
-use farmem_protocol::wire::{Known, NewVolume, Verdict, VolumeInfo};
+use farmem_protocol::wire::{Known, NewVolume, Purpose, Verdict, VolumeInfo};
 use farmem_sys::sync::Lock;
 use farmem_trust::TokenId;
+use farmem_trust::agree::Agreed;
 use farmem_volume::MAX_SLOTS;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -80,6 +81,12 @@ impl Swap<'_> {
         })
     }
 
+    /// The secret by which alone streams of the volume come, of which there may be none.
+    pub(crate) fn agreed(self, purpose: &Purpose) -> Option<Agreed> {
+        let Purpose::Volume(known, _) = purpose else { return None };
+        self.volumes.all.lock().get(&known.secret).and_then(|volume| volume.agreed)
+    }
+
     /// The volume that a host names. Another tenant's is none.
     pub(crate) fn find(self, known: &Known, holder: &Holder) -> Result<Arc<Volume>, Verdict> {
         if known.incarnation != self.incarnation {
@@ -115,7 +122,12 @@ impl Swap<'_> {
     }
 
     /// A new volume, without a stream.
-    pub(crate) fn make(self, new: &NewVolume, peer: Peer, holder: Holder, now_ns: u64) -> Result<Arc<Volume>, Verdict> {
+    pub(crate) fn make(
+        self,
+        new: &NewVolume,
+        (peer, holder, agreed): (Peer, Holder, Option<Agreed>),
+        now_ns: u64,
+    ) -> Result<Arc<Volume>, Verdict> {
         let (tenant, token) = holder.unzip();
         let size = new.size;
         if size == 0 || !size.is_multiple_of(PAGE) || size / PAGE > MAX_SLOTS as u64 {
@@ -167,6 +179,7 @@ impl Swap<'_> {
             kept_ns: new.kept_ms.min(MAX_KEPT_MS) * 1_000_000,
             promised,
             tenant,
+            agreed,
             lease,
             slots,
             state: Lock::new(state),

@@ -62,7 +62,12 @@ impl<'a> Host<'a> {
         let Ok(Some((Greeting::Challenge(theirs), said))) = Greeting::read(&wire.said) else { return None };
         let half = Half::new(&[9; 32]).unwrap();
         let share = agrees.then(|| half.share());
-        let proof = Proof { mac: key.of_host(&theirs, hello.frame().as_bytes(), share.as_ref()), share };
+        // A volume's streams prove what was agreed on when it was made, and agree on a secret of their own.
+        let by = match (&hello.purpose, earlier) {
+            (Purpose::Volume(..), Some(of_volume)) => key.with(&of_volume),
+            _ => key,
+        };
+        let proof = Proof { mac: by.of_host(&theirs, hello.frame().as_bytes(), share.as_ref()), share };
         wire.feed(proof.frame().as_bytes(), 1000, 1);
         let greeting = Greeting::read(&wire.said[said..]);
         let Ok(Some((Greeting::Welcome(Welcome { secret, share, .. }), welcome))) = greeting else { return None };
@@ -194,13 +199,14 @@ fn a_token_that_is_revoked_while_it_comes_for_a_volume_ends_none_of_another() {
     let nic = with_second(&revokes);
     let nic = nic.get().unwrap();
     let made = NewVolume { id: secret(77), size: 1 << 20, ..NewVolume::default() };
-    let _first = Host::new(nic, &Hello::new(Purpose::NewVolume(made)), None).unwrap();
+    let first = Host::new(nic, &Hello::new(Purpose::NewVolume(made)), None).unwrap();
     let known = Member { secret: secret(77), incarnation: nic.incarnation };
     let stream = Hello::new(Purpose::Volume(known, true));
+    assert!(Host::by(second(), nic, &stream, None, true).is_none(), "a token and the id are enough");
     revokes.store(4, Ordering::Relaxed);
-    assert!(Host::by(second(), nic, &stream, None, true).is_none(), "it is let in");
+    assert!(Host::by(second(), nic, &stream, Some(first.agreed), true).is_none(), "it is let in");
     assert!(!nic.volumes.is_empty(), "the volume has ended");
-    assert!(Host::new(nic, &stream, None).is_some());
+    assert!(Host::by(key(), nic, &stream, Some(first.agreed), true).is_some());
 }
 
 /// A connection ends with the token by which it came, also where the member had joined by another.
