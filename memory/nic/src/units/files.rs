@@ -18,6 +18,10 @@
 //! so a file is never beneath another grant than its own. A unit that is mapped is
 //! not published: its chunks would be others', and the file is not.
 //!
+//! Verbs that publish take this lock. So bytes are copied without it: the blocks are *coming*
+//! meanwhile, which is as good as mapped. They are not published, and not scrubbed. The words are
+//! looked at again before the file is put beneath.
+//!
 //! *What is punched.* Of a unit that its owner gave back nothing is needed any more:
 //! its memory returns at once, even if a program forgot to unmap it. Of an owner that
 //! was *fenced* programs may live that know nothing of it; a hole would give them
@@ -43,7 +47,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Blocks with a file beneath them at once, at most: each can take up to two of the 65 530 mappings
 /// that a process may have. Files may be fewer: see [`Units::set_descriptors`].
 pub const MAX_MAPPED: usize = 28_000;
-/// Blocks of one file, at most. Their bytes are copied under the lock: no more than 64 MiB.
+/// Blocks of one file, at most: 64 MiB are copied for one request.
 pub const MAX_BLOCKS: u32 = 32;
 
 /// The memory of one grant.
@@ -79,6 +83,8 @@ struct Beneath {
 #[derive(Default)]
 struct Mapped {
     blocks: BTreeMap<u32, Beneath>,
+    /// Blocks whose bytes are being copied to a file.
+    coming: Vec<Range<u32>>,
     /// By peer: blocks, and files.
     shares: BTreeMap<Peer, Share>,
     /// The sum of them.
@@ -131,6 +137,11 @@ impl Mapped {
         Some(gone)
     }
 
+    /// Whether some block of these is about to have a file.
+    fn is_coming(&self, blocks: &Range<u32>) -> bool {
+        self.coming.iter().any(|other| other.start < blocks.end && blocks.start < other.end)
+    }
+
     /// Whether a peer may have one more file, of `blocks` blocks. A peer may have half of all: so
     /// one user leaves the others half, and the node keeps its own descriptors and mappings.
     fn has_room(&self, peer: Peer, blocks: usize, files: usize) -> bool {
@@ -147,9 +158,36 @@ pub struct Files {
     most: AtomicUsize,
 }
 
+/// Keeps blocks as they are while their bytes are copied to a file, until it is dropped.
+struct Coming<'a> {
+    files: &'a Files,
+    blocks: Range<u32>,
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.files.mapped.lock().coming.retain(|blocks| *blocks != self.blocks);
+    }
+}
+
+/// What becomes of a request for a file.
+enum Begun<'a> {
+    There(Arc<File>),
+    Copies(Coming<'a>),
+    /// Another request copies the same bytes.
+    Waits,
+}
+
 /// Keeps mapped blocks from being published, and published ones from being mapped.
 pub(super) struct Publishing<'a> {
     _locked: Held<'a, Mapped>,
+}
+
+#[cfg(test)]
+impl Publishing<'_> {
+    pub(super) fn sees_coming(&self, block: u32) -> bool {
+        self._locked.is_coming(&(block..block + 1))
+    }
 }
 
 impl Default for Files {
@@ -170,8 +208,16 @@ impl Files {
     /// For the length of a publication's CAS. `None`: the block is mapped.
     pub(super) fn publishing(&self, place: Place) -> Option<Publishing<'_>> {
         let mapped = self.mapped.lock();
-        let is_mapped = place.level == Level::Block && mapped.blocks.contains_key(&place.index);
+        let is_there = |block: u32| mapped.blocks.contains_key(&block) || mapped.is_coming(&(block..block + 1));
+        let is_mapped = place.level == Level::Block && is_there(place.index);
         (!is_mapped).then_some(Publishing { _locked: mapped })
+    }
+
+    /// As if bytes of these blocks were being copied.
+    #[cfg(test)]
+    pub(super) fn copying(&self, blocks: Range<u32>) -> impl Drop {
+        self.mapped.lock().coming.push(blocks.clone());
+        Coming { files: self, blocks }
     }
 
     /// An owner is fenced.
@@ -201,13 +247,22 @@ impl Units {
             return Err((Status::Range, 0));
         }
         let blocks = first..first + count;
-        let mut mapped = self.files.mapped.lock();
-        let beneath = &mapped.blocks;
+        loop {
+            match self.begin_file((who, peer), &blocks, generation)? {
+                Begun::There(file) => return Ok(file),
+                Begun::Copies(coming) => return self.copy_file((who, peer), coming, generation),
+                Begun::Waits => std::thread::yield_now(),
+            }
+        }
+    }
+
+    /// Whether the member holds each of these blocks, the first by a key of this generation.
+    fn are_held(&self, who: &Lease, blocks: &Range<u32>, generation: u32) -> bool {
         let words = || blocks.clone().map(|block| self.words.word(Place::block(block)));
         let seen: Vec<Word> = words().collect();
         let held = |word: &Word| word.is_held_by(who.owner()) && word.claimant() != Claimant::SLAB;
         if !self.words.is_live(who) || !seen.iter().all(held) || seen[0].generation().0 != generation {
-            return Err((Status::Access, 0));
+            return false;
         }
         // A block's word counts in an open giant only; in one that is held whole its owner may
         // write words that mean nothing yet, and what ends such a block is the giant's scrub. The
@@ -219,44 +274,90 @@ impl Units {
                 .parent(Place::block(block))
                 .is_none_or(|giant| self.words.word(giant).state().is_open())
         };
-        if !blocks.clone().all(giant_is_open) || !words().eq(seen.iter().copied()) {
+        blocks.clone().all(giant_is_open) && words().eq(seen.iter().copied())
+    }
+
+    fn begin_file(
+        &self,
+        (who, peer): (&Lease, Peer),
+        blocks: &Range<u32>,
+        generation: u32,
+    ) -> Result<Begun<'_>, (Status, i32)> {
+        let mut mapped = self.files.mapped.lock();
+        let beneath = &mapped.blocks;
+        if !self.are_held(who, blocks, generation) {
             return Err((Status::Access, 0));
         }
-        let same = |there: &&Beneath| there.file.blocks == blocks && there.owner == who.owner();
-        if let Some(there) = beneath.get(&first).filter(same) {
+        if mapped.coming.contains(blocks) {
+            return Ok(Begun::Waits);
+        }
+        let same = |there: &&Beneath| there.file.blocks == *blocks && there.owner == who.owner();
+        if let Some(there) = beneath.get(&blocks.start).filter(same) {
             let whole = |block| beneath.get(&block).is_some_and(|other| Arc::ptr_eq(&other.file, &there.file));
             // Otherwise one of them was given back meanwhile, and claimed again.
-            return if blocks.clone().all(whole) { Ok(Arc::clone(&there.file)) } else { Err((Status::Shared, 0)) };
+            let is_whole = blocks.clone().all(whole);
+            return if is_whole { Ok(Begun::There(Arc::clone(&there.file))) } else { Err((Status::Shared, 0)) };
         }
         // Part of it is mapped already, otherwise cut.
-        if beneath.range(blocks.clone()).next().is_some() {
+        if beneath.range(blocks.clone()).next().is_some() || mapped.is_coming(blocks) {
             return Err((Status::Shared, 0));
         }
         if !mapped.has_room(peer, blocks.len(), self.files.most.load(Ordering::Relaxed)) {
             return Err((Status::System, libc::EMFILE));
         }
+        mapped.coming.push(blocks.clone());
+        Ok(Begun::Copies(Coming { files: &self.files, blocks: blocks.clone() }))
+    }
+
+    fn copy_file(
+        &self,
+        (who, peer): (&Lease, Peer),
+        coming: Coming<'_>,
+        generation: u32,
+    ) -> Result<Arc<File>, (Status, i32)> {
         let refused = |e: Errno| (Status::System, e.0);
         let arena = self.arena().map_err(refused)?;
-        let (at, len) = (first as u64 * BLOCK_BYTES, count as u64 * BLOCK_BYTES);
+        let blocks = coming.blocks.clone();
+        let (at, len) = (blocks.start as u64 * BLOCK_BYTES, blocks.len() as u64 * BLOCK_BYTES);
         let memfd = Memfd::new(len, false).map_err(refused)?;
         arena.carry_over(at, len, &memfd).map_err(refused)?;
-        arena.put_beneath(at, len, memfd.fd(), 0, self.huge).map_err(refused)?;
-        // The arena's bytes there are in the file now.
-        arena.discard(at, len);
+        let mut mapped = self.files.mapped.lock();
+        // Given back meanwhile, or its owner was fenced.
+        if !self.are_held(who, &blocks, generation) {
+            drop(mapped);
+            return Err((Status::Access, 0));
+        }
+        if !mapped.has_room(peer, blocks.len(), self.files.most.load(Ordering::Relaxed)) {
+            drop(mapped);
+            return Err((Status::System, libc::EMFILE));
+        }
+        if let Err(e) = arena.put_beneath(at, len, memfd.fd(), 0, self.huge) {
+            drop(mapped);
+            return Err(refused(e));
+        }
         let file = Arc::new(File { memfd, blocks });
         mapped.insert(&file, (who.owner(), peer));
+        drop(mapped);
+        // The arena's bytes there are in the file now. It is coming until they are gone: the scrub
+        // puts the arena's own memory back.
+        arena.discard(at, len);
+        drop(coming);
         Ok(file)
     }
 
-    /// Empties a unit that was drained. False when the system refused: to be tried again.
+    /// Empties a unit that was drained. False when the system refused, or bytes of it are being copied
+    /// to a file: to be tried again.
     pub(super) fn empty(&self, place: Place) -> bool {
-        let Some(arena) = self.arena.get() else { return true };
         let bytes = self.words.geometry().bytes(place);
         // Of a chunk none: its block is open, and was not mapped when it was opened.
         let blocks = (bytes.start.div_ceil(BLOCK_BYTES) as u32)..(bytes.end / BLOCK_BYTES) as u32;
+        let Some(arena) = self.arena.get() else { return !self.files.mapped.lock().is_coming(&blocks) };
         let mut gone = Vec::new();
         if !blocks.is_empty() {
             let mut mapped = self.files.mapped.lock();
+            if mapped.is_coming(&blocks) {
+                return false;
+            }
             let found: Vec<u32> = mapped.blocks.range(blocks).map(|(&block, _)| block).collect();
             for block in found {
                 // Before the entry goes: until then nobody else's file can be put here.

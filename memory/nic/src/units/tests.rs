@@ -291,6 +291,85 @@ fn file(units: &Units, who: &Lease, key: Key, count: u32) -> Result<Arc<File>, (
     units.file((who, Peer::User(who.owner().slot() as u32)), key, count)
 }
 
+/// While bytes are copied to a file, nothing waits for that but the blocks themselves: those are neither published
+/// nor made clean, and come out as they should, whatever their owner does.
+#[test]
+fn blocks_whose_bytes_are_being_copied_hold_up_no_other() {
+    let (units, who) = units();
+    let mut free =
+        (0..units.geometry().count(Level::Block)).map(Place::block).filter(|&b| units.words.word(b).is(State::Free));
+    let run: Vec<Place> = free.by_ref().take(32).collect();
+    let other = free.next().expect("half of the giants begin open");
+    assert!(run.iter().zip(&run[1..]).all(|(a, b)| a.index + 1 == b.index));
+    for round in 0..1000 {
+        let words: Vec<Word> = run.iter().map(|&block| becomes(&units, &who, block, State::Owned)).collect();
+        for (n, &block) in run.iter().enumerate() {
+            let bytes = vec![n as u8 + 1; BLOCK_BYTES as usize];
+            write_at(&units, block, &bytes);
+        }
+        let gives_back = round % 2 == 1;
+        let (done, mut met) = (std::sync::atomic::AtomicBool::new(false), false);
+        let mapped = std::thread::scope(|scope| {
+            let copies = scope.spawn(|| {
+                let mapped = file(&units, &who, key_of(run[0], words[0]), 32);
+                done.store(true, Ordering::Release);
+                mapped
+            });
+            while !done.load(Ordering::Acquire) && !met {
+                // Another's publication finds the lock free, and these coming.
+                let of_another = units.files.publishing(other);
+                met = of_another.as_ref().is_some_and(|publishing| publishing.sees_coming(run[31].index));
+                drop(of_another);
+                if met {
+                    assert!(units.files.publishing(run[31]).is_none());
+                    if gives_back {
+                        becomes(&units, &who, run[31], State::Quarantine);
+                    }
+                }
+            }
+            copies.join().unwrap()
+        });
+        if let Ok(mapped) = &mapped {
+            let seen = Mapping::new(mapped.fd(), (32 * BLOCK_BYTES) as usize).unwrap();
+            let as_written = |n: u64| seen.bytes(n * BLOCK_BYTES + 77, 16).unwrap() == [n as u8 + 1; 16];
+            assert!((0..31).all(as_written) && (gives_back || as_written(31)));
+        } else {
+            assert!(met && gives_back);
+        }
+        for &block in &run {
+            if units.words.word(block).is_held_by(who.owner()) {
+                becomes(&units, &who, block, State::Quarantine);
+            }
+        }
+        keep_all(&units);
+        assert!(run.iter().all(|&block| bytes_at(&units, block, 16) == [0; 16]), "what the next owner gets");
+        assert_eq!(units.files.taken(), 0);
+        if met && gives_back {
+            return;
+        }
+    }
+    panic!("no copy was met in its course");
+}
+
+/// Of what is being copied nothing is made clean, nor mapped as part of something else.
+#[test]
+fn what_is_being_copied_is_left_alone() {
+    let (units, who) = units();
+    let free =
+        (0..units.geometry().count(Level::Block)).map(Place::block).filter(|&b| units.words.word(b).is(State::Free));
+    let run: Vec<Place> = free.take(3).collect();
+    let words: Vec<Word> = run.iter().map(|&block| becomes(&units, &who, block, State::Owned)).collect();
+    let copying = units.files.copying(run[1].index..run[1].index + 1);
+    assert!(!units.empty(run[1]) && units.files.publishing(run[1]).is_none());
+    for (first, count) in [(0, 2), (1, 2), (0, 3)] {
+        assert_eq!(file(&units, &who, key_of(run[first], words[first]), count).err(), Some((Status::Shared, 0)));
+    }
+    file(&units, &who, key_of(run[0], words[0]), 1).unwrap();
+    drop(copying);
+    file(&units, &who, key_of(run[1], words[1]), 2).unwrap();
+    assert!(units.empty(run[1]));
+}
+
 /// One user leaves the others half of the node's files, and has its own back when its blocks are
 /// given back.
 #[test]
