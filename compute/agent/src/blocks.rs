@@ -38,6 +38,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// How long a claim waits for what the agent itself gave back a moment ago, and the node is making
 /// clean.
 const CLEANING_NS: u64 = 200_000_000;
+/// Times that a claim splits a GiB, or tries to, also after [`CLEANING_NS`]: of a node that is slow.
+/// Of one whose words lie, a claim could be tried for ever.
+const SPLITS: u32 = 4;
 /// Between two looks.
 pub const LOOK_NS: u64 = 500_000;
 /// Words that one READ asks for.
@@ -306,12 +309,13 @@ impl Blocks {
     pub(crate) fn claim_units(&mut self, blocks: u32, since_ns: u64) -> Result<Option<Vec<Grant>>, Refusal> {
         let want = Want::run(&self.words.geometry(), Level::Block, blocks).ok_or(Refusal::Exhausted)?;
         let in_time = || raw::now_ns().saturating_sub(since_ns) <= CLEANING_NS;
+        let mut splits = SPLITS;
         loop {
             self.claimer.begin(want);
             match self.words.run(&mut self.queue, &mut self.claimer) {
                 Ok(Ok(grants)) if !grants.is_empty() => return Ok(Some(grants)),
                 Ok(Ok(_) | Err(Failed::NoSpace)) => {
-                    if self.split_giant()? {
+                    if self.split_giant(&mut splits, in_time)? {
                         continue;
                     }
                     // Blocks that were given back are drained and scrubbed first: that takes the
@@ -327,9 +331,11 @@ impl Blocks {
     }
 
     /// Opens a GiB that is still in one piece. False: there is none, or it is more than the agent's
-    /// share of the node, which it counts against while it is being split.
-    fn split_giant(&mut self) -> Result<bool, Refusal> {
-        loop {
+    /// share of the node, which it counts against while it is being split; or it was tried `tries`
+    /// times, and not `in_time` any more.
+    fn split_giant(&mut self, tries: &mut u32, in_time: impl Fn() -> bool) -> Result<bool, Refusal> {
+        while *tries > 0 || in_time() {
+            *tries = tries.saturating_sub(1);
             let giants = self.read(Level::Giant).map_err(|_| Refusal::Lost)?;
             let whole = |word: &Word| word.is(State::Free) && !word.generation().is_worn();
             let Some(giant) = giants.iter().rposition(whole) else { return Ok(false) };
@@ -342,6 +348,7 @@ impl Blocks {
                 Ok(Err(Failed::Fenced | Failed::Lost)) | Err(_) => return Err(Refusal::Lost),
             }
         }
+        Ok(false)
     }
 
     /// A name that no block in use has. It comes again after all others.

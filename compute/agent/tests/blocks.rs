@@ -9,13 +9,18 @@ use farmem_agent::word::Refusal;
 use farmem_fabric::words::Words;
 use farmem_fabric::{ConnectOptions, Identity, NodeAddr, Session, Transport, Trust};
 use farmem_memory::tokens::{Entry, Store};
+use farmem_protocol::extent::geometry::Target;
 use farmem_protocol::extent::guard::Words as _;
 use farmem_protocol::extent::reshape::{Reshape, Reshaped};
-use farmem_protocol::extent::{Actor, Answer, Claimant, Failed, Level, Operation, Owner, Place, State, Step};
+use farmem_protocol::extent::{Actor, Answer, Claimant, Failed, Geometry, Level, Operation, Owner, Place, State, Step};
+use farmem_protocol::wire;
 use farmem_sys::raw;
 use farmem_trust::Token;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
+use zerocopy::{FromZeros, IntoBytes};
 
 fn ledger(host: &Host, name: &str) -> Arc<Ledger> {
     use std::os::fd::AsRawFd;
@@ -63,6 +68,78 @@ fn a_giant_beyond_the_share_is_not_a_node_lost() {
     // Nor did it take anything.
     assert_eq!((small.taken(), host.lent()), (0, 1 << 30));
     host.recount();
+}
+
+/// A frame that a host sends.
+fn receive<T, E>(host: &mut TcpStream, read: impl Fn(&[u8]) -> Result<Option<(T, usize)>, E>) -> Option<T> {
+    let (mut seen, mut byte) = (Vec::new(), [0]);
+    loop {
+        host.read_exact(&mut byte).ok()?;
+        seen.extend(byte);
+        if let Some((frame, _)) = read(&seen).ok()? {
+            return Some(frame);
+        }
+    }
+}
+
+/// A node by whose words a GiB is free, and which says of each CAS that another was faster.
+fn liar() -> NodeAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = NodeAddr::Tcp(listener.local_addr().unwrap().to_string());
+    std::thread::spawn(move || {
+        for host in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || lie(host));
+        }
+    });
+    at
+}
+
+fn lie(mut host: TcpStream) -> Option<()> {
+    let hello = receive(&mut host, wire::Hello::read)?;
+    let welcome = wire::Welcome { owner: 1, secret: [7; 16], incarnation: 5, ..wire::Welcome::default() };
+    host.write_all(wire::Greeting::Welcome(welcome).frame().as_bytes()).ok()?;
+    if !matches!(hello.purpose, wire::Purpose::Attach(..)) {
+        loop {
+            let wire::Request { number, .. } = receive(&mut host, wire::Request::read)?;
+            let answer = wire::Answer { number, epoch: 0, result: Ok(wire::Reply::Done) };
+            host.write_all(answer.frame().as_bytes()).ok()?;
+        }
+    }
+    let geometry = Geometry::new(1 << 30).unwrap();
+    let giant = geometry.offset(Target::Word(Place::giant(0))).unwrap();
+    loop {
+        let mut batch = wire::Batch::new_zeroed();
+        host.read_exact(batch.as_mut_bytes()).ok()?;
+        let mut verbs = vec![wire::Verb::new_zeroed(); batch.count.get() as usize];
+        host.read_exact(verbs.as_mut_bytes()).ok()?;
+        host.read_exact(&mut vec![0; batch.bytes.get() as usize]).ok()?;
+        for (verb, number) in verbs.iter().zip(batch.first.get()..) {
+            let (op, len) = verb.shape().ok()?;
+            let mut bytes = vec![0; if op == wire::Op::Read { len as usize } else { 0 }];
+            match verb.offset.get() {
+                _ if bytes.is_empty() => {}
+                0 => bytes[..64].copy_from_slice(&geometry.header(5)),
+                at if at == giant => bytes[7] = (State::Free as u8) << 4,
+                _ => {}
+            }
+            let done = wire::Completion { number: (number as u32).into(), status: 0, zero: [0; 3], value: 0.into() };
+            host.write_all(&[done.as_bytes(), &bytes].concat()).ok()?;
+        }
+    }
+}
+
+/// An agent that asks a node whose words lie is not kept by it: it refuses its application, and serves others.
+#[test]
+fn a_node_whose_words_lie_is_not_asked_for_ever() {
+    let host = Host::new(64);
+    let ledger = ledger(&host, "lied to");
+    let (says, said) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let options = ConnectOptions { transport: Transport::Tcp, ..options() };
+        let mut blocks = Blocks::join(&liar(), &options, ledger).unwrap();
+        says.send((claim(&mut blocks, 1), blocks.taken())).unwrap();
+    });
+    assert_eq!(said.recv_timeout(common::LIMIT), Ok((Err(Refusal::Exhausted), 0)));
 }
 
 /// An operation whose owner is killed after so many verbs.

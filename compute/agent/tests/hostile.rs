@@ -15,6 +15,7 @@ use farmem_sys::{shared, socket};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
@@ -135,6 +136,41 @@ fn who_does_not_read_its_answers_is_shown_out() {
     }
     assert_eq!(liar.verdict(), UNREAD);
     bystander.checks_out();
+}
+
+/// Ends a crowd, also if the test fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Programs that connect without end keep the door full. The agent does its other work all the same, and serves.
+#[test]
+fn a_crowd_at_the_door_keeps_the_agent_from_nothing() {
+    let mut host = Host::new(512);
+    host.agent("");
+    let bystander = Bystander::new(&host);
+    let (over, report) = (AtomicBool::new(false), host.dir.join("agent.report"));
+    std::thread::scope(|scope| {
+        let _ends = Ends(&over);
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !over.load(Relaxed) {
+                    drop(UnixStream::connect(host.socket()));
+                }
+            });
+        }
+        // It writes this whenever it tends.
+        for _ in 0..4 {
+            let _ = std::fs::remove_file(&report);
+            within("the agent tends", || report.exists());
+        }
+        bystander.checks_out();
+    });
+    Bystander::new(&host).checks_out();
 }
 
 /// The kernel bounds the descriptors that are under way for all programs of a user.
