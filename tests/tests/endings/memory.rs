@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use farmem_tests::compile;
-use farmem_tests::farmem::{Far, Node, split_stats};
+use farmem_tests::farmem::{Far, Node, binary, split_stats};
 use farmem_tests::group::Group;
 use farmem_tests::process::{self, eventually};
 
@@ -114,6 +114,10 @@ fn what_a_stopped_program_has_is_spilled() -> Result<()> {
     ensure!(eventually(LIMIT, is_freed), "{before} {}: {}", resident()?, pressed.metrics()?);
     let is_told = || pressed.running.stderr().contains("put on the disk");
     ensure!(eventually(LIMIT, is_told), "{}", pressed.running.stderr());
+    let mut shows = std::process::Command::new(binary());
+    shows.args(["status", &pressed.by_tcp()]);
+    let shown = process::run(shows, LIMIT)?.success()?;
+    ensure!(shown.stdout_tail().contains("on disk"), "{shown:?}");
     process::send(work.program, libc::SIGCONT);
     group.set_limit(1 << 30)?;
     work.sound().map(|_| ())
