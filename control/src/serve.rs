@@ -257,7 +257,9 @@ impl From<Refusal> for No {
         let status = match refusal {
             Refusal::Malformed(_) => StatusCode::BAD_REQUEST,
             Refusal::Unknown(_) => StatusCode::NOT_FOUND,
-            Refusal::NameTaken(_) | Refusal::IsUp(_) | Refusal::NoNode(_) => StatusCode::CONFLICT,
+            Refusal::NameTaken(_) | Refusal::NameKept(..) | Refusal::IsUp(_) | Refusal::NoNode(_) => {
+                StatusCode::CONFLICT
+            }
             Refusal::OthersRun(_) => StatusCode::FORBIDDEN,
             Refusal::ManyRuns(_) => StatusCode::TOO_MANY_REQUESTS,
             Refusal::Deposed => StatusCode::SERVICE_UNAVAILABLE,

@@ -103,6 +103,12 @@ pub enum Refusal {
     /// Two processes that are up use the same node name.
     #[error("another node of this rack calls itself {0} and is up: give this one a --name of its own")]
     NameTaken(String),
+    /// Shares of quotas are with an earlier process of this name, at this other address.
+    #[error(
+        "the node {0} was at {1}, where it may still lend of tenants' quotas: start it there, give this one a --name \
+         of its own, or say farmem forget {0} if the earlier one has ended"
+    )]
+    NameKept(String, String),
     /// No such node.
     #[error("no node of this rack is called {0}")]
     Unknown(String),
@@ -360,7 +366,7 @@ impl State {
     /// Takes in a node's beat. Its addresses name hosts: the caller has completed `0.0.0.0`.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`], [`Refusal::NameTaken`], [`Refusal::Deposed`].
+    /// [`Refusal::Malformed`], [`Refusal::NameTaken`], [`Refusal::NameKept`], [`Refusal::Deposed`].
     pub fn beat(&mut self, now: Duration, beat: Beat, actions: &mut Vec<Action>) -> Result<Orders, Refusal> {
         self.not_deposed(beat.seen)?;
         name_is_good("name", &beat.name)?;
@@ -376,6 +382,11 @@ impl State {
         let is_other = known.is_some_and(|node| node.heard.is_some() && node.incarnation != beat.incarnation);
         if is_other && known.is_some_and(|node| node.standing == Standing::Up && !node.leaving) {
             return Err(Refusal::NameTaken(beat.name));
+        }
+        // At the same address it is gone. Elsewhere it may serve on, cut off, within its share.
+        let before = known.filter(|node| is_other && node.address != address && self.shares.are_with(&beat.name));
+        if let Some(node) = before {
+            return Err(Refusal::NameKept(beat.name, node.address.clone()));
         }
         // A process that says an address is there; the name that had it may be its own of before.
         let is_up = |name: &String| self.nodes.get(name).is_some_and(|node| node.standing == Standing::Up);

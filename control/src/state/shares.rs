@@ -78,6 +78,11 @@ impl Shares {
         self.bounds.iter().flat_map(of)
     }
 
+    /// Whether a node may admit anything of a quota.
+    pub fn are_with(&self, node: &str) -> bool {
+        self.bounds.values().any(|nodes| nodes.get(node).is_some_and(|bound| bound.bytes > 0))
+    }
+
     /// A node does not come back: its shares go to the others.
     pub fn forget(&mut self, node: &str, actions: &mut Vec<Action>) {
         self.serials.remove(node);
