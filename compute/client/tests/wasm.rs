@@ -120,7 +120,7 @@ fn what_is_translated_is_paid_for() {
     let (before, n) = (paid(), 20);
     for n in 0..n {
         let code = [[0x03, 0x40].repeat(2600), [0x0b].repeat(2600), vec![0x42, n]].concat();
-        assert_eq!(lane.near().wasm(&modules::module(1, false, &code), (piece, 64), 8, 0).unwrap().0, n.into());
+        assert_eq!(lane.near().wasm(&modules::module(1, false, &code), (piece, 64), 8, 0).unwrap().0, u64::from(n));
     }
     // Whether the node ran them, or was late: no machine does this in 20 us.
     assert!(paid() - before > 20_000 * u64::from(n), "{} ns", paid() - before);

@@ -236,7 +236,8 @@
 //   evict, heap, scope     which objects leave; a heap's operations; what a scope keeps local
 //   share                  the heap's share of a run's `--local`
 //   shared                 heaps that threads share
-//   vec, list, queue, map, btree, text, cache, arena, frame    the collections
+//   vec, list, queue, map, btree, text, cache, arena    the collections
+//   dataframe              tables of columns: FarFrame
 //   boxes                  what collections need of either kind of heap
 //   load, select           loads that let other work go on; elements by condition
 
@@ -245,9 +246,9 @@ mod boxes;
 mod btree;
 mod cache;
 mod class;
+mod dataframe;
 mod error;
 mod evict;
-mod frame;
 mod frames;
 mod heap;
 mod homes;
@@ -270,14 +271,14 @@ pub use arena::{Collected, FarArena, Gc, Linked, Root};
 pub use arena::{count_of, links_of};
 pub use btree::FarBTree;
 pub use cache::FarCache;
+pub use dataframe::{
+    Agg, ArrowArray, ArrowSchema, Col, Expr, FarFrame, Groups, Join, Order, Selected, Series, Table, Totals, Type,
+    Value, Writer, col,
+};
 pub use error::{Error, Result};
 pub use farmem::Transport;
 /// Implements the trait [`trait@Linked`] for a struct.
 pub use farmem_objects_derive::Linked;
-pub use frame::{
-    Agg, ArrowArray, ArrowSchema, Col, Expr, FarFrame, Groups, Join, Order, Selected, Series, Table, Totals, Type,
-    Value, Writer, col,
-};
 pub use frames::FarBox;
 pub use heap::{Builder, Heap};
 pub use list::FarList;

@@ -2,6 +2,7 @@
 //! come, leave and change. `.ci/long miri` runs this under Miri, which watches each access.
 
 use super::*;
+use crate::homes::Home;
 use crate::rooms::Room;
 use crate::scope::Open;
 use zerocopy::IntoBytes;

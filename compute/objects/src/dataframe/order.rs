@@ -311,7 +311,7 @@ fn ordered(kind: Type, word: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::frame::{PART, Table};
+    use crate::dataframe::{PART, Table};
     use crate::{Heap, Result};
     use farmem_memory::{Config, Node};
 
