@@ -1,6 +1,7 @@
 //! A device's files in sysfs and procfs.
 
 use crate::patience::Load;
+use crate::state::State;
 use crate::{Error, crypt, mirror};
 use farmem_sys::swap;
 use std::fs::{self, File, OpenOptions};
@@ -260,6 +261,20 @@ fn parse(text: &str) -> Vec<Swap> {
         Some(Swap { path, size: numbers.next()?? << 10, used: numbers.next()?? << 10 })
     };
     text.lines().skip(1).filter_map(line).collect()
+}
+
+/// Bytes that are swapped to these devices, and the room for them.
+pub(crate) fn room_for(states: &[&State]) -> (u64, Room) {
+    let mut areas = states.to_vec();
+    areas.dedup_by_key(|state| state.device());
+    let area = |state: &&State| {
+        let area = state.device().area();
+        // One that is not found by any name may be full.
+        let used = used(&area).unwrap_or(state.size);
+        (area, used)
+    };
+    let (areas, used): (Vec<_>, Vec<_>) = areas.iter().map(area).unzip();
+    (used.iter().sum(), Room::beside(&areas))
 }
 
 #[cfg(test)]

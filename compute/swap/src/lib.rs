@@ -26,6 +26,7 @@
 //! * [`state`]: what is needed to undo a device, in a file for each.
 //! * [`patience`]: how long the kernel waits for answers.
 //! * [`report`]: the state of devices, for `farmem top`.
+//! * `token`: the keys of tokens, read where no page waits.
 //! * `given`: the stream that the kernel has, as its descriptor shows it.
 //! * [`mirror`]: two copies of each page, by the kernel's RAID 1.
 //! * [`on`]: begins to swap. [`watch`]: watches devices. [`pair`]: watches a mirror. [`off`]: ends
@@ -50,6 +51,7 @@ pub mod report;
 pub mod state;
 pub mod stream;
 pub mod tell;
+mod token;
 pub mod watch;
 
 use std::io;

@@ -10,7 +10,7 @@
 //! what is read. The content is for people, and for file systems without such attributes.
 
 use crate::device::Device;
-use crate::{Error, report};
+use crate::{Error, report, token};
 use farmem_sys::swap;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -109,9 +109,13 @@ impl State {
         self.secret.as_deref().and_then(farmem_trust::unhex)
     }
 
-    /// When the token's file was changed last. `None`: there is none.
+    /// When the token's file was changed last. `None`: there is none. If it was changed, it is read
+    /// now, and not when pages wait for a stream.
     pub fn token_changed(&self) -> Option<SystemTime> {
-        fs::metadata(self.token.as_ref()?).ok()?.modified().ok()
+        let path = self.token.as_ref()?;
+        // If it cannot be read, the next dial says so.
+        let _ = token::key(path);
+        fs::metadata(path).ok()?.modified().ok()
     }
 }
 

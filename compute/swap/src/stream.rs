@@ -3,6 +3,7 @@
 
 use crate::Error;
 use crate::state::State;
+use crate::token;
 use farmem_protocol::nbd::{Asked, Command, PAGE, REPLY_MAGIC, Reply, Report, Slots};
 use farmem_protocol::wire::control::MAX_HELLO;
 use farmem_protocol::wire::{
@@ -12,7 +13,6 @@ use farmem_protocol::wire::{
 use farmem_sys::process::random_bytes;
 use farmem_sys::socket;
 use farmem_trust::agree::Half;
-use farmem_trust::file;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
@@ -138,7 +138,7 @@ fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration, patience:
         }),
         incarnation => Purpose::Volume(Known { secret: wanted.id, incarnation }, wanted.data),
     };
-    let key = wanted.token.map(file::token).transpose().map_err(|e| refused(&format!("is not asked: --token {e}")))?;
+    let key = wanted.token.map(token::key).transpose().map_err(|e| refused(&format!("is not asked: --token {e}")))?;
     let mut half = None;
     let mut hello = Hello::new(purpose);
     if let Some(key) = &key {
@@ -250,7 +250,7 @@ impl Stream {
     /// A stream whose node is a test.
     #[cfg(test)]
     pub(crate) fn of_test(socket: TcpStream) -> Stream {
-        Stream { socket, node: "test".into(), incarnation: 1, is_near: false, cookie: 0 }
+        Stream { socket, node: "test".into(), incarnation: 1, agreed: None, is_near: false, cookie: 0 }
     }
 
     /// Its socket. The caller speaks NBD itself.

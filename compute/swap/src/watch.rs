@@ -1,7 +1,6 @@
 //! The watch over devices that the kernel swaps to: new streams for those that were cut, and how
 //! their volumes are doing.
 
-use crate::device::Room;
 use crate::freed::{self, Probe};
 use crate::given::Given;
 use crate::leaving::{Leaving, Then};
@@ -190,7 +189,7 @@ impl Watch {
         let left: Vec<u64> =
             going.iter().filter(|&&(index, _)| !self.does_without(index)).map(|&(_, flags)| flags).collect();
         let states: Vec<&State> = self.devices.iter().map(|watched| &watched.held.state).collect();
-        match self.leaving.look(&left, Instant::now(), || room_for(&states)) {
+        match self.leaving.look(&left, Instant::now(), || device::room_for(&states)) {
             Then::Stays => false,
             Then::Leaves => true,
             Then::Lacks(used, free) => {
@@ -203,20 +202,6 @@ impl Watch {
             }
         }
     }
-}
-
-/// Bytes that are swapped to these devices, and the room for them.
-fn room_for(states: &[&State]) -> (u64, Room) {
-    let mut areas = states.to_vec();
-    areas.dedup_by_key(|state| state.device());
-    let area = |state: &&State| {
-        let area = state.device().area();
-        // One that is not found by any name may be full.
-        let used = device::used(&area).unwrap_or(state.size);
-        (area, used)
-    };
-    let (areas, used): (Vec<_>, Vec<_>) = areas.iter().map(area).unzip();
-    (used.iter().sum(), Room::beside(&areas))
 }
 
 /// Begins to hear which streams the kernel gives up. `wakes`: a signal wakes the watcher, which has
