@@ -79,6 +79,8 @@ fn entries_and_groups() {
     assert_eq!(said[3], "[6-1 *-1]");
     assert!(client.ask("HELLO 3").contains("proto :3"));
     assert_eq!(client.ask("XREAD STREAMS s 5-1"), "[s [[6-1 [f e]]]]");
+    assert_eq!(client.ask("SET other x"), "+OK");
+    assert!(client.ask("XREAD STREAMS s other 5-1 0").starts_with("-WRONGTYPE"));
 }
 
 /// Readers that wait hear of an entry that is added at another front end, all of them. Each entry goes to one

@@ -123,7 +123,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         }
         n += 1;
     }
-    if limit.is_some() && by == By::Rank {
+    if limit.is_some_and(|(_, most)| most != -1) && by == By::Rank {
         return Err(Fail::new("syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX"));
     }
     if scores && by == By::Name {
@@ -141,7 +141,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     }
     let len = all.len();
     let wanted = all.into_iter().enumerate().filter(|(rank, member)| span.holds(*rank, len, member));
-    let (skip, most) = limit.unwrap_or((0, -1));
+    let (skip, most) = limit.filter(|_| by != By::Rank).unwrap_or((0, -1));
     let skip = usize::try_from(skip).unwrap_or(usize::MAX);
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     let mut found: Vec<Member> = wanted.map(|(_, member)| member).skip(skip).take(most).collect();

@@ -218,7 +218,7 @@ impl Reading {
             match self.look_at(call, key, place, first).await {
                 Ok(None) => {}
                 Ok(Some(entries)) => found.push((Reply::bulk(key.as_slice()), Reply::Array(entries))),
-                Err(fail) if found.is_empty() => return Err(fail),
+                Err(fail) if found.is_empty() || self.group.is_none() => return Err(fail),
                 // The group was given the entries that are found: this reply alone can bring them.
                 Err(_) => break,
             }
