@@ -651,18 +651,28 @@ failing() {
     done
 }
 
-# A watcher is killed. The next one has the kernel take its stream, by which pages move then.
+# taken_over OPTION...   A watcher is killed. The next one has the kernel take its stream, by which pages move then.
 taken_over() {
     timeout=100s
-    on || return 1
+    on "$@" || return 1
     timeout=
     kill -9 $watcher
     wait $watcher 2>/dev/null
     before=$(reconnects)
-    farmem swap --size 192M --node "$node" >>/tmp/swap.log 2>&1 &
+    farmem swap --size 192M --node "$node" "$@" >>/tmp/swap.log 2>&1 &
     watcher=$!
     await 60 reconnects_again || return 1
     within 8 pages 16 300 && off
+}
+
+# The same where the node wants a token: the next watcher proves what was agreed on when the volume was made.
+taken_over_by_token() {
+    open=$node
+    node=$guarded
+    taken_over --token /token
+    held=$?
+    node=$open
+    return $held
 }
 
 # The kernel has no memory to tell that it has given a stream up. A watcher sees it by the stream's descriptor, also one that
@@ -773,6 +783,7 @@ check pressure_crypted long pressure 1 --crypt
 check pressure_unwatched long pressure_unwatched
 check pressure_failing long pressure_failing 1
 check pressure_failing_by_two long pressure_failing 2
+check taken_over_by_token long taken_over_by_token
 check untold long untold
 check faults long faulted
 check recorded long recorded
