@@ -555,9 +555,12 @@ impl World {
                 steps += 1;
                 self.take_down();
                 // A group of which a liar has left too little is never whole again: its program would
-                // have ended.
-                if steps == 2_000 && self.hosts[number].lost_to_lies > 0 {
-                    break;
+                // have ended. That is noticed when a page is looked at.
+                if steps == 2_000 {
+                    self.hosts[number].look_at_all(&mut self.judge)?;
+                    if self.hosts[number].lost_to_lies > 0 {
+                        break;
+                    }
                 }
                 holds(steps < 20_000, || format!("host {number}: repair does not end"))?;
             }
