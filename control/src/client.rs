@@ -211,11 +211,11 @@ impl Client {
 
     fn once(&self, at: &str, asked: Asked<'_>, token: Option<&str>) -> Result<Answer, AskError> {
         let url = format!("http://{at}{}", asked.path);
-        let token = token.map(|token| (guard::TOKEN, token));
+        let always = [(guard::NO_PAGE, "1")].into_iter().chain(token.map(|token| (guard::TOKEN, token)));
         let sent = match asked.method {
-            "GET" => token.into_iter().fold(self.agent.get(url), |get, (name, value)| get.header(name, value)).call(),
+            "GET" => always.fold(self.agent.get(url), |get, (name, value)| get.header(name, value)).call(),
             _ => {
-                let headers = [("content-type", "application/json"), (ORDER_HEADER, "1")].into_iter().chain(token);
+                let headers = [("content-type", "application/json"), (ORDER_HEADER, "1")].into_iter().chain(always);
                 headers.fold(self.agent.post(url), |post, (name, value)| post.header(name, value)).send(asked.body)
             }
         };

@@ -16,8 +16,8 @@
 //! rack. A client that names a token gets a proof with that answer, too.
 //!
 //! A request names this controller by an address or a name that its operator gave ([`Guard::called`]),
-//! unless it names a token: so a web page whose site's name was made to lead here (*rebinding*) gives
-//! no orders and reads nothing of the rack.
+//! unless it names a token, or says that farmem sent it ([`NO_PAGE`]): so a web page whose site's name
+//! was made to lead here (*rebinding*) gives no orders and reads nothing of the rack.
 //!
 //! A challenge can be answered once, within [`GOOD_FOR`]. It carries its time and a seal that only
 //! this controller can make. So the controller stores only challenges that were answered.
@@ -48,6 +48,9 @@ pub const TOKEN: &str = "x-farmem-token";
 pub const CHALLENGE: &str = "x-farmem-challenge";
 /// The header of the controller's proof for its answer.
 pub const ANSWER: &str = "x-farmem-answer";
+/// The header by which farmem says that no web page sends this: a browser lets none set a header
+/// whose name begins with `sec-` (Fetch, *forbidden request-header*).
+pub const NO_PAGE: &str = "sec-farmem";
 /// The tenant whose tokens are for nodes and operators.
 pub const OPERATOR: &str = "rack";
 /// The most bytes of a request's body.
@@ -222,6 +225,9 @@ impl Guard {
     /// Whether a request calls this controller by its address, or by a name that is its own. The page
     /// and whether it leads are no secret.
     fn is_called(&self, head: &Parts) -> bool {
+        if head.headers.contains_key(NO_PAGE) {
+            return true;
+        }
         let is_own = |said: &str| {
             let host = host_of(said);
             is_no_site(&host) || self.names.contains(&host)

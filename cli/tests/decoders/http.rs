@@ -154,6 +154,9 @@ fn a_page_of_a_rebound_name_gives_no_orders_and_reads_nothing() {
         assert!(say(guarded, order, &hosts).starts_with("HTTP/1.1 401"), "{own}");
         assert!(say(open, "GET /v1/rack", &hosts).starts_with("HTTP/1.1 200"), "{own}");
     }
+    // By any name: no page can send this header.
+    let hosts = format!("host: a.example\r\n{}: 1\r\n", guard::NO_PAGE);
+    assert!(say(open, order, &hosts).starts_with("HTTP/1.1 404"));
 }
 
 /// No proxy before a controller and the controller itself can disagree about where a request ends: one of two lengths
