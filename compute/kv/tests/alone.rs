@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use world::linear::{Call, Register, Step, check};
 use world::ops::{KEY, OPS, Op, TINY, history, pairs, perform, task};
-use world::{Chooser, Every, Memory, Random, Running, opening};
+use world::{Chooser, Every, Memory, Random, Running, every, opening};
 
 type Outcome = Result<Step, Trouble>;
 
@@ -209,15 +209,10 @@ fn every_order(
     present: bool,
     accident: Accident,
 ) -> Result<usize, String> {
-    let (mut every, mut orders) = (Every::new(switches), 0);
-    loop {
-        orders += 1;
-        judged(rules, ops, present, accident, &mut every)
-            .map_err(|e| format!("{ops:?}, present {present}, {accident:?}: {e}"))?;
-        if !every.next() {
-            return Ok(orders);
-        }
-    }
+    every(switches, |order| {
+        judged(rules, ops, present, accident, order)
+            .map_err(|e| format!("{ops:?}, present {present}, {accident:?}: {e}"))
+    })
 }
 
 /// Verbs of the longest operation, at least.
@@ -416,4 +411,38 @@ fn mistakes_are_noticed() {
         println!("{bug:?}: {noticed:?}");
         assert!(!matches!(noticed, Ok(Ok(()))), "{bug:?} went unnoticed");
     }
+}
+
+/// The first that may go on does, so many times.
+struct Steps(usize);
+
+impl Chooser for Steps {
+    fn choose(&mut self, ready: &[usize]) -> Option<usize> {
+        self.0 = self.0.checked_sub(1)?;
+        ready.first().copied()
+    }
+}
+
+/// The second node is lost to one front end. The other says nothing, and cannot be expelled from the first. So the
+/// one waits, and goes on when the other does.
+#[test]
+fn a_silent_front_end_that_cannot_be_shut_out_ends_nobody() {
+    let mut memory = Memory::copied();
+    memory.unproven = true;
+    let shards = [(); 2].map(|()| memory.join(TINY, Rules::SOUND, 0));
+    memory.run(task(&shards[0], KEY, Op::Set(7))).expect("sound");
+    (memory.cuts, memory.mapped) = (vec![(1, 1, memory.verbs)], BTreeSet::from([2]));
+    let mut run = Run { memory, tasks: vec![(1, Running::new(task(&shards[0], KEY, Op::Set(8))))], now: 0 };
+    run.until(&BTreeSet::from([0]), &mut Steps(20_000), None);
+    assert_eq!(run.tasks[0].1.outcome, None, "it goes on");
+    assert!(run.memory.gone.is_empty() && shards[0].reach.copies.is_held_up());
+    for shard in &shards {
+        run.tasks.push((shard.reach.tag, Running::new(ticks(&Rc::new(RefCell::new(Some(Rc::clone(shard))))))));
+    }
+    assert!(run.until(&BTreeSet::from([0]), &mut Every::new(0), None), "it does not go on");
+    assert!(run.memory.gone.is_empty() && !shards[0].reach.copies.is_held_up());
+    run.tasks.push((2, Running::new(task(&shards[1], KEY, Op::Get))));
+    assert!(run.until(&BTreeSet::from([3]), &mut Every::new(0), None));
+    let outcomes = [0, 3].map(|n| run.tasks[n].1.outcome.clone());
+    assert_eq!(outcomes, [Some(Ok(Step::Set(8))), Some(Ok(Step::Get(Some(8))))]);
 }

@@ -229,6 +229,95 @@ fn others_have_their_turns_beside_a_long_transaction() {
     });
 }
 
+/// FLUSHALL goes from table to table, and takes all of a transaction's keys or none.
+#[test]
+fn no_half_of_a_transaction_is_left_by_a_flush() {
+    let node = Process::node(Transport::Tcp);
+    let front = Process::front("flushed", &node.at);
+    let [mut client, mut other] = [front.client(), front.client()];
+    let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+    let count = std::thread::scope(|scope| {
+        let changes = scope.spawn(|| {
+            let mut n = 0;
+            while !ended.load(Ordering::Relaxed) {
+                let (a, b) = (format!("SET {{{n}}}a 1"), format!("SET b{n} 1"));
+                let lines = ["MULTI", &a, &b, "EXEC"];
+                assert_eq!(lines.map(|line| other.ask(line))[3], "[+OK +OK]");
+                assert_eq!(other.ask(&format!("MSET c{n} 1 {{{n}}}d 1")), "+OK");
+                n += 1;
+                begun.store(true, Ordering::Relaxed);
+            }
+            n
+        });
+        while !begun.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        for _ in 0..8 {
+            for thousand in 0..12 {
+                let pairs: String = (0..1000).map(|n| format!(" fill{thousand}:{n} x")).collect();
+                assert_eq!(client.ask(&format!("MSET{pairs}")), "+OK");
+            }
+            assert_eq!(client.ask("FLUSHALL"), "+OK");
+        }
+        ended.store(true, Ordering::Relaxed);
+        changes.join().unwrap()
+    });
+    for n in 0..count {
+        for (one, another) in [(format!("{{{n}}}a"), format!("b{n}")), (format!("c{n}"), format!("{{{n}}}d"))] {
+            let there = client.ask(&format!("EXISTS {one} {another}"));
+            assert!(there == ":0" || there == ":2", "{one} {another}: {there}, {n} of {count}");
+        }
+    }
+    assert!(!client.ask("EXISTS fill0:0 fill11:999").starts_with(":2"));
+}
+
+/// A client that waits for thousands of keys of which none is there looks again and again beside changes, and writes
+/// nothing. Nor does DEL.
+#[test]
+fn nothing_is_written_for_keys_that_are_waited_for() {
+    let (node, second) = (Process::node(Transport::Tcp), Process::node(Transport::Tcp));
+    let nodes = format!("{},{}", node.at, second.at);
+    let mut fronts = vec![Process::front("absent", &nodes)];
+    let mut client = fronts[0].client();
+    let absent: String = (0..2000).map(|n| format!(" absent{n}")).collect();
+    std::thread::scope(|scope| {
+        let deletes = scope.spawn(|| {
+            let mut client = fronts[0].client();
+            (0..5).for_each(|_| assert_eq!(client.ask(&format!("DEL{absent}")), ":0"));
+        });
+        while !deletes.is_finished() {
+            assert_eq!(client.ask("DBSIZE"), ":0");
+        }
+    });
+    fronts.push(Process::front("absent", &nodes));
+    let keys: String = (0..500).map(|n| format!(" key{n} 1")).collect();
+    assert_eq!(client.ask(&format!("MSET{keys}")), "+OK");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = fronts[1].client();
+            for n in (0..500).cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
+                assert_eq!(client.ask(&format!("SET key{n} 2")), "+OK");
+            }
+        });
+        let waits = [format!("BLPOP{absent} 0"), format!("XREAD BLOCK 0 STREAMS{absent}{}", " 0".repeat(2000))];
+        let mut waiting = waits.map(|line| {
+            let mut client = fronts[0].client();
+            client.send(&line.split(' ').collect::<Vec<_>>()).unwrap();
+            client
+        });
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(5) {
+            assert_eq!(client.ask("DBSIZE"), ":500");
+        }
+        assert_eq!(client.ask("RPUSH absent1999 e"), ":1");
+        assert_eq!(waiting[0].reply().as_deref(), Some("[absent1999 e]"));
+        assert_eq!(client.ask("XADD absent1998 1-1 f v"), "1-1");
+        assert_eq!(waiting[1].reply().as_deref(), Some("[[absent1998 [[1-1 [f v]]]]]"));
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
 /// Four clients of two front ends move between two keys by transactions, and look at both.
 #[test]
 fn nobody_at_any_front_end_sees_half_of_a_transaction() {

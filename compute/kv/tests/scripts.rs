@@ -379,6 +379,47 @@ fn scripts_are_held_within_limits() {
 
 const COUNT: &str =
     "local n = tonumber(redis.call('get', KEYS[1]) or 0); redis.call('set', KEYS[1], n + 1); return n + 1";
+/// A script gets the forms of RESP2, also from a client of RESP3. A transaction of such a client has those of RESP3.
+#[test]
+fn scripts_get_the_forms_of_resp2_and_transactions_those_of_their_client() {
+    let (_node, front) = front("forms");
+    let mut client = front.client();
+    assert!(client.ask("HELLO 3").contains("proto :3"));
+    let lines = ["ZADD z 1 a 2 b", "HSET h f 1 g 2", "GEOADD p 1 2 x", "XADD s 1-1 f v", "XADD t 2-1 f v"];
+    lines.iter().for_each(|line| assert!(!client.ask(line).starts_with('-')));
+    let plain = |call: &str, len: usize, first: &str| {
+        let script = format!("local r = redis.call({call}); return #r .. type(r[1])");
+        (script, format!("{len}{first}"))
+    };
+    for (script, expected) in [
+        plain("'ZRANGE', 'z', 0, -1, 'WITHSCORES'", 4, "string"),
+        plain("'ZRANGEBYSCORE', 'z', 0, 9, 'WITHSCORES'", 4, "string"),
+        plain("'ZRANDMEMBER', 'z', 2, 'WITHSCORES'", 4, "string"),
+        plain("'ZUNION', 1, 'z', 'WITHSCORES'", 4, "string"),
+        plain("'HRANDFIELD', 'h', 2, 'WITHVALUES'", 4, "string"),
+        plain("'XREAD', 'STREAMS', 's', 't', 0, 0", 2, "table"),
+        plain("'GEOPOS', 'p', 'x'", 1, "table"),
+    ] {
+        assert_eq!(eval(&mut client, &script, &["0"]), expected, "{script}");
+    }
+    let position = client.ask("GEOPOS p x");
+    assert!(position.starts_with("[[,"), "{position}");
+    for (line, expected) in [
+        ("GEOPOS p x", position.as_str()),
+        ("XREAD STREAMS s t 0 0", "[s [[1-1 [f v]]] t [[2-1 [f v]]]]"),
+        ("ZRANGE z 0 -1 WITHSCORES", "[[a ,1] [b ,2]]"),
+    ] {
+        assert_eq!(client.ask(line), expected, "{line}");
+        for also in [None, Some("EVAL return{} 0")] {
+            let lines = ["MULTI", line].into_iter().chain(also).chain(["EXEC"]);
+            let said = lines.map(|line| client.ask(line)).last().unwrap();
+            let all = format!("[{expected}{}]", if also.is_some() { " []" } else { "" });
+            assert_eq!(said, all, "{line} in a transaction");
+        }
+    }
+    assert_eq!(eval(&mut client, "return redis.call('ZPOPMIN', 'z', 2)", &["0"]), "[a 1 b 2]");
+}
+
 /// Moves 1 from one key to another, neither of which may be below 0.
 const MOVE: &str = "local n = tonumber(redis.call('get', KEYS[1])); if n < 1 then return 0 end; \
                     redis.call('set', KEYS[1], n - 1); redis.call('incr', KEYS[2]); return 1";

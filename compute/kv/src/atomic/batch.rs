@@ -53,14 +53,19 @@ impl Keyspace {
         Ok(there)
     }
 
+    /// Whether a batch of these verbs would be one moment for everybody.
+    pub(crate) fn is_one_batch(&self, verbs: usize) -> bool {
+        let [shard] = &self.shards[..] else { return false };
+        shard.reach.copies.mode() == Mode::Single && verbs <= BATCH && !self.has_others()
+    }
+
     /// Changes keys by one batch, if that is one moment for everybody. Takes those out of `parts` that it has
     /// changed, and returns which of them were there.
     async fn in_one_batch(&self, io: &Io, parts: &mut Vec<Part>) -> Result<There, Trouble> {
         let mut there = There::new();
         let [shard] = &self.shards[..] else { return Ok(there) };
         let verbs: usize = parts.iter().map(|part| 1 + usize::from(part.spot.is_some())).sum();
-        let plain = shard.reach.copies.mode() == Mode::Single && verbs <= BATCH;
-        if self.has_others() || !plain || parts.iter().any(|part| part.long.is_some()) {
+        if !self.is_one_batch(verbs) || parts.iter().any(|part| part.long.is_some()) {
             return Ok(there);
         }
         let quiet = |parts: &[Part]| parts.iter().map(|part| self.quiet(&part.key)).collect::<Option<Vec<_>>>();

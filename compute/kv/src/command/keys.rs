@@ -69,6 +69,10 @@ async fn flush(call: &Call) -> Answered {
     if !known {
         return Err(Fail::syntax());
     }
+    // It goes from table to table: a command on several keys that came between would be left in half.
+    if call.front.turn.get() != Some(call.client.id) {
+        call.wait_for_turn().await;
+    }
     call.store().clear(&call.io).await?;
     Ok(Reply::Ok)
 }

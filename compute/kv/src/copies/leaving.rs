@@ -13,10 +13,11 @@
 //! has taken its line. So either it is asked, or it sees the mark.
 //!
 //! *A member that says nothing.* If the first node stays, it is expelled there: each of its reads
-//! and each of its changes needs the first node. If the second stays, it could go on with the first
-//! alone, and nothing here would tell. Then this front end ends ([`Verb::Doubt`]). So two front
-//! ends never go on with a node each: the one that goes on with the second has the other's word
-//! that it does so, too.
+//! and each of its changes needs the first node. One that has the first node's memory mapped cannot
+//! be expelled: the others wait until it goes on, and says so first, or ends. If the second stays,
+//! it could go on with the first alone, and nothing here would tell. Then this front end ends
+//! ([`Verb::Doubt`]). So two front ends never go on with a node each: the one that goes on with the
+//! second has the other's word that it does so, too.
 //!
 //! *A proven end* is told by the kernel. Nobody goes on with that node, so nobody is asked. Its
 //! memory stays mapped on this machine until its loss is seen. So nothing is changed at the
@@ -50,6 +51,8 @@ pub(super) struct Asker {
     last: Cell<u32>,
     /// What all of them have done.
     steps: Cell<u32>,
+    /// A member that says nothing cannot be expelled.
+    is_held_up: Cell<bool>,
 }
 
 impl Asker {
@@ -242,17 +245,24 @@ impl Copies {
                 io.pause(ASK_MS).await;
                 waited += ASK_MS;
             } else if node == self.first || self.rules.get().broken(Bug::LeaveFirstUnheard) {
+                let mut is_held_up = false;
                 for state in silent {
-                    let gone = io.verb(Verb::Expel { node, tag: state.tag() }).await == Answer::Expelled(true);
-                    if !gone && looks.goes_on() {
-                        self.doubt(io, node).await;
+                    match io.verb(Verb::Expel { node, tag: state.tag() }).await {
+                        Answer::Expelled(true) => expelled.push(state),
+                        _ => is_held_up = true,
                     }
-                    expelled.push(state);
                 }
+                self.asker.is_held_up.set(is_held_up);
+                waited = 0;
             } else {
                 self.doubt(io, node).await;
             }
         }
+    }
+
+    /// Whether a member that says nothing keeps this front end from going on with the first node.
+    pub fn is_held_up(&self) -> bool {
+        self.gated.get() && self.asker.is_held_up.get()
     }
 
     /// Ends this front end.

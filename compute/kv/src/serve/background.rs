@@ -57,6 +57,8 @@ struct State {
     trim: Instant,
     /// It was said that memory waits for a silent front end.
     told: bool,
+    /// A silent front end keeps this one from going on with one node.
+    held_up: bool,
     /// There were other front ends, which may have made objects of this one garbage.
     company: bool,
     /// Bytes that objects had after the last search for garbage.
@@ -72,6 +74,22 @@ struct State {
 }
 
 impl State {
+    /// Tells, once, that a silent front end keeps this one from leaving a node.
+    fn tell_if_held_up(&mut self, store: &str) {
+        let copies = &self.shard.reach.copies;
+        let is_held_up = copies.is_held_up();
+        if let Mode::Alone(node) = copies.mode()
+            && is_held_up
+            && !self.held_up
+        {
+            eprintln!(
+                "farmem: store {store}: a front end on the machine of node {node} is silent and has its memory mapped: \
+                 requests wait until it goes on or ends"
+            );
+        }
+        self.held_up = is_held_up;
+    }
+
     /// A shard that had two nodes and has one.
     fn goes_on_alone(&mut self, store: &str, node: u8) {
         self.alone = true;
@@ -117,6 +135,7 @@ impl Background {
             adopt: None,
             trim: now,
             told: false,
+            held_up: false,
             company: false,
             searched: 1 << 20,
             alone: false,
@@ -148,6 +167,7 @@ impl Background {
         }
         let now_ms = now.duration_since(self.start).as_millis() as u64;
         for (n, state) in self.shards.iter_mut().enumerate() {
+            state.tell_if_held_up(&self.store.name);
             let retired = state.shard.space.heap.borrow().sizes().retired;
             let pile = PILE.max(state.shard.space.bytes() / 16);
             let lacks = state.shard.space.lacks() > 0;

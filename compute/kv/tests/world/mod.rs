@@ -52,6 +52,8 @@ pub struct Memory {
     pub unproven: bool,
     /// Front ends that have ended.
     pub gone: BTreeSet<u32>,
+    /// Front ends that cannot be expelled: they have the memory mapped.
+    pub mapped: BTreeSet<u32>,
     /// Who was expelled where.
     pub shut_out: BTreeSet<(u8, u32)>,
 }
@@ -158,6 +160,7 @@ impl Memory {
                 Answer::Done
             }
             Verb::Doubt { .. } => Answer::Unknown,
+            Verb::Expel { tag, .. } if self.mapped.contains(tag) => Answer::Expelled(false),
             Verb::Expel { node, tag } => {
                 self.expelled.insert(*tag);
                 if self.unproven {
@@ -342,6 +345,18 @@ pub struct Ended<T> {
 pub trait Chooser {
     /// One of `ready`, the first of which went on last if it can.
     fn choose(&mut self, ready: &[usize]) -> Option<usize>;
+}
+
+/// Has every order with so many switches judged. Returns how many there are.
+pub fn every(switches: usize, mut judge: impl FnMut(&mut Every) -> Result<(), String>) -> Result<usize, String> {
+    let (mut every, mut orders) = (Every::new(switches), 0);
+    loop {
+        orders += 1;
+        judge(&mut every)?;
+        if !every.next() {
+            return Ok(orders);
+        }
+    }
 }
 
 /// Runs tasks in the order of a chooser, until all have ended or are dropped.

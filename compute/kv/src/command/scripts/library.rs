@@ -262,7 +262,7 @@ fn carry_out(call: &Call, args: &MultiValue) -> Reply {
         return Reply::error("Write commands are not allowed from read-only scripts.");
     }
     // With a way of its own, a command that would reach the store waits, and is refused.
-    let call = Call { args: Rc::new(args), io: Io::default(), ..call.clone() };
+    let call = Call { args: Rc::new(args), io: Io::default(), in_script: true, ..call.clone() };
     let reply = at_once(dispatch(command, &call)).unwrap_or_else(refused);
     if let Some(draft) = call.draft.as_ref().filter(|draft| draft.has_missed()) {
         draft.miss_all(command.named(&call.args).into_iter().flatten());

@@ -186,7 +186,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
 impl Call {
     /// Waits until no other client's command of this front end is under way, and none begins before
     /// this one ends.
-    async fn wait_for_turn(&self) {
+    pub(super) async fn wait_for_turn(&self) {
         self.front.wanting.borrow_mut().push_back(self.client.id);
         while self.front.turn.get() != Some(self.client.id) {
             self.io.pause(1).await;

@@ -42,7 +42,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         _ => {
             let wanted = Wanted::parse(call, name, 1)?;
             let found = wanted.combined(call, name).await?;
-            Ok(shown(&found, wanted.scores, call.client.version.get()))
+            Ok(shown(&found, wanted.scores, call.version()))
         }
     }
 }

@@ -132,7 +132,7 @@ fn far(distance: f64) -> Reply {
 }
 
 fn shown(call: &Call, (longitude, latitude): Place) -> Reply {
-    let one = |degrees: f64| match call.client.version.get() >= 3 && call.draft.is_none() {
+    let one = |degrees: f64| match call.version() >= 3 {
         true => Reply::Double(degrees),
         false => {
             let text = format!("{degrees:.17}");

@@ -139,7 +139,7 @@ async fn any(call: &Call) -> Answered {
     for place in random_places(call, items.len() / 2, wanted.unwrap_or(1)) {
         let [field, value] = [0, 1].map(|n| Reply::bulk(items[2 * place + n].as_slice()));
         match values {
-            true if call.client.version.get() >= 3 => found.push(Reply::Array(vec![field, value])),
+            true if call.version() >= 3 => found.push(Reply::Array(vec![field, value])),
             true => found.extend([field, value]),
             false => found.push(field),
         }

@@ -146,7 +146,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     let mut found: Vec<Member> = wanted.map(|(_, member)| member).skip(skip).take(most).collect();
     if !stores {
-        return Ok(shown(&found, scores, call.client.version.get()));
+        return Ok(shown(&found, scores, call.version()));
     }
     if reversed {
         found.reverse();

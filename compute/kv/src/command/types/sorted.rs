@@ -228,7 +228,7 @@ async fn pop(call: &Call, largest: bool) -> Answered {
     };
     let taken = pop_from(call, call.arg(1), largest, most.unwrap_or(1)).await?;
     // One that was not counted is not nested, in either version.
-    Ok(shown(&taken, true, if most.is_some() { call.client.version.get() } else { 2 }))
+    Ok(shown(&taken, true, if most.is_some() { call.version() } else { 2 }))
 }
 
 /// ZRANDMEMBER.
@@ -243,7 +243,7 @@ async fn any(call: &Call) -> Answered {
     let places = random_places(call, all.len(), wanted.unwrap_or(1));
     let mut taken: Vec<Member> = places.into_iter().map(|place| all[place].clone()).collect();
     Ok(match wanted {
-        Some(_) => shown(&taken, scores, call.client.version.get()),
+        Some(_) => shown(&taken, scores, call.version()),
         None => Reply::maybe(taken.pop().map(|(_, name)| name)),
     })
 }

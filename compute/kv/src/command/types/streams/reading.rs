@@ -53,7 +53,7 @@ struct Reading {
 impl Reading {
     fn of(name: &str, call: &Call) -> Result<Reading, Fail> {
         let grouped = name == "xreadgroup";
-        let plain = call.client.version.get() < 3 || call.draft.is_some();
+        let plain = call.version() < 3;
         let (group, most, block, no_ack, streams) = (None, usize::MAX, None, false, Vec::new());
         let mut reading = Reading { group, most, block, no_ack, streams, waits: false, plain };
         let mut n = 1;
@@ -194,7 +194,10 @@ impl Reading {
             let mut places = begun.clone();
             Ok((self.look(on, &mut places, first).await?, places))
         };
-        let (told, after) = Box::pin(at_a_glance(call, keys, first, look)).await?;
+        // What `$` means is told at one moment of all streams.
+        let begins = places.iter().any(|place| place.from == From::Now);
+        let looks_again = |(told, _): &(Option<Reply>, Vec<Place>)| told.is_none() && self.waits && !begins;
+        let (told, after) = Box::pin(at_a_glance(call, keys, first, looks_again, look)).await?;
         *places = after;
         Ok(told)
     }
