@@ -349,55 +349,20 @@ impl Members {
             self.near.lease.end();
             return Err(Trouble::ShutOut);
         }
-        let (me, epoch) = (usize::from(self.reach.me.line), word(&seen, head::EPOCH as usize / 8));
+        let epoch = word(&seen, head::EPOCH as usize / 8);
         let oldest = {
             let mut epochs = self.space.epochs.borrow_mut();
             epochs.now = epochs.now.max(epoch);
             epochs.under_way.keys().next().copied().unwrap_or(epoch).min(epoch)
         };
-        let others = (0..MEMBERS).filter(|&line| line != me && state(&seen, line).is_alive());
         let pair = Pair(word(&seen, head::PAIR as usize / 8));
         let mut ticked = Ticked { turn: self.reach.copies.saw(pair), ..Ticked::default() };
         self.space.read_epoch(was_alone && ticked.turn != Turn::Mended, epoch);
         if ticked.turn == Turn::Mended {
             self.reach.counters.mended.set(self.reach.counters.mended.get() + 1);
         }
-        let (mut all, mut held, mut fronts) = (oldest == epoch, 0, 0);
-        let (mut full, mut beats, mut largest) = (false, Vec::new(), 0);
-        for line in others {
-            ticked.company = true;
-            fronts += 1;
-            beats.push((state(&seen, line).0, line_word(&seen, line, 1)));
-            all &= line_word(&seen, line, 2) == epoch;
-            held += line_word(&seen, line, 3);
-            let wanted = line_word(&seen, line, WANTED as usize);
-            ticked.wanted = ticked.wanted.saturating_add(wanted & 0xffff_ffff);
-            largest = largest.max(wanted & LARGEST);
-            full |= wanted & NODE_FULL != 0;
-        }
-        self.space.others.set(held);
-        self.space.fronts.set(fronts);
-        self.space.beats.replace(beats);
-        self.space.is_asked(ticked.wanted, full, largest);
-        self.company.set(ticked.company);
-        self.space.company.set(ticked.company || self.space.company.get());
-        if ticked.company {
-            // Before the heartbeat says that this tick has seen the others.
-            self.near.lease.end();
-        }
-        let consent = if self.space.heap.borrow().has_taken_over() { 0 } else { self.reach.copies.consent(pair) };
-        let words = [line_word(&seen, me, 1) + 1, oldest, self.space.heap.borrow().sizes().all, consent];
-        let bytes = Rc::new(words.map(u64::to_le_bytes).concat());
-        let line = Verb::Write { at: member_at(self.reach.root, me) + 8, bytes };
-        let mut batch = vec![line];
-        let mut wanted = self.space.wanted.get().min(MOST_ASKED) | self.space.tells_largest();
-        if self.space.wanted.get() > 0 && self.space.node_full.get() {
-            wanted |= NODE_FULL;
-        }
-        if line_word(&seen, me, WANTED as usize) != wanted {
-            let at = member_at(self.reach.root, me) + 8 * WANTED;
-            batch.push(Verb::Write { at, bytes: Rc::new(wanted.to_le_bytes().to_vec()) });
-        }
+        let all = self.note_others(&seen, epoch, &mut ticked) && oldest == epoch;
+        let mut batch = self.own_line(&seen, oldest, pair);
         let waits = self.space.heap.borrow().sizes().retired > 0 || self.space.may_show_more();
         // Between pauses, too, of which the next begins only when this line says so.
         let pauses = self.reach.copies.is_paused() && pair.stage() == Stage::Paused;
@@ -421,6 +386,53 @@ impl Members {
             (ticked.deaths, ticked.held_up) = self.watch(io, &seen, now_ms).await;
         }
         Ok(ticked)
+    }
+
+    /// Notes what the other members say. Whether all of them have seen this epoch.
+    fn note_others(&self, seen: &[u8], epoch: u64, ticked: &mut Ticked) -> bool {
+        let me = usize::from(self.reach.me.line);
+        let (mut all, mut held, mut fronts) = (true, 0, 0);
+        let (mut full, mut beats, mut largest) = (false, Vec::new(), 0);
+        for line in (0..MEMBERS).filter(|&line| line != me && state(seen, line).is_alive()) {
+            ticked.company = true;
+            fronts += 1;
+            beats.push((state(seen, line).0, line_word(seen, line, 1)));
+            all &= line_word(seen, line, 2) == epoch;
+            held += line_word(seen, line, 3);
+            let wanted = line_word(seen, line, WANTED as usize);
+            ticked.wanted = ticked.wanted.saturating_add(wanted & 0xffff_ffff);
+            largest = largest.max(wanted & LARGEST);
+            full |= wanted & NODE_FULL != 0;
+        }
+        self.space.others.set(held);
+        self.space.fronts.set(fronts);
+        self.space.beats.replace(beats);
+        self.space.is_asked(ticked.wanted, full, largest);
+        self.company.set(ticked.company);
+        self.space.company.set(ticked.company || self.space.company.get());
+        if ticked.company {
+            // Before the heartbeat says that this tick has seen the others.
+            self.near.lease.end();
+        }
+        all
+    }
+
+    /// The WRITEs by which this front end's line says that it is alive, and what it wants.
+    fn own_line(&self, seen: &[u8], oldest: u64, pair: Pair) -> Vec<Verb> {
+        let me = usize::from(self.reach.me.line);
+        let consent = if self.space.heap.borrow().has_taken_over() { 0 } else { self.reach.copies.consent(pair) };
+        let words = [line_word(seen, me, 1) + 1, oldest, self.space.heap.borrow().sizes().all, consent];
+        let bytes = Rc::new(words.map(u64::to_le_bytes).concat());
+        let mut batch = vec![Verb::Write { at: member_at(self.reach.root, me) + 8, bytes }];
+        let mut wanted = self.space.wanted.get().min(MOST_ASKED) | self.space.tells_largest();
+        if self.space.wanted.get() > 0 && self.space.node_full.get() {
+            wanted |= NODE_FULL;
+        }
+        if line_word(seen, me, WANTED as usize) != wanted {
+            let at = member_at(self.reach.root, me) + 8 * WANTED;
+            batch.push(Verb::Write { at, bytes: Rc::new(wanted.to_le_bytes().to_vec()) });
+        }
+        batch
     }
 
     /// Whether another member is alive now.

@@ -13,7 +13,7 @@ use farmem_kv::task::{Ask, Io, Task};
 use std::rc::Rc;
 use world::linear::{Call, Model, check};
 use world::ops::{KEY, TINY, number, sibling, value};
-use world::{Chooser, Ended, Every, Memory, Random, interleave};
+use world::{Chooser, Ended, Memory, Random, every, interleave};
 
 /// Two keys: absent, or a number each.
 type State = [Option<u64>; 2];
@@ -296,15 +296,11 @@ fn every_order(rules: Rules, pairs: &[[Op; 2]], switches: usize, fill: usize) ->
     let mut orders = 0;
     for ops in pairs {
         for start in STARTS {
-            let mut every = Every::new(switches);
-            loop {
-                orders += 1;
-                judge(scene(Memory::default(), rules, 2, start, fill, 1), ops, &mut every, None)
-                    .map_err(|why| format!("{ops:?} from {start:?}: {why}"))?;
-                if !every.next() {
-                    break;
-                }
-            }
+            orders += every(switches, |order| {
+                judge(scene(Memory::default(), rules, 2, start, fill, 1), ops, order, None)
+                    .map(drop)
+                    .map_err(|why| format!("{ops:?} from {start:?}: {why}"))
+            })?;
         }
     }
     Ok(orders)

@@ -13,7 +13,7 @@ use farmem_kv::task::{Ask, Task};
 use std::rc::Rc;
 use world::linear::{Call, Register, check};
 use world::ops::{KEY, OPS, Op, TINY, history, pairs, sibling, task};
-use world::{Chooser, Every, Memory, Random, interleave};
+use world::{Chooser, Every, Memory, Random, every, interleave};
 
 /// A store in two copies, whose front ends may know the key.
 struct Scene {
@@ -105,16 +105,10 @@ fn every_order(
     present: bool,
     accident: Accident,
 ) -> Result<usize, String> {
-    let (mut every, mut orders) = (Every::new(switches), 0);
-    loop {
-        orders += 1;
-        if !sound(scene(rules, 2, present, 0), &ops, accident, &mut every) {
-            return Err(format!("{ops:?}, present {present}, {accident:?}"));
-        }
-        if !every.next() {
-            return Ok(orders);
-        }
-    }
+    every(switches, |order| {
+        let is_sound = sound(scene(rules, 2, present, 0), &ops, accident, order);
+        is_sound.then_some(()).ok_or_else(|| format!("{ops:?}, present {present}, {accident:?}"))
+    })
 }
 
 #[test]

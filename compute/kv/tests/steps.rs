@@ -8,7 +8,7 @@ use farmem_kv::task::Task;
 use std::rc::Rc;
 use world::linear::{Call, Register, check};
 use world::ops::{KEY, OPS, Op, TINY, history, pairs, sibling, task};
-use world::{Chooser, Every, Memory, Random, interleave};
+use world::{Chooser, Memory, Random, every, interleave};
 
 /// A store in which each of `fronts` front ends may know the key.
 struct Scene {
@@ -78,16 +78,10 @@ fn sound(scene: Scene, ops: &[Op], chooser: &mut dyn Chooser) -> bool {
 fn every_order(rules: Rules, present: bool, fill: usize, switches: usize, pairs: &[[Op; 2]]) -> Result<usize, String> {
     let mut orders = 0;
     for ops in pairs {
-        let mut every = Every::new(switches);
-        loop {
-            orders += 1;
-            if !sound(scene(rules, 2, present, fill), ops, &mut every) {
-                return Err(format!("{ops:?}, present {present}"));
-            }
-            if !every.next() {
-                break;
-            }
-        }
+        orders += every(switches, |order| {
+            let is_sound = sound(scene(rules, 2, present, fill), ops, order);
+            is_sound.then_some(()).ok_or_else(|| format!("{ops:?}, present {present}"))
+        })?;
     }
     Ok(orders)
 }
@@ -135,16 +129,10 @@ fn every_order_alone(rules: Rules, switches: usize, pairs: &[[Op; 2]]) -> Result
     for (present, near) in [(false, false), (true, false), (true, true)] {
         for &[one, other] in pairs {
             let ops = [one, other, Op::Get];
-            let mut every = Every::new(switches);
-            loop {
-                orders += 1;
-                if !sound(alone(rules, present, near), &ops, &mut every) {
-                    return Err(format!("{ops:?}, present {present}, near {near}"));
-                }
-                if !every.next() {
-                    break;
-                }
-            }
+            orders += every(switches, |order| {
+                let is_sound = sound(alone(rules, present, near), &ops, order);
+                is_sound.then_some(()).ok_or_else(|| format!("{ops:?}, present {present}, near {near}"))
+            })?;
         }
     }
     Ok(orders)

@@ -22,72 +22,23 @@ impl Server<'_> {
     pub(super) fn begin_commands(&mut self, id: u64) -> Result<(), Failed> {
         let (mut ended, begun) = (0, Instant::now());
         loop {
-            if self.alone.connection.is_some_and(|alone| alone != id) {
-                self.alone.held.push(id);
+            if !self.may_begin(id) {
                 return Ok(());
-            }
-            let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
-            if connection.begun.len() >= AT_ONCE {
-                connection.collect();
-                if connection.begun.len() >= AT_ONCE {
-                    return Ok(());
-                }
-            }
-            if connection.wire.is_in_handshake() {
-                if self.handshakes == 0 {
-                    self.active.push(id);
-                    return Ok(());
-                }
-                self.handshakes -= 1;
             }
             if self.answer_at_once(id)? == Run::Paused || ended > RUN || ended > 0 && begun.elapsed() > SPELL {
                 self.active.push(id);
                 return Ok(());
             }
+            let Some(request) = self.next_request(id) else { return Ok(()) };
             let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
-            let request = connection.request();
-            if std::mem::take(&mut connection.filled) {
-                self.front.store.set_clock_ms(self.start.elapsed().as_millis() as u64);
-                connection.client.seen_ms.set(self.front.store.now_ms());
-            }
-            if let Some(inlet) = connection.inlet() {
-                self.streaming.insert(id);
-                let front = Rc::clone(&self.front);
-                self.commands.begin(|io| async move {
-                    Inlet::run(inlet, io, front).await;
-                    Reply::Silence
-                });
-            }
-            let Some(request) = request else {
-                if connection.ends_turn() {
-                    self.active.push(id);
-                }
-                connection.collect();
-                let runs = connection.begun.iter().any(|begun| begun.reply.is_none());
-                if self.alone.connection == Some(id) && !runs {
-                    // It does not read its replies: the others must not wait for that.
-                    self.end_alone();
-                }
-                return Ok(());
-            };
-            if self.front.is_paused(&connection.client, &request) {
-                connection.next = Some(request);
-                self.paused.insert(id);
-                self.front.paused.set(self.paused.len() as u64);
-                return Ok(());
-            }
             let (only, (key, writes)) = connection.concerns(&request, &self.front.scripts);
             // It may turn out to use other keys, too.
             let script = scripts::is_run(&request) && !connection.client.collects();
-            let taken = key.filter(|key| writes && self.writing.contains(key));
-            let clashes = connection.clashes(key.filter(|_| !script), writes);
-            if clashes || taken.is_some() {
-                connection.next = Some(request);
-                if let Some(key) = taken.filter(|_| !clashes) {
-                    self.waiting.entry(key).or_default().push_back(id);
-                }
+            if self.must_wait(id, &request, (key, writes), script) {
+                self.put_back(id, request);
                 return Ok(());
             }
+            let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
             if let Some(reply) = connection.client.collect(&request) {
                 self.front.stats.refused(&reply);
                 connection.begun.push_back(Begun { task: u64::MAX, key: None, writes: false, reply: Some(reply) });
@@ -97,13 +48,88 @@ impl Server<'_> {
             let transaction = request[0].eq_ignore_ascii_case(b"exec") && connection.client.collects();
             let alone = transaction && only.is_none() && connection.client.runs_alone() || script && key.is_none();
             if alone && !self.have_alone(id) {
-                if let Some(connection) = self.connections.get_mut(&id) {
-                    connection.next = Some(request);
-                }
+                self.put_back(id, request);
                 return Ok(());
             }
             self.tell_monitors(id, &request);
             ended += u32::from(self.begin(id, request, transaction.then_some(only), (key, writes)));
+        }
+    }
+
+    /// Whether a connection may begin a request now. If not, it is noted for what it waits for.
+    fn may_begin(&mut self, id: u64) -> bool {
+        if self.alone.connection.is_some_and(|alone| alone != id) {
+            self.alone.held.push(id);
+            return false;
+        }
+        let Some(connection) = self.connections.get_mut(&id) else { return false };
+        if connection.begun.len() >= AT_ONCE {
+            connection.collect();
+            if connection.begun.len() >= AT_ONCE {
+                return false;
+            }
+        }
+        if connection.wire.is_in_handshake() {
+            if self.handshakes == 0 {
+                self.active.push(id);
+                return false;
+            }
+            self.handshakes -= 1;
+        }
+        true
+    }
+
+    /// A connection's next request. `None`: it has sent no other yet.
+    fn next_request(&mut self, id: u64) -> Option<Request> {
+        let connection = self.connections.get_mut(&id)?;
+        let request = connection.request();
+        if std::mem::take(&mut connection.filled) {
+            self.front.store.set_clock_ms(self.start.elapsed().as_millis() as u64);
+            connection.client.seen_ms.set(self.front.store.now_ms());
+        }
+        if let Some(inlet) = connection.inlet() {
+            self.streaming.insert(id);
+            let front = Rc::clone(&self.front);
+            self.commands.begin(|io| async move {
+                Inlet::run(inlet, io, front).await;
+                Reply::Silence
+            });
+        }
+        if request.is_some() {
+            return request;
+        }
+        if connection.ends_turn() {
+            self.active.push(id);
+        }
+        connection.collect();
+        let runs = connection.begun.iter().any(|begun| begun.reply.is_none());
+        if self.alone.connection == Some(id) && !runs {
+            // It does not read its replies: the others must not wait for that.
+            self.end_alone();
+        }
+        None
+    }
+
+    /// Whether a request has to wait for the end of a pause, or for a command on the same key.
+    fn must_wait(&mut self, id: u64, request: &Request, (key, writes): (Option<u64>, bool), script: bool) -> bool {
+        let Some(connection) = self.connections.get_mut(&id) else { return true };
+        if self.front.is_paused(&connection.client, request) {
+            self.paused.insert(id);
+            self.front.paused.set(self.paused.len() as u64);
+            return true;
+        }
+        let taken = key.filter(|key| writes && self.writing.contains(key));
+        let clashes = connection.clashes(key.filter(|_| !script), writes);
+        if let Some(key) = taken.filter(|_| !clashes) {
+            self.waiting.entry(key).or_default().push_back(id);
+        }
+        clashes || taken.is_some()
+    }
+
+    /// A connection's next request stays its next.
+    fn put_back(&mut self, id: u64, request: Request) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.next = Some(request);
         }
     }
 
