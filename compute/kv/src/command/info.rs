@@ -103,6 +103,7 @@ fn section(front: &Front, name: &str) -> Lines {
             ("used_memory_peak", front.stats.peak(used).to_string()),
             ("used_memory_peak_human", human(front.stats.peak(used))),
             ("used_memory_dataset", used.to_string()),
+            ("used_memory_lua", front.scripts.used().to_string()),
             ("farmem_writes_when_full", figures.full.get().to_string()),
             ("farmem_memory_of_others", all(front, |shard| shard.space.others.get()).to_string()),
             ("maxmemory", front.maxmemory.to_string()),

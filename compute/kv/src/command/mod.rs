@@ -255,8 +255,8 @@ pub struct Call {
     pub given: Option<long::Given>,
     /// Whether EXEC runs it, so that it must not wait.
     pub in_exec: bool,
-    /// Whether a script runs it: its reply has the forms of RESP2.
-    pub in_script: bool,
+    /// The version of the protocol that a script which runs it has asked for.
+    pub script: Option<u8>,
     /// Whether it has the turn of its keys: other commands of this front end that change them wait.
     pub in_turn: bool,
 }
@@ -266,12 +266,12 @@ impl Call {
     pub fn new(front: &Rc<Front>, client: &Rc<Client>, io: Io, args: Request) -> Call {
         let (front, client) = (Rc::clone(front), Rc::clone(client));
         let (args, draft, given) = (Rc::new(args), None, None);
-        Call { front, client, io, args, draft, given, in_exec: false, in_script: false, in_turn: false }
+        Call { front, client, io, args, draft, given, in_exec: false, script: None, in_turn: false }
     }
 
     /// The version of the protocol whose forms the reply has.
     fn version(&self) -> u8 {
-        if self.in_script { 2 } else { self.client.version.get() }
+        self.script.unwrap_or(self.client.version.get())
     }
 
     fn store(&self) -> &Keyspace {

@@ -77,7 +77,9 @@ pub async fn together(command: &'static Command, call: &Call, keys: Vec<Vec<u8>>
     let ended = match command.name {
         "sort" => by_others(command, call, keys).await,
         // Nothing is written for keys of which none is there.
-        "del" | "unlink" if !call.store().is_one_batch(keys.len()) && are_absent(call, &keys).await? => Ok(Reply::Int(0)),
+        "del" | "unlink" if !call.store().is_one_batch(keys.len()) && are_absent(call, &keys).await? => {
+            Ok(Reply::Int(0))
+        }
         "del" | "unlink" => match change_all(call, &keys, true).await {
             Err(Trouble::Full) => return carry_out(command, call).await,
             ended => Ok(Reply::Int(ended?.len() as i64)),

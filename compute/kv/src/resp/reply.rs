@@ -31,6 +31,8 @@ pub enum Reply {
     Double(f64),
     /// Text; bytes in RESP2.
     Text(String),
+    /// Yes or no; 1 or 0 in RESP2.
+    Bool(bool),
     /// Bytes that stream out. Only their length is written here.
     Long(Rc<Outlet>),
     /// A sequence that the client has not asked for now; a plain one in RESP2.
@@ -85,6 +87,8 @@ impl Reply {
                     value.write(version, out);
                 }
             }
+            Reply::Bool(is) if version >= 3 => line(out, b'#', if *is { "t" } else { "f" }),
+            Reply::Bool(is) => Reply::Int(i64::from(*is)).write(version, out),
             Reply::Double(number) if version >= 3 => line(out, b',', &double(*number)),
             Reply::Double(number) => Reply::bulk(double(*number)).write(version, out),
             Reply::Text(text) if version >= 3 => {

@@ -1,4 +1,5 @@
-//! Between replies of commands and values of Lua, as redis converts them for clients of RESP2.
+//! Between replies of commands and values of Lua, as redis converts them: by the forms of RESP2, or
+//! by those of RESP3, if the script has asked for them.
 
 use crate::resp::Reply;
 use mlua::{IntoLua, Lua, Table, Value};
@@ -9,39 +10,59 @@ const ITEMS: usize = 1 << 20;
 const BYTES: usize = 64 << 20;
 
 /// A command's reply as a value of Lua.
-pub fn to_lua(lua: &Lua, reply: Reply) -> mlua::Result<Value> {
-    let line = |key: &str, text: &str| {
+pub fn to_lua(lua: &Lua, reply: Reply, version: u8) -> mlua::Result<Value> {
+    let with = |key: &str, value: Value| {
         let table = lua.create_table()?;
-        table.raw_set(key, lua.create_string(text)?)?;
+        table.raw_set(key, value)?;
         Ok(Value::Table(table))
     };
+    let line = |key: &str, text: &str| with(key, Value::String(lua.create_string(text)?));
     match reply {
+        Reply::Null | Reply::NullArray if version >= 3 => Ok(Value::Nil),
+        Reply::Double(number) if version >= 3 => with("double", Value::Number(number)),
+        Reply::Map(pairs) if version >= 3 => {
+            let map = lua.create_table()?;
+            for (key, value) in pairs {
+                map.raw_set(to_lua(lua, key, version)?, to_lua(lua, value, version)?)?;
+            }
+            with("map", Value::Table(map))
+        }
+        Reply::Set(items) if version >= 3 => {
+            let set = lua.create_table()?;
+            for item in items {
+                set.raw_set(to_lua(lua, item, version)?, true)?;
+            }
+            with("set", Value::Table(set))
+        }
         Reply::Ok => line("ok", "OK"),
         Reply::Line(text) => line("ok", &text),
         Reply::Error(text) => line("err", &text),
         Reply::Int(number) => Ok(Value::Number(number as f64)),
+        Reply::Bool(is) => Ok(Value::Boolean(is)),
         Reply::Bulk(bytes) => lua.create_string(bytes)?.into_lua(lua),
         Reply::Text(text) => lua.create_string(text)?.into_lua(lua),
         Reply::Double(number) => lua.create_string(crate::resp::double(number))?.into_lua(lua),
-        Reply::Array(items) | Reply::Set(items) | Reply::Push(items) | Reply::Several(items) => sequence(lua, items),
-        Reply::Map(pairs) => sequence(lua, pairs.into_iter().flat_map(|(key, value)| [key, value]).collect()),
+        Reply::Array(items) | Reply::Set(items) | Reply::Push(items) | Reply::Several(items) => {
+            sequence(lua, items, version)
+        }
+        Reply::Map(pairs) => sequence(lua, pairs.into_iter().flat_map(|(key, value)| [key, value]).collect(), version),
         Reply::Null | Reply::NullArray | Reply::Long(_) | Reply::Heard(_) | Reply::Encoded(_) | Reply::Silence => {
             Ok(Value::Boolean(false))
         }
     }
 }
 
-fn sequence(lua: &Lua, items: Vec<Reply>) -> mlua::Result<Value> {
+fn sequence(lua: &Lua, items: Vec<Reply>, version: u8) -> mlua::Result<Value> {
     let table = lua.create_table_with_capacity(items.len(), 0)?;
     for (n, item) in items.into_iter().enumerate() {
-        table.raw_set(n + 1, to_lua(lua, item)?)?;
+        table.raw_set(n + 1, to_lua(lua, item, version)?)?;
     }
     Ok(Value::Table(table))
 }
 
-/// A script's outcome as the client's reply.
-pub fn to_reply(value: &Value) -> Reply {
-    let mut left = Left { items: ITEMS, bytes: BYTES };
+/// A script's outcome as the client's reply. `version`: that of the script.
+pub fn to_reply(value: &Value, version: u8) -> Reply {
+    let mut left = Left { items: ITEMS, bytes: BYTES, version };
     left.reply(value, DEPTH).unwrap_or_else(|| Reply::error("the script's reply is too large"))
 }
 
@@ -49,6 +70,7 @@ pub fn to_reply(value: &Value) -> Reply {
 struct Left {
     items: usize,
     bytes: usize,
+    version: u8,
 }
 
 impl Left {
@@ -56,6 +78,7 @@ impl Left {
     fn reply(&mut self, value: &Value, depth: u32) -> Option<Reply> {
         self.items = self.items.checked_sub(1)?;
         Some(match value {
+            Value::Boolean(is) if self.version >= 3 => Reply::Bool(*is),
             Value::Boolean(true) => Reply::Int(1),
             Value::Integer(number) => Reply::Int(*number),
             Value::Number(number) => Reply::Int(*number as i64),
@@ -82,6 +105,20 @@ impl Left {
         }
         if let Some(text) = line("ok")? {
             return Some(Reply::Line(text));
+        }
+        match table.raw_get::<Value>("double") {
+            Ok(Value::Number(number)) => return Some(Reply::Double(number)),
+            Ok(Value::Integer(number)) => return Some(Reply::Double(number as f64)),
+            _ => {}
+        }
+        if let Ok(Value::Table(map)) = table.raw_get::<Value>("map") {
+            let pairs = map.pairs::<Value, Value>().map_while(Result::ok);
+            let pairs = pairs.map(|(key, value)| Some((self.reply(&key, depth)?, self.reply(&value, depth)?)));
+            return pairs.collect::<Option<Vec<_>>>().map(Reply::Map);
+        }
+        if let Ok(Value::Table(set)) = table.raw_get::<Value>("set") {
+            let items = set.pairs::<Value, Value>().map_while(Result::ok);
+            return items.map(|(item, _)| self.reply(&item, depth)).collect::<Option<Vec<_>>>().map(Reply::Set);
         }
         let mut items = Vec::new();
         for n in 1.. {

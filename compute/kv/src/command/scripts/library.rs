@@ -5,36 +5,25 @@
 //! handles. Matching a pattern looks at the clock itself ([`super::patterns`]).
 
 use super::convert::{to_argument, to_lua};
-use super::machine::{Current, MEMORY, astray, late, stop};
+use super::machine::{Current, MEMORY, astray, late, stop, told};
 use super::patterns;
 use crate::command::multi::at_once;
 use crate::command::types::has_block;
 use crate::command::{Call, dispatch, find, unknown, wrong_number};
-use crate::resp::Reply;
+use crate::resp::{Reply, Request};
 use crate::task::Io;
 use farmem_protocol::random::Random;
-use mlua::{Function, Lua, LuaString, MultiValue, Table, Value};
+use mlua::chunk::ChunkMode;
+use mlua::{Function, IntoLuaMulti, Lua, LuaString, MultiValue, Table, Value};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Instant;
 
 /// Functions that would lead out of the machine, into its inside, or past the clock: a coroutine's
 /// instructions are counted apart.
-const REMOVED: [&str; 10] = [
-    "collectgarbage",
-    "coroutine",
-    "dofile",
-    "gcinfo",
-    "load",
-    "loadfile",
-    "loadstring",
-    "newproxy",
-    "print",
-    "require",
-];
-/// They would set global variables past the rules.
-const UNRULY: [&str; 3] = ["getfenv", "rawset", "setfenv"];
-/// Values that `unpack` returns, at most.
-const UNPACKED: f64 = 7000.0;
+const REMOVED: [&str; 8] = ["coroutine", "dofile", "getfenv", "loadfile", "newproxy", "print", "require", "setfenv"];
+/// Bytes of a text that `loadstring` compiles.
+const COMPILED: usize = 1 << 20;
 /// Bytes of the arguments of one command.
 const ARGUMENTS: usize = 64 << 20;
 /// Commands on keys that are not named: they would reach the store past the draft.
@@ -48,7 +37,7 @@ pub(super) fn error(text: impl std::fmt::Display) -> mlua::Error {
 pub fn narrow(lua: &Lua, globals: &Table, call: &Current) -> mlua::Result<()> {
     REMOVED.iter().try_for_each(|name| globals.raw_set(*name, Value::Nil))?;
     let strings = globals.raw_get::<Table>("string")?;
-    ["dump", "gfind"].iter().try_for_each(|name| strings.raw_set(*name, Value::Nil))?;
+    strings.raw_set("gfind", Value::Nil)?;
     patterns::install(lua, &strings, call)?;
     bound_strings(lua, &strings)?;
     number(lua, &globals.raw_get("math")?, call)?;
@@ -116,31 +105,68 @@ fn bound_tables(lua: &Lua, globals: &Table) -> mlua::Result<()> {
         })?;
         tables.raw_set(name, bounded)?;
     }
-    let unpack = globals.raw_get::<Function>("unpack")?;
-    let bounded = lua.create_function(move |_, (table, from, to): (Table, Option<f64>, Option<f64>)| {
-        let (from, to) = (from.unwrap_or(1.0), to.unwrap_or_else(|| table.raw_len() as f64));
-        // Neither of them is a number that Lua would take for another one.
-        let few = to - from < UNPACKED;
-        if few { unpack.call::<MultiValue>((table, from, to)) } else { Err(error("too many results to unpack")) }
-    })?;
-    globals.raw_set("unpack", bounded)
+    Ok(())
+}
+
+/// A table that nobody can change. It is shown as the rules of all others that scripts cannot change.
+pub fn sealed(lua: &Lua) -> mlua::Result<Table> {
+    let (sealed, rules) = (lua.create_table()?, lua.create_table()?);
+    rules.raw_set("__newindex", lua.create_function(refuse)?)?;
+    rules.raw_set("__metatable", &sealed)?;
+    sealed.set_metatable(Some(rules))?;
+    Ok(sealed)
+}
+
+fn refuse(_: &Lua, _: MultiValue) -> mlua::Result<()> {
+    Err(error("Attempt to modify a readonly table"))
+}
+
+/// Gives scripts the functions that are written in Lua (`prelude.lua`).
+pub fn lay(lua: &Lua, globals: &Table, sealed: &Table, own: &Table, call: &Current) -> mlua::Result<()> {
+    own.raw_set("sealed", sealed)?;
+    let tidy = |lua: &Lua, why: Value| match &why {
+        Value::Error(e) => Ok(Value::String(lua.create_string(told(e))?)),
+        _ => Ok(why),
+    };
+    own.raw_set("tidy", lua.create_function(tidy)?)?;
+    let compile = |lua: &Lua, (text, name): (LuaString, Option<LuaString>)| {
+        if text.as_bytes().len() > COMPILED {
+            return Err(error(format!("the text is longer than {} MiB", COMPILED >> 20)));
+        }
+        let name = name.as_ref().unwrap_or(&text).to_string_lossy().replace('\0', " ");
+        let text = text.as_bytes();
+        match lua.load(&*text).set_mode(ChunkMode::Text).set_name(name).into_function() {
+            Ok(function) => (function, Value::Nil).into_lua_multi(lua),
+            Err(e) => (Value::Nil, told(&e)).into_lua_multi(lua),
+        }
+    };
+    own.raw_set("compile", lua.create_function(compile)?)?;
+    let call = Rc::clone(call);
+    let collect = move |lua: &Lua, ()| {
+        // To look for garbage takes time, and is one instruction.
+        match call.borrow().as_ref().is_some_and(|(_, until)| Instant::now() >= *until) {
+            true => Err(late()),
+            false => lua.gc_collect(),
+        }
+    };
+    own.raw_set("collect", lua.create_function(collect)?)?;
+    own.raw_set("used", lua.create_function(|lua, ()| Ok(lua.used_memory() as f64 / 1024.0))?)?;
+    lua.load(include_str!("prelude.lua")).set_name("=farmem").call((globals, own))
 }
 
 /// Makes global variables and libraries fixed: a script that sets one by mistake is told.
-pub fn seal(lua: &Lua, globals: &Table) -> mlua::Result<()> {
+pub fn seal(lua: &Lua, globals: &Table, sealed: &Table) -> mlua::Result<()> {
     if let Some(rules) = lua.type_metatable::<LuaString>() {
         rules.raw_set("__metatable", false)?;
     }
     for name in ["redis", "cjson", "cmsgpack", "bit", "struct", "string", "table", "math"] {
         let (shown, rules) = (lua.create_table()?, lua.create_table()?);
         rules.raw_set("__index", globals.raw_get::<Table>(name)?)?;
-        let refuse = |_: &Lua, _: MultiValue| -> mlua::Result<()> { Err(error("Attempt to modify a readonly table")) };
         rules.raw_set("__newindex", lua.create_function(refuse)?)?;
-        rules.raw_set("__metatable", false)?;
+        rules.raw_set("__metatable", sealed)?;
         shown.set_metatable(Some(rules))?;
         globals.raw_set(name, shown)?;
     }
-    UNRULY.iter().try_for_each(|name| globals.raw_set(*name, Value::Nil))?;
     let named = |name: Value| name.to_string().unwrap_or_default();
     let set = move |_: &Lua, (_, name, _): (Table, Value, Value)| -> mlua::Result<()> {
         Err(error(format!("Attempt to modify a readonly table, global '{}'", named(name))))
@@ -162,43 +188,46 @@ pub fn seal(lua: &Lua, globals: &Table) -> mlua::Result<()> {
     let rules = lua.create_table()?;
     rules.raw_set("__newindex", lua.create_function(set)?)?;
     rules.raw_set("__index", behind)?;
-    rules.raw_set("__metatable", false)?;
+    rules.raw_set("__metatable", sealed)?;
     globals.set_metatable(Some(rules))
 }
 
-/// The table `redis`.
-pub fn redis(lua: &Lua, call: &Current) -> mlua::Result<Table> {
+/// The table `redis`, without `call` and `pcall`. These ask by the functions that are put into `own`. `version`: of
+/// the protocol whose forms the script gets.
+pub fn redis(lua: &Lua, own: &Table, call: &Current, version: &Rc<Cell<u8>>) -> mlua::Result<Table> {
     let table = lua.create_table()?;
-    let call = Rc::clone(call);
-    let quietly = lua.create_function(move |lua, args: MultiValue| {
+    let (current, wanted) = (Rc::clone(call), Rc::clone(version));
+    let ask = Rc::new(move |lua: &Lua, args: Result<Request, Reply>| {
         // Not borrowed while the command runs.
-        let Some((now, until)) = call.borrow().clone() else { return Err(error("no script runs")) };
+        let Some((now, until)) = current.borrow().clone() else { return Err(error("no script runs")) };
         if Instant::now() >= until {
             return Err(late());
         }
-        let reply = carry_out(&now, &args);
+        let reply = args.map_or_else(|refused| refused, |args| carry_out(&now, args, wanted.get()));
         if now.draft.as_ref().is_some_and(|draft| draft.has_missed()) {
             return Err(stop(lua, astray));
         }
-        to_lua(lua, reply)
-    })?;
-    // An error is a table, as redis 7 raises it.
-    let raising = "local quietly, error, type = ...
-        return function(...)
-            local reply = quietly(...)
-            if type(reply) == 'table' and reply.err then error(reply, 0) end
-            return reply
-        end";
-    let [error_of_lua, type_of] = ["error", "type"].map(|name| lua.globals().raw_get::<Value>(name));
-    table.raw_set("call", lua.load(raising).call::<Function>((quietly.clone(), error_of_lua?, type_of?))?)?;
-    table.raw_set("pcall", quietly)?;
+        to_lua(lua, reply, wanted.get())
+    });
+    let asked = Rc::clone(&ask);
+    let quietly = move |lua: &Lua, args: MultiValue| asked(lua, arguments(args.into_iter().map(Ok))?);
+    own.raw_set("quietly", lua.create_function(quietly)?)?;
+    let many = move |lua: &Lua, (count, args): (usize, Table)| {
+        let args = arguments((1..=count).map(|n| args.raw_get::<Value>(n)))?;
+        ask(lua, args)
+    };
+    own.raw_set("many", lua.create_function(many)?)?;
     for (name, key) in [("error_reply", "err"), ("status_reply", "ok")] {
-        let function = lua.create_function(move |lua, text: LuaString| {
+        let function = move |lua: &Lua, args: MultiValue| {
             let table = lua.create_table()?;
-            table.raw_set(key, text)?;
+            match args.front() {
+                Some(Value::String(text)) if args.len() == 1 && key == "ok" => table.raw_set(key, text)?,
+                Some(Value::String(text)) if args.len() == 1 => table.raw_set(key, with_code(&text.as_bytes()))?,
+                _ => table.raw_set("err", "ERR wrong number or type of arguments")?,
+            }
             Ok(table)
-        })?;
-        table.raw_set(name, function)?;
+        };
+        table.raw_set(name, lua.create_function(function)?)?;
     }
     let sha1 = |lua: &Lua, mut args: MultiValue| match (args.pop_front(), args.len()) {
         (Some(text), 0) => match lua.coerce_string(text)? {
@@ -213,11 +242,18 @@ pub fn redis(lua: &Lua, call: &Current) -> mlua::Result<Table> {
         table.raw_set(name, lua.create_function(|_, _: MultiValue| Ok(()))?)?;
     }
     table.raw_set("replicate_commands", lua.create_function(|_, ()| Ok(true))?)?;
-    let version = |_: &Lua, version: i64| match version {
-        2 => Ok(()),
-        _ => Err(error("scripts get replies of RESP version 2")),
+    let version = Rc::clone(version);
+    let choose = move |_: &Lua, args: MultiValue| {
+        let wanted = match args.front() {
+            _ if args.len() != 1 => return Err(error("redis.setresp() requires one argument.")),
+            Some(Value::Integer(2) | Value::Number(2.0)) => 2,
+            Some(Value::Integer(3) | Value::Number(3.0)) => 3,
+            _ => return Err(error("RESP version must be 2 or 3.")),
+        };
+        version.set(wanted);
+        Ok(())
     };
-    table.raw_set("setresp", lua.create_function(version)?)?;
+    table.raw_set("setresp", lua.create_function(choose)?)?;
     for (number, name) in ["LOG_DEBUG", "LOG_VERBOSE", "LOG_NOTICE", "LOG_WARNING"].into_iter().enumerate() {
         table.raw_set(name, number)?;
     }
@@ -229,18 +265,37 @@ pub fn redis(lua: &Lua, call: &Current) -> mlua::Result<Table> {
     Ok(table)
 }
 
-/// Carries out a command on the script's draft.
-fn carry_out(call: &Call, args: &MultiValue) -> Reply {
-    let len = |value: &Value| if let Value::String(text) = value { text.as_bytes().len() } else { 32 };
+/// An error's text with its code in front, as redis makes it.
+fn with_code(text: &[u8]) -> mlua::BString {
+    let text = text.strip_prefix(b"-").unwrap_or(text);
+    let text = if text.contains(&b' ') { text.to_vec() } else { [b"ERR ", text].concat() };
+    let is_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
+    let end = text.len() - text.iter().rev().take_while(|byte| is_end(byte)).count();
+    mlua::BString::from(&text[..end])
+}
+
+/// A command's arguments, or why it has none.
+fn arguments(values: impl Iterator<Item = mlua::Result<Value>>) -> mlua::Result<Result<Request, Reply>> {
+    let (mut args, mut bytes) = (Request::default(), 0);
+    for value in values {
+        let value = value?;
+        bytes += if let Value::String(text) = &value { text.as_bytes().len() } else { 32 };
+        if bytes > ARGUMENTS {
+            return Ok(Err(Reply::error(format!("the command's arguments are more than {} MiB", ARGUMENTS >> 20))));
+        }
+        match to_argument(&value) {
+            Some(arg) => args.push(arg),
+            None => return Ok(Err(Reply::error("Lua redis lib command arguments must be strings or integers"))),
+        }
+    }
     if args.is_empty() {
-        return Reply::error("Please specify at least one argument for this redis.call() call");
+        return Ok(Err(Reply::error("Please specify at least one argument for this redis.call() call")));
     }
-    if args.iter().map(len).sum::<usize>() > ARGUMENTS {
-        return Reply::error(format!("the command's arguments are more than {} MiB", ARGUMENTS >> 20));
-    }
-    let Some(args) = args.iter().map(to_argument).collect::<Option<Vec<_>>>() else {
-        return Reply::error("Lua redis lib command arguments must be strings or integers");
-    };
+    Ok(Ok(args))
+}
+
+/// Carries out a command on the script's draft.
+fn carry_out(call: &Call, args: Request, version: u8) -> Reply {
     let Some(command) = find(&args[0]) else { return unknown(&args) };
     let refused = || Reply::error(format!("command '{}' is not carried out by scripts", command.name));
     if !command.takes(args.len()) {
@@ -262,7 +317,7 @@ fn carry_out(call: &Call, args: &MultiValue) -> Reply {
         return Reply::error("Write commands are not allowed from read-only scripts.");
     }
     // With a way of its own, a command that would reach the store waits, and is refused.
-    let call = Call { args: Rc::new(args), io: Io::default(), in_script: true, ..call.clone() };
+    let call = Call { args: Rc::new(args), io: Io::default(), script: Some(version), ..call.clone() };
     let reply = at_once(dispatch(command, &call)).unwrap_or_else(refused);
     if let Some(draft) = call.draft.as_ref().filter(|draft| draft.has_missed()) {
         draft.miss_all(command.named(&call.args).into_iter().flatten());

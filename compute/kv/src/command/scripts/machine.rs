@@ -10,7 +10,7 @@ use crate::command::{Call, Fail};
 use crate::resp::Reply;
 use mlua::chunk::ChunkMode;
 use mlua::{Function, HookTriggers, Lua, LuaOptions, StdLib, Table, Value, VmState};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Instant;
@@ -33,6 +33,9 @@ pub struct Machine {
     call: Current,
     globals: Table,
     pcall: Function,
+    /// The version of the protocol whose forms the script gets, and what it has set for JSON.
+    version: Rc<Cell<u8>>,
+    json: json::Shared,
 }
 
 impl Machine {
@@ -41,15 +44,23 @@ impl Machine {
         let lua = Lua::new_with(StdLib::TABLE | StdLib::STRING | StdLib::MATH, LuaOptions::default())?;
         lua.set_memory_limit(MEMORY)?;
         let (globals, call) = (lua.globals(), Current::default());
+        let (version, json) = (Rc::new(Cell::new(2)), json::Shared::default());
+        let pcall = globals.get("pcall")?;
         library::narrow(&lua, &globals, &call)?;
-        globals.raw_set("redis", library::redis(&lua, &call)?)?;
-        globals.raw_set("cjson", json::module(&lua)?)?;
+        let (own, sealed) = (lua.create_table()?, library::sealed(&lua)?);
+        globals.raw_set("redis", library::redis(&lua, &own, &call, &version)?)?;
+        library::lay(&lua, &globals, &sealed, &own, &call)?;
+        globals.raw_set("cjson", json::module(&lua, &json)?)?;
         globals.raw_set("cmsgpack", msgpack::module(&lua)?)?;
         globals.raw_set("bit", bits::module(&lua)?)?;
         globals.raw_set("struct", structs::module(&lua)?)?;
-        library::seal(&lua, &globals)?;
-        let pcall = globals.get("pcall")?;
-        Ok(Machine { lua, compiled: RefCell::default(), call, globals, pcall })
+        library::seal(&lua, &globals, &sealed)?;
+        Ok(Machine { lua, compiled: RefCell::default(), call, globals, pcall, version, json })
+    }
+
+    /// Bytes that it holds.
+    pub fn used(&self) -> usize {
+        self.lua.used_memory()
     }
 
     /// The script's function.
@@ -98,6 +109,8 @@ impl Machine {
         let args = Rc::clone(&call.args);
         let (keys, values) = args[3..].split_at(named);
         *self.call.borrow_mut() = Some((call, until));
+        self.version.set(2);
+        self.json.take();
         let ended = self.give("KEYS", keys).and_then(|()| self.give("ARGV", values)).and_then(|()| {
             self.limit_time(until)?;
             // By Lua's own function, which hands on an error that is a table.
@@ -106,9 +119,9 @@ impl Machine {
         *self.call.borrow_mut() = None;
         self.lua.remove_global_hook();
         Ok(match ended {
-            Ok((true, value)) => (to_reply(&value), false),
+            Ok((true, value)) => (to_reply(&value, self.version.get()), false),
             Ok((false, value)) => (Reply::Error(error_of(&value, name)), true),
-            Err(e) => (Reply::Error(format!("ERR {}", first_line(&e))), true),
+            Err(e) => (Reply::Error(format!("ERR {}", told(&e))), true),
         })
     }
 
@@ -161,10 +174,26 @@ fn error_of(value: &Value, name: &[u8]) -> String {
             _ => "ERR the script failed with a table".into(),
         },
         Value::String(text) => format!("ERR {}", text.to_string_lossy()),
-        Value::Error(e) => format!("ERR {}", first_line(e)),
+        Value::Error(e) => format!("ERR {}", told(e)),
         other => format!("ERR the script failed with a {}", other.type_name()),
     };
     format!("{text} script: {}, on @user_script.", String::from_utf8_lossy(name))
+}
+
+/// An error as Lua's own functions tell it: with the line of the script behind it.
+pub fn told(e: &mlua::Error) -> String {
+    let (mut e, mut place) = (e, None);
+    while let mlua::Error::CallbackError { traceback, cause } = e {
+        // The function that has raised it, and the one that has called that.
+        let calls = traceback.lines().skip(1).map(str::trim).filter(|line| !line.starts_with("farmem:"));
+        let line = calls.take(2).find_map(|line| line.strip_prefix("user_script:")?.split(':').next());
+        place = line.map(str::to_owned);
+        e = cause;
+    }
+    match (first_line(e), place) {
+        (text, Some(line)) if !text.starts_with("user_script:") => format!("user_script:{line}: {text}"),
+        (text, _) => text,
+    }
 }
 
 /// An error of Lua without the places that it passed.

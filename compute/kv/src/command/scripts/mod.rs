@@ -113,6 +113,11 @@ impl Scripts {
         self.taken.set((turn, if last == turn { before + time } else { time }));
     }
 
+    /// Bytes that scripts hold.
+    pub fn used(&self) -> usize {
+        self.machine.get().map_or(0, Machine::used)
+    }
+
     fn machine(&self) -> Result<&Machine, Fail> {
         if let Some(machine) = self.machine.get() {
             return Ok(machine);
@@ -168,7 +173,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     }
     let until = Instant::now() + TIME;
     let seed = call.store().random(usize::MAX) as u64;
-    let script = Script { call, text, sha, reads, named, until, seed };
+    let script = Script { call, text, sha, reads, named, until, spent: Cell::default(), seed };
     if let Some(draft) = &call.draft {
         return script.in_transaction(draft);
     }
@@ -204,6 +209,8 @@ struct Script<'a> {
     /// Number of keys in KEYS.
     named: usize,
     until: Instant,
+    /// For how long it has run.
+    spent: Cell<Duration>,
     /// Of its random numbers, in all of its attempts.
     seed: u64,
 }
@@ -215,7 +222,9 @@ impl Script<'_> {
         let call = Call { draft: Some(Rc::clone(draft)), in_exec: true, ..self.call.clone() };
         let (scripts, began) = (&self.call.front.scripts, Instant::now());
         let ended = scripts.machine()?.run(call, (&self.sha, &self.text), self.named, until);
-        scripts.took(self.call.front.turns.get(), began.elapsed());
+        let took = began.elapsed();
+        self.spent.set(self.spent.get() + took);
+        scripts.took(self.call.front.turns.get(), took);
         ended
     }
 
@@ -237,7 +246,9 @@ impl Script<'_> {
         let change = |there: Option<&Found>| -> Result<Change<Reply>, Fail> {
             let draft = Rc::new(Draft::new(self.call.store().now_ms(), self.seed));
             draft.enter(key, there.map(|found| found.object.clone()));
-            let (reply, failed) = self.on(&draft, self.until)?;
+            // What the verbs between its attempts take is no time of its.
+            let until = Instant::now() + TIME.saturating_sub(self.spent.get());
+            let (reply, failed) = self.on(&draft, until)?;
             if let Some(other) = draft.missed().first() {
                 wide.set(true);
                 let other = String::from_utf8_lossy(other).into_owned();
