@@ -1,6 +1,6 @@
 //! Reservations, vectored madvise, and copies of bytes that others may be writing.
 
-use crate::pagemap::{Pagemap, entry};
+use crate::pagemap::{Pagemap, Run, category, entry};
 use crate::raw::{Errno, checked, syscall};
 
 /// Reserves `len` bytes of zeroed memory, populated by the kernel as it is touched.
@@ -156,12 +156,19 @@ pub unsafe fn discard_part(at: *mut u8, len: usize) {
     }
 }
 
-/// Whether a forked child has some of a range's memory, too.
+/// Whether a forked child has some of a range's memory, too. Before Linux 6.7 nothing tells: false.
 pub fn is_shared(at: *mut u8, len: usize) -> bool {
-    let mut pages = vec![0; len / 4096];
-    let read = Pagemap::open(std::process::id()).and_then(|map| map.entries(at as u64, &mut pages));
+    let (mut pages, mut runs) = (vec![0; len / 4096], Vec::new());
+    let Ok(map) = Pagemap::open(std::process::id()) else { return false };
+    let is_read = map.entries(at as u64, &mut pages).is_ok();
+    if !is_read || map.scan(at as u64, (at as usize + len) as u64, false, &mut runs).is_err() {
+        return false;
+    }
+    // The page of zeros, where nothing was written, is everybody's.
+    let of_run = |run: &Run| (run.start as usize - at as usize) / 4096..(run.end as usize - at as usize) / 4096;
     let is_others = |page: &u64| page & (entry::PRESENT | entry::EXCLUSIVE) == entry::PRESENT;
-    read.is_ok_and(|read| pages[..read].iter().any(is_others))
+    let mut own = runs.iter().filter(|run| run.categories & category::ZERO == 0).map(of_run);
+    own.any(|run| pages[run].iter().any(is_others))
 }
 
 /// Splits the huge page of `len` bytes at `at`, of which a part was given back: its memory is the
@@ -399,12 +406,13 @@ mod tests {
             assert!(is_shared(at, HUGE_PAGE) && !split(at, HUGE_PAGE));
             assert_eq!(is_huge(at.add(part)), Some(true), "the child has it, too");
             assert!((0..part).step_by(4096).all(|n| is_zero(at.add(n))));
-            discard(at, part);
             libc::close(ends[1]);
             let mut status = 1;
             assert_eq!(libc::waitpid(child, &mut status, 0), child);
             assert_eq!(status, 0, "the child has the bytes of before");
             assert_eq!(is_huge(at.add(part)), Some(true), "nothing is given back by itself");
+            // What was read and never written is nobody's: the part has the page of zeros.
+            assert!(is_present(at as usize) && !is_shared(at, part));
             assert!(split(at, HUGE_PAGE));
             assert_eq!(is_huge(at.add(part)), Some(false));
             assert!((part..HUGE_PAGE).step_by(4096).all(|n| at.add(n).read() == (n / 4096) as u8));
