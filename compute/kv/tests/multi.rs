@@ -229,6 +229,15 @@ fn others_have_their_turns_beside_a_long_transaction() {
     });
 }
 
+/// Sets its flag when it is dropped, so that a thread that looks at it ends also behind a failed assertion.
+struct Sets<'a>(&'a AtomicBool);
+
+impl Drop for Sets<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// FLUSHALL goes from table to table, and takes all of a transaction's keys or none.
 #[test]
 fn no_half_of_a_transaction_is_left_by_a_flush() {
@@ -237,6 +246,7 @@ fn no_half_of_a_transaction_is_left_by_a_flush() {
     let [mut client, mut other] = [front.client(), front.client()];
     let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
     let count = std::thread::scope(|scope| {
+        let ends = Sets(&ended);
         let changes = scope.spawn(|| {
             let mut n = 0;
             while !ended.load(Ordering::Relaxed) {
@@ -249,7 +259,7 @@ fn no_half_of_a_transaction_is_left_by_a_flush() {
             }
             n
         });
-        while !begun.load(Ordering::Relaxed) {
+        while !begun.load(Ordering::Relaxed) && !changes.is_finished() {
             std::thread::yield_now();
         }
         for _ in 0..8 {
@@ -259,7 +269,7 @@ fn no_half_of_a_transaction_is_left_by_a_flush() {
             }
             assert_eq!(client.ask("FLUSHALL"), "+OK");
         }
-        ended.store(true, Ordering::Relaxed);
+        drop(ends);
         changes.join().unwrap()
     });
     for n in 0..count {
@@ -294,6 +304,7 @@ fn nothing_is_written_for_keys_that_are_waited_for() {
     assert_eq!(client.ask(&format!("MSET{keys}")), "+OK");
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = Sets(&stop);
         scope.spawn(|| {
             let mut client = fronts[1].client();
             for n in (0..500).cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
@@ -314,7 +325,6 @@ fn nothing_is_written_for_keys_that_are_waited_for() {
         assert_eq!(waiting[0].reply().as_deref(), Some("[absent1999 e]"));
         assert_eq!(client.ask("XADD absent1998 1-1 f v"), "1-1");
         assert_eq!(waiting[1].reply().as_deref(), Some("[[absent1998 [[1-1 [f v]]]]]"));
-        stop.store(true, Ordering::Relaxed);
     });
 }
 

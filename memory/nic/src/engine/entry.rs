@@ -35,6 +35,8 @@ struct Proven {
     agreed: Option<Agreed>,
     /// The node's half, where it was agreed on for this connection.
     share: Option<Share>,
+    /// The secret of a volume, which the proof was made with.
+    opened: Option<Agreed>,
 }
 
 /// The Hello that came before a proof.
@@ -117,7 +119,8 @@ impl Engine {
         let proves = |key: &Key| {
             farmem_trust::same(&proof.mac, &key.of_host(&nonce, hello.frame().as_bytes(), proof.share.as_ref()))
         };
-        let secret = nic.swap().agreed(&hello.purpose).map(|agreed| known.key.with(&agreed));
+        let opened = nic.swap().agreed(&hello.purpose);
+        let secret = opened.map(|agreed| known.key.with(&agreed));
         let opens = secret.as_ref().is_none_or(proves);
         if !(secret.is_some() && opens || proves(&known.key)) || hello.tenant != known.key.tenant {
             return self.turn_away(nic, Verdict::WrongToken);
@@ -132,7 +135,9 @@ impl Engine {
             return self.turn_away(nic, over);
         }
         match self.agree(nic, &hello, proof.share) {
-            Some((agreed, share)) => self.enter(nic, &hello, Some(Proven { known, nonce, agreed, share }), now_ns),
+            Some((agreed, share)) => {
+                self.enter(nic, &hello, Some(Proven { known, nonce, agreed, share, opened }), now_ns)
+            }
             None => self.turn_away(nic, Verdict::Malformed),
         }
     }
@@ -206,7 +211,8 @@ impl Engine {
             }
             Purpose::Volume(known, data) => {
                 let token = holder.as_ref().map(|(_, token)| *token);
-                let found = nic.swap().find(known, &holder);
+                let opened = proven.as_ref().and_then(|proven| proven.opened);
+                let found = nic.swap().find(known, &holder, opened);
                 let attached = found.and_then(|volume| nic.swap().attach(volume, *data, token));
                 return self.enter_volume(nic, attached, hello, proven);
             }

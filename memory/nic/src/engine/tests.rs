@@ -1,6 +1,7 @@
 //! Attaching: when a connection may carry out verbs, and when it must not.
 
 mod expelled;
+mod proven;
 mod spilled;
 
 use super::turn::TURN_NS;

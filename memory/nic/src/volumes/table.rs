@@ -87,13 +87,15 @@ impl Swap<'_> {
         self.volumes.all.lock().get(&known.secret).and_then(|volume| volume.agreed)
     }
 
-    /// The volume that a host names. Another tenant's is none.
-    pub(crate) fn find(self, known: &Known, holder: &Holder) -> Result<Arc<Volume>, Verdict> {
+    /// The volume that a host names. Another tenant's is none, nor is one with another secret than was
+    /// proven: it may have been made since the proof was looked at.
+    pub(crate) fn find(self, known: &Known, holder: &Holder, proven: Option<Agreed>) -> Result<Arc<Volume>, Verdict> {
         if known.incarnation != self.incarnation {
             return Err(Verdict::Incarnation);
         }
         let asks = holder.as_ref().map(|(tenant, _)| tenant.name);
-        let is_theirs = |volume: &Arc<Volume>| volume.tenant().map(|tenant| tenant.name) == asks;
+        let is_theirs =
+            |volume: &Arc<Volume>| volume.tenant().map(|tenant| tenant.name) == asks && volume.agreed == proven;
         self.volumes.all.lock().get(&known.secret).filter(|volume| is_theirs(volume)).cloned().ok_or(Verdict::Unknown)
     }
 
