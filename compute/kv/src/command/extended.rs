@@ -104,17 +104,21 @@ impl fmt::Display for Extended {
 
 /// The digits of `mantissa` · 2^`power`.
 fn large(mantissa: u64, power: i32) -> String {
-    const LIMB: u64 = 10u64.pow(18);
+    const LIMB: u128 = 10u128.pow(18);
     // Decimal limbs, the least first.
-    let mut limbs = vec![mantissa % LIMB, mantissa / LIMB];
-    for _ in 0..power {
+    let mut limbs = vec![mantissa % LIMB as u64, mantissa / LIMB as u64];
+    let mut left = power;
+    while left > 0 {
+        let by = left.min(59);
+        left -= by;
         let mut carry = 0;
         for limb in &mut limbs {
-            let doubled = 2 * *limb + carry;
-            (*limb, carry) = (doubled % LIMB, doubled / LIMB);
+            // 2^59 is less than 10^18, so a carry is a limb.
+            let scaled = (u128::from(*limb) << by) + carry;
+            (*limb, carry) = ((scaled % LIMB) as u64, scaled / LIMB);
         }
         if carry > 0 {
-            limbs.push(carry);
+            limbs.push(carry as u64);
         }
     }
     let digits: String = limbs.iter().rev().map(|limb| format!("{limb:018}")).collect();
