@@ -15,9 +15,10 @@
 //! tenant [`OPERATOR`]. A GET needs no token: every client that reaches the port may look at the
 //! rack. A client that names a token gets a proof with that answer, too.
 //!
-//! A request names this controller by an address or a name that its operator gave ([`Guard::called`]),
-//! unless it names a token, or says that farmem sent it ([`NO_PAGE`]): so a web page whose site's name
-//! was made to lead here (*rebinding*) gives no orders and reads nothing of the rack.
+//! A request names this controller by an address, a name without a dot, or a name that its operator
+//! gave ([`Guard::called`]), unless it names a token, or says that farmem sent it ([`NO_PAGE`]): so a
+//! web page whose site's name was made to lead here (*rebinding*) gives no orders and reads nothing of
+//! the rack.
 //!
 //! A challenge can be answered once, within [`GOOD_FOR`]. It carries its time and a seal that only
 //! this controller can make. So the controller stores only challenges that were answered.

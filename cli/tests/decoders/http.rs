@@ -85,7 +85,7 @@ fn a_nodes_counters() {
         b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
         b"GET /?x=1 HTTP/1.0\r\n\r\n",
         b"POST /metrics HTTP/1.1\r\ncontent-length: 1\r\n\r\nx",
-        b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nhost: a.example\r\n\r\n",
         b"\r\n\r\n",
     ];
     fuzz_by(process_cpu_ns, "counters", &texts, |_, bytes| {
@@ -130,7 +130,7 @@ fn a_page_of_a_rebound_name_gives_no_orders_and_reads_nothing() {
         "host: a.example\r\n",
         "host: a.example:7400\r\n",
         "host: 127.0.0.1.a.example\r\n",
-        "host: rack2\r\n",
+        "host: rack2.example\r\n",
         "host: \r\n",
         "host: a.example\r\nhost: 127.0.0.1\r\n",
         "host: 127.0.0.1\r\nhost: a.example\r\n",
