@@ -27,6 +27,8 @@ struct Newcomer {
     process: Process,
     who: String,
     since: Instant,
+    /// Its process has joined again, and has its line by that.
+    over: bool,
 }
 
 /// The members whose join has no line yet, in the order in which they came.
@@ -52,13 +54,16 @@ impl Newcomers {
         if self.0.len() >= MOST {
             return Some(who);
         }
-        self.0.push(Newcomer { serial, process, who, since: now });
+        self.0.push(Newcomer { serial, process, who, since: now, over: false });
         None
     }
 
-    /// Those whose wait is over, because they are granted memory or have children.
-    pub fn settle(&mut self, process: Process) -> Vec<String> {
-        self.take(|newcomer| newcomer.process == process)
+    /// The last join of a process, whose wait is over because it is granted memory or has children.
+    /// That it left where it joined before may be heard later than that.
+    pub fn settle(&mut self, process: Process) -> Option<String> {
+        let last = self.0.iter().rposition(|newcomer| newcomer.process == process)?;
+        self.0[..last].iter_mut().filter(|newcomer| newcomer.process == process).for_each(|first| first.over = true);
+        Some(self.0.remove(last).who)
     }
 
     /// Those who have waited long enough.
@@ -79,10 +84,10 @@ impl Newcomers {
     /// A member leaves. `quietly`: it said goodbye, and held nothing.
     pub fn go(&mut self, serial: u64, quietly: bool) -> Gone {
         let Some(at) = self.0.iter().position(|newcomer| newcomer.serial == serial) else { return Gone::Left };
-        let Newcomer { process, who, .. } = self.0.remove(at);
+        let Newcomer { process, who, over, .. } = self.0.remove(at);
         match quietly {
             false => Gone::Both(who),
-            true if self.0.iter().any(|other| other.process == process) => Gone::Nothing,
+            true if over || self.0.iter().any(|other| other.process == process) => Gone::Nothing,
             true => Gone::Visited(who),
         }
     }
@@ -112,6 +117,21 @@ mod tests {
         assert_eq!((newcomers.go(2, true), newcomers.next()), (Gone::Left, None));
     }
 
+    /// The node hears of the grant before it hears that the first connection has ended.
+    #[test]
+    fn who_goes_over_and_is_granted_memory_at_once_has_one_line() {
+        let (mut newcomers, begun) = (Newcomers::default(), Instant::now());
+        newcomers.come(1, (7, 77), "by tcp".into(), begun);
+        newcomers.come(2, (7, 77), "by the socket".into(), begun);
+        assert_eq!(newcomers.settle((7, 77)).as_deref(), Some("by the socket"));
+        assert_eq!((newcomers.go(1, true), newcomers.go(2, true)), (Gone::Nothing, Gone::Left));
+        // Two connections that stay have a line each.
+        newcomers.come(3, (7, 77), "one".into(), begun);
+        newcomers.come(4, (7, 77), "another".into(), begun);
+        assert_eq!(newcomers.settle((7, 77)).as_deref(), Some("another"));
+        assert_eq!(newcomers.due(at(begun, 1000)), ["one"]);
+    }
+
     #[test]
     fn who_only_reads_has_one_line() {
         let (mut newcomers, begun) = (Newcomers::default(), Instant::now());
@@ -128,7 +148,7 @@ mod tests {
         let (mut newcomers, begun) = (Newcomers::default(), Instant::now());
         newcomers.come(1, (7, 77), "a".into(), begun);
         newcomers.come(2, (7, 78), "b".into(), begun);
-        assert_eq!(newcomers.settle((7, 77)), ["a"]);
+        assert_eq!(newcomers.settle((7, 77)).as_deref(), Some("a"));
         assert_eq!((newcomers.go(1, true), newcomers.all()), (Gone::Left, vec!["b".to_owned()]));
     }
 
