@@ -144,7 +144,14 @@ pub async fn by_others(command: &'static Command, call: &Call, keys: Vec<Vec<u8>
         let failed = came.is_err();
         Ok((came, failed))
     };
-    several.run(keys, run).await?.unwrap_or_else(|| Err(Trouble::Contended.into()))
+    let (contended, end) = (Fail::from(Trouble::Contended), Instant::now() + ALL);
+    loop {
+        match several.run(keys.clone(), run).await {
+            // As long as a client waits: redis never refuses such a command.
+            Err(fail) if fail == contended && Instant::now() < end => {}
+            ended => return ended?.unwrap_or(Err(contended)),
+        }
+    }
 }
 
 /// Carries out a command at one moment on these keys: on a draft of them. If its front end dies, all
