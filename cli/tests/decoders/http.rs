@@ -144,7 +144,7 @@ fn a_page_of_a_rebound_name_gives_no_orders_and_reads_nothing() {
             }
         }
     }
-    // What names no host at all is no browser's.
+    // A browser always names a host.
     assert!(say(open, order, "").starts_with("HTTP/1.1 404"));
     let absolute = say(open, "POST http://a.example/v1/nodes/a/forget", "host: 127.0.0.1\r\n");
     assert!(absolute.starts_with("HTTP/1.1 421"), "{absolute}");

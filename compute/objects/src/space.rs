@@ -57,6 +57,8 @@ mod memory {
         false
     }
 
+    /// # Safety
+    /// None is needed here; the mark is that of `farmem_sys::memory::split`.
     pub unsafe fn split(_: *mut u8, _: usize) -> bool {
         true
     }

@@ -3,11 +3,13 @@
 #![allow(unsafe_code)] // A reservation of this test's own.
 
 mod common;
+#[path = "common/huge.rs"]
+mod huge;
 
 use common::{address, node};
 use farmem::Transport;
 use farmem_objects::{FarBox, FarVec, Heap, SharedBox};
-use farmem_sys::memory;
+use huge::is_given;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// KiB that heaps of this process have, and those of huge pages. Reservations are private, and left out
@@ -26,19 +28,6 @@ fn local() -> (usize, usize) {
         }
     }
     (all, huge)
-}
-
-/// Whether the kernel gives a huge page.
-fn is_given() -> bool {
-    let at = memory::reserve(2 * memory::HUGE_PAGE).unwrap();
-    let part = at.map_addr(|at| at.next_multiple_of(memory::HUGE_PAGE));
-    // SAFETY: nobody else has it.
-    unsafe {
-        part.write(1);
-        let joined = memory::join(part, memory::HUGE_PAGE);
-        memory::unmap(at, 2 * memory::HUGE_PAGE);
-        matches!(joined, Ok(true))
-    }
 }
 
 /// Tells a thread to end, after a panic too.

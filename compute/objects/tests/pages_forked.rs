@@ -4,12 +4,14 @@
 #![allow(unsafe_code)] // It forks, and has a reservation of its own.
 
 mod common;
+#[path = "common/huge.rs"]
+mod huge;
 
 use common::{address, node};
 use farmem::Transport;
 use farmem_objects::{FarBox, FarVec, Heap};
-use farmem_sys::memory;
 use farmem_sys::pagemap::{Pagemap, entry};
+use huge::is_given;
 
 /// KiB of huge pages that this process's heaps have in parts, by the kernel's flags. `None`: this user may not ask.
 fn of_huge_pages() -> Option<usize> {
@@ -41,19 +43,6 @@ fn of_huge_pages() -> Option<usize> {
         }
     }
     Some(parts)
-}
-
-/// Whether the kernel gives a huge page.
-fn is_given() -> bool {
-    let at = memory::reserve(2 * memory::HUGE_PAGE).unwrap();
-    let part = at.map_addr(|at| at.next_multiple_of(memory::HUGE_PAGE));
-    // SAFETY: nobody else has it.
-    unsafe {
-        part.write(1);
-        let joined = memory::join(part, memory::HUGE_PAGE);
-        memory::unmap(at, 2 * memory::HUGE_PAGE);
-        matches!(joined, Ok(true))
-    }
 }
 
 /// Objects of a segment: with their headers 80 bytes each.

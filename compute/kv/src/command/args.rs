@@ -33,7 +33,7 @@ pub fn parse_float(text: &[u8]) -> Option<f64> {
     let honest =
         word.starts_with(|first: char| first.is_ascii_digit() || first == '.') || word == "inf" || word == "infinity";
     let number: f64 = text.parse().ok().filter(|_| honest)?;
-    // Too large, or too small, for a number of this kind.
+    // It overflows or underflows.
     let lost = number.is_infinite() && !word.starts_with("inf")
         || number == 0.0 && word.split('e').next()?.contains(|digit| ('1'..='9').contains(&digit));
     Some(number).filter(|_| !lost)

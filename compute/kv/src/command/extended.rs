@@ -1,7 +1,7 @@
 //! Numbers as redis adds them in INCRBYFLOAT and HINCRBYFLOAT: C's `long double` of x86-64, with 64
 //! bits of mantissa. So a sum of decimal fractions is the same text at a store and at redis.
 //!
-//! `rustc_apfloat` reads and adds. What is here writes: 17 decimals at most, and no exponent.
+//! `rustc_apfloat` reads and adds. This module writes: 17 decimals at most, and no exponent.
 
 use rustc_apfloat::ieee::{Double, X87DoubleExtended};
 use rustc_apfloat::{Float, Round, StatusAnd};
@@ -11,7 +11,7 @@ use std::fmt;
 const LONGEST: usize = 5 * 1024 - 1;
 /// Decimals that are written.
 const DECIMALS: u32 = 17;
-/// What the exponent's field of x87 adds, with the 63 bits of the mantissa behind its first.
+/// The bias of x87's exponent, and the 63 bits of the mantissa behind its first.
 const BIAS: i32 = 16383 + 63;
 
 /// See the module.
@@ -54,7 +54,7 @@ fn parse<T: Float>(text: &[u8]) -> Option<T> {
         _ if digits.starts_with("0x") && !digits.contains('p') => T::from_str(&format!("{digits}p0")).ok()?,
         _ => T::from_str_r(&digits, Round::NearestTiesToEven).ok()?.value,
     };
-    // Too large, or too small, for a number of this kind: C says ERANGE, and redis refuses it.
+    // It overflows or underflows: C says ERANGE, and redis refuses it.
     let lost = number.is_infinite() && !digits.starts_with("inf")
         || number.is_zero() && digits.split(['e', 'p']).next()?.contains(|digit| ('1'..='9').contains(&digit));
     if lost {
