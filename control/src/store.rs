@@ -162,13 +162,14 @@ fn keep_in_file(database: &Database, rows: &[(String, Option<String>)]) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::State;
+    use crate::state::{Process, State};
 
     #[test]
     fn what_was_kept_is_there_again() {
         let file = std::env::temp_dir().join(format!("farmem-store-{}.redb", std::process::id()));
         let _ = std::fs::remove_file(&file);
-        let member = |name: &str| Intent::Member { name: name.into(), domain: "d".into() };
+        let process = |name: &str| Some(Process { address: format!("{name}:7411"), incarnation: 7 });
+        let member = |name: &str| Intent::Member { name: name.into(), domain: "d".into(), process: process(name) };
         let drain = |name: &str, wanted| Intent::Drain { name: name.into(), wanted };
         let steps = [
             vec![member("a"), member("b"), member("c")],

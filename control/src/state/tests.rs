@@ -1,10 +1,11 @@
 use super::*;
-use crate::api::Want;
-use crate::api::{LONGEST, MOST_SHOWN};
+use crate::api::{Beat, LONGEST, MOST, MOST_SHOWN, Want};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::random::Random;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+
+mod processes;
 
 const GIB: u64 = 1 << 30;
 
@@ -188,49 +189,6 @@ fn a_node_that_is_drained_is_given_to_nobody_and_says_when_it_is_empty() {
     state.drain(s(1), "a", false, &mut actions).unwrap();
     assert_eq!(state.want(s(1), &want("r", 1, &[]), 1).unwrap().addresses(), ["a:7411"]);
     assert_eq!(state.drain(s(1), "z", true, &mut actions), Err(Refusal::Unknown("z".into())));
-}
-
-#[test]
-fn two_nodes_of_one_name_are_not_taken_for_one() {
-    let mut state = rack(&[("a", "1")]);
-    let other = Beat { incarnation: 2, ..beat("a", "1", GIB, 0) };
-    assert_eq!(state.beat(s(5), other.clone(), &mut Vec::new()), Err(Refusal::NameTaken("a".into())));
-    // Once the first is late, or said that it goes, the name is free.
-    state.tick(s(10), &mut Vec::new());
-    state.beat(s(11), other, &mut Vec::new()).unwrap();
-    let leaves = Beat { incarnation: 2, leaving: true, ..beat("a", "1", GIB, 0) };
-    state.beat(s(12), leaves, &mut Vec::new()).unwrap();
-    state.beat(s(13), beat("a", "1", GIB, 0), &mut Vec::new()).unwrap();
-    assert_eq!(standing(&state, "a"), "up");
-    assert_eq!(state.forget(s(13), "a", &mut Vec::new()), Err(Refusal::IsUp("a".into())));
-    state.tick(s(40), &mut Vec::new());
-    state.forget(s(40), "a", &mut Vec::new()).unwrap();
-    assert!(state.view(s(40)).nodes.is_empty() && state.intents().is_empty());
-}
-
-/// A process that is cut off from the controller serves on within its share. Another of its name gets none beside it,
-/// unless it is at the same address, where the first cannot be any more.
-#[test]
-fn a_share_is_not_given_to_two_processes_of_one_name() {
-    let mut state = rack(&[("a", "1")]);
-    state.set_quotas([("t".to_owned(), 64 * SLAB_BYTES)].into());
-    let orders = state.beat(s(1), beat("a", "1", GIB, 0), &mut Vec::new()).unwrap();
-    assert_eq!(orders.shares[0].1, 64 * SLAB_BYTES);
-    state.tick(s(30), &mut Vec::new());
-    let other = Beat { incarnation: 2, listen: vec!["b:7411".into()], ..beat("a", "1", GIB, 0) };
-    let kept = Err(Refusal::NameKept("a".into(), "a:7411".into()));
-    assert_eq!(state.beat(s(31), other.clone(), &mut Vec::new()), kept);
-    // The first is heard again, and goes on.
-    state.beat(s(32), beat("a", "1", GIB, 0), &mut Vec::new()).unwrap();
-    // Its machine is started anew.
-    state.tick(s(60), &mut Vec::new());
-    let anew = Beat { incarnation: 3, ..beat("a", "1", GIB, 0) };
-    state.beat(s(61), anew, &mut Vec::new()).unwrap();
-    // It is gone for good, as the operator says.
-    state.tick(s(90), &mut Vec::new());
-    assert_eq!(state.beat(s(91), other.clone(), &mut Vec::new()), kept);
-    state.forget(s(91), "a", &mut Vec::new()).unwrap();
-    state.beat(s(92), other, &mut Vec::new()).unwrap();
 }
 
 /// A leader of an old term does nothing for those who know a later one; terms of another rack are
