@@ -67,6 +67,8 @@ struct Text {
     bytes: FarVec<u8>,
     /// Where each part begins, and where the last ends.
     parts: Vec<u64>,
+    /// Bytes of each part's longest text. A node that says of one that it is longer lies.
+    longest: Vec<u64>,
 }
 
 impl Text {
@@ -74,11 +76,15 @@ impl Text {
         let at = |n: usize| self.parts.get(n).map_or(self.bytes.len(), |&at| at as usize);
         at(number)..at(number + 1)
     }
+
+    fn longest_of(&self, number: usize) -> u64 {
+        self.longest.get(number).copied().unwrap_or_default()
+    }
 }
 
 impl Column {
     fn new(heap: &Heap, name: &str, kind: Type) -> Column {
-        let text = (kind == Type::Text).then(|| Text { bytes: heap.vec(), parts: vec![0] });
+        let text = (kind == Type::Text).then(|| Text { bytes: heap.vec(), parts: vec![0], longest: Vec::new() });
         Column { name: name.to_owned(), kind, values: heap.vec(), valid: None, text }
     }
 
@@ -100,6 +106,7 @@ impl Column {
                 let from = text.bytes.len() as u64;
                 text.bytes.extend_from_slice(bytes)?;
                 text.parts.push(text.bytes.len() as u64);
+                text.longest.push(ends.windows(2).map(|both| (both[1] - both[0]) as u64).max().unwrap_or_default());
                 let ends: Vec<u64> = ends[1..].iter().map(|&end| from + end as u64).collect();
                 self.values.append_run(ends.as_bytes())?;
             }

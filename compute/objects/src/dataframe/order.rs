@@ -271,14 +271,15 @@ impl FarFrame {
 }
 
 impl Text {
-    /// Empties texts of rows that are together longer than their part's: a node lies about their places, and
-    /// each might be as long as all.
+    /// Empties texts that are longer than their part's longest one, and those of rows that are together longer
+    /// than their part: a node lies about their places, and each might be as long as all.
     fn bound(&self, rows: &[usize], places: &mut [Range<usize>]) {
         let (mut left, mut seen) = (HashMap::new(), HashMap::new());
         for (&row, place) in rows.iter().zip(places) {
             let place_of_row = seen.entry(row).or_insert_with(|| {
                 let left = left.entry(row / PART).or_insert_with(|| self.of_part(row / PART).len());
-                match left.checked_sub(place.len()) {
+                let is_one = place.len() as u64 <= self.longest_of(row / PART);
+                match left.checked_sub(place.len()).filter(|_| is_one) {
                     Some(rest) => {
                         *left = rest;
                         place.clone()
@@ -315,7 +316,8 @@ mod tests {
     use crate::{Heap, Result};
     use farmem_memory::{Config, Node};
 
-    /// A node may say of each text that it is as long as all: rows get no more bytes than there are.
+    /// A node may say of each text that it is as long as all: rows get no more bytes than there are, and no
+    /// text is longer than the longest of its part.
     #[test]
     fn ends_that_lie_give_no_more_text_than_there_is() -> Result<()> {
         const LONG: usize = 100;
@@ -341,6 +343,13 @@ mod tests {
         assert_eq!(rows.column("text")?.get(PART + 999), texts[PART + 999].as_str().into());
         let taken = frame.gather(&(0..PART as u64).collect::<Vec<_>>())?;
         assert!(bytes(&taken)? <= PART * LONG, "{}", bytes(&taken)?);
+        // One row of a part, and few rows of many parts, get no more than as many texts may have.
+        for few in [&[1][..], &[1, 3, PART as u64 + 5]] {
+            let taken = frame.gather(few)?;
+            assert!(bytes(&taken)? <= few.len() * LONG, "{few:?}: {}", bytes(&taken)?);
+        }
+        let first = frame.rows(0..2)?;
+        assert!(bytes(&first)? <= 2 * LONG, "{}", bytes(&first)?);
         assert_eq!(frame.take(&[PART as u64 + 999])?.rows(0..1)?.row(0)[0], texts[PART + 999].as_str().into());
         Ok(())
     }

@@ -236,7 +236,9 @@ impl<'a> Steps<'a> {
             let texts = column.text.as_ref().map(|_| {
                 text += 1;
                 let (bytes, first, begins) = (&texts[text - 1][..], place_of(column, part.number), begins[text - 1]);
-                (if do_ascend((values, rows), begins, first + bytes.len() as u64) { bytes } else { &[] }, first, begins)
+                let longest = column.text.as_ref().map_or(0, |text| text.longest_of(part.number));
+                let is_sound = do_ascend((values, rows), begins, first + bytes.len() as u64, longest);
+                (if is_sound { bytes } else { &[] }, first, begins)
             });
             views.push(View { kind: column.kind, rows, values, valid, text: texts });
         }
@@ -283,11 +285,12 @@ impl Part<'_> {
     }
 }
 
-/// Whether texts end one behind the other, from `begin` to `limit`. If not, a node lies, and might have each
-/// of them be as long as all.
-fn do_ascend((ends, rows): (&[u8], usize), begin: u64, limit: u64) -> bool {
+/// Whether texts end one behind the other, from `begin` to `limit`, and none is longer than `longest`. If not, a
+/// node lies, and might have each of them be as long as all.
+fn do_ascend((ends, rows): (&[u8], usize), begin: u64, limit: u64, longest: u64) -> bool {
     let ends = ends.as_chunks::<8>().0.iter().take(rows).map(|end| u64::from_le_bytes(*end));
-    ends.fold((true, begin), |(is, before), end| (is && before <= end && end <= limit, end)).0
+    let follows = |before: u64, end: u64| end.checked_sub(before).is_some_and(|len| len <= longest) && end <= limit;
+    ends.fold((true, begin), |(is, before), end| (is && follows(before, end), end)).0
 }
 
 /// Where a part's text begins in its column.
