@@ -5,10 +5,16 @@
 //! guide 127.0.0.1:7411
 //! ```
 
-use farmem_objects::{Agg, FarArena, FarBox, FarCache, FarHashMap, FarQueue, Field, Gc, Join, Linked};
+use farmem_objects::Field;
+use farmem_objects::Order as Sorted;
+use farmem_objects::Value;
+use farmem_objects::{Agg, Join, Table, col};
+use farmem_objects::{FarArena, Gc, Linked};
+use farmem_objects::{FarBox, FarCache, FarHashMap, FarQueue};
 use farmem_objects::{FarVec, Heap, Result};
-use farmem_objects::{Order as Sorted, SharedBox, SharedVec, Table, col};
+use farmem_objects::{SharedBox, SharedVec};
 use std::mem::offset_of;
+use std::ops::Range;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 #[derive(FromBytes, IntoBytes, Immutable)]
@@ -192,5 +198,18 @@ fn threads(node: &str) -> Result<()> {
             });
         }
     });
+
+    let sum_of = |rows: Range<u32>| -> Result<Value> {
+        let heap = Heap::builder().local("4M").node(node).build()?;
+        let fares: Vec<f64> = rows.map(f64::from).collect();
+        heap.frame(&Table::new([("fare", fares.into())])?)?.all().sum("fare")
+    };
+    let sums = std::thread::scope(|threads| {
+        let parts = [0..5000, 5000..9000].map(|rows| threads.spawn(move || sum_of(rows)));
+        parts.map(|part| part.join().unwrap())
+    });
+
+    let [first, second] = sums;
+    assert_eq!((first?, second?), (Value::F64(12_497_500.0), Value::F64(27_998_000.0)));
     Ok(())
 }
