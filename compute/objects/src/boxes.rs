@@ -7,6 +7,8 @@ use crate::{CHUNK, Far, FarBox, Heap, Result, Scope, Seat, SharedBox, SharedScop
 pub trait Boxed<S, T: Far> {
     fn value<'a>(&'a self, scope: &'a S) -> Result<&'a T>;
     fn value_mut<'a>(&'a mut self, scope: &'a S) -> Result<&'a mut T>;
+    /// Has the CPU fetch a byte of the value soon, if the value is local: a hint.
+    fn touch(&self, scope: &S, byte: usize);
 }
 
 /// Opens scopes, and makes boxes.
@@ -28,6 +30,11 @@ impl<T: Far> Boxed<Scope, T> for FarBox<T> {
     fn value_mut<'a>(&'a mut self, scope: &'a Scope) -> Result<&'a mut T> {
         self.get_mut(scope)
     }
+
+    #[inline]
+    fn touch(&self, scope: &Scope, byte: usize) {
+        scope.arena.touch_byte(Self::CLASS, self.word(), byte);
+    }
 }
 
 impl<'s, T: Far> Boxed<SharedScope<'s>, T> for SharedBox<T> {
@@ -39,6 +46,11 @@ impl<'s, T: Far> Boxed<SharedScope<'s>, T> for SharedBox<T> {
     #[inline]
     fn value_mut<'a>(&'a mut self, scope: &'a SharedScope<'s>) -> Result<&'a mut T> {
         self.get_mut(scope)
+    }
+
+    #[inline]
+    fn touch(&self, scope: &SharedScope<'s>, byte: usize) {
+        scope.touch(self, byte);
     }
 }
 

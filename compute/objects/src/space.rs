@@ -313,6 +313,13 @@ impl<H: Header> Frames<H> {
         memory::prefetch(self.base.as_ptr() as usize + at.0);
     }
 
+    /// Has the CPU fetch a byte of the payload soon that a box of this class names by its word. The
+    /// object may be away: then it is another's byte.
+    #[inline]
+    pub fn touch_byte(&self, class: Class, word: Word, byte: usize) {
+        memory::prefetch(self.base.as_ptr() as usize + class.from + word.offset(class.unit) + class.header + byte);
+    }
+
     /// The payload of a frame of this class, `class.payload` bytes.
     #[inline]
     pub fn payload(&self, at: At, class: Class) -> NonNull<u8> {

@@ -1,5 +1,8 @@
 //! Where the entries of a hash map are: the layout of a bucket, and the directory that leads to
 //! buckets. Pure: a map keeps its buckets, and moves their bytes.
+//!
+//! An entry lies near the slot that its hash names. So a lookup can have the CPU fetch the entry's
+//! line and the tags' at once, before it knows the slot. The tags alone decide where an entry is.
 
 use crate::Far;
 use crate::boxes::check;
@@ -78,10 +81,24 @@ impl<K: Far + Eq, V: Far> Entries<K, V> {
         &mut slice_mut(&mut bytes.0[at..at + size_of::<V>()])[0]
     }
 
-    /// Puts an entry into the first free slot. There is one, unless the node has changed the bucket:
-    /// then the entry is lost with others.
+    /// The slot at which an entry with this hash would best lie. Its bits are neither the
+    /// directory's nor the tag's.
+    #[inline]
+    fn best(hash: u64) -> usize {
+        ((hash >> 8 & 0xFFFF) as usize * Self::SLOTS) >> 16
+    }
+
+    /// The byte of a bucket at which an entry with this hash most likely lies: for a prefetch.
+    #[inline]
+    pub fn place_of(hash: u64) -> usize {
+        TAGS + Self::best(hash) * Self::ENTRY
+    }
+
+    /// Puts an entry into the first free slot from its best one on. There is one, unless the node has
+    /// changed the bucket: then the entry is lost with others.
     pub fn place(bytes: &mut Bytes, hash: u64, key: &K, value: V) {
-        let Some(slot) = bytes.0[..Self::SLOTS].iter().position(|&tag| tag == 0) else { return };
+        let best = Self::best(hash);
+        let Some(slot) = (best..Self::SLOTS).chain(0..best).find(|&slot| bytes.0[slot] == 0) else { return };
         let at = TAGS + slot * Self::ENTRY;
         bytes.0[at..at + size_of::<K>()].copy_from_slice(key.as_bytes());
         *Self::value_mut(bytes, slot) = value;
@@ -92,18 +109,25 @@ impl<K: Far + Eq, V: Far> Entries<K, V> {
     #[inline]
     pub fn slot(bytes: &Bytes, hash: u64, key: &K) -> Option<usize> {
         let wanted = u64::from(tag(hash)) * LOW;
-        for (nth, eight) in bytes.0[..TAGS].chunks_exact(8).enumerate() {
-            let differs = u64::from_le_bytes(eight.try_into().unwrap_or_default()) ^ wanted;
-            // A bit for each byte that is zero, and at times for one behind such a byte: the key
-            // decides.
-            let mut alike = differs.wrapping_sub(LOW) & !differs & (LOW << 7);
-            while alike != 0 {
-                let slot = 8 * nth + alike.trailing_zeros() as usize / 8;
-                if bytes.0[slot] == tag(hash) && slot < Self::SLOTS && Self::key(bytes, slot) == key {
-                    return Some(slot);
-                }
-                alike &= alike - 1;
+        // A bit for each slot whose tag is alike, and at times for one behind such a slot: the tag is
+        // looked at again. All four words are looked at, because a branch for each costs more.
+        let eights = bytes.0[..TAGS].as_chunks::<8>().0.iter().enumerate();
+        let alike = eights.fold(0, |alike, (nth, eight)| {
+            let differs = u64::from_le_bytes(*eight) ^ wanted;
+            let zeros = differs.wrapping_sub(LOW) & !differs & (LOW << 7);
+            // The product has the eight bits side by side at its top.
+            let bits = (zeros >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56;
+            alike | (bits as u32) << (8 * nth)
+        });
+        // From the best slot on, as entries are placed.
+        let best = Self::best(hash);
+        let mut alike = alike.rotate_right(best as u32);
+        while alike != 0 {
+            let slot = (best + alike.trailing_zeros() as usize) % TAGS;
+            if bytes.0[slot] == tag(hash) && slot < Self::SLOTS && Self::key(bytes, slot) == key {
+                return Some(slot);
             }
+            alike &= alike - 1;
         }
         None
     }

@@ -63,6 +63,8 @@ impl<K: Far + Eq + Hash, V: Far, S: BuildHasher, B> Table<K, V, S, B> {
     {
         let mut at = self.first(hash);
         while let Some(bucket) = at {
+            // The tags and, most likely, the entry come from memory together.
+            self.buckets[bucket].touch(scope, Entries::<K, V>::place_of(hash));
             let bytes = self.buckets[bucket].value(scope)?;
             if let Some(slot) = Entries::<K, V>::slot(bytes, hash, key) {
                 return Ok(Some(Entries::<K, V>::value(bytes, slot)));

@@ -130,6 +130,12 @@ impl SharedScope<'_> {
         &self.frames
     }
 
+    /// See [`crate::boxes::Boxed::touch`].
+    #[inline]
+    pub(crate) fn touch<T: Far>(&self, one: &SharedBox<T>, byte: usize) {
+        self.frames.touch_byte(SharedBox::<T>::CLASS, Word(one.cell().load(Ordering::Relaxed)), byte);
+    }
+
     pub(super) fn seat(&self) -> &Seat {
         self.seat
     }
