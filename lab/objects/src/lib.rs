@@ -184,7 +184,9 @@ impl Options {
                 targets.push(Target::new(what, Bound::AtLeast(0.5, 1.0), gain(System::Near, system, work)));
             }
             let what = format!("{}, objects at 10 Gbit/s against zram", text(work));
-            targets.push(Target::new(what, Bound::AtLeast(5.0, 8.0), gain(System::Zram, System::Tcp10, work)));
+            let target = Target::new(what, Bound::AtLeast(5.0, 8.0), gain(System::Zram, System::Tcp10, work));
+            // With all of it near nothing is fetched at all.
+            targets.push(target.with_floor(gain(System::Zram, System::Near, work)));
         }
         for work in [Work::Random, Work::Scan, Work::Map, Work::Frame].into_iter().filter(|&work| has(work)) {
             let what = format!("{}, all local, against near memory", text(work));

@@ -92,15 +92,28 @@ struct Swap {
 
 impl Swap {
     /// The reason why there is none: rights, or what the kernel lacks.
-    fn new(local: usize, bytes: usize) -> Result<Swap> {
+    fn new(farmem: &Path, local: usize, bytes: usize) -> Result<Swap> {
         ensure!(swap::privileged(), "swap and memory groups need root");
-        // What the program has beside objects, and the device's own memory.
-        let group = swap::Group::new((local + OVERHEAD) as u64)?;
+        let group = swap::Group::new((local + overhead(farmem)) as u64)?;
         Ok(Swap { group, area: swap::Area::zram(4 * bytes as u64)? })
     }
 }
 
-/// Bytes of a program beside what it stores.
+/// Bytes of a program beside what it stores: the peak of one that stores next to nothing. Much more than
+/// that would be local memory that no other system has.
+fn overhead(farmem: &Path) -> usize {
+    let peak = || {
+        let group = swap::Group::unlimited()?;
+        let mut command = Command::new(farmem);
+        command.args(["objects-child", "--place", "near", "--work", "random", "--local=0", "--objects=64"]);
+        command.args(["--accesses=64", "--seed=1"]).arg(format!("--group={}", group.path().display()));
+        supervise::ended(&mut command, Duration::from_secs(60))?;
+        group.peak()
+    };
+    peak().map_or(OVERHEAD, |peak| peak as usize)
+}
+
+/// … where the kernel does not tell.
 const OVERHEAD: usize = 8 << 20;
 
 /// A node, and what is to be run.
@@ -159,7 +172,7 @@ impl<'a> Bench<'a> {
         let (computes, tcp) = node(farmem, last, &["--lend", &lend, "--compute", "1", "--listen", &shm])?;
         let (refuses, plain) = node(farmem, last, &["--lend", &lend])?;
         let (work, killed) = (work.to_vec(), RefCell::default());
-        let (cpu, second, _nodes, swap) = (first, last, [computes, refuses], Swap::new(bytes / 4, bytes));
+        let (cpu, second, _nodes, swap) = (first, last, [computes, refuses], Swap::new(farmem, bytes / 4, bytes));
         Ok(Bench { farmem, bytes, accesses, work, cpu, second, _nodes, tcp, shm, plain, swap, killed })
     }
 

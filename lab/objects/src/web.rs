@@ -5,10 +5,15 @@
 //! |---|---|
 //! | pairs of a key of 12 bytes and a value of 4, drawn by Zipf's law with exponent 0.85 | 3/8, with what the map adds |
 //! | blocks, drawn evenly | 5/8 |
+//!
+//! Each pass has requests of its own: those of one pass fit into a quarter of memory, whatever holds it,
+//! and would be there when they are asked again. The far front has many requests under way, as AIFM's has
+//! by its threads.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use farmem_objects::{FarHashMap, FarVec, Heap};
 
 use super::{Places, best};
@@ -17,17 +22,19 @@ use super::{Places, best};
 const KEYS: usize = 32;
 /// Words of half a block: a far object of 4 KiB.
 const HALF: usize = 512;
+/// Passes. The first one finds nothing local that a request asked for.
+const PASSES: usize = 3;
 /// The exponent of Zipf's law.
 const SKEW: f64 = 0.85;
 
 type Key = [u32; 3];
 type Half = [u64; HALF];
 
-/// How many pairs and blocks there are, and the keys of all requests.
+/// How many pairs and blocks there are, and the keys of all requests, by passes.
 struct Front {
     pairs: usize,
     blocks: usize,
-    requests: Vec<[u32; KEYS]>,
+    passes: Vec<Vec<[u32; KEYS]>>,
 }
 
 impl Front {
@@ -45,8 +52,15 @@ impl Front {
             // Neighbours by rank are not neighbours in the map: it hashes.
             until.partition_point(|&weight| weight < at).min(pairs - 1) as u32
         };
-        let requests = (0..accesses.div_ceil(KEYS)).map(|_| std::array::from_fn(|_| rank())).collect();
-        Front { pairs, blocks, requests }
+        let mut pass = || (0..accesses.div_ceil(KEYS)).map(|_| std::array::from_fn(|_| rank())).collect();
+        let passes = (0..PASSES).map(|_| pass()).collect();
+        Front { pairs, blocks, passes }
+    }
+
+    /// Time of a request, ns, the least of the passes', and what the last pass read.
+    fn measured(&self, mut each: impl FnMut(&[[u32; KEYS]]) -> Result<u64>) -> Result<(f64, u64)> {
+        let mut passes = self.passes.iter();
+        best(PASSES, self.passes[0].len(), || each(passes.next().context("a pass more")?))
     }
 }
 
@@ -73,13 +87,14 @@ fn compressed(halves: [&Half; 2], block: &mut Vec<u8>, packed: &mut [u8]) -> Res
 
 /// Time of a request, ns, and what was read, of near memory.
 pub fn near(objects: usize, accesses: usize, seed: u64) -> Result<(f64, u64)> {
-    let Front { pairs, blocks, requests } = Front::new(objects, accesses, seed);
+    let front = Front::new(objects, accesses, seed);
+    let Front { pairs, blocks, .. } = front;
     let map: HashMap<Key, u32> = (0..pairs as u32).map(|n| (key(n), value(n))).collect();
     let halves: Vec<Half> = (0..2 * blocks).map(half).collect();
     let (mut block, mut packed) = (Vec::new(), vec![0; 2 * HALF * 16]);
-    best(2, requests.len(), || {
+    front.measured(|requests| {
         let mut sum = 0u64;
-        for request in &requests {
+        for request in requests {
             let values = request.iter().map(|&n| u64::from(map.get(&key(n)).copied().unwrap_or_default()));
             let chosen = values.fold(0u64, u64::wrapping_add) as usize % blocks;
             let found = [&halves[2 * chosen], &halves[2 * chosen + 1]];
@@ -89,27 +104,30 @@ pub fn near(objects: usize, accesses: usize, seed: u64) -> Result<(f64, u64)> {
     })
 }
 
-/// The same of a far map and a far vector. The keys of a request are asked for together, and so are
-/// the halves of its block.
+/// The same of a far map and a far vector. A request is a task: others go on while it waits.
 pub fn far(heap: &Heap, objects: usize, accesses: usize, seed: u64) -> Result<(f64, u64)> {
-    let Front { pairs, blocks, requests } = Front::new(objects, accesses, seed);
+    let front = Front::new(objects, accesses, seed);
+    let Front { pairs, blocks, .. } = front;
     let mut map: FarHashMap<Key, u32> = heap.map();
     for n in 0..pairs as u32 {
         map.insert(key(n), value(n))?;
     }
     let mut halves: FarVec<Half> = heap.vec();
     (0..2 * blocks).try_for_each(|n| halves.push(half(n)))?;
-    let (mut block, mut packed) = (Vec::new(), vec![0; 2 * HALF * 16]);
-    best(2, requests.len(), || {
+    let buffers = RefCell::new((Vec::new(), vec![0; 2 * HALF * 16]));
+    let answer = async |request: &[u32; KEYS]| -> Result<u64> {
+        let scope = heap.scope();
         let mut sum = 0u64;
-        for request in &requests {
-            let scope = heap.scope();
-            let found = map.get_many(&request.map(key), &scope)?;
-            let values = found.into_iter().map(|value| u64::from(value.copied().unwrap_or_default()));
-            let chosen = values.fold(0u64, u64::wrapping_add) as usize % blocks;
-            let found = halves.get_many(&[2 * chosen, 2 * chosen + 1], &scope)?;
-            sum = sum.wrapping_add(chosen as u64 + compressed([found[0], found[1]], &mut block, &mut packed)?);
+        for &n in request {
+            sum = sum.wrapping_add(map.load(&key(n), &scope).await?.map_or(0, |&value| value.into()));
         }
-        Ok(sum)
+        let chosen = sum as usize % blocks;
+        let found = [halves.load(2 * chosen, &scope).await?, halves.load(2 * chosen + 1, &scope).await?];
+        let (block, packed) = &mut *buffers.borrow_mut();
+        Ok(chosen as u64 + compressed(found, block, packed)?)
+    };
+    front.measured(|requests| {
+        let answers = heap.join(requests.iter().map(answer));
+        answers.into_iter().try_fold(0u64, |sum, one| Ok(sum.wrapping_add(one?)))
     })
 }
