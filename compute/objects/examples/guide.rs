@@ -26,7 +26,7 @@ struct Order {
 
 fn main() -> Result<()> {
     let node = std::env::args().nth(1).unwrap_or("127.0.0.1:7411".into());
-    let heap = Heap::builder().local("16M").node(node.clone()).build()?;
+    let heap = Heap::builder().local("16M").node(&node).build()?;
     let mut orders: FarVec<Order> = heap.vec();
     for number in 0..1_000_000 {
         orders.push(Order { number, cents: number % 1000 })?;
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     sums(&heap)?;
     frames(&heap)?;
     graphs(&heap)?;
-    threads(&node)?;
+    threads(node)?;
 
     Ok(())
 }
@@ -180,18 +180,18 @@ fn graphs(heap: &Heap) -> Result<()> {
     Ok(())
 }
 
-fn threads(node: &str) -> Result<()> {
-    let heap = Heap::builder().local("16M").node(node).build_shared()?;
-    let seat = heap.seat()?;
-    let mut prices: SharedVec<u64> = heap.vec();
+fn threads(node: String) -> Result<()> {
+    let shared = Heap::builder().local("16M").node(&node).build_shared()?;
+    let seat = shared.seat()?;
+    let mut prices: SharedVec<u64> = shared.vec();
     prices.extend_from_slice(&[119, 7, 12], &seat)?;
     let order: SharedBox<Order> = seat.alloc(&Order { number: 1, cents: 7 })?;
 
     std::thread::scope(|threads| {
         for n in 0..3 {
-            let (heap, prices, order) = (&heap, &prices, &order);
+            let (shared, prices, order) = (&shared, &prices, &order);
             threads.spawn(move || -> Result<u64> {
-                let seat = heap.seat()?;
+                let seat = shared.seat()?;
                 let scope = seat.scope();
                 let both = prices.get_many(&[n, 2], &scope)?;
                 Ok(both[0] + both[1] + order.get(&scope)?.cents)
@@ -200,7 +200,7 @@ fn threads(node: &str) -> Result<()> {
     });
 
     let sum_of = |rows: Range<u32>| -> Result<Value> {
-        let heap = Heap::builder().local("4M").node(node).build()?;
+        let heap = Heap::builder().local("4M").node(&node).build()?;
         let fares: Vec<f64> = rows.map(f64::from).collect();
         heap.frame(&Table::new([("fare", fares.into())])?)?.all().sum("fare")
     };

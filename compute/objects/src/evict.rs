@@ -30,10 +30,11 @@ use crate::homes::{Home, Homes};
 use crate::rooms::Room;
 use crate::share::{SPARE, Share};
 use crate::space::At;
+use crate::way::{Nodes, Way};
 use crate::word::{ARRIVING, SEEN, STAMP, Word};
 use crate::{Error, Result};
+use farmem::Addr;
 use farmem::near::{Found, Scan};
-use farmem::{Addr, Completion, Lane};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -59,7 +60,7 @@ pub struct Moved {
 }
 
 /// Chooses the objects that leave, and moves objects.
-pub struct Evictor {
+pub struct Evictor<W: Way = Nodes> {
     rooms: [Room; CLASSES],
     /// Segments that may still be given to a class.
     left: usize,
@@ -80,18 +81,16 @@ pub struct Evictor {
     unsent: bool,
     /// Buffers for posted arrivals, to be used again.
     buffers: Vec<Vec<u8>>,
-    /// Kept empty between calls for its allocation.
-    done: Vec<Completion>,
     /// Bytes that left since segments were last shared out.
     gone: usize,
     pub moved: Moved,
-    pub lane: Lane,
-    pub homes: Homes,
+    pub way: W,
+    pub homes: Homes<W::Owner>,
 }
 
-impl Evictor {
+impl<W: Way> Evictor<W> {
     /// An evictor with at most `most` segments.
-    pub fn new(most: usize, share: Rc<Share>, lane: Lane) -> Evictor {
+    pub fn new(most: usize, share: Rc<Share>, way: W) -> Evictor<W> {
         // An eighth of the run's local memory, of which `most` is three quarters.
         let returns = share.is_of_run().then(|| Returns::new((most * SEGMENT / 6) as u64));
         Evictor {
@@ -106,10 +105,9 @@ impl Evictor {
             posted: 0,
             unsent: false,
             buffers: Vec::new(),
-            done: Vec::new(),
             gone: 0,
             moved: Moved::default(),
-            lane,
+            way,
             homes: Homes::new(),
         }
     }
@@ -264,14 +262,14 @@ impl Evictor {
             (&[], &[]) => return Ok(()),
             (&[one], &[]) => {
                 let begun = self.begins();
-                let came = arena.arrive(&mut self.lane, one);
+                let came = arena.arrive(&mut self.way, one);
                 self.took(1, begun);
                 self.came(arena, one.0, came.is_ok());
                 return came.map_err(Error::from);
             }
             _ => {
                 let begun = self.begins().filter(|_| !reads.is_empty());
-                let results = arena.transfer(&mut self.lane, reads, &writes, oldest);
+                let results = arena.transfer(&mut self.way, reads, &writes, oldest);
                 self.took(reads.len(), begun);
                 results
             }
@@ -341,7 +339,7 @@ impl Evictor {
     pub fn fetch_one(&mut self, arena: &Arena, (class, mark, oldest): (Class, u64, u64), word: Word) -> Result<Word> {
         let home = self.homes.addr(word.home()).ok_or(Error::OtherHeap)?;
         // It comes into the cache while a frame is chosen.
-        self.lane.touch(home);
+        self.way.touch(home);
         let at = self.frame(arena, class, oldest)?;
         self.missed(word.home(), class);
         let word = Word::new(at.units(class), word.home());
@@ -361,7 +359,7 @@ impl Evictor {
     ) -> Result<()> {
         let homes: Option<Vec<_>> = away.iter().map(|word| self.homes.addr(word.home())).collect();
         let homes = homes.ok_or(Error::OtherHeap)?;
-        homes.iter().take(TOUCHED).for_each(|&home| self.lane.touch(home));
+        homes.iter().take(TOUCHED).for_each(|&home| self.way.touch(home));
         self.provide(arena, class, away.len(), oldest)?;
         let mut reads = Vec::with_capacity(away.len());
         for (n, home) in homes.into_iter().enumerate() {
@@ -385,7 +383,7 @@ impl Evictor {
         &mut self,
         arena: &Arena,
         (class, mark, oldest): (Class, u64, u64),
-        home: impl FnOnce(&mut Homes) -> Result<Home>,
+        home: impl FnOnce(&mut Homes<W::Owner>) -> Result<Home>,
     ) -> Result<(At, Word)> {
         let at = self.frame(arena, class, oldest)?;
         match home(&mut self.homes) {
@@ -417,7 +415,9 @@ impl Evictor {
             arena.set_seen(at);
         }
     }
+}
 
+impl Evictor {
     /// Has nodes scan the first `len` bytes of each of these objects, which are away: pairs of a
     /// word and `len`. Adjacent ones are scanned together.
     pub fn scan_away(&mut self, away: &[(Word, u64)], scan: &Scan) -> Result<Found> {
@@ -429,13 +429,13 @@ impl Evictor {
                 _ => ranges.push((at, len)),
             }
         }
-        Ok(self.lane.near().scan(&ranges, scan)?)
+        Ok(self.way.lane.near().scan(&ranges, scan)?)
     }
 
     /// Fetches `each` bytes of these objects, which are away: pairs of a word and an offset.
     pub fn gather_away(&mut self, away: &[(Word, u64)], each: u32) -> Result<Vec<u8>> {
         let place = |&(word, offset): &(Word, u64)| Some(self.homes.addr(word.home())? + offset);
         let places: Option<Vec<Addr>> = away.iter().map(place).collect();
-        Ok(self.lane.near().gather(&places.ok_or(Error::OtherHeap)?, each)?)
+        Ok(self.way.lane.near().gather(&places.ok_or(Error::OtherHeap)?, each)?)
     }
 }

@@ -37,6 +37,7 @@ mod far_box;
 
 use crate::Far;
 use crate::space::{self, At};
+use crate::way::Way;
 use crate::word::{ARRIVING, SEEN, STAMP, Word};
 use farmem::{Addr, Lane};
 use std::cell::Cell;
@@ -129,18 +130,21 @@ impl Frames {
     /// Reads objects into frames that await them, and writes others home, by one round trip.
     /// Returns the results of the reads, then those of the writes. `oldest`: the oldest
     /// stamp that open scopes need.
-    pub fn transfer(&self, lane: &mut Lane, reads: &[Move], writes: &[Move], oldest: u64) -> Vec<farmem::Result<u64>> {
-        let mut batch = lane.batch();
-        for (n, &(at, home)) in reads.iter().enumerate() {
+    pub fn transfer(
+        &self,
+        way: &mut impl Way,
+        reads: &[Move],
+        writes: &[Move],
+        oldest: u64,
+    ) -> Vec<farmem::Result<u64>> {
+        let into = reads.iter().enumerate().map(|(n, &(at, home))| {
             assert!(reads[..n].last().is_none_or(|&(before, _)| before != at));
-            // SAFETY: a frame was given away once; the batch ends below.
-            batch.read(home, unsafe { self.awaited(at) });
-        }
-        for &(at, home) in writes {
-            // SAFETY: the batch ends below.
-            batch.write(home, unsafe { self.unheld(at, oldest) });
-        }
-        batch.run()
+            // SAFETY: a frame was given away once; the transfer ends below.
+            (home, unsafe { self.awaited(at) })
+        });
+        // SAFETY: the transfer ends below.
+        let from = writes.iter().map(|&(at, home)| (home, unsafe { self.unheld(at, oldest) }));
+        way.run(into, from)
     }
 
     /// Writes values home that are local and dirty, by one round trip to each node, and marks them
@@ -198,9 +202,9 @@ impl Frames {
     }
 
     /// Reads one object into the frame that awaits it.
-    pub fn arrive(&self, lane: &mut Lane, (at, home): Move) -> farmem::Result<()> {
+    pub fn arrive(&self, way: &mut impl Way, (at, home): Move) -> farmem::Result<()> {
         // SAFETY: as in `transfer`.
-        lane.read(home, unsafe { self.awaited(at) })
+        way.read(home, unsafe { self.awaited(at) })
     }
 
     /// Writes an object's bytes into the frame that awaits it.

@@ -9,6 +9,7 @@ use crate::homes::Home;
 use crate::scope::Open;
 use crate::share::{Local, Share};
 use crate::space::At;
+use crate::way::Nodes;
 use crate::word::{STAMP, Word};
 use crate::{
     CHUNK, Chunk, Error, Far, FarArena, FarBTree, FarBox, FarCache, FarHashMap, FarList, FarQueue, FarString, FarVec,
@@ -27,7 +28,7 @@ const LEAST: usize = 64;
 const USUAL: usize = 64 << 20;
 /// Scopes between two looks at the heap's share of its run's local memory.
 const SCOPES: u64 = 256;
-pub(crate) struct Inner {
+pub struct Inner {
     /// Declared before the arena, so dropped before it: its lane ends the transfers under way.
     evictor: RefCell<Evictor>,
     pub arena: Arena,
@@ -323,7 +324,7 @@ impl Builder {
         let (lane, arena) = (memory.lane()?, Arena::new()?);
         Ok(Heap {
             inner: Rc::new_cyclic(|itself| Inner {
-                evictor: RefCell::new(Evictor::new(local / SEGMENT, Rc::clone(&share), lane)),
+                evictor: RefCell::new(Evictor::new(local / SEGMENT, Rc::clone(&share), Nodes::new(lane))),
                 arena,
                 _share: share,
                 is_mapped: (0..memory.nodes()).all(|node| memory.is_mapped(node)),

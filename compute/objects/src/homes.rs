@@ -10,8 +10,9 @@
 
 use crate::class::{CLASSES, Class};
 use crate::heap::Inner;
+use crate::way::Pieces;
 use crate::{Error, Result};
-use farmem::{Addr, Memory};
+use farmem::Addr;
 use std::marker::PhantomData;
 use std::rc::{Rc, Weak};
 
@@ -106,7 +107,7 @@ impl<O: Owner> Homes<O> {
     ///
     /// # Errors
     /// The nodes have no room for one more block, or the thread has as many as it can.
-    pub fn take(&mut self, class: Class, memory: &Memory, owner: &O) -> Result<Home> {
+    pub fn take(&mut self, class: Class, memory: &impl Pieces, owner: &O) -> Result<Home> {
         let number = match self.roomy[class.index].last() {
             Some(&number) => number,
             None => self.widen(class, memory, owner)?,
@@ -129,7 +130,7 @@ impl<O: Owner> Homes<O> {
     ///
     /// # Errors
     /// As [`Homes::take`].
-    pub fn take_run(&mut self, class: Class, n: usize, memory: &Memory, owner: &O) -> Result<Vec<Home>> {
+    pub fn take_run(&mut self, class: Class, n: usize, memory: &impl Pieces, owner: &O) -> Result<Vec<Home>> {
         let group = u64::MAX.checked_shr(64u32.saturating_sub(n as u32)).unwrap_or_default();
         let is_group = |word: u64, at: usize| word >> at & group == group;
         let find = |block: &Block| {
@@ -170,7 +171,7 @@ impl<O: Owner> Homes<O> {
     }
 
     /// One block more for a class. Its number.
-    fn widen(&mut self, class: Class, memory: &Memory, owner: &O) -> Result<usize> {
+    fn widen(&mut self, class: Class, memory: &impl Pieces, owner: &O) -> Result<usize> {
         let (number, _) = self.block(class, memory, owner, false)?;
         self.roomy[class.index].push(number);
         Ok(number)
@@ -181,7 +182,7 @@ impl<O: Owner> Homes<O> {
     ///
     /// # Errors
     /// As [`Homes::take`].
-    pub fn block(&mut self, class: Class, memory: &Memory, owner: &O, is_whole: bool) -> Result<(usize, Addr)> {
+    pub fn block(&mut self, class: Class, memory: &impl Pieces, owner: &O, is_whole: bool) -> Result<(usize, Addr)> {
         let at = memory.alloc(BLOCK)?;
         let Some(number) = owner.enter() else {
             let _ = memory.free(at);
@@ -193,7 +194,7 @@ impl<O: Owner> Homes<O> {
     }
 
     /// Gives a whole block back. No box names a slot of it.
-    pub fn release(&mut self, number: usize, memory: &Memory) {
+    pub fn release(&mut self, number: usize, memory: &impl Pieces) {
         if let Some(block) = self.blocks[number].take_if(|block| block.is_whole) {
             // Of a node that is lost there is nothing to give back.
             let _ = memory.free(block.at);
@@ -203,7 +204,7 @@ impl<O: Owner> Homes<O> {
 
     /// Gives a slot back. A block in which all is free goes back to its node, unless it is the
     /// class's last with room.
-    pub fn give(&mut self, home: Home, memory: &Memory) {
+    pub fn give(&mut self, home: Home, memory: &impl Pieces) {
         let number = home.block();
         let Some(Some(block)) = self.blocks.get_mut(number) else { return };
         if block.is_whole {

@@ -264,6 +264,7 @@ mod shared;
 mod space;
 mod text;
 mod vec;
+mod way;
 mod word;
 
 pub use arena::{Collected, FarArena, Gc, Linked, Root};

@@ -172,7 +172,8 @@ impl Options {
         if has(Work::Collect) {
             let ratio = gain(System::Plain10, System::Tcp10, Work::Collect);
             let what = "a collection, 10 Gbit/s: marked at the node against fetched";
-            targets.push(Target::new(what, Bound::AtLeast(5.0, 10.0), ratio));
+            let near = gain(System::Plain10, System::Near, Work::Collect);
+            targets.push(Target::new(what, Bound::AtLeast(5.0, 10.0), ratio).with_floor(near));
         }
         if has(Work::Together) {
             let ratio = gain(System::RunTcp, System::Tcp, Work::Together);

@@ -4,14 +4,14 @@ use super::Evictor;
 use crate::class::Class;
 use crate::frames::Arena;
 use crate::space::At;
+use crate::way::Way;
 use crate::word::Word;
-use farmem::Completion;
 use std::time::Duration;
 
 /// How long to sleep for an arrival before looking whether the node is lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-impl Evictor {
+impl<W: Way> Evictor<W> {
     /// Fetches objects ahead: posts their arrivals, and does not wait. Leaves out those for which
     /// there is no frame.
     pub fn post(
@@ -40,7 +40,7 @@ impl Evictor {
         arena.give(at, word, mark);
         let mut buffer = self.buffers.pop().unwrap_or_default();
         buffer.resize(class.payload, 0);
-        self.lane.post_read(at.tag(), home, buffer);
+        self.way.post_read(at.tag(), home, buffer);
         (self.posted, self.unsent) = (self.posted + 1, true);
         Some(word)
     }
@@ -48,7 +48,7 @@ impl Evictor {
     /// Sends what was posted.
     fn send(&mut self) {
         if std::mem::take(&mut self.unsent) {
-            self.lane.ring();
+            self.way.ring();
         }
     }
 
@@ -64,22 +64,19 @@ impl Evictor {
             return;
         }
         self.send();
-        let mut done = std::mem::take(&mut self.done);
-        match wait {
-            true => self.lane.wait(&mut done, PATIENCE),
-            false => self.lane.poll(&mut done),
-        };
-        for Completion { tag, result, buffer, .. } in done.drain(..) {
-            self.posted -= 1;
-            let Some(at) = At::of_tag(tag) else { continue };
+        let mut ended: Vec<(At, bool)> = Vec::new();
+        let (posted, buffers) = (&mut self.posted, &mut self.buffers);
+        self.way.ended(wait.then_some(PATIENCE), |tag, is_there, buffer| {
+            *posted -= 1;
+            let Some(at) = At::of_tag(tag) else { return };
             // An error is not reported here: the next use fetches the object again, and returns the
             // error.
-            if result.is_ok() {
+            if is_there {
                 arena.fill(at, &buffer);
             }
-            self.came(arena, at, result.is_ok());
-            self.buffers.push(buffer);
-        }
-        self.done = done;
+            ended.push((at, is_there));
+            buffers.push(buffer);
+        });
+        ended.into_iter().for_each(|(at, is_there)| self.came(arena, at, is_there));
     }
 }

@@ -7,6 +7,7 @@ use crate::frames::Arena;
 use crate::rooms::Room;
 use crate::scope::NO_SCOPE;
 use crate::space::At;
+use crate::way::Way;
 use crate::word::{ARRIVING, SEEN, STAMP, Word};
 
 /// Segments that a heap gives back to its run at a time, at most.
@@ -17,7 +18,7 @@ const ASKED: usize = 64;
 const SAMPLE: usize = 16;
 const PARTS: usize = 4;
 
-impl Evictor {
+impl<W: Way> Evictor<W> {
     /// Lets the hand choose up to `want` victims. Clean ones are freed at once. Dirty ones are
     /// added to `leaving`. Returns the number of both.
     pub(super) fn choose(&mut self, arena: &Arena, class: Class, want: usize, oldest: u64) -> usize {

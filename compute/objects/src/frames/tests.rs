@@ -7,6 +7,8 @@ use crate::rooms::Room;
 use crate::scope::Open;
 use zerocopy::IntoBytes;
 
+mod whole;
+
 type Value = [u64; 8];
 
 /// Objects; as many as this are local.
