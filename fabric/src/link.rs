@@ -251,10 +251,15 @@ impl Carrier {
     /// Whether something that was sent has not been acknowledged for [`DOUBT_NS`]. Its next
     /// retransmission may be seconds away.
     pub fn is_stalled(&self) -> bool {
+        self.is_stalled_for(DOUBT_NS)
+    }
+
+    /// The same for this long.
+    pub fn is_stalled_for(&self, ns: u64) -> bool {
         match self {
             Carrier::Socket(fd) | Carrier::Shaped(fd, _) => socket::acknowledged(*fd)
-                .is_some_and(|last| last.missing > 0 && u64::from(last.before_ms) * 1_000_000 >= DOUBT_NS),
-            Carrier::Inside(stream) => stream.mute_ns() >= DOUBT_NS,
+                .is_some_and(|last| last.missing > 0 && u64::from(last.before_ms) * 1_000_000 >= ns),
+            Carrier::Inside(stream) => stream.mute_ns() >= ns,
         }
     }
 

@@ -13,7 +13,8 @@
 //! *A node that is busy.* Some answers take longer at a node that is well: a slab comes back from a
 //! disk, or is locked for a card. Where that may be so, the node's process is asked on a connection
 //! of its own ([`Membership::lives`](super::Membership)). While it answers, it is waited for
-//! [`MOST_BORNE`] times as long.
+//! [`MOST_BORNE`] times as long. Not where nothing acknowledges what was sent: that is no busy node,
+//! but a connection that is lost, of which the next retransmission may be seconds away.
 //!
 //! If the holder can do without the member it says so, and already does when it answers. The member
 //! is lost then, for good: nothing of it is sent again, and its node is told to forget it. If not,

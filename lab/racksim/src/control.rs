@@ -9,7 +9,7 @@ use farmem_control::api::{Beat, Given, Orders, Term, Want};
 use farmem_control::state::{Action, Intent, State};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::random::Random;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 const RACK: u64 = 7;
@@ -27,6 +27,8 @@ struct Leader {
     unsaved: Vec<Intent>,
     /// The shares that this controller has kept or found in the store, by tenant and node.
     shares: BTreeMap<(String, String), u64>,
+    /// The nodes that it has kept or found there.
+    members: BTreeSet<String>,
 }
 
 impl Leader {
@@ -36,8 +38,15 @@ impl Leader {
 
     /// Whether an intent says more than this controller has kept already.
     fn is_news(&mut self, intent: &Intent) -> bool {
-        let Intent::Share { tenant, node, bytes } = intent else { return true };
-        self.shares.insert((tenant.clone(), node.clone()), *bytes) != Some(*bytes)
+        match intent {
+            Intent::Share { tenant, node, bytes } => {
+                self.shares.insert((tenant.clone(), node.clone()), *bytes) != Some(*bytes)
+            }
+            // That a node's process is another one refuses a leader that was deposed, too.
+            Intent::Member { name, .. } => self.members.insert(name.clone()),
+            Intent::Forgotten { name } => self.members.remove(name),
+            Intent::Drain { .. } => true,
+        }
     }
 }
 
@@ -66,8 +75,9 @@ impl Control {
         let term = Term { rack: RACK, epoch: self.revision };
         let mut state = State::of(self.kept.clone()).led_in(term);
         state.set_quotas(TENANTS.map(|tenant| (tenant.to_owned(), TENANT_QUOTA)).into());
-        let (epoch, begun_ns, unsaved, shares) = (self.revision, now_ns, Vec::new(), BTreeMap::new());
-        let mut leader = Leader { state, epoch, begun_ns, unsaved, shares };
+        let (epoch, begun_ns, unsaved) = (self.revision, now_ns, Vec::new());
+        let (shares, members) = (BTreeMap::new(), BTreeSet::new());
+        let mut leader = Leader { state, epoch, begun_ns, unsaved, shares, members };
         self.kept.iter().for_each(|intent| {
             leader.is_news(intent);
         });

@@ -8,7 +8,7 @@ use super::{Framed, LISTEN_NS, SLEEP_NS};
 use crate::link::Carrier;
 use crate::queue::Completion;
 use crate::queue::away::Away;
-use crate::session::{DOUBT_NS, SILENT_NS, SLOW, STEP_NS};
+use crate::session::{DOUBT_NS, SILENT_NS, SLOW, SLOW_NS, STEP_NS};
 use crate::{Lost, Refusal};
 use farmem_protocol::wire::Purpose;
 use farmem_sys::raw;
@@ -91,9 +91,11 @@ impl Framed {
         if self.member.has_spare() {
             self.member.check()?;
             let Framed { member, standstill, link, .. } = self;
-            // A node that may have put the slab on a disk does not answer while it brings it back.
+            // A node that may have put the slab on a disk does not answer while it brings it back, but its
+            // machine acknowledges. Where it does not, the path is lost, however the node is otherwise.
+            let is_heard = link.as_ref().is_none_or(|link| !link.is_stalled_for(SLOW_NS));
             if standstill.note(waited_ns, || link.as_ref().map_or(0, |link| link.traffic().1))
-                && !(member.asks_back && standstill.is_borne(|| member.lives()))
+                && !(member.asks_back && is_heard && standstill.is_borne(|| member.lives()))
             {
                 member.end_if_spared(|| SLOW.into())?;
             }

@@ -50,7 +50,13 @@ impl Membership {
                     Ok(_) | Err(Broken::Nonsense) => {
                         return Err(self.give_up("it answers what was not asked".into()));
                     }
-                    Err(Broken::Late) if hasty && control.owed == 0 && borne < MOST_BORNE && self.lives() => {
+                    Err(Broken::Late)
+                        if hasty
+                            && control.owed == 0
+                            && borne < MOST_BORNE
+                            && !link.is_stalled_for(SLOW_NS)
+                            && self.lives() =>
+                    {
                         (borne, said) = (borne + 1, true);
                         continue;
                     }
