@@ -129,6 +129,7 @@ impl Forks<'_> {
     /// Makes sessions of the child's own by its tickets, and shares all slabs. `leaves` is called
     /// for each of the parent's sessions.
     fn become_child(self, share: ForkShare, leaves: impl Fn(&Session)) -> Result<(), Lost> {
+        self.losses.forget_away();
         for (number, ticket) in share.tickets.into_iter().enumerate() {
             let Some(ticket) = ticket else { continue };
             let node = &self.tables.nodes.all()[number];

@@ -126,6 +126,11 @@ impl Grants<'_> {
                 self.decline(home);
                 continue;
             };
+            if node.standing() == Standing::Away {
+                node.owed.lock().push(home.slab);
+                node.held.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
             let released = node.session().release(home.slab);
             node.held.fetch_sub(1, Ordering::Relaxed);
             if let Err(lost) = released {

@@ -126,9 +126,9 @@ impl Word {
         self.state(home) == State::Behind
     }
 
-    /// Homes that are not absent.
+    /// Homes that take pages.
     pub fn homes(self) -> usize {
-        (0..HOMES).filter(|&home| self.state(home) != State::Absent).count()
+        (0..HOMES).filter(|&home| self.takes_pages(home)).count()
     }
 
     /// Whether no home can give its slots back any more: none is whole or filling.
@@ -322,6 +322,17 @@ impl Homes {
         let (bits, bit) = self.stale_word(word, home, place);
         let before = if on { bits.fetch_or(bit, Ordering::AcqRel) } else { bits.fetch_and(!bit, Ordering::AcqRel) };
         (before & bit != 0) != on
+    }
+
+    /// A home of a record lacks what that of another lacks.
+    pub fn copy_stale(&self, from: Word, to: Word, home: usize) {
+        let base = |word: Word| (word.number() as usize * HOMES + home) * STALE_WORDS;
+        for at in 0..STALE_WORDS {
+            let bits = self.stale[base(from) + at].load(Ordering::Acquire);
+            if bits != 0 {
+                self.stale[base(to) + at].store(bits, Ordering::Release);
+            }
+        }
     }
 
     /// The first place from `from` on that a home lacks.

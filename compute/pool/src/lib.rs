@@ -44,6 +44,8 @@
 //! *Fork* (`fork.rs`): slots that a parent and its child can both reach belong to neither while the
 //! other lives. `docs/design/pool.md` has the reasons.
 
+mod away;
+mod doubts;
 mod fork;
 mod grants;
 mod held;
@@ -64,6 +66,8 @@ mod tables;
 #[cfg(feature = "lab")]
 mod twin;
 
+pub use away::Back;
+pub use doubts::Doubt;
 pub use farmem_run::Protect;
 pub use fork::{ForkShare, Forks};
 pub use homes::MAX_SLABS;

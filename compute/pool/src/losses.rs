@@ -8,7 +8,7 @@ use crate::homes::{HOMES, State};
 use crate::nodes::Standing;
 use crate::slab::Seat;
 use crate::tables::Tables;
-use farmem_fabric::Lost;
+use farmem_fabric::{Lost, Session};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +30,8 @@ pub struct Loss {
 #[derive(Default)]
 pub(crate) struct Changing {
     pub losses: Vec<Loss>,
+    /// Nodes that were away, by number, and answer again.
+    pub returned: Vec<(usize, Session)>,
     /// Memory of consumers that cards will reach.
     pub arenas: Vec<(usize, usize)>,
 }
@@ -86,8 +88,15 @@ impl Losses<'_> {
         }
         let given_up = self.tables.nodes.all().iter().filter(|node| node.standing() == Standing::Lost);
         given_up.for_each(|node| node.session().standing().hang_up());
+        self.look_for_away();
+        self.end_doubted();
         self.retire();
         self.anything_lost()
+    }
+
+    /// Lets time pass, by the clock of the pool's nodes.
+    pub fn pause(self, ns: u64) {
+        self.tables.nodes.pause(ns);
     }
 
     /// Takes the losses of nodes that were not told yet.
@@ -112,20 +121,25 @@ impl Losses<'_> {
         }
         let kept = node.session().standing().keeps_memory();
         let slabs = self.held.slabs.lock();
-        self.let_go(&mut changing, &slabs, number, lost, kept);
+        let standing = if kept { Standing::Orphaned } else { Standing::Lost };
+        self.let_go(&mut changing, &slabs, number, lost, standing);
     }
 
-    /// A node is lost. No slab is published meanwhile: none is missed.
-    pub(crate) fn let_go(self, changing: &mut Changing, slabs: &Slabs, number: usize, lost: &Lost, kept: bool) {
+    /// A node is lost, and stands so from now on. No slab is published meanwhile: none is missed.
+    pub(crate) fn let_go(self, changing: &mut Changing, slabs: &Slabs, number: usize, lost: &Lost, standing: Standing) {
         let node = &self.tables.nodes.all()[number];
-        let held = node.held.load(Ordering::Relaxed);
-        node.set(if kept { Standing::Orphaned } else { Standing::Lost });
+        let (held, kept) = (node.held.load(Ordering::Relaxed), standing == Standing::Orphaned);
+        node.gone.store(self.tables.nodes.moment().ticks, Ordering::Relaxed);
+        node.set(standing);
         self.tables.nodes.note_loss(!kept);
         let mut single = 0;
         if !kept {
             for index in 0..slabs.list.len() as u32 {
                 let word = self.tables.homes.word(index);
-                self.tables.forsake(index, number);
+                match standing {
+                    Standing::Away => self.tables.falls_behind(index, number),
+                    _ => self.tables.forsake(index, number),
+                }
                 let left = self.tables.homes.word(index);
                 single += (word != left && (!left.is_lost() || self.tables.follows(index))) as u32;
             }

@@ -46,8 +46,9 @@ pub struct Moves<'a> {
 }
 
 impl Moves<'_> {
-    /// Gives a slab with one home a second home, at another node or on disk. The second home has
-    /// none of the live slots yet. From here on the slab is not written in place.
+    /// Gives a slab with one home a second home, at another node or on disk. A home that is behind is
+    /// given up for it. The second home has none of the live slots yet. From here on the slab is not
+    /// written in place.
     ///
     /// Before [`crate::Lane::fill`] copies a slot, every thread must have left the consumer's code
     /// once: a thread may still be writing in place.
@@ -106,16 +107,17 @@ impl Moves<'_> {
             // The update fails if another thread has lost the first home meanwhile and taken it out
             // of the word.
             let swapped = self.tables.homes.update(index, |seen| (seen == word).then_some(next));
-            swapped.map(|_| Dropped { record: Some(word.number()), ..Dropped::default() }).or_else(|| {
+            swapped.map(|_| (Dropped { record: Some(word.number()), ..Dropped::default() }, word)).or_else(|| {
                 self.tables.homes.free(record);
                 None
             })
         });
         match added {
-            Some(dropped) => {
+            Some((dropped, seen)) => {
                 if let Some(node) = node {
                     node.held.fetch_add(1, Ordering::Relaxed);
                 }
+                self.tables.give_up_behind(seen);
                 slabs.drop_later(dropped);
                 Ok(())
             }

@@ -3,8 +3,9 @@
 //! ```text
 //!                    ┌── taken out ──► Leaving ── its last slab given back ──► Left
 //!  joined ──► In ────┤
-//!                    └── lost ──┬─ its memory stays mapped here ──► Orphaned: slabs are used in place, and for good
-//!                               └─ else ─────────────────────────► Lost: its homes are absent from their words
+//!                    ├── lost ──┬─ its memory stays mapped here ──► Orphaned: slabs are used in place, and for good
+//!                    │          └─ else ─────────────────────────► Lost: its homes are absent from their words
+//!                    └── silent, and pages are sealed ──► Away: its homes are behind; then back, or Lost (`away`)
 //! ```
 //!
 //! A session is never freed. So a thread that finds a node's number in a record can use the session
@@ -19,6 +20,7 @@ pub(crate) use table::Node;
 pub use table::Nodes;
 
 use crate::Pool;
+use crate::homes::Home;
 use crate::protect::disk::DISK;
 use farmem_fabric::{Lost, QueuePair, Session};
 use farmem_protocol::placement::{self, Candidate};
@@ -43,6 +45,8 @@ pub enum Standing {
     Orphaned = 4,
     /// It is lost, with its memory.
     Lost = 5,
+    /// It was given up because it did not answer, and may come back with its memory.
+    Away = 6,
 }
 
 /// A moment, by the clock of the pool's nodes.
@@ -149,6 +153,19 @@ impl Nodes {
         self.all().get(node).map_or(DISK, Node::domain)
     }
 
+    /// Whether the first of two homes is at a node that is not trusted, and the other one is not; or the
+    /// other way round. `None`: they are alike.
+    #[inline]
+    pub(crate) fn doubts(&self, first: &Home, other: &Home) -> Option<bool> {
+        if !self.any_distrusted.load(Ordering::Relaxed) {
+            return None;
+        }
+        let all = self.all();
+        let doubted = |home: &Home| all.get(home.node as usize).is_some_and(|at| at.distrusted.load(Ordering::Relaxed));
+        let (first, other) = (doubted(first), doubted(other));
+        (first != other).then_some(first)
+    }
+
     /// The order in which to ask nodes for a slab; `beside`: for one beside those that these nodes
     /// have. Nodes of other failure domains come first then, those of theirs last. Of each, nodes
     /// that want slabs back come last.
@@ -166,13 +183,21 @@ impl Nodes {
         placement::order(&candidates, &domains, random, asked);
         asked.sort_by_cached_key(is_short);
         if domains.is_empty() {
-            return;
+            return self.doubted_last(asked);
         }
         let mut near = Vec::new();
         candidates.iter_mut().for_each(|node| node.open &= domains.contains(&node.domain));
         placement::order(&candidates, &[], random, &mut near);
         near.sort_by_cached_key(is_short);
         asked.append(&mut near);
+        self.doubted_last(asked);
+    }
+
+    /// Nodes that are not trusted are asked where no other one has room.
+    fn doubted_last(&self, asked: &mut [usize]) {
+        if self.any_distrusted.load(Ordering::Relaxed) {
+            asked.sort_by_key(|&node| self.all()[node].distrusted.load(Ordering::Relaxed));
+        }
     }
 
     /// A queue pair to a node, for one thread.

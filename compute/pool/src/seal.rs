@@ -33,7 +33,7 @@
 
 #![allow(unsafe_code)] // Pages are the caller's raw memory.
 
-use crate::homes::{HOMES, MAX_SLABS, State};
+use crate::homes::{MAX_SLABS, State};
 use crate::losses::Losses;
 use crate::tables::Tables;
 use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB};
@@ -352,40 +352,8 @@ impl Seals<'_> {
         !sealing.key(nonce >> COUNT_BITS).is_some_and(opens)
     }
 
-    /// A node sent an altered page of a slot. As [`Seals::distrust`].
     #[cold]
-    pub(crate) fn give_up(self, slot: FarSlot, node: u32) -> bool {
-        self.distrust(Some(node), &self.altered(slot))
-    }
-
-    /// A page that came from a node does not open. Gives that node up if the page can be had
-    /// elsewhere: the caller reads it again. False: it cannot, and the caller ends the process.
-    ///
-    /// A node that is given up is asked for nothing more, also when it seems to be back. So a
-    /// forger has one try at each node, and at the READs that are under way then.
-    #[cold]
-    pub fn distrust(self, from: Option<u32>, altered: &Altered) -> bool {
-        let (slot, Some(node)) = (altered.slot, from) else { return false };
-        let word = self.tables.homes.word(slot.slab_index());
-        let has = |nth: usize| word.reads(nth, || self.tables.homes.is_stale(word, nth, slot.place()));
-        let elsewhere = (0..HOMES).any(|nth| has(nth) && self.tables.homes.home(word, nth).node != node);
-        let follows = || word.is_striped() && self.tables.follows(slot.slab_index());
-        if !(elsewhere || follows()) {
-            return false;
-        }
-        let reason = format!("it gave a page back altered or old (slab {}, slot {})", slot.slab_index(), slot.place());
-        match self.tables.nodes.all().get(node as usize) {
-            Some(one) => {
-                one.distrusted.store(true, Ordering::Relaxed);
-                self.losses.lose(node as usize, &one.session().standing().give_up(reason));
-            }
-            None => self.losses.disk_failed(reason),
-        }
-        true
-    }
-
-    #[cold]
-    fn altered(self, slot: FarSlot) -> Altered {
+    pub(crate) fn altered(self, slot: FarSlot) -> Altered {
         let homes = self.tables.homes_of(slot.slab_index()).into_iter().flatten();
         let homes = homes.filter(|(_, state)| *state != State::Behind);
         let nodes = self.tables.nodes.all();

@@ -7,7 +7,7 @@
 
 use crate::grants::Grants;
 use crate::held::{Held, Slabs};
-use crate::homes::{HOMES, Home, State};
+use crate::homes::{HOMES, Home};
 use crate::losses::Losses;
 use crate::slab::{Seat, SlabSlots, each_of};
 use crate::tables::Tables;
@@ -217,7 +217,7 @@ impl Slots<'_> {
             slabs.returning += 1;
             // The slab may be forgotten meanwhile, and the index be another's.
             let word = self.tables.homes.word(index as u32);
-            let there = (0..HOMES).filter(|&home| word.state(home) != State::Absent);
+            let there = (0..HOMES).filter(|&home| word.takes_pages(home));
             let homes: Vec<Home> = there.map(|home| self.tables.homes.home(word, home)).collect();
             drop(slabs);
             // No lock is held: a fault that needs slots gets them elsewhere meanwhile. No verb is

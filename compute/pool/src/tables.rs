@@ -1,7 +1,7 @@
 //! The tables of a pool that are read without a lock, and what follows from them alone.
 
 use crate::homes::{HOMES, Homes, State, Word};
-use crate::nodes::{Node, Nodes};
+use crate::nodes::{Node, Nodes, Standing};
 use crate::protect::disk::DISK;
 use crate::protect::reserve::Heat;
 use crate::protect::{Disk, Protection};
@@ -47,6 +47,42 @@ impl Tables {
         })
     }
 
+    /// A slab's home at a node, which is given up, misses what is written from now on. One that is not
+    /// whole, or that the slab cannot do without, is no home any more.
+    pub(crate) fn falls_behind(&self, index: u32, node: usize) {
+        let behind = self.homes.update(index, |word| {
+            let at = |nth: usize| word.state(nth) == State::Whole && self.homes.home(word, nth).node as usize == node;
+            let nth = (0..HOMES).find(|&nth| at(nth) && word.state(1 - nth) == State::Whole)?;
+            Some(word.with_state(nth, State::Behind))
+        });
+        if behind.is_none() {
+            self.forsake(index, node);
+        }
+    }
+
+    /// The home of a slab's earlier word that was behind is no home any more, and goes back to its node if
+    /// that comes back.
+    pub(crate) fn give_up_behind(&self, seen: Word) {
+        for nth in (0..HOMES).filter(|&nth| seen.misses(nth)) {
+            let home = self.homes.home(seen, nth);
+            let node = &self.nodes.all()[home.node as usize];
+            node.held.fetch_sub(1, Ordering::Relaxed);
+            node.owed.lock().push(home.slab);
+        }
+    }
+
+    /// A slot's new bytes have not reached a node, which this lane can reach no more. A home that is
+    /// behind lacks them; another one is no home any more.
+    #[cold]
+    pub(crate) fn unreached(&self, slot: FarSlot, node: usize) {
+        let word = self.homes.word(slot.slab_index());
+        let at = |nth: &usize| word.misses(*nth) && self.homes.home(word, *nth).node as usize == node;
+        match (0..HOMES).find(at) {
+            Some(nth) => drop(self.homes.set_stale(word, nth, slot.place(), true)),
+            None => self.forsake(slot.slab_index(), node),
+        }
+    }
+
     /// A slab has no home at a node any more.
     pub(crate) fn forsake(&self, index: u32, node: usize) {
         let there = |word: Word, home: usize| {
@@ -57,8 +93,13 @@ impl Tables {
             let gone = homes.fold(word, |word, home| word.with_state(home, State::Absent));
             (gone != word).then_some(gone)
         });
-        if gone.is_some() && node != DISK as usize {
-            self.nodes.all()[node].held.fetch_sub(1, Ordering::Relaxed);
+        if let Some((word, _)) = gone.filter(|_| node != DISK as usize) {
+            let at = &self.nodes.all()[node];
+            at.held.fetch_sub(1, Ordering::Relaxed);
+            if at.standing() == Standing::Away {
+                let homes = (0..HOMES).filter(|&home| there(word, home));
+                at.owed.lock().extend(homes.map(|home| self.homes.home(word, home).slab));
+            }
         }
     }
 

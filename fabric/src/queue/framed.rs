@@ -349,6 +349,15 @@ impl Framed {
     }
 }
 
+impl Drop for Framed {
+    /// What the node may still carry out is noted ([`Membership::again`]).
+    fn drop(&mut self) {
+        if self.under_way.iter().any(|pending| pending.sent && !matches!(pending.verb, Verb::Read { .. })) {
+            self.member.health.unanswered.lock().push(self.number);
+        }
+    }
+}
+
 impl Pending {
     fn op(&self) -> Op {
         match self.verb {

@@ -1,6 +1,7 @@
 //! The state that a session shares with its queue pairs. It restores cut connections, by the rules
 //! at the top of [`super`].
 
+mod again;
 mod asking;
 mod redial;
 
@@ -102,6 +103,9 @@ pub(crate) struct Health {
     pub is_lost: AtomicBool,
     /// The loss was found by the end of the node's process.
     pub ended: AtomicBool,
+    /// Numbers of queue pairs that were dropped while WRITEs of theirs were under way: these may take
+    /// effect at the node at any time.
+    pub unanswered: Lock<Vec<u64>>,
 }
 
 pub(crate) struct Control {

@@ -8,6 +8,7 @@ use crate::Lost;
 use farmem_sys::descriptors;
 use farmem_sys::raw::Errno;
 use farmem_sys::socket;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// How long a process whose sockets are closed may take to end, ns.
@@ -20,6 +21,17 @@ pub struct Standing<'a> {
 }
 
 impl Session {
+    /// Of a member that was given up, to which no goodbye was said: a session in its place, with the
+    /// memory that the node has kept, if the node answers again. Nothing that was posted before takes
+    /// effect from then on. `None`: not yet.
+    ///
+    /// # Errors
+    /// The memory is gone.
+    pub fn again(&self) -> Result<Option<Session>, Lost> {
+        let again = self.member.again()?;
+        Ok(again.map(|member| Session { member: Arc::new(member) }))
+    }
+
     /// The member's standing at its node.
     pub fn standing(&self) -> Standing<'_> {
         Standing { member: &self.member }
@@ -85,6 +97,12 @@ impl Standing<'_> {
         if !self.member.mapped {
             let _ = self.member.health.spare.set((holder, number));
         }
+    }
+
+    /// Whether the node of a member that is lost may have its memory still, and can be asked for it later
+    /// ([`Session::again`]): slabs are reached by frames.
+    pub fn may_come_back(self) -> bool {
+        !self.member.mapped && !self.member.card.wanted && !self.member.health.ended.load(Ordering::Acquire)
     }
 
     /// Of a member that is lost: says goodbye if the connection still stands, so that the node

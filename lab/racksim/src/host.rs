@@ -80,6 +80,8 @@ pub struct Host {
     pub told: u64,
     /// Pages that it lost because a node lied: no copy of them opened.
     pub lost_to_lies: u64,
+    /// Nodes that it gave up because they did not answer, and that came back with their memory.
+    pub returned: u64,
 }
 
 fn options(host: usize) -> ConnectOptions {
@@ -155,6 +157,7 @@ impl Host {
             distrusted: Vec::new(),
             told: 0,
             lost_to_lies: 0,
+            returned: 0,
         }
     }
 
@@ -505,6 +508,7 @@ impl Host {
             holds(self.seals, || format!("host {}: {lost}", self.number))?;
             self.lose_slabs(judge)?;
         }
+        self.take_back();
         self.pool.forks().end_shares();
         self.pool.moves().ask_back();
         self.leave();

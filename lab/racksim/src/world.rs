@@ -74,6 +74,8 @@ pub struct Reached {
     pub told: u64,
     /// Pages of which no copy opened, and no honest one was there.
     pub lost_to_lies: u64,
+    /// Nodes that were given up because they did not answer, and came back with their memory.
+    pub returned: u64,
 }
 
 struct World {
@@ -604,6 +606,7 @@ impl World {
             self.reached.count(met);
             self.reached.told += self.hosts[host].told;
             self.reached.lost_to_lies += self.hosts[host].lost_to_lies;
+            self.reached.returned += self.hosts[host].returned;
         }
         Ok(())
     }

@@ -19,6 +19,7 @@ fn a_rack_holds_its_rules() {
         all.spilled += reached.spilled;
         all.lies += reached.lies;
         all.told += reached.told;
+        all.returned += reached.returned;
     }
     println!("{all:?}");
     let rare = [all.forks, all.turned, all.followed, all.changed, all.killed, all.spilled, all.lies, all.told];

@@ -326,6 +326,45 @@ fn new_pages_beside_altered_ones_leave_these_what_they_were() -> Result<()> {
     Ok(())
 }
 
+/// One node is stopped and given up, and then the other one alters what it has. The first is the only one with a sound
+/// copy: the program waits for it, and goes on when it does.
+fn waits_for_the_other(option: &str) -> Result<()> {
+    let nodes = [Hostile::start()?, Hostile::start()?];
+    let addresses = nodes.each_ref().map(|hostile| hostile.node.by_tcp());
+    let [stopped, hostile] = &nodes;
+    let work = at_work(&mirrored("4M", &addresses).with(&[option]), &["16", "1"])?;
+    process::send(stopped.node.running.pid(), libc::SIGSTOP);
+    let is_lost = || work.run.stderr().contains("the program goes on with one copy") || !work.run.alive();
+    ensure!(eventually(LIMIT, is_lost), "the stopped node is not given up: {}", work.run.stderr());
+    process::send(work.program, libc::SIGSTOP);
+    hostile.rests()?;
+    // What changed since is there alone.
+    let kept: std::collections::BTreeSet<Vec<u8>> = stopped.pages()?.into_values().collect();
+    let both: Pages = hostile.pages()?.into_iter().filter(|(_, page)| kept.contains(page)).collect();
+    ensure!(both.len() > 1000, "{} pages are at both", both.len());
+    hostile.put(&each(&both, |page| page[1234] ^= 4))?;
+    process::send(work.program, libc::SIGCONT);
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(work.run.alive(), "it does not wait: {:?}", work.run.wait(LIMIT)?);
+    process::send(stopped.node.running.pid(), libc::SIGCONT);
+    let done = || work.run.stderr().contains("gave a page back altered or old") || !work.run.alive();
+    ensure!(eventually(LIMIT, done), "it does not go on: {}", work.run.stderr());
+    process::send(work.program, libc::SIGUSR1);
+    let outcome = work.run.wait(LIMIT)?;
+    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    ensure!(outcome.code() == 0 && said.contains("\nsound "), "{outcome:?}");
+    let (_, rest) = split_stats(&outcome.stderr);
+    let line = |of: &Hostile, what: &str| rest.contains(&format!("{} is {what}", of.node.by_tcp()));
+    ensure!(line(stopped, "back with the pages that it had"), "{rest}");
+    ensure!(line(hostile, "lost: it gave a page back altered or old"), "{rest}");
+    Ok(())
+}
+
+#[test]
+fn a_stopped_node_with_the_only_sound_copy_is_waited_for() -> Result<()> {
+    together([WHOLE, BY_LINES].map(|option| scenario(option, move || waits_for_the_other(option))).into())
+}
+
 /// Two hostile nodes: the program ends as with one, before a byte is used.
 #[test]
 fn a_page_of_which_no_copy_opens_ends_the_program() -> Result<()> {

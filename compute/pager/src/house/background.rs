@@ -140,6 +140,7 @@ impl House {
         or_end(self.base.pool.losses().tend());
         let near = self.base.pool.nodes().all_near();
         self.base.tell_losses();
+        self.take_back();
         self.base.pool.slots().give_back_idle();
         self.local.take_stock();
         near

@@ -23,7 +23,7 @@ use crate::ending::{die, say};
 use crate::out::batch::Evictor;
 use crate::page::Frames;
 use crate::thread::Thread;
-use farmem_pool::{Disk, Lacks, Protect};
+use farmem_pool::{Back, Disk, Lacks, Protect};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::units::bytes;
 use farmem_run::{Choice, exit};
@@ -171,6 +171,9 @@ impl House {
                     self.base.pool.moves().other_answers(index, nth)
                 };
                 repair.filling = answers.then_some((index, nth, 0));
+                if repair.begun_ns == 0 {
+                    repair.begun_ns = now;
+                }
                 answers
             }
             Some(Lacks::Home(index)) => {
@@ -280,6 +283,23 @@ impl House {
         }
         repair.filling = next.map(|next| (index, nth, next));
         true
+    }
+
+    /// Takes nodes that were given up and are back into use again.
+    pub(super) fn take_back(&self) {
+        let moves = self.base.pool.moves();
+        if !moves.any_back() {
+            return;
+        }
+        let mut evictor = self.evictor_at_rest();
+        let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
+        let back = moves.take_back(&mut thread.lane);
+        drop(evictor);
+        for Back { node, .. } in back {
+            say(&format!(
+                "memory node {node} is back with the pages that it had; those that have changed since are copied"
+            ));
+        }
     }
 
     fn repair_buffers(&self) -> Option<Frames> {

@@ -17,9 +17,13 @@ use crate::dirty::Came;
 use crate::ending::{or_altered, or_end};
 use crate::page::Bytes;
 use crate::thread::{Claimed, Thread};
-use farmem_pool::Altered;
+use farmem_pool::{Altered, Doubt};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
+use farmem_sys::raw::sleep_ns;
 use std::time::Duration;
+
+/// Between looks whether a node with a page is back.
+const LOOK_NS: u64 = 10_000_000;
 
 /// The tag of the demand page's READ.
 pub(crate) const DEMAND: u64 = 0;
@@ -62,10 +66,19 @@ impl Incoming {
     }
 
     /// A page does not open. Gives up the node that sent it, and reads and opens the page's other
-    /// copy. Ends the process if there is none, or none that opens.
+    /// copy. Waits for a node that has it and was given up, while that may come back. Ends the process
+    /// if there is no other copy, or none that opens.
     #[cold]
     fn open_other(&self, thread: &mut Thread, (slot, tag, at): (FarSlot, u64, usize), mut altered: Altered) {
-        while self.base.pool.seals().distrust(thread.senders.get(tag as usize).copied().flatten(), &altered) {
+        loop {
+            match self.base.pool.seals().distrust(thread.senders.get(tag as usize).copied().flatten(), &altered) {
+                Doubt::Again => {}
+                Doubt::Wait => {
+                    sleep_ns(LOOK_NS);
+                    continue;
+                }
+                Doubt::Lost => break,
+            }
             self.post_read(thread, slot, tag, at);
             thread.lane.doorbell(&self.base.pool);
             self.await_read(thread, |done| done == tag);

@@ -177,7 +177,11 @@ impl Lane {
             let mut homes = homes.filter(usable);
             let (first, other) = (homes.next(), homes.next());
             let chosen = match (first, other) {
-                (Some(first), Some(other)) => Some(self.paces.quicker(pool.tables.nodes.moment(), first, other)),
+                (Some(first), Some(other)) => Some(match pool.tables.nodes.doubts(&first.1, &other.1) {
+                    Some(true) => other,
+                    Some(false) => first,
+                    None => self.paces.quicker(pool.tables.nodes.moment(), first, other),
+                }),
                 _ => first,
             };
             let Some((nth, home)) = chosen else {
@@ -350,8 +354,12 @@ impl Lane {
             match operation.verb {
                 Verb::Read { .. } => self.send_read(pool, number),
                 Verb::Write | Verb::Lines => {
-                    // Nothing to do where the node is lost: its homes are absent by now.
-                    pool.tables.forsake(operation.slot.slab_index(), node);
+                    // Nothing to do where the node is lost: its homes are absent by now. Of a record
+                    // it is not known here which slots it had.
+                    match operation.verb {
+                        Verb::Write => pool.tables.unreached(operation.slot, node),
+                        _ => pool.tables.forsake(operation.slot.slab_index(), node),
+                    }
                     self.end_if_done(pool, number);
                 }
             }

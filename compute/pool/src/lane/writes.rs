@@ -90,7 +90,7 @@ impl Lane {
                 unsafe { link.write(key, home.slab, slot.offset() + from as u64, bytes, len) };
                 self.operations[number].at[nth] = Some(home.node);
             } else {
-                pool.tables.forsake(slot.slab_index(), home.node as usize);
+                pool.tables.unreached(slot, home.node as usize);
             }
         }
         self.end_if_done(pool, number);
@@ -169,7 +169,7 @@ impl Lane {
                 }
                 self.operations[number].at[nth] = Some(home.node);
             } else {
-                pool.tables.forsake(first.slab_index(), home.node as usize);
+                slots.clone().for_each(|slot| pool.tables.unreached(slot, home.node as usize));
             }
         }
         self.end_if_done(pool, number);
@@ -181,7 +181,8 @@ impl Lane {
     ///
     /// Call it on the lane of all write-back, while nothing else is posted. Its READs come behind
     /// every WRITE posted before. A page that leaves meanwhile clears its stale bit, so its slot is
-    /// not overwritten. [`crate::Moves::add_home`] says what must be done before.
+    /// not overwritten. [`crate::Moves::add_home`] says what must be done before. A sealed page that
+    /// does not open is not copied: the home goes on lacking it.
     ///
     /// # Safety
     /// `buffers` must be `pages` pages, writable and near. No other operation may be under way on
@@ -231,7 +232,10 @@ impl Lane {
             let (come, missing): (Vec<Done>, Vec<Done>) = read.partition(|done| done.result.is_ok());
             let at = |done: Done| done.tag as usize / 2;
             absent.extend(missing.into_iter().map(at).map(|i| slots[i]));
-            let come: Vec<usize> = come.into_iter().map(at).collect();
+            // SAFETY: as above; the READs are done.
+            let page = |i: usize| unsafe { std::slice::from_raw_parts(buffer(i), PAGE_BYTES) };
+            let opens = |i: &usize| pool.is_sound(slots[*i], page(*i));
+            let come: Vec<usize> = come.into_iter().map(at).filter(opens).collect();
             self.fill_with(pool, (nth, home), come.into_iter().map(|i| (2 * i as u64 + 1, slots[i], buffer(i))));
             self.doorbell(pool);
         }

@@ -19,6 +19,8 @@ use super::{MAX_NODES, Moment, NoPlace, Standing};
 use crate::losses::Losses;
 use crate::moves::Dropped;
 use farmem_fabric::Session;
+use farmem_protocol::addr::SlabId;
+use farmem_sys::sync::Lock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// States of [`Node::number`]: the node's own; waits until every thread has left once; can be
@@ -43,8 +45,13 @@ pub(crate) struct Node {
     life: AtomicU32,
     /// Whether its number can be used again: [`OWN`], [`RESTS`] or [`FREE`].
     number: AtomicU32,
-    /// It sent a page that does not open, and is not used again.
+    /// It sent a page that does not open, and is not used again but for pages that it alone has.
     pub distrusted: AtomicBool,
+    /// What it is given up for then.
+    pub doubt: Lock<Option<String>>,
+    /// Of a node that is away: the moment at which it was given up, and slabs to be given back.
+    pub gone: AtomicU64,
+    pub owed: Lock<Vec<SlabId>>,
     /// It wanted slabs back when it was asked last.
     pub is_short: AtomicBool,
     /// Slabs that it may still have moved in this minute, and questions until the next one begins.
@@ -60,8 +67,24 @@ impl Node {
         let [standing, held, domain, life, number] = [0; 5].map(AtomicU32::new);
         let [distrusted, is_short] = [false; 2].map(AtomicBool::new);
         let [may_move, minute] = [0; 2].map(AtomicU32::new);
-        let silent = AtomicU64::new(0);
-        Node { session, standing, held, domain, life, number, distrusted, is_short, may_move, minute, silent }
+        let [silent, gone] = [0; 2].map(AtomicU64::new);
+        let (doubt, owed) = (Lock::new(None), Lock::new(Vec::new()));
+        Node {
+            session,
+            standing,
+            held,
+            domain,
+            life,
+            number,
+            distrusted,
+            doubt,
+            gone,
+            owed,
+            is_short,
+            may_move,
+            minute,
+            silent,
+        }
     }
 
     pub fn session(&self) -> &'static Session {
@@ -80,6 +103,7 @@ impl Node {
             2 => Standing::Leaving,
             3 => Standing::Left,
             4 => Standing::Orphaned,
+            6 => Standing::Away,
             _ => Standing::Lost,
         }
     }
@@ -91,6 +115,11 @@ impl Node {
     /// Whether it lays records of lines onto slabs: its software NIC does, a card does not.
     pub fn takes_records(&self) -> bool {
         !self.session().is_wired() && !self.session().is_mapped()
+    }
+
+    /// Whether copies are made there.
+    pub fn grants(&self) -> bool {
+        self.standing() == Standing::In && !self.distrusted.load(Ordering::Relaxed)
     }
 
     /// Whether it answers, as far as is known.
@@ -138,6 +167,8 @@ pub struct Nodes {
     domains: AtomicU32,
     /// Some node was lost, with its memory.
     lost: AtomicBool,
+    /// Some node sent a page that does not open.
+    pub(crate) any_distrusted: AtomicBool,
     /// Random numbers drawn for placement.
     drawn: AtomicU64,
     /// They are a simulator's, and so is their time.
@@ -151,6 +182,7 @@ impl Nodes {
             count: AtomicUsize::new(0),
             domains: AtomicU32::new(MAX_NODES as u32 + 1),
             lost: AtomicBool::new(false),
+            any_distrusted: AtomicBool::new(false),
             drawn: AtomicU64::new(0),
             simulated,
         }
@@ -174,6 +206,7 @@ impl Nodes {
             to.number.store(from.number.load(Ordering::Relaxed), Ordering::Relaxed);
             to.distrusted.store(from.distrusted.load(Ordering::Relaxed), Ordering::Relaxed);
         }
+        twin.any_distrusted.store(self.any_distrusted.load(Ordering::Relaxed), Ordering::Relaxed);
         twin.domains.store(self.domains.load(Ordering::Relaxed), Ordering::Relaxed);
         twin.lost.store(self.any_lost(), Ordering::Relaxed);
         twin.count.store(self.all().len(), Ordering::Release);
@@ -211,7 +244,7 @@ impl Nodes {
     }
 
     /// A node joins. The caller holds the lock of changes.
-    pub(super) fn add(&self, session: Session) -> Result<usize, NoPlace> {
+    pub(crate) fn add(&self, session: Session) -> Result<usize, NoPlace> {
         let number = self.number_for(session.node()).ok_or(NoPlace::TooMany)?;
         let node = &self.list[number];
         let domain = session.domain();

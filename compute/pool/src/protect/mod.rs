@@ -177,9 +177,15 @@ impl Losses<'_> {
     /// and the change of the words are one step.
     fn can_spare(self, known: usize, lost: &Lost) -> bool {
         let (number, life) = (known & ((1 << LIFE_SHIFT) - 1), known >> LIFE_SHIFT);
+        self.spare(number, lost, Some(life))
+    }
+
+    /// The same of the node that has a number. `silent`: which of those that had it does not answer, and
+    /// may have its memory still.
+    pub(crate) fn spare(self, number: usize, lost: &Lost, silent: Option<usize>) -> bool {
         let mut changing = self.changes.now.lock();
         let nodes = self.tables.nodes.all();
-        if !nodes[number].is_there() || nodes[number].life() as usize != life {
+        if !nodes[number].is_there() || silent.is_some_and(|life| nodes[number].life() as usize != life) {
             // Another thread was first, or the number is another node's by now.
             return true;
         }
@@ -203,7 +209,8 @@ impl Losses<'_> {
         if !(0..slabs.list.len()).filter(live).all(elsewhere) {
             return false;
         }
-        self.let_go(&mut changing, &slabs, number, lost, false);
+        let standing = if silent.is_some() && self.keeps(number) { Standing::Away } else { Standing::Lost };
+        self.let_go(&mut changing, &slabs, number, lost, standing);
         true
     }
 }

@@ -93,10 +93,14 @@ impl Repair<'_> {
             return any.then_some(Lacks::Home(index));
         }
         let on_disk = |nth: usize| self.tables.homes.home(word, nth).node == DISK;
-        let filling = |nth: &usize| whole(1 - nth) && word.state(*nth) == State::Filling;
+        // One whose other home is lost is whole where it lacks nothing.
+        let alone =
+            |nth: usize| word.state(1 - nth) == State::Absent && self.tables.homes.next_stale(word, nth, 0).is_none();
+        let filling = |nth: &usize| word.state(*nth) == State::Filling && (whole(1 - nth) || alone(*nth));
         if let Some(nth) = (0..HOMES).find(filling) {
             let may = !on_disk(nth) || self.tables.protection.disk().is_some_and(Disk::may_fill);
-            return (may && !self.is_put_off(word, 1 - nth)).then_some(Lacks::Bytes(index, nth));
+            let waits = whole(1 - nth) && self.is_put_off(word, 1 - nth);
+            return (may && !waits).then_some(Lacks::Bytes(index, nth));
         }
         let way = (0..HOMES).find(|&nth| leaving(nth) && whole(nth) && whole(1 - nth));
         if let Some(nth) = way {
@@ -120,9 +124,8 @@ impl Repair<'_> {
         // An empty one of a node that is left goes back by itself.
         let moves = leaving(only) && (!slab.is_idle() || slab.seat == Seat::Parity);
         let beside = self.tables.nodes_beside(index);
-        let elsewhere =
-            |(number, standing): (usize, Standing)| standing == Standing::In && !beside.contains(&(number as u32));
-        let nodes = self.tables.nodes.all().iter().map(|node| node.standing()).enumerate();
+        let elsewhere = |(number, grants): (usize, bool)| grants && !beside.contains(&(number as u32));
+        let nodes = self.tables.nodes.all().iter().map(Node::grants).enumerate();
         ((protects && !leaving(only) || moves) && nodes.into_iter().any(elsewhere)).then_some(Lacks::Home(index))
     }
 

@@ -1,6 +1,6 @@
 //! Requests on the control connection: those that are waited for, and questions that can wait.
 
-use super::{HASTE, Membership, SILENT_NS, SLOW};
+use super::{Control, HASTE, Membership, SILENT_NS, SLOW};
 use crate::Lost;
 use crate::link::Passed;
 use crate::session::dial::{Broken, NoDial, exchange, receive_answer};
@@ -90,9 +90,13 @@ impl Membership {
     /// `within_ns`. `None`: there is no answer yet. The next call takes the late answer, and a node
     /// that is only slow or stopped keeps its connection.
     pub fn ask_soon(&self, ask: Ask, within_ns: u64) -> Option<Reply> {
-        let _signals = SignalsBlocked::new();
         self.check().ok()?;
-        let mut control = self.control.try_lock()?;
+        self.ask_by(&mut *self.control.try_lock()?, ask, within_ns)
+    }
+
+    /// [`Membership::ask_soon`], also of a member that was given up.
+    pub(super) fn ask_by(&self, control: &mut Control, ask: Ask, within_ns: u64) -> Option<Reply> {
+        let _signals = SignalsBlocked::new();
         let link = control.link.as_ref()?;
         let (number, answered) = match control.owed {
             0 => {

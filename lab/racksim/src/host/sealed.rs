@@ -8,10 +8,13 @@ use super::{Host, Page};
 use crate::Mistake;
 use crate::judge::{Broken, Copies, Home, Judge, Verdict};
 use farmem_pool::homes::State;
-use farmem_pool::{MAX_NODES, Protect, Sealing};
+use farmem_pool::{Back, Doubt, MAX_NODES, Protect, Sealing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SlabId};
 use farmem_protocol::random::Random;
 use std::collections::BTreeSet;
+
+/// Between looks whether a node is back.
+const PAUSE_NS: u64 = 20_000_000;
 
 /// A page of a node's memory: its slab's name there, and where the page lies in it.
 pub type Spot = (SlabId, u64);
@@ -45,8 +48,16 @@ impl Host {
             let at = self.landing.as_mut_ptr().cast::<u8>();
             // SAFETY: a page of ours. Nothing lands there now.
             let Err(altered) = (unsafe { self.pool.seals().open(slot, at.cast_const(), at) }) else { return Ok(true) };
-            if self.mistake == Some(Mistake::OtherNotAsked) || !self.pool.seals().distrust(from, &altered) {
+            if self.mistake == Some(Mistake::OtherNotAsked) {
                 return Ok(false);
+            }
+            match self.pool.seals().distrust(from, &altered) {
+                Doubt::Again => {}
+                Doubt::Wait => {
+                    self.wait_for_away();
+                    continue;
+                }
+                Doubt::Lost => return Ok(false),
             }
             self.told += 1;
             let of = self.joined.iter().find(|(.., number)| Some(*number as u32) == from);
@@ -55,6 +66,23 @@ impl Host {
                 Some(sender) => from = sender,
                 None => return Ok(false),
             }
+        }
+    }
+
+    /// Lets time pass, as what the caller needs is at a node that was given up and may come back.
+    fn wait_for_away(&mut self) {
+        self.pool.losses().pause(PAUSE_NS);
+        let _ = self.pool.losses().tend();
+        self.take_back();
+    }
+
+    /// Takes nodes that were given up and are back into use again.
+    pub(super) fn take_back(&mut self) {
+        for Back { numbers: (old, new), .. } in self.pool.moves().take_back(&mut self.writes) {
+            let was = self.joined.iter().find(|(.., number)| *number == old).copied();
+            self.joined.retain(|(.., number)| *number != new);
+            self.joined.extend(was.map(|(node, life, _)| (node, life, new)));
+            self.returned += 1;
         }
     }
 

@@ -1,0 +1,188 @@
+//! Sealed slabs with two copies: the node of one is silent and given up, and the other node alters what it
+//! has. What the first one kept is used when it answers again.
+
+#![allow(unsafe_code)] // Pages are sealed and opened where they lie.
+
+mod common;
+
+use common::{all_done, alloc, leave_once, page, repaired};
+use farmem_pool::homes::State;
+use farmem_pool::{Doubt, Lane, Pool, Protect, Sealing, Standing};
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
+use farmem_sim::Network;
+use std::sync::Arc;
+
+const MS: u64 = 1_000_000;
+
+/// Two nodes or more, a lane, and ten slots with a number each.
+struct Sealed {
+    networks: Vec<Arc<Network>>,
+    pool: &'static Pool,
+    lane: Lane,
+    slots: Vec<FarSlot>,
+}
+
+impl Sealed {
+    fn new(slabs: &[u64]) -> Sealed {
+        let (networks, pool) = common::pool(slabs);
+        let pool: &'static Pool = Box::leak(Box::new(pool));
+        pool.protect(Protect::Mirror);
+        pool.seals().begin(Sealing::Whole).unwrap();
+        let mut sealed = Sealed { networks, pool, lane: Lane::new(), slots: alloc(pool, 10) };
+        (0..10).for_each(|nth| sealed.write(nth, nth as u64 + 1));
+        sealed
+    }
+
+    fn write(&mut self, nth: usize, value: u64) {
+        let mut page = page(value);
+        let at = page.as_mut_ptr().cast::<u8>();
+        // SAFETY: a page of ours, which outlives the operation.
+        unsafe {
+            assert!(self.pool.seals().seal(self.slots[nth], at.cast_const(), at));
+            self.lane.write(self.pool, 7, self.slots[nth], 0, at, PAGE_BYTES as u32);
+        }
+        assert!(all_done(self.pool, &mut self.lane).iter().all(|(_, result)| result.is_ok()));
+    }
+
+    /// The number in a slot, or what is to be done about the page that does not open.
+    fn read(&mut self, nth: usize) -> Result<u64, Doubt> {
+        let (mut found, mut done) = (page(u64::MAX), Vec::new());
+        let (slot, at) = (self.slots[nth], found.as_mut_ptr().cast::<u8>());
+        // SAFETY: as above.
+        unsafe { self.lane.read(self.pool, 9, slot, 0, at, PAGE_BYTES as u32) };
+        self.lane.doorbell(self.pool);
+        while self.lane.in_flight() > 0 {
+            self.lane.wait(self.pool, &mut done, std::time::Duration::from_secs(1));
+        }
+        if done[0].result.is_err() {
+            return Err(Doubt::Lost);
+        }
+        // SAFETY: as above; nothing is under way.
+        match unsafe { self.pool.seals().open(slot, at.cast_const(), at) } {
+            Ok(()) => Ok(found[0]),
+            Err(altered) => Err(self.pool.seals().distrust(done[0].from, &altered)),
+        }
+    }
+
+    /// A node alters what it has of a slot.
+    fn alter(&self, node: usize, nth: usize) {
+        let names = self.pool.names(self.slots[nth].slab_index());
+        let (_, slab) = names.into_iter().flatten().find(|(number, _)| *number == node).unwrap();
+        let at = self.slots[nth].offset();
+        let done = self.networks[node].with_nic(|nic| {
+            let mut page = nic.peek(slab, at, PAGE_BYTES as u32).unwrap();
+            page[100] ^= 1;
+            nic.poke(slab, at, &page)
+        });
+        assert_eq!(done, Some(true));
+    }
+
+    /// The second node is stopped for so long, and given up by a write.
+    fn second_is_given_up(&mut self, ns: u64) {
+        self.networks[1].stop_node(ns);
+        self.write(0, 101);
+        assert_eq!(self.pool.nodes().standing(1), Some(Standing::Away));
+        let states = self.pool.homes(self.slots[0].slab_index()).map(|home| home.map(|(_, state)| state));
+        assert!(states.contains(&Some(State::Behind)) && states.contains(&Some(State::Whole)), "{states:?}");
+    }
+
+    /// Lets time pass as housekeeping does; whether a node has come back.
+    fn comes_back(&mut self, ns: u64) -> bool {
+        self.networks[0].pass(ns);
+        self.networks.iter().skip(1).for_each(|network| network.pass(ns));
+        let _ = self.pool.losses().tend();
+        leave_once(self.pool);
+        !self.pool.moves().take_back(&mut self.lane).is_empty()
+    }
+}
+
+#[test]
+fn what_a_given_up_node_kept_is_read_when_the_other_one_lies() {
+    let mut sealed = Sealed::new(&[2, 2]);
+    sealed.second_is_given_up(2_000 * MS);
+    sealed.write(3, 104);
+    sealed.alter(0, 5);
+    assert_eq!(sealed.read(5), Err(Doubt::Wait));
+    assert!(!sealed.comes_back(300 * MS));
+    assert_eq!((sealed.read(5), sealed.read(3)), (Err(Doubt::Wait), Ok(104)));
+    assert!((0..20).any(|_| sealed.comes_back(250 * MS)));
+    // The liar is asked for nothing that the other one has. What changed meanwhile it has alone.
+    assert_eq!(sealed.pool.nodes().standing(2), Some(Standing::In));
+    assert_eq!(sealed.read(5), Ok(6));
+    sealed.alter(0, 4);
+    assert_eq!((sealed.read(4), sealed.read(3), sealed.read(0)), (Ok(5), Ok(104), Ok(101)));
+    assert!(repaired(sealed.pool, &mut sealed.lane));
+    assert_eq!(sealed.pool.losses().tend(), Ok(()));
+    let all: Vec<_> = (0..10).map(|nth| sealed.read(nth)).collect();
+    assert_eq!(all, [101, 2, 3, 104, 5, 6, 7, 8, 9, 10].map(Ok));
+}
+
+/// The liar is read for what it alone has, and given up once that is copied.
+#[test]
+fn a_liar_goes_when_what_it_alone_has_is_copied() {
+    let mut sealed = Sealed::new(&[2, 2]);
+    sealed.second_is_given_up(500 * MS);
+    sealed.alter(0, 5);
+    assert_eq!(sealed.read(5), Err(Doubt::Wait));
+    assert!((0..20).any(|_| sealed.comes_back(250 * MS)));
+    (1..10).filter(|nth| *nth != 5).for_each(|nth| sealed.alter(0, nth));
+    assert_eq!((0..10).map(|nth| sealed.read(nth)).filter(Result::is_ok).count(), 10);
+    assert_eq!(sealed.pool.nodes().standing(0), Some(Standing::In), "it has a page alone");
+    assert!(repaired(sealed.pool, &mut sealed.lane));
+    assert_eq!(sealed.pool.losses().tend(), Ok(()));
+    assert_eq!(sealed.pool.nodes().standing(0), Some(Standing::Lost));
+    let all: Vec<_> = (0..10).map(|nth| sealed.read(nth)).collect();
+    assert_eq!(all, [101, 2, 3, 4, 5, 6, 7, 8, 9, 10].map(Ok));
+}
+
+/// Repair copies no page that does not open: the new copy goes on lacking it.
+#[test]
+fn repair_opens_what_it_copies() {
+    let mut sealed = Sealed::new(&[2, 2]);
+    sealed.second_is_given_up(60_000 * MS);
+    sealed.alter(0, 5);
+    let (_third, session) = common::node(9, 2);
+    sealed.pool.add_node(session).unwrap();
+    let index = sealed.slots[0].slab_index();
+    sealed.pool.moves().add_home(index).unwrap();
+    leave_once(sealed.pool);
+    assert!(!common::fill(sealed.pool, &mut sealed.lane, index, 1), "it lacks a page");
+    assert_eq!(sealed.pool.moves().next_stale(index, 1, 0), Some(sealed.slots[5]));
+    assert_eq!(sealed.read(5), Err(Doubt::Lost));
+    // It is written anew.
+    sealed.write(5, 106);
+    assert!(common::fill(sealed.pool, &mut sealed.lane, index, 1));
+    sealed.networks[0].kill_node();
+    assert_eq!((sealed.read(5), sealed.read(0), sealed.read(4)), (Ok(106), Ok(101), Ok(5)));
+}
+
+/// A node whose memory is gone, or that stays away for as long as a stopped one is waited for, is lost.
+#[test]
+fn a_node_that_does_not_come_back_is_lost() {
+    let mut sealed = Sealed::new(&[2, 2]);
+    sealed.second_is_given_up(60_000 * MS);
+    sealed.alter(0, 5);
+    let rounds = (0..400).take_while(|_| sealed.read(5) == Err(Doubt::Wait) && !sealed.comes_back(250 * MS)).count();
+    assert!((100..140).contains(&rounds), "{rounds}");
+    assert_eq!((sealed.pool.nodes().standing(1), sealed.read(5)), (Some(Standing::Lost), Err(Doubt::Lost)));
+    let mut sealed = Sealed::new(&[2, 2]);
+    sealed.second_is_given_up(500 * MS);
+    sealed.networks[1].kill_node();
+    sealed.networks[1].start_node(2 << 26);
+    assert!(!(0..8).any(|_| sealed.comes_back(250 * MS)));
+    assert_eq!(sealed.pool.nodes().standing(1), Some(Standing::Lost));
+}
+
+/// Slabs that were given back while their node was away are the node's again when it is back.
+#[test]
+fn nothing_is_held_at_a_node_for_good() {
+    let mut sealed = Sealed::new(&[2, 2]);
+    sealed.second_is_given_up(500 * MS);
+    sealed.pool.slots().free(&sealed.slots.clone());
+    sealed.pool.slots().shrink(0);
+    assert_eq!((sealed.networks[0].lent(), sealed.networks[1].lent()), (0, 64 << 20));
+    (0..8).for_each(|_| {
+        sealed.comes_back(250 * MS);
+    });
+    assert_eq!(sealed.networks[1].lent(), 0);
+}
