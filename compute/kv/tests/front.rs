@@ -80,6 +80,10 @@ fn clients_are_served() {
         ("ZINCRBY zset 5 one", "6"),
         ("ZRANGE zset 0 -1 WITHSCORES", "[two 2 three 3 one 6]"),
         ("ZRANGEBYSCORE zset (2 +inf", "[three one]"),
+        // As strtod reads them: nothing is 0, and blanks before a number are passed over.
+        ("ZCOUNT zset  2", ":1"),
+        ("ZCOUNT zset \t2 \n3", ":2"),
+        ("ZCOUNT zset 2\t 3", "-ERR min or max is not a float"),
         ("ZPOPMIN zset", "[two 2]"),
         ("ZREMRANGEBYSCORE zset -inf inf", ":2"),
         ("PFADD pf a b c", ":1"),

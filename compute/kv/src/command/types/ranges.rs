@@ -14,6 +14,10 @@ pub struct Bound(f64, bool);
 impl Bound {
     pub fn of(arg: &[u8]) -> Result<Bound, Fail> {
         let (number, open) = arg.strip_prefix(b"(").map_or((arg, false), |rest| (rest, true));
+        // By strtod alone, as redis does it: blanks before a number are passed over, and nothing is 0.
+        let blank = |byte: &u8| byte.is_ascii_whitespace() || *byte == 0x0b;
+        let begin = number.iter().take_while(|byte| blank(byte)).count();
+        let number = if number.is_empty() { b"0" } else { &number[begin..] };
         let number = parse_float(number).ok_or_else(|| Fail::new("min or max is not a float"))?;
         Ok(Bound(number, open))
     }
