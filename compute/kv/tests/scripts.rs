@@ -359,6 +359,22 @@ fn slow_scripts_let_the_front_end_live() {
     assert!(longest < Duration::from_secs(4), "{longest:?}");
 }
 
+/// What others take of the machine is no time of a script.
+#[test]
+fn a_script_goes_on_when_its_front_end_has_stood_still() {
+    let (_node, front) = front("still");
+    let mut client = front.client();
+    for round in 0..4u64 {
+        let script = "local n = 0; for i = 1, 1e6 do n = n + i % 7 end; return redis.call('incr', KEYS[1])";
+        client.send(&["EVAL", script, "1", "k"]).unwrap();
+        std::thread::sleep(Duration::from_millis(1 + 2 * round));
+        world::process::signal(&front, "-STOP");
+        std::thread::sleep(Duration::from_millis(600));
+        world::process::signal(&front, "-CONT");
+        assert_eq!(client.reply().unwrap(), format!(":{}", round + 1));
+    }
+}
+
 #[test]
 fn any_number_of_scripts_may_come() {
     let (_node, front) = front("many");

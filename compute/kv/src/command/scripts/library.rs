@@ -17,7 +17,6 @@ use mlua::chunk::ChunkMode;
 use mlua::{Function, IntoLuaMulti, Lua, LuaString, MultiValue, Table, Value};
 use std::cell::Cell;
 use std::rc::Rc;
-use std::time::Instant;
 
 /// Functions that would lead out of the machine, into its inside, or past the clock: a coroutine's
 /// instructions are counted apart.
@@ -144,7 +143,7 @@ pub fn lay(lua: &Lua, globals: &Table, sealed: &Table, own: &Table, call: &Curre
     let call = Rc::clone(call);
     let collect = move |lua: &Lua, ()| {
         // To look for garbage takes time, and is one instruction.
-        match call.borrow().as_ref().is_some_and(|(_, until)| Instant::now() >= *until) {
+        match call.borrow().as_ref().is_some_and(|(_, until)| until.is_over()) {
             true => Err(late()),
             false => lua.gc_collect(),
         }
@@ -200,7 +199,7 @@ pub fn redis(lua: &Lua, own: &Table, call: &Current, version: &Rc<Cell<u8>>) -> 
     let ask = Rc::new(move |lua: &Lua, args: Result<Request, Reply>| {
         // Not borrowed while the command runs.
         let Some((now, until)) = current.borrow().clone() else { return Err(error("no script runs")) };
-        if Instant::now() >= until {
+        if until.is_over() {
             return Err(late());
         }
         let reply = args.map_or_else(|refused| refused, |args| carry_out(&now, args, wanted.get()));

@@ -5,15 +5,16 @@
 //! the libraries' tables cannot be changed. Its memory and its time have limits.
 
 use super::convert::to_reply;
-use super::{TIME, bits, json, library, msgpack, shebang, structs};
+use super::{CLOCK, TIME, bits, json, library, msgpack, shebang, structs};
 use crate::command::{Call, Fail};
 use crate::resp::Reply;
+use farmem_sys::raw::thread_cpu_ns;
 use mlua::chunk::ChunkMode;
 use mlua::{Function, HookTriggers, Lua, LuaOptions, StdLib, Table, Value, VmState};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes that scripts may hold.
 pub const MEMORY: usize = 128 << 20;
@@ -23,7 +24,30 @@ const LOOK: u32 = 100;
 const COMPILED: usize = 256;
 
 /// The request whose script runs, and when its time is over.
-pub type Current = Rc<RefCell<Option<(Call, Instant)>>>;
+pub type Current = Rc<RefCell<Option<(Call, Until)>>>;
+
+/// When a script's time is over: by the CPU time of this thread, and by the clock. Others may take the machine
+/// meanwhile; other front ends take one that is silent for dead.
+#[derive(Clone, Copy, Debug)]
+pub struct Until {
+    cpu_ns: u64,
+    clock: Instant,
+    /// Before that so much CPU time cannot have passed. To ask for it is a system call, and the clock is not.
+    soonest: Instant,
+}
+
+impl Until {
+    /// From now on so much CPU time, and until then by the clock.
+    pub fn new(cpu: Duration, clock: Instant) -> Until {
+        Until { cpu_ns: thread_cpu_ns() + cpu.as_nanos() as u64, clock, soonest: Instant::now() + cpu }
+    }
+
+    /// Whether it is over.
+    pub fn is_over(self) -> bool {
+        let now = Instant::now();
+        now >= self.clock || now >= self.soonest && thread_cpu_ns() >= self.cpu_ns
+    }
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -99,7 +123,7 @@ impl Machine {
         call: Call,
         (name, text): (&[u8], &[u8]),
         named: usize,
-        until: Instant,
+        until: Until,
     ) -> Result<(Reply, bool), Fail> {
         let function = self.compile(name, text)?;
         // Lua 5.1 does not look for garbage when it runs out of memory.
@@ -135,9 +159,9 @@ impl Machine {
 
     /// Ends the script when its time is over. From then on every instruction fails, so it cannot
     /// catch that for long.
-    fn limit_time(&self, until: Instant) -> mlua::Result<()> {
+    fn limit_time(&self, until: Until) -> mlua::Result<()> {
         self.lua.set_global_hook(HookTriggers::new().every_nth_instruction(LOOK), move |lua, _| {
-            if Instant::now() < until {
+            if !until.is_over() {
                 return Ok(VmState::Continue);
             }
             Err(stop(lua, late))
@@ -158,7 +182,8 @@ pub fn astray() -> mlua::Error {
 
 /// The error of a script whose time is over.
 pub fn too_slow() -> String {
-    format!("the script ran for more than {} ms: it changes nothing", TIME.as_millis())
+    let [cpu, clock] = [TIME, CLOCK].map(|time| time.as_millis());
+    format!("the script ran for more than {cpu} ms of CPU time, or {clock} ms: it changes nothing")
 }
 
 /// The error of a script whose time is over.
@@ -202,4 +227,16 @@ fn first_line(e: &mlua::Error) -> String {
     let line = text.lines().next().unwrap_or_default();
     let line = line.strip_prefix("runtime error: ").or_else(|| line.strip_prefix("syntax error: ")).unwrap_or(line);
     line.to_owned()
+}
+
+#[test]
+fn time_is_over_by_the_cpu_or_by_the_clock() {
+    let (hour, now) = (Duration::from_secs(3600), Instant::now());
+    let by_cpu = Until::new(Duration::from_millis(20), now + hour);
+    std::thread::sleep(Duration::from_millis(60));
+    assert!(!by_cpu.is_over(), "it has slept");
+    while !by_cpu.is_over() {
+        assert!(now.elapsed() < hour / 60);
+    }
+    assert!(Until::new(hour, now).is_over() && !Until::new(hour, now + hour).is_over());
 }

@@ -28,7 +28,8 @@ use super::{Answered, Call, Fail, args, channels};
 use crate::index::Found;
 use crate::keyspace::Change;
 use crate::resp::{Reply, Request};
-use machine::Machine;
+use farmem_sys::raw::thread_cpu_ns;
+use machine::{Machine, Until};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -36,9 +37,11 @@ use std::time::{Duration, Instant};
 
 /// Bytes of the scripts that are kept. Of more, the oldest is forgotten.
 const KEPT: usize = 4 << 20;
-/// How long a script may run, with all its attempts. Other front ends take one that is silent for
-/// dead.
+/// CPU time that a script may take, with all runs of an attempt.
 const TIME: Duration = Duration::from_millis(500);
+/// How long an attempt may take by the clock: less than a lease, and than the 5 s after which other front ends take a
+/// silent one for dead.
+const CLOCK: Duration = Duration::from_millis(1500);
 /// The time that scripts together may take before the event loop has its turn again.
 const TURN: Duration = Duration::from_millis(50);
 
@@ -171,9 +174,9 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     if call.draft.is_none() {
         scripts.turn(call).await;
     }
-    let until = Instant::now() + TIME;
+    let until = Instant::now() + CLOCK;
     let seed = call.store().random(usize::MAX) as u64;
-    let script = Script { call, text, sha, reads, named, until, spent: Cell::default(), seed };
+    let script = Script { call, text, sha, reads, named, until, spent: Cell::new((Duration::ZERO, until)), seed };
     if let Some(draft) = &call.draft {
         return script.in_transaction(draft);
     }
@@ -209,22 +212,26 @@ struct Script<'a> {
     /// Number of keys in KEYS.
     named: usize,
     until: Instant,
-    /// For how long it has run.
-    spent: Cell<Duration>,
+    /// CPU time of its runs, and the end of the attempt of which they are.
+    spent: Cell<(Duration, Instant)>,
     /// Of its random numbers, in all of its attempts.
     seed: u64,
 }
 
 impl Script<'_> {
-    /// Runs it on a draft, from its first line to its last. The reply, and whether it has failed.
+    /// Runs it on a draft, from its first line to its last, in an attempt that must have ended until then. The reply,
+    /// and whether it has failed.
     fn on(&self, draft: &Rc<Draft>, until: Instant) -> Result<(Reply, bool), Fail> {
         draft.read_only.set(self.reads);
         let call = Call { draft: Some(Rc::clone(draft)), in_exec: true, ..self.call.clone() };
         let (scripts, began) = (&self.call.front.scripts, Instant::now());
-        let ended = scripts.machine()?.run(call, (&self.sha, &self.text), self.named, until);
-        let took = began.elapsed();
-        self.spent.set(self.spent.get() + took);
-        scripts.took(self.call.front.turns.get(), took);
+        // What the verbs between its runs take is no time of its.
+        let spent = Some(self.spent.get()).filter(|spent| spent.1 == until).map_or(Duration::ZERO, |spent| spent.0);
+        let (limit, cpu_ns) = (Until::new(TIME.saturating_sub(spent), until), thread_cpu_ns());
+        let ended = scripts.machine()?.run(call, (&self.sha, &self.text), self.named, limit);
+        let took = Duration::from_nanos(thread_cpu_ns().saturating_sub(cpu_ns));
+        self.spent.set((spent + took, until));
+        scripts.took(self.call.front.turns.get(), began.elapsed());
         ended
     }
 
@@ -246,9 +253,7 @@ impl Script<'_> {
         let change = |there: Option<&Found>| -> Result<Change<Reply>, Fail> {
             let draft = Rc::new(Draft::new(self.call.store().now_ms(), self.seed));
             draft.enter(key, there.map(|found| found.object.clone()));
-            // What the verbs between its attempts take is no time of its.
-            let until = Instant::now() + TIME.saturating_sub(self.spent.get());
-            let (reply, failed) = self.on(&draft, until)?;
+            let (reply, failed) = self.on(&draft, self.until)?;
             if let Some(other) = draft.missed().first() {
                 wide.set(true);
                 let other = String::from_utf8_lossy(other).into_owned();
@@ -277,7 +282,7 @@ impl Script<'_> {
             return Err(Fail::new(format!("the script uses more than {KEYS} keys")));
         }
         let (too_slow, watched) = (machine::too_slow(), &[][..]);
-        let several = Several { call: self.call, seed: self.seed, time: TIME, too_slow, watched };
+        let several = Several { call: self.call, seed: self.seed, time: CLOCK, too_slow, watched };
         let ended = several.run(named.to_vec(), async |draft, until| self.on(draft, until)).await?;
         Ok(ended.unwrap_or(Reply::Null))
     }

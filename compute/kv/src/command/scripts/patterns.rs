@@ -9,12 +9,11 @@ mod matcher;
 
 use self::matcher::{Match, Matched};
 use super::library::error;
-use super::machine::{Current, MEMORY, late};
+use super::machine::{Current, MEMORY, Until, late};
 use memchr::memmem::Finder;
 use mlua::{Function, Lua, LuaString, MultiValue, Table, Value};
 use std::cell::Cell;
 use std::rc::Rc;
-use std::time::Instant;
 
 /// The most bytes of a pattern. Its items are matched within each other, on the thread's stack.
 const PATTERN: usize = 1024;
@@ -97,7 +96,7 @@ pub fn install(lua: &Lua, strings: &Table, call: &Current) -> mlua::Result<()> {
 }
 
 /// When the script that runs must have ended.
-fn until(call: &Current) -> Option<Instant> {
+fn until(call: &Current) -> Option<Until> {
     call.borrow().as_ref().map(|(_, until)| *until)
 }
 
@@ -137,7 +136,7 @@ fn find(
 
 /// Where a text has another first. The time grows with the bytes of both, and the clock is looked
 /// at after each [`STRETCH`] of them.
-fn position(text: &[u8], other: &[u8], until: Option<Instant>) -> Matched<usize> {
+fn position(text: &[u8], other: &[u8], until: Option<Until>) -> Matched<usize> {
     let finder = Finder::new(other);
     // Each stretch overlaps the one before by what another's beginning can take there.
     let stretch = STRETCH.max(other.len());
@@ -147,7 +146,7 @@ fn position(text: &[u8], other: &[u8], until: Option<Instant>) -> Matched<usize>
         if let Some(found) = finder.find(&text[at..end]) {
             return Ok(Some(at + found));
         }
-        if until.is_some_and(|until| Instant::now() >= until) {
+        if until.is_some_and(Until::is_over) {
             return Err(late());
         }
         at += stretch;

@@ -1,9 +1,8 @@
 //! One match of a pattern, item by item, with a look at the clock every few thousand steps.
 
 use crate::command::scripts::library::error;
-use crate::command::scripts::machine::late;
+use crate::command::scripts::machine::{Until, late};
 use mlua::{Lua, MultiValue, Value};
-use std::time::Instant;
 
 /// Captures of a pattern, at most.
 const CAPTURES: usize = 32;
@@ -26,7 +25,7 @@ pub(super) struct Match<'a> {
     pub(super) text: &'a [u8],
     pub(super) pattern: &'a [u8],
     pub(super) captures: Vec<(usize, Len)>,
-    pub(super) until: Option<Instant>,
+    pub(super) until: Option<Until>,
     /// Steps so far, and at how many the clock is looked at next.
     steps: u64,
     look: u64,
@@ -35,7 +34,7 @@ pub(super) struct Match<'a> {
 pub(super) type Matched<T> = mlua::Result<Option<T>>;
 
 impl<'a> Match<'a> {
-    pub(super) fn new(text: &'a [u8], pattern: &'a [u8], until: Option<Instant>) -> Match<'a> {
+    pub(super) fn new(text: &'a [u8], pattern: &'a [u8], until: Option<Until>) -> Match<'a> {
         Match { text, pattern, captures: Vec::new(), until, steps: 0, look: LOOK }
     }
 
@@ -48,7 +47,7 @@ impl<'a> Match<'a> {
         self.steps += steps;
         if self.steps >= self.look {
             self.look = self.steps + LOOK;
-            if self.until.is_some_and(|until| Instant::now() >= until) {
+            if self.until.is_some_and(Until::is_over) {
                 return Err(late());
             }
         }
