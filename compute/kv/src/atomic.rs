@@ -17,21 +17,27 @@
 //! ([`crate::index`], `locked.rs`). Two transactions that meet are undone and begin again, after pauses
 //! that differ. GET and SET of a key that is not locked are what they are without transactions.
 //!
+//! A transaction that others have disturbed [`DISTURBED`] times *seizes* its keys: it locks them before it
+//! knows what becomes of them (`seized.rs`). So it comes about beside any changes of others.
+//!
 //! *A crash.* Locks are ended by whoever meets them, by the verdict. An adopter of a dead front end's
 //! verdict undoes it if it is undecided, and ends its locks at all nodes, before the memory is used again.
 
 mod batch;
 mod decided;
 mod part;
+mod seized;
 
 pub use batch::There;
 pub use decided::Changes;
+pub use seized::Seized;
+pub(crate) use seized::is_enough;
 
-use crate::copies::{Mode, is_done};
+use crate::copies::{Deciding, Mode, is_done};
 use crate::index::Found;
 use crate::index::locked::{DONE, UNDONE, last_word, verdict, verdict_bytes};
 use crate::keyspace::Keyspace;
-use crate::layout::{LOCK_BYTES, Slot, class_of};
+use crate::layout::{At, Hash, LOCK_BYTES, Slot, class_of};
 use crate::object::{self, Type, Value};
 use crate::rules::Bug;
 use crate::shard::{Shard, Trouble};
@@ -43,6 +49,8 @@ use std::rc::Rc;
 
 /// Attempts of a transaction that others undo.
 const ATTEMPTS: u32 = 200;
+/// Attempts that others may disturb before a transaction seizes its keys.
+pub const DISTURBED: u32 = 8;
 /// Keys that are found at once. Each may have 2 MiB.
 const TOGETHER: usize = 16;
 /// Verbs of one batch, at most.
@@ -101,6 +109,13 @@ impl Keyspace {
                 break;
             }
             parts.iter_mut().for_each(Part::reset);
+            if attempt >= DISTURBED {
+                parts = match Box::pin(self.by_seizing(io, parts, is_as_read)).await? {
+                    Ok(done) => return Ok(done),
+                    Err(parts) => parts,
+                };
+                continue;
+            }
             let Some(mut verdict) = self.hold_locks(io, &mut parts).await? else { continue };
             match self.find_parts(io, &mut parts, is_as_read, BRIEF).await? {
                 None => continue,
@@ -220,27 +235,22 @@ impl Keyspace {
     }
 
     /// Writes, locks and decides. False: another was first, and nothing was changed.
-    async fn attempt(&self, io: &Io, parts: &mut [Part], verdict_spot: &mut Spot) -> Result<bool, Trouble> {
-        let id = (self.random(1 << 31) as u64) << 33 | (self.random(1 << 31) as u64) << 2;
-        let (home, held) = (Rc::clone(&verdict_spot.shard), verdict_spot.held);
-        let _decides = home.reach.copies.decides(io).await;
-        let last = last_word(held.at, parts.len());
-        let mut writes: Vec<(Rc<Shard>, Vec<Verb>)> = Vec::new();
-        let mut entries = Vec::with_capacity(parts.len());
-        for part in parts.iter_mut() {
-            let Some((lock, object, entry)) = part.make(id, last) else { return Ok(false) };
-            // Also of a key that is only locked: its slot is not what was found.
-            if part.new != part.old || !home.reach.rules.get().broken(Bug::LockUntold) {
-                part.begin_writing();
-            }
-            into(&mut writes, &part.shard).extend(object.into_iter().chain([lock]));
-            entries.push(entry);
-        }
-        let now_s = (self.now_ms() / 1000) as u32;
-        let bytes = Rc::new(verdict(id, &entries, held.version, now_s));
-        into(&mut writes, &home).push(Verb::Write { at: held.at, bytes });
-        let fills = || matches!(home.reach.copies.mode(), Mode::Mending(_));
-        let filled = fills();
+    async fn attempt(&self, io: &Io, parts: &mut [Part], verdict: &mut Spot) -> Result<bool, Trouble> {
+        let home = Rc::clone(&verdict.shard);
+        let deciding = home.reach.copies.decides(io).await;
+        let (done, frozen) = self.try_once(io, parts, verdict).await?;
+        drop(deciding);
+        self.split_frozen(io, frozen).await?;
+        Ok(done)
+    }
+
+    /// [`Keyspace::attempt`], within which no pause begins. Returns also the tables that are to be split.
+    async fn try_once(&self, io: &Io, parts: &mut [Part], verdict: &mut Spot) -> Result<(bool, Vec<Frozen>), Trouble> {
+        let home = Rc::clone(&verdict.shard);
+        let Some(Laid { id, last, mut writes }) = self.lay(parts, verdict, false) else {
+            return Ok((false, Vec::new()));
+        };
+        let filled = fills(&home);
         // At one node the locks go with what they refer to, and behind it.
         let together = home.reach.copies.mode() == Mode::Single && writes.len() == 1 && writes[0].1.len() <= BATCH;
         let mut before = Vec::new();
@@ -251,17 +261,10 @@ impl Keyspace {
         // From here on others may read them.
         parts.iter_mut().filter_map(|part| part.lock.as_mut()).for_each(|lock| lock.kept = true);
         parts.iter_mut().filter_map(|part| part.spot.as_mut()).for_each(|spot| spot.kept = true);
-        verdict_spot.kept = true;
-        let rules = home.reach.rules.get();
-        let frozen = self.put_locks(io, parts, before).await?;
-        let all = frozen.is_none() || rules.broken(Bug::DecideUnlocked);
-        let state = home.reach.decide(io, last, id, if all { DONE } else { UNDONE }).await?;
-        let done = state == id | DONE;
-        if filled || fills() {
-            // The decision was the survivor's alone. The new node has the verdict as it was written.
-            let bytes = Rc::new(state.to_le_bytes().to_vec());
-            write_all(io, vec![(Rc::clone(&home), vec![Verb::Write { at: last, bytes }])]).await?;
-        }
+        verdict.kept = true;
+        let failed = self.put_locks(io, parts, before, false).await?;
+        let all = failed.is_empty() || home.reach.rules.get().broken(Bug::DecideUnlocked);
+        let done = self.decide(io, &home, (id, last), if all { DONE } else { UNDONE }, filled).await?;
         self.end_locks(io, parts, done).await?;
         for part in parts.iter_mut() {
             part.lock.iter_mut().for_each(Spot::retire);
@@ -270,24 +273,78 @@ impl Keyspace {
                 part.took_effect();
             }
         }
-        verdict_spot.retire();
-        for n in frozen.into_iter().flatten().filter(|_| !done) {
-            if let Some(found) = &parts[n].found {
-                parts[n].shard.index.split(io, found.table, parts[n].hash).await?;
-            }
-        }
-        Ok(done)
+        verdict.retire();
+        Ok((done, if done { Vec::new() } else { frozen(parts, &failed) }))
     }
 
-    /// Puts the locks into the slots. `None`: all of them. Else the parts whose table is being split.
-    /// `before`: WRITEs to the only node, which come before the locks.
-    async fn put_locks(&self, io: &Io, parts: &[Part], before: Vec<Verb>) -> Result<Option<Vec<usize>>, Trouble> {
+    /// Makes locks and their verdict; what is to be written. `holds`: the verdict will be undone. `None`: a part
+    /// lacks a place.
+    fn lay(&self, parts: &mut [Part], verdict_spot: &Spot, holds: bool) -> Option<Laid> {
+        let id = (self.random(1 << 31) as u64) << 33 | (self.random(1 << 31) as u64) << 2;
+        let (home, held) = (&verdict_spot.shard, verdict_spot.held);
+        let last = last_word(held.at, parts.len());
+        let mut writes: Vec<(Rc<Shard>, Vec<Verb>)> = Vec::new();
+        let mut entries = Vec::with_capacity(parts.len());
+        for part in parts.iter_mut() {
+            let (lock, object, entry) = part.make(id, last, holds)?;
+            // Also of a key that is only locked: its slot is not what was found.
+            if part.new != part.old || !home.reach.rules.get().broken(Bug::LockUntold) {
+                part.begin_writing();
+            }
+            into(&mut writes, &part.shard).extend(object.into_iter().chain([lock]));
+            entries.push(entry);
+        }
+        let now_s = (self.now_ms() / 1000) as u32;
+        let bytes = Rc::new(verdict(id, &entries, held.version, now_s));
+        into(&mut writes, home).push(Verb::Write { at: held.at, bytes });
+        Some(Laid { id, last, writes })
+    }
+
+    /// Decides a verdict, unless it is; whether its transaction takes effect. `filled`: a node was being filled
+    /// when it was written.
+    async fn decide(
+        &self,
+        io: &Io,
+        home: &Rc<Shard>,
+        (id, last): (u64, At),
+        state: u64,
+        filled: bool,
+    ) -> Result<bool, Trouble> {
+        let state = home.reach.decide(io, last, id, state).await?;
+        if filled || fills(home) {
+            // The decision was the survivor's alone. The new node has the verdict as it was written.
+            let bytes = Rc::new(state.to_le_bytes().to_vec());
+            write_all(io, vec![(Rc::clone(home), vec![Verb::Write { at: last, bytes }])]).await?;
+        }
+        Ok(state == id | DONE)
+    }
+
+    /// Splits tables whose slots were frozen.
+    async fn split_frozen(&self, io: &Io, frozen: Vec<Frozen>) -> Result<(), Trouble> {
+        for (shard, table, hash) in frozen {
+            shard.index.split(io, table, hash).await?;
+        }
+        Ok(())
+    }
+
+    /// Puts the locks into the slots. Returns the parts whose slots are not what was found, and whether the table
+    /// is being split. `before`: WRITEs to the only node, which come before the locks. `all`: the others are locked
+    /// even so.
+    async fn put_locks(
+        &self,
+        io: &Io,
+        parts: &[Part],
+        before: Vec<Verb>,
+        all: bool,
+    ) -> Result<Vec<(usize, bool)>, Trouble> {
         let mut order: Vec<usize> = (0..parts.len()).collect();
         // In one order for all: of two transactions that meet, the second then loses the first slot already.
         let slot_at = |n: usize| parts[n].found.as_ref().map_or(0, |found| found.slot_at);
         let spares = |part: &Part| {
             let vacant = part.found.as_ref().is_some_and(|found| found.object.kind() == Type::Vacant);
-            vacant && part.change.is_none() && part.shard.reach.rules.get().broken(Bug::LeaveAbsent)
+            let rules = part.shard.reach.rules.get();
+            part.change.is_none()
+                && (vacant && rules.broken(Bug::LeaveAbsent) || part.held.is_some() && rules.broken(Bug::TrustHolds))
         };
         order.retain(|&n| !spares(&parts[n]));
         order.sort_unstable_by_key(|&n| slot_at(n));
@@ -298,7 +355,7 @@ impl Keyspace {
         let put = |(shard, which): &(Rc<Shard>, Vec<usize>)| -> Pin<Box<dyn Future<Output = _> + '_>> {
             let (shard, which, mut before) = (Rc::clone(shard), which.clone(), before.clone());
             Box::pin(async move {
-                let swap = |&n: &usize| Verb::Cas { at: slot_at(n), old: parts[n].old.0, new: parts[n].locked.0 };
+                let swap = |&n: &usize| Verb::Cas { at: slot_at(n), old: parts[n].stands().0, new: parts[n].locked.0 };
                 let mut failed = Vec::new();
                 for some in which.chunks(BATCH) {
                     let writes = std::mem::take(&mut before);
@@ -308,7 +365,7 @@ impl Keyspace {
                     // What the locks refer to may not be there: they come out again.
                     failed.extend(some.first().filter(|_| !written.iter().all(is_done)).map(|&n| (n, false)));
                     for (&n, answer) in some.iter().zip(answers) {
-                        let (old, new) = (parts[n].old.0, parts[n].locked.0);
+                        let (old, new) = (parts[n].stands().0, parts[n].locked.0);
                         match shard.reach.settle(io, slot_at(n), old, new, answer).await {
                             Ok(Ok(())) => {}
                             Ok(Err(found)) => failed.push((n, Slot(found).is_frozen())),
@@ -316,7 +373,7 @@ impl Keyspace {
                             Err(trouble) => return Err(trouble),
                         }
                     }
-                    if !failed.is_empty() && !shard.reach.rules.get().broken(Bug::DecideUnlocked) {
+                    if !all && !failed.is_empty() && !shard.reach.rules.get().broken(Bug::DecideUnlocked) {
                         break;
                     }
                 }
@@ -329,36 +386,66 @@ impl Keyspace {
             // What is cached of it is outdated, and the next attempt would find it again.
             part.shard.near.cache.borrow_mut().forget(&part.key, part.hash);
         }
-        let frozen = failed.iter().filter(|(_, frozen)| *frozen).map(|(n, _)| *n).collect();
-        Ok(if failed.is_empty() { None } else { Some(frozen) })
+        Ok(failed)
     }
 
     /// Takes the locks out of the slots again, for the new values or the old ones.
     async fn end_locks(&self, io: &Io, parts: &[Part], done: bool) -> Result<(), Trouble> {
-        let mut batches: Vec<(Rc<Shard>, Vec<usize>)> = Vec::new();
-        for (n, part) in parts.iter().enumerate() {
-            into(&mut batches, &part.shard).push(n);
-        }
-        let end = |(shard, which): &(Rc<Shard>, Vec<usize>)| -> Pin<Box<dyn Future<Output = _> + '_>> {
-            let (shard, which) = (Rc::clone(shard), which.clone());
-            Box::pin(async move {
-                let last = |part: &Part| if done { part.new } else { part.old };
-                let at = |part: &Part| part.found.as_ref().map_or(0, |found| found.slot_at);
-                let swap = |&n: &usize| Verb::Cas { at: at(&parts[n]), old: parts[n].locked.0, new: last(&parts[n]).0 };
-                for some in which.chunks(BATCH) {
-                    let answers = shard.reach.verbs(io, some.iter().map(swap).collect()).await;
-                    for (&n, answer) in some.iter().zip(answers) {
-                        if !matches!(answer, Answer::Word(_)) {
-                            let (part, locked) = (&parts[n], parts[n].locked);
-                            shard.reach.take_lock_out(io, at(part), locked, last(part)).await?;
-                        }
+        let end = |part: &Part| {
+            let at = part.found.as_ref().map_or(0, |found| found.slot_at);
+            (Rc::clone(&part.shard), (at, part.locked, if done { part.new } else { part.old }))
+        };
+        take_out(io, parts.iter().map(end)).await
+    }
+}
+
+/// A table with a frozen slot, in which keys of this hash are.
+type Frozen = (Rc<Shard>, At, Hash);
+
+/// Locks and a verdict that are made.
+struct Laid {
+    id: u64,
+    /// Where the verdict's last word is.
+    last: At,
+    writes: Vec<(Rc<Shard>, Vec<Verb>)>,
+}
+
+/// Whether a node of this shard is being filled.
+fn fills(shard: &Shard) -> bool {
+    matches!(shard.reach.copies.mode(), Mode::Mending(_))
+}
+
+/// The tables that are to be split before the parts can be locked.
+fn frozen(parts: &[Part], failed: &[(usize, bool)]) -> Vec<Frozen> {
+    let which = failed.iter().filter(|(_, frozen)| *frozen).map(|(n, _)| &parts[*n]);
+    which.filter_map(|part| Some((Rc::clone(&part.shard), part.found.as_ref()?.table, part.hash))).collect()
+}
+
+/// A slot's address, the lock in it, and what it is to be.
+type Out = (At, Slot, Slot);
+
+/// Takes locks out of their slots, if they are there.
+async fn take_out(io: &Io, locks: impl Iterator<Item = (Rc<Shard>, Out)>) -> Result<(), Trouble> {
+    let mut batches: Vec<(Rc<Shard>, Vec<Out>)> = Vec::new();
+    for (shard, lock) in locks {
+        into(&mut batches, &shard).push(lock);
+    }
+    let end = |(shard, locks): &(Rc<Shard>, Vec<Out>)| -> Pin<Box<dyn Future<Output = _> + '_>> {
+        let (shard, locks) = (Rc::clone(shard), locks.clone());
+        Box::pin(async move {
+            for some in locks.chunks(BATCH) {
+                let swap = |&(at, locked, last): &Out| Verb::Cas { at, old: locked.0, new: last.0 };
+                let answers = shard.reach.verbs(io, some.iter().map(swap).collect()).await;
+                for (&(at, locked, last), answer) in some.iter().zip(answers) {
+                    if !matches!(answer, Answer::Word(_)) {
+                        shard.reach.take_lock_out(io, at, locked, last).await?;
                     }
                 }
-                Ok(())
-            })
-        };
-        join(batches.iter().map(end).collect::<Each<'_, _>>()).await.into_iter().collect()
-    }
+            }
+            Ok(())
+        })
+    };
+    join(batches.iter().map(end).collect::<Each<'_, _>>()).await.into_iter().collect()
 }
 
 /// What is meant for a shard.

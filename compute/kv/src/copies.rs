@@ -41,7 +41,7 @@ mod help;
 mod leaving;
 
 pub use filling::Turn;
-pub(crate) use filling::{Counted, Mending, Phase};
+pub(crate) use filling::{Counted, Deciding, Mending, Phase};
 
 use crate::layout::{At, Member, NODE_SHIFT, Pair, Slot};
 use crate::rules::{Bug, Rules};

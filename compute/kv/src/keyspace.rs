@@ -3,6 +3,7 @@
 //! A key has *ended* when its expiry has passed. It stays in the index until a lookup, an eviction,
 //! or a sweep of the front end that has its object removes it.
 
+use crate::atomic::is_enough;
 use crate::blocks;
 use crate::index::{Found, Inserted, Removed};
 use crate::layout::{Hash, LARGE, MAX_DEPTH, PIECE_HEADER, ROOT_BITS, class_of};
@@ -263,6 +264,14 @@ impl Keyspace {
         let shard = self.shard(key);
         let mut lost = 0u32;
         loop {
+            if is_enough(lost) {
+                // Others change it faster than `change` can be worked out.
+                if let Some(outcome) = Box::pin(self.update_seized(io, key, &mut change)).await? {
+                    return Ok(outcome);
+                }
+                io.pause(1 + self.random(16) as u32).await;
+                continue;
+            }
             let found = shard.index.find(io, key).await?;
             let there = found.as_ref().filter(|found| !self.has_ended(&found.object));
             let (value, outcome) = match change(there)? {

@@ -279,11 +279,14 @@ pub mod head {
     pub const SPARE: u64 = super::HEAD_BYTES;
     /// Bytes of such an address at most.
     pub const SPARE_TEXT: usize = 248;
+    /// One word a member: a slot that refers to the record of the batch in which it changes several keys, or 0.
+    pub const BATCHES: u64 = 4608;
 }
 /// Bytes of head and members.
 pub const HEAD_BYTES: u64 = head::MEMBERS + MEMBERS as u64 * UNIT;
 const FIRST_TABLES: u64 = 8192;
-const _: () = assert!(HEAD_BYTES + 8 + head::SPARE_TEXT as u64 <= FIRST_TABLES);
+const _: () = assert!(HEAD_BYTES + 8 + head::SPARE_TEXT as u64 <= head::BATCHES);
+const _: () = assert!(head::BATCHES + 8 * MEMBERS as u64 <= FIRST_TABLES);
 
 /// Says that this is a store, and of which version.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x0a\0");

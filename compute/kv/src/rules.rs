@@ -82,6 +82,10 @@ pub enum Bug {
     LockUntold,
     /// Keys are changed by one batch although a split has moved some of them since they were found.
     BatchMoved,
+    /// A key that is seized, and not changed, is left to the lock that holds it.
+    TrustHolds,
+    /// A front end that comes leaves what another was changing by one batch when it died.
+    LeaveBatch,
     /// A transaction's memory is used again although its locks may be in slots.
     DropLocks,
 }

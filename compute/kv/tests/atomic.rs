@@ -5,7 +5,7 @@ mod world;
 
 use farmem_kv::atomic::Intent;
 use farmem_kv::index::{Found, Removed};
-use farmem_kv::keyspace::Keyspace;
+use farmem_kv::keyspace::{Change, Keyspace};
 use farmem_kv::object::Object;
 use farmem_kv::rules::{Bug, Rules};
 use farmem_kv::shard::{Shard, Trouble};
@@ -13,7 +13,7 @@ use farmem_kv::task::{Ask, Io, Task};
 use std::rc::Rc;
 use world::linear::{Call, Model, check};
 use world::ops::{KEY, TINY, number, sibling, value};
-use world::{Chooser, Ended, Memory, Random, every, interleave};
+use world::{Chooser, Ended, Memory, Random, Running, every, interleave};
 
 /// Two keys: absent, or a number each.
 type State = [Option<u64>; 2];
@@ -31,6 +31,10 @@ enum Op {
     Glance,
     /// Takes both out, whatever they are.
     Both,
+    /// [`Op::Move`] from the first key, [`Op::Swap`] and [`Op::Look`] on keys that are seized.
+    MoveSeized,
+    SwapSeized,
+    LookSeized,
     /// Sets a key if the other is absent.
     First(usize),
     Get(usize),
@@ -53,8 +57,9 @@ impl Op {
                 let (other, one) = moved(other, one);
                 [one, other]
             }
-            Op::Swap => [other, one],
-            Op::Look | Op::Glance | Op::Get(_) => [one, other],
+            Op::MoveSeized => moved(one, other).into(),
+            Op::Swap | Op::SwapSeized => [other, one],
+            Op::Look | Op::LookSeized | Op::Glance | Op::Get(_) => [one, other],
             Op::Both => [None, None],
             Op::First(0) if other.is_none() => [Some(7), other],
             Op::First(1) if one.is_none() => [one, Some(7)],
@@ -156,6 +161,22 @@ async fn perform(front: Front, io: Io, op: Op) -> Result<Done, Trouble> {
             let absent = |n: usize| (!there.contains(&keys[n])).then_some(None);
             Ok((op, [absent(0), absent(1)]))
         }
+        Op::MoveSeized | Op::SwapSeized | Op::LookSeized => loop {
+            let seized = store.begin_seizing(&io).await;
+            // One is asked for after the other was read.
+            let Some(seized) = store.seize(&io, seized, &keys[..1]).await? else { continue };
+            let Some(seized) = store.seize(&io, seized, &keys[1..]).await? else { continue };
+            let mut seen = [None, None];
+            for (seen, (_, there)) in seen.iter_mut().zip(seized.there(store)) {
+                *seen = is(there.map(|found| &found.object));
+            }
+            let after = op.after(seen);
+            let intent =
+                |n: usize| Intent { key: keys[n].clone(), change: (after[n] != seen[n]).then(|| after[n].map(value)) };
+            if store.commit_seized(&io, seized, vec![intent(0), intent(1)]).await? {
+                return Ok((op, seen.map(Some)));
+            }
+        },
         Op::Move(_) | Op::Look => loop {
             let mut seen = [None, None];
             for (seen, key) in seen.iter_mut().zip(keys) {
@@ -316,6 +337,12 @@ fn pairs() -> Vec<[Op; 2]> {
         [Op::Glance, Op::Set(0, 8)],
         [Op::Both, Op::Set(1, 8)],
         [Op::Both, Op::Swap],
+        [Op::MoveSeized, Op::Set(1, 8)],
+        [Op::MoveSeized, Op::Delete(0)],
+        [Op::SwapSeized, Op::Move(0)],
+        [Op::SwapSeized, Op::SwapSeized],
+        [Op::LookSeized, Op::Move(1)],
+        [Op::LookSeized, Op::Set(0, 8)],
     ];
     pairs.chain(others).collect()
 }
@@ -451,6 +478,156 @@ fn keys_of_a_front_end_that_is_alone_are_changed_at_one_moment() {
     lone(Rules::SOUND, 0..3000).expect("at one moment");
 }
 
+/// What two front ends do to keys without end, and how many verbs of one go by for each of a third. It changes the same
+/// keys, and comes about.
+fn beside_changes_without_end(changes: &'static str, seeds: std::ops::Range<u64>) -> Result<(), String> {
+    const KEYS: usize = 12;
+    for seed in seeds {
+        let mut memory = Memory::default();
+        let fronts: Vec<Front> = (0..3)
+            .map(|_| Front::new(memory.join_all(TINY, Rules::SOUND, 64 << 10, 1), [KEY.to_vec(), sibling(0)]))
+            .collect();
+        let keys: Vec<Vec<u8>> = (0..KEYS).map(sibling).collect();
+        let (store, all) = (Rc::clone(&fronts[0].store), keys.clone());
+        memory.run(Task::new(|io| async move {
+            for key in &all {
+                store.put(&io, key, &value(1)).await.expect("room");
+            }
+        }));
+        let (store, all) = (Rc::clone(&fronts[0].store), keys.clone());
+        let change = Task::new(move |io: Io| async move {
+            let put = |n: u64| move |key: &Vec<u8>| Intent { key: key.clone(), change: Some(Some(value(n))) };
+            match changes {
+                "whatever they are" => {
+                    let intents = all.iter().map(put(2)).collect();
+                    store.change_all(&io, intents, &|| false).await.map(|there| there.len() == KEYS)
+                }
+                "by what they are" => {
+                    let mut decide = |there: &[Option<&Object>]| {
+                        let sum = there.iter().flatten().map(|object| number(object.value())).sum();
+                        Some(there.iter().map(|_| Some(Some(value(sum)))).collect())
+                    };
+                    store.commit_by(&io, &all, &mut decide, &|| false).await
+                }
+                // One key, and it takes some time to tell what it becomes.
+                _ => {
+                    let change = |_: Option<&Object>| Ok::<_, Trouble>(Change::Put(value(3), true));
+                    store.update(&io, &all[0], change).await
+                }
+            }
+        });
+        let others = [1, 2].map(|n| {
+            let (store, keys) = (Rc::clone(&fronts[n].store), keys.clone());
+            Task::new(move |io: Io| async move {
+                for round in 0u64.. {
+                    let key = &keys[(round as usize * 5 + n) % KEYS];
+                    store.put(&io, key, &value(round)).await?;
+                }
+                Ok(true)
+            })
+        });
+        let mut all: Vec<Running<Result<bool, Trouble>>> = vec![Running::new(change)];
+        all.extend(others.map(Running::new));
+        let mut numbers = farmem_protocol::random::Random::new(seed);
+        let mut steps = 0;
+        while all[0].outcome.is_none() {
+            steps += 1;
+            if steps > 60_000 {
+                return Err(format!("seed {seed}: not after {steps} steps of its own"));
+            }
+            // The others have four steps for each of it. Those that wait for a lock see its patience end seldom.
+            all[0].advance(&mut memory, steps);
+            for _ in 0..4 {
+                let n = 1 + numbers.index(2);
+                if !all[n].pauses() || numbers.index(200) == 0 {
+                    all[n].advance(&mut memory, steps);
+                }
+            }
+        }
+        let ended = all.remove(0).outcome;
+        if !matches!(ended, Some(Ok(true))) {
+            return Err(format!("seed {seed}: {ended:?}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn changes_of_several_keys_come_about_beside_others_without_end() {
+    for changes in ["whatever they are", "by what they are", "one key"] {
+        beside_changes_without_end(changes, 0..40).unwrap_or_else(|why| panic!("{changes}: {why}"));
+    }
+}
+
+/// A front end that is alone dies at each verb of a batch that gives keys other values, or takes them out. One that
+/// comes finds all of it or nothing, and takes the memory over.
+fn alone_at_each_verb(rules: Rules) -> Result<(), String> {
+    const KEYS: usize = 3;
+    for gone in [false, true] {
+        for step in 0.. {
+            let mut memory = Memory::default();
+            let keys = || [KEY.to_vec(), sibling(0)];
+            let front = Front::new(memory.join_all(TINY, rules, 64 << 10, 1), keys());
+            let shard = Rc::clone(&front.shards()[0]);
+            memory.run(Task::new(|io| async move {
+                shard.near.lease.now_ms.set(1);
+                assert!(!shard.members.tick(&io, 1).await.expect("alive").company);
+                shard.near.lease.renew(1, 1);
+            }));
+            let store = Rc::clone(&front.store);
+            memory.run(Task::new(|io| async move {
+                for n in 0..KEYS {
+                    store.put(&io, &sibling(n), &value(1)).await.expect("room");
+                }
+            }));
+            let store = Rc::clone(&front.store);
+            let change = move |io: Io| async move {
+                let intent = |n| Intent { key: sibling(n), change: Some((!gone).then(|| value(2))) };
+                store.change_all(&io, (0..KEYS).map(intent).collect(), &|| false).await
+            };
+            let mut chooser = Random::new(1);
+            (chooser.switch, chooser.kill) = (u64::MAX, Some((step, 0)));
+            let ended = interleave(&mut memory, vec![Task::new(change)], &mut chooser);
+            let done = ended[0].outcome.as_ref().map(|there| there.as_ref().expect("sound").len());
+            assert!(done.is_none_or(|there| there == KEYS));
+            let comes = Front::new(memory.join_all(TINY, rules, 64 << 10, 1), keys());
+            let shard = Rc::clone(&comes.shards()[0]);
+            memory.run(Task::new(|io| async move {
+                shard.members.await_others(&io).await.expect("alive");
+                shard.end_batches(&io).await.expect("sound");
+            }));
+            for look in ["at once", "when the memory is taken over", "when it is used again"] {
+                let mut seen = Vec::new();
+                for n in 0..KEYS {
+                    let store = Rc::clone(&comes.store);
+                    let found = memory.run(Task::new(|io| async move { store.find(&io, &sibling(n)).await }));
+                    seen.push(is(found.expect("sound").as_ref().map(|found| &found.object)));
+                }
+                let after = if gone { None } else { Some(2) };
+                if seen != [after; KEYS] && (done.is_some() || seen != [Some(1); KEYS]) {
+                    return Err(format!("{look}, gone {gone}, up to {step}: {seen:?}"));
+                }
+                take_over(&mut memory, &comes, if look == "at once" { 0 } else { 300 });
+            }
+            let shard = Rc::clone(&comes.shards()[0]);
+            let count = memory.run(Task::new(|io| async move { shard.recovery.count(&io).await }));
+            if let Some(problem) = count.problems.first() {
+                return Err(format!("gone {gone}, up to {step}: {problem}"));
+            }
+            if done.is_some() {
+                assert!(step > 8, "{step}");
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_front_end_that_is_alone_and_dies_at_each_verb_leaves_no_half() {
+    alone_at_each_verb(Rules::SOUND).expect("all or nothing");
+}
+
 /// Any order of three operations, with splits, one of them dropped in the middle and taken over.
 fn at_random(rules: Rules, seeds: std::ops::Range<u64>, shards: u8, copied: bool) -> Result<(), String> {
     let all = [
@@ -465,13 +642,15 @@ fn at_random(rules: Rules, seeds: std::ops::Range<u64>, shards: u8, copied: bool
         Op::Get(1),
         Op::Glance,
         Op::Both,
+        Op::SwapSeized,
+        Op::LookSeized,
     ];
     for seed in seeds {
         let mut chooser = Random::new(seed);
         let start = STARTS[chooser.numbers.index(4)];
         let fill = if shards == 1 && seed % 2 == 0 { 14 + seed as usize / 2 % 2 } else { 2 };
         let mut ops: Vec<Op> = (0..3).map(|_| all[chooser.numbers.index(all.len())]).collect();
-        ops[0] = all[chooser.numbers.index(3)];
+        ops[0] = [Op::Move(0), Op::Move(1), Op::Swap, Op::MoveSeized, Op::SwapSeized][chooser.numbers.index(5)];
         let dies = chooser.numbers.below(3) != 0;
         if dies {
             chooser.kill = Some((chooser.numbers.index(70), 0));
@@ -501,7 +680,7 @@ fn three_operations_in_two_copies_with_crashes() {
 /// A front end that dies at each verb, with nobody beside it. All of its memory is used again.
 fn at_each_verb(rules: Rules) -> Result<(), String> {
     for (shards, start) in [1, 2].into_iter().flat_map(|shards| STARTS.map(|start| (shards, start))) {
-        for op in [Op::Move(0), Op::Swap, Op::First(0)] {
+        for op in [Op::Move(0), Op::Swap, Op::First(0), Op::MoveSeized, Op::SwapSeized] {
             for step in 0.. {
                 let mut chooser = Random::new(1);
                 (chooser.switch, chooser.kill) = (u64::MAX, Some((step, 0)));
@@ -532,6 +711,8 @@ fn mistakes_are_noticed() {
         notices(bug, &|rules| every_order(rules, &pairs(), 2, 0).map(drop));
     }
     notices(Bug::FreezeLocks, &|rules| at_random(rules, 0..20_000, 1, false));
+    notices(Bug::TrustHolds, &|rules| every_order(rules, &[[Op::MoveSeized, Op::Set(1, 8)]], 2, 0).map(drop));
+    notices(Bug::LeaveBatch, &alone_at_each_verb);
     notices(Bug::EmptyAlike, &|rules| glances(rules, 0..200_000));
     notices(Bug::LockUntold, &|rules| lone(rules, 0..50_000));
     notices(Bug::JudgeUnderLocks, &at_each_verb);

@@ -851,6 +851,88 @@ fn a_key_that_is_renamed_is_always_somewhere() {
     }
 }
 
+/// Two other front ends change keys without a pause. A client's commands on these keys, its scripts and its
+/// transactions come about all the same, and are not refused.
+#[test]
+fn commands_on_several_keys_come_about_beside_changes_without_end() {
+    let node = Process::node(Transport::Tcp);
+    let fronts = [(); 3].map(|()| Process::front("fair", &node.at));
+    let mut client = fronts[0].client();
+    let names: String = (0..40).map(|n| format!(" c{n} 0")).collect();
+    assert_eq!(client.ask(&format!("MSET w_1 5{names}")), "+OK");
+    assert_eq!(client.ask("RPUSH list 1 2"), ":2");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ends = Sets(&stop);
+        for n in 0..6 {
+            let (front, stop) = (&fronts[1 + n % 2], &stop);
+            scope.spawn(move || {
+                let mut client = front.client();
+                for round in (0..).take_while(|_| !stop.load(Ordering::Relaxed)) {
+                    let lines = match n {
+                        // There is one name at a time, and each renames it if it is there.
+                        0 | 1 => ["RENAME w_1 w_2".to_owned(), "RENAME w_2 w_1".into()],
+                        _ => [0, 1].map(|more| format!("INCR c{}", (7 * round + n + more) % 40)),
+                    };
+                    lines.iter().for_each(|line| drop(client.ask(line)));
+                }
+            });
+        }
+        let all: String = (0..40).map(|n| format!(" c{n}")).collect();
+        let script = "local sum = 0; for _, key in ipairs(KEYS) do sum = sum + redis.call('incr', key) end; return sum";
+        let begun = Instant::now();
+        for round in 0..25 {
+            let sorted = client.ask("SORT list BY nosort GET w_*");
+            assert!(["[5 nil]", "[nil 5]"].contains(&sorted.as_str()), "round {round}: {sorted}");
+            let mut words = vec!["EVAL", script, "40"];
+            words.extend(all.trim_start().split(' '));
+            client.send(&words).unwrap();
+            let said = client.reply().unwrap();
+            assert!(said.starts_with(':'), "round {round}: {said}");
+            assert_eq!(client.ask("MULTI"), "+OK");
+            for n in 0..40 {
+                assert_eq!(client.ask(&format!("INCR c{n}")), "+QUEUED");
+            }
+            let said = client.ask("EXEC");
+            assert!(said.starts_with("[:"), "round {round}: {said}");
+            assert_eq!(client.ask(&format!("MSET{names}")), "+OK", "round {round}");
+        }
+        eprintln!("25 rounds took {:?}", begun.elapsed());
+    });
+}
+
+/// A front end that serves a store alone is killed among MSETs and DELs. Whoever comes finds all of each or nothing.
+#[test]
+fn a_lone_front_end_that_is_killed_tears_no_mset() {
+    const KEYS: usize = 60;
+    for way in [Transport::Tcp, Transport::Shm] {
+        let node = Process::node(way);
+        let mut dies = Process::front("lone", &node.at);
+        let mut client = dies.client();
+        for round in 0..3 {
+            let pairs = |n: usize| (0..KEYS).map(|k| format!(" k{k} {n}")).collect::<String>();
+            let names: String = (0..KEYS).map(|k| format!(" k{k}")).collect();
+            assert_eq!(client.ask(&format!("MSET{}", pairs(0))), "+OK");
+            for n in 1..2000 {
+                let line = if n % 100 == 50 { format!("DEL{names}") } else { format!("MSET{}", pairs(n)) };
+                client.send(&line.split(' ').collect::<Vec<_>>()).unwrap();
+                if n > 100 {
+                    assert!(client.reply().is_some());
+                }
+                if n > 150 + 37 * round {
+                    break;
+                }
+            }
+            dies.kill();
+            dies = Process::front("lone", &node.at);
+            client = dies.client();
+            let said = client.ask(&format!("MGET{names}"));
+            let values: Vec<&str> = said.trim_matches(['[', ']']).split(' ').collect();
+            assert!(values.len() == KEYS && values.iter().all(|value| *value == values[0]), "{way:?}: {said}");
+        }
+    }
+}
+
 /// In a full store that does not evict DEL of several keys goes on.
 #[test]
 fn keys_are_deleted_in_a_full_store() {

@@ -3,9 +3,10 @@
 //! [`Keyspace::commit`] takes changes that were worked out before, and begins again if a key has changed
 //! since. Here the changes are worked out between the look at the slots and their locks, which leave in
 //! one batch. So one round trip lies between, as in a change of one key. A command that competes with
-//! changes of its keys at other front ends wins as often as each of them.
+//! changes of its keys at other front ends wins as often as each of them. If it has lost too often it seizes its keys
+//! (`seized.rs`).
 
-use super::{Part, Spot};
+use super::{DISTURBED, Part, Spot};
 use crate::keyspace::Keyspace;
 use crate::layout::class_of;
 use crate::object::{self, Object, Value};
@@ -37,6 +38,12 @@ impl Keyspace {
                 io.pause(self.random(1 << attempts.min(5)) as u32).await;
             }
             attempts += 1;
+            if attempts > DISTURBED {
+                match Box::pin(self.decide_seized(io, keys, decide)).await? {
+                    Some(done) => return Ok(done),
+                    None => continue,
+                }
+            }
             let mut parts: Vec<Part> = keys.iter().map(|key| Part::new(self.shard(key), key.clone())).collect();
             let Some(mut verdict) = self.hold_locks(io, &mut parts).await? else { continue };
             if self.find_parts(io, &mut parts, &|_, _| true, u32::MAX).await? != Some(true) {
@@ -61,7 +68,7 @@ impl Keyspace {
     }
 
     /// Holds places for the new objects. An object's shard and length, if it has none.
-    async fn hold_objects(&self, io: &Io, parts: &mut [Part]) -> Result<Option<(Rc<Shard>, u64)>, Trouble> {
+    pub(super) async fn hold_objects(&self, io: &Io, parts: &mut [Part]) -> Result<Option<(Rc<Shard>, u64)>, Trouble> {
         // Of RENAME, SMOVE and their relatives the memory of what goes comes back; not of MSETNX.
         let (mut new, mut old) = (0, 0);
         for part in parts.iter() {

@@ -49,6 +49,8 @@ pub(super) struct Part {
     pub spot: Option<Spot>,
     pub found: Option<Found>,
     pub lock: Option<Spot>,
+    /// The lock that is in the slot already, if the key is seized.
+    pub held: Option<Slot>,
     /// The new object and its slot, once they are made.
     pub object: Option<(Object, Slot)>,
     pub old: Slot,
@@ -72,6 +74,7 @@ impl Part {
             spot: None,
             found: None,
             lock: None,
+            held: None,
             object: None,
             old: none,
             new: none,
@@ -84,11 +87,19 @@ impl Part {
     /// Takes back what one attempt has made.
     pub fn reset(&mut self) {
         self._writing = None;
-        (self.found, self.lock) = (None, None);
+        (self.found, self.lock, self.held) = (None, None, None);
+    }
+
+    /// What the slot is, as far as is known.
+    pub fn stands(&self) -> Slot {
+        self.held.unwrap_or(self.old)
     }
 
     /// Says that the key is being changed.
     pub fn begin_writing(&mut self) {
+        if self._writing.is_some() {
+            return;
+        }
         self.era = self.shard.near.lease.era();
         self._writing = Some(self.shard.near.writing(Some(self.hash)));
     }
@@ -111,9 +122,14 @@ impl Part {
         write
     }
 
-    /// Makes the object and the lock that its places are held for.
-    pub fn make(&mut self, id: u64, verdict: u64) -> Option<(Verb, Option<Verb>, Entry)> {
-        let write = self.renew();
+    /// Makes the object and the lock that its places are held for. `holds`: only a lock that will be undone.
+    pub fn make(&mut self, id: u64, verdict: u64, holds: bool) -> Option<(Verb, Option<Verb>, Entry)> {
+        let write = if holds {
+            (self.old, self.new) = (self.found.as_ref()?.slot, self.found.as_ref()?.slot);
+            None
+        } else {
+            self.renew()
+        };
         let (found, lock) = (self.found.as_ref()?, self.lock.as_ref()?);
         self.locked = Slot::new(self.hash.fingerprint(), LOCKED, lock.held.version, lock.held.at);
         let (old, new, slot_at) = (self.old, self.new, found.slot_at);

@@ -2,7 +2,8 @@
 //! of the draft is carried out at one moment ([`crate::atomic`]).
 //!
 //! A run that asks for a key which is not in the draft begins again, with that key read too. So does one
-//! whose keys were changed before its end, by another front end or by an eviction.
+//! whose keys were changed before its end, by another front end or by an eviction. One that this has disturbed
+//! again and again locks its keys before it reads them.
 
 use super::args::{is, parse_int};
 use super::draft::{BYTES, Draft, Seen, seen};
@@ -10,7 +11,7 @@ use super::glance::are_absent;
 use super::multi::at_once;
 use super::types::is_for_nobody;
 use super::{Answered, Call, Command, Fail, carry_out, channels, long};
-use crate::atomic::{Changes, Intent, There};
+use crate::atomic::{Changes, DISTURBED, Intent, There};
 use crate::index::Found;
 use crate::object::{Object, Value};
 use crate::resp::Reply;
@@ -234,6 +235,15 @@ pub struct Several<'a> {
     pub watched: &'a [(Vec<u8>, Seen)],
 }
 
+/// What has come of one run.
+enum Run<T> {
+    Done(T),
+    /// A watched key is not what it was.
+    Watched,
+    /// Others have changed keys meanwhile. Those that it used.
+    Disturbed(Vec<Vec<u8>>),
+}
+
 impl Several<'_> {
     /// Runs it on these keys, and on others that it asks for. `run` gets the draft and the end of its
     /// time, and tells its outcome and whether it has failed: then it changes nothing. `None`: a watched
@@ -256,44 +266,126 @@ impl Several<'_> {
             if Instant::now() >= end {
                 break;
             }
-            let until = end.min(Instant::now() + self.time);
-            let draft = Rc::new(Draft::new(store.now_ms(), self.seed));
             keys.sort_unstable();
             keys.dedup();
-            let mut missing = keys;
-            let (outcome, failed) = loop {
-                if !self.read(&draft, &missing, until).await? {
-                    return Ok(None);
-                }
-                draft.again();
-                let ended = run(&draft, until).await?;
-                missing = draft.missed();
-                if missing.is_empty() {
-                    break ended;
-                }
+            let ended = if attempt < DISTURBED {
+                self.on_read(keys, end, &mut run).await?
+            } else {
+                Box::pin(self.on_seized(keys, end, &mut run)).await?
             };
-            keys = draft.keys();
-            if failed {
-                draft.again();
-                if Instant::now() >= until || keys.len() < 2 {
-                    return Ok(Some(outcome));
-                }
-                // The keys were read one after another: it may have failed by what never was.
-            }
-            let intents = draft.intents();
-            let changes = intents.iter().any(|intent| intent.change.is_some());
-            let as_read = |key: &[u8], there: Option<&Found>| {
-                let object = there.map(|found| &found.object);
-                // It begins again when its client goes, and takes nothing then.
-                let for_nobody = changes && is_for_nobody(self.call);
-                !for_nobody && self.is_as_watched(key, there) && draft.is_as_read(key, object, store.now_ms())
+            keys = match ended {
+                Run::Done(outcome) => return Ok(Some(outcome)),
+                Run::Watched => return Ok(None),
+                Run::Disturbed(keys) => keys,
             };
-            if intents.is_empty() || store.commit(io, intents, &as_read, &|| Instant::now() >= end).await? {
-                channels::send_all(self.call, draft.messages()).await;
-                return Ok(Some(outcome));
-            }
         }
         Err(Trouble::Contended.into())
+    }
+
+    fn draft(&self) -> Rc<Draft> {
+        Rc::new(Draft::new(self.call.store().now_ms(), self.seed))
+    }
+
+    /// Runs it on keys as they are read, and looks whether they are still so.
+    async fn on_read<T>(
+        &self,
+        keys: Vec<Vec<u8>>,
+        end: Instant,
+        run: &mut impl AsyncFnMut(&Rc<Draft>, Instant) -> Result<(T, bool), Fail>,
+    ) -> Result<Run<T>, Fail> {
+        let (store, io, draft) = (self.call.store(), &self.call.io, self.draft());
+        let until = end.min(Instant::now() + self.time);
+        let mut missing = keys;
+        let (outcome, failed) = loop {
+            if !self.read(&draft, &missing, until).await? {
+                return Ok(Run::Watched);
+            }
+            draft.again();
+            let ended = run(&draft, until).await?;
+            missing = draft.missed();
+            if missing.is_empty() {
+                break ended;
+            }
+        };
+        let keys = draft.keys();
+        if failed {
+            draft.again();
+            if Instant::now() >= until || keys.len() < 2 {
+                return Ok(Run::Done(outcome));
+            }
+            // The keys were read one after another: it may have failed by what never was.
+        }
+        let intents = draft.intents();
+        let changes = intents.iter().any(|intent| intent.change.is_some());
+        let as_read = |key: &[u8], there: Option<&Found>| {
+            let object = there.map(|found| &found.object);
+            // It begins again when its client goes, and takes nothing then.
+            let for_nobody = changes && is_for_nobody(self.call);
+            !for_nobody && self.is_as_watched(key, there) && draft.is_as_read(key, object, store.now_ms())
+        };
+        if intents.is_empty() || store.commit(io, intents, &as_read, &|| Instant::now() >= end).await? {
+            channels::send_all(self.call, draft.messages()).await;
+            return Ok(Run::Done(outcome));
+        }
+        Ok(Run::Disturbed(keys))
+    }
+
+    /// Runs it on keys that others cannot change meanwhile, unless it takes long. So it comes about however often
+    /// they do.
+    async fn on_seized<T>(
+        &self,
+        keys: Vec<Vec<u8>>,
+        end: Instant,
+        run: &mut impl AsyncFnMut(&Rc<Draft>, Instant) -> Result<(T, bool), Fail>,
+    ) -> Result<Run<T>, Fail> {
+        let (store, io, draft) = (self.call.store(), &self.call.io, self.draft());
+        let until = end.min(Instant::now() + self.time);
+        let mut seized = store.begin_seizing(io).await;
+        let mut missing = keys;
+        let (outcome, failed) = loop {
+            let (before, count) = (draft.count(), draft.count() + missing.len());
+            let refused = if count > KEYS { Some(too_many()) } else { None };
+            if refused.is_none() {
+                seized = match store.seize(io, seized, &missing).await? {
+                    Some(seized) => seized,
+                    None => return Ok(Run::Disturbed([draft.keys(), missing].concat())),
+                };
+            }
+            let mut watched = true;
+            for (key, there) in seized.there(store).skip(before) {
+                watched &= self.is_as_watched(key, there);
+                draft.enter(key, there.map(|found| found.object.clone()));
+            }
+            let refused = refused.or_else(|| (draft.held() > BYTES).then(too_much));
+            draft.again();
+            let ended = match (refused, watched) {
+                (Some(fail), _) => Err(fail),
+                (None, false) => Ok(None),
+                (None, true) => run(&draft, until).await.map(Some),
+            };
+            let Ok(Some(ended)) = ended else {
+                store.let_go(io, seized).await?;
+                return ended.map(|_| Run::Watched);
+            };
+            missing = draft.missed();
+            if missing.is_empty() {
+                break ended;
+            }
+        };
+        let keys = draft.keys();
+        if failed {
+            draft.again();
+        }
+        let intents = draft.intents();
+        if intents.iter().any(|intent| intent.change.is_some()) && is_for_nobody(self.call) {
+            store.let_go(io, seized).await?;
+            return Ok(Run::Disturbed(keys));
+        }
+        if store.commit_seized(io, seized, intents).await? || failed && Instant::now() >= until {
+            channels::send_all(self.call, draft.messages()).await;
+            return Ok(Run::Done(outcome));
+        }
+        Ok(Run::Disturbed(keys))
     }
 
     /// Whether a key is what it was when it was watched, if it is. Another value alike is another one.

@@ -6,6 +6,7 @@ use crate::layout::{Pair, Stage};
 use crate::rules::{Bug, Rules};
 use crate::task::{Answer, Io, Verb};
 use std::cell::Cell;
+use std::rc::Rc;
 
 /// How far this front end is with filling a node.
 #[derive(Debug, Default)]
@@ -21,7 +22,7 @@ pub(crate) struct Mending {
     /// Pieces that this front end is taking over.
     pub adopting: Cell<u32>,
     /// Attempts of transactions under way whose verdict this shard has. See [`Copies::decides`].
-    deciding: Cell<u32>,
+    deciding: Rc<Cell<u32>>,
 }
 
 /// What a look at the pair's word has changed.
@@ -49,6 +50,16 @@ impl<'a> Counted<'a> {
 }
 
 impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// An attempt of a transaction, as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Deciding(Rc<Cell<u32>>);
+
+impl Drop for Deciding {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
@@ -167,11 +178,12 @@ impl Copies {
     /// While a node is filled a verdict is written to both nodes and decided at the survivor alone. If
     /// both counted before the decision is at both, the new node would decide it again. So this front
     /// end does not consent to a pause's end while an attempt is under way. Meanwhile its verbs go on.
-    pub(crate) async fn decides(&self, io: &Io) -> Counted<'_> {
+    pub(crate) async fn decides(&self, io: &Io) -> Deciding {
         while self.mending.paused.get() {
             io.pause(1).await;
         }
-        Counted::new(&self.mending.deciding)
+        self.mending.deciding.set(self.mending.deciding.get() + 1);
+        Deciding(Rc::clone(&self.mending.deciding))
     }
 
     /// Whether batches wait for a pause's end now.

@@ -403,9 +403,12 @@ fn open_each(config: &Config, join: bool, drive: &mut Drive, shards: &mut Vec<Rc
         // Nothing is changed before the others know that they are not alone.
         let all = shards.clone();
         let awaited = alone(drive, |io| async move {
-            let each = all
-                .iter()
-                .map(|shard| -> Pin<Box<dyn Future<Output = _> + '_>> { Box::pin(shard.members.await_others(&io)) });
+            let each = all.iter().map(|shard| -> Pin<Box<dyn Future<Output = _> + '_>> {
+                Box::pin(async {
+                    shard.members.await_others(&io).await?;
+                    shard.end_batches(&io).await
+                })
+            });
             crate::task::join(each.collect()).await
         })?;
         awaited.into_iter().collect::<Result<Vec<()>, _>>().map_err(|_| Failed::ShutOut)?;
