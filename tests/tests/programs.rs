@@ -116,7 +116,7 @@ cases! {
     own_handlers handler_masks edited_frames signals_blocked sent_blocked go_signals far_stacks exits_far alt_stacks
     reservations insists jit remap huge_moves remap_evicted remap_beside remap_unreadable remap_protected refused_maps asks_in_vain advise mincore_beside program_break break_beside instructions wide
     kernel_words segments edges keys early_maps last_exit
-    sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers far_pointers barred memory_file big_io file_limit blocked_calls waiting_calls remapped_calls sent_faults left_stacks debugger emulated
+    sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers far_pointers barred memory_file big_io file_between file_limit blocked_calls waiting_calls remapped_calls sent_faults left_stacks debugger emulated
 }
 
 /// The named case where dirty pages cannot be held, and are protected; where no call takes many

@@ -24,6 +24,25 @@ impl Space {
         self.empty(addr, len, |space, end| space.regions(addr).insert(addr, region(end, prot)))
     }
 
+    /// Where mappings that are not ours end that begin at or before `at`, if that is before `end`.
+    pub fn behind_foreign(&self, at: usize, end: usize) -> Option<usize> {
+        let page = at & !(PAGE_BYTES - 1);
+        if at >= end || !in_range(page, end - page) {
+            return None;
+        }
+        let _signals = SignalsBlocked::new();
+        let _inside = self.base.threads.enter();
+        let mut space = self.base.maps.lock();
+        let mut behind = page;
+        for (from, region) in space.regions(page).within(page, end) {
+            if from != behind || !region.foreign {
+                break;
+            }
+            behind = region.end;
+        }
+        (behind > page && behind < end).then_some(behind)
+    }
+
     /// Lays a mapping that is not ours (a file, shared memory) at far addresses by `lay`, which gets
     /// the address: over whatever is there, or, if it `spares`, only where nothing is. The kernel
     /// lays whole pages, each of `page` bytes.

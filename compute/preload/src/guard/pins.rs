@@ -1,5 +1,6 @@
 //! The pins of a call.
 
+use super::peek::peek_text;
 use crate::threads::notes::Note;
 use farmem_pager::Pager;
 use farmem_protocol::addr::{PAGE_BYTES, is_far};
@@ -31,14 +32,26 @@ impl<'a> Pins<'a> {
         Pins { pager, few: [(0, 0); 24], n: 0, more: Vec::new(), losses: pager.pins.losses(), note: None }
     }
 
-    /// Pins the far part of a range; false when it is not all mapped.
+    /// Pins the far part of a range, but mappings of the program's in it that are not far memory (a
+    /// file, shared memory): these need no pins. False when not all of it is pinned.
     pub(super) fn add(&mut self, addr: usize, len: usize, write: bool) -> bool {
         if len == 0 || !is_far(addr) {
             return true;
         }
         let got = self.pager.pins.pin(addr, len, write);
         self.keep(addr, got);
-        got == len
+        if got == len {
+            return true;
+        }
+        // The kernel goes on behind such a mapping. Where nothing may be used, it ends.
+        let end = addr.saturating_add(len);
+        let mut at = addr + got;
+        while let Some(behind) = self.pager.space.behind_foreign(at, end) {
+            let got = self.pager.pins.pin(behind, end - behind, write);
+            self.keep(behind, got);
+            at = behind + got;
+        }
+        false
     }
 
     /// Pins the far pages of a range. The access that follows needs no right to them.
@@ -79,13 +92,14 @@ impl<'a> Pins<'a> {
         let mut at = addr;
         while is_far(at) && at - addr < 1 << 21 {
             let end = (at | (PAGE_BYTES - 1)) + 1;
-            // Where it may not be read, the kernel says so.
-            if !self.add(at, end - at, false) || self.pager.pins.may_be_unreadable(at, end - at) {
-                return;
-            }
-            // SAFETY: pinned just now.
-            let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, end - at) };
-            if bytes.contains(&0) {
+            let ends = if self.add(at, end - at, false) && !self.pager.pins.may_be_unreadable(at, end - at) {
+                // SAFETY: pinned just now.
+                unsafe { std::slice::from_raw_parts(at as *const u8, end - at) }.contains(&0)
+            } else {
+                // Where it may not be read, the kernel says so.
+                peek_text(at, std::ptr::null_mut(), end - at).is_none_or(|bytes| bytes < end - at)
+            };
+            if ends {
                 return;
             }
             at = end;

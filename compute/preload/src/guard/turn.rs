@@ -223,13 +223,14 @@ impl One {
         let before = self.pins.n;
         self.pins.add(addr, len, false);
         let claim = &self.record.claim;
-        let count = claim.count.load(Ordering::Relaxed);
-        if self.pins.n > before && count < RANGES {
-            // Once it is pinned: a jump before leaves it so.
-            let (at, length) = self.pins.few[before];
-            claim.ranges[count].0.store(at, Ordering::Relaxed);
-            claim.ranges[count].1.store(length, Ordering::Relaxed);
-            claim.count.store(count + 1, Ordering::Relaxed);
+        for &(at, length) in &self.pins.few[before..self.pins.n] {
+            let count = claim.count.load(Ordering::Relaxed);
+            if count < RANGES {
+                // Once it is pinned: a jump before leaves it so.
+                claim.ranges[count].0.store(at, Ordering::Relaxed);
+                claim.ranges[count].1.store(length, Ordering::Relaxed);
+                claim.count.store(count + 1, Ordering::Relaxed);
+            }
         }
     }
 

@@ -66,7 +66,8 @@ fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
         }
         Extent::Strings => {
             let mut at = addr;
-            while pins.add(at, 8, false) {
+            loop {
+                pins.add(at, 8, false);
                 match peek::<usize>(at) {
                     Some(0) | None => break,
                     Some(text) => pins.add_string(text),
