@@ -90,6 +90,7 @@ int main(void) {
     TOLD("msync of nothing", msync(hole + MIB, PAGE, MS_ASYNC));
     TOLD("msync askew", msync(hole + 5, PAGE, MS_ASYNC));
     TOLD("mlock", mlock(hole + 5, PAGE));
+    TOLD("mlock2 of an unknown kind", syscall(SYS_mlock2, hole + 5, PAGE, 8));
     TOLD("munlock", munlock(hole, PAGE));
     TOLD("mlock of nothing", mlock(hole + MIB - PAGE, 2 * PAGE));
 

@@ -58,6 +58,7 @@ pub fn dispatch(call: &Call) -> isize {
         libc::SYS_shmat if is_far(b) => mappings::shmat(call),
         libc::SYS_shmdt if is_far(a) => mappings::shmdt(call),
         libc::SYS_mincore if is_far(a) => mappings::mincore(a, b, c),
+        libc::SYS_mlock2 if is_far(a) && c & !(libc::MLOCK_ONFAULT as usize) != 0 => -(libc::EINVAL as isize),
         libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlock2 if is_far(a) => lock(a, b),
         libc::SYS_mbind if is_far(a) => 0,
         libc::SYS_mlockall => 0,
