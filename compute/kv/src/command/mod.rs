@@ -14,6 +14,7 @@ mod describe;
 mod draft;
 mod dump;
 mod extended;
+pub mod gathered;
 mod glance;
 mod hyperloglog;
 mod in_turn;

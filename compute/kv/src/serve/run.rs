@@ -3,6 +3,7 @@
 mod arrive;
 mod begin;
 mod deliver;
+mod gather;
 
 use super::background::Background;
 use super::connection::{Connection, Shared};
@@ -76,6 +77,7 @@ struct Server<'a> {
     writing: Set<u64>,
     /// Connections whose next command waits for a key.
     waiting: Map<u64, VecDeque<u64>>,
+    gathering: gather::Gathering,
     /// Connections that may go on.
     active: Vec<u64>,
     /// Connections of which an argument streams in, or a reply out.
@@ -208,6 +210,7 @@ impl<'a> Server<'a> {
             running: Map::default(),
             writing: Set::default(),
             waiting: Map::default(),
+            gathering: gather::Gathering::default(),
             active: Vec::new(),
             streaming: Set::default(),
             paused: BTreeSet::new(),
@@ -410,6 +413,7 @@ impl<'a> Server<'a> {
 
     fn ended(&mut self, task: u64, reply: Reply) {
         let Some((id, key)) = self.running.remove(&task) else { return };
+        let reply = self.answer_gathered(task, reply);
         match self.alone.connection {
             Some(alone) if alone == id => self.end_alone(),
             // It may be its turn now.
@@ -418,12 +422,7 @@ impl<'a> Server<'a> {
         }
         if let Some(key) = key {
             self.writing.remove(&key);
-            if let Some(waiting) = self.waiting.get_mut(&key) {
-                self.active.extend(waiting.pop_front());
-                if waiting.is_empty() {
-                    self.waiting.remove(&key);
-                }
-            }
+            self.go_on_with(key);
         }
         self.stream_reply(id, &reply);
         if let Some(connection) = self.connections.get_mut(&id) {

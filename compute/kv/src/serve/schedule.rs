@@ -41,11 +41,21 @@ impl<T> Schedule<T> {
 
     /// Goes on with a task that was begun elsewhere; its number.
     pub fn hold(&mut self, task: Task<T>) -> u64 {
-        let id = self.next;
+        let id = self.number();
+        self.hold_as(id, task);
+        id
+    }
+
+    /// A number for a task that may be held later.
+    pub fn number(&mut self) -> u64 {
         self.next += 1;
+        self.next - 1
+    }
+
+    /// [`Schedule::hold`] by a number that was drawn before.
+    pub fn hold_as(&mut self, id: u64, task: Task<T>) {
         self.tasks.insert(id, task);
         self.ready.push(id);
-        id
     }
 
     /// Ends a task that only waits for time to pass.

@@ -34,6 +34,13 @@ impl Server<'_> {
             let (only, (key, writes)) = connection.concerns(&request, &self.front.scripts);
             // It may turn out to use other keys, too.
             let script = scripts::is_run(&request) && !connection.client.collects();
+            if let Some(key) = key.filter(|_| writes && !script)
+                && !self.waiting.contains_key(&key)
+                && let Some(bytes) = self.gathers(id, &request, key)
+            {
+                self.gather(id, request, key, bytes);
+                continue;
+            }
             if self.must_wait(id, &request, (key, writes), script) {
                 self.put_back(id, request);
                 return Ok(());
@@ -134,7 +141,7 @@ impl Server<'_> {
     }
 
     /// Tells the clients that have asked for it of a command that begins. A monitor's own RESET ends that.
-    fn tell_monitors(&mut self, id: u64, request: &Request) {
+    pub(super) fn tell_monitors(&mut self, id: u64, request: &Request) {
         if !self.front.monitors.is_any() {
             return;
         }
