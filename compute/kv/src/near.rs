@@ -73,6 +73,15 @@ impl Near {
         }
     }
 
+    /// The object of a slot that is known to be what it was, by the lease: as [`Near::get`] knows it.
+    pub(crate) async fn fetch(&self, io: &Io, key: &[u8], known: Known) -> Option<Object> {
+        let object = Verb::Read { at: known.slot.at(self.reach.node), len: known.len };
+        match self.reach.verbs(io, vec![object]).await.pop() {
+            Some(Answer::Bytes(object)) => Object::decode(object).filter(|object| object.key() == key),
+            _ => None,
+        }
+    }
+
     /// The object of a slot that is known, if the slot is what it was. `cached` is believed then:
     /// the slot's version would have to have come round for it to be another's.
     pub(crate) async fn verify(&self, io: &Io, key: &[u8], known: Known, cached: Option<Object>) -> Option<Object> {

@@ -33,12 +33,20 @@ fn scene(rules: Rules, fronts: usize, present: bool, fill: usize) -> Scene {
     Scene { memory, fronts, start: present.then_some(7) }
 }
 
+/// Front ends that know nothing of the key, which another one has set.
+fn strangers(rules: Rules, fronts: usize, fill: usize) -> Scene {
+    let mut scene = scene(rules, 1, true, fill);
+    scene.fronts = (0..fronts).map(|_| scene.memory.join(TINY, rules, 64 << 10)).collect();
+    scene
+}
+
 /// One front end that is alone, by a lease. It has the key if it is `near`; else another has set it, and has left.
-fn alone(rules: Rules, present: bool, near: bool) -> Scene {
+/// With 1 KiB its near cache keeps slots alone.
+fn alone(rules: Rules, present: bool, near: bool, local: u64) -> Scene {
     let mut scene = scene(rules, 1, present, 0);
     let before = Rc::clone(&scene.fronts[0]);
     scene.memory.run(Task::new(|io| async move { before.members.leave(&io).await }));
-    let front = scene.memory.join(TINY, rules, 64 << 10);
+    let front = scene.memory.join(TINY, rules, local);
     let ticks = Rc::clone(&front);
     scene.memory.run(Task::new(|io| async move { ticks.members.tick(&io, 0).await })).expect("alive");
     front.near.lease.renew(0, 0);
@@ -95,6 +103,22 @@ fn two_operations_in_every_order() {
     assert!(orders > 5000, "{orders}");
 }
 
+#[test]
+fn two_operations_of_front_ends_that_do_not_know_the_key() {
+    let mut orders = 0;
+    // In the second the table is full: inserts split it.
+    for fill in [0, 14] {
+        for ops in pairs() {
+            orders += every(if fill == 0 { 4 } else { 2 }, |order| {
+                let is_sound = sound(strangers(Rules::SOUND, 2, fill), &ops, order);
+                is_sound.then_some(()).ok_or_else(|| format!("{ops:?}, {fill} others"))
+            })
+            .expect("linearizable");
+        }
+    }
+    assert!(orders > 3000, "{orders}");
+}
+
 /// Three operations and a split of their table, in any order, one of them dropped in the middle.
 fn at_random(rules: Rules, seeds: std::ops::Range<u64>) -> Result<(), String> {
     for seed in seeds {
@@ -126,12 +150,13 @@ fn three_operations_with_splits_and_crashes() {
 /// Every order of three operations of one front end, which may answer from its near cache.
 fn every_order_alone(rules: Rules, switches: usize, pairs: &[[Op; 2]]) -> Result<usize, String> {
     let mut orders = 0;
-    for (present, near) in [(false, false), (true, false), (true, true)] {
+    let near = [(false, false, 64), (true, false, 64), (true, true, 64), (true, true, 1)];
+    for (present, near, local) in near {
         for &[one, other] in pairs {
             let ops = [one, other, Op::Get];
             orders += every(switches, |order| {
-                let is_sound = sound(alone(rules, present, near), &ops, order);
-                is_sound.then_some(()).ok_or_else(|| format!("{ops:?}, present {present}, near {near}"))
+                let is_sound = sound(alone(rules, present, near, local << 10), &ops, order);
+                is_sound.then_some(()).ok_or_else(|| format!("{ops:?}, present {present}, near {near}, {local} KiB"))
             })?;
         }
     }

@@ -4,7 +4,7 @@
 use super::{Found, Index, Known, Seen, Slots};
 use crate::layout::{At, Hash, SLOTS, Slot};
 use crate::lease::Writing;
-use crate::object::{self, Object, Value};
+use crate::object::{self, Object, Type, Value};
 use crate::rules::Bug;
 use crate::shard::{ATTEMPTS, Trouble};
 use crate::space::Section;
@@ -20,6 +20,8 @@ struct Made<'a> {
     writing: &'a Writing,
     /// Told when it is linked: the slot's address.
     linked_in: &'a Cell<At>,
+    /// It may go in place of an object that the key has.
+    replaces: bool,
 }
 
 /// How an insert ended.
@@ -34,12 +36,27 @@ pub enum Inserted {
 impl Index {
     /// Stores the value if the key is absent: three round trips.
     pub async fn insert(self: &Rc<Index>, io: &Io, key: &[u8], value: &Value) -> Result<Inserted, Trouble> {
+        self.link(io, key, value, false).await
+    }
+
+    /// Stores the value whatever is there: three round trips. What is there is compared with the key and not
+    /// read in full. A long value is found as by [`Index::insert`].
+    pub(super) async fn insert_or_replace(
+        self: &Rc<Index>,
+        io: &Io,
+        key: &[u8],
+        value: &Value,
+    ) -> Result<Inserted, Trouble> {
+        self.link(io, key, value, true).await
+    }
+
+    async fn link(self: &Rc<Index>, io: &Io, key: &[u8], value: &Value, replaces: bool) -> Result<Inserted, Trouble> {
         let (hash, section) = (Hash::of(key), self.space.section());
         let writing = self.near.writing(Some(hash));
         let held = self.space.hold(io, object::len(key, &value.bytes)).await?;
         let (object, slot) = self.space.made(hash, key, value, &held);
         let linked_in = Cell::new(0);
-        let made = Made { object: &object, at: held.at, slot, writing: &writing, linked_in: &linked_in };
+        let made = Made { object: &object, at: held.at, slot, writing: &writing, linked_in: &linked_in, replaces };
         let ended = Box::pin(self.insert_slot(io, key, hash, made, section)).await;
         match ended {
             Ok(Inserted::Done) => self.space.linked(held.at, hash, value, linked_in.get()),
@@ -66,8 +83,25 @@ impl Index {
             let batch = write.take().into_iter().chain(self.bucket_verbs(table, hash)).collect();
             let answers = self.reach.verbs(io, batch).await;
             let slots = self.slots(table, hash, &answers);
-            let others = match self.look(io, key, hash, table, &slots).await {
-                Seen::Key(slot_at, slot, object) => {
+            let others = match self.look(io, (key, hash, !made.replaces), table, &slots).await {
+                Seen::Key(slot_at, slot, there) if made.replaces && there.kind() != Type::Long => {
+                    // Its cached slot is outdated by this, or was before.
+                    self.near.cache.borrow_mut().forget(key, hash);
+                    match self.reach.swap(io, slot_at, slot.0, made.slot.0).await? {
+                        Ok(()) => {
+                            self.space.retire(slot);
+                            self.is_linked(key, hash, &made, (table, slot_at, section.epoch, era));
+                            return Ok(Inserted::Done);
+                        }
+                        Err(found) if Slot(found).is_frozen() => self.split(io, table, hash).await?,
+                        Err(_) => {}
+                    }
+                    continue;
+                }
+                Seen::Key(slot_at, slot, there) => {
+                    let whole =
+                        if made.replaces { self.objects(io, &[slot]).await.pop().flatten() } else { Some(there) };
+                    let Some(object) = whole else { continue };
                     return Ok(Inserted::Exists(Found { slot_at, slot, object, table, section }));
                 }
                 Seen::Absent(others) => others,
@@ -96,10 +130,7 @@ impl Index {
             }
             match self.reach.swap(io, at, slot.pending().0, slot.0).await? {
                 Ok(()) => {
-                    made.linked_in.set(at);
-                    let (len, expiry) = (made.object.len(), made.object.expiry().unwrap_or(0));
-                    let known = Known { table, slot_at: at, slot, len, expiry, epoch: section.epoch, era };
-                    self.near.remember_written(key, hash, known, Some(made.object), made.writing);
+                    self.is_linked(key, hash, &made, (table, at, section.epoch, era));
                     return Ok(Inserted::Done);
                 }
                 // Undone by another insert of this key, or frozen.
@@ -107,6 +138,14 @@ impl Index {
             }
         }
         Err(Trouble::Corrupt)
+    }
+
+    /// The object is in the index now, in the slot at this address.
+    fn is_linked(&self, key: &[u8], hash: Hash, made: &Made<'_>, (table, slot_at, epoch, era): (At, At, u64, u32)) {
+        made.linked_in.set(slot_at);
+        let (len, expiry) = (made.object.len(), made.object.expiry().unwrap_or(0));
+        let known = Known { table, slot_at, slot: made.slot, len, expiry, epoch, era };
+        self.near.remember_written(key, hash, known, Some(made.object), made.writing);
     }
 
     /// Waits before another attempt, each front end for another time. Else two equally quick
