@@ -20,6 +20,7 @@
 //! | [`allocators`] | the store on simulated network cards, with one allocator after the other |
 //! | [`hot`] | the same: one key of many clients, and what reclamation costs |
 //! | [`memory`] | the same: how much memory pieces save |
+//! | [`fronts`] | reads by one front end and by several |
 //! | [`near`] | the near cache's policy beside others, replayed |
 //! | [`calls`] | one call of the libraries for Rust, C and Python |
 //! | this file | options, and rounds |
@@ -28,6 +29,7 @@ pub mod allocators;
 pub mod calls;
 pub mod cpu;
 pub mod figures;
+pub mod fronts;
 pub mod generator;
 pub mod hot;
 pub mod load;
@@ -113,6 +115,9 @@ pub struct Options {
     /// Replay requests through the near cache's policy and others; --trace adds the blocks of a trace
     #[arg(long, conflicts_with_all = ["allocators", "calls"])]
     near: bool,
+    /// Reads by one front end and by --processes of them [default: 2], 10 % local and all
+    #[arg(long, conflicts_with_all = ["trace", "allocators", "calls", "near"])]
+    fronts: bool,
     /// MiB of memory for the blocks of a trace [default: half of what they take]
     #[arg(long, value_name = "MIB")]
     memory: Option<u64>,
@@ -144,6 +149,8 @@ Examples:
       Updates and inserts of 1 to 512 clients, by allocator, in virtual time.
   farmem-lab bench kv --calls
       A get and a put of each library, by CPU time and instructions.
+  farmem-lab bench kv --fronts
+      Reads by two front ends against one, also where there is a CPU for each.
   farmem-lab bench kv --near --trace lab/kv/traces/mooncake.jsonl
       The near cache's policy beside LRU, SIEVE, 2Q, S3-FIFO and the bound.";
 
@@ -192,6 +199,12 @@ impl Options {
             let json = || Ok(report.json()? + "\n");
             return report::tell(&report, &[(&self.json, &json)]);
         }
+        if self.fronts {
+            ensure!(self.svg.is_none(), "--svg draws mixes, and no front ends");
+            let report = self.by_fronts(farmem, rounds)?;
+            let json = || Ok(report.json()? + "\n");
+            return report::tell(&report, &[(&self.json, &json)]);
+        }
         let (mut systems, mut skipped) = (Vec::new(), Vec::new());
         for &system in &self.systems {
             match system.missing() {
@@ -203,6 +216,22 @@ impl Options {
             Some(path) => self.replay(farmem, path, &systems, rounds, skipped),
             None => self.load(farmem, systems, rounds, skipped),
         }
+    }
+
+    fn by_fronts(&self, farmem: &Path, rounds: usize) -> Result<report::Report<fronts::Raw>> {
+        let bytes = self.values(1024)?[0];
+        let records = self.records(bytes);
+        let settings = Settings { local: LOCAL, ..self.settings(farmem, records * (bytes as u64 + BESIDE)) };
+        let load = fronts::Load {
+            fronts: if self.processes.is_empty() { vec![2] } else { self.processes.clone() },
+            local: vec![self.local, 200],
+            records,
+            bytes,
+            depth: usize::from(self.pipeline),
+            time: Duration::from_millis(self.time.unwrap_or(if self.quick { 300 } else { 2000 })),
+            rounds,
+        };
+        fronts::report(&settings, &load)
     }
 
     fn settings(&self, farmem: &Path, data: u64) -> Settings {
