@@ -58,6 +58,9 @@ const PASSES: u32 = 3;
 /// How long a write waits for memory to come back, in ms.
 const PATIENCE_MS: u32 = 2000;
 
+/// An eviction under way; whether the key went.
+type Going<'a> = Pin<Box<dyn Future<Output = Result<bool, Trouble>> + 'a>>;
+
 /// Bytes that others are asked for as long as it lives.
 struct Wanted<'a>(&'a Cell<u64>, u64);
 
@@ -257,10 +260,8 @@ impl Keyspace {
                     shard.index.briefs(io, some).await
                 };
                 let there = some.iter().zip(&objects).filter_map(|(slot, object)| Some((slot, object.as_ref()?)));
-                let evict = |(slot, object): (&Slot, _)| -> Pin<Box<dyn Future<Output = Result<(), Trouble>> + '_>> {
-                    Box::pin(self.evict_one(io, slot.at(shard.reach.node), object))
-                };
-                join(there.map(evict).collect()).await.into_iter().collect::<Result<(), _>>()?;
+                let victims: Vec<_> = there.map(|(slot, object)| (slot.at(shard.reach.node), object)).collect();
+                self.evict_all(io, &victims).await?;
             }
         }
         Ok(())
@@ -276,12 +277,24 @@ impl Keyspace {
         Ok(())
     }
 
-    /// Evicts a key whose object is at a place of own memory, unless it is pinned.
-    async fn evict_one(&self, io: &Io, at: At, victim: &Object) -> Result<(), Trouble> {
-        if !blocks::is_pinned(self, io, victim.key()).await? && blocks::evict(self, io, victim.key(), Some(at)).await? {
+    /// Evicts keys whose objects are at these places of own memory, side by side; how many went.
+    async fn evict_all(&self, io: &Io, victims: &[(At, &Object)]) -> Result<usize, Trouble> {
+        let mut all: Vec<Going<'_>> = Vec::with_capacity(victims.len());
+        for &(at, victim) in victims {
+            all.push(Box::pin(self.evict_one(io, at, victim)));
+        }
+        let went = join(all).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok(went.into_iter().filter(|went| *went).count())
+    }
+
+    /// Evicts a key whose object is at a place of own memory, unless it is pinned; whether it did.
+    async fn evict_one(&self, io: &Io, at: At, victim: &Object) -> Result<bool, Trouble> {
+        let is_pinned = blocks::is_pinned(self, io, victim.key()).await?;
+        let went = !is_pinned && blocks::evict(self, io, victim.key(), Some(at)).await?;
+        if went {
             self.evicted(victim);
         }
-        Ok(())
+        Ok(went)
     }
 
     fn evicted(&self, victim: &Object) {
@@ -326,18 +339,13 @@ impl Keyspace {
         sampled.sort_by_key(|&(about, ..)| about);
         // Of few keys not many are old.
         let most = sampled.len().div_ceil(SAMPLE / GO);
-        let mut evicted = 0;
-        for ((stays, hot, _), at, victim) in sampled {
-            if evicted == most || idle && stays && hot {
-                break;
-            }
-            if blocks::is_pinned(self, io, victim.key()).await? {
-                continue;
-            }
-            if blocks::evict(self, io, victim.key(), Some(at)).await? {
-                self.evicted(victim);
-                evicted += 1;
-            }
+        let may_go = |&&((stays, hot, _), ..): &&((bool, bool, u32), At, &Object)| !(idle && stays && hot);
+        let victims: Vec<_> = sampled.iter().take_while(may_go).map(|&(_, at, object)| (at, object)).collect();
+        let (mut evicted, mut rest) = (0, &victims[..]);
+        while evicted < most && !rest.is_empty() {
+            let (some, others) = rest.split_at(rest.len().min(most - evicted));
+            evicted += self.evict_all(io, some).await?;
+            rest = others;
         }
         Ok(Some(evicted))
     }

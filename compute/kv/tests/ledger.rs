@@ -42,15 +42,25 @@ enum Op {
     Get(&'static str),
     Set(&'static str),
     Delete(&'static str),
+    Evict(&'static str),
 }
 
 fn cost(memory: &mut Memory, shard: &Rc<Shard>, op: Op) -> (u64, u64) {
     let shard = Rc::clone(shard);
+    let at = match op {
+        Op::Evict(key) => {
+            let index = Rc::clone(&shard.index);
+            let found = memory.run(Task::new(|io| async move { index.find(&io, key.as_bytes()).await }));
+            found.expect("sound").map(|found| found.slot.at(shard.reach.node))
+        }
+        _ => None,
+    };
     let (done, verbs, trips) = memory.ledger(|io| async move {
         match op {
             Op::Get(key) => shard.index.find(&io, key.as_bytes()).await.map(drop),
             Op::Set(key) => shard.index.put(&io, key.as_bytes(), &value("2")).await,
             Op::Delete(key) => shard.index.remove(&io, key.as_bytes()).await.map(drop),
+            Op::Evict(key) => shard.index.discard(&io, key.as_bytes(), at).await.map(|went| assert!(went, "{key}")),
         }
     });
     done.expect("sound");
@@ -71,6 +81,10 @@ fn each_operation_costs_what_it_should() {
         (false, Op::Set("absent"), (7, 3)),
         (true, Op::Delete("known"), (1, 1)),
         (false, Op::Delete("known"), (4, 3)),
+        // The front end that has linked the object, and another one.
+        (true, Op::Evict("known"), (1, 1)),
+        (true, Op::Evict("large"), (1, 1)),
+        (false, Op::Evict("known"), (4, 3)),
         (false, Op::Delete("absent"), (2, 1)),
     ] {
         let (mut memory, one, _) = scene();

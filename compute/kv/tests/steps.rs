@@ -119,6 +119,18 @@ fn two_operations_of_front_ends_that_do_not_know_the_key() {
     assert!(orders > 3000, "{orders}");
 }
 
+#[test]
+fn an_eviction_and_another_operation_in_every_order() {
+    let others = [OPS[0], Op::Set(1), Op::SetIfAbsent(2), Op::Delete, Op::Add, Op::Evict];
+    let pairs: Vec<[Op; 2]> = others.iter().flat_map(|&other| [[Op::Evict, other], [other, Op::Evict]]).collect();
+    let mut orders = 0;
+    // The first front end has linked the object. In the second the table is full: inserts split it.
+    for (fill, switches) in [(0, 4), (14, 2)] {
+        orders += every_order(Rules::SOUND, true, fill, switches, &pairs).expect("linearizable");
+    }
+    assert!(orders > 900, "{orders}");
+}
+
 /// Three operations and a split of their table, in any order, one of them dropped in the middle.
 fn at_random(rules: Rules, seeds: std::ops::Range<u64>) -> Result<(), String> {
     for seed in seeds {

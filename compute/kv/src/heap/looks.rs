@@ -40,6 +40,17 @@ impl Heap {
         self.place(one.at).filter(same).is_some()
     }
 
+    /// The slot in which the object at a place was linked, and what the slot was then. `None`: it is not
+    /// known, or the object lists extents.
+    pub fn slot_of(&mut self, at: At) -> Option<(At, Slot)> {
+        if self.heads.contains_key(&at) {
+            return None;
+        }
+        let (place, class, _) = self.state(at)?;
+        let linked = place.used == Use::Linked && place.slot > 0;
+        linked.then(|| (place.slot, Slot::new(Hash(place.hash).fingerprint(), class, place.version, at)))
+    }
+
     /// The object of this hash at a place was found in this slot.
     pub fn is_in(&mut self, at: At, hash: u64, slot: At) {
         if let Some(place) = self.place(at).filter(|place| place.used == Use::Linked && place.hash == hash) {

@@ -48,11 +48,23 @@ impl Index {
     /// Takes a key out without reading its value; whether it was there. `only`: it stays if its
     /// object is at another place. The own object at that place is then retired, because another
     /// front end has replaced it.
+    ///
+    /// One round trip if an own object is still in the slot in which it was linked: a CAS that finds the
+    /// slot unchanged proves it, because the place is not used for another object meanwhile.
     pub async fn discard(self: &Rc<Index>, io: &Io, key: &[u8], only: Option<At>) -> Result<bool, Trouble> {
         let (hash, _section) = (Hash::of(key), self.space.section());
         let _writing = self.near.writing(Some(hash));
         // Since the section began its place is not used for another object.
         let own = only.filter(|&at| self.space.heap.borrow_mut().is_linked(at, hash.0));
+        let slot = own.and_then(|at| self.space.heap.borrow_mut().slot_of(at));
+        if let Some((at, slot)) = slot {
+            // Before the CAS, whose outcome may stay unknown.
+            self.near.cache.borrow_mut().forget_hash(hash);
+            if self.reach.swap(io, at, slot.0, self.reach.empty().0).await?.is_ok() {
+                self.space.retire(slot);
+                return Ok(true);
+            }
+        }
         for attempt in 0..ATTEMPTS {
             self.hesitate(io, attempt).await?;
             let table = self.trie.borrow().table(hash);

@@ -19,6 +19,8 @@ pub enum Op {
     SetIfAbsent(u64),
     Delete,
     Add,
+    /// Of what it finds.
+    Evict,
 }
 
 pub fn value(n: u64) -> Value {
@@ -40,6 +42,13 @@ pub async fn perform(shard: Rc<Shard>, io: Io, key: Vec<u8>, op: Op) -> Result<S
             Step::SetIfAbsent(n, matches!(shard.index.insert(&io, &key, &value(n)).await?, Inserted::Done))
         }
         Op::Delete => Step::Delete(Some(!matches!(shard.index.remove(&io, &key).await?, Removed::Absent))),
+        Op::Evict => match shard.index.find(&io, &key).await? {
+            None => Step::Get(None),
+            Some(found) => match shard.index.discard(&io, &key, Some(found.slot.at(shard.reach.node))).await? {
+                true => Step::Delete(Some(true)),
+                false => Step::Get(Some(number(found.object.value()))),
+            },
+        },
         Op::Add => loop {
             let found = shard.index.find(&io, &key).await?;
             let sum = found.as_ref().map_or(0, |found| number(found.object.value())) + 1;
@@ -66,7 +75,7 @@ pub fn history(ops: &[Op], ended: &[Ended<Result<Step, Trouble>>]) -> Vec<Call<S
             Op::Get => return one.outcome.clone().map(|step| (step.expect("sound"), one.ended)),
             Op::Set(n) => Step::Set(n),
             Op::SetIfAbsent(n) => Step::SetIfAbsent(n, true),
-            Op::Delete => Step::Delete(None),
+            Op::Delete | Op::Evict => Step::Delete(None),
             Op::Add => Step::Add(1, None),
         };
         match one.outcome.clone() {
