@@ -347,3 +347,58 @@ fn lists_are_read_and_changed_at_both_ends() {
         ],
     );
 }
+
+/// A request of some kilobytes that has a front end look at a set a thousand times.
+#[test]
+fn a_key_that_is_named_often_takes_no_memory_and_holds_nobody_up() {
+    let node = Process::node(Transport::Tcp);
+    let front = Process::front("often", &node.at);
+    let (mut client, mut other) = (front.client(), front.client());
+    let members: Vec<String> = (0..20_000).map(|n| format!("m{n}")).collect();
+    for (command, key, between) in [("SADD", "s", ""), ("ZADD", "z", "1 ")] {
+        for some in members.chunks(4000) {
+            let some: Vec<String> = some.iter().map(|member| format!("{between}{member}")).collect();
+            client.ask(&format!("{command} {key} {}", some.join(" ")));
+        }
+    }
+    answers(&mut client, &[("SADD t m1 m2 x", ":3"), ("SADD u m2", ":1")]);
+    let before = front.peak();
+    let often = |key: &str, times: usize| vec![key; times].join(" ");
+    let asked = Instant::now();
+    for (request, reply) in [
+        (format!("SINTERCARD 2001 {} t", often("s", 2000)), ":2"),
+        (format!("SDIFF t {}", often("s", 2000)), "[x]"),
+        (format!("SUNIONSTORE to {} t", often("s", 2000)), ":20001"),
+        (format!("SDIFFSTORE to s {}", often("s", 2000)), ":0"),
+        (format!("SINTER u {} t", often("s", 2000)), "[m2]"),
+        (format!("ZUNIONSTORE to 3 {} t", often("z", 2)), ":20001"),
+        (
+            format!("ZUNIONSTORE to 2001 {} t", often("z", 2000)),
+            "-ERR keys that are named again have more than 1048576 members",
+        ),
+    ] {
+        assert_eq!(client.ask(&request), reply, "{}", &request[..20]);
+    }
+    assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
+    // Each key is watched once, and no more than there may be.
+    let keys: Vec<String> = (0..60_000).map(|n| format!("watched{n}")).collect();
+    let all = format!("WATCH {}", keys.join(" "));
+    answers(&mut client, &[(&all, "+OK"), (&all, "+OK")]);
+    let more = all.replace("watched", "others");
+    assert_eq!(client.ask(&more), "-ERR a client watches 100000 keys at most, of 64 MiB together");
+    answers(&mut client, &[("UNWATCH", "+OK")]);
+    // Of one key alone others have their turns.
+    client.send(&["ZINTERCARD 60".split(' ').collect::<Vec<_>>(), vec!["z"; 60]].concat()).unwrap();
+    let mut longest = Duration::ZERO;
+    let ended = std::thread::spawn(move || client.reply().unwrap());
+    while !ended.is_finished() {
+        let asked = Instant::now();
+        assert_eq!(other.ask("PING"), "+PONG");
+        longest = longest.max(asked.elapsed());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(ended.join().unwrap(), ":20000");
+    assert!(longest < Duration::from_secs(5), "{longest:?}");
+    let grown = front.peak() - before;
+    assert!(grown < 256 << 20, "it took {grown} bytes more");
+}

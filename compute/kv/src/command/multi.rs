@@ -24,6 +24,7 @@ use crate::index::Found;
 use crate::keyspace::Change;
 use crate::resp::{Reply, Request};
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
@@ -32,6 +33,11 @@ use std::time::{Duration, Instant};
 
 /// Bytes of the commands that one transaction may collect.
 const COLLECTED: usize = 64 << 20;
+
+/// Keys that a client may watch.
+const WATCHED: usize = 100_000;
+/// Keys of a WATCH before others have their turn.
+const FEW: usize = 1000;
 
 /// How long a transaction on one key may run. Nothing else runs meanwhile, and other front ends take one
 /// that is silent for dead.
@@ -184,12 +190,28 @@ impl Client {
 
 /// WATCH.
 pub async fn watch(call: &Call) -> Answered {
-    for key in &call.args[1..] {
-        if call.client.watched.borrow().iter().any(|(watched, _)| watched == key) {
+    let watched = &call.client.watched;
+    // To go through all of them for each of many keys would hold up others.
+    let mut names: Option<HashSet<Vec<u8>>> =
+        (call.count() > FEW).then(|| watched.borrow().iter().map(|(key, _)| key.clone()).collect());
+    let mut bytes: usize = watched.borrow().iter().map(|(key, _)| key.len()).sum();
+    for (n, key) in call.args[1..].iter().enumerate() {
+        let is_watched = match &mut names {
+            Some(names) => !names.insert(key.clone()),
+            None => watched.borrow().iter().any(|(watched, _)| watched == key),
+        };
+        if is_watched {
             continue;
         }
+        bytes += key.len();
+        if bytes > COLLECTED || watched.borrow().len() >= WATCHED {
+            return Err(Fail::new(format!("a client watches {WATCHED} keys at most, of 64 MiB together")));
+        }
+        if n % FEW == FEW - 1 {
+            call.io.pause(0).await;
+        }
         let found = call.store().find(&call.io, key).await?;
-        call.client.watched.borrow_mut().push((key.clone(), seen(found.as_ref())));
+        watched.borrow_mut().push((key.clone(), seen(found.as_ref())));
     }
     Ok(Reply::Ok)
 }

@@ -73,6 +73,13 @@ impl Process {
         Process::start(&format!("front {name} {nodes}"))
     }
 
+    /// Bytes of memory that it has had, at most.
+    pub fn peak(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().split(' ').next().unwrap().parse::<usize>().unwrap() << 10
+    }
+
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -4,13 +4,17 @@
 use super::blocking::{most, numbered, timeout, wait};
 use super::sets::limit;
 use super::sorted::{Member, flat, members, pop_from, shown, sort};
-use super::{decode, put_at};
+use super::{Looked, decode, put_at};
 use crate::command::args::{is, parse_float, parse_int};
 use crate::command::glance::first_of;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+
+/// Members that a command looks at again, because their keys are named again, while nothing else of its front
+/// end goes on.
+const AGAIN: usize = 1 << 20;
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
@@ -103,22 +107,25 @@ impl<'a> Wanted<'a> {
         Ok(wanted)
     }
 
-    /// The members of the result, in order. A set counts as a sorted set whose scores are 1.
+    /// The members of the result, in order. A set counts as a sorted set whose scores are 1. One set is
+    /// held at a time, beside the result.
     async fn combined(&self, call: &Call, how: &str) -> Result<Vec<Member>, Fail> {
-        let mut all = Vec::with_capacity(self.keys.len());
-        for (key, weight) in self.keys.iter().zip(&self.weights) {
+        let mut result: HashMap<Vec<u8>, f64> = HashMap::new();
+        let (mut looked, mut seen, mut again) = (Looked::default(), HashSet::new(), 0);
+        for (n, (key, weight)) in self.keys.iter().zip(&self.weights).enumerate() {
             let of_key = match call.get(key).await? {
                 Some(object) if object.kind() == Type::Set => {
                     decode(&object, Type::Set)?.into_iter().map(|name| (1.0, name)).collect()
                 }
                 _ => members(call, key).await?,
             };
-            let weighted = |(score, name): Member| (number(score * weight), name);
-            all.push(of_key.into_iter().map(weighted).collect::<Vec<Member>>());
-        }
-        let mut result: HashMap<Vec<u8>, f64> = HashMap::new();
-        for (n, of_key) in all.into_iter().enumerate() {
-            let of_key: HashMap<Vec<u8>, f64> = of_key.into_iter().map(|(score, name)| (name, score)).collect();
+            let weighted = |(score, name): Member| (name, number(score * weight));
+            let of_key: HashMap<Vec<u8>, f64> = of_key.into_iter().map(weighted).collect();
+            again += if seen.insert(key) { 0 } else { of_key.len() };
+            if again > AGAIN && call.draft.is_some() {
+                return Err(Fail::new(format!("keys that are named again have more than {AGAIN} members")));
+            }
+            looked.at(call, result.len() + of_key.len()).await;
             match how {
                 _ if n == 0 => result = of_key,
                 "zdiff" => result.retain(|name, _| !of_key.contains_key(name)),

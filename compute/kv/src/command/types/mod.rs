@@ -112,6 +112,24 @@ pub fn is_sound(kind: Type, bytes: &[u8]) -> bool {
     }
 }
 
+/// Items that a command looks at before others have their turn.
+const AT_ONCE: usize = 1 << 16;
+
+/// Counts what a command on several keys looks at.
+#[derive(Default)]
+struct Looked(usize);
+
+impl Looked {
+    /// Counts some more items. If they are many, others have their turn first; on a draft nothing waits.
+    async fn at(&mut self, call: &Call, items: usize) {
+        self.0 += items;
+        if self.0 >= AT_ONCE && call.draft.is_none() {
+            self.0 = 0;
+            call.io.pause(0).await;
+        }
+    }
+}
+
 fn encode(items: &Items) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(items.iter().map(|item| item.len() + 4).sum());
     items.iter().for_each(|item| write_item(&mut bytes, item));

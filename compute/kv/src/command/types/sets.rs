@@ -1,7 +1,7 @@
 //! Commands on sets.
 
 use super::blocking::numbered;
-use super::{Items, bulks, change, change_at, count, decode, put_at, random_count, random_places, read, scan};
+use super::{Items, Looked, bulks, change, change_at, count, decode, put_at, random_count, random_places, read, scan};
 use crate::command::args::{is, parse_int};
 use crate::command::several::at_one_moment;
 use crate::command::{Answered, Call, Fail};
@@ -87,22 +87,24 @@ async fn any(call: &Call) -> Answered {
     Ok(if wanted.is_some() { Reply::Array(taken) } else { taken.pop().unwrap_or(Reply::Null) })
 }
 
-/// The members of SDIFF, SINTER or SUNION of some keys.
+/// The members of SDIFF, SINTER or SUNION of some keys. One set is held at a time, beside the result, and
+/// each key is looked at once, however often it is named.
 async fn combined(call: &Call, how: &str, keys: &[Vec<u8>]) -> Result<Items, Fail> {
-    let mut all = Vec::with_capacity(keys.len());
-    for key in keys {
-        all.push(read(call, key, Type::Set).await?);
+    let Some((first, others)) = keys.split_first() else { return Ok(Items::new()) };
+    let mut result = read(call, first, Type::Set).await?;
+    let mut there: HashSet<Vec<u8>> = if how == "sunion" { result.iter().cloned().collect() } else { HashSet::new() };
+    let (mut seen, mut looked) = (HashSet::new(), Looked::default());
+    if how != "sdiff" {
+        seen.insert(first);
     }
-    let mut all = all.into_iter();
-    let mut result = all.next().unwrap_or_default();
-    for other in all {
-        let members: HashSet<&Vec<u8>> = other.iter().collect();
+    for key in others.iter().filter(|key| seen.insert(*key)) {
+        let other = read(call, key, Type::Set).await?;
+        looked.at(call, result.len() + other.len()).await;
         match how {
-            "sdiff" => result.retain(|item| !members.contains(item)),
-            "sinter" => result.retain(|item| members.contains(item)),
+            "sunion" => result.extend(other.into_iter().filter(|item| there.insert(item.clone()))),
             _ => {
-                let there: HashSet<Vec<u8>> = result.iter().cloned().collect();
-                result.extend(other.into_iter().filter(|item| !there.contains(item)));
+                let members: HashSet<&Vec<u8>> = other.iter().collect();
+                result.retain(|item| members.contains(item) == (how == "sinter"));
             }
         }
     }
