@@ -21,7 +21,7 @@
 use crate::heap::Held;
 use crate::index::Found;
 use crate::keyspace::Keyspace;
-use crate::layout::{At, EXTENT, Hash, NODE_SHIFT, PIECE_HEADER, PIECES, word};
+use crate::layout::{At, EXTENT, Hash, MAX_OBJECT, NODE_SHIFT, PIECE_HEADER, PIECES, word};
 use crate::object::{self, Object, Type, Value};
 use crate::reach::Reach;
 use crate::shard::{Shard, Trouble};
@@ -80,7 +80,9 @@ impl List {
             .map(|entry| Extent { at: node | word(entry, 0), len: word(entry, 1) as u32, checksum: word(entry, 2) })
             .collect();
         let sum: u64 = extents.iter().map(|extent| u64::from(extent.len)).sum();
-        (sum == len && bytes.len() == LIST + extents.len() * ENTRY).then_some(List { number, len, extents })
+        // Lengths are what a node says: room is made for no more than this store writes.
+        let may_be = len <= MAX_LONG && extents.iter().all(|extent| u64::from(extent.len) <= MAX_OBJECT);
+        (may_be && sum == len && bytes.len() == LIST + extents.len() * ENTRY).then_some(List { number, len, extents })
     }
 }
 
@@ -419,5 +421,13 @@ mod tests {
         assert_eq!(List::decode(&bytes, 1).map(|list| list.extents[0].at), Some(1 << NODE_SHIFT | 1 << 21 | 64));
         assert_eq!(List::decode(&bytes[..bytes.len() - 1], 0), None);
         assert_eq!(List::decode(&[], 0), None);
+        let extents = |lens: &[u32]| lens.iter().map(|&len| Extent { at: 64, len, checksum: 0 }).collect();
+        let of = |lens: &[u32]| {
+            let len = lens.iter().map(|&len| u64::from(len)).sum();
+            List::decode(&List { number: 9, len, extents: extents(lens) }.encode(), 0)
+        };
+        assert!(of(&[MAX_OBJECT as u32]).is_some(), "the longest piece");
+        assert_eq!((of(&[MAX_OBJECT as u32 + 1]), of(&[u32::MAX])), (None, None), "no piece has as many");
+        assert_eq!(of(&[MAX_OBJECT as u32; 257]), None, "more than a value has");
     }
 }

@@ -181,7 +181,7 @@ impl Index {
     /// lock of the verdict at `at` is in a slot.
     pub(crate) async fn end_verdict(self: &Rc<Index>, io: &Io, at: At, verdict: &Object) -> Result<(), Trouble> {
         let words = |n| word(verdict.value(), n);
-        let (id, entries) = (words(0), (verdict.value().len() - 8) / ENTRY);
+        let (id, entries) = (words(0), verdict.value().len().saturating_sub(8) / ENTRY);
         self.reach.decide(io, last_word(at, entries), id, UNDONE).await?;
         for n in 0..entries {
             let (slot_at, locked) = (words(1 + 2 * n), words(2 + 2 * n));

@@ -52,7 +52,7 @@ impl Index {
                 forward = forward.max(word(&self.reach.read(io, leaf.table, 8).await, 0));
             }
             if forward != 0 {
-                self.trie.borrow_mut().learn(leaf.table, forward);
+                self.trie.borrow_mut().learn_below(leaf, forward)?;
                 continue;
             }
             let out = see(&placed);
@@ -115,7 +115,7 @@ impl Index {
             if slots.iter().any(|slot| slot.is_frozen()) {
                 let forward = word(&self.reach.read(io, leaf.table, 8).await, 0);
                 if forward != 0 {
-                    self.trie.borrow_mut().learn(leaf.table, forward);
+                    self.trie.borrow_mut().learn_below(leaf, forward)?;
                     continue;
                 }
             }
