@@ -22,6 +22,7 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -73,7 +74,7 @@ pub fn save(config: &Config, path: &Path) -> Result<u64, Failed> {
     let written = with_store(config, false, |io, store| {
         let beside = beside.clone();
         async move {
-            let mut out = Writer::new(File::create(&beside)?)?;
+            let mut out = Writer::new(draft(&beside)?)?;
             each(&io, &store, |object| out.entry(object)).await?;
             out.end()
         }
@@ -88,6 +89,15 @@ pub fn save(config: &Config, path: &Path) -> Result<u64, Failed> {
         let _ = std::fs::remove_file(&beside);
     }
     renamed.map_err(failed)
+}
+
+/// A new file, which its owner alone may read. One that a killed process left goes. A link that another
+/// user has laid there leads to nothing.
+fn draft(path: &Path) -> io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => File::options().write(true).create_new(true).mode(0o600).open(path),
+    }
 }
 
 /// Fills an empty store from a file; how many keys.
@@ -341,6 +351,22 @@ mod tests {
         }
         assert!(matches!(read(&[&whole[..], b"x"].concat()), Err(Wrong::Damaged)));
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// A folder may be everybody's, and a draft's name can be guessed.
+    #[test]
+    fn a_draft_is_its_owners_alone_and_follows_no_link() {
+        use std::os::unix::fs::PermissionsExt;
+        let name = |of: &str| std::env::temp_dir().join(format!("farmem-kv-draft-{of}-{}", std::process::id()));
+        let (path, other) = (name("new"), name("other"));
+        std::fs::write(&other, "mine").unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        Writer::new(draft(&path).unwrap()).unwrap().end().unwrap();
+        let about = std::fs::symlink_metadata(&path).unwrap();
+        assert!(about.is_file() && about.permissions().mode() & 0o777 == 0o600, "{about:?}");
+        assert_eq!(std::fs::read(&other).unwrap(), b"mine");
+        assert!(draft(&path).unwrap().metadata().unwrap().len() == 0, "a draft that was left");
+        [path, other].into_iter().for_each(|path| std::fs::remove_file(path).unwrap());
     }
 
     /// Anybody can write a file with a right checksum. Commands rely on the form of values, and a
