@@ -30,6 +30,9 @@ use std::time::{Duration, Instant};
 /// worker does not run does not count: a call that begins anew would not be faster.
 pub const DEADLINE: Duration = Duration::from_millis(1);
 
+/// The most bytes that are read by loads of words.
+const WORDS: usize = 64;
+
 /// Serves calls, at most `most` at a time.
 pub struct Compute {
     most: usize,
@@ -130,9 +133,11 @@ impl<'a> Admitted<'a> {
 impl Bytes for Admitted<'_> {
     fn read(&mut self, of: Which, at: u64, into: &mut [u8]) -> Option<()> {
         let (memory, at) = self.of(of)?.place(at, into.len())?;
-        // A word that others change is read whole.
-        if let (Ok(into), Some(word)) = (<&mut [u8; 8]>::try_from(&mut *into), memory.word(at)) {
-            *into = word.load(Ordering::Acquire).to_le_bytes();
+        // A word that others change is read whole. Few words take fewer cycles by loads than by a copy.
+        if into.len() <= WORDS && into.len().is_multiple_of(8) && at.is_multiple_of(8) {
+            for (into, at) in into.as_chunks_mut::<8>().0.iter_mut().zip((at..).step_by(8)) {
+                *into = memory.word(at)?.load(Ordering::Acquire).to_le_bytes();
+            }
             return Some(());
         }
         memory.read_bytes(at, into).then_some(())
@@ -140,6 +145,11 @@ impl Bytes for Admitted<'_> {
 
     fn write(&mut self, of: Which, at: u64, bytes: &[u8]) -> Option<()> {
         let (memory, at) = self.of(of)?.place(at, bytes.len())?;
+        // So is one written. A store takes fewer cycles than the copy of a few bytes, too.
+        if let (Ok(bytes), Some(word)) = (<[u8; 8]>::try_from(bytes), memory.word(at)) {
+            word.store(u64::from_le_bytes(bytes), Ordering::Release);
+            return Some(());
+        }
         memory.write_bytes(at, bytes).then_some(())
     }
 
@@ -159,6 +169,12 @@ impl Bytes for Admitted<'_> {
     fn close(&mut self, n: u8) {
         if let Some(place) = self.places.get_mut(usize::from(n)) {
             *place = None;
+        }
+    }
+
+    fn touch(&mut self, of: Which, at: u64) {
+        if let Some((memory, at)) = self.of(of).and_then(|held| held.place(at, 1)) {
+            memory.prefetch(at);
         }
     }
 

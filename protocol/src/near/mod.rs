@@ -163,6 +163,8 @@ pub trait Bytes {
     }
     /// Closes [`Which::Place`] of `n`, if it is open.
     fn close(&mut self, _n: u8) {}
+    /// The byte at `at` will be read soon: a hint. What does not lie within an open range is ignored.
+    fn touch(&mut self, _of: Which, _at: u64) {}
     /// Whether the call has used up its time. A call that has ends early, or is refused.
     fn is_late(&mut self) -> bool {
         false

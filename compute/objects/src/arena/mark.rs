@@ -258,11 +258,16 @@ impl<T: Linked> Marker<'_, T> {
             if some.is_empty() {
                 return Ok(());
             }
+            let place = |&word: &u64| {
+                let (block, slot) = named(word)?;
+                Some(self.blocks[block as usize].as_ref()?.place(slot as usize) + first as u64)
+            };
+            // Where a node's memory is mapped, its lines come while others are copied.
+            some.iter().filter_map(place).for_each(|at| self.lane.touch(at));
             let mut batch = self.lane.batch();
-            for (&word, object) in some.iter().zip(bytes.chunks_exact_mut(span)) {
-                let named = named(word).and_then(|(block, slot)| Some((self.blocks[block as usize].as_ref()?, slot)));
-                if let Some((block, slot)) = named {
-                    batch.read(block.place(slot as usize) + first as u64, object);
+            for (at, object) in some.iter().map(place).zip(bytes.chunks_exact_mut(span)) {
+                if let Some(at) = at {
+                    batch.read(at, object);
                 }
             }
             batch.run().into_iter().try_for_each(|done| done.map(drop))?;
