@@ -159,12 +159,18 @@ impl Object {
             let function = frames.next().ok()??.function?;
             function.demangle().ok().map(|name| name.into_owned())
         });
-        let function = inlined.or_else(|| {
-            let symbol = self.loader.find_symbol(at)?;
-            Some(addr2line::demangle_auto(symbol.into(), None).into_owned())
-        });
+        let function = inlined.or_else(|| Some(readable(self.loader.find_symbol(at)?)));
         function.map(|function| (function, line))
     }
+}
+
+/// A symbol as its source has it. One of C stays: `h` and `w` would be taken for C++'s letters for
+/// types.
+fn readable(symbol: &str) -> String {
+    if !symbol.starts_with("_Z") && !symbol.starts_with("_R") {
+        return symbol.to_owned();
+    }
+    addr2line::demangle_auto(symbol.into(), None).into_owned()
 }
 
 /// The loaded segments of a 64-bit ELF file.
@@ -222,6 +228,12 @@ mod tests {
         let of = |faults, in_order| pattern(Counted { faults, in_order, ..Counted::default() });
         assert_eq!(of(10, 0), None);
         assert_eq!([of(100, 10), of(100, 50), of(100, 99)], [Some("random"), Some("mixed"), Some("sequential")]);
+    }
+
+    #[test]
+    fn a_symbol_of_c_is_its_own_name() {
+        let names = ["h", "w", "main", "_Z6lookupi", "_ZN3std4exit17h0123456789abcdefE"].map(readable);
+        assert_eq!(names, ["h", "w", "main", "lookup(int)", "std::exit"]);
     }
 
     #[test]
