@@ -12,26 +12,36 @@
 //!
 //! A file that stays would do harm: a new node may get the old one's pid, and a reader would take
 //! the old address for its own. The agent's ledger stays: programs that it served may live.
+//!
+//! Nothing is removed in another user's directory, which root looks at too: its owner could put a
+//! link in its place between a look and a removal.
 
 use std::fs;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use farmem_sys::process;
+use farmem_sys::raw::Errno;
+use farmem_sys::socket::{self, Peer};
+use farmem_sys::{descriptors, process};
 
 use crate::agent::report::Agent;
 use crate::counters::Sample;
+use crate::kv::status::Status as KvStatus;
 use crate::node::Status;
 use crate::run::keeper;
+use crate::runtime_dir;
 
 /// A run makes its counters within this time after its node listens.
 const STARTING: Duration = Duration::from_secs(60);
 /// How long another build's counters stay that nobody has mapped: a run of it may be starting.
 const OTHER_BUILDS: Duration = Duration::from_secs(24 * 3600);
 
-/// Removes files of processes that are gone. Returns whether a run is under way.
+/// Removes files of processes that are gone from a directory of this user's. Returns whether a run is
+/// under way, or may be.
 pub fn sweep(dir: &Path) -> bool {
+    if !runtime_dir::is_own(dir) {
+        return true;
+    }
     let mut under_way = false;
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
@@ -39,8 +49,8 @@ pub fn sweep(dir: &Path) -> bool {
             sweep_node(&path, &name);
         } else if name.starts_with("run-") {
             under_way |= sweep_run(&path);
-        } else if name.starts_with("kv-") && pid_in(&name, "kv-").is_some_and(|pid| process::began(pid).is_none()) {
-            let _ = fs::remove_file(&path);
+        } else if name.starts_with("kv-") {
+            sweep_front(&path, &name);
         } else if name.starts_with("agent") {
             sweep_agent(dir, &path, &name);
         }
@@ -50,12 +60,20 @@ pub fn sweep(dir: &Path) -> bool {
 
 fn sweep_node(path: &Path, name: &str) {
     let is_status = name.ends_with(".json");
-    if is_status && Status::read_living(path).is_some() {
+    if is_status && Status::read_or_remove(path).is_some() {
         return;
     }
     // A socket before its status file, a draft of one, or a file that was cut short.
     let goes = pid_in(name, "node-").is_some_and(|pid| process::began(pid).is_none());
     if goes && !answers(&path.with_extension("sock")) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+fn sweep_front(path: &Path, name: &str) {
+    if name.ends_with(".json") {
+        KvStatus::read_or_remove(path);
+    } else if pid_in(name, "kv-").is_some_and(|pid| process::began(pid).is_none()) {
         let _ = fs::remove_file(path);
     }
 }
@@ -100,8 +118,16 @@ fn pid_in(name: &str, prefix: &str) -> Option<u32> {
     name.strip_prefix(prefix)?.split('.').next()?.parse().ok()
 }
 
-fn answers(socket: &Path) -> bool {
-    UnixStream::connect(socket).is_ok()
+/// Whether somebody listens there. Nobody is waited for: another user's socket may never take a
+/// connection.
+pub fn answers(socket: &Path) -> bool {
+    match socket::connect(Peer::Unix(socket), 0) {
+        Ok(fd) => {
+            descriptors::close(fd);
+            true
+        }
+        Err(e) => e == Errno(libc::EAGAIN),
+    }
 }
 
 fn is_older(path: &Path, than: Duration) -> bool {
@@ -112,6 +138,7 @@ fn is_older(path: &Path, than: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
     use std::process::Command;
@@ -123,6 +150,7 @@ mod tests {
         fn new(name: &str) -> Scratch {
             let dir = std::env::temp_dir().join(format!("farmem-sweep-{name}-{}", std::process::id()));
             fs::create_dir(&dir).unwrap();
+            fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
             Scratch(dir)
         }
 
@@ -213,6 +241,51 @@ mod tests {
         let log = dir.put("run-4.log", "", 1);
         assert!(sweep(&dir.0));
         assert_eq!(there(&[young, answering, answered, starting, log]), [false, true, true, true, false]);
+    }
+
+    /// Its owner could lead the removal elsewhere.
+    #[test]
+    fn nothing_goes_where_another_user_may_write() {
+        let dir = Scratch::new("others");
+        let dead = gone();
+        let files = [
+            dir.put(&format!("node-{dead}.json"), &said(dead, None), 99),
+            dir.put(&format!("kv-{dead}.json"), "{", 99),
+            dir.put(&format!("agent-{dead}.log"), "", 99),
+            dir.put("run-parts", "", 99),
+        ];
+        let link = dir.0.with_extension("link");
+        std::os::unix::fs::symlink(&dir.0, &link).unwrap();
+        assert!(sweep(&link));
+        fs::remove_file(&link).unwrap();
+        fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(sweep(&dir.0));
+        // Nor does a look remove anything.
+        assert!(Status::read_living(&files[0]).is_none());
+        assert_eq!(KvStatus::read_living(&files[1]), None);
+        assert_eq!(there(&files), vec![true; 4]);
+        fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o700)).unwrap();
+        sweep(&dir.0);
+        assert_eq!(there(&files), vec![false; 4]);
+    }
+
+    #[test]
+    fn a_socket_that_takes_no_connection_is_not_waited_for() {
+        let dir = Scratch::new("full");
+        let (socket, listener) = dir.socket("run-1.sock");
+        process::raise_descriptor_limit();
+        // As many wait as may.
+        let mut waiting = Vec::new();
+        let refused = loop {
+            match socket::connect(Peer::Unix(&socket), 0) {
+                Ok(fd) => waiting.push(fd),
+                Err(e) => break e,
+            }
+        };
+        assert_eq!((refused, answers(&socket)), (Errno(libc::EAGAIN), true));
+        drop(listener);
+        assert!(!answers(&socket));
+        waiting.into_iter().for_each(descriptors::close);
     }
 
     #[test]

@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -164,23 +163,33 @@ impl Status {
         dir.join(format!("node-{pid}.json"))
     }
 
-    /// Reads a status file; removes it if its node is gone.
+    /// Reads a status file. `None`: its node is gone.
     pub fn read_living(path: &Path) -> Option<Status> {
+        runtime_dir::status(path).filter(|status: &Status| status.lives(path))
+    }
+
+    /// Reads a status file in a directory of this user's; removes it if its node is gone.
+    pub fn read_or_remove(path: &Path) -> Option<Status> {
         let status: Status = runtime_dir::status(path)?;
-        // Its own, if it made one (`farmem_memory::Config::status_dir`).
-        let socket = path.with_extension("sock");
-        let lives = match status.began {
-            Some(began) => process::began(status.pid) == Some(began),
-            None => process::exists(status.pid),
-        };
-        // In another pid namespace, as a container's, the number says nothing. A socket that
-        // answers does.
-        if lives || UnixStream::connect(&socket).is_ok() {
+        if status.lives(path) {
             return Some(status);
         }
         let _ = fs::remove_file(path);
-        let _ = fs::remove_file(socket);
+        let _ = fs::remove_file(path.with_extension("sock"));
         None
+    }
+
+    /// Whether the node is there that has this status in a file.
+    fn lives(&self, path: &Path) -> bool {
+        // Its own, if it made one (`farmem_memory::Config::status_dir`).
+        let socket = path.with_extension("sock");
+        let lives = match self.began {
+            Some(began) => process::began(self.pid) == Some(began),
+            None => process::exists(self.pid),
+        };
+        // In another pid namespace, as a container's, the number says nothing. A socket that
+        // answers does.
+        lives || leftovers::answers(&socket)
     }
 }
 

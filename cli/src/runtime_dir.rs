@@ -116,6 +116,12 @@ fn private(dir: PathBuf) -> Result<PathBuf, Unsafe> {
     }
 }
 
+/// Whether a directory is this user's, and nobody else can change what is in it.
+pub fn is_own(dir: &Path) -> bool {
+    let is_own = |about: fs::Metadata| about.is_dir() && about.uid() == process::user() && about.mode() & 0o022 == 0;
+    fs::symlink_metadata(dir).is_ok_and(is_own)
+}
+
 /// The content of a status file. Root also reads files that other users made. So a pipe or a device
 /// does not block it, the part that is read is bounded, and control characters are taken out.
 pub fn status<T: DeserializeOwned>(path: &Path) -> Option<T> {

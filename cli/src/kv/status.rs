@@ -43,14 +43,18 @@ pub struct Status {
 }
 
 impl Status {
-    /// Reads a status file; removes it if its front end is gone.
+    /// Reads a status file. `None`: its front end is gone.
     pub fn read_living(path: &Path) -> Option<Status> {
-        let status: Option<Status> = runtime_dir::status(path);
-        let lives = status.as_ref().is_some_and(|status| process::began(status.pid) == status.began);
-        if !lives {
+        runtime_dir::status(path).filter(|status: &Status| process::began(status.pid) == status.began)
+    }
+
+    /// Reads a status file in a directory of this user's; removes it if its front end is gone.
+    pub fn read_or_remove(path: &Path) -> Option<Status> {
+        let status = Status::read_living(path);
+        if status.is_none() {
             let _ = fs::remove_file(path);
         }
-        status.filter(|_| lives)
+        status
     }
 
     fn set(&mut self, counters: &Counters) {
@@ -118,12 +122,12 @@ mod tests {
         let here = Status { pid: std::process::id(), began: process::began(std::process::id()), ..Status::default() };
         let file = StatusFile { path: path.clone(), status: here.clone() };
         file.write().expect("written");
-        assert_eq!(Status::read_living(&path), Some(here.clone()));
+        assert_eq!(Status::read_or_remove(&path), Some(here.clone()));
         let gone = Status { began: here.began.map(|began| began + 1), ..here };
         StatusFile { path: path.clone(), status: gone }.write().expect("written");
-        assert_eq!((Status::read_living(&path), path.exists()), (None, false));
+        assert_eq!((Status::read_or_remove(&path), path.exists()), (None, false));
         fs::write(&path, "nonsense").expect("written");
-        assert_eq!((Status::read_living(&path), path.exists()), (None, false));
+        assert_eq!((Status::read_or_remove(&path), path.exists()), (None, false));
         drop(file);
         let _ = fs::remove_dir_all(&dir);
     }
