@@ -407,7 +407,9 @@ fn whoever_listens_there_is_told_apart() {
     assert!(matches!(says(b""), Some(ConnectError::NotFarmem(_))));
     assert!(matches!(says(b"farmem\x09\x00"), Some(ConnectError::Version { theirs: 9, .. })));
     let named = says(b"farmem\x04\x00\x01\x00").unwrap().to_string();
-    assert!(named.contains("speaks version 4 of the protocol, this farmem version 6"), "{named}");
+    assert!(named.contains("speaks version 4 of the protocol, this farmem version 7"), "{named}");
+    // What a node of version 6 says to any other, as recorded.
+    assert!(matches!(says(b"farmem\x06\x00\x02\x00\x01\x00"), Some(ConnectError::Version { theirs: 6, .. })));
     // As above: no other test gets the port when it is free.
     let silent = TcpListener::bind("127.0.0.3:0").unwrap();
     let soon = ConnectOptions { timeout: Duration::from_secs(2), ..options(Transport::Tcp) };
@@ -439,6 +441,10 @@ fn the_node_tells_wrong_peers_apart() {
     let refused = Greeting::Refused(Verdict::Version).frame();
     assert_eq!(answer, refused.as_bytes());
     assert_eq!(answer[6..8], VERSION.to_le_bytes());
+    // The Hello of a store's front end of version 6, as recorded.
+    let former = b"farmem\x06\x00\x1d\x00\x00\x5a\x57\xab\x8b\x51\x60\xa4\x72\xf7\xd5\xb9\xee\x0b\x76\x32\x70\x92\
+        \x99\x01\x88\x27\x00\x00\x00\x00\x00\x00\x00";
+    assert_eq!(send(former), refused.as_bytes());
     // And goes on.
     assert!(Session::connect(&node.tcp, &options(Transport::Tcp)).unwrap().grant().is_ok());
     assert_eq!(SLAB_BYTES, 64 << 20);

@@ -137,7 +137,7 @@ impl Key {
     /// The key for proofs by one who also has a secret that the two ends agreed on: neither the token
     /// nor the secret is enough.
     pub fn with(&self, agreed: &agree::Agreed) -> Key {
-        Key { bytes: self.mac(b"farmem 6 secret", &[agreed.bytes()]), ..*self }
+        Key { bytes: self.mac(b"farmem 7 secret", &[agreed.bytes()]), ..*self }
     }
 
     /// The host's proof. It covers the node's nonce, the bytes of the Hello as sent, and the host's
@@ -155,7 +155,7 @@ impl Key {
     /// The node's proof that it is the one who refuses. It covers the node's nonce, the bytes of the
     /// Hello, and those of the refusal, with zeros in the proof's place.
     pub fn of_refusal(&self, nonce: &Nonce, hello: &[u8], refusal: &[u8]) -> Mac {
-        self.mac(b"farmem 6 refusal", &[nonce, hello, refusal])
+        self.mac(b"farmem 7 refusal", &[nonce, hello, refusal])
     }
 
     /// The proof for a request outside of a node's connection, such as one to a controller.

@@ -7,8 +7,8 @@ use crate::token;
 use farmem_protocol::nbd::{Asked, Command, PAGE, REPLY_MAGIC, Reply, Report, Slots};
 use farmem_protocol::wire::control::MAX_HELLO;
 use farmem_protocol::wire::{
-    Cipher, Credential, Greeting, Hello, Known, Names, NewVolume, NoHello, Proof, Purpose, Secret, Text, Verdict,
-    Welcome,
+    Cipher, Credential, Greeting, Hello, Known, Names, NewVolume, NoHello, Proof, Purpose, Secret, Text, VERSION,
+    Verdict, Welcome,
 };
 use farmem_sys::process::random_bytes;
 use farmem_sys::socket;
@@ -174,8 +174,9 @@ fn greet(mut socket: TcpStream, wanted: &Wanted<'_>, silent: Duration, patience:
         Ok(Greeting::Welcome(welcome)) => welcome,
         Ok(Greeting::Refused(verdict) | Greeting::Proven(verdict, _)) => return Err(refused(&why(verdict))),
         Ok(Greeting::Challenge(_)) => return Err(refused("asks for a token that was not named")),
-        Err(NoHello::Version(_)) => {
-            return Err(refused("speaks another version of the protocol: use the same farmem at both ends"));
+        Err(NoHello::Version(theirs)) => {
+            let versions = format!("speaks version {theirs} of the protocol, this farmem version {VERSION}");
+            return Err(refused(&format!("{versions}: install the same farmem on both")));
         }
         Err(_) => return Err(refused("is not farmem's: something else listens there")),
     };
@@ -397,6 +398,28 @@ mod tests {
             let said = stream.try_page(Duration::from_millis(10)).unwrap_err().to_string();
             assert!(said.contains("no page came back"), "{said}");
             drop(silent);
+        });
+    }
+
+    #[test]
+    fn a_node_of_another_version_is_named_with_both() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let node = listener.local_addr().unwrap().to_string();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let (mut socket, _) = listener.accept().unwrap();
+                let mut head = [0; 8];
+                socket.read_exact(&mut head).unwrap();
+                // What version 6 says to any other, as recorded.
+                socket.write_all(b"farmem\x06\x00\x02\x00\x01\x00").unwrap();
+                (head, socket)
+            });
+            let said = dial(&wanted(&node, true), PATIENCE).unwrap_err().to_string();
+            let (head, _socket) = other.join().unwrap();
+            assert_eq!(head[6..], VERSION.to_le_bytes());
+            let versions =
+                format!("node {node} speaks version 6 of the protocol, this farmem version {VERSION}: install");
+            assert!(said.starts_with(&versions), "{said}");
         });
     }
 

@@ -7,7 +7,7 @@ use crate::{ConnectError, ConnectOptions};
 use farmem_protocol::extent::Owner;
 use farmem_protocol::wire::control::{MAX_HELLO, MAX_REQUEST};
 use farmem_protocol::wire::{
-    Answer, Cipher, Credential, Frame, Greeting, Hello, NoHello, Proof, Purpose, Verdict, Welcome,
+    Answer, Cipher, Credential, Frame, Greeting, Hello, NoHello, Proof, Purpose, VERSION, Verdict, Welcome,
 };
 use farmem_sys::process::random_bytes;
 use farmem_sys::raw::Errno;
@@ -80,7 +80,9 @@ impl std::fmt::Display for NoDial {
             NoDial::Silent => f.write_str("no answer"),
             NoDial::Closed => f.write_str("closed at once"),
             NoDial::NotFarmem => f.write_str("not a farmem node"),
-            NoDial::Version(theirs) => write!(f, "it speaks version {theirs} of the protocol"),
+            NoDial::Version(theirs) => {
+                write!(f, "it speaks version {theirs} of the protocol, this farmem version {VERSION}")
+            }
             NoDial::Unproven => f.write_str("it did not prove that it knows the token"),
             NoDial::Verdict(verdict) | NoDial::Claimed(verdict) => write!(f, "{verdict:?}"),
         }

@@ -394,6 +394,13 @@ took() { cut -d' ' -f1 /proc/uptime | awk -v from="$1" '{ printf "%.1f", $1 - fr
 # figure NAME   Of the volume, in KiB, as the node says.
 figure() { farmem status --json "$node" | grep -A8 '"volumes"' | sed -n "s/.*\"$1\": *\([0-9]*\).*/\1/p" | awk '{ sum += $1 } END { print int(sum / 1024) }'; }
 
+# Seconds that it takes to ask the node for a figure.
+a_look() {
+    looked=$(cut -d' ' -f1 /proc/uptime)
+    figure held >/dev/null
+    took "$looked"
+}
+
 # The node holds at most so many KiB. Says what it held, and what was live, each time that it is asked in vain.
 holds_at_most() {
     held=$(figure held)
@@ -423,7 +430,7 @@ freed() {
     has_given 112 5 || return 1
     given=$(cut -d' ' -f1 /proc/uptime)
     await 120 well_used || return 1
-    echo "  $(took "$given") s after giving back:"
+    echo "  $(took "$given") s after giving back, of which $(a_look) s are the last look:"
     farmem status "$node" | grep -A1 'swap volume of'
     sound || return 1
     echo "  after giving back: $used KiB of slots in use, $held KiB held, $((used * 100 / held)) %"
@@ -431,7 +438,7 @@ freed() {
     ended $program "the program" || return 1
     given=$(cut -d' ' -f1 /proc/uptime)
     await 120 gave_back || return 1
-    echo "  $(took "$given") s after its end:"
+    echo "  $(took "$given") s after its end, of which $(a_look) s are the last look:"
     sound || return 1
     echo "  after its end: $used KiB of slots in use, $held KiB held"
     off && [ ! -e /sys/kernel/tracing/instances/farmem_swap ]
@@ -494,7 +501,17 @@ refused() {
     kill $own
     wait $own 2>/dev/null
     sed 's/^/  /' /tmp/said
-    [ $status -eq 64 ] && grep -q 'on this machine' /tmp/said && has_swap 0
+    [ $status -eq 64 ] && grep -q 'on this machine' /tmp/said && has_swap 0 || return 1
+    # A node of version 6 of the protocol says this to a host of any other.
+    printf 'farmem\006\000\002\000\001\000' | nc -l -p 7412 >/tmp/hello &
+    own=$!
+    await 60 grep -q ':1CF4 ' /proc/net/tcp || return 1
+    farmem swap --size 16M --node 127.0.0.1:7412 >/tmp/said 2>&1
+    status=$?
+    kill $own 2>/dev/null
+    wait $own 2>/dev/null
+    sed 's/^/  /' /tmp/said
+    [ $status -eq 72 ] && grep -q 'speaks version 6 of the protocol, this farmem version [7-9]' /tmp/said && has_swap 0
 }
 
 # A node with --tokens refuses swap without a token, and beyond its tenant's quota, in one line each. The check mirrored

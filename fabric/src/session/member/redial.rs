@@ -158,8 +158,8 @@ impl Membership {
                 Err(self.give_up(token_refused(*verdict).into()))
             }
             NoDial::Unproven => Err(self.give_up("it does not know this run's token: it is another node".into())),
+            NoDial::Version(_) => Err(self.give_up(format!("another farmem listens at its address now: {failure}"))),
             NoDial::NotFarmem
-            | NoDial::Version(_)
             | NoDial::Verdict(Verdict::Version | Verdict::Malformed | Verdict::NoRoom(_))
             | NoDial::Claimed(Verdict::Version | Verdict::Malformed | Verdict::NoRoom(_)) => {
                 Err(self.give_up("something else listens at its address now".into()))

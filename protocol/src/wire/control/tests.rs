@@ -257,6 +257,8 @@ fn another_version_is_named_and_nothing_behind_it_is_read() {
     let later = [&b"farmem\x09\x01"[..], &[0xFF; 50]].concat();
     assert_eq!(Hello::read(&later), Err(NoHello::Version(0x0109)));
     assert_eq!(Greeting::read(&later[..8]), Err(NoHello::Version(0x0109)));
+    // A node of version 6 refuses every other so.
+    assert_eq!(Greeting::read(b"farmem\x06\x00\x02\x00\x01\x00"), Err(NoHello::Version(6)));
     assert_eq!(Hello::read(b"GET / HTTP/1.1"), Err(NoHello::Magic));
     assert_eq!(Hello::read(b"farm"), Ok(None));
 }
