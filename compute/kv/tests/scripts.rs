@@ -375,6 +375,38 @@ fn a_script_goes_on_when_its_front_end_has_stood_still() {
     }
 }
 
+/// Calls that are one instruction for Lua's clock. Others take a front end for dead that is silent for 5 s.
+#[test]
+fn no_call_of_a_script_holds_the_front_end_up() {
+    let (_node, front) = front("held-up");
+    let mut client = front.client();
+    for (script, expected) in [
+        ("for n = 1, 1e9 do string.rep('', 134217728) end", "ran for more than"),
+        ("local s = string.rep('a', 3e7); for n = 1, 1e9 do string.upper(s) end", "ran for more than"),
+        ("local s = string.rep('a', 3e7); for n = 1, 1e9 do s:reverse() end", "ran for more than"),
+        ("local t = {}; for n = 1, 1e6 do t[n] = '' end; for n = 1, 1e9 do table.concat(t) end", "ran for more than"),
+        ("return string.gsub('y', '(x*)', string.rep('%1', 1e7))", "ran for more than"),
+        ("return cjson.encode(string.rep('\\1', 3e7))", "longer than 16 MiB|ran for more than"),
+        ("local s = '[' .. string.rep('[],', 1e6) .. '1]'; for n = 1, 1e9 do cjson.decode(s) end", "ran for|memory"),
+        ("local s = string.rep('a', 1e7); for n = 1, 1e9 do redis.sha1hex(s) end", "ran for more than"),
+        ("return select(2, loadstring('return a' .. string.rep(' or a', 65000)))", "more than 10000 of `and`"),
+        ("return select(2, loadstring(('elseif a then '):rep(11000)))", "more than 10000 of `and`"),
+        ("return string.format('%d', 'x')", "bad argument #2 to 'format' (number expected, got string)"),
+        ("return table.concat({1, {}})", "invalid value (table) at index 2 in table for 'concat'"),
+    ] {
+        let asked = Instant::now();
+        let reply = eval(&mut client, script, &["0"]);
+        let took = asked.elapsed();
+        assert!(expected.split('|').any(|word| reply.contains(word)), "{script}: {reply}");
+        assert!(took < Duration::from_secs(5), "{script}: {took:?}");
+    }
+    let long = format!("local a; return {}a", "a or ".repeat(65_000));
+    assert!(eval(&mut client, &long, &["0"]).contains("more than 10000 of `and`"));
+    let long = format!("return '{}'", "x".repeat(1 << 20));
+    assert!(eval(&mut client, &long, &["0"]).contains("longer than 1 MiB"));
+    assert_eq!(eval(&mut client, "return ('aB'):upper() .. ('x'):rep(3) .. (''):rep(5)", &["0"]), "ABxxx");
+}
+
 #[test]
 fn any_number_of_scripts_may_come() {
     let (_node, front) = front("many");

@@ -5,6 +5,7 @@
 
 mod read;
 
+use super::machine::{Current, in_time};
 use mlua::{Lua, LuaSerdeExt, LuaString, MultiValue, Table, Value};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,6 +16,8 @@ const DEPTH: u32 = 1000;
 const LONGEST: usize = 16 << 20;
 /// Values that are written by one call.
 pub const VALUES: u32 = 1 << 20;
+/// Values that are read between looks at the clock.
+const LOOK: u32 = 4096;
 /// Bytes of a text that is read.
 const READ: usize = 4 << 20;
 
@@ -51,30 +54,33 @@ impl Default for Settings {
 pub type Shared = Rc<Cell<Settings>>;
 
 /// The table `cjson`.
-pub fn module(lua: &Lua, settings: &Shared) -> mlua::Result<Table> {
+pub fn module(lua: &Lua, settings: &Shared, call: &Current) -> mlua::Result<Table> {
     let table = lua.create_table()?;
-    let own = Rc::clone(settings);
+    let (own, now) = (Rc::clone(settings), Rc::clone(call));
     let encode = move |lua: &Lua, args: MultiValue| {
+        in_time(&now)?;
         let mut writer = Writer { settings: own.get(), left: VALUES, out: Vec::new() };
         writer.value(only(&args)?, 0)?;
         lua.create_string(writer.out)
     };
     table.raw_set("encode", lua.create_function(encode)?)?;
-    let own = Rc::clone(settings);
+    let (own, now) = (Rc::clone(settings), Rc::clone(call));
     let decode = move |lua: &Lua, args: MultiValue| {
         let text = lua.coerce_string(only(&args)?.clone())?;
         let text = text.ok_or_else(|| wrong("bad argument #1 to 'decode' (string expected)"))?;
         if text.as_bytes().len() > READ {
             return Err(wrong(format!("the text is longer than {} MiB", READ >> 20)));
         }
-        read::decode(lua, &text.as_bytes(), own.get())
+        in_time(&now)?;
+        read::decode(lua, &text.as_bytes(), own.get(), &now)
     };
     table.raw_set("decode", lua.create_function(decode)?)?;
     add_options(lua, &table, settings)?;
     table.raw_set("null", lua.null())?;
     table.raw_set("_NAME", "cjson")?;
     table.raw_set("_VERSION", "2.1.0")?;
-    table.raw_set("new", lua.create_function(|lua, _: MultiValue| module(lua, &Shared::default()))?)?;
+    let now = Rc::clone(call);
+    table.raw_set("new", lua.create_function(move |lua, _: MultiValue| module(lua, &Shared::default(), &now))?)?;
     Ok(table)
 }
 
@@ -166,6 +172,10 @@ fn wrong(text: impl std::fmt::Display) -> mlua::Error {
     mlua::Error::runtime(text)
 }
 
+fn too_long() -> mlua::Error {
+    wrong(format!("the text is longer than {} MiB, or than {VALUES} values", LONGEST >> 20))
+}
+
 fn unfit(value: &Value, why: &str) -> mlua::Error {
     let name = match value {
         Value::Integer(_) => "number",
@@ -194,8 +204,8 @@ struct Writer {
 
 impl Writer {
     fn value(&mut self, value: &Value, depth: u32) -> mlua::Result<()> {
-        if self.out.len() > LONGEST || self.left == 0 {
-            return Err(wrong(format!("the text is longer than {} MiB, or than {VALUES} values", LONGEST >> 20)));
+        if self.left == 0 {
+            return Err(too_long());
         }
         self.left -= 1;
         match value {
@@ -203,7 +213,7 @@ impl Writer {
             Value::LightUserData(pointer) if pointer.0.is_null() => self.out.extend_from_slice(b"null"),
             Value::Boolean(is) => self.out.extend_from_slice(if *is { b"true" } else { b"false" }),
             Value::Integer(_) | Value::Number(_) => self.number(value)?,
-            Value::String(text) => self.text(text),
+            Value::String(text) => self.text(text)?,
             Value::Table(table) => self.table(table, depth + 1)?,
             _ => return Err(unfit(value, "type not supported")),
         }
@@ -223,9 +233,14 @@ impl Writer {
         Ok(())
     }
 
-    fn text(&mut self, text: &LuaString) {
+    fn text(&mut self, text: &LuaString) -> mlua::Result<()> {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
         self.out.push(b'"');
         for &byte in text.as_bytes().iter() {
+            // One text alone may be all the memory of scripts.
+            if self.out.len() > LONGEST {
+                return Err(too_long());
+            }
             match byte {
                 b'"' | b'\\' | b'/' => self.out.extend([b'\\', byte]),
                 8 => self.out.extend_from_slice(b"\\b"),
@@ -233,11 +248,15 @@ impl Writer {
                 10 => self.out.extend_from_slice(b"\\n"),
                 12 => self.out.extend_from_slice(b"\\f"),
                 13 => self.out.extend_from_slice(b"\\r"),
-                0..=31 | 127 => self.out.extend_from_slice(format!("\\u{byte:04x}").as_bytes()),
+                0..=31 | 127 => {
+                    let [high, low] = [byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)]);
+                    self.out.extend([b'\\', b'u', b'0', b'0', high, low]);
+                }
                 _ => self.out.push(byte),
             }
         }
         self.out.push(b'"');
+        Ok(())
     }
 
     fn table(&mut self, table: &Table, depth: u32) -> mlua::Result<()> {
@@ -261,7 +280,7 @@ impl Writer {
                 self.out.push(b',');
             }
             match &key {
-                Value::String(text) => self.text(text),
+                Value::String(text) => self.text(text)?,
                 Value::Integer(_) | Value::Number(_) => {
                     self.out.push(b'"');
                     self.number(&key)?;

@@ -2,10 +2,11 @@
 //!
 //! The clock that ends a slow script counts instructions of Lua. A call of a function in C or Rust
 //! is one instruction, however long it takes. So these functions bound the bytes that one call
-//! handles. Matching a pattern looks at the clock itself ([`super::patterns`]).
+//! handles, and those that may take long look at the clock first ([`in_time`]). Matching a pattern
+//! looks at it while it matches ([`super::patterns`]).
 
 use super::convert::{to_argument, to_lua};
-use super::machine::{Current, MEMORY, astray, late, stop, told};
+use super::machine::{COMPILED, Current, MEMORY, astray, in_time, late, read, stop, told};
 use super::patterns;
 use crate::command::multi::at_once;
 use crate::command::types::has_block;
@@ -13,7 +14,6 @@ use crate::command::{Call, dispatch, find, unknown, wrong_number};
 use crate::resp::{Reply, Request};
 use crate::task::Io;
 use farmem_protocol::random::Random;
-use mlua::chunk::ChunkMode;
 use mlua::{Function, IntoLuaMulti, Lua, LuaString, MultiValue, Table, Value};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -21,8 +21,6 @@ use std::rc::Rc;
 /// Functions that would lead out of the machine, into its inside, or past the clock: a coroutine's
 /// instructions are counted apart.
 const REMOVED: [&str; 8] = ["coroutine", "dofile", "getfenv", "loadfile", "newproxy", "print", "require", "setfenv"];
-/// Bytes of a text that `loadstring` compiles.
-const COMPILED: usize = 1 << 20;
 /// Bytes of the arguments of one command.
 const ARGUMENTS: usize = 64 << 20;
 /// Commands on keys that are not named: they would reach the store past the draft.
@@ -38,9 +36,9 @@ pub fn narrow(lua: &Lua, globals: &Table, call: &Current) -> mlua::Result<()> {
     let strings = globals.raw_get::<Table>("string")?;
     strings.raw_set("gfind", Value::Nil)?;
     patterns::install(lua, &strings, call)?;
-    bound_strings(lua, &strings)?;
+    bound_strings(lua, &strings, call)?;
     number(lua, &globals.raw_get("math")?, call)?;
-    bound_tables(lua, globals)
+    bound_tables(lua, globals, call)
 }
 
 /// Has `math.random` return the numbers of the script's draft. They are the same in every attempt.
@@ -71,36 +69,57 @@ fn number(lua: &Lua, math: &Table, call: &Current) -> mlua::Result<()> {
     math.raw_set("randomseed", seed)
 }
 
-fn bound_strings(lua: &Lua, strings: &Table) -> mlua::Result<()> {
-    let repeat = strings.raw_get::<Function>("rep")?;
+fn bound_strings(lua: &Lua, strings: &Table, call: &Current) -> mlua::Result<()> {
+    let (repeat, now) = (strings.raw_get::<Function>("rep")?, Rc::clone(call));
     let bounded = lua.create_function(move |_, (text, times): (LuaString, f64)| {
-        let bytes = text.as_bytes().len().max(1) as f64;
-        if times * bytes > MEMORY as f64 {
-            Err(error("not enough memory"))
-        } else {
-            repeat.call::<Value>((text, times))
+        let bytes = text.as_bytes().len();
+        if times * bytes.max(1) as f64 > MEMORY as f64 {
+            return Err(error("not enough memory"));
         }
+        in_time(&now)?;
+        // Lua's own would append an empty text as often as is asked.
+        if bytes == 0 { Ok(Value::String(text)) } else { repeat.call::<Value>((text, times)) }
     })?;
-    strings.raw_set("rep", bounded)
+    strings.raw_set("rep", bounded)?;
+    for name in ["format", "lower", "reverse", "upper"] {
+        let (function, now) = (strings.raw_get::<Function>(name)?, Rc::clone(call));
+        let timed = lua.create_function(move |_, args: MultiValue| {
+            in_time(&now)?;
+            function.call::<MultiValue>(args).map_err(|e| of(name, e))
+        })?;
+        strings.raw_set(name, timed)?;
+    }
+    Ok(())
+}
+
+/// An error of one of Lua's own functions, which does not know its name when it is called from here.
+fn of(name: &str, e: mlua::Error) -> mlua::Error {
+    match e {
+        mlua::Error::RuntimeError(text) => error(text.replacen("to '?'", &format!("to '{name}'"), 1)),
+        other => other,
+    }
 }
 
 /// Keeps functions that change tables away from those with rules, which they do not heed.
-fn bound_tables(lua: &Lua, globals: &Table) -> mlua::Result<()> {
+fn bound_tables(lua: &Lua, globals: &Table, call: &Current) -> mlua::Result<()> {
     let tables = globals.raw_get::<Table>("table")?;
     // Lua's own comparison within a sort is no instruction, so no clock would end it.
     let less = lua.load("return function(a, b) return a < b end").set_name("=sort").eval::<Function>()?;
-    for name in ["insert", "remove", "sort"] {
-        let (function, less) = (tables.raw_get::<Function>(name)?, less.clone());
-        let bounded = lua.create_function(move |_, mut args: MultiValue| match args.front() {
-            Some(Value::Table(table)) if table.metatable().is_some() => {
-                Err(error("Attempt to modify a readonly table"))
+    for name in ["concat", "insert", "remove", "sort"] {
+        let (function, less, now) = (tables.raw_get::<Function>(name)?, less.clone(), Rc::clone(call));
+        let bounded = lua.create_function(move |_, mut args: MultiValue| {
+            in_time(&now)?;
+            match args.front() {
+                Some(Value::Table(table)) if name != "concat" && table.metatable().is_some() => {
+                    Err(error("Attempt to modify a readonly table"))
+                }
+                Some(Value::Table(_)) if name == "sort" && args.get(1).is_none_or(Value::is_nil) => {
+                    args.truncate(1);
+                    args.push_back(Value::Function(less.clone()));
+                    function.call::<MultiValue>(args)
+                }
+                _ => function.call::<MultiValue>(args).map_err(|e| of(name, e)),
             }
-            Some(Value::Table(_)) if name == "sort" && args.get(1).is_none_or(Value::is_nil) => {
-                args.truncate(1);
-                args.push_back(Value::Function(less.clone()));
-                function.call::<MultiValue>(args)
-            }
-            _ => function.call::<MultiValue>(args),
         })?;
         tables.raw_set(name, bounded)?;
     }
@@ -128,13 +147,14 @@ pub fn lay(lua: &Lua, globals: &Table, sealed: &Table, own: &Table, call: &Curre
         _ => Ok(why),
     };
     own.raw_set("tidy", lua.create_function(tidy)?)?;
-    let compile = |lua: &Lua, (text, name): (LuaString, Option<LuaString>)| {
+    let now = Rc::clone(call);
+    let compile = move |lua: &Lua, (text, name): (LuaString, Option<LuaString>)| {
         if text.as_bytes().len() > COMPILED {
             return Err(error(format!("the text is longer than {} MiB", COMPILED >> 20)));
         }
+        in_time(&now)?;
         let name = name.as_ref().unwrap_or(&text).to_string_lossy().replace('\0', " ");
-        let text = text.as_bytes();
-        match lua.load(&*text).set_mode(ChunkMode::Text).set_name(name).into_function() {
+        match read(lua, &text.as_bytes(), name) {
             Ok(function) => (function, Value::Nil).into_lua_multi(lua),
             Err(e) => (Value::Nil, told(&e)).into_lua_multi(lua),
         }
@@ -143,10 +163,8 @@ pub fn lay(lua: &Lua, globals: &Table, sealed: &Table, own: &Table, call: &Curre
     let call = Rc::clone(call);
     let collect = move |lua: &Lua, ()| {
         // To look for garbage takes time, and is one instruction.
-        match call.borrow().as_ref().is_some_and(|(_, until)| until.is_over()) {
-            true => Err(late()),
-            false => lua.gc_collect(),
-        }
+        in_time(&call)?;
+        lua.gc_collect()
     };
     own.raw_set("collect", lua.create_function(collect)?)?;
     own.raw_set("used", lua.create_function(|lua, ()| Ok(lua.used_memory() as f64 / 1024.0))?)?;
@@ -228,12 +246,16 @@ pub fn redis(lua: &Lua, own: &Table, call: &Current, version: &Rc<Cell<u8>>) -> 
         };
         table.raw_set(name, lua.create_function(function)?)?;
     }
-    let sha1 = |lua: &Lua, mut args: MultiValue| match (args.pop_front(), args.len()) {
-        (Some(text), 0) => match lua.coerce_string(text)? {
-            Some(text) => lua.create_string(super::sha1(&text.as_bytes())),
-            None => Err(error("the argument is no string")),
-        },
-        _ => Err(error("wrong number of arguments")),
+    let now = Rc::clone(call);
+    let sha1 = move |lua: &Lua, mut args: MultiValue| {
+        in_time(&now)?;
+        match (args.pop_front(), args.len()) {
+            (Some(text), 0) => match lua.coerce_string(text)? {
+                Some(text) => lua.create_string(super::sha1(&text.as_bytes())),
+                None => Err(error("the argument is no string")),
+            },
+            _ => Err(error("wrong number of arguments")),
+        }
     };
     table.raw_set("sha1hex", lua.create_function(sha1)?)?;
     // A front end has no log of scripts, and nothing is replicated.

@@ -21,7 +21,12 @@ pub const MEMORY: usize = 128 << 20;
 /// Instructions between two looks at the clock. A single one may copy all the memory.
 const LOOK: u32 = 100;
 /// Scripts whose functions are kept. Each takes one of some 8 000 places in the machine.
-const COMPILED: usize = 256;
+const KEPT: usize = 256;
+/// Bytes of a text that is compiled.
+pub const COMPILED: usize = 1 << 20;
+/// Places in a text that is compiled at which Lua adds a jump to a row of jumps. It goes through the row each time, and
+/// looks at no clock: a row of all that fit in a MiB takes minutes.
+const JUMPS: usize = 10_000;
 
 /// The request whose script runs, and when its time is over.
 pub type Current = Rc<RefCell<Option<(Call, Until)>>>;
@@ -74,8 +79,8 @@ impl Machine {
         let (own, sealed) = (lua.create_table()?, library::sealed(&lua)?);
         globals.raw_set("redis", library::redis(&lua, &own, &call, &version)?)?;
         library::lay(&lua, &globals, &sealed, &own, &call)?;
-        globals.raw_set("cjson", json::module(&lua, &json)?)?;
-        globals.raw_set("cmsgpack", msgpack::module(&lua)?)?;
+        globals.raw_set("cjson", json::module(&lua, &json, &call)?)?;
+        globals.raw_set("cmsgpack", msgpack::module(&lua, &call)?)?;
         globals.raw_set("bit", bits::module(&lua)?)?;
         globals.raw_set("struct", structs::module(&lua)?)?;
         library::seal(&lua, &globals, &sealed)?;
@@ -96,13 +101,14 @@ impl Machine {
             return Ok(function.clone());
         }
         let mut compiled = self.compiled.borrow_mut();
-        if compiled.len() >= COMPILED {
+        if compiled.len() >= KEPT {
             compiled.clear();
         }
         let (begin, _) = shebang::read(text)?;
-        let chunk = self.lua.load(&text[begin..]).set_mode(ChunkMode::Text).set_name("@user_script");
-        let function = chunk
-            .into_function()
+        if text.len() > COMPILED {
+            return Err(Fail::new(format!("the script is longer than {} MiB", COMPILED >> 20)));
+        }
+        let function = read(&self.lua, &text[begin..], "@user_script".into())
             .map_err(|e| Fail::new(format!("Error compiling script (new function): {}", first_line(&e))))?;
         compiled.insert(name.to_vec(), function.clone());
         Ok(function)
@@ -167,6 +173,33 @@ impl Machine {
             Err(stop(lua, late))
         })
     }
+}
+
+/// The function of a text, which is no bytecode.
+///
+/// # Errors
+/// It is none of Lua, or has too many jumps.
+pub fn read(lua: &Lua, text: &[u8], name: String) -> mlua::Result<Function> {
+    if jumps(text) > JUMPS {
+        let why = format!("more than {JUMPS} of `and`, `or`, `elseif` and `break` in one script");
+        return Err(mlua::Error::runtime(why));
+    }
+    lua.load(text).set_mode(ChunkMode::Text).set_name(name).into_function()
+}
+
+/// How often a text has words that Lua makes jumps of, be it in a comment.
+fn jumps(text: &[u8]) -> usize {
+    let words = text.split(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_');
+    words.filter(|word| matches!(*word, b"and" | b"or" | b"elseif" | b"break")).count()
+}
+
+/// Called before what may take long.
+///
+/// # Errors
+/// The time of the script that runs is over.
+pub fn in_time(call: &Current) -> mlua::Result<()> {
+    let over = call.borrow().as_ref().is_some_and(|(_, until)| until.is_over());
+    if over { Err(late()) } else { Ok(()) }
 }
 
 /// Ends the script: from now on every instruction of it fails. Returns the error.

@@ -3,8 +3,10 @@
 
 use super::convert::{List, list};
 use super::json::VALUES;
+use super::machine::{Current, in_time};
 use mlua::{IntoLuaMulti, Lua, LuaString, MultiValue, Table, Value};
 use std::cell::Cell;
+use std::rc::Rc;
 
 /// Tables within each other that are written; a deeper one is nil, as with redis.
 const WRITTEN: u32 = 16;
@@ -17,9 +19,11 @@ const TAKEN: usize = 4 << 20;
 pub const RESULTS: usize = 7000;
 
 /// The table `cmsgpack`.
-pub fn module(lua: &Lua) -> mlua::Result<Table> {
+pub fn module(lua: &Lua, call: &Current) -> mlua::Result<Table> {
     let table = lua.create_table()?;
-    let pack = |lua: &Lua, values: MultiValue| {
+    let [first, second, third, fourth] = std::array::from_fn(|_| Rc::clone(call));
+    let pack = move |lua: &Lua, values: MultiValue| {
+        in_time(&first)?;
         if values.is_empty() {
             return Err(mlua::Error::runtime("bad argument #0 to 'pack' (MessagePack pack needs input.)"));
         }
@@ -27,8 +31,12 @@ pub fn module(lua: &Lua) -> mlua::Result<Table> {
         values.iter().try_for_each(|value| write(value, WRITTEN, &left, &mut out))?;
         lua.create_string(out)
     };
-    let all = |lua: &Lua, text: LuaString| Ok(values(lua, &text, usize::MAX, 0)?.0);
-    let limited = |lua: &Lua, (text, most, from): (LuaString, i64, Option<i64>)| {
+    let all = move |lua: &Lua, text: LuaString| {
+        fits(&text, &second)?;
+        Ok(values(lua, &text, usize::MAX, 0)?.0)
+    };
+    let limited = move |lua: &Lua, (text, most, from): (LuaString, i64, Option<i64>)| {
+        fits(&text, &third)?;
         let most = usize::try_from(most).map_err(|_| wrong("the number of values is negative"))?;
         match (most, from.unwrap_or(0)) {
             // As with redis: all of them, and no place.
@@ -36,7 +44,10 @@ pub fn module(lua: &Lua) -> mlua::Result<Table> {
             (most, from) => next(lua, &text, most, from),
         }
     };
-    let one = |lua: &Lua, (text, from): (LuaString, Option<i64>)| next(lua, &text, 1, from.unwrap_or(0));
+    let one = move |lua: &Lua, (text, from): (LuaString, Option<i64>)| {
+        fits(&text, &fourth)?;
+        next(lua, &text, 1, from.unwrap_or(0))
+    };
     table.raw_set("pack", lua.create_function(pack)?)?;
     table.raw_set("unpack", lua.create_function(all)?)?;
     table.raw_set("unpack_limit", lua.create_function(limited)?)?;
@@ -46,6 +57,14 @@ pub fn module(lua: &Lua) -> mlua::Result<Table> {
 
 fn wrong(text: impl std::fmt::Display) -> mlua::Error {
     mlua::Error::runtime(format!("cmsgpack: {text}"))
+}
+
+/// Whether a text can be read, by its length and the time that is left.
+fn fits(text: &LuaString, call: &Current) -> mlua::Result<()> {
+    if text.as_bytes().len() > TAKEN {
+        return Err(wrong(format!("the text is longer than {} MiB", TAKEN >> 20)));
+    }
+    in_time(call)
 }
 
 /// Values from a place on: the place behind them, or -1 at the end, and they.
@@ -61,9 +80,6 @@ fn next(lua: &Lua, text: &LuaString, most: usize, from: i64) -> mlua::Result<Mul
 /// At most `most` values from a place on, and the place behind them.
 fn values(lua: &Lua, text: &LuaString, most: usize, from: usize) -> mlua::Result<(MultiValue, usize)> {
     let bytes = text.as_bytes();
-    if bytes.len() > TAKEN {
-        return Err(wrong(format!("the text is longer than {} MiB", TAKEN >> 20)));
-    }
     let rest = bytes.get(from..).ok_or_else(|| wrong("the place to begin at is behind the end"))?;
     let (mut reader, mut all) = (Reader(rest), MultiValue::new());
     while !reader.0.is_empty() && all.len() < most {

@@ -19,6 +19,8 @@ use std::rc::Rc;
 const PATTERN: usize = 1024;
 /// Bytes of a text that are searched for another between looks at the clock.
 const STRETCH: usize = 1 << 20;
+/// Bytes of what comes in place of a match between looks at the clock.
+const FILLED: usize = 4096;
 /// Characters without which a pattern is plain text.
 const SPECIAL: &[u8] = b"^$*+?.([%-";
 
@@ -228,8 +230,15 @@ fn put(lua: &Lua, matches: &Match<'_>, by: &Value, (at, end): (usize, usize), ou
 
 /// Appends a text in which `%1` stands for a capture.
 fn fill(lua: &Lua, matches: &Match<'_>, by: &[u8], (at, end): (usize, usize), out: &mut Vec<u8>) -> mlua::Result<()> {
-    let mut bytes = by.iter().copied();
+    let (mut bytes, mut looked) = (by.iter().copied(), by.len());
     while let Some(byte) = bytes.next() {
+        // What it appends may be empty.
+        if looked - bytes.len() >= FILLED {
+            looked = bytes.len();
+            if matches.until.is_some_and(Until::is_over) {
+                return Err(late());
+            }
+        }
         if byte != b'%' {
             out.push(byte);
             continue;

@@ -1,17 +1,17 @@
 //! Reads JSON as redis's `cjson` does, which takes more than JSON: NaN, infinity, hexadecimal numbers, leading zeros.
 
-use super::{DEPTH, Settings, wrong};
+use super::{Current, DEPTH, LOOK, Settings, in_time, wrong};
 use mlua::{Lua, LuaSerdeExt, Value};
 
 /// The value of a text.
 ///
 /// # Errors
 /// It is no JSON, or too deep.
-pub fn decode(lua: &Lua, text: &[u8], settings: Settings) -> mlua::Result<Value> {
+pub fn decode(lua: &Lua, text: &[u8], settings: Settings, call: &Current) -> mlua::Result<Value> {
     if text.len() >= 2 && text[..2].contains(&0) {
         return Err(wrong("JSON parser does not support UTF-16 or UTF-32"));
     }
-    let mut reader = Reader { lua, text, at: 0, settings, depth: 0 };
+    let mut reader = Reader { lua, call, values: 0, text, at: 0, settings, depth: 0 };
     let first = reader.next();
     let value = reader.value(first)?;
     match reader.next() {
@@ -55,6 +55,9 @@ fn expected(what: &str, (at, found): &Placed) -> mlua::Error {
 
 struct Reader<'a> {
     lua: &'a Lua,
+    call: &'a Current,
+    /// Values that were read.
+    values: u32,
     text: &'a [u8],
     at: usize,
     settings: Settings,
@@ -157,6 +160,10 @@ impl Reader<'_> {
     }
 
     fn value(&mut self, token: Placed) -> mlua::Result<Value> {
+        self.values += 1;
+        if self.values.is_multiple_of(LOOK) {
+            in_time(self.call)?;
+        }
         Ok(match token.1 {
             Token::Text(text) => Value::String(self.lua.create_string(text)?),
             Token::Number(number) => Value::Number(number),
