@@ -1,6 +1,7 @@
 //! How a command of ours fails: one line for people, one status for scripts.
 
 use std::fmt::Display;
+use std::io;
 
 use farmem_run::exit;
 
@@ -17,6 +18,16 @@ impl Failure {
     /// The caller asked for something that cannot be.
     pub fn usage(what: impl Display) -> Self {
         Failure { status: exit::USAGE, line: what.to_string() }
+    }
+
+    /// An address is not this command's to listen on.
+    pub fn listen(at: impl Display, reason: &io::Error) -> Self {
+        match reason.kind() {
+            io::ErrorKind::AddrInUse => {
+                Failure::usage(format!("cannot listen on {at}: another program listens there: name another port"))
+            }
+            _ => Failure::usage(format!("cannot listen on {at}: {reason}")),
+        }
     }
 
     /// No node that this run could use.

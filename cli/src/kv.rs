@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farmem_fabric::NodeAddr;
 use farmem_kv::serve::{self, Clients, Config, Failed, Part, Tls};
+use farmem_protocol::region::{BadName, RegionName};
 use farmem_run::{Protect, Transport, exit};
 
 use crate::failure::Failure;
@@ -29,7 +30,7 @@ pub struct Options {
     store: Store,
 
     /// The store's name: 1 to 16 of A-Z a-z 0-9 . _ -. It is made if it is not there
-    #[arg(long, value_name = "NAME", required = true)]
+    #[arg(long, value_name = "NAME", value_parser = store_name, required = true)]
     name: Option<String>,
 
     /// Where to listen: HOST:PORT; may be repeated
@@ -121,7 +122,7 @@ Example:
   farmem kv check sessions --node bighost:7411")]
     Check {
         /// The store
-        #[arg(value_name = "NAME")]
+        #[arg(value_name = "NAME", value_parser = store_name)]
         name: String,
 
         #[command(flatten)]
@@ -135,7 +136,7 @@ Example:
   farmem kv alone orders --node a:7411,b:7411 --protect mirror")]
     Alone {
         /// The store
-        #[arg(value_name = "NAME")]
+        #[arg(value_name = "NAME", value_parser = store_name)]
         name: String,
 
         #[command(flatten)]
@@ -157,10 +158,15 @@ Example:
 }
 
 /// A store and a file.
+/// A store is a region of its name.
+fn store_name(text: &str) -> Result<String, BadName> {
+    text.parse::<RegionName>().map(|_| text.to_owned())
+}
+
 #[derive(clap::Args, Debug)]
 struct Snapshot {
     /// The store
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = store_name)]
     name: String,
 
     /// The file
@@ -327,11 +333,11 @@ fn password(given: &str) -> Result<Vec<u8>, Failure> {
 
 fn refusal(failed: Failed) -> Failure {
     let status = match &failed {
+        Failed::Listen { at, reason } => return Failure::listen(at, reason),
         failed if failed.is_loss() => exit::NODE_LOST,
         Failed::ShutOut => exit::NODE_LOST,
         Failed::Memory(_) => exit::NODE_UNUSABLE,
         Failed::Store { .. }
-        | Failed::Listen { .. }
         | Failed::System { .. }
         | Failed::Snapshot { .. }
         | Failed::Refused(_)

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use farmem_fabric::NodeAddr;
-use farmem_memory::{Config, Rdma};
+use farmem_memory::{Config, Rdma, StartError};
 use farmem_sys::{probe, process};
 use serde::{Deserialize, Serialize};
 
@@ -260,5 +260,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     options.rack.check(&config.listen)?;
     let key = options.rack.key()?;
     let begun = |node: &_| options.rack.begin(node, key).map(|beats| move || beats.leave());
-    farmem_memory::run_with(config, begun).map_err(Failure::usage)
+    farmem_memory::run_with(config, begun).map_err(|refused| match refused {
+        StartError::Listen(at, reason) => Failure::listen(at, &reason),
+        refused => Failure::usage(refused),
+    })
 }

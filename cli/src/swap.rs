@@ -16,6 +16,7 @@ use crate::run::names;
 use crate::settings::Settings;
 use crate::size::{self, Size};
 use crate::time;
+use crate::units;
 
 /// Have this machine's kernel swap to a node: more memory for every program, as root
 #[derive(clap::Args, Debug)]
@@ -118,7 +119,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let mirror = options.protect == Protect::Mirror;
     let size = size.bytes(size::ram().map_err(Failure::usage)?.total);
     if size / u64::from(options.connections) < LEAST {
-        return Err(Failure::usage("--size is below 1 MiB for each connection"));
+        return Err(Failure::usage(units::too_little("--size", size, LEAST, "the least for each connection")));
     }
     let plan = Plan {
         nodes,

@@ -1,5 +1,7 @@
 //! Numbers for people, and tables of them.
 
+use std::fmt::Display;
+
 pub use farmem_protocol::units::{bytes, count, nanos, share};
 
 /// A table: the first column to the left, the others to the right, two spaces between, the first
@@ -23,6 +25,13 @@ pub fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
 /// A number of things, in the singular for one.
 pub fn number(n: usize, one: &str, many: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { many })
+}
+
+/// Why a size is refused that is below `least`, which is whole MiB. A number that somebody wrote
+/// without a unit is shown as what it means.
+pub fn too_little(flag: impl Display, asked: u64, least: u64, why: &str) -> String {
+    let unit = if asked < 1 << 20 { format!("; {asked} is bytes, write 512M or 8G") } else { String::new() };
+    format!("{flag} is below {} MiB, {why}{unit}", least >> 20)
 }
 
 #[cfg(test)]

@@ -228,9 +228,12 @@ impl Client {
     }
 }
 
-/// What the system says, where it is the system that refuses.
+/// What the system says, where it is the system that refuses; what to do where that is known.
 fn why_away(e: ureq::Error) -> String {
     match e {
+        ureq::Error::Io(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
+            "nobody listens there: start `farmem controller` on it, or check the address".to_owned()
+        }
         ureq::Error::Io(e) => e.to_string(),
         e => e.to_string(),
     }

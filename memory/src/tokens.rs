@@ -48,6 +48,9 @@ pub enum StoreError {
     /// Its text is no store.
     #[error("{0}: {1}")]
     Content(PathBuf, String),
+    /// Its folder is not there.
+    #[error("{0}: there is no such folder: make it first")]
+    NoFolder(PathBuf),
     /// Another command is changing it, or was interrupted and left its draft.
     #[error("{0}: another farmem token is at work on it; if none is, remove {1}")]
     Busy(PathBuf, PathBuf),
@@ -162,6 +165,7 @@ impl Store {
         let draft = PathBuf::from(draft);
         let failed = |e: io::Error| match e.kind() {
             io::ErrorKind::AlreadyExists => StoreError::Busy(path.to_owned(), draft.clone()),
+            io::ErrorKind::NotFound => StoreError::NoFolder(path.to_owned()),
             _ => StoreError::File(draft.clone(), e),
         };
         // The draft serves as a lock: only one command can create it, so no change is lost.

@@ -1,5 +1,6 @@
 //! `farmem controller`: knows the rack's nodes and gives runs some of them.
 
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -95,14 +96,18 @@ Prometheus reads /metrics.";
 
 fn listen(text: &str, open: bool) -> Result<TcpListener, Failure> {
     let wrong = |e: &dyn std::fmt::Display| Failure::usage(format!("--listen {text}: {e}"));
-    let all: Vec<SocketAddr> = text.to_socket_addrs().map_err(|e| wrong(&e))?.collect();
+    let all = text.to_socket_addrs().map_err(|e| match e.kind() {
+        ErrorKind::InvalidInput => wrong(&"not an address: write HOST:PORT"),
+        _ => wrong(&e),
+    })?;
+    let all: Vec<SocketAddr> = all.collect();
     if !open && all.iter().any(|at| !at.ip().is_loopback()) {
         return Err(wrong(
             &"other machines could give orders: name a store of tokens by --tokens FILE (farmem token create makes \
               one), or say --open if the network is trusted",
         ));
     }
-    TcpListener::bind(&all[..]).map_err(|e| wrong(&e))
+    TcpListener::bind(&all[..]).map_err(|e| Failure::listen(text, &e))
 }
 
 /// Asks for the tokens of a store, if there is one.

@@ -251,7 +251,7 @@ fn lent(far: Option<Size>, ram: Ram, local: u64) -> Result<u64, Failure> {
         return Ok((ram.available.saturating_sub(beside) / 5 * 4).max(SLAB_BYTES));
     };
     if far < SLAB_BYTES {
-        return Err(Failure::usage(format!("--far is below {} MiB, the least that is lent", SLAB_BYTES >> 20)));
+        return Err(Failure::usage(units::too_little("--far", far, SLAB_BYTES, "the least that is lent")));
     }
     if far > ram.total {
         let far = units::bytes(far);

@@ -220,9 +220,10 @@ fn local(flag: Option<Size>, settings: &Settings, ram: Ram) -> Result<(u64, Orig
     let Some((size, from)) = settings.choose("local", flag, str::parse::<Size>)? else {
         return Ok(((ram.available / 2).max(LEAST_LOCAL) & !4095, Origin::Default));
     };
-    let local = size.bytes(ram.total) & !4095;
+    let asked = size.bytes(ram.total);
+    let local = asked & !4095;
     if local < LEAST_LOCAL {
-        return Err(Failure::usage(format!("{from} is below {} MiB, the least that works", LEAST_LOCAL >> 20)));
+        return Err(Failure::usage(units::too_little(&from, asked, LEAST_LOCAL, "the least that works")));
     }
     if local > ram.total {
         let local = units::bytes(local);

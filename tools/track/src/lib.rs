@@ -62,7 +62,7 @@ use session::{Session, Settings};
 #[command(after_help = EXAMPLES, args_override_self = true)]
 pub struct Track {
     /// The process to attach to
-    #[arg(long, value_name = "PID", required_unless_present = "command", conflicts_with = "command")]
+    #[arg(long, value_name = "PID", value_parser = process, required_unless_present = "command", conflicts_with = "command")]
     pid: Option<u32>,
     /// Length of a window
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
@@ -120,6 +120,10 @@ value that is there already changes nothing and is not seen.
 
 Attaching needs the right to trace: one's own processes, where kernel.yama.ptrace_scope is 0 (most \
 distributions set 1: then start the program by farmem track -- PROGRAM, or be root).";
+
+fn process(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "not the number of a process".into())
+}
 
 fn time(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
