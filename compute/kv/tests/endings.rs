@@ -341,6 +341,16 @@ fn a_store_survives_in_a_file() {
         let said = save(&config("svaed", &node.at), &missing).unwrap_err().to_string();
         assert!(said.contains("no region svaed") && !missing.exists(), "{said}");
     }
+    // What is no file stays what it is.
+    let folder = std::env::temp_dir();
+    let said = save(&config("saved", &node.at), &folder).unwrap_err().to_string();
+    assert!(said.contains("no file: name another") && folder.is_dir(), "{said}");
+    // A file that a link leads to is written, and the link stays.
+    let link = file.with_extension("link");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    assert_eq!(save(&config("saved", &node.at), &link).unwrap(), 506);
+    assert!(link.is_symlink() && !file.is_symlink());
+    std::fs::remove_file(&link).unwrap();
     let said = restore(&config("saved", &node.at), &file).unwrap_err().to_string();
     assert!(said.contains("506 keys already"), "{said}");
     let other = Process::node(Transport::Shm);

@@ -67,6 +67,11 @@ pub enum Wrong {
 /// The store cannot be opened, or the file cannot be written.
 pub fn save(config: &Config, path: &Path) -> Result<u64, Failed> {
     let failed = |reason: Wrong| Failed::Snapshot { path: path.into(), reason };
+    // It takes the place of what has its name: of a file that a link leads to, and of no device.
+    let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    if std::fs::metadata(path).is_ok_and(|about| !about.is_file()) {
+        return Err(failed(io::Error::other("what has this name is no file: name another").into()));
+    }
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}.tmp", std::process::id()));
     let beside = PathBuf::from(beside);
