@@ -14,7 +14,7 @@
 //!
 //! Keys that are only read are locked like the others. So between the last CAS of step 3 and step 4
 //! nothing that was read has changed. Nobody waits for a lock: who meets one ends it
-//! ([`crate::index`], `locked.rs`). Two transactions that meet are undone and begin again, after pauses
+//! ([`crate::shard::index`], `locked.rs`). Two transactions that meet are undone and begin again, after pauses
 //! that differ. GET and SET of a key that is not locked are what they are without transactions.
 //!
 //! A transaction that others have disturbed [`DISTURBED`] times *seizes* its keys: it locks them before it
@@ -33,13 +33,13 @@ pub use decided::Changes;
 pub use seized::Seized;
 pub(crate) use seized::is_enough;
 
-use crate::copies::{Deciding, Mode, is_done};
-use crate::index::Found;
-use crate::index::locked::{DONE, UNDONE, last_word, verdict, verdict_bytes};
 use crate::keyspace::Keyspace;
 use crate::layout::{At, Hash, LOCK_BYTES, Slot, class_of};
 use crate::object::{self, Type, Value};
 use crate::rules::Bug;
+use crate::shard::copies::{Deciding, Mode, is_done};
+use crate::shard::index::Found;
+use crate::shard::index::locked::{DONE, UNDONE, last_word, verdict, verdict_bytes};
 use crate::shard::{Shard, Trouble};
 use crate::task::{Answer, Io, Verb, join};
 use part::{Part, Spot};

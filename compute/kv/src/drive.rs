@@ -6,11 +6,11 @@
 //! A store that keeps two copies goes on when a node's process has ended: its verbs are answered by
 //! [`Answer::Lost`]. The memory of an ended node on this machine stays mapped. So the nodes are
 //! looked at before verbs are posted, if they were not within [`LOOK`]: a verb that begins
-//! [`crate::copies`]' gate later finds the end.
+//! [`crate::shard::copies`]' gate later finds the end.
 
 use crate::fast::Map;
-use crate::index::Mapped;
 use crate::layout::NODE_SHIFT;
+use crate::shard::index::Mapped;
 use crate::task::{Answer, AtOnce, Verb};
 use farmem::{Addr, Completion, Error, Lane, Memory};
 use std::cell::RefCell;

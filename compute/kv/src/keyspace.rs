@@ -5,11 +5,11 @@
 
 use crate::atomic::is_enough;
 use crate::blocks;
-use crate::index::{Found, Inserted, Removed};
 use crate::layout::{Hash, LARGE, MAX_DEPTH, PIECE_HEADER, ROOT_BITS, class_of};
 use crate::object::{self, Object, Type, Value};
+use crate::shard::index::{Found, Inserted, Removed};
+use crate::shard::space::Left;
 use crate::shard::{Shard, Trouble};
-use crate::space::Left;
 use crate::task::Io;
 use farmem_protocol::random::Random;
 use std::cell::{Cell, RefCell};

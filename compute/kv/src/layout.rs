@@ -302,7 +302,7 @@ pub enum Stage {
     Both = 0,
     /// The one that has this word.
     Alone = 1,
-    /// That one; the other is being filled ([`crate::mend`]).
+    /// That one; the other is being filled ([`crate::shard::mend`]).
     Mending = 2,
     /// The same, and no operation is under way.
     Paused = 3,

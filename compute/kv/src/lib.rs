@@ -16,11 +16,10 @@
 //! * [`task`]: operations as steps that ask for verbs.
 //! * [`layout`], [`object`]: the words and bytes of the store.
 //! * [`long`]: strings in several pieces.
-//! * [`shard`]: the protocol on one node's memory, in parts: [`reach`], [`space`] with its [`heap`],
-//!   [`near`] with its [`lease`], [`index`], [`member`], [`recover`], [`mend`].
+//! * [`shard`]: the protocol on one node's memory, in parts: places, index, near cache, front ends,
+//!   what becomes of memory that dead ones leave, one node beneath it or two.
 //! * [`keyspace`]: the shards of all nodes as one store.
 //! * [`atomic`]: changes of several keys at one moment.
-//! * [`copies`]: one node beneath a shard, or two.
 //! * [`resp`]: the redis protocol. [`command`]: the commands.
 //! * [`drive`]: verbs on a region of the nodes' memory. [`serve`]: the event loop.
 
@@ -29,31 +28,19 @@
 pub mod atomic;
 mod batch;
 pub mod blocks;
-mod claims;
 pub mod command;
-pub mod copies;
 pub mod drive;
 mod embedded;
-mod evict;
 mod fast;
-pub mod heap;
-pub mod index;
 pub mod keyspace;
 pub mod layout;
-pub mod lease;
 pub mod long;
-pub mod member;
-pub mod mend;
-pub mod near;
 pub mod object;
-pub mod reach;
-pub mod recover;
 pub mod resp;
 pub mod rules;
 pub mod serve;
 pub mod shard;
 pub mod sight;
-pub mod space;
 pub mod task;
 
 pub use batch::{Act, Op, Outcome};

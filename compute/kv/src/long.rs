@@ -18,12 +18,12 @@
 //!
 //! A reader keeps its [`Found`], whose section keeps the extents from being used again.
 
-use crate::heap::Held;
-use crate::index::Found;
 use crate::keyspace::Keyspace;
 use crate::layout::{At, EXTENT, Hash, MAX_OBJECT, NODE_SHIFT, PIECE_HEADER, PIECES, word};
 use crate::object::{self, Object, Type, Value};
-use crate::reach::Reach;
+use crate::shard::heap::Held;
+use crate::shard::index::Found;
+use crate::shard::reach::Reach;
 use crate::shard::{Shard, Trouble};
 use crate::task::{Answer, Io, Verb};
 use std::collections::VecDeque;

@@ -14,17 +14,33 @@
 //! * [`Members`]: the front ends that serve the store.
 //! * [`Recovery`]: memory that others have left.
 //! * [`Mend`]: a node in place of one that has ended.
+//! * [`copies`]: carries out the verbs of them all, on one node or on two.
+//!
+//! A [`heap`] is what a space has at one node; [`claims`] and [`evict`] give it room.
 
-use crate::copies::Copies;
-use crate::index::Index;
+mod claims;
+pub mod copies;
+mod evict;
+pub mod heap;
+pub mod index;
+pub mod lease;
+pub mod member;
+pub mod mend;
+pub mod near;
+pub mod reach;
+pub mod recover;
+pub mod space;
+
 use crate::layout::{At, Geometry, Member, NODE_SHIFT};
-use crate::member::Members;
-use crate::mend::Mend;
-use crate::near::Near;
-use crate::reach::Reach;
-use crate::recover::Recovery;
 use crate::rules::Rules;
-use crate::space::Space;
+use copies::Copies;
+use index::Index;
+use member::Members;
+use mend::Mend;
+use near::Near;
+use reach::Reach;
+use recover::Recovery;
+use space::Space;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 

@@ -1,11 +1,11 @@
 //! Looks at several keys, and whether all of them were so at one moment.
 
-use crate::index::Found;
 use crate::keyspace::{Keyspace, count_one};
 use crate::layout::{At, Hash, SLOTS, word};
-use crate::lease::Quiet;
 use crate::object::{Object, Type};
 use crate::shard::Trouble;
+use crate::shard::index::Found;
+use crate::shard::lease::Quiet;
 use crate::task::{Answer, Io, Verb, join};
 use std::future::Future;
 use std::pin::Pin;

@@ -4,9 +4,9 @@
 
 mod world;
 
-use farmem_kv::copies::Mode;
-use farmem_kv::member::NotOpened;
 use farmem_kv::rules::{Bug, Rules};
+use farmem_kv::shard::copies::Mode;
+use farmem_kv::shard::member::NotOpened;
 use farmem_kv::shard::{Shard, Trouble};
 use farmem_kv::task::Task;
 use std::cell::RefCell;

@@ -4,11 +4,11 @@ mod world;
 
 use farmem::{Memory, Transport};
 use farmem_fabric::NodeAddr;
-use farmem_kv::copies::Mode;
 use farmem_kv::drive::Drive;
 use farmem_kv::layout::{Geometry, HEAD_BYTES, MEMBERS, State, UNIT, head, word};
-use farmem_kv::member::Opening;
 use farmem_kv::shard::Shard;
+use farmem_kv::shard::copies::Mode;
+use farmem_kv::shard::member::Opening;
 use farmem_kv::task::{Io, Task};
 use farmem_memory::{Config, Node};
 use std::future::Future;

@@ -2,12 +2,12 @@
 
 mod world;
 
-use farmem_kv::index::Mapped;
 use farmem_kv::keyspace::Keyspace;
 use farmem_kv::layout::{At, Geometry, NODE_SHIFT};
 use farmem_kv::object::Value;
 use farmem_kv::rules::Rules;
 use farmem_kv::shard::Shard;
+use farmem_kv::shard::index::Mapped;
 use farmem_kv::task::{Answer, Ask, Task, Verb};
 use std::convert::Infallible;
 use std::rc::Rc;

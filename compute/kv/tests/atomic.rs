@@ -4,10 +4,10 @@
 mod world;
 
 use farmem_kv::atomic::Intent;
-use farmem_kv::index::{Found, Removed};
 use farmem_kv::keyspace::{Change, Keyspace};
 use farmem_kv::object::Object;
 use farmem_kv::rules::{Bug, Rules};
+use farmem_kv::shard::index::{Found, Removed};
 use farmem_kv::shard::{Shard, Trouble};
 use farmem_kv::task::{Ask, Io, Task};
 use std::rc::Rc;

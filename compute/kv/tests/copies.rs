@@ -4,11 +4,11 @@
 
 mod world;
 
-use farmem_kv::copies::Mode;
 use farmem_kv::layout::Geometry;
 use farmem_kv::object::Value;
 use farmem_kv::rules::{Bug, Rules};
 use farmem_kv::shard::Shard;
+use farmem_kv::shard::copies::Mode;
 use farmem_kv::task::{Ask, Task};
 use std::rc::Rc;
 use world::linear::{Call, Register, check};

@@ -5,13 +5,13 @@ mod world;
 
 use farmem::{Error, Memory, Transport};
 use farmem_fabric::NodeAddr;
-use farmem_kv::copies::Mode;
 use farmem_kv::drive::Drive;
 use farmem_kv::layout::Geometry;
-use farmem_kv::member::Opening;
 use farmem_kv::object::Value;
 use farmem_kv::rules::{Bug, Rules};
 use farmem_kv::shard::Shard;
+use farmem_kv::shard::copies::Mode;
+use farmem_kv::shard::member::Opening;
 use farmem_kv::task::{Ask, Io, Task, Verb};
 use farmem_memory::{Config, Node};
 use std::future::Future;

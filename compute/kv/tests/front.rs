@@ -204,7 +204,7 @@ fn histories(way: Transport, seed: u64, killed_after: Duration) -> usize {
         assert!(linearizable::<Register>(None, &of_key), "seed {seed}, key {key}: {of_key:?}");
     }
     // What the dead front end held is taken over by the other, when its lease is over.
-    std::thread::sleep(Duration::from_millis(farmem_kv::member::LEASE_MS + 1000));
+    std::thread::sleep(Duration::from_millis(farmem_kv::shard::member::LEASE_MS + 1000));
     let begun = Instant::now();
     loop {
         let counts = check(&config("load", &node.at)).unwrap();

@@ -126,7 +126,7 @@ fn a_front_end_that_is_alone_reads_without_a_verb() {
         .run(Task::new(|io| async move { large.index.put(&io, b"large", &value(&"1".repeat(3000))).await }))
         .expect("room");
     assert_eq!(cost(&mut memory, &shard, Op::Get("large")), (1, 1));
-    shard.near.lease.now_ms.set(farmem_kv::member::STALE_MS);
+    shard.near.lease.now_ms.set(farmem_kv::shard::member::STALE_MS);
     assert_eq!(cost(&mut memory, &shard, Op::Get("large")), (2, 1));
     assert_eq!(cost(&mut memory, &shard, Op::Get("known")), (1, 1), "the lease is over");
 }

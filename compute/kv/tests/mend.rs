@@ -5,10 +5,10 @@
 mod world;
 
 use farmem_kv::atomic::Intent;
-use farmem_kv::copies::Mode;
 use farmem_kv::keyspace::Keyspace;
 use farmem_kv::layout::Stage;
 use farmem_kv::rules::{Bug, Rules};
+use farmem_kv::shard::copies::Mode;
 use farmem_kv::shard::{Shard, Trouble};
 use farmem_kv::task::Task;
 use std::cell::Cell;

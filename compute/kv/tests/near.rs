@@ -3,11 +3,11 @@
 
 mod world;
 
-use farmem_kv::index::Removed;
 use farmem_kv::keyspace::Keyspace;
 use farmem_kv::layout::{Geometry, Hash, MAX_DEPTH, Slot};
 use farmem_kv::object::Value;
 use farmem_kv::rules::{Bug, Rules};
+use farmem_kv::shard::index::Removed;
 use farmem_kv::shard::{Shard, Trouble};
 use farmem_kv::task::{Answer, Ask, Io, Task, Verb};
 use std::future::Future;
@@ -127,7 +127,7 @@ fn a_newcomer_waits_no_longer_than_a_lease() {
             awaits.answer(id, answers);
         }
     }
-    assert!((farmem_kv::member::STALE_MS..4000).contains(&pauses), "{pauses} ms");
+    assert!((farmem_kv::shard::member::STALE_MS..4000).contains(&pauses), "{pauses} ms");
 }
 
 /// A key with the fingerprint, the table and the first bucket of another.

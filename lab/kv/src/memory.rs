@@ -3,8 +3,8 @@
 use crate::allocators::BESIDE;
 use farmem_kit::report::Section;
 use farmem_kit::table::Table;
-use farmem_kv::heap::Heap;
 use farmem_kv::layout::class_of;
+use farmem_kv::shard::heap::Heap;
 
 /// Bytes of the pieces that clients have after inserting a number of keys of 1 KiB, as the shipped
 /// heap takes them.

@@ -16,12 +16,12 @@
 
 use super::part::{Part, Spot};
 use super::{BATCH, BRIEF, Each, Intent, TOGETHER, write_all};
-use crate::copies::{Mode, is_done};
-use crate::index::Found;
 use crate::keyspace::Keyspace;
 use crate::layout::{Hash, MEMBERS, Slot, head, word};
 use crate::object::{self, Value};
 use crate::rules::Bug;
+use crate::shard::copies::{Mode, is_done};
+use crate::shard::index::Found;
 use crate::shard::{Shard, Trouble};
 use crate::task::{Answer, Io, Verb, join};
 use std::cell::RefCell;

@@ -1,13 +1,13 @@
 //! One key of a transaction, and the places that it holds.
 
-use crate::heap::Held;
-use crate::index::locked::{Entry, Lock};
-use crate::index::{Found, Known};
 use crate::layout::{Hash, LOCKED, Slot};
-use crate::lease::Writing;
 use crate::long::{self, Long};
 use crate::object::{Object, Type, Value};
 use crate::shard::Shard;
+use crate::shard::heap::Held;
+use crate::shard::index::locked::{Entry, Lock};
+use crate::shard::index::{Found, Known};
+use crate::shard::lease::Writing;
 use crate::task::Verb;
 use std::rc::Rc;
 

@@ -12,16 +12,16 @@
 //! 4. The first verdict is undone.
 //!
 //! The locks that hold are those of a transaction that changes nothing. Whoever meets one waits for 63 ms, and
-//! undoes its verdict then ([`crate::index`], `locked.rs`). Then the old slot is back, the CAS of step 3 fails, and the
+//! undoes its verdict then ([`crate::shard::index`], `locked.rs`). Then the old slot is back, the CAS of step 3 fails, and the
 //! keys are seized anew. So is a slot in which both locks have followed each other: each has the old slot, and an
 //! adopter ends either.
 
 use super::{DISTURBED, Deciding, Frozen, Intent, Laid, Part, Spot, fills, frozen, take_out, write_all};
-use crate::index::Found;
-use crate::index::locked::UNDONE;
 use crate::keyspace::{Change, Keyspace};
 use crate::layout::{At, Slot, class_of};
 use crate::object::Object;
+use crate::shard::index::Found;
+use crate::shard::index::locked::UNDONE;
 use crate::shard::{Shard, Trouble};
 use crate::task::Io;
 use std::collections::BTreeMap;

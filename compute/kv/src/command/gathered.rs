@@ -15,11 +15,11 @@
 
 use super::draft::Draft;
 use super::{Call, Command, carry_out, channels, execute, find, long, multi, strings};
-use crate::index::Found;
 use crate::keyspace::Change;
 use crate::object::Type;
 use crate::resp::{Reply, Request};
 use crate::shard::Trouble;
+use crate::shard::index::Found;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! Commands that read several keys, at one moment: MGET sees all of an MSET or nothing.
 //!
-//! * A front end that is alone makes all changes itself, and counts them ([`crate::lease`]). If none of these keys
+//! * A front end that is alone makes all changes itself, and counts them ([`crate::shard::lease`]). If none of these keys
 //!   was changed while they were read, all keys had these values at the end. That takes no verb more.
 //! * Otherwise they are read, and then the words of the index are read again that tell of them. If none has changed,
 //!   all keys were so between the two. Nothing is locked, and it takes one round trip more.
@@ -13,12 +13,12 @@ use super::multi::at_once;
 use super::several::{KEYS, Read, WOULD_WAIT, at_one_moment, by_others};
 use super::types::{is_for_nobody, may_wait};
 use super::{Answered, Call, Command, Fail, carry_out};
-use crate::lease::Quiet;
 use crate::object::Type;
 use crate::resp::Reply;
 use crate::shard::Trouble;
+use crate::shard::lease::Quiet;
+use crate::shard::space::Section;
 use crate::sight::Sight;
-use crate::space::Section;
 use crate::task::join;
 use std::future::{Future, ready};
 use std::rc::Rc;

@@ -10,12 +10,12 @@
 //! that is slow holds the epoch, as far as a client may be slow.
 
 use super::{Answered, Call, Fail, Front};
-use crate::index::{Found, Inserted};
 use crate::layout::{MAX_OBJECT, UNIT, class_of};
 use crate::long::{self, Long, MAX_LONG, Reader, Writer};
 use crate::object::{self, Object, Type, Value};
 use crate::resp::Reply;
 use crate::shard::Trouble;
+use crate::shard::index::{Found, Inserted};
 use crate::task::Io;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

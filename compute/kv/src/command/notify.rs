@@ -13,7 +13,7 @@
 use super::channels::{self, Kind, Message};
 use super::{Call, Command, Front, Group, find};
 use crate::shard::Trouble;
-use crate::space::{Left, TOLD_KEY};
+use crate::shard::space::{Left, TOLD_KEY};
 use crate::task::Io;
 use std::cell::Cell;
 use std::rc::Rc;

@@ -5,10 +5,10 @@
 use super::mend::{Mender, Step};
 use super::open::Config;
 use super::schedule::Schedule;
-use crate::copies::{Mode, Turn};
 use crate::drive::Drive;
 use crate::keyspace::Keyspace;
-use crate::member::{STALE_MS, Ticked};
+use crate::shard::copies::{Mode, Turn};
+use crate::shard::member::{STALE_MS, Ticked};
 use crate::shard::{Shard, Trouble};
 use std::cell::RefCell;
 use std::rc::Rc;

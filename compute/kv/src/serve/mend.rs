@@ -1,5 +1,5 @@
 //! Finds a spare node in place of one of two that has ended, makes a region there, and connects to
-//! it. [`crate::mend`] then fills it.
+//! it. [`crate::shard::mend`] then fills it.
 //!
 //! Connecting may take seconds, so a thread does it. Any front end with a spare begins an attempt;
 //! all others read in the survivor's head where the new node is. An attempt's number stands in the
@@ -9,10 +9,10 @@
 use super::background::Ended;
 use super::open::{Config, builder};
 use super::schedule::Schedule;
-use crate::copies::{Copies, Mode, on};
 use crate::drive::Drive;
 use crate::layout::Stage;
 use crate::shard::Shard;
+use crate::shard::copies::{Copies, Mode, on};
 use crate::task::Io;
 use farmem::{Addr, Memory};
 use std::rc::Rc;

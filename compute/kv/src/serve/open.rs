@@ -3,11 +3,11 @@
 use super::mend::ATTEMPT_WORD;
 use super::snapshot::Wrong;
 use super::tls::Tls;
-use crate::copies::Mode;
 use crate::drive::Drive;
 use crate::layout::{Geometry, NODE_SHIFT, Pair, Stage, head, word};
-use crate::member::{NotOpened, Opening};
-use crate::recover::Count;
+use crate::shard::copies::Mode;
+use crate::shard::member::{NotOpened, Opening};
+use crate::shard::recover::Count;
 use crate::shard::{Shard, Trouble};
 use crate::task::{Ask, Io, Task};
 use farmem::{Memory, Transport, Trust};
@@ -326,7 +326,7 @@ fn follow(config: &Config, drive: &mut Drive, timeout: Duration) -> Result<(), F
             let (root, _) = words_of(&io, at).await;
             let root = root & ((1 << NODE_SHIFT) - 1) | at >> NODE_SHIFT << NODE_SHIFT;
             let pair = pair_at(&io, root).await;
-            let spare = crate::mend::spare_of(&io, root).await?;
+            let spare = crate::shard::mend::spare_of(&io, root).await?;
             (pair.stage() == Stage::Both).then_some((pair.attempt(), spare))
         })?;
         let Some((attempt, address)) = found else { continue };

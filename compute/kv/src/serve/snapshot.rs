@@ -12,11 +12,11 @@
 
 use super::open::{Config, Failed, alone, join as joined, wall_ms};
 use crate::command::is_sound;
-use crate::index::Found;
 use crate::keyspace::{Cursor, Keyspace};
 use crate::long::Reader as Extents;
 use crate::object::{Object, Type, Value};
 use crate::shard::Trouble;
+use crate::shard::index::Found;
 use crate::task::{Io, join};
 use std::cell::RefCell;
 use std::fs::File;

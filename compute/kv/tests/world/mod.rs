@@ -9,11 +9,11 @@ pub mod ops;
 pub mod process;
 pub mod wire;
 
-use farmem_kv::copies::Mode;
 use farmem_kv::layout::{Geometry, NODE_SHIFT};
-use farmem_kv::member::Opening;
 use farmem_kv::rules::Rules;
 use farmem_kv::shard::Shard;
+use farmem_kv::shard::copies::Mode;
+use farmem_kv::shard::member::Opening;
 use farmem_kv::task::{Answer, Ask, Io, Task, Verb};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;

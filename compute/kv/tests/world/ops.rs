@@ -2,9 +2,9 @@
 
 use super::Ended;
 use super::linear::{Call, Step};
-use farmem_kv::index::{Inserted, Removed};
 use farmem_kv::layout::Geometry;
 use farmem_kv::object::Value;
+use farmem_kv::shard::index::{Inserted, Removed};
 use farmem_kv::shard::{Shard, Trouble};
 use farmem_kv::task::{Io, Task};
 use std::rc::Rc;

@@ -17,9 +17,9 @@
 
 use super::{Channels, Kind, NAME, forward};
 use crate::command::{Call, Fail, Front};
-use crate::member::subscribed_at;
 use crate::resp::matches;
 use crate::shard::Trouble;
+use crate::shard::member::subscribed_at;
 use crate::task::{Io, Verb};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

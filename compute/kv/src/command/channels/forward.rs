@@ -12,7 +12,7 @@
 //! tail never goes back, and goes on when another member gets the line.
 //!
 //! A front end that is alone writes nothing, and one without subscribers reads nothing. A newcomer
-//! changes nothing before all others know of it ([`crate::lease`]), so none publishes to itself
+//! changes nothing before all others know of it ([`crate::shard::lease`]), so none publishes to itself
 //! alone while another has subscribers.
 //!
 //! *Full nodes.* A batch that finds no memory is tried again, and PUBLISH is refused meanwhile.
@@ -24,9 +24,9 @@
 use super::{Kind, Message, asked};
 use crate::command::{Call, Front};
 use crate::layout::{HEAD_BYTES, MEMBERS};
-use crate::member::{SUBSCRIBED, line_word, state, tail_at};
 use crate::object::{Type, Value};
 use crate::shard::Trouble;
+use crate::shard::member::{SUBSCRIBED, line_word, state, tail_at};
 use crate::task::{Answer, Io, Verb};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};

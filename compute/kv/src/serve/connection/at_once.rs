@@ -2,7 +2,7 @@
 //!
 //! * GET of a value that is in the near cache, by a front end that is alone.
 //! * SET, INCR, DECR, INCRBY and DECRBY of a string whose slot is known, if its node's memory is
-//!   mapped here ([`crate::index::Mapped`]).
+//!   mapped here ([`crate::shard::index::Mapped`]).
 //!
 //! Such a command is carried out only if everything that its connection asked before is answered.
 //! The first that needs more ends the run; it begins as others do.

@@ -25,8 +25,8 @@
 
 use super::{Copies, Mode, on};
 use crate::layout::{HEAD_BYTES, MEMBERS, Member, Pair, Stage, State, head, word};
-use crate::member::{CONSENT, is_there, line_word, member_at, state};
 use crate::rules::Bug;
+use crate::shard::member::{CONSENT, is_there, line_word, member_at, state};
 use crate::task::{Answer, Io, Verb};
 use std::cell::Cell;
 use std::rc::Rc;

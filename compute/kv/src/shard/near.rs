@@ -1,12 +1,12 @@
 //! The near cache of one shard. A front end fills it as it reads and writes, and answers from it
-//! when [`crate::lease`] allows that.
+//! when [`crate::shard::lease`] allows that.
 
-use crate::index::{Cache, Known};
 use crate::layout::{Hash, Slot, word};
-use crate::lease::{Lease, Quiet, Writes, Writing};
 use crate::object::Object;
-use crate::reach::Reach;
 use crate::rules::Bug;
+use crate::shard::index::{Cache, Known};
+use crate::shard::lease::{Lease, Quiet, Writes, Writing};
+use crate::shard::reach::Reach;
 use crate::task::{Answer, Io, Verb};
 use std::cell::RefCell;
 use std::rc::Rc;

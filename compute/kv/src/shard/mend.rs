@@ -31,13 +31,13 @@
 //! An attempt that was given up is never taken up again: the next one has another number, and
 //! another region at the new node. So late WRITEs of a copier that was stopped harm nobody.
 
-use crate::copies::{Copies, Mode, is_done, on};
-use crate::heap::Use;
 use crate::layout::{At, EXTENT, HEAD_BYTES, Kind, MEMBERS, Owner, PIECE_HEADER, Pair, Stage, head, word};
-use crate::member::{is_there, line_word, state};
-use crate::reach::Reach;
 use crate::rules::Bug;
-use crate::space::Space;
+use crate::shard::copies::{Copies, Mode, is_done, on};
+use crate::shard::heap::Use;
+use crate::shard::member::{is_there, line_word, state};
+use crate::shard::reach::Reach;
+use crate::shard::space::Space;
 use crate::task::{Answer, Io, Verb};
 use std::collections::BTreeSet;
 use std::rc::Rc;

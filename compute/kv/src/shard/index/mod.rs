@@ -39,21 +39,21 @@ pub use insert::Inserted;
 pub use trie::Trie;
 
 use crate::layout::{At, Geometry, Hash, LARGE, LARGE_FIRST, SLOTS, Slot, UNIT, class_bytes, word};
-use crate::lease::Quiet;
 use crate::long;
-use crate::near::Near;
 use crate::object::{self, Header, Object, Value};
-use crate::reach::Reach;
 use crate::rules::Bug;
+use crate::shard::lease::Quiet;
+use crate::shard::near::Near;
+use crate::shard::reach::Reach;
+use crate::shard::space::{Section, Space};
 use crate::shard::{ATTEMPTS, Trouble};
-use crate::space::{Section, Space};
 use crate::task::{Answer, Io, Verb};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::{Rc, Weak};
 
 /// Whether an unchanged slot proves an unchanged object in this epoch. A slot's version are the low bits of
-/// the epoch in which the object's place was taken. A place is used again [`crate::heap::GRACE`] epochs
+/// the epoch in which the object's place was taken. A place is used again [`crate::shard::heap::GRACE`] epochs
 /// after its object has gone, at the earliest. So the slot can be another object's only if an epoch with
 /// these bits has come since it was verified. What a front end knows of the epoch may be one behind.
 fn proves(known: &Known, epoch: u64) -> bool {

@@ -1,4 +1,4 @@
-//! Verbs while a node is being filled, and how far this front end is with it. [`crate::mend`] has
+//! Verbs while a node is being filled, and how far this front end is with it. [`crate::shard::mend`] has
 //! the protocol.
 
 use super::{Copies, Mode, is_done, moved};

@@ -7,10 +7,10 @@
 //! unknown or old slot, a change under way, no free place, two copies, a CAS that fails.
 
 use super::{Index, Known};
-use crate::copies::Mode;
 use crate::keyspace::Keyspace;
 use crate::layout::{At, Hash, LARGE, Slot, class_of};
 use crate::object::{self, Object, Type};
+use crate::shard::copies::Mode;
 use std::rc::Rc;
 
 /// Accesses to mapped memory of a node.

@@ -1,6 +1,6 @@
 //! Eviction: which keys go when a store's memory is used up, and when.
 //!
-//! Evicted memory is of use again three epochs later ([`crate::heap::GRACE`]). So the background
+//! Evicted memory is of use again three epochs later ([`crate::shard::heap::GRACE`]). So the background
 //! evicts before memory is full, as much ahead as writes take in that time
 //! ([`Keyspace::make_headroom`]). A write then finds a free place and waits for nothing. A write
 //! that finds none evicts itself, and waits ([`Keyspace::make_room`]). While a write waits, the
@@ -16,13 +16,13 @@
 //! then those that were not used here lately, then those that were written longest ago.
 
 use crate::blocks;
-use crate::copies::Counted;
-use crate::heap::Heap;
 use crate::keyspace::{Keyspace, count_one};
 use crate::layout::{At, Slot};
 use crate::object::Object;
+use crate::shard::copies::Counted;
+use crate::shard::heap::Heap;
+use crate::shard::space::Left;
 use crate::shard::{Shard, Trouble};
-use crate::space::Left;
 use crate::task::{Io, join};
 use std::cell::Cell;
 use std::future::Future;

@@ -1,5 +1,5 @@
 //! Pieces that are to go back to the node: their free places are not taken any more, and their
-//! objects are evicted. [`crate::evict`] chooses them.
+//! objects are evicted. [`crate::shard::evict`] chooses them.
 
 use super::{Heap, Use};
 use crate::layout::{At, EXTENT, Hash, PIECE_HEADER, Slot, class_bytes, is_whole};

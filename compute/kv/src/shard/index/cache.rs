@@ -11,7 +11,7 @@
 //! for *bare*.
 //!
 //! Keys are kept in full: two keys of one hash must not be taken for each other by a CAS that does
-//! not look. [`crate::lease`] decides which entries may be answered without a verb.
+//! not look. [`crate::shard::lease`] decides which entries may be answered without a verb.
 
 use crate::fast::Map;
 use crate::layout::{At, Hash, Slot};

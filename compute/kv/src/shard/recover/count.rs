@@ -1,11 +1,11 @@
 //! Counts a store: compares the objects to which the index refers with the pieces that there are.
 
 use super::{AT_ONCE, Recovery};
-use crate::index::Trie;
 use crate::layout::{At, EXTENT, HEAD_BYTES, Hash, Kind, PIECE_HEADER, Slot, word};
 use crate::long::List;
-use crate::member::is_there;
 use crate::object::{Object, Type};
+use crate::shard::index::Trie;
+use crate::shard::member::is_there;
 use crate::task::Io;
 use std::collections::{BTreeMap, HashMap};
 
@@ -92,7 +92,7 @@ impl Recovery {
                 continue;
             }
             path = Trie::after(leaf);
-            let slots: Vec<Slot> = crate::index::slots(&table);
+            let slots: Vec<Slot> = crate::shard::index::slots(&table);
             count.pending += slots.iter().filter(|slot| slot.is_pending() || slot.is_locked()).count() as u64;
             let plain = |slot: &Slot| slot.is_used() && !slot.is_pending() && !slot.is_locked();
             let plain: Vec<Slot> = slots.into_iter().filter(plain).collect();

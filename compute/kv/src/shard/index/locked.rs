@@ -12,12 +12,12 @@
 //!   is gone was put into its slot after the transaction was undone, and the old value stands.
 
 use super::Index;
-use crate::copies::Words;
 use crate::layout::{At, Hash, NODE_SHIFT, Slot, word};
 use crate::object::{HEADER, Object, Type, Value};
-use crate::reach::Reach;
 use crate::rules::Bug;
 use crate::shard::Trouble;
+use crate::shard::copies::Words;
+use crate::shard::reach::Reach;
 use crate::task::{Answer, Io, Verb};
 use std::rc::{Rc, Weak};
 

@@ -42,7 +42,7 @@ impl Index {
             let leaf = self.trie.borrow().leaf(from);
             let _section = self.space.section();
             let table = self.reach.read(io, leaf.table, self.geometry.table() as u32).await;
-            let slots = crate::index::slots(&table).into_iter().enumerate();
+            let slots = crate::shard::index::slots(&table).into_iter().enumerate();
             let mut placed: Vec<(At, Slot)> = slots.map(|(n, slot)| (leaf.table + UNIT + n as u64 * 8, slot)).collect();
             if !locked {
                 self.without_locks(io, &mut placed).await?;

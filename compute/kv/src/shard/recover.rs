@@ -16,21 +16,21 @@ mod scavenge;
 pub use count::Count;
 
 use crate::blocks::is_part;
-use crate::copies::{Counted, Words};
-use crate::heap::{Place, Use, second};
-use crate::index::Index;
 use crate::layout::{
     At, EXTENT, HEAD_BYTES, Hash, Kind, LARGE, MEMBERS, Member, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, class_bytes,
     word,
 };
 use crate::long::{self, List};
-use crate::member::{LEASE_MS, is_there, line_word, state};
-use crate::near::Near;
 use crate::object::{Header, Object, Type};
-use crate::reach::Reach;
 use crate::rules::Bug;
 use crate::shard::Trouble;
-use crate::space::{Left, Space};
+use crate::shard::copies::{Counted, Words};
+use crate::shard::heap::{Place, Use, second};
+use crate::shard::index::Index;
+use crate::shard::member::{LEASE_MS, is_there, line_word, state};
+use crate::shard::near::Near;
+use crate::shard::reach::Reach;
+use crate::shard::space::{Left, Space};
 use crate::task::{Answer, Io, Verb, join};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};

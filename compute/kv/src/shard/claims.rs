@@ -3,9 +3,9 @@
 //! Many writes may find no place at once. If each claimed a piece, most of these would be of no use. So one of them
 //! claims a piece, with room for those that wait, and the others look again when it is there.
 
-use crate::heap::LARGEST_SHARED;
 use crate::layout::{LARGE, class_bytes};
 use crate::shard::Trouble;
+use crate::shard::heap::LARGEST_SHARED;
 use crate::task::Io;
 use std::cell::RefCell;
 

@@ -1,15 +1,15 @@
 //! A front end's places for objects in one shard, and the epochs that say when a place is used again.
 
 use crate::blocks;
-use crate::claims::Claims;
-use crate::copies::{Mode, Phase};
-use crate::heap::{Heap, Held, second};
 use crate::layout::{At, EXTENT, Hash, Kind, MAX_OBJECT, Owner, PIECES, Slot, class_of, is_whole};
 use crate::long::List;
 use crate::object::{Object, Type, Value};
-use crate::reach::Reach;
 use crate::rules::Bug;
 use crate::shard::Trouble;
+use crate::shard::claims::Claims;
+use crate::shard::copies::{Mode, Phase};
+use crate::shard::heap::{Heap, Held, second};
+use crate::shard::reach::Reach;
 use crate::task::{Answer, Io, Verb};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -109,9 +109,9 @@ pub struct Space {
     /// There are other front ends, or there were. They may have replaced objects of this one.
     pub(crate) company: Cell<bool>,
     /// A search for such objects is under way, and when the next may begin: see
-    /// [`crate::near::Near::lease`].
+    /// [`crate::shard::near::Near::lease`].
     pub(crate) searching: Cell<u32>,
-    /// Writes that have pieces given up ([`crate::evict`]).
+    /// Writes that have pieces given up ([`crate::shard::evict`]).
     pub(crate) giving: Cell<u32>,
     /// Other front ends that are alive, as last read.
     pub(crate) fronts: Cell<u64>,

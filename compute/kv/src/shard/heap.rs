@@ -2,7 +2,7 @@
 //!
 //! Only a piece's owner places objects into it. Anyone may make one garbage, by the CAS that takes
 //! it out of the index. The owner learns of that from its own CAS, or by looking the object up
-//! ([`crate::recover`]). An object is live exactly when the index refers to it, so no list of free
+//! ([`crate::shard::recover`]). An object is live exactly when the index refers to it, so no list of free
 //! places is kept at the node, and a crash cannot lose one.
 //!
 //! ```text
@@ -20,7 +20,7 @@ pub use looks::Linked;
 use crate::layout::{At, LARGE, PIECE_HEADER, PIECES, class_bytes, is_whole};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-/// Epochs between an object's retirement and its place's reuse. See [`crate::member`].
+/// Epochs between an object's retirement and its place's reuse. See [`crate::shard::member`].
 pub const GRACE: u64 = 3;
 /// Pieces of a class grow with it up to this size.
 pub(crate) const LARGEST_SHARED: u32 = 256 << 10;

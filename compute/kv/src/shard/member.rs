@@ -13,23 +13,23 @@
 //! that is alive has published it. A member publishes an epoch when all of its operations under way
 //! began in it or later. Hence, while an operation that began in epoch *e* is under way, the
 //! store's epoch is at most *e* + 1. An object that was retired in epoch *r* was seen only by
-//! operations that began in *r* or earlier. [`crate::heap::GRACE`] is one more than is needed for
+//! operations that began in *r* or earlier. [`crate::shard::heap::GRACE`] is one more than is needed for
 //! that: a slot that was verified in epoch *e* still refers to the same object for an operation
 //! that began in *e* + 1.
 
 mod way;
 
-use crate::copies::{Copies, Mode, Turn, Words};
-use crate::evict::MOST_ASKED;
 use crate::layout::{
     At, Geometry, HEAD_BYTES, Kind, MAGIC, MEMBERS, Member, Owner, PIECE_HEADER, Pair, ROOT_BITS, Stage, State, UNIT,
     head, word,
 };
-use crate::near::Near;
-use crate::reach::Reach;
 use crate::rules::Bug;
+use crate::shard::copies::{Copies, Mode, Turn, Words};
+use crate::shard::evict::MOST_ASKED;
+use crate::shard::near::Near;
+use crate::shard::reach::Reach;
+use crate::shard::space::{LARGEST, Space};
 use crate::shard::{Shard, Trouble};
-use crate::space::{LARGEST, Space};
 use crate::task::{Answer, Io, Verb};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -1,9 +1,9 @@
 //! The way to a shard that is not open yet, and who says which of its nodes go on.
 
 use super::{NotOpened, Opening};
-use crate::copies::{Copies, Mode, Words, on};
 use crate::layout::{At, HEAD_BYTES, MAGIC, Pair, Stage, head, word};
 use crate::rules::Rules;
+use crate::shard::copies::{Copies, Mode, Words, on};
 use crate::task::{Answer, Io, Verb};
 
 pub(super) struct Way {

@@ -20,10 +20,10 @@
 //! kept ([`Writes`]).
 
 use crate::layout::{HEAD_BYTES, Hash, MEMBERS, head, word};
-use crate::member::{Members, STALE_MS, line_word, state};
-use crate::near::Near;
 use crate::rules::Bug;
 use crate::shard::Trouble;
+use crate::shard::member::{Members, STALE_MS, line_word, state};
+use crate::shard::near::Near;
 use crate::task::Io;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -9,8 +9,8 @@
 //! on.
 
 use super::{AT_ONCE, Recovery};
-use crate::heap::Linked;
 use crate::layout::{Hash, Slot, word};
+use crate::shard::heap::Linked;
 use crate::task::{Answer, Io, Verb};
 use std::collections::BTreeMap;
 

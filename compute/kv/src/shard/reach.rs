@@ -1,8 +1,8 @@
 //! How a front end reaches one shard: where it lies, and what it needs to know for any verb.
 
-use crate::copies::{Copies, Mode, Words};
 use crate::layout::{At, Kind, Member, Owner, Slot};
 use crate::rules::{Bug, Rules};
+use crate::shard::copies::{Copies, Mode, Words};
 use crate::shard::{Counters, Trouble};
 use crate::task::{Answer, Io, Verb};
 use std::cell::{Cell, RefCell};

@@ -3,11 +3,11 @@
 
 use super::{Found, Index, Known, Seen, Slots};
 use crate::layout::{At, Hash, SLOTS, Slot};
-use crate::lease::Writing;
 use crate::object::{self, Object, Type, Value};
 use crate::rules::Bug;
+use crate::shard::lease::Writing;
+use crate::shard::space::Section;
 use crate::shard::{ATTEMPTS, Trouble};
-use crate::space::Section;
 use crate::task::{Answer, Io, Verb};
 use std::cell::Cell;
 use std::rc::Rc;

@@ -33,7 +33,7 @@
 //! before no other front end counts on the other (the module `leaving`). The survivor is marked in
 //! [`crate::layout::head::PAIR`], for those that are there and those that come later.
 //!
-//! *A new node* in its place is filled by [`crate::mend`]. Until that has ended, the survivor alone
+//! *A new node* in its place is filled by [`crate::shard::mend`]. Until that has ended, the survivor alone
 //! is read and decides. The new node is written to, and nobody relies on it.
 
 mod filling;
