@@ -12,8 +12,8 @@
 //! 4. The first verdict is undone.
 //!
 //! The locks that hold are those of a transaction that changes nothing. Whoever meets one waits for 63 ms, and
-//! undoes its verdict then ([`crate::shard::index`], `locked.rs`). Then the old slot is back, the CAS of step 3 fails, and the
-//! keys are seized anew. So is a slot in which both locks have followed each other: each has the old slot, and an
+//! undoes its verdict then ([`crate::shard::index`], `locked.rs`). Then the old slot is back, the CAS of
+//! step 3 fails, and the keys are seized anew. So is a slot in which both locks have followed each other: each has the old slot, and an
 //! adopter ends either.
 
 use super::{DISTURBED, Deciding, Frozen, Intent, Laid, Part, Spot, fills, frozen, take_out, write_all};

@@ -1,5 +1,5 @@
 //! Gathers changes of a key while another change of it is under way, to be carried out together
-//! ([`gathered`]).
+//! ([`crate::command::gathered`]).
 //!
 //! ```text
 //!  under way      gathered            waiting
