@@ -505,7 +505,8 @@ refused() {
     # A node of version 6 of the protocol says this to a host of any other.
     printf 'farmem\006\000\002\000\001\000' | nc -l -p 7412 >/tmp/hello &
     own=$!
-    await 60 grep -q ':1CF4 ' /proc/net/tcp || return 1
+    # It listens by IPv6 where there is that.
+    await 60 grep -qs ':1CF4 ' /proc/net/tcp /proc/net/tcp6 || return 1
     farmem swap --size 16M --node 127.0.0.1:7412 >/tmp/said 2>&1
     status=$?
     kill $own 2>/dev/null
