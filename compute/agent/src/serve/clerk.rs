@@ -386,8 +386,8 @@ mod tests {
         }
         let recorded: Vec<usize> = service.stock.lock().owned().map(|owned| owned.node).collect();
         assert_eq!(recorded, [1], "the record names the node that the block has left");
-        let at_nodes = [0, 1].map(|at| nodes[at].nic().lent());
-        assert_eq!(at_nodes, [0, 2 << 20]);
+        // The node counts what it has back in its own time.
+        within("the block is at one node", || [0, 1].map(|at| nodes[at].nic().lent()) == [0, 2 << 20]);
         descriptors::close(fd);
     }
 }
