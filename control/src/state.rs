@@ -11,7 +11,8 @@
 //!
 //! Beats alone tell how much a node has lent. Only an [`Intent`] outlives the controller: that a
 //! node belongs to the rack and which process it is, that it is to be drained, and its shares of
-//! tenants' quotas. To *drain* a node is to empty it. [`Action::Keep`] is carried out before the request is answered.
+//! tenants' quotas. To *drain* a node is to empty it. [`Action::Keep`] is carried out before the
+//! request is answered.
 //!
 //! A node that is down is given to no run. Runs that have it keep it until they find out by
 //! themselves: the host process has the last word about its bytes.

@@ -14,8 +14,9 @@
 //!
 //! Keys that are only read are locked like the others. So between the last CAS of step 3 and step 4
 //! nothing that was read has changed. Nobody waits for a lock: who meets one ends it
-//! ([`crate::shard::index`], `locked.rs`). Two transactions that meet are undone and begin again, after pauses
-//! that differ. GET and SET of a key that is not locked are what they are without transactions.
+//! ([`crate::shard::index`], `locked.rs`). Two transactions that meet are undone and begin again,
+//! after pauses that differ. GET and SET of a key that is not locked are what they are without
+//! transactions.
 //!
 //! A transaction that others have disturbed [`DISTURBED`] times *seizes* its keys: it locks them before it
 //! knows what becomes of them (`seized.rs`). So it comes about beside any changes of others.
@@ -277,8 +278,8 @@ impl Keyspace {
         Ok((done, if done { Vec::new() } else { frozen(parts, &failed) }))
     }
 
-    /// Makes locks and their verdict; what is to be written. `holds`: the verdict will be undone. `None`: a part
-    /// lacks a place.
+    /// Makes locks and their verdict; what is to be written. `holds`: the verdict will be undone.
+    /// `None`: a part lacks a place.
     fn lay(&self, parts: &mut [Part], verdict_spot: &Spot, holds: bool) -> Option<Laid> {
         let id = (self.random(1 << 31) as u64) << 33 | (self.random(1 << 31) as u64) << 2;
         let (home, held) = (&verdict_spot.shard, verdict_spot.held);
@@ -300,8 +301,8 @@ impl Keyspace {
         Some(Laid { id, last, writes })
     }
 
-    /// Decides a verdict, unless it is; whether its transaction takes effect. `filled`: a node was being filled
-    /// when it was written.
+    /// Decides a verdict, unless it is; whether its transaction takes effect. `filled`: a node was
+    /// being filled when it was written.
     async fn decide(
         &self,
         io: &Io,
@@ -327,9 +328,9 @@ impl Keyspace {
         Ok(())
     }
 
-    /// Puts the locks into the slots. Returns the parts whose slots are not what was found, and whether the table
-    /// is being split. `before`: WRITEs to the only node, which come before the locks. `all`: the others are locked
-    /// even so.
+    /// Puts the locks into the slots. Returns the parts whose slots are not what was found, and
+    /// whether the table is being split. `before`: WRITEs to the only node, which come before the
+    /// locks. `all`: the others are locked even so.
     async fn put_locks(
         &self,
         io: &Io,

@@ -279,7 +279,8 @@ pub mod head {
     pub const SPARE: u64 = super::HEAD_BYTES;
     /// Bytes of such an address at most.
     pub const SPARE_TEXT: usize = 248;
-    /// One word a member: a slot that refers to the record of the batch in which it changes several keys, or 0.
+    /// One word a member: a slot that refers to the record of the batch in which it changes several
+    /// keys, or 0.
     pub const BATCHES: u64 = 4608;
 }
 /// Bytes of head and members.

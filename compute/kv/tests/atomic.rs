@@ -478,8 +478,8 @@ fn keys_of_a_front_end_that_is_alone_are_changed_at_one_moment() {
     lone(Rules::SOUND, 0..3000).expect("at one moment");
 }
 
-/// What two front ends do to keys without end, and how many verbs of one go by for each of a third. It changes the same
-/// keys, and comes about.
+/// What two front ends do to keys without end, and how many verbs of one go by for each of a third.
+/// It changes the same keys, and comes about.
 fn beside_changes_without_end(changes: &'static str, seeds: std::ops::Range<u64>) -> Result<(), String> {
     const KEYS: usize = 12;
     for seed in seeds {
@@ -535,7 +535,8 @@ fn beside_changes_without_end(changes: &'static str, seeds: std::ops::Range<u64>
             if steps > 60_000 {
                 return Err(format!("seed {seed}: not after {steps} steps of its own"));
             }
-            // The others have four steps for each of it. Those that wait for a lock see its patience end seldom.
+            // The others have four steps for each of it. Those that wait for a lock see its
+            // patience end seldom.
             all[0].advance(&mut memory, steps);
             for _ in 0..4 {
                 let n = 1 + numbers.index(2);
@@ -559,8 +560,8 @@ fn changes_of_several_keys_come_about_beside_others_without_end() {
     }
 }
 
-/// A front end that is alone dies at each verb of a batch that gives keys other values, or takes them out. One that
-/// comes finds all of it or nothing, and takes the memory over.
+/// A front end that is alone dies at each verb of a batch that gives keys other values, or takes
+/// them out. One that comes finds all of it or nothing, and takes the memory over.
 fn alone_at_each_verb(rules: Rules) -> Result<(), String> {
     const KEYS: usize = 3;
     for gone in [false, true] {

@@ -1,4 +1,5 @@
-//! Changes of one key by many clients, over TCP: they are gathered while one is under way, and carried out together.
+//! Changes of one key by many clients, over TCP: they are gathered while one is under way, and
+//! carried out together.
 
 mod world;
 
@@ -76,11 +77,13 @@ fn changes_that_wait_for_each_other_share_their_round_trips() {
     let lines = vec!["INCR n".to_owned(); 640];
     assert_eq!(ask_all(&mut client, &lines, 64).last().unwrap(), ":640");
     let trips = figure(&mut client, "", "round_trips") - before;
-    // Of 64 the first goes alone, the others together: two where each took one. Ticks and the rest are beside.
+    // Of 64 the first goes alone, the others together: two where each took one. Ticks and the rest
+    // are beside.
     assert!(trips < 160, "{trips} round trips for 640 changes");
 }
 
-/// Replies come in their order, errors are each one's own, and what cannot be gathered comes where it was asked.
+/// Replies come in their order, errors are each one's own, and what cannot be gathered comes where
+/// it was asked.
 #[test]
 fn a_pipeline_on_one_key_is_answered_in_order() {
     let node = Process::node(Transport::Tcp);
@@ -125,7 +128,8 @@ fn a_pipeline_on_one_key_is_answered_in_order() {
     }
 }
 
-/// A transaction, a script and a command that waits have their turns beside clients that change the key all the time.
+/// A transaction, a script and a command that waits have their turns beside clients that change the
+/// key all the time.
 #[test]
 fn what_cannot_be_gathered_has_its_turn() {
     let node = Process::node(Transport::Tcp);

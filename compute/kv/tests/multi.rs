@@ -901,7 +901,8 @@ fn commands_on_several_keys_come_about_beside_changes_without_end() {
     });
 }
 
-/// A front end that serves a store alone is killed among MSETs and DELs. Whoever comes finds all of each or nothing.
+/// A front end that serves a store alone is killed among MSETs and DELs. Whoever comes finds all of
+/// each or nothing.
 #[test]
 fn a_lone_front_end_that_is_killed_tears_no_mset() {
     const KEYS: usize = 60;

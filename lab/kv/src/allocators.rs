@@ -16,9 +16,9 @@
 //!   again, as this one does.
 //! * [`Places::Static`]: each client has memory for all that it will write from the start.
 //!
-//! Clients of one front end share its memory. What one front end replaces of another's, that one finds by
-//! its search, as the store does ([`farmem_kv::shard::recover`]): when its objects have grown by a quarter it READs
-//! the slots of all of them.
+//! Clients of one front end share its memory. What one front end replaces of another's, that one
+//! finds by its search, as the store does ([`farmem_kv::shard::recover`]): when its objects have
+//! grown by a quarter it READs the slots of all of them.
 //!
 //! The model leaves out splits of tables and the near cache. A table is 70 % full.
 

@@ -326,8 +326,8 @@ fn new_pages_beside_altered_ones_leave_these_what_they_were() -> Result<()> {
     Ok(())
 }
 
-/// One node is stopped and given up, and then the other one alters what it has. The first is the only one with a sound
-/// copy: the program waits for it, and goes on when it does.
+/// One node is stopped and given up, and then the other one alters what it has. The first is the
+/// only one with a sound copy: the program waits for it, and goes on when it does.
 fn waits_for_the_other(option: &str) -> Result<()> {
     let nodes = [Hostile::start()?, Hostile::start()?];
     let addresses = nodes.each_ref().map(|hostile| hostile.node.by_tcp());

@@ -2,15 +2,17 @@
 //!
 //! A front end that is alone changes keys that are there by one batch:
 //!
-//! 1. the WRITEs of the new objects, and of a *record*: each slot's address, what it is, and what it is to be;
+//! 1. the WRITEs of the new objects, and of a *record*: each slot's address, what it is, and what
+//!    it is to be;
 //! 2. a WRITE of the front end's word in the head, which refers to the record from then on;
 //! 3. a CAS of each slot;
 //! 4. a WRITE of the word: it refers to nothing.
 //!
-//! Its clients' other verbs come before the batch or after it. So they see all of it or nothing, and no locks are
-//! needed. A front end that is killed meanwhile has changed nothing yet, or leaves the word behind. A front end that
-//! comes looks at these words when the others know of it, and before it does anything else. It carries out what is left
-//! ([`Shard::end_batches`]). Until then nobody has read or changed a key since, because the dead one was alone.
+//! Its clients' other verbs come before the batch or after it. So they see all of it or nothing,
+//! and no locks are needed. A front end that is killed meanwhile has changed nothing yet, or leaves
+//! the word behind. A front end that comes looks at these words when the others know of it, and
+//! before it does anything else. It carries out what is left ([`Shard::end_batches`]). Until then
+//! nobody has read or changed a key since, because the dead one was alone.
 //!
 //! The batch cannot make keys, and does not go over several nodes or two copies. These go by locks.
 
@@ -174,8 +176,8 @@ impl Keyspace {
 }
 
 impl Shard {
-    /// Carries out what is left of the batches of front ends that have died in them. To be called by a front end that
-    /// comes, when the others know of it, and before it reads or changes a key.
+    /// Carries out what is left of the batches of front ends that have died in them. To be called
+    /// by a front end that comes, when the others know of it, and before it reads or changes a key.
     ///
     /// # Errors
     /// This front end was shut out.

@@ -1,10 +1,10 @@
 //! Changes of a few keys that are decided by the very objects that are locked.
 //!
-//! [`Keyspace::commit`] takes changes that were worked out before, and begins again if a key has changed
-//! since. Here the changes are worked out between the look at the slots and their locks, which leave in
-//! one batch. So one round trip lies between, as in a change of one key. A command that competes with
-//! changes of its keys at other front ends wins as often as each of them. If it has lost too often it seizes its keys
-//! (`seized.rs`).
+//! [`Keyspace::commit`] takes changes that were worked out before, and begins again if a key has
+//! changed since. Here the changes are worked out between the look at the slots and their locks,
+//! which leave in one batch. So one round trip lies between, as in a change of one key. A command
+//! that competes with changes of its keys at other front ends wins as often as each of them. If it
+//! has lost too often it seizes its keys (`seized.rs`).
 
 use super::{DISTURBED, Part, Spot};
 use crate::keyspace::Keyspace;

@@ -7,14 +7,14 @@
 //! 1. Locks are put into the slots of all keys. Where a CAS fails the other locks stay, and the key is found
 //!    again. So a key is won as often as each change that competes with it, whatever the others do.
 //! 2. The transaction is worked out on what is locked.
-//! 3. It goes as any other does, by other locks and a verdict of its own. Only, its CAS of a slot expects the lock
-//!    that holds it.
+//! 3. It goes as any other does, by other locks and a verdict of its own. Only, its CAS of a slot
+//!    expects the lock that holds it.
 //! 4. The first verdict is undone.
 //!
-//! The locks that hold are those of a transaction that changes nothing. Whoever meets one waits for 63 ms, and
-//! undoes its verdict then ([`crate::shard::index`], `locked.rs`). Then the old slot is back, the CAS of
-//! step 3 fails, and the keys are seized anew. So is a slot in which both locks have followed each other: each has the old slot, and an
-//! adopter ends either.
+//! The locks that hold are those of a transaction that changes nothing. Whoever meets one waits for
+//! 63 ms, and undoes its verdict then ([`crate::shard::index`], `locked.rs`). Then the old slot is
+//! back, the CAS of step 3 fails, and the keys are seized anew. So is a slot in which both locks
+//! have followed each other: each has the old slot, and an adopter ends either.
 
 use super::{DISTURBED, Deciding, Frozen, Intent, Laid, Part, Spot, fills, frozen, take_out, write_all};
 use crate::keyspace::{Change, Keyspace};
@@ -27,8 +27,8 @@ use crate::task::Io;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// How often keys that others have changed are found again while the rest is held. Whoever meets what is held has
-/// patience for about as many changes of a key.
+/// How often keys that others have changed are found again while the rest is held. Whoever meets
+/// what is held has patience for about as many changes of a key.
 const ROUNDS: u32 = 32;
 
 /// Keys that are seized. They must be let go, or changed.
@@ -147,8 +147,8 @@ impl Keyspace {
         Ok(Err(parts))
     }
 
-    /// Finds keys, and puts locks into their slots. Returns those whose slots have changed since, and whether their
-    /// tables are being split. `None`: there was no room.
+    /// Finds keys, and puts locks into their slots. Returns those whose slots have changed since,
+    /// and whether their tables are being split. `None`: there was no room.
     async fn hold(
         &self,
         io: &Io,
@@ -197,8 +197,8 @@ impl Keyspace {
         Ok(seized.parts)
     }
 
-    /// Changes keys that are seized at one moment, at which all are as they were found, and lets them go. False: some
-    /// were held no more, and nothing was changed.
+    /// Changes keys that are seized at one moment, at which all are as they were found, and lets
+    /// them go. False: some were held no more, and nothing was changed.
     ///
     /// # Errors
     /// As of [`Keyspace::commit`].
@@ -222,8 +222,8 @@ impl Keyspace {
         }
     }
 
-    /// Holds places for new objects, and writes the extents of long ones. An object's shard and length, if it has no
-    /// place.
+    /// Holds places for new objects, and writes the extents of long ones. An object's shard and
+    /// length, if it has no place.
     async fn hold_new(&self, io: &Io, parts: &mut [Part]) -> Result<Option<(Rc<Shard>, u64)>, Trouble> {
         for part in parts.iter_mut() {
             let Some(Some(value)) = &mut part.change else { continue };

@@ -1,7 +1,8 @@
 //! Commands that read several keys, at one moment: MGET sees all of an MSET or nothing.
 //!
-//! * A front end that is alone makes all changes itself, and counts them ([`crate::shard::lease`]). If none of these keys
-//!   was changed while they were read, all keys had these values at the end. That takes no verb more.
+//! * A front end that is alone makes all changes itself, and counts them ([`crate::shard::lease`]).
+//!   If none of these keys was changed while they were read, all keys had these values at the end.
+//!   That takes no verb more.
 //! * Otherwise they are read, and then the words of the index are read again that tell of them. If none has changed,
 //!   all keys were so between the two. Nothing is locked, and it takes one round trip more.
 //!

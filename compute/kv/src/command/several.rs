@@ -1,9 +1,9 @@
 //! Scripts and transactions on several keys: they run on a draft of the keys' values, and what has become
 //! of the draft is carried out at one moment ([`crate::atomic`]).
 //!
-//! A run that asks for a key which is not in the draft begins again, with that key read too. So does one
-//! whose keys were changed before its end, by another front end or by an eviction. One that this has disturbed
-//! again and again locks its keys before it reads them.
+//! A run that asks for a key which is not in the draft begins again, with that key read too. So
+//! does one whose keys were changed before its end, by another front end or by an eviction. One
+//! that this has disturbed again and again locks its keys before it reads them.
 
 use super::args::{is, parse_int};
 use super::draft::{BYTES, Draft, Seen, seen};
@@ -330,8 +330,8 @@ impl Several<'_> {
         Ok(Run::Disturbed(keys))
     }
 
-    /// Runs it on keys that others cannot change meanwhile, unless it takes long. So it comes about however often
-    /// they do.
+    /// Runs it on keys that others cannot change meanwhile, unless it takes long. So it comes about
+    /// however often they do.
     async fn on_seized<T>(
         &self,
         keys: Vec<Vec<u8>>,

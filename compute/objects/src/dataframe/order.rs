@@ -271,8 +271,9 @@ impl FarFrame {
 }
 
 impl Text {
-    /// Empties texts that are longer than their part's longest one, and those of rows that are together longer
-    /// than their part: a node lies about their places, and each might be as long as all.
+    /// Empties texts that are longer than their part's longest one, and those of rows that are
+    /// together longer than their part: a node lies about their places, and each might be as long
+    /// as all.
     fn bound(&self, rows: &[usize], places: &mut [Range<usize>]) {
         let (mut left, mut seen) = (HashMap::new(), HashMap::new());
         for (&row, place) in rows.iter().zip(places) {

@@ -285,8 +285,8 @@ impl Part<'_> {
     }
 }
 
-/// Whether texts end one behind the other, from `begin` to `limit`, and none is longer than `longest`. If not, a
-/// node lies, and might have each of them be as long as all.
+/// Whether texts end one behind the other, from `begin` to `limit`, and none is longer than
+/// `longest`. If not, a node lies, and might have each of them be as long as all.
 fn do_ascend((ends, rows): (&[u8], usize), begin: u64, limit: u64, longest: u64) -> bool {
     let ends = ends.as_chunks::<8>().0.iter().take(rows).map(|end| u64::from_le_bytes(*end));
     let follows = |before: u64, end: u64| end.checked_sub(before).is_some_and(|len| len <= longest) && end <= limit;

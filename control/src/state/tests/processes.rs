@@ -21,8 +21,8 @@ fn two_nodes_of_one_name_are_not_taken_for_one() {
     assert!(state.view(s(40)).nodes.is_empty() && state.intents().is_empty());
 }
 
-/// A process that is cut off from the controller serves on within its share. Another of its name gets none beside it,
-/// unless it is at the same address, where the first cannot be any more.
+/// A process that is cut off from the controller serves on within its share. Another of its name
+/// gets none beside it, unless it is at the same address, where the first cannot be any more.
 #[test]
 fn a_share_is_not_given_to_two_processes_of_one_name() {
     let mut state = rack(&[("a", "1")]);

@@ -24,15 +24,15 @@ const LOOK: u32 = 100;
 const KEPT: usize = 256;
 /// Bytes of a text that is compiled.
 pub const COMPILED: usize = 1 << 20;
-/// Places in a text that is compiled at which Lua adds a jump to a row of jumps. It goes through the row each time, and
-/// looks at no clock: a row of all that fit in a MiB takes minutes.
+/// Places in a text that is compiled at which Lua adds a jump to a row of jumps. It goes through
+/// the row each time, and looks at no clock: a row of all that fit in a MiB takes minutes.
 const JUMPS: usize = 10_000;
 
 /// The request whose script runs, and when its time is over.
 pub type Current = Rc<RefCell<Option<(Call, Until)>>>;
 
-/// When a script's time is over: by the CPU time of this thread, and by the clock. Others may take the machine
-/// meanwhile; other front ends take one that is silent for dead.
+/// When a script's time is over: by the CPU time of this thread, and by the clock. Others may take
+/// the machine meanwhile; other front ends take one that is silent for dead.
 #[derive(Clone, Copy, Debug)]
 pub struct Until {
     cpu_ns: u64,

@@ -39,8 +39,8 @@ use std::time::{Duration, Instant};
 const KEPT: usize = 4 << 20;
 /// CPU time that a script may take, with all runs of an attempt.
 const TIME: Duration = Duration::from_millis(500);
-/// How long an attempt may take by the clock: less than a lease, and than the 5 s after which other front ends take a
-/// silent one for dead.
+/// How long an attempt may take by the clock: less than a lease, and than the 5 s after which other
+/// front ends take a silent one for dead.
 const CLOCK: Duration = Duration::from_millis(1500);
 /// The time that scripts together may take before the event loop has its turn again.
 const TURN: Duration = Duration::from_millis(50);
@@ -219,8 +219,8 @@ struct Script<'a> {
 }
 
 impl Script<'_> {
-    /// Runs it on a draft, from its first line to its last, in an attempt that must have ended until then. The reply,
-    /// and whether it has failed.
+    /// Runs it on a draft, from its first line to its last, in an attempt that must have ended
+    /// until then. The reply, and whether it has failed.
     fn on(&self, draft: &Rc<Draft>, until: Instant) -> Result<(Reply, bool), Fail> {
         draft.read_only.set(self.reads);
         let call = Call { draft: Some(Rc::clone(draft)), in_exec: true, ..self.call.clone() };

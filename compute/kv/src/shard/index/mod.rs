@@ -52,10 +52,11 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::{Rc, Weak};
 
-/// Whether an unchanged slot proves an unchanged object in this epoch. A slot's version are the low bits of
-/// the epoch in which the object's place was taken. A place is used again [`crate::shard::heap::GRACE`] epochs
-/// after its object has gone, at the earliest. So the slot can be another object's only if an epoch with
-/// these bits has come since it was verified. What a front end knows of the epoch may be one behind.
+/// Whether an unchanged slot proves an unchanged object in this epoch. A slot's version are the low
+/// bits of the epoch in which the object's place was taken. A place is used again
+/// [`crate::shard::heap::GRACE`] epochs after its object has gone, at the earliest. So the slot can
+/// be another object's only if an epoch with these bits has come since it was verified. What a
+/// front end knows of the epoch may be one behind.
 fn proves(known: &Known, epoch: u64) -> bool {
     let from = known.epoch + 1;
     let next = from + (u64::from(known.slot.version()).wrapping_sub(from) & 0xfff);
