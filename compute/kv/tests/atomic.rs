@@ -400,6 +400,15 @@ fn keys_that_are_absent_are_seen_at_one_moment_too() {
     glances(Rules::SOUND, 0..20_000).expect("one of them is there");
 }
 
+/// A front end's lease, by which it knows that no other serves the store.
+fn is_alone(memory: &mut Memory, shard: Rc<Shard>) {
+    memory.run(Task::new(|io| async move {
+        shard.near.lease.now_ms.set(1);
+        assert!(!shard.members.tick(&io, 1).await.expect("alive").company);
+        shard.near.lease.renew(1, 1);
+    }));
+}
+
 /// At a front end that is alone: keys are changed whatever they are, beside a transaction that only locks one of them, and
 /// inserts that split tables. Whoever sees a new value sees no old one after that.
 fn lone(rules: Rules, seeds: std::ops::Range<u64>) -> Result<(), String> {
@@ -410,11 +419,7 @@ fn lone(rules: Rules, seeds: std::ops::Range<u64>) -> Result<(), String> {
         let local = if seed % 4 < 2 { 64 << 10 } else { 3 << 10 };
         let front = Front::new(memory.join_all(TINY, rules, local, 1), [KEY.to_vec(), sibling(0)]);
         let shard = Rc::clone(&front.shards()[0]);
-        memory.run(Task::new(|io| async move {
-            shard.near.lease.now_ms.set(1);
-            assert!(!shard.members.tick(&io, 1).await.expect("alive").company);
-            shard.near.lease.renew(1, 1);
-        }));
+        is_alone(&mut memory, shard);
         let store = Rc::clone(&front.store);
         memory.run(Task::new(|io| async move {
             for key in (0..KEYS).map(sibling).chain([KEY.to_vec()]) {
@@ -570,11 +575,7 @@ fn alone_at_each_verb(rules: Rules) -> Result<(), String> {
             let keys = || [KEY.to_vec(), sibling(0)];
             let front = Front::new(memory.join_all(TINY, rules, 64 << 10, 1), keys());
             let shard = Rc::clone(&front.shards()[0]);
-            memory.run(Task::new(|io| async move {
-                shard.near.lease.now_ms.set(1);
-                assert!(!shard.members.tick(&io, 1).await.expect("alive").company);
-                shard.near.lease.renew(1, 1);
-            }));
+            is_alone(&mut memory, shard);
             let store = Rc::clone(&front.store);
             memory.run(Task::new(|io| async move {
                 for n in 0..KEYS {
