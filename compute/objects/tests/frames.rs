@@ -353,6 +353,35 @@ fn all_agree(node: &Node, way: Transport, cases: u32) {
         .unwrap();
 }
 
+/// One key in all rows: ten million pairs, of which near memory holds a part at a time.
+#[test]
+fn a_join_with_one_key_in_all_rows_holds_no_more_than_a_part() {
+    const ALONE: &str = "FARMEM_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        // A process of its own, because its memory is looked at.
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        alone.args(["--exact", "a_join_with_one_key_in_all_rows_holds_no_more_than_a_part"]).env(ALONE, "1");
+        let ended = alone.output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+        return;
+    }
+    let node = node();
+    let heap = heap(&node, Transport::Shm, 400);
+    let of = |rows: usize| heap.frame(&Table::new([("same", vec![true; rows].into())]).unwrap()).unwrap();
+    let (left, right) = (of(512), of(20_000));
+    let peak = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap()
+    };
+    let before = peak();
+    let joined = left.join(&right, "same", Join::Inner).unwrap();
+    assert_eq!(joined.len(), 512 * 20_000);
+    // The pairs alone are 160 MB.
+    let took = peak() - before;
+    assert!(took < 40 << 10, "{took} KiB");
+}
+
 #[test]
 fn frames_are_as_plain_rows_over_shm() {
     all_agree(&node(), Transport::Shm, 2);

@@ -214,35 +214,45 @@ impl FarFrame {
             kinds.push(column.kind);
         }
         let mut writer = Writer::new(&self.heap, names.iter().cloned().zip(kinds))?;
-        let mut pairs: Vec<(u64, u64)> = Vec::new();
-        let mut join = |pairs: &mut Vec<(u64, u64)>| {
-            for some in pairs.chunks(PART) {
-                let (left, others): (Vec<u64>, Vec<u64>) = some.iter().copied().unzip();
+        // A left row, and the right rows that it goes with. Pairs are made of some at a time: one key in
+        // all rows of both frames makes as many pairs as the product of their rows.
+        let mut found: Vec<(u64, &[u64])> = Vec::new();
+        let mut join = |found: &mut Vec<_>| {
+            let mut all = pairs(&found[..]);
+            loop {
+                let (left, others): (Vec<u64>, Vec<u64>) = all.by_ref().take(PART).unzip();
+                if left.is_empty() {
+                    break;
+                }
                 let (left, others) = (self.taken_or_null(&left)?, right.taken_or_null(&others)?);
                 let others = others.columns().iter().filter(|(name, _)| name != on);
                 let both = left.columns().iter().chain(others).map(|(_, series)| series.clone());
                 writer.append(&Table::new(names.iter().cloned().zip(both))?)?;
             }
-            pairs.clear();
+            drop(all);
+            found.clear();
             Ok(())
         };
         let mut bytes = Vec::new();
-        let look = |pairs: &mut Vec<(u64, u64)>, first: usize, views: &[View<'_>]| {
+        let look = |found: &mut Vec<_>, first: usize, views: &[View<'_>]| {
             for row in 0..views[0].rows {
                 bytes.clear();
                 views[0].append_to(row, &mut bytes);
                 let left = (first + row) as u64;
                 match partners.get(&bytes).filter(|_| views[0].is_valid(row)) {
-                    Some(all) => pairs.extend(all.iter().map(|&one| (left, one))),
-                    None if how == Join::Left => pairs.push((left, NONE)),
+                    Some(all) => found.push((left, &all[..])),
+                    None if how == Join::Left => found.push((left, &[NONE][..])),
                     None => {}
                 }
             }
             Ok(())
         };
-        let tell = |pairs: &mut Vec<(u64, u64)>| if pairs.len() >= PART - STEP { join(pairs) } else { Ok(()) };
-        Steps::new(self, &[at])?.visit_with(&mut pairs, 0..self.rows, |_| true, look, tell)?;
-        join(&mut pairs)?;
+        let tell = |found: &mut Vec<_>| {
+            let is_part = pairs(&found[..]).nth(PART - STEP).is_some();
+            if is_part { join(found) } else { Ok(()) }
+        };
+        Steps::new(self, &[at])?.visit_with(&mut found, 0..self.rows, |_| true, look, tell)?;
+        join(&mut found)?;
         writer.finish()
     }
 
@@ -268,6 +278,11 @@ impl FarFrame {
         )?;
         Ok(rows)
     }
+}
+
+/// A left row with each of the right rows that it goes with.
+fn pairs<'a>(found: &'a [(u64, &'a [u64])]) -> impl Iterator<Item = (u64, u64)> + 'a {
+    found.iter().flat_map(|&(left, all)| all.iter().map(move |&one| (left, one)))
 }
 
 impl Text {
