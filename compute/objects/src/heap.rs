@@ -41,6 +41,10 @@ pub struct Inner {
     clock: Cell<u64>,
     /// The open scopes.
     open: Open,
+    /// [`Heap::join`] runs tasks. Then loads take arrivals in at some of their polls.
+    joins: Cell<bool>,
+    /// Polls of loads meanwhile.
+    polls: Cell<usize>,
     itself: Weak<Inner>,
 }
 
@@ -331,6 +335,8 @@ impl Builder {
                 memory,
                 clock: Cell::new(1),
                 open: Open::default(),
+                joins: Cell::new(false),
+                polls: Cell::new(0),
                 itself: itself.clone(),
             }),
         })

@@ -76,6 +76,7 @@ impl Heap {
         let mut open: Vec<(usize, Pin<Box<F>>)> = Vec::new();
         let mut context = Context::from_waker(Waker::noop());
         let (mut must, mut in_vain) = (false, 0);
+        let _joins = Joins::begin(self);
         loop {
             while must || open.len() < TOGETHER && !self.is_crowded(open.len(), outputs.len()) {
                 let Some(task) = more.next() else { break };
@@ -103,7 +104,8 @@ impl Heap {
             });
             let has_ended = open.len() < before;
             in_vain = if has_ended { 0 } else { in_vain + 1 };
-            if !open.is_empty() && !self.inner.await_one() && !has_ended {
+            // Where a task has ended a further one begins before anything is waited for.
+            if !open.is_empty() && !has_ended && !self.inner.await_one() {
                 must = true;
                 std::thread::yield_now();
             }
@@ -118,5 +120,23 @@ impl Heap {
     /// that once for some tasks.
     fn is_crowded(&self, open: usize, begun: usize) -> bool {
         open > 0 && (begun.is_multiple_of(LOOK) || open < LOOK) && self.inner.is_crowded()
+    }
+}
+
+/// While it lives, loads take arrivals in at some of their polls.
+struct Joins<'a> {
+    heap: &'a Heap,
+    before: bool,
+}
+
+impl Joins<'_> {
+    fn begin(heap: &Heap) -> Joins<'_> {
+        Joins { heap, before: heap.inner.set_joins(true) }
+    }
+}
+
+impl Drop for Joins<'_> {
+    fn drop(&mut self) {
+        self.heap.inner.set_joins(self.before);
     }
 }

@@ -184,6 +184,26 @@ fn tasks_that_load_may_wait_for_one_another() {
     assert_eq!(found, (0..tasks).collect::<Vec<_>>());
 }
 
+/// A task of a join that waits by an executor of its own comes to an end.
+#[test]
+fn a_task_may_wait_by_another_executor() {
+    let node = node();
+    let heap = heap(&node, Transport::Tcp);
+    let boxes: Vec<FarBox<[u64; 8]>> = (0..20_000).map(|n| heap.alloc(&[n; 8]).unwrap()).collect();
+    let task = async |n: usize| {
+        let scope = heap.scope();
+        let mut load = std::pin::pin!(boxes[n].load(&scope));
+        let found = loop {
+            if let Poll::Ready(found) = load.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                break found.unwrap()[7];
+            }
+        };
+        // While it looked, others did not.
+        boxes[n + 1].load(&scope).await.unwrap()[7] - found
+    };
+    assert_eq!(heap.join((0..50).map(|n| task(n * 391))), [1; 50]);
+}
+
 /// A lost node, and scopes that hold all, are errors of the await.
 #[test]
 fn endings_are_errors_of_the_await() {

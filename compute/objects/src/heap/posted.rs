@@ -6,6 +6,9 @@ use crate::space::At;
 use crate::word::{STAMP, Word};
 use crate::{Far, FarBox};
 
+/// Polls of the loads of a join that share one look at what has arrived.
+const POLLS: usize = 8;
+
 impl Inner {
     /// Posts the arrival of those that are away.
     pub fn post<T: Far>(&self, boxes: &[&FarBox<T>]) {
@@ -37,7 +40,7 @@ impl Inner {
     pub fn begin_load<T: Far>(&self, one: &FarBox<T>, mark: u64, is_posted: bool) -> bool {
         let class = FarBox::<T>::CLASS;
         let evictor = &mut *self.evictor.borrow_mut();
-        if is_posted {
+        if is_posted && self.is_due() {
             evictor.settle(&self.arena, false);
         }
         let (at, word) = (self.arena.of_word(class, one.word()), one.word());
@@ -54,6 +57,21 @@ impl Inner {
             return posted.inspect(|&word| one.set_word(word)).is_some();
         }
         true
+    }
+
+    /// Whether this poll of a load takes arrivals in, and sends what was posted. That is a system call,
+    /// of which the open tasks of a join share one. Another executor within a task of a join comes to
+    /// the next such poll by its own polls.
+    fn is_due(&self) -> bool {
+        let polls = self.polls.replace(self.polls.get().wrapping_add(1));
+        !self.joins.get() || polls.is_multiple_of(POLLS)
+    }
+
+    /// Whether [`Heap::join`] runs tasks. Returns what was before.
+    ///
+    /// [`Heap::join`]: crate::Heap::join
+    pub fn set_joins(&self, joins: bool) -> bool {
+        self.joins.replace(joins)
     }
 
     /// Waits until one of the arrivals that are under way has ended. False: there is none.
