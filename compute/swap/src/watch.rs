@@ -32,8 +32,10 @@ pub(crate) struct Watched {
     pub(crate) held: Held,
     /// The stream by which this process asks about the volume. `None`: it was lost.
     asked: Option<Stream>,
-    /// The kernel's stream is dead.
+    /// The kernel's stream is dead, or was given by another process: then it may stand.
     dead: bool,
+    /// The kernel, or the stream itself, has shown that it is dead.
+    seen_dead: bool,
     /// How long requests may take, and how long they wait for a stream.
     timeout: Duration,
     patience: Patience,
@@ -275,6 +277,7 @@ impl Watched {
             held,
             asked: None,
             dead: true,
+            seen_dead: false,
             timeout,
             patience,
             has_s: None,
@@ -290,6 +293,10 @@ impl Watched {
     /// The kernel has given its stream up.
     fn died(&mut self) {
         self.dead = true;
+        // What was said of a stream that might stand does not hold any more.
+        if !std::mem::replace(&mut self.seen_dead, true) && self.given.is_none() {
+            self.warned = false;
+        }
         self.patience.died(Instant::now());
         // The end of the stream that was found: only now the kernel takes another.
         if self.given.is_some() && std::mem::take(&mut self.takes_over) {
@@ -420,7 +427,7 @@ impl Watched {
                 if self.warned {
                     say(format_args!("{}: {} is back", path(state), state.node));
                 }
-                (self.dead, self.warned, self.asked) = (false, false, None);
+                (self.dead, self.seen_dead, self.warned, self.asked) = (false, false, false, None);
                 (self.has_s, self.given) = (Some(self.patience.timeout_s()), Some(Given::new(stream, Instant::now())));
                 if self.patience.take_news() {
                     self.say_slow();
@@ -428,12 +435,7 @@ impl Watched {
             }
             Err(e) if !self.warned => {
                 self.warned = true;
-                let until = state.grace_s;
-                let then = match state.mirrored {
-                    true => "the other copy is used alone",
-                    false => "programs that need them get SIGBUS",
-                };
-                say(format_args!("{}: {e}; pages are waited for up to {until} s, then {then}", path(state)));
+                say(format_args!("{}: {e}; {}", path(state), awaited(state, self.seen_dead)));
                 self.patience.stop();
             }
             // Requests wait for the grace alone, and no longer for answers.
@@ -470,6 +472,16 @@ impl Watched {
         }
         report.flags.get() & (GOING_DOWN | TO_BE_EMPTIED)
     }
+}
+
+/// What becomes of pages while a node gives no new stream. `seen_dead`: the kernel has none.
+fn awaited(state: &State, seen_dead: bool) -> String {
+    let cut = if seen_dead { "" } else { "the kernel's own stream may stand; once it is cut, " };
+    let then = match state.mirrored {
+        true => "the other copy is used alone",
+        false => "programs that need them get SIGBUS",
+    };
+    format!("{cut}pages are waited for up to {} s, then {then}", state.grace_s)
 }
 
 impl Drop for Watched {
@@ -518,6 +530,26 @@ mod tests {
         watched.dead = false;
         watched.heed(now + LOOKS_EVERY);
         assert!(!watched.dead);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// A node may refuse a watcher, for its version, that leaves the kernel's stream alone.
+    #[test]
+    fn a_watcher_that_takes_over_does_not_say_that_pages_wait() {
+        let directory = std::env::temp_dir().join(format!("farmem-swap-awaited-{}", std::process::id()));
+        let held = state::create(&directory, State::of_test("bighost:7411")).unwrap();
+        let mut watched = Watched::found(held, Duration::from_secs(3), Duration::from_secs(60));
+        let awaited = |watched: &Watched| awaited(&watched.held.state, watched.seen_dead);
+        assert!(
+            awaited(&watched).starts_with("the kernel's own stream may stand; once it is cut, pages are waited for")
+        );
+        // It was said. The death is said, too, and once.
+        watched.warned = true;
+        watched.died();
+        assert!(awaited(&watched).starts_with("pages are waited for up to") && !watched.warned);
+        watched.warned = true;
+        watched.died();
+        assert!(watched.warned);
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }
