@@ -5,22 +5,24 @@
 //! that other users' tracing is not touched.
 //!
 //! ```text
-//!  kernel: slot freed ─► probe `freed` ─► ring buffer ─► Probe::read ─► Event: type, slots, time
+//!  kernel: slot freed ─► probe `freed` ─► ring buffers ─► Probe::read ─► Event: type, slots, time
 //!          swapon     ─► probe `on`    ───────────────► Probe::kind: the type of our device
 //! ```
 //!
 //! The function runs under the lock that a new use of the slot has to take, so an event comes
-//! before that use. Events are lost when the buffer is full. Then pages stay at the node until
-//! their cluster is free.
+//! before that use. Each CPU has a buffer. Events are lost when it is full. Then pages stay at the
+//! node until their cluster is free.
 //!
-//! This file: the probe. [`parse`] is pure.
+//! This file: the probe. Its events are read by `ring`.
 
+use crate::ring::{self, Field, Format};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Where tracefs is, or may be mounted.
 const TRACING: &str = "/sys/kernel/tracing";
@@ -32,8 +34,12 @@ const BUFFER_KIB: u32 = 1024;
 const TRIES: u32 = 20;
 /// How long to wait between two tries.
 const TRIES_EVERY: Duration = Duration::from_millis(50);
-/// Bytes of text that are read at once.
+/// Pages of a buffer that are read at once: as many as it has, with what is written meanwhile.
+const PAGES: u32 = BUFFER_KIB / 4 + 2;
+/// Room for a page of a buffer.
 const AT_ONCE: usize = 1 << 16;
+/// How long [`Probe::kind`] may take.
+const KIND_WITHIN: Duration = Duration::from_secs(5);
 /// A type's place in a swap entry of the kernel's.
 const TYPE_SHIFT: u32 = 58;
 
@@ -59,7 +65,7 @@ const SWAPON: Site = Site { function: "swap_cgroup_swapon", arguments: "type=%di
 pub struct Event {
     /// The kernel's number of the swap device.
     pub kind: u32,
-    /// When: CLOCK_MONOTONIC, to within a microsecond.
+    /// When: CLOCK_MONOTONIC.
     pub at_ns: u64,
     /// The event itself.
     pub what: What,
@@ -77,11 +83,73 @@ pub enum What {
 /// A probe that stands.
 #[derive(Debug)]
 pub struct Probe {
-    pipe: File,
+    /// Tells that there is an event. Nothing is read from it.
+    any: File,
+    /// The buffer of each CPU.
+    buffers: Vec<File>,
+    /// The buffer that is read first, next time.
+    first: usize,
+    events: Events,
     /// The function that it is on.
     pub function: &'static str,
-    /// The beginning of a line whose end has not come yet.
-    rest: Vec<u8>,
+    page: Vec<u8>,
+}
+
+/// How our events lie in a buffer.
+#[derive(Debug)]
+struct Events {
+    id: Field,
+    on: u16,
+    on_kind: Field,
+    freed: u16,
+    slots: Freed,
+}
+
+/// The arguments of a [`Site`].
+#[derive(Debug)]
+enum Freed {
+    Entry(Field),
+    Range { kind: Field, first: Field, last: Field },
+}
+
+impl Events {
+    fn new(freed: &Format, on: &Format) -> Option<Events> {
+        let range = || {
+            let field = |name| freed.field(name);
+            Some(Freed::Range { kind: field("type")?, first: field("first")?, last: field("last")? })
+        };
+        Some(Events {
+            id: freed.field("common_type")?,
+            on: on.id,
+            on_kind: on.field("type")?,
+            freed: freed.id,
+            slots: freed.field("entry").map(Freed::Entry).or_else(range)?,
+        })
+    }
+
+    /// The event with this payload. `None`: it is not ours, or not sound.
+    fn event(&self, at_ns: u64, payload: &[u8]) -> Option<Event> {
+        let id = self.id.of(payload)?;
+        let (kind, what) = if id == u64::from(self.on) {
+            (self.on_kind.of(payload)?, What::SwapOn)
+        } else if id == u64::from(self.freed) {
+            match self.slots {
+                Freed::Entry(entry) => {
+                    let entry = entry.of(payload)?;
+                    let slot = u32::try_from(entry & ((1 << TYPE_SHIFT) - 1)).ok()?;
+                    (entry >> TYPE_SHIFT, What::Freed(slot, slot))
+                }
+                Freed::Range { kind, first, last } => {
+                    let slot = |field: Field| u32::try_from(field.of(payload)?).ok();
+                    let (first, last) = (slot(first)?, slot(last)?);
+                    (kind.of(payload)?, What::Freed(first, (last >= first).then_some(last)?))
+                }
+            }
+        } else {
+            return None;
+        };
+        Some(Event { kind: u32::try_from(kind).ok()?, at_ns, what })
+    }
 }
 
 impl Probe {
@@ -146,38 +214,77 @@ impl Probe {
         set(&format!("events/{OURS}/on/filter"), &format!("common_pid == {}", std::process::id()))?;
         set(&format!("events/{OURS}/on/enable"), "1")?;
         set(&format!("events/{OURS}/freed/enable"), "1")?;
-        let pipe = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(instance.join("trace_pipe"))?;
-        Ok(Probe { pipe, function: site.function, rest: Vec::new() })
+        let format = |event: &str| fs::read_to_string(instance.join(format!("events/{OURS}/{event}/format")));
+        let (freed, on) = (Format::parse(&format("freed")?), Format::parse(&format("on")?));
+        let events = freed.zip(on).and_then(|(freed, on)| Events::new(&freed, &on));
+        let events = events.ok_or_else(|| io::Error::other("its events have another format"))?;
+        let open = |path: PathBuf| OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let mut buffers = Vec::new();
+        for cpu in fs::read_dir(instance.join("per_cpu"))? {
+            buffers.push(open(cpu?.path().join("trace_pipe_raw"))?);
+        }
+        let any = open(instance.join("trace_pipe"))?;
+        let mut probe = Probe { any, buffers, events, first: 0, function: site.function, page: vec![0; AT_ONCE] };
+        // The kernel takes memory for the first page of each buffer. Later there may be none.
+        for buffer in 0..probe.buffers.len() {
+            probe.page(buffer, &mut Vec::new())?;
+        }
+        Ok(probe)
     }
 
-    /// Adds what has happened to `events`, of one or two thousand slots. False: that was all.
+    /// Waits until the kernel has an event, at most this long.
+    ///
+    /// `trace_pipe` of all CPUs is readable as soon as one has an event (6.1 and 6.12:
+    /// `ring_buffer_poll_wait`): `buffer_percent` is for the pipes of single CPUs. The kernel may
+    /// miss to wake for a single event, so the wait has an end.
+    pub fn wait(&self, long: Duration) {
+        farmem_sys::raw::wait_readable(self.any.as_raw_fd(), long.as_millis() as i32);
+    }
+
+    /// Adds what has happened to `events`. Begins to read no page after this time. True: some are
+    /// left, and of no buffer more than it holds was read.
     ///
     /// # Errors
     /// The probe is gone.
-    pub fn read(&mut self, events: &mut Vec<Event>) -> io::Result<bool> {
-        let mut room = [0; AT_ONCE];
-        let n = match self.pipe.read(&mut room) {
+    pub fn read(&mut self, events: &mut Vec<Event>, until: Instant) -> io::Result<bool> {
+        let (first, mut left) = (self.first, false);
+        for turn in 0..self.buffers.len() {
+            let at = (first + turn) % self.buffers.len();
+            let mut pages = 0;
+            while self.page(at, events)? {
+                pages += 1;
+                if Instant::now() >= until {
+                    // The others come first next time.
+                    self.first = at + 1;
+                    return Ok(true);
+                }
+                if pages == PAGES {
+                    left = true;
+                    break;
+                }
+            }
+        }
+        Ok(left)
+    }
+
+    /// One page of a buffer. False: it is empty.
+    fn page(&mut self, buffer: usize, events: &mut Vec<Event>) -> io::Result<bool> {
+        let n = match (&self.buffers[buffer]).read(&mut self.page) {
             Ok(n) => n,
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
+            // A CPU that is not there has no buffer until it is.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR | libc::ENODEV)) => 0,
             Err(e) => return Err(e),
         };
-        self.rest.extend_from_slice(&room[..n]);
-        let whole = self.rest.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-        let lines = self.rest[..whole].split(|&byte| byte == b'\n');
-        events.extend(lines.filter_map(|line| parse(std::str::from_utf8(line).ok()?)));
-        self.rest.drain(..whole);
-        // A probe's line is short, so these bytes are none.
-        if self.rest.len() > AT_ONCE {
-            self.rest.clear();
-        }
+        ring::events(&self.page[..n], |at_ns, payload| events.extend(self.events.event(at_ns, payload)));
         Ok(n > 0)
     }
 
     /// The kernel's number of the device to which this process last had it swap.
     pub fn kind(&mut self) -> Option<u32> {
         let mut events = Vec::new();
-        while self.read(&mut events).ok()? {}
-        events.iter().rev().find(|event| event.what == What::SwapOn).map(|event| event.kind)
+        self.read(&mut events, Instant::now() + KIND_WITHIN).ok()?;
+        let on = events.iter().filter(|event| event.what == What::SwapOn);
+        on.max_by_key(|event| event.at_ns).map(|event| event.kind)
     }
 }
 
@@ -207,81 +314,56 @@ fn append(order: &str) -> io::Result<()> {
     OpenOptions::new().append(true).open(Path::new(TRACING).join("kprobe_events"))?.write_all(order.as_bytes())
 }
 
-/// One line of `trace_pipe`:
-///
-/// ```text
-///   a program-87      [000] d..2.   123.456789: freed: (clear_shadow_from_swap_cache+0x0/0x1b0) type=0 first=15 last=15
-/// ```
-///
-/// The program's name may be any text, so the line is read from its end.
-pub fn parse(line: &str) -> Option<Event> {
-    let (freed, on) = (line.rfind(": freed: ("), line.rfind(": on: ("));
-    let at = freed.into_iter().chain(on).max()?;
-    let (seconds, micros) = line[..at].rsplit(' ').next()?.split_once('.')?;
-    let micros = micros.parse::<u64>().ok().filter(|micros| *micros < 1_000_000)?;
-    let at_ns = seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?.checked_add(micros)?.checked_mul(1000)?;
-    let arguments = line[at..].split_once(") ")?.1;
-    let number = |name: &str| {
-        let named = |argument: &str| argument.strip_prefix(name)?.strip_prefix('=')?.parse::<u64>().ok();
-        arguments.split(' ').find_map(named)
-    };
-    let slot = |name: &str| u32::try_from(number(name)?).ok();
-    let (kind, what) = if Some(at) == on {
-        (number("type")?, What::SwapOn)
-    } else if let Some(entry) = number("entry") {
-        let slot = u32::try_from(entry & ((1 << TYPE_SHIFT) - 1)).ok()?;
-        (entry >> TYPE_SHIFT, What::Freed(slot, slot))
-    } else {
-        let (first, last) = (slot("first")?, slot("last")?);
-        (number("type")?, What::Freed(first, (last >= first).then_some(last)?))
-    };
-    Some(Event { kind: u32::try_from(kind).ok()?, at_ns, what })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
+    use crate::ring::tests as lab;
 
-    const AT: u64 = 123_456_789_000;
+    const ON: &str = "name: on\nID: 1624\nformat:\n\
+        \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
+        \tfield:u32 type;\toffset:16;\tsize:4;\tsigned:0;\n";
+    /// Of kernels that free slots one by one.
+    const ENTRY: &str = "name: freed\nID: 1623\nformat:\n\
+        \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
+        \tfield:u64 entry;\toffset:16;\tsize:8;\tsigned:0;\n";
 
-    #[test]
-    fn lines_of_both_sites_are_read() {
-        let line = "           <...>-87      [000] d..2.   123.456789: freed: (clear_shadow_from_swap_cache+0x0/0x1b0) \
-                    type=3 first=15 last=18";
-        assert_eq!(parse(line), Some(Event { kind: 3, at_ns: AT, what: What::Freed(15, 18) }));
-        let line =
-            format!("a: freed: (b-1 [0] d 123.456789: freed: (zswap_invalidate+0x0/0x40) entry={}", 2u64 << 58 | 77);
-        assert_eq!(parse(&line), Some(Event { kind: 2, at_ns: AT, what: What::Freed(77, 77) }));
-        let line = " farmem-7 [001] ..... 123.456789: on: (swap_cgroup_swapon+0x0/0xb0) type=1 pages=49152";
-        assert_eq!(parse(line), Some(Event { kind: 1, at_ns: AT, what: What::SwapOn }));
+    fn of(freed: &str) -> Events {
+        Events::new(&Format::parse(freed).unwrap(), &Format::parse(ON).unwrap()).unwrap()
+    }
+
+    fn payload(id: u32, words: &[u32]) -> Vec<u8> {
+        [id, 87, 0xf00, 0].iter().chain(words).flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    fn freed(kind: u32, first: u64, last: u64) -> Vec<u8> {
+        let halves = |number: u64| [number as u32, (number >> 32) as u32];
+        payload(1623, &[&[kind][..], &halves(first), &halves(last)].concat())
     }
 
     #[test]
-    fn what_is_no_event_is_left_out() {
-        for line in [
-            "CPU:0 [LOST 123 EVENTS]",
-            "",
-            "x 1.2: freed: (f) type=1 first=9 last=8",
-            "x 1.2: freed: (f) type=1 first=9",
-            "x 1.2: freed: (f) type=1 first=9 last=4294967296",
-            "x 1.1000000: freed: (f) type=1 first=9 last=9",
-            "x 99999999999999999.1: freed: (f) type=1 first=9 last=9",
+    fn events_of_both_sites_are_read() {
+        let events = of(lab::FREED);
+        let (at_ns, range, on) = (7, freed(3, 15, 18), payload(1624, &[1, 49152, 0]));
+        assert_eq!(events.event(7, &range), Some(Event { kind: 3, at_ns, what: What::Freed(15, 18) }));
+        assert_eq!(events.event(7, &on), Some(Event { kind: 1, at_ns, what: What::SwapOn }));
+        let entry = payload(1623, &[77, 2 << 26]);
+        assert_eq!(of(ENTRY).event(7, &entry), Some(Event { kind: 2, at_ns, what: What::Freed(77, 77) }));
+    }
+
+    #[test]
+    fn what_is_no_event_of_ours_is_left_out() {
+        let events = of(lab::FREED);
+        let short = &freed(1, 9, 9)[..35];
+        for payload in [
+            &[][..],
+            short,
+            &payload(1625, &[1, 9, 0, 9, 0]),
+            &freed(1, 9, 8),
+            &freed(1, 9, 1 << 32),
+            &freed(1, 1 << 32, 9),
         ] {
-            assert_eq!(parse(line), None, "{line}");
+            assert_eq!(events.event(7, payload), None, "{payload:?}");
         }
-    }
-
-    proptest! {
-        #[test]
-        fn a_programs_name_forges_nothing(name in "[ -~]{0,15}", slot: u32) {
-            let line = format!("{name:>16}-5 [001] d..2. 123.456789: freed: (f+0x0/0x40) type=1 first={slot} last={slot}");
-            prop_assert_eq!(parse(&line), Some(Event { kind: 1, at_ns: AT, what: What::Freed(slot, slot) }));
-        }
-
-        #[test]
-        fn any_text_is_read_or_left_out(text in ".{0,40}: (freed|on): \\(.{0,10}\\) (type|first|last|entry)=.{0,12}") {
-            let _ = parse(&text);
-        }
+        assert!(Events::new(&Format::parse(ON).unwrap(), &Format::parse(ON).unwrap()).is_none());
     }
 }

@@ -22,7 +22,8 @@
 //! * [`header`]: the page by which the kernel knows a swap device. [`device`]: its files in sysfs
 //!   and procfs.
 //! * [`crypt`]: encrypts what leaves, by the kernel's device mapper ([`mapper`]).
-//! * [`freed`]: learns of each slot that the kernel frees. [`tell`]: passes that on to the node.
+//! * [`freed`]: learns of each slot that the kernel frees. `ring`: the kernel's buffers of
+//!   events. [`tell`]: passes that on to the node, in `turns`.
 //! * [`state`]: what is needed to undo a device, in a file for each.
 //! * [`patience`]: how long the kernel waits for answers.
 //! * [`report`]: the state of devices, for `farmem top`.
@@ -48,10 +49,12 @@ pub mod on;
 pub mod pair;
 pub(crate) mod patience;
 pub mod report;
+mod ring;
 pub mod state;
 pub mod stream;
 pub mod tell;
 mod token;
+mod turns;
 pub mod watch;
 
 use std::io;

@@ -17,6 +17,7 @@ use crate::freed::{Event, Probe, What};
 use crate::names::Lookup;
 use crate::state::{self, State};
 use crate::stream::{PATIENCE, Stream};
+use crate::turns::{IDLE, Rest, Turn, Turns};
 use farmem_protocol::nbd::{MAX_FREED_BYTES, PAGE, Slots};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -25,24 +26,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the thread sleeps while slots are written or freed. A slot that lives shorter than this
-/// may be kept.
-const BUSY: Duration = Duration::from_millis(20);
-/// How long it sleeps otherwise.
-const IDLE: Duration = Duration::from_millis(250);
 // Freed memory is to be the node's within a second. The rest is for the node
 // (`memory/nic/tests/volumes.rs`).
-const _: () = assert!(IDLE.as_millis() + BUSY.as_millis() <= 300);
-/// How long after the last event or write it is busy.
-const RESTS_AFTER: Duration = Duration::from_secs(1);
+const _: () = assert!(IDLE.as_millis() + TURN.as_millis() <= 350);
 /// How often it tries to reach a node that it has lost.
 const TRIES_EVERY: Duration = Duration::from_secs(1);
-/// An event's time is cut to microseconds, and clocks of CPUs may differ by less than this.
+/// Clocks of CPUs may differ by less than this.
 const MARGIN_NS: u64 = 1_000_000;
 /// Marks that are remembered.
 const MARKS: usize = 64;
-/// Text of the kernel's that is read in one turn: 64 times this.
-const READS: u32 = 64;
+/// No further page is read in a turn after this: also on a slow machine the node is told soon.
+const TURN: Duration = Duration::from_millis(100);
 
 /// A device whose frees are told.
 pub struct Device {
@@ -165,26 +159,18 @@ impl Drop for Teller {
 
 fn pass_on(mut probe: Probe, told: &mut [Told], silent: Duration, over: &AtomicBool) {
     let mut events = Vec::new();
-    let (mut swapped, mut busy) = (None, Instant::now());
+    let (mut swapped, mut turns) = (None, Turns::new(Instant::now()));
     // A process that has undone all devices cannot remove a probe that is open here.
     let any_stands =
         |told: &[Told]| told.iter().any(|told| state::is_known(Path::new(state::DIRECTORY), told.device.state.index));
     while !over.load(Ordering::Acquire) && any_stands(told) {
-        for _ in 0..READS {
-            match probe.read(&mut events) {
-                Ok(true) => {}
-                Ok(false) => break,
-                // Another process has removed it.
-                Err(_) => return,
-            }
-        }
+        let begun = Instant::now();
+        // Another process has removed it.
+        let Ok(left) = probe.read(&mut events, begun + TURN) else { return };
         // After the events: a mark that is known now is of no use for them.
         let now_swapped = swapped_out();
         let wrote = swapped != now_swapped;
         swapped = now_swapped;
-        if !events.is_empty() || wrote {
-            busy = Instant::now();
-        }
         for told in &mut *told {
             told.tell(&events, silent);
             if (wrote || told.stream.is_none())
@@ -193,8 +179,13 @@ fn pass_on(mut probe: Probe, told: &mut [Told], silent: Duration, over: &AtomicB
                 told.marks.learn(mark, farmem_sys::raw::now_ns());
             }
         }
+        let now = Instant::now();
+        let turn = Turn { took: now - begun, any: wrote || !events.is_empty(), left };
         events.clear();
-        std::thread::sleep(if busy.elapsed() < RESTS_AFTER { BUSY } else { IDLE });
+        match turns.after(turn, now) {
+            Rest::Sleep(long) => std::thread::sleep(long),
+            Rest::Wait(long) => probe.wait(long),
+        }
     }
 }
 
