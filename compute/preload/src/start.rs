@@ -247,6 +247,10 @@ fn intercept(
     if !sites::sees_clones() {
         SHARERS.fetch_or(UNSEEN, Ordering::Relaxed);
     }
+    if missed.is_some() {
+        // SAFETY: as above.
+        unsafe { sites::patch_own() };
+    }
     let own = go::mark();
     let sees_libc = missed.is_some();
     let complete = net::arm(&missed.unwrap_or_default(), &own.marked, &own.plain);

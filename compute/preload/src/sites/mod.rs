@@ -45,14 +45,17 @@
 //! * [`text`]: where they are.
 //! * [`mod@patch`]: the instructions that replace them.
 //! * [`entry`]: the code that a stub calls.
+//! * [`mod@own`]: a program's own calls, where Free Pascal made it.
 //! * [`mod@standing`]: where libc stands meanwhile, for signals that come in a call.
 
 mod entry;
+mod own;
 mod patch;
 mod standing;
 mod text;
 
 pub use entry::dispatches;
+pub use own::patch_own;
 pub use patch::{counts_vforks, patch, reserve_stubs, sees_clones};
 pub(crate) use patch::{near, rel};
 pub use standing::{Standing, is_runtimes, standing};

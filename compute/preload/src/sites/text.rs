@@ -78,6 +78,11 @@ pub(super) fn missed(instructions: &[usize], sites: &[Site]) -> Vec<usize> {
 /// Where `syscall` instructions stand, or two bytes that look like one.
 pub(crate) fn instructions(text: &[u8]) -> impl Iterator<Item = usize> {
     let [first, second] = SYSCALL;
+    pairs(text, first, second)
+}
+
+/// Where two bytes stand next to each other.
+pub(super) fn pairs(text: &[u8], first: u8, second: u8) -> impl Iterator<Item = usize> {
     positions(text, move |bytes, next| {
         // SAFETY: SSE2 is part of x86-64.
         unsafe { _mm_and_si128(equal(bytes, first), equal(next, second)) }
