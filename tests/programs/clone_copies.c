@@ -151,6 +151,22 @@ int main(void) {
     awaited("clone3", pid);
     struct clone_args plain = {.exit_signal = SIGCHLD};
     awaited("clone3, near", by_clone3(&plain));
+    /* Longer than any kernel knows: what lies behind must be zeros. */
+    union {
+        struct clone_args args;
+        uint8_t bytes[PAGE + 8];
+    } *wide = far_map(2 * PAGE);
+    wide->args.exit_signal = SIGCHLD;
+    for (size_t bytes = sizeof *args + 8; bytes <= PAGE; bytes = bytes == PAGE ? PAGE + 1 : PAGE) {
+        squeeze();
+        fflush(stdout);
+        pid = syscall(SYS_clone3, wide, bytes);
+        if (pid == 0) _exit(works());
+        awaited("clone3, wide", pid);
+    }
+    printf("too wide %d", (int)syscall(SYS_clone3, wide, PAGE + 8) == -1 && errno == E2BIG);
+    wide->bytes[PAGE - 1] = 1;
+    printf(" %d\n", (int)syscall(SYS_clone3, wide, PAGE) == -1 && errno == E2BIG);
     pthread_attr_t attributes;
     pthread_t t;
     pthread_attr_init(&attributes);

@@ -14,6 +14,7 @@ use crate::near_stack;
 use crate::process::{claim_counters, is_this_process, pager, take_over};
 use crate::signals::{actions, open};
 use crate::threads;
+use farmem_protocol::addr::PAGE_BYTES;
 use farmem_sys::members::{self, COMPANION, SHARERS};
 use std::sync::atomic::Ordering;
 
@@ -80,19 +81,30 @@ pub fn copies(call: &Call) -> bool {
     call.args[1] >= LEAST && peek::<[u64; LEAST / 8]>(call.args[0]).is_some_and(|args| !shares(args[0]) && args[5] == 0)
 }
 
+const TOO_LONG: isize = -(libc::E2BIG as isize);
+
 /// Makes such a clone3 call. Its arguments are brought near: when it is made, nothing far can come
 /// in.
 pub fn by_clone3(call: &Call) -> isize {
     let (at, len) = (call.args[0], call.args[1]);
-    if len > size_of::<Args>() {
-        // More than is known here, which a program may not need.
-        return -(libc::E2BIG as isize);
+    // As the kernel does it: what it does not know must be zeros.
+    if len > PAGE_BYTES {
+        return TOO_LONG;
+    }
+    let known = len.min(size_of::<Args>());
+    let mut rest = [0u8; PAGE_BYTES];
+    let rest = &mut rest[known..len];
+    if !rest.is_empty() && !peek_into(at + known, rest.as_mut_ptr(), rest.len()) {
+        return BAD_ADDRESS;
+    }
+    if rest.iter().any(|&byte| byte != 0) {
+        return TOO_LONG;
     }
     // SAFETY: all-zero is a valid clone_args.
     let mut args: Args = unsafe { std::mem::zeroed() };
     let mut numbers = [0u32; NAMESPACES];
     let count = |args: &Args| (args.set_tid_size as usize).min(NAMESPACES);
-    if !peek_into(at, (&raw mut args).cast(), len) {
+    if !peek_into(at, (&raw mut args).cast(), known) {
         return BAD_ADDRESS;
     }
     if args.set_tid != 0 && args.set_tid_size <= NAMESPACES as u64 {
@@ -102,7 +114,7 @@ pub fn by_clone3(call: &Call) -> isize {
         args.set_tid = numbers.as_ptr() as u64;
     }
     let words = [args.pidfd, args.child_tid, args.parent_tid].map(|at| at as usize);
-    let near = Call { args: [&raw const args as usize, len, 0, 0, 0, 0], ..*call };
+    let near = Call { args: [&raw const args as usize, known, 0, 0, 0, 0], ..*call };
     // Without its handlers the child could not fault: refused as by an older kernel.
     if args.flags & CLEAR_SIGHAND != 0 {
         return -(libc::EINVAL as isize);
