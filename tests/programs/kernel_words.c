@@ -59,6 +59,14 @@ static void advised(void) {
         int r = madvise(mem, BYTES, all[i].advice);
         if (all[i].told) printf("%s %d errno %d\n", all[i].name, r, errno);
     }
+    /* An advice that the kernel knows, and one that it does not, of no bytes at all. */
+    printf("of nothing %d", madvise(mem, 0, MADV_DONTNEED));
+    errno = 0;
+    printf(" %d errno %d\n", madvise(mem, 0, 4711), errno);
+    /* The kernel joins pages or says why not; far ones are never joined. */
+    errno = 0;
+    int joined = madvise(mem, BYTES, MADV_COLLAPSE_);
+    printf("joined %d\n", (uintptr_t)mem >> 45 == 1 ? joined == -1 && errno == EINVAL : joined <= 0);
     squeeze();
     bad += wrong(mem, BYTES, 3);
     /* What a child finds of it. */

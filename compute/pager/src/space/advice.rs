@@ -12,7 +12,7 @@ use farmem_sys::clock;
 use farmem_sys::raw::SignalsBlocked;
 
 /// Advice that changes no page's content.
-const HINTS: [i32; 11] = [
+const HINTS: [i32; 10] = [
     libc::MADV_NORMAL,
     libc::MADV_RANDOM,
     libc::MADV_SEQUENTIAL,
@@ -23,8 +23,10 @@ const HINTS: [i32; 11] = [
     libc::MADV_UNMERGEABLE,
     libc::MADV_COLD,
     libc::MADV_PAGEOUT,
-    libc::MADV_COLLAPSE,
 ];
+
+/// Guard pages, of Linux 6.13: `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE`.
+const GUARDS: [i32; 2] = [102, 103];
 
 impl Space {
     /// madvise of a range that lies in the far range.
@@ -34,7 +36,8 @@ impl Space {
             return EINVAL;
         }
         if len == 0 {
-            return 0;
+            // A program asks so whether the kernel knows an advice. Of guard pages it is told as below.
+            return if GUARDS.contains(&advice) { EINVAL } else { kernel::advise(addr, 0, advice) };
         }
         if !in_range(addr, len) {
             return ENOMEM;
@@ -56,7 +59,8 @@ impl Space {
             libc::MADV_DOFORK | libc::MADV_KEEPONFORK | libc::MADV_DONTFORK | libc::MADV_WIPEONFORK => {
                 self.declare_on_fork(addr, addr + len, advice)
             }
-            // Guard pages, and whatever else there is or will be: say so rather than pretend.
+            // Guard pages, joining pages to huge ones, and whatever else there is or will be: say so
+            // rather than pretend.
             _ => EINVAL,
         }
     }
