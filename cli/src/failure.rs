@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::io;
 
+use farmem_kit::usage::Usage;
 use farmem_run::exit;
 
 /// The end of a command that could not do what it was asked.
@@ -38,6 +39,6 @@ impl Failure {
 
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
-        Failure { status: 1, line: format!("{error:#}") }
+        Failure { status: if error.is::<Usage>() { exit::USAGE } else { 1 }, line: format!("{error:#}") }
     }
 }

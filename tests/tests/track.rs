@@ -384,15 +384,16 @@ fn pauses_are_bounded_by_watching_a_sample() -> Result<()> {
 
 #[test]
 fn what_cannot_be_tracked_is_refused_with_a_line() -> Result<()> {
-    let refused = |options: &[&str]| -> Result<String> {
+    let refused_with = |status: i32, options: &[&str]| -> Result<String> {
         let dir = TempDir::new("track")?;
         let outcome = process::run(tracker(options, &dir), LIMIT)?;
-        ensure!(outcome.code() != 0 && outcome.stderr.trim().lines().count() == 1, "{options:?}: {outcome:?}");
+        ensure!(outcome.code() == status && outcome.stderr.trim().lines().count() == 1, "{options:?}: {outcome:?}");
         Ok(outcome.stderr)
     };
+    let refused = |options: &[&str]| refused_with(64, options);
     let none = refused(&["--pid", "4194303"])?;
     ensure!(none.contains("no such process"), "{none}");
-    let missing = refused(&["--", "/no/such/program"])?;
+    let missing = refused_with(127, &["--", "/no/such/program"])?;
     ensure!(missing.contains("/no/such/program: not found"), "{missing}");
     let neither = refused(&[])?;
     ensure!(neither.contains("--pid"), "{neither}");
@@ -407,6 +408,17 @@ fn what_cannot_be_tracked_is_refused_with_a_line() -> Result<()> {
     tracking.signal(libc::SIGTERM);
     tracking.wait(LIMIT)?.success()?;
     program.unharmed(LIMIT)
+}
+
+#[test]
+fn a_long_name_of_a_program_is_one_line() -> Result<()> {
+    let dir = TempDir::new("track")?;
+    let script = format!("sleep 0.3; # {}\n{}", "long ".repeat(40), "x".repeat(300));
+    let outcome =
+        process::run(tracker(&["--window", "100ms", "--windows", "1", "--", "sh", "-c", &script], &dir), LIMIT)?;
+    let line = outcome.stderr.lines().find(|line| line.contains("sh -c sleep"));
+    ensure!(line.is_some_and(|line| line.chars().count() < 160 && line.contains("…: ")), "{outcome:?}");
+    Ok(())
 }
 
 #[test]

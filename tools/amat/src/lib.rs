@@ -40,7 +40,8 @@ pub mod report;
 pub mod simulate;
 pub mod system;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use farmem_kit::usage::Usage;
 use file::End;
 use generate::{Generated, Pattern};
 use model::Setting;
@@ -191,20 +192,22 @@ impl Amat {
     pub fn run(self, plugin: &[u8]) -> Result<()> {
         if let Some(name) = &self.show {
             let Some((_, text)) = SHIPPED.iter().find(|(shipped, _)| shipped == name) else {
-                bail!("no system '{name}' is shipped; there are {}", SHIPPED.map(|(name, _)| name).join(", "));
+                let there = SHIPPED.map(|(name, _)| name).join(", ");
+                return Err(Usage::of(anyhow!("no system '{name}' is shipped; there are {there}")));
             };
             print!("{text}");
             return Ok(());
         }
-        let systems = self.described()?;
+        let systems = self.described().map_err(Usage::of)?;
         let sources = self.traces.len() + usize::from(self.generate.is_some()) + usize::from(!self.program.is_empty());
         if sources == 0 {
-            bail!("nothing to simulate: name a trace, a program after --, or --generate a pattern");
+            let what = anyhow!("nothing to simulate: name a trace, a program after --, or --generate a pattern");
+            return Err(Usage::of(what));
         }
         // An error of the file is found here, before a recording that may take hours.
         if let Some(path) = &self.svg {
             if sources > 1 {
-                bail!("--svg draws one trace at a time");
+                return Err(Usage::of(anyhow!("--svg draws one trace at a time")));
             }
             File::options().append(true).create(true).open(path).with_context(|| path.display().to_string())?;
         }
@@ -220,7 +223,10 @@ impl Amat {
         let mut reports = vec![];
         let mut drawn = Ok(());
         for origin in &origins {
-            let report = self.simulate(origin, &systems)?;
+            let report = self.simulate(origin, &systems).map_err(|error| match origin {
+                Origin::File(_) => Usage::of(error),
+                Origin::Recorded(..) | Origin::Generated(_) => error,
+            })?;
             // The plot is written before the figures are printed. The reader of the figures may
             // close the pipe early (`| head`), which ends this program. An error is returned after
             // them.

@@ -7,6 +7,7 @@
 //! | [`environment`] | the machine on which figures were taken |
 //! | [`pairs`], [`histogram`] | rounds and their ratios; distributions |
 //! | [`report`], [`table`], [`chart`] | figures as text, JSON and SVG |
+//! | [`usage`] | errors that other arguments would mend |
 
 pub mod affinity;
 pub mod alone;
@@ -17,3 +18,4 @@ pub mod pairs;
 pub mod report;
 pub mod supervise;
 pub mod table;
+pub mod usage;

@@ -44,6 +44,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use farmem_kit::usage::Usage;
 use farmem_sys::ptrace::Follow;
 
 use count::Window;
@@ -148,18 +149,18 @@ impl Track {
     /// This kernel cannot be asked as demanded, the process may not be traced, the program cannot
     /// be started, a file cannot be written.
     pub fn run(self) -> anyhow::Result<()> {
-        let settings = self.settings()?;
+        let settings = self.settings().map_err(Usage::of)?;
         for file in self.json.iter().chain(&self.svg).filter(|file| file.as_os_str() != "-") {
             std::fs::File::create(file).with_context(|| format!("writing {}", file.display()))?;
         }
         let (tracees, pid) = match self.pid {
-            Some(pid) => (program::attach(pid, settings.follow)?, pid),
+            Some(pid) => (program::attach(pid, settings.follow).map_err(Usage::of)?, pid),
             None => program::start(&self.command, settings.follow)?,
         };
-        let program = match self.pid {
+        let program = shown(&match self.pid {
             Some(pid) => format!("process {pid} ({})", name(pid)),
             None => self.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" "),
-        };
+        });
         let to_json = self.json.as_ref().is_some_and(|file| file.as_os_str() == "-");
         // A started program's own output is on standard output.
         let aside = !self.command.is_empty() || to_json;
@@ -228,6 +229,17 @@ impl Track {
 
 fn machine_memory() -> u64 {
     farmem_kit::environment::Environment::read().memory_bytes
+}
+
+/// A program's name or command as a part of one line: at most 100 characters, and `?` for what
+/// would turn the line or move a cursor.
+fn shown(program: &str) -> String {
+    const MOST: usize = 100;
+    let plain = |c: char| if c.is_control() { '?' } else { c };
+    if program.chars().count() <= MOST {
+        return program.chars().map(plain).collect();
+    }
+    program.chars().take(MOST - 1).map(plain).chain(['…']).collect()
 }
 
 fn name(pid: u32) -> String {
