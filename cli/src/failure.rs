@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io;
+use std::path::Path;
 
 use farmem_kit::usage::Usage;
 use farmem_run::exit;
@@ -29,6 +30,15 @@ impl Failure {
             }
             _ => Failure::usage(format!("cannot listen on {at}: {reason}")),
         }
+    }
+
+    /// A file of the run's own cannot be made.
+    pub fn file(at: &Path, reason: &io::Error) -> Self {
+        let why = match reason.kind() {
+            io::ErrorKind::FileTooLarge => "files may not be that long (ulimit -f): allow 70 MiB or more".to_owned(),
+            _ => reason.to_string(),
+        };
+        Failure::usage(format!("cannot make {}: {why}", at.display()))
     }
 
     /// No node that this run could use.

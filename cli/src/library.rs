@@ -47,6 +47,9 @@ pub enum Unplaced {
     /// No private directory.
     #[error(transparent)]
     Directory(#[from] runtime_dir::Unsafe),
+    /// A limit on the length of files is below the library's.
+    #[error("cannot write {0}: files may not be as long as it is (ulimit -f): allow 70 MiB or more")]
+    Limited(PathBuf),
     /// Writing it failed.
     #[error("cannot write {0}: {1}; set XDG_RUNTIME_DIR to a directory of yours with a few MiB of room")]
     Io(PathBuf, io::Error),
@@ -103,7 +106,10 @@ fn lay_down(dir: &Path, bytes: &[u8]) -> Result<PathBuf, Unplaced> {
     let aside = dir.join(format!("{PREFIX}{}.tmp", std::process::id()));
     fs::write(&aside, bytes).and_then(|()| fs::rename(&aside, &path)).map_err(|e| {
         let _ = fs::remove_file(&aside);
-        Unplaced::Io(path.clone(), e)
+        match e.kind() {
+            io::ErrorKind::FileTooLarge => Unplaced::Limited(path.clone()),
+            _ => Unplaced::Io(path.clone(), e),
+        }
     })?;
     Ok(path)
 }

@@ -556,6 +556,23 @@ fn limits_are_lived_with_or_told_of() {
     assert_eq!(under("-s 256"), (Some(0), "lives\n".into(), String::new()));
     let (status, _, line) = under("-v 4000000");
     assert!(status == Some(64) && line.contains("raise the limit"), "{status:?} {line}");
+    // Not even a line can be written to a file. In a fresh directory it is the library that is not
+    // written; where it lies already, the node cannot say why it ends.
+    let place = Place::new();
+    let run = |limit: &str| {
+        let script = format!("ulimit {limit}; exec \"$0\" run --local 16M --far 128M --stats none -- true");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_farmem")]).env("XDG_RUNTIME_DIR", place.path());
+        outcome(shell)
+    };
+    for _ in 0..2 {
+        let (status, _, line) = run("-f 0");
+        assert!(
+            status == Some(0) || status.is_some_and(|status| status != 0) && line.contains("(ulimit -f): allow"),
+            "{status:?} {line}"
+        );
+        assert_eq!(run("-f unlimited").0, Some(0));
+    }
     // In blocks of 512 bytes: more than the runtime's library, even unoptimized (33 MiB), less than
     // a slab.
     let (status, out, line) = under("-f 130000");

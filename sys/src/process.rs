@@ -351,6 +351,14 @@ pub fn raise_file_limit() -> u64 {
     raised(libc::RLIMIT_FSIZE, true)
 }
 
+/// How long a file of this process can be made, at most: the hard limit, bytes.
+pub fn file_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a live structure.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
+    limit.rlim_max
+}
+
 /// Lets this process lock as much memory as may be, as RDMA cards do with what they reach; without
 /// any limit, where it has the privilege.
 pub fn raise_lock_limit() -> u64 {

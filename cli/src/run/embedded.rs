@@ -97,7 +97,11 @@ impl Embedded {
             }
             self.reaped.set(!matches!(process::change_of(self.pid()), Ok(None)));
             if self.reaped.get() || Instant::now() > until {
-                let why = self.last_complaint().unwrap_or_else(|| "it does not answer".into());
+                let why = self.last_complaint().unwrap_or_else(|| match process::file_limit() {
+                    // It could not write one line.
+                    limit @ ..4096 => format!("files may have {limit} bytes at most (ulimit -f): allow 70 MiB or more"),
+                    _ => "it does not answer".into(),
+                });
                 return Err(Failure::no_node(format!("the node started for this run is not usable: {why}")));
             }
             std::thread::sleep(Duration::from_millis(1));

@@ -420,7 +420,7 @@ fn begin_sites(dir: &Path, run: RunName, options: &Options) -> Result<Scratch, F
         ));
     }
     let file = Scratch::new(dir.join(format!("run-{run}.sites")));
-    sites::create(&file).map_err(|e| Failure::usage(format!("cannot make {}: {e}", file.display())))?;
+    sites::create(&file).map_err(|e| Failure::file(&file, &e))?;
     Ok(file)
 }
 
@@ -441,7 +441,6 @@ fn begin_counters(
         command: &environment::command_line(&options.command),
         nodes: &far::list(nodes),
     };
-    counters::create(&counters, &beginning)
-        .map_err(|e| Failure::usage(format!("cannot make {}: {e}", counters.display())))?;
+    counters::create(&counters, &beginning).map_err(|e| Failure::file(&counters, &e))?;
     Ok(counters)
 }
