@@ -2,10 +2,11 @@
 //! may read is refused.
 
 use crate::{Key, NoToken, Token};
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The variable that names the file of the token by which a program borrows.
 pub const VARIABLE: &str = "FARMEM_TOKEN";
@@ -24,12 +25,22 @@ pub enum FileError {
     Content(PathBuf, NoToken),
 }
 
-/// Reads a file that holds a secret.
+/// The longest that a pipe may say nothing.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Between two looks at a silent one.
+const PAUSE: Duration = Duration::from_millis(5);
+const O_NONBLOCK: i32 = 0o4000;
+
+/// Reads a file that holds a secret, or a pipe, as a shell's `<(command)` is.
 ///
 /// # Errors
-/// [`FileError::Mode`] if others may read it ([`is_private`]).
+/// [`FileError::Mode`] if others may read it ([`is_private`]). [`FileError::File`] if it cannot be
+/// read, or if a pipe says nothing for ten seconds: callers may have blocked their signals.
 pub fn secret(path: &Path) -> Result<String, FileError> {
     let failed = |e| FileError::File(path.to_owned(), e);
+    if fs::metadata(path).map_err(failed)?.file_type().is_fifo() {
+        return piped(path, SILENCE).map_err(failed);
+    }
     let mut file = File::open(path).map_err(failed)?;
     let about = file.metadata().map_err(failed)?;
     if about.is_file() && !is_private(about.mode(), about.uid()) {
@@ -38,6 +49,33 @@ pub fn secret(path: &Path) -> Result<String, FileError> {
     let mut text = String::new();
     file.read_to_string(&mut text).map_err(failed)?;
     Ok(text)
+}
+
+/// What a pipe says until its last writer has gone, if its silence is never longer than that.
+fn piped(path: &Path, silence: Duration) -> io::Result<String> {
+    let mut pipe = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
+    let (mut said, mut part) = (Vec::new(), [0; 4096]);
+    let mut heard = Instant::now();
+    loop {
+        match pipe.read(&mut part) {
+            Ok(0) if !said.is_empty() => break,
+            // No writer has come yet, or one has gone without a word.
+            Ok(0) => {}
+            Ok(n) => {
+                said.extend_from_slice(&part[..n]);
+                heard = Instant::now();
+                continue;
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(e) => return Err(e),
+        }
+        if heard.elapsed() > silence {
+            let what = format!("a pipe into which nobody has written for {} s", silence.as_secs());
+            return Err(io::Error::new(ErrorKind::TimedOut, what));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    String::from_utf8(said).map_err(|e| io::Error::new(ErrorKind::InvalidData, e.utf8_error()))
 }
 
 /// Whether a file's mode keeps a secret: only its owner has rights. If root owns the file, a group
@@ -68,6 +106,29 @@ pub fn of_environment() -> Result<Option<Key>, FileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
+    use std::process::Command;
+
+    #[test]
+    fn a_pipe_is_heard_to_its_end_and_not_waited_for_without_end() {
+        let path = std::env::temp_dir().join(format!("farmem-secret-{}", std::process::id()));
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let silent = piped(&path, Duration::from_millis(30)).unwrap_err();
+        assert_eq!(silent.kind(), ErrorKind::TimedOut, "{silent}");
+        let writer = std::thread::spawn({
+            let path = path.clone();
+            move || {
+                std::thread::sleep(Duration::from_millis(50));
+                let mut pipe = OpenOptions::new().write(true).open(path).unwrap();
+                pipe.write_all(b"first ").unwrap();
+                std::thread::sleep(Duration::from_millis(50));
+                pipe.write_all(b"second").unwrap();
+            }
+        });
+        assert_eq!(secret(&path).unwrap(), "first second");
+        writer.join().unwrap();
+        fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn a_secret_is_its_owners_alone_or_of_a_group_that_root_chose() {
