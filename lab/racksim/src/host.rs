@@ -56,6 +56,8 @@ pub struct Host {
     next_page: u64,
     /// The home that is being filled: the slab's index, which home, and the next page.
     filling: Option<(u32, usize, u32)>,
+    /// Slabs of which something could not be read: they are left alone until all others are repaired.
+    stuck: Vec<u32>,
     /// For [`Mistake::FilledOutsideLock`]: pages that were read for a home, and are written to it
     /// later.
     late_fills: Vec<(FarSlot, u64)>,
@@ -145,6 +147,7 @@ impl Host {
             pages: Vec::new(),
             next_page: 0,
             filling: None,
+            stuck: Vec::new(),
             late_fills: Vec::new(),
             joined: Vec::new(),
             held: Vec::new(),
@@ -346,7 +349,9 @@ impl Host {
             self.fill_some();
             return true;
         }
-        let Some(lacks) = self.pool.repair().may_lack().then(|| self.pool.repair().lacks()).flatten() else {
+        let repair = self.pool.repair();
+        let Some(lacks) = repair.may_lack().then(|| repair.lacks_but(&self.stuck)).flatten() else {
+            self.stuck.clear();
             return false;
         };
         match lacks {
@@ -409,8 +414,12 @@ impl Host {
         }
         // SAFETY: the buffers outlive the lane; nothing is under way on it.
         let next = unsafe { self.writes.fill(self.pool, index, nth, from, self.copied.as_mut_ptr(), CHUNK) };
-        if next.is_none() {
-            self.pool.moves().end_filling(index, nth);
+        if next.is_none()
+            && !self.pool.moves().end_filling(index, nth)
+            && self.seals
+            && self.pool.moves().next_stale(index, nth, 0).is_some()
+        {
+            self.stuck.push(index);
         }
         self.filling = next.map(|next| (index, nth, next));
     }

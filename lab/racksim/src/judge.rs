@@ -16,6 +16,9 @@ const MIRRORED_NS: u64 = 1_000_000_000;
 /// s.
 const SINGLE_NS: u64 = 8_000_000_000;
 
+/// The number of the write in a value ([`Judge::value`]).
+const NUMBER: u64 = (1 << 48) - 1;
+
 /// A copy's place: a node of the rack, and its incarnation.
 pub type Home = (usize, u64);
 
@@ -25,23 +28,40 @@ pub type Home = (usize, u64);
 pub struct Copies {
     /// The group's number at its host.
     pub group: u32,
-    /// Copies that each page can be had from, at least.
+    /// Seats that each page can be had from, at least.
     pub needs: usize,
+    /// The seat of each home. A seat that moves has two homes.
+    pub seats: BTreeMap<Home, usize>,
     /// Homes that are whole.
     pub whole: BTreeSet<Home>,
     /// Homes that are being filled.
     pub filling: BTreeSet<Home>,
+    /// Homes of nodes that were given up and may come back: they miss what is written meanwhile.
+    pub behind: BTreeSet<Home>,
 }
 
 /// What the judge knows of a group's copies.
 struct Known {
     needs: usize,
+    seats: BTreeMap<Home, usize>,
     /// Homes whose bytes came from the host, or from homes like them.
     honest: BTreeSet<Home>,
     /// Homes that were whole at the last look.
     seen: BTreeSet<Home>,
     /// Homes that were being filled while another one could have lied.
     suspect: BTreeSet<Home>,
+    /// Writes so far at the last look.
+    looked: u64,
+    /// Honest homes that have fallen behind, each with the writes of which it has all.
+    behind: BTreeMap<Home, u64>,
+}
+
+impl Known {
+    /// Whether enough seats have an honest home, without this one.
+    fn is_enough(&self, without: Option<Home>) -> bool {
+        let homes = self.honest.iter().filter(|home| Some(**home) != without);
+        homes.filter_map(|home| self.seats.get(home)).collect::<BTreeSet<_>>().len() >= self.needs
+    }
 }
 
 /// The records.
@@ -172,6 +192,7 @@ impl Judge {
         self.liars.insert((node, life));
         self.copies.values_mut().for_each(|known| {
             known.honest.remove(&(node, life));
+            known.behind.remove(&(node, life));
         });
     }
 
@@ -180,13 +201,21 @@ impl Judge {
     pub fn has_copies(&mut self, host: usize, all: Vec<Copies>) {
         let named = |group: u32| all.iter().any(|copies| copies.group == group);
         self.copies.retain(|(of, group), _| *of != host || named(*group));
-        for Copies { group, needs, whole, filling } in all {
+        for Copies { group, needs, seats, whole, filling, behind } in all {
             let honest = whole.difference(&self.liars).copied().collect();
-            let fresh = || Known { needs, honest, seen: whole.clone(), suspect: BTreeSet::new() };
+            let fresh = || {
+                let (suspect, looked, behind) = (BTreeSet::new(), self.writes, BTreeMap::new());
+                Known { needs, seats: seats.clone(), honest, seen: whole.clone(), suspect, looked, behind }
+            };
             let known = self.copies.entry((host, group)).or_insert_with(fresh);
-            let sound = known.honest.len() >= needs && known.seen.is_subset(&known.honest);
+            let sound = known.is_enough(None) && known.seen.is_subset(&known.honest);
             let come = whole.difference(&known.seen).filter(|home| sound && !known.suspect.contains(home));
             known.honest.extend(come.filter(|home| !self.liars.contains(home)).copied().collect::<Vec<_>>());
+            // It was whole at the last look, and may have missed all that was written since.
+            known.behind.retain(|home, _| behind.contains(home));
+            let fell = behind.iter().filter(|home| known.honest.contains(home));
+            fell.for_each(|home| _ = known.behind.entry(*home).or_insert(known.looked));
+            (known.looked, known.seats) = (self.writes, seats);
             known.honest.retain(|home| whole.contains(home));
             known.seen = whole;
             if !sound || !known.seen.is_subset(&known.honest) {
@@ -197,16 +226,24 @@ impl Judge {
 
     /// Whether every group keeps enough honest copies without this node.
     pub fn spares(&self, node: usize, life: u64) -> bool {
-        let left = |known: &Known| known.honest.iter().filter(|home| **home != (node, life)).count();
-        self.copies.values().all(|known| known.honest.len() < known.needs || left(known) >= known.needs)
+        self.copies.values().all(|known| !known.is_enough(None) || known.is_enough(Some((node, life))))
     }
 
-    /// Checks that a page which no copy gives has no honest copies.
+    /// Whether a group has honest copies enough for each of its pages.
+    pub fn has_honest(&self, host: usize, group: u32) -> bool {
+        self.copies.get(&(host, group)).is_some_and(|known| known.is_enough(None))
+    }
+
+    /// Checks that a page which no copy gives has no honest copies: neither whole homes, nor one that
+    /// has been behind since the page was written.
     pub fn copies_are_gone(&self, host: usize, group: u32, page: u64) -> Verdict {
-        let honest = self.copies.get(&(host, group)).filter(|known| known.honest.len() >= known.needs);
-        holds(honest.is_none(), || {
-            let at = honest.map(|known| &known.honest);
-            format!("host {host} page {page}: no copy opens, and honest ones are at {at:?}")
+        let Some(known) = self.copies.get(&(host, group)) else { return Ok(()) };
+        let written = self.written.get(&(host, page)).map_or(u64::MAX, |value| value & NUMBER);
+        let behind: Vec<&Home> =
+            known.behind.iter().filter(|(_, had)| written <= **had).map(|(home, _)| home).collect();
+        let honest = &known.honest;
+        holds(!known.is_enough(None) && behind.is_empty(), || {
+            format!("host {host} page {page}: no copy opens, and honest ones are at {honest:?}, behind at {behind:?}")
         })
     }
 

@@ -86,6 +86,8 @@ pub enum Mistake {
     NotSealed,
     /// A page that does not open is not asked for at its other copy.
     OtherNotAsked,
+    /// A page that does not open is lost at once, although a node that was given up may bring it back.
+    AwayNotAwaited,
     /// A node's word says that a block is free which a run has.
     OwnerForgotten,
     /// A node lets two runs hold one slab.

@@ -553,18 +553,23 @@ impl World {
         self.shares_come_back()?;
         for number in 0..HOSTS {
             let mut steps = 0;
-            while self.hosts[number].repair() {
-                steps += 1;
-                self.take_down();
-                // A group of which a liar has left too little is never whole again: its program would
-                // have ended. That is noticed when a page is looked at.
-                if steps == 2_000 {
-                    self.hosts[number].look_at_all(&mut self.judge)?;
-                    if self.hosts[number].lost_to_lies > 0 {
-                        break;
-                    }
+            // A group of which a liar has left too little is whole again when its program has ended: here,
+            // when its pages have been looked at, which drops those that are lost.
+            loop {
+                while self.hosts[number].repair() {
+                    steps += 1;
+                    self.take_down();
+                    holds(steps < 20_000, || format!("host {number}: repair does not end"))?;
                 }
-                holds(steps < 20_000, || format!("host {number}: repair does not end"))?;
+                self.take_down();
+                let host = &mut self.hosts[number];
+                let before = (host.told, host.lost_to_lies, host.returned);
+                if self.lies.may {
+                    host.look_at_all(&mut self.judge)?;
+                }
+                if (host.told, host.lost_to_lies, host.returned) == before {
+                    break;
+                }
             }
             self.take_down();
             let there = |&at: &usize| self.hosts[number].is_in(at, self.nodes[at].life);

@@ -1,6 +1,6 @@
 //! Some seeds of a rack hold every rule, and each mistake is found within a few.
 
-use farmem_racksim::judge::Broken;
+use farmem_racksim::judge::{Broken, Copies, Home, Judge};
 use farmem_racksim::{Mistake, Reached, STEPS, run};
 
 /// Seeds within which each mistake is found.
@@ -43,10 +43,45 @@ fn seeds_that_failed_hold_the_rules() {
     let lied = [5_003_693, 5_006_573];
     // A connection is silent for longer than its node, which answers on another one.
     let mute = 5_006_835;
+    // What a liar has left of one group too little, others wait behind: they are filled all the same.
+    let behind_another = 7_000_778;
+    // A seat of a group moves: its two homes are one seat's.
+    let moving = 4_888;
+    // The only sound copy of a page is at a node that was given up, and comes back.
+    let away = 4_548;
+    let broken = run(away, STEPS, Some(Mistake::AwayNotAwaited)).expect_err("the mistake is found");
+    assert!(broken.0.contains("behind at [(3, 1)]"), "{}", broken.0);
     let others = [4_000_450, 5_000_482, 5_000_500, 6_000_152];
-    for seed in [deposed, full, mute].into_iter().chain(others).chain(marked).chain(lied) {
+    for seed in [deposed, full, mute, behind_another, away, moving].into_iter().chain(others).chain(marked).chain(lied)
+    {
         run(seed, STEPS, None).unwrap_or_else(|broken| panic!("seed {seed}: {}", broken.0));
     }
+}
+
+/// What a home that is behind has of a page is its last copy, if the page was not written since.
+#[test]
+fn a_page_that_a_home_behind_has_is_not_lost() {
+    let mut judge = Judge::default();
+    let [one, other] = [(0, 1), (1, 1)];
+    let writes = |judge: &mut Judge, page: u64| {
+        let value = judge.value(0);
+        judge.wrote(0, page, value);
+    };
+    let copies = |whole: &[Home], behind: &[Home]| {
+        let [whole, behind] = [whole, behind].map(|homes| homes.iter().copied().collect());
+        let seats = [(one, 0), (other, 0)].into();
+        vec![Copies { group: 7, needs: 1, seats, whole, behind, ..Copies::default() }]
+    };
+    writes(&mut judge, 1);
+    judge.has_copies(0, copies(&[one, other], &[]));
+    writes(&mut judge, 2);
+    judge.has_copies(0, copies(&[other], &[one]));
+    writes(&mut judge, 3);
+    judge.is_not_honest(1, 1);
+    let gone = |judge: &Judge| [1, 2, 3].map(|page| judge.copies_are_gone(0, 7, page).is_ok());
+    assert_eq!(gone(&judge), [false, true, true]);
+    judge.is_not_honest(0, 1);
+    assert_eq!(gone(&judge), [true; 3]);
 }
 
 #[test]

@@ -53,6 +53,7 @@ impl Host {
             }
             match self.pool.seals().distrust(from, &altered) {
                 Doubt::Again => {}
+                Doubt::Wait if self.mistake == Some(Mistake::AwayNotAwaited) => return Ok(false),
                 Doubt::Wait => {
                     self.wait_for_away();
                     continue;
@@ -116,7 +117,7 @@ impl Host {
 
     /// Whether a slab's group has honest copies enough.
     pub(super) fn has_honest(&self, slab: u32, judge: &Judge) -> bool {
-        judge.copies_are_gone(self.number, self.group(slab), 0).is_err()
+        judge.has_honest(self.number, self.group(slab))
     }
 
     /// Copies of one group of slabs that its pages can be had from, at least.
@@ -133,11 +134,14 @@ impl Host {
     pub fn copies(&self) -> Vec<Copies> {
         let groups: BTreeSet<u32> = self.slabs().into_iter().map(|slab| self.group(slab)).collect();
         let of = |group: &u32| {
-            let homes = self.pool.repair().beside(*group).into_iter().flat_map(|index| self.pool.homes(index));
+            let homes = |index: u32| self.pool.homes(index).into_iter().flatten();
+            let seats = self.pool.repair().beside(*group).into_iter().enumerate();
             let mut copies = Copies { group: *group, needs: self.needs(), ..Copies::default() };
-            for (number, state) in homes.flatten() {
+            for (seat, (number, state)) in seats.flat_map(|(seat, index)| homes(index).map(move |home| (seat, home))) {
+                copies.seats.extend(self.place(number).map(|home| (home, seat)));
                 match (self.place(number), state) {
                     (Some(home), State::Whole) => copies.whole.insert(home),
+                    (Some(home), State::Behind) => copies.behind.insert(home),
                     (Some(home), _) => copies.filling.insert(home),
                     (None, _) => false,
                 };
