@@ -10,9 +10,9 @@ use crate::session::DOUBT_NS;
 use crate::shape::Shaper;
 use farmem_sys::descriptors;
 use farmem_sys::raw::{self, Errno};
+pub(crate) use farmem_sys::socket::Passed;
 use farmem_sys::socket::{self, Part, Peer};
 use farmem_trust::record::Ends;
-use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -116,33 +116,13 @@ impl Link {
     /// Receives bytes and the descriptor that came with them.
     pub fn receive_passed(&self, into: &mut [u8]) -> Result<(usize, Option<Passed>), Errno> {
         match (&self.carrier, &self.sealed) {
-            (Carrier::Socket(fd) | Carrier::Shaped(fd, _), None) => {
-                let (n, passed) = socket::receive_with_descriptor(*fd, into)?;
-                Ok((n, passed.map(Passed)))
-            }
+            (Carrier::Socket(fd) | Carrier::Shaped(fd, _), None) => socket::receive_with_descriptor(*fd, into),
             _ => {
                 let part = Part::new(into.as_mut_ptr(), into.len());
                 // SAFETY: a live slice of the caller's.
                 Ok((unsafe { self.receive(&[part]) }?, None))
             }
         }
-    }
-}
-
-/// A descriptor that the peer passed. It is closed when dropped: a peer may pass one that nobody
-/// asked for.
-pub(crate) struct Passed(i32);
-
-impl Passed {
-    /// The descriptor, for the caller to close.
-    pub fn into_raw(self) -> i32 {
-        ManuallyDrop::new(self).0
-    }
-}
-
-impl Drop for Passed {
-    fn drop(&mut self) {
-        descriptors::close(self.0);
     }
 }
 

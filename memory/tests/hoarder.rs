@@ -12,7 +12,6 @@ use farmem_memory::{Config, Node};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::wire::control::MAX_REQUEST;
 use farmem_protocol::wire::{Answer, Ask, Reply};
-use farmem_sys::descriptors;
 use farmem_sys::socket;
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -36,14 +35,14 @@ fn join(path: &Path) -> (UnixStream, SlabId) {
     greet(&mut stream, &hello([9; 16], 0)).unwrap();
     say(&mut stream, 2, Ask::Grant);
     let (answer, descriptor) = take(&stream);
-    descriptors::close(descriptor.expect("a slab's descriptor"));
+    drop(descriptor.expect("a slab's descriptor"));
     match answer.result {
         Ok(Reply::Slab(slab)) => (stream, slab),
         other => panic!("{other:?}"),
     }
 }
 
-fn take(stream: &UnixStream) -> (Answer, Option<i32>) {
+fn take(stream: &UnixStream) -> (Answer, Option<socket::Passed>) {
     let mut bytes = [0; MAX_REQUEST];
     assert_ne!(socket::wait(stream.as_raw_fd(), true, false, 10_000_000_000), 0, "nothing came in 10 s");
     let (n, descriptor) = socket::receive_with_descriptor(stream.as_raw_fd(), &mut bytes).unwrap();
@@ -62,7 +61,7 @@ fn take_all(stream: &UnixStream, first: u64) {
     for number in first..first + ASKED {
         let (answer, descriptor) = take(stream);
         assert_eq!(answer.number, number);
-        descriptors::close(descriptor.expect("a slab's descriptor"));
+        drop(descriptor.expect("a slab's descriptor"));
     }
 }
 
@@ -138,7 +137,7 @@ fn what_is_not_taken_counts_as_a_connection_until_it_is() {
     }
     // Somebody who takes it, if late, has it, and sees the end behind it; somebody who closes his end has had it.
     let mut late = hoarded.remove(0);
-    descriptors::close(take(&late).1.expect("a slab's descriptor"));
+    drop(take(&late).1.expect("a slab's descriptor"));
     assert_eq!(late.read(&mut [0; 1]).unwrap(), 0);
     within("it is taken", || node.connections() == hoarded.len());
     hoarded.clear();

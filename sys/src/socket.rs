@@ -13,7 +13,7 @@ use crate::memory::copy_bytes;
 use crate::raw::{Errno, checked, now_ns};
 use address::Address;
 use std::ffi::CStr;
-use std::mem::{offset_of, zeroed};
+use std::mem::{ManuallyDrop, offset_of, zeroed};
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -280,8 +280,26 @@ pub fn send_frame(fd: i32, bytes: &[u8], passed: i32) -> Result<usize, Errno> {
     unsafe { send_with_descriptor(fd, &[Part::new(bytes.as_ptr() as *mut u8, bytes.len())], passed) }
 }
 
+/// A descriptor that a peer passed. It is closed when dropped: a peer may pass one that nobody
+/// asked for.
+#[derive(Debug)]
+pub struct Passed(i32);
+
+impl Passed {
+    /// The descriptor, for the caller to close.
+    pub fn into_raw(self) -> i32 {
+        ManuallyDrop::new(self).0
+    }
+}
+
+impl Drop for Passed {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
 /// Receives bytes, and the descriptor that came with them, which is then ours.
-pub fn receive_with_descriptor(fd: i32, into: &mut [u8]) -> Result<(usize, Option<i32>), Errno> {
+pub fn receive_with_descriptor(fd: i32, into: &mut [u8]) -> Result<(usize, Option<Passed>), Errno> {
     let mut part = Part::new(into.as_mut_ptr(), into.len());
     // SAFETY: zero is valid for both.
     let (mut message, mut control): (libc::msghdr, OneDescriptor) = unsafe { (zeroed(), zeroed()) };
@@ -301,7 +319,7 @@ pub fn receive_with_descriptor(fd: i32, into: &mut [u8]) -> Result<(usize, Optio
         && control.head.cmsg_len == ONE
         && (control.head.cmsg_level, control.head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
     // If the descriptor cannot be made ours, the call still succeeds: its bytes are taken.
-    let came = if came { own_fd(control.fd).ok() } else { None };
+    let came = if came { own_fd(control.fd).ok().map(Passed) } else { None };
     if lent {
         spare::keep();
     }

@@ -13,7 +13,8 @@ use farmem_protocol::wire::ANY_QUEUE;
 use farmem_protocol::wire::variant;
 use farmem_sys::descriptors;
 use farmem_sys::raw::{self, Errno};
-use farmem_sys::{shared, socket};
+use farmem_sys::shared;
+use farmem_sys::socket::{self, Passed};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -166,11 +167,8 @@ impl Link {
     pub fn receive_memory(&mut self, block: BlockId) -> Result<(Mapped, i32), ConnectError> {
         let mut mapped = Mapped::new_zeroed();
         match receive(&self.stream, mapped.as_mut_bytes(), raw::now_ns() + FRAME_NS) {
-            Ok(Some(fd)) if mapped.block == block.0 as u64 => Ok((mapped, fd)),
-            Ok(Some(fd)) => {
-                descriptors::close(fd);
-                Err(ConnectError::System("the agent answers what was not asked".into()))
-            }
+            Ok(Some(fd)) if mapped.block == block.0 as u64 => Ok((mapped, fd.into_raw())),
+            Ok(Some(_)) => Err(ConnectError::System("the agent answers what was not asked".into())),
             Ok(None) => Err(ConnectError::System("no descriptor for memory came: too many are open".into())),
             Err(e) => Err(ConnectError::System(e.to_string())),
         }
@@ -232,8 +230,8 @@ impl Reached {
     }
 }
 
-/// Receives a whole frame, and the descriptor that came with it.
-fn receive(stream: &UnixStream, into: &mut [u8], until: u64) -> Result<Option<i32>, Errno> {
+/// Receives a whole frame, and the descriptor that came with it. Others that come are closed.
+fn receive(stream: &UnixStream, into: &mut [u8], until: u64) -> Result<Option<Passed>, Errno> {
     let (mut got, mut passed) = (0, None);
     while got < into.len() {
         match socket::receive_with_descriptor(stream.as_raw_fd(), &mut into[got..]) {
@@ -336,8 +334,37 @@ fn greet(
         return Err(Greeting::Refused(refused));
     }
     let fd = fd.ok_or(Greeting::Refused(ConnectError::System("no descriptor came: too many are open".into())))?;
+    let fd = fd.into_raw();
     let desk = Desk::map(fd);
     descriptors::close(fd);
     let desk = desk.map_err(|e| Greeting::Refused(ConnectError::System(e.to_string())))?;
     Ok(Reached::Seat((stream, desk, welcome.token)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farmem_sys::descriptors::socket_pair;
+
+    #[test]
+    fn of_descriptors_that_an_agent_passes_unasked_none_stays() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let until = raw::now_ns() + FRAME_NS;
+        let pairs: Vec<(i32, i32)> = (0..4).map(|_| socket_pair().unwrap()).collect();
+        let pass = |nth: usize| {
+            assert_eq!(socket::send_frame(theirs.as_raw_fd(), &[1; 4], pairs[nth].0), Ok(4));
+            descriptors::close(pairs[nth].0);
+        };
+        // Two with one frame, one with a frame that has none, and one before the end.
+        (0..2).for_each(pass);
+        let first = receive(&ours, &mut [0; 8], until).unwrap().expect("the first").into_raw();
+        pass(2);
+        drop(receive(&ours, &mut [0; 4], until));
+        pass(3);
+        drop(theirs);
+        assert_eq!(receive(&ours, &mut [0; 8], until).map(|_| ()), Err(Errno(libc::ECONNRESET)));
+        let is_open = |nth: usize| !socket::is_cut(pairs[nth].1);
+        assert_eq!([0, 1, 2, 3].map(is_open), [true, false, false, false]);
+        pairs.iter().map(|(_, other)| *other).chain([first]).for_each(descriptors::close);
+    }
 }

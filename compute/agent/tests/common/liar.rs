@@ -38,8 +38,9 @@ impl Liar {
         let (n, fd) = socket::receive_with_descriptor(stream.as_raw_fd(), welcome.as_mut_bytes()).map_err(|_| None)?;
         match variant::<Entry>(welcome.status) {
             Some(Entry::Welcome) if n == size_of::<Welcome>() => {
-                let desk = Desk::map(fd.unwrap()).unwrap();
-                descriptors::close(fd.unwrap());
+                let fd = fd.unwrap().into_raw();
+                let desk = Desk::map(fd).unwrap();
+                descriptors::close(fd);
                 Ok(Liar { stream, desk, token: welcome.token, tail: 0, head: 0 })
             }
             entry if n > 0 => Err(entry),
