@@ -84,7 +84,7 @@ fn nodes_join_and_are_left_while_threads_work() {
         is_at_work();
         // Over tcp: the ring opens, and whoever relied on waiting for nobody is told.
         let (second, session) = common::member(512 << 20, vec![NodeAddr::Tcp("127.0.0.1:0".into())], Transport::Tcp);
-        pager.house.add_node(session).unwrap();
+        pager.house.add_node(session, pager.house.forks()).unwrap();
         assert_eq!((WAITS.load(Ordering::Relaxed), pager.waits_for_nobody()), (1, false));
         // The first one is left: pages that are written to go elsewhere, until none is there.
         let address = format!("unix:{}", path.display());
@@ -95,7 +95,7 @@ fn nodes_join_and_are_left_while_threads_work() {
         // One more that is mapped, and the one over tcp is left.
         let path = std::env::temp_dir().join(format!("farmem-changing-{}-2.sock", std::process::id()));
         let (third, session) = common::member(512 << 20, vec![NodeAddr::Shm(path)], Transport::Shm);
-        pager.house.add_node(session).unwrap();
+        pager.house.add_node(session, pager.house.forks()).unwrap();
         assert_eq!(WAITS.load(Ordering::Relaxed), 1, "there is a ring");
         assert!(pager.house.take_out(&second.addresses()[0].to_string()));
         eventually("the second node is left", || lent(second) == 0);

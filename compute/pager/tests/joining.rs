@@ -9,7 +9,7 @@
 mod common;
 
 use farmem_fabric::{NodeAddr, Transport};
-use farmem_pager::House;
+use farmem_pager::{House, NotJoined};
 use farmem_pool::Pool;
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::random::Random;
@@ -46,8 +46,40 @@ static JOINS: AtomicU32 = AtomicU32::new(0);
 /// By the background thread.
 fn join(house: &House) {
     if JOINS.load(Ordering::SeqCst) == 1 {
-        house.add_node(common::connect(SECOND.get().unwrap(), Transport::Tcp)).unwrap();
+        beside_a_fork(house);
+        let forks = house.forks();
+        house.add_node(common::connect(SECOND.get().unwrap(), Transport::Tcp), forks).unwrap();
         JOINS.store(2, Ordering::SeqCst);
+    }
+}
+
+/// The process forks while it joins. The child has that connection, which ends for the node all the same.
+fn beside_a_fork(house: &House) {
+    let other = common::connect(SECOND.get().unwrap(), Transport::Tcp);
+    let forks = house.forks();
+    let joining = common::connect(SECOND.get().unwrap(), Transport::Tcp);
+    let fork = house.fork_prepare();
+    // SAFETY: the child waits until it is killed.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        loop {
+            farmem_sys::raw::sleep_ns(1_000_000_000);
+        }
+    }
+    house.fork_parent(fork, true);
+    let owner = joining.owner();
+    let is_member = || other.records().who(owner).unwrap().is_some();
+    assert!(is_member());
+    assert!(matches!(house.add_node(joining, forks), Err(NotJoined::Forked)));
+    let begun = Instant::now();
+    while is_member() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it is a member by its child's connection");
+        farmem_sys::raw::sleep_ns(1_000_000);
+    }
+    // SAFETY: no pointers, and a null one that the kernel takes.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
     }
 }
 

@@ -10,8 +10,8 @@
 
 use crate::process;
 use farmem_fabric::{ConnectOptions, RunNode, Session};
-use farmem_pager::House;
 use farmem_pager::ending::say;
+use farmem_pager::{House, NotJoined};
 use farmem_pool::Protect;
 use farmem_run::RunSpec;
 use farmem_run::counters::File;
@@ -41,6 +41,8 @@ static SOUGHT: AtomicUsize = AtomicUsize::new(0);
 /// a place in the table of nodes each time.
 const SOON_NS: u64 = 1_000_000_000;
 const LATE_NS: u64 = 60_000_000_000;
+/// How often a node is joined anew at once because the program forked meanwhile.
+const FORKED: u32 = 3;
 /// How long such a node may take to answer.
 const SEEK_WITHIN: Duration = Duration::from_millis(300);
 
@@ -113,6 +115,13 @@ fn join(house: &House, node: &str, within: Duration) -> Result<(), String> {
     let RunNode { at, domain } = node.parse::<RunNode>().map_err(|e| e.to_string())?;
     let Some((options, shape)) = JOIN.get() else { return Ok(()) };
     let options = ConnectOptions { pid: getpid(), timeout: within, ..options.clone() };
-    let session = Session::connect_at_rate(&at, &options, *shape).map_err(|e| e.to_string())?;
-    house.add_node(session.in_domain(domain)).map_err(|e| format!("node {at}: cannot join: {e}"))
+    let mut tries = FORKED;
+    loop {
+        let forks = house.forks();
+        let session = Session::connect_at_rate(&at, &options, *shape).map_err(|e| e.to_string())?;
+        match house.add_node(session.in_domain(domain), forks) {
+            Err(NotJoined::Forked) if tries > 0 => tries -= 1,
+            joined => return joined.map_err(|e| format!("node {at}: cannot join: {e}")),
+        }
+    }
 }

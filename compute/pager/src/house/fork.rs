@@ -41,7 +41,7 @@ impl House {
         self.base.threads.close(&inside);
         self.out.drain_writes(&mut self.out.evictor.lock());
         let share = or_end(self.base.pool.forks().prepare());
-        self.out.has_forked.store(true, Ordering::Relaxed);
+        self.out.forks.fetch_add(1, Ordering::Relaxed);
         inheritable(self.base, true);
         Fork { inside, share, _signals: signals }
     }

@@ -33,17 +33,27 @@ pub enum NotJoined {
     /// A thread has been in a fault, or in a call of the runtime's, all the time.
     #[error("a thread of the program waits for a node")]
     Busy,
+    /// The process has forked since the session began, and the child has its connection.
+    #[error("the program has forked in the midst of it")]
+    Forked,
     /// The pool takes no more.
     #[error("{0}")]
     Pool(#[from] NoPlace),
 }
 
 impl House {
-    /// A node joins. By the background thread, or whoever is not in the pager.
+    /// How often the process has forked: for [`House::add_node`].
+    pub fn forks(&self) -> u64 {
+        self.out.forks.load(Ordering::Relaxed)
+    }
+
+    /// A node joins. By the background thread, or whoever is not in the pager. `forks`: what
+    /// [`House::forks`] gave before the session began. A child that was forked since has the session's
+    /// connection, and would keep the process a member of the node beyond its end.
     ///
     /// # Errors
     /// See [`NotJoined`]. The session is dropped, and the node left by it.
-    pub fn add_node(&self, session: Session) -> Result<(), NotJoined> {
+    pub fn add_node(&self, session: Session, forks: u64) -> Result<(), NotJoined> {
         let _signals = SignalsBlocked::new();
         if !session.is_mapped() && self.out.staging.is_empty() {
             self.before_waiting.get().iter().for_each(|before| before());
@@ -54,6 +64,9 @@ impl House {
         }
         // No fork meanwhile: its child would find a lock of the pool's held.
         let _inside = self.base.threads.enter();
+        if self.forks() != forks {
+            return Err(NotJoined::Forked);
+        }
         self.base.pool.add_node(session)?;
         Ok(())
     }

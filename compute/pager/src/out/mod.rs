@@ -51,7 +51,7 @@ use farmem_sys::memory::discard_vectored;
 use farmem_sys::raw::Errno;
 use farmem_sys::sync::Lock;
 use staging::Staging;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 use turns::Turns;
 
@@ -70,8 +70,9 @@ pub(crate) struct Out {
     pub staging: Staging,
     /// The network has not taken all yet that eviction sent.
     held_up: AtomicBool,
-    /// This process has forked or was forked: its memory may be another's too.
-    pub has_forked: AtomicBool,
+    /// Forks of this process and, if it was forked, that one: its memory may be another's too. Changes
+    /// while no thread is in the pager.
+    pub forks: AtomicU64,
 }
 
 /// Pages that may leave together, where the staging ring has room for `staged`. They must find room
@@ -88,9 +89,9 @@ impl Out {
         evictor: Evictor,
         staging: Staging,
     ) -> Out {
-        let (held_up, has_forked) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (held_up, forks) = (AtomicBool::new(false), AtomicU64::new(0));
         let turns = Turns::default();
-        Out { base, local, changes, evictor: Lock::new(evictor), turns, staging, held_up, has_forked }
+        Out { base, local, changes, evictor: Lock::new(evictor), turns, staging, held_up, forks }
     }
 
     /// Evicts up to `n` pages that the policy names. Returns how many left.

@@ -89,7 +89,7 @@ impl Out {
         // Pages that the kernel chose for swap before they were made own could be written out
         // after, if they were referred to only then.
         let mut held = !swap || evictor.held.guard(&evictor.ranges);
-        if held && (swap || self.has_forked.load(Ordering::Relaxed)) {
+        if held && (swap || self.forks.load(Ordering::Relaxed) > 0) {
             self.make_own(evictor);
             ranges_of_held(&evictor.leaving, &mut evictor.ranges);
         }

@@ -184,6 +184,7 @@ fn of_memory(list: &mut Vec<Box<dyn Shown>>) {
     every!(list, NotJoined:
         NotJoined::NoRing => NotJoined::NoRing,
         NotJoined::Busy => NotJoined::Busy,
+        NotJoined::Forked => NotJoined::Forked,
         NotJoined::Pool(_) => NotJoined::Pool(NoPlace::TooMany),
     );
 }
