@@ -4,14 +4,14 @@
 //! its answer and the moment at which the slab becomes one of this process's. Then the slab goes
 //! back, and others are asked.
 
-use crate::NoRoom;
 use crate::held::Held;
 use crate::homes::{HOMES, Home, MAX_SLABS, State, Word};
 use crate::losses::{Changes, Losses};
 use crate::nodes::Standing;
 use crate::protect::disk::DISK;
-use crate::slab::SlabSlots;
+use crate::slab::{SlabSlots, each_of};
 use crate::tables::Tables;
+use crate::{BLOCK_BYTES, NoRoom};
 use farmem_fabric::GrantError;
 use farmem_protocol::addr::SLAB_BYTES;
 use std::sync::atomic::Ordering;
@@ -72,6 +72,29 @@ impl Grants<'_> {
             None => "no node is left to take more pages".to_owned(),
         };
         Err(NoRoom::Exhausted(refusal.unwrap_or_else(none)))
+    }
+
+    /// Has the node of a slab's new home allocate memory for what is copied there, if this process maps
+    /// it: the process would be charged for what it touches first. The home goes back if the node cannot.
+    pub fn backed(self, index: u32, home: Home) -> Result<Home, NoRoom> {
+        let node = self.tables.nodes.all().get(home.node as usize).filter(|_| home.base != 0);
+        let Some(node) = node else { return Ok(home) };
+        let warm = self.held.slabs.lock().list.get(index as usize).and_then(Option::as_ref).map_or(0, SlabSlots::warm);
+        for block in each_of(warm) {
+            match node.session().back(home.slab, u64::from(block) * BLOCK_BYTES, BLOCK_BYTES) {
+                Ok(()) => {}
+                Err(GrantError::Lost(lost)) => {
+                    self.losses.lose(home.node as usize, &lost);
+                    self.losses.anything_lost()?;
+                    return Err(NoRoom::Exhausted(lost.to_string()));
+                }
+                Err(other) => {
+                    self.decline(home);
+                    return Err(NoRoom::Exhausted(other.to_string()));
+                }
+            }
+        }
+        Ok(home)
     }
 
     /// Makes a slab that was granted, with all its homes, one of ours.

@@ -85,7 +85,7 @@ impl Moves<'_> {
                 let warm = self.held.slabs.lock().list[index as usize].as_ref().map_or(0, SlabSlots::warm);
                 self.tables.protection.place_on_disk(warm)?
             }
-            false => grant(&self.tables.nodes_beside(index))?,
+            false => self.grants.backed(index, grant(&self.tables.nodes_beside(index))?)?,
         };
         let changing = self.changes.now.lock();
         let node = self.tables.nodes.all().get(second.node as usize);

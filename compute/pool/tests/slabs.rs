@@ -289,6 +289,25 @@ fn a_node_that_lives_and_lets_go_of_a_member_keeps_nothing_for_it() {
     assert!(seen.is_some() && !pool.losses().take()[0].kept);
 }
 
+/// What a slab has is copied to a mapped home by stores. The node has allocated the memory before: whoever touches a page
+/// first is charged for it.
+#[test]
+fn a_mapped_home_has_memory_before_anything_is_copied_there() {
+    let path = std::env::temp_dir().join(format!("farmem-pool-{}-backed.sock", std::process::id()));
+    let [old, new] = [NodeAddr::Tcp("127.0.0.1:0".into()), NodeAddr::Shm(path.clone())]
+        .map(|at| Node::start(&Config::new(256 << 20, vec![at])).unwrap());
+    let pool = Pool::new(vec![Session::connect(&old.addresses()[0], &options()).unwrap()]).unwrap();
+    // In three blocks.
+    let slots = alloc(&pool, 1025);
+    let index = slots[0].slab_index();
+    let mapped = ConnectOptions { transport: Transport::Shm, ..options() };
+    pool.add_node(Session::connect(&NodeAddr::Shm(path), &mapped).unwrap()).unwrap();
+    assert!(pool.take_out(0));
+    assert_eq!(new.nic().in_use(), 0);
+    pool.moves().add_home(index).unwrap();
+    assert_eq!(new.nic().in_use(), 3 << 21);
+}
+
 /// Every slab that is held is looked at before another is asked for, wherever the last one was found.
 #[test]
 fn all_that_a_node_lends_is_used() {

@@ -90,7 +90,8 @@ impl Moves<'_> {
     pub fn place_apart(self, index: u32) -> Result<Place, NoRoom> {
         let leaves = self.leaves_first(index);
         self.stays_safely(index, leaves)?;
-        self.grants.first_grant(&self.tables.others_of(self.tables.first_node(index))).map(Place)
+        let place = self.grants.first_grant(&self.tables.others_of(self.tables.first_node(index)))?;
+        self.grants.backed(index, place).map(Place)
     }
 
     /// Moves a copy of a slab to a place at another node, where it lacks all live slots: the copy

@@ -205,7 +205,8 @@ impl Moves<'_> {
         // Two copies in two domains stay in two.
         let apart = (!self.tables.lies_together(index)).then(|| self.tables.nodes.domain(stays));
         let asked = self.with_room(&self.tables.nodes_beside(index), apart);
-        self.grants.first_grant(&asked).map(|home| Some(Place(home)))
+        let place = self.grants.first_grant(&asked)?;
+        self.grants.backed(index, place).map(|home| Some(Place(home)))
     }
 
     /// Nodes to ask for the new place of a slab, without those that want slabs back themselves: two
