@@ -84,8 +84,9 @@ pub struct Member {
     pub(super) lasting: bool,
     /// Joined through a Unix socket, whose end is the process's end, and does not outlive it.
     pub(super) local: bool,
-    /// Joined through a Unix socket: its process may have the memory mapped, past the node.
-    pub(super) mapped: bool,
+    /// Has been here through a Unix socket: its process may have the memory mapped, past the node. Set
+    /// before anything is passed by that socket, and never unset.
+    mapped: AtomicBool,
     /// Its time here is over. Set before its end is marked in `holds`; read within sections.
     over: AtomicBool,
     pub(super) grace_ns: u64,
@@ -290,6 +291,11 @@ impl Member {
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
+    }
+
+    /// Whether its process may have memory mapped.
+    pub(super) fn is_mapped(&self) -> bool {
+        self.mapped.load(Ordering::SeqCst)
     }
 
     /// The slab, if this member holds it.

@@ -267,7 +267,7 @@ impl Nic {
         for _ in 0..GENERATIONS {
             let mut found = self.roster.members();
             found.retain(|member| wire::tag(&member.run) == tag && member.serial != asks.serial && same(member));
-            if found.iter().any(|member| member.mapped && !member.is_gone()) {
+            if found.iter().any(|member| member.is_mapped() && !member.is_gone()) {
                 return Status::Shared;
             }
             if found.is_empty() {
@@ -275,7 +275,10 @@ impl Nic {
                 return Status::Done;
             }
             for member in &found {
-                self.membership().part(member, Leaving::Expelled);
+                // It may have come by a Unix socket just now.
+                if !self.membership().part_unmapped(member, Leaving::Expelled) {
+                    return Status::Shared;
+                }
                 // Another thread may be ending it too. Either way its card's keys are gone after this.
                 drop(member.wires.lock().end());
             }

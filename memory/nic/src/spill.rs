@@ -258,7 +258,7 @@ impl Nic {
 
     fn spill_of(&self, member: &Member, how: (&dyn Shelf, u64), put: &mut u64) -> Result<(), Errno> {
         let (shelf, silent_ns) = how;
-        if member.mapped || member.heard.silent_ns() < silent_ns {
+        if member.is_mapped() || member.heard.silent_ns() < silent_ns {
             return Ok(());
         }
         let slabs: Vec<Weak<Slab>> = member.holds.lock().slabs.values().map(Arc::downgrade).collect();

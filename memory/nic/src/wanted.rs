@@ -19,11 +19,11 @@ impl Nic {
     /// members that have stopped asking.
     pub(crate) fn wanted_back(&self, member: &Member) -> u64 {
         let excess = self.lending.excess();
-        if excess == 0 || member.mapped {
+        if excess == 0 || member.is_mapped() {
             return 0;
         }
         let mut counted = self.members();
-        counted.retain(|other| !other.mapped && other.asked.silent_ns() < COUNTED_NS);
+        counted.retain(|other| !other.is_mapped() && other.asked.silent_ns() < COUNTED_NS);
         let shared = shared(&counted);
         // The parts of all members up to one add up to their part of the excess, rounded down.
         let (mut before, mut own, mut all) = (0, 0, 0);

@@ -186,7 +186,7 @@ impl Engine {
             |(member, ours): (Arc<Member>, u64)| (Arc::clone(&member), Phase::Control(Control { member, ours }));
         let entered = match &hello.purpose {
             Purpose::Join(join) => nic.membership().join(join, from, holder, agreed, now_ns).map(control),
-            Purpose::Rejoin(known) => nic.membership().rejoin(known, &holder).map(control),
+            Purpose::Rejoin(known) => nic.membership().rejoin(known, self.about.local, &holder).map(control),
             Purpose::Attach(known, queue) => {
                 nic.membership().attach(known, *queue, &holder).map(|(member, turn, ours)| {
                     let serving = Serving::new(Arc::clone(&member), *queue, turn, ours);

@@ -18,7 +18,7 @@ use crate::wires::Wires;
 use crate::{Draw, Nic};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::wire::{Join, Known, Names, Secret, Status, Verdict, Who, run_id};
-use farmem_sys::sync::Lock;
+use farmem_sys::sync::{Held, Lock};
 use farmem_trust::agree::Agreed;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -151,7 +151,21 @@ impl Membership<'_> {
 
     /// Ends a membership.
     pub(crate) fn part(self, member: &Arc<Member>, why: Leaving) {
-        let mut holds = member.holds.lock();
+        self.part_held(member, member.holds.lock(), why);
+    }
+
+    /// Ends a membership, unless its process may have memory mapped. False if it may, and is not gone.
+    pub(crate) fn part_unmapped(self, member: &Arc<Member>, why: Leaving) -> bool {
+        let holds = member.holds.lock();
+        // What is passed is looked up under this lock, by a member that is not gone and is marked.
+        if !holds.gone && member.is_mapped() {
+            return false;
+        }
+        self.part_held(member, holds, why);
+        true
+    }
+
+    fn part_held(self, member: &Arc<Member>, mut holds: Held<'_, Holds>, why: Leaving) {
         let was_here = !holds.gone;
         member.over.store(true, Ordering::SeqCst);
         let held = holds.end();
@@ -202,7 +216,7 @@ impl Membership<'_> {
             agreed: Lock::new(agreed),
             lasting,
             local,
-            mapped,
+            mapped: AtomicBool::new(mapped),
             over: AtomicBool::new(false),
             grace_ns,
             control: Turn::new(),
@@ -256,9 +270,10 @@ impl Membership<'_> {
     }
 
     /// Passes the turn of a member's control connection to the connection that asks. Returns its
-    /// turn number.
-    pub(crate) fn rejoin(self, known: &Known, holder: &Holder) -> Result<(Arc<Member>, u64), Verdict> {
+    /// turn number. `local`: it comes through a Unix socket.
+    pub(crate) fn rejoin(self, known: &Known, local: bool, holder: &Holder) -> Result<(Arc<Member>, u64), Verdict> {
         let member = self.present(known, holder)?;
+        member.mapped.fetch_or(local, Ordering::SeqCst);
         let mut presence = member.presence.lock();
         (presence.controls, presence.awaited) = (presence.controls + 1, false);
         drop(presence);
@@ -337,7 +352,8 @@ impl Membership<'_> {
     /// is filled, and filled under the lock under which its parent ends. So whoever ends members, and
     /// lists them again until none is found, ends the child too, or the child holds nothing.
     pub(crate) fn ticket(self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
-        let Member { run, pid, names, peer, local, mapped, grace_ns, .. } = **parent;
+        let Member { run, pid, names, peer, local, grace_ns, .. } = **parent;
+        let mapped = parent.is_mapped();
         let (holder, agreed, lasting) = (parent.holder(), *parent.agreed.lock(), false);
         let new = Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder, agreed, lasting };
         let child = self.enrol(new, 0, now_ns).ok_or(Status::System)?;

@@ -81,6 +81,26 @@ fn a_member_with_mapped_memory_is_expelled_by_its_end_alone() {
     assert_eq!(answered(&mut other, &nic, &Request::new(1, expel)).unwrap_err().status, Status::NotHeld);
 }
 
+/// One that joined by TCP comes again by the Unix socket, and is passed its slab there.
+#[test]
+fn a_member_that_has_come_by_the_unix_socket_since_has_mapped_memory() {
+    let draw = AtomicU8::new(1);
+    let nic = Nic::new(Lending::new(SLAB_BYTES, Backing::Small), move || [draw.fetch_add(1, Ordering::Relaxed); 16]);
+    let ((mut stays, ..), (_goes, known, slab)) = (opener(&nic, 1, false), opener(&nic, 2, false));
+    let mut local = Engine::new(Circumstances { local: true, ..Circumstances::default() });
+    entered(&mut local, &nic, Purpose::Rejoin(known));
+    let region = "region".parse().unwrap();
+    assert_eq!(answered(&mut local, &nic, &Request::new(3, Ask::RegionSlab(region, 0))), Ok(Reply::Slab(slab)));
+    let expel = Ask::RegionExpel(region, wire::tag(&run(2)));
+    let refused = answered(&mut stays, &nic, &Request::new(3, expel)).unwrap_err();
+    assert_eq!((refused.status, nic.members().len()), (Status::Shared, 2), "it may write still");
+    // Nor is it forgotten when it goes on by TCP.
+    let mut again = Engine::new(Circumstances::default());
+    entered(&mut again, &nic, Purpose::Rejoin(known));
+    local.close(&nic, Goodbye::Done, 0);
+    assert_eq!(answered(&mut stays, &nic, &Request::new(4, expel)).unwrap_err().status, Status::Shared);
+}
+
 /// A fork beside the fence: no child of an expelled member holds the region, nor anything else.
 #[test]
 fn a_child_that_is_being_made_goes_with_its_parent() {
