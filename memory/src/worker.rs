@@ -297,7 +297,11 @@ impl Worker {
         let idle = if self.shared.nic.is_unkept() { DRAIN_MS } else { idle };
         let turn_ns = self.turns.next_in(now);
         let idle = turn_ns.map_or(idle, |ns| idle_until(idle, ns));
-        let at_once = spinning || pass.goes_on || turn_ns == Some(0) || later == Some(0);
+        // A turn ended with work left, of which no event tells.
+        let goes_on =
+            |entry: &usize| self.connections.get(*entry).and_then(Option::as_ref).is_some_and(|one| one.goes_on);
+        let goes_on = pass.goes_on || self.unasked.iter().any(goes_on);
+        let at_once = spinning || goes_on || turn_ns == Some(0) || later == Some(0);
         if self.epoll.wait(&mut pass.events, if at_once { 0 } else { idle }).is_err() {
             // A retry does not cure this. But ending the worker would lose the memory of a whole
             // node.

@@ -301,12 +301,29 @@ impl Memfd {
         }
     }
 
-    /// Whether anything was ever written to a range, and not given back.
-    pub fn has_data(&self, offset: u64, len: u64) -> bool {
+    /// The first byte of a range, by pages, that was ever written and not given back.
+    pub fn next_data(&self, offset: u64, len: u64) -> Option<u64> {
         // SAFETY: no pointers.
         let found =
             unsafe { checked(libc::SYS_lseek, [self.0 as usize, offset as usize, libc::SEEK_DATA as usize, 0, 0, 0]) };
-        found.is_ok_and(|at| (at as u64) < offset + len)
+        found.ok().map(|at| at as u64).filter(|at| *at < offset + len)
+    }
+
+    /// Writes bytes of a mapping, from `from` on, to a place in it. Others may change them meanwhile.
+    pub fn write(&self, offset: u64, bytes: &Mapping, from: u64, len: u64) -> Result<(), Errno> {
+        let mut done = 0;
+        while done < len {
+            let at = bytes.at(from + done, len - done).ok_or(Errno(libc::EINVAL))? as usize;
+            let to = (offset + done) as usize;
+            // SAFETY: the kernel reads bytes inside the mapping, of which no reference is ever made.
+            match unsafe { checked(libc::SYS_pwrite64, [self.0 as usize, at, (len - done) as usize, to, 0, 0]) } {
+                Ok(0) => return Err(Errno(libc::ENOSPC)),
+                Ok(n) => done += n as u64,
+                Err(Errno(libc::EINTR)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
     }
 
     /// The ranges that have something in them, in order: all else reads as zero. The kernel counts

@@ -72,7 +72,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tally::count;
 use units::Units;
-use units::files::File;
+use units::files::{Copying, File};
 use volumes::Volumes;
 use volumes::table::Swap;
 use windows::Windows;
@@ -352,13 +352,16 @@ impl Nic {
         slab.back(offset, len).map_err(|e| Refused { status: Status::System, value: e.0 as u64 })
     }
 
-    /// A file of blocks that a member on this machine has claimed, for mapping.
-    fn unit(&self, member: &Member, key: Key, blocks: u32, local: bool) -> Result<Arc<File>, Refused> {
+    /// A file of blocks that a member on this machine has claimed, for mapping. `None`: it is not done
+    /// yet, as [`Units::file_step`] has it.
+    fn unit(
+        &self,
+        member: &Member,
+        (key, blocks): (Key, u32),
+        copying: &mut Option<Copying>,
+    ) -> Result<Option<Arc<File>>, Refused> {
         let refused = |(status, error): (Status, i32)| Refused { status, value: error as u64 };
-        if !local {
-            return Err(refused((Status::System, libc::EOPNOTSUPP)));
-        }
-        self.units.file((&member.lease, member.peer), key, blocks).map_err(refused)
+        self.units.file_step((&member.lease, member.peer), (key, blocks), copying).map_err(refused)
     }
 
     /// Bytes of memory that slabs have really taken: pages touched and not given back. At most what

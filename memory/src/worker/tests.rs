@@ -6,12 +6,18 @@
 use super::serving::SMALL_TURN;
 use super::*;
 use farmem_nic::lending::{Backing, Lending};
+use farmem_nic::shares::Peer;
 use farmem_nic::tenants::{Known, Standing};
 use farmem_protocol::addr::SLAB_BYTES;
+use farmem_protocol::extent::geometry::Target;
+use farmem_protocol::extent::guard::Words;
+use farmem_protocol::extent::place::BLOCK_BYTES;
+use farmem_protocol::extent::{Claimant, Grant, Level, Owner, Place, State, Word};
 use farmem_protocol::wire::{
     Answer, Ask, Batch, Cipher, Completion, Credential, Greeting, Hello, Join, Known as Member, MAX_VERBS, Op, Proof,
-    Purpose, Reply, Request, Status, Verb,
+    Purpose, Reply, Request, Status, Verb, Welcome,
 };
+use farmem_sys::mapping::Mapping;
 use farmem_trust::{Key, Token};
 use std::io::{ErrorKind, Read, Write};
 use std::sync::atomic::AtomicU64;
@@ -52,10 +58,35 @@ impl Rounds {
     }
 
     fn connect(&mut self) -> UnixStream {
+        self.connect_as(Circumstances::default())
+    }
+
+    fn connect_as(&mut self, about: Circumstances) -> UnixStream {
         let (host, node) = UnixStream::pair().unwrap();
         [&host, &node].iter().for_each(|end| end.set_nonblocking(true).unwrap());
-        self.worker.deal_out(node.into(), Circumstances::default());
+        self.worker.deal_out(node.into(), about);
         host
+    }
+
+    /// A connection of the node's own user, who needs no token.
+    fn local(&mut self, purpose: Purpose) -> (UnixStream, Welcome) {
+        let peer = Peer::User(farmem_sys::process::user());
+        let mut host = self.connect_as(Circumstances { local: true, peer, ..Circumstances::default() });
+        host.write_all(Hello::new(purpose).frame().as_bytes()).unwrap();
+        let Greeting::Welcome(welcome) = self.frame(&mut host, Greeting::read) else { panic!("no welcome") };
+        (host, welcome)
+    }
+
+    /// Sends all of these, and goes round until that is answered by as many bytes.
+    fn done(&mut self, host: &mut UnixStream, mut bytes: &[u8], answer: usize) -> Vec<u8> {
+        while !bytes.is_empty() {
+            match host.write(bytes) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(e) => assert_eq!(e.kind(), ErrorKind::WouldBlock),
+            }
+            self.go();
+        }
+        self.receive(host, answer)
     }
 
     fn go(&mut self) {
@@ -249,4 +280,91 @@ fn a_flood_that_nobody_shares_with_is_served_as_it_comes() {
     // More than turns would have: a round serves each connection that has asked.
     assert!(rounds.reads() - before > 50 * 2 * (SMALL_TURN / PAGE) as u64);
     assert!(rounds.worker.connections.iter().flatten().all(|connection| !connection.queued));
+}
+
+/// A node copies 64 MiB to the file of a run. Requests of others are answered meanwhile, and a copy whose connection ends
+/// leaves all as it was.
+#[test]
+fn others_are_served_while_a_run_is_copied_to_its_file() {
+    const RUN: u32 = 32;
+    let mut rounds = Rounds::new(&[]);
+    let join = |run: u8| Purpose::Join(Join { run: [run; 16], pid: 4711, grace_ms: 60_000, ..Join::default() });
+    let (mut owner, member) = rounds.local(join(1));
+    let known = Member { secret: member.secret, incarnation: member.incarnation };
+    let (mut queue, _) = rounds.local(Purpose::Attach(known, 0));
+    let (mut other, _) = rounds.local(join(2));
+    let units = Arc::clone(&rounds.worker.shared.nic.units);
+    let all = units.geometry().count(Level::Block);
+    let is_free = |block: u32| units.words.word(Place::block(block)).is(State::Free);
+    let first = (0..all - RUN).find(|&first| (first..first + RUN).all(is_free)).expect("half of the giants begin open");
+    let (mut number, op) = (0, size_of::<Completion>());
+    let mut post = |rounds: &mut Rounds, op_of: Op, key: u64, offset: u64, operands: &[u8]| {
+        let len = if op_of == Op::Write { operands.len() } else { 8 } as u32;
+        let verb = Verb { op: op_of as u8, zero: [0; 3], len: len.into(), key: key.into(), offset: offset.into() };
+        let bytes = operands.len() as u32;
+        let head = Batch { count: 1.into(), zero: 0.into(), bytes: bytes.into(), first: u64::into(number) };
+        number += 1;
+        let answer = rounds.done(&mut queue, &[head.as_bytes(), verb.as_bytes(), operands].concat(), op);
+        let (completion, _) = Completion::read_from_prefix(&answer).unwrap();
+        assert_eq!(completion.status, Status::Done as u8);
+    };
+    let mut keys = Vec::new();
+    for block in first..first + RUN {
+        let place = Place::block(block);
+        let old = units.words.word(place);
+        let owned =
+            Word::new(State::Owned, Owner::new(member.owner), 0, Claimant::new(0), old.generation().next().unwrap());
+        let at = units.geometry().offset(Target::Word(place)).unwrap();
+        let words = [old.0.to_le_bytes(), owned.0.to_le_bytes()].concat();
+        post(&mut rounds, Op::Cas, farmem_protocol::key::Key::WORDS.0, at, &words);
+        keys.push(farmem_protocol::key::Key(Grant { place, word: owned }.key().0));
+    }
+    let page = |block: u64, at: u64| vec![(block * 37 + at / 4096) as u8 | 1; 256 << 10];
+    for (block, key) in keys.iter().enumerate() {
+        for at in (0..BLOCK_BYTES).step_by(256 << 10) {
+            post(&mut rounds, Op::Write, key.0, at, &page(block as u64, at));
+        }
+    }
+    let unit = |number| Request::new(number, Ask::Unit(keys[0], RUN)).frame().as_bytes().to_vec();
+    // The owner's connection ends in the midst, and it dials again.
+    owner.write_all(&unit(1)).unwrap();
+    (0..10).for_each(|_| rounds.go());
+    let (again, _) = rounds.local(Purpose::Rejoin(known));
+    drop(std::mem::replace(&mut owner, again));
+    owner.write_all(&unit(1)).unwrap();
+    let (mut answered, mut rounds_ns, mut seen, mut room) = (0, Vec::new(), Vec::new(), [0; 64]);
+    other.write_all(Request::new(0, Ask::Ping).frame().as_bytes()).unwrap();
+    let passed = loop {
+        let begun = thread_cpu_ns();
+        rounds.go();
+        rounds_ns.push(thread_cpu_ns() - begun);
+        if let Ok(n) = other.read(&mut room) {
+            seen.extend_from_slice(&room[..n]);
+        }
+        if let Some((answer, used)) = (!seen.is_empty()).then(|| Answer::read(&seen).unwrap()).flatten() {
+            assert_eq!((answer.number, answer.result), (answered, Ok(Reply::Done)));
+            seen.drain(..used);
+            answered += 1;
+            other.write_all(Request::new(answered, Ask::Ping).frame().as_bytes()).unwrap();
+        }
+        let passed = socket::receive_with_descriptor(owner.as_raw_fd(), &mut room);
+        if let Ok((n, fd)) = passed {
+            let (answer, _) = Answer::read(&room[..n]).unwrap().expect("an answer in one piece");
+            assert_eq!(answer.result, Ok(Reply::Done));
+            break fd.expect("a file").into_raw();
+        }
+    };
+    rounds_ns.sort_unstable_by(|a, b| b.cmp(a));
+    let (all, longest) = (rounds_ns.iter().sum::<u64>() / 1000, [0, 1, 2].map(|nth| rounds_ns[nth] / 1000));
+    eprintln!("{answered} requests answered; CPU time of the worker: {all} µs, of the longest rounds {longest:?}");
+    assert!(answered > 20, "{answered} requests were answered meanwhile");
+    let mapped = Mapping::new(passed, (RUN as u64 * BLOCK_BYTES) as usize).unwrap();
+    farmem_sys::descriptors::close(passed);
+    for block in 0..RUN as u64 {
+        for at in (0..BLOCK_BYTES).step_by(256 << 10) {
+            assert!(mapped.bytes(block * BLOCK_BYTES + at, 256 << 10) == Some(page(block, at)));
+        }
+    }
+    // Nothing of it is anywhere else.
+    assert_eq!(units.taken(), RUN as u64 * BLOCK_BYTES);
 }

@@ -182,8 +182,9 @@ impl Engine {
         self.place = Some(place);
         self.token = holder.as_ref().map(|(_, token)| (*token, nic.tenants.changes()));
         let from = (self.about.peer, self.about.local);
-        let control =
-            |(member, ours): (Arc<Member>, u64)| (Arc::clone(&member), Phase::Control(Control { member, ours }));
+        let control = |(member, ours): (Arc<Member>, u64)| {
+            (Arc::clone(&member), Phase::Control(Control { member, ours, copying: None }))
+        };
         let entered = match &hello.purpose {
             Purpose::Join(join) => nic.membership().join(join, from, holder, agreed, now_ns).map(control),
             Purpose::Rejoin(known) => nic.membership().rejoin(known, self.about.local, &holder).map(control),

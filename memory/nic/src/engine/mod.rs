@@ -38,6 +38,7 @@ pub use turn::Clocks;
 use super::epochs::Section;
 use super::shares::{Peer, Place};
 use super::tenants::Tenant;
+use super::units::files::Copying;
 use super::{Member, Nic};
 use entry::Proving;
 use farmem_protocol::lines::MAX_RECORD_BYTES;
@@ -122,6 +123,8 @@ struct Control {
     member: Arc<Member>,
     /// Which of the member's control connections this is.
     ours: u64,
+    /// What the request whose turn it is has copied so far.
+    copying: Option<Copying>,
 }
 
 /// The stream of a queue pair whose verbs go over RDMA, not through this stream.

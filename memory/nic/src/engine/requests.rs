@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 impl Engine {
     /// Takes a request, and answers it. One that was answered already gets the same answer again:
-    /// its host did not see the first.
+    /// its host did not see the first. One that is not done yet goes on in the next turn.
     pub(super) fn answer(&mut self, nic: &Nic, now_ns: u64) -> Result<bool, Goodbye> {
         let Phase::Control(control) = &self.phase else { return Ok(false) };
         let member = Arc::clone(&control.member);
@@ -30,7 +30,6 @@ impl Engine {
             self.put_off = true;
             return Ok(false);
         }
-        self.start += used;
         member.heard.stir();
         // The host dials again, and is told why.
         if member.is_gone() {
@@ -39,15 +38,35 @@ impl Engine {
         if let Some((number, said)) = &member.presence.lock().answered
             && *number == request.number
         {
+            self.start += used;
             self.output.bytes(said);
             return Ok(true);
         }
+        let mut file = None;
+        if let Ask::Unit(first, blocks) = request.ask
+            && self.about.local
+        {
+            let Phase::Control(control) = &mut self.phase else { return Ok(false) };
+            file = nic.unit(&member, (first, blocks), &mut control.copying).transpose();
+            if file.is_none() {
+                self.was_long = true;
+                return Ok(false);
+            }
+        }
+        self.start += used;
         if let Ask::Bye = request.ask {
             nic.membership().part(&member, Leaving::Farewell);
             return Err(Goodbye::Done);
         }
         let mut passed = None;
-        let result = self.carry_out(nic, &member, &request.ask, &mut passed, now_ns);
+        let result = match file {
+            Some(Ok(file)) => {
+                passed = Some(Passed::Unit(file));
+                Ok(Reply::Done)
+            }
+            Some(Err(refused)) => Err(refused),
+            None => self.carry_out(nic, &member, &request.ask, &mut passed, now_ns),
+        };
         let answer = Answer { number: request.number, epoch: 0, result }.frame();
         member.presence.lock().answered = Some((request.number, answer.as_bytes().into()));
         match passed {
@@ -99,10 +118,8 @@ impl Engine {
                 nic.membership().end_run(member, &run);
                 Ok(Reply::Done)
             }
-            Ask::Unit(first, blocks) => {
-                *passed = Some(Passed::Unit(nic.unit(member, first, blocks, local)?));
-                Ok(Reply::Done)
-            }
+            // Of a member on this machine it is answered before.
+            Ask::Unit(..) => Err(wire::Refused { status: Status::System, value: libc::EOPNOTSUPP as u64 }),
             Ask::Window => Ok(nic.admission().make_window(member).map(Reply::Window)?),
             Ask::DropWindow(key) => {
                 let status = nic.admission().drop_window(member, key);

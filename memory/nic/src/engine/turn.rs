@@ -54,7 +54,8 @@ impl Engine {
         self.clocks = Some(clocks);
     }
 
-    /// Whether the last turn ended for its time. There may be input left that no event tells of.
+    /// Whether the last turn ended for its time, or in the midst of a request. There may be input left
+    /// that no event tells of.
     pub fn was_long(&self) -> bool {
         self.was_long
     }

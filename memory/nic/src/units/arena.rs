@@ -71,18 +71,21 @@ impl Arena {
         self.own.iter().map(Memfd::taken).sum()
     }
 
-    /// Copies what a range has, if anything was ever written there, to the beginning of a file.
-    pub(super) fn carry_over(&self, at: u64, len: u64, to: &Memfd) -> Result<(), Errno> {
-        if !self.pieces(at, len).any(|(own, from, len)| own.has_data(from, len)) {
-            return Ok(());
-        }
-        let target = Mapping::new(to.fd(), len as usize)?;
-        for offset in (0..len).step_by(1 << 16) {
-            if let Some(bytes) = self.mapping.bytes(at + offset, 1 << 16) {
-                let _ = target.write_bytes(offset, &bytes);
-            }
-        }
-        Ok(())
+    /// The first byte of a range, by pages, that was written and not given back.
+    pub(super) fn next_data(&self, at: u64, len: u64) -> Option<u64> {
+        let of = |(own, from, len): (&Memfd, u64, u64)| own.next_data(from, len).map(|found| found - from);
+        let mut before = 0;
+        self.pieces(at, len).find_map(|piece| {
+            let (_, _, len) = piece;
+            let found = of(piece).map(|found| at + before + found);
+            before += len;
+            found
+        })
+    }
+
+    /// Copies a range to a place in a file.
+    pub(super) fn carry_over(&self, at: u64, to: &Memfd, into: u64, len: u64) -> Result<(), Errno> {
+        to.write(into, &self.mapping, at, len)
     }
 
     /// Has a range of the arena be that of a file from now on.

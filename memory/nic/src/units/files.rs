@@ -22,6 +22,16 @@
 //! meanwhile, which is as good as mapped. They are not published, and not scrubbed. The words are
 //! looked at again before the file is put beneath.
 //!
+//! Bytes are copied in steps ([`Copying`]), between which the worker serves others. The connection
+//! that asked owns the copy. What ends in its midst:
+//!
+//! ```text
+//!  begun ─► copied, step by step ─► words looked at, file beneath ─► arena's bytes given back, step by step
+//!         └ the connection ends, or the owner is fenced: the   └ the same: the file stays, and its owner
+//!           file is dropped, and the bytes are where they were   has it when it asks again. What the arena
+//!                                                                still has goes back at the scrub
+//! ```
+//!
 //! *What is punched.* Of a unit that its owner gave back nothing is needed any more:
 //! its memory returns at once, even if a program forgot to unmap it. Of an owner that
 //! was *fenced* programs may live that know nothing of it; a hole would give them
@@ -49,6 +59,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub const MAX_MAPPED: usize = 28_000;
 /// Blocks of one file, at most: 64 MiB are copied for one request.
 pub const MAX_BLOCKS: u32 = 32;
+/// Bytes that are copied or given back in one step, at most: some 100 µs.
+const STEP: u64 = 256 << 10;
+/// Bytes that are copied or given back as one.
+const PIECE: u64 = 64 << 10;
+const _: () = assert!(BLOCK_BYTES.is_multiple_of(PIECE) && STEP.is_multiple_of(PIECE));
 
 /// The memory of one grant.
 #[derive(Debug)]
@@ -83,8 +98,8 @@ struct Beneath {
 #[derive(Default)]
 struct Mapped {
     blocks: BTreeMap<u32, Beneath>,
-    /// Blocks whose bytes are being copied to a file.
-    coming: Vec<Range<u32>>,
+    /// Blocks whose bytes are being copied to a file, and for whom.
+    coming: Vec<(Range<u32>, Peer)>,
     /// By peer: blocks, and files.
     shares: BTreeMap<Peer, Share>,
     /// The sum of them.
@@ -139,15 +154,22 @@ impl Mapped {
 
     /// Whether some block of these is about to have a file.
     fn is_coming(&self, blocks: &Range<u32>) -> bool {
-        self.coming.iter().any(|other| other.start < blocks.end && blocks.start < other.end)
+        self.coming.iter().any(|(other, _)| other.start < blocks.end && blocks.start < other.end)
+    }
+
+    /// Files that are coming, of one peer or of all.
+    fn to_come(&self, peer: Option<Peer>) -> Share {
+        let of = self.coming.iter().filter(|(_, other)| peer.is_none_or(|peer| peer == *other));
+        of.fold(Share::default(), |sum, (blocks, _)| sum.and(Share { blocks: blocks.len(), files: 1 }))
     }
 
     /// Whether a peer may have one more file, of `blocks` blocks. A peer may have half of all: so
     /// one user leaves the others half, and the node keeps its own descriptors and mappings.
     fn has_room(&self, peer: Peer, blocks: usize, files: usize) -> bool {
         let more = Share { blocks, files: 1 };
-        let share = self.shares.get(&peer).copied().unwrap_or_default().and(more);
-        share.is_within(MAX_MAPPED / 2, files / 2) && self.all.and(more).is_within(MAX_MAPPED, files)
+        let share = self.shares.get(&peer).copied().unwrap_or_default().and(self.to_come(Some(peer)));
+        let all = self.all.and(self.to_come(None));
+        share.and(more).is_within(MAX_MAPPED / 2, files / 2) && all.and(more).is_within(MAX_MAPPED, files)
     }
 }
 
@@ -159,22 +181,39 @@ pub struct Files {
 }
 
 /// Keeps blocks as they are while their bytes are copied to a file, until it is dropped.
-struct Coming<'a> {
-    files: &'a Files,
+struct Coming {
+    files: Arc<Files>,
     blocks: Range<u32>,
 }
 
-impl Drop for Coming<'_> {
+impl Drop for Coming {
     fn drop(&mut self) {
-        self.files.mapped.lock().coming.retain(|blocks| *blocks != self.blocks);
+        self.files.mapped.lock().coming.retain(|(blocks, _)| *blocks != self.blocks);
     }
 }
 
+/// Bytes of blocks on their way to a file, by steps ([`Units::file_step`]).
+pub(crate) struct Copying {
+    coming: Coming,
+    generation: u32,
+    stage: Stage,
+    /// Bytes that this stage is done with, from the beginning.
+    at: u64,
+}
+
+/// What is done with bytes.
+enum Stage {
+    /// They are copied here.
+    Copies(Memfd),
+    /// The file is beneath. They go back to the system where they were.
+    Clears(Arc<File>),
+}
+
 /// What becomes of a request for a file.
-enum Begun<'a> {
+enum Begun {
     There(Arc<File>),
-    Copies(Coming<'a>),
-    /// Another request copies the same bytes.
+    Copies(Copying),
+    /// Another connection's request copies the same bytes.
     Waits,
 }
 
@@ -215,9 +254,9 @@ impl Files {
 
     /// As if bytes of these blocks were being copied.
     #[cfg(test)]
-    pub(super) fn copying(&self, blocks: Range<u32>) -> impl Drop {
-        self.mapped.lock().coming.push(blocks.clone());
-        Coming { files: self, blocks }
+    pub(super) fn copying(self: &Arc<Self>, blocks: Range<u32>, peer: Peer) -> impl Drop {
+        self.mapped.lock().coming.push((blocks.clone(), peer));
+        Coming { files: Arc::clone(self), blocks }
     }
 
     /// An owner is fenced.
@@ -236,7 +275,15 @@ impl Units {
     /// A file with the memory of `count` neighbouring blocks that the member owns, the first by
     /// this key; the same one whenever it is asked for. Bytes that were written by verbs before are
     /// in it; verbs on the blocks must not be under way.
-    pub(crate) fn file(&self, (who, peer): (&Lease, Peer), key: Key, count: u32) -> Result<Arc<File>, (Status, i32)> {
+    ///
+    /// `None`: it is not done yet, and goes on when it is called again for the same blocks with what
+    /// it has left in `copying`, by which the caller may also drop it. One call takes some 100 µs.
+    pub(crate) fn file_step(
+        &self,
+        (who, peer): (&Lease, Peer),
+        (key, count): (Key, u32),
+        copying: &mut Option<Copying>,
+    ) -> Result<Option<Arc<File>>, (Status, i32)> {
         let KeyKind::Unit { level: 2, index: first, generation } = key.kind() else {
             return Err((Status::Access, 0));
         };
@@ -247,13 +294,23 @@ impl Units {
             return Err((Status::Range, 0));
         }
         let blocks = first..first + count;
-        loop {
-            match self.begin_file((who, peer), &blocks, generation)? {
-                Begun::There(file) => return Ok(file),
-                Begun::Copies(coming) => return self.copy_file((who, peer), coming, generation),
-                Begun::Waits => std::thread::yield_now(),
+        // What is left of another request ends here.
+        let same = |copying: &Copying| copying.coming.blocks == blocks && copying.generation == generation;
+        let goes_on = match copying.take().filter(same) {
+            Some(goes_on) => goes_on,
+            None => match self.begin_file((who, peer), &blocks, generation)? {
+                Begun::There(file) => return Ok(Some(file)),
+                Begun::Copies(begun) => begun,
+                Begun::Waits => return Ok(None),
+            },
+        };
+        Ok(match self.copy_some((who, peer), goes_on)? {
+            Ok(file) => Some(file),
+            Err(left) => {
+                *copying = Some(left);
+                None
             }
-        }
+        })
     }
 
     /// Whether the member holds each of these blocks, the first by a key of this generation.
@@ -282,13 +339,13 @@ impl Units {
         (who, peer): (&Lease, Peer),
         blocks: &Range<u32>,
         generation: u32,
-    ) -> Result<Begun<'_>, (Status, i32)> {
+    ) -> Result<Begun, (Status, i32)> {
         let mut mapped = self.files.mapped.lock();
         let beneath = &mapped.blocks;
         if !self.are_held(who, blocks, generation) {
             return Err((Status::Access, 0));
         }
-        if mapped.coming.contains(blocks) {
+        if mapped.coming.iter().any(|(other, _)| other == blocks) {
             return Ok(Begun::Waits);
         }
         let same = |there: &&Beneath| there.file.blocks == *blocks && there.owner == who.owner();
@@ -305,43 +362,68 @@ impl Units {
         if !mapped.has_room(peer, blocks.len(), self.files.most.load(Ordering::Relaxed)) {
             return Err((Status::System, libc::EMFILE));
         }
-        mapped.coming.push(blocks.clone());
-        Ok(Begun::Copies(Coming { files: &self.files, blocks: blocks.clone() }))
+        let memfd = Memfd::new(blocks.len() as u64 * BLOCK_BYTES, false).map_err(|e| (Status::System, e.0))?;
+        mapped.coming.push((blocks.clone(), peer));
+        let coming = Coming { files: Arc::clone(&self.files), blocks: blocks.clone() };
+        Ok(Begun::Copies(Copying { coming, generation, stage: Stage::Copies(memfd), at: 0 }))
     }
 
-    fn copy_file(
+    /// Goes on with a copy. Gives the file when all is done, or what is left to do.
+    fn copy_some(
         &self,
         (who, peer): (&Lease, Peer),
-        coming: Coming<'_>,
+        mut copying: Copying,
+    ) -> Result<Result<Arc<File>, Copying>, (Status, i32)> {
+        let refused = |e: Errno| (Status::System, e.0);
+        let arena = self.arena().map_err(refused)?;
+        let blocks = copying.coming.blocks.clone();
+        let (from, len) = (blocks.start as u64 * BLOCK_BYTES, blocks.len() as u64 * BLOCK_BYTES);
+        let mut left = STEP;
+        loop {
+            // What was never written takes no time.
+            let next = arena.next_data(from + copying.at, len - copying.at).map(|at| (at - from) / PIECE * PIECE);
+            copying.at = next.unwrap_or(len);
+            copying.stage = match copying.stage {
+                Stage::Clears(file) if copying.at == len => return Ok(Ok(file)),
+                stage if copying.at < len && left == 0 => return Ok(Err(Copying { stage, ..copying })),
+                Stage::Copies(memfd) if copying.at == len => {
+                    copying.at = 0;
+                    Stage::Clears(self.put_beneath((who, peer), &copying.coming, copying.generation, memfd)?)
+                }
+                Stage::Copies(memfd) => {
+                    arena.carry_over(from + copying.at, &memfd, copying.at, PIECE).map_err(refused)?;
+                    (copying.at, left) = (copying.at + PIECE, left - PIECE);
+                    Stage::Copies(memfd)
+                }
+                Stage::Clears(file) => {
+                    arena.discard(from + copying.at, PIECE);
+                    (copying.at, left) = (copying.at + PIECE, left - PIECE);
+                    Stage::Clears(file)
+                }
+            };
+        }
+    }
+
+    /// Puts a file that has all bytes beneath its blocks.
+    fn put_beneath(
+        &self,
+        (who, peer): (&Lease, Peer),
+        coming: &Coming,
         generation: u32,
+        memfd: Memfd,
     ) -> Result<Arc<File>, (Status, i32)> {
         let refused = |e: Errno| (Status::System, e.0);
         let arena = self.arena().map_err(refused)?;
         let blocks = coming.blocks.clone();
         let (at, len) = (blocks.start as u64 * BLOCK_BYTES, blocks.len() as u64 * BLOCK_BYTES);
-        let memfd = Memfd::new(len, false).map_err(refused)?;
-        arena.carry_over(at, len, &memfd).map_err(refused)?;
         let mut mapped = self.files.mapped.lock();
         // Given back meanwhile, or its owner was fenced.
         if !self.are_held(who, &blocks, generation) {
-            drop(mapped);
             return Err((Status::Access, 0));
         }
-        if !mapped.has_room(peer, blocks.len(), self.files.most.load(Ordering::Relaxed)) {
-            drop(mapped);
-            return Err((Status::System, libc::EMFILE));
-        }
-        if let Err(e) = arena.put_beneath(at, len, memfd.fd(), 0, self.huge) {
-            drop(mapped);
-            return Err(refused(e));
-        }
+        arena.put_beneath(at, len, memfd.fd(), 0, self.huge).map_err(refused)?;
         let file = Arc::new(File { memfd, blocks });
         mapped.insert(&file, (who.owner(), peer));
-        drop(mapped);
-        // The arena's bytes there are in the file now. It is coming until they are gone: the scrub
-        // puts the arena's own memory back.
-        arena.discard(at, len);
-        drop(coming);
         Ok(file)
     }
 

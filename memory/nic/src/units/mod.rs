@@ -67,7 +67,7 @@ pub struct Units {
     /// The words, and what is read from them alone.
     pub words: WordTable,
     arena: OnceLock<Arc<Arena>>,
-    files: Files,
+    files: Arc<Files>,
     /// Chunks that an owner may hold who comes now.
     quota: AtomicU64,
     huge: bool,
@@ -98,7 +98,7 @@ impl Units {
         Units {
             words: WordTable::new(geometry),
             arena: OnceLock::new(),
-            files: Files::default(),
+            files: Arc::default(),
             quota: AtomicU64::new(u64::MAX),
             huge,
             vacant: Lock::new(Vacant::new(geometry.owners())),

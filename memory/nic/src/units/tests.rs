@@ -288,7 +288,12 @@ fn an_arena_is_one_memory_over_all_its_files() {
 
 /// The file of `count` blocks, for a local user. Every lease of these tests is a user's own.
 fn file(units: &Units, who: &Lease, key: Key, count: u32) -> Result<Arc<File>, (Status, i32)> {
-    units.file((who, Peer::User(who.owner().slot() as u32)), key, count)
+    let (peer, mut copying) = (Peer::User(who.owner().slot() as u32), None);
+    loop {
+        if let Some(file) = units.file_step((who, peer), (key, count), &mut copying)? {
+            return Ok(file);
+        }
+    }
 }
 
 /// While bytes are copied to a file, nothing waits for that but the blocks themselves: those are neither published
@@ -359,7 +364,7 @@ fn what_is_being_copied_is_left_alone() {
         (0..units.geometry().count(Level::Block)).map(Place::block).filter(|&b| units.words.word(b).is(State::Free));
     let run: Vec<Place> = free.take(3).collect();
     let words: Vec<Word> = run.iter().map(|&block| becomes(&units, &who, block, State::Owned)).collect();
-    let copying = units.files.copying(run[1].index..run[1].index + 1);
+    let copying = units.files.copying(run[1].index..run[1].index + 1, Peer::User(99));
     assert!(!units.empty(run[1]) && units.files.publishing(run[1]).is_none());
     for (first, count) in [(0, 2), (1, 2), (0, 3)] {
         assert_eq!(file(&units, &who, key_of(run[first], words[first]), count).err(), Some((Status::Shared, 0)));
