@@ -19,6 +19,7 @@
 //! is reached by a window that is bound for that application ([`crate::windows`]).
 
 use crate::ledger::{Ledger, Membership};
+use crate::sources::Copied;
 use crate::windows::{User, Windows};
 use crate::word::{BLOCK_BYTES, BlockId, MAX_BLOCK_ID, Refusal};
 use farmem_fabric::words::{self, Words, WordsError};
@@ -292,18 +293,20 @@ impl Blocks {
         self.count = Arc::clone(&other.count);
     }
 
-    /// Ends the keys of a block, and copies its bytes to blocks that were claimed at another node.
-    /// When keys have ended, nothing is under way by them. So no later byte is left behind.
+    /// Copies a block's bytes to blocks that were claimed at another node, ends its keys, and copies
+    /// again what has changed meanwhile. When keys have ended, nothing is under way by them. So no
+    /// later byte is left behind, and programs wait for the second copy alone.
     pub(crate) fn copy_out(&mut self, block: BlockId, to: &mut Blocks, grants: &[Grant]) -> Result<(), Refusal> {
+        let from = self.held.get(&block).ok_or(Refusal::Tables)?;
+        let keys = from.iter().zip(grants).map(|(from, into)| [from, into].map(|grant| Key(grant.key().0)));
+        let mut copies: Vec<([Key; 2], Copied)> = keys.map(|keys| (keys, Copied::default())).collect();
+        for (keys, copy) in &mut copies {
+            copy.renew([&mut self.queue, &mut to.queue], *keys)?;
+        }
         if let Some(windows) = &mut self.windows {
             windows.unbind((&self.session, &mut self.queue), &[block]).map_err(|_| Refusal::Lost)?;
         }
-        let from = self.held.get(&block).ok_or(Refusal::Tables)?;
-        for (from, into) in from.iter().zip(grants) {
-            let keys = [from, into].map(|grant| Key(grant.key().0));
-            crate::sources::copy_block([&mut self.queue, &mut to.queue], keys)?;
-        }
-        Ok(())
+        copies.iter_mut().try_for_each(|(keys, copy)| copy.renew([&mut self.queue, &mut to.queue], *keys))
     }
 
     pub(crate) fn claim_units(&mut self, blocks: u32, since_ns: u64) -> Result<Option<Vec<Grant>>, Refusal> {

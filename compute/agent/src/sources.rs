@@ -1,8 +1,8 @@
 //! The node at which an agent claims blocks, and the node that it is leaving.
 //!
 //! ```text
-//!  claim a block at the new node ─► end the old keys ─► copy ─► record ─► give the old one back
-//!                                   └ the program's verbs are refused until it asks again
+//!  claim a block at the new node ─► copy ─► end the old keys ─► copy what changed ─► record ─► give the old one back
+//!                                           └ the program's verbs are refused until it asks again
 //! ```
 //!
 //! *No write is lost.* The end of a key is answered when nothing is under way by it. So a WRITE is
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// Bytes of one READ or WRITE of a copy.
-const PART: usize = 256 << 10;
+const PART: usize = 64 << 10;
 
 /// A node of an agent.
 struct Source {
@@ -179,33 +179,51 @@ impl Sources {
     }
 }
 
-/// Copies a block from one node to another, by queue pairs of the agent's with nothing under way.
-pub(crate) fn copy_block([from, to]: [&mut QueuePair; 2], [old, new]: [Key; 2]) -> Result<(), Refusal> {
-    let mut bytes = vec![0u8; BLOCK_BYTES as usize];
-    let parts = BLOCK_BYTES as usize / PART;
-    let done = |queue: &mut QueuePair| match finish(queue, parts) {
+/// A copy of a block at another node, and what it has.
+#[derive(Default)]
+pub(crate) struct Copied(Vec<u8>);
+
+impl Copied {
+    /// Reads the block, and writes to its copy those parts that differ from what that has. By queue
+    /// pairs of the agent's with nothing under way.
+    pub fn renew(&mut self, [from, to]: [&mut QueuePair; 2], [old, new]: [Key; 2]) -> Result<(), Refusal> {
+        let mut bytes = vec![0u8; BLOCK_BYTES as usize];
+        for (at, part) in bytes.chunks_mut(PART).enumerate() {
+            // SAFETY: a part of the buffer, which outlives the verbs: they are awaited below. If the
+            // node is lost meanwhile, the buffer is leaked.
+            unsafe { from.read(at as u64, old, (at * PART) as u64, part.as_mut_ptr(), PART as u32) };
+        }
+        let read = done(from, BLOCK_BYTES as usize / PART);
+        if read == Err(Refusal::Lost) {
+            std::mem::forget(bytes);
+            return read;
+        }
+        read?;
+        let mut written = 0;
+        for (at, part) in bytes
+            .chunks(PART)
+            .enumerate()
+            .filter(|(at, part)| self.0.get(at * PART..).is_none_or(|had| !had.starts_with(part)))
+        {
+            // SAFETY: as above.
+            unsafe { to.write(at as u64, new, (at * PART) as u64, part.as_ptr(), PART as u32) };
+            written += 1;
+        }
+        let ended = done(to, written);
+        if ended == Err(Refusal::Lost) {
+            std::mem::forget(bytes);
+            return ended;
+        }
+        self.0 = bytes;
+        ended
+    }
+}
+
+/// Awaits this many verbs.
+fn done(queue: &mut QueuePair, verbs: usize) -> Result<(), Refusal> {
+    match finish(queue, verbs) {
         Ok(results) if results.iter().all(Result::is_ok) => Ok(()),
         Ok(_) => Err(Refusal::System),
         Err(_) => Err(Refusal::Lost),
-    };
-    for (at, part) in bytes.chunks_mut(PART).enumerate() {
-        // SAFETY: a part of the buffer, which outlives the verbs: they are awaited below. If the
-        // node is lost meanwhile, the buffer is leaked.
-        unsafe { from.read(at as u64, old, (at * PART) as u64, part.as_mut_ptr(), PART as u32) };
     }
-    let read = done(from);
-    if read == Err(Refusal::Lost) {
-        std::mem::forget(bytes);
-        return read;
-    }
-    read?;
-    for (at, part) in bytes.chunks(PART).enumerate() {
-        // SAFETY: as above.
-        unsafe { to.write(at as u64, new, (at * PART) as u64, part.as_ptr(), PART as u32) };
-    }
-    let written = done(to);
-    if written == Err(Refusal::Lost) {
-        std::mem::forget(bytes);
-    }
-    written
 }

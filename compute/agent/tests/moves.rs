@@ -20,7 +20,7 @@ use farmem_protocol::wire::{ANY_QUEUE, Figure};
 use std::cell::RefCell;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Barrier};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zerocopy::FromZeros;
 
 /// Not a test: what this binary does as a child.
@@ -104,6 +104,45 @@ fn what_programs_hold_moves_with_the_agent() {
     drop((reach, lates));
     drop((client, late));
     is_left(&others[1], &Stranger::new(&others[1]), "everything is given back");
+}
+
+/// A verb waits for the copy of its own block: not for others', nor for the move. What it waited at most is printed.
+#[test]
+fn a_verb_waits_for_its_own_block_alone() {
+    const BLOCKS: usize = 48;
+    let (mut host, others) = (Host::new(256), [Host::new(256), Host::new(256)]);
+    host.agent_elsewhere("");
+    let client = host.client();
+    let mut reach = client.reach().unwrap();
+    let bytes: Vec<u8> = (0..2 << 20).map(|at| (at / 13) as u8).collect();
+    let held: Vec<Chunk> = (0..BLOCKS).map(|_| client.alloc(9).unwrap()).collect();
+    held.iter().for_each(|chunk| reach.write(chunk, 0, &bytes).unwrap());
+    let mut least = f64::MAX;
+    for round in 0..6 {
+        let mut waits = Vec::new();
+        let to = &others[round % 2];
+        let moves = Instant::now();
+        host.move_to(to);
+        while !host.has_moved(to) {
+            for chunk in &held {
+                let begun = Instant::now();
+                let mut word = [0; 8];
+                reach.read(chunk, 1 << 20, &mut word).unwrap();
+                waits.push(begun.elapsed());
+                assert_eq!(word[..], bytes[1 << 20..][..8]);
+            }
+        }
+        let moves = moves.elapsed();
+        waits.sort_unstable_by(|a, b| b.cmp(a));
+        // The first one joins the node besides.
+        eprintln!(
+            "{BLOCKS} blocks in {moves:?}: the longest waits {:?}, a median one {:?}",
+            &waits[..3],
+            waits[BLOCKS / 2]
+        );
+        least = least.min(waits[1].as_secs_f64() / moves.as_secs_f64());
+    }
+    assert!(least < 0.25, "a verb waits for {least} of a move");
 }
 
 /// An agent that is killed in the midst of a move leaves each block at one node, and the next one ends the move.
