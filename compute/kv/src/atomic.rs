@@ -134,19 +134,25 @@ impl Keyspace {
     async fn parts(&self, io: &Io, intents: Vec<Intent>) -> Result<Vec<Part>, Trouble> {
         let mut parts = Vec::with_capacity(intents.len());
         for Intent { key, mut change } in intents {
-            let (shard, mut long, mut spot) = (Rc::clone(self.shard(&key)), None, None);
+            let (shard, mut long, mut placed, mut spot) = (Rc::clone(self.shard(&key)), None, None, None);
             if let Some(Some(value)) = &mut change {
                 if self.is_long(&key, value) {
                     let written = Box::pin(self.lengthen(io, &key, &value.bytes)).await?;
                     *value = written.head(value.expiry);
                     long = Some(written);
                 }
+                if self.is_divided(value) {
+                    let whole =
+                        Value { kind: value.kind, expiry: value.expiry, bytes: std::mem::take(&mut value.bytes) };
+                    let (head, segments) = Box::pin(self.settle(io, &key, whole)).await?;
+                    (*value, placed) = (head, Some(segments));
+                }
                 let len = object::len(&key, &value.bytes);
                 while spot.is_none() {
                     spot = self.spot(io, &shard, len, false).await?;
                 }
             }
-            parts.push(Part { change, long, spot, ..Part::new(&shard, key) });
+            parts.push(Part { change, long, placed, spot, ..Part::new(&shard, key) });
         }
         Ok(parts)
     }
@@ -261,7 +267,7 @@ impl Keyspace {
         }
         // From here on others may read them.
         parts.iter_mut().filter_map(|part| part.lock.as_mut()).for_each(|lock| lock.kept = true);
-        parts.iter_mut().filter_map(|part| part.spot.as_mut()).for_each(|spot| spot.kept = true);
+        parts.iter_mut().for_each(|part| part.keep(true));
         verdict.kept = true;
         let failed = self.put_locks(io, parts, before, false).await?;
         let all = failed.is_empty() || home.reach.rules.get().broken(Bug::DecideUnlocked);
@@ -269,7 +275,7 @@ impl Keyspace {
         self.end_locks(io, parts, done).await?;
         for part in parts.iter_mut() {
             part.lock.iter_mut().for_each(Spot::retire);
-            part.spot.iter_mut().for_each(|spot| spot.kept = false);
+            part.keep(false);
             if done {
                 part.took_effect();
             }

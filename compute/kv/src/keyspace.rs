@@ -7,6 +7,7 @@ use crate::atomic::is_enough;
 use crate::blocks;
 use crate::layout::{Hash, LARGE, MAX_DEPTH, PIECE_HEADER, ROOT_BITS, class_of};
 use crate::object::{self, Object, Type, Value};
+use crate::segments::{self, Placed, Segments};
 use crate::shard::index::{Found, Inserted, Removed};
 use crate::shard::space::Left;
 use crate::shard::{Shard, Trouble};
@@ -47,6 +48,8 @@ pub struct Keyspace {
     pub begun_ms: u64,
     /// Figures.
     pub figures: Figures,
+    /// Segments of collections that are at hand.
+    pub segments: Segments,
     random: RefCell<Random>,
 }
 
@@ -97,7 +100,8 @@ impl Keyspace {
         for shard in &shards {
             shard.index.peers.replace(shards.iter().map(|other| Rc::downgrade(&other.index)).collect());
         }
-        Keyspace { name: name.into(), shards, evicts, begun_ms, figures: Figures::default(), random }
+        let (figures, segments) = (Figures::default(), Segments::default());
+        Keyspace { name: name.into(), shards, evicts, begun_ms, figures, segments, random }
     }
 
     /// Milliseconds since 1970.
@@ -194,6 +198,9 @@ impl Keyspace {
             let long = Box::pin(self.lengthen(io, key, &value.bytes)).await?;
             return Box::pin(self.put(io, key, &long.head(value.expiry))).await;
         }
+        if self.is_divided(value) {
+            return Box::pin(self.put_divided(io, key, value)).await;
+        }
         loop {
             match self.shard(key).index.put(io, key, value).await {
                 Err(Trouble::Full) => {
@@ -248,10 +255,12 @@ impl Keyspace {
         key: &[u8],
         mut change: impl FnMut(Option<&Object>) -> Result<Change<T>, E>,
     ) -> Result<T, E> {
-        self.update_found(io, key, |there| change(there.map(|found| &found.object))).await
+        self.update_found(io, key, true, |_, there| change(there)).await
     }
 
-    /// [`Keyspace::update`] for a `change` that needs the key's slot, too.
+    /// [`Keyspace::update`] for a `change` that needs the key's slot, too. It gets what was found,
+    /// and the object. `whole`: also of a value in segments the object has all of it. Otherwise it
+    /// is the head, and `change` may want segments of it ([`Working`](segments::Working)).
     ///
     /// # Errors
     /// As there.
@@ -259,10 +268,11 @@ impl Keyspace {
         &self,
         io: &Io,
         key: &[u8],
-        mut change: impl FnMut(Option<&Found>) -> Result<Change<T>, E>,
+        whole: bool,
+        mut change: impl FnMut(Option<&Found>, Option<&Object>) -> Result<Change<T>, E>,
     ) -> Result<T, E> {
         let shard = self.shard(key);
-        let mut lost = 0u32;
+        let (mut lost, mut lent) = (0u32, segments::Lent::new());
         loop {
             if is_enough(lost) {
                 // Others change it faster than `change` can be worked out.
@@ -274,7 +284,7 @@ impl Keyspace {
             }
             let found = shard.index.find(io, key).await?;
             let there = found.as_ref().filter(|found| !self.has_ended(&found.object));
-            let (value, outcome) = match change(there)? {
+            let (value, outcome) = match self.decided(io, (key, there, whole), &mut lent, &mut change).await? {
                 Change::Keep(outcome) => return Ok(outcome),
                 Change::Put(value, outcome) => (Some(value), outcome),
                 Change::Delete(outcome) => (None, outcome),
@@ -293,15 +303,35 @@ impl Keyspace {
                 value = Some(written.head(whole.expiry));
                 long = Some(written);
             }
+            let mut placed = None;
+            if value.as_ref().is_some_and(|value| value.kind == Type::Parts || self.is_divided(value)) {
+                let old = found.as_ref().map(|found| &found.object);
+                let ended = Box::pin(self.segmented(io, key, old, &mut value, &mut lent)).await?;
+                placed = match ended {
+                    Ok(placed) => Some(placed),
+                    Err(len) => {
+                        drop(found);
+                        self.make_room(io, shard, class_of(len), len).await?;
+                        continue;
+                    }
+                };
+            }
+            let dropped = placed.as_ref().and_then(Placed::dropped);
             let done = match (&found, &value) {
-                (Some(found), value) => shard.index.replace(io, key, found, value.as_ref()).await,
+                (Some(found), value) => shard.index.replace_parts(io, key, found, value.as_ref(), dropped).await,
                 (None, Some(value)) => {
                     shard.index.insert(io, key, value).await.map(|inserted| matches!(inserted, Inserted::Done))
                 }
                 (None, None) => Ok(true),
             };
-            // The heap keeps the extents from here on if their head is linked, or may be.
+            // The heap keeps the extents and segments from here on if their head is linked, or may
+            // be.
             drop(long);
+            match (&done, placed) {
+                (Ok(true), Some(placed)) => placed.linked(),
+                (Err(trouble), Some(mut placed)) => placed.kept = !segments::is_harmless(*trouble),
+                (_, placed) => drop(placed),
+            }
             match done {
                 Ok(true) => return Ok(outcome),
                 Ok(false) => {
@@ -451,7 +481,7 @@ pub fn name(kind: Type) -> &'static str {
         Type::SortedSet => "zset",
         Type::Message => "message",
         Type::Stream => "stream",
-        Type::Lock | Type::Verdict | Type::Vacant => "none",
+        Type::Lock | Type::Verdict | Type::Vacant | Type::Parts | Type::Segment => "none",
     }
 }
 

@@ -15,7 +15,7 @@
 //!
 //! * [`task`]: operations as steps that ask for verbs.
 //! * [`layout`], [`object`]: the words and bytes of the store.
-//! * [`long`]: strings in several pieces.
+//! * [`long`]: strings in several pieces. [`segments`]: collections in several objects.
 //! * [`shard`]: the protocol on one node's memory, in parts: places, index, near cache, front ends,
 //!   what becomes of memory that dead ones leave, one node beneath it or two.
 //! * [`keyspace`]: the shards of all nodes as one store.
@@ -38,6 +38,7 @@ pub mod long;
 pub mod object;
 pub mod resp;
 pub mod rules;
+pub mod segments;
 pub mod serve;
 pub mod shard;
 pub mod sight;

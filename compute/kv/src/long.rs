@@ -383,10 +383,10 @@ impl Keyspace {
     /// An object that was found, with all of its value.
     ///
     /// # Errors
-    /// A long value does not match its checksums.
+    /// A value in several pieces does not match its checksums, or is too large to be seen as one.
     pub async fn entire(&self, io: &Io, found: Found) -> Result<Object, Trouble> {
         if found.object.kind() != Type::Long {
-            return Ok(found.object);
+            return self.as_one(io, &found.object).await;
         }
         let key = found.object.key().to_vec();
         let bytes = self.whole(io, &key, &found, MAX_LONG).await?.ok_or(Trouble::TooLarge)?;

@@ -41,12 +41,17 @@ pub enum Type {
     Verdict = 10,
     /// No value: a transaction has given the absent key a slot, to lock it.
     Vacant = 11,
+    /// A collection in several objects. The object has the list of its segments
+    /// ([`crate::segments`]).
+    Parts = 12,
+    /// One of those. No slot refers to it.
+    Segment = 13,
 }
 
 impl Type {
     pub(crate) fn of(byte: u8) -> Option<Type> {
-        use Type::{Hash, List, Lock, Long, Message, Set, SortedSet, Stream, String, Vacant, Verdict};
-        [String, List, Set, Hash, SortedSet, Long, Message, Stream, Lock, Verdict, Vacant]
+        use Type::{Hash, List, Lock, Long, Message, Parts, Segment, Set, SortedSet, Stream, String, Vacant, Verdict};
+        [String, List, Set, Hash, SortedSet, Long, Message, Stream, Lock, Verdict, Vacant, Parts, Segment]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }
@@ -177,9 +182,10 @@ impl Object {
         Object::new(Hash::of(key), key, value, 0, 0)
     }
 
-    /// The same without the value, unless that is a list of extents. It is no more what its slot refers to.
+    /// The same without the value, unless that is a list of extents or segments. It is no more what
+    /// its slot refers to.
     pub(crate) fn brief(self) -> Object {
-        if self.kind == Type::Long {
+        if matches!(self.kind, Type::Long | Type::Parts) {
             return self;
         }
         let value = Value { kind: self.kind, expiry: self.expiry(), bytes: Vec::new() };

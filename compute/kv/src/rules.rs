@@ -86,6 +86,14 @@ pub enum Bug {
     TrustHolds,
     /// A front end that comes leaves what another was changing by one batch when it died.
     LeaveBatch,
+    /// Segments that a new head does not list stay.
+    KeepDropped,
+    /// With a head all of its segments are retired, also those that the new head lists.
+    RetireShared,
+    /// Whether a segment is live is not asked of the heads that there are.
+    AdoptSegments,
+    /// A segment counts as garbage because no slot refers to it.
+    JudgeSegmentsBySlots,
     /// A transaction's memory is used again although its locks may be in slots.
     DropLocks,
 }

@@ -54,8 +54,12 @@ pub enum Trouble {
     #[error("OOM the value is larger than its node's share of --maxmemory: raise it, or store less under one key")]
     Beyond,
     /// The object is larger than [`crate::object::len`] may be.
-    #[error("ERR the value is too large: a string may have 512 MiB, any other value 2097048 bytes with its key")]
+    #[error("ERR the value is too large: a string may have 512 MiB, an element of another value 2 MiB")]
     TooLarge,
+    /// A command that is not made for segments was to take a value that is too large for one
+    /// object.
+    #[error("ERR the value, or the part of it, has more than 64 MiB: take less of it at once")]
+    Unwieldy,
     /// A command of a script or a transaction asked for a key that was not read for it.
     #[error("ERR the key is not among those that were read for this script: name it in KEYS")]
     Unread,

@@ -175,9 +175,11 @@ fn a_full_stream_is_delivered() {
     // Entries that are small beside what a group notes of each.
     let fill = "local n = 0; for i = 1, ARGV[1] do if redis.pcall('xadd', KEYS[1], '*', 'f', ARGV[2]).err then break end \
                 n = n + 1 end; return n";
-    client.send(&["XADD", "s", "*", "f", &"x".repeat(1_965_000)]).unwrap();
-    client.reply().unwrap();
-    let (mut entries, mut each) = (1, 200);
+    for len in [[1_965_000; 8].as_slice(), &[925_000]].concat() {
+        client.send(&["XADD", "s", "*", "f", &"x".repeat(len)]).unwrap();
+        client.reply().unwrap();
+    }
+    let (mut entries, mut each) = (9, 200);
     loop {
         client.send(&["EVAL", fill, "1", "s", &each.to_string(), "x"]).unwrap();
         let said = client.reply().unwrap();

@@ -129,7 +129,7 @@ impl Keyspace {
             let slot_at = part.found.as_ref().map_or(0, |found| found.slot_at);
             entries.extend([slot_at, part.old.0, part.new.0].into_iter().flat_map(u64::to_le_bytes));
             swaps.push(Verb::Cas { at: slot_at, old: part.old.0, new: part.new.0 });
-            part.spot.iter_mut().for_each(|spot| spot.kept = true);
+            part.keep(true);
         }
         // No slot refers to it: an adopter takes its place for free.
         let (object, slot) = shard.space.made(Hash(0), b"", &Value::string(entries), &record.held);
@@ -149,12 +149,12 @@ impl Keyspace {
             let slot_at = part.found.as_ref().map_or(0, |found| found.slot_at);
             match shard.reach.settle(io, slot_at, part.old.0, part.new.0, answer).await {
                 Ok(Ok(())) => {
-                    part.spot.iter_mut().for_each(|spot| spot.kept = false);
+                    part.keep(false);
                     part.took_effect();
                 }
                 Ok(Err(_)) => {
                     shard.near.cache.borrow_mut().forget(&part.key, part.hash);
-                    part.spot.iter_mut().for_each(|spot| spot.kept = false);
+                    part.keep(false);
                     part.reset();
                     left.push(part);
                 }

@@ -52,6 +52,8 @@ impl Keyspace {
             let found = parts.iter().map(|part| part.found.as_ref().map(|found| &found.object));
             let there: Vec<Option<&Object>> =
                 found.map(|object| object.filter(|object| !self.has_ended(object))).collect();
+            let whole = self.all_as_one(io, &there).await?;
+            let there: Vec<Option<&Object>> = whole.iter().map(Option::as_ref).collect();
             let Some(changes) = decide(&there) else { return Ok(false) };
             parts.iter_mut().zip(changes).for_each(|(part, change)| part.change = change);
             if let Some((shard, len)) = self.hold_objects(io, &mut parts).await? {
@@ -65,6 +67,18 @@ impl Keyspace {
             }
         }
         Err(Trouble::Contended)
+    }
+
+    /// Objects as commands see them. The caller holds what it has found.
+    pub(super) async fn all_as_one(&self, io: &Io, there: &[Option<&Object>]) -> Result<Vec<Option<Object>>, Trouble> {
+        let mut whole = Vec::with_capacity(there.len());
+        for object in there {
+            whole.push(match object {
+                Some(object) => Some(self.as_one(io, object).await?),
+                None => None,
+            });
+        }
+        Ok(whole)
     }
 
     /// Holds places for the new objects. An object's shard and length, if it has none.

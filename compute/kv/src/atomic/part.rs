@@ -3,6 +3,7 @@
 use crate::layout::{Hash, LOCKED, Slot};
 use crate::long::{self, Long};
 use crate::object::{Object, Type, Value};
+use crate::segments::Placed;
 use crate::shard::Shard;
 use crate::shard::heap::Held;
 use crate::shard::index::locked::{Entry, Lock};
@@ -45,6 +46,8 @@ pub(super) struct Part {
     pub change: Option<Option<Value>>,
     /// The new value's extents.
     pub long: Option<Long>,
+    /// The new value's segments.
+    pub placed: Option<Placed>,
     /// The new object's place.
     pub spot: Option<Spot>,
     pub found: Option<Found>,
@@ -71,6 +74,7 @@ impl Part {
             key,
             change: None,
             long: None,
+            placed: None,
             spot: None,
             found: None,
             lock: None,
@@ -82,6 +86,12 @@ impl Part {
             _writing: None,
             era: 0,
         }
+    }
+
+    /// Others may read what was written for it, or may not any more.
+    pub fn keep(&mut self, kept: bool) {
+        self.spot.iter_mut().for_each(|spot| spot.kept = kept);
+        self.placed.iter_mut().for_each(|placed| placed.kept = kept);
     }
 
     /// Takes back what one attempt has made.
@@ -147,7 +157,7 @@ impl Part {
         let Some(found) = &self.found else { return };
         let object = self.object.take().map(|(object, _)| object);
         let number = object.as_ref().and_then(long::number);
-        self.shard.space.retire_for(self.old, long::number(&found.object), number);
+        self.shard.space.retire_for(self.old, Some(&found.object), number, None);
         let near = &self.shard.near;
         match (object, &self.change, &mut self.spot, &self._writing) {
             (Some(object), Some(Some(value)), Some(spot), Some(writing)) => {
@@ -166,7 +176,8 @@ impl Part {
             }
             _ => near.cache.borrow_mut().forget(&self.key, self.hash),
         }
-        // The heap keeps the extents from here on.
+        // The heap keeps the extents and the segments from here on.
         self.long = None;
+        self.placed.take().into_iter().for_each(Placed::linked);
     }
 }

@@ -19,7 +19,8 @@
 use super::{DISTURBED, Deciding, Frozen, Intent, Laid, Part, Spot, fills, frozen, take_out, write_all};
 use crate::keyspace::{Change, Keyspace};
 use crate::layout::{At, Slot, class_of};
-use crate::object::Object;
+use crate::object::{Object, Value};
+use crate::segments::Lent;
 use crate::shard::index::Found;
 use crate::shard::index::locked::UNDONE;
 use crate::shard::{Shard, Trouble};
@@ -232,6 +233,11 @@ impl Keyspace {
                 *value = written.head(value.expiry);
                 part.long = Some(written);
             }
+            if self.is_divided(value) {
+                let whole = Value { kind: value.kind, expiry: value.expiry, bytes: std::mem::take(&mut value.bytes) };
+                let (head, segments) = Box::pin(self.settle(io, &part.key, whole)).await?;
+                (*value, part.placed) = (head, Some(segments));
+            }
         }
         self.hold_objects(io, parts).await
     }
@@ -278,12 +284,14 @@ impl Keyspace {
         &self,
         io: &Io,
         key: &[u8],
-        change: &mut impl FnMut(Option<&Found>) -> Result<Change<T>, E>,
+        change: &mut impl FnMut(Option<&Found>, Option<&Object>) -> Result<Change<T>, E>,
     ) -> Result<Option<T>, E> {
         let seized = self.begin_seizing(io).await;
         let Some(seized) = self.seize(io, seized, &[key.to_vec()]).await? else { return Ok(None) };
         let there = seized.there(self).next().and_then(|(_, there)| there);
-        let (changed, outcome) = match change(there) {
+        // What is seized is seen and written as a whole.
+        let decided = self.decided(io, (key, there, true), &mut Lent::new(), change).await;
+        let (changed, outcome) = match decided {
             Ok(Change::Put(value, outcome)) => (Some(Some(value)), outcome),
             Ok(Change::Delete(outcome)) => (Some(None), outcome),
             kept => {
@@ -307,6 +315,14 @@ impl Keyspace {
         let seized = self.begin_seizing(io).await;
         let Some(seized) = self.seize(io, seized, keys).await? else { return Ok(None) };
         let there: Vec<_> = seized.there(self).map(|(_, there)| there.map(|found| &found.object)).collect();
+        let whole = match self.all_as_one(io, &there).await {
+            Ok(whole) => whole,
+            Err(trouble) => {
+                self.let_go(io, seized).await?;
+                return Err(trouble);
+            }
+        };
+        let there: Vec<Option<&Object>> = whole.iter().map(Option::as_ref).collect();
         let Some(changes) = decide(&there) else {
             self.let_go(io, seized).await?;
             return Ok(Some(false));

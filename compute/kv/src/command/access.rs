@@ -1,10 +1,12 @@
 //! How commands reach a key: in the store, or in the draft of a transaction or a script.
 
 use super::in_turn::Turn;
-use super::{Call, Draft, notify};
+use super::{Call, Draft, Fail, notify};
 use crate::keyspace::Change;
-use crate::object::{Object, Value};
+use crate::object::{Object, Type, Value};
+use crate::segments::{Lent, Working};
 use crate::shard::Trouble;
+use crate::shard::index::Found;
 use std::cell::Cell;
 
 impl Call {
@@ -25,15 +27,67 @@ impl Call {
     pub(super) async fn find(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
         match &self.draft {
             Some(draft) => draft.object(key),
+            None => self.as_one(self.store().find(&self.io, key).await?).await,
+        }
+    }
+
+    /// [`Call::find`], which may be the head of a value in segments.
+    pub(super) async fn find_head(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
+        match &self.draft {
+            Some(draft) => draft.head(key),
             None => Ok(self.store().find(&self.io, key).await?.map(|found| found.object)),
         }
+    }
+
+    async fn as_one(&self, found: Option<Found>) -> Result<Option<Object>, Trouble> {
+        match found {
+            Some(found) if found.object.kind() == Type::Parts => {
+                Ok(Some(self.store().as_one(&self.io, &found.object).await?))
+            }
+            found => Ok(found.map(|found| found.object)),
+        }
+    }
+
+    /// What a key's value shows. `see` gets the key's object, unless it has ended, or the value
+    /// that is in segments, and is called again when segments have been read. The read counts.
+    ///
+    /// # Errors
+    /// Those of `see`, and those of the store.
+    pub(super) async fn view<T>(
+        &self,
+        key: &[u8],
+        see: impl Fn(Option<&Object>, Option<&Working<'_>>) -> Result<T, Fail>,
+    ) -> Result<T, Fail> {
+        let store = self.store();
+        let (found, object) = match &self.draft {
+            Some(draft) => (None, draft.head(key)?),
+            None => {
+                let found = store.get(&self.io, key).await?;
+                let object = found.as_ref().map(|found| found.object.clone());
+                (found, object)
+            }
+        };
+        let Some(head) = object.as_ref().filter(|object| object.kind() == Type::Parts) else {
+            return see(object.as_ref(), None);
+        };
+        let shard = store.shard(key);
+        let look = || {
+            let value = Working::of(&store.segments, shard.reach.node, head).ok_or(Trouble::Corrupt)?;
+            see(None, Some(&value))
+        };
+        if self.draft.is_some() {
+            return look();
+        }
+        let shown = Box::pin(store.look(&self.io, shard, &mut Lent::new(), look)).await;
+        drop(found);
+        shown
     }
 
     /// [`Call::find`] for a command that reads: counted.
     pub(super) async fn get(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
         match &self.draft {
             Some(draft) => draft.object(key),
-            None => Ok(self.store().get(&self.io, key).await?.map(|found| found.object)),
+            None => self.as_one(self.store().get(&self.io, key).await?).await,
         }
     }
 
@@ -58,7 +112,7 @@ impl Call {
     pub(super) async fn remove(&self, key: &[u8]) -> Result<bool, Trouble> {
         let there = match &self.draft {
             Some(draft) => {
-                let there = draft.object(key)?.is_some();
+                let there = draft.head(key)?.is_some();
                 if there {
                     draft.put(key, None)?;
                 }
@@ -88,10 +142,24 @@ impl Call {
     pub(super) async fn update<T, E: From<Trouble>>(
         &self,
         key: &[u8],
+        change: impl FnMut(Option<&Object>) -> Result<Change<T>, E>,
+    ) -> Result<T, E> {
+        self.update_as(key, true, change).await
+    }
+
+    /// [`Call::update`]. `whole`: of a value in segments all is seen. Otherwise the head is, and
+    /// `change` may want segments.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn update_as<T, E: From<Trouble>>(
+        &self,
+        key: &[u8],
+        whole: bool,
         mut change: impl FnMut(Option<&Object>) -> Result<Change<T>, E>,
     ) -> Result<T, E> {
         let gone = Cell::new(None);
-        let change = |there: Option<&Object>| -> Result<Change<T>, E> {
+        let mut change = |there: Option<&Object>| -> Result<Change<T>, E> {
             let decided = change(there)?;
             gone.set(match &decided {
                 Change::Keep(_) => None,
@@ -103,9 +171,9 @@ impl Call {
         let outcome = match &self.draft {
             None => {
                 let _turn = self.turn(key).await;
-                self.store().update(&self.io, key, change).await?
+                self.store().update_found(&self.io, key, whole, |_, there| change(there)).await?
             }
-            Some(draft) => Self::update_on(draft, key, change)?,
+            Some(draft) => Self::update_on(draft, key, whole, change)?,
         };
         self.tell(key, gone.get()).await?;
         Ok(outcome)
@@ -114,9 +182,10 @@ impl Call {
     fn update_on<T, E: From<Trouble>>(
         draft: &Draft,
         key: &[u8],
+        whole: bool,
         mut change: impl FnMut(Option<&Object>) -> Result<Change<T>, E>,
     ) -> Result<T, E> {
-        let there = draft.object(key)?;
+        let there = if whole { draft.object(key)? } else { draft.head(key)? };
         match change(there.as_ref())? {
             Change::Keep(outcome) => Ok(outcome),
             Change::Put(value, outcome) => {

@@ -8,8 +8,8 @@ use super::channels::Message;
 use super::types::{Entry, Id, Stream};
 use crate::atomic::Intent;
 use crate::keyspace::Change;
-use crate::layout::MAX_OBJECT;
-use crate::object::{self, Object, Type, Value};
+use crate::object::{Object, Type, Value};
+use crate::segments::WHOLE;
 use crate::shard::Trouble;
 use crate::shard::index::Found;
 use farmem_protocol::random::Random;
@@ -29,8 +29,10 @@ pub fn seen(found: Option<&Found>) -> Seen {
 /// One key of a draft.
 #[derive(Clone, Debug)]
 struct Page {
-    /// As it was read; `None`: absent.
+    /// As it was read; `None`: absent. Of a value in segments the head.
     read: Option<Object>,
+    /// The same as commands see it.
+    seen: Option<Object>,
     /// As the commands left it; `None`: absent.
     object: Option<Object>,
     /// The value to write. `None`: nothing was changed.
@@ -112,8 +114,15 @@ impl Draft {
 
     /// Takes a key in as it was read.
     pub fn enter(&self, key: &[u8], object: Option<Object>) {
-        self.held.set(self.held.get() + object.as_ref().map_or(0, |object| object.len() as usize));
-        self.pages.borrow_mut().insert(key.to_vec(), Page { read: object.clone(), object, change: None, counted: 0 });
+        self.enter_as(key, object.clone(), object);
+    }
+
+    /// [`Draft::enter`] of a key whose value is seen as another object than the one that was read:
+    /// of one in segments all of it.
+    pub fn enter_as(&self, key: &[u8], read: Option<Object>, seen: Option<Object>) {
+        self.held.set(self.held.get() + seen.as_ref().map_or(0, |object| object.len() as usize));
+        let page = Page { read, object: seen.clone(), seen, change: None, counted: 0 };
+        self.pages.borrow_mut().insert(key.to_vec(), page);
     }
 
     /// Makes it what it was before the first command, with all keys that were read since.
@@ -121,7 +130,7 @@ impl Draft {
         for page in self.pages.borrow_mut().values_mut() {
             page.counted = 0;
             if page.change.take().is_some() {
-                page.object.clone_from(&page.read);
+                page.object.clone_from(&page.seen);
             }
         }
         *self.growing.borrow_mut() = None;
@@ -174,8 +183,19 @@ impl Draft {
     /// The key's object, unless it has ended.
     ///
     /// # Errors
-    /// [`Trouble::Unread`]: the key is not in the draft.
+    /// [`Trouble::Unread`]: the key is not in the draft, or not as one object.
     pub fn object(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
+        match self.head(key)? {
+            Some(object) if object.kind() == Type::Parts => Err(Trouble::Unread),
+            object => Ok(object),
+        }
+    }
+
+    /// [`Draft::object`], which may be the head of a value in segments.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn head(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
         if self.growing.borrow().as_ref().is_some_and(|growing| growing.key == key) {
             self.encode();
         }
@@ -195,7 +215,7 @@ impl Draft {
         let bytes = self.bytes.get() - page.counted + new;
         // A string that is longer goes by pieces. Both are refused now, not when others are written.
         let whole = value.as_ref().filter(|value| value.kind != Type::String);
-        if bytes > BYTES || whole.is_some_and(|value| object::len(key, &value.bytes) > MAX_OBJECT) {
+        if bytes > BYTES || whole.is_some_and(|value| value.bytes.len() as u64 > WHOLE) {
             return Err(Trouble::TooLarge);
         }
         self.growing.borrow_mut().take_if(|growing| growing.key == key);

@@ -11,12 +11,13 @@
 //! they came, and the last value is put in place of the one that was read. All take effect at that moment.
 //! If another front end was faster, they run again on what that has left.
 //!
-//! A long string fits no draft: its changes are carried out one by one.
+//! A long string fits no draft: its changes are carried out one by one. So are changes of a value
+//! in segments that need all of it.
 
 use super::draft::Draft;
 use super::{Call, Command, carry_out, channels, execute, find, long, multi, strings};
 use crate::keyspace::Change;
-use crate::object::Type;
+use crate::object::{Object, Type};
 use crate::resp::{Reply, Request};
 use crate::shard::Trouble;
 use crate::shard::index::Found;
@@ -75,24 +76,36 @@ async fn on_a_draft(commands: &[(&'static Command, &Call)]) -> Option<Vec<Reply>
     let (_, first) = commands.first()?;
     let (store, key) = (first.store(), first.arg(1));
     let (last, ran) = (RefCell::new(None), Cell::new(0));
+    // Commands that begin again draw the same.
+    let seed = store.random(usize::MAX) as u64;
     let beyond = [Trouble::TooLarge.into(), Trouble::Unread.into(), long::too_long(), strings::too_long()];
-    let change = |there: Option<&Found>| -> Result<Change<Option<Vec<Reply>>>, Trouble> {
-        if there.is_some_and(|found| found.object.kind() == Type::Long) {
+    let change = |_: Option<&Found>, there: Option<&Object>| -> Result<Change<Option<Vec<Reply>>>, Trouble> {
+        if there.is_some_and(|object| object.kind() == Type::Long) {
             return Ok(Change::Keep(None));
         }
-        let draft = Rc::new(Draft::new(store.now_ms(), store.random(usize::MAX) as u64));
-        draft.enter(key, there.map(|found| found.object.clone()));
-        let (mut replies, until) = (Vec::with_capacity(commands.len()), Instant::now() + TIME);
+        let draft = Rc::new(Draft::new(store.now_ms(), seed));
+        draft.enter(key, there.cloned());
+        let (mut replies, mut wanting, until) = (Vec::with_capacity(commands.len()), 0, Instant::now() + TIME);
         for (command, call) in commands {
-            if !replies.is_empty() && Instant::now() >= until {
+            if replies.len() + wanting > 0 && Instant::now() >= until {
                 break;
             }
             let call = Call { draft: Some(Rc::clone(&draft)), in_exec: true, ..(*call).clone() };
-            match multi::at_once(carry_out(command, &call)) {
+            let came = multi::at_once(carry_out(command, &call));
+            if store.segments.is_wanting() {
+                // All begin again when the segments have been read, also those that the commands
+                // behind it want.
+                wanting += 1;
+                continue;
+            }
+            match came {
                 Some(Ok(reply)) => replies.push(reply),
                 Some(Err(fail)) if !beyond.contains(&fail) => replies.push(fail.0),
                 _ => return Ok(Change::Keep(None)),
             }
+        }
+        if wanting > 0 {
+            return Err(Trouble::Unread);
         }
         ran.set(replies.len());
         last.replace(Some(Rc::clone(&draft)));
@@ -100,7 +113,7 @@ async fn on_a_draft(commands: &[(&'static Command, &Call)]) -> Option<Vec<Reply>
     };
     // Commands on several keys, which have their turn, replace what they have read.
     let turn = first.turn(key).await;
-    let ended = store.update_found(&first.io, key, change).await;
+    let ended = store.update_found(&first.io, key, false, change).await;
     drop(turn);
     match ended {
         Ok(replies) => {

@@ -11,7 +11,7 @@
 
 use super::draft::{BYTES, Draft};
 use super::multi::at_once;
-use super::several::{KEYS, Read, WOULD_WAIT, at_one_moment, by_others};
+use super::several::{KEYS, Read, WOULD_WAIT, as_one, at_one_moment, by_others};
 use super::types::{is_for_nobody, may_wait};
 use super::{Answered, Call, Command, Fail, carry_out};
 use crate::object::Type;
@@ -277,7 +277,8 @@ impl View<'_> {
                 if sight.object.as_ref().is_some_and(|object| object.kind() == Type::Long) {
                     return Ok(false);
                 }
-                self.draft.enter(key, sight.object.clone());
+                let read = sight.object.as_ref();
+                self.draft.enter_as(key, read.cloned(), as_one(self.call, read).await?);
                 self.seen.push((key.clone(), sight));
             }
             if self.draft.held() > BYTES {

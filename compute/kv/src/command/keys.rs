@@ -6,6 +6,7 @@ use super::{Answered, Call, Fail};
 use crate::keyspace::{Change, Cursor, name};
 use crate::object::{Object, Type, Value};
 use crate::resp::{Reply, matches};
+use crate::segments::type_of;
 use std::time::{Duration, Instant};
 
 /// After how long KEYS lets others have their turn.
@@ -42,8 +43,8 @@ pub async fn run(command: &str, call: &Call) -> Answered {
             _ => Err(Fail::new("DB index is out of range")),
         },
         _ => {
-            let found = call.find(call.arg(1)).await?;
-            Ok(Reply::Line(found.map_or("none", |found| name(found.kind())).into()))
+            let found = call.find_head(call.arg(1)).await?;
+            Ok(Reply::Line(found.map_or("none", |found| name(type_of(&found))).into()))
         }
     }
 }
@@ -59,7 +60,11 @@ async fn del(call: &Call) -> Answered {
 async fn exists(call: &Call) -> Answered {
     let mut there = 0;
     for key in &call.args[1..] {
-        there += i64::from(call.get(key).await?.is_some());
+        let found = match &call.draft {
+            Some(draft) => draft.head(key)?.is_some(),
+            None => call.store().get(&call.io, key).await?.is_some(),
+        };
+        there += i64::from(found);
     }
     Ok(Reply::Int(there))
 }
@@ -117,7 +122,7 @@ async fn expire(call: &Call, command: &str, unit: Unit) -> Answered {
             Change::Put(ending(object, Some(at as u64)), Reply::Int(1))
         })
     };
-    call.update(call.arg(1), change).await
+    call.update_as(call.arg(1), false, change).await
 }
 
 async fn persist(call: &Call) -> Answered {
@@ -127,11 +132,11 @@ async fn persist(call: &Call) -> Answered {
             _ => Change::Keep(Reply::Int(0)),
         })
     };
-    call.update(call.arg(1), change).await
+    call.update_as(call.arg(1), false, change).await
 }
 
 async fn ends(call: &Call, say: impl Fn(i64, i64) -> i64) -> Answered {
-    let found = call.find(call.arg(1)).await?;
+    let found = call.find_head(call.arg(1)).await?;
     let now = call.now_ms() as i64;
     Ok(Reply::Int(match found.map(|found| found.expiry()) {
         None => -2,
@@ -179,7 +184,7 @@ async fn scan(call: &Call) -> Answered {
     let (objects, next) = call.store().scan(&call.io, Cursor::of(cursor), count.min(10_000) as usize).await?;
     let wanted = |object: &&Object| {
         names.is_none_or(|names| matches(names, object.key()))
-            && kind.as_ref().is_none_or(|kind| name(object.kind()).as_bytes() == kind.as_slice())
+            && kind.as_ref().is_none_or(|kind| name(type_of(object)).as_bytes() == kind.as_slice())
     };
     let found = objects.iter().filter(wanted).map(|object| Reply::bulk(object.key())).collect();
     let next = next.map_or(0, Cursor::word).to_string();
@@ -253,15 +258,18 @@ async fn object(call: &Call) -> Answered {
     if call.count() != 3 || !super::subcommands::is_known("object", &what) {
         return Err(super::server::unknown(call, "object"));
     }
-    let Some(found) = call.find(call.arg(2)).await? else { return Ok(Reply::Null) };
+    let Some(found) = call.find_head(call.arg(2)).await? else { return Ok(Reply::Null) };
     match what.as_slice() {
-        b"encoding" => Ok(Reply::bulk(match name(found.kind()) {
+        b"encoding" => Ok(Reply::bulk(match name(type_of(&found)) {
             "string" if found.kind() == Type::Long => "raw",
             "string" if args::parse_int(found.value()).is_some() => "int",
             "string" if found.value().len() <= 44 => "embstr",
             "string" => "raw",
             "stream" => "stream",
-            _ => "listpack",
+            _ if found.kind() != Type::Parts => "listpack",
+            "list" => "quicklist",
+            "zset" => "skiplist",
+            _ => "hashtable",
         })),
         b"refcount" => Ok(Reply::Int(1)),
         // Reads are not noted, so it counts from the last change.
@@ -275,7 +283,9 @@ async fn object(call: &Call) -> Answered {
 
 async fn memory(call: &Call) -> Answered {
     match (call.arg(1).to_ascii_lowercase().as_slice(), call.count()) {
-        (b"usage", 3..) => Ok(call.find(call.arg(2)).await?.map_or(Reply::Null, |found| Reply::Int(taken(&found)))),
+        (b"usage", 3..) => {
+            Ok(call.find_head(call.arg(2)).await?.map_or(Reply::Null, |found| Reply::Int(taken(&found))))
+        }
         (b"stats", 2) => {
             let held = call.store().shards.iter().map(|shard| shard.space.bytes()).sum::<u64>() as i64;
             let keys = call.store().size(&call.io).await? as i64;
@@ -293,6 +303,9 @@ async fn memory(call: &Call) -> Answered {
 fn taken(found: &Object) -> i64 {
     if found.kind() == Type::Long {
         return crate::long::len(found) as i64;
+    }
+    if found.kind() == Type::Parts {
+        return crate::segments::taken(found) as i64;
     }
     let len = u64::from(found.len());
     match crate::layout::class_of(len) {

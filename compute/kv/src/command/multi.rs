@@ -21,6 +21,7 @@ use super::several::{ALL, KEYS, Several};
 use super::table::{self, Command};
 use super::{Answered, Call, Client, Fail, Group, channels, dispatch, scripts, subcommands};
 use crate::keyspace::Change;
+use crate::object::Object;
 use crate::resp::{Reply, Request};
 use crate::shard::index::Found;
 use std::cell::{Cell, RefCell};
@@ -245,19 +246,19 @@ const CHANGED: Reply = Reply::NullArray;
 async fn on_one_key(call: &Call, transaction: &Transaction, key: &[u8]) -> Answered {
     let watched = transaction.watched.first().map(|(_, seen)| *seen);
     let last = RefCell::new(None);
-    let change = |there: Option<&Found>| -> Result<Change<Reply>, Fail> {
+    let change = |there: Option<&Found>, object: Option<&Object>| -> Result<Change<Reply>, Fail> {
         if watched.is_some_and(|watched| watched != seen(there)) {
             return Ok(Change::Keep(CHANGED));
         }
         let draft = Rc::new(Draft::new(call.store().now_ms(), call.store().random(usize::MAX) as u64));
-        draft.enter(key, there.map(|found| found.object.clone()));
+        draft.enter(key, object.cloned());
         let replies = transaction.on(call, &draft, Instant::now() + TIME)?;
         last.replace(Some(Rc::clone(&draft)));
         Ok(draft.change(replies))
     };
     // Commands on several keys, which have their turn, replace what they have read.
     let turn = call.turn(key).await;
-    let reply = call.store().update_found(&call.io, key, change).await?;
+    let reply = call.store().update_found(&call.io, key, true, change).await?;
     drop(turn);
     let messages = last.take().filter(|_| reply != CHANGED).map_or(Vec::new(), |draft| draft.messages());
     channels::send_all(call, messages).await;

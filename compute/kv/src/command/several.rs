@@ -185,7 +185,9 @@ pub async fn at_one_moment<T>(
             return None;
         }
         let intents = draft.intents();
-        let is_long = |intent: &Intent| intent.change.iter().flatten().any(|value| store.is_long(&intent.key, value));
+        let is_long = |intent: &Intent| {
+            intent.change.iter().flatten().any(|value| store.is_long(&intent.key, value) || store.is_divided(value))
+        };
         long = intents.iter().any(is_long);
         let changes: Changes = intents.into_iter().map(|intent| intent.change).collect();
         (!long).then_some(changes)
@@ -205,6 +207,14 @@ pub async fn at_one_moment<T>(
             Err(fail) if fail == contended && Instant::now() < end => {}
             ended => return ended?.ok_or(contended),
         }
+    }
+}
+
+/// An object as commands see it on a draft. The caller holds what it has found.
+pub async fn as_one(call: &Call, object: Option<&Object>) -> Result<Option<Object>, Trouble> {
+    match object {
+        Some(object) => call.store().as_one(&call.io, object).await.map(Some),
+        None => Ok(None),
     }
 }
 
@@ -352,9 +362,18 @@ impl Several<'_> {
                 };
             }
             let mut watched = true;
+            let mut wrong = None;
             for (key, there) in seized.there(store).skip(before) {
                 watched &= self.is_as_watched(key, there);
-                draft.enter(key, there.map(|found| found.object.clone()));
+                let read = there.map(|found| &found.object);
+                match as_one(self.call, read).await {
+                    Ok(seen) => draft.enter_as(key, read.cloned(), seen),
+                    Err(trouble) => wrong = Some(trouble),
+                }
+            }
+            if let Some(trouble) = wrong {
+                store.let_go(io, seized).await?;
+                return Err(trouble.into());
             }
             let refused = refused.or_else(|| (draft.held() > BYTES).then(too_much));
             draft.again();
@@ -410,7 +429,8 @@ impl Several<'_> {
                 if !self.is_as_watched(key, found.as_ref()) {
                     return Ok(false);
                 }
-                draft.enter(key, found.map(|found| found.object));
+                let read = found.as_ref().map(|found| &found.object);
+                draft.enter_as(key, read.cloned(), as_one(self.call, read).await?);
             }
             if draft.held() > BYTES {
                 return Err(too_much());

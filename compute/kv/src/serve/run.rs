@@ -161,6 +161,7 @@ impl<'a> Server<'a> {
         let (start, now_ms) = (Instant::now(), wall_ms());
         shards.iter().for_each(|shard| shard.space.now_ms.set(now_ms));
         let store = Rc::new(Keyspace::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
+        store.segments.as_the_environment_says();
         let first = listeners.first().and_then(|listener| listener.local_addr().ok());
         let front = Front {
             turns: 0.into(),

@@ -174,7 +174,7 @@ async fn each(io: &Io, store: &Keyspace, mut see: impl FnMut(&Object) -> Result<
         alive.show(io, store).await?;
         let (objects, next) = store.scan(io, cursor, 64).await?;
         for object in objects {
-            if object.kind() != Type::Long {
+            if !matches!(object.kind(), Type::Long | Type::Parts) {
                 see(&object)?;
             } else if let Some(found) = store.find(io, object.key()).await? {
                 // It may have been changed since the scan.
@@ -188,6 +188,9 @@ async fn each(io: &Io, store: &Keyspace, mut see: impl FnMut(&Object) -> Result<
 
 /// All of a long value, which may take longer to read than a front end may be silent.
 async fn entire(io: &Io, store: &Keyspace, found: Found, alive: &Alive) -> Result<Object, Trouble> {
+    if found.object.kind() != Type::Long {
+        return store.entire(io, found).await;
+    }
     let key = found.object.key().to_vec();
     let mut value = Value { kind: Type::String, expiry: found.object.expiry(), bytes: Vec::new() };
     let mut reader = Extents::new(Rc::clone(&store.shard(&key).reach), &found, 0, u64::MAX)?;
@@ -195,7 +198,7 @@ async fn entire(io: &Io, store: &Keyspace, found: Found, alive: &Alive) -> Resul
         value.bytes.extend_from_slice(&bytes);
         alive.show(io, store).await?;
     }
-    if found.object.kind() == Type::Long { Ok(Object::of(&key, &value)) } else { Ok(found.object) }
+    Ok(Object::of(&key, &value))
 }
 
 async fn fill(io: &Io, store: &Rc<Keyspace>, mut reader: Reader) -> Result<u64, Wrong> {

@@ -13,15 +13,20 @@
 mod closing;
 mod looks;
 mod reserve;
+mod segments;
 
 pub use closing::Candidate;
 pub use looks::Linked;
 
 use crate::layout::{At, LARGE, PIECE_HEADER, PIECES, class_bytes, is_whole};
+use crate::object::Object;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Epochs between an object's retirement and its place's reuse. See [`crate::shard::member`].
 pub const GRACE: u64 = 3;
+/// In place of the slot's address: no slot refers to the object, but a head lists it
+/// ([`crate::segments`]).
+pub const SEGMENT: At = 1;
 /// Pieces of a class grow with it up to this size.
 pub(crate) const LARGEST_SHARED: u32 = 256 << 10;
 
@@ -51,11 +56,17 @@ pub struct Place {
     pub ends: u32,
     /// Hash of the key whose object it has, if linked.
     pub hash: u64,
-    /// The slot that referred to the object when it was linked; 0: it is not known.
+    /// The slot that referred to the object when it was linked; 0: it is not known. [`SEGMENT`]:
+    /// there is none.
     pub slot: At,
 }
 
 impl Place {
+    /// Whether a slot refers to its object, as far as is known.
+    fn has_slot(&self) -> bool {
+        self.used == Use::Linked && self.slot != SEGMENT
+    }
+
     /// When its object ends, if it is linked and ends.
     fn end(&self) -> Option<u32> {
         (self.used == Use::Linked && self.ends > 0).then_some(self.ends)
@@ -143,6 +154,8 @@ pub struct Heap {
     longs: HashMap<u64, Extents>,
     /// Own objects that list extents, and the number of the long value.
     heads: HashMap<At, u64>,
+    /// Own objects that list segments.
+    lists: HashMap<At, Object>,
     /// Pieces taken over since this was last asked for.
     taken_over: Vec<At>,
 }
@@ -172,6 +185,7 @@ impl Default for Heap {
             kept: 0,
             longs: HashMap::new(),
             heads: HashMap::new(),
+            lists: HashMap::new(),
             taken_over: Vec::new(),
         }
     }
@@ -408,6 +422,7 @@ impl Heap {
     }
 
     fn forget_head(&mut self, head: At) -> Option<u64> {
+        self.lists.remove(&head);
         let number = self.heads.remove(&head)?;
         if let Some(known) = self.longs.get_mut(&number) {
             known.heads -= 1;

@@ -23,9 +23,10 @@ use crate::layout::{
 use crate::long::{self, List};
 use crate::object::{Header, Object, Type};
 use crate::rules::Bug;
+use crate::segments;
 use crate::shard::Trouble;
 use crate::shard::copies::{Counted, Words};
-use crate::shard::heap::{Place, Use, second};
+use crate::shard::heap::{Place, SEGMENT, Use, second};
 use crate::shard::index::Index;
 use crate::shard::member::{LEASE_MS, is_there, line_word, state};
 use crate::shard::near::Near;
@@ -33,7 +34,7 @@ use crate::shard::reach::Reach;
 use crate::shard::space::{Left, Space};
 use crate::task::{Answer, Io, Verb, join};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::pin::Pin;
 use std::rc::Rc;
 
@@ -160,6 +161,39 @@ impl Recovery {
             }
             io.pause(1).await;
         }
+    }
+
+    /// The places of the segments that heads list under this hash. As for long values, an insert
+    /// that is not decided does not count: it lists none but its own writer's.
+    pub(super) async fn listed(&self, io: &Io, hash: Hash) -> Option<HashSet<At>> {
+        // Objects that are read are not reused meanwhile.
+        let _section = self.space.section();
+        loop {
+            let slots = self.judged(io, hash).await;
+            let alike = |slot: &Slot| slot.is_used() && !slot.is_pending() && slot.fingerprint() == hash.fingerprint();
+            let alike: Vec<Slot> = slots.into_iter().map(|(_, slot)| slot.thawed()).filter(alike).collect();
+            let objects = self.index.objects(io, &alike).await;
+            if let Some(objects) = objects.into_iter().collect::<Option<Vec<Object>>>() {
+                let own = objects.iter().filter(|object| object.hash() == hash);
+                return Some(own.flat_map(|head| segments::places(head, self.reach.node)).collect());
+            }
+            if self.reach.shut_out.get() {
+                return None;
+            }
+            io.pause(1).await;
+        }
+    }
+
+    /// Which of these segments are live.
+    async fn live_segments(&self, io: &Io, all: &[(At, u64)]) -> HashSet<At> {
+        let mut by_hash: BTreeMap<u64, Vec<At>> = BTreeMap::new();
+        all.iter().for_each(|&(at, hash)| by_hash.entry(hash).or_default().push(at));
+        let mut live = HashSet::new();
+        for (hash, places) in by_hash {
+            let listed = self.listed(io, Hash(hash)).await;
+            live.extend(places.into_iter().filter(|at| listed.as_ref().is_none_or(|listed| listed.contains(at))));
+        }
+        live
     }
 
     /// Whether the object at `at` is live. An insert of it that was never decided is undone.
@@ -407,6 +441,8 @@ impl Recovery {
         let place_at = |n: u64| at + PIECE_HEADER + n * step;
         let mut places = Vec::new();
         let (mut sound, mut lists, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut heads, mut segments) = (Vec::new(), Vec::new());
+        let rules = self.reach.rules.get();
         for n in 0..count {
             let start = (PIECE_HEADER + n * step) as usize;
             let object = content.get(start..start + step as usize).unwrap_or_default();
@@ -418,16 +454,24 @@ impl Recovery {
             }
             let hash = object.as_ref().map(|object| object.hash().0);
             let ends = second(object.as_ref().and_then(Object::expiry));
-            sound.extend(hash.map(|hash| (place_at(n), hash)));
+            let is_segment = object.as_ref().is_some_and(|object| object.kind() == Type::Segment)
+                && !rules.broken(Bug::JudgeSegmentsBySlots);
+            if is_segment { &mut segments } else { &mut sound }.extend(hash.map(|hash| (place_at(n), hash)));
+            heads.extend(object.clone().filter(|object| object.kind() == Type::Parts).map(|head| (place_at(n), head)));
             parts.extend(object.as_ref().filter(|one| is_part(one.key())).map(|part| part.key().to_vec()));
             let list = object.filter(|object| object.kind() == Type::Long);
             lists.extend(list.and_then(|list| Some((place_at(n), List::decode(list.value(), self.reach.node)?))));
-            places.push(Place { used: Use::Linked, version, uses: 0, ends, hash: hash.unwrap_or(0), slot: 0 });
+            let slot = if is_segment { SEGMENT } else { 0 };
+            places.push(Place { used: Use::Linked, version, uses: 0, ends, hash: hash.unwrap_or(0), slot });
         }
         let mut live = HashMap::new();
         for some in sound.chunks(AT_ONCE) {
             let answers = self.are_live(io, some).await;
             live.extend(some.iter().map(|(at, _)| *at).zip(answers));
+        }
+        match rules.broken(Bug::AdoptSegments) {
+            true => live.extend(segments.iter().map(|&(at, _)| (at, true))),
+            false => live.extend(self.live_segments(io, &segments).await.into_iter().map(|at| (at, true))),
         }
         if self.must_wait() {
             return self.hand_back(io, at, new, old).await;
@@ -440,6 +484,9 @@ impl Recovery {
             let hash = sound.iter().find(|(sound, _)| *sound == at).map_or(0, |(_, hash)| *hash);
             heap.lists(at, list.number, hash, list.extents.iter().map(|extent| extent.at));
             heap.linked_list(at);
+        }
+        for (at, head) in heads.into_iter().filter(|(at, _)| live.get(at) == Some(&true)) {
+            heap.lists_segments(head, at);
         }
         // Others may still read what nothing refers to.
         for at in (0..count).map(place_at).filter(|at| live.get(at) != Some(&true)) {

@@ -1,5 +1,7 @@
 //! A front end's places for objects in one shard, and the epochs that say when a place is used again.
 
+mod retire;
+
 use crate::blocks;
 use crate::layout::{At, EXTENT, Hash, Kind, MAX_OBJECT, Owner, PIECES, Slot, class_of, is_whole};
 use crate::long::List;
@@ -65,7 +67,7 @@ impl Leaving {
     /// Notes a key of clients. Objects of the store's own are left out. If the end of a batch of
     /// messages were told, the telling would be another batch.
     pub(crate) fn push(&self, left: Left, kind: Type, key: &[u8]) {
-        let own = matches!(kind, Type::Message | Type::Lock | Type::Verdict | Type::Vacant);
+        let own = matches!(kind, Type::Message | Type::Lock | Type::Verdict | Type::Vacant | Type::Segment);
         if !self.told.get() || key.len() >= TOLD_KEY || own || blocks::is_own(key) {
             return;
         }
@@ -372,6 +374,9 @@ impl Space {
             let extents = list.extents.iter().map(|extent| extent.at);
             self.heap.borrow_mut().lists(held.at, list.number, hash.0, extents);
         }
+        if value.kind == Type::Parts {
+            self.heap.borrow_mut().lists_segments(object.clone(), held.at);
+        }
         (object, Slot::new(hash.fingerprint(), held.class, held.version, held.at))
     }
 
@@ -381,26 +386,6 @@ impl Space {
         heap.linked(at, hash.0, second(value.expiry), slot_at);
         if value.kind == Type::Long {
             heap.linked_list(at);
-        }
-    }
-
-    /// The slot's object is not in the index any more.
-    pub(crate) fn retire(&self, slot: Slot) {
-        self.retire_for(slot, None, None);
-    }
-
-    /// [`Space::retire`] of an object that `new` has replaced. Of a long value the extents go, too,
-    /// unless `new` lists the same. `old`: the long value's number, if the caller knows it.
-    pub(crate) fn retire_for(&self, slot: Slot, old: Option<u64>, new: Option<u64>) {
-        // The store's epoch may be one ahead of what was read.
-        let epoch = self.epochs.borrow().now + 1;
-        let mut heap = self.heap.borrow_mut();
-        let listed = heap.retire(slot.at(self.reach.node), epoch).or(old);
-        if let Some(number) = listed.filter(|_| listed != new) {
-            heap.retire_long(number, epoch);
-        }
-        if self.reach.rules.get().broken(Bug::ReuseAtOnce) {
-            heap.reap(u64::MAX);
         }
     }
 

@@ -36,6 +36,9 @@ impl Process {
     fn start_by(mut command: Command, role: &str) -> Process {
         command.args(["another_process", "--exact", "--nocapture"]).env(ROLE, role).stdout(Stdio::piped());
         keep_from_threads(&mut command, libc::SIGTERM);
+        if let Some(bytes) = role.split(" segment=").nth(1).and_then(|rest| rest.split(' ').next()) {
+            command.env("FARMEM_KV_SEGMENT", bytes);
+        }
         if role.contains(" metrics=") {
             command.stderr(Stdio::piped());
         }
@@ -178,7 +181,7 @@ pub fn another_process() {
                     Some(("mirror", yes)) => config.mirror = yes == "yes",
                     Some(("spare", at)) => config.spares = vec![at.into()],
                     Some(("tls", papers)) => config.clients.tls = Some(tls(papers, at)),
-                    Some(("clients-show", _)) => {}
+                    Some(("clients-show" | "segment", _)) => {}
                     Some(("metrics", at)) => config.metrics = Some(at.parse().unwrap()),
                     _ => config.listen = vec![option.parse().unwrap()],
                 }

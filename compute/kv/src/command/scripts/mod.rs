@@ -26,6 +26,7 @@ use super::draft::Draft;
 use super::several::{KEYS, Several};
 use super::{Answered, Call, Fail, args, channels};
 use crate::keyspace::Change;
+use crate::object::Object;
 use crate::resp::{Reply, Request};
 use crate::shard::index::Found;
 use farmem_sys::raw::thread_cpu_ns;
@@ -250,9 +251,9 @@ impl Script<'_> {
     /// `None`: the script uses other keys, too.
     async fn on_one_key(&self, key: &[u8]) -> Result<Option<Reply>, Fail> {
         let (last, wide) = (RefCell::new(Vec::new()), Cell::new(false));
-        let change = |there: Option<&Found>| -> Result<Change<Reply>, Fail> {
+        let change = |_: Option<&Found>, there: Option<&Object>| -> Result<Change<Reply>, Fail> {
             let draft = Rc::new(Draft::new(self.call.store().now_ms(), self.seed));
-            draft.enter(key, there.map(|found| found.object.clone()));
+            draft.enter(key, there.cloned());
             let (reply, failed) = self.on(&draft, self.until)?;
             if let Some(other) = draft.missed().first() {
                 wide.set(true);
@@ -266,7 +267,7 @@ impl Script<'_> {
         };
         // Commands on several keys, which have their turn, replace what they have read.
         let turn = self.call.turn(key).await;
-        let ended = self.call.store().update_found(&self.call.io, key, change).await;
+        let ended = self.call.store().update_found(&self.call.io, key, true, change).await;
         drop(turn);
         if wide.get() {
             return Ok(None);

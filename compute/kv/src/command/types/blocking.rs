@@ -10,6 +10,7 @@ use super::super::{Answered, Call, Fail};
 use super::count;
 use crate::object::Type;
 use crate::resp::Reply;
+use crate::segments::type_of;
 
 /// Between two looks, in ms.
 const LONGEST: u32 = 16;
@@ -115,7 +116,7 @@ pub fn has_block(args: &[Vec<u8>]) -> bool {
 /// that comes later may have an element: the client gets the error then.
 async fn has_another_type(call: &Call, keys: &[Vec<u8>]) -> Result<bool, Fail> {
     let [key] = keys else { return Ok(false) };
-    Ok(call.store().find(&call.io, key).await?.is_some_and(|found| found.object.kind() != wanted(call)))
+    Ok(call.store().find(&call.io, key).await?.is_some_and(|found| type_of(&found.object) != wanted(call)))
 }
 
 /// The type of the values in which the command looks for an element.
@@ -148,7 +149,7 @@ impl Waiter<'_> {
         }
         for key in keys {
             let Some(found) = self.0.store().find(&self.0.io, key).await? else { continue };
-            if self.is_first_for(key) || found.object.kind() != wanted(self.0) {
+            if self.is_first_for(key) || type_of(&found.object) != wanted(self.0) {
                 return Ok(true);
             }
         }

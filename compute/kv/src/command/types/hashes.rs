@@ -1,6 +1,6 @@
 //! Commands on hashes.
 
-use super::{Items, bulks, change, random_count, random_places, read, scan};
+use super::{Items, bulks, change_named, length, random_count, random_places, read, read_named, scan};
 use crate::command::args::{int, is, parse_int};
 use crate::command::extended::Extended;
 use crate::command::{Answered, Call, Fail};
@@ -21,9 +21,9 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "hincrbyfloat" => add_float(call).await,
         "hkeys" => Ok(Reply::Array(bulks(read(call, call.arg(1), Type::Hash).await?.iter().step_by(2)))),
         "hvals" => Ok(Reply::Array(bulks(read(call, call.arg(1), Type::Hash).await?.iter().skip(1).step_by(2)))),
-        "hlen" => Ok(Reply::Int(read(call, call.arg(1), Type::Hash).await?.len() as i64 / 2)),
+        "hlen" => Ok(Reply::Int(length(call, call.arg(1), Type::Hash).await? as i64 / 2)),
         "hmget" => {
-            let items = read(call, call.arg(1), Type::Hash).await?;
+            let items = read_named(call, call.arg(1), Type::Hash, &call.args[2..]).await?;
             let one = |field: &Vec<u8>| Reply::maybe(place(&items, field).map(|at| items[at + 1].clone()));
             Ok(Reply::Array(call.args[2..].iter().map(one).collect()))
         }
@@ -55,7 +55,7 @@ fn put(items: &mut Items, field: &[u8], value: Vec<u8>) -> bool {
 }
 
 async fn get(call: &Call, field: &[u8]) -> Result<Option<Vec<u8>>, Fail> {
-    let items = read(call, call.arg(1), Type::Hash).await?;
+    let items = read_named(call, call.arg(1), Type::Hash, &[field.to_vec()]).await?;
     Ok(place(&items, field).map(|at| items[at + 1].clone()))
 }
 
@@ -68,7 +68,8 @@ async fn set(call: &Call) -> Answered {
         let new = call.args[2..].chunks(2).filter(|pair| put(items, &pair[0], pair[1].clone())).count();
         Ok(Reply::Int(new as i64))
     };
-    change(call, Type::Hash, edit).await
+    let fields: Vec<&[u8]> = call.args[2..].iter().step_by(2).map(Vec::as_slice).collect();
+    change_named(call, Type::Hash, &fields, edit).await
 }
 
 async fn set_if_absent(call: &Call) -> Answered {
@@ -79,7 +80,7 @@ async fn set_if_absent(call: &Call) -> Answered {
         }
         Ok(Reply::Int(i64::from(absent)))
     };
-    change(call, Type::Hash, edit).await
+    change_named(call, Type::Hash, &[call.arg(2)], edit).await
 }
 
 async fn delete(call: &Call) -> Answered {
@@ -93,7 +94,8 @@ async fn delete(call: &Call) -> Answered {
         }
         Ok(Reply::Int(gone))
     };
-    change(call, Type::Hash, edit).await
+    let fields: Vec<&[u8]> = call.args[2..].iter().map(Vec::as_slice).collect();
+    change_named(call, Type::Hash, &fields, edit).await
 }
 
 async fn add(call: &Call) -> Answered {
@@ -105,7 +107,7 @@ async fn add(call: &Call) -> Answered {
         put(items, call.arg(2), new.to_string().into_bytes());
         Ok(Reply::Int(new))
     };
-    change(call, Type::Hash, edit).await
+    change_named(call, Type::Hash, &[call.arg(2)], edit).await
 }
 
 async fn add_float(call: &Call) -> Answered {
@@ -123,7 +125,7 @@ async fn add_float(call: &Call) -> Answered {
         put(items, call.arg(2), bytes.clone());
         Ok(Reply::bulk(bytes))
     };
-    change(call, Type::Hash, edit).await
+    change_named(call, Type::Hash, &[call.arg(2)], edit).await
 }
 
 /// HRANDFIELD.

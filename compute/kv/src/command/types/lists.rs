@@ -3,17 +3,18 @@
 //! Those of queues, and those that read, take the value's bytes as they lie: a list of a hundred thousand
 //! items would cost as many allocations otherwise.
 
-use super::{Items, Lying, bytes_of, change, change_bytes, count, write_item};
+use super::{Items, Lying, bulks, change, change_either, count, length, view, write_item};
 use crate::command::args::{int, is, range};
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
+use crate::segments::Working;
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
         "lindex" => index(call).await,
         "linsert" => insert(call).await,
-        "llen" => look(call, |bytes| Reply::Int(Lying(bytes).count() as i64)).await,
+        "llen" => Ok(Reply::Int(length(call, call.arg(1), Type::List).await? as i64)),
         "lpop" => pop(call, true).await,
         "lpush" => push(call, true, false).await,
         "lpushx" => push(call, true, true).await,
@@ -33,29 +34,56 @@ fn place(index: i64, len: usize) -> Option<usize> {
     usize::try_from(index).ok().filter(|&index| index < len)
 }
 
-/// The reply that the bytes of the command's key give; none if it is absent.
-async fn look(call: &Call, see: impl Fn(&[u8]) -> Reply) -> Answered {
-    let found = call.get(call.arg(1)).await?;
-    Ok(see(found.as_ref().map_or(Ok(&[][..]), |found| bytes_of(found, Type::List))?))
+async fn push(call: &Call, front: bool, if_there: bool) -> Answered {
+    let mut new = Vec::new();
+    match front {
+        true => call.args[2..].iter().rev().for_each(|item| write_item(&mut new, item)),
+        false => call.args[2..].iter().for_each(|item| write_item(&mut new, item)),
+    }
+    let edit = |there: Result<&[u8], &mut Working<'_>>| match there {
+        Ok(before) if if_there && before.is_empty() => Ok((None, Reply::Int(0))),
+        Ok(before) => {
+            let bytes = if front { [&new[..], before].concat() } else { [before, &new[..]].concat() };
+            Ok((Some(bytes), Reply::Int((Lying(before).count() + call.count() - 2) as i64)))
+        }
+        Err(value) => {
+            value.push(front, &new)?;
+            Ok((None, Reply::Int(value.count() as i64)))
+        }
+    };
+    change_either(call, call.arg(1), Type::List, edit).await
 }
 
-async fn push(call: &Call, front: bool, if_there: bool) -> Answered {
-    let new = &call.args[2..];
-    let edit = |before: &[u8]| {
-        if if_there && before.is_empty() {
-            return Ok((None, Reply::Int(0)));
-        }
-        let mut bytes = Vec::with_capacity(before.len() + new.iter().map(|item| item.len() + 4).sum::<usize>());
-        if front {
-            new.iter().rev().for_each(|item| write_item(&mut bytes, item));
-        }
-        bytes.extend_from_slice(before);
+/// Takes items from one end, the outermost first; `None`: there are none.
+pub async fn take(call: &Call, key: &[u8], front: bool, most: impl Fn() -> usize) -> Result<Option<Items>, Fail> {
+    let edit = |there: Result<&[u8], &mut Working<'_>>| {
+        let most = most();
+        let (mut taken, after): (Items, _) = match there {
+            Ok([]) => return Ok((None, None)),
+            Ok(before) if front => {
+                let mut items = Lying(before);
+                (items.by_ref().take(most).map(<[u8]>::to_vec).collect(), Some(items.0.to_vec()))
+            }
+            Ok(before) => {
+                let kept = Lying(before).count().saturating_sub(most);
+                let mut items = Lying(before);
+                let after: usize = items.by_ref().take(kept).map(|item| item.len() + 4).sum();
+                (items.map(<[u8]>::to_vec).collect(), Some(before[..after].to_vec()))
+            }
+            Err(value) => {
+                let (len, most) = (value.count(), most.min(value.count()));
+                let of = if front { 0..most } else { len - most..len };
+                let taken = value.window(of.clone())?.units().map(|unit| unit.name.to_vec()).collect();
+                value.take_out(of)?;
+                (taken, None)
+            }
+        };
         if !front {
-            new.iter().for_each(|item| write_item(&mut bytes, item));
+            taken.reverse();
         }
-        Ok((Some(bytes), Reply::Int((Lying(before).count() + new.len()) as i64)))
+        Ok((after.filter(|_| most > 0), Some(taken)))
     };
-    change_bytes(call, Type::List, edit).await
+    change_either(call, key, Type::List, edit).await
 }
 
 async fn pop(call: &Call, front: bool) -> Answered {
@@ -64,31 +92,25 @@ async fn pop(call: &Call, front: bool) -> Answered {
         3 => Some(count(call.arg(2))?),
         _ => return Err(Fail::syntax()),
     };
-    let edit = |before: &[u8]| {
-        if before.is_empty() {
-            return Ok((None, if most.is_some() { Reply::NullArray } else { Reply::Null }));
-        }
-        let wanted = most.unwrap_or(1);
-        let (mut taken, after) = if front {
-            let mut items = Lying(before);
-            (items.by_ref().take(wanted).map(Reply::bulk).collect::<Vec<_>>(), items.0)
-        } else {
-            let kept = Lying(before).count().saturating_sub(wanted);
-            let mut items = Lying(before);
-            let after = &before[..items.by_ref().take(kept).map(|item| item.len() + 4).sum()];
-            let mut taken: Vec<Reply> = items.map(Reply::bulk).collect();
-            taken.reverse();
-            (taken, after)
-        };
-        let after = (wanted > 0).then(|| after.to_vec());
-        Ok((after, if most.is_some() { Reply::Array(taken) } else { taken.pop().unwrap_or(Reply::Null) }))
-    };
-    change_bytes(call, Type::List, edit).await
+    let taken = take(call, call.arg(1), front, || most.unwrap_or(1)).await?;
+    Ok(match (taken, most) {
+        (None, Some(_)) => Reply::NullArray,
+        (Some(taken), Some(_)) => Reply::Array(bulks(&taken)),
+        (taken, None) => Reply::maybe(taken.and_then(|mut taken| taken.pop())),
+    })
 }
 
 async fn lrange(call: &Call) -> Answered {
     let (first, last) = (int(call.arg(2))?, int(call.arg(3))?);
-    let see = |bytes: &[u8]| {
+    let see = |there: Result<&[u8], &Working<'_>>| {
+        let bytes = match there {
+            Ok(bytes) => bytes,
+            Err(value) => {
+                let of = range(first, last, value.count()).map_or(0..0, |(from, to)| from..to);
+                let window = value.window(of)?;
+                return Ok(Reply::Array(window.units().map(|unit| Reply::bulk(unit.name)).collect()));
+            }
+        };
         let mut items = Lying(bytes);
         // From the front, what lies behind the last one is not looked at.
         let len = if first < 0 || last < 0 { items.clone().count() } else { usize::MAX >> 1 };
@@ -96,42 +118,75 @@ async fn lrange(call: &Call) -> Answered {
         if !of.is_empty() && of.start > 0 {
             items.nth(of.start - 1);
         }
-        Reply::Array(items.take(of.len()).map(Reply::bulk).collect())
+        Ok(Reply::Array(items.take(of.len()).map(Reply::bulk).collect()))
     };
-    look(call, see).await
+    view(call, call.arg(1), Type::List, see).await
 }
 
 async fn index(call: &Call) -> Answered {
     let index = int(call.arg(2))?;
-    let see = |bytes: &[u8]| {
+    let see = |there: Result<&[u8], &Working<'_>>| {
+        let bytes = match there {
+            Ok(bytes) => bytes,
+            Err(value) => {
+                let Some(at) = place(index, value.count()) else { return Ok(Reply::Null) };
+                let window = value.window(at..at + 1)?;
+                return Ok(Reply::maybe(window.units().next().map(|unit| unit.name.to_vec())));
+            }
+        };
         let mut items = Lying(bytes);
         let len = if index < 0 { items.clone().count() } else { usize::MAX >> 1 };
-        Reply::maybe(place(index, len).and_then(|place| items.nth(place)).map(<[u8]>::to_vec))
+        Ok(Reply::maybe(place(index, len).and_then(|place| items.nth(place)).map(<[u8]>::to_vec)))
     };
-    look(call, see).await
+    view(call, call.arg(1), Type::List, see).await
 }
 
 async fn set(call: &Call) -> Answered {
     let index = int(call.arg(2))?;
-    let edit = |items: &mut Items| {
-        if items.is_empty() {
-            return Err(Fail::new("no such key"));
+    let out_of_range = || Fail::new("index out of range");
+    let mut item = Vec::new();
+    write_item(&mut item, call.arg(3));
+    let edit = |there: Result<&[u8], &mut Working<'_>>| match there {
+        Ok([]) => Err(Fail::new("no such key")),
+        Ok(before) => {
+            let place = place(index, Lying(before).count()).ok_or_else(out_of_range)?;
+            let mut items = Lying(before);
+            let at: usize = items.by_ref().take(place).map(|item| item.len() + 4).sum();
+            items.next();
+            let bytes = [&before[..at], &item[..], items.0].concat();
+            Ok((Some(bytes).filter(|bytes| bytes != before), Reply::Ok))
         }
-        let place = place(index, items.len()).ok_or_else(|| Fail::new("index out of range"))?;
-        items[place] = call.arg(3).to_vec();
-        Ok(Reply::Ok)
+        Err(value) => {
+            value.replace(place(index, value.count()).ok_or_else(out_of_range)?, &item)?;
+            Ok((None, Reply::Ok))
+        }
     };
-    change(call, Type::List, edit).await
+    change_either(call, call.arg(1), Type::List, edit).await
 }
 
 async fn trim(call: &Call) -> Answered {
     let (first, last) = (int(call.arg(2))?, int(call.arg(3))?);
-    let edit = |items: &mut Items| {
-        let kept = range(first, last, items.len()).map_or(Items::new(), |(from, to)| items[from..to].to_vec());
-        *items = kept;
-        Ok(Reply::Ok)
+    let edit = |there: Result<&[u8], &mut Working<'_>>| {
+        let of = |len| range(first, last, len).map_or(0..0, |(from, to)| from..to);
+        match there {
+            Ok(before) => {
+                let items: Vec<&[u8]> = Lying(before).collect();
+                let of = of(items.len());
+                let all = of.len() == items.len();
+                let mut bytes = Vec::new();
+                items[of].iter().for_each(|item| write_item(&mut bytes, item));
+                Ok((Some(bytes).filter(|_| !all), Reply::Ok))
+            }
+            Err(value) => {
+                let len = value.count();
+                let of = of(len);
+                value.take_out(of.end..len)?;
+                value.take_out(0..of.start)?;
+                Ok((None, Reply::Ok))
+            }
+        }
     };
-    change(call, Type::List, edit).await
+    change_either(call, call.arg(1), Type::List, edit).await
 }
 
 async fn remove(call: &Call) -> Answered {

@@ -1,8 +1,9 @@
 //! Commands on lists, hashes, sets, sorted sets and streams.
 //!
-//! A value of these types is one object that holds all of its items: a change reads it and writes a
-//! new one. So every command on one key takes effect at one moment, as it does for strings, and
-//! costs as many bytes as the value has. A value has 2 MiB at most.
+//! A small value of these types is one object that holds all of its items: a change reads it and
+//! writes a new one. A larger one lies in segments ([`crate::segments`]), and most commands read
+//! and write those that they need. Others see all of it as one object. Either way a command on one
+//! key takes effect at one moment, as it does for strings.
 
 mod blocking;
 mod combine;
@@ -11,6 +12,7 @@ mod hashes;
 mod lists;
 mod moves;
 mod ranges;
+mod scan;
 mod sets;
 mod sort;
 mod sorted;
@@ -23,17 +25,20 @@ pub use hashes::run as hashes;
 pub use lists::run as lists;
 pub use moves::run as moves;
 pub use ranges::run as ranges;
+use scan::scan;
 pub use sets::run as sets;
 pub use sort::{run as sort, stored_to};
 pub use sorted::run as sorted;
 pub use streams::run as streams;
 pub use streams::{Entry, Id, Stream};
 
-use super::args::{int, is, parse_int, pattern};
+use super::args::{int, parse_int};
 use super::{Call, Fail};
 use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
-use crate::resp::{Reply, matches};
+use crate::resp::Reply;
+use crate::segments::Working;
+use crate::shard::Trouble;
 
 /// The items of a value, in order. Of a hash fields and values in turn, of a sorted set scores and
 /// members.
@@ -93,6 +98,7 @@ pub fn is_sound(kind: Type, bytes: &[u8]) -> bool {
     match kind {
         // Its extents are this store's alone.
         Type::Long | Type::Message | Type::Stream | Type::Lock | Type::Verdict | Type::Vacant => false,
+        Type::Parts | Type::Segment => false,
         Type::String | Type::List => !items.is_empty(),
         Type::Set => !items.is_empty() && unique(items.iter()),
         Type::Hash => !items.is_empty() && items.len().is_multiple_of(2) && unique(items.iter().step_by(2)),
@@ -164,23 +170,110 @@ async fn change_at(
     call.update(key, change).await
 }
 
-/// Changes the bytes of the command's key, where items need not be told apart. `None`: they stay.
-async fn change_bytes(
+/// A value in segments, if it is of this type.
+fn in_segments<'a>(call: &'a Call, head: &Object, kind: Type) -> Result<Working<'a>, Fail> {
+    let store = call.store();
+    let value = Working::of(&store.segments, store.shard(head.key()).reach.node, head).ok_or(Trouble::Corrupt)?;
+    if value.kind == kind { Ok(value) } else { Err(Fail::wrong_type()) }
+}
+
+/// The change to what a value in segments has become.
+fn has_become<T>(value: &Working<'_>, head: &Object, outcome: T) -> Result<Change<T>, Fail> {
+    Ok(match value.outcome(head.expiry())? {
+        None => Change::Keep(outcome),
+        Some(None) => Change::Delete(outcome),
+        Some(Some(value)) => Change::Put(value, outcome),
+    })
+}
+
+/// What a key's value of this type shows: its bytes, or the value in segments.
+async fn view<T>(
+    call: &Call,
+    key: &[u8],
+    kind: Type,
+    see: impl Fn(Result<&[u8], &Working<'_>>) -> Result<T, Fail>,
+) -> Result<T, Fail> {
+    let seen = |object: Option<&Object>, value: Option<&Working<'_>>| match (object, value) {
+        (_, Some(value)) if value.kind == kind => see(Err(value)),
+        (_, Some(_)) => Err(Fail::wrong_type()),
+        (object, None) => see(Ok(object.map_or(Ok(&[][..]), |object| bytes_of(object, kind))?)),
+    };
+    call.view(key, seen).await
+}
+
+/// How many items a key has; of a hash fields and values count both, of a sorted set scores and
+/// members.
+async fn length(call: &Call, key: &[u8], kind: Type) -> Result<usize, Fail> {
+    let step = if matches!(kind, Type::Hash | Type::SortedSet) { 2 } else { 1 };
+    let see = |there: Result<&[u8], &Working<'_>>| match there {
+        Ok(bytes) => Ok(Lying(bytes).count()),
+        Err(value) => Ok(step * value.count()),
+    };
+    view(call, key, kind, see).await
+}
+
+/// Those of a key's items that have these names, and perhaps others.
+async fn read_named(call: &Call, key: &[u8], kind: Type, names: &[Vec<u8>]) -> Result<Items, Fail> {
+    let side = usize::from(kind == Type::SortedSet);
+    let see = |there: Result<&[u8], &Working<'_>>| {
+        let decoded = |bytes: &[u8]| Lying(bytes).map(<[u8]>::to_vec).collect();
+        match there {
+            Ok(bytes) => Ok(decoded(bytes)),
+            Err(value) => Ok(decoded(&value.joined(side, &value.named(side, names.iter().map(Vec::as_slice)))?)),
+        }
+    };
+    view(call, key, kind, see).await
+}
+
+/// [`change`] that looks at no items but those of these names. `edit` may get others, too.
+async fn change_named(
     call: &Call,
     kind: Type,
-    mut edit: impl FnMut(&[u8]) -> Result<(Option<Vec<u8>>, Reply), Fail>,
+    names: &[&[u8]],
+    mut edit: impl FnMut(&mut Items) -> Result<Reply, Fail>,
 ) -> Result<Reply, Fail> {
     let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
-        Ok(match edit(there.map_or(Ok(&[][..]), |object| bytes_of(object, kind))?)? {
-            (None, reply) => Change::Keep(reply),
-            (Some(bytes), reply) => becomes(there, kind, bytes, reply),
+        if let Some(head) = there.filter(|object| object.kind() == Type::Parts) {
+            let mut value = in_segments(call, head, kind)?;
+            let parts = value.named(0, names.iter().copied());
+            let before = value.joined(0, &parts)?;
+            let mut items: Items = Lying(&before).map(<[u8]>::to_vec).collect();
+            let reply = edit(&mut items)?;
+            value.put_back(0, &parts, &encode(&items))?;
+            return has_become(&value, head, reply);
+        }
+        let before = there.map_or(Ok(&[][..]), |object| bytes_of(object, kind))?;
+        let mut items: Items = Lying(before).map(<[u8]>::to_vec).collect();
+        let reply = edit(&mut items)?;
+        let bytes = encode(&items);
+        Ok(if bytes == before { Change::Keep(reply) } else { becomes(there, kind, bytes, reply) })
+    };
+    call.update_as(call.arg(1), false, change).await
+}
+
+/// Changes the bytes of a key, or its value in segments. `None` of bytes: they stay.
+async fn change_either<T>(
+    call: &Call,
+    key: &[u8],
+    kind: Type,
+    mut edit: impl FnMut(Result<&[u8], &mut Working<'_>>) -> Result<(Option<Vec<u8>>, T), Fail>,
+) -> Result<T, Fail> {
+    let change = |there: Option<&Object>| -> Result<Change<T>, Fail> {
+        if let Some(head) = there.filter(|object| object.kind() == Type::Parts) {
+            let mut value = in_segments(call, head, kind)?;
+            let (_, outcome) = edit(Err(&mut value))?;
+            return has_become(&value, head, outcome);
+        }
+        Ok(match edit(Ok(there.map_or(Ok(&[][..]), |object| bytes_of(object, kind))?))? {
+            (None, outcome) => Change::Keep(outcome),
+            (Some(bytes), outcome) => becomes(there, kind, bytes, outcome),
         })
     };
-    call.update(call.arg(1), change).await
+    call.update_as(key, false, change).await
 }
 
 /// The change to these bytes, of which none are left where no item is.
-fn becomes(there: Option<&Object>, kind: Type, bytes: Vec<u8>, reply: Reply) -> Change<Reply> {
+fn becomes<T>(there: Option<&Object>, kind: Type, bytes: Vec<u8>, reply: T) -> Change<T> {
     match bytes.is_empty() {
         true => Change::Delete(reply),
         false => Change::Put(Value { kind, expiry: there.and_then(Object::expiry), bytes }, reply),
@@ -232,36 +325,6 @@ fn bulks<'a>(items: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<Reply> {
 fn count(arg: &[u8]) -> Result<usize, Fail> {
     let wrong = || Fail::new("value is out of range, must be positive");
     parse_int(arg).and_then(|count| usize::try_from(count).ok()).ok_or_else(wrong)
-}
-
-/// HSCAN, SSCAN and ZSCAN: everything at once, which a cursor of 0 says.
-async fn scan(call: &Call, kind: Type, step: usize) -> Result<Reply, Fail> {
-    if parse_int(call.arg(2)).is_none() {
-        return Err(Fail::new("invalid cursor"));
-    }
-    let (mut names, mut n) = (None, 3);
-    while n < call.count() {
-        let value = call.args.get(n + 1).ok_or_else(Fail::syntax)?;
-        match call.arg(n) {
-            arg if is(arg, "match") => names = Some(pattern(value)?),
-            arg if is(arg, "count") && parse_int(value).is_some_and(|count| count > 0) => {}
-            _ => return Err(Fail::syntax()),
-        }
-        n += 2;
-    }
-    let items = read(call, call.arg(1), kind).await?;
-    let mut found = Vec::new();
-    for item in items.chunks(step) {
-        let name = &item[if kind == Type::SortedSet { 1 } else { 0 }];
-        if names.is_some_and(|names| !matches(names, name)) {
-            continue;
-        }
-        match kind {
-            Type::SortedSet => found.extend([Reply::bulk(name.as_slice()), sorted::text(&item[0])]),
-            _ => found.extend(bulks(item)),
-        }
-    }
-    Ok(Reply::Array(vec![Reply::bulk("0"), Reply::Array(found)]))
 }
 
 #[test]

@@ -2,13 +2,14 @@
 //! them.
 
 use super::blocking::{is_for_nobody, most, numbered, timeout, wait};
-use super::{Items, bulks, change_at, decode, read};
+use super::{Items, Lying, bulks, change_at, change_either, encode, length, lists, read, write_item};
 use crate::command::args::{is, parse_int};
 use crate::command::glance::first_of;
 use crate::command::several::at_one_moment;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
+use crate::segments::{Working, type_of};
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
@@ -74,13 +75,8 @@ fn put(items: &mut Items, front: bool, item: Vec<u8>) {
 
 /// The elements taken from a key: one pop is one change.
 async fn taken(call: &Call, key: &[u8], front: bool, most: usize) -> Result<Items, Fail> {
-    let mut taken = Items::new();
-    let edit = |items: &mut Items| {
-        taken = take(items, front, if is_for_nobody(call) { 0 } else { most });
-        Ok(Reply::Null)
-    };
-    change_at(call, key, Type::List, edit).await?;
-    Ok(taken)
+    let most = || if is_for_nobody(call) { 0 } else { most };
+    Ok(lists::take(call, key, front, most).await?.unwrap_or_default())
 }
 
 /// BLPOP and BRPOP: from the first key that has an element.
@@ -124,20 +120,37 @@ impl<'a> Popped<'a> {
 async fn shift(call: &Call, (from_front, to_front): (bool, bool)) -> Result<Option<Reply>, Fail> {
     let (from, to) = (call.arg(1), call.arg(2));
     if from == to {
-        let edit = |items: &mut Items| {
+        let edit = |there: Result<&[u8], &mut Working<'_>>| {
             let most = usize::from(!is_for_nobody(call));
-            let Some(item) = take(items, from_front, most).pop() else { return Ok(Reply::Null) };
-            put(items, to_front, item.clone());
-            Ok(Reply::bulk(item))
+            let before = match there {
+                Ok(before) => before,
+                Err(value) => {
+                    let len = value.count();
+                    let of = if from_front { 0..most } else { len - most..len };
+                    let Some(item) = value.window(of.clone())?.units().next().map(|unit| unit.name.to_vec()) else {
+                        return Ok((None, Reply::Null));
+                    };
+                    value.take_out(of)?;
+                    let mut bytes = Vec::new();
+                    write_item(&mut bytes, &item);
+                    value.push(to_front, &bytes)?;
+                    return Ok((None, Reply::bulk(item)));
+                }
+            };
+            let mut items: Items = Lying(before).map(<[u8]>::to_vec).collect();
+            let Some(item) = take(&mut items, from_front, most).pop() else { return Ok((None, Reply::Null)) };
+            put(&mut items, to_front, item.clone());
+            let bytes = encode(&items);
+            Ok((Some(bytes).filter(|bytes| bytes != before), Reply::bulk(item)))
         };
-        let moved = change_at(call, from, Type::List, edit).await?;
+        let moved = change_either(call, from, Type::List, edit).await?;
         return Ok(Some(moved).filter(|moved| *moved != Reply::Null));
     }
-    if read(call, from, Type::List).await?.is_empty() {
+    if length(call, from, Type::List).await? == 0 {
         return Ok(None);
     }
-    if let Some(object) = call.find(to).await? {
-        decode(&object, Type::List)?;
+    if call.find_head(to).await?.is_some_and(|object| type_of(&object) != Type::List) {
+        return Err(Fail::wrong_type());
     }
     if call.draft.is_none() {
         let keys = vec![from.to_vec(), to.to_vec()];

@@ -1,11 +1,14 @@
 //! Ranges of sorted sets: by rank, by score, by member.
 
-use super::put_at;
-use super::sorted::{Member, flat, members, shown};
+use super::sorted::{Member, flat, from_bytes, score, shown};
+use super::{put_at, view};
 use crate::command::args::{int, parse_float, range};
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
+use crate::segments::Working;
+use crate::shard::Trouble;
+use std::ops::Range;
 
 /// A bound of scores: the number, and whether it is outside.
 #[derive(Clone, Copy)]
@@ -88,6 +91,27 @@ impl Span {
         }
     }
 
+    /// The ranks of those that it holds of a set in segments; from the highest score on if it is
+    /// `reversed`. `None`: a range of members.
+    ///
+    /// # Errors
+    /// Segments are wanted that are not here.
+    pub fn ranks(&self, value: &Working<'_>, reversed: bool) -> Result<Option<Range<usize>>, Trouble> {
+        let len = value.count();
+        Ok(match self {
+            Span::Ranks(first, last) => {
+                let of = range(*first, *last, len).map_or(0..0, |(from, to)| from..to);
+                Some(if reversed { len - of.end..len - of.start } else { of })
+            }
+            Span::Scores(low, high) => {
+                let (from, to) = (value.below(low.0, low.1), value.below(high.0, !high.1));
+                let (from, to) = (from?, to?);
+                Some(from..to.max(from))
+            }
+            Span::Members(..) => None,
+        })
+    }
+
     /// How many of these it holds.
     pub fn count(&self, all: &[Member]) -> i64 {
         all.iter().enumerate().filter(|(rank, member)| self.holds(*rank, all.len(), member)).count() as i64
@@ -139,16 +163,33 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         By::Score => Span::scores(low, high)?,
         By::Name => Span::members(low, high)?,
     };
-    let mut all = members(call, &args[0]).await?;
-    if reversed {
-        all.reverse();
-    }
-    let len = all.len();
-    let wanted = all.into_iter().enumerate().filter(|(rank, member)| span.holds(*rank, len, member));
     let (skip, most) = limit.filter(|_| by != By::Rank).unwrap_or((0, -1));
     let skip = usize::try_from(skip).unwrap_or(usize::MAX);
     let most = usize::try_from(most).unwrap_or(usize::MAX);
-    let mut found: Vec<Member> = wanted.map(|(_, member)| member).skip(skip).take(most).collect();
+    let among = |mut all: Vec<Member>| -> Vec<Member> {
+        if reversed {
+            all.reverse();
+        }
+        let len = all.len();
+        let wanted = all.into_iter().enumerate().filter(|(rank, member)| span.holds(*rank, len, member));
+        wanted.map(|(_, member)| member).skip(skip).take(most).collect()
+    };
+    let see = |there: Result<&[u8], &Working<'_>>| {
+        let value = match there {
+            Ok(bytes) => return Ok(among(from_bytes(bytes))),
+            Err(value) => value,
+        };
+        let Some(of) = span.ranks(value, reversed)? else { return Ok(among(from_bytes(&value.whole()?))) };
+        let (skip, most) = (skip.min(of.len()), most.min(of.len() - skip.min(of.len())));
+        let of = if reversed { of.end - skip - most..of.end - skip } else { of.start + skip..of.start + skip + most };
+        let window = value.window(of)?;
+        let mut found: Vec<Member> = window.units().map(|unit| (score(unit.first), unit.name.to_vec())).collect();
+        if reversed {
+            found.reverse();
+        }
+        Ok(found)
+    };
+    let mut found = view(call, &args[0], Type::SortedSet, see).await?;
     if !stores {
         return Ok(shown(&found, scores, call.version()));
     }

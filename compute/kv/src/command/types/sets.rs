@@ -1,29 +1,35 @@
 //! Commands on sets.
 
 use super::blocking::numbered;
-use super::{Items, Looked, bulks, change, change_at, count, decode, put_at, random_count, random_places, read, scan};
+use super::{
+    Items, Looked, Lying, bulks, change, change_at, change_either, change_named, count, decode, encode, length, put_at,
+    random_count, random_places, read, read_named, scan, view,
+};
 use crate::command::args::{is, parse_int};
 use crate::command::several::at_one_moment;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
+use crate::segments::Working;
+use crate::shard::Trouble;
 use std::collections::HashSet;
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
         "sadd" => add(call).await,
-        "scard" => Ok(Reply::Int(read(call, call.arg(1), Type::Set).await?.len() as i64)),
+        "scard" => Ok(Reply::Int(length(call, call.arg(1), Type::Set).await? as i64)),
         "sdiff" | "sinter" | "sunion" => Ok(Reply::Set(bulks(&combined(call, name, &call.args[1..]).await?))),
         "sdiffstore" | "sinterstore" | "sunionstore" => store(call, name.trim_end_matches("store")).await,
         "sintercard" => intersection(call).await,
         "smove" => shift(call).await,
         "sismember" => {
-            let items = read(call, call.arg(1), Type::Set).await?;
+            let items = read_named(call, call.arg(1), Type::Set, &call.args[2..]).await?;
             Ok(Reply::Int(i64::from(items.iter().any(|item| item == call.arg(2)))))
         }
         "smembers" => Ok(Reply::Set(bulks(&read(call, call.arg(1), Type::Set).await?))),
         "smismember" => {
-            let items: HashSet<Vec<u8>> = read(call, call.arg(1), Type::Set).await?.into_iter().collect();
+            let items = read_named(call, call.arg(1), Type::Set, &call.args[2..]).await?;
+            let items: HashSet<Vec<u8>> = items.into_iter().collect();
             Ok(Reply::Array(call.args[2..].iter().map(|one| Reply::Int(i64::from(items.contains(one)))).collect()))
         }
         "spop" => pop(call).await,
@@ -46,7 +52,7 @@ async fn add(call: &Call) -> Answered {
         }
         Ok(Reply::Int(new))
     };
-    change(call, Type::Set, edit).await
+    change_named(call, Type::Set, &members(call), edit).await
 }
 
 async fn remove(call: &Call) -> Answered {
@@ -56,21 +62,51 @@ async fn remove(call: &Call) -> Answered {
         items.retain(|item| !gone.contains(item));
         Ok(Reply::Int((before - items.len()) as i64))
     };
-    change(call, Type::Set, edit).await
+    change_named(call, Type::Set, &members(call), edit).await
+}
+
+/// The members that a command names.
+fn members(call: &Call) -> Vec<&[u8]> {
+    call.args[2..].iter().map(Vec::as_slice).collect()
+}
+
+/// SPOP of one member.
+async fn pop_one(call: &Call) -> Answered {
+    // A look that begins again takes the same one.
+    let random = call.random(usize::MAX);
+    let edit = |there: Result<&[u8], &mut Working<'_>>| match there {
+        Ok([]) => Ok((None, Reply::Null)),
+        Ok(before) => {
+            let mut items: Items = Lying(before).map(<[u8]>::to_vec).collect();
+            let taken = items.swap_remove(random % items.len());
+            Ok((Some(encode(&items)), Reply::bulk(taken)))
+        }
+        Err(value) => {
+            let at = random % value.count();
+            let taken = value.window(at..at + 1)?.units().next().map(|unit| unit.name.to_vec());
+            let name = taken.ok_or(Trouble::Corrupt)?;
+            let parts = value.named(0, [&name[..]]);
+            let bytes = value.joined(0, &parts)?;
+            let stays = Lying(&bytes).filter(|item| *item != name).map(<[u8]>::to_vec).collect();
+            value.put_back(0, &parts, &encode(&stays))?;
+            Ok((None, Reply::bulk(name)))
+        }
+    };
+    change_either(call, call.arg(1), Type::Set, edit).await
 }
 
 async fn pop(call: &Call) -> Answered {
     let most = match call.count() {
-        2 => None,
-        3 => Some(count(call.arg(2))?),
+        2 => return pop_one(call).await,
+        3 => count(call.arg(2))?,
         _ => return Err(Fail::syntax()),
     };
     let edit = |items: &mut Items| {
         let mut taken = Items::new();
-        while taken.len() < most.unwrap_or(1) && !items.is_empty() {
+        while taken.len() < most && !items.is_empty() {
             taken.push(items.swap_remove(call.random(items.len())));
         }
-        Ok(if most.is_some() { Reply::Set(bulks(&taken)) } else { Reply::maybe(taken.pop()) })
+        Ok(Reply::Set(bulks(&taken)))
     };
     change(call, Type::Set, edit).await
 }
@@ -81,6 +117,18 @@ async fn any(call: &Call) -> Answered {
         3 => Some(random_count(call.arg(2))?),
         _ => return Err(Fail::syntax()),
     };
+    if wanted.is_none() {
+        let random = call.random(usize::MAX);
+        let see = |there: Result<&[u8], &Working<'_>>| match there {
+            Ok([]) => Ok(Reply::Null),
+            Ok(bytes) => Ok(Reply::maybe(Lying(bytes).nth(random % Lying(bytes).count()).map(<[u8]>::to_vec))),
+            Err(value) => {
+                let at = random % value.count();
+                Ok(Reply::maybe(value.window(at..at + 1)?.units().next().map(|unit| unit.name.to_vec())))
+            }
+        };
+        return view(call, call.arg(1), Type::Set, see).await;
+    }
     let items = read(call, call.arg(1), Type::Set).await?;
     let places = random_places(call, items.len(), wanted.unwrap_or(1));
     let mut taken = places.into_iter().map(|place| Reply::bulk(items[place].as_slice())).collect::<Vec<_>>();

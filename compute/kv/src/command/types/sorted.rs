@@ -2,11 +2,14 @@
 
 use super::blocking::is_for_nobody;
 use super::ranges::Span;
-use super::{Items, change_at, count, random_count, random_places, read, scan};
+use super::{
+    Items, Lying, change_either, count, encode, length, random_count, random_places, read, read_named, scan, view,
+};
 use crate::command::args::{float, int, is};
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::{Reply, double};
+use crate::segments::Working;
 
 /// Score and name.
 pub type Member = (f64, Vec<u8>);
@@ -14,10 +17,14 @@ pub type Member = (f64, Vec<u8>);
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
         "zadd" => add(call).await,
-        "zcard" => Ok(Reply::Int(members(call, call.arg(1)).await?.len() as i64)),
+        "zcard" => Ok(Reply::Int(length(call, call.arg(1), Type::SortedSet).await? as i64 / 2)),
         "zcount" => {
             let span = Span::scores(call.arg(2), call.arg(3))?;
-            Ok(Reply::Int(span.count(&members(call, call.arg(1)).await?)))
+            let see = |there: Result<&[u8], &Working<'_>>| match there {
+                Ok(bytes) => Ok(Reply::Int(span.count(&from_bytes(bytes)))),
+                Err(value) => Ok(Reply::Int(span.ranks(value, false)?.map_or(0, |of| of.len() as i64))),
+            };
+            view(call, call.arg(1), Type::SortedSet, see).await
         }
         "zincrby" => increase(call).await,
         "zlexcount" => {
@@ -25,7 +32,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             Ok(Reply::Int(span.count(&members(call, call.arg(1)).await?)))
         }
         "zmscore" => {
-            let all = members(call, call.arg(1)).await?;
+            let all = of(&read_named(call, call.arg(1), Type::SortedSet, &call.args[2..]).await?);
             let one = |name: &Vec<u8>| find(&all, name).map_or(Reply::Null, |at| Reply::Double(all[at].0));
             Ok(Reply::Array(call.args[2..].iter().map(one).collect()))
         }
@@ -40,7 +47,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "zrevrank" => rank(call, true).await,
         "zscan" => scan(call, Type::SortedSet, 2).await,
         _ => {
-            let all = members(call, call.arg(1)).await?;
+            let all = of(&read_named(call, call.arg(1), Type::SortedSet, &call.args[2..]).await?);
             Ok(find(&all, call.arg(2)).map_or(Reply::Null, |at| Reply::Double(all[at].0)))
         }
     }
@@ -51,7 +58,7 @@ pub fn text(item: &[u8]) -> Reply {
     Reply::bulk(double(score(item)))
 }
 
-fn score(item: &[u8]) -> f64 {
+pub fn score(item: &[u8]) -> f64 {
     f64::from_le_bytes(item.try_into().unwrap_or_default())
 }
 
@@ -78,20 +85,29 @@ fn find(all: &[Member], name: &[u8]) -> Option<usize> {
     all.iter().position(|member| member.1 == name)
 }
 
-/// Changes the members; they are sorted again afterwards.
-async fn edit(call: &Call, edit: impl FnMut(&mut Vec<Member>) -> Answered) -> Answered {
-    edit_at(call, call.arg(1), edit).await
+/// The members that bytes have.
+pub fn from_bytes(bytes: &[u8]) -> Vec<Member> {
+    of(&Lying(bytes).map(<[u8]>::to_vec).collect())
 }
 
-async fn edit_at(call: &Call, key: &[u8], mut edit: impl FnMut(&mut Vec<Member>) -> Answered) -> Answered {
-    let whole = |items: &mut Items| {
-        let mut all = of(items);
-        let reply = edit(&mut all)?;
-        sort(&mut all);
-        *items = flat(&all);
-        Ok(reply)
+/// What becomes of a set whose bytes were `before`: members are sorted, and it keeps its bytes if
+/// they are the same.
+fn becomes(before: &[u8], mut all: Vec<Member>) -> Option<Vec<u8>> {
+    sort(&mut all);
+    Some(encode(&flat(&all))).filter(|bytes| bytes != before)
+}
+
+/// Changes members of these names. `edit` may get others, too.
+async fn edit(call: &Call, names: &[&[u8]], mut edit: impl FnMut(&mut Vec<Member>) -> Answered) -> Answered {
+    let change = |there: Result<&[u8], &mut Working<'_>>| match there {
+        Ok(before) => {
+            let mut all = from_bytes(before);
+            let reply = edit(&mut all)?;
+            Ok((becomes(before, all), reply))
+        }
+        Err(value) => Ok((None, value.change_members(names.iter().copied(), &mut edit)?)),
     };
-    change_at(call, key, Type::SortedSet, whole).await
+    change_either(call, call.arg(1), Type::SortedSet, change).await
 }
 
 /// Members as a reply shows them.
@@ -164,7 +180,8 @@ async fn add(call: &Call) -> Answered {
         }
         Ok(if sum { last } else { Reply::Int(if changed { new + moved } else { new }) })
     };
-    edit(call, apply).await
+    let names: Vec<&[u8]> = pairs.iter().map(|(_, name)| name.as_slice()).collect();
+    edit(call, &names, apply).await
 }
 
 async fn increase(call: &Call) -> Answered {
@@ -180,7 +197,7 @@ async fn increase(call: &Call) -> Answered {
         }
         Ok(Reply::Double(all[at].0))
     };
-    edit(call, apply).await
+    edit(call, &[call.arg(3)], apply).await
 }
 
 async fn remove(call: &Call) -> Answered {
@@ -189,35 +206,61 @@ async fn remove(call: &Call) -> Answered {
         all.retain(|member| !call.args[2..].contains(&member.1));
         Ok(Reply::Int((before - all.len()) as i64))
     };
-    edit(call, apply).await
+    let names: Vec<&[u8]> = call.args[2..].iter().map(Vec::as_slice).collect();
+    edit(call, &names, apply).await
 }
 
 async fn remove_span(call: &Call, span: &Span) -> Answered {
-    let apply = |all: &mut Vec<Member>| {
+    let retain = |all: &mut Vec<Member>| {
         let before = all.len();
         let mut rank = 0;
         all.retain(|member| {
             rank += 1;
             !span.holds(rank - 1, before, member)
         });
-        Ok(Reply::Int((before - all.len()) as i64))
+        Reply::Int((before - all.len()) as i64)
     };
-    edit(call, apply).await
+    let change = |there: Result<&[u8], &mut Working<'_>>| match there {
+        Ok(before) => {
+            let mut all = from_bytes(before);
+            let reply = retain(&mut all);
+            Ok((becomes(before, all), reply))
+        }
+        Err(value) => match span.ranks(value, false)? {
+            Some(of) => Ok((None, Reply::Int(value.take_ranks(of)?.len() as i64))),
+            None => {
+                let mut all = from_bytes(&value.whole()?);
+                let reply = retain(&mut all);
+                value.become_whole(&encode(&flat(&all)))?;
+                Ok((None, reply))
+            }
+        },
+    };
+    change_either(call, call.arg(1), Type::SortedSet, change).await
 }
 
 /// Takes the members with the lowest or the highest scores out of a key, the outermost first.
 pub async fn pop_from(call: &Call, key: &[u8], largest: bool, most: usize) -> Result<Vec<Member>, Fail> {
-    let mut taken = Vec::new();
-    let apply = |all: &mut Vec<Member>| {
-        let n = if is_for_nobody(call) { 0 } else { most.min(all.len()) };
-        taken = if largest { all.split_off(all.len() - n) } else { all.drain(..n).collect() };
+    let change = |there: Result<&[u8], &mut Working<'_>>| {
+        let most = if is_for_nobody(call) { 0 } else { most };
+        let (mut taken, after) = match there {
+            Ok(before) => {
+                let mut all = from_bytes(before);
+                let n = most.min(all.len());
+                let taken = if largest { all.split_off(all.len() - n) } else { all.drain(..n).collect() };
+                (taken, becomes(before, all))
+            }
+            Err(value) => {
+                let (len, n) = (value.count(), most.min(value.count()));
+                (value.take_ranks(if largest { len - n..len } else { 0..n })?, None)
+            }
+        };
         if largest {
             taken.reverse();
         }
-        Ok(Reply::Null)
+        Ok((after, taken))
     };
-    edit_at(call, key, apply).await?;
-    Ok(taken)
+    change_either(call, key, Type::SortedSet, change).await
 }
 
 async fn pop(call: &Call, largest: bool) -> Answered {
@@ -249,7 +292,19 @@ async fn any(call: &Call) -> Answered {
 }
 
 async fn rank(call: &Call, reversed: bool) -> Answered {
-    let all = members(call, call.arg(1)).await?;
-    let at = find(&all, call.arg(2)).map(|at| if reversed { all.len() - 1 - at } else { at });
-    Ok(at.map_or(Reply::Null, |at| Reply::Int(at as i64)))
+    let see = |there: Result<&[u8], &Working<'_>>| {
+        let (len, at) = match there {
+            Ok(bytes) => {
+                let all = from_bytes(bytes);
+                (all.len(), find(&all, call.arg(2)))
+            }
+            Err(value) => {
+                let score = value.scores(&[call.arg(2)])?.pop().flatten();
+                (value.count(), score.map(|score| value.rank(score, call.arg(2))).transpose()?)
+            }
+        };
+        let at = at.map(|at| if reversed { len - 1 - at } else { at });
+        Ok(at.map_or(Reply::Null, |at| Reply::Int(at as i64)))
+    };
+    view(call, call.arg(1), Type::SortedSet, see).await
 }

@@ -1,7 +1,7 @@
 //! Pieces that are to go back to the node: their free places are not taken any more, and their
 //! objects are evicted. [`crate::shard::evict`] chooses them.
 
-use super::{Heap, Use};
+use super::{Heap, SEGMENT, Use};
 use crate::layout::{At, EXTENT, Hash, PIECE_HEADER, Slot, class_bytes, is_whole};
 
 /// Pieces among which one is closed, and objects by which each is judged.
@@ -26,7 +26,7 @@ impl Heap {
     }
 
     /// Some pieces that may be closed, from a random one on. Pieces whose places are held stay. Extents
-    /// go with their heads.
+    /// and segments go with their heads.
     pub fn candidates(&self, random: u64) -> Vec<Candidate> {
         let (Some((&first, _)), Some((&last, _))) = (self.pieces.first_key_value(), self.pieces.last_key_value())
         else {
@@ -83,7 +83,7 @@ impl Heap {
     /// Whether the heap has a piece of the class. Of a class with a piece for each: one of `bytes`
     /// that could be evicted. A place that is held for a value being written could not.
     pub fn has_class(&self, class: u8, bytes: u64) -> bool {
-        let linked = |piece: &super::Piece| piece.places.iter().any(|place| place.used == Use::Linked);
+        let linked = |piece: &super::Piece| piece.places.iter().any(super::Place::has_slot);
         let fits = |piece: &super::Piece| piece.class == class && u64::from(piece.bytes) == bytes && linked(piece);
         if is_whole(class) { self.pieces.values().any(fits) } else { self.classes[usize::from(class)].bytes > 0 }
     }
@@ -91,14 +91,16 @@ impl Heap {
 
 impl super::Piece {
     fn may_close(&self) -> bool {
-        !self.closed && !self.kept && self.class != EXTENT && self.places.iter().all(|place| place.used != Use::Held)
+        let stays =
+            |place: &super::Place| place.used == Use::Held || place.used == Use::Linked && place.slot == SEGMENT;
+        !self.closed && !self.kept && self.class != EXTENT && !self.places.iter().any(stays)
     }
 
     /// Slots of its linked objects, if it is at `at`, from the `turned`th place on.
     fn linked(&self, at: At, turned: usize) -> impl Iterator<Item = Slot> + '_ {
         let count = self.places.len().max(1);
         let numbers = (0..self.places.len()).map(move |n| (n + turned % count) % count);
-        numbers.filter(|&n| self.places[n].used == Use::Linked).map(move |n| {
+        numbers.filter(|&n| self.places[n].has_slot()).map(move |n| {
             let (place, place_at) = (&self.places[n], at + PIECE_HEADER + n as u64 * self.step());
             Slot::new(Hash(place.hash).fingerprint(), self.class, place.version, place_at)
         })

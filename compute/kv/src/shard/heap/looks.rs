@@ -15,8 +15,8 @@ pub struct Linked {
 }
 
 impl Heap {
-    /// Linked places, of extents none: of pieces from an address on, until there are so many, and the piece
-    /// to go on with.
+    /// Linked places, of extents and segments none: of pieces from an address on, until there are
+    /// so many, and the piece to go on with.
     pub fn linked_from(&self, from: At, most: usize) -> (Vec<Linked>, Option<At>) {
         let mut linked = Vec::new();
         for (&at, piece) in self.pieces.range(from..).filter(|(_, piece)| piece.class != EXTENT) {
@@ -24,7 +24,7 @@ impl Heap {
                 return (linked, Some(at));
             }
             let step = if is_whole(piece.class) { 0 } else { class_bytes(piece.class) };
-            let there = piece.places.iter().enumerate().filter(|(_, place)| place.used == Use::Linked);
+            let there = piece.places.iter().enumerate().filter(|(_, place)| place.has_slot());
             linked.extend(there.map(|(n, place)| Linked {
                 at: at + PIECE_HEADER + n as u64 * step,
                 hash: place.hash,
@@ -47,7 +47,7 @@ impl Heap {
             return None;
         }
         let (place, class, _) = self.state(at)?;
-        let linked = place.used == Use::Linked && place.slot > 0;
+        let linked = place.has_slot() && place.slot > 0;
         linked.then(|| (place.slot, Slot::new(Hash(place.hash).fingerprint(), class, place.version, at)))
     }
 
@@ -56,6 +56,12 @@ impl Heap {
         if let Some(place) = self.place(at).filter(|place| place.used == Use::Linked && place.hash == hash) {
             place.slot = slot;
         }
+    }
+
+    /// Places that are linked or held.
+    pub fn used_places(&self) -> usize {
+        let used = |place: &&Place| matches!(place.used, Use::Linked | Use::Held);
+        self.pieces.values().map(|piece| piece.places.iter().filter(used).count()).sum()
     }
 
     /// Its pieces: first byte and length.
@@ -115,11 +121,13 @@ impl Heap {
         let from = first + random.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (last - first + 1);
         let pieces = self.pieces.range(from..).chain(self.pieces.range(..from));
         let mut slots = Vec::with_capacity(most);
-        for (&at, piece) in pieces.filter(|(_, piece)| piece.class != EXTENT).take(4 * most) {
+        // However many pieces have nothing but segments: those go with their heads.
+        let has_slots = |piece: &super::Piece| piece.class != EXTENT && piece.places.iter().any(Place::has_slot);
+        for (&at, piece) in pieces.filter(|(_, piece)| piece.used == 0 || has_slots(piece)).take(4 * most) {
             let (step, count) =
                 if is_whole(piece.class) { (0, 1) } else { (class_bytes(piece.class), piece.places.len()) };
             let turned = (0..count).map(|n| (n + random as usize) % count);
-            let linked = turned.filter(|&n| piece.places[n].used == Use::Linked).take(most.div_ceil(4));
+            let linked = turned.filter(|&n| piece.places[n].has_slot()).take(most.div_ceil(4));
             slots.extend(linked.map(|n| {
                 let place = piece.places[n];
                 Slot::new(

@@ -85,7 +85,9 @@ impl Index {
                 if only.is_some() && at.map(|at| alike[at].1.at(self.reach.node)) != only {
                     return Some(None);
                 }
-                at.map_or(Some(None), |at| (objects[at].kind() != Type::Long).then_some(Some(alike[at])))
+                at.map_or(Some(None), |at| {
+                    (!matches!(objects[at].kind(), Type::Long | Type::Parts)).then_some(Some(alike[at]))
+                })
             });
             let (at, slot) = match found {
                 Some(None) if !changing || only.is_some() => {
@@ -96,7 +98,7 @@ impl Index {
                     return Ok(false);
                 }
                 Some(Some(found)) if !changing => found,
-                // A long value, a split, or a change meanwhile.
+                // A value in several objects, a split, or a change meanwhile.
                 _ => return Ok(!matches!(Box::pin(self.remove_seen(io, key)).await?, Removed::Absent)),
             };
             // Before the CAS, whose outcome may stay unknown.

@@ -40,7 +40,7 @@ impl Index {
     }
 
     /// Stores the value whatever is there: three round trips. What is there is compared with the key and not
-    /// read in full. A long value is found as by [`Index::insert`].
+    /// read in full. A value in several objects is found as by [`Index::insert`].
     pub(super) async fn insert_or_replace(
         self: &Rc<Index>,
         io: &Io,
@@ -84,7 +84,9 @@ impl Index {
             let answers = self.reach.verbs(io, batch).await;
             let slots = self.slots(table, hash, &answers);
             let others = match self.look(io, (key, hash, !made.replaces), table, &slots).await {
-                Seen::Key(slot_at, slot, there) if made.replaces && there.kind() != Type::Long => {
+                Seen::Key(slot_at, slot, there)
+                    if made.replaces && !matches!(there.kind(), Type::Long | Type::Parts) =>
+                {
                     // Its cached slot is outdated by this, or was before.
                     self.near.cache.borrow_mut().forget(key, hash);
                     match self.reach.swap(io, slot_at, slot.0, made.slot.0).await? {

@@ -308,6 +308,19 @@ impl Index {
         found: &Found,
         value: Option<&Value>,
     ) -> Result<bool, Trouble> {
+        self.replace_parts(io, key, found, value, None).await
+    }
+
+    /// [`Index::replace`] by a value that shares all segments of what was found with it, but those
+    /// that are `dropped`. `None`: none.
+    pub(crate) async fn replace_parts(
+        self: &Rc<Index>,
+        io: &Io,
+        key: &[u8],
+        found: &Found,
+        value: Option<&Value>,
+        dropped: Option<&[At]>,
+    ) -> Result<bool, Trouble> {
         let hash = Hash::of(key);
         let epoch = found.section.epoch;
         let known = Known {
@@ -319,11 +332,11 @@ impl Index {
             epoch,
             era: 0,
         };
-        self.exchange(io, key, hash, known, value, long::number(&found.object)).await
+        self.exchange(io, key, hash, known, value, Some((&found.object, dropped))).await
     }
 
-    /// Replaces or removes the object of a known slot: one WRITE, one CAS. `long`: the number of
-    /// the long value that is replaced, if it is known to be one.
+    /// Replaces or removes the object of a known slot: one WRITE, one CAS. `there`: the object, if
+    /// it is known, and as of [`Index::replace_parts`].
     async fn exchange(
         self: &Rc<Index>,
         io: &Io,
@@ -331,7 +344,7 @@ impl Index {
         hash: Hash,
         known: Known,
         value: Option<&Value>,
-        long: Option<u64>,
+        there: Option<(&Object, Option<&[At]>)>,
     ) -> Result<bool, Trouble> {
         let (section, writing, era) = (self.space.section(), self.near.writing(Some(hash)), self.near.lease.era());
         let Known { slot_at: at, slot: old, table, .. } = known;
@@ -356,7 +369,9 @@ impl Index {
         }
         match ended {
             Ok(Ok(())) => {
-                self.space.retire_for(old, long, made.as_ref().and_then(|(_, object, _)| long::number(object)));
+                let (there, dropped) = there.map_or((None, None), |(object, dropped)| (Some(object), dropped));
+                let number = made.as_ref().and_then(|(_, object, _)| long::number(object));
+                self.space.retire_for(old, there, number, dropped);
                 if let (Some((held, object, slot)), Some(value)) = (made, value) {
                     self.space.linked(held.at, hash, value, at);
                     let (len, expiry) = (object.len(), object.expiry().unwrap_or(0));

@@ -4,6 +4,7 @@ use super::{AT_ONCE, Recovery};
 use crate::layout::{At, EXTENT, HEAD_BYTES, Hash, Kind, PIECE_HEADER, Slot, word};
 use crate::long::List;
 use crate::object::{Object, Type};
+use crate::segments;
 use crate::shard::index::Trie;
 use crate::shard::member::is_there;
 use crate::task::Io;
@@ -14,6 +15,8 @@ use std::collections::{BTreeMap, HashMap};
 pub struct Count {
     /// Keys, expired ones too.
     pub keys: u64,
+    /// Objects: of keys, and segments.
+    pub objects: u64,
     /// Inserts and locks that are not decided.
     pub pending: u64,
     /// Bytes of all pieces.
@@ -34,6 +37,7 @@ impl Recovery {
         let members = self.reach.read(io, self.reach.root, HEAD_BYTES as u32).await;
         let mut extents = BTreeMap::new();
         let mut referred = self.count_index(io, &mut count, &mut extents).await;
+        count.objects = referred.len() as u64;
         referred.extend(extents.iter().map(|(&at, &(_, len))| (at, len)));
         for (at, bytes, owner, third) in self.pieces(io).await {
             count.bytes += u64::from(bytes);
@@ -107,6 +111,15 @@ impl Recovery {
                     count.keys += 1;
                     if object.kind() == Type::Long {
                         self.count_long(io, at, &object, count, extents).await;
+                    }
+                    for (at, len, checksum) in segments::listed(&object, self.reach.node) {
+                        let bytes = self.reach.read(io, at, len).await;
+                        if !segments::is_segment(&bytes, checksum) {
+                            count.problems.push(format!("the segment at {at:#x} does not match its checksum"));
+                        }
+                        if referred.insert(at, len).is_some() {
+                            count.problems.push(format!("the segment at {at:#x} is listed twice"));
+                        }
                     }
                     let misplaced = self.index.trie.borrow().leaf(object.hash().path()).table != leaf.table;
                     if misplaced || object.hash() != Hash::of(object.key()) {

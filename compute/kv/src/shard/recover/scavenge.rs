@@ -24,7 +24,7 @@ const TURN: usize = 4096;
 impl Recovery {
     /// Finds own objects that others took out of the index; how many.
     pub async fn scavenge(&self, io: &Io) -> usize {
-        let mut found = self.scavenge_longs(io).await;
+        let mut found = self.scavenge_longs(io).await + self.scavenge_segments(io).await;
         let (mut blocks, mut from): (BTreeMap<u64, Vec<Linked>>, _) = (BTreeMap::new(), Some(0));
         while let Some(first) = from {
             let (some, next) = self.space.heap.borrow().linked_from(first, TURN);
@@ -58,6 +58,27 @@ impl Recovery {
                 let epoch = self.space.epoch() + 1;
                 self.space.heap.borrow_mut().retire_long(number, epoch);
                 found += 1;
+            }
+        }
+        found
+    }
+
+    /// Finds own segments that heads of others do not list any more; how many.
+    async fn scavenge_segments(&self, io: &Io) -> usize {
+        // Those that were listed before the look.
+        let all = self.space.heap.borrow().all_segments();
+        let mut found = 0;
+        for (hash, places) in all {
+            // While it lives no place is used again, so what was looked at is what is retired.
+            let _section = self.space.section();
+            let Some(listed) = self.listed(io, Hash(hash)).await else { return found };
+            let epoch = self.space.epoch() + 1;
+            let mut heap = self.space.heap.borrow_mut();
+            for at in places.into_iter().filter(|at| !listed.contains(at)) {
+                if heap.is_segment(at, hash) {
+                    heap.retire(at, epoch);
+                    found += 1;
+                }
             }
         }
         found

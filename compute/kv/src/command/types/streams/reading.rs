@@ -159,10 +159,13 @@ impl Reading {
         if self.waits && call.client.is_lost() {
             return Ok(None);
         }
-        let object = if first { call.get(key).await? } else { call.find(key).await? };
+        let mut object = if first { call.get(key).await? } else { call.find_head(key).await? };
         let checksum = object.as_ref().map(Object::checksum);
         if !first && checksum == place.seen {
             return Ok(None);
+        }
+        if object.as_ref().is_some_and(|object| object.kind() == Type::Parts) {
+            object = call.find(key).await?;
         }
         let gone = object.as_ref().is_none_or(|object| object.kind() != Type::Stream);
         if !first && gone && self.group.is_some() {

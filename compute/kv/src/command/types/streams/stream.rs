@@ -8,7 +8,6 @@
 //! An ID is two words, and all numbers are words. Bytes have their length in front. The last ID
 //! comes first, so a reader that waits learns from a few bytes whether there is anything new.
 
-use crate::layout::MAX_OBJECT;
 use crate::object::{HEADER, Object, Type};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -109,8 +108,10 @@ pub struct Stream {
 
 /// Bytes of an entry that is pending, besides the entry.
 pub const PENDING: usize = 40;
-/// Bytes of an object that only groups may use: they must take note of what they deliver when a stream
-/// takes no further entry.
+/// Bytes of a stream and its key. Each command reads all of it.
+const LONGEST: usize = 16 << 20;
+/// Bytes of a stream that only groups may use: they must take note of what they deliver when a
+/// stream takes no further entry.
 const FOR_GROUPS: usize = 64 << 10;
 
 /// The last ID of a stream, from its object.
@@ -258,12 +259,12 @@ impl Stream {
 
     /// Bytes by which the stream of this key may grow.
     pub fn room(&self, key: &[u8]) -> usize {
-        (MAX_OBJECT as usize).saturating_sub(HEADER + key.len() + self.len())
+        LONGEST.saturating_sub(HEADER + key.len() + self.len())
     }
 
     /// Bytes that the stream of this key may have with one more entry.
     pub fn most(key: &[u8]) -> usize {
-        (MAX_OBJECT as usize - FOR_GROUPS).saturating_sub(HEADER + key.len())
+        (LONGEST - FOR_GROUPS).saturating_sub(HEADER + key.len())
     }
 
     /// Adds an entry behind all others.

@@ -1,0 +1,202 @@
+//! Sorted sets in segments: members in the order of their scores on the first side, and by their
+//! names on the second.
+
+use super::{Units, Working, hash, units};
+use crate::shard::Trouble;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// A score of an item.
+pub fn score(item: &[u8]) -> f64 {
+    f64::from_le_bytes(item.try_into().unwrap_or_default())
+}
+
+/// A score as a number that has the same order.
+pub fn ordered(score: f64) -> u64 {
+    let bits = score.to_bits();
+    if bits >> 63 == 1 { !bits } else { bits | 1 << 63 }
+}
+
+fn write(bytes: &mut Vec<u8>, score: f64, name: &[u8]) {
+    bytes.extend_from_slice(&8u32.to_le_bytes());
+    bytes.extend_from_slice(&score.to_le_bytes());
+    bytes.extend_from_slice(&(name.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(name);
+}
+
+/// Score and name.
+type Member = (f64, Vec<u8>);
+
+fn members(units: Units<'_>) -> Vec<Member> {
+    units.map(|unit| (score(unit.first), unit.name.to_vec())).collect()
+}
+
+fn order(one: (f64, &[u8]), other: (f64, &[u8])) -> Ordering {
+    one.0.total_cmp(&other.0).then_with(|| one.1.cmp(other.1))
+}
+
+impl Working<'_> {
+    /// The scores of some members.
+    ///
+    /// # Errors
+    /// As of [`Working::bytes`].
+    pub fn scores(&self, names: &[&[u8]]) -> Result<Vec<Option<f64>>, Trouble> {
+        self.want(1, self.named(1, names.iter().copied()))?;
+        let one = |name: &&[u8]| -> Result<Option<f64>, Trouble> {
+            let bytes = self.bytes(1, self.part_for(1, hash(name)))?;
+            let found = units(self.kind, &bytes).find(|unit| unit.name == *name).map(|unit| score(unit.first));
+            Ok(found)
+        };
+        names.iter().map(one).collect()
+    }
+
+    /// The segment in which a member of this score is, or would be.
+    ///
+    /// # Errors
+    /// As of [`Working::bytes`].
+    fn located(&self, of: f64, name: &[u8]) -> Result<usize, Trouble> {
+        let (parts, bound) = (self.parts(0), ordered(of));
+        // The last segment that begins with this score or a lower one, and those before it that
+        // begin with it too.
+        let (mut low, mut high) = (
+            parts.partition_point(|part| part.bound < bound).saturating_sub(1),
+            parts.partition_point(|part| part.bound <= bound).saturating_sub(1),
+        );
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            let bytes = self.bytes(0, middle)?;
+            let first = units(self.kind, &bytes).next().ok_or(Trouble::Corrupt)?;
+            if order((score(first.first), first.name), (of, name)).is_le() {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        Ok(low)
+    }
+
+    /// How many members come before one, which is there.
+    ///
+    /// # Errors
+    /// As of [`Working::bytes`].
+    pub fn rank(&self, of: f64, name: &[u8]) -> Result<usize, Trouble> {
+        let n = self.located(of, name)?;
+        let bytes = self.bytes(0, n)?;
+        let before = self.parts(0)[..n].iter().map(|part| part.count as usize).sum::<usize>();
+        let is_before = |unit: &super::Unit<'_>| order((score(unit.first), unit.name), (of, name)).is_lt();
+        Ok(before + units(self.kind, &bytes).take_while(is_before).count())
+    }
+
+    /// How many members have a score that is not `beyond` one: a lower one, or the same if `with`
+    /// says so.
+    ///
+    /// # Errors
+    /// As of [`Working::bytes`].
+    pub fn below(&self, of: f64, with: bool) -> Result<usize, Trouble> {
+        // There is one zero.
+        let (parts, bound) = (self.parts(0), ordered(of + 0.0));
+        let is_below = |other: u64| other < bound || with && other == bound;
+        let n = parts.partition_point(|part| is_below(part.bound));
+        let Some(n) = n.checked_sub(1) else { return Ok(0) };
+        let bytes = self.bytes(0, n)?;
+        let before = parts[..n].iter().map(|part| part.count as usize).sum::<usize>();
+        Ok(before + units(self.kind, &bytes).take_while(|unit| is_below(ordered(score(unit.first)))).count())
+    }
+
+    /// Changes the members of some names. `edit` gets those, and perhaps others, in no order.
+    ///
+    /// # Errors
+    /// Those of `edit`, and as of [`Working::bytes`].
+    pub fn change_members<'n, T, E: From<Trouble>>(
+        &mut self,
+        names: impl IntoIterator<Item = &'n [u8]>,
+        edit: impl FnOnce(&mut Vec<Member>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let parts = self.named(1, names);
+        let bytes = self.joined(1, &parts)?;
+        let before = members(units(self.kind, &bytes));
+        let mut after = before.clone();
+        let outcome = edit(&mut after)?;
+        let had: BTreeMap<&[u8], f64> = before.iter().map(|(score, name)| (&name[..], *score)).collect();
+        let has: BTreeMap<&[u8], f64> = after.iter().map(|(score, name)| (&name[..], *score)).collect();
+        let differs = |one: &BTreeMap<&[u8], f64>, other: &BTreeMap<&[u8], f64>| -> Vec<Member> {
+            let others = one
+                .iter()
+                .filter(|(name, score)| other.get(*name).is_none_or(|other| other.to_bits() != score.to_bits()));
+            others.map(|(name, score)| (*score, name.to_vec())).collect()
+        };
+        let (gone, come) = (differs(&had, &has), differs(&has, &had));
+        if gone.is_empty() && come.is_empty() {
+            return Ok(outcome);
+        }
+        let mut bytes = Vec::with_capacity(bytes.len() + 64);
+        after.iter().for_each(|(score, name)| write(&mut bytes, *score, name));
+        self.put_back(1, &parts, &bytes)?;
+        self.reorder(&gone, &come)?;
+        Ok(outcome)
+    }
+
+    /// Takes members out of the order, and puts others in.
+    fn reorder(&mut self, gone: &[Member], come: &[Member]) -> Result<(), Trouble> {
+        let mut each: BTreeMap<usize, (Vec<&Member>, Vec<&Member>)> = BTreeMap::new();
+        let mut lacks = false;
+        for (which, members) in [gone, come].into_iter().enumerate() {
+            for member in members {
+                match self.located(member.0, &member.1) {
+                    Ok(n) => {
+                        let (out, into) = each.entry(n).or_default();
+                        if which == 0 { out.push(member) } else { into.push(member) }
+                    }
+                    Err(Trouble::Unread) => lacks = true,
+                    Err(trouble) => return Err(trouble),
+                }
+            }
+        }
+        lacks |= self.want(0, each.keys().copied()).is_err();
+        if lacks {
+            return Err(Trouble::Unread);
+        }
+        // From the last one on, so that the numbers of the others stay.
+        let mut changed = Vec::new();
+        for (n, (out, mut into)) in each.into_iter().rev() {
+            let old = self.bytes(0, n)?;
+            into.sort_by(|one, other| order((one.0, &one.1), (other.0, &other.1)));
+            let (mut into, mut new) = (into.into_iter().peekable(), Vec::with_capacity(old.len() + 64));
+            for unit in units(self.kind, &old) {
+                let here = (score(unit.first), unit.name);
+                while let Some(member) = into.next_if(|member| order((member.0, &member.1), here).is_lt()) {
+                    write(&mut new, member.0, &member.1);
+                }
+                if !out.iter().any(|member| member.1 == unit.name) {
+                    new.extend_from_slice(unit.bytes);
+                }
+            }
+            into.for_each(|member| write(&mut new, member.0, &member.1));
+            self.splice(0, n..n + 1, &new);
+            changed.push(n);
+        }
+        // Those before it have not moved, and it has not become more if it is small.
+        for n in changed {
+            self.settle(0, n)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the members of some ranks out.
+    ///
+    /// # Errors
+    /// As of [`Working::bytes`].
+    pub fn take_ranks(&mut self, of: Range<usize>) -> Result<Vec<Member>, Trouble> {
+        let window = self.window(of.clone())?;
+        let taken: Vec<Member> = window.units().map(|unit| (score(unit.first), unit.name.to_vec())).collect();
+        let parts = self.named(1, taken.iter().map(|(_, name)| &name[..]));
+        let names: std::collections::HashSet<&[u8]> = taken.iter().map(|(_, name)| &name[..]).collect();
+        let bytes = self.joined(1, &parts)?;
+        let stays = units(self.kind, &bytes).filter(|unit| !names.contains(unit.name));
+        let stays: Vec<u8> = stays.flat_map(|unit| unit.bytes.iter().copied()).collect();
+        self.put_back(1, &parts, &stays)?;
+        self.take_out(of)?;
+        Ok(taken)
+    }
+}

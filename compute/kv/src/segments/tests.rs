@@ -1,0 +1,235 @@
+//! Values in segments are the values that one object would have.
+
+use super::*;
+use farmem_protocol::random::Random;
+use std::collections::BTreeMap;
+
+const NODE: u8 = 2;
+
+fn small() -> Segments {
+    let segments = Segments::default();
+    segments.least.set(64);
+    segments
+}
+
+fn write(bytes: &mut Vec<u8>, item: &[u8]) {
+    bytes.extend_from_slice(&(item.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(item);
+}
+
+fn list(items: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    items.iter().for_each(|item| write(&mut bytes, item));
+    bytes
+}
+
+/// What the bounds and counts say is so, and no segment is too large.
+fn is_sound(value: &Working<'_>) {
+    for side in 0..2 {
+        let parts = value.parts(side);
+        for (n, part) in parts.iter().enumerate() {
+            let bytes = value.bytes(side, n).unwrap();
+            let all: Vec<Unit<'_>> = units(value.kind, &bytes).collect();
+            assert_eq!((all.len(), bytes.len()), (part.count as usize, part.len as usize));
+            assert!(!all.is_empty() && (bytes.len() <= 4 * 64 || all.len() == 1), "{} in {}", bytes.len(), all.len());
+            if value.is_hashed(side) {
+                let next = parts.get(n + 1).map_or(u64::MAX, |next| next.bound);
+                assert!(n > 0 || part.bound == 0);
+                assert!(all.iter().all(|unit| (part.bound..next).contains(&hash(unit.name)) || next == u64::MAX));
+            } else if value.kind == Type::SortedSet {
+                assert_eq!(part.bound, sorted::ordered(sorted::score(all[0].first)));
+            }
+        }
+    }
+}
+
+fn sorted_whole(value: &Working<'_>) -> Vec<Vec<u8>> {
+    let whole = value.whole().unwrap();
+    let mut all: Vec<Vec<u8>> = units(value.kind, &whole).map(|unit| unit.bytes.to_vec()).collect();
+    all.sort_unstable();
+    all
+}
+
+/// As if it had been written and read.
+fn again<'a>(value: &Working<'a>, segments: &'a Segments) -> Working<'a> {
+    Working::decode(segments, NODE, &value.encode()).expect("what was encoded")
+}
+
+#[test]
+fn lists_are_what_a_list_is() {
+    let segments = small();
+    let mut random = Random::new(5);
+    let mut model: Vec<Vec<u8>> = (0..40u8).map(|n| vec![n; 7]).collect();
+    let mut value = Working::new(&segments, Type::List, &list(&model));
+    for step in 0..4000u32 {
+        let item = vec![step as u8; random.index(30)];
+        let len = model.len();
+        match random.index(6) {
+            0 => {
+                value.push(true, &list(std::slice::from_ref(&item))).unwrap();
+                model.insert(0, item);
+            }
+            1 => {
+                value.push(false, &list(std::slice::from_ref(&item))).unwrap();
+                model.push(item);
+            }
+            2 if len > 3 => {
+                let from = random.index(len);
+                let to = (from + 1 + random.index(3)).min(len);
+                value.take_out(from..to).unwrap();
+                model.drain(from..to);
+            }
+            3 if len > 0 => {
+                let at = random.index(len);
+                value.replace(at, &list(std::slice::from_ref(&item))).unwrap();
+                model[at] = item;
+            }
+            4 if len > 0 => {
+                let at = random.index(len);
+                model.insert(at, item);
+                value.become_whole(&list(&model)).unwrap();
+            }
+            _ => {
+                let from = random.index(len + 1);
+                let to = from + random.index(len + 1 - from);
+                let window = value.window(from..to).unwrap();
+                let shown: Vec<&[u8]> = window.units().map(|unit| unit.name).collect();
+                assert_eq!(shown, model[from..to].iter().map(Vec::as_slice).collect::<Vec<_>>());
+            }
+        }
+        is_sound(&value);
+        value = again(&value, &segments);
+        assert_eq!((value.whole().unwrap(), value.count()), (list(&model), model.len()), "step {step}");
+        if model.is_empty() {
+            model.push(vec![1]);
+            value.push(true, &list(&model)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn hashes_are_what_a_hash_is() {
+    let segments = small();
+    let mut random = Random::new(6);
+    let mut model: BTreeMap<Vec<u8>, Vec<u8>> = (0..30u8).map(|n| (vec![b'f', n], vec![n; 5])).collect();
+    let pair = |(field, item): (&Vec<u8>, &Vec<u8>)| list(&[field.clone(), item.clone()]);
+    let flat = |model: &BTreeMap<Vec<u8>, Vec<u8>>| model.iter().flat_map(pair).collect::<Vec<u8>>();
+    let mut value = Working::new(&segments, Type::Hash, &flat(&model));
+    for step in 0..3000u32 {
+        let field = vec![b'f', random.index(120) as u8];
+        let goes = random.index(100) < if step / 500 % 2 == 0 { 30 } else { 70 };
+        if random.index(8) == 0 {
+            model.insert(field, vec![step as u8; random.index(40)]);
+            value.become_whole(&flat(&model)).unwrap();
+        } else if !value.is_empty() {
+            let parts = value.named(0, [&field[..]]);
+            let bytes = value.joined(0, &parts).unwrap();
+            let mut new: Vec<u8> = units(Type::Hash, &bytes)
+                .filter(|unit| unit.name != field)
+                .flat_map(|unit| unit.bytes.to_vec())
+                .collect();
+            model.remove(&field);
+            if !goes {
+                let item = vec![step as u8; random.index(40)];
+                new.extend(list(&[field.clone(), item.clone()]));
+                model.insert(field, item);
+            }
+            value.put_back(0, &parts, &new).unwrap();
+        }
+        is_sound(&value);
+        value = again(&value, &segments);
+        let mut expected: Vec<Vec<u8>> = model.iter().map(pair).collect();
+        expected.sort_unstable();
+        assert_eq!((sorted_whole(&value), value.count()), (expected, model.len()), "step {step}");
+        if value.is_empty() {
+            model.insert(b"f".to_vec(), b"v".to_vec());
+            value = Working::new(&segments, Type::Hash, &flat(&model));
+        }
+    }
+}
+
+#[test]
+fn sorted_sets_are_what_a_sorted_set_is() {
+    let segments = small();
+    let mut random = Random::new(7);
+    let mut model: Vec<(f64, Vec<u8>)> = Vec::new();
+    let sort = |model: &mut Vec<(f64, Vec<u8>)>| model.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+    let flat = |model: &[(f64, Vec<u8>)]| {
+        model.iter().flat_map(|(score, name)| list(&[score.to_le_bytes().to_vec(), name.clone()])).collect::<Vec<u8>>()
+    };
+    model.extend((0..40).map(|n| (f64::from(n % 4), format!("m{n}").into_bytes())));
+    sort(&mut model);
+    let mut value = Working::new(&segments, Type::SortedSet, &flat(&model));
+    for step in 0..4000u32 {
+        let name = format!("m{}", random.index(150)).into_bytes();
+        let score = random.index(9) as f64 - 4.0;
+        match random.index(8) {
+            0..=3 => {
+                let goes = random.index(100) < if step / 500 % 2 == 0 { 25 } else { 70 };
+                let edit = |all: &mut Vec<(f64, Vec<u8>)>| -> Result<(), Trouble> {
+                    all.retain(|member| member.1 != name);
+                    if !goes {
+                        all.push((score, name.clone()));
+                    }
+                    Ok(())
+                };
+                edit(&mut model).unwrap();
+                value.change_members([&name[..]], edit).unwrap();
+                sort(&mut model);
+            }
+            4 if model.len() > 4 => {
+                let from = random.index(model.len());
+                let to = (from + random.index(3)).min(model.len());
+                let taken = value.take_ranks(from..to).unwrap();
+                assert_eq!(taken, model.drain(from..to).collect::<Vec<_>>());
+            }
+            5 => {
+                let at = random.index(model.len().max(1));
+                if let Some(member) = model.get_mut(at) {
+                    member.0 += 1.0;
+                }
+                sort(&mut model);
+                value.become_whole(&flat(&model)).unwrap();
+            }
+            6 => {
+                let below = |with| model.iter().filter(|member| member.0 < score || with && member.0 == score).count();
+                let expected = (below(false), below(true));
+                assert_eq!((value.below(score, false).unwrap(), value.below(score, true).unwrap()), expected);
+            }
+            _ => {
+                let found = model.iter().position(|member| member.1 == name);
+                let shown = value.scores(&[&name[..]]).unwrap()[0];
+                assert_eq!(shown, found.map(|at| model[at].0));
+                if let Some(at) = found {
+                    assert_eq!(value.rank(model[at].0, &name).unwrap(), at);
+                }
+            }
+        }
+        if model.is_empty() {
+            model.push((1.0, b"m1".to_vec()));
+            value = Working::new(&segments, Type::SortedSet, &flat(&model));
+        }
+        is_sound(&value);
+        value = again(&value, &segments);
+        assert_eq!((value.whole().unwrap(), value.count()), (flat(&model), model.len()), "step {step}");
+        let named: usize = value.parts(1).iter().map(|part| part.count as usize).sum();
+        assert_eq!(named, model.len());
+    }
+}
+
+#[test]
+fn what_is_no_head_is_refused() {
+    let segments = small();
+    let items: Vec<Vec<u8>> = (0..40u8).map(|n| vec![n; 9]).collect();
+    let bytes = Working::new(&segments, Type::List, &list(&items)).encode();
+    assert!(Working::decode(&segments, NODE, &bytes).is_some());
+    for len in 0..bytes.len() {
+        assert!(Working::decode(&segments, NODE, &bytes[..len]).is_none(), "{len}");
+    }
+    let mut many = bytes.clone();
+    many[8..16].copy_from_slice(&[0xff; 8]);
+    assert!(Working::decode(&segments, NODE, &many).is_none());
+    many[8..16].copy_from_slice(&bytes[8..16]);
+    many[16..24].copy_from_slice(&[0xff; 8]);
+    assert!(Working::decode(&segments, NODE, &many).is_none());
+}

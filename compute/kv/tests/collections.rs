@@ -1,0 +1,252 @@
+//! Commands on collections in small segments answer as they do on values that are one object.
+
+mod world;
+
+use farmem::Transport;
+use farmem_kv::serve::check;
+use farmem_protocol::random::Random;
+use world::process::{Client, Process, config};
+
+#[test]
+fn another_process() {
+    world::process::another_process();
+}
+
+/// Commands of one round, sent at once.
+const AT_ONCE: usize = 40;
+const ROUNDS: u64 = 60;
+
+type Words = Vec<String>;
+
+fn words(line: &str) -> Words {
+    line.split(' ').map(str::to_owned).collect()
+}
+
+/// One of some texts.
+fn any<'a>(random: &mut Random, of: &[&'a str]) -> &'a str {
+    of[random.index(of.len())]
+}
+
+fn item(random: &mut Random) -> String {
+    let text = format!("i{}", random.index(60));
+    text.repeat(1 + random.index(4) * random.index(3))
+}
+
+fn list(random: &mut Random) -> String {
+    let (one, other) = (any(random, &["la", "lb"]), any(random, &["la", "lb"]));
+    let at = random.index(120) as i64 - 60;
+    let to = at + random.index(40) as i64 - 5;
+    let (item, more) = (item(random), item(random));
+    let side = any(random, &["LEFT", "RIGHT"]);
+    match random.index(22) {
+        0..=4 => format!("{} {one} {item} {more} x", any(random, &["RPUSH", "LPUSH", "RPUSHX", "LPUSHX"])),
+        5..=6 => format!("RPUSH {one} {item} {more} a b c d e f g h {item}"),
+        7 => format!("LPOP {one}"),
+        8 => format!("RPOP {one} {}", random.index(9)),
+        9 => format!("LLEN {one}"),
+        10..=11 => format!("LRANGE {one} {at} {to}"),
+        12 => format!("LINDEX {one} {at}"),
+        13 => format!("LSET {one} {at} {item}"),
+        14 if random.index(4) == 0 => format!("LTRIM {one} {} {}", random.index(20), 80 - random.index(30)),
+        15 => format!("LMOVE {one} {other} {side} {}", any(random, &["LEFT", "RIGHT"])),
+        16 => format!("LREM {one} {} {item}", random.index(5) as i64 - 2),
+        17 => format!("LINSERT {one} {} {item} {more}", any(random, &["BEFORE", "AFTER"])),
+        18 => format!("LPOS {one} {item} COUNT 0"),
+        19 => format!("LMPOP 2 {one} {other} {side} COUNT {}", 1 + random.index(4)),
+        20 => format!("BLPOP {one} {other} 0.001"),
+        _ => format!("TYPE {one}"),
+    }
+}
+
+fn hash(random: &mut Random) -> String {
+    let key = any(random, &["ha", "hb"]);
+    let field = |random: &mut Random| format!("f{}", random.index(90));
+    let (one, other, item) = (field(random), field(random), item(random));
+    match random.index(18) {
+        0..=5 => format!("HSET {key} {one} {item} {other} {}", random.index(99)),
+        6 => format!("HSETNX {key} {one} {item}"),
+        7..=8 => format!("HDEL {key} {one} {other} {}", field(random)),
+        9 => format!("HINCRBY {key} n{} {}", random.index(20), random.index(50) as i64 - 25),
+        10 => format!("HINCRBYFLOAT {key} x{} 0.5", random.index(20)),
+        11 => format!("HMGET {key} {one} {other} none"),
+        12 => format!("HGET {key} {one}"),
+        13 => format!("HEXISTS {key} {one}"),
+        14 => format!("HLEN {key}"),
+        15 => format!("HSTRLEN {key} {one}"),
+        16 => format!("HGETALL {key}"),
+        _ => format!("HKEYS {key}"),
+    }
+}
+
+fn set(random: &mut Random) -> String {
+    let (one, other) = (any(random, &["sa", "sb"]), any(random, &["sa", "sb"]));
+    let member = |random: &mut Random| format!("m{}", random.index(120));
+    let (first, second) = (member(random), member(random));
+    match random.index(14) {
+        0..=4 => format!("SADD {one} {first} {second} {} {first}", member(random)),
+        5..=6 => format!("SREM {one} {first} {second} none"),
+        7 => format!("SISMEMBER {one} {first}"),
+        8 => format!("SMISMEMBER {one} {first} {second} none"),
+        9 => format!("SCARD {one}"),
+        10 => format!("SMEMBERS {one}"),
+        11 => format!("SMOVE {one} {other} {first}"),
+        12 => format!("{} {one} {other}", any(random, &["SINTER", "SUNION", "SDIFF"])),
+        _ => format!("{} sc {one} {other}", any(random, &["SINTERSTORE", "SUNIONSTORE", "SDIFFSTORE"])),
+    }
+}
+
+fn sorted(random: &mut Random) -> String {
+    let (one, other) = (any(random, &["za", "zb"]), any(random, &["za", "zb"]));
+    let member = |random: &mut Random| format!("m{}", random.index(130));
+    let score = |random: &mut Random| format!("{}", random.index(30) as f64 / 2.0 - 5.0);
+    let (first, second, low) = (member(random), member(random), score(random));
+    let (high, at, to) = (score(random), random.index(90) as i64 - 40, random.index(90) as i64 - 30);
+    let how = any(random, &["", " NX", " XX", " GT", " LT CH", " CH"]);
+    let (open, ends) = (any(random, &["", "("]), any(random, &["+inf", "6", "(3"]));
+    match random.index(26) {
+        0..=5 => format!("ZADD {one}{how} {low} {first} {high} {second} {low} {}", member(random)),
+        6 => format!("ZADD {one} INCR 2 {first}"),
+        7 => format!("ZINCRBY {one} {low} {first}"),
+        8..=9 => format!("ZREM {one} {first} {second}"),
+        10 => format!("ZSCORE {one} {first}"),
+        11 => format!("ZMSCORE {one} {first} {second}"),
+        12 => format!("{} {one} {first}", any(random, &["ZRANK", "ZREVRANK"])),
+        13 => format!("{} {one} {at} {to} WITHSCORES", any(random, &["ZRANGE", "ZREVRANGE"])),
+        14 => format!("ZRANGEBYSCORE {one} {open}{low} {ends} WITHSCORES"),
+        15 => format!(
+            "ZREVRANGEBYSCORE {one} {ends} {open}{low} LIMIT {} {}",
+            random.index(4),
+            random.index(9) as i64 - 1
+        ),
+        16 => format!("ZRANGE {one} {low} {high} BYSCORE LIMIT 1 5"),
+        17 => format!("ZCOUNT {one} {open}{low} {ends}"),
+        18 => format!("ZCARD {one}"),
+        19 => format!("{} {one} {}", any(random, &["ZPOPMIN", "ZPOPMAX"]), random.index(4)),
+        20 => format!("ZREMRANGEBYRANK {one} {at} {}", at + 2),
+        21 => format!("ZREMRANGEBYSCORE {one} ({low} {low}"),
+        22 => format!("ZRANGEBYLEX {one} [m2 (m5"),
+        23 => format!("ZUNIONSTORE zc 2 {one} {other}"),
+        24 => format!("ZRANGESTORE zc {one} 0 {to}"),
+        _ => format!("ZINTERCARD 2 {one} {other}"),
+    }
+}
+
+fn key(random: &mut Random) -> String {
+    let key = any(random, &["la", "ha", "sa", "za", "lb", "sb"]);
+    match random.index(8) {
+        0 => format!("EXPIRE {key} 5000"),
+        1 => format!("PERSIST {key}"),
+        2 => format!("COPY {key} copied REPLACE"),
+        3 if random.index(3) == 0 => format!("RENAME {key} moved"),
+        4 if random.index(6) == 0 => format!("DEL {key} copied"),
+        5 => format!("EXISTS {key} copied"),
+        6 => format!("TYPE {key}"),
+        _ => format!("EVAL return(redis.call('EXISTS',KEYS[1])) 1 {key}"),
+    }
+}
+
+/// What a reply says, if its order says nothing.
+fn told(request: &str, reply: String) -> String {
+    let unordered = ["SMEMBERS", "HGETALL", "HKEYS", "SINTER ", "SUNION ", "SDIFF "];
+    if !unordered.iter().any(|name| request.starts_with(name)) {
+        return reply;
+    }
+    let inner: Vec<String> = reply.trim_matches(['[', ']']).split(' ').map(str::to_owned).collect();
+    let mut each: Vec<String> = match request.starts_with("HGETALL") {
+        true => inner.chunks(2).map(|pair| pair.join("=")).collect(),
+        false => inner,
+    };
+    each.sort_unstable();
+    each.join(" ")
+}
+
+fn replies(client: &mut Client, requests: &[String]) -> Vec<String> {
+    for request in requests {
+        let words = words(request);
+        client.send(&words.iter().map(String::as_str).collect::<Vec<_>>()).expect("sent");
+    }
+    requests.iter().map(|request| told(request, client.reply().expect("a reply"))).collect()
+}
+
+/// Runs the same commands on small segments and on whole values. `others`: two front ends have one
+/// store, and each gets some of the rounds.
+fn compare(way: Transport, segment: usize, others: bool, seed: u64) {
+    let node = Process::node(way);
+    let whole = Process::front("whole", &node.at);
+    let small = |n: usize| Process::start(&format!("front small {} segment={}", node.at, segment * n));
+    let fronts: Vec<Process> = (1..=if others { 2 } else { 1 }).map(small).collect();
+    let mut expected = whole.client();
+    let mut clients: Vec<Client> = fronts.iter().map(Process::client).collect();
+    let (mut random, mut segmented) = (Random::new(seed), 0);
+    for round in 0..ROUNDS {
+        let kind = random.index(5);
+        let one = |random: &mut Random| match if random.index(12) == 0 { 4 } else { kind } {
+            0 => list(random),
+            1 => hash(random),
+            2 => set(random),
+            3 => sorted(random),
+            _ => key(random),
+        };
+        let requests: Vec<String> = (0..AT_ONCE).map(|_| one(&mut random)).collect();
+        let n = random.index(clients.len());
+        let (wanted, came) = (replies(&mut expected, &requests), replies(&mut clients[n], &requests));
+        for (n, request) in requests.iter().enumerate() {
+            let before = &requests[n.saturating_sub(6)..n];
+            assert_eq!(came[n], wanted[n], "seed {seed}, round {round}: {request} behind {before:?}");
+        }
+        // All elements are shown by a scan, however small its steps.
+        for (key, scan, step) in [("ha", "HSCAN", 2), ("sa", "SSCAN", 1), ("za", "ZSCAN", 2)] {
+            let (mut cursor, mut names) = ("0".to_owned(), std::collections::BTreeSet::new());
+            loop {
+                let shown = clients[0].ask(&format!("{scan} {key} {cursor} COUNT 3"));
+                let (next, items) = shown.trim_start_matches('[').split_once(" [").expect("a cursor and items");
+                let items: Vec<&str> = items.trim_matches(']').split(' ').filter(|item| !item.is_empty()).collect();
+                names.extend(items.chunks(step).map(|item| item[0].to_owned()));
+                cursor = next.to_owned();
+                if cursor == "0" {
+                    break;
+                }
+            }
+            let count = expected.ask(&format!(
+                "{} {key}",
+                ["HLEN", "SCARD", "ZCARD"][["ha", "sa", "za"].iter().position(|one| *one == key).unwrap()]
+            ));
+            assert!(
+                count.starts_with('-') || count == format!(":{}", names.len()),
+                "{scan} of {count} shows {}",
+                names.len()
+            );
+        }
+    }
+    let encodings = [("la", "quicklist"), ("ha", "hashtable"), ("sa", "hashtable"), ("za", "skiplist")];
+    for (key, encoding) in encodings {
+        let told = clients[0].ask(&format!("OBJECT ENCODING {key}"));
+        segmented += usize::from(told == encoding);
+    }
+    assert!(segmented > 0, "no value was in segments");
+    let begun = std::time::Instant::now();
+    loop {
+        let counts = check(&config("small", &node.at)).unwrap();
+        let problems: Vec<String> = counts.into_iter().flat_map(|(_, count)| count.problems).collect();
+        if problems.is_empty() {
+            break;
+        }
+        assert!(begun.elapsed().as_secs() < 20, "{problems:?}");
+    }
+}
+
+#[test]
+fn small_segments_answer_as_whole_values() {
+    for seed in 0..3 {
+        compare(Transport::Shm, 64, false, seed);
+        compare(Transport::Tcp, 48, false, 100 + seed);
+    }
+}
+
+#[test]
+fn two_front_ends_share_values_in_segments() {
+    for seed in 0..2 {
+        compare(Transport::Shm, 48, true, 200 + seed);
+        compare(Transport::Tcp, 64, true, 300 + seed);
+    }
+}
