@@ -338,6 +338,7 @@ fn refusal(failed: Failed) -> Failure {
         Failed::ShutOut => exit::NODE_LOST,
         Failed::Memory(_) => exit::NODE_UNUSABLE,
         Failed::Store { .. }
+        | Failed::Little { .. }
         | Failed::System { .. }
         | Failed::Snapshot { .. }
         | Failed::Refused(_)

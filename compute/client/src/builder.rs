@@ -164,6 +164,9 @@ impl Builder {
             None => process::random_bytes(&mut run).map_err(|e| Error::System(e.to_string()))?,
         }
         let here = shared::wiped_on_fork().map_err(|e| Error::System(e.to_string()))?;
+        if let Some(name) = region.filter(|_| self.create && !self.partial && self.nodes.len() > 1) {
+            self.look(name, run)?;
+        }
         let mut kept = Builder { nodes: Vec::new(), ..self.clone() };
         let (mut shards, mut failed) = (Vec::new(), None);
         for node in &self.nodes {
@@ -184,6 +187,34 @@ impl Builder {
             Some(name) => kept.identified(memory, name, run),
             None => Ok(memory),
         }
+    }
+
+    /// Refuses a region that is there, and lies on another number of nodes than are named.
+    /// Otherwise it would be made, and stay, at those that do not have it.
+    fn look(&self, name: RegionName, run: [u8; 16]) -> Result<()> {
+        let (mut shards, mut found) = (Vec::new(), Vec::new());
+        for node in &self.nodes {
+            let session = self.session(node, run)?;
+            if session.regions().open(name, false).is_ok() {
+                shards.push(Shard::new(session, Some(name)));
+                found.push(node);
+            }
+        }
+        if shards.is_empty() || shards.len() == self.nodes.len() {
+            return Ok(());
+        }
+        let here = shared::wiped_on_fork().map_err(|e| Error::System(e.to_string()))?;
+        let memory = Memory { inner: Arc::new(Inner::new(shards, Some(name), tag(&run), here)), numbers: None };
+        let mut lane = memory.lane()?;
+        for (at, node) in found.into_iter().enumerate() {
+            let word = Builder { create: false, ..self.clone() }.identity(&mut lane, at, 0)?;
+            let count = (word >> 8 & 0xff) as usize;
+            if word != 0 && count != self.nodes.len() {
+                let reason = spread(count, self.nodes.len());
+                return Err(Error::Foreign { region: name.to_string(), node: node.clone(), reason });
+            }
+        }
+        Ok(())
     }
 
     fn shard(&self, node: &str, region: Option<RegionName>, run: [u8; 16]) -> Result<Shard> {
@@ -259,7 +290,7 @@ impl Builder {
                 return foreign(at, reason.into());
             }
             if count != nodes && !(self.partial && nodes < count) {
-                return foreign(at, format!("it lies on {count} nodes, and {nodes} are named: name just these"));
+                return foreign(at, spread(count, nodes));
             }
             order.resize(order.len().max(count), None);
             match order.get_mut(number) {
@@ -297,4 +328,8 @@ impl Builder {
             other => other,
         }
     }
+}
+
+fn spread(count: usize, named: usize) -> String {
+    format!("it lies on {count} nodes, and {named} are named: name just these")
 }

@@ -149,6 +149,49 @@ fn a_monitor_is_told_of_all_commands() {
     assert_eq!(monitor.ask("GET k"), "x");
 }
 
+/// The commands of a script are told of behind it, once, however often it was begun.
+#[test]
+fn a_monitor_is_told_of_the_commands_of_scripts() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("monitor", &node.at);
+    let [mut monitor, mut client] = [front.client(), front.client()];
+    assert_eq!(monitor.ask("MONITOR"), "+OK");
+    let heard = |monitor: &mut Client| {
+        let line = monitor.reply().unwrap();
+        let (before, rest) = line.split_once("] ").unwrap();
+        (before.ends_with(" [0 lua"), rest.to_owned())
+    };
+    // It names none of the keys that it uses, so it is begun for each of them.
+    let script = "redis.call('set', 'a', ARGV[1]) return redis.call('get', 'b' .. redis.call('incr', 'n'))";
+    for name in ["EVAL", "EVAL_RO"] {
+        client.send(&[name, script, "0", "v"]).unwrap();
+        let said = client.reply().unwrap();
+        assert_eq!(client.ask("PING"), "+PONG");
+        let (lua, line) = heard(&mut monitor);
+        assert!(!lua && line.starts_with(&format!("\"{name}\"")), "{line}");
+        if name == "EVAL" {
+            assert_eq!(said, "nil");
+            for told in [r#""set" "a" "v""#, r#""incr" "n""#, r#""get" "b1""#] {
+                assert_eq!(heard(&mut monitor), (true, told.into()));
+            }
+        }
+        assert_eq!(heard(&mut monitor), (false, r#""PING""#.into()));
+    }
+    // A script that gives many commands does not fill the monitors' connections.
+    client.send(&["EVAL", "for n = 1, 60000 do redis.call('set', 'key', n) end", "1", "key"]).unwrap();
+    client.reply().unwrap();
+    let mut lines = 0;
+    while !heard_end(&mut monitor) {
+        lines += 1;
+    }
+    assert!((10_000..50_000).contains(&lines), "{lines}");
+}
+
+/// Whether the next line says how many more there were.
+fn heard_end(monitor: &mut Client) -> bool {
+    monitor.reply().unwrap().ends_with(" more commands of this script)")
+}
+
 /// Monitors are few, and a line is short: they do not hold the others up.
 #[test]
 fn monitors_are_bounded() {

@@ -176,6 +176,15 @@ impl Keyspace {
 }
 
 impl Shard {
+    /// The record of each front end's batch under way, or 0.
+    pub(crate) async fn batches(&self, io: &Io) -> Vec<u64> {
+        if self.reach.copies.mode() != Mode::Single {
+            return Vec::new();
+        }
+        let words = self.reach.read(io, self.reach.root + head::BATCHES, 8 * MEMBERS as u32).await;
+        (0..MEMBERS).map(|line| word(&words, line)).collect()
+    }
+
     /// Carries out what is left of the batches of front ends that have died in them. To be called
     /// by a front end that comes, when the others know of it, and before it reads or changes a key.
     ///

@@ -15,6 +15,7 @@
 //! read either.
 
 pub(crate) mod background;
+mod check;
 mod connection;
 mod mend;
 mod metrics;
@@ -25,7 +26,8 @@ mod snapshot;
 mod tell;
 mod tls;
 
-pub use open::{Clients, Config, Failed, check, go_alone};
+pub use check::check;
+pub use open::{Clients, Config, Failed, go_alone};
 pub use run::run;
 pub use snapshot::{Wrong, restore, save};
 pub use tell::{Counters, Tell};

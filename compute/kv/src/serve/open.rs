@@ -1,5 +1,6 @@
 //! A front end's settings, how it opens a store, and why it ends.
 
+use super::check::is_elsewhere;
 use super::mend::ATTEMPT_WORD;
 use super::snapshot::Wrong;
 use super::tls::Tls;
@@ -7,7 +8,6 @@ use crate::drive::Drive;
 use crate::layout::{Geometry, NODE_SHIFT, Pair, Stage, head, word};
 use crate::shard::copies::Mode;
 use crate::shard::member::{NotOpened, Opening};
-use crate::shard::recover::Count;
 use crate::shard::{Shard, Trouble};
 use crate::task::{Ask, Io, Task};
 use farmem::{Memory, Transport, Trust};
@@ -20,13 +20,16 @@ use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long nodes may take to answer at first.
-const FIRST: Duration = Duration::from_secs(5);
+pub(super) const FIRST: Duration = Duration::from_secs(5);
 /// How long a front end that comes waits for a node to be filled.
 const FILLING: Duration = Duration::from_secs(60);
 /// How long they may take when it is in doubt whether one is lost.
 const DOUBT: Duration = Duration::from_secs(2);
 /// How often a front end that joins begins again where the others have shut it out before it had joined.
 const AGAIN: u32 = 10;
+
+/// Bytes of `maxmemory` at each node, or pair of nodes, at least: pieces of a few sizes of objects.
+const LEAST: u64 = 64 << 10;
 
 /// The settings of a front end.
 #[derive(Clone, Debug)]
@@ -100,6 +103,12 @@ pub enum Failed {
         name: String,
         /// Why.
         reason: NotOpened,
+    },
+    /// The least of `maxmemory` on these nodes.
+    #[error("--maxmemory is too little for these nodes: {least} bytes is the least")]
+    Little {
+        /// Bytes.
+        least: u64,
     },
     /// It cannot listen there.
     #[error("cannot listen at {at}: {reason}")]
@@ -243,13 +252,24 @@ pub(crate) fn builder(config: &Config, timeout: Duration, run: [u8; 16]) -> farm
     builder.trust(config.trust).region(&config.name).run(run)
 }
 
-fn connect(config: &Config, create: bool, timeout: Duration) -> Result<Drive, Failed> {
+pub(super) fn connect(config: &Config, create: bool, timeout: Duration) -> Result<Drive, Failed> {
     let mut run = [0; 16];
     process::random_bytes(&mut run).map_err(|e| Failed::System { what: "random numbers", reason: e.to_string() })?;
     let builder = config.nodes.iter().fold(builder(config, timeout, run), |builder, node| builder.node(node));
     let named = config.nodes.len();
     let drive = |memory: Memory| Ok(Drive::new(memory, config.mirror, named)?.known_as(run));
     if !config.mirror {
+        if create && named > 1 && is_elsewhere(builder.clone().partial(true).connect(), named)? {
+            // Some of the named nodes have no part of a store that is there. They are not given
+            // one.
+            return match builder.create(false).connect() {
+                Err(farmem::Error::Region(_)) => {
+                    Err(Failed::Store { name: config.name.clone(), reason: NotOpened::Elsewhere })
+                }
+                Err(e) => Err(e.into()),
+                Ok(memory) => drive(memory),
+            };
+        }
         return drive(builder.create(create).connect()?);
     }
     // A node that has ended is no obstacle to a store that is there.
@@ -366,7 +386,7 @@ fn placed(config: &Config, drive: &Drive, shard: usize) -> Option<(u8, Mode)> {
 }
 
 /// The store's shards, joined or only looked at.
-fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed> {
+pub(super) fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed> {
     let mut shards = Vec::new();
     match open_each(config, join, &mut drive, &mut shards) {
         Err(failed) if join => {
@@ -386,6 +406,9 @@ fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed>
 fn open_each(config: &Config, join: bool, drive: &mut Drive, shards: &mut Vec<Rc<Shard>>) -> Result<(), Failed> {
     let count = drive.nodes() / if config.mirror { 2 } else { 1 };
     let refused = |reason| Failed::Store { name: config.name.clone(), reason };
+    if config.maxmemory.is_some_and(|most| most / (count as u64) < LEAST) {
+        return Err(Failed::Little { least: LEAST * count as u64 });
+    }
     for number in 0..count {
         let opening = opening(config, drive, number, count)?;
         let node = opening.node;
@@ -460,32 +483,4 @@ pub(crate) fn nodes_of(drive: &Drive, shard: &Shard) -> String {
         Mode::Alone(node) | Mode::Mending(node) => drive.node(node).to_owned(),
         Mode::Both(second) => format!("{} and {}", drive.node(shard.reach.node), drive.node(second)),
     }
-}
-
-/// Counts a store, live or not: each node's shard.
-///
-/// # Errors
-/// It cannot be opened.
-pub fn check(config: &Config) -> Result<Vec<(String, Count)>, Failed> {
-    let (mut drive, shards) = open(config, false, connect(config, false, FIRST)?)?;
-    let mut counts = Vec::new();
-    for shard in &shards {
-        let mut last: Option<Count> = None;
-        // A real problem shows in two counts in a row.
-        let count = loop {
-            let looked = Rc::clone(shard);
-            let mut count = alone(&mut drive, |io| async move { looked.recovery.count(&io).await })?;
-            match last {
-                Some(before) => {
-                    count.problems.retain(|problem| before.problems.contains(problem));
-                    break count;
-                }
-                None if count.problems.is_empty() => break count,
-                None => last = Some(count),
-            }
-            std::thread::sleep(Duration::from_millis(300));
-        };
-        counts.push((nodes_of(&drive, shard), count));
-    }
-    Ok(counts)
 }

@@ -75,6 +75,9 @@ pub enum NotOpened {
          it was made with, and --protect as then"
     )]
     Shape,
+    /// Some of its nodes are not named.
+    #[error("the store is there, but a node that is named has no part of it: name the nodes that it was made with")]
+    Elsewhere,
     /// Two nodes each are to keep the same keys.
     #[error("--protect mirror keeps each key at two nodes: name an even number of nodes")]
     Odd,

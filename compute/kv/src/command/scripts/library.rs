@@ -338,6 +338,7 @@ fn carry_out(call: &Call, args: Request, version: u8) -> Reply {
         return Reply::error("Write commands are not allowed from read-only scripts.");
     }
     // With a way of its own, a command that would reach the store waits, and is refused.
+    call.front.monitors.note(&args);
     let call = Call { args: Rc::new(args), io: Io::default(), script: Some(version), ..call.clone() };
     let reply = at_once(dispatch(command, &call)).unwrap_or_else(refused);
     if let Some(draft) = call.draft.as_ref().filter(|draft| draft.has_missed()) {

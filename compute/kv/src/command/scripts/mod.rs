@@ -24,7 +24,7 @@ mod structs;
 
 use super::draft::Draft;
 use super::several::{KEYS, Several};
-use super::{Answered, Call, Fail, args, channels};
+use super::{Answered, Call, Fail, args, channels, monitor};
 use crate::keyspace::Change;
 use crate::object::Object;
 use crate::resp::{Reply, Request};
@@ -177,7 +177,8 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     }
     let until = Instant::now() + CLOCK;
     let seed = call.store().random(usize::MAX) as u64;
-    let script = Script { call, text, sha, reads, named, until, spent: Cell::new((Duration::ZERO, until)), seed };
+    let (spent, told) = (Cell::new((Duration::ZERO, until)), RefCell::default());
+    let script = Script { call, text, sha, reads, named, until, spent, seed, told };
     if let Some(draft) = &call.draft {
         return script.in_transaction(draft);
     }
@@ -217,6 +218,14 @@ struct Script<'a> {
     spent: Cell<(Duration, Instant)>,
     /// Of its random numbers, in all of its attempts.
     seed: u64,
+    /// The commands of its last run, for monitors.
+    told: RefCell<monitor::Told>,
+}
+
+impl Drop for Script<'_> {
+    fn drop(&mut self) {
+        self.call.front.monitors.tell(self.told.take());
+    }
 }
 
 impl Script<'_> {
@@ -230,6 +239,7 @@ impl Script<'_> {
         let spent = Some(self.spent.get()).filter(|spent| spent.1 == until).map_or(Duration::ZERO, |spent| spent.0);
         let (limit, cpu_ns) = (Until::new(TIME.saturating_sub(spent), until), thread_cpu_ns());
         let ended = scripts.machine()?.run(call, (&self.sha, &self.text), self.named, limit);
+        self.told.replace(self.call.front.monitors.taken());
         let took = Duration::from_nanos(thread_cpu_ns().saturating_sub(cpu_ns));
         self.spent.set((spent + took, until));
         scripts.took(self.call.front.turns.get(), began.elapsed());

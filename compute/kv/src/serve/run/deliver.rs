@@ -38,6 +38,17 @@ impl Server<'_> {
                 Reply::Silence
             });
         }
+        for line in self.front.monitors.take_due() {
+            let mut bytes = Vec::new();
+            line.write(2, &mut bytes);
+            let bytes: Rc<[u8]> = bytes.into();
+            for monitor in self.front.monitors.all() {
+                if let Some(connection) = self.connections.get_mut(&monitor) {
+                    connection.push(Reply::Encoded(Rc::clone(&bytes)));
+                    touched.insert(monitor);
+                }
+            }
+        }
         if !self.front.channels.is_due() {
             return;
         }
