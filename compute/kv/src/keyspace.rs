@@ -139,7 +139,7 @@ impl Keyspace {
     pub fn near(&self, key: &[u8]) -> Option<Object> {
         let hash = Hash::of(key);
         let shard = &self.shards[hash.shard(self.shards.len())];
-        let (_, object) = shard.near.get(key, hash)?;
+        let object = shard.near.object(key, hash)?;
         if self.has_ended(&object) {
             return None;
         }

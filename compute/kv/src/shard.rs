@@ -141,7 +141,7 @@ impl Shard {
             emptied: Cell::new(tag),
         });
         let space = Rc::new(Space::new(&reach));
-        let near = Rc::new(Near::new(&reach, local));
+        let near = Rc::new(Near::new(&reach, local, geometry));
         let index = Rc::new(Index::new(&reach, &space, &near, geometry));
         Shard {
             members: Members::new(&reach, &space, &near),

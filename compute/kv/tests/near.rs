@@ -300,7 +300,7 @@ fn swept(rules: Rules, between: bool) -> Option<String> {
     let value = Value { expiry: Some(5000), ..Value::string("ended") };
     run(&mut memory, &one, |shard, io| async move { shard.index.put(&io, b"key", &value).await }).expect("room");
     // Others push it out of the cache.
-    (0..if between { 1000 } else { 0 }).for_each(|n| put(&mut memory, &one, format!("other{n}").as_bytes(), "kept"));
+    (0..if between { 10_000 } else { 0 }).for_each(|n| put(&mut memory, &one, format!("other{n}").as_bytes(), "kept"));
     let reads = Rc::clone(&one);
     let mut late = Task::new(|io| async move { reads.index.find(&io, b"key").await.map(drop) });
     if between {

@@ -11,7 +11,7 @@ use anyhow::Result;
 use farmem_kit::environment::Environment;
 use farmem_kit::report::{Report, Section};
 use farmem_kit::table::Table;
-use farmem_kv::layout::{Hash, Slot};
+use farmem_kv::layout::{Geometry, Hash, Slot};
 use farmem_kv::object::{Object, Value};
 use farmem_kv::shard::index::{Cache, Known};
 use farmem_protocol::addr::PageId;
@@ -136,29 +136,37 @@ fn key(n: u64) -> [u8; 16] {
 
 /// Bytes that the store's cache takes for a key with its object.
 fn cost(object: &Object) -> u64 {
-    let mut cache = Cache::new(1 << 30);
-    cache.put(&key(0), Hash::of(&key(0)), known(0), Some(object));
-    cache.bytes()
+    const MANY: u64 = 10_000;
+    let mut cache = Cache::new(1 << 30, Geometry::STORE);
+    for n in 0..MANY {
+        let (key, object) = (key(n), Object::of(&key(n), &Value::string(object.value())));
+        cache.put(&key, Hash::of(&key), known(n, Hash::of(&key)), Some(&object));
+    }
+    cache.bytes() / MANY
 }
 
-fn known(n: u64) -> Known {
-    Known { table: 0, slot_at: n * 8, slot: Slot(n), len: 0, expiry: 0, epoch: 0, era: 0 }
+fn known(n: u64, hash: Hash) -> Known {
+    let slot_at = Geometry::STORE.bucket(0, hash.buckets(Geometry::STORE.buckets)[0]);
+    let slot = Slot::new(hash.fingerprint(), 1, 0, (1 + n % (1 << 30)) * 64);
+    Known { table: 0, slot_at, slot, len: 0, expiry: 0, epoch: 0, era: 0 }
 }
 
 /// Runs requests by the store's cache: misses, and those without a slot.
 fn by_the_store(asked: &[Ask], budget: u64, object: &Object) -> (u64, u64) {
-    let (mut cache, mut missed, mut cold) = (Cache::new(budget), 0, 0);
+    let (mut cache, mut missed, mut cold) = (Cache::new(budget, Geometry::STORE), 0, 0);
     for ask in asked {
         let (n, key) = (ask.key(), key(ask.key()));
         let hash = Hash::of(&key);
         if matches!(ask, Ask::Read(_)) {
-            match cache.get(&key, hash) {
+            match cache.get(&key, hash, 0) {
                 Some((_, Some(_))) => continue,
                 Some((_, None)) => missed += 1,
                 None => (missed, cold) = (missed + 1, cold + 1),
             }
         }
-        cache.put(&key, hash, known(n), Some(object));
+        // With the key of its own, by which it is found again.
+        let object = Object::of(&key, &Value::string(object.value()));
+        cache.put(&key, hash, known(n, hash), Some(&object));
     }
     (missed, cold)
 }

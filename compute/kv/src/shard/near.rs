@@ -1,8 +1,8 @@
 //! The near cache of one shard. A front end fills it as it reads and writes, and answers from it
 //! when [`crate::shard::lease`] allows that.
 
-use crate::layout::{Hash, Slot, word};
-use crate::object::Object;
+use crate::layout::{At, Geometry, Hash, LARGE, MAX_OBJECT, Slot, word};
+use crate::object::{Header, Object};
 use crate::rules::Bug;
 use crate::shard::index::{Cache, Known};
 use crate::shard::lease::{Lease, Quiet, Writes, Writing};
@@ -23,10 +23,10 @@ pub struct Near {
 
 impl Near {
     /// A cache of `local` bytes.
-    pub(crate) fn new(reach: &Rc<Reach>, local: u64) -> Near {
+    pub(crate) fn new(reach: &Rc<Reach>, local: u64, geometry: Geometry) -> Near {
         Near {
             reach: Rc::clone(reach),
-            cache: RefCell::new(Cache::new(local)),
+            cache: RefCell::new(Cache::new(local, geometry)),
             lease: Lease::default(),
             writes: Writes::default(),
         }
@@ -44,13 +44,16 @@ impl Near {
     /// Remembers what a read has found, if nothing was changed since it began.
     pub(crate) fn remember(&self, key: &[u8], hash: Hash, known: Known, object: &Object, quiet: Option<Quiet>) {
         if quiet.is_some() && self.writes.quiet(hash) == quiet || self.reach.rules.get().broken(Bug::KeepUnderWrite) {
-            self.cache.borrow_mut().put(key, hash, known, Some(object));
+            let mut cache = self.cache.borrow_mut();
+            cache.at(self.lease.era(), known.epoch);
+            cache.put(key, hash, known, Some(object));
         }
     }
 
     /// Remembers what a change has made.
     pub(crate) fn remember_written(&self, key: &[u8], hash: Hash, known: Known, object: Option<&Object>, by: &Writing) {
         let mut cache = self.cache.borrow_mut();
+        cache.at(self.lease.era(), known.epoch);
         match self.writes.is_sole(by) {
             true => cache.put(key, hash, known, object),
             // Of two changes the one that is told of last need not be the last.
@@ -58,14 +61,20 @@ impl Near {
         }
     }
 
-    /// A key's slot and object, if they need no look.
+    /// A key's object, if it needs no look.
     #[inline]
-    pub(crate) fn get(&self, key: &[u8], hash: Hash) -> Option<(Known, Object)> {
+    pub(crate) fn object(&self, key: &[u8], hash: Hash) -> Option<Object> {
+        self.get(key, hash, 0).map(|(_, object)| object)
+    }
+
+    /// A key's slot and object, if they need no look. `table`: where the key is.
+    #[inline]
+    pub(crate) fn get(&self, key: &[u8], hash: Hash, table: At) -> Option<(Known, Object)> {
         let era = self.lease.era();
         if era == 0 || self.writes.quiet(hash).is_none() {
             return None;
         }
-        match self.cache.borrow_mut().get(key, hash)? {
+        match self.cache.borrow_mut().get(key, hash, table)? {
             (known, Some(object)) if known.era == era || self.reach.rules.get().broken(Bug::TrustOldEra) => {
                 Some((known, object.clone()))
             }
@@ -77,9 +86,19 @@ impl Near {
     pub(crate) async fn fetch(&self, io: &Io, key: &[u8], known: Known) -> Option<Object> {
         let object = Verb::Read { at: known.slot.at(self.reach.node), len: known.len };
         match self.reach.verbs(io, vec![object]).await.pop() {
-            Some(Answer::Bytes(object)) => Object::decode(object).filter(|object| object.key() == key),
+            Some(Answer::Bytes(bytes)) => self.whole(io, known.slot, bytes).await.filter(|object| object.key() == key),
             _ => None,
         }
+    }
+
+    /// The object of a slot whose first bytes are these. `None`: it is not sound.
+    pub(crate) async fn whole(&self, io: &Io, slot: Slot, mut bytes: Vec<u8>) -> Option<Object> {
+        let (len, first) = (Header::peek(&bytes).map_or(0, |header| header.len), bytes.len() as u64);
+        if slot.class() == LARGE && len > first && len <= MAX_OBJECT {
+            let rest = (len - first) as u32;
+            bytes.extend(self.reach.read(io, slot.at(self.reach.node) + first, rest).await);
+        }
+        Object::decode(bytes)
     }
 
     /// The object of a slot that is known, if the slot is what it was. `cached` is believed then:
@@ -94,8 +113,8 @@ impl Near {
         let object = Verb::Read { at: known.slot.at(self.reach.node), len: known.len };
         let mut answers = self.reach.verbs(io, vec![slot, object]).await;
         match (answers.pop(), answers.pop()) {
-            (Some(Answer::Bytes(object)), Some(Answer::Bytes(slot))) if Slot(word(&slot, 0)) == known.slot => {
-                Object::decode(object).filter(|object| object.key() == key)
+            (Some(Answer::Bytes(bytes)), Some(Answer::Bytes(slot))) if Slot(word(&slot, 0)) == known.slot => {
+                self.whole(io, known.slot, bytes).await.filter(|object| object.key() == key)
             }
             _ => None,
         }

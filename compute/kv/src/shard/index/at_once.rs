@@ -37,8 +37,8 @@ pub trait Mapped {
 /// A string that may be replaced at once.
 #[derive(Debug)]
 pub struct Replaceable {
-    /// Its entry of the near cache.
-    place: u32,
+    /// Its object in the near cache, if that has it.
+    place: Option<u32>,
     known: Known,
 }
 
@@ -49,17 +49,18 @@ impl Index {
             return None;
         }
         self.near.writes.quiet(hash)?;
-        let (place, known) = self.near.cache.borrow_mut().place(key, hash)?;
-        let era = self.near.lease.era();
-        let fresh = era > 0 && known.era == era || known.epoch + 1 >= self.space.epoch();
-        let there = known.table == self.trie.borrow().table(hash);
-        (fresh && there && known.expiry == 0).then_some(Replaceable { place, known })
+        let (era, epoch) = (self.near.lease.era(), self.space.epoch());
+        let mut cache = self.near.cache.borrow_mut();
+        cache.at(era, epoch);
+        let (place, known) = cache.place(key, hash, self.trie.borrow().table(hash))?;
+        let fresh = era > 0 && known.era == era || known.epoch + 1 >= epoch;
+        (fresh && known.expiry == 0).then_some(Replaceable { place, known })
     }
 
     /// `made` of the string that a key has, if the string is in the near cache.
     pub(crate) fn string_of<T>(&self, key: &Replaceable, made: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
         let cache = self.near.cache.borrow();
-        let object = cache.object(key.place).filter(|object| object.kind() == Type::String)?;
+        let object = cache.object(key.place?).filter(|object| object.kind() == Type::String)?;
         made(object.value())
     }
 
@@ -82,7 +83,7 @@ impl Index {
         let left = if len <= u64::from(known.len) { 0 } else { self.space.left() };
         let Some(held) = self.space.heap.borrow_mut().take_but(left, class, len) else { return Ok(false) };
         let (writing, era, epoch) = (self.near.writing(Some(hash)), self.near.lease.era(), self.space.epoch());
-        let old = self.near.cache.borrow_mut().lend(place);
+        let old = place.and_then(|place| self.near.cache.borrow_mut().lend(place));
         let object = Object::string(old, (hash, key), value, held.version, (self.space.now_ms.get() / 1000) as u32);
         let slot = Slot::new(hash.fingerprint(), held.class, held.version, held.at);
         self.reach.counters.trips.set(self.reach.counters.trips.get() + 1);
@@ -98,7 +99,7 @@ impl Index {
         self.space.heap.borrow_mut().linked(held.at, hash.0, 0, known.slot_at);
         let known = Known { slot, len: object.len(), expiry: 0, epoch, era, ..known };
         // Nothing came between: this is the only change of the key.
-        self.near.cache.borrow_mut().renew(place, known, object);
+        self.near.cache.borrow_mut().renew(place, (key, hash), known, object);
         drop(writing);
         Ok(true)
     }

@@ -1,22 +1,24 @@
 //! The near cache: slots that a front end has seen, and the objects that they refer to, by key.
 //!
 //! ```text
-//!  put ─► small ── used again ─► main ── not used again ─┐        a bare entry has its slot, and no object:
-//!           └────── not used again ──────► bare ◄────────┘        it saves a look into the index
-//!                                           └─ put with an object ─► main
+//!  put ─► small ── used again ─► main ── not used again ─┐        a hint has the slot, and no object:
+//!           └────── not used again ──────► hint ◄────────┘        it saves a look into the index
+//!                                           └─ put with an object ─► main, if it left small lately, else small
 //! ```
 //!
-//! Objects are kept by S3-FIFO (Yang et al., SOSP 2023): two queues and no list to relink on a hit.
-//! The bare entries are its ghost queue. Bounded by bytes: a tenth for *small*, at most a quarter
-//! for *bare*.
+//! Every key has a hint of 16 bytes ([`super::hints`]). Some have their object, too: by S3-FIFO
+//! (Yang et al., SOSP 2023), whose ghosts are marks in the hints.
 //!
-//! Keys are kept in full: two keys of one hash must not be taken for each other by a CAS that does
-//! not look. [`crate::shard::lease`] decides which entries may be answered without a verb.
+//! *Bounded by bytes*, with all that is allocated. Hints come first, because one saves a round trip as an
+//! object does, and takes a tenth of its memory. They have up to half of the memory. If more
+//! lookups find a hint than an object, and many find nothing, they may have [`MOST`] eighths of it.
+//!
+//! A kept object's key is compared in full. [`crate::shard::lease`] decides which entries may be
+//! answered without a verb.
 
-use crate::fast::Map;
-use crate::layout::{At, Hash, Slot};
+use super::hints::{ALLOCATED, Hints, Place, Says, chunk_shift};
+use crate::layout::{At, Geometry, Hash, Slot};
 use crate::object::Object;
-use std::collections::VecDeque;
 
 /// A key's slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,9 +29,10 @@ pub struct Known {
     pub slot_at: At,
     /// Its value.
     pub slot: Slot,
-    /// Bytes of the object.
+    /// Bytes of the object, or the most that an object of this class has; of a large one those that
+    /// are read at first.
     pub len: u32,
-    /// When the object ends, in ms since 1970; 0 never.
+    /// When the object ends, in ms since 1970; 0 never; `u64::MAX` at a time that is not known.
     pub expiry: u64,
     /// The epoch in which this was so.
     pub epoch: u64,
@@ -41,358 +44,436 @@ pub struct Known {
 enum Queue {
     Small,
     Main,
-    Bare,
 }
 
+/// An object that is kept.
 #[derive(Debug)]
 struct Entry {
-    key: Box<[u8]>,
-    hash: u64,
-    known: Known,
+    /// `None`: it is lent.
     object: Option<Object>,
+    hash: Hash,
+    slot: Slot,
+    epoch: u64,
+    era: u32,
+    /// Neighbours in the queue.
+    before: u32,
+    behind: u32,
     /// Hits since it came to its queue; 3 at most.
     used: u8,
     queue: Queue,
-    /// By which its place in the queue is told from older ones.
-    ticket: u32,
+    /// Where in its buckets the slot is.
+    position: u8,
 }
 
-/// Bytes of an entry beside its key and its object: with its places in the map and in a queue.
-const ENTRY_BYTES: u64 = 176;
-/// Bytes of an object beside its own.
-const OBJECT_BYTES: u64 = 64;
+const NONE: u32 = u32::MAX;
+const ENTRY_BYTES: u64 = size_of::<Entry>() as u64;
+/// Entries of a chunk, at most.
+const CHUNK: u64 = 64;
+/// Eighths of the memory that hints may have.
+pub const MOST: u64 = 7;
+/// Lookups after which the part of the hints is judged again, at least. Of a large table it is seldom, because
+/// each of its hints moves then.
+const JUDGED: u64 = 4096;
 
-impl Entry {
-    fn bare_bytes(&self) -> u64 {
-        ENTRY_BYTES + self.key.len() as u64
-    }
-
-    fn bytes(&self) -> u64 {
-        self.bare_bytes() + self.object.as_ref().map_or(0, |object| OBJECT_BYTES + u64::from(object.len()))
-    }
+/// Bytes that an object takes: with its counts and what the allocator adds.
+fn held(object: &Object) -> u64 {
+    ALLOCATED + object.bytes().capacity() as u64
 }
 
-/// An entry's place in a queue: it is there if the ticket is still its own.
-type Place = (u32, u32);
+/// Lookups that found an object, those that found a hint, and keys that had none.
+#[derive(Clone, Copy, Default, Debug)]
+struct Seen {
+    objects: u64,
+    hints: u64,
+    cold: u64,
+}
+
+/// Entries from the one that came first.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    first: u32,
+    last: u32,
+    len: u64,
+    bytes: u64,
+}
 
 /// See the module.
 #[derive(Debug)]
 pub struct Cache {
     budget: u64,
-    bytes: u64,
-    small_bytes: u64,
-    bare_bytes: u64,
-    map: Map<u64, u32>,
-    entries: Vec<Option<Entry>>,
-    idle: Vec<u32>,
-    small: VecDeque<Place>,
-    main: VecDeque<Place>,
-    bare: VecDeque<Place>,
-    tickets: u32,
+    geometry: Geometry,
+    hints: Hints,
+    /// Dense: the last one fills a gap.
+    entries: Vec<Vec<Entry>>,
+    shift: u32,
+    count: u32,
+    /// Bytes of the objects.
+    held: u64,
+    lines: [Line; 2],
+    /// Bytes that hints may have.
+    hints_most: u64,
+    /// Since the last judgement.
+    seen: Seen,
 }
 
 impl Cache {
     /// A cache of at most `budget` bytes.
-    pub fn new(budget: u64) -> Cache {
+    pub fn new(budget: u64, geometry: Geometry) -> Cache {
+        let line = Line { first: NONE, last: NONE, len: 0, bytes: 0 };
         Cache {
             budget,
-            bytes: 0,
-            small_bytes: 0,
-            bare_bytes: 0,
-            map: Map::default(),
+            geometry,
+            hints: Hints::new(budget, geometry),
             entries: Vec::new(),
-            idle: Vec::new(),
-            small: VecDeque::new(),
-            main: VecDeque::new(),
-            bare: VecDeque::new(),
-            tickets: 0,
+            shift: chunk_shift(budget, ENTRY_BYTES, CHUNK),
+            count: 0,
+            held: 0,
+            lines: [line; 2],
+            hints_most: budget / 2,
+            seen: Seen::default(),
         }
     }
 
-    fn entry(&mut self, key: &[u8], hash: Hash) -> Option<&mut Entry> {
-        let at = *self.map.get(&hash.0)?;
-        self.entries[at as usize].as_mut().filter(|entry| *entry.key == *key)
+    /// Tells the era of the lease that is in force, or 0, and the epoch. Slots are known by these.
+    #[inline]
+    pub fn at(&mut self, era: u32, epoch: u64) {
+        self.hints.at(era, epoch);
     }
 
-    /// Looks a key up: its slot, and its object if that is here.
-    pub fn get(&mut self, key: &[u8], hash: Hash) -> Option<(Known, Option<&Object>)> {
-        let entry = self.entry(key, hash)?;
-        entry.used = (entry.used + 1).min(3);
-        Some((entry.known, entry.object.as_ref()))
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> u64 {
+        let chunk = (ENTRY_BYTES << self.shift) + ALLOCATED;
+        self.hints.bytes() + self.entries.len() as u64 * chunk + self.held
     }
 
-    /// The place of a key's entry, which stays it until the cache is changed otherwise than by
-    /// [`Cache::lend`], and what is known of the key.
-    pub fn place(&mut self, key: &[u8], hash: Hash) -> Option<(u32, Known)> {
-        let at = *self.map.get(&hash.0)?;
-        let entry = self.entries[at as usize].as_ref().filter(|entry| *entry.key == *key)?;
-        Some((at, entry.known))
+    fn entry(&self, n: u32) -> &Entry {
+        &self.entries[(n >> self.shift) as usize][n as usize & ((1 << self.shift) - 1)]
     }
 
-    /// The object of an entry.
-    pub fn object(&self, place: u32) -> Option<&Object> {
-        self.entries[place as usize].as_ref()?.object.as_ref()
+    fn entry_mut(&mut self, n: u32) -> &mut Entry {
+        &mut self.entries[(n >> self.shift) as usize][n as usize & ((1 << self.shift) - 1)]
     }
 
-    /// Takes an entry's object, whose memory the next one may use: [`Cache::renew`].
-    pub fn lend(&mut self, place: u32) -> Option<Object> {
-        let entry = self.entries[place as usize].as_mut()?;
-        let (before, queue) = (entry.bytes(), entry.queue);
-        let object = entry.object.take();
-        let after = entry.bytes();
-        self.count(queue, after, before);
-        object
+    fn find(&self, key: &[u8], hash: Hash) -> Option<Place> {
+        // One that is lent is known by its mark alone: it is given back, or forgotten, before
+        // anything else.
+        let is_kept = |n| self.entry(n).object.as_ref().is_none_or(|object| object.key() == key);
+        self.hints.find(key, hash, is_kept)
     }
 
-    /// Gives an entry whose object was lent its new one.
-    pub fn renew(&mut self, place: u32, known: Known, object: Object) {
-        let fits = u64::from(object.len()) <= self.budget / 32;
-        let Some(entry) = self.entries[place as usize].as_mut() else { return };
-        if entry.queue == Queue::Bare || !fits {
-            let Some(entry) = self.remove(place) else { return };
-            let (again, object) = (entry.queue == Queue::Bare, Some(&object).filter(|_| fits));
-            return self.add(&entry.key, Hash(entry.hash), known, object, again);
+    fn known(&self, n: u32, table: At) -> Known {
+        let Entry { object, hash, slot, epoch, era, position, .. } = self.entry(n);
+        let (len, expiry) = object.as_ref().map_or((0, 0), |object| (object.len(), object.expiry().unwrap_or(0)));
+        let slot_at = self.hints.slot_at(*position, *hash, table);
+        Known { table, slot_at, slot: *slot, len, expiry, epoch: *epoch, era: *era }
+    }
+
+    /// Looks a key up: its slot, and its object if that is here. `table`: where the key is.
+    pub fn get(&mut self, key: &[u8], hash: Hash, table: At) -> Option<(Known, Option<&Object>)> {
+        let place = self.find(key, hash)?;
+        match self.hints.says(place) {
+            Says::Kept(n) => {
+                self.seen.objects += 1;
+                let known = self.known(n, table);
+                let entry = self.entry_mut(n);
+                entry.used = (entry.used + 1).min(3);
+                Some((known, entry.object.as_ref()))
+            }
+            Says::Slot => {
+                self.seen.hints += 1;
+                self.hints.touch(place);
+                Some((self.hints.known(place, hash, table), None))
+            }
         }
-        let before = entry.bytes();
-        (entry.known, entry.object, entry.used) = (known, Some(object), (entry.used + 1).min(3));
-        let (after, queue) = (entry.bytes(), entry.queue);
-        self.count(queue, after, before);
+    }
+
+    /// Whether anything is known of a key.
+    pub fn has(&self, key: &[u8], hash: Hash) -> bool {
+        self.find(key, hash).is_some()
+    }
+
+    /// What is known of a key, and the number of its object, if that is here. It stays the object's
+    /// until the cache is changed otherwise than by [`Cache::lend`].
+    pub fn place(&self, key: &[u8], hash: Hash, table: At) -> Option<(Option<u32>, Known)> {
+        let place = self.find(key, hash)?;
+        Some(match self.hints.says(place) {
+            Says::Kept(n) => (Some(n), self.known(n, table)),
+            Says::Slot => (None, self.hints.known(place, hash, table)),
+        })
+    }
+
+    /// An object by its number.
+    pub fn object(&self, n: u32) -> Option<&Object> {
+        self.entry(n).object.as_ref()
+    }
+
+    /// Takes an object, whose memory the next one may use. It is put back, or its key forgotten,
+    /// next.
+    pub fn lend(&mut self, n: u32) -> Option<Object> {
+        let object = self.entry_mut(n).object.take()?;
+        self.count(n, 0, held(&object));
+        Some(object)
+    }
+
+    /// Gives a key whose object was at [`Cache::place`], and may be lent, its new one.
+    pub fn renew(&mut self, place: Option<u32>, (key, hash): (&[u8], Hash), known: Known, object: Object) {
+        let Some(n) = place.filter(|_| u64::from(object.len()) <= self.budget / 32) else {
+            return self.put(key, hash, known, Some(&object));
+        };
+        let (more, less) = (held(&object), self.entry(n).object.as_ref().map_or(0, held));
+        let entry = self.entry_mut(n);
+        (entry.object, entry.used) = (Some(object), (entry.used + 1).min(3));
+        (entry.slot, entry.epoch, entry.era) = (known.slot, known.epoch, known.era);
+        self.count(n, more, less);
         self.shrink();
     }
 
     /// Remembers a key's slot, and its object.
     pub fn put(&mut self, key: &[u8], hash: Hash, known: Known, object: Option<&Object>) {
+        self.judge();
         // A large object would push out hundreds of others.
         let object = object.filter(|object| u64::from(object.len()) <= self.budget / 32);
-        if let Some(&at) = self.map.get(&hash.0) {
-            let same = self.entries[at as usize].as_mut().filter(|entry| *entry.key == *key);
-            if let Some(entry) = same
-                && entry.object.is_some() == object.is_some()
-            {
-                let before = entry.bytes();
-                (entry.known, entry.object, entry.used) = (known, object.cloned(), (entry.used + 1).min(3));
-                let (after, queue) = (entry.bytes(), entry.queue);
-                self.count(queue, after, before);
-                return self.shrink();
+        let Some(position) = self.hints.position(&known, hash) else { return self.forget(key, hash) };
+        let Some(place) = self.find(key, hash).or_else(|| self.add(key, hash, &known, position)) else { return };
+        match (self.hints.says(place), object) {
+            (Says::Kept(n), Some(object)) => {
+                let less = self.entry(n).object.as_ref().map_or(0, held);
+                let entry = self.entry_mut(n);
+                (entry.object, entry.used) = (Some(object.clone()), (entry.used + 1).min(3));
+                (entry.slot, entry.epoch, entry.era, entry.position) = (known.slot, known.epoch, known.era, position);
+                self.count(n, held(object), less);
             }
-            let was_bare = self.remove(at).is_some_and(|entry| entry.queue == Queue::Bare && *entry.key == *key);
-            return self.add(key, hash, known, object, was_bare);
+            (Says::Kept(n), None) => {
+                self.hints.note(place, &known, position);
+                self.remove(n);
+            }
+            (Says::Slot, Some(object)) => {
+                let queue = if self.hints.is_ghost(place) { Queue::Main } else { Queue::Small };
+                let n = self.keep(Entry {
+                    object: Some(object.clone()),
+                    hash,
+                    slot: known.slot,
+                    epoch: known.epoch,
+                    era: known.era,
+                    before: NONE,
+                    behind: NONE,
+                    used: 0,
+                    queue,
+                    position,
+                });
+                self.hints.keep(place, n);
+            }
+            (Says::Slot, None) => {
+                self.hints.note(place, &known, position);
+                self.hints.touch(place);
+            }
         }
-        self.add(key, hash, known, object, false);
-    }
-
-    fn add(&mut self, key: &[u8], hash: Hash, known: Known, object: Option<&Object>, again: bool) {
-        if self.budget < ENTRY_BYTES {
-            return;
-        }
-        let queue = match object {
-            None => Queue::Bare,
-            Some(_) if again => Queue::Main,
-            Some(_) => Queue::Small,
-        };
-        let entry = Entry { key: key.into(), hash: hash.0, known, object: object.cloned(), used: 0, queue, ticket: 0 };
-        let bytes = entry.bytes();
-        let at = match self.idle.pop() {
-            Some(at) => {
-                self.entries[at as usize] = Some(entry);
-                at
-            }
-            None => {
-                self.entries.push(Some(entry));
-                self.entries.len() as u32 - 1
-            }
-        };
-        self.map.insert(hash.0, at);
-        self.count(queue, bytes, 0);
-        self.enqueue(at, queue);
         self.shrink();
     }
 
-    fn count(&mut self, queue: Queue, more: u64, less: u64) {
-        self.bytes = self.bytes + more - less;
-        match queue {
-            Queue::Small => self.small_bytes = self.small_bytes + more - less,
-            Queue::Bare => self.bare_bytes = self.bare_bytes + more - less,
-            Queue::Main => {}
-        }
-    }
-
-    fn places(&mut self, queue: Queue) -> &mut VecDeque<Place> {
-        match queue {
-            Queue::Small => &mut self.small,
-            Queue::Main => &mut self.main,
-            Queue::Bare => &mut self.bare,
-        }
-    }
-
-    /// Puts an entry at the end of a queue. It was counted.
-    fn enqueue(&mut self, at: u32, queue: Queue) {
-        self.tickets = self.tickets.wrapping_add(1);
-        let ticket = self.tickets;
-        if let Some(entry) = &mut self.entries[at as usize] {
-            (entry.queue, entry.ticket) = (queue, ticket);
-        }
-        let live = self.map.len();
-        if self.places(queue).len() > 2 * live + 64 {
-            let mut places = std::mem::take(self.places(queue));
-            let entries = &self.entries;
-            places.retain(|&(at, ticket)| entries[at as usize].as_ref().is_some_and(|entry| entry.ticket == ticket));
-            *self.places(queue) = places;
-        }
-        self.places(queue).push_back((at, ticket));
-    }
-
-    /// The entry that came to a queue first, and its hits.
-    fn first(&mut self, queue: Queue) -> Option<(u32, u8)> {
-        while let Some((at, ticket)) = self.places(queue).pop_front() {
-            if let Some(entry) = self.entries[at as usize].as_ref().filter(|entry| entry.ticket == ticket) {
-                return Some((at, entry.used));
+    /// A hint for a key that has none. `None`: there is no memory for any.
+    fn add(&mut self, key: &[u8], hash: Hash, known: &Known, position: u8) -> Option<Place> {
+        self.seen.cold += 1;
+        if self.hints.is_full(hash) && self.hints.is_filled() {
+            let now = self.hints.bytes();
+            let more = (now / 4).max(self.hints.step());
+            if now + self.hints.step() <= self.hints_most {
+                let lost = self.hints.resize((now + more).min(self.hints_most));
+                self.remove_all(lost);
+            }
+            if self.hints.bytes() == 0 {
+                return None;
             }
         }
-        None
+        let (place, lost) = self.hints.add(key, hash);
+        // Whatever comes next finds it whole.
+        self.hints.note(place, known, position);
+        self.remove_all(lost);
+        Some(place)
     }
 
-    /// Moves an entry that [`Cache::first`] took.
-    fn moved(&mut self, at: u32, used: u8, to: Queue) {
-        let Some(entry) = &mut self.entries[at as usize] else { return };
-        let (before, from) = (entry.bytes(), entry.queue);
-        entry.used = used;
-        if to == Queue::Bare {
-            entry.object = None;
+    /// Whether hints get more of the memory, or less.
+    fn judge(&mut self) {
+        let Seen { objects, hints, cold } = self.seen;
+        if objects + hints + cold < JUDGED.max(self.hints.len() / 16) {
+            return;
         }
-        let after = entry.bytes();
-        self.count(from, 0, before);
-        self.count(to, after, 0);
-        self.enqueue(at, to);
+        self.seen = Seen::default();
+        if hints > objects && cold > hints / 8 {
+            self.hints_most = self.budget / 8 * MOST;
+        } else if objects > 2 * hints {
+            self.hints_most = self.budget / 2;
+            if self.hints.bytes() > self.hints_most {
+                let lost = self.hints.resize(self.hints_most);
+                self.remove_all(lost);
+            }
+        }
     }
 
-    fn remove(&mut self, at: u32) -> Option<Entry> {
-        let entry = self.entries[at as usize].take()?;
-        self.idle.push(at);
-        self.map.remove(&entry.hash);
-        self.count(entry.queue, 0, entry.bytes());
-        Some(entry)
+    fn count(&mut self, n: u32, more: u64, less: u64) {
+        let queue = self.entry(n).queue;
+        let line = &mut self.lines[queue as usize];
+        line.bytes = line.bytes + more - less;
+        self.held = self.held + more - less;
+    }
+
+    /// Puts an entry at the end of its queue.
+    fn enqueue(&mut self, n: u32) {
+        let entry = self.entry(n);
+        let (queue, bytes) = (entry.queue as usize, entry.object.as_ref().map_or(0, held));
+        let last = self.lines[queue].last;
+        (self.entry_mut(n).before, self.entry_mut(n).behind) = (last, NONE);
+        match last {
+            NONE => self.lines[queue].first = n,
+            last => self.entry_mut(last).behind = n,
+        }
+        let line = &mut self.lines[queue];
+        line.last = n;
+        line.len += 1;
+        line.bytes += bytes + ENTRY_BYTES;
+    }
+
+    /// Takes an entry out of its queue.
+    fn unqueue(&mut self, n: u32) {
+        let entry = self.entry(n);
+        let (queue, bytes) = (entry.queue as usize, entry.object.as_ref().map_or(0, held));
+        let (before, behind) = (entry.before, entry.behind);
+        match before {
+            NONE => self.lines[queue].first = behind,
+            before => self.entry_mut(before).behind = behind,
+        }
+        match behind {
+            NONE => self.lines[queue].last = before,
+            behind => self.entry_mut(behind).before = before,
+        }
+        let line = &mut self.lines[queue];
+        line.len -= 1;
+        line.bytes -= bytes + ENTRY_BYTES;
+    }
+
+    /// Adds an entry; its number.
+    fn keep(&mut self, entry: Entry) -> u32 {
+        let n = self.count;
+        self.held += entry.object.as_ref().map_or(0, held);
+        if n >> self.shift == self.entries.len() as u32 {
+            self.entries.push(Vec::with_capacity(1 << self.shift));
+        }
+        self.entries[(n >> self.shift) as usize].push(entry);
+        self.count += 1;
+        self.enqueue(n);
+        n
+    }
+
+    /// Removes an entry whose hint says something else by now. The last one gets its number.
+    fn remove(&mut self, n: u32) {
+        self.unqueue(n);
+        let last = self.count - 1;
+        let Some(moved) = self.entries.last_mut().and_then(Vec::pop) else { return };
+        if self.entries.last().is_some_and(Vec::is_empty) {
+            self.entries.pop();
+        }
+        self.count = last;
+        let gone = if n == last {
+            moved
+        } else {
+            match moved.before {
+                NONE => self.lines[moved.queue as usize].first = n,
+                before => self.entry_mut(before).behind = n,
+            }
+            match moved.behind {
+                NONE => self.lines[moved.queue as usize].last = n,
+                behind => self.entry_mut(behind).before = n,
+            }
+            if let Some(place) = self.hints.find_kept(moved.hash, last) {
+                self.hints.keep(place, n);
+            }
+            std::mem::replace(self.entry_mut(n), moved)
+        };
+        self.held -= gone.object.as_ref().map_or(0, held);
+    }
+
+    /// Removes entries whose hints are gone: the last first, because the last one takes the number
+    /// of each.
+    fn remove_all(&mut self, lost: impl IntoIterator<Item = u32>) {
+        let mut lost: Vec<u32> = lost.into_iter().collect();
+        lost.sort_unstable();
+        lost.into_iter().rev().for_each(|n| self.remove(n));
+    }
+
+    /// Gives an object up; its hint stays. `haunts`: it is a ghost from now on.
+    fn give_up(&mut self, n: u32, haunts: bool) {
+        let known = self.known(n, 0);
+        let Entry { hash, position, .. } = *self.entry(n);
+        if let Some(place) = self.hints.find_kept(hash, n) {
+            self.hints.note(place, &known, position);
+            if haunts {
+                self.hints.haunt(place, self.lines[Queue::Main as usize].len);
+            }
+        }
+        self.remove(n);
+    }
+
+    fn requeue(&mut self, n: u32, used: u8, queue: Queue) {
+        self.unqueue(n);
+        (self.entry_mut(n).used, self.entry_mut(n).queue) = (used, queue);
+        self.enqueue(n);
     }
 
     fn shrink(&mut self) {
-        while self.bare_bytes > self.budget / 4 {
-            match self.first(Queue::Bare) {
-                Some((at, 0)) => drop(self.remove(at)),
-                Some((at, _)) => self.moved(at, 0, Queue::Bare),
-                None => break,
-            }
-        }
-        while self.bytes > self.budget {
-            if self.small_bytes > self.budget / 10 || self.main.is_empty() {
-                match self.first(Queue::Small) {
-                    Some((at, used)) if used > 1 => self.moved(at, 0, Queue::Main),
-                    Some((at, _)) => self.moved(at, 0, Queue::Bare),
-                    None => match self.first(Queue::Bare) {
-                        Some((at, _)) => drop(self.remove(at)),
-                        None => return,
-                    },
+        while self.bytes() > self.budget {
+            let [small, main] = self.lines;
+            let room = self.budget - self.hints.bytes();
+            if small.len > 0 && (small.bytes > room / 10 || main.len == 0) {
+                match self.entry(small.first).used {
+                    0 | 1 => self.give_up(small.first, true),
+                    _ => self.requeue(small.first, 0, Queue::Main),
+                }
+            } else if main.len > 0 {
+                match self.entry(main.first).used {
+                    0 => self.give_up(main.first, false),
+                    used => self.requeue(main.first, used - 1, Queue::Main),
                 }
             } else {
-                match self.first(Queue::Main) {
-                    Some((at, 0)) => self.moved(at, 0, Queue::Bare),
-                    Some((at, used)) => self.moved(at, used - 1, Queue::Main),
-                    None => {}
-                }
+                return;
             }
+        }
+    }
+
+    fn clear_hint(&mut self, place: Place) {
+        let says = self.hints.says(place);
+        self.hints.clear(place);
+        if let Says::Kept(n) = says {
+            self.remove(n);
         }
     }
 
     /// Nothing is known of it any more.
     pub fn forget(&mut self, key: &[u8], hash: Hash) {
-        if let Some(&at) = self.map.get(&hash.0)
-            && self.entries[at as usize].as_ref().is_some_and(|entry| *entry.key == *key)
-        {
-            self.remove(at);
+        if let Some(place) = self.find(key, hash) {
+            self.clear_hint(place);
         }
     }
 
     /// Nothing is known any more of a key with this hash.
     pub fn forget_hash(&mut self, hash: Hash) {
-        if let Some(&at) = self.map.get(&hash.0) {
-            self.remove(at);
+        for place in self.hints.alike(hash) {
+            self.clear_hint(place);
         }
     }
 
     /// Nothing is known of any key any more.
     pub fn clear(&mut self) {
-        *self = Cache::new(self.budget);
+        *self = Cache::new(self.budget, self.geometry);
     }
 
-    /// Whether a key was used since it came to its queue.
+    /// Whether a key was used lately.
     pub fn is_hot(&self, key: &[u8], hash: Hash) -> bool {
-        let at = self.map.get(&hash.0);
-        let entry = at.and_then(|&at| self.entries[at as usize].as_ref());
-        entry.is_some_and(|entry| *entry.key == *key && entry.used > 0)
-    }
-
-    /// Bytes that it takes.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.find(key, hash).is_some_and(|place| match self.hints.says(place) {
+            Says::Kept(n) => self.entry(n).used > 0,
+            Says::Slot => self.hints.is_used(place),
+        })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::object::Value;
-
-    fn known(n: u64) -> Known {
-        Known { table: 0, slot_at: n * 8, slot: Slot(n), len: 1, expiry: 0, epoch: 0, era: 0 }
-    }
-
-    fn key(n: u64) -> (Vec<u8>, Hash, Object) {
-        let key = format!("key{n}").into_bytes();
-        let object = Object::of(&key, &Value::string(vec![7; 100]));
-        (key.clone(), Hash::of(&key), object)
-    }
-
-    #[test]
-    fn it_is_bounded_and_keeps_what_is_used() {
-        let mut cache = Cache::new(100_000);
-        let (hot, hot_hash, hot_object) = key(0);
-        cache.put(&hot, hot_hash, known(0), Some(&hot_object));
-        for n in 1..20_000 {
-            let (key, hash, object) = key(n);
-            cache.put(&key, hash, known(n), (n % 5 > 0).then_some(&object));
-            let counted: u64 = cache.entries.iter().flatten().map(Entry::bytes).sum();
-            assert!(cache.bytes() <= 100_000 && (n % 500 > 0 || cache.bytes() == counted), "{n}");
-            assert!(cache.small.len() + cache.main.len() + cache.bare.len() < 6 * cache.map.len() + 200);
-            let (slot, object) = cache.get(&hot, hot_hash).expect("it is used");
-            assert!(slot == known(0) && object == Some(&hot_object), "{n}");
-            if n % 3 == 0 {
-                cache.forget(&key, hash);
-                assert!(cache.get(&key, hash).is_none());
-            }
-        }
-        cache.clear();
-        assert!(cache.get(&hot, hot_hash).is_none() && cache.bytes() == 0);
-    }
-
-    #[test]
-    fn one_pass_over_many_keys_does_not_push_out_what_is_used() {
-        let mut cache = Cache::new(200_000);
-        for round in 0..3 {
-            for n in 0..300 {
-                let (key, hash, object) = key(n);
-                if round == 0 {
-                    cache.put(&key, hash, known(n), Some(&object));
-                }
-                cache.get(&key, hash);
-            }
-        }
-        for n in 1000..20_000 {
-            let (key, hash, object) = key(n);
-            cache.put(&key, hash, known(n), Some(&object));
-        }
-        let kept = (0..300).filter(|&n| {
-            let (key, hash, _) = key(n);
-            cache.get(&key, hash).is_some_and(|(_, object)| object.is_some())
-        });
-        assert!(kept.count() > 250);
-    }
-}
+mod tests;

@@ -26,6 +26,7 @@
 mod at_once;
 mod brief;
 mod cache;
+mod hints;
 mod insert;
 pub(crate) mod locked;
 mod split;
@@ -38,9 +39,9 @@ pub use cache::{Cache, Known};
 pub use insert::Inserted;
 pub use trie::Trie;
 
-use crate::layout::{At, Geometry, Hash, LARGE, LARGE_FIRST, SLOTS, Slot, UNIT, class_bytes, word};
+use crate::layout::{At, Geometry, Hash, LARGE, SLOTS, Slot, UNIT, class_bytes, word};
 use crate::long;
-use crate::object::{self, Header, Object, Value};
+use crate::object::{self, Object, Value};
 use crate::rules::Bug;
 use crate::shard::lease::Quiet;
 use crate::shard::near::Near;
@@ -126,12 +127,13 @@ impl Index {
         }
     }
 
-    /// The cached slot of a key, and its object if that is cached. `None`: no slot is cached, or
-    /// its table was split.
+    /// The cached slot of a key, and its object if that is cached. A split leaves the slot in its
+    /// place, in another table.
     fn known(&self, key: &[u8], hash: Hash) -> Option<(Known, Option<Object>)> {
         let mut cache = self.near.cache.borrow_mut();
-        let (known, object) = cache.get(key, hash)?;
-        (known.table == self.trie.borrow().table(hash)).then(|| (known, object.cloned()))
+        cache.at(self.near.lease.era(), self.space.epoch());
+        let (known, object) = cache.get(key, hash, self.trie.borrow().table(hash))?;
+        Some((known, object.cloned()))
     }
 
     /// Whether keys of this hash are in this table, and this front end does not split it.
@@ -166,16 +168,10 @@ impl Index {
         let answers = self.reach.verbs(io, slots.iter().map(first).collect()).await;
         let mut objects = Vec::with_capacity(slots.len());
         for (slot, answer) in slots.iter().zip(answers) {
-            let Answer::Bytes(mut bytes) = answer else {
-                objects.push(None);
-                continue;
-            };
-            let len = Header::peek(&bytes).map_or(0, |header| header.len);
-            if slot.class() == LARGE && len > u64::from(LARGE_FIRST) && len <= crate::layout::MAX_OBJECT {
-                let (at, rest) = (slot.at(self.reach.node) + u64::from(LARGE_FIRST), len as u32 - LARGE_FIRST);
-                bytes.extend(self.reach.read(io, at, rest).await);
-            }
-            objects.push(Object::decode(bytes));
+            objects.push(match answer {
+                Answer::Bytes(bytes) => self.near.whole(io, *slot, bytes).await,
+                _ => None,
+            });
         }
         objects
     }
@@ -229,11 +225,8 @@ impl Index {
     /// [`Index::find`]. Of a key that is absent it returns the slots in which it would be.
     pub(crate) async fn find_or_slots(self: &Rc<Index>, io: &Io, key: &[u8]) -> Result<Result<Found, Slots>, Trouble> {
         let (hash, section) = (Hash::of(key), self.space.section());
-        // Of a table that was split the slots are frozen: no CAS changes them any more.
-        let split = |known: &Known| known.table != self.trie.borrow().table(hash);
-        if let Some((known, object)) = self.near.get(key, hash)
-            && !split(&known)
-        {
+        let table = self.trie.borrow().table(hash);
+        if let Some((known, object)) = self.near.get(key, hash, table) {
             let Known { table, slot_at, slot, .. } = known;
             self.reach.counters.near.set(self.reach.counters.near.get() + 1);
             return Ok(Ok(Found { slot_at, slot, object, table, section }));
@@ -407,10 +400,14 @@ impl Index {
     /// Stores the value whatever is there: one round trip if the key's slot is known.
     pub async fn put(self: &Rc<Index>, io: &Io, key: &[u8], value: &Value) -> Result<(), Trouble> {
         let (hash, section) = (Hash::of(key), self.space.section());
-        if let Some(known) = self.fresh(key, hash, &section)
-            && self.exchange(io, key, hash, known, Some(value), None).await?
-        {
-            return Ok(());
+        if let Some(known) = self.fresh(key, hash, &section) {
+            match self.exchange(io, key, hash, known, Some(value), None).await {
+                Ok(true) => return Ok(()),
+                // The value may be shorter than the old one, whose length a hint does not tell.
+                Err(Trouble::Full) if known.slot.class() == LARGE => {}
+                Ok(false) => {}
+                Err(trouble) => return Err(trouble),
+            }
         }
         Box::pin(self.put_seen(io, key, hash, value)).await
     }
@@ -419,7 +416,7 @@ impl Index {
     async fn put_seen(self: &Rc<Index>, io: &Io, key: &[u8], hash: Hash, value: &Value) -> Result<(), Trouble> {
         for attempt in 0..ATTEMPTS {
             self.hesitate(io, attempt).await?;
-            if self.near.cache.borrow_mut().get(key, hash).is_some()
+            if self.near.cache.borrow().has(key, hash)
                 && let Some(found) = self.find(io, key).await?
                 && self.replace(io, key, &found, Some(value)).await?
             {
