@@ -111,9 +111,10 @@ class Store:
         self.fronts[n].wait()
         self.kills += 1
 
-    def mend(self):
-        """Starts front ends again that have ended by themselves: on a busy machine the others may take one for dead."""
-        for n, front in enumerate(self.fronts):
+    def mend(self, fronts=FRONTS):
+        """Starts the first front ends again if they have ended by themselves: on a busy machine the others may take one for
+        dead."""
+        for n, front in enumerate(self.fronts[:fronts]):
             if front.poll() is not None:
                 self.ended += 1
                 self.start(n)
@@ -206,15 +207,19 @@ class Store:
         lines = []
         for n in range(1, FRONTS):
             self.kill(n)
-        self.mend()
-        client = Client(self.ports[0])
         time.sleep(8)  # Until the first has taken over what they had.
+        self.mend(1)
+        client = Client(self.ports[0])
         lines.append(f"{self.name}, one front end left: " + self.settle("full"))
         if "--maxmemory" not in self.options:
             count = sum(client.ask(("LLEN", "list0"), ("LLEN", "list1"), ("SCARD", "set0"), ("SCARD", "set1")))
             if count != 2 * MEMBERS:
                 self.wrong.append(f"{count} of {2 * MEMBERS} members are left")
-        client.ask(("FLUSHALL",))
+        try:
+            client.ask(("FLUSHALL",))
+        except Gone:
+            self.wrong.append(f"the front end went in FLUSHALL, with status {self.fronts[0].poll()}")
+            return lines
         lines.append(f"{self.name}, emptied: " + self.settle("emptied"))
         deadline = time.monotonic() + 60
         while (held := self.held() or 0) > 16 << 20 and time.monotonic() < deadline:
@@ -328,7 +333,12 @@ def main():
             print(line, file=report, flush=True)
 
     with tempfile.TemporaryDirectory(prefix="farmem-churn-") as scratch:
-        sys.exit(churn(options, scratch, said))
+        failed = churn(options, scratch, said)
+        if failed:
+            for name in sorted(os.listdir(scratch)):
+                with open(f"{scratch}/{name}", errors="replace") as log:
+                    said(f"{name}: " + " | ".join(line.strip() for line in log.readlines()[-4:]))
+        sys.exit(failed)
 
 
 if __name__ == "__main__":
