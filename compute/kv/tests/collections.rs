@@ -250,3 +250,68 @@ fn two_front_ends_share_values_in_segments() {
         compare(Transport::Tcp, 64, true, 300 + seed);
     }
 }
+
+/// An item that one object cannot hold is refused, and the value stays as it is.
+#[test]
+fn items_that_are_too_long_change_nothing() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("long", &node.at);
+    let mut client = front.client();
+    let long = "x".repeat(3 << 20);
+    for segments in [false, true] {
+        let tries: [&[&str]; 5] = [
+            &["RPUSH", "list", &long],
+            &["LSET", "list", "0", &long],
+            &["HSET", "hash", "f", &long],
+            &["SADD", "set", &long],
+            &["ZADD", "sorted", "1", &long],
+        ];
+        if segments {
+            for n in 0..20 {
+                let item = format!("{n}{}", "y".repeat(1000));
+                client.ask(&format!("RPUSH list {item}"));
+                client.ask(&format!("HSET hash {item} 1"));
+                client.ask(&format!("SADD set {item}"));
+                client.ask(&format!("ZADD sorted 1 {item}"));
+            }
+        }
+        for words in tries {
+            client.send(words).unwrap();
+            let said = client.reply().unwrap();
+            let absent = said == "-ERR no such key" && !segments;
+            assert!(absent || said.contains("too large") || said.contains("too long"), "{} {said}", words[0]);
+        }
+        let count = if segments { ":20" } else { ":0" };
+        for line in ["LLEN list", "HLEN hash", "SCARD set", "ZCARD sorted"] {
+            assert_eq!(client.ask(line), count, "{line}");
+        }
+    }
+}
+
+/// Thousands of fields and members that one command names are found among tens of thousands.
+#[test]
+fn commands_that_name_many_items_of_a_large_value_end_soon() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("many", &node.at);
+    let mut client = front.client();
+    let (all, some) = (20_000, 4000);
+    let begun = std::time::Instant::now();
+    for (command, score) in [("HSET", ""), ("ZADD", "1 ")] {
+        for first in (0..all).step_by(some) {
+            let items = (first..first + some).map(|n| match score {
+                "" => format!(" f{n} {n}"),
+                _ => format!(" {} f{n}", n % 7),
+            });
+            assert_eq!(client.ask(&format!("{command} {command}{}", items.collect::<String>())), format!(":{some}"));
+        }
+    }
+    let names: String = (0..all).step_by(5).map(|n| format!(" f{n}")).collect();
+    assert!(client.ask(&format!("HMGET HSET{names}")).starts_with("[0 5 10 "));
+    assert!(client.ask(&format!("ZMSCORE ZADD{names}")).starts_with('['));
+    assert_eq!(client.ask(&format!("HDEL HSET{names}")), ":4000");
+    assert_eq!(client.ask(&format!("ZREM ZADD{names}")), ":4000");
+    assert_eq!((client.ask("HLEN HSET"), client.ask("ZCARD ZADD")), (":16000".into(), ":16000".into()));
+    assert_eq!(client.ask("ZCOUNT ZADD -inf +inf"), ":16000");
+    eprintln!("took {:?}", begun.elapsed());
+    assert!(begun.elapsed().as_secs() < 60);
+}

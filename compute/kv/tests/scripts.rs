@@ -781,3 +781,20 @@ fn a_script_on_several_keys_runs_alone_on_its_front_end() {
     }
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
+
+/// What a script sees, and what is stored, of a set that is not sorted by weights is in the order of its bytes.
+#[test]
+fn sets_that_are_not_sorted_by_weights_have_one_order_in_scripts() {
+    let (_node, front) = front("unsorted");
+    let mut client = front.client();
+    assert_eq!(client.ask("SADD set c 10 a 9 b"), ":5");
+    for (order, shown) in [("ASC", "[10 9 a b c]"), ("DESC", "[c b a 9 10]")] {
+        let sort = "return redis.call('SORT', KEYS[1], 'BY', 'nosort', ARGV[1])";
+        assert_eq!(eval(&mut client, sort, &["1", "set", order]), shown);
+        assert_eq!(client.ask(&format!("SORT set BY nosort {order} STORE to")), ":5");
+        assert_eq!(client.ask("LRANGE to 0 -1"), shown);
+        let one = shown.trim_matches(['[', ']']).split(' ').nth(1).unwrap();
+        assert_eq!(client.ask(&format!("SORT set BY nosort {order} LIMIT 1 1 STORE to")), ":1");
+        assert_eq!(client.ask("LRANGE to 0 -1"), format!("[{one}]"));
+    }
+}

@@ -1,10 +1,10 @@
 //! Sorted sets in segments: members in the order of their scores on the first side, and by their
 //! names on the second.
 
-use super::{Units, Working, hash, units};
+use super::{Unit, Working, hash, units};
 use crate::shard::Trouble;
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 /// A score of an item.
@@ -28,7 +28,7 @@ fn write(bytes: &mut Vec<u8>, score: f64, name: &[u8]) {
 /// Score and name.
 type Member = (f64, Vec<u8>);
 
-fn members(units: Units<'_>) -> Vec<Member> {
+fn members<'a>(units: impl Iterator<Item = Unit<'a>>) -> Vec<Member> {
     units.map(|unit| (score(unit.first), unit.name.to_vec())).collect()
 }
 
@@ -84,7 +84,7 @@ impl Working<'_> {
         let n = self.located(of, name)?;
         let bytes = self.bytes(0, n)?;
         let before = self.parts(0)[..n].iter().map(|part| part.count as usize).sum::<usize>();
-        let is_before = |unit: &super::Unit<'_>| order((score(unit.first), unit.name), (of, name)).is_lt();
+        let is_before = |unit: &Unit<'_>| order((score(unit.first), unit.name), (of, name)).is_lt();
         Ok(before + units(self.kind, &bytes).take_while(is_before).count())
     }
 
@@ -104,7 +104,7 @@ impl Working<'_> {
         Ok(before + units(self.kind, &bytes).take_while(|unit| is_below(ordered(score(unit.first)))).count())
     }
 
-    /// Changes the members of some names. `edit` gets those, and perhaps others, in no order.
+    /// Changes the members of some names. `edit` gets those, in no order.
     ///
     /// # Errors
     /// Those of `edit`, and as of [`Working::bytes`].
@@ -113,9 +113,10 @@ impl Working<'_> {
         names: impl IntoIterator<Item = &'n [u8]>,
         edit: impl FnOnce(&mut Vec<Member>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let parts = self.named(1, names);
+        let names: HashSet<&[u8]> = names.into_iter().collect();
+        let parts = self.named(1, names.iter().copied());
         let bytes = self.joined(1, &parts)?;
-        let before = members(units(self.kind, &bytes));
+        let before = members(units(self.kind, &bytes).filter(|unit| names.contains(unit.name)));
         let mut after = before.clone();
         let outcome = edit(&mut after)?;
         let had: BTreeMap<&[u8], f64> = before.iter().map(|(score, name)| (&name[..], *score)).collect();
@@ -130,9 +131,16 @@ impl Working<'_> {
         if gone.is_empty() && come.is_empty() {
             return Ok(outcome);
         }
-        let mut bytes = Vec::with_capacity(bytes.len() + 64);
-        after.iter().for_each(|(score, name)| write(&mut bytes, *score, name));
-        self.put_back(1, &parts, &bytes)?;
+        let (mut new, mut left) = (Vec::with_capacity(bytes.len() + 64), has);
+        for unit in units(self.kind, &bytes) {
+            if !names.contains(unit.name) {
+                new.extend_from_slice(unit.bytes);
+            } else if let Some(score) = left.remove(unit.name) {
+                write(&mut new, score, unit.name);
+            }
+        }
+        left.into_iter().for_each(|(name, score)| write(&mut new, score, name));
+        self.put_back(1, &parts, &new)?;
         self.reorder(&gone, &come)?;
         Ok(outcome)
     }
@@ -191,7 +199,7 @@ impl Working<'_> {
         let window = self.window(of.clone())?;
         let taken: Vec<Member> = window.units().map(|unit| (score(unit.first), unit.name.to_vec())).collect();
         let parts = self.named(1, taken.iter().map(|(_, name)| &name[..]));
-        let names: std::collections::HashSet<&[u8]> = taken.iter().map(|(_, name)| &name[..]).collect();
+        let names: HashSet<&[u8]> = taken.iter().map(|(_, name)| &name[..]).collect();
         let bytes = self.joined(1, &parts)?;
         let stays = units(self.kind, &bytes).filter(|unit| !names.contains(unit.name));
         let stays: Vec<u8> = stays.flat_map(|unit| unit.bytes.iter().copied()).collect();

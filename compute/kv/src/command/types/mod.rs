@@ -37,7 +37,7 @@ use super::{Call, Fail};
 use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
 use crate::resp::Reply;
-use crate::segments::Working;
+use crate::segments::{Working, units};
 use crate::shard::Trouble;
 
 /// The items of a value, in order. Of a hash fields and values in turn, of a sorted set scores and
@@ -212,20 +212,50 @@ async fn length(call: &Call, key: &[u8], kind: Type) -> Result<usize, Fail> {
     view(call, key, kind, see).await
 }
 
+/// Tells the names of a command from others, of which there may be many times as many.
+fn among<'n>(names: &'n [&'n [u8]]) -> impl Fn(&[u8]) -> bool + use<'n> {
+    let many: std::collections::HashSet<&[u8]> = names.iter().copied().filter(|_| names.len() > 8).collect();
+    move |name| if many.is_empty() { names.contains(&name) } else { many.contains(name) }
+}
+
+/// The items of some segments that have these names. What lies beside them is not copied.
+fn picked(kind: Type, bytes: &[u8], names: &[&[u8]]) -> Items {
+    let is_wanted = among(names);
+    let wanted = units(kind, bytes).filter(|unit| is_wanted(unit.name));
+    wanted.flat_map(|unit| Lying(unit.bytes)).map(<[u8]>::to_vec).collect()
+}
+
+/// The bytes of some segments in which the items of these names have become others. All others stay
+/// where they are.
+fn replaced(kind: Type, bytes: &[u8], names: &[&[u8]], items: &Items) -> Vec<u8> {
+    let step = if kind == Type::Hash { 2 } else { 1 };
+    let mut new: std::collections::HashMap<&[u8], &[Vec<u8>]> =
+        items.chunks(step).map(|item| (item[0].as_slice(), item)).collect();
+    let (is_wanted, mut after) = (among(names), Vec::with_capacity(bytes.len() + 64));
+    for unit in units(kind, bytes) {
+        if !is_wanted(unit.name) {
+            after.extend_from_slice(unit.bytes);
+        } else if let Some(item) = new.remove(unit.name) {
+            item.iter().for_each(|part| write_item(&mut after, part));
+        }
+    }
+    let come = items.chunks(step).filter(|item| new.contains_key(item[0].as_slice()));
+    come.flatten().for_each(|part| write_item(&mut after, part));
+    after
+}
+
 /// Those of a key's items that have these names, and perhaps others.
 async fn read_named(call: &Call, key: &[u8], kind: Type, names: &[Vec<u8>]) -> Result<Items, Fail> {
     let side = usize::from(kind == Type::SortedSet);
-    let see = |there: Result<&[u8], &Working<'_>>| {
-        let decoded = |bytes: &[u8]| Lying(bytes).map(<[u8]>::to_vec).collect();
-        match there {
-            Ok(bytes) => Ok(decoded(bytes)),
-            Err(value) => Ok(decoded(&value.joined(side, &value.named(side, names.iter().map(Vec::as_slice)))?)),
-        }
+    let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
+    let see = |there: Result<&[u8], &Working<'_>>| match there {
+        Ok(bytes) => Ok(Lying(bytes).map(<[u8]>::to_vec).collect()),
+        Err(value) => Ok(picked(kind, &value.joined(side, &value.named(side, names.iter().copied()))?, &names)),
     };
     view(call, key, kind, see).await
 }
 
-/// [`change`] that looks at no items but those of these names. `edit` may get others, too.
+/// [`change`] that changes no items but those of these names. `edit` may get others, too.
 async fn change_named(
     call: &Call,
     kind: Type,
@@ -237,9 +267,9 @@ async fn change_named(
             let mut value = in_segments(call, head, kind)?;
             let parts = value.named(0, names.iter().copied());
             let before = value.joined(0, &parts)?;
-            let mut items: Items = Lying(&before).map(<[u8]>::to_vec).collect();
+            let mut items = picked(kind, &before, names);
             let reply = edit(&mut items)?;
-            value.put_back(0, &parts, &encode(&items))?;
+            value.put_back(0, &parts, &replaced(kind, &before, names, &items))?;
             return has_become(&value, head, reply);
         }
         let before = there.map_or(Ok(&[][..]), |object| bytes_of(object, kind))?;

@@ -79,10 +79,11 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     let keeps = wanted.by.is_some_and(|pattern| !pattern.contains(&b'*'));
     if !keeps {
         items = ordered(call, &wanted, items).await?;
-    } else if kind == Some(Type::Set) && wanted.store.is_some() {
-        // So that what is stored does not depend on the order of a set.
+    } else if kind == Some(Type::Set) && (wanted.store.is_some() || call.script.is_some()) {
+        // So that what is stored, and what a script sees, does not depend on the order of a set.
         items.sort();
-    } else if kind != Some(Type::Set) && wanted.descending {
+    }
+    if keeps && wanted.descending {
         items.reverse();
     }
     let (skip, most) = wanted.limit.unwrap_or((0, -1));
