@@ -523,3 +523,30 @@ fn slow_commands_keep_nobody_out() {
     assert_eq!(other.reply().as_deref(), Some("+OK"));
     assert!(other.ask("LCS one three").starts_with("-ERR Insufficient memory"));
 }
+
+/// A collection may have more than commands take as a whole. It is saved and restored all the same.
+#[test]
+fn a_large_collection_survives_the_end_of_its_nodes() {
+    let file = std::env::temp_dir().join(format!("farmem-kv-large-{}", std::process::id()));
+    let (items, item) = (70, "x".repeat(1 << 20));
+    {
+        let node = Process::node(Transport::Shm);
+        let front = Process::front("saved", &node.at);
+        let mut client = front.client();
+        assert_eq!(client.ask("SET small 1"), "+OK");
+        for n in 1..=items {
+            client.send(&["RPUSH", "large", &format!("{n}{item}")]).unwrap();
+            assert_eq!(client.reply().unwrap(), format!(":{n}"));
+        }
+        assert_eq!(save(&config("saved", &node.at), &file).unwrap(), 2);
+    }
+    let node = Process::node(Transport::Shm);
+    assert_eq!(restore(&config("saved", &node.at), &file).unwrap(), 2);
+    std::fs::remove_file(&file).unwrap();
+    let front = Process::front("saved", &node.at);
+    let mut client = front.client();
+    assert_eq!((client.ask("GET small"), client.ask("LLEN large")), ("1".into(), format!(":{items}")));
+    for n in [1, 35, items] {
+        assert_eq!(client.ask(&format!("LINDEX large {}", n - 1)), format!("{n}{item}"));
+    }
+}

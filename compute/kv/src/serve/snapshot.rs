@@ -15,6 +15,7 @@ use crate::command::is_sound;
 use crate::keyspace::{Cursor, Keyspace};
 use crate::long::Reader as Extents;
 use crate::object::{Object, Type, Value};
+use crate::segments::{Lent, Working};
 use crate::shard::Trouble;
 use crate::shard::index::Found;
 use crate::task::{Io, join};
@@ -37,6 +38,8 @@ const TICK: Duration = Duration::from_millis(500);
 const AT_ONCE: usize = 64;
 /// Bytes of them, at most, or one key.
 const TOGETHER: usize = 16 << 20;
+/// Segments of a collection that are read at once. Each has 2 MiB at most.
+const SEGMENTS: usize = 16;
 
 /// Why a snapshot cannot be written or used.
 #[derive(Debug, thiserror::Error)]
@@ -186,12 +189,24 @@ async fn each(io: &Io, store: &Keyspace, mut see: impl FnMut(&Object) -> Result<
     Ok(())
 }
 
-/// All of a long value, which may take longer to read than a front end may be silent.
+/// All of a value in several objects, however large it is. It may take longer to read than a front
+/// end may be silent.
 async fn entire(io: &Io, store: &Keyspace, found: Found, alive: &Alive) -> Result<Object, Trouble> {
-    if found.object.kind() != Type::Long {
-        return store.entire(io, found).await;
-    }
     let key = found.object.key().to_vec();
+    if found.object.kind() == Type::Parts {
+        let shard = store.shard(&key);
+        let parts = Working::of(&store.segments, shard.reach.node, &found.object).ok_or(Trouble::Corrupt)?;
+        let mut value = Value { kind: parts.kind, expiry: found.object.expiry(), bytes: Vec::new() };
+        for some in (0..parts.parts(0).len()).collect::<Vec<_>>().chunks(SEGMENTS) {
+            let read = store.look(io, shard, &mut Lent::new(), || parts.joined(0, some)).await?;
+            value.bytes.extend_from_slice(&read);
+            alive.show(io, store).await?;
+        }
+        return Ok(Object::of(&key, &value));
+    }
+    if found.object.kind() != Type::Long {
+        return Ok(found.object);
+    }
     let mut value = Value { kind: Type::String, expiry: found.object.expiry(), bytes: Vec::new() };
     let mut reader = Extents::new(Rc::clone(&store.shard(&key).reach), &found, 0, u64::MAX)?;
     while let Some(bytes) = reader.next(io).await? {
