@@ -4,7 +4,7 @@ use crate::file::Writer;
 use crate::qemu::{Outcome, Qemu};
 use crate::reference::{Event, Sink};
 use crate::{Origin, lackey};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use farmem_kit::usage::Usage;
 use std::ffi::OsString;
 use std::fs::File;
@@ -76,9 +76,12 @@ impl Recording<'_> {
             },
         };
         if self.follow || self.by == By::Qemu {
-            let why = why_not.unwrap_or_else(|| "valgrind cannot tell the references of processes apart".into());
             let option = if self.follow { "--follow" } else { "--by qemu" };
-            return Err(Usage::of(anyhow!("{option}: {why}")));
+            let Some(why) = why_not else {
+                let why = "valgrind cannot tell the references of processes apart";
+                return Err(Usage::of(anyhow!("{option}: {why}")));
+            };
+            bail!("{option}: {why}");
         }
         if let Some(why) = why_not {
             eprintln!("{why}: recording by valgrind's lackey instead, which takes some 50 times as long");
