@@ -143,45 +143,42 @@ impl Recovery {
         slots.into_iter().find(|(_, slot)| slot.is_used() && slot.at(self.reach.node) == at)
     }
 
-    /// Whether the index refers to a long value. An insert that is not decided is a dead front
-    /// end's and stays undecided, because the number is its own.
-    async fn refers_to_long(&self, io: &Io, hash: Hash, number: u64) -> bool {
-        // Objects that are read are not reused meanwhile.
-        let _section = self.space.section();
+    /// The objects of a key with this fingerprint that the index refers to, but those of inserts that
+    /// are not decided. `None`: this front end is shut out. The caller's section keeps them.
+    async fn decided(&self, io: &Io, hash: Hash) -> Option<Vec<Object>> {
         loop {
             let slots = self.judged(io, hash).await;
             let alike = |slot: &Slot| slot.is_used() && !slot.is_pending() && slot.fingerprint() == hash.fingerprint();
             let alike: Vec<Slot> = slots.into_iter().map(|(_, slot)| slot.thawed()).filter(alike).collect();
             let objects = self.index.objects(io, &alike).await;
-            if let Some(objects) = objects.into_iter().collect::<Option<Vec<Object>>>() {
-                return objects.iter().any(|object| long::number(object) == Some(number));
-            }
-            if self.reach.shut_out.get() {
-                return true;
-            }
-            io.pause(1).await;
-        }
-    }
-
-    /// The places of the segments that heads list under this hash. As for long values, an insert
-    /// that is not decided does not count: it lists none but its own writer's.
-    pub(super) async fn listed(&self, io: &Io, hash: Hash) -> Option<HashSet<At>> {
-        // Objects that are read are not reused meanwhile.
-        let _section = self.space.section();
-        loop {
-            let slots = self.judged(io, hash).await;
-            let alike = |slot: &Slot| slot.is_used() && !slot.is_pending() && slot.fingerprint() == hash.fingerprint();
-            let alike: Vec<Slot> = slots.into_iter().map(|(_, slot)| slot.thawed()).filter(alike).collect();
-            let objects = self.index.objects(io, &alike).await;
-            if let Some(objects) = objects.into_iter().collect::<Option<Vec<Object>>>() {
-                let own = objects.iter().filter(|object| object.hash() == hash);
-                return Some(own.flat_map(|head| segments::places(head, self.reach.node)).collect());
+            if let Some(objects) = objects.into_iter().collect() {
+                return Some(objects);
             }
             if self.reach.shut_out.get() {
                 return None;
             }
             io.pause(1).await;
         }
+    }
+
+    /// Whether the index refers to a long value. An insert that is not decided is a dead front
+    /// end's and stays undecided, because the number is its own.
+    async fn refers_to_long(&self, io: &Io, hash: Hash, number: u64) -> bool {
+        // Objects that are read are not reused meanwhile.
+        let _section = self.space.section();
+        let objects = self.decided(io, hash).await;
+        objects.is_none_or(|objects| objects.iter().any(|object| long::number(object) == Some(number)))
+    }
+
+    /// The places of the segments that heads list under this hash. As for long values, an insert
+    /// that is not decided does not count: it lists none but its own writer's. `None`: this front end
+    /// is shut out.
+    pub(super) async fn listed(&self, io: &Io, hash: Hash) -> Option<HashSet<At>> {
+        // Objects that are read are not reused meanwhile.
+        let _section = self.space.section();
+        let objects = self.decided(io, hash).await?;
+        let own = objects.iter().filter(|object| object.hash() == hash);
+        Some(own.flat_map(|head| segments::places(head, self.reach.node)).collect())
     }
 
     /// Which of these segments are live.
