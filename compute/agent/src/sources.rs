@@ -1,8 +1,8 @@
 //! The node at which an agent claims blocks, and the node that it is leaving.
 //!
 //! ```text
-//!  claim a block at the new node ─► copy ─► end the old keys ─► copy what changed ─► record ─► give the old one back
-//!                                           └ the program's verbs are refused until it asks again
+//!  claim a block ─► copy ─► end the old keys ─► copy what changed ─► record ─► give the old one back
+//!  at the new node          └ the program's verbs are refused until it asks again
 //! ```
 //!
 //! *No write is lost.* The end of a key is answered when nothing is under way by it. So a WRITE is
