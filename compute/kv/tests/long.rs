@@ -260,7 +260,8 @@ fn values_stream_in_and_out() {
     let large = vec![7; 120 << 20];
     assert_eq!(ask(&mut client, &[b"SET", b"large", &large]), "+OK");
     is_value(&mut client, &[b"GET", b"large"], &large);
-    let grown = peak(&front) - before;
+    // The kernel adds up a process's pages by parts: what it says may be less than before.
+    let grown = peak(&front).saturating_sub(before);
     assert!(grown < 48 << 20, "{} MiB more", grown >> 20);
     // A client that reads nothing, and one that goes in the middle, keep nobody from anything.
     let mut deaf = front.client();

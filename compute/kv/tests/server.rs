@@ -442,6 +442,7 @@ fn a_key_that_is_named_often_takes_no_memory_and_holds_nobody_up() {
     }
     assert_eq!(ended.join().unwrap(), ":20000");
     assert!(longest < Duration::from_secs(5), "{longest:?}");
-    let grown = front.peak() - before;
+    // What the kernel says may be less than before (see `peak`).
+    let grown = front.peak().saturating_sub(before);
     assert!(grown < 256 << 20, "it took {grown} bytes more");
 }

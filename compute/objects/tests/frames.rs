@@ -378,7 +378,8 @@ fn a_join_with_one_key_in_all_rows_holds_no_more_than_a_part() {
     let joined = left.join(&right, "same", Join::Inner).unwrap();
     assert_eq!(joined.len(), 512 * 20_000);
     // The pairs alone are 160 MB.
-    let took = peak() - before;
+    // The kernel adds up a process's pages by parts: what it says may be less than before.
+    let took = peak().saturating_sub(before);
     assert!(took < 40 << 10, "{took} KiB");
 }
 

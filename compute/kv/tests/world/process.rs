@@ -76,7 +76,8 @@ impl Process {
         Process::start(&format!("front {name} {nodes}"))
     }
 
-    /// Bytes of memory that it has had, at most.
+    /// Bytes of memory that it has had, at most. The kernel adds up its pages by parts, so that a
+    /// later call may say some less.
     pub fn peak(&self) -> usize {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
