@@ -40,6 +40,7 @@ pub mod systems;
 pub mod trace;
 pub mod wire;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -55,7 +56,7 @@ use figures::{Case, Cells, Figures, Found};
 use generator::{Generators, Task};
 use mix::{Keys, Mix};
 use serde::Serialize;
-use systems::{Settings, System};
+use systems::{Running, Settings, System};
 use trace::Replayed;
 
 /// The store beside redis and memcached
@@ -267,6 +268,7 @@ impl Options {
         let zram = self.zram(&mut systems, &values, &mut skipped);
         let time = Duration::from_millis(self.time.unwrap_or(if self.quick { 300 } else { 2000 }));
         let cases = self.cases(&values);
+        let mut kills = BTreeMap::new();
         let measured = Rounds::interleave(&systems, rounds, |system, round| {
             let mut cells = Vec::new();
             for case in cases.chunk_by(Case::is_beside) {
@@ -276,13 +278,22 @@ impl Options {
                     round + 1,
                     system.name()
                 );
-                cells.extend(match system.holds(bytes) {
-                    true => self.measure(farmem, (system, zram.as_ref()), case, (round, time))?,
-                    false => vec![Found::NONE; case.len()],
-                });
+                if !system.holds(bytes) {
+                    cells.extend(vec![Found::NONE; case.len()]);
+                    continue;
+                }
+                let (found, killed) = self.measure(farmem, (system, zram.as_ref()), case, (round, time))?;
+                cells.extend(found);
+                if killed {
+                    *kills.entry((system.name(), bytes)).or_insert(0) += 1;
+                }
             }
             anyhow::Ok(Some(cells))
         })?;
+        skipped.extend(kills.into_iter().map(|((system, bytes), times)| Skipped {
+            system: system.into(),
+            reason: format!("values of {bytes} bytes: the kernel killed it {times} times for its group's limit"),
+        }));
         let figures = Figures { measured: &measured, cases: &cases };
         let report = Report {
             bench: "kv",
@@ -333,26 +344,44 @@ impl Options {
         }
     }
 
-    /// Measures cases on one system, started for them.
+    /// Measures cases on one system, started for them. Says whether the kernel killed it on the way
+    /// because its memory group found no room: then the cases that were not ended have no figures.
     fn measure(
         &self,
         farmem: &Path,
         (system, zram): (System, Option<&swap::Area>),
         cases: &[Case],
         (round, time): (usize, Duration),
-    ) -> Result<Cells> {
+    ) -> Result<(Cells, bool)> {
         let Case { processes, bytes, .. } = cases[0];
-        let mut there = self.records(bytes);
-        let settings = self.settings(farmem, there * (bytes as u64 + BESIDE));
+        let settings = self.settings(farmem, self.records(bytes) * (bytes as u64 + BESIDE));
         let settings = Settings { processes: usize::from(processes), ..settings };
         let mut running = systems::start(system, &settings, zram)?;
-        let mut generators = Generators::start(&settings, &running.ways, bytes)?;
+        let mut found = vec![Found::NONE; cases.len()];
+        match self.ask(&mut running, (system, &settings), cases, (round, time), &mut found) {
+            Err(_) if running.killed() => supervise::interrupted()?,
+            ended => ended?,
+        }
+        Ok((found, running.killed()))
+    }
+
+    /// Asks for what the cases say, and puts down what is found.
+    fn ask(
+        &self,
+        running: &mut Running,
+        (system, settings): (System, &Settings),
+        cases: &[Case],
+        (round, time): (usize, Duration),
+        found: &mut [Found],
+    ) -> Result<()> {
+        let Case { processes, bytes, .. } = cases[0];
+        let mut there = self.records(bytes);
+        let mut generators = Generators::start(settings, &running.ways, bytes)?;
         generators.fill(there)?;
         let mut counted = running.processes();
         if system == System::Embedded {
             counted.extend(generators.processes());
         }
-        let mut found = vec![Found::NONE; cases.len()];
         // D adds keys. It comes last, so that the others have as many as were filled in.
         let mut order: Vec<usize> = (0..cases.len()).collect();
         order.sort_by_key(|&at| cases[at].mix == Mix::D);
@@ -372,7 +401,7 @@ impl Options {
             there = records;
             found[at] = Found { measured, cpu };
         }
-        Ok(found)
+        Ok(())
     }
 
     fn cases(&self, values: &[usize]) -> Vec<Case> {

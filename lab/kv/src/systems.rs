@@ -100,13 +100,18 @@ pub struct Running<'a> {
     pub ways: Vec<Reach>,
     processes: Vec<Group>,
     files: Option<PathBuf>,
-    _swap: Option<(swap::Group, swap::On<'a>)>,
+    swap: Option<(swap::Group, swap::On<'a>)>,
 }
 
 impl Running<'_> {
     /// Its processes.
     pub fn processes(&mut self) -> Vec<u32> {
         self.processes.iter_mut().map(|group| group.process().id()).collect()
+    }
+
+    /// Whether the kernel has killed one of them because its memory group found no room.
+    pub fn killed(&self) -> bool {
+        self.swap.as_ref().is_some_and(|(group, _)| group.killed() > 0)
     }
 }
 
@@ -193,7 +198,7 @@ fn memcached(port: u16, bytes: u64) -> Command {
 /// # Errors
 /// It does not start.
 pub fn start<'a>(system: System, settings: &Settings, zram: Option<&'a swap::Area>) -> Result<Running<'a>> {
-    let mut running = Running { ways: Vec::new(), processes: Vec::new(), files: None, _swap: None };
+    let mut running = Running { ways: Vec::new(), processes: Vec::new(), files: None, swap: None };
     let mut at = String::new();
     if let System::Front | System::Embedded | System::RunRedis = system {
         let (group, address) = node(settings)?;
@@ -236,7 +241,7 @@ pub fn start<'a>(system: System, settings: &Settings, zram: Option<&'a swap::Are
             let on = zram.context("there is no zram")?.on()?;
             let mut command = Command::new("sh");
             command.args(["-c", "echo $$ >\"$0/cgroup.procs\" && exec redis-server \"$@\""]).arg(group.path());
-            running._swap = Some((group, on));
+            running.swap = Some((group, on));
             command
         }
         _ => Command::new("redis-server"),
