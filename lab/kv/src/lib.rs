@@ -368,7 +368,7 @@ impl Options {
     /// Asks for what the cases say, and puts down what is found.
     fn ask(
         &self,
-        running: &mut Running,
+        running: &mut Running<'_>,
         (system, settings): (System, &Settings),
         cases: &[Case],
         (round, time): (usize, Duration),
