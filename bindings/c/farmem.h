@@ -1,6 +1,6 @@
 /* farmem.h: a program tells `farmem run` about its use of memory.
  *
- * Header only, C99 and C++, nothing to link. Without `farmem run` every function only tests a null
+ * Header only, C89 or C++, nothing to link. Without `farmem run` every function only tests a null
  * pointer. A hint may be wrong, late, or about memory that is not far or not mapped. Then it costs
  * time, and changes nothing.
  *
@@ -15,6 +15,15 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+/* C89 has no `inline`. */
+#ifdef __GNUC__
+#define FARMEM_INLINE __inline__
+#elif defined(__cplusplus) || __STDC_VERSION__ >= 199901L
+#define FARMEM_INLINE inline
+#else
+#define FARMEM_INLINE
+#endif
 
 /* How a range will be used: the values of madvise. */
 #define FARMEM_NORMAL 0     /* as its faults suggest */
@@ -41,7 +50,7 @@ struct farmem_v1 {
 
 /* The table, or null. By a weak symbol, always through the global offset table: in a program that
  * is not position-independent the linker makes a plain reference to a weak symbol null for good. */
-static inline const struct farmem_v1 *farmem_table(void) {
+static FARMEM_INLINE const struct farmem_v1 *farmem_table(void) {
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
     const struct farmem_v1 *table;
     __asm__(".weak farmem_v1\n\tmovq farmem_v1@GOTPCREL(%%rip), %0" : "=r"(table));
@@ -52,38 +61,39 @@ static inline const struct farmem_v1 *farmem_table(void) {
 }
 
 /* A page word's bits: 60 to 62 the state, 2 of which is local; 59: it can be written to. */
-static inline int farmem_needs_(const struct farmem_v1 *table, const void *p, int write) {
+static FARMEM_INLINE int farmem_needs_(const struct farmem_v1 *table, const void *p, int write) {
     uintptr_t page = ((uintptr_t)p - table->far_start) >> 12;
+    uint64_t word;
     if (page >= table->far_pages) return 0;
-    uint64_t word = table->words[page];
+    word = table->words[page];
     return write ? (word >> 59 & 15) != 5 : (word >> 60 & 7) != 2;
 }
 
 /* Whether the program runs on far memory. */
-static inline int farmem_runs(void) {
+static FARMEM_INLINE int farmem_runs(void) {
     const struct farmem_v1 *table = farmem_table();
     return table && table->far_pages != 0;
 }
 
 /* Whether the page of p is local, or not far at all. It may leave a moment later. */
-static inline int farmem_is_near(const void *p) {
+static FARMEM_INLINE int farmem_is_near(const void *p) {
     const struct farmem_v1 *table = farmem_table();
     return !table || !farmem_needs_(table, p, 0);
 }
 
 /* I will read the page of p, and so many pages behind it. */
-static inline void farmem_read(const void *p, size_t pages) {
+static FARMEM_INLINE void farmem_read(const void *p, size_t pages) {
     const struct farmem_v1 *table = farmem_table();
     if (table && farmem_needs_(table, p, 0)) table->use_range((uintptr_t)p, pages + 1, 0);
 }
 
 /* I will write to the page of p, and to so many pages behind it: they come in ready to be written to. */
-static inline void farmem_write(void *p, size_t pages) {
+static FARMEM_INLINE void farmem_write(void *p, size_t pages) {
     const struct farmem_v1 *table = farmem_table();
     if (table && farmem_needs_(table, p, 1)) table->use_range((uintptr_t)p, pages + 1, 1);
 }
 
-static inline void farmem_each_(const void *const *p, size_t n, int write) {
+static FARMEM_INLINE void farmem_each_(const void *const *p, size_t n, int write) {
     const struct farmem_v1 *table = farmem_table();
     uintptr_t away[63];
     size_t i, k = 0;
@@ -100,13 +110,13 @@ static inline void farmem_each_(const void *const *p, size_t n, int write) {
 }
 
 /* I will read the pages of n addresses. Those that are away come in by batches of up to 63. */
-static inline void farmem_read_each(const void *const *p, size_t n) { farmem_each_(p, n, 0); }
+static FARMEM_INLINE void farmem_read_each(const void *const *p, size_t n) { farmem_each_(p, n, 0); }
 
 /* I will write to the pages of n addresses. */
-static inline void farmem_write_each(void *const *p, size_t n) { farmem_each_((const void *const *)p, n, 1); }
+static FARMEM_INLINE void farmem_write_each(void *const *p, size_t n) { farmem_each_((const void *const *)p, n, 1); }
 
 /* madvise of the pages that lie wholly in a range. */
-static inline void farmem_advise_(const void *p, size_t bytes, int advice) {
+static FARMEM_INLINE void farmem_advise_(const void *p, size_t bytes, int advice) {
     const struct farmem_v1 *table = farmem_table();
     uintptr_t first = ((uintptr_t)p + 4095) & ~(uintptr_t)4095;
     uintptr_t last = ((uintptr_t)p + bytes) & ~(uintptr_t)4095;
@@ -115,13 +125,13 @@ static inline void farmem_advise_(const void *p, size_t bytes, int advice) {
 }
 
 /* I will not use a range soon: its pages leave before all others. */
-static inline void farmem_cold(const void *p, size_t bytes) { farmem_advise_(p, bytes, 20); }
+static FARMEM_INLINE void farmem_cold(const void *p, size_t bytes) { farmem_advise_(p, bytes, 20); }
 
 /* I will not use a range for long: its pages leave now. */
-static inline void farmem_pageout(const void *p, size_t bytes) { farmem_advise_(p, bytes, 21); }
+static FARMEM_INLINE void farmem_pageout(const void *p, size_t bytes) { farmem_advise_(p, bytes, 21); }
 
 /* How I will use a range. Holds for its blocks of 2 MiB, until it is unmapped or another pattern is said. */
-static inline void farmem_pattern(const void *p, size_t bytes, int pattern) {
+static FARMEM_INLINE void farmem_pattern(const void *p, size_t bytes, int pattern) {
     if (pattern >= FARMEM_NORMAL && pattern <= FARMEM_SEQUENTIAL) farmem_advise_(p, bytes, pattern);
 }
 

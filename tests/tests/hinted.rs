@@ -67,7 +67,8 @@ fn the_header_needs_nothing() -> Result<()> {
     let source = dir.path().join("source.c");
     std::fs::write(&source, "#include <farmem.h>\nint main(void) { farmem_read(0, 1); return farmem_runs(); }\n")?;
     for (compiler, how) in [
-        ("gcc", &["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"][..]),
+        ("gcc", &["-std=c89", "-Wall", "-Wextra", "-Wpedantic", "-Werror"][..]),
+        ("gcc", &["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]),
         ("g++", &["-x", "c++", "-Wall", "-Wextra", "-Werror"]),
     ] {
         let program = dir.path().join(compiler);
