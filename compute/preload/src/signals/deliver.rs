@@ -363,11 +363,16 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
             farmem_enter_handler(context - 8, action.handler, signal, mask, 0, slot)
         }
     }
-    let (top, disarmed) = if wants_own && !stacks::is_on(record, program) {
-        (record.asked_at.load(Ordering::Relaxed) + asked, stacks::Disarmed::take(record))
-    } else {
-        (program - RED_ZONE, None)
-    };
+    let (asked_at, is_on) = (record.asked_at.load(Ordering::Relaxed), stacks::is_on(record, program));
+    let enters = wants_own && !is_on;
+    let top = if enters { asked_at + asked } else { program - RED_ZONE };
+    // SAFETY: the kernel's frame; the last act of this handler.
+    unsafe {
+        if (enters || is_on) && places(top, vector_bytes_of(context), 0).1 <= asked_at {
+            stacks::overflow(signal, context)
+        }
+    }
+    let disarmed = if enters { stacks::Disarmed::take(record) } else { None };
     // SAFETY: the kernel's frame, and what the program's stack has room for.
     let frame = unsafe {
         let view = if in_trap { View::PLAIN } else { View::of(record, context, signal, program) };
@@ -393,8 +398,7 @@ unsafe fn lay_frame(
     disarmed: Option<stacks::Disarmed>,
 ) -> usize {
     // SAFETY: a field of the kernel's ucontext.
-    let vector = unsafe { read(context + VECTOR_AT) };
-    let vector_bytes = if vector == 0 { 0 } else { vector_bytes(vector) };
+    let (vector, vector_bytes) = unsafe { (read(context + VECTOR_AT), vector_bytes_of(context)) };
     let alone = disarmed.is_none() && view.beside() == 0;
     let first = if disarmed.is_some() { size_of::<Armed>() } else { usize::from(alone) * size_of::<usize>() };
     let (vector_copy, frame) = places(top, vector_bytes, first + view.beside());
@@ -507,6 +511,18 @@ extern "C" fn bring_armed(context: usize) -> usize {
         }
     }
     copy
+}
+
+/// Length of the vector state of a frame, which may have none.
+///
+/// # Safety
+/// `context` must be the kernel's.
+unsafe fn vector_bytes_of(context: usize) -> usize {
+    // SAFETY: a field of the kernel's ucontext, by the caller's word.
+    match unsafe { read(context + VECTOR_AT) } {
+        0 => 0,
+        vector => vector_bytes(vector),
+    }
 }
 
 /// Length of a vector state, as it says itself.

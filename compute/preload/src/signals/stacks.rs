@@ -2,6 +2,9 @@
 //! handlers that ask for the program's get it from [`super::deliver`].
 
 use super::actions;
+use super::deliver::deliver;
+use super::frame::{MASK_AT, read};
+use super::kernel::{KernelAction, set_action};
 use crate::guard::peek::{BAD_ADDRESS, peek, poke};
 use crate::threads::{self, Record};
 use farmem_protocol::addr::is_far;
@@ -78,6 +81,33 @@ pub fn sigaltstack(new: usize, old: usize, sp: usize) -> isize {
     }
     0
 }
+
+/// Does what the kernel does where an alternate stack has no room for the frame of a signal: SIGSEGV
+/// comes in the signal's place. It ends the process if it is blocked or has no handler, or if it was
+/// SIGSEGV that had no room.
+///
+/// # Safety
+/// `context` must be what the kernel gave to the handler that calls this, as its last act.
+pub unsafe fn overflow(signal: i32, context: usize) -> ! {
+    // SAFETY: a field of the kernel's ucontext.
+    let blocked = unsafe { read(context + MASK_AT) } >> (libc::SIGSEGV - 1) & 1 != 0;
+    if signal != libc::SIGSEGV && !blocked {
+        let action = actions::take(libc::SIGSEGV);
+        if action.is_function() {
+            // SAFETY: zero is valid for it.
+            let mut forced: libc::siginfo_t = unsafe { std::mem::zeroed() };
+            (forced.si_signo, forced.si_code) = (libc::SIGSEGV, SI_KERNEL);
+            // SAFETY: the caller's; the frame is as it was.
+            unsafe { deliver(libc::SIGSEGV, &action, &raw const forced as usize, context) }
+        }
+    }
+    set_action(libc::SIGSEGV, Some(&KernelAction::DEFAULT), None);
+    // SAFETY: there is no such address, and the fault ends the process.
+    unsafe { core::arch::asm!("movabs rax, 1 << 63", "mov al, [rax]", "ud2", options(noreturn)) }
+}
+
+/// A signal's code where the kernel itself has sent it.
+const SI_KERNEL: i32 = 0x80;
 
 /// A stack that has disarmed itself for a handler, beside the handler's frame, whose return arms it
 /// again.
