@@ -115,11 +115,7 @@ pub fn dispatch(call: &Call) -> isize {
         // So is the seal on a mapping, against which pages could not come and go.
         SYS_MSEAL if is_far(a) || is_far(a.saturating_add(b)) => ENOSYS,
         libc::SYS_prctl | libc::SYS_seccomp if sandbox::begins(call) => sandbox::begin(call),
-        // This flag is cleared: with it the libraries of the next executed program would lie at far
-        // addresses.
-        libc::SYS_personality if a as u32 != u32::MAX => {
-            issue(&Call { args: [a & !(libc::ADDR_COMPAT_LAYOUT as usize), 0, 0, 0, 0, 0], ..*call })
-        }
+        libc::SYS_personality if a as u32 != u32::MAX => personality(call),
         libc::SYS_execve | libc::SYS_execveat => exec::exec(call),
         libc::SYS_exit => exit_thread(call),
         libc::SYS_exit_group => exit(call),
@@ -129,6 +125,18 @@ pub fn dispatch(call: &Call) -> isize {
             guard::call(pager(), call)
         }
     }
+}
+
+/// personality. ADDR_COMPAT_LAYOUT is cleared: with it the libraries of the next executed program
+/// would lie at far addresses. The call is made as the program wants it first, so that a filter of
+/// the program's judges that.
+fn personality(call: &Call) -> isize {
+    let before = issue(call);
+    let without = call.args[0] & !(libc::ADDR_COMPAT_LAYOUT as usize);
+    if before >= 0 && without != call.args[0] {
+        issue(&Call { args: [without, 0, 0, 0, 0, 0], ..*call });
+    }
+    before
 }
 
 /// mlock and munlock. Locked memory must not be written to a disk. Far memory never is, so it may
