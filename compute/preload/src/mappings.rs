@@ -90,7 +90,18 @@ pub fn mmap(call: &Call) -> isize {
     if fixed && is_far(addr) && len > 0 {
         return lay_foreign(call);
     } else if is_far(addr) {
-        // A mere hint. Near memory must not come to lie among far addresses.
+        // A mere hint. The kernel follows it where nothing lies, and a program that keeps pointers in
+        // a file insists on it. Other near memory must not come to lie among far addresses.
+        let of_file = flags & libc::MAP_ANONYMOUS == 0 || flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
+        if of_file && flags & libc::MAP_GROWSDOWN == 0 && len > 0 {
+            let spares = flags | libc::MAP_FIXED_NOREPLACE;
+            let at = addr.next_multiple_of(PAGE_BYTES);
+            let laid =
+                lay_foreign(&Call { args: [at, len, prot as usize, spares as usize, fd, call.args[5]], ..*call });
+            if laid >= 0 {
+                return laid;
+            }
+        }
         return issue(&Call { args: [0, len, prot as usize, flags as usize, fd, call.args[5]], ..*call });
     }
     issue(call)
