@@ -18,8 +18,8 @@
 //! passed on to the one application that has it, and shows nothing else. Of any other, each block
 //! is reached by a window that is bound for that application ([`crate::windows`]).
 
+use crate::copy::Copied;
 use crate::ledger::{Ledger, Membership};
-use crate::sources::Copied;
 use crate::windows::{User, Windows};
 use crate::word::{BLOCK_BYTES, BlockId, MAX_BLOCK_ID, Refusal};
 use farmem_fabric::words::{self, Words, WordsError};
@@ -33,6 +33,7 @@ use farmem_protocol::extent::{
 use farmem_protocol::key::Key;
 use farmem_sys::raw;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -238,18 +239,18 @@ impl Blocks {
     /// do not hold the lock on this meanwhile. `since_ns`: when the claim was first tried, by
     /// [`raw::now_ns`]; after a fifth of a second it is refused.
     pub fn claim(&mut self, blocks: u32, since_ns: u64) -> Result<Option<Claimed>, Refusal> {
-        self.claim_beside(None, blocks, since_ns)
+        self.claim_beside(blocks, since_ns, |_| false)
     }
 
-    /// The same beside blocks of another node, whose names are not given again.
+    /// The same beside blocks of other nodes, whose names are not given again.
     pub(crate) fn claim_beside(
         &mut self,
-        other: Option<&Blocks>,
         blocks: u32,
         since_ns: u64,
+        is_taken: impl Fn(BlockId) -> bool,
     ) -> Result<Option<Claimed>, Refusal> {
         let Some(grants) = self.claim_units(blocks, since_ns)? else { return Ok(None) };
-        let block = self.name(other);
+        let block = self.name(is_taken);
         let place = grants[0].place.index;
         self.adopt(block, grants);
         Ok(Some(Claimed { block, place }))
@@ -264,6 +265,11 @@ impl Blocks {
     /// Whether a block is of this node.
     pub(crate) fn holds(&self, block: BlockId) -> bool {
         self.held.contains_key(&block)
+    }
+
+    /// The number of a block, or of the first of a run.
+    pub(crate) fn place_of(&self, block: BlockId) -> Option<u32> {
+        Some(self.held.get(&block)?.first()?.place.index)
     }
 
     /// One of the blocks and runs of this node, and of how many blocks it is.
@@ -293,20 +299,39 @@ impl Blocks {
         self.count = Arc::clone(&other.count);
     }
 
-    /// Copies a block's bytes to blocks that were claimed at another node, ends its keys, and copies
-    /// again what has changed meanwhile. When keys have ended, nothing is under way by them. So no
-    /// later byte is left behind, and programs wait for the second copy alone.
-    pub(crate) fn copy_out(&mut self, block: BlockId, to: &mut Blocks, grants: &[Grant]) -> Result<(), Refusal> {
-        let from = self.held.get(&block).ok_or(Refusal::Tables)?;
-        let keys = from.iter().zip(grants).map(|(from, into)| [from, into].map(|grant| Key(grant.key().0)));
-        let mut copies: Vec<([Key; 2], Copied)> = keys.map(|keys| (keys, Copied::default())).collect();
-        for (keys, copy) in &mut copies {
-            copy.renew([&mut self.queue, &mut to.queue], *keys)?;
-        }
+    /// Copies one more part of a block of a run to the one that has its name at another node.
+    pub(crate) fn copy_part(
+        &mut self,
+        to: &mut Blocks,
+        (block, of_run): (BlockId, usize),
+        copied: &mut Copied,
+    ) -> Result<(), Refusal> {
+        let keys = [&*self, &*to].map(|blocks| blocks.key_of(block, of_run));
+        let [Some(old), Some(new)] = keys else { return Err(Refusal::Tables) };
+        copied.extend([&mut self.queue, &mut to.queue], [old, new])
+    }
+
+    /// Ends the key of a block that is copied, and copies again what has changed meanwhile. When the
+    /// key has ended, nothing is under way by it. So no later byte is left behind, and programs wait
+    /// for the second copy alone.
+    pub(crate) fn copy_rest(
+        &mut self,
+        to: &mut Blocks,
+        (block, of_run): (BlockId, usize),
+        copied: &Copied,
+    ) -> Result<(), Refusal> {
+        let keys = [&*self, &*to].map(|blocks| blocks.key_of(block, of_run));
+        let [Some(old), Some(new)] = keys else { return Err(Refusal::Tables) };
         if let Some(windows) = &mut self.windows {
-            windows.unbind((&self.session, &mut self.queue), &[block]).map_err(|_| Refusal::Lost)?;
+            let on = (&self.session, &mut self.queue);
+            windows.unbind_one(on, block, of_run).map_err(|_| Refusal::Lost)?;
         }
-        copies.iter_mut().try_for_each(|(keys, copy)| copy.renew([&mut self.queue, &mut to.queue], *keys))
+        copied.renew([&mut self.queue, &mut to.queue], [old, new])
+    }
+
+    /// The agent's own key of a block that it holds, or of one of a run.
+    fn key_of(&self, block: BlockId, of_run: usize) -> Option<Key> {
+        self.held.get(&block)?.get(of_run).map(|grant| Key(grant.key().0))
     }
 
     pub(crate) fn claim_units(&mut self, blocks: u32, since_ns: u64) -> Result<Option<Vec<Grant>>, Refusal> {
@@ -355,12 +380,12 @@ impl Blocks {
     }
 
     /// A name that no block in use has. It comes again after all others.
-    fn name(&mut self, other: Option<&Blocks>) -> BlockId {
+    fn name(&mut self, is_taken: impl Fn(BlockId) -> bool) -> BlockId {
         loop {
             let next = self.ledger.next_name();
             self.ledger.set_next_name((next + 1) % MAX_BLOCK_ID as u64);
             let name = BlockId(next as u32 % MAX_BLOCK_ID);
-            if !self.holds(name) && !other.is_some_and(|other| other.holds(name)) {
+            if !self.holds(name) && !is_taken(name) {
                 return name;
             }
         }
@@ -393,9 +418,9 @@ impl Blocks {
     /// The memory of a block or run, as its application reaches it. The same every time.
     pub fn memory(&mut self, block: BlockId, user: User) -> Result<Memory, Refusal> {
         let grants = self.held.get(&block).ok_or(Refusal::Tables)?;
-        if let Some(windows) = &mut self.windows {
-            let keys = windows.keys((&self.session, &mut self.queue), (block, grants), user)?;
-            return Ok(Memory::Elsewhere(keys));
+        if self.windows.is_some() {
+            let all = 0..grants.len();
+            return self.keys(block, all, user).map(Memory::Elsewhere);
         }
         let key = grants[0].key().0;
         let fd = self.session.unit(Key(key), grants.len() as u32).map_err(|e| match e {
@@ -403,6 +428,13 @@ impl Blocks {
             _ => Refusal::System,
         })?;
         Ok(Memory::Here { fd, name: key, len: grants.len() as u64 * BLOCK_BYTES })
+    }
+
+    /// The keys of some blocks of a run.
+    pub(crate) fn keys(&mut self, block: BlockId, some: Range<usize>, user: User) -> Result<Vec<Key>, Refusal> {
+        let grants = self.held.get(&block).ok_or(Refusal::Tables)?;
+        let windows = self.windows.as_mut().ok_or(Refusal::System)?;
+        windows.keys((&self.session, &mut self.queue), (block, grants), some, user)
     }
 
     /// A few times a second. An error: the source is gone.

@@ -19,7 +19,7 @@ use crate::chunks::Map;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// First bytes, both ways; the last is the version.
-pub const MAGIC: [u8; 8] = *b"fmagent\x03";
+pub const MAGIC: [u8; 8] = *b"fmagent\x04";
 
 /// The application's first words.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -111,7 +111,7 @@ pub struct Mapped {
 }
 
 /// Tells an application how to reach a block, or the blocks of a run. Keys of windows follow, 8
-/// bytes each, one for each block.
+/// bytes each, one for each block. A run that moves may be at two nodes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Reached {
@@ -121,6 +121,10 @@ pub struct Reached {
     pub node: u64,
     /// Keys that follow.
     pub keys: u64,
+    /// The number of the node that it moves to.
+    pub to: u64,
+    /// The number of its first blocks that are there.
+    pub moved: u64,
 }
 
 /// Tells an application which node a block is at. Text as behind a [`Welcome`] follows.

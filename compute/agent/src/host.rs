@@ -7,7 +7,7 @@
 //! | `agent.ledger` | [`crate::ledger`]; of a former agent, if it was killed |
 
 use crate::blocks::{Blocks, Claimed, JoinError, Recorded};
-use crate::ledger::{self, Ledger};
+use crate::ledger::{self, Ledger, NODES, Owned};
 use crate::serve::{End, MoveError, Report, Service, text_of};
 use crate::sources::Sources;
 use crate::stock::{Quotas, Stock};
@@ -89,6 +89,20 @@ pub fn socket(dir: &Path) -> PathBuf {
     dir.join("agent.sock")
 }
 
+/// The node that an agent used which has ended, and of which this directory has a record. `None` also
+/// while an agent runs.
+pub fn used(dir: &Path) -> Option<NodeAddr> {
+    let lock = private(&dir.join("agent.lock")).ok()?;
+    let is_alone = shared::lock_file(lock.as_raw_fd()).ok()?;
+    let file = File::options().read(true).write(true).open(dir.join("agent.ledger")).ok()?;
+    if !is_alone || file.metadata().ok()?.len() != ledger::BYTES as u64 {
+        return None;
+    }
+    let (ledger, _) = Ledger::open(file.as_raw_fd()).ok()?;
+    let (current, _) = ledger.current();
+    ledger.membership(current).and_then(|_| ledger.address(current)).map(NodeAddr::Tcp)
+}
+
 /// An agent that can be run.
 pub struct Agent {
     config: Config,
@@ -140,7 +154,7 @@ impl Agent {
             }
         };
         let recovered = stock.applications().count();
-        let text = text_of(&node, config.transport, ledger.current().1);
+        let text = sources.text_now();
         let service = Service::new(stock, sources, text)?;
         let at = socket(&config.dir);
         // A killed agent's; another that lives has the lock.
@@ -197,6 +211,11 @@ impl Agent {
 }
 
 impl Mover {
+    /// Bytes that the agent has claimed at its nodes.
+    pub fn taken(&self) -> u64 {
+        self.service.report(&self.ledger).taken
+    }
+
     /// Moves all memory of the agent to another node, and claims there from now on. It returns when
     /// nothing is left at the old one. False: it is the same node, or was there already.
     ///
@@ -221,38 +240,44 @@ impl Config {
     }
 }
 
-/// The nodes of a former agent, and the one that it used. `None`: there was none, or that node was
-/// restarted or has given the memory back. If only the other one of a move has, the applications
-/// that have blocks there are dismissed.
-fn resumed(
+/// The nodes of a former agent, and the one that it used. `None`: there was none, or each was
+/// restarted or has given the memory back. If one of several has, the applications that have blocks
+/// there are dismissed, and the others keep theirs.
+pub(crate) fn resumed(
     config: &Config,
     ledger: &Arc<Ledger>,
     stock: &mut Stock,
 ) -> Result<Option<(Sources, NodeAddr)>, StartError> {
-    let (current, number) = ledger.current();
-    let other = 1 - current;
-    let Some((blocks, node)) = again(config, ledger, stock, current)? else { return Ok(None) };
-    let text = text_of(&node, config.transport, number);
-    let mut sources = Sources::new(Arc::clone(ledger), blocks, text);
-    if ledger.membership(other).is_none() {
-        return Ok(Some((sources, node)));
+    let (current, moves) = ledger.current();
+    let (mut found, mut lost) = (Vec::new(), Vec::new());
+    for at in (0..NODES).filter(|at| ledger.membership(*at).is_some()) {
+        match again(config, ledger, stock, at) {
+            Ok(Some((blocks, node))) => found.push((at, blocks, node)),
+            Ok(None) => lost.push(at),
+            // No program has memory there: the former agent had just joined it, or was about to leave it.
+            Err(StartError::Node(_)) if at != current && !stock.owned().any(|owned| owned.is_at(at)) => lost.push(at),
+            Err(e) => return Err(e),
+        }
     }
-    let left = match again(config, ledger, stock, other) {
-        // No program has memory there: the former agent had just joined it, or was about to leave it.
-        Err(StartError::Node(_)) if stock.owned().all(|owned| owned.node == current) => None,
-        left => left?,
-    };
-    let Some((left, from)) = left else {
-        let lost: BTreeSet<usize> = stock.owned().filter(|owned| owned.node == other).map(|owned| owned.app).collect();
-        let freed = lost.into_iter().flat_map(|app| stock.dismiss(app)).map(|(block, _)| block);
-        // Their memory at the living node goes back to it.
-        sources.release(&freed.collect::<Vec<_>>());
-        // Last: until then the next agent finds the same.
-        ledger.set_membership(other, None);
-        return Ok(Some((sources, node)));
-    };
-    let text = text_of(&from, config.transport, number.saturating_sub(1));
-    Ok(Some((sources.leaving(left, text), node)))
+    // The one that was used, or the one that was used last of those that are left. It comes last.
+    found.sort_by_key(|(at, ..)| (*at == current, ledger.number(*at)));
+    let Some((used, blocks, node)) = found.pop() else { return Ok(None) };
+    let text = |at: usize, node: &NodeAddr| text_of(node, config.transport, ledger.number(at));
+    let mut sources = Sources::new(Arc::clone(ledger), blocks, text(used, &node));
+    for (at, blocks, node) in found {
+        let text = text(at, &node);
+        sources = sources.leaving(blocks, text);
+    }
+    let is_lost = |owned: &&Owned| lost.iter().any(|at| owned.is_at(*at));
+    let dismissed: BTreeSet<usize> = stock.owned().filter(is_lost).map(|owned| owned.app).collect();
+    let freed = dismissed.into_iter().flat_map(|app| stock.dismiss(app)).map(|(block, _)| block);
+    // Their memory at living nodes goes back to them.
+    sources.release(&freed.collect::<Vec<_>>());
+    stock.owned().for_each(|run| sources.resume(run));
+    // Last: until then the next agent finds the same.
+    ledger.set_current(used, moves);
+    lost.into_iter().for_each(|at| ledger.set_membership(at, None));
+    Ok(Some((sources, node)))
 }
 
 /// A former agent's member of one of its nodes, and the node.
@@ -263,10 +288,10 @@ fn again(
     at: usize,
 ) -> Result<Option<(Blocks, NodeAddr)>, StartError> {
     let Some(member) = ledger.membership(at) else { return Ok(None) };
-    let recorded = stock
-        .owned()
-        .filter(|owned| owned.node == at)
-        .map(|owned| Recorded { claimed: Claimed { block: owned.block, place: owned.place }, blocks: owned.blocks });
+    let recorded = stock.owned().filter_map(|owned| {
+        let claimed = Claimed { block: owned.block, place: owned.place_at(at)? };
+        Some(Recorded { claimed, blocks: owned.blocks })
+    });
     let node = ledger.address(at).map_or_else(|| config.node.clone(), NodeAddr::Tcp);
     let options = config.options()?;
     match Blocks::resume(&node, &options, (Arc::clone(ledger), at), &member, recorded) {

@@ -1,10 +1,10 @@
 //! The agent's record of what its applications hold, in a file that outlives it.
 //!
 //! ```text
-//! byte 0        header    magic, the memberships at two nodes and their addresses, the next block's name
+//! byte 0        header    magic, the memberships at three nodes, their addresses and numbers, the next block's name
 //!      4096     applications, 256 × 128 bytes     token, user, process, job
-//!      36864    blocks, 65536 × 128 bytes         owner, name, place at the node, map of chunks
-//!      8425472  windows, 2 × 65536 × 16 bytes     key, and the block that it is bound to
+//!      36864    blocks, 65536 × 128 bytes         owner, name, place at the node, map of chunks, how far it has moved
+//!      8425472  windows, 3 × 65536 × 16 bytes     key, and the block that it is bound to
 //! ```
 //! (All numbers are words of 8 bytes, of this machine's order: the file never leaves it.)
 //!
@@ -20,6 +20,8 @@
 //! | an application's FREE read, and recorded | chunks that it does not declare | the same |
 //! | a window bound or unbound, and its record | one that is recorded as bound to nothing | it is dropped ([`crate::windows`]) |
 //! | a block claimed at another node, and its record | a block that lies where it was | the new one is given back ([`crate::sources`]) |
+//! | a block of a run copied, and how far the run has moved | the keys of that block at no node | the program asks for others; it is copied again |
+//! | the last block of a run moved, and the run's new place | a run that is at the other node as a whole | that is recorded ([`crate::sources`]) |
 //! | an application admitted, and told its token | one that never comes back | its time is over, its process is found gone |
 //!
 //! An entry's first word is therefore stored last when it begins, and first when
@@ -44,20 +46,22 @@ pub const MAX_JOB: usize = 32;
 pub const BYTES: usize = WINDOWS + NODES * MAX_WINDOWS * WINDOW;
 /// Windows of one agent at one node: as many as a node lets a member have.
 pub const MAX_WINDOWS: usize = 1 << 16;
-/// Nodes of one agent at once: the one that it uses, and one that it leaves.
-pub const NODES: usize = 2;
+/// Nodes of one agent at once: the one that it uses, and two that it leaves.
+pub const NODES: usize = 3;
 /// Bytes of a node's address.
 pub const MAX_NODE: usize = 300;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"fmagent5");
+const MAGIC: u64 = u64::from_le_bytes(*b"fmagent6");
 /// Where the memberships begin.
-const MEMBERS: [usize; NODES] = [8, 48];
-/// Which node is used, and the number of moves so far.
+const MEMBERS: [usize; NODES] = [8, 48, 192];
+/// Which node is used, and the highest number of a node so far.
 const CURRENT: usize = 80;
 /// Where the memberships' secrets begin, by which their connections are encrypted. Zero: they are not.
-const SECRETS: [usize; NODES] = [128, 160];
+const SECRETS: [usize; NODES] = [128, 160, 224];
+/// Where the nodes' numbers are.
+const NUMBERS: [usize; NODES] = [256, 264, 272];
 /// Where the nodes' addresses begin.
-const ADDRESSES: [usize; NODES] = [512, 1024];
+const ADDRESSES: [usize; NODES] = [512, 1024, 1536];
 const APPS: usize = 4096;
 const APP: usize = 128;
 const BLOCKS: usize = APPS + MAX_APPS * APP;
@@ -66,6 +70,10 @@ const WINDOWS: usize = BLOCKS + MAX_ENTRIES * BLOCK;
 const WINDOW: usize = 16;
 /// In the second word of a block, above its name: which node it is at.
 const NODE_BIT: u32 = MAX_BLOCK_ID.trailing_zeros();
+/// In a block's entry, behind its map: how far it has moved.
+const PROGRESS: usize = 80;
+/// In that word: there is a move. Above the number of blocks: which node they are at.
+const MOVES: u64 = 1 << 63;
 /// In the second word of a window: it is bound.
 const BOUND: u64 = 1 << 63;
 
@@ -116,6 +124,32 @@ pub struct Owned {
     pub place: u32,
     /// Chunks that the application has, of a block that is no run.
     pub map: Map,
+    /// How far it has moved, if it is in the middle of a move.
+    pub progress: Option<Progress>,
+}
+
+impl Owned {
+    /// The number of its first block at a node, if it is there, or a part of it.
+    pub fn place_at(&self, node: usize) -> Option<u32> {
+        let to = self.progress.filter(|to| to.node == node).map(|to| to.place);
+        to.or((self.node == node).then_some(self.place))
+    }
+
+    /// Whether it is at a node, or a part of it.
+    pub fn is_at(&self, node: usize) -> bool {
+        self.place_at(node).is_some()
+    }
+}
+
+/// How far a run has moved to another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Which of the agent's [`NODES`] that is.
+    pub node: usize,
+    /// The number that its first block has there.
+    pub place: u32,
+    /// The number of its first blocks that are there. The others are where the run was.
+    pub done: u32,
 }
 
 /// The record. `fresh`: nothing of a former agent is in it.
@@ -226,15 +260,31 @@ impl Ledger {
         }
     }
 
-    /// Which node is used, and how often the agent has moved to another.
+    /// Which node is used, and the highest number that a node has had: how often the agent has moved
+    /// to a new one.
     pub fn current(&self) -> (usize, u64) {
         let word = self.word(CURRENT);
-        ((word & 1) as usize, word >> 1)
+        (((word & 3) as usize).min(NODES - 1), word >> 2)
     }
 
     /// Records it.
     pub fn set_current(&self, node: usize, moves: u64) {
-        self.put(CURRENT, moves << 1 | node as u64);
+        self.put(CURRENT, moves << 2 | node as u64);
+    }
+
+    /// The number of a node. No other node of this agent ever has it.
+    pub fn number(&self, node: usize) -> u64 {
+        self.word(NUMBERS[node])
+    }
+
+    /// Records it, before the agent is a member there.
+    pub fn set_number(&self, node: usize, number: u64) {
+        self.put(NUMBERS[node], number);
+    }
+
+    /// A place for one more node, if there is one.
+    pub fn free_node(&self) -> Option<usize> {
+        (0..NODES).find(|node| self.membership(*node).is_none())
     }
 
     /// Forgets all windows at a node, which the agent is no member of.
@@ -286,13 +336,23 @@ impl Ledger {
     pub fn owned(&self, entry: usize) -> Option<Owned> {
         let at = BLOCKS + entry * BLOCK;
         let owner = self.word(at);
+        let node = ((self.word(at + 8) >> NODE_BIT & 3) as usize).min(NODES - 1);
+        let moves = self.word(at + PROGRESS);
+        let progress = Progress {
+            node: ((moves >> 48 & 3) as usize).min(NODES - 1),
+            place: moves as u32,
+            done: (moves >> 32 & 0xFF) as u32,
+        };
+        // A move to where it is has ended: only this word had still to be struck out.
+        let is_moving = moves & MOVES != 0 && progress.node != node;
         (owner != 0).then(|| Owned {
             app: (owner & 0xFFFF) as usize,
             blocks: (owner >> 16 & 0xFF) as u32,
             block: BlockId(self.word(at + 8) as u32 & (MAX_BLOCK_ID - 1)),
-            node: (self.word(at + 8) >> NODE_BIT & 1) as usize,
+            node,
             place: (self.word(at + 8) >> 32) as u32,
             map: std::array::from_fn(|i| self.word(at + 16 + i * 8)),
+            progress: is_moving.then_some(progress),
         })
     }
 
@@ -300,6 +360,7 @@ impl Ledger {
     pub fn own(&self, entry: usize, owned: &Owned) {
         let at = BLOCKS + entry * BLOCK;
         self.put_place(entry, owned);
+        self.put_progress(entry, owned.progress);
         self.set_map(entry, &owned.map);
         self.put(at, 1 << 32 | (owned.blocks as u64) << 16 | owned.app as u64);
     }
@@ -308,6 +369,16 @@ impl Ledger {
     pub fn put_place(&self, entry: usize, owned: &Owned) {
         let place = (owned.place as u64) << 32 | (owned.node as u64) << NODE_BIT | owned.block.0 as u64;
         self.put(BLOCKS + entry * BLOCK + 8, place);
+    }
+
+    /// Records how far a run has moved, by one store. [`Ledger::put_place`] ends the move.
+    pub fn put_progress(&self, entry: usize, progress: Option<Progress>) {
+        let at = BLOCKS + entry * BLOCK + PROGRESS;
+        let word = progress.map_or(0, |to| MOVES | (to.node as u64) << 48 | (to.done as u64) << 32 | to.place as u64);
+        // A store that changes nothing would still touch the file's page.
+        if self.word(at) != word {
+            self.put(at, word);
+        }
     }
 
     /// Records which chunks of the block are the application's.
@@ -370,6 +441,7 @@ mod tests {
             node: 1,
             place: u32::MAX,
             map: [1, 2, 3, 4, 5, 6, 7, u64::MAX],
+            progress: Some(Progress { node: 2, place: u32::MAX, done: 31 }),
         };
         first.set_app(3, Some(&app));
         first.set_membership(1, Some(&member));
@@ -384,7 +456,9 @@ mod tests {
         first.set_membership(1, Some(&Membership { agreed: None, ..member }));
         assert_eq!(next.membership(1), Some(Membership { agreed: None, ..member }));
         assert_eq!((next.address(0), next.address(1)), (None, Some("bighost:7411".into())));
-        assert_eq!(next.current(), (1, 9));
+        first.set_number(2, 8);
+        assert_eq!((next.current(), next.number(2), next.number(1)), ((1, 9), 8, 0));
+        assert_eq!((next.free_node(), Ledger::open(fd).unwrap().0.membership(2)), (Some(0), None));
         assert_eq!((next.owned(MAX_ENTRIES - 1), next.owned(0)), (Some(owned), None));
         let key = Key::window(70_000, 5);
         first.set_window(MAX_WINDOWS - 1, Some(Key::window(70_000, 4)));
@@ -394,6 +468,9 @@ mod tests {
         assert_eq!(next.owned(MAX_ENTRIES - 1), Some(owned));
         first.set_window(MAX_WINDOWS - 1, None);
         assert_eq!(next.window(MAX_WINDOWS - 1), None);
+        // The move's last store but one: the run is where it was to go.
+        first.put_place(MAX_ENTRIES - 1, &Owned { node: 2, ..owned });
+        assert_eq!(next.owned(MAX_ENTRIES - 1), Some(Owned { node: 2, progress: None, ..owned }));
         next.disown(MAX_ENTRIES - 1);
         assert_eq!(first.owned(MAX_ENTRIES - 1), None);
         descriptors::close(fd);

@@ -38,7 +38,13 @@ pub mod blocks;
 #[cfg(not(loom))]
 pub mod client;
 #[cfg(not(loom))]
+mod copy;
+#[cfg(all(test, not(loom)))]
+mod cuts;
+#[cfg(not(loom))]
 pub mod host;
+#[cfg(not(loom))]
+mod quotas;
 #[cfg(not(loom))]
 pub mod serve;
 #[cfg(not(loom))]

@@ -1,34 +1,35 @@
-//! The node at which an agent claims blocks, and the node that it is leaving.
+//! The node at which an agent claims blocks, and the nodes that it is leaving.
 //!
 //! ```text
-//!  claim a block ─► copy ─► end the old keys ─► copy what changed ─► record ─► give the old one back
-//!  at the new node          └ the program's verbs are refused until it asks again
+//!  claim a run ─► for each block: copy ─► end its key ─► copy what changed ─► record ─► give the run back
+//!  at the new node              in parts  └ its verbs are refused until the program asks again
 //! ```
 //!
 //! *No write is lost.* The end of a key is answered when nothing is under way by it. So a WRITE is
 //! in the copy, or it is refused and its program is told.
 //!
+//! *A program waits for one block* of a run. What has moved answers at the new node, the
+//! rest of the run at the old one. Others ask for keys between any two parts of a copy.
+//!
 //! *A kill at any moment.* The record of a block's place is one word. Before it is stored the block
 //! is at the old node, and the new one's is in no record: the next agent gives it back. After it,
-//! the same holds with the nodes exchanged. The next agent is a member of both nodes again.
+//! the same holds with the nodes exchanged. Of a run in the middle of its move the record has a second
+//! word: its place at the new node, and how many of its blocks are there. So the next agent holds the
+//! run at both nodes, and goes on with the first block that is not. It is a member of all nodes again.
+//!
+//! *Two nodes may be left.* If there is no room at the node that an agent moves to, it may go to a
+//! third one, or back.
 //!
 //! Memory of a node on this machine is mapped by programs, and cannot be called back. It does not
 //! move.
 
-// Verbs whose buffer is one of this file's.
-#![allow(unsafe_code)]
-
 use crate::blocks::{Blocks, Claimed, Memory};
-use crate::ledger::Ledger;
-use crate::windows::{User, finish};
-use crate::word::{BLOCK_BYTES, BlockId, MAX_NODES, Refusal};
-use farmem_fabric::QueuePair;
-use farmem_protocol::key::Key;
+use crate::copy::Copied;
+use crate::ledger::{Ledger, NODES, Owned, Progress};
+use crate::windows::User;
+use crate::word::{BlockId, MAX_NODES, Refusal};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-
-/// Bytes of one READ or WRITE of a copy.
-const PART: usize = 64 << 10;
 
 /// A node of an agent.
 struct Source {
@@ -42,188 +43,293 @@ struct Source {
 /// The nodes of an agent.
 pub struct Sources {
     ledger: Arc<Ledger>,
-    now: Source,
-    left: Option<Source>,
+    /// The last is the one that is used. The others are being left.
+    all: Vec<Source>,
+    moving: Option<Moving>,
+}
+
+/// A block or run that moves. Both nodes hold it.
+struct Moving {
+    block: BlockId,
+    /// Its blocks.
+    count: u32,
+    /// The nodes, by their places in the ledger.
+    from: usize,
+    to: usize,
+    /// The number of its blocks that have moved.
+    done: u32,
+    /// The copy of the next.
+    copied: Copied,
 }
 
 /// The outcome of a step of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A block, or a run, has moved.
+    /// A part of a block was copied.
+    Copied,
+    /// A block has moved.
     Moved,
     /// The new node has no room now for anything that is left.
     Later,
-    /// Nothing is left at the old node.
+    /// Nothing is left at another node than the one that is used.
     Done,
+}
+
+/// How a move to another node began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// Blocks are claimed there from now on.
+    There,
+    /// The same, at a node that was being left.
+    Back,
+    /// They were before, or memory is mapped, or too many nodes are being left.
+    Not,
+}
+
+/// How an application reaches a block or a run.
+pub struct Reached {
+    /// The number of the node that it is at.
+    pub node: u64,
+    /// Its memory.
+    pub memory: Memory,
+    /// The number of the node that it moves to.
+    pub to: u64,
+    /// The number of its first blocks that are there.
+    pub moved: u64,
 }
 
 impl Sources {
     /// The agent's only node. `text`: how applications reach it.
     pub fn new(ledger: Arc<Ledger>, blocks: Blocks, text: String) -> Sources {
-        let (_, number) = ledger.current();
-        Sources { ledger, now: Source { blocks, number, text }, left: None }
+        let number = ledger.number(blocks.node());
+        Sources { ledger, all: vec![Source { blocks, number, text }], moving: None }
     }
 
-    /// The move to `now` that a former agent has begun goes on.
+    /// A move that a former agent has begun goes on, from this node.
     pub fn leaving(mut self, mut blocks: Blocks, text: String) -> Sources {
-        blocks.count_with(&self.now.blocks);
-        let number = self.now.number.saturating_sub(1);
-        self.left = Some(Source { blocks, number, text });
+        blocks.count_with(&self.now().blocks);
+        let number = self.ledger.number(blocks.node());
+        self.all.insert(self.all.len() - 1, Source { blocks, number, text });
         self
+    }
+
+    /// The move of this run goes on.
+    pub fn resume(&mut self, run: &Owned) {
+        let Some(Progress { node: to, done, .. }) = run.progress else { return };
+        let (block, count, from, copied) = (run.block, run.blocks, run.node, Copied::default());
+        let holds = |node: usize| self.all.iter().any(|at| at.blocks.node() == node && at.blocks.holds(block));
+        if holds(from) && holds(to) {
+            self.moving = Some(Moving { block, count, from, to, done, copied });
+        } else {
+            // A part of it is lost, and its application is told so when it asks.
+            self.release(&[block]);
+        }
     }
 
     /// Whether a node is being left.
     pub fn is_moving(&self) -> bool {
-        self.left.is_some()
+        self.all.len() > 1
     }
 
-    /// The number that the next node gets. `None`: this agent can move no more.
+    /// The number that the next node gets. `None`: this agent can move no more now.
     pub fn next_number(&self) -> Option<u64> {
-        Some(self.now.number + 1).filter(|next| *next < MAX_NODES && self.left.is_none())
+        Some(self.ledger.current().1 + 1).filter(|next| *next < MAX_NODES && self.all.len() < NODES)
     }
 
-    /// Claims blocks at another node from now on, and leaves the one that it had. False: they are
-    /// the same node, or memory is mapped.
-    pub fn begin(&mut self, mut blocks: Blocks, number: u64, text: String) -> bool {
-        let had = &self.now.blocks;
-        if blocks.incarnation() == had.incarnation() || blocks.is_mapped() || had.is_mapped() || self.left.is_some() {
-            return false;
+    /// Claims blocks at another node from now on, and leaves the one that it had.
+    pub fn begin(&mut self, mut blocks: Blocks, number: u64, text: String) -> Begun {
+        let incarnation = blocks.incarnation();
+        let had = &self.now().blocks;
+        if had.incarnation() == incarnation || blocks.is_mapped() || had.is_mapped() {
+            return Begun::Not;
         }
-        blocks.count_with(had);
+        // A block of which no part is at the node that it was to go to stays for now. A run that is
+        // at two nodes goes on to where it was to go, and follows from there.
+        if let Some(Moving { block, to, .. }) = self.moving.take_if(|moving| moving.done == 0)
+            && let Some(to) = self.at(to)
+        {
+            to.blocks.release(&[block]);
+        }
+        if let Some(at) = self.all.iter().position(|source| source.blocks.incarnation() == incarnation) {
+            let back = self.all.remove(at);
+            self.ledger.set_current(back.blocks.node(), self.ledger.current().1);
+            self.all.push(back);
+            return Begun::Back;
+        }
+        if self.all.len() >= NODES {
+            return Begun::Not;
+        }
+        blocks.count_with(&self.now().blocks);
         self.ledger.set_current(blocks.node(), number);
-        self.left = Some(std::mem::replace(&mut self.now, Source { blocks, number, text }));
-        true
+        self.all.push(Source { blocks, number, text });
+        Begun::There
     }
 
-    /// Moves one block or run. `records` stores where it is now. `since_ns`: when room for it was
-    /// first asked for.
-    pub fn step(&mut self, since_ns: u64, records: impl FnOnce(BlockId, u32, usize)) -> Result<Step, Refusal> {
-        let Some(left) = &mut self.left else { return Ok(Step::Done) };
-        let Some((mut block, mut count)) = left.blocks.any() else { return Ok(Step::Done) };
-        let to = &mut self.now.blocks;
-        let grants = loop {
-            match to.claim_units(count, since_ns) {
-                Ok(Some(grants)) => break grants,
-                // The new node has no room for so long a run. It may have room for a shorter one.
-                Ok(None) | Err(Refusal::Exhausted | Refusal::Share) => match left.blocks.smaller(count) {
-                    Some(fewer) => (block, count) = fewer,
-                    None => return Ok(Step::Later),
-                },
-                Err(refusal) => return Err(refusal),
-            }
+    /// Copies a part of a block, or moves a block that is copied. `records` stores how far its run
+    /// has moved. `since_ns`: when room was first asked for.
+    pub fn step(&mut self, since_ns: u64, records: impl FnOnce(BlockId, Progress)) -> Result<Step, Refusal> {
+        let Some(mut moving) = self.moving.take() else { return self.choose(since_ns) };
+        let Moving { block, count, from, to, done, .. } = moving;
+        // Its application may have freed it.
+        let Some([from, to]) = self.pair(from, to).filter(|[from, _]| from.blocks.holds(block)) else {
+            return Ok(Step::Copied);
         };
-        if let Err(refusal) = left.blocks.copy_out(block, to, &grants) {
-            let _ = to.give_back(&grants);
-            return if refusal == Refusal::Lost { Err(refusal) } else { Ok(Step::Later) };
+        let (from, to) = (&mut from.blocks, &mut to.blocks);
+        let of_run = (block, done as usize);
+        let is_copied = moving.copied.is_whole();
+        let stepped = match is_copied {
+            false => from.copy_part(to, of_run, &mut moving.copied),
+            true => from.copy_rest(to, of_run, &moving.copied),
+        };
+        match (stepped, to.place_of(block)) {
+            (Ok(()), _) if !is_copied => {
+                self.moving = Some(moving);
+                return Ok(Step::Copied);
+            }
+            (Ok(()), Some(place)) => {
+                moving.done += 1;
+                records(block, Progress { node: to.node(), place, done: moving.done });
+            }
+            (Err(Refusal::Lost), _) => {
+                // The agent ends soon. Until then no block that has moved is given as if it had not.
+                self.moving = Some(moving);
+                return Err(Refusal::Lost);
+            }
+            (Err(_), _) | (_, None) if done == 0 => {
+                to.release(&[block]);
+                return Ok(Step::Later);
+            }
+            (Err(_), _) | (_, None) => {
+                self.moving = Some(Moving { copied: Copied::default(), ..moving });
+                return Ok(Step::Later);
+            }
         }
-        records(block, grants[0].place.index, to.node());
-        to.adopt(block, grants);
-        left.blocks.release(&[block]);
+        if moving.done < count {
+            self.moving = Some(Moving { copied: Copied::default(), ..moving });
+        } else {
+            from.release(&[block]);
+        }
         Ok(Step::Moved)
     }
 
-    /// The node that nothing is at any more. The caller drops it, which may wait for it.
-    pub fn end(&mut self) -> Option<impl Sized + use<>> {
-        let left = self.left.take_if(|left| left.blocks.any().is_none())?;
-        // Before the node forgets the member: the next agent must not look for it.
-        self.ledger.set_membership(left.blocks.node(), None);
-        Some(left)
+    /// Claims room for a block or run that is to move.
+    fn choose(&mut self, since_ns: u64) -> Result<Step, Refusal> {
+        let Some((now, left)) = self.all.split_last_mut() else { return Ok(Step::Done) };
+        let mut step = Step::Done;
+        for source in left {
+            let (from, to) = (&source.blocks, &mut now.blocks);
+            let mut next = from.any();
+            while let Some((block, count)) = next {
+                step = Step::Later;
+                match to.claim_units(count, since_ns) {
+                    Ok(Some(grants)) => {
+                        to.adopt(block, grants);
+                        let (from, to) = (from.node(), to.node());
+                        self.moving = Some(Moving { block, count, from, to, done: 0, copied: Copied::default() });
+                        return Ok(Step::Copied);
+                    }
+                    // The new node has no room for so long a run. It may have room for a shorter one.
+                    Ok(None) | Err(Refusal::Exhausted | Refusal::Share) => next = from.smaller(count),
+                    Err(refusal) => return Err(refusal),
+                }
+            }
+        }
+        Ok(step)
     }
 
+    /// A node that nothing is at any more. The caller drops it, which may wait for it.
+    pub fn end(&mut self) -> Option<impl Sized + use<>> {
+        let left = &self.all[..self.all.len() - 1];
+        let at = left.iter().position(|source| source.blocks.any().is_none())?;
+        // Before the node forgets the member: the next agent must not look for it.
+        self.ledger.set_membership(left[at].blocks.node(), None);
+        Some(self.all.remove(at))
+    }
+
+    fn now(&self) -> &Source {
+        &self.all[self.all.len() - 1]
+    }
+
+    /// A node by its place in the ledger.
+    fn at(&mut self, node: usize) -> Option<&mut Source> {
+        self.all.iter_mut().find(|source| source.blocks.node() == node)
+    }
+
+    /// Two nodes by their places in the ledger.
+    fn pair(&mut self, from: usize, to: usize) -> Option<[&mut Source; 2]> {
+        let of = |node: usize| self.all.iter().position(|source| source.blocks.node() == node);
+        let (from, to) = (of(from)?, of(to)?);
+        self.all.get_disjoint_mut([from, to]).ok()
+    }
+
+    /// The node that a block is at, or the rest of a run that moves.
     fn of(&mut self, block: BlockId) -> &mut Source {
-        match &mut self.left {
-            Some(left) if left.blocks.holds(block) => left,
-            _ => &mut self.now,
-        }
+        let from = self.moving.as_ref().filter(|moving| moving.block == block).map(|moving| moving.from);
+        let is_of = |source: &Source| from.map_or(source.blocks.holds(block), |from| source.blocks.node() == from);
+        let last = self.all.len() - 1;
+        let at = self.all.iter().position(is_of).unwrap_or(last);
+        &mut self.all[at]
+    }
+
+    /// A run of which a part has moved: the node of the rest and that of the part, and how many blocks
+    /// the part and the whole have.
+    fn parted(&mut self, block: BlockId) -> Option<([&mut Source; 2], usize, usize)> {
+        let moving = self.moving.as_ref().filter(|moving| moving.block == block && moving.done > 0)?;
+        let (from, to, done, count) = (moving.from, moving.to, moving.done as usize, moving.count as usize);
+        Some((self.pair(from, to)?, done, count))
     }
 
     /// As [`Blocks::claim`].
     pub fn claim(&mut self, blocks: u32, since_ns: u64) -> Result<Option<(Claimed, usize)>, Refusal> {
-        let left = self.left.as_ref().map(|left| &left.blocks);
-        let node = self.now.blocks.node();
-        let claimed = self.now.blocks.claim_beside(left, blocks, since_ns)?;
-        Ok(claimed.map(|claimed| (claimed, node)))
+        let Some((now, left)) = self.all.split_last_mut() else { return Err(Refusal::Lost) };
+        let is_taken = |name: BlockId| left.iter().any(|source| source.blocks.holds(name));
+        let claimed = now.blocks.claim_beside(blocks, since_ns, is_taken)?;
+        Ok(claimed.map(|claimed| (claimed, now.blocks.node())))
     }
 
     /// As [`Blocks::release`].
     pub fn release(&mut self, blocks: &[BlockId]) {
-        if let Some(left) = &mut self.left {
-            left.blocks.release(blocks);
-        }
-        self.now.blocks.release(blocks);
+        self.moving.take_if(|moving| blocks.contains(&moving.block));
+        self.all.iter_mut().for_each(|source| source.blocks.release(blocks));
     }
 
-    /// As [`Blocks::memory`], with the number of the node. `user`: the application as a member of
-    /// the node of a number.
-    pub fn memory(&mut self, block: BlockId, user: impl FnOnce(u64) -> Option<User>) -> Result<(u64, Memory), Refusal> {
+    /// As [`Blocks::memory`]. `user`: the application as a member of the node of a number.
+    pub fn memory(&mut self, block: BlockId, user: impl Fn(u64) -> Option<User>) -> Result<Reached, Refusal> {
+        if let Some(([from, to], done, count)) = self.parted(block) {
+            let [of_rest, of_part] = [&*from, &*to].map(|source| user(source.number).ok_or(Refusal::Moved));
+            let mut keys = to.blocks.keys(block, 0..done, of_part?)?;
+            keys.extend(from.blocks.keys(block, done..count, of_rest?)?);
+            let memory = Memory::Elsewhere(keys);
+            return Ok(Reached { node: from.number, memory, to: to.number, moved: done as u64 });
+        }
         let source = self.of(block);
         let user = user(source.number);
         let user = user.or(source.blocks.is_mapped().then(User::default)).ok_or(Refusal::Moved)?;
-        Ok((source.number, source.blocks.memory(block, user)?))
+        let memory = source.blocks.memory(block, user)?;
+        Ok(Reached { node: source.number, memory, to: source.number, moved: 0 })
     }
 
-    /// How applications reach the node that a block is at.
-    pub fn text(&mut self, block: BlockId) -> String {
-        self.of(block).text.clone()
+    /// How applications reach the node that a block is at. Of two the one of which the application is
+    /// no member yet.
+    pub fn text(&mut self, block: BlockId, is_known: impl Fn(u64) -> bool) -> String {
+        match self.parted(block) {
+            Some(([from, to], ..)) if is_known(from.number) => to.text.clone(),
+            _ => self.of(block).text.clone(),
+        }
+    }
+
+    /// How applications reach the node that is used.
+    pub fn text_now(&self) -> String {
+        self.now().text.clone()
     }
 
     /// As [`Blocks::tend`].
     pub fn tend(&mut self) -> Result<(), String> {
-        self.left.as_mut().map_or(Ok(()), |left| left.blocks.tend())?;
-        self.now.blocks.tend()
+        self.all.iter_mut().try_for_each(|source| source.blocks.tend())
     }
 
     /// Blocks claimed at all nodes, to be looked at at any time.
     pub fn count(&self) -> Arc<AtomicU64> {
-        self.now.blocks.count()
-    }
-}
-
-/// A copy of a block at another node, and what it has.
-#[derive(Default)]
-pub(crate) struct Copied(Vec<u8>);
-
-impl Copied {
-    /// Reads the block, and writes to its copy those parts that differ from what that has. By queue
-    /// pairs of the agent's with nothing under way.
-    pub fn renew(&mut self, [from, to]: [&mut QueuePair; 2], [old, new]: [Key; 2]) -> Result<(), Refusal> {
-        let mut bytes = vec![0u8; BLOCK_BYTES as usize];
-        for (at, part) in bytes.chunks_mut(PART).enumerate() {
-            // SAFETY: a part of the buffer, which outlives the verbs: they are awaited below. If the
-            // node is lost meanwhile, the buffer is leaked.
-            unsafe { from.read(at as u64, old, (at * PART) as u64, part.as_mut_ptr(), PART as u32) };
-        }
-        let read = done(from, BLOCK_BYTES as usize / PART);
-        if read == Err(Refusal::Lost) {
-            std::mem::forget(bytes);
-            return read;
-        }
-        read?;
-        let mut written = 0;
-        for (at, part) in bytes
-            .chunks(PART)
-            .enumerate()
-            .filter(|(at, part)| self.0.get(at * PART..).is_none_or(|had| !had.starts_with(part)))
-        {
-            // SAFETY: as above.
-            unsafe { to.write(at as u64, new, (at * PART) as u64, part.as_ptr(), PART as u32) };
-            written += 1;
-        }
-        let ended = done(to, written);
-        if ended == Err(Refusal::Lost) {
-            std::mem::forget(bytes);
-            return ended;
-        }
-        self.0 = bytes;
-        ended
-    }
-}
-
-/// Awaits this many verbs.
-fn done(queue: &mut QueuePair, verbs: usize) -> Result<(), Refusal> {
-    match finish(queue, verbs) {
-        Ok(results) if results.iter().all(Result::is_ok) => Ok(()),
-        Ok(_) => Err(Refusal::System),
-        Err(_) => Err(Refusal::Lost),
+        self.now().blocks.count()
     }
 }

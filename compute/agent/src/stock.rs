@@ -22,7 +22,8 @@
 //! former agent served. Such an application may never come back, and it has no heartbeats.
 
 use crate::chunks::{self, EMPTY, Map};
-use crate::ledger::{Identity, Ledger, MAX_APPS, MAX_ENTRIES, Owned, Token};
+use crate::ledger::{Identity, Ledger, MAX_APPS, MAX_ENTRIES, Owned, Progress, Token};
+pub use crate::quotas::{Quotas, Tenant};
 use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Piece, Refusal};
 use farmem_protocol::extent::policy;
 use farmem_protocol::fairness::is_fair;
@@ -53,28 +54,6 @@ pub enum Need {
     Block,
     /// The application cannot have more.
     Refused(Refusal),
-}
-
-/// A user and the name of a job of that user; empty: no job. Blocks of one tenant are isolated from
-/// those of others.
-pub type Tenant = (u32, String);
-
-/// The quotas of tenants.
-#[derive(Clone, Debug, Default)]
-pub struct Quotas {
-    /// Bytes that the programs of a user may hold if `named` has no entry for the user; `None`: no
-    /// limit.
-    pub each: Option<u64>,
-    /// Bytes for a user, or for one job of a user.
-    pub named: BTreeMap<Tenant, u64>,
-}
-
-impl Quotas {
-    /// The most blocks that an account may have.
-    fn blocks(&self, tenant: &Tenant) -> u64 {
-        let default = if tenant.1.is_empty() { self.each } else { None };
-        self.named.get(tenant).copied().or(default).map_or(u64::MAX, |bytes| bytes / BLOCK_BYTES)
-    }
 }
 
 struct App {
@@ -280,20 +259,24 @@ impl Stock {
             self.entries.len() as u32 - 1
         });
         let map = if blocks == 1 { EMPTY } else { [u64::MAX; 8] };
-        let owned = Owned { app, block, blocks, node, place, map };
+        let owned = Owned { app, block, blocks, node, place, map, progress: None };
         self.ledger.own(at as usize, &owned);
         self.enter(at, owned);
         Ok(())
     }
 
-    /// Records that a block or run is at another place now. If nobody owns it any more, nothing is
-    /// recorded.
-    pub fn moved(&mut self, block: BlockId, (node, place): (usize, u32)) {
+    /// Records how far a block or run has moved. If nobody owns it any more, nothing is recorded.
+    pub fn moved(&mut self, block: BlockId, to: Progress) {
         let Some(&at) = self.by_block.get(&block) else { return };
-        if let Some(entry) = self.entries[at as usize].as_mut() {
-            (entry.owned.node, entry.owned.place) = (node, place);
+        let Some(entry) = self.entries[at as usize].as_mut() else { return };
+        if to.done < entry.owned.blocks {
+            entry.owned.progress = Some(to);
+        } else {
+            // First: until then the run is at both nodes, or at the old one.
+            (entry.owned.node, entry.owned.place, entry.owned.progress) = (to.node, to.place, None);
             self.ledger.put_place(at as usize, &entry.owned);
         }
+        self.ledger.put_progress(at as usize, entry.owned.progress);
     }
 
     /// Adds an entry, and charges it to its accounts.

@@ -21,6 +21,7 @@ use farmem_fabric::{Bind, Completion, Lost, QueuePair, Session, WindowError};
 use farmem_protocol::extent::Grant;
 use farmem_protocol::key::{Key, KeyKind, Rights};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,13 +40,22 @@ pub struct User {
 /// A window, by its place in the ledger, with its key now.
 type Window = (usize, Key);
 
+/// Windows of a grant, for its blocks in their order. Of a run in the middle of a move, each node has
+/// those of its part.
+#[derive(Default)]
+struct Bound {
+    /// The user of the machine that the last were bound for; `None`: a former agent bound them.
+    uid: Option<u32>,
+    windows: Vec<Option<Window>>,
+    /// The number of them that count as the user's.
+    counted: usize,
+}
+
 /// The agent's windows.
 pub struct Windows {
     ledger: Arc<Ledger>,
     spare: Vec<Window>,
-    /// One for each block of a grant, in their order; the user of the machine that they were bound
-    /// for.
-    bound: HashMap<BlockId, (Option<u32>, Vec<Window>)>,
+    bound: HashMap<BlockId, Bound>,
     /// Of these, by user of the machine. Those of a former agent are nobody's here.
     of_user: HashMap<u32, usize>,
     /// Places in the ledger.
@@ -68,26 +78,20 @@ impl Windows {
     ) -> Result<Windows, Lost> {
         let mut windows = Windows::new(ledger, node);
         windows.empty.clear();
-        let mut found: HashMap<BlockId, Vec<(u32, Window)>> = HashMap::new();
         let mut doubtful = Vec::new();
         for slot in places(node).rev() {
-            match windows.ledger.window(slot) {
-                None => windows.empty.push(slot),
-                Some((key, Some((block, of_run)))) if held.contains_key(&block) => {
-                    found.entry(block).or_default().push((of_run, (slot, key)));
+            let Some((key, to)) = windows.ledger.window(slot) else {
+                windows.empty.push(slot);
+                continue;
+            };
+            let blocks = to.and_then(|(block, _)| Some(held.get(&block)?.len()));
+            match (to, blocks) {
+                (Some((block, of_run)), Some(blocks)) if (of_run as usize) < blocks => {
+                    let bound = windows.bound.entry(block).or_default();
+                    bound.windows.resize(blocks, None);
+                    doubtful.extend(bound.windows[of_run as usize].replace((slot, key)));
                 }
-                Some((key, _)) => doubtful.push((slot, key)),
-            }
-        }
-        for (block, mut all) in found {
-            all.sort_unstable_by_key(|(of_run, _)| *of_run);
-            let of_all = 0..held[&block].len() as u32;
-            let whole = all.iter().map(|(of_run, _)| *of_run).eq(of_all);
-            let all = all.into_iter().map(|(_, window)| window);
-            if whole {
-                windows.bound.insert(block, (None, all.collect()));
-            } else {
-                doubtful.extend(all);
+                _ => doubtful.push((slot, key)),
             }
         }
         for window in doubtful {
@@ -96,43 +100,60 @@ impl Windows {
         Ok(windows)
     }
 
-    /// The keys by which a grant's blocks are reached, one for each, bound for `user` if they are
-    /// not yet for anybody.
+    /// The keys by which some of a grant's blocks are reached, one for each, bound for `user` if they
+    /// are not yet for anybody.
     pub fn keys(
         &mut self,
         (session, queue): (&Session, &mut QueuePair),
         (block, grants): (BlockId, &[Grant]),
+        some: Range<usize>,
         user: User,
     ) -> Result<Vec<Key>, Refusal> {
-        if let Some((_, bound)) = self.bound.get(&block) {
-            return Ok(bound.iter().map(|(_, key)| *key).collect());
+        let bound = self.bound.entry(block).or_default();
+        bound.windows.resize(grants.len(), None);
+        let is_bound = |at: &usize| bound.windows[*at].is_some();
+        let lack: Vec<usize> = some.clone().filter(|at| !is_bound(at)).collect();
+        if !lack.is_empty() {
+            self.bind((session, queue), (block, grants), &lack, user)?;
         }
+        let bound = self.bound.get(&block).map_or(&[][..], |bound| &bound.windows[..]);
+        let keys: Option<Vec<Key>> =
+            bound.get(some).and_then(|some| some.iter().map(|at| Some(at.as_ref()?.1)).collect());
+        keys.ok_or(Refusal::System)
+    }
+
+    /// Binds windows to those of a grant's blocks that have none.
+    fn bind(
+        &mut self,
+        (session, queue): (&Session, &mut QueuePair),
+        (block, grants): (BlockId, &[Grant]),
+        lack: &[usize],
+        user: User,
+    ) -> Result<(), Refusal> {
         // No user may have more windows than are left. So each next user finds at least half of
         // the windows that the user before found.
         let has = self.of_user.get(&user.uid).copied().unwrap_or(0);
-        if !may_have(has, grants.len(), self.empty.len() + self.spare.len()) {
+        if !may_have(has, lack.len(), self.empty.len() + self.spare.len()) {
             return Err(Refusal::Tables);
         }
-        while self.spare.len() < grants.len() {
+        while self.spare.len() < lack.len() {
             let window = self.make(session)?;
             self.spare.push(window);
         }
-        let taken = self.spare.split_off(self.spare.len() - grants.len());
-        for (at, ((_, key), grant)) in taken.iter().zip(grants).enumerate() {
+        let taken = self.spare.split_off(self.spare.len() - lack.len());
+        for (tag, ((_, key), at)) in taken.iter().zip(lack).enumerate() {
             let (owner, whole) = (user.owner, crate::word::BLOCK_BYTES);
-            let parent = Key(grant.key().0);
+            let parent = Key(grants[*at].key().0);
             let to = Bind { parent, start: 0, len: whole, rights: Rights::ALL, owner, queue: user.queue };
-            queue.bind(at as u64, *key, &to);
+            queue.bind(tag as u64, *key, &to);
         }
         let results = finish(queue, taken.len()).map_err(|_| Refusal::Lost)?;
         let (mut refusal, mut had, mut doubtful) = (None, Vec::new(), Vec::new());
-        for ((slot, key), result) in taken.into_iter().zip(results) {
+        for (((slot, key), at), result) in taken.into_iter().zip(lack).zip(results) {
             match result {
                 Ok(bound) => {
-                    // If a window before it was refused, its place in the ledger is wrong. Then it is
-                    // dropped below, or by the next agent.
-                    self.ledger.bind_window(slot, Key(bound), block, had.len() as u32);
-                    had.push((slot, Key(bound)));
+                    self.ledger.bind_window(slot, Key(bound), block, *at as u32);
+                    had.push((*at, (slot, Key(bound))));
                 }
                 // The node has no such member, and the window is unchanged. So it is kept: a program
                 // that lies must not cost a window. No other failure is the program's.
@@ -147,27 +168,47 @@ impl Windows {
             }
         }
         if let Some(refusal) = refusal {
-            for window in had.into_iter().chain(doubtful) {
+            for window in had.into_iter().map(|(_, window)| window).chain(doubtful) {
                 self.drop(session, window).map_err(|_| Refusal::Lost)?;
             }
             return Err(refusal);
         }
-        let keys = had.iter().map(|(_, key)| *key).collect();
         *self.of_user.entry(user.uid).or_default() += had.len();
-        self.bound.insert(block, (Some(user.uid), had));
-        Ok(keys)
+        let bound = self.bound.entry(block).or_default();
+        // All of an application's are of one user.
+        (bound.uid, bound.counted) = (Some(user.uid), bound.counted + had.len());
+        had.into_iter().for_each(|(at, window)| bound.windows[at] = Some(window));
+        Ok(())
     }
 
     /// Unbinds what grants' blocks are reached by, if anything. When it returns, nothing is under
     /// way by the old keys.
-    pub fn unbind(&mut self, (session, queue): (&Session, &mut QueuePair), blocks: &[BlockId]) -> Result<(), Lost> {
+    pub fn unbind(&mut self, on: (&Session, &mut QueuePair), blocks: &[BlockId]) -> Result<(), Lost> {
         let mut windows: Vec<Window> = Vec::new();
-        for (uid, bound) in blocks.iter().filter_map(|block| self.bound.remove(block)) {
+        for Bound { uid, windows: bound, counted } in blocks.iter().filter_map(|block| self.bound.remove(block)) {
             if let Some(has) = uid.and_then(|uid| self.of_user.get_mut(&uid)) {
-                *has = has.saturating_sub(bound.len());
+                *has = has.saturating_sub(counted);
             }
-            windows.extend(bound);
+            windows.extend(bound.into_iter().flatten());
         }
+        self.unbind_all(on, windows)
+    }
+
+    /// The same for one block of a run.
+    pub fn unbind_one(&mut self, on: (&Session, &mut QueuePair), block: BlockId, of_run: usize) -> Result<(), Lost> {
+        let Some(bound) = self.bound.get_mut(&block) else { return Ok(()) };
+        let window = bound.windows.get_mut(of_run).and_then(Option::take);
+        if let Some(has) = bound.uid.and_then(|uid| self.of_user.get_mut(&uid))
+            && window.is_some()
+            && bound.counted > 0
+        {
+            bound.counted -= 1;
+            *has = has.saturating_sub(1);
+        }
+        self.unbind_all(on, window.into_iter().collect())
+    }
+
+    fn unbind_all(&mut self, (session, queue): (&Session, &mut QueuePair), windows: Vec<Window>) -> Result<(), Lost> {
         for (at, (slot, key)) in windows.iter().enumerate() {
             self.ledger.set_window(*slot, Some(*key));
             queue.invalidate(at as u64, *key);

@@ -88,7 +88,9 @@ impl Admission<'_> {
             0 => member.serial,
             owner => {
                 let user = self.roster.member_of(owner).filter(|user| member.may_know(user.tenant()));
-                user.ok_or(Status::Window)?.serial
+                let user = user.ok_or(Status::Window)?;
+                user.is_served_by(member);
+                user.serial
             }
         };
         let queue = binding.queue.get();

@@ -87,6 +87,8 @@ pub struct Member {
     /// Has been here through a Unix socket: its process may have the memory mapped, past the node. Set
     /// before anything is passed by that socket, and never unset.
     mapped: AtomicBool,
+    /// A member that outlives its process has bound memory for it: it is a program of an agent.
+    served: AtomicBool,
     /// Its time here is over. Set before its end is marked in `holds`; read within sections.
     over: AtomicBool,
     pub(super) grace_ns: u64,
@@ -264,6 +266,13 @@ impl Member {
     /// Whether nothing is lost with it: it holds no memory, and no window.
     pub fn is_empty_handed(&self) -> bool {
         self.lease.held() == 0 && self.holds.lock().is_empty()
+    }
+
+    /// A member that outlives its process binds memory for it.
+    pub(crate) fn is_served_by(&self, binder: &Member) {
+        if binder.lasting {
+            self.served.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether it is absent and holds nothing.

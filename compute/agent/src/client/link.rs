@@ -1,7 +1,8 @@
 //! The connection: socket, desk, and what happens when the agent ends.
 
 use super::alone::Alone;
-use super::reach::{Member, Members};
+use super::members::{Member, Members};
+use super::state::Keys;
 use super::{AllocError, ConnectError, Counts, Options};
 use crate::chunks::Map;
 use crate::desk::Desk;
@@ -20,7 +21,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Looks at the ring before going to sleep: some microseconds, in which an agent that is awake
@@ -52,13 +53,14 @@ impl Link {
     /// Connects; if memory is elsewhere, as a member of that node.
     pub fn connect(options: Options, alone: Option<Arc<Alone>>) -> Result<Link, ConnectError> {
         let members = Arc::new(Members::default());
-        let (stream, desk, token) = match reach((&options, &alone), (0, 0), None, &[])? {
+        let by = (&options, &alone, options.patience);
+        let (stream, desk, token) = match reach(by, (0, 0), None, &[])? {
             Reached::Seat(seat) => seat,
             Reached::Elsewhere(node) => {
                 let (number, joined) = Member::join(&node, options.patience)?;
                 let owner = joined.owner();
                 members.add(number, joined);
-                reach((&options, &alone), (number, owner), None, &[])?.seat()?
+                reach(by, (number, owner), None, &[])?.seat()?
             }
         };
         let counts = Counts::default();
@@ -76,12 +78,13 @@ impl Link {
         &self.members
     }
 
-    /// Connects again and declares what is held.
-    pub fn again(&mut self, held: &[(BlockId, u32, Map)]) -> Result<(), ConnectError> {
+    /// Connects again and declares what is held. `within`: an agent is not waited for longer.
+    pub fn again(&mut self, held: &[(BlockId, u32, Map)], within: Option<Duration>) -> Result<(), ConnectError> {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         let user = self.members.last().map_or((0, 0), |(number, member)| (number, member.owner()));
-        (self.stream, self.desk, self.token) =
-            reach((&self.options, &self.alone), user, Some(self.token), held)?.seat()?;
+        let patience = within.map_or(self.options.patience, |within| within.min(self.options.patience));
+        let asked = (&self.options, &self.alone, patience);
+        (self.stream, self.desk, self.token) = reach(asked, user, Some(self.token), held)?.seat()?;
         (self.up, self.down, self.recalls) = (Producer::default(), Consumer::default(), 0);
         self.counts.again += 1;
         Ok(())
@@ -174,18 +177,19 @@ impl Link {
         }
     }
 
-    /// The keys that a MAP was answered with, one for each block, and the number of their node.
-    pub fn receive_keys(&mut self, block: BlockId, blocks: usize) -> Result<(u64, Vec<Key>), ConnectError> {
+    /// The keys that a MAP was answered with, one for each block.
+    pub fn receive_keys(&mut self, block: BlockId, blocks: usize) -> Result<Keys, ConnectError> {
         let mut head = hello::Reached::new_zeroed();
         let until = raw::now_ns() + FRAME_NS;
         let failed = |e: Errno| ConnectError::System(e.to_string());
         receive(&self.stream, head.as_mut_bytes(), until).map_err(failed)?;
-        if (head.block, head.keys) != (block.0 as u64, blocks as u64) {
+        if (head.block, head.keys) != (block.0 as u64, blocks as u64) || head.moved > head.keys {
             return Err(ConnectError::System("the agent answers what was not asked".into()));
         }
         let mut keys = vec![0u64; blocks];
         receive(&self.stream, keys.as_mut_bytes(), until).map_err(failed)?;
-        Ok((head.node, keys.into_iter().map(Key).collect()))
+        let all = keys.into_iter().map(Key).collect();
+        Ok(Keys { all, node: head.node, to: head.to, moved: head.moved as usize })
     }
 
     /// Hears which node a block is at, as the answer to a WHERE, and joins it if this program has
@@ -250,12 +254,12 @@ fn receive(stream: &UnixStream, into: &mut [u8], until: u64) -> Result<Option<Pa
 /// Connects, the first time or again, and tries as long as the options say. If there is no agent,
 /// it starts one, once.
 fn reach(
-    (options, alone): (&Options, &Option<Arc<Alone>>),
+    (options, alone, patience): (&Options, &Option<Arc<Alone>>, Duration),
     user: (u64, u16),
     token: Option<[u8; 16]>,
     held: &[(BlockId, u32, Map)],
 ) -> Result<Reached, ConnectError> {
-    let until = Instant::now() + options.patience;
+    let until = Instant::now() + patience;
     let mut started = false;
     let at = options.socket.display().to_string();
     loop {

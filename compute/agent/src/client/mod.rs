@@ -27,6 +27,7 @@
 
 mod alone;
 mod link;
+mod members;
 mod reach;
 mod state;
 
@@ -40,7 +41,7 @@ use farmem_protocol::key::Key;
 use farmem_sys::shared;
 use farmem_sys::sync::Lock;
 use link::Link;
-use reach::Members;
+use members::Members;
 use state::{Asked, Block, State, chunk_of, packed};
 use std::cell::Cell;
 use std::io::ErrorKind;

@@ -11,19 +11,16 @@
 // Loads and stores, and verbs whose buffers are slices.
 #![allow(unsafe_code)]
 
-use super::{Chunk, Client, ConnectError, member_options};
-use crate::word::{BLOCK_BYTES, MAX_NODES};
-use farmem_fabric::{Completion, Lost, NodeAddr, QueuePair, Refusal, Session, Transport};
+use super::members::Member;
+use super::{Chunk, Client};
+use crate::word::BLOCK_BYTES;
+use farmem_fabric::{Completion, Lost, QueuePair, Refusal};
 use farmem_protocol::key::Key;
 use farmem_protocol::wire::MAX_VERB_BYTES;
-use farmem_sys::sync::Lock;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-
-/// How long a connection to the node that was cut may take to come back.
-const GRACE: Duration = Duration::from_secs(10);
 
 /// Why a piece was not read or written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,141 +53,6 @@ impl From<Refusal> for ReachError {
         match refusal {
             Refusal::Unknown => ReachError::Unknown,
             other => ReachError::Refused(other),
-        }
-    }
-}
-
-/// The program as a member of a node that its memory is at.
-pub(super) struct Member {
-    /// Queue pairs that no thread uses, with nothing under way. A new one for every [`Reach`] would
-    /// be a connection for each. `None` as below.
-    idle: Option<Lock<Vec<QueuePair>>>,
-    /// `None` only while it is dropped.
-    session: Option<Session>,
-}
-
-impl Member {
-    /// Joins the node that the agent names, as `tcp HOST:PORT NUMBER` or `verbs HOST:PORT NUMBER`.
-    /// Returns the number, too.
-    pub(super) fn join(text: &str, patience: Duration) -> Result<(u64, Member), ConnectError> {
-        let nonsense = || ConnectError::System(format!("the agent names no node: {text:?}"));
-        let (way, at) = text.split_once(' ').ok_or_else(nonsense)?;
-        let (at, _) = at.split_once(' ').ok_or_else(nonsense)?;
-        let transport = match way {
-            "tcp" => Transport::Tcp,
-            "verbs" => Transport::Verbs,
-            _ => return Err(nonsense()),
-        };
-        let number = Member::number_in(text).ok_or_else(nonsense)?;
-        let node: NodeAddr = at.parse().map_err(|_| nonsense())?;
-        let session = Session::connect(&node, &member_options(patience, GRACE, transport)?)
-            .map_err(|e| ConnectError::Node(e.to_string()))?;
-        Ok((number, Member { idle: Some(Lock::new(Vec::new())), session: Some(session) }))
-    }
-
-    /// The number of the node in such a text.
-    pub(super) fn number_in(text: &str) -> Option<u64> {
-        text.rsplit(' ').next()?.parse().ok().filter(|number| *number < MAX_NODES)
-    }
-
-    pub(super) fn owner(&self) -> u16 {
-        self.session.as_ref().map_or(0, Session::owner)
-    }
-
-    fn queue_pair(&self) -> Result<QueuePair, ReachError> {
-        let (Some(idle), Some(session)) = (&self.idle, &self.session) else { return Err(ReachError::Forked) };
-        // Of a statement of its own: the lock ends with it.
-        let kept = idle.lock().pop();
-        if let Some(queue) = kept {
-            return Ok(queue);
-        }
-        session.queue_pair().map_err(|lost| if session.standing().is_lost() { lost.into() } else { ReachError::Full })
-    }
-
-    /// Keeps a queue pair for the next thread. With verbs under way it is dropped: only then are
-    /// their buffers free.
-    fn keep(&self, queue: QueuePair) {
-        if let Some(idle) = &self.idle
-            && queue.in_flight() == 0
-            && !queue.is_away()
-        {
-            idle.lock().push(queue);
-        }
-    }
-
-    /// In a forked child: closes the descriptors and says nothing.
-    fn forget_in_child(&mut self) {
-        if let Some(idle) = self.idle.take() {
-            if let Some(mut idle) = idle.try_lock() {
-                idle.drain(..).for_each(QueuePair::forget_in_child);
-            }
-            // Locked by a thread that is not here, it may be anything.
-            std::mem::forget(idle);
-        }
-        if let Some(session) = self.session.take() {
-            session.forget_in_child();
-        }
-    }
-}
-
-/// The program as a member of each node that its memory is at or was at, by the nodes' numbers.
-#[derive(Default)]
-pub(super) struct Members {
-    all: Lock<Vec<(u64, Arc<Member>)>>,
-    /// The number of the first.
-    first: AtomicU64,
-    /// A block is at another node than the first, or has got another key.
-    moved: AtomicBool,
-}
-
-impl Members {
-    pub(super) fn add(&self, number: u64, member: Member) {
-        let mut all = self.all.lock();
-        if all.is_empty() {
-            self.first.store(number, Ordering::Release);
-        }
-        all.push((number, Arc::new(member)));
-    }
-
-    /// A block is at the node of this number.
-    pub(super) fn reached(&self, number: u64) {
-        if number != self.first.load(Ordering::Acquire) {
-            self.have_moved();
-        }
-    }
-
-    /// From now on a piece's own key is not what opens it.
-    pub(super) fn have_moved(&self) {
-        self.moved.store(true, Ordering::Release);
-    }
-
-    /// The number of the only node that blocks were ever at, by the keys that their pieces have.
-    fn only(&self) -> Option<u64> {
-        (!self.moved.load(Ordering::Acquire)).then(|| self.first.load(Ordering::Acquire))
-    }
-
-    pub(super) fn of(&self, number: u64) -> Option<Arc<Member>> {
-        self.all.lock().iter().find(|(of, _)| *of == number).map(|(_, member)| Arc::clone(member))
-    }
-
-    /// The member that was added last, with the number of its node. `None`: memory is mapped.
-    pub(super) fn last(&self) -> Option<(u64, Arc<Member>)> {
-        self.all.lock().last().cloned()
-    }
-
-    /// In a forked child: closes the descriptors and says nothing.
-    pub(super) fn forget_in_child(self: &Arc<Self>) {
-        let Some(mut all) = self.all.try_lock() else {
-            // Locked by a thread that is not here, they may be anything: they are never dropped.
-            std::mem::forget(Arc::clone(self));
-            return;
-        };
-        for (_, member) in all.drain(..) {
-            match Arc::try_unwrap(member) {
-                Ok(mut member) => member.forget_in_child(),
-                // In use by a thread that is not here.
-                Err(member) => std::mem::forget(member),
-            }
         }
     }
 }
@@ -248,9 +110,17 @@ impl Client {
         Ok(Some((node, key, offset)))
     }
 
+    /// The version of the keys that a piece is reached by. Before any has moved it is the first.
+    fn version(&self, chunk: &Chunk) -> Result<u32, ReachError> {
+        match self.members.only() {
+            Some(_) if chunk.run == 0 => Ok(0),
+            _ => self.state.lock().version(chunk.slot).ok_or(ReachError::Range),
+        }
+    }
+
     /// Whether a piece that failed for this reason is elsewhere now: the agent has moved.
     #[cold]
-    fn follow(&self, chunk: &Chunk, used: (u64, Key), why: &ReachError) -> bool {
+    fn follow(&self, chunk: &Chunk, used: u32, why: &ReachError) -> bool {
         let is_lost = matches!(why, ReachError::Lost(_));
         self.is_its(chunk).is_ok() && self.state.lock().follow(chunk.slot, used, is_lost).unwrap_or(false)
     }
@@ -366,7 +236,7 @@ impl Reach<'_> {
         // `None`: all parts.
         let mut again: Option<Vec<(u64, u32)>> = None;
         loop {
-            let used = self.used(chunk)?;
+            let used = self.client.version(chunk)?;
             let mut one = |part| self.post(chunk, from, part, &mut post);
             let posted = match &again {
                 None => parts(chunk, from, len).try_for_each(&mut one),
@@ -410,7 +280,7 @@ impl Reach<'_> {
     fn one(&mut self, chunk: &Chunk, at: u64, post: impl Fn(&mut QueuePair, Key, u64)) -> Result<u64, ReachError> {
         loop {
             self.settle()?;
-            let used = self.used(chunk)?;
+            let used = self.client.version(chunk)?;
             let (node, key, offset) = self.client.place(chunk, at)?.ok_or(ReachError::Range)?;
             let posted = self.way(node).map(|queue| post(queue, key, offset));
             let was_posted = posted.is_ok();
@@ -430,11 +300,6 @@ impl Reach<'_> {
                 true => {}
             }
         }
-    }
-
-    /// By what a piece is reached now: the number of its node, and its first key.
-    fn used(&self, chunk: &Chunk) -> Result<(u64, Key), ReachError> {
-        self.client.place(chunk, 0)?.map(|(node, key, _)| (node, key)).ok_or(ReachError::Range)
     }
 
     /// The queue pair to the node of this number.

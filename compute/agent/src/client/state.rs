@@ -5,10 +5,17 @@ use super::{AHEAD, AllocError, At, Chunk, ConnectError, FEW, FULL, LOW};
 use crate::chunks::{self, EMPTY, Map};
 use crate::word::{BLOCK_BYTES, BLOCK_ORDER, BlockId, Down, Piece, Refusal, Up};
 use farmem_protocol::key::Key;
+use farmem_sys::raw;
 use farmem_sys::shared;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::marker::PhantomData;
+use std::time::Duration;
+
+/// How long the next agent is waited for when a node is lost.
+const LOST_WITHIN: Duration = Duration::from_secs(2);
+/// How long it is not looked for again.
+const ALONE_NS: u64 = 10_000_000_000;
 
 /// A block that this program holds pieces of.
 pub struct Block {
@@ -19,12 +26,24 @@ pub struct Block {
     pub base: Option<At>,
     /// The name of the memory that it is mapped from: its key in [`State::memories`].
     name: u64,
-    /// The number of the node that it is at, if it is elsewhere.
-    node: u64,
-    /// The keys of its blocks, if it is a run that is elsewhere.
-    keys: Box<[Key]>,
+    /// By what it is reached, if it is elsewhere.
+    keys: Keys,
+    /// How often that has become something else.
+    version: u32,
     /// The chunks that this program holds, in use or kept.
     pub held: Map,
+}
+
+/// The keys of a block, or of the blocks of a run, and where they are valid.
+#[derive(Default, PartialEq, Eq)]
+pub struct Keys {
+    pub all: Box<[Key]>,
+    /// The number of the node.
+    pub node: u64,
+    /// The number of the node that the run moves to.
+    pub to: u64,
+    /// The number of the first keys that are valid there.
+    pub moved: usize,
 }
 
 /// A question that has no answer yet.
@@ -55,6 +74,8 @@ pub struct State {
     run: Option<u32>,
     /// Mapped memories by name, with the number of blocks in each.
     memories: HashMap<u64, (shared::Shared, u32)>,
+    /// When it was last found that a node and the agent are both gone.
+    alone_ns: Option<u64>,
 }
 
 /// A kept piece in one word: its block's slot, and its first chunk.
@@ -81,6 +102,7 @@ impl State {
             asked: VecDeque::new(),
             run: None,
             memories: HashMap::new(),
+            alone_ns: None,
         }
     }
 
@@ -342,28 +364,33 @@ impl State {
             self.blocks.len() as u32 - 1
         });
         self.blocks[slot as usize] =
-            Some(Block { id, blocks, base: None, name: 0, node: 0, keys: Box::default(), held: EMPTY });
+            Some(Block { id, blocks, base: None, name: 0, keys: Keys::default(), version: 0, held: EMPTY });
         self.by_id.insert(id, slot);
         slot
     }
 
     /// The key of a block, and the number of its node. `of_run`: its index in a run.
     pub fn key(&self, slot: u32, of_run: usize) -> Option<(u64, Key)> {
-        let block = self.blocks.get(slot as usize)?.as_ref()?;
-        let key = if block.blocks > 1 { block.keys.get(of_run).copied() } else { block.base.and_then(At::key) };
-        Some((block.node, key?))
+        let keys = &self.blocks.get(slot as usize)?.as_ref()?.keys;
+        let node = if of_run < keys.moved { keys.to } else { keys.node };
+        keys.all.get(of_run).map(|key| (node, *key))
+    }
+
+    /// How often the keys of a block have become others.
+    pub fn version(&self, slot: u32) -> Option<u32> {
+        self.blocks.get(slot as usize)?.as_ref().map(|block| block.version)
     }
 
     /// Asks again by which keys a block is reached. Returns whether they are others than this
-    /// program used, `used` being that of the first block: then it has moved. `is_lost`: the node is
-    /// lost, and its agent may have ended for that. It is not waited for.
+    /// program used, which are those of a version: then it has moved. `is_lost`: the node is lost. If
+    /// its agent has ended, too, the next one is not waited for long.
     #[cold]
-    pub fn follow(&mut self, slot: u32, used: (u64, Key), is_lost: bool) -> Result<bool, AllocError> {
-        if self.key(slot, 0) != Some(used) {
+    pub fn follow(&mut self, slot: u32, used: u32, is_lost: bool) -> Result<bool, AllocError> {
+        if self.version(slot) != Some(used) {
             // Another thread has asked meanwhile.
             return Ok(true);
         }
-        if is_lost && !self.link.stands() {
+        if is_lost && !self.link.stands() && !self.reconnects() {
             return Ok(false);
         }
         let Some(block) = self.blocks[slot as usize].as_mut() else { return Ok(false) };
@@ -373,11 +400,7 @@ impl State {
             block.base = before;
         }
         asked?;
-        let has_moved = self.key(slot, 0) != Some(used);
-        if has_moved {
-            self.link.members().have_moved();
-        }
-        Ok(has_moved)
+        Ok(self.version(slot) != Some(used))
     }
 
     /// Joins the node that a block is at, and tells the agent by which member.
@@ -410,13 +433,18 @@ impl State {
                 Some(refusal) => return Err(refusal.into()),
             }
             if self.link.is_elsewhere() {
-                let (node, keys) = self.link.receive_keys(id, blocks as usize)?;
-                let base = keys.first().and_then(|key| At::elsewhere(*key)).ok_or_else(|| self.link.nonsense())?;
+                let keys = self.link.receive_keys(id, blocks as usize)?;
+                let base = keys.all.first().and_then(|key| At::elsewhere(*key)).ok_or_else(|| self.link.nonsense())?;
                 if let Some(block) = self.blocks[slot as usize].as_mut() {
-                    self.link.members().reached(node);
+                    let members = self.link.members();
+                    [keys.node, keys.to].into_iter().for_each(|node| members.reached(node));
+                    if !block.keys.all.is_empty() && block.keys != keys {
+                        // Before a thread sees the version, pieces' own keys are not used any more.
+                        members.have_moved();
+                        block.version += 1;
+                    }
                     block.base = Some(base);
-                    block.node = node;
-                    block.keys = if blocks > 1 { keys.into() } else { Box::default() };
+                    block.keys = keys;
                 }
                 continue;
             }
@@ -442,8 +470,26 @@ impl State {
 
     /// Reaches the agent that has replaced the last one, and declares what this program holds.
     fn reconnect(&mut self) -> Result<(), AllocError> {
-        let held = self.blocks.iter().flatten().map(|block| (block.id, block.blocks, block.held));
-        let held: Vec<_> = held.collect();
-        self.link.again(&held).map_err(AllocError::from)
+        let held = self.held();
+        self.link.again(&held, None).map_err(AllocError::from)
+    }
+
+    /// The same without waiting for long. False: there is none, or it knows nothing of this program,
+    /// now or a moment ago.
+    fn reconnects(&mut self) -> bool {
+        let now = raw::now_ns();
+        if self.alone_ns.is_some_and(|then| now.saturating_sub(then) < ALONE_NS) {
+            return false;
+        }
+        let held = self.held();
+        // Requests under way have no answer any more. Who waits for them asks again.
+        self.asked.clear();
+        let is_back = self.link.again(&held, Some(LOST_WITHIN)).is_ok();
+        self.alone_ns = (!is_back).then_some(now);
+        is_back
+    }
+
+    fn held(&self) -> Vec<(BlockId, u32, Map)> {
+        self.blocks.iter().flatten().map(|block| (block.id, block.blocks, block.held)).collect()
     }
 }

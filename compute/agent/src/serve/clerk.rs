@@ -10,6 +10,7 @@ use super::seat::{Passed, Seat, pass, tell};
 use crate::blocks::{Claimed, LOOK_NS, Memory};
 use crate::hello::{Located, Mapped, Reached};
 use crate::ring::{Consumer, Producer};
+use crate::sources::Reached as Found;
 use crate::stock::{Need, Stock, Violation};
 use crate::word::{BLOCK_ORDER, BlockId, Down, Piece, Refusal, Up};
 use farmem_protocol::extent::policy;
@@ -230,7 +231,7 @@ impl Service {
         // fifth of a second that a claim may wait for what is being cleaned.
         let mut look_ns = LOOK_NS;
         loop {
-            let mut sources = self.blocks.lock();
+            let mut sources = self.nodes();
             let claimed = sources.claim(blocks, begun);
             if let Ok(Some((claimed, node))) = claimed {
                 // The blocks stay locked: a move that came between would find no record of this one
@@ -268,9 +269,13 @@ impl Service {
         if !self.stock.lock().owns(seat.app, block) {
             return Err(Violation::NotHeld);
         }
-        let memory = self.blocks.lock().memory(block, |number| seat.user_at(number));
+        let found = self.nodes().memory(block, |number| seat.user_at(number));
+        let Found { node, memory, to, moved } = match found {
+            Ok(found) => found,
+            Err(refusal) => return Ok(Some(refusal)),
+        };
         let said = match memory {
-            Ok((_, Memory::Here { fd, name, len })) => {
+            Memory::Here { fd, name, len } => {
                 let mapped = Mapped { block: block.0 as u64, name, len, offset: 0 };
                 let passed = pass(&seat.stream, mapped.as_bytes(), fd);
                 descriptors::close(fd);
@@ -279,12 +284,12 @@ impl Service {
                     passed => passed == Passed::Sent,
                 }
             }
-            Ok((node, Memory::Elsewhere(keys))) => {
-                let mut said = Reached { block: block.0 as u64, node, keys: keys.len() as u64 }.as_bytes().to_vec();
+            Memory::Elsewhere(keys) => {
+                let head = Reached { block: block.0 as u64, node, keys: keys.len() as u64, to, moved };
+                let mut said = head.as_bytes().to_vec();
                 keys.iter().for_each(|key| said.extend_from_slice(&key.0.to_ne_bytes()));
                 tell(&seat.stream, &said)
             }
-            Err(refusal) => return Ok(Some(refusal)),
         };
         // A socket that is full is one that nobody reads.
         if said { Ok(None) } else { Err(Violation::Unread) }
@@ -295,7 +300,7 @@ impl Service {
         if !self.stock.lock().owns(seat.app, block) {
             return Err(Violation::NotHeld);
         }
-        let text = self.blocks.lock().text(block);
+        let text = self.nodes().text(block, |number| seat.user_at(number).is_some());
         let mut said = Located { block: block.0 as u64, text: text.len() as u64 }.as_bytes().to_vec();
         said.extend_from_slice(text.as_bytes());
         // As above.
@@ -308,8 +313,9 @@ mod tests {
     use super::*;
     use crate::blocks::Blocks;
     use crate::hello::{Hello, MAGIC};
+    use crate::ledger::Progress;
     use crate::ledger::{self, Ledger};
-    use crate::sources::{Sources, Step};
+    use crate::sources::{Begun, Sources, Step};
     use farmem_fabric::{ConnectOptions, NodeAddr, Transport};
     use farmem_protocol::wire::ANY_QUEUE;
     use std::io::Write;
@@ -325,9 +331,9 @@ mod tests {
         }
     }
 
-    fn moves(sources: &mut Sources, new: Blocks, mut moved: impl FnMut(BlockId, (usize, u32))) {
-        assert!(sources.begin(new, 1, "tcp new 1".into()));
-        while sources.step(raw::now_ns(), |block, place, node| moved(block, (node, place))) == Ok(Step::Moved) {}
+    fn moves(sources: &mut Sources, new: Blocks, mut moved: impl FnMut(BlockId, Progress)) {
+        assert_eq!(sources.begin(new, 1, "tcp new 1".into()), Begun::There);
+        while let Ok(Step::Moved | Step::Copied) = sources.step(raw::now_ns(), &mut moved) {}
     }
 
     /// A move that begins as early as it can, after a claim and before its record.

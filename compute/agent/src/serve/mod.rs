@@ -23,7 +23,7 @@ use crate::stock::Stock;
 use crate::word::{BLOCK_BYTES, BlockId};
 use farmem_sys::epoll::{Epoll, Waker};
 use farmem_sys::raw::{self, Errno};
-use farmem_sys::sync::Lock;
+use farmem_sys::sync::{Held, Lock};
 use farmem_sys::{process, shared};
 use seat::Seat;
 use std::collections::{BTreeMap, HashMap};
@@ -70,6 +70,8 @@ struct Unheard {
 pub struct Service {
     stock: Lock<Stock>,
     blocks: Lock<Sources>,
+    /// Clerks that wait for `blocks`.
+    waiting: AtomicUsize,
     seats: Lock<BTreeMap<usize, Arc<Seat>>>,
     /// The node that applications reach new memory at, as [`crate::hello::Entry::Elsewhere`] has it;
     /// empty: they map it.
@@ -112,6 +114,7 @@ impl Service {
             taken,
             stock: Lock::new(stock),
             blocks: Lock::new(blocks),
+            waiting: AtomicUsize::new(0),
             seats: Lock::new(BTreeMap::new()),
             elsewhere: Lock::new(elsewhere),
             begins: Lock::new(()),
@@ -123,6 +126,14 @@ impl Service {
             violations: AtomicUsize::new(0),
             recalled_ns: AtomicU64::new(0),
         }))
+    }
+
+    /// The nodes, for a clerk: a move lets it go first.
+    fn nodes(&self) -> Held<'_, Sources> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let nodes = self.blocks.lock();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        nodes
     }
 
     /// Ends [`Service::run`].
@@ -309,7 +320,7 @@ impl Service {
         let freed: Vec<BlockId> = freed.into_iter().map(|(block, _)| block).collect();
         // Some at a time: others want the lock, too.
         for some in freed.chunks(TOGETHER) {
-            self.blocks.lock().release(some);
+            self.nodes().release(some);
         }
     }
 }

@@ -3,15 +3,19 @@
 use super::Service;
 use crate::blocks::{Blocks, JoinError};
 use crate::ledger::Ledger;
-use crate::sources::Step;
+use crate::sources::{Begun, Step};
 use crate::word::Refusal;
 use farmem_fabric::{ConnectOptions, NodeAddr, Transport};
 use farmem_sys::raw;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Between two blocks: others want the lock of the nodes, too.
+/// Between two blocks: others want the nodes, too.
 const PAUSE_NS: u64 = 200_000;
+/// Between two parts of a block.
+const BREATH_NS: u64 = 20_000;
+/// How long a move waits at most for clerks that wait for the nodes, before its next step.
+const AFTER_YOU_NS: u64 = 4_000_000;
 /// How long to wait for room at the new node before it is asked again.
 const LATER_NS: u64 = 100_000_000;
 /// How long to wait for room at the new node before the caller is told.
@@ -26,7 +30,7 @@ pub enum MoveError {
     /// Memory here is mapped by programs, and cannot be called back.
     #[error("memory of a node on this machine is mapped by programs, and does not move")]
     Mapped,
-    /// The ledger has no number for one more node, or a move is under way.
+    /// The ledger has no place for one more node, or no number.
     #[error("this agent can move no further now: end it when nobody uses it, and start another")]
     Numbers,
     /// The move is under way, and goes on when [`Service::finish_move`] or [`Service::move_to`] is
@@ -60,14 +64,20 @@ impl Service {
         // From the end of the move before to the beginning of this one: both have the same place in
         // the ledger, and whoever does not begin strikes it out.
         let begins = self.begins.lock();
-        self.finish_move()?;
+        let is_now = || ledger.address(ledger.current().0).as_ref() == Some(at);
+        let waited = match self.finish_move() {
+            // What has no room at the node that it was to go to may have it at this one.
+            Err(MoveError::Room) if !is_now() => Err(MoveError::Room),
+            ended => Ok(ended?),
+        };
         if self.elsewhere.lock().is_empty() {
             return Err(MoveError::Mapped);
         }
         let number = self.blocks.lock().next_number().ok_or(MoveError::Numbers)?;
-        let place = 1 - ledger.current().0;
+        let place = ledger.free_node().ok_or(MoveError::Numbers)?;
         ledger.clear_windows(place);
         ledger.set_address(place, at);
+        ledger.set_number(place, number);
         let blocks = match Blocks::join_as(node, options, (Arc::clone(ledger), place)) {
             Ok(blocks) => blocks,
             Err(e) => {
@@ -76,32 +86,37 @@ impl Service {
             }
         };
         let text = text_of(node, options.transport, number);
-        if !self.blocks.lock().begin(blocks, number, text.clone()) {
+        let begun = self.blocks.lock().begin(blocks, number, text);
+        if begun != Begun::There {
             ledger.set_membership(place, None);
-            return Ok(false);
         }
+        if begun == Begun::Not {
+            return waited.map(|()| false);
+        }
+        let text = self.blocks.lock().text_now();
         *self.elsewhere.lock() = text;
         drop(begins);
         self.finish_move()?;
         Ok(true)
     }
 
-    /// Moves what is left at a node that is being left. Returns early when the service ends.
+    /// Moves what is left at nodes that are being left. Returns early when the service ends.
     ///
     /// # Errors
     /// [`MoveError::Lost`]; [`MoveError::Room`]: nothing has moved for a while.
     pub fn finish_move(&self) -> Result<(), MoveError> {
         let mut since_ns = raw::now_ns();
         while !self.stop.load(Ordering::Acquire) && !self.over.load(Ordering::Acquire) {
+            self.let_clerks_in();
             let mut sources = self.blocks.lock();
-            let records = |block, place, node| self.stock.lock().moved(block, (node, place));
-            let step = sources.step(since_ns, records);
-            let gone = sources.end();
+            let step = sources.step(since_ns, |block, to| self.stock.lock().moved(block, to));
+            let gone: Vec<_> = std::iter::from_fn(|| sources.end()).collect();
             drop(sources);
-            // Its farewell may wait for the node.
+            // Their farewell may wait for the nodes.
             drop(gone);
             match step {
                 Ok(Step::Done) => return Ok(()),
+                Ok(Step::Copied) => raw::sleep_ns(BREATH_NS),
                 Ok(Step::Moved) => raw::sleep_ns(PAUSE_NS),
                 Ok(Step::Later) if raw::now_ns().saturating_sub(since_ns) >= ROOM_NS => return Err(MoveError::Room),
                 Ok(Step::Later) => raw::sleep_ns(LATER_NS),
@@ -113,6 +128,15 @@ impl Service {
             }
         }
         Ok(())
+    }
+
+    /// Waits for clerks that wait for the nodes: a program waits for each, and a lock does not know
+    /// who came first.
+    fn let_clerks_in(&self) {
+        let begun = raw::now_ns();
+        while self.waiting.load(Ordering::Relaxed) > 0 && raw::now_ns() - begun < AFTER_YOU_NS {
+            raw::sleep_ns(BREATH_NS);
+        }
     }
 
     /// Whether a node is being left.

@@ -81,9 +81,9 @@ impl Liar {
             Down::Done(None) => {}
             refused => return Err(refused),
         }
-        let mut said = [0; 32];
+        let mut said = [0; size_of::<Reached>() + 8];
         self.stream.read_exact(&mut said).unwrap();
-        let (reached, key) = said.split_at(24);
+        let (reached, key) = said.split_at(size_of::<Reached>());
         assert_eq!(Reached::read_from_bytes(reached).unwrap().keys, 1);
         Ok(Key(u64::from_ne_bytes(key.try_into().unwrap())))
     }

@@ -240,12 +240,16 @@ pub fn be_agent(words: &[String]) {
         loop {
             let to = std::fs::read_to_string(&order).unwrap_or_default();
             if !to.is_empty() && to != last {
-                while let Err(e) = mover.to(&NodeAddr::Tcp(to.clone())) {
-                    assert!(matches!(e, host::StartError::Move(MoveError::Room)), "{e}");
-                    tell(&dir, "waits-for-room");
+                match mover.to(&NodeAddr::Tcp(to.clone())) {
+                    Ok(_) => {
+                        std::fs::write(&has_moved, &to).unwrap();
+                        last = to;
+                    }
+                    Err(e) => {
+                        assert!(matches!(e, host::StartError::Move(MoveError::Room)), "{e}");
+                        tell(&dir, "waits-for-room");
+                    }
                 }
-                std::fs::write(&has_moved, &to).unwrap();
-                last = to;
             }
             std::thread::sleep(Duration::from_millis(2));
         }

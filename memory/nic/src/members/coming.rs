@@ -217,6 +217,7 @@ impl Membership<'_> {
             lasting,
             local,
             mapped: AtomicBool::new(mapped),
+            served: AtomicBool::new(false),
             over: AtomicBool::new(false),
             grace_ns,
             control: Turn::new(),
@@ -406,10 +407,14 @@ impl Nic {
     }
 
     /// Members that a node waits for when it goes down: those that hold something, and those that
-    /// are still connected. A shell that holds nothing may start a program that needs the node.
+    /// are still connected. A shell that holds nothing may start a program that needs the node. A
+    /// program of an agent has nothing here but what the agent holds, which is waited for.
     pub fn awaited(&self) -> Vec<Arc<Member>> {
         let mut all = self.roster.members();
-        all.retain(|member| member.is_present() || !member.is_empty_handed());
+        all.retain(|member| {
+            let is_served = member.served.load(Ordering::Relaxed);
+            member.is_present() && !is_served || !member.is_empty_handed()
+        });
         all
     }
 
