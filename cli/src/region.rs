@@ -59,9 +59,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Command::Ls { node, json, token } => list(&at(node, token)?, node, *json),
         Command::Rm { node, name, token } => match at(node, token)?.remove_region(name).map_err(failure)? {
             true => Ok(()),
-            false => {
-                Err(Failure { status: 1, line: format!("node {node} has no region {name}: see farmem region ls") })
-            }
+            false => Err(Failure::no_node(format!("node {node} has no region {name}: see farmem region ls"))),
         },
     }
 }

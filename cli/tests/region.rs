@@ -55,7 +55,7 @@ fn a_region_is_listed_counted_and_removed() {
     said(&["region", "rm", &at, "sessions"]);
     eventually("its memory is free", || said(&["check", &at]).contains("256 MiB free"));
     let (status, _, complaint) = outcome(place.farmem(["region", "rm", &at, "sessions"]));
-    assert_eq!(status, Some(1));
+    assert_eq!(status, Some(farmem_run::exit::NODE_UNUSABLE));
     assert!(complaint.contains("has no region sessions"), "{complaint}");
     let (status, ..) = outcome(place.farmem(["region", "rm", &at, "no name"]));
     assert_eq!(status, Some(farmem_run::exit::USAGE));

@@ -38,7 +38,7 @@ const O_NONBLOCK: i32 = 0o4000;
 /// read, or if a pipe says nothing for ten seconds: callers may have blocked their signals.
 pub fn secret(path: &Path) -> Result<String, FileError> {
     let failed = |e| FileError::File(path.to_owned(), e);
-    if fs::metadata(path).map_err(failed)?.file_type().is_fifo() {
+    if is_pipe(path).map_err(failed)? {
         return piped(path, SILENCE).map_err(failed);
     }
     let mut file = File::open(path).map_err(failed)?;
@@ -49,6 +49,18 @@ pub fn secret(path: &Path) -> Result<String, FileError> {
     let mut text = String::new();
     file.read_to_string(&mut text).map_err(failed)?;
     Ok(text)
+}
+
+/// Reads a file that holds no secret, or a pipe.
+///
+/// # Errors
+/// If it cannot be read, or if a pipe says nothing for ten seconds.
+pub fn text(path: &Path) -> io::Result<String> {
+    if is_pipe(path)? { piped(path, SILENCE) } else { fs::read_to_string(path) }
+}
+
+fn is_pipe(path: &Path) -> io::Result<bool> {
+    Ok(fs::metadata(path)?.file_type().is_fifo())
 }
 
 /// What a pipe says until its last writer has gone, if its silence is never longer than that.

@@ -24,7 +24,7 @@ use crate::rack::nodes::Followed;
 /// # Errors
 /// A line that says what is wrong.
 pub fn read(file: &Path) -> Result<Vec<RunNode>, String> {
-    let text = fs::read_to_string(file).map_err(|e| format!("--node-file {}: {e}", file.display()))?;
+    let text = farmem_trust::file::text(file).map_err(|e| format!("--node-file {}: {e}", file.display()))?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let nodes = lines.map(far::run_node).collect::<Result<Vec<_>, _>>();
     let nodes = nodes.map_err(|e| format!("--node-file {}: {e}", file.display()))?;
@@ -36,14 +36,14 @@ pub fn read(file: &Path) -> Result<Vec<RunNode>, String> {
 
 /// The source of the run's list of nodes.
 pub enum Source {
-    /// A file, and its age when it was read last.
+    /// A file, and its age when it was read last. `None`: it is a pipe, which is read once.
     File(PathBuf, Option<SystemTime>),
     /// A controller.
     Rack(Followed),
 }
 
 fn age(file: &Path) -> Option<SystemTime> {
-    fs::metadata(file).and_then(|about| about.modified()).ok()
+    fs::metadata(file).ok().filter(fs::Metadata::is_file).and_then(|about| about.modified().ok())
 }
 
 impl Source {
@@ -121,5 +121,27 @@ mod tests {
         }
         fs::remove_file(&file).unwrap();
         assert!(read(&file).is_err());
+    }
+
+    /// As a shell's `<(command)` is. A read of one that nobody writes to ends by itself, and it is not
+    /// read again: its time of change would be that of each word.
+    #[test]
+    fn a_pipe_of_nodes_is_read_once() {
+        let file = std::env::temp_dir().join(format!("farmem-roster-pipe-{}", std::process::id()));
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let writer = std::thread::spawn({
+            let file = file.clone();
+            move || fs::write(file, "a:1\nb:2\n").unwrap()
+        });
+        assert_eq!(read(&file).map(|nodes| nodes.len()), Ok(2));
+        writer.join().unwrap();
+        let mut source = Source::file(&file);
+        let _writer = fs::File::options().read(true).write(true).open(&file).unwrap();
+        assert!(source.changed().is_none());
+        let begun = std::time::Instant::now();
+        let why = read(&file).unwrap_err();
+        assert!(why.contains("nobody has written"), "{why}");
+        assert!(begun.elapsed() < std::time::Duration::from_secs(60));
+        fs::remove_file(&file).unwrap();
     }
 }
