@@ -136,13 +136,13 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let signals = Signals::take().map_err(|e| Failure::usage(format!("cannot take over signals: {e}")))?;
     let trust = options.token.trust()?;
     let mut asker = match &options.controller {
-        Some(at) => Some(moves::asker(at, &trust)?),
+        Some(at) => Some(moves::asker(at, &trust, &dir)?),
         None => None,
     };
     let (wanted, agent) = begin(options, &dir, asker.as_mut(), trust, &signals)?;
     let named = Arc::new(Mutex::new(agent.node().to_string()));
     let mut publish = report::Publisher::new(&dir, Arc::clone(&named)).publish();
-    moves::begin(&agent, moves::Wants { node: wanted, asker, named }, &dir)?;
+    moves::begin(&agent, moves::Wants { node: wanted, asker, named })?;
     // Before anybody who was told that it listens asks who holds what.
     publish(&agent.report());
     if !options.quiet {

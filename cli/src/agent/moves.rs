@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use farmem_agent::host::{Agent, Mover, StartError};
+use farmem_agent::host::{self, Agent, Mover, StartError};
 use farmem_agent::serve::MoveError;
+use farmem_control::api::Figures;
 use farmem_fabric::{NodeAddr, RunNode, Trust};
 
 use crate::failure::Failure;
@@ -26,20 +27,27 @@ pub struct Wants {
     pub named: Arc<Mutex<String>>,
 }
 
-/// The place of a new agent at a controller.
-pub fn asker(controller: &str, trust: &Trust) -> Result<Asker, Failure> {
+/// The place of a new agent at a controller. What a former agent had at a node stays there, if the
+/// controller still gives that one.
+pub fn asker(controller: &str, trust: &Trust, dir: &Path) -> Result<Asker, Failure> {
     let name = RunName::new().map_err(|e| Failure::usage(format!("cannot draw a random name: {e}")))?;
-    Ok(Asker::new(controller, name, 1, trust.token))
+    let mut asker = Asker::new(controller, name, 1, trust.token);
+    if let Some(node) = host::used(dir) {
+        asker.holds(&node);
+    }
+    Ok(asker)
 }
 
 /// Moves the agent, in a thread, to where it is to be, now and later.
-pub fn begin(agent: &Agent, wants: Wants, dir: &Path) -> Result<(), Failure> {
+pub fn begin(agent: &Agent, wants: Wants) -> Result<(), Failure> {
     let is_there = *agent.node() == wants.node;
     if is_there && wants.asker.is_none() {
         return Ok(());
     }
-    // It has no counters: the controller shows it as a run without figures.
-    let followed = wants.asker.map(|asker| asker.follow(&dir.join("agent.counters")));
+    // By what it holds, the controller can tell whether its node is to be relieved of it.
+    let holder = agent.mover();
+    let figures = move || Some(Figures { program: "farmem agent".into(), far: holder.taken(), ..Figures::default() });
+    let followed = wants.asker.map(|asker| asker.follow_by(figures));
     let (mover, at, node, named) = (agent.mover(), agent.node().clone(), wants.node, wants.named);
     let follow = move || follow(&mover, at, node, followed.as_ref(), &named);
     let spawned = std::thread::Builder::new().name("moves".into()).spawn(follow);

@@ -73,6 +73,11 @@ impl Asker {
         }
     }
 
+    /// It has a node already, and may keep it.
+    pub fn holds(&mut self, node: &NodeAddr) {
+        self.want.held.push(node.to_string());
+    }
+
     /// The run's first nodes. For a controller that is away it waits, and says so. `signals` may end
     /// that.
     ///
@@ -146,20 +151,26 @@ impl Asker {
         Ok(nodes)
     }
 
-    /// Asks on, in a thread of its own.
+    /// Asks on, in a thread of its own. By a run's counters it says how the run is doing.
     pub fn follow(self, counters: &Path) -> Followed {
+        let (counters, mut counted) = (counters.to_owned(), None);
+        self.follow_by(move || figures(&counters, &mut counted))
+    }
+
+    /// The same with figures of the caller's.
+    pub fn follow_by(self, figures: impl FnMut() -> Option<Figures> + Send + 'static) -> Followed {
         let latest = Arc::new(Mutex::new(None));
-        let (list, counters) = (Arc::clone(&latest), counters.to_owned());
+        let list = Arc::clone(&latest);
         // Without the thread the run goes on with what it has.
-        let _ = std::thread::Builder::new().name("rack".into()).spawn(move || self.keep_asking(&list, &counters));
+        let _ = std::thread::Builder::new().name("rack".into()).spawn(move || self.keep_asking(&list, figures));
         Followed { latest }
     }
 
-    fn keep_asking(mut self, latest: &Mutex<Option<Vec<RunNode>>>, counters: &Path) {
-        let (mut trouble, mut counted) = (None::<String>, None);
+    fn keep_asking(mut self, latest: &Mutex<Option<Vec<RunNode>>>, mut figures: impl FnMut() -> Option<Figures>) {
+        let mut trouble = None::<String>;
         loop {
             std::thread::sleep(ASK_EVERY);
-            self.want.figures = figures(counters, &mut counted);
+            self.want.figures = figures();
             let before = self.want.held.clone();
             match self.ask() {
                 Ok(Some(nodes)) => {
@@ -266,6 +277,22 @@ mod tests {
         assert_eq!(tried, ["first:1", "first:1", "second:1"]);
         // It does not say that it has what it did not reach: the controller would let it keep that.
         assert!(serves.join().unwrap().iter().all(|asked| asked.contains(r#""held":[]"#)));
+    }
+
+    #[test]
+    fn who_has_a_node_says_so_until_it_is_gone() {
+        let signals = Signals::take().unwrap();
+        let (at, serves) = controller();
+        let mut asker = Asker::new(&at, RunName::new().unwrap(), 1, None);
+        asker.holds(&NodeAddr::Tcp("first:1".into()));
+        let reach = |nodes: &[RunNode]| {
+            let at = nodes[0].at.to_string();
+            if at == "second:1" { Ok(()) } else { Err(ConnectError::Refused(at).into()) }
+        };
+        assert!(asker.reached(&signals, reach).is_ok());
+        let said: Vec<bool> =
+            serves.join().unwrap().iter().map(|asked| asked.contains(r#""held":["first:1"]"#)).collect();
+        assert_eq!(said, [true, false, false]);
     }
 
     #[test]
