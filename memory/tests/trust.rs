@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{prove, receive};
+use common::{prove, proven, receive};
 use farmem_fabric::{ConnectError, ConnectOptions, GrantError, NodeAddr, Session, Transport, Trust};
 use farmem_memory::tokens::{Entry, Store};
 use farmem_memory::{Config, Node};
@@ -227,6 +227,24 @@ fn tenants_have_names_of_regions_of_their_own() {
     assert_eq!((session.regions().open(name, false), stranger.regions().open(name, false).is_ok()), (Ok(1), false));
     let listed = session.regions().list().unwrap();
     assert_eq!(listed.iter().filter(|region| region.name == name).count(), 1);
+}
+
+/// Tenants share the node's tables, also where all come from one address.
+#[test]
+fn a_tenant_leaves_places_to_others_at_its_address() {
+    let (here, key) = Guarded::start(None);
+    let make = |n: u8, key: &Key| {
+        let volume = NewVolume { id: [n; 16], size: 1 << 20, ..NewVolume::default() };
+        let mut stream = TcpStream::connect(here.at()).unwrap();
+        proven(&mut stream, Purpose::NewVolume(volume), key).map(|_| stream)
+    };
+    let alone: Vec<TcpStream> = (0..3).filter_map(|n| make(n, &key)).collect();
+    let other = issue(&here.store, "research", 2, None);
+    here.node.look_at_tokens();
+    let greedy: Vec<TcpStream> = (3..150).filter_map(|n| make(n, &key)).collect();
+    let theirs: Vec<TcpStream> = (150..190).filter_map(|n| make(n, &other)).collect();
+    assert!(alone.len() == 3 && greedy.len() > 100 && greedy.len() < 147, "{}", greedy.len());
+    assert_eq!(theirs.len(), 40);
 }
 
 /// A tenant learns of no other's processes, runs and volumes: only how much numbered owners hold.

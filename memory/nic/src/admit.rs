@@ -136,7 +136,7 @@ impl Admission<'_> {
         if holds.gone || holds.windows.len() >= MAX_WINDOWS {
             return Err(Status::Exhausted);
         }
-        let place = self.places.take(member.peer).map_err(|_| Status::Exhausted)?;
+        let place = self.places.take(member.by).map_err(|_| Status::Exhausted)?;
         let key = self.windows.make(member.serial).ok_or(Status::Exhausted)?;
         if let KeyKind::Window { index, generation } = key.kind() {
             holds.windows.insert(index, (generation, place));

@@ -29,7 +29,7 @@ pub(crate) mod coming;
 use super::lending::Slab;
 use super::regions::Shared;
 use super::service::Computed;
-use super::shares::{Peer, Place};
+use super::shares::{By, Peer, Place};
 use super::spill::Heard;
 use super::tenants::Tenant;
 use super::units::leases::Lease;
@@ -69,6 +69,8 @@ pub struct Member {
     pub(super) names: Names,
     /// Where it joined from.
     pub(super) peer: Peer,
+    /// Whose its entries of the node's tables are.
+    pub(super) by: By,
     pub(super) secret: Secret,
     /// Never given to another while the node lives; from 1.
     pub(super) serial: u64,
@@ -112,6 +114,7 @@ struct Newcomer {
     pid: u32,
     names: Names,
     peer: Peer,
+    by: By,
     local: bool,
     mapped: bool,
     grace_ns: u64,

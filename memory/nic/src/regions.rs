@@ -21,7 +21,7 @@
 
 use super::lending::{Grants, Slab, bury};
 use super::members::GENERATIONS;
-use super::shares::{Peer, Place, Table};
+use super::shares::{By, Place, Table};
 use super::tally::count;
 use super::units::Units;
 use super::units::leases::Lease;
@@ -45,14 +45,7 @@ pub(super) struct Region {
     lease: Arc<Lease>,
     slabs: Lock<Vec<Arc<Slab>>>,
     /// Its part of the table of regions.
-    _place: Place<By>,
-}
-
-/// Whose a place in the table of regions is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum By {
-    Tenant(Tenant),
-    Peer(Peer),
+    _place: Place,
 }
 
 /// A region's name, and the tenant whose it is, if any.
@@ -117,7 +110,7 @@ impl Shared {
 pub(super) struct Named {
     regions: Lock<BTreeMap<Name, Arc<Region>>>,
     /// Places of regions.
-    places: Arc<Table<By>>,
+    places: Arc<Table>,
 }
 
 impl Default for Named {

@@ -12,12 +12,25 @@
 //! fills its share does not keep small users from starting one program after the other.
 //!
 //! A [`Place`] is one entry of a table. Dropping it gives the entry back.
+//!
+//! A node that several tenants use shares its tables among these ([`By`]): a tenant that comes from many
+//! addresses, or from the address of another, keeps no other out.
 
 use farmem_protocol::fairness::is_fair;
 use farmem_sys::sync::Lock;
+use farmem_trust::Tenant;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+
+/// Whose an entry of a table is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum By {
+    /// A tenant's, wherever it comes from.
+    Tenant(Tenant),
+    /// A peer's, of a node that has no tenants or one.
+    Peer(Peer),
+}
 
 /// Where a connection comes from: the part of its address that a stranger cannot choose freely.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -62,7 +75,7 @@ impl std::fmt::Display for Peer {
 
 /// A bounded table, by what each peer has of it, or each of something else.
 #[derive(Debug)]
-pub struct Table<P: Ord = Peer> {
+pub struct Table<P: Ord = By> {
     most: usize,
     taken: Lock<Taken<P>>,
 }
@@ -84,7 +97,7 @@ pub enum Full {
 
 /// One entry of a table. Dropping it gives the entry back.
 #[derive(Debug)]
-pub struct Place<P: Ord = Peer> {
+pub struct Place<P: Ord = By> {
     table: Arc<Table<P>>,
     peer: P,
 }
@@ -124,7 +137,7 @@ impl<P: Ord + Copy> Table<P> {
 
 impl<P: Ord + Copy> Place<P> {
     /// Whose it is.
-    pub fn peer(&self) -> P {
+    pub fn by(&self) -> P {
         self.peer
     }
 }
@@ -150,7 +163,7 @@ mod tests {
         Peer::V4([10, 0, 0, n])
     }
 
-    fn fill(table: &Arc<Table>, peer: Peer) -> Vec<Place> {
+    fn fill(table: &Arc<Table<Peer>>, peer: Peer) -> Vec<Place<Peer>> {
         std::iter::from_fn(|| table.take(peer).ok()).collect()
     }
 
@@ -161,7 +174,7 @@ mod tests {
         let second = fill(&table, peer(2));
         assert_eq!((first.len(), second.len(), table.take(peer(1)).err()), (8, 4, Some(Full::Share)));
         // The last places go one by one to peers that have none.
-        let others: Vec<Vec<Place>> = (3..20).map(|n| fill(&table, peer(n))).collect();
+        let others: Vec<Vec<Place<Peer>>> = (3..20).map(|n| fill(&table, peer(n))).collect();
         assert_eq!(others.iter().map(Vec::len).take(5).collect::<Vec<_>>(), [2, 1, 1, 0, 0]);
         assert_eq!((table.taken(), table.take(peer(30)).err()), (16, Some(Full::All)));
         drop(second);
@@ -173,8 +186,8 @@ mod tests {
     #[test]
     fn a_peer_that_has_little_is_not_kept_out_by_others() {
         let table = Table::new(640);
-        let small: Vec<Place> = (0..8).map(|_| table.take(peer(1)).unwrap()).collect();
-        let greedy: Vec<Vec<Place>> = (2..6).map(|n| fill(&table, peer(n))).collect();
+        let small: Vec<Place<Peer>> = (0..8).map(|_| table.take(peer(1)).unwrap()).collect();
+        let greedy: Vec<Vec<Place<Peer>>> = (2..6).map(|n| fill(&table, peer(n))).collect();
         let left = 640 - table.taken();
         assert!(left < 50 && greedy[3].len() < 50, "{left}");
         let more = [table.take(peer(1)), table.take(peer(1))];

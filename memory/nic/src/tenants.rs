@@ -2,6 +2,7 @@
 //! fast they move bytes.
 
 use crate::events::VolumeEvent;
+use crate::shares::{By, Peer};
 use crate::{Leaving, Member, Nic};
 use farmem_protocol::wire::Verdict;
 use farmem_sys::sync::Lock;
@@ -243,6 +244,15 @@ impl Tenants {
             tenant
         });
         Arc::clone(tenant)
+    }
+
+    /// Who has an entry of a table that is a peer's, and a tenant's if it has one. Programs of the only
+    /// tenant share by their addresses.
+    pub(super) fn by(&self, tenant: Option<farmem_trust::Tenant>, peer: Peer) -> By {
+        match tenant {
+            Some(tenant) if self.tenants.lock().len() > 1 => By::Tenant(tenant),
+            _ => By::Peer(peer),
+        }
     }
 
     /// All tenants that have had a token or a member here.

@@ -54,13 +54,20 @@ pub fn refused(stream: &mut (impl Read + Write), hello: &Hello) -> Option<Verdic
 
 /// Says hello and proves a token; nothing is encrypted.
 pub fn prove(stream: &mut (impl Read + Write), purpose: Purpose, key: &Key) -> Welcome {
+    proven(stream, purpose, key).expect("a welcome")
+}
+
+/// The same. `None`: the node refuses.
+pub fn proven(stream: &mut (impl Read + Write), purpose: Purpose, key: &Key) -> Option<Welcome> {
     let credential = Credential { id: key.id, nonce: [9; 32], cipher: Cipher::Plain };
     let hello = Hello { tenant: key.tenant, credential: Some(credential), ..Hello::new(purpose) };
     let Some(Greeting::Challenge(nonce)) = greeted(stream, &hello) else { panic!("no challenge") };
     let proof = Proof { mac: key.of_host(&nonce, hello.frame().as_bytes(), None), share: None };
     stream.write_all(proof.frame().as_bytes()).unwrap();
-    let Some(Greeting::Welcome(welcome)) = receive(stream, Greeting::read) else { panic!("no welcome") };
-    welcome
+    match receive(stream, Greeting::read) {
+        Some(Greeting::Welcome(welcome)) => Some(welcome),
+        _ => None,
+    }
 }
 
 /// Asks for something, and waits for the answer.

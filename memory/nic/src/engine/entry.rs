@@ -176,12 +176,13 @@ impl Engine {
 
     /// Lets a peer in that may come in.
     fn enter(&mut self, nic: &Nic, hello: &Hello, proven: Option<Proven>, now_ns: u64) -> Result<bool, Goodbye> {
-        let Ok(place) = nic.connections.take(self.about.peer) else { return self.turn_away(nic, Verdict::Full) };
         let holder = proven.as_ref().map(|Proven { known, .. }| (nic.tenants.of(known), known.key.id));
+        let by = nic.tenants.by(holder.as_ref().map(|(tenant, _)| tenant.name), self.about.peer);
+        let Ok(place) = nic.connections.take(by) else { return self.turn_away(nic, Verdict::Full) };
         let agreed = proven.as_ref().and_then(|proven| proven.agreed);
         self.place = Some(place);
         self.token = holder.as_ref().map(|(_, token)| (*token, nic.tenants.changes()));
-        let from = (self.about.peer, self.about.local);
+        let from = (self.about.peer, by, self.about.local);
         let control = |(member, ours): (Arc<Member>, u64)| {
             (Arc::clone(&member), Phase::Control(Control { member, ours, copying: None }))
         };
@@ -202,7 +203,7 @@ impl Engine {
             }
             Purpose::NewVolume(new) => {
                 let token = holder.as_ref().map(|(_, token)| *token);
-                let made = nic.swap().make(new, (self.about.peer, holder, agreed), now_ns);
+                let made = nic.swap().make(new, (self.about.peer, by), (holder, agreed), now_ns);
                 let attached = made.and_then(|volume| {
                     let attached = nic.swap().attach(Arc::clone(&volume), false, token);
                     // Nobody else has it yet.

@@ -36,7 +36,7 @@ mod volume;
 pub use turn::Clocks;
 
 use super::epochs::Section;
-use super::shares::{Peer, Place};
+use super::shares::{By, Peer, Place};
 use super::tenants::Tenant;
 use super::units::files::Copying;
 use super::{Member, Nic};
@@ -250,7 +250,8 @@ impl Engine {
     /// of the few places of `Nic::roomy`, if there is one, and may go on up to [`output::LARGE`].
     fn must_wait(&mut self, nic: &Nic) -> bool {
         if self.roomy.is_none() && self.output.is_backed_up(false) && !self.output.is_backed_up(true) {
-            self.roomy = nic.roomy.take(self.about.peer).ok();
+            let by = self.place.as_ref().map_or(By::Peer(self.about.peer), Place::by);
+            self.roomy = nic.roomy.take(by).ok();
         }
         self.is_backed_up()
     }

@@ -502,7 +502,7 @@ fn small_reads_that_nobody_takes_are_few() {
 fn who_finds_no_room_for_much_output_has_a_little() {
     let node = Node::new();
     let strangers: Vec<_> = (0..=255u8).map(|n| Peer::V4([10, 0, 0, n])).collect();
-    let taken: Vec<_> = (0..1024).filter_map(|n| node.nic.roomy.take(strangers[n % 256]).ok()).collect();
+    let taken: Vec<_> = (0..1024).filter_map(|n| node.nic.roomy.take(By::Peer(strangers[n % 256])).ok()).collect();
     assert_eq!(taken.len(), 1024);
     let mut engine = Engine::new(Circumstances::default());
     pull(&mut engine, &node.nic, &node.attach(7)).unwrap();

@@ -7,7 +7,7 @@ use crate::events::{Event, Events, Leaving};
 use crate::graces::Graces;
 use crate::lending::bury;
 use crate::service::{Computed, Served};
-use crate::shares::{Full, Peer, Place, Table};
+use crate::shares::{By, Full, Peer, Place, Table};
 use crate::spill::Heard;
 use crate::tally::{Tally, count};
 use crate::tenants::Tenant;
@@ -112,18 +112,18 @@ impl Membership<'_> {
         graces.next_ns
     }
 
-    /// A place among the members for a newcomer from `peer`.
+    /// A place among the members for a newcomer.
     ///
-    /// If there is none, absent members that hold nothing give way. If the peer has used up its
-    /// share of the table, its own do. If the table is full, those of any peer do.
-    fn place(self, peer: Peer, now_ns: u64) -> Option<Place> {
+    /// If there is none, absent members that hold nothing give way. If the peer, or the tenant, has
+    /// used up its share of the table, its own do. If the table is full, those of any other do.
+    fn place(self, by: By, now_ns: u64) -> Option<Place> {
         loop {
-            let full = match self.roster.places.take(peer) {
+            let full = match self.roster.places.take(by) {
                 Ok(place) => return Some(place),
                 Err(full) => full,
             };
             let mut idle = self.roster.members();
-            idle.retain(|member| (full == Full::All || member.peer == peer) && member.is_idle(now_ns));
+            idle.retain(|member| (full == Full::All || member.by == by) && member.is_idle(now_ns));
             // The longest absent are the least likely to come back.
             idle.sort_by_cached_key(|member| (member.presence.lock().absent_since, member.serial));
             let gave_way = idle.iter().take(LET_GO).filter(|member| self.part_if_idle(member, now_ns)).count();
@@ -197,9 +197,9 @@ impl Membership<'_> {
     /// Makes a newcomer a member, with this number of control connections. `None`: no place or no
     /// owner is left.
     fn enrol(self, new: Newcomer, controls: usize, now_ns: u64) -> Option<Arc<Member>> {
-        let Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder, agreed, lasting } = new;
+        let Newcomer { run, pid, names, peer, by, local, mapped, grace_ns, holder, agreed, lasting } = new;
         let (tenant, token) = holder.unzip();
-        let place = self.place(peer, now_ns)?;
+        let place = self.place(by, now_ns)?;
         let lease = Lease::of(self.units, tenant.clone())?;
         let tenancy = self.roster.tenancy(self.units, run, tenant)?;
         let serial = self.roster.serials.fetch_add(1, Ordering::Relaxed) + 1;
@@ -208,6 +208,7 @@ impl Membership<'_> {
             pid,
             names,
             peer,
+            by,
             secret: (self.draw)(),
             serial,
             lease,
@@ -243,7 +244,7 @@ impl Membership<'_> {
     pub(crate) fn join(
         self,
         join: &Join,
-        (peer, local): (Peer, bool),
+        (peer, by, local): (Peer, By, bool),
         holder: Holder,
         agreed: Option<Agreed>,
         now_ns: u64,
@@ -263,7 +264,7 @@ impl Membership<'_> {
         count(&self.tally.joined, 1);
         let (local, mapped) = (local && !join.lasting, local);
         let Join { run, pid, names, lasting, .. } = *join;
-        let new = Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder, agreed, lasting };
+        let new = Newcomer { run, pid, names, peer, by, local, mapped, grace_ns, holder, agreed, lasting };
         let member = self.enrol(new, 1, now_ns).ok_or(Verdict::Full)?;
         let ours = member.control.pass();
         self.events.tell(Event::Joined(&member));
@@ -353,10 +354,10 @@ impl Membership<'_> {
     /// is filled, and filled under the lock under which its parent ends. So whoever ends members, and
     /// lists them again until none is found, ends the child too, or the child holds nothing.
     pub(crate) fn ticket(self, parent: &Arc<Member>, now_ns: u64) -> Result<Secret, Status> {
-        let Member { run, pid, names, peer, local, grace_ns, .. } = **parent;
+        let Member { run, pid, names, peer, by, local, grace_ns, .. } = **parent;
         let mapped = parent.is_mapped();
         let (holder, agreed, lasting) = (parent.holder(), *parent.agreed.lock(), false);
-        let new = Newcomer { run, pid, names, peer, local, mapped, grace_ns, holder, agreed, lasting };
+        let new = Newcomer { run, pid, names, peer, by, local, mapped, grace_ns, holder, agreed, lasting };
         let child = self.enrol(new, 0, now_ns).ok_or(Status::System)?;
         let of_parent = parent.holds.lock();
         if of_parent.gone {

@@ -5,7 +5,7 @@ use crate::events::{Event, Events, VolumeEvent};
 use crate::graces::Graces;
 use crate::lending::Lending;
 use crate::members::{Holder, Member};
-use crate::shares::Peer;
+use crate::shares::{By, Peer};
 use crate::tally::Tally;
 use crate::tenants::{Tenant, Tenants};
 use crate::units::Units;
@@ -127,7 +127,8 @@ impl Swap<'_> {
     pub(crate) fn make(
         self,
         new: &NewVolume,
-        (peer, holder, agreed): (Peer, Holder, Option<Agreed>),
+        (peer, by): (Peer, By),
+        (holder, agreed): (Holder, Option<Agreed>),
         now_ns: u64,
     ) -> Result<Arc<Volume>, Verdict> {
         let (tenant, token) = holder.unzip();
@@ -152,7 +153,7 @@ impl Swap<'_> {
                 _ => None,
             },
         };
-        let place = self.volumes.places.take(peer).map_err(|_| Verdict::Full)?;
+        let place = self.volumes.places.take(by).map_err(|_| Verdict::Full)?;
         // A promise counts to the tenant here, and not again when its memory is claimed.
         let charged = if promised { None } else { tenant.clone() };
         let lease = Lease::of(self.units, charged).ok_or(Verdict::Full)?;
