@@ -1,6 +1,7 @@
 //! Arguments as numbers, options and times.
 
 use super::{Call, Fail, extended};
+use crate::resp::Glob;
 
 /// An integer.
 pub fn int(text: &[u8]) -> Result<i64, Fail> {
@@ -103,15 +104,15 @@ pub fn range(first: i64, last: i64, len: usize) -> Option<(usize, usize)> {
     (from <= to && from < len && to >= 0).then(|| (from as usize, to as usize + 1))
 }
 
-/// Bytes of a pattern at most: each name is matched with it, for a time that grows with both.
+/// Bytes of a pattern at most.
 const PATTERN: usize = 1024;
 
 /// A pattern for names.
-pub fn pattern(text: &[u8]) -> Result<&[u8], Fail> {
+pub fn pattern(text: &[u8]) -> Result<Glob<'_>, Fail> {
     if text.len() > PATTERN {
         return Err(Fail::new(format!("a pattern has {PATTERN} bytes at most")));
     }
-    Ok(text)
+    Ok(Glob::new(text))
 }
 
 #[test]

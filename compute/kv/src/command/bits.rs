@@ -2,10 +2,15 @@
 
 use super::args::{self, int, is, parse_int};
 use super::strings::{MAX_STRING, like, string, text};
+use super::types::Looked;
 use super::{Answered, Call, Fail};
 use crate::keyspace::Change;
 use crate::object::{Object, Value};
 use crate::resp::Reply;
+use std::collections::HashMap;
+
+/// Bytes that take about as long as an item of another command.
+const BYTES_A_LOOK: usize = 64;
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
@@ -123,30 +128,45 @@ async fn position(call: &Call) -> Answered {
 
 async fn combine(call: &Call) -> Answered {
     let how = call.arg(1).to_ascii_lowercase();
+    let (keys, nots) = (&call.args[3..], how == b"not");
     let with: fn(u8, u8) -> u8 = match how.as_slice() {
         b"and" => |one, other| one & other,
         b"or" => |one, other| one | other,
         b"xor" => |one, other| one ^ other,
-        b"not" if call.count() == 4 => |one, _| !one,
+        b"not" if keys.len() == 1 => |one, _| one,
         b"not" => return Err(Fail::new("BITOP NOT must be called with a single source key.")),
         _ => return Err(Fail::syntax()),
     };
-    let mut all = Vec::new();
-    for key in &call.args[3..] {
-        all.push(string(call, key).await?.unwrap_or_default());
+    // One string is held at a time, beside the result. Each is looked at once, however often it
+    // is named.
+    let mut times: HashMap<&[u8], usize> = HashMap::new();
+    keys.iter().for_each(|key| *times.entry(key).or_default() += 1);
+    let (mut all, mut looked): (Option<Vec<u8>>, _) = (None, Looked::default());
+    for key in keys {
+        let Some(times) = times.remove(key.as_slice()) else { continue };
+        let mut bytes = string(call, key).await?.unwrap_or_default();
+        looked.at(call, bytes.len() / BYTES_A_LOOK).await;
+        if how == b"xor" && times.is_multiple_of(2) {
+            bytes.fill(0);
+        }
+        let Some(result) = &mut all else {
+            all = Some(bytes);
+            continue;
+        };
+        result.resize(result.len().max(bytes.len()), 0);
+        bytes.resize(result.len(), 0);
+        result.iter_mut().zip(&bytes).for_each(|(one, other)| *one = with(*one, *other));
     }
-    let len = all.iter().map(Vec::len).max().unwrap_or(0);
+    let mut all = all.unwrap_or_default();
+    if nots {
+        all.iter_mut().for_each(|byte| *byte = !*byte);
+    }
+    let len = all.len();
     if len == 0 {
         call.remove(call.arg(2)).await?;
         return Ok(Reply::Int(0));
     }
-    let byte = |bytes: &Vec<u8>, n: usize| bytes.get(n).copied().unwrap_or(0);
-    let one = |n: usize| {
-        let first = if how == b"not" { with(byte(&all[0], n), 0) } else { byte(&all[0], n) };
-        all[1..].iter().fold(first, |one, other| with(one, byte(other, n)))
-    };
-    let value = Value::string((0..len).map(one).collect::<Vec<u8>>());
-    call.put(call.arg(2), &value).await?;
+    call.put(call.arg(2), &Value::string(all)).await?;
     Ok(Reply::Int(len as i64))
 }
 

@@ -4,6 +4,7 @@ use super::args::{int, is};
 use super::channels::Kind;
 use super::{Answered, Call, Client, Fail};
 use crate::resp::Reply;
+use std::collections::HashSet;
 use std::rc::Rc;
 
 /// A pause of clients' commands that CLIENT PAUSE has begun.
@@ -112,7 +113,14 @@ pub(super) fn run(call: &Call) -> Answered {
     }
 }
 
+/// Bytes of a client's name, and of its library's, at most. Each slow command is remembered with
+/// the name of its client, and each line of CLIENT LIST has one.
+const NAME: usize = 1024;
+
 pub(super) fn named(name: &[u8]) -> Result<Vec<u8>, Fail> {
+    if name.len() > NAME {
+        return Err(Fail::new(format!("Client names have {NAME} bytes at most.")));
+    }
     if name.iter().all(|byte| (b'!'..=b'~').contains(byte)) {
         return Ok(name.to_vec());
     }
@@ -169,7 +177,7 @@ fn listed(call: &Call) -> Result<Filter, Fail> {
             Ok(Box::new(move |client| kind == Some(client.listens())))
         }
         (b"id", 4..) => {
-            let ids: Result<Vec<i64>, Fail> = call.args[3..].iter().map(|id| int(id)).collect();
+            let ids: Result<HashSet<i64>, Fail> = call.args[3..].iter().map(|id| int(id)).collect();
             let ids = ids.map_err(|_| Fail::new("Invalid client ID"))?;
             Ok(Box::new(move |client| ids.contains(&(client.id as i64))))
         }

@@ -11,10 +11,12 @@
 //! A count is not kept here: PFCOUNT only reads. Of several keys they take effect key by key.
 
 use super::strings::text as value;
+use super::types::Looked;
 use super::{Answered, Call, Fail};
 use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
 use crate::resp::Reply;
+use std::collections::HashSet;
 
 const BITS: u32 = 14;
 const REGISTERS: usize = 1 << BITS;
@@ -192,11 +194,13 @@ fn registers(there: Option<&Object>) -> Result<Box<Registers>, Fail> {
     there.map_or_else(|| Ok(Box::new([0; REGISTERS])), |object| decode(value(object)?))
 }
 
-/// The union of several keys' registers.
+/// The union of several keys' registers. Each key is looked at once, however often it is named.
 async fn union(call: &Call, keys: &[Vec<u8>]) -> Result<(Box<Registers>, bool), Fail> {
     let (mut all, mut sparse) = (Box::new([0; REGISTERS]), true);
-    for key in keys {
+    let (mut seen, mut looked) = (HashSet::new(), Looked::default());
+    for key in keys.iter().filter(|key| seen.insert(*key)) {
         let object = call.get(key).await?;
+        looked.at(call, REGISTERS).await;
         sparse &= is_sparse(object.as_ref())?;
         let some = registers(object.as_ref())?;
         all.iter_mut().zip(some.iter()).for_each(|(one, other)| *one = (*one).max(*other));

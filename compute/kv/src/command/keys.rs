@@ -5,7 +5,7 @@ use super::several::at_one_moment;
 use super::{Answered, Call, Fail};
 use crate::keyspace::{Change, Cursor, name};
 use crate::object::{Object, Type, Value};
-use crate::resp::{Reply, matches};
+use crate::resp::Reply;
 use crate::segments::type_of;
 use std::time::{Duration, Instant};
 
@@ -155,7 +155,7 @@ async fn keys(call: &Call) -> Answered {
             rest = Instant::now() + STRETCH;
         }
         let (objects, next) = call.store().scan(&call.io, cursor, 64).await?;
-        let some = objects.iter().filter(|object| matches(wanted, object.key()));
+        let some = objects.iter().filter(|object| wanted.matches(object.key()));
         all.extend(some.map(|object| object.key().to_vec()));
         at = next;
     }
@@ -182,11 +182,20 @@ async fn scan(call: &Call) -> Answered {
         n += 2;
     }
     let (objects, next) = call.store().scan(&call.io, Cursor::of(cursor), count.min(10_000) as usize).await?;
-    let wanted = |object: &&Object| {
-        names.is_none_or(|names| matches(names, object.key()))
-            && kind.as_ref().is_none_or(|kind| name(type_of(object)).as_bytes() == kind.as_slice())
-    };
-    let found = objects.iter().filter(wanted).map(|object| Reply::bulk(object.key())).collect();
+    let mut found = Vec::new();
+    for object in objects.iter().filter(|object| names.as_ref().is_none_or(|names| names.matches(object.key()))) {
+        if let Some(kind) = &kind {
+            let is = match object.kind() {
+                // Its head tells of which.
+                Type::Parts => call.store().find(&call.io, object.key()).await?.map(|found| type_of(&found.object)),
+                other => Some(other),
+            };
+            if is.is_none_or(|is| name(is).as_bytes() != kind.as_slice()) {
+                continue;
+            }
+        }
+        found.push(Reply::bulk(object.key()));
+    }
     let next = next.map_or(0, Cursor::word).to_string();
     Ok(Reply::Array(vec![Reply::bulk(next), Reply::Array(found)]))
 }

@@ -24,6 +24,7 @@ pub mod long;
 pub mod monitor;
 mod multi;
 pub mod notify;
+mod room;
 pub mod scripts;
 mod server;
 mod several;

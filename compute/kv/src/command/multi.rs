@@ -17,6 +17,7 @@
 //! A watched key is remembered by its slot and its object's checksum, which every change replaces.
 
 use super::draft::{Draft, Seen, seen};
+use super::room::Room;
 use super::several::{ALL, KEYS, Several};
 use super::table::{self, Command};
 use super::{Answered, Call, Client, Fail, Group, channels, dispatch, scripts, subcommands};
@@ -331,7 +332,7 @@ impl Transaction {
     /// together have a part of each turn of the event loop: however many there are, others are served.
     async fn in_turns(&self, call: &Call, draft: &Rc<Draft>) -> Answered {
         let (front, mut spent) = (&call.front, Duration::ZERO);
-        let mut replies = Vec::with_capacity(self.multi.commands.len());
+        let mut replies = Replies::of(self);
         front.scripts.turn(call).await;
         let mut begun = Instant::now();
         for (command, args) in &self.multi.commands {
@@ -348,7 +349,7 @@ impl Transaction {
             if spent >= TIME {
                 return Err(Fail::new(too_slow(TIME)));
             }
-            replies.push(on_draft(call, draft, command, args));
+            replies.push(on_draft(call, draft, command, args))?;
             if script {
                 // It has counted its time itself.
                 spent += begun.elapsed();
@@ -360,19 +361,38 @@ impl Transaction {
             }
         }
         front.scripts.took(front.turns.get(), begun.elapsed());
-        Ok(Reply::Array(replies))
+        Ok(Reply::Array(replies.all))
     }
 
     /// The replies of its commands on a draft.
     fn on(&self, call: &Call, draft: &Rc<Draft>, until: Instant) -> Answered {
-        let mut replies = Vec::with_capacity(self.multi.commands.len());
+        let mut replies = Replies::of(self);
         for (command, args) in &self.multi.commands {
             if Instant::now() >= until {
                 return Err(Fail::new(too_slow(TIME)));
             }
-            replies.push(on_draft(call, draft, command, args));
+            replies.push(on_draft(call, draft, command, args))?;
         }
-        Ok(Reply::Array(replies))
+        Ok(Reply::Array(replies.all))
+    }
+}
+
+/// The replies of a transaction's commands.
+struct Replies {
+    all: Vec<Reply>,
+    room: Room,
+}
+
+impl Replies {
+    fn of(transaction: &Transaction) -> Replies {
+        Replies { all: Vec::with_capacity(transaction.multi.commands.len()), room: Room::default() }
+    }
+
+    /// One more. An error: together they would be too long.
+    fn push(&mut self, reply: Reply) -> Result<(), Fail> {
+        self.room.hold(&reply)?;
+        self.all.push(reply);
+        Ok(())
     }
 }
 
@@ -395,13 +415,13 @@ async fn key_by_key(call: &Call, transaction: &Transaction) -> Answered {
             return Ok(CHANGED);
         }
     }
-    let mut replies = Vec::with_capacity(transaction.multi.commands.len());
+    let mut replies = Replies::of(transaction);
     let until = Instant::now() + ALONE;
     let mut rest = Instant::now() + STRETCH;
     for (command, args) in &transaction.multi.commands {
         let now = Instant::now();
         if now >= until {
-            replies.push(Reply::error(format!(
+            replies.all.push(Reply::error(format!(
                 "the transaction ran for more than {} s: this command was not carried out, those before it were. Give \
                  fewer commands at once",
                 ALONE.as_secs()
@@ -414,9 +434,12 @@ async fn key_by_key(call: &Call, transaction: &Transaction) -> Answered {
         }
         let call = Call { args: Rc::clone(args), in_exec: true, ..call.clone() };
         // Boxed: EXEC runs commands, and is one.
-        replies.push(Box::pin(dispatch(command, &call)).await);
+        // It was carried out: its reply alone is left out.
+        if let Err(fail) = replies.push(Box::pin(dispatch(command, &call)).await) {
+            replies.all.push(fail.0);
+        }
     }
-    Ok(Reply::Array(replies))
+    Ok(Reply::Array(replies.all))
 }
 
 impl Command {

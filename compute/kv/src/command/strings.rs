@@ -3,6 +3,7 @@
 use super::args::{self, Unit, int, is, parse_int};
 use super::extended::Extended;
 use super::long::MOST_WHOLE;
+use super::room::Room;
 use super::several::{KEYS, at_one_moment};
 use super::{Answered, Call, Fail};
 use crate::keyspace::Change;
@@ -208,10 +209,12 @@ async fn mget(call: &Call) -> Answered {
             }
         })
     };
-    let mut all = Vec::new();
+    let (mut all, mut room) = (Vec::new(), Room::default());
     for keys in call.args[1..].chunks(128) {
         for answered in join(keys.iter().map(get).collect()).await {
-            all.push(answered?);
+            let reply = answered?;
+            room.hold(&reply)?;
+            all.push(reply);
         }
     }
     Ok(Reply::Array(all))

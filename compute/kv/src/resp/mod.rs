@@ -4,6 +4,6 @@ mod glob;
 mod reply;
 mod request;
 
-pub use glob::matches;
+pub use glob::{Glob, matches};
 pub use reply::{Reply, bulk, double};
 pub use request::{Limits, Parser, Request, SHORT, Short};

@@ -171,12 +171,13 @@ impl Working<'_> {
             let old = self.bytes(0, n)?;
             into.sort_by(|one, other| order((one.0, &one.1), (other.0, &other.1)));
             let (mut into, mut new) = (into.into_iter().peekable(), Vec::with_capacity(old.len() + 64));
+            let out: HashSet<&[u8]> = out.iter().map(|member| member.1.as_slice()).collect();
             for unit in units(self.kind, &old) {
                 let here = (score(unit.first), unit.name);
                 while let Some(member) = into.next_if(|member| order((member.0, &member.1), here).is_lt()) {
                     write(&mut new, member.0, &member.1);
                 }
-                if !out.iter().any(|member| member.1 == unit.name) {
+                if !out.contains(unit.name) {
                     new.extend_from_slice(unit.bytes);
                 }
             }

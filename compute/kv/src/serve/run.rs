@@ -337,10 +337,17 @@ impl<'a> Server<'a> {
             // After a long pause the others may have declared this front end dead.
             self.stale = self.background.is_stale(now);
             self.give_turn();
-            for id in active {
+            let mut active = active.into_iter();
+            for id in active.by_ref() {
                 touched.insert(id);
                 self.begin_commands(id)?;
+                // The command of each may take long, and there may be thousands.
+                if begun.elapsed() > TURN {
+                    break;
+                }
             }
+            // The rest are the first of the next turn.
+            self.active.splice(0..0, active);
             let mut ended = Vec::new();
             self.background.tasks.step(&self.drive, &mut ended)?;
             for (_, ended) in ended {

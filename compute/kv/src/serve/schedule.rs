@@ -5,16 +5,22 @@ use crate::fast::Map;
 use crate::task::{Answer, Ask, Io, Task};
 use farmem::Error;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::time::{Duration, Instant};
+
+/// For how long tasks go on before the loop that holds them has its turn: it shows others that it
+/// lives. Each of hundreds of clients may have sent a command that takes a tenth of a second.
+const SPELL: Duration = Duration::from_millis(10);
+/// Steps of tasks between two looks at the clock.
+const LOOK: u32 = 4;
 
 /// Runs tasks with outcomes of type `T`.
 #[derive(Debug)]
 pub struct Schedule<T> {
     tasks: Map<u64, Task<T>>,
     next: u64,
-    ready: Vec<u64>,
+    ready: VecDeque<u64>,
     /// Task and ask of each batch under way.
     asked: Map<u64, (u64, u32)>,
     next_batch: u64,
@@ -27,7 +33,7 @@ impl<T> Schedule<T> {
         Schedule {
             tasks: Map::default(),
             next: 0,
-            ready: Vec::new(),
+            ready: VecDeque::new(),
             asked: Map::default(),
             next_batch: first,
             pauses: BTreeMap::new(),
@@ -55,7 +61,7 @@ impl<T> Schedule<T> {
     /// [`Schedule::hold`] by a number that was drawn before.
     pub fn hold_as(&mut self, id: u64, task: Task<T>) {
         self.tasks.insert(id, task);
-        self.ready.push(id);
+        self.ready.push_back(id);
     }
 
     /// Ends a task that only waits for time to pass.
@@ -65,11 +71,12 @@ impl<T> Schedule<T> {
     }
 
     /// Moves tasks on as far as they go, and posts what they ask for. Those that have ended are
-    /// told.
+    /// told. If that takes longer than [`SPELL`], the rest stay ready, and are the next to go on.
     ///
     /// # Errors
     /// A node is lost.
     pub fn step(&mut self, drive: &RefCell<Drive>, ended: &mut Vec<(u64, T)>) -> Result<(), Error> {
+        let (begun, mut steps) = (Instant::now(), 0u32);
         if !self.pauses.is_empty() {
             let now = Instant::now();
             while let Some((&(until, batch), &(task, ask))) = self.pauses.first_key_value()
@@ -79,7 +86,9 @@ impl<T> Schedule<T> {
                 self.answer(task, ask, Vec::new());
             }
         }
-        while let Some(id) = self.ready.pop() {
+        while !(steps > 0 && steps.is_multiple_of(LOOK) && begun.elapsed() >= SPELL) {
+            let Some(id) = self.ready.pop_front() else { break };
+            steps += 1;
             let Some(task) = self.tasks.get_mut(&id) else { continue };
             if let Some(outcome) = task.step() {
                 self.tasks.remove(&id);
@@ -107,7 +116,7 @@ impl<T> Schedule<T> {
     fn answer(&mut self, id: u64, ask: u32, answers: Vec<Answer>) {
         if let Some(task) = self.tasks.get_mut(&id) {
             task.answer(ask, answers);
-            self.ready.push(id);
+            self.ready.push_back(id);
         }
     }
 

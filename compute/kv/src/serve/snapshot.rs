@@ -175,7 +175,7 @@ async fn each(io: &Io, store: &Keyspace, mut see: impl FnMut(&Object) -> Result<
     let (alive, mut at) = (Alive::new(), Some(Cursor::default()));
     while let Some(cursor) = at {
         alive.show(io, store).await?;
-        let (objects, next) = store.scan(io, cursor, 64).await?;
+        let (objects, next) = store.scan_as(io, cursor, 64, true).await?;
         for object in objects {
             if !matches!(object.kind(), Type::Long | Type::Parts) {
                 see(&object)?;

@@ -84,6 +84,14 @@ impl Process {
         line.trim().split(' ').next().unwrap().parse::<usize>().unwrap() << 10
     }
 
+    /// CPU time that it has taken.
+    pub fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // Behind the name: ticks of a hundredth of a second in user mode, and in the kernel.
+        let words = stat.rsplit(") ").next().unwrap().split(' ').skip(11).take(2);
+        Duration::from_millis(10 * words.map(|ticks| ticks.parse::<u64>().unwrap()).sum::<u64>())
+    }
+
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -17,7 +17,7 @@
 
 use super::{Channels, Kind, NAME, forward};
 use crate::command::{Call, Fail, Front};
-use crate::resp::matches;
+use crate::resp::Glob;
 use crate::shard::Trouble;
 use crate::shard::member::subscribed_at;
 use crate::task::{Io, Verb};
@@ -257,6 +257,7 @@ impl Question {
             }
             Question::Names { kind, pattern, after } => (kind, pattern, after),
         };
+        let pattern = pattern.as_deref().map(Glob::new);
         let names: Vec<Rc<[u8]>> = channels.subscribers.borrow()[*kind as usize].keys().cloned().collect();
         // `end`: the first name that has no room.
         let (mut found, mut bytes, mut end) = (Counts::new(), 0, None::<Vec<u8>>);
@@ -266,7 +267,7 @@ impl Question {
             }
             let is_in =
                 after.as_ref().is_none_or(|after| **name > **after) && end.as_ref().is_none_or(|end| **name < **end);
-            if !is_in || pattern.as_ref().is_some_and(|pattern| !matches(pattern, name)) {
+            if !is_in || pattern.as_ref().is_some_and(|pattern| !pattern.matches(name)) {
                 continue;
             }
             bytes += name.len() + 16;

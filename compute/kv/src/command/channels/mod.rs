@@ -366,7 +366,7 @@ pub(super) async fn send_all(call: &Call, messages: Vec<Rc<Message>>) {
 /// PUBSUB, for all front ends.
 async fn pubsub(call: &Call) -> Answered {
     let names = |kind| {
-        let pattern = call.args.get(2).map(|text| super::args::pattern(text).map(<[u8]>::to_vec)).transpose()?;
+        let pattern = call.args.get(2).map(|text| super::args::pattern(text).map(|_| text.clone())).transpose()?;
         Ok::<_, Fail>(Question::Names { kind, pattern, after: None })
     };
     let numbers = |kind| Question::numbers(kind, &call.args[2..]);

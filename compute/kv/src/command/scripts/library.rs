@@ -77,7 +77,9 @@ fn bound_strings(lua: &Lua, strings: &Table, call: &Current) -> mlua::Result<()>
             return Err(error("not enough memory"));
         }
         in_time(&now)?;
-        // Lua's own would append an empty text as often as is asked.
+        // Lua's own takes the lowest 32 bits of a number for the times, also of one below none.
+        let times = if times >= 1.0 { times } else { 0.0 };
+        // And it would append an empty text as often as is asked.
         if bytes == 0 { Ok(Value::String(text)) } else { repeat.call::<Value>((text, times)) }
     })?;
     strings.raw_set("rep", bounded)?;

@@ -12,8 +12,19 @@ use crate::object::Type;
 use crate::resp::Reply;
 use crate::segments::type_of;
 
-/// Between two looks, in ms.
+/// Between two looks at a few keys, in ms, at most.
 const LONGEST: u32 = 16;
+/// Between two looks at any number of keys, in ms, at most.
+const RARELY: u32 = 500;
+/// Keys that may be looked at within a millisecond. A client that waits for thousands does not take
+/// the front end's time.
+const A_MS: usize = 32;
+
+/// The time between two looks at so many keys, in ms, behind one of `before`.
+pub fn pause_behind(before: u32, keys: usize) -> u32 {
+    let often = (keys / A_MS) as u32;
+    (before + 1 + often / 8).min(often.clamp(LONGEST, RARELY))
+}
 
 /// How long a command may wait, in ms; 0: for ever.
 pub fn timeout(arg: &[u8]) -> Result<u64, Fail> {
@@ -65,10 +76,11 @@ pub async fn wait(
                 Some(false) => return Ok(nothing),
                 None => {}
             }
-            call.io.pause(pause).await;
-            pause = (pause + 1).min(LONGEST);
-            // A transaction on several keys must not be disturbed; one may begin while this looks. The
-            // first that waits is served first.
+            let left = if timeout_ms > 0 { until.saturating_sub(now) } else { u64::MAX };
+            call.io.pause(left.min(u64::from(pause)) as u32).await;
+            pause = pause_behind(pause, keys.len());
+            // A transaction on several keys must not be disturbed; one may begin while this looks.
+            // The first that waits is served first.
             if !call.front.alone.get() && waiter.may_look(keys).await? && !call.front.alone.get() {
                 break;
             }

@@ -4,7 +4,8 @@
 //! 26 bits each, whose bits take turns. A search looks at every member, because a set is read as a
 //! whole anyway.
 
-use super::sorted::{Member, flat, members, sort};
+use super::places::Places;
+use super::sorted::{Member, flat, members, names, sort};
 use super::{put_at, sorted};
 use crate::command::args::{float, int, is};
 use crate::command::{Answered, Call, Fail};
@@ -110,17 +111,23 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             Ok(ends.map_or(Reply::Null, |(one, other)| far(distance(place(one), place(other)) / meters)))
         }
         "geohash" => {
-            let all = members(call, call.arg(1)).await?;
-            let one = |name: &Vec<u8>| Reply::maybe(find(&all, name).map(|score| text(place(score))));
-            Ok(Reply::Array(call.args[2..].iter().map(one).collect()))
+            let told = |score: Option<f64>| Reply::maybe(score.map(|score| text(place(score))));
+            Ok(Reply::Array(scores(call).await?.into_iter().map(told).collect()))
         }
         "geopos" => {
-            let all = members(call, call.arg(1)).await?;
-            let one = |name: &Vec<u8>| find(&all, name).map_or(Reply::NullArray, |score| shown(call, place(score)));
-            Ok(Reply::Array(call.args[2..].iter().map(one).collect()))
+            let told = |score: Option<f64>| score.map_or(Reply::NullArray, |score| shown(call, place(score)));
+            Ok(Reply::Array(scores(call).await?.into_iter().map(told).collect()))
         }
         _ => Search::of(name, call).await?.run(call).await,
     }
+}
+
+/// The scores of the members that a command names.
+async fn scores(call: &Call) -> Result<Vec<Option<f64>>, Fail> {
+    let all = members(call, call.arg(1)).await?;
+    let wanted: Vec<&[u8]> = call.args[2..].iter().map(Vec::as_slice).collect();
+    let places = Places::of(&wanted, names(&all));
+    Ok(wanted.iter().map(|name| places.get(name).map(|at| all[at].0)).collect())
 }
 
 fn find(all: &[Member], name: &[u8]) -> Option<f64> {

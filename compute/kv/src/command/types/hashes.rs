@@ -1,8 +1,10 @@
 //! Commands on hashes.
 
-use super::{Items, bulks, change_named, length, random_count, random_places, read, read_named, scan};
+use super::places::Places;
+use super::{Items, among, bulks, change_named, length, random_count, random_places, read, read_named, scan};
 use crate::command::args::{int, is, parse_int};
 use crate::command::extended::Extended;
+use crate::command::room::Room;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
@@ -24,8 +26,15 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "hlen" => Ok(Reply::Int(length(call, call.arg(1), Type::Hash).await? as i64 / 2)),
         "hmget" => {
             let items = read_named(call, call.arg(1), Type::Hash, &call.args[2..]).await?;
-            let one = |field: &Vec<u8>| Reply::maybe(place(&items, field).map(|at| items[at + 1].clone()));
-            Ok(Reply::Array(call.args[2..].iter().map(one).collect()))
+            let fields: Vec<&[u8]> = call.args[2..].iter().map(Vec::as_slice).collect();
+            let places = Places::of(&fields, names(&items));
+            let mut room = Room::default();
+            let one = |field: &&[u8]| {
+                let value = places.get(field).map(|n| &items[2 * n + 1]);
+                room.take(value.map_or(0, Vec::len))?;
+                Ok(Reply::maybe(value.cloned()))
+            };
+            Ok(Reply::Array(fields.iter().map(one).collect::<Result<_, Fail>>()?))
         }
         "hmset" => set(call).await.map(|_| Reply::Ok),
         "hrandfield" => any(call).await,
@@ -41,16 +50,15 @@ fn place(items: &Items, field: &[u8]) -> Option<usize> {
     items.iter().step_by(2).position(|item| item == field).map(|n| 2 * n)
 }
 
-fn put(items: &mut Items, field: &[u8], value: Vec<u8>) -> bool {
+/// The fields, in order.
+fn names(items: &Items) -> impl Iterator<Item = &[u8]> {
+    items.iter().step_by(2).map(Vec::as_slice)
+}
+
+fn put(items: &mut Items, field: &[u8], value: Vec<u8>) {
     match place(items, field) {
-        Some(at) => {
-            items[at + 1] = value;
-            false
-        }
-        None => {
-            items.extend([field.to_vec(), value]);
-            true
-        }
+        Some(at) => items[at + 1] = value,
+        None => items.extend([field.to_vec(), value]),
     }
 }
 
@@ -64,11 +72,20 @@ async fn set(call: &Call) -> Answered {
         let name = String::from_utf8_lossy(call.arg(0)).to_ascii_lowercase();
         return Err(Fail::new(format!("wrong number of arguments for '{name}' command")));
     }
-    let edit = |items: &mut Items| {
-        let new = call.args[2..].chunks(2).filter(|pair| put(items, &pair[0], pair[1].clone())).count();
-        Ok(Reply::Int(new as i64))
-    };
     let fields: Vec<&[u8]> = call.args[2..].iter().step_by(2).map(Vec::as_slice).collect();
+    let edit = |items: &mut Items| {
+        let (mut places, before) = (Places::of(&fields, names(items)), items.len());
+        for pair in call.args[2..].chunks(2) {
+            match places.get(&pair[0]) {
+                Some(n) => items[2 * n + 1].clone_from(&pair[1]),
+                None => {
+                    places.set(&pair[0], items.len() / 2);
+                    items.extend_from_slice(pair);
+                }
+            }
+        }
+        Ok(Reply::Int((items.len() - before) as i64 / 2))
+    };
     change_named(call, Type::Hash, &fields, edit).await
 }
 
@@ -84,17 +101,20 @@ async fn set_if_absent(call: &Call) -> Answered {
 }
 
 async fn delete(call: &Call) -> Answered {
-    let edit = |items: &mut Items| {
-        let mut gone = 0;
-        for field in &call.args[2..] {
-            if let Some(at) = place(items, field) {
-                items.drain(at..at + 2);
-                gone += 1;
-            }
-        }
-        Ok(Reply::Int(gone))
-    };
     let fields: Vec<&[u8]> = call.args[2..].iter().map(Vec::as_slice).collect();
+    let edit = |items: &mut Items| {
+        let (is_named, before) = (among(&fields), items.len());
+        let (mut n, mut goes) = (0, false);
+        items.retain(|item| {
+            // A value goes with the field before it.
+            if n % 2 == 0 {
+                goes = is_named(item);
+            }
+            n += 1;
+            !goes
+        });
+        Ok(Reply::Int((before - items.len()) as i64 / 2))
+    };
     change_named(call, Type::Hash, &fields, edit).await
 }
 
@@ -137,8 +157,9 @@ async fn any(call: &Call) -> Answered {
     };
     let wanted = if call.count() > 2 { Some(random_count(call.arg(2))?) } else { None };
     let items = read(call, call.arg(1), Type::Hash).await?;
-    let mut found = Vec::new();
+    let (mut found, mut room) = (Vec::new(), Room::default());
     for place in random_places(call, items.len() / 2, wanted.unwrap_or(1)) {
+        room.take(items[2 * place].len() + if values { items[2 * place + 1].len() } else { 0 })?;
         let [field, value] = [0, 1].map(|n| Reply::bulk(items[2 * place + n].as_slice()));
         match values {
             true if call.version() >= 3 => found.push(Reply::Array(vec![field, value])),

@@ -11,6 +11,7 @@ mod geo;
 mod hashes;
 mod lists;
 mod moves;
+mod places;
 mod ranges;
 mod scan;
 mod sets;
@@ -121,13 +122,13 @@ pub fn is_sound(kind: Type, bytes: &[u8]) -> bool {
 /// Items that a command looks at before others have their turn.
 const AT_ONCE: usize = 1 << 16;
 
-/// Counts what a command on several keys looks at.
+/// Counts what a command looks at.
 #[derive(Default)]
-struct Looked(usize);
+pub struct Looked(usize);
 
 impl Looked {
     /// Counts some more items. If they are many, others have their turn first; on a draft nothing waits.
-    async fn at(&mut self, call: &Call, items: usize) {
+    pub async fn at(&mut self, call: &Call, items: usize) {
         self.0 += items;
         if self.0 >= AT_ONCE && call.draft.is_none() {
             self.0 = 0;

@@ -9,7 +9,7 @@ use super::{Items, Lying, bulks, sorted, view};
 use crate::command::args::{is, parse_int, pattern};
 use crate::command::{Call, Fail};
 use crate::object::Type;
-use crate::resp::{Reply, matches};
+use crate::resp::Reply;
 use crate::segments::Working;
 
 pub async fn scan(call: &Call, kind: Type, step: usize) -> Result<Reply, Fail> {
@@ -50,7 +50,7 @@ pub async fn scan(call: &Call, kind: Type, step: usize) -> Result<Reply, Fail> {
     let mut found = Vec::new();
     for item in items.chunks(step) {
         let name = &item[side];
-        if names.is_some_and(|names| !matches(names, name)) {
+        if names.as_ref().is_some_and(|names| !names.matches(name)) {
             continue;
         }
         match kind {

@@ -6,6 +6,7 @@ use super::{
     random_count, random_places, read, read_named, scan, view,
 };
 use crate::command::args::{is, parse_int};
+use crate::command::room::Room;
 use crate::command::several::at_one_moment;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
@@ -131,7 +132,11 @@ async fn any(call: &Call) -> Answered {
     }
     let items = read(call, call.arg(1), Type::Set).await?;
     let places = random_places(call, items.len(), wanted.unwrap_or(1));
-    let mut taken = places.into_iter().map(|place| Reply::bulk(items[place].as_slice())).collect::<Vec<_>>();
+    let (mut taken, mut room) = (Vec::with_capacity(places.len()), Room::default());
+    for place in places {
+        room.take(items[place].len())?;
+        taken.push(Reply::bulk(items[place].as_slice()));
+    }
     Ok(if wanted.is_some() { Reply::Array(taken) } else { taken.pop().unwrap_or(Reply::Null) })
 }
 

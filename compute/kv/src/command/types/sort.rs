@@ -1,7 +1,8 @@
 //! SORT and SORT_RO.
 
-use super::{Items, decode, put_at};
+use super::{Items, Looked, decode, put_at};
 use crate::command::args::{int, parse_float};
+use crate::command::room::Room;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
@@ -90,13 +91,18 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     let skip = usize::try_from(skip).unwrap_or(0);
     let items = items.into_iter().skip(skip).take(usize::try_from(most).unwrap_or(usize::MAX));
     let (mut found, mut unread) = (Vec::new(), Unread(None));
+    let (mut room, mut looked) = (Room::default(), Looked::default());
     for item in items {
         if wanted.get.is_empty() {
             found.push(Some(item));
             continue;
         }
         for pattern in &wanted.get {
-            found.extend(unread.or(looked_up(call, pattern, &item).await)?);
+            looked.at(call, 1).await;
+            if let Some(value) = unread.or(looked_up(call, pattern, &item).await)? {
+                room.take(value.as_ref().map_or(0, Vec::len))?;
+                found.push(value);
+            }
         }
     }
     unread.end()?;
@@ -139,7 +145,9 @@ async fn elements(call: &Call) -> Result<(Items, Option<Type>), Fail> {
 
 async fn ordered(call: &Call, wanted: &Wanted<'_>, items: Items) -> Result<Items, Fail> {
     let (mut weighted, mut unread) = (Vec::with_capacity(items.len()), Unread(None));
+    let mut looked = Looked::default();
     for item in items {
+        looked.at(call, 1).await;
         let by = match wanted.by {
             Some(pattern) => match unread.or(looked_up(call, pattern, &item).await)? {
                 Some(by) => by,

@@ -1,11 +1,14 @@
 //! Commands on sorted sets. The items are scores and members in turn, in the order of the set.
 
 use super::blocking::is_for_nobody;
+use super::places::Places;
 use super::ranges::Span;
 use super::{
-    Items, Lying, change_either, count, encode, length, random_count, random_places, read, read_named, scan, view,
+    Items, Lying, among, change_either, count, encode, length, random_count, random_places, read, read_named, scan,
+    view,
 };
 use crate::command::args::{float, int, is};
+use crate::command::room::Room;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::{Reply, double};
@@ -33,8 +36,10 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         }
         "zmscore" => {
             let all = of(&read_named(call, call.arg(1), Type::SortedSet, &call.args[2..]).await?);
-            let one = |name: &Vec<u8>| find(&all, name).map_or(Reply::Null, |at| Reply::Double(all[at].0));
-            Ok(Reply::Array(call.args[2..].iter().map(one).collect()))
+            let wanted: Vec<&[u8]> = call.args[2..].iter().map(Vec::as_slice).collect();
+            let places = Places::of(&wanted, names(&all));
+            let one = |name: &&[u8]| places.get(name).map_or(Reply::Null, |at| Reply::Double(all[at].0));
+            Ok(Reply::Array(wanted.iter().map(one).collect()))
         }
         "zpopmax" => pop(call, true).await,
         "zpopmin" => pop(call, false).await,
@@ -79,6 +84,11 @@ pub fn sort(all: &mut [Member]) {
 /// Members as items.
 pub fn flat(all: &[Member]) -> Items {
     all.iter().flat_map(|(score, name)| [score.to_le_bytes().to_vec(), name.clone()]).collect()
+}
+
+/// The members' names, in order.
+pub fn names(all: &[Member]) -> impl Iterator<Item = &[u8]> {
+    all.iter().map(|member| member.1.as_slice())
 }
 
 fn find(all: &[Member], name: &[u8]) -> Option<usize> {
@@ -154,12 +164,15 @@ async fn add(call: &Call) -> Answered {
         return Err(Fail::new("INCR option supports a single increment-element pair"));
     }
     let pairs = pairs.chunks(2).map(|pair| Ok((number(&pair[0])?, &pair[1]))).collect::<Result<Vec<_>, Fail>>()?;
+    let wanted: Vec<&[u8]> = pairs.iter().map(|(_, name)| name.as_slice()).collect();
     let apply = |all: &mut Vec<Member>| {
         let (mut new, mut moved, mut last) = (0, 0, Reply::Null);
+        let mut places = Places::of(&wanted, names(all));
         for (score, name) in &pairs {
-            match find(all, name) {
+            match places.get(name) {
                 None if if_there => {}
                 None => {
+                    places.set(name, all.len());
                     all.push((*score, name.to_vec()));
                     (new, last) = (new + 1, Reply::Double(*score));
                 }
@@ -180,8 +193,7 @@ async fn add(call: &Call) -> Answered {
         }
         Ok(if sum { last } else { Reply::Int(if changed { new + moved } else { new }) })
     };
-    let names: Vec<&[u8]> = pairs.iter().map(|(_, name)| name.as_slice()).collect();
-    edit(call, &names, apply).await
+    edit(call, &wanted, apply).await
 }
 
 async fn increase(call: &Call) -> Answered {
@@ -201,13 +213,13 @@ async fn increase(call: &Call) -> Answered {
 }
 
 async fn remove(call: &Call) -> Answered {
+    let gone: Vec<&[u8]> = call.args[2..].iter().map(Vec::as_slice).collect();
     let apply = |all: &mut Vec<Member>| {
-        let before = all.len();
-        all.retain(|member| !call.args[2..].contains(&member.1));
+        let (is_named, before) = (among(&gone), all.len());
+        all.retain(|member| !is_named(&member.1));
         Ok(Reply::Int((before - all.len()) as i64))
     };
-    let names: Vec<&[u8]> = call.args[2..].iter().map(Vec::as_slice).collect();
-    edit(call, &names, apply).await
+    edit(call, &gone, apply).await
 }
 
 async fn remove_span(call: &Call, span: &Span) -> Answered {
@@ -284,7 +296,11 @@ async fn any(call: &Call) -> Answered {
     let wanted = if call.count() > 2 { Some(random_count(call.arg(2))?) } else { None };
     let all = members(call, call.arg(1)).await?;
     let places = random_places(call, all.len(), wanted.unwrap_or(1));
-    let mut taken: Vec<Member> = places.into_iter().map(|place| all[place].clone()).collect();
+    let (mut taken, mut room) = (Vec::with_capacity(places.len()), Room::default());
+    for place in places {
+        room.take(all[place].1.len())?;
+        taken.push(all[place].clone());
+    }
     Ok(match wanted {
         Some(_) => shown(&taken, scores, call.version()),
         None => Reply::maybe(taken.pop().map(|(_, name)| name)),

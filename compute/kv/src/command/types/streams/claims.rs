@@ -4,6 +4,7 @@ use super::groups::no_group;
 use super::stream::{Group, Id, Pending, Stream};
 use super::{bound, change, id, shown};
 use crate::command::args::{int, is, parse_int};
+use crate::command::room::Room;
 use crate::command::{Answered, Call, Fail};
 use crate::resp::Reply;
 
@@ -91,7 +92,13 @@ pub async fn claim(call: &Call) -> Answered {
         let named = stream.groups.remove_entry(call.arg(2));
         let (name, mut group) = named.ok_or_else(|| no_group(call.arg(1), call.arg(2)))?;
         group.last = group.last.max(claim.last);
-        let taken = ids.iter().filter_map(|id| claim.take(stream, &mut group, call.arg(3), *id)).collect();
+        let (mut taken, mut room) = (Vec::new(), Room::default());
+        for id in &ids {
+            if let Some(reply) = claim.take(stream, &mut group, call.arg(3), *id) {
+                room.hold(&reply)?;
+                taken.push(reply);
+            }
+        }
         stream.groups.insert(name, group);
         Ok((Reply::Array(taken), true))
     })

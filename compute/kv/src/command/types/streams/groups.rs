@@ -232,9 +232,8 @@ pub async fn pending(call: &Call) -> Answered {
         let Some(((first, _), (last, _))) = ends else {
             return Ok(Reply::Array(vec![Reply::Int(0), Reply::Null, Reply::Null, Reply::NullArray]));
         };
-        let each = group.consumers.keys().map(|name| (name, group.pending_of(name).count()));
-        let each = each.filter(|(_, count)| *count > 0);
-        let each = each.map(|(name, count)| Reply::Array(vec![Reply::bulk(&**name), Reply::bulk(count.to_string())]));
+        let each = group.pending_by_consumer().into_iter();
+        let each = each.map(|(name, count)| Reply::Array(vec![Reply::bulk(name), Reply::bulk(count.to_string())]));
         return Ok(Reply::Array(vec![
             Reply::Int(group.pending.len() as i64),
             Reply::bulk(first.text()),

@@ -6,6 +6,7 @@ use super::{read, shown};
 use crate::command::args::{int, is};
 use crate::command::{Answered, Call, Fail};
 use crate::resp::Reply;
+use std::collections::BTreeMap;
 
 fn pair(name: &str, value: Reply) -> (Reply, Reply) {
     (Reply::bulk(name), value)
@@ -37,10 +38,11 @@ pub async fn run(call: &Call) -> Answered {
         }
         (b"consumers", 4) => {
             let group = stream.groups.get(call.arg(3)).ok_or_else(|| no_group(call.arg(2), call.arg(3)))?;
+            let pending = group.pending_by_consumer();
             let each = group.consumers.iter().map(|(name, seen)| {
                 Reply::Map(vec![
                     pair("name", Reply::bulk(&**name)),
-                    pair("pending", Reply::Int(group.pending_of(name).count() as i64)),
+                    pair("pending", Reply::Int(pending.get(&**name).copied().unwrap_or(0) as i64)),
                     pair("idle", Reply::Int(now_ms.saturating_sub(*seen) as i64)),
                 ])
             });
@@ -98,20 +100,23 @@ fn full(stream: &Stream, most: usize) -> Reply {
                 Reply::Int(pending.count as i64),
             ])
         });
-        let consumers = group.consumers.iter().map(|(name, seen)| {
-            let own = group.pending.iter().filter(|(_, pending)| pending.consumer == *name).take(most);
-            let own = own.map(|(id, pending)| {
-                Reply::Array(vec![
+        let (counts, mut first) = (group.pending_by_consumer(), BTreeMap::<&[u8], Vec<Reply>>::new());
+        for (id, pending) in &group.pending {
+            let own = first.entry(&*pending.consumer).or_default();
+            if own.len() < most {
+                own.push(Reply::Array(vec![
                     Reply::bulk(id.text()),
                     Reply::Int(pending.delivered_ms as i64),
                     Reply::Int(pending.count as i64),
-                ])
-            });
+                ]));
+            }
+        }
+        let consumers = group.consumers.iter().map(|(name, seen)| {
             Reply::Map(vec![
                 pair("name", Reply::bulk(&**name)),
                 pair("seen-time", Reply::Int(*seen as i64)),
-                pair("pel-count", Reply::Int(group.pending_of(name).count() as i64)),
-                pair("pending", Reply::Array(own.collect())),
+                pair("pel-count", Reply::Int(counts.get(&**name).copied().unwrap_or(0) as i64)),
+                pair("pending", Reply::Array(first.remove(&**name).unwrap_or_default())),
             ])
         });
         Reply::Map(vec![

@@ -248,7 +248,7 @@ async fn trim(call: &Call) -> Answered {
 async fn delete(call: &Call) -> Answered {
     let ids = call.args[2..].iter().map(|text| id(text, 0)).collect::<Result<Vec<Id>, Fail>>()?;
     change(call, call.arg(1), |stream, _| {
-        let count = ids.iter().filter(|id| stream.delete(**id)).count();
+        let count = stream.delete(&ids);
         Ok((Reply::Int(count as i64), count > 0))
     })
     .await

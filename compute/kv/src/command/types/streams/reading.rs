@@ -3,14 +3,13 @@
 use super::super::super::args::{int, is, parse_int};
 use super::super::super::glance::at_a_glance;
 use super::super::super::{Answered, Call, Fail};
-use super::super::blocking::Blocked;
+use super::super::Looked;
+use super::super::blocking::{Blocked, pause_behind};
 use super::stream::{Id, Stream, last_of};
 use super::{groups, id, shown};
 use crate::object::{Object, Type};
 use crate::resp::Reply;
-
-/// Between two looks of a command that waits for an entry, in ms.
-const LONGEST: u32 = 16;
+use std::collections::HashSet;
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     Reading::of(name, call)?.run(call).await
@@ -33,6 +32,33 @@ struct Place {
     from: From,
     /// The object that the last look has found.
     seen: Option<u64>,
+}
+
+/// Bytes of streams that one look may read again, because they are named again: on a draft nothing
+/// else of its front end goes on meanwhile.
+const AGAIN: usize = 64 << 20;
+/// Bytes of a stream that take about as long as an item of another type.
+const BYTES_AN_ITEM: usize = 64;
+
+/// What one look takes.
+#[derive(Default)]
+struct Cost<'k> {
+    seen: HashSet<&'k [u8]>,
+    again: usize,
+    looked: Looked,
+}
+
+impl<'k> Cost<'k> {
+    /// Counts one stream before it is read.
+    async fn of(&mut self, call: &Call, key: &'k [u8], object: Option<&Object>) -> Result<(), Fail> {
+        let bytes = object.map_or(0, |object| object.value().len());
+        self.again += if self.seen.insert(key) { 0 } else { bytes };
+        if self.again > AGAIN {
+            return Err(Fail::new(format!("streams that are named again have more than {} MiB", AGAIN >> 20)));
+        }
+        self.looked.at(call, bytes / BYTES_AN_ITEM).await;
+        Ok(())
+    }
 }
 
 /// XREAD or XREADGROUP.
@@ -127,7 +153,11 @@ impl Reading {
                 if call.client.is_lost() {
                     return Ok(Reply::Silence);
                 }
-                if self.block.is_some_and(|ms| ms > 0) && call.store().now_ms() >= until {
+                let left = match self.block {
+                    Some(1..) => until.saturating_sub(call.store().now_ms()),
+                    _ => u64::MAX,
+                };
+                if left == 0 {
                     return Ok(Reply::NullArray);
                 }
                 match call.client.unblocked.take() {
@@ -137,8 +167,8 @@ impl Reading {
                     Some(false) => return Ok(Reply::NullArray),
                     None => {}
                 }
-                call.io.pause(pause).await;
-                pause = (pause + 1).min(LONGEST);
+                call.io.pause(left.min(u64::from(pause)) as u32).await;
+                pause = pause_behind(pause, self.streams.len());
                 // A transaction on several keys must not be disturbed.
                 if !call.front.alone.get() {
                     break;
@@ -148,10 +178,10 @@ impl Reading {
     }
 
     /// One look at a stream; `None`: nothing is new.
-    async fn look_at(
+    async fn look_at<'k>(
         &self,
         call: &Call,
-        key: &[u8],
+        (key, cost): (&'k [u8], &mut Cost<'k>),
         place: &mut Place,
         first: bool,
     ) -> Result<Option<Vec<Reply>>, Fail> {
@@ -172,6 +202,7 @@ impl Reading {
             return Err(Fail(Reply::Error("UNBLOCKED the stream key no longer exists".into())));
         }
         place.seen = checksum;
+        cost.of(call, key, object.as_ref()).await?;
         if let Some(group) = &self.group {
             return groups::read(call, key, group, (place.from, self.most, self.no_ack)).await;
         }
@@ -219,9 +250,9 @@ impl Reading {
                 groups::check(call, key, &group.0).await?;
             }
         }
-        let mut found = Vec::new();
+        let (mut found, mut cost) = (Vec::new(), Cost::default());
         for ((key, _), place) in self.streams.iter().zip(places) {
-            match self.look_at(call, key, place, first).await {
+            match self.look_at(call, (key, &mut cost), place, first).await {
                 Ok(None) => {}
                 Ok(Some(entries)) => found.push((Reply::bulk(key.as_slice()), Reply::Array(entries))),
                 Err(fail) if found.is_empty() || self.group.is_none() => return Err(fail),

@@ -9,7 +9,7 @@
 //! comes first, so a reader that waits learns from a few bytes whether there is anything new.
 
 use crate::object::{HEADER, Object, Type};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::super::super::Fail;
@@ -87,6 +87,15 @@ impl Group {
         let name = known.unwrap_or_else(|| name.into());
         self.consumers.insert(Rc::clone(&name), now_ms);
         name
+    }
+
+    /// How many entries are pending for each consumer that has some.
+    pub fn pending_by_consumer(&self) -> BTreeMap<&[u8], usize> {
+        let mut counts = BTreeMap::new();
+        for pending in self.pending.values() {
+            *counts.entry(&*pending.consumer).or_default() += 1;
+        }
+        counts
     }
 
     /// The IDs that are pending for a consumer.
@@ -288,15 +297,17 @@ impl Stream {
         self.range(id, id).first()
     }
 
-    /// Takes an entry out; whether it was there.
-    pub fn delete(&mut self, id: Id) -> bool {
-        let place = self.from(id);
-        let there = self.entries.get(place).is_some_and(|entry| entry.id == id);
-        if there {
-            self.entries.remove(place);
-            self.max_deleted = self.max_deleted.max(id);
-        }
-        there
+    /// Takes entries out; how many were there.
+    pub fn delete(&mut self, ids: &[Id]) -> usize {
+        let (ids, before): (BTreeSet<Id>, _) = (ids.iter().copied().collect(), self.entries.len());
+        self.entries.retain(|entry| {
+            let goes = ids.contains(&entry.id);
+            if goes {
+                self.max_deleted = self.max_deleted.max(entry.id);
+            }
+            !goes
+        });
+        before - self.entries.len()
     }
 
     /// Takes the first entries out.
