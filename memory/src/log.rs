@@ -309,7 +309,7 @@ pub(crate) fn volume_name(volume: &Volume) -> String {
 /// An event's kind, and its line.
 fn said(event: Event<'_>) -> (Kind, impl FnOnce() -> String) {
     let kind = match event {
-        Event::Joined(_) | Event::Announced(_) => Kind::Joined,
+        Event::Joined(_) | Event::Announced(_) | Event::Beside(..) => Kind::Joined,
         Event::Left(..) => Kind::Left,
         Event::Refused(..) => Kind::Refused,
         Event::Aside(..) | Event::Unreadable(_) => Kind::Aside,
@@ -350,6 +350,14 @@ fn line(event: Event<'_>) -> String {
                 VolumeEvent::Revoked => format!("swap ended: {name}: its token was revoked, or has expired"),
                 VolumeEvent::Forgotten => format!("swap forgotten: {name}: no connection came back within its grace"),
             }
+        }
+        Event::Beside(member, region) => {
+            let [this, other] = if member.tenant().is_some() { ["with", "without"] } else { ["without", "with"] };
+            format!(
+                "two regions {region}: one was made {other} a token, and now one {this} a token, by {}: if both are of one \
+                 store, name the token at all of its front ends",
+                name(member)
+            )
         }
         Event::Aside(member, aside) => {
             format!("put on the disk: {} of {}, which does not answer", bytes(aside), name(member))

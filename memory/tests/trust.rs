@@ -27,6 +27,11 @@ struct Guarded {
 
 impl Guarded {
     fn start(quota: Option<u64>) -> (Guarded, Key) {
+        Guarded::start_at(quota, None)
+    }
+
+    /// One that listens there, too.
+    fn start_at(quota: Option<u64>, there: Option<NodeAddr>) -> (Guarded, Key) {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("farmem-trust-{}-{}.toml", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let store = std::env::temp_dir().join(name);
@@ -36,7 +41,8 @@ impl Guarded {
             Ok(())
         })
         .unwrap();
-        let mut config = Config::new(8 * SLAB_BYTES, vec![NodeAddr::Tcp("127.0.0.1:0".into())]);
+        let listen = std::iter::once(NodeAddr::Tcp("127.0.0.1:0".into())).chain(there).collect();
+        let mut config = Config::new(8 * SLAB_BYTES, listen);
         config.tokens = Some(store.clone());
         (Guarded { node: Node::start(&config).unwrap(), store }, key)
     }
@@ -245,6 +251,43 @@ fn a_tenant_leaves_places_to_others_at_its_address() {
     let theirs: Vec<TcpStream> = (150..190).filter_map(|n| make(n, &other)).collect();
     assert!(alone.len() == 3 && greedy.len() > 100 && greedy.len() < 147, "{}", greedy.len());
     assert_eq!(theirs.len(), 40);
+}
+
+/// A store whose front ends come partly with a token and partly as the node's own user is two
+/// stores: the node says so.
+#[test]
+fn a_name_that_is_used_with_and_without_a_token_is_told_of() {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    // The node's own user comes there without a token.
+    let socket = std::env::temp_dir().join(format!("farmem-trust-{}-beside.sock", std::process::id()));
+    let socket: NodeAddr = format!("unix:{}", socket.display()).parse().unwrap();
+    let (here, key) = Guarded::start_at(None, Some(socket.clone()));
+    let other = issue(&here.store, "research", 2, None);
+    here.node.look_at_tokens();
+    let lines = Lines::default();
+    let log = farmem_memory::log::Log::start(here.node.nic(), false, Box::new(lines.clone())).unwrap();
+    let options = ConnectOptions { timeout: Duration::from_secs(30), run: [9; 16], ..ConnectOptions::default() };
+    let own = Session::connect(&socket, &options).unwrap();
+    let [tenant, second] = [(1, key), (2, other)].map(|(run, key)| here.connect(run, Some(key)).unwrap());
+    let open = |session: &Session, name: &str| session.regions().open(name.parse().unwrap(), true).unwrap();
+    // Two tenants' are two, as they are meant to be.
+    [&tenant, &second].into_iter().for_each(|session| _ = open(session, "apart"));
+    [&own, &tenant, &own].into_iter().for_each(|session| _ = open(session, "sessions"));
+    drop(log);
+    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let told: Vec<&str> = text.lines().filter(|line| line.contains("two regions")).collect();
+    assert!(told.len() == 1, "{text}");
+    let expected = "two regions sessions: one was made without a token, and now one with a token";
+    assert!(told[0].contains(expected) && told[0].contains("name the token at all of its front ends"), "{}", told[0]);
 }
 
 /// A tenant learns of no other's processes, runs and volumes: only how much numbered owners hold.

@@ -6,6 +6,7 @@
 use super::Member;
 use super::shares::Peer;
 use super::volumes::Volume;
+use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::{Broken, Verdict};
 use std::sync::OnceLock;
 
@@ -53,6 +54,9 @@ pub enum Event<'a> {
     Aside(&'a Member, u64),
     /// A slab of a member was put aside, and cannot be read again.
     Unreadable(&'a Member),
+    /// A member has made a region although there is one of this name: that one was made with a
+    /// token and this one without, or the other way round.
+    Beside(&'a Member, &'a RegionName),
     /// A volume, and what became of it.
     Volume(&'a Volume, VolumeEvent),
 }

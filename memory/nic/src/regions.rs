@@ -128,25 +128,28 @@ pub struct Regions<'a> {
 }
 
 impl Regions<'_> {
-    /// Has a member open a region. Returns how many slabs it has.
-    pub(super) fn open(self, member: &Member, name: RegionName, make: bool) -> Result<u64, Status> {
+    /// Has a member open a region. Returns how many slabs it has, and whether it was made beside
+    /// one of the same name: of a member without a token if this one has one, or the other way
+    /// round.
+    pub(super) fn open(self, member: &Member, name: RegionName, make: bool) -> Result<(u64, bool), Status> {
         let is_full = |shared: &Shared| shared.opened.len() >= MAX_OPEN && !shared.opened.contains_key(&name);
         // None is made that cannot be opened.
         if is_full(&member.holds.lock().shared) {
             return Err(Status::Exhausted);
         }
-        let region = {
+        let (region, beside) = {
             let mut regions = self.named.regions.lock();
             let of = member.tenant().map(|tenant| tenant.name);
             match regions.get(&(of, name)) {
-                Some(region) => Arc::clone(region),
+                Some(region) => (Arc::clone(region), false),
                 None if make => {
                     let by = of.map_or(By::Peer(member.peer), By::Tenant);
                     let place = self.named.places.take(by).map_err(|_| Status::Exhausted)?;
                     let lease = Arc::new(Lease::of(self.units, member.tenant().cloned()).ok_or(Status::Exhausted)?);
                     let region = Arc::new(Region { lease, slabs: Lock::new(Vec::new()), _place: place });
+                    let beside = regions.keys().any(|&(its, other)| other == name && its.is_some() != of.is_some());
                     regions.insert((of, name), Arc::clone(&region));
-                    region
+                    (region, beside)
                 }
                 None => return Err(Status::NotHeld),
             }
@@ -163,7 +166,7 @@ impl Regions<'_> {
         let before = holds.shared.opened.insert(name, region);
         drop(holds);
         drop(before);
-        Ok(slabs)
+        Ok((slabs, beside))
     }
 
     /// Has a member hold a slab of a region that it has opened. `grow`: one that is not there is

@@ -2,7 +2,7 @@
 
 use super::output::Passed;
 use super::{Engine, Goodbye, Phase};
-use crate::events::Leaving;
+use crate::events::{Event, Leaving};
 use crate::{Member, Nic};
 use farmem_protocol::addr::SlabId;
 use farmem_protocol::wire::{self, Answer, Ask, Reply, Request, Status};
@@ -134,7 +134,13 @@ impl Engine {
             Ask::Figure(figure) => Ok(Reply::Figure(nic.figure(figure, now_ns))),
             Ask::Expose(slab) => nic.cards().expose(member, slab).map(|rkey| Reply::Exposed(rkey, 0)),
             Ask::ExposeWindow(key, queue) => Ok(nic.cards().expose_window(member, key, queue)?),
-            Ask::Region(name, make) => Ok(nic.regions().open(member, name, make).map(Reply::Slabs)?),
+            Ask::Region(name, make) => {
+                let (slabs, beside) = nic.regions().open(member, name, make)?;
+                if beside {
+                    nic.events.tell(Event::Beside(member, &name));
+                }
+                Ok(Reply::Slabs(slabs))
+            }
             Ask::RegionSlab(name, number) | Ask::RegionGrow(name, number) => {
                 let slab = nic.regions().slab(member, name, number, matches!(ask, Ask::RegionGrow(..)))?;
                 let id = slab.id;
