@@ -13,8 +13,8 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// The program as a member of a node that its memory is at.
 pub(super) struct Member {
-    /// Queue pairs that no thread uses, with nothing under way. A new one for every [`Reach`] would
-    /// be a connection for each. `None` as below.
+    /// Queue pairs that no thread uses, with nothing under way. A new one for every
+    /// [`Reach`](super::Reach) would be a connection for each. `None` as below.
     idle: Option<Lock<Vec<QueuePair>>>,
     /// `None` only while it is dropped.
     session: Option<Session>,

@@ -64,10 +64,10 @@ fn one(pattern: &[u8], byte: u8) -> Option<(usize, bool)> {
     }
 }
 
-/// Bytes of a pattern times those of a text, up to which [`matches`] is fast enough.
+/// Bytes of a pattern times those of a text, up to which [`matches()`] is fast enough.
 const FEW: usize = 1 << 14;
 
-/// A pattern that many names are matched with, which may be long. [`matches`] takes a time that
+/// A pattern that many names are matched with, which may be long. [`matches()`] takes a time that
 /// grows with both lengths: seconds for one name of a MiB.
 #[derive(Debug)]
 pub struct Glob<'a> {
