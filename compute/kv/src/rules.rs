@@ -64,6 +64,10 @@ pub enum Bug {
     FillUnpaused,
     /// Objects are copied before the batches have ended that wrote to the survivor alone.
     FillUndrained,
+    /// Places to which no slot refers are not copied.
+    FillWithoutSegments,
+    /// Places are copied that may be written anew meanwhile.
+    FillSoonFree,
     /// A node counts as filled although a dead front end's objects are missing there.
     FillWithoutTheDead,
     /// A transaction takes effect although some of its slots are not locked.

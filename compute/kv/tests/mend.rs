@@ -13,9 +13,10 @@ use farmem_kv::shard::{Shard, Trouble};
 use farmem_kv::task::Task;
 use std::cell::Cell;
 use std::rc::Rc;
+use world::fill::{Dying, begin, finisher, part, ticks};
 use world::linear::{Call, Register, Step, check};
 use world::ops::{KEY, OPS, Op, TINY, history, number, sibling, task, value};
-use world::{Chooser, Memory, Random, interleave};
+use world::{Memory, Random, interleave};
 
 /// Front ends. Each has an operation, a part in the filling, its ticks, and transactions.
 const FRONTS: usize = 3;
@@ -26,61 +27,6 @@ const NOTHING: Outcome = Ok(Step::Get(None));
 
 fn perform(shard: &Rc<Shard>, op: Op) -> Task<Outcome> {
     task(shard, KEY, op)
-}
-
-fn part(shard: &Rc<Shard>) -> Task<Outcome> {
-    let shard = Rc::clone(shard);
-    let pair = shard.reach.copies.pair();
-    Task::new(|io| async move {
-        shard.mend.mend(&io, pair).await;
-        NOTHING
-    })
-}
-
-/// Ticks and what follows from them, until the filling has ended. `dead`: a front end has died, and
-/// time goes on.
-fn ticks(shard: &Rc<Shard>, dead: &Rc<Cell<bool>>) -> Task<Outcome> {
-    let (shard, dead) = (Rc::clone(shard), Rc::clone(dead));
-    Task::new(|io| async move {
-        let (mut now_ms, mut paused, mut adopts) = (0, 0, false);
-        loop {
-            now_ms += if dead.get() { 25 } else { 0 };
-            let ticked = shard.members.tick(&io, now_ms).await?;
-            adopts |= ticked.deaths && dead.get();
-            // In a pause it would wait for a tick of this very task.
-            if adopts && !shard.reach.copies.is_paused() {
-                shard.recovery.adopt(&io, now_ms).await?;
-                adopts = shard.recovery.again_ms().is_some_and(|ms| ms < 100);
-            }
-            match shard.reach.copies.mode() {
-                Mode::Mending(_) if shard.reach.copies.is_paused() => paused += 1,
-                Mode::Mending(_) => {}
-                Mode::Alone(_) if shard.reach.copies.pair().stage() == Stage::Mending => {}
-                _ => return NOTHING,
-            }
-            // Whoever was to end the pause may be dead.
-            if paused > 4000 {
-                shard.mend.give_up(&io).await;
-            }
-            io.pause(1).await;
-        }
-    })
-}
-
-/// Tries to end the filling, until it has ended.
-fn finisher(shard: &Rc<Shard>) -> Task<Outcome> {
-    let shard = Rc::clone(shard);
-    Task::new(|io| async move {
-        while matches!(shard.reach.copies.mode(), Mode::Mending(_))
-            || shard.reach.copies.pair().stage() == Stage::Mending
-        {
-            if !shard.reach.copies.is_paused() {
-                shard.mend.finish_mending(&io).await;
-            }
-            io.pause(1).await;
-        }
-        NOTHING
-    })
 }
 
 /// Keys that only transactions change: all of them have the same value.
@@ -115,25 +61,6 @@ fn are_alike(memory: &mut Memory, shard: &Rc<Shard>) -> Result<(), String> {
     if one == other { Ok(()) } else { Err(format!("{one:?} and {other:?}")) }
 }
 
-/// Any order, in which a front end dies.
-struct Dying {
-    chooser: Random,
-    /// After so many steps.
-    dies: Option<(usize, usize)>,
-    dead: Rc<Cell<bool>>,
-    steps: usize,
-}
-
-impl Chooser for Dying {
-    fn choose(&mut self, ready: &[usize]) -> Option<usize> {
-        self.steps += 1;
-        let gone = self.dies.filter(|(step, _)| self.steps > *step).map(|(_, front)| front);
-        self.dead.set(gone.is_some());
-        let left: Vec<usize> = ready.iter().copied().filter(|task| Some(task % FRONTS) != gone).collect();
-        if left.is_empty() { None } else { self.chooser.choose(&left) }
-    }
-}
-
 /// One filling; whether it was sound, and whether it came to its end.
 fn filled(rules: Rules, seed: u64, dies: bool, with_transactions: bool) -> Result<bool, String> {
     let mut chooser = Random::new(seed);
@@ -155,27 +82,16 @@ fn filled(rules: Rules, seed: u64, dies: bool, with_transactions: bool) -> Resul
     if present {
         memory.run(task(&fronts[1], KEY, Op::Set(7))).expect("sound");
     }
-    memory.ends = Some((ended, memory.verbs));
-    for front in &fronts {
-        let front = Rc::clone(front);
-        memory.run(Task::new(|io| async move { front.members.tick(&io, 0).await })).expect("alive");
-    }
-    memory.revive();
-    let first = Rc::clone(&fronts[0]);
-    assert!(memory.run(Task::new(|io| async move { first.mend.begin_mending(&io, "new", 9).await })));
-    for front in &fronts {
-        let front = Rc::clone(front);
-        memory.run(Task::new(|io| async move { front.members.tick(&io, 0).await })).expect("alive");
-    }
+    begin(&mut memory, &fronts, ended);
     let dead = Rc::new(Cell::new(false));
     let mut tasks: Vec<Task<Outcome>> = ops.iter().zip(&fronts).map(|(&op, front)| perform(front, op)).collect();
-    tasks.extend(fronts.iter().map(part));
-    tasks.extend(fronts.iter().map(|front| ticks(front, &dead)));
-    tasks.extend(fronts.iter().map(finisher));
+    tasks.extend(fronts.iter().map(|front| part(front, NOTHING)));
+    tasks.extend(fronts.iter().map(|front| ticks(front, &dead, NOTHING)));
+    tasks.extend(fronts.iter().map(|front| finisher(front, NOTHING)));
     if with_transactions {
         tasks.extend(fronts.iter().zip(1..).map(|(front, n)| transactions(front, n)));
     }
-    let mut order = Dying { chooser, dies, dead, steps: 0 };
+    let mut order = Dying { chooser, dies, dead, steps: 0, fronts: FRONTS };
     let all = interleave(&mut memory, tasks, &mut order);
     let gone = dies.filter(|(step, _)| order.steps > *step).map(|(_, front)| front);
     let mut calls = history(&ops, &all[..FRONTS]);
@@ -291,8 +207,13 @@ fn a_new_node_that_ends_harms_nobody() {
                 }
                 NOTHING
             });
-            let tasks =
-                vec![perform(&front, Op::Set(attempt)), part(&front), ticks(&front, &dead), finisher(&front), gives_up];
+            let tasks = vec![
+                perform(&front, Op::Set(attempt)),
+                part(&front, NOTHING),
+                ticks(&front, &dead, NOTHING),
+                finisher(&front, NOTHING),
+                gives_up,
+            ];
             interleave(&mut memory, tasks, &mut Random::new(seed));
             let found = memory.run(task(&front, KEY, Op::Get)).expect("sound");
             assert_eq!(found, Step::Get(Some(attempt)));

@@ -18,11 +18,12 @@
 //! *Only the survivor is read and decides* until the last CAS. So a node that ends while it is
 //! filled takes nothing along, and the new node may have any bytes before it counts.
 //!
-//! *Objects.* Only a piece's owner writes to it, so only the owner copies it. A place that is linked
-//! or retired does not change while an operation is under way, and the copier is one. A place that
-//! was held when WRITEs began to go to both nodes may have been written to the survivor alone. It
-//! is copied when the operations of that time have ended. Its adopter copies
-//! a piece of a front end that has died. Until then nobody may end the pause by [`Stage::Both`].
+//! *Objects.* Only a piece's owner writes to it, so only the owner copies it. A place that is
+//! linked or was just retired does not change while an operation is under way, and the copier is
+//! one. A place whose [grace](crate::shard::heap::GRACE) ends at the next epoch is not copied. A
+//! place that was held when WRITEs began to go to both nodes may have been written to the survivor
+//! alone. It is copied when the operations of that time have ended. Its adopter copies a piece of a
+//! front end that has died. Until then nobody may end the pause by [`Stage::Both`].
 //!
 //! *The index and the head* change by CAS at the survivor. They are copied in the pause, when all
 //! members have said that none of their operations has a batch under way. A front end that comes
@@ -282,9 +283,13 @@ impl Filler<'_> {
 
     async fn copy_piece(&self, at: At, there: &mut BTreeSet<At>) -> Option<()> {
         // While it lives no place is used again.
-        let _section = self.space.section();
+        let section = self.space.section();
         self.claim(at, there).await?;
-        let ranges = self.space.heap.borrow().settled(at);
+        let segments = !self.reach.rules.get().broken(Bug::FillWithoutSegments);
+        // One that was retired long before this section began may be written anew, to both nodes,
+        // while this has its old bytes under way. The index does not refer to it.
+        let epoch = if self.reach.rules.get().broken(Bug::FillSoonFree) { 0 } else { section.epoch };
+        let ranges = self.space.heap.borrow().settled(at, epoch, segments);
         if self.space.heap.borrow().piece_bytes(at).is_none() {
             return Some(());
         }
@@ -301,13 +306,14 @@ impl Filler<'_> {
     async fn copy_held(&self, held: Vec<(At, u16)>) -> Option<Vec<(At, u16)>> {
         let mut left = Vec::new();
         for (at, uses) in held {
-            let _section = self.space.section();
+            let section = self.space.section();
             let state = self.space.heap.borrow_mut().state(at);
             // Used again, it was written to both nodes.
             let Some((place, class, len)) = state.filter(|(place, ..)| place.uses == uses) else { continue };
             match place.used {
                 Use::Free => {}
                 Use::Held if class == EXTENT => left.push((at, uses)),
+                Use::Retired if self.space.heap.borrow().is_soon_free(at, section.epoch) => {}
                 Use::Held | Use::Linked | Use::Retired => self.copy(at, len).await?,
             }
         }

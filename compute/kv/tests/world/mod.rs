@@ -2,10 +2,12 @@
 
 #![allow(dead_code)] // Each test file is a program of its own, and uses a part.
 
+pub mod fill;
 pub mod lane;
 pub mod linear;
 pub mod load;
 pub mod ops;
+pub mod parts;
 pub mod process;
 pub mod wire;
 

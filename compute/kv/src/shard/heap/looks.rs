@@ -1,7 +1,8 @@
 //! Questions about a heap, for filling a new node and for eviction.
 
-use super::{Heap, Place, Use};
+use super::{GRACE, Heap, Place, SEGMENT, Use};
 use crate::layout::{At, EXTENT, Hash, PIECE_HEADER, Slot, class_bytes, is_whole};
+use std::collections::BTreeSet;
 
 /// A place with an object to which the index refers, or did when this was last known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,23 +75,36 @@ impl Heap {
         Some(self.pieces.get(&at)?.bytes)
     }
 
-    /// Ranges of a piece that have objects which do not change while an operation is under way:
-    /// linked or retired ones.
-    pub fn settled(&self, at: At) -> Vec<(At, u64)> {
+    /// Ranges of a piece that have objects which do not change while an operation that began in this
+    /// epoch is under way: linked or retired ones. `segments`: also those to which no slot refers.
+    pub fn settled(&self, at: At, epoch: u64, segments: bool) -> Vec<(At, u64)> {
         let Some(piece) = self.pieces.get(&at) else { return Vec::new() };
+        let soon: BTreeSet<At> = self.soon_free(epoch).collect();
         let step = if is_whole(piece.class) { u64::from(piece.bytes) - PIECE_HEADER } else { class_bytes(piece.class) };
         let mut ranges: Vec<(At, u64)> = Vec::new();
         for (n, place) in piece.places.iter().enumerate() {
-            if !matches!(place.used, Use::Linked | Use::Retired) {
+            let first = at + PIECE_HEADER + n as u64 * step;
+            let stays = matches!(place.used, Use::Linked | Use::Retired) && !soon.contains(&first);
+            if !stays || place.slot == SEGMENT && !segments {
                 continue;
             }
-            let first = at + PIECE_HEADER + n as u64 * step;
             match ranges.last_mut() {
                 Some((from, len)) if *from + *len == first => *len += step,
                 _ => ranges.push((first, step)),
             }
         }
         ranges
+    }
+
+    /// Retired places that may be used again while an operation that began in this epoch is under
+    /// way, since the store's epoch may go on by one meanwhile.
+    fn soon_free(&self, epoch: u64) -> impl Iterator<Item = At> {
+        self.retired.iter().take_while(move |(retired, _)| retired + GRACE <= epoch + 1).map(|&(_, at)| at)
+    }
+
+    /// Whether [`Heap::soon_free`] has a place.
+    pub fn is_soon_free(&self, at: At, epoch: u64) -> bool {
+        self.soon_free(epoch).any(|free| free == at)
     }
 
     /// Places that operations under way have, and how often each was used.
