@@ -1,5 +1,5 @@
-/* Files and shared memory that a program hints an address for: they lie there if nothing else does, and elsewhere if
- * something does. A file with pointers into itself is found where it was (as gawk keeps its variables in one). */
+/* Files and shared memory with a hint for their address. They lie there if nothing else does, and elsewhere otherwise.
+ * So a file with pointers into itself is found where it was: gawk keeps its variables in one. */
 #include "case.h"
 
 enum { BYTES = 4 << 20 };

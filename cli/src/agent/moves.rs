@@ -27,8 +27,8 @@ pub struct Wants {
     pub named: Arc<Mutex<String>>,
 }
 
-/// The place of a new agent at a controller. What a former agent had at a node stays there, if the
-/// controller still gives that one.
+/// A new agent's requests to a controller. They name the node of the former agent, so that its memory
+/// stays there if the controller still gives that node.
 pub fn asker(controller: &str, trust: &Trust, dir: &Path) -> Result<Asker, Failure> {
     let name = RunName::new().map_err(|e| Failure::usage(format!("cannot draw a random name: {e}")))?;
     let mut asker = Asker::new(controller, name, 1, trust.token);

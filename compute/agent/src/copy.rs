@@ -16,7 +16,7 @@ const PART: usize = 64 << 10;
 /// Bytes that are copied before others may use the queue pairs.
 const TOGETHER: usize = 4 * PART;
 
-/// What a copy has so far: the block's first bytes.
+/// The first bytes of a block, which its copy has by now.
 #[derive(Default)]
 pub(crate) struct Copied(Vec<u8>);
 

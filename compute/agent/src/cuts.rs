@@ -1,8 +1,8 @@
 //! Moves that are cut anywhere, turned back and led on, in the order of their steps.
 //!
-//! A program writes between any two steps, by the keys that it was told, and asks for others when one
-//! is refused. An agent ends after a step, or within one: before or after its record. The next one
-//! takes over from the ledger alone. Whatever was written must be read.
+//! A program writes between any two steps, by the keys that it was told. It asks for others when one
+//! is refused. An agent ends after a step, or within one, before or after its record. The next agent
+//! takes over from the ledger alone. The program must read all that it wrote.
 
 // Verbs whose buffer is a word.
 #![allow(unsafe_code)]
@@ -55,9 +55,9 @@ struct World {
     /// `None` after the agent's end.
     agent: Option<(Sources, Stock)>,
     held: Vec<(BlockId, u32)>,
-    /// By block, block of it and place in that: what the program wrote last.
+    /// The last word that the program wrote, by run, block of the run and place in the block.
     words: BTreeMap<(BlockId, u32, u64), u64>,
-    /// What the program knows: keys, with the numbers of their nodes.
+    /// The keys that the program knows, with the numbers of their nodes.
     keys: BTreeMap<(BlockId, u32), (u64, Key)>,
     steps: usize,
     written: u64,

@@ -1,9 +1,9 @@
 //! The agent's record of what its applications hold, in a file that outlives it.
 //!
 //! ```text
-//! byte 0        header    magic, the memberships at three nodes, their addresses and numbers, the next block's name
+//! byte 0        header    magic; of three nodes membership, address and number; the next block's name
 //!      4096     applications, 256 × 128 bytes     token, user, process, job
-//!      36864    blocks, 65536 × 128 bytes         owner, name, place at the node, map of chunks, how far it has moved
+//!      36864    blocks, 65536 × 128 bytes         owner, name, place at the node, map of chunks, move
 //!      8425472  windows, 3 × 65536 × 16 bytes     key, and the block that it is bound to
 //! ```
 //! (All numbers are words of 8 bytes, of this machine's order: the file never leaves it.)

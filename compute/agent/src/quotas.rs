@@ -1,4 +1,4 @@
-//! What tenants may hold.
+//! Limits on the memory that tenants hold.
 
 use crate::word::BLOCK_BYTES;
 use std::collections::BTreeMap;

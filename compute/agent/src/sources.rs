@@ -1,21 +1,21 @@
 //! The node at which an agent claims blocks, and the nodes that it is leaving.
 //!
 //! ```text
-//!  claim a run ─► for each block: copy ─► end its key ─► copy what changed ─► record ─► give the run back
-//!  at the new node              in parts  └ its verbs are refused until the program asks again
+//!  claim a run ─► each block: copy ─► end its key ─► copy changes ─► record ─► give the run back
+//!  at the new node         in parts    └ its verbs are refused until the program asks again
 //! ```
 //!
 //! *No write is lost.* The end of a key is answered when nothing is under way by it. So a WRITE is
 //! in the copy, or it is refused and its program is told.
 //!
-//! *A program waits for one block* of a run. What has moved answers at the new node, the
-//! rest of the run at the old one. Others ask for keys between any two parts of a copy.
+//! *A program waits for one block* of a run. Blocks that have moved answer at the new node, the
+//! others at the old one. Other programs ask for keys between any two parts of a copy.
 //!
 //! *A kill at any moment.* The record of a block's place is one word. Before it is stored the block
 //! is at the old node, and the new one's is in no record: the next agent gives it back. After it,
-//! the same holds with the nodes exchanged. Of a run in the middle of its move the record has a second
-//! word: its place at the new node, and how many of its blocks are there. So the next agent holds the
-//! run at both nodes, and goes on with the first block that is not. It is a member of all nodes again.
+//! the same holds with the nodes exchanged. A run in the middle of its move has a second word in the
+//! record: its place at the new node, and how many of its blocks are there. So the next agent holds
+//! the run at both nodes, and goes on with the first block that has not moved.
 //!
 //! *Two nodes may be left.* If there is no room at the node that an agent moves to, it may go to a
 //! third one, or back.

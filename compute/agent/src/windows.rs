@@ -40,8 +40,8 @@ pub struct User {
 /// A window, by its place in the ledger, with its key now.
 type Window = (usize, Key);
 
-/// Windows of a grant, for its blocks in their order. Of a run in the middle of a move, each node has
-/// those of its part.
+/// The windows of a grant's blocks, in their order. A run in the middle of a move has windows at both
+/// nodes, each for the blocks that are there.
 #[derive(Default)]
 struct Bound {
     /// The user of the machine that the last were bound for; `None`: a former agent bound them.

@@ -269,8 +269,8 @@ fn who_has_left_a_node_that_ends_loses_nothing() {
     to.recount();
 }
 
-/// A node without room for all is given up for a third one, in the middle of the move. What was at the old
-/// node and what had moved come there.
+/// A node without room for all is given up for a third one, in the middle of the move. All memory
+/// comes there, from both nodes.
 #[test]
 fn an_agent_without_room_goes_to_a_third_node() {
     let (mut host, small, third) = (Host::new(256), Host::new(64), Host::new(256));
@@ -292,8 +292,8 @@ fn an_agent_without_room_goes_to_a_third_node() {
     third.recount();
 }
 
-/// The node that an agent moves to ends, and then the agent. Programs that have nothing there yet keep what they have at
-/// the node that was being left. Others are dismissed.
+/// The node that an agent moves to ends, and then the agent. Programs that have nothing there yet keep
+/// their memory at the node that was being left. Others are dismissed.
 #[test]
 fn what_has_not_moved_to_a_node_that_ends_stays() {
     let (mut host, mut small, other) = (Host::new(256), Host::new(64), Host::new(256));
@@ -328,7 +328,8 @@ fn what_has_not_moved_to_a_node_that_ends_stays() {
     checked(&mut reach, &more, 5);
 }
 
-/// A program has not touched a piece since it moved. The old node ends, and the agent. The next agent says where the piece is.
+/// A program has not touched a piece since it moved. The old node ends, and the agent. The next agent
+/// says where the piece is.
 #[test]
 fn who_was_away_while_the_node_and_the_agent_ended_asks_the_next_agent() {
     let (mut host, from, to) = (Host::new(64), Host::new(256), Host::new(256));

@@ -14,7 +14,7 @@ fn a_child() {
     }
 }
 
-/// A verb waits for the copy of its own block: not for others', nor for the move. What it waited at most is printed.
+/// A verb waits for the copy of its own block alone. Its longest wait is printed.
 #[test]
 fn a_verb_waits_for_its_own_block_alone() {
     const BLOCKS: usize = 48;
@@ -53,8 +53,8 @@ fn a_verb_waits_for_its_own_block_alone() {
     assert!(least < 0.25, "a verb waits for {least} of a move");
 }
 
-/// Of a run that moves, a verb waits for one block: what has moved answers at the new node, the rest at the old one. What it
-/// waited at most is printed, beside the time that one block takes to be read.
+/// While a run moves, a verb waits for one block. Its longest wait is printed, beside the time in
+/// which one block is read.
 #[test]
 fn a_verb_waits_for_one_block_of_its_run() {
     const BLOCKS: u32 = 32;

@@ -66,7 +66,7 @@ pub enum Bug {
     FillUndrained,
     /// Places to which no slot refers are not copied.
     FillWithoutSegments,
-    /// Places are copied that may be written anew meanwhile.
+    /// Places are copied that may be used again during the copy.
     FillSoonFree,
     /// A node counts as filled although a dead front end's objects are missing there.
     FillWithoutTheDead,

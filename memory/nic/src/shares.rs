@@ -13,8 +13,8 @@
 //!
 //! A [`Place`] is one entry of a table. Dropping it gives the entry back.
 //!
-//! A node that several tenants use shares its tables among these ([`By`]): a tenant that comes from many
-//! addresses, or from the address of another, keeps no other out.
+//! A node that several tenants use shares its tables among the tenants ([`By`]). A tenant that comes
+//! from many addresses, or from the address of another, keeps no other out.
 
 use farmem_protocol::fairness::is_fair;
 use farmem_sys::sync::Lock;

@@ -246,7 +246,7 @@ impl Tenants {
         Arc::clone(tenant)
     }
 
-    /// Who has an entry of a table that is a peer's, and a tenant's if it has one. Programs of the only
+    /// To whom an entry of a table counts: to the tenant, or to the peer. Programs of the only
     /// tenant share by their addresses.
     pub(super) fn by(&self, tenant: Option<farmem_trust::Tenant>, peer: Peer) -> By {
         match tenant {

@@ -482,7 +482,7 @@ impl State {
             return false;
         }
         let held = self.held();
-        // Requests under way have no answer any more. Who waits for them asks again.
+        // No request under way is answered any more. Threads that wait ask again.
         self.asked.clear();
         let is_back = self.link.again(&held, Some(LOST_WITHIN)).is_ok();
         self.alone_ns = (!is_back).then_some(now);

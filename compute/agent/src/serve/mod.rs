@@ -128,7 +128,7 @@ impl Service {
         }))
     }
 
-    /// The nodes, for a clerk: a move lets it go first.
+    /// Locks the nodes on behalf of a clerk. A move lets it go first.
     fn nodes(&self) -> Held<'_, Sources> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let nodes = self.blocks.lock();

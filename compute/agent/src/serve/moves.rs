@@ -66,7 +66,7 @@ impl Service {
         let begins = self.begins.lock();
         let is_now = || ledger.address(ledger.current().0).as_ref() == Some(at);
         let waited = match self.finish_move() {
-            // What has no room at the node that it was to go to may have it at this one.
+            // Blocks without room at the node that they were to go to may have room at this one.
             Err(MoveError::Room) if !is_now() => Err(MoveError::Room),
             ended => Ok(ended?),
         };
@@ -130,8 +130,8 @@ impl Service {
         Ok(())
     }
 
-    /// Waits for clerks that wait for the nodes: a program waits for each, and a lock does not know
-    /// who came first.
+    /// Waits for clerks that wait for the nodes. A program waits behind each, and the lock is not
+    /// given in the order of asking.
     fn let_clerks_in(&self) {
         let begun = raw::now_ns();
         while self.waiting.load(Ordering::Relaxed) > 0 && raw::now_ns() - begun < AFTER_YOU_NS {

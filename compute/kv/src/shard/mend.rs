@@ -286,8 +286,8 @@ impl Filler<'_> {
         let section = self.space.section();
         self.claim(at, there).await?;
         let segments = !self.reach.rules.get().broken(Bug::FillWithoutSegments);
-        // One that was retired long before this section began may be written anew, to both nodes,
-        // while this has its old bytes under way. The index does not refer to it.
+        // A place that was retired long before this section began may be used again, and written at
+        // both nodes, while its old bytes are under way. The index does not refer to it.
         let epoch = if self.reach.rules.get().broken(Bug::FillSoonFree) { 0 } else { section.epoch };
         let ranges = self.space.heap.borrow().settled(at, epoch, segments);
         if self.space.heap.borrow().piece_bytes(at).is_none() {

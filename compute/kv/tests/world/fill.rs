@@ -1,4 +1,4 @@
-//! A node is filled that takes the place of one that has ended: what each front end does, as tasks.
+//! The tasks of a front end while a new node is filled in place of one that has ended.
 
 use super::{Chooser, Memory, Random};
 use farmem_kv::layout::Stage;

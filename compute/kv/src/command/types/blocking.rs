@@ -20,7 +20,7 @@ const RARELY: u32 = 500;
 /// the front end's time.
 const A_MS: usize = 32;
 
-/// The time between two looks at so many keys, in ms, behind one of `before`.
+/// Milliseconds until the next look at this number of keys. `before`: the pause before this look.
 pub fn pause_behind(before: u32, keys: usize) -> u32 {
     let often = (keys / A_MS) as u32;
     (before + 1 + often / 8).min(often.clamp(LONGEST, RARELY))

@@ -79,7 +79,8 @@ impl Heap {
     /// epoch is under way: linked or retired ones. `segments`: also those to which no slot refers.
     pub fn settled(&self, at: At, epoch: u64, segments: bool) -> Vec<(At, u64)> {
         let Some(piece) = self.pieces.get(&at) else { return Vec::new() };
-        let soon: BTreeSet<At> = self.soon_free(epoch).collect();
+        let of_piece = at..at + u64::from(piece.bytes);
+        let soon: BTreeSet<At> = self.soon_free(epoch).filter(|free| of_piece.contains(free)).collect();
         let step = if is_whole(piece.class) { u64::from(piece.bytes) - PIECE_HEADER } else { class_bytes(piece.class) };
         let mut ranges: Vec<(At, u64)> = Vec::new();
         for (n, place) in piece.places.iter().enumerate() {

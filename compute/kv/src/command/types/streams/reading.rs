@@ -40,7 +40,7 @@ const AGAIN: usize = 64 << 20;
 /// Bytes of a stream that take about as long as an item of another type.
 const BYTES_AN_ITEM: usize = 64;
 
-/// What one look takes.
+/// The time and memory that one look takes.
 #[derive(Default)]
 struct Cost<'k> {
     seen: HashSet<&'k [u8]>,
