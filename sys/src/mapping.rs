@@ -227,6 +227,14 @@ impl Mapping {
         at.cast::<AtomicU64>().is_aligned().then(|| unsafe { &*at.cast::<AtomicU64>() })
     }
 
+    /// The aligned words from an offset on. `None` where not all of them are there.
+    #[inline]
+    pub fn words(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
+        let at = self.at(offset, 8 * count as u64)?.cast::<AtomicU64>();
+        // SAFETY: as in `word`; all of them are inside the mapping.
+        at.is_aligned().then(|| unsafe { std::slice::from_raw_parts(at, count) })
+    }
+
     /// Compares and swaps a word. Its old value; `None` when there is no such word.
     #[inline]
     pub fn cas(&self, offset: u64, expected: u64, new: u64) -> Option<u64> {

@@ -17,16 +17,20 @@ use crate::lane::Lane;
 use crate::ways::{AbandonOnUnwind, Verb};
 use crate::{Addr, Error, Result};
 use farmem_fabric::Refusal;
-use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::key::Key;
-use farmem_protocol::near::{Bytes, Call, FRAME, Function, MAX_BYTES, MAX_HOPS, MAX_PIECE, Range, Reply, Which, laid};
+use farmem_protocol::near::{Bytes, Call, FRAME, Function, MAX_BYTES, MAX_HOPS, Range, Reply, Which, laid};
 use std::sync::atomic::Ordering;
 
+mod columns;
+mod flights;
+mod gather;
 mod group;
 pub mod mark;
 mod wasm;
 mod words;
 
+pub use columns::{Pair, Scanning};
+pub use gather::Gathering;
 pub use group::Columned;
 pub use words::{Change, Committed, MAX_LIST};
 
@@ -37,9 +41,6 @@ const TOGETHER: usize = 16;
 
 /// For fewer pieces READs take no more bytes than a GATHER.
 const FEW: usize = 4;
-
-/// Two ranges of a [`Near::scan_columns`], each by its address and its bytes.
-pub type Pair = ((Addr, u64), (Addr, u64));
 
 /// Where a chase ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -128,111 +129,10 @@ impl Near<'_> {
         Ok(found)
     }
 
-    /// Runs [`Columns`] over pairs of ranges: the tested elements, and those to be summed. One result
-    /// for each pair, whose sums are taken in order. Both ranges of a pair lie within one piece
-    /// each, and have 256 KiB together at most.
-    ///
-    /// # Errors
-    /// As [`Lane::read`]; [`Error::Size`] where the ranges of a pair do not have as many elements,
-    /// or too many.
-    pub fn scan_columns(&mut self, pairs: &[Pair], columns: &Columns) -> Result<Vec<Found>> {
-        let mut all = Vec::with_capacity(pairs.len());
-        for some in pairs.chunks(TOGETHER) {
-            let calls = some.iter().map(|&((at, len), (values, bytes))| {
-                let (source, list) = (self.range(at, len)?, self.range(values, bytes)?);
-                let call = Call { source, list, function: Function::Columns(*columns) };
-                call.check().map_err(|_| Error::Size(len))?;
-                Ok((at.node(), call))
-            });
-            let calls = calls.collect::<Result<Vec<(usize, Call)>>>()?;
-            let alike = some.iter().all(|((at, _), (values, _))| at.node() == values.node());
-            let replies = if alike { self.compute(&calls)? } else { vec![None; calls.len()] };
-            for (&((at, len), (values, bytes)), reply) in some.iter().zip(replies) {
-                all.push(match reply {
-                    Some(Reply::Found(found)) => found,
-                    _ => {
-                        let (mut tests, mut summed) = (vec![0; len as usize], vec![0; bytes as usize]);
-                        let mut batch = self.lane.batch();
-                        batch.read(at, &mut tests).read(values, &mut summed);
-                        batch.run().into_iter().try_for_each(|done| done.map(drop))?;
-                        let mut found = Found::none(columns.value);
-                        columns.run(&tests, &summed, &mut found);
-                        found
-                    }
-                });
-            }
-        }
-        Ok(all)
-    }
-
     /// Whether functions on memory of this node are carried out there: it has not refused any, and
     /// its memory is not mapped here.
     pub fn computes(&self, node: usize) -> bool {
         self.is_computed(node)
-    }
-
-    /// The pieces of `each` bytes (1 to 4096) at these places, one behind the other in their order.
-    ///
-    /// # Errors
-    /// As [`Lane::read`]; [`Error::Size`] of a piece.
-    pub fn gather(&mut self, places: &[Addr], each: u32) -> Result<Vec<u8>> {
-        if !(1..=MAX_PIECE).contains(&each) {
-            return Err(Error::Size(u64::from(each)));
-        }
-        let mut gathered = vec![0; places.len() * each as usize];
-        // By slabs: a call has one source.
-        let mut order: Vec<usize> = (0..places.len()).collect();
-        order.sort_by_key(|&n| (places[n].node(), places[n].slab()));
-        for slab in
-            order.chunk_by(|&a, &b| (places[a].node(), places[a].slab()) == (places[b].node(), places[b].slab()))
-        {
-            let most = ((MAX_BYTES - 8) / (u64::from(each) + 4)) as usize;
-            for some in slab.chunks(most) {
-                let at: Vec<Addr> = some.iter().map(|&n| places[n]).collect();
-                let run = match self.gather_there(&at, each)? {
-                    Some(run) => run,
-                    None => self.gather_here(&at, each)?,
-                };
-                for (piece, &n) in run.chunks_exact(each as usize).zip(some) {
-                    gathered[n * each as usize..][..each as usize].copy_from_slice(piece);
-                }
-            }
-        }
-        Ok(gathered)
-    }
-
-    fn gather_here(&mut self, places: &[Addr], each: u32) -> Result<Vec<u8>> {
-        let mut run = vec![0; places.len() * each as usize];
-        for (some, run) in places.chunks(1024).zip(run.chunks_mut(1024 * each as usize)) {
-            let mut batch = self.lane.batch();
-            for (&at, piece) in some.iter().zip(run.chunks_exact_mut(each as usize)) {
-                batch.read(at, piece);
-            }
-            batch.run().into_iter().try_for_each(|done| done.map(drop))?;
-        }
-        Ok(run)
-    }
-
-    /// [`Near::gather`] by the node: the list goes there, and the pieces come back, in one round
-    /// trip. `None`: the node does not do it.
-    fn gather_there(&mut self, places: &[Addr], each: u32) -> Result<Option<Vec<u8>>> {
-        let node = places[0].node();
-        if places.len() < FEW || !self.is_computed(node) || self.lane.memory().inner.region.is_some() {
-            return Ok(None);
-        }
-        for &at in places {
-            self.range(at, u64::from(each))?;
-        }
-        let source = self.range(Addr::of(node, places[0].slab(), 0), SLAB_BYTES)?;
-        let count = places.len() as u32;
-        let list: Vec<u8> = places.iter().flat_map(|at| (at.offset() as u32).to_le_bytes()).collect();
-        let Some(scratch) = self.scratch(node)? else { return Ok(None) };
-        let mut run = vec![0; places.len() * each as usize];
-        let bytes = laid(count) + run.len() as u64;
-        let call = Call { source, list: self.range(scratch, bytes)?, function: Function::Gather { count, each } };
-        let done = self.around(call, (scratch, &list), (scratch + laid(count), &mut run));
-        self.lane.memory().inner.keep_scratch(node, scratch);
-        Ok(done?.map(|_| run))
     }
 
     /// Copies within one node, or between two. The ranges do not overlap.

@@ -187,6 +187,11 @@ impl Ways {
         self.end(number).result
     }
 
+    /// Whether an operation of [`Ways::begin_waited`] has ended, as far as completions were taken.
+    pub fn is_over(&self, number: Number) -> bool {
+        self.operations[number.0 as usize].left == 0
+    }
+
     /// Starts one operation, rings and waits for it.
     ///
     /// # Safety

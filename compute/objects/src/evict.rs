@@ -431,11 +431,4 @@ impl Evictor {
         }
         Ok(self.way.lane.near().scan(&ranges, scan)?)
     }
-
-    /// Fetches `each` bytes of these objects, which are away: pairs of a word and an offset.
-    pub fn gather_away(&mut self, away: &[(Word, u64)], each: u32) -> Result<Vec<u8>> {
-        let place = |&(word, offset): &(Word, u64)| Some(self.homes.addr(word.home())? + offset);
-        let places: Option<Vec<Addr>> = away.iter().map(place).collect();
-        Ok(self.way.lane.near().gather(&places.ok_or(Error::OtherHeap)?, each)?)
-    }
 }

@@ -185,11 +185,6 @@ impl Inner {
         self.evictor.borrow_mut().scan_away(away, scan)
     }
 
-    /// Bytes of objects that are away, from an offset of each.
-    pub fn gather_away(&self, away: &[(Word, u64)], each: u32) -> Result<Vec<u8>> {
-        self.evictor.borrow_mut().gather_away(away, each)
-    }
-
     /// A lane of its own, for bytes that come past the frames.
     pub fn lane(&self) -> Result<Lane> {
         Ok(self.memory.lane()?)

@@ -10,6 +10,9 @@ use farmem::near::{Found, Kind, Scan};
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 
+/// Elements of which the CPU is told ahead of their use: as many as it fetches at once.
+const AHEAD: usize = 16;
+
 /// A number that a field can be seen as: `u64`, `i64` or `f64`.
 pub trait Number: Copy + private::Bits {}
 impl Number for u64 {}
@@ -217,29 +220,34 @@ impl<T: Far> FarVec<T> {
     /// # Errors
     /// As [`FarVec::get`].
     pub fn gather(&self, indices: &[usize]) -> Result<Vec<T>> {
-        let size = size_of::<T>();
-        let (heap, scope) = (self.heap(), self.heap().scope());
-        let mut gathered: Vec<Option<T>> = Vec::with_capacity(indices.len());
-        let (mut away, mut missing) = (Vec::new(), Vec::new());
+        let (size, len) = (size_of::<T>(), self.len());
+        if let Some(&index) = indices.iter().find(|&&index| index >= len) {
+            return Err(Error::Index { index, len });
+        }
+        let (inner, scope) = (&self.heap().inner, self.heap().scope());
+        let class = FarBox::<Chunk>::CLASS;
+        let place = |index: usize| (&self.chunks()[index / Self::EACH], index % Self::EACH);
+        let mut gathered: Vec<T> = indices.iter().map(|_| T::new_zeroed()).collect();
+        let mut take = |n: usize, bytes: &[u8]| gathered[n] = copied(bytes);
+        let mut lane = inner.lane()?;
+        // Nodes gather what is away while local elements are copied here.
+        let mut gathering = lane.near().gathering(size as u32)?;
         for (n, &index) in indices.iter().enumerate() {
-            let len = self.len();
-            let chunk = self.chunks().get(index / Self::EACH).filter(|_| index < len);
-            let chunk = chunk.ok_or(Error::Index { index, len })?;
-            if heap.inner.is_local(FarBox::<Chunk>::CLASS, chunk.word()) {
-                let element = &slice::<T>(&chunk.get(&scope)?.0)[index % Self::EACH];
-                gathered.push(Some(copied(element.as_bytes())));
+            if let Some(&next) = indices.get(n + AHEAD) {
+                let (chunk, at) = place(next);
+                inner.arena.touch(inner.arena.of_word(class, chunk.word()));
+                inner.arena.touch_byte(class, chunk.word(), at * size);
+            }
+            let (chunk, at) = place(index);
+            if inner.is_local(class, chunk.word()) {
+                take(n, slice::<T>(&chunk.get(&scope)?.0)[at].as_bytes());
             } else {
-                gathered.push(None);
-                missing.push(n);
-                away.push((chunk.word(), (index % Self::EACH * size) as u64));
+                let home = inner.home(chunk.word()).ok_or(Error::OtherHeap)?;
+                gathering.add(n, home + (at * size) as u64, &mut take)?;
             }
         }
-        drop(scope);
-        let bytes = heap.inner.gather_away(&away, size as u32)?;
-        for (n, bytes) in missing.into_iter().zip(bytes.chunks_exact(size)) {
-            gathered[n] = Some(copied(bytes));
-        }
-        Ok(gathered.into_iter().flatten().collect())
+        gathering.finish(&mut take)?;
+        Ok(gathered)
     }
 }
 

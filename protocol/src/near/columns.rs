@@ -2,6 +2,9 @@
 
 use super::scan::{Field, Found, Kind, eight, four};
 
+/// Rows of which is noted which pass.
+const ROWS: usize = 128;
+
 /// The columns of a scan and its bounds. Record n is element n of both columns. Bounds are as
 /// those of [`super::Scan`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,36 +49,51 @@ impl Columns {
         found: &mut Found,
     ) {
         let (least, most) = (T::of(self.least), T::of(self.most));
-        let passes = tests.iter().map(|one| {
+        let passes = |one: &[u8; N]| {
             let tested = test(one);
-            least <= tested && tested <= most
-        });
+            // Both sides are looked at: no jump, which the CPU would have to guess.
+            (least <= tested) & (tested <= most)
+        };
         match kind {
-            Kind::U32 => summed(passes, values.as_chunks::<4>().0, |one| u64::from(four(one, 0)), found),
-            Kind::I32 => summed(passes, values.as_chunks::<4>().0, |one| i64::from(four(one, 0) as i32), found),
-            Kind::U64 => summed(passes, values.as_chunks::<8>().0, |one| eight(one, 0), found),
-            Kind::I64 => summed(passes, values.as_chunks::<8>().0, |one| eight(one, 0) as i64, found),
-            Kind::F64 => summed(passes, values.as_chunks::<8>().0, |one| f64::from_bits(eight(one, 0)), found),
+            Kind::U32 => summed(tests, passes, values.as_chunks::<4>().0, |one| u64::from(four(one, 0)), found),
+            Kind::I32 => summed(tests, passes, values.as_chunks::<4>().0, |one| i64::from(four(one, 0) as i32), found),
+            Kind::U64 => summed(tests, passes, values.as_chunks::<8>().0, |one| eight(one, 0), found),
+            Kind::I64 => summed(tests, passes, values.as_chunks::<8>().0, |one| eight(one, 0) as i64, found),
+            Kind::F64 => summed(tests, passes, values.as_chunks::<8>().0, |one| f64::from_bits(eight(one, 0)), found),
         }
     }
 }
 
+/// Adds the values of rows that pass, in order. Of some rows at a time it first notes which pass.
 #[inline(always)]
-fn summed<V: Field, const N: usize>(
-    passes: impl Iterator<Item = bool>,
-    values: &[[u8; N]],
-    value: impl Fn(&[u8; N]) -> V,
+fn summed<V: Field, const N: usize, const M: usize>(
+    tests: &[[u8; N]],
+    passes: impl Fn(&[u8; N]) -> bool,
+    values: &[[u8; M]],
+    value: impl Fn(&[u8; M]) -> V,
     found: &mut Found,
 ) {
-    let (mut count, mut sum) = (0, V::of(found.sum));
+    let mut count = 0;
+    let mut sum = V::of(found.sum);
     let (mut least, mut most) = (V::of(found.least), V::of(found.most));
-    for (passes, one) in passes.zip(values) {
-        if passes {
-            let value = value(one);
-            count += 1;
-            sum = sum.plus(value);
-            least = if value < least { value } else { least };
-            most = if value > most { value } else { most };
+    let mut add = |one: &[u8; M]| {
+        let value = value(one);
+        sum = sum.plus(value);
+        least = if value < least { value } else { least };
+        most = if value > most { value } else { most };
+    };
+    for (tests, values) in tests.chunks(ROWS).zip(values.chunks(ROWS)) {
+        let rows = tests.len().min(values.len());
+        let (mut passing, mut all) = ([0; ROWS], 0);
+        for (row, one) in tests[..rows].iter().enumerate() {
+            // A row that does not pass is written over by the next one. `all` is at most the row.
+            passing[all % ROWS] = row as u8;
+            all += usize::from(passes(one));
+        }
+        count += all as u64;
+        match all == rows {
+            true => values[..rows].iter().for_each(&mut add),
+            false => passing[..all].iter().filter_map(|&row| values.get(usize::from(row))).for_each(&mut add),
         }
     }
     found.count += count;

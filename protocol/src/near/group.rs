@@ -22,7 +22,7 @@ const ROWS: usize = 1024;
 /// Places of the table by which a key's group is found. Not half of them are used.
 const PLACES: usize = 1024;
 const _: () = assert!(PLACES > 2 * MAX_GROUPS as usize && PLACES.is_power_of_two());
-/// Of a row that is in no group.
+/// Of a place that no group has.
 const NONE: u16 = u16::MAX;
 
 /// The parameters of a grouping.
@@ -116,29 +116,35 @@ impl Group {
         let of = |kind: Kind| ROWS * usize::from(kind.bytes());
         let mut tests = tests.chunks(self.test.map_or(1, of));
         keys.chunks(of(self.key)).zip(values.chunks(of(self.value))).all(|(keys, values)| {
-            let mut group = [0; ROWS];
-            if let Some(test) = self.test {
-                self.test(test, tests.next().unwrap_or_default(), &mut group);
-            }
+            let (mut rows, mut group) = ([0; ROWS], [0; ROWS]);
+            let all = keys.len() / usize::from(self.key.bytes());
+            let passing = match self.test {
+                Some(test) => self.test(test, tests.next().unwrap_or_default(), &mut rows),
+                None => {
+                    rows.iter_mut().zip(0..).for_each(|(row, number)| *row = number);
+                    ROWS
+                }
+            };
+            let rows = &rows[..passing.min(all)];
             let numbered = match self.key.bytes() {
-                4 => table.number(keys.as_chunks::<4>().0.iter().map(|key| four(key, 0).into()), &mut group),
-                _ => table.number(keys.as_chunks::<8>().0.iter().map(|key| eight(key, 0)), &mut group),
+                4 => table.number(keys.as_chunks::<4>().0, |key| four(key, 0).into(), rows, &mut group),
+                _ => table.number(keys.as_chunks::<8>().0, |key| eight(key, 0), rows, &mut group),
             };
             if numbered {
-                table.sum(self.value, values, &group);
+                table.sum(self.value, values, rows, &group);
             }
             numbered
         })
     }
 
-    /// Marks rows that do not pass.
-    fn test(&self, kind: Kind, tests: &[u8], group: &mut [u16; ROWS]) {
+    /// Notes the rows that pass, and returns how many.
+    fn test(&self, kind: Kind, tests: &[u8], rows: &mut [u16; ROWS]) -> usize {
         match kind {
-            Kind::U32 => self.bounded(tests.as_chunks::<4>().0, |one| u64::from(four(one, 0)), group),
-            Kind::I32 => self.bounded(tests.as_chunks::<4>().0, |one| i64::from(four(one, 0) as i32), group),
-            Kind::U64 => self.bounded(tests.as_chunks::<8>().0, |one| eight(one, 0), group),
-            Kind::I64 => self.bounded(tests.as_chunks::<8>().0, |one| eight(one, 0) as i64, group),
-            Kind::F64 => self.bounded(tests.as_chunks::<8>().0, |one| f64::from_bits(eight(one, 0)), group),
+            Kind::U32 => self.bounded(tests.as_chunks::<4>().0, |one| u64::from(four(one, 0)), rows),
+            Kind::I32 => self.bounded(tests.as_chunks::<4>().0, |one| i64::from(four(one, 0) as i32), rows),
+            Kind::U64 => self.bounded(tests.as_chunks::<8>().0, |one| eight(one, 0), rows),
+            Kind::I64 => self.bounded(tests.as_chunks::<8>().0, |one| eight(one, 0) as i64, rows),
+            Kind::F64 => self.bounded(tests.as_chunks::<8>().0, |one| f64::from_bits(eight(one, 0)), rows),
         }
     }
 
@@ -146,13 +152,17 @@ impl Group {
         &self,
         tests: &[[u8; N]],
         test: impl Fn(&[u8; N]) -> T,
-        group: &mut [u16; ROWS],
-    ) {
+        rows: &mut [u16; ROWS],
+    ) -> usize {
         let (least, most) = (T::of(self.least), T::of(self.most));
-        for (group, one) in group.iter_mut().zip(tests) {
+        let mut passing = 0;
+        for (row, one) in tests.iter().take(ROWS).enumerate() {
             let tested = test(one);
-            *group = if least <= tested && tested <= most { 0 } else { NONE };
+            // A row that does not pass is written over by the next one. No jump is to be guessed.
+            rows[passing % ROWS] = row as u16;
+            passing += usize::from((least <= tested) & (tested <= most));
         }
+        passing
     }
 
     /// The groups of a work range's bytes behind the names.
@@ -205,9 +215,16 @@ impl Group {
 }
 
 impl Table {
-    /// Numbers the rows by their groups. Rows that are marked [`NONE`] have none.
-    fn number(&mut self, keys: impl Iterator<Item = u64>, group: &mut [u16; ROWS]) -> bool {
-        for (group, key) in group.iter_mut().zip(keys).filter(|(group, _)| **group != NONE) {
+    /// Numbers these rows by their groups.
+    fn number<const N: usize>(
+        &mut self,
+        keys: &[[u8; N]],
+        key: impl Fn(&[u8; N]) -> u64,
+        rows: &[u16],
+        group: &mut [u16; ROWS],
+    ) -> bool {
+        for (&row, group) in rows.iter().zip(group) {
+            let key = keys.get(usize::from(row)).map_or(0, &key);
             let mut place = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54) as usize;
             *group = loop {
                 match self.places[place] {
@@ -226,13 +243,13 @@ impl Table {
         true
     }
 
-    fn sum(&mut self, kind: Kind, values: &[u8], group: &[u16; ROWS]) {
+    fn sum(&mut self, kind: Kind, values: &[u8], rows: &[u16], group: &[u16; ROWS]) {
         match kind {
-            Kind::U32 => self.summed(values.as_chunks::<4>().0, |one| u64::from(four(one, 0)), group),
-            Kind::I32 => self.summed(values.as_chunks::<4>().0, |one| i64::from(four(one, 0) as i32), group),
-            Kind::U64 => self.summed(values.as_chunks::<8>().0, |one| eight(one, 0), group),
-            Kind::I64 => self.summed(values.as_chunks::<8>().0, |one| eight(one, 0) as i64, group),
-            Kind::F64 => self.summed(values.as_chunks::<8>().0, |one| f64::from_bits(eight(one, 0)), group),
+            Kind::U32 => self.summed(values.as_chunks::<4>().0, |one| u64::from(four(one, 0)), rows, group),
+            Kind::I32 => self.summed(values.as_chunks::<4>().0, |one| i64::from(four(one, 0) as i32), rows, group),
+            Kind::U64 => self.summed(values.as_chunks::<8>().0, |one| eight(one, 0), rows, group),
+            Kind::I64 => self.summed(values.as_chunks::<8>().0, |one| eight(one, 0) as i64, rows, group),
+            Kind::F64 => self.summed(values.as_chunks::<8>().0, |one| f64::from_bits(eight(one, 0)), rows, group),
         }
     }
 
@@ -240,10 +257,13 @@ impl Table {
         &mut self,
         values: &[[u8; N]],
         value: impl Fn(&[u8; N]) -> V,
+        rows: &[u16],
         group: &[u16; ROWS],
     ) {
-        for (one, &group) in values.iter().zip(group).filter(|(_, group)| **group != NONE) {
-            self.groups[usize::from(group)].found.add(value(one));
+        for (&row, &group) in rows.iter().zip(group) {
+            if let Some(one) = values.get(usize::from(row)) {
+                self.groups[usize::from(group)].found.add(value(one));
+            }
         }
     }
 

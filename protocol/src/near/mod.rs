@@ -55,6 +55,8 @@ pub const MAX_WAIT_MS: u32 = 50;
 pub const MAX_PIECE: u32 = 4096;
 /// Bytes that are copied out of the memory at a time.
 const STEP: usize = 16 << 10;
+/// Pieces of a list of which the CPU is told ahead of their use: as many as it fetches at once.
+const AHEAD: usize = 16;
 
 /// A range of the caller's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -285,12 +287,17 @@ impl Call {
                 let (test, value) = (usize::from(columns.test.bytes()), usize::from(columns.value.bytes()));
                 let mut found = Found::none(columns.value);
                 let (mut tests, mut values) = ([0; STEP / 2], [0; STEP / 2]);
+                let is_one = self.source == self.list;
                 let (all, step) = (self.source.len / test as u64, STEP / 2 / test.max(value));
                 for first in (0..all).step_by(step) {
                     in_time(memory)?;
                     let rows = (all - first).min(step as u64) as usize;
                     let (tests, values) = (&mut tests[..rows * test], &mut values[..rows * value]);
                     memory.read(Which::Source, first * test as u64, tests)?;
+                    if is_one {
+                        columns.run(tests, tests, &mut found);
+                        continue;
+                    }
                     memory.read(Which::List, first * value as u64, values)?;
                     columns.run(tests, values, &mut found);
                 }
@@ -354,8 +361,12 @@ impl Call {
             if !gathers {
                 memory.read(Which::List, run, bytes)?;
             }
-            for (offset, piece) in offsets.chunks_exact(4).zip(bytes.chunks_exact_mut(each as usize)) {
-                let at = u64::from(u32::from_le_bytes(offset.try_into().ok()?));
+            let offsets = offsets.as_chunks::<4>().0;
+            for (n, (offset, piece)) in offsets.iter().zip(bytes.chunks_exact_mut(each as usize)).enumerate() {
+                if let Some(next) = offsets.get(n + AHEAD) {
+                    memory.touch(Which::Source, u32::from_le_bytes(*next).into());
+                }
+                let at = u64::from(u32::from_le_bytes(*offset));
                 at.checked_add(u64::from(each)).filter(|&end| end <= self.source.len)?;
                 match gathers {
                     true => memory.read(Which::Source, at, piece)?,

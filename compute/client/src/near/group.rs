@@ -1,5 +1,6 @@
 //! Groups: a column summed by the values of another, part by part.
 
+use super::flights::{Flights, Landed};
 use super::{Call, Function, Near, Reply, TOGETHER};
 use crate::{Addr, Error, Result};
 use farmem_protocol::near::group::{Group, Grouped, Named};
@@ -26,13 +27,15 @@ impl Near<'_> {
     pub fn group(&mut self, parts: &[Columned], group: &Group) -> Result<Vec<Option<Vec<Grouped>>>> {
         parts.iter().try_for_each(|part| part.check(group))?;
         let mut all = Vec::with_capacity(parts.len());
+        // Groups that a part is expected to have: as many as those before.
+        let mut expected = 0;
         for some in parts.chunks(TOGETHER) {
             let node = some[0].keys.0.node();
             let there = some.iter().all(|part| part.nodes().all(|other| other == node)) && self.is_computed(node);
             let scratch = if there { self.scratch(node)? } else { None };
             let replies = match scratch {
                 Some(scratch) => {
-                    let replies = self.group_there(some, group, scratch);
+                    let replies = self.group_there(some, group, scratch, &mut expected);
                     self.lane.memory().inner.keep_scratch(node, scratch);
                     replies?
                 }
@@ -48,35 +51,44 @@ impl Near<'_> {
         Ok(all)
     }
 
-    /// Has a node group some parts: their names go there, then the calls, and the groups come back:
-    /// three round trips. `None` for each that the node did not do.
+    /// Has a node group some parts. Their names go there with the calls, and as many groups as are
+    /// expected come back, in one round trip. If there are more, the rest comes in another one.
+    /// `None` for each part that the node did not do.
     fn group_there(
         &mut self,
         parts: &[Columned],
         group: &Group,
         scratch: Addr,
+        expected: &mut usize,
     ) -> Result<Vec<Option<Option<Vec<Grouped>>>>> {
         let node = scratch.node();
         let work = |n: usize| scratch + n as u64 * group.work();
-        let (mut calls, mut names) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
+        let mut flights = Flights::new(self.lane);
         for (n, part) in parts.iter().enumerate() {
-            let source = self.range(part.keys.0, part.keys.1)?;
-            let call = Call { source, list: self.range(work(n), group.work())?, function: Function::Group(*group) };
-            let values = self.range(part.values.0, part.values.1)?;
-            let tests = part.tests.map(|(at, len)| self.range(at, len)).transpose()?;
-            names.push(Named::new(values, tests));
-            calls.push((node, call));
+            let mut near = flights.near();
+            let source = near.range(part.keys.0, part.keys.1)?;
+            let call = Call { source, list: near.range(work(n), group.work())?, function: Function::Group(*group) };
+            let values = near.range(part.values.0, part.values.1)?;
+            let tests = part.tests.map(|(at, len)| near.range(at, len)).transpose()?;
+            let named = Named::new(values, tests).bytes().to_vec();
+            let run = (*expected > 0).then(|| (work(n) + Group::GROUPS_AT, vec![0; *expected * Self::GROUP]));
+            flights.post((node, call), Some((work(n), named)), run, ());
         }
-        let mut batch = self.lane.batch();
-        for (n, named) in names.iter().enumerate() {
-            batch.write(work(n), named.bytes());
+        flights.ring();
+        let (mut replies, mut bytes) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
+        while let Some(Landed { reply, run, .. }) = flights.land() {
+            replies.push(reply?);
+            bytes.push(run);
         }
-        batch.run().into_iter().try_for_each(|done| done.map(drop))?;
-        let replies = self.compute(&calls)?;
-        let mut bytes: Vec<Vec<u8>> = replies.iter().map(|reply| vec![0; groups_of(reply) * Self::GROUP]).collect();
+        drop(flights);
         let mut batch = self.lane.batch();
-        for (n, bytes) in bytes.iter_mut().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
-            batch.read(work(n) + Group::GROUPS_AT, bytes);
+        for (n, (reply, bytes)) in replies.iter().zip(&mut bytes).enumerate() {
+            let came = bytes.len();
+            *expected = groups_of(reply).max(*expected);
+            bytes.resize(groups_of(reply) * Self::GROUP, 0);
+            if bytes.len() > came {
+                batch.read(work(n) + Group::GROUPS_AT + came as u64, &mut bytes[came..]);
+            }
         }
         batch.run().into_iter().try_for_each(|done| done.map(drop))?;
         let grouped = |((part, reply), bytes): ((&Columned, Option<Reply>), Vec<u8>)| match reply? {

@@ -7,8 +7,8 @@
 use super::expr::{Bounds, Rows, Test, first, kind, place};
 use super::{Column, Expr, FarFrame, Groups, PART, STEP, Steps, Table, Type, Value, View, position, series, width};
 use crate::{Chunk, Error, FarBox, Result};
-use farmem::Addr;
-use farmem::near::{Columns, Found, Kind};
+use farmem::near::{Columns, Found, Kind, Scanning};
+use farmem::{Addr, Lane};
 use std::ops::Range;
 
 /// Rows that are collected together.
@@ -319,52 +319,75 @@ impl<'a> Selected<'a> {
     fn gathered(&self, mut used: Vec<usize>, test: Option<&Test>, value: usize) -> Result<Acc> {
         let frame = self.frame;
         let mut parts = vec![None; frame.rows.div_ceil(PART)];
-        self.ask(&used, test, value, &mut parts)?;
+        let mut lane = frame.heap.inner.lane()?;
+        let (asked, mut scanning) = self.ask(&mut lane, &used, test, value).unzip();
+        let asked = asked.unwrap_or_default();
+        if let Some(scanning) = &mut scanning {
+            scanning.go_on()?;
+        }
         let at = place(&mut used, value);
-        let streamed: Vec<bool> = parts.iter().map(Option::is_none).collect();
-        if streamed.contains(&true) {
-            let steps = Steps::new(frame, &used)?;
-            steps.visit(
-                0..frame.rows,
-                |part| streamed[part],
-                |row, views| {
-                    let known = views[at].known();
-                    let rows = match test {
-                        Some(test) => {
-                            let said = test.of(views);
-                            std::array::from_fn(|n| said.is[n] & known[n])
+        let mut streamed = vec![true; parts.len()];
+        asked.iter().for_each(|&part| streamed[part] = false);
+        loop {
+            if streamed.contains(&true) {
+                Steps::new(frame, &used)?.visit(
+                    0..frame.rows,
+                    |part| streamed[part],
+                    |row, views| {
+                        // Nodes look at their parts meanwhile.
+                        if let Some(scanning) = &mut scanning {
+                            scanning.go_on()?;
                         }
-                        None => known,
-                    };
-                    parts[row / PART].get_or_insert(Acc::NONE).add_all(&views[at], &rows);
-                    Ok(())
-                },
-            )?;
+                        let known = views[at].known();
+                        let rows = match test {
+                            Some(test) => {
+                                let said = test.of(views);
+                                std::array::from_fn(|n| said.is[n] & known[n])
+                            }
+                            None => known,
+                        };
+                        parts[row / PART].get_or_insert(Acc::NONE).add_all(&views[at], &rows);
+                        Ok(())
+                    },
+                )?;
+            }
+            let Some(scanning) = scanning.take() else { break };
+            streamed.fill(false);
+            for (&part, found) in asked.iter().zip(scanning.finish()?) {
+                // A sum that may have wrapped is taken again here.
+                parts[part] = Acc::of_found(&found);
+                streamed[part] = parts[part].is_none();
+            }
         }
         Ok(parts.into_iter().flatten().fold(Acc::NONE, Acc::and))
     }
 
-    /// Has nodes sum the parts that are theirs to sum.
-    fn ask(&self, used: &[usize], test: Option<&Test>, value: usize, parts: &mut [Option<Acc>]) -> Result<()> {
+    /// The parts that are nodes' to sum, and the scan of these. `None`: there are none.
+    fn ask<'l>(
+        &self,
+        lane: &'l mut Lane,
+        used: &[usize],
+        test: Option<&Test>,
+        value: usize,
+    ) -> Option<(Vec<usize>, Scanning<'l>)> {
         let frame = self.frame;
         let value = &frame.columns[value];
-        let (Some(summed), None) = (kind(value.kind), &value.valid) else { return Ok(()) };
+        let (Some(summed), None) = (kind(value.kind), &value.valid) else { return None };
         let (tested, test, bounds) = match test {
             Some(Test::Within(at, bounds)) => {
                 let column = &frame.columns[used[*at]];
-                let (Some(kind), None) = (kind(column.kind), &column.valid) else { return Ok(()) };
+                let (Some(kind), None) = (kind(column.kind), &column.valid) else { return None };
                 (column, kind, *bounds)
             }
             // Any bits are within these.
             None if width(value.kind) == 64 => (value, Kind::U64, Bounds::U64(0, u64::MAX)),
             None => (value, Kind::U32, Bounds::U64(0, u32::MAX.into())),
-            Some(_) => return Ok(()),
+            Some(_) => return None,
         };
-        let mut lane = frame.heap.inner.lane()?;
         let (least, most) = bounds.bits();
         let columns = Columns { test, least, most, value: summed };
         let (mut numbers, mut pairs) = (Vec::new(), Vec::new());
-        for number in 0..parts.len() {
+        for number in 0..frame.rows.div_ceil(PART) {
             let rows = number * PART..frame.rows.min((number + 1) * PART);
             let both = (self.away(tested, &rows), self.away(value, &rows));
             if let (Some(tests), Some(values)) = both
@@ -375,10 +398,7 @@ impl<'a> Selected<'a> {
                 pairs.push((tests, values));
             }
         }
-        for (number, found) in numbers.into_iter().zip(lane.near().scan_columns(&pairs, &columns)?) {
-            parts[number] = Acc::of_found(&found);
-        }
-        Ok(())
+        (!numbers.is_empty()).then(|| (numbers, lane.near().scanning_columns(pairs, &columns)))
     }
 
     /// Where the values of some rows lie one behind the other, away.

@@ -352,12 +352,13 @@ pub(super) fn gathered(frame: &FarFrame, of: &FarVec<u8>, places: &[usize], each
     let first = inner.home(of.chunks()[numbers[0]].word()).ok_or(Error::OtherHeap)?;
     let one = each + if lane.near().computes(first.node()) { 4 } else { 64 };
     if numbers.len() * (CHUNK + 64) > away.len() * one {
-        let words: Vec<_> =
-            away.iter().map(|&n| (of.chunks()[places[n] / CHUNK].word(), (places[n] % CHUNK) as u64)).collect();
-        let bytes = inner.gather_away(&words, each as u32)?;
-        for (&n, bytes) in away.iter().zip(bytes.chunks_exact(each)) {
-            run[n * each..][..each].copy_from_slice(bytes);
+        let mut gathering = lane.near().gathering(each as u32)?;
+        let mut take = |n: usize, bytes: &[u8]| run[n * each..][..each].copy_from_slice(bytes);
+        for &n in &away {
+            let home = inner.home(of.chunks()[places[n] / CHUNK].word()).ok_or(Error::OtherHeap)?;
+            gathering.add(n, home + (places[n] % CHUNK) as u64, &mut take)?;
         }
+        gathering.finish(&mut take)?;
         return Ok(run);
     }
     for some in numbers.chunks(2 * PART / STEP) {
