@@ -9,7 +9,7 @@ use crate::atomic::is_enough;
 use crate::blocks;
 use crate::layout::{Hash, LARGE, PIECE_HEADER, class_of};
 use crate::object::{self, Object, Type, Value};
-use crate::segments::{self, Placed, Segments};
+use crate::segments::{self, Open, Placed, Segments};
 use crate::shard::index::{Found, Inserted, Removed};
 use crate::shard::space::Left;
 use crate::shard::{Shard, Trouble};
@@ -61,8 +61,10 @@ pub struct Keyspace {
 pub enum Change<T> {
     /// The key stays as it is.
     Keep(T),
-    /// The key gets this value.
+    /// The key gets this value. It may be the head that was seen, with another expiry.
     Put(Value, T),
+    /// The key's value in segments has become this.
+    Parts(Box<Open>, T),
     /// The key is removed.
     Delete(T),
 }
@@ -246,7 +248,7 @@ impl Keyspace {
         mut change: impl FnMut(Option<&Found>, Option<&Object>) -> Result<Change<T>, E>,
     ) -> Result<T, E> {
         let shard = self.shard(key);
-        let (mut lost, mut lent) = (0u32, segments::Lent::new());
+        let (mut lost, mut lent) = (0u32, segments::Lent::default());
         loop {
             if is_enough(lost) {
                 // Others change it faster than `change` can be worked out.
@@ -258,10 +260,11 @@ impl Keyspace {
             }
             let found = shard.index.find(io, key).await?;
             let there = found.as_ref().filter(|found| !self.has_ended(&found.object));
-            let (value, outcome) = match self.decided(io, (key, there, whole), &mut lent, &mut change).await? {
+            let (value, open, outcome) = match self.decided(io, (key, there, whole), &mut lent, &mut change).await? {
                 Change::Keep(outcome) => return Ok(outcome),
-                Change::Put(value, outcome) => (Some(value), outcome),
-                Change::Delete(outcome) => (None, outcome),
+                Change::Put(value, outcome) => (Some(value), None, outcome),
+                Change::Parts(open, outcome) => (None, Some(open), outcome),
+                Change::Delete(outcome) => (None, None, outcome),
             };
             let (mut found, mut value, mut long) = (found, value, None);
             if let Some(whole) = value.as_ref().filter(|value| self.is_long(key, value)) {
@@ -278,17 +281,18 @@ impl Keyspace {
                 long = Some(written);
             }
             let mut placed = None;
-            if value.as_ref().is_some_and(|value| value.kind == Type::Parts || self.is_divided(value)) {
+            let divided = |value: &mut Value| value.kind == Type::Parts || self.is_divided(value);
+            let new = open.map(Ok).or_else(|| value.take_if(divided).map(Err));
+            if let Some(new) = new {
                 let old = found.as_ref().map(|found| &found.object);
-                let ended = Box::pin(self.segmented(io, key, old, &mut value, &mut lent)).await?;
-                placed = match ended {
-                    Ok(placed) => Some(placed),
+                match Box::pin(self.segmented(io, key, old, new, &mut lent)).await? {
+                    Ok((head, segments)) => (value, placed) = (Some(head), Some(segments)),
                     Err(len) => {
                         drop(found);
                         self.make_room(io, shard, class_of(len), len).await?;
                         continue;
                     }
-                };
+                }
             }
             let dropped = placed.as_ref().and_then(Placed::dropped);
             let done = match (&found, &value) {
@@ -302,7 +306,10 @@ impl Keyspace {
             // be.
             drop(long);
             match (&done, placed) {
-                (Ok(true), Some(placed)) => placed.linked(),
+                (Ok(true), Some(placed)) => {
+                    self.segments.forget(placed.gone());
+                    placed.linked();
+                }
                 (Err(trouble), Some(mut placed)) => placed.kept = !segments::is_harmless(*trouble),
                 (_, placed) => drop(placed),
             }

@@ -290,7 +290,7 @@ const _: () = assert!(HEAD_BYTES + 8 + head::SPARE_TEXT as u64 <= head::BATCHES)
 const _: () = assert!(head::BATCHES + 8 * MEMBERS as u64 <= FIRST_TABLES);
 
 /// Says that this is a store, and of which version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x0b\0");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x0c\0");
 
 /// Which nodes of a pair have the shard: a word of the head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -112,6 +112,32 @@ pub fn len(key: &[u8], value: &[u8]) -> u64 {
     (HEADER + key.len() + value.len()) as u64
 }
 
+/// The header of an object whose key and value have these lengths. The checksum is missing.
+fn header(
+    hash: Hash,
+    (key, value): (usize, usize),
+    (kind, expiry): (Type, Option<u64>),
+    version: u16,
+    now_s: u32,
+) -> [u8; HEADER] {
+    let mut head = [0; HEADER];
+    head[8..16].copy_from_slice(&hash.0.to_le_bytes());
+    head[16..24].copy_from_slice(&expiry.unwrap_or(0).to_le_bytes());
+    head[24..28].copy_from_slice(&(key as u32).to_le_bytes());
+    head[28..32].copy_from_slice(&(value as u32).to_le_bytes());
+    head[32] = kind as u8;
+    head[34..36].copy_from_slice(&version.to_le_bytes());
+    head[36..40].copy_from_slice(&now_s.to_le_bytes());
+    head
+}
+
+/// Puts the checksum of all that follows at the start of an object.
+fn check(bytes: &mut [u8]) -> u64 {
+    let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[8..]);
+    bytes[..8].copy_from_slice(&checksum.to_le_bytes());
+    checksum
+}
+
 /// Lays an object out in an empty buffer.
 fn lay(
     bytes: &mut Vec<u8>,
@@ -120,19 +146,18 @@ fn lay(
     version: u16,
     now_s: u32,
 ) {
-    let mut head = [0; HEADER];
-    head[8..16].copy_from_slice(&hash.0.to_le_bytes());
-    head[16..24].copy_from_slice(&expiry.unwrap_or(0).to_le_bytes());
-    head[24..28].copy_from_slice(&(key.len() as u32).to_le_bytes());
-    head[28..32].copy_from_slice(&(value.len() as u32).to_le_bytes());
-    head[32] = kind as u8;
-    head[34..36].copy_from_slice(&version.to_le_bytes());
-    head[36..40].copy_from_slice(&now_s.to_le_bytes());
-    bytes.extend_from_slice(&head);
+    bytes.extend_from_slice(&header(hash, (key.len(), value.len()), (kind, expiry), version, now_s));
     bytes.extend_from_slice(key);
     bytes.extend_from_slice(value);
-    let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[8..]);
-    bytes[..8].copy_from_slice(&checksum.to_le_bytes());
+    check(bytes);
+}
+
+/// Makes bytes the object of a segment: they have room for a header, and its items behind that.
+/// Returns the checksum.
+pub(crate) fn seal(bytes: &mut [u8], hash: Hash, version: u16, now_s: u32) -> u64 {
+    let head = header(hash, (0, bytes.len() - HEADER), (Type::Segment, None), version, now_s);
+    bytes[..HEADER].copy_from_slice(&head);
+    check(bytes)
 }
 
 impl Object {

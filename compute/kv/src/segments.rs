@@ -23,39 +23,37 @@
 //!
 //! [`Working`] is a value on which commands work. A segment that is not here is *wanted*: the
 //! command fails with [`Trouble::Unread`], and begins again when the segment has been read
-//! ([`Segments`]).
+//! ([`Segments`]). A segment that is altered is copied once. It stays as it is until the value is
+//! written, however many commands alter it ([`Open`]).
 
+mod body;
 mod cache;
+mod edit;
 mod head;
 mod lists;
+mod named;
 mod sorted;
 mod store;
 mod whole;
 
+pub use body::Body;
 pub(crate) use cache::Lent;
 pub use cache::{Segments, Wanted};
 pub use head::type_of;
 pub(crate) use head::{len, listed, places, taken};
+pub(crate) use named::{FEW, distinct};
 pub(crate) use store::{Placed, WHOLE, is_harmless, is_segment};
 
+use crate::keyspace::Change;
 use crate::layout::At;
 use crate::object::{Type, Value};
 use crate::shard::Trouble;
-use std::ops::Range;
+use std::ops::Deref;
 use std::rc::Rc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Where a segment's bytes are.
-#[derive(Clone, Debug)]
-enum Source {
-    /// At the node: the object's first byte and its checksum.
-    Stored(At, u64),
-    /// They are to be written.
-    Fresh(Rc<Vec<u8>>),
-}
-
 /// A segment as a head lists it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// Items: of a hash its fields, of a sorted set its members.
     pub count: u32,
@@ -64,7 +62,98 @@ pub struct Part {
     /// Where names are told by hashes the lowest that may be here. In the order of a sorted set the
     /// first member's score, by [`sorted::ordered`].
     pub bound: u64,
-    source: Source,
+    /// Its object's first byte. 0: it is not written yet.
+    at: At,
+    /// Its object's checksum. Of a segment that is not written: its number in [`Open::fresh`].
+    checksum: u64,
+}
+
+/// The segments of a side, and their sums.
+#[derive(Clone, Default, Debug)]
+struct Side {
+    parts: Vec<Part>,
+    items: usize,
+    bytes: usize,
+}
+
+type Sides = [Side; 2];
+
+/// A segment that is not listed any more.
+#[derive(Clone, Copy, Debug)]
+struct Gone {
+    at: At,
+    checksum: u64,
+    len: u32,
+}
+
+/// A value in segments, and what commands have made of it.
+#[derive(Clone, Debug)]
+pub struct Open {
+    /// The type of the value.
+    pub kind: Type,
+    /// When it ends, in ms since 1970.
+    expiry: Option<u64>,
+    /// Shared with the head as it was looked at ([`Segments`]), until something is changed.
+    sides: Rc<Sides>,
+    /// Segments that are not written yet. `None`: it has gone.
+    fresh: Vec<Option<Body>>,
+    /// Segments of the head in whose place this goes that this has not.
+    dropped: Vec<Gone>,
+    derived: bool,
+    changed: bool,
+}
+
+impl Open {
+    fn new(kind: Type) -> Open {
+        let (sides, fresh, dropped) = (Rc::default(), Vec::new(), Vec::new());
+        Open { kind, expiry: None, sides, fresh, dropped, derived: false, changed: true }
+    }
+
+    /// Items.
+    pub fn count(&self) -> usize {
+        self.sides[0].items
+    }
+
+    /// Bytes of the value as one object would have it.
+    pub fn len(&self) -> usize {
+        self.sides[0].bytes
+    }
+
+    /// Whether it has no items.
+    pub fn is_empty(&self) -> bool {
+        self.sides[0].parts.is_empty()
+    }
+
+    /// Its segments.
+    pub fn parts(&self, side: usize) -> &[Part] {
+        &self.sides[side].parts
+    }
+
+    /// Whether it is not what it was when it was read.
+    pub(crate) fn is_changed(&self) -> bool {
+        self.changed
+    }
+
+    /// It is to be written.
+    pub(crate) fn set_changed(&mut self) {
+        self.changed = true;
+    }
+
+    /// When it ends.
+    pub(crate) fn expiry(&self) -> Option<u64> {
+        self.expiry
+    }
+
+    /// Whether a side is cut by the hashes of names.
+    fn is_hashed(&self, side: usize) -> bool {
+        side == 1 || matches!(self.kind, Type::Hash | Type::Set)
+    }
+
+    /// The segments that are not written yet, in the order of the entries.
+    fn unwritten(&self) -> impl Iterator<Item = &Body> {
+        let parts = self.sides.iter().flat_map(|side| &side.parts).filter(|part| part.at == 0);
+        parts.filter_map(|part| self.fresh.get(part.checksum as usize)?.as_ref())
+    }
 }
 
 /// One item: of a hash a field and its value, of a sorted set a score and its member.
@@ -98,6 +187,7 @@ fn item(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 impl<'a> Iterator for Units<'a> {
     type Item = Unit<'a>;
 
+    #[inline]
     fn next(&mut self) -> Option<Unit<'a>> {
         let begin = self.rest;
         let (first, mut rest) = item(begin)?;
@@ -112,31 +202,45 @@ impl<'a> Iterator for Units<'a> {
     }
 }
 
-/// The hash by which names are told apart.
+/// The hash by which names are told apart. It has 63 bits, because it is a cursor of scans too, and
+/// some clients take only numbers with a sign.
 fn hash(name: &[u8]) -> u64 {
-    xxh3_64(name)
+    xxh3_64(name) >> 1
 }
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Working<'a> {
     segments: &'a Segments,
-    /// The type of the value.
-    pub kind: Type,
-    sides: [Vec<Part>; 2],
-    /// Places and bytes that the head had in whose place this goes, and this has not.
-    dropped: Vec<(At, u32)>,
-    derived: bool,
-    changed: bool,
+    open: Open,
+    /// Something was changed since it was taken up.
+    touched: bool,
+}
+
+impl Deref for Working<'_> {
+    type Target = Open;
+
+    fn deref(&self) -> &Open {
+        &self.open
+    }
 }
 
 impl<'a> Working<'a> {
     /// A value as one object has it.
     pub(crate) fn new(segments: &'a Segments, kind: Type, whole: &[u8]) -> Working<'a> {
-        let (sides, dropped) = (Default::default(), Vec::new());
-        let mut new = Working { segments, kind, sides, dropped, derived: false, changed: true };
+        let mut new = Working::on(segments, Open::new(kind));
         new.fill(whole);
         new
+    }
+
+    /// One that is taken up again.
+    pub(crate) fn on(segments: &'a Segments, open: Open) -> Working<'a> {
+        Working { segments, open, touched: false }
+    }
+
+    /// What it is now, and whether it was changed since it was taken up.
+    pub(crate) fn close(self) -> (Open, bool) {
+        (self.open, self.touched)
     }
 
     fn fill(&mut self, whole: &[u8]) {
@@ -146,70 +250,36 @@ impl<'a> Working<'a> {
         }
     }
 
-    /// The segments that are not written yet.
-    fn fresh(&self) -> impl Iterator<Item = &Rc<Vec<u8>>> {
-        self.sides.iter().flatten().filter_map(|part| match &part.source {
-            Source::Fresh(bytes) => Some(bytes),
-            Source::Stored(..) => None,
-        })
-    }
-
-    /// Items.
-    pub fn count(&self) -> usize {
-        self.sides[0].iter().map(|part| part.count as usize).sum()
-    }
-
-    /// Bytes of the value as one object would have it.
-    pub fn len(&self) -> usize {
-        self.sides[0].iter().map(|part| part.len as usize).sum()
-    }
-
-    /// Whether it has no items.
-    pub fn is_empty(&self) -> bool {
-        self.sides[0].is_empty()
-    }
-
-    /// Its segments.
-    pub fn parts(&self, side: usize) -> &[Part] {
-        &self.sides[side]
-    }
-
-    /// What has become of it. `None`: nothing. `Some(None)`: it has no items. A value that has
-    /// become small is one object again.
+    /// The change to it. A value that has become small is one object again.
     ///
     /// # Errors
     /// As of [`Working::bytes`].
-    pub fn outcome(&self, expiry: Option<u64>) -> Result<Option<Option<Value>>, Trouble> {
+    pub fn change<T>(self, outcome: T) -> Result<Change<T>, Trouble> {
         if !self.changed {
-            return Ok(None);
+            return Ok(Change::Keep(outcome));
         }
         if self.is_empty() {
-            return Ok(Some(None));
+            return Ok(Change::Delete(outcome));
         }
-        Ok(Some(Some(if self.len() <= self.segments.least.get() / 2 {
-            Value { kind: self.kind, expiry, bytes: self.whole()? }
-        } else {
-            Value { kind: Type::Parts, expiry, bytes: self.encode() }
-        })))
+        if self.len() <= self.segments.least.get() / 2 {
+            let value = Value { kind: self.kind, expiry: self.expiry, bytes: self.whole()? };
+            return Ok(Change::Put(value, outcome));
+        }
+        Ok(Change::Parts(Box::new(self.open), outcome))
     }
 
-    /// Whether a side is cut by the hashes of names.
-    fn is_hashed(&self, side: usize) -> bool {
-        side == 1 || matches!(self.kind, Type::Hash | Type::Set)
-    }
-
-    /// The bytes of a segment.
+    /// The items of a segment.
     ///
     /// # Errors
     /// [`Trouble::Unread`]: it is not here, and is wanted now.
-    pub fn bytes(&self, side: usize, n: usize) -> Result<Rc<Vec<u8>>, Trouble> {
-        let part = &self.sides[side][n];
-        match &part.source {
-            Source::Fresh(bytes) => Ok(Rc::clone(bytes)),
-            Source::Stored(at, checksum) => {
-                self.segments.get(Wanted { at: *at, checksum: *checksum, len: part.len }).ok_or(Trouble::Unread)
-            }
+    pub fn bytes(&self, side: usize, n: usize) -> Result<Body, Trouble> {
+        // What a node says of a value may be wrong.
+        let part = self.parts(side).get(n).ok_or(Trouble::Corrupt)?;
+        if part.at == 0 {
+            return self.fresh.get(part.checksum as usize).cloned().flatten().ok_or(Trouble::Corrupt);
         }
+        let wanted = Wanted { at: part.at, checksum: part.checksum, len: part.len };
+        self.segments.get(wanted).ok_or(Trouble::Unread)
     }
 
     /// Wants segments, all at once.
@@ -232,125 +302,21 @@ impl<'a> Working<'a> {
         if self.len() as u64 > WHOLE {
             return Err(Trouble::Unwieldy);
         }
-        self.want(0, 0..self.sides[0].len())?;
+        let count = self.parts(0).len();
+        self.want(0, 0..count)?;
         let mut whole = Vec::with_capacity(self.len());
-        for n in 0..self.sides[0].len() {
+        for n in 0..count {
             whole.extend_from_slice(&self.bytes(0, n)?);
         }
         Ok(whole)
     }
 
-    /// Bytes of a segment, at most: the more a value has the larger they are, or its head would be
-    /// longer than they.
-    fn most(&self, total: usize) -> usize {
-        let least = self.segments.least.get();
-        let most = match total / least {
-            0..256 => least,
-            256..2048 => 2 * least,
-            _ => 4 * least,
-        };
-        most - (most / 4).min(64)
-    }
-
-    /// Puts items in the place of some segments of a side. Where it is cut by hashes, theirs are
-    /// such as these segments may have.
-    pub fn splice(&mut self, side: usize, range: Range<usize>, bytes: &[u8]) {
-        let total = self.len();
-        self.splice_for(side, range, bytes, total);
-    }
-
-    fn splice_for(&mut self, side: usize, range: Range<usize>, bytes: &[u8], total: usize) {
-        let bound = self.sides[side].get(range.start).map_or(0, |part| part.bound);
-        for part in &self.sides[side][range.clone()] {
-            if let Source::Stored(at, _) = part.source {
-                self.dropped.push((at, part.len));
-            }
-        }
-        self.changed = true;
-        let new = self.cut(side, bytes, bound, self.most(total));
-        self.sides[side].splice(range, new);
-        if self.is_hashed(side)
-            && let Some(first) = self.sides[side].first_mut()
-        {
-            // Whatever the hash of a name, there is a segment for it.
-            first.bound = 0;
-        }
-    }
-
-    /// Cuts items into segments. `bound`: of the first, where it is cut by hashes.
-    fn cut(&self, side: usize, bytes: &[u8], bound: u64, most: usize) -> Vec<Part> {
-        let mut parts = Vec::new();
-        if self.kind == Type::Stream {
-            let part = |some: &[u8]| Part {
-                count: 0,
-                len: some.len() as u32,
-                bound: 0,
-                source: Source::Fresh(Rc::new(some.to_vec())),
-            };
-            return bytes.chunks(most).map(part).collect();
-        }
-        let hashed = self.is_hashed(side);
-        let first = |unit: &Unit<'_>| match self.kind {
-            Type::SortedSet if !hashed => sorted::ordered(sorted::score(unit.first)),
-            _ => 0,
-        };
-        if bytes.len() <= most {
-            let mut all = units(self.kind, bytes);
-            let Some(begins) = all.next() else { return parts };
-            let bound = if hashed { bound } else { first(&begins) };
-            let (count, len) = (1 + all.count() as u32, bytes.len() as u32);
-            parts.push(Part { count, len, bound, source: Source::Fresh(Rc::new(bytes.to_vec())) });
-            return parts;
-        }
-        let named = |unit: Unit<'_>| if hashed { hash(unit.name) } else { 0 };
-        let mut units: Vec<(u64, Unit<'_>)> = units(self.kind, bytes).map(|unit| (named(unit), unit)).collect();
-        if hashed {
-            units.sort_by_key(|(hash, _)| *hash);
-        }
-        // None is full, so that not each is cut again by the next item.
-        let aim = bytes.len() / bytes.len().div_ceil((most - most / 4).max(1));
-        let mut rest = &units[..];
-        while !rest.is_empty() {
-            let (mut n, mut own) = (0, Vec::with_capacity(aim + 64));
-            // Names of one hash stay together.
-            let same = |n: usize| hashed && n > 0 && rest[n].0 == rest[n - 1].0;
-            while n < rest.len() && (n == 0 || own.len() + rest[n].1.bytes.len() <= aim || same(n)) {
-                own.extend_from_slice(rest[n].1.bytes);
-                n += 1;
-            }
-            let bound = match (hashed, parts.is_empty()) {
-                (true, true) => bound,
-                (true, false) => rest[0].0,
-                (false, _) => first(&rest[0].1),
-            };
-            parts.push(Part { count: n as u32, len: own.len() as u32, bound, source: Source::Fresh(Rc::new(own)) });
-            rest = &rest[n..];
-        }
-        parts
-    }
-
-    /// The segment for a hash, where a side is cut by hashes and not empty.
-    fn part_for(&self, side: usize, hash: u64) -> usize {
-        self.sides[side].partition_point(|part| part.bound <= hash).saturating_sub(1)
-    }
-
-    /// The segments that have these names, if any has.
-    pub fn named<'n>(&self, side: usize, names: impl IntoIterator<Item = &'n [u8]>) -> Vec<usize> {
-        if self.sides[side].is_empty() {
-            return Vec::new();
-        }
-        let mut parts: Vec<usize> = names.into_iter().map(|name| self.part_for(side, hash(name))).collect();
-        parts.sort_unstable();
-        parts.dedup();
-        parts
-    }
-
     /// The bytes of some segments, one behind the other.
     ///
     /// # Errors
-    /// As of [`Working::bytes`].
+    /// As of [`Working::bytes`]. They are too many.
     pub fn joined(&self, side: usize, parts: &[usize]) -> Result<Vec<u8>, Trouble> {
-        let len: usize = parts.iter().map(|&n| self.sides[side][n].len as usize).sum();
+        let len: usize = parts.iter().map(|&n| self.parts(side)[n].len as usize).sum();
         if len as u64 > WHOLE {
             return Err(Trouble::Unwieldy);
         }
@@ -360,49 +326,6 @@ impl<'a> Working<'a> {
             bytes.extend_from_slice(&self.bytes(side, n)?);
         }
         Ok(bytes)
-    }
-
-    /// Puts the items of some segments back, which are changed. The side is cut by hashes.
-    ///
-    /// # Errors
-    /// As of [`Working::bytes`].
-    pub fn put_back(&mut self, side: usize, parts: &[usize], bytes: &[u8]) -> Result<(), Trouble> {
-        let mut each = vec![Vec::new(); parts.len()];
-        for unit in units(self.kind, bytes) {
-            let n = self.part_for(side, hash(unit.name));
-            if let Ok(place) = parts.binary_search(&n) {
-                each[place].extend_from_slice(unit.bytes);
-            }
-        }
-        let mut bounds = Vec::new();
-        for (&n, bytes) in parts.iter().zip(&each).rev() {
-            if *self.bytes(side, n)? != *bytes {
-                bounds.push(self.sides[side][n].bound);
-                self.splice(side, n..n + 1, bytes);
-            }
-        }
-        for bound in bounds {
-            let n = self.part_for(side, bound);
-            self.settle(side, n)?;
-        }
-        Ok(())
-    }
-
-    /// Joins a segment that has become small with a neighbour.
-    ///
-    /// # Errors
-    /// As of [`Working::bytes`].
-    fn settle(&mut self, side: usize, n: usize) -> Result<(), Trouble> {
-        let (parts, most) = (&self.sides[side], self.most(self.len()));
-        let Some(part) = parts.get(n).filter(|part| (part.len as usize) < most / 4) else { return Ok(()) };
-        let fits = |m: &usize| parts.get(*m).is_some_and(|other| (other.len + part.len) as usize <= most / 2);
-        let Some(low) = [n, n.wrapping_sub(1)].into_iter().find(|&low| fits(&low) && fits(&(low.wrapping_add(1))))
-        else {
-            return Ok(());
-        };
-        let both = self.joined(side, &[low, low + 1])?;
-        self.splice(side, low..low + 2, &both);
-        Ok(())
     }
 }
 

@@ -103,7 +103,10 @@ fn sorted(random: &mut Random) -> String {
     let (high, at, to) = (score(random), random.index(90) as i64 - 40, random.index(90) as i64 - 30);
     let how = any(random, &["", " NX", " XX", " GT", " LT CH", " CH"]);
     let (open, ends) = (any(random, &["", "("]), any(random, &["+inf", "6", "(3"]));
-    match random.index(26) {
+    match random.index(28) {
+        // Of an infinite score the sum with another one may be no number.
+        26 => format!("ZADD {one} {}inf m{}", any(random, &["", "-"]), random.index(2)),
+        27 => format!("ZINCRBY {one} {}inf m{}", any(random, &["", "-"]), random.index(2)),
         0..=5 => format!("ZADD {one}{how} {low} {first} {high} {second} {low} {}", member(random)),
         6 => format!("ZADD {one} INCR 2 {first}"),
         7 => format!("ZINCRBY {one} {low} {first}"),

@@ -185,3 +185,84 @@ fn long_strings_are_changed_one_by_one() {
     let lines = ["SET k a", "SETRANGE k 200000000 b", "APPEND k c", "SET k d", "APPEND k e"].map(str::to_owned);
     assert_eq!(ask_all(&mut client, &lines, 5), ["+OK", ":200000001", ":200000002", "+OK", ":2"]);
 }
+
+/// Where the node's memory is mapped no change waits for the end of another. Those of a collection
+/// that come together share what they write, and each has its own reply.
+#[test]
+fn changes_of_a_collection_that_come_together_share_their_verbs() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("mapped", &node.at);
+    let mut client = front.client();
+    let items: String = (0..4000).map(|n| format!(" item{n}")).collect();
+    assert_eq!(client.ask(&format!("RPUSH list{items}")), ":4000");
+    assert_eq!(client.ask(&format!("SADD set{items}")), ":4000");
+    let scored: String = (0..4000).map(|n| format!(" {} item{n}", n % 50)).collect();
+    assert_eq!(client.ask(&format!("ZADD sorted{scored}")), ":4000");
+    let before = figure(&mut client, "", "verbs");
+    for round in 0..10 {
+        client.send_all(&vec!["RPUSH list x".to_owned(); 64]);
+        for n in 1..=64 {
+            assert_eq!(client.reply().unwrap(), format!(":{}", 4000 + round * 64 + n));
+        }
+    }
+    // One by one each would take a WRITE of a segment, one of a head and a CAS.
+    let verbs = figure(&mut client, "", "verbs") - before;
+    assert!(verbs < 640, "{verbs} verbs for 640 changes");
+    let lines = [
+        ("ZADD sorted inf item7", ":0"),
+        ("ZADD sorted 3 new", ":1"),
+        ("ZINCRBY sorted -inf item7", "-ERR resulting score is not a number (NaN)"),
+        ("ZADD sorted 4 new", ":0"),
+        ("HSET sorted f v", "-WRONGTYPE Operation against a key holding the wrong kind of value"),
+        ("ZINCRBY sorted 1 new", "5"),
+        ("ZPOPMAX sorted", "[item7 inf]"),
+        ("EXPIRE sorted 1000", ":1"),
+        ("ZREM sorted new item8", ":2"),
+        ("ZCARD sorted", ":3998"),
+        ("PERSIST sorted", ":1"),
+        ("ZADD sorted 7 item7 8 item8", ":2"),
+        ("ZSCORE sorted item7", "7"),
+        ("ZREMRANGEBYRANK sorted 100 3000", ":2901"),
+        ("ZADD sorted CH 1 item7", ":1"),
+        ("ZREMRANGEBYRANK sorted 0 -3", ":1098"),
+        ("ZADD sorted 1 a", ":1"),
+        ("ZREMRANGEBYRANK sorted 0 -1", ":3"),
+        ("ZADD sorted 1 a", ":1"),
+        ("ZCARD sorted", ":1"),
+    ];
+    client.send_all(&lines.map(|(line, _)| line.to_owned()));
+    for (line, expected) in lines {
+        assert_eq!(client.reply().unwrap(), expected, "{line}");
+    }
+    // The last element goes, and others come, in one batch.
+    let all: Vec<String> = items.trim().split(' ').map(|item| format!("SREM set {item}")).collect();
+    client.send_all(&[&all[..], &["SADD set a b".to_owned(), "SADD set b".to_owned()]].concat());
+    all.iter().for_each(|line| assert_eq!(client.reply().unwrap(), ":1", "{line}"));
+    assert_eq!((client.reply(), client.reply()), (Some(":2".to_owned()), Some(":0".to_owned())));
+    assert_eq!(client.ask("SCARD set"), ":2");
+    assert!(client.ask("LRANGE list 3999 4001").starts_with("[item3999 x x"));
+}
+
+/// A command that lacks segments when it has changed some already begins again with all of its
+/// batch. Those behind it do not see what it has left.
+#[test]
+fn a_change_that_stops_half_way_leaves_nothing_to_those_behind_it() {
+    let node = Process::node(Transport::Shm);
+    let fronts = [Process::front("half", &node.at), Process::front("half", &node.at)];
+    let (mut client, mut other) = (fronts[0].client(), fronts[1].client());
+    let members: String = (0..4000).map(|n| format!(" {} member{n}", n % 50)).collect();
+    for round in 0..4 {
+        assert_eq!(client.ask(&format!("ZADD sorted{members}")), ":4000");
+        // The other front end has none of the segments.
+        let lines = match round % 2 {
+            0 => [("ZREMRANGEBYLEX sorted - +", ":4000"), ("ZADD sorted 2 a 3 b", ":2"), ("ZINCRBY sorted 5 a", "7")],
+            _ => [("ZREMRANGEBYRANK sorted 0 -1", ":4000"), ("ZADD sorted 7 a", ":1"), ("ZADD sorted 3 b", ":1")],
+        };
+        other.send_all(&lines.map(|(line, _)| line.to_owned()));
+        for (line, expected) in lines {
+            assert_eq!(other.reply().unwrap(), expected, "{line}");
+        }
+        assert_eq!(client.ask("ZRANGE sorted 0 -1 WITHSCORES"), "[b 3 a 7]");
+        assert_eq!(client.ask("DEL sorted"), ":1");
+    }
+}

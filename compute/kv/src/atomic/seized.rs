@@ -290,15 +290,18 @@ impl Keyspace {
         let Some(seized) = self.seize(io, seized, &[key.to_vec()]).await? else { return Ok(None) };
         let there = seized.there(self).next().and_then(|(_, there)| there);
         // What is seized is seen and written as a whole.
-        let decided = self.decided(io, (key, there, true), &mut Lent::new(), change).await;
+        let decided = self.decided(io, (key, there, true), &mut Lent::default(), change).await;
         let (changed, outcome) = match decided {
             Ok(Change::Put(value, outcome)) => (Some(Some(value)), outcome),
             Ok(Change::Delete(outcome)) => (Some(None), outcome),
+            Ok(Change::Keep(outcome)) => {
+                self.let_go(io, seized).await?;
+                return Ok(Some(outcome));
+            }
             kept => {
                 self.let_go(io, seized).await?;
-                return kept.map(|change| match change {
-                    Change::Keep(outcome) | Change::Put(_, outcome) | Change::Delete(outcome) => Some(outcome),
-                });
+                // Nobody makes parts of a value that is seen as a whole.
+                return Err(kept.err().unwrap_or_else(|| Trouble::Corrupt.into()));
             }
         };
         let intent = Intent { key: key.to_vec(), change: changed };

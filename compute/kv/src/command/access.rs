@@ -78,7 +78,7 @@ impl Call {
         if self.draft.is_some() {
             return look();
         }
-        let shown = Box::pin(store.look(&self.io, shard, &mut Lent::new(), look)).await;
+        let shown = Box::pin(store.look(&self.io, shard, &mut Lent::default(), look)).await;
         drop(found);
         shown
     }
@@ -163,7 +163,7 @@ impl Call {
             let decided = change(there)?;
             gone.set(match &decided {
                 Change::Keep(_) => None,
-                Change::Put(..) => Some(false),
+                Change::Put(..) | Change::Parts(..) => Some(false),
                 Change::Delete(_) => there.map(|_| true),
             });
             Ok(decided)
@@ -192,10 +192,45 @@ impl Call {
                 draft.put(key, Some(value))?;
                 Ok(outcome)
             }
+            Change::Parts(open, outcome) => {
+                draft.keep(key, *open);
+                Ok(outcome)
+            }
             Change::Delete(outcome) => {
                 draft.put(key, None)?;
                 Ok(outcome)
             }
         }
+    }
+
+    /// Changes a key's value in segments where it lies open on the draft: what is altered is not
+    /// encoded before the draft has ended. `None`: there is no draft, or no such value on it.
+    ///
+    /// # Errors
+    /// Those of `edit`. If it has changed something before it failed, the draft comes to nothing:
+    /// its commands begin again when segments have been read, or are carried out one by one.
+    pub(super) async fn change_open<T>(
+        &self,
+        key: &[u8],
+        kind: Type,
+        edit: impl FnOnce(&mut Working<'_>) -> Result<T, Fail>,
+    ) -> Result<Option<T>, Fail> {
+        let Some(draft) = &self.draft else { return Ok(None) };
+        let store = self.store();
+        let Some(open) = draft.take_open(&store.segments, store.shard(key).reach.node, key)? else { return Ok(None) };
+        let mut value = Working::on(&store.segments, open);
+        let came = if value.kind == kind { edit(&mut value) } else { Err(Fail::wrong_type()) };
+        let (open, touched) = value.close();
+        let gone = open.is_empty();
+        match &came {
+            Ok(_) if touched && gone => draft.put(key, None)?,
+            // The next command must not see the half of a change.
+            Err(fail) if touched && *fail != Trouble::Unread.into() => return Err(Trouble::TooLarge.into()),
+            Err(_) if touched => {}
+            _ => draft.keep(key, open),
+        }
+        let outcome = came?;
+        self.tell(key, touched.then_some(gone)).await?;
+        Ok(Some(outcome))
     }
 }

@@ -9,7 +9,7 @@ use super::types::{Entry, Id, Stream};
 use crate::atomic::Intent;
 use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
-use crate::segments::WHOLE;
+use crate::segments::{Open, Segments, WHOLE, Working};
 use crate::shard::Trouble;
 use crate::shard::index::Found;
 use farmem_protocol::random::Random;
@@ -78,6 +78,9 @@ pub struct Mark {
 pub struct Draft {
     pages: RefCell<BTreeMap<Vec<u8>, Page>>,
     growing: RefCell<Option<Growing>>,
+    /// The key whose value in segments was changed last, and the value. Its page may lack what was
+    /// changed.
+    open: RefCell<Option<(Vec<u8>, Open)>>,
     /// The time for all of its commands, in ms since 1970.
     pub now_ms: u64,
     /// Numbers for its commands. They follow from the seed.
@@ -101,6 +104,7 @@ impl Draft {
         Draft {
             pages: RefCell::default(),
             growing: RefCell::default(),
+            open: RefCell::default(),
             now_ms,
             random: RefCell::new(Random::new(seed)),
             seed,
@@ -134,6 +138,7 @@ impl Draft {
             }
         }
         *self.growing.borrow_mut() = None;
+        *self.open.borrow_mut() = None;
         self.missed.borrow_mut().clear();
         self.messages.borrow_mut().clear();
         self.bytes.set(0);
@@ -150,6 +155,7 @@ impl Draft {
     /// Takes back what commands have changed since.
     pub fn back_to(&self, mark: Mark) {
         *self.growing.borrow_mut() = None;
+        *self.open.borrow_mut() = None;
         self.pages.replace(mark.pages);
         self.bytes.set(mark.bytes);
         self.messages.borrow_mut().truncate(mark.messages);
@@ -196,7 +202,8 @@ impl Draft {
     /// # Errors
     /// As there.
     pub fn head(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
-        if self.growing.borrow().as_ref().is_some_and(|growing| growing.key == key) {
+        let grows = self.growing.borrow().as_ref().is_some_and(|growing| growing.key == key);
+        if grows || self.open.borrow().as_ref().is_some_and(|(own, _)| own == key) {
             self.encode();
         }
         let pages = self.pages.borrow();
@@ -219,6 +226,7 @@ impl Draft {
             return Err(Trouble::TooLarge);
         }
         self.growing.borrow_mut().take_if(|growing| growing.key == key);
+        self.open.borrow_mut().take_if(|(own, _)| *own == key);
         self.bytes.set(bytes);
         page.counted = new;
         page.object = value.as_ref().map(|value| Object::of(key, value));
@@ -261,8 +269,35 @@ impl Draft {
         Ok(Some(id))
     }
 
-    /// Puts the stream that grows into its page.
+    /// Takes a key's value in segments, to be changed and kept. `None`: it has no such value.
+    ///
+    /// # Errors
+    /// As of [`Draft::head`]. It is no value.
+    pub fn take_open(&self, segments: &Segments, node: u8, key: &[u8]) -> Result<Option<Open>, Trouble> {
+        if let Some((_, open)) = self.open.borrow_mut().take_if(|(own, _)| *own == key) {
+            return Ok(Some(open));
+        }
+        let Some(head) = self.head(key)?.filter(|object| object.kind() == Type::Parts) else { return Ok(None) };
+        Ok(Some(Working::of(segments, node, &head).ok_or(Trouble::Corrupt)?.close().0))
+    }
+
+    /// Keeps a key's value in segments as commands have left it.
+    pub fn keep(&self, key: &[u8], open: Open) {
+        if self.open.borrow().is_some() {
+            self.encode();
+        }
+        self.open.replace(Some((key.to_vec(), open)));
+    }
+
+    /// Puts the stream that grows, and the value in segments that is open, into their pages.
     fn encode(&self) {
+        if let Some((key, open)) = self.open.take().filter(|(_, open)| open.is_changed())
+            && let Some(page) = self.pages.borrow_mut().get_mut(&key)
+        {
+            let value = Value { kind: Type::Parts, expiry: open.expiry(), bytes: open.encode() };
+            page.object = Some(Object::of(&key, &value));
+            page.change = Some(Some(Rc::new(value)));
+        }
         let Some(growing) = self.growing.take().filter(|growing| growing.changed) else { return };
         if let Some(page) = self.pages.borrow_mut().get_mut(&growing.key) {
             let value = Value { kind: Type::Stream, expiry: growing.expiry, bytes: growing.stream.to_bytes() };
@@ -334,7 +369,26 @@ impl Draft {
         pages.iter_mut().map(|(key, page)| Intent { key: key.clone(), change: page.take_change() }).collect()
     }
 
-    /// The change of the only key.
+    /// The change of the only key, whose value may be in segments.
+    ///
+    /// # Errors
+    /// [`Trouble::Unread`]: it has become small, and segments are wanted.
+    pub fn outcome<T>(&self, segments: &Segments, node: u8, outcome: T) -> Result<Change<T>, Trouble> {
+        let open = match self.open.take() {
+            Some((_, open)) if open.is_changed() => open,
+            _ => match self.change(outcome) {
+                Change::Put(value, outcome) if value.kind == Type::Parts => {
+                    let mut open = Open::decode(node, &value.bytes, value.expiry).ok_or(Trouble::Corrupt)?;
+                    open.set_changed();
+                    return Working::on(segments, open).change(outcome);
+                }
+                change => return Ok(change),
+            },
+        };
+        Working::on(segments, open).change(outcome)
+    }
+
+    /// The change of the only key, whose value is one object.
     pub fn change<T>(&self, outcome: T) -> Change<T> {
         match self.changes().pop() {
             None => Change::Keep(outcome),

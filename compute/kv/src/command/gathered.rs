@@ -12,10 +12,15 @@
 //! If another front end was faster, they run again on what that has left.
 //!
 //! A long string fits no draft: its changes are carried out one by one. So are changes of a value
-//! in segments that need all of it.
+//! in segments that need all of it. Other changes of such a value alter the same copies of its
+//! segments, which are written at the end.
+//!
+//! Where the node's memory is mapped no change waits for another. There the first change of a
+//! collection that comes in a round of the event loop waits for the round's other requests, so that
+//! they share the head and the segments that they write ([`opens`]).
 
 use super::draft::Draft;
-use super::{Call, Command, carry_out, channels, execute, find, long, multi, strings};
+use super::{Call, Command, Group, carry_out, channels, execute, find, long, multi, strings};
 use crate::keyspace::Change;
 use crate::object::{Object, Type};
 use crate::resp::{Reply, Request};
@@ -26,7 +31,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Requests that are gathered for one key at most.
-pub const MOST: usize = 128;
+pub const MOST: usize = 512;
 /// The bytes of their arguments.
 pub const BYTES: usize = 1 << 20;
 /// Bytes of the arguments of one that is gathered. A longer one gains little.
@@ -41,6 +46,14 @@ pub fn gatherable(request: &Request) -> Option<usize> {
         command.writes && command.keys == (1, 1, 1) && command.takes(request.len()) && command.runs_on_a_draft()
     };
     (bytes <= LONGEST).then_some(bytes).filter(|_| find(&request[0]).filter(suits).is_some())
+}
+
+/// Whether others are to be gathered behind a request, which is [`gatherable`], even if no change of
+/// its key is under way: what it writes is much more than what it changes.
+pub fn opens(request: &Request) -> bool {
+    use Group::{Hashes, Lists, Places, Sets, SortedSets, Streams};
+    find(&request[0])
+        .is_some_and(|command| matches!(command.group, Hashes | Lists | Places | Sets | SortedSets | Streams))
 }
 
 /// Carries out changes of one key, which must be [`gatherable`], in their order. Returns a reply for each.
@@ -109,7 +122,7 @@ async fn on_a_draft(commands: &[(&'static Command, &Call)]) -> Option<Vec<Reply>
         }
         ran.set(replies.len());
         last.replace(Some(Rc::clone(&draft)));
-        Ok(draft.change(Some(replies)))
+        draft.outcome(&store.segments, store.shard(key).reach.node, Some(replies))
     };
     // Commands on several keys, which have their turn, replace what they have read.
     let turn = first.turn(key).await;

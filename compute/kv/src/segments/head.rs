@@ -3,10 +3,11 @@
 //! ```text
 //!  0  type │ stored, derived or new │ …     8  segments of the first side │ of the second (4 each)    16  dropped
 //! 24  entries: place │ checksum │ bound │ items │ bytes (8, 8, 8, 4, 4)
-//!     of what is not written yet: segments whose place is 0, then places and bytes that are dropped (8 each)
+//!     of what is not written yet: segments whose place is 0, then what is dropped:
+//!     place, checksum and bytes (8 each)
 //! ```
 
-use super::{Part, Source, Working, cache::Segments};
+use super::{Body, Gone, Open, Part, Segments, Side, Working};
 use crate::layout::{At, MAX_OBJECT, NODE_SHIFT, word};
 use crate::object::{HEADER, Object, Type};
 use std::rc::Rc;
@@ -15,7 +16,7 @@ use std::rc::Rc;
 /// more.
 const HEAD: usize = 24;
 const ENTRY: usize = 32;
-const DROPPED: usize = 16;
+const DROPPED: usize = 24;
 /// A head's second byte: it is written; it is to go in place of the head whose places it has
 /// dropped; it is new.
 const STORED: u8 = 2;
@@ -68,63 +69,91 @@ impl<'a> Working<'a> {
         if object.kind() != Type::Parts {
             return None;
         }
-        Working::decode(segments, node, object.value())
+        let name = (object.hash().0, object.checksum());
+        let open = match segments.head(name) {
+            Some(sides) => Open {
+                kind: super::type_of(object),
+                expiry: object.expiry(),
+                sides,
+                fresh: Vec::new(),
+                dropped: Vec::new(),
+                derived: true,
+                changed: false,
+            },
+            None => {
+                let open = Open::decode(node, object.value(), object.expiry())?;
+                if open.is_written() {
+                    segments.keep_head(name, &open.sides);
+                }
+                open
+            }
+        };
+        Some(Working::on(segments, open))
+    }
+}
+
+impl Open {
+    /// Whether it is as a head lists it.
+    fn is_written(&self) -> bool {
+        self.dropped.is_empty() && self.sides.iter().flat_map(|side| &side.parts).all(|part| part.at != 0)
     }
 
-    pub(crate) fn decode(segments: &'a Segments, node: u8, bytes: &[u8]) -> Option<Working<'a>> {
+    pub(crate) fn decode(node: u8, bytes: &[u8], expiry: Option<u64>) -> Option<Open> {
         let node = u64::from(node) << NODE_SHIFT;
         let (kind, derived) = (Type::of(*bytes.first()?)?, *bytes.get(1)? != NEW);
         let (count, first, gone) = (entries(bytes), word(bytes, 1) as u32 as usize, word(bytes, 2) as usize);
         let mut inline = bytes.get(HEAD + count.checked_mul(ENTRY)?..)?;
-        let mut sides = [Vec::with_capacity(first), Vec::with_capacity(count - first)];
+        let mut sides =
+            [first, count - first].map(|parts| Side { parts: Vec::with_capacity(parts), ..Side::default() });
+        let mut fresh = Vec::new();
         for (n, entry) in bytes[HEAD..].chunks_exact(ENTRY).take(count).enumerate() {
-            let [place, checksum, bound, sizes] = [0, 1, 2, 3].map(|n| word(entry, n));
+            let [place, mut checksum, bound, sizes] = [0, 1, 2, 3].map(|n| word(entry, n));
             let (count, len) = (sizes as u32, (sizes >> 32) as u32);
             // Lengths are what a node says: room is made for no more than this store writes.
             if place != 0 && u64::from(len) > MAX_OBJECT {
                 return None;
             }
-            let source = if place == 0 {
+            if place == 0 {
                 let (own, rest) = inline.split_at_checked(len as usize)?;
                 inline = rest;
-                Source::Fresh(Rc::new(own.to_vec()))
-            } else {
-                Source::Stored(node | place, checksum)
-            };
-            sides[usize::from(n >= first)].push(Part { count, len, bound, source });
+                checksum = fresh.len() as u64;
+                fresh.push(Some(Body::of(own)));
+            }
+            let side = &mut sides[usize::from(n >= first)];
+            (side.items, side.bytes) = (side.items + count as usize, side.bytes + len as usize);
+            let at = if place == 0 { 0 } else { node | place };
+            side.parts.push(Part { count, len, bound, at, checksum });
         }
         if inline.len() != gone.checked_mul(DROPPED)? {
             return None;
         }
-        let dropped = inline.chunks_exact(DROPPED).map(|one| (word(one, 0), word(one, 1) as u32)).collect();
-        Some(Working { segments, kind, sides, dropped, derived, changed: false })
+        let one = |one: &[u8]| Gone { at: word(one, 0), checksum: word(one, 1), len: word(one, 2) as u32 };
+        let dropped = inline.chunks_exact(DROPPED).map(one).collect();
+        Some(Open { kind, expiry, sides: Rc::new(sides), fresh, dropped, derived, changed: false })
     }
 
     /// As bytes: those of a head, with the segments that are not written yet, and the places that
     /// are not listed any more.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![0; HEAD];
-        let is_stored = self.dropped.is_empty() && self.fresh().next().is_none();
+        let entries: usize = self.sides.iter().map(|side| side.parts.len()).sum();
+        let inline: usize = self.unwritten().map(|body| body.len()).sum();
+        let mut bytes = Vec::with_capacity(HEAD + entries * ENTRY + inline + self.dropped.len() * DROPPED);
+        bytes.resize(HEAD, 0);
         (bytes[0], bytes[1]) = (self.kind as u8, if self.derived { DERIVED } else { NEW });
-        bytes[1] = if is_stored { STORED } else { bytes[1] };
-        let counts = self.sides[0].len() as u64 | (self.sides[1].len() as u64) << 32;
+        bytes[1] = if self.is_written() { STORED } else { bytes[1] };
+        let counts = self.sides[0].parts.len() as u64 | (self.sides[1].parts.len() as u64) << 32;
         bytes[8..16].copy_from_slice(&counts.to_le_bytes());
         bytes[16..24].copy_from_slice(&(self.dropped.len() as u64).to_le_bytes());
-        for part in self.sides.iter().flatten() {
-            let (place, checksum) = match part.source {
-                Source::Stored(at, checksum) => (at & ((1 << NODE_SHIFT) - 1), checksum),
-                Source::Fresh(_) => (0, 0),
-            };
+        for part in self.sides.iter().flat_map(|side| &side.parts) {
+            let place = part.at & ((1 << NODE_SHIFT) - 1);
+            let checksum = if part.at == 0 { 0 } else { part.checksum };
             let sizes = u64::from(part.count) | u64::from(part.len) << 32;
-            bytes.extend([place, checksum, part.bound, sizes].map(u64::to_le_bytes).as_flattened());
+            bytes.extend_from_slice([place, checksum, part.bound, sizes].map(u64::to_le_bytes).as_flattened());
         }
-        for part in self.sides.iter().flatten() {
-            if let Source::Fresh(fresh) = &part.source {
-                bytes.extend_from_slice(fresh);
-            }
-        }
-        for &(at, len) in &self.dropped {
-            bytes.extend([at, u64::from(len)].map(u64::to_le_bytes).as_flattened());
+        self.unwritten().for_each(|body| bytes.extend_from_slice(body));
+        for gone in &self.dropped {
+            let words = [gone.at, gone.checksum, u64::from(gone.len)];
+            bytes.extend_from_slice(words.map(u64::to_le_bytes).as_flattened());
         }
         bytes
     }

@@ -1,13 +1,13 @@
 //! Items by their positions: the ends and the ranges of lists, and the ranks of sorted sets.
 
-use super::{Units, Working, units};
+use super::{Body, Unit, WHOLE, Working, units};
 use crate::shard::Trouble;
 use std::ops::Range;
 
 /// Some items, and where the first of them is.
 #[derive(Debug)]
 pub struct Window {
-    bytes: Vec<u8>,
+    bodies: Vec<Body>,
     skip: usize,
     take: usize,
     kind: crate::object::Type,
@@ -15,8 +15,8 @@ pub struct Window {
 
 impl Window {
     /// The items.
-    pub fn units(&self) -> std::iter::Take<std::iter::Skip<Units<'_>>> {
-        units(self.kind, &self.bytes).skip(self.skip).take(self.take)
+    pub fn units(&self) -> impl Iterator<Item = Unit<'_>> {
+        self.bodies.iter().flat_map(|body| units(self.kind, body)).skip(self.skip).take(self.take)
     }
 }
 
@@ -44,11 +44,27 @@ impl Working<'_> {
     /// The items of some positions.
     ///
     /// # Errors
-    /// As of [`Working::bytes`].
+    /// As of [`Working::bytes`]. They are too many.
     pub fn window(&self, of: Range<usize>) -> Result<Window, Trouble> {
         let (parts, first) = self.covering(&of);
-        let bytes = if of.is_empty() { Vec::new() } else { self.joined(0, &parts.collect::<Vec<_>>())? };
-        Ok(Window { bytes, skip: of.start.saturating_sub(first), take: of.len(), kind: self.kind })
+        let parts = if of.is_empty() { 0..0 } else { parts };
+        let len: usize = self.parts(0)[parts.clone()].iter().map(|part| part.len as usize).sum();
+        if len as u64 > WHOLE {
+            return Err(Trouble::Unwieldy);
+        }
+        self.want(0, parts.clone())?;
+        let bodies = parts.map(|n| self.bytes(0, n)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Window { bodies, skip: of.start.saturating_sub(first), take: of.len(), kind: self.kind })
+    }
+
+    /// Bytes before the item of this number in a segment.
+    fn before(&self, n: usize, items: usize) -> Result<usize, Trouble> {
+        let part = self.parts(0)[n];
+        if items == 0 || items == part.count as usize {
+            return Ok(if items == 0 { 0 } else { part.len as usize });
+        }
+        let body = self.bytes(0, n)?;
+        Ok(units(self.kind, &body).take(items).map(|unit| unit.bytes.len()).sum())
     }
 
     /// Takes the items of some positions out of the first side. Segments of which nothing stays are
@@ -60,22 +76,34 @@ impl Working<'_> {
         if of.is_empty() {
             return Ok(());
         }
-        let (parts, first) = self.covering(&of);
+        let (low, first) = self.at(of.start);
         let (last, last_first) = self.at(of.end - 1);
         let ends = last_first + self.parts(0)[last].count as usize;
         let (before, after) = (of.start > first, of.end < ends);
-        self.want(0, [before.then_some(parts.start), after.then_some(last)].into_iter().flatten())?;
-        let mut stays = Vec::new();
+        self.want(0, [before.then_some(low), after.then_some(last)].into_iter().flatten())?;
+        if low == last && (before || after) {
+            let (from, to) = (self.before(low, of.start - first)?, self.before(low, of.end - first)?);
+            self.alter(0, low, from..to, &[], -(of.len() as isize))?;
+            return self.settle(0, low);
+        }
+        // From the last one on, so that the numbers of the others stay.
+        if after {
+            let to = self.before(last, of.end - last_first)?;
+            self.alter(0, last, 0..to, &[], -((of.end - last_first) as isize))?;
+        }
+        let gone = low + usize::from(before)..last + usize::from(!after);
+        if !gone.is_empty() {
+            self.splice(0, gone.clone(), &[]);
+        }
         if before {
-            let bytes = self.bytes(0, parts.start)?;
-            units(self.kind, &bytes).take(of.start - first).for_each(|unit| stays.extend_from_slice(unit.bytes));
+            let (from, to) = (self.before(low, of.start - first)?, self.parts(0)[low].len as usize);
+            let items = self.parts(0)[low].count as usize - (of.start - first);
+            self.alter(0, low, from..to, &[], -(items as isize))?;
         }
         if after {
-            let bytes = self.bytes(0, last)?;
-            units(self.kind, &bytes).skip(of.end - last_first).for_each(|unit| stays.extend_from_slice(unit.bytes));
+            self.settle(0, gone.start)?;
         }
-        self.splice(0, parts, &stays);
-        Ok(())
+        if before { self.settle(0, low) } else { Ok(()) }
     }
 
     /// Adds items to an end of a list. A full segment is left as it is.
@@ -85,16 +113,14 @@ impl Working<'_> {
     pub fn push(&mut self, front: bool, items: &[u8]) -> Result<(), Trouble> {
         let count = self.parts(0).len();
         let n = if front { 0 } else { count.saturating_sub(1) };
-        let joins = self.parts(0).get(n).is_some_and(|part| part.len as usize + items.len() <= self.most(self.len()));
-        if !joins {
+        let part = self.parts(0).get(n).filter(|part| part.len as usize + items.len() <= self.most(self.len()));
+        let Some(end) = part.map(|part| part.len as usize) else {
             let at = if front { 0 } else { count };
             self.splice(0, at..at, items);
             return Ok(());
-        }
-        let there = self.bytes(0, n)?;
-        let both = if front { [items, &there[..]].concat() } else { [&there[..], items].concat() };
-        self.splice(0, n..n + 1, &both);
-        Ok(())
+        };
+        let at = if front { 0 } else { end };
+        self.alter(0, n, at..at, items, units(self.kind, items).count() as isize)
     }
 
     /// Puts another item in the place of one.
@@ -103,13 +129,11 @@ impl Working<'_> {
     /// As of [`Working::bytes`].
     pub fn replace(&mut self, position: usize, item: &[u8]) -> Result<(), Trouble> {
         let (n, first) = self.at(position);
-        let (old, mut new) = (self.bytes(0, n)?, Vec::new());
-        for (at, unit) in units(self.kind, &old).enumerate() {
-            new.extend_from_slice(if first + at == position { item } else { unit.bytes });
-        }
-        if *old != new {
-            self.splice(0, n..n + 1, &new);
-        }
-        Ok(())
+        let body = self.bytes(0, n)?;
+        let from: usize = units(self.kind, &body).take(position - first).map(|unit| unit.bytes.len()).sum();
+        let old = units(self.kind, &body[from..]).next().ok_or(Trouble::Corrupt)?.bytes;
+        let (same, range) = (old == item, from..from + old.len());
+        drop(body);
+        if same { Ok(()) } else { self.alter(0, n, range, item, 0) }
     }
 }

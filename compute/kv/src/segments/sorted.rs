@@ -1,7 +1,8 @@
 //! Sorted sets in segments: members in the order of their scores on the first side, and by their
 //! names on the second.
 
-use super::{Unit, Working, hash, units};
+use super::named::{FEW, distinct};
+use super::{Unit, Working, units};
 use crate::shard::Trouble;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
@@ -18,6 +19,11 @@ pub fn ordered(score: f64) -> u64 {
     if bits >> 63 == 1 { !bits } else { bits | 1 << 63 }
 }
 
+/// The bound of a segment in the order of scores that begins with this item.
+pub(super) fn bound(first: &Unit<'_>) -> u64 {
+    ordered(score(first.first))
+}
+
 fn write(bytes: &mut Vec<u8>, score: f64, name: &[u8]) {
     bytes.extend_from_slice(&8u32.to_le_bytes());
     bytes.extend_from_slice(&score.to_le_bytes());
@@ -32,6 +38,11 @@ fn members<'a>(units: impl Iterator<Item = Unit<'a>>) -> Vec<Member> {
     units.map(|unit| (score(unit.first), unit.name.to_vec())).collect()
 }
 
+/// The score of an item of the second side.
+fn item_score(item: &[u8]) -> f64 {
+    units(crate::object::Type::SortedSet, item).next().map_or(0.0, |unit| score(unit.first))
+}
+
 fn order(one: (f64, &[u8]), other: (f64, &[u8])) -> Ordering {
     one.0.total_cmp(&other.0).then_with(|| one.1.cmp(other.1))
 }
@@ -43,12 +54,7 @@ impl Working<'_> {
     /// As of [`Working::bytes`].
     pub fn scores(&self, names: &[&[u8]]) -> Result<Vec<Option<f64>>, Trouble> {
         self.want(1, self.named(1, names.iter().copied()))?;
-        let one = |name: &&[u8]| -> Result<Option<f64>, Trouble> {
-            let bytes = self.bytes(1, self.part_for(1, hash(name)))?;
-            let found = units(self.kind, &bytes).find(|unit| unit.name == *name).map(|unit| score(unit.first));
-            Ok(found)
-        };
-        names.iter().map(one).collect()
+        names.iter().map(|name| self.item(1, name, item_score)).collect()
     }
 
     /// The segment in which a member of this score is, or would be.
@@ -113,6 +119,10 @@ impl Working<'_> {
         names: impl IntoIterator<Item = &'n [u8]>,
         edit: impl FnOnce(&mut Vec<Member>) -> Result<T, E>,
     ) -> Result<T, E> {
+        let names: Vec<&[u8]> = names.into_iter().collect();
+        if names.len() <= FEW {
+            return self.change_few(&distinct(&names), edit);
+        }
         let names: HashSet<&[u8]> = names.into_iter().collect();
         let parts = self.named(1, names.iter().copied());
         let bytes = self.joined(1, &parts)?;
@@ -145,6 +155,75 @@ impl Working<'_> {
         Ok(outcome)
     }
 
+    /// [`Working::change_members`] of few, each named once.
+    fn change_few<T, E: From<Trouble>>(
+        &mut self,
+        names: &[&[u8]],
+        edit: impl FnOnce(&mut Vec<Member>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let before = self.scores(names)?;
+        let there = |(name, score): (&&[u8], &Option<f64>)| score.map(|score| (score, name.to_vec()));
+        let mut members: Vec<Member> = names.iter().zip(&before).filter_map(there).collect();
+        let outcome = edit(&mut members)?;
+        let mut changes = Vec::with_capacity(names.len());
+        for (&name, &old) in names.iter().zip(&before) {
+            let new = members.iter().find(|(_, member)| member == name).map(|(score, _)| *score);
+            if old.map(f64::to_bits) != new.map(f64::to_bits) {
+                changes.push((name, old, new));
+            }
+        }
+        // All that they need is wanted at once.
+        let places =
+            changes.iter().flat_map(|&(name, old, new)| [old, new].into_iter().flatten().map(move |at| (name, at)));
+        let mut lacks = false;
+        for (name, at) in places {
+            match self.located(at, name).and_then(|n| self.want(0, [n])) {
+                Err(Trouble::Unread) => lacks = true,
+                looked => looked?,
+            }
+        }
+        if lacks {
+            return Err(Trouble::Unread.into());
+        }
+        for (name, old, new) in changes {
+            self.change_one(name, old, new)?;
+        }
+        Ok(outcome)
+    }
+
+    /// A member gets another score, comes, or goes.
+    fn change_one(&mut self, name: &[u8], old: Option<f64>, new: Option<f64>) -> Result<(), Trouble> {
+        let mut item = Vec::with_capacity(16 + name.len());
+        new.into_iter().for_each(|score| write(&mut item, score, name));
+        self.set_item(1, name, new.map(|_| &item[..]))?;
+        if let Some(old) = old {
+            let n = self.located(old, name)?;
+            let (body, mut at) = (self.bytes(0, n)?, 0);
+            let mut range = None;
+            for unit in units(self.kind, &body) {
+                if unit.name == name {
+                    range = Some(at..at + unit.bytes.len());
+                    break;
+                }
+                at += unit.bytes.len();
+            }
+            drop(body);
+            self.alter(0, n, range.ok_or(Trouble::Corrupt)?, &[], -1)?;
+            self.settle(0, n)?;
+        }
+        let Some(new) = new else { return Ok(()) };
+        if self.parts(0).is_empty() {
+            self.splice(0, 0..0, &item);
+            return Ok(());
+        }
+        let n = self.located(new, name)?;
+        let body = self.bytes(0, n)?;
+        let comes_before = |unit: &Unit<'_>| order((score(unit.first), unit.name), (new, name)).is_lt();
+        let at: usize = units(self.kind, &body).take_while(comes_before).map(|unit| unit.bytes.len()).sum();
+        drop(body);
+        self.alter(0, n, at..at, &item, 1)
+    }
+
     /// Takes members out of the order, and puts others in.
     fn reorder(&mut self, gone: &[Member], come: &[Member]) -> Result<(), Trouble> {
         let mut each: BTreeMap<usize, (Vec<&Member>, Vec<&Member>)> = BTreeMap::new();
@@ -165,8 +244,8 @@ impl Working<'_> {
         if lacks {
             return Err(Trouble::Unread);
         }
-        // From the last one on, so that the numbers of the others stay.
-        let mut changed = Vec::new();
+        // From the last one on: whatever becomes of a segment, the numbers of those before it stay.
+        // One that has become small may be joined with the one before it, which is changed next.
         for (n, (out, mut into)) in each.into_iter().rev() {
             let old = self.bytes(0, n)?;
             into.sort_by(|one, other| order((one.0, &one.1), (other.0, &other.1)));
@@ -183,10 +262,6 @@ impl Working<'_> {
             }
             into.for_each(|member| write(&mut new, member.0, &member.1));
             self.splice(0, n..n + 1, &new);
-            changed.push(n);
-        }
-        // Those before it have not moved, and it has not become more if it is small.
-        for n in changed {
             self.settle(0, n)?;
         }
         Ok(())
@@ -197,8 +272,15 @@ impl Working<'_> {
     /// # Errors
     /// As of [`Working::bytes`].
     pub fn take_ranks(&mut self, of: Range<usize>) -> Result<Vec<Member>, Trouble> {
-        let window = self.window(of.clone())?;
-        let taken: Vec<Member> = window.units().map(|unit| (score(unit.first), unit.name.to_vec())).collect();
+        let taken = members(self.window(of.clone())?.units());
+        if taken.len() <= FEW {
+            self.want(1, self.named(1, taken.iter().map(|(_, name)| &name[..])))?;
+            for (_, name) in &taken {
+                self.set_item(1, name, None)?;
+            }
+            self.take_out(of)?;
+            return Ok(taken);
+        }
         let parts = self.named(1, taken.iter().map(|(_, name)| &name[..]));
         let names: HashSet<&[u8]> = taken.iter().map(|(_, name)| &name[..]).collect();
         let bytes = self.joined(1, &parts)?;

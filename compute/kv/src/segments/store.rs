@@ -6,7 +6,7 @@
 //! are its own. Other owners find theirs by a look at the head ([`crate::shard::recover`]).
 
 use super::cache::Lent;
-use super::{Source, Wanted, Working, len};
+use super::{Body, Open, Wanted, Working, len};
 use crate::keyspace::{Change, Keyspace};
 use crate::layout::{At, Hash, class_of};
 use crate::object::{self, HEADER, Object, Type, Value};
@@ -34,6 +34,8 @@ pub(crate) struct Placed {
     /// What the head in whose place theirs goes lists, and theirs does not. `None`: it shares
     /// nothing.
     dropped: Option<Vec<At>>,
+    /// The same by their names.
+    gone: Vec<(At, u64)>,
     /// A head may list them by now.
     pub kept: bool,
 }
@@ -49,6 +51,11 @@ impl Placed {
     /// Places that are not listed any more, if the rest is.
     pub fn dropped(&self) -> Option<&[At]> {
         self.dropped.as_deref()
+    }
+
+    /// Their names. Once the head is in the index nobody looks for them.
+    pub fn gone(&self) -> &[(At, u64)] {
+        &self.gone
     }
 }
 
@@ -82,10 +89,10 @@ impl Shard {
             let answers = self.reach.verbs(io, some.iter().map(read).collect()).await;
             for (one, answer) in some.iter().zip(answers) {
                 match answer {
-                    Answer::Bytes(mut bytes) if is_segment(&bytes, one.checksum) => {
-                        let bytes = Rc::new(bytes.split_off(HEADER));
-                        store.segments.keep(one.at, one.checksum, &bytes);
-                        lent.insert((one.at, one.checksum), bytes);
+                    Answer::Bytes(bytes) if is_segment(&bytes, one.checksum) => {
+                        let body = Body::read(bytes);
+                        store.segments.keep(one.at, one.checksum, &body);
+                        lent.insert((one.at, one.checksum), body);
                     }
                     _ if self.reach.shut_out.get() => return Err(Trouble::ShutOut),
                     _ => return Err(Trouble::Corrupt),
@@ -157,7 +164,7 @@ impl Keyspace {
     /// As of [`Keyspace::assemble`].
     pub(crate) async fn as_one(&self, io: &Io, object: &Object) -> Result<Object, Trouble> {
         match object.kind() {
-            Type::Parts => Box::pin(self.assemble(io, object, &mut Lent::new())).await,
+            Type::Parts => Box::pin(self.assemble(io, object, &mut Lent::default())).await,
             _ => Ok(object.clone()),
         }
     }
@@ -190,68 +197,75 @@ impl Keyspace {
         value: Value,
         old: Option<&Object>,
         lent: &mut Lent,
-    ) -> Result<Value, Trouble> {
+    ) -> Result<Open, Trouble> {
         let shard = self.shard(key);
         let node = shard.reach.node;
         let same = old.filter(|old| old.kind() == Type::Parts && super::type_of(old) == value.kind);
-        let cut = || -> Result<Vec<u8>, Trouble> {
-            match same.and_then(|old| Working::of(&self.segments, node, old)) {
+        let cut = || -> Result<Open, Trouble> {
+            let working = match same.and_then(|old| Working::of(&self.segments, node, old)) {
                 Some(mut working) => {
                     working.become_whole(&value.bytes)?;
-                    Ok(working.encode())
+                    working
                 }
-                None => Ok(Working::new(&self.segments, value.kind, &value.bytes).encode()),
-            }
+                None => Working::new(&self.segments, value.kind, &value.bytes),
+            };
+            Ok(Open { expiry: value.expiry, ..working.close().0 })
         };
-        let bytes = self.look(io, shard, lent, cut).await?;
-        Ok(Value { kind: Type::Parts, expiry: value.expiry, bytes })
+        self.look(io, shard, lent, cut).await
     }
 
-    /// Writes the new segments of a value, and makes it the value of its head. Of a segment without
-    /// a place the length is returned: there was no room.
+    /// Writes the new segments of a value, and returns its head's. Of a segment without a place the
+    /// length is returned: there was no room, and the value is what it was.
     ///
     /// # Errors
     /// Those of the store.
-    pub(crate) async fn place(&self, io: &Io, key: &[u8], value: &mut Value) -> Result<Result<Placed, u64>, Trouble> {
+    pub(crate) async fn place(
+        &self,
+        io: &Io,
+        key: &[u8],
+        open: &mut Open,
+    ) -> Result<Result<(Value, Placed), u64>, Trouble> {
         let (shard, hash) = (Rc::clone(self.shard(key)), Hash::of(key));
-        let mut working = Working::decode(&self.segments, shard.reach.node, &value.bytes).ok_or(Trouble::Corrupt)?;
-        let places = working.dropped.iter().map(|&(at, _)| at).collect();
-        let dropped = if working.derived { Some(places) } else { None };
-        let mut placed = Placed { shard: Rc::clone(&shard), hash, held: Vec::new(), dropped, kept: false };
-        let fresh: usize = working.fresh().map(|bytes| HEADER + bytes.len()).sum();
+        let dropped = open.derived.then(|| open.dropped.iter().map(|gone| gone.at).collect());
+        let gone = open.dropped.iter().map(|gone| (gone.at, gone.checksum)).collect();
+        let mut placed = Placed { shard: Rc::clone(&shard), hash, held: Vec::new(), dropped, gone, kept: false };
+        let lens: Vec<u64> = open.unwritten().map(|body| object::len(&[], body)).collect();
         // A value that becomes smaller has room in a full store, too.
-        let shrinks = fresh <= working.dropped.iter().map(|&(_, len)| HEADER + len as usize).sum();
-        let now_s = (self.now_ms() / 1000) as u32;
-        let mut writes = Vec::new();
-        for part in working.sides.iter_mut().flatten() {
-            let Source::Fresh(bytes) = &part.source else { continue };
-            let len = object::len(&[], bytes);
+        let shrinks = lens.iter().sum::<u64>()
+            <= open.dropped.iter().map(|gone| HEADER as u64 + u64::from(gone.len)).sum::<u64>();
+        for len in lens {
             let held = match shrinks {
                 true => shard.space.hold_instead(io, len, u8::MAX).await,
                 false => shard.space.hold(io, len).await,
             };
-            let held = match held {
+            match held {
                 Err(Trouble::Full) => return Ok(Err(len)),
-                held => held?,
-            };
-            placed.held.push(held);
-            let segment = Value { kind: Type::Segment, expiry: None, bytes: bytes.to_vec() };
-            let object = Object::new(hash, &[], &segment, held.version, now_s);
-            self.segments.keep(held.at, object.checksum(), bytes);
-            writes.push(Verb::Write { at: held.at, bytes: Rc::clone(object.bytes()) });
-            part.source = Source::Stored(held.at, object.checksum());
+                held => placed.held.push(held?),
+            }
         }
-        for some in writes.chunks(TOGETHER) {
+        let now_s = (self.now_ms() / 1000) as u32;
+        let (mut writes, mut places) = (Vec::with_capacity(placed.held.len()), placed.held.iter());
+        let Open { sides, fresh, .. } = open;
+        for part in Rc::make_mut(sides).iter_mut().flat_map(|side| &mut side.parts).filter(|part| part.at == 0) {
+            let body = fresh.get_mut(part.checksum as usize).and_then(Option::take);
+            let (Some(mut body), Some(held)) = (body, places.next()) else { return Err(Trouble::Corrupt) };
+            let (checksum, bytes) = body.seal(hash, held.version, now_s);
+            self.segments.keep(held.at, checksum, &body);
+            writes.push(Verb::Write { at: held.at, bytes });
+            (part.at, part.checksum) = (held.at, checksum);
+        }
+        while !writes.is_empty() {
+            let some: Vec<Verb> = writes.drain(..TOGETHER.min(writes.len())).collect();
             // Whatever becomes of a connection, a head must not list what is not there.
-            while !shard.reach.verbs(io, some.to_vec()).await.iter().all(crate::shard::copies::is_done) {
+            while !shard.reach.verbs(io, some.clone()).await.iter().all(crate::shard::copies::is_done) {
                 if shard.reach.shut_out.get() {
                     return Err(Trouble::ShutOut);
                 }
             }
         }
-        working.dropped.clear();
-        value.bytes = working.encode();
-        Ok(Ok(placed))
+        open.dropped.clear();
+        let value = Value { kind: Type::Parts, expiry: open.expiry, bytes: open.encode() };
+        Ok(Ok((value, placed)))
     }
 
     /// [`Keyspace::place`] of a value that goes in place of whatever is there: room is made. The
@@ -260,11 +274,10 @@ impl Keyspace {
     /// # Errors
     /// Those of the store.
     pub(crate) async fn settle(&self, io: &Io, key: &[u8], value: Value) -> Result<(Value, Placed), Trouble> {
-        let divided = self.divide(io, key, value, None, &mut Lent::new()).await?;
+        let mut divided = self.divide(io, key, value, None, &mut Lent::default()).await?;
         loop {
-            let mut value = divided.clone();
-            match self.place(io, key, &mut value).await? {
-                Ok(placed) => return Ok((value, placed)),
+            match self.place(io, key, &mut divided).await? {
+                Ok(placed) => return Ok(placed),
                 Err(len) => self.make_room(io, self.shard(key), class_of(len), len).await?,
             }
         }
@@ -281,22 +294,23 @@ impl Keyspace {
         ended
     }
 
-    /// Has a value in segments, or one that is to be, be the head of written ones. The length of a
-    /// segment for which there is no room.
+    /// Writes the segments of a value that is to be in segments, or of one that is open already.
+    /// Returns the head, or the length of a segment for which there is no room.
     pub(crate) async fn segmented(
         &self,
         io: &Io,
         key: &[u8],
         old: Option<&Object>,
-        value: &mut Option<Value>,
+        new: Result<Box<Open>, Value>,
         lent: &mut Lent,
-    ) -> Result<Result<Placed, u64>, Trouble> {
-        let Some(mut new) = value.take() else { return Err(Trouble::Corrupt) };
-        if new.kind != Type::Parts {
-            new = self.divide(io, key, new, old, lent).await?;
-        }
-        let ended = self.place(io, key, &mut new).await;
-        *value = Some(new);
-        ended
+    ) -> Result<Result<(Value, Placed), u64>, Trouble> {
+        let mut open = match new {
+            Ok(open) => *open,
+            Err(head) if head.kind == Type::Parts => {
+                Open::decode(self.shard(key).reach.node, &head.bytes, head.expiry).ok_or(Trouble::Corrupt)?
+            }
+            Err(value) => self.divide(io, key, value, old, lent).await?,
+        };
+        self.place(io, key, &mut open).await
     }
 }

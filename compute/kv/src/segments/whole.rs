@@ -11,17 +11,17 @@ impl Working<'_> {
     /// # Errors
     /// As of [`Working::bytes`].
     pub fn become_whole(&mut self, whole: &[u8]) -> Result<(), Trouble> {
-        if self.sides[0].is_empty() || self.kind == Type::SortedSet && self.sides[1].is_empty() {
+        if self.is_empty() || self.kind == Type::SortedSet && self.parts(1).is_empty() {
             for side in 0..2 {
-                self.splice_for(side, 0..self.sides[side].len(), &[], 0);
+                self.splice_for(side, 0..self.parts(side).len(), &[], 0);
             }
             self.fill(whole);
             return Ok(());
         }
         for side in 0..2 {
-            self.want(side, 0..self.sides[side].len())?;
+            self.want(side, 0..self.parts(side).len())?;
             match self.is_hashed(side) {
-                _ if self.sides[side].is_empty() => {}
+                _ if self.parts(side).is_empty() => {}
                 true => self.become_by_hash(side, whole)?,
                 false => self.become_in_order(whole)?,
             }
@@ -30,7 +30,7 @@ impl Working<'_> {
     }
 
     fn become_by_hash(&mut self, side: usize, whole: &[u8]) -> Result<(), Trouble> {
-        let mut each: Vec<Vec<Unit<'_>>> = vec![Vec::new(); self.sides[side].len()];
+        let mut each: Vec<Vec<Unit<'_>>> = vec![Vec::new(); self.parts(side).len()];
         for unit in units(self.kind, whole) {
             each[self.part_for(side, hash(unit.name))].push(unit);
         }
@@ -50,10 +50,10 @@ impl Working<'_> {
     }
 
     fn become_in_order(&mut self, whole: &[u8]) -> Result<(), Trouble> {
-        let count = self.sides[0].len();
+        let count = self.parts(0).len();
         let (mut low, mut from) = (0, 0);
         while low < count && whole[from..].starts_with(&self.bytes(0, low)?) {
-            from += self.sides[0][low].len as usize;
+            from += self.parts(0)[low].len as usize;
             low += 1;
         }
         // The same bytes may begin within an item.
@@ -72,7 +72,7 @@ impl Working<'_> {
         };
         let (mut high, mut to) = (count, whole.len());
         while high > low && whole[from..to].ends_with(&self.bytes(0, high - 1)?) {
-            let begin = to - self.sides[0][high - 1].len as usize;
+            let begin = to - self.parts(0)[high - 1].len as usize;
             if self.kind != Type::Stream && begins.binary_search(&begin).is_err() {
                 break;
             }

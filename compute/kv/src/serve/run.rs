@@ -348,6 +348,7 @@ impl<'a> Server<'a> {
             }
             // The rest are the first of the next turn.
             self.active.splice(0..0, active);
+            self.end_round();
             let mut ended = Vec::new();
             self.background.tasks.step(&self.drive, &mut ended)?;
             for (_, ended) in ended {

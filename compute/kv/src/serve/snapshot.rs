@@ -198,7 +198,7 @@ async fn entire(io: &Io, store: &Keyspace, found: Found, alive: &Alive) -> Resul
         let parts = Working::of(&store.segments, shard.reach.node, &found.object).ok_or(Trouble::Corrupt)?;
         let mut value = Value { kind: parts.kind, expiry: found.object.expiry(), bytes: Vec::new() };
         for some in (0..parts.parts(0).len()).collect::<Vec<_>>().chunks(SEGMENTS) {
-            let read = store.look(io, shard, &mut Lent::new(), || parts.joined(0, some)).await?;
+            let read = store.look(io, shard, &mut Lent::default(), || parts.joined(0, some)).await?;
             value.bytes.extend_from_slice(&read);
             alive.show(io, store).await?;
         }

@@ -10,8 +10,8 @@ use farmem_kv::shard::{Shard, Trouble};
 use farmem_kv::task::{Io, Task};
 use std::rc::Rc;
 
-/// Bytes of a value that one object has in the model. Segments have as many.
-pub const LEAST: usize = 64;
+/// Bytes of a value that one object has in the model. Segments have half as many.
+pub const LEAST: usize = 128;
 pub const ITEMS: usize = 24;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,11 +74,7 @@ fn becomes(store: &Keyspace, there: Option<&Object>, op: Op) -> Result<Change<()
             }
             _ => unreachable!("it changes a part"),
         }
-        return Ok(match value.outcome(head.expiry())? {
-            None => Change::Keep(()),
-            Some(None) => Change::Delete(()),
-            Some(Some(value)) => Change::Put(value, ()),
-        });
+        return value.change(());
     }
     let Some(object) = there.filter(|object| object.kind() == Type::List) else { return Ok(Change::Keep(())) };
     let mut bytes = object.value().to_vec();

@@ -263,6 +263,17 @@ impl Client {
         self.stream.get_mut().write_all(bytes.as_bytes())
     }
 
+    /// Sends requests that come together.
+    pub fn send_all(&mut self, lines: &[String]) {
+        let mut bytes = String::new();
+        for line in lines {
+            let words: Vec<&str> = line.split(' ').collect();
+            bytes += &format!("*{}\r\n", words.len());
+            words.iter().for_each(|word| bytes += &format!("${}\r\n{word}\r\n", word.len()));
+        }
+        self.stream.get_mut().write_all(bytes.as_bytes()).unwrap();
+    }
+
     pub fn reply(&mut self) -> Said {
         let mut line = String::new();
         self.stream.read_line(&mut line).ok().filter(|&n| n > 0)?;

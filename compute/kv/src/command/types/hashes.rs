@@ -1,7 +1,7 @@
 //! Commands on hashes.
 
 use super::places::Places;
-use super::{Items, among, bulks, change_named, length, random_count, random_places, read, read_named, scan};
+use super::{Items, among, bulks, change_named, length, random_count, random_places, read, read_named, read_one, scan};
 use crate::command::args::{int, is, parse_int};
 use crate::command::extended::Extended;
 use crate::command::room::Room;
@@ -12,7 +12,10 @@ use crate::resp::Reply;
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
         "hdel" => delete(call).await,
-        "hexists" => Ok(Reply::Int(i64::from(get(call, call.arg(2)).await?.is_some()))),
+        "hexists" => {
+            let there = read_one(call, call.arg(1), Type::Hash, call.arg(2), |_| ()).await?;
+            Ok(Reply::Int(i64::from(there.is_some())))
+        }
         "hget" => Ok(Reply::maybe(get(call, call.arg(2)).await?)),
         "hgetall" => {
             let items = read(call, call.arg(1), Type::Hash).await?;
@@ -41,7 +44,10 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "hscan" => scan(call, Type::Hash, 2).await,
         "hset" => set(call).await,
         "hsetnx" => set_if_absent(call).await,
-        _ => Ok(Reply::Int(get(call, call.arg(2)).await?.map_or(0, |value| value.len() as i64))),
+        _ => {
+            let len = read_one(call, call.arg(1), Type::Hash, call.arg(2), <[u8]>::len).await?;
+            Ok(Reply::Int(len.unwrap_or(0) as i64))
+        }
     }
 }
 
@@ -63,8 +69,7 @@ fn put(items: &mut Items, field: &[u8], value: Vec<u8>) {
 }
 
 async fn get(call: &Call, field: &[u8]) -> Result<Option<Vec<u8>>, Fail> {
-    let items = read_named(call, call.arg(1), Type::Hash, &[field.to_vec()]).await?;
-    Ok(place(&items, field).map(|at| items[at + 1].clone()))
+    read_one(call, call.arg(1), Type::Hash, field, <[u8]>::to_vec).await
 }
 
 async fn set(call: &Call) -> Answered {

@@ -38,7 +38,7 @@ use super::{Call, Fail};
 use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
 use crate::resp::Reply;
-use crate::segments::{Working, units};
+use crate::segments::{FEW, Working, distinct, units};
 use crate::shard::Trouble;
 
 /// The items of a value, in order. Of a hash fields and values in turn, of a sorted set scores and
@@ -178,15 +178,6 @@ fn in_segments<'a>(call: &'a Call, head: &Object, kind: Type) -> Result<Working<
     if value.kind == kind { Ok(value) } else { Err(Fail::wrong_type()) }
 }
 
-/// The change to what a value in segments has become.
-fn has_become<T>(value: &Working<'_>, head: &Object, outcome: T) -> Result<Change<T>, Fail> {
-    Ok(match value.outcome(head.expiry())? {
-        None => Change::Keep(outcome),
-        Some(None) => Change::Delete(outcome),
-        Some(Some(value)) => Change::Put(value, outcome),
-    })
-}
-
 /// What a key's value of this type shows: its bytes, or the value in segments.
 async fn view<T>(
     call: &Call,
@@ -245,15 +236,61 @@ fn replaced(kind: Type, bytes: &[u8], names: &[&[u8]], items: &Items) -> Vec<u8>
     after
 }
 
+/// The items that these names have in a value in segments.
+fn few(value: &Working<'_>, side: usize, names: &[&[u8]]) -> Result<Items, Trouble> {
+    value.want(side, value.named(side, names.iter().copied()))?;
+    let mut items = Items::with_capacity(2 * names.len());
+    for name in names {
+        value.item(side, name, |item| items.extend(Lying(item).map(<[u8]>::to_vec)))?;
+    }
+    Ok(items)
+}
+
 /// Those of a key's items that have these names, and perhaps others.
 async fn read_named(call: &Call, key: &[u8], kind: Type, names: &[Vec<u8>]) -> Result<Items, Fail> {
     let side = usize::from(kind == Type::SortedSet);
     let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
     let see = |there: Result<&[u8], &Working<'_>>| match there {
         Ok(bytes) => Ok(Lying(bytes).map(<[u8]>::to_vec).collect()),
+        Err(value) if names.len() <= FEW => Ok(few(value, side, &distinct(&names))?),
         Err(value) => Ok(picked(kind, &value.joined(side, &value.named(side, names.iter().copied()))?, &names)),
     };
     view(call, key, kind, see).await
+}
+
+/// What `see` makes of a key's item of this name: of a hash the field's value, of a set the member.
+async fn read_one<T>(
+    call: &Call,
+    key: &[u8],
+    kind: Type,
+    name: &[u8],
+    see: impl Fn(&[u8]) -> T,
+) -> Result<Option<T>, Fail> {
+    let last = |item: &[u8]| Lying(item).last().map(&see);
+    let read = |there: Result<&[u8], &Working<'_>>| match there {
+        Ok(bytes) => Ok(units(kind, bytes).find(|unit| unit.name == name).and_then(|unit| last(unit.bytes))),
+        Err(value) => Ok(value.item(0, name, last)?.flatten()),
+    };
+    view(call, key, kind, read).await
+}
+
+/// Changes those items of a value in segments that have these names.
+fn change_few(
+    value: &mut Working<'_>,
+    names: &[&[u8]],
+    edit: &mut impl FnMut(&mut Items) -> Result<Reply, Fail>,
+) -> Result<Reply, Fail> {
+    let names = distinct(names);
+    let mut items = few(value, 0, &names)?;
+    let reply = edit(&mut items)?;
+    let step = if value.kind == Type::Hash { 2 } else { 1 };
+    for name in names {
+        let item = items.chunks(step).find(|item| item[0] == name);
+        let mut bytes = Vec::new();
+        item.into_iter().flatten().for_each(|part| write_item(&mut bytes, part));
+        value.set_item(0, name, item.map(|_| &bytes[..]))?;
+    }
+    Ok(reply)
 }
 
 /// [`change`] that changes no items but those of these names. `edit` may get others, too.
@@ -263,23 +300,23 @@ async fn change_named(
     names: &[&[u8]],
     mut edit: impl FnMut(&mut Items) -> Result<Reply, Fail>,
 ) -> Result<Reply, Fail> {
-    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
-        if let Some(head) = there.filter(|object| object.kind() == Type::Parts) {
-            let mut value = in_segments(call, head, kind)?;
+    let change = |there: Result<&[u8], &mut Working<'_>>| match there {
+        Ok(before) => {
+            let mut items: Items = Lying(before).map(<[u8]>::to_vec).collect();
+            let reply = edit(&mut items)?;
+            Ok((Some(encode(&items)).filter(|bytes| bytes != before), reply))
+        }
+        Err(value) if names.len() <= FEW => Ok((None, change_few(value, names, &mut edit)?)),
+        Err(value) => {
             let parts = value.named(0, names.iter().copied());
             let before = value.joined(0, &parts)?;
             let mut items = picked(kind, &before, names);
             let reply = edit(&mut items)?;
             value.put_back(0, &parts, &replaced(kind, &before, names, &items))?;
-            return has_become(&value, head, reply);
+            Ok((None, reply))
         }
-        let before = there.map_or(Ok(&[][..]), |object| bytes_of(object, kind))?;
-        let mut items: Items = Lying(before).map(<[u8]>::to_vec).collect();
-        let reply = edit(&mut items)?;
-        let bytes = encode(&items);
-        Ok(if bytes == before { Change::Keep(reply) } else { becomes(there, kind, bytes, reply) })
     };
-    call.update_as(call.arg(1), false, change).await
+    change_either(call, call.arg(1), kind, change).await
 }
 
 /// Changes the bytes of a key, or its value in segments. `None` of bytes: they stay.
@@ -289,11 +326,14 @@ async fn change_either<T>(
     kind: Type,
     mut edit: impl FnMut(Result<&[u8], &mut Working<'_>>) -> Result<(Option<Vec<u8>>, T), Fail>,
 ) -> Result<T, Fail> {
+    if let Some(outcome) = call.change_open(key, kind, |value| Ok(edit(Err(value))?.1)).await? {
+        return Ok(outcome);
+    }
     let change = |there: Option<&Object>| -> Result<Change<T>, Fail> {
         if let Some(head) = there.filter(|object| object.kind() == Type::Parts) {
             let mut value = in_segments(call, head, kind)?;
             let (_, outcome) = edit(Err(&mut value))?;
-            return has_become(&value, head, outcome);
+            return Ok(value.change(outcome)?);
         }
         Ok(match edit(Ok(there.map_or(Ok(&[][..]), |object| bytes_of(object, kind))?))? {
             (None, outcome) => Change::Keep(outcome),

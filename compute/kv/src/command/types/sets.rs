@@ -3,7 +3,7 @@
 use super::blocking::numbered;
 use super::{
     Items, Looked, Lying, bulks, change, change_at, change_either, change_named, count, decode, encode, length, put_at,
-    random_count, random_places, read, read_named, scan, view,
+    random_count, random_places, read, read_named, read_one, scan, view,
 };
 use crate::command::args::{is, parse_int};
 use crate::command::room::Room;
@@ -24,8 +24,8 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "sintercard" => intersection(call).await,
         "smove" => shift(call).await,
         "sismember" => {
-            let items = read_named(call, call.arg(1), Type::Set, &call.args[2..]).await?;
-            Ok(Reply::Int(i64::from(items.iter().any(|item| item == call.arg(2)))))
+            let there = read_one(call, call.arg(1), Type::Set, call.arg(2), |_| ()).await?;
+            Ok(Reply::Int(i64::from(there.is_some())))
         }
         "smembers" => Ok(Reply::Set(bulks(&read(call, call.arg(1), Type::Set).await?))),
         "smismember" => {
@@ -86,10 +86,7 @@ async fn pop_one(call: &Call) -> Answered {
             let at = random % value.count();
             let taken = value.window(at..at + 1)?.units().next().map(|unit| unit.name.to_vec());
             let name = taken.ok_or(Trouble::Corrupt)?;
-            let parts = value.named(0, [&name[..]]);
-            let bytes = value.joined(0, &parts)?;
-            let stays = Lying(&bytes).filter(|item| *item != name).map(<[u8]>::to_vec).collect();
-            value.put_back(0, &parts, &encode(&stays))?;
+            value.set_item(0, &name, None)?;
             Ok((None, Reply::bulk(name)))
         }
     };

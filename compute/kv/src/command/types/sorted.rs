@@ -12,7 +12,7 @@ use crate::command::room::Room;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::{Reply, double};
-use crate::segments::Working;
+use crate::segments::{Working, units};
 
 /// Score and name.
 pub type Member = (f64, Vec<u8>);
@@ -52,8 +52,14 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "zrevrank" => rank(call, true).await,
         "zscan" => scan(call, Type::SortedSet, 2).await,
         _ => {
-            let all = of(&read_named(call, call.arg(1), Type::SortedSet, &call.args[2..]).await?);
-            Ok(find(&all, call.arg(2)).map_or(Reply::Null, |at| Reply::Double(all[at].0)))
+            let see = |there: Result<&[u8], &Working<'_>>| match there {
+                Ok(bytes) => {
+                    let found = units(Type::SortedSet, bytes).find(|unit| unit.name == call.arg(2));
+                    Ok(found.map(|unit| score(unit.first)))
+                }
+                Err(value) => Ok(value.scores(&[call.arg(2)])?.pop().flatten()),
+            };
+            Ok(view(call, call.arg(1), Type::SortedSet, see).await?.map_or(Reply::Null, Reply::Double))
         }
     }
 }

@@ -10,9 +10,13 @@
 //!
 //! A change is gathered only if nothing waits for the key. So what cannot be gathered has its turn,
 //! however many changes come.
+//!
+//! Where the node's memory is mapped a change ends as it begins, and nothing would be gathered
+//! behind it. So the first change of a collection waits for the other requests of its round, which
+//! are gathered with it ([`opens`]).
 
 use super::Server;
-use crate::command::gathered::{BYTES, MOST, gatherable, together};
+use crate::command::gathered::{BYTES, MOST, gatherable, opens, together};
 use crate::command::{Call, Client, execute};
 use crate::fast::Map;
 use crate::resp::{Reply, Request};
@@ -36,6 +40,8 @@ pub(super) struct Gathering {
     by_key: Map<u64, (Vec<One>, usize)>,
     /// Connections and numbers of those that a task carries out, by its number.
     of_task: Map<u64, Vec<(u64, u64)>>,
+    /// Keys whose changes are gathered in this round, and begin at its end.
+    opened: Vec<u64>,
 }
 
 /// The connection of a task that is of several.
@@ -44,7 +50,7 @@ const SEVERAL: u64 = u64::MAX;
 impl Server<'_> {
     /// The bytes of a request, if it may go behind the change of its key that is under way.
     pub(super) fn gathers(&self, id: u64, request: &Request, key: u64) -> Option<usize> {
-        if !self.writing.contains(&key) || self.alone.connection.is_some() {
+        if self.alone.connection.is_some() || !(self.writing.contains(&key) || opens(request)) {
             return None;
         }
         let connection = self.connections.get(&id)?;
@@ -54,9 +60,19 @@ impl Server<'_> {
         fits.then_some(bytes)
     }
 
+    /// Begins the changes that were gathered in this round.
+    pub(super) fn end_round(&mut self) {
+        for key in std::mem::take(&mut self.gathering.opened) {
+            self.go_on_with(key);
+        }
+    }
+
     /// Notes a request that [`Server::gathers`].
     pub(super) fn gather(&mut self, id: u64, request: Request, key: u64, bytes: usize) {
         self.tell_monitors(id, &request);
+        if self.writing.insert(key) {
+            self.gathering.opened.push(key);
+        }
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let (client, task) = (Rc::clone(&connection.client), self.commands.number());
         connection.begun.push_back(Begun { task, key: Some(key), writes: true, reply: None });
