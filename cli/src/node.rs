@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::forbidden;
 use crate::leftovers;
 use crate::rack;
-use crate::runtime_dir;
+use crate::runtime_dir::{self, LONGEST};
 use crate::size::{self, Size};
 
 /// Lend this machine's memory to programs elsewhere
@@ -165,12 +165,12 @@ impl Status {
 
     /// Reads a status file. `None`: its node is gone.
     pub fn read_living(path: &Path) -> Option<Status> {
-        runtime_dir::status(path).filter(|status: &Status| status.lives(path))
+        runtime_dir::status(path, LONGEST).filter(|status: &Status| status.lives(path))
     }
 
     /// Reads a status file in a directory of this user's; removes it if its node is gone.
     pub fn read_or_remove(path: &Path) -> Option<Status> {
-        let status: Status = runtime_dir::status(path)?;
+        let status: Status = runtime_dir::status(path, LONGEST)?;
         if status.lives(path) {
             return Some(status);
         }

@@ -35,7 +35,7 @@ pub enum Unsafe {
 }
 
 /// The longest status file that is read.
-const LONGEST: u64 = 4 << 20;
+pub const LONGEST: u64 = 64 << 10;
 
 /// Where every user may make a directory, in the order in which it is tried.
 const SHARED: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
@@ -85,11 +85,17 @@ pub fn visible() -> Vec<PathBuf> {
     shared().for_each(&mut add);
     add("/run/farmem".into());
     if process::user() == 0 {
+        // One directory of each user in each place, or a user could make any number.
+        let is_of = |name: &str, owner: u32| name.strip_prefix("farmem-") == Some(owner.to_string().as_str());
         for entry in fs::read_dir("/run/user").into_iter().flatten().flatten() {
             add(entry.path().join("farmem"));
         }
         for entry in SHARED.iter().flat_map(fs::read_dir).flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with("farmem-") {
+            let name = entry.file_name();
+            let owner = || entry.metadata().map(|about| about.uid());
+            if name.to_string_lossy().starts_with("farmem-")
+                && owner().is_ok_and(|uid| is_of(&name.to_string_lossy(), uid))
+            {
                 add(entry.path());
             }
         }
@@ -122,14 +128,15 @@ pub fn is_own(dir: &Path) -> bool {
     fs::symlink_metadata(dir).is_ok_and(is_own)
 }
 
-/// The content of a status file. Root also reads files that other users made. So a pipe or a device
-/// does not block it, the part that is read is bounded, and control characters are taken out.
-pub fn status<T: DeserializeOwned>(path: &Path) -> Option<T> {
+/// The content of a status file of at most so many bytes. Root also reads files that other users made.
+/// So a pipe or a device does not block it, the part that is read is bounded, and control characters
+/// are taken out.
+pub fn status<T: DeserializeOwned>(path: &Path, longest: u64) -> Option<T> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     let is_file = file.metadata().is_ok_and(|about| about.is_file());
     let mut text = Vec::new();
-    file.take(if is_file { LONGEST } else { 0 }).read_to_end(&mut text).ok()?;
+    file.take(if is_file { longest } else { 0 }).read_to_end(&mut text).ok()?;
     serde_json::from_slice(&text).map(cleaned).and_then(serde_json::from_value).ok()
 }
 
@@ -190,7 +197,7 @@ mod tests {
     fn a_status_file_of_another_holds_nobody_up_and_draws_nothing() {
         let dir = std::env::temp_dir().join(format!("farmem-status-{}", std::process::id()));
         private(dir.clone()).unwrap();
-        let read = |name: &str| status::<serde_json::Value>(&dir.join(name));
+        let read = |name: &str| status::<serde_json::Value>(&dir.join(name), LONGEST);
         fs::write(dir.join("good"), r#"{"listen":["a\u001b[2J"]}"#).unwrap();
         assert_eq!(read("good").unwrap()["listen"][0], "a?[2J");
         std::os::unix::fs::symlink("good", dir.join("link")).unwrap();

@@ -144,6 +144,9 @@ fn mistakes_are_one_line_and_a_status() {
         (&["run", "--local", "1G", "--node", "a:1", "--far", "1G", "--", "true"], 64, "--far"),
         (&["run", "--local", "1G", "--node", "a:1,none", "--", "true"], 64, "none"),
         (&["run", "--local", "1G", "--node", "a:1,", "--", "true"], 64, "--node"),
+        (&["run", "--local", "1G", "--node", "a:1,b:1,a:1@x", "--", "true"], 64, "--node: a:1 is named twice"),
+        (&["run", "--node", "a:1", "--node", "a:1", "--protect", "mirror", "--", "true"], 64, "a:1 is named twice"),
+        (&["run", "--local", "1G", "--token", "/no/such/token", "--", "true"], 64, "--token /no/such/token"),
         (&["run", "--local", "4194304T", "--", "true"], 64, "more than this machine's"),
         (&["run", "--local", "1G", "--stats", "json:/nonexistent/stats", "--", "true"], 64, "/nonexistent/stats"),
         (&["run", "--local", "1G", "--trace", "a;b", "--", "true"], 64, "semicolon"),
@@ -241,6 +244,11 @@ fn what_flags_leave_open_is_taken_from_variables_then_files() {
     assert_eq!(run(&variables, &["--local", "18M", "--node", &a]), (18 << 20, "--local".into(), a.clone()));
     assert_eq!(run(&[], &["--node", &format!("{b},{a}")]).2, format!("{b},{a}"));
     assert_eq!(run(&[], &["--node", &b, "--node", &a]).2, format!("{b},{a}"));
+    let link = place.path().join("link.sock");
+    std::os::unix::fs::symlink(&a["unix:".len()..], &link).unwrap();
+    let (status, _, said) =
+        outcome(place.farmem(["run", "--node", &format!("{a},unix:{}", link.display()), "--", "true"]));
+    assert!(said.ends_with("are the same node: name it once\n") && status == Some(64), "{said}");
     // A node of its own, even if the settings name others.
     for flags in [&["--node", "none"][..], &["--far", "64M"], &["--no-settings"]] {
         assert!(run(&variables, flags).2.contains("/run-"), "{flags:?}");

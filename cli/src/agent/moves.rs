@@ -31,7 +31,7 @@ pub struct Wants {
 /// stays there if the controller still gives that node.
 pub fn asker(controller: &str, trust: &Trust, dir: &Path) -> Result<Asker, Failure> {
     let name = RunName::new().map_err(|e| Failure::usage(format!("cannot draw a random name: {e}")))?;
-    let mut asker = Asker::new(controller, name, 1, trust.token);
+    let mut asker = Asker::new(controller, name, 1, trust.token).of_agent();
     if let Some(node) = host::used(dir) {
         asker.holds(&node);
     }

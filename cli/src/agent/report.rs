@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{runtime_dir, units};
 
+/// The longest report that is read: of some ten thousand programs.
+const LONGEST: u64 = 4 << 20;
+
 /// An agent, as it was when anything last changed. Bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Agent {
@@ -47,7 +50,7 @@ impl Agent {
 
     /// The agent of a directory, if it lives.
     pub fn living(dir: &Path) -> Option<Agent> {
-        let agent: Agent = runtime_dir::status(&Agent::path(dir))?;
+        let agent: Agent = runtime_dir::status(&Agent::path(dir), LONGEST)?;
         process::exists(agent.pid).then_some(agent)
     }
 

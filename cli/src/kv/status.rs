@@ -11,7 +11,7 @@ use farmem_kv::serve::{Counters, Tell};
 use farmem_sys::process;
 use serde::{Deserialize, Serialize};
 
-use crate::runtime_dir;
+use crate::runtime_dir::{self, LONGEST};
 
 /// A front end, and its counters since its start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ pub struct Status {
 impl Status {
     /// Reads a status file. `None`: its front end is gone.
     pub fn read_living(path: &Path) -> Option<Status> {
-        runtime_dir::status(path).filter(|status: &Status| process::began(status.pid) == status.began)
+        runtime_dir::status(path, LONGEST).filter(|status: &Status| process::began(status.pid) == status.began)
     }
 
     /// Reads a status file in a directory of this user's; removes it if its front end is gone.

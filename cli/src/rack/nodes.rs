@@ -55,11 +55,13 @@ impl From<Failure> for NoNodes {
     }
 }
 
-/// A run's place at a controller.
+/// The place at a controller of a run, or of an agent.
 #[derive(Clone)]
 pub struct Asker {
     client: Client,
     want: Want,
+    /// Which of the two it is, for messages.
+    who: &'static str,
 }
 
 impl Asker {
@@ -70,7 +72,13 @@ impl Asker {
         Asker {
             client: Client::new(controller).by(token),
             want: Want { run, host, domains, held: Vec::new(), seen: None, figures: None },
+            who: "run",
         }
+    }
+
+    /// The same, for an agent: messages say so.
+    pub fn of_agent(self) -> Asker {
+        Asker { who: "agent", ..self }
     }
 
     /// It has a node already, and may keep it.
@@ -89,10 +97,7 @@ impl Asker {
             match self.ask() {
                 Err(e @ (AskError::Away { .. } | AskError::NotNow { .. })) if Instant::now() < until => {
                     if !std::mem::replace(&mut told, true) {
-                        eprintln!(
-                            "farmem: {e}; the run begins when a controller answers, or ends after {} s",
-                            WAITS.as_secs()
-                        );
+                        eprintln!("farmem: {}", self.begins_later(&e));
                     }
                     if let Some(arrived) = signals.end_within(ASK_EVERY) {
                         return Err(NoNodes::Ended(arrived));
@@ -135,6 +140,17 @@ impl Asker {
                 Err(Unreached { failure, .. }) => return Err(failure.into()),
             }
         }
+    }
+
+    /// What is said while no controller gives first nodes.
+    fn begins_later(&self, why: &AskError) -> String {
+        format!("{why}; the {} begins when a controller answers, or ends after {} s", self.who, WAITS.as_secs())
+    }
+
+    /// What is said while no controller gives others.
+    fn goes_on(&self, why: &str) -> String {
+        let has = if self.who == "agent" { "node" } else { "nodes" };
+        format!("{why}; the {} goes on with the {has} that it has", self.who)
     }
 
     /// Asks, and gives the nodes as they are now. None: an answer that makes no sense.
@@ -185,7 +201,7 @@ impl Asker {
                 Err(e) => {
                     let why = e.to_string();
                     if trouble.as_ref() != Some(&why) {
-                        eprintln!("farmem: {why}; the run goes on with the nodes that it has");
+                        eprintln!("farmem: {}", self.goes_on(&why));
                     }
                     trouble = Some(why);
                 }
@@ -293,6 +309,18 @@ mod tests {
         let said: Vec<bool> =
             serves.join().unwrap().iter().map(|asked| asked.contains(r#""held":["first:1"]"#)).collect();
         assert_eq!(said, [true, false, false]);
+    }
+
+    #[test]
+    fn an_agent_is_called_one() {
+        let run = Asker::new("rack:1", RunName::new().unwrap(), 1, None);
+        let away = AskError::Away { at: "rack:1".into(), why: "no".into() };
+        let line = "the controller at rack:1 cannot be reached: no; the run begins when a controller answers, or ends after 30 s";
+        assert_eq!(run.begins_later(&away), line);
+        assert_eq!(run.goes_on("no"), "no; the run goes on with the nodes that it has");
+        let agent = run.of_agent();
+        assert_eq!(agent.begins_later(&away), line.replace("the run", "the agent"));
+        assert_eq!(agent.goes_on("no"), "no; the agent goes on with the node that it has");
     }
 
     #[test]

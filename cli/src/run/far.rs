@@ -41,6 +41,17 @@ pub fn run_node(text: &str) -> Result<RunNode, String> {
     Ok(RunNode { at: node(at)?, domain: domain.unwrap_or_default() })
 }
 
+/// Refuses a node that is named twice. What is told of it at the same address alone; two addresses of
+/// one node are told apart when it is reached ([`Far::are_different`]).
+pub fn each_once(nodes: &[RunNode]) -> Result<(), String> {
+    let same = |one: &NodeAddr, other: &NodeAddr| match (one, other) {
+        (NodeAddr::Tcp(one), NodeAddr::Tcp(other)) => one.eq_ignore_ascii_case(other),
+        _ => one == other,
+    };
+    let twice = (1..nodes.len()).find(|&at| nodes[..at].iter().any(|before| same(&before.at, &nodes[at].at)));
+    twice.map_or(Ok(()), |at| Err(format!("{} is named twice: name each node once", nodes[at].at)))
+}
+
 /// Nodes as the counters file has them.
 pub fn list(nodes: &[RunNode]) -> String {
     let each: Vec<String> = nodes.iter().map(|node| node.at.to_string()).collect();
@@ -119,21 +130,28 @@ impl Far {
     }
 
     /// Reaches one more, and says how the run's processes are to call it: by an address that needs
-    /// no resolver.
-    pub fn join(&mut self, node: &RunNode) -> Result<String, Failure> {
+    /// no resolver. Returns the node's incarnation, too.
+    pub fn join(&mut self, node: &RunNode) -> Result<(String, u64), Failure> {
         let told = match &node.at {
             NodeAddr::Tcp(host) => host.to_socket_addrs().ok().and_then(|mut at| at.next()).map(|at| at.to_string()),
             NodeAddr::Shm(_) => None,
         };
         let told = told.unwrap_or_else(|| node.at.to_string());
         let at = told.parse::<NodeAddr>().map_err(Failure::usage)?;
-        self.sessions.push(Session::connect(&at, &self.options).map_err(Failure::no_node)?);
-        Ok(RunNode { at, domain: node.domain }.to_string())
+        let session = Session::connect(&at, &self.options).map_err(Failure::no_node)?;
+        let incarnation = session.identity().incarnation;
+        self.sessions.push(session);
+        Ok((RunNode { at, domain: node.domain }.to_string(), incarnation))
     }
 
-    /// Their addresses.
+    /// The addresses of those that were reached first.
     pub fn nodes(&self) -> &[RunNode] {
         &self.nodes
+    }
+
+    /// The same, each with its node's incarnation.
+    pub fn known(&self) -> impl Iterator<Item = (&RunNode, u64)> {
+        self.nodes.iter().zip(self.sessions.iter().map(|session| session.identity().incarnation))
     }
 
     /// Their addresses, and how each is reached.
@@ -162,14 +180,13 @@ impl Far {
         };
         match (0..self.sessions.len()).find_map(|at| same(at).map(|other| (other, at))) {
             Some((one, other)) => Err(Failure::usage(format!(
-                "{} and {} are the same node: --protect {} needs {}",
+                "{} and {} are the same node: {}",
                 self.nodes[one].at,
                 self.nodes[other].at,
-                protect.name(),
-                if protect == Protect::Mirror {
-                    "two".to_owned()
-                } else {
-                    format!("{} different ones", protect.nodes())
+                match (protect, protect.nodes()) {
+                    (_, 1) => "name it once".to_owned(),
+                    (Protect::Mirror, _) => "--protect mirror needs two".to_owned(),
+                    (_, nodes) => format!("--protect {} needs {nodes} different ones", protect.name()),
                 },
             ))),
             None => Ok(()),
@@ -202,6 +219,15 @@ mod tests {
         let here = std::env::current_dir().unwrap();
         assert_eq!(node("unix:a.sock"), Ok(NodeAddr::Shm(here.join("a.sock"))));
         assert!(node("a:1,b:2").is_err());
+    }
+
+    #[test]
+    fn a_node_is_named_once() {
+        let once = |text: &str| each_once(&text.split(' ').map(|node| run_node(node).unwrap()).collect::<Vec<_>>());
+        assert_eq!(once("a:1 b:1 a:2 unix:/a unix:/A"), Ok(()));
+        for twice in ["a:1 a:1", "b:1 a:1@x A:1@y", "unix:/a unix:/a"] {
+            assert!(once(twice).is_err_and(|line| line.ends_with(" is named twice: name each node once")), "{twice}");
+        }
     }
 
     proptest! {

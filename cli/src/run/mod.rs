@@ -316,17 +316,15 @@ fn join(
         }
         None => reach(&nodes).map_err(Failure::no_node)?,
     };
-    if protect.nodes() > 1 {
-        if nodes.len() < protect.nodes() {
-            return Err(Failure::no_node(format!(
-                "--protect {} needs {} nodes, and the controller has given {}",
-                protect.name(),
-                protect.nodes(),
-                nodes.len()
-            )));
-        }
-        far.are_different(protect)?;
+    if protect.nodes() > 1 && nodes.len() < protect.nodes() {
+        return Err(Failure::no_node(format!(
+            "--protect {} needs {} nodes, and the controller has given {}",
+            protect.name(),
+            protect.nodes(),
+            nodes.len()
+        )));
     }
+    far.are_different(protect)?;
     Ok(Joined { nodes, asker, embedded, far })
 }
 

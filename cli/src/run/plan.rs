@@ -125,6 +125,7 @@ impl Plan {
             Some((Nodes(nodes), _)) if options.far.is_none() && controller.is_none() => nodes,
             _ => Vec::new(),
         };
+        far::each_once(&nodes).map_err(|e| Failure::usage(format!("--node: {e}")))?;
         let protect = settings.choose("protect", options.protect.clone(), str::parse::<Protection>)?;
         let Protection { how: protect, dir } = protect.map_or_else(Protection::default, |(protect, _)| protect);
         let disk = if protect == Protect::Disk { Some(disk_of(dir)?) } else { None };
@@ -150,8 +151,12 @@ impl Plan {
             return Err(Failure::usage("--shape holds tcp to a rate: add --transport tcp"));
         }
         let grace = settings.choose("grace", options.grace, crate::time::parse)?.map_or(GRACE, |(grace, _)| grace);
-        // A node that is started for the run asks for no token.
-        let token = options.token.file(&settings)?.filter(|_| !nodes.is_empty() || controller.is_some());
+        // A node that is started for the run asks for no token. A file that is no token is told all the same.
+        let asked = !nodes.is_empty() || controller.is_some();
+        if let Some(file) = options.token.token.as_deref().filter(|_| !asked) {
+            crate::borrow::key(file)?;
+        }
+        let token = options.token.file(&settings)?.filter(|_| asked);
         let stats = settings.choose("stats", options.stats.clone(), str::parse)?;
         let stats = stats.map_or(Stats::Text, |(stats, _)| stats);
         // The program may change its directory before the library opens the file.

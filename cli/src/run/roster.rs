@@ -31,6 +31,7 @@ pub fn read(file: &Path) -> Result<Vec<RunNode>, String> {
     if nodes.is_empty() {
         return Err(format!("--node-file {}: it names no node", file.display()));
     }
+    far::each_once(&nodes).map_err(|e| format!("--node-file {}: {e}", file.display()))?;
     Ok(nodes)
 }
 
@@ -72,14 +73,15 @@ impl Source {
 pub struct Roster {
     source: Source,
     counters: PathBuf,
-    /// How the run's processes call each node that has joined since the run began.
-    told: HashMap<NodeAddr, String>,
+    /// How the run's processes call each node that has joined since the run began, and the node's
+    /// incarnation.
+    told: HashMap<NodeAddr, (String, u64)>,
 }
 
 impl Roster {
     /// As the run begins with it.
     pub fn begin(source: Source, counters: &Path, far: &Far) -> Roster {
-        let told = far.nodes().iter().map(|node| (node.at.clone(), node.to_string())).collect();
+        let told = far.known().map(|(node, incarnation)| (node.at.clone(), (node.to_string(), incarnation))).collect();
         Roster { source, counters: counters.to_owned(), told }
     }
 
@@ -99,7 +101,14 @@ impl Roster {
                 self.told.insert(node.at.clone(), told);
             }
         }
-        let list: Vec<&str> = nodes.iter().filter_map(|node| self.told.get(&node.at)).map(String::as_str).collect();
+        // Two copies would be one, and memory that there is once be counted twice.
+        let known = |at: usize| self.told.get(&nodes[at].at).map(|(_, incarnation)| incarnation);
+        let same = |at: usize| (0..at).find(|&before| known(before).is_some() && known(before) == known(at));
+        if let Some((one, other)) = (0..nodes.len()).find_map(|at| same(at).map(|before| (before, at))) {
+            return Err(format!("{} and {} are the same node", nodes[one].at, nodes[other].at));
+        }
+        let told = nodes.iter().filter_map(|node| self.told.get(&node.at));
+        let list: Vec<&str> = told.map(|(told, _)| told.as_str()).collect();
         counters::tell_roster(&self.counters, &list.join(",")).map_err(|e| format!("the nodes cannot be told: {e}"))
     }
 }
@@ -116,7 +125,7 @@ mod tests {
             read(&file).map(|nodes| nodes.iter().map(RunNode::to_string).collect::<Vec<_>>())
         };
         assert_eq!(reads("# mine\n a:1@rack7 \n\nunix:/s\n"), Ok(vec!["a:1@rack7".to_owned(), "unix:/s".to_owned()]));
-        for bad in ["", "# none\n", "a:1,b:2\n", "a\n"] {
+        for bad in ["", "# none\n", "a:1,b:2\n", "a\n", "a:1\nb:1\na:1\n"] {
             assert!(reads(bad).is_err(), "{bad:?}");
         }
         fs::remove_file(&file).unwrap();

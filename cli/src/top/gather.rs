@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use farmem_protocol::wire::text::printable;
 use farmem_swap::report::{Look, Moved};
 use serde::Serialize;
 
@@ -137,7 +138,15 @@ pub struct View {
     pub stores: Vec<Store>,
     /// Swap devices on nodes, by their number; only root sees any.
     pub swaps: Vec<Swap>,
+    /// Directories of other users with more files than are read.
+    pub crowded: usize,
 }
+
+/// Files of runs, nodes and stores that one look reads in another user's directory, at most: root looks
+/// at all users', and what one of them leaves there must not hold it up.
+const FILES: usize = 256;
+/// Names of such a directory that it looks at, at most.
+const NAMES: usize = 4096;
 
 /// Looks again and again; remembers the last look.
 #[derive(Default)]
@@ -152,22 +161,36 @@ impl Gatherer {
     /// Looks at every run, node, agent and store that this user may see. Rates are zero at a run's
     /// first look.
     pub fn look(&mut self) -> View {
+        self.look_into(runtime_dir::visible())
+    }
+
+    fn look_into(&mut self, dirs: Vec<PathBuf>) -> View {
         let mut view = View::default();
         let mut runs = HashMap::new();
         let mut nodes = HashMap::new();
         let mut stores = HashMap::new();
-        for dir in runtime_dir::visible() {
+        for dir in dirs {
             leftovers::sweep(&dir);
             view.agents.extend(Agent::living(&dir));
-            for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let (names, mut files) = if runtime_dir::is_own(&dir) { (usize::MAX, usize::MAX) } else { (NAMES, FILES) };
+            let (mut entries, mut crowded) = (fs::read_dir(&dir).into_iter().flatten().flatten(), false);
+            for entry in entries.by_ref().take(names) {
                 let path = entry.path();
                 let name = entry.file_name().to_string_lossy().into_owned();
+                if ![".counters", ".json"].iter().any(|end| name.ends_with(end)) {
+                    continue;
+                }
+                if files == 0 {
+                    crowded = true;
+                    break;
+                }
+                files -= 1;
                 let now = Instant::now();
                 if let Some(run) = name.strip_prefix("run-").and_then(|name| name.strip_suffix(".counters")) {
                     if let Ok(sample) = Sample::read(&path) {
                         let before = self.runs.get(&path);
                         view.runs.push(as_run(
-                            run,
+                            &printable(run),
                             &sample,
                             before.map(|(at, counts, latency)| (now - *at, counts, latency)),
                         ));
@@ -189,6 +212,7 @@ impl Gatherer {
                     stores.insert(path, (now, status));
                 }
             }
+            view.crowded += usize::from(crowded || entries.next().is_some());
         }
         (self.runs, self.nodes, self.stores) = (runs, nodes, stores);
         let now = Instant::now();
@@ -331,6 +355,43 @@ mod tests {
         assert_eq!((run.faults_per_s, run.in_per_s, run.hit_rate), (100.0, 0.0, Some(0.5)));
         let first = as_run("x", &sample, None);
         assert_eq!(first.faults_per_s, 0.0);
+    }
+
+    /// Root looks at directories that others fill.
+    #[test]
+    fn a_look_at_anothers_directory_has_an_end() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = std::env::temp_dir().join(format!("farmem-crowd-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let began = farmem_sys::process::began(std::process::id());
+        let status = Status { pid: std::process::id(), began, ..Status::default() };
+        let text = serde_json::to_string(&status).unwrap();
+        for number in 0..FILES + 9 {
+            fs::write(dir.join(format!("node-{number}.json")), &text).unwrap();
+        }
+        let look = |mode: u32| {
+            fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
+            let view = Gatherer::default().look_into(vec![dir.clone()]);
+            (view.nodes.len(), view.crowded)
+        };
+        assert_eq!((look(0o777), look(0o700)), ((FILES, 1), (FILES + 9, 0)));
+        for number in 0..FILES + 9 {
+            fs::rename(dir.join(format!("node-{number}.json")), dir.join(format!("{number}.json.mine"))).unwrap();
+        }
+        assert_eq!(look(0o777), (0, 0));
+        for number in 0..NAMES {
+            fs::File::create(dir.join(format!("{number}"))).unwrap();
+        }
+        assert_eq!((look(0o777), look(0o700)), ((0, 1), (0, 0)));
+        // A name draws nothing.
+        let counters = dir.join("run-a\u{9b}2J.counters");
+        let beginning =
+            crate::counters::Beginning { supervisor: 1, started_ns: 0, local_limit: 0, command: "", nodes: "" };
+        crate::counters::create(&counters, &beginning).unwrap();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
+        let runs = Gatherer::default().look_into(vec![dir.clone()]).runs;
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(runs.iter().map(|run| run.run.as_str()).collect::<Vec<_>>(), ["a?2J"]);
     }
 
     #[test]

@@ -159,10 +159,11 @@ impl Screen {
 
     fn draw(&self, frame: &mut Frame<'_>) {
         let area = frame.area();
-        let nodes = (self.view.nodes.len() as u16 + 2).min(area.height / 3);
-        let agents = if self.view.agents.is_empty() { 0 } else { self.view.agents.len() as u16 + 1 };
-        let stores = if self.view.stores.is_empty() { 0 } else { self.view.stores.len() as u16 + 1 };
-        let swaps = if self.view.swaps.is_empty() { 0 } else { self.view.swaps.len() as u16 + 1 };
+        let rows = |of: usize, beside: u16| u16::try_from(of).unwrap_or(u16::MAX).saturating_add(beside);
+        let some = |of: usize| if of == 0 { 0 } else { rows(of, 1) };
+        let nodes = rows(self.view.nodes.len(), 2).min(area.height / 3);
+        let agents = some(self.view.agents.len());
+        let (stores, swaps) = (some(self.view.stores.len()), some(self.view.swaps.len()));
         let detail = if area.height >= 20 && !self.view.runs.is_empty() { 8 } else { 0 };
         let rows = Layout::vertical([
             Constraint::Length(1),

@@ -210,5 +210,9 @@ pub fn text(view: &View) -> String {
         rows.extend(view.swaps.iter().map(swap_cells));
         out += &units::aligned(&rows);
     }
+    if view.crowded > 0 {
+        let number = units::number(view.crowded, "directory", "directories");
+        out += &format!("\n{number} of other users with more files than are read\n");
+    }
     out
 }
