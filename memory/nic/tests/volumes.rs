@@ -280,6 +280,43 @@ fn a_slot_that_was_freed_goes_unless_it_was_written_since() {
     wire.close(Goodbye::Cut, 1);
 }
 
+/// A report of 64 KiB could name all slots 8192 times: ten seconds of CPU time for a volume of 1 GiB.
+#[test]
+fn a_report_names_no_more_slots_than_there_are() {
+    const SLOTS: u32 = 80 << 10;
+    let nic = nic();
+    let mut wire = volume(&nic, u64::from(SLOTS) * 4096, true);
+    let mut asks = stream(&nic, &known(nic.incarnation, false));
+    let mark = u64::from_be_bytes(ask(&mut asks, Command::Mark, 0, 0, &[]).1.try_into().unwrap());
+    let filled = vec![7; 1 << 20];
+    for at in (0..SLOTS / 256).map(|mib| u64::from(mib) << 20) {
+        assert_eq!(ask(&mut wire, Command::Write, at, 1 << 20, &filled).0, 0);
+    }
+    let mut freed = |records: &[[u32; 2]]| {
+        let body: Vec<u8> = records.as_flattened().iter().flat_map(|number| number.to_be_bytes()).collect();
+        let begun = farmem_sys::raw::thread_cpu_ns();
+        let (error, _) = ask(&mut asks, Command::Freed, mark, body.len() as u32, &body);
+        (error, farmem_sys::raw::thread_cpu_ns() - begun)
+    };
+    let halves = [[0, SLOTS / 2], [SLOTS / 2, u32::MAX]];
+    let (error, once_ns) = freed(&halves);
+    assert_eq!((error, nic.volumes.all()[0].usage().filled), (0, SLOTS), "all were written after the mark");
+    let (error, took_ns) = freed(&[[0, u32::MAX]; MAX_FREED_BYTES as usize / 8]);
+    assert_eq!(error, 22);
+    assert!(took_ns < 20 * once_ns.max(1_000_000), "{took_ns} ns, and {once_ns} for all slots once");
+    // What fits is carried out, and the stream goes on.
+    assert_eq!(freed(&[halves[0], [5, 1], halves[1]]).0, 22);
+    assert_eq!(freed(&halves).0, 0);
+    assert_eq!(ask(&mut asks, Command::Free, 0, 0, &[]).0, 0);
+    asks.close(Goodbye::Cut, 1);
+    wire.close(Goodbye::Cut, 1);
+    // A slot of a small volume may have been freed, used and freed again.
+    let mut wire = volume(&nic, MIB, true);
+    let body = [[0; 4], 256u32.to_be_bytes()].concat().repeat(256);
+    assert_eq!(ask(&mut wire, Command::Freed, 0, body.len() as u32, &body).0, 0);
+    wire.close(Goodbye::Cut, 1);
+}
+
 /// What is left of a stream before must not be carried out after the next has begun.
 #[test]
 fn the_stream_that_came_last_has_the_turn() {

@@ -20,6 +20,9 @@ use farmem_protocol::wire::Broken;
 use zerocopy::{FromBytes, IntoBytes};
 
 const PAGE_BYTES: usize = PAGE as usize;
+/// Slots that one FREED may name in any volume. In a larger one it may name each once: a host whose
+/// kernel frees a slot, uses it and frees it again tells so twice.
+const FREED_AT_LEAST: u32 = 1 << 16;
 
 /// Why a stream is to be closed.
 pub(super) enum Ended {
@@ -61,12 +64,14 @@ enum Doing {
         end: u32,
     },
     /// Bytes of records that are still to come, and what is left of the last one. `asked.offset` is
-    /// the mark.
+    /// the mark. The records may name `may` more slots.
     Freeing {
         asked: Asked,
         left: u32,
         at: u32,
         end: u32,
+        may: u32,
+        so_far: Result<(), Refusal>,
     },
 }
 
@@ -106,19 +111,25 @@ impl Stream {
                 }
                 Ok(Some(0))
             }
-            Doing::Freeing { asked, left, at, end } => {
+            Doing::Freeing { asked, left, at, end, may, so_far } => {
                 if at < end {
                     *at = volume.trim(nic.swap(), *turn, Some(asked.offset), (*at, *end))?.unwrap_or(*end);
                     return Ok(Some(0));
                 }
                 if *left == 0 {
-                    output.bytes(asked.reply(Ok(())).as_bytes());
+                    output.bytes(asked.reply(*so_far).as_bytes());
                     self.doing = Doing::Nothing;
                     return Ok(Some(0));
                 }
                 let Ok((slots, _)) = Slots::read_from_prefix(input) else { return Ok(None) };
                 *left -= size_of::<Slots>() as u32;
-                (*at, *end) = (slots.first.get(), slots.first.get().saturating_add(slots.count.get()));
+                let first = slots.first.get().min(volume.slots());
+                let end_of = first.saturating_add(slots.count.get()).min(volume.slots());
+                // Each record may name the whole volume, and a page that is kept is looked at each time.
+                match may.checked_sub(end_of - first) {
+                    Some(rest) => (*may, *at, *end) = (rest, first, end_of),
+                    None => (*may, *so_far) = (0, Err(Refusal::Invalid)),
+                }
                 Ok(Some(size_of::<Slots>()))
             }
             Doing::Writing { asked, left, slot, so_far } => {
@@ -191,7 +202,10 @@ impl Stream {
                 output.bytes(asked.reply(Ok(())).as_bytes());
                 output.bytes(&mark.to_be_bytes());
             }
-            (Some(Command::Freed), _) => self.doing = Doing::Freeing { asked, left: asked.length, at: 0, end: 0 },
+            (Some(Command::Freed), _) => {
+                let may = volume.slots().max(FREED_AT_LEAST);
+                self.doing = Doing::Freeing { asked, left: asked.length, at: 0, end: 0, may, so_far: Ok(()) };
+            }
             (None, _) => output.bytes(asked.reply(Err(Refusal::Invalid)).as_bytes()),
             (_, Err(refusal)) => output.bytes(asked.reply(Err(refusal)).as_bytes()),
         }
