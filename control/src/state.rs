@@ -18,6 +18,7 @@
 //! themselves: the host process has the last word about its bytes.
 
 mod beat;
+mod events;
 mod giving;
 mod intent;
 mod names;
@@ -31,10 +32,11 @@ pub use refusal::Refusal;
 pub use shares::MOST_QUOTAS;
 
 use crate::api::{Figures, Term};
+use events::Events;
 use farmem_protocol::placement::Weights;
 use node::{Node, Standing};
 use shares::Shares;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How often a node says that it is there.
@@ -52,8 +54,6 @@ const HOLDS: Duration = Duration::from_secs(3);
 pub const HEADROOM: u64 = 1 << 30;
 /// A node with fewer bytes free is full: nothing smaller than a slab is lent to a run.
 pub const LEAST_FREE: u64 = farmem_protocol::addr::SLAB_BYTES;
-/// The most events that are kept for the operator's view.
-const EVENTS: usize = 100;
 /// The most nodes that a rack has.
 const MOST_NODES: usize = 20_000;
 /// The most runs that are known at a time. One tenant's may be half of what the others leave.
@@ -87,7 +87,7 @@ pub struct State {
     at: BTreeMap<String, String>,
     runs: BTreeMap<String, Run>,
     shares: Shares,
-    events: VecDeque<(Duration, String)>,
+    events: Events,
 }
 
 impl State {
@@ -192,8 +192,7 @@ impl State {
 
     /// Notes an event for the operator's view.
     fn note(&mut self, now: Duration, line: String) {
-        self.events.push_front((now, line));
-        self.events.truncate(EVENTS);
+        self.events.note(now, line, None);
     }
 
     /// Orders that a node be emptied, or takes the order back.

@@ -81,7 +81,7 @@ impl State {
             GivenNode { at: node.address.clone(), domain: node.domain.clone() }
         };
         let nodes = chosen.iter().map(given).collect();
-        self.compare(now, want);
+        self.compare(now, tenant, want);
         let figures = want.figures.clone();
         let tenant = tenant.to_owned();
         let run = Run { tenant, host: want.host.clone(), domains: want.domains, nodes: chosen, figures, asked: now };

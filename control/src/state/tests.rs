@@ -235,6 +235,30 @@ fn repairs_and_drains_are_told() {
     assert!(matches!(state.want(s(2), &bad, 1), Err(Refusal::Malformed(_))));
 }
 
+/// Nor does one tenant hide what befell another's runs.
+#[test]
+fn a_run_that_tells_much_hides_nothing_that_befell_the_rack() {
+    let mut state = rack(&[("a", "1"), ("b", "2")]);
+    state.tick(s(20), &mut Vec::new());
+    state.beat(s(21), beat("a", "1", 8 * GIB, 0), &mut Vec::new()).unwrap();
+    let tells = |state: &mut State, tenant: &str, together: u64| {
+        let figures = Some(Figures { program: "job".into(), together, ..Figures::default() });
+        state.want_of(tenant, s(22), &Want { figures, ..want(tenant, 1, &[]) }, 5).unwrap();
+    };
+    tells(&mut state, "quiet", 1);
+    (0..1000).for_each(|at| tells(&mut state, "loud", at % 2));
+    let view = state.view(s(22));
+    let told = |what: &str| view.events.iter().filter(|event| event.what.contains(what)).count();
+    assert_eq!((view.events.len(), told("b is down"), told("run quiet")), (100, 1, 1));
+    // One that has them for itself has all.
+    let mut state = State::default();
+    for at in 0..1000 {
+        state.note(s(at), at.to_string());
+    }
+    let view = state.view(s(1000));
+    assert_eq!((view.events.len(), &*view.events[0].what, &*view.events[99].what), (100, "999", "900"));
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     let mut state = State::default();

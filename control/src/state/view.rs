@@ -9,23 +9,22 @@ use std::time::Duration;
 const HOLDERS: usize = 3;
 
 impl State {
-    /// Notes what has become of a run's copies since it asked last.
-    pub(super) fn compare(&mut self, now: Duration, want: &Want) {
+    /// Notes what has become of the copies of a tenant's run since it asked last.
+    pub(super) fn compare(&mut self, now: Duration, tenant: &str, want: &Want) {
         let Some(is) = &want.figures else { return };
         let was = self.runs.get(&want.run).and_then(|run| run.figures.clone()).unwrap_or_default();
         let who = format!("run {} on {} ({})", want.run, want.host, is.program);
         let mib = |bytes: u64| bytes >> 20;
+        let mut note = |line| self.events.note(now, line, Some(tenant.to_owned()));
         if is.nodes_lost > was.nodes_lost {
-            self.note(now, format!("{who} has lost a node: {} MiB have one copy", mib(is.single)));
+            note(format!("{who} has lost a node: {} MiB have one copy", mib(is.single)));
         }
         if is.single == 0 && was.single > 0 {
-            self.note(now, format!("{who}: every page has two copies again"));
+            note(format!("{who}: every page has two copies again"));
         }
         match (was.together, is.together) {
-            (0, 1..) => {
-                self.note(now, format!("{who}: both copies of {} MiB are in one failure domain", mib(is.together)))
-            }
-            (1.., 0) => self.note(now, format!("{who}: copies are in two failure domains again")),
+            (0, 1..) => note(format!("{who}: both copies of {} MiB are in one failure domain", mib(is.together))),
+            (1.., 0) => note(format!("{who}: copies are in two failure domains again")),
             _ => {}
         }
     }
@@ -45,10 +44,8 @@ impl State {
             figures: of.figures.clone(),
             crowded: self.domains_of(&of.nodes).len() < of.domains as usize,
         };
-        let event = |(when, what): &(Duration, String)| EventView {
-            ago_s: now.saturating_sub(*when).as_secs(),
-            what: what.clone(),
-        };
+        let event =
+            |(at, what): (Duration, &str)| EventView { ago_s: now.saturating_sub(at).as_secs(), what: what.into() };
         let mut runs: Vec<(&String, &Run)> = self.runs.iter().collect();
         let more = runs.len().saturating_sub(MOST_SHOWN);
         if more > 0 {
@@ -66,7 +63,7 @@ impl State {
                 .all()
                 .map(|(name, quota, held)| TenantView { name: name.into(), quota, held })
                 .collect(),
-            events: self.events.iter().map(event).collect(),
+            events: self.events.all().map(event).collect(),
             term: self.term,
         }
     }
