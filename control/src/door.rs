@@ -5,6 +5,7 @@
 //! | connections | [`MOST`], of which one address has at most [`MOST_OF_ONE`]. One more is closed at once. An eighth is kept for addresses that have few, by networks |
 //! | a request's head | [`HEAD`] bytes, within [`HEAD_WITHIN`]. So long a connection may be idle too |
 //! | a request's body | [`crate::guard::LONGEST_REQUEST`], within 5 s; 256 at a time, shared by tenants, or addresses where there are no tokens; then a quarter is kept for addresses that have none, by networks. Kept of those alone whose head proves a token |
+//! | answers that are not taken | [`UNSENT`] bytes in the socket, and hyper's buffer |
 //! | a connection | is asked to end after 60 s, and cut 10 s later, also if its peer does not read |
 //!
 //! So strangers can make the controller hold at most 4096 heads and 256 bodies: 80 MiB. Long answers
@@ -19,6 +20,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -47,6 +49,8 @@ struct Times {
 }
 
 const TIMES: Times = Times { head: HEAD_WITHIN, lives: Duration::from_secs(60), ends: Duration::from_secs(10) };
+/// Bytes of answers that a connection's socket may hold while its peer takes none.
+const UNSENT: usize = 16 << 10;
 /// How long to wait when the system has no descriptor for one more connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -120,6 +124,7 @@ async fn serve_within(times: Times, listener: TcpListener, router: Router) {
 async fn one(times: Times, stream: TcpStream, from: SocketAddr, router: Router, place: Place) {
     // A refusal to send at once costs time and nothing else.
     let _ = stream.set_nodelay(true);
+    farmem_sys::socket::keep_unsent_below(stream.as_raw_fd(), UNSENT as i32);
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(ConnectInfo(from));
@@ -201,6 +206,19 @@ mod tests {
         assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
         let good = heard(dial(at, b"POST / HTTP/1.1\r\ncontent-length: 3\r\nconnection: close\r\n\r\nabc"));
         assert!(good.ends_with("\r\n\r\n3"), "{good}");
+    }
+
+    /// 1024 connections of one address would hold what the kernel has for all TCP of the machine.
+    #[test]
+    fn an_answer_that_nobody_takes_fills_no_socket() {
+        let at = open();
+        let _reader = dial(at, b"GET /long HTTP/1.1\r\n\r\n");
+        let most = (0..40).map(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            farmem_tests::process::unsent(at.port())
+        });
+        let most = most.max().unwrap();
+        assert!(most > 0 && most < 512 << 10, "{most} bytes wait");
     }
 
     #[test]

@@ -377,6 +377,11 @@ pub fn notice_silence(fd: i32, idle_s: i32, ms: u32) {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, ms as i32);
 }
 
+/// Has the kernel take no more bytes for a TCP peer while about so many wait until it takes some.
+pub fn keep_unsent_below(fd: i32, bytes: i32) {
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bytes);
+}
+
 /// Has the kernel ask for an acknowledgement when a TCP connection has been idle for `idle_s`
 /// seconds, and each second from then on until it has one.
 pub fn ask_when_idle(fd: i32, idle_s: i32) {

@@ -249,6 +249,17 @@ pub fn alive(pid: i32) -> bool {
     states(pid).any(|state| !matches!(state, 'Z' | 'X'))
 }
 
+/// Bytes that wait in TCP sockets of this machine at a port, of IPv4, until their peers take them.
+pub fn unsent(port: u16) -> u64 {
+    let own = format!(":{port:04X}");
+    let of = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let queues = words.get(4).filter(|_| words[1].ends_with(&own));
+        queues.and_then(|queues| u64::from_str_radix(queues.split(':').next()?, 16).ok())
+    };
+    std::fs::read_to_string("/proc/net/tcp").unwrap_or_default().lines().skip(1).filter_map(of).sum()
+}
+
 /// Kills a process, and waits until it has ended: the kernel has closed its sockets then.
 ///
 /// # Panics

@@ -9,6 +9,18 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
+/// Bytes that the sockets of connections may hold while their peers take none, in all: some six times
+/// that, if all places are taken. Otherwise a peer with thousands of READs that it does not take would
+/// fill what the kernel has for all TCP of the machine (`net.ipv4.tcp_mem`).
+const UNSENT: usize = 32 << 20;
+/// … of one connection, at most, and at least. The kernel says that there is room when half has gone.
+const UNSENT_OF_ONE: std::ops::RangeInclusive<usize> = 16 << 10..=512 << 10;
+
+/// Bytes that the socket of a new connection may hold, beside this many others.
+fn unsent(connections: usize) -> i32 {
+    (UNSENT / connections.max(1)).clamp(*UNSENT_OF_ONE.start(), *UNSENT_OF_ONE.end()) as i32
+}
+
 impl Worker {
     /// Accepts connections that wait at a listener. If more than [`TOGETHER`] wait, epoll reports
     /// the listener again.
@@ -115,6 +127,12 @@ impl Worker {
             self.strangers.remove(at);
             self.shared.strangers.fetch_sub(1, Ordering::Relaxed);
             if let Some(connection) = &mut self.connections[entry] {
+                if connection.engine.is_far() {
+                    socket::keep_unsent_below(
+                        connection.socket.as_raw_fd(),
+                        unsent(self.shared.nic.connections.taken()),
+                    );
+                }
                 connection.class = Some(self.turns.join(connection.engine.tenant()));
             }
         }

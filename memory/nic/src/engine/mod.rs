@@ -208,6 +208,11 @@ impl Engine {
         }
     }
 
+    /// Whether it came by TCP.
+    pub fn is_far(&self) -> bool {
+        !self.about.local
+    }
+
     /// Where it comes from.
     pub fn peer(&self) -> Peer {
         self.about.peer

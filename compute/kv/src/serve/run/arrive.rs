@@ -6,7 +6,7 @@ use crate::serve::connection::Connection;
 use crate::serve::tls::Wire;
 use farmem_sys::epoll::Event;
 use farmem_sys::process::Signals;
-use farmem_sys::socket::send_at_once;
+use farmem_sys::socket::{keep_unsent_below, send_at_once};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -19,6 +19,17 @@ use std::time::Duration;
 const GUESTS: usize = 256;
 /// The same where clients come with a handshake, which takes some turns with each.
 const WITH_TLS: usize = 1024;
+
+/// Bytes of replies that clients' sockets may hold while the clients take none, in all: some six times
+/// that, if there are very many. Otherwise some hundred clients that read nothing fill what the kernel
+/// has for all TCP of the machine. A reply that waits longer is in the front end's own memory, within
+/// its bounds.
+const UNSENT: usize = 32 << 20;
+
+/// The bytes of one more client's socket, beside this many others.
+fn unsent(clients: usize) -> i32 {
+    (UNSENT / clients.max(1)).clamp(16 << 10, 512 << 10) as i32
+}
 
 /// Whether a client comes from another machine.
 fn is_away(from: SocketAddr) -> bool {
@@ -102,6 +113,7 @@ impl Server<'_> {
             return;
         }
         send_at_once(stream.as_raw_fd());
+        keep_unsent_below(stream.as_raw_fd(), unsent(self.connections.len()));
         let to = stream.local_addr().map_or(String::new(), |at| at.to_string());
         let Ok(wire) = Wire::new(stream, tls.as_ref()) else { return };
         let id = self.next_client;
