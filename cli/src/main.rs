@@ -1,5 +1,8 @@
 //! `farmem`. Its commands are in the library; here are the libraries that it carries.
 
+// A function of the allocator's library.
+#![allow(unsafe_code)]
+
 use farmem_cli::Libraries;
 use mimalloc::MiMalloc;
 
@@ -13,7 +16,18 @@ const LIBRARIES: Libraries = Libraries {
     recorder: include_bytes!(env!("FARMEM_RECORDER_SO")),
 };
 
+unsafe extern "C" {
+    fn mi_collect(force: bool);
+}
+
+/// Otherwise it keeps what a thread has freed, until that thread frees more.
+fn return_free_memory() {
+    // SAFETY: mimalloc's own function, and its allocator is this program's. It touches free memory alone.
+    unsafe { mi_collect(true) };
+}
+
 fn main() {
+    farmem_sys::allocator::returns_by(return_free_memory);
     farmem_cli::main(LIBRARIES);
 }
 

@@ -1,7 +1,8 @@
 //! Returns the allocator's free memory to the system after a table of the node has emptied.
 //!
-//! Strangers can fill the tables of members and windows to their bounds. The entries lie between
-//! others, so the allocator keeps their pages when they are freed: 4 MiB for 4 000 members.
+//! Strangers can fill the tables of connections, members and windows to their bounds. The entries lie
+//! between others, so the allocator keeps their pages when they are freed: 4 MiB for 4 000 members, 54
+//! KiB for each queue pair. An allocator may have a heap for each thread, so each worker asks it.
 
 /// Entries that must have gone before the allocator is asked.
 const MANY: usize = 512;
@@ -16,8 +17,13 @@ impl Trim {
     /// Looks at the number of entries, and returns memory if many have gone.
     pub fn look(&mut self, entries: usize) {
         if self.is_due(entries) {
-            farmem_sys::process::return_free_memory();
+            farmem_sys::allocator::return_free_memory();
         }
+    }
+
+    /// Whether a later look may return something, though nothing else is to be done.
+    pub fn is_waiting(&self) -> bool {
+        self.most >= MANY
     }
 
     fn is_due(&mut self, entries: usize) -> bool {

@@ -66,6 +66,9 @@ const LATER_NS: u64 = 1_000_000;
 const LATER: usize = 4;
 /// How long a connection may take to say who it is, ns.
 const STRANGER_NS: u64 = 10_000_000_000;
+/// A connection counts as this many entries of tables when memory is given back: most are queue pairs,
+/// whose buffers are large.
+const AS_ENTRIES: usize = 8;
 /// The most connections without a Hello at a node; each worker may have an equal part. One more
 /// makes the worker close one: the oldest of the peer that has most.
 const STRANGERS: usize = 256;
@@ -289,7 +292,8 @@ impl Worker {
     /// Asks epoll for events. Waits for some unless the worker is to look again at once.
     fn wait(&self, pass: &mut Pass, spinning: bool, now: u64) {
         // Worker 0 wakes for sweeps even without connections: it looks after absent members.
-        let minds = self.connections.iter().any(Option::is_some) || !self.lingering.is_empty();
+        let minds =
+            self.connections.iter().any(Option::is_some) || !self.lingering.is_empty() || self.trim.is_waiting();
         let idle = if self.index == 0 || minds { SWEEP_MS } else { -1 };
         let idle = if self.unasked.is_empty() { idle } else { PASS_MS };
         let later = self.later.front().map(|&(due, _)| due.saturating_sub(now));
@@ -406,8 +410,9 @@ impl Worker {
         if self.index == 0 {
             self.shared.nic.expire(now);
             self.shared.nic.keep(&thread_cpu_ns);
-            self.trim.look(self.shared.nic.entries());
         }
+        let entries = if self.index == 0 { self.shared.nic.entries() } else { 0 };
+        self.trim.look(entries + AS_ENTRIES * self.connections.iter().flatten().count());
     }
 }
 

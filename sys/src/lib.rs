@@ -1,5 +1,6 @@
 //! The unsafe floor of farmem: the kernel's interfaces as typed calls.
 //!
+//! * [`allocator`]: memory that the process's allocator has free.
 //! * [`arena`]: the runtime's own memory, in place of the program's malloc.
 //! * [`clock`]: time without system calls.
 //! * [`confine`]: a service gives up calls and rights that it does not need.
@@ -41,6 +42,7 @@
 
 #![allow(unsafe_code)]
 
+pub mod allocator;
 // Its lock is a `const`, and loom's locks cannot be.
 #[cfg(not(loom))]
 pub mod arena;

@@ -392,13 +392,6 @@ pub fn random_bytes(mut into: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the C library's allocator return the whole pages that it has free to the system. It keeps
-/// them otherwise, except at the end of its heap.
-pub fn return_free_memory() {
-    // SAFETY: takes the allocator's own locks, and touches free memory alone.
-    unsafe { libc::malloc_trim(0) };
-}
-
 /// The user that this process acts for.
 pub fn user() -> u32 {
     // SAFETY: always succeeds.
