@@ -13,7 +13,7 @@ use farmem_sys::raw::{self, Errno};
 pub(crate) use farmem_sys::socket::Passed;
 use farmem_sys::socket::{self, Part, Peer};
 use farmem_trust::record::Ends;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -252,6 +252,18 @@ impl Carrier {
         }
     }
 
+    /// Whether the other end of a TCP connection is on this machine: it has this end's address, or both
+    /// are of loopback.
+    pub fn is_near(&self) -> bool {
+        match self {
+            Carrier::Socket(fd) | Carrier::Shaped(fd, _) => {
+                let ends = socket::local_address(*fd).zip(socket::peer_address(*fd));
+                ends.is_some_and(|(own, there)| are_near(own.ip(), there.ip()))
+            }
+            Carrier::Inside(_) => false,
+        }
+    }
+
     pub fn peer_address(&self) -> Option<SocketAddr> {
         match self {
             Carrier::Socket(fd) | Carrier::Shaped(fd, _) => socket::peer_address(*fd),
@@ -260,10 +272,33 @@ impl Carrier {
     }
 }
 
+/// Whether two ends of a connection are of one machine, by their addresses. The loopback addresses
+/// reach one another.
+fn are_near(one: IpAddr, other: IpAddr) -> bool {
+    let (one, other) = (one.to_canonical(), other.to_canonical());
+    one == other || one.is_loopback() && other.is_loopback()
+}
+
 impl Drop for Carrier {
     fn drop(&mut self) {
         if let Carrier::Socket(fd) | Carrier::Shaped(fd, _) = self {
             descriptors::close(*fd);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_elsewhere_names_no_socket_of_this_machine() {
+        let near = |one: &str, other: &str| are_near(one.parse().unwrap(), other.parse().unwrap());
+        for (one, other) in [("127.0.0.1", "127.0.0.2"), ("10.0.0.5", "::ffff:10.0.0.5"), ("::1", "127.0.0.1")] {
+            assert!(near(one, other), "{one} {other}");
+        }
+        for (one, other) in [("10.0.0.5", "10.0.0.6"), ("127.0.0.1", "10.0.0.5"), ("fe80::1", "fe80::2")] {
+            assert!(!near(one, other), "{one} {other}");
         }
     }
 }

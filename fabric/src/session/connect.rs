@@ -197,9 +197,10 @@ fn join_as(reach: Reach, node: String, options: &ConnectOptions, lasting: bool) 
         .map_err(|e| at_start(e, &reach, &node))?;
     let member = member_of(reach, node, options, &greeted);
     let Greeted { link, welcome, .. } = greeted;
-    member.controlled_by(link, 1);
     let path = welcome.path.as_bytes();
-    let path = (!path.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(path)));
+    // A node of another machine could have this one say its Hello to any socket here.
+    let path = (!path.is_empty() && link.is_near()).then(|| PathBuf::from(OsStr::from_bytes(path)));
+    member.controlled_by(link, 1);
     Ok((Session { member: Arc::new(member) }, path, welcome.offers))
 }
 
