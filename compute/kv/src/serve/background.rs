@@ -36,6 +36,8 @@ pub enum Ended {
     Tidied(usize, bool),
     /// Ended keys were taken out; whether there may be more.
     Swept(bool),
+    /// Pieces of a shard that nothing needs went back to the node.
+    Trimmed(usize),
     /// Keys of a shard were evicted ahead of writes; whether it is of use to go on.
     Evicted(usize, bool),
     /// Memory of a shard was handed over to others.
@@ -55,6 +57,10 @@ struct State {
     begun: Instant,
     adopt: Option<Instant>,
     trim: Instant,
+    /// Pieces that nothing needs are to go back once a tick has succeeded.
+    trims: bool,
+    /// Some are going back: see [`State::begin_trim`].
+    trimming: bool,
     /// It was said that memory waits for a silent front end.
     told: bool,
     /// A silent front end keeps this one from going on with one node.
@@ -88,6 +94,33 @@ impl State {
             );
         }
         self.held_up = is_held_up;
+    }
+
+    /// Gives pieces back that nothing needs, beside the ticks that follow. Each takes a round trip. A
+    /// store that was emptied has thousands: meanwhile the others must see that this front end lives.
+    ///
+    /// A tick may go on with the epoch between two steps of this:
+    ///
+    /// * *Nobody uses such a piece.* A place is freed [`crate::shard::heap::GRACE`] epochs after it was
+    ///   retired, or was never linked. A piece goes when all its places are free. What the epoch had to
+    ///   prove is proven before. The heap gives it up first, so no write here takes a place of it.
+    /// * *Two copies.* A tick may learn that a node is left, or filled. Each piece's verbs are a batch with
+    ///   a phase of its own (`Copies::verbs`). It goes to the nodes that count when it begins, and what
+    ///   fills a node waits for it.
+    /// * *The limit.* The member's line leaves a piece out up to a round trip before its node has it
+    ///   back. The others may hold as much more meanwhile, as when a write gives up a spare piece.
+    /// * *Shut out in the middle.* Before another takes this front end's pieces, the node is told to
+    ///   refuse its verbs. So no WRITE or FREE of this task comes later. A piece that still has its header
+    ///   is adopted, and all its places are garbage. One without is given back when it was seen twice, more
+    ///   than 10 s apart (`Recovery::adopt`). A front end that lives needs less for one piece.
+    fn begin_trim(&mut self, n: usize, tasks: &mut Schedule<Ended>) {
+        (self.trims, self.trimming) = (false, true);
+        let shard = Rc::clone(&self.shard);
+        tasks.begin(|io| async move {
+            shard.space.trim(&io).await;
+            shard.space.keep_reserve(&io).await;
+            Ended::Trimmed(n)
+        });
     }
 
     /// A shard that had two nodes and has one.
@@ -134,6 +167,8 @@ impl Background {
             begun: now,
             adopt: None,
             trim: now,
+            trims: false,
+            trimming: false,
             told: false,
             held_up: false,
             company: false,
@@ -180,18 +215,11 @@ impl Background {
             };
             if !state.ticking && due <= now {
                 (state.ticking, state.begun) = (true, now);
-                let (shard, trims) = (Rc::clone(&state.shard), state.trim <= now || closing || state.wanted > 0);
-                if trims {
-                    state.trim = now + CALM;
+                if state.trim <= now || closing || state.wanted > 0 {
+                    (state.trims, state.trim) = (true, now + CALM);
                 }
-                self.tasks.begin(|io| async move {
-                    let ticked = shard.members.tick(&io, now_ms).await;
-                    if trims && ticked.is_ok() {
-                        shard.space.trim(&io).await;
-                        shard.space.keep_reserve(&io).await;
-                    }
-                    Ended::Tick(n, ticked)
-                });
+                let shard = Rc::clone(&state.shard);
+                self.tasks.begin(|io| async move { Ended::Tick(n, shard.members.tick(&io, now_ms).await) });
             }
             if lacks && self.store.evicts && !state.evicting && state.evict <= now {
                 state.evicting = true;
@@ -283,7 +311,11 @@ impl Background {
                     );
                 }
                 state.told = ticked.held_up;
+                if state.trims && !state.trimming {
+                    state.begin_trim(n, &mut self.tasks);
+                }
             }
+            Ended::Trimmed(n) => self.shards[n].trimming = false,
             Ended::Evicted(n, useful) => {
                 let state = &mut self.shards[n];
                 state.evicting = false;

@@ -307,8 +307,8 @@ impl Recovery {
                     let known = self.suspects.borrow().get(&at).cloned();
                     let (first, then) = known.unwrap_or_else(|| (now_ms, Rc::clone(&beats)));
                     strange.insert(at, (first, Rc::clone(&then)));
-                    // A live front end needs less time from taking a piece to writing its owner. One
-                    // that stands still may yet write to it.
+                    // A live front end needs less time from taking a piece to writing its owner, and from
+                    // clearing that to giving the piece back. One that stands still may yet do either.
                     let stands = |beat: &&(usize, u64, u64)| beats.contains(beat);
                     if now_ms.saturating_sub(first) > 2 * LEASE_MS && !then.iter().any(|beat| stands(&beat)) {
                         self.reach.verbs(io, vec![Verb::Free { at }]).await;
