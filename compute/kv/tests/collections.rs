@@ -5,7 +5,7 @@ mod world;
 use farmem::Transport;
 use farmem_kv::serve::check;
 use farmem_protocol::random::Random;
-use world::process::{Client, Process, config};
+use world::process::{Client, Process, answers, config};
 
 #[test]
 fn another_process() {
@@ -317,4 +317,66 @@ fn commands_that_name_many_items_of_a_large_value_end_soon() {
     assert_eq!(client.ask("ZCOUNT ZADD -inf +inf"), ":16000");
     eprintln!("took {:?}", begun.elapsed());
     assert!(begun.elapsed().as_secs() < 60);
+}
+
+/// Numbers at the edges of what commands take. The answers are those of redis 7.0.15.
+#[test]
+fn odd_numbers_are_answered_as_by_redis() {
+    let node = Process::node(Transport::Shm);
+    let fronts = [Process::front("odd", &node.at), Process::start(&format!("front parts {} segment=64", node.at))];
+    let range = "-ERR value is out of range";
+    for front in &fronts {
+        let mut client = front.client();
+        answers(
+            &mut client,
+            &[
+                // A zero has a sign where it is told of as it was given.
+                ("ZADD z -0 a 0 b 1 c 1 d 1 e 1 f 1 g", ":7"),
+                ("ZSCORE z a", "0"),
+                ("ZADD z CH -0 b", ":0"),
+                ("ZINCRBY z -0 b", "0"),
+                ("ZINCRBY z -0 x", "-0"),
+                ("ZADD z INCR -0 y", "-0"),
+                ("ZRANGE z 0 3 WITHSCORES", "[a 0 b 0 x 0 y 0]"),
+                ("ZRANGEBYSCORE z -0 (0.5", "[a b x y]"),
+                ("ZUNION 1 z WEIGHTS -1 WITHSCORES", "[c -1 d -1 e -1 f -1 g -1 a -0 b -0 x -0 y -0]"),
+                ("ZUNIONSTORE u 1 z WEIGHTS -1", ":9"),
+                ("ZRANGE u 5 6 WITHSCORES", "[a 0 b 0]"),
+                ("HSET h f v", ":1"),
+                ("HRANDFIELD h 9223372036854775807", "[f]"),
+                ("HRANDFIELD h 4611686018427387903 WITHVALUES", "[f v]"),
+                ("HRANDFIELD h 4611686018427387904 WITHVALUES", range),
+                ("HRANDFIELD h -4611686018427387904 WITHVALUES", range),
+                ("HRANDFIELD h -9223372036854775808", range),
+                ("HRANDFIELD none -9223372036854775807", "[]"),
+                ("SRANDMEMBER none -9223372036854775807", "[]"),
+                ("ZRANDMEMBER z 4611686018427387904 WITHSCORES", range),
+                // A string grows for a field that is not set.
+                ("BITFIELD bits OVERFLOW FAIL INCRBY u2 100 9", "[nil]"),
+                ("STRLEN bits", ":13"),
+                ("BITFIELD bits OVERFLOW FAIL SET u2 0 1 INCRBY u2 200 9 GET u8 400", "[:0 nil :0]"),
+                ("STRLEN bits", ":26"),
+                ("ZADD g -1 less 0 zero 4503599627370495 last 4503599627370496 over 1e20 huge inf inf", ":6"),
+                ("ZADD g -inf least 1.5 part 3479099956230698 palermo 9.3e18 large 1.9e19 larger", ":5"),
+                (
+                    "GEOHASH g less zero last over huge inf",
+                    "[bp05b5048p0 00bh0hbj200 zzpgzgpfxz0 bp05b5048p0 \
+                 00bh0hbj200 00bh0hbj200]",
+                ),
+                (
+                    "GEOHASH g least part palermo large larger",
+                    "[00bh0hbj200 00bh0hbj210 sqc8b49rny0 bp05b5048p0 \
+                 00bh0hbj200]",
+                ),
+                ("GEOPOS g less", "[[180 85.0511287799999991]]"),
+                ("GEOPOS g least over", "[[180 -85.05112751263942528] [-179.99999731779098511 85.0511287799999991]]"),
+                ("GEODIST g less palermo", "6307362.7206"),
+                ("GEODIST g inf palermo", "14784257.5187"),
+                ("GEORADIUSBYMEMBER g less 100 km", "[last]"),
+                ("GEORADIUSBYMEMBER g zero 1 m", "[zero part]"),
+                ("GEOSEARCHSTORE d g FROMMEMBER zero BYRADIUS 50000 km", ":4"),
+                ("ZRANGE d 0 -1 WITHSCORES", "[zero 0 part 1.5 palermo 3479099956230698 last 4503599627370495]"),
+            ],
+        );
+    }
 }

@@ -298,8 +298,12 @@ async fn fields(call: &Call, reads_only: bool) -> Answered {
         let mut bytes = string(call, call.arg(1)).await?.unwrap_or_default();
         return Ok(Reply::Array(fields.iter().map(|field| field.run(&mut bytes)).collect()));
     }
+    // Also a field that is not set because its number does not fit makes the string longer.
+    let ends = fields.iter().filter(|field| !matches!(field.act, Act::Get));
+    let least = ends.map(|field| (field.at + field.width as usize).div_ceil(8)).max().unwrap_or(0);
     let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
         let mut bytes = there.map(text).transpose()?.unwrap_or_default().to_vec();
+        bytes.resize(bytes.len().max(least), 0);
         let replies = Reply::Array(fields.iter().map(|field| field.run(&mut bytes)).collect());
         Ok(Change::Put(like(there, bytes), replies))
     };

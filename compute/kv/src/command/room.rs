@@ -29,6 +29,15 @@ impl Room {
         Ok(())
     }
 
+    /// Looks whether so many items would fit, however small they are.
+    ///
+    /// # Errors
+    /// They would not.
+    pub fn fits(&self, items: u64) -> Result<(), Fail> {
+        let left = Room(self.0).take(usize::try_from(items).unwrap_or(usize::MAX).saturating_mul(size_of::<Reply>()));
+        left.map(|_| ())
+    }
+
     /// Takes room for a reply that is there.
     ///
     /// # Errors

@@ -149,15 +149,17 @@ impl<'a> Wanted<'a> {
     fn sum(&self, one: f64, other: f64) -> f64 {
         match self.sum {
             Sum::Add => number(one + other),
-            Sum::Least => one.min(other),
-            Sum::Most => one.max(other),
+            // Of two zeros the first stays.
+            Sum::Least if other < one => other,
+            Sum::Most if other > one => other,
+            Sum::Least | Sum::Most => one,
         }
     }
 }
 
-/// Not a number counts as 0, and there is one zero.
+/// Not a number counts as 0.
 fn number(score: f64) -> f64 {
-    if score.is_nan() { 0.0 } else { score + 0.0 }
+    if score.is_nan() { 0.0 } else { score }
 }
 
 /// BZPOPMIN and BZPOPMAX: from the first key that has a member.

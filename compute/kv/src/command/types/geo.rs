@@ -37,14 +37,24 @@ fn number((longitude, latitude): Place, most: f64) -> u64 {
     spread(part(latitude, most)) | spread(part(longitude, LONGITUDE)) << 1
 }
 
+/// A number that no place has is taken as redis on x86-64 takes it, and its place is at the edge.
 fn place(score: f64) -> Place {
-    let bits = score as u64;
-    let middle = |bits: u32, most: f64| {
-        let at = |bits: u32| -most + f64::from(bits) / f64::from(1 << STEPS) * (2.0 * most);
-        ((at(bits) + at(bits + 1)) / 2.0).clamp(-most, most)
+    const HALF: f64 = (1u64 << 63) as f64;
+    let bits = match score {
+        _ if score >= 2.0 * HALF => 0,
+        _ if score >= HALF => score as u64,
+        _ => score as i64 as u64,
     };
-    let half = (1 << STEPS) - 1;
-    (middle(gather(bits >> 1) & half, LONGITUDE), middle(gather(bits) & half, LATITUDE))
+    let middle = |bits: u32, most: f64| {
+        let at = |bits: f64| -most + bits / f64::from(1 << STEPS) * (2.0 * most);
+        ((at(f64::from(bits)) + at(f64::from(bits) + 1.0)) / 2.0).clamp(-most, most)
+    };
+    (middle(gather(bits >> 1), LONGITUDE), middle(gather(bits), LATITUDE))
+}
+
+/// Whether a score is that of a place: a search looks among those alone.
+fn is_place(score: f64) -> bool {
+    (0.0..(1u64 << (2 * STEPS)) as f64).contains(&score)
 }
 
 fn along_meridian(one: f64, other: f64) -> f64 {
@@ -293,7 +303,7 @@ impl Search {
     async fn run(&self, call: &Call) -> Answered {
         let all = members(call, &self.key).await?;
         let mut found = Vec::new();
-        for (score, name) in all {
+        for (score, name) in all.into_iter().filter(|(score, _)| is_place(*score)) {
             if let Some(far) = self.middle.and_then(|middle| self.shape.holds(middle, place(score))) {
                 found.push((far, score, name));
                 if self.any && self.most == Some(found.len()) {

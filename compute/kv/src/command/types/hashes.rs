@@ -1,7 +1,9 @@
 //! Commands on hashes.
 
 use super::places::Places;
-use super::{Items, among, bulks, change_named, length, random_count, random_places, read, read_named, read_one, scan};
+use super::{
+    Items, Looked, among, bulks, change_named, length, random_count, random_places, read, read_named, read_one, scan,
+};
 use crate::command::args::{int, is, parse_int};
 use crate::command::extended::Extended;
 use crate::command::room::Room;
@@ -160,10 +162,12 @@ async fn any(call: &Call) -> Answered {
         4 if is(call.arg(3), "withvalues") => true,
         _ => return Err(Fail::syntax()),
     };
-    let wanted = if call.count() > 2 { Some(random_count(call.arg(2))?) } else { None };
+    let parts = if values { 2 } else { 1 };
+    let wanted = if call.count() > 2 { Some(random_count(call.arg(2), parts)?) } else { None };
     let items = read(call, call.arg(1), Type::Hash).await?;
-    let (mut found, mut room) = (Vec::new(), Room::default());
-    for place in random_places(call, items.len() / 2, wanted.unwrap_or(1)) {
+    let (mut found, mut looked, mut room) = (Vec::new(), Looked::default(), Room::default());
+    for place in random_places(call, &room, items.len() / 2, wanted.unwrap_or(1))? {
+        looked.at(call, 1).await;
         room.take(items[2 * place].len() + if values { items[2 * place + 1].len() } else { 0 })?;
         let [field, value] = [0, 1].map(|n| Reply::bulk(items[2 * place + n].as_slice()));
         match values {

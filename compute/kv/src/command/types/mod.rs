@@ -34,6 +34,7 @@ pub use streams::run as streams;
 pub use streams::{Entry, Id, Stream};
 
 use super::args::{int, parse_int};
+use super::room::Room;
 use super::{Call, Fail};
 use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
@@ -361,14 +362,18 @@ async fn put_at(call: &Call, key: &[u8], kind: Type, items: &Items) -> Result<()
 }
 
 /// Places of `wanted` items of `len`: each at most once, or, if the number is negative, any of them
-/// again.
-fn random_places(call: &Call, len: usize, wanted: i64) -> Vec<usize> {
+/// again. `room`: of the reply.
+fn random_places<'c>(
+    call: &'c Call,
+    room: &Room,
+    len: usize,
+    wanted: i64,
+) -> Result<Box<dyn Iterator<Item = usize> + 'c>, Fail> {
     let random = |bound: usize| call.random(bound);
-    if len == 0 {
-        return Vec::new();
-    }
     if wanted < 0 {
-        return (0..wanted.unsigned_abs()).map(|_| random(len)).collect();
+        let many = if len == 0 { 0 } else { wanted.unsigned_abs() };
+        room.fits(many)?;
+        return Ok(Box::new((0..many).map(move |_| call.random(len))));
     }
     let mut places: Vec<usize> = (0..len).collect();
     let wanted = usize::try_from(wanted).unwrap_or(usize::MAX).min(len);
@@ -376,13 +381,13 @@ fn random_places(call: &Call, len: usize, wanted: i64) -> Vec<usize> {
         places.swap(n, n + random(len - n));
     }
     places.truncate(wanted);
-    places
+    Ok(Box::new(places.into_iter()))
 }
 
-/// The count of SRANDMEMBER, HRANDFIELD and ZRANDMEMBER.
-fn random_count(arg: &[u8]) -> Result<i64, Fail> {
+/// The count of SRANDMEMBER, HRANDFIELD and ZRANDMEMBER. `parts`: the parts of the reply for each.
+fn random_count(arg: &[u8], parts: i64) -> Result<i64, Fail> {
     let wanted = int(arg)?;
-    if wanted < -(1 << 24) {
+    if wanted.unsigned_abs() > (i64::MAX / parts) as u64 {
         return Err(Fail::new("value is out of range"));
     }
     Ok(wanted)

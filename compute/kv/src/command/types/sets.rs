@@ -112,7 +112,7 @@ async fn pop(call: &Call) -> Answered {
 async fn any(call: &Call) -> Answered {
     let wanted = match call.count() {
         2 => None,
-        3 => Some(random_count(call.arg(2))?),
+        3 => Some(random_count(call.arg(2), 1)?),
         _ => return Err(Fail::syntax()),
     };
     if wanted.is_none() {
@@ -128,9 +128,9 @@ async fn any(call: &Call) -> Answered {
         return view(call, call.arg(1), Type::Set, see).await;
     }
     let items = read(call, call.arg(1), Type::Set).await?;
-    let places = random_places(call, items.len(), wanted.unwrap_or(1));
-    let (mut taken, mut room) = (Vec::with_capacity(places.len()), Room::default());
-    for place in places {
+    let (mut taken, mut looked, mut room) = (Vec::new(), Looked::default(), Room::default());
+    for place in random_places(call, &room, items.len(), wanted.unwrap_or(1))? {
+        looked.at(call, 1).await;
         room.take(items[place].len())?;
         taken.push(Reply::bulk(items[place].as_slice()));
     }

@@ -4,8 +4,8 @@ use super::blocking::is_for_nobody;
 use super::places::Places;
 use super::ranges::Span;
 use super::{
-    Items, Lying, among, change_either, count, encode, length, random_count, random_places, read, read_named, scan,
-    view,
+    Items, Looked, Lying, among, change_either, count, encode, length, random_count, random_places, read, read_named,
+    scan, view,
 };
 use crate::command::args::{float, int, is};
 use crate::command::room::Room;
@@ -82,14 +82,14 @@ pub async fn members(call: &Call, key: &[u8]) -> Result<Vec<Member>, Fail> {
     Ok(of(&read(call, key, Type::SortedSet).await?))
 }
 
-/// Brings members in order.
+/// Brings members in order. There is one zero.
 pub fn sort(all: &mut [Member]) {
-    all.sort_by(|one, other| one.0.total_cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
+    all.sort_by(|one, other| (one.0 + 0.0).total_cmp(&(other.0 + 0.0)).then_with(|| one.1.cmp(&other.1)));
 }
 
-/// Members as items.
+/// Members as items. A zero has no sign there.
 pub fn flat(all: &[Member]) -> Items {
-    all.iter().flat_map(|(score, name)| [score.to_le_bytes().to_vec(), name.clone()]).collect()
+    all.iter().flat_map(|(score, name)| [(score + 0.0).to_le_bytes().to_vec(), name.clone()]).collect()
 }
 
 /// The members' names, in order.
@@ -136,11 +136,6 @@ pub fn shown(members: &[Member], scores: bool, version: u8) -> Reply {
     Reply::Array(members.iter().flat_map(one).collect())
 }
 
-/// Adds zero, so that there is one zero.
-fn number(arg: &[u8]) -> Result<f64, Fail> {
-    Ok(float(arg)? + 0.0)
-}
-
 async fn add(call: &Call) -> Answered {
     let (mut if_absent, mut if_there, mut if_more, mut if_less, mut changed, mut sum) = Default::default();
     let mut n = 2;
@@ -169,7 +164,7 @@ async fn add(call: &Call) -> Answered {
     if sum && pairs.len() != 2 {
         return Err(Fail::new("INCR option supports a single increment-element pair"));
     }
-    let pairs = pairs.chunks(2).map(|pair| Ok((number(&pair[0])?, &pair[1]))).collect::<Result<Vec<_>, Fail>>()?;
+    let pairs = pairs.chunks(2).map(|pair| Ok((float(&pair[0])?, &pair[1]))).collect::<Result<Vec<_>, Fail>>()?;
     let wanted: Vec<&[u8]> = pairs.iter().map(|(_, name)| name.as_slice()).collect();
     let apply = |all: &mut Vec<Member>| {
         let (mut new, mut moved, mut last) = (0, 0, Reply::Null);
@@ -179,7 +174,8 @@ async fn add(call: &Call) -> Answered {
                 None if if_there => {}
                 None => {
                     places.set(name, all.len());
-                    all.push((*score, name.to_vec()));
+                    // The reply has the zero's sign, and the set does not.
+                    all.push((score + 0.0, name.to_vec()));
                     (new, last) = (new + 1, Reply::Double(*score));
                 }
                 Some(_) if if_absent => {}
@@ -191,7 +187,7 @@ async fn add(call: &Call) -> Answered {
                     }
                     if !(if_more && score <= old || if_less && score >= old) {
                         moved += i64::from(score != old);
-                        all[at].0 = score;
+                        all[at].0 = score + 0.0;
                         last = Reply::Double(score);
                     }
                 }
@@ -203,12 +199,12 @@ async fn add(call: &Call) -> Answered {
 }
 
 async fn increase(call: &Call) -> Answered {
-    let by = number(call.arg(2))?;
+    let by = float(call.arg(2))?;
     let apply = |all: &mut Vec<Member>| {
-        let at = find(all, call.arg(3)).unwrap_or_else(|| {
-            all.push((0.0, call.arg(3).to_vec()));
-            all.len() - 1
-        });
+        let Some(at) = find(all, call.arg(3)) else {
+            all.push((by + 0.0, call.arg(3).to_vec()));
+            return Ok(Reply::Double(by));
+        };
         all[at].0 += by;
         if all[at].0.is_nan() {
             return Err(Fail::new("resulting score is not a number (NaN)"));
@@ -299,11 +295,12 @@ async fn any(call: &Call) -> Answered {
         4 if is(call.arg(3), "withscores") => true,
         _ => return Err(Fail::syntax()),
     };
-    let wanted = if call.count() > 2 { Some(random_count(call.arg(2))?) } else { None };
+    let parts = if scores { 2 } else { 1 };
+    let wanted = if call.count() > 2 { Some(random_count(call.arg(2), parts)?) } else { None };
     let all = members(call, call.arg(1)).await?;
-    let places = random_places(call, all.len(), wanted.unwrap_or(1));
-    let (mut taken, mut room) = (Vec::with_capacity(places.len()), Room::default());
-    for place in places {
+    let (mut taken, mut looked, mut room) = (Vec::new(), Looked::default(), Room::default());
+    for place in random_places(call, &room, all.len(), wanted.unwrap_or(1))? {
+        looked.at(call, 1).await;
         room.take(all[place].1.len())?;
         taken.push(all[place].clone());
     }
