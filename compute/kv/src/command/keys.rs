@@ -1,6 +1,7 @@
 //! Commands on keys of any type.
 
 use super::args::{self, Unit, int, is, pattern};
+use super::room::Room;
 use super::several::at_one_moment;
 use super::{Answered, Call, Fail};
 use crate::keyspace::{Change, Cursor, name};
@@ -148,15 +149,18 @@ async fn ends(call: &Call, say: impl Fn(i64, i64) -> i64) -> Answered {
 async fn keys(call: &Call) -> Answered {
     let wanted = pattern(call.arg(1))?;
     let (mut all, mut at) = (std::collections::HashSet::new(), Some(Cursor::default()));
-    let mut rest = Instant::now() + STRETCH;
+    let (mut rest, mut room) = (Instant::now() + STRETCH, Room::new(call));
     while let Some(cursor) = at {
         if Instant::now() >= rest {
             call.io.pause(0).await;
             rest = Instant::now() + STRETCH;
         }
         let (objects, next) = call.store().scan(&call.io, cursor, 64).await?;
-        let some = objects.iter().filter(|object| wanted.matches(object.key()));
-        all.extend(some.map(|object| object.key().to_vec()));
+        for object in objects.iter().filter(|object| wanted.matches(object.key())) {
+            if all.insert(object.key().to_vec()) {
+                room.take(object.key().len())?;
+            }
+        }
         at = next;
     }
     Ok(Reply::Array(all.into_iter().map(Reply::Bulk).collect()))

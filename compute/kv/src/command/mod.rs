@@ -24,7 +24,7 @@ pub mod long;
 pub mod monitor;
 mod multi;
 pub mod notify;
-mod room;
+pub(crate) mod room;
 pub mod scripts;
 mod server;
 mod several;
@@ -111,6 +111,9 @@ pub struct Client {
     pub seen_ms: Cell<u64>,
     /// Bytes of replies that it has not read.
     pub unread: Cell<usize>,
+    /// Bytes of replies that its commands gather, and of those that wait for others before them: see
+    /// [`room`].
+    pub gathered: Cell<usize>,
     /// Whether it is told of all commands.
     pub monitors: Cell<bool>,
     /// Which replies it is sent.
@@ -149,6 +152,7 @@ impl Client {
             last: Cell::new("NULL"),
             seen_ms: Cell::new(since_ms),
             unread: Cell::new(0),
+            gathered: Cell::new(0),
             monitors: Cell::new(false),
             replies: Cell::default(),
             closing: Cell::new(false),
@@ -161,6 +165,11 @@ impl Client {
             watched: RefCell::default(),
             names: RefCell::default(),
         }
+    }
+
+    /// Bytes that it makes the front end hold.
+    pub fn held(&self) -> usize {
+        self.gathered.get() + self.unread.get()
     }
 
     /// Whether nobody reads the reply to a command that waits.
@@ -219,6 +228,8 @@ pub struct Front {
     pub events: notify::Events,
     /// Clients that are told of all commands.
     pub monitors: monitor::Monitors,
+    /// Bytes that all clients make it hold: see [`room`].
+    pub held: Rc<Cell<usize>>,
 }
 
 impl Front {
@@ -297,7 +308,8 @@ pub async fn execute(call: Call) -> Reply {
         (Some(command), _) if !command.takes(call.count()) => wrong_number(command.name),
         (Some(command), _) => {
             call.client.last.set(command.name);
-            return dispatch(command, &call).await;
+            let reply = dispatch(command, &call).await;
+            return room::whole(command, &call, reply);
         }
     };
     call.front.stats.refused(&refused);

@@ -332,7 +332,7 @@ impl Transaction {
     /// together have a part of each turn of the event loop: however many there are, others are served.
     async fn in_turns(&self, call: &Call, draft: &Rc<Draft>) -> Answered {
         let (front, mut spent) = (&call.front, Duration::ZERO);
-        let mut replies = Replies::of(self);
+        let mut replies = Replies::of(call, self);
         front.scripts.turn(call).await;
         let mut begun = Instant::now();
         for (command, args) in &self.multi.commands {
@@ -366,7 +366,7 @@ impl Transaction {
 
     /// The replies of its commands on a draft.
     fn on(&self, call: &Call, draft: &Rc<Draft>, until: Instant) -> Answered {
-        let mut replies = Replies::of(self);
+        let mut replies = Replies::of(call, self);
         for (command, args) in &self.multi.commands {
             if Instant::now() >= until {
                 return Err(Fail::new(too_slow(TIME)));
@@ -384,8 +384,8 @@ struct Replies {
 }
 
 impl Replies {
-    fn of(transaction: &Transaction) -> Replies {
-        Replies { all: Vec::with_capacity(transaction.multi.commands.len()), room: Room::default() }
+    fn of(call: &Call, transaction: &Transaction) -> Replies {
+        Replies { all: Vec::with_capacity(transaction.multi.commands.len()), room: Room::new(call) }
     }
 
     /// One more. An error: together they would be too long.
@@ -415,7 +415,7 @@ async fn key_by_key(call: &Call, transaction: &Transaction) -> Answered {
             return Ok(CHANGED);
         }
     }
-    let mut replies = Replies::of(transaction);
+    let mut replies = Replies::of(call, transaction);
     let until = Instant::now() + ALONE;
     let mut rest = Instant::now() + STRETCH;
     for (command, args) in &transaction.multi.commands {

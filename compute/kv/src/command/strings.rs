@@ -14,6 +14,10 @@ use crate::task::join;
 use std::future::Future;
 use std::pin::Pin;
 
+/// Values that MGET reads at once at most, and about how many bytes they may have.
+const AT_ONCE: usize = 128;
+const LARGE: usize = 64 << 20;
+
 /// Bytes of a string in one piece, at most.
 pub const MAX_STRING: usize = crate::layout::MAX_OBJECT as usize - crate::object::HEADER;
 
@@ -209,13 +213,19 @@ async fn mget(call: &Call) -> Answered {
             }
         })
     };
-    let (mut all, mut room) = (Vec::new(), Room::default());
-    for keys in call.args[1..].chunks(128) {
+    let (mut all, mut room, mut rest, mut at_once) = (Vec::new(), Room::new(call), &call.args[1..], 16);
+    while !rest.is_empty() {
+        let (keys, others) = rest.split_at(at_once.min(rest.len()));
+        let before = all.len();
         for answered in join(keys.iter().map(get).collect()).await {
             let reply = answered?;
             room.hold(&reply)?;
             all.push(reply);
         }
+        let len = |reply: &Reply| if let Reply::Bulk(bytes) = reply { bytes.len() } else { 0 };
+        let bytes: usize = all[before..].iter().map(len).sum();
+        // Values that are read at once are here before they are counted.
+        (rest, at_once) = (others, (LARGE * keys.len()).checked_div(bytes).unwrap_or(AT_ONCE).clamp(1, AT_ONCE));
     }
     Ok(Reply::Array(all))
 }

@@ -1,9 +1,12 @@
 //! A client's connection: bytes in, requests, replies in order, bytes out.
 
 mod at_once;
+mod begun;
 pub use at_once::{Means, Run};
+pub use begun::Begun;
 
 use crate::command::long::{Given, Inlet, streams};
+use crate::command::room::{CROWDED, EACH};
 use crate::command::{Client, Replies, find, scripts};
 use crate::layout::Hash;
 use crate::resp::{Limits, Parser, Reply, Request};
@@ -16,9 +19,6 @@ use std::io::ErrorKind;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Bytes of replies that a client may leave unread even while all together have left [`ALL`].
-const UNREAD: usize = 1 << 20;
-const ALL: usize = 1 << 30;
 /// Bytes that a client may leave unread that has not given the password. How long one may be without
 /// it, or in a handshake.
 const GUEST: usize = 16 << 10;
@@ -35,23 +35,10 @@ const READS: u32 = 32;
 /// The state that all connections share.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// Bytes of replies that clients have not read.
-    pub unread: Rc<Cell<usize>>,
+    /// Bytes that clients make the front end hold: see [`crate::command::room`].
+    pub held: Rc<Cell<usize>>,
     /// Into which a socket's bytes are read first.
     scratch: RefCell<Vec<u8>>,
-}
-
-/// A command that was begun: its keys' hash, and its reply.
-#[derive(Debug)]
-pub struct Begun {
-    /// The task.
-    pub task: u64,
-    /// Hash of its only key; `None`: nothing may run beside it.
-    pub key: Option<u64>,
-    /// Whether it changes the key.
-    pub writes: bool,
-    /// Its reply.
-    pub reply: Option<Reply>,
 }
 
 /// See the module.
@@ -132,12 +119,23 @@ impl Connection {
         self.out.len() - self.sent
     }
 
-    /// Whether as much is kept for the client as may be.
-    fn is_full(&self) -> bool {
-        if !self.client.authenticated.get() {
-            return self.unread() > GUEST;
+    /// Bytes that may be held for the client before its requests wait.
+    fn most(&self) -> usize {
+        match self.client.authenticated.get() {
+            false => GUEST,
+            true if self.is_in_long() || self.shared.held.get() > CROWDED => EACH,
+            true => self.kept,
         }
-        self.unread() > if self.is_in_long() || self.shared.unread.get() > ALL { UNREAD } else { self.kept }
+    }
+
+    /// Whether the client has left as much unread as may be held for it.
+    fn is_full(&self) -> bool {
+        self.unread() > self.most()
+    }
+
+    /// Whether its requests wait, because as much is held for it as may be.
+    fn holds_back(&self) -> bool {
+        self.unread() + self.client.gathered.get() > self.most()
     }
 
     /// Whether a reply is next that streams out.
@@ -152,7 +150,7 @@ impl Connection {
 
     fn count(&mut self) {
         let unread = self.unread() + self.held.len();
-        self.shared.unread.set(self.shared.unread.get() - self.counted + unread);
+        self.shared.held.set(self.shared.held.get() - self.counted + unread);
         self.client.unread.set(unread);
         self.counted = unread;
     }
@@ -181,7 +179,7 @@ impl Connection {
 
     /// The next request. Reads from the socket if need be.
     pub fn request(&mut self) -> Option<Request> {
-        self.stopped = self.is_full();
+        self.stopped = self.holds_back();
         if self.stopped || self.client.closing.get() {
             return None;
         }
@@ -210,8 +208,7 @@ impl Connection {
                 }
                 Err(wrong) => {
                     // After what was asked before.
-                    let reply = Some(Reply::Error(format!("ERR {wrong}")));
-                    self.begun.push_back(Begun { task: u64::MAX, key: None, writes: false, reply });
+                    self.answer_last(Reply::Error(format!("ERR {wrong}")));
                     self.client.closing.set(true);
                     return None;
                 }
@@ -235,7 +232,7 @@ impl Connection {
 
     /// Whether an argument that streams in can go on.
     pub fn can_go_on(&self) -> bool {
-        let held_up = self.is_full() || self.next.is_some() || self.begun.len() >= AT_ONCE;
+        let held_up = self.holds_back() || self.next.is_some() || self.begun.len() >= AT_ONCE;
         let has_bytes = self.readable || self.parser.waiting() > 0;
         !held_up && self.inlet.as_ref().is_some_and(|inlet| inlet.is_ready() && (has_bytes || inlet.left() == 0))
     }
@@ -339,18 +336,10 @@ impl Connection {
         }
     }
 
-    /// A command has ended.
-    pub fn answer(&mut self, task: u64, reply: Reply) {
-        if let Some(begun) = self.begun.iter_mut().find(|begun| begun.task == task) {
-            begun.reply = Some(reply);
-        }
-        self.collect();
-    }
-
     /// Whether its next request waited, and need not any more. Its bytes may have been read: then no
     /// event of its socket comes that would have it go on.
     pub fn goes_on(&mut self) -> bool {
-        let goes_on = self.stopped && !self.is_full();
+        let goes_on = self.stopped && !self.holds_back();
         self.stopped &= !goes_on;
         goes_on
     }
@@ -388,7 +377,7 @@ impl Connection {
         if outlet.begins() {
             Reply::Long(Rc::clone(&outlet)).write(self.client.version.get(), &mut self.out);
         }
-        while self.out.len() - self.sent < UNREAD
+        while self.out.len() - self.sent < EACH
             && let Some(bytes) = outlet.take()
         {
             self.out.extend_from_slice(&bytes);
@@ -415,7 +404,7 @@ impl Connection {
             message.write(self.client.version.get(), &mut self.out);
         }
         self.count();
-        let most = if self.shared.unread.get() > ALL { UNREAD } else { MESSAGES };
+        let most = if self.shared.held.get() > CROWDED { EACH } else { MESSAGES };
         if self.unread() + self.held.len() > most {
             self.flush();
         }
@@ -455,10 +444,10 @@ impl Connection {
         if self.sent == self.out.len() {
             self.out.clear();
             self.sent = 0;
-            if self.out.capacity() > 4 * UNREAD {
+            if self.out.capacity() > 4 * EACH {
                 self.out = Vec::new();
             }
-        } else if self.sent > UNREAD.max(self.out.len() / 2) {
+        } else if self.sent > EACH.max(self.out.len() / 2) {
             self.out.drain(..self.sent);
             self.sent = 0;
         }
@@ -470,7 +459,7 @@ impl Connection {
     /// shows that end itself.
     pub fn wants(&self) -> (bool, bool, bool) {
         let full = self.inlet.as_ref().is_some_and(|inlet| inlet.is_full() || inlet.left() == 0);
-        let reads = !full && !self.is_full() && !self.ended && self.begun.len() < AT_ONCE && self.next.is_none();
+        let reads = !full && !self.holds_back() && !self.ended && self.begun.len() < AT_ONCE && self.next.is_none();
         // In a handshake the socket's room says nothing about when a reply can be sent.
         let writes = self.wire.is_unsent() || self.unread() > 0 && !self.wire.is_in_handshake();
         (reads, writes, !reads && !self.client.gone.get())
@@ -491,6 +480,6 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.shared.unread.set(self.shared.unread.get() - self.counted);
+        self.shared.held.set(self.shared.held.get() - self.counted);
     }
 }

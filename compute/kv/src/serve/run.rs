@@ -163,6 +163,7 @@ impl<'a> Server<'a> {
         let store = Rc::new(Keyspace::new(&config.name, shards, config.maxmemory.is_some(), now_ms, random()?));
         store.segments.as_the_environment_says();
         let first = listeners.first().and_then(|listener| listener.local_addr().ok());
+        let shared = Rc::<Shared>::default();
         let front = Front {
             turns: 0.into(),
             scripts: Scripts::default(),
@@ -187,6 +188,7 @@ impl<'a> Server<'a> {
             password: config.clients.password.clone(),
             killed: Vec::new().into(),
             stats: Stats::default(),
+            held: Rc::clone(&shared.held),
         };
         let epoll = Epoll::new().map_err(system("epoll"))?;
         for (n, listener) in listeners.iter().enumerate() {
@@ -204,7 +206,7 @@ impl<'a> Server<'a> {
             connections: Map::default(),
             guests: BTreeSet::new(),
             handshakes: 0,
-            shared: Rc::default(),
+            shared,
             buffer: Vec::new(),
             stale: true,
             commands: Schedule::new(0),

@@ -30,6 +30,8 @@ const MOST: usize = 1_000_000;
 const PATTERNS: usize = 10_000;
 /// Bytes of these patterns together, at most: every message is matched with each of them.
 const PATTERN_BYTES: usize = 256 << 10;
+/// Bytes of the names of all subscriptions, at most. Each name is held twice.
+const NAMES: usize = 128 << 20;
 /// Bytes of a channel's name or a pattern, at most.
 const NAME: usize = 1024;
 /// Bytes of a message with its channel's name, at most.
@@ -93,6 +95,8 @@ pub struct Channels {
     /// For each kind: the numbers of clients, by name.
     subscribers: RefCell<[Subscribers; 3]>,
     count: Cell<usize>,
+    /// Bytes of the names of all subscriptions.
+    bytes: Cell<usize>,
     pattern_bytes: Cell<usize>,
     /// Messages to hand to connections, and the bytes of these messages.
     due: RefCell<Vec<(u64, Heard)>>,
@@ -112,12 +116,14 @@ impl Channels {
         let new = kind == Kind::Pattern && !subscribers[kind as usize].contains_key(name);
         let bytes = self.pattern_bytes.get() + if new { name.len() } else { 0 };
         let crowded = new && (subscribers[kind as usize].len() >= PATTERNS || bytes > PATTERN_BYTES);
-        if self.count.get() >= MOST || crowded {
+        let all = self.bytes.get() + name.len();
+        if self.count.get() >= MOST || all > NAMES || crowded {
             return Err(Fail::new(format!(
-                "this front end has {MOST} subscriptions, or {PATTERNS} patterns, or 256 KiB of them, which is the \
-                 limit"
+                "this front end has {MOST} subscriptions, or 128 MiB of their names, or {PATTERNS} patterns, or 256 \
+                 KiB of them, which is the limit"
             )));
         }
+        self.bytes.set(all);
         self.pattern_bytes.set(bytes);
         names[kind as usize].insert(name.to_vec());
         subscribers[kind as usize].entry(name.into()).or_default().insert(client.id);
@@ -140,6 +146,7 @@ impl Channels {
             }
         }
         self.count.set(self.count.get() - 1);
+        self.bytes.set(self.bytes.get() - name.len());
         self.rest();
     }
 
@@ -391,4 +398,20 @@ async fn pubsub(call: &Call) -> Answered {
     } else {
         Reply::Array(counts.into_keys().map(Reply::Bulk).collect())
     })
+}
+
+#[test]
+fn names_have_a_limit_together() {
+    let channels = Channels::default();
+    let client = Client::new(7, Default::default(), 0);
+    let name = |n: usize| format!("{n:01024}").into_bytes();
+    let most = NAMES / NAME;
+    for n in 0..most {
+        channels.add(&client, Kind::Sharded, &name(n)).expect("room");
+    }
+    assert!(channels.add(&client, Kind::Plain, b"n").is_err());
+    channels.remove(&client, Kind::Sharded, &name(3));
+    channels.add(&client, Kind::Plain, b"n").expect("room");
+    channels.leave(&client);
+    assert_eq!((channels.bytes.get(), channels.count.get()), (0, 0));
 }

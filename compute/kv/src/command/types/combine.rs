@@ -7,6 +7,7 @@ use super::sorted::{Member, flat, members, pop_from, shown, sort};
 use super::{Looked, decode, put_at};
 use crate::command::args::{is, parse_float, parse_int};
 use crate::command::glance::first_of;
+use crate::command::room::Room;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
 use crate::resp::Reply;
@@ -111,7 +112,7 @@ impl<'a> Wanted<'a> {
     /// held at a time, beside the result.
     async fn combined(&self, call: &Call, how: &str) -> Result<Vec<Member>, Fail> {
         let mut result: HashMap<Vec<u8>, f64> = HashMap::new();
-        let (mut looked, mut seen, mut again) = (Looked::default(), HashSet::new(), 0);
+        let (mut looked, mut seen, mut again, mut room) = (Looked::default(), HashSet::new(), 0, Room::new(call));
         for (n, (key, weight)) in self.keys.iter().zip(&self.weights).enumerate() {
             let of_key = match call.get(key).await? {
                 Some(object) if object.kind() == Type::Set => {
@@ -135,8 +136,13 @@ impl<'a> Wanted<'a> {
                 }
                 _ => {
                     for (name, score) in of_key {
-                        let summed = result.get(&name).map_or(score, |&before| self.sum(before, score));
-                        result.insert(name, summed);
+                        match result.get_mut(&name) {
+                            Some(before) => *before = self.sum(*before, score),
+                            None => {
+                                room.take(name.len())?;
+                                result.insert(name, score);
+                            }
+                        }
                     }
                 }
             }

@@ -33,7 +33,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
             let items = read_named(call, call.arg(1), Type::Hash, &call.args[2..]).await?;
             let fields: Vec<&[u8]> = call.args[2..].iter().map(Vec::as_slice).collect();
             let places = Places::of(&fields, names(&items));
-            let mut room = Room::default();
+            let mut room = Room::new(call);
             let one = |field: &&[u8]| {
                 let value = places.get(field).map(|n| &items[2 * n + 1]);
                 room.take(value.map_or(0, Vec::len))?;
@@ -165,7 +165,7 @@ async fn any(call: &Call) -> Answered {
     let parts = if values { 2 } else { 1 };
     let wanted = if call.count() > 2 { Some(random_count(call.arg(2), parts)?) } else { None };
     let items = read(call, call.arg(1), Type::Hash).await?;
-    let (mut found, mut looked, mut room) = (Vec::new(), Looked::default(), Room::default());
+    let (mut found, mut looked, mut room) = (Vec::new(), Looked::default(), Room::new(call));
     for place in random_places(call, &room, items.len() / 2, wanted.unwrap_or(1))? {
         looked.at(call, 1).await;
         room.take(items[2 * place].len() + if values { items[2 * place + 1].len() } else { 0 })?;

@@ -128,7 +128,7 @@ async fn any(call: &Call) -> Answered {
         return view(call, call.arg(1), Type::Set, see).await;
     }
     let items = read(call, call.arg(1), Type::Set).await?;
-    let (mut taken, mut looked, mut room) = (Vec::new(), Looked::default(), Room::default());
+    let (mut taken, mut looked, mut room) = (Vec::new(), Looked::default(), Room::new(call));
     for place in random_places(call, &room, items.len(), wanted.unwrap_or(1))? {
         looked.at(call, 1).await;
         room.take(items[place].len())?;
@@ -143,7 +143,7 @@ async fn combined(call: &Call, how: &str, keys: &[Vec<u8>]) -> Result<Items, Fai
     let Some((first, others)) = keys.split_first() else { return Ok(Items::new()) };
     let mut result = read(call, first, Type::Set).await?;
     let mut there: HashSet<Vec<u8>> = if how == "sunion" { result.iter().cloned().collect() } else { HashSet::new() };
-    let (mut seen, mut looked) = (HashSet::new(), Looked::default());
+    let (mut seen, mut looked, mut room) = (HashSet::new(), Looked::default(), Room::new(call));
     if how != "sdiff" {
         seen.insert(first);
     }
@@ -151,7 +151,14 @@ async fn combined(call: &Call, how: &str, keys: &[Vec<u8>]) -> Result<Items, Fai
         let other = read(call, key, Type::Set).await?;
         looked.at(call, result.len() + other.len()).await;
         match how {
-            "sunion" => result.extend(other.into_iter().filter(|item| there.insert(item.clone()))),
+            "sunion" => {
+                for item in other {
+                    if there.insert(item.clone()) {
+                        room.take(2 * item.len())?;
+                        result.push(item);
+                    }
+                }
+            }
             _ => {
                 let members: HashSet<&Vec<u8>> = other.iter().collect();
                 result.retain(|item| members.contains(item) == (how == "sinter"));

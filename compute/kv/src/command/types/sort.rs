@@ -91,7 +91,7 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     let skip = usize::try_from(skip).unwrap_or(0);
     let items = items.into_iter().skip(skip).take(usize::try_from(most).unwrap_or(usize::MAX));
     let (mut found, mut unread) = (Vec::new(), Unread(None));
-    let (mut room, mut looked) = (Room::default(), Looked::default());
+    let (mut room, mut looked) = (Room::new(call), Looked::default());
     for item in items {
         if wanted.get.is_empty() {
             found.push(Some(item));

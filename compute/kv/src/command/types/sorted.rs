@@ -298,7 +298,7 @@ async fn any(call: &Call) -> Answered {
     let parts = if scores { 2 } else { 1 };
     let wanted = if call.count() > 2 { Some(random_count(call.arg(2), parts)?) } else { None };
     let all = members(call, call.arg(1)).await?;
-    let (mut taken, mut looked, mut room) = (Vec::new(), Looked::default(), Room::default());
+    let (mut taken, mut looked, mut room) = (Vec::new(), Looked::default(), Room::new(call));
     for place in random_places(call, &room, all.len(), wanted.unwrap_or(1))? {
         looked.at(call, 1).await;
         room.take(all[place].1.len())?;

@@ -85,7 +85,7 @@ impl Connection {
         self.client.seen_ms.set(means.front.store.now_ms());
         let (mut counts, mut last, mut sum) = ([0; NAMES.len()], None, 0);
         while sum < RUN
-            && !self.is_full()
+            && !self.holds_back()
             && let Some(which) = self.answer_next(means)?
         {
             counts[which] += 1;

@@ -48,7 +48,7 @@ impl Server<'_> {
             let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
             if let Some(reply) = connection.client.collect(&request) {
                 self.front.stats.refused(&reply);
-                connection.begun.push_back(Begun { task: u64::MAX, key: None, writes: false, reply: Some(reply) });
+                connection.answer_last(reply);
                 self.tell_monitors(id, &request);
                 continue;
             }
@@ -222,13 +222,13 @@ impl Server<'_> {
         if !waits && let Some(reply) = task.step() {
             self.stream_reply(id, &reply);
             if let Some(connection) = self.connections.get_mut(&id) {
-                connection.begun.push_back(Begun { task: u64::MAX, key: None, writes: false, reply: Some(reply) });
+                connection.answer_last(reply);
                 connection.collect();
             }
             return true;
         }
         let task = self.commands.hold(task);
-        connection.begun.push_back(Begun { task, key: key.filter(|_| !script), writes, reply: None });
+        connection.begun.push_back(Begun::new(task, key.filter(|_| !script), writes));
         let writes = key.filter(|_| writes);
         self.writing.extend(writes);
         self.running.insert(task, (id, writes));

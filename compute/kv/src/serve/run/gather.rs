@@ -75,7 +75,7 @@ impl Server<'_> {
         }
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let (client, task) = (Rc::clone(&connection.client), self.commands.number());
-        connection.begun.push_back(Begun { task, key: Some(key), writes: true, reply: None });
+        connection.begun.push_back(Begun::new(task, Some(key), true));
         // A transaction that is to run alone waits for it, too.
         self.running.insert(task, (id, None));
         let (all, sum) = self.gathering.by_key.entry(key).or_default();

@@ -92,7 +92,7 @@ pub async fn claim(call: &Call) -> Answered {
         let named = stream.groups.remove_entry(call.arg(2));
         let (name, mut group) = named.ok_or_else(|| no_group(call.arg(1), call.arg(2)))?;
         group.last = group.last.max(claim.last);
-        let (mut taken, mut room) = (Vec::new(), Room::default());
+        let (mut taken, mut room) = (Vec::new(), Room::new(call));
         for id in &ids {
             if let Some(reply) = claim.take(stream, &mut group, call.arg(3), *id) {
                 room.hold(&reply)?;

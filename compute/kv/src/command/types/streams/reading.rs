@@ -2,6 +2,7 @@
 
 use super::super::super::args::{int, is, parse_int};
 use super::super::super::glance::at_a_glance;
+use super::super::super::room::Room;
 use super::super::super::{Answered, Call, Fail};
 use super::super::Looked;
 use super::super::blocking::{Blocked, pause_behind};
@@ -250,11 +251,17 @@ impl Reading {
                 groups::check(call, key, &group.0).await?;
             }
         }
-        let (mut found, mut cost) = (Vec::new(), Cost::default());
+        let (mut found, mut cost, mut room) = (Vec::new(), Cost::default(), Room::new(call));
         for ((key, _), place) in self.streams.iter().zip(places) {
-            match self.look_at(call, (key, &mut cost), place, first).await {
+            let entries = self.look_at(call, (key, &mut cost), place, first).await;
+            // A group was given its entries: this reply brings them in any case.
+            let held = entries.map(|entries| entries.map(Reply::Array)).and_then(|entries| {
+                entries.iter().filter(|_| self.group.is_none()).try_for_each(|entries| room.hold(entries))?;
+                Ok(entries)
+            });
+            match held {
                 Ok(None) => {}
-                Ok(Some(entries)) => found.push((Reply::bulk(key.as_slice()), Reply::Array(entries))),
+                Ok(Some(entries)) => found.push((Reply::bulk(key.as_slice()), entries)),
                 Err(fail) if found.is_empty() || self.group.is_none() => return Err(fail),
                 // The group was given the entries that are found: this reply alone can bring them.
                 Err(_) => break,
