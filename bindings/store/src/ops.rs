@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 
 /// `struct farmem_store_op`.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct RawOp {
     what: c_int,
     status: c_int,
@@ -222,7 +222,7 @@ pub(crate) unsafe fn carry_out(handle: &Handle, ops: &mut [RawOp]) -> Result<Opt
     let raw = Ops(ops);
     let first = handle.with(move |store| {
         let Ops(ops) = { raw };
-        let (mut first, mut left, mut wanted) = (First::default(), Vec::new(), Vec::new());
+        let (mut first, mut left) = (First::default(), Vec::new());
         for op in ops {
             // SAFETY: as this function's caller promises.
             match unsafe { op.at_once(store) } {
@@ -231,21 +231,21 @@ pub(crate) unsafe fn carry_out(handle: &Handle, ops: &mut [RawOp]) -> Result<Opt
                     op.status = first.code(Err(Problem::of(&Failed::Refused(trouble))));
                 }
                 Some(Err(failed)) => return Err(failed),
-                None => {
-                    // SAFETY: as this function's caller promises.
-                    wanted.push(unsafe { op.op() });
-                    left.push(op);
-                }
+                None => left.push(op),
             }
         }
         if left.is_empty() {
             return Ok(first.0);
         }
-        // The values are copied under the lock, because the store's near cache shares their bytes.
-        for (op, outcome) in left.into_iter().zip(store.batch(wanted)?) {
+        // Values are copied as operations begin and end: a few MiB are under way at a time. All of it is done
+        // under the lock, because the store's near cache shares their bytes.
+        let asked: Vec<RawOp> = left.iter().map(|op| **op).collect();
+        // SAFETY: as this function's caller promises.
+        let ops = asked.iter().map(|op| unsafe { op.op() });
+        store.batch_with(ops, |number, outcome| {
             // SAFETY: as this function's caller promises.
-            op.status = first.code(unsafe { op.end(outcome) });
-        }
+            left[number].status = first.code(unsafe { left[number].end(outcome) });
+        })?;
         Ok(first.0)
     })?;
     Ok(first)

@@ -7,15 +7,17 @@ use crate::keyspace::{self, Change, Cursor};
 use crate::object::{Object, Type, Value};
 use crate::serve::Failed;
 use crate::shard::Trouble;
-use crate::task::{self, Io};
-use std::future::Future;
-use std::pin::Pin;
+use crate::task::Io;
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// Operations under way at a time. More wait for those before them.
 const TOGETHER: usize = 256;
-/// Bytes of values under way at a time, at most, or one operation.
-const BYTES: usize = 32 << 20;
+/// Bytes of values to store that are under way when the next operation begins, at most: more than a
+/// network holds, and few enough that a CPU's cache keeps them until they are sent.
+const STORED: usize = 4 << 20;
+/// The same of values that are read, or one operation.
+const FETCHED: usize = 32 << 20;
 
 /// An operation on one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -93,8 +95,6 @@ pub enum Outcome {
 
 /// How an operation ends, when it is carried out among others.
 type Ended = Result<Result<Outcome, Trouble>, Failed>;
-/// An operation under way.
-pub(crate) type Running<T> = Pin<Box<dyn Future<Output = T>>>;
 
 impl Store {
     /// Carries out operations side by side. Those on one key are not ordered. One that fails does
@@ -103,8 +103,45 @@ impl Store {
     /// # Errors
     /// A node is lost, or this front end was shut out: which of the operations took effect is then
     /// not known.
-    pub fn batch(&mut self, ops: Vec<Op>) -> Result<Vec<Result<Outcome, Failed>>, Failed> {
-        self.in_groups(ops, |op| op.act.bytes(), carried_out)
+    pub fn batch(&mut self, ops: impl IntoIterator<Item = Op>) -> Result<Vec<Result<Outcome, Failed>>, Failed> {
+        let mut outcomes = Vec::new();
+        self.batch_with(ops, |number, outcome| {
+            if outcomes.len() <= number {
+                outcomes.resize_with(number + 1, || None);
+            }
+            outcomes[number] = Some(outcome);
+        })?;
+        Ok(outcomes.into_iter().flatten().collect())
+    }
+
+    /// [`Store::batch`] that takes an operation only when it is about to begin, and tells each outcome as
+    /// soon as it is known, with the operation's number from 0 on. So neither all values that are stored nor
+    /// all that are read need memory at once.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn batch_with(
+        &mut self,
+        ops: impl IntoIterator<Item = Op>,
+        mut ended: impl FnMut(usize, Result<Outcome, Failed>),
+    ) -> Result<(), Failed> {
+        let room = Rc::new(Room::default());
+        let start = |store, io, op: Op| {
+            let taken = room.take(&op.act);
+            async move {
+                let outcome = carried_out(store, io, &taken, op).await;
+                (taken, outcome)
+            }
+        };
+        self.run_all(
+            ops,
+            |under_way| under_way == 0 || under_way < TOGETHER && room.is_left(),
+            start,
+            |number, (taken, outcome)| {
+                ended(number, outcome.and_then(|outcome| outcome.map_err(Failed::Refused)));
+                drop(taken);
+            },
+        )
     }
 
     /// Strings' values, `None` for a key that is not there. All that are not near are fetched at
@@ -121,7 +158,7 @@ impl Store {
             }
             values.push(near);
         }
-        let ops = away.iter().map(|&place| Op { key: keys[place].as_ref().to_vec(), act: Act::Get }).collect();
+        let ops = away.iter().map(|&place| Op { key: keys[place].as_ref().to_vec(), act: Act::Get });
         for (&place, outcome) in away.iter().zip(self.batch(ops)?) {
             if let Outcome::Found(found) = outcome? {
                 values[place] = Some(found);
@@ -146,38 +183,6 @@ impl Store {
         self.batch(ops)?.into_iter().try_for_each(|outcome| outcome.map(drop))
     }
 
-    /// Carries out things side by side, as many at a time as may be under way.
-    pub(crate) fn in_groups<
-        O: 'static,
-        T: 'static,
-        F: Future<Output = Result<Result<T, Trouble>, Failed>> + 'static,
-    >(
-        &mut self,
-        ops: Vec<O>,
-        bytes: impl Fn(&O) -> usize,
-        start: impl Fn(Rc<keyspace::Keyspace>, Io, O) -> F,
-    ) -> Result<Vec<Result<T, Failed>>, Failed> {
-        let (mut outcomes, mut ops) = (Vec::with_capacity(ops.len()), ops.into_iter().peekable());
-        while ops.peek().is_some() {
-            self.tend()?;
-            let (mut group, mut sum) = (Vec::new(), 0);
-            while group.len() < TOGETHER
-                && let Some(op) = ops.next_if(|op| group.is_empty() || sum + bytes(op) <= BYTES)
-            {
-                sum += bytes(&op);
-                group.push(op);
-            }
-            let ended = self.run(|store, io| {
-                let each =
-                    group.into_iter().map(|op| -> Running<_> { Box::pin(start(Rc::clone(&store), io.clone(), op)) });
-                let each = each.collect();
-                async move { Ok(task::join(each).await) }
-            })?;
-            outcomes.extend(ended.into_iter().map(|ended| ended.and_then(|outcome| outcome.map_err(Failed::Refused))));
-        }
-        Ok(outcomes)
-    }
-
     /// Some keys from a place on, about `count`, and the place to go on from; 0 is the start, and
     /// the end. A key that is there from the first call to the last is among them, possibly twice.
     ///
@@ -199,22 +204,64 @@ impl Store {
     }
 }
 
-impl Act {
-    fn bytes(&self) -> usize {
-        match self {
-            Act::Put { value, .. } | Act::PutNew { value, .. } => value.len(),
-            Act::PutBlock { block, .. } => block.len(),
-            // As large as blocks usually are at most.
-            Act::GetBlock => 8 << 20,
+/// Bytes of values that are under way.
+#[derive(Debug, Default)]
+struct Room {
+    stored: Cell<usize>,
+    fetched: Cell<usize>,
+}
+
+/// What one operation has of a [`Room`], until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    room: Rc<Room>,
+    stored: usize,
+    fetched: Cell<usize>,
+}
+
+impl Room {
+    fn is_left(&self) -> bool {
+        self.stored.get() < STORED && self.fetched.get() < FETCHED
+    }
+
+    fn take(self: &Rc<Room>, act: &Act) -> Taken {
+        let (stored, fetched) = match act {
+            Act::Put { value, .. } | Act::PutNew { value, .. } => (value.len(), 0),
+            Act::PutBlock { block, .. } => (block.len(), 0),
             // How much comes is not known: half a piece, so that gets of large values are not all
             // under way at once.
-            Act::Get | Act::Look => 1 << 18,
-            Act::Remove | Act::Expire { .. } | Act::RemoveBlock | Act::LookBlock | Act::PinBlock { .. } => 0,
-        }
+            Act::Get | Act::Look => (0, 1 << 18),
+            // Of a block, its head tells: `Taken::take_more`.
+            Act::GetBlock => (0, 0),
+            Act::Remove | Act::Expire { .. } | Act::RemoveBlock | Act::LookBlock | Act::PinBlock { .. } => (0, 0),
+        };
+        self.stored.update(|all| all + stored);
+        self.fetched.update(|all| all + fetched);
+        Taken { room: Rc::clone(self), stored, fetched: Cell::new(fetched) }
     }
 }
 
-async fn carried_out(store: Rc<keyspace::Keyspace>, io: Io, Op { key, act }: Op) -> Ended {
+impl Taken {
+    /// Waits until so many bytes may be read, too. Not to be called twice: operations that have some and
+    /// wait for more would wait for each other.
+    pub(crate) async fn take_more(&self, io: &Io, bytes: usize) {
+        let all = &self.room.fetched;
+        while all.get() > 0 && all.get() + bytes > FETCHED {
+            io.pause(1).await;
+        }
+        all.update(|all| all + bytes);
+        self.fetched.update(|own| own + bytes);
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.room.stored.update(|all| all - self.stored);
+        self.room.fetched.update(|all| all - self.fetched.get());
+    }
+}
+
+async fn carried_out(store: Rc<keyspace::Keyspace>, io: Io, taken: &Taken, Op { key, act }: Op) -> Ended {
     Ok(match act {
         Act::Get => match get(&store, &io, &key).await {
             Ok(Some(object)) if object.kind() != Type::String => return Err(Failed::WrongType),
@@ -243,7 +290,7 @@ async fn carried_out(store: Rc<keyspace::Keyspace>, io: Io, Op { key, act }: Op)
             };
             store.update(&io, &key, change).await
         }
-        Act::GetBlock => blocks::find(&store, &io, &key).await,
+        Act::GetBlock => blocks::find(&store, &io, &key, taken).await,
         Act::PutBlock { block, expiry } => blocks::put(&store, &io, &key, block, expiry).await,
         Act::RemoveBlock => blocks::remove(&store, &io, &key).await,
         Act::LookBlock => blocks::look(&store, &io, &key).await,

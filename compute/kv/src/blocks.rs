@@ -16,7 +16,7 @@
 //! be put again. Eviction takes a whole block, unless it is pinned. A pin that comes while a block
 //! is being evicted may come too late.
 
-use crate::batch::{Outcome, get, put_new};
+use crate::batch::{Outcome, Taken, get, put_new};
 use crate::embedded::Bytes;
 use crate::keyspace::Keyspace;
 use crate::layout::At;
@@ -164,7 +164,7 @@ pub(crate) async fn put(
     store: &Keyspace,
     io: &Io,
     key: &[u8],
-    block: Vec<u8>,
+    mut block: Vec<u8>,
     expiry: Option<u64>,
 ) -> Result<Outcome, Trouble> {
     if block.len() > MAX_BLOCK || key.len() > MAX_KEY {
@@ -177,14 +177,18 @@ pub(crate) async fn put(
     let mut nonce = [0; 16];
     nonce.chunks_mut(4).for_each(|four| four.copy_from_slice(&(store.random(1 << 32) as u32).to_le_bytes()));
     let head = Head { nonce, parts: sizes(block.len(), key) };
-    let (mut parts, mut begin) = (Vec::new(), 0);
-    for (number, &len) in head.parts.iter().enumerate() {
-        let bytes = block[begin..begin + len as usize].to_vec();
+    // From the end on: the first part, of most blocks the only one, is not copied.
+    let last = block.split_off(head.parts.iter().map(|&part| part as usize).sum());
+    let mut parts = Vec::new();
+    for (number, &len) in head.parts.iter().enumerate().rev() {
+        let bytes = match number {
+            0 => std::mem::take(&mut block),
+            _ => block.split_off(block.len() - len as usize),
+        };
         parts.push((head.part(number, key), Value { kind: Type::String, expiry, bytes }));
-        begin += len as usize;
     }
     let written = match all(parts.iter().map(|(part, value)| store.put(io, part, value))).await {
-        Ok(_) => put_new(store, io, &at, head.encode(&block[begin..]), expiry).await,
+        Ok(_) => put_new(store, io, &at, head.encode(&last), expiry).await,
         Err(trouble) => Err(trouble),
     };
     // An answer that is not known may have made the head: its parts stay.
@@ -194,11 +198,12 @@ pub(crate) async fn put(
     written
 }
 
-/// A block, if all of it is there.
-pub(crate) async fn find(store: &Keyspace, io: &Io, key: &[u8]) -> Result<Outcome, Trouble> {
+/// A block, if all of it is there. Its parts are read when there is room for them.
+pub(crate) async fn find(store: &Keyspace, io: &Io, key: &[u8], room: &Taken) -> Result<Outcome, Trouble> {
     let at = prefixed(HEAD, key);
     let Some(object) = get(store, io, &at).await? else { return Ok(Outcome::Absent) };
     let head = Head::of(&object)?;
+    room.take_more(io, head.len(&object)).await;
     let keys: Vec<Vec<u8>> = (0..head.parts.len()).map(|n| head.part(n, key)).collect();
     let found = all(keys.iter().map(|part| get(store, io, part))).await?;
     let whole = found.iter().zip(&head.parts).all(|(part, &len)| {

@@ -23,6 +23,8 @@ const LOOK: Duration = Duration::from_millis(20);
 const DOUBT: &str = "this front end is told that its process has ended, or that others leave it, and some front end \
                      has not said that it knows: that one may go on with the node. If no front end is left, say so \
                      by `farmem kv alone`";
+/// Bytes of WRITEs that are sent before more is prepared.
+const SENT: usize = 256 << 10;
 /// How long one of several sides is waited for.
 const TURN: Duration = Duration::from_micros(50);
 
@@ -38,6 +40,20 @@ struct Batch {
 struct Side {
     memory: Memory,
     lane: Lane,
+    /// Bytes of WRITEs that were posted and not sent.
+    unsent: usize,
+}
+
+impl Side {
+    fn new(memory: Memory) -> Result<Side, Error> {
+        Ok(Side { lane: memory.lane()?, memory, unsent: 0 })
+    }
+
+    /// Sends what was posted.
+    fn ring(&mut self) {
+        self.unsent = 0;
+        self.lane.ring();
+    }
 }
 
 /// Where a node is: its side, and its number there.
@@ -73,7 +89,6 @@ impl Drive {
     /// # Errors
     /// No lane can be had.
     pub fn new(memory: Memory, copied: bool, named: usize) -> Result<Drive, Error> {
-        let lane = memory.lane()?;
         let found = memory.numbers().iter().max().map_or(0, |last| last + 1);
         let count = if copied { found.max(named).next_multiple_of(2) } else { found };
         let mut nodes = vec![None; count];
@@ -82,7 +97,7 @@ impl Drive {
         let direct = nodes.iter().map(|place| place.map(|(_, at)| at).filter(mapped)).collect();
         Ok(Drive {
             direct,
-            sides: vec![Side { memory, lane }],
+            sides: vec![Side::new(memory)?],
             copied,
             run: [0; 16],
             incomplete: vec![false; nodes.len()],
@@ -130,8 +145,8 @@ impl Drive {
     /// # Errors
     /// No lane can be had.
     pub fn attach(&mut self, number: u8, memory: Memory, complete: bool) -> Result<(), Error> {
-        let (lane, number) = (memory.lane()?, usize::from(number));
-        self.sides.push(Side { memory, lane });
+        let number = usize::from(number);
+        self.sides.push(Side::new(memory)?);
         self.nodes[number] = Some((self.sides.len() - 1, 0));
         self.incomplete[number] = !complete;
         Ok(())
@@ -287,10 +302,17 @@ impl Drive {
         if let Some(batch) = self.batches.get_mut(&id) {
             batch.left += 1;
         }
-        let lane = &mut self.sides[side].lane;
+        let side = &mut self.sides[side];
+        let lane = &mut side.lane;
         match verb {
             Verb::Read { at, len } => lane.post_read(tag, address(at, node), vec![0; len as usize]),
-            Verb::Write { at, bytes } => lane.post_write(tag, address(at, node), bytes.to_vec()),
+            Verb::Write { at, bytes } => {
+                side.unsent += bytes.len();
+                lane.post_write(tag, address(at, node), bytes.to_vec());
+                if side.unsent >= SENT {
+                    side.ring();
+                }
+            }
             Verb::Cas { at, old, new } => lane.post_compare_swap(tag, address(at, node), old, new),
             _ => {}
         }
@@ -348,7 +370,7 @@ impl Drive {
     pub fn advance(&mut self, limit: Duration, ended: &mut Vec<(u64, Vec<Answer>)>) -> Result<(), Error> {
         let mut completions = std::mem::take(&mut self.completions);
         for side in &mut self.sides {
-            side.lane.ring();
+            side.ring();
             side.lane.poll(&mut completions);
         }
         if completions.is_empty() && self.ended.is_empty() && !limit.is_zero() {

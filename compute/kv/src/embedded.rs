@@ -21,8 +21,9 @@ use crate::keyspace::{self, Change};
 use crate::object::{Object, Type, Value};
 use crate::serve::background::Background;
 use crate::serve::open::{self, Clients, Config, Failed, Opened, random, wall_ms};
+use crate::serve::schedule::Schedule;
 use crate::shard::Trouble;
-use crate::task::{Ask, AtOnce, Io, Task};
+use crate::task::{Answer, Ask, AtOnce, Io, Task};
 use farmem::Transport;
 use std::cell::RefCell;
 use std::future::Future;
@@ -36,6 +37,8 @@ const LOCAL: u64 = 64 << 20;
 const TEND: Duration = Duration::from_millis(50);
 /// How long answers of nodes are waited for at a time.
 const WAIT: Duration = Duration::from_millis(100);
+/// The same while a pause is under way.
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// A key's value: refers to the near cache's bytes, which never change.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -238,8 +241,19 @@ impl Store {
     #[inline]
     pub fn tend(&mut self) -> Result<(), Failed> {
         let now = Instant::now();
+        if self.look_at_clocks(now) { self.look(now) } else { Ok(()) }
+    }
+
+    /// Has the store know the time. Whether there may be something to do beside commands.
+    #[inline]
+    fn look_at_clocks(&mut self, now: Instant) -> bool {
         self.inner.set_clock_ms(now.duration_since(self.start).as_millis() as u64);
-        if now.duration_since(self.tended) < TEND { Ok(()) } else { self.look(now) }
+        let due = now.duration_since(self.tended) >= TEND;
+        if due {
+            self.tended = now;
+            self.inner.set_now_ms(wall_ms());
+        }
+        due
     }
 
     /// Leaves the store. Other front ends may take over this one's memory at once.
@@ -255,8 +269,6 @@ impl Store {
 
     #[cold]
     fn look(&mut self, now: Instant) -> Result<(), Failed> {
-        self.tended = now;
-        self.inner.set_now_ms(wall_ms());
         let stale = self.background.is_stale(now);
         let ended = self.advance(stale);
         self.or_joined_anew(ended)
@@ -311,19 +323,7 @@ impl Store {
                     Ask::Pause(ms) => pauses.push((Instant::now() + Duration::from_millis(u64::from(ms)), id)),
                 }
             }
-            self.background.begin(Instant::now(), &self.drive);
-            let mut ended = Vec::new();
-            self.background.tasks.step(&self.drive, &mut ended)?;
-            for (_, ended) in ended {
-                self.background.ended(ended, Instant::now()).map_err(|_: Trouble| Failed::ShutOut)?;
-            }
-            let mut answers = Vec::new();
-            let limit = if pauses.is_empty() { WAIT } else { Duration::from_micros(200) };
-            self.drive.borrow_mut().advance(limit, &mut answers)?;
-            if answers.is_empty() && self.drive.borrow().under_way() == 0 {
-                std::thread::sleep(Duration::from_micros(200));
-            }
-            self.background.tasks.take(&mut answers);
+            let answers = self.wait(if pauses.is_empty() { WAIT } else { PAUSE })?;
             answers.into_iter().for_each(|(id, answers)| task.answer(id as u32, answers));
             let now = Instant::now();
             pauses.retain(|&(until, id)| {
@@ -333,6 +333,84 @@ impl Store {
                 until > now
             });
         }
+    }
+
+    /// Carries out operations side by side. The next one is taken from `ops` when `more` says so, and is
+    /// told how many are under way. Each outcome is told with the number of its operation, from 0 on.
+    ///
+    /// # Errors
+    /// As [`Store::run`]: which of the operations took effect is not known.
+    pub(crate) fn run_all<O, T: 'static, F: Future<Output = T> + 'static>(
+        &mut self,
+        ops: impl IntoIterator<Item = O>,
+        more: impl Fn(usize) -> bool,
+        start: impl Fn(Rc<keyspace::Keyspace>, Io, O) -> F,
+        tell: impl FnMut(usize, T),
+    ) -> Result<(), Failed> {
+        self.tend()?;
+        match self.carry_out_all(ops, more, start, tell) {
+            Ok(()) => Ok(()),
+            Err(failed) => {
+                self.or_joined_anew(Err(failed))?;
+                Err(Failed::Refused(Trouble::ShutOut))
+            }
+        }
+    }
+
+    fn carry_out_all<O, T: 'static, F: Future<Output = T> + 'static>(
+        &mut self,
+        ops: impl IntoIterator<Item = O>,
+        more: impl Fn(usize) -> bool,
+        start: impl Fn(Rc<keyspace::Keyspace>, Io, O) -> F,
+        mut tell: impl FnMut(usize, T),
+    ) -> Result<(), Failed> {
+        let (mut ops, mut tasks, mut ended, mut under_way) =
+            (ops.into_iter().fuse().peekable(), Schedule::new(0), Vec::new(), 0);
+        loop {
+            self.look_at_clocks(Instant::now());
+            // Each is posted before the next is begun, so that nodes have work while this process
+            // prepares more.
+            while more(under_way)
+                && let Some(op) = ops.next()
+            {
+                let (store, at_once) = (Rc::clone(&self.inner), Rc::clone(&self.at_once));
+                tasks.hold(Task::with(Some(at_once), |io| start(store, io, op)));
+                under_way += 1;
+                tasks.step(&self.drive, &mut ended)?;
+            }
+            tasks.step(&self.drive, &mut ended)?;
+            under_way -= ended.len();
+            let told = !ended.is_empty();
+            ended.drain(..).for_each(|(number, outcome)| tell(number as usize, outcome));
+            if under_way == 0 && ops.peek().is_none() {
+                return Ok(());
+            }
+            let limit = match tasks.wakes() {
+                _ if told || tasks.is_ready() => Duration::ZERO,
+                Some(_) => PAUSE,
+                None => WAIT,
+            };
+            let mut answers = self.wait(limit)?;
+            tasks.take(&mut answers);
+        }
+    }
+
+    /// Moves the background on, and waits for answers, at most so long. Those that are not the
+    /// background's.
+    fn wait(&mut self, limit: Duration) -> Result<Vec<(u64, Vec<Answer>)>, Failed> {
+        self.background.begin(Instant::now(), &self.drive);
+        let mut ended = Vec::new();
+        self.background.tasks.step(&self.drive, &mut ended)?;
+        for (_, ended) in ended {
+            self.background.ended(ended, Instant::now()).map_err(|_: Trouble| Failed::ShutOut)?;
+        }
+        let mut answers = Vec::new();
+        self.drive.borrow_mut().advance(limit, &mut answers)?;
+        if !limit.is_zero() && answers.is_empty() && self.drive.borrow().under_way() == 0 {
+            std::thread::sleep(PAUSE);
+        }
+        self.background.tasks.take(&mut answers);
+        Ok(answers)
     }
 
     fn or_joined_anew(&mut self, ended: Result<(), Failed>) -> Result<(), Failed> {

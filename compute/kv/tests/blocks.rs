@@ -4,6 +4,7 @@ use farmem_fabric::NodeAddr;
 use farmem_kv::blocks::MAX_BLOCK;
 use farmem_kv::{Act, Config, Failed, Op, Outcome, Store, Trouble};
 use farmem_memory::Node;
+use std::cell::{Cell, RefCell};
 
 fn node(name: &str) -> (Node, String) {
     let socket = std::env::temp_dir().join(format!("farmem-blocks-{name}-{}.sock", std::process::id()));
@@ -60,6 +61,52 @@ fn blocks_are_written_once_and_read_whole() {
     // A block that ends, with all of its parts.
     let ends = Act::PutBlock { block: block(100_000, 1), expiry: Some(1) };
     assert_eq!((one(&mut store, "ends", ends), get(&mut store, "ends")), (Outcome::Done, None));
+}
+
+/// However long a list of operations is, the values under way need a few MiB.
+#[test]
+fn operations_are_taken_when_they_begin_and_told_when_they_end() {
+    let (_node, address) = node("window");
+    let config = Config { transport: farmem::Transport::Tcp, ..Config::of("blocks", &[&address]) };
+    let mut store = Store::open_as(&config).expect("a store");
+    let (taken, told) = (Cell::new(0usize), RefCell::new(vec![0; 700]));
+    let took = |act| {
+        taken.update(|taken| taken + 1);
+        act
+    };
+    let ops = |act: fn(usize) -> Act| (0..700).map(move |n| Op { key: n.to_string().into_bytes(), act: act(n) });
+    let puts = ops(|n| Act::PutBlock { block: block(64 << 10, n), expiry: None });
+    let mut most = 0;
+    let end = |number: usize, outcome: Result<Outcome, Failed>| {
+        assert_eq!(outcome.expect("stored"), Outcome::Done);
+        told.borrow_mut()[number] += 1;
+        most = most.max(taken.get() - told.borrow().iter().filter(|&&told| told > 0).count());
+    };
+    store.batch_with(puts.map(took), end).expect("carried out");
+    assert!((8..70).contains(&most), "{most} blocks of 64 KiB under way");
+    assert!(told.borrow().iter().all(|&told| told == 1), "each is told once");
+    let mut found = 0;
+    let end = |number: usize, outcome: Result<Outcome, Failed>| {
+        let Ok(Outcome::Block(there)) = outcome else { panic!("block {number}: {outcome:?}") };
+        assert!(there.parts().flatten().copied().eq(block(64 << 10, number)), "block {number}");
+        found += 1;
+    };
+    store.batch_with(ops(|_| Act::GetBlock), end).expect("carried out");
+    assert_eq!(found, 700);
+}
+
+/// Blocks that are larger together than what may be read at a time.
+#[test]
+fn large_blocks_take_their_turns() {
+    let (_node, address) = node("turns");
+    let mut store = Store::open("blocks", &[&address]).expect("a store");
+    let ops = |act: fn(usize) -> Act| (0..8).map(move |n| Op { key: n.to_string().into_bytes(), act: act(n) });
+    let stored = store.batch(ops(|n| Act::PutBlock { block: block(13 << 20, n), expiry: None })).expect("carried out");
+    assert!(stored.len() == 8 && stored.iter().all(|stored| matches!(stored, Ok(Outcome::Done))), "{stored:?}");
+    for (n, found) in store.batch(ops(|_| Act::GetBlock)).expect("carried out").into_iter().enumerate() {
+        let Ok(Outcome::Block(there)) = found else { panic!("block {n}: {found:?}") };
+        assert!(there.parts().flatten().copied().eq(block(13 << 20, n)), "block {n}");
+    }
 }
 
 #[test]

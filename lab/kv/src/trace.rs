@@ -77,7 +77,7 @@ struct Embedded {
 
 impl Blocks for Embedded {
     fn fetch(&mut self, ids: &[u64]) -> Result<Vec<Option<usize>>> {
-        let ops = ids.iter().map(|&id| Op { key: key(id).into_bytes(), act: Act::GetBlock }).collect();
+        let ops = ids.iter().map(|&id| Op { key: key(id).into_bytes(), act: Act::GetBlock });
         let mut found = Vec::new();
         for outcome in self.store.batch(ops)? {
             found.push(match outcome? {
@@ -95,7 +95,7 @@ impl Blocks for Embedded {
 
     fn store(&mut self, ids: &[u64], block: &[u8]) -> Result<()> {
         let act = || Act::PutBlock { block: block.to_vec(), expiry: None };
-        let ops = ids.iter().map(|&id| Op { key: key(id).into_bytes(), act: act() }).collect();
+        let ops = ids.iter().map(|&id| Op { key: key(id).into_bytes(), act: act() });
         self.store.batch(ops)?.into_iter().try_for_each(|outcome| Ok(outcome.map(drop)?))
     }
 }

@@ -261,7 +261,7 @@ impl Wire for Store {
             };
             Op { key: key.clone(), act }
         };
-        let outcomes = self.batch(left.iter().map(op).collect())?;
+        let outcomes = self.batch(left.iter().map(op))?;
         for (&(ask, _), outcome) in left.iter().zip(outcomes) {
             match (ask, outcome?) {
                 (Ask::Read(key), Outcome::Found(found)) => check(key, bytes, Some(&found))?,

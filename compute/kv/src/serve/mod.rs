@@ -21,7 +21,7 @@ mod mend;
 mod metrics;
 pub(crate) mod open;
 mod run;
-mod schedule;
+pub(crate) mod schedule;
 mod snapshot;
 mod tell;
 mod tls;

@@ -17,6 +17,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
 
+/// WRITEs of at least so many bytes have their memory populated first: one call costs less than the
+/// faults of so many pages.
+const POPULATED_FROM: u32 = 32 << 10;
+/// At most so many bytes of one are, so that others' verbs have their turn.
+const POPULATED: u64 = 2 << 20;
+
 /// The state of an attached queue pair.
 pub(super) struct Serving {
     pub member: Arc<Member>,
@@ -223,7 +229,12 @@ impl Serving {
             Into::Heartbeat { offset, bytes: [0; 8] }
         } else {
             match nic.admission().admit(&self.member, self.queue, (key, op), offset, len as u64) {
-                Ok(grip) => Into::Memory(grip),
+                Ok(grip) => {
+                    if len >= POPULATED_FROM {
+                        grip.memory.mapping().populate(grip.offset, POPULATED.min(len as u64));
+                    }
+                    Into::Memory(grip)
+                }
                 Err(status) => Into::Nothing(status),
             }
         };
