@@ -18,7 +18,7 @@ const LONGEST: u32 = 16;
 const RARELY: u32 = 500;
 /// Keys that may be looked at within a millisecond. A client that waits for thousands does not take
 /// the front end's time.
-const A_MS: usize = 32;
+const A_MS: usize = 16;
 
 /// Milliseconds until the next look at this number of keys. `before`: the pause before this look.
 pub fn pause_behind(before: u32, keys: usize) -> u32 {
