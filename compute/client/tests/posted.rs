@@ -123,6 +123,47 @@ fn columns_are_the_same_whenever_they_are_asked_for() {
     }
 }
 
+/// An error may come when calls were posted and not sent.
+#[test]
+fn what_an_error_has_met_is_no_result_afterwards() {
+    let nodes = [node(2)];
+    let memory = builder(&nodes.each_ref(), Transport::Tcp).connect().unwrap();
+    let mut lane = memory.lane().unwrap();
+    let pieces = filled(&memory, &mut lane);
+    let columns = Columns { test: Kind::U64, least: 0, most: u64::MAX, value: Kind::U64 };
+    let good: Pair = ((pieces[0].0, 800), (pieces[0].0, 800));
+    // As many elements in both ranges, or not.
+    let bad: Pair = ((pieces[0].0, 800), (pieces[0].0, 808));
+    for before in [0, 1, 9, 15] {
+        let pairs = [vec![good; before], vec![bad], vec![good; 3]].concat();
+        let mut scanning = lane.near().scanning_columns(pairs, &columns);
+        assert!(scanning.go_on().is_err() && scanning.finish().is_err(), "{before} good ones before it");
+        assert_eq!(lane.in_flight(), 0);
+    }
+}
+
+/// After its node has ended, a gathering says so as often as it is asked.
+#[test]
+fn pieces_that_an_error_has_met_are_not_left_out() {
+    let (first, second) = (node(2), node(2));
+    let memory = builder(&[&first, &second], Transport::Tcp).connect().unwrap();
+    let mut lane = memory.lane().unwrap();
+    let pieces = filled(&memory, &mut lane);
+    let mut second = Some(second);
+    let mut gathering = lane.near().gathering(64).unwrap();
+    let (mut failed, mut came) = (false, 0);
+    for n in 0..20_000 {
+        if n == 5000 {
+            second = None;
+        }
+        let (piece, at) = place(n, 2, 64);
+        failed |= gathering.add(n, pieces[piece].0 + at as u64, &mut |_, _| came += 1).is_err();
+    }
+    let ended = gathering.finish(&mut |_, _| came += 1);
+    assert!(failed && came < 20_000 && matches!(ended, Err(farmem::Error::Lost { .. })), "{came} came: {ended:?}");
+    assert!(second.is_none());
+}
+
 #[test]
 fn a_node_that_ends_is_an_error() {
     let (first, second) = (node(2), node(2));

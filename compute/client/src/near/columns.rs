@@ -50,7 +50,7 @@ impl Scanning<'_> {
         self.ask()
     }
 
-    /// Waits for all answers. One for each pair.
+    /// Waits for all answers. One for each pair. A pair that was met by an error before is looked at again.
     ///
     /// # Errors
     /// As [`Near::scan_columns`].
@@ -60,8 +60,12 @@ impl Scanning<'_> {
             self.land()?;
             self.ask()?;
         }
-        let none = Found::none(self.columns.value);
-        Ok(self.found.iter().map(|found| found.unwrap_or(none)).collect())
+        for number in 0..self.pairs.len() {
+            if self.found[number].is_none() {
+                self.look(number)?;
+            }
+        }
+        Ok(self.found.iter().flatten().copied().collect())
     }
 
     /// Asks for some more pairs, by one message, when half of those under way have ended.

@@ -43,11 +43,13 @@ pub(super) struct Landed<S> {
 pub(super) struct Flights<'l, S> {
     lane: &'l mut Lane,
     flying: VecDeque<Flight<S>>,
+    /// Something was posted and not sent.
+    unsent: bool,
 }
 
 impl<'l, S> Flights<'l, S> {
     pub fn new(lane: &'l mut Lane) -> Flights<'l, S> {
-        Flights { lane, flying: VecDeque::new() }
+        Flights { lane, flying: VecDeque::new(), unsent: false }
     }
 
     /// The lane's functions, which wait.
@@ -70,6 +72,7 @@ impl<'l, S> Flights<'l, S> {
         let (list, run) = (list.unwrap_or_default(), run.unwrap_or_default());
         // Before a verb begins: from then on the flight keeps its bytes until all of them have ended.
         self.flying.push_back(Flight { numbers: [None; 3], call, frames, list, run, state });
+        self.unsent = true;
         let Some(flight) = self.flying.back_mut() else { return };
         let (ways, inner) = self.lane.parts();
         let reply = flight.frames[1].as_mut_ptr();
@@ -87,6 +90,7 @@ impl<'l, S> Flights<'l, S> {
 
     /// Sends what was posted, by one message to each node.
     pub fn ring(&mut self) {
+        self.unsent = false;
         let (ways, inner) = self.lane.parts();
         ways.ring(inner);
     }
@@ -104,6 +108,10 @@ impl<'l, S> Flights<'l, S> {
 
     /// Waits for the first call. `None`: there is none.
     pub fn land(&mut self) -> Option<Landed<S>> {
+        // An error may have come between: without this the wait would have no end.
+        if self.unsent {
+            self.ring();
+        }
         let flight = self.flying.front_mut()?;
         let (ways, _) = self.lane.parts();
         let [written, sent, came] =

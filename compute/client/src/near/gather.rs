@@ -18,6 +18,9 @@ const PARTS: usize = 4;
 /// Bytes of such a part.
 const PART: u64 = MAX_BYTES / PARTS as u64;
 
+/// Pieces that are read together from a node that does not gather.
+const READ: usize = 1024;
+
 /// A piece that is wanted: the caller's number, and its place.
 type Wanted = (usize, Addr);
 
@@ -81,7 +84,8 @@ impl Gathering<'_> {
     /// As [`crate::Lane::read`].
     pub fn add(&mut self, number: usize, at: Addr, take: &mut impl FnMut(usize, &[u8])) -> Result<()> {
         self.flights.near().range(at, self.each.into())?;
-        let (node, slab, most) = (at.node(), at.slab(), self.most());
+        let (node, slab) = (at.node(), at.slab());
+        let most = if self.gathers(node) { self.most() } else { READ };
         self.waiting.resize_with(self.waiting.len().max(node + 1), Vec::new);
         let slabs = &mut self.waiting[node];
         slabs.resize_with(slabs.len().max(slab + 1), Vec::new);
@@ -93,7 +97,8 @@ impl Gathering<'_> {
         self.ask(wanted, take)
     }
 
-    /// Waits for all pieces, and passes them to `take`.
+    /// Waits for all pieces, and passes them to `take`. Those that were met by an error before are asked
+    /// for again.
     ///
     /// # Errors
     /// As [`crate::Lane::read`]. Some of the pieces may have been passed.
@@ -117,11 +122,33 @@ impl Gathering<'_> {
         ((PART - 8) / (u64::from(self.each) + 4)) as usize
     }
 
+    /// Whether a node may gather.
+    fn gathers(&mut self, node: usize) -> bool {
+        let near = self.flights.near();
+        near.is_computed(node) && near.lane.memory().inner.region.is_none()
+    }
+
+    /// Has pieces asked for again that an error has met. Not within `finish`, which ends by it.
+    fn again(&mut self, wanted: &[Wanted]) {
+        for &(number, at) in wanted {
+            if let Some(waiting) = self.waiting.get_mut(at.node()).and_then(|slabs| slabs.get_mut(at.slab())) {
+                waiting.push((number, at));
+            }
+        }
+    }
+
     /// Has a node gather pieces of one slab, or reads them where it does not.
     fn ask(&mut self, wanted: Vec<Wanted>, take: &mut impl FnMut(usize, &[u8])) -> Result<()> {
         let (node, slab) = (wanted[0].1.node(), wanted[0].1.slab());
-        let Some((at, part)) = self.part(node, take)? else { return self.read(&wanted, take) };
-        let source = self.flights.near().range(Addr::of(node, slab, 0), SLAB_BYTES)?;
+        let source = self.flights.near().range(Addr::of(node, slab, 0), SLAB_BYTES);
+        let (source, (at, part)) = match source.and_then(|source| Ok((source, self.part(node, take)?))) {
+            Ok((source, Some(part))) => (source, part),
+            Ok((_, None)) => return self.read(&wanted, take),
+            Err(e) => {
+                self.again(&wanted);
+                return Err(e);
+            }
+        };
         let count = wanted.len() as u32;
         let list: Vec<u8> = wanted.iter().flat_map(|(_, at)| (at.offset() as u32).to_le_bytes()).collect();
         let mut run = self.runs.pop().unwrap_or_default();
@@ -141,13 +168,12 @@ impl Gathering<'_> {
     /// A part of a node's scratch piece that no call uses: its address and number. `None`: the node
     /// does not gather.
     fn part(&mut self, node: usize, take: &mut impl FnMut(usize, &[u8])) -> Result<Option<(Addr, usize)>> {
-        let mut near = self.flights.near();
-        if !near.is_computed(node) || near.lane.memory().inner.region.is_some() {
+        if !self.gathers(node) {
             return Ok(None);
         }
         self.scratch.resize_with(self.scratch.len().max(node + 1), || None);
         if self.scratch[node].is_none() {
-            let Some(at) = near.scratch(node)? else { return Ok(None) };
+            let Some(at) = self.flights.near().scratch(node)? else { return Ok(None) };
             self.scratch[node] = Some(Scratch { at, is_free: [true; PARTS] });
         }
         loop {
@@ -170,8 +196,13 @@ impl Gathering<'_> {
         if let Some(Some(scratch)) = self.scratch.get_mut(wanted[0].1.node()) {
             scratch.is_free[part] = true;
         }
-        if reply?.is_none() {
-            return self.read(&wanted, take);
+        match reply {
+            Ok(Some(_)) => {}
+            Ok(None) => return self.read(&wanted, take),
+            Err(e) => {
+                self.again(&wanted);
+                return Err(e);
+            }
         }
         for (piece, &(number, _)) in run.chunks_exact(self.each as usize).zip(&wanted) {
             take(number, piece);
@@ -183,14 +214,17 @@ impl Gathering<'_> {
     /// Reads pieces by verbs.
     fn read(&mut self, wanted: &[Wanted], take: &mut impl FnMut(usize, &[u8])) -> Result<()> {
         let size = self.each as usize;
-        for some in wanted.chunks(1024) {
+        for (n, some) in wanted.chunks(READ).enumerate() {
             let mut run = vec![0; some.len() * size];
             let near = self.flights.near();
             let mut batch = near.lane.batch();
             for (&(_, at), piece) in some.iter().zip(run.chunks_exact_mut(size)) {
                 batch.read(at, piece);
             }
-            batch.run().into_iter().try_for_each(|done| done.map(drop))?;
+            if let Err(e) = batch.run().into_iter().try_for_each(|done| done.map(drop)) {
+                self.again(&wanted[n * READ..]);
+                return Err(e);
+            }
             run.chunks_exact(size).zip(some).for_each(|(piece, &(number, _))| take(number, piece));
         }
         Ok(())
