@@ -16,7 +16,7 @@ const TOGETHER: usize = 256;
 /// Bytes of values to store that are under way when the next operation begins, at most: more than a
 /// network holds, and few enough that a CPU's cache keeps them until they are sent.
 const STORED: usize = 4 << 20;
-/// The same of values that are read, or one operation.
+/// The same of values that are read. One alone may be larger.
 const FETCHED: usize = 32 << 20;
 
 /// An operation on one key.
@@ -116,7 +116,8 @@ impl Store {
 
     /// [`Store::batch`] that takes an operation only when it is about to begin, and tells each outcome as
     /// soon as it is known, with the operation's number from 0 on. So neither all values that are stored nor
-    /// all that are read need memory at once.
+    /// all that are read need memory at once. `ops` and `ended` run within the call: where one of them takes
+    /// 5 s, others shut this front end out.
     ///
     /// # Errors
     /// As there.
@@ -209,6 +210,8 @@ impl Store {
 struct Room {
     stored: Cell<usize>,
     fetched: Cell<usize>,
+    /// Operations that wait for room: none begins before they have it.
+    waiting: Cell<usize>,
 }
 
 /// What one operation has of a [`Room`], until it is dropped.
@@ -221,7 +224,7 @@ pub(crate) struct Taken {
 
 impl Room {
     fn is_left(&self) -> bool {
-        self.stored.get() < STORED && self.fetched.get() < FETCHED
+        self.stored.get() < STORED && self.fetched.get() < FETCHED && self.waiting.get() == 0
     }
 
     fn take(self: &Rc<Room>, act: &Act) -> Taken {
@@ -245,10 +248,12 @@ impl Taken {
     /// Waits until so many bytes may be read, too. Not to be called twice: operations that have some and
     /// wait for more would wait for each other.
     pub(crate) async fn take_more(&self, io: &Io, bytes: usize) {
-        let all = &self.room.fetched;
+        let Room { fetched: all, waiting, .. } = &*self.room;
+        waiting.update(|waiting| waiting + 1);
         while all.get() > 0 && all.get() + bytes > FETCHED {
             io.pause(1).await;
         }
+        waiting.update(|waiting| waiting - 1);
         all.update(|all| all + bytes);
         self.fetched.update(|own| own + bytes);
     }

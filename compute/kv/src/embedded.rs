@@ -73,6 +73,8 @@ pub struct Store {
     at_once: Rc<dyn AtOnce>,
     pub(crate) inner: Rc<keyspace::Keyspace>,
     background: Background,
+    /// The number of the next batch of verbs. No two calls use one: the first may have left some under way.
+    batches: u64,
     /// From which its clock counts.
     start: Instant,
     tended: Instant,
@@ -123,7 +125,8 @@ impl Store {
         let background = Background::new(config, drive.run(), &inner, start);
         let drive = Rc::new(RefCell::new(drive));
         let at_once = Rc::new(Direct(Rc::clone(&drive)));
-        let mut opened = Store { config: config.clone(), drive, at_once, inner, background, start, tended: start };
+        let (config, tended) = (config.clone(), start);
+        let mut opened = Store { config, drive, at_once, inner, background, batches: 0, start, tended };
         opened.look(start)?;
         Ok(opened)
     }
@@ -313,18 +316,22 @@ impl Store {
 
     fn carry_out<T>(&mut self, mut task: Task<T>) -> Result<T, Failed> {
         let mut pauses: Vec<(Instant, u32)> = Vec::new();
+        let first = self.batches;
         loop {
             if let Some(outcome) = task.step() {
                 return Ok(outcome);
             }
             for (id, ask) in task.asks() {
+                self.batches = first + u64::from(id) + 1;
                 match ask {
-                    Ask::Verbs(verbs) => self.drive.borrow_mut().post(u64::from(id), verbs)?,
+                    Ask::Verbs(verbs) => self.drive.borrow_mut().post(first + u64::from(id), verbs)?,
                     Ask::Pause(ms) => pauses.push((Instant::now() + Duration::from_millis(u64::from(ms)), id)),
                 }
             }
             let answers = self.wait(if pauses.is_empty() { WAIT } else { PAUSE })?;
-            answers.into_iter().for_each(|(id, answers)| task.answer(id as u32, answers));
+            // Others are of a call that ended before them.
+            let own = answers.into_iter().filter(|&(id, _)| id >= first);
+            own.for_each(|(id, answers)| task.answer((id - first) as u32, answers));
             let now = Instant::now();
             pauses.retain(|&(until, id)| {
                 if until <= now {
@@ -365,20 +372,27 @@ impl Store {
         mut tell: impl FnMut(usize, T),
     ) -> Result<(), Failed> {
         let (mut ops, mut tasks, mut ended, mut under_way) =
-            (ops.into_iter().fuse().peekable(), Schedule::new(0), Vec::new(), 0);
+            (ops.into_iter().fuse().peekable(), Schedule::new(self.batches), Vec::new(), 0);
         loop {
             self.look_at_clocks(Instant::now());
             // Each is posted before the next is begun, so that nodes have work while this process
             // prepares more.
             while more(under_way)
+                && !self.background.is_stale(Instant::now())
                 && let Some(op) = ops.next()
             {
+                // Taking it may have lasted. What was near by the clock of before may be no more.
+                self.look_at_clocks(Instant::now());
                 let (store, at_once) = (Rc::clone(&self.inner), Rc::clone(&self.at_once));
                 tasks.hold(Task::with(Some(at_once), |io| start(store, io, op)));
                 under_way += 1;
-                tasks.step(&self.drive, &mut ended)?;
+                let stepped = tasks.step(&self.drive, &mut ended);
+                self.batches = tasks.next_batch();
+                stepped?;
             }
-            tasks.step(&self.drive, &mut ended)?;
+            let stepped = tasks.step(&self.drive, &mut ended);
+            self.batches = tasks.next_batch();
+            stepped?;
             under_way -= ended.len();
             let told = !ended.is_empty();
             ended.drain(..).for_each(|(number, outcome)| tell(number as usize, outcome));

@@ -162,8 +162,9 @@ fn a_slow_subscriber_is_cut_off() {
         }
         assert!(Instant::now() < ended, "still {reached}");
     }
+    // Perhaps none: its socket holds less than a message.
     let heard = std::iter::from_fn(|| slow.reply()).count();
-    assert!((1..200).contains(&heard), "{heard}");
+    assert!(heard < 200, "{heard}");
 }
 
 /// A message that is served together with the end of the subscription comes before its reply, or not at all.

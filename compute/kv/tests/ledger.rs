@@ -320,12 +320,14 @@ fn all_keys_are_passed_in_turns() {
     let (size, clear) = (Rc::clone(&store), Rc::clone(&store));
     assert!(pauses(Task::new(|io| async move { size.size(&io).await == Ok(20_000) })) >= 1);
     assert!(pauses(Task::new(|io| async move { clear.clear(&io).await.is_ok() })) >= 23);
-    let mut freed = 0;
+    // A tick frees 16 384 places at most: the others see between two that this front end lives.
+    let mut freeing = 0;
     for now_ms in (0..10_000).step_by(1000) {
-        let ticks = Rc::clone(&shard);
-        freed += pauses(Task::new(move |io| async move { ticks.members.tick(&io, now_ms).await.is_ok() }));
+        let (ticks, before) = (Rc::clone(&shard), shard.space.retired_bytes());
+        pauses(Task::new(move |io| async move { ticks.members.tick(&io, now_ms).await.is_ok() }));
+        freeing += usize::from(shard.space.retired_bytes() < before);
     }
-    assert!(freed >= 4 && shard.space.retired_bytes() == 0, "{freed}");
+    assert!(freeing >= 2 && shard.space.retired_bytes() == 0, "{freeing} ticks");
 }
 
 /// The front end that takes over a dead one's objects takes them out when they end.

@@ -308,6 +308,10 @@ impl<'a> Server<'a> {
             }
         }
         over.into_iter().for_each(|id| self.flush(id));
+        // Requests that waited because others made this front end hold much: no event tells of its end.
+        let waited: Vec<u64> =
+            self.connections.iter_mut().filter_map(|(&id, connection)| connection.goes_on().then_some(id)).collect();
+        self.active.extend(waited);
         let (then, before) = self.counted;
         let passed = now.duration_since(then).as_millis();
         if passed >= 1000 {

@@ -40,6 +40,11 @@ impl<T> Schedule<T> {
         }
     }
 
+    /// The number of the next batch.
+    pub fn next_batch(&self) -> u64 {
+        self.next_batch
+    }
+
     /// Begins a task; its number.
     pub fn begin<F: Future<Output = T> + 'static>(&mut self, start: impl FnOnce(Io) -> F) -> u64 {
         self.hold(Task::new(start))
