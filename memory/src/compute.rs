@@ -183,7 +183,7 @@ impl Bytes for Admitted<'_> {
     }
 
     fn is_late(&mut self) -> bool {
-        // No more CPU time than time can have gone by, and the clock of all time needs no system call.
+        // No more CPU time than time can have gone by, and the monotonic clock needs no system call.
         self.begun.elapsed() >= DEADLINE && thread_cpu_ns() >= self.until_ns
     }
 }

@@ -21,13 +21,18 @@ impl Trim {
         }
     }
 
+    /// Notes that there are so many entries: they may be gone before the next look.
+    pub fn note(&mut self, entries: usize) {
+        self.most = self.most.max(entries);
+    }
+
     /// Whether a later look may return something, though nothing else is to be done.
     pub fn is_waiting(&self) -> bool {
         self.most >= MANY
     }
 
     fn is_due(&mut self, entries: usize) -> bool {
-        self.most = self.most.max(entries);
+        self.note(entries);
         let due = self.most - entries >= MANY && entries <= self.most / 2;
         if due {
             self.most = entries;
@@ -47,5 +52,7 @@ mod tests {
         let due: Vec<usize> = seen.into_iter().filter(|&entries| trim.is_due(entries)).collect();
         assert_eq!(due, [2000, 1000, 300]);
         assert!(!trim.is_due(0) && !trim.is_due(500) && !trim.is_due(0));
+        trim.note(MANY);
+        assert!(trim.is_waiting() && trim.is_due(0) && !trim.is_waiting(), "they came and went between two looks");
     }
 }

@@ -289,6 +289,12 @@ impl Worker {
         }
     }
 
+    /// Entries of the node's tables, connections among them. Every worker looks at all of them: an entry
+    /// may be of another worker's heap than of that which frees it.
+    fn entries(&self) -> usize {
+        self.shared.nic.entries() + AS_ENTRIES * self.shared.nic.connections.taken()
+    }
+
     /// Asks epoll for events. Waits for some unless the worker is to look again at once.
     fn wait(&self, pass: &mut Pass, spinning: bool, now: u64) {
         // Worker 0 wakes for sweeps even without connections: it looks after absent members.
@@ -411,8 +417,7 @@ impl Worker {
             self.shared.nic.expire(now);
             self.shared.nic.keep(&thread_cpu_ns);
         }
-        let entries = if self.index == 0 { self.shared.nic.entries() } else { 0 };
-        self.trim.look(entries + AS_ENTRIES * self.connections.iter().flatten().count());
+        self.trim.look(self.entries());
     }
 }
 

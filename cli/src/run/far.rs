@@ -41,8 +41,8 @@ pub fn run_node(text: &str) -> Result<RunNode, String> {
     Ok(RunNode { at: node(at)?, domain: domain.unwrap_or_default() })
 }
 
-/// Refuses a node that is named twice. What is told of it at the same address alone; two addresses of
-/// one node are told apart when it is reached ([`Far::are_different`]).
+/// Refuses a node that is named twice by one address. Two addresses of one node are found out when it is
+/// reached ([`Far::are_different`]).
 pub fn each_once(nodes: &[RunNode]) -> Result<(), String> {
     let same = |one: &NodeAddr, other: &NodeAddr| match (one, other) {
         (NodeAddr::Tcp(one), NodeAddr::Tcp(other)) => one.eq_ignore_ascii_case(other),

@@ -16,8 +16,8 @@ use ratatui::widgets::{Paragraph, Row, Sparkline, Table};
 
 use super::gather::{Gatherer, Run, View};
 use super::table::{
-    self, AGENT_COLUMNS, NODE_COLUMNS, RUN_COLUMNS, STORE_COLUMNS, SWAP_COLUMNS, agent_cells, hint, node_cells,
-    run_cells, store_cells, swap_cells, total_cells,
+    self, AGENT_COLUMNS, NODE_COLUMNS, RUN_COLUMNS, STORE_COLUMNS, SWAP_COLUMNS, agent_cells, crowded, hint,
+    node_cells, run_cells, store_cells, swap_cells, total_cells,
 };
 use crate::units;
 
@@ -213,6 +213,7 @@ impl Screen {
         if self.paused {
             spans.push(Span::from(" paused ").style(Style::new().fg(Color::Black).bg(Color::Yellow)));
         }
+        spans.extend(crowded(&self.view).map(|text| Span::from(format!(" {text}"))));
         Line::from(spans)
     }
 

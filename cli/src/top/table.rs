@@ -210,9 +210,14 @@ pub fn text(view: &View) -> String {
         rows.extend(view.swaps.iter().map(swap_cells));
         out += &units::aligned(&rows);
     }
-    if view.crowded > 0 {
-        let number = units::number(view.crowded, "directory", "directories");
-        out += &format!("\n{number} of other users with more files than are read\n");
+    if let Some(crowded) = crowded(view) {
+        out += &format!("\n{crowded}\n");
     }
     out
+}
+
+/// That other users' directories were not read to their ends.
+pub(super) fn crowded(view: &View) -> Option<String> {
+    let number = units::number(view.crowded, "directory", "directories");
+    (view.crowded > 0).then(|| format!("{number} of other users with more files than are read"))
 }

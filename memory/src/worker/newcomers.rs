@@ -9,9 +9,11 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-/// Bytes that the sockets of connections may hold while their peers take none, in all: some six times
-/// that, if all places are taken. Otherwise a peer with thousands of READs that it does not take would
-/// fill what the kernel has for all TCP of the machine (`net.ipv4.tcp_mem`).
+/// Of these bytes each new connection gets a part, by the number of connections that are there: its
+/// socket holds no more while the peer has no room for it. The parts of the first 2 000 come to some
+/// nine times this; each further one has the least part. Otherwise a peer with thousands of READs that
+/// it does not take would fill what the kernel has for all TCP of the machine (`net.ipv4.tcp_mem`). A
+/// peer that takes bytes and acknowledges none is cut by the user timeout.
 const UNSENT: usize = 32 << 20;
 /// … of one connection, at most, and at least. The kernel says that there is room when half has gone.
 const UNSENT_OF_ONE: std::ops::RangeInclusive<usize> = 16 << 10..=512 << 10;
@@ -126,6 +128,7 @@ impl Worker {
         if !is_one && let Some(at) = self.strangers.iter().position(|&other| other == entry) {
             self.strangers.remove(at);
             self.shared.strangers.fetch_sub(1, Ordering::Relaxed);
+            self.trim.note(self.entries());
             if let Some(connection) = &mut self.connections[entry] {
                 if connection.engine.is_far() {
                     socket::keep_unsent_below(

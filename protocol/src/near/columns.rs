@@ -2,7 +2,7 @@
 
 use super::scan::{Field, Found, Kind, eight, four};
 
-/// Rows of which is noted which pass.
+/// Rows that are tested before any of them is added.
 const ROWS: usize = 128;
 
 /// The columns of a scan and its bounds. Record n is element n of both columns. Bounds are as

@@ -20,8 +20,8 @@ use zerocopy::{FromBytes, IntoBytes};
 /// WRITEs of at least so many bytes have their memory populated first: one call costs less than the
 /// faults of so many pages.
 const POPULATED_FROM: u32 = 32 << 10;
-/// At most so many bytes of one are, so that others' verbs have their turn.
-const POPULATED: u64 = 2 << 20;
+/// Of one WRITE so many bytes are, at most, so that others' verbs have their turn.
+const POPULATED: u64 = 128 << 10;
 
 /// The state of an attached queue pair.
 pub(super) struct Serving {

@@ -20,8 +20,8 @@ use farmem_protocol::wire::Broken;
 use zerocopy::{FromBytes, IntoBytes};
 
 const PAGE_BYTES: usize = PAGE as usize;
-/// Slots that one FREED may name in any volume. In a larger one it may name each once: a host whose
-/// kernel frees a slot, uses it and frees it again tells so twice.
+/// Slots that one FREED may name in any volume, however small: a host whose kernel frees a slot, uses it
+/// and frees it again names it twice. In a larger volume it may name as many as there are.
 const FREED_AT_LEAST: u32 = 1 << 16;
 
 /// Why a stream is to be closed.
