@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Large collections of a store beside redis.
 
-    lab/kv/collections.py [--farmem PATH] [--items N] [--each N] [--pipelines 16,1] [--clients N] [--requests N] [--transport shm|tcp]
+    lab/kv/beside_redis.py [--farmem PATH] [--items N] [--each N] [--pipelines 16,1] [--clients N] [--requests N] [--transport shm|tcp]
                           [--only NAME,…] [--servers redis,farmem] [--local SIZE]
 
 Builds those of a list, a set, a hash and a sorted set that the commands ask, of so many items. Says how long that took, what
