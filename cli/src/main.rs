@@ -16,6 +16,7 @@ const LIBRARIES: Libraries = Libraries {
     recorder: include_bytes!(env!("FARMEM_RECORDER_SO")),
 };
 
+// SAFETY: as mimalloc.h declares it: `void mi_collect(bool force)`.
 unsafe extern "C" {
     fn mi_collect(force: bool);
 }

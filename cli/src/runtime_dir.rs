@@ -128,7 +128,7 @@ pub fn is_own(dir: &Path) -> bool {
     fs::symlink_metadata(dir).is_ok_and(is_own)
 }
 
-/// The content of a status file of at most so many bytes. Root also reads files that other users made.
+/// The content of a status file, of which at most `longest` bytes are read. Root also reads files that other users made.
 /// So a pipe or a device does not block it, the part that is read is bounded, and control characters
 /// are taken out.
 pub fn status<T: DeserializeOwned>(path: &Path, longest: u64) -> Option<T> {

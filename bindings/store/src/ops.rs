@@ -237,8 +237,8 @@ pub(crate) unsafe fn carry_out(handle: &Handle, ops: &mut [RawOp]) -> Result<Opt
         if left.is_empty() {
             return Ok(first.0);
         }
-        // Values are copied as operations begin and end: 4 MiB are written and 32 MiB read at a time. All of it is done
-        // under the lock, because the store's near cache shares their bytes.
+        // Values are copied as operations begin and end: 4 MiB are written and 32 MiB read at a time. All of it
+        // is done under the lock, because the store's near cache shares their bytes.
         let asked: Vec<RawOp> = left.iter().map(|op| **op).collect();
         // SAFETY: as this function's caller promises.
         let ops = asked.iter().map(|op| unsafe { op.op() });

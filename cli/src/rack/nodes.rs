@@ -76,7 +76,7 @@ impl Asker {
         }
     }
 
-    /// The same, for an agent: messages say so.
+    /// The same asker. Its messages speak of an agent.
     pub fn of_agent(self) -> Asker {
         Asker { who: "agent", ..self }
     }
@@ -142,12 +142,12 @@ impl Asker {
         }
     }
 
-    /// What is said while no controller gives first nodes.
+    /// The message while no controller gives the first nodes.
     fn begins_later(&self, why: &AskError) -> String {
         format!("{why}; the {} begins when a controller answers, or ends after {} s", self.who, WAITS.as_secs())
     }
 
-    /// What is said while no controller gives others.
+    /// The message while no controller gives other nodes.
     fn goes_on(&self, why: &str) -> String {
         let has = if self.who == "agent" { "node" } else { "nodes" };
         format!("{why}; the {} goes on with the {has} that it has", self.who)

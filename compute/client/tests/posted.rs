@@ -142,46 +142,29 @@ fn what_an_error_has_met_is_no_result_afterwards() {
     }
 }
 
-/// After its node has ended, a gathering says so as often as it is asked.
+/// Whether the caller leaves a gathering at the first error, or adds further pieces.
 #[test]
-fn pieces_that_an_error_has_met_are_not_left_out() {
-    let (first, second) = (node(2), node(2));
-    let memory = builder(&[&first, &second], Transport::Tcp).connect().unwrap();
-    let mut lane = memory.lane().unwrap();
-    let pieces = filled(&memory, &mut lane);
-    let mut second = Some(second);
-    let mut gathering = lane.near().gathering(64).unwrap();
-    let (mut failed, mut came) = (false, 0);
-    for n in 0..20_000 {
-        if n == 5000 {
-            second = None;
-        }
-        let (piece, at) = place(n, 2, 64);
-        failed |= gathering.add(n, pieces[piece].0 + at as u64, &mut |_, _| came += 1).is_err();
+fn a_node_that_ends_is_an_error_and_leaves_no_pieces_out() {
+    for adds_on in [false, true] {
+        let (first, second) = (node(2), node(2));
+        let memory = builder(&[&first, &second], Transport::Tcp).connect().unwrap();
+        let mut lane = memory.lane().unwrap();
+        let pieces = filled(&memory, &mut lane);
+        let (mut second, mut came) = (Some(second), 0);
+        let mut gathering = lane.near().gathering(64).unwrap();
+        let asked = (0..20_000).try_for_each(|n| {
+            if n == 5000 {
+                second = None;
+            }
+            let (piece, at) = place(n, 2, 64);
+            let added = gathering.add(n, pieces[piece].0 + at as u64, &mut |_, _| came += 1);
+            if adds_on { Ok(()) } else { added }
+        });
+        let ended = asked.and_then(|()| gathering.finish(&mut |_, _| came += 1));
+        assert!(came < 20_000 && matches!(ended, Err(farmem::Error::Lost { .. })), "{came} came: {ended:?}");
+        // The other node goes on.
+        let places = [0, 64, 7, 9].map(|at| pieces[0].0 + at);
+        let found = lane.near().gather(&places, 8).unwrap();
+        assert!(second.is_none() && found[..8] == pieces[0].1[..8]);
     }
-    let ended = gathering.finish(&mut |_, _| came += 1);
-    assert!(failed && came < 20_000 && matches!(ended, Err(farmem::Error::Lost { .. })), "{came} came: {ended:?}");
-    assert!(second.is_none());
-}
-
-#[test]
-fn a_node_that_ends_is_an_error() {
-    let (first, second) = (node(2), node(2));
-    let memory = builder(&[&first, &second], Transport::Tcp).connect().unwrap();
-    let mut lane = memory.lane().unwrap();
-    let pieces = filled(&memory, &mut lane);
-    let mut second = Some(second);
-    let mut gathering = lane.near().gathering(64).unwrap();
-    let asked = (0..20_000).try_for_each(|n| {
-        if n == 5000 {
-            second = None;
-        }
-        let (piece, at) = place(n, 2, 64);
-        gathering.add(n, pieces[piece].0 + at as u64, &mut |_, _| ())
-    });
-    let ended = asked.and_then(|()| gathering.finish(&mut |_, _| ()));
-    assert!(matches!(ended, Err(farmem::Error::Lost { .. })), "{ended:?}");
-    // The other node goes on.
-    let found = lane.near().gather(&[pieces[0].0, pieces[0].0 + 64, pieces[0].0 + 7, pieces[0].0 + 9], 8).unwrap();
-    assert!(second.is_none() && found[..8] == pieces[0].1[..8]);
 }

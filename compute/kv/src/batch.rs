@@ -214,7 +214,7 @@ struct Room {
     waiting: Cell<usize>,
 }
 
-/// What one operation has of a [`Room`], until it is dropped.
+/// One operation's share of a [`Room`]. Dropping it gives the share back.
 #[derive(Debug)]
 pub(crate) struct Taken {
     room: Rc<Room>,
@@ -245,8 +245,8 @@ impl Room {
 }
 
 impl Taken {
-    /// Waits until so many bytes may be read, too. Not to be called twice: operations that have some and
-    /// wait for more would wait for each other.
+    /// Waits until `bytes` more may be read. To be called once at most: two operations that each have
+    /// some and wait for more would wait for each other.
     pub(crate) async fn take_more(&self, io: &Io, bytes: usize) {
         let Room { fetched: all, waiting, .. } = &*self.room;
         waiting.update(|waiting| waiting + 1);

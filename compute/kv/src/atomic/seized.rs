@@ -300,7 +300,7 @@ impl Keyspace {
             }
             kept => {
                 self.let_go(io, seized).await?;
-                // Nobody makes parts of a value that is seen as a whole.
+                // A change that sees the value as a whole makes no parts of it.
                 return Err(kept.err().unwrap_or_else(|| Trouble::Corrupt.into()));
             }
         };

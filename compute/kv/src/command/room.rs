@@ -60,7 +60,7 @@ impl Room {
         Room { client: Rc::clone(client), all: Rc::clone(all), most: MOST, bytes: 0 }
     }
 
-    /// [`Room::of`] for a reply that is there, whatever the limits say.
+    /// [`Room::of`] for a reply that exists already: it is counted, and never refused.
     pub fn with(client: &Rc<Client>, all: &Rc<Cell<usize>>, reply: &Reply) -> Room {
         let mut room = Room::of(client, all);
         room.add(size(reply));
