@@ -39,8 +39,9 @@ const LEAST_RATE: u64 = 64 << 10;
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
-    /// Make a token, print it, and keep its hash in the store
+    /// Make a token, print it, and keep its key in the store
     ///
+    /// Whoever can read the store can borrow, so it must be readable for its owner alone.
     /// A file to which it goes by > is made readable for its owner alone.
     #[command(after_help = "\
 Examples:

@@ -226,6 +226,7 @@ Settings: a flag wins over a variable, a variable over your file, your file over
   --local 1G          FARMEM_LOCAL=1G          local = \"1G\"
   --node a:7411       FARMEM_NODE=a:7411       node = [\"a:7411\", \"b:7411\"]
   --controller r:7400 FARMEM_CONTROLLER=r:7400 controller = \"r:7400\"
+  --token F           FARMEM_TOKEN=F           token = \"F\"
   --protect mirror    FARMEM_PROTECT=mirror    protect = \"mirror\"
   --transport tcp     FARMEM_TRANSPORT=tcp     transport = \"tcp\"
   --grace 10s         FARMEM_GRACE=10s         grace = \"10s\"
