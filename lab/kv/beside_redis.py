@@ -2,11 +2,12 @@
 """Large collections of a store beside redis.
 
     lab/kv/beside_redis.py [--farmem PATH] [--items N] [--each N] [--pipelines 16,1] [--clients N] [--requests N] [--transport shm|tcp]
-                          [--only NAME,…] [--servers redis,farmem] [--local SIZE]
+                          [--only NAME,…] [--servers redis,farmem] [--local SIZE] [--names 10,100,1000]
 
 Builds those of a list, a set, a hash and a sorted set that the commands ask, of so many items. Says how long that took, what
 memory it needs, and how long a scan of all takes. Then redis-benchmark asks for random elements. A line has requests a second
-and the CPU time of a request: of redis, or of the front end and the node. One server runs at a time. Needs redis-server, redis-benchmark and redis-cli.
+and the CPU time of a request: of redis, or of the front end and the node. One server runs at a time. With --names commands also name
+so many random elements each: eight clients, without a pipeline. Needs redis-server, redis-benchmark and redis-cli.
 """
 
 import argparse
@@ -41,6 +42,19 @@ COMMANDS = {
     "zrank": ["zrank", "sorted", f"element:{R}"],
     "zrevrange": ["zrevrange", "sorted", "0", "9", "withscores"],
 }
+# Those that name many: what comes before the names, and what each of them is.
+MANY = {
+    "hmget": (["hmget", "hash"], [f"element:{R}"]),
+    "hset": (["hset", "hash"], [f"element:{R}", f"value:{R}"]),
+    "hdel": (["hdel", "hash"], [f"element:{R}"]),
+    "smismember": (["smismember", "set"], [f"element:{R}"]),
+    "srem": (["srem", "set"], [f"element:{R}"]),
+    "sadd": (["sadd", "set"], [f"element:{R}"]),
+    "zmscore": (["zmscore", "sorted"], [f"element:{R}"]),
+    "zadd": (["zadd", "sorted"], [f"{R}", f"element:{R}"]),
+    "zrem": (["zrem", "sorted"], [f"element:{R}"]),
+}
+NAMED = 40_000
 ALL = "lpush,rpush,lpop,lindex,lrange,sadd,sismember,hset,hget,zadd,zincrby,zscore,zrank,zrevrange"
 
 
@@ -166,16 +180,15 @@ def build(server, items, each, only):
               f"told {told - before[1]:.0f} MiB{scanned}", flush=True)
 
 
-def measure(server, options, pipeline, name):
-    words = ["redis-benchmark", "-p", str(server.port), "-c", str(options.clients), "-P", str(pipeline), "-r", str(options.items),
-             "-n", str(options.requests if pipeline > 1 else options.requests // 4), "--csv", *COMMANDS[name]]
+def measure(server, options, name, words, count, clients, pipeline):
+    words = ["redis-benchmark", "-p", str(server.port), "-c", str(clients), "-P", str(pipeline), "-r", str(options.items),
+             "-n", str(count), "--csv", *words]
     before, begun = server.cpu(), time.monotonic()
     said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=900).stdout
     took, after = time.monotonic() - begun, server.cpu()
     rate = float(said.strip().splitlines()[-1].replace('"', "").split(",")[1])
-    count = options.requests if pipeline > 1 else options.requests // 4
     costs = " + ".join(f"{(now - then) * 1e6 / count:.1f}" for now, then in zip(after, before))
-    print(f"{server.name:8} pipeline {pipeline:2} {name:10} {rate:10.0f} a second, {costs} µs of CPU ({took:.1f} s)", flush=True)
+    print(f"{server.name:8} {name:24} {rate:10.0f} a second, {costs} µs of CPU ({took:.1f} s)", flush=True)
 
 
 def main():
@@ -189,6 +202,7 @@ def main():
     parser.add_argument("--transport", default="shm")
     parser.add_argument("--servers", default="redis,farmem")
     parser.add_argument("--only", default=ALL)
+    parser.add_argument("--names", default="")
     parser.add_argument("--local", default="256M")
     parser.add_argument("--lend", default="2G")
     options = parser.parse_args()
@@ -197,9 +211,15 @@ def main():
         try:
             print(f"load {os.getloadavg()[0]:.1f}")
             build(server, options.items, options.each, options.only.split(","))
-            for pipeline in options.pipelines.split(","):
+            for pipeline in map(int, filter(None, options.pipelines.split(","))):
                 for command in options.only.split(","):
-                    measure(server, options, int(pipeline), command)
+                    count = options.requests if pipeline > 1 else options.requests // 4
+                    measure(server, options, f"pipeline {pipeline:2} {command}", COMMANDS[command], count, options.clients, pipeline)
+            for names in map(int, filter(None, options.names.split(","))):
+                for command, (head, each) in MANY.items():
+                    if head[1] in {COMMANDS[name][1] for name in options.only.split(",")}:
+                        count = max(NAMED // names, 100)
+                        measure(server, options, f"{command} of {names}", head + each * names, count, 8, 1)
             print(f"load {os.getloadavg()[0]:.1f}")
         finally:
             server.end()

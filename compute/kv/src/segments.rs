@@ -41,7 +41,6 @@ pub(crate) use cache::Lent;
 pub use cache::{Segments, Wanted};
 pub use head::type_of;
 pub(crate) use head::{len, listed, places, taken};
-pub(crate) use named::{FEW, distinct};
 pub(crate) use store::{Placed, WHOLE, is_harmless, is_segment};
 
 use crate::keyspace::Change;

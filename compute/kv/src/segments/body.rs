@@ -8,6 +8,8 @@ use std::rc::Rc;
 
 /// Room for items that come, in a segment that is altered for the first time.
 const SPARE: usize = 256;
+/// Ranges that are replaced one after the other. With more of them all bytes are copied once.
+const BY_TURNS: usize = 8;
 
 /// See the module. A clone refers to the same bytes, and altering one copies them.
 #[derive(Clone, Debug)]
@@ -74,6 +76,24 @@ impl Body {
         bytes[start..behind].copy_from_slice(with);
     }
 
+    /// [`Body::splice`] of several ranges, each behind the one before it.
+    pub(super) fn splice_each(&mut self, edits: &[(Range<usize>, &[u8])]) {
+        if edits.len() <= BY_TURNS {
+            edits.iter().rev().for_each(|(range, with)| self.splice(range.clone(), with));
+            return;
+        }
+        let more: usize = edits.iter().map(|(_, with)| with.len()).sum();
+        let mut new = Vec::with_capacity(self.0.len() + more + SPARE);
+        let mut from = 0;
+        for (range, with) in edits {
+            new.extend_from_slice(&self.0[from..HEADER + range.start]);
+            new.extend_from_slice(with);
+            from = HEADER + range.end;
+        }
+        new.extend_from_slice(&self.0[from..]);
+        self.0 = Rc::new(new);
+    }
+
     /// Makes it a segment's object. Returns that, and its checksum.
     pub(super) fn seal(&mut self, hash: Hash, version: u16, now_s: u32) -> (u64, Rc<Vec<u8>>) {
         let checksum = object::seal(self.own(), hash, version, now_s);
@@ -91,6 +111,15 @@ fn bytes_are_put_in_the_place_of_others() {
     body.splice(2..2, b"gh");
     body.splice(1..2, b"F");
     assert_eq!(&body[..], b"eFgh");
+    let mut letters = Body::of(b"abcdefghijklmnopqrstuvwxyz");
+    let edits: Vec<_> = (0..13).map(|n| (2 * n..2 * n + 1, &b"12345"[..n % 3])).collect();
+    for few in [3, edits.len()] {
+        let mut by_turns = letters.clone();
+        letters.splice_each(&edits[..few]);
+        edits[..few].iter().rev().for_each(|(range, with)| by_turns.splice(range.clone(), with));
+        assert_eq!(letters[..], by_turns[..]);
+        letters = Body::of(b"abcdefghijklmnopqrstuvwxyz");
+    }
     let (checksum, object) = body.seal(Hash(7), 1, 2);
     let read = object::Object::decode(object.to_vec()).expect("sound");
     assert_eq!((read.value(), read.kind(), read.checksum()), (&b"eFgh"[..], object::Type::Segment, checksum));

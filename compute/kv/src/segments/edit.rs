@@ -38,9 +38,23 @@ impl Working<'_> {
         with: &[u8],
         items: isize,
     ) -> Result<(), Trouble> {
+        self.alter_each(side, n, &[(range, with)], items)
+    }
+
+    /// [`Working::alter`] of several ranges, each behind the one before it.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn alter_each(
+        &mut self,
+        side: usize,
+        n: usize,
+        edits: &[(Range<usize>, &[u8])],
+        items: isize,
+    ) -> Result<(), Trouble> {
         let body = self.bytes(side, n)?;
         let most = self.most(self.len());
-        let begins = range.start == 0;
+        let begins = edits.first().is_some_and(|(range, _)| range.start == 0);
         let open = &mut self.open;
         let own = &mut Rc::make_mut(&mut open.sides)[side];
         let part = &mut own.parts[n];
@@ -53,7 +67,7 @@ impl Working<'_> {
         // Now nobody else refers to a fresh segment, which is not copied then.
         *place = None;
         let body = place.insert(body);
-        body.splice(range, with);
+        body.splice_each(edits);
         let (count, len) = ((part.count as usize).saturating_add_signed(items), body.len());
         (own.items, own.bytes) = (own.items + count - part.count as usize, own.bytes + len - part.len as usize);
         (part.count, part.len) = (count as u32, len as u32);

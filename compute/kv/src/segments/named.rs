@@ -1,21 +1,22 @@
 //! Items by their names, where a side is cut by the hashes of names.
 
-use super::{Working, hash, units};
+use super::{WHOLE, Working, hash, units};
 use crate::shard::Trouble;
 use std::ops::Range;
 
-/// A command that names more takes the items of all segments that it needs together.
-pub(crate) const FEW: usize = 16;
+/// Names in one segment that are compared with each item. Of more the item's hash is looked for.
+const FEW: usize = 4;
 
-/// Names of a command, each once. They are few.
-pub(crate) fn distinct<'n>(names: &[&'n [u8]]) -> Vec<&'n [u8]> {
-    let mut each: Vec<&[u8]> = Vec::with_capacity(names.len());
-    for &name in names {
-        if !each.contains(&name) {
-            each.push(name);
-        }
-    }
-    each
+/// A name, and where its item is.
+#[derive(Clone, Debug)]
+pub struct Sought<'n> {
+    /// The name.
+    pub name: &'n [u8],
+    hash: u64,
+    /// The segment that has it, or would have it.
+    part: usize,
+    /// Its bytes there. `None`: it is not there.
+    range: Option<Range<usize>>,
 }
 
 impl Working<'_> {
@@ -89,28 +90,119 @@ impl Working<'_> {
         }
     }
 
-    /// Puts the items of some segments back, which are changed. The side is cut by hashes.
+    /// Where the items of some names are: each name once, in the order of their segments, each of
+    /// which is looked through once.
+    ///
+    /// # Errors
+    /// As of [`Working::bytes`]. The segments have too many bytes.
+    pub fn seek<'n>(&self, side: usize, names: impl IntoIterator<Item = &'n [u8]>) -> Result<Vec<Sought<'n>>, Trouble> {
+        let mut names: Vec<(u64, &[u8])> = names.into_iter().map(|name| (hash(name), name)).collect();
+        names.sort_unstable();
+        names.dedup();
+        let place = |(hash, name)| Sought { name, hash, part: self.part_for(side, hash), range: None };
+        let mut all: Vec<Sought<'n>> = names.into_iter().map(place).collect();
+        if self.parts(side).is_empty() {
+            return Ok(all);
+        }
+        let mut parts: Vec<usize> = all.iter().map(|one| one.part).collect();
+        parts.dedup();
+        if parts.iter().map(|&n| u64::from(self.parts(side)[n].len)).sum::<u64>() > WHOLE {
+            return Err(Trouble::Unwieldy);
+        }
+        self.want(side, parts)?;
+        for own in all.chunk_by_mut(|one, next| one.part == next.part) {
+            let (body, mut at, mut left) = (self.bytes(side, own[0].part)?, 0, own.len());
+            for unit in units(self.kind, &body) {
+                let end = at + unit.bytes.len();
+                let place = match own.len() {
+                    0..=FEW => own.iter().position(|one| one.name == unit.name),
+                    _ => {
+                        let here = (hash(unit.name), unit.name);
+                        own.binary_search_by(|one| (one.hash, one.name).cmp(&here)).ok()
+                    }
+                };
+                if let Some(one) = place.map(|place| &mut own[place]).filter(|one| one.range.is_none()) {
+                    one.range = Some(at..end);
+                    left -= 1;
+                    if left == 0 {
+                        break;
+                    }
+                }
+                at = end;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Has `see` look at the items that were found, each by its place among those that were sought.
     ///
     /// # Errors
     /// As of [`Working::bytes`].
-    pub fn put_back(&mut self, side: usize, parts: &[usize], bytes: &[u8]) -> Result<(), Trouble> {
-        let mut each = vec![Vec::new(); parts.len()];
-        for unit in units(self.kind, bytes) {
-            let n = self.part_for(side, hash(unit.name));
-            if let Ok(place) = parts.binary_search(&n) {
-                each[place].extend_from_slice(unit.bytes);
+    pub fn found(&self, side: usize, sought: &[Sought<'_>], mut see: impl FnMut(usize, &[u8])) -> Result<(), Trouble> {
+        let mut at = 0;
+        for own in sought.chunk_by(|one, next| one.part == next.part) {
+            if own.iter().any(|one| one.range.is_some()) {
+                let body = self.bytes(side, own[0].part)?;
+                for (n, range) in own.iter().enumerate().filter_map(|(n, one)| Some((n, one.range.clone()?))) {
+                    see(at + n, &body[range]);
+                }
             }
+            at += own.len();
         }
-        let mut bounds = Vec::new();
-        for (&n, bytes) in parts.iter().zip(&each).rev() {
-            if self.bytes(side, n)?[..] != bytes[..] {
-                bounds.push(self.parts(side)[n].bound);
-                self.splice(side, n..n + 1, bytes);
+        Ok(())
+    }
+
+    /// Puts others in the place of the items that were sought, and nothing was changed since.
+    /// `item` writes the one at a place among them, or nothing if it goes. Each segment is altered
+    /// once.
+    ///
+    /// # Errors
+    /// As of [`Working::bytes`].
+    pub fn put(
+        &mut self,
+        side: usize,
+        sought: &[Sought<'_>],
+        mut item: impl FnMut(usize, &mut Vec<u8>),
+    ) -> Result<(), Trouble> {
+        if self.parts(side).is_empty() {
+            let mut all = Vec::new();
+            (0..sought.len()).for_each(|n| item(n, &mut all));
+            if !all.is_empty() {
+                self.splice(side, 0..0, &all);
             }
+            return Ok(());
         }
-        for bound in bounds {
-            let n = self.part_for(side, bound);
-            self.settle(side, n)?;
+        let (mut behind, mut shrunk) = (sought.len(), Vec::new());
+        // From the last segment on: whatever becomes of one, the numbers of those before it stay.
+        for own in sought.chunk_by(|one, next| one.part == next.part).rev() {
+            behind -= own.len();
+            let (n, mut new, mut edits, mut items) = (own[0].part, Vec::new(), Vec::with_capacity(own.len()), 0);
+            let body = self.bytes(side, n)?;
+            for (place, one) in own.iter().enumerate() {
+                let from = new.len();
+                item(behind + place, &mut new);
+                let old = one.range.clone().unwrap_or(body.len()..body.len());
+                if body[old.clone()] == new[from..] {
+                    new.truncate(from);
+                    continue;
+                }
+                items += isize::from(new.len() > from) - isize::from(!old.is_empty());
+                edits.push((old, from..new.len()));
+            }
+            drop(body);
+            if edits.is_empty() {
+                continue;
+            }
+            // Those that come are behind all others, in their order.
+            edits.sort_by_key(|(old, _)| old.start);
+            if edits.iter().any(|(old, new)| new.len() < old.len()) {
+                shrunk.push(self.parts(side)[n].bound);
+            }
+            let edits: Vec<(Range<usize>, &[u8])> = edits.into_iter().map(|(old, own)| (old, &new[own])).collect();
+            self.alter_each(side, n, &edits, items)?;
+        }
+        for bound in shrunk {
+            self.settle(side, self.part_for(side, bound))?;
         }
         Ok(())
     }

@@ -1,11 +1,11 @@
 //! Sorted sets in segments: members in the order of their scores on the first side, and by their
 //! names on the second.
 
-use super::named::{FEW, distinct};
+use super::named::Sought;
 use super::{Unit, Working, units};
 use crate::shard::Trouble;
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// A score of an item.
@@ -119,57 +119,18 @@ impl Working<'_> {
         names: impl IntoIterator<Item = &'n [u8]>,
         edit: impl FnOnce(&mut Vec<Member>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let names: Vec<&[u8]> = names.into_iter().collect();
-        if names.len() <= FEW {
-            return self.change_few(&distinct(&names), edit);
-        }
-        let names: HashSet<&[u8]> = names.into_iter().collect();
-        let parts = self.named(1, names.iter().copied());
-        let bytes = self.joined(1, &parts)?;
-        let before = members(units(self.kind, &bytes).filter(|unit| names.contains(unit.name)));
-        let mut after = before.clone();
-        let outcome = edit(&mut after)?;
-        let had: BTreeMap<&[u8], f64> = before.iter().map(|(score, name)| (&name[..], *score)).collect();
-        let has: BTreeMap<&[u8], f64> = after.iter().map(|(score, name)| (&name[..], *score)).collect();
-        let differs = |one: &BTreeMap<&[u8], f64>, other: &BTreeMap<&[u8], f64>| -> Vec<Member> {
-            let others = one
-                .iter()
-                .filter(|(name, score)| other.get(*name).is_none_or(|other| other.to_bits() != score.to_bits()));
-            others.map(|(name, score)| (*score, name.to_vec())).collect()
-        };
-        let (gone, come) = (differs(&had, &has), differs(&has, &had));
-        if gone.is_empty() && come.is_empty() {
-            return Ok(outcome);
-        }
-        let (mut new, mut left) = (Vec::with_capacity(bytes.len() + 64), has);
-        for unit in units(self.kind, &bytes) {
-            if !names.contains(unit.name) {
-                new.extend_from_slice(unit.bytes);
-            } else if let Some(score) = left.remove(unit.name) {
-                write(&mut new, score, unit.name);
-            }
-        }
-        left.into_iter().for_each(|(name, score)| write(&mut new, score, name));
-        self.put_back(1, &parts, &new)?;
-        self.reorder(&gone, &come)?;
-        Ok(outcome)
-    }
-
-    /// [`Working::change_members`] of few, each named once.
-    fn change_few<T, E: From<Trouble>>(
-        &mut self,
-        names: &[&[u8]],
-        edit: impl FnOnce(&mut Vec<Member>) -> Result<T, E>,
-    ) -> Result<T, E> {
-        let before = self.scores(names)?;
-        let there = |(name, score): (&&[u8], &Option<f64>)| score.map(|score| (score, name.to_vec()));
-        let mut members: Vec<Member> = names.iter().zip(&before).filter_map(there).collect();
+        let sought = self.seek(1, names)?;
+        let mut scores = vec![None; sought.len()];
+        self.found(1, &sought, |n, item| scores[n] = Some(item_score(item)))?;
+        let there = |(one, score): (&Sought<'_>, &Option<f64>)| score.map(|score| (score, one.name.to_vec()));
+        let mut members: Vec<Member> = sought.iter().zip(&scores).filter_map(there).collect();
         let outcome = edit(&mut members)?;
-        let mut changes = Vec::with_capacity(names.len());
-        for (&name, &old) in names.iter().zip(&before) {
-            let new = members.iter().find(|(_, member)| member == name).map(|(score, _)| *score);
+        let mut after: HashMap<&[u8], f64> = members.iter().map(|(score, name)| (&name[..], *score)).collect();
+        let after: Vec<Option<f64>> = sought.iter().map(|one| after.remove(one.name)).collect();
+        let mut changes = Vec::with_capacity(sought.len());
+        for (one, (&old, &new)) in sought.iter().zip(scores.iter().zip(&after)) {
             if old.map(f64::to_bits) != new.map(f64::to_bits) {
-                changes.push((name, old, new));
+                changes.push((one.name, old, new));
             }
         }
         // All that they need is wanted at once.
@@ -185,17 +146,15 @@ impl Working<'_> {
         if lacks {
             return Err(Trouble::Unread.into());
         }
+        self.put(1, &sought, |n, item| after[n].into_iter().for_each(|score| write(item, score, sought[n].name)))?;
         for (name, old, new) in changes {
-            self.change_one(name, old, new)?;
+            self.reorder(name, old, new)?;
         }
         Ok(outcome)
     }
 
-    /// A member gets another score, comes, or goes.
-    fn change_one(&mut self, name: &[u8], old: Option<f64>, new: Option<f64>) -> Result<(), Trouble> {
-        let mut item = Vec::with_capacity(16 + name.len());
-        new.into_iter().for_each(|score| write(&mut item, score, name));
-        self.set_item(1, name, new.map(|_| &item[..]))?;
+    /// A member has another score in the order, comes there, or goes.
+    fn reorder(&mut self, name: &[u8], old: Option<f64>, new: Option<f64>) -> Result<(), Trouble> {
         if let Some(old) = old {
             let n = self.located(old, name)?;
             let (body, mut at) = (self.bytes(0, n)?, 0);
@@ -212,6 +171,8 @@ impl Working<'_> {
             self.settle(0, n)?;
         }
         let Some(new) = new else { return Ok(()) };
+        let mut item = Vec::with_capacity(16 + name.len());
+        write(&mut item, new, name);
         if self.parts(0).is_empty() {
             self.splice(0, 0..0, &item);
             return Ok(());
@@ -224,69 +185,14 @@ impl Working<'_> {
         self.alter(0, n, at..at, &item, 1)
     }
 
-    /// Takes members out of the order, and puts others in.
-    fn reorder(&mut self, gone: &[Member], come: &[Member]) -> Result<(), Trouble> {
-        let mut each: BTreeMap<usize, (Vec<&Member>, Vec<&Member>)> = BTreeMap::new();
-        let mut lacks = false;
-        for (which, members) in [gone, come].into_iter().enumerate() {
-            for member in members {
-                match self.located(member.0, &member.1) {
-                    Ok(n) => {
-                        let (out, into) = each.entry(n).or_default();
-                        if which == 0 { out.push(member) } else { into.push(member) }
-                    }
-                    Err(Trouble::Unread) => lacks = true,
-                    Err(trouble) => return Err(trouble),
-                }
-            }
-        }
-        lacks |= self.want(0, each.keys().copied()).is_err();
-        if lacks {
-            return Err(Trouble::Unread);
-        }
-        // From the last one on: whatever becomes of a segment, the numbers of those before it stay.
-        // One that has become small may be joined with the one before it, which is changed next.
-        for (n, (out, mut into)) in each.into_iter().rev() {
-            let old = self.bytes(0, n)?;
-            into.sort_by(|one, other| order((one.0, &one.1), (other.0, &other.1)));
-            let (mut into, mut new) = (into.into_iter().peekable(), Vec::with_capacity(old.len() + 64));
-            let out: HashSet<&[u8]> = out.iter().map(|member| member.1.as_slice()).collect();
-            for unit in units(self.kind, &old) {
-                let here = (score(unit.first), unit.name);
-                while let Some(member) = into.next_if(|member| order((member.0, &member.1), here).is_lt()) {
-                    write(&mut new, member.0, &member.1);
-                }
-                if !out.contains(unit.name) {
-                    new.extend_from_slice(unit.bytes);
-                }
-            }
-            into.for_each(|member| write(&mut new, member.0, &member.1));
-            self.splice(0, n..n + 1, &new);
-            self.settle(0, n)?;
-        }
-        Ok(())
-    }
-
     /// Takes the members of some ranks out.
     ///
     /// # Errors
     /// As of [`Working::bytes`].
     pub fn take_ranks(&mut self, of: Range<usize>) -> Result<Vec<Member>, Trouble> {
         let taken = members(self.window(of.clone())?.units());
-        if taken.len() <= FEW {
-            self.want(1, self.named(1, taken.iter().map(|(_, name)| &name[..])))?;
-            for (_, name) in &taken {
-                self.set_item(1, name, None)?;
-            }
-            self.take_out(of)?;
-            return Ok(taken);
-        }
-        let parts = self.named(1, taken.iter().map(|(_, name)| &name[..]));
-        let names: HashSet<&[u8]> = taken.iter().map(|(_, name)| &name[..]).collect();
-        let bytes = self.joined(1, &parts)?;
-        let stays = units(self.kind, &bytes).filter(|unit| !names.contains(unit.name));
-        let stays: Vec<u8> = stays.flat_map(|unit| unit.bytes.iter().copied()).collect();
-        self.put_back(1, &parts, &stays)?;
+        let sought = self.seek(1, taken.iter().map(|(_, name)| &name[..]))?;
+        self.put(1, &sought, |_, _| {})?;
         self.take_out(of)?;
         Ok(taken)
     }

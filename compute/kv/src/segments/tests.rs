@@ -145,18 +145,28 @@ fn hashes_are_what_a_hash_is() {
                 is_sound(&value);
                 continue;
             }
-            let parts = value.named(0, [&field[..]]);
-            let bytes = value.joined(0, &parts).unwrap();
-            let mut new: Vec<u8> = units(Type::Hash, &bytes)
-                .filter(|unit| unit.name != field)
-                .flat_map(|unit| unit.bytes.to_vec())
-                .collect();
-            model.remove(&field);
-            if !goes {
-                new.extend(list(&[field.clone(), item.clone()]));
-                model.insert(field, item);
+            // Some commands name many, and some twice.
+            let many = if step % 2 == 0 { 60 } else { 3 };
+            let names: Vec<Vec<u8>> = (0..many).map(|_| vec![b'f', random.index(120) as u8]).collect();
+            let sought = value.seek(0, names.iter().map(Vec::as_slice)).unwrap();
+            let mut found = vec![None; sought.len()];
+            value.found(0, &sought, |n, item| found[n] = Some(item.to_vec())).unwrap();
+            let expected = sought.iter().map(|one| model.get_key_value(one.name).map(pair));
+            assert_eq!(found, expected.collect::<Vec<_>>());
+            let become_of = |n: usize| match (n + step as usize) % 4 {
+                0 => found[n].clone(),
+                1 => None,
+                _ if goes => None,
+                _ => Some(list(&[sought[n].name.to_vec(), vec![n as u8; item.len()]])),
+            };
+            value.put(0, &sought, |n, bytes| bytes.extend(become_of(n).unwrap_or_default())).unwrap();
+            for (n, one) in sought.iter().enumerate() {
+                model.remove(one.name);
+                if let Some(new) = become_of(n) {
+                    let unit = units(Type::Hash, &new).next().unwrap();
+                    model.insert(one.name.to_vec(), unit.bytes[4 + unit.name.len() + 4..].to_vec());
+                }
             }
-            value.put_back(0, &parts, &new).unwrap();
         }
         is_sound(&value);
         value = again(&value, &segments);
@@ -184,18 +194,20 @@ fn sorted_sets_are_what_a_sorted_set_is() {
         match random.index(8) {
             0..=3 => {
                 let goes = random.index(100) < if step / 500 % 2 == 0 { 25 } else { 70 };
+                // Some commands name many, and some twice.
+                let others = (0..if step % 7 == 0 { 40 } else { 0 }).map(|_| random.index(150));
+                let names: Vec<Vec<u8>> = others.map(|n| format!("m{n}").into_bytes()).chain([name]).collect();
                 let edit = |all: &mut Vec<(f64, Vec<u8>)>| -> Result<(), Trouble> {
-                    all.retain(|member| member.1 != name);
-                    if !goes {
-                        all.push((score, name.clone()));
+                    for (n, name) in names.iter().enumerate() {
+                        all.retain(|member| member.1 != *name);
+                        if !goes || n % 3 == 1 {
+                            all.push((score + (n % 2) as f64, name.clone()));
+                        }
                     }
                     Ok(())
                 };
                 edit(&mut model).unwrap();
-                // Some commands name many.
-                let others: Vec<Vec<u8>> = (0..if step % 7 == 0 { 40 } else { 0 }).map(|n| vec![b'o', n]).collect();
-                let names = others.iter().map(Vec::as_slice).chain([&name[..]]);
-                value.change_members(names, edit).unwrap();
+                value.change_members(names.iter().map(Vec::as_slice), edit).unwrap();
                 sort(&mut model);
             }
             4 if model.len() > 4 => {

@@ -25,6 +25,7 @@ pub use geo::run as places;
 pub use hashes::run as hashes;
 pub use lists::run as lists;
 pub use moves::run as moves;
+use places::Places;
 pub use ranges::run as ranges;
 use scan::scan;
 pub use sets::run as sets;
@@ -39,7 +40,7 @@ use super::{Call, Fail};
 use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
 use crate::resp::Reply;
-use crate::segments::{FEW, Working, distinct, units};
+use crate::segments::{Working, units};
 use crate::shard::Trouble;
 
 /// The items of a value, in order. Of a hash fields and values in turn, of a sorted set scores and
@@ -211,50 +212,17 @@ fn among<'n>(names: &'n [&'n [u8]]) -> impl Fn(&[u8]) -> bool + use<'n> {
     move |name| if many.is_empty() { names.contains(&name) } else { many.contains(name) }
 }
 
-/// The items of some segments that have these names. What lies beside them is not copied.
-fn picked(kind: Type, bytes: &[u8], names: &[&[u8]]) -> Items {
-    let is_wanted = among(names);
-    let wanted = units(kind, bytes).filter(|unit| is_wanted(unit.name));
-    wanted.flat_map(|unit| Lying(unit.bytes)).map(<[u8]>::to_vec).collect()
-}
-
-/// The bytes of some segments in which the items of these names have become others. All others stay
-/// where they are.
-fn replaced(kind: Type, bytes: &[u8], names: &[&[u8]], items: &Items) -> Vec<u8> {
-    let step = if kind == Type::Hash { 2 } else { 1 };
-    let mut new: std::collections::HashMap<&[u8], &[Vec<u8>]> =
-        items.chunks(step).map(|item| (item[0].as_slice(), item)).collect();
-    let (is_wanted, mut after) = (among(names), Vec::with_capacity(bytes.len() + 64));
-    for unit in units(kind, bytes) {
-        if !is_wanted(unit.name) {
-            after.extend_from_slice(unit.bytes);
-        } else if let Some(item) = new.remove(unit.name) {
-            item.iter().for_each(|part| write_item(&mut after, part));
-        }
-    }
-    let come = items.chunks(step).filter(|item| new.contains_key(item[0].as_slice()));
-    come.flatten().for_each(|part| write_item(&mut after, part));
-    after
-}
-
-/// The items that these names have in a value in segments.
-fn few(value: &Working<'_>, side: usize, names: &[&[u8]]) -> Result<Items, Trouble> {
-    value.want(side, value.named(side, names.iter().copied()))?;
-    let mut items = Items::with_capacity(2 * names.len());
-    for name in names {
-        value.item(side, name, |item| items.extend(Lying(item).map(<[u8]>::to_vec)))?;
-    }
-    Ok(items)
-}
-
 /// Those of a key's items that have these names, and perhaps others.
 async fn read_named(call: &Call, key: &[u8], kind: Type, names: &[Vec<u8>]) -> Result<Items, Fail> {
     let side = usize::from(kind == Type::SortedSet);
     let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
     let see = |there: Result<&[u8], &Working<'_>>| match there {
         Ok(bytes) => Ok(Lying(bytes).map(<[u8]>::to_vec).collect()),
-        Err(value) if names.len() <= FEW => Ok(few(value, side, &distinct(&names))?),
-        Err(value) => Ok(picked(kind, &value.joined(side, &value.named(side, names.iter().copied()))?, &names)),
+        Err(value) => {
+            let (sought, mut items) = (value.seek(side, names.iter().copied())?, Items::new());
+            value.found(side, &sought, |_, item| items.extend(Lying(item).map(<[u8]>::to_vec)))?;
+            Ok(items)
+        }
     };
     view(call, key, kind, see).await
 }
@@ -276,21 +244,22 @@ async fn read_one<T>(
 }
 
 /// Changes those items of a value in segments that have these names.
-fn change_few(
+fn change_items(
     value: &mut Working<'_>,
     names: &[&[u8]],
     edit: &mut impl FnMut(&mut Items) -> Result<Reply, Fail>,
 ) -> Result<Reply, Fail> {
-    let names = distinct(names);
-    let mut items = few(value, 0, &names)?;
+    let (sought, mut items) = (value.seek(0, names.iter().copied())?, Items::new());
+    value.found(0, &sought, |_, item| items.extend(Lying(item).map(<[u8]>::to_vec)))?;
     let reply = edit(&mut items)?;
     let step = if value.kind == Type::Hash { 2 } else { 1 };
-    for name in names {
-        let item = items.chunks(step).find(|item| item[0] == name);
-        let mut bytes = Vec::new();
-        item.into_iter().flatten().for_each(|part| write_item(&mut bytes, part));
-        value.set_item(0, name, item.map(|_| &bytes[..]))?;
-    }
+    let names: Vec<&[u8]> = sought.iter().map(|one| one.name).collect();
+    let places = Places::of(&names, items.iter().step_by(step).map(Vec::as_slice));
+    let write = |n: usize, bytes: &mut Vec<u8>| {
+        let item = places.get(names[n]).map(|place| &items[step * place..step * (place + 1)]);
+        item.into_iter().flatten().for_each(|part| write_item(bytes, part));
+    };
+    value.put(0, &sought, write)?;
     Ok(reply)
 }
 
@@ -307,15 +276,7 @@ async fn change_named(
             let reply = edit(&mut items)?;
             Ok((Some(encode(&items)).filter(|bytes| bytes != before), reply))
         }
-        Err(value) if names.len() <= FEW => Ok((None, change_few(value, names, &mut edit)?)),
-        Err(value) => {
-            let parts = value.named(0, names.iter().copied());
-            let before = value.joined(0, &parts)?;
-            let mut items = picked(kind, &before, names);
-            let reply = edit(&mut items)?;
-            value.put_back(0, &parts, &replaced(kind, &before, names, &items))?;
-            Ok((None, reply))
-        }
+        Err(value) => Ok((None, change_items(value, names, &mut edit)?)),
     };
     change_either(call, call.arg(1), kind, change).await
 }
