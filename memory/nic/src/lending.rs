@@ -117,8 +117,16 @@ impl Lending {
 
     /// Cleans one of the slabs that wait for it. False: none waits. None is being cleaned then.
     pub fn dig(&self) -> bool {
+        self.dig_first(|_| true)
+    }
+
+    /// Cleans the first slab that waits and of which this is so.
+    fn dig_first(&self, is_wanted: impl FnMut(&Arc<Slab>) -> bool) -> bool {
         let _digging = self.graves.digging.lock();
-        let slab = self.graves.list.lock().pop_front();
+        let slab = {
+            let mut list = self.graves.list.lock();
+            list.iter().position(is_wanted).and_then(|at| list.remove(at))
+        };
         slab.is_some()
     }
 
@@ -184,12 +192,17 @@ impl Lending {
         self.reserve_empty.load(Ordering::Relaxed)
     }
 
-    /// A fresh slab, zero, in an owner's name. Slabs that wait to be cleaned are, until there is one.
+    /// A fresh slab, zero, in an owner's name. Slabs that wait to be cleaned are, until there is one: of an
+    /// owner at its quota, those that count to it.
     pub fn grant(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Arc<Slab>, NoSlab> {
         let (mut tried, mut waits) = (self.try_grant(lease), self.graves.bell.get().is_some());
-        while waits && matches!(tried, Err(NoSlab::Exhausted | NoSlab::Quota(_))) {
-            // Once more where none is left: one may have been cleaned meanwhile.
-            waits = self.dig();
+        while waits {
+            waits = match tried {
+                Err(NoSlab::Exhausted) => self.dig(),
+                Err(NoSlab::Quota(_)) => self.dig_first(|slab| slab.lease.counts_with(lease)),
+                Ok(_) | Err(NoSlab::System(_)) => break,
+            };
+            // Once more where none was left: one may have been cleaned meanwhile.
             tried = self.try_grant(lease);
         }
         tried
@@ -209,7 +222,7 @@ impl Lending {
         self.peak.fetch_max(before + SLAB_BYTES, Ordering::Relaxed);
         let (lending, lease) = (Arc::clone(self), Arc::clone(lease));
         let (pins, whereabouts) = (Lock::new(0), Whereabouts::default());
-        Ok(Arc::new(Slab { id, mapping, memfd, pins, whereabouts, first, lending, _lease: lease }))
+        Ok(Arc::new(Slab { id, mapping, memfd, pins, whereabouts, first, lending, lease }))
     }
 
     /// Whether the system would give a slab's memory now.
@@ -279,7 +292,7 @@ pub struct Slab {
     first: u32,
     lending: Arc<Lending>,
     /// Its words name this owner, which lives as long.
-    _lease: Arc<Lease>,
+    lease: Arc<Lease>,
 }
 
 impl Slab {
@@ -353,6 +366,24 @@ mod tests {
         assert_eq!((fresh.mapping.faa(0, 0), lending.lent()), (Some(0), 8 * SLAB_BYTES));
         assert_eq!(std::iter::from_fn(|| lending.dig().then_some(())).count(), 7);
         assert_eq!(lending.lent(), SLAB_BYTES);
+    }
+
+    /// An owner at its quota has what it left itself cleaned. What others left is not its matter.
+    #[test]
+    fn who_has_its_quota_cleans_nothing_of_others() {
+        let lending = Arc::new(Lending::new(16 * SLAB_BYTES, Backing::Small));
+        lending.ring_for_graves(|| ());
+        let large = Arc::new(Lease::new(lending.units()).unwrap());
+        let left: Vec<_> = (0..8).map(|_| lending.grant(&large).unwrap()).collect();
+        lending.units().set_quota(5 * SLAB_BYTES);
+        let small = Arc::new(Lease::new(lending.units()).unwrap());
+        let mut held: Vec<_> = (0..5).map(|_| lending.grant(&small).unwrap()).collect();
+        bury(left);
+        assert_eq!(lending.grant(&small).unwrap_err(), NoSlab::Quota(5 * SLAB_BYTES));
+        assert_eq!(lending.lent(), 13 * SLAB_BYTES, "those of the other wait");
+        bury(held.drain(..));
+        held.push(lending.grant(&small).unwrap());
+        assert_eq!(lending.lent(), 13 * SLAB_BYTES, "one of its own was cleaned");
     }
 
     #[test]

@@ -85,6 +85,11 @@ impl Tenant {
         }
         within
     }
+
+    /// Counts bytes, or fewer, whatever the limits are.
+    pub fn count(&self, bytes: i64) {
+        self.held.fetch_add(bytes, Ordering::SeqCst);
+    }
 }
 
 /// How far ahead of its rate a tenant may be, ns of the rate: it may be served in bursts.

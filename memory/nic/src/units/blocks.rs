@@ -28,30 +28,24 @@ impl Units {
         }
         // The arena's memory is there before a word says that somebody has it.
         if let Err(e) = self.arena() {
-            self.charge(owner, -CHUNKS);
+            self.count(owner, -CHUNKS);
             return Err(NoSlab::System(e));
         }
         // Before the claim, because the burial of an owner looks for its words.
         lease.has_claimed();
-        loop {
-            for block in self.words.free_by_hint() {
-                let place = Place::block(block);
-                let old = self.words.word(place);
-                let Some(next) = old.generation().next() else { continue };
+        let claim = |&block: &u32| {
+            let place = Place::block(block);
+            let old = self.words.word(place);
+            old.generation().next().is_some_and(|next| {
                 let new = Word::new(State::Owned, owner, ORDER, Claimant::default(), next);
-                if old.is(State::Free) && !old.generation().is_worn() && self.words.swap(place, old, new) == old.0 {
-                    return Ok(block);
-                }
-            }
-            let mut whole = (0..self.words.geometry().count(Level::Giant)).map(Place::giant);
-            match whole.find(|&giant| self.words.word(giant).is(State::Free)) {
-                Some(giant) => self.split(giant),
-                None => {
-                    self.charge(owner, -CHUNKS);
-                    return Err(NoSlab::Exhausted);
-                }
-            }
-        }
+                old.is(State::Free) && !old.generation().is_worn() && self.words.swap(place, old, new) == old.0
+            })
+        };
+        let giants = (0..self.words.geometry().count(Level::Giant)).map(Place::giant);
+        self.claim_or_split(giants, || self.words.free_by_hint().find(claim)).ok_or_else(|| {
+            self.count(owner, -CHUNKS);
+            NoSlab::Exhausted
+        })
     }
 
     /// Gives a block of a volume back: it is made clean, and free.
@@ -64,7 +58,7 @@ impl Units {
         let next = old.generation().next().unwrap_or(old.generation());
         // Only the owner changes the word of a live owner.
         if self.words.swap(place, old, Word::plain(State::Quarantine, next)) == old.0 {
-            self.charge(lease.owner(), -CHUNKS);
+            self.count(lease.owner(), -CHUNKS);
             self.reclaim(place);
         }
     }
@@ -101,7 +95,12 @@ impl Units {
         let others = self.claiming.fetch_add(bytes, Ordering::SeqCst);
         let claiming = Claiming { units: self, bytes };
         let promised = self.promised.load(Ordering::SeqCst);
-        let may = promised == 0 || self.words.free_bytes() >= promised.saturating_add(others).saturating_add(bytes);
+        let is_free = || self.words.free_bytes() >= promised.saturating_add(others).saturating_add(bytes);
+        // Again while no giant is being split by the node: one that is counts as free in part.
+        let may = promised == 0 || is_free() || {
+            let _splits = self.splits.lock();
+            is_free()
+        };
         may.then_some(claiming)
     }
 }

@@ -35,6 +35,7 @@ use farmem_sys::raw::yield_cpu;
 use farmem_sys::sync::Lock;
 use scrubbing::{Scrubbed, Scrubbing};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// The most jobs that one call takes up.
@@ -103,11 +104,11 @@ enum Job {
     LookInto(Place),
     /// A block whose chunks, or a giant whose blocks, may all be free.
     Merge(Place, Task<Reshape>),
-    /// A fenced owner. `claimed`: it has claimed units, so its words must be recovered. `fenced`:
-    /// the epoch by whose end no verb of the owner is under way. `None`: not looked up yet.
+    /// A fenced owner. `fenced`: the epoch by whose end no verb of the owner is under way. `None`: not
+    /// looked up yet. `claimed`, once that is over: it has claimed units, so its words must be recovered.
     Bury {
         owner: Owner,
-        claimed: bool,
+        claimed: Arc<AtomicBool>,
         fenced: Option<u64>,
     },
     Recover {
@@ -163,7 +164,7 @@ impl Keeping {
         self.give(Job::LookInto(place));
     }
 
-    pub fn bury(&self, owner: Owner, claimed: bool) {
+    pub fn bury(&self, owner: Owner, claimed: Arc<AtomicBool>) {
         self.give(Job::Bury { owner, claimed, fenced: None });
     }
 }
@@ -288,7 +289,7 @@ impl Units {
                 // Before the word says DEAD: from then on anybody may recover the owner's units.
                 self.files.orphan(owner);
                 self.words.lease_word(owner, OwnerWord::died);
-                if claimed {
+                if claimed.load(Ordering::Relaxed) {
                     let task = Task::new(Recover::new(Actor::NODE, *self.words.geometry(), owner));
                     return Some(Job::Recover { owner, task });
                 }
@@ -433,7 +434,6 @@ mod tests {
     use super::*;
     use crate::units::SLAB_BLOCKS;
     use crate::units::leases::Lease;
-    use std::sync::Arc;
 
     fn giants(units: &Units) -> u32 {
         units.words.supply().0.free

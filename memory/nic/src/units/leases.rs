@@ -48,7 +48,7 @@ pub struct Lease {
     owner: Owner,
     incarnation: u32,
     tenant: Option<Arc<Tenant>>,
-    claimed: AtomicBool,
+    claimed: Arc<AtomicBool>,
     ended: AtomicBool,
 }
 
@@ -80,7 +80,7 @@ impl Lease {
             owner,
             incarnation: word.incarnation(),
             tenant,
-            claimed: AtomicBool::new(false),
+            claimed: Arc::default(),
             ended: AtomicBool::new(false),
         })
     }
@@ -94,6 +94,12 @@ impl Lease {
     /// The tenant that its memory is for.
     pub fn tenant(&self) -> Option<&Arc<Tenant>> {
         self.tenant.as_ref()
+    }
+
+    /// Whether the other's memory counts to the same quota.
+    pub(crate) fn counts_with(&self, other: &Lease) -> bool {
+        let tenants = self.tenant.as_ref().zip(other.tenant.as_ref());
+        std::ptr::eq(self, other) || tenants.is_some_and(|(one, other)| Arc::ptr_eq(one, other))
     }
 
     /// Which one of those that have had this slot.
@@ -116,7 +122,7 @@ impl Lease {
     pub fn end(&self) {
         if !self.ended.swap(true, Ordering::AcqRel) {
             self.units.words.lease_word(self.owner, OwnerWord::fenced);
-            self.units.keeping.bury(self.owner, self.claimed.load(Ordering::Relaxed));
+            self.units.keeping.bury(self.owner, Arc::clone(&self.claimed));
         }
     }
 }
@@ -139,7 +145,7 @@ impl Units {
         // count for its tenant.
         if let Some(tenant) = self.tenants.lock().remove(&owner.slot()) {
             let left = self.words.load(Target::Owner(owner, OwnerField::Held)) * CHUNK_BYTES;
-            tenant.charge(-(left as i64));
+            tenant.count(-(left as i64));
         }
         self.words.lease_word(owner, OwnerWord::died);
         self.words.lease_word(owner, OwnerWord::vacated);

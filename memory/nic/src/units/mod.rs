@@ -35,7 +35,7 @@ use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::geometry::{MAX_BLOCKS, Target};
 use farmem_protocol::extent::guard::{self, Denied, Words};
 use farmem_protocol::extent::owner::{MAX_OWNERS, OwnerField};
-use farmem_protocol::extent::place::{BLOCK_BYTES, CHUNK_BYTES, Level};
+use farmem_protocol::extent::place::{BLOCK_BYTES, CHUNK_BYTES, Level, Place};
 use farmem_protocol::extent::word::{Claimant, Owner, State, Word};
 use farmem_protocol::extent::{Geometry, key};
 use farmem_protocol::key::Key;
@@ -79,6 +79,8 @@ pub struct Units {
     promised: AtomicU64,
     /// Bytes that are being claimed without a promise ([`blocks::Claiming`]).
     claiming: AtomicU64,
+    /// How many giants the node has split. Held while it splits one.
+    splits: Lock<u64>,
 }
 
 impl std::fmt::Debug for Units {
@@ -106,6 +108,7 @@ impl Units {
             keeping: Keeping::default(),
             promised: AtomicU64::new(0),
             claiming: AtomicU64::new(0),
+            splits: Lock::new(0),
         }
     }
 
@@ -139,10 +142,44 @@ impl Units {
         within
     }
 
+    /// Counts chunks to an owner, or fewer, whatever its quota is: they are given back, or a charge is
+    /// undone.
+    fn count(&self, owner: Owner, chunks: i64) {
+        self.words
+            .at(self.words.offset(Target::Owner(owner, OwnerField::Held)))
+            .fetch_add(chunks as u64, Ordering::AcqRel);
+        if let Some(tenant) = self.tenant_of(owner.slot()) {
+            tenant.count(chunks * CHUNK_BYTES as i64);
+        }
+    }
+
     /// The same for the owner's tenant, whose other owners count, too.
     fn charge_tenant(&self, owner: Owner, chunks: i64) -> bool {
-        let tenant = self.tenants.lock().get(&owner.slot()).cloned();
-        tenant.is_none_or(|tenant| tenant.charge(chunks * CHUNK_BYTES as i64))
+        self.tenant_of(owner.slot()).is_none_or(|tenant| tenant.charge(chunks * CHUNK_BYTES as i64))
+    }
+
+    /// Claims what `claim` finds. Where it finds nothing, a giant is split, the first of these that is free.
+    /// `None`: none is.
+    ///
+    /// One thread splits at a time. Another one finds neither free blocks nor a free giant meanwhile, so it
+    /// looks once more when a split has ended since it began to look.
+    fn claim_or_split<T>(
+        &self,
+        giants: impl Iterator<Item = Place> + Clone,
+        claim: impl Fn() -> Option<T>,
+    ) -> Option<T> {
+        loop {
+            let before = *self.splits.lock();
+            if let Some(claimed) = claim() {
+                return Some(claimed);
+            }
+            let mut splits = self.splits.lock();
+            if *splits == before {
+                let can_split = |word: Word| word.is(State::Free) && !word.generation().is_worn();
+                self.split(giants.clone().find(|&giant| can_split(self.words.word(giant)))?);
+                *splits += 1;
+            }
+        }
     }
 
     /// Bytes that the owner may hold, or all owners of its tenant, whichever is less.
@@ -228,10 +265,16 @@ impl Units {
             }
             false => None,
         };
-        if !self.charge(charge.owner, charge.chunks) {
+        // What a member claims is counted before the word changes, and what it gives back after it: a quota
+        // holds at every moment, also where the exchange fails. The member's burial waits for this section, so
+        // its count is not yet another's. That of a dead member may be, after the exchange. It claims nothing.
+        let (owner, chunks) = (charge.owner, charge.chunks);
+        let after = if owner == who.owner() { chunks.min(0) } else { 0 };
+        let before = chunks - after;
+        if before != 0 && !self.charge(owner, before) {
             return Err(Status::Quota);
         }
-        let undo = || self.charge(charge.owner, -charge.chunks);
+        let undo = || self.count(owner, -before);
         // A block that is being published may not be mapped until the word says so.
         let publishing = match (old.state(), new.state()) {
             (State::Owned, State::Shared) => Some(self.files.publishing(place).ok_or_else(|| {
@@ -247,6 +290,9 @@ impl Units {
         if found != old.0 {
             undo();
             return Ok(found);
+        }
+        if after != 0 {
+            self.count(owner, after);
         }
         self.words.follow(place, new);
         match new.state() {

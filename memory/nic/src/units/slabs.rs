@@ -5,7 +5,7 @@ use crate::lending::NoSlab;
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::extent::guard::Words;
 use farmem_protocol::extent::place::{CHUNK_BYTES, Level, Place};
-use farmem_protocol::extent::word::{Owner, State};
+use farmem_protocol::extent::word::Owner;
 
 /// Chunks of a slab.
 const SLAB_CHUNKS: i64 = (SLAB_BYTES / CHUNK_BYTES) as i64;
@@ -18,26 +18,18 @@ impl Units {
         if !self.charge(owner, SLAB_CHUNKS) {
             return Err(NoSlab::Quota(self.least_quota_of(owner)));
         }
-        loop {
-            if let Some(first) = self.words.claim_neighbours(owner) {
-                return Ok(first);
-            }
-            let mut whole = (0..self.words.geometry().count(Level::Giant)).rev().map(Place::giant);
-            match whole.find(|&giant| self.words.word(giant).is(State::Free)) {
-                Some(giant) => self.split(giant),
-                None => {
-                    self.charge(owner, -SLAB_CHUNKS);
-                    return Err(NoSlab::Exhausted);
-                }
-            }
-        }
+        let giants = (0..self.words.geometry().count(Level::Giant)).rev().map(Place::giant);
+        self.claim_or_split(giants, || self.words.claim_neighbours(owner)).ok_or_else(|| {
+            self.count(owner, -SLAB_CHUNKS);
+            NoSlab::Exhausted
+        })
     }
 
     /// A slab is gone, and its bytes with it: no verb of anybody's is under way on it.
     pub(crate) fn free_slab(&self, first: u32) {
         let owner = self.words.word(Place::block(first)).owner();
         self.words.free_blocks(first, SLAB_BLOCKS);
-        self.charge(owner, -SLAB_CHUNKS);
+        self.count(owner, -SLAB_CHUNKS);
         self.merge_around(Place::block(first));
     }
 }

@@ -1,5 +1,7 @@
 //! One owner's bytes are never another's, in whatever order the words change.
 
+mod beside;
+
 use super::files::File;
 use super::leases::Lease;
 use super::*;
