@@ -13,7 +13,7 @@
 //! * [`etcd`], [`election`]: several controllers, of which one leads.
 //! * [`serve`]: HTTP in front of these.
 //! * [`metrics`]: the rack's figures as text for Prometheus.
-//! * [`guard`]: tokens and challenges.
+//! * [`guard`]: tokens and challenges. `log`: a bound on lines.
 //! * [`door`]: bounds on connections.
 //! * [`client`]: the blocking client of nodes, runs and operators.
 //! * [`api`]: the messages.
@@ -29,6 +29,7 @@ pub mod door;
 pub mod election;
 pub mod etcd;
 pub mod guard;
+mod log;
 pub mod metrics;
 pub mod serve;
 mod spare;

@@ -8,6 +8,7 @@ use crate::door;
 use crate::election::{self, CONFIRMED_FOR};
 use crate::etcd::{Etcd, EtcdError};
 use crate::guard::{self, Guard, Hash, OfTenant};
+use crate::log::Log;
 use crate::metrics;
 use crate::state::{Action, Intent, Refusal, State};
 use crate::store::{Kept, Store, StoreError};
@@ -71,7 +72,9 @@ struct Controller {
     random: Random,
     /// When it began to lead: the zero of the state's time.
     begun: Instant,
+    /// Writes a line, and which of those that nodes cause are written.
     log: fn(&str),
+    lines: Log,
 }
 
 /// A controller that is not served yet.
@@ -88,7 +91,8 @@ pub struct Served {
 impl Served {
     fn of(store: Store, state: State, role: Role, seed: u64, log: fn(&str)) -> Arc<Served> {
         let (unsaved, random, begun) = (Unsaved::default(), Random::new(seed), Instant::now());
-        let controller = Controller { state, role, unsaved, quotas: BTreeMap::new(), random, begun, log };
+        let (quotas, lines) = (BTreeMap::new(), Log::new(begun));
+        let controller = Controller { state, role, unsaved, quotas, random, begun, log, lines };
         let controller = Mutex::new(controller);
         Arc::new(Served { controller, store, keeping: Default::default(), shown: Default::default() })
     }
@@ -225,12 +229,17 @@ impl Controller {
         self.begun.elapsed()
     }
 
-    /// Carries out a change's actions. Intents are only queued: [`Served::keep`] stores them.
-    fn carry_out(&mut self, actions: Vec<Action>) {
+    /// Carries out a change's actions. Intents are only queued: [`Served::keep`] stores them. `from`: the
+    /// address that has asked for the change.
+    fn carry_out(&mut self, actions: Vec<Action>, from: Option<IpAddr>) {
         for action in actions {
             match action {
                 Action::Keep(intent) => self.unsaved.push(intent),
-                Action::Say(line) => (self.log)(&line),
+                Action::Say { line, of } => {
+                    if of.or(from).is_none_or(|of| self.lines.may(of, Instant::now())) {
+                        (self.log)(&line);
+                    }
+                }
             }
         }
     }
@@ -310,7 +319,10 @@ async fn tick(shared: Shared) {
         let term = if let Ok(mut controller) = shared.led() {
             let (now, mut actions) = (controller.now(), Vec::new());
             controller.state.tick(now, &mut actions);
-            controller.carry_out(actions);
+            controller.carry_out(actions, None);
+            if let Some(counts) = controller.lines.counts(Instant::now()) {
+                (controller.log)(&counts);
+            }
             controller.state.term()
         } else {
             continue;
@@ -334,8 +346,8 @@ async fn beat(
     let (term, orders) = {
         let mut controller = shared.led()?;
         let (now, mut actions) = (controller.now(), Vec::new());
-        let orders = controller.state.beat(now, beat, &mut actions)?;
-        controller.carry_out(actions);
+        let orders = controller.state.beat_of(Some(from.ip()), now, beat, &mut actions)?;
+        controller.carry_out(actions, Some(from.ip()));
         (controller.state.term(), orders)
     };
     shared.keep(term).await?;
@@ -374,6 +386,7 @@ async fn rack(With(shared): With<Shared>) -> Result<impl IntoResponse, No> {
 
 async fn order(
     With(shared): With<Shared>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
     Path((name, order)): Path<(String, String)>,
     headers: HeaderMap,
 ) -> Result<Json<Rack>, No> {
@@ -391,7 +404,7 @@ async fn order(
             "forget" => controller.state.forget(now, &name, &mut actions)?,
             _ => return Err(No(StatusCode::NOT_FOUND, format!("no such order: {order}"))),
         }
-        controller.carry_out(actions);
+        controller.carry_out(actions, Some(from.ip()));
         (controller.state.term(), controller.state.view_of(now, &name))
     };
     // The next look shows what the order has changed.
@@ -412,10 +425,11 @@ async fn counters(With(shared): With<Shared>) -> impl IntoResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
-    fn alone() -> Arc<Served> {
+    fn alone(log: fn(&str)) -> Arc<Served> {
         let kept = Kept { term: Term::default(), intents: Vec::new() };
-        Served::alone(Store::Memory, kept, 1, |_| ())
+        Served::alone(Store::Memory, kept, 1, log)
     }
 
     /// Many who look at the rack are given one text, and a term that begins makes another.
@@ -423,7 +437,7 @@ mod tests {
     fn all_who_look_share_one_text() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            let served = alone();
+            let served = alone(|_| ());
             let look = || async { served.shown().await.ok().map(|shown| shown.rack.as_ptr()) };
             let (begun, first) = (Instant::now(), look().await.unwrap());
             let mut same = true;
@@ -436,6 +450,30 @@ mod tests {
             served.lock().role = Role::Stands("another leads".into());
             assert_eq!(look().await, None, "only the leader shows it");
         });
+    }
+
+    /// A stranger without tokens, or a node that flaps, writes no more than a part of the log.
+    #[test]
+    fn nodes_and_orders_make_lines_in_number() {
+        static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+        let served = alone(|_| _ = WRITTEN.fetch_add(1, Ordering::Relaxed));
+        let from = ConnectInfo(SocketAddr::from(([10, 0, 0, 9], 4711)));
+        let headers: HeaderMap = [(ORDER_HEADER.parse().unwrap(), "1".parse().unwrap())].into_iter().collect();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            for n in 0..2000 {
+                let (name, listen) = (format!("n{n}"), vec![format!("h{n}:7411")]);
+                let said = Beat { name: name.clone(), domain: "d".into(), listen, ..Beat::default() };
+                assert!(beat(With(Arc::clone(&served)), from, Json(said)).await.is_ok());
+                for what in ["drain", "undrain"] {
+                    let path = Path((name.clone(), what.to_owned()));
+                    assert!(order(With(Arc::clone(&served)), from, path, headers.clone()).await.is_ok());
+                }
+            }
+        });
+        // 6000 were to be said, and one more a second is added.
+        let written = WRITTEN.load(Ordering::Relaxed);
+        assert!((100..1000).contains(&written), "{written} lines");
     }
 
     /// Names come from hosts and nodes. Nothing in the page could make markup, a script or an address of them.

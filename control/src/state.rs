@@ -37,6 +37,7 @@ use farmem_protocol::placement::Weights;
 use node::{Node, Standing};
 use shares::Shares;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// How often a node says that it is there.
@@ -184,10 +185,10 @@ impl State {
         }
     }
 
-    /// Notes an event, and has it logged.
-    fn say(&mut self, now: Duration, line: String, actions: &mut Vec<Action>) {
+    /// Notes an event, and has it logged. `of`: the address of the node that has caused it.
+    fn say(&mut self, now: Duration, of: Option<IpAddr>, line: String, actions: &mut Vec<Action>) {
         self.note(now, line.clone());
-        actions.push(Action::Say(line));
+        actions.push(Action::Say { line, of });
     }
 
     /// Notes an event for the operator's view.
@@ -207,7 +208,7 @@ impl State {
             self.weigh(name);
             actions.push(Action::Keep(Intent::Drain { name: name.into(), wanted }));
             let line = if wanted { "is to be emptied" } else { "is open again" };
-            self.say(now, format!("{name} {line}"), actions);
+            self.say(now, None, format!("{name} {line}"), actions);
         }
         Ok(())
     }
@@ -224,7 +225,7 @@ impl State {
         self.unseat(name);
         self.shares.forget(name, actions);
         actions.push(Action::Keep(Intent::Forgotten { name: name.into() }));
-        self.say(now, format!("{name} is forgotten"), actions);
+        self.say(now, None, format!("{name} is forgotten"), actions);
         Ok(())
     }
 }

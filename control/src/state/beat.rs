@@ -5,6 +5,7 @@ use super::names::{is_text, name_is_good};
 use super::node::Standing;
 use super::{BEAT_EVERY, DOWN_AFTER, MOST_LENT, MOST_NODES, RUN_LASTS, Refusal, SUSPECT_AFTER, State};
 use crate::api::{Beat, MOST, Orders};
+use std::net::IpAddr;
 use std::time::Duration;
 
 impl State {
@@ -13,6 +14,20 @@ impl State {
     /// # Errors
     /// [`Refusal::Malformed`], [`Refusal::NameTaken`], [`Refusal::NameKept`], [`Refusal::Deposed`].
     pub fn beat(&mut self, now: Duration, beat: Beat, actions: &mut Vec<Action>) -> Result<Orders, Refusal> {
+        self.beat_of(None, now, beat, actions)
+    }
+
+    /// As [`State::beat`], of a node that is heard from this address.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn beat_of(
+        &mut self,
+        from: Option<IpAddr>,
+        now: Duration,
+        beat: Beat,
+        actions: &mut Vec<Action>,
+    ) -> Result<Orders, Refusal> {
         self.not_deposed(beat.seen)?;
         name_is_good("name", &beat.name)?;
         farmem_protocol::node::domain(&beat.domain).map_err(|e| Refusal::Malformed(e.to_string()))?;
@@ -64,7 +79,7 @@ impl State {
         node.placed = 0;
         node.drain_from = if node.drain { node.drain_from.max(node.lent) } else { 0 };
         node.standing = Standing::Up;
-        node.heard = Some(now);
+        (node.heard, node.from) = (Some(now), from);
         node.pressed = node.pressed.or(Some(now)).filter(|_| node.is_pressed());
         let begins_to_leave = beat.leaving && !node.leaving;
         node.leaving = beat.leaving;
@@ -79,17 +94,17 @@ impl State {
             actions.push(Action::Keep(member));
         }
         match was {
-            None => self.say(now, format!("{name} joins, in {}", beat.domain), actions),
-            Some(Standing::Down) => self.say(now, format!("{name} is back"), actions),
-            Some(Standing::Suspect) => self.say(now, format!("{name} is heard again"), actions),
-            Some(Standing::Up) if is_other => self.say(now, format!("{name} was started anew"), actions),
+            None => self.say(now, from, format!("{name} joins, in {}", beat.domain), actions),
+            Some(Standing::Down) => self.say(now, from, format!("{name} is back"), actions),
+            Some(Standing::Suspect) => self.say(now, from, format!("{name} is heard again"), actions),
+            Some(Standing::Up) if is_other => self.say(now, from, format!("{name} was started anew"), actions),
             Some(Standing::Up) => {}
         }
         if begins_to_leave {
-            self.say(now, format!("{name} is going down: its runs are given other nodes"), actions);
+            self.say(now, from, format!("{name} is going down: its runs are given other nodes"), actions);
         }
         if is_emptied {
-            self.say(now, format!("{name} is empty"), actions);
+            self.say(now, from, format!("{name} is empty"), actions);
         }
         Ok(Orders { drain, next_ms: BEAT_EVERY.as_millis() as u64, term: self.term, serial, shares })
     }
@@ -110,9 +125,11 @@ impl State {
             }
             // A node that announced its leaving is not reported as late or down.
             match standing {
-                Standing::Down if node.leaving => said.push(format!("{name} has left")),
-                Standing::Down => said.push(format!("{name} is down: no word for {} s", DOWN_AFTER.as_secs())),
-                Standing::Suspect if !node.leaving => said.push(format!("{name} is late")),
+                Standing::Down if node.leaving => said.push((node.from, format!("{name} has left"))),
+                Standing::Down => {
+                    said.push((node.from, format!("{name} is down: no word for {} s", DOWN_AFTER.as_secs())));
+                }
+                Standing::Suspect if !node.leaving => said.push((node.from, format!("{name} is late"))),
                 _ => {}
             }
             node.standing = standing;
@@ -122,8 +139,8 @@ impl State {
             changed.push(name.clone());
         }
         changed.iter().for_each(|name| self.weigh(name));
-        for line in said {
-            self.say(now, line, actions);
+        for (of, line) in said {
+            self.say(now, of, line, actions);
         }
         self.runs.retain(|_, run| now.saturating_sub(run.asked) < RUN_LASTS);
     }

@@ -4,6 +4,7 @@
 //! versions pass over it, and later ones do without.
 
 use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
 
 /// A process that sends a node's beats.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,5 +57,10 @@ pub enum Action {
     /// Keep this intent in the store before the request is answered.
     Keep(Intent),
     /// Write this line to the log.
-    Say(String),
+    Say {
+        /// The line.
+        line: String,
+        /// The address that the node is heard from whose line it is. `None`: it is the rack's own.
+        of: Option<IpAddr>,
+    },
 }

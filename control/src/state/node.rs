@@ -2,6 +2,7 @@
 
 use super::LEAST_FREE;
 use super::intent::{Intent, Process};
+use std::net::IpAddr;
 use std::time::Duration;
 
 pub(super) struct Node {
@@ -31,6 +32,8 @@ pub(super) struct Node {
     /// Bytes that runs may have taken since its last beat: [`super::HEADROOM`] for each run that was given
     /// the node. It is a guess. It decides which node is drawn, never whether one is full.
     pub placed: u64,
+    /// The address that its last beat came from.
+    pub from: Option<IpAddr>,
     /// When its last beat came. `None`: none came since this controller began.
     pub heard: Option<Duration>,
     pub standing: Standing,
@@ -66,6 +69,7 @@ impl Node {
             knows_drain: false,
             told_empty: false,
             placed: 0,
+            from: None,
             heard: None,
             standing: Standing::Down,
             pressed: None,

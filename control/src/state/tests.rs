@@ -59,7 +59,7 @@ fn a_node_that_falls_silent_is_late_then_down_then_back() {
     assert!(matches!(state.want(s(20), &want("r", 1, &[]), 1), Err(Refusal::NoNode(_))));
     state.beat(s(21), beat("a", "1", 8 * GIB, 0), &mut said).unwrap();
     assert_eq!(state.want(s(21), &want("r", 1, &[]), 1).unwrap().addresses(), ["a:7411"]);
-    let lines = said.iter().filter_map(|a| if let Action::Say(line) = a { Some(line.as_str()) } else { None });
+    let lines = said.iter().filter_map(|a| if let Action::Say { line, .. } = a { Some(line.as_str()) } else { None });
     assert_eq!(lines.collect::<Vec<_>>(), ["a is late", "a is down: no word for 2 s", "a is back"]);
 }
 
@@ -400,7 +400,7 @@ proptest! {
             }
             kept.extend(actions.into_iter().filter_map(|action| match action {
                 Action::Keep(intent) => Some(intent),
-                Action::Say(_) => None,
+                Action::Say { .. } => None,
             }));
             prop_assert_eq!(State::of(kept.clone()).intents(), state.intents());
             let drains: Vec<bool> = state.nodes.values().map(|node| node.drain).collect();

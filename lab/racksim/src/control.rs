@@ -96,7 +96,7 @@ impl Control {
     fn keep(&mut self, at: usize, actions: Vec<Action>) -> bool {
         let intents = actions.into_iter().filter_map(|action| match action {
             Action::Keep(intent) => Some(intent),
-            Action::Say(_) => None,
+            Action::Say { .. } => None,
         });
         let forgets = self.mistake == Some(Mistake::SharesNotKept);
         let intents = intents.filter(|intent| !forgets || !matches!(intent, Intent::Share { .. }));

@@ -49,7 +49,7 @@ fn a_share_is_not_given_to_two_processes_of_one_name() {
 fn kept(actions: Vec<Action>) -> Vec<Intent> {
     let keeps = |action| match action {
         Action::Keep(intent) => Some(intent),
-        Action::Say(_) => None,
+        Action::Say { .. } => None,
     };
     actions.into_iter().filter_map(keeps).collect()
 }
