@@ -4,6 +4,8 @@
 #[allow(dead_code)] // Shared by test programs, each of which uses a part.
 mod common;
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,7 +14,9 @@ use common::{Place, eventually, listens, outcome};
 use farmem_agent::client::{Chunk, Client, Options};
 use farmem_fabric::NodeAddr;
 use farmem_protocol::extent::guard::Words;
-use farmem_protocol::extent::{Claimant, Generation, Level, Owner, Place as Unit, State, Word};
+use farmem_protocol::extent::{Claimant, Generation, Geometry, Level, Owner, Place as Unit, State, Word};
+use farmem_protocol::wire::{Answer, Batch, Completion, Greeting, Hello, Purpose, Reply, Request, Verb, Welcome};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// A child that holds memory of an agent, and works with it until it is killed.
 #[test]
@@ -247,4 +251,74 @@ fn status_names_runs_as_top_does() {
     assert_eq!(holder["host"], farmem_sys::process::host_name());
     let (_, said, _) = outcome(place.farmem(["status", &at]));
     assert!(said.contains(&format!("run {}", seen["supervisor"])), "{said}");
+}
+
+/// Bytes that the node of the next test says it lends. Its table has 32 MiB, and four million problems.
+const CLAIMED: u64 = 16 << 30;
+
+/// A node whose memory is all in shared blocks, each of whose chunks cannot be as it is.
+fn liar() -> NodeAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = NodeAddr::Tcp(listener.local_addr().unwrap().to_string());
+    std::thread::spawn(move || {
+        for host in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || lie(host));
+        }
+    });
+    at
+}
+
+/// Takes a frame, byte by byte.
+fn receive<T, E>(stream: &mut TcpStream, read: impl Fn(&[u8]) -> Result<Option<(T, usize)>, E>) -> Option<T> {
+    let mut seen = Vec::new();
+    loop {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).ok()?;
+        seen.push(byte[0]);
+        if let Some((frame, _)) = read(&seen).ok()? {
+            return Some(frame);
+        }
+    }
+}
+
+fn lie(mut host: TcpStream) -> Option<()> {
+    let hello = receive(&mut host, Hello::read)?;
+    let welcome = Welcome { owner: 1, secret: [7; 16], incarnation: 5, lend: CLAIMED, ..Welcome::default() };
+    host.write_all(Greeting::Welcome(welcome).frame().as_bytes()).ok()?;
+    let Purpose::Attach(..) = hello.purpose else {
+        loop {
+            let Request { number, .. } = receive(&mut host, Request::read)?;
+            let answer = Answer { number, epoch: 0, result: Ok(Reply::Done) };
+            host.write_all(answer.frame().as_bytes()).ok()?;
+        }
+    };
+    // With a bit that the state does not use.
+    let word = (Word::plain(State::Shared, Generation(1)).0 | 1 << 46).to_le_bytes();
+    let (mut words, header) = (word.repeat(128 << 10), Geometry::new(CLAIMED).unwrap().header(5));
+    for number in 0u32.. {
+        // Batches of one READ.
+        let mut asked = [0; size_of::<Batch>() + size_of::<Verb>()];
+        host.read_exact(&mut asked).ok()?;
+        let verb = Verb::read_from_bytes(&asked[size_of::<Batch>()..]).ok()?;
+        let done = Completion { number: number.into(), status: 0, zero: [0; 3], value: 0.into() };
+        if verb.offset.get() == 0 {
+            words[..header.len()].copy_from_slice(&header);
+        }
+        host.write_all(&[done.as_bytes(), &words[..verb.len.get() as usize]].concat()).ok()?;
+        words[..header.len()].copy_from_slice(&word.repeat(header.len() / word.len()));
+    }
+    None
+}
+
+#[test]
+fn a_node_with_a_large_table_takes_no_memory_of_who_looks() {
+    let place = Place::new();
+    let node = liar().to_string();
+    let check = place.farmem(["check", &node]);
+    let seen = farmem_tests::process::run(check, Duration::from_secs(120)).unwrap();
+    let said = &seen.stderr;
+    assert!(seen.status.code() == Some(1) && said.contains("cannot be as they are"), "{said}");
+    assert_eq!(seen.stdout.iter().filter(|&&byte| byte == b'\n').count(), 20);
+    println!("{} KiB", seen.peak_rss >> 10);
+    assert!(seen.peak_rss < 64 << 20, "{} MiB", seen.peak_rss >> 20);
 }

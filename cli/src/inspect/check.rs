@@ -32,16 +32,19 @@ const SHOWN: usize = 20;
 /// Says what it found.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let mut reader = Reader::connect(&options.node, options.token.trust()?)?;
-    let (snapshot, recount, problems) = lasting(&mut reader)?;
+    let (look, problems) = lasting(&mut reader)?;
+    let recount = &look.recount;
     for problem in problems.iter().take(SHOWN) {
         println!("{problem}");
     }
     let node = &options.node;
-    let chunks = snapshot.geometry.lent_bytes() / 4096;
+    let chunks = look.geometry.lent_bytes() / 4096;
     let wrong = |line: String| Err(Failure { status: 1, line });
-    if !problems.is_empty() {
+    if !problems.is_empty() || look.left_out > 0 {
+        // More than are kept of a look are not compared with those of the other.
+        let more = if look.left_out > 0 { "at least " } else { "" };
         return wrong(format!(
-            "node {node}: {} places cannot be as they are: restart the node when it can be",
+            "node {node}: {more}{} places cannot be as they are: restart the node when it can be",
             problems.len()
         ));
     }

@@ -220,7 +220,8 @@ fn known_here() -> impl Iterator<Item = NodeStatus> {
 
 fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
     let mut reader = Reader::connect(node, trust)?;
-    let (snapshot, recount, _) = lasting(&mut reader)?;
+    let (look, _) = lasting(&mut reader)?;
+    let recount = &look.recount;
     let bytes = |chunks: u64| chunks * 4096;
     let (mut holders, mut unnamed) = (Vec::new(), 0);
     let agent = runtime_dir::own().ok().and_then(|dir| Agent::living(&dir)).map(|agent| agent.pid);
@@ -228,7 +229,7 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
     let regions = reader.session.regions().list().map_err(Failure::no_node)?;
     for (&owner, &chunks) in &recount.held {
         let who = reader.session.records().who(owner.slot()).map_err(Failure::no_node)?;
-        let slabs = bytes(snapshot.slab_chunks(owner));
+        let slabs = bytes(look.slab_chunks(owner));
         let region = regions.iter().find(|region| region.owner == owner.slot()).map(|region| region.name.to_string());
         if who.is_none() && region.is_none() {
             unnamed += bytes(chunks);
@@ -243,23 +244,18 @@ fn view(node: &NodeAddr, trust: Trust) -> Result<View, Failure> {
     let held = |owner| Owner::said(owner).and_then(|owner| recount.held.get(&owner));
     let volumes = volumes(&reader, |owner| bytes(held(owner).copied().unwrap_or(0)))?;
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.held));
-    let runs = snapshot.free_runs();
-    let mut orders = std::collections::BTreeMap::new();
-    for run in &runs {
-        *orders.entry(1u64 << run.ilog2()).or_insert(0) += 1;
-    }
     let figure = |figure| reader.session.records().figure(figure).map_err(Failure::no_node);
     Ok(View {
         node: node.to_string(),
-        lend: snapshot.geometry.lent_bytes(),
+        lend: look.geometry.lent_bytes(),
         free: bytes(recount.free.iter().sum()),
         held: bytes(recount.held.values().sum()),
         used: figure(Figure::InUse)?,
         on_disk: figure(Figure::Aside)?,
         cleaning: bytes(recount.quarantined + recount.moving),
         retired: bytes(recount.bad),
-        longest_free: runs.iter().copied().max().unwrap_or(0),
-        free_runs: orders.into_iter().map(|(at_least, count)| Runs { at_least, count }).collect(),
+        longest_free: look.free.longest,
+        free_runs: look.free.counts.iter().map(|(&at_least, &count)| Runs { at_least, count }).collect(),
         shared_blocks: recount.shared_blocks,
         unnamed,
         holders,

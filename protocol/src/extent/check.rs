@@ -91,9 +91,14 @@ impl Recount {
 pub fn recount(geometry: &Geometry, table: &impl Words) -> Recount {
     let mut recount = Recount::default();
     for index in 0..geometry.count(Level::Giant) {
-        visit(geometry, table, Place::giant(index), State::Shared, &mut recount);
+        recount_giant(geometry, table, index, &mut recount);
     }
     recount
+}
+
+/// Adds one giant to a recount. Of the words within giants its own are asked for alone.
+pub fn recount_giant(geometry: &Geometry, table: &impl Words, index: u32, recount: &mut Recount) {
+    visit(geometry, table, Place::giant(index), State::Shared, recount);
 }
 
 /// Whether any word at all names the owner: only when none does may its slot be vacated.
