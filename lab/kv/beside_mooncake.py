@@ -47,10 +47,10 @@ class Farmem:
         self.store = farmem.Store("blocks", [at.group()], local="1M", maxmemory=f"{options.memory}M", transport="tcp")
 
     def ask(self, keys, buffer):
-        return [bytes is not None for bytes in self.store.get_blocks_into(zip(keys, buffer))]
+        return [bytes is not None for bytes in self.store.get_block_rows(keys, buffer)]
 
     def put(self, keys, buffer):
-        self.store.put_blocks(zip(keys, buffer))
+        self.store.put_block_rows(keys, buffer)
 
     def close(self):
         self.store.close()

@@ -413,6 +413,30 @@ class Store(MutableMapping):
                 raise ValueError(f"block {key!r} has {op.found_bytes} bytes, its buffer {op.value_bytes}")
         return [op.found_bytes if op.status == _native.OK else None for op in ops]
 
+    def put_block_rows(self, keys, rows, ttl=None):
+        """`put_blocks` of the first rows of one contiguous array or tensor, a row for each key: one buffer for all."""
+        ops = self._with_rows(_native.PUT_BLOCK, keys, rows, _expires(ttl), False)
+        return [op.status == _native.OK for op in ops]
+
+    def get_block_rows(self, keys, rows):
+        """`get_blocks_into` of the first rows of one contiguous array or tensor, a row for each key."""
+        ops = self._with_rows(_native.GET_BLOCK, keys, rows, 0, True)
+        for n, op in enumerate(ops):
+            if op.status == _native.SMALL:
+                raise ValueError(f"block {n} has {op.found_bytes} bytes, its row {op.value_bytes}")
+        return [op.found_bytes if op.status == _native.OK else None for op in ops]
+
+    def _with_rows(self, what, keys, rows, expires, writable):
+        ops, n = self._many(what, keys, expires), len(rows)
+        if len(ops) > n:
+            raise ValueError(f"{len(ops)} keys have {n} rows")
+        with Held(rows, writable) as held:
+            at, share = held.address or 1, held.length // max(n, 1)
+            for op in ops:
+                op.value, op.value_bytes = at, share
+                at += share
+            return self._checked(ops)
+
     def get_blocks(self, keys):
         """Blocks, each as bytes; None for one that is not there."""
         return [_taken(op) for op in self._checked(self._many(_native.GET_BLOCK, keys), True)]

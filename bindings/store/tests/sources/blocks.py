@@ -43,6 +43,20 @@ def blocks(node):
         back = numpy.zeros_like(array)
         assert s.get_blocks_into({"array": back}) == [array.nbytes] and (back == array).all()
         s.remove_blocks(["array"])
+        # One buffer for many: the first rows of an array.
+        names, rows = [f"row {n}" for n in range(30)], numpy.zeros((32, 8192))
+        assert s.put_block_rows(names, array[:, :]) == [True] * 30 and s.put_block_rows(names[:1], array) == [False]
+        assert s.put_block_rows(["long"], rows) == [True]
+        rows[:] = 1
+        assert s.get_block_rows([*names[:2], "none", "long"], rows) == [8192, 8192, None, 65536]
+        assert (rows[:2, :1024] == array[:2]).all() and (rows[:2, 1024:] == 1).all() and not rows[3].any()
+        for wrong in [lambda: s.get_block_rows(["long"], array), lambda: s.put_block_rows(names, array[:29])]:
+            try:
+                wrong()
+                raise AssertionError("it was not refused")
+            except ValueError:
+                pass
+        s.remove_blocks([*names, "long"])
 
         class Tensor:
             """What of torch's is used: a pointer, sizes, a device."""
