@@ -381,7 +381,7 @@ pub fn name(kind: Type) -> &'static str {
         Type::SortedSet => "zset",
         Type::Message => "message",
         Type::Stream => "stream",
-        Type::Lock | Type::Verdict | Type::Vacant | Type::Parts | Type::Segment => "none",
+        Type::Lock | Type::Verdict | Type::Vacant | Type::Parts | Type::Segment | Type::Broken => "none",
     }
 }
 

@@ -10,13 +10,14 @@
 //! that it has not all of it. The key is compared in full.
 
 use crate::layout::{Hash, word};
+use crate::segments::form;
 use std::rc::Rc;
 
 /// Bytes before the key.
 pub const HEADER: usize = 40;
 
 /// The type of a value.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Type {
     /// A string of bytes.
@@ -46,12 +47,16 @@ pub enum Type {
     Parts = 12,
     /// One of those. No slot refers to it.
     Segment = 13,
+    /// A value without the form of its type: its node has altered it. It can be removed.
+    Broken = 14,
 }
 
 impl Type {
     pub(crate) fn of(byte: u8) -> Option<Type> {
-        use Type::{Hash, List, Lock, Long, Message, Parts, Segment, Set, SortedSet, Stream, String, Vacant, Verdict};
-        [String, List, Set, Hash, SortedSet, Long, Message, Stream, Lock, Verdict, Vacant, Parts, Segment]
+        use Type::{
+            Broken, Hash, List, Lock, Long, Message, Parts, Segment, Set, SortedSet, Stream, String, Vacant, Verdict,
+        };
+        [String, List, Set, Hash, SortedSet, Long, Message, Stream, Lock, Verdict, Vacant, Parts, Segment, Broken]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }
@@ -161,7 +166,9 @@ pub(crate) fn seal(bytes: &mut [u8], hash: Hash, version: u16, now_s: u32) -> u6
 }
 
 impl Object {
-    /// The object at the start of `bytes`, if it is whole and sound.
+    /// The object at the start of `bytes`, if it is whole and sound. One whose value does not have
+    /// the form of its type is [`Type::Broken`]: commands rely on the form. A checksum proves
+    /// nothing, because a node can compute it.
     pub fn decode(mut bytes: Vec<u8>) -> Option<Object> {
         let len = usize::try_from(Header::peek(&bytes)?.len).ok()?;
         if len > bytes.len() {
@@ -170,8 +177,11 @@ impl Object {
         bytes.truncate(len);
         let kind = Type::of(bytes[32])?;
         let (key, value) = (word(&bytes, 3) as u32 as usize, (word(&bytes, 3) >> 32) as usize);
-        let sound = xxhash_rust::xxh3::xxh3_64(&bytes[8..]) == word(&bytes, 0);
-        sound.then(|| Object { bytes: Rc::new(bytes), kind, key, value })
+        if xxhash_rust::xxh3::xxh3_64(&bytes[8..]) != word(&bytes, 0) {
+            return None;
+        }
+        let kind = if form::has_form(kind, &bytes[HEADER + key..]) { kind } else { Type::Broken };
+        Some(Object { bytes: Rc::new(bytes), kind, key, value })
     }
 
     /// The object for a key and its value, to be written to a place that was used `version` times.
@@ -274,10 +284,10 @@ mod tests {
 
     #[test]
     fn an_object_is_what_was_written() {
-        let value = Value { kind: Type::Hash, expiry: Some(77), bytes: b"value".to_vec() };
+        let value = Value { kind: Type::Hash, expiry: Some(77), bytes: b"\x01\0\0\0f\x01\0\0\0v".to_vec() };
         let bytes = Object::new(Hash::of(b"key"), b"key", &value, 5, 9).bytes.to_vec();
         let object = Object::decode([&bytes[..], &[1; 30]].concat()).expect("sound");
-        assert_eq!((object.key(), object.value(), object.kind()), (&b"key"[..], &b"value"[..], Type::Hash));
+        assert_eq!((object.key(), object.value(), object.kind()), (&b"key"[..], &value.bytes[..], Type::Hash));
         assert_eq!((object.expiry(), object.written_s(), object.hash()), (Some(77), 9, Hash::of(b"key")));
         assert_eq!(Header::peek(&bytes).map(|header| header.version), Some(5));
         for at in 0..bytes.len() {
@@ -286,5 +296,8 @@ mod tests {
             assert_eq!(Object::decode(torn), None, "byte {at}");
         }
         assert_eq!(Object::decode(bytes[..bytes.len() - 1].to_vec()), None);
+        let broken = Value { bytes: b"value".to_vec(), ..value };
+        let bytes = Object::new(Hash::of(b"key"), b"key", &broken, 5, 9).bytes.to_vec();
+        assert_eq!(Object::decode(bytes).map(|object| object.kind()), Some(Type::Broken));
     }
 }

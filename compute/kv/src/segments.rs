@@ -29,6 +29,7 @@
 mod body;
 mod cache;
 mod edit;
+pub(crate) mod form;
 mod head;
 mod lists;
 mod named;
@@ -65,6 +66,12 @@ pub struct Part {
     at: At,
     /// Its object's checksum. Of a segment that is not written: its number in [`Open::fresh`].
     checksum: u64,
+}
+
+impl Part {
+    fn wanted(&self, kind: Type) -> Wanted {
+        Wanted { at: self.at, checksum: self.checksum, len: self.len, kind }
+    }
 }
 
 /// The segments of a side, and their sums.
@@ -145,7 +152,7 @@ impl Open {
 
     /// Whether a side is cut by the hashes of names.
     fn is_hashed(&self, side: usize) -> bool {
-        side == 1 || matches!(self.kind, Type::Hash | Type::Set)
+        is_hashed(self.kind, side)
     }
 
     /// The segments that are not written yet, in the order of the entries.
@@ -153,6 +160,11 @@ impl Open {
         let parts = self.sides.iter().flat_map(|side| &side.parts).filter(|part| part.at == 0);
         parts.filter_map(|part| self.fresh.get(part.checksum as usize)?.as_ref())
     }
+}
+
+/// Whether a side of a value of this type is cut by the hashes of names.
+fn is_hashed(kind: Type, side: usize) -> bool {
+    side == 1 || matches!(kind, Type::Hash | Type::Set)
 }
 
 /// One item: of a hash a field and its value, of a sorted set a score and its member.
@@ -252,10 +264,13 @@ impl<'a> Working<'a> {
     /// The change to it. A value that has become small is one object again.
     ///
     /// # Errors
-    /// As of [`Working::bytes`].
+    /// As of [`Working::bytes`]. The sides of a sorted set do not have the same members.
     pub fn change<T>(self, outcome: T) -> Result<Change<T>, Trouble> {
         if !self.changed {
             return Ok(Change::Keep(outcome));
+        }
+        if self.kind == Type::SortedSet && self.sides[0].items != self.sides[1].items {
+            return Err(Trouble::Corrupt);
         }
         if self.is_empty() {
             return Ok(Change::Delete(outcome));
@@ -270,15 +285,18 @@ impl<'a> Working<'a> {
     /// The items of a segment.
     ///
     /// # Errors
-    /// [`Trouble::Unread`]: it is not here, and is wanted now.
+    /// [`Trouble::Unread`]: it is not here, and is wanted now. [`Trouble::Corrupt`]: it is not what
+    /// the head says of it.
     pub fn bytes(&self, side: usize, n: usize) -> Result<Body, Trouble> {
         // What a node says of a value may be wrong.
         let part = self.parts(side).get(n).ok_or(Trouble::Corrupt)?;
         if part.at == 0 {
             return self.fresh.get(part.checksum as usize).cloned().flatten().ok_or(Trouble::Corrupt);
         }
-        let wanted = Wanted { at: part.at, checksum: part.checksum, len: part.len };
-        self.segments.get(wanted).ok_or(Trouble::Unread)
+        let body = self.segments.get(part.wanted(self.kind)).ok_or(Trouble::Unread)?;
+        // Another head may list the same segment.
+        let is_listed = body.holds(self.kind, part.count) && body.len() == part.len as usize;
+        if is_listed { Ok(body) } else { Err(Trouble::Corrupt) }
     }
 
     /// Wants segments, all at once.
@@ -288,7 +306,10 @@ impl<'a> Working<'a> {
     pub fn want(&self, side: usize, which: impl IntoIterator<Item = usize>) -> Result<(), Trouble> {
         let mut lacks = false;
         for n in which {
-            lacks |= self.bytes(side, n).is_err();
+            match self.bytes(side, n) {
+                Err(Trouble::Unread) => lacks = true,
+                looked => drop(looked?),
+            }
         }
         if lacks { Err(Trouble::Unread) } else { Ok(()) }
     }

@@ -63,8 +63,8 @@ pub enum Trouble {
     /// A command of a script or a transaction asked for a key that was not read for it.
     #[error("ERR the key is not among those that were read for this script: name it in KEYS")]
     Unread,
-    /// An object does not match its checksum.
-    #[error("IOERR an object in remote memory does not match its checksum")]
+    /// An object does not match its checksum, or its value does not have the form of its type.
+    #[error("IOERR an object in remote memory does not match its checksum, or is not as a store writes it")]
     Corrupt,
     /// A connection broke, and whether the operation took effect cannot be told any more.
     #[error("IOERR the connection to a memory node broke: the command may have taken effect or not")]

@@ -1,8 +1,9 @@
 //! The bytes of one segment: room for the header of its object, and its items. So a segment is
 //! read, altered and written without a further copy of its items.
 
+use super::form;
 use crate::layout::Hash;
-use crate::object::{self, HEADER};
+use crate::object::{self, HEADER, Type};
 use std::ops::{Deref, Range};
 use std::rc::Rc;
 
@@ -13,14 +14,18 @@ const BY_TURNS: usize = 8;
 
 /// See the module. A clone refers to the same bytes, and altering one copies them.
 #[derive(Clone, Debug)]
-pub struct Body(Rc<Vec<u8>>);
+pub struct Body {
+    bytes: Rc<Vec<u8>>,
+    /// Of one that lies at a node: the type of its items, and how many they are.
+    form: Option<(Type, u32)>,
+}
 
 impl Deref for Body {
     type Target = [u8];
 
     /// The items.
     fn deref(&self) -> &[u8] {
-        &self.0[HEADER..]
+        &self.bytes[HEADER..]
     }
 }
 
@@ -30,30 +35,37 @@ impl Body {
         let mut bytes = Vec::with_capacity(HEADER + items.len());
         bytes.resize(HEADER, 0);
         bytes.extend_from_slice(items);
-        Body(Rc::new(bytes))
+        Body { bytes: Rc::new(bytes), form: None }
     }
 
     /// Without items, and with room for so many bytes.
     pub(super) fn with_room(bytes: usize) -> Body {
         let mut own = Vec::with_capacity(HEADER + bytes);
         own.resize(HEADER, 0);
-        Body(Rc::new(own))
+        Body { bytes: Rc::new(own), form: None }
     }
 
-    /// Of a segment's object as it was read.
-    pub(super) fn read(object: Vec<u8>) -> Body {
-        debug_assert!(object.len() >= HEADER);
-        Body(Rc::new(object))
+    /// Of a segment's object as it was read, of a value of this type. `None`: it does not have the
+    /// form of one.
+    pub(super) fn read(object: Vec<u8>, kind: Type) -> Option<Body> {
+        let count = form::count(kind, object.get(HEADER..)?)?;
+        Some(Body { bytes: Rc::new(object), form: Some((kind, count)) })
+    }
+
+    /// Whether it has so many items of a value of this type. It lies at a node.
+    pub(super) fn holds(&self, kind: Type, count: u32) -> bool {
+        self.form == Some((kind, count))
     }
 
     fn own(&mut self) -> &mut Vec<u8> {
-        if Rc::get_mut(&mut self.0).is_none() {
-            let mut copy = Vec::with_capacity(self.0.len() + SPARE);
-            copy.extend_from_slice(&self.0);
-            self.0 = Rc::new(copy);
+        self.form = None;
+        if Rc::get_mut(&mut self.bytes).is_none() {
+            let mut copy = Vec::with_capacity(self.bytes.len() + SPARE);
+            copy.extend_from_slice(&self.bytes);
+            self.bytes = Rc::new(copy);
         }
         // Nobody else refers to it now.
-        Rc::make_mut(&mut self.0)
+        Rc::make_mut(&mut self.bytes)
     }
 
     /// Adds an item.
@@ -83,21 +95,24 @@ impl Body {
             return;
         }
         let more: usize = edits.iter().map(|(_, with)| with.len()).sum();
-        let mut new = Vec::with_capacity(self.0.len() + more + SPARE);
+        let mut new = Vec::with_capacity(self.bytes.len() + more + SPARE);
         let mut from = 0;
         for (range, with) in edits {
-            new.extend_from_slice(&self.0[from..HEADER + range.start]);
+            new.extend_from_slice(&self.bytes[from..HEADER + range.start]);
             new.extend_from_slice(with);
             from = HEADER + range.end;
         }
-        new.extend_from_slice(&self.0[from..]);
-        self.0 = Rc::new(new);
+        new.extend_from_slice(&self.bytes[from..]);
+        self.bytes = Rc::new(new);
+        self.form = None;
     }
 
-    /// Makes it a segment's object. Returns that, and its checksum.
-    pub(super) fn seal(&mut self, hash: Hash, version: u16, now_s: u32) -> (u64, Rc<Vec<u8>>) {
+    /// Makes it the object of a segment with so many items of a value of this type. Returns that,
+    /// and its checksum.
+    pub(super) fn seal(&mut self, form: (Type, u32), hash: Hash, version: u16, now_s: u32) -> (u64, Rc<Vec<u8>>) {
         let checksum = object::seal(self.own(), hash, version, now_s);
-        (checksum, Rc::clone(&self.0))
+        self.form = Some(form);
+        (checksum, Rc::clone(&self.bytes))
     }
 }
 
@@ -120,7 +135,7 @@ fn bytes_are_put_in_the_place_of_others() {
         assert_eq!(letters[..], by_turns[..]);
         letters = Body::of(b"abcdefghijklmnopqrstuvwxyz");
     }
-    let (checksum, object) = body.seal(Hash(7), 1, 2);
+    let (checksum, object) = body.seal((Type::Stream, 0), Hash(7), 1, 2);
     let read = object::Object::decode(object.to_vec()).expect("sound");
     assert_eq!((read.value(), read.kind(), read.checksum()), (&b"eFgh"[..], object::Type::Segment, checksum));
 }

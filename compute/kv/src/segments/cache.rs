@@ -5,6 +5,7 @@
 use super::{Body, Sides};
 use crate::fast::Map;
 use crate::layout::At;
+use crate::object::Type;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -26,6 +27,8 @@ pub struct Wanted {
     pub checksum: u64,
     /// Bytes of its items.
     pub len: u32,
+    /// The type of the value.
+    pub kind: Type,
 }
 
 /// A head's name, and its entries.
@@ -166,7 +169,7 @@ fn segments_stay_up_to_a_bound() {
     let body = Body::of(&vec![1; 1 << 20]);
     (1..100).for_each(|n| segments.keep(n * 64, n, &body));
     assert!(segments.bytes.get() <= BUDGET && segments.kept.borrow().len() > 30);
-    let wanted = |n: u64| Wanted { at: n * 64, checksum: n, len: 1 << 20 };
+    let wanted = |n: u64| Wanted { at: n * 64, checksum: n, len: 1 << 20, kind: Type::List };
     assert!(segments.get(wanted(99)).is_some() && segments.get(wanted(1)).is_none() && segments.is_wanting());
     segments.forget(&[(99 * 64, 99), (64, 1)]);
     assert!(segments.get(wanted(99)).is_none() && segments.get(wanted(98)).is_some());

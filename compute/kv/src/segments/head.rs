@@ -7,8 +7,8 @@
 //!     place, checksum and bytes (8 each)
 //! ```
 
-use super::{Body, Gone, Open, Part, Segments, Side, Working};
-use crate::layout::{At, MAX_OBJECT, NODE_SHIFT, word};
+use super::{Body, Gone, Open, Part, Segments, Side, Working, form, is_hashed};
+use crate::layout::{At, MAX_OBJECT, NODE_SHIFT, UNIT, word};
 use crate::object::{HEADER, Object, Type};
 use std::rc::Rc;
 
@@ -45,6 +45,46 @@ pub(crate) fn listed(head: &Object, node: u8) -> Vec<(At, u32, u64)> {
 fn entries(head: &[u8]) -> usize {
     let counts = word(head, 1);
     (counts as u32 as usize).saturating_add((counts >> 32) as usize)
+}
+
+/// Whether bytes are a head as it lies at a node. See [`super::form`].
+pub(super) fn is_head(bytes: &[u8]) -> bool {
+    let Some(kind) = bytes.first().and_then(|&byte| Type::of(byte)) else { return false };
+    let is_collection = matches!(kind, Type::List | Type::Set | Type::Hash | Type::SortedSet | Type::Stream);
+    let is_whole = entries(bytes).checked_mul(ENTRY).is_some_and(|len| HEAD + len == bytes.len());
+    if !is_collection || !is_whole || bytes[1] != STORED || word(bytes, 2) != 0 {
+        return false;
+    }
+    let (first, second) = bytes[HEAD..].split_at(word(bytes, 1) as u32 as usize * ENTRY);
+    match items(kind, 0, first) {
+        None => false,
+        // Each member is on both sides.
+        there if kind == Type::SortedSet => items(kind, 1, second) == there,
+        Some(_) => second.is_empty(),
+    }
+}
+
+/// How many items the entries of a side have together. `None`: they are no side.
+fn items(kind: Type, side: usize, entries: &[u8]) -> Option<u64> {
+    let (mut items, mut before) = (0, None);
+    for entry in entries.chunks_exact(ENTRY) {
+        let [place, _, bound, sizes] = [0, 1, 2, 3].map(|n| word(entry, n));
+        let (count, len) = (sizes as u32, sizes >> 32);
+        let is_place = place != 0 && place >> NODE_SHIFT == 0 && place.is_multiple_of(UNIT);
+        // Lengths are what a node says: room is made for no more than a store writes.
+        let has_items = (count > 0) != (kind == Type::Stream) && (1..=MAX_OBJECT).contains(&len);
+        let in_order = match before {
+            None => !is_hashed(kind, side) || bound == 0,
+            // A scan goes on from bound to bound, and some clients take only numbers with a sign.
+            Some(before) if is_hashed(kind, side) => before < bound && bound <= i64::MAX as u64,
+            Some(before) => before <= bound,
+        };
+        if !is_place || !has_items || !in_order || form::least(kind, count) > len {
+            return None;
+        }
+        (items, before) = (items + u64::from(count), Some(bound));
+    }
+    before.map(|_| items)
 }
 
 /// Bytes of a value that is in segments, as one object would have it.

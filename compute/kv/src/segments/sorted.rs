@@ -85,13 +85,14 @@ impl Working<'_> {
     /// How many members come before one, which is there.
     ///
     /// # Errors
-    /// As of [`Working::bytes`].
+    /// As of [`Working::bytes`]. [`Trouble::Corrupt`]: it is on the other side alone.
     pub fn rank(&self, of: f64, name: &[u8]) -> Result<usize, Trouble> {
         let n = self.located(of, name)?;
         let bytes = self.bytes(0, n)?;
         let before = self.parts(0)[..n].iter().map(|part| part.count as usize).sum::<usize>();
-        let is_before = |unit: &Unit<'_>| order((score(unit.first), unit.name), (of, name)).is_lt();
-        Ok(before + units(self.kind, &bytes).take_while(is_before).count())
+        let is_it = |unit: Unit<'_>| order((score(unit.first), unit.name), (of, name)).is_eq();
+        let there = units(self.kind, &bytes).position(is_it).ok_or(Trouble::Corrupt)?;
+        Ok(before + there)
     }
 
     /// How many members have a score that is not `beyond` one: a lower one, or the same if `with`

@@ -88,9 +88,12 @@ impl Shard {
             let read = |one: &Wanted| Verb::Read { at: one.at, len: HEADER as u32 + one.len };
             let answers = self.reach.verbs(io, some.iter().map(read).collect()).await;
             for (one, answer) in some.iter().zip(answers) {
-                match answer {
-                    Answer::Bytes(bytes) if is_segment(&bytes, one.checksum) => {
-                        let body = Body::read(bytes);
+                let body = match answer {
+                    Answer::Bytes(bytes) if is_segment(&bytes, one.checksum) => Body::read(bytes, one.kind),
+                    _ => None,
+                };
+                match body {
+                    Some(body) => {
                         store.segments.keep(one.at, one.checksum, &body);
                         lent.insert((one.at, one.checksum), body);
                     }
@@ -245,11 +248,12 @@ impl Keyspace {
         }
         let now_s = (self.now_ms() / 1000) as u32;
         let (mut writes, mut places) = (Vec::with_capacity(placed.held.len()), placed.held.iter());
-        let Open { sides, fresh, .. } = open;
+        let Open { kind, sides, fresh, .. } = open;
+        let kind = *kind;
         for part in Rc::make_mut(sides).iter_mut().flat_map(|side| &mut side.parts).filter(|part| part.at == 0) {
             let body = fresh.get_mut(part.checksum as usize).and_then(Option::take);
             let (Some(mut body), Some(held)) = (body, places.next()) else { return Err(Trouble::Corrupt) };
-            let (checksum, bytes) = body.seal(hash, held.version, now_s);
+            let (checksum, bytes) = body.seal((kind, part.count), hash, held.version, now_s);
             self.segments.keep(held.at, checksum, &body);
             writes.push(Verb::Write { at: held.at, bytes });
             (part.at, part.checksum) = (held.at, checksum);

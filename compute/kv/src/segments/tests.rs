@@ -45,6 +45,56 @@ fn is_sound(value: &Working<'_>) {
             }
         }
     }
+    let head = written(&value.open);
+    assert!(value.is_empty() || form::has_form(Type::Parts, &head));
+}
+
+/// As it would lie at a node.
+fn written(open: &Open) -> Vec<u8> {
+    let mut open = open.clone();
+    let all = Rc::make_mut(&mut open.sides).iter_mut().flat_map(|side| &mut side.parts);
+    all.zip(1..).for_each(|(part, n)| part.at = n * 64);
+    open.dropped.clear();
+    open.encode()
+}
+
+#[test]
+fn a_head_that_no_store_writes_is_refused() {
+    let segments = small();
+    let members = |n: u8| [item(&f64::from(n / 3).to_le_bytes()), item(&[b'm', n])].concat();
+    let whole: Vec<u8> = (0..40).flat_map(members).collect();
+    let value = Working::new(&segments, Type::SortedSet, &whole);
+    let (head, first, entries) = (written(&value.open), value.parts(0).len(), 24);
+    assert!(first > 3 && value.parts(1).len() > 3 && form::has_form(Type::Parts, &head));
+    let entry = |n: usize| entries + 32 * n;
+    let refused = |what: &str, at: usize, with: &[u8]| {
+        let mut other = head.clone();
+        other[at..at + with.len()].copy_from_slice(with);
+        assert!(other != head && !form::has_form(Type::Parts, &other), "{what}");
+    };
+    refused("a type that has no segments", 0, &[Type::String as u8]);
+    refused("one side where there are two", 0, &[Type::List as u8]);
+    refused("segments that are not written", 1, &[1]);
+    refused("more entries than there are", 8, &(first as u64 + 1).to_le_bytes());
+    refused("something dropped", 16, &[1]);
+    refused("no place", entry(1), &[0; 8]);
+    refused("no unit", entry(1), &[1]);
+    refused("another node's place", entry(1) + 7, &[0xff]);
+    refused("no items", entry(1) + 24, &[0; 4]);
+    refused("more items than bytes", entry(1) + 24, &[0xff; 4]);
+    refused("no bytes", entry(1) + 28, &[0; 4]);
+    refused("too many bytes", entry(1) + 28, &[0xff; 4]);
+    refused("another number of members by name", entry(first) + 24, &[head[entry(first) + 24] ^ 3]);
+    refused("scores without order", entry(1) + 16, &[0xff; 8]);
+    refused("no segment for the lowest hash", entry(first) + 16, &[1]);
+    refused("hashes without order", entry(first + 1) + 16, &[0xff; 8]);
+    assert!(!form::has_form(Type::Parts, &head[..head.len() - 1]) && !form::has_form(Type::Parts, b""));
+}
+
+fn item(bytes: &[u8]) -> Vec<u8> {
+    let mut own = Vec::new();
+    write(&mut own, bytes);
+    own
 }
 
 fn sorted_whole(value: &Working<'_>) -> Vec<Vec<u8>> {

@@ -54,7 +54,11 @@ fn decode(object: &Object, kind: Type) -> Result<Items, Fail> {
 
 /// The bytes of an object of this type.
 fn bytes_of(object: &Object, kind: Type) -> Result<&[u8], Fail> {
-    if object.kind() == kind { Ok(object.value()) } else { Err(Fail::wrong_type()) }
+    match object.kind() {
+        own if own == kind => Ok(object.value()),
+        Type::Broken => Err(Trouble::Corrupt.into()),
+        _ => Err(Fail::wrong_type()),
+    }
 }
 
 /// Items where they lie in a value's bytes, from the first on. What is left of the bytes follows them.
@@ -101,7 +105,7 @@ pub fn is_sound(kind: Type, bytes: &[u8]) -> bool {
     match kind {
         // Its extents are this store's alone.
         Type::Long | Type::Message | Type::Stream | Type::Lock | Type::Verdict | Type::Vacant => false,
-        Type::Parts | Type::Segment => false,
+        Type::Parts | Type::Segment | Type::Broken => false,
         Type::String | Type::List => !items.is_empty(),
         Type::Set => !items.is_empty() && unique(items.iter()),
         Type::Hash => !items.is_empty() && items.len().is_multiple_of(2) && unique(items.iter().step_by(2)),
