@@ -100,7 +100,7 @@ struct farmem_store_op {
 
 /* Carries out n operations side by side, in the time of one; those on one key in any order. Memory that one of
  * them writes is used by no other. An error of one of them is in its status, and the first of these in `why`. The
- * call itself fails if a node is lost. */
+ * call itself fails if a node is lost: then no operation has memory of the library's. */
 int farmem_store_do(farmem_store *store, struct farmem_store_op *ops, size_t n, struct farmem_store_error *why);
 
 /* Some keys, about `count`, from a place on: 0 is the start, and the end. They come one after the other, each behind its

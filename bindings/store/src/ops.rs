@@ -208,9 +208,21 @@ impl First {
     }
 }
 
+/// Which operations had no buffer, and got memory of the library's.
+type Given = Vec<usize>;
+
+/// Takes memory back that operations got. Their call has failed, so the caller looks at none of them.
+fn take_back(ops: &mut [RawOp], given: &Given) {
+    for &n in given {
+        // SAFETY: `copied` returned it, and no caller has seen it yet.
+        unsafe { libc::free(ops[n].value) };
+        (ops[n].value, ops[n].found_bytes, ops[n].status) = (std::ptr::null_mut(), 0, code::FAILED);
+    }
+}
+
 /// Carries out the caller's operations, and writes each one's status. Those that need no wait come
 /// first. The others follow as one batch, and wait together. Returns the error of the first that
-/// failed.
+/// failed. If the call fails as a whole, no operation has memory of the library's.
 ///
 /// # Safety
 /// All keys and values are as [`crate::farmem_store_do`] requires.
@@ -222,31 +234,120 @@ pub(crate) unsafe fn carry_out(handle: &Handle, ops: &mut [RawOp]) -> Result<Opt
     let raw = Ops(ops);
     let first = handle.with(move |store| {
         let Ops(ops) = { raw };
-        let (mut first, mut left) = (First::default(), Vec::new());
-        for op in ops {
-            // SAFETY: as this function's caller promises.
-            match unsafe { op.at_once(store) } {
-                Some(Ok(ended)) => op.status = first.code(ended),
-                Some(Err(Failed::Refused(trouble))) => {
-                    op.status = first.code(Err(Problem::of(&Failed::Refused(trouble))));
-                }
-                Some(Err(failed)) => return Err(failed),
-                None => left.push(op),
-            }
-        }
-        if left.is_empty() {
-            return Ok(first.0);
-        }
-        // Values are copied as operations begin and end: 4 MiB are written and 32 MiB read at a time. All of it
-        // is done under the lock, because the store's near cache shares their bytes.
-        let asked: Vec<RawOp> = left.iter().map(|op| **op).collect();
+        let mut given = Given::new();
         // SAFETY: as this function's caller promises.
-        let ops = asked.iter().map(|op| unsafe { op.op() });
-        store.batch_with(ops, |number, outcome| {
-            // SAFETY: as this function's caller promises.
-            left[number].status = first.code(unsafe { left[number].end(outcome) });
-        })?;
-        Ok(first.0)
+        let ended = unsafe { with_store(store, ops, &mut given) };
+        if ended.is_err() {
+            take_back(ops, &given);
+        }
+        ended
     })?;
     Ok(first)
+}
+
+/// [`carry_out`] under the lock.
+///
+/// # Safety
+/// As there.
+unsafe fn with_store(store: &mut Store, ops: &mut [RawOp], given: &mut Given) -> Result<Option<Problem>, Failed> {
+    let (mut first, mut left) = (First::default(), Vec::new());
+    for (n, op) in ops.iter_mut().enumerate() {
+        let none = op.value.is_null();
+        // SAFETY: as this function's caller promises.
+        match unsafe { op.at_once(store) } {
+            Some(Ok(ended)) => {
+                op.status = first.code(ended);
+                given.extend((none && !op.value.is_null()).then_some(n));
+            }
+            Some(Err(Failed::Refused(trouble))) => {
+                op.status = first.code(Err(Problem::of(&Failed::Refused(trouble))));
+            }
+            Some(Err(failed)) => return Err(failed),
+            None => left.push((n, op)),
+        }
+    }
+    if left.is_empty() {
+        return Ok(first.0);
+    }
+    // Values are copied as operations begin and end: 4 MiB are written and 32 MiB read at a time. All of it
+    // is done under the lock, because the store's near cache shares their bytes.
+    let asked: Vec<RawOp> = left.iter().map(|(_, op)| **op).collect();
+    // SAFETY: as this function's caller promises.
+    let ops = asked.iter().map(|op| unsafe { op.op() });
+    store.batch_with(ops, |number, outcome| {
+        let (n, op) = &mut left[number];
+        let none = op.value.is_null();
+        // SAFETY: as this function's caller promises.
+        op.status = first.code(unsafe { op.end(outcome) });
+        given.extend((none && !op.value.is_null()).then_some(*n));
+    })?;
+    Ok(first.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farmem_fabric::NodeAddr;
+    use farmem_kv::Config;
+    use std::ptr::null_mut;
+    use std::time::{Duration, Instant};
+
+    const BYTES: usize = 1 << 20;
+
+    fn get(key: &[u8], value: *mut c_void) -> RawOp {
+        let (key, key_bytes) = (key.as_ptr().cast(), key.len());
+        RawOp { what: GET, status: 0, key, key_bytes, value, value_bytes: 0, found_bytes: 0, expires_ms: 0 }
+    }
+
+    /// Bytes that malloc has given out.
+    fn allocated() -> usize {
+        // SAFETY: it has no preconditions.
+        let about = unsafe { libc::mallinfo2() };
+        about.uordblks + about.hblkhd
+    }
+
+    #[test]
+    fn a_call_that_fails_keeps_no_memory() {
+        // Mapped memory would stay there without its node.
+        let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into())];
+        let node = farmem_memory::Node::start(&farmem_memory::Config::new(4 * (64 << 20), listen)).expect("a node");
+        let config =
+            Config { grace: Duration::from_millis(200), ..Config::of("fails", &[&node.addresses()[0].to_string()]) };
+        let handle = Handle::open(&config).expect("a store");
+        let value = vec![7; BYTES];
+        handle.with(|store| store.put(b"near", &value)).expect("stored");
+        // Alone, it answers from its cache.
+        let begun = Instant::now();
+        while handle.with(|store| Ok(store.get_at_once(b"near")?.is_some())).is_ok_and(|near| !near) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it is not alone");
+            handle.with(|store| store.get(b"near").map(drop)).expect("read");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut ops = [get(b"near", null_mut()), get(b"none", null_mut())];
+        // SAFETY: the keys are constants, and there are no buffers.
+        let first = unsafe { carry_out(&handle, &mut ops) };
+        assert!(first.is_ok_and(|first| first.is_none()) && ops[0].found_bytes == BYTES && ops[1].value.is_null());
+        // SAFETY: of the call before.
+        unsafe { libc::free(ops[0].value) };
+        ops[0].value = null_mut();
+        drop(node);
+        let before = allocated();
+        // SAFETY: as above.
+        let failed = unsafe { carry_out(&handle, &mut ops) };
+        assert!(failed.is_err(), "the node is gone");
+        assert!(ops.iter().all(|op| op.value.is_null() && op.found_bytes == 0 && op.status == code::FAILED));
+        assert!(allocated() < before + BYTES / 2, "{} bytes are kept", allocated() - before);
+        // Some have buffers of the caller's.
+        let own = Box::new([0u8; 8]);
+        let buffer = std::ptr::from_ref(&*own).cast_mut().cast();
+        let mut ops = [get(b"a", null_mut()), get(b"b", buffer), get(b"c", null_mut())];
+        for n in [0, 2] {
+            // SAFETY: it has no buffer.
+            assert!(unsafe { ops[n].take(&[&[1; BYTES]], None) }.is_ok_and(|code| code == code::OK));
+        }
+        let before = allocated();
+        take_back(&mut ops, &vec![0, 2]);
+        assert_eq!(ops.map(|op| op.value), [null_mut(), buffer, null_mut()]);
+        assert!(allocated() + BYTES + BYTES / 2 < before);
+    }
 }
