@@ -4,7 +4,7 @@ use super::in_turn::Turn;
 use super::{Call, Draft, Fail, notify};
 use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
-use crate::segments::{Lent, Working};
+use crate::segments::{self, Lent, Working};
 use crate::shard::Trouble;
 use crate::shard::index::Found;
 use std::cell::Cell;
@@ -42,6 +42,7 @@ impl Call {
     async fn as_one(&self, found: Option<Found>) -> Result<Option<Object>, Trouble> {
         match found {
             Some(found) if found.object.kind() == Type::Parts => {
+                self.reads.admit(&self.io, segments::len(&found.object) as usize).await;
                 Ok(Some(self.store().as_one(&self.io, &found.object).await?))
             }
             found => Ok(found.map(|found| found.object)),

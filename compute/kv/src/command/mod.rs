@@ -114,6 +114,8 @@ pub struct Client {
     /// Bytes of replies that its commands gather, and of those that wait for others before them: see
     /// [`room`].
     pub gathered: Cell<usize>,
+    /// Bytes of the collections that its commands read, by their order: see [`room::Reads`].
+    pub reading: RefCell<BTreeMap<u64, usize>>,
     /// Whether it is told of all commands.
     pub monitors: Cell<bool>,
     /// Which replies it is sent.
@@ -153,6 +155,7 @@ impl Client {
             seen_ms: Cell::new(since_ms),
             unread: Cell::new(0),
             gathered: Cell::new(0),
+            reading: RefCell::default(),
             monitors: Cell::new(false),
             replies: Cell::default(),
             closing: Cell::new(false),
@@ -270,6 +273,8 @@ pub struct Call {
     pub in_exec: bool,
     /// The version of the protocol that a script which runs it has asked for.
     pub script: Option<u8>,
+    /// What it reads as a whole.
+    pub(crate) reads: Rc<room::Reads>,
     /// Whether it has the turn of its keys: other commands of this front end that change them wait.
     pub in_turn: bool,
 }
@@ -279,7 +284,8 @@ impl Call {
     pub fn new(front: &Rc<Front>, client: &Rc<Client>, io: Io, args: Request) -> Call {
         let (front, client) = (Rc::clone(front), Rc::clone(client));
         let (args, draft, given) = (Rc::new(args), None, None);
-        Call { front, client, io, args, draft, given, in_exec: false, script: None, in_turn: false }
+        let reads = Rc::new(room::Reads::new(&client, &front.held));
+        Call { front, client, io, args, draft, given, in_exec: false, script: None, reads, in_turn: false }
     }
 
     /// The version of the protocol whose forms the reply has.

@@ -16,6 +16,7 @@ mod forward;
 pub use asked::show;
 pub use forward::Forward;
 
+use super::room::Room;
 use super::{Answered, Call, Client, Fail, Front};
 use crate::resp::{Reply, matches};
 use crate::shard::Trouble;
@@ -299,9 +300,12 @@ async fn subscribe(what: &str, kind: Kind, call: &Call) -> Answered {
     let coming = asked::Coming::of(channels);
     channels.forward.open(call).await?;
     asked::comes(call).await;
-    let mut told = Vec::with_capacity(call.count() - 1);
+    let (mut told, mut room) = (Vec::new(), Room::new(call));
     for name in &call.args[1..] {
-        match channels.add(&call.client, kind, name) {
+        // Three parts are told of each.
+        let added =
+            (0..3).try_for_each(|_| room.take(name.len() / 3)).and_then(|()| channels.add(&call.client, kind, name));
+        match added {
             Ok(()) => told.push(call.client.told(what, kind, Some(name))),
             Err(fail) => {
                 told.push(fail.0);
