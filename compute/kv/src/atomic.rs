@@ -26,6 +26,7 @@
 
 mod batch;
 mod decided;
+mod given;
 mod part;
 mod seized;
 

@@ -28,6 +28,7 @@
 
 mod body;
 mod cache;
+mod copied;
 mod edit;
 pub(crate) mod form;
 mod head;
@@ -40,6 +41,7 @@ mod whole;
 pub use body::Body;
 pub(crate) use cache::Lent;
 pub use cache::{Segments, Wanted};
+pub(crate) use copied::Copied;
 pub use head::type_of;
 pub(crate) use head::{len, listed, places, taken};
 pub(crate) use store::{Placed, WHOLE, is_harmless, is_segment};

@@ -227,14 +227,94 @@ fn compare(way: Transport, segment: usize, others: bool, seed: u64) {
         segmented += usize::from(told == encoding);
     }
     assert!(segmented > 0, "no value was in segments");
+    is_sound("small", &node);
+}
+
+/// Nothing is left over in a store, and nothing is missing.
+fn is_sound(name: &str, node: &Process) {
     let begun = std::time::Instant::now();
     loop {
-        let counts = check(&config("small", &node.at)).unwrap();
+        let counts = check(&config(name, &node.at)).unwrap();
         let problems: Vec<String> = counts.into_iter().flat_map(|(_, count)| count.problems).collect();
         if problems.is_empty() {
             break;
         }
         assert!(begun.elapsed().as_secs() < 20, "{problems:?}");
+    }
+}
+
+/// A collection gets another key segment by segment, with its end, and at one moment.
+#[test]
+fn a_collection_in_many_segments_gets_another_key() {
+    for way in [Transport::Shm, Transport::Tcp] {
+        let node = Process::node(way);
+        let front = || Process::start(&format!("front given {} segment=64", node.at));
+        let (one, other) = (front(), front());
+        let (mut client, mut second) = (one.client(), other.client());
+        for n in 0..300 {
+            let lines = [format!("RPUSH l i{n}"), format!("HSET h f{n} v{n}"), format!("SADD s m{n}")];
+            lines
+                .iter()
+                .chain([&format!("ZADD z {} m{n}", n % 7)])
+                .for_each(|line| assert!(client.ask(line).starts_with(':')));
+        }
+        for (key, all) in
+            [("l", "LRANGE K 0 -1"), ("h", "HGETALL K"), ("s", "SMEMBERS K"), ("z", "ZRANGE K 0 -1 WITHSCORES")]
+        {
+            let shown = |client: &mut Client, key: &str| told(all, client.ask(&all.replace('K', key)));
+            let before = shown(&mut client, key);
+            assert!(before.len() > 1000);
+            let ask = |client: &mut Client, line: &str| client.ask(&line.replace('K', key));
+            assert_eq!(ask(&mut client, "PEXPIRE K 500000"), ":1");
+            assert_eq!(["COPY K c", "COPY K c", "RENAMENX K c"].map(|line| ask(&mut client, line)), [":1", ":0", ":0"]);
+            assert_eq!((shown(&mut second, "c"), shown(&mut second, key)), (before.clone(), before.clone()));
+            // What is small goes in the place of what is large, and back.
+            assert_eq!(
+                ["SET x small", "COPY x c REPLACE", "GET c"].map(|line| ask(&mut second, line)),
+                ["+OK", ":1", "small"]
+            );
+            assert_eq!(
+                ["RENAME K c", "EXISTS K", "RENAME K c"].map(|line| ask(&mut client, line)),
+                ["+OK", ":0", "-ERR no such key"]
+            );
+            assert_eq!(shown(&mut second, "c"), before);
+            let left = ask(&mut second, "PTTL c").trim_start_matches(':').parse::<i64>().unwrap();
+            assert!((400_000..=500_000).contains(&left), "{left}");
+            // The copy is changed as what was always there.
+            assert_eq!(
+                ["RENAMENX c K", "RENAME K K", "COPY K d"].map(|line| ask(&mut client, line)),
+                [":1", "+OK", ":1"]
+            );
+            let change = ["RPUSH d x", "HSET d x y", "SADD d x", "ZADD d 9 x"]
+                [["l", "h", "s", "z"].iter().position(|of| *of == key).unwrap()];
+            assert!(ask(&mut second, change).starts_with(':'));
+            assert!(shown(&mut client, "d").len() > before.len() && shown(&mut client, key) == before);
+            assert_eq!(ask(&mut client, "DEL c d"), ":1");
+        }
+        // Beside changes of another front end: all are in the one or in the other, in their order.
+        let pushes = std::thread::spawn(move || {
+            (0..600).for_each(|n| assert!(second.ask(&format!("RPUSH q p{n}")).starts_with(':')));
+            second
+        });
+        let (mut copies, mut moved) = (0, 0);
+        while !pushes.is_finished() {
+            if client.ask("COPY q c REPLACE") == ":1" {
+                let items = client.ask("LRANGE c 0 -1");
+                let of = items.trim_matches(['[', ']']).split(' ');
+                let of: Vec<u32> = of.map(|item| item[1..].parse().unwrap()).collect();
+                assert!(of.windows(2).all(|two| two[0] + 1 == two[1]));
+                copies += 1;
+            }
+            if copies % 8 == 7 && client.ask(&format!("RENAMENX q q{moved}")) == ":1" {
+                moved += 1;
+            }
+        }
+        pushes.join().expect("all was pushed");
+        let len = |client: &mut Client, key: &str| client.ask(&format!("LLEN {key}"))[1..].parse::<u32>().unwrap();
+        let all: u32 = (0..moved).map(|n| len(&mut client, &format!("q{n}"))).sum();
+        assert_eq!(all + len(&mut client, "q"), 600, "{copies} copies, {moved} moved");
+        assert!(copies > 0);
+        is_sound("given", &node);
     }
 }
 

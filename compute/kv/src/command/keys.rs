@@ -2,12 +2,12 @@
 
 use super::args::{self, Unit, int, is, pattern};
 use super::room::Room;
-use super::several::at_one_moment;
+use super::several::{ALL, at_one_moment};
 use super::{Answered, Call, Fail};
 use crate::keyspace::{Change, Cursor, name};
 use crate::object::{Object, Type, Value};
 use crate::resp::Reply;
-use crate::segments::type_of;
+use crate::segments::{self, type_of};
 use std::time::{Duration, Instant};
 
 /// After how long KEYS lets others have their turn.
@@ -206,22 +206,55 @@ async fn scan(call: &Call) -> Answered {
 
 async fn rename(call: &Call, if_absent: bool) -> Answered {
     let (from, to) = (call.arg(1), call.arg(2));
-    let found = call.find(from).await?;
-    let found = found.ok_or_else(|| Fail::new("no such key"))?;
+    let nothing = || Fail::new("no such key");
+    let renamed = |done: bool| if if_absent { Reply::Int(i64::from(done)) } else { Reply::Ok };
+    let head = call.find_head(from).await?.ok_or_else(nothing)?;
     if from == to {
-        return Ok(if if_absent { Reply::Int(0) } else { Reply::Ok });
+        return Ok(renamed(false));
+    }
+    if call.draft.is_none() && head.kind() != Type::Long {
+        if let Some(done) = Box::pin(give_in_parts(call, to, true, !if_absent)).await? {
+            return Ok(renamed(done));
+        }
+        let rename =
+            at_one_moment(call, vec![from.to_vec(), to.to_vec()], move |call| Box::pin(rename(call, if_absent)));
+        return Box::pin(rename).await;
     }
     // A long value is copied piece by piece, which a draft does not do.
-    if call.draft.is_none() && found.kind() != Type::Long {
-        let renamed =
-            at_one_moment(call, vec![from.to_vec(), to.to_vec()], move |call| Box::pin(rename(call, if_absent)));
-        return Box::pin(renamed).await;
-    }
+    let found = call.find(from).await?.ok_or_else(nothing)?;
     if !give(call, &found, to, if_absent).await? {
-        return Ok(Reply::Int(0));
+        return Ok(renamed(false));
     }
     call.remove(from).await?;
-    Ok(if if_absent { Reply::Int(1) } else { Reply::Ok })
+    Ok(renamed(true))
+}
+
+/// Segments of the smallest size that a value must have to be copied segment by segment, by RENAME
+/// and COPY. A smaller one goes as a whole.
+const MANY: u64 = 16;
+
+/// Gives a key the value of the command's first key, segment by segment, at one moment: whether it
+/// did. `None`: neither has many segments, or there is no such value any more.
+async fn give_in_parts(call: &Call, to: &[u8], moves: bool, replaces: bool) -> Result<Option<bool>, Fail> {
+    let (store, from, end) = (call.store(), call.arg(1), Instant::now() + ALL);
+    let Some(head) = call.find_head(from).await?.filter(|head| head.kind() != Type::Long) else { return Ok(None) };
+    let there = call.find_head(to).await?;
+    let many = MANY * store.segments.least.get() as u64;
+    let has_many = |object: &Object| object.kind() == Type::Parts && segments::len(object) > many;
+    if !has_many(&head) && !there.as_ref().is_some_and(has_many) {
+        return Ok(None);
+    }
+    if !replaces && there.is_some() {
+        return Ok(Some(false));
+    }
+    let turn = call.front.in_turn.come(&call.io, [from, to].into_iter()).await;
+    let done = store.give_value(&call.io, (from, to), (moves, replaces), &|| Instant::now() >= end).await?;
+    drop(turn);
+    if done == Some(true) {
+        call.tell(to, Some(false)).await?;
+        call.tell(from, moves.then_some(true)).await?;
+    }
+    Ok(done)
 }
 
 /// Gives a key the value of an object; not if something is there and that is not wanted.
@@ -262,8 +295,16 @@ async fn copy(call: &Call) -> Answered {
     if call.arg(1) == call.arg(2) {
         return Err(Fail::new("source and destination objects are the same"));
     }
-    let Some(found) = call.find(call.arg(1)).await? else { return Ok(Reply::Int(0)) };
-    Ok(Reply::Int(i64::from(give(call, &found, call.arg(2), !replace).await?)))
+    let (from, to) = (call.arg(1), call.arg(2));
+    let Some(head) = call.find_head(from).await? else { return Ok(Reply::Int(0)) };
+    if call.draft.is_none() && head.kind() != Type::Long {
+        if let Some(done) = Box::pin(give_in_parts(call, to, false, replace)).await? {
+            return Ok(Reply::Int(i64::from(done)));
+        }
+        return Box::pin(at_one_moment(call, vec![from.to_vec(), to.to_vec()], |call| Box::pin(copy(call)))).await;
+    }
+    let Some(found) = call.find(from).await? else { return Ok(Reply::Int(0)) };
+    Ok(Reply::Int(i64::from(give(call, &found, to, !replace).await?)))
 }
 
 async fn object(call: &Call) -> Answered {

@@ -49,8 +49,9 @@ pub fn joint(command: &Command, call: &Call) -> Option<Vec<Vec<u8>>> {
     let keys = match command.name {
         "mset" if call.count().is_multiple_of(2) => return None,
         "del" | "mset" | "unlink" => return changed(command, call),
-        "bitop" | "copy" | "geosearchstore" | "pfmerge" | "sdiffstore" | "sinterstore" | "sunionstore"
-        | "zrangestore" => command.named(args)?.into_iter().map(<[u8]>::to_vec).collect(),
+        "bitop" | "geosearchstore" | "pfmerge" | "sdiffstore" | "sinterstore" | "sunionstore" | "zrangestore" => {
+            command.named(args)?.into_iter().map(<[u8]>::to_vec).collect()
+        }
         "zdiffstore" | "zinterstore" | "zunionstore" => {
             let count = usize::try_from(parse_int(call.arg(2))?).ok()?;
             [&args[1..2], args[3..].get(..count)?].concat()

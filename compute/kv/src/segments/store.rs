@@ -19,8 +19,8 @@ use std::rc::Rc;
 /// Bytes of a value that commands take as a whole which are not made for segments.
 pub(crate) const WHOLE: u64 = 64 << 20;
 /// Segments that are read or written at once, and their bytes.
-const TOGETHER: usize = 64;
-const BYTES: usize = 1 << 20;
+pub(super) const TOGETHER: usize = 64;
+pub(super) const BYTES: usize = 1 << 20;
 /// How often a command may want further segments.
 const LOOKS: usize = 10_000;
 
@@ -30,7 +30,7 @@ const LOOKS: usize = 10_000;
 pub(crate) struct Placed {
     shard: Rc<Shard>,
     hash: Hash,
-    held: Vec<Held>,
+    pub(super) held: Vec<Held>,
     /// What the head in whose place theirs goes lists, and theirs does not. `None`: it shares
     /// nothing.
     dropped: Option<Vec<At>>,
@@ -41,6 +41,12 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
+    /// None yet, of a key's value that shares nothing with the one before.
+    pub(super) fn new(shard: &Rc<Shard>, hash: Hash) -> Placed {
+        let (held, dropped, gone) = (Vec::new(), None, Vec::new());
+        Placed { shard: Rc::clone(shard), hash, held, dropped, gone, kept: false }
+    }
+
     /// Their head is in the index.
     pub fn linked(mut self) {
         self.kept = true;
@@ -231,7 +237,8 @@ impl Keyspace {
         let (shard, hash) = (Rc::clone(self.shard(key)), Hash::of(key));
         let dropped = open.derived.then(|| open.dropped.iter().map(|gone| gone.at).collect());
         let gone = open.dropped.iter().map(|gone| (gone.at, gone.checksum)).collect();
-        let mut placed = Placed { shard: Rc::clone(&shard), hash, held: Vec::new(), dropped, gone, kept: false };
+        let mut placed = Placed::new(&shard, hash);
+        (placed.dropped, placed.gone) = (dropped, gone);
         let lens: Vec<u64> = open.unwritten().map(|body| object::len(&[], body)).collect();
         // A value that becomes smaller has room in a full store, too.
         let shrinks = lens.iter().sum::<u64>()
@@ -258,15 +265,7 @@ impl Keyspace {
             writes.push(Verb::Write { at: held.at, bytes });
             (part.at, part.checksum) = (held.at, checksum);
         }
-        while !writes.is_empty() {
-            let some: Vec<Verb> = writes.drain(..TOGETHER.min(writes.len())).collect();
-            // Whatever becomes of a connection, a head must not list what is not there.
-            while !shard.reach.verbs(io, some.clone()).await.iter().all(crate::shard::copies::is_done) {
-                if shard.reach.shut_out.get() {
-                    return Err(Trouble::ShutOut);
-                }
-            }
-        }
+        shard.write_segments(io, &writes).await?;
         open.dropped.clear();
         let value = Value { kind: Type::Parts, expiry: open.expiry, bytes: open.encode() };
         Ok(Ok((value, placed)))
