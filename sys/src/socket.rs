@@ -382,6 +382,13 @@ pub fn keep_unsent_below(fd: i32, bytes: i32) {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bytes);
 }
 
+/// Has the kernel take no more bytes for a TCP peer while about so many have been taken that the peer
+/// has not acknowledged. Without it the kernel decides, by how fast the peer is.
+pub fn hold_at_most(fd: i32, bytes: i32) {
+    // The kernel doubles it, for what it needs itself.
+    set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes / 2);
+}
+
 /// Has the kernel ask for an acknowledgement when a TCP connection has been idle for `idle_s`
 /// seconds, and each second from then on until it has one.
 pub fn ask_when_idle(fd: i32, idle_s: i32) {

@@ -6,21 +6,37 @@ use farmem_nic::events::{self, Refused};
 use farmem_sys::raw::{now_ns, thread_cpu_ns};
 use farmem_sys::socket;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 /// Of these bytes each new connection gets a part, by the number of connections that are there: its
 /// socket holds no more while the peer has no room for it. The parts of the first 2 000 come to some
 /// nine times this; each further one has the least part. Otherwise a peer with thousands of READs that
-/// it does not take would fill what the kernel has for all TCP of the machine (`net.ipv4.tcp_mem`). A
-/// peer that takes bytes and acknowledges none is cut by the user timeout.
+/// it does not take would fill what the kernel has for all TCP of the machine (`net.ipv4.tcp_mem`).
 const UNSENT: usize = 32 << 20;
 /// … of one connection, at most, and at least. The kernel says that there is room when half has gone.
-const UNSENT_OF_ONE: std::ops::RangeInclusive<usize> = 16 << 10..=512 << 10;
+const UNSENT_OF_ONE: RangeInclusive<usize> = 16 << 10..=512 << 10;
+/// The same of bytes that were sent and are not acknowledged. A peer that acknowledges one packet in
+/// ten seconds is not silent, and the kernel keeps what is under way for as long.
+const HELD: usize = 64 << 20;
+/// … of one connection. With few connections the kernel decides: 4 MiB each, as it is configured. A peer
+/// that has less than two packets of loopback acknowledges them 40 ms later, which is 1 MiB a second.
+const HELD_OF_ONE: RangeInclusive<usize> = 160 << 10..=4 << 20;
 
-/// Bytes that the socket of a new connection may hold, beside this many others.
-fn unsent(connections: usize) -> i32 {
-    (UNSENT / connections.max(1)).clamp(*UNSENT_OF_ONE.start(), *UNSENT_OF_ONE.end()) as i32
+/// A connection's part of `all`, beside this many others.
+fn part(all: usize, of_one: &RangeInclusive<usize>, connections: usize) -> usize {
+    (all / connections.max(1)).clamp(*of_one.start(), *of_one.end())
+}
+
+/// Bounds what the kernel holds for a peer of a TCP connection that has said who it is, beside this
+/// many others.
+fn bound(socket: &OwnedFd, connections: usize) {
+    socket::keep_unsent_below(socket.as_raw_fd(), part(UNSENT, &UNSENT_OF_ONE, connections) as i32);
+    let held = part(HELD, &HELD_OF_ONE, connections);
+    if held < *HELD_OF_ONE.end() {
+        socket::hold_at_most(socket.as_raw_fd(), held as i32);
+    }
 }
 
 impl Worker {
@@ -64,6 +80,8 @@ impl Worker {
     pub(super) fn admit(&mut self, socket: OwnedFd, about: Circumstances, now: u64) {
         if !about.local {
             socket::notice_silence(socket.as_raw_fd(), IDLE_S, SILENT_MS);
+            // It may say who it is and ask for much by the same packets.
+            socket::keep_unsent_below(socket.as_raw_fd(), *UNSENT_OF_ONE.start() as i32);
         }
         self.make_room_for_a_stranger(now);
         let entry = match self.connections.iter().position(Option::is_none) {
@@ -131,10 +149,7 @@ impl Worker {
             self.trim.note(self.entries());
             if let Some(connection) = &mut self.connections[entry] {
                 if connection.engine.is_far() {
-                    socket::keep_unsent_below(
-                        connection.socket.as_raw_fd(),
-                        unsent(self.shared.nic.connections.taken()),
-                    );
+                    bound(&connection.socket, self.shared.nic.connections.taken());
                 }
                 connection.class = Some(self.turns.join(connection.engine.tenant()));
             }
