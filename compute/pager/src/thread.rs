@@ -22,6 +22,7 @@ mod tests;
 use crate::page::{Busy, Bytes, Frames};
 use crate::word::Word;
 use farmem_cache::prefetch::{FirstTouch, Prefetcher, Window};
+use farmem_fabric::Lost;
 use farmem_pool::{Done, Lane};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use farmem_sys::holdings::Lots;
@@ -61,6 +62,9 @@ pub(crate) struct Claimed {
     pub in_place: bool,
 }
 
+/// In place of the node whose bytes came: no home has answered.
+pub(crate) const UNANSWERED: u32 = u32::MAX;
+
 /// One thread's belongings in the pager.
 pub struct Thread {
     /// Its way to slots that are not mapped.
@@ -69,6 +73,8 @@ pub struct Thread {
     pub done: Vec<Done>,
     /// The node whose bytes came, by the READ's tag. Used only if pages are sealed.
     pub senders: [Option<u32>; LANDING],
+    /// Why no home has answered the last READ of those whose sender is [`UNANSWERED`].
+    pub unanswered: Option<Lost>,
     /// Whether the pool has been told of the landing buffer, so that RDMA cards can write to it.
     pub is_told: bool,
     /// Prefetch decisions.
@@ -127,6 +133,7 @@ impl Thread {
             lane: Lane::new(),
             done: Vec::with_capacity(2 * WINDOW),
             senders: [None; LANDING],
+            unanswered: None,
             is_told: false,
             prefetcher: Prefetcher::with_longest(longest),
             first: FirstTouch::new(),

@@ -66,6 +66,15 @@ impl Seals<'_> {
     }
 }
 
+impl Seals<'_> {
+    /// Whether the caller should wait for a page that no home could give: the only one that has it is
+    /// behind, and its node may come back. Then the READ is repeated.
+    #[cold]
+    pub fn awaits(self, slot: FarSlot) -> bool {
+        self.tables.awaits(self.tables.homes.word(slot.slab_index()), slot.place())
+    }
+}
+
 impl Pool {
     /// Whether a page that came from a home of a slot may be copied to another: it opens, or nobody needs
     /// it. What follows from a stripe was looked at before.

@@ -159,11 +159,12 @@ impl Losses<'_> {
             let word = self.tables.homes.word(index as u32);
             let Some(slab) = slabs.list[index].as_ref().filter(|_| word.is_lost()) else { continue };
             // Blocks that are on their way back to the node have nothing of ours.
-            if !slab.is_empty() && !self.tables.follows(index as u32) {
+            let waits = self.tables.awaits_all(word, slab);
+            if !slab.is_empty() && !self.tables.follows(index as u32) && !waits {
                 return Err(self.tables.why_lost(word));
             }
-            // It goes with its group, or gets another home.
-            if slab.seat != Seat::None {
+            // It goes with its group, or gets another home, or its node may come back.
+            if slab.seat != Seat::None || waits && !slab.is_empty() {
                 continue;
             }
             // No home is there to be given back.

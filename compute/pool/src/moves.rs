@@ -203,6 +203,13 @@ impl Moves<'_> {
         // No slot is taken meanwhile: the first write of a fresh one goes to both homes.
         let mut slabs = self.held.slabs.lock();
         let homes = &self.tables.homes;
+        let seen = homes.word(index);
+        if seen.state(home) == State::Filling
+            && seen.state(1 - home) == State::Absent
+            && let Some(slab) = &slabs.list[index as usize]
+        {
+            self.tables.forgive(seen, home, slab);
+        }
         let full = |word: Word| word.state(home) == State::Filling && homes.next_stale(word, home, 0).is_none();
         // A node is marked as being left before its slabs are, under this lock.
         let leaves = |word: Word| (0..HOMES).any(|nth| word.state(nth) != State::Absent && self.is_left(word, nth));

@@ -6,9 +6,10 @@ use crate::protect::disk::DISK;
 use crate::protect::reserve::Heat;
 use crate::protect::{Disk, Protection};
 use crate::seal::Sealed;
+use crate::slab::SlabSlots;
 use crate::slips::Slips;
 use farmem_fabric::Lost;
-use farmem_protocol::addr::FarSlot;
+use farmem_protocol::addr::{FarSlot, SLOTS_PER_SLAB};
 use farmem_sys::raw::Errno;
 use std::sync::atomic::Ordering;
 
@@ -83,6 +84,40 @@ impl Tables {
         }
     }
 
+    /// Whether a home that is behind, and may come back, has a slot's bytes.
+    pub(crate) fn awaits(&self, word: Word, place: u32) -> bool {
+        (0..HOMES).any(|nth| word.misses(nth) && !self.homes.is_stale(word, nth, place))
+    }
+
+    /// Whether all that is left of a slab is at a home that is behind, and that has each of its live slots.
+    pub(crate) fn awaits_all(&self, word: Word, slab: &SlabSlots) -> bool {
+        let lost = |nth: usize| self.lacks_live(word, nth, slab);
+        (0..HOMES).any(|nth| word.misses(nth) && !lost(nth))
+    }
+
+    /// Whether a home lacks a slot that is taken.
+    pub(crate) fn lacks_live(&self, word: Word, nth: usize, slab: &SlabSlots) -> bool {
+        self.stale_places(word, nth).any(|place| slab.sharers > 0 || slab.has_taken(place))
+    }
+
+    /// A home that no other can fill lacks nothing of slots that nobody has: their first write is of the
+    /// whole page. No slot is taken meanwhile.
+    pub(crate) fn forgive(&self, word: Word, nth: usize, slab: &SlabSlots) {
+        let is_free = |place: &u32| slab.sharers == 0 && !slab.has_taken(*place);
+        for place in self.stale_places(word, nth).filter(is_free) {
+            self.homes.set_stale(word, nth, place, false);
+        }
+    }
+
+    fn stale_places(&self, word: Word, nth: usize) -> impl Iterator<Item = u32> {
+        let mut from = Some(0);
+        std::iter::from_fn(move || {
+            let found = self.homes.next_stale(word, nth, from?)?;
+            from = (found + 1 < SLOTS_PER_SLAB).then_some(found + 1);
+            Some(found)
+        })
+    }
+
     /// A slab has no home at a node any more.
     pub(crate) fn forsake(&self, index: u32, node: usize) {
         let there = |word: Word, home: usize| {
@@ -91,7 +126,9 @@ impl Tables {
         let gone = self.homes.update(index, |word| {
             let homes = (0..HOMES).filter(|&home| there(word, home));
             let gone = homes.fold(word, |word, home| word.with_state(home, State::Absent));
-            (gone != word).then_some(gone)
+            // Where a home that is behind is all that is left, pages that change take other slots.
+            let waits = !gone.is_striped() && gone.homes() == 0 && (0..HOMES).any(|home| gone.misses(home));
+            (gone != word).then(|| if waits { gone.with_leaving(true) } else { gone })
         });
         if let Some((word, _)) = gone.filter(|_| node != DISK as usize) {
             let at = &self.nodes.all()[node];

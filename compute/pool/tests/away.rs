@@ -55,7 +55,7 @@ impl Sealed {
             self.lane.wait(self.pool, &mut done, std::time::Duration::from_secs(1));
         }
         if done[0].result.is_err() {
-            return Err(Doubt::Lost);
+            return Err(if self.pool.seals().awaits(slot) { Doubt::Wait } else { Doubt::Lost });
         }
         // SAFETY: as above; nothing is under way.
         match unsafe { self.pool.seals().open(slot, at.cast_const(), at) } {
@@ -133,6 +133,41 @@ fn a_liar_goes_when_what_it_alone_has_is_copied() {
     assert_eq!(sealed.pool.nodes().standing(0), Some(Standing::Lost));
     let all: Vec<_> = (0..10).map(|nth| sealed.read(nth)).collect();
     assert_eq!(all, [101, 2, 3, 4, 5, 6, 7, 8, 9, 10].map(Ok));
+}
+
+/// The other node ends while the first is away: what has not changed since is read when that is back.
+#[test]
+fn the_copy_of_a_given_up_node_is_awaited_when_the_other_node_ends() {
+    let mut sealed = Sealed::new(&[2, 2, 2]);
+    let index = sealed.slots[0].slab_index();
+    let numbers = sealed.pool.homes(index).map(|home| home.unwrap().0);
+    let [first, second] = numbers;
+    sealed.networks[second].stop_node(2_000 * MS);
+    sealed.write(0, 101);
+    assert_eq!(sealed.pool.nodes().standing(second), Some(Standing::Away));
+    // Nobody needs what it misses.
+    sealed.pool.slots().free(&[sealed.slots[0]]);
+    sealed.networks[first].kill_node();
+    assert_eq!(sealed.read(5), Err(Doubt::Wait));
+    assert!(!sealed.comes_back(300 * MS));
+    assert_eq!(sealed.pool.losses().tend(), Ok(()), "nothing is lost so far");
+    assert!(!sealed.pool.is_own(sealed.slots[5]), "a page that changes meanwhile takes another slot");
+    assert!((0..20).any(|_| sealed.comes_back(250 * MS)));
+    assert_eq!(sealed.read(5), Ok(6));
+    assert!(repaired(sealed.pool, &mut sealed.lane));
+    assert!(sealed.pool.is_own(sealed.slots[5]));
+    assert_eq!(sealed.pool.homes(index).map(|home| home.map(|(_, state)| state)), [Some(State::Whole); 2]);
+    assert_eq!((1..10).map(|nth| sealed.read(nth)).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 7, 8, 9, 10].map(Ok));
+}
+
+/// … and what has changed is lost with the other node.
+#[test]
+fn what_a_given_up_node_misses_is_lost_with_the_other_node() {
+    let mut sealed = Sealed::new(&[2, 2]);
+    sealed.second_is_given_up(2_000 * MS);
+    sealed.networks[0].kill_node();
+    assert_eq!((sealed.read(0), sealed.read(5)), (Err(Doubt::Lost), Err(Doubt::Wait)));
+    assert!(sealed.pool.losses().tend().is_err());
 }
 
 /// Repair copies no page that does not open: the new copy goes on lacking it.

@@ -3,7 +3,8 @@
 //!
 //! One slot, two whole homes. Home 1 does not answer for a while: the thread that waits for it gives it
 //! up, and it is behind. What was posted to it may take effect when it answers again, however late. It is
-//! taken back with the bits that were set meanwhile, and filled.
+//! taken back with the bits that were set meanwhile, and filled. Home 0 may be lost for good while home 1
+//! is away: then a read waits, unless the page has changed since.
 //!
 //! Whatever the order: a read gives the value stored last, and nobody is stuck. Seeded mistakes are each
 //! caught. `two_homes.rs` walks what happens to a home that does not come back.
@@ -27,15 +28,21 @@ enum Mistake {
     BackBeside,
     /// It is read while it is behind.
     ReadBehind,
+    /// Nobody waits for it where home 0 is lost.
+    NotAwaited,
+    /// A page that changes then is written to its slot.
+    WrittenInPlace,
 }
 
-const ALL: [Mistake; 6] = [
+const ALL: [Mistake; 8] = [
     Mistake::NotMarked,
     Mistake::FailedUnmarked,
     Mistake::Unfenced,
     Mistake::BackWhole,
     Mistake::BackBeside,
     Mistake::ReadBehind,
+    Mistake::NotAwaited,
+    Mistake::WrittenInPlace,
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -70,6 +77,10 @@ struct World {
     fills: Option<Option<u8>>,
     silent: bool,
     silences_left: u8,
+    /// Home 0 is lost for good.
+    is_bare: bool,
+    /// The slot's page is lost, or is in another slot.
+    over: bool,
 }
 
 impl World {
@@ -81,7 +92,17 @@ impl World {
     }
 
     fn can_be_given_up(&self) -> bool {
-        self.silent && self.word.takes_pages(1)
+        self.silent && self.word.takes_pages(1) && !self.is_bare
+    }
+
+    /// Home 0 is lost while home 1 is behind. What has changed since is lost with it.
+    fn lose_first(&mut self) -> bool {
+        if self.is_bare || !self.word.misses(1) || self.is_writing {
+            return false;
+        }
+        (self.is_bare, self.over) = (true, self.stale);
+        (self.word, self.slots[0]) = (self.word.with_state(0, State::Absent), u8::MAX);
+        true
     }
 
     fn write(&mut self, mistake: Mistake) -> bool {
@@ -89,10 +110,17 @@ impl World {
             if self.page != Page::Resident || self.writes_left == 0 || self.fills.is_some() {
                 return false;
             }
+            if self.is_bare && self.word.is_lost() && mistake != Mistake::WrittenInPlace {
+                // It takes another slot.
+                self.over = true;
+                return true;
+            }
             (self.page, self.last, self.writes_left) = (Page::Staged, self.last + 1, self.writes_left - 1);
             self.is_writing = true;
             // Home 0 answers at once.
-            self.slots[0] = self.last;
+            if !self.is_bare {
+                self.slots[0] = self.last;
+            }
             if self.word.misses(1) && mistake != Mistake::NotMarked {
                 self.stale = true;
             }
@@ -130,10 +158,25 @@ impl World {
             Some(Some((word, life))) => {
                 let behind = |nth| mistake == Mistake::ReadBehind && word.misses(nth);
                 let reads = |nth: &usize| word.reads(*nth, || *nth == 1 && self.stale) || behind(*nth);
-                let home = [prefers, 1 - prefers].into_iter().find(reads).ok_or("no home has the page")?;
+                let Some(home) = [prefers, 1 - prefers].into_iter().find(reads) else {
+                    if word != self.word || self.word.misses(1) && !self.stale && mistake != Mistake::NotAwaited {
+                        // It waits, and asks again.
+                        let moves = word != self.word || life != self.life;
+                        self.reader = Some(None);
+                        return Ok(moves);
+                    }
+                    return Err("no home has the page".to_owned());
+                };
+                if home == 0 && self.is_bare {
+                    self.reader = Some(None);
+                    return Ok(true);
+                }
                 if home == 1 && life != self.life {
                     // A number that is nobody's any more.
                     self.reader = Some(None);
+                } else if home == 1 && self.silent && self.is_bare {
+                    // The only one that has it is waited for.
+                    return Ok(false);
                 } else if home == 1 && self.silent {
                     if self.word.takes_pages(1) {
                         self.give_up();
@@ -182,6 +225,7 @@ impl World {
         match self.fills {
             None if self.word.state(1) != State::Filling || self.is_writing => return false,
             None if !self.stale => self.word = self.word.with_state(1, State::Whole),
+            None if self.is_bare => return false,
             None => self.fills = Some(None),
             Some(None) => self.fills = Some(Some(self.slots[0])),
             Some(Some(_)) if self.can_be_given_up() => {
@@ -225,14 +269,16 @@ fn explore(mistake: Mistake) -> Result<usize, String> {
         fills: None,
         silent: false,
         silences_left: 2,
+        is_bare: false,
+        over: false,
     };
     let (mut seen, mut open) = (HashSet::new(), vec![start]);
     while let Some(world) = open.pop() {
-        if !seen.insert(world.clone()) {
+        if world.over || !seen.insert(world.clone()) {
             continue;
         }
         let mut moved = false;
-        for who in 0..9 {
+        for who in 0..10 {
             let mut next = world.clone();
             let progressed = match who {
                 0 => next.write(mistake),
@@ -241,10 +287,11 @@ fn explore(mistake: Mistake) -> Result<usize, String> {
                 5 => next.take_back(mistake),
                 6 => next.fill(),
                 7 => next.fall_silent(),
+                8 => next.lose_first(),
                 _ => std::mem::replace(&mut next.silent, false),
             };
             if progressed {
-                moved |= who != 7;
+                moved |= !(7..=8).contains(&who);
                 open.push(next);
             }
         }

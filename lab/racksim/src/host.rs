@@ -295,7 +295,7 @@ impl Host {
     /// Reads the value in a slot. A slot that was never written has 0. `None`: no copy can be had or
     /// opened.
     fn value_at(&mut self, slot: FarSlot) -> Result<Option<u64>, Broken> {
-        let Some(from) = self.land(slot)? else { return Ok(None) };
+        let Some(from) = self.land_awaited(slot)? else { return Ok(None) };
         if !self.open_page(slot, from)? {
             return Ok(None);
         }

@@ -51,8 +51,11 @@ fn seeds_that_failed_hold_the_rules() {
     let away = 4_548;
     let broken = run(away, STEPS, Some(Mistake::AwayNotAwaited)).expect_err("the mistake is found");
     assert!(broken.0.contains("behind at [(3, 1)]"), "{}", broken.0);
+    // … also where the other copy's node has ended meanwhile.
+    let ended = 30_000_713;
     let others = [4_000_450, 5_000_482, 5_000_500, 6_000_152];
-    for seed in [deposed, full, mute, behind_another, away, moving].into_iter().chain(others).chain(marked).chain(lied)
+    for seed in
+        [deposed, full, mute, behind_another, away, ended, moving].into_iter().chain(others).chain(marked).chain(lied)
     {
         run(seed, STEPS, None).unwrap_or_else(|broken| panic!("seed {seed}: {}", broken.0));
     }

@@ -16,7 +16,8 @@ use super::Incoming;
 use crate::dirty::Came;
 use crate::ending::{or_altered, or_end};
 use crate::page::Bytes;
-use crate::thread::{Claimed, Thread};
+use crate::thread::{Claimed, Thread, UNANSWERED};
+use farmem_fabric::Lost;
 use farmem_pool::{Altered, Doubt};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_sys::raw::sleep_ns;
@@ -59,35 +60,60 @@ impl Incoming {
     #[inline]
     fn open_landed(&self, thread: &mut Thread, slot: FarSlot, tag: u64, at: usize) {
         if self.base.seals()
-            && let Err(altered) = self.base.open(slot, thread.landing.page(at), thread.landing.target(at))
+            && let Err(altered) = self.open_answered(thread, (slot, tag, at))
         {
             self.open_other(thread, (slot, tag, at), altered);
         }
     }
 
-    /// A page does not open. Gives up the node that sent it, and reads and opens the page's other
-    /// copy. Waits for a node that has it and was given up, while that may come back. Ends the process
-    /// if there is no other copy, or none that opens.
+    /// Opens a page, if its READ was answered. `Err(None)`: it was not.
+    fn open_answered(&self, thread: &Thread, (slot, tag, at): (FarSlot, u64, usize)) -> Result<(), Option<Altered>> {
+        match thread.senders.get(tag as usize) {
+            Some(Some(UNANSWERED)) => Err(None),
+            _ => self.base.open(slot, thread.landing.page(at), thread.landing.target(at)).map_err(Some),
+        }
+    }
+
+    /// A page does not open, or no home could give it (`None`). Gives up the node that sent it, and reads
+    /// and opens the page's other copy. Waits for a node that has it and was given up, while that may
+    /// come back. Ends the process if there is no other copy, or none that opens.
     #[cold]
-    fn open_other(&self, thread: &mut Thread, (slot, tag, at): (FarSlot, u64, usize), mut altered: Altered) {
+    fn open_other(&self, thread: &mut Thread, (slot, tag, at): (FarSlot, u64, usize), mut found: Option<Altered>) {
+        let seals = self.base.pool.seals();
+        // A node may have come back since the READ was posted: it is repeated once in any case.
+        let mut repeats = true;
         loop {
-            match self.base.pool.seals().distrust(thread.senders.get(tag as usize).copied().flatten(), &altered) {
-                Doubt::Again => {}
-                Doubt::Wait => {
+            match &found {
+                Some(altered) => match seals.distrust(thread.senders.get(tag as usize).copied().flatten(), altered) {
+                    Doubt::Again => {}
+                    Doubt::Wait => {
+                        sleep_ns(LOOK_NS);
+                        continue;
+                    }
+                    Doubt::Lost => break,
+                },
+                None if seals.awaits(slot) => {
+                    repeats = true;
                     sleep_ns(LOOK_NS);
-                    continue;
                 }
-                Doubt::Lost => break,
+                None if std::mem::take(&mut repeats) => {}
+                None => break,
             }
             self.post_read(thread, slot, tag, at);
             thread.lane.doorbell(&self.base.pool);
             self.await_read(thread, |done| done == tag);
-            match self.base.open(slot, thread.landing.page(at), thread.landing.target(at)) {
+            match self.open_answered(thread, (slot, tag, at)) {
                 Ok(()) => return,
-                Err(another) => altered = another,
+                Err(another) => found = another,
             }
         }
-        or_altered(Err(altered));
+        match (found, thread.unanswered.take()) {
+            (Some(altered), _) => or_altered(Err(altered)),
+            (None, lost) => {
+                let unsaid = || Lost { node: "a node".to_owned(), reason: "it gave a page no answer".to_owned() };
+                or_end(Err(lost.unwrap_or_else(unsaid)))
+            }
+        }
     }
 
     /// Finds where the pages of the planned window are, and sends the READs of those that are not
@@ -142,8 +168,18 @@ impl Incoming {
         while !satisfied && thread.lane.in_flight() > 0 {
             thread.lane.wait(&self.base.pool, &mut thread.done, Duration::from_secs(1));
             for done in thread.done.drain(..) {
-                or_end(done.result);
-                thread.senders.get_mut(done.tag as usize).into_iter().for_each(|sender| *sender = done.from);
+                let from = match done.result {
+                    // Where the page is opened it is seen whether it can be had later.
+                    Err(lost) if self.base.seals() => {
+                        thread.unanswered = Some(lost);
+                        Some(UNANSWERED)
+                    }
+                    result => {
+                        or_end(result);
+                        done.from
+                    }
+                };
+                thread.senders.get_mut(done.tag as usize).into_iter().for_each(|sender| *sender = from);
                 satisfied |= enough(done.tag);
             }
         }

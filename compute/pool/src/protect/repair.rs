@@ -94,8 +94,7 @@ impl Repair<'_> {
         }
         let on_disk = |nth: usize| self.tables.homes.home(word, nth).node == DISK;
         // One whose other home is lost is whole where it lacks nothing.
-        let alone =
-            |nth: usize| word.state(1 - nth) == State::Absent && self.tables.homes.next_stale(word, nth, 0).is_none();
+        let alone = |nth: usize| word.state(1 - nth) == State::Absent && !self.tables.lacks_live(word, nth, slab);
         let filling = |nth: &usize| word.state(*nth) == State::Filling && (whole(1 - nth) || alone(*nth));
         if let Some(nth) = (0..HOMES).find(filling) {
             let may = !on_disk(nth) || self.tables.protection.disk().is_some_and(Disk::may_fill);

@@ -63,10 +63,23 @@ impl Host {
             self.told += 1;
             let of = self.joined.iter().find(|(.., number)| Some(*number as u32) == from);
             self.distrusted.extend(of.map(|(node, life, _)| (*node, *life)));
-            match self.land(slot)? {
+            match self.land_awaited(slot)? {
                 Some(sender) => from = sender,
                 None => return Ok(false),
             }
+        }
+    }
+
+    /// As [`Host::land`]. Waits for a node that was given up, while that may come back and no other one
+    /// has the page.
+    pub(super) fn land_awaited(&mut self, slot: FarSlot) -> Result<Option<Option<u32>>, Broken> {
+        loop {
+            let landed = self.land(slot)?;
+            let waits = landed.is_none() && self.mistake != Some(Mistake::AwayNotAwaited);
+            if !waits || !self.pool.seals().awaits(slot) {
+                return Ok(landed);
+            }
+            self.wait_for_away();
         }
     }
 
