@@ -37,8 +37,9 @@ pub fn read(file: &Path) -> Result<Vec<RunNode>, String> {
 
 /// The source of the run's list of nodes.
 pub enum Source {
-    /// A file, and its age when it was read last. `None`: it is a pipe, which is read once.
-    File(PathBuf, Option<SystemTime>),
+    /// A file, its age when it was read last, and when it could not be read last. `None`: it is a pipe,
+    /// which is read once; or it could always be read.
+    File(PathBuf, Option<SystemTime>, Option<SystemTime>),
     /// A controller.
     Rack(Followed),
 }
@@ -50,19 +51,24 @@ fn age(file: &Path) -> Option<SystemTime> {
 impl Source {
     /// A file that was just read.
     pub fn file(file: &Path) -> Source {
-        Source::File(file.to_owned(), age(file))
+        Source::File(file.to_owned(), age(file), None)
     }
 
     /// The nodes, if they have changed since the last look.
     fn changed(&mut self) -> Option<Result<Vec<RunNode>, String>> {
         match self {
-            Source::File(file, read_at) => {
+            Source::File(file, read_at, unread_at) => {
                 let now = age(file);
                 if now.is_none() || now == *read_at {
                     return None;
                 }
+                let read = read(file);
+                // Who writes it anew empties it first: what makes no sense is read once more, at the next look.
+                if read.is_err() && std::mem::replace(unread_at, now) != now {
+                    return None;
+                }
                 *read_at = now;
-                Some(read(file))
+                Some(read)
             }
             Source::Rack(followed) => followed.changed().map(Ok),
         }
@@ -104,10 +110,12 @@ impl Roster {
         // Two copies would be one, and memory that there is once be counted twice.
         let known = |at: usize| self.told.get(&nodes[at].at).map(|(_, incarnation)| incarnation);
         let same = |at: usize| (0..at).find(|&before| known(before).is_some() && known(before) == known(at));
-        if let Some((one, other)) = (0..nodes.len()).find_map(|at| same(at).map(|before| (before, at))) {
+        let twice = (0..nodes.len()).find_map(|at| same(at).map(|before| (before, at)));
+        if let (Some((one, other)), Source::File(..)) = (twice, &self.source) {
             return Err(format!("{} and {} are the same node", nodes[one].at, nodes[other].at));
         }
-        let told = nodes.iter().filter_map(|node| self.told.get(&node.at));
+        // What a controller gives is never refused for that: the node is taken once.
+        let told = (0..nodes.len()).filter(|&at| same(at).is_none()).filter_map(|at| self.told.get(&nodes[at].at));
         let list: Vec<&str> = told.map(|(told, _)| told.as_str()).collect();
         counters::tell_roster(&self.counters, &list.join(",")).map_err(|e| format!("the nodes cannot be told: {e}"))
     }
@@ -116,6 +124,7 @@ impl Roster {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     #[test]
     fn a_file_of_nodes_is_read_by_lines() {
@@ -130,6 +139,29 @@ mod tests {
         }
         fs::remove_file(&file).unwrap();
         assert!(read(&file).is_err());
+    }
+
+    /// A file that is written anew is empty for a moment.
+    #[test]
+    fn a_file_that_is_just_being_written_is_read_again() {
+        let file = std::env::temp_dir().join(format!("farmem-roster-anew-{}", std::process::id()));
+        fs::write(&file, "a:1\n").unwrap();
+        let mut source = Source::file(&file);
+        let writes = |text: &str, age: u64| {
+            let opened = fs::File::create(&file).unwrap();
+            (&opened).write_all(text.as_bytes()).unwrap();
+            opened.set_modified(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(age)).unwrap();
+        };
+        writes("", 1);
+        assert!(source.changed().is_none());
+        // Within one tick of the file system's clock, too.
+        writes("b:1\n", 1);
+        assert_eq!(source.changed().map(|nodes| nodes.map(|nodes| nodes.len())), Some(Ok(1)));
+        writes("", 2);
+        assert!(source.changed().is_none());
+        assert!(source.changed().is_some_and(|nodes| nodes.is_err_and(|why| why.contains("it names no node"))));
+        assert!(source.changed().is_none(), "it is told once");
+        fs::remove_file(&file).unwrap();
     }
 
     /// As a shell's `<(command)` is. A read of one that nobody writes to ends by itself, and it is not
