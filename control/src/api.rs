@@ -160,6 +160,9 @@ pub struct Want {
     pub domains: u32,
     /// The addresses that it has. Those that can stay are given again.
     pub held: Vec<String>,
+    /// Addresses that it was given and did not reach just now: it wants others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gone: Vec<String>,
     /// The latest term that it knows of.
     pub seen: Option<Term>,
     /// How it is doing, once it runs.

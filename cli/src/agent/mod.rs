@@ -253,7 +253,7 @@ fn begin(
 fn unreached(e: StartError) -> Unreached {
     match e {
         StartError::Node(e) => e.into(),
-        other => Unreached { failure: refusal(other), is_gone: false },
+        other => Unreached { failure: refusal(other), is_gone: false, node: None },
     }
 }
 

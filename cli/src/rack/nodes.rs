@@ -31,13 +31,18 @@ pub struct Unreached {
     pub failure: Failure,
     /// One of them is gone, or is about to go. Others may do.
     pub is_gone: bool,
+    /// The address of that one, if it is known.
+    pub node: Option<String>,
 }
 
 impl From<ConnectError> for Unreached {
     fn from(error: ConnectError) -> Unreached {
         use ConnectError::{Draining, Full, Refused, Silent, Unreachable};
-        let is_gone = matches!(error, Refused(_) | Unreachable { .. } | Silent(_) | Draining(_) | Full(_));
-        Unreached { failure: Failure::no_node(error), is_gone }
+        let node = match &error {
+            Refused(node) | Unreachable { node, .. } | Silent(node) | Draining(node) | Full(node) => Some(node.clone()),
+            _ => None,
+        };
+        Unreached { failure: Failure::no_node(error), is_gone: node.is_some(), node }
     }
 }
 
@@ -71,7 +76,7 @@ impl Asker {
         let (run, host) = (format!("{:016x}", run.id()), process::host_name());
         Asker {
             client: Client::new(controller).by(token),
-            want: Want { run, host, domains, held: Vec::new(), seen: None, figures: None },
+            want: Want { run, host, domains, held: Vec::new(), gone: Vec::new(), seen: None, figures: None },
             who: "run",
         }
     }
@@ -84,6 +89,13 @@ impl Asker {
     /// It has a node already, and may keep it.
     pub fn holds(&mut self, node: &NodeAddr) {
         self.want.held.push(node.to_string());
+    }
+
+    /// Of what it was given last it has these alone.
+    pub fn holds_only(&mut self, nodes: &[RunNode]) {
+        let is_one = |at: &String| run_node(at).is_ok_and(|held| nodes.iter().any(|node| node.at == held.at));
+        self.want.held.retain(is_one);
+        self.want.held.dedup();
     }
 
     /// The run's first nodes. For a controller that is away it waits, and says so. `signals` may end
@@ -113,8 +125,8 @@ impl Asker {
     }
 
     /// As [`Asker::first`], and what `reach` makes of the nodes. The controller gives a node that has
-    /// just died until it misses it. So a run that does not reach a node asks again, for
-    /// [`GONE`], and says so. `signals` may end that.
+    /// just died until it misses it. So a run that does not reach a node asks for others at once, and
+    /// where there are none again, for [`GONE`], and says so. `signals` may end that.
     ///
     /// # Errors
     /// As there, and those of `reach`.
@@ -125,19 +137,33 @@ impl Asker {
     ) -> Result<(Vec<RunNode>, T), NoNodes> {
         let (until, mut told) = (Instant::now() + GONE, false);
         loop {
-            let nodes = self.first(signals)?;
-            match reach(&nodes) {
-                Ok(reached) => return Ok((nodes, reached)),
-                Err(Unreached { failure, is_gone: true }) if Instant::now() < until => {
+            let nodes = match self.first(signals) {
+                // It has no others: one of these may be back.
+                Err(NoNodes::Failed(_)) if !self.want.gone.is_empty() && Instant::now() < until => Vec::new(),
+                nodes => nodes?,
+            };
+            let reached = if nodes.is_empty() { None } else { Some(reach(&nodes)) };
+            self.want.held.retain(|_| matches!(reached, Some(Ok(_))));
+            match reached {
+                Some(Ok(reached)) => {
+                    self.want.gone.clear();
+                    return Ok((nodes, reached));
+                }
+                Some(Err(Unreached { failure, is_gone: true, node })) if Instant::now() < until => {
                     if !std::mem::replace(&mut told, true) {
                         eprintln!("farmem: {}; the controller is asked for other nodes", failure.line);
                     }
-                    self.want.held.clear();
-                    if let Some(arrived) = signals.end_within(ASK_EVERY / 4) {
-                        return Err(NoNodes::Ended(arrived));
+                    if let Some(node) = node.filter(|node| !self.want.gone.contains(node)) {
+                        self.want.gone.push(node);
+                        continue;
                     }
                 }
-                Err(Unreached { failure, .. }) => return Err(failure.into()),
+                Some(Err(Unreached { failure, .. })) => return Err(failure.into()),
+                None => {}
+            }
+            self.want.gone.clear();
+            if let Some(arrived) = signals.end_within(ASK_EVERY / 4) {
+                return Err(NoNodes::Ended(arrived));
             }
         }
     }

@@ -172,6 +172,21 @@ impl Far {
         !self.sessions.iter().all(Session::is_direct)
     }
 
+    /// Takes each node once: what was reached by another address of it is let go. Whether there was such a one.
+    /// A controller knows a process that was started anew by its earlier name, too, until it misses that.
+    pub fn take_once(&mut self) -> bool {
+        let (nodes, sessions) = (std::mem::take(&mut self.nodes), std::mem::take(&mut self.sessions));
+        let count = nodes.len();
+        for (node, session) in nodes.into_iter().zip(sessions) {
+            let incarnation = session.identity().incarnation;
+            if self.sessions.iter().all(|other| other.identity().incarnation != incarnation) {
+                self.nodes.push(node);
+                self.sessions.push(session);
+            }
+        }
+        self.nodes.len() < count
+    }
+
     /// Refuses two addresses of the same node.
     pub fn are_different(&self, protect: Protect) -> Result<(), Failure> {
         let same = |at: usize| {

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use farmem_fabric::RunNode;
 use farmem_protocol::addr::SLAB_BYTES;
-use farmem_run::{Choice, Dirty, Faults, Mask, Prefetch, Seal, Transport};
+use farmem_run::{Choice, Dirty, Faults, Mask, Prefetch, Protect, Seal, Transport};
 use farmem_sys::probe;
 use farmem_sys::process::{self, Signals};
 
@@ -49,7 +49,7 @@ use far::Far;
 pub use plan::{Nodes, Plan, Protection};
 pub use summary::Outcome;
 
-use crate::rack::nodes::{Asker, NoNodes};
+use crate::rack::nodes::{Asker, NoNodes, Unreached};
 pub use far::{RunName, run_node};
 use roster::Roster;
 use stranded::Stranded;
@@ -306,27 +306,36 @@ fn join(
     let reach = |nodes: &[RunNode]| Far::connect(nodes, run, plan.spec.transport, plan.spec.grace, program, trust);
     let far = match &mut asker {
         Some(asker) => {
-            let far;
-            (nodes, far) = match asker.reached(signals, |nodes| Ok(reach(nodes)?)) {
-                Ok(reached) => reached,
+            let once = |given: &[RunNode]| {
+                let mut far = reach(given)?;
+                match far.take_once() && far.nodes().len() < protect.nodes() {
+                    true => Err(Unreached { failure: too_few(protect, far.nodes().len()), is_gone: true, node: None }),
+                    false => Ok(far),
+                }
+            };
+            let far = match asker.reached(signals, once) {
+                Ok((_, far)) => far,
                 Err(NoNodes::Failed(failure)) => return Err(failure),
                 // The program has not begun, and would have ended so.
                 Err(NoNodes::Ended(arrived)) => Ending::Killed(arrived.number).imitate(),
             };
+            nodes = far.nodes().to_vec();
+            asker.holds_only(&nodes);
             far
         }
         None => reach(&nodes).map_err(Failure::no_node)?,
     };
     if protect.nodes() > 1 && nodes.len() < protect.nodes() {
-        return Err(Failure::no_node(format!(
-            "--protect {} needs {} nodes, and the controller has given {}",
-            protect.name(),
-            protect.nodes(),
-            nodes.len()
-        )));
+        return Err(too_few(protect, nodes.len()));
     }
     far.are_different(protect)?;
     Ok(Joined { nodes, asker, embedded, far })
+}
+
+/// The refusal of a run for whose protection a controller has given too few different nodes.
+fn too_few(protect: Protect, given: usize) -> Failure {
+    let (name, needs) = (protect.name(), protect.nodes());
+    Failure::no_node(format!("--protect {name} needs {needs} nodes, and the controller has given {given}"))
 }
 
 /// Runs the program to its end. The caller reports on it.

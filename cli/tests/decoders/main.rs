@@ -216,6 +216,7 @@ fn what_a_controller_is_asked() {
         host: "h".into(),
         domains: 2,
         held: vec!["a:7411".into()],
+        gone: vec!["b:7411".into()],
         seen,
         figures: Some(Figures { program: "redis".into(), far: 1 << 30, ..Figures::default() }),
     };

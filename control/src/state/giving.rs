@@ -40,7 +40,7 @@ impl State {
         if want.figures.as_ref().is_some_and(|figures| !is_text(&figures.program)) {
             return Err(Refusal::Malformed(format!("a program's name is 1 to {LONGEST} plain characters")));
         }
-        if want.held.len() > MOST || want.domains == 0 || want.domains > 2 {
+        if want.held.len().max(want.gone.len()) > MOST || want.domains == 0 || want.domains > 2 {
             return Err(Refusal::Malformed("a run has at most 64 nodes, in 1 or 2 domains".into()));
         }
         self.has_place(tenant, &want.run)?;
@@ -60,11 +60,13 @@ impl State {
                 break;
             }
             let avoided = if lacks_domains { domains } else { BTreeSet::new() };
-            let may = |name: &String| !chosen.contains(name) && !avoided.contains(self.nodes[name].domain.as_str());
+            let is_gone = |name: &String| want.gone.contains(&self.nodes[name].address);
+            let is_new = |name: &String| !chosen.contains(name) && self.is_at_its_address(name) && !is_gone(name);
+            let may = |name: &String| is_new(name) && !avoided.contains(self.nodes[name].domain.as_str());
             let mut drawn = self.drawn(&mut random, may);
             if drawn.is_none() && goes_on && lacks_domains && (chosen.len() < want.domains as usize || free < HEADROOM)
             {
-                drawn = self.drawn(&mut random, |name| !chosen.contains(name));
+                drawn = self.drawn(&mut random, is_new);
             }
             let Some(name) = drawn else { break };
             let node = self.nodes.get_mut(&name).expect("drawn from the nodes");
@@ -87,6 +89,12 @@ impl State {
         let run = Run { tenant, host: want.host.clone(), domains: want.domains, nodes: chosen, figures, asked: now };
         self.runs.insert(want.run.clone(), run);
         Ok(Given { nodes, term: self.term })
+    }
+
+    /// Whether a node is the one that serves at its address. A process that was started anew under another
+    /// name is two nodes until the first is missed, and would be given to one run twice.
+    fn is_at_its_address(&self, name: &str) -> bool {
+        self.at.get(&self.nodes[name].address).is_some_and(|holder| holder == name)
     }
 
     /// Whether a run of this tenant may be known by this name: it is already, or there is room for one

@@ -27,6 +27,7 @@ fn want(run: &str, domains: u32, held: &[&str]) -> Want {
         host: "h".into(),
         domains,
         held: held.iter().map(|&at| at.into()).collect(),
+        gone: Vec::new(),
         seen: None,
         figures: None,
     }

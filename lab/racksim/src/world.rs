@@ -316,6 +316,7 @@ impl World {
             host: format!("h{number}"),
             domains: if matches!(host.protect, Protect::Mirror | Protect::Ec { .. }) { 2 } else { 1 },
             held: host.held.clone(),
+            gone: Vec::new(),
             seen: host.terms.latest(),
             figures: None,
         };

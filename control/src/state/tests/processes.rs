@@ -124,3 +124,40 @@ fn a_member_is_read_by_and_from_earlier_versions() {
     assert_eq!(text, r#"{"Member":{"name":"a","domain":"1","process":{"address":"a:7411","incarnation":9}}}"#);
     assert_eq!(serde_json::from_str::<Before>(&text).unwrap(), before);
 }
+
+/// A node that was started anew under another name: it is known by both until the first is missed.
+#[test]
+fn a_node_that_has_two_names_is_given_once() {
+    let mut state = State::default();
+    for name in ["was", "is"] {
+        let beat = Beat { listen: vec!["a:7411".into()], ..beat(name, name, 8 * GIB, 0) };
+        state.beat(s(0), beat, &mut Vec::new()).unwrap();
+    }
+    for random in 0..64 {
+        let mut given = |run: &str, domains, held: &[&str]| {
+            let given = state.want(s(1), &want(run, domains, held), random)?;
+            Ok::<_, Refusal>(given.addresses().into_iter().map(str::to_owned).collect::<Vec<_>>())
+        };
+        assert_eq!(given("one", 1, &[]).unwrap(), ["a:7411"]);
+        // One node is no two copies.
+        assert!(matches!(given("mirror", 2, &[]), Err(Refusal::NoNode(_))));
+        assert_eq!(given("goes-on", 2, &["a:7411"]).unwrap(), ["a:7411"]);
+    }
+}
+
+/// A node that has just died is not missed yet. A run that did not reach it is given another one.
+#[test]
+fn a_run_is_not_given_what_it_did_not_reach() {
+    let mut state = rack(&[("a", "1"), ("b", "1")]);
+    for random in 0..64 {
+        let asked = Want { gone: vec!["a:7411".into()], ..want("r", 1, &[]) };
+        assert_eq!(state.want(s(1), &asked, random).unwrap().addresses(), ["b:7411"]);
+        let all = Want { gone: vec!["a:7411".into(), "b:7411".into()], ..want("s", 1, &[]) };
+        assert!(matches!(state.want(s(1), &all, random), Err(Refusal::NoNode(_))));
+    }
+    // It is its own word: others are given the node.
+    let others = (0..64).map(|random| state.want(s(1), &want("t", 1, &[]), random).unwrap().addresses()[0].to_owned());
+    assert!(others.collect::<Vec<_>>().contains(&"a:7411".to_owned()));
+    let many = Want { gone: vec!["a:7411".into(); MOST + 1], ..want("r", 1, &[]) };
+    assert!(matches!(state.want(s(1), &many, 1), Err(Refusal::Malformed(_))));
+}
