@@ -3,6 +3,7 @@
 
 use crate::error::{Problem, code};
 use crate::handle::Handle;
+use farmem::{Loan, Payload};
 use farmem_kv::{Act, Failed, Op, Outcome, Store};
 use std::ffi::{c_int, c_void};
 
@@ -118,11 +119,13 @@ impl RawOp {
         }
     }
 
-    /// The operation as the store takes it, with copies of the caller's key and value.
+    /// The operation as the store takes it, with copies of the caller's key and value. A block is
+    /// lent.
     ///
     /// # Safety
-    /// Its key can be read, and its value if it stores one. [`RawOp::check`] accepted it.
-    unsafe fn op(&self) -> Op {
+    /// Its key can be read, and its value if it stores one: a block until the loan is over.
+    /// [`RawOp::check`] accepted it.
+    unsafe fn op(&self, loan: &Loan) -> Op {
         let expiry = Some(self.expires_ms).filter(|&at| at > 0);
         // SAFETY: as this function's caller promises.
         let (key, value) =
@@ -135,7 +138,11 @@ impl RawOp {
             LOOK => Act::Look,
             EXPIRE => Act::Expire { expiry },
             GET_BLOCK => Act::GetBlock,
-            PUT_BLOCK => Act::PutBlock { block: value(), expiry },
+            PUT_BLOCK => {
+                // SAFETY: as this function's caller promises.
+                let block = unsafe { Payload::lent(loan, bytes(self.value, self.value_bytes)) };
+                Act::PutPayload { block, expiry }
+            }
             REMOVE_BLOCK => Act::RemoveBlock,
             LOOK_BLOCK => Act::LookBlock,
             _ => Act::PinBlock { until: expiry },
@@ -272,8 +279,11 @@ unsafe fn with_store(store: &mut Store, ops: &mut [RawOp], given: &mut Given) ->
     // Values are copied as operations begin and end: 4 MiB are written and 32 MiB read at a time. All of it
     // is done under the lock, because the store's near cache shares their bytes.
     let asked: Vec<RawOp> = left.iter().map(|(_, op)| **op).collect();
-    // SAFETY: as this function's caller promises.
-    let ops = asked.iter().map(|op| unsafe { op.op() });
+    let loan = Loan::default();
+    let lent = Lent(&loan);
+    // SAFETY: as this function's caller promises. Blocks stay until this function ends, and `lent` sees to
+    // it that they are not used any more then.
+    let ops = asked.iter().map(|op| unsafe { op.op(&loan) });
     store.batch_with(ops, |number, outcome| {
         let (n, op) = &mut left[number];
         let none = op.value.is_null();
@@ -281,7 +291,20 @@ unsafe fn with_store(store: &mut Store, ops: &mut [RawOp], given: &mut Given) ->
         op.status = first.code(unsafe { op.end(outcome) });
         given.extend((none && !op.value.is_null()).then_some(*n));
     })?;
+    drop(lent);
     Ok(first.0)
+}
+
+/// Makes sure that a loan is over before the caller has its memory back, however the call ends.
+/// [`Store::batch_with`] promises it. If that were broken, somebody else's bytes would be stored.
+struct Lent<'a>(&'a Loan);
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if !self.0.is_over() {
+            std::process::abort();
+        }
+    }
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@
 #![allow(unsafe_code)]
 
 use crate::memory::{Inner, Memory};
-use crate::ways::{AbandonOnUnwind, Verb, Ways};
-use crate::{Addr, Result};
+use crate::ways::{AbandonOnUnwind, Buffer, Verb, Ways};
+use crate::{Addr, Payload, Result};
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -121,28 +121,36 @@ impl Lane {
     pub fn post_read(&mut self, tag: u64, at: Addr, mut into: Vec<u8>) {
         let (verb, (ways, inner)) = (read(&mut into), self.parts());
         // SAFETY: the bytes of the vector, which do not move with it.
-        unsafe { ways.post(inner, tag, at, verb, into) };
+        unsafe { ways.post(inner, tag, at, verb, Buffer::Own(into)) };
     }
 
     /// Posts a write. The completion returns the buffer.
     pub fn post_write(&mut self, tag: u64, at: Addr, bytes: Vec<u8>) {
         let (verb, (ways, inner)) = (write(&bytes), self.parts());
         // SAFETY: as above.
-        unsafe { ways.post(inner, tag, at, verb, bytes) };
+        unsafe { ways.post(inner, tag, at, verb, Buffer::Own(bytes)) };
+    }
+
+    /// Posts a write of bytes that are kept as long as they are needed, and not copied. The
+    /// completion has no buffer.
+    pub fn post_write_of(&mut self, tag: u64, at: Addr, payload: Payload) {
+        let (verb, (ways, inner)) = (write(&payload), self.parts());
+        // SAFETY: the payload's bytes stay while it lives.
+        unsafe { ways.post(inner, tag, at, verb, Buffer::Kept(payload)) };
     }
 
     /// Posts a `compare_swap`.
     pub fn post_compare_swap(&mut self, tag: u64, at: Addr, expected: u64, new: u64) {
         let (ways, inner) = self.parts();
         // SAFETY: it points to nothing.
-        unsafe { ways.post(inner, tag, at, Verb::CompareSwap { expected, new }, Vec::new()) };
+        unsafe { ways.post(inner, tag, at, Verb::CompareSwap { expected, new }, Buffer::Own(Vec::new())) };
     }
 
     /// Posts a `fetch_add`.
     pub fn post_fetch_add(&mut self, tag: u64, at: Addr, add: u64) {
         let (ways, inner) = self.parts();
         // SAFETY: it points to nothing.
-        unsafe { ways.post(inner, tag, at, Verb::FetchAdd { add }, Vec::new()) };
+        unsafe { ways.post(inner, tag, at, Verb::FetchAdd { add }, Buffer::Own(Vec::new())) };
     }
 
     /// Sends what was posted, one message to each node, and returns at once. A loss is told by

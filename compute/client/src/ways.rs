@@ -12,7 +12,7 @@
 #![allow(unsafe_code)]
 
 use crate::memory::Inner;
-use crate::{Addr, Error, Result};
+use crate::{Addr, Error, Payload, Result};
 use farmem_fabric::{Completion, QueuePair, Refusal, Waiter};
 use farmem_protocol::addr::{SLAB_BYTES, SlabId};
 use farmem_protocol::key::Key;
@@ -66,13 +66,31 @@ impl Verb {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Number(u32);
 
+/// The memory of a posted operation.
+pub(crate) enum Buffer {
+    /// Comes back with the completion.
+    Own(Vec<u8>),
+    /// Of a write: kept until its end is told.
+    #[expect(dead_code, reason = "it is held, not read")]
+    Kept(Payload),
+}
+
+impl Buffer {
+    fn returned(self) -> Vec<u8> {
+        match self {
+            Buffer::Own(bytes) => bytes,
+            Buffer::Kept(_) => Vec::new(),
+        }
+    }
+}
+
 struct Operation {
     tag: u64,
     node: usize,
     /// Verbs that have not completed.
     left: u32,
     result: Result<u64>,
-    buffer: Vec<u8>,
+    buffer: Buffer,
     /// Its end is reported by a completion. Else its caller waits in [`Ways::finish`].
     posted: bool,
 }
@@ -161,7 +179,7 @@ impl Ways {
     ///
     /// # Safety
     /// The verb must point to `buffer`'s memory.
-    pub unsafe fn post(&mut self, inner: &Inner, tag: u64, at: Addr, verb: Verb, buffer: Vec<u8>) {
+    pub unsafe fn post(&mut self, inner: &Inner, tag: u64, at: Addr, verb: Verb, buffer: Buffer) {
         let number = self.begin(tag, at, buffer, true);
         // SAFETY: the operation keeps the buffer until it has ended.
         unsafe { self.start(inner, number, at, verb) };
@@ -173,7 +191,7 @@ impl Ways {
     /// The verb's pointers must be valid for it, and point to memory of this process that is not
     /// far. The memory must be left alone until [`Ways::finish`] or [`Ways::abandon`].
     pub unsafe fn begin_waited(&mut self, inner: &Inner, at: Addr, verb: Verb) -> Number {
-        let number = self.begin(0, at, Vec::new(), false);
+        let number = self.begin(0, at, Buffer::Own(Vec::new()), false);
         // SAFETY: the caller's promise.
         unsafe { self.start(inner, number, at, verb) };
         number
@@ -239,7 +257,7 @@ impl Ways {
         result
     }
 
-    fn begin(&mut self, tag: u64, at: Addr, buffer: Vec<u8>, posted: bool) -> Number {
+    fn begin(&mut self, tag: u64, at: Addr, buffer: Buffer, posted: bool) -> Number {
         let operation = Operation { tag, node: at.node(), left: 0, result: Ok(0), buffer, posted };
         match self.idle.pop() {
             Some(number) => {
@@ -388,7 +406,8 @@ impl Ways {
         let operation = &mut self.operations[number.0 as usize];
         self.idle.push(number);
         let result = std::mem::replace(&mut operation.result, Ok(0));
-        Ended { tag: operation.tag, result, buffer: std::mem::take(&mut operation.buffer) }
+        let buffer = std::mem::replace(&mut operation.buffer, Buffer::Own(Vec::new())).returned();
+        Ended { tag: operation.tag, result, buffer }
     }
 
     /// Passes posted operations that have ended to `told`, in the order of their ends. Returns how

@@ -8,6 +8,7 @@ use crate::object::{Object, Type, Value};
 use crate::serve::Failed;
 use crate::shard::Trouble;
 use crate::task::Io;
+use farmem::Payload;
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -65,6 +66,14 @@ pub enum Act {
         /// When it ends, in milliseconds since 1970.
         expiry: Option<u64>,
     },
+    /// [`Act::PutBlock`] of bytes that are shared or lent ([`Store::batch_with`]): nobody copies
+    /// them.
+    PutPayload {
+        /// The bytes.
+        block: Payload,
+        /// When it ends, in milliseconds since 1970.
+        expiry: Option<u64>,
+    },
     /// Takes a block out: [`Outcome::Done`] or [`Outcome::Absent`].
     RemoveBlock,
     /// Whether there is such a block: [`Outcome::Length`] or [`Outcome::Absent`].
@@ -117,7 +126,8 @@ impl Store {
     /// [`Store::batch`] that takes an operation only when it is about to begin, and tells each outcome as
     /// soon as it is known, with the operation's number from 0 on. So neither all values that are stored nor
     /// all that are read need memory at once. `ops` and `ended` run within the call: where one of them takes
-    /// 5 s, others shut this front end out.
+    /// 5 s, others shut this front end out. When the call has returned, also by an error or a
+    /// panic, nothing that was lent to it by [`Payload::lent`] is used any more.
     ///
     /// # Errors
     /// As there.
@@ -126,6 +136,7 @@ impl Store {
         ops: impl IntoIterator<Item = Op>,
         mut ended: impl FnMut(usize, Result<Outcome, Failed>),
     ) -> Result<(), Failed> {
+        let _settled = self.settled();
         let room = Rc::new(Room::default());
         let start = |store, io, op: Op| {
             let taken = room.take(&op.act);
@@ -231,10 +242,12 @@ impl Room {
         let (stored, fetched) = match act {
             Act::Put { value, .. } | Act::PutNew { value, .. } => (value.len(), 0),
             Act::PutBlock { block, .. } => (block.len(), 0),
+            Act::PutPayload { block, .. } => (block.len(), 0),
             // How much comes is not known: half a piece, so that gets of large values are not all
             // under way at once.
             Act::Get | Act::Look => (0, 1 << 18),
-            // Of a block, its head tells: `Taken::take_more`.
+            // Of a block in parts, its head tells: `Taken::take_more`. All others that are under
+            // way have some 32 MiB at most.
             Act::GetBlock => (0, 0),
             Act::Remove | Act::Expire { .. } | Act::RemoveBlock | Act::LookBlock | Act::PinBlock { .. } => (0, 0),
         };
@@ -296,7 +309,8 @@ async fn carried_out(store: Rc<keyspace::Keyspace>, io: Io, taken: &Taken, Op { 
             store.update(&io, &key, change).await
         }
         Act::GetBlock => blocks::find(&store, &io, &key, taken).await,
-        Act::PutBlock { block, expiry } => blocks::put(&store, &io, &key, block, expiry).await,
+        Act::PutBlock { block, expiry } => blocks::put(&store, &io, &key, &block.into(), expiry).await,
+        Act::PutPayload { block, expiry } => blocks::put(&store, &io, &key, &block, expiry).await,
         Act::RemoveBlock => blocks::remove(&store, &io, &key).await,
         Act::LookBlock => blocks::look(&store, &io, &key).await,
         Act::PinBlock { until } => blocks::pin(&store, &io, &key, until).await,

@@ -19,11 +19,11 @@
 use crate::batch::{Outcome, Taken, get, put_new};
 use crate::embedded::Bytes;
 use crate::keyspace::Keyspace;
-use crate::layout::At;
-use crate::layout::PIECE_HEADER;
+use crate::layout::{At, PIECE_HEADER, block_class};
 use crate::object::{Object, Type, Value};
 use crate::shard::Trouble;
 use crate::task::{Io, join};
+use farmem::Payload;
 use std::future::Future;
 use std::pin::Pin;
 
@@ -159,36 +159,37 @@ async fn remove_parts(store: &Keyspace, io: &Io, head: &Head, key: &[u8]) -> Res
     all(keys.iter().map(|part| store.discard(io, part, None))).await.map(drop)
 }
 
-/// Stores a block if there is none of this key.
+/// Stores a block if there is none of this key. Its bytes are not copied.
 pub(crate) async fn put(
     store: &Keyspace,
     io: &Io,
     key: &[u8],
-    mut block: Vec<u8>,
+    block: &Payload,
     expiry: Option<u64>,
 ) -> Result<Outcome, Trouble> {
     if block.len() > MAX_BLOCK || key.len() > MAX_KEY {
         return Err(Trouble::TooLarge);
     }
     let at = prefixed(HEAD, key);
-    if get(store, io, &at).await?.is_some() {
+    if block_class(crate::object::len(&at, block)).is_some() {
+        let added = store.add(io, &at, (Type::Block, expiry), block).await?;
+        return Ok(if added { Outcome::Done } else { Outcome::Present });
+    }
+    if store.brief(io, &at).await?.is_some() {
         return Ok(Outcome::Present);
     }
     let mut nonce = [0; 16];
     nonce.chunks_mut(4).for_each(|four| four.copy_from_slice(&(store.random(1 << 32) as u32).to_le_bytes()));
     let head = Head { nonce, parts: sizes(block.len(), key) };
-    // From the end on: the first part, of most blocks the only one, is not copied.
-    let last = block.split_off(head.parts.iter().map(|&part| part as usize).sum());
-    let mut parts = Vec::new();
-    for (number, &len) in head.parts.iter().enumerate().rev() {
-        let bytes = match number {
-            0 => std::mem::take(&mut block),
-            _ => block.split_off(block.len() - len as usize),
-        };
-        parts.push((head.part(number, key), Value { kind: Type::String, expiry, bytes }));
+    let (mut from, mut parts) = (0, Vec::new());
+    for (number, &len) in head.parts.iter().enumerate() {
+        parts.push((head.part(number, key), block.part(from..from + len as usize)));
+        from += len as usize;
     }
-    let written = match all(parts.iter().map(|(part, value)| store.put(io, part, value))).await {
-        Ok(_) => put_new(store, io, &at, head.encode(&last), expiry).await,
+    let last = &block[from..];
+    let written = match all(parts.iter().map(|(part, bytes)| store.add(io, part, (Type::String, expiry), bytes))).await
+    {
+        Ok(_) => put_new(store, io, &at, head.encode(last), expiry).await,
         Err(trouble) => Err(trouble),
     };
     // An answer that is not known may have made the head: its parts stay.
@@ -201,14 +202,31 @@ pub(crate) async fn put(
 /// A block, if all of it is there. Its parts are read when there is room for them.
 pub(crate) async fn find(store: &Keyspace, io: &Io, key: &[u8], room: &Taken) -> Result<Outcome, Trouble> {
     let at = prefixed(HEAD, key);
-    let Some(object) = get(store, io, &at).await? else { return Ok(Outcome::Absent) };
+    let object = match get(store, io, &at).await {
+        Ok(Some(object)) => object,
+        Ok(None) => return Ok(Outcome::Absent),
+        Err(Trouble::Corrupt) => {
+            // Its writer has changed the bytes while they were sent.
+            store.discard(io, &at, None).await?;
+            return Ok(Outcome::Absent);
+        }
+        Err(trouble) => return Err(trouble),
+    };
+    if object.kind() == Type::Block {
+        let len = object.value().len();
+        return Ok(Outcome::Block(Block { parts: vec![Bytes(object)], before: 0, len }));
+    }
     let head = Head::of(&object)?;
     room.take_more(io, head.len(&object)).await;
     let keys: Vec<Vec<u8>> = (0..head.parts.len()).map(|n| head.part(n, key)).collect();
-    let found = all(keys.iter().map(|part| get(store, io, part))).await?;
-    let whole = found.iter().zip(&head.parts).all(|(part, &len)| {
-        part.as_ref().is_some_and(|part| part.kind() == Type::String && part.value().len() == len as usize)
-    });
+    let found = match all(keys.iter().map(|part| get(store, io, part))).await {
+        Err(Trouble::Corrupt) => Vec::new(),
+        found => found?,
+    };
+    let whole = found.len() == head.parts.len()
+        && found.iter().zip(&head.parts).all(|(part, &len)| {
+            part.as_ref().is_some_and(|part| part.kind() == Type::String && part.value().len() == len as usize)
+        });
     if !whole {
         take_out(store, io, &at, key, &head).await?;
         return Ok(Outcome::Absent);
@@ -229,14 +247,28 @@ async fn take_out(store: &Keyspace, io: &Io, at: &[u8], key: &[u8], head: &Head)
 /// Takes a block out, pinned or not.
 pub(crate) async fn remove(store: &Keyspace, io: &Io, key: &[u8]) -> Result<Outcome, Trouble> {
     let at = prefixed(HEAD, key);
-    let Some(object) = get(store, io, &at).await? else { return Ok(Outcome::Absent) };
-    let taken = take_out(store, io, &at, key, &Head::of(&object)?).await?;
+    let taken = match store.brief(io, &at).await? {
+        None => false,
+        Some(brief) if brief.kind() == Type::Block => store.discard(io, &at, None).await?,
+        Some(_) => match get(store, io, &at).await? {
+            Some(object) => take_out(store, io, &at, key, &Head::of(&object)?).await?,
+            None => false,
+        },
+    };
     Ok(if taken { Outcome::Done } else { Outcome::Absent })
 }
 
 /// Whether there is such a block, by its head: a part may have been evicted.
 pub(crate) async fn look(store: &Keyspace, io: &Io, key: &[u8]) -> Result<Outcome, Trouble> {
-    let Some(object) = get(store, io, &prefixed(HEAD, key)).await? else { return Ok(Outcome::Absent) };
+    let at = prefixed(HEAD, key);
+    match store.brief(io, &at).await? {
+        Some(brief) if brief.kind() == Type::Block => {
+            return Ok(Outcome::Length(brief.told() as u64, brief.expiry()));
+        }
+        Some(_) => {}
+        None => return Ok(Outcome::Absent),
+    }
+    let Some(object) = get(store, io, &at).await? else { return Ok(Outcome::Absent) };
     Ok(Outcome::Length(Head::of(&object)?.len(&object) as u64, object.expiry()))
 }
 
@@ -245,7 +277,7 @@ pub(crate) async fn pin(store: &Keyspace, io: &Io, key: &[u8], until: Option<u64
     let pin = prefixed(PIN, key);
     if until.is_some() {
         store.put(io, &pin, &Value { kind: Type::String, expiry: until, bytes: Vec::new() }).await?;
-        if store.find(io, &prefixed(HEAD, key)).await?.is_some() {
+        if store.brief(io, &prefixed(HEAD, key)).await?.is_some() {
             return Ok(Outcome::Done);
         }
     }
@@ -283,10 +315,13 @@ pub(crate) async fn end_part(store: &Keyspace, io: &Io, key: &[u8]) -> Result<bo
     if is_there { Ok(false) } else { store.discard(io, key, None).await }
 }
 
-/// Takes out what a key stands for: the whole of a block. Whether there was anything. `only`: a key of
-/// no block stays if its object is at another place.
-pub(crate) async fn evict(store: &Keyspace, io: &Io, key: &[u8], only: Option<At>) -> Result<bool, Trouble> {
-    if let Some((nonce, block)) = block_of(key) {
+/// Takes out what the key of an object stands for: the whole of a block. Whether there was
+/// anything. A key that stands for itself stays if its object is at another place than `only`.
+pub(crate) async fn evict(store: &Keyspace, io: &Io, victim: &Object, only: At) -> Result<bool, Trouble> {
+    let key = victim.key();
+    if victim.kind() != Type::Block
+        && let Some((nonce, block)) = block_of(key)
+    {
         let at = prefixed(HEAD, block);
         if let Some(head) = store.find(io, &at).await?.and_then(|found| Head::of(&found.object).ok())
             && nonce.is_none_or(|nonce| nonce == head.nonce)
@@ -294,7 +329,7 @@ pub(crate) async fn evict(store: &Keyspace, io: &Io, key: &[u8], only: Option<At
             return take_out(store, io, &at, block, &head).await;
         }
     }
-    store.discard(io, key, only).await
+    store.discard(io, key, Some(only)).await
 }
 
 #[cfg(test)]

@@ -8,11 +8,16 @@
 //! looked at before verbs are posted, if they were not within [`LOOK`]: a verb that begins
 //! [`crate::shard::copies`]' gate later finds the end.
 
+mod places;
+mod side;
+
 use crate::fast::Map;
 use crate::layout::NODE_SHIFT;
 use crate::shard::index::Mapped;
 use crate::task::{Answer, AtOnce, Verb};
-use farmem::{Addr, Completion, Error, Lane, Memory};
+use farmem::{Addr, Completion, Error, Memory};
+use places::{Tag, address, is_posted, moved, node_of};
+use side::Side;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -23,8 +28,6 @@ const LOOK: Duration = Duration::from_millis(20);
 const DOUBT: &str = "this front end is told that its process has ended, or that others leave it, and some front end \
                      has not said that it knows: that one may go on with the node. If no front end is left, say so \
                      by `farmem kv alone`";
-/// Bytes of WRITEs that are sent before more is prepared.
-const SENT: usize = 256 << 10;
 /// How long one of several sides is waited for.
 const TURN: Duration = Duration::from_micros(50);
 
@@ -33,27 +36,6 @@ const TURN: Duration = Duration::from_micros(50);
 struct Batch {
     left: usize,
     answers: Vec<Answer>,
-}
-
-/// Nodes that were connected to together.
-#[derive(Debug)]
-struct Side {
-    memory: Memory,
-    lane: Lane,
-    /// Bytes of WRITEs that were posted and not sent.
-    unsent: usize,
-}
-
-impl Side {
-    fn new(memory: Memory) -> Result<Side, Error> {
-        Ok(Side { lane: memory.lane()?, memory, unsent: 0 })
-    }
-
-    /// Sends what was posted.
-    fn ring(&mut self) {
-        self.unsent = 0;
-        self.lane.ring();
-    }
 }
 
 /// Where a node is: its side, and its number there.
@@ -76,8 +58,10 @@ pub struct Drive {
     direct: Vec<Option<usize>>,
     looked: Instant,
     batches: Map<u64, Batch>,
-    /// Batch, place and node of each verb under way, by tag.
-    tags: Vec<(u64, u32, u8)>,
+    /// Verbs under way, by tag.
+    tags: Vec<Tag>,
+    /// Those of [`Verb::WriteFrom`].
+    lent: usize,
     idle: Vec<usize>,
     ended: Vec<(u64, Vec<Answer>)>,
     completions: Vec<Completion>,
@@ -105,6 +89,7 @@ impl Drive {
             looked: Instant::now(),
             batches: Map::default(),
             tags: Vec::new(),
+            lent: 0,
             idle: Vec::new(),
             ended: Vec::new(),
             completions: Vec::new(),
@@ -187,14 +172,14 @@ impl Drive {
         self.place(number).and_then(|(side, at)| self.sides[side].memory.node(at)).unwrap_or_default()
     }
 
-    fn tag(&mut self, batch: u64, place: u32, node: u8) -> u64 {
+    fn tag(&mut self, tag: Tag) -> u64 {
         match self.idle.pop() {
-            Some(tag) => {
-                self.tags[tag] = (batch, place, node);
-                tag as u64
+            Some(idle) => {
+                self.tags[idle] = tag;
+                idle as u64
             }
             None => {
-                self.tags.push((batch, place, node));
+                self.tags.push(tag);
                 self.tags.len() as u64 - 1
             }
         }
@@ -293,12 +278,16 @@ impl Drive {
                 Answer::Pieces(pieces.iter().map(|piece| (place(piece.at), piece.bytes as u32)).collect())
             }
             Verb::Expel { tag, .. } => Answer::Expelled(memory.expel(node, tag)?),
-            Verb::Read { .. } | Verb::Write { .. } | Verb::Cas { .. } | Verb::Doubt { .. } => Answer::Done,
+            Verb::Read { .. } | Verb::Write { .. } | Verb::WriteFrom { .. } | Verb::Cas { .. } | Verb::Doubt { .. } => {
+                Answer::Done
+            }
         })
     }
 
     fn post_one(&mut self, id: u64, place: u32, number: u8, (side, node): Place, verb: Verb) {
-        let tag = self.tag(id, place, number);
+        let lent = matches!(verb, Verb::WriteFrom { .. });
+        self.lent += usize::from(lent);
+        let tag = self.tag(Tag { batch: id, place, node: number, lent });
         if let Some(batch) = self.batches.get_mut(&id) {
             batch.left += 1;
         }
@@ -307,11 +296,13 @@ impl Drive {
         match verb {
             Verb::Read { at, len } => lane.post_read(tag, address(at, node), vec![0; len as usize]),
             Verb::Write { at, bytes } => {
-                side.unsent += bytes.len();
                 lane.post_write(tag, address(at, node), bytes.to_vec());
-                if side.unsent >= SENT {
-                    side.ring();
-                }
+                side.posted(bytes.len());
+            }
+            Verb::WriteFrom { at, bytes } => {
+                let len = bytes.len();
+                lane.post_write_of(tag, address(at, node), bytes);
+                side.posted(len);
             }
             Verb::Cas { at, old, new } => lane.post_compare_swap(tag, address(at, node), old, new),
             _ => {}
@@ -347,6 +338,10 @@ impl Drive {
                     Answer::Bytes(bytes)
                 }
                 Verb::Write { at, bytes } => {
+                    self.write(*at, bytes).ok()?;
+                    Answer::Done
+                }
+                Verb::WriteFrom { at, bytes } => {
                     self.write(*at, bytes).ok()?;
                     Answer::Done
                 }
@@ -409,22 +404,42 @@ impl Drive {
     }
 
     fn tell(&mut self, completions: &mut Vec<Completion>) -> Result<(), Error> {
+        let mut told = Ok(());
         for Completion { tag, result, buffer, .. } in completions.drain(..) {
             let tag = tag as usize;
-            let (id, place, node) = self.tags[tag];
+            let Tag { batch: id, place, node, lent } = self.tags[tag];
             self.idle.push(tag);
+            self.lent -= usize::from(lent);
             let answer = match (result, buffer.is_empty()) {
                 // A WRITE's buffer comes back, too, and is of no more use.
                 (Ok(0), false) => Answer::Bytes(buffer),
                 (Ok(word), _) => Answer::Word(word),
                 (Err(Error::Unknown), _) => Answer::Unknown,
-                (Err(e), _) => self.is_survived(node, e)?,
+                (Err(e), _) => match self.is_survived(node, e) {
+                    Ok(answer) => answer,
+                    Err(e) => {
+                        // Those behind it are told all the same.
+                        told = told.and(Err(e));
+                        continue;
+                    }
+                },
             };
             let Some(batch) = self.batches.get_mut(&id) else { continue };
             batch.answers[place as usize] = answer;
             self.answered(id);
         }
-        Ok(())
+        told
+    }
+
+    /// Waits until no WRITE of lent bytes is under way. A node that does not answer is lost after
+    /// its grace, and that ends them too.
+    pub fn settle_lent(&mut self) {
+        let mut completions = Vec::new();
+        while self.lent > 0 && self.sides.iter().any(|side| side.lane.in_flight() > 0) {
+            self.wait(&mut completions, Duration::from_millis(100));
+            // Whoever posts next is told of a loss.
+            let _ = self.tell(&mut completions);
+        }
     }
 
     /// Batches without an answer.
@@ -478,29 +493,4 @@ impl AtOnce for Direct {
     fn carry_out(&self, verbs: &[Verb]) -> Option<Vec<Answer>> {
         self.0.try_borrow_mut().ok()?.at_once(verbs)
     }
-}
-
-/// The number of the node that a verb goes to.
-fn node_of(verb: &Verb) -> u8 {
-    match *verb {
-        Verb::Read { at, .. }
-        | Verb::Write { at, .. }
-        | Verb::Cas { at, .. }
-        | Verb::Claim { at, .. }
-        | Verb::Free { at } => (at >> NODE_SHIFT) as u8,
-        Verb::Alloc { node, .. } | Verb::Pieces { node } | Verb::Expel { node, .. } | Verb::Doubt { node } => node,
-    }
-}
-
-fn is_posted(verb: &Verb) -> bool {
-    matches!(verb, Verb::Read { .. } | Verb::Write { .. } | Verb::Cas { .. })
-}
-
-/// The same place at another node.
-fn moved(at: u64, node: usize) -> u64 {
-    (node as u64) << NODE_SHIFT | at & ((1 << NODE_SHIFT) - 1)
-}
-
-fn address(at: u64, node: usize) -> Addr {
-    Addr::from_bits(moved(at, node)).unwrap_or(Addr::NULL)
 }

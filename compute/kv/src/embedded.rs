@@ -342,6 +342,11 @@ impl Store {
         }
     }
 
+    /// Waits at its end for writes of lent bytes that are still under way, as after a loss.
+    pub(crate) fn settled(&self) -> Settled {
+        Settled(Rc::clone(&self.drive))
+    }
+
     /// Carries out operations side by side. The next one is taken from `ops` when `more` says so, and is
     /// told how many are under way. Each outcome is told with the number of its operation, from 0 on.
     ///
@@ -435,5 +440,14 @@ impl Store {
         let opened = open::join_anew(&self.config, &self.inner.shards, failed)?;
         *self = Store::with(&self.config.clone(), opened)?;
         Ok(())
+    }
+}
+
+/// See [`Store::settled`].
+pub(crate) struct Settled(Rc<RefCell<Drive>>);
+
+impl Drop for Settled {
+    fn drop(&mut self) {
+        self.0.borrow_mut().settle_lent();
     }
 }

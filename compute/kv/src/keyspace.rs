@@ -14,6 +14,7 @@ use crate::shard::index::{Found, Inserted, Removed};
 use crate::shard::space::Left;
 use crate::shard::{Shard, Trouble};
 use crate::task::Io;
+use farmem::Payload;
 use farmem_protocol::random::Random;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -181,7 +182,7 @@ impl Keyspace {
             match self.shard(key).index.put(io, key, value).await {
                 Err(Trouble::Full) => {
                     let len = object::len(key, &value.bytes);
-                    self.make_room(io, self.shard(key), class_of(len), len).await?
+                    self.make_room(io, self.shard(key), object::class_of(value.kind, len), len).await?
                 }
                 ended => return ended,
             }
@@ -205,6 +206,42 @@ impl Keyspace {
                 Err(trouble) => return Err(trouble),
             });
         }
+    }
+
+    /// Stores bytes that are not copied, unless the key is there; whether they were stored.
+    pub(crate) async fn add(
+        &self,
+        io: &Io,
+        key: &[u8],
+        (kind, expiry): (Type, Option<u64>),
+        value: &Payload,
+    ) -> Result<bool, Trouble> {
+        let shard = self.shard(key);
+        loop {
+            match shard.index.add(io, key, (kind, expiry), value).await {
+                Ok(None) => return Ok(true),
+                Ok(Some(there)) => {
+                    // One that has ended is taken out, and this begins again. A transaction's stays for
+                    // a moment.
+                    if !self.has_ended(&there) {
+                        return Ok(false);
+                    }
+                    self.find(io, key).await?;
+                    io.pause(1).await;
+                }
+                Err(Trouble::Full) => {
+                    let len = object::len(key, value);
+                    self.make_room(io, shard, object::class_of(kind, len), len).await?;
+                }
+                Err(trouble) => return Err(trouble),
+            }
+        }
+    }
+
+    /// The key's object without its value, unless it has ended.
+    pub(crate) async fn brief(&self, io: &Io, key: &[u8]) -> Result<Option<Object>, Trouble> {
+        let found = self.shard(key).index.brief(io, key).await?;
+        Ok(found.filter(|object| !self.has_ended(object)))
     }
 
     /// Takes a key out if its object is the one meant; whether it was there. Needs no memory.
@@ -381,7 +418,8 @@ pub fn name(kind: Type) -> &'static str {
         Type::SortedSet => "zset",
         Type::Message => "message",
         Type::Stream => "stream",
-        Type::Lock | Type::Verdict | Type::Vacant | Type::Parts | Type::Segment | Type::Broken => "none",
+        Type::Lock | Type::Verdict | Type::Vacant => "none",
+        Type::Parts | Type::Segment | Type::Broken | Type::Block => "none",
     }
 }
 

@@ -39,8 +39,11 @@ const SIZES: [u16; 32] = [
     1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
     384, 448, 512,
 ];
-/// The largest class of objects that share pieces.
+/// The largest class of values that share pieces.
 pub const SHARED: u8 = SIZES.len() as u8 - 1;
+/// Sizes of whole blocks ([`crate::blocks`]) in units, behind those of [`SIZES`]: as many as
+/// possible of about 48, 64, … 128 KiB in the largest piece.
+const BLOCKS: [u16; 6] = [780, 1057, 1310, 1560, 1820, 2184];
 /// The class of objects that have a piece for themselves.
 pub const LARGE: u8 = 63;
 /// The class of the extents of long values ([`crate::long`]), which have a piece each.
@@ -64,12 +67,29 @@ pub fn class_of(bytes: u64) -> u8 {
     SIZES.iter().position(|&size| u64::from(size) >= units).map_or(LARGE, |class| class as u8)
 }
 
+/// The class of an object of `bytes` that is a whole block; `None`: it would waste more than an
+/// eighth of the place, and the block has parts.
+pub fn block_class(bytes: u64) -> Option<u8> {
+    let (class, units) = (class_of(bytes), bytes.div_ceil(UNIT));
+    let of_blocks = || {
+        let n = BLOCKS.iter().position(|&size| u64::from(size) >= units)?;
+        (units * 8 >= u64::from(BLOCKS[n]) * 7).then_some(SHARED + 1 + n as u8)
+    };
+    if class == LARGE { of_blocks() } else { Some(class) }
+}
+
+/// Whether only blocks have this class.
+pub fn is_for_blocks(class: u8) -> bool {
+    (SHARED + 1..=SHARED + BLOCKS.len() as u8).contains(&class)
+}
+
 /// Bytes that an object of this class takes; those of a [`LARGE`] one are its piece's.
 pub fn class_bytes(class: u8) -> u64 {
     if class == LOCKED {
         return LOCK_BYTES;
     }
-    SIZES.get(usize::from(class)).map_or(u64::from(LARGE_FIRST), |&units| u64::from(units) * UNIT)
+    let units = SIZES.iter().chain(&BLOCKS).nth(usize::from(class));
+    units.map_or(u64::from(LARGE_FIRST), |&units| u64::from(units) * UNIT)
 }
 
 /// A word of the index: where a key's object is.
@@ -290,7 +310,7 @@ const _: () = assert!(HEAD_BYTES + 8 + head::SPARE_TEXT as u64 <= head::BATCHES)
 const _: () = assert!(head::BATCHES + 8 * MEMBERS as u64 <= FIRST_TABLES);
 
 /// Says that this is a store, and of which version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x0c\0");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x0d\0");
 
 /// Which nodes of a pair have the shard: a word of the head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -9,7 +9,7 @@
 //! The checksum tells a reader that the object is not the one its slot referred to any more, or
 //! that it has not all of it. The key is compared in full.
 
-use crate::layout::{Hash, word};
+use crate::layout::{self, Hash, UNIT, word};
 use crate::segments::form;
 use std::rc::Rc;
 
@@ -49,16 +49,22 @@ pub enum Type {
     Segment = 13,
     /// A value without the form of its type: its node has altered it. It can be removed.
     Broken = 14,
+    /// A whole block ([`crate::blocks`]). It is no key of a client's.
+    Block = 15,
 }
 
 impl Type {
     pub(crate) fn of(byte: u8) -> Option<Type> {
         use Type::{
-            Broken, Hash, List, Lock, Long, Message, Parts, Segment, Set, SortedSet, Stream, String, Vacant, Verdict,
+            Block, Broken, Hash, List, Lock, Long, Message, Parts, Segment, Set, SortedSet, Stream, String, Vacant,
+            Verdict,
         };
-        [String, List, Set, Hash, SortedSet, Long, Message, Stream, Lock, Verdict, Vacant, Parts, Segment, Broken]
-            .into_iter()
-            .find(|kind| *kind as u8 == byte)
+        [
+            String, List, Set, Hash, SortedSet, Long, Message, Stream, Lock, Verdict, Vacant, Parts, Segment, Broken,
+            Block,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == byte)
     }
 }
 
@@ -89,6 +95,8 @@ pub struct Object {
     kind: Type,
     key: usize,
     value: usize,
+    /// Bytes of the value at the node. A brief object has none of them.
+    told: usize,
 }
 
 /// An object's first bytes.
@@ -115,6 +123,12 @@ impl Header {
 /// Bytes of an object.
 pub fn len(key: &[u8], value: &[u8]) -> u64 {
     (HEADER + key.len() + value.len()) as u64
+}
+
+/// The class of an object of this type and of `bytes`.
+pub(crate) fn class_of(kind: Type, bytes: u64) -> u8 {
+    let of_block = (kind == Type::Block).then(|| layout::block_class(bytes)).flatten();
+    of_block.unwrap_or_else(|| layout::class_of(bytes))
 }
 
 /// The header of an object whose key and value have these lengths. The checksum is missing.
@@ -157,6 +171,26 @@ fn lay(
     check(bytes);
 }
 
+/// The first bytes of an object whose value is written from where it lies: the header, the key, and
+/// of the value as many bytes as fill the last unit. So the rest of the value begins with a unit.
+pub(crate) fn head(
+    (hash, key): (Hash, &[u8]),
+    (kind, expiry, value): (Type, Option<u64>, &[u8]),
+    version: u16,
+    now_s: u32,
+) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity((HEADER + key.len()).next_multiple_of(UNIT as usize));
+    bytes.extend_from_slice(&header(hash, (key.len(), value.len()), (kind, expiry), version, now_s));
+    bytes.extend_from_slice(key);
+    let (first, rest) = value.split_at(value.len().min(bytes.capacity() - bytes.len()));
+    bytes.extend_from_slice(first);
+    let mut sum = xxhash_rust::xxh3::Xxh3::new();
+    sum.update(&bytes[8..]);
+    sum.update(rest);
+    bytes[..8].copy_from_slice(&sum.digest().to_le_bytes());
+    bytes
+}
+
 /// Makes bytes the object of a segment: they have room for a header, and its items behind that.
 /// Returns the checksum.
 pub(crate) fn seal(bytes: &mut [u8], hash: Hash, version: u16, now_s: u32) -> u64 {
@@ -181,14 +215,15 @@ impl Object {
             return None;
         }
         let kind = if form::has_form(kind, &bytes[HEADER + key..]) { kind } else { Type::Broken };
-        Some(Object { bytes: Rc::new(bytes), kind, key, value })
+        Some(Object { bytes: Rc::new(bytes), kind, key, value, told: value })
     }
 
     /// The object for a key and its value, to be written to a place that was used `version` times.
     pub fn new(hash: Hash, key: &[u8], value: &Value, version: u16, now_s: u32) -> Object {
         let mut bytes = Vec::with_capacity(HEADER + key.len() + value.bytes.len());
         lay(&mut bytes, (hash, key), (value.kind, value.expiry, &value.bytes), version, now_s);
-        Object { bytes: Rc::new(bytes), kind: value.kind, key: key.len(), value: value.bytes.len() }
+        let (key, len) = (key.len(), value.bytes.len());
+        Object { bytes: Rc::new(bytes), kind: value.kind, key, value: len, told: len }
     }
 
     /// The object for a key and a string without an end. Uses the memory of `old` if nobody else
@@ -209,7 +244,7 @@ impl Object {
             bytes.clear();
             lay(bytes, (hash, key), (Type::String, None, value), version, now_s);
         }
-        Object { bytes, kind: Type::String, key: key.len(), value: value.len() }
+        Object { bytes, kind: Type::String, key: key.len(), value: value.len(), told: value.len() }
     }
 
     /// The object of a value that is not stored yet.
@@ -224,7 +259,17 @@ impl Object {
             return self;
         }
         let value = Value { kind: self.kind, expiry: self.expiry(), bytes: Vec::new() };
-        Object::new(self.hash(), self.key(), &value, 0, self.written_s())
+        Object { told: self.told, ..Object::new(self.hash(), self.key(), &value, 0, self.written_s()) }
+    }
+
+    /// An object without its value, which has so many bytes at the node.
+    pub(crate) fn telling(self, told: usize) -> Object {
+        Object { told, ..self }
+    }
+
+    /// Bytes of the value at the node.
+    pub fn told(&self) -> usize {
+        self.told
     }
 
     /// All of its bytes.
@@ -299,5 +344,17 @@ mod tests {
         let broken = Value { bytes: b"value".to_vec(), ..value };
         let bytes = Object::new(Hash::of(b"key"), b"key", &broken, 5, 9).bytes.to_vec();
         assert_eq!(Object::decode(bytes).map(|object| object.kind()), Some(Type::Broken));
+    }
+
+    #[test]
+    fn a_head_and_the_rest_of_a_value_are_an_object() {
+        for len in [0, 1, 20, 21, 22, 64, 1000, 70_000] {
+            let value = Value { kind: Type::Block, expiry: Some(8), bytes: (0..len).map(|n| n as u8).collect() };
+            let whole = Object::new(Hash::of(b"key"), b"key", &value, 5, 9);
+            let head = head((Hash::of(b"key"), b"key"), (value.kind, value.expiry, &value.bytes), 5, 9);
+            let taken = head.len() - HEADER - 3;
+            assert!(head.len().is_multiple_of(64) || taken == len, "{len}");
+            assert_eq!([&head[..], &value.bytes[taken..]].concat(), **whole.bytes(), "{len}");
+        }
     }
 }

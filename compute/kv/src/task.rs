@@ -18,6 +18,7 @@
 //!   verb behind it.
 //! * Dropping a task half-way is a crash of its front end, as far as the words are concerned.
 
+use farmem::Payload;
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
@@ -40,6 +41,14 @@ pub enum Verb {
         at: u64,
         /// The bytes.
         bytes: Rc<Vec<u8>>,
+    },
+    /// WRITE of bytes that are shared or lent, and that nobody copies. Nothing else can see these
+    /// yet.
+    WriteFrom {
+        /// The first byte.
+        at: u64,
+        /// The bytes.
+        bytes: Payload,
     },
     /// CAS of one aligned word.
     Cas {
@@ -86,6 +95,13 @@ pub enum Verb {
         /// By which the front end is told from others.
         tag: u32,
     },
+}
+
+impl Verb {
+    /// Whether it is a WRITE.
+    pub fn is_write(&self) -> bool {
+        matches!(self, Verb::Write { .. } | Verb::WriteFrom { .. })
+    }
 }
 
 /// The result of a verb.

@@ -2,9 +2,10 @@
 
 mod world;
 
+use farmem::Payload;
 use farmem_kv::keyspace::Keyspace;
 use farmem_kv::layout::Geometry;
-use farmem_kv::object::Value;
+use farmem_kv::object::{Type, Value};
 use farmem_kv::rules::Rules;
 use farmem_kv::shard::Shard;
 use farmem_kv::task::{Ask, Task};
@@ -98,6 +99,35 @@ fn each_operation_costs_what_it_should() {
         };
         assert_eq!(cost(&mut memory, &shard, op), expected, "{op:?}, slot known: {known}");
     }
+}
+
+/// A block goes out with the CAS of its pending slot, and not at all if the key is there.
+#[test]
+fn a_block_costs_what_it_should() {
+    let (mut memory, one, _) = scene();
+    let block: Payload = vec![7; 64 << 10].into();
+    let add = |memory: &mut Memory, key: &'static [u8]| {
+        let (shard, block) = (Rc::clone(&one), block.clone());
+        let (done, verbs, trips) = memory.ledger(|io| async move {
+            shard.index.add(&io, key, (Type::Block, None), &block).await.map(|there| there.is_none())
+        });
+        (done.expect("sound"), verbs, trips)
+    };
+    // A piece is taken only where the key is absent, which is looked at first.
+    assert_eq!(add(&mut memory, b"1"), (true, 14, 8));
+    assert_eq!(add(&mut memory, b"1"), (false, 2, 1));
+    // Pieces grow with what there is. The last one has room for the next.
+    for key in [&b"2"[..], b"3"] {
+        assert!(add(&mut memory, key).0);
+    }
+    // READ 2 buckets; WRITE 2, CAS pending, READ 2; CAS plain.
+    assert_eq!(add(&mut memory, b"4"), (true, 8, 3));
+    // READ 2 buckets; READ the key.
+    assert_eq!(add(&mut memory, b"4"), (false, 3, 2));
+    let shard = Rc::clone(&one);
+    let (found, verbs, trips) = memory.ledger(|io| async move { shard.index.brief(&io, b"4").await });
+    let found = found.expect("sound").expect("it is there");
+    assert_eq!((found.told(), found.value().len(), verbs, trips), (64 << 10, 0, 2, 1));
 }
 
 #[test]

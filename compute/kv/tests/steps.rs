@@ -120,6 +120,20 @@ fn two_operations_of_front_ends_that_do_not_know_the_key() {
 }
 
 #[test]
+fn a_block_and_another_operation_in_every_order() {
+    let others = [OPS[0], Op::Set(1), Op::SetIfAbsent(2), Op::Delete, Op::Add, Op::Evict, Op::Block(4)];
+    let block = Op::Block(3);
+    let pairs: Vec<[Op; 2]> = others.iter().flat_map(|&other| [[block, other], [other, block]]).collect();
+    let mut orders = 0;
+    for present in [false, true] {
+        for (fill, switches) in [(0, 4), (14, 2)] {
+            orders += every_order(Rules::SOUND, present, fill, switches, &pairs).expect("linearizable");
+        }
+    }
+    assert!(orders > 5000, "{orders}");
+}
+
+#[test]
 fn an_eviction_and_another_operation_in_every_order() {
     let others = [OPS[0], Op::Set(1), Op::SetIfAbsent(2), Op::Delete, Op::Add, Op::Evict];
     let pairs: Vec<[Op; 2]> = others.iter().flat_map(|&other| [[Op::Evict, other], [other, Op::Evict]]).collect();

@@ -28,6 +28,7 @@ fn node(verb: &Verb) -> usize {
         }
         Verb::Read { at, .. }
         | Verb::Write { at, .. }
+        | Verb::WriteFrom { at, .. }
         | Verb::Cas { at, .. }
         | Verb::Claim { at, .. }
         | Verb::Free { at } => (at >> NODE_SHIFT) as usize,

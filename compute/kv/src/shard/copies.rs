@@ -47,7 +47,6 @@ use crate::layout::{At, Member, NODE_SHIFT, Pair, Slot};
 use crate::rules::{Bug, Rules};
 use crate::task::{Answer, Io, Verb};
 use std::cell::Cell;
-use std::rc::Rc;
 
 /// Which nodes have the shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -243,7 +242,7 @@ impl Copies {
         let (before, after) = (swaps.unwrap_or(verbs.len()), swaps.unwrap_or(0));
         if before > 0 {
             let mut batch: Vec<Verb> = verbs[..before].to_vec();
-            let copied = |verb: &&Verb| matches!(verb, Verb::Write { .. }) && !how.0.broken(Bug::CopyNothing);
+            let copied = |verb: &&Verb| verb.is_write() && !how.0.broken(Bug::CopyNothing);
             batch.extend(verbs[..before].iter().filter(copied).map(|verb| moved(verb, second)));
             let mut came = io.verbs(batch).await;
             let copies = came.split_off(before);
@@ -475,7 +474,8 @@ pub(crate) fn on(node: u8, at: At) -> At {
 fn moved(verb: &Verb, node: u8) -> Verb {
     match verb {
         Verb::Read { at, len } => Verb::Read { at: on(node, *at), len: *len },
-        Verb::Write { at, bytes } => Verb::Write { at: on(node, *at), bytes: Rc::clone(bytes) },
+        Verb::Write { at, bytes } => Verb::Write { at: on(node, *at), bytes: bytes.clone() },
+        Verb::WriteFrom { at, bytes } => Verb::WriteFrom { at: on(node, *at), bytes: bytes.clone() },
         Verb::Cas { at, old, new } => Verb::Cas { at: on(node, *at), old: *old, new: *new },
         Verb::Alloc { bytes, .. } => Verb::Alloc { node, bytes: *bytes },
         Verb::Claim { at, bytes } => Verb::Claim { at: on(node, *at), bytes: *bytes },

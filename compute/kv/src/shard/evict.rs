@@ -290,7 +290,7 @@ impl Keyspace {
     /// Evicts a key whose object is at a place of own memory, unless it is pinned; whether it did.
     async fn evict_one(&self, io: &Io, at: At, victim: &Object) -> Result<bool, Trouble> {
         let is_pinned = blocks::is_pinned(self, io, victim.key()).await?;
-        let went = !is_pinned && blocks::evict(self, io, victim.key(), Some(at)).await?;
+        let went = !is_pinned && blocks::evict(self, io, victim, at).await?;
         if went {
             self.evicted(victim);
         }

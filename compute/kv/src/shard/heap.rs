@@ -18,7 +18,7 @@ mod segments;
 pub use closing::Candidate;
 pub use looks::Linked;
 
-use crate::layout::{At, LARGE, PIECE_HEADER, PIECES, class_bytes, is_whole};
+use crate::layout::{At, LARGE, PIECE_HEADER, PIECES, class_bytes, is_for_blocks, is_whole};
 use crate::object::Object;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -229,8 +229,9 @@ impl Heap {
         if is_whole(class) {
             return least;
         }
-        let grown = (self.classes[usize::from(class)].bytes / 4) as u32;
-        least.max(grown.next_power_of_two().min(LARGEST_SHARED))
+        let bytes = self.classes[usize::from(class)].bytes;
+        let (grown, most) = if is_for_blocks(class) { (bytes, *PIECES.end()) } else { (bytes / 4, LARGEST_SHARED) };
+        least.max(grown.min(u64::from(most)).next_power_of_two() as u32)
     }
 
     /// Adds a piece of which nothing is used.
@@ -375,7 +376,9 @@ impl Heap {
         for (&at, piece) in &self.pieces {
             let class = &self.classes[usize::from(piece.class)];
             let places = piece.places.len();
-            let keep = !piece.closed && !is_whole(piece.class) && class.free.len() < places * 2;
+            // Of blocks, whose pieces are large, nothing is kept but one piece.
+            let few = if is_for_blocks(piece.class) { places + 1 } else { places * 2 };
+            let keep = !piece.closed && !is_whole(piece.class) && class.free.len() < few;
             if piece.used == 0 && !keep && !piece.kept {
                 found = Some((at, piece.bytes));
                 break;

@@ -5,7 +5,7 @@ mod retire;
 use crate::blocks;
 use crate::layout::{At, EXTENT, Hash, Kind, MAX_OBJECT, Owner, PIECES, Slot, class_of, is_whole};
 use crate::long::List;
-use crate::object::{Object, Type, Value};
+use crate::object::{self, Object, Type, Value};
 use crate::rules::Bug;
 use crate::shard::Trouble;
 use crate::shard::claims::Claims;
@@ -206,17 +206,31 @@ impl Space {
         self.hold_class(io, class_of(bytes), bytes).await
     }
 
+    /// [`Space::hold`] for an object of this type.
+    pub(crate) async fn hold_of(&self, io: &Io, kind: Type, bytes: u64) -> Result<Held, Trouble> {
+        if bytes > MAX_OBJECT {
+            return Err(Trouble::TooLarge);
+        }
+        self.hold_class(io, object::class_of(kind, bytes), bytes).await
+    }
+
     /// Holds a place of this class.
     pub(crate) async fn hold_class(&self, io: &Io, class: u8, bytes: u64) -> Result<Held, Trouble> {
+        let Some(held) = self.hold_free(class, bytes) else { return Box::pin(self.hold_more(io, class, bytes)).await };
+        Ok(held)
+    }
+
+    /// Holds a place of this class, if one is free.
+    pub(crate) fn hold_free(&self, class: u8, bytes: u64) -> Option<Held> {
         let (now, mut more) = (self.epochs.borrow().now, true);
         while more {
             // A few at a time: a write must not wait for all that were retired at once.
             more = self.heap.borrow_mut().reap_some(now, REAPED);
             if let Some(held) = self.heap.borrow_mut().take_but(self.left(), class, bytes) {
-                return Ok(held);
+                return Some(held);
             }
         }
-        Box::pin(self.hold_more(io, class, bytes)).await
+        None
     }
 
     /// [`Space::hold`] when no place is free.

@@ -116,6 +116,7 @@ impl Memory {
                 }
                 Answer::Done
             }
+            Verb::WriteFrom { at, bytes } => self.carry_out(&Verb::Write { at: *at, bytes: Rc::new(bytes.to_vec()) }),
             Verb::Cas { at, old, new } => {
                 let found = self.word(*at);
                 if found == *old {
@@ -269,6 +270,7 @@ fn node_of(verb: &Verb) -> u8 {
         Verb::Alloc { node, .. } | Verb::Pieces { node } | Verb::Expel { node, .. } | Verb::Doubt { node } => node,
         Verb::Read { at, .. }
         | Verb::Write { at, .. }
+        | Verb::WriteFrom { at, .. }
         | Verb::Cas { at, .. }
         | Verb::Claim { at, .. }
         | Verb::Free { at } => (at >> NODE_SHIFT) as u8,

@@ -3,7 +3,7 @@
 use super::Ended;
 use super::linear::{Call, Step};
 use farmem_kv::layout::Geometry;
-use farmem_kv::object::Value;
+use farmem_kv::object::{Type, Value};
 use farmem_kv::shard::index::{Inserted, Removed};
 use farmem_kv::shard::{Shard, Trouble};
 use farmem_kv::task::{Io, Task};
@@ -19,6 +19,8 @@ pub enum Op {
     SetIfAbsent(u64),
     Delete,
     Add,
+    /// [`Op::SetIfAbsent`] by WRITEs that go with the CAS.
+    Block(u64),
     /// Of what it finds.
     Evict,
 }
@@ -28,7 +30,7 @@ pub fn value(n: u64) -> Value {
 }
 
 pub fn number(bytes: &[u8]) -> u64 {
-    u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+    u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
 }
 
 pub async fn perform(shard: Rc<Shard>, io: Io, key: Vec<u8>, op: Op) -> Result<Step, Trouble> {
@@ -40,6 +42,12 @@ pub async fn perform(shard: Rc<Shard>, io: Io, key: Vec<u8>, op: Op) -> Result<S
         }
         Op::SetIfAbsent(n) => {
             Step::SetIfAbsent(n, matches!(shard.index.insert(&io, &key, &value(n)).await?, Inserted::Done))
+        }
+        Op::Block(n) => {
+            // Its end is written from where it lies.
+            let value = [n.to_le_bytes(); 5].concat().into();
+            let added = shard.index.add(&io, &key, (Type::Block, None), &value).await?;
+            Step::SetIfAbsent(n, added.is_none())
         }
         Op::Delete => Step::Delete(Some(!matches!(shard.index.remove(&io, &key).await?, Removed::Absent))),
         Op::Evict => match shard.index.find(&io, &key).await? {
@@ -74,7 +82,7 @@ pub fn history(ops: &[Op], ended: &[Ended<Result<Step, Trouble>>]) -> Vec<Call<S
         let guess = match *op {
             Op::Get => return one.outcome.clone().map(|step| (step.expect("sound"), one.ended)),
             Op::Set(n) => Step::Set(n),
-            Op::SetIfAbsent(n) => Step::SetIfAbsent(n, true),
+            Op::SetIfAbsent(n) | Op::Block(n) => Step::SetIfAbsent(n, true),
             Op::Delete | Op::Evict => Step::Delete(None),
             Op::Add => Step::Add(1, None),
         };

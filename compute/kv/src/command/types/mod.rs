@@ -105,7 +105,7 @@ pub fn is_sound(kind: Type, bytes: &[u8]) -> bool {
     match kind {
         // Its extents are this store's alone.
         Type::Long | Type::Message | Type::Stream | Type::Lock | Type::Verdict | Type::Vacant => false,
-        Type::Parts | Type::Segment | Type::Broken => false,
+        Type::Parts | Type::Segment | Type::Broken | Type::Block => false,
         Type::String | Type::List => !items.is_empty(),
         Type::Set => !items.is_empty() && unique(items.iter()),
         Type::Hash => !items.is_empty() && items.len().is_multiple_of(2) && unique(items.iter().step_by(2)),

@@ -206,7 +206,7 @@ impl Copies {
         let count = verbs.iter().position(one).unwrap_or(verbs.len());
         let mut batch: Vec<Verb> = verbs[..count].iter().map(|verb| moved(verb, stays)).collect();
         if self.mending.mirrors.get() && !self.mending.failed.get() && !rules.broken(Bug::FillUnmirrored) {
-            let writes = verbs[..count].iter().filter(|verb| matches!(verb, Verb::Write { .. }));
+            let writes = verbs[..count].iter().filter(|verb| verb.is_write());
             batch.extend(writes.map(|verb| moved(verb, new)));
         }
         let mut answers = match batch.is_empty() {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::layout::{block_class, class_of};
 
 #[test]
 fn a_place_is_free_again_after_its_grace() {
@@ -129,4 +130,30 @@ fn a_closed_piece_is_not_filled_and_goes_when_it_is_empty() {
         (heap.spare(), heap.closing_bytes(), heap.sizes().free, heap.sizes().all),
         (Some((1 << 20, 4096)), 0, 0, 0)
     );
+}
+
+#[test]
+fn blocks_share_pieces_that_soon_are_large_and_keep_one() {
+    let (mut heap, bytes) = (Heap::default(), (64 << 10) + 100);
+    let class = block_class(bytes).expect("a block's");
+    assert!(is_for_blocks(class) && class_bytes(class) < 68 << 10);
+    let (mut at, mut places) = (2 << 20, Vec::new());
+    while heap.sizes().all < 64 << 20 {
+        heap.add(at, heap.piece_for(class, bytes), class);
+        at += 2 << 20;
+        places.extend(std::iter::from_fn(|| heap.take(class, bytes)));
+    }
+    let used = places.len() as u64 * (64 << 10);
+    assert!(used * 100 > heap.sizes().all * 94, "{used} of {}", heap.sizes().all);
+    assert!(heap.spare().is_none());
+    places.drain(..).for_each(|held| heap.give_back(held.at));
+    while heap.spare().is_some() {}
+    assert!((1..=2 << 20).contains(&heap.sizes().all), "{}", heap.sizes().all);
+    // A whole block fills seven eighths of its place. Sizes between have parts.
+    for len in (1..300).map(|n| n << 10) {
+        if let Some(class) = block_class(len).filter(|&class| is_for_blocks(class)) {
+            assert!((7 * class_bytes(class)..=8 * class_bytes(class)).contains(&(8 * len.next_multiple_of(64))));
+        }
+    }
+    assert!(block_class(200 << 10).is_none() && block_class(1000) == Some(class_of(1000)));
 }

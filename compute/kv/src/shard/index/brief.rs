@@ -1,7 +1,7 @@
 //! Objects without their values. An evictor looks at keys alone, so it reads as little of a block
 //! of 64 KiB as of a small value.
 
-use super::{Index, Removed};
+use super::{Index, Removed, Seen};
 use crate::layout::{At, Hash, Slot, class_bytes, word};
 use crate::object::{HEADER, Object, Type, Value};
 use crate::shard::{ATTEMPTS, Trouble};
@@ -19,7 +19,8 @@ fn of(bytes: &[u8]) -> Option<Object> {
     let hash = Hash::of(key);
     let value = Value { kind, expiry: Some(word(bytes, 2)).filter(|&at| at != 0), bytes: Vec::new() };
     let written_s = (word(bytes, 4) >> 32) as u32;
-    (hash.0 == word(bytes, 1)).then(|| Object::new(hash, key, &value, 0, written_s))
+    let told = (word(bytes, 3) >> 32) as usize;
+    (hash.0 == word(bytes, 1)).then(|| Object::new(hash, key, &value, 0, written_s).telling(told))
 }
 
 impl Index {
@@ -45,6 +46,38 @@ impl Index {
 }
 
 impl Index {
+    /// The key's object without its value, unless that lists pieces or is at hand. One round trip
+    /// if the key's slot is known, else two.
+    pub async fn brief(self: &Rc<Index>, io: &Io, key: &[u8]) -> Result<Option<Object>, Trouble> {
+        let (hash, _section) = (Hash::of(key), self.space.section());
+        let table = self.trie.borrow().table(hash);
+        if let Some((_, object)) = self.near.get(key, hash, table) {
+            return Ok(Some(object));
+        }
+        if let Some((known, _)) = self.known(key, hash) {
+            let len = class_bytes(known.slot.class()).min(FIRST) as u32;
+            let object = Verb::Read { at: known.slot.at(self.reach.node), len };
+            let answers = self.reach.verbs(io, vec![Verb::Read { at: known.slot_at, len: 8 }, object]).await;
+            if let [Answer::Bytes(slot), Answer::Bytes(bytes)] = &answers[..]
+                && Slot(word(slot, 0)) == known.slot
+                && let Some(brief) = of(bytes).filter(|brief| brief.key() == key)
+            {
+                return Ok(Some(brief));
+            }
+        }
+        for attempt in 0..ATTEMPTS {
+            self.hesitate(io, attempt).await?;
+            let table = self.trie.borrow().table(hash);
+            let answers = self.reach.verbs(io, self.bucket_verbs(table, hash).into()).await;
+            match self.look(io, (key, hash, false), table, &self.slots(table, hash, &answers)).await {
+                Seen::Key(_, _, object) => return Ok(Some(object)),
+                Seen::Absent(_) => return Ok(None),
+                Seen::Again => {}
+            }
+        }
+        Err(Trouble::Corrupt)
+    }
+
     /// Takes a key out without reading its value; whether it was there. `only`: it stays if its
     /// object is at another place. The own object at that place is then retired, because another
     /// front end has replaced it.

@@ -5,17 +5,24 @@ use super::{Found, Index, Known, Seen, Slots};
 use crate::layout::{At, Hash, SLOTS, Slot};
 use crate::object::{self, Object, Type, Value};
 use crate::rules::Bug;
+use crate::shard::heap::second;
 use crate::shard::lease::Writing;
 use crate::shard::space::Section;
 use crate::shard::{ATTEMPTS, Trouble};
 use crate::task::{Answer, Io, Verb};
-use std::cell::Cell;
+use farmem::Payload;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// An object that is to be linked.
 struct Made<'a> {
-    object: &'a Object,
-    at: At,
+    /// All of it. `None`: a block, whose bytes are written from where they lie.
+    object: Option<&'a Object>,
+    /// Its WRITEs. Those of a block go with the CAS of the pending slot, which nobody follows:
+    /// where the key is there, none of it is sent.
+    writes: RefCell<Vec<Verb>>,
+    len: u32,
+    expiry: Option<u64>,
     slot: Slot,
     writing: &'a Writing,
     /// Told when it is linked: the slot's address.
@@ -53,10 +60,21 @@ impl Index {
     async fn link(self: &Rc<Index>, io: &Io, key: &[u8], value: &Value, replaces: bool) -> Result<Inserted, Trouble> {
         let (hash, section) = (Hash::of(key), self.space.section());
         let writing = self.near.writing(Some(hash));
-        let held = self.space.hold(io, object::len(key, &value.bytes)).await?;
+        let held = self.space.hold_of(io, value.kind, object::len(key, &value.bytes)).await?;
         let (object, slot) = self.space.made(hash, key, value, &held);
         let linked_in = Cell::new(0);
-        let made = Made { object: &object, at: held.at, slot, writing: &writing, linked_in: &linked_in, replaces };
+        let writes = RefCell::new(vec![Verb::Write { at: held.at, bytes: Rc::clone(object.bytes()) }]);
+        let (len, expiry) = (object.len(), value.expiry);
+        let made = Made {
+            object: Some(&object),
+            writes,
+            len,
+            expiry,
+            slot,
+            writing: &writing,
+            linked_in: &linked_in,
+            replaces,
+        };
         let ended = Box::pin(self.insert_slot(io, key, hash, made, section)).await;
         match ended {
             Ok(Inserted::Done) => self.space.linked(held.at, hash, value, linked_in.get()),
@@ -65,6 +83,56 @@ impl Index {
             Ok(Inserted::Exists(_)) | Err(_) => self.space.heap.borrow_mut().give_back(held.at),
         }
         ended
+    }
+
+    /// Stores bytes that are not copied, if the key is absent: three round trips. Returns what is
+    /// there instead, without its value.
+    pub async fn add(
+        self: &Rc<Index>,
+        io: &Io,
+        key: &[u8],
+        (kind, expiry): (Type, Option<u64>),
+        value: &Payload,
+    ) -> Result<Option<Object>, Trouble> {
+        let (hash, section) = (Hash::of(key), self.space.section());
+        let writing = self.near.writing(Some(hash));
+        let len = object::len(key, value);
+        let held = match self.space.hold_free(object::class_of(kind, len), len) {
+            Some(held) => held,
+            None => {
+                // Before a piece is taken for nothing.
+                if let Some(there) = self.brief(io, key).await? {
+                    return Ok(Some(there));
+                }
+                self.space.hold_of(io, kind, len).await?
+            }
+        };
+        let slot = Slot::new(hash.fingerprint(), held.class, held.version, held.at);
+        let about = (kind, expiry, &**value);
+        let head = object::head((hash, key), about, held.version, (self.space.now_ms.get() / 1000) as u32);
+        let taken = head.len() - object::len(key, &[]) as usize;
+        let mut writes = Vec::with_capacity(2);
+        if taken < value.len() {
+            let bytes = value.part(taken..value.len());
+            writes.push(Verb::WriteFrom { at: held.at + head.len() as u64, bytes });
+        }
+        writes.push(Verb::Write { at: held.at, bytes: Rc::new(head) });
+        let (linked_in, writes) = (Cell::new(0), RefCell::new(writes));
+        let len = len as u32;
+        let made =
+            Made { object: None, writes, len, expiry, slot, writing: &writing, linked_in: &linked_in, replaces: false };
+        let ended = Box::pin(self.insert_slot(io, key, hash, made, section)).await;
+        let mut heap = self.space.heap.borrow_mut();
+        match &ended {
+            Ok(Inserted::Done) => heap.linked(held.at, hash.0, second(expiry), linked_in.get()),
+            // As in `link`.
+            Err(Trouble::Unsettled) => {}
+            Ok(Inserted::Exists(_)) | Err(_) => heap.give_back(held.at),
+        }
+        ended.map(|ended| match ended {
+            Inserted::Done => None,
+            Inserted::Exists(found) => Some(found.object),
+        })
     }
 
     async fn insert_slot(
@@ -76,14 +144,15 @@ impl Index {
         section: Section,
     ) -> Result<Inserted, Trouble> {
         let (slot, era) = (made.slot, self.near.lease.era());
-        let mut write = Some(Verb::Write { at: made.at, bytes: Rc::clone(made.object.bytes()) });
+        let whole = made.object.is_some() && !made.replaces;
         for attempt in 0..ATTEMPTS {
             self.hesitate(io, attempt).await?;
             let table = self.trie.borrow().table(hash);
-            let batch = write.take().into_iter().chain(self.bucket_verbs(table, hash)).collect();
+            let mut batch = if made.object.is_some() { made.writes.take() } else { Vec::new() };
+            batch.extend(self.bucket_verbs(table, hash));
             let answers = self.reach.verbs(io, batch).await;
             let slots = self.slots(table, hash, &answers);
-            let others = match self.look(io, (key, hash, !made.replaces), table, &slots).await {
+            let others = match self.look(io, (key, hash, whole), table, &slots).await {
                 Seen::Key(slot_at, slot, there)
                     if made.replaces && !matches!(there.kind(), Type::Long | Type::Parts) =>
                 {
@@ -114,10 +183,12 @@ impl Index {
                 self.split(io, table, hash).await?;
                 continue;
             };
-            let mut batch = vec![Verb::Cas { at, old: was.0, new: slot.pending().0 }];
+            let mut batch = made.writes.take();
+            let swap = batch.len();
+            batch.push(Verb::Cas { at, old: was.0, new: slot.pending().0 });
             batch.extend(self.bucket_verbs(table, hash));
             let mut answers = self.reach.verbs(io, batch).await;
-            let first = std::mem::replace(&mut answers[0], Answer::Done);
+            let first = std::mem::replace(&mut answers[swap], Answer::Done);
             match self.reach.settle(io, at, was.0, slot.pending().0, first).await {
                 // Readers pass over a pending slot, so it may be there or not.
                 Err(Trouble::Unsettled) | Ok(Err(_)) => continue,
@@ -145,9 +216,9 @@ impl Index {
     /// The object is in the index now, in the slot at this address.
     fn is_linked(&self, key: &[u8], hash: Hash, made: &Made<'_>, (table, slot_at, epoch, era): (At, At, u64, u32)) {
         made.linked_in.set(slot_at);
-        let (len, expiry) = (made.object.len(), made.object.expiry().unwrap_or(0));
+        let (len, expiry) = (made.len, made.expiry.unwrap_or(0));
         let known = Known { table, slot_at, slot: made.slot, len, expiry, epoch, era };
-        self.near.remember_written(key, hash, known, Some(made.object), made.writing);
+        self.near.remember_written(key, hash, known, made.object, made.writing);
     }
 
     /// Waits before another attempt, each front end for another time. Else two equally quick
