@@ -158,21 +158,31 @@ impl Tables {
         (0..HOMES).any(|nth| word.state(nth) == State::Whole && self.homes.home(word, nth).node != DISK)
     }
 
-    /// A page that its node has is not on the disk. False where no node has the slab any more.
+    /// A page that its node has is not on the disk from now on. False, and nothing is changed, where no
+    /// node has the slab any more: the page is to be written.
+    ///
+    /// The slot's bit is set before the disk is filling: a word that names a node as whole and the disk
+    /// as filling names the bit, too, whatever becomes of the node then.
+    #[must_use]
     pub(crate) fn disk_misses(&self, slot: FarSlot) -> bool {
         let index = slot.slab_index();
         let on_disk =
             |word: Word| (0..HOMES).find(|&nth| word.takes_pages(nth) && self.homes.home(word, nth).node == DISK);
-        let filling = |word: Word| match on_disk(word) {
-            Some(nth) if self.has_node(word) => Some(word.with_state(nth, State::Filling)),
-            _ => None,
-        };
-        let Some((_, word)) = self.homes.update(index, filling) else {
-            return on_disk(self.homes.word(index)).is_none();
-        };
-        if let Some(nth) = on_disk(word) {
-            self.homes.set_stale(word, nth, slot.place(), true);
+        loop {
+            let seen = self.homes.word(index);
+            // The disk has failed, and is no home any more.
+            let Some(nth) = on_disk(seen) else { return true };
+            if !self.has_node(seen) {
+                return false;
+            }
+            let is_news = self.homes.set_stale(seen, nth, slot.place(), true);
+            let filling = seen.with_state(nth, State::Filling);
+            if self.homes.update(index, |word| (word == seen).then_some(filling)).is_some() {
+                return true;
+            }
+            if is_news {
+                self.homes.set_stale(seen, nth, slot.place(), false);
+            }
         }
-        true
     }
 }

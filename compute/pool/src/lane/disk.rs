@@ -95,19 +95,17 @@ impl Lane {
         self.forget_slow(pool, disk);
     }
 
-    /// Pages that their nodes have, and that the disk has not taken for [`SLOW_NS`].
+    /// Pages that their nodes have, and that the disk has not taken for [`SLOW_NS`]. One whose node is
+    /// lost meanwhile stays in the queue: it is nowhere else.
     fn forget_slow(&mut self, pool: &Pool, disk: &Disk) {
         let mut forgotten = std::mem::take(&mut self.disk.forgotten);
         let operations = &self.operations;
         let may = |job: &Job| {
             let operation = &operations[job.number];
-            (operation.done > 0 || operation.fills)
-                && pool.tables.has_node(pool.tables.homes.word(job.slot.slab_index()))
+            (operation.done > 0 || operation.fills) && pool.tables.disk_misses(job.slot)
         };
         disk.forget(self.disk.lane, now_ns().saturating_sub(SLOW_NS), may, &mut forgotten);
         for job in forgotten.drain(..) {
-            // Where its node is lost just now the page is lost, and a READ says so.
-            pool.tables.disk_misses(job.slot);
             self.operations[job.number].disk_failed = true;
             self.left_disk(pool, job.number);
         }
@@ -149,5 +147,81 @@ impl Lane {
             }
         }
         done.len() - before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::homes::State;
+    use farmem_fabric::{ConnectOptions, Lost, Session};
+    use farmem_protocol::addr::{PAGE_BYTES, SLAB_BYTES};
+    use farmem_sim::{Network, Weather};
+
+    fn pool() -> (&'static Pool, std::sync::Arc<Network>) {
+        let network = Network::new(Weather::default(), SLAB_BYTES);
+        let (timeout, grace) = (Duration::from_secs(30), Duration::from_secs(2));
+        let options = ConnectOptions { timeout, grace, run: [1; 16], pid: 1, ..ConnectOptions::default() };
+        let session = Session::simulated(&network, &options).unwrap();
+        let pool: &'static Pool = Box::leak(Box::new(Pool::new(vec![session]).unwrap()));
+        pool.protect_by(Disk::open("/tmp").unwrap());
+        (pool, network)
+    }
+
+    fn slot(pool: &Pool) -> FarSlot {
+        let mut slots = Vec::new();
+        pool.slots().alloc(1, &mut slots).unwrap();
+        slots[0]
+    }
+
+    fn end(pool: &Pool, lane: &mut Lane) -> Done {
+        let mut done = Vec::new();
+        lane.doorbell(pool);
+        while done.is_empty() {
+            lane.wait(pool, &mut done, Duration::from_secs(1));
+        }
+        done.remove(0)
+    }
+
+    fn read(pool: &Pool, slot: FarSlot) -> Result<u8, Lost> {
+        let (mut lane, mut page) = (Lane::new(), [0_u8; PAGE_BYTES]);
+        // SAFETY: the page outlives the operation, which is awaited.
+        unsafe { lane.read(pool, 1, slot, 0, page.as_mut_ptr(), PAGE_BYTES as u32) };
+        end(pool, &mut lane).result.map(|_| page[9])
+    }
+
+    /// The disk hangs while a page is on its way there. If the node has it, the disk lacks it from then on,
+    /// and gives no older bytes when the node is lost. If the node is lost first, the page is written.
+    #[test]
+    fn a_page_that_the_disk_has_not_taken_is_not_read_from_it() {
+        for lost_first in [false, true] {
+            let (pool, network) = pool();
+            let (slot, mut lane, page) = (slot(pool), Lane::new(), [7_u8; PAGE_BYTES]);
+            let disk = pool.tables.protection.disk().unwrap();
+            // SAFETY: the page outlives the operation, which is awaited.
+            unsafe { lane.write(pool, 1, slot, 0, page.as_ptr(), PAGE_BYTES as u32) };
+            // The disk's write hangs, and the node answers.
+            let hung = disk.hang();
+            lane.doorbell(pool);
+            while lane.links.any_under_way() {
+                let looked = lane.links.wait(Duration::from_secs(1));
+                lane.take_in(pool, looked, &mut Vec::new());
+            }
+            if lost_first {
+                network.kill_node();
+                let _ = pool.losses().tend();
+            }
+            assert_eq!(pool.tables.disk_misses(slot), !lost_first);
+            if lost_first {
+                assert_eq!(pool.homes(slot.slab_index())[1].unwrap().1, State::Whole);
+                disk.go_on(hung);
+                assert_eq!(end(pool, &mut lane).result, Ok(0));
+                assert_eq!(read(pool, slot), Ok(7));
+                continue;
+            }
+            network.kill_node();
+            let _ = pool.losses().tend();
+            assert!(read(pool, slot).is_err(), "zeros, which were never written");
+        }
     }
 }

@@ -298,7 +298,7 @@ impl Disk {
     }
 
     /// If the disk is writing, takes back the pages that a lane posted before `before_ns`, are not
-    /// written yet, and pass `may`. Notes that the disk is slow.
+    /// written yet, and pass `may`. Notes that the disk is slow. `may` is asked last, and once a page.
     pub(crate) fn forget(&self, lane: u64, before_ns: u64, mut may: impl FnMut(&Job) -> bool, into: &mut Vec<Job>) {
         let mut queue = self.queue.lock();
         if !queue.writes {
@@ -321,6 +321,23 @@ impl Disk {
                 ));
             }
         }
+    }
+
+    /// A write begins and hangs: the next page's.
+    #[cfg(test)]
+    pub(crate) fn hang(&self) -> Job {
+        let mut queue = self.queue.lock();
+        queue.begun = queue.waiting.pop_front();
+        queue.writes = true;
+        queue.begun.expect("a page waits")
+    }
+
+    /// The write that hung goes on.
+    #[cfg(test)]
+    pub(crate) fn go_on(&self, job: Job) {
+        let mut queue = self.queue.lock();
+        (queue.writes, queue.begun) = (false, None);
+        queue.waiting.push_front(job);
     }
 
     /// Before a fork: the file for the child. Without one it has its parent's description.
