@@ -6,7 +6,7 @@ use common::{all_there, alloc, leave_once, node, page, read, repaired, write};
 use farmem_pool::homes::State;
 use farmem_pool::{Lane, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, SLAB_BYTES};
-use farmem_sim::Network;
+use farmem_sim::{Keeping, Network};
 use std::sync::Arc;
 
 const MS: u64 = 1_000_000;
@@ -88,6 +88,27 @@ fn a_node_that_does_not_answer_is_given_up_soon() {
         assert!((150..450).contains(&took), "{took} ms");
         assert_eq!(pool.nodes().standing(1), Some(Standing::Lost));
     }
+}
+
+/// A node that has lost what it put aside is no home of it any more, though a READ finds that out and is answered by
+/// another: else the other copy would be given up.
+#[test]
+fn a_home_that_refuses_a_read_is_made_anew() {
+    let (networks, pool) = mirrored(&[2, 2]);
+    let mut lane = Lane::new();
+    let slots = written(pool, &mut lane);
+    let index = slots[0].slab_index();
+    let [Some((first, _)), Some((other, _))] = pool.homes(index) else { panic!("two copies") };
+    networks[first].with_nic(|nic| nic.lending.set_most(0));
+    assert_eq!(networks[first].spill(Keeping::Unreadable), SLAB_BYTES);
+    networks[first].with_nic(|nic| nic.lending.set_most(2 * SLAB_BYTES));
+    all_there(pool, &mut lane, &slots);
+    let left = pool.homes(index).into_iter().flatten().collect::<Vec<_>>();
+    assert_eq!((left, lane.met().refused > 0), (vec![(other, State::Whole)], true));
+    assert!(pool.take_out(other) && repaired(pool, &mut lane));
+    all_there(pool, &mut lane, &slots);
+    networks[other].kill_node();
+    all_there(pool, &mut lane, &slots);
 }
 
 /// Where nothing answers it is this machine that is cut off: one node is kept, and waited for.

@@ -7,7 +7,7 @@ use farmem_fabric::session::Spare;
 use farmem_fabric::{Lost, Session};
 use farmem_pool::{Lacks, Lane, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, SLAB_BYTES, SLOTS_PER_SLAB};
-use farmem_sim::{Network, Weather};
+use farmem_sim::{Keeping, Network, Weather};
 use std::sync::Arc;
 
 /// A simulated node that may want slabs back.
@@ -271,7 +271,7 @@ fn a_node_that_brings_a_slab_back_is_kept() {
     lends(&nodes[0], 0);
     for (takes_ms, stands) in [(900, Standing::In), (60_000, Standing::Lost)] {
         nodes[0].set_shelf_ns(takes_ms * 1_000_000);
-        assert_eq!(nodes[0].spill(false), SLAB_BYTES);
+        assert_eq!(nodes[0].spill(Keeping::Kept), SLAB_BYTES);
         let begun = nodes[0].now_ns();
         assert_eq!(write(pool, &mut lane, slots[0], 1), Ok(0));
         let took_ms = (nodes[0].now_ns() - begun) / 1_000_000;
@@ -288,7 +288,7 @@ fn a_request_for_a_slab_that_is_brought_back_is_waited_for() {
     let slab = session.grant().unwrap().id;
     lends(&network, 0);
     network.set_shelf_ns(900_000_000);
-    assert_eq!(network.spill(false), SLAB_BYTES);
+    assert_eq!(network.spill(Keeping::Kept), SLAB_BYTES);
     session.standing().held_by(Box::leak(Box::new(Anyway)), 0);
     session.discard(slab, 0, 4096).unwrap();
     assert!(!session.standing().is_lost());

@@ -12,7 +12,7 @@ use farmem_pool::{Met, Protect};
 use farmem_protocol::addr::SLAB_BYTES;
 use farmem_protocol::random::Random;
 use farmem_protocol::wire::Text;
-use farmem_sim::{Network, Weather};
+use farmem_sim::{Keeping, Network, Weather};
 use std::sync::Arc;
 
 const MS: u64 = 1_000_000;
@@ -450,7 +450,9 @@ impl World {
         }
         if self.reserves && self.aside.index(6) == 0 {
             let at = self.aside.index(self.nodes.len());
-            let aside = self.nodes[at].network.spill(self.mistake == Some(Mistake::SpilledBytesLost));
+            let forgets = self.mistake == Some(Mistake::SpilledBytesLost);
+            let keeping = if forgets { Keeping::Forgotten } else { Keeping::Kept };
+            let aside = self.nodes[at].network.spill(keeping);
             self.reached.spilled += aside / SLAB_BYTES;
         }
     }

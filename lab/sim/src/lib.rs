@@ -74,28 +74,39 @@ struct State {
 /// How long a shelf takes to give a slab back, in nanoseconds.
 const SHELF_NS: u64 = 20_000_000;
 
-/// A shelf in memory, for what a node puts aside. One that forgets gives zeros back.
-struct Memory {
-    forgets: bool,
+/// A shelf in memory, for what a node puts aside.
+struct Memory(Keeping);
+
+/// What a shelf gives back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keeping {
+    /// The bytes.
+    Kept,
+    /// Zeros.
+    Forgotten,
+    /// An error: the node has lost the slab, and says so.
+    Unreadable,
 }
 
-/// The bytes of a slab, with their places.
-struct Bytes(Vec<(u64, Vec<u8>)>);
+/// The bytes of a slab, with their places. `None`: they cannot be read.
+struct Bytes(Option<Vec<(u64, Vec<u8>)>>);
 
 impl Shelf for Memory {
     fn put(&self, slab: &Slab) -> Result<Box<dyn Kept>, Errno> {
         let copied = |extent: Range<u64>| {
             let bytes = slab.mapping.bytes(extent.start, (extent.end - extent.start) as u32)?;
-            Some((extent.start, if self.forgets { vec![0; bytes.len()] } else { bytes }))
+            Some((extent.start, if self.0 == Keeping::Forgotten { vec![0; bytes.len()] } else { bytes }))
         };
         let bytes: Option<Vec<_>> = slab.extents().into_iter().map(copied).collect();
-        Ok(Box::new(Bytes(bytes.ok_or(Errno(libc::EINVAL))?)))
+        let bytes = bytes.ok_or(Errno(libc::EINVAL))?;
+        Ok(Box::new(Bytes(Some(bytes).filter(|_| self.0 != Keeping::Unreadable))))
     }
 }
 
 impl Kept for Bytes {
     fn take(&self, slab: &Slab) -> Result<(), Errno> {
-        let given = self.0.iter().all(|(at, bytes)| slab.mapping.write_bytes(*at, bytes));
+        let bytes = self.0.as_ref().ok_or(Errno(libc::EIO))?;
+        let given = bytes.iter().all(|(at, bytes)| slab.mapping.write_bytes(*at, bytes));
         given.then_some(()).ok_or(Errno(libc::EINVAL))
     }
 }
@@ -249,10 +260,10 @@ impl Network {
         self.state.lock().nic.as_ref().map_or(0, |nic| nic.lent())
     }
 
-    /// Has the node put aside what it has lent beyond what it lends now, whether or not its members are silent. With
-    /// `forgets` the bytes are lost. Returns the bytes that are aside then.
-    pub fn spill(&self, forgets: bool) -> u64 {
-        self.with_nic(|nic| nic.spill(&Memory { forgets }, 0).map_or(0, |()| nic.aside())).unwrap_or_default()
+    /// Has the node put aside what it has lent beyond what it lends now, whether or not its members are silent. Returns
+    /// the bytes that are aside then.
+    pub fn spill(&self, keeping: Keeping) -> u64 {
+        self.with_nic(|nic| nic.spill(&Memory(keeping), 0).map_or(0, |()| nic.aside())).unwrap_or_default()
     }
 
     /// Has a look at the node itself. `None`: it is dead.

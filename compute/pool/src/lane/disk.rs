@@ -31,11 +31,11 @@ pub(super) struct OnDisk {
 }
 
 impl Operation {
-    /// Reads its part of a slot. False: that home cannot give it.
+    /// Reads its part of a slot. False: the disk has failed, and no word names it any more.
     ///
     /// # Safety
     /// `into` must be writable for the operation's length, and near.
-    pub(super) unsafe fn read_from_disk(&mut self, pool: &Pool, (nth, home): (usize, Home), into: *mut u8) -> bool {
+    pub(super) unsafe fn read_from_disk(&mut self, pool: &Pool, home: Home, into: *mut u8) -> bool {
         let Some(disk) = pool.tables.protection.disk() else { return false };
         // SAFETY: the caller's promise.
         match unsafe { disk.read(home.slab, self.slot, self.from, into, self.len) } {
@@ -44,7 +44,6 @@ impl Operation {
                 true
             }
             Err(e) => {
-                self.refused[nth] = true;
                 pool.losses().disk_failed(e);
                 self.reason = Some(disk.lost());
                 false

@@ -47,7 +47,7 @@ use operations::{Operation, Operations, Verb};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 pub use striped::Change;
-use striped::{Striped, Whose};
+use striped::Striped;
 
 /// How an operation ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,14 +164,14 @@ impl Lane {
         self.send_read(pool, number);
     }
 
-    /// Sends an operation's READ to a home that has the slot and did not refuse it.
+    /// Sends an operation's READ to a home that has the slot.
     fn send_read(&mut self, pool: &Pool, number: u32) {
         loop {
-            let Operation { slot, from, len, verb, refused, .. } = self.operations[number];
+            let Operation { slot, from, len, verb, .. } = self.operations[number];
             let Verb::Read { into } = verb else { return };
             let word = pool.tables.homes.word(slot.slab_index());
             let barred = |home: &Home| home.base == 0 && self.links.is_barred(&pool.tables.nodes, home.node);
-            let usable = |(nth, home): &(usize, Home)| !refused[*nth] && !barred(home);
+            let usable = |(_, home): &(usize, Home)| !barred(home);
             let reads = |nth: &usize| word.reads(*nth, || pool.tables.homes.is_stale(word, *nth, slot.place()));
             let homes = (0..HOMES).filter(reads).map(|nth| (nth, pool.tables.homes.home(word, nth)));
             let mut homes = homes.filter(usable);
@@ -190,12 +190,15 @@ impl Lane {
                 }
                 return self.end_if_done(pool, number);
             };
-            let begun = if other.is_some() { pool.tables.nodes.moment().ticks } else { 0 };
-            self.operations[number].begun = begun;
-            self.has_choice |= other.is_some();
+            let operation = &mut self.operations[number];
+            operation.may_go = other.is_some();
+            if operation.may_go {
+                operation.begun = pool.tables.nodes.moment().ticks;
+                self.has_choice = true;
+            }
             if home.node == DISK {
                 // SAFETY: the buffer is the operation's until it is done (contract of `read`).
-                if unsafe { self.operations[number].read_from_disk(pool, (nth, home), into) } {
+                if unsafe { self.operations[number].read_from_disk(pool, home, into) } {
                     return self.end_if_done(pool, number);
                 }
                 continue;
@@ -292,12 +295,12 @@ impl Lane {
                     operation.by = Some(node as u32);
                     // Of two homes only records of lines have values.
                     operation.value = Refused(operation.value).or(Refused(value)).0;
-                    if operation.begun != 0 {
+                    if operation.may_go {
                         self.paces.took(pool.tables.nodes.moment(), node, operation.begun);
                     }
                     self.end_if_done(pool, number);
                 }
-                Err(refusal) => self.refused(pool, number, nth, node, &refusal),
+                Err(refusal) => self.refused(pool, number, node, &refusal),
             }
         }
         self.links.put_back(came);
@@ -311,9 +314,10 @@ impl Lane {
         done.append(&mut self.operations.ready);
     }
 
-    /// A node has refused a verb on a slab that it granted: it does not have what it should.
+    /// A node has refused a verb on a slab that it granted: it does not have what it should, and is no
+    /// home of the slab any more.
     #[cold]
-    fn refused(&mut self, pool: &Pool, number: u32, nth: usize, node: usize, refusal: &dyn std::fmt::Display) {
+    fn refused(&mut self, pool: &Pool, number: u32, node: usize, refusal: &dyn std::fmt::Display) {
         self.met.refused += 1;
         let operation = &mut self.operations[number];
         let address = pool.tables.nodes.all()[node].session().node().to_owned();
@@ -322,20 +326,15 @@ impl Lane {
             Verb::Write | Verb::Lines => "store a page in a slab it granted",
         };
         operation.reason = Some(Lost { node: address, reason: format!("it refused to {what}: {refusal}") });
-        operation.refused[nth] = true;
-        let index = operation.slot.slab_index();
+        let is_read = matches!(operation.verb, Verb::Read { .. });
+        // Also for a READ that another home answers: repair makes the copy anew, and nobody counts on it.
+        pool.tables.forsake(operation.slot.slab_index(), node);
         // The doorbell rings when all that has come is taken in: a node that it finds lost ends
         // operations, and those have no completion left in the list then.
-        if let Whose::Part(_) = operation.whose {
-            // Or it would be asked again.
-            pool.tables.forsake(index, node);
-            self.send_read(pool, number);
-            self.striped.rings = true;
-        } else if let Verb::Read { .. } = operation.verb {
+        if is_read {
             self.send_read(pool, number);
             self.striped.rings = true;
         } else {
-            pool.tables.forsake(index, node);
             self.end_if_done(pool, number);
         }
     }

@@ -36,9 +36,9 @@ pub(super) struct Operation {
     /// Some page of it is not there.
     pub disk_failed: bool,
     pub value: u64,
-    /// Of a READ: homes that refused it.
-    pub refused: [bool; HOMES],
-    /// Of a READ of which the home was chosen: when it was posted, in ticks; else 0.
+    /// Of a READ: it could go to another home.
+    pub may_go: bool,
+    /// Of one that could: when it was posted, in ticks.
     pub begun: u64,
     pub reason: Option<Lost>,
     /// Of a READ: the node whose bytes came.
@@ -89,7 +89,7 @@ impl Operations {
             fills: false,
             disk_failed: false,
             value: 0,
-            refused: [false; HOMES],
+            may_go: false,
             begun: 0,
             reason: None,
             by: None,
@@ -127,13 +127,13 @@ impl Operations {
 
     /// Whether all operations at a node are READs that could go elsewhere.
     pub fn all_can_go(&self, here: impl Fn(&[Option<u32>]) -> bool) -> bool {
-        self.list.iter().filter(|one| here(&one.at)).all(|one| one.begun != 0)
+        self.list.iter().filter(|one| here(&one.at)).all(|one| one.may_go)
     }
 
     /// The READ that will be late first, of those that could go elsewhere.
     #[cold]
     pub fn first_late(&self, paces: &Paces, now: Moment) -> Option<Late> {
-        let reads = self.list.iter().filter(|operation| operation.begun != 0);
+        let reads = self.list.iter().filter(|operation| operation.may_go);
         let under_way = reads.filter_map(|read| Some((read.at.iter().flatten().next().copied()?, read.begun)));
         let late = under_way.filter_map(|(node, begun)| Some((paces.late_in(now, node as usize, begun)?, node, begun)));
         late.min().map(Late::of)

@@ -395,10 +395,14 @@ impl Losses<'_> {
     /// The disk has failed. When this returns no word names a home there.
     #[cold]
     pub(crate) fn disk_failed(self, e: impl std::fmt::Display) {
-        let Some(disk) = self.tables.protection.disk_in() else { return };
+        let Some(disk) = self.tables.protection.disk() else { return };
         disk.why.lock().get_or_insert_with(|| e.to_string());
-        // The lock keeps slabs from being published or given a home meanwhile.
+        // The lock keeps slabs from being published or given a home meanwhile. A thread that comes second
+        // waits until the words are changed.
         let _changing = self.changes.now.lock();
+        if !disk.is_in() {
+            return;
+        }
         let slabs = self.held.slabs.lock();
         disk.failed.store(true, Ordering::Release);
         (0..slabs.list.len() as u32).for_each(|index| self.tables.forsake(index, DISK as usize));
