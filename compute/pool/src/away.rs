@@ -21,6 +21,10 @@
 //! *A new number.* Lanes keep what is under way at a node by its number, and records name it. So the node
 //! comes back as another one, and its homes are published by new records, to which the bits are copied.
 //! The caller owns the lane of all write-back, with nothing under way: nobody else sets bits.
+//!
+//! *Late WRITEs.* A WRITE to the number of before may be under way until that lane has looked. When
+//! nothing is, its queue pair has been dropped, and what it sent is kept from taking effect before words
+//! name the new number ([`farmem_fabric::Session::pass_turns`]).
 
 use crate::homes::{HOMES, State};
 use crate::losses::Losses;
@@ -52,18 +56,22 @@ impl Losses<'_> {
 
     /// Looks after nodes that are away. Those that answer again wait for [`Moves::take_back`].
     pub(crate) fn look_for_away(self) {
-        let now = self.tables.nodes.moment();
         let is_back = |number: usize| self.changes.now.lock().returned.iter().any(|(other, _)| *other == number);
         let is_away = |(number, node): &(usize, &Node)| node.standing() == Standing::Away && !is_back(*number);
         for (number, node) in self.tables.nodes.all().iter().enumerate().filter(is_away) {
-            let gone = now.ns(now.ticks.saturating_sub(node.gone.load(Ordering::Relaxed)));
-            let is_wanted = node.held.load(Ordering::Relaxed) > 0;
-            match if is_wanted && gone < AWAY_NS { node.session().again() } else { self.end_away(number) } {
+            match if self.is_awaited(number) { node.session().again() } else { self.end_away(number) } {
                 Ok(None) => {}
                 Ok(Some(session)) => self.changes.now.lock().returned.push((number, session)),
                 Err(_) => drop(self.end_away(number)),
             }
         }
+    }
+
+    /// Whether a node that is away is wanted, and may still come back.
+    fn is_awaited(self, number: usize) -> bool {
+        let (node, now) = (&self.tables.nodes.all()[number], self.tables.nodes.moment());
+        let gone = now.ns(now.ticks.saturating_sub(node.gone.load(Ordering::Relaxed)));
+        node.held.load(Ordering::Relaxed) > 0 && gone < AWAY_NS
     }
 
     /// A node does not come back: words forget it.
@@ -73,8 +81,7 @@ impl Losses<'_> {
         let _changing = self.changes.now.lock();
         let slabs = self.held.slabs.lock();
         (0..slabs.list.len() as u32).for_each(|index| self.tables.forsake(index, number));
-        node.owed.lock().clear();
-        node.set(Standing::Lost);
+        node.end_owing(Standing::Lost);
         Ok(None)
     }
 
@@ -124,7 +131,8 @@ impl Moves<'_> {
 
     /// Takes nodes that are back into use again: what they lack is filled by repair.
     ///
-    /// By the owner of the lane of all write-back, with nothing under way on it.
+    /// By the owner of the lane of all write-back, with nothing under way on it. No lock of the pool is
+    /// held while the node is asked.
     pub fn take_back(self, writes: &mut Lane) -> Vec<Back> {
         let mut back = Vec::new();
         if writes.in_flight() > 0 {
@@ -132,6 +140,14 @@ impl Moves<'_> {
         }
         loop {
             let Some((old, session)) = self.changes.now.lock().returned.pop() else { return back };
+            if !self.tables.nodes.all()[old].session().pass_turns() {
+                // It is silent again. If it stays so, the session is dropped, and it is lost.
+                match self.grants.losses.is_awaited(old) {
+                    true => self.changes.now.lock().returned.push((old, session)),
+                    false => drop(self.grants.losses.end_away(old)),
+                }
+                return back;
+            }
             if let Some(new) = self.take_one_back(old, session) {
                 let node = self.tables.nodes.all()[new].session().node().to_owned();
                 back.push(Back { node, numbers: (old, new) });
@@ -164,7 +180,7 @@ impl Moves<'_> {
                     break;
                 };
                 let next = word.with_number(record).with_state(nth, State::Filling);
-                self.tables.homes.copy_stale(word, next, nth);
+                (0..HOMES).for_each(|nth| self.tables.homes.copy_stale(word, next, nth));
                 // Another thread may have lost the other home meanwhile.
                 if self.tables.homes.update(index, |seen| (seen == word).then_some(next)).is_some() {
                     nodes.all()[old].held.fetch_sub(1, Ordering::Relaxed);
@@ -175,9 +191,16 @@ impl Moves<'_> {
                 self.tables.homes.free(record);
             }
         }
-        let owed = std::mem::take(&mut *nodes.all()[old].owed.lock());
+        // Homes that go back later go back by the session that stands.
+        for home in slabs.dropped.iter_mut().filter_map(|(_, dropped)| dropped.home.as_mut()) {
+            if home.node as usize == old {
+                home.node = new as u32;
+                nodes.all()[old].held.fetch_sub(1, Ordering::Relaxed);
+                nodes.all()[new].held.fetch_add(1, Ordering::Relaxed);
+            }
+        }
         // The member lives on under the new number: no goodbye is said by the old one.
-        nodes.all()[old].set(Standing::Left);
+        let owed = nodes.all()[old].end_owing(Standing::Left);
         drop(slabs);
         drop(changing);
         for slab in owed {

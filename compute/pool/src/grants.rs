@@ -149,8 +149,7 @@ impl Grants<'_> {
                 self.decline(home);
                 continue;
             };
-            if node.standing() == Standing::Away {
-                node.owed.lock().push(home.slab);
+            if node.owe(home.slab) {
                 node.held.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }

@@ -1,7 +1,7 @@
 //! The tables of a pool that are read without a lock, and what follows from them alone.
 
 use crate::homes::{HOMES, Homes, State, Word};
-use crate::nodes::{Node, Nodes, Standing};
+use crate::nodes::{Node, Nodes};
 use crate::protect::disk::DISK;
 use crate::protect::reserve::Heat;
 use crate::protect::{Disk, Protection};
@@ -68,7 +68,7 @@ impl Tables {
             let home = self.homes.home(seen, nth);
             let node = &self.nodes.all()[home.node as usize];
             node.held.fetch_sub(1, Ordering::Relaxed);
-            node.owed.lock().push(home.slab);
+            node.owe(home.slab);
         }
     }
 
@@ -133,10 +133,9 @@ impl Tables {
         if let Some((word, _)) = gone.filter(|_| node != DISK as usize) {
             let at = &self.nodes.all()[node];
             at.held.fetch_sub(1, Ordering::Relaxed);
-            if at.standing() == Standing::Away {
-                let homes = (0..HOMES).filter(|&home| there(word, home));
-                at.owed.lock().extend(homes.map(|home| self.homes.home(word, home).slab));
-            }
+            (0..HOMES).filter(|&home| there(word, home)).for_each(|home| {
+                at.owe(self.homes.home(word, home).slab);
+            });
         }
     }
 

@@ -8,7 +8,7 @@ mod common;
 use common::{all_done, alloc, leave_once, page, repaired};
 use farmem_pool::homes::State;
 use farmem_pool::{Doubt, Lane, Pool, Protect, Sealing, Standing};
-use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
+use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES, SLOTS_PER_SLAB};
 use farmem_sim::Network;
 use std::sync::Arc;
 
@@ -88,11 +88,15 @@ impl Sealed {
 
     /// Lets time pass as housekeeping does; whether a node has come back.
     fn comes_back(&mut self, ns: u64) -> bool {
-        self.networks[0].pass(ns);
-        self.networks.iter().skip(1).for_each(|network| network.pass(ns));
-        let _ = self.pool.losses().tend();
+        self.passes(ns);
         leave_once(self.pool);
         !self.pool.moves().take_back(&mut self.lane).is_empty()
+    }
+
+    /// Lets time pass, and looks after the nodes.
+    fn passes(&self, ns: u64) {
+        self.networks.iter().for_each(|network| network.pass(ns));
+        let _ = self.pool.losses().tend();
     }
 }
 
@@ -220,4 +224,81 @@ fn nothing_is_held_at_a_node_for_good() {
         sealed.comes_back(250 * MS);
     });
     assert_eq!(sealed.networks[1].lent(), 0);
+}
+
+/// A WRITE is under way to a node when another thread gives that up, and while the node answers again. It takes no
+/// effect after what is written later, however late the node has it.
+#[test]
+fn a_write_of_before_is_not_laid_over_a_later_one() {
+    let mut sealed = Sealed::new(&[2, 2]);
+    let pool = sealed.pool;
+    sealed.networks[1].stop_node(300 * MS);
+    let mut before = page(106);
+    let at = before.as_mut_ptr().cast::<u8>();
+    // SAFETY: a page of ours, which outlives the operation.
+    unsafe {
+        assert!(pool.seals().seal(sealed.slots[5], at.cast_const(), at));
+        sealed.lane.write(pool, 7, sealed.slots[5], 0, at, PAGE_BYTES as u32);
+    }
+    sealed.lane.doorbell(pool);
+    let mut other = Sealed { lane: Lane::new(), networks: sealed.networks.clone(), slots: sealed.slots.clone(), pool };
+    other.second_is_given_up(300 * MS);
+    sealed.networks[1].cut_and_hold_up(3_000 * MS);
+    assert!((0..8).any(|_| {
+        sealed.passes(100 * MS);
+        pool.moves().any_back()
+    }));
+    assert_eq!(all_done(pool, &mut sealed.lane), [(7, Ok(0))]);
+    assert_eq!(pool.moves().take_back(&mut sealed.lane).len(), 1);
+    sealed.write(5, 206);
+    assert!(repaired(pool, &mut sealed.lane));
+    sealed.passes(5_000 * MS);
+    sealed.networks[0].kill_node();
+    assert_eq!((sealed.read(5), sealed.read(0), sealed.read(9)), (Ok(206), Ok(101), Ok(10)));
+}
+
+/// A home that was dropped before its node was given up goes back when the node is back.
+#[test]
+fn a_dropped_home_goes_back_to_a_node_that_is_back() {
+    let mut sealed = Sealed::new(&[2, 2]);
+    let pool = sealed.pool;
+    let second = *alloc(pool, SLOTS_PER_SLAB as usize).last().unwrap();
+    assert!(second.slab_index() != sealed.slots[0].slab_index());
+    let homes = pool.homes(second.slab_index());
+    let dropped = (0..2).find(|&nth| homes[nth].unwrap().0 == 1).unwrap();
+    assert!(pool.moves().drop_home(&mut sealed.lane, second.slab_index(), dropped));
+    sealed.second_is_given_up(500 * MS);
+    assert!((0..20).any(|_| {
+        sealed.passes(250 * MS);
+        !pool.moves().take_back(&mut sealed.lane).is_empty()
+    }));
+    assert_eq!(sealed.networks[1].lent(), 2 * SLAB_BYTES);
+    leave_once(pool);
+    assert_eq!(sealed.networks[1].lent(), SLAB_BYTES);
+    assert!(repaired(pool, &mut sealed.lane));
+    pool.slots().free(&sealed.slots.clone());
+    assert_eq!((pool.losses().tend(), pool.nodes().standing(2)), (Ok(()), Some(Standing::In)));
+}
+
+/// A copy that lacks a page while the other one is behind lacks it when that is back.
+#[test]
+fn a_copy_that_lacks_a_page_goes_on_lacking_it() {
+    let mut sealed = Sealed::new(&[2, 2]);
+    let (pool, slot) = (sealed.pool, sealed.slots[5]);
+    sealed.second_is_given_up(500 * MS);
+    let page = page(106);
+    // SAFETY: the page outlives the operation, which is awaited.
+    unsafe { sealed.lane.lines(pool, 7, [(slot, page.as_ptr().cast())].into_iter(), false, |_| None) };
+    assert!(all_done(pool, &mut sealed.lane)[0].1.is_err(), "no copy has it");
+    assert!((0..20).any(|_| sealed.comes_back(250 * MS)));
+    let lacks = [0, 1].map(|nth| {
+        let mut from = Some(0);
+        std::iter::from_fn(|| {
+            let slot = pool.moves().next_stale(slot.slab_index(), nth, from?)?;
+            from = Some(slot.place() + 1);
+            Some(slot)
+        })
+        .collect::<Vec<_>>()
+    });
+    assert!(lacks.iter().all(|slots| slots.contains(&slot)), "{lacks:?}");
 }

@@ -22,14 +22,22 @@ pub struct Standing<'a> {
 
 impl Session {
     /// Of a member that was given up, to which no goodbye was said: a session in its place, with the
-    /// memory that the node has kept, if the node answers again. Nothing that was posted before takes
-    /// effect from then on. `None`: not yet.
+    /// memory that the node has kept, if the node answers again. `None`: not yet. What queue pairs posted
+    /// before that were dropped by then takes no effect any more. Of later ones see
+    /// [`Session::pass_turns`].
     ///
     /// # Errors
     /// The memory is gone.
     pub fn again(&self) -> Result<Option<Session>, Lost> {
         let again = self.member.again()?;
         Ok(again.map(|member| Session { member: Arc::new(member) }))
+    }
+
+    /// Of such a member: nothing takes effect any more that was posted on its queue pairs, of which those
+    /// with WRITEs under way have been dropped. False: the node does not answer now.
+    #[must_use]
+    pub fn pass_turns(&self) -> bool {
+        self.member.pass_turns()
     }
 
     /// The member's standing at its node.

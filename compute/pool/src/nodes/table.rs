@@ -51,7 +51,7 @@ pub(crate) struct Node {
     pub doubt: Lock<Option<String>>,
     /// Of a node that is away: the moment at which it was given up, and slabs to be given back.
     pub gone: AtomicU64,
-    pub owed: Lock<Vec<SlabId>>,
+    owed: Lock<Vec<SlabId>>,
     /// It wanted slabs back when it was asked last.
     pub is_short: AtomicBool,
     /// Slabs that it may still have moved in this minute, and questions until the next one begins.
@@ -110,6 +110,23 @@ impl Node {
 
     pub fn set(&self, standing: Standing) {
         self.standing.store(standing as u32, Ordering::Release);
+    }
+
+    /// If it is away, a slab there is given back when it is back. False: it is not.
+    pub fn owe(&self, slab: SlabId) -> bool {
+        let mut owed = self.owed.lock();
+        let is_away = self.standing() == Standing::Away;
+        if is_away {
+            owed.push(slab);
+        }
+        is_away
+    }
+
+    /// It is not away any more. Returns the slabs to be given back.
+    pub fn end_owing(&self, standing: Standing) -> Vec<SlabId> {
+        let mut owed = self.owed.lock();
+        self.set(standing);
+        std::mem::take(&mut owed)
     }
 
     /// Whether it lays records of lines onto slabs: its software NIC does, a card does not.

@@ -3,13 +3,15 @@
 //! ```text
 //!  given up ── its connection for control stands, and no goodbye was said ──► the node answers again
 //!     ─► Rejoin: the same member, on a connection of its own
-//!     ─► Attach, for each queue pair with WRITEs under way: its turn is another connection's now
+//!     ─► Attach, for each queue pair that was dropped with WRITEs under way: its turn is another
+//!        connection's now
 //!     ─► a new membership; the earlier one stays lost for good
 //! ```
 //!
 //! *Late WRITEs.* What the member has posted before may lie in the node's sockets. It would take effect
 //! after what is posted from now on. So the turns of those queue pairs are passed on first: the node
-//! checks a connection's turn before each of its verbs.
+//! checks a connection's turn before each of its verbs. A queue pair that its owner drops later is not
+//! among them: before the owner posts anything, [`Membership::pass_turns`] passes its turn on, too.
 
 #![cfg_attr(test, allow(unsafe_code))] // Words of tests.
 
@@ -41,10 +43,7 @@ impl Membership {
             Err(NoDial::Silent) => return Ok(None),
             Err(failure) => return self.judge(failure, outage, over).map(|()| None),
         };
-        let unanswered = std::mem::take(&mut *self.health.unanswered.lock());
-        let is_held = |queue: &u64| self.dial(Purpose::Attach(self.known(), *queue), LOOK).is_ok();
-        if !unanswered.iter().all(is_held) {
-            self.health.unanswered.lock().extend(unanswered);
+        if !self.pass_turns() {
             return Ok(None);
         }
         // Its goodbye would be the new one's.
@@ -61,6 +60,18 @@ impl Membership {
         };
         again.controlled_by(link, control.number);
         Ok(Some(again))
+    }
+
+    /// Nothing takes effect any more that was posted on queue pairs that have been dropped so far. False:
+    /// the node does not answer now. Takes half a second for each at most.
+    pub fn pass_turns(&self) -> bool {
+        let mut unanswered = std::mem::take(&mut *self.health.unanswered.lock());
+        let passes = |queue: &u64| self.dial(Purpose::Attach(self.known(), *queue), LOOK).is_ok();
+        let passed = unanswered.iter().take_while(|queue| passes(queue)).count();
+        let left = unanswered.split_off(passed);
+        let all = left.is_empty();
+        self.health.unanswered.lock().extend(left);
+        all
     }
 
     /// Whether the node may answer again: it does on the connection for control, or that is gone.
