@@ -186,6 +186,53 @@ fn a_repair_that_is_broken_off_goes_on() {
     all_there(pool, &mut lane, &slots);
 }
 
+/// The source of a copy is lost in the middle. What the new home lacks is lost; once nobody needs it any more, the home
+/// is whole, and another copy is made.
+#[test]
+fn a_copy_that_was_half_made_heals() {
+    for overwrites in [false, true] {
+        let (networks, pool) = mirrored(&[2, 2]);
+        let mut lane = Lane::new();
+        let slots = written(pool, &mut lane);
+        let index = slots[0].slab_index();
+        networks[1].kill_node();
+        assert_eq!(pool.losses().tend(), Ok(()));
+        all_there(pool, &mut lane, &slots);
+        let (third, session) = node(9, 2);
+        pool.add_node(session).unwrap();
+        pool.moves().add_home(index).unwrap();
+        leave_once(pool);
+        let mut buffers = vec![0_u8; 4 * farmem_protocol::addr::PAGE_BYTES];
+        // SAFETY: the buffer is four pages, and lives until the call returns.
+        #[allow(unsafe_code)]
+        unsafe {
+            lane.fill(pool, index, 1, 0, buffers.as_mut_ptr(), 4)
+        };
+        networks[0].kill_node();
+        let _ = pool.losses().tend();
+        all_there(pool, &mut lane, &slots[..4]);
+        assert!(slots[4..].iter().all(|slot| read(pool, &mut lane, *slot).is_err()));
+        let (_fourth, session) = node(11, 2);
+        pool.add_node(session).unwrap();
+        assert_eq!(pool.repair().lacks(), None, "pages are lost that are needed");
+        let mut left = slots.clone();
+        if overwrites {
+            (4..slots.len()).for_each(|at| assert_eq!(write(pool, &mut lane, slots[at], at as u64 + 1), Ok(0)));
+        } else {
+            pool.slots().free(&slots[4..]);
+            left.truncate(4);
+        }
+        assert!(repaired(pool, &mut lane));
+        assert_eq!(pool.repair().single_bytes(), 0);
+        third.kill_node();
+        all_there(pool, &mut lane, &left);
+        // A slot that was freed is taken again.
+        let again = alloc(pool, 30);
+        again.iter().for_each(|slot| assert_eq!(write(pool, &mut lane, *slot, 7), Ok(0)));
+        again.iter().for_each(|slot| assert_eq!(read(pool, &mut lane, *slot), Ok(7)));
+    }
+}
+
 /// While the one node that has a copy does not answer, there is no next step, and the copy is not there.
 #[test]
 fn a_repair_that_is_put_off_is_not_done() {

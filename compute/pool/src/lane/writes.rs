@@ -304,8 +304,8 @@ impl Tables {
         let index = first.slab_index();
         let whole = |word: Word| (word.state(nth) == State::Whole).then(|| word.with_state(nth, State::Filling));
         self.homes.update(index, whole);
-        // The word still names this record, or one with the same home `nth`: while a home is filling, no
-        // home is added in place of another one, and none dropped.
+        // The word still names this record: while a home is filling none is added or dropped, and nodes are
+        // taken back by the owner of this lane.
         let word = self.homes.word(index);
         slots.for_each(|slot| {
             self.homes.set_stale(word, nth, slot.place(), true);
