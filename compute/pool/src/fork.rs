@@ -21,8 +21,9 @@
 //! ```
 
 use crate::held::{Held, Slabs};
-use crate::homes::Homes;
+use crate::homes::{Home, Homes};
 use crate::losses::Losses;
+use crate::moves::Dropped;
 use crate::protect::Disk;
 use crate::slab::SlabSlots;
 use crate::tables::Tables;
@@ -42,6 +43,16 @@ impl Share {
     fn other_side_gone(&self) -> bool {
         raw::recv_nowait(self.fd, &mut [0]) == Ok(0)
     }
+}
+
+/// A place on the disk of a slab that this process has left, and that others can still read.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedPlace {
+    /// The slab's.
+    pub serial: u64,
+    /// Forks of which the other side has not gone yet.
+    pub sharers: u32,
+    pub home: Home,
 }
 
 /// Made by [`Forks::prepare`]; it goes to exactly one of the three ends.
@@ -180,13 +191,15 @@ impl Forks<'_> {
 impl Slabs {
     /// [`Forks::end_shares`] under the lock. Returns whether a slab became own again.
     pub(crate) fn end_shares(&mut self, homes: &Homes) -> bool {
-        let list = &mut self.list;
+        let (list, places) = (&mut self.list, &mut self.places);
         let mut freed = false;
         self.shares.retain(|share| {
             let gone = share.other_side_gone();
             if gone {
                 descriptors::close(share.fd);
                 for &(index, serial) in &share.slabs {
+                    let left = places.iter_mut().filter(|place| place.serial == serial);
+                    left.for_each(|place| place.sharers -= 1);
                     let same = |slab: &&mut SlabSlots| slab.serial == serial;
                     if let Some(slab) = list[index as usize].as_mut().filter(same) {
                         slab.sharers -= 1;
@@ -197,6 +210,11 @@ impl Slabs {
             }
             !gone
         });
+        // Nobody else is left that reads them.
+        let places = self.places.extract_if(.., |place| place.sharers == 0).collect::<Vec<_>>();
+        for SharedPlace { home, .. } in places {
+            self.drop_later(Dropped { home: Some(home), ..Dropped::default() });
+        }
         freed
     }
 }

@@ -1,6 +1,6 @@
 //! The slabs that a process holds, under one lock.
 
-use crate::fork::Share;
+use crate::fork::{Share, SharedPlace};
 use crate::homes::{HOMES, Home, State, Word};
 use crate::moves::Dropped;
 use crate::protect::disk::DISK;
@@ -34,6 +34,8 @@ pub(crate) struct Slabs {
     /// Runs of idle blocks on their way back to a node: their slots are taken, and free soon.
     pub returning: u32,
     pub shares: Vec<Share>,
+    /// Places on the disk that slabs have left while a fork shares these.
+    pub places: Vec<SharedPlace>,
     /// Homes that no word names any more, oldest first, with the number of each.
     pub dropped: VecDeque<(u64, Dropped)>,
     pub drops: u64,
@@ -81,11 +83,13 @@ impl Held {
             self.capacity.fetch_sub(SLAB_BYTES, Ordering::Relaxed);
         }
         let word = tables.homes.word(index as u32);
-        // Others read a shared slab's place on the disk; the last of them gives it up.
+        // Others read a shared slab's place on the disk: it is given up when they have gone.
         let stays = |home: Home| home.node == DISK && slab.sharers > 0;
         let there = |home: &usize| word.state(*home) != State::Absent;
         let home = |home: usize| Some(home).filter(there).map(|home| tables.homes.home(word, home));
         let homes = std::array::from_fn(|nth| home(nth).filter(|home| !stays(*home)).unwrap_or(Home::NONE));
+        let place = (0..HOMES).filter_map(home).find(|home| stays(*home));
+        slabs.places.extend(place.map(|home| SharedPlace { serial: slab.serial, sharers: slab.sharers, home }));
         tables.homes.publish(index as u32, Word::FREE);
         tables.homes.free(word.number());
         tables.sealed.forget(index);

@@ -66,6 +66,7 @@ impl Pool {
             cursor: slabs.cursor,
             returning: slabs.returning,
             shares: Vec::new(),
+            places: Vec::new(),
             dropped: slabs.dropped.clone(),
             drops: slabs.drops,
         };

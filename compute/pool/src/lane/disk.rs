@@ -223,4 +223,34 @@ mod tests {
             assert!(read(pool, slot).is_err(), "zeros, which were never written");
         }
     }
+
+    /// A slab that a fork shares is left while the other side lives. Its place in the file is free again when
+    /// that has gone, whichever way the slab left it.
+    #[test]
+    fn a_place_that_a_fork_shared_is_given_up() {
+        for is_full in [false, true] {
+            let (pool, _network) = pool();
+            let slot = slot(pool);
+            let disk = pool.tables.protection.disk().unwrap();
+            let share = pool.forks().prepare().unwrap();
+            // SAFETY: a descriptor of ours, closed below.
+            let of_child = unsafe { libc::dup(share.child_fd) };
+            pool.forks().parent(share, true);
+            if is_full {
+                assert!(pool.losses().leave_disk(slot.slab_index()));
+            }
+            pool.slots().free(&[slot]);
+            pool.slots().shrink(0);
+            let free = || {
+                pool.forks().end_shares();
+                let since = pool.moves().dropped();
+                since.into_iter().for_each(|since| pool.moves().all_have_left(since));
+                disk.free_places()
+            };
+            assert_eq!((pool.slots().capacity(), free()), (0, vec![]));
+            // SAFETY: as above.
+            unsafe { libc::close(of_child) };
+            assert_eq!(free(), [0]);
+        }
+    }
 }

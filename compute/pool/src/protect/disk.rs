@@ -28,10 +28,11 @@
 //! *A disk that fails* is treated as a lost node: its homes are taken out of the slabs' words.
 //!
 //! *Forks.* Parent and child have one file. A place that both can reach is punched by neither while
-//! the other lives.
+//! the other lives. One that a slab leaves meanwhile waits in a list of its own ([`SharedPlace`]).
 
 #![allow(unsafe_code)] // Pages of the caller's, between posting and the end of the operation.
 
+use crate::fork::SharedPlace;
 use crate::held::Slabs;
 use crate::homes::{HOMES, Home, State};
 use crate::moves::Dropped;
@@ -323,6 +324,11 @@ impl Disk {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn free_places(&self) -> Vec<u64> {
+        self.places.lock().clone()
+    }
+
     /// A write begins and hangs: the next page's.
     #[cfg(test)]
     pub(crate) fn hang(&self) -> Job {
@@ -422,8 +428,11 @@ impl Losses<'_> {
         let homes = homes.map(|nth| self.tables.homes.home(word, nth));
         if let Some(home) = homes.into_iter().find(|home| home.node == DISK) {
             self.tables.forsake(index, DISK as usize);
-            let is_shared = slabs.list[index as usize].as_ref().is_none_or(|slab| slab.sharers > 0);
-            slabs.drop_later(Dropped { home: Some(home).filter(|_| !is_shared), ..Dropped::default() });
+            match slabs.list[index as usize].as_ref().map(|slab| (slab.serial, slab.sharers)) {
+                Some((serial, sharers)) if sharers > 0 => slabs.places.push(SharedPlace { serial, sharers, home }),
+                Some(_) => slabs.drop_later(Dropped { home: Some(home), ..Dropped::default() }),
+                None => {}
+            }
         }
         true
     }
@@ -442,6 +451,7 @@ impl Slots<'_> {
 impl Slabs {
     /// In a forked child: leaves to the parent the places that the parent is about to give up.
     pub(crate) fn leave_places(&mut self) {
+        self.places.clear();
         for (_, dropped) in &mut self.dropped {
             dropped.home.take_if(|home| home.node == DISK);
         }
