@@ -24,6 +24,20 @@ impl Seals<'_> {
         self.distrust(Some(node), &self.altered(slot)) == Doubt::Again
     }
 
+    /// A node sent other bytes for a slot of a stripe than those that follow from pages which open. It is
+    /// given up once nothing is there alone, and asked last until then.
+    #[cold]
+    pub(crate) fn lied(self, slot: FarSlot, node: u32) {
+        let Some(one) = self.tables.nodes.all().get(node as usize) else { return };
+        let (slab, place) = (slot.slab_index(), slot.place());
+        let reason = format!("what it gave back is not what was stored there (slab {slab}, slot {place})");
+        one.distrusted.store(true, Ordering::Relaxed);
+        self.tables.nodes.any_distrusted.store(true, Ordering::Relaxed);
+        if !self.losses.spare_doubted(node as usize, &reason) {
+            one.doubt.lock().get_or_insert(reason);
+        }
+    }
+
     /// A page that came from a node does not open. Gives that node up if the page can be had
     /// elsewhere. A node that alone has other pages is kept for these ([`crate::Lane::fill`] copies
     /// what opens), and read for no page that another one has.
@@ -36,9 +50,7 @@ impl Seals<'_> {
         let word = self.tables.homes.word(slot.slab_index());
         let stale = |nth: usize| self.tables.homes.is_stale(word, nth, slot.place());
         let at = |nth: usize| self.tables.homes.home(word, nth).node;
-        let is_doubted = |node: u32| {
-            self.tables.nodes.all().get(node as usize).is_some_and(|one| one.distrusted.load(Ordering::Relaxed))
-        };
+        let is_doubted = |node: u32| self.tables.nodes.is_doubted(node);
         // Two nodes that are not trusted are not asked in turns.
         let may_give = |other: u32| other != node && !(is_doubted(node) && is_doubted(other));
         let elsewhere = (0..HOMES).any(|nth| word.reads(nth, || stale(nth)) && may_give(at(nth)));
@@ -76,11 +88,9 @@ impl Seals<'_> {
 }
 
 impl Pool {
-    /// Whether a page that came from a home of a slot may be copied to another: it opens, or nobody needs
-    /// it. What follows from a stripe was looked at before.
+    /// Whether a page that came from a home of a slot, or from other seats, may be copied to another home: it
+    /// opens, or nobody needs it. A parity has no seal; what it was computed from was looked at before.
     pub(crate) fn is_sound(&self, slot: FarSlot, page: &[u8]) -> bool {
-        self.tables.homes.word(slot.slab_index()).is_striped()
-            || !self.seals().is_altered(slot, page)
-            || !self.is_taken(slot)
+        !self.seals().is_altered(slot, page) || !self.is_taken(slot)
     }
 }

@@ -153,6 +153,11 @@ impl Nodes {
         self.all().get(node).map_or(DISK, Node::domain)
     }
 
+    /// Whether a node, or the disk, is not trusted.
+    pub(crate) fn is_doubted(&self, node: u32) -> bool {
+        self.all().get(node as usize).is_some_and(|node| node.distrusted.load(Ordering::Relaxed))
+    }
+
     /// Whether the first of two homes is at a node that is not trusted, and the other one is not; or the
     /// other way round. `None`: they are alike.
     #[inline]
@@ -160,9 +165,7 @@ impl Nodes {
         if !self.any_distrusted.load(Ordering::Relaxed) {
             return None;
         }
-        let all = self.all();
-        let doubted = |home: &Home| all.get(home.node as usize).is_some_and(|at| at.distrusted.load(Ordering::Relaxed));
-        let (first, other) = (doubted(first), doubted(other));
+        let (first, other) = (self.is_doubted(first.node), self.is_doubted(other.node));
         (first != other).then_some(first)
     }
 

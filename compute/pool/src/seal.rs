@@ -333,15 +333,22 @@ impl Seals<'_> {
         unsafe { key.open(nonce, tag, from, to) }.map_err(|gcm::Altered| self.altered(slot))
     }
 
-    /// Whether a page is other than the one that was sealed last for its slot. The caller owns all
-    /// write-back. Of a slot for which nothing was sealed this is false.
+    /// Whether a page is other than the one that was sealed last for its slot. The slot's page is the
+    /// caller's, or the caller owns all write-back. Of a slot for which nothing was sealed this is false.
     #[cold]
     pub(crate) fn is_altered(self, slot: FarSlot, page: &[u8]) -> bool {
-        let Some(sealing) = self.tables.sealed.0.get() else { return false };
+        self.opens(slot, page) == Some(false)
+    }
+
+    /// Whether a page is the one that was sealed last for its slot, whose owner calls as for
+    /// [`Seals::is_altered`]. `None`: nothing was sealed.
+    #[cold]
+    pub(crate) fn opens(self, slot: FarSlot, page: &[u8]) -> Option<bool> {
+        let sealing = self.tables.sealed.0.get()?;
         let at = sealing.mark(slot);
         let [nonce, tag] = [at, at + 1].map(|at| sealing.marks[at].load(Ordering::Relaxed));
         if (nonce, tag) == (0, 0) {
-            return false;
+            return None;
         }
         let mut opened = vec![0; gcm::PAGE];
         let opens = |key: &Key| {
@@ -349,7 +356,7 @@ impl Seals<'_> {
             // SAFETY: two pages, the second of which is ours.
             && unsafe { key.open(nonce, tag, page.as_ptr(), opened.as_mut_ptr()) }.is_ok()
         };
-        !sealing.key(nonce >> COUNT_BITS).is_some_and(opens)
+        Some(sealing.key(nonce >> COUNT_BITS).is_some_and(opens))
     }
 
     #[cold]

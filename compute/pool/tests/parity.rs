@@ -6,7 +6,7 @@ mod common;
 
 use common::{all_done, alloc, node, page, read, repaired};
 use farmem_fabric::Session;
-use farmem_pool::{Lacks, Lane, Pool, Protect, Sealing, Standing};
+use farmem_pool::{Doubt, Lacks, Lane, Pool, Protect, Sealing, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
 use farmem_sim::Network;
 use proptest::prelude::*;
@@ -213,6 +213,160 @@ fn what_nobody_needs_does_not_keep_a_group_from_being_whole() {
         assert_eq!(pool.losses().tend(), Ok(()));
         all_there(pool, &mut lane, &values);
     }
+}
+
+/// A group of two pages and two parities, sealed, of which one node is dead and one lies.
+struct Sealed {
+    networks: Vec<Arc<Network>>,
+    pool: &'static Pool,
+    lane: Lane,
+    values: Vec<(FarSlot, u64)>,
+    /// The slabs of the group, data first.
+    members: Vec<u32>,
+}
+
+impl Sealed {
+    fn new(parity: u8) -> Sealed {
+        let (networks, pool) = pool(2, parity, &vec![2; 2 + parity as usize]);
+        pool.seals().begin(Sealing::Whole).unwrap();
+        let values: Vec<_> = alloc(pool, 64).into_iter().zip(1..).collect();
+        let members = pool.repair().beside(values[0].0.slab_index());
+        let mut sealed = Sealed { networks, pool, lane: Lane::new(), values, members };
+        sealed.write(0..64);
+        sealed
+    }
+
+    fn write(&mut self, which: std::ops::Range<usize>) {
+        let mut pages: Vec<_> = self.values[which.clone()].iter().map(|(_, value)| page(*value)).collect();
+        for ((slot, _), page) in self.values[which].iter().zip(&mut pages) {
+            let at = page.as_mut_ptr().cast::<u8>();
+            // SAFETY: a page of ours, which outlives the operation.
+            unsafe {
+                assert!(self.pool.seals().seal(*slot, at, at));
+                self.lane.write(self.pool, 0, *slot, 0, at, PAGE_BYTES as u32);
+            }
+        }
+        assert!(all_done(self.pool, &mut self.lane).iter().all(|(_, result)| result.is_ok()));
+    }
+
+    /// The number in a slot, by another thread's lane; what is to be done about a page that does not open.
+    fn read(&self, nth: usize) -> Result<u64, Doubt> {
+        let (mut found, mut done, slot) = (page(u64::MAX), Vec::new(), self.values[nth].0);
+        let (at, mut lane) = (found.as_mut_ptr().cast::<u8>(), Lane::new());
+        // SAFETY: as above.
+        unsafe { lane.read(self.pool, 9, slot, 0, at, PAGE_BYTES as u32) };
+        lane.doorbell(self.pool);
+        while lane.in_flight() > 0 {
+            lane.wait(self.pool, &mut done, std::time::Duration::from_secs(1));
+        }
+        // SAFETY: as above; nothing is under way.
+        match unsafe { self.pool.seals().open(slot, at.cast_const(), at) } {
+            Ok(()) => Ok(found[0]),
+            Err(altered) => Err(self.pool.seals().distrust(done[0].from, &altered)),
+        }
+    }
+
+    fn all_there(&self) {
+        (0..64).for_each(|nth| assert_eq!(self.read(nth), Ok(self.values[nth].1), "{nth}"));
+    }
+
+    fn node(&self, seat: usize) -> usize {
+        self.pool.homes(self.members[seat])[0].unwrap().0
+    }
+
+    fn kill(&self, seat: usize) {
+        self.networks[self.node(seat)].kill_node();
+        assert_eq!(self.pool.losses().tend(), Ok(()));
+    }
+
+    /// The node of a seat alters what it has of a place.
+    fn alter(&self, seat: usize, place: u32) {
+        let (node, slab) = self.pool.names(self.members[seat]).into_iter().flatten().next().unwrap();
+        let at = FarSlot::new(self.members[seat], place).offset();
+        let done = self.networks[node].with_nic(|nic| {
+            let mut page = nic.peek(slab, at, PAGE_BYTES as u32).unwrap();
+            page[100] ^= 1;
+            nic.poke(slab, at, &page)
+        });
+        assert_eq!(done, Some(true));
+    }
+
+    fn joins(&mut self, seed: u64) {
+        let (network, session) = node(seed, 2);
+        self.networks.push(network);
+        self.pool.add_node(session).unwrap();
+    }
+}
+
+/// Two parities bear a node that is dead and one that lies: a page is computed from the seats from which it opens,
+/// whether it is read, its neighbour is written, or it is copied.
+#[test]
+fn a_seat_that_lies_takes_no_page_along() {
+    for (liar, first) in [(2, "read"), (2, "write"), (2, "repair"), (1, "read"), (1, "write"), (1, "repair")] {
+        let mut sealed = Sealed::new(2);
+        let [dead, lies] = [0, liar].map(|seat| sealed.node(seat));
+        sealed.kill(0);
+        (0..32).step_by(3).for_each(|place| sealed.alter(liar, place));
+        match first {
+            "read" => assert_eq!(sealed.read(0), Ok(1)),
+            "write" => {
+                sealed.values[32..].iter_mut().for_each(|(_, value)| *value += 1000);
+                sealed.write(32..64);
+            }
+            _ => {
+                (20..22).for_each(|seed| sealed.joins(seed));
+                assert!(repaired(sealed.pool, &mut sealed.lane), "{:?}", sealed.pool.repair().lacks());
+            }
+        }
+        sealed.all_there();
+        // What is written anew is no lie any more, and nobody is accused who was not seen through before.
+        let standing = [dead, lies].map(|node| sealed.pool.nodes().standing(node));
+        let seen = if first == "write" { Standing::In } else { Standing::Lost };
+        assert_eq!(standing, [Some(Standing::Lost), Some(seen)], "{liar}, {first}");
+        // The group becomes whole without both, and bears two more losses.
+        (30..32).for_each(|seed| sealed.joins(seed));
+        assert!(repaired(sealed.pool, &mut sealed.lane));
+        assert_eq!(sealed.pool.repair().single_bytes(), 0);
+        sealed.all_there();
+        [1, 2].into_iter().for_each(|seat| sealed.kill(seat));
+        sealed.all_there();
+    }
+}
+
+/// A parity is made anew from pages that open.
+#[test]
+fn a_new_parity_is_not_made_of_a_lie() {
+    let mut sealed = Sealed::new(2);
+    sealed.kill(2);
+    sealed.alter(1, 5);
+    sealed.joins(20);
+    sealed.joins(21);
+    assert!(repaired(sealed.pool, &mut sealed.lane));
+    sealed.kill(3);
+    sealed.all_there();
+}
+
+/// One parity does not bear both: what does not open is not used, and not copied.
+#[test]
+fn what_opens_from_no_seats_is_not_copied() {
+    let mut sealed = Sealed::new(1);
+    sealed.kill(0);
+    sealed.alter(2, 5);
+    assert_eq!((sealed.read(5), sealed.read(4), sealed.read(37)), (Err(Doubt::Lost), Ok(5), Ok(38)));
+    sealed.joins(20);
+    sealed.joins(21);
+    let Some(Lacks::Home(index)) = sealed.pool.repair().lacks() else { panic!("a seat was lost") };
+    sealed.pool.moves().add_home(index).unwrap();
+    common::leave_once(sealed.pool);
+    assert!(!common::fill(sealed.pool, &mut sealed.lane, index, 0));
+    assert_eq!(sealed.pool.moves().next_stale(index, 0, 0), Some(sealed.values[5].0));
+    // It is written anew.
+    sealed.values[5].1 = 77;
+    sealed.write(5..6);
+    assert!(repaired(sealed.pool, &mut sealed.lane));
+    sealed.all_there();
+    sealed.kill(1);
+    sealed.all_there();
 }
 
 /// Nodes that are left give their seats to others.

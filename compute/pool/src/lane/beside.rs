@@ -84,8 +84,8 @@ impl Lane {
     }
 
     /// READs pages again that are not what was sealed, after their homes were given up: parity that
-    /// is computed from such a page has nothing left of the true one. A page that other seats do not
-    /// give either stays as it came.
+    /// is computed from such a page has nothing left of the true one. A page that no other seats give
+    /// either stays as it came: there is nothing left to keep.
     #[cold]
     fn read_altered_again(&mut self, pool: &Pool, reads: &mut [Beside], foreign: &mut Vec<Done>) {
         for _ in 0..=HOMES {

@@ -30,6 +30,7 @@ mod disk;
 mod late;
 mod links;
 mod operations;
+mod others;
 mod striped;
 mod writes;
 
@@ -373,8 +374,8 @@ impl Lane {
             return;
         }
         let result = if operation.done > 0 { Ok(operation.value) } else { Err(self.why(pool, number)) };
-        if let Some((whose, result)) = self.operations.end(number, result) {
-            self.own_done(pool, whose, result);
+        if let Some((whose, result, by)) = self.operations.end(number, result) {
+            self.own_done(pool, whose, result, by);
         }
     }
 

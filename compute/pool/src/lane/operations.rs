@@ -106,8 +106,9 @@ impl Operations {
         }
     }
 
-    /// An operation has ended: its number is free. Its caller is told by the next look.
-    pub fn end(&mut self, number: u32, result: Result<u64, Lost>) -> Option<(Whose, Result<u64, Lost>)> {
+    /// An operation has ended: its number is free. Its caller is told by the next look. Of one that is the
+    /// lane's own, returns whose, its result, and the node whose bytes came.
+    pub fn end(&mut self, number: u32, result: Result<u64, Lost>) -> Option<(Whose, Result<u64, Lost>, Option<u32>)> {
         let Operation { tag, whose, by: from, .. } = self.list[number as usize];
         self.idle.push(number);
         self.under_way -= 1;
@@ -116,7 +117,7 @@ impl Operations {
                 self.ready.push(Done { tag, result, from });
                 None
             }
-            whose => Some((whose, result)),
+            whose => Some((whose, result, from)),
         }
     }
 

@@ -1,37 +1,33 @@
-//! Pages of slabs with parity: how a lane writes them, stripe by stripe, and how it computes a page
-//! from others when no home has it. [`crate::stripes`] has the rules.
+//! Pages of slabs with parity: how a lane writes them, stripe by stripe. [`crate::stripes`] has the rules.
 //!
 //! ```text
 //!  write ─► noted ─► doorbell ─► READ the stripe's other data   (none if all of it is new)
 //!                            ─► version odd ─► WRITE pages and parity ─► all done ─► version even
-//!  read, no home ─► version even? ─► READ `data` other seats ─► the same version? ─► the page
 //! ```
 //!
-//! Pages of which few lines changed go another way ([`super::changes`]).
+//! Pages of which few lines changed go another way ([`super::changes`]). A page that no home has is
+//! computed from others ([`super::others`]).
 //!
 //! A write is done when the doorbell returns. The doorbell waits for two round trips for each
 //! [`STRIPES`] stripes. So no two updates of a stripe overlap, and a reader that meets an update
 //! waits for two round trips only.
 
-use super::links::Links;
 use super::operations::Verb;
+use super::others::Job;
 use super::{Done, Lane};
+use crate::Pool;
 use crate::homes::HOMES;
+use crate::stripes::Stripes;
 use crate::stripes::code::MAX_SEATS;
-use crate::stripes::{Stripes, is_under_way};
 use crate::tables::Tables;
-use crate::{LOOK_ROUNDS, Pool};
 use farmem_fabric::Lost;
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
-use farmem_sys::gf;
 use farmem_sys::lines::{LastHasher, Seed};
 use std::ops::Range;
 use std::time::Duration;
 
 /// Stripes that are updated at once, at most. The buffer has a page for each of their seats.
 pub(super) const STRIPES: usize = 32;
-/// A reader's pause between two checks whether an update has ended.
-const PAUSE_NS: u64 = 20_000;
 
 /// The purpose of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,8 +36,9 @@ pub(super) enum Whose {
     Caller,
     /// The current update of stripes: the operation's number in [`Striped::ended`].
     Update(u32),
-    /// The job of this number: a READ of another seat, for a page that follows from others.
-    Part(u32),
+    /// A READ of another seat, for a page that follows from others: of this job, for the `nth` of its
+    /// others.
+    Part { job: u32, nth: u32 },
 }
 
 /// A page that was written to a slab of a group, and waits for the doorbell.
@@ -64,30 +61,14 @@ pub struct Change {
     pub was: u64,
 }
 
-/// A READ of a page that follows from others.
-struct Job {
-    /// The caller's operation.
-    parent: u32,
-    group: u32,
-    seat: usize,
-    place: u32,
-    version: u32,
-    others: [u8; MAX_SEATS],
-    /// READs under way, and one more while they are being posted.
-    pending: usize,
-    failed: bool,
-    /// The bytes of the others, one after the other.
-    bytes: Vec<u8>,
-}
-
 /// A lane's state for slabs with parity.
 #[derive(Default)]
 pub(super) struct Striped {
     noted: Vec<Noted>,
-    jobs: Vec<Option<Job>>,
+    pub jobs: Vec<Option<Job>>,
     /// READs that wait until an update has ended.
-    parked: Vec<u32>,
-    rounds: u32,
+    pub parked: Vec<u32>,
+    pub rounds: u32,
     /// READs of other seats were posted since the last doorbell. The caller does not know of them,
     /// so the lane rings.
     pub rings: bool,
@@ -242,7 +223,7 @@ impl Lane {
         }
         let follows = |lane: &Lane, page: &Noted| {
             let at = (page.group, page.seat, page.place);
-            pool.tables.others(&lane.links, update.stripes, at, &mut [0; MAX_SEATS]) >= update.stripes.shape.data
+            pool.tables.others(&lane.links, update.stripes, at).len() >= update.stripes.shape.data
         };
         for page in &update.noted[range.clone()] {
             let written = writes[page.seat].map(|number| self.striped.ended[number].clone());
@@ -300,103 +281,15 @@ impl Lane {
         }
     }
 
-    /// Answers a READ that no home can answer, by READs of other seats of its stripe. False if too
-    /// few are left.
-    #[cold]
-    pub(super) fn read_others(&mut self, pool: &Pool, parent: u32) -> bool {
-        let operation = &self.operations[parent];
-        let (slot, from, len) = (operation.slot, operation.from, operation.len);
-        if let Whose::Part(_) = operation.whose {
-            return false;
-        }
-        let Some((stripes, group, seat)) = pool.tables.seat(slot.slab_index()) else { return false };
-        let place = slot.place();
-        let version = stripes.version(group, place);
-        if is_under_way(version) {
-            self.striped.parked.push(parent);
-            return true;
-        }
-        let (data, mut others) = (stripes.shape.data, [0; MAX_SEATS]);
-        if pool.tables.others(&self.links, stripes, (group, seat, place), &mut others) < data {
-            return false;
-        }
-        let bytes = vec![0; data * len as usize];
-        let job = Job { parent, group, seat, place, version, others, pending: data + 1, failed: false, bytes };
-        let hole = self.striped.jobs.iter().position(Option::is_none);
-        let number = hole.unwrap_or_else(|| {
-            self.striped.jobs.push(None);
-            self.striped.jobs.len() - 1
-        });
-        let into = self.striped.jobs[number].insert(job).bytes.as_mut_ptr();
-        for (nth, &other) in others[..data].iter().enumerate() {
-            let slot = stripes.slot(group, other as usize, place);
-            // The job's bytes do not move while a READ is under way.
-            let verb = Verb::Read { into: into.wrapping_add(nth * len as usize) };
-            let part = self.operations.begin(0, slot, from, len, verb);
-            self.operations[part].whose = Whose::Part(number as u32);
-            self.send_read(pool, part);
-        }
-        self.striped.rings = true;
-        self.part_done(pool, number as u32, true);
-        true
-    }
-
     /// An operation that is not the caller's is done.
-    pub(super) fn own_done(&mut self, pool: &Pool, whose: Whose, result: Result<u64, Lost>) {
+    pub(super) fn own_done(&mut self, pool: &Pool, whose: Whose, result: Result<u64, Lost>, by: Option<u32>) {
         match whose {
             Whose::Caller => {}
             Whose::Update(number) => {
                 self.striped.ended[number as usize] = result;
                 self.striped.pending -= 1;
             }
-            Whose::Part(job) => self.part_done(pool, job, result.is_ok()),
-        }
-    }
-
-    fn part_done(&mut self, pool: &Pool, number: u32, ok: bool) {
-        let Some(job) = &mut self.striped.jobs[number as usize] else { return };
-        job.pending -= 1;
-        job.failed |= !ok;
-        if job.pending > 0 {
-            return;
-        }
-        let Some(job) = self.striped.jobs[number as usize].take() else { return };
-        let Some(stripes) = pool.tables.protection.stripes() else { return };
-        let parent = &mut self.operations[job.parent];
-        let Verb::Read { into } = parent.verb else { return };
-        if job.failed || stripes.version(job.group, job.place) != job.version {
-            self.send_read(pool, job.parent);
-            return;
-        }
-        let len = parent.len as usize;
-        // SAFETY: the caller's buffer until the operation is done (contract of `read`).
-        let page = unsafe { std::slice::from_raw_parts_mut(into, len) };
-        let factors = stripes.shape.from_others(job.seat, &job.others[..stripes.shape.data]);
-        self.met.followed += 1;
-        page.fill(0);
-        for (bytes, factor) in job.bytes.chunks_exact(len).zip(factors) {
-            gf::add_scaled(stripes.unit, page, bytes, factor);
-        }
-        parent.done += 1;
-        self.end_if_done(pool, job.parent);
-    }
-
-    /// Tries the READs again that wait for an update. `pauses`: waits a little before.
-    #[cold]
-    pub(super) fn unpark(&mut self, pool: &Pool, pauses: bool) {
-        if pauses {
-            pool.tables.nodes.pause(PAUSE_NS);
-            // The thread that updates may have ended with its process.
-            self.striped.rounds += 1;
-            if self.striped.rounds.is_multiple_of(LOOK_ROUNDS) {
-                farmem_sys::members::look();
-            }
-        }
-        for parent in std::mem::take(&mut self.striped.parked) {
-            self.send_read(pool, parent);
-        }
-        if std::mem::take(&mut self.striped.rings) {
-            self.doorbell(pool);
+            Whose::Part { job, nth } => self.part_done(pool, (job, nth), result.is_ok(), by),
         }
     }
 }
@@ -409,25 +302,5 @@ impl Tables {
             (0..HOMES).any(|nth| word.takes_pages(nth))
         };
         stripes.members(group).skip(stripes.shape.data).any(takes)
-    }
-
-    /// Writes to `into` the other seats of a stripe that a lane with these links can READ: as many
-    /// as suffice to compute a page, if there are. Returns how many.
-    fn others(
-        &self,
-        links: &Links,
-        stripes: &Stripes,
-        (group, seat, place): (u32, usize, u32),
-        into: &mut [u8; MAX_SEATS],
-    ) -> usize {
-        let has = |other: &usize| {
-            let word = self.homes.word(stripes.member(group, *other));
-            (0..HOMES).any(|nth| {
-                word.reads(nth, || self.homes.is_stale(word, nth, place))
-                    && !links.is_barred(&self.nodes, self.homes.home(word, nth).node)
-            })
-        };
-        let seats = (0..stripes.shape.seats()).filter(|&other| other != seat).filter(has).take(stripes.shape.data);
-        seats.zip(into.iter_mut()).map(|(other, into)| *into = other as u8).count()
     }
 }
