@@ -164,7 +164,11 @@ impl Blocks {
         let agreed = session.identity().agreed;
         ledger.set_membership(at, Some(&Membership { number, agreed, ..*membership }));
         let mut blocks = Blocks::of(session, ledger, at)?;
-        blocks.take_over(recorded)?;
+        if let Err(e) = blocks.take_over(recorded) {
+            // No farewell: the node would take the memory back, and the next agent needs it.
+            std::mem::forget(blocks);
+            return Err(e);
+        }
         Ok(blocks)
     }
 

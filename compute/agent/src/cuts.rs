@@ -172,7 +172,8 @@ impl World {
         std::mem::forget(self.agent.take());
         self.ledger = Arc::new(Ledger::open(self.fd).unwrap().0);
         let mut stock = Stock::open(Arc::clone(&self.ledger), Quotas::default());
-        let (sources, _) = resumed(&self.config, &self.ledger, &mut stock).map_err(|e| e.to_string()).unwrap().unwrap();
+        let resumed = resumed(&self.config, &self.ledger, &mut stock, &mut |_| false);
+        let (sources, _) = resumed.map_err(|e| e.to_string()).unwrap().unwrap();
         self.agent = Some((sources, stock));
         self.write();
     }

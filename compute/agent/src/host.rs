@@ -26,7 +26,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Between two attempts to reach a node that a former agent used.
+pub const AGAIN_EVERY: Duration = Duration::from_millis(200);
 
 /// The settings of an agent.
 #[derive(Clone, Debug)]
@@ -127,7 +130,22 @@ pub struct Mover {
 
 impl Agent {
     /// Takes over the memory of a former agent that was killed, or joins the node as a new member.
+    ///
+    /// A node of the former agent that cannot be reached is waited for until [`Config::grace`] has
+    /// passed, if another node is named and programs have memory there.
     pub fn start(config: Config) -> Result<Agent, StartError> {
+        Agent::start_with(config, &mut |_| {
+            std::thread::sleep(AGAIN_EVERY);
+            true
+        })
+    }
+
+    /// The same. `waits` is called between two attempts to reach such a node. It pauses, as for
+    /// [`AGAIN_EVERY`], and returns whether the start goes on.
+    ///
+    /// # Errors
+    /// [`StartError`]. The record is as it was, and the next start finds the same.
+    pub fn start_with(config: Config, waits: &mut Waits<'_>) -> Result<Agent, StartError> {
         let lock_path = config.dir.join("agent.lock");
         let lock = private(&lock_path)?;
         if !shared::lock_file(lock.as_raw_fd())? {
@@ -140,7 +158,7 @@ impl Agent {
         let ledger = Arc::new(ledger);
 
         let mut stock = Stock::open(Arc::clone(&ledger), config.quotas.clone());
-        let (sources, node) = match resumed(&config, &ledger, &mut stock)? {
+        let (sources, node) = match resumed(&config, &ledger, &mut stock, waits)? {
             Some(resumed) => resumed,
             None => {
                 ledger.clear();
@@ -240,6 +258,19 @@ impl Config {
     }
 }
 
+/// Called with the reason while a node is waited for; false ends the wait.
+pub type Waits<'a> = dyn FnMut(&ConnectError) -> bool + 'a;
+
+/// A node of a former agent.
+enum Asked {
+    /// The agent is its member again.
+    Back(Box<Blocks>, NodeAddr),
+    /// It has nothing of the agent's any more, or nothing that a program needs.
+    Gone,
+    /// It may still have programs' memory, and cannot be reached now.
+    Away(ConnectError),
+}
+
 /// The nodes of a former agent, and the one that it used. `None`: there was none, or each was
 /// restarted or has given the memory back. If one of several has, the applications that have blocks
 /// there are dismissed, and the others keep theirs.
@@ -247,17 +278,14 @@ pub(crate) fn resumed(
     config: &Config,
     ledger: &Arc<Ledger>,
     stock: &mut Stock,
+    waits: &mut Waits<'_>,
 ) -> Result<Option<(Sources, NodeAddr)>, StartError> {
     let (current, moves) = ledger.current();
     let (mut found, mut lost) = (Vec::new(), Vec::new());
-    for at in (0..NODES).filter(|at| ledger.membership(*at).is_some()) {
-        match again(config, ledger, stock, at) {
-            Ok(Some((blocks, node))) => found.push((at, blocks, node)),
-            Ok(None) => lost.push(at),
-            // No program has memory there: the former agent had just joined it, or was about to leave it.
-            Err(StartError::Node(_)) if at != current && !stock.owned().any(|owned| owned.is_at(at)) => lost.push(at),
-            Err(e) => return Err(e),
-        }
+    if let Err(e) = ask_all(config, (ledger, stock), waits, (&mut found, &mut lost)) {
+        // No farewell to those that were reached: they would take the memory back.
+        found.into_iter().for_each(std::mem::forget);
+        return Err(e);
     }
     // The one that was used, or the one that was used last of those that are left. It comes last.
     found.sort_by_key(|(at, ..)| (*at == current, ledger.number(*at)));
@@ -280,25 +308,59 @@ pub(crate) fn resumed(
     Ok(Some((sources, node)))
 }
 
-/// A former agent's member of one of its nodes, and the node.
-fn again(
+/// Asks each node of a former agent, until each has answered or counts as lost.
+///
+/// All are asked before one is waited for: each keeps the memory for its grace only. After the grace
+/// a node that was away has given the memory back, or does so as soon as it sees that nobody came.
+fn ask_all(
     config: &Config,
-    ledger: &Arc<Ledger>,
-    stock: &Stock,
-    at: usize,
-) -> Result<Option<(Blocks, NodeAddr)>, StartError> {
-    let Some(member) = ledger.membership(at) else { return Ok(None) };
+    (ledger, stock): (&Arc<Ledger>, &Stock),
+    waits: &mut Waits<'_>,
+    (found, lost): (&mut Vec<(usize, Blocks, NodeAddr)>, &mut Vec<usize>),
+) -> Result<(), StartError> {
+    let until = Instant::now() + config.grace;
+    let mut asked: Vec<usize> = (0..NODES).filter(|at| ledger.membership(*at).is_some()).collect();
+    loop {
+        let (mut away, mut why) = (Vec::new(), None);
+        for at in asked {
+            match again(config, ledger, stock, at)? {
+                Asked::Back(blocks, node) => found.push((at, *blocks, node)),
+                Asked::Away(e) if Instant::now() < until => {
+                    away.push(at);
+                    why = Some(e);
+                }
+                Asked::Gone | Asked::Away(_) => lost.push(at),
+            }
+        }
+        let Some(e) = why else { return Ok(()) };
+        if !waits(&e) {
+            return Err(e.into());
+        }
+        asked = away;
+    }
+}
+
+/// Asks a node of a former agent to have the agent as its member again.
+fn again(config: &Config, ledger: &Arc<Ledger>, stock: &Stock, at: usize) -> Result<Asked, StartError> {
+    let Some(member) = ledger.membership(at) else { return Ok(Asked::Gone) };
     let recorded = stock.owned().filter_map(|owned| {
         let claimed = Claimed { block: owned.block, place: owned.place_at(at)? };
         Some(Recorded { claimed, blocks: owned.blocks })
     });
     let node = ledger.address(at).map_or_else(|| config.node.clone(), NodeAddr::Tcp);
     let options = config.options()?;
+    let (is_named, is_current) = (node == config.node, at == ledger.current().0);
+    let is_needed = stock.owned().any(|owned| owned.is_at(at));
     match Blocks::resume(&node, &options, (Arc::clone(ledger), at), &member, recorded) {
-        Ok(blocks) => Ok(Some((blocks, node))),
-        Err(JoinError::Node(ConnectError::Unknown(_))) => Ok(None),
-        // Another node is named, because this one is gone.
-        Err(JoinError::Node(_)) if node != config.node => Ok(None),
+        Ok(blocks) => Ok(Asked::Back(Box::new(blocks), node)),
+        Err(JoinError::Node(ConnectError::Unknown(_))) => Ok(Asked::Gone),
+        // No program has memory there: the former agent had just joined it, or was about to leave it, or
+        // another is named.
+        Err(JoinError::Node(_)) if !(is_needed || is_named && is_current) => Ok(Asked::Gone),
+        // Nothing listens there: the memory ended with the node. So another one is named.
+        Err(JoinError::Node(ConnectError::Refused(_))) if !is_named => Ok(Asked::Gone),
+        // Any other error leaves open whether it lives.
+        Err(JoinError::Node(e)) if !is_named => Ok(Asked::Away(e)),
         Err(e) => Err(e.into()),
     }
 }
