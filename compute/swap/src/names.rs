@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// How long after a lookup the next is made.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// The watcher's memory is locked, and so is the stack of its threads.
-const STACK_BYTES: usize = 512 << 10;
+pub(crate) const STACK_BYTES: usize = 512 << 10;
 
 /// The lookups of one name, one after the other.
 #[derive(Debug, Default)]

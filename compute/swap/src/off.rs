@@ -17,6 +17,7 @@
 //! new: its service may have started it again because it was killed.
 
 use crate::device::{self, Device, Node};
+use crate::names::STACK_BYTES;
 use crate::nbd::Client;
 use crate::on::{path, say, stand_firm};
 use crate::patience::MOST_TIMES;
@@ -309,11 +310,29 @@ fn swap_off(node: &Node, area: &Path, states: &[State]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Ends a device that nobody uses, and frees its volume.
+/// Ends a device that nobody uses, and frees its volume. Waits for the node.
 ///
 /// # Errors
 /// It is in use after all, or the kernel does not end it: nothing of it was undone.
 pub(crate) fn end_device(client: &mut Client, state: &State) -> Result<(), Error> {
+    disconnect(client, state)?;
+    free(state);
+    Ok(())
+}
+
+/// The same for the watcher of a mirror. It does not wait for the node, which may be lost: the stream
+/// of the other copy may be cut at the same time, and this thread alone revives it.
+///
+/// # Errors
+/// As [`end_device`].
+pub(crate) fn end_one_of_two(client: &mut Client, state: &State) -> Result<(), Error> {
+    disconnect(client, state)?;
+    free_beside(state);
+    Ok(())
+}
+
+/// Has the kernel end a device that nobody uses.
+fn disconnect(client: &mut Client, state: &State) -> Result<(), Error> {
     // Held until the device has ended, so that nothing can be put on it meanwhile.
     let unused = match device::is_connected(state.index) {
         true => Node::of(&Device::Nbd(state.index).path())?.map(|node| node.alone()).transpose()?,
@@ -334,18 +353,34 @@ pub(crate) fn end_device(client: &mut Client, state: &State) -> Result<(), Error
         state::ended(directory, state.index);
     }
     drop(unused);
+    Ok(())
+}
+
+/// Frees the volume of a device that has ended. The user is told if that fails: the node keeps it
+/// for a while then.
+fn free(state: &State) {
     let host = process::host_name();
     let freed = state.id().map(|id| dial(&Wanted::of(state, id, &host, false), KEPT_LONGER).and_then(|mut s| s.free()));
     match freed {
         Some(Err(e)) => say(format_args!("{}: swaps no longer; its volume could not be freed: {e}", path(state))),
         _ => say(format_args!("{}: swaps no longer to {}", path(state), state.node)),
     }
-    Ok(())
+}
+
+/// The same in a thread of its own.
+fn free_beside(state: &State) {
+    let of_thread = state.clone();
+    let named = Builder::new().name("frees".into()).stack_size(STACK_BYTES);
+    if let Err(e) = named.spawn(move || free(&of_thread)) {
+        say(format_args!("{}: swaps no longer; its volume could not be freed: no thread: {e}", path(state)));
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stream::{PATIENCE, SHORT};
+    use std::net::TcpListener;
 
     #[test]
     fn another_swapoff_is_waited_for_while_it_brings_pages_back() {
@@ -365,9 +400,8 @@ mod tests {
         assert!(other.goes_on(950, at(10)) && !other.goes_on(900, at(20)));
     }
 
-    #[test]
-    fn another_swapoff_may_stand_still_while_pages_wait_for_a_stream() {
-        let state = |grace_s, timeout_s| State {
+    fn state(grace_s: u64, timeout_s: u64) -> State {
+        State {
             index: 0,
             node: "a:1".into(),
             at: Vec::new(),
@@ -379,7 +413,28 @@ mod tests {
             timeout_s,
             token: None,
             mirrored: false,
-        };
+        }
+    }
+
+    #[test]
+    fn a_watcher_does_not_wait_while_the_volume_of_a_lost_copy_is_freed() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (at, volume) = (vec![silent.local_addr().unwrap()], "01".repeat(16));
+        let lost = State { at, volume, incarnation: 7, mirrored: true, ..state(5, 1) };
+        // What ends waits: the node is asked, and never answers.
+        let mut accepted = Vec::new();
+        let mut begun = Instant::now();
+        free(&lost);
+        accepted.push(silent.accept().unwrap());
+        assert!(begun.elapsed() >= PATIENCE);
+        begun = Instant::now();
+        free_beside(&lost);
+        assert!(begun.elapsed() < SHORT, "{:?}", begun.elapsed());
+        accepted.push(silent.accept().unwrap());
+    }
+
+    #[test]
+    fn another_swapoff_may_stand_still_while_pages_wait_for_a_stream() {
         assert_eq!(stands_still(&[]), STANDS_STILL);
         let longest = stands_still(&[state(60, 10), state(5, 1)]);
         assert_eq!(longest, STANDS_STILL + Duration::from_secs(60 + MOST_TIMES * 10));

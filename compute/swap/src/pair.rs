@@ -8,7 +8,7 @@
 //! step: a device that has a file and is not in the array is removed by the next look.
 
 use crate::mirror::{self, Standing};
-use crate::off::end_device;
+use crate::off::end_one_of_two;
 use crate::on::{begin, say};
 use crate::state;
 use crate::watch::{Watch, Watched};
@@ -78,7 +78,7 @@ impl Watch {
         say(format_args!("one copy is left, at {}: {} is lost or goes", self.nodes(), state.node));
         self.pair.told = true;
         // The part of the volume that can still be reached is freed.
-        if let Err(e) = end_device(&mut self.client, &state) {
+        if let Err(e) = end_one_of_two(&mut self.client, &state) {
             say(format_args!("{}: {e}", state.node));
         }
         self.tell_anew();
@@ -99,7 +99,7 @@ impl Watch {
                 && let Ok(Some(_held)) = state::adopt(directory, &state)
             {
                 // In use after all: the next look tries again.
-                let _ = end_device(&mut self.client, &state);
+                let _ = end_one_of_two(&mut self.client, &state);
             }
         }
     }
@@ -136,7 +136,7 @@ impl Watch {
             self.tell_anew();
         } else {
             let _ = mirror::fail(state.index).and_then(|()| mirror::remove(state.index));
-            let _ = end_device(&mut self.client, state);
+            let _ = end_one_of_two(&mut self.client, state);
         }
     }
 }
