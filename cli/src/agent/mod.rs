@@ -222,7 +222,7 @@ fn begin(
             // Windows of blocks are not on RDMA cards: their verbs would go in frames all the same.
             NodeAddr::Tcp(_) => Transport::Tcp,
         };
-        Agent::start(Config {
+        let config = Config {
             dir: dir.to_owned(),
             node: node.clone(),
             transport,
@@ -230,6 +230,18 @@ fn begin(
             idle: (!options.idle.is_zero()).then_some(options.idle),
             grace: options.grace,
             trust,
+        };
+        let mut told = false;
+        Agent::start_with(config, &mut |why| {
+            if !std::mem::replace(&mut told, true) {
+                let grace = options.grace.as_secs();
+                eprintln!("farmem: agent: {why}; programs have memory there: it is waited for, {grace} s at most");
+            }
+            if signals.end_within(host::AGAIN_EVERY).is_some() {
+                // It serves nobody yet. Programs keep their memory for the next agent.
+                std::process::exit(0);
+            }
+            true
         })
     };
     let Some(asker) = asker else {
