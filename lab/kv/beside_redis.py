@@ -7,7 +7,8 @@
 Builds those of a list, a set, a hash and a sorted set that the commands ask, of so many items. Says how long that took, what
 memory it needs, and how long a scan of all takes. Then redis-benchmark asks for random elements. A line has requests a second
 and the CPU time of a request: of redis, or of the front end and the node. One server runs at a time. With --names commands also name
-so many random elements each: eight clients, without a pipeline. Needs redis-server, redis-benchmark and redis-cli.
+so many random elements each: eight clients, without a pipeline. A stream has a group, which --only jobs uses: one client adds an
+entry, reads one for the group, and acknowledges it, one after the other. Needs redis-server, redis-benchmark and redis-cli.
 """
 
 import argparse
@@ -41,6 +42,11 @@ COMMANDS = {
     "zscore": ["zscore", "sorted", f"element:{R}"],
     "zrank": ["zrank", "sorted", f"element:{R}"],
     "zrevrange": ["zrevrange", "sorted", "0", "9", "withscores"],
+    "xadd": ["xadd", "stream", "*", "job", f"{R}"],
+    "xadd-maxlen": ["xadd", "stream", "maxlen", "~", "100000", "*", "job", f"{R}"],
+    "xreadgroup": ["xreadgroup", "group", "workers", "one", "count", "1", "streams", "stream", ">"],
+    "xrange": ["xrange", "stream", "-", "+", "count", "10"],
+    "jobs": ["jobs", "stream"],
 }
 # Those that name many: what comes before the names, and what each of them is.
 MANY = {
@@ -157,6 +163,7 @@ def build(server, items, each, only):
         "hash": [[b"hset", b"hash", *(word for one in part for word in (one, b"value"))] for part in parts],
         "sorted": [[b"zadd", b"sorted", *(word for one in part for word in (b"%d" % (hash(one) % items), one))]
                    for part in parts],
+        "stream": [[b"xadd", b"stream", b"*", b"job", one] for one in name],
     }
     asked = {COMMANDS[name][1] for name in only}
     for kind, requests in kinds.items():
@@ -164,6 +171,8 @@ def build(server, items, each, only):
             continue
         before = server.memory()
         took = server.build(requests)
+        if kind == "stream":
+            server.ask("xgroup", "create", "stream", "workers", "0")
         own, told = server.memory()
         grown = " + ".join(f"{now - then:.0f}" for now, then in zip(own, before[0]))
         scan, scanned = {"set": "sscan", "hash": "hscan", "sorted": "zscan"}.get(kind), ""
@@ -178,6 +187,17 @@ def build(server, items, each, only):
             scanned = f"; scan of all {time.monotonic() - begun:.2f} s"
         print(f"{server.name:8} {kind:8} {items} items: built in {took:.2f} s, anonymous MiB {grown}, "
               f"told {told - before[1]:.0f} MiB{scanned}", flush=True)
+
+
+def jobs(server, count):
+    before, begun = server.cpu(), time.monotonic()
+    for n in range(count):
+        server.ask("xadd", "stream", "*", "job", n)
+        [[_, [[entry, _]]]] = server.ask("xreadgroup", "group", "workers", "one", "count", "1", "streams", "stream", ">")
+        assert server.ask("xack", "stream", "workers", entry) == b"1"
+    took, after = time.monotonic() - begun, server.cpu()
+    costs = " + ".join(f"{(now - then) * 1e6 / count:.1f}" for now, then in zip(after, before))
+    print(f"{server.name:8} jobs {count / took:10.0f} a second, {costs} µs of CPU ({took:.1f} s)", flush=True)
 
 
 def measure(server, options, name, words, count, clients, pipeline):
@@ -213,6 +233,9 @@ def main():
             build(server, options.items, options.each, options.only.split(","))
             for pipeline in map(int, filter(None, options.pipelines.split(","))):
                 for command in options.only.split(","):
+                    if command == "jobs":
+                        jobs(server, options.requests // 20)
+                        continue
                     count = options.requests if pipeline > 1 else options.requests // 4
                     measure(server, options, f"pipeline {pipeline:2} {command}", COMMANDS[command], count, options.clients, pipeline)
             for names in map(int, filter(None, options.names.split(","))):

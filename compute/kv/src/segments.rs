@@ -16,7 +16,7 @@
 //! head lists any more never comes back.
 //!
 //! The entries of a value are in one order or in two, its *sides*. The first side is the value as
-//! one object would have it. Lists, streams and sorted sets are cut in their order there. Hashes
+//! one object would have it, but of a stream ([`streams`]). Lists, streams and sorted sets are cut in their order there. Hashes
 //! and sets are cut by the hashes of their names: an entry's *bound* is the lowest hash that its
 //! segment may have. The second side is a sorted set's alone: its members, cut by the hashes of
 //! their names.
@@ -34,8 +34,10 @@ pub(crate) mod form;
 mod head;
 mod lists;
 mod named;
+mod ordered;
 mod sorted;
 mod store;
+pub mod streams;
 mod whole;
 
 pub use body::Body;
@@ -48,7 +50,7 @@ pub(crate) use store::{Placed, WHOLE, is_harmless, is_segment};
 
 use crate::keyspace::Change;
 use crate::layout::At;
-use crate::object::{Type, Value};
+use crate::object::{Object, Type, Value};
 use crate::shard::Trouble;
 use std::ops::Deref;
 use std::rc::Rc;
@@ -107,14 +109,17 @@ pub struct Open {
     fresh: Vec<Option<Body>>,
     /// Segments of the head in whose place this goes that this has not.
     dropped: Vec<Gone>,
+    /// It is to go in the place of a head, some of whose segments it may have.
     derived: bool,
     changed: bool,
+    /// Bytes when it was taken up.
+    began: usize,
 }
 
 impl Open {
     fn new(kind: Type) -> Open {
         let (sides, fresh, dropped) = (Rc::default(), Vec::new(), Vec::new());
-        Open { kind, expiry: None, sides, fresh, dropped, derived: false, changed: true }
+        Open { kind, expiry: None, sides, fresh, dropped, derived: false, changed: true, began: 0 }
     }
 
     /// Items.
@@ -124,12 +129,41 @@ impl Open {
 
     /// Bytes of the value as one object would have it.
     pub fn len(&self) -> usize {
-        self.sides[0].bytes
+        self.sides[..self.own_sides()].iter().map(|side| side.bytes).sum()
     }
 
-    /// Whether it has no items.
+    /// Sides of which the value is made: others say the same once more.
+    fn own_sides(&self) -> usize {
+        if self.kind == Type::Stream { 2 } else { 1 }
+    }
+
+    /// Whether it has nothing. A stream without entries has.
     pub fn is_empty(&self) -> bool {
-        self.sides[0].parts.is_empty()
+        self.sides[..self.own_sides()].iter().all(|side| side.parts.is_empty())
+    }
+
+    /// By how many bytes it has grown since it was taken up.
+    pub(crate) fn growth(&self) -> usize {
+        self.len().saturating_sub(self.began)
+    }
+
+    /// It has grown by so many of its bytes already.
+    pub(crate) fn has_grown(&mut self, bytes: usize) {
+        self.began = self.began.saturating_sub(bytes);
+    }
+
+    /// As one object has it, if it shares no segment with a head. It is not written yet then.
+    pub(crate) fn as_one(&self) -> Option<Value> {
+        if self.derived {
+            return None;
+        }
+        let side = |side: &Side| -> Option<Vec<u8>> {
+            let body = |part: &Part| self.fresh.get(part.checksum as usize)?.as_deref().filter(|_| part.at == 0);
+            Some(side.parts.iter().map(body).collect::<Option<Vec<_>>>()?.concat())
+        };
+        let first = side(&self.sides[0])?;
+        let bytes = if self.kind == Type::Stream { streams::join(&first, &side(&self.sides[1])?)? } else { first };
+        Some(Value { kind: self.kind, expiry: self.expiry, bytes })
     }
 
     /// Its segments.
@@ -166,10 +200,11 @@ impl Open {
 
 /// Whether a side of a value of this type is cut by the hashes of names.
 fn is_hashed(kind: Type, side: usize) -> bool {
-    side == 1 || matches!(kind, Type::Hash | Type::Set)
+    side == 1 && kind != Type::Stream || matches!(kind, Type::Hash | Type::Set)
 }
 
-/// One item: of a hash a field and its value, of a sorted set a score and its member.
+/// One item: of a hash a field and its value, of a sorted set a score and its member, of a stream a
+/// key and what it has.
 #[derive(Clone, Copy, Debug)]
 pub struct Unit<'a> {
     /// All of its bytes.
@@ -205,9 +240,9 @@ impl<'a> Iterator for Units<'a> {
         let begin = self.rest;
         let (first, mut rest) = item(begin)?;
         let mut name = first;
-        if matches!(self.kind, Type::Hash | Type::SortedSet) {
+        if matches!(self.kind, Type::Hash | Type::SortedSet | Type::Stream) {
             let (second, after) = item(rest)?;
-            name = if self.kind == Type::Hash { first } else { second };
+            name = if self.kind == Type::SortedSet { second } else { first };
             rest = after;
         }
         self.rest = rest;
@@ -246,6 +281,19 @@ impl<'a> Working<'a> {
         new
     }
 
+    /// A value that does not exist yet.
+    pub(crate) fn none(segments: &'a Segments, kind: Type) -> Working<'a> {
+        Working::on(segments, Open { changed: false, ..Open::new(kind) })
+    }
+
+    /// A value that is one object. `None`: it is not sound.
+    pub fn opened(segments: &'a Segments, object: &Object) -> Option<Working<'a>> {
+        let value = Working::new(segments, object.kind(), object.value());
+        let began = value.len();
+        let open = Open { expiry: object.expiry(), changed: false, began, ..value.close().0 };
+        (!open.is_empty()).then(|| Working::on(segments, open))
+    }
+
     /// One that is taken up again.
     pub(crate) fn on(segments: &'a Segments, open: Open) -> Working<'a> {
         Working { segments, open, touched: false }
@@ -257,6 +305,12 @@ impl<'a> Working<'a> {
     }
 
     fn fill(&mut self, whole: &[u8]) {
+        if self.kind == Type::Stream {
+            for (side, bytes) in streams::split(whole).unwrap_or_default().iter().enumerate() {
+                self.splice_for(side, 0..0, bytes, whole.len());
+            }
+            return;
+        }
         self.splice_for(0, 0..0, whole, whole.len());
         if self.kind == Type::SortedSet {
             self.splice_for(1, 0..0, whole, whole.len());
@@ -277,7 +331,8 @@ impl<'a> Working<'a> {
         if self.is_empty() {
             return Ok(Change::Delete(outcome));
         }
-        if self.len() <= self.segments.least.get() / 2 {
+        let least = self.segments.least.get();
+        if self.len() <= if self.derived { least / 2 } else { least } {
             let value = Value { kind: self.kind, expiry: self.expiry, bytes: self.whole()? };
             return Ok(Change::Put(value, outcome));
         }
@@ -324,6 +379,11 @@ impl<'a> Working<'a> {
         if self.len() as u64 > WHOLE {
             return Err(Trouble::Unwieldy);
         }
+        if self.kind == Type::Stream {
+            let sides = [0, 1].map(|side| self.joined(side, &(0..self.parts(side).len()).collect::<Vec<_>>()));
+            let [entries, state] = sides;
+            return streams::join(&entries?, &state?).ok_or(Trouble::Corrupt);
+        }
         let count = self.parts(0).len();
         self.want(0, 0..count)?;
         let mut whole = Vec::with_capacity(self.len());
@@ -352,4 +412,4 @@ impl<'a> Working<'a> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

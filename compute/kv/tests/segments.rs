@@ -53,7 +53,7 @@ fn leaves_nothing(
     let shard = Rc::clone(&heir);
     let sound = memory.run(Task::new(|io| async move {
         let sound = is_sound(read(&other, &io).await.expect("sound").as_ref());
-        for op in [Op::Push(9, true), Op::Change(8), Op::Pop(false)] {
+        for op in [Op::Push(9, true), Op::Change(8), Op::Pop(false), Op::Add(9), Op::Note(9), Op::Trim] {
             perform(&other, &io, op).await.expect("sound");
         }
         let_epochs_pass(&shard, &io, 50_000).await;
@@ -65,7 +65,7 @@ fn leaves_nothing(
     wrong(&mut memory, &heir)
 }
 
-const CASES: [(&[Op], [Op; 2]); 12] = [
+const CASES: [(&[Op], [Op; 2]); 18] = [
     (&[], [Op::Put(1), Op::Put(2)]),
     (&[], [Op::Put(1), Op::Get]),
     (&[Op::Put(7)], [Op::Push(1, true), Op::Get]),
@@ -78,6 +78,12 @@ const CASES: [(&[Op], [Op; 2]); 12] = [
     (&[Op::Put(7), Op::Pop(false)], [Op::PutShort(1), Op::Push(2, true)]),
     (&[Op::Put(7)], [Op::PutString, Op::Change(1)]),
     (&[Op::Put(7)], [Op::Put(8), Op::Pop(true)]),
+    (&[Op::PutStream(7)], [Op::Add(1), Op::Note(2)]),
+    (&[Op::PutStream(7)], [Op::Trim, Op::Get]),
+    (&[Op::PutStream(7), Op::Note(3)], [Op::Add(1), Op::Delete]),
+    (&[Op::PutStream(7), Op::Add(3)], [Op::ChangeStream(1), Op::Note(2)]),
+    (&[Op::PutStream(7), Op::Trim], [Op::Expire, Op::Add(2)]),
+    (&[], [Op::PutStream(1), Op::Put(2)]),
 ];
 
 #[test]

@@ -92,6 +92,14 @@ impl Call {
         }
     }
 
+    /// [`Call::get`], which may be the head of a value in segments.
+    pub(super) async fn get_head(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
+        match &self.draft {
+            Some(draft) => draft.head(key),
+            None => Ok(self.store().get(&self.io, key).await?.map(|found| found.object.clone())),
+        }
+    }
+
     /// The turn of a command that changes this key, if one on several keys has it.
     pub(super) async fn turn(&self, key: &[u8]) -> Option<Turn<'_>> {
         if self.in_turn { None } else { self.front.in_turn.for_one(&self.io, key).await }
@@ -205,7 +213,8 @@ impl Call {
     }
 
     /// Changes a key's value in segments where it lies open on the draft: what is altered is not
-    /// encoded before the draft has ended. `None`: there is no draft, or no such value on it.
+    /// encoded before the draft has ended. So does a stream, also one that is not there yet. `None`:
+    /// there is no draft, or no such value on it.
     ///
     /// # Errors
     /// Those of `edit`. If it has changed something before it failed, the draft comes to nothing:
@@ -218,8 +227,11 @@ impl Call {
     ) -> Result<Option<T>, Fail> {
         let Some(draft) = &self.draft else { return Ok(None) };
         let store = self.store();
-        let Some(open) = draft.take_open(&store.segments, store.shard(key).reach.node, key)? else { return Ok(None) };
-        let mut value = Working::on(&store.segments, open);
+        let mut value = match draft.take_open(&store.segments, store.shard(key).reach.node, key)? {
+            Some(open) => Working::on(&store.segments, open),
+            None if kind == Type::Stream && draft.head(key)?.is_none() => Working::none(&store.segments, kind),
+            None => return Ok(None),
+        };
         let came = if value.kind == kind { edit(&mut value) } else { Err(Fail::wrong_type()) };
         let (open, touched) = value.close();
         let gone = open.is_empty();
@@ -228,6 +240,7 @@ impl Call {
             // The next command must not see the half of a change.
             Err(fail) if touched && *fail != Trouble::Unread.into() => return Err(Trouble::TooLarge.into()),
             Err(_) if touched => {}
+            _ if gone => {}
             _ => draft.keep(key, open),
         }
         let outcome = came?;

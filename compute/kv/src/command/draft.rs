@@ -3,9 +3,7 @@
 //! A command on a draft reads and changes values there, and waits for nothing. At the end the
 //! changes are written, or forgotten.
 
-use super::Fail;
 use super::channels::Message;
-use super::types::{Entry, Id, Stream};
 use crate::atomic::Intent;
 use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
@@ -47,21 +45,6 @@ impl Page {
     }
 }
 
-/// A stream that grows. It is encoded when another command wants it, or at the end: the time for many
-/// entries is not that for as many streams.
-#[derive(Debug)]
-struct Growing {
-    key: Vec<u8>,
-    stream: Stream,
-    /// Whether the key exists.
-    there: bool,
-    expiry: Option<u64>,
-    /// Bytes when it is encoded.
-    bytes: usize,
-    /// Whether it has entries that its page lacks.
-    changed: bool,
-}
-
 /// Bytes of the values that a draft may read, and of those that it may change.
 pub const BYTES: usize = 128 << 20;
 
@@ -77,9 +60,8 @@ pub struct Mark {
 #[derive(Debug)]
 pub struct Draft {
     pages: RefCell<BTreeMap<Vec<u8>, Page>>,
-    growing: RefCell<Option<Growing>>,
-    /// The key whose value in segments was changed last, and the value. Its page may lack what was
-    /// changed.
+    /// The key whose value in segments, or whose stream, was changed last, and the value. Its page
+    /// may lack what was changed.
     open: RefCell<Option<(Vec<u8>, Open)>>,
     /// The time for all of its commands, in ms since 1970.
     pub now_ms: u64,
@@ -103,7 +85,6 @@ impl Draft {
     pub fn new(now_ms: u64, seed: u64) -> Draft {
         Draft {
             pages: RefCell::default(),
-            growing: RefCell::default(),
             open: RefCell::default(),
             now_ms,
             random: RefCell::new(Random::new(seed)),
@@ -137,7 +118,6 @@ impl Draft {
                 page.object.clone_from(&page.seen);
             }
         }
-        *self.growing.borrow_mut() = None;
         *self.open.borrow_mut() = None;
         self.missed.borrow_mut().clear();
         self.messages.borrow_mut().clear();
@@ -154,7 +134,6 @@ impl Draft {
 
     /// Takes back what commands have changed since.
     pub fn back_to(&self, mark: Mark) {
-        *self.growing.borrow_mut() = None;
         *self.open.borrow_mut() = None;
         self.pages.replace(mark.pages);
         self.bytes.set(mark.bytes);
@@ -202,8 +181,7 @@ impl Draft {
     /// # Errors
     /// As there.
     pub fn head(&self, key: &[u8]) -> Result<Option<Object>, Trouble> {
-        let grows = self.growing.borrow().as_ref().is_some_and(|growing| growing.key == key);
-        if grows || self.open.borrow().as_ref().is_some_and(|(own, _)| own == key) {
+        if self.open.borrow().as_ref().is_some_and(|(own, _)| own == key) {
             self.encode();
         }
         let pages = self.pages.borrow();
@@ -225,7 +203,6 @@ impl Draft {
         if bytes > BYTES || whole.is_some_and(|value| value.bytes.len() as u64 > WHOLE) {
             return Err(Trouble::TooLarge);
         }
-        self.growing.borrow_mut().take_if(|growing| growing.key == key);
         self.open.borrow_mut().take_if(|(own, _)| *own == key);
         self.bytes.set(bytes);
         page.counted = new;
@@ -234,74 +211,50 @@ impl Draft {
         Ok(())
     }
 
-    /// Adds an entry to a key's stream. `entry` gets the stream, and whether there is such a key.
-    /// Returns the entry's ID; `None`: `entry` wants none.
+    /// Takes a key's value in segments, or a stream, to be changed and kept. `None`: it has no such
+    /// value.
     ///
     /// # Errors
-    /// Those of `entry`. The stream is full, or is none.
-    pub fn append(
-        &self,
-        key: &[u8],
-        entry: impl FnOnce(&Stream, bool) -> Result<Option<Entry>, Fail>,
-    ) -> Result<Option<Id>, Fail> {
-        if self.growing.borrow().as_ref().is_none_or(|growing| growing.key != key) {
-            self.encode();
-            let object = self.object(key)?;
-            let stream = object.as_ref().map_or_else(|| Ok(Stream::default()), Stream::of)?;
-            let (there, expiry, bytes) = (object.is_some(), object.and_then(|object| object.expiry()), stream.len());
-            let key = key.to_vec();
-            self.growing.replace(Some(Growing { key, stream, there, expiry, bytes, changed: false }));
-        }
-        let (mut growing, mut pages) = (self.growing.borrow_mut(), self.pages.borrow_mut());
-        let (Some(growing), Some(page)) = (growing.as_mut(), pages.get_mut(key)) else {
-            return Err(Trouble::Unread.into());
-        };
-        let Some(entry) = entry(&growing.stream, growing.there)? else { return Ok(None) };
-        let (id, bytes) = (entry.id, growing.bytes + entry.len());
-        let total = self.bytes.get() - page.counted + bytes;
-        if total > BYTES || bytes > Stream::most(key) {
-            return Err(Trouble::TooLarge.into());
-        }
-        growing.stream.append(entry);
-        (growing.bytes, growing.there, growing.changed) = (bytes, true, true);
-        self.bytes.set(total);
-        page.counted = bytes;
-        Ok(Some(id))
-    }
-
-    /// Takes a key's value in segments, to be changed and kept. `None`: it has no such value.
-    ///
-    /// # Errors
-    /// As of [`Draft::head`]. It is no value.
+    /// As of [`Draft::head`]. It is no value, or the draft's values have too many bytes.
     pub fn take_open(&self, segments: &Segments, node: u8, key: &[u8]) -> Result<Option<Open>, Trouble> {
+        if self.bytes.get() > BYTES {
+            return Err(Trouble::TooLarge);
+        }
         if let Some((_, open)) = self.open.borrow_mut().take_if(|(own, _)| *own == key) {
             return Ok(Some(open));
         }
-        let Some(head) = self.head(key)?.filter(|object| object.kind() == Type::Parts) else { return Ok(None) };
-        Ok(Some(Working::of(segments, node, &head).ok_or(Trouble::Corrupt)?.close().0))
+        let Some(object) = self.head(key)? else { return Ok(None) };
+        let value = match object.kind() {
+            Type::Parts => Working::of(segments, node, &object),
+            Type::Stream => Working::opened(segments, &object),
+            _ => return Ok(None),
+        };
+        let mut open = value.ok_or(Trouble::Corrupt)?.close().0;
+        // What earlier commands have added counts on.
+        open.has_grown(self.pages.borrow().get(key).map_or(0, |page| page.counted));
+        Ok(Some(open))
     }
 
-    /// Keeps a key's value in segments as commands have left it.
+    /// Keeps a key's value as commands have left it.
     pub fn keep(&self, key: &[u8], open: Open) {
-        if self.open.borrow().is_some() {
+        if self.open.borrow().as_ref().is_some_and(|(own, _)| own != key) {
             self.encode();
+        }
+        if let Some(page) = self.pages.borrow_mut().get_mut(key) {
+            self.bytes.set(self.bytes.get() - page.counted + open.growth());
+            page.counted = open.growth();
         }
         self.open.replace(Some((key.to_vec(), open)));
     }
 
-    /// Puts the stream that grows, and the value in segments that is open, into their pages.
+    /// Puts the value that is open into its page.
     fn encode(&self) {
         if let Some((key, open)) = self.open.take().filter(|(_, open)| open.is_changed())
             && let Some(page) = self.pages.borrow_mut().get_mut(&key)
         {
-            let value = Value { kind: Type::Parts, expiry: open.expiry(), bytes: open.encode() };
+            let parts = || Value { kind: Type::Parts, expiry: open.expiry(), bytes: open.encode() };
+            let value = open.as_one().unwrap_or_else(parts);
             page.object = Some(Object::of(&key, &value));
-            page.change = Some(Some(Rc::new(value)));
-        }
-        let Some(growing) = self.growing.take().filter(|growing| growing.changed) else { return };
-        if let Some(page) = self.pages.borrow_mut().get_mut(&growing.key) {
-            let value = Value { kind: Type::Stream, expiry: growing.expiry, bytes: growing.stream.to_bytes() };
-            page.object = Some(Object::of(&growing.key, &value));
             page.change = Some(Some(Rc::new(value)));
         }
     }

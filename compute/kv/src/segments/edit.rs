@@ -4,11 +4,20 @@
 //! is *fresh* from then on. What comes later alters the same bytes. A segment above its limit is
 //! cut, and one of which little is left is joined with a neighbour.
 
-use super::{Body, Gone, Part, Unit, Working, hash, sorted, units};
+use super::{Body, Gone, Part, Unit, Working, hash, ordered, sorted, units};
 use crate::object::Type;
 use crate::shard::Trouble;
 use std::ops::Range;
 use std::rc::Rc;
+
+/// The bound of a segment that begins with an item, where the side is not cut by hashes.
+fn bound(kind: Type, first: &Unit<'_>) -> u64 {
+    match kind {
+        Type::SortedSet => sorted::bound(first),
+        Type::Stream => ordered::bound(first.name),
+        _ => 0,
+    }
+}
 
 impl Working<'_> {
     /// Bytes of a segment, at most. The more a value has the larger they are, or its head would be
@@ -55,6 +64,7 @@ impl Working<'_> {
         let body = self.bytes(side, n)?;
         let most = self.most(self.len());
         let begins = edits.first().is_some_and(|(range, _)| range.start == 0);
+        let hashed = self.is_hashed(side);
         let open = &mut self.open;
         let own = &mut Rc::make_mut(&mut open.sides)[side];
         let part = &mut own.parts[n];
@@ -71,13 +81,13 @@ impl Working<'_> {
         let (count, len) = ((part.count as usize).saturating_add_signed(items), body.len());
         (own.items, own.bytes) = (own.items + count - part.count as usize, own.bytes + len - part.len as usize);
         (part.count, part.len) = (count as u32, len as u32);
-        if count > 0 && begins && open.kind == Type::SortedSet && side == 0 {
-            part.bound = units(Type::SortedSet, body).next().map_or(0, |unit| sorted::bound(&unit));
+        if count > 0 && begins && !hashed {
+            part.bound = units(open.kind, body).next().map_or(0, |unit| bound(open.kind, &unit));
         }
         (open.changed, self.touched) = (true, true);
         if count == 0 {
             self.splice(side, n..n + 1, &[]);
-        } else if len > most && (count > 1 || self.kind == Type::Stream) {
+        } else if len > most && count > 1 {
             let body = self.bytes(side, n)?;
             self.splice(side, n..n + 1, &body);
         }
@@ -125,12 +135,8 @@ impl Working<'_> {
             let part = Part { count: count as u32, len: body.len() as u32, bound, at: 0, checksum: 0 };
             parts.push((part, body));
         };
-        if self.kind == Type::Stream {
-            bytes.chunks(most).for_each(|some| add(0, 0, Body::of(some)));
-            return parts;
-        }
         let hashed = self.is_hashed(side);
-        let first = |unit: &Unit<'_>| if self.kind == Type::SortedSet { sorted::bound(unit) } else { 0 };
+        let first = |unit: &Unit<'_>| self::bound(self.kind, unit);
         if bytes.len() <= most {
             let mut all = units(self.kind, bytes);
             if let Some(begins) = all.next() {

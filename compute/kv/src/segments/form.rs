@@ -9,13 +9,12 @@ use crate::object::Type;
 
 /// Parts of an item, each with its length before it.
 fn parts(kind: Type) -> u32 {
-    if matches!(kind, Type::Hash | Type::SortedSet) { 2 } else { 1 }
+    if matches!(kind, Type::Hash | Type::SortedSet | Type::Stream) { 2 } else { 1 }
 }
 
 /// The bytes of so many items, at least.
 pub(super) fn least(kind: Type, items: u32) -> u64 {
-    let bytes = if kind == Type::Stream { 0 } else { 4 * parts(kind) };
-    u64::from(bytes) * u64::from(items)
+    u64::from(4 * parts(kind)) * u64::from(items)
 }
 
 fn score(bytes: &[u8]) -> Option<f64> {
@@ -23,10 +22,10 @@ fn score(bytes: &[u8]) -> Option<f64> {
 }
 
 /// How many items bytes have. `None`: there are none, or the bytes do not have the form of this
-/// type. Of a stream, which is cut anywhere, no items are counted.
+/// type. Those of a stream are the items of a side.
 pub(super) fn count(kind: Type, bytes: &[u8]) -> Option<u32> {
     let (mut items, mut rest) = (0, bytes);
-    while !rest.is_empty() && kind != Type::Stream {
+    while !rest.is_empty() {
         for part in 0..parts(kind) {
             let (len, after) = rest.split_first_chunk::<4>()?;
             let (own, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize)?;
@@ -62,5 +61,5 @@ fn bytes_without_a_values_form_are_refused() {
     let member = |score: &[u8]| [item(score), item(b"m")].concat();
     assert_eq!(count(Type::SortedSet, &member(&1.5f64.to_le_bytes())), Some(1));
     assert_eq!(count(Type::SortedSet, &member(&f64::NAN.to_le_bytes())), None);
-    assert_eq!((count(Type::SortedSet, &member(b"1.5")), count(Type::Stream, b"x")), (None, Some(0)));
+    assert_eq!((count(Type::SortedSet, &member(b"1.5")), count(Type::Stream, b"x")), (None, None));
 }

@@ -57,6 +57,9 @@ pub(super) fn is_head(bytes: &[u8]) -> bool {
     }
     let (first, second) = bytes[HEAD..].split_at(word(bytes, 1) as u32 as usize * ENTRY);
     match items(kind, 0, first) {
+        // A stream may have no entries, and always has something beside them.
+        None if kind == Type::Stream => first.is_empty() && items(kind, 1, second).is_some(),
+        Some(_) if kind == Type::Stream => items(kind, 1, second).is_some(),
         None => false,
         // Each member is on both sides.
         there if kind == Type::SortedSet => items(kind, 1, second) == there,
@@ -72,7 +75,7 @@ fn items(kind: Type, side: usize, entries: &[u8]) -> Option<u64> {
         let (count, len) = (sizes as u32, sizes >> 32);
         let is_place = place != 0 && place >> NODE_SHIFT == 0 && place.is_multiple_of(UNIT);
         // Lengths are what a node says: room is made for no more than a store writes.
-        let has_items = (count > 0) != (kind == Type::Stream) && (1..=MAX_OBJECT).contains(&len);
+        let has_items = count > 0 && (1..=MAX_OBJECT).contains(&len);
         let in_order = match before {
             None => !is_hashed(kind, side) || bound == 0,
             // A scan goes on from bound to bound, and some clients take only numbers with a sign.
@@ -89,8 +92,10 @@ fn items(kind: Type, side: usize, entries: &[u8]) -> Option<u64> {
 
 /// Bytes of a value that is in segments, as one object would have it.
 pub(crate) fn len(head: &Object) -> u64 {
-    let entries = head.value().get(HEAD..).unwrap_or_default().chunks_exact(ENTRY);
-    entries.take(word(head.value(), 1) as u32 as usize).map(|entry| word(entry, 3) >> 32).sum()
+    let bytes = head.value();
+    let listed = bytes.get(HEAD..).unwrap_or_default().chunks_exact(ENTRY);
+    let own = if type_of(head) == Type::Stream { entries(bytes) } else { word(bytes, 1) as u32 as usize };
+    listed.take(own).map(|entry| word(entry, 3) >> 32).sum()
 }
 
 /// Bytes of the objects of a value that is in segments.
@@ -110,7 +115,7 @@ impl<'a> Working<'a> {
             return None;
         }
         let name = (object.hash().0, object.checksum());
-        let open = match segments.head(name) {
+        let mut open = match segments.head(name) {
             Some(sides) => Open {
                 kind: super::type_of(object),
                 expiry: object.expiry(),
@@ -119,6 +124,7 @@ impl<'a> Working<'a> {
                 dropped: Vec::new(),
                 derived: true,
                 changed: false,
+                began: 0,
             },
             None => {
                 let open = Open::decode(node, object.value(), object.expiry())?;
@@ -128,6 +134,7 @@ impl<'a> Working<'a> {
                 open
             }
         };
+        open.began = open.len();
         Some(Working::on(segments, open))
     }
 }
@@ -169,7 +176,7 @@ impl Open {
         }
         let one = |one: &[u8]| Gone { at: word(one, 0), checksum: word(one, 1), len: word(one, 2) as u32 };
         let dropped = inline.chunks_exact(DROPPED).map(one).collect();
-        Some(Open { kind, expiry, sides: Rc::new(sides), fresh, dropped, derived, changed: false })
+        Some(Open { kind, expiry, sides: Rc::new(sides), fresh, dropped, derived, changed: false, began: 0 })
     }
 
     /// As bytes: those of a head, with the segments that are not written yet, and the places that

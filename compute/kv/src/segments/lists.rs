@@ -23,21 +23,21 @@ impl Window {
 impl Working<'_> {
     /// The segment with the item of a position, and the position of its first item; behind the last
     /// item there is none.
-    fn at(&self, position: usize) -> (usize, usize) {
+    fn at(&self, side: usize, position: usize) -> (usize, usize) {
         let mut first = 0;
-        for (n, part) in self.parts(0).iter().enumerate() {
+        for (n, part) in self.parts(side).iter().enumerate() {
             if position < first + part.count as usize {
                 return (n, first);
             }
             first += part.count as usize;
         }
-        (self.parts(0).len(), first)
+        (self.parts(side).len(), first)
     }
 
     /// The segments that have items of some positions, and the position of the first item there.
     fn covering(&self, of: &Range<usize>) -> (Range<usize>, usize) {
-        let (low, first) = self.at(of.start);
-        let (high, _) = self.at(of.end.saturating_sub(1).max(of.start));
+        let (low, first) = self.at(0, of.start);
+        let (high, _) = self.at(0, of.end.saturating_sub(1).max(of.start));
         (low..(high + 1).min(self.parts(0).len()), first)
     }
 
@@ -58,12 +58,12 @@ impl Working<'_> {
     }
 
     /// Bytes before the item of this number in a segment.
-    fn before(&self, n: usize, items: usize) -> Result<usize, Trouble> {
-        let part = self.parts(0)[n];
+    fn before(&self, side: usize, n: usize, items: usize) -> Result<usize, Trouble> {
+        let part = self.parts(side)[n];
         if items == 0 || items == part.count as usize {
             return Ok(if items == 0 { 0 } else { part.len as usize });
         }
-        let body = self.bytes(0, n)?;
+        let body = self.bytes(side, n)?;
         Ok(units(self.kind, &body).take(items).map(|unit| unit.bytes.len()).sum())
     }
 
@@ -73,37 +73,45 @@ impl Working<'_> {
     /// # Errors
     /// As of [`Working::bytes`].
     pub fn take_out(&mut self, of: Range<usize>) -> Result<(), Trouble> {
+        self.take_out_of(0, of)
+    }
+
+    /// [`Working::take_out`] of any side in its order.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn take_out_of(&mut self, side: usize, of: Range<usize>) -> Result<(), Trouble> {
         if of.is_empty() {
             return Ok(());
         }
-        let (low, first) = self.at(of.start);
-        let (last, last_first) = self.at(of.end - 1);
-        let ends = last_first + self.parts(0)[last].count as usize;
+        let (low, first) = self.at(side, of.start);
+        let (last, last_first) = self.at(side, of.end - 1);
+        let ends = last_first + self.parts(side)[last].count as usize;
         let (before, after) = (of.start > first, of.end < ends);
-        self.want(0, [before.then_some(low), after.then_some(last)].into_iter().flatten())?;
+        self.want(side, [before.then_some(low), after.then_some(last)].into_iter().flatten())?;
         if low == last && (before || after) {
-            let (from, to) = (self.before(low, of.start - first)?, self.before(low, of.end - first)?);
-            self.alter(0, low, from..to, &[], -(of.len() as isize))?;
-            return self.settle(0, low);
+            let (from, to) = (self.before(side, low, of.start - first)?, self.before(side, low, of.end - first)?);
+            self.alter(side, low, from..to, &[], -(of.len() as isize))?;
+            return self.settle(side, low);
         }
         // From the last one on, so that the numbers of the others stay.
         if after {
-            let to = self.before(last, of.end - last_first)?;
-            self.alter(0, last, 0..to, &[], -((of.end - last_first) as isize))?;
+            let to = self.before(side, last, of.end - last_first)?;
+            self.alter(side, last, 0..to, &[], -((of.end - last_first) as isize))?;
         }
         let gone = low + usize::from(before)..last + usize::from(!after);
         if !gone.is_empty() {
-            self.splice(0, gone.clone(), &[]);
+            self.splice(side, gone.clone(), &[]);
         }
         if before {
-            let (from, to) = (self.before(low, of.start - first)?, self.parts(0)[low].len as usize);
-            let items = self.parts(0)[low].count as usize - (of.start - first);
-            self.alter(0, low, from..to, &[], -(items as isize))?;
+            let (from, to) = (self.before(side, low, of.start - first)?, self.parts(side)[low].len as usize);
+            let items = self.parts(side)[low].count as usize - (of.start - first);
+            self.alter(side, low, from..to, &[], -(items as isize))?;
         }
         if after {
-            self.settle(0, gone.start)?;
+            self.settle(side, gone.start)?;
         }
-        if before { self.settle(0, low) } else { Ok(()) }
+        if before { self.settle(side, low) } else { Ok(()) }
     }
 
     /// Adds items to an end of a list. A full segment is left as it is.
@@ -128,7 +136,7 @@ impl Working<'_> {
     /// # Errors
     /// As of [`Working::bytes`].
     pub fn replace(&mut self, position: usize, item: &[u8]) -> Result<(), Trouble> {
-        let (n, first) = self.at(position);
+        let (n, first) = self.at(0, position);
         let body = self.bytes(0, n)?;
         let from: usize = units(self.kind, &body).take(position - first).map(|unit| unit.bytes.len()).sum();
         let old = units(self.kind, &body[from..]).next().ok_or(Trouble::Corrupt)?.bytes;

@@ -218,6 +218,10 @@ impl Keyspace {
                 }
                 None => Working::new(&self.segments, value.kind, &value.bytes),
             };
+            // A node may say anything.
+            if working.is_empty() {
+                return Err(Trouble::Corrupt);
+            }
             Ok(Open { expiry: value.expiry, ..working.close().0 })
         };
         self.look(io, shard, lent, cut).await

@@ -24,7 +24,7 @@ fn list(items: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// What the bounds and counts say is so, and no segment is too large.
-fn is_sound(value: &Working<'_>) {
+pub(crate) fn is_sound(value: &Working<'_>) {
     for side in 0..2 {
         let parts = value.parts(side);
         let (items, bytes) = (parts.iter().map(|part| part.count), parts.iter().map(|part| part.len));
@@ -42,6 +42,9 @@ fn is_sound(value: &Working<'_>) {
                 assert!(all.iter().all(|unit| (part.bound..next).contains(&hash(unit.name)) || next == u64::MAX));
             } else if value.kind == Type::SortedSet {
                 assert_eq!(part.bound, sorted::ordered(sorted::score(all[0].first)));
+            } else if value.kind == Type::Stream {
+                assert_eq!(part.bound, ordered::bound(all[0].name));
+                assert!(all.is_sorted_by(|one, next| one.name < next.name));
             }
         }
     }
@@ -105,7 +108,7 @@ fn sorted_whole(value: &Working<'_>) -> Vec<Vec<u8>> {
 }
 
 /// As if it had been written and read.
-fn again<'a>(value: &Working<'a>, segments: &'a Segments) -> Working<'a> {
+pub(crate) fn again<'a>(value: &Working<'a>, segments: &'a Segments) -> Working<'a> {
     Working::on(segments, Open::decode(NODE, &value.encode(), None).expect("what was encoded"))
 }
 

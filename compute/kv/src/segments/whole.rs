@@ -1,7 +1,7 @@
 //! A value in segments that becomes another one as a whole, and keeps the segments that do not
 //! differ: for commands that are not made for segments.
 
-use super::{Unit, Working, hash, units};
+use super::{Unit, Working, hash, streams, units};
 use crate::object::Type;
 use crate::shard::Trouble;
 
@@ -11,6 +11,13 @@ impl Working<'_> {
     /// # Errors
     /// As of [`Working::bytes`].
     pub fn become_whole(&mut self, whole: &[u8]) -> Result<(), Trouble> {
+        if self.kind == Type::Stream {
+            for (side, bytes) in streams::split(whole).ok_or(Trouble::Corrupt)?.iter().enumerate() {
+                self.want(side, 0..self.parts(side).len())?;
+                self.become_in_order(side, bytes, whole.len())?;
+            }
+            return Ok(());
+        }
         if self.is_empty() || self.kind == Type::SortedSet && self.parts(1).is_empty() {
             for side in 0..2 {
                 self.splice_for(side, 0..self.parts(side).len(), &[], 0);
@@ -23,7 +30,7 @@ impl Working<'_> {
             match self.is_hashed(side) {
                 _ if self.parts(side).is_empty() => {}
                 true => self.become_by_hash(side, whole)?,
-                false => self.become_in_order(whole)?,
+                false => self.become_in_order(side, whole, whole.len())?,
             }
         }
         Ok(())
@@ -49,38 +56,32 @@ impl Working<'_> {
         Ok(())
     }
 
-    fn become_in_order(&mut self, whole: &[u8]) -> Result<(), Trouble> {
-        let count = self.parts(0).len();
+    fn become_in_order(&mut self, side: usize, whole: &[u8], total: usize) -> Result<(), Trouble> {
+        let count = self.parts(side).len();
         let (mut low, mut from) = (0, 0);
-        while low < count && whole[from..].starts_with(&self.bytes(0, low)?) {
-            from += self.parts(0)[low].len as usize;
+        while low < count && whole[from..].starts_with(&self.bytes(side, low)?) {
+            from += self.parts(side)[low].len as usize;
             low += 1;
         }
         // The same bytes may begin within an item.
-        let begins: Vec<usize> = match self.kind {
-            Type::Stream => Vec::new(),
-            kind => {
-                let mut at = from;
-                let begin = |unit: Unit<'_>| {
-                    at += unit.bytes.len();
-                    at - unit.bytes.len()
-                };
-                let mut begins: Vec<usize> = units(kind, &whole[from..]).map(begin).collect();
-                begins.push(whole.len());
-                begins
-            }
+        let mut at = from;
+        let begin = |unit: Unit<'_>| {
+            at += unit.bytes.len();
+            at - unit.bytes.len()
         };
+        let mut begins: Vec<usize> = units(self.kind, &whole[from..]).map(begin).collect();
+        begins.push(whole.len());
         let (mut high, mut to) = (count, whole.len());
-        while high > low && whole[from..to].ends_with(&self.bytes(0, high - 1)?) {
-            let begin = to - self.parts(0)[high - 1].len as usize;
-            if self.kind != Type::Stream && begins.binary_search(&begin).is_err() {
+        while high > low && whole[from..to].ends_with(&self.bytes(side, high - 1)?) {
+            let begin = to - self.parts(side)[high - 1].len as usize;
+            if begins.binary_search(&begin).is_err() {
                 break;
             }
             to = begin;
             high -= 1;
         }
         if low < high || from < to {
-            self.splice_for(0, low..high, &whole[from..to], whole.len());
+            self.splice_for(side, low..high, &whole[from..to], total);
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::command::is_sound;
 use crate::keyspace::{Cursor, Keyspace};
 use crate::long::Reader as Extents;
 use crate::object::{Object, Type, Value};
-use crate::segments::{Lent, Working};
+use crate::segments::{Lent, Working, streams};
 use crate::shard::Trouble;
 use crate::shard::index::Found;
 use crate::task::{Io, join};
@@ -196,13 +196,20 @@ async fn entire(io: &Io, store: &Keyspace, found: Found, alive: &Alive) -> Resul
     if found.object.kind() == Type::Parts {
         let shard = store.shard(&key);
         let parts = Working::of(&store.segments, shard.reach.node, &found.object).ok_or(Trouble::Corrupt)?;
-        let mut value = Value { kind: parts.kind, expiry: found.object.expiry(), bytes: Vec::new() };
-        for some in (0..parts.parts(0).len()).collect::<Vec<_>>().chunks(SEGMENTS) {
-            let read = store.look(io, shard, &mut Lent::default(), || parts.joined(0, some)).await?;
-            value.bytes.extend_from_slice(&read);
-            alive.show(io, store).await?;
+        let mut sides = [Vec::new(), Vec::new()];
+        for (side, bytes) in sides.iter_mut().enumerate().take(if parts.kind == Type::Stream { 2 } else { 1 }) {
+            for some in (0..parts.parts(side).len()).collect::<Vec<_>>().chunks(SEGMENTS) {
+                let read = store.look(io, shard, &mut Lent::default(), || parts.joined(side, some)).await?;
+                bytes.extend_from_slice(&read);
+                alive.show(io, store).await?;
+            }
         }
-        return Ok(Object::of(&key, &value));
+        let [first, second] = sides;
+        let bytes = match parts.kind {
+            Type::Stream => streams::join(&first, &second).ok_or(Trouble::Corrupt)?,
+            _ => first,
+        };
+        return Ok(Object::of(&key, &Value { kind: parts.kind, expiry: found.object.expiry(), bytes }));
     }
     if found.object.kind() != Type::Long {
         return Ok(found.object);

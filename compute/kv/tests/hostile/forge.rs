@@ -8,6 +8,8 @@ use farmem_kv::keyspace::Keyspace;
 use farmem_kv::object::{Type, Value};
 use farmem_kv::resp::{Reply, Request};
 use farmem_kv::rules::Rules;
+use farmem_kv::segments::streams::split;
+use farmem_kv::segments::{Unit, units};
 use farmem_kv::shard::Shard;
 use farmem_kv::task::{Answer, Ask, Task, Verb};
 use farmem_protocol::random::Random;
@@ -217,8 +219,7 @@ impl Head {
                     _ => 0,
                 };
                 let items: Vec<u8> = some.iter().flat_map(|(_, _, item)| item.clone()).collect();
-                let count = if kind == Type::Stream { 0 } else { some.len() as u32 };
-                Entry { place: None, bound, count, len: items.len() as u32, items }
+                Entry { place: None, bound, count: some.len() as u32, len: items.len() as u32, items }
             };
             all.chunks(each).enumerate().map(entry).collect()
         };
@@ -255,8 +256,26 @@ fn stream(entries: u64) -> Vec<u8> {
         bytes.extend([n, 0, 2].map(u64::to_le_bytes).as_flattened());
         bytes.extend([item(b"f"), item(b"v")].concat());
     }
-    bytes.extend(0u64.to_le_bytes());
+    bytes.extend(1u64.to_le_bytes());
+    bytes.extend([item(b"g"), [entries, 0, 0, 1].map(u64::to_le_bytes).concat(), item(b"c")].concat());
+    bytes.extend([7, entries].map(u64::to_le_bytes).as_flattened());
+    for n in 1..=entries {
+        bytes.extend([n, 0, 0, 7, 1].map(u64::to_le_bytes).as_flattened());
+    }
     bytes
+}
+
+/// The segments of a side of a stream, each of so many items.
+fn of_stream(side: &[u8], each: usize) -> Vec<Entry> {
+    let all: Vec<_> = units(Type::Stream, side).collect();
+    let entry = |some: &[Unit<'_>]| {
+        let items: Vec<u8> = some.iter().flat_map(|unit| unit.bytes.to_vec()).collect();
+        let mut first = [0; 8];
+        first.iter_mut().zip(some[0].name).for_each(|(byte, own)| *byte = *own);
+        let (bound, count, len) = (u64::from_be_bytes(first), some.len() as u32, items.len() as u32);
+        Entry { place: None, bound, count, len, items }
+    };
+    all.chunks(each).map(entry).collect()
 }
 
 /// A number that a lie has.
@@ -331,12 +350,10 @@ pub fn anything(random: &mut Random, attacked: &mut Attacked) -> (Type, Vec<u8>)
     if random.index(4) > 0 {
         let mut head = match kind {
             Type::Stream => {
-                let bytes = stream(random.below(30) + 1);
+                let sides = split(&stream(random.below(30) + 1)).expect("sound");
                 let mut head = Head::of(Type::Stream, &[], 1);
-                head.sides[0] = bytes
-                    .chunks(50)
-                    .map(|some| Entry { place: None, bound: 0, count: 0, len: some.len() as u32, items: some.to_vec() })
-                    .collect();
+                let each = 1 + random.index(8);
+                head.sides = sides.map(|side| of_stream(&side, each));
                 head
             }
             kind => Head::of(kind, &names(1 + random.index(40)), 1 + random.index(8)),

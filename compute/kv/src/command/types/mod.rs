@@ -32,7 +32,6 @@ pub use sets::run as sets;
 pub use sort::{run as sort, stored_to};
 pub use sorted::run as sorted;
 pub use streams::run as streams;
-pub use streams::{Entry, Id, Stream};
 
 use super::args::{int, parse_int};
 use super::room::Room;
@@ -92,7 +91,7 @@ fn unique<'a>(mut names: impl Iterator<Item = &'a &'a [u8]>) -> bool {
 pub fn is_sound(kind: Type, bytes: &[u8]) -> bool {
     match kind {
         Type::String => return true,
-        Type::Stream => return streams::Stream::from_bytes(bytes).is_some(),
+        Type::Stream => return crate::segments::streams::split(bytes).is_some(),
         _ => {}
     }
     let (mut items, mut rest) = (Vec::new(), bytes);

@@ -1,12 +1,17 @@
 //! XCLAIM and XAUTOCLAIM: pending entries that go to another consumer.
 
 use super::groups::no_group;
-use super::stream::{Group, Id, Pending, Stream};
+use super::stream::{Entry, Members, Pending};
 use super::{bound, change, id, shown};
 use crate::command::args::{int, is, parse_int};
 use crate::command::room::Room;
 use crate::command::{Answered, Call, Fail};
 use crate::resp::Reply;
+use crate::segments::Working;
+use crate::segments::streams::Id;
+use crate::shard::Trouble;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 /// How entries are claimed.
 struct Claim {
@@ -22,24 +27,53 @@ struct Claim {
 }
 
 impl Claim {
-    /// Gives an entry to a consumer. Returns the part of it that the reply shows, or `None` if it
-    /// stays as it is. An entry that was deleted is pending no longer.
-    fn take(&self, stream: &Stream, group: &mut Group, consumer: &[u8], id: Id) -> Option<Reply> {
-        let Some(entry) = stream.get(id) else {
-            group.pending.remove(&id);
-            return None;
-        };
-        let before = match group.pending.get(&id) {
-            Some(pending) if self.now_ms.saturating_sub(pending.delivered_ms) < self.idle => return None,
-            Some(pending) => pending.count,
+    /// What becomes of an entry. `pending`: when it was delivered, and how often.
+    fn decide(&self, stream: &Working<'_>, id: Id, pending: Option<(u64, u64)>) -> Result<Fate, Trouble> {
+        let Some(entry) = stream.entry(id)? else { return Ok(Fate::Deleted) };
+        let before = match pending {
+            Some((delivered_ms, _)) if self.now_ms.saturating_sub(delivered_ms) < self.idle => return Ok(Fate::Stays),
+            Some((_, count)) => count,
             None if self.force => 0,
-            None => return None,
+            None => return Ok(Fate::Stays),
         };
-        let count = self.count.unwrap_or(before + u64::from(!self.just_id));
-        let consumer = group.consumer(consumer, self.now_ms);
-        group.pending.insert(id, Pending { consumer, delivered_ms: self.delivered_ms, count });
-        Some(if self.just_id { Reply::bulk(id.text()) } else { shown(entry) })
+        Ok(Fate::Taken(entry, self.count.unwrap_or(before.saturating_add(u64::from(!self.just_id)))))
     }
+
+    fn shown(&self, entry: &Entry) -> Reply {
+        if self.just_id { Reply::bulk(entry.id.text()) } else { shown(entry) }
+    }
+
+    /// Gives entries to a consumer, and notes how often each was delivered. Those without a number
+    /// are deleted, and pending no longer.
+    fn carry_out(
+        &self,
+        stream: &mut Working<'_>,
+        mut members: Members<'_>,
+        consumer: &[u8],
+        fates: &[(Id, Option<u64>)],
+    ) -> Result<(), Trouble> {
+        if fates.iter().any(|(_, count)| count.is_some()) {
+            members.meet(stream, consumer, self.now_ms)?;
+        }
+        for (id, count) in fates {
+            match count {
+                Some(count) => {
+                    let (consumer, delivered_ms) = (consumer.to_vec(), self.delivered_ms);
+                    members.give(stream, *id, &Pending { consumer, delivered_ms, count: *count })?;
+                }
+                None => _ = members.release(stream, *id)?,
+            }
+        }
+        members.store(stream)
+    }
+}
+
+/// What becomes of an entry that is claimed.
+enum Fate {
+    /// It goes to the consumer, and was delivered this often then.
+    Taken(Entry, u64),
+    Stays,
+    Deleted,
 }
 
 fn idle(call: &Call, command: &str) -> Result<u64, Fail> {
@@ -88,19 +122,34 @@ pub async fn claim(call: &Call) -> Answered {
             }
         }
     }
-    change(call, call.arg(1), |stream, _| {
-        let named = stream.groups.remove_entry(call.arg(2));
-        let (name, mut group) = named.ok_or_else(|| no_group(call.arg(1), call.arg(2)))?;
-        group.last = group.last.max(claim.last);
-        let (mut taken, mut room) = (Vec::new(), Room::new(call));
+    change(call, call.arg(1), |stream| {
+        let (key, name) = (call.arg(1), call.arg(2));
+        let mut members = Members::of(stream, name)?.ok_or_else(|| no_group(key, name))?;
+        members.group.last = members.group.last.max(claim.last);
+        members.want(stream, ids.iter().copied())?;
+        stream.want_keyed(0, ids.iter().map(|id| id.key()))?;
+        let (mut taken, mut fates, mut room) = (Vec::new(), Vec::new(), Room::new(call));
+        // An entry may be named again.
+        let mut noted: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
         for id in &ids {
-            if let Some(reply) = claim.take(stream, &mut group, call.arg(3), *id) {
-                room.hold(&reply)?;
-                taken.push(reply);
+            let before = match noted.get(id) {
+                Some(noted) => Some(*noted),
+                None => stream.pending(name, *id)?.map(|pending| (pending.delivered_ms, pending.count)),
+            };
+            match claim.decide(stream, *id, before)? {
+                Fate::Taken(entry, count) => {
+                    let reply = claim.shown(&entry);
+                    room.hold(&reply)?;
+                    taken.push(reply);
+                    fates.push((*id, Some(count)));
+                    noted.insert(*id, (claim.delivered_ms, count));
+                }
+                Fate::Deleted => fates.push((*id, None)),
+                Fate::Stays => {}
             }
         }
-        stream.groups.insert(name, group);
-        Ok((Reply::Array(taken), true))
+        claim.carry_out(stream, members, call.arg(3), &fates)?;
+        Ok(Reply::Array(taken))
     })
     .await
 }
@@ -123,27 +172,36 @@ pub async fn autoclaim(call: &Call) -> Answered {
         }
     }
     let claim = Claim { now_ms, idle, delivered_ms: now_ms, count: None, force: false, just_id, last: Id::MIN };
-    change(call, call.arg(1), |stream, _| {
-        let named = stream.groups.remove_entry(call.arg(2));
-        let (name, mut group) = named.ok_or_else(|| no_group(call.arg(1), call.arg(2)))?;
-        let (mut taken, mut deleted, mut next) = (Vec::new(), Vec::new(), Id::MIN);
-        let ids: Vec<Id> = group.pending.range(first..).map(|(id, _)| *id).collect();
-        for (looked, id) in ids.into_iter().enumerate() {
-            // As redis: ten times as many looks as entries.
-            if taken.len() + deleted.len() >= most || looked >= most.saturating_mul(10) {
+    change(call, call.arg(1), |stream| {
+        let (key, name) = (call.arg(1), call.arg(2));
+        let members = Members::of(stream, name)?.ok_or_else(|| no_group(key, name))?;
+        let (mut taken, mut deleted, mut fates, mut next) = (Vec::new(), Vec::new(), Vec::new(), Id::MIN);
+        // As redis: ten times as many looks as entries.
+        let (looks, mut all) = (most.saturating_mul(10), Vec::new());
+        stream.each_pending(name, first, looks, |id, pending| {
+            all.push((id, (pending.delivered_ms, pending.count)));
+            if all.len() > looks { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        stream.want_keyed(0, all.iter().map(|(id, _)| id.key()))?;
+        for (looked, (id, pending)) in all.into_iter().enumerate() {
+            if fates.len() >= most || looked >= looks {
                 next = id;
                 break;
             }
-            let there = stream.get(id).is_some();
-            match claim.take(stream, &mut group, call.arg(3), id) {
-                Some(reply) => taken.push(reply),
-                None if !there => deleted.push(Reply::bulk(id.text())),
-                None => {}
+            match claim.decide(stream, id, Some(pending))? {
+                Fate::Taken(entry, count) => {
+                    taken.push(claim.shown(&entry));
+                    fates.push((id, Some(count)));
+                }
+                Fate::Deleted => {
+                    deleted.push(Reply::bulk(id.text()));
+                    fates.push((id, None));
+                }
+                Fate::Stays => {}
             }
         }
-        stream.groups.insert(name, group);
-        let reply = vec![Reply::bulk(next.text()), Reply::Array(taken), Reply::Array(deleted)];
-        Ok((Reply::Array(reply), true))
+        claim.carry_out(stream, members, call.arg(3), &fates)?;
+        Ok(Reply::Array(vec![Reply::bulk(next.text()), Reply::Array(taken), Reply::Array(deleted)]))
     })
     .await
 }

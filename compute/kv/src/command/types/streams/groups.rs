@@ -1,11 +1,15 @@
 //! Groups of consumers: XGROUP, XREADGROUP, XACK and XPENDING.
 
 use super::reading::From;
-use super::stream::{Entry, Group, Id, PENDING, Pending, Stream};
-use super::{bound, change, id, read as read_stream, shown};
+use super::stream::{Group, Members, Pending};
+use super::{bound, change, id, look, shown};
 use crate::command::args::{int, is};
 use crate::command::{Answered, Call, Fail};
 use crate::resp::Reply;
+use crate::segments::Working;
+use crate::segments::streams::Id;
+use crate::shard::Trouble;
+use std::ops::ControlFlow;
 
 fn text(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(bytes)
@@ -24,41 +28,39 @@ pub async fn manage(call: &Call) -> Answered {
         (b"create", 5..) => create(call).await,
         (b"setid", 5 | 7) => {
             let (last, read) = place(call, 5)?;
-            in_group(call, |stream, name| {
-                let last = last.unwrap_or(stream.last);
-                let group = stream.groups.entry(name.to_vec()).or_default();
-                (group.last, group.read) = (last, read);
-                Ok((Reply::Ok, true))
+            in_group(call, |stream, name, group| {
+                let last = last.map_or_else(|| stream.head().map(|head| head.last), Ok)?;
+                stream.set_group(name, &Group { last, read, ..group })?;
+                Ok(Reply::Ok)
             })
             .await
         }
         (b"destroy", 4) => {
-            change(call, key, |stream, there| {
-                needs_key(there)?;
-                let gone = stream.groups.remove(name).is_some();
-                Ok((Reply::Int(i64::from(gone)), gone))
+            change(call, key, |stream| {
+                needs_key(!stream.is_empty())?;
+                Ok(Reply::Int(i64::from(stream.remove_group(name)?)))
             })
             .await
         }
         (b"createconsumer", 5) => {
             let now_ms = call.now_ms();
-            in_group(call, |stream, name| {
-                let group = stream.groups.entry(name.to_vec()).or_default();
-                let new = !group.consumers.contains_key(call.arg(4));
-                if new {
-                    group.consumer(call.arg(4), now_ms);
+            in_group(call, |stream, name, _| {
+                if stream.consumer(name, call.arg(4))?.is_some() {
+                    return Ok(Reply::Int(0));
                 }
-                Ok((Reply::Int(i64::from(new)), new))
+                let mut members = members(stream, name)?;
+                members.meet(stream, call.arg(4), now_ms)?;
+                members.store(stream)?;
+                Ok(Reply::Int(1))
             })
             .await
         }
         (b"delconsumer", 5) => {
-            in_group(call, |stream, name| {
-                let group = stream.groups.entry(name.to_vec()).or_default();
-                let there = group.consumers.remove(call.arg(4)).is_some();
-                let before = group.pending.len();
-                group.pending.retain(|_, pending| &*pending.consumer != call.arg(4));
-                Ok((Reply::Int((before - group.pending.len()) as i64), there))
+            in_group(call, |stream, name, _| {
+                let mut members = members(stream, name)?;
+                let Some(pending) = members.dismiss(stream, call.arg(4))? else { return Ok(Reply::Int(0)) };
+                members.store(stream)?;
+                Ok(Reply::Int(pending as i64))
             })
             .await
         }
@@ -108,29 +110,39 @@ fn place(call: &Call, options: usize) -> Result<(Option<Id>, Option<u64>), Fail>
 async fn create(call: &Call) -> Answered {
     let (last, read) = place(call, 5)?;
     let makes = call.args[5..].iter().any(|arg| is(arg, "mkstream"));
-    change(call, call.arg(2), |stream, there| {
-        needs_key(there || makes)?;
-        if stream.groups.contains_key(call.arg(3)) {
+    change(call, call.arg(2), |stream| {
+        needs_key(!stream.is_empty() || makes)?;
+        if stream.group(call.arg(3))?.is_some() {
             return Err(Fail(Reply::Error("BUSYGROUP Consumer Group name already exists".into())));
         }
-        let group = Group { last: last.unwrap_or(stream.last), read, ..Group::default() };
-        stream.groups.insert(call.arg(3).to_vec(), group);
-        Ok((Reply::Ok, true))
+        let head = stream.head()?;
+        // The key may be new.
+        stream.set_head(&head)?;
+        stream.set_group(call.arg(3), &Group { last: last.unwrap_or(head.last), read, ..Group::default() })?;
+        Ok(Reply::Ok)
     })
     .await
 }
 
 /// Changes a stream whose group XGROUP names.
-async fn in_group(call: &Call, mut edit: impl FnMut(&mut Stream, &[u8]) -> Result<(Reply, bool), Fail>) -> Answered {
-    change(call, call.arg(2), |stream, there| {
-        needs_key(there)?;
-        if !stream.groups.contains_key(call.arg(3)) {
+async fn in_group(
+    call: &Call,
+    mut edit: impl FnMut(&mut Working<'_>, &[u8], Group) -> Result<Reply, Trouble>,
+) -> Answered {
+    change(call, call.arg(2), |stream| {
+        needs_key(!stream.is_empty())?;
+        let Some(group) = stream.group(call.arg(3))? else {
             let (group, key) = (text(call.arg(3)), text(call.arg(2)));
             return Err(Fail(Reply::Error(format!("NOGROUP No such consumer group '{group}' for key name '{key}'"))));
-        }
-        edit(stream, call.arg(3))
+        };
+        Ok(edit(stream, call.arg(3), group)?)
     })
     .await
+}
+
+/// A group that is there.
+fn members<'n>(stream: &Working<'_>, name: &'n [u8]) -> Result<Members<'n>, Trouble> {
+    Members::of(stream, name)?.ok_or(Trouble::Corrupt)
 }
 
 fn nothing_to_read(key: &[u8], group: &[u8]) -> Fail {
@@ -145,8 +157,8 @@ fn nothing_to_read(key: &[u8], group: &[u8]) -> Fail {
 /// # Errors
 /// The key is no stream, or has no such group.
 pub async fn check(call: &Call, key: &[u8], group: &[u8]) -> Result<(), Fail> {
-    let there = read_stream(call, key).await?.is_some_and(|stream| stream.groups.contains_key(group));
-    if there { Ok(()) } else { Err(nothing_to_read(key, group)) }
+    let is_there = |stream: Option<&Working<'_>>| Ok(stream.map_or(Ok(None), |stream| stream.group(group))?.is_some());
+    if look(call, key, is_there).await? { Ok(()) } else { Err(nothing_to_read(key, group)) }
 }
 
 /// Delivers entries of a stream to a consumer of a group. `None`: nothing is new.
@@ -157,66 +169,81 @@ pub async fn read(
     (from, most, no_ack): (From, usize, bool),
 ) -> Result<Option<Vec<Reply>>, Fail> {
     let now_ms = call.now_ms();
-    let reply = change(call, key, |stream, _| {
-        let room = stream.room(key).saturating_sub(consumer.len() + 12);
-        let (named, mut group) = stream.groups.remove_entry(group).ok_or_else(|| nothing_to_read(key, group))?;
-        let new = !group.consumers.contains_key(consumer.as_slice());
-        let name = group.consumer(consumer, now_ms);
-        // Without room for one the change is refused: nothing is delivered that is not noted.
-        let most = if no_ack { most } else { most.min((room / PENDING).max(1)) };
+    change(call, key, |stream| {
+        let mut members = Members::of(stream, group)?.ok_or_else(|| nothing_to_read(key, group))?;
+        let new = members.meet(stream, consumer, now_ms)?;
         let (entries, changed) = match from {
             From::New => {
-                let entries: Vec<Entry> = match group.last.next() {
-                    Some(next) => stream.range(next, Id::MAX).iter().take(most).cloned().collect(),
-                    None => Vec::new(),
-                };
+                let next = members.group.last.next();
+                let entries = next.map_or(Ok(Vec::new()), |next| stream.entries_for_group(next, most))?;
+                let extent = stream.extent()?;
                 for entry in &entries {
-                    stream.advance(&mut group, entry.id);
+                    extent.advance(&mut members.group, entry.id);
                     if !no_ack {
-                        let pending = Pending { consumer: name.clone(), delivered_ms: now_ms, count: 1 };
-                        group.pending.insert(entry.id, pending);
+                        let pending = Pending { consumer: consumer.clone(), delivered_ms: now_ms, count: 1 };
+                        members.give(stream, entry.id, &pending)?;
                     }
                 }
                 (entries.iter().map(shown).collect(), !entries.is_empty())
             }
-            From::Behind(id) => (again(stream, &mut group, (consumer, id, most), now_ms), true),
+            From::Behind(id) => (again(stream, &mut members, (consumer, id, most), now_ms)?, true),
             From::Now => (Vec::new(), false),
         };
-        let told = changed || !matches!(from, From::New);
-        let reply = if told { Reply::Array(entries) } else { Reply::Null };
-        stream.groups.insert(named, group);
-        Ok((reply, changed || new))
+        if changed || new {
+            members.store(stream)?;
+        }
+        Ok(Some(entries).filter(|_| changed || from != From::New))
     })
-    .await?;
-    Ok(match reply {
-        Reply::Array(entries) => Some(entries),
-        _ => None,
-    })
+    .await
 }
 
 /// A consumer's pending entries behind an ID, which it is given again.
-fn again(stream: &Stream, group: &mut Group, (consumer, behind, most): (&[u8], Id, usize), now_ms: u64) -> Vec<Reply> {
-    let ids: Vec<Id> = group.pending_of(consumer).filter(|id| *id > behind).take(most).collect();
-    let shown = ids.into_iter().map(|id| match stream.get(id) {
-        Some(entry) => {
-            if let Some(pending) = group.pending.get_mut(&id) {
-                (pending.delivered_ms, pending.count) = (now_ms, pending.count.saturating_add(1));
+fn again(
+    stream: &mut Working<'_>,
+    members: &mut Members<'_>,
+    (consumer, behind, most): (&[u8], Id, usize),
+    now_ms: u64,
+) -> Result<Vec<Reply>, Trouble> {
+    let most = most.min(usize::try_from(members.pending_of(stream, consumer)?).unwrap_or(usize::MAX));
+    let mut pending = Vec::new();
+    if let Some(first) = behind.next().filter(|_| most > 0) {
+        stream.each_pending(members.name, first, most, |id, one| {
+            if one.consumer == consumer {
+                pending.push((id, one));
             }
-            shown(entry)
-        }
-        // It was deleted meanwhile.
-        None => Reply::Array(vec![Reply::bulk(id.text()), Reply::NullArray]),
-    });
-    shown.collect()
+            if pending.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+    }
+    stream.want_keyed(0, pending.iter().map(|(id, _)| id.key()))?;
+    let mut given = Vec::with_capacity(pending.len());
+    for (id, mut pending) in pending {
+        given.push(match stream.entry(id)? {
+            Some(entry) => {
+                (pending.delivered_ms, pending.count) = (now_ms, pending.count.saturating_add(1));
+                members.give(stream, id, &pending)?;
+                shown(&entry)
+            }
+            // It was deleted meanwhile.
+            None => Reply::Array(vec![Reply::bulk(id.text()), Reply::NullArray]),
+        });
+    }
+    Ok(given)
 }
 
 /// XACK.
 pub async fn ack(call: &Call) -> Answered {
     let ids = call.args[3..].iter().map(|text| id(text, 0)).collect::<Result<Vec<Id>, Fail>>()?;
-    change(call, call.arg(1), |stream, _| {
-        let Some(group) = stream.groups.get_mut(call.arg(2)) else { return Ok((Reply::Int(0), false)) };
-        let count = ids.iter().filter(|id| group.pending.remove(id).is_some()).count();
-        Ok((Reply::Int(count as i64), count > 0))
+    change(call, call.arg(1), |stream| {
+        let Some(mut members) = Members::of(stream, call.arg(2))? else { return Ok(Reply::Int(0)) };
+        members.want(stream, ids.iter().copied())?;
+        let mut count = 0;
+        for id in &ids {
+            count += i64::from(members.release(stream, *id)?);
+        }
+        if count > 0 {
+            members.store(stream)?;
+        }
+        Ok(Reply::Int(count))
     })
     .await
 }
@@ -224,22 +251,11 @@ pub async fn ack(call: &Call) -> Answered {
 /// XPENDING.
 pub async fn pending(call: &Call) -> Answered {
     let (key, name) = (call.arg(1), call.arg(2));
-    let stream = read_stream(call, key).await?;
-    let group = stream.as_ref().and_then(|stream| stream.groups.get(name)).ok_or_else(|| no_group(key, name));
+    let found = |stream: Option<&Working<'_>>| -> Result<Group, Fail> {
+        stream.map_or(Ok(None), |stream| stream.group(name))?.ok_or_else(|| no_group(key, name))
+    };
     if call.count() == 3 {
-        let group = group?;
-        let ends = group.pending.first_key_value().zip(group.pending.last_key_value());
-        let Some(((first, _), (last, _))) = ends else {
-            return Ok(Reply::Array(vec![Reply::Int(0), Reply::Null, Reply::Null, Reply::NullArray]));
-        };
-        let each = group.pending_by_consumer().into_iter();
-        let each = each.map(|(name, count)| Reply::Array(vec![Reply::bulk(name), Reply::bulk(count.to_string())]));
-        return Ok(Reply::Array(vec![
-            Reply::Int(group.pending.len() as i64),
-            Reply::bulk(first.text()),
-            Reply::bulk(last.text()),
-            Reply::Array(each.collect()),
-        ]));
+        return look(call, key, |stream| brief(stream, name, found(stream)?)).await;
     }
     let (idle, n) = match is(call.arg(3), "idle") {
         true => (int(call.arg(4))?, 5),
@@ -250,22 +266,51 @@ pub async fn pending(call: &Call) -> Answered {
     }
     let (first, last) = (bound(call.arg(n), true)?, bound(call.arg(n + 1), false)?);
     let most = usize::try_from(int(call.arg(n + 2))?.max(0)).unwrap_or(usize::MAX);
-    let consumer = call.args.get(n + 3);
-    let (group, now_ms) = (group?, call.now_ms());
-    if first > last {
-        return Ok(Reply::Array(Vec::new()));
+    let (consumer, now_ms) = (call.args.get(n + 3), call.now_ms());
+    let see = |stream: Option<&Working<'_>>| {
+        found(stream)?;
+        let mut shown = Vec::new();
+        let Some(stream) = stream.filter(|_| first <= last && most > 0) else { return Ok(Reply::Array(shown)) };
+        stream.each_pending(name, first, most, |id, pending| {
+            let rests = now_ms.saturating_sub(pending.delivered_ms) as i64;
+            if id > last {
+                return ControlFlow::Break(());
+            }
+            if rests >= idle && consumer.is_none_or(|consumer| pending.consumer == *consumer) {
+                shown.push(Reply::Array(vec![
+                    Reply::bulk(id.text()),
+                    Reply::bulk(pending.consumer),
+                    Reply::Int(rests),
+                    Reply::Int(pending.count as i64),
+                ]));
+            }
+            if shown.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        Ok(Reply::Array(shown))
+    };
+    look(call, key, see).await
+}
+
+/// XPENDING without a range.
+fn brief(stream: Option<&Working<'_>>, name: &[u8], group: Group) -> Answered {
+    let (mut first, mut last, mut each) = (None, None, Vec::new());
+    if let Some(stream) = stream.filter(|_| group.pending > 0) {
+        stream.each_pending(name, Id::MIN, 1, |id, _| {
+            first = Some(id);
+            ControlFlow::Break(())
+        })?;
+        last = stream.last_pending(name)?;
+        each = stream.consumers(name)?;
     }
-    let wanted = group.pending.range(first..=last).filter(|(_, pending)| {
-        let rests = now_ms.saturating_sub(pending.delivered_ms) as i64;
-        rests >= idle && consumer.is_none_or(|consumer| *pending.consumer == **consumer)
-    });
-    let shown = wanted.take(most).map(|(id, pending)| {
-        Reply::Array(vec![
-            Reply::bulk(id.text()),
-            Reply::bulk(&*pending.consumer),
-            Reply::Int(now_ms.saturating_sub(pending.delivered_ms) as i64),
-            Reply::Int(pending.count as i64),
-        ])
-    });
-    Ok(Reply::Array(shown.collect()))
+    let Some((first, last)) = first.zip(last) else {
+        return Ok(Reply::Array(vec![Reply::Int(0), Reply::Null, Reply::Null, Reply::NullArray]));
+    };
+    let each = each.into_iter().filter(|(_, consumer)| consumer.pending > 0);
+    let each = each.map(|(name, own)| Reply::Array(vec![Reply::bulk(name), Reply::bulk(own.pending.to_string())]));
+    Ok(Reply::Array(vec![
+        Reply::Int(group.pending as i64),
+        Reply::bulk(first.text()),
+        Reply::bulk(last.text()),
+        Reply::Array(each.collect()),
+    ]))
 }

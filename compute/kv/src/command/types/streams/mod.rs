@@ -1,23 +1,27 @@
 //! Streams: entries by ID, and groups of consumers that share them.
 //!
-//! A stream is one object, as the other types are, with its groups: so an entry is delivered and
-//! noted as pending at one moment. A stream without entries stays.
+//! A stream has its entries and what its groups note by their keys
+//! ([`streams`](crate::segments::streams)), so a command reads and writes those that it needs. An
+//! entry is delivered and noted as pending at one moment. A stream without entries stays.
 
 mod claims;
 mod groups;
 mod info;
 mod reading;
 mod stream;
-
-pub use stream::{Entry, Id, Stream};
+#[cfg(test)]
+mod tests;
 
 use super::super::args::{int, is};
 use super::super::{Answered, Call, Fail};
-use super::bulks;
+use super::{bulks, in_segments};
 use crate::keyspace::Change;
-use crate::object::{Object, Type, Value};
+use crate::object::{Object, Type};
 use crate::resp::Reply;
+use crate::segments::Working;
+use crate::segments::streams::Id;
 use crate::shard::Trouble;
+use stream::{Entry, Head};
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     match name {
@@ -28,7 +32,10 @@ pub async fn run(name: &str, call: &Call) -> Answered {
         "xdel" => delete(call).await,
         "xgroup" => groups::manage(call).await,
         "xinfo" => info::run(call).await,
-        "xlen" => Ok(Reply::Int(read(call, call.arg(1)).await?.map_or(0, |stream| stream.entries.len()) as i64)),
+        "xlen" => {
+            let see = |stream: Option<&Working<'_>>| Ok(Reply::Int(stream.map_or(0, |stream| stream.count()) as i64));
+            look(call, call.arg(1), see).await
+        }
         "xpending" => groups::pending(call).await,
         "xrange" => range(call, call.arg(2), call.arg(3), false).await,
         "xread" | "xreadgroup" => reading::run(name, call).await,
@@ -38,28 +45,43 @@ pub async fn run(name: &str, call: &Call) -> Answered {
     }
 }
 
-/// A key's stream; `None`: there is no such key.
-async fn read(call: &Call, key: &[u8]) -> Result<Option<Stream>, Fail> {
-    call.get(key).await?.map(|object| Stream::of(&object)).transpose()
+/// What a key's stream shows; `None`: there is no such key.
+async fn look<T>(call: &Call, key: &[u8], see: impl Fn(Option<&Working<'_>>) -> Result<T, Fail>) -> Result<T, Fail> {
+    let seen = |object: Option<&Object>, value: Option<&Working<'_>>| match (object, value) {
+        (_, Some(value)) if value.kind == Type::Stream => see(Some(value)),
+        (None, None) => see(None),
+        (Some(object), None) if object.kind() == Type::Stream => see(Some(&opened(call, object)?)),
+        _ => Err(Fail::wrong_type()),
+    };
+    call.view(key, seen).await
 }
 
-/// Changes a key's stream. `edit` gets a new one if there is none, and whether there was; it says
-/// whether the stream is to be written.
-async fn change(
+/// A stream that is one object.
+fn opened<'a>(call: &'a Call, object: &Object) -> Result<Working<'a>, Trouble> {
+    Working::opened(&call.store().segments, object).ok_or(Trouble::Corrupt)
+}
+
+/// Changes a key's stream. `edit` gets one that is empty if there is none: without anything that was
+/// set in it none is made. It changes nothing before it fails, but if segments are wanted.
+async fn change<T>(
     call: &Call,
     key: &[u8],
-    mut edit: impl FnMut(&mut Stream, bool) -> Result<(Reply, bool), Fail>,
-) -> Answered {
-    let change = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
-        let mut stream = there.map_or_else(|| Ok(Stream::default()), Stream::of)?;
-        let (reply, changed) = edit(&mut stream, there.is_some())?;
-        if !changed {
-            return Ok(Change::Keep(reply));
-        }
-        let expiry = there.and_then(Object::expiry);
-        Ok(Change::Put(Value { kind: Type::Stream, expiry, bytes: stream.to_bytes() }, reply))
+    mut edit: impl FnMut(&mut Working<'_>) -> Result<T, Fail>,
+) -> Result<T, Fail> {
+    if let Some(outcome) = call.change_open(key, Type::Stream, &mut edit).await? {
+        return Ok(outcome);
+    }
+    let change = |there: Option<&Object>| -> Result<Change<T>, Fail> {
+        let mut stream = match there {
+            None => Working::none(&call.store().segments, Type::Stream),
+            Some(head) if head.kind() == Type::Parts => in_segments(call, head, Type::Stream)?,
+            Some(object) if object.kind() == Type::Stream => opened(call, object)?,
+            Some(_) => return Err(Fail::wrong_type()),
+        };
+        let outcome = edit(&mut stream)?;
+        Ok(stream.change(outcome)?)
     };
-    call.update(key, change).await
+    call.update_as(key, false, change).await
 }
 
 fn wrong_id() -> Fail {
@@ -113,6 +135,8 @@ struct Trim {
     bound: Option<Bound>,
     limit: Option<usize>,
     makes_none: bool,
+    /// More may stay than the bound says.
+    about: bool,
 }
 
 impl Trim {
@@ -154,23 +178,37 @@ impl Trim {
         if trim.limit.is_some() && !about {
             return Err(Fail::new("syntax error, LIMIT cannot be used without the special ~ option"));
         }
-        // With `~` more may stay. All that may go goes, but for what LIMIT says.
-        trim.limit = trim.limit.filter(|limit| *limit > 0);
+        // All that may go goes, but for what LIMIT says, and what XADD leaves.
+        (trim.limit, trim.about) = (trim.limit.filter(|limit| *limit > 0), about);
         Ok((trim, n))
     }
 
     /// Takes entries out; how many.
-    fn apply(&self, stream: &mut Stream) -> usize {
+    fn apply(&self, stream: &mut Working<'_>) -> Result<usize, Trouble> {
         let count = match self.bound {
             None => 0,
-            Some(Bound::Length(most)) => {
-                stream.entries.len().saturating_sub(usize::try_from(most).unwrap_or(usize::MAX))
-            }
-            Some(Bound::Id(least)) => stream.from(least),
+            Some(Bound::Length(most)) => stream.count().saturating_sub(usize::try_from(most).unwrap_or(usize::MAX)),
+            Some(Bound::Id(least)) => stream.place_of(0, &least.key())?,
         };
         let count = count.min(self.limit.unwrap_or(count));
-        stream.trim(count);
-        count
+        stream.take_out(0..count)?;
+        Ok(count)
+    }
+
+    /// [`Trim::apply`] behind an entry that was added. With `~` whole segments go, so that not each
+    /// entry that comes has the first segment be written again.
+    fn follow(&self, stream: &mut Working<'_>) -> Result<(), Trouble> {
+        let first = stream.parts(0).first().map_or(0, |part| part.count as usize);
+        let stays = |most: u64| (stream.count() as u64) < most.saturating_add(first as u64);
+        let is_near = match self.bound {
+            Some(Bound::Length(most)) => stays(most),
+            Some(Bound::Id(least)) => stream.place_of(0, &least.key())? < first,
+            None => true,
+        };
+        if self.about && self.limit.is_none() && is_near && stream.parts(0).len() > 2 {
+            return Ok(());
+        }
+        self.apply(stream).map(drop)
     }
 }
 
@@ -194,24 +232,14 @@ async fn add(call: &Call) -> Answered {
         }
     };
     let now_ms = call.now_ms();
-    let entry = |stream: &Stream, there: bool| -> Result<Option<Entry>, Fail> {
-        if !there && trim.makes_none {
-            return Ok(None);
+    change(call, call.arg(1), |stream| {
+        if stream.is_empty() && trim.makes_none {
+            return Ok(Reply::Null);
         }
-        Ok(Some(Entry { id: next_id(stream.last, given, now_ms)?, fields: fields.to_vec() }))
-    };
-    if let (None, Some(draft)) = (trim.bound, &call.draft) {
-        return Ok(Reply::maybe(draft.append(call.arg(1), entry)?.map(Id::text)));
-    }
-    change(call, call.arg(1), |stream, there| {
-        let Some(entry) = entry(stream, there)? else { return Ok((Reply::Null, false)) };
-        let id = entry.id;
-        stream.append(entry);
-        trim.apply(stream);
-        if stream.len() > Stream::most(call.arg(1)) {
-            return Err(Trouble::TooLarge.into());
-        }
-        Ok((Reply::bulk(id.text()), true))
+        let id = next_id(stream.head()?.last, given, now_ms)?;
+        stream.append(id, fields)?;
+        trim.follow(stream)?;
+        Ok(Reply::bulk(id.text()))
     })
     .await
 }
@@ -238,20 +266,12 @@ async fn trim(call: &Call) -> Answered {
     if trim.bound.is_none() {
         return Err(Fail::syntax());
     }
-    change(call, call.arg(1), |stream, _| {
-        let count = trim.apply(stream);
-        Ok((Reply::Int(count as i64), count > 0))
-    })
-    .await
+    change(call, call.arg(1), |stream| Ok(Reply::Int(trim.apply(stream)? as i64))).await
 }
 
 async fn delete(call: &Call) -> Answered {
     let ids = call.args[2..].iter().map(|text| id(text, 0)).collect::<Result<Vec<Id>, Fail>>()?;
-    change(call, call.arg(1), |stream, _| {
-        let count = stream.delete(&ids);
-        Ok((Reply::Int(count as i64), count > 0))
-    })
-    .await
+    change(call, call.arg(1), |stream| Ok(Reply::Int(stream.delete(&ids)? as i64))).await
 }
 
 async fn range(call: &Call, first: &[u8], last: &[u8], backwards: bool) -> Answered {
@@ -261,15 +281,17 @@ async fn range(call: &Call, first: &[u8], last: &[u8], backwards: bool) -> Answe
         [word, count] if is(word, "count") => usize::try_from(int(count)?.max(0)).unwrap_or(usize::MAX),
         _ => return Err(Fail::syntax()),
     };
-    let Some(stream) = read(call, call.arg(1)).await? else { return Ok(Reply::Array(Vec::new())) };
-    if most == 0 {
-        return Ok(Reply::NullArray);
-    }
-    let entries = stream.range(first, last);
-    Ok(Reply::Array(match backwards {
-        true => entries.iter().rev().take(most).map(shown).collect(),
-        false => entries.iter().take(most).map(shown).collect(),
-    }))
+    let see = |stream: Option<&Working<'_>>| match stream {
+        None => Ok(Reply::Array(Vec::new())),
+        Some(_) if most == 0 => Ok(Reply::NullArray),
+        Some(stream) if backwards => Ok(all(&stream.entries_back(first, last, most)?)),
+        Some(stream) => Ok(all(&stream.entries(first, last, most)?)),
+    };
+    look(call, call.arg(1), see).await
+}
+
+fn all(entries: &[Entry]) -> Reply {
+    Reply::Array(entries.iter().map(shown).collect())
 }
 
 async fn set_id(call: &Call) -> Answered {
@@ -294,20 +316,20 @@ async fn set_id(call: &Call) -> Answered {
         }
         n += 2;
     }
-    change(call, call.arg(1), |stream, there| {
-        if !there {
+    change(call, call.arg(1), |stream| {
+        if stream.is_empty() {
             return Err(Fail::new("no such key"));
         }
-        if stream.entries.last().is_some_and(|entry| last < entry.id) {
+        if stream.last_entry()?.is_some_and(|entry| last < entry.id) {
             return Err(Fail::new("The ID specified in XSETID is smaller than the target stream top item"));
         }
-        if added.is_some_and(|added| added < stream.entries.len() as u64) {
+        if added.is_some_and(|added| added < stream.count() as u64) {
             return Err(Fail::new("The entries_added specified in XSETID is smaller than the target stream length"));
         }
-        stream.last = last;
-        stream.added = added.unwrap_or(stream.added);
-        stream.max_deleted = deleted.filter(|id| *id != Id::MIN).unwrap_or(stream.max_deleted);
-        Ok((Reply::Ok, true))
+        let before = stream.head()?;
+        let max_deleted = deleted.filter(|id| *id != Id::MIN).unwrap_or(before.max_deleted);
+        stream.set_head(&Head { last, max_deleted, added: added.unwrap_or(before.added) })?;
+        Ok(Reply::Ok)
     })
     .await
 }

@@ -6,10 +6,11 @@ use super::super::super::room::Room;
 use super::super::super::{Answered, Call, Fail};
 use super::super::Looked;
 use super::super::blocking::{Blocked, pause_behind};
-use super::stream::{Id, Stream, last_of};
-use super::{groups, id, shown};
+use super::{groups, id, look, shown};
 use crate::object::{Object, Type};
 use crate::resp::Reply;
+use crate::segments::streams::Id;
+use crate::segments::{Working, type_of};
 use std::collections::HashSet;
 
 pub async fn run(name: &str, call: &Call) -> Answered {
@@ -35,8 +36,8 @@ struct Place {
     seen: Option<u64>,
 }
 
-/// Bytes of streams that one look may read again, because they are named again: on a draft nothing
-/// else of its front end goes on meanwhile.
+/// Bytes of streams that one look may read again, because they are named again: on a draft, which
+/// has all of them, nothing else of its front end goes on meanwhile.
 const AGAIN: usize = 64 << 20;
 /// Bytes of a stream that take about as long as an item of another type.
 const BYTES_AN_ITEM: usize = 64;
@@ -190,15 +191,14 @@ impl Reading {
         if self.waits && call.client.is_lost() {
             return Ok(None);
         }
-        let mut object = if first { call.get(key).await? } else { call.find_head(key).await? };
+        // A group's read counts here, and another one below.
+        let counts = first && self.group.is_some();
+        let object = if counts { call.get_head(key).await? } else { call.find_head(key).await? };
         let checksum = object.as_ref().map(Object::checksum);
         if !first && checksum == place.seen {
             return Ok(None);
         }
-        if object.as_ref().is_some_and(|object| object.kind() == Type::Parts) {
-            object = call.find(key).await?;
-        }
-        let gone = object.as_ref().is_none_or(|object| object.kind() != Type::Stream);
+        let gone = object.as_ref().is_none_or(|object| type_of(object) != Type::Stream);
         if !first && gone && self.group.is_some() {
             return Err(Fail(Reply::Error("UNBLOCKED the stream key no longer exists".into())));
         }
@@ -207,15 +207,20 @@ impl Reading {
         if let Some(group) = &self.group {
             return groups::read(call, key, group, (place.from, self.most, self.no_ack)).await;
         }
-        let (From::Behind(id), Some(object)) = (place.from, object) else { return Ok(None) };
-        let other = object.kind() != Type::Stream && !first;
-        if other || last_of(&object).is_some_and(|last| last <= id) {
-            return Ok(None);
+        let From::Behind(id) = place.from else { return Ok(None) };
+        let see = |stream: Option<&Working<'_>>| -> Result<Option<Vec<Reply>>, Fail> {
+            let (Some(stream), Some(next)) = (stream, id.next()) else { return Ok(None) };
+            if stream.head()?.last <= id {
+                return Ok(None);
+            }
+            let entries = stream.entries(next, Id::MAX, self.most)?;
+            Ok((!entries.is_empty()).then(|| entries.iter().map(shown).collect()))
+        };
+        match look(call, key, see).await {
+            // As with redis, a value of another type that came meanwhile ends no waiting.
+            Err(fail) if !first && fail.is_wrong_type() => Ok(None),
+            looked => looked,
         }
-        let stream = Stream::of(&object)?;
-        let Some(next) = id.next() else { return Ok(None) };
-        let entries = stream.range(next, Id::MAX);
-        Ok((!entries.is_empty()).then(|| entries.iter().take(self.most).map(shown).collect()))
     }
 
     /// [`Reading::look`], at one moment of all streams.
@@ -241,8 +246,9 @@ impl Reading {
     async fn look(&self, call: &Call, places: &mut [Place], first: bool) -> Result<Option<Reply>, Fail> {
         for ((key, _), place) in self.streams.iter().zip(&mut *places) {
             if place.from == From::Now {
-                let there = call.find(key).await?;
-                let last = there.map_or(Ok(Id::MIN), |object| Stream::of(&object).map(|stream| stream.last))?;
+                let see =
+                    |stream: Option<&Working<'_>>| Ok(stream.map_or(Ok(Id::MIN), |s| s.head().map(|head| head.last))?);
+                let last = look(call, key, see).await?;
                 place.from = From::Behind(last);
             }
         }

@@ -1,50 +1,16 @@
-//! A stream as bytes and in memory.
-//!
-//! ```text
-//!  last ID │ largest deleted ID │ entries ever added │ entries │ groups
-//!  entry   ID │ its fields and values      group   name │ last ID │ entries read │ consumers │ pending
-//! ```
-//!
-//! An ID is two words, and all numbers are words. Bytes have their length in front. The last ID
-//! comes first, so a reader that waits learns from a few bytes whether there is anything new.
+//! A stream as commands see it: what its items say, and the changes of which each command makes
+//! some.
 
-use crate::object::{HEADER, Object, Type};
-use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
+use super::super::{Lying, write_item};
+use crate::segments::Working;
+use crate::segments::streams::{self, BEHIND, CONSUMER, GROUP, Id, PENDING, STREAM, Words, words};
+use crate::shard::Trouble;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
-use super::super::super::Fail;
-
-/// The name of an entry: milliseconds since 1970, and a number among those of the same one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub struct Id {
-    pub ms: u64,
-    pub seq: u64,
-}
-
-impl Id {
-    pub const MIN: Id = Id { ms: 0, seq: 0 };
-    pub const MAX: Id = Id { ms: u64::MAX, seq: u64::MAX };
-
-    /// The next one; `None` behind the last.
-    pub fn next(self) -> Option<Id> {
-        match self.seq.checked_add(1) {
-            Some(seq) => Some(Id { seq, ..self }),
-            None => Some(Id { ms: self.ms.checked_add(1)?, seq: 0 }),
-        }
-    }
-
-    /// The one before; `None` before the first.
-    pub fn before(self) -> Option<Id> {
-        match self.seq.checked_sub(1) {
-            Some(seq) => Some(Id { seq, ..self }),
-            None => Some(Id { ms: self.ms.checked_sub(1)?, seq: u64::MAX }),
-        }
-    }
-
-    pub fn text(self) -> String {
-        format!("{}-{}", self.ms, self.seq)
-    }
-}
+/// Bytes of the entries that a group is given at once.
+const AT_ONCE: usize = 16 << 20;
 
 /// An entry: its fields and values in turn.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -53,306 +19,413 @@ pub struct Entry {
     pub fields: Vec<Vec<u8>>,
 }
 
-impl Entry {
-    /// Bytes in an object.
-    pub fn len(&self) -> usize {
-        24 + self.fields.iter().map(|field| 4 + field.len()).sum::<usize>()
-    }
-}
-
-/// An entry that was delivered and not acknowledged.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Pending {
-    pub consumer: Rc<[u8]>,
-    pub delivered_ms: u64,
-    pub count: u64,
+/// What a stream has beside entries and groups.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Head {
+    pub last: Id,
+    pub max_deleted: Id,
+    /// Entries ever added.
+    pub added: u64,
 }
 
 /// Consumers that share the entries of a stream.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Group {
     /// The last entry that was delivered.
     pub last: Id,
     /// How many entries came before the next one, if that is known.
     pub read: Option<u64>,
-    /// When each consumer was last there, in ms since 1970.
-    pub consumers: BTreeMap<Rc<[u8]>, u64>,
-    pub pending: BTreeMap<Id, Pending>,
+    /// How many consumers it has.
+    pub consumers: u64,
+    /// How many entries are pending.
+    pub pending: u64,
 }
 
-impl Group {
-    /// A consumer's name; it is made if it is not there.
-    pub fn consumer(&mut self, name: &[u8], now_ms: u64) -> Rc<[u8]> {
-        let known = self.consumers.get_key_value(name).map(|(name, _)| Rc::clone(name));
-        let name = known.unwrap_or_else(|| name.into());
-        self.consumers.insert(Rc::clone(&name), now_ms);
-        name
-    }
-
-    /// How many entries are pending for each consumer that has some.
-    pub fn pending_by_consumer(&self) -> BTreeMap<&[u8], usize> {
-        let mut counts = BTreeMap::new();
-        for pending in self.pending.values() {
-            *counts.entry(&*pending.consumer).or_default() += 1;
-        }
-        counts
-    }
-
-    /// The IDs that are pending for a consumer.
-    pub fn pending_of<'a>(&'a self, name: &'a [u8]) -> impl Iterator<Item = Id> + 'a {
-        self.pending.iter().filter(move |(_, pending)| &*pending.consumer == name).map(|(id, _)| *id)
-    }
+/// One of those.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Consumer {
+    /// When it was last there, in ms since 1970.
+    pub seen: u64,
+    /// How many entries are pending for it.
+    pub pending: u64,
 }
 
-/// See the module.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Stream {
-    pub last: Id,
-    pub max_deleted: Id,
-    pub added: u64,
-    /// In the order of their IDs.
-    pub entries: Vec<Entry>,
-    pub groups: BTreeMap<Vec<u8>, Group>,
+/// An entry that was delivered and not acknowledged.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pending {
+    pub consumer: Vec<u8>,
+    pub delivered_ms: u64,
+    pub count: u64,
 }
 
-/// Bytes of an entry that is pending, besides the entry.
-pub const PENDING: usize = 40;
-/// Bytes of a stream and its key. Each command reads all of it.
-const LONGEST: usize = 16 << 20;
-/// Bytes of a stream that only groups may use: they must take note of what they deliver when a
-/// stream takes no further entry.
-const FOR_GROUPS: usize = 64 << 10;
-
-/// The last ID of a stream, from its object.
-pub fn last_of(object: &Object) -> Option<Id> {
-    (object.kind() == Type::Stream).then(|| Reader(object.value()).id())?
+fn entry(key: &[u8], value: &[u8]) -> Result<Entry, Trouble> {
+    let id = Id::of_key(key).ok_or(Trouble::Corrupt)?;
+    Ok(Entry { id, fields: Lying(value).map(<[u8]>::to_vec).collect() })
 }
 
-fn put(out: &mut Vec<u8>, word: u64) {
-    out.extend_from_slice(&word.to_le_bytes());
+fn group(value: &[u8]) -> Option<Group> {
+    let mut words = Words(value);
+    let (last, read) = (words.id()?, words.word()?.checked_sub(1));
+    Some(Group { last, read, consumers: words.word()?, pending: words.word()? })
 }
 
-fn put_id(out: &mut Vec<u8>, id: Id) {
-    put(out, id.ms);
-    put(out, id.seq);
+fn consumer(value: &[u8]) -> Option<Consumer> {
+    let mut words = Words(value);
+    Some(Consumer { seen: words.word()?, pending: words.word()? })
 }
 
-fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
-    out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
-    out.extend_from_slice(bytes);
+fn pending(value: &[u8]) -> Option<Pending> {
+    let mut words = Words(value);
+    let (delivered_ms, count) = (words.word()?, words.word()?);
+    Some(Pending { delivered_ms, count, consumer: words.0.to_vec() })
 }
 
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn word(&mut self) -> Option<u64> {
-        let (word, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u64::from_le_bytes(*word))
-    }
-
-    fn id(&mut self) -> Option<Id> {
-        Some(Id { ms: self.word()?, seq: self.word()? })
-    }
-
-    fn bytes(&mut self) -> Option<&'a [u8]> {
-        let (len, rest) = self.0.split_first_chunk()?;
-        let (bytes, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-        self.0 = rest;
-        Some(bytes)
-    }
-
-    /// Reads a count of items, each of `least` bytes or more. `None`: there are not so many bytes.
-    fn count(&mut self, least: usize) -> Option<usize> {
-        let count = usize::try_from(self.word()?).ok()?;
-        (count.checked_mul(least)? <= self.0.len()).then_some(count)
-    }
-
-    fn entry(&mut self) -> Option<Entry> {
-        let id = self.id()?;
-        let fields = self.count(4)?;
-        let fields: Option<Vec<Vec<u8>>> = (0..fields).map(|_| self.bytes().map(<[u8]>::to_vec)).collect();
-        Some(Entry { id, fields: fields? })
-    }
-
-    fn group(&mut self) -> Option<(Vec<u8>, Group)> {
-        let name = self.bytes()?.to_vec();
-        let (last, read) = (self.id()?, self.word()?);
-        let mut group = Group { last, read: read.checked_sub(1), ..Group::default() };
-        let mut names: Vec<Rc<[u8]>> = Vec::new();
-        for _ in 0..self.count(12)? {
-            names.push(self.bytes()?.into());
-            group.consumers.insert(Rc::clone(names.last()?), self.word()?);
-        }
-        for _ in 0..self.count(40)? {
-            let id = self.id()?;
-            let consumer = Rc::clone(names.get(usize::try_from(self.word()?).ok()?)?);
-            group.pending.insert(id, Pending { consumer, delivered_ms: self.word()?, count: self.word()? });
-        }
-        Some((name, group))
-    }
-
-    fn stream(&mut self) -> Option<Stream> {
-        let (last, max_deleted, added) = (self.id()?, self.id()?, self.word()?);
-        let entries = self.count(24)?;
-        let entries: Vec<Entry> = (0..entries).map(|_| self.entry()).collect::<Option<_>>()?;
-        let groups = self.count(40)?;
-        let groups: BTreeMap<_, _> = (0..groups).map(|_| self.group()).collect::<Option<_>>()?;
-        Some(Stream { last, max_deleted, added, entries, groups })
-    }
+/// What was read, or that it is not sound.
+fn sound<T>(read: Option<Option<T>>) -> Result<Option<T>, Trouble> {
+    read.map(|read| read.ok_or(Trouble::Corrupt)).transpose()
 }
 
-impl Stream {
-    /// From an object; `None`: the bytes are not sound.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Stream> {
-        let mut reader = Reader(bytes);
-        let stream = reader.stream()?;
-        let ordered = stream.entries.is_sorted_by(|one, next| one.id < next.id);
-        let even = stream.entries.iter().all(|entry| entry.fields.len() % 2 == 0 && !entry.fields.is_empty());
-        let last = stream.entries.last().is_none_or(|entry| entry.id <= stream.last);
-        (reader.0.is_empty() && ordered && even && last).then_some(stream)
+impl Working<'_> {
+    /// What the stream has beside entries and groups. A new one has nothing yet.
+    pub(crate) fn head(&self) -> Result<Head, Trouble> {
+        let read = |value: &[u8]| {
+            let mut words = Words(value);
+            Some(Head { last: words.id()?, max_deleted: words.id()?, added: words.word()? })
+        };
+        Ok(sound(self.keyed(1, STREAM, read)?)?.unwrap_or_default())
     }
 
-    /// A key's stream.
-    pub fn of(object: &Object) -> Result<Stream, Fail> {
-        if object.kind() != Type::Stream {
-            return Err(Fail::wrong_type());
-        }
-        Stream::from_bytes(object.value()).ok_or_else(|| crate::shard::Trouble::Corrupt.into())
-    }
-
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        put_id(&mut out, self.last);
-        put_id(&mut out, self.max_deleted);
-        put(&mut out, self.added);
-        put(&mut out, self.entries.len() as u64);
-        for entry in &self.entries {
-            put_id(&mut out, entry.id);
-            put(&mut out, entry.fields.len() as u64);
-            entry.fields.iter().for_each(|field| put_bytes(&mut out, field));
-        }
-        put(&mut out, self.groups.len() as u64);
-        for (name, group) in &self.groups {
-            put_bytes(&mut out, name);
-            put_id(&mut out, group.last);
-            put(&mut out, group.read.map_or(0, |read| read.saturating_add(1)));
-            put(&mut out, group.consumers.len() as u64);
-            let mut places = BTreeMap::new();
-            for (place, (name, seen)) in group.consumers.iter().enumerate() {
-                places.insert(name, place as u64);
-                put_bytes(&mut out, name);
-                put(&mut out, *seen);
-            }
-            put(&mut out, group.pending.len() as u64);
-            for (id, pending) in &group.pending {
-                put_id(&mut out, *id);
-                put(&mut out, places.get(&pending.consumer).copied().unwrap_or(u64::MAX));
-                put(&mut out, pending.delivered_ms);
-                put(&mut out, pending.count);
-            }
-        }
-        out
-    }
-
-    /// The number of bytes that [`Stream::to_bytes`] returns.
-    pub fn len(&self) -> usize {
-        let bytes = |bytes: &[u8]| 4 + bytes.len();
-        let entries = self.entries.iter().map(Entry::len).sum::<usize>();
-        let groups = self.groups.iter().map(|(name, group)| {
-            let consumers = group.consumers.keys().map(|name| bytes(name) + 8).sum::<usize>();
-            bytes(name) + 40 + consumers + group.pending.len() * PENDING
-        });
-        56 + entries + groups.sum::<usize>()
-    }
-
-    /// Bytes by which the stream of this key may grow.
-    pub fn room(&self, key: &[u8]) -> usize {
-        LONGEST.saturating_sub(HEADER + key.len() + self.len())
-    }
-
-    /// Bytes that the stream of this key may have with one more entry.
-    pub fn most(key: &[u8]) -> usize {
-        (LONGEST - FOR_GROUPS).saturating_sub(HEADER + key.len())
+    pub(crate) fn set_head(&mut self, head: &Head) -> Result<(), Trouble> {
+        let Head { last, max_deleted, added } = *head;
+        let value = words(&[last.ms, last.seq, max_deleted.ms, max_deleted.seq, added]);
+        self.set_keyed(1, STREAM, Some(&value)).map(drop)
     }
 
     /// Adds an entry behind all others.
-    pub fn append(&mut self, entry: Entry) {
-        (self.last, self.added) = (entry.id, self.added.wrapping_add(1));
-        self.entries.push(entry);
+    pub(crate) fn append(&mut self, id: Id, fields: &[Vec<u8>]) -> Result<(), Trouble> {
+        let mut value = Vec::with_capacity(fields.iter().map(|field| field.len() + 4).sum());
+        fields.iter().for_each(|field| write_item(&mut value, field));
+        self.set_keyed(0, &id.key(), Some(&value))?;
+        let head = self.head()?;
+        self.set_head(&Head { last: id, added: head.added.wrapping_add(1), ..head })
     }
 
-    /// Where entries of this ID or later begin.
-    pub fn from(&self, id: Id) -> usize {
-        self.entries.partition_point(|entry| entry.id < id)
+    pub(crate) fn entry(&self, id: Id) -> Result<Option<Entry>, Trouble> {
+        self.keyed(0, &id.key(), |value| entry(&id.key(), value))?.transpose()
     }
 
-    /// Entries of a range of IDs.
-    pub fn range(&self, first: Id, last: Id) -> &[Entry] {
-        let (from, to) = (self.from(first), self.entries.partition_point(|entry| entry.id <= last));
-        &self.entries[from..to.max(from)]
+    /// The entries of a range of IDs, `most` of them.
+    pub(crate) fn entries(&self, first: Id, last: Id, most: usize) -> Result<Vec<Entry>, Trouble> {
+        self.entries_within(first, last, most, usize::MAX)
     }
 
-    pub fn get(&self, id: Id) -> Option<&Entry> {
-        self.range(id, id).first()
+    /// Those of which a group takes note, from this ID on.
+    pub(crate) fn entries_for_group(&self, first: Id, most: usize) -> Result<Vec<Entry>, Trouble> {
+        self.entries_within(first, Id::MAX, most, AT_ONCE)
+    }
+
+    fn entries_within(&self, first: Id, last: Id, most: usize, mut bytes: usize) -> Result<Vec<Entry>, Trouble> {
+        if most == 0 || first > last {
+            return Ok(Vec::new());
+        }
+        let mut all = Vec::new();
+        self.walk(0, &first.key(), most, |key, value| {
+            if *key > last.key()[..] {
+                return ControlFlow::Break(());
+            }
+            all.push(entry(key, value));
+            bytes = bytes.saturating_sub(key.len() + value.len());
+            if all.len() < most && bytes > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        all.into_iter().collect()
+    }
+
+    /// [`Working::entries`], the last one first.
+    pub(crate) fn entries_back(&self, first: Id, last: Id, most: usize) -> Result<Vec<Entry>, Trouble> {
+        if most == 0 || first > last {
+            return Ok(Vec::new());
+        }
+        let mut all = Vec::new();
+        self.walk_back(0, &last.key(), most, |key, value| {
+            if *key < first.key()[..] {
+                return ControlFlow::Break(());
+            }
+            all.push(entry(key, value));
+            if all.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        all.into_iter().collect()
+    }
+
+    pub(crate) fn first_entry(&self) -> Result<Option<Entry>, Trouble> {
+        Ok(self.entries(Id::MIN, Id::MAX, 1)?.pop())
+    }
+
+    pub(crate) fn last_entry(&self) -> Result<Option<Entry>, Trouble> {
+        Ok(self.entries_back(Id::MIN, Id::MAX, 1)?.pop())
     }
 
     /// Takes entries out; how many were there.
-    pub fn delete(&mut self, ids: &[Id]) -> usize {
-        let (ids, before): (BTreeSet<Id>, _) = (ids.iter().copied().collect(), self.entries.len());
-        self.entries.retain(|entry| {
-            let goes = ids.contains(&entry.id);
-            if goes {
-                self.max_deleted = self.max_deleted.max(entry.id);
+    pub(crate) fn delete(&mut self, ids: &[Id]) -> Result<usize, Trouble> {
+        self.want_keyed(0, ids.iter().map(|id| id.key()))?;
+        let (mut head, mut count) = (self.head()?, 0);
+        for id in ids {
+            if self.set_keyed(0, &id.key(), None)? {
+                head.max_deleted = head.max_deleted.max(*id);
+                count += 1;
             }
-            !goes
-        });
-        before - self.entries.len()
+        }
+        if count > 0 {
+            self.set_head(&head)?;
+        }
+        Ok(count)
     }
 
-    /// Takes the first entries out.
-    pub fn trim(&mut self, count: usize) {
-        self.entries.drain(..count.min(self.entries.len()));
+    pub(crate) fn group(&self, name: &[u8]) -> Result<Option<Group>, Trouble> {
+        sound(self.keyed(1, &streams::key(name, GROUP, &[]), group)?)
     }
 
-    fn first(&self) -> Id {
-        self.entries.first().map_or(Id::MIN, |entry| entry.id)
+    pub(crate) fn set_group(&mut self, name: &[u8], group: &Group) -> Result<(), Trouble> {
+        let Group { last, read, consumers, pending } = *group;
+        let read = read.map_or(0, |read| read.saturating_add(1));
+        let value = words(&[last.ms, last.seq, read, consumers, pending]);
+        self.set_keyed(1, &streams::key(name, GROUP, &[]), Some(&value)).map(drop)
     }
 
+    /// Takes a group out with all that it has; whether it was there.
+    pub(crate) fn remove_group(&mut self, name: &[u8]) -> Result<bool, Trouble> {
+        let first = self.place_of(1, &streams::key(name, GROUP, &[]))?;
+        let behind = self.place_of(1, &streams::key(name, BEHIND, &[]))?;
+        self.take_out_of(1, first..behind)?;
+        Ok(first < behind)
+    }
+
+    /// The groups by their names.
+    pub(crate) fn groups(&self) -> Result<BTreeMap<Vec<u8>, Group>, Trouble> {
+        let (mut groups, mut from) = (BTreeMap::new(), vec![1]);
+        loop {
+            let mut next = None;
+            self.walk(1, &from, 1, |key, value| {
+                // Its name has the length of it and the kind of item in front, and the kind of item behind.
+                next = Some((key.get(5..key.len().saturating_sub(1)).map(<[u8]>::to_vec), group(value)));
+                ControlFlow::Break(())
+            })?;
+            let Some((name, group)) = next else { return Ok(groups) };
+            let (name, group) = name.zip(group).ok_or(Trouble::Corrupt)?;
+            let behind = streams::key(&name, BEHIND, &[]);
+            if behind <= from {
+                return Err(Trouble::Corrupt);
+            }
+            from = behind;
+            groups.insert(name, group);
+        }
+    }
+
+    /// Has `see` look at items of a group, from one on.
+    fn each_of(
+        &self,
+        (name, what, from): (&[u8], u8, &[u8]),
+        most: usize,
+        mut see: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> Result<(), Trouble> {
+        let prefix = streams::key(name, what, &[]);
+        self.walk(1, &streams::key(name, what, from), most, |key, value| match key.strip_prefix(&prefix[..]) {
+            Some(rest) => see(rest, value),
+            None => ControlFlow::Break(()),
+        })
+    }
+
+    /// The consumers of a group, by their names.
+    pub(crate) fn consumers(&self, name: &[u8]) -> Result<Vec<(Vec<u8>, Consumer)>, Trouble> {
+        let mut all = Vec::new();
+        self.each_of((name, CONSUMER, &[]), usize::MAX, |name, value| {
+            all.push(consumer(value).map(|consumer| (name.to_vec(), consumer)).ok_or(Trouble::Corrupt));
+            ControlFlow::Continue(())
+        })?;
+        all.into_iter().collect()
+    }
+
+    pub(crate) fn consumer(&self, group: &[u8], name: &[u8]) -> Result<Option<Consumer>, Trouble> {
+        sound(self.keyed(1, &streams::key(group, CONSUMER, name), consumer)?)
+    }
+
+    pub(crate) fn pending(&self, group: &[u8], id: Id) -> Result<Option<Pending>, Trouble> {
+        sound(self.keyed(1, &streams::key(group, PENDING, &id.key()), pending)?)
+    }
+
+    /// Has `see` look at a group's pending entries from an ID on, until it has seen enough. `most`:
+    /// it looks at about as many.
+    pub(crate) fn each_pending(
+        &self,
+        group: &[u8],
+        from: Id,
+        most: usize,
+        mut see: impl FnMut(Id, Pending) -> ControlFlow<()>,
+    ) -> Result<(), Trouble> {
+        let mut wrong = false;
+        self.each_of((group, PENDING, &from.key()), most, |key, value| match Id::of_key(key).zip(pending(value)) {
+            Some((id, pending)) => see(id, pending),
+            None => {
+                wrong = true;
+                ControlFlow::Break(())
+            }
+        })?;
+        if wrong { Err(Trouble::Corrupt) } else { Ok(()) }
+    }
+
+    /// The last of a group's pending entries.
+    pub(crate) fn last_pending(&self, group: &[u8]) -> Result<Option<Id>, Trouble> {
+        let (prefix, mut last) = (streams::key(group, PENDING, &[]), None);
+        self.walk_back(1, &streams::key(group, BEHIND, &[]), 1, |key, _| {
+            last = key.strip_prefix(&prefix[..]).and_then(Id::of_key);
+            ControlFlow::Break(())
+        })?;
+        Ok(last)
+    }
+
+    /// What tells how many entries came before an ID.
+    pub(crate) fn extent(&self) -> Result<Extent, Trouble> {
+        let first = self.first_entry()?.map(|entry| entry.id);
+        Ok(Extent { head: self.head()?, first, count: self.count() as u64 })
+    }
+}
+
+/// A group that a command changes. What it notes of the group and of consumers goes back at the end.
+pub struct Members<'n> {
+    pub name: &'n [u8],
+    pub group: Group,
+    consumers: BTreeMap<Vec<u8>, Consumer>,
+}
+
+impl<'n> Members<'n> {
+    pub fn of(stream: &Working<'_>, name: &'n [u8]) -> Result<Option<Members<'n>>, Trouble> {
+        Ok(stream.group(name)?.map(|group| Members { name, group, consumers: BTreeMap::new() }))
+    }
+
+    /// What is noted of a consumer.
+    fn known(&mut self, stream: &Working<'_>, name: &[u8]) -> Result<Option<&mut Consumer>, Trouble> {
+        if !self.consumers.contains_key(name) {
+            let Some(consumer) = stream.consumer(self.name, name)? else { return Ok(None) };
+            self.consumers.insert(name.to_vec(), consumer);
+        }
+        Ok(self.consumers.get_mut(name))
+    }
+
+    /// A consumer is there, and is made if it is new; whether it is.
+    pub fn meet(&mut self, stream: &Working<'_>, name: &[u8], now_ms: u64) -> Result<bool, Trouble> {
+        if let Some(consumer) = self.known(stream, name)? {
+            consumer.seen = now_ms;
+            return Ok(false);
+        }
+        self.group.consumers = self.group.consumers.saturating_add(1);
+        self.consumers.insert(name.to_vec(), Consumer { seen: now_ms, pending: 0 });
+        Ok(true)
+    }
+
+    /// How many entries are pending for a consumer.
+    pub fn pending_of(&mut self, stream: &Working<'_>, name: &[u8]) -> Result<u64, Trouble> {
+        Ok(self.known(stream, name)?.map_or(0, |consumer| consumer.pending))
+    }
+
+    /// An entry is pending for a consumer that was met.
+    pub fn give(&mut self, stream: &mut Working<'_>, id: Id, pending: &Pending) -> Result<(), Trouble> {
+        self.release(stream, id)?;
+        let mut value = words(&[pending.delivered_ms, pending.count]);
+        value.extend_from_slice(&pending.consumer);
+        stream.set_keyed(1, &streams::key(self.name, PENDING, &id.key()), Some(&value))?;
+        self.group.pending = self.group.pending.saturating_add(1);
+        if let Some(consumer) = self.known(stream, &pending.consumer)? {
+            consumer.pending = consumer.pending.saturating_add(1);
+        }
+        Ok(())
+    }
+
+    /// An entry is pending no more; whether it was.
+    pub fn release(&mut self, stream: &mut Working<'_>, id: Id) -> Result<bool, Trouble> {
+        let Some(pending) = stream.pending(self.name, id)? else { return Ok(false) };
+        stream.set_keyed(1, &streams::key(self.name, PENDING, &id.key()), None)?;
+        self.group.pending = self.group.pending.saturating_sub(1);
+        if let Some(consumer) = self.known(stream, &pending.consumer)? {
+            consumer.pending = consumer.pending.saturating_sub(1);
+        }
+        Ok(true)
+    }
+
+    /// Wants what is noted of some entries.
+    pub fn want(&self, stream: &Working<'_>, ids: impl IntoIterator<Item = Id>) -> Result<(), Trouble> {
+        stream.want_keyed(1, ids.into_iter().map(|id| streams::key(self.name, PENDING, &id.key())))
+    }
+
+    /// Takes a consumer out with its pending entries: how many, or `None` if it was not there.
+    pub fn dismiss(&mut self, stream: &mut Working<'_>, name: &[u8]) -> Result<Option<u64>, Trouble> {
+        let Some(consumer) = self.known(stream, name)?.map(|consumer| *consumer) else { return Ok(None) };
+        let mut ids = Vec::new();
+        if consumer.pending > 0 {
+            stream.each_pending(self.name, Id::MIN, usize::MAX, |id, pending| {
+                ids.extend(Some(id).filter(|_| pending.consumer == name));
+                ControlFlow::Continue(())
+            })?;
+        }
+        for id in &ids {
+            self.release(stream, *id)?;
+        }
+        stream.set_keyed(1, &streams::key(self.name, CONSUMER, name), None)?;
+        self.consumers.remove(name);
+        self.group.consumers = self.group.consumers.saturating_sub(1);
+        Ok(Some(ids.len() as u64))
+    }
+
+    /// Writes what was noted.
+    pub fn store(self, stream: &mut Working<'_>) -> Result<(), Trouble> {
+        for (name, Consumer { seen, pending }) in &self.consumers {
+            stream.set_keyed(1, &streams::key(self.name, CONSUMER, name), Some(&words(&[*seen, *pending])))?;
+        }
+        stream.set_group(self.name, &self.group)
+    }
+}
+
+/// See [`Working::extent`].
+pub struct Extent {
+    head: Head,
+    first: Option<Id>,
+    count: u64,
+}
+
+impl Extent {
     /// Whether an entry was deleted behind this ID, so that entries cannot be counted from there.
     fn has_gaps_from(&self, id: Id) -> bool {
-        !self.entries.is_empty() && self.max_deleted != Id::MIN && id <= self.max_deleted
+        self.count > 0 && self.head.max_deleted != Id::MIN && id <= self.head.max_deleted
     }
 
     /// How many entries were added up to this ID, if that can be told.
-    pub fn distance(&self, id: Id) -> Option<u64> {
-        if self.added == 0 {
+    fn distance(&self, id: Id) -> Option<u64> {
+        let Head { last, max_deleted, added } = self.head;
+        if added == 0 {
             return Some(0);
         }
-        if self.entries.is_empty() && id <= self.last || id == self.last {
-            return Some(self.added);
+        if self.count == 0 && id <= last || id == last {
+            return Some(added);
         }
-        if id > self.last {
+        if id > last {
             return None;
         }
-        let first = self.first();
-        let left = self.added.saturating_sub(self.entries.len() as u64);
+        let first = self.first.unwrap_or(Id::MIN);
+        let left = added.saturating_sub(self.count);
         match id.cmp(&first) {
-            _ if self.max_deleted != Id::MIN && self.max_deleted >= first => None,
-            std::cmp::Ordering::Less => Some(left),
-            std::cmp::Ordering::Equal => Some(left.saturating_add(1)),
-            std::cmp::Ordering::Greater => None,
+            _ if max_deleted != Id::MIN && max_deleted >= first => None,
+            Ordering::Less => Some(left),
+            Ordering::Equal => Some(left.saturating_add(1)),
+            Ordering::Greater => None,
         }
     }
 
-    /// How many entries a group has not been given, if that can be told. A client may have said that it was given
-    /// more than there were: then it is negative, as with redis.
+    /// How many entries a group has not been given, if that can be told. A client may have said that
+    /// it was given more than there were: then it is negative, as with redis.
     pub fn lag(&self, group: &Group) -> Option<i64> {
-        if self.added == 0 {
+        if self.head.added == 0 {
             return Some(0);
         }
         let read = group.read.filter(|_| !self.has_gaps_from(group.last)).or_else(|| self.distance(group.last));
-        read.map(|read| self.added.wrapping_sub(read) as i64)
+        read.map(|read| self.head.added.wrapping_sub(read) as i64)
     }
 
     /// A group has been given the entry of this ID.
@@ -362,28 +435,9 @@ impl Stream {
         }
         if let Some(read) = group.read.filter(|_| !self.has_gaps_from(id)) {
             group.read = Some(read.saturating_add(1));
-        } else if self.added > 0 {
+        } else if self.head.added > 0 {
             group.read = self.distance(id);
         }
         group.last = id;
     }
-}
-
-#[test]
-fn a_stream_is_what_was_written() {
-    let id = |ms, seq| Id { ms, seq };
-    let entry = |n| Entry { id: id(n, 0), fields: vec![b"f".to_vec(), vec![7; n as usize]] };
-    let mut group = Group { last: id(2, 0), read: None, ..Group::default() };
-    let name = group.consumer(b"c", 5);
-    group.pending.insert(id(1, 0), Pending { consumer: name, delivered_ms: 9, count: 1 });
-    let groups = [(b"g".to_vec(), group)].into();
-    let stream =
-        Stream { last: id(9, 1), max_deleted: id(3, 0), added: 4, entries: (1..4).map(entry).collect(), groups };
-    let bytes = stream.to_bytes();
-    assert_eq!(stream.len(), bytes.len());
-    assert_eq!(Stream::from_bytes(&bytes), Some(stream));
-    for len in 0..bytes.len() {
-        assert_eq!(Stream::from_bytes(&bytes[..len]), None);
-    }
-    assert_eq!((Id::MAX.next(), Id::MIN.before(), id(1, u64::MAX).next()), (None, None, Some(id(2, 0))));
 }
