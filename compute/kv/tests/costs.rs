@@ -283,3 +283,46 @@ fn a_client_that_waits_for_many_keys_takes_little_time() {
     client.ask("XADD absent99 1-0 f v");
     assert_eq!(reads.reply().unwrap(), "[[absent99 [[1-0 [f v]]]]]");
 }
+
+/// A list of two million small elements: what looks at all of them gives others their turns.
+#[test]
+fn others_are_served_while_a_large_list_is_searched_or_sorted() {
+    const ITEMS: usize = 2_000_000;
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("sorts", &node.at);
+    let (mut client, mut other) = (front.client(), front.client());
+    let items: Vec<String> = (0..ITEMS).map(|n| (n * 7919 % 100_003).to_string()).collect();
+    for some in items.chunks(50_000) {
+        let request: Vec<&str> = ["RPUSH", "list"].into_iter().chain(some.iter().map(String::as_str)).collect();
+        client.send(&request).unwrap();
+        assert!(client.reply().unwrap().starts_with(':'));
+    }
+    let line = |words: &str| -> Vec<String> { words.split(' ').map(str::to_owned).collect() };
+    let requests = [
+        ("SORT list LIMIT 0 2", "[0 0]"),
+        ("SORT list ALPHA DESC LIMIT 0 1", "[99999]"),
+        ("LPOS list absent", "nil"),
+        ("LPOS list absent RANK -1 COUNT 0", "[]"),
+    ];
+    for (request, expected) in requests {
+        let before = front.cpu();
+        client.send(&line(request).iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+        let (mut longest, mut asked) = (Duration::ZERO, 0);
+        let mut answered = false;
+        while !answered {
+            let one = front.cpu();
+            assert_eq!(other.ask("PING"), "+PONG");
+            longest = longest.max(front.cpu() - one);
+            asked += 1;
+            answered = client.has_reply();
+        }
+        assert_eq!(client.reply().unwrap(), expected, "{request}");
+        println!("{request}: {:?}, {asked} PINGs meanwhile, one after {longest:?} of CPU time", front.cpu() - before);
+        assert!(longest < Duration::from_millis(800), "{request}: another waited for {longest:?} of CPU time");
+    }
+    for (request, expected) in [("LREM list 0 absent", ":0"), ("LREM list -1 7", ":1"), ("LREM list 1 0", ":1")] {
+        let before = front.cpu();
+        assert_eq!(client.ask(request), expected, "{request}");
+        println!("{request}: {:?}", front.cpu() - before);
+    }
+}

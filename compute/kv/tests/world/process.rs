@@ -297,6 +297,15 @@ impl Client {
         }
     }
 
+    /// Whether a part of a reply has come.
+    pub fn has_reply(&self) -> bool {
+        let stream = self.stream.get_ref();
+        stream.set_nonblocking(true).unwrap();
+        let peeked = stream.peek(&mut [0]);
+        stream.set_nonblocking(false).unwrap();
+        !self.stream.buffer().is_empty() || peeked.is_ok()
+    }
+
     pub fn ask(&mut self, line: &str) -> String {
         let words: Vec<&str> = line.split(' ').collect();
         self.send(&words).unwrap();

@@ -3,10 +3,11 @@
 //! Those of queues, and those that read, take the value's bytes as they lie: a list of a hundred thousand
 //! items would cost as many allocations otherwise.
 
-use super::{Items, Lying, bulks, change, change_either, count, length, view, write_item};
+use super::{Items, Lying, becomes, bulks, bytes_of, change_either, count, length, view, write_item};
 use crate::command::args::{int, is, range};
 use crate::command::{Answered, Call, Fail};
-use crate::object::Type;
+use crate::keyspace::Change;
+use crate::object::{Object, Type};
 use crate::resp::Reply;
 use crate::segments::Working;
 
@@ -189,41 +190,55 @@ async fn trim(call: &Call) -> Answered {
     change_either(call, call.arg(1), Type::List, edit).await
 }
 
+/// The items are compared where they lie.
 async fn remove(call: &Call) -> Answered {
-    let wanted = int(call.arg(2))?;
-    let edit = |items: &mut Items| {
-        let (before, most) = (items.len(), if wanted == 0 { usize::MAX } else { wanted.unsigned_abs() as usize });
-        let mut left = most;
-        let mut keep = |item: &Vec<u8>| {
-            let goes = left > 0 && item == call.arg(3);
-            left -= usize::from(goes);
-            !goes
-        };
-        if wanted < 0 {
-            items.reverse();
-            items.retain(&mut keep);
-            items.reverse();
-        } else {
-            items.retain(&mut keep);
+    let (wanted, item) = (int(call.arg(2))?, call.arg(3));
+    let edit = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let before = there.map_or(Ok(&[][..]), |object| bytes_of(object, Type::List))?;
+        let all = Lying(before).filter(|one| *one == item).count();
+        let most = if wanted == 0 { all } else { all.min(usize::try_from(wanted.unsigned_abs()).unwrap_or(all)) };
+        let reply = Reply::Int(most as i64);
+        if most == 0 {
+            return Ok(Change::Keep(reply));
         }
-        Ok(Reply::Int((before - items.len()) as i64))
+        let first = if wanted < 0 { all - most } else { 0 };
+        let (mut seen, mut after) = (0, Vec::with_capacity(before.len()));
+        for one in Lying(before) {
+            let alike = one == item;
+            seen += usize::from(alike);
+            if !alike || !(first + 1..=first + most).contains(&seen) {
+                write_item(&mut after, one);
+            }
+        }
+        Ok(becomes(there, Type::List, after, reply))
     };
-    change(call, Type::List, edit).await
+    call.update(call.arg(1), edit).await
 }
 
 async fn insert(call: &Call) -> Answered {
     let after = match call.arg(2) {
-        arg if is(arg, "before") => 0,
-        arg if is(arg, "after") => 1,
+        arg if is(arg, "before") => false,
+        arg if is(arg, "after") => true,
         _ => return Err(Fail::syntax()),
     };
-    let edit = |items: &mut Items| {
-        if items.is_empty() {
-            return Ok(Reply::Int(0));
+    let (pivot, mut new) = (call.arg(3), Vec::new());
+    write_item(&mut new, call.arg(4));
+    let edit = |there: Option<&Object>| -> Result<Change<Reply>, Fail> {
+        let before = there.map_or(Ok(&[][..]), |object| bytes_of(object, Type::List))?;
+        if before.is_empty() {
+            return Ok(Change::Keep(Reply::Int(0)));
         }
-        let Some(place) = items.iter().position(|item| item == call.arg(3)) else { return Ok(Reply::Int(-1)) };
-        items.insert(place + after, call.arg(4).to_vec());
-        Ok(Reply::Int(items.len() as i64))
+        let (mut at, mut items) = (0, Lying(before));
+        let Some(found) = items.find(|one| {
+            at += one.len() + 4;
+            *one == pivot
+        }) else {
+            return Ok(Change::Keep(Reply::Int(-1)));
+        };
+        let at = if after { at } else { at - found.len() - 4 };
+        let reply = Reply::Int(Lying(before).count() as i64 + 1);
+        let bytes = [&before[..at], &new[..], &before[at..]].concat();
+        Ok(becomes(there, Type::List, bytes, reply))
     };
-    change(call, Type::List, edit).await
+    call.update(call.arg(1), edit).await
 }

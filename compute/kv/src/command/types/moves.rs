@@ -2,9 +2,10 @@
 //! them.
 
 use super::blocking::{is_for_nobody, most, numbered, timeout, wait};
-use super::{Items, Lying, bulks, change_at, change_either, encode, length, lists, read, write_item};
+use super::{Items, Looked, Lying, bulks, bytes_of, change_at, change_either, encode, length, lists, write_item};
 use crate::command::args::{is, parse_int};
 use crate::command::glance::first_of;
+use crate::command::room::Room;
 use crate::command::several::at_one_moment;
 use crate::command::{Answered, Call, Fail};
 use crate::object::Type;
@@ -201,15 +202,32 @@ async fn position(call: &Call) -> Answered {
         }
         n += 2;
     }
-    let items = read(call, call.arg(1), Type::List).await?;
-    let compared = if compared == 0 { items.len() } else { compared.min(items.len()) };
+    let object = call.get(call.arg(1)).await?;
+    let mut items = Lying(object.as_ref().map_or(Ok(&[][..]), |object| bytes_of(object, Type::List))?);
+    let len = items.clone().count();
+    let compared = if compared == 0 { len } else { compared.min(len) };
     let wanted = match most {
         Some(0) => usize::MAX,
         most => most.unwrap_or(1),
     };
-    let at = |n: usize| if rank > 0 { n } else { items.len() - 1 - n };
-    let found = (0..compared).map(at).filter(|&at| items[at] == call.arg(2));
-    let found = found.skip(rank.unsigned_abs() as usize - 1).take(wanted).map(|at| Reply::Int(at as i64));
-    let mut found: Vec<Reply> = found.collect();
-    Ok(if most.is_some() { Reply::Array(found) } else { found.pop().unwrap_or(Reply::Null) })
+    let passed = rank.unsigned_abs() as usize - 1;
+    // From the end, only those that are last are kept.
+    let first = if rank > 0 { 0 } else { len - compared };
+    let enough = if rank > 0 { passed.saturating_add(wanted) } else { usize::MAX };
+    let (mut found, mut looked, mut room) = (Vec::new(), Looked::default(), Room::new(call));
+    for at in 0..first + compared {
+        looked.at(call, 1).await;
+        if items.next() == Some(call.arg(2)) && at >= first {
+            room.take(0)?;
+            found.push(at);
+        }
+        if found.len() == enough {
+            break;
+        }
+    }
+    if rank < 0 {
+        found.reverse();
+    }
+    let mut found = found.into_iter().skip(passed).take(wanted).map(|at| Reply::Int(at as i64));
+    Ok(if most.is_some() { Reply::Array(found.collect()) } else { found.next().unwrap_or(Reply::Null) })
 }

@@ -1,13 +1,17 @@
 //! SORT and SORT_RO.
 
-use super::{Items, Looked, decode, put_at};
+use super::{Items, Looked, Lying, decode, put_at};
 use crate::command::args::{int, parse_float};
 use crate::command::room::Room;
 use crate::command::{Answered, Call, Fail};
-use crate::object::Type;
+use crate::object::{Object, Type};
 use crate::resp::Reply;
 use crate::shard::Trouble;
+use std::borrow::Cow;
 use std::cmp::Ordering;
+
+/// Elements that are sorted at once.
+const RUN: usize = 1 << 12;
 
 /// The arguments of SORT.
 #[derive(Default)]
@@ -76,30 +80,36 @@ impl Weight {
 
 pub async fn run(name: &str, call: &Call) -> Answered {
     let wanted = Wanted::parse(call, name == "sort")?;
-    let (mut items, kind) = elements(call).await?;
+    let object = call.get(call.arg(1)).await?;
+    let all = Elements::of(call, object.as_ref()).await?;
     let keeps = wanted.by.is_some_and(|pattern| !pattern.contains(&b'*'));
-    if !keeps {
-        items = ordered(call, &wanted, items).await?;
-    } else if kind == Some(Type::Set) && (wanted.store.is_some() || call.script.is_some()) {
-        // So that what is stored, and what a script sees, does not depend on the order of a set.
-        items.sort();
-    }
-    if keeps && wanted.descending {
-        items.reverse();
+    // So that what is stored, and what a script sees, does not depend on the order of a set.
+    let is_set = object.as_ref().is_some_and(|object| object.kind() == Type::Set);
+    let fixes = keeps && is_set && (wanted.store.is_some() || call.script.is_some());
+    let mut order = match (keeps, fixes) {
+        (false, _) => ordered(call, &wanted, &all).await?,
+        (_, true) => in_order(call, all.places.len(), |one, other| all.at(one).cmp(all.at(other))).await,
+        _ => (0..all.places.len() as u32).collect(),
+    };
+    if wanted.descending {
+        order.reverse();
     }
     let (skip, most) = wanted.limit.unwrap_or((0, -1));
     let skip = usize::try_from(skip).unwrap_or(0);
-    let items = items.into_iter().skip(skip).take(usize::try_from(most).unwrap_or(usize::MAX));
+    let order = order.into_iter().skip(skip).take(usize::try_from(most).unwrap_or(usize::MAX));
     let (mut found, mut unread) = (Vec::new(), Unread(None));
     let (mut room, mut looked) = (Room::new(call), Looked::default());
-    for item in items {
+    for place in order {
+        let item = all.at(place);
         if wanted.get.is_empty() {
-            found.push(Some(item));
+            looked.at(call, 1).await;
+            room.take(item.len())?;
+            found.push(Some(item.to_vec()));
             continue;
         }
         for pattern in &wanted.get {
             looked.at(call, 1).await;
-            if let Some(value) = unread.or(looked_up(call, pattern, &item).await)? {
+            if let Some(value) = unread.or(looked_up(call, pattern, item).await)? {
                 room.take(value.as_ref().map_or(0, Vec::len))?;
                 found.push(value);
             }
@@ -132,46 +142,112 @@ impl Unread {
     }
 }
 
-/// The elements of the command's key, and its type.
-async fn elements(call: &Call) -> Result<(Items, Option<Type>), Fail> {
-    let Some(object) = call.get(call.arg(1)).await? else { return Ok((Items::new(), None)) };
-    let items = match object.kind() {
-        kind @ (Type::List | Type::Set) => decode(&object, kind)?,
-        Type::SortedSet => decode(&object, Type::SortedSet)?.into_iter().skip(1).step_by(2).collect(),
-        _ => return Err(Fail::wrong_type()),
-    };
-    Ok((items, Some(object.kind())))
+/// The elements of the command's key, where they lie in its bytes.
+struct Elements<'o> {
+    bytes: &'o [u8],
+    places: Vec<u32>,
+    _room: Room,
 }
 
-async fn ordered(call: &Call, wanted: &Wanted<'_>, items: Items) -> Result<Items, Fail> {
-    let (mut weighted, mut unread) = (Vec::with_capacity(items.len()), Unread(None));
+impl<'o> Elements<'o> {
+    async fn of(call: &Call, object: Option<&'o Object>) -> Result<Elements<'o>, Fail> {
+        let kind = object.map_or(Type::List, Object::kind);
+        if !matches!(kind, Type::List | Type::Set | Type::SortedSet) {
+            return Err(Fail::wrong_type());
+        }
+        let bytes = object.map_or(&[][..], Object::value);
+        let (mut room, mut looked, mut places) = (Room::new(call), Looked::default(), Vec::new());
+        room.take(bytes.len())?;
+        let mut items = Lying(bytes);
+        for n in 0.. {
+            looked.at(call, 1).await;
+            let place = bytes.len() - items.0.len();
+            if items.next().is_none() {
+                break;
+            }
+            // Of a sorted set scores and members lie there in turn.
+            if kind != Type::SortedSet || n % 2 == 1 {
+                // 64 bytes each: what sorting takes.
+                room.take(0)?;
+                places.push(u32::try_from(place).map_err(|_| Fail::new("the value is too large to be sorted"))?);
+            }
+        }
+        Ok(Elements { bytes, places, _room: room })
+    }
+
+    fn at(&self, n: u32) -> &'o [u8] {
+        Lying(&self.bytes[self.places[n as usize] as usize..]).next().unwrap_or_default()
+    }
+}
+
+/// Numbers from 0 on in this order, others that are alike as they were. Others have their turn meanwhile.
+async fn in_order(call: &Call, len: usize, order: impl Fn(u32, u32) -> Ordering) -> Vec<u32> {
     let mut looked = Looked::default();
-    for item in items {
+    let mut all: Vec<u32> = (0..len as u32).collect();
+    for some in all.chunks_mut(RUN) {
+        // Sorting some thousand takes as long as looking at ten times as many.
+        looked.at(call, 10 * some.len()).await;
+        some.sort_by(|one, other| order(*one, *other));
+    }
+    let (mut run, mut to) = (RUN, Vec::with_capacity(len));
+    while run < len {
+        to.clear();
+        for two in all.chunks(2 * run) {
+            let (mut one, mut other) = two.split_at(run.min(two.len()));
+            while let ([first, rest @ ..], [second, others @ ..]) = (one, other) {
+                looked.at(call, 4).await;
+                if order(*second, *first).is_lt() {
+                    to.push(*second);
+                    other = others;
+                } else {
+                    to.push(*first);
+                    one = rest;
+                }
+            }
+            to.extend_from_slice(one);
+            to.extend_from_slice(other);
+        }
+        std::mem::swap(&mut all, &mut to);
+        run *= 2;
+    }
+    all
+}
+
+/// The numbers of the elements in their order, ascending; of those that are alike any first, if they
+/// are the same bytes.
+async fn ordered(call: &Call, wanted: &Wanted<'_>, all: &Elements<'_>) -> Result<Vec<u32>, Fail> {
+    if wanted.alphabetic && wanted.by.is_none() {
+        return Ok(in_order(call, all.places.len(), |one, other| all.at(one).cmp(all.at(other))).await);
+    }
+    let (mut weights, mut unread) = (Vec::with_capacity(all.places.len()), Unread(None));
+    let (mut looked, mut room) = (Looked::default(), Room::new(call));
+    for n in 0..all.places.len() as u32 {
         looked.at(call, 1).await;
+        let item = all.at(n);
         let by = match wanted.by {
-            Some(pattern) => match unread.or(looked_up(call, pattern, &item).await)? {
-                Some(by) => by,
+            Some(pattern) => match unread.or(looked_up(call, pattern, item).await)? {
+                Some(by) => by.map(Cow::Owned),
                 None => continue,
             },
-            None => Some(item.clone()),
+            None => Some(Cow::Borrowed(item)),
         };
-        let weight = match (wanted.alphabetic, by) {
-            (true, by) => Weight::Text(by),
+        weights.push(match (wanted.alphabetic, by) {
+            (true, by) => {
+                room.take(by.as_ref().map_or(0, |by| by.len()))?;
+                Weight::Text(by.map(Cow::into_owned))
+            }
             (false, None) => Weight::Number(0.0),
             (false, Some(by)) if by.is_empty() => Weight::Number(0.0),
             (false, Some(by)) => {
                 let wrong = || Fail::new("One or more scores can't be converted into double");
                 Weight::Number(parse_float(&by).ok_or_else(wrong)? + 0.0)
             }
-        };
-        weighted.push((weight, item));
+        });
     }
     unread.end()?;
-    weighted.sort_by(|one, other| one.0.cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
-    if wanted.descending {
-        weighted.reverse();
-    }
-    Ok(weighted.into_iter().map(|(_, item)| item).collect())
+    let weight = |n: u32| &weights[n as usize];
+    let order = |one, other| weight(one).cmp(weight(other)).then_with(|| all.at(one).cmp(all.at(other)));
+    Ok(in_order(call, all.places.len(), order).await)
 }
 
 /// Looks up a pattern: `#` is the element itself, `key_*` a string, `key_*->field` a field of a
